@@ -1,0 +1,11 @@
+# amem_warnings: what every target of ours is compiled with. Sanitizers, when asked for, cover the whole build.
+add_library(amem_warnings INTERFACE)
+# Warnings for C++ only must not reach nanopb's generated C.
+target_compile_options(amem_warnings INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wnon-virtual-dtor;-Woverloaded-virtual;-Wconversion;-Wsign-conversion>"
+  "$<$<BOOL:${AMEM_WERROR}>:-Werror>")
+
+if(AMEM_SANITIZE)
+  add_compile_options(-fsanitize=${AMEM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${AMEM_SANITIZE})
+endif()

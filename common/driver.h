@@ -1,0 +1,76 @@
+// Driver: the one table of CUDA driver entry points that broker, shim and tests reach CUDA through.
+// Nothing links libcuda; the table is filled from libcuda.so.1 at run time, so a simulated driver
+// of that name serves as well.
+//
+// Every entry is fetched through cuGetProcAddress with the API version in its type, as CUDA's own
+// libraries do. The table is filled once and read-only afterwards: any thread may use it.
+#pragma once
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <string>
+
+#include "common/status.h"
+
+// name, API version of the signature
+#define AMEM_DRIVER_CALLS(X)                  \
+  X(cuInit, 2000)                             \
+  X(cuGetErrorName, 6000)                     \
+  X(cuGetErrorString, 6000)                   \
+  X(cuDeviceGetCount, 2000)                   \
+  X(cuDeviceGet, 2000)                        \
+  X(cuDeviceGetUuid, 11040)                   \
+  X(cuDeviceGetName, 2000)                    \
+  X(cuDeviceTotalMem, 3020)                   \
+  X(cuDeviceGetAttribute, 2000)               \
+  X(cuDevicePrimaryCtxRetain, 7000)           \
+  X(cuDevicePrimaryCtxGetState, 7000)         \
+  X(cuCtxPushCurrent, 4000)                   \
+  X(cuCtxPopCurrent, 4000)                    \
+  X(cuCtxGetCurrent, 4000)                    \
+  X(cuCtxSetCurrent, 4000)                    \
+  X(cuCtxGetDevice, 2000)                     \
+  X(cuCtxSynchronize, 2000)                   \
+  X(cuStreamCreate, 2000)                     \
+  X(cuStreamSynchronize, 2000)                \
+  X(cuThreadExchangeStreamCaptureMode, 10010) \
+  X(cuMemcpyDtoHAsync, 3020)                  \
+  X(cuMemcpyHtoDAsync, 3020)                  \
+  X(cuMemsetD8Async, 3020)                    \
+  X(cuMemHostRegister, 6050)                  \
+  X(cuMemCreate, 10020)                       \
+  X(cuMemRelease, 10020)                      \
+  X(cuMemRetainAllocationHandle, 11000)       \
+  X(cuMemExportToShareableHandle, 10020)      \
+  X(cuMemImportFromShareableHandle, 10020)    \
+  X(cuMemAddressReserve, 10020)               \
+  X(cuMemAddressFree, 10020)                  \
+  X(cuMemMap, 10020)                          \
+  X(cuMemUnmap, 10020)                        \
+  X(cuMemSetAccess, 10020)                    \
+  X(cuMemGetAllocationGranularity, 10020)     \
+  X(cuMemGetAllocationPropertiesFromHandle, 10020)
+
+namespace amem {
+
+struct Driver {
+#define AMEM_DECLARE(name, version) PFN_##name##_v##version name##_ = nullptr;
+  AMEM_DRIVER_CALLS(AMEM_DECLARE)
+#undef AMEM_DECLARE
+
+  /// Resolves a symbol of an open library. The shim, which interposes dlsym, passes the real one.
+  using Lookup = void* (*)(void* library, const char* name);
+
+  /// Fills the table from libcuda.so.1 and keeps the library open for good. Does not call cuInit.
+  /// kUnavailable: no such library, or it lacks a call; the text names it.
+  Status load(Lookup lookup = nullptr);
+
+  /// "CUDA_ERROR_OUT_OF_MEMORY (2)".
+  std::string name(CUresult result) const;
+  /// kResourceExhausted for out-of-memory, else kInternal: "<what>: CUDA_ERROR_… (n)". `what` says
+  /// which device.
+  Status error(CUresult result, const std::string& what) const;
+};
+
+}  // namespace amem

@@ -1,0 +1,44 @@
+#include "common/protocol.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace amem {
+
+std::string to_string(const DeviceUuid& uuid) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string text = "GPU-";
+  for (std::size_t i = 0; i < uuid.bytes.size(); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += kHex[uuid.bytes[i] >> 4];
+    text += kHex[uuid.bytes[i] & 15];
+  }
+  return text;
+}
+
+bool valid_group_name(std::string_view name) {
+  auto allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+           c == '_' || c == '-';
+  };
+  return !name.empty() && name.size() <= 63 && name.front() != '.' && name.front() != '-' &&
+         std::all_of(name.begin(), name.end(), allowed);
+}
+
+std::string default_runtime_dir() {
+  auto from_environment = [](const char* name) -> std::string {
+    const char* value = std::getenv(name);
+    return value != nullptr ? value : "";
+  };
+  if (std::string dir = from_environment("AMEM_RUNTIME_DIR"); !dir.empty()) return dir;
+  struct stat st {};
+  const bool system_dir = ::stat("/run/amem", &st) == 0 && S_ISDIR(st.st_mode);
+  if (system_dir || ::geteuid() == 0) return "/run/amem";
+  if (std::string dir = from_environment("XDG_RUNTIME_DIR"); !dir.empty()) return dir + "/amem";
+  return "/tmp/amem-" + std::to_string(::geteuid());
+}
+
+}  // namespace amem

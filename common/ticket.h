@@ -1,0 +1,43 @@
+// Ticket: what a rank passes to a peer instead of a CUDA file descriptor (docs/design.md,
+// "Tickets").
+//
+// A ticket is a sealed memfd of kTicketBytes: nobody can change it once made, and nothing else
+// looks like it. It names an allocation and carries the token that the broker gave the owner; the
+// broker checks both when it is redeemed. Stateless; any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "common/fd.h"
+#include "common/protocol.h"
+#include "common/status.h"
+
+namespace amem {
+
+struct Ticket {
+  std::uint64_t id = 0;      // allocation
+  std::uint64_t offset = 0;  // bytes into the allocation
+  std::uint64_t size = 0;    // bytes
+  Token token{};
+
+  friend bool operator==(const Ticket&, const Ticket&) = default;
+};
+
+inline constexpr std::size_t kTicketBytes = 64;
+
+using TicketBytes = std::array<std::uint8_t, kTicketBytes>;
+
+/// The file's contents: magic, version, then the fields, little-endian, zero-padded.
+TicketBytes pack(const Ticket& ticket);
+/// Nothing when the bytes are no ticket of a version that we know.
+std::optional<Ticket> unpack(const TicketBytes& bytes);
+
+/// A new sealed memfd that holds the ticket; close-on-exec.
+Result<Fd> make_ticket(const Ticket& ticket);
+
+/// The ticket that `fd` holds; nothing when it is any other kind of file. Neither moves nor changes
+/// `fd`.
+std::optional<Ticket> read_ticket(int fd);
+
+}  // namespace amem
