@@ -1,0 +1,64 @@
+// Libraries: the CUDA driver, NCCL and amem's public calls as a test program finds them at run
+// time. Nothing is linked, so the same program runs with the shim preloaded and without, with any
+// NCCL, and on any driver.
+//
+// Filled once per process by load(), read-only afterwards: any thread may use it. The libraries
+// stay open for good.
+#pragma once
+
+#include <nccl.h>
+
+#include <string>
+
+#include "common/driver.h"
+
+namespace gpu_test {
+
+/// Calls of the driver that only tests make, beyond amem's own table.
+#define GPU_TEST_CUDA_CALLS(X) \
+  X(cuMemAlloc, 3020)          \
+  X(cuMemFree, 3020)           \
+  X(cuMemGetInfo, 3020)        \
+  X(cuMemHostAlloc, 2020)      \
+  X(cuMemFreeHost, 2000)
+
+struct Cuda : amem::Driver {
+#define GPU_TEST_DECLARE(name, version) PFN_##name##_v##version name##_ = nullptr;
+  GPU_TEST_CUDA_CALLS(GPU_TEST_DECLARE)
+#undef GPU_TEST_DECLARE
+
+  amem::Status load_all();
+  /// A call outside the tables; null when the driver lacks it.
+  void* entry(const char* name, int version) const;
+};
+
+#define GPU_TEST_NCCL_CALLS(X)                                                                    \
+  X(ncclGetVersion)                                                                               \
+  X(ncclGetErrorString) X(ncclGetLastError) X(ncclGetUniqueId) X(ncclCommInitRank)                \
+      X(ncclCommInitAll) X(ncclCommSplit) X(ncclCommDestroy) X(ncclCommCount) X(ncclCommUserRank) \
+          X(ncclAllReduce) X(ncclAllGather) X(ncclReduceScatter) X(ncclBroadcast) X(ncclSend)     \
+              X(ncclRecv) X(ncclGroupStart) X(ncclGroupEnd)
+
+struct Nccl {
+#define GPU_TEST_DECLARE(name) decltype(&::name) name = nullptr;
+  GPU_TEST_NCCL_CALLS(GPU_TEST_DECLARE)
+#undef GPU_TEST_DECLARE
+  void* library = nullptr;
+
+  /// `path`: a file, or empty for the loader's libnccl.so.2.
+  amem::Status load(const std::string& path);
+};
+
+/// amem's pause calls, looked up as programs do: among the global symbols, and through NCCL's own
+/// handle, as a program does that found them in a patched NCCL before. All null without the shim.
+struct PauseCalls {
+  using Call = ncclResult_t (*)(ncclComm_t*);
+  Call pause = nullptr;
+  Call resume = nullptr;
+  Call pause_by_handle = nullptr;
+  Call resume_by_handle = nullptr;
+
+  static PauseCalls find(void* nccl_library);
+};
+
+}  // namespace gpu_test

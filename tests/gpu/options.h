@@ -1,0 +1,32 @@
+// Options of amem_nccl_cycle.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace gpu_test {
+
+enum class Mode { kProcess, kThreads, kSingle };
+enum class Pause { kAuto, kInside, kOutside, kNone };
+
+struct Options {
+  Mode mode = Mode::kProcess;
+  Pause pause = Pause::kAuto;
+  int gpus = 0;  // 0: all
+  int comms = 4;
+  bool split = false;    // later communicators by ncclCommSplit of the first
+  bool subsets = false;  // and three of parts of the ranks
+  int cycles = 20;
+  double loop_seconds = 0;  // > 0: no cycles; collectives in a loop
+  std::size_t max_bytes = 64U << 20;
+  bool pause_all_threads = false;
+  bool memory_checks = true;
+  int tolerance_mib = 16;
+  int watchdog_seconds = 60;
+  std::string group;
+  std::string nccl;
+  std::string progress;
+};
+
+}  // namespace gpu_test
