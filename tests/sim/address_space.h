@@ -1,0 +1,82 @@
+// The device addresses of this process: reservations, mappings, allocations of the older calls,
+// registered host memory.
+//
+// Device addresses are host addresses: a reservation is PROT_NONE memory, mapping puts the memfd
+// there, access is mprotect. All functions REQUIRE MemoryMutex, unless they say otherwise.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "physical.h"
+
+namespace sim {
+
+enum class RangeKind {
+  kMapping,         // cuMemMap
+  kDevice,          // cuMemAlloc
+  kHostAllocated,   // cuMemHostAlloc
+  kHostRegistered,  // cuMemHostRegister
+};
+
+struct Access {
+  CUmemLocationType type = CU_MEM_LOCATION_TYPE_INVALID;
+  int physical = 0;  // device, or 0 for the host
+  CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+};
+
+struct Range {
+  uintptr_t base = 0;
+  size_t bytes = 0;
+  RangeKind kind = RangeKind::kMapping;
+  uint64_t id = 0;                         // CU_POINTER_ATTRIBUTE_BUFFER_ID
+  std::shared_ptr<Allocation> allocation;  // kMapping
+  int device = -1;                         // physical ordinal of the memory, or kHostMemory
+  CUcontext context = nullptr;             // all but kMapping
+  unsigned host_flags = 0;                 // kHostAllocated, kHostRegistered
+  std::vector<Access> access;              // kMapping
+
+  uintptr_t end() const { return base + bytes; }
+  bool on_device() const { return device >= 0; }
+};
+
+CUresult ReserveAddresses(size_t bytes, size_t alignment, uintptr_t hint, uintptr_t* out);
+CUresult FreeAddresses(uintptr_t base, size_t bytes);
+
+CUresult MapAllocation(uintptr_t base, size_t bytes, const std::shared_ptr<Allocation>& allocation);
+/// `base` and `bytes` must cover whole, contiguous mappings.
+CUresult UnmapRange(uintptr_t base, size_t bytes);
+CUresult SetRangeAccess(uintptr_t base, size_t bytes, const std::vector<Access>& access);
+
+/// Memory for cuMemAlloc; `memory` is not kept but by the mapping.
+CUresult AddDeviceMemory(const Physical& memory, size_t bytes, CUcontext context, uintptr_t* out);
+CUresult AddHostMemory(size_t bytes, CUcontext context, unsigned flags, uintptr_t* out);
+CUresult RegisterHostMemory(uintptr_t base, size_t bytes, CUcontext context, unsigned flags);
+/// Takes out the range that begins at `base` and is of this kind; unmaps it unless it was only
+/// registered.
+bool RemoveRange(uintptr_t base, RangeKind kind);
+/// Takes out everything that the older calls allocated in a context that goes away.
+void RemoveRangesOf(CUcontext context);
+
+/// The range that contains an address.
+const Range* FindRange(uintptr_t address);
+
+enum class Memory { kPageable, kPinned, kDevice };
+
+struct Checked {
+  CUresult result = CUDA_SUCCESS;
+  Memory memory = Memory::kPageable;
+  int device = -1;  // physical, of device memory
+};
+
+/// Whether work on physical device `accessor` may read (or write) the bytes, and what they are.
+/// Addresses of which nothing is known are the program's own, pageable memory; reserved ones
+/// without a mapping are an error. Takes MemoryMutex itself.
+Checked CheckAccess(uintptr_t address, size_t bytes, bool write, int accessor);
+
+}  // namespace sim

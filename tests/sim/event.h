@@ -1,0 +1,25 @@
+// Events. All functions REQUIRE the driver mutex.
+#pragma once
+
+#include <cuda.h>
+
+#include <memory>
+#include <vector>
+
+#include "stream.h"
+
+namespace sim {
+
+struct Event {
+  unsigned flags = 0;
+  std::shared_ptr<Marker> marker;  // of the last record; null: never recorded
+  // Of a record inside a capture: whoever waits for the event joins the capture after these nodes.
+  std::shared_ptr<Capture> capture;
+  std::vector<CUgraphNode> capture_tail;
+};
+
+CUevent AddEvent(unsigned flags);
+std::shared_ptr<Event> FindEvent(CUevent handle);
+bool EraseEvent(CUevent handle);
+
+}  // namespace sim

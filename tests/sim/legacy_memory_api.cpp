@@ -1,0 +1,149 @@
+// Memory calls older than virtual memory management: cuMemAlloc, pinned host memory, memory
+// information.
+#include <memory>
+
+#include "address_space.h"
+#include "api.h"
+#include "capture.h"
+#include "context.h"
+#include "node.h"
+#include "physical.h"
+#include "usage.h"
+
+namespace sim {
+namespace {
+
+using MemoryLock = std::lock_guard<std::mutex>;
+
+// The current context, if the call may be made while captures are under way.
+CUresult EnterAllocation(Context** context) {
+  const Lock lock = LockDriver();
+  const CUresult result = CurrentContext(context);
+  return result != CUDA_SUCCESS ? result : CheckUnsafeCall();
+}
+
+CUresult Alloc(CUdeviceptr* out, size_t bytes) {
+  Context* context = nullptr;
+  CUresult result = EnterAllocation(&context);
+  if (result != CUDA_SUCCESS) return result;
+  if (out == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes > Node().memory) return CUDA_ERROR_OUT_OF_MEMORY;
+  constexpr size_t kPage = 4096;
+  std::shared_ptr<Physical> memory;
+  result = Physical::Create(context->physical, (bytes + kPage - 1) & ~(kPage - 1), 0, &memory);
+  if (result != CUDA_SUCCESS) return result;
+  const MemoryLock lock(MemoryMutex());
+  uintptr_t base = 0;
+  result = AddDeviceMemory(*memory, bytes, context->handle(), &base);
+  if (result == CUDA_SUCCESS) *out = base;
+  return result;
+}
+
+CUresult Free(CUdeviceptr address) {
+  Context* context = nullptr;
+  CUresult result = EnterAllocation(&context);
+  if (result != CUDA_SUCCESS || address == 0) return result;
+  {
+    // As the real one: freeing waits for the device, so that nothing in flight loses its memory.
+    Lock lock = LockDriver();
+    result = SynchronizeDevice(lock, context->physical);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  const MemoryLock lock(MemoryMutex());
+  return RemoveRange(address, RangeKind::kDevice) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult HostAlloc(void** out, size_t bytes, unsigned flags) {
+  Context* context = nullptr;
+  CUresult result = EnterAllocation(&context);
+  if (result != CUDA_SUCCESS) return result;
+  if (out == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  const MemoryLock lock(MemoryMutex());
+  uintptr_t base = 0;
+  result = AddHostMemory(bytes, context->handle(), flags, &base);
+  if (result == CUDA_SUCCESS) *out = reinterpret_cast<void*>(base);
+  return result;
+}
+
+CUresult FreeHost(void* p) {
+  Context* context = nullptr;
+  const CUresult result = EnterAllocation(&context);
+  if (result != CUDA_SUCCESS || p == nullptr) return result;
+  {
+    Lock lock = LockDriver();
+    SynchronizeDevice(lock, context->physical);
+  }
+  const MemoryLock lock(MemoryMutex());
+  const auto base = reinterpret_cast<uintptr_t>(p);
+  return RemoveRange(base, RangeKind::kHostAllocated) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult HostRegister(void* p, size_t bytes, unsigned flags) {
+  Context* context = nullptr;
+  const CUresult result = EnterAllocation(&context);
+  if (result != CUDA_SUCCESS) return result;
+  const MemoryLock lock(MemoryMutex());
+  return RegisterHostMemory(reinterpret_cast<uintptr_t>(p), bytes, context->handle(), flags);
+}
+
+CUresult HostUnregister(void* p) {
+  Context* context = nullptr;
+  const CUresult result = EnterAllocation(&context);
+  if (result != CUDA_SUCCESS) return result;
+  const MemoryLock lock(MemoryMutex());
+  return RemoveRange(reinterpret_cast<uintptr_t>(p), RangeKind::kHostRegistered)
+             ? CUDA_SUCCESS
+             : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+}
+
+// Pinned host memory has the same address on the device.
+CUresult HostDevicePointer(CUdeviceptr* out, void* p, unsigned flags) {
+  if (out == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  const MemoryLock lock(MemoryMutex());
+  const Range* const range = FindRange(reinterpret_cast<uintptr_t>(p));
+  if (range == nullptr || range->on_device()) return CUDA_ERROR_INVALID_VALUE;
+  *out = reinterpret_cast<uintptr_t>(p);
+  return CUDA_SUCCESS;
+}
+
+CUresult HostFlags(unsigned* out, void* p) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const MemoryLock lock(MemoryMutex());
+  const Range* const range = FindRange(reinterpret_cast<uintptr_t>(p));
+  if (range == nullptr || range->kind != RangeKind::kHostAllocated) return CUDA_ERROR_INVALID_VALUE;
+  *out = range->host_flags;
+  return CUDA_SUCCESS;
+}
+
+CUresult Info(size_t* free, size_t* total) {
+  int physical = 0;
+  {
+    const Lock lock = LockDriver();
+    Context* context = nullptr;
+    const CUresult result = CurrentContext(&context);
+    if (result != CUDA_SUCCESS) return result;
+    physical = context->physical;
+  }
+  const uint64_t capacity = Node().memory;
+  const uint64_t used = UsedBytes()[static_cast<size_t>(physical)];
+  if (free != nullptr) *free = used < capacity ? capacity - used : 0;
+  if (total != nullptr) *total = capacity;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+}  // namespace sim
+
+SIM_CALL(cuMemGetInfo_v2, (size_t * free, size_t* total), Info(free, total))
+SIM_CALL(cuMemAlloc_v2, (CUdeviceptr * ptr, size_t bytes), Alloc(ptr, bytes))
+SIM_CALL(cuMemFree_v2, (CUdeviceptr ptr), Free(ptr))
+SIM_CALL(cuMemAllocHost_v2, (void** p, size_t bytes), HostAlloc(p, bytes, 0))
+SIM_CALL(cuMemHostAlloc, (void** p, size_t bytes, unsigned flags), HostAlloc(p, bytes, flags))
+SIM_CALL(cuMemFreeHost, (void* p), FreeHost(p))
+SIM_CALL(cuMemHostRegister, (void* p, size_t bytes, unsigned flags), HostRegister(p, bytes, flags))
+SIM_CALL(cuMemHostRegister_v2, (void* p, size_t bytes, unsigned flags),
+         HostRegister(p, bytes, flags))
+SIM_CALL(cuMemHostUnregister, (void* p), HostUnregister(p))
+SIM_CALL(cuMemHostGetDevicePointer_v2, (CUdeviceptr * ptr, void* p, unsigned flags),
+         HostDevicePointer(ptr, p, flags))
+SIM_CALL(cuMemHostGetFlags, (unsigned* flags, void* p), HostFlags(flags, p))

@@ -1,0 +1,46 @@
+// The simulated node: what the environment says about it, and its devices' identities.
+//
+// Read once, on first use, and never changed. Any thread. Shared by the simulated CUDA and NVML
+// libraries, so it knows neither API.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace sim {
+
+inline constexpr int kMaxDevices = 16;
+
+struct NodeConfig {
+  std::string dir;             // AMEM_SIM_DIR, resolved
+  std::string id;              // hash of dir: two directories are two nodes
+  int devices = 0;             // AMEM_SIM_DEVICES
+  uint64_t memory = 0;         // AMEM_SIM_MEMORY, bytes per device
+  uint64_t granularity = 0;    // AMEM_SIM_GRANULARITY
+  uint64_t context_bytes = 0;  // AMEM_SIM_CONTEXT_BYTES
+  double bandwidth = 0;        // AMEM_SIM_BANDWIDTH, GB/s per direction; 0: unlimited
+};
+
+/// The node this process belongs to. A malformed variable ends the process with a message: a test
+/// that misspells its set-up must not pass.
+const NodeConfig& Node();
+
+using Uuid = std::array<unsigned char, 16>;
+
+Uuid DeviceUuid(int physical);
+std::string DeviceUuidString(int physical);  // "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
+std::string DevicePciBusId(int physical);
+inline constexpr const char kDeviceName[] = "amem simulated GPU";
+
+/// Physical ordinals in the order CUDA_VISIBLE_DEVICES gives them.
+const std::vector<int>& VisibleDevices();
+
+/// The ordinal this process has for a physical device; -1 if it is not visible.
+int VisibleOrdinal(int physical);
+
+/// Prints to stderr and aborts.
+[[noreturn]] void Die(const std::string& message);
+
+}  // namespace sim

@@ -1,0 +1,87 @@
+// Physical memory: one memfd, and the handles that CUDA callers know it by.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+
+namespace sim {
+
+/// Guards handles, reservations and mappings. Taken after the driver mutex if both are needed.
+std::mutex& MemoryMutex();
+
+/// All descriptors the library holds. Kept in one place because a forked child must close them:
+/// with plain fork it inherits them, and would keep memory alive that the real driver would not.
+class HeldDescriptors {
+ public:
+  /// Makes a descriptor with `make` and keeps it, moved to a high number out of the program's way;
+  /// -1 and errno if that fails. No fork can fall between making and keeping.
+  template <typename Make>
+  static int Keep(const Make& make) {
+    const std::lock_guard<std::mutex> lock(Mutex());
+    return Adopt(make());
+  }
+  static void Close(int fd);
+
+  static void LockForFork() { Mutex().lock(); }
+  static void UnlockAfterFork() { Mutex().unlock(); }
+  static void CloseInChild();  // REQUIRES: LockForFork
+
+ private:
+  static std::mutex& Mutex();
+  static int Adopt(int fd);
+};
+
+/// One piece of simulated physical memory, held by a descriptor. Immutable; any thread.
+class Physical {
+ public:
+  /// Creates zeroed memory. `device` is a physical ordinal or kHostMemory. CUDA_ERROR_OUT_OF_MEMORY
+  /// at capacity.
+  static CUresult Create(int device, size_t bytes, unsigned flags, std::shared_ptr<Physical>* out);
+
+  /// Takes a copy of a descriptor of simulated memory of this node; CUDA_ERROR_INVALID_VALUE if
+  /// `fd` is none.
+  static CUresult Import(int fd, std::shared_ptr<Physical>* out);
+
+  ~Physical() { HeldDescriptors::Close(fd_); }
+  Physical(const Physical&) = delete;
+  Physical& operator=(const Physical&) = delete;
+
+  int fd() const { return fd_; }
+  int device() const { return device_; }
+  size_t bytes() const { return bytes_; }
+  unsigned flags() const { return flags_; }
+
+ private:
+  Physical(int fd, int device, size_t bytes, unsigned flags)
+      : fd_(fd), device_(device), bytes_(bytes), flags_(flags) {}
+
+  const int fd_;
+  const int device_;
+  const size_t bytes_;
+  const unsigned flags_;
+};
+
+/// What a CUmemGenericAllocationHandle stands for. The handle is valid while `references` > 0; a
+/// mapping keeps the object beyond that, and cuMemRetainAllocationHandle can make the handle valid
+/// again.
+struct Allocation {
+  CUmemGenericAllocationHandle handle = 0;
+  unsigned references = 1;
+  CUmemAllocationProp properties{};  // as cuMemGetAllocationPropertiesFromHandle reports them
+  std::shared_ptr<Physical> memory;
+};
+
+// The table of valid handles. REQUIRES for all: MemoryMutex held.
+
+/// Enters a new allocation with a handle that was never used before.
+CUmemGenericAllocationHandle AddAllocation(const CUmemAllocationProp& properties,
+                                           std::shared_ptr<Physical> memory);
+/// Null if the handle is not valid.
+std::shared_ptr<Allocation> FindAllocation(CUmemGenericAllocationHandle handle);
+void RetainAllocation(const std::shared_ptr<Allocation>& allocation);
+CUresult ReleaseAllocation(CUmemGenericAllocationHandle handle);
+
+}  // namespace sim

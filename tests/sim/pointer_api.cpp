@@ -1,0 +1,128 @@
+// What is known of an address.
+#include "address_space.h"
+#include "api.h"
+#include "context.h"
+#include "node.h"
+
+namespace sim {
+namespace {
+
+using MemoryLock = std::lock_guard<std::mutex>;
+
+CUresult AddressRange(CUdeviceptr* base, size_t* size, CUdeviceptr address) {
+  const MemoryLock lock(MemoryMutex());
+  const Range* const range = FindRange(address);
+  if (range == nullptr || range->kind == RangeKind::kHostRegistered) return CUDA_ERROR_NOT_FOUND;
+  if (base != nullptr) *base = range->base;
+  if (size != nullptr) *size = range->bytes;
+  return CUDA_SUCCESS;
+}
+
+template <typename T>
+CUresult Put(void* data, T value) {
+  *static_cast<T*>(data) = value;
+  return CUDA_SUCCESS;
+}
+
+CUresult AttributeOf(const Range& range, void* data, CUpointer_attribute attribute,
+                     CUdeviceptr address) {
+  const bool older = range.kind != RangeKind::kMapping;
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      // Mapped memory belongs to no context.
+      return Put<CUcontext>(data, older ? range.context : nullptr);
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      return Put<unsigned>(data, range.on_device() ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST);
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      return Put<CUdeviceptr>(data, address);
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      if (range.on_device()) return CUDA_ERROR_INVALID_VALUE;
+      return Put<void*>(data, reinterpret_cast<void*>(address));
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+      return Put<unsigned>(data, 0);
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+      return Put<unsigned long long>(data, range.id);
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      return Put<int>(data, range.on_device() ? VisibleOrdinal(range.device) : CU_DEVICE_INVALID);
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      return Put<CUdeviceptr>(data, range.base);
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      return Put<size_t>(data, range.bytes);
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+      return Put<unsigned>(data, 1);
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+      return Put<unsigned long long>(
+          data,
+          older ? 0U : static_cast<unsigned>(range.allocation->properties.requestedHandleTypes));
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+      return Put<CUdeviceptr>(data, range.base);
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+      return Put<size_t>(data, range.bytes);
+    default:
+      return CUDA_ERROR_NOT_SUPPORTED;
+  }
+}
+
+CUresult Attribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
+  if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const MemoryLock lock(MemoryMutex());
+  const Range* const range = FindRange(address);
+  if (range == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return AttributeOf(*range, data, attribute, address);
+}
+
+// Unlike the single query this one succeeds for an unknown address, and reports "nothing" for each
+// attribute.
+CUresult Attributes(unsigned count, CUpointer_attribute* attributes, void** data,
+                    CUdeviceptr address) {
+  if (count == 0 || attributes == nullptr || data == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const MemoryLock lock(MemoryMutex());
+  const Range* const range = FindRange(address);
+  for (unsigned i = 0; i < count; ++i) {
+    if (data[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (range != nullptr) {
+      const CUresult result = AttributeOf(*range, data[i], attributes[i], address);
+      if (result == CUDA_ERROR_NOT_SUPPORTED) return result;
+      if (result == CUDA_SUCCESS) continue;
+    }
+    switch (attributes[i]) {
+      case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        Put<int>(data[i], CU_DEVICE_INVALID);
+        break;
+      case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+      case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+      case CU_POINTER_ATTRIBUTE_MAPPED:
+      case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        Put<unsigned>(data[i], 0);
+        break;
+      case CU_POINTER_ATTRIBUTE_CONTEXT:
+      case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+      case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+      case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+      case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+        Put<uint64_t>(data[i], 0);
+        break;
+      default:
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+}  // namespace sim
+
+SIM_CALL(cuMemGetAddressRange_v2, (CUdeviceptr * base, size_t* size, CUdeviceptr ptr),
+         AddressRange(base, size, ptr))
+SIM_CALL(cuPointerGetAttribute, (void* data, CUpointer_attribute attribute, CUdeviceptr ptr),
+         Attribute(data, attribute, ptr))
+SIM_CALL(cuPointerGetAttributes,
+         (unsigned count, CUpointer_attribute* attributes, void** data, CUdeviceptr ptr),
+         Attributes(count, attributes, data, ptr))

@@ -1,0 +1,42 @@
+// Calls that programs look for and that this driver, like some real ones, does not support.
+//
+// Each answers CUDA_ERROR_NOT_SUPPORTED, so that a program takes its fallback path instead of
+// failing to load.
+#include "api.h"
+
+#define SIM_UNSUPPORTED(name, parameters) SIM_CALL(name, parameters, CUDA_ERROR_NOT_SUPPORTED)
+
+SIM_UNSUPPORTED(cuGetExportTable, (const void**, const CUuuid*))
+
+SIM_UNSUPPORTED(cuMemGetHandleForAddressRange,
+                (void*, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long))
+
+SIM_UNSUPPORTED(cuIpcGetEventHandle, (CUipcEventHandle*, CUevent))
+SIM_UNSUPPORTED(cuIpcOpenEventHandle, (CUevent*, CUipcEventHandle))
+SIM_UNSUPPORTED(cuIpcGetMemHandle, (CUipcMemHandle*, CUdeviceptr))
+SIM_UNSUPPORTED(cuIpcOpenMemHandle, (CUdeviceptr*, CUipcMemHandle, unsigned))
+SIM_UNSUPPORTED(cuIpcOpenMemHandle_v2, (CUdeviceptr*, CUipcMemHandle, unsigned))
+SIM_UNSUPPORTED(cuIpcCloseMemHandle, (CUdeviceptr))
+
+SIM_UNSUPPORTED(cuModuleLoad, (CUmodule*, const char*))
+SIM_UNSUPPORTED(cuModuleLoadData, (CUmodule*, const void*))
+SIM_UNSUPPORTED(cuModuleLoadDataEx, (CUmodule*, const void*, unsigned, CUjit_option*, void**))
+SIM_UNSUPPORTED(cuModuleLoadFatBinary, (CUmodule*, const void*))
+SIM_UNSUPPORTED(cuModuleUnload, (CUmodule))
+SIM_UNSUPPORTED(cuModuleGetFunction, (CUfunction*, CUmodule, const char*))
+SIM_UNSUPPORTED(cuModuleGetGlobal_v2, (CUdeviceptr*, size_t*, CUmodule, const char*))
+SIM_UNSUPPORTED(cuLibraryLoadData, (CUlibrary*, const void*, CUjit_option*, void**, unsigned,
+                                    CUlibraryOption*, void**, unsigned))
+SIM_UNSUPPORTED(cuLibraryUnload, (CUlibrary))
+SIM_UNSUPPORTED(cuLibraryGetKernel, (CUkernel*, CUlibrary, const char*))
+
+SIM_UNSUPPORTED(cuMemAllocManaged, (CUdeviceptr*, size_t, unsigned))
+SIM_UNSUPPORTED(cuDeviceGetDefaultMemPool, (CUmemoryPool*, CUdevice))
+SIM_UNSUPPORTED(cuMemAllocAsync, (CUdeviceptr*, size_t, CUstream))
+SIM_UNSUPPORTED(cuMemAllocAsync_ptsz, (CUdeviceptr*, size_t, CUstream))
+SIM_UNSUPPORTED(cuMemFreeAsync, (CUdeviceptr, CUstream))
+SIM_UNSUPPORTED(cuMemFreeAsync_ptsz, (CUdeviceptr, CUstream))
+
+SIM_UNSUPPORTED(cuMulticastCreate, (CUmemGenericAllocationHandle*, const CUmulticastObjectProp*))
+SIM_UNSUPPORTED(cuMulticastGetGranularity,
+                (size_t*, const CUmulticastObjectProp*, CUmulticastGranularity_flags))

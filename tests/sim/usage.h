@@ -1,0 +1,46 @@
+// How much memory of each simulated device is in use, according to the kernel.
+//
+// Every simulated allocation is a memfd whose name tells node, device and size. What is in use is
+// what some process still holds: a descriptor or a mapping, found in /proc. No bookkeeping of ours
+// can disagree with that. Because a scan costs milliseconds, a file in the node's directory keeps
+// an upper bound per device, under flock; only when the bound would exceed the capacity is it
+// brought down to the truth.
+//
+// Not seen by a scan: memory of processes whose /proc entries we may not read, and a descriptor
+// that is in flight in a socket and open nowhere. Any thread, any process; also in a forked child.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sim {
+
+inline constexpr int kHostMemory = -1;
+
+/// What the name of a memfd says.
+struct MemoryName {
+  int device = kHostMemory;  // physical ordinal, or kHostMemory
+  uint64_t bytes = 0;
+  unsigned flags = 0;  // kRdmaCapable
+
+  static constexpr unsigned kRdmaCapable = 1;
+
+  std::string Format() const;
+
+  /// Parses the target of a /proc/PID/fd link or the path in /proc/PID/maps. Nothing if it is no
+  /// memory of this node.
+  static std::optional<MemoryName> Parse(const std::string& path);
+};
+
+/// Bytes in use per physical device. Brings the bound down too.
+std::vector<uint64_t> UsedBytes();
+
+/// Calls `create` if `bytes` more fit on `device`; true if it was called. `create` must make the
+/// memfd and return quickly: the node's lock is held, so that nobody scans between admission and
+/// creation.
+bool Admit(int device, uint64_t bytes, const std::function<void()>& create);
+
+}  // namespace sim
