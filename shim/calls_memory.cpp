@@ -1,0 +1,315 @@
+// Wrappers of the virtual memory calls and of stream capture. Virtual handles and brokered
+// addresses are answered by Memory, everything else by the driver.
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <iterator>
+
+#include "common/ticket.h"
+#include "shim/interpose.h"
+#include "shim/log.h"
+#include "shim/modules.h"
+#include "shim/runtime.h"
+#include "shim/trace.h"
+
+namespace amem::shim {
+namespace {
+
+// api, version, typedef suffix, symbol, per-thread variant, wrapper
+#define AMEM_MEMORY_CALLS(X)                                                                  \
+  X(cuMemCreate, 10020, v10020, "cuMemCreate", false, create)                                 \
+  X(cuMemRelease, 10020, v10020, "cuMemRelease", false, release)                              \
+  X(cuMemMap, 10020, v10020, "cuMemMap", false, map)                                          \
+  X(cuMemUnmap, 10020, v10020, "cuMemUnmap", false, unmap)                                    \
+  X(cuMemSetAccess, 10020, v10020, "cuMemSetAccess", false, set_access)                       \
+  X(cuMemRetainAllocationHandle, 11000, v11000, "cuMemRetainAllocationHandle", false, retain) \
+  X(cuMemExportToShareableHandle, 10020, v10020, "cuMemExportToShareableHandle", false,       \
+    export_handle)                                                                            \
+  X(cuMemImportFromShareableHandle, 10020, v10020, "cuMemImportFromShareableHandle", false,   \
+    import_handle)                                                                            \
+  X(cuMemGetAllocationPropertiesFromHandle, 10020, v10020,                                    \
+    "cuMemGetAllocationPropertiesFromHandle", false, properties)                              \
+  X(cuMemGetAddressRange, 3020, v3020, "cuMemGetAddressRange_v2", false, address_range)       \
+  X(cuMemGetHandleForAddressRange, 11070, v11070, "cuMemGetHandleForAddressRange", false,     \
+    handle_for_range)                                                                         \
+  X(cuMulticastBindMem, 12010, v12010, "cuMulticastBindMem", false, multicast_bind_memory)    \
+  X(cuMulticastBindAddr, 12010, v12010, "cuMulticastBindAddr", false, multicast_bind_address) \
+  X(cuDeviceGetAttribute, 2000, v2000, "cuDeviceGetAttribute", false, device_attribute)
+
+#define AMEM_BEGIN_CAPTURE_CALLS(X)                                                   \
+  X(cuStreamBeginCapture, 10010, v10010, "cuStreamBeginCapture_v2", false)            \
+  X(cuStreamBeginCapture, 10010, v10010_ptsz, "cuStreamBeginCapture_v2_ptsz", true)   \
+  X(cuStreamBeginCaptureToGraph, 12030, v12030, "cuStreamBeginCaptureToGraph", false) \
+  X(cuStreamBeginCaptureToGraph, 12030, v12030_ptsz, "cuStreamBeginCaptureToGraph_ptsz", true)
+
+#define AMEM_END_CAPTURE_CALLS(X)                                   \
+  X(cuStreamEndCapture, 10000, v10000, "cuStreamEndCapture", false) \
+  X(cuStreamEndCapture, 10000, v10000_ptsz, "cuStreamEndCapture_ptsz", true)
+
+enum Row {
+#define AMEM_ROW(api, version, type, ...) kRow_##api##_##type,
+  AMEM_MEMORY_CALLS(AMEM_ROW) AMEM_BEGIN_CAPTURE_CALLS(AMEM_ROW) AMEM_END_CAPTURE_CALLS(AMEM_ROW)
+#undef AMEM_ROW
+      kRows
+};
+
+std::atomic<void*> real_functions[kRows];
+
+template <class Function>
+Function real(Row row) {
+  return reinterpret_cast<Function>(real_functions[row].load(std::memory_order_relaxed));
+}
+#define AMEM_REAL(api, type) real<PFN_##api##_##type>(kRow_##api##_##type)
+
+unsigned long long hex(std::uint64_t value) { return value; }
+
+// ---- handles
+// --------------------------------------------------------------------------------------------------
+
+/// Nothing: this creation is none of ours.
+std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, std::size_t size,
+                                        const CUmemAllocationProp* prop, unsigned long long flags,
+                                        const void* caller) {
+  Runtime& runtime = Runtime::get();
+  if (handle == nullptr || prop == nullptr || flags != 0 ||
+      prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+      prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !runtime.brokers(caller))
+    return std::nullopt;
+  if (!runtime.connected()) {
+    if (runtime.may_run_alone()) return std::nullopt;
+    return CUDA_ERROR_SYSTEM_NOT_READY;
+  }
+  // Brokered memory has no fabric handle. The driver says the same where there is no fabric, and
+  // NCCL then asks again.
+  const int types = static_cast<int>(prop->requestedHandleTypes);
+  if ((types & CU_MEM_HANDLE_TYPE_FABRIC) != 0) return CUDA_ERROR_NOT_PERMITTED;
+  if ((types & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) return std::nullopt;
+  const Pass pass(runtime.gate());
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  const CUresult r = runtime.memory().create(handle, size, *prop, "nccl");
+  if (r == CUDA_SUCCESS) runtime.device_used(prop->location.id);
+  return r;
+}
+
+CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
+                const CUmemAllocationProp* prop, unsigned long long flags) {
+  const void* caller = __builtin_return_address(0);
+  std::optional<CUresult> ours = create_brokered(handle, size, prop, flags, caller);
+  const CUresult r =
+      ours.has_value() ? *ours : AMEM_REAL(cuMemCreate, v10020)(handle, size, prop, flags);
+  if (tracing() && prop != nullptr)
+    trace("create %s n=%zu loc=%d:%d hty=%d rdma=%d rc=%d mine=%d", module_of(caller).c_str(), size,
+          static_cast<int>(prop->location.type), prop->location.id,
+          static_cast<int>(prop->requestedHandleTypes), prop->allocFlags.gpuDirectRDMACapable, r,
+          r == CUDA_SUCCESS && ours.has_value());
+  return r;
+}
+
+CUresult release(CUmemGenericAllocationHandle handle) {
+  if (!Table::is_virtual(handle)) return AMEM_REAL(cuMemRelease, v10020)(handle);
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  const CUresult r = Runtime::get().memory().release(handle);
+  trace("release vh=%llx rc=%d", hex(Table::id_of(handle)), r);
+  return r;
+}
+
+CUresult retain(CUmemGenericAllocationHandle* handle, void* address) {
+  const auto at = reinterpret_cast<CUdeviceptr>(address);
+  if (handle != nullptr) {
+    if (auto r = Runtime::get().memory().retain(handle, at); r.has_value()) {
+      trace("retain va=%p vh=%llx by %s", address, hex(Table::id_of(*handle)),
+            tracing() ? module_of(__builtin_return_address(0)).c_str() : "");
+      return *r;
+    }
+  }
+  return AMEM_REAL(cuMemRetainAllocationHandle, v11000)(handle, address);
+}
+
+CUresult export_handle(void* out, CUmemGenericAllocationHandle handle,
+                       CUmemAllocationHandleType type, unsigned long long flags) {
+  if (!Table::is_virtual(handle))
+    return AMEM_REAL(cuMemExportToShareableHandle, v10020)(out, handle, type, flags);
+  if (out == nullptr || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    return CUDA_ERROR_INVALID_VALUE;
+  trace("export vh=%llx -> ticket", hex(Table::id_of(handle)));
+  return Runtime::get().memory().export_ticket(static_cast<int*>(out), handle);
+}
+
+CUresult import_handle(CUmemGenericAllocationHandle* handle, void* os_handle,
+                       CUmemAllocationHandleType type) {
+  const auto fd = static_cast<int>(reinterpret_cast<std::intptr_t>(os_handle));
+  std::optional<Ticket> ticket;
+  if (handle != nullptr && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    ticket = read_ticket(fd);
+  if (!ticket) return AMEM_REAL(cuMemImportFromShareableHandle, v10020)(handle, os_handle, type);
+  Runtime& runtime = Runtime::get();
+  if (!runtime.connected()) {
+    log_error(
+        "a peer passed a ticket for brokered memory, and this process has no broker to redeem it "
+        "at");
+    return CUDA_ERROR_SYSTEM_NOT_READY;
+  }
+  const Pass pass(runtime.gate());
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  const CUresult r = runtime.memory().import_ticket(handle, *ticket);
+  if (tracing())
+    trace("import ticket id=%llx n=%llu rc=%d by %s", hex(ticket->id), hex(ticket->size), r,
+          module_of(__builtin_return_address(0)).c_str());
+  return r;
+}
+
+CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
+  if (!Table::is_virtual(handle))
+    return AMEM_REAL(cuMemGetAllocationPropertiesFromHandle, v10020)(prop, handle);
+  return Runtime::get().memory().properties(prop, handle);
+}
+
+// ---- addresses
+// ------------------------------------------------------------------------------------------------
+
+CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
+             CUmemGenericAllocationHandle handle, unsigned long long flags) {
+  if (!Table::is_virtual(handle))
+    return AMEM_REAL(cuMemMap, v10020)(address, size, offset, handle, flags);
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  Memory& memory = Runtime::get().memory();
+  const CUresult r = memory.map(address, size, offset, handle, flags);
+  if (tracing())
+    trace("map va=%llx n=%zu off=%zu vh=%llx imported=%d rc=%d", address, size, offset,
+          hex(Table::id_of(handle)), memory.imported(handle), r);
+  return r;
+}
+
+CUresult unmap(CUdeviceptr address, std::size_t size) {
+  Memory& memory = Runtime::get().memory();
+  if (memory.brokered(address, size)) {
+    const Pass pass(*the_gate);
+    if (pass.result() != CUDA_SUCCESS) return pass.result();
+    if (auto r = memory.unmap(address, size); r.has_value()) {
+      trace("unmap va=%llx n=%zu rc=%d", address, size, *r);
+      return *r;
+    }
+  }
+  return AMEM_REAL(cuMemUnmap, v10020)(address, size);
+}
+
+CUresult set_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc* desc,
+                    std::size_t count) {
+  Memory& memory = Runtime::get().memory();
+  if (desc != nullptr && memory.brokered(address, size)) {
+    const Pass pass(*the_gate);
+    if (pass.result() != CUDA_SUCCESS) return pass.result();
+    if (auto r = memory.set_access(address, size, desc, count); r.has_value()) {
+      trace("access va=%llx n=%zu dev=%d fl=%d c=%zu rc=%d", address, size, desc->location.id,
+            static_cast<int>(desc->flags), count, *r);
+      return *r;
+    }
+  }
+  return AMEM_REAL(cuMemSetAccess, v10020)(address, size, desc, count);
+}
+
+CUresult address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address) {
+  if (auto r = Runtime::get().memory().address_range(base, size, address); r.has_value()) return *r;
+  return AMEM_REAL(cuMemGetAddressRange, v3020)(base, size, address);
+}
+
+CUresult handle_for_range(void* handle, CUdeviceptr address, std::size_t size,
+                          CUmemRangeHandleType type, unsigned long long flags) {
+  const auto real_call = AMEM_REAL(cuMemGetHandleForAddressRange, v11070);
+  Memory& memory = Runtime::get().memory();
+  if (!memory.brokered(address, size)) return real_call(handle, address, size, type, flags);
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  const CUresult r = real_call(handle, address, size, type, flags);
+  if (r == CUDA_SUCCESS) memory.pin(address, size);
+  return r;
+}
+
+// ---- multicast: not brokered yet, so NCCL is told that there is none
+// --------------------------------------------
+
+CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  const CUresult r = AMEM_REAL(cuDeviceGetAttribute, v2000)(value, attribute, device);
+  if (r == CUDA_SUCCESS && attribute == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED && *value != 0) {
+    Runtime& runtime = Runtime::get();
+    if (runtime.brokers(__builtin_return_address(0)) && runtime.connected()) *value = 0;
+  }
+  return r;
+}
+
+CUresult multicast_bind_memory(CUmemGenericAllocationHandle multicast, std::size_t multicast_offset,
+                               CUmemGenericAllocationHandle memory, std::size_t offset,
+                               std::size_t size, unsigned long long flags) {
+  if (!Table::is_virtual(memory))
+    return AMEM_REAL(cuMulticastBindMem, v12010)(multicast, multicast_offset, memory, offset, size,
+                                                 flags);
+  log_error("brokered memory cannot be bound to a multicast object yet");
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult multicast_bind_address(CUmemGenericAllocationHandle multicast,
+                                std::size_t multicast_offset, CUdeviceptr address, std::size_t size,
+                                unsigned long long flags) {
+  if (!Runtime::get().memory().brokered(address, size))
+    return AMEM_REAL(cuMulticastBindAddr, v12010)(multicast, multicast_offset, address, size,
+                                                  flags);
+  log_error("brokered memory cannot be bound to a multicast object yet");
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+// ---- stream capture: a pause waits until none is open
+// -----------------------------------------------------------
+
+template <int kRow, class Function>
+struct BeginCapture;
+
+template <int kRow, class... Args>
+struct BeginCapture<kRow, CUresult (*)(Args...)> {
+  static CUresult call(Args... args) {
+    const Pass pass(*the_gate);
+    if (pass.result() != CUDA_SUCCESS) return pass.result();
+    const CUresult r = real<CUresult (*)(Args...)>(static_cast<Row>(kRow))(args...);
+    if (r == CUDA_SUCCESS)
+      the_gate->capture_began();  // before the pass ends: no moment without a reason to wait
+    return r;
+  }
+};
+
+template <int kRow>
+CUresult end_capture_call(CUstream stream, CUgraph* graph) {
+  const CUresult r = real<CUresult (*)(CUstream, CUgraph*)>(static_cast<Row>(kRow))(stream, graph);
+  // These two say that this call ended nothing: the wrong thread asked, or the stream was not
+  // capturing.
+  if (r != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && r != CUDA_ERROR_INVALID_VALUE &&
+      r != CUDA_ERROR_ILLEGAL_STATE)
+    the_gate->capture_ended();
+  return r;
+}
+
+const Call kCalls[] = {
+#define AMEM_CALL(api, version, row, symbol, per_thread, wrapper) \
+  {api, version, per_thread, symbol, reinterpret_cast<void*>(wrapper), &real_functions[row]},
+#define AMEM_PLAIN(api, version, type, symbol, per_thread, wrapper) \
+  AMEM_CALL(#api, version, kRow_##api##_##type, symbol, per_thread, \
+            static_cast<PFN_##api##_##type>(&wrapper))
+#define AMEM_BEGIN(api, version, type, symbol, per_thread)          \
+  AMEM_CALL(#api, version, kRow_##api##_##type, symbol, per_thread, \
+            (&BeginCapture<kRow_##api##_##type, PFN_##api##_##type>::call))
+#define AMEM_END(api, version, type, symbol, per_thread)            \
+  AMEM_CALL(#api, version, kRow_##api##_##type, symbol, per_thread, \
+            &end_capture_call<kRow_##api##_##type>)
+    AMEM_MEMORY_CALLS(AMEM_PLAIN) AMEM_BEGIN_CAPTURE_CALLS(AMEM_BEGIN)
+        AMEM_END_CAPTURE_CALLS(AMEM_END)
+#undef AMEM_END
+#undef AMEM_BEGIN
+#undef AMEM_PLAIN
+#undef AMEM_CALL
+};
+
+}  // namespace
+
+CallList memory_calls() { return {std::begin(kCalls), std::end(kCalls)}; }
+
+}  // namespace amem::shim

@@ -1,0 +1,135 @@
+#include "shim/cut.h"
+
+#include <pthread.h>
+
+#include <cstring>
+
+#include "shim/log.h"
+
+namespace amem::shim {
+namespace {
+
+// Everything that can change is announced; this only bounds what a lost wake-up would cost.
+constexpr std::chrono::milliseconds kRecheck{5};
+
+}  // namespace
+
+void Cut::start_threads(const std::vector<int>& devices) {
+  // Threads inherit the signal mask of the service thread, which blocks everything. They live as
+  // long as the process.
+  for (int device : devices) {
+    const auto index = static_cast<std::size_t>(device);
+    if (drainers_.size() <= index) drainers_.resize(index + 1);
+    if (drainers_[index] != nullptr) continue;
+    drainers_[index] = std::make_unique<Drainer>();
+    Drainer& drainer = *drainers_[index];
+    drainer.thread = std::thread([this, device, &drainer] { drain(device, drainer); });
+    drainer.thread.detach();
+  }
+  if (!monitor_started_) {
+    monitor_started_ = true;
+    std::thread([this] { monitor(); }).detach();
+  }
+}
+
+void Cut::begin(std::uint64_t epoch) {
+  gate_.close();
+  std::lock_guard lock(mutex_);
+  watched_ = devices_.active();
+  if (watched_.size() > kMaxDevices) watched_.resize(kMaxDevices);
+  start_threads(watched_);
+  epoch_ = epoch;
+  wake_.notify_all();
+}
+
+void Cut::step(std::uint64_t epoch, const DeviceUuid& device) {
+  {
+    std::lock_guard lock(mutex_);
+    if (epoch != epoch_) return;
+  }
+  gate_.step(devices_.ordinal(device));
+}
+
+void Cut::end() {
+  std::lock_guard lock(mutex_);
+  epoch_ = 0;
+}
+
+void Cut::monitor() {
+  pthread_setname_np(pthread_self(), "amem-cut");
+  std::uint64_t version = 0;
+  std::uint64_t reported_epoch = 0;
+  for (;;) {
+    std::uint64_t epoch = 0;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [&] { return epoch_ != 0; });
+      epoch = epoch_;
+    }
+    if (epoch != reported_epoch) {
+      std::memset(&last_, 0, sizeof last_);  // epoch 0: differs from anything to be sent
+      reported_epoch = epoch;
+    }
+    const Gate::Snapshot snapshot = gate_.snapshot();
+    report(epoch, snapshot);
+    version = gate_.wait_change(version, kRecheck);
+  }
+}
+
+void Cut::report(std::uint64_t epoch, const Gate::Snapshot& snapshot) {
+  amem_v1_CutStatus status;
+  std::memset(&status, 0, sizeof status);  // padding too: it is compared as bytes
+  status.epoch = epoch;
+  status.steps = snapshot.steps_used;
+  status.captures = snapshot.captures;
+  const bool moving = snapshot.any_active || snapshot.captures > 0;
+  {
+    std::lock_guard lock(mutex_);
+    if (epoch_ != epoch) return;
+    for (int device : watched_) {
+      const auto index = static_cast<std::size_t>(device);
+      Drainer& drainer = *drainers_[index];
+      if (!moving && drainer.wanted != snapshot.passes) {
+        drainer.wanted = snapshot.passes;
+        wake_.notify_all();
+      }
+      amem_v1_DeviceCut& cut = status.devices[status.devices_count++];
+      std::memcpy(cut.device, devices_.uuid(device).bytes.data(), sizeof cut.device);
+      cut.busy = moving || drainer.drained != snapshot.passes;
+      cut.waiting = index < snapshot.waiting.size() ? snapshot.waiting[index] : 0;
+    }
+  }
+  if (std::memcmp(&status, &last_, sizeof status) == 0) return;
+  last_ = status;
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_cut_status_tag;
+  message.body.cut_status = status;
+  session_.post(message);
+}
+
+void Cut::drain(int device, Drainer& drainer) {
+  pthread_setname_np(pthread_self(), "amem-drain");
+  for (;;) {
+    std::uint64_t target = 0;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [&] { return drainer.wanted != drainer.drained; });
+      target = drainer.wanted;
+    }
+    CUresult r = CUDA_SUCCESS;
+    {
+      Devices::Use use(devices_, device);
+      r = use.result() == CUDA_SUCCESS ? driver_.cuCtxSynchronize_() : use.result();
+    }
+    // A context that is broken does no more work; its program will hear of it from its own calls.
+    if (r != CUDA_SUCCESS)
+      log_warn("waiting for device " + std::to_string(device) + " to be idle: " + driver_.name(r));
+    {
+      std::lock_guard lock(mutex_);
+      drainer.drained = target;
+    }
+    gate_.changed();
+  }
+}
+
+}  // namespace amem::shim

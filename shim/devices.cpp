@@ -1,0 +1,67 @@
+#include "shim/devices.h"
+
+#include <algorithm>
+
+namespace amem::shim {
+
+Status Devices::load() {
+  int count = 0;
+  if (CUresult r = driver_.cuDeviceGetCount_(&count); r != CUDA_SUCCESS)
+    return driver_.error(r, "counting devices");
+  count = std::min(count, static_cast<int>(contexts_.size()));
+  for (int i = 0; i < count; ++i) {
+    CUuuid uuid{};
+    if (CUresult r = driver_.cuDeviceGetUuid_(&uuid, i); r != CUDA_SUCCESS)
+      return driver_.error(r, "the UUID of device " + std::to_string(i));
+    uuids_.push_back(make_uuid(uuid.bytes));
+  }
+  return {};
+}
+
+int Devices::ordinal(const DeviceUuid& uuid) const {
+  const auto it = std::find(uuids_.begin(), uuids_.end(), uuid);
+  return it == uuids_.end() ? -1 : static_cast<int>(it - uuids_.begin());
+}
+
+std::vector<int> Devices::active() const {
+  std::vector<int> found;
+  for (int i = 0; i < count(); ++i) {
+    unsigned flags = 0;
+    int is_active = 0;
+    if (driver_.cuDevicePrimaryCtxGetState_(i, &flags, &is_active) == CUDA_SUCCESS &&
+        is_active != 0)
+      found.push_back(i);
+  }
+  return found;
+}
+
+int Devices::current() const {
+  CUdevice device = -1;
+  return driver_.cuCtxGetDevice_(&device) == CUDA_SUCCESS ? device : -1;
+}
+
+CUresult Devices::context(int ordinal, CUcontext* context) {
+  if (ordinal < 0 || ordinal >= count()) return CUDA_ERROR_INVALID_DEVICE;
+  std::atomic<CUcontext>& slot = contexts_[static_cast<std::size_t>(ordinal)];
+  *context = slot.load(std::memory_order_acquire);
+  if (*context != nullptr) return CUDA_SUCCESS;
+  // Two threads may both retain it: one reference too many on a context that we keep anyway.
+  if (CUresult r = driver_.cuDevicePrimaryCtxRetain_(context, ordinal); r != CUDA_SUCCESS) return r;
+  slot.store(*context, std::memory_order_release);
+  return CUDA_SUCCESS;
+}
+
+Devices::Use::Use(Devices& devices, int ordinal) : driver_(devices.driver_) {
+  driver_.cuThreadExchangeStreamCaptureMode_(&mode_);
+  CUcontext context = nullptr;
+  result_ = devices.context(ordinal, &context);
+  if (result_ == CUDA_SUCCESS) result_ = driver_.cuCtxPushCurrent_(context);
+}
+
+Devices::Use::~Use() {
+  CUcontext popped = nullptr;
+  if (result_ == CUDA_SUCCESS) driver_.cuCtxPopCurrent_(&popped);
+  driver_.cuThreadExchangeStreamCaptureMode_(&mode_);
+}
+
+}  // namespace amem::shim

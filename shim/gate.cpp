@@ -1,0 +1,189 @@
+#include "shim/gate.h"
+
+#include <linux/membarrier.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <new>
+
+namespace amem::shim {
+namespace {
+
+long membarrier(int command) { return ::syscall(SYS_membarrier, command, 0, 0); }
+
+pthread_key_t exit_key;
+pthread_once_t exit_key_once = PTHREAD_ONCE_INIT;
+
+}  // namespace
+
+thread_local Gate::ThreadState* Gate::state_ = nullptr;
+std::atomic<Gate::ThreadState*> Gate::threads_{nullptr};
+
+Gate::ThreadState* Gate::register_thread() noexcept {
+  // A record goes back when its thread ends, through a pthread key: thread_local destructors would
+  // run too early for libraries that still call the driver from theirs.
+  pthread_once(&exit_key_once, [] {
+    pthread_key_create(&exit_key, [](void* record) {
+      state_ = nullptr;
+      static_cast<ThreadState*>(record)->taken.store(false, std::memory_order_release);
+    });
+  });
+  ThreadState* record = threads_.load(std::memory_order_acquire);
+  for (; record != nullptr; record = record->next) {
+    bool free = false;
+    if (record->taken.compare_exchange_strong(free, true, std::memory_order_acquire)) break;
+  }
+  if (record == nullptr) {
+    record = new (std::nothrow) ThreadState;
+    if (record == nullptr) std::abort();
+    record->next = threads_.load(std::memory_order_relaxed);
+    while (!threads_.compare_exchange_weak(record->next, record, std::memory_order_release)) {
+    }
+  }
+  record->depth = 0;
+  pthread_setspecific(exit_key, record);
+  return record;
+}
+
+void Gate::prepare(const Policy& policy) {
+  policy_ = policy;
+  if (membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0)
+    fence_needed_.store(true, std::memory_order_relaxed);
+}
+
+CUresult Gate::wait(ThreadState& self) noexcept {
+  int ordinal = policy_.current_device != nullptr ? policy_.current_device() : 0;
+  const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
+  const Clock::time_point deadline = Clock::now() + policy_.timeout;
+
+  std::unique_lock lock(mutex_);
+  self.active.store(false, std::memory_order_release);
+  if (waiting_.size() <= device) waiting_.resize(device + 1);
+  if (tokens_.size() <= device) tokens_.resize(device + 1);
+  ++waiting_[device];
+  ++version_;
+  watcher_.notify_all();
+
+  CUresult result = CUDA_SUCCESS;
+  while (shut_.load(std::memory_order_relaxed) && captures_ == 0) {
+    if (tokens_[device] > 0) {
+      --tokens_[device];
+      ++steps_used_;
+      break;
+    }
+    if (failed_) result = CUDA_ERROR_SYSTEM_NOT_READY;
+    if (held_ && !policy_.wait) result = CUDA_ERROR_NOT_READY;
+    if (result != CUDA_SUCCESS) break;
+    if (waiters_.wait_until(lock, deadline) == std::cv_status::timeout) {
+      result = CUDA_ERROR_TIMEOUT;
+      break;
+    }
+  }
+  --waiting_[device];
+  if (result == CUDA_SUCCESS) {
+    self.active.store(true, std::memory_order_relaxed);
+    ++passes_;
+  } else {
+    --self.depth;
+  }
+  ++version_;
+  watcher_.notify_all();
+  return result;
+}
+
+void Gate::close() {
+  {
+    std::lock_guard lock(mutex_);
+    tokens_.assign(tokens_.size(), 0);
+    steps_used_ = 0;
+    ++passes_;
+    ++version_;
+    held_ = false;
+    shut_.store(true, std::memory_order_seq_cst);
+  }
+  if (!fence_needed_.load(std::memory_order_relaxed)) membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+  changed();
+}
+
+void Gate::open() {
+  std::lock_guard lock(mutex_);
+  shut_.store(false, std::memory_order_release);
+  held_ = false;
+  ++version_;
+  waiters_.notify_all();
+  watcher_.notify_all();
+}
+
+void Gate::hold() {
+  std::lock_guard lock(mutex_);
+  held_ = true;
+  waiters_.notify_all();
+}
+
+void Gate::fail() {
+  std::lock_guard lock(mutex_);
+  failed_ = true;
+  waiters_.notify_all();
+}
+
+void Gate::step(int ordinal) {
+  const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
+  std::lock_guard lock(mutex_);
+  ++version_;
+  if (device < waiting_.size() && waiting_[device] > tokens_[device]) {
+    ++tokens_[device];
+    waiters_.notify_all();
+  } else {
+    ++steps_used_;
+    watcher_.notify_all();
+  }
+}
+
+void Gate::capture_began() {
+  std::lock_guard lock(mutex_);
+  ++captures_;
+  ++version_;
+  waiters_.notify_all();
+  watcher_.notify_all();
+}
+
+void Gate::capture_ended() {
+  std::lock_guard lock(mutex_);
+  if (captures_ > 0) --captures_;
+  ++version_;
+  watcher_.notify_all();
+}
+
+bool Gate::any_active() const {
+  for (ThreadState* t = threads_.load(std::memory_order_acquire); t != nullptr; t = t->next)
+    if (t->active.load(std::memory_order_acquire)) return true;
+  return false;
+}
+
+Gate::Snapshot Gate::snapshot() {
+  std::lock_guard lock(mutex_);
+  return {any_active(), passes_, steps_used_, captures_, waiting_};
+}
+
+std::uint64_t Gate::wait_change(std::uint64_t version, std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  watcher_.wait_for(lock, patience, [&] { return version_ != version; });
+  return version_;
+}
+
+void Gate::changed() noexcept {
+  std::lock_guard lock(mutex_);
+  ++version_;
+  watcher_.notify_all();
+}
+
+void Gate::reset_after_fork() noexcept {
+  // Only the forking thread lives on. Its lock may be held by one that does not, so it is not
+  // taken: an open gate needs none.
+  for (ThreadState* t = threads_.load(std::memory_order_relaxed); t != nullptr; t = t->next)
+    if (t != state_) t->active.store(false, std::memory_order_relaxed);
+  shut_.store(false, std::memory_order_relaxed);
+}
+
+}  // namespace amem::shim

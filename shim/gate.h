@@ -1,0 +1,161 @@
+// Gate: what every call that gives the device work, or changes brokered memory, passes on its way
+// to the driver.
+//
+// Open, it costs a thread-local store and one load. Shut, callers wait at it, one condition
+// variable for all, until it opens, a step lets one of them through, or their patience ends. The
+// gate also knows whether any caller that passed is still inside the driver, which is what makes
+// shutting it a promise: after close() and any_active() == false no brokered call is under way.
+//
+// How the open gate stays cheap: a passing thread publishes "I am inside" with a plain store and
+// reads the flag; the closer writes the flag and then has the kernel run a memory barrier on every
+// thread of the process (membarrier). So one of the two always sees the other, and the fast path
+// needs no fence of its own. Without membarrier it uses one.
+//
+// enter/leave: any thread, nestable. The rest: the shim's own threads. One Gate per process; never
+// destroyed.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace amem::shim {
+
+class Gate {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  struct Policy {
+    bool wait = true;                     // false: an error at once while the group is paused
+    std::chrono::milliseconds timeout{};  // how long a caller waits at most
+    int (*current_device)() = nullptr;    // ordinal of the caller's device, -1 when it has none
+  };
+
+  /// What the cut monitor reports; one consistent reading.
+  struct Snapshot {
+    bool any_active = false;       // a caller that passed has not left
+    std::uint64_t passes = 0;      // grows whenever a caller passes the shut gate
+    std::uint32_t steps_used = 0;  // since close()
+    std::uint32_t captures = 0;    // stream captures under way
+    std::vector<std::uint32_t>
+        waiting;  // by device ordinal; callers without a device count as device 0
+  };
+
+  /// Before the first close(). Registers for membarrier.
+  void prepare(const Policy& policy);
+
+  /// Passes the gate or waits at it. CUDA_SUCCESS: the caller must call leave(). Otherwise the
+  /// caller returns the error to its own caller: CUDA_ERROR_TIMEOUT (waited too long),
+  /// CUDA_ERROR_NOT_READY (policy), CUDA_ERROR_SYSTEM_NOT_READY (the broker was lost while the
+  /// group was paused).
+  CUresult enter() noexcept {
+    ThreadState& self = this_thread();
+    if (self.depth++ > 0) return CUDA_SUCCESS;
+    self.active.store(true, std::memory_order_relaxed);
+    barrier();
+    if (!shut_.load(std::memory_order_relaxed)) [[likely]]
+      return CUDA_SUCCESS;
+    return wait(self);
+  }
+
+  void leave() noexcept {
+    ThreadState& self = this_thread();
+    if (--self.depth > 0) return;
+    self.active.store(false, std::memory_order_release);
+    barrier();
+    if (shut_.load(std::memory_order_relaxed)) [[unlikely]]
+      changed();
+  }
+
+  /// Shuts the gate. While a stream capture is under way callers still pass, or it could never end.
+  void close();
+  void open();
+  /// The group is paused: from here on the policy may answer waiting callers with an error.
+  void hold();
+  /// Nothing will ever open this gate again: every waiting and later caller gets
+  /// CUDA_ERROR_SYSTEM_NOT_READY.
+  void fail();
+  /// Lets one caller waiting with this device through; a step that finds none is used up at once.
+  void step(int device);
+
+  void capture_began();
+  void capture_ended();
+
+  Snapshot snapshot();
+  /// Waits until something in snapshot() may have changed since `version`, or the time is up;
+  /// returns the new version.
+  std::uint64_t wait_change(std::uint64_t version, std::chrono::milliseconds patience);
+  /// Wakes wait_change.
+  void changed() noexcept;
+
+  /// In a child of fork: the gate is open and forgets the parent's threads.
+  void reset_after_fork() noexcept;
+
+ private:
+  struct alignas(64) ThreadState {
+    std::atomic<bool> active{false};
+    std::uint32_t depth = 0;
+    std::atomic<bool> taken{true};
+    ThreadState* next = nullptr;
+  };
+
+  static ThreadState& this_thread() noexcept {
+    if (state_ == nullptr) [[unlikely]]
+      state_ = register_thread();
+    return *state_;
+  }
+  static ThreadState* register_thread() noexcept;
+
+  void barrier() noexcept {
+    if (fence_needed_.load(std::memory_order_relaxed)) [[unlikely]]
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+    else
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+
+  CUresult wait(ThreadState& self) noexcept;
+  bool any_active() const;
+
+  static thread_local ThreadState* state_ __attribute__((tls_model("initial-exec")));
+  static std::atomic<ThreadState*>
+      threads_;  // never shrinks; records of ended threads are used again
+
+  std::atomic<bool> shut_{false};
+  std::atomic<bool> fence_needed_{false};
+  Policy policy_;
+
+  std::mutex mutex_;  // guards everything below, and every change of shut_
+  std::condition_variable waiters_;
+  std::condition_variable watcher_;
+  std::vector<std::uint32_t> waiting_;
+  std::vector<std::uint32_t> tokens_;
+  std::uint64_t passes_ = 0;
+  std::uint64_t version_ = 0;
+  std::uint32_t steps_used_ = 0;
+  std::uint32_t captures_ = 0;
+  bool held_ = false;
+  bool failed_ = false;
+};
+
+/// Passes the gate for the length of a scope.
+class Pass {
+ public:
+  explicit Pass(Gate& gate) noexcept : gate_(gate), result_(gate.enter()) {}
+  ~Pass() {
+    if (result_ == CUDA_SUCCESS) gate_.leave();
+  }
+  Pass(const Pass&) = delete;
+  Pass& operator=(const Pass&) = delete;
+  CUresult result() const { return result_; }
+
+ private:
+  Gate& gate_;
+  CUresult result_;
+};
+
+}  // namespace amem::shim

@@ -1,0 +1,164 @@
+#include "shim/interpose.h"
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#include <dlfcn.h>
+
+#include <cstring>
+
+#include "shim/nccl_api.h"
+#include "shim/runtime.h"
+#include "shim/trace.h"
+
+namespace amem::shim {
+namespace {
+
+std::atomic<void*> real_get_v1{nullptr};
+std::atomic<void*> real_get_v2{nullptr};
+
+/// Replaces the driver's function by our wrapper for it.
+void wrap(const char* api, void** function, int version, cuuint64_t flags) {
+  if (function == nullptr || *function == nullptr) return;
+  const bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
+  const Call* call = find_call(api, version, per_thread);
+  if (call == nullptr) return;
+  call->real->store(*function, std::memory_order_release);
+  *function = call->wrapper;
+}
+
+CUresult get_v1(const char* api, void** function, int version, cuuint64_t flags) {
+  auto real = reinterpret_cast<PFN_cuGetProcAddress_v11030>(real_get_v1.load());
+  const CUresult r = real(api, function, version, flags);
+  if (r == CUDA_SUCCESS) wrap(api, function, version, flags);
+  return r;
+}
+
+CUresult get_v2(const char* api, void** function, int version, cuuint64_t flags,
+                CUdriverProcAddressQueryResult* found) {
+  auto real = reinterpret_cast<PFN_cuGetProcAddress_v12000>(real_get_v2.load());
+  const CUresult r = real(api, function, version, flags, found);
+  if (r == CUDA_SUCCESS) wrap(api, function, version, flags);
+  return r;
+}
+
+const Call kLookupCalls[] = {
+    {"cuGetProcAddress", 11030, false, "cuGetProcAddress", reinterpret_cast<void*>(&get_v1),
+     &real_get_v1},
+    {"cuGetProcAddress", 12000, false, "cuGetProcAddress_v2", reinterpret_cast<void*>(&get_v2),
+     &real_get_v2},
+};
+
+template <class Visit>
+void for_each_call(Visit visit) {
+  for (const Call& call : kLookupCalls) visit(call);
+  for (const CallList list : {memory_calls(), work_calls()})
+    for (const Call* call = list.begin; call != list.end; ++call) visit(*call);
+}
+
+}  // namespace
+
+const Call* find_symbol(const char* symbol) {
+  const Call* found = nullptr;
+  for_each_call([&](const Call& call) {
+    if (std::strcmp(call.symbol, symbol) == 0) found = &call;
+  });
+  return found;
+}
+
+const Call* find_call(const char* api, int version, bool per_thread) {
+  const Call* best = nullptr;
+  const Call* best_shared = nullptr;  // for calls that know no per-thread variant
+  for_each_call([&](const Call& call) {
+    if (call.version > version || std::strcmp(call.api, api) != 0) return;
+    const Call*& slot = call.per_thread ? best : best_shared;
+    if (slot == nullptr || call.version > slot->version) slot = &call;
+  });
+  return per_thread && best != nullptr ? best : best_shared;
+}
+
+Dlsym real_dlsym() {
+  static std::atomic<void*> cached{nullptr};
+  void* real = cached.load(std::memory_order_acquire);
+  if (real == nullptr) {
+    // The versions under which the C library has exported dlsym on x86-64: since 2.34, and before.
+    real = ::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+    if (real == nullptr) real = ::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    cached.store(real, std::memory_order_release);
+  }
+  return reinterpret_cast<Dlsym>(real);
+}
+
+}  // namespace amem::shim
+
+using amem::shim::Call;
+using amem::shim::Runtime;
+
+/// What dlsym answers instead of the C library's; nullptr: ask the C library. Called by the
+/// assembly below.
+extern "C" __attribute__((visibility("hidden"), used)) void* amem_dlsym_answer(void* handle,
+                                                                               const char* name) {
+  // Nearly every lookup of a process ends here, some of them before malloc works.
+  const bool driver = name[0] == 'c' && name[1] == 'u';
+  const bool nccl = name[0] == 'n' && name[1] == 'c' && name[2] == 'c';
+  if (!driver && !nccl) return nullptr;
+  if (Runtime::disabled()) return nullptr;
+  if (nccl) {
+    // AMem's patched NCCL exports these itself; callers look for them in libnccl. An NCCL that has
+    // them keeps them.
+    void* ours = amem::shim::find_nccl_call(name);
+    if (ours == nullptr || amem::shim::real_dlsym()(handle, name) != nullptr) return nullptr;
+    ::dlerror();  // the failed lookup is no news to anybody
+    return ours;
+  }
+  const Call* call = amem::shim::find_symbol(name);
+  if (call == nullptr) return nullptr;
+  void* real = amem::shim::real_dlsym()(handle, name);
+  if (real == nullptr) return nullptr;
+  Runtime::get();
+  call->real->store(real, std::memory_order_release);
+  amem::shim::trace("dlsym %s", name);
+  return call->wrapper;
+}
+
+extern "C" __attribute__((visibility("hidden"), used)) void* amem_real_dlsym() {
+  return reinterpret_cast<void*>(amem::shim::real_dlsym());
+}
+
+// dlsym(RTLD_NEXT, …) means "after the library that called", which the C library learns from the
+// return address. So what is not ours is answered by a jump, not a call: the C library sees the
+// original caller.
+#if defined(__x86_64__)
+asm(R"(
+    .text
+    .globl dlsym
+    .type dlsym, @function
+dlsym:
+    .cfi_startproc
+    endbr64
+    pushq %rdi
+    .cfi_adjust_cfa_offset 8
+    pushq %rsi
+    .cfi_adjust_cfa_offset 8
+    subq $8, %rsp
+    .cfi_adjust_cfa_offset 8
+    call amem_dlsym_answer
+    testq %rax, %rax
+    jne 1f
+    call amem_real_dlsym
+    addq $8, %rsp
+    .cfi_adjust_cfa_offset -8
+    popq %rsi
+    .cfi_adjust_cfa_offset -8
+    popq %rdi
+    .cfi_adjust_cfa_offset -8
+    jmp *%rax
+    .cfi_adjust_cfa_offset 24
+1:  addq $24, %rsp
+    .cfi_adjust_cfa_offset -24
+    ret
+    .cfi_endproc
+    .size dlsym, .-dlsym
+)");
+#else
+#error "the shim's dlsym is written for x86-64 only"
+#endif

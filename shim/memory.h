@@ -1,0 +1,99 @@
+// Memory: the program's brokered allocations, kept true to what the driver would have done with
+// real ones.
+//
+// Answers the virtual memory calls for virtual handles and brokered addresses, talks to the broker
+// about creation, tickets and release, and takes everything away and back again when the group
+// pauses and resumes. Owns the table.
+//
+// Calls of the program: any thread; those that change memory come through the gate, so none of them
+// runs during the phases' functions, which belong to the service thread. The lock is held over
+// driver calls, never over a wait for the broker.
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "common/driver.h"
+#include "common/fd.h"
+#include "common/ticket.h"
+#include "shim/devices.h"
+#include "shim/session.h"
+#include "shim/table.h"
+
+namespace amem::shim {
+
+class Memory {
+ public:
+  Memory(const Driver& driver, Devices& devices, Session& session)
+      : driver_(driver), devices_(devices), session_(session) {}
+
+  // ---- calls of the program; results are what the driver would return ----
+  CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
+                  const CUmemAllocationProp& prop, const char* tag);
+  CUresult release(CUmemGenericAllocationHandle handle);
+  CUresult export_ticket(int* fd, CUmemGenericAllocationHandle handle);
+  CUresult import_ticket(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
+  CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle);
+  CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
+               CUmemGenericAllocationHandle handle, unsigned long long flags);
+  // Nothing: the range is not brokered, ask the driver.
+  std::optional<CUresult> retain(CUmemGenericAllocationHandle* handle, CUdeviceptr address);
+  std::optional<CUresult> unmap(CUdeviceptr address, std::size_t size);
+  std::optional<CUresult> set_access(CUdeviceptr address, std::size_t size,
+                                     const CUmemAccessDesc* desc, std::size_t count);
+  std::optional<CUresult> address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address);
+  bool imported(CUmemGenericAllocationHandle handle);
+  bool brokered(CUdeviceptr address, std::size_t size);
+  /// A NIC knows these physical addresses now: their allocations stay through a pause.
+  void pin(CUdeviceptr address, std::size_t size);
+
+  struct Totals {
+    std::uint64_t owned_bytes = 0;
+    std::uint64_t imported_bytes = 0;
+    std::uint64_t allocations = 0;
+    std::uint64_t mappings = 0;
+  };
+  Totals totals();
+
+  // ---- phases; service thread, gate shut, nobody inside ----
+  /// Where a copy can reach an allocation's bytes, and from which device.
+  struct Site {
+    CUdeviceptr address = 0;
+    int device = 0;
+  };
+  /// Maps it at an address of its own when the program has it mapped nowhere; drop_scratch() undoes
+  /// that.
+  Result<Site> site(std::uint64_t id);
+  void drop_scratch();
+
+  /// Unmaps and releases everything that is not pinned. `bytes`: what went.
+  Status leave(std::uint64_t& bytes);
+  /// Imports and maps one allocation wherever it was mapped; access follows with finish_return().
+  Status come_back(std::uint64_t id, const Fd& fd);
+  Status finish_return(std::uint64_t& bytes);
+
+ private:
+  struct Scratch {
+    CUdeviceptr address;
+    std::size_t size;
+  };
+
+  CUresult adopt(CUmemGenericAllocationHandle* handle, Allocation allocation, const Fd& fd);
+  CUresult ensure_real(Allocation& a);
+  void drop_real(Allocation& a);
+  void settle(Allocation& a);
+  void tell_free(std::uint64_t id);
+  std::string describe(const Allocation& a) const;
+
+  const Driver& driver_;
+  Devices& devices_;
+  Session& session_;
+  std::mutex mutex_;  // guards table_
+  Table table_;
+  std::vector<Scratch> scratch_;      // service thread
+  std::vector<Mapping*> returned_;    // service thread: mapped, access still to be set
+  std::uint64_t returned_bytes_ = 0;  // service thread
+};
+
+}  // namespace amem::shim

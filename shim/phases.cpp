@@ -1,0 +1,119 @@
+#include "shim/phases.h"
+
+#include "shim/log.h"
+
+namespace amem::shim {
+
+void Phases::command(Packet& packet) {
+  const Message& m = packet.message;
+  switch (m.which_body) {
+    case amem_v1_SessionMessage_pool_segment_tag:
+      if (packet.fds.size() == 1) {
+        const Status s = mover_.add_segment(m.body.pool_segment, std::move(packet.fds.front()));
+        // The copies that would need it fail and say so to the broker.
+        if (!s.ok()) log_error(s.text());
+      }
+      break;
+    case amem_v1_SessionMessage_quiesce_tag:
+      cut_.begin(m.body.quiesce.epoch);
+      break;
+    case amem_v1_SessionMessage_step_tag:
+      cut_.step(m.body.step.epoch, make_uuid(m.body.step.device));
+      break;
+    case amem_v1_SessionMessage_save_tag:
+      cut_.end();
+      copy(m.body.save, true);
+      break;
+    case amem_v1_SessionMessage_release_tag:
+      cut_.end();
+      release(m.body.release.epoch);
+      break;
+    case amem_v1_SessionMessage_map_tag:
+      map(packet);
+      break;
+    case amem_v1_SessionMessage_load_tag:
+      copy(m.body.load, false);
+      break;
+    case amem_v1_SessionMessage_open_tag:
+      cut_.end();
+      open(m.body.open.epoch);
+      break;
+    default:
+      log_warn("the broker sent a message of an unknown kind, " + std::to_string(m.which_body));
+  }
+}
+
+void Phases::copy(const amem_v1_Copies& copies, bool save) {
+  if (copy_status_.ok()) copy_status_ = save ? mover_.save(copies) : mover_.load(copies);
+  if (!copies.last) return;
+  std::uint64_t bytes = 0;
+  const Status finished =
+      mover_.finish(bytes);  // also after a failure: nothing may still be in flight
+  if (copy_status_.ok()) copy_status_ = finished;
+  done(copies.epoch, save ? amem_v1_Phase_PHASE_SAVE : amem_v1_Phase_PHASE_LOAD, copy_status_,
+       bytes);
+  copy_status_ = {};
+}
+
+void Phases::release(std::uint64_t epoch) {
+  std::uint64_t bytes = 0;
+  const Status s = memory_.leave(bytes);
+  copy_status_ = {};
+  map_status_ = {};
+  away_ = true;
+  gate_.hold();
+  done(epoch, amem_v1_Phase_PHASE_RELEASE, s, bytes);
+}
+
+void Phases::map(Packet& packet) {
+  const amem_v1_Map& map = packet.message.body.map;
+  if (map_status_.ok() && packet.fds.size() != map.ids_count)
+    map_status_ = {Code::kInternal, std::to_string(map.ids_count) + " allocations came with " +
+                                        std::to_string(packet.fds.size()) + " descriptors"};
+  for (pb_size_t i = 0; map_status_.ok() && i < map.ids_count; ++i) {
+    map_status_ = memory_.come_back(map.ids[i], packet.fds[i]);
+    packet.fds[i].reset();
+  }
+  if (!map.last) return;
+  std::uint64_t bytes = 0;
+  const Status finished = memory_.finish_return(bytes);
+  if (map_status_.ok()) map_status_ = finished;
+  done(map.epoch, amem_v1_Phase_PHASE_MAP, map_status_, bytes);
+  map_status_ = {};
+}
+
+void Phases::open(std::uint64_t epoch) {
+  away_ = false;
+  gate_.open();
+  done(epoch, amem_v1_Phase_PHASE_OPEN, {}, 0);
+}
+
+void Phases::done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status,
+                  std::uint64_t bytes) {
+  if (!status.ok()) log_error(status.text());
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_phase_done_tag;
+  amem_v1_PhaseDone& d = message.body.phase_done;
+  d.epoch = epoch;
+  d.phase = phase;
+  d.code = static_cast<std::uint32_t>(status.code());
+  set_text(d.text, status.text());
+  d.bytes = bytes;
+  session_.post(message);
+}
+
+void Phases::lost() {
+  cut_.end();
+  if (away_) {
+    log_error(
+        "the broker is gone while this group was paused: its memory cannot come back, and every "
+        "call that "
+        "needs it fails from now on; restart the job");
+    gate_.fail();
+    return;
+  }
+  log_warn("the broker is gone: memory that is mapped stays, pause and resume no longer work");
+  gate_.open();
+}
+
+}  // namespace amem::shim

@@ -1,0 +1,47 @@
+// Phases: carries out the broker's commands in this rank (docs/protocol.md), one after another, on
+// the service thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "shim/cut.h"
+#include "shim/gate.h"
+#include "shim/memory.h"
+#include "shim/mover.h"
+#include "shim/session.h"
+
+namespace amem::shim {
+
+class Phases final : public Session::Handler {
+ public:
+  Phases(Devices& devices, Gate& gate, Memory& memory, Mover& mover, Cut& cut, Session& session)
+      : devices_(devices),
+        gate_(gate),
+        memory_(memory),
+        mover_(mover),
+        cut_(cut),
+        session_(session) {}
+
+  void command(Packet& packet) override;
+  void lost() override;
+
+ private:
+  void map(Packet& packet);
+  void copy(const amem_v1_Copies& copies, bool save);
+  void release(std::uint64_t epoch);
+  void open(std::uint64_t epoch);
+  void done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status, std::uint64_t bytes);
+
+  Devices& devices_;
+  Gate& gate_;
+  Memory& memory_;
+  Mover& mover_;
+  Cut& cut_;
+  Session& session_;
+  bool away_ = false;   // memory is released
+  Status copy_status_;  // first failure since the last PhaseDone of copies
+  Status map_status_;   // first failure since the last PhaseDone of a Map
+};
+
+}  // namespace amem::shim

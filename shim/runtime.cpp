@@ -1,0 +1,165 @@
+#include "shim/runtime.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "shim/interpose.h"
+#include "shim/log.h"
+#include "shim/modules.h"
+#include "shim/trace.h"
+
+namespace amem::shim {
+namespace {
+
+// The broker's own deadlines bound the phases; this is only for a broker that no longer answers at
+// all.
+constexpr std::chrono::minutes kPhasesDeadline{10};
+
+Runtime* instance = nullptr;
+pthread_once_t instance_once = PTHREAD_ONCE_INIT;
+
+int rank_from_environment() {
+  for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+    const char* value = std::getenv(name);
+    if (value == nullptr || *value == '\0') continue;
+    char* end = nullptr;
+    const long rank = std::strtol(value, &end, 10);
+    if (*end == '\0' && rank >= 0 && rank < (1L << 30)) return static_cast<int>(rank);
+  }
+  return -1;
+}
+
+Devices* devices_of_gate = nullptr;
+int current_device_of_caller() { return devices_of_gate->current(); }
+
+const char* environment(const char* name) { return std::getenv(name); }
+
+}  // namespace
+
+Gate* the_gate = nullptr;
+
+bool Runtime::disabled() {
+  static const bool disabled = [] {
+    std::vector<std::string> complaints;
+    return Options::parse(&environment, complaints).disabled;
+  }();
+  return disabled;
+}
+
+Runtime& Runtime::get() {
+  pthread_once(&instance_once, [] { instance = new Runtime; });
+  return *instance;
+}
+
+Runtime::Runtime() {
+  std::vector<std::string> complaints;
+  options_ = Options::parse(&environment, complaints);
+  set_log_level(options_.log_level);
+  for (const std::string& complaint : complaints) log_warn(complaint);
+  open_trace(options_.trace);
+  the_gate = &gate_;
+}
+
+bool Runtime::brokers(const void* code_address) const {
+  const std::string module = module_of(code_address);
+  return !module.empty() && matches_module(module.c_str(), options_.modules);
+}
+
+bool Runtime::connected() {
+  if (forked_.load(std::memory_order_acquire)) return false;
+  if (opened_.load(std::memory_order_acquire)) return session_.alive();
+  std::lock_guard lock(mutex_);
+  if (!tried_) {
+    tried_ = true;
+    const Status s = open();
+    if (s.ok())
+      opened_.store(true, std::memory_order_release);
+    else if (options_.required)
+      log_error(s.text() + "; AMEM_REQUIRED=1, so brokered calls fail");
+    else
+      log_warn(s.text() + "; this process runs without amem");
+  }
+  return opened_.load(std::memory_order_acquire) && session_.alive();
+}
+
+Status Runtime::open() {
+  if (Status s = driver_.load(real_dlsym()); !s.ok()) return s;
+  if (Status s = devices_.load(); !s.ok()) return s;
+  devices_of_gate = &devices_;
+  gate_.prepare({options_.gate_waits, options_.gate_timeout, &current_device_of_caller});
+
+  Session::Identity identity;
+  identity.group = options_.group;
+  identity.rank = rank_from_environment();
+  identity.program = program_invocation_short_name;
+  const std::string path = options_.runtime_dir + "/session.sock";
+  // Before the service thread exists: a command of the broker may shut the gate at once.
+  if (Status s = session_.connect(path, identity); !s.ok()) return s;
+  if (session_.welcome().gate_shut) {
+    gate_.close();
+    log_info("group " + options_.group + " is not running: this rank waits for its resume");
+  }
+  if (Status s = session_.start(phases_); !s.ok()) return s;
+  ::pthread_atfork(nullptr, nullptr, &Runtime::after_fork_in_child);
+  log_info("rank " + std::to_string(session_.rank_id()) + " of group " + options_.group + " at " +
+           path);
+  if (options_.offload_free_tag_set)
+    log_info(
+        "AMEM_NCCL_OFFLOAD_FREE_TAG is set: it is accepted and changes nothing; no NCCL buffer is "
+        "proven "
+        "droppable, so all are saved and restored");
+  return {};
+}
+
+void Runtime::after_fork_in_child() {
+  Runtime& self = *instance;
+  self.forked_.store(true, std::memory_order_release);
+  self.session_.abandon_after_fork();
+  self.gate_.reset_after_fork();
+}
+
+void Runtime::device_used(int device) {
+  if (device < 0 || device >= 64) return;
+  {
+    std::lock_guard lock(mutex_);
+    const std::uint64_t bit = std::uint64_t{1} << device;
+    if ((prepared_devices_ & bit) != 0) return;
+    prepared_devices_ |= bit;
+  }
+  session_.run([this, device] {
+    if (Status s = mover_.prepare(device); !s.ok()) log_error(s.text());
+  });
+}
+
+Status Runtime::group_request(amem_v1_GroupOp op, std::uint32_t timeout_ms) {
+  if (!connected())
+    return {Code::kUnavailable, "no broker at " + options_.runtime_dir +
+                                    "/session.sock: start amemd, or set AMEM_RUNTIME_DIR"};
+  if (timeout_ms == 0)
+    timeout_ms = static_cast<std::uint32_t>(std::chrono::milliseconds(options_.timeout).count());
+  Message request = amem_v1_SessionMessage_init_zero;
+  request.which_body = amem_v1_SessionMessage_group_request_tag;
+  request.body.group_request.op = op;
+  request.body.group_request.timeout_ms = timeout_ms;
+  return session_.call(request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline).status();
+}
+
+Status Runtime::set_group(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  if (name == options_.group) return {};
+  if (tried_)
+    return {Code::kFailedPrecondition, "this process already belongs to group " + options_.group +
+                                           ": set the group before the first NCCL allocation"};
+  options_.group = name;
+  return {};
+}
+
+std::string Runtime::group() {
+  std::lock_guard lock(mutex_);
+  return options_.group;
+}
+
+}  // namespace amem::shim

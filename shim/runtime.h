@@ -1,0 +1,85 @@
+// Runtime: the shim's one instance in a process, and the only place that decides whether it acts at
+// all.
+//
+// Made when the program first asks for a CUDA driver entry point; opens the session at the first
+// brokered call. Never destroyed: the driver may be called from static destructors.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "common/driver.h"
+#include "shim/cut.h"
+#include "shim/devices.h"
+#include "shim/gate.h"
+#include "shim/memory.h"
+#include "shim/mover.h"
+#include "shim/options.h"
+#include "shim/phases.h"
+#include "shim/session.h"
+
+namespace amem::shim {
+
+class Runtime {
+ public:
+  /// The instance. Makes it at the first call. Any thread.
+  static Runtime& get();
+  /// AMEM_DISABLE=1: every lookup and call passes through untouched. Reads the environment, makes
+  /// nothing.
+  static bool disabled();
+
+  /// Opens the session when that has not been tried yet. False: this process is on its own (no
+  /// broker, refused, lost, forked), and its calls go to the driver; said once in the log.
+  bool connected();
+  /// True when a session was opened, even if it is lost by now: the table may hold virtual handles.
+  bool brokered() const { return opened_.load(std::memory_order_acquire); }
+  /// False when the program insists on a broker (AMEM_REQUIRED=1) and there is none.
+  bool may_run_alone() const { return !options_.required; }
+
+  /// The caller's memory is brokered.
+  bool brokers(const void* code_address) const;
+
+  /// Pause or resume of the whole group, asked from inside. 0: the configured time-out.
+  Status group_request(amem_v1_GroupOp op, std::uint32_t timeout_ms);
+
+  /// Changes the group; only before the session is open.
+  Status set_group(const std::string& name);
+  std::string group();
+
+  Gate& gate() { return gate_; }
+  Memory& memory() { return memory_; }
+  const Options& options() const { return options_; }
+  /// The device is about to get its first brokered allocation: prepares copies to and from it in
+  /// the background.
+  void device_used(int device);
+
+ private:
+  Runtime();
+  Status open();
+  static void after_fork_in_child();
+
+  Options options_;
+  Driver driver_;
+  Devices devices_{driver_};
+  Gate gate_;
+  Session session_;
+  Memory memory_{driver_, devices_, session_};
+  Mover mover_{driver_, devices_, memory_};
+  Cut cut_{driver_, devices_, gate_, session_};
+  Phases phases_{devices_, gate_, memory_, mover_, cut_, session_};
+
+  std::mutex mutex_;  // guards opening, options_.group, prepared_devices_
+  bool tried_ = false;
+  std::uint64_t prepared_devices_ = 0;  // bit per ordinal
+  std::atomic<bool> opened_{false};
+  std::atomic<bool> forked_{false};
+};
+
+/// The process's gate, for the wrappers' fast path. Set when the Runtime is made, before any
+/// wrapper is handed out.
+extern Gate* the_gate;
+
+}  // namespace amem::shim

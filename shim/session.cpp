@@ -1,0 +1,193 @@
+#include "shim/session.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "common/version.h"
+#include "shim/log.h"
+
+namespace amem::shim {
+namespace {
+
+constexpr std::chrono::seconds kHelloDeadline{10};
+
+Result<Fd> connect_to(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path)
+    return Status(Code::kInvalidArgument, "the socket path " + path + " is too long");
+  path.copy(address.sun_path, path.size());
+  Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!socket) return errno_status(Code::kUnavailable, "socket", errno);
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+    return errno_status(Code::kUnavailable, "connecting to the broker at " + path, errno);
+  return socket;
+}
+
+void set_receive_timeout(int socket, std::chrono::seconds timeout) {
+  const timeval value{timeout.count(), 0};
+  ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &value, sizeof value);
+}
+
+Status status_of(const amem_v1_Reply& reply) {
+  if (reply.code == 0) return {};
+  return {static_cast<Code>(reply.code), reply.text};
+}
+
+}  // namespace
+
+Status Session::connect(const std::string& socket_path, const Identity& identity) {
+  Result<Fd> connected = connect_to(socket_path);
+  if (!connected.ok()) return connected.status();
+  Fd socket = std::move(connected).value();
+
+  Message hello = amem_v1_SessionMessage_init_zero;
+  hello.seq = next_seq_++;
+  hello.which_body = amem_v1_SessionMessage_hello_tag;
+  amem_v1_Hello& h = hello.body.hello;
+  h.protocol = kProtocolVersion;
+  set_text(h.version, kVersion);
+  set_text(h.group, identity.group);
+  set_text(h.program, identity.program);
+  h.rank = identity.rank;
+  h.pid = ::getpid();
+  if (Status sent = send_message(socket.get(), hello); !sent.ok()) return sent;
+
+  set_receive_timeout(socket.get(), kHelloDeadline);
+  Packet answer;
+  if (Status s = receive(socket.get(), 0, answer); !s.ok()) {
+    if (s.code() == Code::kResourceExhausted)
+      return {Code::kDeadlineExceeded, "the broker at " + socket_path + " did not answer in 10 s"};
+    return s;
+  }
+  set_receive_timeout(socket.get(), std::chrono::seconds(0));
+  if (answer.message.which_body != amem_v1_SessionMessage_reply_tag)
+    return {Code::kInternal,
+            "the broker at " + socket_path + " answered Hello with something else"};
+  const amem_v1_Reply& reply = answer.message.body.reply;
+  if (Status s = status_of(reply); !s.ok()) return s;
+  if (reply.which_result != amem_v1_Reply_welcome_tag)
+    return {Code::kInternal, "the broker at " + socket_path + " sent no Welcome"};
+
+  welcome_ = reply.result.welcome;
+  socket_ = std::move(socket);
+  return {};
+}
+
+Status Session::start(Handler& handler) {
+  wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_) return errno_status(Code::kUnavailable, "eventfd", errno);
+  handler_ = &handler;
+  alive_.store(true, std::memory_order_release);
+
+  // The program's signals are none of the service thread's business.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { serve(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_.detach();
+  return {};
+}
+
+Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadline) {
+  const auto until = std::chrono::steady_clock::now() + deadline;
+  Waiting waiting;
+  std::unique_lock lock(mutex_);
+  message.seq = next_seq_++;
+  waiting_[message.seq] = &waiting;
+  lock.unlock();
+  Status sent = alive() ? send_message(socket_.get(), message)
+                        : Status(Code::kUnavailable, "the broker is gone");
+  lock.lock();
+  if (sent.ok()) answered_.wait_until(lock, until, [&] { return waiting.done || !alive(); });
+  waiting_.erase(message.seq);
+  if (!sent.ok()) return sent;
+  if (!waiting.done) {
+    if (!alive()) return Status(Code::kUnavailable, "the broker is gone");
+    return Status(Code::kDeadlineExceeded,
+                  "the broker did not answer in " + std::to_string(deadline.count()) + " ms");
+  }
+  if (Status s = status_of(waiting.packet.message.body.reply); !s.ok()) return s;
+  return std::move(waiting.packet);
+}
+
+void Session::post(const Message& message) {
+  if (!alive()) return;
+  if (Status s = send_message(socket_.get(), message); !s.ok()) log_debug(s.text());
+}
+
+void Session::run(std::function<void()> task) {
+  {
+    std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
+}
+
+void Session::deliver(Packet& packet) {
+  std::lock_guard lock(mutex_);
+  const auto it = waiting_.find(packet.message.seq);
+  if (it == waiting_.end()) return;  // its caller gave up; a descriptor beside it closes here
+  it->second->packet = std::move(packet);
+  it->second->done = true;
+  answered_.notify_all();
+}
+
+void Session::serve() {
+  pthread_setname_np(pthread_self(), "amem-session");
+  pollfd fds[2] = {{socket_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+  for (;;) {
+    // No deadline here: this thread's whole job is to wait for the broker, whose death ends the
+    // wait.
+    if (::poll(fds, 2, -1) < 0 && errno != EINTR) break;
+    if (fds[1].revents != 0) {
+      std::uint64_t count = 0;
+      [[maybe_unused]] const ssize_t n = ::read(wake_.get(), &count, sizeof count);
+      std::vector<std::function<void()>> tasks;
+      {
+        std::lock_guard lock(mutex_);
+        tasks.swap(tasks_);
+      }
+      for (auto& task : tasks) task();
+    }
+    if (fds[0].revents == 0) continue;
+    Packet packet;
+    const Status s = receive(socket_.get(), MSG_DONTWAIT, packet);
+    if (s.code() == Code::kResourceExhausted) continue;
+    if (!s.ok()) {
+      if (s.code() != Code::kUnavailable) log_error("from the broker: " + s.text());
+      break;
+    }
+    if (packet.message.which_body == amem_v1_SessionMessage_reply_tag)
+      deliver(packet);
+    else
+      handler_->command(packet);
+  }
+  {
+    std::lock_guard lock(mutex_);
+    alive_.store(false, std::memory_order_release);
+    answered_.notify_all();
+  }
+  ::shutdown(socket_.get(), SHUT_RDWR);  // not closed: other threads may be about to use the number
+  handler_->lost();
+}
+
+void Session::abandon_after_fork() noexcept {
+  alive_.store(false, std::memory_order_release);
+  socket_.reset();
+  wake_.reset();
+}
+
+}  // namespace amem::shim

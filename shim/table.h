@@ -1,0 +1,99 @@
+// Table: what this rank's program believes about its brokered memory: virtual handles, mappings,
+// access.
+//
+// Pure bookkeeping, no driver calls, no lock: Memory owns one and guards it. Callers (NCCL,
+// PyTorch) hold virtual handles; a mapping keeps its allocation alive as in the real driver,
+// whether or not a handle is left. An allocation that is not resident (the group is paused) keeps
+// every entry, so that it can be mapped again just so.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "common/protocol.h"
+
+namespace amem::shim {
+
+using Address = std::uint64_t;
+
+/// A grant of cuMemSetAccess. `type`, `id` and `flags` are CUmemAccessDesc's numbers.
+struct Access {
+  int type = 0;
+  int id = 0;
+  int flags = 0;
+  friend bool operator==(const Access&, const Access&) = default;
+};
+
+struct Allocation {
+  std::uint64_t id = 0;    // the broker's
+  std::uint64_t size = 0;  // bytes
+  int device = 0;          // ordinal in this process
+  bool gpu_direct_rdma = false;
+  bool imported = false;  // redeemed, not created here
+  bool pinned = false;    // handed to a NIC; stays through a pause
+  bool resident = true;   // physical memory is here
+  Token token{};
+  std::uint32_t refs = 0;          // handles the program holds
+  std::vector<Address> mapped_at;  // where its mappings begin
+  std::uint64_t real = 0;          // the driver's handle, 0: released (mappings keep the memory)
+};
+
+struct Mapping {
+  Address address = 0;
+  std::uint64_t size = 0;  // bytes, the whole allocation
+  std::uint64_t id = 0;
+  std::vector<Access> access;
+};
+
+class Table {
+ public:
+  /// Virtual handles live where no driver's handle does: it hands out heap addresses, which never
+  /// have these top bits.
+  static constexpr std::uint64_t kHandleTag = 0xa3e3'0000'0000'0000;
+  static constexpr std::uint64_t kTagMask = 0xffff'0000'0000'0000;
+  static bool is_virtual(std::uint64_t handle) { return (handle & kTagMask) == kHandleTag; }
+  static std::uint64_t id_of(std::uint64_t handle) { return handle & ~kTagMask; }
+  static std::uint64_t handle_of(std::uint64_t id) { return id | kHandleTag; }
+
+  /// Adds an allocation with one reference, or one more reference to one that is known.
+  Allocation& add(const Allocation& allocation);
+  Allocation* find(std::uint64_t id);
+
+  /// REQUIRES: the allocation is known and the range overlaps no mapping.
+  Mapping& add_mapping(std::uint64_t id, Address address);
+  /// The mapping that begins here. REQUIRES: there is one.
+  Mapping& mapping(Address address) { return mappings_.at(address); }
+  /// The mapping that contains this address.
+  Mapping* mapping_at(Address address);
+  /// Mappings that lie wholly or partly in the range, by address.
+  std::vector<Mapping*> overlapping(Address address, std::uint64_t size);
+  /// Removes the mapping that begins here. REQUIRES: there is one.
+  void remove_mapping(Address address);
+
+  /// Records a grant, replacing an earlier one for the same location.
+  static void grant(Mapping& mapping, const Access& access);
+
+  /// Neither handle nor mapping left: the broker can be told.
+  static bool unused(const Allocation& a) { return a.refs == 0 && a.mapped_at.empty(); }
+  void forget(std::uint64_t id) { allocations_.erase(id); }
+
+  std::map<Address, Mapping>& mappings() { return mappings_; }
+  std::unordered_map<std::uint64_t, Allocation>& allocations() { return allocations_; }
+
+  /// Contiguous mappings with equal access are one call to the driver instead of many.
+  struct Run {
+    Address address = 0;
+    std::uint64_t size = 0;
+    std::vector<Access> access;
+  };
+  /// Joins neighbours; `with_access` false ignores what is granted. REQUIRES: sorted by address.
+  static std::vector<Run> runs(const std::vector<Mapping*>& sorted, bool with_access);
+
+ private:
+  std::unordered_map<std::uint64_t, Allocation> allocations_;
+  std::map<Address, Mapping> mappings_;  // by address
+};
+
+}  // namespace amem::shim
