@@ -10,6 +10,8 @@ namespace amem::shim {
 
 void set_log_level(LogLevel level);
 void log(LogLevel level, const std::string& text);
+/// What the program asked to see: printed whatever the level.
+void say(const std::string& text);
 
 inline void log_error(const std::string& text) { log(LogLevel::kError, text); }
 inline void log_warn(const std::string& text) { log(LogLevel::kWarn, text); }

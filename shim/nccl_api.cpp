@@ -86,12 +86,11 @@ AMEM_PUBLIC ncclResult_t ncclMemStats() {
   Runtime& runtime = Runtime::get();
   const auto t = runtime.memory().totals();
   constexpr std::uint64_t kMiB = 1024 * 1024;
-  // Asked for, so printed whatever AMEM_LOG says.
-  log_error("memory of group " + runtime.group() +
-            " in this rank: " + std::to_string(t.owned_bytes / kMiB) + " MiB own, " +
-            std::to_string(t.imported_bytes / kMiB) + " MiB of peers, " +
-            std::to_string(t.allocations) + " allocations, " + std::to_string(t.mappings) +
-            " mappings");
+  amem::shim::say("memory of group " + runtime.group() +
+                  " in this rank: " + std::to_string(t.owned_bytes / kMiB) + " MiB own, " +
+                  std::to_string(t.imported_bytes / kMiB) + " MiB of peers, " +
+                  std::to_string(t.allocations) + " allocations, " + std::to_string(t.mappings) +
+                  " mappings");
   return ncclSuccess;
 }
 

@@ -1,0 +1,194 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "shim/gate.h"
+
+namespace amem::shim {
+namespace {
+
+using namespace std::chrono_literals;
+
+thread_local int my_device = 0;
+int device_of_test() { return my_device; }
+
+class GateTest : public ::testing::Test {
+ protected:
+  void SetUp() override { gate_.prepare({true, 10s, &device_of_test}); }
+
+  /// Waits for a condition on the gate's snapshot; false after 5 s.
+  template <class Condition>
+  bool eventually(Condition condition) {
+    const auto deadline = Gate::Clock::now() + 5s;
+    std::uint64_t version = 0;
+    while (!condition(gate_.snapshot())) {
+      if (Gate::Clock::now() > deadline) return false;
+      version = gate_.wait_change(version, 50ms);
+    }
+    return true;
+  }
+
+  static std::uint32_t waiting(const Gate::Snapshot& s, std::size_t device) {
+    return device < s.waiting.size() ? s.waiting[device] : 0;
+  }
+
+  Gate gate_;
+};
+
+TEST_F(GateTest, OpenGateLetsCallersThroughAndNests) {
+  ASSERT_EQ(gate_.enter(), CUDA_SUCCESS);
+  ASSERT_EQ(gate_.enter(), CUDA_SUCCESS);
+  EXPECT_TRUE(gate_.snapshot().any_active);
+  gate_.leave();
+  EXPECT_TRUE(gate_.snapshot().any_active);
+  gate_.leave();
+  EXPECT_FALSE(gate_.snapshot().any_active);
+}
+
+TEST_F(GateTest, ShutGateHoldsCallersUntilItOpens) {
+  gate_.close();
+  std::atomic<bool> passed{false};
+  std::thread caller([&] {
+    const Pass pass(gate_);
+    EXPECT_EQ(pass.result(), CUDA_SUCCESS);
+    passed = true;
+  });
+  EXPECT_TRUE(eventually([&](const auto& s) { return waiting(s, 0) == 1; }));
+  EXPECT_FALSE(passed);
+  EXPECT_FALSE(gate_.snapshot().any_active);
+  gate_.open();
+  caller.join();
+  EXPECT_TRUE(passed);
+}
+
+TEST_F(GateTest, ACallerInsideIsSeenAfterClosing) {
+  std::atomic<bool> inside{false};
+  std::atomic<bool> leave{false};
+  std::thread caller([&] {
+    const Pass pass(gate_);
+    inside = true;
+    while (!leave) std::this_thread::yield();
+  });
+  while (!inside) std::this_thread::yield();
+  gate_.close();
+  EXPECT_TRUE(gate_.snapshot().any_active);
+  leave = true;
+  EXPECT_TRUE(eventually([](const auto& s) { return !s.any_active; }));
+  caller.join();
+  gate_.open();
+}
+
+TEST_F(GateTest, AStepLetsExactlyOneCallerOfThatDeviceThrough) {
+  gate_.close();
+  std::atomic<int> passed[2] = {0, 0};
+  std::vector<std::thread> callers;
+  for (int device : {0, 0, 1})
+    callers.emplace_back([&, device] {
+      my_device = device;
+      const Pass pass(gate_);
+      ++passed[device];
+    });
+  ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 2 && waiting(s, 1) == 1; }));
+  gate_.step(0);
+  ASSERT_TRUE(eventually([](const auto& s) { return s.steps_used == 1 && !s.any_active; }));
+  EXPECT_EQ(passed[0], 1);
+  EXPECT_EQ(passed[1], 0);
+  gate_.step(1);
+  ASSERT_TRUE(eventually([](const auto& s) { return s.steps_used == 2 && !s.any_active; }));
+  EXPECT_EQ(passed[1], 1);
+  gate_.open();
+  for (auto& t : callers) t.join();
+  EXPECT_EQ(passed[0], 2);
+}
+
+TEST_F(GateTest, AStepThatFindsNobodyIsUsedUpAtOnce) {
+  gate_.close();
+  gate_.step(3);
+  EXPECT_EQ(gate_.snapshot().steps_used, 1U);
+  gate_.open();
+}
+
+TEST_F(GateTest, PassesCountsWhoPassedTheShutGate) {
+  gate_.close();
+  const std::uint64_t before = gate_.snapshot().passes;
+  std::thread caller([&] { const Pass pass(gate_); });
+  ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
+  gate_.step(0);
+  caller.join();
+  EXPECT_EQ(gate_.snapshot().passes, before + 1);
+  gate_.open();
+}
+
+TEST_F(GateTest, CallersPassWhileAStreamCaptureIsOpen) {
+  gate_.capture_began();
+  gate_.close();
+  std::thread caller([&] {
+    const Pass pass(gate_);
+    EXPECT_EQ(pass.result(), CUDA_SUCCESS);
+  });
+  caller.join();
+  gate_.capture_ended();
+  EXPECT_EQ(gate_.snapshot().captures, 0U);
+  std::thread late([&] { const Pass pass(gate_); });
+  EXPECT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
+  gate_.open();
+  late.join();
+}
+
+TEST_F(GateTest, ACallerThatWaitsTooLongGetsAnError) {
+  gate_.prepare({true, 20ms, &device_of_test});
+  gate_.close();
+  EXPECT_EQ(gate_.enter(), CUDA_ERROR_TIMEOUT);
+  gate_.open();
+  ASSERT_EQ(gate_.enter(), CUDA_SUCCESS);  // the failed entry left no trace
+  gate_.leave();
+  EXPECT_FALSE(gate_.snapshot().any_active);
+}
+
+TEST_F(GateTest, ErrorPolicyAnswersOncePaused) {
+  gate_.prepare({false, 10s, &device_of_test});
+  gate_.close();
+  std::thread caller([&] { EXPECT_EQ(gate_.enter(), CUDA_ERROR_NOT_READY); });
+  ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
+  gate_.hold();
+  caller.join();
+  EXPECT_EQ(gate_.enter(), CUDA_ERROR_NOT_READY);
+  gate_.open();
+}
+
+TEST_F(GateTest, AFailedGateNeverOpensForAnybody) {
+  gate_.close();
+  std::thread caller([&] { EXPECT_EQ(gate_.enter(), CUDA_ERROR_SYSTEM_NOT_READY); });
+  ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
+  gate_.fail();
+  caller.join();
+}
+
+// What the whole pause rests on: once the gate is shut and nobody is inside, nobody is inside.
+TEST_F(GateTest, NoCallerIsEverInsideAShutAndQuietGate) {
+  std::atomic<bool> stop{false};
+  std::atomic<int> inside{0};
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 4; ++i)
+    callers.emplace_back([&] {
+      while (!stop) {
+        const Pass pass(gate_);
+        ++inside;
+        --inside;
+      }
+    });
+  for (int round = 0; round < 300; ++round) {
+    gate_.close();
+    ASSERT_TRUE(eventually([](const auto& s) { return !s.any_active; }));
+    for (int look = 0; look < 50; ++look) ASSERT_EQ(inside.load(), 0);
+    gate_.open();
+    std::this_thread::yield();
+  }
+  stop = true;
+  for (auto& t : callers) t.join();
+}
+
+}  // namespace
+}  // namespace amem::shim

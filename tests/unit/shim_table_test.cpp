@@ -1,0 +1,93 @@
+#include <gtest/gtest.h>
+
+#include "shim/table.h"
+
+namespace amem::shim {
+namespace {
+
+constexpr std::uint64_t kMiB = 1024 * 1024;
+
+Allocation allocation(std::uint64_t id, std::uint64_t size = 2 * kMiB) {
+  Allocation a;
+  a.id = id;
+  a.size = size;
+  return a;
+}
+
+TEST(ShimTable, HandlesAreToldFromTheDrivers) {
+  EXPECT_TRUE(Table::is_virtual(Table::handle_of(1)));
+  EXPECT_EQ(Table::id_of(Table::handle_of(77)), 77U);
+  EXPECT_FALSE(Table::is_virtual(0x7f05d5e00000));
+  EXPECT_FALSE(Table::is_virtual(0));
+}
+
+TEST(ShimTable, AddingAgainCountsAReference) {
+  Table t;
+  EXPECT_EQ(t.add(allocation(1)).refs, 1U);
+  EXPECT_EQ(t.add(allocation(1)).refs, 2U);
+  EXPECT_EQ(t.find(2), nullptr);
+}
+
+TEST(ShimTable, OneAllocationAtTwoAddresses) {
+  Table t;
+  Allocation& a = t.add(allocation(1));
+  t.add_mapping(1, 0x10000000);
+  t.add_mapping(1, 0x20000000);
+  EXPECT_EQ(a.mapped_at.size(), 2U);
+  a.refs = 0;
+  EXPECT_FALSE(Table::unused(a));
+  t.remove_mapping(0x10000000);
+  EXPECT_FALSE(Table::unused(a));
+  t.remove_mapping(0x20000000);
+  EXPECT_TRUE(Table::unused(a));
+}
+
+TEST(ShimTable, LookupByAddress) {
+  Table t;
+  t.add(allocation(1));
+  t.add(allocation(2, 4 * kMiB));
+  t.add_mapping(1, 0x10000000);
+  t.add_mapping(2, 0x10000000 + 2 * kMiB);
+  EXPECT_EQ(t.mapping_at(0x10000000 - 1), nullptr);
+  EXPECT_EQ(t.mapping_at(0x10000000)->id, 1U);
+  EXPECT_EQ(t.mapping_at(0x10000000 + 2 * kMiB - 1)->id, 1U);
+  EXPECT_EQ(t.mapping_at(0x10000000 + 2 * kMiB)->id, 2U);
+  EXPECT_EQ(t.mapping_at(0x10000000 + 6 * kMiB), nullptr);
+
+  EXPECT_EQ(t.overlapping(0x10000000, 6 * kMiB).size(), 2U);
+  EXPECT_EQ(t.overlapping(0x10000000 + kMiB, 1).size(), 1U);
+  EXPECT_EQ(t.overlapping(0x10000000 - kMiB, kMiB).size(), 0U);
+  EXPECT_EQ(t.overlapping(0x10000000 + 6 * kMiB, kMiB).size(), 0U);
+}
+
+TEST(ShimTable, AGrantReplacesTheOneForTheSameDevice) {
+  Mapping m;
+  Table::grant(m, {1, 0, 3});
+  Table::grant(m, {1, 1, 3});
+  Table::grant(m, {1, 0, 1});
+  ASSERT_EQ(m.access.size(), 2U);
+  EXPECT_EQ(m.access[0], (Access{1, 0, 1}));
+}
+
+TEST(ShimTable, NeighboursWithEqualAccessAreOneRun) {
+  Table t;
+  std::vector<Mapping*> mapped;
+  for (std::uint64_t id = 1; id <= 4; ++id) {
+    t.add(allocation(id));
+    // 1, 2 and 3 touch; 4 stands apart. 3 has another grant.
+    const Address at = 0x10000000 + (id == 4 ? 100 : id) * 2 * kMiB;
+    Mapping& m = t.add_mapping(id, at);
+    Table::grant(m, {1, id == 3 ? 1 : 0, 3});
+    mapped.push_back(&m);
+  }
+  const auto with_access = Table::runs(mapped, true);
+  ASSERT_EQ(with_access.size(), 3U);
+  EXPECT_EQ(with_access[0].size, 4 * kMiB);
+  const auto plain = Table::runs(mapped, false);
+  ASSERT_EQ(plain.size(), 2U);
+  EXPECT_EQ(plain[0].size, 6 * kMiB);
+  EXPECT_TRUE(plain[0].access.empty());
+}
+
+}  // namespace
+}  // namespace amem::shim
