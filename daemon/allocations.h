@@ -1,0 +1,100 @@
+// Allocations: the table of every piece of physical GPU memory that the broker has made.
+//
+// An Allocation owns its descriptor (the one thing that keeps the memory alive on our side) and
+// names the pool extents that hold its bytes while its group is paused; the extents are the
+// ExtentAllocator's. Ids grow and are never used twice. Does no I/O, but that closing the last
+// reference to a descriptor frees the memory.
+//
+// Not synchronised: the broker's loop owns it. References stay valid until the allocation goes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/fd.h"
+#include "common/protocol.h"
+#include "common/status.h"
+#include "daemon/extents.h"
+
+namespace amem {
+
+using AllocationId = std::uint64_t;
+using RankId = std::uint32_t;   // unique in the broker's life
+using GroupId = std::uint32_t;  // likewise: a group that comes back by name is another group
+
+/// A descriptor that a queue of outgoing packets may hold beside the table.
+using SharedFd = std::shared_ptr<const Fd>;
+
+struct Allocation {
+  AllocationId id = 0;
+  GroupId group = 0;
+  Token token{};
+  std::uint64_t size = 0;
+  DeviceUuid device;
+  bool gpu_direct_rdma = false;
+  std::string tag;
+  std::vector<RankId> holders;  // by first hold; never empty in the table
+  std::vector<RankId> pinners;  // the holders that gave it to a device that remembers its address
+  Extents saved;                // where its bytes are while paused; empty: nothing was kept
+  SharedFd fd;                  // null: not on the device
+
+  RankId keeper() const { return holders.front(); }
+  bool resident() const { return fd != nullptr; }
+  bool pinned() const { return !pinners.empty(); }
+  bool held_by(RankId rank) const;
+  bool pinned_by(RankId rank) const;
+};
+
+struct Usage {
+  std::uint64_t count = 0;
+  std::uint64_t allocated = 0;  // bytes, all of it
+  std::uint64_t resident = 0;   // of these, on a device now
+  std::uint64_t saved = 0;      // of these, with bytes in the pool
+  std::uint64_t pinned = 0;     // of these, cannot leave the device
+};
+
+class Allocations {
+ public:
+  using Filter = std::function<bool(const Allocation&)>;
+
+  /// Takes an allocation that its creator holds, and gives it its id.
+  /// REQUIRES: allocation.holders has one entry.
+  Allocation& add(Allocation allocation);
+
+  Allocation* find(AllocationId id);
+
+  /// `rank` of `group` presents a ticket: makes it a holder, once. kNotFound: no such allocation
+  /// (any more). kPermissionDenied: another group's, or the wrong token.
+  Result<Allocation*> redeem(AllocationId id, const Token& token, GroupId group, RankId rank);
+
+  /// `rank` holds it no longer. The allocation itself, when nobody does now: it has left the table,
+  /// the caller frees its extents, and its end closes its descriptor.
+  /// kNotFound: `rank` does not hold an allocation of that id.
+  Result<std::optional<Allocation>> free(AllocationId id, RankId rank);
+
+  /// `rank` has gone: takes it from all holders; those that nobody holds now, as from free().
+  std::vector<Allocation> drop_rank(RankId rank);
+
+  /// kNotFound: `rank` does not hold an allocation of that id.
+  Status pin(AllocationId id, RankId rank);
+
+  /// Oldest first.
+  std::vector<Allocation*> select(const Filter& filter);
+  std::vector<const Allocation*> select(const Filter& filter) const;
+  std::vector<Allocation*> of_group(GroupId group);
+  std::vector<const Allocation*> of_group(GroupId group) const;
+
+  Usage usage(const Filter& filter) const;
+  std::size_t size() const { return table_.size(); }
+
+ private:
+  std::map<AllocationId, Allocation> table_;
+  AllocationId next_id_ = 1;
+};
+
+}  // namespace amem

@@ -1,0 +1,84 @@
+#include "daemon/cut.h"
+
+#include <algorithm>
+
+namespace amem {
+
+Cut::Cut(const std::vector<RankId>& ranks, Duration stall, Time now)
+    : stall_(stall), last_change_(now) {
+  for (RankId rank : ranks) ranks_.emplace(rank, Rank());
+}
+
+bool Cut::Rank::busy() const {
+  return last.captures > 0 || std::any_of(last.devices.begin(), last.devices.end(),
+                                          [](const auto& device) { return device.busy; });
+}
+
+void Cut::report(RankId rank, CutReport report, Time now) {
+  const auto it = ranks_.find(rank);
+  if (it == ranks_.end()) return;
+  it->second.reported = true;
+  it->second.last = std::move(report);
+  last_change_ = now;
+}
+
+bool Cut::taken() const {
+  return std::all_of(ranks_.begin(), ranks_.end(),
+                     [](const auto& entry) { return entry.second.quiet(); });
+}
+
+std::size_t Cut::quiet_ranks() const {
+  return static_cast<std::size_t>(std::count_if(
+      ranks_.begin(), ranks_.end(), [](const auto& entry) { return entry.second.quiet(); }));
+}
+
+// A rank that has not reported, or has a Step to use up, is no reason to move others: what it says
+// next may be that it is quiet.
+bool Cut::somebody_busy() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
+    return entry.second.current() && entry.second.busy();
+  });
+}
+
+std::vector<Cut::Step> Cut::decide(Time now) {
+  std::vector<Step> steps;
+  if (!somebody_busy()) return steps;
+  const bool stalled = now - last_change_ >= stall_;
+  for (auto& [id, rank] : ranks_) {
+    if (!rank.current()) continue;
+    for (const CutReport::Device& device : rank.last.devices) {
+      // A busy device runs what it has first; only when nothing moves may its callers be what
+      // somebody waits for (two threads of one rank).
+      if (device.waiting == 0 || (device.busy && !stalled)) continue;
+      steps.push_back({id, device.device});
+      ++rank.sent;
+    }
+  }
+  if (stalled || !steps.empty()) last_change_ = now;
+  return steps;
+}
+
+Time Cut::next_decision() const { return somebody_busy() ? last_change_ + stall_ : kNever; }
+
+std::map<RankId, std::string> Cut::laggards() const {
+  std::map<RankId, std::string> late;
+  for (const auto& [id, rank] : ranks_) {
+    if (rank.quiet()) continue;
+    std::string why;
+    if (!rank.reported) {
+      why = "has not answered";
+    } else if (!rank.current()) {
+      why = "has not used the step it was given";
+    } else if (rank.last.captures > 0) {
+      why = "is capturing a stream";
+    } else {
+      why = "has work running on";
+      for (const CutReport::Device& device : rank.last.devices)
+        if (device.busy) why += " " + to_string(device.device);
+    }
+    late.emplace(id, std::move(why));
+  }
+  return late;
+}
+
+}  // namespace amem

@@ -1,0 +1,81 @@
+// Cut: takes the consistent cut of a quiesce (docs/protocol.md, "Pause", point 2).
+//
+// With the gates simply shut, one rank may be inside a collective that another has not launched
+// yet, and its device never becomes idle. From what the ranks report, Cut decides who lets one
+// waiting caller through, so that the cut moves forward only as far as it must, and when it is
+// taken.
+//
+// Pure: no I/O, time comes in. Not synchronised; one Cut serves one epoch of one group.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/protocol.h"
+#include "daemon/allocations.h"
+#include "daemon/clock.h"
+
+namespace amem {
+
+/// What a rank says about itself while its gate is shut.
+struct CutReport {
+  struct Device {
+    DeviceUuid device;
+    bool busy = false;          // work on it, or a call that passed the gate has not returned
+    std::uint32_t waiting = 0;  // callers at the gate with this device current
+  };
+  std::uint32_t steps = 0;     // Steps of this epoch that it has used up
+  std::uint32_t captures = 0;  // stream captures under way
+  std::vector<Device> devices;
+};
+
+class Cut {
+ public:
+  struct Step {
+    RankId rank = 0;
+    DeviceUuid device;
+    friend bool operator==(const Step&, const Step&) = default;
+  };
+
+  Cut(const std::vector<RankId>& ranks, Duration stall, Time now);
+
+  /// A rank has reported; one that is not part of the cut is ignored.
+  void report(RankId rank, CutReport report, Time now);
+  /// The rank has gone and counts no more.
+  void forget(RankId rank) { ranks_.erase(rank); }
+
+  /// Every rank is quiet, by a report that knows of every Step it was sent.
+  bool taken() const;
+  std::size_t quiet_ranks() const;
+
+  /// The Steps to send now; counts them as sent.
+  std::vector<Step> decide(Time now);
+  /// When decide() is worth calling again with no further report; kNever: it is not.
+  Time next_decision() const;
+
+  /// The ranks that are not quiet, each with why: "work running on GPU-…".
+  std::map<RankId, std::string> laggards() const;
+
+ private:
+  struct Rank {
+    bool reported = false;
+    std::uint32_t sent = 0;
+    CutReport last;
+
+    /// The report describes the rank after all Steps it was sent.
+    bool current() const { return reported && last.steps == sent; }
+    bool busy() const;
+    bool quiet() const { return current() && !busy(); }
+  };
+
+  bool somebody_busy() const;
+
+  Duration stall_;
+  Time last_change_;
+  std::map<RankId, Rank> ranks_;
+};
+
+}  // namespace amem

@@ -1,0 +1,75 @@
+// ExtentAllocator: who uses which bytes of the host pool.
+//
+// The pool is a list of segments that only grows. Space is handed out in whole chunks; what one
+// request gets may lie in several pieces, so space never goes unusable by fragmentation and a
+// batch fails only when there really are too few chunks left. Holds no memory itself.
+//
+// Not synchronised: the broker's loop owns it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "common/status.h"
+
+namespace amem {
+
+struct Extent {
+  std::uint32_t segment = 0;
+  std::uint64_t offset = 0;  // in the segment, a multiple of the chunk
+  std::uint64_t length = 0;  // a multiple of the chunk
+
+  friend bool operator==(const Extent&, const Extent&) = default;
+};
+
+using Extents = std::vector<Extent>;
+
+class ExtentAllocator {
+ public:
+  struct Request {
+    std::uint64_t size = 0;  // rounded up to whole chunks; not 0
+    int node = -1;           // NUMA node to prefer, -1: none
+  };
+
+  /// REQUIRES: chunk > 0.
+  explicit ExtentAllocator(std::uint64_t chunk) : chunk_(chunk) {}
+
+  /// Adds space for use and returns the segment's index, counted from 0. What does not fill a
+  /// chunk at its end is not used.
+  std::uint32_t add_segment(std::uint64_t size, int node = -1);
+
+  /// One list of extents per request, in order; each list covers its request from the first byte
+  /// on. All or nothing: kResourceExhausted names need and free bytes, and nothing has changed.
+  Result<std::vector<Extents>> take(const std::vector<Request>& requests);
+
+  /// Frees what take() handed out, whole or in chunk-sized parts. kInternal: some of it is not in
+  /// use (a double free) or was never handed out; nothing has changed.
+  Status give_back(const Extents& extents);
+
+  std::uint64_t chunk() const { return chunk_; }
+  std::uint64_t total() const { return total_; }
+  std::uint64_t used() const { return total_ - free_; }
+  std::uint64_t available() const { return free_; }
+
+ private:
+  using FreeList = std::map<std::uint64_t, std::uint64_t>;  // offset → length, never adjacent
+
+  struct Segment {
+    std::uint64_t size = 0;
+    int node = -1;
+    FreeList free;
+  };
+
+  std::uint64_t round_up(std::uint64_t size) const { return (size + chunk_ - 1) / chunk_ * chunk_; }
+  std::uint64_t take_from(std::uint32_t index, std::uint64_t need, Extents& out);
+  bool in_use(const Extent& extent) const;
+  void insert(const Extent& extent);
+
+  std::uint64_t chunk_;
+  std::uint64_t total_ = 0;
+  std::uint64_t free_ = 0;
+  std::vector<Segment> segments_;
+};
+
+}  // namespace amem

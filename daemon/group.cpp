@@ -1,0 +1,477 @@
+#include "daemon/group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/units.h"
+
+namespace amem {
+namespace {
+
+constexpr GroupState target(Operation op) {
+  return op == Operation::kPause ? GroupState::kPaused : GroupState::kRunning;
+}
+
+}  // namespace
+
+std::string_view to_string(GroupState state) {
+  switch (state) {
+    case GroupState::kRunning:
+      return "running";
+    case GroupState::kPausing:
+      return "pausing";
+    case GroupState::kPaused:
+      return "paused";
+    case GroupState::kResuming:
+      return "resuming";
+  }
+  return "";
+}
+
+std::string_view to_string(Operation op) { return op == Operation::kPause ? "pause" : "resume"; }
+
+Group::Group(std::string name, const Deadlines& deadlines, Time now)
+    : name_(std::move(name)), deadlines_(deadlines), since_(now) {}
+
+std::optional<Action> Group::next_action() {
+  if (actions_.empty()) return std::nullopt;
+  Action next = std::move(actions_.front());
+  actions_.pop_front();
+  return next;
+}
+
+// ---- ranks --------------------------------------------------------------------------------------
+
+bool Group::join(RankId rank, std::string label) {
+  members_.emplace(rank, std::move(label));
+  // In the open phase everything has been loaded and Open has been sent: nothing to wait for.
+  return state_ != GroupState::kRunning && phase_ != Phase::kOpen;
+}
+
+void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
+  const std::string who = label(rank);
+  const bool took_part = participants_.erase(rank) > 0;
+  const bool was_awaited = waiting_.erase(rank) > 0;
+  members_.erase(rank);
+  requests_.forget(rank);
+  if (cut_) cut_->forget(rank);
+
+  if (operating() && members_.empty()) {
+    settle(state_, {Code::kAborted, "the last rank, " + who + ", has ended"}, now);
+    return;
+  }
+  if (operating() && took_part) {
+    const std::string what = who + " ended during " + std::string(phase_name(phase_));
+    switch (rule(phase_).death) {
+      case OnDeath::kCallOff:
+        fail({Code::kAborted, what}, now);
+        break;
+      case OnDeath::kRollBackIfNeeded:
+        if (leaves_unloaded && was_awaited) {
+          fail({Code::kAborted, what + " before it had loaded what other ranks hold too"}, now);
+          break;
+        }
+        [[fallthrough]];
+      case OnDeath::kGoOn:
+        note_ = what;
+        if (rule(phase_).waits_for_ranks) advance_if_done(now);
+        break;
+    }
+  }
+  look_at_requests(now);
+}
+
+bool Group::may_allocate(RankId rank) const {
+  // A call that passed the gate before it shut must be able to end; one that joined since has
+  // passed nothing.
+  return state_ == GroupState::kRunning ||
+         (phase_ == Phase::kQuiesce && participants_.contains(rank));
+}
+
+std::vector<RankId> Group::members() const {
+  std::vector<RankId> ranks;
+  for (const auto& [rank, label] : members_) ranks.push_back(rank);
+  return ranks;
+}
+
+std::vector<RankId> Group::participants() const {
+  return {participants_.begin(), participants_.end()};
+}
+
+const std::string& Group::label(RankId rank) const {
+  static const std::string unknown = "an unknown rank";
+  const auto it = members_.find(rank);
+  return it != members_.end() ? it->second : unknown;
+}
+
+std::string_view Group::waiting_for(RankId rank) const {
+  return waiting_.contains(rank) ? phase_name(phase_) : std::string_view();
+}
+
+// ---- beginnings ---------------------------------------------------------------------------------
+
+Status Group::can_start(Operation op) const {
+  const std::string who = "group '" + name_ + "' ";
+  if (operating())
+    return {Code::kFailedPrecondition, who + "is " + std::string(to_string(state_)) + " (" +
+                                           std::string(phase_name(phase_)) +
+                                           "); try again when that has ended"};
+  if (state_ == target(op))
+    return {Code::kFailedPrecondition, who + "is already " + std::string(to_string(state_))};
+  return {};
+}
+
+Status Group::start(Operation op, Duration timeout, Time now) {
+  Status status = can_start(op);
+  if (status.ok()) begin(op, timeout, false, now);
+  return status;
+}
+
+void Group::begin(Operation op, Duration timeout, bool inside, Time now) {
+  op_ = op;
+  inside_ = inside;
+  timeout_ = timeout;
+  began_ = now;
+  trouble_ = {};
+  note_.clear();
+  times_.clear();
+  participants_.clear();
+  for (const auto& [rank, label] : members_) participants_.insert(rank);
+  ++epoch_;
+  state_ = op == Operation::kPause ? GroupState::kPausing : GroupState::kResuming;
+  since_ = now;
+  actions_.push_back(action::StateChanged{state_});
+  enter(op == Operation::kPause ? Phase::kQuiesce : Phase::kAdmit, now);
+}
+
+// ---- phases -------------------------------------------------------------------------------------
+
+void Group::enter(Phase phase, Time now) {
+  close_phase(now);
+  phase_ = phase;
+  phase_began_ = now;
+  const bool theirs =
+      timeout_ != Duration::zero() && (phase == Phase::kQuiesce || phase == Phase::kLoad);
+  deadline_ = now + (theirs ? timeout_ : deadlines_.of(phase));
+  bytes_ = 0;
+  waiting_.clear();
+  if (phase != Phase::kQuiesce) cut_.reset();
+
+  switch (phase) {
+    case Phase::kQuiesce:
+      waiting_ = participants_;
+      cut_.emplace(participants(), deadlines_.stall, now);
+      actions_.push_back(action::Quiesce{epoch_, participants()});
+      break;
+    case Phase::kSave:
+      actions_.push_back(action::Save{epoch_});
+      break;
+    case Phase::kRollback:
+      ++epoch_;
+      [[fallthrough]];
+    case Phase::kRelease:
+      waiting_ = participants_;
+      actions_.push_back(action::Release{epoch_, participants()});
+      break;
+    case Phase::kDrop:
+      actions_.push_back(action::Drop{});
+      break;
+    case Phase::kAdmit:
+      actions_.push_back(action::Admit{});
+      break;
+    case Phase::kCreate:
+      actions_.push_back(action::Create{epoch_});
+      break;
+    case Phase::kLoad:
+      waiting_ = participants_;
+      actions_.push_back(action::Load{epoch_, participants()});
+      break;
+    case Phase::kPeers:
+      actions_.push_back(action::Peers{epoch_});
+      break;
+    case Phase::kOpen: {
+      // Those that joined on the way have their gates shut too.
+      const std::vector<RankId> all = members();
+      participants_.insert(all.begin(), all.end());
+      waiting_ = participants_;
+      actions_.push_back(action::Open{epoch_, all});
+      break;
+    }
+    case Phase::kNone:
+    case Phase::kPaused:
+    case Phase::kRunning:
+      break;
+  }
+  asked_ = static_cast<std::uint32_t>(waiting_.size());
+  report_progress(now);
+  // In save and peers the broker says first whom it asked.
+  if (rule(phase).waits_for_ranks && phase != Phase::kSave && phase != Phase::kPeers)
+    advance_if_done(now);
+}
+
+void Group::close_phase(Time now) {
+  if (operating()) times_.push_back({phase_, now - phase_began_});
+}
+
+void Group::advance_if_done(Time now) {
+  if (phase_ == Phase::kQuiesce)
+    look_at_cut(now);
+  else if (waiting_.empty())
+    advance(now);
+}
+
+void Group::advance(Time now) {
+  switch (const Phase next = rule(phase_).next) {
+    case Phase::kPaused:
+      settle(GroupState::kPaused, trouble_, now);
+      break;
+    case Phase::kRunning:
+      actions_.push_back(action::ReturnChunks{});
+      settle(GroupState::kRunning, trouble_, now);
+      break;
+    default:
+      enter(next, now);
+  }
+}
+
+void Group::trouble(Status status) {
+  if (trouble_.ok())
+    trouble_ = Status(status.code(), std::string(phase_name(phase_)) + ": " + status.text());
+  else
+    trouble_ = Status(trouble_.code(), trouble_.text() + "; then " +
+                                           std::string(phase_name(phase_)) + ": " + status.text());
+}
+
+void Group::fail(Status status, Time now) {
+  trouble(std::move(status));
+  switch (rule(phase_).failure) {
+    case OnFailure::kCallOff:
+      actions_.push_back(action::ReturnChunks{});
+      actions_.push_back(action::Open{epoch_, members()});
+      settle(GroupState::kRunning, trouble_, now);
+      break;
+    case OnFailure::kGoOn:
+      break;
+    case OnFailure::kEnd:
+      settle(GroupState::kPaused, trouble_, now);
+      break;
+    case OnFailure::kDropAgain:
+      enter(Phase::kDrop, now);
+      break;
+    case OnFailure::kRollBack:
+      enter(Phase::kRollback, now);
+      break;
+  }
+}
+
+void Group::settle(GroupState state, Status status, Time now) {
+  close_phase(now);
+  phase_ = Phase::kNone;
+  deadline_ = kNever;
+  waiting_.clear();
+  participants_.clear();
+  cut_.reset();
+  state_ = state;
+  since_ = now;
+  if (!status.ok()) {
+    std::string text = std::string(to_string(op_)) + " of group '" + name_ + "': " + status.text();
+    if (!members_.empty()) text += "; the group is " + std::string(to_string(state_));
+    status = Status(status.code(), std::move(text));
+    note_ = status.text();
+  }
+  Outcome outcome{op_, status, now - began_, std::move(times_)};
+  times_.clear();
+  if (status.ok()) (op_ == Operation::kPause ? last_pause_ : last_resume_) = outcome;
+  if (!members_.empty()) actions_.push_back(action::StateChanged{state_});
+  actions_.push_back(action::Finished{std::move(outcome)});
+
+  if (inside_ || state_ == target(op_)) answer(op_, status);
+  const Operation other = op_ == Operation::kPause ? Operation::kResume : Operation::kPause;
+  if (state_ == target(other)) answer(other, {});
+  look_at_requests(now);
+}
+
+void Group::report_progress(Time now) {
+  std::size_t done = asked_ - waiting_.size();
+  if (phase_ == Phase::kQuiesce && cut_) done = cut_->quiet_ranks();
+  actions_.push_back(
+      action::Progress{phase_, static_cast<std::uint32_t>(done), asked_, bytes_, now - began_});
+}
+
+// ---- answers ------------------------------------------------------------------------------------
+
+void Group::cut_status(RankId rank, Epoch epoch, CutReport report, Time now) {
+  if (phase_ != Phase::kQuiesce || epoch != epoch_) return;
+  const std::size_t quiet = cut_->quiet_ranks();
+  cut_->report(rank, std::move(report), now);
+  if (cut_->quiet_ranks() != quiet) report_progress(now);
+  look_at_cut(now);
+}
+
+void Group::look_at_cut(Time now) {
+  if (cut_->taken()) {
+    waiting_.clear();
+    advance(now);
+    return;
+  }
+  for (const Cut::Step& step : cut_->decide(now)) actions_.push_back(action::Step{epoch_, step});
+}
+
+void Group::phase_done(RankId rank, Epoch epoch, Work work, const Status& status,
+                       std::uint64_t bytes, Time now) {
+  if (epoch != epoch_ || !waiting_.contains(rank)) return;
+  const bool last_answer = [&] {
+    switch (phase_) {
+      case Phase::kSave:
+        return work == Work::kSave;
+      case Phase::kRelease:
+      case Phase::kRollback:
+        return work == Work::kRelease;
+      case Phase::kLoad:
+        return work == Work::kLoad;
+      case Phase::kPeers:
+        return work == Work::kMap;
+      case Phase::kOpen:
+        return work == Work::kOpen;
+      default:
+        return false;
+    }
+  }();
+  const bool expected = last_answer || (phase_ == Phase::kLoad && work == Work::kMap);
+  if (!expected) return;
+
+  bytes_ += bytes;
+  if (last_answer) waiting_.erase(rank);
+  if (!status.ok()) {
+    waiting_.erase(rank);
+    const Phase failed_in = phase_;
+    fail({Code::kAborted, label(rank) + " failed: " + status.text()}, now);
+    if (phase_ != failed_in) return;  // the operation has gone another way
+  }
+  report_progress(now);
+  if (last_answer || !status.ok()) advance_if_done(now);
+}
+
+void Group::save_sent(const Status& status, const std::vector<RankId>& ranks, Time now) {
+  if (phase_ != Phase::kSave) return;
+  if (!status.ok()) return fail(status, now);
+  waiting_ = {ranks.begin(), ranks.end()};
+  asked_ = static_cast<std::uint32_t>(ranks.size());
+  report_progress(now);
+  advance_if_done(now);
+}
+
+void Group::dropped(const std::string& note, Time now) {
+  if (phase_ != Phase::kDrop) return;
+  if (!note.empty()) note_ = note;
+  advance(now);
+}
+
+void Group::admitted(const Status& status, Time now) {
+  if (phase_ != Phase::kAdmit) return;
+  if (!status.ok()) return fail(status, now);
+  advance(now);
+}
+
+void Group::created(const Status& status, Time now) {
+  if (phase_ != Phase::kCreate) return;
+  if (!status.ok()) return fail(status, now);
+  advance(now);
+}
+
+void Group::peers_sent(const std::vector<RankId>& ranks, Time now) {
+  if (phase_ != Phase::kPeers) return;
+  waiting_ = {ranks.begin(), ranks.end()};
+  asked_ = static_cast<std::uint32_t>(ranks.size());
+  report_progress(now);
+  advance_if_done(now);
+}
+
+// ---- requests from inside -----------------------------------------------------------------------
+
+void Group::request(RankId rank, std::uint64_t seq, Operation op, Duration timeout, Time now) {
+  if (!operating() && state_ == target(op)) {
+    actions_.push_back(action::Answer{rank, seq, {}});
+    return;
+  }
+  if (timeout == Duration::zero()) timeout = deadlines_.request;
+  if (Status status = requests_.add({rank, seq, op, now + timeout}); !status.ok()) {
+    actions_.push_back(action::Answer{rank, seq, std::move(status)});
+    return;
+  }
+  look_at_requests(now);
+}
+
+void Group::look_at_requests(Time now) {
+  if (operating()) return;
+  const Operation possible =
+      state_ == GroupState::kRunning ? Operation::kPause : Operation::kResume;
+  if (requests_.complete(possible, members())) begin(possible, Duration::zero(), true, now);
+}
+
+void Group::answer(Operation op, const Status& status) {
+  for (const Requests::Request& r : requests_.take(op))
+    actions_.push_back(action::Answer{r.rank, r.seq, status});
+}
+
+// Requests for what is under way, or will be as soon as the group can, wait for that and not for
+// other ranks.
+Time Group::request_deadline(Operation op) const {
+  if (operating() && (op == op_ || requests_.complete(op, members()))) return kNever;
+  return requests_.deadline(op);
+}
+
+void Group::expire_requests(Operation op, Time now) {
+  if (request_deadline(op) > now) return;
+  answer(op, {Code::kDeadlineExceeded,
+              std::string(to_string(op)) + " of group '" + name_ +
+                  "' from inside: not every rank asked for it in time; missing: " +
+                  names(requests_.missing(op, members())) + "; the group is " +
+                  std::string(to_string(state_))});
+}
+
+// ---- time ---------------------------------------------------------------------------------------
+
+Time Group::wakeup() const {
+  Time time = deadline_;
+  if (cut_) time = std::min(time, cut_->next_decision());
+  for (Operation op : {Operation::kPause, Operation::kResume})
+    time = std::min(time, request_deadline(op));
+  return time;
+}
+
+void Group::tick(Time now) {
+  for (Operation op : {Operation::kPause, Operation::kResume}) expire_requests(op, now);
+  if (!operating()) return;
+  if (now < deadline_) {
+    if (phase_ == Phase::kQuiesce) look_at_cut(now);
+    return;
+  }
+  const Phase late = phase_;
+  const Duration limit = deadline_ - phase_began_;
+  fail({Code::kDeadlineExceeded, "not done within " + format_duration(limit) + ": " + laggards()},
+       now);
+  if (phase_ != late) return;
+  waiting_.clear();  // goes on without their answers
+  deadline_ = kNever;
+  if (rule(phase_).waits_for_ranks) advance(now);
+}
+
+std::string Group::names(const std::vector<RankId>& ranks) const {
+  std::string text;
+  for (RankId rank : ranks) text += (text.empty() ? "" : ", ") + label(rank);
+  return text;
+}
+
+std::string Group::laggards() const {
+  if (cut_) {
+    std::string text;
+    for (const auto& [rank, why] : cut_->laggards())
+      text += (text.empty() ? "" : ", ") + label(rank) + " " + why;
+    return text;
+  }
+  if (waiting_.empty()) return "the broker's own work";
+  return names({waiting_.begin(), waiting_.end()}) + " did not answer";
+}
+
+}  // namespace amem

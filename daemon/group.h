@@ -1,0 +1,222 @@
+// Group: the phases of one group of ranks, as a state machine that follows the table in phases.h.
+//
+// Events go in (a rank joins, leaves, answers; somebody asks for a pause; time passes), actions
+// come out and are carried out by the caller, in order, before the next event. Every wait has a
+// deadline. Before the point of no return (the first Release) a failure ends with the group running
+// again; after it, with the group paused and its bytes safe; never in between.
+//
+// Pure: no I/O, time comes in, memory and sockets are the caller's business. Not synchronised: the
+// broker's loop owns it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/status.h"
+#include "daemon/allocations.h"
+#include "daemon/clock.h"
+#include "daemon/cut.h"
+#include "daemon/phases.h"
+#include "daemon/requests.h"
+
+namespace amem {
+
+using Epoch = std::uint64_t;
+
+enum class GroupState : std::uint8_t { kRunning, kPausing, kPaused, kResuming };
+std::string_view to_string(GroupState state);
+std::string_view to_string(Operation op);
+
+/// What a rank's PhaseDone answers.
+enum class Work : std::uint8_t { kSave, kRelease, kMap, kLoad, kOpen };
+
+struct PhaseTime {
+  Phase phase = Phase::kNone;
+  Duration time{};
+};
+
+/// How an operation went.
+struct Outcome {
+  Operation op = Operation::kPause;
+  Status status;
+  Duration total{};
+  std::vector<PhaseTime> times;
+};
+
+/// What Group wants done. Those that say "answered by" expect that call once they have been done.
+namespace action {
+
+struct Quiesce {  // to these ranks
+  Epoch epoch;
+  std::vector<RankId> ranks;
+};
+struct Step {
+  Epoch epoch;
+  Cut::Step step;
+};
+struct Save {  // take extents, send Save to the keepers; answered by save_sent()
+  Epoch epoch;
+};
+struct Release {  // to these ranks
+  Epoch epoch;
+  std::vector<RankId> ranks;
+};
+struct Drop {};   // close the descriptors of all that is not pinned; answered by dropped()
+struct Admit {};  // compare need and free memory; answered by admitted()
+struct Create {   // create what is not resident; answered by created(), unless the epoch has passed
+  Epoch epoch;
+};
+struct Load {  // Map and Load to these ranks
+  Epoch epoch;
+  std::vector<RankId> ranks;
+};
+struct Peers {  // Map to the holders that are no keepers; answered by peers_sent()
+  Epoch epoch;
+};
+struct Open {  // to these ranks
+  Epoch epoch;
+  std::vector<RankId> ranks;
+};
+struct ReturnChunks {};  // give the group's extents back to the pool
+struct Answer {          // a rank's GroupRequest
+  RankId rank;
+  std::uint64_t seq;
+  Status status;
+};
+struct Progress {
+  Phase phase;
+  std::uint32_t ranks_done;
+  std::uint32_t ranks_total;
+  std::uint64_t bytes;
+  Duration elapsed;  // since the operation began
+};
+struct StateChanged {
+  GroupState state;
+};
+struct Finished {
+  Outcome outcome;
+};
+
+}  // namespace action
+
+using Action = std::variant<action::Quiesce, action::Step, action::Save, action::Release,
+                            action::Drop, action::Admit, action::Create, action::Load,
+                            action::Peers, action::Open, action::ReturnChunks, action::Answer,
+                            action::Progress, action::StateChanged, action::Finished>;
+
+class Group {
+ public:
+  Group(std::string name, const Deadlines& deadlines, Time now);
+
+  /// The next thing to do; nothing when all has been done.
+  std::optional<Action> next_action();
+  /// When tick() is due; kNever: not at all.
+  Time wakeup() const;
+  void tick(Time now);
+
+  // ---- ranks ----
+  /// `label` names the rank in messages: "rank 3 (pid 123)". Returns whether it must start with its
+  /// gate shut; then it gets Open with the others.
+  bool join(RankId rank, std::string label);
+  /// REQUIRES: it joined. `leaves_unloaded`: it was to load bytes of allocations that others hold.
+  void leave(RankId rank, bool leaves_unloaded, Time now);
+  /// Whether Create and Redeem of this rank are served now.
+  bool may_allocate(RankId rank) const;
+  /// A pause or resume asked for from inside. `timeout` 0: the configured one.
+  void request(RankId rank, std::uint64_t seq, Operation op, Duration timeout, Time now);
+
+  // ---- an operator ----
+  /// kFailedPrecondition: the group is in that state already, or in transition. `timeout`, when not
+  /// 0, replaces the deadline of quiesce (pause) or map+load (resume).
+  Status start(Operation op, Duration timeout, Time now);
+  /// Whether start() would be refused, and how.
+  Status can_start(Operation op) const;
+
+  // ---- answers of ranks; those of another epoch or phase are ignored ----
+  void cut_status(RankId rank, Epoch epoch, CutReport report, Time now);
+  void phase_done(RankId rank, Epoch epoch, Work work, const Status& status, std::uint64_t bytes,
+                  Time now);
+
+  // ---- answers to actions ----
+  void save_sent(const Status& status, const std::vector<RankId>& ranks, Time now);
+  /// `note`: what an operator should know about it (memory that did not become free), or empty.
+  void dropped(const std::string& note, Time now);
+  void admitted(const Status& status, Time now);
+  void created(const Status& status, Time now);
+  void peers_sent(const std::vector<RankId>& ranks, Time now);
+
+  // ---- for reports ----
+  const std::string& name() const { return name_; }
+  GroupState state() const { return state_; }
+  Phase phase() const { return phase_; }
+  Epoch epoch() const { return epoch_; }
+  Time since() const { return since_; }
+  const std::string& note() const { return note_; }
+  std::vector<RankId> members() const;
+  bool empty() const { return members_.empty(); }
+  const std::string& label(RankId rank) const;
+  /// The phase in which the broker waits for this rank now; empty: it does not.
+  std::string_view waiting_for(RankId rank) const;
+  /// The last one that succeeded; nothing before the first.
+  const std::optional<Outcome>& last(Operation op) const {
+    return op == Operation::kPause ? last_pause_ : last_resume_;
+  }
+
+ private:
+  bool operating() const { return phase_ != Phase::kNone; }
+  std::vector<RankId> participants() const;
+  std::string names(const std::vector<RankId>& ranks) const;
+  std::string laggards() const;
+
+  void begin(Operation op, Duration timeout, bool inside, Time now);
+  void enter(Phase phase, Time now);
+  void close_phase(Time now);
+  void advance_if_done(Time now);
+  void advance(Time now);
+  void fail(Status status, Time now);
+  void trouble(Status status);
+  void settle(GroupState state, Status status, Time now);
+  void look_at_cut(Time now);
+  void look_at_requests(Time now);
+  void answer(Operation op, const Status& status);
+  void expire_requests(Operation op, Time now);
+  Time request_deadline(Operation op) const;
+  void report_progress(Time now);
+
+  std::string name_;
+  Deadlines deadlines_;
+  std::deque<Action> actions_;
+
+  GroupState state_ = GroupState::kRunning;
+  Time since_;
+  Epoch epoch_ = 0;
+  std::map<RankId, std::string> members_;  // → label
+  Requests requests_;
+  std::string note_;
+  std::optional<Outcome> last_pause_;
+  std::optional<Outcome> last_resume_;
+
+  // The operation under way; meaningless while phase_ is kNone.
+  Phase phase_ = Phase::kNone;
+  Operation op_ = Operation::kPause;
+  bool inside_ = false;  // begun by the ranks' own requests
+  Duration timeout_{};   // the operator's, 0: none
+  Time began_;
+  Time phase_began_;
+  Time deadline_ = kNever;
+  std::set<RankId> participants_;  // the ranks that were members when it began
+  std::set<RankId> waiting_;       // of these, the ones whose answer to this phase is to come
+  std::uint32_t asked_ = 0;        // ranks that this phase was asked of
+  std::uint64_t bytes_ = 0;        // that the ranks report for this phase
+  std::optional<Cut> cut_;
+  Status trouble_;  // the first thing that went wrong and did not end the operation at once
+  std::vector<PhaseTime> times_;
+};
+
+}  // namespace amem

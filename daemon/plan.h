@@ -1,0 +1,58 @@
+// Plans: who copies and maps what in a pause or resume, worked out from the allocation table.
+//
+// Pure functions over the table; the result points into it and is good until the table changes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "daemon/allocations.h"
+
+namespace amem {
+
+/// A range of an allocation and where its bytes are in the pool; kZeroSegment: nowhere, it is to be
+/// cleared.
+struct CopyRange {
+  AllocationId id = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+  std::uint32_t segment = 0;
+  std::uint64_t segment_offset = 0;
+
+  friend bool operator==(const CopyRange&, const CopyRange&) = default;
+};
+
+struct RankPlan {
+  std::vector<const Allocation*> maps;
+  std::vector<CopyRange> copies;
+};
+
+using Plan = std::map<RankId, RankPlan>;
+
+/// The allocations of a group whose bytes a pause must keep: on a device, free to leave it, and of
+/// a tag for which `keeps` is true.
+std::vector<Allocation*> to_save(Allocations& table, GroupId group,
+                                 const std::function<bool(const std::string& tag)>& keeps);
+
+/// Save: every allocation of the group that has extents, copied by its keeper.
+Plan plan_save(const Allocations& table, GroupId group);
+
+/// Map and load: each keeper maps what it keeps and fills it. Memory that stayed on the device
+/// because another rank pinned it is mapped and not filled; a rank never released what it pinned
+/// itself. An entry for each of `ranks`, empty where there is nothing to do.
+Plan plan_load(const Allocations& table, GroupId group, const std::vector<RankId>& ranks);
+
+/// Who loads what, from a load plan.
+using Loaders = std::map<AllocationId, RankId>;
+Loaders loaders(const Plan& load);
+
+/// Peers: each holder maps what its loader has loaded. Only ranks with something to map.
+Plan plan_peers(const Allocations& table, GroupId group, const Loaders& loaders);
+
+/// Whether `rank` was to load something that another rank holds as well.
+bool loads_for_others(const Allocations& table, GroupId group, const Loaders& loaders, RankId rank);
+
+}  // namespace amem

@@ -1,0 +1,154 @@
+#include "daemon/allocations.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+namespace amem {
+namespace {
+
+constexpr GroupId kTrain = 1;
+constexpr GroupId kRollout = 2;
+
+DeviceUuid device(std::uint8_t n) {
+  DeviceUuid uuid;
+  uuid.bytes[0] = n;
+  return uuid;
+}
+
+Token token(std::uint8_t n) {
+  Token t{};
+  t.fill(n);
+  return t;
+}
+
+SharedFd some_fd() {
+  return std::make_shared<const Fd>(::memfd_create("allocations_test", MFD_CLOEXEC));
+}
+
+class AllocationsTest : public ::testing::Test {
+ protected:
+  Allocation& make(RankId owner, std::uint64_t size, GroupId group = kTrain,
+                   const std::string& tag = "nccl", std::uint8_t dev = 0) {
+    Allocation a;
+    a.group = group;
+    a.size = size;
+    a.device = device(dev);
+    a.tag = tag;
+    a.token = token(static_cast<std::uint8_t>(owner));
+    a.holders = {owner};
+    a.fd = some_fd();
+    return table.add(std::move(a));
+  }
+
+  Allocations table;
+};
+
+TEST_F(AllocationsTest, IdsGrowAndAreNeverReused) {
+  const AllocationId first = make(1, 10).id;
+  EXPECT_NE(first, 0U);
+  ASSERT_TRUE(table.free(first, 1).ok());
+  EXPECT_GT(make(1, 10).id, first);
+}
+
+TEST_F(AllocationsTest, LookupsByGroupRankDeviceAndTag) {
+  make(1, 10, kTrain, "nccl", 0);
+  make(1, 20, kTrain, "weights", 1);
+  make(2, 30, kTrain, "nccl", 1);
+  make(3, 40, kRollout, "nccl", 1);
+  auto count = [&](const Allocations::Filter& filter) { return table.select(filter).size(); };
+  EXPECT_EQ(table.of_group(kTrain).size(), 3U);
+  EXPECT_EQ(count([](const Allocation& a) { return a.held_by(1); }), 2U);
+  EXPECT_EQ(count([](const Allocation& a) { return a.device == device(1); }), 3U);
+  EXPECT_EQ(count([](const Allocation& a) { return a.tag == "weights"; }), 1U);
+  EXPECT_EQ(table.of_group(kTrain).front()->size, 10U) << "oldest first";
+}
+
+TEST_F(AllocationsTest, HoldersFollowEachOtherAsKeeper) {
+  Allocation& a = make(1, 10);
+  const AllocationId id = a.id;
+  ASSERT_TRUE(table.redeem(id, token(1), kTrain, 5).ok());
+  ASSERT_TRUE(table.redeem(id, token(1), kTrain, 3).ok());
+  ASSERT_TRUE(table.redeem(id, token(1), kTrain, 5).ok()) << "once more is no second hold";
+  EXPECT_EQ(a.holders, (std::vector<RankId>{1, 5, 3}));
+  EXPECT_EQ(a.keeper(), 1U);
+  auto freed = table.free(id, 1);
+  ASSERT_TRUE(freed.ok());
+  EXPECT_FALSE(freed.value().has_value());
+  EXPECT_EQ(a.keeper(), 5U);
+  EXPECT_TRUE(table.drop_rank(5).empty());
+  EXPECT_EQ(a.keeper(), 3U);
+  freed = table.free(id, 3);
+  ASSERT_TRUE(freed.ok());
+  ASSERT_TRUE(freed.value().has_value());
+  EXPECT_EQ(freed.value()->id, id);
+  EXPECT_EQ(table.find(id), nullptr);
+}
+
+TEST_F(AllocationsTest, TheDescriptorClosesWithTheLastHolder) {
+  const AllocationId id = make(1, 10).id;
+  const int fd = table.find(id)->fd->get();
+  EXPECT_GE(::fcntl(fd, F_GETFD), 0);
+  { auto orphan = table.free(id, 1); }
+  EXPECT_LT(::fcntl(fd, F_GETFD), 0);
+}
+
+TEST_F(AllocationsTest, RedeemChecksGroupAndToken) {
+  const AllocationId id = make(1, 10).id;
+  EXPECT_EQ(table.redeem(id, token(1), kRollout, 9).status().code(), Code::kPermissionDenied);
+  EXPECT_EQ(table.redeem(id, token(2), kTrain, 2).status().code(), Code::kPermissionDenied);
+  EXPECT_EQ(table.redeem(id + 1, token(1), kTrain, 2).status().code(), Code::kNotFound);
+  EXPECT_EQ(table.find(id)->holders.size(), 1U);
+}
+
+TEST_F(AllocationsTest, FreeOfWhatIsNotHeldIsAnError) {
+  const AllocationId id = make(1, 10).id;
+  EXPECT_EQ(table.free(id, 2).status().code(), Code::kNotFound);
+  EXPECT_EQ(table.free(id + 7, 1).status().code(), Code::kNotFound);
+  ASSERT_TRUE(table.free(id, 1).ok());
+  EXPECT_EQ(table.free(id, 1).status().code(), Code::kNotFound);
+}
+
+TEST_F(AllocationsTest, PinsGoWithTheirRank) {
+  Allocation& a = make(1, 10);
+  ASSERT_TRUE(table.redeem(a.id, token(1), kTrain, 2).ok());
+  EXPECT_EQ(table.pin(a.id, 3).code(), Code::kNotFound);
+  ASSERT_TRUE(table.pin(a.id, 2).ok());
+  ASSERT_TRUE(table.pin(a.id, 2).ok());
+  EXPECT_TRUE(a.pinned());
+  EXPECT_TRUE(a.pinned_by(2));
+  EXPECT_FALSE(a.pinned_by(1));
+  table.drop_rank(2);
+  EXPECT_FALSE(a.pinned());
+}
+
+TEST_F(AllocationsTest, DropRankReturnsWhatNobodyHolds) {
+  make(1, 10);
+  Allocation& shared = make(1, 20);
+  make(2, 30);
+  ASSERT_TRUE(table.redeem(shared.id, token(1), kTrain, 2).ok());
+  const std::vector<Allocation> orphans = table.drop_rank(1);
+  ASSERT_EQ(orphans.size(), 1U);
+  EXPECT_EQ(orphans.front().size, 10U);
+  EXPECT_EQ(table.size(), 2U);
+}
+
+TEST_F(AllocationsTest, Accounting) {
+  make(1, 10);
+  Allocation& saved = make(1, 20);
+  saved.fd.reset();
+  saved.saved = {{0, 0, 32}};
+  Allocation& dropped = make(2, 40);
+  dropped.fd.reset();
+  Allocation& pinned = make(2, 80);
+  ASSERT_TRUE(table.pin(pinned.id, 2).ok());
+  make(3, 160, kRollout);
+  const Usage usage = table.usage([](const Allocation& a) { return a.group == kTrain; });
+  EXPECT_EQ(usage.count, 4U);
+  EXPECT_EQ(usage.allocated, 150U);
+  EXPECT_EQ(usage.resident, 90U);
+  EXPECT_EQ(usage.saved, 20U);
+  EXPECT_EQ(usage.pinned, 80U);
+}
+
+}  // namespace
+}  // namespace amem

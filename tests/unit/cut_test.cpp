@@ -1,0 +1,157 @@
+#include "daemon/cut.h"
+
+#include <gtest/gtest.h>
+
+namespace amem {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr Duration kStall = milliseconds(20);
+
+DeviceUuid device(std::uint8_t n) {
+  DeviceUuid uuid;
+  uuid.bytes[15] = n;
+  return uuid;
+}
+
+CutReport one(bool busy, std::uint32_t waiting, std::uint32_t steps = 0,
+              std::uint32_t captures = 0) {
+  return {steps, captures, {{device(0), busy, waiting}}};
+}
+
+using Steps = std::vector<Cut::Step>;
+
+TEST(Cut, TakenWhenAllAreQuiet) {
+  const Time t;
+  Cut cut({1, 2}, kStall, t);
+  EXPECT_FALSE(cut.taken());
+  cut.report(1, one(false, 0), t);
+  EXPECT_FALSE(cut.taken()) << "rank 2 has not answered";
+  EXPECT_EQ(cut.quiet_ranks(), 1U);
+  cut.report(2, one(false, 3), t);
+  EXPECT_TRUE(cut.taken()) << "callers may wait at the gates";
+  EXPECT_TRUE(cut.decide(t).empty());
+}
+
+TEST(Cut, NoRanksNoWork) { EXPECT_TRUE(Cut({}, kStall, Time()).taken()); }
+
+TEST(Cut, ARankWithoutDevicesIsQuiet) {
+  Cut cut({1}, kStall, Time());
+  cut.report(1, {}, Time());
+  EXPECT_TRUE(cut.taken());
+}
+
+TEST(Cut, WaitersAreSteppedWhileAnotherIsBusy) {
+  const Time t;
+  Cut cut({1, 2, 3}, kStall, t);
+  cut.report(1, one(true, 0), t);
+  cut.report(2, one(false, 1), t);
+  cut.report(3, one(false, 0), t);
+  EXPECT_EQ(cut.decide(t), (Steps{{2, device(0)}})) << "rank 3 has nobody to let pass";
+  EXPECT_TRUE(cut.decide(t).empty()) << "one outstanding Step at a time";
+  cut.report(2, one(false, 1, 0), t);
+  EXPECT_TRUE(cut.decide(t).empty()) << "that status is of before the Step";
+  cut.report(2, one(true, 0, 1), t);
+  EXPECT_TRUE(cut.decide(t).empty()) << "now both run";
+  cut.report(1, one(false, 1), t);
+  EXPECT_FALSE(cut.taken());
+  cut.report(2, one(false, 0, 1), t);
+  EXPECT_TRUE(cut.taken());
+}
+
+TEST(Cut, AQuietReportOfBeforeTheStepDoesNotCount) {
+  const Time t;
+  Cut cut({1, 2}, kStall, t);
+  cut.report(1, one(true, 0), t);
+  cut.report(2, one(false, 1), t);
+  ASSERT_EQ(cut.decide(t).size(), 1U);
+  cut.report(1, one(false, 0), t);
+  EXPECT_FALSE(cut.taken()) << "rank 2 is about to launch";
+  cut.report(2, one(false, 0, 1), t);
+  EXPECT_TRUE(cut.taken());
+}
+
+TEST(Cut, TheCutMovesNoFurtherThanItMust) {
+  const Time t;
+  Cut cut({1, 2}, kStall, t);
+  cut.report(2, one(false, 1), t);
+  EXPECT_TRUE(cut.decide(t + milliseconds(100)).empty()) << "rank 1 may well be quiet";
+  cut.report(1, one(true, 1), t);
+  EXPECT_EQ(cut.decide(t), (Steps{{2, device(0)}})) << "the busy rank keeps its gate shut";
+}
+
+TEST(Cut, ACaptureIsWork) {
+  const Time t;
+  Cut cut({1, 2}, kStall, t);
+  cut.report(1, one(false, 0, 0, 1), t);
+  cut.report(2, one(false, 1), t);
+  EXPECT_FALSE(cut.taken());
+  EXPECT_EQ(cut.decide(t), (Steps{{2, device(0)}}));
+}
+
+TEST(Cut, DevicesOfOneProcessStepOneAnother) {
+  const Time t;
+  Cut cut({1}, kStall, t);
+  cut.report(1, {0, 0, {{device(0), true, 0}, {device(1), false, 1}, {device(2), false, 1}}}, t);
+  EXPECT_EQ(cut.decide(t), (Steps{{1, device(1)}, {1, device(2)}}));
+  cut.report(1, {1, 0, {{device(0), true, 0}, {device(1), true, 0}, {device(2), false, 1}}}, t);
+  EXPECT_TRUE(cut.decide(t).empty()) << "one Step is still to be used up";
+  cut.report(1, {2, 0, {{device(0), true, 0}, {device(1), true, 0}, {device(2), true, 0}}}, t);
+  cut.report(1, {2, 0, {{device(0), false, 0}, {device(1), false, 0}, {device(2), false, 0}}}, t);
+  EXPECT_TRUE(cut.taken());
+}
+
+TEST(Cut, AStallStepsBusyDevicesToo) {
+  Time t;
+  Cut cut({1, 2}, kStall, t);
+  cut.report(1, one(true, 2), t);
+  cut.report(2, one(true, 0), t);
+  EXPECT_TRUE(cut.decide(t).empty());
+  EXPECT_EQ(cut.next_decision(), t + kStall);
+  EXPECT_TRUE(cut.decide(t + kStall - milliseconds(1)).empty());
+  t += kStall;
+  EXPECT_EQ(cut.decide(t), (Steps{{1, device(0)}}));
+  EXPECT_EQ(cut.next_decision(), t + kStall) << "rank 2 is still busy";
+  EXPECT_TRUE(cut.decide(t + kStall).empty()) << "that Step is outstanding";
+  cut.report(1, one(true, 1, 1), t + kStall);
+  EXPECT_TRUE(cut.decide(t + kStall).empty()) << "something has changed just now";
+  EXPECT_EQ(cut.decide(t + 2 * kStall), (Steps{{1, device(0)}}));
+}
+
+TEST(Cut, NothingToDecideWhenNobodyIsBusy) {
+  Cut cut({1, 2}, kStall, Time());
+  EXPECT_EQ(cut.next_decision(), kNever);
+  cut.report(1, one(false, 1), Time());
+  EXPECT_EQ(cut.next_decision(), kNever);
+}
+
+TEST(Cut, AForgottenRankIsNotWaitedFor) {
+  const Time t;
+  Cut cut({1, 2}, kStall, t);
+  cut.report(1, one(false, 0), t);
+  cut.report(2, one(true, 0), t);
+  cut.forget(2);
+  EXPECT_TRUE(cut.taken());
+  cut.report(2, one(true, 0), t);
+  EXPECT_TRUE(cut.taken()) << "not part of the cut";
+}
+
+TEST(Cut, LaggardsSayWhy) {
+  const Time t;
+  Cut cut({1, 2, 3, 4, 5}, kStall, t);
+  cut.report(2, one(false, 0, 0, 1), t);
+  cut.report(3, one(true, 0), t);
+  cut.report(4, one(false, 1), t);
+  cut.report(5, one(false, 0), t);
+  ASSERT_EQ(cut.decide(t).size(), 1U);
+  const auto late = cut.laggards();
+  ASSERT_EQ(late.size(), 4U);
+  EXPECT_EQ(late.at(1), "has not answered");
+  EXPECT_EQ(late.at(2), "is capturing a stream");
+  EXPECT_EQ(late.at(3), "has work running on " + to_string(device(0)));
+  EXPECT_EQ(late.at(4), "has not used the step it was given");
+}
+
+}  // namespace
+}  // namespace amem

@@ -1,0 +1,779 @@
+// Every arrow of the phases tables, driven by hand: events in, actions out, time in between.
+#include "daemon/group.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace amem {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+const Status kOk;
+
+class GroupTest : public ::testing::Test {
+ protected:
+  GroupTest() : group("train", Deadlines(), now) {
+    EXPECT_FALSE(group.join(1, "rank 0 (pid 11)"));
+    EXPECT_FALSE(group.join(2, "rank 1 (pid 22)"));
+  }
+
+  /// Carries out nothing, remembers everything.
+  void drain() {
+    actions.clear();
+    while (auto action = group.next_action()) actions.push_back(std::move(*action));
+  }
+  template <class T>
+  const T* find() const {
+    for (const Action& action : actions)
+      if (const T* found = std::get_if<T>(&action)) return found;
+    return nullptr;
+  }
+  template <class T>
+  std::vector<T> all() const {
+    std::vector<T> found;
+    for (const Action& action : actions)
+      if (const T* one = std::get_if<T>(&action)) found.push_back(*one);
+    return found;
+  }
+  template <class T>
+  void expect(const char* what) {
+    drain();
+    EXPECT_NE(find<T>(), nullptr) << "no " << what;
+  }
+  void expect_finished(Code code, GroupState state, const std::string& text = "") {
+    const auto* finished = find<action::Finished>();
+    ASSERT_NE(finished, nullptr);
+    EXPECT_EQ(finished->outcome.status.code(), code) << finished->outcome.status.text();
+    EXPECT_NE(finished->outcome.status.text().find(text), std::string::npos)
+        << finished->outcome.status.text();
+    EXPECT_EQ(group.state(), state);
+    EXPECT_EQ(group.phase(), Phase::kNone);
+    EXPECT_EQ(group.note(), finished->outcome.status.text());
+  }
+
+  void quiet(RankId rank) { group.cut_status(rank, group.epoch(), {}, now); }
+  void done(RankId rank, Work work, Status status = {}, std::uint64_t bytes = 0) {
+    group.phase_done(rank, group.epoch(), work, status, bytes, now);
+  }
+  void both(Work work) {
+    done(1, work);
+    done(2, work);
+  }
+
+  // Each leads up to the phase of its name, whose first actions are then in `actions`.
+  void to_quiesce() {
+    ASSERT_TRUE(group.start(Operation::kPause, {}, now).ok());
+    drain();
+    ASSERT_EQ(group.phase(), Phase::kQuiesce);
+  }
+  void to_save() {
+    to_quiesce();
+    quiet(1);
+    quiet(2);
+    drain();
+    ASSERT_EQ(group.phase(), Phase::kSave);
+    group.save_sent(kOk, {1}, now);
+  }
+  void to_release() {
+    to_save();
+    done(1, Work::kSave);
+    drain();
+    ASSERT_EQ(group.phase(), Phase::kRelease);
+  }
+  void to_paused() {
+    to_release();
+    both(Work::kRelease);
+    drain();
+    group.dropped("", now);
+    drain();
+    ASSERT_EQ(group.state(), GroupState::kPaused);
+  }
+  void to_admit() {
+    to_paused();
+    ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+    drain();
+    ASSERT_EQ(group.phase(), Phase::kAdmit);
+  }
+  void to_create() {
+    to_admit();
+    group.admitted(kOk, now);
+    drain();
+    ASSERT_EQ(group.phase(), Phase::kCreate);
+  }
+  void to_load() {
+    to_create();
+    group.created(kOk, now);
+    drain();
+    ASSERT_EQ(group.phase(), Phase::kLoad);
+  }
+  void to_peers() {
+    to_load();
+    both(Work::kMap);
+    both(Work::kLoad);
+    drain();
+    ASSERT_EQ(group.phase(), Phase::kPeers);
+    group.peers_sent({2}, now);
+  }
+  void to_open() {
+    to_peers();
+    done(2, Work::kMap);
+    drain();
+    ASSERT_EQ(group.phase(), Phase::kOpen);
+  }
+  void expect_rollback_to_paused(Code code, const std::string& text) {
+    ASSERT_EQ(group.phase(), Phase::kRollback);
+    drain();
+    const auto* release = find<action::Release>();
+    ASSERT_NE(release, nullptr);
+    EXPECT_EQ(release->epoch, group.epoch());
+    for (RankId rank : release->ranks) done(rank, Work::kRelease);
+    expect<action::Drop>("Drop");
+    group.dropped("", now);
+    drain();
+    EXPECT_EQ(find<action::ReturnChunks>(), nullptr) << "the bytes stay in the pool";
+    expect_finished(code, GroupState::kPaused, text);
+  }
+  void expect_called_off(Code code, const std::string& text) {
+    drain();
+    const auto* open = find<action::Open>();
+    ASSERT_NE(open, nullptr);
+    EXPECT_EQ(open->epoch, group.epoch());
+    EXPECT_EQ(open->ranks, group.members());
+    EXPECT_NE(find<action::ReturnChunks>(), nullptr);
+    EXPECT_EQ(find<action::Release>(), nullptr);
+    expect_finished(code, GroupState::kRunning, text);
+  }
+
+  Time now{seconds(1000)};
+  Group group;
+  std::vector<Action> actions;
+};
+
+// ---- the way through ----------------------------------------------------------------------------
+
+TEST_F(GroupTest, PauseAndResume) {
+  to_quiesce();
+  const auto* quiesce = find<action::Quiesce>();
+  ASSERT_NE(quiesce, nullptr);
+  EXPECT_EQ(quiesce->ranks, (std::vector<RankId>{1, 2}));
+  EXPECT_EQ(quiesce->epoch, 1U);
+  EXPECT_EQ(group.state(), GroupState::kPausing);
+  EXPECT_EQ(group.waiting_for(1), "quiesce");
+  now += milliseconds(3);
+  quiet(1);
+  quiet(2);
+  expect<action::Save>("Save");
+  group.save_sent(kOk, {2}, now);
+  EXPECT_EQ(group.waiting_for(1), "");
+  EXPECT_EQ(group.waiting_for(2), "save");
+  now += milliseconds(5);
+  done(2, Work::kSave, {}, 4096);
+  expect<action::Release>("Release");
+  both(Work::kRelease);
+  expect<action::Drop>("Drop");
+  group.dropped("", now);
+  drain();
+  expect_finished(Code::kOk, GroupState::kPaused);
+  const Outcome pause = find<action::Finished>()->outcome;
+  EXPECT_EQ(to_us(pause.total), 8000U);
+  ASSERT_EQ(pause.times.size(), 4U);
+  EXPECT_EQ(pause.times[0].phase, Phase::kQuiesce);
+  EXPECT_EQ(to_us(pause.times[0].time), 3000U);
+  EXPECT_EQ(to_us(pause.times[1].time), 5000U);
+  EXPECT_EQ(pause.times[3].phase, Phase::kDrop);
+  ASSERT_TRUE(group.last(Operation::kPause).has_value());
+  EXPECT_FALSE(group.last(Operation::kResume).has_value());
+  EXPECT_EQ(group.wakeup(), kNever);
+
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+  EXPECT_EQ(group.epoch(), 2U);
+  expect<action::Admit>("Admit");
+  group.admitted(kOk, now);
+  expect<action::Create>("Create");
+  group.created(kOk, now);
+  drain();
+  ASSERT_NE(find<action::Load>(), nullptr);
+  EXPECT_EQ(find<action::Load>()->ranks, (std::vector<RankId>{1, 2}));
+  both(Work::kMap);
+  EXPECT_EQ(group.phase(), Phase::kLoad);
+  done(1, Work::kLoad);
+  EXPECT_EQ(group.phase(), Phase::kLoad) << "no rank goes on before all have loaded";
+  done(2, Work::kLoad);
+  expect<action::Peers>("Peers");
+  group.peers_sent({1}, now);
+  done(1, Work::kMap);
+  expect<action::Open>("Open");
+  both(Work::kOpen);
+  drain();
+  EXPECT_NE(find<action::ReturnChunks>(), nullptr);
+  expect_finished(Code::kOk, GroupState::kRunning);
+  EXPECT_EQ(find<action::Finished>()->outcome.times.size(), 5U);
+}
+
+TEST_F(GroupTest, PhasesWithNothingToDoArePassedThrough) {
+  to_quiesce();
+  quiet(1);
+  quiet(2);
+  drain();
+  group.save_sent(kOk, {}, now);
+  EXPECT_EQ(group.phase(), Phase::kRelease);
+}
+
+TEST_F(GroupTest, ProgressIsReported) {
+  to_quiesce();
+  EXPECT_EQ(find<action::Progress>()->ranks_total, 2U);
+  EXPECT_EQ(find<action::Progress>()->ranks_done, 0U);
+  quiet(1);
+  drain();
+  ASSERT_NE(find<action::Progress>(), nullptr);
+  EXPECT_EQ(find<action::Progress>()->ranks_done, 1U);
+  quiet(2);
+  drain();
+  group.save_sent(kOk, {1, 2}, now);
+  drain();
+  now += milliseconds(2);
+  done(1, Work::kSave, {}, 100);
+  drain();
+  const auto* progress = find<action::Progress>();
+  ASSERT_NE(progress, nullptr);
+  EXPECT_EQ(progress->phase, Phase::kSave);
+  EXPECT_EQ(progress->ranks_done, 1U);
+  EXPECT_EQ(progress->ranks_total, 2U);
+  EXPECT_EQ(progress->bytes, 100U);
+  EXPECT_EQ(to_us(progress->elapsed), 2000U);
+}
+
+TEST_F(GroupTest, WrongStateIsRefused) {
+  EXPECT_EQ(group.start(Operation::kResume, {}, now).code(), Code::kFailedPrecondition);
+  to_quiesce();
+  const Status second = group.start(Operation::kPause, {}, now);
+  EXPECT_EQ(second.code(), Code::kFailedPrecondition);
+  EXPECT_NE(second.text().find("pausing (quiesce)"), std::string::npos) << second.text();
+  EXPECT_EQ(group.start(Operation::kResume, {}, now).code(), Code::kFailedPrecondition);
+}
+
+TEST_F(GroupTest, PausedGroupsAreNotPausedAgain) {
+  to_paused();
+  EXPECT_EQ(group.start(Operation::kPause, {}, now).code(), Code::kFailedPrecondition);
+}
+
+// ---- quiesce ------------------------------------------------------------------------------------
+
+TEST_F(GroupTest, BusyRanksGetTheOthersStepped) {
+  to_quiesce();
+  CutReport busy;
+  busy.devices = {{DeviceUuid(), true, 0}};
+  CutReport waiting;
+  waiting.devices = {{DeviceUuid(), false, 1}};
+  group.cut_status(1, 1, busy, now);
+  group.cut_status(2, 1, waiting, now);
+  drain();
+  ASSERT_EQ(all<action::Step>().size(), 1U);
+  EXPECT_EQ(find<action::Step>()->step.rank, 2U);
+  EXPECT_EQ(group.wakeup(), now + milliseconds(20)) << "a stall is looked for";
+  group.cut_status(1, 1, {}, now);
+  EXPECT_EQ(group.phase(), Phase::kQuiesce);
+  waiting.steps = 1;
+  group.cut_status(2, 1, waiting, now);
+  EXPECT_EQ(group.phase(), Phase::kSave);
+}
+
+TEST_F(GroupTest, AStallIsFoundByTick) {
+  to_quiesce();
+  CutReport busy;
+  busy.devices = {{DeviceUuid(), true, 1}};
+  group.cut_status(1, 1, busy, now);
+  group.cut_status(2, 1, busy, now);
+  drain();
+  EXPECT_EQ(find<action::Step>(), nullptr);
+  now = group.wakeup();
+  group.tick(now);
+  drain();
+  EXPECT_EQ(all<action::Step>().size(), 2U);
+}
+
+TEST_F(GroupTest, QuiesceDeadlineReopensTheGatesAndNamesTheSlow) {
+  to_quiesce();
+  CutReport busy;
+  busy.devices = {{DeviceUuid(), true, 0}};
+  group.cut_status(1, 1, busy, now);
+  quiet(2);
+  drain();
+  now += seconds(30);
+  group.tick(now);
+  expect_called_off(Code::kDeadlineExceeded, "rank 0 (pid 11) has work running on GPU-");
+  EXPECT_EQ(group.note().find("pid 22"), std::string::npos) << "that one was quiet";
+}
+
+TEST_F(GroupTest, TheOperatorsTimeoutIsForQuiesce) {
+  ASSERT_TRUE(group.start(Operation::kPause, milliseconds(100), now).ok());
+  drain();
+  EXPECT_EQ(group.wakeup(), now + milliseconds(100));
+  group.tick(now + milliseconds(100));
+  expect_called_off(Code::kDeadlineExceeded, "100ms");
+}
+
+TEST_F(GroupTest, DeathInQuiesceCallsThePauseOff) {
+  to_quiesce();
+  group.leave(2, false, now);
+  expect_called_off(Code::kAborted, "rank 1 (pid 22) ended during quiesce");
+}
+
+TEST_F(GroupTest, OldStatusesAreIgnored) {
+  to_quiesce();
+  group.tick(now + seconds(30));
+  drain();
+  now += seconds(31);
+  to_quiesce();
+  group.cut_status(1, 1, {}, now);
+  group.cut_status(2, 1, {}, now);
+  EXPECT_EQ(group.phase(), Phase::kQuiesce);
+}
+
+// ---- save ---------------------------------------------------------------------------------------
+
+TEST_F(GroupTest, APoolTooSmallCallsThePauseOff) {
+  to_quiesce();
+  quiet(1);
+  quiet(2);
+  drain();
+  group.save_sent({Code::kResourceExhausted, "8 GiB needed, 1 GiB free"}, {}, now);
+  expect_called_off(Code::kResourceExhausted, "8 GiB needed, 1 GiB free");
+}
+
+TEST_F(GroupTest, AFailedSaveCallsThePauseOff) {
+  to_save();
+  done(1, Work::kSave, {Code::kInternal, "copy: CUDA_ERROR_UNKNOWN"});
+  expect_called_off(Code::kAborted, "rank 0 (pid 11) failed: copy");
+}
+
+TEST_F(GroupTest, SaveDeadlineCallsThePauseOff) {
+  to_save();
+  now += seconds(60);
+  group.tick(now);
+  expect_called_off(Code::kDeadlineExceeded, "rank 0 (pid 11) did not answer");
+}
+
+TEST_F(GroupTest, DeathInSaveCallsThePauseOff) {
+  to_save();
+  group.leave(2, false, now);
+  expect_called_off(Code::kAborted, "ended during save");
+}
+
+TEST_F(GroupTest, LateAnswersAfterACallOffAreIgnored) {
+  to_save();
+  group.tick(now + seconds(60));
+  drain();
+  done(1, Work::kSave);
+  both(Work::kOpen);
+  drain();
+  EXPECT_TRUE(actions.empty());
+  EXPECT_EQ(group.state(), GroupState::kRunning);
+}
+
+// ---- release and drop: past the point of no return ----------------------------------------------
+
+TEST_F(GroupTest, DeathInReleaseDropsTheRank) {
+  to_release();
+  done(1, Work::kRelease);
+  group.leave(2, false, now);
+  expect<action::Drop>("Drop");
+  group.dropped("", now);
+  drain();
+  const auto* finished = find<action::Finished>();
+  ASSERT_NE(finished, nullptr);
+  EXPECT_TRUE(finished->outcome.status.ok());
+  EXPECT_EQ(group.state(), GroupState::kPaused);
+  EXPECT_NE(group.note().find("rank 1 (pid 22) ended"), std::string::npos);
+}
+
+TEST_F(GroupTest, ReleaseDeadlineEndsPausedWithAnError) {
+  to_release();
+  done(1, Work::kRelease);
+  now += seconds(30);
+  group.tick(now);
+  expect<action::Drop>("Drop");
+  EXPECT_EQ(find<action::Open>(), nullptr);
+  group.dropped("", now);
+  drain();
+  expect_finished(Code::kDeadlineExceeded, GroupState::kPaused, "rank 1 (pid 22) did not answer");
+  EXPECT_FALSE(group.last(Operation::kPause).has_value());
+}
+
+TEST_F(GroupTest, AFailedReleaseEndsPausedWithAnError) {
+  to_release();
+  done(1, Work::kRelease, {Code::kInternal, "unmap refused"});
+  EXPECT_EQ(group.phase(), Phase::kRelease) << "the others go on";
+  done(2, Work::kRelease);
+  expect<action::Drop>("Drop");
+  group.dropped("", now);
+  drain();
+  expect_finished(Code::kAborted, GroupState::kPaused, "unmap refused");
+}
+
+TEST_F(GroupTest, MemoryThatDidNotComeFreeIsNoted) {
+  to_release();
+  both(Work::kRelease);
+  drain();
+  group.dropped("2 GiB still in use", now);
+  drain();
+  EXPECT_TRUE(find<action::Finished>()->outcome.status.ok());
+  EXPECT_EQ(group.note(), "2 GiB still in use");
+}
+
+TEST_F(GroupTest, WhenTheLastRankDiesTheOperationEnds) {
+  to_release();
+  group.leave(1, false, now);
+  drain();
+  EXPECT_EQ(find<action::Finished>(), nullptr);
+  group.leave(2, false, now);
+  drain();
+  ASSERT_NE(find<action::Finished>(), nullptr);
+  EXPECT_EQ(find<action::Finished>()->outcome.status.code(), Code::kAborted);
+  EXPECT_TRUE(group.empty());
+}
+
+// ---- resume -------------------------------------------------------------------------------------
+
+TEST_F(GroupTest, NotAdmittedStaysPaused) {
+  to_admit();
+  group.admitted({Code::kResourceExhausted, "20 GiB needed, 10 GiB free"}, now);
+  drain();
+  EXPECT_EQ(find<action::Drop>(), nullptr);
+  expect_finished(Code::kResourceExhausted, GroupState::kPaused, "20 GiB needed, 10 GiB free");
+}
+
+TEST_F(GroupTest, WhatWasCreatedIsDroppedAgain) {
+  to_create();
+  group.created({Code::kResourceExhausted, "out of memory"}, now);
+  expect<action::Drop>("Drop");
+  EXPECT_EQ(find<action::Release>(), nullptr) << "no rank has got anything yet";
+  group.dropped("", now);
+  drain();
+  expect_finished(Code::kResourceExhausted, GroupState::kPaused, "out of memory");
+}
+
+TEST_F(GroupTest, CreateHasADeadlineToo) {
+  to_create();
+  group.tick(now + seconds(60));
+  expect<action::Drop>("Drop");
+  group.created(kOk, now);  // too late
+  EXPECT_EQ(group.phase(), Phase::kDrop);
+  group.dropped("", now);
+  drain();
+  expect_finished(Code::kDeadlineExceeded, GroupState::kPaused);
+}
+
+TEST_F(GroupTest, AFailedMapRollsBack) {
+  to_load();
+  const Epoch before = group.epoch();
+  done(1, Work::kMap, {Code::kInternal, "cuMemMap refused"});
+  EXPECT_EQ(group.epoch(), before + 1);
+  expect_rollback_to_paused(Code::kAborted, "cuMemMap refused");
+}
+
+TEST_F(GroupTest, AFailedLoadRollsBack) {
+  to_load();
+  both(Work::kMap);
+  done(2, Work::kLoad, {Code::kInternal, "copy failed"});
+  expect_rollback_to_paused(Code::kAborted, "copy failed");
+}
+
+TEST_F(GroupTest, LoadDeadlineRollsBack) {
+  to_load();
+  both(Work::kMap);
+  done(1, Work::kLoad);
+  now += seconds(60);
+  group.tick(now);
+  expect_rollback_to_paused(Code::kDeadlineExceeded, "rank 1 (pid 22) did not answer");
+}
+
+TEST_F(GroupTest, TheOperatorsTimeoutOfAResumeIsForLoad) {
+  to_paused();
+  ASSERT_TRUE(group.start(Operation::kResume, seconds(2), now).ok());
+  group.admitted(kOk, now);
+  group.created(kOk, now);
+  EXPECT_EQ(group.wakeup(), now + seconds(2));
+}
+
+TEST_F(GroupTest, DeathInLoadGoesOnWithoutTheRank) {
+  to_load();
+  group.leave(2, false, now);
+  EXPECT_EQ(group.phase(), Phase::kLoad);
+  done(1, Work::kMap);
+  done(1, Work::kLoad);
+  EXPECT_EQ(group.phase(), Phase::kPeers);
+}
+
+TEST_F(GroupTest, DeathOfAKeeperBeforeItsLoadRollsBack) {
+  to_load();
+  done(1, Work::kMap);
+  group.leave(1, true, now);
+  expect_rollback_to_paused(Code::kAborted, "rank 0 (pid 11) ended during map+load");
+}
+
+TEST_F(GroupTest, DeathOfAKeeperAfterItsLoadDoesNoHarm) {
+  to_load();
+  done(1, Work::kMap);
+  done(1, Work::kLoad);
+  group.leave(1, true, now);
+  EXPECT_EQ(group.phase(), Phase::kLoad);
+  done(2, Work::kMap);
+  done(2, Work::kLoad);
+  EXPECT_EQ(group.phase(), Phase::kPeers);
+}
+
+TEST_F(GroupTest, AFailureAmongPeersRollsBack) {
+  to_peers();
+  done(2, Work::kMap, {Code::kInternal, "import refused"});
+  expect_rollback_to_paused(Code::kAborted, "import refused");
+}
+
+TEST_F(GroupTest, PeersDeadlineRollsBack) {
+  to_peers();
+  group.tick(now + seconds(30));
+  expect_rollback_to_paused(Code::kDeadlineExceeded, "rank 1 (pid 22) did not answer");
+}
+
+TEST_F(GroupTest, DeathAmongPeersGoesOn) {
+  to_peers();
+  group.leave(2, false, now);
+  EXPECT_EQ(group.phase(), Phase::kOpen);
+}
+
+TEST_F(GroupTest, AfterARollbackAnotherResumeWorks) {
+  to_load();
+  done(1, Work::kMap, {Code::kInternal, "x"});
+  expect_rollback_to_paused(Code::kAborted, "x");
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+  EXPECT_EQ(group.phase(), Phase::kAdmit);
+}
+
+TEST_F(GroupTest, TroubleInTheRollbackIsTold) {
+  to_load();
+  done(1, Work::kMap, {Code::kInternal, "first thing"});
+  done(1, Work::kRelease);
+  drain();
+  group.tick(now + seconds(30));
+  expect<action::Drop>("Drop");
+  group.dropped("", now);
+  drain();
+  expect_finished(Code::kAborted, GroupState::kPaused, "first thing");
+  EXPECT_NE(group.note().find("then rollback: not done within 30s: rank 1 (pid 22)"),
+            std::string::npos)
+      << group.note();
+}
+
+TEST_F(GroupTest, DeathInTheRollbackGoesOn) {
+  to_load();
+  done(1, Work::kMap, {Code::kInternal, "x"});
+  done(1, Work::kRelease);
+  group.leave(2, false, now);
+  EXPECT_EQ(group.phase(), Phase::kDrop);
+}
+
+TEST_F(GroupTest, OpenDeadlineEndsRunningWithAnError) {
+  to_open();
+  done(1, Work::kOpen);
+  group.tick(now + seconds(10));
+  drain();
+  EXPECT_NE(find<action::ReturnChunks>(), nullptr) << "all had loaded";
+  expect_finished(Code::kDeadlineExceeded, GroupState::kRunning, "rank 1 (pid 22) did not answer");
+}
+
+TEST_F(GroupTest, DeathInOpenGoesOn) {
+  to_open();
+  done(1, Work::kOpen);
+  group.leave(2, false, now);
+  drain();
+  EXPECT_EQ(group.state(), GroupState::kRunning);
+  EXPECT_TRUE(find<action::Finished>()->outcome.status.ok());
+}
+
+TEST_F(GroupTest, AnswersOutOfOrderAreIgnored) {
+  to_load();
+  done(1, Work::kOpen);
+  done(1, Work::kSave);
+  group.phase_done(1, group.epoch() - 1, Work::kLoad, {}, 0, now);
+  group.phase_done(77, group.epoch(), Work::kLoad, {}, 0, now);
+  EXPECT_EQ(group.waiting_for(1), "map+load");
+  done(1, Work::kLoad);
+  done(1, Work::kLoad, {Code::kInternal, "twice"});
+  EXPECT_EQ(group.phase(), Phase::kLoad) << "the second answer does not count";
+}
+
+// ---- ranks that come ----------------------------------------------------------------------------
+
+TEST_F(GroupTest, NewcomersWaitAtTheirGatesAndTakeNoPart) {
+  to_quiesce();
+  EXPECT_TRUE(group.join(3, "rank 2 (pid 33)"));
+  EXPECT_TRUE(group.may_allocate(1)) << "it may be inside a call";
+  EXPECT_FALSE(group.may_allocate(3));
+  quiet(1);
+  quiet(2);
+  EXPECT_EQ(group.phase(), Phase::kSave);
+  EXPECT_FALSE(group.may_allocate(1));
+  drain();
+  group.save_sent(kOk, {}, now);
+  drain();
+  EXPECT_EQ(find<action::Release>()->ranks, (std::vector<RankId>{1, 2}));
+}
+
+TEST_F(GroupTest, NewcomersAreOpenedWithTheOthers) {
+  to_load();
+  EXPECT_TRUE(group.join(3, "rank 2 (pid 33)"));
+  both(Work::kMap);
+  both(Work::kLoad);
+  drain();
+  group.peers_sent({}, now);
+  drain();
+  ASSERT_NE(find<action::Open>(), nullptr);
+  EXPECT_EQ(find<action::Open>()->ranks, (std::vector<RankId>{1, 2, 3}));
+  EXPECT_FALSE(group.join(4, "rank 3 (pid 44)")) << "nothing to wait for any more";
+  both(Work::kOpen);
+  EXPECT_EQ(group.state(), GroupState::kResuming);
+  done(3, Work::kOpen);
+  EXPECT_EQ(group.state(), GroupState::kRunning);
+  EXPECT_TRUE(group.may_allocate(3));
+}
+
+TEST_F(GroupTest, ANewcomersDeathDisturbsNobody) {
+  to_quiesce();
+  group.join(3, "rank 2 (pid 33)");
+  group.leave(3, false, now);
+  EXPECT_EQ(group.phase(), Phase::kQuiesce);
+}
+
+TEST_F(GroupTest, RanksThatJoinWhilePausedTakePartInTheResume) {
+  to_paused();
+  EXPECT_TRUE(group.join(3, "rank 2 (pid 33)"));
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+  group.admitted(kOk, now);
+  group.created(kOk, now);
+  drain();
+  EXPECT_EQ(find<action::Load>()->ranks, (std::vector<RankId>{1, 2, 3}));
+}
+
+// ---- from inside --------------------------------------------------------------------------------
+
+TEST_F(GroupTest, RequestsStartWhenAllHaveAsked) {
+  group.request(1, 101, Operation::kPause, {}, now);
+  EXPECT_EQ(group.state(), GroupState::kRunning);
+  group.request(2, 202, Operation::kPause, {}, now);
+  EXPECT_EQ(group.phase(), Phase::kQuiesce);
+  group.request(1, 102, Operation::kPause, {}, now);  // another thread, late
+  quiet(1);
+  quiet(2);
+  group.save_sent(kOk, {}, now);
+  both(Work::kRelease);
+  drain();
+  EXPECT_TRUE(all<action::Answer>().empty()) << "not before it has ended";
+  group.dropped("", now);
+  drain();
+  ASSERT_EQ(all<action::Answer>().size(), 3U);
+  for (const auto& answer : all<action::Answer>()) EXPECT_TRUE(answer.status.ok());
+}
+
+TEST_F(GroupTest, RequestsForTheStateAtHandSucceedAtOnce) {
+  group.request(1, 5, Operation::kResume, {}, now);
+  drain();
+  ASSERT_EQ(all<action::Answer>().size(), 1U);
+  EXPECT_EQ(find<action::Answer>()->seq, 5U);
+  EXPECT_TRUE(find<action::Answer>()->status.ok());
+  to_paused();
+  group.request(1, 6, Operation::kPause, {}, now);
+  drain();
+  ASSERT_EQ(all<action::Answer>().size(), 1U);
+}
+
+TEST_F(GroupTest, RequestsThatNotAllMakeTimeOutNamingTheMissing) {
+  group.request(1, 5, Operation::kPause, seconds(2), now);
+  EXPECT_EQ(group.wakeup(), now + seconds(2));
+  group.tick(now + seconds(1));
+  drain();
+  EXPECT_TRUE(actions.empty());
+  group.tick(now + seconds(2));
+  drain();
+  ASSERT_EQ(all<action::Answer>().size(), 1U);
+  EXPECT_EQ(find<action::Answer>()->status.code(), Code::kDeadlineExceeded);
+  EXPECT_NE(find<action::Answer>()->status.text().find("missing: rank 1 (pid 22)"),
+            std::string::npos);
+  EXPECT_EQ(group.wakeup(), kNever);
+  group.request(2, 6, Operation::kPause, seconds(2), now + seconds(3));
+  EXPECT_EQ(group.state(), GroupState::kRunning) << "rank 1's request has gone";
+}
+
+TEST_F(GroupTest, ADeadRankIsNotWaitedForByRequests) {
+  group.request(1, 5, Operation::kPause, {}, now);
+  group.leave(2, false, now);
+  EXPECT_EQ(group.phase(), Phase::kQuiesce);
+}
+
+TEST_F(GroupTest, AFailureIsToldToAllThatAsked) {
+  group.request(1, 5, Operation::kPause, {}, now);
+  group.request(2, 6, Operation::kPause, {}, now);
+  quiet(1);
+  quiet(2);
+  drain();
+  group.save_sent({Code::kResourceExhausted, "pool"}, {}, now);
+  drain();
+  ASSERT_EQ(all<action::Answer>().size(), 2U);
+  for (const auto& answer : all<action::Answer>())
+    EXPECT_EQ(answer.status.code(), Code::kResourceExhausted);
+  EXPECT_EQ(group.state(), GroupState::kRunning) << "and it is not tried again by itself";
+}
+
+TEST_F(GroupTest, AnOperatorsPauseAnswersRequestsToo) {
+  to_quiesce();
+  group.request(1, 5, Operation::kPause, milliseconds(1), now);
+  now += milliseconds(50);
+  group.tick(now);
+  drain();
+  EXPECT_EQ(find<action::Answer>(), nullptr) << "what it asked for is under way";
+  quiet(1);
+  quiet(2);
+  group.save_sent(kOk, {}, now);
+  both(Work::kRelease);
+  group.dropped("", now);
+  drain();
+  ASSERT_EQ(all<action::Answer>().size(), 1U);
+  EXPECT_TRUE(find<action::Answer>()->status.ok());
+}
+
+TEST_F(GroupTest, RequestsMadeInTransitionTakeEffectAfterIt) {
+  to_quiesce();
+  group.request(1, 5, Operation::kResume, {}, now);
+  group.request(2, 6, Operation::kResume, {}, now);
+  quiet(1);
+  quiet(2);
+  group.save_sent(kOk, {}, now);
+  both(Work::kRelease);
+  group.dropped("", now);
+  EXPECT_EQ(group.phase(), Phase::kAdmit);
+}
+
+TEST_F(GroupTest, ResumeRequestsAreAnsweredWhenThePauseIsCalledOff) {
+  to_quiesce();
+  group.request(1, 5, Operation::kResume, {}, now);
+  group.leave(2, false, now);
+  drain();
+  ASSERT_EQ(all<action::Answer>().size(), 1U);
+  EXPECT_TRUE(find<action::Answer>()->status.ok());
+}
+
+TEST_F(GroupTest, WakeupIsNeverInThePastForWhatCannotBeActedOn) {
+  to_quiesce();
+  group.request(1, 5, Operation::kPause, milliseconds(1), now);
+  group.request(1, 6, Operation::kResume, milliseconds(1), now);
+  now += milliseconds(5);
+  group.tick(now);
+  drain();
+  EXPECT_EQ(all<action::Answer>().size(), 1U) << "the resume that rank 2 did not ask for";
+  EXPECT_GT(group.wakeup(), now);
+}
+
+}  // namespace
+}  // namespace amem

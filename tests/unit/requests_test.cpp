@@ -1,0 +1,54 @@
+#include "daemon/requests.h"
+
+#include <gtest/gtest.h>
+
+namespace amem {
+namespace {
+
+using std::chrono::seconds;
+
+TEST(Requests, CompleteWhenEveryRankHasAsked) {
+  Requests requests;
+  EXPECT_FALSE(requests.complete(Operation::kPause, {}));
+  ASSERT_TRUE(requests.add({1, 10, Operation::kPause, kNever}).ok());
+  ASSERT_TRUE(requests.add({1, 11, Operation::kPause, kNever}).ok()) << "two threads of one rank";
+  ASSERT_TRUE(requests.add({2, 12, Operation::kResume, kNever}).ok());
+  EXPECT_FALSE(requests.complete(Operation::kPause, {1, 2}));
+  EXPECT_EQ(requests.missing(Operation::kPause, {1, 2, 3}), (std::vector<RankId>{2, 3}));
+  ASSERT_TRUE(requests.add({2, 13, Operation::kPause, kNever}).ok());
+  EXPECT_TRUE(requests.complete(Operation::kPause, {1, 2}));
+  EXPECT_EQ(requests.take(Operation::kPause).size(), 3U);
+  EXPECT_FALSE(requests.complete(Operation::kPause, {1, 2}));
+  EXPECT_TRUE(requests.complete(Operation::kResume, {2})) << "others stay";
+}
+
+TEST(Requests, ADeadRankIsForgotten) {
+  Requests requests;
+  ASSERT_TRUE(requests.add({1, 10, Operation::kPause, kNever}).ok());
+  ASSERT_TRUE(requests.add({2, 11, Operation::kPause, kNever}).ok());
+  requests.forget(1);
+  const auto left = requests.take(Operation::kPause);
+  ASSERT_EQ(left.size(), 1U);
+  EXPECT_EQ(left.front().seq, 11U);
+}
+
+TEST(Requests, TheEarliestDeadlineCounts) {
+  Requests requests;
+  const Time t;
+  EXPECT_EQ(requests.deadline(Operation::kPause), kNever);
+  ASSERT_TRUE(requests.add({1, 1, Operation::kPause, t + seconds(5)}).ok());
+  ASSERT_TRUE(requests.add({2, 2, Operation::kPause, t + seconds(3)}).ok());
+  ASSERT_TRUE(requests.add({2, 3, Operation::kResume, t + seconds(1)}).ok());
+  EXPECT_EQ(requests.deadline(Operation::kPause), t + seconds(3));
+}
+
+TEST(Requests, ARankCannotFillTheBroker) {
+  Requests requests;
+  for (std::uint64_t i = 0; i < Requests::kMaxPerRank; ++i)
+    ASSERT_TRUE(requests.add({1, i, Operation::kPause, kNever}).ok());
+  EXPECT_EQ(requests.add({1, 999, Operation::kPause, kNever}).code(), Code::kResourceExhausted);
+  EXPECT_TRUE(requests.add({2, 1, Operation::kPause, kNever}).ok());
+}
+
+}  // namespace
+}  // namespace amem
