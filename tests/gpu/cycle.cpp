@@ -206,8 +206,12 @@ class Run {
     const auto end = Clock::now() + std::chrono::duration<double>(options_.loop_seconds);
     std::uint64_t round = 1;
     do crew_.burst(round++);
-    while (!crew_.agree_to_stop(crew_.leads() && Clock::now() > end));
+    while (!crew_.agree_to_stop(crew_.leads() && (Clock::now() > end || told_to_stop())));
     crew_.verify_all(round);
+  }
+
+  bool told_to_stop() const {
+    return !options_.stop_file.empty() && ::access(options_.stop_file.c_str(), F_OK) == 0;
   }
 
   Crew& crew_;

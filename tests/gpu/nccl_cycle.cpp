@@ -193,6 +193,7 @@ int run(int argc, char** argv) {
   app.add_option("--group", o.group, "the ranks' group")->envname("AMEM_GROUP");
   app.add_option("--nccl", o.nccl, "libnccl.so.2 to use");
   app.add_option("--progress", o.progress, "file for the number of iterations so far");
+  app.add_option("--stop-file", o.stop_file, "end the loop as soon as this file exists");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

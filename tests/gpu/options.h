@@ -27,6 +27,7 @@ struct Options {
   std::string group;
   std::string nccl;
   std::string progress;
+  std::string stop_file;
 };
 
 }  // namespace gpu_test

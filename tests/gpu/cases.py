@@ -1,0 +1,330 @@
+"""The cases of the GPU tests, in the order in which they run.
+
+A case is a function that takes a Bench, returns a line of detail when it passes, and raises Failure or Skip.
+"""
+
+import json
+import random
+import time
+
+from harness import Failure, Gpus, MIB, has_torch, marked_processes, torchrun
+
+CASES = []
+
+RSS_LIMIT_MIB = 60
+PAUSE_LIMIT_MS = 250   # for the 3.4 GiB of 2 ranks and 4 communicators
+RESUME_LIMIT_MS = 350
+LAUNCH_LIMIT_NS = 100  # a real launch takes microseconds and varies; tests/bench measures the gate alone
+
+
+def case(limit):
+    """Registers a case with its time limit in seconds."""
+    def register(function):
+        CASES.append((function.__name__, function, limit))
+        return function
+    return register
+
+
+def times(report):
+    parts = []
+    for verb in ("pause", "resume"):
+        ms = report.get(f"{verb}_ms")
+        if ms:
+            parts.append(f"{verb} {ms['median']:.0f} ms (first {ms['first']:.0f}, max {ms['max']:.0f})")
+    if "comm_init_ms" in report:
+        parts.append(f"start-up {report['comm_init_ms']:.0f} ms")
+    return ", ".join(parts)
+
+
+def memory(report):
+    """What the first GPU of a report of amem_nccl_cycle says."""
+    m = report["device_mib"][0]
+    return (f"{m['brokered']:.0f} MiB brokered, {m['freed_min']:.0f} freed, {m['paused_max']:.0f} left, "
+            f"{m['after_destroy']:.0f} without communicators, {m['context_only']:.0f} contexts")
+
+
+def check_times(bench, report):
+    if bench.ranks != 2 or not bench.time_limits:
+        return
+    for verb, limit in (("pause", PAUSE_LIMIT_MS), ("resume", RESUME_LIMIT_MS)):
+        if report[f"{verb}_ms"]["median"] > limit:
+            raise Failure(f"{verb} took {report[f'{verb}_ms']['median']:.0f} ms, {limit} is the limit")
+
+
+def warnings(finished):
+    return [line for line in finished.err.read_text(errors="replace").splitlines() if line.startswith("amem: ")]
+
+
+# ---- the broker by itself ---------------------------------------------------------------------------------------
+
+
+@case(150)
+def broker_footprint(bench):
+    """A ready broker uses no GPU memory and little of the host's."""
+    gpus = Gpus()
+    bench.stop_broker()
+    before = gpus.used_mib()
+    broker = bench.broker()
+    after = gpus.used_mib()
+    if any(b > a + 1 for a, b in zip(before, after)):
+        raise Failure(f"GPU memory in use went from {before} to {after} MiB when amemd started")
+    return f"{rss(broker)}, GPU memory in use {before} -> {after} MiB"
+
+
+def rss(broker):
+    kib = broker.memory_kib()
+    if kib["VmRSS"] > RSS_LIMIT_MIB << 10:
+        raise Failure(f"amemd has {kib['VmRSS'] >> 10} MiB resident, {RSS_LIMIT_MIB} is the limit: {kib}")
+    return f"amemd RSS {kib['VmRSS'] / 1024:.1f} MiB"
+
+
+# ---- a program that amem must not disturb -----------------------------------------------------------------------
+
+
+@case(90)
+def without_shim(bench):
+    """The test program by itself: if this fails, nothing below means anything."""
+    report = bench.nccl_cycle("--cycles", 2, "--pause", "none", shim=False).wait(80).report()
+    return f"{report['verified']} collectives verified, {times(report)}"
+
+
+@case(90)
+def disabled(bench):
+    """AMEM_DISABLE=1: nothing is brokered, nothing is said."""
+    broker = bench.broker()
+    done = bench.nccl_cycle("--cycles", 2, "--pause", "none", preload=True,
+                            env={"AMEM_RUNTIME_DIR": str(broker.runtime), "AMEM_DISABLE": "1"}).wait(80)
+    if warnings(done):
+        raise Failure(f"a disabled shim spoke: {warnings(done)[0]}")
+    if broker.group("train") is not None and broker.group("train")["rank_count"] > 0:
+        raise Failure("a disabled shim has joined a group")
+    return times(done.report())
+
+
+@case(90)
+def broker_absent(bench):
+    """No broker: the program runs, with one warning per process."""
+    nowhere = bench.folder / "nowhere"
+    nowhere.mkdir(exist_ok=True)
+    done = bench.nccl_cycle("--cycles", 2, "--pause", "none", preload=True,
+                            env={"AMEM_RUNTIME_DIR": str(nowhere)}).wait(80)
+    said = warnings(done)
+    if not 1 <= len(said) <= bench.ranks:
+        raise Failure(f"{len(said)} lines from the shim, 1 to {bench.ranks} are right: {said[:3]}")
+    return f"{times(done.report())}; said: {said[0][:100]}"
+
+
+@case(90)
+def broker_required(bench):
+    """AMEM_REQUIRED=1 and no broker: an error, at once, that says so."""
+    nowhere = bench.folder / "nowhere"
+    nowhere.mkdir(exist_ok=True)
+    done = bench.nccl_cycle("--cycles", 1, "--pause", "none", preload=True,
+                            env={"AMEM_RUNTIME_DIR": str(nowhere), "AMEM_REQUIRED": "1"}).wait_any(80)
+    if done.code != 1:
+        raise Failure(f"ended with {done.code}; a failed check, 1, is right")
+    if not warnings(done):
+        raise Failure("the shim did not say why")
+    return warnings(done)[0][:100]
+
+
+# ---- pauses -----------------------------------------------------------------------------------------------------
+
+
+@case(120)
+def inside_process(bench):
+    """One process per GPU, 4 communicators, ncclPause in every rank."""
+    done = bench.nccl_cycle("--cycles", bench.cycles, "--pause", "inside").wait(115)
+    report = done.report()
+    check_times(bench, report)
+    return f"{times(report)}; {memory(report)}"
+
+
+@case(60)
+def inside_split(bench):
+    """Communicators made by ncclCommSplit, also of parts of the ranks."""
+    done = bench.nccl_cycle("--cycles", bench.few, "--pause", "inside", "--comms", 2, "--split",
+                            "--subsets", "--max-bytes", 16 * MIB).wait(55)
+    return f"{times(done.report())}; {memory(done.report())}"
+
+
+@case(90)
+def inside_threads(bench):
+    """One process, one thread per GPU; one of them asks."""
+    done = bench.nccl_cycle("--mode", "threads", "--cycles", bench.cycles, "--pause", "inside",
+                            "--max-bytes", 16 * MIB).wait(85)
+    return f"{times(done.report())}; {memory(done.report())}"
+
+
+@case(60)
+def inside_all_threads(bench):
+    """The same, and every thread asks at once."""
+    done = bench.nccl_cycle("--mode", "threads", "--cycles", bench.few, "--pause", "inside",
+                            "--comms", 1, "--pause-all-threads", "--max-bytes", MIB).wait(55)
+    return times(done.report())
+
+
+@case(90)
+def inside_single(bench):
+    """One thread drives all GPUs by group calls."""
+    done = bench.nccl_cycle("--mode", "single", "--cycles", bench.cycles, "--pause", "inside",
+                            "--max-bytes", 4 * MIB, "--split").wait(85)
+    return f"{times(done.report())}; {memory(done.report())}"
+
+
+@case(60)
+def outside_process(bench):
+    """amemctl pauses ranks that are idle."""
+    done = bench.nccl_cycle("--cycles", bench.few, "--pause", "outside", "--max-bytes", 16 * MIB).wait(55)
+    return f"{times(done.report())}; {memory(done.report())}"
+
+
+@case(120)
+def torch_inside(bench):
+    """PyTorch: process groups and a CUDA graph, ncclPause in every rank."""
+    report = bench.torch_cycle("--cycles", bench.cycles, "--pause", "inside").wait(115).report()
+    check_times(bench, report)
+    return f"{times(report)}; NCCL {report['nccl']}, {json.dumps(report['device_mib'])}"
+
+
+@case(120)
+def torch_outside(bench):
+    """PyTorch, paused by amemctl."""
+    report = bench.torch_cycle("--cycles", bench.cycles, "--pause", "outside").wait(115).report()
+    return f"{times(report)}; {json.dumps(report['device_mib'])}"
+
+
+# ---- the consistent cut -----------------------------------------------------------------------------------------
+
+
+class Loop:
+    """A program that runs collectives without end, and how far it is."""
+
+    def __init__(self, bench, group, start):
+        self.group = group
+        self.progress = bench.folder / f"{group}.progress"
+        self.stop_file = bench.folder / f"{group}.stop"
+        self.program = start("--loop", 600, "--progress", self.progress, "--stop-file", self.stop_file,
+                             group=group)
+
+    def iterations(self):
+        if not self.program.running():
+            raise Failure(f"{self.group} ended with {self.program.process.returncode} in its loop")
+        try:
+            return int(self.progress.read_text() or 0)
+        except FileNotFoundError:
+            return 0
+
+    def wait_beyond(self, count, why, limit=45):
+        end = time.monotonic() + limit
+        while self.iterations() <= count:
+            if time.monotonic() > end:
+                raise Failure(f"{self.group} does not get on {why}: {self.iterations()} iterations")
+            time.sleep(0.005)
+
+    def finish(self):
+        self.stop_file.touch()
+        return self.program.wait(60).report()
+
+
+def check_still(broker, loop, why):
+    """Paused is paused: nothing resident, no iteration gets done."""
+    group = broker.group(loop.group)
+    if group["state"] != "GROUP_STATE_PAUSED" or group["resident_bytes"] != 0:
+        raise Failure(f"{why}: {loop.group} is {group['state']} with {group['resident_bytes']} B resident")
+    time.sleep(0.05)  # a burst that had passed the gate may just be counted
+    before = loop.iterations()
+    time.sleep(0.1)
+    if loop.iterations() != before:
+        raise Failure(f"{why}: {loop.group} ran on while paused, {before} -> {loop.iterations()} iterations")
+    return before
+
+
+def pause_and_resume(broker, loop, n, took):
+    time.sleep(random.uniform(0, 0.2))
+    for verb in ("pause", "resume"):
+        begin = time.monotonic()
+        broker.amemctl(verb, loop.group)
+        took[verb].append((time.monotonic() - begin) * 1000)
+        if verb == "pause":
+            reached = check_still(broker, loop, f"pause {n}")
+    loop.wait_beyond(reached + 2, f"after resume {n}")
+
+
+def check_process_list(bench, broker):
+    """The driver's list of processes on the GPUs has the ranks and not the broker."""
+    listed = bench.gpus.processes()
+    if broker.pid in listed:
+        raise Failure(f"amemd is on a GPU: {listed[broker.pid]} B")
+    ranks = set(marked_processes(bench.marker)) & set(listed)
+    return f"{len(ranks)} ranks on the GPUs by the driver's list, amemd not"
+
+
+@case(240)
+def operator_cut(bench):
+    """An operator pauses and swaps two groups that are in the middle of collectives."""
+    broker = bench.broker()
+    loops = [Loop(bench, "train", lambda *a, **k: bench.nccl_cycle(
+        "--comms", 2, "--no-memory-checks", "--watchdog", 45, *a, **k))]
+    if has_torch():
+        loops.append(Loop(bench, "rollout", lambda *a, **k: bench.torch_cycle(
+            "--groups", 2, "--watchdog", 60, *a, **k)))
+    for loop in loops:
+        broker.wait_group(loop.group, bench.ranks, programs=[loop.program])
+        loop.wait_beyond(4, "at the start", 90)
+    listed = check_process_list(bench, broker)
+    took = {"pause": [], "resume": []}
+    for n in range(1, bench.operator_pauses + 1):
+        for loop in loops:
+            pause_and_resume(broker, loop, n, took)
+    swaps = 0
+    if len(loops) == 2:
+        swaps = swap_back_and_forth(broker, *loops)
+    verified = [loop.finish() for loop in loops]
+    for ms in took.values():
+        ms.sort()
+    shown = ", ".join(f"{verb} median {ms[len(ms) // 2]:.0f} max {ms[-1]:.0f} ms"
+                      for verb, ms in took.items())
+    return (f"{bench.operator_pauses} pauses of each of {len(loops)} groups, {swaps} swaps, {shown}; "
+            f"iterations {[r['iterations'] for r in verified]}; {listed}; {rss(broker)}")
+
+
+def swap_back_and_forth(broker, train, rollout, rounds=3):
+    broker.amemctl("pause", rollout.group)
+    for n in range(1, rounds + 1):
+        for out, back in ((train, rollout), (rollout, train)):
+            why = f"swap {n}, {out.group} out"
+            reached = back.iterations()
+            broker.amemctl("swap", out.group, back.group)
+            check_still(broker, out, why)
+            back.wait_beyond(reached + 2, f"after {why}")
+    broker.amemctl("resume", rollout.group)
+    return 2 * rounds
+
+
+# ---- cost and end -----------------------------------------------------------------------------------------------
+
+
+@case(60)
+def launch_cost(bench):
+    """A real kernel launch, with the shim and without."""
+    plain = bench.launch_bench(shim=False).wait(25).report()
+    gated = bench.launch_bench(shim=True).wait(25).report()
+    more = gated["launch_ns"] - plain["launch_ns"]
+    if more > LAUNCH_LIMIT_NS:
+        raise Failure(f"a launch costs {more:.0f} ns more with the shim, {LAUNCH_LIMIT_NS} is the limit")
+    return f"{plain['launch_ns']:.0f} ns without, {gated['launch_ns']:.0f} ns with the shim ({more:+.0f})"
+
+
+@case(60)
+def broker_afterwards(bench):
+    """After all that: no memory held, little used, a clean end."""
+    broker = bench.broker()
+    held = [d["brokered_bytes"] for d in broker.status()["devices"]]
+    if any(held):
+        raise Failure(f"no rank is left, but the broker holds {held} B")
+    detail = rss(broker)
+    code = bench.stop_broker()
+    if code != 0:
+        raise Failure(f"amemd ended with {code} on SIGTERM")
+    return f"{detail}, ended with 0"

@@ -1,0 +1,78 @@
+// amem_launch_bench: what a launch of an empty kernel costs the host on this machine, in
+// nanoseconds. Run it with the shim preloaded and without, the difference is the gate and the
+// interposition as programs meet them.
+//
+// Exit status: 0, 1 on an error, 77 without a GPU.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <vector>
+
+#include "tests/gpu/control.h"
+#include "tests/gpu/libraries.h"
+
+namespace gpu_test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// The oldest PTX that today's drivers take: it runs on any GPU.
+constexpr const char* kEmptyKernel =
+    ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry empty() { ret; }\n";
+
+constexpr int kBatches = 200;
+constexpr int kLaunches =
+    500;  // fewer than the driver's queue takes: the host never waits for the device
+
+void must(const Cuda& cuda, CUresult result, const char* call) {
+  if (result != CUDA_SUCCESS) fail(std::string(call) + ": " + cuda.name(result));
+}
+
+int run() {
+  Cuda cuda;
+  int count = 0;
+  if (!cuda.load_all().ok() || cuda.cuInit_(0) != CUDA_SUCCESS ||
+      cuda.cuDeviceGetCount_(&count) != CUDA_SUCCESS || count == 0) {
+    std::fprintf(stderr, "skipped: no GPU\n");
+    return 77;
+  }
+  const auto load =
+      reinterpret_cast<PFN_cuModuleLoadData_v2000>(cuda.entry("cuModuleLoadData", 2000));
+  const auto get =
+      reinterpret_cast<PFN_cuModuleGetFunction_v2000>(cuda.entry("cuModuleGetFunction", 2000));
+  const auto launch =
+      reinterpret_cast<PFN_cuLaunchKernel_v4000>(cuda.entry("cuLaunchKernel", 4000));
+  if (load == nullptr || get == nullptr || launch == nullptr)
+    fail("the driver launches no kernels");
+
+  CUcontext context = nullptr;
+  must(cuda, cuda.cuDevicePrimaryCtxRetain_(&context, 0), "cuDevicePrimaryCtxRetain");
+  must(cuda, cuda.cuCtxSetCurrent_(context), "cuCtxSetCurrent");
+  CUstream stream = nullptr;
+  must(cuda, cuda.cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  CUmodule module = nullptr;
+  CUfunction function = nullptr;
+  must(cuda, load(&module, kEmptyKernel), "cuModuleLoadData");
+  must(cuda, get(&function, module, "empty"), "cuModuleGetFunction");
+
+  std::vector<double> ns;
+  for (int batch = 0; batch < kBatches; ++batch) {
+    const auto begin = Clock::now();
+    for (int i = 0; i < kLaunches; ++i)
+      must(cuda, launch(function, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, nullptr), "cuLaunchKernel");
+    const std::chrono::duration<double, std::nano> took = Clock::now() - begin;
+    ns.push_back(took.count() / kLaunches);
+    must(cuda, cuda.cuStreamSynchronize_(stream), "cuStreamSynchronize");
+  }
+  std::sort(ns.begin(), ns.end());
+  // The fastest tenth: what the code costs, without what else the machine was doing.
+  std::printf(R"({"program": "amem_launch_bench", "launch_ns": %.1f, "median_ns": %.1f})"
+              "\n",
+              ns[ns.size() / 10], ns[ns.size() / 2]);
+  return 0;
+}
+
+}  // namespace
+}  // namespace gpu_test
+
+int main() { return gpu_test::run(); }
