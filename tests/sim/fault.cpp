@@ -74,7 +74,10 @@ Rule ParseRule(const std::string& text) {
     action.erase(0, 6);
   }
   const std::optional<int> value = Number(action);
-  if (!value || (*value == 0 && rule.action == Rule::Action::kError)) BadRule(text, "bad action");
+  const bool error = rule.action == Rule::Action::kError;
+  if (!value || (error && (*value == 0 || *value > CUDA_ERROR_UNKNOWN))) {
+    BadRule(text, "bad action");
+  }
   rule.value = *value;
   return rule;
 }
@@ -85,7 +88,10 @@ std::vector<Rule> ParseRules(const std::string& text) {
   while (begin < text.size()) {
     const size_t end = std::min(text.find_first_of(";\n", begin), text.size());
     const std::string rule = text.substr(begin, end - begin);
-    if (rule.find_first_not_of(" \t") != std::string::npos) rules.push_back(ParseRule(rule));
+    const size_t first = rule.find_first_not_of(" \t");
+    const size_t last = rule.find_last_not_of(" \t");
+    if (first != std::string::npos)
+      rules.push_back(ParseRule(rule.substr(first, last - first + 1)));
     begin = end + 1;
   }
   return rules;
