@@ -21,6 +21,8 @@ constexpr std::size_t kIdAt = 16;
 constexpr std::size_t kOffsetAt = 24;
 constexpr std::size_t kSizeAt = 32;
 constexpr std::size_t kTokenAt = 40;
+constexpr std::size_t kOwnerRankAt = 56;
+constexpr std::size_t kOwnerNumberAt = 60;
 
 template <class T>
 void put(TicketBytes& bytes, std::size_t at, T value) {
@@ -45,6 +47,8 @@ TicketBytes pack(const Ticket& ticket) {
   put(bytes, kOffsetAt, ticket.offset);
   put(bytes, kSizeAt, ticket.size);
   std::memcpy(&bytes[kTokenAt], ticket.token.data(), ticket.token.size());
+  put(bytes, kOwnerRankAt, static_cast<std::uint32_t>(ticket.owner_rank));
+  put(bytes, kOwnerNumberAt, ticket.owner_number);
   return bytes;
 }
 
@@ -56,6 +60,8 @@ std::optional<Ticket> unpack(const TicketBytes& bytes) {
   ticket.offset = get<std::uint64_t>(bytes, kOffsetAt);
   ticket.size = get<std::uint64_t>(bytes, kSizeAt);
   std::memcpy(ticket.token.data(), &bytes[kTokenAt], ticket.token.size());
+  ticket.owner_rank = static_cast<std::int32_t>(get<std::uint32_t>(bytes, kOwnerRankAt));
+  ticket.owner_number = get<std::uint32_t>(bytes, kOwnerNumberAt);
   if (ticket.id == 0) return std::nullopt;
   return ticket;
 }

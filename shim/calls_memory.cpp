@@ -61,8 +61,6 @@ Function real(Row row) {
 }
 #define AMEM_REAL(api, type) real<PFN_##api##_##type>(kRow_##api##_##type)
 
-unsigned long long hex(std::uint64_t value) { return value; }
-
 // ---- handles
 // --------------------------------------------------------------------------------------------------
 
@@ -107,19 +105,25 @@ CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
 
 CUresult release(CUmemGenericAllocationHandle handle) {
   if (!Table::is_virtual(handle)) return AMEM_REAL(cuMemRelease, v10020)(handle);
+  if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
-  const CUresult r = Runtime::get().memory().release(handle);
-  trace("release vh=%llx rc=%d", hex(Table::id_of(handle)), r);
-  return r;
+  Memory& memory = Runtime::get().memory();
+  if (tracing()) {
+    const Memory::TraceView v = memory.trace_view(handle);
+    trace("release vh=%x refs=%u maps=%zu", v.number, v.refs - 1, v.mappings);
+  }
+  return memory.release(handle);
 }
 
 CUresult retain(CUmemGenericAllocationHandle* handle, void* address) {
   const auto at = reinterpret_cast<CUdeviceptr>(address);
-  if (handle != nullptr) {
+  if (handle != nullptr && !in_forked_child()) {
     if (auto r = Runtime::get().memory().retain(handle, at); r.has_value()) {
-      trace("retain va=%p vh=%llx by %s", address, hex(Table::id_of(*handle)),
-            tracing() ? module_of(__builtin_return_address(0)).c_str() : "");
+      if (tracing())
+        trace("retain va=%p vh=%x by %s", address,
+              Runtime::get().memory().trace_view(*handle).number,
+              module_of(__builtin_return_address(0)).c_str());
       return *r;
     }
   }
@@ -130,9 +134,10 @@ CUresult export_handle(void* out, CUmemGenericAllocationHandle handle,
                        CUmemAllocationHandleType type, unsigned long long flags) {
   if (!Table::is_virtual(handle))
     return AMEM_REAL(cuMemExportToShareableHandle, v10020)(out, handle, type, flags);
+  if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   if (out == nullptr || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     return CUDA_ERROR_INVALID_VALUE;
-  trace("export vh=%llx -> ticket", hex(Table::id_of(handle)));
+  if (tracing()) trace("export vh=%x -> ticket", Runtime::get().memory().trace_view(handle).number);
   return Runtime::get().memory().export_ticket(static_cast<int*>(out), handle);
 }
 
@@ -154,7 +159,8 @@ CUresult import_handle(CUmemGenericAllocationHandle* handle, void* os_handle,
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = runtime.memory().import_ticket(handle, *ticket);
   if (tracing())
-    trace("import ticket id=%llx n=%llu rc=%d by %s", hex(ticket->id), hex(ticket->size), r,
+    trace("import ticket owner=rank%d id=%x n=%llu rc=%d by %s", ticket->owner_rank,
+          ticket->owner_number, static_cast<unsigned long long>(ticket->size), r,
           module_of(__builtin_return_address(0)).c_str());
   return r;
 }
@@ -162,6 +168,7 @@ CUresult import_handle(CUmemGenericAllocationHandle* handle, void* os_handle,
 CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
   if (!Table::is_virtual(handle))
     return AMEM_REAL(cuMemGetAllocationPropertiesFromHandle, v10020)(prop, handle);
+  if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   return Runtime::get().memory().properties(prop, handle);
 }
 
@@ -172,19 +179,22 @@ CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
              CUmemGenericAllocationHandle handle, unsigned long long flags) {
   if (!Table::is_virtual(handle))
     return AMEM_REAL(cuMemMap, v10020)(address, size, offset, handle, flags);
+  if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   Memory& memory = Runtime::get().memory();
   const CUresult r = memory.map(address, size, offset, handle, flags);
-  if (tracing())
-    trace("map va=%llx n=%zu off=%zu vh=%llx imported=%d rc=%d", address, size, offset,
-          hex(Table::id_of(handle)), memory.imported(handle), r);
+  if (tracing()) {
+    const Memory::TraceView v = memory.trace_view(handle);
+    trace("map va=%llx n=%zu off=%zu vh=%x imported=%d rc=%d", address, size, offset, v.number,
+          v.imported, r);
+  }
   return r;
 }
 
 CUresult unmap(CUdeviceptr address, std::size_t size) {
   Memory& memory = Runtime::get().memory();
-  if (memory.brokered(address, size)) {
+  if (!in_forked_child() && memory.brokered(address, size)) {
     const Pass pass(*the_gate);
     if (pass.result() != CUDA_SUCCESS) return pass.result();
     if (auto r = memory.unmap(address, size); r.has_value()) {
@@ -198,7 +208,7 @@ CUresult unmap(CUdeviceptr address, std::size_t size) {
 CUresult set_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc* desc,
                     std::size_t count) {
   Memory& memory = Runtime::get().memory();
-  if (desc != nullptr && memory.brokered(address, size)) {
+  if (desc != nullptr && !in_forked_child() && memory.brokered(address, size)) {
     const Pass pass(*the_gate);
     if (pass.result() != CUDA_SUCCESS) return pass.result();
     if (auto r = memory.set_access(address, size, desc, count); r.has_value()) {
@@ -211,7 +221,9 @@ CUresult set_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc
 }
 
 CUresult address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address) {
-  if (auto r = Runtime::get().memory().address_range(base, size, address); r.has_value()) return *r;
+  if (!in_forked_child())
+    if (auto r = Runtime::get().memory().address_range(base, size, address); r.has_value())
+      return *r;
   return AMEM_REAL(cuMemGetAddressRange, v3020)(base, size, address);
 }
 
@@ -219,7 +231,8 @@ CUresult handle_for_range(void* handle, CUdeviceptr address, std::size_t size,
                           CUmemRangeHandleType type, unsigned long long flags) {
   const auto real_call = AMEM_REAL(cuMemGetHandleForAddressRange, v11070);
   Memory& memory = Runtime::get().memory();
-  if (!memory.brokered(address, size)) return real_call(handle, address, size, type, flags);
+  if (in_forked_child() || !memory.brokered(address, size))
+    return real_call(handle, address, size, type, flags);
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = real_call(handle, address, size, type, flags);
@@ -252,7 +265,7 @@ CUresult multicast_bind_memory(CUmemGenericAllocationHandle multicast, std::size
 CUresult multicast_bind_address(CUmemGenericAllocationHandle multicast,
                                 std::size_t multicast_offset, CUdeviceptr address, std::size_t size,
                                 unsigned long long flags) {
-  if (!Runtime::get().memory().brokered(address, size))
+  if (in_forked_child() || !Runtime::get().memory().brokered(address, size))
     return AMEM_REAL(cuMulticastBindAddr, v12010)(multicast, multicast_offset, address, size,
                                                   flags);
   log_error("brokered memory cannot be bound to a multicast object yet");

@@ -55,6 +55,7 @@ CUresult Memory::adopt(CUmemGenericAllocationHandle* handle, Allocation allocati
       return r;
     }
     allocation.real = real;
+    allocation.number = next_number_++;
     table_.add(allocation);
   }
   *handle = Table::handle_of(allocation.id);
@@ -161,7 +162,7 @@ CUresult Memory::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
     std::lock_guard lock(mutex_);
     const Allocation* a = table_.find(Table::id_of(handle));
     if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    ticket = {a->id, 0, a->size, a->token};
+    ticket = {a->id, 0, a->size, a->token, rank_, a->number};
   }
   Result<Fd> made = make_ticket(ticket);
   if (!made.ok()) {
@@ -208,10 +209,11 @@ std::optional<CUresult> Memory::retain(CUmemGenericAllocationHandle* handle, CUd
   return CUDA_SUCCESS;
 }
 
-bool Memory::imported(CUmemGenericAllocationHandle handle) {
+Memory::TraceView Memory::trace_view(CUmemGenericAllocationHandle handle) {
   std::lock_guard lock(mutex_);
   const Allocation* a = table_.find(Table::id_of(handle));
-  return a != nullptr && a->imported;
+  if (a == nullptr) return {};
+  return {a->number, a->imported, a->refs, a->mapped_at.size()};
 }
 
 bool Memory::brokered(CUdeviceptr address, std::size_t size) {

@@ -43,10 +43,20 @@ class Memory {
   std::optional<CUresult> set_access(CUdeviceptr address, std::size_t size,
                                      const CUmemAccessDesc* desc, std::size_t count);
   std::optional<CUresult> address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address);
-  bool imported(CUmemGenericAllocationHandle handle);
   bool brokered(CUdeviceptr address, std::size_t size);
   /// A NIC knows these physical addresses now: their allocations stay through a pause.
   void pin(CUdeviceptr address, std::size_t size);
+
+  /// What a trace says of a handle's allocation; zeros for a handle that is not known.
+  struct TraceView {
+    std::uint32_t number = 0;
+    bool imported = false;
+    std::uint32_t refs = 0;
+    std::size_t mappings = 0;
+  };
+  TraceView trace_view(CUmemGenericAllocationHandle handle);
+  /// The launcher's number of this rank, for tickets.
+  void set_rank(int rank) { rank_ = rank; }
 
   struct Totals {
     std::uint64_t owned_bytes = 0;
@@ -91,6 +101,8 @@ class Memory {
   Session& session_;
   std::mutex mutex_;  // guards table_
   Table table_;
+  std::uint32_t next_number_ = 1;  // with table_
+  int rank_ = -1;
   std::vector<Scratch> scratch_;      // service thread
   std::vector<Mapping*> returned_;    // service thread: mapped, access still to be set
   std::uint64_t returned_bytes_ = 0;  // service thread

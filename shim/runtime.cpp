@@ -94,6 +94,7 @@ Status Runtime::open() {
   Session::Identity identity;
   identity.group = options_.group;
   identity.rank = rank_from_environment();
+  memory_.set_rank(identity.rank);
   identity.program = program_invocation_short_name;
   const std::string path = options_.runtime_dir + "/session.sock";
   // Before the service thread exists: a command of the broker may shut the gate at once.

@@ -34,8 +34,8 @@ class Runtime {
   /// Opens the session when that has not been tried yet. False: this process is on its own (no
   /// broker, refused, lost, forked), and its calls go to the driver; said once in the log.
   bool connected();
-  /// True when a session was opened, even if it is lost by now: the table may hold virtual handles.
-  bool brokered() const { return opened_.load(std::memory_order_acquire); }
+  /// This is a child of fork without exec.
+  bool forked() const { return forked_.load(std::memory_order_relaxed); }
   /// False when the program insists on a broker (AMEM_REQUIRED=1) and there is none.
   bool may_run_alone() const { return !options_.required; }
 

@@ -27,9 +27,10 @@ struct Access {
 };
 
 struct Allocation {
-  std::uint64_t id = 0;    // the broker's
-  std::uint64_t size = 0;  // bytes
-  int device = 0;          // ordinal in this process
+  std::uint64_t id = 0;      // the broker's
+  std::uint32_t number = 0;  // in traces: the how-manieth of this process
+  std::uint64_t size = 0;    // bytes
+  int device = 0;            // ordinal in this process
   bool gpu_direct_rdma = false;
   bool imported = false;  // redeemed, not created here
   bool pinned = false;    // handed to a NIC; stays through a pause
