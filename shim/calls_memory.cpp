@@ -64,6 +64,10 @@ Function real(Row row) {
 // ---- handles
 // --------------------------------------------------------------------------------------------------
 
+/// A child of fork has no driver and no session, and locks that its parent's threads held stay
+/// held: virtual handles mean nothing there, and addresses are the driver's business.
+bool in_forked_child() { return Runtime::get().forked(); }
+
 /// Nothing: this creation is none of ours.
 std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, std::size_t size,
                                         const CUmemAllocationProp* prop, unsigned long long flags,
