@@ -61,8 +61,7 @@ Function real(Row row) {
 }
 #define AMEM_REAL(api, type) real<PFN_##api##_##type>(kRow_##api##_##type)
 
-// ---- handles
-// --------------------------------------------------------------------------------------------------
+// ---- handles ----
 
 /// A child of fork has no driver and no session, and locks that its parent's threads held stay
 /// held: virtual handles mean nothing there, and addresses are the driver's business.
@@ -176,8 +175,7 @@ CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle hand
   return Runtime::get().memory().properties(prop, handle);
 }
 
-// ---- addresses
-// ------------------------------------------------------------------------------------------------
+// ---- addresses ----
 
 CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
              CUmemGenericAllocationHandle handle, unsigned long long flags) {
@@ -244,8 +242,7 @@ CUresult handle_for_range(void* handle, CUdeviceptr address, std::size_t size,
   return r;
 }
 
-// ---- multicast: not brokered yet, so NCCL is told that there is none
-// --------------------------------------------
+// ---- multicast: not brokered yet, so NCCL is told that there is none ----
 
 CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice device) {
   const CUresult r = AMEM_REAL(cuDeviceGetAttribute, v2000)(value, attribute, device);
@@ -276,8 +273,7 @@ CUresult multicast_bind_address(CUmemGenericAllocationHandle multicast,
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-// ---- stream capture: a pause waits until none is open
-// -----------------------------------------------------------
+// ---- stream capture: a pause waits until none is open ----
 
 template <int kRow, class Function>
 struct BeginCapture;

@@ -281,8 +281,7 @@ Memory::Totals Memory::totals() {
   return t;
 }
 
-// ---- phases
-// ---------------------------------------------------------------------------------------------------
+// ---- phases ----
 
 Result<Memory::Site> Memory::site(std::uint64_t id) {
   std::lock_guard lock(mutex_);

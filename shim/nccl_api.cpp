@@ -94,8 +94,7 @@ AMEM_PUBLIC ncclResult_t ncclMemStats() {
   return ncclSuccess;
 }
 
-// ---- for libamem_client (client/include/amem/amem.h)
-// ----------------------------------------------------------
+// ---- for libamem_client (client/include/amem/amem.h) ----
 
 AMEM_PUBLIC int amem_shim_pause(std::uint32_t timeout_ms, char* error, std::size_t error_size) {
   return report(request(amem_v1_GroupOp_GROUP_OP_PAUSE, timeout_ms), error, error_size);
