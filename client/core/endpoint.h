@@ -1,0 +1,23 @@
+// Where the broker's control socket is, and why it cannot be reached.
+//
+// Functions without state; any thread.
+#pragma once
+
+#include <string>
+
+#include "common/status.h"
+
+namespace amem::client {
+
+/// The control socket's path: `socket` when given, else that of `runtime_dir`, else that of
+/// default_runtime_dir(). kInvalidArgument: longer than a Unix socket's path may be.
+Result<std::string> control_socket(const std::string& runtime_dir, const std::string& socket);
+
+/// gRPC's name for a Unix socket at `path`; characters that are special in a URI are escaped.
+std::string grpc_target(const std::string& path);
+
+/// Tries to connect, and says what stands in the way and what to do about it. OK: a broker listens.
+/// kUnavailable: no socket, or nobody listens. kPermissionDenied: the socket is not for this user.
+Status probe(const std::string& path);
+
+}  // namespace amem::client

@@ -1,0 +1,212 @@
+#include "client/ctl/commands.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/core/json.h"
+#include "client/ctl/exit_code.h"
+#include "client/ctl/progress_view.h"
+#include "client/ctl/summary.h"
+#include "client/ctl/top.h"
+#include "client/ctl/views.h"
+#include "common/version.h"
+
+namespace amem::ctl {
+namespace {
+
+using client::Broker;
+using client::to_json;
+
+struct Session {
+  const Options& options;
+  Broker& broker;
+  Console& console;
+  Interrupt* interrupt;
+
+  bool interrupted() const { return interrupt != nullptr && interrupt->happened(); }
+
+  /// Writes the error, when there is one, and gives the exit code. What an interrupt ended is no
+  /// error.
+  int end(const Status& status) const {
+    if (interrupted() && status.code() == Code::kCancelled) return kExitInterrupted;
+    if (!status.ok()) console.err << error_line(status, options.json);
+    return exit_code(status.code());
+  }
+};
+
+/// A query with one answer: `view` makes it text for people.
+template <class Message, class View>
+int show(const Session& s, const Result<Message>& answer, View view) {
+  if (!answer.ok()) return s.end(answer.status());
+  s.console.out << (s.options.json ? to_json(answer.value()) + "\n"
+                                   : view(answer.value(), s.console.out_style));
+  return kExitOk;
+}
+
+int allocations(const Session& s) {
+  Summary summary;
+  std::vector<v1::AllocationInfo> list;
+  const Status status =
+      s.broker.allocations(s.options.group, [&](const v1::AllocationInfo& allocation) {
+        if (s.options.summary) {
+          summary.add(allocation);
+        } else if (s.options.json) {
+          s.console.out << to_json(allocation) << '\n';
+        } else {
+          list.push_back(allocation);
+        }
+        return static_cast<bool>(s.console.out);
+      });
+  if (!status.ok()) return s.end(status);
+  const Style& style = s.console.out_style;
+  if (s.options.summary) {
+    if (!s.options.json) {
+      s.console.out << summary_view(summary.rows(), style);
+    } else {
+      for (const SummaryRow& row : summary.rows()) s.console.out << to_json(row) << '\n';
+    }
+  } else if (!s.options.json) {
+    s.console.out << allocations_view(list, style);
+  }
+  return kExitOk;
+}
+
+/// After an interrupt: the operation goes on in the broker, so say how far it is.
+void tell_states(const Session& s, const std::vector<std::string>& names) {
+  std::string text = "interrupted; the broker goes on with what it has begun";
+  if (const auto groups = s.broker.groups(); groups.ok()) {
+    for (const v1::GroupInfo& group : groups.value().groups()) {
+      for (const std::string& name : names) {
+        if (group.name() == name) text += "; " + name + " is " + state_text(group);
+      }
+    }
+  } else {
+    text += ", as far as is known: " + groups.status().text();
+  }
+  s.console.err << error_line({Code::kCancelled, text + ". `amemctl groups` shows how it ends"},
+                              s.options.json);
+}
+
+int operate(const Session& s) {
+  const Options& o = s.options;
+  ProgressView view(s.console.err_style, o.json ? 0 : s.console.err_columns);
+  const client::OnProgress on_progress = [&](const v1::Progress& progress) {
+    if (o.json) {
+      s.console.out << to_json(progress) << std::endl;
+    } else {
+      s.console.err << view.update(progress) << std::flush;
+      if (progress.done()) {
+        // A swap pauses `group` and resumes `in`.
+        const bool paused = o.command == Command::kPause ||
+                            (o.command == Command::kSwap && progress.group() == o.group);
+        s.console.out << result_line(progress, paused ? "paused" : "resumed", s.console.out_style)
+                      << std::flush;
+      }
+    }
+    return !s.interrupted();
+  };
+
+  const auto timeout =
+      o.timeout ? static_cast<std::uint32_t>(o.timeout->count()) : std::uint32_t{0};
+  Status status;
+  std::vector<std::string> groups = {o.group};
+  if (o.command == Command::kPause) {
+    status = s.broker.pause(o.group, timeout, on_progress);
+  } else if (o.command == Command::kResume) {
+    status = s.broker.resume(o.group, timeout, on_progress);
+  } else {
+    groups.push_back(o.in);
+    status = s.broker.swap(o.group, o.in, timeout, on_progress);
+  }
+  s.console.err << view.clear() << std::flush;
+  if (s.interrupted() && status.code() == Code::kCancelled) {
+    tell_states(s, groups);
+    return kExitInterrupted;
+  }
+  return s.end(status);
+}
+
+int set_policy(const Session& s) {
+  const Options& o = s.options;
+  const Status status = s.broker.set_policy(o.group, o.tag, o.policy);
+  if (!status.ok()) return s.end(status);
+  if (o.json) {
+    v1::SetPolicyRequest request;
+    request.set_group(o.group);
+    request.set_tag(o.tag);
+    request.set_policy(o.policy);
+    s.console.out << to_json(request) << '\n';
+  } else {
+    s.console.out << o.group << ": " << o.tag << " is " << policy_text(o.policy)
+                  << " from now on\n";
+  }
+  return kExitOk;
+}
+
+int watch(const Session& s) {
+  const Status status = s.broker.watch(s.options.group, [&](const v1::Event& event) {
+    s.console.out << (s.options.json ? to_json(event) + "\n"
+                                     : event_line(event, s.console.out_style))
+                  << std::flush;
+    return static_cast<bool>(s.console.out);
+  });
+  // An interrupt is how a watch is meant to end.
+  return status.code() == Code::kCancelled ? kExitOk : s.end(status);
+}
+
+/// Succeeds without a broker too: its version is then not known.
+int version(const Session& s) {
+  const auto status = s.broker.status();
+  if (s.options.json) {
+    s.console.out << "{\"client\":" << client::json_string(kVersion) << ",\"broker\":"
+                  << (status.ok() ? client::json_string(status.value().version()) : "null")
+                  << "}\n";
+  } else {
+    s.console.out << "amemctl " << kVersion << '\n'
+                  << "amemd "
+                  << (status.ok() ? status.value().version() : "unknown: " + status.status().text())
+                  << '\n';
+  }
+  return kExitOk;
+}
+
+int dispatch(const Session& s) {
+  switch (s.options.command) {
+    case Command::kStatus:
+      return show(s, s.broker.status(), status_view);
+    case Command::kGroups:
+      return show(s, s.broker.groups(), groups_view);
+    case Command::kRanks:
+      return show(s, s.broker.ranks(s.options.group), ranks_view);
+    case Command::kAllocations:
+      return allocations(s);
+    case Command::kPause:
+    case Command::kResume:
+    case Command::kSwap:
+      return operate(s);
+    case Command::kPolicy:
+      return set_policy(s);
+    case Command::kWatch:
+      return watch(s);
+    case Command::kTop:
+      return top(s.options, s.broker, s.console, s.interrupt);
+    case Command::kVersion:
+      return version(s);
+    case Command::kRun:
+      break;  // excluded by REQUIRES
+  }
+  return kExitUsage;
+}
+
+}  // namespace
+
+int execute(const Options& options, Broker& broker, Console& console, Interrupt* interrupt) {
+  if (interrupt != nullptr) interrupt->on_signal([&broker] { broker.cancel(); });
+  const int code = dispatch({options, broker, console, interrupt});
+  if (interrupt != nullptr) interrupt->on_signal({});  // the broker may go before the interrupt
+  console.out.flush();
+  return code == kExitOk && !console.out ? kExitFailed : code;
+}
+
+}  // namespace amem::ctl

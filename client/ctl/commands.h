@@ -1,0 +1,16 @@
+// Commands: what each subcommand but `run` does: asks the broker, writes the answer, returns the
+// exit code. Reads no global state, so that tests can run it against a broker of their own; the
+// caller's thread.
+#pragma once
+
+#include "client/core/broker.h"
+#include "client/ctl/interrupt.h"
+#include "client/ctl/options.h"
+#include "client/ctl/output.h"
+
+namespace amem::ctl {
+
+/// `interrupt` may be null. REQUIRES: options.command is not kRun.
+int execute(const Options& options, client::Broker& broker, Console& console, Interrupt* interrupt);
+
+}  // namespace amem::ctl

@@ -1,0 +1,42 @@
+// amemctl's exit codes: part of its interface, listed in --help and docs/amemctl.md. Any thread.
+#pragma once
+
+#include <string_view>
+
+#include "common/status.h"
+
+namespace amem::ctl {
+
+enum ExitCode : int {
+  kExitOk = 0,
+  kExitFailed = 1,
+  kExitUsage = 2,
+  kExitUnreachable = 3,
+  kExitNotFound = 4,
+  kExitWrongState = 5,
+  kExitDeadline = 6,
+  kExitResources = 7,
+  kExitPermission = 8,
+  kExitCannotExecute = 126,    // run: as in a shell
+  kExitCommandNotFound = 127,  // run: as in a shell
+  kExitInterrupted = 130,      // as in a shell: 128 + SIGINT
+};
+
+/// For --help.
+inline constexpr std::string_view kExitCodeHelp =
+    R"(Exit codes:
+  0  ok
+  1  the operation failed
+  2  usage, or an argument that the broker refuses
+  3  the broker cannot be reached
+  4  no such group
+  5  wrong state, e.g. the group is paused already
+  6  a deadline passed
+  7  the pool or a device is too small
+  8  permission
+  126, 127  run: the command cannot be executed, is not found (otherwise run ends as the command does)
+  130  interrupted; what the broker has begun goes on)";
+
+ExitCode exit_code(Code code);
+
+}  // namespace amem::ctl

@@ -1,0 +1,37 @@
+// amemctl: see and steer the groups whose GPU memory amemd owns. Parses the command line, then
+// either becomes the command of `run` or asks the broker.
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/core/broker.h"
+#include "client/core/endpoint.h"
+#include "client/ctl/commands.h"
+#include "client/ctl/exit_code.h"
+#include "client/ctl/interrupt.h"
+#include "client/ctl/options.h"
+#include "client/ctl/output.h"
+#include "client/ctl/run.h"
+
+int main(int argc, char** argv) {
+  using namespace amem;
+  const ctl::Parsed parsed = ctl::parse(std::vector<std::string>(argv + 1, argv + argc));
+  if (!parsed.options) {
+    (parsed.exit_code == ctl::kExitOk ? std::cout : std::cerr) << parsed.text;
+    return parsed.exit_code;
+  }
+  const ctl::Options& options = *parsed.options;
+  if (options.command == ctl::Command::kRun) return ctl::execute_run(options);
+
+  auto socket = client::control_socket(options.runtime_dir, options.socket);
+  if (!socket.ok()) {
+    ctl::write_error(socket.status(), options.json);
+    return ctl::exit_code(socket.status().code());
+  }
+  ctl::Interrupt interrupt;  // before gRPC starts its threads
+  client::Broker broker(std::move(socket).value(),
+                        options.timeout.value_or(client::kDefaultQueryTimeout));
+  ctl::Console console = ctl::process_console(options.no_color);
+  return ctl::execute(options, broker, console, &interrupt);
+}

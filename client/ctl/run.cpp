@@ -1,0 +1,170 @@
+#include "client/ctl/run.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string_view>
+
+#include "client/ctl/exit_code.h"
+#include "client/ctl/output.h"
+#include "common/protocol.h"
+
+extern char** environ;
+
+namespace amem::ctl {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kShim = "libamem_shim.so";
+
+std::string value_of(const RunContext& context, const std::string& name) {
+  const auto found = context.environment.find(name);
+  return found != context.environment.end() ? found->second : std::string();
+}
+
+std::string absolute(const std::string& path, const RunContext& context) {
+  return (fs::path(context.working_dir) / path).lexically_normal().string();
+}
+
+bool is_socket(const std::string& path) {
+  struct stat st {};
+  return ::stat(path.c_str(), &st) == 0 && S_ISSOCK(st.st_mode);
+}
+
+bool is_file(const std::string& path) {
+  struct stat st {};
+  return ::stat(path.c_str(), &st) == 0 && S_ISREG(st.st_mode);
+}
+
+Result<std::string> find_shim(const RunContext& context) {
+  std::vector<std::string> candidates;
+  if (const std::string named = value_of(context, "AMEM_SHIM"); !named.empty()) {
+    candidates.push_back(absolute(named, context));  // asked for: no other will do
+  } else {
+    // Installed or in a build tree: the library directory lies beside the program's.
+    const fs::path prefix = fs::path(context.program_dir) / "..";
+    for (const char* dir : {AMEM_INSTALL_LIBDIR, "lib", "lib64"}) {
+      for (const char* below : {"", "amem"}) {
+        std::string path = (prefix / dir / below / kShim).lexically_normal().string();
+        if (std::find(candidates.begin(), candidates.end(), path) == candidates.end()) {
+          candidates.push_back(std::move(path));
+        }
+      }
+    }
+  }
+  std::string tried;
+  for (const std::string& path : candidates) {
+    if (is_file(path)) return path;
+    tried += (tried.empty() ? "" : ", ") + path;
+  }
+  return Status(Code::kNotFound, std::string("there is no ") + kShim + " (looked for " + tried +
+                                     "); AMEM_SHIM names it when it is elsewhere");
+}
+
+/// The shim first, then what was there, without the shim a second time (a run within a run).
+std::string preload(const std::string& shim, const std::string& before) {
+  std::string list = shim;
+  std::size_t begin = 0;
+  while (begin < before.size()) {
+    std::size_t end = before.find_first_of(" :", begin);
+    if (end == std::string::npos) end = before.size();
+    const std::string entry = before.substr(begin, end - begin);
+    if (!entry.empty() && entry != shim) list += ":" + entry;
+    begin = end + 1;
+  }
+  return list;
+}
+
+}  // namespace
+
+Result<RunPlan> plan_run(const Options& options, const RunContext& context) {
+  auto shim = find_shim(context);
+  if (!shim.ok()) return shim.status();
+  if (shim.value().find_first_of(" :") != std::string::npos) {
+    return Status(Code::kInvalidArgument,
+                  "LD_PRELOAD cannot hold a path with a space or a colon: " + shim.value() +
+                      "; AMEM_SHIM can name a link to it");
+  }
+
+  // Absolute, because the program may change its directory before a rank of it connects.
+  const std::string dir =
+      absolute(options.runtime_dir.empty() ? context.runtime_dir : options.runtime_dir, context);
+
+  RunPlan plan;
+  const std::string session = dir + "/" + std::string(kSessionSocket);
+  if (!is_socket(session)) {
+    const std::string text = "amemd does not run here: there is no socket " + session;
+    if (options.required) {
+      return Status(Code::kUnavailable, text +
+                                            ". Start it with `systemctl start amemd` or `amemd "
+                                            "--runtime-dir " +
+                                            dir + "`");
+    }
+    plan.warnings.push_back(text + "; the command runs as if amem were not there");
+  }
+  if (value_of(context, "AMEM_DISABLE") == "1" || value_of(context, "AMEM_ENABLE") == "0") {
+    plan.warnings.push_back(
+        "AMEM_DISABLE=1 or AMEM_ENABLE=0 is in the environment: the shim does "
+        "nothing");
+  }
+
+  plan.environment = {{"AMEM_GROUP", options.group},
+                      {"AMEM_RUNTIME_DIR", dir},
+                      {"LD_PRELOAD", preload(shim.value(), value_of(context, "LD_PRELOAD"))}};
+  if (options.required) plan.environment.emplace_back("AMEM_REQUIRED", "1");
+  if (!options.trace.empty()) {
+    plan.environment.emplace_back("AMEM_TRACE", absolute(options.trace, context));
+  }
+  return plan;
+}
+
+RunContext current_context() {
+  RunContext context;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view variable = *entry;
+    const std::size_t equals = variable.find('=');
+    if (equals == std::string_view::npos) continue;
+    context.environment.emplace(variable.substr(0, equals), variable.substr(equals + 1));
+  }
+  std::error_code ignored;  // then the paths come out relative, and the message shows them
+  context.program_dir = fs::read_symlink("/proc/self/exe", ignored).parent_path().string();
+  context.working_dir = fs::current_path(ignored).string();
+  context.runtime_dir = default_runtime_dir();
+  return context;
+}
+
+int execute_run(const Options& options) {
+  const auto plan = plan_run(options, current_context());
+  if (!plan.ok()) {
+    // A shim that is missing is a broken installation, not an unknown group.
+    const Code code = plan.status().code();
+    write_error(plan.status(), options.json);
+    return code == Code::kNotFound ? kExitFailed : exit_code(code);
+  }
+  for (const std::string& warning : plan.value().warnings) {
+    std::fprintf(stderr, "amemctl: %s\n", warning.c_str());
+  }
+  for (const auto& [name, value] : plan.value().environment) {
+    if (::setenv(name.c_str(), value.c_str(), 1) != 0) {
+      write_error(errno_status(Code::kInternal, "setenv " + name, errno), options.json);
+      return kExitFailed;
+    }
+  }
+  std::vector<char*> argv;
+  for (const std::string& argument : options.program) {
+    argv.push_back(const_cast<char*>(argument.c_str()));  // execvp does not write to them
+  }
+  argv.push_back(nullptr);
+  ::execvp(argv[0], argv.data());
+  const int error = errno;
+  write_error(errno_status(Code::kInternal, options.program.front(), error), options.json);
+  return error == ENOENT ? kExitCommandNotFound : kExitCannotExecute;
+}
+
+}  // namespace amem::ctl

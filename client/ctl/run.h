@@ -1,0 +1,42 @@
+// `amemctl run`: starts a program with the shim and its settings in the environment.
+//
+// plan_run() decides and looks at files, but changes nothing; execute_run() does not come back when
+// it succeeds. Plain functions; execute_run for a process with one thread (it sets the
+// environment).
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/ctl/options.h"
+#include "common/status.h"
+
+namespace amem::ctl {
+
+/// What plan_run knows about the world.
+struct RunContext {
+  std::map<std::string, std::string> environment;
+  std::string program_dir;  // where amemctl's executable is
+  std::string working_dir;
+  std::string runtime_dir;  // when --runtime-dir is not given
+};
+
+struct RunPlan {
+  std::vector<std::pair<std::string, std::string>> environment;  // to set; all else stays as it is
+  std::vector<std::string> warnings;
+};
+
+/// kNotFound: no libamem_shim.so; the text lists where it was looked for. kInvalidArgument: its
+/// path cannot be in LD_PRELOAD. kUnavailable: no broker, and --required was given.
+Result<RunPlan> plan_run(const Options& options, const RunContext& context);
+
+/// This process's own.
+RunContext current_context();
+
+/// Becomes the program. Comes back with an exit code when it cannot, after an error on standard
+/// error.
+int execute_run(const Options& options);
+
+}  // namespace amem::ctl

@@ -1,0 +1,240 @@
+/*
+ * amem: GPU memory that groups of processes take turns with.
+ *
+ * Two independent parts:
+ *   - A rank (a process with libamem_shim.so loaded) pauses and resumes its group from inside:
+ *     amem_pause, amem_resume, amem_group, amem_is_active.
+ *   - A controller talks to the node's broker, amemd: everything that takes an amem_client. It
+ *     needs neither a GPU nor the shim.
+ *
+ * Errors. A function that can fail returns an amem_code, AMEM_OK on success, and describes a
+ * failure in *error when error is not NULL. Output arguments are written on success only. No call
+ * prints, aborts or throws.
+ *
+ * Threads. Every function may be called from any thread, and a client may be used from several at
+ * once; only amem_close must be the last call on its client. No function is async-signal-safe.
+ * After fork() a child must not use a client that its parent opened.
+ *
+ * Units. Times are milliseconds and sizes are bytes unless a name says otherwise.
+ *
+ * Strings are UTF-8 and end in NUL. Those passed in are only read during the call.
+ *
+ * ABI. Structures that the library hands to a callback may grow at the end; those that the caller
+ * fills begin with their size. The soname changes with the major version.
+ */
+#ifndef AMEM_AMEM_H_
+#define AMEM_AMEM_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define AMEM_API __attribute__((visibility("default")))
+#else
+#define AMEM_API
+#endif
+
+/* gRPC's canonical codes with their numbers. Values not listed here may appear in later versions:
+ * treat them as AMEM_ERROR_UNKNOWN. */
+typedef enum amem_code {
+  AMEM_OK = 0,
+  AMEM_ERROR_CANCELLED = 1, /* a callback or amem_cancel ended the call; see "Stopping" below */
+  AMEM_ERROR_UNKNOWN = 2,
+  AMEM_ERROR_INVALID_ARGUMENT = 3,
+  AMEM_ERROR_DEADLINE_EXCEEDED = 4, /* the text names the ranks that were waited for */
+  AMEM_ERROR_NOT_FOUND = 5,         /* no such group */
+  AMEM_ERROR_ALREADY_EXISTS = 6,
+  AMEM_ERROR_PERMISSION_DENIED = 7,
+  AMEM_ERROR_RESOURCE_EXHAUSTED = 8,  /* pool or device too small; the text has both numbers */
+  AMEM_ERROR_FAILED_PRECONDITION = 9, /* wrong state: already paused, running, no shim, ... */
+  AMEM_ERROR_ABORTED = 10,            /* a rank died or failed; the group's state is in the text */
+  AMEM_ERROR_OUT_OF_RANGE = 11,
+  AMEM_ERROR_UNIMPLEMENTED = 12, /* the broker is older than this library */
+  AMEM_ERROR_INTERNAL = 13,
+  AMEM_ERROR_UNAVAILABLE = 14, /* no broker; the text names the socket */
+  AMEM_ERROR_DATA_LOSS = 15
+} amem_code;
+
+/* Caller-owned. text is always terminated, and empty when code is AMEM_OK. */
+typedef struct amem_error {
+  int32_t code; /* an amem_code */
+  char text[1020];
+} amem_error;
+
+/* "NOT_FOUND" for AMEM_ERROR_NOT_FOUND; "UNKNOWN" for a number that is no code. Static. */
+AMEM_API const char* amem_code_name(int code);
+
+/* This library's version, e.g. "0.1.0". Static. */
+AMEM_API const char* amem_version(void);
+
+/* Frees a string that a function below returned. NULL is allowed. */
+AMEM_API void amem_free(char* string);
+
+/* ---- In a rank ------------------------------------------------------------------------------ */
+
+/* 1 when the shim is loaded here and has a session with the broker or could have one; 0 when it is
+ * not loaded or inert (AMEM_DISABLE=1, no broker). Never fails, never connects. */
+AMEM_API int amem_is_active(void);
+
+/* The group that this process was started in, as the shim reads it: AMEM_GROUP of the environment,
+ * else AMEM_GROUPID, else "default". Copies it, terminated, to buffer.
+ *   AMEM_ERROR_OUT_OF_RANGE  size is too small; 64 is always enough */
+AMEM_API int amem_group(char* buffer, size_t size, amem_error* error);
+
+/* Pauses this rank's group: releases its GPU memory and keeps every address. Takes effect when
+ * every rank of the group has called it; returns when the group is paused. In between, and until
+ * amem_resume has returned, threads of this process that launch GPU work wait. OK at once when the
+ * group is paused already.
+ *
+ * timeout_ms: how long to wait for the other ranks; 0: the broker's default.
+ *   AMEM_ERROR_FAILED_PRECONDITION  no shim in this process; the text says how to load it
+ *   AMEM_ERROR_UNAVAILABLE          the shim has no broker
+ *   AMEM_ERROR_DEADLINE_EXCEEDED    some ranks did not ask in time; the group keeps running
+ *   AMEM_ERROR_RESOURCE_EXHAUSTED   the host pool cannot hold the bytes; the group keeps running
+ *   AMEM_ERROR_ABORTED, ...         as amem_client_pause */
+AMEM_API int amem_pause(uint32_t timeout_ms, amem_error* error);
+
+/* Brings the memory of this rank's group back, at the same addresses, with the same contents.
+ * As amem_pause otherwise; when it fails the group stays paused and its bytes are safe.
+ *   AMEM_ERROR_RESOURCE_EXHAUSTED  a device has too little free memory; the text has both numbers
+ */
+AMEM_API int amem_resume(uint32_t timeout_ms, amem_error* error);
+
+/* ---- A controller's connection ----------------------------------------------------------------
+ */
+
+typedef struct amem_client amem_client;
+
+typedef struct amem_options {
+  size_t size;               /* sizeof(amem_options) */
+  const char* runtime_dir;   /* the broker's; NULL or "": AMEM_RUNTIME_DIR, else the default */
+  const char* socket;        /* path of its control socket; NULL or "": runtime_dir/control.sock */
+  uint32_t query_timeout_ms; /* for the calls that ask or set; 0: 5000 */
+} amem_options;
+
+/* Makes a client. options may be NULL. It connects with the first call and again whenever the
+ * connection was lost, so the broker need not run yet. The caller owns *client: amem_close.
+ *   AMEM_ERROR_INVALID_ARGUMENT  the socket's path is longer than a Unix socket's may be */
+AMEM_API int amem_open(const amem_options* options, amem_client** client, amem_error* error);
+
+/* Ends the connection and frees the client. No other call on it may be under way. NULL is
+ * allowed. */
+AMEM_API void amem_close(amem_client* client);
+
+/* Stopping: ends every call under way on this client, each with AMEM_ERROR_CANCELLED. Only the
+ * waiting ends: a pause, resume or swap that the broker has begun goes on there. */
+AMEM_API void amem_cancel(amem_client* client);
+
+/* Asking. On success *json is one JSON object on one line, which the caller frees with amem_free.
+ * It is the proto3 JSON form of the message of broker.proto that is named here, with its own field
+ * names, all fields present, enums by name, and 64-bit numbers as plain numbers.
+ *   AMEM_ERROR_UNAVAILABLE, AMEM_ERROR_PERMISSION_DENIED  the socket, and what to do about it
+ *   AMEM_ERROR_NOT_FOUND, AMEM_ERROR_INVALID_ARGUMENT     the group
+ *   AMEM_ERROR_DEADLINE_EXCEEDED                          no answer within query_timeout_ms */
+
+/* NodeStatus: version, devices, pool, groups. */
+AMEM_API int amem_status(amem_client* client, char** json, amem_error* error);
+/* ListGroupsResponse. */
+AMEM_API int amem_groups(amem_client* client, char** json, amem_error* error);
+/* ListRanksResponse. group NULL or "": all groups. */
+AMEM_API int amem_ranks(amem_client* client, const char* group, char** json, amem_error* error);
+/* {"allocations": [AllocationInfo, ...]}, oldest first. group NULL or "": all groups. */
+AMEM_API int amem_allocations(amem_client* client, const char* group, char** json,
+                              amem_error* error);
+
+typedef enum amem_policy {
+  AMEM_POLICY_KEEP = 1,   /* a pause copies the bytes to the host pool, a resume restores them */
+  AMEM_POLICY_DISCARD = 2 /* a pause drops the bytes, they come back zeroed */
+} amem_policy;
+
+/* What a pause does with the bytes of a tag ("nccl", "weights", ...) of a group, from now on. */
+AMEM_API int amem_set_policy(amem_client* client, const char* group, const char* tag,
+                             amem_policy policy, amem_error* error);
+
+/* ---- A controller's operations ----------------------------------------------------------------
+ */
+
+/* Valid during the callback. */
+typedef struct amem_progress {
+  const char* group;
+  const char* phase; /* "quiesce", "save", "release", "drop", "admit", "create", ... */
+  uint32_t ranks_done;
+  uint32_t ranks_total;
+  uint64_t bytes;      /* copied, released or mapped in this phase so far */
+  uint64_t elapsed_us; /* since the operation began */
+  int32_t done;        /* 1: the operation on this group has ended well; a swap has two of these */
+  const char* json;    /* all of it, as one Progress of broker.proto */
+} amem_progress;
+
+/* Runs on the thread that made the call, between its beginning and its return. It may use the
+ * client, but not close it. Return 0 to go on; anything else stops the waiting, as amem_cancel
+ * does, for this call. */
+typedef int (*amem_progress_callback)(const amem_progress* progress, void* user);
+
+/* Pauses a group from outside: its ranks need not expect it. Blocks until the group is paused or
+ * the pause has failed. callback may be NULL.
+ *
+ * timeout_ms: for the ranks to become quiet; 0: the broker's default. The other phases have
+ * deadlines of their own in the broker.
+ *   AMEM_ERROR_NOT_FOUND            no such group
+ *   AMEM_ERROR_FAILED_PRECONDITION  it is not running
+ *   AMEM_ERROR_DEADLINE_EXCEEDED    the text names the ranks, and says what state the group is in
+ *   AMEM_ERROR_RESOURCE_EXHAUSTED   the pool is too small; the group keeps running
+ *   AMEM_ERROR_ABORTED              a rank died or failed before anything was released; the group
+ *                                   keeps running
+ *   AMEM_ERROR_UNAVAILABLE          no broker, or the connection was lost on the way: ask
+ *                                   amem_groups for the state
+ *   AMEM_ERROR_CANCELLED            the waiting was stopped; the operation goes on */
+AMEM_API int amem_client_pause(amem_client* client, const char* group, uint32_t timeout_ms,
+                               amem_progress_callback callback, void* user, amem_error* error);
+
+/* Resumes a paused group. timeout_ms: for mapping and loading; 0: the broker's default. Errors as
+ * amem_client_pause; after any of them but AMEM_ERROR_CANCELLED the group is paused with its bytes
+ * safe.
+ *   AMEM_ERROR_RESOURCE_EXHAUSTED  a device has too little free memory */
+AMEM_API int amem_client_resume(amem_client* client, const char* group, uint32_t timeout_ms,
+                                amem_progress_callback callback, void* user, amem_error* error);
+
+/* Pauses `out`, then resumes `in`. When the pause fails nothing has changed; when the resume fails
+ * both groups are paused and every byte is in the pool. timeout_ms applies to each of the two. */
+AMEM_API int amem_client_swap(amem_client* client, const char* out, const char* in,
+                              uint32_t timeout_ms, amem_progress_callback callback, void* user,
+                              amem_error* error);
+
+typedef enum amem_group_state {
+  AMEM_GROUP_STATE_UNSPECIFIED = 0,
+  AMEM_GROUP_STATE_RUNNING = 1,
+  AMEM_GROUP_STATE_PAUSING = 2,
+  AMEM_GROUP_STATE_PAUSED = 3,
+  AMEM_GROUP_STATE_RESUMING = 4
+} amem_group_state;
+
+/* Valid during the callback. */
+typedef struct amem_event {
+  uint64_t time_ms; /* Unix time */
+  const char* group;
+  const char* kind; /* "state", "rank_joined", "rank_left", "pool", "error" */
+  const char* text;
+  int32_t state;    /* an amem_group_state, with kind "state" */
+  int32_t lost;     /* 1: events before this one were dropped because this reader was too slow */
+  const char* json; /* all of it, as one Event of broker.proto */
+} amem_event;
+
+/* As amem_progress_callback. */
+typedef int (*amem_event_callback)(const amem_event* event, void* user);
+
+/* Calls back for every event from now on. group NULL or "": all groups. Returns when the callback
+ * asks to stop or amem_cancel is called (AMEM_ERROR_CANCELLED), or when the connection is lost
+ * (AMEM_ERROR_UNAVAILABLE; events in between are gone, so ask for the status after coming back). */
+AMEM_API int amem_watch(amem_client* client, const char* group, amem_event_callback callback,
+                        void* user, amem_error* error);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* AMEM_AMEM_H_ */

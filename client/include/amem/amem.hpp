@@ -1,0 +1,247 @@
+// amem for C++17 and later: RAII and exceptions over amem/amem.h. Header-only; link libamem_client.
+//
+// Errors are thrown as amem::Error, which carries the code and the text. Threads, units and the
+// meaning of every call are those of amem/amem.h. An exception that leaves a callback stops the
+// call and comes out of it unchanged.
+//
+//   amem::Client broker;
+//   broker.pause("train", 10s, [](const amem_progress& p) { std::puts(p.phase); return true; });
+#ifndef AMEM_AMEM_HPP_
+#define AMEM_AMEM_HPP_
+
+#include <amem/amem.h>
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+namespace amem {
+
+/// What every function below throws when amem refuses or fails.
+class Error : public std::runtime_error {
+ public:
+  explicit Error(const amem_error& error)
+      : std::runtime_error(error.text), code_(static_cast<amem_code>(error.code)) {}
+  amem_code code() const noexcept { return code_; }
+
+ private:
+  amem_code code_;
+};
+
+/// Zero stands for the broker's default. Negative counts as 1 ms, and more than 49 days as that.
+using Timeout = std::chrono::milliseconds;
+
+/// Return true to go on, false to stop waiting (the call then throws AMEM_ERROR_CANCELLED).
+using OnProgress = std::function<bool(const amem_progress&)>;
+using OnEvent = std::function<bool(const amem_event&)>;
+
+namespace detail {
+
+inline void check(int code, const amem_error& error) {
+  if (code != AMEM_OK) throw Error(error);
+}
+
+inline std::uint32_t to_ms(Timeout timeout) {
+  constexpr auto kMost = std::numeric_limits<std::uint32_t>::max();
+  if (timeout.count() < 0) return 1;
+  if (timeout.count() > static_cast<Timeout::rep>(kMost)) return kMost;
+  return static_cast<std::uint32_t>(timeout.count());
+}
+
+/// Carries a std::function through a C callback; keeps what it throws for after the call.
+template <class Item>
+class Callback {
+ public:
+  explicit Callback(const std::function<bool(const Item&)>& function) : function_(function) {}
+
+  static int call(const Item* item, void* self) noexcept {
+    auto* callback = static_cast<Callback*>(self);
+    if (!callback->function_) return 0;
+    try {
+      return callback->function_(*item) ? 0 : 1;
+    } catch (...) {
+      callback->thrown_ = std::current_exception();
+      return 1;
+    }
+  }
+
+  void finish(int code, const amem_error& error) const {
+    if (thrown_) std::rethrow_exception(thrown_);
+    check(code, error);
+  }
+
+ private:
+  const std::function<bool(const Item&)>& function_;
+  std::exception_ptr thrown_;
+};
+
+}  // namespace detail
+
+// ---- In a rank ---------------------------------------------------------------------------------
+
+inline bool is_active() noexcept { return amem_is_active() != 0; }
+
+/// The group of this process.
+inline std::string group() {
+  amem_error error;
+  char name[64];
+  detail::check(amem_group(name, sizeof name, &error), error);
+  return name;
+}
+
+inline void pause(Timeout timeout = Timeout::zero()) {
+  amem_error error;
+  detail::check(amem_pause(detail::to_ms(timeout), &error), error);
+}
+
+inline void resume(Timeout timeout = Timeout::zero()) {
+  amem_error error;
+  detail::check(amem_resume(detail::to_ms(timeout), &error), error);
+}
+
+/// Pauses this rank's group for a scope. The destructor resumes it and, as a destructor must not
+/// throw, swallows a failure: call resume() where that matters.
+class PausedScope {
+ public:
+  explicit PausedScope(Timeout timeout = Timeout::zero()) : timeout_(timeout) {
+    amem::pause(timeout);
+  }
+  PausedScope(const PausedScope&) = delete;
+  PausedScope& operator=(const PausedScope&) = delete;
+  ~PausedScope() {
+    if (paused_) static_cast<void>(amem_resume(detail::to_ms(timeout_), nullptr));
+  }
+
+  /// Resumes now; nothing when that has happened. After an Error the group is still paused.
+  void resume() {
+    if (!paused_) return;
+    amem::resume(timeout_);
+    paused_ = false;
+  }
+
+ private:
+  Timeout timeout_;
+  bool paused_ = true;
+};
+
+// ---- A controller ------------------------------------------------------------------------------
+
+struct Options {
+  std::string runtime_dir;                  // empty: AMEM_RUNTIME_DIR, else the default
+  std::string socket;                       // empty: runtime_dir/control.sock
+  Timeout query_timeout = Timeout::zero();  // zero: 5 s
+};
+
+/// A connection to the broker. Movable; a moved-from client may only be destroyed or assigned to.
+class Client {
+ public:
+  explicit Client(const Options& options = {}) {
+    amem_options raw{};
+    raw.size = sizeof raw;
+    raw.runtime_dir = options.runtime_dir.c_str();
+    raw.socket = options.socket.c_str();
+    raw.query_timeout_ms = detail::to_ms(options.query_timeout);
+    amem_client* client = nullptr;
+    amem_error error;
+    detail::check(amem_open(&raw, &client, &error), error);
+    client_.reset(client);
+  }
+
+  // JSON, as amem/amem.h describes it. An empty group means all.
+  std::string status() const {
+    return json([&](char** out, amem_error* e) { return amem_status(get(), out, e); });
+  }
+  std::string groups() const {
+    return json([&](char** out, amem_error* e) { return amem_groups(get(), out, e); });
+  }
+  std::string ranks(const std::string& group = {}) const {
+    return json(
+        [&](char** out, amem_error* e) { return amem_ranks(get(), group.c_str(), out, e); });
+  }
+  std::string allocations(const std::string& group = {}) const {
+    return json(
+        [&](char** out, amem_error* e) { return amem_allocations(get(), group.c_str(), out, e); });
+  }
+
+  void set_policy(const std::string& group, const std::string& tag, amem_policy policy) {
+    amem_error error;
+    detail::check(amem_set_policy(get(), group.c_str(), tag.c_str(), policy, &error), error);
+  }
+
+  void pause(const std::string& group, Timeout timeout = Timeout::zero(),
+             const OnProgress& progress = {}) {
+    detail::Callback<amem_progress> callback(progress);
+    amem_error error;
+    const int code = amem_client_pause(get(), group.c_str(), detail::to_ms(timeout),
+                                       &detail::Callback<amem_progress>::call, &callback, &error);
+    callback.finish(code, error);
+  }
+
+  void resume(const std::string& group, Timeout timeout = Timeout::zero(),
+              const OnProgress& progress = {}) {
+    detail::Callback<amem_progress> callback(progress);
+    amem_error error;
+    const int code = amem_client_resume(get(), group.c_str(), detail::to_ms(timeout),
+                                        &detail::Callback<amem_progress>::call, &callback, &error);
+    callback.finish(code, error);
+  }
+
+  void swap(const std::string& out, const std::string& in, Timeout timeout = Timeout::zero(),
+            const OnProgress& progress = {}) {
+    detail::Callback<amem_progress> callback(progress);
+    amem_error error;
+    const int code = amem_client_swap(get(), out.c_str(), in.c_str(), detail::to_ms(timeout),
+                                      &detail::Callback<amem_progress>::call, &callback, &error);
+    callback.finish(code, error);
+  }
+
+  /// Returns when the callback returns false; throws when anything else ends it.
+  void watch(const std::string& group, const OnEvent& event) {
+    bool stopped = false;
+    const OnEvent wrapped = [&](const amem_event& e) {
+      stopped = !event(e);
+      return !stopped;
+    };
+    detail::Callback<amem_event> callback(wrapped);
+    amem_error error;
+    const int code =
+        amem_watch(get(), group.c_str(), &detail::Callback<amem_event>::call, &callback, &error);
+    if (stopped) return;
+    callback.finish(code, error);
+  }
+
+  /// Ends every call under way, each with AMEM_ERROR_CANCELLED; operations go on in the broker.
+  void cancel() noexcept { amem_cancel(get()); }
+
+  /// For calls of the C interface; stays owned by this object.
+  amem_client* get() const noexcept { return client_.get(); }
+
+ private:
+  struct Close {
+    void operator()(amem_client* client) const noexcept { amem_close(client); }
+  };
+  struct Free {
+    void operator()(char* string) const noexcept { amem_free(string); }
+  };
+
+  template <class Call>
+  static std::string json(Call call) {
+    amem_error error;
+    char* raw = nullptr;
+    const int code = call(&raw, &error);
+    const std::unique_ptr<char, Free> text(raw);
+    detail::check(code, error);
+    return text.get();
+  }
+
+  std::unique_ptr<amem_client, Close> client_;
+};
+
+}  // namespace amem
+
+#endif  // AMEM_AMEM_HPP_

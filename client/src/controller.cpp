@@ -1,0 +1,184 @@
+// The calls of amem.h for a controller: amem::client::Broker behind a C interface.
+#include <amem/amem.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "client/core/broker.h"
+#include "client/core/code_name.h"
+#include "client/core/endpoint.h"
+#include "client/core/json.h"
+#include "client/src/error_out.h"
+#include "common/version.h"
+
+struct amem_client {
+  amem::client::Broker broker;
+};
+
+namespace {
+
+using amem::Code;
+using amem::Status;
+using amem::client::guarded;
+namespace v1 = amem::v1;
+
+std::string text_or_empty(const char* text) { return text != nullptr ? text : ""; }
+
+Status no_client() { return {Code::kInvalidArgument, "the client is NULL"}; }
+
+/// Hands a string to the caller, who frees it with amem_free.
+Status give(const std::string& text, char** out) {
+  if (out == nullptr) return {Code::kInvalidArgument, "the output argument is NULL"};
+  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy == nullptr) return {Code::kResourceExhausted, "out of memory"};
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  *out = copy;
+  return {};
+}
+
+/// Asks with `query`, a function from a Broker to a Result of a message, and gives its JSON.
+template <class Query>
+int ask(amem_client* client, char** json, amem_error* error, Query query) {
+  return guarded(error, [&]() -> Status {
+    if (client == nullptr) return no_client();
+    const auto answer = query(client->broker);
+    if (!answer.ok()) return answer.status();
+    return give(amem::client::to_json(answer.value()), json);
+  });
+}
+
+amem::client::OnProgress wrap(amem_progress_callback callback, void* user) {
+  if (callback == nullptr) return {};
+  return [callback, user](const v1::Progress& progress) {
+    const std::string json = amem::client::to_json(progress);
+    const amem_progress view{.group = progress.group().c_str(),
+                             .phase = progress.phase().c_str(),
+                             .ranks_done = progress.ranks_done(),
+                             .ranks_total = progress.ranks_total(),
+                             .bytes = progress.bytes(),
+                             .elapsed_us = progress.elapsed_us(),
+                             .done = progress.done() ? 1 : 0,
+                             .json = json.c_str()};
+    return callback(&view, user) == 0;
+  };
+}
+
+}  // namespace
+
+const char* amem_code_name(int code) { return amem::client::code_name(code); }
+
+const char* amem_version(void) { return amem::kVersion; }
+
+void amem_free(char* string) { std::free(string); }
+
+int amem_open(const amem_options* options, amem_client** client, amem_error* error) {
+  return guarded(error, [&]() -> Status {
+    if (client == nullptr) return {Code::kInvalidArgument, "the output argument is NULL"};
+    amem_options given{};
+    if (options != nullptr) {
+      // A program built against another version of amem.h: what it does not know stays zero.
+      if (options->size < sizeof(options->size)) {
+        return {Code::kInvalidArgument, "amem_options.size is not set"};
+      }
+      std::memcpy(&given, options, std::min(options->size, sizeof given));
+    }
+    auto socket =
+        amem::client::control_socket(text_or_empty(given.runtime_dir), text_or_empty(given.socket));
+    if (!socket.ok()) return socket.status();
+    const auto timeout = given.query_timeout_ms != 0
+                             ? std::chrono::milliseconds(given.query_timeout_ms)
+                             : amem::client::kDefaultQueryTimeout;
+    *client = new amem_client{amem::client::Broker(std::move(socket).value(), timeout)};
+    return {};
+  });
+}
+
+void amem_close(amem_client* client) { delete client; }
+
+void amem_cancel(amem_client* client) {
+  if (client != nullptr) client->broker.cancel();
+}
+
+int amem_status(amem_client* client, char** json, amem_error* error) {
+  return ask(client, json, error, [](auto& broker) { return broker.status(); });
+}
+
+int amem_groups(amem_client* client, char** json, amem_error* error) {
+  return ask(client, json, error, [](auto& broker) { return broker.groups(); });
+}
+
+int amem_ranks(amem_client* client, const char* group, char** json, amem_error* error) {
+  return ask(client, json, error, [&](auto& broker) { return broker.ranks(text_or_empty(group)); });
+}
+
+int amem_allocations(amem_client* client, const char* group, char** json, amem_error* error) {
+  return guarded(error, [&]() -> Status {
+    if (client == nullptr) return no_client();
+    std::string list;
+    Status status =
+        client->broker.allocations(text_or_empty(group), [&](const v1::AllocationInfo& allocation) {
+          if (!list.empty()) list += ',';
+          list += amem::client::to_json(allocation);
+          return true;
+        });
+    if (!status.ok()) return status;
+    return give("{\"allocations\":[" + list + "]}", json);
+  });
+}
+
+int amem_set_policy(amem_client* client, const char* group, const char* tag, amem_policy policy,
+                    amem_error* error) {
+  return guarded(error, [&]() -> Status {
+    if (client == nullptr) return no_client();
+    return client->broker.set_policy(text_or_empty(group), text_or_empty(tag),
+                                     static_cast<v1::Policy>(policy));
+  });
+}
+
+int amem_client_pause(amem_client* client, const char* group, uint32_t timeout_ms,
+                      amem_progress_callback callback, void* user, amem_error* error) {
+  return guarded(error, [&]() -> Status {
+    if (client == nullptr) return no_client();
+    return client->broker.pause(text_or_empty(group), timeout_ms, wrap(callback, user));
+  });
+}
+
+int amem_client_resume(amem_client* client, const char* group, uint32_t timeout_ms,
+                       amem_progress_callback callback, void* user, amem_error* error) {
+  return guarded(error, [&]() -> Status {
+    if (client == nullptr) return no_client();
+    return client->broker.resume(text_or_empty(group), timeout_ms, wrap(callback, user));
+  });
+}
+
+int amem_client_swap(amem_client* client, const char* out, const char* in, uint32_t timeout_ms,
+                     amem_progress_callback callback, void* user, amem_error* error) {
+  return guarded(error, [&]() -> Status {
+    if (client == nullptr) return no_client();
+    return client->broker.swap(text_or_empty(out), text_or_empty(in), timeout_ms,
+                               wrap(callback, user));
+  });
+}
+
+int amem_watch(amem_client* client, const char* group, amem_event_callback callback, void* user,
+               amem_error* error) {
+  return guarded(error, [&]() -> Status {
+    if (client == nullptr) return no_client();
+    if (callback == nullptr) return {Code::kInvalidArgument, "the callback is NULL"};
+    return client->broker.watch(text_or_empty(group), [&](const v1::Event& event) {
+      const std::string json = amem::client::to_json(event);
+      const amem_event view{.time_ms = event.time_ms(),
+                            .group = event.group().c_str(),
+                            .kind = event.kind().c_str(),
+                            .text = event.text().c_str(),
+                            .state = static_cast<int32_t>(event.state()),
+                            .lost = event.lost() ? 1 : 0,
+                            .json = json.c_str()};
+      return callback(&view, user) == 0;
+    });
+  });
+}

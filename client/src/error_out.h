@@ -1,0 +1,40 @@
+// How the C functions report: a Status becomes a code and, when asked for, a filled amem_error.
+// Nothing of C++ passes the boundary, exceptions (out of memory) included. Any thread.
+#pragma once
+
+#include <amem/amem.h>
+
+#include <exception>
+
+#include "common/packet.h"
+#include "common/status.h"
+
+namespace amem::client {
+
+inline int report(const Status& status, amem_error* error) {
+  if (error != nullptr) {
+    error->code = static_cast<int32_t>(status.code());
+    set_text(error->text, status.text());
+  }
+  return static_cast<int>(status.code());
+}
+
+/// Runs `body`, which returns a Status, as the body of a C function.
+template <class Body>
+int guarded(amem_error* error, Body body) noexcept {
+  try {
+    return report(body(), error);
+  } catch (const std::exception& e) {
+    if (error != nullptr) {
+      error->code = AMEM_ERROR_INTERNAL;
+      std::size_t n = 0;
+      for (const char* c = e.what(); *c != '\0' && n + 1 < sizeof error->text; ++c) {
+        error->text[n++] = *c;
+      }
+      error->text[n] = '\0';
+    }
+    return AMEM_ERROR_INTERNAL;
+  }
+}
+
+}  // namespace amem::client

@@ -1,0 +1,115 @@
+// amemctl's command line.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ostream>
+
+#include "client/ctl/exit_code.h"
+#include "client/ctl/options.h"
+
+namespace amem::ctl {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TEST(Options, CommandsAndTheirArguments) {
+  EXPECT_EQ(parse({"status"}).options->command, Command::kStatus);
+  EXPECT_EQ(parse({"groups"}).options->command, Command::kGroups);
+  EXPECT_EQ(parse({"version"}).options->command, Command::kVersion);
+  EXPECT_EQ(parse({"ranks"}).options->group, "");
+  EXPECT_EQ(parse({"ranks", "train"}).options->group, "train");
+  EXPECT_TRUE(parse({"allocations", "train", "--summary"}).options->summary);
+  EXPECT_EQ(parse({"pause", "train"}).options->group, "train");
+  EXPECT_EQ(parse({"resume", "train"}).options->command, Command::kResume);
+  EXPECT_EQ(parse({"watch"}).options->command, Command::kWatch);
+
+  const Options swap = *parse({"swap", "train", "rollout"}).options;
+  EXPECT_EQ(swap.command, Command::kSwap);
+  EXPECT_EQ(swap.group, "train");
+  EXPECT_EQ(swap.in, "rollout");
+
+  const Options policy = *parse({"policy", "train", "kv_cache", "discard"}).options;
+  EXPECT_EQ(policy.tag, "kv_cache");
+  EXPECT_EQ(policy.policy, v1::POLICY_DISCARD);
+
+  const Options top = *parse({"top", "--once", "--interval", "250ms"}).options;
+  EXPECT_TRUE(top.once);
+  EXPECT_EQ(top.interval, milliseconds(250));
+}
+
+TEST(Options, GlobalOnesBeforeAndAfterTheCommand) {
+  const Options before = *parse({"--json", "--timeout", "30", "pause", "train"}).options;
+  EXPECT_TRUE(before.json);
+  EXPECT_EQ(before.timeout, milliseconds(30'000));
+  const Options after =
+      *parse({"status", "--json", "--no-color", "--runtime-dir=/x", "--socket", "/y"}).options;
+  EXPECT_TRUE(after.json);
+  EXPECT_TRUE(after.no_color);
+  EXPECT_EQ(after.runtime_dir, "/x");
+  EXPECT_EQ(after.socket, "/y");
+  EXPECT_FALSE(after.timeout);
+}
+
+TEST(Options, RunLeavesTheCommandAlone) {
+  const Options run = *parse({"run", "--group", "train", "--required", "--trace", "t.%p", "--",
+                              "python", "a.py", "--json", "--", "-x"})
+                           .options;
+  EXPECT_EQ(run.command, Command::kRun);
+  EXPECT_EQ(run.group, "train");
+  EXPECT_TRUE(run.required);
+  EXPECT_EQ(run.trace, "t.%p");
+  EXPECT_FALSE(run.json);
+  EXPECT_THAT(run.program, ElementsAre("python", "a.py", "--json", "--", "-x"));
+}
+
+struct BadLine {
+  std::vector<std::string> arguments;
+  const char* text;
+
+  friend std::ostream& operator<<(std::ostream& out, const BadLine& line) {
+    for (const std::string& argument : line.arguments) out << argument << ' ';
+    return out;
+  }
+};
+
+class BadLines : public testing::TestWithParam<BadLine> {};
+
+TEST_P(BadLines, AreUsageErrorsThatSayWhy) {
+  const Parsed parsed = parse(GetParam().arguments);
+  EXPECT_FALSE(parsed.options);
+  EXPECT_EQ(parsed.exit_code, kExitUsage);
+  EXPECT_THAT(parsed.text, HasSubstr(GetParam().text));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Options, BadLines,
+    testing::Values(BadLine{{}, "subcommand is required"}, BadLine{{"paws"}, "no command \"paws\""},
+                    BadLine{{"pause"}, "GROUP is required"},
+                    BadLine{{"pause", "../etc"}, "\"../etc\" is no group name"},
+                    BadLine{{"pause", "a", "b"}, "b"}, BadLine{{"swap", "a"}, "IN is required"},
+                    BadLine{{"policy", "a", "nccl", "drop"}, "drop"},
+                    BadLine{{"status", "--timeout", "soon"}, "\"soon\" is no time"},
+                    BadLine{{"status", "--", "ls"}, "only run takes a command"},
+                    BadLine{{"run", "--", "ls"}, "--group is required"},
+                    BadLine{{"run", "--group", "a b", "--", "ls"}, "is no group name"},
+                    BadLine{{"run", "--group", "a"}, "no command"},
+                    BadLine{{"run", "--group", "a", "--"}, "no command"},
+                    BadLine{{"run", "--group", "a", "ls"}, "follows \"--\""},
+                    BadLine{{"run", "--group", "a", "--socket", "/x", "--", "ls"},
+                            "--runtime-dir"}));
+
+TEST(Options, HelpAndVersionAreNoErrors) {
+  const Parsed help = parse({"--help"});
+  EXPECT_FALSE(help.options);
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_THAT(help.text, HasSubstr("3  the broker cannot be reached"));
+  EXPECT_THAT(parse({"run", "--help"}).text, HasSubstr("--trace FILE"));
+  const Parsed version = parse({"--version"});
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_THAT(version.text, testing::EndsWith("\n"));
+}
+
+}  // namespace
+}  // namespace amem::ctl
