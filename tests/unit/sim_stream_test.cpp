@@ -161,6 +161,7 @@ TEST_F(SimStreams, EventsOrderStreamsAndMeasure) {
   const CUevent end = NewEvent();
   EXPECT_EQ(cuEventQuery(begin), CUDA_SUCCESS) << "never recorded";
   ASSERT_EQ(cuEventRecord(begin, first), CUDA_SUCCESS);
+  ASSERT_EQ(cuEventSynchronize(begin), CUDA_SUCCESS);
   ASSERT_EQ(Block(first), CUDA_SUCCESS);
   ASSERT_EQ(LaunchAppend(first, 1), CUDA_SUCCESS);
   ASSERT_EQ(cuEventRecord(end, first), CUDA_SUCCESS);
@@ -325,6 +326,7 @@ const RegisterRole kBandwidth("bandwidth", [] {
   }
   // A second copy the same way has to wait for the first.
   ROLE_CHECK(cuEventRecord(marks[0], out) == CUDA_SUCCESS);
+  ROLE_CHECK(cuEventSynchronize(marks[0]) == CUDA_SUCCESS);
   ROLE_CHECK(cuMemcpyDtoHAsync(bytes, device, kBytes, out) == CUDA_SUCCESS);
   ROLE_CHECK(cuMemcpyDtoHAsync(bytes + kBytes, device, kBytes, in) == CUDA_SUCCESS);
   ROLE_CHECK(cuEventRecord(marks[2], in) == CUDA_SUCCESS);
