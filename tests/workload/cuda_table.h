@@ -1,0 +1,69 @@
+// The driver entry points the workload uses, reached as NCCL and the CUDA runtime reach them:
+// libcuda.so.1 is opened at run time, cuGetProcAddress_v2 is looked up in it with dlsym, and every
+// other entry point is asked for by name and API version and kept in a table.
+//
+// Compiled into the program and into libnccl_workload.so separately, with hidden symbols, so that
+// each has a table of its own as libtorch and libnccl have. Filled on first use, read-only
+// afterwards; any thread.
+#pragma once
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <string>
+
+// name, API version of the signature
+#define WORKLOAD_CUDA_CALLS(X)             \
+  X(cuInit, 2000)                          \
+  X(cuGetErrorName, 6000)                  \
+  X(cuDeviceGetCount, 2000)                \
+  X(cuDeviceGet, 2000)                     \
+  X(cuDevicePrimaryCtxRetain, 7000)        \
+  X(cuCtxSetCurrent, 4000)                 \
+  X(cuStreamCreate, 2000)                  \
+  X(cuStreamSynchronize, 2000)             \
+  X(cuStreamBeginCapture, 10010)           \
+  X(cuStreamEndCapture, 10000)             \
+  X(cuGraphInstantiateWithFlags, 11040)    \
+  X(cuGraphLaunch, 10000)                  \
+  X(cuGraphDestroy, 10000)                 \
+  X(cuGraphExecDestroy, 10000)             \
+  X(cuLaunchKernel, 4000)                  \
+  X(cuLaunchKernelEx, 11060)               \
+  X(cuMemcpyDtoH, 3020)                    \
+  X(cuMemcpyHtoD, 3020)                    \
+  X(cuMemGetInfo, 3020)                    \
+  X(cuMemGetAddressRange, 3020)            \
+  X(cuMemCreate, 10020)                    \
+  X(cuMemRelease, 10020)                   \
+  X(cuMemRetainAllocationHandle, 11000)    \
+  X(cuMemExportToShareableHandle, 10020)   \
+  X(cuMemImportFromShareableHandle, 10020) \
+  X(cuMemAddressReserve, 10020)            \
+  X(cuMemAddressFree, 10020)               \
+  X(cuMemMap, 10020)                       \
+  X(cuMemUnmap, 10020)                     \
+  X(cuMemSetAccess, 10020)                 \
+  X(cuMemGetAllocationGranularity, 10020)
+
+namespace amem::workload {
+
+struct CudaTable {
+#define WORKLOAD_DECLARE(name, version) PFN_##name##_v##version name = nullptr;
+  WORKLOAD_CUDA_CALLS(WORKLOAD_DECLARE)
+#undef WORKLOAD_DECLARE
+
+  /// A symbol of libcuda.so.1 itself; null when it has none of that name.
+  void* (*symbol)(const char* name) = nullptr;
+};
+
+/// The table. Throws Failure when there is no driver or it lacks a call. Does not call cuInit.
+const CudaTable& Cuda();
+
+/// Throws CudaFailure, "<what>: CUDA_ERROR_... (n)", unless the result is CUDA_SUCCESS.
+void Check(CUresult result, const char* what);
+
+/// "CUDA_ERROR_OUT_OF_MEMORY (2)".
+std::string ResultName(CUresult result);
+
+}  // namespace amem::workload
