@@ -83,11 +83,14 @@ void RunRound(const CollectivePlan& plan, std::uint64_t loop) {
   for (const Stamped& mine : plan.own) {
     for (std::size_t i = 0; i < kStampWords; ++i) mine.words[i] = StampWord(mine.key, round, i);
   }
-  own.round = round;
+  Write(own.round, round);
   report.rounds.fetch_add(1);
   if (stop) {
     own.loop_ended = loop;
     report.loop_ended = loop;
+  }
+  if (const auto missing = AwaitAll(plan, &CommunicatorBuffer::round, round, deadline)) {
+    report.missing = *missing;
   }
 }
 

@@ -2,9 +2,9 @@
 //
 // One round, as in a real all-reduce over peer memory: say that this rank has arrived, spin until
 // all have, read every rank's contribution and every peer's stamps, say that reading is done, spin
-// until all have read, replace the own contribution and the own stamps. So a rank that is held
-// before a round holds all others inside it, and memory that was lost, swapped or restored late
-// shows as wrong values on the peers.
+// until all have read, replace the own contribution and the own stamps, spin until all have. So a
+// rank that is held before a round holds all others inside it, and memory that was lost, swapped or
+// restored late shows as wrong values on the peers.
 //
 // The round number lives in device memory too: a captured launch can be replayed, and a stale
 // restore shows.

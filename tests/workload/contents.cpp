@@ -79,7 +79,7 @@ std::optional<std::string> Contents::Verify(const Mapping& mapping, std::uint64_
     std::size_t i = 0;
     if (first == 0 && content == Content::kStamped) {
       i = kStampWords;
-      if (!StampFits(mapping.key, progress, chunk.data())) {
+      if (!StampFits(mapping, progress, chunk.data())) {
         wrong = Describe(mapping) + ": the stamp is not that of round " +
                 std::to_string(progress.round);
         return false;
@@ -96,12 +96,12 @@ std::optional<std::string> Contents::Verify(const Mapping& mapping, std::uint64_
   return wrong;
 }
 
-bool Contents::StampFits(const AllocationKey& key, const Progress& progress,
+bool Contents::StampFits(const Mapping& mapping, const Progress& progress,
                          const std::uint64_t* words) {
-  const std::uint64_t last = progress.round + (progress.interrupted ? 1 : 0);
-  for (std::uint64_t round = progress.round; round <= last; ++round) {
+  const std::uint64_t last = progress.last(mapping.imported);
+  for (std::uint64_t round = progress.first(mapping.imported); round <= last; ++round) {
     std::size_t i = 0;
-    while (i < kStampWords && words[i] == StampWord(key, round, i)) ++i;
+    while (i < kStampWords && words[i] == StampWord(mapping.key, round, i)) ++i;
     if (i == kStampWords) return true;
   }
   return false;
@@ -117,16 +117,18 @@ std::optional<std::string> Contents::VerifyCommunicator(const Mapping& mapping,
       CommunicatorBuffer buffer{};
       std::memcpy(&buffer, chunk.data(), sizeof buffer);
       i = sizeof buffer / kWord;
-      const std::uint64_t last = progress.round + (progress.interrupted ? 1 : 0);
-      if (buffer.round < progress.round || buffer.round > last || buffer.arrived > last ||
-          buffer.arrived < buffer.round || buffer.done > last || buffer.done < buffer.round) {
+      // A round that was given up has raised the first flag, or both.
+      const std::uint64_t flags = buffer.round + (progress.interrupted ? 1 : 0);
+      if (buffer.round < progress.first(mapping.imported) ||
+          buffer.round > progress.last(mapping.imported) || buffer.arrived < buffer.done ||
+          buffer.done < buffer.round || buffer.arrived > flags) {
         wrong = Describe(mapping) + ": communicator " + std::to_string(communicator) +
-                " is at round " + std::to_string(buffer.round) + ", not " +
-                std::to_string(progress.round);
+                " is at round " + std::to_string(buffer.round) + " (arrived in " +
+                std::to_string(buffer.arrived) + ", done with " + std::to_string(buffer.done) +
+                "), not " + std::to_string(progress.round);
         return false;
       }
-      // After an interruption a peer may have ended the round: the model, which does not go back,
-      // has no words for it.
+      // The model does not go back: of a peer at another round only the flags are looked at.
       if (buffer.round == progress.round) {
         const auto& words = models_[communicator].Words(mapping.key.owner, progress.round);
         if (!std::equal(words.begin(), words.end(), std::begin(buffer.words))) {

@@ -21,8 +21,12 @@ namespace amem::workload {
 /// How far the communicator of an allocation has come.
 struct Progress {
   std::uint64_t round = 0;
-  bool interrupted =
-      false;  // a round was given up half-way: flags and peers may be one round ahead
+  bool interrupted = false;  // a round was given up: peers may be one behind or ahead
+
+  std::uint64_t first(bool imported) const {
+    return interrupted && imported && round > 0 ? round - 1 : round;
+  }
+  std::uint64_t last(bool imported) const { return interrupted && imported ? round + 1 : round; }
 };
 
 class Contents {
@@ -46,7 +50,8 @@ class Contents {
   /// the staging buffer.
   void ForEachChunk(const Mapping& mapping,
                     const std::function<bool(std::size_t first, const Chunk& chunk)>& use);
-  bool StampFits(const AllocationKey& key, const Progress& progress, const std::uint64_t* words);
+  static bool StampFits(const Mapping& mapping, const Progress& progress,
+                        const std::uint64_t* words);
   std::optional<std::string> VerifyCommunicator(const Mapping& mapping, const Progress& progress);
 
   Chunk staging_;

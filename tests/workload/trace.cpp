@@ -154,6 +154,12 @@ Trace ReadTrace(const std::string& path) {
       continue;
     }
     call->line = line;
+    // The program's own memory, not NCCL's: the trace says nothing more of it.
+    if (call->verb == Verb::kCreate && call->location == 1 && !call->brokered &&
+        call->result == 0) {
+      ++trace.ignored;
+      continue;
+    }
     if (call->verb == Verb::kCreate && call->location == 1 && !own_device_known) {
       trace.device = call->location_id;
       own_device_known = true;
