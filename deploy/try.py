@@ -1,0 +1,530 @@
+"""The demonstration of deploy/try.sh: two groups take turns on two GPUs, and nothing gets lost.
+
+Starts amemd in a temporary directory, a group `train` and a group `rollout` of two ranks each, and swaps them. On the
+simulated driver the ranks are amem-workload, and the two groups together are larger than a GPU. On real GPUs they are
+amem_nccl_cycle, which runs NCCL's collectives in a loop and compares the results.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import glob
+import json
+import os
+import pathlib
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+MIB = 1 << 20
+SWAPS = 3
+RANKS = 2
+DEVICES = 2
+EXIT_RESOURCES = 7  # amemctl: the pool or a device is too small
+
+# Simulated GPUs. Each group needs 2 x 160 allocations of 2 MiB and a little more: one fits on a GPU, two do not.
+SIM_MEMORY_MIB = 512
+SIM_ALLOCATIONS = 160
+SIM_POOL_MIB = 1536
+
+
+class Failure(Exception):
+    """Something is not as it must be; the text says what."""
+
+
+def mib(count):
+    return f"{count / MIB:,.0f}"
+
+
+def say(text):
+    print(text, flush=True)
+
+
+class Child:
+    """A program that was started here, with its log."""
+
+    def __init__(self, name, argv, environment, logs, stdin=None):
+        self.name = name
+        self.log = logs / f"{name}.log"
+        self.argv = [str(a) for a in argv]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                self.argv, env=environment, stdin=stdin or subprocess.DEVNULL, stderr=log,
+                stdout=subprocess.PIPE if stdin else log, start_new_session=True)
+
+    def running(self):
+        return self.process.poll() is None
+
+    def require_running(self):
+        if not self.running():
+            raise Failure(f"{self.name} ended with status {self.process.returncode}")
+
+    def wait(self, seconds):
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise Failure(f"{self.name} did not end within {seconds} s") from None
+
+    def end(self):
+        """Whatever is left of it and of what it started."""
+        for number, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
+            if not self.running():
+                break
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(patience)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+class Workload(Child):
+    """One amem-workload: takes a command a line, answers each with one line of JSON."""
+
+    def __init__(self, name, argv, environment, logs):
+        super().__init__(name, argv, environment, logs, stdin=subprocess.PIPE)
+        self.answers = queue.Queue()
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.answers.put(line)
+        self.answers.put(None)
+
+    def tell(self, command):
+        try:
+            self.process.stdin.write(command.encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError:
+            self.process.wait(10)
+            self.require_running()
+            raise
+
+    def answer(self, what, seconds):
+        try:
+            line = self.answers.get(timeout=seconds)
+        except queue.Empty:
+            raise Failure(f"{self.name} did not answer '{what}' within {seconds} s") from None
+        if line is None:
+            self.process.wait(10)
+            raise Failure(f"{self.name} ended with status {self.process.returncode} instead of answering '{what}'")
+        answer = json.loads(line)
+        if not answer["ok"]:
+            raise Failure(f"{self.name}, '{what}': {answer['error']}")
+        return answer
+
+
+class Node:
+    """amemd and its ranks in one temporary directory."""
+
+    def __init__(self, build, folder, environment, pool_mib):
+        self.bin = build / "bin"
+        self.folder = folder
+        self.runtime = folder / "run"
+        self.runtime.mkdir(mode=0o700)
+        self.environment = {**environment, "AMEM_RUNTIME_DIR": str(self.runtime)}
+        self.children = []
+        self.pool_mib = pool_mib
+
+    def start(self, make, name, argv, **changes):
+        child = make(name, argv, {**self.environment, **changes}, self.folder)
+        self.children.append(child)
+        return child
+
+    def start_broker(self):
+        broker = self.start(Child, "amemd", [self.bin / "amemd", "--pool-size", f"{self.pool_mib}MiB"])
+        why = "it does not answer"
+        for _ in deadline(120):
+            broker.require_running()
+            done = self.amemctl_any("status", "--json")
+            if done.returncode == 0:
+                pool = json.loads(done.stdout)["pool"]
+                if pool["error"]:
+                    raise Failure(f"amemd could not make its pool of {self.pool_mib} MiB: {pool['error']}")
+                if pool["ready_bytes"] >= pool["configured_bytes"]:
+                    return
+                why = f"{mib(pool['ready_bytes'])} of {self.pool_mib} MiB of the pool are ready"
+        raise Failure(f"amemd was not ready within 120 s: {why}")
+
+    def amemctl_any(self, *arguments):
+        command = " ".join(["amemctl", *arguments])
+        try:
+            return subprocess.run([str(self.bin / "amemctl"), *arguments], env=self.environment, text=True,
+                                  check=False, capture_output=True, timeout=180, stdin=subprocess.DEVNULL)
+        except subprocess.TimeoutExpired:
+            raise Failure(f"'{command}' did not end within 180 s") from None
+
+    def amemctl(self, *arguments):
+        done = self.amemctl_any(*arguments)
+        if done.returncode != 0:
+            raise Failure(f"'amemctl {' '.join(arguments)}' ended with {done.returncode}: "
+                          f"{done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def status(self):
+        return json.loads(self.amemctl("status", "--json"))
+
+    def as_rank(self, group, *command):
+        return [self.bin / "amemctl", "run", "--group", group, "--required", "--", *command]
+
+    def end(self):
+        for child in reversed(self.children):
+            child.end()
+
+    def show_logs(self):
+        for child in self.children:
+            with contextlib.suppress(OSError):
+                lines = child.log.read_text(errors="replace").splitlines()[-15:]
+                if lines:
+                    print(f"--- {child.log} (its end)", *lines, sep="\n", file=sys.stderr)
+
+
+def deadline(seconds, pause=0.1):
+    """Rounds of a wait, until the time is up."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield
+        time.sleep(pause)
+
+
+class SimulatedGroup:
+    """Ranks on the simulated driver, which do what they are told."""
+
+    def __init__(self, node, name):
+        self.node = node
+        self.name = name
+        self.checksums = None
+        self.verified = 0
+        meeting = node.folder / f"meet-{name}"
+        meeting.mkdir()
+        command = [node.bin / "amem-workload", "--ranks", RANKS, "--rendezvous", meeting, "--communicators", 2,
+                   "--allocations", SIM_ALLOCATIONS, "--bytes", 2 * MIB]
+        self.ranks = [node.start(Workload, f"{name}-{r}", node.as_rank(name, *command, "--rank", r), RANK=str(r))
+                      for r in range(RANKS)]
+        for rank in self.ranks:
+            rank.answer("start", 120)
+
+    def all(self, command):
+        for rank in self.ranks:
+            rank.tell(command)
+        return [rank.answer(command, 120) for rank in self.ranks]
+
+    def work(self):
+        """Collectives that change what is in the communicators' buffers; every one is checked."""
+        self.all("step 20")
+
+    def verify(self):
+        """Every mapped byte, own and peers', against what it must be."""
+        count = sum(answer["bytes"] for answer in self.all("verify"))
+        self.verified += count
+        return f"{count:,} bytes verified, none wrong"
+
+    def about_to_leave(self):
+        self.checksums = [answer["checksums"] for answer in self.all("checksum")]
+
+    def came_back(self):
+        now = [answer["checksums"] for answer in self.all("checksum")]
+        if now != self.checksums:
+            raise Failure(f"{self.name}: the memory's checksums were {self.checksums} before the pause, are {now} now")
+        text = self.verify()
+        self.work()
+        self.verify()
+        return f"checksums as before the pause, {text}; collectives go on"
+
+    def stop(self):
+        for rank in self.ranks:
+            rank.tell("exit")
+        for rank in self.ranks:
+            if rank.wait(60) != 0:
+                raise Failure(f"{rank.name} ended with status {rank.process.returncode}")
+
+    def totals(self):
+        return f"{self.verified:,} bytes"
+
+
+class NcclGroup:
+    """Ranks on real GPUs: NCCL's collectives in a loop, every result compared in full."""
+
+    def __init__(self, node, name, nccl):
+        self.node = node
+        self.name = name
+        self.progress_file = node.folder / f"{name}.progress"
+        self.stop_file = node.folder / f"{name}.stop"
+        command = [node.bin / "amem_nccl_cycle", "--pause", "none", "--gpus", RANKS, "--comms", 2, "--loop", 3600,
+                   "--watchdog", 900, "--no-memory-checks", "--progress", self.progress_file,
+                   "--stop-file", self.stop_file, *(["--nccl", nccl] if nccl else [])]
+        self.program = node.start(Child, name, node.as_rank(name, *command),
+                                  PATH=f"{node.bin}:{os.environ['PATH']}")
+        self.work()
+
+    def rounds(self):
+        try:
+            return int(self.progress_file.read_text() or 0)
+        except (OSError, ValueError):
+            return 0
+
+    def work(self):
+        target = self.rounds() + 50
+        for _ in deadline(180):
+            self.program.require_running()
+            if self.rounds() >= target:
+                return
+        raise Failure(f"{self.name}: {self.rounds()} rounds of collectives after 180 s, {target} expected")
+
+    def verify(self):
+        return f"{self.rounds():,} rounds of collectives, no difference"
+
+    def about_to_leave(self):
+        """In the middle of its collectives."""
+
+    def came_back(self):
+        self.work()
+        return f"collectives go on: {self.verify()}"
+
+    def stop(self):
+        self.stop_file.touch()
+        if self.program.wait(120) != 0:
+            raise Failure(f"{self.name} ended with status {self.program.process.returncode}")
+
+    def totals(self):
+        for line in reversed(self.program.log.read_text(errors="replace").splitlines()):
+            if line.startswith("{"):
+                return f"{json.loads(line)['verified']:,} collectives"
+        raise Failure(f"{self.name} ended without a report")
+
+
+class Demo:
+    """The steps, with a table after each."""
+
+    def __init__(self, node, tolerance_mib):
+        self.node = node
+        self.tolerance = tolerance_mib * MIB
+        self.step = 0
+        self.expected = {}  # group -> state
+        self.other = None   # bytes per device that are not brokered, once both groups run
+
+    def title(self, text):
+        self.step += 1
+        say(f"\n{self.step}. {text}")
+
+    def table(self, limit=30):
+        status = self.node.status()
+        for _ in deadline(limit):  # the driver's figure may follow a moment later
+            trouble = self.trouble(status)
+            if not trouble:
+                break
+            status = self.node.status()
+        else:
+            raise Failure(trouble)
+        names = [f"GPU {d['ordinal']}" for d in status["devices"][:DEVICES]]
+        rows = [["MiB", "state", *names, "in the pool"]]
+        for group in status["groups"]:
+            by_device = {d["uuid"]: d["resident_bytes"] for d in group["devices"]}
+            rows.append([group["name"], group["state"].removeprefix("GROUP_STATE_").lower(),
+                         *(mib(by_device.get(d["uuid"], 0)) for d in status["devices"][:DEVICES]),
+                         mib(group["saved_bytes"])])
+        rows.append(["driver: used", "", *(mib(d["used_bytes"]) for d in status["devices"][:DEVICES]), ""])
+        rows.append(["driver: total", "", *(mib(d["total_bytes"]) for d in status["devices"][:DEVICES]), ""])
+        pool = status["pool"]
+        rows.append(["pool", "", *("" for _ in names), f"{mib(pool['used_bytes'])} of {mib(pool['configured_bytes'])}"])
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        for row in rows:
+            say("   " + "  ".join([row[0].ljust(widths[0]), row[1].ljust(widths[1]),
+                                   *(c.rjust(w) for c, w in zip(row[2:], widths[2:]))]).rstrip())
+        return status
+
+    def trouble(self, status):
+        """What is not as it must be; empty: nothing."""
+        groups = {group["name"]: group for group in status["groups"]}
+        for name, state in self.expected.items():
+            group = groups.get(name)
+            if group is None:
+                return f"the broker does not know group {name}"
+            if group["state"] != f"GROUP_STATE_{state}":
+                return f"group {name} is {group['state']}, not {state}: {group['note']}"
+            if state == "PAUSED" and group["resident_bytes"] != 0:
+                return f"group {name} is paused, but {mib(group['resident_bytes'])} MiB of it are on GPUs"
+            if state == "RUNNING" and group["resident_bytes"] != group["allocated_bytes"]:
+                return f"group {name} runs, but only {mib(group['resident_bytes'])} MiB of it are on GPUs"
+        other = [d["used_bytes"] - d["brokered_bytes"] for d in status["devices"][:DEVICES]]
+        if self.other is not None:
+            for device, (now, before) in enumerate(zip(other, self.other)):
+                if abs(now - before) > self.tolerance:
+                    return (f"GPU {device}: the driver has {mib(now)} MiB in use that the broker does not hold; it was "
+                            f"{mib(before)} MiB with both groups started")
+        return ""
+
+    def both_started(self, status):
+        self.other = [d["used_bytes"] - d["brokered_bytes"] for d in status["devices"][:DEVICES]]
+
+    def pause(self, group):
+        group.about_to_leave()
+        self.node.amemctl("pause", group.name)
+        self.expected[group.name] = "PAUSED"
+
+    def swap(self, out, into):
+        out.about_to_leave()
+        began = time.monotonic()
+        self.node.amemctl("swap", out.name, into.name)
+        seconds = time.monotonic() - began
+        self.expected.update({out.name: "PAUSED", into.name: "RUNNING"})
+        return seconds
+
+    def must_not_fit(self, group):
+        done = self.node.amemctl_any("resume", group.name)
+        if done.returncode != EXIT_RESOURCES:
+            raise Failure(f"resuming {group.name} beside the other group should be refused with exit code {EXIT_RESOURCES}, "
+                          f"but ended with {done.returncode}: {done.stderr.strip()}")
+        say(f"   resuming {group.name} now is refused: {done.stderr.strip()}")
+
+
+def run(demo, start, overcommitted):
+    """The story. `start` makes a group; `overcommitted`: both together do not fit."""
+    demo.title("amemd and group train")
+    train = start("train")
+    train.work()
+    demo.expected["train"] = "RUNNING"
+    say(f"   train: {train.verify()}")
+    status = demo.table()
+    if overcommitted:
+        free = min(d["total_bytes"] - d["used_bytes"] for d in status["devices"][:DEVICES])
+        say(f"   rollout needs as much as train on each GPU; {mib(free)} MiB are free")
+
+    demo.title("pause train, start group rollout")
+    demo.pause(train)
+    rollout = start("rollout")
+    rollout.work()
+    demo.expected["rollout"] = "RUNNING"
+    say(f"   rollout: {rollout.verify()}")
+    demo.both_started(demo.table())
+
+    running, paused = rollout, train
+    slowest = 0.0
+    for number in range(1, SWAPS + 1):
+        running, paused = paused, running
+        demo.title(f"swap {number}: {paused.name} out, {running.name} in")
+        seconds = demo.swap(paused, running)
+        slowest = max(slowest, seconds)
+        demo.table()
+        say(f"   took {seconds:.2f} s; {running.name}: {running.came_back()}")
+        if overcommitted and number == 1:
+            demo.must_not_fit(paused)
+
+    demo.title(f"end {running.name}, resume {paused.name}: both sides are whole")
+    running.stop()
+    del demo.expected[running.name]
+    demo.other = None
+    demo.node.amemctl("resume", paused.name)
+    demo.expected[paused.name] = "RUNNING"
+    say(f"   {paused.name}: {paused.came_back()}")
+    demo.table()
+    paused.stop()
+    return (f"{SWAPS} swaps, slowest {slowest:.2f} s; verified {train.totals()} of train and {rollout.totals()} of rollout")
+
+
+def nccl_library():
+    """(there is one, its path or None for the loader's own choice)."""
+    for place in sys.path:
+        for path in glob.glob(os.path.join(place, "nvidia/nccl/lib/libnccl.so.2")):
+            return True, path
+    try:
+        ctypes.CDLL("libnccl.so.2")
+    except OSError:
+        return False, None
+    return True, None
+
+
+def real_gpus():
+    """(number of GPUs that can be used, why not more)."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        count = ctypes.c_uint(0)
+        if nvml.nvmlInit_v2() != 0 or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return 0, "no NVIDIA GPU answers"
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0, "no NVIDIA driver here"
+    return count.value, f"{count.value} GPU(s) here, {DEVICES} needed"
+
+
+def choose(force_sim):
+    """(use real GPUs, path of NCCL, the line that says so)."""
+    if force_sim:
+        return False, None, "2 simulated GPUs (--sim)"
+    count, why = real_gpus()
+    if count < DEVICES:
+        return False, None, f"2 simulated GPUs ({why})"
+    found, library = nccl_library()
+    if not found:
+        return False, None, "2 simulated GPUs (there are GPUs, but no libnccl.so.2; pip install nvidia-nccl-cu13 brings it)"
+    return True, library, "2 GPUs of this machine, with NCCL"
+
+
+def simulated(build, folder):
+    node = folder / "node"
+    node.mkdir()
+    own = {name: value for name, value in os.environ.items() if not name.startswith("AMEM_")}
+    own.pop("CUDA_VISIBLE_DEVICES", None)
+    libraries = str(build / "lib" / "sim")
+    if own.get("LD_LIBRARY_PATH"):
+        libraries += ":" + own["LD_LIBRARY_PATH"]
+    return {**own, "LD_LIBRARY_PATH": libraries, "AMEM_SIM_DIR": str(node), "AMEM_SIM_DEVICES": str(DEVICES),
+            "AMEM_SIM_MEMORY": f"{SIM_MEMORY_MIB}MiB"}
+
+
+def scratch():
+    """A directory whose sockets' paths are short enough."""
+    folder = tempfile.mkdtemp(prefix="amem-try-")
+    if len(folder) > 60:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="amem-try-", dir="/tmp")
+    return pathlib.Path(folder)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=pathlib.Path, required=True, help="build directory")
+    parser.add_argument("--sim", action="store_true", help="the simulated driver, even where there are GPUs")
+    parser.add_argument("--keep", action="store_true", help="keep the logs")
+    options = parser.parse_args()
+    build = options.build.resolve()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED: terminated"))
+
+    real, nccl, where = choose(options.sim)
+    folder = scratch()
+    say(f"try: {where}; logs in {folder}")
+    node = None
+    good = False
+    try:
+        environment = {n: v for n, v in os.environ.items() if not n.startswith("AMEM_")} if real \
+            else simulated(build, folder)
+        node = Node(build, folder, environment, 8192 if real else SIM_POOL_MIB)
+        node.start_broker()
+        demo = Demo(node, 64 if real else 16)
+        make = (lambda name: NcclGroup(node, name, nccl)) if real else (lambda name: SimulatedGroup(node, name))
+        summary = run(demo, make, not real)
+        good = True
+        if options.keep:
+            say(f"\nlogs: {folder}")
+    except (Failure, OSError, ValueError, KeyError, KeyboardInterrupt) as failure:
+        if node is not None:
+            node.show_logs()
+        text = "interrupted" if isinstance(failure, KeyboardInterrupt) else str(failure) or repr(failure)
+        print(f"\nlogs: {folder}\nFAILED: {text}", file=sys.stderr)
+    finally:
+        if node is not None:
+            node.end()
+        if good and not options.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    if good:
+        say(f"\nOK: {summary}, on {where}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# The first thing to run: builds amem and shows two groups of processes taking turns on the same two GPUs. See --help.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+usage() {
+  cat <<'END'
+Usage: deploy/try.sh [--sim] [--keep] [--no-deps] [--no-build]
+Installs what is needed (deploy/deps.sh), builds into build/release, starts amemd and two groups of two ranks each, train
+and rollout, on two GPUs, and swaps them three times. Each time every byte is verified. Uses real GPUs when there are two with
+a driver and NCCL, else simulated ones. The last line says OK or FAILED, and so does the exit status.
+  --sim        the simulated driver, even where there are GPUs
+  --keep       keep the logs of a run that went well too
+  --no-deps    do not look for packages: everything is installed
+  --no-build   take build/release as it is
+END
+}
+
+deps=1
+build=1
+demo=()
+for argument in "$@"; do
+  case $argument in
+    --sim | --keep) demo+=("$argument") ;;
+    --no-deps) deps=0 ;;
+    --no-build) build=0 ;;
+    -h | --help)
+      usage
+      exit 0
+      ;;
+    *)
+      usage >&2
+      echo "FAILED: unknown argument: $argument" >&2
+      exit 2
+      ;;
+  esac
+done
+
+fail() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
+
+# run LOG COMMAND...: on a terminal as it is, otherwise into a log whose end is shown when it fails.
+run() {
+  local log=$1
+  shift
+  if [[ -t 1 ]]; then
+    "$@"
+  else
+    "$@" >"$log" 2>&1 || {
+      tail -n 40 "$log" >&2
+      return 1
+    }
+  fi
+}
+
+cd "$root"
+if [[ $deps == 1 ]]; then
+  deploy/deps.sh || fail "not everything that amem needs is installed; the lines above say what is missing"
+fi
+if [[ $build == 1 ]]; then
+  mkdir -p build
+  if [[ -z ${CMAKE_CXX_COMPILER_LAUNCHER:-} ]] && command -v ccache >/dev/null; then
+    export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_C_COMPILER_LAUNCHER=ccache
+  fi
+  echo "try: building into build/release (minutes the first time)"
+  run build/try-configure.log cmake --preset release || fail "cmake could not configure the build, see above"
+  run build/try-build.log cmake --build --preset release --target \
+    amemd amemctl amem_shim amem-workload nccl_workload sim_cuda sim_nvml amem_nccl_cycle || fail "the build failed, see above"
+fi
+exec python3 deploy/try.py --build build/release "${demo[@]}"

@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Builds amem and runs every test that this machine can run. See --help.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+usage() {
+  cat <<'END'
+Usage: tests/run.sh [--quick] [--sanitizers | --only-sanitizers] [--no-deps]
+Installs what is needed (deploy/deps.sh), builds build/release and runs all tests with ctest. Tests that need GPUs are
+shown as skipped where there are too few. Exit status 0 when tests ran and none failed.
+  --quick             unit tests and tests of the simulated driver only
+  --sanitizers        then the same without GPUs under AddressSanitizer and UndefinedBehaviorSanitizer (build/asan) and
+                      under ThreadSanitizer (build/tsan)
+  --only-sanitizers   those alone
+  --no-deps           do not look for packages: everything is installed
+Environment: AMEM_CMAKE_ARGS  more arguments for cmake's configuration, e.g. -DAMEM_WERROR=ON
+END
+}
+
+deps=1
+quick=0
+presets=(release)
+for argument in "$@"; do
+  case $argument in
+    --quick) quick=1 ;;
+    --sanitizers) presets=(release asan tsan) ;;
+    --only-sanitizers) presets=(asan tsan) ;;
+    --no-deps) deps=0 ;;
+    -h | --help)
+      usage
+      exit 0
+      ;;
+    *)
+      usage >&2
+      echo "run.sh: unknown argument: $argument" >&2
+      exit 2
+      ;;
+  esac
+done
+
+cd "$root"
+if [[ $deps == 1 ]]; then
+  deploy/deps.sh
+fi
+if [[ -z ${CMAKE_CXX_COMPILER_LAUNCHER:-} ]] && command -v ccache >/dev/null; then
+  export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_C_COMPILER_LAUNCHER=ccache
+fi
+read -r -a cmake_args <<<"${AMEM_CMAKE_ARGS:-}"
+mkdir -p build
+
+# build PRESET: quiet where nobody watches; the end of the log when it fails.
+build() {
+  local log=build/$1.log
+  echo "run.sh: building build/$1"
+  if [[ -t 1 ]]; then
+    cmake --preset "$1" "${cmake_args[@]}" && cmake --build --preset "$1"
+  else
+    { cmake --preset "$1" "${cmake_args[@]}" && cmake --build --preset "$1"; } >"$log" 2>&1 || {
+      tail -n 60 "$log"
+      return 1
+    }
+  fi
+}
+
+# Halts at the first finding. Why each suppression is there stands in its file.
+export ASAN_OPTIONS=detect_stack_use_after_return=1:verify_asan_link_order=0:${ASAN_OPTIONS:-}
+export UBSAN_OPTIONS=print_stacktrace=1:${UBSAN_OPTIONS:-}
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:${TSAN_OPTIONS:-}
+
+# run_tests PRESET: ctest's own summary is the last thing printed.
+run_tests() {
+  local preset=$1
+  local log=build/$preset/tests.log
+  local select=(--preset "$preset" --no-tests=error)
+  if [[ $preset != release ]]; then
+    echo "run.sh: $preset: without tests on real GPUs (label gpu)"
+    select+=(-LE '^(gpu|bench)$')
+  fi
+  if [[ $quick == 1 ]]; then
+    echo "run.sh: --quick: only tests labelled unit and sim"
+    select+=(-L '^(unit|sim)$')
+  fi
+  local status=0
+  ctest "${select[@]}" 2>&1 | tee "$log" || status=$?
+  return "$status"
+}
+
+if [[ " ${presets[*]} " == *" release "* && $quick == 0 ]]; then
+  gpus=$( (nvidia-smi -L 2>/dev/null || true) | grep -c '^GPU ' || true)
+  echo "run.sh: $gpus GPU(s) here$([[ $gpus -ge 2 ]] || echo ': tests that need two (gpu.*) will be skipped')"
+fi
+for preset in "${presets[@]}"; do
+  build "$preset"
+  run_tests "$preset"
+done
