@@ -90,10 +90,11 @@ class Program:
         self.err = err
         self.marker = marker
         self.began = time.monotonic()
-        with out.open("wb") as stdout, err.open("wb") as stderr:
+        with out.open("wb") as stdout, err.open("ab") as stderr:
             self.process = subprocess.Popen(
                 [str(a) for a in argv], env={**environment, MARKER: marker}, stdout=stdout,
-                stderr=stderr, stdin=subprocess.DEVNULL, start_new_session=True)
+                stderr=subprocess.STDOUT if err == out else stderr, stdin=subprocess.DEVNULL,
+                start_new_session=True)
 
     def running(self):
         return self.process.poll() is None
@@ -186,7 +187,7 @@ class Broker:
         self.ctl = bundle / "bin" / "amemctl"
         self.daemon = Program(
             [bundle / "bin" / "amemd", "--runtime-dir", self.runtime, "--pool-size", pool],
-            self.environment, folder / "amemd.out", self.log, self.marker)
+            self.environment, self.log, self.log, self.marker)
         self.pid = self.daemon.process.pid
 
     def amemctl(self, *arguments, limit=60):

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "tests/gpu/broker_view.h"
 #include "tests/gpu/json.h"
 #include "tests/gpu/pattern.h"
 
@@ -138,6 +139,23 @@ TEST(JsonTest, ReadsStatus) {
   EXPECT_EQ(json["groups"].items()[0]["name"].text(), "tra\"in?");
   EXPECT_TRUE(json["groups"].items()[1]["state"].is_null());
   EXPECT_EQ(json["absent"]["deeper"].number(), 0U);
+}
+
+TEST(BrokerViewTest, FindsTheGroupAndItsDevices) {
+  const std::string status =
+      R"({"version":"0.1.0","devices":[{"uuid":"GPU-a","brokered_bytes":30},)"
+      R"({"uuid":"GPU-b","brokered_bytes":7}],"groups":[{"name":"other","allocated_bytes":1},)"
+      R"({"name":"train","state":"GROUP_STATE_PAUSED","allocated_bytes":20,"resident_bytes":8,)"
+      R"("devices":[{"uuid":"GPU-a","allocated_bytes":20,"resident_bytes":8}]}]})";
+  const auto view = read_status(status, "train");
+  ASSERT_TRUE(view.ok()) << view.status().text();
+  EXPECT_EQ(view.value().state, "GROUP_STATE_PAUSED");
+  EXPECT_EQ(view.value().allocated, 20U);
+  EXPECT_EQ(view.value().resident, 8U);
+  EXPECT_EQ(view.value().brokered.at("GPU-b"), 7U);
+  EXPECT_EQ(view.value().group_resident.at("GPU-a"), 8U);
+  EXPECT_EQ(read_status(status, "absent").status().code(), amem::Code::kNotFound);
+  EXPECT_EQ(read_status("amemctl: no broker", "train").status().code(), amem::Code::kInternal);
 }
 
 TEST(JsonTest, RefusesWhatIsNotJson) {

@@ -136,7 +136,6 @@ def run_all(bench, chosen):
             show_logs(bench)
         bench.end(verdict == "FAIL")
         results.append({"case": name, "verdict": verdict, "seconds": round(seconds, 1), "detail": detail})
-    bench.stop_broker()
     return results
 
 
@@ -187,7 +186,10 @@ def main():
             print(f"SKIP all 0.0s {bench.gpus.count()} GPUs, {max(bench.ranks, 2)} needed")
             return SKIPPED
         print(f"{bench.ranks} GPUs, pool {bench.pool}, NCCL {bench.nccl or 'by name'}", flush=True)
-        results = run_all(bench, chosen)
+        try:
+            results = run_all(bench, chosen)
+        finally:  # also when somebody interrupts it
+            bench.end(failed=True)
         if os.environ.get("OUT"):
             keep(results, pathlib.Path(folder), pathlib.Path(os.environ["OUT"]))
     counts = {v: sum(r["verdict"] == v for r in results) for v in ("PASS", "FAIL", "SKIP")}
