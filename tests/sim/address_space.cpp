@@ -142,9 +142,9 @@ CUresult FreeAddresses(uintptr_t base, size_t bytes) {
 
 CUresult MapAllocation(uintptr_t base, size_t bytes,
                        const std::shared_ptr<Allocation>& allocation) {
-  if (bytes == 0 || !IsMultiple(bytes) || !IsMultiple(base)) return CUDA_ERROR_INVALID_VALUE;
-  if (bytes > allocation->memory->bytes()) return CUDA_ERROR_INVALID_VALUE;
-  if (bytes < allocation->memory->bytes()) return CUDA_ERROR_NOT_SUPPORTED;
+  // The size is looked at before all else; a part of a handle, or more than it, is not supported.
+  if (bytes != allocation->memory->bytes()) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!IsMultiple(base)) return CUDA_ERROR_INVALID_VALUE;
   const auto* reservation = FindReservation(base);
   if (reservation == nullptr || bytes > reservation->first + reservation->second - base ||
       OverlapsRange(base, bytes)) {
@@ -163,14 +163,26 @@ CUresult MapAllocation(uintptr_t base, size_t bytes,
 }
 
 CUresult UnmapRange(uintptr_t base, size_t bytes) {
-  const auto mappings = WholeMappings(base, bytes);
-  if (mappings.empty()) return CUDA_ERROR_INVALID_VALUE;
+  const auto* reservation = FindReservation(base);
+  if (reservation == nullptr || bytes == 0 || !IsMultiple(base) || !IsMultiple(bytes) ||
+      bytes > reservation->first + reservation->second - base) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  // Gaps are fine, even nothing but a gap. A mapping that would be cut is not.
+  const auto begin = AllRanges().lower_bound(base);
+  const auto end = AllRanges().lower_bound(base + bytes);
+  const auto before = AtOrBefore(AllRanges(), base);
+  const bool cuts_first =
+      before != AllRanges().end() && before->first < base && before->second.end() > base;
+  const bool cuts_last = begin != end && std::prev(end)->second.end() > base + bytes;
+  if (cuts_first || cuts_last) return CUDA_ERROR_INVALID_VALUE;
+  if (begin == end) return CUDA_SUCCESS;
   // One mmap over everything: what was mapped there goes, the reservation stays.
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
   if (mmap(Pointer(base), bytes, PROT_NONE, kFlags, -1, 0) == MAP_FAILED) {
     return CUDA_ERROR_UNKNOWN;
   }
-  for (const auto& it : mappings) AllRanges().erase(it);
+  AllRanges().erase(begin, end);
   return CUDA_SUCCESS;
 }
 
@@ -254,6 +266,14 @@ void RemoveRangesOf(CUcontext context) {
     if (range.context == context) doomed.emplace_back(base, range.kind);
   }
   for (const auto& [base, kind] : doomed) RemoveRange(base, kind);
+}
+
+bool FindReservation(uintptr_t address, uintptr_t* base, size_t* bytes) {
+  const auto* reservation = FindReservation(address);
+  if (reservation == nullptr) return false;
+  *base = reservation->first;
+  *bytes = reservation->second;
+  return true;
 }
 
 const Range* FindRange(uintptr_t address) {

@@ -49,8 +49,9 @@ CUresult ReserveAddresses(size_t bytes, size_t alignment, uintptr_t hint, uintpt
 CUresult FreeAddresses(uintptr_t base, size_t bytes);
 
 CUresult MapAllocation(uintptr_t base, size_t bytes, const std::shared_ptr<Allocation>& allocation);
-/// `base` and `bytes` must cover whole, contiguous mappings.
+/// Takes out the mappings in the range, if there are any; it must not cut one.
 CUresult UnmapRange(uintptr_t base, size_t bytes);
+/// `base` and `bytes` must cover whole, contiguous mappings.
 CUresult SetRangeAccess(uintptr_t base, size_t bytes, const std::vector<Access>& access);
 
 /// Memory for cuMemAlloc; `memory` is not kept but by the mapping.
@@ -63,6 +64,8 @@ bool RemoveRange(uintptr_t base, RangeKind kind);
 /// Takes out everything that the older calls allocated in a context that goes away.
 void RemoveRangesOf(CUcontext context);
 
+/// The reservation that contains an address.
+bool FindReservation(uintptr_t address, uintptr_t* base, size_t* bytes);
 /// The range that contains an address.
 const Range* FindRange(uintptr_t address);
 

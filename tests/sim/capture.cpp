@@ -44,6 +44,7 @@ CUresult BeginCapture(const std::shared_ptr<Stream>& stream, CUstreamCaptureMode
   capture->mode = mode;
   capture->owner = std::this_thread::get_id();
   capture->origin = stream->handle();
+  capture->context = &stream->context();
   capture->graph = NewGraph();
   Active().insert(capture);
   return JoinCapture(stream, capture, {});
@@ -71,8 +72,12 @@ CUresult EndCapture(const std::shared_ptr<Stream>& stream, CUgraph* out) {
   *out = nullptr;
   const std::shared_ptr<Capture> capture = stream->capture;
   if (capture == nullptr) return CUDA_ERROR_ILLEGAL_STATE;
-  if (capture->origin != stream->handle()) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-  if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
+  if (capture->origin != stream->handle()) {
+    InvalidateCapture(*capture);
+    return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+  }
+  // A capture that failed may be ended by anyone.
+  if (!capture->invalidated && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
       capture->owner != std::this_thread::get_id()) {
     return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
   }
@@ -128,6 +133,16 @@ CUresult CheckUnsafeCall(const Stream& stream) {
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   const CUresult result = CheckImplicitCapture(stream);
+  return result != CUDA_SUCCESS ? result : CheckUnsafeCall();
+}
+
+CUresult CheckContextSynchronize(const Context& context) {
+  CUresult result = CUDA_SUCCESS;
+  for (const auto& capture : Active()) {
+    if (capture->context != &context) continue;
+    InvalidateCapture(*capture);
+    result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   return result != CUDA_SUCCESS ? result : CheckUnsafeCall();
 }
 

@@ -18,6 +18,7 @@ struct Capture {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   std::thread::id owner;
   CUstream origin = nullptr;
+  const Context* context = nullptr;
   bool invalidated = false;
   std::shared_ptr<Graph> graph;
   std::vector<std::weak_ptr<Stream>> streams;  // the origin, and those that joined through events
@@ -42,6 +43,10 @@ CUresult CheckUnsafeCall();
 
 /// For synchronisation with, or a query of, one stream.
 CUresult CheckUnsafeCall(const Stream& stream);
+
+/// For synchronisation with a whole context. Conflicts with every capture in it, whatever the modes
+/// of the capture and of the thread; measured on the real driver.
+CUresult CheckContextSynchronize(const Context& context);
 
 CUstreamCaptureMode ExchangeCaptureMode(CUstreamCaptureMode mode);
 

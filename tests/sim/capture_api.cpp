@@ -39,8 +39,7 @@ struct InfoOut {
 CUresult Info(StreamRef ref, const InfoOut& out) {
   if (out.status == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return WithStream(ref, [&](const std::shared_ptr<Stream>& stream) {
-    const CUresult implicit = CheckImplicitCapture(*stream);
-    if (implicit != CUDA_SUCCESS) return implicit;
+    if (ConflictsWithCapture(*stream)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     if (stream->capture == nullptr) {
       *out.status = CU_STREAM_CAPTURE_STATUS_NONE;
       return CUDA_SUCCESS;

@@ -109,7 +109,7 @@ CUresult Synchronize() {
   Lock lock = LockDriver();
   Context* context = nullptr;
   CUresult result = CurrentContext(&context);
-  if (result == CUDA_SUCCESS) result = CheckUnsafeCall();
+  if (result == CUDA_SUCCESS) result = CheckContextSynchronize(*context);
   return result != CUDA_SUCCESS ? result : SynchronizeDevice(lock, context->physical);
 }
 
@@ -118,7 +118,7 @@ CUresult SynchronizeHandle(CUcontext handle) {
   const Context* const context = FindContext(handle);
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (!context->alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-  const CUresult result = CheckUnsafeCall();
+  const CUresult result = CheckContextSynchronize(*context);
   return result != CUDA_SUCCESS ? result : SynchronizeDevice(lock, context->physical);
 }
 

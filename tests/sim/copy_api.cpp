@@ -35,13 +35,18 @@ std::function<CUresult()> Staged(Transfer transfer, int device) {
   return [transfer, device, bytes] { return RunTransfer(transfer, device); };
 }
 
+// A synchronous copy or set may go ahead beside captures, unless it would have to wait for one.
+CUresult CheckSynchronous(const Stream& stream) {
+  return stream.capture != nullptr ? CheckUnsafeCall(stream) : CheckImplicitCapture(stream);
+}
+
 CUresult Copy(Mode mode, StreamRef ref, const Transfer& transfer, Side to, Side from) {
   Lock lock = LockDriver();
   std::shared_ptr<Stream> stream;
   CUresult result = FindStream(ref, &stream);
   if (result != CUDA_SUCCESS) return result;
   if (mode == Mode::kSync) {
-    result = CheckUnsafeCall(*stream);
+    result = CheckSynchronous(*stream);
     if (result != CUDA_SUCCESS) return result;
   }
   if (transfer.empty()) return CUDA_SUCCESS;
@@ -76,7 +81,7 @@ CUresult Set(Mode mode, StreamRef ref, CUdeviceptr to, uint32_t value, unsigned 
   CUresult result = FindStream(ref, &stream);
   if (result != CUDA_SUCCESS) return result;
   if (mode == Mode::kSync) {
-    result = CheckUnsafeCall(*stream);
+    result = CheckSynchronous(*stream);
     if (result != CUDA_SUCCESS) return result;
   }
   if (count == 0) return CUDA_SUCCESS;

@@ -12,13 +12,14 @@ namespace sim {
 
 struct Event {
   unsigned flags = 0;
+  const Context* context = nullptr;
   std::shared_ptr<Marker> marker;  // of the last record; null: never recorded
   // Of a record inside a capture: whoever waits for the event joins the capture after these nodes.
   std::shared_ptr<Capture> capture;
   std::vector<CUgraphNode> capture_tail;
 };
 
-CUevent AddEvent(unsigned flags);
+CUevent AddEvent(const Context& context, unsigned flags);
 std::shared_ptr<Event> FindEvent(CUevent handle);
 bool EraseEvent(CUevent handle);
 

@@ -24,7 +24,7 @@ CUresult Create(CUevent* out, unsigned flags) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if ((flags & CU_EVENT_INTERPROCESS) != 0) return CUDA_ERROR_NOT_SUPPORTED;
   if ((flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
-  *out = AddEvent(flags);
+  *out = AddEvent(*context, flags);
   return CUDA_SUCCESS;
 }
 
@@ -60,7 +60,7 @@ CUresult StreamWait(StreamRef ref, CUevent handle, unsigned flags) {
   CUresult result = FindStream(ref, &stream);
   if (result != CUDA_SUCCESS) return result;
   if (event->capture != nullptr) {
-    if (event->capture->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (event->capture->invalidated) return CUDA_ERROR_INVALID_VALUE;
     return JoinCapture(stream, event->capture, event->capture_tail);
   }
   if (stream->capture != nullptr) {
@@ -76,7 +76,9 @@ CUresult StreamWait(StreamRef ref, CUevent handle, unsigned flags) {
 
 // Query and synchronisation are refused alike while captures forbid it.
 CUresult CheckIdleUse(const Event& event) {
+  if (!event.context->alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   if (event.capture != nullptr) {
+    if (event.capture->invalidated) return CUDA_ERROR_INVALID_VALUE;  // also when it has ended
     InvalidateCapture(*event.capture);
     return CUDA_ERROR_CAPTURED_EVENT;
   }
@@ -123,11 +125,12 @@ CUresult Destroy(CUevent handle) {
 
 }  // namespace
 
-CUevent AddEvent(unsigned flags) {
+CUevent AddEvent(const Context& context, unsigned flags) {
   static uintptr_t last_handle = 0x7e000000;
   const auto handle = reinterpret_cast<CUevent>(last_handle += 16);
   auto event = std::make_shared<Event>();
   event->flags = flags;
+  event->context = &context;
   Events().emplace(handle, std::move(event));
   return handle;
 }

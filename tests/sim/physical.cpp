@@ -101,7 +101,7 @@ CUresult Physical::Create(int device, size_t bytes, unsigned flags,
 CUresult Physical::Import(int fd, std::shared_ptr<Physical>* out) {
   // A copy first: the caller may close its descriptor while we look at it.
   const int held = HeldDescriptors::Keep([&] { return fcntl(fd, F_DUPFD_CLOEXEC, 0); });
-  if (held < 0) return CUDA_ERROR_INVALID_VALUE;
+  if (held < 0) return CUDA_ERROR_UNKNOWN;
   char path[PATH_MAX];
   const ssize_t length =
       readlink(("/proc/self/fd/" + std::to_string(held)).c_str(), path, sizeof path - 1);
@@ -110,7 +110,7 @@ CUresult Physical::Import(int fd, std::shared_ptr<Physical>* out) {
   const int seals = fcntl(held, F_GET_SEALS);
   if (!name || seals < 0 || (seals & kSeals) != kSeals) {
     HeldDescriptors::Close(held);
-    return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_ERROR_UNKNOWN;
   }
   out->reset(new Physical(held, name->device, name->bytes, name->flags));
   return CUDA_SUCCESS;

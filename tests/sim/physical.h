@@ -41,8 +41,8 @@ class Physical {
   /// at capacity.
   static CUresult Create(int device, size_t bytes, unsigned flags, std::shared_ptr<Physical>* out);
 
-  /// Takes a copy of a descriptor of simulated memory of this node; CUDA_ERROR_INVALID_VALUE if
-  /// `fd` is none.
+  /// Takes a copy of a descriptor of simulated memory of this node. If `fd` is none:
+  /// CUDA_ERROR_UNKNOWN, like the real driver.
   static CUresult Import(int fd, std::shared_ptr<Physical>* out);
 
   ~Physical() { HeldDescriptors::Close(fd_); }

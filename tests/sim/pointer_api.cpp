@@ -1,4 +1,6 @@
 // What is known of an address.
+#include <utility>
+
 #include "address_space.h"
 #include "api.h"
 #include "context.h"
@@ -10,6 +12,12 @@ namespace {
 using MemoryLock = std::lock_guard<std::mutex>;
 
 CUresult AddressRange(CUdeviceptr* base, size_t* size, CUdeviceptr address) {
+  {
+    const Lock lock = LockDriver();
+    Context* context = nullptr;
+    const CUresult result = CurrentContext(&context);
+    if (result != CUDA_SUCCESS) return result;
+  }
   const MemoryLock lock(MemoryMutex());
   const Range* const range = FindRange(address);
   if (range == nullptr || range->kind == RangeKind::kHostRegistered) return CUDA_ERROR_NOT_FOUND;
@@ -24,9 +32,17 @@ CUresult Put(void* data, T value) {
   return CUDA_SUCCESS;
 }
 
+// Of mapped memory the range is the reservation; the mapping has attributes of its own.
+std::pair<uintptr_t, size_t> WholeRange(const Range& range) {
+  std::pair<uintptr_t, size_t> whole(range.base, range.bytes);
+  if (range.kind == RangeKind::kMapping) FindReservation(range.base, &whole.first, &whole.second);
+  return whole;
+}
+
 CUresult AttributeOf(const Range& range, void* data, CUpointer_attribute attribute,
                      CUdeviceptr address) {
   const bool older = range.kind != RangeKind::kMapping;
+  const auto whole = WholeRange(range);
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
       // Mapped memory belongs to no context.
@@ -47,9 +63,9 @@ CUresult AttributeOf(const Range& range, void* data, CUpointer_attribute attribu
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       return Put<int>(data, range.on_device() ? VisibleOrdinal(range.device) : CU_DEVICE_INVALID);
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-      return Put<CUdeviceptr>(data, range.base);
+      return Put<CUdeviceptr>(data, whole.first);
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      return Put<size_t>(data, range.bytes);
+      return Put<size_t>(data, whole.second);
     case CU_POINTER_ATTRIBUTE_MAPPED:
       return Put<unsigned>(data, 1);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:

@@ -55,8 +55,7 @@ CUresult Find(const char* name, void** out, int version, cuuint64_t flags,
                                                : known ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
                                                        : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   if (status != nullptr) *status = found;
-  // With a place for the reason the call itself succeeds.
-  return *out != nullptr || status != nullptr ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -84,8 +83,11 @@ bool IsExportedName(const std::string& name) {
 }  // namespace sim
 
 SIM_API cuGetProcAddress(const char* symbol, void** out, int version, cuuint64_t flags) {
-  return sim::Call("cuGetProcAddress", sim::Need::kNothing,
-                   [&] { return sim::Find(symbol, out, version, flags, nullptr); });
+  return sim::Call("cuGetProcAddress", sim::Need::kNothing, [&]() -> CUresult {
+    // The older call has no place for the reason.
+    const CUresult result = sim::Find(symbol, out, version, flags, nullptr);
+    return result == CUDA_SUCCESS && *out == nullptr ? CUDA_ERROR_NOT_FOUND : result;
+  });
 }
 
 SIM_API cuGetProcAddress_v2(const char* symbol, void** out, int version, cuuint64_t flags,

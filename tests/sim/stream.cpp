@@ -159,14 +159,18 @@ CUresult Submit(const std::shared_ptr<Stream>& stream, Work work, std::shared_pt
 }
 
 CUresult CheckImplicitCapture(const Stream& stream) {
-  if (!stream.legacy()) return CUDA_SUCCESS;
-  CUresult result = CUDA_SUCCESS;
+  if (!ConflictsWithCapture(stream)) return CUDA_SUCCESS;
   for (const auto& other : stream.context().streams) {
-    if (other->capture == nullptr || !other->blocking()) continue;
-    InvalidateCapture(*other->capture);
-    result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    if (other->capture != nullptr && other->blocking()) InvalidateCapture(*other->capture);
   }
-  return result;
+  return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+}
+
+bool ConflictsWithCapture(const Stream& stream) {
+  const auto& streams = stream.context().streams;
+  return stream.legacy() && std::any_of(streams.begin(), streams.end(), [](const auto& other) {
+           return other->capture != nullptr && other->blocking();
+         });
 }
 
 }  // namespace sim

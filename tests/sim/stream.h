@@ -109,5 +109,7 @@ CUresult Submit(const std::shared_ptr<Stream>& stream, Work work, std::shared_pt
 /// The error that use of this stream meets because of captures elsewhere: the legacy stream must
 /// not be used while a blocking stream of its context is being captured.
 CUresult CheckImplicitCapture(const Stream& stream);
+/// The same for a mere question, which does the captures no harm.
+bool ConflictsWithCapture(const Stream& stream);
 
 }  // namespace sim

@@ -37,7 +37,7 @@ CUresult CheckProperties(const CUmemAllocationProp& prop, int* physical) {
   const auto types = static_cast<unsigned>(prop.requestedHandleTypes);
   if ((types & ~unsigned{CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC}) !=
       0) {
-    return CUDA_ERROR_NOT_SUPPORTED;
+    return CUDA_ERROR_INVALID_VALUE;
   }
   const CUresult result = FindLocation(prop.location, physical);
   if (result != CUDA_SUCCESS) return result;
@@ -65,7 +65,6 @@ CUresult Create(CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllo
 CUresult Export(void* out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
                 unsigned long long flags) {
   if (out == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (type == CU_MEM_HANDLE_TYPE_FABRIC) return CUDA_ERROR_NOT_PERMITTED;
   const MemoryLock lock(MemoryMutex());
   const std::shared_ptr<Allocation> allocation = FindAllocation(handle);
   // An imported handle has no requested types, so it fails here too.
@@ -179,7 +178,7 @@ CUresult SetAccess(CUdeviceptr base, size_t bytes, const CUmemAccessDesc* descri
   const MemoryLock lock(MemoryMutex());
   // The host cannot be given a discrete device's memory.
   const Range* const first = FindRange(base);
-  if (host && first != nullptr && first->on_device()) return CUDA_ERROR_INVALID_VALUE;
+  if (host && first != nullptr && first->on_device()) return CUDA_ERROR_NOT_SUPPORTED;
   return SetRangeAccess(base, bytes, access);
 }
 

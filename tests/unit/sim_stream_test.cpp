@@ -382,47 +382,86 @@ TEST_F(SimStreams, CapturedWorkRunsOnlyWhenTheGraphIsLaunched) {
   cuStreamDestroy(side);
 }
 
-TEST_F(SimStreams, SynchronisingInvalidatesAGlobalCaptureUnlessRelaxed) {
+// Runs `body` in a thread with this mode.
+template <typename Body>
+void InThread(CUstreamCaptureMode mode, const Body& body) {
   CUcontext context = nullptr;
   cuCtxGetCurrent(&context);
+  std::thread([&] {
+    EXPECT_EQ(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CUstreamCaptureMode old = mode;
+    EXPECT_EQ(cuThreadExchangeStreamCaptureMode(&old), CUDA_SUCCESS);
+    EXPECT_EQ(old, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    body();
+  }).join();
+}
+
+TEST_F(SimStreams, SynchronisingTheContextInvalidatesEveryCaptureInIt) {
   const CUstream stream = NewStream();
-  ASSERT_EQ(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
-  std::thread([&] {
-    cuCtxSetCurrent(context);
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    EXPECT_EQ(cuThreadExchangeStreamCaptureMode(&mode), CUDA_SUCCESS);
-    EXPECT_EQ(mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
-    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
-  }).join();
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  EXPECT_EQ(cuStreamIsCapturing(stream, &status), CUDA_SUCCESS);
-  EXPECT_EQ(status, CU_STREAM_CAPTURE_STATUS_ACTIVE);
-  std::thread([&] {
-    cuCtxSetCurrent(context);
-    EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-  }).join();
-  EXPECT_EQ(cuStreamIsCapturing(stream, &status), CUDA_SUCCESS);
-  EXPECT_EQ(status, CU_STREAM_CAPTURE_STATUS_INVALIDATED);
-  EXPECT_EQ(LaunchAppend(stream, 1), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-  CUgraph graph = nullptr;
-  EXPECT_EQ(cuStreamEndCapture(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-  EXPECT_EQ(graph, nullptr);
-  EXPECT_EQ(LaunchAppend(stream, 1), CUDA_SUCCESS);
-  EXPECT_EQ(cuStreamSynchronize(stream), CUDA_SUCCESS);
+  for (const auto mode : {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {
+    ASSERT_EQ(cuStreamBeginCapture(stream, mode), CUDA_SUCCESS);
+    InThread(CU_STREAM_CAPTURE_MODE_RELAXED,
+             [] { EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED); });
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    EXPECT_EQ(cuStreamIsCapturing(stream, &status), CUDA_SUCCESS);
+    EXPECT_EQ(status, CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+    EXPECT_EQ(LaunchAppend(stream, 1), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    CUgraph graph = nullptr;
+    EXPECT_EQ(cuStreamEndCapture(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    EXPECT_EQ(graph, nullptr);
+    EXPECT_EQ(LaunchAppend(stream, 1), CUDA_SUCCESS);
+    EXPECT_EQ(cuStreamSynchronize(stream), CUDA_SUCCESS);
+  }
   cuStreamDestroy(stream);
 }
 
+TEST_F(SimStreams, UnsafeCallsInvalidateByTheModesOfCaptureAndThread) {
+  const CUstream stream = NewStream();
+  const CUstream other = NewStream();
+  // Whether a call of this kind, in a thread of this mode, breaks a capture of that mode in another
+  // thread.
+  const auto breaks = [&](CUstreamCaptureMode capture, CUstreamCaptureMode thread, auto call) {
+    EXPECT_EQ(cuStreamBeginCapture(stream, capture), CUDA_SUCCESS);
+    CUresult result = CUDA_ERROR_UNKNOWN;
+    InThread(thread, [&] { result = call(); });
+    CUgraph graph = nullptr;
+    const CUresult ended = cuStreamEndCapture(stream, &graph);
+    if (graph != nullptr) cuGraphDestroy(graph);
+    EXPECT_EQ(ended == CUDA_SUCCESS, result == CUDA_SUCCESS);
+    return result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  };
+  const auto synchronize = [&] { return cuStreamSynchronize(other); };
+  const auto query = [&] { return cuStreamQuery(other); };
+  const auto allocate = [] {
+    CUdeviceptr ptr = 0;
+    return cuMemAlloc(&ptr, 1);
+  };
+  const auto copy = [&] {
+    int value = 0;
+    return cuMemcpyDtoH(&value, log_, sizeof value);
+  };
+  constexpr auto kGlobal = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  constexpr auto kLocal = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+  constexpr auto kRelaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
+  EXPECT_TRUE(breaks(kGlobal, kGlobal, synchronize));
+  EXPECT_TRUE(breaks(kGlobal, kGlobal, query));
+  EXPECT_TRUE(breaks(kGlobal, kGlobal, allocate));
+  EXPECT_FALSE(breaks(kGlobal, kGlobal, copy));
+  EXPECT_FALSE(breaks(kGlobal, kRelaxed, synchronize));
+  EXPECT_FALSE(breaks(kGlobal, kRelaxed, allocate));
+  EXPECT_FALSE(breaks(kLocal, kGlobal, synchronize));
+  EXPECT_FALSE(breaks(kRelaxed, kGlobal, synchronize));
+  cuStreamDestroy(stream);
+  cuStreamDestroy(other);
+}
+
 TEST_F(SimStreams, ThreadLocalCaptureConcernsItsThreadOnly) {
-  CUcontext context = nullptr;
-  cuCtxGetCurrent(&context);
   const CUstream stream = NewStream();
   ASSERT_EQ(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
-  std::thread([&] {
-    cuCtxSetCurrent(context);
-    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+  InThread(CU_STREAM_CAPTURE_MODE_GLOBAL, [&] {
     CUgraph graph = nullptr;
     EXPECT_EQ(cuStreamEndCapture(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
-  }).join();
+  });
   CUdeviceptr ptr = 0;
   EXPECT_EQ(cuMemAlloc(&ptr, 1), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   CUgraph graph = nullptr;
@@ -443,10 +482,20 @@ TEST_F(SimStreams, CaptureMistakesAreErrors) {
   ASSERT_EQ(cuEventRecord(event, stream), CUDA_SUCCESS);
   ASSERT_EQ(cuStreamWaitEvent(side, event, 0), CUDA_SUCCESS);
   ASSERT_EQ(LaunchAppend(side, 1), CUDA_SUCCESS);
-  EXPECT_EQ(cuStreamEndCapture(side, &graph), CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
   EXPECT_EQ(cuStreamEndCapture(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+  EXPECT_EQ(cuEventQuery(event), CUDA_ERROR_INVALID_VALUE);
+  // The end of a stream that only joined.
+  ASSERT_EQ(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  ASSERT_EQ(cuEventRecord(event, stream), CUDA_SUCCESS);
+  ASSERT_EQ(cuStreamWaitEvent(side, event, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuStreamEndCapture(side, &graph), CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+  EXPECT_EQ(cuStreamEndCapture(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   // The legacy stream would wait for the stream being captured.
   ASSERT_EQ(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  EXPECT_EQ(cuStreamIsCapturing(nullptr, &status), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  EXPECT_EQ(cuStreamIsCapturing(stream, &status), CUDA_SUCCESS);
+  EXPECT_EQ(status, CU_STREAM_CAPTURE_STATUS_ACTIVE) << "a question does no harm";
   EXPECT_EQ(LaunchAppend(nullptr, 1), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   EXPECT_EQ(cuStreamEndCapture(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   cuEventDestroy(event);
