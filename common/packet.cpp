@@ -47,7 +47,8 @@ Status send_encoded(int socket, const std::string& bytes, const std::vector<int>
   for (;;) {
     if (::sendmsg(socket, &header, MSG_NOSIGNAL) >= 0) return {};
     if (errno == EINTR) continue;
-    if (errno == EAGAIN || errno == EWOULDBLOCK)
+    // ETOOMANYREFS: more descriptors in flight than the user may have; receivers make room.
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS)
       return {Code::kResourceExhausted, "the session socket is full"};
     if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN)
       return {Code::kUnavailable, "the session's peer has closed it"};

@@ -42,6 +42,7 @@ struct Allocation {
   std::vector<RankId> pinners;  // the holders that gave it to a device that remembers its address
   Extents saved;                // where its bytes are while paused; empty: nothing was kept
   SharedFd fd;                  // null: not on the device
+  bool stayed = false;          // on the device through the last pause, its bytes in place
 
   RankId keeper() const { return holders.front(); }
   bool resident() const { return fd != nullptr; }

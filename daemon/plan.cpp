@@ -42,7 +42,7 @@ Plan plan_load(const Allocations& table, GroupId group, const std::vector<RankId
     const auto it = plan.find(a->keeper());
     if (it == plan.end() || a->pinned_by(a->keeper())) continue;
     it->second.maps.push_back(a);
-    if (!a->pinned()) add_copies(*a, it->second.copies);
+    if (!a->stayed) add_copies(*a, it->second.copies);
   }
   return plan;
 }

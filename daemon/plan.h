@@ -41,7 +41,7 @@ std::vector<Allocation*> to_save(Allocations& table, GroupId group,
 Plan plan_save(const Allocations& table, GroupId group);
 
 /// Map and load: each keeper maps what it keeps and fills it. Memory that stayed on the device
-/// because another rank pinned it is mapped and not filled; a rank never released what it pinned
+/// because some rank pinned it is mapped and not filled; a rank never released what it pinned
 /// itself. An entry for each of `ranks`, empty where there is nothing to do.
 Plan plan_load(const Allocations& table, GroupId group, const std::vector<RankId>& ranks);
 

@@ -79,11 +79,19 @@ TEST_F(PlanTest, ASuccessorThatDidNotLoadIsStillAPeer) {
   EXPECT_EQ(plan_peers(table, kGroup, who).size(), 2U);
 }
 
+TEST_F(PlanTest, MemoryThatStayedIsNotClearedWhenItsPinnerHasGone) {
+  make({1}, 100).stayed = true;
+  const Plan load = plan_load(table, kGroup, {1});
+  EXPECT_EQ(load.at(1).maps.size(), 1U);
+  EXPECT_TRUE(load.at(1).copies.empty());
+}
+
 TEST_F(PlanTest, OnlyItsPinnerStillHasPinnedMemoryMapped) {
   Allocation& by_keeper = make({1, 2}, 100);
   by_keeper.pinners = {1};
   Allocation& by_peer = make({1, 2}, 100);
   by_peer.pinners = {2};
+  by_keeper.stayed = by_peer.stayed = true;
   const Plan load = plan_load(table, kGroup, {1, 2});
   EXPECT_EQ(load.at(1).maps, (std::vector<const Allocation*>{&by_peer}));
   EXPECT_TRUE(load.at(1).copies.empty()) << "its bytes never left";

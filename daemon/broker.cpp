@@ -1,0 +1,483 @@
+#include "daemon/broker.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "daemon/messages.h"
+#include "daemon/reports.h"
+#include "daemon/units.h"
+
+namespace amem {
+namespace {
+
+constexpr Duration kHelloDeadline = std::chrono::seconds(10);
+
+/// A descriptor that becomes readable when the process has ended; empty on a kernel without it.
+Fd open_process(pid_t pid) {
+  return Fd(pid > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)) : -1);
+}
+
+Result<Token> random_token() {
+  Token token{};
+  if (::getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size()))
+    return errno_status(Code::kInternal, "getrandom", errno);
+  return token;
+}
+
+std::string rank_label(const Rank& rank) {
+  const std::string number =
+      rank.number >= 0 ? std::to_string(rank.number) : "#" + std::to_string(rank.id);
+  return "rank " + number + " (pid " + std::to_string(rank.peer.pid) + ")";
+}
+
+}  // namespace
+
+Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml)
+    : loop_(loop),
+      config_(config),
+      devices_(devices),
+      nvml_(nvml),
+      node_(config.pool_chunk),
+      sessions_(loop, *this),
+      saved_(node_, loop),
+      runner_(node_, devices, nvml, sessions_, saved_, loop,
+              [this](GroupEntry& group) { drive_id(group.id); }),
+      operations_(node_, [this](GroupEntry& group) { drive(group); }),
+      pool_(devices) {
+  node_.pool_configured = config.pool_size;
+}
+
+Broker::~Broker() { shut(); }
+
+Status Broker::start() {
+  const std::string path = config_.runtime_dir + "/" + std::string(kSessionSocket);
+  if (Status status = sessions_.listen(path, config_.session_mode); !status.ok()) return status;
+  pool_.start(config_.pool_size, config_.pool_segment,
+              {[this](PoolSegment segment) {
+                 loop_.post([this, segment = std::move(segment)]() mutable {
+                   pool_segment_ready(std::move(segment));
+                 });
+               },
+               [this](std::string error) {
+                 loop_.post([this, error = std::move(error)] { pool_finished(error); });
+               }});
+  return {};
+}
+
+void Broker::shut() {
+  pool_.stop();
+  operations_.close({Code::kUnavailable, "amemd is ending; the operation did not finish"});
+  events_.close();
+  sessions_.shut();
+}
+
+// ---- pool ---------------------------------------------------------------------------------------
+
+void Broker::pool_segment_ready(PoolSegment segment) {
+  node_.extents.add_segment(segment.size, segment.numa_node);
+  node_.segments.push_back(std::move(segment));
+  for (const auto& [id, rank] : node_.ranks) send_segment(rank.session, node_.segments.size() - 1);
+}
+
+void Broker::send_segment(SessionId session, std::size_t index) {
+  const PoolSegment& segment = node_.segments[index];
+  sessions_.send(
+      session, pool_segment_message(static_cast<std::uint32_t>(index), segment.size, segment.memfd),
+      {segment.fd});
+}
+
+void Broker::pool_finished(const std::string& error) {
+  node_.pool_error = error;
+  events_.publish("", error.empty() ? "pool" : "error",
+                  "pool: " + format_size(node_.extents.total()) + " of " +
+                      format_size(node_.pool_configured) + " ready" +
+                      (error.empty() ? "" : ": " + error));
+}
+
+// ---- sessions -----------------------------------------------------------------------------------
+
+void Broker::session_opened(SessionId id, const Peer& peer) {
+  sessions_by_id_[id] = {peer, 0, loop_.at(Clock::now() + kHelloDeadline, [this, id] {
+                           const auto it = sessions_by_id_.find(id);
+                           if (it != sessions_by_id_.end() && it->second.rank == 0)
+                             sessions_.close(id, "it sent no Hello");
+                         })};
+}
+
+void Broker::session_packet(SessionId id, Packet& packet) {
+  const auto it = sessions_by_id_.find(id);
+  if (it == sessions_by_id_.end()) return;
+  const Session& session = it->second;
+  const Message& message = packet.message;
+  const bool is_hello = message.which_body == amem_v1_SessionMessage_hello_tag;
+  if (session.rank == 0) {
+    if (!is_hello) return sessions_.close(id, "its first message is no Hello");
+    return hello(id, message.seq, message.body.hello);
+  }
+  Rank* rank = node_.find_rank(session.rank);
+  if (rank == nullptr) return;
+  if (is_hello) return sessions_.close(id, "it sent a second Hello");
+  handle(*rank, message);
+}
+
+void Broker::session_closed(SessionId id, const std::string& why) {
+  const auto it = sessions_by_id_.find(id);
+  if (it == sessions_by_id_.end()) return;
+  const Session session = it->second;
+  sessions_by_id_.erase(it);
+  loop_.cancel(session.hello_timer);
+  if (session.rank != 0)
+    remove(session.rank, why);
+  else if (!why.empty())
+    spdlog::warn("session of pid {} closed: {}", session.peer.pid, why);
+}
+
+// ---- ranks come and go --------------------------------------------------------------------------
+
+void Broker::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& message) {
+  Session& session = sessions_by_id_.at(session_id);
+  auto refuse = [&](const Status& status) {
+    sessions_.send(session_id, reply_message(seq, status));
+    sessions_.close(session_id, "refused: " + status.text());
+  };
+  if (message.protocol != kProtocolVersion)
+    return refuse({Code::kFailedPrecondition,
+                   "the shim (" + printable(message.version) + ") speaks protocol " +
+                       std::to_string(message.protocol) + ", this broker " +
+                       std::to_string(kProtocolVersion) + "; use the same version of both"});
+  Result<GroupEntry*> joined = join_group(message.group, session.peer);
+  if (!joined.ok()) return refuse(joined.status());
+  GroupEntry& group = *joined.value();
+
+  Rank rank;
+  rank.id = next_rank_++;
+  rank.session = session_id;
+  rank.group = group.id;
+  rank.peer = session.peer;
+  rank.number = message.rank < 0 ? -1 : message.rank;
+  rank.program = printable(message.program);
+  rank.shim_version = printable(message.version);
+  rank.process = open_process(session.peer.pid);
+  session.rank = rank.id;
+  loop_.cancel(session.hello_timer);
+  const std::string name = rank_label(rank);
+  const std::string& program = rank.program;
+  const bool gate_shut = group.machine.join(rank.id, name);
+  spdlog::info("group '{}': {} joined: {}, shim {}", group.machine.name(), name, program,
+               rank.shim_version);
+  events_.publish(group.machine.name(), "rank_joined", name + " " + program);
+  sessions_.send(session_id, welcome_message(seq, rank.id, gate_shut, group.machine.epoch()));
+  for (std::size_t i = 0; i < node_.segments.size(); ++i) send_segment(session_id, i);
+  node_.ranks.emplace(rank.id, std::move(rank));
+  drive(group);
+}
+
+Result<GroupEntry*> Broker::join_group(const std::string& name, const Peer& peer) {
+  if (!valid_group_name(name))
+    return Status(Code::kInvalidArgument,
+                  "\"" + printable(name.c_str()) +
+                      "\" is no group name; use 1 to 63 of the characters A-Z a-z 0-9 . _ -, not "
+                      "beginning with . or -");
+  if (GroupEntry* group = node_.find_group(name)) {
+    if (group->uid != peer.uid)
+      return Status(Code::kPermissionDenied, "group '" + name + "' belongs to uid " +
+                                                 std::to_string(group->uid) + ", this is uid " +
+                                                 std::to_string(peer.uid) +
+                                                 "; choose another group name");
+    return group;
+  }
+  const GroupId id = next_group_++;
+  const auto [it, added] = node_.groups.try_emplace(id, id, name, peer.uid, config_.deadlines);
+  spdlog::info("group '{}': begun by uid {}", name, peer.uid);
+  events_.publish(name, "state", "running", v1::GROUP_STATE_RUNNING);
+  return &it->second;
+}
+
+void Broker::remove(RankId id, const std::string& why) {
+  Rank* rank = node_.find_rank(id);
+  if (rank == nullptr) return;
+  GroupEntry& group = group_of(*rank);
+  const std::string name = label(*rank);
+  const std::string reason = why.empty() ? "its session ended" : "disconnected: " + why;
+  if (why.empty())
+    spdlog::info("group '{}': {} left: {}", group.machine.name(), name, reason);
+  else
+    spdlog::warn("group '{}': {} {}", group.machine.name(), name, reason);
+  events_.publish(group.machine.name(), "rank_left", name + ": " + reason);
+
+  const bool leaves_unloaded =
+      loads_for_others(node_.allocations, group.id, group.loaders, rank->id);
+  saved_.rank_gone(group, *rank);
+  for (Allocation& orphan : node_.allocations.drop_rank(id)) saved_.give_back(group, orphan);
+  node_.ranks.erase(id);
+  group.machine.leave(id, leaves_unloaded, Clock::now());
+  drive(group);
+}
+
+void Broker::forget_group(GroupId id) {
+  GroupEntry& group = node_.groups.at(id);
+  if (group.timer) loop_.cancel(*group.timer);
+  spdlog::info("group '{}': gone with its last rank", group.machine.name());
+  node_.groups.erase(id);
+}
+
+// ---- messages of ranks --------------------------------------------------------------------------
+
+void Broker::handle(Rank& rank, const Message& message) {
+  switch (message.which_body) {
+    case amem_v1_SessionMessage_create_tag:
+      return create(rank, message.seq, message.body.create);
+    case amem_v1_SessionMessage_redeem_tag:
+      return redeem(rank, message.seq, message.body.redeem);
+    case amem_v1_SessionMessage_free_tag:
+      return free(rank, message.body.free.id);
+    case amem_v1_SessionMessage_pin_tag:
+      return pin(rank, message.body.pin.id);
+    case amem_v1_SessionMessage_group_request_tag:
+      return group_request(rank, message.seq, message.body.group_request);
+    case amem_v1_SessionMessage_cut_status_tag: {
+      GroupEntry& group = group_of(rank);
+      group.machine.cut_status(rank.id, message.body.cut_status.epoch,
+                               cut_report(message.body.cut_status), Clock::now());
+      return drive(group);
+    }
+    case amem_v1_SessionMessage_phase_done_tag:
+      return phase_done(rank, message.body.phase_done);
+    default:
+      sessions_.close(rank.session, "it sent message " + std::to_string(message.which_body) +
+                                        ", which is not a rank's to send");
+  }
+}
+
+Status Broker::may_allocate(const Rank& rank) const {
+  const Group& machine = node_.groups.at(rank.group).machine;
+  if (machine.may_allocate(rank.id)) return {};
+  return {Code::kFailedPrecondition, "group '" + machine.name() + "' is " +
+                                         std::string(to_string(machine.state())) +
+                                         "; memory is served when it runs again"};
+}
+
+void Broker::create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message) {
+  Result<Allocation*> made = make(rank, message);
+  if (!made.ok()) {
+    spdlog::debug("group '{}': {}: create refused: {}", group_of(rank).machine.name(), label(rank),
+                  made.status().text());
+    sessions_.send(rank.session, reply_message(seq, made.status()));
+    return;
+  }
+  const Allocation& a = *made.value();
+  sessions_.send(rank.session, created_message(seq, a), {a.fd});
+}
+
+Result<Allocation*> Broker::make(Rank& rank, const amem_v1_Create& message) {
+  if (Status status = may_allocate(rank); !status.ok()) return status;
+  const DeviceUuid uuid = make_uuid(message.device);
+  const Device* device = devices_.find(uuid);
+  if (device == nullptr)
+    return Status(Code::kInvalidArgument, "the broker sees no device " + to_string(uuid));
+  Result<Fd> fd = devices_.create(*device, message.size, message.gpu_direct_rdma);
+  if (!fd.ok()) return fd.status();
+  Result<Token> token = random_token();
+  if (!token.ok()) return token.status();
+  Allocation a;
+  a.group = rank.group;
+  a.token = token.value();
+  a.size = message.size;
+  a.device = uuid;
+  a.gpu_direct_rdma = message.gpu_direct_rdma;
+  a.tag = printable(message.tag);
+  a.holders = {rank.id};
+  a.fd = std::make_shared<const Fd>(std::move(fd).value());
+  return &node_.allocations.add(std::move(a));
+}
+
+void Broker::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message) {
+  if (Status status = may_allocate(rank); !status.ok()) {
+    sessions_.send(rank.session, reply_message(seq, status));
+    return;
+  }
+  Token token{};
+  std::memcpy(token.data(), message.token, token.size());
+  Result<Allocation*> redeemed = node_.allocations.redeem(message.id, token, rank.group, rank.id);
+  if (!redeemed.ok()) {
+    spdlog::warn("group '{}': {}: {}", group_of(rank).machine.name(), label(rank),
+                 redeemed.status().text());
+    sessions_.send(rank.session, reply_message(seq, redeemed.status()));
+    return;
+  }
+  const Allocation& a = *redeemed.value();
+  sessions_.send(rank.session, redeemed_message(seq, a), {a.fd});
+}
+
+void Broker::free(Rank& rank, AllocationId id) {
+  Result<std::optional<Allocation>> freed = node_.allocations.free(id, rank.id);
+  if (!freed.ok()) {
+    spdlog::warn("group '{}': {}: free: {}", group_of(rank).machine.name(), label(rank),
+                 freed.status().text());
+    return;
+  }
+  if (std::optional<Allocation>& orphan = freed.value(); orphan.has_value())
+    saved_.give_back(group_of(rank), *orphan);
+}
+
+void Broker::pin(Rank& rank, AllocationId id) {
+  const GroupEntry& group = group_of(rank);
+  Allocation* a = node_.allocations.find(id);
+  Status status;
+  if (a != nullptr && !a->resident())
+    status = {Code::kFailedPrecondition, "allocation " + std::to_string(id) +
+                                             " is not on its device; it cannot be pinned now"};
+  else
+    status = node_.allocations.pin(id, rank.id);
+  if (!status.ok()) {
+    spdlog::warn("group '{}': {}: pin: {}", group.machine.name(), label(rank), status.text());
+    return;
+  }
+  saved_.give_back(group, *a);  // a pause under way leaves it where it is
+}
+
+void Broker::group_request(Rank& rank, std::uint64_t seq, const amem_v1_GroupRequest& message) {
+  if (message.op != amem_v1_GroupOp_GROUP_OP_PAUSE &&
+      message.op != amem_v1_GroupOp_GROUP_OP_RESUME) {
+    sessions_.send(rank.session,
+                   reply_message(seq, {Code::kInvalidArgument,
+                                       "a group request asks for a pause or a resume"}));
+    return;
+  }
+  GroupEntry& group = group_of(rank);
+  group.machine.request(
+      rank.id, seq,
+      message.op == amem_v1_GroupOp_GROUP_OP_PAUSE ? Operation::kPause : Operation::kResume,
+      std::chrono::milliseconds(message.timeout_ms), Clock::now());
+  drive(group);
+}
+
+void Broker::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
+  const std::optional<Work> work = answered_work(message.phase);
+  if (!work)
+    return sessions_.close(rank.session, "it answered phase " + std::to_string(message.phase) +
+                                             ", which is not a rank's to answer");
+  GroupEntry& group = group_of(rank);
+  saved_.answered(rank, message.epoch, *work);
+  group.machine.phase_done(rank.id, message.epoch, *work, phase_status(message), message.bytes,
+                           Clock::now());
+  drive(group);
+}
+
+// ---- groups -------------------------------------------------------------------------------------
+
+void Broker::drive_id(GroupId id) {
+  if (const auto it = node_.groups.find(id); it != node_.groups.end()) drive(it->second);
+}
+
+void Broker::drive(GroupEntry& group) {
+  while (std::optional<Action> next = group.machine.next_action())
+    std::visit([&](const auto& what) { act(group, what); }, *next);
+  if (group.machine.empty()) return forget_group(group.id);
+
+  if (group.timer) loop_.cancel(*group.timer);
+  group.timer.reset();
+  if (const Time time = group.machine.wakeup(); time != kNever)
+    group.timer = loop_.at(time, [this, id = group.id] {
+      const auto it = node_.groups.find(id);
+      if (it == node_.groups.end()) return;
+      it->second.machine.tick(Clock::now());
+      drive(it->second);
+    });
+}
+
+void Broker::act(GroupEntry&, const action::Answer& answer) {
+  if (const Rank* rank = node_.find_rank(answer.rank))
+    sessions_.send(rank->session, reply_message(answer.seq, answer.status));
+}
+
+void Broker::act(GroupEntry& group, const action::Progress& progress) {
+  operations_.progress(group, progress);
+}
+
+void Broker::act(GroupEntry& group, const action::StateChanged& changed) {
+  events_.publish(group.machine.name(), "state", std::string(to_string(changed.state)),
+                  to_proto(changed.state));
+}
+
+void Broker::act(GroupEntry& group, const action::Finished& finished) {
+  const Outcome& outcome = finished.outcome;
+  if (outcome.status.ok()) {
+    std::string times;
+    for (const PhaseTime& t : outcome.times)
+      times += fmt::format("{}{} {:.1f}", times.empty() ? "" : ", ", phase_name(t.phase),
+                           static_cast<double>(to_us(t.time)) / 1000);
+    spdlog::info("group '{}': {} took {:.1f} ms ({})", group.machine.name(), to_string(outcome.op),
+                 static_cast<double>(to_us(outcome.total)) / 1000, times);
+  } else {
+    spdlog::error("{}", outcome.status.text());
+    events_.publish(group.machine.name(), "error", outcome.status.text());
+  }
+  operations_.finished(group, outcome);
+}
+
+// ---- the control API ----------------------------------------------------------------------------
+
+void Broker::start_operation(Operation op, const std::string& group, Duration timeout,
+                             const Operations::Observer& observer) {
+  spdlog::info("group '{}': {} asked for", printable(group.c_str()), to_string(op));
+  operations_.start(op, group, timeout, observer);
+}
+
+void Broker::swap(const std::string& out, const std::string& in, Duration timeout,
+                  const Operations::Observer& observer) {
+  spdlog::info("swap asked for: '{}' out, '{}' in", printable(out.c_str()), printable(in.c_str()));
+  operations_.swap(out, in, timeout, observer);
+}
+
+Status Broker::set_policy(const std::string& name, const std::string& tag, v1::Policy policy) {
+  GroupEntry* group = node_.find_group(name);
+  if (group == nullptr) return {Code::kNotFound, "no group '" + name + "'"};
+  if (policy != v1::POLICY_KEEP && policy != v1::POLICY_DISCARD)
+    return {Code::kInvalidArgument, "a policy is keep or discard"};
+  if (tag.empty() || tag.size() > sizeof(amem_v1_Create::tag) - 1)
+    return {Code::kInvalidArgument, "a tag has 1 to 31 characters"};
+  if (tag == kNcclTag && policy == v1::POLICY_DISCARD)
+    return {Code::kInvalidArgument,
+            "the bytes of tag 'nccl' are always kept: it is not proven that NCCL can do without "
+            "them, and NCCL itself saves them when it suspends"};
+  if (group->machine.state() != GroupState::kRunning)
+    return {Code::kFailedPrecondition, "group '" + name + "' is " +
+                                           std::string(to_string(group->machine.state())) +
+                                           "; a policy can be changed while the group is running"};
+  if (policy == v1::POLICY_DISCARD)
+    group->discarded_tags.insert(tag);
+  else
+    group->discarded_tags.erase(tag);
+  spdlog::info("group '{}': tag '{}' is {} by a pause", name, printable(tag.c_str()),
+               policy == v1::POLICY_DISCARD ? "discarded" : "kept");
+  return {};
+}
+
+void Broker::status(v1::NodeStatus& status) const {
+  report_node(node_, devices_, nvml_, began_, status);
+}
+
+void Broker::groups(v1::ListGroupsResponse& response) const {
+  for (const auto& [id, group] : node_.groups) report_group(node_, group, *response.add_groups());
+}
+
+Result<std::vector<v1::RankInfo>> Broker::ranks(const std::string& group) const {
+  if (!group.empty() && node_.find_group(group) == nullptr)
+    return Status(Code::kNotFound, "no group '" + group + "'");
+  return report_ranks(node_, group);
+}
+
+Result<std::vector<v1::AllocationInfo>> Broker::allocations(const std::string& group) const {
+  if (!group.empty() && node_.find_group(group) == nullptr)
+    return Status(Code::kNotFound, "no group '" + group + "'");
+  return report_allocations(node_, group);
+}
+
+}  // namespace amem

@@ -1,0 +1,117 @@
+// Broker: the daemon's core. Serves the ranks' sessions and drives the groups; the control API and
+// the tests reach it through the calls below.
+//
+// Owns every table and the session socket. All calls are for the loop's thread; the host pool's
+// thread is its own business.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "amem/v1/broker.pb.h"
+#include "daemon/config.h"
+#include "daemon/devices.h"
+#include "daemon/event_loop.h"
+#include "daemon/events.h"
+#include "daemon/node.h"
+#include "daemon/nvml.h"
+#include "daemon/operations.h"
+#include "daemon/phase_runner.h"
+#include "daemon/pool.h"
+#include "daemon/saved_bytes.h"
+#include "daemon/session_server.h"
+
+namespace amem {
+
+class Broker final : private SessionHandler {
+ public:
+  /// Everything passed in outlives the broker.
+  Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml);
+  ~Broker() override;
+
+  /// Listens on session.sock in the runtime directory and begins to make the pool.
+  Status start();
+  /// Ends every operation, watch and session. Nothing is served afterwards.
+  void shut();
+
+  // ---- the control API ----
+  void start_operation(Operation op, const std::string& group, Duration timeout,
+                       const Operations::Observer& observer);
+  void swap(const std::string& out, const std::string& in, Duration timeout,
+            const Operations::Observer& observer);
+  /// kNotFound, kFailedPrecondition (not running), kInvalidArgument (no such policy, or one that
+  /// this tag cannot have).
+  Status set_policy(const std::string& group, const std::string& tag, v1::Policy policy);
+  void status(v1::NodeStatus& status) const;
+  void groups(v1::ListGroupsResponse& response) const;
+  /// kNotFound: no such group. An empty name: all.
+  Result<std::vector<v1::RankInfo>> ranks(const std::string& group) const;
+  Result<std::vector<v1::AllocationInfo>> allocations(const std::string& group) const;
+  EventHub& events() { return events_; }
+
+ private:
+  // SessionHandler
+  void session_opened(SessionId session, const Peer& peer) override;
+  void session_packet(SessionId session, Packet& packet) override;
+  void session_closed(SessionId session, const std::string& why) override;
+
+  // A rank's messages.
+  void hello(SessionId session, std::uint64_t seq, const amem_v1_Hello& message);
+  void handle(Rank& rank, const Message& message);
+  void create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message);
+  Result<Allocation*> make(Rank& rank, const amem_v1_Create& message);
+  void redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message);
+  Status may_allocate(const Rank& rank) const;
+  void free(Rank& rank, AllocationId id);
+  void pin(Rank& rank, AllocationId id);
+  void group_request(Rank& rank, std::uint64_t seq, const amem_v1_GroupRequest& message);
+  void phase_done(Rank& rank, const amem_v1_PhaseDone& message);
+
+  Result<GroupEntry*> join_group(const std::string& name, const Peer& peer);
+  void remove(RankId id, const std::string& why);
+  void forget_group(GroupId id);
+  void pool_segment_ready(PoolSegment segment);
+  void pool_finished(const std::string& error);
+  void send_segment(SessionId session, std::size_t index);
+
+  /// Carries out what the group wants, until it wants nothing; then it may be gone.
+  void drive(GroupEntry& group);
+  void drive_id(GroupId id);
+  void act(GroupEntry& group, const action::Answer& answer);
+  void act(GroupEntry& group, const action::Progress& progress);
+  void act(GroupEntry& group, const action::StateChanged& changed);
+  void act(GroupEntry& group, const action::Finished& finished);
+  template <class Phase>
+  void act(GroupEntry& group, const Phase& phase) {
+    runner_.run(group, phase);
+  }
+
+  GroupEntry& group_of(const Rank& rank) { return node_.groups.at(rank.group); }
+  const std::string& label(const Rank& rank) { return group_of(rank).machine.label(rank.id); }
+
+  struct Session {  // that has said Hello when rank is not 0
+    Peer peer;
+    RankId rank = 0;
+    EventLoop::TimerId hello_timer;
+  };
+
+  EventLoop& loop_;
+  const Config& config_;
+  const Devices& devices_;
+  const Nvml& nvml_;
+  const Time began_ = Clock::now();
+  Node node_;
+  EventHub events_;
+  std::map<SessionId, Session> sessions_by_id_;
+  RankId next_rank_ = 1;
+  GroupId next_group_ = 1;
+  SessionServer sessions_;
+  SavedBytes saved_;
+  PhaseRunner runner_;
+  Operations operations_;
+  HostPool pool_;
+};
+
+}  // namespace amem

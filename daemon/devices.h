@@ -1,0 +1,65 @@
+// Devices: the node's GPUs, by UUID, and the making of physical memory on them.
+//
+// The broker calls cuInit and never has a context: physical memory is created, exported and its
+// handle released at once, so that one descriptor is all that keeps it alive. Nothing here clears
+// memory; ranks do.
+//
+// Filled once by open(), read-only afterwards; create() may be called from any thread.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/driver.h"
+#include "common/fd.h"
+#include "common/protocol.h"
+#include "common/status.h"
+
+namespace amem {
+
+struct Device {
+  DeviceUuid uuid;
+  int ordinal = 0;  // in the broker, which sees all devices
+  std::string name;
+  std::uint64_t total = 0;        // bytes
+  std::uint64_t granularity = 0;  // of cuMemCreate, with gpuDirectRDMACapable set
+  int numa_node = -1;             // of the host, -1 unknown
+  bool host_numa = false;         // cuMem host memory can be mapped on it
+};
+
+class Devices {
+ public:
+  /// Loads the driver, initialises it and looks at every device. kUnavailable: no driver or no
+  /// device; the text says what to do.
+  /// REQUIRES: CUDA_VISIBLE_DEVICES is not set, and no other thread runs.
+  Status open();
+
+  const std::vector<Device>& all() const { return devices_; }
+  const Device* find(const DeviceUuid& uuid) const;
+  const Driver& driver() const { return driver_; }
+
+  /// Physical memory on `device`, as the descriptor that alone keeps it alive (close-on-exec).
+  /// kResourceExhausted: the device is full. kInvalidArgument: size is no multiple of the
+  /// granularity. Memory that was asked for with gpu_direct_rdma and cannot be made so is an error.
+  Result<Fd> create(const Device& device, std::uint64_t size, bool gpu_direct_rdma) const;
+
+  /// The NUMA nodes of the devices; empty when unknown.
+  std::set<int> numa_nodes() const;
+
+  /// Pinned host memory on a NUMA node, exported as above. kUnimplemented: not supported here.
+  Result<Fd> create_host(int numa_node, std::uint64_t size) const;
+  /// Whether create_host() can work: every device maps such memory.
+  bool host_memory_supported() const;
+
+ private:
+  Status inspect(int ordinal, Device& device) const;
+  Result<Fd> create_and_export(const CUmemAllocationProp& properties, std::uint64_t size,
+                               const std::string& what) const;
+
+  Driver driver_;
+  std::vector<Device> devices_;
+};
+
+}  // namespace amem

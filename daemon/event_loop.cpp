@@ -1,0 +1,118 @@
+#include "daemon/event_loop.h"
+
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+namespace amem {
+
+Status EventLoop::open() {
+  epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_) return errno_status(Code::kInternal, "epoll_create1", errno);
+  wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_) return errno_status(Code::kInternal, "eventfd", errno);
+  const int wake = wake_.get();
+  const WatchId id = watch(wake, EPOLLIN, [this, wake](std::uint32_t) {
+    std::uint64_t count = 0;
+    if (::read(wake, &count, sizeof count) > 0) run_tasks();
+  });
+  if (id == 0) return errno_status(Code::kInternal, "epoll_ctl", errno);
+  return {};
+}
+
+void EventLoop::run() {
+  std::array<epoll_event, 64> events;
+  while (!stopped_) {
+    const int n =
+        ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms());
+    for (int i = 0; i < n && !stopped_; ++i) {
+      const epoll_event& event = events[static_cast<std::size_t>(i)];
+      // By id and not by descriptor: a handler before this one may have closed it.
+      const auto it = watches_.find(event.data.u64);
+      if (it == watches_.end()) continue;
+      const std::shared_ptr<Handler> handler = it->second.handler;  // may unwatch itself
+      (*handler)(event.events);
+    }
+    run_timers();
+  }
+}
+
+void EventLoop::stop() {
+  post([this] { stopped_ = true; });
+}
+
+void EventLoop::post(Task task) {
+  {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  const std::uint64_t one = 1;
+  // Fails only when the counter is about to overflow, and then the loop is awake anyway.
+  [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof one);
+}
+
+void EventLoop::run_tasks() {
+  std::vector<Task> tasks;
+  {
+    const std::lock_guard lock(mutex_);
+    tasks.swap(tasks_);
+  }
+  for (Task& task : tasks) {
+    task();
+    task = nullptr;  // what it holds goes now, not with the last of the batch
+  }
+}
+
+EventLoop::WatchId EventLoop::watch(int fd, std::uint32_t events, Handler handler) {
+  const WatchId id = next_id_++;
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = id;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) return 0;
+  watches_.emplace(id, Watch{fd, std::make_shared<Handler>(std::move(handler))});
+  return id;
+}
+
+void EventLoop::change(WatchId id, std::uint32_t events) {
+  const auto it = watches_.find(id);
+  if (it == watches_.end()) return;
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = id;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, it->second.fd, &event);
+}
+
+void EventLoop::unwatch(WatchId id) {
+  const auto it = watches_.find(id);
+  if (it == watches_.end()) return;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->second.fd, nullptr);
+  watches_.erase(it);
+}
+
+EventLoop::TimerId EventLoop::at(Time time, Task task) {
+  const TimerId id{time, next_id_++};
+  timers_.emplace(id, std::move(task));
+  return id;
+}
+
+int EventLoop::wait_ms() const {
+  if (timers_.empty()) return -1;
+  const Duration left = timers_.begin()->first.first - Clock::now();
+  if (left <= Duration::zero()) return 0;
+  const auto ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
+  return static_cast<int>(std::min<std::int64_t>(ms, 3'600'000));
+}
+
+void EventLoop::run_timers() {
+  const Time now = Clock::now();
+  while (!stopped_ && !timers_.empty() && timers_.begin()->first.first <= now) {
+    const Task task = std::move(timers_.begin()->second);
+    timers_.erase(timers_.begin());
+    task();
+  }
+}
+
+}  // namespace amem

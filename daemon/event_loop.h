@@ -1,0 +1,74 @@
+// EventLoop: the one thread that owns the broker's state, as an epoll loop with timers and tasks
+// from other threads.
+//
+// run(), watch(), change(), unwatch(), at() and cancel() are for the loop's thread (or for the one
+// that is going to call run()); post() and stop() are for any thread. Handlers may change watches
+// and timers, their own included.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "common/fd.h"
+#include "common/status.h"
+#include "daemon/clock.h"
+
+namespace amem {
+
+class EventLoop {
+ public:
+  using Task = std::function<void()>;
+  using Handler = std::function<void(std::uint32_t events)>;
+  using WatchId = std::uint64_t;  // never 0
+  using TimerId = std::pair<Time, std::uint64_t>;
+
+  /// Call once, before anything else.
+  Status open();
+
+  /// Until stop().
+  void run();
+  void stop();
+
+  /// Runs `task` on the loop's thread, after what is being handled now; tasks keep their order.
+  /// Tasks that come after stop() are destroyed unrun.
+  void post(Task task);
+
+  /// Calls `handler` while one of `events` (EPOLLIN, …) holds; level-triggered. 0: the kernel
+  /// refused. `fd` must stay open until unwatch().
+  WatchId watch(int fd, std::uint32_t events, Handler handler);
+  void change(WatchId id, std::uint32_t events);
+  void unwatch(WatchId id);
+
+  /// Runs `task` once, not before `time`.
+  TimerId at(Time time, Task task);
+  void cancel(const TimerId& timer) { timers_.erase(timer); }
+
+ private:
+  struct Watch {
+    int fd;
+    std::shared_ptr<Handler> handler;
+  };
+
+  int wait_ms() const;
+  void run_tasks();
+  void run_timers();
+
+  Fd epoll_;
+  Fd wake_;
+  bool stopped_ = false;
+  std::uint64_t next_id_ = 1;
+  std::unordered_map<WatchId, Watch> watches_;
+  std::map<TimerId, Task> timers_;
+
+  std::mutex mutex_;
+  std::vector<Task> tasks_;  // under mutex_
+};
+
+}  // namespace amem

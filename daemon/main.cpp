@@ -1,0 +1,128 @@
+// amemd: the GPU memory broker of a node.
+//
+// Exit status: 0 ended by a signal, or nothing to do; 1 cannot serve; 2 wrong usage or
+// configuration.
+#include <signal.h>
+#include <spdlog/spdlog.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <thread>
+
+#include "common/version.h"
+#include "daemon/arguments.h"
+#include "daemon/broker.h"
+#include "daemon/control_service.h"
+#include "daemon/log.h"
+#include "daemon/runtime_dir.h"
+#include "daemon/units.h"
+
+namespace amem {
+namespace {
+
+/// One descriptor per allocation, and one per session: as many as we may have.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0)
+    spdlog::warn("cannot raise the limit of open files: {}", std::strerror(errno));
+  spdlog::debug("up to {} open files", limit.rlim_cur);
+}
+
+/// Blocked in every thread that comes later, read from the loop.
+Fd take_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, signal);
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+  return Fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+}
+
+int fail(const Status& status) {
+  spdlog::critical("amemd cannot serve: {}", status.text());
+  return 1;
+}
+
+int serve(const Config& config) {
+  const Fd signals = take_signals();
+  raise_descriptor_limit();
+
+  RuntimeDir runtime_dir;
+  const mode_t mode = ::geteuid() == 0 ? 0755 : 0700;
+  if (Status status = runtime_dir.open(config.runtime_dir, mode); !status.ok()) return fail(status);
+
+  // The broker must see every device, whatever its environment was meant for.
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  Devices devices;
+  if (Status status = devices.open(); !status.ok()) return fail(status);
+  for (const Device& device : devices.all())
+    spdlog::info("device {}: {}, {}, {}", device.ordinal, to_string(device.uuid), device.name,
+                 format_size(device.total));
+  Nvml nvml;
+  if (Status status = nvml.open(devices); !status.ok())
+    spdlog::warn("device usage is unknown: {}", status.text());
+
+  EventLoop loop;
+  if (Status status = loop.open(); !status.ok()) return fail(status);
+  Broker broker(loop, config, devices, nvml);
+  if (Status status = broker.start(); !status.ok()) return fail(status);
+  ControlServer control(broker, loop);
+  if (Status status = control.start(config.runtime_dir + "/" + std::string(kControlSocket),
+                                    config.control_mode);
+      !status.ok())
+    return fail(status);
+
+  std::thread ending;  // waits for calls that need the loop to end
+  const EventLoop::WatchId watch = loop.watch(signals.get(), EPOLLIN, [&](std::uint32_t) {
+    signalfd_siginfo info{};
+    if (::read(signals.get(), &info, sizeof info) != sizeof info) return;
+    if (info.ssi_signo == SIGHUP) {
+      reopen_log();
+      spdlog::info("log reopened");
+      return;
+    }
+    if (ending.joinable()) return;
+    spdlog::info("ending: signal {} from pid {}", info.ssi_signo, info.ssi_pid);
+    broker.shut();
+    ending = std::thread([&] {
+      control.shut();
+      loop.stop();
+    });
+  });
+  if (watch == 0) return fail(errno_status(Code::kInternal, "epoll_ctl for signals", errno));
+
+  spdlog::info("amemd {} serves {} with {} devices", kVersion, config.runtime_dir,
+               devices.all().size());
+  loop.run();
+  ending.join();
+  spdlog::info("ended");
+  return 0;
+}
+
+int run(int argc, char** argv) {
+  int exit_status = 0;
+  const std::optional<Arguments> arguments = parse_arguments(argc, argv, exit_status);
+  if (!arguments) return exit_status;
+  ConfigErrors errors;
+  const Config config = load_config(*arguments, errors);
+  for (const std::string& error : errors) std::cerr << "amemd: " << error << "\n";
+  if (!errors.empty()) return 2;
+  if (arguments->check_config) {
+    std::cout << to_toml(config);
+    return 0;
+  }
+  set_up_logging(config);
+  return serve(config);
+}
+
+}  // namespace
+}  // namespace amem
+
+int main(int argc, char** argv) { return amem::run(argc, argv); }

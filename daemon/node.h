@@ -1,0 +1,84 @@
+// Node: all that the broker knows, as plain tables. Broker, PhaseRunner, Operations and the reports
+// work on it; it does nothing by itself.
+//
+// The broker's loop owns it.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "daemon/allocations.h"
+#include "daemon/event_loop.h"
+#include "daemon/extents.h"
+#include "daemon/group.h"
+#include "daemon/plan.h"
+#include "daemon/pool.h"
+#include "daemon/session_server.h"
+
+namespace amem {
+
+/// The tag of NCCL's own buffers, which are never dropped: it is not proven that they may be.
+inline constexpr std::string_view kNcclTag = "nccl";
+
+struct Rank {
+  RankId id = 0;
+  SessionId session = 0;
+  GroupId group = 0;
+  Peer peer;
+  int number = -1;  // the launcher's
+  std::string program;
+  std::string shim_version;
+  Fd process;  // pidfd; empty where the kernel has none
+
+  // A Save that was called off may still be writing to its extents. They go back to the pool when
+  // the rank has answered, or its process has ended.
+  std::set<Epoch> saving;  // Saves sent and not answered
+  Extents limbo;
+};
+
+struct GroupEntry {
+  GroupEntry(GroupId group_id, std::string name, uid_t owner, const Deadlines& deadlines)
+      : id(group_id), uid(owner), machine(std::move(name), deadlines, Clock::now()) {}
+
+  GroupId id;
+  uid_t uid;
+  Group machine;
+  std::set<std::string> discarded_tags;   // all others are kept
+  std::map<AllocationId, RankId> savers;  // of the pause under way or last done
+  Loaders loaders;                        // of the resume under way
+  std::optional<EventLoop::TimerId> timer;
+};
+
+struct Node {
+  explicit Node(std::uint64_t chunk) : extents(chunk) {}
+
+  Allocations allocations;
+  ExtentAllocator extents;
+  std::vector<PoolSegment> segments;  // by the extents' segment index
+  std::uint64_t pool_configured = 0;
+  std::string pool_error;
+  std::map<RankId, Rank> ranks;
+  std::map<GroupId, GroupEntry> groups;
+
+  GroupEntry* find_group(const std::string& name) {
+    for (auto& [id, entry] : groups)
+      if (entry.machine.name() == name) return &entry;
+    return nullptr;
+  }
+  const GroupEntry* find_group(const std::string& name) const {
+    return const_cast<Node*>(this)->find_group(name);
+  }
+  Rank* find_rank(RankId id) {
+    const auto it = ranks.find(id);
+    return it != ranks.end() ? &it->second : nullptr;
+  }
+};
+
+}  // namespace amem

@@ -1,0 +1,65 @@
+// PhaseRunner: carries out what a Group asks for: packets to its ranks, extents, physical memory.
+//
+// Reports back to the Group by the call that the action names, which may bring up further actions;
+// the caller takes those in turn. Creating much memory is done in slices, so that the loop stays
+// responsive; then `resumed` is called when there is something to take up again.
+//
+// For the loop's thread; works on the Node's tables.
+#pragma once
+
+#include <functional>
+
+#include "daemon/devices.h"
+#include "daemon/event_loop.h"
+#include "daemon/messages.h"
+#include "daemon/node.h"
+#include "daemon/nvml.h"
+#include "daemon/saved_bytes.h"
+
+namespace amem {
+
+class PhaseRunner {
+ public:
+  using Resumed = std::function<void(GroupEntry&)>;
+
+  PhaseRunner(Node& node, const Devices& devices, const Nvml& nvml, SessionServer& sessions,
+              SavedBytes& saved, EventLoop& loop, Resumed resumed)
+      : node_(node),
+        devices_(devices),
+        nvml_(nvml),
+        sessions_(sessions),
+        saved_(saved),
+        loop_(loop),
+        resumed_(std::move(resumed)) {}
+
+  void run(GroupEntry& group, const action::Quiesce& quiesce);
+  void run(GroupEntry& group, const action::Step& step);
+  void run(GroupEntry& group, const action::Save& save);
+  void run(GroupEntry& group, const action::Release& release);
+  void run(GroupEntry& group, const action::Drop& drop);
+  void run(GroupEntry& group, const action::Admit& admit);
+  void run(GroupEntry& group, const action::Create& create);
+  void run(GroupEntry& group, const action::Load& load);
+  void run(GroupEntry& group, const action::Peers& peers);
+  void run(GroupEntry& group, const action::Open& open);
+  void run(GroupEntry& group, const action::ReturnChunks& chunks);
+
+ private:
+  void send(RankId rank, const Message& message, std::vector<SharedFd> fds = {});
+  void send_all(const std::vector<RankId>& ranks, const Message& message);
+  void send_copies(RankId rank, CopyKind kind, Epoch epoch, const std::vector<CopyRange>& copies);
+  void send_maps(RankId rank, Epoch epoch, const std::vector<const Allocation*>& maps);
+  /// Creates some of what is missing; false: there is more to do.
+  bool create_slice(GroupEntry& group);
+  void create_later(GroupId group, Epoch epoch);
+
+  Node& node_;
+  const Devices& devices_;
+  const Nvml& nvml_;
+  SessionServer& sessions_;
+  SavedBytes& saved_;
+  EventLoop& loop_;
+  Resumed resumed_;
+};
+
+}  // namespace amem

@@ -1,0 +1,153 @@
+#include "daemon/reports.h"
+
+#include <unistd.h>
+
+#include "common/version.h"
+#include "daemon/host_memory.h"
+
+namespace amem {
+
+v1::GroupState to_proto(GroupState state) {
+  switch (state) {
+    case GroupState::kRunning:
+      return v1::GROUP_STATE_RUNNING;
+    case GroupState::kPausing:
+      return v1::GROUP_STATE_PAUSING;
+    case GroupState::kPaused:
+      return v1::GROUP_STATE_PAUSED;
+    case GroupState::kResuming:
+      return v1::GROUP_STATE_RESUMING;
+  }
+  return v1::GROUP_STATE_UNSPECIFIED;
+}
+
+void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info) {
+  const Group& machine = group.machine;
+  info.set_name(machine.name());
+  info.set_state(to_proto(machine.state()));
+  info.set_phase(std::string(phase_name(machine.phase())));
+  info.set_uid(group.uid);
+  info.set_rank_count(static_cast<std::uint32_t>(machine.members().size()));
+  const Usage usage =
+      node.allocations.usage([&](const Allocation& a) { return a.group == group.id; });
+  info.set_allocation_count(usage.count);
+  info.set_allocated_bytes(usage.allocated);
+  info.set_resident_bytes(usage.resident);
+  info.set_saved_bytes(usage.saved);
+  info.set_pinned_bytes(usage.pinned);
+  info.set_since_ms(to_us(Clock::now() - machine.since()) / 1000);
+  if (const auto& pause = machine.last(Operation::kPause))
+    info.set_last_pause_us(to_us(pause->total));
+  if (const auto& resume = machine.last(Operation::kResume))
+    info.set_last_resume_us(to_us(resume->total));
+  info.set_note(machine.note());
+  std::map<std::string, v1::Policy> policies;
+  std::map<DeviceUuid, Usage> devices;
+  for (const Allocation* a : node.allocations.of_group(group.id)) {
+    policies[a->tag] = v1::POLICY_KEEP;
+    Usage& device = devices[a->device];
+    device.allocated += a->size;
+    if (a->resident()) device.resident += a->size;
+  }
+  for (const std::string& tag : group.discarded_tags) policies[tag] = v1::POLICY_DISCARD;
+  for (const auto& [tag, policy] : policies) {
+    v1::TagPolicy* p = info.add_policies();
+    p->set_tag(tag);
+    p->set_policy(policy);
+  }
+  for (const auto& [uuid, device] : devices) {
+    v1::GroupDeviceUsage* d = info.add_devices();
+    d->set_uuid(to_string(uuid));
+    d->set_allocated_bytes(device.allocated);
+    d->set_resident_bytes(device.resident);
+  }
+}
+
+void report_node(const Node& node, const Devices& devices, const Nvml& nvml, Time began,
+                 v1::NodeStatus& status) {
+  status.set_version(kVersion);
+  status.set_pid(::getpid());
+  status.set_uptime_ms(to_us(Clock::now() - began) / 1000);
+  status.set_rss_bytes(resident_memory());
+  for (const Device& device : devices.all()) {
+    v1::DeviceStatus* d = status.add_devices();
+    d->set_uuid(to_string(device.uuid));
+    d->set_ordinal(device.ordinal);
+    d->set_name(device.name);
+    if (const auto memory = nvml.memory(device.uuid)) {
+      d->set_usage_known(true);
+      d->set_total_bytes(memory->total);
+      d->set_used_bytes(memory->used);
+    }
+    d->set_brokered_bytes(
+        node.allocations.usage([&](const Allocation& a) { return a.device == device.uuid; })
+            .resident);
+  }
+  v1::PoolStatus* pool = status.mutable_pool();
+  pool->set_configured_bytes(node.pool_configured);
+  pool->set_ready_bytes(node.extents.total());
+  pool->set_used_bytes(node.extents.used());
+  if (!node.segments.empty()) pool->set_kind(node.segments.back().memfd ? "memfd" : "host_numa");
+  pool->set_error(node.pool_error);
+  for (const auto& [id, group] : node.groups) report_group(node, group, *status.add_groups());
+}
+
+std::vector<v1::RankInfo> report_ranks(const Node& node, const std::string& group) {
+  struct Share {
+    std::uint64_t owned = 0, imported = 0, count = 0;
+  };
+  std::map<RankId, Share> shares;
+  for (const Allocation* a : node.allocations.select([](const Allocation&) { return true; })) {
+    for (RankId holder : a->holders) {
+      Share& share = shares[holder];
+      ++share.count;
+      (holder == a->keeper() ? share.owned : share.imported) += a->size;
+    }
+  }
+  std::vector<v1::RankInfo> ranks;
+  for (const auto& [id, rank] : node.ranks) {
+    const auto entry = node.groups.find(rank.group);
+    if (entry == node.groups.end()) continue;
+    const Group& machine = entry->second.machine;
+    if (!group.empty() && machine.name() != group) continue;
+    v1::RankInfo& info = ranks.emplace_back();
+    info.set_id(id);
+    info.set_group(machine.name());
+    info.set_rank(rank.number);
+    info.set_pid(rank.peer.pid);
+    info.set_uid(rank.peer.uid);
+    info.set_program(rank.program);
+    info.set_shim_version(rank.shim_version);
+    const Share& share = shares[id];
+    info.set_owned_bytes(share.owned);
+    info.set_imported_bytes(share.imported);
+    info.set_allocation_count(share.count);
+    info.set_phase(std::string(machine.waiting_for(id)));
+  }
+  return ranks;
+}
+
+std::vector<v1::AllocationInfo> report_allocations(const Node& node, const std::string& group) {
+  std::vector<v1::AllocationInfo> allocations;
+  for (const Allocation* a : node.allocations.select([](const Allocation&) { return true; })) {
+    const auto entry = node.groups.find(a->group);
+    if (entry == node.groups.end()) continue;
+    const std::string& name = entry->second.machine.name();
+    if (!group.empty() && name != group) continue;
+    v1::AllocationInfo& info = allocations.emplace_back();
+    info.set_id(a->id);
+    info.set_group(name);
+    info.set_owner(a->keeper());
+    for (std::size_t i = 1; i < a->holders.size(); ++i) info.add_peers(a->holders[i]);
+    info.set_device(to_string(a->device));
+    info.set_size(a->size);
+    info.set_tag(a->tag);
+    info.set_policy(entry->second.discarded_tags.contains(a->tag) ? v1::POLICY_DISCARD
+                                                                  : v1::POLICY_KEEP);
+    info.set_resident(a->resident());
+    info.set_pinned(a->pinned());
+  }
+  return allocations;
+}
+
+}  // namespace amem

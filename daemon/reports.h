@@ -1,0 +1,26 @@
+// Reports: the broker's tables as messages of the control API. Reads only.
+//
+// For the loop's thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "amem/v1/broker.pb.h"
+#include "daemon/devices.h"
+#include "daemon/node.h"
+#include "daemon/nvml.h"
+
+namespace amem {
+
+v1::GroupState to_proto(GroupState state);
+
+void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info);
+void report_node(const Node& node, const Devices& devices, const Nvml& nvml, Time began,
+                 v1::NodeStatus& status);
+
+/// `group`: a name, or empty for all; a name that no group has: nothing.
+std::vector<v1::RankInfo> report_ranks(const Node& node, const std::string& group);
+std::vector<v1::AllocationInfo> report_allocations(const Node& node, const std::string& group);
+
+}  // namespace amem

@@ -1,0 +1,90 @@
+#include "daemon/saved_bytes.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "daemon/units.h"
+
+namespace amem {
+namespace {
+
+/// Without a pidfd: long enough for a process to be torn down.
+constexpr Duration kTeardown = std::chrono::seconds(60);
+
+}  // namespace
+
+Status SavedBytes::take(GroupEntry& group, const std::function<int(const DeviceUuid&)>& numa_node) {
+  const std::vector<Allocation*> keep =
+      to_save(node_.allocations, group.id,
+              [&](const std::string& tag) { return !group.discarded_tags.contains(tag); });
+  std::vector<ExtentAllocator::Request> requests;
+  requests.reserve(keep.size());
+  for (const Allocation* a : keep) requests.push_back({a->size, numa_node(a->device)});
+  Result<std::vector<Extents>> taken = node_.extents.take(requests);
+  if (!taken.ok()) {
+    std::string text = taken.status().text();
+    if (node_.extents.total() < node_.pool_configured)
+      text += node_.pool_error.empty() ? " (the pool is still being created, " +
+                                             format_size(node_.pool_configured) + " in all)"
+                                       : " (" + node_.pool_error + ")";
+    return {taken.status().code(), text + "; raise pool.size, or discard a tag"};
+  }
+  group.savers.clear();
+  for (std::size_t i = 0; i < keep.size(); ++i) {
+    keep[i]->saved = std::move(taken.value()[i]);
+    group.savers[keep[i]->id] = keep[i]->keeper();
+  }
+  return {};
+}
+
+void SavedBytes::give_back(const GroupEntry& group, Allocation& allocation) {
+  Extents extents = std::exchange(allocation.saved, {});
+  if (extents.empty()) return;
+  const auto saver = group.savers.find(allocation.id);
+  Rank* rank = saver != group.savers.end() ? node_.find_rank(saver->second) : nullptr;
+  if (rank != nullptr && !rank->saving.empty())
+    rank->limbo.insert(rank->limbo.end(), extents.begin(), extents.end());
+  else
+    free(extents);
+}
+
+void SavedBytes::answered(Rank& rank, Epoch epoch, Work work) {
+  if (work == Work::kSave)
+    rank.saving.erase(epoch);
+  else
+    rank.saving.erase(rank.saving.begin(), rank.saving.upper_bound(epoch));
+  if (rank.saving.empty()) free(std::exchange(rank.limbo, {}));
+}
+
+void SavedBytes::rank_gone(const GroupEntry& group, Rank& rank) {
+  if (rank.saving.empty()) return;
+  for (Allocation* a : node_.allocations.of_group(group.id)) {
+    const auto saver = group.savers.find(a->id);
+    if (saver != group.savers.end() && saver->second == rank.id) give_back(group, *a);
+  }
+  if (rank.limbo.empty()) return;
+  const std::uint64_t key = next_key_++;
+  Ended& ended = ended_[key];
+  ended.process = std::move(rank.process);
+  ended.extents = std::exchange(rank.limbo, {});
+  if (ended.process)
+    ended.watch =
+        loop_.watch(ended.process.get(), EPOLLIN, [this, key](std::uint32_t) { free_ended(key); });
+  if (ended.watch == 0) loop_.at(Clock::now() + kTeardown, [this, key] { free_ended(key); });
+}
+
+void SavedBytes::free_ended(std::uint64_t key) {
+  const auto it = ended_.find(key);
+  if (it == ended_.end()) return;
+  if (it->second.watch != 0) loop_.unwatch(it->second.watch);
+  free(it->second.extents);
+  ended_.erase(it);
+}
+
+void SavedBytes::free(const Extents& extents) {
+  if (Status status = node_.extents.give_back(extents); !status.ok())
+    spdlog::error("pool: {}", status.text());
+}
+
+}  // namespace amem

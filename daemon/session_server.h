@@ -1,0 +1,96 @@
+// SessionServer: session.sock, one connection per rank.
+//
+// Accepts, reads packets and hands them to a SessionHandler; sends packets with their descriptors,
+// queueing what a socket does not take, so that the broker never blocks on a rank. A session that
+// sends what does not decode, or whose queue passes kMaxQueue, is closed; nobody else notices.
+//
+// For the loop's thread only. The handler may send and close from inside its calls;
+// session_closed() always comes from the loop, never from within send() or close().
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/packet.h"
+#include "daemon/allocations.h"
+#include "daemon/event_loop.h"
+
+namespace amem {
+
+using SessionId = std::uint64_t;
+
+/// Who is at the other end, as the kernel says.
+struct Peer {
+  pid_t pid = 0;
+  uid_t uid = 0;
+};
+
+class SessionHandler {
+ public:
+  virtual ~SessionHandler() = default;
+  virtual void session_opened(SessionId session, const Peer& peer) = 0;
+  /// The handler may take the packet's descriptors.
+  virtual void session_packet(SessionId session, Packet& packet) = 0;
+  /// `why` is empty when the peer closed it; the id is not used again.
+  virtual void session_closed(SessionId session, const std::string& why) = 0;
+};
+
+class SessionServer {
+ public:
+  static constexpr std::size_t kMaxQueue = 64ULL << 20;  // bytes waiting for one rank
+  static constexpr std::size_t kMaxSessions = 4096;
+
+  SessionServer(EventLoop& loop, SessionHandler& handler) : loop_(loop), handler_(handler) {}
+  ~SessionServer();
+  SessionServer(const SessionServer&) = delete;
+  SessionServer& operator=(const SessionServer&) = delete;
+
+  /// Creates the socket file, replacing one that nobody listens on.
+  /// REQUIRES: the caller holds the runtime directory's lock.
+  Status listen(const std::string& path, mode_t mode);
+
+  /// Takes no more sessions and closes all there are, without telling the handler.
+  void shut();
+
+  /// The descriptors stay open until they are sent. No effect on a session that is closed.
+  void send(SessionId session, const Message& message, std::vector<SharedFd> fds = {});
+
+  /// Reads no more from it, drops what is queued (what the kernel has taken still arrives) and
+  /// closes it; session_closed() follows.
+  void close(SessionId session, const std::string& why);
+
+ private:
+  struct Outgoing {
+    std::string bytes;
+    std::vector<SharedFd> fds;
+  };
+  struct Session {
+    Fd socket;
+    EventLoop::WatchId watch = 0;
+    std::deque<Outgoing> queue;
+    std::size_t queued = 0;  // bytes
+    bool closing = false;
+  };
+
+  void accept_some();
+  void pause_accepting();
+  void on_events(SessionId id, std::uint32_t events);
+  void read_some(SessionId id);
+  void flush(SessionId id);
+  static Status send_now(const Session& session, const Outgoing& out);
+
+  EventLoop& loop_;
+  SessionHandler& handler_;
+  std::string path_;
+  Fd listener_;
+  EventLoop::WatchId listener_watch_ = 0;
+  SessionId next_id_ = 1;
+  std::map<SessionId, Session> sessions_;
+};
+
+}  // namespace amem
