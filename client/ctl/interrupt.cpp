@@ -24,8 +24,13 @@ void raise_event(const Fd& event) {
 Interrupt::Interrupt() {
   sigset_t mask;
   sigemptyset(&mask);
-  sigaddset(&mask, SIGINT);
-  sigaddset(&mask, SIGTERM);
+  for (const int signal : {SIGINT, SIGTERM}) {
+    // What our parent has us ignore (a shell, for a job in the background) stays ignored.
+    struct sigaction current {};
+    if (::sigaction(signal, nullptr, &current) == 0 && current.sa_handler != SIG_IGN) {
+      sigaddset(&mask, signal);
+    }
+  }
   ::pthread_sigmask(SIG_BLOCK, &mask, &old_mask_);
   signals_.reset(::signalfd(-1, &mask, SFD_CLOEXEC));
   stop_event_.reset(::eventfd(0, EFD_CLOEXEC));

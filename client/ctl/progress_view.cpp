@@ -18,6 +18,7 @@ std::string ProgressView::update(const v1::Progress& progress) {
     const std::string now = group + ": " + phase;
     if (now == last_) return {};
     last_ = now;
+    if (progress.ranks_total() == 0) return now + "\n";
     return now + ", " + std::to_string(progress.ranks_total()) +
            (progress.ranks_total() == 1 ? " rank\n" : " ranks\n");
   }
@@ -25,9 +26,11 @@ std::string ProgressView::update(const v1::Progress& progress) {
   std::string line = group + "  " + phase;
   // The bar keeps its place while the phases change.
   line.append(phase.size() < 8 ? 8 - phase.size() : 0, ' ');
-  line += ' ' + format_bar(progress.ranks_done(), 0, progress.ranks_total(), kBarWidth) + ' ' +
-          std::to_string(progress.ranks_done()) + '/' + std::to_string(progress.ranks_total()) +
-          " ranks";
+  line += ' ' + format_bar(progress.ranks_done(), 0, progress.ranks_total(), kBarWidth);
+  if (progress.ranks_total() > 0) {  // some phases are the broker's alone
+    line += ' ' + std::to_string(progress.ranks_done()) + '/' +
+            std::to_string(progress.ranks_total()) + " ranks";
+  }
   if (progress.bytes() > 0) line += "  " + format_bytes(progress.bytes());
   line += "  " + format_micros(progress.elapsed_us());
   // A line that wraps could not be redrawn. All of it is ASCII or a name, so cutting bytes is safe

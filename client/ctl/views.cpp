@@ -267,15 +267,18 @@ std::string event_line(const v1::Event& event, const Style& style) {
   std::string line = style(Tone::kDim, format_time(event.time_ms()));
   if (event.lost()) line += "  " + style(Tone::kBad, "(events before this one were lost)");
   if (!event.group().empty()) line += "  " + printable(event.group());
+  std::string text = printable(event.text());
   if (event.kind() == "state") {
     v1::GroupInfo group;
     group.set_state(event.state());
-    line += "  " + style(state_tone(event.state()), state_text(group));
+    const std::string state = state_text(group);
+    line += "  " + style(state_tone(event.state()), state);
+    if (text == state) text.clear();
   } else {
     line +=
         "  " + style(event.kind() == "error" ? Tone::kBad : Tone::kPlain, printable(event.kind()));
   }
-  if (!event.text().empty()) line += "  " + printable(event.text());
+  if (!text.empty()) line += "  " + text;
   return line + "\n";
 }
 

@@ -177,6 +177,20 @@ TEST_F(Interrupted, PauseSaysThatTheBrokerGoesOn) {
                                    "(quiesce)"));
 }
 
+TEST(InterruptSignals, WhatTheParentHadUsIgnoreStaysIgnored) {
+  ASSERT_NE(::signal(SIGTERM, SIG_IGN), SIG_ERR);
+  Interrupt interrupt;
+  ::kill(::getpid(), SIGTERM);
+  ::kill(::getpid(), SIGINT);  // comes second, and is the one that counts
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!interrupt.happened() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(interrupt.happened());
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // two would have ended the process
+  ::signal(SIGTERM, SIG_DFL);
+}
+
 TEST_F(Interrupted, WatchEndsWell) { EXPECT_EQ(run_interrupted({"watch"}), kExitOk); }
 
 }  // namespace

@@ -167,6 +167,8 @@ TEST(EventLine, StatesErrorsAndLoss) {
   event.set_kind("state");
   event.set_state(v1::GROUP_STATE_PAUSED);
   EXPECT_THAT(event_line(event, kPlainStyle), HasSubstr("  train  paused\n"));
+  event.set_text("paused");  // says nothing new
+  EXPECT_THAT(event_line(event, kPlainStyle), HasSubstr("  train  paused\n"));
   event.set_kind("error");
   event.set_text("rank 3 died\n");
   event.set_lost(true);
@@ -185,6 +187,12 @@ TEST(ProgressView, OneLineThatIsRedrawnOnATerminal) {
   EXPECT_EQ(view.clear(), "");
 }
 
+TEST(ProgressView, APhaseOfTheBrokerAloneHasNoRanks) {
+  ProgressView view({}, 120);
+  EXPECT_EQ(view.update(make_progress("train", "drop", 0, 0)),
+            "\rtrain  drop     [                        ]  0 us\x1b[K");
+}
+
 TEST(ProgressView, NeverWiderThanTheTerminal) {
   ProgressView view({}, 20);
   const std::string text = view.update(make_progress("train", "quiesce", 0, 2));
@@ -196,6 +204,7 @@ TEST(ProgressView, ALinePerPhaseElsewhere) {
   EXPECT_EQ(view.update(make_progress("train", "quiesce", 0, 2)), "train: quiesce, 2 ranks\n");
   EXPECT_EQ(view.update(make_progress("train", "quiesce", 1, 2)), "");
   EXPECT_EQ(view.update(make_progress("train", "save", 0, 1)), "train: save, 1 rank\n");
+  EXPECT_EQ(view.update(make_progress("train", "drop", 0, 0)), "train: drop\n");
   EXPECT_EQ(view.update(make_done("train", 1)), "");
   EXPECT_EQ(view.clear(), "");
 }
