@@ -380,7 +380,17 @@ class Demo:
         if done.returncode != EXIT_RESOURCES:
             raise Failure(f"resuming {group.name} beside the other group should be refused with exit code {EXIT_RESOURCES}, "
                           f"but ended with {done.returncode}: {done.stderr.strip()}")
-        say(f"   resuming {group.name} now is refused: {done.stderr.strip()}")
+        say(f"   resuming {group.name} beside it is refused, as it must be:")
+        say(f"   {done.stderr.strip().splitlines()[-1]}")
+
+
+    def stop(self, group):
+        group.stop()
+        del self.expected[group.name]
+        for _ in deadline(30):
+            if all(each["name"] != group.name for each in self.node.status()["groups"]):
+                return
+        raise Failure(f"the ranks of {group.name} have ended, but the broker still lists the group")
 
 
 def run(demo, start, overcommitted):
@@ -416,14 +426,13 @@ def run(demo, start, overcommitted):
             demo.must_not_fit(paused)
 
     demo.title(f"end {running.name}, resume {paused.name}: both sides are whole")
-    running.stop()
-    del demo.expected[running.name]
-    demo.other = None
+    demo.stop(running)
+    demo.other = None  # its contexts went with it
     demo.node.amemctl("resume", paused.name)
     demo.expected[paused.name] = "RUNNING"
     say(f"   {paused.name}: {paused.came_back()}")
     demo.table()
-    paused.stop()
+    demo.stop(paused)
     return (f"{SWAPS} swaps, slowest {slowest:.2f} s; verified {train.totals()} of train and {rollout.totals()} of rollout")
 
 
