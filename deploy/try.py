@@ -45,6 +45,11 @@ def say(text):
     print(text, flush=True)
 
 
+def last_line(done):
+    """What a program said last: amemctl's errors come after its progress."""
+    return ((done.stderr or "").strip() or (done.stdout or "").strip() or "it said nothing").splitlines()[-1]
+
+
 class Child:
     """A program that was started here, with its log."""
 
@@ -162,8 +167,7 @@ class Node:
     def amemctl(self, *arguments):
         done = self.amemctl_any(*arguments)
         if done.returncode != 0:
-            raise Failure(f"'amemctl {' '.join(arguments)}' ended with {done.returncode}: "
-                          f"{done.stderr.strip() or done.stdout.strip()}")
+            raise Failure(f"'amemctl {' '.join(arguments)}' ended with {done.returncode}: {last_line(done)}")
         return done.stdout
 
     def status(self):
@@ -379,9 +383,9 @@ class Demo:
         done = self.node.amemctl_any("resume", group.name)
         if done.returncode != EXIT_RESOURCES:
             raise Failure(f"resuming {group.name} beside the other group should be refused with exit code {EXIT_RESOURCES}, "
-                          f"but ended with {done.returncode}: {done.stderr.strip()}")
+                          f"but ended with {done.returncode}: {last_line(done)}")
         say(f"   resuming {group.name} beside it is refused, as it must be:")
-        say(f"   {done.stderr.strip().splitlines()[-1]}")
+        say(f"   {last_line(done)}")
 
 
     def stop(self, group):

@@ -70,4 +70,5 @@ if [[ $build == 1 ]]; then
   run build/try-build.log cmake --build --preset release --target \
     amemd amemctl amem_shim amem-workload nccl_workload sim_cuda sim_nvml amem_nccl_cycle || fail "the build failed, see above"
 fi
+[[ -x build/release/bin/amemd ]] || fail "there is no build/release/bin/amemd: run without --no-build"
 exec python3 deploy/try.py --build build/release "${demo[@]}"

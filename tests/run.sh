@@ -63,7 +63,7 @@ build() {
   fi
 }
 
-# Halts at the first finding. Why each suppression is there stands in its file.
+# verify_asan_link_order: in the integration tests the shim is preloaded before the program's own sanitizer runtime.
 export ASAN_OPTIONS=detect_stack_use_after_return=1:verify_asan_link_order=0:${ASAN_OPTIONS:-}
 export UBSAN_OPTIONS=print_stacktrace=1:${UBSAN_OPTIONS:-}
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:${TSAN_OPTIONS:-}
