@@ -14,7 +14,8 @@ CASES = []
 RSS_LIMIT_MIB = 60
 PAUSE_LIMIT_MS = 250   # for the 3.4 GiB of 2 ranks and 4 communicators
 RESUME_LIMIT_MS = 350
-LAUNCH_LIMIT_NS = 100  # a real launch takes microseconds and varies; tests/bench measures the gate alone
+LAUNCH_LIMIT_NS = 50  # a real launch takes microseconds and varies; tests/bench measures the gate alone
+DRIVER_OWN_MIB = 16
 
 
 def case(limit):
@@ -66,9 +67,10 @@ def broker_footprint(bench):
     before = gpus.used_mib()
     broker = bench.broker()
     after = gpus.used_mib()
-    if any(b > a + 1 for a, b in zip(before, after)):
+    # The driver itself takes a few MiB when a GPU gets its first user; a context would take hundreds.
+    if any(b > a + DRIVER_OWN_MIB for a, b in zip(before, after)):
         raise Failure(f"GPU memory in use went from {before} to {after} MiB when amemd started")
-    return f"{rss(broker)}, GPU memory in use {before} -> {after} MiB"
+    return f"{rss(broker)}, GPU memory in use {before} -> {after} MiB; {check_process_list(bench, broker)}"
 
 
 def rss(broker):
@@ -252,12 +254,14 @@ def pause_and_resume(broker, loop, n, took):
 
 
 def check_process_list(bench, broker):
-    """The driver's list of processes on the GPUs has the ranks and not the broker."""
+    """amemd is not among the processes on the GPUs."""
     listed = bench.gpus.processes()
+    if listed is None:
+        return "no nvidia-smi to list processes"
     if broker.pid in listed:
-        raise Failure(f"amemd is on a GPU: {listed[broker.pid]} B")
-    ranks = set(marked_processes(bench.marker)) & set(listed)
-    return f"{len(ranks)} ranks on the GPUs by the driver's list, amemd not"
+        raise Failure(f"nvidia-smi lists amemd, process {broker.pid}, as a user of the GPUs")
+    ranks = listed & set(marked_processes(bench.marker))
+    return f"nvidia-smi lists {len(ranks)} ranks and not amemd"
 
 
 @case(240)
@@ -310,10 +314,14 @@ def launch_cost(bench):
     """A real kernel launch, with the shim and without."""
     plain = bench.launch_bench(shim=False).wait(25).report()
     gated = bench.launch_bench(shim=True).wait(25).report()
-    more = gated["launch_ns"] - plain["launch_ns"]
+    if plain["wrapped"] or not gated["wrapped"]:
+        raise Failure(f"the shim wraps launches only where it is loaded: {plain}, {gated}")
+    more = gated["launch_ns"] - gated["direct_ns"]
+    noise = plain["launch_ns"] - plain["direct_ns"]
     if more > LAUNCH_LIMIT_NS:
         raise Failure(f"a launch costs {more:.0f} ns more with the shim, {LAUNCH_LIMIT_NS} is the limit")
-    return f"{plain['launch_ns']:.0f} ns without, {gated['launch_ns']:.0f} ns with the shim ({more:+.0f})"
+    return (f"{gated['direct_ns']:.0f} ns past the shim, {gated['launch_ns']:.0f} ns through it ({more:+.0f}); "
+            f"the same comparison without a shim {noise:+.0f}")
 
 
 @case(60)

@@ -5,6 +5,7 @@ by which all of them are found and ended, also those that a launcher moved to se
 """
 
 import contextlib
+import ctypes
 import importlib.util
 import json
 import os
@@ -125,50 +126,47 @@ class Program:
         time.sleep(2)
 
 
+class NvmlMemory(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
 class Gpus:
-    """What the management library says about the GPUs; without it, what nvidia-smi says."""
+    """The GPUs as the management library sees them, through ctypes: no package is needed, no CUDA touched."""
 
     def __init__(self):
-        try:
-            import pynvml
-            pynvml.nvmlInit()
-            self.nvml = pynvml
-            self.handles = [pynvml.nvmlDeviceGetHandleByIndex(i)
-                            for i in range(pynvml.nvmlDeviceGetCount())]
-        except Exception:  # noqa: BLE001: any reason means that it is not to be had
-            self.nvml = None
-            self.handles = []
-
-    @staticmethod
-    def query(what):
-        if shutil.which("nvidia-smi") is None:
-            return []
-        done = subprocess.run(["nvidia-smi", f"--query-{what}", "--format=csv,noheader,nounits"],
-                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
-        return [line.strip() for line in done.stdout.splitlines() if line.strip()] \
-            if done.returncode == 0 else []
+        self.handles = []
+        with contextlib.suppress(OSError, AttributeError):
+            self.nvml = ctypes.CDLL("libnvidia-ml.so.1")
+            count = ctypes.c_uint()
+            if self.nvml.nvmlInit_v2() != 0 or self.nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+                return
+            for index in range(count.value):
+                handle = ctypes.c_void_p()
+                if self.nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
+                    self.handles.append(handle)
 
     def count(self):
-        return len(self.handles) or len(self.query("gpu=uuid"))
+        return len(self.handles)
 
     def used_mib(self):
         """Memory in use per GPU, everybody's."""
-        if self.nvml is not None:
-            return [self.nvml.nvmlDeviceGetMemoryInfo(h).used // MIB for h in self.handles]
-        return [int(line) for line in self.query("gpu=memory.used")]
+        used = []
+        for handle in self.handles:
+            memory = NvmlMemory()
+            result = self.nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+            if result != 0:
+                raise Failure(f"nvmlDeviceGetMemoryInfo returned {result}")
+            used.append(memory.used // MIB)
+        return used
 
-    def processes(self):
-        """Bytes by pid of every process that holds a context on some GPU."""
-        found = {}
-        if self.nvml is not None:
-            for handle in self.handles:
-                for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                    found[process.pid] = found.get(process.pid, 0) + (process.usedGpuMemory or 0)
-        for line in self.query("compute-apps=pid,used_memory"):
-            pid, used = (field.strip() for field in line.split(","))
-            if pid.isdigit():
-                found.setdefault(int(pid), int(used) * MIB if used.isdigit() else 0)
-        return found
+    @staticmethod
+    def processes():
+        """The pids of the processes on the GPUs, as nvidia-smi lists them; None without nvidia-smi."""
+        if shutil.which("nvidia-smi") is None:
+            return None
+        done = subprocess.run(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        return {int(line) for line in done.stdout.split() if line.isdigit()}
 
 
 class Broker:
