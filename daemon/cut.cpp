@@ -3,9 +3,15 @@
 #include <algorithm>
 
 namespace amem {
+namespace {
+
+constexpr Duration kFirstPatience = std::chrono::milliseconds(1);
+constexpr int kMostStalls = 5;  // patience ends growing at so many times `stall`
+
+}  // namespace
 
 Cut::Cut(const std::vector<RankId>& ranks, Duration stall, Time now)
-    : stall_(stall), last_change_(now) {
+    : stall_(stall), patience_(std::min(kFirstPatience, stall)), last_change_(now) {
   for (RankId rank : ranks) ranks_.emplace(rank, Rank());
 }
 
@@ -19,6 +25,8 @@ void Cut::report(RankId rank, CutReport report, Time now) {
   if (it == ranks_.end()) return;
   it->second.reported = true;
   it->second.last = std::move(report);
+  for (const CutReport::Device& device : it->second.last.devices)
+    if (!device.busy) it->second.moved.insert(device.device);
   last_change_ = now;
 }
 
@@ -40,25 +48,53 @@ bool Cut::somebody_busy() const {
   });
 }
 
+bool Cut::old_work() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
+    const Rank& rank = entry.second;
+    if (!rank.current()) return false;
+    return rank.last.captures > 0 ||
+           std::any_of(rank.last.devices.begin(), rank.last.devices.end(), [&](const auto& device) {
+             return device.busy && !rank.moved.contains(device.device);
+           });
+  });
+}
+
+bool Cut::idle_waiters() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
+    const Rank& rank = entry.second;
+    return rank.current() &&
+           std::any_of(rank.last.devices.begin(), rank.last.devices.end(),
+                       [](const auto& device) { return !device.busy && device.waiting > 0; });
+  });
+}
+
 std::vector<Cut::Step> Cut::decide(Time now) {
   std::vector<Step> steps;
   if (!somebody_busy()) return steps;
-  const bool stalled = now - last_change_ >= stall_;
+  const Duration quiet_for = now - last_change_;
+  const bool old = old_work();
+  const bool step_idle = old || quiet_for >= patience_;
+  const bool stalled = quiet_for >= std::max(stall_, patience_);
   for (auto& [id, rank] : ranks_) {
     if (!rank.current()) continue;
     for (const CutReport::Device& device : rank.last.devices) {
       // A busy device runs what it has first; only when nothing moves may its callers be what
       // somebody waits for (two threads of one rank).
-      if (device.waiting == 0 || (device.busy && !stalled)) continue;
+      if (device.waiting == 0 || !(device.busy ? stalled : step_idle)) continue;
       steps.push_back({id, device.device});
+      rank.moved.insert(device.device);
       ++rank.sent;
     }
   }
+  if (!steps.empty() && !old) patience_ = std::min(2 * patience_, kMostStalls * stall_);
   if (stalled || !steps.empty()) last_change_ = now;
   return steps;
 }
 
-Time Cut::next_decision() const { return somebody_busy() ? last_change_ + stall_ : kNever; }
+Time Cut::next_decision() const {
+  if (!somebody_busy()) return kNever;
+  return last_change_ + (idle_waiters() ? patience_ : std::max(stall_, patience_));
+}
 
 std::map<RankId, std::string> Cut::laggards() const {
   std::map<RankId, std::string> late;

@@ -5,6 +5,12 @@
 // waiting caller through, so that the cut moves forward only as far as it must, and when it is
 // taken.
 //
+// A report is old when it arrives: of ranks that end one collective together, some say that they
+// wait for the next launch before the others say that they are idle. To step the former because of
+// the latter would begin the next collective, and so on for ever. So only a device that has been
+// busy ever since the gates shut makes others move at once; one that was idle, or was stepped, is
+// given a moment to become idle by itself, and twice as long each time that it was not enough.
+//
 // Pure: no I/O, time comes in. Not synchronised; one Cut serves one epoch of one group.
 #pragma once
 
@@ -64,6 +70,7 @@ class Cut {
     bool reported = false;
     std::uint32_t sent = 0;
     CutReport last;
+    std::set<DeviceUuid> moved;  // devices that were stepped, or idle at some time
 
     /// The report describes the rank after all Steps it was sent.
     bool current() const { return reported && last.steps == sent; }
@@ -72,8 +79,13 @@ class Cut {
   };
 
   bool somebody_busy() const;
+  /// Some device still does what was launched before the gates shut.
+  bool old_work() const;
+  /// Some step could be sent to an idle device.
+  bool idle_waiters() const;
 
   Duration stall_;
+  Duration patience_;  // how long nothing must change before work of our own steps is a reason
   Time last_change_;
   std::map<RankId, Rank> ranks_;
 };

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <optional>
+#include <utility>
+
 namespace amem {
 namespace {
 
@@ -117,6 +121,102 @@ TEST(Cut, AStallStepsBusyDevicesToo) {
   cut.report(1, one(true, 1, 1), t + kStall);
   EXPECT_TRUE(cut.decide(t + kStall).empty()) << "something has changed just now";
   EXPECT_EQ(cut.decide(t + 2 * kStall), (Steps{{1, device(0)}}));
+}
+
+TEST(Cut, WorkOfAStepIsGivenTimeToEnd) {
+  Time t;
+  Cut cut({1, 2}, kStall, t);
+  cut.report(1, one(true, 0), t);
+  cut.report(2, one(false, 1), t);
+  ASSERT_EQ(cut.decide(t), (Steps{{2, device(0)}})) << "rank 1 was busy from the beginning";
+  cut.report(2, one(true, 1, 1), t);
+  cut.report(1, one(false, 1), t);
+  EXPECT_TRUE(cut.decide(t).empty()) << "rank 2 is about to say that it is idle, too";
+  EXPECT_EQ(cut.next_decision(), t + milliseconds(1));
+  EXPECT_EQ(cut.decide(t + milliseconds(1)), (Steps{{1, device(0)}})) << "it did not";
+  t += milliseconds(1);
+  cut.report(1, one(true, 1, 1), t);
+  cut.report(2, one(false, 1, 1), t);
+  EXPECT_TRUE(cut.decide(t + milliseconds(1)).empty()) << "the second time it has longer";
+  EXPECT_EQ(cut.next_decision(), t + milliseconds(2));
+  cut.report(1, one(false, 1, 1), t + milliseconds(1));
+  EXPECT_TRUE(cut.taken());
+}
+
+TEST(Cut, OldWorkNeedsAnyNumberOfStepsWithoutDelay) {
+  Time t;
+  Cut cut({1, 2}, kStall, t);
+  cut.report(1, one(true, 0), t);  // has launched many collectives ahead
+  for (std::uint32_t steps = 0; steps < 100; ++steps) {
+    cut.report(2, one(false, 1, steps), t);
+    ASSERT_EQ(cut.decide(t), (Steps{{2, device(0)}}));
+    cut.report(2, one(true, 1, steps + 1), t);
+    ASSERT_TRUE(cut.decide(t).empty());
+  }
+}
+
+/// Ranks that run one collective after the other and report each change only after a while.
+class Loop {
+ public:
+  Loop(int ranks, Time now) : ranks_(static_cast<std::size_t>(ranks)) {
+    std::vector<RankId> ids;
+    for (RankId id = 0; id < ranks_.size(); ++id) ids.push_back(id);
+    cut_.emplace(ids, kStall, now);
+    ranks_[0].launched = 1;  // inside a collective that the others have not launched
+    for (RankId id = 0; id < ranks_.size(); ++id) tell(id, now);
+  }
+
+  /// How long it took; kNever: longer than the limit.
+  Time run(Time now, Duration limit) {
+    for (const Time end = now + limit; now < end; now += std::chrono::microseconds(100)) {
+      for (const Cut::Step& step : cut_->decide(now)) {
+        ++ranks_[step.rank].launched;
+        ++ranks_[step.rank].steps;
+        tell(step.rank, now);
+        finish(now);
+      }
+      while (!mail_.empty() && mail_.begin()->first <= now) {
+        cut_->report(mail_.begin()->second.first, mail_.begin()->second.second, now);
+        mail_.erase(mail_.begin());
+      }
+      if (cut_->taken()) return now;
+    }
+    return kNever;
+  }
+
+ private:
+  struct Rank {
+    std::uint32_t launched = 0;
+    std::uint32_t steps = 0;
+  };
+
+  std::uint32_t finished() const {
+    std::uint32_t least = ranks_[0].launched;
+    for (const Rank& rank : ranks_) least = std::min(least, rank.launched);
+    return least;
+  }
+
+  void finish(Time now) {
+    for (RankId id = 0; id < ranks_.size(); ++id) tell(id, now);
+  }
+
+  void tell(RankId id, Time now) {
+    // Rank 3 takes 2.3 ms to say what rank 0 says in 0.2 ms.
+    const Duration delay = std::chrono::microseconds(200 + 700 * static_cast<int>(id));
+    mail_.emplace(now + delay,
+                  std::pair(id, one(ranks_[id].launched > finished(), 1, ranks_[id].steps)));
+  }
+
+  std::vector<Rank> ranks_;
+  std::optional<Cut> cut_;
+  std::multimap<Time, std::pair<RankId, CutReport>> mail_;
+};
+
+TEST(Cut, IsTakenThoughReportsAreLate) {
+  for (int ranks : {2, 3, 4}) {
+    Loop loop(ranks, Time());
+    EXPECT_LT(loop.run(Time(), std::chrono::seconds(5)), Time() + milliseconds(200)) << ranks;
+  }
 }
 
 TEST(Cut, NothingToDecideWhenNobodyIsBusy) {
