@@ -83,6 +83,10 @@ run_tests() {
   fi
   local status=0
   ctest "${select[@]}" 2>&1 | tee "$log" || status=$?
+  if [[ $status == 0 ]] && ! grep -q ' Passed ' "$log"; then
+    echo "run.sh: no test ran" >&2
+    status=1
+  fi
   return "$status"
 }
 
