@@ -76,8 +76,9 @@ AMEM_API void amem_free(char* string);
 
 /* ---- In a rank ------------------------------------------------------------------------------ */
 
-/* 1 when the shim is loaded here and has a session with the broker or could have one; 0 when it is
- * not loaded or inert (AMEM_DISABLE=1, no broker). Never fails, never connects. */
+/* 1 when the shim is loaded here and this process is a rank: it has a session with the broker,
+ * which the first call opens if nothing has yet. 0 when there is no shim or it is inert
+ * (AMEM_DISABLE=1, no broker, a child of fork). Never fails. */
 AMEM_API int amem_is_active(void);
 
 /* The group that this process was started in, as the shim reads it: AMEM_GROUP of the environment,
@@ -90,7 +91,7 @@ AMEM_API int amem_group(char* buffer, size_t size, amem_error* error);
  * amem_resume has returned, threads of this process that launch GPU work wait. OK at once when the
  * group is paused already.
  *
- * timeout_ms: how long to wait for the other ranks; 0: the broker's default.
+ * timeout_ms: how long to wait for the other ranks; 0: AMEM_TIMEOUT of the environment, else 60 s.
  *   AMEM_ERROR_FAILED_PRECONDITION  no shim in this process; the text says how to load it
  *   AMEM_ERROR_UNAVAILABLE          the shim has no broker
  *   AMEM_ERROR_DEADLINE_EXCEEDED    some ranks did not ask in time; the group keeps running
