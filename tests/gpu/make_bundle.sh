@@ -9,7 +9,8 @@
 set -euo pipefail
 
 source_dir=$(cd "$(dirname "$0")/../.." && pwd)
-bundle=$(realpath -m "${1:-$source_dir/.gpu/amem}")
+target=$(realpath -m "${1:-$source_dir/.gpu/amem}")
+bundle=$target.new  # takes the target's place when all is well
 limit_mib=${LIMIT_MIB:-64}
 
 for tool in cmake patchelf strip ldd; do
@@ -27,11 +28,12 @@ else
 fi
 
 # A folder of some other kind is not ours to delete.
-if [ -e "$bundle" ] && [ ! -x "$bundle/share/amem/gpu-tests/run.sh" ]; then
-  echo "$bundle exists and is no bundle; remove it first" >&2
+if [ -e "$target" ] && [ ! -x "$target/share/amem/gpu-tests/run.sh" ]; then
+  echo "$target exists and is no bundle; remove it first" >&2
   exit 2
 fi
 rm -rf "$bundle"
+trap 'rm -rf "$bundle"' EXIT
 cmake --install "$build" --prefix "$bundle" >/dev/null
 cmake --install "$build" --prefix "$bundle" --component gpu_tests >/dev/null
 # Only what runs: headers, static libraries and the like stay behind.
@@ -105,7 +107,7 @@ for program in bin/amemd bin/amemctl bin/amem_nccl_cycle bin/amem_launch_bench l
   fi
 done
 
-echo "$bundle"
+echo "$target"
 find "$bundle" -type f -printf '%s\t%P\n' | sort -rn | awk -F'\t' '
   {total += $1; if (NR <= 15) printf "  %8.2f MiB  %s\n", $1 / 1048576, $2; else rest += $1}
   END {if (NR > 15) printf "  %8.2f MiB  %d smaller files\n", rest / 1048576, NR - 15
@@ -115,3 +117,5 @@ if [ "$used_kib" -ge $((limit_mib << 10)) ]; then
   echo "the bundle is larger than $limit_mib MiB" >&2
   exit 1
 fi
+rm -rf "$target"
+mv "$bundle" "$target"
