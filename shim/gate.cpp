@@ -52,26 +52,23 @@ void Gate::prepare(const Policy& policy) {
     fence_needed_.store(true, std::memory_order_relaxed);
 }
 
-CUresult Gate::wait(ThreadState& self) noexcept {
+CUresult Gate::wait(ThreadState& self, bool may_step) noexcept {
   int ordinal = policy_.current_device != nullptr ? policy_.current_device() : 0;
   const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
   const Clock::time_point deadline = Clock::now() + policy_.timeout;
 
   std::unique_lock lock(mutex_);
   self.active.store(false, std::memory_order_release);
-  if (waiting_.size() <= device) waiting_.resize(device + 1);
-  if (tokens_.size() <= device) tokens_.resize(device + 1);
-  ++waiting_[device];
+  Waiter waiter{device};
+  Waiter** link = &first_waiter_;
+  while (*link != nullptr) link = &(*link)->next;
+  *link = &waiter;
   ++version_;
   watcher_.notify_all();
 
   CUresult result = CUDA_SUCCESS;
   while (shut_.load(std::memory_order_relaxed) && captures_ == 0) {
-    if (tokens_[device] > 0) {
-      --tokens_[device];
-      ++steps_used_;
-      break;
-    }
+    if (waiter.stepped) break;
     if (failed_) result = CUDA_ERROR_SYSTEM_NOT_READY;
     if (held_ && !policy_.wait) result = CUDA_ERROR_NOT_READY;
     if (result != CUDA_SUCCESS) break;
@@ -80,7 +77,9 @@ CUresult Gate::wait(ThreadState& self) noexcept {
       break;
     }
   }
-  --waiting_[device];
+  for (link = &first_waiter_; *link != &waiter;) link = &(*link)->next;
+  *link = waiter.next;
+  if (waiter.stepped) ++steps_used_;
   if (result == CUDA_SUCCESS) {
     self.active.store(true, std::memory_order_relaxed);
     ++passes_;
@@ -95,7 +94,7 @@ CUresult Gate::wait(ThreadState& self) noexcept {
 void Gate::close() {
   {
     std::lock_guard lock(mutex_);
-    tokens_.assign(tokens_.size(), 0);
+    for (Waiter* w = first_waiter_; w != nullptr; w = w->next) w->stepped = false;
     steps_used_ = 0;
     ++passes_;
     ++version_;
@@ -131,8 +130,10 @@ void Gate::step(int ordinal) {
   const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
   std::lock_guard lock(mutex_);
   ++version_;
-  if (device < waiting_.size() && waiting_[device] > tokens_[device]) {
-    ++tokens_[device];
+  Waiter* w = first_waiter_;
+  while (w != nullptr && (w->device != device || w->stepped)) w = w->next;
+  if (w != nullptr) {
+    w->stepped = true;
     waiters_.notify_all();
   } else {
     ++steps_used_;
@@ -163,7 +164,12 @@ bool Gate::any_active() const {
 
 Gate::Snapshot Gate::snapshot() {
   std::lock_guard lock(mutex_);
-  return {any_active(), passes_, steps_used_, captures_, waiting_};
+  Snapshot now{any_active(), passes_, steps_used_, captures_, {}};
+  for (const Waiter* w = first_waiter_; w != nullptr; w = w->next) {
+    if (now.waiting.size() <= w->device) now.waiting.resize(w->device + 1);
+    ++now.waiting[w->device];
+  }
+  return now;
 }
 
 std::uint64_t Gate::wait_change(std::uint64_t version, std::chrono::milliseconds patience) {

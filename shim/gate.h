@@ -53,15 +53,11 @@ class Gate {
   /// caller returns the error to its own caller: CUDA_ERROR_TIMEOUT (waited too long),
   /// CUDA_ERROR_NOT_READY (policy), CUDA_ERROR_SYSTEM_NOT_READY (the broker was lost while the
   /// group was paused).
-  CUresult enter() noexcept {
-    ThreadState& self = this_thread();
-    if (self.depth++ > 0) return CUDA_SUCCESS;
-    self.active.store(true, std::memory_order_relaxed);
-    barrier();
-    if (!shut_.load(std::memory_order_relaxed)) [[likely]]
-      return CUDA_SUCCESS;
-    return wait(self);
-  }
+  CUresult enter() noexcept { return pass(true); }
+
+  /// The same for the beginning of a stream capture, which no step lets through: the devices are
+  /// being waited for, and that wait, begun beside an open capture, would break it.
+  CUresult enter_capture() noexcept { return pass(false); }
 
   void leave() noexcept {
     ThreadState& self = this_thread();
@@ -80,7 +76,9 @@ class Gate {
   /// Nothing will ever open this gate again: every waiting and later caller gets
   /// CUDA_ERROR_SYSTEM_NOT_READY.
   void fail();
-  /// Lets one caller waiting with this device through; a step that finds none is used up at once.
+  /// Lets the caller that has waited longest with this device through: were it any caller, one of
+  /// two threads could take every step, and never the one that somebody waits for. A step that
+  /// finds none is used up at once.
   void step(int device);
 
   void capture_began();
@@ -104,6 +102,23 @@ class Gate {
     ThreadState* next = nullptr;
   };
 
+  /// A caller that waits; on its stack.
+  struct Waiter {
+    std::size_t device = 0;
+    bool stepped = false;  // a Step is for this one
+    Waiter* next = nullptr;
+  };
+
+  CUresult pass(bool may_step) noexcept {
+    ThreadState& self = this_thread();
+    if (self.depth++ > 0) return CUDA_SUCCESS;
+    self.active.store(true, std::memory_order_relaxed);
+    barrier();
+    if (!shut_.load(std::memory_order_relaxed)) [[likely]]
+      return CUDA_SUCCESS;
+    return wait(self, may_step);
+  }
+
   static ThreadState& this_thread() noexcept {
     if (state_ == nullptr) [[unlikely]]
       state_ = register_thread();
@@ -118,7 +133,7 @@ class Gate {
       std::atomic_signal_fence(std::memory_order_seq_cst);
   }
 
-  CUresult wait(ThreadState& self) noexcept;
+  CUresult wait(ThreadState& self, bool may_step) noexcept;
   bool any_active() const;
 
   static thread_local ThreadState* state_ __attribute__((tls_model("initial-exec")));
@@ -132,8 +147,7 @@ class Gate {
   std::mutex mutex_;  // guards everything below, and every change of shut_
   std::condition_variable waiters_;
   std::condition_variable watcher_;
-  std::vector<std::uint32_t> waiting_;
-  std::vector<std::uint32_t> tokens_;
+  Waiter* first_waiter_ = nullptr;  // in the order in which they came
   std::uint64_t passes_ = 0;
   std::uint64_t version_ = 0;
   std::uint32_t steps_used_ = 0;
@@ -145,7 +159,9 @@ class Gate {
 /// Passes the gate for the length of a scope.
 class Pass {
  public:
-  explicit Pass(Gate& gate) noexcept : gate_(gate), result_(gate.enter()) {}
+  explicit Pass(Gate& gate) noexcept : Pass(gate, gate.enter()) {}
+  /// `entered`: what enter() or enter_capture() just returned.
+  Pass(Gate& gate, CUresult entered) noexcept : gate_(gate), result_(entered) {}
   ~Pass() {
     if (result_ == CUDA_SUCCESS) gate_.leave();
   }

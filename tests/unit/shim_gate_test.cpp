@@ -103,6 +103,41 @@ TEST_F(GateTest, AStepLetsExactlyOneCallerOfThatDeviceThrough) {
   EXPECT_EQ(passed[0], 2);
 }
 
+TEST_F(GateTest, StepsGoToWhoCameFirst) {
+  gate_.close();
+  std::atomic<int> early{0};
+  std::atomic<bool> ended{false};
+  std::thread first([&] {
+    const Pass pass(gate_);
+    ++early;
+  });
+  ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
+  // Comes again at once whenever it was let through, so it is nearly always ready to take a step.
+  std::thread eager([&] {
+    while (!ended) const Pass pass(gate_);
+  });
+  ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 2; }));
+  gate_.step(0);
+  ASSERT_TRUE(eventually([](const auto& s) { return s.steps_used == 1 && !s.any_active; }));
+  EXPECT_EQ(early, 1);
+  ended = true;
+  gate_.open();
+  first.join();
+  eager.join();
+}
+
+TEST_F(GateTest, AStepIsUsedUpByACallerThatIsLetThroughForAnotherReason) {
+  gate_.close();
+  std::thread caller([&] { const Pass pass(gate_); });
+  ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
+  gate_.capture_began();
+  gate_.step(0);
+  caller.join();
+  EXPECT_EQ(gate_.snapshot().steps_used, 1U);
+  gate_.capture_ended();
+  gate_.open();
+}
+
 TEST_F(GateTest, AStepThatFindsNobodyIsUsedUpAtOnce) {
   gate_.close();
   gate_.step(3);
