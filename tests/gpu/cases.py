@@ -94,7 +94,7 @@ def without_shim(bench):
 def disabled(bench):
     """AMEM_DISABLE=1: nothing is brokered, nothing is said."""
     broker = bench.broker()
-    done = bench.nccl_cycle("--cycles", 2, "--pause", "none", preload=True,
+    done = bench.nccl_cycle("--cycles", 2, "--pause", "none", "--max-bytes", MIB, preload=True,
                             env={"AMEM_RUNTIME_DIR": str(broker.runtime), "AMEM_DISABLE": "1"}).wait(80)
     if warnings(done):
         raise Failure(f"a disabled shim spoke: {warnings(done)[0]}")
@@ -108,7 +108,7 @@ def broker_absent(bench):
     """No broker: the program runs, with one warning per process."""
     nowhere = bench.folder / "nowhere"
     nowhere.mkdir(exist_ok=True)
-    done = bench.nccl_cycle("--cycles", 2, "--pause", "none", preload=True,
+    done = bench.nccl_cycle("--cycles", 2, "--pause", "none", "--max-bytes", MIB, preload=True,
                             env={"AMEM_RUNTIME_DIR": str(nowhere)}).wait(80)
     said = warnings(done)
     if not 1 <= len(said) <= bench.ranks:
@@ -121,7 +121,7 @@ def broker_required(bench):
     """AMEM_REQUIRED=1 and no broker: an error, at once, that says so."""
     nowhere = bench.folder / "nowhere"
     nowhere.mkdir(exist_ok=True)
-    done = bench.nccl_cycle("--cycles", 1, "--pause", "none", preload=True,
+    done = bench.nccl_cycle("--cycles", 1, "--pause", "none", "--max-bytes", MIB, preload=True,
                             env={"AMEM_RUNTIME_DIR": str(nowhere), "AMEM_REQUIRED": "1"}).wait_any(80)
     if done.code != 1:
         raise Failure(f"ended with {done.code}; a failed check, 1, is right")

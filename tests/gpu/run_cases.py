@@ -32,7 +32,7 @@ class Bench:
         self.few = 3 if options.quick else 6
         self.operator_pauses = 5 if options.quick else 50
         self.time_limits = options.time_limits
-        self.nccl = find_nccl()
+        self.nccl = options.nccl or find_nccl()
         self.marker = ""
         self.started = []
         self.running_broker = None
@@ -160,6 +160,7 @@ def parse(arguments):
     parser.add_argument("--prefix", type=pathlib.Path, required=True,
                         help="where bin/ and lib/ are: an installation, a bundle or a build directory")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs to use; all")
+    parser.add_argument("--nccl", type=pathlib.Path, help="libnccl.so.2 to use; PyTorch's")
     parser.add_argument("--pool", help="the broker's host pool; 12GiB for 2 GPUs, 48GiB for 4")
     parser.add_argument("--quick", action="store_true", help="fewer cycles")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
