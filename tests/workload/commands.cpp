@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <iostream>
 #include <map>
-#include <mutex>
 #include <sstream>
 #include <thread>
 
@@ -90,26 +89,22 @@ void Print(const Answer& answer) {
 }
 
 Answer Commands::OnEveryRank(const std::function<void(Rank&, Answer*)>& action) {
-  std::mutex mutex;
-  Answer all;
-  const auto run = [&](Rank& rank) {
-    Answer one;
+  std::vector<Answer> answers(ranks_.size());
+  const auto run = [&](std::size_t i) {
     try {
-      rank.Bind();
-      action(rank, &one);
+      ranks_[i]->Bind();
+      action(*ranks_[i], &answers[i]);
     } catch (const Failure& failure) {
-      one.Fail(failure.what());
+      answers[i].Fail(failure.what());
     }
-    const std::lock_guard lock(mutex);
-    all.Merge(one);
   };
-  if (ranks_.size() == 1) {
-    run(*ranks_.front());
-    return all;
-  }
   std::vector<std::thread> threads;
-  for (const auto& rank : ranks_) threads.emplace_back([&run, &rank] { run(*rank); });
+  for (std::size_t i = 1; i < ranks_.size(); ++i) threads.emplace_back(run, i);
+  run(0);
   for (std::thread& thread : threads) thread.join();
+
+  Answer all;
+  for (const Answer& answer : answers) all.Merge(answer);
   return all;
 }
 
