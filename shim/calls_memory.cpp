@@ -281,7 +281,7 @@ struct BeginCapture;
 template <int kRow, class... Args>
 struct BeginCapture<kRow, CUresult (*)(Args...)> {
   static CUresult call(Args... args) {
-    const Pass pass(*the_gate);
+    const Pass pass(*the_gate, the_gate->enter_capture());
     if (pass.result() != CUDA_SUCCESS) return pass.result();
     const CUresult r = real<CUresult (*)(Args...)>(static_cast<Row>(kRow))(args...);
     if (r == CUDA_SUCCESS)

@@ -114,6 +114,13 @@ void Cut::drain(int device, Drainer& drainer) {
     {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [&] { return drainer.wanted != drainer.drained; });
+      // A context-wide wait breaks every stream capture in the context. While the gate is shut and
+      // no capture is open none can begin (Gate::enter_capture); once it is open again it is too
+      // late.
+      if (epoch_ == 0) {
+        drainer.wanted = drainer.drained;
+        continue;
+      }
       target = drainer.wanted;
     }
     CUresult r = CUDA_SUCCESS;

@@ -61,8 +61,10 @@ CUresult Gate::wait(ThreadState& self, bool may_step) noexcept {
   self.active.store(false, std::memory_order_release);
   Waiter waiter{device};
   Waiter** link = &first_waiter_;
-  while (*link != nullptr) link = &(*link)->next;
-  *link = &waiter;
+  if (may_step) {
+    while (*link != nullptr) link = &(*link)->next;
+    *link = &waiter;
+  }
   ++version_;
   watcher_.notify_all();
 
@@ -77,8 +79,10 @@ CUresult Gate::wait(ThreadState& self, bool may_step) noexcept {
       break;
     }
   }
-  for (link = &first_waiter_; *link != &waiter;) link = &(*link)->next;
-  *link = waiter.next;
+  if (may_step) {
+    for (link = &first_waiter_; *link != &waiter;) link = &(*link)->next;
+    *link = waiter.next;
+  }
   if (waiter.stepped) ++steps_used_;
   if (result == CUDA_SUCCESS) {
     self.active.store(true, std::memory_order_relaxed);

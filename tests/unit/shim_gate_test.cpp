@@ -145,6 +145,26 @@ TEST_F(GateTest, AStepThatFindsNobodyIsUsedUpAtOnce) {
   gate_.open();
 }
 
+TEST_F(GateTest, NoStepLetsACaptureBegin) {
+  gate_.close();
+  std::atomic<bool> began{false};
+  std::thread caller([&] {
+    const Pass pass(gate_, gate_.enter_capture());
+    EXPECT_EQ(pass.result(), CUDA_SUCCESS);
+    began = true;
+  });
+  const std::uint64_t passes = gate_.snapshot().passes;
+  std::this_thread::sleep_for(20ms);  // most likely it waits by now; the outcome is the same if not
+  gate_.step(0);
+  EXPECT_EQ(gate_.snapshot().steps_used, 1U);
+  EXPECT_EQ(waiting(gate_.snapshot(), 0), 0U);
+  EXPECT_EQ(gate_.snapshot().passes, passes);
+  EXPECT_FALSE(began);
+  gate_.open();
+  caller.join();
+  EXPECT_TRUE(began);
+}
+
 TEST_F(GateTest, PassesCountsWhoPassedTheShutGate) {
   gate_.close();
   const std::uint64_t before = gate_.snapshot().passes;
