@@ -289,16 +289,27 @@ Result<Memory::Site> Memory::site(std::uint64_t id) {
   if (a == nullptr)
     return Status(Code::kNotFound, "this rank holds no allocation " + std::to_string(id));
   if (!a->resident) return Status(Code::kFailedPrecondition, describe(*a) + " is not mapped");
-  for (Address address : a->mapped_at)
-    for (const Access& access : table_.mapping(address).access)
-      if (access.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-          access.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
-        return Site{address, access.id};
+  const auto reachable_from = [&](auto device_fits) -> std::optional<Site> {
+    for (Address address : a->mapped_at)
+      for (const Access& access : table_.mapping(address).access)
+        if (access.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+            access.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE && device_fits(access.id))
+          return Site{address, access.id};
+    return std::nullopt;
+  };
+  if (auto found = reachable_from([&](int device) { return device == a->device; })) return *found;
 
-  // Mapped nowhere that a copy could use: give it an address for the length of this phase.
+  // Access may have been given to devices on which this process has no context: to copy there
+  // would make one, some hundred MiB for good.
   const std::vector<int> active = devices_.active();
   if (active.empty()) return Status(Code::kFailedPrecondition, "no device has a context");
-  const bool own = std::find(active.begin(), active.end(), a->device) != active.end();
+  const auto is_active = [&](int device) {
+    return std::find(active.begin(), active.end(), device) != active.end();
+  };
+  if (auto found = reachable_from(is_active)) return *found;
+
+  // Mapped nowhere that a copy could use: give it an address for the length of this phase.
+  const bool own = is_active(a->device);
   const int device = own ? a->device : active.front();
   if (CUresult r = ensure_real(*a); r != CUDA_SUCCESS)
     return driver_.error(r, "the handle of " + describe(*a));
