@@ -10,6 +10,10 @@
 #include "shim/runtime.h"
 #include "shim/trace.h"
 
+// In a build with sanitizers their runtime looks its own functions up with our dlsym, before
+// instrumented code can run.
+#define AMEM_RUNS_BEFORE_SANITIZERS __attribute__((no_sanitize("address,undefined,thread")))
+
 namespace amem::shim {
 namespace {
 
@@ -76,14 +80,15 @@ const Call* find_call(const char* api, int version, bool per_thread) {
   return per_thread && best != nullptr ? best : best_shared;
 }
 
-Dlsym real_dlsym() {
-  static std::atomic<void*> cached{nullptr};
-  void* real = cached.load(std::memory_order_acquire);
+AMEM_RUNS_BEFORE_SANITIZERS Dlsym real_dlsym() {
+  // With the compiler's atomics: std::atomic's functions would be instrumented.
+  static void* cached = nullptr;
+  void* real = __atomic_load_n(&cached, __ATOMIC_ACQUIRE);
   if (real == nullptr) {
     // The versions under which the C library has exported dlsym on x86-64: since 2.34, and before.
     real = ::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
     if (real == nullptr) real = ::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
-    cached.store(real, std::memory_order_release);
+    __atomic_store_n(&cached, real, __ATOMIC_RELEASE);
   }
   return reinterpret_cast<Dlsym>(real);
 }
@@ -95,8 +100,8 @@ using amem::shim::Runtime;
 
 /// What dlsym answers instead of the C library's; nullptr: ask the C library. Called by the
 /// assembly below.
-extern "C" __attribute__((visibility("hidden"), used)) void* amem_dlsym_answer(void* handle,
-                                                                               const char* name) {
+extern "C" __attribute__((visibility("hidden"), used)) AMEM_RUNS_BEFORE_SANITIZERS void*
+amem_dlsym_answer(void* handle, const char* name) {
   // Nearly every lookup of a process ends here, some of them before malloc works.
   const bool driver = name[0] == 'c' && name[1] == 'u';
   const bool nccl = name[0] == 'n' && name[1] == 'c' && name[2] == 'c';
@@ -120,7 +125,8 @@ extern "C" __attribute__((visibility("hidden"), used)) void* amem_dlsym_answer(v
   return call->wrapper;
 }
 
-extern "C" __attribute__((visibility("hidden"), used)) void* amem_real_dlsym() {
+extern "C" __attribute__((visibility("hidden"), used)) AMEM_RUNS_BEFORE_SANITIZERS void*
+amem_real_dlsym() {
   return reinterpret_cast<void*>(amem::shim::real_dlsym());
 }
 
