@@ -58,7 +58,7 @@ def end_processes(value):
     return len(left)
 
 
-def tail(path, lines=30):
+def tail(path, lines=80):
     try:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
     except OSError:
