@@ -31,6 +31,10 @@ Options ParseOptions(int argc, char** argv) {
                  "Existing directory where the ranks of the job meet; needed for more than one");
   app.add_option("--communicators", options.communicators, "Communicators, each with its stream")
       ->check(CLI::Range(1, 64));
+  app.add_option("--loop-threads", options.loop_threads,
+                 "Threads that launch a rank's collectives in a loop, each for its share of the "
+                 "communicators")
+      ->check(CLI::Range(1, 64));
   app.add_option("--depth", options.depth, "Launches of a loop between two synchronisations")
       ->check(CLI::Range(1, 1024));
   app.add_option("--kernel-timeout", kernel_timeout, "Seconds a collective waits for its peers");

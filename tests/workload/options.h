@@ -14,7 +14,8 @@ struct Options {
   int device = -1;  // of the first rank; -1: rank modulo the number of devices
   std::string rendezvous;
   unsigned communicators = 1;
-  unsigned depth = 4;  // launches of a loop between two synchronisations
+  unsigned loop_threads = 1;  // of a rank; they share its communicators
+  unsigned depth = 4;         // launches of a loop between two synchronisations
   std::chrono::milliseconds kernel_timeout{30000};
   std::chrono::milliseconds peer_timeout{30000};
 

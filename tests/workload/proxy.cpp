@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "cuda_table.h"
 #include "failure.h"
 
 namespace amem::workload {
@@ -131,11 +132,8 @@ Proxy::Fetched Proxy::Redeem(Exchanged exchanged) const {
   fetched.generation = exchanged.answer.generation;
   fetched.handle = exchanged.answer.handle;
   if (exchanged.descriptor) {
-    const CUresult result =
-        NcclCalls::ImportDescriptor(exchanged.descriptor.get(), &fetched.handle);
-    if (result != CUDA_SUCCESS) {
-      throw CudaFailure("cuMemImportFromShareableHandle", result);
-    }
+    Check(NcclCalls::ImportDescriptor(exchanged.descriptor.get(), &fetched.handle),
+          "cuMemImportFromShareableHandle");
   }
   return fetched;
 }

@@ -1,5 +1,6 @@
 #include "rank.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <set>
@@ -67,7 +68,7 @@ void Rank::TearDown() {
   RequireStopped("teardown");
   if (replay_ == nullptr) throw Failure("only a trace has a teardown run");
   proxy_.Barrier();  // a peer may still be in its last round
-  communicators_.clear();
+  torn_down_ = true;
   replay_->Teardown();
 }
 
@@ -143,7 +144,7 @@ void Rank::SetUpCommunicators() {
 }
 
 void Rank::Step(std::uint64_t count) {
-  RequireStopped("step");
+  RequireCollectives("step");
   for (std::uint64_t i = 0; i < count; ++i) {
     for (const auto& communicator : communicators_) communicator->Launch(0);
     if (i % options_.depth == options_.depth - 1) {
@@ -154,22 +155,31 @@ void Rank::Step(std::uint64_t count) {
 }
 
 void Rank::StartLoop() {
-  RequireStopped("loop on");
+  RequireCollectives("loop on");
   ++loop_;
   loop_error_.clear();
-  for (const auto& communicator : communicators_) {
-    communicator->report().stop_requested = false;
-    loops_.emplace_back([this, each = communicator.get()] { RunLoop(each); });
+  std::vector<std::vector<Communicator*>> shares(options_.loop_threads);
+  for (std::size_t i = 0; i < communicators_.size(); ++i) {
+    communicators_[i]->report().stop_requested = false;
+    shares[i % shares.size()].push_back(communicators_[i].get());
+  }
+  for (std::vector<Communicator*>& share : shares) {
+    loops_.emplace_back([this, mine = std::move(share)] { RunLoop(mine); });
   }
 }
 
-void Rank::RunLoop(Communicator* communicator) {
+void Rank::RunLoop(const std::vector<Communicator*>& communicators) {
+  const auto runs = [this](Communicator* each) {
+    return !each->report().failed() && each->report().loop_ended.load() != loop_;
+  };
   try {
     Bind();
-    const CollectiveReport& report = communicator->report();
-    while (!report.failed() && report.loop_ended.load() != loop_) {
-      for (unsigned i = 0; i < options_.depth; ++i) communicator->Launch(loop_);
-      communicator->Synchronize();
+    while (std::any_of(communicators.begin(), communicators.end(), runs)) {
+      // In the same order on all ranks, as NCCL demands of its callers.
+      for (unsigned i = 0; i < options_.depth; ++i) {
+        for (Communicator* each : communicators) each->Launch(loop_);
+      }
+      for (Communicator* each : communicators) each->Synchronize();
     }
   } catch (const Failure& failure) {
     const std::lock_guard lock(loop_mutex_);
@@ -185,7 +195,7 @@ void Rank::StopLoop() {
 }
 
 void Rank::BeginCapture(std::uint64_t count) {
-  RequireStopped("capture");
+  RequireCollectives("capture");
   for (std::size_t i = 0; i < communicators_.size(); ++i) {
     Capture& capture = captures_[i];
     if (capture.open) throw Failure("a capture is open already");
@@ -216,7 +226,7 @@ void Rank::EndCapture() {
 }
 
 void Rank::LaunchGraph(std::uint64_t count) {
-  RequireStopped("graph");
+  RequireCollectives("graph");
   for (std::uint64_t i = 0; i < count; ++i) {
     for (std::size_t c = 0; c < communicators_.size(); ++c) {
       if (captures_[c].exec == nullptr) throw Failure("nothing was captured");
@@ -337,6 +347,11 @@ void Rank::MemoryInfo(Answer* answer) const {
 
 void Rank::RequireStopped(const char* what) const {
   if (looping()) throw Failure(std::string(what) + ": not while the loop is on");
+}
+
+void Rank::RequireCollectives(const char* what) const {
+  RequireStopped(what);
+  if (torn_down_) throw Failure(std::string(what) + ": not after the teardown");
 }
 
 Progress Rank::ProgressOf(const AllocationKey& key) const {

@@ -37,7 +37,7 @@ class Rank {
 
   /// Runs `count` collective rounds on every communicator and waits for them.
   void Step(std::uint64_t count);
-  /// Collectives without end, one thread per communicator, until StopLoop on any rank.
+  /// Collectives without end, in threads of their own, until StopLoop on any rank.
   void StartLoop();
   /// Ends the loop of all ranks with the same round.
   void StopLoop();
@@ -85,8 +85,9 @@ class Rank {
 
   void SetUpSynthetic();
   void SetUpCommunicators();
-  void RunLoop(Communicator* communicator);
+  void RunLoop(const std::vector<Communicator*>& communicators);
   void RequireStopped(const char* what) const;
+  void RequireCollectives(const char* what) const;
   Progress ProgressOf(const AllocationKey& key) const;
   std::uint64_t GenerationOf(const AllocationKey& key);
 
@@ -106,6 +107,7 @@ class Rank {
   std::mutex loop_mutex_;
   std::string loop_error_;
   std::map<AllocationKey, std::uint64_t> generations_;  // of imported allocations, as last heard
+  bool torn_down_ = false;
   std::uint64_t next_plain_id_ = kFirstPlainId;
 };
 

@@ -1,0 +1,9 @@
+"""A simulated GPU node for tests: the simulated driver, amemd, amemctl, and ranks that play NCCL."""
+from sim_node.broker import Broker
+from sim_node.child import Child, Died, patience
+from sim_node.ctl import Ctl, Operation
+from sim_node.job import Job, Rank
+from sim_node.node import MIB, Build, Node, eventually
+
+__all__ = [
+    "MIB", "Broker", "Build", "Child", "Ctl", "Died", "Job", "Node", "Operation", "Rank", "eventually", "patience"]

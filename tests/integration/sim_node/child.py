@@ -1,0 +1,167 @@
+"""Child: a process of a test, whose output is logged and waited for line by line, always with a deadline."""
+import collections
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+
+
+class Died(Exception):
+    """The process ended while something was expected of it."""
+
+
+def patience(seconds):
+    """Deadlines grow where everything is slow, e.g. under sanitizers."""
+    return seconds * float(os.environ.get("AMEM_TEST_SLOWNESS", "1"))
+
+
+class Child:
+    """Standard output and standard error go to one log, marked; lines of output can be waited for."""
+
+    def __init__(self, name, argv, env, log, user=None):
+        self.name = name
+        self.log_path = log
+        self._fault_file = f"{log}.faults"
+        env["AMEM_SIM_FAULT_FILE"] = self._fault_file
+        self._log = open(log, "a", buffering=1)
+        self._log_lock = threading.Lock()
+        self._log.write("$ " + " ".join(map(str, argv)) + "\n")
+        self.process = subprocess.Popen(
+            [str(each) for each in argv], env=env, user=user, text=True, errors="replace", bufsize=1,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        self._lines = {"out": queue.Queue(), "err": queue.Queue()}
+        self._seen = {"out": [], "err": []}
+        self._readers = [threading.Thread(target=self._read, args=(stream, pipe), daemon=True)
+                         for stream, pipe in (("out", self.process.stdout), ("err", self.process.stderr))]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream, pipe):
+        for line in pipe:
+            with self._log_lock:
+                self._log.write(f"{stream}: {line}")
+            self._lines[stream].put(line.rstrip("\n"))
+        self._lines[stream].put(None)
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def send(self, line):
+        with self._log_lock:
+            self._log.write(f"in: {line}\n")
+        try:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError as error:
+            raise Died(f"{self.name} has ended") from error
+
+    def faults(self, *rules):
+        """Rules of the simulated driver (tests/sim/README.md), counted from now on; none: the end of them."""
+        if not rules:
+            os.unlink(self._fault_file)
+            return
+        with open(self._fault_file + ".new", "w") as file:
+            file.write("\n".join(rules))
+        os.rename(self._fault_file + ".new", self._fault_file)
+
+    def line(self, deadline=20, stream="out"):
+        """The next line."""
+        try:
+            line = self._lines[stream].get(timeout=patience(deadline))
+        except queue.Empty:
+            raise TimeoutError(f"{self.name} said nothing for {deadline} s") from None
+        if line is None:
+            self._lines[stream].put(None)
+            raise Died(f"{self.name} has ended: {self.wait()}")
+        self._seen[stream].append(line)
+        return line
+
+    def json_line(self, deadline=20):
+        return json.loads(self.line(deadline))
+
+    def wait_for(self, text, deadline=20, stream="err"):
+        """The first line, of those not read yet, that contains the text."""
+        end = time.monotonic() + deadline
+        while True:
+            line = self.line(max(0.01, end - time.monotonic()), stream)
+            if text in line:
+                return line
+
+    def rest(self, stream="err"):
+        """The lines so far that nobody has read."""
+        lines = []
+        while True:
+            try:
+                line = self._lines[stream].get_nowait()
+            except queue.Empty:
+                return lines
+            if line is None:
+                self._lines[stream].put(None)
+                return lines
+            lines.append(line)
+
+    def output(self, stream="err"):
+        """Everything that was printed. REQUIRES: the process has ended."""
+        for reader in self._readers:
+            reader.join(patience(10))
+        self._seen[stream] += self.rest(stream)
+        return "\n".join(self._seen[stream])
+
+    def wait(self, deadline=20):
+        """The exit status; negative: killed by that signal."""
+        try:
+            return self.process.wait(patience(deadline))
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{self.name} did not end in {deadline} s") from None
+
+    def alive(self):
+        return self.process.poll() is None
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def kill(self):
+        """SIGKILL; returns when the process is gone."""
+        if self.alive():
+            self.signal(signal.SIGKILL)
+        self.wait()
+
+    def close(self):
+        if self.alive():
+            self.signal(signal.SIGCONT)
+            self.kill()
+        for reader in self._readers:
+            reader.join(patience(10))
+        if self.process.stdin:
+            try:
+                self.process.stdin.close()
+            except BrokenPipeError:
+                pass
+        self._log.close()
+
+    # ---- what the kernel says of it ----
+    def descriptors(self):
+        """How many descriptors are open, by what they refer to; anonymous files by their kind."""
+        counts = collections.Counter()
+        for name in os.listdir(f"/proc/{self.pid}/fd"):
+            try:
+                target = os.readlink(f"/proc/{self.pid}/fd/{name}")
+            except OSError:
+                continue  # closed meanwhile
+            counts[target.split(":")[0]] += 1
+        return counts
+
+    def rss_bytes(self):
+        """Anonymous resident memory: what the process itself has allocated."""
+        with open(f"/proc/{self.pid}/status") as file:
+            for line in file:
+                if line.startswith("RssAnon:"):
+                    return int(line.split()[1]) * 1024
+        raise Died(f"{self.name} has ended")
+
+    def threads(self):
+        return len(os.listdir(f"/proc/{self.pid}/task"))

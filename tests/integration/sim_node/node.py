@@ -1,0 +1,122 @@
+"""Node: one simulated node of a test: its driver's directory, its broker, its jobs, their logs."""
+import glob
+import os
+import shutil
+import tempfile
+import time
+
+from sim_node.broker import Broker
+from sim_node.child import patience
+from sim_node.ctl import Ctl
+from sim_node.job import Job
+
+MIB = 1 << 20
+
+
+def eventually(condition, deadline=20, what="condition"):
+    """Asks until the answer is true, and returns it. For what nobody announces."""
+    end = time.monotonic() + patience(deadline)
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < end, f"{what}: not within {deadline} s"
+        time.sleep(0.01)
+
+
+class Build:
+    """The build tree under test."""
+
+    def __init__(self, directory):
+        self.directory = os.path.abspath(directory)
+
+    def program(self, name):
+        path = os.path.join(self.directory, "bin", name)
+        assert os.access(path, os.X_OK), f"{path} is not there: build it, or name the build tree with --build-dir"
+        return path
+
+    @property
+    def sim_libraries(self):
+        return os.path.join(self.directory, "lib", "sim")
+
+
+class Node:
+    """Ends all that it started when it is closed. Device memory is small: tests fill it on purpose."""
+
+    CONTEXT_BYTES = 2 * MIB
+    MEMORY = 96 * MIB
+
+    def __init__(self, build, logs):
+        self.build = build
+        self.logs = logs
+        # Not pytest's directory: a socket's path must be short.
+        self.dir = tempfile.mkdtemp(prefix="amem-test-", dir="/tmp")
+        os.chmod(self.dir, 0o755)
+        self.sim_dir = os.path.join(self.dir, "sim")
+        self.runtime_dir = os.path.join(self.dir, "run")
+        self.settings = {
+            "AMEM_SIM_DIR": self.sim_dir,
+            "AMEM_SIM_DEVICES": "2",
+            "AMEM_SIM_MEMORY": str(self.MEMORY),
+            "AMEM_SIM_GRANULARITY": "64KiB",
+            "AMEM_SIM_CONTEXT_BYTES": str(self.CONTEXT_BYTES),
+            "AMEM_RUNTIME_DIR": self.runtime_dir,
+            "LD_LIBRARY_PATH": build.sim_libraries,
+        }
+        self.children = []
+        self.broker = None
+        self.ctl = Ctl(self)
+
+    def env(self, more=None):
+        """The environment of every process of the node."""
+        env = {name: value for name, value in os.environ.items()
+               if not name.startswith(("AMEM_", "CUDA_", "LD_", "NCCL_")) and name not in ("RANK", "WORLD_SIZE")}
+        env.update(self.settings)
+        env.update(more or {})
+        return {name: value for name, value in env.items() if value is not None}
+
+    def log_file(self, name):
+        return os.path.join(self.logs, name.replace("/", "_") + ".log")
+
+    def adopt(self, child):
+        self.children.append(child)
+        return child
+
+    def start_broker(self, *flags, **options):
+        self.broker = self.adopt(Broker(self, flags, **options)).ready()
+        return self.broker
+
+    def await_broker(self, broker):
+        def ready():
+            assert broker.alive(), f"{broker.name} ended with {broker.wait()}: {broker.output()}"
+            if not os.path.exists(os.path.join(self.runtime_dir, "control.sock")) or not self.ctl.reachable():
+                return False
+            pool = self.ctl.status()["pool"]
+            return pool["ready_bytes"] == pool["configured_bytes"] or pool["error"]
+
+        eventually(ready, what=f"{broker.name} serves")
+
+    def launcher(self, group):
+        return [self.build.program("amemctl"), "--runtime-dir", self.runtime_dir, "run", "--group", group, "--"]
+
+    def job(self, name="train", ranks=2, **options):
+        """A job whose ranks are up."""
+        return Job(self, name, ranks, **options).ready()
+
+    def context_bytes(self, device, *jobs):
+        """What the contexts of these jobs' ranks occupy on a device."""
+        ordinals = [(rank.number + i) % 2 for job in jobs for rank in job.ranks if rank.alive()
+                    for i in range(job.per_process)]
+        return self.CONTEXT_BYTES * ordinals.count(device)
+
+    def trace(self, kind):
+        """A committed trace, for --trace."""
+        here = os.path.dirname(os.path.abspath(__file__))
+        path = os.path.join(here, "..", "..", "traces", f"nccl-2.28.9-2ranks-{kind}-rank%r.trace")
+        assert glob.glob(path.replace("%r", "*"))
+        return os.path.normpath(path)
+
+    def close(self):
+        for child in reversed(self.children):
+            child.close()
+        shutil.rmtree(self.dir, ignore_errors=True)

@@ -1,0 +1,163 @@
+"""Pause, resume and swap: bytes, addresses, and what the driver says of the memory."""
+import pytest
+
+from sim_node import Job
+
+
+def assert_gone(node, *jobs):
+    """The driver's figures show nothing but contexts."""
+    for device in node.ctl.devices():
+        assert device["usage_known"]
+        assert device["brokered_bytes"] == 0
+        assert device["used_bytes"] == node.context_bytes(device["ordinal"], *jobs)
+
+
+def pause_and_resume(node, job):
+    """One cycle of a group, looked at from all sides."""
+    before = job.addresses()
+    used = [device["used_bytes"] for device in node.ctl.devices()]
+    checksums = job.ask("checksum")
+
+    node.ctl("pause", job.name)
+    group = node.ctl.group(job.name)
+    assert group["state"] == "GROUP_STATE_PAUSED"
+    assert group["resident_bytes"] == 0
+    assert group["allocated_bytes"] == group["saved_bytes"] > 0
+    assert_gone(node, job)
+
+    node.ctl("resume", job.name)
+    group = node.ctl.group(job.name)
+    assert group["state"] == "GROUP_STATE_RUNNING"
+    assert group["resident_bytes"] == group["allocated_bytes"] > 0
+    assert group["saved_bytes"] == 0
+    assert node.ctl.status()["pool"]["used_bytes"] == 0
+    assert [device["used_bytes"] for device in node.ctl.devices()] == used
+
+    assert job.addresses() == before
+    assert job.ask("checksum") == checksums
+    job.check()
+
+
+def test_bytes_addresses_and_figures(node):
+    job = node.job()
+    job.check()
+    pause_and_resume(node, job)
+    job.ask("rewrite")  # a second save must not bring back the first one's bytes
+    job.check()
+    pause_and_resume(node, job)
+    job.leave()
+    assert node.ctl.group("train") is None
+    assert_gone(node)
+
+
+def test_one_process_with_several_devices(node):
+    job = node.job(ranks=2, per_process=2, arguments=["--communicators", 2])
+    pause_and_resume(node, job)
+
+
+def test_four_ranks_in_two_processes_with_several_communicators(node):
+    job = node.job(ranks=4, per_process=2, arguments=["--communicators", 3])
+    pause_and_resume(node, job)
+
+
+def test_single_rank_that_shares_nothing(node):
+    job = node.job(ranks=1, shared=0)
+    pause_and_resume(node, job)
+
+
+def test_memory_allocated_after_a_cycle(node):
+    job = node.job()
+    pause_and_resume(node, job)
+    ids = [answer["ids"][0] for answer in job.ask("alloc 300000")]
+    pause_and_resume(node, job)
+    for rank, each in zip(job.ranks, ids):
+        rank.ask(f"free {each}")
+    pause_and_resume(node, job)
+
+
+def test_swap_of_two_groups_that_fit_only_in_turn(bare_node):
+    node = bare_node
+    # Either group fills more than half of a device: only a real release makes room for the other.
+    big = {"allocations": 5, "size": "10MiB", "shared": 0.4}
+    node.start_broker("--pool-size", "256MiB")
+    train = node.job("train", **big)
+    node.ctl("pause", "train")
+    rollout = node.job("rollout", **big)
+    rollout.check()
+    for _ in range(3):
+        node.ctl("swap", "rollout", "train")
+        assert (node.ctl.state("rollout"), node.ctl.state("train")) == ("paused", "running")
+        train.check()
+        node.ctl("swap", "train", "rollout")
+        assert (node.ctl.state("rollout"), node.ctl.state("train")) == ("running", "paused")
+        rollout.check()
+    for device in node.ctl.devices():
+        contexts = node.context_bytes(device["ordinal"], train, rollout)
+        assert device["used_bytes"] == contexts + device["brokered_bytes"]
+
+
+def test_swap_fails_as_a_whole_when_the_pause_does(node):
+    train = node.job("train")
+    rollout = node.job("rollout")
+    node.ctl("pause", "rollout")
+    train.ask("capture begin")
+    answer = node.ctl.try_("swap", "train", "rollout", "--timeout", "300ms")
+    assert answer.code == 6, answer
+    assert (node.ctl.state("train"), node.ctl.state("rollout")) == ("running", "paused")
+    train.ask("capture end")
+    node.ctl("swap", "train", "rollout")
+    rollout.check()
+
+
+def test_nccls_bytes_are_never_discarded(node):
+    job = node.job()
+    answer = node.ctl.try_("policy", "train", "nccl", "discard")
+    assert answer.code == 2
+    assert "nccl" in answer.error
+    node.ctl("policy", "train", "weights", "discard")
+    assert {"tag": "weights", "policy": "POLICY_DISCARD"} in node.ctl.group("train")["policies"]
+    pause_and_resume(node, job)
+
+
+@pytest.mark.parametrize("operation, state", [("pause", "paused"), ("resume", "running")])
+def test_asking_for_the_present_state_is_an_error(node, operation, state):
+    job = node.job()
+    if operation == "pause":
+        node.ctl("pause", "train")
+    answer = node.ctl.try_(operation, "train")
+    assert answer.code == 5
+    assert "train" in answer.error
+    assert node.ctl.state("train") == state
+    if operation == "pause":
+        node.ctl("resume", "train")
+    job.check()
+
+
+def test_a_second_pause_while_one_is_under_way(node):
+    job = node.job()
+    job.ranks[0].ask("capture begin")
+    first = node.ctl.start("pause", "train")
+    first.wait_phase("quiesce")
+    second = node.ctl.try_("pause", "train")
+    assert second.code == 5
+    assert "train" in second.error
+    job.ranks[0].ask("capture end")
+    assert first.finish().code == 0
+    node.ctl("resume", "train")
+    job.check()
+
+
+def test_a_rank_that_joins_a_paused_group_waits_for_its_resume(node):
+    job = node.job()
+    node.ctl("pause", "train")
+    late = Job(node, "late", 1, group="train")
+    [rank] = late.ranks
+    rank.wait_for("waits for its resume")
+    node.ctl("resume", "train")
+    late.ready()
+    late.verify()
+    job.check()
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    late.verify()
+    job.check()

@@ -1,0 +1,254 @@
+"""amemd as a program: configuration, logs, signals, its runtime directory; and amemctl's views of it."""
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from sim_node import Broker, eventually, patience
+
+
+def check_config(node, *flags, text=None, env=None):
+    """amemd --check-config: exit status, what it would run with, what is wrong."""
+    argv = [node.build.program("amemd"), "--check-config", *flags]
+    if text is not None:
+        path = os.path.join(node.dir, "amemd.toml")
+        with open(path, "w") as file:
+            file.write(text)
+        argv += ["--config", path]
+    done = subprocess.run(argv, env=node.env({"AMEM_RUNTIME_DIR": None, **(env or {})}), capture_output=True, text=True,
+                          timeout=patience(20))
+    return done.returncode, done.stdout, done.stderr
+
+
+# ---- configuration ----
+
+def test_defaults_are_a_configuration(bare_node):
+    code, out, err = check_config(bare_node)
+    assert (code, err) == (0, "")
+    again = check_config(bare_node, text=out)
+    assert again == (0, out, "")
+
+
+def test_later_sources_win(bare_node):
+    file = '[pool]\nsize = "3GiB"\nsegment = "512MiB"\nchunk = "4MiB"\n'
+    code, out, err = check_config(bare_node, "--pool-size", "5GiB", text=file, env={"AMEM_POOL_SEGMENT": "256MiB"})
+    assert code == 0, err
+    assert 'size = "5GiB"' in out
+    assert 'segment = "256MiB"' in out
+    assert 'chunk = "4MiB"' in out
+
+
+@pytest.mark.parametrize("text, named", [
+    ('[pool]\nsize = "12 parsecs"\n', "pool.size"),
+    ('[pool]\nsiez = "1GiB"\n', "siez"),
+    ('[pol]\nsize = "1GiB"\n', "pol"),
+    ('[pool]\nchunk = "3MiB"\n', "pool.chunk"),
+    ('[pool]\nchunk = "1KiB"\n', "pool.chunk"),
+    ('[pool]\nsegment = "1MiB"\nchunk = "2MiB"\n', "pool."),
+    ('[pool]\nsize = \n', "amemd.toml"),
+    ('[deadlines]\nquiesce = "soon"\n', "deadlines.quiesce"),
+    ('[deadlines]\nsave = "0s"\n', "deadlines.save"),
+    ('[log]\nlevel = "chatty"\n', "log.level"),
+    ('[log]\nformat = "xml"\n', "log.format"),
+    ('[sockets]\nsession_mode = "rw"\n', "sockets.session_mode"),
+    ('runtime_dir = "relative/path"\n', "runtime_dir"),
+])
+def test_a_bad_file_is_refused_naming_the_key(bare_node, text, named):
+    code, _, err = check_config(bare_node, text=text)
+    assert code == 2
+    assert named in err
+    assert "amemd.toml" in err or "pool." in err
+
+
+@pytest.mark.parametrize("flags, env, named", [
+    (["--pool-size", "lots"], {}, "pool"),
+    ([], {"AMEM_DEADLINES_SAVE": "never"}, "AMEM_DEADLINES_SAVE"),
+    (["--no-such-flag"], {}, "--no-such-flag"),
+    (["--config", "/no/such/file.toml"], {}, "/no/such/file.toml"),
+])
+def test_bad_flags_and_variables(bare_node, flags, env, named):
+    code, _, err = check_config(bare_node, *flags, env=env)
+    assert code == 2
+    assert named in err
+
+
+def test_a_bad_configuration_does_not_serve(bare_node):
+    broker = bare_node.adopt(Broker(bare_node, ["--pool-size", "many"]))
+    assert broker.wait() == 2
+    assert not os.path.exists(bare_node.runtime_dir)
+
+
+# ---- logs ----
+
+def test_a_full_disk_for_logs_does_not_matter(bare_node):
+    node = bare_node
+    node.start_broker("--log-file", "/dev/full")
+    job = node.job()
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    job.check()
+    job.leave()
+    assert node.broker.terminate() == 0
+
+
+def test_a_log_file_that_cannot_be_opened(bare_node):
+    broker = bare_node.start_broker("--log-file", "/no/such/dir/amemd.log")
+    assert "No such file" in broker.wait_for("/no/such/dir/amemd.log")
+    broker.wait_for("serves")  # the log goes on, on standard error
+
+
+def test_json_lines(bare_node):
+    node = bare_node
+    node.start_broker("--log-format", "json")
+    job = node.job()
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    job.leave()
+    assert node.broker.terminate() == 0
+    entries = [json.loads(line) for line in node.broker.output().splitlines()]
+    assert len(entries) > 5
+    assert len({frozenset(entry) for entry in entries}) == 1, "all lines have the same keys"
+    assert any("train" in json.dumps(entry) for entry in entries)
+
+
+def test_hangup_opens_the_log_file_anew(bare_node):
+    node = bare_node
+    path = os.path.join(node.dir, "amemd.log")
+    node.start_broker("--log-file", path)
+    os.rename(path, path + ".1")
+    node.broker.signal(signal.SIGHUP)
+    eventually(lambda: os.path.exists(path) and os.path.getsize(path) > 0, what="a new log file")
+    assert node.ctl.reachable()
+
+
+# ---- life and death ----
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(bare_node, number):
+    node = bare_node
+    node.start_broker()
+    job = node.job()
+    watch = node.ctl.start("watch")
+    node.broker.signal(number)
+    assert node.broker.wait() == 0
+    assert watch.finish().code == 3
+    for name in ("session.sock", "control.sock"):
+        assert not os.path.exists(os.path.join(node.runtime_dir, name)), name
+    job.check()  # what is mapped stays
+    job.leave()
+
+
+def test_a_signal_while_a_pause_is_under_way(bare_node):
+    node = bare_node
+    node.start_broker()
+    job = node.job()
+    job.ranks[0].ask("capture begin")
+    pause = node.ctl.start("pause", "train")
+    pause.wait_phase("quiesce")
+    assert node.broker.terminate() == 0
+    assert pause.finish().code == 3
+    job.ranks[0].ask("capture end")
+    job.check()
+
+
+def test_a_second_broker_on_the_same_directory(node):
+    second = node.adopt(Broker(node, name="second"))
+    assert second.wait() == 1
+    assert node.runtime_dir in second.output()
+    job = node.job()
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    job.check()
+
+
+def test_sockets_of_a_dead_broker_are_replaced(bare_node):
+    node = bare_node
+    node.start_broker().kill()
+    assert os.path.exists(os.path.join(node.runtime_dir, "session.sock"))
+    node.start_broker()
+    node.job().check()
+
+
+def test_no_driver(bare_node):
+    broker = bare_node.adopt(Broker(bare_node, env={"LD_LIBRARY_PATH": bare_node.dir}))
+    assert broker.wait() == 1
+    assert "libcuda.so.1" in broker.output()
+
+
+def test_an_unusable_runtime_directory(bare_node):
+    path = os.path.join(bare_node.dir, "file")
+    with open(path, "w"):
+        pass
+    broker = bare_node.adopt(Broker(bare_node, ["--runtime-dir", path]))
+    assert broker.wait() == 1
+    assert path in broker.output()
+
+
+def test_it_holds_no_device_memory_and_little_of_its_own(node):
+    assert all(device["used_bytes"] == 0 for device in node.ctl.devices())
+    assert node.broker.rss_bytes() < 60 << 20
+    assert node.ctl.status()["rss_bytes"] < (60 << 20) + node.ctl.status()["pool"]["ready_bytes"]
+
+
+# ---- amemctl ----
+
+def test_views_for_people(node):
+    job = node.job()
+    for arguments, words in [
+        (["status"], ["amemd", "pool", "train", "running", "GPU-"]),
+        (["groups"], ["train", "running", "GPU-"]),
+        (["ranks"], ["train", str(job.ranks[0].pid), "amem-workload"]),
+        (["allocations"], ["train", "nccl", "device"]),
+        (["allocations", "--summary"], ["train", "nccl"]),
+        (["top", "--once"], ["train", "running", "pool"]),
+        (["version"], ["amemctl", "amemd"]),
+        (["pause", "train"], ["train", "paused"]),
+        (["status"], ["paused"]),
+        (["top", "--once"], ["paused"]),
+        (["resume", "train"], ["train", "resumed"]),
+    ]:
+        out = node.ctl(*arguments, json_output=False).out
+        for word in words:
+            assert word in out, (arguments, out)
+
+
+def test_watch_tells_what_happens(node):
+    watch = node.ctl.start("watch")
+    eventually(lambda: node.ctl.reachable())
+    events = []
+
+    def await_event(kind, **fields):
+        while True:
+            event = watch.json_line()
+            events.append(event)
+            if event["kind"] == kind and all(event[name] == value for name, value in fields.items()):
+                return event
+
+    job = node.job(ranks=1)
+    await_event("rank_joined", group="train")
+    node.ctl("pause", "train")
+    await_event("state", state="GROUP_STATE_PAUSING")
+    await_event("state", state="GROUP_STATE_PAUSED")
+    node.ctl("resume", "train")
+    await_event("state", state="GROUP_STATE_RUNNING")
+    job.ranks[0].kill()
+    await_event("rank_left", group="train")
+    watch.signal(signal.SIGINT)
+    assert watch.finish().code == 0
+
+
+def test_unreachable(bare_node):
+    for arguments in (["status"], ["pause", "train"], ["watch"], ["top", "--once"]):
+        answer = bare_node.ctl.try_(*arguments)
+        assert answer.code == 3, arguments
+        assert bare_node.runtime_dir in answer.error
+
+
+@pytest.mark.parametrize("arguments", [["pause"], ["pause", "a", "b"], ["pause", "a b"], ["fly"], [], ["swap", "a"],
+                                       ["run", "--group", "g"], ["pause", "train", "--timeout", "soon"]])
+def test_wrong_usage(node, arguments):
+    answer = node.ctl.try_(*arguments)
+    assert answer.code == 2
+    assert answer.err

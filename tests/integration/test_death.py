@@ -1,0 +1,304 @@
+"""Ranks that die, hang or are slow, in each phase."""
+import signal
+
+import pytest
+
+from sim_node import wire
+
+SHARED_AND_OWN = 9  # allocations of a rank: 8 and a communicator's
+
+
+def assert_survivor_works(node, rank):
+    """What the dead rank shared lives on with the one that holds it."""
+    rank.ask("verify")
+    node.ctl("pause", "train")
+    assert all(device["brokered_bytes"] == 0 for device in node.ctl.devices())
+    node.ctl("resume", "train")
+    rank.ask("verify")
+    assert len(node.ctl.ranks("train")) == 1
+
+
+def test_killed_while_running(node):
+    job = node.job()
+    job.ask("rewrite")
+    job.ask("verify")
+    job.ranks[1].kill()
+    assert_survivor_works(node, job.ranks[0])
+
+
+def test_killed_in_quiesce(node):
+    job = node.job()
+    job.ranks[1].ask("capture begin")
+    pause = node.ctl.start("pause", "train")
+    pause.wait_phase("quiesce")
+    job.ranks[1].kill()
+    answer = pause.finish()
+    assert answer.code == 1
+    assert f"pid {job.ranks[1].pid}" in answer.error
+    assert node.ctl.state("train") == "running"
+    assert node.ctl.status()["pool"]["used_bytes"] == 0
+    assert_survivor_works(node, job.ranks[0])
+
+
+def test_killed_in_save(node):
+    job = node.job()
+    job.ranks[1].faults("cuMemcpyDtoHAsync:2:kill")
+    answer = node.ctl.try_("pause", "train")
+    assert answer.code == 1
+    assert f"pid {job.ranks[1].pid}" in answer.error
+    assert job.ranks[1].wait() == -signal.SIGKILL
+    assert node.ctl.state("train") == "running"
+    assert node.ctl.status()["pool"]["used_bytes"] == 0
+    assert_survivor_works(node, job.ranks[0])
+
+
+def test_killed_in_release(node):
+    """Beyond the point of no return: the pause goes on without it."""
+    job = node.job()
+    job.ranks[1].faults("cuMemUnmap:1:kill")
+    node.ctl("pause", "train")
+    assert job.ranks[1].wait() == -signal.SIGKILL
+    assert node.ctl.state("train") == "paused"
+    assert all(device["brokered_bytes"] == 0 for device in node.ctl.devices())
+    node.ctl("resume", "train")
+    assert_survivor_works(node, job.ranks[0])
+
+
+def test_killed_while_paused(node):
+    job = node.job()
+    node.ctl("pause", "train")
+    saved = node.ctl.group("train")["saved_bytes"]
+    job.ranks[1].kill()
+    # What only the dead rank had is gone from the pool as well.
+    node.ctl("resume", "train")
+    assert node.ctl.group("train")["allocated_bytes"] < saved
+    assert_survivor_works(node, job.ranks[0])
+
+
+def test_killed_while_the_broker_creates(node):
+    job = node.job()
+    node.ctl("pause", "train")
+    node.broker.faults("cuMemCreate:1:delay=700")
+    resume = node.ctl.start("resume", "train")
+    resume.wait_phase("create")
+    job.ranks[1].kill()
+    answer = resume.finish()
+    node.broker.faults()
+    if answer.code != 0:  # it was to load bytes that the other one holds
+        assert node.ctl.state("train") == "paused"
+        node.ctl("resume", "train")
+    assert_survivor_works(node, job.ranks[0])
+
+
+@pytest.mark.parametrize("phase, rule", [
+    ("map", "cuMemImportFromShareableHandle:1:kill"),
+    ("map", f"cuMemSetAccess:1:kill"),
+    ("load", "cuMemcpyHtoDAsync:1:kill"),
+    ("load", f"cuMemcpyHtoDAsync:{SHARED_AND_OWN}:kill"),
+])
+def test_killed_in_map_and_load(node, phase, rule):
+    """It had bytes to load that its peer needs: rolled back, and the next resume has a new keeper."""
+    job = node.job()
+    node.ctl("pause", "train")
+    saved = node.ctl.group("train")["saved_bytes"]
+    job.ranks[1].faults(rule)
+    answer = node.ctl.try_("resume", "train")
+    assert answer.code == 1, answer
+    assert f"pid {job.ranks[1].pid}" in answer.error
+    assert node.ctl.state("train") == "paused"
+    assert 0 < node.ctl.group("train")["saved_bytes"] < saved
+    assert all(device["brokered_bytes"] == 0 for device in node.ctl.devices())
+    node.ctl("resume", "train")
+    assert_survivor_works(node, job.ranks[0])
+
+
+def test_killed_in_map_with_nothing_that_others_need(node):
+    job = node.job(shared=0, ranks=2, arguments=["--communicators", 1])
+    lone = node.job("lone", ranks=1, shared=0)
+    node.ctl("pause", "lone")
+    lone.ranks[0].faults("cuMemcpyHtoDAsync:1:kill")
+    answer = node.ctl.try_("resume", "lone")
+    assert lone.ranks[0].wait() == -signal.SIGKILL
+    assert answer.code in (0, 1)
+    assert node.ctl.group("lone") is None
+    assert node.ctl.status()["pool"]["used_bytes"] == 0
+    job.check()
+
+
+def test_killed_in_peers(node):
+    job = node.job()
+    node.ctl("pause", "train")
+    job.ranks[1].faults(f"cuMemImportFromShareableHandle:{SHARED_AND_OWN + 1}:kill")
+    node.ctl("resume", "train")
+    assert job.ranks[1].wait() == -signal.SIGKILL
+    assert_survivor_works(node, job.ranks[0])
+
+
+def test_killed_in_open(node):
+    job = node.job()
+    node.ctl("pause", "train")
+    # Rank 0 is slow with its peers' memory; rank 1, which has done its part, is stopped before it can open.
+    job.ranks[0].faults(f"cuMemImportFromShareableHandle:{SHARED_AND_OWN + 1}:delay=1000")
+    resume = node.ctl.start("resume", "train")
+    while True:
+        progress = resume.json_line()
+        if progress["phase"] == "peers" and progress["ranks_done"] == 1:
+            break
+    job.ranks[1].signal(signal.SIGSTOP)
+    resume.wait_phase("open")
+    job.ranks[1].kill()
+    assert resume.finish().code == 0
+    assert_survivor_works(node, job.ranks[0])
+
+
+def test_all_ranks_killed_in_the_middle(node):
+    job = node.job()
+    for rank in job.ranks:
+        rank.faults("cuMemcpyDtoHAsync:3:kill")
+    answer = node.ctl.try_("pause", "train")
+    assert answer.code == 1
+    assert node.ctl.group("train") is None
+    for device in node.ctl.devices():
+        assert device["used_bytes"] == 0
+    assert node.ctl.status()["pool"]["used_bytes"] == 0
+    node.job("train").check()
+
+
+# ---- slow ones ----
+
+def quick_broker(node, phase):
+    node.start_broker(f"--deadlines-{phase}", "400ms")
+
+
+def test_slow_in_save_calls_the_pause_off(bare_node):
+    node = bare_node
+    quick_broker(node, "save")
+    job = node.job()
+    job.ranks[1].faults("cuMemcpyDtoHAsync:1:delay=1500")
+    answer = node.ctl.try_("pause", "train")
+    assert answer.code == 6
+    assert f"pid {job.ranks[1].pid}" in answer.error
+    assert f"pid {job.ranks[0].pid}" not in answer.error
+    assert node.ctl.state("train") == "running"
+    job.ranks[1].faults()
+    job.check()
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    job.check()
+
+
+def test_slow_in_release_leaves_the_group_paused(bare_node):
+    node = bare_node
+    quick_broker(node, "release")
+    job = node.job()
+    job.ranks[1].faults("cuMemUnmap:1:delay=1500")
+    answer = node.ctl.try_("pause", "train")
+    assert answer.code == 6
+    assert f"pid {job.ranks[1].pid}" in answer.error
+    group = node.ctl.group("train")
+    assert group["state"] == "GROUP_STATE_PAUSED"
+    assert f"pid {job.ranks[1].pid}" in group["note"]
+    job.ranks[1].faults()
+    node.ctl("resume", "train")
+    job.check()
+
+
+@pytest.mark.parametrize("phase, rule", [
+    ("load", "cuMemcpyHtoDAsync:1:delay=1500"),
+    ("load", "cuMemImportFromShareableHandle:1:delay=1500"),
+    ("peers", f"cuMemImportFromShareableHandle:{SHARED_AND_OWN + 1}:delay=1500"),
+])
+def test_slow_in_resume_rolls_back(bare_node, phase, rule):
+    node = bare_node
+    quick_broker(node, phase)
+    job = node.job()
+    node.ctl("pause", "train")
+    saved = node.ctl.group("train")["saved_bytes"]
+    job.ranks[1].faults(rule)
+    answer = node.ctl.try_("resume", "train")
+    assert answer.code == 6, answer
+    assert f"pid {job.ranks[1].pid}" in answer.error
+    assert node.ctl.state("train") == "paused"
+    assert node.ctl.group("train")["saved_bytes"] == saved
+    job.ranks[1].faults()
+    node.ctl("resume", "train")
+    job.check()
+
+
+def test_stopped_in_quiesce_is_named_and_nothing_happens(node):
+    job = node.job()
+    job.ranks[1].signal(signal.SIGSTOP)
+    answer = node.ctl.try_("pause", "train", "--timeout", "500ms")
+    assert answer.code == 6
+    assert f"pid {job.ranks[1].pid}" in answer.error
+    assert f"pid {job.ranks[0].pid}" not in answer.error
+    assert node.ctl.state("train") == "running"
+    job.ranks[1].signal(signal.SIGCONT)
+    job.check()
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    job.check()
+
+
+def test_a_rank_that_never_answers_is_named(node):
+    job = node.job()
+    ghost = wire.Session(node.runtime_dir)
+    assert ghost.hello("train", rank=7)[0] == 0
+    answer = node.ctl.try_("pause", "train", "--timeout", "500ms")
+    assert answer.code == 6
+    assert "rank 7" in answer.error
+    job.check()
+    ghost.close()
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    job.check()
+
+
+# ---- failing driver calls ----
+
+@pytest.mark.parametrize("rule, state", [
+    ("cuMemcpyDtoHAsync:1:700", "running"),
+    ("cuStreamSynchronize:1:700", "running"),
+    ("cuMemUnmap:1+:1", "paused"),
+])
+def test_a_driver_call_fails_in_pause(node, rule, state):
+    job = node.job()
+    job.ranks[1].faults(rule)
+    answer = node.ctl.try_("pause", "train")
+    job.ranks[1].faults()
+    assert answer.code == 1
+    assert "CUDA_ERROR" in answer.error
+    assert f"pid {job.ranks[1].pid}" in answer.error
+    assert node.ctl.state("train") == state
+    if state == "running":
+        job.check()
+        node.ctl("pause", "train")
+        node.ctl("resume", "train")
+        job.check()
+
+
+@pytest.mark.parametrize("rule", [
+    "cuMemImportFromShareableHandle:2:304",
+    "cuMemMap:3:999",
+    "cuMemSetAccess:1+:999",
+    "cuMemcpyHtoDAsync:4:700",
+    f"cuMemMap:{SHARED_AND_OWN + 2}:999",
+])
+def test_a_driver_call_fails_in_resume(node, rule):
+    job = node.job()
+    before = job.addresses()
+    node.ctl("pause", "train")
+    saved = node.ctl.group("train")["saved_bytes"]
+    job.ranks[1].faults(rule)
+    answer = node.ctl.try_("resume", "train")
+    job.ranks[1].faults()
+    assert answer.code == 1
+    assert "CUDA_ERROR" in answer.error
+    assert f"pid {job.ranks[1].pid}" in answer.error
+    group = node.ctl.group("train")
+    assert group["state"] == "GROUP_STATE_PAUSED"
+    assert group["saved_bytes"] == saved
+    assert all(device["brokered_bytes"] == 0 for device in node.ctl.devices())
+    node.ctl("resume", "train")
+    assert job.addresses() == before
+    job.check()

@@ -1,0 +1,86 @@
+"""Pause and resume asked for by the ranks themselves."""
+
+
+def test_pause_and_resume(node):
+    job = node.job()
+    before = job.addresses()
+    job.ask("ncclPause")
+    assert node.ctl.state("train") == "paused"
+    assert all(device["brokered_bytes"] == 0 for device in node.ctl.devices())
+    job.ask("ncclResume")
+    assert node.ctl.state("train") == "running"
+    assert job.addresses() == before
+    job.check()
+
+
+def test_idempotent(node):
+    job = node.job()
+    job.ask("ncclPause")
+    job.ask("ncclPause")
+    job.ranks[0].ask("ncclPause")  # needs nobody else: the group is there already
+    job.ask("ncclResume")
+    job.ask("ncclResume")
+    job.ranks[1].ask("ncclResume")
+    job.check()
+
+
+def test_operator_and_ranks_take_turns(node):
+    job = node.job()
+    job.ask("ncclPause")
+    node.ctl("resume", "train")
+    job.check()
+    node.ctl("pause", "train")
+    job.ask("ncclPause")
+    job.ask("ncclResume")
+    job.check()
+
+
+def test_a_rank_that_never_asks_is_named(node):
+    job = node.job(env={"AMEM_TIMEOUT": "1"})
+    job.ranks[0].send("ncclPause")
+    assert "returned" in job.ranks[0].failure()
+    complaint = job.ranks[0].wait_for("ncclPause:")
+    assert "rank 1" in complaint
+    assert f"pid {job.ranks[1].pid}" in complaint
+    assert node.ctl.state("train") == "running"
+    job.check()
+    job.ask("ncclPause")
+    job.ask("ncclResume")
+    job.check()
+
+
+def test_a_rank_that_dies_is_not_waited_for(node):
+    job = node.job()
+    job.ranks[0].send("ncclPause")
+    node.ctl("ranks", "train")
+    job.ranks[1].kill()
+    job.ranks[0].answer()
+    assert node.ctl.state("train") == "paused"
+    job.ranks[0].ask("ncclResume")
+    job.ranks[0].ask("verify")
+
+
+def test_one_process_with_several_devices_asks_once(node):
+    job = node.job(ranks=2, per_process=2)
+    job.ask("ncclPause")
+    assert node.ctl.state("train") == "paused"
+    job.ask("ncclResume")
+    job.check()
+
+
+def test_pauses_from_inside_between_loops(node):
+    job = node.job()
+    for _ in range(3):
+        job.ask("loop on")
+        job.ask("loop off")
+        job.ask("ncclPause")
+        job.ask("ncclResume")
+    job.check()
+
+
+def test_amems_other_calls(node):
+    job = node.job()
+    job.ask("ncclMemStats")
+    for rank in job.ranks:
+        line = rank.wait_for("memory of group train")
+        assert "allocations" in line

@@ -1,0 +1,264 @@
+"""Whatever one peer sends, the broker and the other groups go on: malformed, oversized, foreign, of another user."""
+import json
+import os
+
+import pytest
+
+from sim_node import eventually, wire
+
+SAVE, RELEASE, MAP, LOAD, OPEN = 2, 3, 7, 8, 10  # Phase, those that a rank answers
+OK, INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 0, 3, 5, 7, 8, 9
+
+
+@pytest.fixture
+def job(node):
+    """Another group, which must not notice anything."""
+    job = node.job()
+    held = node.broker.held()
+    job.ask("loop on")
+    yield job
+    job.ask("loop off")
+    job.check()
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    job.check()
+    eventually(lambda: node.broker.held() == held, what="the broker closed what it got")
+
+
+def connect(node, group="stranger", **options):
+    session = wire.Session(node.runtime_dir)
+    if group:
+        code, text, _ = session.hello(group, **options)
+        assert code == OK, text
+    return session
+
+
+BAD_PACKETS = {
+    "no message": b"\xff\xff\xff\xff",
+    "text": b"GET / HTTP/1.0\r\n\r\n",
+    "empty": wire.encode({}),
+    "zeros": bytes(64),
+    "cut short": wire.encode({wire.CREATE: {1: 65536, 2: bytes(16), 4: "nccl"}})[:-3],
+    "token too long": wire.encode({wire.REDEEM: {1: 1, 2: bytes(40)}}),
+    "tag too long": wire.encode({wire.CREATE: {1: 65536, 2: bytes(16), 4: "x" * 500}}),
+    "too many devices": wire.encode({wire.CUT_STATUS: {1: 1}})[:-2] + b"\x22\x02\x10\x01" * 300,
+    "oversized": wire.encode({wire.HELLO: {3: "g" * 100_000}}),
+}
+
+
+@pytest.mark.parametrize("what", BAD_PACKETS)
+@pytest.mark.parametrize("after_hello", [True, False], ids=["after hello", "at once"])
+def test_what_does_not_decode_ends_the_session_that_sent_it(node, job, what, after_hello):
+    session = connect(node, "stranger" if after_hello else None)
+    session.send_raw(BAD_PACKETS[what])
+    assert session.hung_up()
+    if BAD_PACKETS[what] or after_hello:  # an empty packet cannot be told from a peer that hung up
+        node.broker.wait_for(f"pid {os.getpid()}", deadline=5)
+    session.close()
+
+
+def test_descriptors_nobody_asked_for_are_closed(node, job):
+    session = connect(node)
+    for _ in range(20):
+        session.send_raw(wire.encode({wire.FREE: {1: 12345}}), [0, 1, 2] * 20)
+    code, _, _ = session.ask(wire.REDEEM, {1: 12345, 2: bytes(16)})
+    assert code != OK
+    session.close()
+
+
+def test_a_second_hello_ends_the_session(node, job):
+    session = connect(node)
+    session.send(wire.HELLO, {1: wire.PROTOCOL, 2: "test", 3: "stranger"}, seq=5)
+    assert session.hung_up()
+
+
+def test_another_protocol_is_refused_with_the_reason(node, job):
+    session = wire.Session(node.runtime_dir)
+    code, text, _ = session.hello("stranger", protocol=999)
+    assert code != OK
+    assert "999" in text
+    assert node.ctl.group("stranger") is None
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "ü", "x\ny"])
+def test_a_bad_group_name_is_refused(node, job, name):
+    session = wire.Session(node.runtime_dir)
+    code, text, _ = session.hello(name)
+    assert code == INVALID_ARGUMENT, text
+    assert len(node.ctl.status()["groups"]) == 1
+
+
+def test_messages_before_hello_end_the_session(node, job):
+    session = connect(node, None)
+    session.send(wire.CREATE, {1: 65536, 2: bytes(16), 4: "nccl"}, seq=1)
+    assert session.hung_up()
+
+
+def device_of(node):
+    """A device's 16 bytes."""
+    return bytes.fromhex(node.ctl.devices()[0]["uuid"].removeprefix("GPU-").replace("-", ""))
+
+
+def test_creations_that_make_no_sense(node, job):
+    session = connect(node)
+    device = device_of(node)
+    for fields in ({1: 0, 2: device}, {1: 12345, 2: device}, {1: 65536, 2: bytes(16)}, {1: (1 << 64) - 65536, 2: device},
+                   {1: 1 << 50, 2: device}):
+        code, text, _ = session.ask(wire.CREATE, {**fields, 4: "nccl"})
+        assert code != OK and text, fields
+    assert node.ctl.group("stranger")["allocation_count"] == 0
+    code, _, reply = session.ask(wire.CREATE, {1: 65536, 2: device, 4: "nccl"})
+    assert code == OK
+    assert node.ctl.group("stranger")["allocated_bytes"] == 65536
+    session.close()
+
+
+def test_a_ticket_with_a_wrong_token_is_refused(node, job):
+    owner = connect(node)
+    code, _, reply = owner.ask(wire.CREATE, {1: 65536, 2: device_of(node), 4: "nccl"})
+    assert code == OK
+    created = wire.decode(reply[11])
+    guess = connect(node)
+    code, text, _ = guess.ask(wire.REDEEM, {1: created[1], 2: bytes(16)})
+    assert code in (PERMISSION_DENIED, NOT_FOUND), text
+    assert guess.ask(wire.REDEEM, {1: created[1], 2: created[2]})[0] == OK
+    owner.close()
+    guess.close()
+
+
+def test_a_ticket_of_another_group_is_refused(node, job):
+    """With NCCL's own calls: a rank imports what a rank of another job passed to it."""
+    other = node.job("other")
+    rank = other.ranks[0]
+    rank.send(f"import {job.rendezvous} 0 1")
+    assert "CUDA_ERROR" in rank.failure()
+    rank.wait_for("group")
+    # And by hand, with the right token.
+    owner = connect(node, "stranger")
+    _, _, reply = owner.ask(wire.CREATE, {1: 65536, 2: device_of(node), 4: "nccl"})
+    created = wire.decode(reply[11])
+    thief = connect(node, "thieves")
+    code, text, _ = thief.ask(wire.REDEEM, {1: created[1], 2: created[2]})
+    assert code in (PERMISSION_DENIED, NOT_FOUND), text
+    owner.close()
+    thief.close()
+    other.check()
+    other.leave()
+
+
+def test_answers_to_questions_nobody_asked(node, job):
+    session = connect(node)
+    for phase in (SAVE, RELEASE, MAP, LOAD, OPEN):
+        session.send(wire.PHASE_DONE, {1: 1, 2: phase})
+        session.send(wire.PHASE_DONE, {1: (1 << 64) - 1, 2: phase, 3: 13, 4: "no"})
+    session.send(wire.CUT_STATUS, {1: 7, 2: 3})
+    session.send(wire.FREE, {1: 1})  # another group's, if anybody's
+    session.send(wire.PIN, {1: 1})
+    assert session.ask(wire.REDEEM, {1: 1, 2: bytes(16)})[0] != OK
+    assert node.ctl.state("stranger") == "running"
+    assert node.ctl.group("train")["pinned_bytes"] == 0
+    session.close()
+
+
+@pytest.mark.parametrize("phase", [0, 1, 4, 99])
+def test_an_answer_that_no_rank_can_give_ends_the_session(node, job, phase):
+    session = connect(node)
+    session.send(wire.PHASE_DONE, {1: 1, 2: phase})
+    assert session.hung_up()
+
+
+def test_a_group_request_that_makes_no_sense(node, job):
+    session = connect(node)
+    code, text, _ = session.ask(wire.GROUP_REQUEST, {1: 9})
+    assert code == INVALID_ARGUMENT, text
+    session.close()
+
+
+def test_many_sessions(node, job):
+    sessions = [connect(node) for _ in range(100)]
+    assert node.ctl.group("stranger")["rank_count"] == 100
+    for session in sessions:
+        session.close()
+    eventually(lambda: node.ctl.group("stranger") is None, what="the sessions are gone")
+
+
+def test_a_rank_that_reads_nothing_does_not_block_the_broker(node, job):
+    deaf = connect(node)
+    for _ in range(2000):
+        deaf.send(wire.REDEEM, {1: 1, 2: bytes(16)}, seq=1)
+    node.ctl("status")
+    deaf.close()
+
+
+# ---- users ----
+
+def as_user(uid, work):
+    """Runs work() in a child process of that user; what it returns, by way of JSON."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            os.write(writer, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+
+
+@needs_root
+def test_a_group_belongs_to_the_user_who_made_it(node, job):
+    code, text = as_user(65534, lambda: wire.Session(node.runtime_dir).hello("train")[:2])
+    assert code == PERMISSION_DENIED
+    assert "train" in text
+    assert node.ctl.group("train")["rank_count"] == 2
+
+
+@needs_root
+def test_another_user_has_groups_of_its_own(node, job):
+    def work():
+        session = wire.Session(node.runtime_dir)
+        code, text, _ = session.hello("other")
+        return code, text, node.ctl.group("other")
+
+    def joined():
+        session = wire.Session(node.runtime_dir)
+        answer = session.hello("other")[:2]
+        session.ask(wire.REDEEM, {1: 1, 2: bytes(16)})
+        return answer
+
+    code, text = as_user(65534, joined)
+    assert code == OK, text
+
+
+@needs_root
+def test_another_user_may_not_steer(node, job):
+    import subprocess
+    argv = [node.build.program("amemctl"), "--runtime-dir", node.runtime_dir, "--json", "pause", "train"]
+    done = subprocess.run(argv, env=node.env(), user=65534, group=65534, extra_groups=[], capture_output=True, text=True)
+    assert done.returncode in (3, 8), done
+    assert node.ctl.state("train") == "running"
+
+
+# ---- operators ----
+
+@pytest.mark.parametrize("arguments", [("pause", "nobody"), ("resume", "nobody"), ("swap", "train", "nobody"),
+                                       ("swap", "nobody", "train"), ("policy", "nobody", "nccl", "keep")])
+def test_unknown_group(node, job, arguments):
+    answer = node.ctl.try_(*arguments)
+    assert answer.code == 4, answer
+    assert "nobody" in answer.error
+    assert node.ctl.state("train") == "running"
+
+
+def test_swap_of_a_group_with_itself(node, job):
+    assert node.ctl.try_("swap", "train", "train").code in (2, 5)
+    assert node.ctl.state("train") == "running"

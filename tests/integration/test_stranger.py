@@ -1,0 +1,235 @@
+"""The shim inside programs that do not expect it: no broker, turned off, forks, programs without CUDA."""
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from sim_node import Job, eventually, patience
+
+
+def shim(build):
+    return os.path.join(build.directory, "lib", "libamem_shim.so")
+
+
+# ---- without a broker ----
+
+def test_no_broker_runs_as_if_the_shim_were_not_there(bare_node):
+    preload = {"LD_PRELOAD": shim(bare_node.build), "AMEM_LOG": None}
+    job = bare_node.job(run=[], env=preload)
+    job.check()
+    job.ask("loop on")
+    job.ask("loop off")
+    job.leave()
+    for rank in job.ranks:
+        said = [line for line in rank.output().splitlines() if line]
+        assert len(said) == 1, said
+        assert bare_node.runtime_dir in said[0]
+
+
+def test_no_broker_and_amemctl_run(bare_node):
+    job = bare_node.job()
+    job.check()
+    job.leave()
+
+
+def test_no_broker_but_required(bare_node):
+    job = Job(bare_node, "train", 2, env={"AMEM_REQUIRED": "1"}, arguments=["--peer-timeout", "1"])
+    for rank in job.ranks:
+        assert "CUDA_ERROR_SYSTEM_NOT_READY" in rank.failure()
+        assert rank.wait() == 1
+
+
+def test_amemctl_run_required_fails_before_the_program_starts(bare_node):
+    argv = [bare_node.build.program("amemctl"), "run", "--group", "train", "--required", "--", "echo", "started"]
+    done = subprocess.run(argv, env=bare_node.env(), capture_output=True, text=True, timeout=patience(20))
+    assert done.returncode == 3
+    assert "started" not in done.stdout
+
+
+def test_ask_to_pause_without_a_broker(bare_node):
+    job = bare_node.job()
+    for rank in job.ranks:
+        rank.send("ncclPause")
+        assert "returned" in rank.failure()
+    job.check()
+
+
+@pytest.mark.parametrize("variables", [{"AMEM_DISABLE": "1"}, {"AMEM_ENABLE": "0"}])
+def test_turned_off(node, variables):
+    job = node.job(env=variables)
+    assert node.ctl.status()["groups"] == []
+    assert all(device["brokered_bytes"] == 0 for device in node.ctl.devices())
+    job.check()
+    job.ask("ncclPause")  # succeeds and does nothing, as AMem's does
+    job.ask("ncclResume")
+    job.check()
+    job.leave()
+
+
+# ---- the broker goes away ----
+
+def test_broker_dies_while_ranks_run(bare_node):
+    node = bare_node
+    node.start_broker()
+    job = node.job()
+    job.ask("loop on")
+    node.broker.kill()
+    for rank in job.ranks:
+        rank.wait_for("the broker is gone")
+    job.ask("loop off")
+    job.check()
+    assert node.ctl.try_("status").code == 3
+    job.leave()
+
+
+def test_broker_dies_while_a_group_is_paused(bare_node):
+    node = bare_node
+    node.start_broker()
+    job = node.job()
+    node.ctl("pause", "train")
+    job.send("step 1")
+    node.broker.kill()
+    for rank in job.ranks:
+        assert "CUDA_ERROR_SYSTEM_NOT_READY" in rank.failure()
+        rank.wait_for("cannot come back")
+
+
+def test_broker_dies_in_the_middle_of_a_pause(bare_node):
+    node = bare_node
+    node.start_broker()
+    job = node.job()
+    job.ranks[0].faults("cuMemcpyDtoHAsync:1:delay=500")
+    pause = node.ctl.start("pause", "train")
+    pause.wait_phase("save")
+    node.broker.kill()
+    assert pause.finish().code == 3
+    job.ranks[0].faults()
+    job.check()
+
+
+def test_a_new_broker_serves_new_jobs_beside_old_ones(bare_node):
+    node = bare_node
+    node.start_broker()
+    old = node.job("old")
+    node.broker.kill()
+    node.start_broker()
+    new = node.job("new")
+    node.ctl("pause", "new")
+    old.check()
+    node.ctl("resume", "new")
+    new.check()
+    assert [group["name"] for group in node.ctl.status()["groups"]] == ["new"]
+
+
+# ---- forks ----
+
+@pytest.mark.parametrize("command", ["fork", "fork exec"])
+def test_children_of_a_rank(node, command):
+    job = node.job()
+    ranks = node.ctl.ranks("train")
+    for answer in job.ask(command):
+        assert answer["status"] == 0
+        assert answer.get("create_result", 3) == 3  # CUDA_ERROR_NOT_INITIALIZED
+    assert node.ctl.ranks("train") == ranks
+    job.check()
+    node.ctl("pause", "train")
+    job.ask(command)  # a paused parent's child needs no driver and no broker either
+    node.ctl("resume", "train")
+    job.check()
+
+
+def test_children_while_collectives_run(node):
+    job = node.job()
+    job.ask("loop on")
+    for _ in range(3):
+        job.ask("fork")
+        node.ctl("pause", "train")
+        node.ctl("resume", "train")
+    job.ask("loop off")
+    job.check()
+
+
+def test_descriptors_are_close_on_exec(node):
+    job = node.job()
+    for rank in job.ranks:
+        open_ones = []
+        for name in os.listdir(f"/proc/{rank.pid}/fdinfo"):
+            with open(f"/proc/{rank.pid}/fdinfo/{name}") as file:
+                flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
+            if int(name) > 2 and not flags & os.O_CLOEXEC:
+                open_ones.append(os.readlink(f"/proc/{rank.pid}/fd/{name}"))
+        assert open_ones == []
+
+
+# ---- programs that are none of our business ----
+
+def run(node, *argv, **options):
+    return subprocess.run([*node.launcher("train"), *argv], env=node.env({"AMEM_LOG": "debug"}), text=True,
+                          capture_output=True, timeout=patience(30), **options)
+
+
+def test_programs_without_cuda(node):
+    done = run(node, "sh", "-c", "echo out; echo err >&2; exit 7")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "out\n", "err\n")
+    assert run(node, "no-such-program").returncode == 127
+    assert run(node, "/").returncode == 126
+    code = "import os, ctypes, threading; p = os.fork(); p or os._exit(3); print(os.waitstatus_to_exitcode(os.wait()[1]))"
+    done = run(node, sys.executable, "-c", code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+    assert node.ctl.status()["groups"] == []
+
+
+def test_a_program_killed_by_a_signal(node):
+    assert run(node, "sh", "-c", "kill -TERM $$").returncode == -signal.SIGTERM
+
+
+def test_standard_input_reaches_the_program(node):
+    done = run(node, "cat", input="hello")
+    assert done.stdout == "hello"
+
+
+# ---- the gate's policies ----
+
+def test_gate_that_refuses(node):
+    job = node.job(env={"AMEM_GATE": "error"})
+    node.ctl("pause", "train")
+    job.send("step 1")
+    for rank in job.ranks:
+        assert "CUDA_ERROR_NOT_READY" in rank.failure()
+    node.ctl("resume", "train")
+    job.check()
+
+
+def test_gate_that_waits_only_so_long(node):
+    job = node.job(env={"AMEM_GATE_TIMEOUT": "1"})
+    node.ctl("pause", "train")
+    job.send("step 1")
+    for rank in job.ranks:
+        assert "CUDA_ERROR_TIMEOUT" in rank.failure()
+    node.ctl("resume", "train")
+    job.check()
+
+
+def test_calls_wait_for_the_resume(node):
+    job = node.job()
+    node.ctl("pause", "train")
+    job.send("step 5")
+    job.send("alloc 100000")
+    job.send("verify")
+    waiting = "nothing to read before the resume"
+    assert job.ranks[0].rest("out") == [], waiting
+    node.ctl("resume", "train")
+    job.answers()
+    job.answers()
+    assert all(answer["wrong"] == 0 for answer in job.answers())
+    job.check()
+
+
+def test_a_rank_ends_while_paused(node):
+    job = node.job()
+    node.ctl("pause", "train")
+    job.leave()
+    eventually(lambda: node.ctl.group("train") is None, what="the group is gone")
+    assert node.ctl.status()["pool"]["used_bytes"] == 0
