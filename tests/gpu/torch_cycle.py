@@ -50,10 +50,11 @@ def sums(ranks, start, count, seed, device):
 class Collectives:
     """The collectives of one process group, each checked against what must arrive."""
 
-    def __init__(self, group, device, label):
+    def __init__(self, group, device, label, number=0):
         self.group = group
         self.device = device
         self.label = label
+        self.number = number  # the same in every rank, whatever other groups it is in
         self.ranks = dist.get_world_size(group)
         self.me = dist.get_rank(group)
 
@@ -245,8 +246,8 @@ class Program:
             groups += [(f"ranks {ranks}", ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 2, 3])]
         # new_group is collective over all ranks, members or not.
         made = [(label, ranks, dist.new_group(ranks)) for label, ranks in groups]
-        self.sets = [Collectives(group, self.device, label) for label, ranks, group in made
-                     if self.rank in ranks]
+        self.sets = [Collectives(group, self.device, label, number)
+                     for number, (label, ranks, group) in enumerate(made) if self.rank in ranks]
         self.memory = Memory(self.device, options.tolerance_mib)
         self.pauses = Pauses(options.pause, options.group, self.host_group)
         self.weights = torch.randn(2048, 2048, device=self.device)
@@ -256,9 +257,9 @@ class Program:
         faulthandler.dump_traceback_later(self.options.watchdog, exit=True)
 
     def verify(self, seed):
-        for number, collectives in enumerate(self.sets):
+        for collectives in self.sets:
             for size in SIZES:
-                collectives.all(size, seed * 131 + number)
+                collectives.all(size, seed * 131 + collectives.number)
 
     def cycles(self):
         self.memory.note("before_nccl")
