@@ -1,19 +1,31 @@
 #include "daemon/arguments.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <iostream>
-#include <sstream>
 
+#include "common/fd.h"
 #include "common/protocol.h"
 #include "common/version.h"
 
 namespace amem {
+namespace {
+
+Result<std::string> read_file(const std::string& path) {
+  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::string text;
+  char buffer[4096];
+  ssize_t n = file ? 0 : -1;
+  while (file && (n = ::read(file.get(), buffer, sizeof buffer)) > 0)
+    text.append(buffer, static_cast<std::size_t>(n));
+  if (n < 0) return errno_status(Code::kNotFound, path + ": cannot be read", errno);
+  return text;
+}
+
+}  // namespace
 
 std::optional<Arguments> parse_arguments(int argc, const char* const* argv, int& exit_status) {
   Arguments arguments;
@@ -28,8 +40,9 @@ std::optional<Arguments> parse_arguments(int argc, const char* const* argv, int&
   std::vector<CLI::Option*> options;
   for (std::size_t i = 0; i < settings().size(); ++i) {
     const Setting& setting = settings()[i];
-    options.push_back(app.add_option(
-        setting.flag(), values[i], std::string(setting.what) + " [" + setting.environment() + "]"));
+    options.push_back(app.add_option(setting.flag(), values[i],
+                                     std::string(setting.what) + " [" + setting.environment() + "]")
+                          ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast));
   }
   try {
     app.parse(argc, argv);
@@ -48,13 +61,11 @@ Config load_config(const Arguments& arguments, ConfigErrors& errors) {
   const bool chosen = !arguments.config_file.empty();
   const std::string path = chosen ? arguments.config_file : kDefaultConfigFile;
   if (chosen || ::access(path.c_str(), F_OK) == 0) {
-    errno = 0;
-    std::ifstream file(path);
-    std::stringstream text;
-    if (file && (text << file.rdbuf() || file.eof()))
-      apply_toml(config, text.str(), path, errors);
-    else if (!file || file.bad())
-      errors.push_back(path + ": cannot be read: " + std::strerror(errno != 0 ? errno : EIO));
+    const Result<std::string> text = read_file(path);
+    if (text.ok())
+      apply_toml(config, text.value(), path, errors);
+    else
+      errors.push_back(text.status().text());
   }
   apply_environment(
       config, [](const char* name) { return std::getenv(name); }, errors);

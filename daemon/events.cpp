@@ -5,6 +5,7 @@
 namespace amem {
 
 void EventHub::subscribe(const std::string& group, std::shared_ptr<EventSink> sink) {
+  if (closed_) return sink->ended();
   subscriptions_.push_back({group, std::move(sink)});
 }
 
@@ -29,6 +30,7 @@ void EventHub::publish(const std::string& group, const std::string& kind, const 
 }
 
 void EventHub::close() {
+  closed_ = true;
   std::vector<Subscription> subscriptions;
   subscriptions.swap(subscriptions_);
   for (const Subscription& s : subscriptions) s.sink->ended();

@@ -27,7 +27,7 @@ class EventHub {
 
   void publish(const std::string& group, const std::string& kind, const std::string& text,
                v1::GroupState state = v1::GROUP_STATE_UNSPECIFIED);
-  /// Ends all subscriptions.
+  /// Ends all subscriptions, and those that come later at once.
   void close();
 
  private:
@@ -36,6 +36,7 @@ class EventHub {
     std::shared_ptr<EventSink> sink;
   };
   std::vector<Subscription> subscriptions_;
+  bool closed_ = false;
 };
 
 }  // namespace amem

@@ -155,6 +155,7 @@ void Group::enter(Phase phase, Time now) {
   deadline_ = now + (theirs ? timeout_ : deadlines_.of(phase));
   bytes_ = 0;
   waiting_.clear();
+  mapped_.clear();
   if (phase != Phase::kQuiesce) cut_.reset();
 
   switch (phase) {
@@ -328,7 +329,7 @@ void Group::phase_done(RankId rank, Epoch epoch, Work work, const Status& status
       case Phase::kRollback:
         return work == Work::kRelease;
       case Phase::kLoad:
-        return work == Work::kLoad;
+        return work == Work::kLoad && mapped_.contains(rank);
       case Phase::kPeers:
         return work == Work::kMap;
       case Phase::kOpen:
@@ -341,7 +342,10 @@ void Group::phase_done(RankId rank, Epoch epoch, Work work, const Status& status
   if (!expected) return;
 
   bytes_ += bytes;
-  if (last_answer) waiting_.erase(rank);
+  if (last_answer)
+    waiting_.erase(rank);
+  else
+    mapped_.insert(rank);
   if (!status.ok()) {
     waiting_.erase(rank);
     const Phase failed_in = phase_;

@@ -212,6 +212,7 @@ class Group {
   Time deadline_ = kNever;
   std::set<RankId> participants_;  // the ranks that were members when it began
   std::set<RankId> waiting_;       // of these, the ones whose answer to this phase is to come
+  std::set<RankId> mapped_;        // in map+load: those that have answered Map
   std::uint32_t asked_ = 0;        // ranks that this phase was asked of
   std::uint64_t bytes_ = 0;        // that the ranks report for this phase
   std::optional<Cut> cut_;

@@ -39,6 +39,7 @@ void Operations::swap(const std::string& out, const std::string& in, Duration ti
 }
 
 void Operations::begin(GroupEntry& group, Operation op, Running running) {
+  if (!closed_.ok()) return running.observer->finished(closed_);
   if (Status status = group.machine.can_start(op); !status.ok())
     return running.observer->finished(status);
   const Duration timeout = running.timeout;
@@ -89,6 +90,7 @@ void Operations::finished(const GroupEntry& group, const Outcome& outcome) {
 }
 
 void Operations::close(const Status& status) {
+  closed_ = status;
   std::map<GroupId, Running> running;
   running.swap(running_);
   for (const auto& [id, r] : running) r.observer->finished(status);

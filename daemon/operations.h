@@ -42,7 +42,7 @@ class Operations {
   void progress(const GroupEntry& group, const action::Progress& progress);
   void finished(const GroupEntry& group, const Outcome& outcome);
 
-  /// The broker is ending: tells every observer so.
+  /// The broker is ending: tells every observer so, and those that come later at once.
   void close(const Status& status);
 
  private:
@@ -58,6 +58,7 @@ class Operations {
   Node& node_;
   Drive drive_;
   std::map<GroupId, Running> running_;
+  Status closed_;  // not OK: why nothing is begun any more
 };
 
 }  // namespace amem

@@ -601,6 +601,10 @@ TEST_F(GroupTest, AnswersOutOfOrderAreIgnored) {
   group.phase_done(77, group.epoch(), Work::kLoad, {}, 0, now);
   EXPECT_EQ(group.waiting_for(1), "map+load");
   done(1, Work::kLoad);
+  EXPECT_EQ(group.waiting_for(1), "map+load") << "Map comes first";
+  done(1, Work::kMap);
+  done(1, Work::kLoad);
+  EXPECT_EQ(group.waiting_for(1), "");
   done(1, Work::kLoad, {Code::kInternal, "twice"});
   EXPECT_EQ(group.phase(), Phase::kLoad) << "the second answer does not count";
 }

@@ -1,0 +1,867 @@
+// A whole broker on the simulated driver, with scripted ranks on its real session socket.
+#include "daemon/broker.h"
+
+#include <dirent.h>
+#include <gtest/gtest.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <future>
+#include <thread>
+#include <type_traits>
+
+#include "fake_rank.h"
+
+namespace amem {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Mood = FakeRank::Mood;
+
+constexpr std::uint64_t kMiB = 1ULL << 20;
+constexpr std::uint64_t kDeviceMemory = 128 * kMiB;
+constexpr std::uint64_t kPool = 32 * kMiB;
+
+/// A simulated node of this process's own.
+class SimulatedNode : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    dir_ = (std::filesystem::temp_directory_path() / "amem-broker-test-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(dir_.data()), nullptr);
+    ASSERT_EQ(::chmod(dir_.c_str(), 0755), 0);
+    std::filesystem::create_directory(dir_ + "/sim");
+    ::setenv("AMEM_SIM_DIR", (dir_ + "/sim").c_str(), 1);
+    ::setenv("AMEM_SIM_DEVICES", "2", 1);
+    ::setenv("AMEM_SIM_MEMORY", std::to_string(kDeviceMemory).c_str(), 1);
+    spdlog::set_level(spdlog::level::off);
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+  const std::string& dir() const { return dir_; }
+
+ private:
+  std::string dir_;
+};
+
+SimulatedNode* const node = static_cast<SimulatedNode*>(
+    ::testing::AddGlobalTestEnvironment(new SimulatedNode));  // owned by googletest
+
+/// What an operator sees of an operation. Filled on the loop's thread.
+class Watcher final : public OperationObserver {
+ public:
+  void progress(const v1::Progress& progress) override {
+    const std::lock_guard lock(mutex_);
+    all_.push_back(progress);
+  }
+  void finished(const Status& status) override {
+    const std::lock_guard lock(mutex_);
+    EXPECT_FALSE(status_.has_value()) << "finished twice";
+    status_ = status;
+  }
+  bool done() const {
+    const std::lock_guard lock(mutex_);
+    return status_.has_value();
+  }
+  Status status() const {
+    const std::lock_guard lock(mutex_);
+    return status_.value_or(Status(Code::kUnknown, "not finished"));
+  }
+  std::vector<v1::Progress> all() const {
+    const std::lock_guard lock(mutex_);
+    return all_;
+  }
+  bool saw(const std::string& phase) const {
+    const std::lock_guard lock(mutex_);
+    return std::any_of(all_.begin(), all_.end(),
+                       [&](const v1::Progress& p) { return p.phase() == phase; });
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<v1::Progress> all_;
+  std::optional<Status> status_;
+};
+
+class BrokerTest : public ::testing::Test {
+ protected:
+  /// Every deadline; generous, because test machines are busy.
+  virtual Duration patience() const { return seconds(8); }
+
+  void SetUp() override {
+    config = Config::defaults(false, node->dir());
+    config.pool_size = kPool;
+    config.pool_segment = 8 * kMiB;
+    config.session_mode = 0666;
+    const Duration limit = patience();
+    config.deadlines = {limit, limit, limit, seconds(10),     limit,
+                        limit, limit, limit, milliseconds(20)};
+    ASSERT_TRUE(devices.open().ok());
+    ASSERT_EQ(devices.all().size(), 2U);
+    ASSERT_TRUE(nvml.open(devices).ok());
+    ASSERT_TRUE(loop.open().ok());
+    broker = std::make_unique<Broker>(loop, config, devices, nvml);
+    const Status started = broker->start();
+    ASSERT_TRUE(started.ok()) << started.text();
+    thread = std::thread([this] { loop.run(); });
+    ASSERT_TRUE(eventually([&] { return status().pool().ready_bytes() == kPool; }));
+  }
+
+  void TearDown() override {
+    for (FakeRank* rank : ranks) rank->die();
+    on_loop([&] { broker->shut(); });
+    loop.stop();
+    thread.join();
+    broker.reset();
+  }
+
+  // ---- on the loop's thread ----
+  template <class Work>
+  std::invoke_result_t<Work> on_loop(Work work) {
+    std::packaged_task<std::invoke_result_t<Work>()> task(std::move(work));
+    auto result = task.get_future();
+    loop.post([&task] { task(); });
+    return result.get();
+  }
+  v1::NodeStatus status() {
+    return on_loop([&] {
+      v1::NodeStatus s;
+      broker->status(s);
+      return s;
+    });
+  }
+  v1::GroupInfo group(const std::string& name = "train") {
+    const v1::NodeStatus all = status();
+    for (const v1::GroupInfo& info : all.groups())
+      if (info.name() == name) return info;
+    return {};
+  }
+  std::shared_ptr<Watcher> begin(Operation op, const std::string& name = "train",
+                                 Duration timeout = {}) {
+    auto watcher = std::make_shared<Watcher>();
+    on_loop([&] { broker->start_operation(op, name, timeout, watcher); });
+    return watcher;
+  }
+  Status set_policy(const std::string& tag, v1::Policy policy, const std::string& name = "train") {
+    return on_loop([&] { return broker->set_policy(name, tag, policy); });
+  }
+
+  // ---- ranks ----
+  void join(FakeRank& rank, const std::string& name = "train", int number = 0) {
+    rank.connect(node->dir() + "/session.sock");
+    const Packet welcome = rank.hello(name, number);
+    ASSERT_EQ(FakeRank::code(welcome), Code::kOk) << welcome.message.body.reply.text;
+    rank.gate_shut = welcome.message.body.reply.result.welcome.gate_shut;
+    ranks.push_back(&rank);
+  }
+  /// Lets all ranks answer until `condition`; false after 10 s.
+  template <class Condition>
+  bool eventually(Condition condition) {
+    const auto until = std::chrono::steady_clock::now() + seconds(10);
+    while (!condition()) {
+      if (std::chrono::steady_clock::now() > until) return false;
+      bool any = false;
+      for (FakeRank* rank : ranks)
+        if (rank->alive()) any |= rank->pump(milliseconds(0));
+      if (!any) std::this_thread::sleep_for(milliseconds(1));
+    }
+    return true;
+  }
+  Status complete(const std::shared_ptr<Watcher>& watcher) {
+    EXPECT_TRUE(eventually([&] { return watcher->done(); }));
+    settle();
+    return watcher->status();
+  }
+  Status pause(const std::string& name = "train") {
+    return complete(begin(Operation::kPause, name));
+  }
+  Status resume(const std::string& name = "train") {
+    return complete(begin(Operation::kResume, name));
+  }
+  /// Lets the ranks answer what is left, and the broker take it.
+  void settle() {
+    for (int quiet = 0; quiet < 3;) {
+      on_loop([] { return 0; });
+      bool any = false;
+      for (FakeRank* rank : ranks)
+        if (rank->alive()) any |= rank->pump(milliseconds(2));
+      quiet = any ? 0 : quiet + 1;
+    }
+  }
+  /// Two ranks of `train` that share what each has.
+  void two_sharing() {
+    join(a, "train", 0);
+    join(b, "train", 1);
+    of_a = a.create(gpu(0), 4 * kMiB);
+    of_b = b.create(gpu(1), 6 * kMiB);
+    b.share(a, of_a);
+    a.share(b, of_b);
+    a.write(of_a, 0xaa);
+    b.write(of_b, 0xbb);
+  }
+  void expect_intact() {
+    EXPECT_TRUE(a.holds(of_a, 0xaa));
+    EXPECT_TRUE(b.holds(of_a, 0xaa)) << "the peer sees the same memory";
+    EXPECT_TRUE(a.holds(of_b, 0xbb));
+    EXPECT_TRUE(b.holds(of_b, 0xbb));
+  }
+  const DeviceUuid& gpu(std::size_t ordinal) const { return devices.all()[ordinal].uuid; }
+  std::uint64_t used(std::size_t ordinal) const { return nvml.memory(gpu(ordinal))->used; }
+
+  Config config;
+  Devices devices;
+  Nvml nvml;
+  EventLoop loop;
+  std::unique_ptr<Broker> broker;
+  std::thread thread;
+  std::vector<FakeRank*> ranks;
+  FakeRank a, b, c;
+  std::uint64_t of_a = 0, of_b = 0;
+};
+
+std::size_t open_descriptors() {
+  std::size_t count = 0;
+  DIR* dir = ::opendir("/proc/self/fd");
+  while (::readdir(dir) != nullptr) ++count;
+  ::closedir(dir);
+  return count;
+}
+
+// ---- joining ------------------------------------------------------------------------------------
+
+TEST_F(BrokerTest, ARankIsWelcomedAndGetsThePool) {
+  join(a, "train", 3);
+  EXPECT_GT(a.id, 0U);
+  EXPECT_FALSE(a.gate_shut);
+  EXPECT_TRUE(eventually([&] { return a.segments.size() == 4; }));
+  const v1::NodeStatus s = status();
+  ASSERT_EQ(s.groups_size(), 1);
+  EXPECT_EQ(s.groups(0).name(), "train");
+  EXPECT_EQ(s.groups(0).state(), v1::GROUP_STATE_RUNNING);
+  EXPECT_EQ(s.groups(0).uid(), ::geteuid());
+  EXPECT_EQ(s.pool().kind(), "host_numa");
+  const auto infos = on_loop([&] { return broker->ranks(""); });
+  ASSERT_EQ(infos.value().size(), 1U);
+  EXPECT_EQ(infos.value()[0].rank(), 3);
+  EXPECT_EQ(infos.value()[0].pid(), ::getpid());
+  EXPECT_EQ(infos.value()[0].program(), "fake_rank");
+}
+
+TEST_F(BrokerTest, AGroupGoesWithItsLastRank) {
+  join(a);
+  ASSERT_NE(a.create(gpu(0), 2 * kMiB), 0U);
+  EXPECT_EQ(used(0), 2 * kMiB);
+  a.memory.clear();
+  a.die();
+  EXPECT_TRUE(eventually([&] { return status().groups_size() == 0; }));
+  EXPECT_EQ(used(0), 0U) << "the broker keeps nothing";
+}
+
+TEST_F(BrokerTest, AWrongHelloIsRefused) {
+  a.connect(node->dir() + "/session.sock");
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_hello_tag;
+  message.body.hello.protocol = kProtocolVersion + 1;
+  set_text(message.body.hello.group, "train");
+  Packet reply = a.ask(message);
+  EXPECT_EQ(FakeRank::code(reply), Code::kFailedPrecondition);
+  EXPECT_NE(std::string(reply.message.body.reply.text).find("protocol"), std::string::npos);
+
+  for (const char* name : {"", "../x", "a b"}) {
+    FakeRank rank;
+    rank.connect(node->dir() + "/session.sock");
+    EXPECT_EQ(FakeRank::code(rank.hello(name)), Code::kInvalidArgument) << name;
+    rank.pump(seconds(5));
+    EXPECT_FALSE(rank.alive()) << "the broker ends such a session";
+  }
+  EXPECT_EQ(status().groups_size(), 0);
+}
+
+TEST_F(BrokerTest, AnotherUsersGroupIsNotJoined) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to be another user";
+  join(a);
+  std::thread([&] {
+    // The raw call changes this thread only.
+    ASSERT_EQ(::syscall(SYS_setresuid, -1, 65534, -1), 0);
+    b.connect(node->dir() + "/session.sock");
+    const Packet reply = b.hello("train");
+    EXPECT_EQ(FakeRank::code(reply), Code::kPermissionDenied);
+    EXPECT_NE(std::string(reply.message.body.reply.text).find("uid 0"), std::string::npos);
+    c.connect(node->dir() + "/session.sock");
+    EXPECT_EQ(FakeRank::code(c.hello("other")), Code::kOk);
+  }).join();
+  EXPECT_EQ(group("other").uid(), 65534U);
+}
+
+// ---- wrong messages -----------------------------------------------------------------------------
+
+TEST_F(BrokerTest, WrongMessagesDisconnectOnlyTheirSender) {
+  join(a);
+  const std::uint64_t id = a.create(gpu(0), 2 * kMiB);
+  auto expect_disconnected = [&](const char* what, const std::function<void(FakeRank&)>& wrong) {
+    FakeRank rank;
+    join(rank, "other");
+    wrong(rank);
+    EXPECT_TRUE(eventually([&] { return !rank.alive(); })) << what;
+    std::erase(ranks, &rank);
+    EXPECT_TRUE(eventually([&] { return status().groups_size() == 1; })) << what;
+  };
+  expect_disconnected("junk",
+                      [](FakeRank& r) { ASSERT_GT(::send(r.socket(), "\xff\xff\xff", 3, 0), 0); });
+  expect_disconnected("oversized", [](FakeRank& r) {
+    const std::string large(static_cast<std::size_t>(amem_v1_SessionMessage_size) + 1, 'x');
+    ASSERT_GT(::send(r.socket(), large.data(), large.size(), 0), 0);
+  });
+  expect_disconnected("second Hello", [](FakeRank& r) { (void)r.hello("other"); });
+  expect_disconnected("a broker's message", [](FakeRank& r) {
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.which_body = amem_v1_SessionMessage_open_tag;
+    r.send(message);
+  });
+  expect_disconnected("empty message", [](FakeRank& r) {
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.seq = 1;
+    r.send(message);
+  });
+  expect_disconnected("answer to a phase of the broker's",
+                      [](FakeRank& r) { r.done(amem_v1_Phase_PHASE_DROP, 1); });
+  FakeRank silent;
+  silent.connect(node->dir() + "/session.sock");
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_free_tag;
+  silent.send(message);
+  ranks.push_back(&silent);
+  EXPECT_TRUE(eventually([&] { return !silent.alive(); })) << "nothing before Hello";
+  ranks.pop_back();
+
+  a.write(id, 7);
+  EXPECT_TRUE(pause().ok()) << "the others have noticed nothing";
+  EXPECT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(id, 7));
+}
+
+TEST_F(BrokerTest, WrongRequestsAreAnsweredWithAnError) {
+  join(a);
+  auto create = [&](const DeviceUuid& device, std::uint64_t size) {
+    return a.try_create(device, size, "nccl");
+  };
+  EXPECT_EQ(FakeRank::code(create(gpu(0), 0)), Code::kInvalidArgument);
+  EXPECT_EQ(FakeRank::code(create(gpu(0), 4096)), Code::kInvalidArgument);
+  EXPECT_EQ(FakeRank::code(create(DeviceUuid(), 2 * kMiB)), Code::kInvalidArgument);
+  const Packet full = create(gpu(0), 2 * kDeviceMemory);
+  EXPECT_EQ(FakeRank::code(full), Code::kResourceExhausted);
+  EXPECT_NE(std::string(full.message.body.reply.text).find("256 MiB on device 0 (GPU-"),
+            std::string::npos)
+      << full.message.body.reply.text;
+  a.free(4711);
+  Message bad_op = amem_v1_SessionMessage_init_zero;
+  bad_op.which_body = amem_v1_SessionMessage_group_request_tag;
+  EXPECT_EQ(FakeRank::code(a.ask(bad_op)), Code::kInvalidArgument);
+  EXPECT_NE(a.create(gpu(0), 2 * kMiB), 0U) << "and it is still served";
+}
+
+TEST_F(BrokerTest, TicketsAreForTheGroupAlone) {
+  join(a, "train");
+  join(b, "rollout");
+  join(c, "train", 1);
+  const std::uint64_t id = a.create(gpu(0), 2 * kMiB);
+  const Token token = a.memory.at(id).token;
+  EXPECT_EQ(FakeRank::code(b.try_redeem(id, token)), Code::kPermissionDenied);
+  EXPECT_EQ(FakeRank::code(c.try_redeem(id, Token{})), Code::kPermissionDenied);
+  EXPECT_EQ(FakeRank::code(c.try_redeem(id + 100, token)), Code::kNotFound);
+  c.share(a, id);
+  a.write(id, 9);
+  EXPECT_TRUE(c.holds(id, 9));
+}
+
+// ---- pause and resume ---------------------------------------------------------------------------
+
+TEST_F(BrokerTest, PauseFreesTheDeviceAndResumeBringsEveryByteBack) {
+  two_sharing();
+  const std::uint64_t before = used(0) + used(1);
+  EXPECT_EQ(before, 10 * kMiB);
+  auto watcher = begin(Operation::kPause);
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  for (const char* phase : {"quiesce", "save", "release", "drop"})
+    EXPECT_TRUE(watcher->saw(phase)) << phase;
+  EXPECT_TRUE(watcher->all().back().done());
+  EXPECT_EQ(watcher->all().back().times_size(), 4);
+  EXPECT_EQ(used(0) + used(1), 0U) << "by the driver's own figure";
+  v1::GroupInfo info = group();
+  EXPECT_EQ(info.state(), v1::GROUP_STATE_PAUSED);
+  EXPECT_EQ(info.resident_bytes(), 0U);
+  EXPECT_EQ(info.saved_bytes(), 10 * kMiB);
+  EXPECT_EQ(info.note(), "");
+  EXPECT_GT(info.last_pause_us(), 0U);
+  EXPECT_EQ(status().pool().used_bytes(), 10 * kMiB);
+  EXPECT_EQ(status().devices(0).brokered_bytes(), 0U);
+  EXPECT_TRUE(a.gate_shut);
+
+  watcher = begin(Operation::kResume);
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  for (const char* phase : {"admit", "create", "map+load", "peers", "open"})
+    EXPECT_TRUE(watcher->saw(phase)) << phase;
+  expect_intact();
+  info = group();
+  EXPECT_EQ(info.state(), v1::GROUP_STATE_RUNNING);
+  EXPECT_EQ(info.resident_bytes(), 10 * kMiB);
+  EXPECT_EQ(status().pool().used_bytes(), 0U);
+  EXPECT_FALSE(a.gate_shut);
+  EXPECT_FALSE(b.gate_shut);
+}
+
+TEST_F(BrokerTest, ManyAllocationsGoInBatches) {
+  join(a);
+  join(b, "train", 1);
+  std::vector<std::uint64_t> ids;
+  ASSERT_TRUE(set_policy("scratch", v1::POLICY_DISCARD).ok());
+  for (int i = 0; i < 30; ++i) ids.push_back(a.create(gpu(0), 2 * kMiB, "scratch"));
+  for (int i = 0; i < 30; ++i) ids.push_back(a.create(gpu(1), 2 * kMiB, "scratch"));
+  for (int i = 0; i < 14; ++i) ids.push_back(a.create(gpu(1), 2 * kMiB));
+  a.write(ids.back(), 0x55);
+  for (std::uint64_t id : ids) b.share(a, id);
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(used(0) + used(1), 0U);
+  const Status resumed = resume();
+  ASSERT_TRUE(resumed.ok()) << resumed.text();
+  EXPECT_TRUE(b.holds(ids.back(), 0x55));
+  EXPECT_TRUE(b.holds(ids.front(), 0));
+}
+
+TEST_F(BrokerTest, DiscardedTagsComeBackZeroedAndNeedNoPool) {
+  join(a);
+  const std::uint64_t cache = a.create(gpu(0), 64 * kMiB, "kv_cache");
+  const std::uint64_t kept = a.create(gpu(0), 2 * kMiB, "weights");
+  a.write(cache, 1);
+  a.write(kept, 2);
+  EXPECT_EQ(pause().code(), Code::kResourceExhausted) << "64 MiB do not fit in the pool";
+  ASSERT_TRUE(set_policy("kv_cache", v1::POLICY_DISCARD).ok());
+  const Status paused = pause();
+  ASSERT_TRUE(paused.ok()) << paused.text();
+  EXPECT_EQ(status().pool().used_bytes(), 2 * kMiB);
+  EXPECT_EQ(set_policy("weights", v1::POLICY_DISCARD).code(), Code::kFailedPrecondition)
+      << "not while paused";
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(cache, 0));
+  EXPECT_TRUE(a.holds(kept, 2));
+}
+
+TEST_F(BrokerTest, PoliciesAreChecked) {
+  join(a);
+  const Status nccl = set_policy("nccl", v1::POLICY_DISCARD);
+  EXPECT_EQ(nccl.code(), Code::kInvalidArgument);
+  EXPECT_NE(nccl.text().find("not proven"), std::string::npos);
+  EXPECT_TRUE(set_policy("nccl", v1::POLICY_KEEP).ok());
+  EXPECT_EQ(set_policy("x", v1::POLICY_UNSPECIFIED).code(), Code::kInvalidArgument);
+  EXPECT_EQ(set_policy("", v1::POLICY_KEEP).code(), Code::kInvalidArgument);
+  EXPECT_EQ(set_policy("x", v1::POLICY_KEEP, "nobody").code(), Code::kNotFound);
+}
+
+TEST_F(BrokerTest, APoolTooSmallLeavesEverythingRunning) {
+  join(a);
+  const std::uint64_t id = a.create(gpu(0), kPool + 2 * kMiB);
+  a.write(id, 3);
+  const Status status_of_pause = pause();
+  EXPECT_EQ(status_of_pause.code(), Code::kResourceExhausted);
+  EXPECT_NE(status_of_pause.text().find("34 MiB needed, 32 MiB of 32 MiB free"), std::string::npos)
+      << status_of_pause.text();
+  EXPECT_EQ(group().state(), v1::GROUP_STATE_RUNNING);
+  EXPECT_FALSE(a.gate_shut);
+  EXPECT_TRUE(a.holds(id, 3));
+  EXPECT_EQ(status().pool().used_bytes(), 0U);
+}
+
+TEST_F(BrokerTest, ADeviceThatIsFullRefusesTheResumeWithBothNumbers) {
+  two_sharing();
+  ASSERT_TRUE(pause().ok());
+  join(c, "rollout");
+  const std::uint64_t large = c.create(gpu(0), kDeviceMemory - 2 * kMiB);
+  const Status refused = resume();
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  EXPECT_NE(refused.text().find("2 MiB free, 4 MiB needed"), std::string::npos) << refused.text();
+  EXPECT_EQ(group().state(), v1::GROUP_STATE_PAUSED);
+  c.free(large);
+  settle();
+  ASSERT_TRUE(resume().ok());
+  expect_intact();
+}
+
+TEST_F(BrokerTest, WrongStatesAreRefused) {
+  two_sharing();
+  EXPECT_EQ(resume().code(), Code::kFailedPrecondition);
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(pause().code(), Code::kFailedPrecondition);
+  const Status unknown = pause("nobody");
+  EXPECT_EQ(unknown.code(), Code::kNotFound);
+  EXPECT_NE(unknown.text().find("there are 'train'"), std::string::npos) << unknown.text();
+  EXPECT_EQ(group().state(), v1::GROUP_STATE_PAUSED);
+}
+
+TEST_F(BrokerTest, NothingIsServedWhilePaused) {
+  two_sharing();
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(FakeRank::code(a.try_create(gpu(0), 2 * kMiB, "nccl")), Code::kFailedPrecondition);
+  EXPECT_EQ(FakeRank::code(a.try_redeem(of_b, b.memory.at(of_b).token)), Code::kFailedPrecondition);
+  a.free(of_a);
+  b.free(of_a);
+  EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 6 * kMiB; }))
+      << "but memory can be given up";
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(of_b, 0xbb));
+}
+
+TEST_F(BrokerTest, ALateJoinerIsOpenedWithTheOthers) {
+  two_sharing();
+  ASSERT_TRUE(pause().ok());
+  join(c, "train", 2);
+  EXPECT_TRUE(c.gate_shut);
+  ASSERT_TRUE(resume().ok());
+  EXPECT_FALSE(c.gate_shut);
+  EXPECT_NE(c.create(gpu(0), 2 * kMiB), 0U);
+}
+
+TEST_F(BrokerTest, TheNextHolderTakesOverFromADeadKeeper) {
+  two_sharing();
+  ASSERT_TRUE(pause().ok());
+  a.memory.clear();
+  a.die();
+  EXPECT_TRUE(eventually([&] { return group().rank_count() == 1; }));
+  const Status resumed = resume();
+  ASSERT_TRUE(resumed.ok()) << resumed.text();
+  EXPECT_TRUE(b.holds(of_a, 0xaa)) << "loaded by the next holder";
+  EXPECT_TRUE(b.holds(of_b, 0xbb));
+}
+
+TEST_F(BrokerTest, PinnedMemoryStaysWhereItIs) {
+  two_sharing();
+  b.pin(of_a);
+  settle();
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(used(0), 4 * kMiB);
+  EXPECT_EQ(used(1), 0U);
+  EXPECT_EQ(group().pinned_bytes(), 4 * kMiB);
+  b.write(of_a, 0xcc);  // the device that it was given to goes on
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(of_a, 0xcc));
+  EXPECT_TRUE(a.holds(of_b, 0xbb));
+}
+
+TEST_F(BrokerTest, PinnedMemoryKeepsItsBytesWhenThePinnerDies) {
+  two_sharing();
+  b.pin(of_a);
+  settle();
+  ASSERT_TRUE(pause().ok());
+  b.memory.clear();
+  b.die();
+  EXPECT_TRUE(eventually([&] { return group().rank_count() == 1; }));
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(of_a, 0xaa));
+}
+
+TEST_F(BrokerTest, TwentyCyclesLeaveNothingBehind) {
+  two_sharing();
+  ASSERT_TRUE(pause().ok());
+  ASSERT_TRUE(resume().ok());
+  const std::size_t before = open_descriptors();
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(pause().ok());
+    ASSERT_TRUE(resume().ok());
+  }
+  expect_intact();
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+// ---- the cut ------------------------------------------------------------------------------------
+
+TEST_F(BrokerTest, ABusyRankGetsItsPeerStepped) {
+  two_sharing();
+  auto device = [&](FakeRank& rank, std::size_t ordinal, bool busy, std::uint32_t waiting) {
+    rank.cut.devices_count = 1;
+    std::memcpy(rank.cut.devices[0].device, gpu(ordinal).bytes.data(), 16);
+    rank.cut.devices[0].busy = busy;
+    rank.cut.devices[0].waiting = waiting;
+  };
+  device(a, 0, true, 0);
+  device(b, 1, false, 1);
+  b.on_step = [&](FakeRank&) {  // launches what a waits for: both become idle
+    device(b, 1, false, 0);
+    device(a, 0, false, 0);
+    a.send_cut();
+  };
+  const Status paused = pause();
+  ASSERT_TRUE(paused.ok()) << paused.text();
+  EXPECT_EQ(b.received[amem_v1_SessionMessage_step_tag], 1);
+  EXPECT_EQ(a.received[amem_v1_SessionMessage_step_tag], 0);
+}
+
+// ---- from inside --------------------------------------------------------------------------------
+
+TEST_F(BrokerTest, RanksPauseAndResumeFromInside) {
+  two_sharing();
+  for (const amem_v1_GroupOp op :
+       {amem_v1_GroupOp_GROUP_OP_PAUSE, amem_v1_GroupOp_GROUP_OP_RESUME}) {
+    a.request(op);
+    settle();
+    EXPECT_TRUE(a.replies.empty()) << "not before every rank has asked";
+    b.request(op);
+    ASSERT_TRUE(eventually([&] { return a.replies.size() == 1 && b.replies.size() == 1; }));
+    EXPECT_EQ(FakeRank::code(a.replies[0]), Code::kOk) << a.replies[0].message.body.reply.text;
+    EXPECT_EQ(FakeRank::code(b.replies[0]), Code::kOk);
+    a.replies.clear();
+    b.replies.clear();
+  }
+  expect_intact();
+}
+
+TEST_F(BrokerTest, ARequestThatNotAllMakeTimesOutNamingTheMissing) {
+  two_sharing();
+  a.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 50);
+  ASSERT_TRUE(eventually([&] { return a.replies.size() == 1; }));
+  EXPECT_EQ(FakeRank::code(a.replies[0]), Code::kDeadlineExceeded);
+  EXPECT_NE(std::string(a.replies[0].message.body.reply.text).find("missing: rank 1 (pid "),
+            std::string::npos)
+      << a.replies[0].message.body.reply.text;
+}
+
+// ---- swap ---------------------------------------------------------------------------------------
+
+class SwapTest : public BrokerTest {
+ protected:
+  std::shared_ptr<Watcher> begin_swap(const std::string& out, const std::string& in) {
+    auto watcher = std::make_shared<Watcher>();
+    on_loop([&] { broker->swap(out, in, {}, watcher); });
+    return watcher;
+  }
+  Status swap(const std::string& out, const std::string& in) {
+    return complete(begin_swap(out, in));
+  }
+};
+
+TEST_F(SwapTest, TwoGroupsTakeTurnsOnADeviceThatHoldsOne) {
+  join(a, "train");
+  ASSERT_TRUE(set_policy("scratch", v1::POLICY_DISCARD).ok());
+  a.create(gpu(0), 80 * kMiB, "scratch");
+  const std::uint64_t of_train = a.create(gpu(0), 8 * kMiB);
+  a.write(of_train, 1);
+  ASSERT_TRUE(pause("train").ok());
+  join(b, "rollout");
+  ASSERT_TRUE(set_policy("scratch", v1::POLICY_DISCARD, "rollout").ok());
+  b.create(gpu(0), 80 * kMiB, "scratch");
+  const std::uint64_t of_rollout = b.create(gpu(0), 8 * kMiB);
+  b.write(of_rollout, 2);
+  for (int i = 0; i < 3; ++i) {
+    auto watcher = begin_swap("rollout", "train");
+    ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+    EXPECT_TRUE(a.holds(of_train, 1));
+    const auto messages = watcher->all();
+    EXPECT_EQ(std::count_if(messages.begin(), messages.end(),
+                            [](const v1::Progress& p) { return p.done(); }),
+              2);
+    ASSERT_TRUE(swap("train", "rollout").ok());
+    EXPECT_TRUE(b.holds(of_rollout, 2));
+  }
+}
+
+TEST_F(SwapTest, WhatCannotWorkIsRefusedBeforeThePause) {
+  join(a, "train");
+  join(b, "rollout");
+  EXPECT_EQ(swap("train", "rollout").code(), Code::kFailedPrecondition) << "both run";
+  EXPECT_EQ(swap("train", "train").code(), Code::kInvalidArgument);
+  EXPECT_EQ(swap("train", "nobody").code(), Code::kNotFound);
+  EXPECT_EQ(swap("nobody", "train").code(), Code::kNotFound);
+  EXPECT_EQ(group("train").state(), v1::GROUP_STATE_RUNNING);
+}
+
+TEST_F(SwapTest, WhenThePauseFailsNothingHasChanged) {
+  join(a, "train");
+  join(b, "rollout");
+  ASSERT_TRUE(pause("rollout").ok());
+  a.moods[amem_v1_SessionMessage_quiesce_tag] = Mood::kSilent;
+  auto watcher = std::make_shared<Watcher>();
+  on_loop([&] { broker->swap("train", "rollout", milliseconds(200), watcher); });
+  EXPECT_EQ(complete(watcher).code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(group("train").state(), v1::GROUP_STATE_RUNNING);
+  EXPECT_EQ(group("rollout").state(), v1::GROUP_STATE_PAUSED);
+}
+
+TEST_F(SwapTest, WhenTheResumeFailsBothArePaused) {
+  join(a, "train");
+  join(b, "rollout");
+  ASSERT_TRUE(pause("rollout").ok());
+  b.moods[amem_v1_SessionMessage_map_tag] = Mood::kFailing;
+  EXPECT_EQ(swap("train", "rollout").code(), Code::kAborted);
+  EXPECT_EQ(group("train").state(), v1::GROUP_STATE_PAUSED);
+  EXPECT_EQ(group("rollout").state(), v1::GROUP_STATE_PAUSED);
+}
+
+// ---- silence, failure and death in each phase ---------------------------------------------------
+
+struct Trouble {
+  const char* name;
+  Operation op;
+  pb_size_t at;  // the command that rank b takes badly
+  // Where the group is afterwards, and with what status, when b is silent, fails and dies.
+  v1::GroupState silent_state;
+  v1::GroupState failing_state;
+  v1::GroupState dying_state;
+  Code dying_code;
+};
+
+constexpr auto kRunning = v1::GROUP_STATE_RUNNING;
+constexpr auto kPaused = v1::GROUP_STATE_PAUSED;
+
+const Trouble kTroubles[] = {
+    {"quiesce", Operation::kPause, amem_v1_SessionMessage_quiesce_tag, kRunning, kRunning, kRunning,
+     Code::kAborted},
+    {"save", Operation::kPause, amem_v1_SessionMessage_save_tag, kRunning, kRunning, kRunning,
+     Code::kAborted},
+    {"release", Operation::kPause, amem_v1_SessionMessage_release_tag, kPaused, kPaused, kPaused,
+     Code::kOk},
+    {"map", Operation::kResume, amem_v1_SessionMessage_map_tag, kPaused, kPaused, kPaused,
+     Code::kAborted},
+    {"load", Operation::kResume, amem_v1_SessionMessage_load_tag, kPaused, kPaused, kPaused,
+     Code::kAborted},
+    {"peers", Operation::kResume, FakeRank::kPeers, kPaused, kPaused, kRunning, Code::kOk},
+    {"open", Operation::kResume, amem_v1_SessionMessage_open_tag, kRunning, kRunning, kRunning,
+     Code::kOk},
+};
+
+/// For tests that wait for a deadline to pass.
+class ImpatientTest : public BrokerTest {
+ protected:
+  Duration patience() const override { return milliseconds(700); }
+};
+
+class TroubleTest : public ImpatientTest, public ::testing::WithParamInterface<Trouble> {
+ protected:
+  /// Runs the operation with rank b in that mood from the phase on.
+  Status run(Mood mood) {
+    two_sharing();
+    if (GetParam().op == Operation::kResume) {
+      EXPECT_TRUE(pause().ok());
+    }
+    b.moods[GetParam().at] = mood;
+    const Status result = complete(begin(GetParam().op));
+    b.moods.clear();
+    return result;
+  }
+  /// From wherever the group is: everything still works.
+  void expect_usable() {
+    settle();
+    if (group().state() == kPaused) {
+      const Status resumed = resume();
+      ASSERT_TRUE(resumed.ok()) << resumed.text();
+    }
+    EXPECT_EQ(status().pool().used_bytes(), 0U);
+    Status paused = pause();
+    ASSERT_TRUE(paused.ok()) << paused.text();
+    EXPECT_EQ(used(0) + used(1), 0U);
+    const Status resumed = resume();
+    ASSERT_TRUE(resumed.ok()) << resumed.text();
+  }
+};
+
+TEST_P(TroubleTest, ASilentRankIsNamed) {
+  const Status result = run(Mood::kSilent);
+  EXPECT_EQ(result.code(), Code::kDeadlineExceeded) << result.text();
+  EXPECT_NE(result.text().find("rank 1 (pid "), std::string::npos) << result.text();
+  EXPECT_EQ(result.text().find("rank 0"), std::string::npos) << result.text();
+  EXPECT_EQ(group().state(), GetParam().silent_state);
+  EXPECT_EQ(group().note(), result.text());
+}
+
+TEST_P(TroubleTest, AFailingRankIsNamed) {
+  if (GetParam().at == amem_v1_SessionMessage_quiesce_tag) GTEST_SKIP() << "cannot fail";
+  const Status result = run(Mood::kFailing);
+  EXPECT_EQ(result.code(), Code::kAborted) << result.text();
+  EXPECT_NE(result.text().find("rank 1 (pid "), std::string::npos) << result.text();
+  EXPECT_NE(result.text().find("scripted failure"), std::string::npos) << result.text();
+  EXPECT_EQ(group().state(), GetParam().failing_state);
+  expect_usable();
+  expect_intact();
+}
+
+TEST_P(TroubleTest, ADeadRankDoesNotTakeTheOthersAlong) {
+  const Status result = run(Mood::kDying);
+  b.memory.clear();
+  EXPECT_EQ(result.code(), GetParam().dying_code) << result.text();
+  EXPECT_TRUE(eventually([&] { return group().rank_count() == 1; }));
+  EXPECT_EQ(group().state(), GetParam().dying_state);
+  settle();
+  if (group().state() == kPaused) {
+    const Status resumed = resume();
+    ASSERT_TRUE(resumed.ok()) << resumed.text();
+  }
+  EXPECT_TRUE(a.holds(of_a, 0xaa));
+  EXPECT_TRUE(a.holds(of_b, 0xbb)) << "what the dead rank shared lives on";
+  const Status paused = pause();
+  ASSERT_TRUE(paused.ok()) << paused.text();
+  EXPECT_EQ(used(0) + used(1), 0U);
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(of_b, 0xbb));
+}
+
+INSTANTIATE_TEST_SUITE_P(Phases, TroubleTest, ::testing::ValuesIn(kTroubles),
+                         [](const auto& trouble) { return std::string(trouble.param.name); });
+
+TEST_F(ImpatientTest, ChunksOfACalledOffSaveAreNotReusedWhileItMayRun) {
+  two_sharing();
+  b.moods[amem_v1_SessionMessage_save_tag] = Mood::kSilent;
+  EXPECT_EQ(pause().code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(group().state(), kRunning);
+  EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }))
+      << "b has answered Open, so its Save has ended";
+
+  b.moods[amem_v1_SessionMessage_open_tag] = Mood::kSilent;
+  EXPECT_EQ(pause().code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(status().pool().used_bytes(), 6 * kMiB) << "b may still be copying";
+  b.done(amem_v1_Phase_PHASE_SAVE, 2);
+  EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }));
+}
+
+TEST_F(BrokerTest, ChunksOfADisconnectedRankWaitForItsProcess) {
+  two_sharing();
+  b.moods[amem_v1_SessionMessage_save_tag] = Mood::kDying;  // the session; the process is this one
+  EXPECT_EQ(pause().code(), Code::kAborted);
+  EXPECT_EQ(status().pool().used_bytes(), 6 * kMiB);
+}
+
+// ---- the end ------------------------------------------------------------------------------------
+
+TEST_F(BrokerTest, ShuttingTellsWhoeverWaits) {
+  two_sharing();
+  b.moods[amem_v1_SessionMessage_quiesce_tag] = Mood::kSilent;
+  auto watcher = begin(Operation::kPause);
+  on_loop([&] { broker->shut(); });
+  EXPECT_EQ(watcher->status().code(), Code::kUnavailable);
+  EXPECT_TRUE(eventually([&] { return !a.alive() && !b.alive(); }));
+}
+
+TEST_F(BrokerTest, WatchersAreTold) {
+  class Sink final : public EventSink {
+   public:
+    void event(const v1::Event& e) override { text += e.kind() + ":" + e.text() + "\n"; }
+    void ended() override { text += "ended\n"; }
+    std::string text;
+  };
+  auto sink = std::make_shared<Sink>();
+  on_loop([&] { broker->events().subscribe("train", sink); });
+  join(c, "other");
+  join(a, "train");
+  ASSERT_TRUE(pause("train").ok());
+  ASSERT_TRUE(resume("train").ok());
+  a.die();
+  ASSERT_TRUE(eventually([&] { return status().groups_size() == 1; }));
+  on_loop([&] { broker->shut(); });
+  const std::string pid = std::to_string(::getpid());
+  EXPECT_EQ(sink->text, "state:running\nrank_joined:rank 0 (pid " + pid +
+                            ") fake_rank\nstate:pausing\nstate:paused\nstate:resuming\n"
+                            "state:running\nrank_left:rank 0 (pid " +
+                            pid + "): its session ended\nended\n");
+}
+
+}  // namespace
+}  // namespace amem

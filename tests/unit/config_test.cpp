@@ -1,0 +1,228 @@
+#include "daemon/config.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "daemon/arguments.h"
+
+namespace amem {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+Config defaults() { return Config::defaults(true, "/run/amem"); }
+
+ConfigErrors errors_of(const std::string& toml) {
+  Config config = defaults();
+  ConfigErrors errors;
+  apply_toml(config, toml, "f.toml", errors);
+  check(config, errors);
+  return errors;
+}
+
+TEST(Config, DefaultsAreGood) {
+  const Config config = defaults();
+  ConfigErrors errors;
+  check(config, errors);
+  EXPECT_TRUE(errors.empty());
+  EXPECT_EQ(config.pool_size, 8ULL << 30);
+  EXPECT_EQ(config.pool_segment, 1ULL << 30);
+  EXPECT_EQ(config.pool_chunk, 2ULL << 20);
+  EXPECT_EQ(config.deadlines.quiesce, seconds(30));
+  EXPECT_EQ(config.deadlines.open, seconds(10));
+  EXPECT_EQ(config.session_mode, 0666U);
+  EXPECT_EQ(config.control_mode, 0660U);
+  const Config own = Config::defaults(false, "/run/user/1/amem");
+  EXPECT_EQ(own.session_mode, 0600U);
+  EXPECT_EQ(own.control_mode, 0600U);
+}
+
+TEST(Config, FileSetsEverything) {
+  Config config = defaults();
+  ConfigErrors errors;
+  apply_toml(config, R"(
+runtime_dir = "/srv/amem"
+[pool]
+size = "2GiB"
+segment = 268435456
+chunk = "1MiB"
+[deadlines]
+quiesce = "5s"
+save = 90
+stall = "50ms"
+open = 1.5
+[log]
+level = "debug"
+format = "json"
+file = "/var/log/amemd.log"
+[sockets]
+session_mode = "0660"
+)",
+             "f.toml", errors);
+  EXPECT_TRUE(errors.empty()) << errors.front();
+  EXPECT_EQ(config.runtime_dir, "/srv/amem");
+  EXPECT_EQ(config.pool_size, 2ULL << 30);
+  EXPECT_EQ(config.pool_segment, 256ULL << 20);
+  EXPECT_EQ(config.pool_chunk, 1ULL << 20);
+  EXPECT_EQ(config.deadlines.quiesce, seconds(5));
+  EXPECT_EQ(config.deadlines.save, seconds(90));
+  EXPECT_EQ(config.deadlines.stall, milliseconds(50));
+  EXPECT_EQ(config.deadlines.open, milliseconds(1500));
+  EXPECT_EQ(config.deadlines.release, seconds(30)) << "not named, so unchanged";
+  EXPECT_EQ(config.log_level, "debug");
+  EXPECT_EQ(config.log_format, "json");
+  EXPECT_EQ(config.log_file, "/var/log/amemd.log");
+  EXPECT_EQ(config.session_mode, 0660U);
+}
+
+TEST(Config, ErrorsNameFileLineAndKey) {
+  const ConfigErrors errors = errors_of(
+      "[pool]\n"
+      "size = \"lots\"\n"
+      "sise = \"8GiB\"\n"
+      "[nonsense]\n"
+      "[log]\n"
+      "level = \"loud\"\n"
+      "format = true\n"
+      "[deadlines]\n"
+      "save = \"0s\"\n"
+      "[sockets]\n"
+      "control_mode = \"rw\"\n");
+  ASSERT_EQ(errors.size(), 7U);
+  auto has = [&](const std::string& beginning, const std::string& text) {
+    return std::any_of(errors.begin(), errors.end(), [&](const std::string& e) {
+      return e.starts_with(beginning) && e.find(text) != std::string::npos;
+    });
+  };
+  EXPECT_TRUE(has("f.toml:2: pool.size: ", "\"lots\" is no size"));
+  EXPECT_TRUE(has("f.toml:3: pool.sise: ", "no such setting"));
+  EXPECT_TRUE(has("f.toml:4: nonsense: ", "no such setting"));
+  EXPECT_TRUE(has("f.toml:6: log.level: ", "none of debug info warning error"));
+  EXPECT_TRUE(has("f.toml:7: log.format: ", "a string or a number"));
+  EXPECT_TRUE(has("f.toml:9: deadlines.save: ", "at least 1ms"));
+  EXPECT_TRUE(has("f.toml:11: sockets.control_mode: ", "no file mode"));
+}
+
+TEST(Config, TomlThatDoesNotParseNamesTheLine) {
+  const ConfigErrors errors = errors_of("[pool]\nsize = \n");
+  ASSERT_EQ(errors.size(), 1U);
+  EXPECT_TRUE(errors[0].starts_with("f.toml:2: ")) << errors[0];
+}
+
+TEST(Config, ATableMustBeATable) {
+  const ConfigErrors errors = errors_of("pool = \"8GiB\"\n");
+  ASSERT_EQ(errors.size(), 1U);
+  EXPECT_EQ(errors[0], "f.toml:1: pool: must be a table, written [pool]");
+}
+
+TEST(Config, ValuesAreCheckedTogether) {
+  EXPECT_EQ(errors_of("[pool]\nchunk = \"3MiB\"\n").size(), 1U) << "no power of two";
+  EXPECT_EQ(errors_of("[pool]\nchunk = \"4KiB\"\n").size(), 1U) << "too small";
+  EXPECT_EQ(errors_of("[pool]\nsegment = \"1MiB\"\n").size(), 2U);
+  EXPECT_EQ(errors_of("[pool]\nsize = \"3000000\"\n").size(), 1U);
+  EXPECT_TRUE(errors_of("[pool]\nsize = 0\n").empty()) << "no pool is a choice";
+  EXPECT_EQ(errors_of("runtime_dir = \"relative\"\n").size(), 1U);
+}
+
+TEST(Config, LaterSourcesWin) {
+  Config config = defaults();
+  ConfigErrors errors;
+  apply_toml(config, "[pool]\nsize = \"1GiB\"\nchunk = \"1MiB\"\nsegment = \"512MiB\"\n", "f",
+             errors);
+  const std::map<std::string, std::string> environment = {{"AMEM_POOL_SIZE", "2GiB"},
+                                                          {"AMEM_POOL_CHUNK", "4MiB"},
+                                                          {"AMEM_LOG_LEVEL", ""},
+                                                          {"AMEM_GROUP", "train"}};
+  apply_environment(
+      config,
+      [&](const char* name) {
+        const auto it = environment.find(name);
+        return it != environment.end() ? it->second.c_str() : nullptr;
+      },
+      errors);
+  apply_flags(config, {{"pool.size", "3GiB"}}, errors);
+  EXPECT_TRUE(errors.empty());
+  EXPECT_EQ(config.pool_size, 3ULL << 30);
+  EXPECT_EQ(config.pool_chunk, 4ULL << 20);
+  EXPECT_EQ(config.pool_segment, 512ULL << 20);
+  EXPECT_EQ(config.log_level, "info") << "empty is not set";
+}
+
+TEST(Config, ErrorsOfTheOtherSourcesNameThem) {
+  Config config = defaults();
+  ConfigErrors errors;
+  apply_environment(
+      config,
+      [](const char* name) {
+        return std::string(name) == "AMEM_DEADLINES_QUIESCE" ? "soon" : nullptr;
+      },
+      errors);
+  apply_flags(config, {{"log.format", "xml"}, {"no.such", "x"}}, errors);
+  ASSERT_EQ(errors.size(), 3U);
+  EXPECT_TRUE(errors[0].starts_with("environment: AMEM_DEADLINES_QUIESCE: \"soon\""));
+  EXPECT_TRUE(errors[1].starts_with("--log-format: \"xml\""));
+  EXPECT_TRUE(errors[2].starts_with("no.such: no such setting"));
+}
+
+TEST(Config, PrintedFormReadsBack) {
+  Config config = defaults();
+  config.pool_size = 3ULL << 29;
+  config.deadlines.stall = milliseconds(25);
+  config.log_file = "/tmp/a \"quoted\" \\ name\n";
+  config.session_mode = 0;
+  Config back;
+  ConfigErrors errors;
+  apply_toml(back, to_toml(config), "printed", errors);
+  EXPECT_TRUE(errors.empty()) << errors.front();
+  for (const Setting& setting : settings())
+    EXPECT_EQ(setting.get(back), setting.get(config)) << setting.key;
+}
+
+TEST(Config, NamesFollowFromTheKey) {
+  const Setting* setting = find_setting("sockets.session_mode");
+  ASSERT_NE(setting, nullptr);
+  EXPECT_EQ(setting->environment(), "AMEM_SOCKETS_SESSION_MODE");
+  EXPECT_EQ(setting->flag(), "--sockets-session-mode");
+  std::set<std::string> flags;
+  for (const Setting& s : settings()) EXPECT_TRUE(flags.insert(s.flag()).second) << s.key;
+}
+
+TEST(Arguments, FlagsBecomeSettings) {
+  const char* argv[] = {"amemd", "--check-config", "--pool-size", "1GiB", "--log-level=debug"};
+  int status = -1;
+  const auto arguments = parse_arguments(5, argv, status);
+  ASSERT_TRUE(arguments.has_value());
+  EXPECT_TRUE(arguments->check_config);
+  EXPECT_EQ(arguments->flags, (std::vector<std::pair<std::string, std::string>>{
+                                  {"pool.size", "1GiB"}, {"log.level", "debug"}}));
+}
+
+TEST(Arguments, WrongUsageEndsWithTwo) {
+  const char* argv[] = {"amemd", "--no-such-flag"};
+  int status = -1;
+  EXPECT_FALSE(parse_arguments(2, argv, status).has_value());
+  EXPECT_EQ(status, 2);
+  const char* version[] = {"amemd", "--version"};
+  EXPECT_FALSE(parse_arguments(2, version, status).has_value());
+  EXPECT_EQ(status, 0);
+}
+
+TEST(Arguments, AFileThatWasAskedForMustBeThere) {
+  Arguments arguments;
+  arguments.config_file = "/nonexistent/amemd.toml";
+  ConfigErrors errors;
+  load_config(arguments, errors);
+  ASSERT_EQ(errors.size(), 1U);
+  EXPECT_EQ(errors[0], "/nonexistent/amemd.toml: cannot be read: No such file or directory");
+  arguments.config_file = "/";
+  errors.clear();
+  load_config(arguments, errors);
+  EXPECT_EQ(errors.size(), 1U) << "a directory";
+}
+
+}  // namespace
+}  // namespace amem
