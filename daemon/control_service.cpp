@@ -20,7 +20,8 @@ namespace amem {
 namespace {
 
 constexpr std::size_t kWatchBacklog = 1024;  // events that a slow caller may fall behind
-constexpr auto kShutdownPatience = std::chrono::seconds(2);
+/// For calls that come while we end; all others have been ended by then.
+constexpr auto kShutdownPatience = std::chrono::milliseconds(500);
 
 grpc::Status to_grpc(const Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), status.text()};
@@ -130,15 +131,17 @@ class ControlService final : public v1::Broker::CallbackService {
     return stream.get();
   }
 
-  grpc::ServerWriteReactor<v1::Event>* Watch(grpc::CallbackServerContext* context,
+  grpc::ServerWriteReactor<v1::Event>* Watch(grpc::CallbackServerContext*,
                                              const v1::WatchRequest* request) override {
     auto sink = std::make_shared<StreamSink>();
     auto stream = Stream<v1::Event>::make([this, sink = sink.get()] {
       loop_.post([this, sink] { broker_.events().unsubscribe(sink); });
     });
     sink->attach(stream);
-    (void)context;
-    loop_.post([this, sink, group = request->group()] { broker_.events().subscribe(group, sink); });
+    loop_.post([this, sink, stream, group = request->group()] {
+      broker_.events().subscribe(group, sink);
+      stream->accept();
+    });
     return stream.get();
   }
 

@@ -45,6 +45,15 @@ class Stream final : public grpc::ServerWriteReactor<T> {
     return true;
   }
 
+  /// Tells the caller that the call has been taken up, before there is anything to send.
+  void accept() {
+    std::unique_lock lock(mutex_);
+    if (status_ || writing_ || finished_) return;
+    writing_ = true;
+    lock.unlock();
+    this->StartSendInitialMetadata();
+  }
+
   /// Ends the call when what is queued has been written.
   void finish(grpc::Status status) {
     std::unique_lock lock(mutex_);
@@ -55,6 +64,8 @@ class Stream final : public grpc::ServerWriteReactor<T> {
 
  private:
   Stream() = default;
+
+  void OnSendInitialMetadataDone(bool ok) override { OnWriteDone(ok); }
 
   void OnWriteDone(bool ok) override {
     std::unique_lock lock(mutex_);

@@ -71,7 +71,11 @@ class Process {
   bool says(const std::string& text) const {
     const auto until = std::chrono::steady_clock::now() + seconds(20);
     while (output().find(text) == std::string::npos) {
-      if (std::chrono::steady_clock::now() > until) return false;
+      siginfo_t ended{};
+      if (std::chrono::steady_clock::now() > until ||
+          (::waitid(P_PID, static_cast<id_t>(pid_), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           ended.si_pid == pid_))
+        return output().find(text) != std::string::npos;
       std::this_thread::sleep_for(milliseconds(5));
     }
     return true;
@@ -114,7 +118,7 @@ class AmemdTest : public ::testing::Test {
 
 TEST_F(AmemdTest, ServesAndEndsCleanly) {
   auto amemd = serve();
-  ASSERT_TRUE(amemd->says("16 MiB of 16 MiB ready")) << amemd->output();
+  ASSERT_TRUE(amemd->says("16 MiB of 16 MiB ready") && amemd->says("serves")) << amemd->output();
   struct stat st {};
   ASSERT_EQ(::stat((run_dir + "/session.sock").c_str(), &st), 0);
   ASSERT_EQ(::stat((run_dir + "/control.sock").c_str(), &st), 0);
@@ -133,12 +137,15 @@ TEST_F(AmemdTest, ServesAndEndsCleanly) {
   // A watcher does not keep it from ending.
   grpc::ClientContext watching;
   auto watch = stub()->Watch(&watching, {});
+  watch->WaitForInitialMetadata();  // it is watching now
   amemd->signal(SIGTERM);
   EXPECT_EQ(amemd->wait(), 0) << amemd->output();
   v1::Event event;
   while (watch->Read(&event)) {
   }
-  EXPECT_EQ(watch->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  const grpc::Status watched = watch->Finish();
+  EXPECT_EQ(watched.error_code(), grpc::StatusCode::UNAVAILABLE) << watched.error_message() << "\n"
+                                                                 << amemd->output();
   rank.pump(seconds(5));
   EXPECT_FALSE(rank.alive());
   EXPECT_FALSE(fs::exists(run_dir + "/session.sock"));
@@ -147,13 +154,14 @@ TEST_F(AmemdTest, ServesAndEndsCleanly) {
 
 TEST_F(AmemdTest, ControlCallsOverTheSocket) {
   auto amemd = serve();
-  ASSERT_TRUE(amemd->says("16 MiB of 16 MiB ready")) << amemd->output();
+  ASSERT_TRUE(amemd->says("16 MiB of 16 MiB ready") && amemd->says("serves")) << amemd->output();
   FakeRank rank;
   rank.connect(run_dir + "/session.sock");
   ASSERT_EQ(FakeRank::code(rank.hello("train")), Code::kOk);
   auto control = stub();
   grpc::ClientContext watching;
   auto watch = control->Watch(&watching, {});
+  watch->WaitForInitialMetadata();  // it is watching now
   v1::Event event;
 
   v1::PauseRequest request;
@@ -204,7 +212,7 @@ TEST_F(AmemdTest, ControlCallsOverTheSocket) {
 
 TEST_F(AmemdTest, ACallerThatLeavesStopsNothing) {
   auto amemd = serve();
-  ASSERT_TRUE(amemd->says("16 MiB of 16 MiB ready")) << amemd->output();
+  ASSERT_TRUE(amemd->says("16 MiB of 16 MiB ready") && amemd->says("serves")) << amemd->output();
   FakeRank rank;
   rank.connect(run_dir + "/session.sock");
   ASSERT_EQ(FakeRank::code(rank.hello("train")), Code::kOk);
