@@ -83,8 +83,8 @@ void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
 
 bool Group::may_allocate(RankId rank) const {
   // A call that passed the gate before it shut must be able to end; one that joined since has
-  // passed nothing.
-  return state_ == GroupState::kRunning ||
+  // passed nothing. In the open phase some gates are open before all ranks have answered.
+  return state_ == GroupState::kRunning || phase_ == Phase::kOpen ||
          (phase_ == Phase::kQuiesce && participants_.contains(rank));
 }
 

@@ -151,6 +151,24 @@ def test_killed_in_open(node):
     assert_survivor_works(node, job.ranks[0])
 
 
+def test_memory_is_served_to_a_rank_that_is_open_before_the_others(node):
+    job = node.job()
+    node.ctl("pause", "train")
+    job.ranks[0].send("alloc 100000")  # waits at the gate
+    job.ranks[0].faults(f"cuMemImportFromShareableHandle:{SHARED_AND_OWN + 1}:delay=1000")
+    resume = node.ctl.start("resume", "train")
+    while True:
+        progress = resume.json_line()
+        if progress["phase"] == "peers" and progress["ranks_done"] == 1:
+            break
+    job.ranks[1].signal(signal.SIGSTOP)
+    resume.wait_phase("open")
+    job.ranks[0].answer()
+    job.ranks[1].signal(signal.SIGCONT)
+    assert resume.finish().code == 0
+    job.check()
+
+
 def test_all_ranks_killed_in_the_middle(node):
     job = node.job()
     for rank in job.ranks:

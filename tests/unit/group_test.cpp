@@ -637,6 +637,7 @@ TEST_F(GroupTest, NewcomersAreOpenedWithTheOthers) {
   ASSERT_NE(find<action::Open>(), nullptr);
   EXPECT_EQ(find<action::Open>()->ranks, (std::vector<RankId>{1, 2, 3}));
   EXPECT_FALSE(group.join(4, "rank 3 (pid 44)")) << "nothing to wait for any more";
+  EXPECT_TRUE(group.may_allocate(1)) << "its gate may be open already";
   both(Work::kOpen);
   EXPECT_EQ(group.state(), GroupState::kResuming);
   done(3, Work::kOpen);
