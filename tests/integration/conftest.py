@@ -44,6 +44,7 @@ def pytest_runtest_makereport(item):
         return
     logs = item.funcargs["tmp_path"]
     for path in sorted(logs.glob("*.log")):
-        lines = [line if len(line) < 400 else line[:400] + "..." for line in path.read_text(errors="replace").splitlines()]
+        lines = [line if len(line) < 400 else line[:400] + "..."
+                 for line in path.read_text(errors="replace").splitlines()]
         cut = [f"... {len(lines) - 120} lines before"] if len(lines) > 120 else []
         report.sections.append((path.name, "\n".join(cut + lines[-120:])))

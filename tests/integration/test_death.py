@@ -92,7 +92,7 @@ def test_killed_while_the_broker_creates(node):
 
 @pytest.mark.parametrize("phase, rule", [
     ("map", "cuMemImportFromShareableHandle:1:kill"),
-    ("map", f"cuMemSetAccess:1:kill"),
+    ("map", "cuMemSetAccess:1:kill"),
     ("load", "cuMemcpyHtoDAsync:1:kill"),
     ("load", f"cuMemcpyHtoDAsync:{SHARED_AND_OWN}:kill"),
 ])

@@ -1,4 +1,5 @@
 """Pause and resume asked for by the ranks themselves."""
+import os
 
 
 def test_pause_and_resume(node):
@@ -84,3 +85,13 @@ def test_amems_other_calls(node):
     for rank in job.ranks:
         line = rank.wait_for("memory of group train")
         assert "allocations" in line
+
+
+def test_amems_group_numbers(node):
+    shim = os.path.join(node.build.directory, "lib", "libamem_shim.so")
+    job = node.job("seven", run=[], env={"LD_PRELOAD": shim, "AMEM_GROUPID": "7"})
+    assert [group["name"] for group in node.ctl.status()["groups"]] == ["7"]
+    job.ask("ncclPause")
+    assert node.ctl.state("7") == "paused"
+    job.ask("ncclResume")
+    job.check()

@@ -1,10 +1,11 @@
 """Whatever one peer sends, the broker and the other groups go on: malformed, oversized, foreign, of another user."""
 import json
 import os
+import subprocess
 
 import pytest
 
-from sim_node import eventually, wire
+from sim_node import eventually, patience, wire
 
 SAVE, RELEASE, MAP, LOAD, OPEN = 2, 3, 7, 8, 10  # Phase, those that a rank answers
 OK, INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 0, 3, 5, 7, 8, 9
@@ -46,15 +47,15 @@ BAD_PACKETS = {
 }
 
 
-@pytest.mark.parametrize("what", BAD_PACKETS)
 @pytest.mark.parametrize("after_hello", [True, False], ids=["after hello", "at once"])
-def test_what_does_not_decode_ends_the_session_that_sent_it(node, job, what, after_hello):
-    session = connect(node, "stranger" if after_hello else None)
-    session.send_raw(BAD_PACKETS[what])
-    assert session.hung_up()
-    if BAD_PACKETS[what] or after_hello:  # an empty packet cannot be told from a peer that hung up
-        node.broker.wait_for(f"pid {os.getpid()}", deadline=5)
-    session.close()
+def test_what_does_not_decode_ends_the_session_that_sent_it(node, job, after_hello):
+    for what, packet in BAD_PACKETS.items():
+        session = connect(node, "stranger" if after_hello else None)
+        session.send_raw(packet)
+        assert session.hung_up(), what
+        if packet:  # an empty one cannot be told from a peer that hung up
+            node.broker.wait_for(f"pid {os.getpid()}) disconnected" if after_hello else f"pid {os.getpid()}")
+        session.close()
 
 
 def test_descriptors_nobody_asked_for_are_closed(node, job):
@@ -80,12 +81,16 @@ def test_another_protocol_is_refused_with_the_reason(node, job):
     assert node.ctl.group("stranger") is None
 
 
-@pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "ü", "x\ny"])
-def test_a_bad_group_name_is_refused(node, job, name):
-    session = wire.Session(node.runtime_dir)
-    code, text, _ = session.hello(name)
-    assert code == INVALID_ARGUMENT, text
-    assert len(node.ctl.status()["groups"]) == 1
+def test_a_bad_group_name_is_refused(node, job):
+    for name in ("", "a b", "../x", "-x", "ü", "x\ny", "x" * 63 + "y"):
+        session = wire.Session(node.runtime_dir)
+        try:
+            code, text, _ = session.hello(name)
+            assert code == INVALID_ARGUMENT, (name, text)
+        except ConnectionError:
+            assert len(name) > 63, name  # does not even decode
+        session.close()
+    assert [group["name"] for group in node.ctl.status()["groups"]] == ["train"]
 
 
 def test_messages_before_hello_end_the_session(node, job):
@@ -102,8 +107,8 @@ def device_of(node):
 def test_creations_that_make_no_sense(node, job):
     session = connect(node)
     device = device_of(node)
-    for fields in ({1: 0, 2: device}, {1: 12345, 2: device}, {1: 65536, 2: bytes(16)}, {1: (1 << 64) - 65536, 2: device},
-                   {1: 1 << 50, 2: device}):
+    for fields in ({1: 0, 2: device}, {1: 12345, 2: device}, {1: 65536, 2: bytes(16)},
+                   {1: (1 << 64) - 65536, 2: device}, {1: 1 << 50, 2: device}):
         code, text, _ = session.ask(wire.CREATE, {**fields, 4: "nccl"})
         assert code != OK and text, fields
     assert node.ctl.group("stranger")["allocation_count"] == 0
@@ -160,11 +165,12 @@ def test_answers_to_questions_nobody_asked(node, job):
     session.close()
 
 
-@pytest.mark.parametrize("phase", [0, 1, 4, 99])
-def test_an_answer_that_no_rank_can_give_ends_the_session(node, job, phase):
-    session = connect(node)
-    session.send(wire.PHASE_DONE, {1: 1, 2: phase})
-    assert session.hung_up()
+def test_an_answer_that_no_rank_can_give_ends_the_session(node, job):
+    for phase in (0, 1, 4, 99):
+        session = connect(node)
+        session.send(wire.PHASE_DONE, {1: 1, 2: phase})
+        assert session.hung_up(), phase
+        session.close()
 
 
 def test_a_group_request_that_makes_no_sense(node, job):
@@ -224,11 +230,6 @@ def test_a_group_belongs_to_the_user_who_made_it(node, job):
 
 @needs_root
 def test_another_user_has_groups_of_its_own(node, job):
-    def work():
-        session = wire.Session(node.runtime_dir)
-        code, text, _ = session.hello("other")
-        return code, text, node.ctl.group("other")
-
     def joined():
         session = wire.Session(node.runtime_dir)
         answer = session.hello("other")[:2]
@@ -241,22 +242,22 @@ def test_another_user_has_groups_of_its_own(node, job):
 
 @needs_root
 def test_another_user_may_not_steer(node, job):
-    import subprocess
     argv = [node.build.program("amemctl"), "--runtime-dir", node.runtime_dir, "--json", "pause", "train"]
-    done = subprocess.run(argv, env=node.env(), user=65534, group=65534, extra_groups=[], capture_output=True, text=True)
+    done = subprocess.run(argv, env=node.env(), user=65534, group=65534, extra_groups=[], capture_output=True,
+                          text=True, timeout=patience(20))
     assert done.returncode in (3, 8), done
     assert node.ctl.state("train") == "running"
 
 
 # ---- operators ----
 
-@pytest.mark.parametrize("arguments", [("pause", "nobody"), ("resume", "nobody"), ("swap", "train", "nobody"),
-                                       ("swap", "nobody", "train"), ("policy", "nobody", "nccl", "keep")])
-def test_unknown_group(node, job, arguments):
-    answer = node.ctl.try_(*arguments)
-    assert answer.code == 4, answer
-    assert "nobody" in answer.error
-    assert node.ctl.state("train") == "running"
+def test_unknown_group(node, job):
+    for arguments in (("pause", "nobody"), ("resume", "nobody"), ("swap", "train", "nobody"),
+                      ("swap", "nobody", "train"), ("policy", "nobody", "nccl", "keep")):
+        answer = node.ctl.try_(*arguments)
+        assert answer.code == 4, answer
+        assert "nobody" in answer.error
+        assert node.ctl.state("train") == "running"
 
 
 def test_swap_of_a_group_with_itself(node, job):

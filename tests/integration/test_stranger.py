@@ -175,7 +175,7 @@ def test_programs_without_cuda(node):
     assert (done.returncode, done.stdout, done.stderr) == (7, "out\n", "err\n")
     assert run(node, "no-such-program").returncode == 127
     assert run(node, "/").returncode == 126
-    code = "import os, ctypes, threading; p = os.fork(); p or os._exit(3); print(os.waitstatus_to_exitcode(os.wait()[1]))"
+    code = "import os; os.fork() or os._exit(3); print(os.waitstatus_to_exitcode(os.wait()[1]))"
     done = run(node, sys.executable, "-c", code)
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
     assert node.ctl.status()["groups"] == []

@@ -77,6 +77,8 @@ const std::map<std::string, RankCommand> kRankCommands = {
      }},
     {"free",
      [](Rank& rank, const Words& words, Answer*) { rank.FreePlain(NumberAt(words, 1, 0)); }},
+    {"corrupt", [](Rank& rank, const Words& words,
+                   Answer*) { rank.Corrupt(NumberAt(words, 1, 1), NumberAt(words, 2, 0)); }},
     {"import", Import},
     {"teardown", [](Rank& rank, const Words&, Answer*) { rank.TearDown(); }},
 };

@@ -106,8 +106,8 @@ Proxy::Exchanged Proxy::Exchange(int peer, const Request& request) {
   if (settings_.directory.empty()) throw Failure("a peer is needed: give --rendezvous");
   const std::lock_guard lock(peers_mutex_);
   Fd& socket = peers_[peer];
-  if (!socket) socket = ConnectTo(settings_.directory, SocketName(peer), Deadline());
   try {
+    if (!socket) socket = ConnectTo(settings_.directory, SocketName(peer), Deadline());
     return ExchangeOn(socket.get(), request);
   } catch (const Failure& failure) {
     throw Failure("rank " + std::to_string(peer) + ": " + failure.what());

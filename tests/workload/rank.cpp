@@ -290,6 +290,19 @@ void Rank::Rewrite() {
   }
 }
 
+void Rank::Corrupt(std::uint64_t id, std::size_t offset) {
+  for (const Mapping& mapping : ledger_.Mappings()) {
+    if (mapping.key != AllocationKey{number_, id}) continue;
+    if (offset >= mapping.bytes) break;
+    unsigned char byte = 0;
+    Check(Cuda().cuMemcpyDtoH(&byte, mapping.address + offset, 1), "cuMemcpyDtoH");
+    byte = static_cast<unsigned char>(byte ^ 1U);
+    Check(Cuda().cuMemcpyHtoD(mapping.address + offset, &byte, 1), "cuMemcpyHtoD");
+    return;
+  }
+  throw Failure("no such byte of an own allocation");
+}
+
 void Rank::ImportForeign(const std::string& directory, const AllocationKey& key) {
   NcclCalls::Release(proxy_.FetchFrom(directory, key).handle);
 }

@@ -63,6 +63,8 @@ class Rank {
   void FreePlain(std::uint64_t id);
   /// New bytes in every own allocation but the communicators'. Peers learn of it when they verify.
   void Rewrite();
+  /// Flips a bit of an own allocation, for tests of what notices.
+  void Corrupt(std::uint64_t id, std::size_t offset);
   /// Imports an allocation of another job's rank and drops it again.
   void ImportForeign(const std::string& directory, const AllocationKey& key);
 

@@ -5,7 +5,7 @@ from sim_node.child import Child
 
 
 class Broker(Child):
-    def __init__(self, node, flags=(), config=None, env=None, name="amemd", **options):
+    def __init__(self, node, flags=(), config=None, env=None, name="amemd"):
         self.node = node
         settings = {
             "--runtime-dir": node.runtime_dir,
@@ -19,7 +19,7 @@ class Broker(Child):
         for flag, value in settings.items():
             if value is not None:
                 argv += [flag, value]
-        super().__init__(name, argv, node.env(env), node.log_file(name), **options)
+        super().__init__(name, argv, node.env(env), node.log_file(name))
 
     def ready(self):
         """Returns when it serves and its pool is complete."""

@@ -21,7 +21,7 @@ def patience(seconds):
 class Child:
     """Standard output and standard error go to one log, marked; lines of output can be waited for."""
 
-    def __init__(self, name, argv, env, log, user=None):
+    def __init__(self, name, argv, env, log):
         self.name = name
         self.log_path = log
         self._fault_file = f"{log}.faults"
@@ -30,7 +30,7 @@ class Child:
         self._log_lock = threading.Lock()
         self._log.write("$ " + " ".join(map(str, argv)) + "\n")
         self.process = subprocess.Popen(
-            [str(each) for each in argv], env=env, user=user, text=True, errors="replace", bufsize=1,
+            [str(each) for each in argv], env=env, text=True, errors="replace", bufsize=1,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
         self._lines = {"out": queue.Queue(), "err": queue.Queue()}
         self._seen = {"out": [], "err": []}

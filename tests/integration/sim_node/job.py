@@ -2,18 +2,18 @@
 import os
 import tempfile
 
-from sim_node.child import Child
+from sim_node.child import Child, patience
 
 
 class Rank(Child):
     """A process that plays one rank of a job, or several."""
 
-    def __init__(self, job, number, argv, env, user=None):
+    def __init__(self, job, number, argv, env):
         node = job.node
         self.job = job
         self.number = number
         name = f"{job.name}-rank{number}"
-        super().__init__(name, argv, env, node.log_file(name), user=user)
+        super().__init__(name, argv, env, node.log_file(name))
 
     def answer(self, deadline=20):
         """The answer to the oldest command that has none yet; it must be a success."""
@@ -42,21 +42,19 @@ class Rank(Child):
 class Job:
     """Starts the ranks; `ready()` waits for them.
 
-    `group`: another name than the job's own. `allocations`, `size`, `shared`: a synthetic job; `trace`: a recorded one.
-    `rank_env`: by rank number. `run`: the words before the program instead of `amemctl run`.
+    `group`: another name than the job's own. `allocations`, `size`, `shared`: a synthetic job; `trace`: a recorded
+    one. `rank_env`: by rank number. `run`: the words before the program instead of `amemctl run`.
     """
 
-    def __init__(self, node, name, ranks=2, *, group=None, allocations=8, size="256KiB", shared=0.5, trace=None, scale=8,
-                 per_process=1, arguments=(), env=None, rank_env=None, run=None, user=None):
+    def __init__(self, node, name, ranks=2, *, group=None, allocations=8, size="256KiB", shared=0.5, trace=None,
+                 scale=8, per_process=1, kernel_timeout=15, arguments=(), env=None, rank_env=None, run=None):
         self.node = node
         self.name = name
         self.group = group or name
         self.per_process = per_process
         rendezvous = tempfile.mkdtemp(dir=node.dir, prefix=name + "-meet-")
         self.rendezvous = rendezvous
-        if user is not None:
-            os.chown(rendezvous, user, -1)
-        common = ["--ranks", ranks, "--rendezvous", rendezvous, "--kernel-timeout", "15",
+        common = ["--ranks", ranks, "--rendezvous", rendezvous, "--kernel-timeout", patience(kernel_timeout),
                   "--devices-per-process", per_process, *arguments]
         if trace is not None:
             common += ["--trace", trace, "--scale", scale]
@@ -68,7 +66,7 @@ class Job:
                                          **(rank_env or {}).get(number, {})})
             argv = [node.build.program("amem-workload"), "--rank", number, *common]
             launcher = node.launcher(self.group) if run is None else run
-            self.ranks.append(node.adopt(Rank(self, number, [*launcher, *argv], rank_environment, user)))
+            self.ranks.append(node.adopt(Rank(self, number, [*launcher, *argv], rank_environment)))
 
     def ready(self, deadline=30):
         for rank in self.ranks:
