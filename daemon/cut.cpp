@@ -6,6 +6,7 @@ namespace amem {
 namespace {
 
 constexpr Duration kFirstPatience = std::chrono::milliseconds(1);
+constexpr int kMostSettleDoublings = 5;
 constexpr int kMostStalls = 5;  // patience ends growing at so many times `stall`
 
 }  // namespace
@@ -25,8 +26,11 @@ void Cut::report(RankId rank, CutReport report, Time now) {
   if (it == ranks_.end()) return;
   it->second.reported = true;
   it->second.last = std::move(report);
-  for (const CutReport::Device& device : it->second.last.devices)
-    if (!device.busy) it->second.moved.insert(device.device);
+  for (const CutReport::Device& device : it->second.last.devices) {
+    if (device.busy) continue;
+    it->second.moved.insert(device.device);
+    it->second.stuck.erase(device.device);
+  }
   last_change_ = now;
 }
 
@@ -59,6 +63,23 @@ bool Cut::old_work() const {
   });
 }
 
+bool Cut::stuck_work() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
+    const Rank& rank = entry.second;
+    return rank.current() &&
+           std::any_of(rank.last.devices.begin(), rank.last.devices.end(), [&](const auto& device) {
+             return device.busy && rank.stuck.contains(device.device);
+           });
+  });
+}
+
+void Cut::mark_stuck() {
+  for (auto& [id, rank] : ranks_)
+    if (rank.current())
+      for (const CutReport::Device& device : rank.last.devices)
+        if (device.busy) rank.stuck.insert(device.device);
+}
+
 bool Cut::idle_waiters() const {
   return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
     const Rank& rank = entry.second;
@@ -68,13 +89,22 @@ bool Cut::idle_waiters() const {
   });
 }
 
+Duration Cut::needed_quiet() const {
+  if (old_work()) return Duration::zero();
+  if (!stuck_work()) return patience_;
+  // Grows too, but slowly: where reports are very late even this wait begins collectives.
+  const Duration settle = kFirstPatience * (1 << std::min(expiries_ / 4, kMostSettleDoublings));
+  return std::min(settle, patience_);
+}
+
 std::vector<Cut::Step> Cut::decide(Time now) {
   std::vector<Step> steps;
   if (!somebody_busy()) return steps;
   const Duration quiet_for = now - last_change_;
-  const bool old = old_work();
-  const bool step_idle = old || quiet_for >= patience_;
+  const bool step_idle = quiet_for >= needed_quiet();
   const bool stalled = quiet_for >= std::max(stall_, patience_);
+  const bool out_of_patience = quiet_for >= patience_ && !old_work();
+  if (out_of_patience) mark_stuck();
   for (auto& [id, rank] : ranks_) {
     if (!rank.current()) continue;
     for (const CutReport::Device& device : rank.last.devices) {
@@ -83,17 +113,21 @@ std::vector<Cut::Step> Cut::decide(Time now) {
       if (device.waiting == 0 || !(device.busy ? stalled : step_idle)) continue;
       steps.push_back({id, device.device});
       rank.moved.insert(device.device);
+      rank.stuck.erase(device.device);
       ++rank.sent;
     }
   }
-  if (!steps.empty() && !old) patience_ = std::min(2 * patience_, kMostStalls * stall_);
+  if (!steps.empty() && out_of_patience) {
+    patience_ = std::min(2 * patience_, kMostStalls * stall_);
+    ++expiries_;
+  }
   if (stalled || !steps.empty()) last_change_ = now;
   return steps;
 }
 
 Time Cut::next_decision() const {
   if (!somebody_busy()) return kNever;
-  return last_change_ + (idle_waiters() ? patience_ : std::max(stall_, patience_));
+  return last_change_ + (idle_waiters() ? needed_quiet() : std::max(stall_, patience_));
 }
 
 std::map<RankId, std::string> Cut::laggards() const {

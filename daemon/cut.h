@@ -9,7 +9,9 @@
 // wait for the next launch before the others say that they are idle. To step the former because of
 // the latter would begin the next collective, and so on for ever. So only a device that has been
 // busy ever since the gates shut makes others move at once; one that was idle, or was stepped, is
-// given a moment to become idle by itself, and twice as long each time that it was not enough.
+// given a moment to become idle by itself, and twice as long each time that it was not enough. One
+// that outlasts its moment is stuck: it needs the others, perhaps many launches of theirs, and
+// until it has been idle each of those comes after a far shorter wait.
 //
 // Pure: no I/O, time comes in. Not synchronised; one Cut serves one epoch of one group.
 #pragma once
@@ -71,6 +73,7 @@ class Cut {
     std::uint32_t sent = 0;
     CutReport last;
     std::set<DeviceUuid> moved;  // devices that were stepped, or idle at some time
+    std::set<DeviceUuid> stuck;  // of these, busy through a whole patience and ever since
 
     /// The report describes the rank after all Steps it was sent.
     bool current() const { return reported && last.steps == sent; }
@@ -81,11 +84,17 @@ class Cut {
   bool somebody_busy() const;
   /// Some device still does what was launched before the gates shut.
   bool old_work() const;
+  /// Some device is known to wait for others.
+  bool stuck_work() const;
+  void mark_stuck();
+  /// How long nothing must have changed before idle devices' callers are stepped.
+  Duration needed_quiet() const;
   /// Some step could be sent to an idle device.
   bool idle_waiters() const;
 
   Duration stall_;
   Duration patience_;  // how long nothing must change before work of our own steps is a reason
+  int expiries_ = 0;   // how often patience_ has ended
   Time last_change_;
   std::map<RankId, Rank> ranks_;
 };

@@ -143,6 +143,28 @@ TEST(Cut, WorkOfAStepIsGivenTimeToEnd) {
   EXPECT_TRUE(cut.taken());
 }
 
+// A rank that was stepped into a collective waits for one that is many launches behind: each of
+// those must not cost a whole patience, or the quiesce ends before the cut is reached.
+TEST(Cut, AStuckDeviceMovesOthersWithoutTheWholePatience) {
+  Time t;
+  Cut cut({1, 2}, kStall, t);
+  cut.report(1, one(false, 1), t);
+  cut.report(2, one(true, 0), t);  // old work: rank 1 is stepped into the collective at once
+  ASSERT_EQ(cut.decide(t), (Steps{{1, device(0)}}));
+  cut.report(2, one(false, 1), t);
+  cut.report(1, one(true, 0, 1), t);
+  const Time began = t;
+  for (std::uint32_t launch = 0; launch < 200; ++launch) {
+    t = cut.next_decision();
+    ASSERT_NE(t, kNever);
+    ASSERT_EQ(cut.decide(t), (Steps{{2, device(0)}})) << launch;
+    cut.report(2, one(false, 1, launch + 1), t);
+  }
+  EXPECT_LT(t - began, milliseconds(500));
+  cut.report(1, one(false, 0, 1), t);
+  EXPECT_TRUE(cut.taken());
+}
+
 TEST(Cut, OldWorkNeedsAnyNumberOfStepsWithoutDelay) {
   Time t;
   Cut cut({1, 2}, kStall, t);
