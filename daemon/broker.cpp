@@ -164,6 +164,11 @@ void Broker::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello&
   rank.program = printable(message.program);
   rank.shim_version = printable(message.version);
   rank.process = open_process(session.peer.pid);
+  // A child that the rank forked may hold the session open after the rank has died.
+  if (rank.process)
+    rank.process_watch =
+        loop_.watch(rank.process.get(), EPOLLIN,
+                    [this, session_id](std::uint32_t) { sessions_.close(session_id, ""); });
   session.rank = rank.id;
   loop_.cancel(session.hello_timer);
   const std::string name = rank_label(rank);
@@ -213,6 +218,7 @@ void Broker::remove(RankId id, const std::string& why) {
 
   const bool leaves_unloaded =
       loads_for_others(node_.allocations, group.id, group.loaders, rank->id);
+  if (rank->process_watch != 0) loop_.unwatch(rank->process_watch);
   saved_.rank_gone(group, *rank);
   for (Allocation& orphan : node_.allocations.drop_rank(id)) saved_.give_back(group, orphan);
   node_.ranks.erase(id);

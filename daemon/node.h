@@ -36,6 +36,7 @@ struct Rank {
   std::string program;
   std::string shim_version;
   Fd process;  // pidfd; empty where the kernel has none
+  EventLoop::WatchId process_watch = 0;
 
   // A Save that was called off may still be writing to its extents. They go back to the pool when
   // the rank has answered, or its process has ended.

@@ -584,6 +584,14 @@ TEST_F(GroupTest, OpenDeadlineEndsRunningWithAnError) {
   expect_finished(Code::kDeadlineExceeded, GroupState::kRunning, "rank 1 (pid 22) did not answer");
 }
 
+TEST_F(GroupTest, RanksThatHaveOpenedAreServedAtOnce) {
+  to_peers();
+  EXPECT_FALSE(group.may_allocate(1));
+  done(2, Work::kMap);
+  ASSERT_EQ(group.phase(), Phase::kOpen);
+  EXPECT_TRUE(group.may_allocate(1));
+}
+
 TEST_F(GroupTest, DeathInOpenGoesOn) {
   to_open();
   done(1, Work::kOpen);

@@ -1,7 +1,6 @@
 #include "collective.h"
 
 #include <array>
-#include <cstring>
 #include <optional>
 #include <thread>
 
@@ -97,11 +96,8 @@ void RunRound(const CollectivePlan& plan, std::uint64_t loop) {
 }  // namespace
 
 void CollectiveKernel(void** parameters) {
-  const CollectivePlan* plan = nullptr;
-  std::uint64_t loop = 0;
-  std::memcpy(static_cast<void*>(&plan), parameters[0], sizeof plan);
-  std::memcpy(&loop, parameters[1], sizeof loop);
-  RunRound(*plan, loop);
+  const auto* plan = *static_cast<const CollectivePlan* const*>(parameters[0]);
+  RunRound(*plan, *static_cast<const std::uint64_t*>(parameters[1]));
 }
 
 }  // namespace amem::workload

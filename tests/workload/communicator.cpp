@@ -13,7 +13,7 @@ Communicator::Communicator() : report_(std::make_unique<CollectiveReport>()) {
   const auto make =
       reinterpret_cast<decltype(&amemSimFunctionCreate)>(Cuda().symbol("amemSimFunctionCreate"));
   if (make == nullptr) throw Failure("collectives need the simulated driver (tests/sim)");
-  const std::size_t sizes[] = {sizeof(const CollectivePlan*), sizeof(std::uint64_t)};
+  const std::size_t sizes[] = {sizeof(void*), sizeof(std::uint64_t)};
   Check(make(&function_, &CollectiveKernel, 2, sizes), "amemSimFunctionCreate");
 }
 

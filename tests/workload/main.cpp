@@ -28,6 +28,7 @@ std::vector<std::unique_ptr<Rank>> MakeRanks(const Options& options) {
   if (devices == 0) throw Failure("no device is visible");
   const int first = options.device >= 0 ? options.device : options.rank;
   std::vector<std::unique_ptr<Rank>> ranks;
+  ranks.reserve(static_cast<std::size_t>(options.devices_per_process));
   for (int i = 0; i < options.devices_per_process; ++i) {
     ranks.push_back(
         std::make_unique<Rank>(options, options.rank + i, (first + i) % devices, devices));

@@ -13,6 +13,7 @@ struct AllocationKey {
   std::uint64_t id = 0;
 
   friend bool operator==(const AllocationKey&, const AllocationKey&) = default;
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 sees a 0 in it
   friend auto operator<=>(const AllocationKey&, const AllocationKey&) = default;
 };
 

@@ -89,6 +89,10 @@ std::optional<TraceCall> ParseLine(const std::string& text, std::string* bad) {
   return call;
 }
 
+[[noreturn]] void RefuseField(const std::string& path, std::size_t line, const std::string& field) {
+  throw Failure(path + ":" + std::to_string(line) + ": cannot read " + field);
+}
+
 std::size_t FindTeardown(const std::vector<TraceCall>& calls) {
   std::size_t begin = calls.size();
   while (begin > 0) {
@@ -148,7 +152,7 @@ Trace ReadTrace(const std::string& path) {
   for (std::size_t line = 1; std::getline(file, text); ++line) {
     std::string bad;
     std::optional<TraceCall> call = ParseLine(text, &bad);
-    if (!bad.empty()) throw Failure(path + ":" + std::to_string(line) + ": cannot read " + bad);
+    if (!bad.empty()) RefuseField(path, line, bad);
     if (!call) {
       ++trace.ignored;
       continue;

@@ -55,11 +55,12 @@ Fd ListenAt(const std::string& directory, const std::string& name) {
 
 Fd ConnectTo(const std::string& directory, const std::string& name, Clock::time_point deadline) {
   const ShortAddress address(directory, name);
+  const std::string where = "connect to " + directory + "/" + name;
   for (;;) {
     Fd fd = NewSocket();
     if (connect(fd.get(), address.get(), sizeof(sockaddr_un)) == 0) return fd;
     if ((errno != ENOENT && errno != ECONNREFUSED) || Clock::now() >= deadline) {
-      FailErrno("connect to " + directory + "/" + name);
+      FailErrno(where);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
