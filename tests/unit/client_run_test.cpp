@@ -76,7 +76,7 @@ TEST_F(Run, RequiredAndTrace) {
   const auto plan = plan_run(options, context);
   ASSERT_TRUE(plan.ok());
   EXPECT_THAT(plan.value().environment, Contains(Pair("AMEM_REQUIRED", "1")));
-  EXPECT_THAT(plan.value().environment, Contains(Pair("AMEM_TRACE", "/work/t.%p")));
+  EXPECT_THAT(plan.value().environment, Contains(Pair("AMEM_TRACE", "/tmp/t.%p")));
 }
 
 TEST_F(Run, ShimGoesBeforeOtherPreloadsAndOnlyOnce) {
@@ -133,7 +133,7 @@ TEST_F(Run, RuntimeDirIsMadeAbsolute) {
   options.runtime_dir = "sub/../amem";
   const auto plan = plan_run(options, context);
   ASSERT_TRUE(plan.ok());
-  EXPECT_THAT(plan.value().environment, Contains(Pair("AMEM_RUNTIME_DIR", "/work/amem")));
+  EXPECT_THAT(plan.value().environment, Contains(Pair("AMEM_RUNTIME_DIR", "/srv/amem")));
 }
 
 TEST_F(Run, WarnsWhenTheShimIsSwitchedOff) {
