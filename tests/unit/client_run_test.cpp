@@ -26,7 +26,7 @@ class Run : public testing::Test {
     std::filesystem::create_directories(dir / "bin");
     std::filesystem::create_directories(dir / "lib/amem");
     context.program_dir = dir / "bin";
-    context.working_dir = "/work";
+    context.working_dir = "/srv";
     context.runtime_dir = dir / "run";
     options.command = Command::kRun;
     options.group = "train";
@@ -76,7 +76,7 @@ TEST_F(Run, RequiredAndTrace) {
   const auto plan = plan_run(options, context);
   ASSERT_TRUE(plan.ok());
   EXPECT_THAT(plan.value().environment, Contains(Pair("AMEM_REQUIRED", "1")));
-  EXPECT_THAT(plan.value().environment, Contains(Pair("AMEM_TRACE", "/tmp/t.%p")));
+  EXPECT_THAT(plan.value().environment, Contains(Pair("AMEM_TRACE", "/srv/t.%p")));
 }
 
 TEST_F(Run, ShimGoesBeforeOtherPreloadsAndOnlyOnce) {
