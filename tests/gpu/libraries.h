@@ -32,15 +32,13 @@ struct Cuda : amem::Driver {
   void* entry(const char* name, int version) const;
 };
 
-#define GPU_TEST_NCCL_CALLS(X)                                                                \
-  X(ncclGetVersion)                                                                           \
-  X(ncclGetErrorString)                                                                       \
-  X(ncclGetLastError)                                                                         \
-  X(ncclGetUniqueId)                                                                          \
-  X(ncclCommInitRank)                                                                         \
-  X(ncclCommInitAll) X(ncclCommSplit) X(ncclCommDestroy) X(ncclCommCount) X(ncclCommUserRank) \
-      X(ncclAllReduce) X(ncclAllGather) X(ncclReduceScatter) X(ncclBroadcast) X(ncclSend)     \
-          X(ncclRecv) X(ncclGroupStart) X(ncclGroupEnd)
+// clang-format off
+#define GPU_TEST_NCCL_CALLS(X) \
+  X(ncclGetVersion) X(ncclGetErrorString) X(ncclGetLastError) X(ncclGetUniqueId) \
+  X(ncclCommInitRank) X(ncclCommInitAll) X(ncclCommSplit) X(ncclCommDestroy) X(ncclCommCount) \
+  X(ncclCommUserRank) X(ncclAllReduce) X(ncclAllGather) X(ncclReduceScatter) X(ncclBroadcast) \
+  X(ncclSend) X(ncclRecv) X(ncclGroupStart) X(ncclGroupEnd)
+// clang-format on
 
 struct Nccl {
 #define GPU_TEST_DECLARE(name) decltype(&::name) name = nullptr;
