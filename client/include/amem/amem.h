@@ -19,6 +19,10 @@
  *
  * Strings are UTF-8 and end in NUL. Those passed in are only read during the call.
  *
+ * Protocol Buffers. The library registers proto/amem/v1/broker.proto with the libprotobuf.so that it
+ * shares with the program. A program that also links stubs of its own made from that file registers
+ * it twice, upon which libprotobuf ends the process at start: use this library or your own stubs.
+ *
  * ABI. Structures that the library hands to a callback may grow at the end; those that the caller
  * fills begin with their size. The soname changes with the major version.
  */
