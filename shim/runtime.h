@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "common/driver.h"
 #include "shim/cut.h"
@@ -42,8 +43,10 @@ class Runtime {
   /// The caller's memory is brokered.
   bool brokers(const void* code_address) const;
 
-  /// Pause or resume of the whole group, asked from inside. 0: the configured time-out.
-  Status group_request(amem_v1_GroupOp op, std::uint32_t timeout_ms);
+  /// Pause or resume asked from inside, of the group's memory with one of the tags, or of all of it
+  /// when there are none. 0: the configured time-out.
+  Status group_request(amem_v1_GroupOp op, const std::vector<std::string>& tags,
+                       std::uint32_t timeout_ms);
 
   /// Changes the group; only before the session is open.
   Status set_group(const std::string& name);
