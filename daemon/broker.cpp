@@ -255,6 +255,8 @@ void Broker::handle(Rank& rank, const Message& message) {
     }
     case amem_v1_SessionMessage_phase_done_tag:
       return phase_done(rank, message.body.phase_done);
+    case amem_v1_SessionMessage_unbrokered_tag:
+      return;
     default:
       sessions_.close(rank.session, "it sent message " + std::to_string(message.which_body) +
                                         ", which is not a rank's to send");

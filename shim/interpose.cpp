@@ -55,7 +55,7 @@ const Call kLookupCalls[] = {
 template <class Visit>
 void for_each_call(Visit visit) {
   for (const Call& call : kLookupCalls) visit(call);
-  for (const CallList list : {memory_calls(), work_calls()})
+  for (const CallList list : {memory_calls(), heap_calls(), unbrokered_calls(), work_calls()})
     for (const Call* call = list.begin; call != list.end; ++call) visit(*call);
 }
 

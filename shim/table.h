@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -31,6 +32,7 @@ struct Allocation {
   std::uint32_t number = 0;  // in traces: the how-manieth of this process
   std::uint64_t size = 0;    // bytes
   int device = 0;            // ordinal in this process
+  std::string tag;
   bool gpu_direct_rdma = false;
   bool imported = false;  // redeemed, not created here
   bool pinned = false;    // handed to a NIC; stays through a pause
@@ -73,7 +75,7 @@ class Table {
   /// Removes the mapping that begins here. REQUIRES: there is one.
   void remove_mapping(Address address);
 
-  /// Records a grant, replacing an earlier one for the same location.
+  /// Records a grant, replacing an earlier one for the same location; no access at all is no grant.
   static void grant(Mapping& mapping, const Access& access);
 
   /// Neither handle nor mapping left: the broker can be told.
