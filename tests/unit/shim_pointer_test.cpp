@@ -37,9 +37,8 @@ TEST(ShimPointer, WhatNoTableKnowsIsTheDrivers) {
   std::uint64_t value = 0;
   EXPECT_EQ(pointer_attribute(kBlock, 3, kBlock.address, CU_POINTER_ATTRIBUTE_P2P_TOKENS, &value),
             std::nullopt);
-  EXPECT_EQ(
-      pointer_attribute(kBlock, 3, kBlock.address, static_cast<CUpointer_attribute>(1000), &value),
-      std::nullopt);
+  const auto newer = static_cast<CUpointer_attribute>(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE + 10);
+  EXPECT_EQ(pointer_attribute(kBlock, 3, kBlock.address, newer, &value), std::nullopt);
   EXPECT_FALSE(no_pointer_attribute(CU_POINTER_ATTRIBUTE_P2P_TOKENS, &value));
 }
 

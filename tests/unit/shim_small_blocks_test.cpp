@@ -101,8 +101,10 @@ TEST(ShimSmallBlocks, AnyOrderOfTakingAndGivingLeavesNothing) {
     ASSERT_TRUE(at.has_value());
     EXPECT_EQ(*at % SmallBlocks::kAlignment, 0U);
     const auto after = live.lower_bound(*at);
-    if (after != live.end()) EXPECT_LE(*at + size, after->first);
-    if (after != live.begin()) EXPECT_LE(std::prev(after)->first + std::prev(after)->second, *at);
+    const bool clear_of_next = after == live.end() || *at + size <= after->first;
+    const bool clear_of_last =
+        after == live.begin() || std::prev(after)->first + std::prev(after)->second <= *at;
+    EXPECT_TRUE(clear_of_next && clear_of_last);
     live.emplace(*at, size);
   }
   while (!live.empty()) give(live.begin());
