@@ -51,7 +51,7 @@ CUresult Memory::adopt(CUmemGenericAllocationHandle* handle, Allocation allocati
 }
 
 CUresult Memory::create(CUmemGenericAllocationHandle* handle, std::size_t size,
-                        const CUmemAllocationProp& prop, const char* tag) {
+                        const CUmemAllocationProp& prop, const Label& label) {
   const int device = prop.location.id;
   if (device < 0 || device >= devices_.count()) return CUDA_ERROR_INVALID_DEVICE;
   Message request = amem_v1_SessionMessage_init_zero;
@@ -60,7 +60,8 @@ CUresult Memory::create(CUmemGenericAllocationHandle* handle, std::size_t size,
   c.size = size;
   std::memcpy(c.device, devices_.uuid(device).bytes.data(), sizeof c.device);
   c.gpu_direct_rdma = prop.allocFlags.gpuDirectRDMACapable != 0;
-  set_text(c.tag, tag);
+  set_text(c.tag, label.tag);
+  c.policy = label.policy;
   Result<Packet> answer = session_.call(request, kBrokerDeadline);
   const std::string what =
       "creating " + std::to_string(size) + " bytes on device " + std::to_string(device);
@@ -73,7 +74,7 @@ CUresult Memory::create(CUmemGenericAllocationHandle* handle, std::size_t size,
   a.id = reply.result.created.id;
   a.size = size;
   a.device = device;
-  a.tag = tag;
+  a.tag = label.tag;
   a.gpu_direct_rdma = c.gpu_direct_rdma;
   std::memcpy(a.token.data(), reply.result.created.token, a.token.size());
   return adopt(handle, a, answer.value().fds.front());
@@ -313,6 +314,21 @@ Memory::Totals Memory::totals() {
   }
   t.mappings = table_.mappings().size();
   return t;
+}
+
+std::vector<Memory::Usage> Memory::usage() {
+  std::lock_guard lock(mutex_);
+  std::map<std::pair<std::string, int>, Usage> found;
+  for (const auto& [id, a] : table_.allocations()) {
+    Usage& usage = found.try_emplace({a.tag, a.device}, Usage{a.tag, a.device}).first->second;
+    (a.imported   ? usage.imported_bytes
+     : a.resident ? usage.resident_bytes
+                  : usage.away_bytes) += a.size;
+    ++usage.allocations;
+  }
+  std::vector<Usage> usages;
+  for (auto& [key, usage] : found) usages.push_back(std::move(usage));
+  return usages;
 }
 
 }  // namespace amem::shim

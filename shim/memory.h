@@ -24,6 +24,7 @@
 #include "common/fd.h"
 #include "common/ticket.h"
 #include "shim/devices.h"
+#include "shim/region.h"
 #include "shim/session.h"
 #include "shim/table.h"
 
@@ -36,7 +37,7 @@ class Memory {
 
   // ---- calls of the program; results are what the driver would return ----
   CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
-                  const CUmemAllocationProp& prop, const char* tag);
+                  const CUmemAllocationProp& prop, const Label& label);
   CUresult release(CUmemGenericAllocationHandle handle);
   CUresult export_ticket(int* fd, CUmemGenericAllocationHandle handle);
   CUresult import_ticket(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
@@ -71,6 +72,18 @@ class Memory {
     std::uint64_t mappings = 0;
   };
   Totals totals();
+
+  /// What there is of one tag on one device.
+  struct Usage {
+    std::string tag;
+    int device = 0;
+    std::uint64_t resident_bytes = 0;  // own
+    std::uint64_t away_bytes = 0;      // own, while the group is paused
+    std::uint64_t imported_bytes = 0;  // of peers
+    std::uint64_t allocations = 0;
+  };
+  /// By tag and device.
+  std::vector<Usage> usage();
 
   // ---- phases; service thread ----
   /// Where a copy can reach an allocation's bytes, and from which device.

@@ -51,6 +51,11 @@ Status Mover::prepare(int device) {
   return {};
 }
 
+void Mover::forget(int device) {
+  streams_.erase(device);
+  std::erase(prepared_, device);
+}
+
 Status Mover::grant(Segment& segment, int device) {
   if (contains(segment.reachable_from, device)) return {};
   Devices::Use use(devices_, device);

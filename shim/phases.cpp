@@ -16,6 +16,7 @@ void Phases::command(Packet& packet) {
       break;
     case amem_v1_SessionMessage_quiesce_tag:
       cut_.begin(m.body.quiesce.epoch);
+      report_.send(true);
       break;
     case amem_v1_SessionMessage_step_tag:
       cut_.step(m.body.step.epoch, make_uuid(m.body.step.device));
@@ -87,6 +88,7 @@ void Phases::map(Packet& packet) {
 }
 
 void Phases::open(std::uint64_t epoch) {
+  if (away_) heap_.came_back();
   away_ = false;
   memory_.arrived();
   gate_.open();

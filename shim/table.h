@@ -76,7 +76,7 @@ class Table {
   /// Removes the mapping that begins here. REQUIRES: there is one.
   void remove_mapping(Address address);
 
-  /// Records a grant, replacing an earlier one for the same location.
+  /// Records a grant, replacing an earlier one for the same location; no access at all is no grant.
   static void grant(Mapping& mapping, const Access& access);
 
   /// Neither handle nor mapping left: the broker can be told.
