@@ -16,7 +16,8 @@ _group_set = ""  # what set_group has set
 
 def is_active() -> bool:
     """Whether this process is a rank: the shim is loaded and has a session with the broker, which the first call opens if
-    nothing has yet. False without a shim and with one that is inert (AMEM_DISABLE=1, no broker, a child of fork)."""
+    nothing has yet. False without a shim and with one that is inert (AMEM_DISABLE=1, no broker, a child of fork).
+    Call it when the program has initialised CUDA."""
     return _shim.is_active()
 
 

@@ -156,20 +156,24 @@ class Broker:
             raise error
 
     def _ask(self, name: str, **fields: Any) -> Any:
-        self._reach()
-        ending = Ending(self.socket, self._query_timeout)
-        try:
-            return self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=True)
-        except grpc.RpcError as failure:
-            raise ending.error(failure) from None
+        return self._query(lambda: self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=True))
 
     def _list(self, name: str, **fields: Any) -> list[Any]:
-        self._reach()
-        ending = Ending(self.socket, self._query_timeout)
-        try:
-            return list(self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=True))
-        except grpc.RpcError as failure:
-            raise ending.error(failure) from None
+        answer: list[Any] = self._query(
+            lambda: list(self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=True)))
+        return answer
+
+    def _query(self, call: Callable[[], Any]) -> Any:
+        # A second try, because gRPC may notice by the first that its connection is to a broker that is gone, and asking
+        # or setting twice does no harm.
+        for last in (False, True):
+            self._reach()
+            ending = Ending(self.socket, self._query_timeout)
+            try:
+                return call()
+            except grpc.RpcError as failure:
+                if last or failure.code() != grpc.StatusCode.UNAVAILABLE:
+                    raise ending.error(failure) from None
 
     def _operate(self, name: str, groups: int, timeout: float | None, **fields: Any) -> Operation:
         self._reach()
