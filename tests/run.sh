@@ -9,7 +9,7 @@ usage() {
 Usage: tests/run.sh [--quick] [--sanitizers | --only-sanitizers] [--no-deps]
 Installs what is needed (deploy/deps.sh), builds build/release and runs all tests with ctest. Tests that need GPUs are
 shown as skipped where there are too few. Exit status 0 when tests ran and none failed.
-  --quick             without the integration tests and those on GPUs
+  --quick             without the integration tests, the Python package's and those on GPUs
   --sanitizers        then the same without GPUs under AddressSanitizer and UndefinedBehaviorSanitizer (build/asan) and
                       under ThreadSanitizer (build/tsan)
   --only-sanitizers   those alone
@@ -84,8 +84,8 @@ run_tests() {
     select+=(-LE '^(gpu|bench)$')
   fi
   if [[ $quick == 1 ]]; then
-    echo "run.sh: --quick: without integration tests (integration.*) and those on GPUs (gpu.*)"
-    select+=(-E '^(integration|gpu)[.]')
+    echo "run.sh: --quick: without integration tests (integration.*), the Python package's (python.*) and those on GPUs (gpu.*)"
+    select+=(-E '^(integration|python|gpu)[.]')
   fi
   local status=0
   ctest "${select[@]}" 2>&1 | tee "$log" || status=$?

@@ -1,4 +1,5 @@
-"""Fixtures of the Python package's tests: the package of the build tree, a simulated node, a shim that only takes notes."""
+"""Fixtures of the Python package's tests: the package of the build tree, a simulated node, a shim that only takes
+notes."""
 import ctypes
 import os
 import subprocess

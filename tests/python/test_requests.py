@@ -66,7 +66,8 @@ def test_tags_and_times(fake, broker):
     broker.resume("train", "weights")
     broker.pause("train")
     assert [(name, request.group, list(request.tags), request.timeout_ms) for name, request in fake.asked] == [
-        ("Pause", "train", ["weights", "kv_cache"], 2500), ("Resume", "train", ["weights"], 0), ("Pause", "train", [], 0)]
+        ("Pause", "train", ["weights", "kv_cache"], 2500), ("Resume", "train", ["weights"], 0),
+        ("Pause", "train", [], 0)]
     for bad in ([], [""], [str(n) for n in range(9)]):
         with pytest.raises(amem.InvalidArgumentError):
             broker.pause("train", bad)

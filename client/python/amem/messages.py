@@ -1,7 +1,7 @@
 """What a Broker answers: the messages of proto/amem/v1/broker.proto as dataclasses, with its field names.
 
-Sizes are bytes; times have their unit in the name. An enum value that a newer broker has and this package does not reads
-as UNSPECIFIED. Plain values; any thread.
+Sizes are bytes; times have their unit in the name. An enum value that a newer broker has and this package does not
+reads as UNSPECIFIED. Plain values; any thread.
 """
 from __future__ import annotations
 
