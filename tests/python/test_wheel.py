@@ -16,10 +16,17 @@ def pip(*arguments, env=None):
                           capture_output=True, text=True, timeout=590)
 
 
+def headers(build):
+    """Where the build tree under test has found CUDA's and NCCL's, as arguments of cmake."""
+    with open(os.path.join(build.directory, "CMakeCache.txt")) as cache:
+        lines = dict(line.split(":", 1) for line in cache if line.startswith(("AMEM_CUDA_INCLUDE:", "AMEM_NCCL_INCLUDE:")))
+    return " ".join(f"-D{name}={value.split('=', 1)[1].strip()}" for name, value in lines.items())
+
+
 def test_wheel(tmp_path, build):
     if pip("--version").returncode != 0:
         pytest.skip("there is no pip (deploy/deps.sh installs it)")
-    env = {"CMAKE_BUILD_PARALLEL_LEVEL": "2", **os.environ}
+    env = {"CMAKE_BUILD_PARALLEL_LEVEL": "2", "CMAKE_ARGS": headers(build), **os.environ}
     built = pip("wheel", "--no-deps", "--wheel-dir", tmp_path, SOURCE, env=env)
     if built.returncode != 0 and any(text in built.stdout + built.stderr for text in OFFLINE):
         pytest.skip("no package index can be reached, which pip needs for scikit-build-core")

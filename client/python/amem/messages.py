@@ -201,7 +201,7 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
         item = _converter(typing.get_args(hint)[0])
         return lambda values: tuple(map(item, values))
     if dataclasses.is_dataclass(hint):
-        return functools.partial(from_wire, hint)
+        return functools.partial(from_wire, typing.cast(Any, hint))
     if issubclass(hint, enum.Enum):
         known = {member.value: member for member in hint}
         return lambda number: known.get(number, known[0])
