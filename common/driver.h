@@ -25,7 +25,13 @@
   X(cuDeviceTotalMem, 3020)                   \
   X(cuDeviceGetAttribute, 2000)               \
   X(cuDevicePrimaryCtxRetain, 7000)           \
+  X(cuDevicePrimaryCtxRelease, 11000)         \
   X(cuDevicePrimaryCtxGetState, 7000)         \
+  X(cuDeviceGetDefaultMemPool, 11020)         \
+  X(cuDeviceGetGraphMemAttribute, 11040)      \
+  X(cuMemPoolGetAttribute, 11020)             \
+  X(cuMemFree, 3020)                          \
+  X(cuPointerSetAttribute, 6000)              \
   X(cuCtxPushCurrent, 4000)                   \
   X(cuCtxPopCurrent, 4000)                    \
   X(cuCtxGetCurrent, 4000)                    \

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "common/ticket.h"
+#include "shim/direct.h"
 #include "shim/interpose.h"
 #include "shim/log.h"
 #include "shim/modules.h"
@@ -29,7 +30,6 @@ namespace {
     import_handle)                                                                            \
   X(cuMemGetAllocationPropertiesFromHandle, 10020, v10020,                                    \
     "cuMemGetAllocationPropertiesFromHandle", false, properties)                              \
-  X(cuMemGetAddressRange, 3020, v3020, "cuMemGetAddressRange_v2", false, address_range)       \
   X(cuMemGetHandleForAddressRange, 11070, v11070, "cuMemGetHandleForAddressRange", false,     \
     handle_for_range)                                                                         \
   X(cuMulticastBindMem, 12010, v12010, "cuMulticastBindMem", false, multicast_bind_memory)    \
@@ -67,6 +67,12 @@ Function real(Row row) {
 /// held: virtual handles mean nothing there, and addresses are the driver's business.
 bool in_forked_child() { return Runtime::get().forked(); }
 
+/// Memory of cuMemAlloc's is no mapping of the program's, and the driver says so of it.
+bool of_heap(CUdeviceptr address) {
+  Heap* heap = Runtime::get().heap();
+  return heap != nullptr && heap->owns(address);
+}
+
 /// Nothing: this creation is none of ours.
 std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, std::size_t size,
                                         const CUmemAllocationProp* prop, unsigned long long flags,
@@ -74,8 +80,13 @@ std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, st
   Runtime& runtime = Runtime::get();
   if (handle == nullptr || prop == nullptr || flags != 0 ||
       prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
-      prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !runtime.brokers(caller))
+      prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+      prop->allocFlags.compressionType != CU_MEM_ALLOCATION_COMP_NONE ||
+      prop->allocFlags.usage != 0)
     return std::nullopt;
+  const std::optional<Label> label =
+      runtime.brokers(caller) ? Label{kNcclTag} : runtime.label(caller);
+  if (!label) return std::nullopt;
   if (!runtime.connected()) {
     if (runtime.may_run_alone()) return std::nullopt;
     return CUDA_ERROR_SYSTEM_NOT_READY;
@@ -87,7 +98,7 @@ std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, st
   if ((types & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) return std::nullopt;
   const Pass pass(runtime.gate());
   if (pass.result() != CUDA_SUCCESS) return pass.result();
-  const CUresult r = runtime.memory().create(handle, size, *prop, "nccl");
+  const CUresult r = runtime.memory().create(handle, size, *prop, *label);
   if (r == CUDA_SUCCESS) runtime.device_used(prop->location.id);
   return r;
 }
@@ -98,6 +109,11 @@ CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
   std::optional<CUresult> ours = create_brokered(handle, size, prop, flags, caller);
   const CUresult r =
       ours.has_value() ? *ours : AMEM_REAL(cuMemCreate, v10020)(handle, size, prop, flags);
+  if (!ours.has_value() && r == CUDA_SUCCESS && !in_forked_child() &&
+      prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+    Runtime::get().unbrokered().created(*handle, size, prop->location.id);
+    Runtime::get().report().changed();
+  }
   if (tracing() && prop != nullptr)
     trace("create %s n=%zu loc=%d:%d hty=%d rdma=%d rc=%d mine=%d", module_of(caller).c_str(), size,
           static_cast<int>(prop->location.type), prop->location.id,
@@ -107,7 +123,14 @@ CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
 }
 
 CUresult release(CUmemGenericAllocationHandle handle) {
-  if (!Table::is_virtual(handle)) return AMEM_REAL(cuMemRelease, v10020)(handle);
+  if (!Table::is_virtual(handle)) {
+    const CUresult r = AMEM_REAL(cuMemRelease, v10020)(handle);
+    if (r == CUDA_SUCCESS && !in_forked_child()) {
+      Runtime::get().unbrokered().released(handle);
+      Runtime::get().report().changed();
+    }
+    return r;
+  }
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
@@ -122,6 +145,7 @@ CUresult release(CUmemGenericAllocationHandle handle) {
 CUresult retain(CUmemGenericAllocationHandle* handle, void* address) {
   const auto at = reinterpret_cast<CUdeviceptr>(address);
   if (handle != nullptr && !in_forked_child()) {
+    if (of_heap(at)) return CUDA_ERROR_INVALID_VALUE;
     if (auto r = Runtime::get().memory().retain(handle, at); r.has_value()) {
       if (tracing())
         trace("retain va=%p vh=%x by %s", address,
@@ -130,7 +154,9 @@ CUresult retain(CUmemGenericAllocationHandle* handle, void* address) {
       return *r;
     }
   }
-  return AMEM_REAL(cuMemRetainAllocationHandle, v11000)(handle, address);
+  const CUresult r = AMEM_REAL(cuMemRetainAllocationHandle, v11000)(handle, address);
+  if (r == CUDA_SUCCESS && !in_forked_child()) Runtime::get().unbrokered().retained(*handle);
+  return r;
 }
 
 CUresult export_handle(void* out, CUmemGenericAllocationHandle handle,
@@ -179,8 +205,12 @@ CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle hand
 
 CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
              CUmemGenericAllocationHandle handle, unsigned long long flags) {
-  if (!Table::is_virtual(handle))
-    return AMEM_REAL(cuMemMap, v10020)(address, size, offset, handle, flags);
+  if (!Table::is_virtual(handle)) {
+    const CUresult r = AMEM_REAL(cuMemMap, v10020)(address, size, offset, handle, flags);
+    if (r == CUDA_SUCCESS && !in_forked_child())
+      Runtime::get().unbrokered().mapped(handle, address);
+    return r;
+  }
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
@@ -197,6 +227,7 @@ CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
 CUresult unmap(CUdeviceptr address, std::size_t size) {
   Memory& memory = Runtime::get().memory();
   if (!in_forked_child() && memory.brokered(address, size)) {
+    if (of_heap(address)) return CUDA_ERROR_INVALID_VALUE;
     const Pass pass(*the_gate);
     if (pass.result() != CUDA_SUCCESS) return pass.result();
     if (auto r = memory.unmap(address, size); r.has_value()) {
@@ -204,13 +235,19 @@ CUresult unmap(CUdeviceptr address, std::size_t size) {
       return *r;
     }
   }
-  return AMEM_REAL(cuMemUnmap, v10020)(address, size);
+  const CUresult r = AMEM_REAL(cuMemUnmap, v10020)(address, size);
+  if (r == CUDA_SUCCESS && !in_forked_child()) {
+    Runtime::get().unbrokered().unmapped(address, size);
+    Runtime::get().report().changed();
+  }
+  return r;
 }
 
 CUresult set_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc* desc,
                     std::size_t count) {
   Memory& memory = Runtime::get().memory();
   if (desc != nullptr && !in_forked_child() && memory.brokered(address, size)) {
+    if (of_heap(address)) return CUDA_ERROR_INVALID_VALUE;
     const Pass pass(*the_gate);
     if (pass.result() != CUDA_SUCCESS) return pass.result();
     if (auto r = memory.set_access(address, size, desc, count); r.has_value()) {
@@ -220,13 +257,6 @@ CUresult set_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc
     }
   }
   return AMEM_REAL(cuMemSetAccess, v10020)(address, size, desc, count);
-}
-
-CUresult address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address) {
-  if (!in_forked_child())
-    if (auto r = Runtime::get().memory().address_range(base, size, address); r.has_value())
-      return *r;
-  return AMEM_REAL(cuMemGetAddressRange, v3020)(base, size, address);
 }
 
 CUresult handle_for_range(void* handle, CUdeviceptr address, std::size_t size,
@@ -296,8 +326,11 @@ CUresult end_capture_call(CUstream stream, CUgraph* graph) {
   // These two say that this call ended nothing: the wrong thread asked, or the stream was not
   // capturing.
   if (r != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && r != CUDA_ERROR_INVALID_VALUE &&
-      r != CUDA_ERROR_ILLEGAL_STATE)
+      r != CUDA_ERROR_ILLEGAL_STATE) {
+    // While this capture still counts, the gate lets frees that were put off through.
+    if (Heap* heap = Runtime::get().heap(); heap != nullptr) heap->release_deferred(1);
     the_gate->capture_ended();
+  }
   return r;
 }
 
@@ -320,6 +353,12 @@ const Call kCalls[] = {
 #undef AMEM_PLAIN
 #undef AMEM_CALL
 };
+
+#define AMEM_DIRECT_ROW(api, version, type, symbol, ...) AMEM_DIRECT(symbol)
+AMEM_MEMORY_CALLS(AMEM_DIRECT_ROW)
+AMEM_BEGIN_CAPTURE_CALLS(AMEM_DIRECT_ROW)
+AMEM_END_CAPTURE_CALLS(AMEM_DIRECT_ROW)
+#undef AMEM_DIRECT_ROW
 
 }  // namespace
 

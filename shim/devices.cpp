@@ -9,6 +9,7 @@ Status Devices::load() {
   if (CUresult r = driver_.cuDeviceGetCount_(&count); r != CUDA_SUCCESS)
     return driver_.error(r, "counting devices");
   count = std::min(count, static_cast<int>(contexts_.size()));
+  uuids_.clear();  // of an attempt that failed
   for (int i = 0; i < count; ++i) {
     CUuuid uuid{};
     if (CUresult r = driver_.cuDeviceGetUuid_(&uuid, i); r != CUDA_SUCCESS)
@@ -38,6 +39,27 @@ std::vector<int> Devices::active() const {
 int Devices::current() const {
   CUdevice device = -1;
   return driver_.cuCtxGetDevice_(&device) == CUDA_SUCCESS ? device : -1;
+}
+
+CUcontext Devices::current_context() const {
+  CUcontext context = nullptr;
+  return driver_.cuCtxGetCurrent_(&context) == CUDA_SUCCESS ? context : nullptr;
+}
+
+CUcontext Devices::primary(int ordinal) const {
+  unsigned flags = 0;
+  int is_active = 0;
+  CUcontext context = nullptr;
+  if (driver_.cuDevicePrimaryCtxGetState_(ordinal, &flags, &is_active) != CUDA_SUCCESS ||
+      is_active == 0 || driver_.cuDevicePrimaryCtxRetain_(&context, ordinal) != CUDA_SUCCESS)
+    return nullptr;
+  driver_.cuDevicePrimaryCtxRelease_(ordinal);
+  return context;
+}
+
+void Devices::forget(int ordinal) {
+  if (ordinal < 0 || ordinal >= count()) return;
+  contexts_[static_cast<std::size_t>(ordinal)].store(nullptr, std::memory_order_release);
 }
 
 CUresult Devices::context(int ordinal, CUcontext* context) {

@@ -31,6 +31,12 @@ class Devices {
   std::vector<int> active() const;
   /// The calling thread's current device, -1 without a context.
   int current() const;
+  /// The calling thread's context, nullptr without one.
+  CUcontext current_context() const;
+  /// The device's primary context; nullptr when it is not active. It is not kept.
+  CUcontext primary(int ordinal) const;
+  /// The program has reset the device: what was retained there is gone.
+  void forget(int ordinal);
 
   /// Makes the device's primary context current for a scope, and capture mode relaxed, so that
   /// nothing done here breaks a stream capture of the program.

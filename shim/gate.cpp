@@ -160,6 +160,11 @@ void Gate::capture_ended() {
   watcher_.notify_all();
 }
 
+std::uint32_t Gate::captures() {
+  std::lock_guard lock(mutex_);
+  return captures_;
+}
+
 bool Gate::any_active() const {
   for (ThreadState* t = threads_.load(std::memory_order_acquire); t != nullptr; t = t->next)
     if (t->active.load(std::memory_order_acquire)) return true;

@@ -83,6 +83,8 @@ class Gate {
 
   void capture_began();
   void capture_ended();
+  /// Stream captures under way.
+  std::uint32_t captures();
 
   Snapshot snapshot();
   /// Waits until something in snapshot() may have changed since `version`, or the time is up;

@@ -27,12 +27,14 @@ const Call* find_call(const char* api, int version, bool per_thread);
 using Dlsym = void* (*)(void* handle, const char* name);
 Dlsym real_dlsym();
 
-/// Rows of shim/calls_memory.cpp and shim/calls_work.cpp.
+/// Rows of shim/calls_memory.cpp, calls_heap.cpp, calls_unbrokered.cpp and calls_work.cpp.
 struct CallList {
   const Call* begin;
   const Call* end;
 };
 CallList memory_calls();
+CallList heap_calls();
+CallList unbrokered_calls();
 CallList work_calls();
 
 }  // namespace amem::shim

@@ -5,19 +5,26 @@
 // about creation, tickets and release, and takes everything away and back again when the group
 // pauses and resumes. Owns the table.
 //
-// Calls of the program: any thread; those that change memory come through the gate, so none of them
-// runs during the phases' functions, which belong to the service thread. The lock is held over
-// driver calls, never over a wait for the broker.
+// Calls of the program: any thread; those that change memory come through the gate. So none of them
+// runs during the phases' functions, which belong to the service thread, but for one case: memory
+// that comes back to a group that runs (a resume of chosen tags). Then a call that would take away
+// what is arriving waits until the resume has ended. The lock is held over driver calls, never over
+// a wait for the broker.
 #pragma once
 
+#include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "common/driver.h"
 #include "common/fd.h"
 #include "common/ticket.h"
 #include "shim/devices.h"
+#include "shim/region.h"
 #include "shim/session.h"
 #include "shim/table.h"
 
@@ -30,7 +37,7 @@ class Memory {
 
   // ---- calls of the program; results are what the driver would return ----
   CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
-                  const CUmemAllocationProp& prop, const char* tag);
+                  const CUmemAllocationProp& prop, const Label& label);
   CUresult release(CUmemGenericAllocationHandle handle);
   CUresult export_ticket(int* fd, CUmemGenericAllocationHandle handle);
   CUresult import_ticket(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
@@ -66,7 +73,19 @@ class Memory {
   };
   Totals totals();
 
-  // ---- phases; service thread, gate shut, nobody inside ----
+  /// What there is of one tag on one device.
+  struct Usage {
+    std::string tag;
+    int device = 0;
+    std::uint64_t resident_bytes = 0;  // own
+    std::uint64_t away_bytes = 0;      // own, while the group is paused
+    std::uint64_t imported_bytes = 0;  // of peers
+    std::uint64_t allocations = 0;
+  };
+  /// By tag and device.
+  std::vector<Usage> usage();
+
+  // ---- phases; service thread ----
   /// Where a copy can reach an allocation's bytes, and from which device.
   struct Site {
     CUdeviceptr address = 0;
@@ -77,9 +96,19 @@ class Memory {
   Result<Site> site(std::uint64_t id);
   void drop_scratch();
 
-  /// Unmaps and releases everything that is not pinned. `bytes`: what went.
-  Status leave(std::uint64_t& bytes);
+  /// Unmaps and releases what has one of the tags, all of it when there are none; what is pinned
+  /// stays. `bytes`: what went. REQUIRES: the gate is shut and nobody inside.
+  Status leave(const std::set<std::string>& tags, std::uint64_t& bytes);
+  /// Likewise what has come back since the last arrived(): the resume has failed.
+  Status undo(std::uint64_t& bytes);
+  /// The resume has ended: what came back is the program's again.
+  void arrived();
+  /// The program has it still.
+  bool holds(std::uint64_t id);
+  /// Bytes of allocations that are not on their devices.
+  std::uint64_t bytes_away();
   /// Imports and maps one allocation wherever it was mapped; access follows with finish_return().
+  /// One that the program has freed meanwhile is passed over.
   Status come_back(std::uint64_t id, const Fd& fd);
   Status finish_return(std::uint64_t& bytes);
 
@@ -94,12 +123,18 @@ class Memory {
   void drop_real(Allocation& a);
   void settle(Allocation& a);
   void tell_free(std::uint64_t id);
+  Status take_away(const std::function<bool(const Allocation&)>& chosen, std::uint64_t& bytes);
+  void forget_arrivals();
+  bool wait_arrival(std::unique_lock<std::mutex>& lock, const std::function<bool()>& arriving);
+  std::optional<std::vector<Mapping*>> settled(std::unique_lock<std::mutex>& lock,
+                                               CUdeviceptr address, std::size_t size);
   std::string describe(const Allocation& a) const;
 
   const Driver& driver_;
   Devices& devices_;
   Session& session_;
-  std::mutex mutex_;  // guards table_
+  std::mutex mutex_;                  // guards table_
+  std::condition_variable arrivals_;  // some have ended
   Table table_;
   std::uint32_t next_number_ = 1;  // with table_
   int rank_ = -1;

@@ -25,6 +25,9 @@ class Mover {
   /// From now on copies from and to this device may come: lets it reach every segment.
   Status prepare(int device);
 
+  /// The program has reset this device: its stream went with the context.
+  void forget(int device);
+
   /// Queues copies; errors come at once or with finish().
   Status save(const amem_v1_Copies& copies);
   Status load(const amem_v1_Copies& copies);

@@ -54,6 +54,18 @@ std::vector<std::string> split(std::string_view list) {
 
 }  // namespace
 
+const char* to_string(Scope scope) {
+  switch (scope) {
+    case Scope::kRegions:
+      return "regions";
+    case Scope::kHeap:
+      return "heap";
+    case Scope::kNccl:
+      break;
+  }
+  return "nccl";
+}
+
 Options Options::parse(Getenv getenv, std::vector<std::string>& complaints) {
   Options o;
   o.disabled = read_flag(getenv, "AMEM_DISABLE", false, complaints) ||
@@ -70,6 +82,12 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints) {
   o.runtime_dir = value_of(getenv, "AMEM_RUNTIME_DIR");
   if (o.runtime_dir.empty()) o.runtime_dir = default_runtime_dir();
   if (auto modules = split(value_of(getenv, "AMEM_MODULES")); !modules.empty()) o.modules = modules;
+  if (const std::string_view scope = value_of(getenv, "AMEM_SCOPE"); scope == "regions")
+    o.scope = Scope::kRegions;
+  else if (scope == "heap")
+    o.scope = Scope::kHeap;
+  else if (!scope.empty() && scope != "nccl")
+    complaints.push_back(complain("AMEM_SCOPE", scope, "nccl, regions or heap; using nccl"));
   o.trace = value_of(getenv, "AMEM_TRACE");
 
   if (const std::string_view gate = value_of(getenv, "AMEM_GATE"); gate == "error")

@@ -12,6 +12,15 @@ namespace amem::shim {
 
 enum class LogLevel { kError, kWarn, kInfo, kDebug };
 
+/// Whose device memory is brokered; each includes the one before.
+enum class Scope {
+  kNccl,     // what NCCL's modules get from cuMemCreate
+  kRegions,  // and what a thread allocates inside a region (shim/region.h)
+  kHeap,     // and what anybody allocates with cuMemCreate or cuMemAlloc
+};
+/// As AMEM_SCOPE names it.
+const char* to_string(Scope scope);
+
 struct Options {
   bool disabled = false;  // AMEM_DISABLE=1, or AMEM_ENABLE=0
   bool required = false;  // AMEM_REQUIRED=1: without a broker, brokered calls fail instead of going
@@ -19,9 +28,10 @@ struct Options {
   std::string group = "default";  // AMEM_GROUP; else AMEM_GROUPID (a number, as in AMem)
   std::string runtime_dir;        // AMEM_RUNTIME_DIR; else common/protocol.h's default
   std::vector<std::string> modules = {
-      "libnccl"};          // AMEM_MODULES: prefixes of file names whose memory is brokered
-  std::string trace;       // AMEM_TRACE: file to write calls to; %p is the pid
-  bool gate_waits = true;  // AMEM_GATE=wait|error
+      "libnccl"};              // AMEM_MODULES: prefixes of the file names that count as NCCL
+  Scope scope = Scope::kNccl;  // AMEM_SCOPE=nccl|regions|heap
+  std::string trace;           // AMEM_TRACE: file to write calls to; %p is the pid
+  bool gate_waits = true;      // AMEM_GATE=wait|error
   std::chrono::seconds gate_timeout{3600};  // AMEM_GATE_TIMEOUT
   std::chrono::seconds timeout{60};         // AMEM_TIMEOUT: ncclPause, ncclResume
   LogLevel log_level = LogLevel::kWarn;     // AMEM_LOG=error|warn|info|debug

@@ -7,20 +7,25 @@
 
 #include "shim/cut.h"
 #include "shim/gate.h"
+#include "shim/heap.h"
 #include "shim/memory.h"
 #include "shim/mover.h"
+#include "shim/report.h"
 #include "shim/session.h"
 
 namespace amem::shim {
 
 class Phases final : public Session::Handler {
  public:
-  Phases(Devices& devices, Gate& gate, Memory& memory, Mover& mover, Cut& cut, Session& session)
+  Phases(Devices& devices, Gate& gate, Memory& memory, Heap& heap, Mover& mover, Cut& cut,
+         Report& report, Session& session)
       : devices_(devices),
         gate_(gate),
         memory_(memory),
+        heap_(heap),
         mover_(mover),
         cut_(cut),
+        report_(report),
         session_(session) {}
 
   void command(Packet& packet) override;
@@ -29,15 +34,17 @@ class Phases final : public Session::Handler {
  private:
   void map(Packet& packet);
   void copy(const amem_v1_Copies& copies, bool save);
-  void release(std::uint64_t epoch);
+  void release(const amem_v1_Release& release);
   void open(std::uint64_t epoch);
   void done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status, std::uint64_t bytes);
 
   Devices& devices_;
   Gate& gate_;
   Memory& memory_;
+  Heap& heap_;
   Mover& mover_;
   Cut& cut_;
+  Report& report_;
   Session& session_;
   bool away_ = false;   // memory is released
   Status copy_status_;  // first failure since the last PhaseDone of copies

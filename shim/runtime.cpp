@@ -69,6 +69,15 @@ bool Runtime::brokers(const void* code_address) const {
   return !module.empty() && matches_module(module.c_str(), options_.modules);
 }
 
+std::optional<Label> Runtime::label(const void* code_address) const {
+  if (options_.scope == Scope::kNccl) return std::nullopt;
+  std::optional<Label> label = Region::current();
+  if (!label && options_.scope == Scope::kHeap) label = Label{kHeapTag};
+  // NCCL's memory is never dropped, whoever calls NCCL from where.
+  if (label && brokers(code_address)) label = Label{kNcclTag};
+  return label;
+}
+
 bool Runtime::connected() {
   if (forked_.load(std::memory_order_acquire)) return false;
   if (opened_.load(std::memory_order_acquire)) return session_.alive();
@@ -86,9 +95,18 @@ bool Runtime::connected() {
   return opened_.load(std::memory_order_acquire) && session_.alive();
 }
 
-Status Runtime::open() {
+Status Runtime::load_driver() {
+  if (driver_loaded_.load(std::memory_order_acquire)) return {};
+  std::lock_guard lock(driver_mutex_);
+  if (driver_loaded_.load(std::memory_order_relaxed)) return {};
   if (Status s = driver_.load(real_dlsym()); !s.ok()) return s;
   if (Status s = devices_.load(); !s.ok()) return s;
+  driver_loaded_.store(true, std::memory_order_release);
+  return {};
+}
+
+Status Runtime::open() {
+  if (Status s = load_driver(); !s.ok()) return s;
   devices_of_gate = &devices_;
   gate_.prepare({options_.gate_waits, options_.gate_timeout, &current_device_of_caller});
 
@@ -105,6 +123,7 @@ Status Runtime::open() {
     log_info("group " + options_.group + " is not running: this rank waits for its resume");
   }
   if (Status s = session_.start(phases_); !s.ok()) return s;
+  report_.changed();
   ::pthread_atfork(nullptr, nullptr, &Runtime::after_fork_in_child);
   log_info("rank " + std::to_string(session_.rank_id()) + " of group " + options_.group + " at " +
            path);
@@ -134,6 +153,22 @@ void Runtime::device_used(int device) {
   session_.run([this, device] {
     if (Status s = mover_.prepare(device); !s.ok()) log_error(s.text());
   });
+}
+
+void Runtime::device_reset(int device) {
+  if (device < 0 || device >= 64 || !opened_.load(std::memory_order_acquire)) return;
+  devices_.forget(device);
+  {
+    std::lock_guard lock(mutex_);
+    prepared_devices_ &= ~(std::uint64_t{1} << device);
+  }
+  session_.run([this, device] { mover_.forget(device); });
+}
+
+std::string Runtime::stats() {
+  const bool opened = opened_.load(std::memory_order_acquire);
+  return report_.stats(group(), opened ? session_.rank_id() : 0, to_string(options_.scope),
+                       driver_loaded_.load(std::memory_order_acquire) && !forked());
 }
 
 Status Runtime::group_request(amem_v1_GroupOp op, const std::vector<std::string>& tags,

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,11 +17,15 @@
 #include "shim/cut.h"
 #include "shim/devices.h"
 #include "shim/gate.h"
+#include "shim/heap.h"
 #include "shim/memory.h"
 #include "shim/mover.h"
 #include "shim/options.h"
 #include "shim/phases.h"
+#include "shim/region.h"
+#include "shim/report.h"
 #include "shim/session.h"
+#include "shim/unbrokered.h"
 
 namespace amem::shim {
 
@@ -40,8 +45,11 @@ class Runtime {
   /// False when the program insists on a broker (AMEM_REQUIRED=1) and there is none.
   bool may_run_alone() const { return !options_.required; }
 
-  /// The caller's memory is brokered.
+  /// The caller is NCCL.
   bool brokers(const void* code_address) const;
+  /// Under what the memory that this thread allocates now is brokered, in a scope beyond NCCL's;
+  /// nothing: it is not.
+  std::optional<Label> label(const void* code_address) const;
 
   /// Pause or resume asked from inside, of the group's memory with one of the tags, or of all of it
   /// when there are none. 0: the configured time-out.
@@ -54,14 +62,30 @@ class Runtime {
 
   Gate& gate() { return gate_; }
   Memory& memory() { return memory_; }
+  /// The heap, when the process may have brokered memory of cuMemAlloc's; else nullptr.
+  Heap* heap() {
+    return options_.scope != Scope::kNccl && opened_.load(std::memory_order_acquire) && !forked()
+               ? &heap_
+               : nullptr;
+  }
+  /// For accounting of what goes to the driver. The driver must have answered a call before.
+  /// nullptr: it cannot be told where memory is.
+  Devices* devices() { return load_driver().ok() && !forked() ? &devices_ : nullptr; }
+  Unbrokered& unbrokered() { return unbrokered_; }
+  Report& report() { return report_; }
+  /// Brokered and other memory of this process, as JSON.
+  std::string stats();
   const Options& options() const { return options_; }
   /// The device is about to get its first brokered allocation: prepares copies to and from it in
   /// the background.
   void device_used(int device);
+  /// The program has reset the device, and with it the shim's own context and stream there.
+  void device_reset(int device);
 
  private:
   Runtime();
   Status open();
+  Status load_driver();
   static void after_fork_in_child();
 
   Options options_;
@@ -70,10 +94,15 @@ class Runtime {
   Gate gate_;
   Session session_;
   Memory memory_{driver_, devices_, session_};
+  Heap heap_{driver_, devices_, gate_, memory_};
+  Unbrokered unbrokered_;
+  Report report_{driver_, devices_, memory_, unbrokered_, session_};
   Mover mover_{driver_, devices_, memory_};
   Cut cut_{driver_, devices_, gate_, session_};
-  Phases phases_{devices_, gate_, memory_, mover_, cut_, session_};
+  Phases phases_{devices_, gate_, memory_, heap_, mover_, cut_, report_, session_};
 
+  std::mutex driver_mutex_;  // guards loading
+  std::atomic<bool> driver_loaded_{false};
   std::mutex mutex_;  // guards opening, options_.group, prepared_devices_
   bool tried_ = false;
   std::uint64_t prepared_devices_ = 0;  // bit per ordinal

@@ -9,8 +9,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 
 #include "common/version.h"
 #include "shim/log.h"
@@ -127,13 +129,36 @@ void Session::post(const Message& message) {
   if (Status s = send_message(socket_.get(), message); !s.ok()) log_debug(s.text());
 }
 
-void Session::run(std::function<void()> task) {
+void Session::run_at(Clock::time_point when, std::function<void()> task) {
   {
     std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
+    tasks_.push_back({when, std::move(task)});
   }
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
+}
+
+void Session::run_due_tasks() {
+  std::vector<Task> due;
+  {
+    std::lock_guard lock(mutex_);
+    const auto later =
+        std::stable_partition(tasks_.begin(), tasks_.end(),
+                              [now = Clock::now()](const Task& task) { return task.when <= now; });
+    due.assign(std::make_move_iterator(tasks_.begin()), std::make_move_iterator(later));
+    tasks_.erase(tasks_.begin(), later);
+  }
+  for (Task& task : due) task.run();
+}
+
+/// For poll: -1 when there is none.
+int Session::milliseconds_to_next_task() {
+  std::lock_guard lock(mutex_);
+  if (tasks_.empty()) return -1;
+  const auto next = std::min_element(tasks_.begin(), tasks_.end(),
+                                     [](const Task& a, const Task& b) { return a.when < b.when; });
+  const auto wait = std::chrono::ceil<std::chrono::milliseconds>(next->when - Clock::now());
+  return static_cast<int>(std::clamp<std::int64_t>(wait.count(), 0, 60'000));
 }
 
 void Session::deliver(Packet& packet) {
@@ -149,19 +174,14 @@ void Session::serve() {
   pthread_setname_np(pthread_self(), "amem-session");
   pollfd fds[2] = {{socket_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
   for (;;) {
-    // No deadline here: this thread's whole job is to wait for the broker, whose death ends the
-    // wait.
-    if (::poll(fds, 2, -1) < 0 && errno != EINTR) break;
+    // No deadline but the tasks': this thread's whole job is to wait for the broker, whose death
+    // ends the wait.
+    if (::poll(fds, 2, milliseconds_to_next_task()) < 0 && errno != EINTR) break;
     if (fds[1].revents != 0) {
       std::uint64_t count = 0;
       [[maybe_unused]] const ssize_t n = ::read(wake_.get(), &count, sizeof count);
-      std::vector<std::function<void()>> tasks;
-      {
-        std::lock_guard lock(mutex_);
-        tasks.swap(tasks_);
-      }
-      for (auto& task : tasks) task();
     }
+    run_due_tasks();
     if (fds[0].revents == 0) continue;
     Packet packet;
     const Status s = receive(socket_.get(), MSG_DONTWAIT, packet);

@@ -48,8 +48,11 @@ class Session {
   /// Sends a message that has no Reply. Failure means that the session is lost, which the handler
   /// hears of.
   void post(const Message& message);
+  using Clock = std::chrono::steady_clock;
   /// Runs a function on the service thread, between commands.
-  void run(std::function<void()> task);
+  void run(std::function<void()> task) { run_at({}, std::move(task)); }
+  /// The same, not before the given time.
+  void run_at(Clock::time_point when, std::function<void()> task);
 
   std::uint32_t rank_id() const { return welcome_.rank_id; }
   const amem_v1_Welcome& welcome() const { return welcome_; }
@@ -64,7 +67,14 @@ class Session {
     Packet packet;
   };
 
+  struct Task {
+    Clock::time_point when;
+    std::function<void()> run;
+  };
+
   void serve();
+  void run_due_tasks();
+  int milliseconds_to_next_task();
   void deliver(Packet& packet);
 
   Fd socket_;
@@ -78,7 +88,7 @@ class Session {
   std::condition_variable answered_;
   std::uint64_t next_seq_ = 1;
   std::unordered_map<std::uint64_t, Waiting*> waiting_;
-  std::vector<std::function<void()>> tasks_;
+  std::vector<Task> tasks_;
 };
 
 }  // namespace amem::shim

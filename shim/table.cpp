@@ -1,5 +1,6 @@
 #include "shim/table.h"
 
+#include <algorithm>
 #include <iterator>
 
 namespace amem::shim {
@@ -43,13 +44,16 @@ void Table::remove_mapping(Address address) {
 }
 
 void Table::grant(Mapping& mapping, const Access& access) {
-  for (Access& a : mapping.access) {
-    if (a.type == access.type && a.id == access.id) {
-      a = access;
-      return;
-    }
+  const auto same =
+      std::find_if(mapping.access.begin(), mapping.access.end(),
+                   [&](const Access& a) { return a.type == access.type && a.id == access.id; });
+  if (access.flags == 0) {
+    if (same != mapping.access.end()) mapping.access.erase(same);
+  } else if (same != mapping.access.end()) {
+    *same = access;
+  } else {
+    mapping.access.push_back(access);
   }
-  mapping.access.push_back(access);
 }
 
 std::vector<Table::Run> Table::runs(const std::vector<Mapping*>& sorted, bool with_access) {

@@ -208,15 +208,12 @@ CUresult SetRangeAccess(uintptr_t base, size_t bytes, const std::vector<Access>&
   return CUDA_SUCCESS;
 }
 
-CUresult AddDeviceMemory(const Physical& memory, size_t bytes, CUcontext context, uintptr_t* out) {
+CUresult AddDeviceMemory(const Physical& memory, Range range, uintptr_t* out) {
   void* at = MapFile(0, memory.bytes(), PROT_READ | PROT_WRITE, memory.fd());
   if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-  Range range;
   range.base = reinterpret_cast<uintptr_t>(at);
-  range.bytes = bytes;
-  range.kind = RangeKind::kDevice;
   range.device = memory.device();
-  range.context = context;
+  range.mapped_bytes = memory.bytes();
   *out = Insert(std::move(range)).base;
   return CUDA_SUCCESS;
 }
@@ -255,7 +252,9 @@ bool RemoveRange(uintptr_t base, RangeKind kind) {
   const auto it = AllRanges().find(base);
   if (it == AllRanges().end() || it->second.kind != kind) return false;
   // munmap rounds the length up to pages, as mmap did when the range was made.
-  if (kind != RangeKind::kHostRegistered) munmap(Pointer(base), it->second.bytes);
+  if (kind != RangeKind::kHostRegistered) {
+    munmap(Pointer(base), std::max(it->second.bytes, it->second.mapped_bytes));
+  }
   AllRanges().erase(it);
   return true;
 }
@@ -266,6 +265,13 @@ void RemoveRangesOf(CUcontext context) {
     if (range.context == context) doomed.emplace_back(base, range.kind);
   }
   for (const auto& [base, kind] : doomed) RemoveRange(base, kind);
+}
+
+bool SetSyncMemops(uintptr_t address, bool value) {
+  const auto it = AtOrBefore(AllRanges(), address);
+  if (it == AllRanges().end() || address >= it->second.end()) return false;
+  it->second.sync_memops = value;
+  return true;
 }
 
 bool FindReservation(uintptr_t address, uintptr_t* base, size_t* bytes) {

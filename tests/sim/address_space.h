@@ -20,6 +20,8 @@ namespace sim {
 enum class RangeKind {
   kMapping,         // cuMemMap
   kDevice,          // cuMemAlloc
+  kManaged,         // cuMemAllocManaged; lies on one device here
+  kPool,            // cuMemAllocAsync
   kHostAllocated,   // cuMemHostAlloc
   kHostRegistered,  // cuMemHostRegister
 };
@@ -37,9 +39,12 @@ struct Range {
   uint64_t id = 0;                         // CU_POINTER_ATTRIBUTE_BUFFER_ID
   std::shared_ptr<Allocation> allocation;  // kMapping
   int device = -1;                         // physical ordinal of the memory, or kHostMemory
-  CUcontext context = nullptr;             // all but kMapping
-  unsigned host_flags = 0;                 // kHostAllocated, kHostRegistered
-  std::vector<Access> access;              // kMapping
+  CUcontext context = nullptr;             // all but kMapping and kPool
+  CUmemoryPool pool = nullptr;             // kPool
+  size_t mapped_bytes = 0;                 // kDevice, kManaged, kPool: with what rounding added
+  bool sync_memops = false;
+  unsigned host_flags = 0;     // kHostAllocated, kHostRegistered
+  std::vector<Access> access;  // kMapping
 
   uintptr_t end() const { return base + bytes; }
   bool on_device() const { return device >= 0; }
@@ -54,8 +59,9 @@ CUresult UnmapRange(uintptr_t base, size_t bytes);
 /// `base` and `bytes` must cover whole, contiguous mappings.
 CUresult SetRangeAccess(uintptr_t base, size_t bytes, const std::vector<Access>& access);
 
-/// Memory for cuMemAlloc; `memory` is not kept but by the mapping.
-CUresult AddDeviceMemory(const Physical& memory, size_t bytes, CUcontext context, uintptr_t* out);
+/// Maps memory for cuMemAlloc and its like, somewhere, as the range says but for its base; `memory`
+/// is not kept but by the mapping.
+CUresult AddDeviceMemory(const Physical& memory, Range range, uintptr_t* out);
 CUresult AddHostMemory(size_t bytes, CUcontext context, unsigned flags, uintptr_t* out);
 CUresult RegisterHostMemory(uintptr_t base, size_t bytes, CUcontext context, unsigned flags);
 /// Takes out the range that begins at `base` and is of this kind; unmaps it unless it was only
@@ -63,6 +69,9 @@ CUresult RegisterHostMemory(uintptr_t base, size_t bytes, CUcontext context, uns
 bool RemoveRange(uintptr_t base, RangeKind kind);
 /// Takes out everything that the older calls allocated in a context that goes away.
 void RemoveRangesOf(CUcontext context);
+
+/// False: nothing is known of the address.
+bool SetSyncMemops(uintptr_t address, bool value);
 
 /// The reservation that contains an address.
 bool FindReservation(uintptr_t address, uintptr_t* base, size_t* bytes);

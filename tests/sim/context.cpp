@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "address_space.h"
+#include "array.h"
 #include "node.h"
 #include "stream.h"
 
@@ -121,8 +122,10 @@ void DestroyContext(Lock& lock, Context& context) {
   context.legacy.reset();
   context.per_thread.clear();
   context.own_memory.reset();
+  context.peers.clear();
   const std::lock_guard<std::mutex> memory_lock(MemoryMutex());
   RemoveRangesOf(context.handle());
+  RemoveArraysOf(context.handle());
 }
 
 CUresult SynchronizeDevice(Lock& lock, int physical) {

@@ -31,6 +31,7 @@ struct Context {
   CUresult sticky = CUDA_SUCCESS;        // what the first failed work leaves behind, for good
   std::shared_ptr<Physical> own_memory;  // what a context occupies on its device
   std::map<int, size_t> limits;
+  std::set<CUcontext> peers;  // whose memory it may use
   // Also streams that were destroyed but have work left.
   std::set<std::shared_ptr<Stream>> streams;
   std::shared_ptr<Stream> legacy;

@@ -135,7 +135,16 @@ CUresult EnablePeer(CUcontext peer) {
   return WithCurrent([&](Context& context) {
     const Context* const other = FindContext(peer);
     if (other == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-    return other->physical == context.physical ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+    if (other->physical == context.physical) return CUDA_ERROR_INVALID_DEVICE;
+    return context.peers.insert(peer).second ? CUDA_SUCCESS
+                                             : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+  });
+}
+
+CUresult DisablePeer(CUcontext peer) {
+  return WithCurrent([&](Context& context) {
+    if (FindContext(peer) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    return context.peers.erase(peer) != 0 ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
   });
 }
 
@@ -214,4 +223,4 @@ SIM_CALL(cuCtxGetLimit, (size_t * value, CUlimit limit), WithCurrent([&](Context
 
 SIM_CALL(cuCtxEnablePeerAccess, (CUcontext peer, unsigned flags),
          flags != 0 ? CUDA_ERROR_INVALID_VALUE : EnablePeer(peer))
-SIM_CALL(cuCtxDisablePeerAccess, (CUcontext peer), EnablePeer(peer))
+SIM_CALL(cuCtxDisablePeerAccess, (CUcontext peer), DisablePeer(peer))

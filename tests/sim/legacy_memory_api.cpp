@@ -1,6 +1,7 @@
 // Memory calls older than virtual memory management: cuMemAlloc, pinned host memory, memory
 // information.
 #include <memory>
+#include <utility>
 
 #include "address_space.h"
 #include "api.h"
@@ -8,6 +9,7 @@
 #include "context.h"
 #include "node.h"
 #include "physical.h"
+#include "pool.h"
 #include "usage.h"
 
 namespace sim {
@@ -22,7 +24,7 @@ CUresult EnterAllocation(Context** context) {
   return result != CUDA_SUCCESS ? result : CheckUnsafeCall();
 }
 
-CUresult Alloc(CUdeviceptr* out, size_t bytes) {
+CUresult Alloc(CUdeviceptr* out, size_t bytes, RangeKind kind = RangeKind::kDevice) {
   Context* context = nullptr;
   CUresult result = EnterAllocation(&context);
   if (result != CUDA_SUCCESS) return result;
@@ -32,11 +34,35 @@ CUresult Alloc(CUdeviceptr* out, size_t bytes) {
   std::shared_ptr<Physical> memory;
   result = Physical::Create(context->physical, (bytes + kPage - 1) & ~(kPage - 1), 0, &memory);
   if (result != CUDA_SUCCESS) return result;
+  Range range;
+  range.bytes = bytes;
+  range.kind = kind;
+  range.context = context->handle();
   const MemoryLock lock(MemoryMutex());
   uintptr_t base = 0;
-  result = AddDeviceMemory(*memory, bytes, context->handle(), &base);
+  result = AddDeviceMemory(*memory, std::move(range), &base);
   if (result == CUDA_SUCCESS) *out = base;
   return result;
+}
+
+// Rows begin at multiples of 512 bytes, as on real devices.
+CUresult AllocPitch(CUdeviceptr* out, size_t* pitch, size_t width, size_t height,
+                    unsigned element) {
+  constexpr size_t kAlignment = 512;
+  if (pitch == nullptr || width == 0 || height == 0 ||
+      (element != 4 && element != 8 && element != 16)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (width > Node().memory || height > Node().memory) return CUDA_ERROR_OUT_OF_MEMORY;
+  const size_t row = (width + kAlignment - 1) & ~(kAlignment - 1);
+  const CUresult result = Alloc(out, row * height);
+  if (result == CUDA_SUCCESS) *pitch = row;
+  return result;
+}
+
+CUresult AllocManaged(CUdeviceptr* out, size_t bytes, unsigned flags) {
+  if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST) return CUDA_ERROR_INVALID_VALUE;
+  return Alloc(out, bytes, RangeKind::kManaged);
 }
 
 CUresult Free(CUdeviceptr address) {
@@ -50,7 +76,10 @@ CUresult Free(CUdeviceptr address) {
     if (result != CUDA_SUCCESS) return result;
   }
   const MemoryLock lock(MemoryMutex());
-  return RemoveRange(address, RangeKind::kDevice) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return RemoveRange(address, RangeKind::kDevice) || RemoveRange(address, RangeKind::kManaged) ||
+                 FreePoolMemory(address)
+             ? CUDA_SUCCESS
+             : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult HostAlloc(void** out, size_t bytes, unsigned flags) {
@@ -136,6 +165,11 @@ CUresult Info(size_t* free, size_t* total) {
 
 SIM_CALL(cuMemGetInfo_v2, (size_t * free, size_t* total), Info(free, total))
 SIM_CALL(cuMemAlloc_v2, (CUdeviceptr * ptr, size_t bytes), Alloc(ptr, bytes))
+SIM_CALL(cuMemAllocPitch_v2,
+         (CUdeviceptr * ptr, size_t* pitch, size_t width, size_t height, unsigned element),
+         AllocPitch(ptr, pitch, width, height, element))
+SIM_CALL(cuMemAllocManaged, (CUdeviceptr * ptr, size_t bytes, unsigned flags),
+         AllocManaged(ptr, bytes, flags))
 SIM_CALL(cuMemFree_v2, (CUdeviceptr ptr), Free(ptr))
 SIM_CALL(cuMemAllocHost_v2, (void** p, size_t bytes), HostAlloc(p, bytes, 0))
 SIM_CALL(cuMemHostAlloc, (void** p, size_t bytes, unsigned flags), HostAlloc(p, bytes, flags))

@@ -41,23 +41,26 @@ std::pair<uintptr_t, size_t> WholeRange(const Range& range) {
 
 CUresult AttributeOf(const Range& range, void* data, CUpointer_attribute attribute,
                      CUdeviceptr address) {
-  const bool older = range.kind != RangeKind::kMapping;
   const auto whole = WholeRange(range);
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-      // Mapped memory belongs to no context.
-      return Put<CUcontext>(data, older ? range.context : nullptr);
+      // Memory that is mapped, or a pool's, belongs to no context.
+      return Put<CUcontext>(data, range.context);
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       return Put<unsigned>(data, range.on_device() ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST);
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       return Put<CUdeviceptr>(data, address);
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-      if (range.on_device()) return CUDA_ERROR_INVALID_VALUE;
+      if (range.on_device() && range.kind != RangeKind::kManaged) return CUDA_ERROR_INVALID_VALUE;
       return Put<void*>(data, reinterpret_cast<void*>(address));
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+      return Put<unsigned>(data, range.sync_memops ? 1 : 0);
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+      return Put<unsigned>(data, range.kind == RangeKind::kManaged ? 1 : 0);
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-      return Put<unsigned>(data, 0);
+      return Put<unsigned>(data, range.kind == RangeKind::kDevice ? 1 : 0);
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+      return Put<CUmemoryPool>(data, range.pool);
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
       return Put<unsigned long long>(data, range.id);
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
@@ -70,8 +73,9 @@ CUresult AttributeOf(const Range& range, void* data, CUpointer_attribute attribu
       return Put<unsigned>(data, 1);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
       return Put<unsigned long long>(
-          data,
-          older ? 0U : static_cast<unsigned>(range.allocation->properties.requestedHandleTypes));
+          data, range.allocation == nullptr
+                    ? 0U
+                    : static_cast<unsigned>(range.allocation->properties.requestedHandleTypes));
     case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
       return Put<CUdeviceptr>(data, range.base);
     case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
@@ -87,6 +91,15 @@ CUresult Attribute(void* data, CUpointer_attribute attribute, CUdeviceptr addres
   const Range* const range = FindRange(address);
   if (range == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return AttributeOf(*range, data, attribute, address);
+}
+
+CUresult SetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+  if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const MemoryLock lock(MemoryMutex());
+  const bool known = SetSyncMemops(address, *static_cast<const unsigned*>(value) != 0);
+  return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 // Unlike the single query this one succeeds for an unknown address, and reports "nothing" for each
@@ -121,6 +134,7 @@ CUresult Attributes(unsigned count, CUpointer_attribute* attributes, void** data
       case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
       case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
       case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+      case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
       case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
       case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
         Put<uint64_t>(data[i], 0);
@@ -142,3 +156,5 @@ SIM_CALL(cuPointerGetAttribute, (void* data, CUpointer_attribute attribute, CUde
 SIM_CALL(cuPointerGetAttributes,
          (unsigned count, CUpointer_attribute* attributes, void** data, CUdeviceptr ptr),
          Attributes(count, attributes, data, ptr))
+SIM_CALL(cuPointerSetAttribute, (const void* value, CUpointer_attribute attribute, CUdeviceptr ptr),
+         SetAttribute(value, attribute, ptr))

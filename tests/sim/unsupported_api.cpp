@@ -30,13 +30,6 @@ SIM_UNSUPPORTED(cuLibraryLoadData, (CUlibrary*, const void*, CUjit_option*, void
 SIM_UNSUPPORTED(cuLibraryUnload, (CUlibrary))
 SIM_UNSUPPORTED(cuLibraryGetKernel, (CUkernel*, CUlibrary, const char*))
 
-SIM_UNSUPPORTED(cuMemAllocManaged, (CUdeviceptr*, size_t, unsigned))
-SIM_UNSUPPORTED(cuDeviceGetDefaultMemPool, (CUmemoryPool*, CUdevice))
-SIM_UNSUPPORTED(cuMemAllocAsync, (CUdeviceptr*, size_t, CUstream))
-SIM_UNSUPPORTED(cuMemAllocAsync_ptsz, (CUdeviceptr*, size_t, CUstream))
-SIM_UNSUPPORTED(cuMemFreeAsync, (CUdeviceptr, CUstream))
-SIM_UNSUPPORTED(cuMemFreeAsync_ptsz, (CUdeviceptr, CUstream))
-
 SIM_UNSUPPORTED(cuMulticastCreate, (CUmemGenericAllocationHandle*, const CUmulticastObjectProp*))
 SIM_UNSUPPORTED(cuMulticastGetGranularity,
                 (size_t*, const CUmulticastObjectProp*, CUmulticastGranularity_flags))

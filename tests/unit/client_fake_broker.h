@@ -126,6 +126,7 @@ class FakeBroker final : public v1::Broker::Service {
     while (!stopping_ && !context->IsCancelled()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
+    if (stopping_) return end;
     // The call's deadline ends it here too, perhaps before the client's own clock: never an answer
     // then.
     return {grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"};

@@ -1,3 +1,4 @@
+#include <gnu/libc-version.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -56,6 +57,13 @@ TEST(ShimOptions, WhatCannotBeUnderstoodIsSaidAndIgnored) {
   EXPECT_FALSE(o.disabled);
 }
 
+TEST(ShimOptions, Scope) {
+  EXPECT_EQ(parse({}).scope, Scope::kNccl);
+  for (const Scope scope : {Scope::kNccl, Scope::kRegions, Scope::kHeap})
+    EXPECT_EQ(parse({{"AMEM_SCOPE", to_string(scope)}}).scope, scope);
+  EXPECT_EQ(parse({{"AMEM_SCOPE", "everything"}}, 1).scope, Scope::kNccl);
+}
+
 TEST(ShimOptions, Lists) {
   EXPECT_EQ(parse({{"AMEM_MODULES", "libnccl,,libtorch_cuda"}}).modules,
             (std::vector<std::string>{"libnccl", "libtorch_cuda"}));
@@ -66,7 +74,8 @@ TEST(ShimModules, TheFileNameDecides) {
   EXPECT_TRUE(matches_module("/a/b/libnccl.so.2", prefixes));
   EXPECT_TRUE(matches_module("libnccl_workload.so", prefixes));
   EXPECT_FALSE(matches_module("/opt/libnccl/libtorch.so", prefixes));
-  EXPECT_EQ(module_of(reinterpret_cast<const void*>(&std::strlen)).substr(0, 4), "libc");
+  // A function that no sanitizer replaces by its own.
+  EXPECT_EQ(module_of(reinterpret_cast<const void*>(&::gnu_get_libc_version)).substr(0, 4), "libc");
 }
 
 TEST(ShimCalls, TheRowIsTheOneThatTheDriverWouldChoose) {
@@ -77,11 +86,13 @@ TEST(ShimCalls, TheRowIsTheOneThatTheDriverWouldChoose) {
   EXPECT_STREQ(find_call("cuMemcpyHtoD", 13000, false)->symbol, "cuMemcpyHtoD_v2");
   EXPECT_STREQ(find_call("cuMemCreate", 13000, true)->symbol, "cuMemCreate");
   EXPECT_EQ(find_call("cuMemCreate", 10000, false), nullptr);
+  EXPECT_STREQ(find_call("cuMemAlloc", 13000, true)->symbol, "cuMemAlloc_v2");
+  EXPECT_EQ(find_call("cuMemAlloc", 2000, false), nullptr);
   EXPECT_EQ(find_call("cuCtxSynchronize", 13000, false), nullptr);
 }
 
 TEST(ShimCalls, EverySymbolIsWrappedOnce) {
-  for (const CallList list : {memory_calls(), work_calls()})
+  for (const CallList list : {memory_calls(), heap_calls(), unbrokered_calls(), work_calls()})
     for (const Call* call = list.begin; call != list.end; ++call)
       EXPECT_EQ(find_symbol(call->symbol), call) << call->symbol;
 }

@@ -1,0 +1,75 @@
+// Unbrokered: device memory of this process that went to the driver, and so stays through a pause.
+//
+// Counts only; pools are remembered, for the driver to be asked how much they hold (Report). Any
+// thread.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace amem::shim {
+
+/// What there is of one kind on one device.
+struct UnbrokeredAmount {
+  std::string kind;
+  int device = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t count = 0;
+  friend bool operator==(const UnbrokeredAmount&, const UnbrokeredAmount&) = default;
+};
+
+class Unbrokered {
+ public:
+  enum class Kind { kDevice, kManaged, kArray };
+
+  /// cuMemAlloc, managed memory, arrays: by address or handle.
+  void add(Kind kind, std::uint64_t key, std::uint64_t bytes, int device, CUcontext context);
+  /// False: it was not counted.
+  bool remove(Kind kind, std::uint64_t key);
+  /// All that was allocated under a context that is gone.
+  void context_gone(CUcontext context);
+
+  /// cuMemCreate: a handle's memory lives as long as the handle or a mapping of it.
+  void created(std::uint64_t handle, std::uint64_t bytes, int device);
+  void retained(std::uint64_t handle);
+  void released(std::uint64_t handle);
+  void mapped(std::uint64_t handle, std::uint64_t address);
+  void unmapped(std::uint64_t address, std::uint64_t size);
+
+  void pool_created(CUmemoryPool pool, int device);
+  void pool_destroyed(CUmemoryPool pool);
+  /// Pools that the process has made, with their devices.
+  std::map<CUmemoryPool, int> pools();
+
+  /// By kind and device.
+  std::vector<UnbrokeredAmount> amounts();
+
+ private:
+  struct Entry {
+    std::uint64_t bytes = 0;
+    int device = 0;
+    CUcontext context = nullptr;
+  };
+  struct Handle {
+    std::uint64_t bytes = 0;
+    int device = 0;
+    std::uint32_t refs = 1;
+    std::uint32_t mappings = 0;
+  };
+  using Handles = std::map<std::uint64_t, Handle>;
+
+  void settle(Handles::iterator it);
+
+  std::mutex mutex_;  // guards what follows
+  std::map<std::pair<Kind, std::uint64_t>, Entry> entries_;
+  Handles handles_;
+  std::map<std::uint64_t, std::uint64_t> mapped_;  // handle by address
+  std::map<CUmemoryPool, int> pools_;
+};
+
+}  // namespace amem::shim

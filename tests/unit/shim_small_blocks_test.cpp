@@ -1,0 +1,115 @@
+#include <gtest/gtest.h>
+
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "shim/small_blocks.h"
+
+namespace amem::shim {
+namespace {
+
+constexpr Address kBase = 0x7f00'0000'0000;
+constexpr std::uint64_t kChunk = SmallBlocks::kChunk;
+const SmallBlocks::Pool kPool{0, {"heap", {}}};
+
+TEST(ShimSmallBlocks, NothingFitsWithoutAChunk) {
+  SmallBlocks blocks;
+  EXPECT_FALSE(blocks.take(kPool, 1).has_value());
+}
+
+TEST(ShimSmallBlocks, FirstFitAlignedUntilTheChunkIsFull) {
+  SmallBlocks blocks;
+  blocks.add(kPool, kBase, kChunk);
+  EXPECT_EQ(blocks.take(kPool, 1), kBase);
+  EXPECT_EQ(blocks.take(kPool, 512), kBase + 512);
+  EXPECT_EQ(blocks.take(kPool, 513), kBase + 1024);
+  EXPECT_EQ(blocks.take(kPool, SmallBlocks::kLargest), kBase + 2048);
+  EXPECT_FALSE(blocks.take(kPool, SmallBlocks::kLargest).has_value());
+  EXPECT_TRUE(blocks.take(kPool, kChunk / 2 - 2048).has_value());
+  EXPECT_FALSE(blocks.take(kPool, 1).has_value());
+  // A gap in the beginning is used before a later chunk.
+  blocks.add(kPool, kBase + kChunk, kChunk);
+  EXPECT_FALSE(blocks.give(kBase + 1024).has_value());
+  EXPECT_EQ(blocks.take(kPool, 1024), kBase + 1024);
+  EXPECT_EQ(blocks.take(kPool, 1024), kBase + kChunk);
+}
+
+TEST(ShimSmallBlocks, TwoOfTheLargestShareAChunk) {
+  SmallBlocks blocks;
+  blocks.add(kPool, kBase, kChunk);
+  EXPECT_TRUE(blocks.take(kPool, SmallBlocks::kLargest).has_value());
+  EXPECT_TRUE(blocks.take(kPool, SmallBlocks::kLargest).has_value());
+}
+
+TEST(ShimSmallBlocks, GapsThatTouchBecomeOne) {
+  for (const std::vector<int>& order :
+       {std::vector<int>{0, 1, 2}, {2, 1, 0}, {0, 2, 1}, {1, 0, 2}}) {
+    SmallBlocks blocks;
+    blocks.add(kPool, kBase, kChunk);
+    for (int i = 0; i < 4; ++i) ASSERT_TRUE(blocks.take(kPool, kChunk / 4).has_value());
+    for (const int i : order)
+      EXPECT_FALSE(blocks.give(kBase + static_cast<std::uint64_t>(i) * kChunk / 4).has_value());
+    EXPECT_EQ(blocks.take(kPool, kChunk / 2), kBase);
+    EXPECT_EQ(blocks.take(kPool, kChunk / 4), kBase + kChunk / 2);
+  }
+}
+
+TEST(ShimSmallBlocks, AnEmptyChunkIsHandedBack) {
+  SmallBlocks blocks;
+  blocks.add(kPool, kBase, kChunk);
+  ASSERT_TRUE(blocks.take(kPool, 100).has_value());
+  ASSERT_TRUE(blocks.take(kPool, 100).has_value());
+  EXPECT_FALSE(blocks.give(kBase).has_value());
+  EXPECT_EQ(blocks.give(kBase + 512), kBase);
+  EXPECT_FALSE(blocks.take(kPool, 1).has_value());
+}
+
+TEST(ShimSmallBlocks, DevicesTagsAndPoliciesDoNotMix) {
+  SmallBlocks blocks;
+  blocks.add(kPool, kBase, kChunk);
+  EXPECT_FALSE(blocks.take({1, kPool.label}, 1).has_value());
+  EXPECT_FALSE(blocks.take({0, {"weights", {}}}, 1).has_value());
+  EXPECT_FALSE(
+      blocks.take({0, {"heap", amem_v1_RegionPolicy_REGION_POLICY_DISCARD}}, 1).has_value());
+  EXPECT_TRUE(blocks.take(kPool, 1).has_value());
+}
+
+TEST(ShimSmallBlocks, AnyOrderOfTakingAndGivingLeavesNothing) {
+  SmallBlocks blocks;
+  std::mt19937 random(7);
+  std::map<Address, std::uint64_t> live;
+  std::size_t chunks = 0;
+  Address next = kBase;
+  const auto give = [&](std::map<Address, std::uint64_t>::iterator it) {
+    if (blocks.give(it->first)) --chunks;
+    live.erase(it);
+  };
+  for (int i = 0; i < 20000; ++i) {
+    if (live.size() > 300 || (random() % 2 == 0 && !live.empty())) {
+      give(std::next(live.begin(), static_cast<long>(random() % live.size())));
+      continue;
+    }
+    const std::uint64_t size = 1 + random() % (random() % 8 == 0 ? SmallBlocks::kLargest : 4096);
+    auto at = blocks.take(kPool, size);
+    if (!at) {
+      blocks.add(kPool, next, kChunk);
+      next += 2 * kChunk;
+      ++chunks;
+      at = blocks.take(kPool, size);
+    }
+    ASSERT_TRUE(at.has_value());
+    EXPECT_EQ(*at % SmallBlocks::kAlignment, 0U);
+    const auto after = live.lower_bound(*at);
+    const bool clear_of_next = after == live.end() || *at + size <= after->first;
+    const bool clear_of_last =
+        after == live.begin() || std::prev(after)->first + std::prev(after)->second <= *at;
+    EXPECT_TRUE(clear_of_next && clear_of_last);
+    live.emplace(*at, size);
+  }
+  while (!live.empty()) give(live.begin());
+  EXPECT_EQ(chunks, 0U);
+}
+
+}  // namespace
+}  // namespace amem::shim

@@ -1,0 +1,61 @@
+#include <gtest/gtest.h>
+
+#include "shim/unbrokered.h"
+
+namespace amem::shim {
+namespace {
+
+using Kind = Unbrokered::Kind;
+using Amounts = std::vector<UnbrokeredAmount>;
+
+CUcontext context(std::uintptr_t number) { return reinterpret_cast<CUcontext>(number); }
+
+TEST(ShimUnbrokered, SumsByKindAndDevice) {
+  Unbrokered u;
+  EXPECT_EQ(u.amounts(), Amounts{});
+  u.add(Kind::kDevice, 0x1000, 100, 0, context(1));
+  u.add(Kind::kDevice, 0x2000, 50, 0, context(1));
+  u.add(Kind::kDevice, 0x3000, 7, 1, context(2));
+  u.add(Kind::kManaged, 0x4000, 9, 0, context(1));
+  u.add(Kind::kArray, 0x1000, 3, 0, context(1));
+  EXPECT_EQ(
+      u.amounts(),
+      (Amounts{
+          {"array", 0, 3, 1}, {"device", 0, 150, 2}, {"device", 1, 7, 1}, {"managed", 0, 9, 1}}));
+  EXPECT_TRUE(u.remove(Kind::kDevice, 0x1000));
+  EXPECT_FALSE(u.remove(Kind::kDevice, 0x1000));
+  u.context_gone(context(2));
+  EXPECT_EQ(u.amounts(), (Amounts{{"array", 0, 3, 1}, {"device", 0, 50, 1}, {"managed", 0, 9, 1}}));
+}
+
+TEST(ShimUnbrokered, AHandlesMemoryLivesAsLongAsAHandleOrAMapping) {
+  Unbrokered u;
+  const Amounts there = {{"vmm", 1, 64, 1}};
+  u.created(5, 64, 1);
+  u.retained(5);
+  u.released(5);
+  EXPECT_EQ(u.amounts(), there);
+  u.mapped(5, 0x10000);
+  u.mapped(5, 0x20000);
+  u.released(5);
+  EXPECT_EQ(u.amounts(), there);
+  u.unmapped(0x10000, 0x1000);
+  EXPECT_EQ(u.amounts(), there);
+  u.unmapped(0, 0x100000);
+  EXPECT_EQ(u.amounts(), Amounts{});
+  u.released(5);
+  u.mapped(6, 0x10000);
+  EXPECT_EQ(u.amounts(), Amounts{});
+}
+
+TEST(ShimUnbrokered, RemembersPools) {
+  Unbrokered u;
+  const auto pool = reinterpret_cast<CUmemoryPool>(std::uintptr_t{8});
+  u.pool_created(pool, 1);
+  EXPECT_EQ(u.pools().at(pool), 1);
+  u.pool_destroyed(pool);
+  EXPECT_TRUE(u.pools().empty());
+}
+
+}  // namespace
+}  // namespace amem::shim
