@@ -322,7 +322,7 @@ const Call kCalls[] = {
 #undef AMEM_CALL
 };
 
-#define AMEM_DIRECT_ROW(api, version, type, symbol, ...) AMEM_DIRECT(symbol)
+#define AMEM_DIRECT_ROW(api, version, type, symbol, ...) AMEM_DIRECT(symbol);
 AMEM_MEMORY_CALLS(AMEM_DIRECT_ROW)
 AMEM_BEGIN_CAPTURE_CALLS(AMEM_DIRECT_ROW)
 AMEM_END_CAPTURE_CALLS(AMEM_DIRECT_ROW)

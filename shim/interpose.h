@@ -27,12 +27,13 @@ const Call* find_call(const char* api, int version, bool per_thread);
 using Dlsym = void* (*)(void* handle, const char* name);
 Dlsym real_dlsym();
 
-/// Rows of shim/calls_memory.cpp and shim/calls_work.cpp.
+/// Rows of shim/calls_*.cpp.
 struct CallList {
   const Call* begin;
   const Call* end;
 };
 CallList memory_calls();
+CallList ipc_calls();
 CallList work_calls();
 
 }  // namespace amem::shim

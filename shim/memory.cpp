@@ -162,7 +162,7 @@ CUresult Memory::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
     std::lock_guard lock(mutex_);
     const Allocation* a = table_.find(Table::id_of(handle));
     if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    ticket = {a->id, 0, a->size, a->token, rank_, a->number};
+    ticket = ticket_for(*a);
   }
   Result<Fd> made = make_ticket(ticket);
   if (!made.ok()) {
@@ -214,6 +214,20 @@ Memory::TraceView Memory::trace_view(CUmemGenericAllocationHandle handle) {
   const Allocation* a = table_.find(Table::id_of(handle));
   if (a == nullptr) return {};
   return {a->number, a->imported, a->refs, a->mapped_at.size()};
+}
+
+std::optional<Ticket> Memory::ticket_at(CUdeviceptr address) {
+  std::lock_guard lock(mutex_);
+  const Mapping* m = table_.mapping_at(address);
+  if (m == nullptr) return std::nullopt;
+  return ticket_for(*table_.find(m->id));
+}
+
+std::optional<Memory::Known> Memory::known(std::uint64_t id) {
+  std::lock_guard lock(mutex_);
+  const Allocation* a = table_.find(id);
+  if (a == nullptr) return std::nullopt;
+  return Known{a->size, a->device, a->imported};
 }
 
 bool Memory::brokered(CUdeviceptr address, std::size_t size) {

@@ -44,6 +44,15 @@ class Memory {
                                      const CUmemAccessDesc* desc, std::size_t count);
   std::optional<CUresult> address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address);
   bool brokered(CUdeviceptr address, std::size_t size);
+  /// A ticket for the whole allocation that is mapped at the address; nothing when none is.
+  std::optional<Ticket> ticket_at(CUdeviceptr address);
+  struct Known {
+    std::uint64_t size = 0;
+    int device = 0;  // -1: not visible in this process
+    bool imported = false;
+  };
+  /// An allocation that this process has, by the broker's id.
+  std::optional<Known> known(std::uint64_t id);
   /// A NIC knows these physical addresses now: their allocations stay through a pause.
   void pin(CUdeviceptr address, std::size_t size);
 
@@ -94,6 +103,9 @@ class Memory {
   void drop_real(Allocation& a);
   void settle(Allocation& a);
   void tell_free(std::uint64_t id);
+  Ticket ticket_for(const Allocation& a) const {
+    return {a.id, 0, a.size, a.token, rank_, a.number};
+  }
   std::string describe(const Allocation& a) const;
 
   const Driver& driver_;

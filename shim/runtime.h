@@ -15,6 +15,7 @@
 #include "shim/cut.h"
 #include "shim/devices.h"
 #include "shim/gate.h"
+#include "shim/ipc.h"
 #include "shim/memory.h"
 #include "shim/mover.h"
 #include "shim/options.h"
@@ -51,6 +52,7 @@ class Runtime {
 
   Gate& gate() { return gate_; }
   Memory& memory() { return memory_; }
+  Ipc& ipc() { return ipc_; }
   const Options& options() const { return options_; }
   /// The device is about to get its first brokered allocation: prepares copies to and from it in
   /// the background.
@@ -67,6 +69,7 @@ class Runtime {
   Gate gate_;
   Session session_;
   Memory memory_{driver_, devices_, session_};
+  Ipc ipc_{driver_, devices_, memory_};
   Mover mover_{driver_, devices_, memory_};
   Cut cut_{driver_, devices_, gate_, session_};
   Phases phases_{devices_, gate_, memory_, mover_, cut_, session_};

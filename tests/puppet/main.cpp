@@ -76,6 +76,16 @@ const std::map<std::string, Command> kCommands = {
                 Answer*) { puppet.blocks.Fill(Number(words, 1), Number(words, 2)); }},
     {"verify", [](Puppet& puppet, const Words& words,
                   Answer*) { puppet.blocks.Verify(Number(words, 1), Number(words, 2)); }},
+    {"share",
+     [](Puppet& puppet, const Words& words, Answer* answer) {
+       const std::size_t offset = words.size() > 2 ? Number(words, 2) : 0;
+       answer->Text("handle", puppet.blocks.Share(Number(words, 1), offset));
+     }},
+    {"open",
+     [](Puppet& puppet, const Words& words, Answer* answer) {
+       const auto flags = static_cast<unsigned>(Number(words, 2));
+       answer->Number("id", puppet.blocks.Open(Word(words, 1), flags));
+     }},
     {"address",
      [](Puppet& puppet, const Words& words, Answer* answer) {
        answer->Number("address", puppet.blocks.At(Number(words, 1)).address);

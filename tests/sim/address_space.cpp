@@ -208,17 +208,42 @@ CUresult SetRangeAccess(uintptr_t base, size_t bytes, const std::vector<Access>&
   return CUDA_SUCCESS;
 }
 
-CUresult AddDeviceMemory(const Physical& memory, size_t bytes, CUcontext context, uintptr_t* out) {
-  void* at = MapFile(0, memory.bytes(), PROT_READ | PROT_WRITE, memory.fd());
+CUresult AddDeviceMemory(std::shared_ptr<Physical> memory, size_t bytes, CUcontext context,
+                         uintptr_t* out) {
+  void* at = MapFile(0, memory->bytes(), PROT_READ | PROT_WRITE, memory->fd());
   if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   Range range;
   range.base = reinterpret_cast<uintptr_t>(at);
   range.bytes = bytes;
   range.kind = RangeKind::kDevice;
-  range.device = memory.device();
+  range.device = memory->device();
   range.context = context;
+  range.memory = std::move(memory);
   *out = Insert(std::move(range)).base;
   return CUDA_SUCCESS;
+}
+
+CUresult OpenSharedMemory(std::shared_ptr<Physical> memory, size_t bytes, CUcontext context,
+                          uintptr_t* out) {
+  for (auto& [base, range] : AllRanges()) {
+    if (range.memory == nullptr || !range.memory->SameAs(*memory)) continue;
+    if (range.kind == RangeKind::kDevice) return CUDA_ERROR_INVALID_CONTEXT;
+    ++range.opens;
+    *out = base;
+    return CUDA_SUCCESS;
+  }
+  const CUresult result = AddDeviceMemory(std::move(memory), bytes, context, out);
+  if (result != CUDA_SUCCESS) return result;
+  Range& range = AllRanges().at(*out);
+  range.kind = RangeKind::kShared;
+  range.opens = 1;
+  return CUDA_SUCCESS;
+}
+
+bool CloseSharedMemory(uintptr_t base) {
+  const auto it = AllRanges().find(base);
+  if (it == AllRanges().end() || it->second.kind != RangeKind::kShared) return false;
+  return --it->second.opens > 0 || RemoveRange(base, RangeKind::kShared);
 }
 
 CUresult AddHostMemory(size_t bytes, CUcontext context, unsigned flags, uintptr_t* out) {

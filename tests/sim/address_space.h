@@ -20,6 +20,7 @@ namespace sim {
 enum class RangeKind {
   kMapping,         // cuMemMap
   kDevice,          // cuMemAlloc
+  kShared,          // cuIpcOpenMemHandle
   kHostAllocated,   // cuMemHostAlloc
   kHostRegistered,  // cuMemHostRegister
 };
@@ -40,6 +41,8 @@ struct Range {
   CUcontext context = nullptr;             // all but kMapping
   unsigned host_flags = 0;                 // kHostAllocated, kHostRegistered
   std::vector<Access> access;              // kMapping
+  std::shared_ptr<Physical> memory;        // kDevice, kShared
+  unsigned opens = 0;                      // kShared: handles opened and not closed
 
   uintptr_t end() const { return base + bytes; }
   bool on_device() const { return device >= 0; }
@@ -54,8 +57,15 @@ CUresult UnmapRange(uintptr_t base, size_t bytes);
 /// `base` and `bytes` must cover whole, contiguous mappings.
 CUresult SetRangeAccess(uintptr_t base, size_t bytes, const std::vector<Access>& access);
 
-/// Memory for cuMemAlloc; `memory` is not kept but by the mapping.
-CUresult AddDeviceMemory(const Physical& memory, size_t bytes, CUcontext context, uintptr_t* out);
+/// Memory for cuMemAlloc.
+CUresult AddDeviceMemory(std::shared_ptr<Physical> memory, size_t bytes, CUcontext context,
+                         uintptr_t* out);
+/// Memory of another process, or one more opening of it. CUDA_ERROR_INVALID_CONTEXT: it is this
+/// process's own.
+CUresult OpenSharedMemory(std::shared_ptr<Physical> memory, size_t bytes, CUcontext context,
+                          uintptr_t* out);
+/// Takes back one opening; unmaps with the last. False: nothing of that kind begins there.
+bool CloseSharedMemory(uintptr_t base);
 CUresult AddHostMemory(size_t bytes, CUcontext context, unsigned flags, uintptr_t* out);
 CUresult RegisterHostMemory(uintptr_t base, size_t bytes, CUcontext context, unsigned flags);
 /// Takes out the range that begins at `base` and is of this kind; unmaps it unless it was only

@@ -1,6 +1,7 @@
 // Memory calls older than virtual memory management: cuMemAlloc, pinned host memory, memory
 // information.
 #include <memory>
+#include <utility>
 
 #include "address_space.h"
 #include "api.h"
@@ -34,7 +35,7 @@ CUresult Alloc(CUdeviceptr* out, size_t bytes) {
   if (result != CUDA_SUCCESS) return result;
   const MemoryLock lock(MemoryMutex());
   uintptr_t base = 0;
-  result = AddDeviceMemory(*memory, bytes, context->handle(), &base);
+  result = AddDeviceMemory(std::move(memory), bytes, context->handle(), &base);
   if (result == CUDA_SUCCESS) *out = base;
   return result;
 }

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -114,6 +115,13 @@ CUresult Physical::Import(int fd, std::shared_ptr<Physical>* out) {
   }
   out->reset(new Physical(held, name->device, name->bytes, name->flags));
   return CUDA_SUCCESS;
+}
+
+bool Physical::SameAs(const Physical& other) const {
+  struct stat mine = {};
+  struct stat its = {};
+  return fstat(fd_, &mine) == 0 && fstat(other.fd_, &its) == 0 && mine.st_dev == its.st_dev &&
+         mine.st_ino == its.st_ino;
 }
 
 CUmemGenericAllocationHandle AddAllocation(const CUmemAllocationProp& properties,

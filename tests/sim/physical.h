@@ -49,6 +49,9 @@ class Physical {
   Physical(const Physical&) = delete;
   Physical& operator=(const Physical&) = delete;
 
+  /// The same memory, perhaps by another descriptor.
+  bool SameAs(const Physical& other) const;
+
   int fd() const { return fd_; }
   int device() const { return device_; }
   size_t bytes() const { return bytes_; }
