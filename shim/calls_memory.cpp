@@ -32,10 +32,7 @@ namespace {
     "cuMemGetAllocationPropertiesFromHandle", false, properties)                              \
   X(cuMemGetAddressRange, 3020, v3020, "cuMemGetAddressRange_v2", false, address_range)       \
   X(cuMemGetHandleForAddressRange, 11070, v11070, "cuMemGetHandleForAddressRange", false,     \
-    handle_for_range)                                                                         \
-  X(cuMulticastBindMem, 12010, v12010, "cuMulticastBindMem", false, multicast_bind_memory)    \
-  X(cuMulticastBindAddr, 12010, v12010, "cuMulticastBindAddr", false, multicast_bind_address) \
-  X(cuDeviceGetAttribute, 2000, v2000, "cuDeviceGetAttribute", false, device_attribute)
+    handle_for_range)
 
 #define AMEM_BEGIN_CAPTURE_CALLS(X)                                                   \
   X(cuStreamBeginCapture, 10010, v10010, "cuStreamBeginCapture_v2", false)            \
@@ -107,8 +104,20 @@ CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
   return r;
 }
 
+/// Not brokered; perhaps a multicast object, with which brokered memory may lose a binding.
+CUresult release_object(CUmemGenericAllocationHandle handle) {
+  const auto real_call = AMEM_REAL(cuMemRelease, v10020);
+  Runtime& runtime = Runtime::get();
+  if (in_forked_child() || !runtime.multicast().tracked(handle)) return real_call(handle);
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  const CUresult r = real_call(handle);
+  if (r == CUDA_SUCCESS) runtime.memory().let_go(runtime.multicast().release(handle));
+  return r;
+}
+
 CUresult release(CUmemGenericAllocationHandle handle) {
-  if (!Table::is_virtual(handle)) return AMEM_REAL(cuMemRelease, v10020)(handle);
+  if (!Table::is_virtual(handle)) return release_object(handle);
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
@@ -131,7 +140,9 @@ CUresult retain(CUmemGenericAllocationHandle* handle, void* address) {
       return *r;
     }
   }
-  return AMEM_REAL(cuMemRetainAllocationHandle, v11000)(handle, address);
+  const CUresult r = AMEM_REAL(cuMemRetainAllocationHandle, v11000)(handle, address);
+  if (r == CUDA_SUCCESS && !in_forked_child()) Runtime::get().multicast().retain(*handle, at);
+  return r;
 }
 
 CUresult export_handle(void* out, CUmemGenericAllocationHandle handle,
@@ -180,8 +191,12 @@ CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle hand
 
 CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
              CUmemGenericAllocationHandle handle, unsigned long long flags) {
-  if (!Table::is_virtual(handle))
-    return AMEM_REAL(cuMemMap, v10020)(address, size, offset, handle, flags);
+  if (!Table::is_virtual(handle)) {
+    const CUresult r = AMEM_REAL(cuMemMap, v10020)(address, size, offset, handle, flags);
+    if (r == CUDA_SUCCESS && !in_forked_child())
+      Runtime::get().multicast().map(handle, address, size);
+    return r;
+  }
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
@@ -196,7 +211,9 @@ CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
 }
 
 CUresult unmap(CUdeviceptr address, std::size_t size) {
+  const auto real_call = AMEM_REAL(cuMemUnmap, v10020);
   Memory& memory = Runtime::get().memory();
+  Multicast& multicast = Runtime::get().multicast();
   if (!in_forked_child() && memory.brokered(address, size)) {
     const Pass pass(*the_gate);
     if (pass.result() != CUDA_SUCCESS) return pass.result();
@@ -205,7 +222,12 @@ CUresult unmap(CUdeviceptr address, std::size_t size) {
       return *r;
     }
   }
-  return AMEM_REAL(cuMemUnmap, v10020)(address, size);
+  if (in_forked_child() || !multicast.mapped(address, size)) return real_call(address, size);
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  const CUresult r = real_call(address, size);
+  if (r == CUDA_SUCCESS) memory.let_go(multicast.unmap(address, size));
+  return r;
 }
 
 CUresult set_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc* desc,
@@ -241,37 +263,6 @@ CUresult handle_for_range(void* handle, CUdeviceptr address, std::size_t size,
   const CUresult r = real_call(handle, address, size, type, flags);
   if (r == CUDA_SUCCESS) memory.pin(address, size);
   return r;
-}
-
-// ---- multicast: not brokered yet, so NCCL is told that there is none ----
-
-CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice device) {
-  const CUresult r = AMEM_REAL(cuDeviceGetAttribute, v2000)(value, attribute, device);
-  if (r == CUDA_SUCCESS && attribute == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED && *value != 0) {
-    Runtime& runtime = Runtime::get();
-    if (runtime.brokers(__builtin_return_address(0)) && runtime.connected()) *value = 0;
-  }
-  return r;
-}
-
-CUresult multicast_bind_memory(CUmemGenericAllocationHandle multicast, std::size_t multicast_offset,
-                               CUmemGenericAllocationHandle memory, std::size_t offset,
-                               std::size_t size, unsigned long long flags) {
-  if (!Table::is_virtual(memory))
-    return AMEM_REAL(cuMulticastBindMem, v12010)(multicast, multicast_offset, memory, offset, size,
-                                                 flags);
-  log_error("brokered memory cannot be bound to a multicast object yet");
-  return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CUresult multicast_bind_address(CUmemGenericAllocationHandle multicast,
-                                std::size_t multicast_offset, CUdeviceptr address, std::size_t size,
-                                unsigned long long flags) {
-  if (in_forked_child() || !Runtime::get().memory().brokered(address, size))
-    return AMEM_REAL(cuMulticastBindAddr, v12010)(multicast, multicast_offset, address, size,
-                                                  flags);
-  log_error("brokered memory cannot be bound to a multicast object yet");
-  return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 // ---- stream capture: a pause waits until none is open ----

@@ -58,7 +58,7 @@ AMEM_DIRECT("cuGetProcAddress_v2");
 template <class Visit>
 void for_each_call(Visit visit) {
   for (const Call& call : kLookupCalls) visit(call);
-  for (const CallList list : {memory_calls(), ipc_calls(), work_calls()})
+  for (const CallList list : {memory_calls(), ipc_calls(), multicast_calls(), work_calls()})
     for (const Call* call = list.begin; call != list.end; ++call) visit(*call);
 }
 

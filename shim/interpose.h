@@ -34,6 +34,7 @@ struct CallList {
 };
 CallList memory_calls();
 CallList ipc_calls();
+CallList multicast_calls();
 CallList work_calls();
 
 }  // namespace amem::shim

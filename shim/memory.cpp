@@ -124,7 +124,7 @@ CUresult Memory::release(CUmemGenericAllocationHandle handle) {
 
 /// After a reference or mapping went: lets go of what nothing needs any more.
 void Memory::settle(Allocation& a) {
-  if (a.refs == 0) drop_real(a);
+  if (!Table::needs_real(a)) drop_real(a);
   if (!Table::unused(a)) return;
   const std::uint64_t id = a.id;
   table_.forget(id);
@@ -284,6 +284,41 @@ void Memory::pin(CUdeviceptr address, std::size_t size) {
   }
 }
 
+CUresult Memory::hold(CUmemGenericAllocationHandle handle, Held& held) {
+  std::lock_guard lock(mutex_);
+  Allocation* a = table_.find(Table::id_of(handle));
+  if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult r = ensure_real(*a); r != CUDA_SUCCESS) return r;
+  ++a->bindings;
+  held = {a->id, a->real, a->device, 0, 0, a->size};
+  return CUDA_SUCCESS;
+}
+
+std::vector<Memory::Held> Memory::hold(CUdeviceptr address, std::size_t size) {
+  std::lock_guard lock(mutex_);
+  std::vector<Held> pieces;
+  for (const Mapping* m : table_.overlapping(address, size)) {
+    Allocation& a = *table_.find(m->id);
+    ++a.bindings;
+    const CUdeviceptr begin = std::max<CUdeviceptr>(address, m->address);
+    const CUdeviceptr end = std::min<CUdeviceptr>(address + size, m->address + m->size);
+    // A handle that cannot be had now is missed only if the memory is unmapped while it is bound.
+    ensure_real(a);
+    pieces.push_back({a.id, a.real, a.device, begin, begin - m->address, end - begin});
+  }
+  return pieces;
+}
+
+void Memory::let_go(const Multicast::Freed& ids) {
+  std::lock_guard lock(mutex_);
+  for (const std::uint64_t id : ids) {
+    Allocation* a = table_.find(id);
+    if (a == nullptr) continue;
+    --a->bindings;
+    settle(*a);
+  }
+}
+
 Memory::Totals Memory::totals() {
   std::lock_guard lock(mutex_);
   Totals t;
@@ -360,6 +395,11 @@ Status Memory::leave(std::uint64_t& bytes) {
   returned_bytes_ = 0;
 
   auto goes = [&](const Allocation& a) { return a.resident && !a.pinned; };
+  for (const auto& [id, a] : table_.allocations()) {
+    if (a.bindings == 0 || !goes(a)) continue;
+    if (CUresult r = multicast_.leave(id); r != CUDA_SUCCESS)
+      failed(r, "unbinding " + describe(a) + " from its multicast object");
+  }
   std::vector<Mapping*> mapped;
   for (auto& [address, m] : table_.mappings())
     if (goes(*table_.find(m.id))) mapped.push_back(&m);
@@ -401,11 +441,19 @@ Status Memory::come_back(std::uint64_t id, const Fd& fd) {
       return driver_.error(r, "mapping " + describe(*a));
     }
   }
+  if (a->bindings > 0) {
+    if (CUresult r = multicast_.come_back(id, real); r != CUDA_SUCCESS) {
+      multicast_.leave(id);
+      for (Address address : a->mapped_at) driver_.cuMemUnmap_(address, a->size);
+      drop_real(*a);
+      return driver_.error(r, "binding " + describe(*a) + " to its multicast object again");
+    }
+  }
   for (Address address : a->mapped_at) returned_.push_back(&table_.mapping(address));
   a->resident = true;
   returned_bytes_ += a->size;
   // With a mapping and no handle in the program's hands, the mapping alone keeps the memory.
-  if (a->refs == 0) drop_real(*a);
+  if (!Table::needs_real(*a)) drop_real(*a);
   return {};
 }
 

@@ -18,6 +18,7 @@
 #include "common/fd.h"
 #include "common/ticket.h"
 #include "shim/devices.h"
+#include "shim/multicast.h"
 #include "shim/session.h"
 #include "shim/table.h"
 
@@ -25,8 +26,8 @@ namespace amem::shim {
 
 class Memory {
  public:
-  Memory(const Driver& driver, Devices& devices, Session& session)
-      : driver_(driver), devices_(devices), session_(session) {}
+  Memory(const Driver& driver, Devices& devices, Session& session, Multicast& multicast)
+      : driver_(driver), devices_(devices), session_(session), multicast_(multicast) {}
 
   // ---- calls of the program; results are what the driver would return ----
   CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
@@ -55,6 +56,21 @@ class Memory {
   std::optional<Known> known(std::uint64_t id);
   /// A NIC knows these physical addresses now: their allocations stay through a pause.
   void pin(CUdeviceptr address, std::size_t size);
+
+  /// Memory that is being bound to a multicast object: it stays until let_go().
+  struct Held {
+    std::uint64_t id = 0;
+    CUmemGenericAllocationHandle real = 0;
+    int device = 0;
+    CUdeviceptr address = 0;  // of a range: where the piece begins, in it,
+    std::size_t offset = 0;   // in the allocation,
+    std::size_t size = 0;     // and how long it is
+  };
+  CUresult hold(CUmemGenericAllocationHandle handle, Held& held);
+  /// The pieces of a range, one for each brokered mapping.
+  std::vector<Held> hold(CUdeviceptr address, std::size_t size);
+  /// Once for each hold.
+  void let_go(const Multicast::Freed& ids);
 
   /// What a trace says of a handle's allocation; zeros for a handle that is not known.
   struct TraceView {
@@ -111,6 +127,7 @@ class Memory {
   const Driver& driver_;
   Devices& devices_;
   Session& session_;
+  Multicast& multicast_;
   std::mutex mutex_;  // guards table_
   Table table_;
   std::uint32_t next_number_ = 1;  // with table_

@@ -21,6 +21,7 @@ struct Options {
   std::vector<std::string> modules = {
       "libnccl"};          // AMEM_MODULES: prefixes of file names whose memory is brokered
   std::string trace;       // AMEM_TRACE: file to write calls to; %p is the pid
+  bool nvls = false;       // AMEM_NVLS=1: NCCL may use multicast, with brokered memory
   bool gate_waits = true;  // AMEM_GATE=wait|error
   std::chrono::seconds gate_timeout{3600};  // AMEM_GATE_TIMEOUT
   std::chrono::seconds timeout{60};         // AMEM_TIMEOUT: ncclPause, ncclResume

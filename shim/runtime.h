@@ -18,6 +18,7 @@
 #include "shim/ipc.h"
 #include "shim/memory.h"
 #include "shim/mover.h"
+#include "shim/multicast.h"
 #include "shim/options.h"
 #include "shim/phases.h"
 #include "shim/session.h"
@@ -53,6 +54,7 @@ class Runtime {
   Gate& gate() { return gate_; }
   Memory& memory() { return memory_; }
   Ipc& ipc() { return ipc_; }
+  Multicast& multicast() { return multicast_; }
   const Options& options() const { return options_; }
   /// The device is about to get its first brokered allocation: prepares copies to and from it in
   /// the background.
@@ -68,7 +70,8 @@ class Runtime {
   Devices devices_{driver_};
   Gate gate_;
   Session session_;
-  Memory memory_{driver_, devices_, session_};
+  Multicast multicast_{driver_};
+  Memory memory_{driver_, devices_, session_, multicast_};
   Ipc ipc_{driver_, devices_, memory_};
   Mover mover_{driver_, devices_, memory_};
   Cut cut_{driver_, devices_, gate_, session_};

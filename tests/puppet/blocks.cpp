@@ -2,22 +2,18 @@
 
 #include <cstdio>
 #include <string>
-#include <vector>
 
 #include "check.h"
 #include "workload/failure.h"
 #include "workload/pattern.h"
 
 namespace amem::puppet {
-namespace {
 
 std::vector<std::uint64_t> Pattern(std::size_t bytes, std::uint64_t seed) {
   std::vector<std::uint64_t> words(bytes / sizeof(std::uint64_t));
   for (std::size_t i = 0; i < words.size(); ++i) words[i] = workload::BodyWord(seed, i);
   return words;
 }
-
-}  // namespace
 
 std::uint64_t Blocks::Add(const Block& block) {
   blocks_.emplace(next_id_, block);

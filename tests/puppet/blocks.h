@@ -11,8 +11,12 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace amem::puppet {
+
+/// What a seed says of this many bytes.
+std::vector<std::uint64_t> Pattern(std::size_t bytes, std::uint64_t seed);
 
 class Blocks {
  public:

@@ -46,6 +46,7 @@ struct Range {
 
   uintptr_t end() const { return base + bytes; }
   bool on_device() const { return device >= 0; }
+  bool multicast() const { return allocation != nullptr && allocation->multicast != nullptr; }
 };
 
 CUresult ReserveAddresses(size_t bytes, size_t alignment, uintptr_t hint, uintptr_t* out);
@@ -84,12 +85,14 @@ enum class Memory { kPageable, kPinned, kDevice };
 struct Checked {
   CUresult result = CUDA_SUCCESS;
   Memory memory = Memory::kPageable;
-  int device = -1;  // physical, of device memory
+  int device = -1;                             // physical, of device memory
+  std::shared_ptr<MulticastObject> multicast;  // what is mapped there, if it is one
+  size_t offset = 0;                           // in it
 };
 
 /// Whether work on physical device `accessor` may read (or write) the bytes, and what they are.
 /// Addresses of which nothing is known are the program's own, pageable memory; reserved ones
-/// without a mapping are an error. Takes MemoryMutex itself.
+/// without a mapping are an error, and so are reads of multicast objects. Takes MemoryMutex itself.
 Checked CheckAccess(uintptr_t address, size_t bytes, bool write, int accessor);
 
 }  // namespace sim

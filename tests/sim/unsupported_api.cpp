@@ -32,7 +32,3 @@ SIM_UNSUPPORTED(cuMemAllocAsync, (CUdeviceptr*, size_t, CUstream))
 SIM_UNSUPPORTED(cuMemAllocAsync_ptsz, (CUdeviceptr*, size_t, CUstream))
 SIM_UNSUPPORTED(cuMemFreeAsync, (CUdeviceptr, CUstream))
 SIM_UNSUPPORTED(cuMemFreeAsync_ptsz, (CUdeviceptr, CUstream))
-
-SIM_UNSUPPORTED(cuMulticastCreate, (CUmemGenericAllocationHandle*, const CUmulticastObjectProp*))
-SIM_UNSUPPORTED(cuMulticastGetGranularity,
-                (size_t*, const CUmulticastObjectProp*, CUmulticastGranularity_flags))
