@@ -28,6 +28,15 @@ Status Driver::load(Lookup lookup) {
   }
   AMEM_DRIVER_CALLS(AMEM_FETCH)
 #undef AMEM_FETCH
+#define AMEM_FETCH(call, version)                                                         \
+  {                                                                                       \
+    void* entry = nullptr;                                                                \
+    CUdriverProcAddressQueryResult found{};                                               \
+    if (get(#call, &entry, version, CU_GET_PROC_ADDRESS_DEFAULT, &found) == CUDA_SUCCESS) \
+      call##_ = reinterpret_cast<decltype(call##_)>(entry);                               \
+  }
+  AMEM_OPTIONAL_DRIVER_CALLS(AMEM_FETCH)
+#undef AMEM_FETCH
   return {};
 }
 

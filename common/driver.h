@@ -58,11 +58,17 @@
   X(cuMemGetAllocationGranularity, 10020)     \
   X(cuMemGetAllocationPropertiesFromHandle, 10020)
 
+// The same for calls that a driver may lack; its entry is nullptr then.
+#define AMEM_OPTIONAL_DRIVER_CALLS(X) \
+  X(cuMulticastBindMem, 12010)        \
+  X(cuMulticastUnbind, 12010)
+
 namespace amem {
 
 struct Driver {
 #define AMEM_DECLARE(name, version) PFN_##name##_v##version name##_ = nullptr;
   AMEM_DRIVER_CALLS(AMEM_DECLARE)
+  AMEM_OPTIONAL_DRIVER_CALLS(AMEM_DECLARE)
 #undef AMEM_DECLARE
 
   /// Resolves a symbol of an open library. The shim, which interposes dlsym, passes the real one.

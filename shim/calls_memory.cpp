@@ -31,10 +31,7 @@ namespace {
   X(cuMemGetAllocationPropertiesFromHandle, 10020, v10020,                                    \
     "cuMemGetAllocationPropertiesFromHandle", false, properties)                              \
   X(cuMemGetHandleForAddressRange, 11070, v11070, "cuMemGetHandleForAddressRange", false,     \
-    handle_for_range)                                                                         \
-  X(cuMulticastBindMem, 12010, v12010, "cuMulticastBindMem", false, multicast_bind_memory)    \
-  X(cuMulticastBindAddr, 12010, v12010, "cuMulticastBindAddr", false, multicast_bind_address) \
-  X(cuDeviceGetAttribute, 2000, v2000, "cuDeviceGetAttribute", false, device_attribute)
+    handle_for_range)
 
 #define AMEM_BEGIN_CAPTURE_CALLS(X)                                                   \
   X(cuStreamBeginCapture, 10010, v10010, "cuStreamBeginCapture_v2", false)            \
@@ -122,15 +119,28 @@ CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
   return r;
 }
 
-CUresult release(CUmemGenericAllocationHandle handle) {
-  if (!Table::is_virtual(handle)) {
-    const CUresult r = AMEM_REAL(cuMemRelease, v10020)(handle);
-    if (r == CUDA_SUCCESS && !in_forked_child()) {
-      Runtime::get().unbrokered().released(handle);
-      Runtime::get().report().changed();
+/// Not brokered; perhaps a multicast object, with which brokered memory may lose a binding.
+CUresult release_object(CUmemGenericAllocationHandle handle) {
+  const auto real_call = AMEM_REAL(cuMemRelease, v10020);
+  Runtime& runtime = Runtime::get();
+  if (in_forked_child()) return real_call(handle);
+  if (!runtime.multicast().tracked(handle)) {
+    const CUresult r = real_call(handle);
+    if (r == CUDA_SUCCESS) {
+      runtime.unbrokered().released(handle);
+      runtime.report().changed();
     }
     return r;
   }
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  const CUresult r = real_call(handle);
+  if (r == CUDA_SUCCESS) runtime.memory().let_go(runtime.multicast().release(handle));
+  return r;
+}
+
+CUresult release(CUmemGenericAllocationHandle handle) {
+  if (!Table::is_virtual(handle)) return release_object(handle);
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
@@ -155,7 +165,10 @@ CUresult retain(CUmemGenericAllocationHandle* handle, void* address) {
     }
   }
   const CUresult r = AMEM_REAL(cuMemRetainAllocationHandle, v11000)(handle, address);
-  if (r == CUDA_SUCCESS && !in_forked_child()) Runtime::get().unbrokered().retained(*handle);
+  if (r == CUDA_SUCCESS && !in_forked_child()) {
+    Runtime::get().unbrokered().retained(*handle);
+    Runtime::get().multicast().retain(*handle, at);
+  }
   return r;
 }
 
@@ -207,8 +220,10 @@ CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
              CUmemGenericAllocationHandle handle, unsigned long long flags) {
   if (!Table::is_virtual(handle)) {
     const CUresult r = AMEM_REAL(cuMemMap, v10020)(address, size, offset, handle, flags);
-    if (r == CUDA_SUCCESS && !in_forked_child())
+    if (r == CUDA_SUCCESS && !in_forked_child()) {
       Runtime::get().unbrokered().mapped(handle, address);
+      Runtime::get().multicast().map(handle, address, size);
+    }
     return r;
   }
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
@@ -225,7 +240,9 @@ CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
 }
 
 CUresult unmap(CUdeviceptr address, std::size_t size) {
+  const auto real_call = AMEM_REAL(cuMemUnmap, v10020);
   Memory& memory = Runtime::get().memory();
+  Multicast& multicast = Runtime::get().multicast();
   if (!in_forked_child() && memory.brokered(address, size)) {
     if (of_heap(address)) return CUDA_ERROR_INVALID_VALUE;
     const Pass pass(*the_gate);
@@ -235,11 +252,19 @@ CUresult unmap(CUdeviceptr address, std::size_t size) {
       return *r;
     }
   }
-  const CUresult r = AMEM_REAL(cuMemUnmap, v10020)(address, size);
-  if (r == CUDA_SUCCESS && !in_forked_child()) {
-    Runtime::get().unbrokered().unmapped(address, size);
-    Runtime::get().report().changed();
+  if (in_forked_child()) return real_call(address, size);
+  if (!multicast.mapped(address, size)) {
+    const CUresult r = real_call(address, size);
+    if (r == CUDA_SUCCESS) {
+      Runtime::get().unbrokered().unmapped(address, size);
+      Runtime::get().report().changed();
+    }
+    return r;
   }
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  const CUresult r = real_call(address, size);
+  if (r == CUDA_SUCCESS) memory.let_go(multicast.unmap(address, size));
   return r;
 }
 
@@ -270,37 +295,6 @@ CUresult handle_for_range(void* handle, CUdeviceptr address, std::size_t size,
   const CUresult r = real_call(handle, address, size, type, flags);
   if (r == CUDA_SUCCESS) memory.pin(address, size);
   return r;
-}
-
-// ---- multicast: not brokered yet, so NCCL is told that there is none ----
-
-CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice device) {
-  const CUresult r = AMEM_REAL(cuDeviceGetAttribute, v2000)(value, attribute, device);
-  if (r == CUDA_SUCCESS && attribute == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED && *value != 0) {
-    Runtime& runtime = Runtime::get();
-    if (runtime.brokers(__builtin_return_address(0)) && runtime.connected()) *value = 0;
-  }
-  return r;
-}
-
-CUresult multicast_bind_memory(CUmemGenericAllocationHandle multicast, std::size_t multicast_offset,
-                               CUmemGenericAllocationHandle memory, std::size_t offset,
-                               std::size_t size, unsigned long long flags) {
-  if (!Table::is_virtual(memory))
-    return AMEM_REAL(cuMulticastBindMem, v12010)(multicast, multicast_offset, memory, offset, size,
-                                                 flags);
-  log_error("brokered memory cannot be bound to a multicast object yet");
-  return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CUresult multicast_bind_address(CUmemGenericAllocationHandle multicast,
-                                std::size_t multicast_offset, CUdeviceptr address, std::size_t size,
-                                unsigned long long flags) {
-  if (in_forked_child() || !Runtime::get().memory().brokered(address, size))
-    return AMEM_REAL(cuMulticastBindAddr, v12010)(multicast, multicast_offset, address, size,
-                                                  flags);
-  log_error("brokered memory cannot be bound to a multicast object yet");
-  return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 // ---- stream capture: a pause waits until none is open ----
@@ -354,7 +348,7 @@ const Call kCalls[] = {
 #undef AMEM_CALL
 };
 
-#define AMEM_DIRECT_ROW(api, version, type, symbol, ...) AMEM_DIRECT(symbol)
+#define AMEM_DIRECT_ROW(api, version, type, symbol, ...) AMEM_DIRECT(symbol);
 AMEM_MEMORY_CALLS(AMEM_DIRECT_ROW)
 AMEM_BEGIN_CAPTURE_CALLS(AMEM_DIRECT_ROW)
 AMEM_END_CAPTURE_CALLS(AMEM_DIRECT_ROW)

@@ -194,7 +194,7 @@ const Call kCalls[] = {
 #undef AMEM_CALL
 };
 
-#define AMEM_DIRECT_ROW(api, version, type, symbol, ...) AMEM_DIRECT(symbol)
+#define AMEM_DIRECT_ROW(api, version, type, symbol, ...) AMEM_DIRECT(symbol);
 AMEM_COUNTED_CALLS(AMEM_DIRECT_ROW)
 AMEM_POOL_CALLS(AMEM_DIRECT_ROW)
 #undef AMEM_DIRECT_ROW

@@ -45,7 +45,7 @@ const Call kCalls[] = {
 #undef GATED
 };
 
-#define GATED(api, version, type, symbol, per_thread) AMEM_DIRECT(symbol)
+#define GATED(api, version, type, symbol, per_thread) AMEM_DIRECT(symbol);
 #include "shim/gated_calls.inc"
 #undef GATED
 

@@ -21,39 +21,34 @@ bool is_direct(const void* code);
 }  // namespace amem::shim
 
 /// Exports one symbol, given as a string literal. At file scope; its row is found by name.
-#define AMEM_DIRECT(symbol)                                  \
-  asm(".pushsection .rodata.str1.1, \"aMS\", @progbits, 1\n" \
-      ".Lname_" symbol                                       \
-      ":\n"                                                  \
-      "    .string \"" symbol                                \
-      "\"\n"                                                 \
-      ".popsection\n"                                        \
-      ".pushsection .data.amem_direct, \"aw\", @progbits\n"  \
-      "    .balign 8\n"                                      \
-      ".Lslot_" symbol                                       \
-      ":\n"                                                  \
-      "    .quad .Lfirst_" symbol                            \
-      "\n"                                                   \
-      "    .quad .Lname_" symbol                             \
-      "\n"                                                   \
-      ".popsection\n"                                        \
-      ".pushsection amem_direct, \"ax\", @progbits\n"        \
-      "    .balign 16\n"                                     \
-      "    .globl " symbol                                   \
-      "\n"                                                   \
-      "    .type " symbol ", @function\n" symbol             \
-      ":\n"                                                  \
-      "    .cfi_startproc\n"                                 \
-      "    endbr64\n"                                        \
-      "    jmp *.Lslot_" symbol                              \
-      "(%rip)\n"                                             \
-      ".Lfirst_" symbol                                      \
-      ":\n"                                                  \
-      "    endbr64\n"                                        \
-      "    leaq .Lslot_" symbol                              \
-      "(%rip), %r11\n"                                       \
-      "    jmp amem_direct_first\n"                          \
-      "    .cfi_endproc\n"                                   \
-      "    .size " symbol ", .-" symbol                      \
-      "\n"                                                   \
-      ".popsection\n");
+#define AMEM_DIRECT(symbol) asm("amem_direct " symbol)
+
+asm(R"(
+    .macro amem_direct symbol
+    .pushsection .rodata.str1.1, "aMS", @progbits, 1
+.Lname_\symbol:
+    .string "\symbol"
+    .popsection
+    .pushsection .data.amem_direct, "aw", @progbits
+    .balign 8
+.Lslot_\symbol:
+    .quad .Lfirst_\symbol
+    .quad .Lname_\symbol
+    .popsection
+    .pushsection amem_direct, "ax", @progbits
+    .balign 16
+    .globl \symbol
+    .type \symbol, @function
+\symbol:
+    .cfi_startproc
+    endbr64
+    jmp *.Lslot_\symbol(%rip)
+.Lfirst_\symbol:
+    endbr64
+    leaq .Lslot_\symbol(%rip), %r11
+    jmp amem_direct_first
+    .cfi_endproc
+    .size \symbol, .-\symbol
+    .popsection
+    .endm
+)");

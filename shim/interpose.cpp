@@ -52,13 +52,14 @@ const Call kLookupCalls[] = {
     {"cuGetProcAddress", 12000, false, "cuGetProcAddress_v2", reinterpret_cast<void*>(&get_v2),
      &real_get_v2},
 };
-AMEM_DIRECT("cuGetProcAddress")
-AMEM_DIRECT("cuGetProcAddress_v2")
+AMEM_DIRECT("cuGetProcAddress");
+AMEM_DIRECT("cuGetProcAddress_v2");
 
 template <class Visit>
 void for_each_call(Visit visit) {
   for (const Call& call : kLookupCalls) visit(call);
-  for (const CallList list : {memory_calls(), heap_calls(), unbrokered_calls(), work_calls()})
+  for (const CallList list : {memory_calls(), heap_calls(), ipc_calls(), multicast_calls(),
+                              unbrokered_calls(), work_calls()})
     for (const Call* call = list.begin; call != list.end; ++call) visit(*call);
 }
 

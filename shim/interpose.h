@@ -27,7 +27,7 @@ const Call* find_call(const char* api, int version, bool per_thread);
 using Dlsym = void* (*)(void* handle, const char* name);
 Dlsym real_dlsym();
 
-/// Rows of shim/calls_memory.cpp, calls_heap.cpp, calls_unbrokered.cpp and calls_work.cpp.
+/// Rows of shim/calls_*.cpp.
 struct CallList {
   const Call* begin;
   const Call* end;
@@ -35,6 +35,8 @@ struct CallList {
 CallList memory_calls();
 CallList heap_calls();
 CallList unbrokered_calls();
+CallList ipc_calls();
+CallList multicast_calls();
 CallList work_calls();
 
 }  // namespace amem::shim

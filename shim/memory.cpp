@@ -142,7 +142,7 @@ CUresult Memory::release(CUmemGenericAllocationHandle handle) {
 
 /// After a reference or mapping went: lets go of what nothing needs any more.
 void Memory::settle(Allocation& a) {
-  if (a.refs == 0) drop_real(a);
+  if (!Table::needs_real(a)) drop_real(a);
   if (!Table::unused(a)) return;
   const std::uint64_t id = a.id;
   table_.forget(id);
@@ -180,7 +180,7 @@ CUresult Memory::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
     std::lock_guard lock(mutex_);
     const Allocation* a = table_.find(Table::id_of(handle));
     if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    ticket = {a->id, 0, a->size, a->token, rank_, a->number};
+    ticket = ticket_for(*a);
   }
   Result<Fd> made = make_ticket(ticket);
   if (!made.ok()) {
@@ -237,6 +237,20 @@ Memory::TraceView Memory::trace_view(CUmemGenericAllocationHandle handle) {
   const Allocation* a = table_.find(Table::id_of(handle));
   if (a == nullptr) return {};
   return {a->number, a->imported, a->refs, a->mapped_at.size()};
+}
+
+std::optional<Ticket> Memory::ticket_at(CUdeviceptr address) {
+  std::lock_guard lock(mutex_);
+  const Mapping* m = table_.mapping_at(address);
+  if (m == nullptr) return std::nullopt;
+  return ticket_for(*table_.find(m->id));
+}
+
+std::optional<Memory::Known> Memory::known(std::uint64_t id) {
+  std::lock_guard lock(mutex_);
+  const Allocation* a = table_.find(id);
+  if (a == nullptr) return std::nullopt;
+  return Known{a->size, a->device, a->imported};
 }
 
 bool Memory::brokered(CUdeviceptr address, std::size_t size) {
@@ -302,6 +316,41 @@ void Memory::pin(CUdeviceptr address, std::size_t size) {
     message.which_body = amem_v1_SessionMessage_pin_tag;
     message.body.pin.id = a.id;
     session_.post(message);
+  }
+}
+
+CUresult Memory::hold(CUmemGenericAllocationHandle handle, Held& held) {
+  std::lock_guard lock(mutex_);
+  Allocation* a = table_.find(Table::id_of(handle));
+  if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult r = ensure_real(*a); r != CUDA_SUCCESS) return r;
+  ++a->bindings;
+  held = {a->id, a->real, a->device, 0, 0, a->size};
+  return CUDA_SUCCESS;
+}
+
+std::vector<Memory::Held> Memory::hold(CUdeviceptr address, std::size_t size) {
+  std::lock_guard lock(mutex_);
+  std::vector<Held> pieces;
+  for (const Mapping* m : table_.overlapping(address, size)) {
+    Allocation& a = *table_.find(m->id);
+    ++a.bindings;
+    const CUdeviceptr begin = std::max<CUdeviceptr>(address, m->address);
+    const CUdeviceptr end = std::min<CUdeviceptr>(address + size, m->address + m->size);
+    // A handle that cannot be had now is missed only if the memory is unmapped while it is bound.
+    ensure_real(a);
+    pieces.push_back({a.id, a.real, a.device, begin, begin - m->address, end - begin});
+  }
+  return pieces;
+}
+
+void Memory::let_go(const Multicast::Freed& ids) {
+  std::lock_guard lock(mutex_);
+  for (const std::uint64_t id : ids) {
+    Allocation* a = table_.find(id);
+    if (a == nullptr) continue;
+    --a->bindings;
+    settle(*a);
   }
 }
 

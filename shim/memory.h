@@ -24,6 +24,7 @@
 #include "common/fd.h"
 #include "common/ticket.h"
 #include "shim/devices.h"
+#include "shim/multicast.h"
 #include "shim/region.h"
 #include "shim/session.h"
 #include "shim/table.h"
@@ -32,8 +33,8 @@ namespace amem::shim {
 
 class Memory {
  public:
-  Memory(const Driver& driver, Devices& devices, Session& session)
-      : driver_(driver), devices_(devices), session_(session) {}
+  Memory(const Driver& driver, Devices& devices, Session& session, Multicast& multicast)
+      : driver_(driver), devices_(devices), session_(session), multicast_(multicast) {}
 
   // ---- calls of the program; results are what the driver would return ----
   CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
@@ -51,8 +52,32 @@ class Memory {
                                      const CUmemAccessDesc* desc, std::size_t count);
   std::optional<CUresult> address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address);
   bool brokered(CUdeviceptr address, std::size_t size);
+  /// A ticket for the whole allocation that is mapped at the address; nothing when none is.
+  std::optional<Ticket> ticket_at(CUdeviceptr address);
+  struct Known {
+    std::uint64_t size = 0;
+    int device = 0;  // -1: not visible in this process
+    bool imported = false;
+  };
+  /// An allocation that this process has, by the broker's id.
+  std::optional<Known> known(std::uint64_t id);
   /// A NIC knows these physical addresses now: their allocations stay through a pause.
   void pin(CUdeviceptr address, std::size_t size);
+
+  /// Memory that is being bound to a multicast object: it stays until let_go().
+  struct Held {
+    std::uint64_t id = 0;
+    CUmemGenericAllocationHandle real = 0;
+    int device = 0;
+    CUdeviceptr address = 0;  // of a range: where the piece begins, in it,
+    std::size_t offset = 0;   // in the allocation,
+    std::size_t size = 0;     // and how long it is
+  };
+  CUresult hold(CUmemGenericAllocationHandle handle, Held& held);
+  /// The pieces of a range, one for each brokered mapping.
+  std::vector<Held> hold(CUdeviceptr address, std::size_t size);
+  /// Once for each hold.
+  void let_go(const Multicast::Freed& ids);
 
   /// What a trace says of a handle's allocation; zeros for a handle that is not known.
   struct TraceView {
@@ -128,11 +153,15 @@ class Memory {
   bool wait_arrival(std::unique_lock<std::mutex>& lock, const std::function<bool()>& arriving);
   std::optional<std::vector<Mapping*>> settled(std::unique_lock<std::mutex>& lock,
                                                CUdeviceptr address, std::size_t size);
+  Ticket ticket_for(const Allocation& a) const {
+    return {a.id, 0, a.size, a.token, rank_, a.number};
+  }
   std::string describe(const Allocation& a) const;
 
   const Driver& driver_;
   Devices& devices_;
   Session& session_;
+  Multicast& multicast_;
   std::mutex mutex_;                  // guards table_
   std::condition_variable arrivals_;  // some have ended
   Table table_;

@@ -100,6 +100,11 @@ Status Memory::take_away(const std::function<bool(const Allocation&)>& chosen,
   returned_bytes_ = 0;
 
   auto goes = [&](const Allocation& a) { return a.resident && !a.pinned && chosen(a); };
+  for (const auto& [id, a] : table_.allocations()) {
+    if (a.bindings == 0 || !goes(a)) continue;
+    if (CUresult r = multicast_.leave(id); r != CUDA_SUCCESS)
+      failed(r, "unbinding " + describe(a) + " from its multicast object");
+  }
   std::vector<Mapping*> mapped;
   for (auto& [address, m] : table_.mappings())
     if (goes(*table_.find(m.id))) mapped.push_back(&m);
@@ -141,12 +146,20 @@ Status Memory::come_back(std::uint64_t id, const Fd& fd) {
       return driver_.error(r, "mapping " + describe(*a));
     }
   }
+  if (a->bindings > 0) {
+    if (CUresult r = multicast_.come_back(id, real); r != CUDA_SUCCESS) {
+      multicast_.leave(id);
+      for (Address address : a->mapped_at) driver_.cuMemUnmap_(address, a->size);
+      drop_real(*a);
+      return driver_.error(r, "binding " + describe(*a) + " to its multicast object again");
+    }
+  }
   for (Address address : a->mapped_at) returned_.push_back(&table_.mapping(address));
   a->resident = true;
   a->arriving = true;
   returned_bytes_ += a->size;
   // With a mapping and no handle in the program's hands, the mapping alone keeps the memory.
-  if (a->refs == 0) drop_real(*a);
+  if (!Table::needs_real(*a)) drop_real(*a);
   return {};
 }
 

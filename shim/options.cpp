@@ -72,6 +72,8 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints) {
                !read_flag(getenv, "AMEM_ENABLE", true, complaints);
   o.required = read_flag(getenv, "AMEM_REQUIRED", false, complaints);
 
+  o.nvls = read_flag(getenv, "AMEM_NVLS", false, complaints);
+
   const char* source = value_of(getenv, "AMEM_GROUP").empty() ? "AMEM_GROUPID" : "AMEM_GROUP";
   if (const std::string_view group = value_of(getenv, source); !group.empty()) {
     if (valid_group_name(group))

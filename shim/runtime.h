@@ -18,8 +18,10 @@
 #include "shim/devices.h"
 #include "shim/gate.h"
 #include "shim/heap.h"
+#include "shim/ipc.h"
 #include "shim/memory.h"
 #include "shim/mover.h"
+#include "shim/multicast.h"
 #include "shim/options.h"
 #include "shim/phases.h"
 #include "shim/region.h"
@@ -75,6 +77,8 @@ class Runtime {
   Report& report() { return report_; }
   /// Brokered and other memory of this process, as JSON.
   std::string stats();
+  Ipc& ipc() { return ipc_; }
+  Multicast& multicast() { return multicast_; }
   const Options& options() const { return options_; }
   /// The device is about to get its first brokered allocation: prepares copies to and from it in
   /// the background.
@@ -93,8 +97,10 @@ class Runtime {
   Devices devices_{driver_};
   Gate gate_;
   Session session_;
-  Memory memory_{driver_, devices_, session_};
+  Multicast multicast_{driver_};
+  Memory memory_{driver_, devices_, session_, multicast_};
   Heap heap_{driver_, devices_, gate_, memory_};
+  Ipc ipc_{driver_, devices_, memory_};
   Unbrokered unbrokered_;
   Report report_{driver_, devices_, memory_, unbrokered_, session_};
   Mover mover_{driver_, devices_, memory_};

@@ -41,6 +41,7 @@ struct Allocation {
   Token token{};
   std::uint32_t refs = 0;          // handles the program holds
   std::vector<Address> mapped_at;  // where its mappings begin
+  std::uint32_t bindings = 0;      // to multicast objects; they keep the memory as mappings do
   std::uint64_t real = 0;          // the driver's handle, 0: released (mappings keep the memory)
 };
 
@@ -79,8 +80,13 @@ class Table {
   /// Records a grant, replacing an earlier one for the same location; no access at all is no grant.
   static void grant(Mapping& mapping, const Access& access);
 
-  /// Neither handle nor mapping left: the broker can be told.
-  static bool unused(const Allocation& a) { return a.refs == 0 && a.mapped_at.empty(); }
+  /// Neither handle nor mapping nor binding left: the broker can be told.
+  static bool unused(const Allocation& a) {
+    return a.refs == 0 && a.mapped_at.empty() && a.bindings == 0;
+  }
+  /// The driver's handle is still needed. Mappings alone do without; of memory that is only bound
+  /// it could not be fetched again.
+  static bool needs_real(const Allocation& a) { return a.refs > 0 || a.bindings > 0; }
   void forget(std::uint64_t id) { allocations_.erase(id); }
 
   std::map<Address, Mapping>& mappings() { return mappings_; }

@@ -1,22 +1,19 @@
 #include "blocks.h"
 
+#include <cstdio>
 #include <string>
-#include <vector>
 
 #include "check.h"
 #include "workload/failure.h"
 #include "workload/pattern.h"
 
 namespace amem::puppet {
-namespace {
 
 std::vector<std::uint64_t> Pattern(std::size_t bytes, std::uint64_t seed) {
   std::vector<std::uint64_t> words(bytes / sizeof(std::uint64_t));
   for (std::size_t i = 0; i < words.size(); ++i) words[i] = workload::BodyWord(seed, i);
   return words;
 }
-
-}  // namespace
 
 std::uint64_t Blocks::Add(const Block& block) {
   blocks_.emplace(next_id_, block);
@@ -49,17 +46,43 @@ std::uint64_t Blocks::Map(std::size_t bytes) {
 
 std::uint64_t Blocks::Allocate(std::size_t bytes) {
   Block block;
+  block.kind = Kind::kPlain;
   block.bytes = bytes;
   Check(cuMemAlloc(&block.address, bytes), "cuMemAlloc");
+  return Add(block);
+}
+
+std::string Blocks::Share(std::uint64_t id, std::size_t offset) const {
+  CUipcMemHandle handle{};
+  Check(cuIpcGetMemHandle(&handle, At(id).address + offset), "cuIpcGetMemHandle");
+  std::string text;
+  for (const char byte : handle.reserved) {
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(byte));
+    text += digits;
+  }
+  return text;
+}
+
+std::uint64_t Blocks::Open(const std::string& handle, unsigned flags) {
+  CUipcMemHandle binary{};
+  if (handle.size() != 2 * sizeof binary.reserved) throw workload::Failure("not a handle");
+  for (std::size_t i = 0; i < sizeof binary.reserved; ++i) {
+    binary.reserved[i] = static_cast<char>(std::stoi(handle.substr(2 * i, 2), nullptr, 16));
+  }
+  Block block;
+  block.kind = Kind::kShared;
+  Check(cuIpcOpenMemHandle(&block.address, binary, flags), "cuIpcOpenMemHandle");
+  Check(cuMemGetAddressRange(nullptr, &block.bytes, block.address), "cuMemGetAddressRange");
   return Add(block);
 }
 
 void Blocks::Free(std::uint64_t id) {
   const Block block = At(id);
   blocks_.erase(id);
-  if (block.handle == 0) {
-    Check(cuMemFree(block.address), "cuMemFree");
-    return;
+  if (block.kind == Kind::kPlain) return Check(cuMemFree(block.address), "cuMemFree");
+  if (block.kind == Kind::kShared) {
+    return Check(cuIpcCloseMemHandle(block.address), "cuIpcCloseMemHandle");
   }
   Check(cuMemUnmap(block.address, block.bytes), "cuMemUnmap");
   Check(cuMemAddressFree(block.address, block.bytes), "cuMemAddressFree");

@@ -1,8 +1,8 @@
 // Blocks: the device memory of a puppet, by number.
 //
-// A block is mapped memory (cuMemCreate, cuMemMap) or memory of the older calls (cuMemAlloc). Its
-// content is a function of a seed that the test names. The device's context must be current. One
-// thread; throws workload::Failure.
+// A block is mapped memory (cuMemCreate, cuMemMap), memory of the older calls (cuMemAlloc) or
+// another process's (cuIpcOpenMemHandle). Its content is a function of a seed that the test names.
+// The device's context must be current. One thread; throws workload::Failure.
 #pragma once
 
 #include <cuda.h>
@@ -10,8 +10,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <string>
+#include <vector>
 
 namespace amem::puppet {
+
+/// What a seed says of this many bytes.
+std::vector<std::uint64_t> Pattern(std::size_t bytes, std::uint64_t seed);
 
 class Blocks {
  public:
@@ -20,16 +25,21 @@ class Blocks {
   /// Each returns the new block's number.
   std::uint64_t Map(std::size_t bytes);
   std::uint64_t Allocate(std::size_t bytes);
+  std::uint64_t Open(const std::string& handle, unsigned flags);
   void Free(std::uint64_t id);
+  /// The interprocess handle of the block's `offset`th byte, in hexadecimal.
+  std::string Share(std::uint64_t id, std::size_t offset) const;
 
   void Fill(std::uint64_t id, std::uint64_t seed) const;
   /// Throws unless every byte is as Fill with this seed left it.
   void Verify(std::uint64_t id, std::uint64_t seed) const;
 
+  enum class Kind { kMapped, kPlain, kShared };
   struct Block {
+    Kind kind = Kind::kMapped;
     CUdeviceptr address = 0;
     std::size_t bytes = 0;
-    CUmemGenericAllocationHandle handle = 0;  // 0: memory of the older calls
+    CUmemGenericAllocationHandle handle = 0;  // kMapped
   };
   const Block& At(std::uint64_t id) const;
 

@@ -14,6 +14,7 @@
 #include "blocks.h"
 #include "check.h"
 #include "launcher.h"
+#include "team.h"
 #include "workload/answer.h"
 #include "workload/failure.h"
 
@@ -22,6 +23,7 @@ namespace {
 using amem::puppet::Blocks;
 using amem::puppet::Check;
 using amem::puppet::Launcher;
+using amem::puppet::Team;
 using amem::workload::Answer;
 using amem::workload::Failure;
 
@@ -30,6 +32,7 @@ struct Puppet {
   CUcontext context;
   Blocks blocks;
   Launcher launcher;
+  Team team;
 };
 
 using Words = std::vector<std::string>;
@@ -51,6 +54,34 @@ void Loop(Puppet& puppet, const Words& words, Answer* answer) {
     puppet.launcher.Start(what);
   }
   answer->Number("launches", puppet.launcher.Count());
+}
+
+void DoTeam(Puppet& puppet, const Words& words, Answer*) {
+  Team& team = puppet.team;
+  const std::string& what = Word(words, 1);
+  const auto block = [&] { return puppet.blocks.At(Number(words, 2)); };
+  if (what == "create")
+    return team.Create(Number(words, 2), static_cast<unsigned>(Number(words, 3)));
+  if (what == "offer") return team.Offer(Word(words, 2));
+  if (what == "join") return team.Join(Word(words, 2), Number(words, 3));
+  if (what == "add") return team.AddDevice();
+  if (what == "bind") return team.Bind(block(), Number(words, 3));
+  if (what == "bind-address") return team.BindAddress(block(), Number(words, 3));
+  if (what == "unbind") return team.Unbind(block(), Number(words, 3));
+  if (what == "map") return team.Map();
+  if (what == "unmap") return team.Unmap();
+  if (what == "release") return team.Release();
+  if (what == "write") return team.Write(Number(words, 2));
+  if (what == "set") return team.Set(static_cast<unsigned char>(Number(words, 2)));
+  throw Failure("a team cannot " + what);
+}
+
+void Attribute(Puppet& puppet, const Words& words, Answer* answer) {
+  int value = 0;
+  Check(cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(Number(words, 1)),
+                             puppet.device),
+        "cuDeviceGetAttribute");
+  answer->Number("value", static_cast<std::uint64_t>(value));
 }
 
 void MemoryInfo(Puppet&, const Words&, Answer* answer) {
@@ -76,12 +107,24 @@ const std::map<std::string, Command> kCommands = {
                 Answer*) { puppet.blocks.Fill(Number(words, 1), Number(words, 2)); }},
     {"verify", [](Puppet& puppet, const Words& words,
                   Answer*) { puppet.blocks.Verify(Number(words, 1), Number(words, 2)); }},
+    {"share",
+     [](Puppet& puppet, const Words& words, Answer* answer) {
+       const std::size_t offset = words.size() > 2 ? Number(words, 2) : 0;
+       answer->Text("handle", puppet.blocks.Share(Number(words, 1), offset));
+     }},
+    {"open",
+     [](Puppet& puppet, const Words& words, Answer* answer) {
+       const auto flags = static_cast<unsigned>(Number(words, 2));
+       answer->Number("id", puppet.blocks.Open(Word(words, 1), flags));
+     }},
     {"address",
      [](Puppet& puppet, const Words& words, Answer* answer) {
        answer->Number("address", puppet.blocks.At(Number(words, 1)).address);
      }},
     {"loop", Loop},
     {"meminfo", MemoryInfo},
+    {"attribute", Attribute},
+    {"team", DoTeam},
 };
 
 void Print(const Answer& answer) {
@@ -116,7 +159,7 @@ void Run(int ordinal) {
   CUcontext context = nullptr;
   Check(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
   Check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
-  Puppet puppet{device, context, Blocks(device), Launcher(context)};
+  Puppet puppet{device, context, Blocks(device), Launcher(context), Team(device)};
   Print(Answer());
   Serve(puppet);
 }

@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "multicast.h"
 #include "node.h"
 #include "usage.h"
 
@@ -143,21 +144,25 @@ CUresult FreeAddresses(uintptr_t base, size_t bytes) {
 CUresult MapAllocation(uintptr_t base, size_t bytes,
                        const std::shared_ptr<Allocation>& allocation) {
   // The size is looked at before all else; a part of a handle, or more than it, is not supported.
-  if (bytes != allocation->memory->bytes()) return CUDA_ERROR_NOT_SUPPORTED;
+  const MulticastObject* const object = allocation->multicast.get();
+  const size_t whole = object != nullptr ? object->bytes() : allocation->memory->bytes();
+  if (bytes != whole) return CUDA_ERROR_NOT_SUPPORTED;
   if (!IsMultiple(base)) return CUDA_ERROR_INVALID_VALUE;
   const auto* reservation = FindReservation(base);
   if (reservation == nullptr || bytes > reservation->first + reservation->second - base ||
       OverlapsRange(base, bytes)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (MapFile(base, bytes, PROT_NONE, allocation->memory->fd()) == MAP_FAILED) {
+  // There is nothing for kernels to touch where a multicast object is mapped.
+  if (object == nullptr &&
+      MapFile(base, bytes, PROT_NONE, allocation->memory->fd()) == MAP_FAILED) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   Range range;
   range.base = base;
   range.bytes = bytes;
   range.allocation = allocation;
-  range.device = allocation->memory->device();
+  range.device = object != nullptr ? kMulticastDevice : allocation->memory->device();
   Insert(std::move(range));
   return CUDA_SUCCESS;
 }
@@ -201,7 +206,7 @@ CUresult SetRangeAccess(uintptr_t base, size_t bytes, const std::vector<Access>&
         range.access.push_back(wanted);
       }
     }
-    if (mprotect(Pointer(range.base), range.bytes, Protection(range)) != 0) {
+    if (!range.multicast() && mprotect(Pointer(range.base), range.bytes, Protection(range)) != 0) {
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
   }
@@ -216,6 +221,30 @@ CUresult AddDeviceMemory(const Physical& memory, Range range, uintptr_t* out) {
   range.mapped_bytes = memory.bytes();
   *out = Insert(std::move(range)).base;
   return CUDA_SUCCESS;
+}
+
+CUresult OpenSharedMemory(const std::shared_ptr<Physical>& memory, size_t bytes, CUcontext context,
+                          uintptr_t* out) {
+  for (auto& [base, range] : AllRanges()) {
+    if (range.memory == nullptr || !range.memory->SameAs(*memory)) continue;
+    if (range.kind == RangeKind::kDevice) return CUDA_ERROR_INVALID_CONTEXT;
+    ++range.opens;
+    *out = base;
+    return CUDA_SUCCESS;
+  }
+  Range range;
+  range.bytes = bytes;
+  range.kind = RangeKind::kShared;
+  range.context = context;
+  range.memory = memory;
+  range.opens = 1;
+  return AddDeviceMemory(*memory, std::move(range), out);
+}
+
+bool CloseSharedMemory(uintptr_t base) {
+  const auto it = AllRanges().find(base);
+  if (it == AllRanges().end() || it->second.kind != RangeKind::kShared) return false;
+  return --it->second.opens > 0 || RemoveRange(base, RangeKind::kShared);
 }
 
 CUresult AddHostMemory(size_t bytes, CUcontext context, unsigned flags, uintptr_t* out) {
@@ -299,6 +328,12 @@ Checked CheckAccess(uintptr_t address, size_t bytes, bool write, int accessor) {
   }
   checked.device = range->device;
   checked.memory = range->on_device() ? Memory::kDevice : Memory::kPinned;
+  if (range->multicast()) {
+    checked.multicast = range->allocation->multicast;
+    checked.offset = address - range->base;
+    if (!write) checked.result = CUDA_ERROR_NOT_SUPPORTED;
+    if (!write) return checked;
+  }
   for (uintptr_t at = address;;) {
     if (range == nullptr || range->device != checked.device ||
         (range->kind == RangeKind::kMapping && !Grants(*range, write, accessor))) {

@@ -22,6 +22,7 @@ enum class RangeKind {
   kDevice,          // cuMemAlloc
   kManaged,         // cuMemAllocManaged; lies on one device here
   kPool,            // cuMemAllocAsync
+  kShared,          // cuIpcOpenMemHandle
   kHostAllocated,   // cuMemHostAlloc
   kHostRegistered,  // cuMemHostRegister
 };
@@ -43,11 +44,14 @@ struct Range {
   CUmemoryPool pool = nullptr;             // kPool
   size_t mapped_bytes = 0;                 // kDevice, kManaged, kPool: with what rounding added
   bool sync_memops = false;
-  unsigned host_flags = 0;     // kHostAllocated, kHostRegistered
-  std::vector<Access> access;  // kMapping
+  unsigned host_flags = 0;           // kHostAllocated, kHostRegistered
+  std::vector<Access> access;        // kMapping
+  std::shared_ptr<Physical> memory;  // kDevice, kShared
+  unsigned opens = 0;                // kShared: handles opened and not closed
 
   uintptr_t end() const { return base + bytes; }
   bool on_device() const { return device >= 0; }
+  bool multicast() const { return allocation != nullptr && allocation->multicast != nullptr; }
 };
 
 CUresult ReserveAddresses(size_t bytes, size_t alignment, uintptr_t hint, uintptr_t* out);
@@ -62,6 +66,12 @@ CUresult SetRangeAccess(uintptr_t base, size_t bytes, const std::vector<Access>&
 /// Maps memory for cuMemAlloc and its like, somewhere, as the range says but for its base; `memory`
 /// is not kept but by the mapping.
 CUresult AddDeviceMemory(const Physical& memory, Range range, uintptr_t* out);
+/// Memory of another process, or one more opening of it. CUDA_ERROR_INVALID_CONTEXT: it is this
+/// process's own.
+CUresult OpenSharedMemory(const std::shared_ptr<Physical>& memory, size_t bytes, CUcontext context,
+                          uintptr_t* out);
+/// Takes back one opening; unmaps with the last. False: nothing of that kind begins there.
+bool CloseSharedMemory(uintptr_t base);
 CUresult AddHostMemory(size_t bytes, CUcontext context, unsigned flags, uintptr_t* out);
 CUresult RegisterHostMemory(uintptr_t base, size_t bytes, CUcontext context, unsigned flags);
 /// Takes out the range that begins at `base` and is of this kind; unmaps it unless it was only
@@ -83,12 +93,14 @@ enum class Memory { kPageable, kPinned, kDevice };
 struct Checked {
   CUresult result = CUDA_SUCCESS;
   Memory memory = Memory::kPageable;
-  int device = -1;  // physical, of device memory
+  int device = -1;                             // physical, of device memory
+  std::shared_ptr<MulticastObject> multicast;  // what is mapped there, if it is one
+  size_t offset = 0;                           // in it
 };
 
 /// Whether work on physical device `accessor` may read (or write) the bytes, and what they are.
 /// Addresses of which nothing is known are the program's own, pageable memory; reserved ones
-/// without a mapping are an error. Takes MemoryMutex itself.
+/// without a mapping are an error, and so are reads of multicast objects. Takes MemoryMutex itself.
 Checked CheckAccess(uintptr_t address, size_t bytes, bool write, int accessor);
 
 }  // namespace sim

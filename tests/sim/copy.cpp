@@ -6,7 +6,9 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
+#include <vector>
 
+#include "multicast.h"
 #include "node.h"
 
 namespace sim {
@@ -37,7 +39,7 @@ Link* FindLink(const Checked& to, const Checked& from) {
   static auto* const links = new std::array<std::array<Link, kMaxDevices>, 2>();
   const bool out = from.memory == Memory::kDevice;
   const bool in = to.memory == Memory::kDevice;
-  if (Node().bandwidth <= 0 || out == in) return nullptr;
+  if (Node().bandwidth <= 0 || out == in || to.multicast != nullptr) return nullptr;
   const auto device = static_cast<size_t>(out ? from.device : to.device);
   return &(*links)[in ? 1 : 0][device];
 }
@@ -79,6 +81,15 @@ CUresult RunTransfer(const Transfer& transfer, int accessor) {
   const Clock::time_point across =
       link != nullptr ? link->Across(transfer.width * transfer.rows) : Clock::time_point();
   for (size_t row = 0; row < transfer.rows; ++row) {
+    if (to.multicast != nullptr) {
+      if (!to.multicast->Write(
+              to.offset + row * transfer.to_pitch,
+              reinterpret_cast<const void*>(transfer.from + row * transfer.from_pitch),
+              transfer.width)) {
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+      }
+      continue;
+    }
     memmove(reinterpret_cast<void*>(transfer.to + row * transfer.to_pitch),
             reinterpret_cast<const void*>(transfer.from + row * transfer.from_pitch),
             transfer.width);
@@ -89,6 +100,13 @@ CUresult RunTransfer(const Transfer& transfer, int accessor) {
 
 CUresult RunFill(const Fill& fill, int accessor) {
   if (CheckFill(fill, accessor) != CUDA_SUCCESS) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  const size_t bytes = fill.count * fill.width;
+  if (const Checked to = CheckAccess(fill.to, bytes, true, accessor); to.multicast != nullptr) {
+    std::vector<unsigned char> pattern(bytes);
+    for (size_t i = 0; i < bytes; i += fill.width) memcpy(&pattern[i], &fill.value, fill.width);
+    const bool written = to.multicast->Write(to.offset, pattern.data(), bytes);
+    return written ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
+  }
   switch (fill.width) {
     case 1:
       FillWith(fill.to, static_cast<uint8_t>(fill.value), fill.count);

@@ -40,6 +40,7 @@ CUresult Alloc(CUdeviceptr* out, size_t bytes, RangeKind kind = RangeKind::kDevi
   range.context = context->handle();
   const MemoryLock lock(MemoryMutex());
   uintptr_t base = 0;
+  range.memory = memory;
   result = AddDeviceMemory(*memory, std::move(range), &base);
   if (result == CUDA_SUCCESS) *out = base;
   return result;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -116,17 +117,41 @@ CUresult Physical::Import(int fd, std::shared_ptr<Physical>* out) {
   return CUDA_SUCCESS;
 }
 
-CUmemGenericAllocationHandle AddAllocation(const CUmemAllocationProp& properties,
-                                           std::shared_ptr<Physical> memory) {
+bool Physical::SameAs(const Physical& other) const {
+  struct stat mine = {};
+  struct stat its = {};
+  return fstat(fd_, &mine) == 0 && fstat(other.fd_, &its) == 0 && mine.st_dev == its.st_dev &&
+         mine.st_ino == its.st_ino;
+}
+
+namespace {
+
+CUmemGenericAllocationHandle Add(std::shared_ptr<Allocation> allocation) {
   // Handles count up and are never used twice, so that a stale one is an error and not somebody
   // else's memory.
   static CUmemGenericAllocationHandle next = 0x5a000000;
-  auto allocation = std::make_shared<Allocation>();
   allocation->handle = ++next;
+  Allocations().emplace(next, std::move(allocation));
+  return next;
+}
+
+}  // namespace
+
+CUmemGenericAllocationHandle AddAllocation(const CUmemAllocationProp& properties,
+                                           std::shared_ptr<Physical> memory, bool imported) {
+  auto allocation = std::make_shared<Allocation>();
   allocation->properties = properties;
+  allocation->imported = imported;
   allocation->memory = std::move(memory);
-  Allocations().emplace(allocation->handle, allocation);
-  return allocation->handle;
+  return Add(std::move(allocation));
+}
+
+CUmemGenericAllocationHandle AddMulticast(std::shared_ptr<MulticastObject> object,
+                                          CUmemAllocationHandleType types) {
+  auto allocation = std::make_shared<Allocation>();
+  allocation->properties.requestedHandleTypes = types;
+  allocation->multicast = std::move(object);
+  return Add(std::move(allocation));
 }
 
 std::shared_ptr<Allocation> FindAllocation(CUmemGenericAllocationHandle handle) {

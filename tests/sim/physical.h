@@ -49,6 +49,9 @@ class Physical {
   Physical(const Physical&) = delete;
   Physical& operator=(const Physical&) = delete;
 
+  /// The same memory, perhaps by another descriptor.
+  bool SameAs(const Physical& other) const;
+
   int fd() const { return fd_; }
   int device() const { return device_; }
   size_t bytes() const { return bytes_; }
@@ -64,21 +67,29 @@ class Physical {
   const unsigned flags_;
 };
 
-/// What a CUmemGenericAllocationHandle stands for. The handle is valid while `references` > 0; a
-/// mapping keeps the object beyond that, and cuMemRetainAllocationHandle can make the handle valid
-/// again.
+class MulticastObject;
+
+/// What a CUmemGenericAllocationHandle stands for: memory, or a multicast object. The handle is
+/// valid while `references` > 0; a mapping keeps the object beyond that, and
+/// cuMemRetainAllocationHandle can make the handle valid again.
 struct Allocation {
   CUmemGenericAllocationHandle handle = 0;
   unsigned references = 1;
   CUmemAllocationProp properties{};  // as cuMemGetAllocationPropertiesFromHandle reports them
+  bool imported = false;
   std::shared_ptr<Physical> memory;
+  std::shared_ptr<MulticastObject> multicast;
 };
 
 // The table of valid handles. REQUIRES for all: MemoryMutex held.
 
 /// Enters a new allocation with a handle that was never used before.
 CUmemGenericAllocationHandle AddAllocation(const CUmemAllocationProp& properties,
-                                           std::shared_ptr<Physical> memory);
+                                           std::shared_ptr<Physical> memory, bool imported = false);
+/// The same for a multicast object; no types: it was imported.
+CUmemGenericAllocationHandle AddMulticast(
+    std::shared_ptr<MulticastObject> object,
+    CUmemAllocationHandleType types = CU_MEM_HANDLE_TYPE_NONE);
 /// Null if the handle is not valid.
 std::shared_ptr<Allocation> FindAllocation(CUmemGenericAllocationHandle handle);
 void RetainAllocation(const std::shared_ptr<Allocation>& allocation);

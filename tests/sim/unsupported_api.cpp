@@ -13,10 +13,6 @@ SIM_UNSUPPORTED(cuMemGetHandleForAddressRange,
 
 SIM_UNSUPPORTED(cuIpcGetEventHandle, (CUipcEventHandle*, CUevent))
 SIM_UNSUPPORTED(cuIpcOpenEventHandle, (CUevent*, CUipcEventHandle))
-SIM_UNSUPPORTED(cuIpcGetMemHandle, (CUipcMemHandle*, CUdeviceptr))
-SIM_UNSUPPORTED(cuIpcOpenMemHandle, (CUdeviceptr*, CUipcMemHandle, unsigned))
-SIM_UNSUPPORTED(cuIpcOpenMemHandle_v2, (CUdeviceptr*, CUipcMemHandle, unsigned))
-SIM_UNSUPPORTED(cuIpcCloseMemHandle, (CUdeviceptr))
 
 SIM_UNSUPPORTED(cuModuleLoad, (CUmodule*, const char*))
 SIM_UNSUPPORTED(cuModuleLoadData, (CUmodule*, const void*))
@@ -29,7 +25,3 @@ SIM_UNSUPPORTED(cuLibraryLoadData, (CUlibrary*, const void*, CUjit_option*, void
                                     CUlibraryOption*, void**, unsigned))
 SIM_UNSUPPORTED(cuLibraryUnload, (CUlibrary))
 SIM_UNSUPPORTED(cuLibraryGetKernel, (CUkernel*, CUlibrary, const char*))
-
-SIM_UNSUPPORTED(cuMulticastCreate, (CUmemGenericAllocationHandle*, const CUmulticastObjectProp*))
-SIM_UNSUPPORTED(cuMulticastGetGranularity,
-                (size_t*, const CUmulticastObjectProp*, CUmulticastGranularity_flags))

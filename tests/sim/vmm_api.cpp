@@ -7,6 +7,7 @@
 #include "address_space.h"
 #include "api.h"
 #include "device.h"
+#include "multicast.h"
 #include "node.h"
 #include "physical.h"
 #include "usage.h"
@@ -72,7 +73,9 @@ CUresult Export(void* out, CUmemGenericAllocationHandle handle, CUmemAllocationH
       (allocation->properties.requestedHandleTypes & type) == 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  const int fd = fcntl(allocation->memory->fd(), F_DUPFD_CLOEXEC, 0);
+  const int held =
+      allocation->multicast != nullptr ? allocation->multicast->fd() : allocation->memory->fd();
+  const int fd = fcntl(held, F_DUPFD_CLOEXEC, 0);
   if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
   *static_cast<int*>(out) = fd;
   return CUDA_SUCCESS;
@@ -86,6 +89,11 @@ CUresult Import(CUmemGenericAllocationHandle* out, void* os_handle,
   }
   std::shared_ptr<Physical> memory;
   const int fd = static_cast<int>(reinterpret_cast<intptr_t>(os_handle));
+  if (auto object = MulticastObject::Import(fd); object != nullptr) {
+    const MemoryLock lock(MemoryMutex());
+    *out = AddMulticast(std::move(object));
+    return CUDA_SUCCESS;
+  }
   const CUresult result = Physical::Import(fd, &memory);
   if (result != CUDA_SUCCESS) return result;
   CUmemAllocationProp prop = {};
@@ -99,7 +107,7 @@ CUresult Import(CUmemGenericAllocationHandle* out, void* os_handle,
   }
   prop.allocFlags.gpuDirectRDMACapable = (memory->flags() & MemoryName::kRdmaCapable) != 0 ? 1 : 0;
   const MemoryLock lock(MemoryMutex());
-  *out = AddAllocation(prop, std::move(memory));
+  *out = AddAllocation(prop, std::move(memory), true);
   return CUDA_SUCCESS;
 }
 
@@ -117,7 +125,7 @@ CUresult Properties(CUmemAllocationProp* out, CUmemGenericAllocationHandle handl
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const MemoryLock lock(MemoryMutex());
   const std::shared_ptr<Allocation> allocation = FindAllocation(handle);
-  if (allocation == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (allocation == nullptr || allocation->memory == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *out = allocation->properties;
   return CUDA_SUCCESS;
 }
@@ -144,9 +152,14 @@ CUresult Map(CUdeviceptr base, size_t bytes, size_t offset, CUmemGenericAllocati
              unsigned long long flags) {
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (offset != 0) return CUDA_ERROR_NOT_SUPPORTED;
-  const MemoryLock lock(MemoryMutex());
-  const std::shared_ptr<Allocation> allocation = FindAllocation(handle);
+  std::shared_ptr<Allocation> allocation;
+  {
+    const MemoryLock lock(MemoryMutex());
+    allocation = FindAllocation(handle);
+  }
   if (allocation == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (allocation->multicast != nullptr) allocation->multicast->AwaitTeam();
+  const MemoryLock lock(MemoryMutex());
   return MapAllocation(base, bytes, allocation);
 }
 

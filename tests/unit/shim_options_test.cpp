@@ -30,6 +30,7 @@ TEST(ShimOptions, Defaults) {
   const Options o = parse({});
   EXPECT_FALSE(o.disabled);
   EXPECT_FALSE(o.required);
+  EXPECT_FALSE(o.nvls);
   EXPECT_EQ(o.group, "default");
   EXPECT_EQ(o.modules, std::vector<std::string>{"libnccl"});
   EXPECT_TRUE(o.gate_waits);
@@ -42,6 +43,8 @@ TEST(ShimOptions, AMemsVariablesKeepTheirMeaning) {
   EXPECT_EQ(parse({{"AMEM_GROUPID", "100"}, {"AMEM_GROUP", "train"}}).group, "train");
   EXPECT_TRUE(parse({{"AMEM_NCCL_OFFLOAD_FREE_TAG", "7"}}).offload_free_tag_set);
 }
+
+TEST(ShimOptions, MulticastIsAskedFor) { EXPECT_TRUE(parse({{"AMEM_NVLS", "1"}}).nvls); }
 
 TEST(ShimOptions, WhatCannotBeUnderstoodIsSaidAndIgnored) {
   const Options o = parse({{"AMEM_GROUP", "no/slash"},
@@ -92,7 +95,8 @@ TEST(ShimCalls, TheRowIsTheOneThatTheDriverWouldChoose) {
 }
 
 TEST(ShimCalls, EverySymbolIsWrappedOnce) {
-  for (const CallList list : {memory_calls(), heap_calls(), unbrokered_calls(), work_calls()})
+  for (const CallList list : {memory_calls(), heap_calls(), ipc_calls(), multicast_calls(),
+                              unbrokered_calls(), work_calls()})
     for (const Call* call = list.begin; call != list.end; ++call)
       EXPECT_EQ(find_symbol(call->symbol), call) << call->symbol;
 }

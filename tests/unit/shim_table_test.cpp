@@ -28,6 +28,19 @@ TEST(ShimTable, AddingAgainCountsAReference) {
   EXPECT_EQ(t.find(2), nullptr);
 }
 
+TEST(ShimTable, ABindingKeepsMemoryAndTheDriversHandle) {
+  Table t;
+  Allocation& a = t.add(allocation(1));
+  a.refs = 0;
+  a.bindings = 1;
+  EXPECT_FALSE(Table::unused(a));
+  EXPECT_TRUE(Table::needs_real(a));
+  a.bindings = 0;
+  t.add_mapping(1, 0x10000000);
+  EXPECT_FALSE(Table::unused(a));
+  EXPECT_FALSE(Table::needs_real(a));
+}
+
 TEST(ShimTable, OneAllocationAtTwoAddresses) {
   Table t;
   Allocation& a = t.add(allocation(1));

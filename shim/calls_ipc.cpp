@@ -1,0 +1,87 @@
+// Wrappers of the calls that pass device memory between processes by handle. Handles and addresses
+// of brokered memory are answered by Ipc, everything else by the driver.
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <iterator>
+
+#include "shim/direct.h"
+#include "shim/interpose.h"
+#include "shim/log.h"
+#include "shim/runtime.h"
+#include "shim/trace.h"
+
+namespace amem::shim {
+namespace {
+
+std::atomic<void*> real_get;
+std::atomic<void*> real_open_v4010;
+std::atomic<void*> real_open_v11000;
+std::atomic<void*> real_close;
+
+using Open = PFN_cuIpcOpenMemHandle_v11000;  // of either version
+
+CUresult get(CUipcMemHandle* handle, CUdeviceptr address) {
+  Runtime& runtime = Runtime::get();
+  if (handle != nullptr && !runtime.forked())
+    if (auto r = runtime.ipc().get(handle, address); r.has_value()) {
+      trace("ipc get va=%llx rc=%d", address, *r);
+      return *r;
+    }
+  return reinterpret_cast<PFN_cuIpcGetMemHandle_v4010>(real_get.load())(handle, address);
+}
+
+template <std::atomic<void*>& real>
+CUresult open(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+  const std::optional<IpcHandle> ours = Ipc::read(handle);
+  if (!ours || address == nullptr)
+    return reinterpret_cast<Open>(real.load())(address, handle, flags);
+  Runtime& runtime = Runtime::get();
+  if (runtime.forked()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (!runtime.connected()) {
+    log_error(
+        "a peer passed an IPC handle of brokered memory, and this process has no broker to redeem "
+        "it at");
+    return CUDA_ERROR_SYSTEM_NOT_READY;
+  }
+  const Pass pass(runtime.gate());
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  const CUresult r = runtime.ipc().open(address, *ours, flags);
+  trace("ipc open owner=rank%d n=%llu rc=%d", ours->ticket.owner_rank,
+        static_cast<unsigned long long>(ours->ticket.size), r);
+  return r;
+}
+
+CUresult close(CUdeviceptr address) {
+  Runtime& runtime = Runtime::get();
+  if (!runtime.forked() && runtime.ipc().opened(address)) {
+    const Pass pass(*the_gate);
+    if (pass.result() != CUDA_SUCCESS) return pass.result();
+    if (auto r = runtime.ipc().close(address); r.has_value()) {
+      trace("ipc close va=%llx rc=%d", address, *r);
+      return *r;
+    }
+  }
+  return reinterpret_cast<PFN_cuIpcCloseMemHandle_v4010>(real_close.load())(address);
+}
+
+const Call kCalls[] = {
+    {"cuIpcGetMemHandle", 4010, false, "cuIpcGetMemHandle", reinterpret_cast<void*>(&get),
+     &real_get},
+    {"cuIpcOpenMemHandle", 4010, false, "cuIpcOpenMemHandle",
+     reinterpret_cast<void*>(static_cast<Open>(&open<real_open_v4010>)), &real_open_v4010},
+    {"cuIpcOpenMemHandle", 11000, false, "cuIpcOpenMemHandle_v2",
+     reinterpret_cast<void*>(static_cast<Open>(&open<real_open_v11000>)), &real_open_v11000},
+    {"cuIpcCloseMemHandle", 4010, false, "cuIpcCloseMemHandle", reinterpret_cast<void*>(&close),
+     &real_close},
+};
+AMEM_DIRECT("cuIpcGetMemHandle");
+AMEM_DIRECT("cuIpcOpenMemHandle");
+AMEM_DIRECT("cuIpcOpenMemHandle_v2");
+AMEM_DIRECT("cuIpcCloseMemHandle");
+
+}  // namespace
+
+CallList ipc_calls() { return {std::begin(kCalls), std::end(kCalls)}; }
+
+}  // namespace amem::shim

@@ -1,0 +1,190 @@
+"""CUDA's older interprocess handles, of brokered memory and of memory that is not."""
+import pytest
+
+from sim_node import eventually
+
+LAZY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+SIZE = 3000000
+
+
+def used(node, device):
+    return node.ctl.devices()[device]["used_bytes"]
+
+
+def cycle(node, group="train"):
+    node.ctl("pause", group)
+    for device in node.ctl.devices():
+        assert device["used_bytes"] == node.CONTEXT_BYTES
+    node.ctl("resume", group)
+
+
+def share(owner, importer, seed, offset=0, kind="alloc"):
+    """A block of the owner's, filled and opened by the importer: both numbers."""
+    mine = owner.ask(f"{kind} {SIZE}")["id"]
+    owner.ask(f"fill {mine} {seed}")
+    handle = owner.ask(f"share {mine} {offset}")["handle"]
+    return mine, importer.ask(f"open {handle} {LAZY}")["id"]
+
+
+def address(puppet, each):
+    return puppet.ask(f"address {each}")["address"]
+
+
+def refused(puppet, command, error):
+    puppet.send(command)
+    assert error in puppet.failure()
+
+
+def test_both_ways_before_and_after_cycles(node):
+    puppets = [node.puppet(f"puppet{i}", i) for i in range(2)]
+    shared = [share(puppets[i], puppets[1 - i], 10 + i) for i in range(2)]
+    addresses = [address(puppets[1 - i], theirs) for i, (_, theirs) in enumerate(shared)]
+    for _ in range(3):
+        for i, (mine, theirs) in enumerate(shared):
+            puppets[1 - i].ask(f"verify {theirs} {10 + i}")
+        cycle(node)
+        for i, (mine, theirs) in enumerate(shared):
+            puppets[i].ask(f"verify {mine} {10 + i}")
+            puppets[1 - i].ask(f"verify {theirs} {10 + i}")
+            assert address(puppets[1 - i], theirs) == addresses[i]
+    # One memory, not a copy of it: what the importer writes the owner reads.
+    for i, (mine, theirs) in enumerate(shared):
+        puppets[1 - i].ask(f"fill {theirs} {20 + i}")
+        puppets[i].ask(f"verify {mine} {20 + i}")
+    cycle(node)
+    for i, (mine, theirs) in enumerate(shared):
+        puppets[i].ask(f"verify {mine} {20 + i}")
+        puppets[1 - i].ask(f"free {theirs}")
+        puppets[i].ask(f"free {mine}")
+    eventually(lambda: node.ctl.group("train")["allocation_count"] == 0)
+    for puppet in puppets:
+        puppet.leave()
+
+
+def test_a_handle_given_out_before_a_cycle(node):
+    owner, importer = node.puppet("owner", 0), node.puppet("importer", 1)
+    mine = owner.ask(f"alloc {SIZE}")["id"]
+    owner.ask(f"fill {mine} 4")
+    handle = owner.ask(f"share {mine}")["handle"]
+    node.ctl("pause", "train")
+    assert owner.ask(f"share {mine}")["handle"] == handle
+    node.ctl("resume", "train")
+    importer.ask(f"verify {importer.ask(f'open {handle} {LAZY}')['id']} 4")
+
+
+def test_openings_are_counted(node):
+    owner, importer = node.puppet("owner", 0), node.puppet("importer", 1)
+    mine, first = share(owner, importer, 5)
+    # Of any byte of the block the handle is that of the whole.
+    handle = owner.ask(f"share {mine} 65536")["handle"]
+    second = importer.ask(f"open {handle} {LAZY}")["id"]
+    assert address(importer, first) == address(importer, second)
+    importer.ask(f"free {first}")
+    importer.ask(f"verify {second} 5")
+    cycle(node)
+    importer.ask(f"verify {second} 5")
+    importer.ask(f"free {second}")
+    again = importer.ask(f"open {handle} {LAZY}")["id"]
+    importer.ask(f"verify {again} 5")
+
+
+def test_closing_gives_the_memory_back(node):
+    owner, importer = node.puppet("owner", 0), node.puppet("importer", 0)
+    contexts = used(node, 0)
+    mine, theirs = share(owner, importer, 6)
+    assert used(node, 0) > contexts + SIZE
+    owner.ask(f"free {mine}")
+    importer.ask(f"verify {theirs} 6")  # the importer holds it
+    importer.ask(f"free {theirs}")
+    eventually(lambda: used(node, 0) == contexts)
+    descriptors = importer.descriptors()
+    for _ in range(10):
+        mine, theirs = share(owner, importer, 7)
+        importer.ask(f"free {theirs}")
+        owner.ask(f"free {mine}")
+    assert importer.descriptors() == descriptors
+    eventually(lambda: used(node, 0) == contexts)
+
+
+def test_what_the_driver_refuses_is_refused(node):
+    owner, importer = node.puppet("owner", 0), node.puppet("importer", 1)
+    mine, theirs = share(owner, importer, 8)
+    handle = owner.ask(f"share {mine}")["handle"]
+    refused(owner, f"open {handle} {LAZY}", "CUDA_ERROR_INVALID_CONTEXT")  # its own
+    refused(importer, f"open {handle} 0", "CUDA_ERROR_INVALID_VALUE")  # from another device
+    refused(importer, f"open {handle} 6", "CUDA_ERROR_INVALID_VALUE")
+    refused(importer, f"share {theirs}", "CUDA_ERROR_INVALID_VALUE")  # not its own
+    refused(importer, f"open {'00' * 64} {LAZY}", "CUDA_ERROR_INVALID_VALUE")
+    importer.ask(f"verify {theirs} 8")
+    importer.ask(f"free {theirs}")
+    cycle(node)
+    owner.ask(f"verify {mine} 8")
+
+
+def test_a_handle_of_another_group(node):
+    owner, stranger = node.puppet("owner", 0), node.puppet("stranger", 1, group="rollout")
+    mine = owner.ask(f"alloc {SIZE}")["id"]
+    handle = owner.ask(f"share {mine}")["handle"]
+    refused(stranger, f"open {handle} {LAZY}", "CUDA_ERROR_SYSTEM_NOT_READY")
+    said = stranger.wait_for("opening the IPC handle")
+    assert f"process {owner.pid}" in said and "one group" in said
+    forged = handle[:80] + "00" * 16 + handle[112:]  # another token
+    stranger.leave()
+    friend = node.puppet("friend", 1)
+    refused(friend, f"open {forged} {LAZY}", "CUDA_ERROR_SYSTEM_NOT_READY")
+    cycle(node)
+    friend.ask(f"open {handle} {LAZY}")
+    assert node.ctl.group("train")["allocation_count"] == 1
+
+
+def test_a_piece_outside_its_allocation(node):
+    owner, importer = node.puppet("owner", 0), node.puppet("importer", 1)
+    mine = owner.ask(f"alloc {SIZE}")["id"]
+    handle = owner.ask(f"share {mine}")["handle"]
+    within = handle[:48] + (65536).to_bytes(8, "little").hex() + (65536).to_bytes(8, "little").hex() + handle[80:]
+    piece = importer.ask(f"open {within} {LAZY}")["id"]
+    whole = importer.ask(f"open {handle} {LAZY}")["id"]
+    assert address(importer, piece) == address(importer, whole) + 65536
+    beyond = handle[:48] + (65536).to_bytes(8, "little").hex() + handle[64:]
+    refused(importer, f"open {beyond} {LAZY}", "CUDA_ERROR_INVALID_HANDLE")
+    importer.ask(f"free {whole}")
+    cycle(node)
+    importer.ask(f"free {piece}")
+    owner.ask(f"free {mine}")
+    eventually(lambda: node.ctl.group("train")["allocation_count"] == 0)
+
+
+def test_the_owner_dies(node):
+    owner, importer = node.puppet("owner", 0), node.puppet("importer", 1)
+    _, theirs = share(owner, importer, 9)
+    owner.kill()
+    eventually(lambda: len(node.ctl.ranks("train")) == 1)
+    importer.ask(f"verify {theirs} 9")
+    node.ctl("pause", "train")
+    assert used(node, 0) == 0
+    assert used(node, 1) == node.CONTEXT_BYTES
+    node.ctl("resume", "train")
+    importer.ask(f"verify {theirs} 9")
+    importer.ask(f"free {theirs}")
+    eventually(lambda: used(node, 0) == 0)
+
+
+@pytest.mark.parametrize("group", ["train", None])
+def test_memory_that_is_not_brokered(node, group):
+    """Goes to the driver, which has handles for memory of cuMemAlloc only."""
+    owner, importer = node.puppet("owner", 0, group=group), node.puppet("importer", 1, group=group)
+    mine, theirs = share(owner, importer, 3, kind="plain")
+    importer.ask(f"verify {theirs} 3")
+    handle = owner.ask(f"share {mine}")["handle"]
+    again = importer.ask(f"open {handle} {LAZY}")["id"]
+    assert address(importer, again) == address(importer, theirs)
+    importer.ask(f"free {again}")
+    refused(owner, f"open {handle} {LAZY}", "CUDA_ERROR_INVALID_CONTEXT")
+    refused(importer, f"open {handle} 0", "CUDA_ERROR_INVALID_VALUE")
+    refused(importer, f"share {theirs}", "CUDA_ERROR_INVALID_VALUE")
+    owner.ask(f"free {mine}")
+    importer.ask(f"verify {theirs} 3")
+    importer.ask(f"free {theirs}")
+    if group is None:
+        mapped = owner.ask(f"alloc {SIZE}")["id"]
+        refused(owner, f"share {mapped}", "CUDA_ERROR_INVALID_VALUE")

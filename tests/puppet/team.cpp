@@ -1,0 +1,108 @@
+#include "team.h"
+
+#include <sys/socket.h>
+
+#include <chrono>
+
+#include "check.h"
+#include "workload/failure.h"
+#include "workload/unix_socket.h"
+
+namespace amem::puppet {
+namespace {
+
+constexpr const char* kSocket = "team.sock";
+constexpr std::chrono::seconds kPatience{20};
+
+}  // namespace
+
+Team::~Team() {
+  if (offer_.joinable()) offer_.join();
+}
+
+void Team::Create(std::size_t bytes, unsigned devices) {
+  CUmulticastObjectProp prop{};
+  prop.numDevices = devices;
+  prop.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  prop.size = bytes;
+  std::size_t granularity = 0;
+  Check(cuMulticastGetGranularity(&granularity, &prop, CU_MULTICAST_GRANULARITY_RECOMMENDED),
+        "cuMulticastGetGranularity");
+  bytes_ = prop.size = (bytes + granularity - 1) / granularity * granularity;
+  Check(cuMulticastCreate(&object_, &prop), "cuMulticastCreate");
+}
+
+void Team::Offer(const std::string& directory) {
+  int exported = -1;
+  Check(
+      cuMemExportToShareableHandle(&exported, object_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+      "cuMemExportToShareableHandle");
+  if (offer_.joinable()) offer_.join();
+  offer_ = std::thread([object = Fd(exported), listener = workload::ListenAt(directory, kSocket)] {
+    const Fd peer(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const char byte = 0;
+    if (peer) workload::SendPacket(peer.get(), &byte, 1, object.get());
+  });
+}
+
+void Team::Join(const std::string& directory, std::size_t bytes) {
+  const auto deadline = workload::Clock::now() + kPatience;
+  const Fd socket = workload::ConnectTo(directory, kSocket, deadline);
+  char byte = 0;
+  Fd object;
+  if (!workload::ReceivePacket(socket.get(), &byte, 1, &object, &deadline) || !object) {
+    throw workload::Failure("nobody offers a team");
+  }
+  void* const descriptor = reinterpret_cast<void*>(static_cast<std::intptr_t>(object.get()));
+  Check(cuMemImportFromShareableHandle(&object_, descriptor,
+                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+        "cuMemImportFromShareableHandle");
+  bytes_ = bytes;
+}
+
+void Team::AddDevice() const {
+  Check(cuMulticastAddDevice(object_, device_), "cuMulticastAddDevice");
+}
+
+void Team::Bind(const Blocks::Block& block, std::size_t at) const {
+  Check(cuMulticastBindMem(object_, at, block.handle, 0, block.bytes, 0), "cuMulticastBindMem");
+}
+
+void Team::BindAddress(const Blocks::Block& block, std::size_t at) const {
+  Check(cuMulticastBindAddr(object_, at, block.address, block.bytes, 0), "cuMulticastBindAddr");
+}
+
+void Team::Unbind(const Blocks::Block& block, std::size_t at) const {
+  Check(cuMulticastUnbind(object_, device_, at, block.bytes), "cuMulticastUnbind");
+}
+
+void Team::Map() {
+  Check(cuMemAddressReserve(&address_, bytes_, 0, 0, 0), "cuMemAddressReserve");
+  Check(cuMemMap(address_, bytes_, 0, object_, 0), "cuMemMap");
+  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, {device_}},
+                               CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  Check(cuMemSetAccess(address_, bytes_, &access, 1), "cuMemSetAccess");
+}
+
+void Team::Unmap() {
+  Check(cuMemUnmap(address_, bytes_), "cuMemUnmap");
+  Check(cuMemAddressFree(address_, bytes_), "cuMemAddressFree");
+  address_ = 0;
+}
+
+void Team::Release() {
+  Check(cuMemRelease(object_), "cuMemRelease");
+  object_ = 0;
+}
+
+void Team::Write(std::uint64_t seed) const {
+  const auto words = Pattern(bytes_, seed);
+  Check(cuMemcpyHtoD(address_, words.data(), bytes_), "cuMemcpyHtoD");
+}
+
+void Team::Set(unsigned char value) const {
+  Check(cuMemsetD8(address_, value, bytes_), "cuMemsetD8");
+  Check(cuCtxSynchronize(), "cuCtxSynchronize");
+}
+
+}  // namespace amem::puppet
