@@ -4,6 +4,7 @@ from sim_node.child import Child, Died, patience
 from sim_node.ctl import Ctl, Operation
 from sim_node.job import Job, Rank
 from sim_node.node import MIB, Build, Node, eventually
+from sim_node.program import Program
 
 __all__ = [
-    "MIB", "Broker", "Build", "Child", "Ctl", "Died", "Job", "Node", "Operation", "Rank", "eventually", "patience"]
+    "MIB", "Broker", "Build", "Child", "Ctl", "Died", "Job", "Node", "Operation", "Program", "Rank", "eventually", "patience"]
