@@ -2,15 +2,17 @@
 # the CUDA and NCCL headers: those come from a CUDA toolkit, or from NVIDIA's Python packages (deploy/deps.sh again).
 find_package(Threads REQUIRED)
 find_package(Protobuf REQUIRED)
-find_package(PkgConfig REQUIRED)
-pkg_check_modules(GRPCPP REQUIRED IMPORTED_TARGET grpc++)
-find_library(AMEM_GRPCPP_REFLECTION grpc++_reflection REQUIRED)
-find_program(AMEM_GRPC_PLUGIN grpc_cpp_plugin REQUIRED)
 find_package(nanopb REQUIRED)
 find_program(AMEM_NANOPB_PLUGIN protoc-gen-nanopb REQUIRED)
-find_package(spdlog REQUIRED)
-find_package(CLI11 REQUIRED)
-pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
+if(NOT AMEM_PYTHON_ONLY)
+  find_package(PkgConfig REQUIRED)
+  pkg_check_modules(GRPCPP REQUIRED IMPORTED_TARGET grpc++)
+  find_library(AMEM_GRPCPP_REFLECTION grpc++_reflection REQUIRED)
+  find_program(AMEM_GRPC_PLUGIN grpc_cpp_plugin REQUIRED)
+  find_package(spdlog REQUIRED)
+  find_package(CLI11 REQUIRED)
+  pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
+endif()
 
 # CUDA 13 headers: cuda.h and cudaTypedefs.h. No CUDA library is linked.
 find_path(AMEM_CUDA_INCLUDE cudaTypedefs.h

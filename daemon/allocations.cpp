@@ -45,6 +45,10 @@ Result<Allocation*> Allocations::redeem(AllocationId id, const Token& token, Gro
   if (allocation->group != group || !same_token(allocation->token, token))
     return Status(Code::kPermissionDenied, "the ticket for allocation " + std::to_string(id) +
                                                " is not one of this rank's group");
+  if (!allocation->resident())
+    return Status(Code::kFailedPrecondition, "allocation " + std::to_string(id) +
+                                                 " is paused with its tag '" + allocation->tag +
+                                                 "'; resume that first");
   if (!allocation->held_by(rank)) allocation->holders.push_back(rank);
   return allocation;
 }
@@ -103,6 +107,12 @@ std::vector<Allocation*> Allocations::of_group(GroupId group) {
 
 std::vector<const Allocation*> Allocations::of_group(GroupId group) const {
   return select([group](const Allocation& a) { return a.group == group; });
+}
+
+bool Allocations::any(GroupId group, const Filter& filter) const {
+  return std::any_of(table_.begin(), table_.end(), [&](const auto& entry) {
+    return entry.second.group == group && filter(entry.second);
+  });
 }
 
 Usage Allocations::usage(const Filter& filter) const {

@@ -30,6 +30,9 @@ using GroupId = std::uint32_t;  // likewise: a group that comes back by name is 
 /// A descriptor that a queue of outgoing packets may hold beside the table.
 using SharedFd = std::shared_ptr<const Fd>;
 
+/// What the region in which memory was allocated says about its bytes.
+enum class RegionPolicy : std::uint8_t { kNone, kKeep, kDiscard };
+
 struct Allocation {
   AllocationId id = 0;
   GroupId group = 0;
@@ -38,14 +41,18 @@ struct Allocation {
   DeviceUuid device;
   bool gpu_direct_rdma = false;
   std::string tag;
+  RegionPolicy region = RegionPolicy::kNone;
   std::vector<RankId> holders;  // by first hold; never empty in the table
   std::vector<RankId> pinners;  // the holders that gave it to a device that remembers its address
   Extents saved;                // where its bytes are while paused; empty: nothing was kept
   SharedFd fd;                  // null: not on the device
-  bool stayed = false;          // on the device through the last pause, its bytes in place
+  bool away = false;            // the ranks have let go of it, but for those that pinned it
+  bool stayed = false;          // away, but on the device with its bytes in place: it is pinned
 
   RankId keeper() const { return holders.front(); }
   bool resident() const { return fd != nullptr; }
+  /// A resume has something to bring back.
+  bool left() const { return !resident() || stayed; }
   bool pinned() const { return !pinners.empty(); }
   bool held_by(RankId rank) const;
   bool pinned_by(RankId rank) const;
@@ -70,7 +77,8 @@ class Allocations {
   Allocation* find(AllocationId id);
 
   /// `rank` of `group` presents a ticket: makes it a holder, once. kNotFound: no such allocation
-  /// (any more). kPermissionDenied: another group's, or the wrong token.
+  /// (any more). kPermissionDenied: another group's, or the wrong token. kFailedPrecondition: it is
+  /// not on its device.
   Result<Allocation*> redeem(AllocationId id, const Token& token, GroupId group, RankId rank);
 
   /// `rank` holds it no longer. The allocation itself, when nobody does now: it has left the table,
@@ -89,6 +97,8 @@ class Allocations {
   std::vector<const Allocation*> select(const Filter& filter) const;
   std::vector<Allocation*> of_group(GroupId group);
   std::vector<const Allocation*> of_group(GroupId group) const;
+  /// Whether the group has an allocation of which this is true.
+  bool any(GroupId group, const Filter& filter) const;
 
   Usage usage(const Filter& filter) const;
   std::size_t size() const { return table_.size(); }

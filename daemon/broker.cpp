@@ -198,10 +198,23 @@ Result<GroupEntry*> Broker::join_group(const std::string& name, const Peer& peer
     return group;
   }
   const GroupId id = next_group_++;
-  const auto [it, added] = node_.groups.try_emplace(id, id, name, peer.uid, config_.deadlines);
+  const auto [it, added] =
+      node_.groups.try_emplace(id, id, name, peer.uid, config_.deadlines, memory_of(id));
   spdlog::info("group '{}': begun by uid {}", name, peer.uid);
   events_.publish(name, "state", "running", v1::GROUP_STATE_RUNNING);
   return &it->second;
+}
+
+MemoryView Broker::memory_of(GroupId group) const {
+  return {[this, group](const Selection& what) {
+            return node_.allocations.any(group, [&](const Allocation& a) {
+              return what.takes(a.tag) && a.resident() && !a.pinned();
+            });
+          },
+          [this, group](const Selection& what) {
+            return node_.allocations.any(
+                group, [&](const Allocation& a) { return what.takes(a.tag) && a.left(); });
+          }};
 }
 
 void Broker::remove(RankId id, const std::string& why) {
@@ -256,7 +269,7 @@ void Broker::handle(Rank& rank, const Message& message) {
     case amem_v1_SessionMessage_phase_done_tag:
       return phase_done(rank, message.body.phase_done);
     case amem_v1_SessionMessage_unbrokered_tag:
-      return;
+      return unbrokered(rank, message.body.unbrokered);
     default:
       sessions_.close(rank.session, "it sent message " + std::to_string(message.which_body) +
                                         ", which is not a rank's to send");
@@ -300,6 +313,7 @@ Result<Allocation*> Broker::make(Rank& rank, const amem_v1_Create& message) {
   a.device = uuid;
   a.gpu_direct_rdma = message.gpu_direct_rdma;
   a.tag = printable(message.tag);
+  a.region = region_policy(message.policy);
   a.holders = {rank.id};
   a.fd = std::make_shared<const Fd>(std::move(fd).value());
   return &node_.allocations.add(std::move(a));
@@ -359,11 +373,25 @@ void Broker::group_request(Rank& rank, std::uint64_t seq, const amem_v1_GroupReq
     return;
   }
   GroupEntry& group = group_of(rank);
-  group.machine.request(
-      rank.id, seq,
-      message.op == amem_v1_GroupOp_GROUP_OP_PAUSE ? Operation::kPause : Operation::kResume,
-      std::chrono::milliseconds(message.timeout_ms), Clock::now());
+  Task task(message.op == amem_v1_GroupOp_GROUP_OP_PAUSE ? Operation::kPause : Operation::kResume);
+  for (pb_size_t i = 0; i < message.tags_count; ++i)
+    task.selection.tags.insert(printable(message.tags[i]));
+  if (Status status = known_tags(node_.allocations, group.id, task.selection); !status.ok()) {
+    sessions_.send(rank.session, reply_message(seq, status));
+    return;
+  }
+  group.machine.request(rank.id, seq, task, std::chrono::milliseconds(message.timeout_ms),
+                        Clock::now());
   drive(group);
+}
+
+void Broker::unbrokered(Rank& rank, const amem_v1_Unbrokered& message) {
+  rank.unbrokered.clear();
+  for (pb_size_t i = 0; i < message.kinds_count; ++i) {
+    const amem_v1_Unbrokered_Kind& kind = message.kinds[i];
+    rank.unbrokered.push_back(
+        {make_uuid(kind.device), printable(kind.kind), kind.bytes, kind.count});
+  }
 }
 
 void Broker::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
@@ -421,7 +449,9 @@ void Broker::act(GroupEntry& group, const action::Finished& finished) {
     for (const PhaseTime& t : outcome.times)
       times += fmt::format("{}{} {:.1f}", times.empty() ? "" : ", ", phase_name(t.phase),
                            static_cast<double>(to_us(t.time)) / 1000);
-    spdlog::info("group '{}': {} took {:.1f} ms ({})", group.machine.name(), to_string(outcome.op),
+    const Task& task = outcome.task;
+    spdlog::info("group '{}': {}{}{} took {:.1f} ms ({})", group.machine.name(), to_string(task.op),
+                 task.selection.all() ? "" : " of ", to_string(task.selection),
                  static_cast<double>(to_us(outcome.total)) / 1000, times);
   } else {
     spdlog::error("{}", outcome.status.text());
@@ -432,10 +462,10 @@ void Broker::act(GroupEntry& group, const action::Finished& finished) {
 
 // ---- the control API ----------------------------------------------------------------------------
 
-void Broker::start_operation(Operation op, const std::string& group, Duration timeout,
+void Broker::start_operation(const Task& task, const std::string& group, Duration timeout,
                              const Operations::Observer& observer) {
-  spdlog::info("group '{}': {} asked for", printable(group.c_str()), to_string(op));
-  operations_.start(op, group, timeout, observer);
+  spdlog::info("group '{}': {} asked for", printable(group.c_str()), to_string(task.op));
+  operations_.start(task, group, timeout, observer);
 }
 
 void Broker::swap(const std::string& out, const std::string& in, Duration timeout,
@@ -459,10 +489,12 @@ Status Broker::set_policy(const std::string& name, const std::string& tag, v1::P
     return {Code::kFailedPrecondition, "group '" + name + "' is " +
                                            std::string(to_string(group->machine.state())) +
                                            "; a policy can be changed while the group is running"};
-  if (policy == v1::POLICY_DISCARD)
-    group->discarded_tags.insert(tag);
-  else
-    group->discarded_tags.erase(tag);
+  if (node_.allocations.any(group->id,
+                            [&](const Allocation& a) { return a.tag == tag && a.left(); }))
+    return {Code::kFailedPrecondition, "tag '" + tag + "' of group '" + name +
+                                           "' is paused; its policy can be changed once it is "
+                                           "resumed"};
+  group->tag_discards[tag] = policy == v1::POLICY_DISCARD;
   spdlog::info("group '{}': tag '{}' is {} by a pause", name, printable(tag.c_str()),
                policy == v1::POLICY_DISCARD ? "discarded" : "kept");
   return {};

@@ -37,12 +37,12 @@ class Broker final : private SessionHandler {
   void shut();
 
   // ---- the control API ----
-  void start_operation(Operation op, const std::string& group, Duration timeout,
+  void start_operation(const Task& task, const std::string& group, Duration timeout,
                        const Operations::Observer& observer);
   void swap(const std::string& out, const std::string& in, Duration timeout,
             const Operations::Observer& observer);
-  /// kNotFound, kFailedPrecondition (not running), kInvalidArgument (no such policy, or one that
-  /// this tag cannot have).
+  /// kNotFound, kFailedPrecondition (the tag is paused), kInvalidArgument (no such policy, or one
+  /// that this tag cannot have).
   Status set_policy(const std::string& group, const std::string& tag, v1::Policy policy);
   void status(v1::NodeStatus& status) const;
   void groups(v1::ListGroupsResponse& response) const;
@@ -68,6 +68,8 @@ class Broker final : private SessionHandler {
   void pin(Rank& rank, AllocationId id);
   void group_request(Rank& rank, std::uint64_t seq, const amem_v1_GroupRequest& message);
   void phase_done(Rank& rank, const amem_v1_PhaseDone& message);
+  void unbrokered(Rank& rank, const amem_v1_Unbrokered& message);
+  MemoryView memory_of(GroupId group) const;
 
   Result<GroupEntry*> join_group(const std::string& name, const Peer& peer);
   void remove(RankId id, const std::string& why);

@@ -19,6 +19,8 @@
 namespace amem {
 namespace {
 
+constexpr std::size_t kMaxTags = std::size(amem_v1_Release{}.tags);
+constexpr std::size_t kMaxTagLength = sizeof(amem_v1_Create::tag) - 1;
 constexpr std::size_t kWatchBacklog = 1024;  // events that a slow caller may fall behind
 /// For calls that come while we end; all others have been ended by then.
 constexpr auto kShutdownPatience = std::chrono::milliseconds(500);
@@ -113,12 +115,12 @@ class ControlService final : public v1::Broker::CallbackService {
 
   grpc::ServerWriteReactor<v1::Progress>* Pause(grpc::CallbackServerContext*,
                                                 const v1::PauseRequest* request) override {
-    return operation(Operation::kPause, request->group(), request->timeout_ms());
+    return operation(Operation::kPause, *request);
   }
 
   grpc::ServerWriteReactor<v1::Progress>* Resume(grpc::CallbackServerContext*,
                                                  const v1::ResumeRequest* request) override {
-    return operation(Operation::kResume, request->group(), request->timeout_ms());
+    return operation(Operation::kResume, *request);
   }
 
   grpc::ServerWriteReactor<v1::Progress>* Swap(grpc::CallbackServerContext*,
@@ -155,14 +157,30 @@ class ControlService final : public v1::Broker::CallbackService {
     return reactor;
   }
 
-  grpc::ServerWriteReactor<v1::Progress>* operation(Operation op, const std::string& group,
-                                                    std::uint32_t timeout_ms) {
+  /// `Request`: PauseRequest or ResumeRequest.
+  template <class Request>
+  grpc::ServerWriteReactor<v1::Progress>* operation(Operation op, const Request& request) {
     auto stream = Stream<v1::Progress>::make();
-    loop_.post([this, stream, op, group, timeout_ms] {
-      broker_.start_operation(op, group, timeout(timeout_ms),
-                              std::make_shared<StreamObserver>(stream));
+    loop_.post([this, stream, op, request] {
+      auto observer = std::make_shared<StreamObserver>(stream);
+      Task task(op);
+      task.selection.tags = {request.tags().begin(), request.tags().end()};
+      if (Status status = check_tags(task.selection); !status.ok())
+        return observer->finished(status);
+      broker_.start_operation(task, request.group(), timeout(request.timeout_ms()), observer);
     });
     return stream.get();
+  }
+
+  static Status check_tags(const Selection& what) {
+    if (what.tags.size() > kMaxTags)
+      return {Code::kInvalidArgument, "an operation takes at most " + std::to_string(kMaxTags) +
+                                          " tags; choose fewer, or none for everything"};
+    for (const std::string& tag : what.tags)
+      if (tag.empty() || tag.size() > kMaxTagLength)
+        return {Code::kInvalidArgument,
+                "a tag has 1 to " + std::to_string(kMaxTagLength) + " characters"};
+    return {};
   }
 
   Broker& broker_;

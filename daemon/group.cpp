@@ -8,8 +8,11 @@
 namespace amem {
 namespace {
 
-constexpr GroupState target(Operation op) {
-  return op == Operation::kPause ? GroupState::kPaused : GroupState::kRunning;
+/// "pause of group 'train'", "resume of tag weights of group 'train'".
+std::string describe(const Task& task, const std::string& group) {
+  std::string text = std::string(to_string(task.op)) + " of ";
+  if (!task.selection.all()) text += to_string(task.selection) + " of ";
+  return text + "group '" + group + "'";
 }
 
 }  // namespace
@@ -28,10 +31,8 @@ std::string_view to_string(GroupState state) {
   return "";
 }
 
-std::string_view to_string(Operation op) { return op == Operation::kPause ? "pause" : "resume"; }
-
-Group::Group(std::string name, const Deadlines& deadlines, Time now)
-    : name_(std::move(name)), deadlines_(deadlines), since_(now) {}
+Group::Group(std::string name, const Deadlines& deadlines, Time now, MemoryView memory)
+    : name_(std::move(name)), deadlines_(deadlines), memory_(std::move(memory)), since_(now) {}
 
 std::optional<Action> Group::next_action() {
   if (actions_.empty()) return std::nullopt;
@@ -44,8 +45,14 @@ std::optional<Action> Group::next_action() {
 
 bool Group::join(RankId rank, std::string label) {
   members_.emplace(rank, std::move(label));
-  // In the open phase everything has been loaded and Open has been sent: nothing to wait for.
-  return state_ != GroupState::kRunning && phase_ != Phase::kOpen;
+  return !gates_open();
+}
+
+bool Group::gates_open() const {
+  // In the open phase everything has been loaded and Open has been sent. A group that runs goes on
+  // running while some of its memory comes back.
+  return state_ == GroupState::kRunning || phase_ == Phase::kOpen ||
+         (state_ == GroupState::kResuming && rest_ == GroupState::kRunning);
 }
 
 void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
@@ -84,8 +91,7 @@ void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
 bool Group::may_allocate(RankId rank) const {
   // A call that passed the gate before it shut must be able to end; one that joined since has
   // passed nothing. In the open phase some gates are open before all ranks have answered.
-  return state_ == GroupState::kRunning || phase_ == Phase::kOpen ||
-         (phase_ == Phase::kQuiesce && participants_.contains(rank));
+  return gates_open() || (phase_ == Phase::kQuiesce && participants_.contains(rank));
 }
 
 std::vector<RankId> Group::members() const {
@@ -110,26 +116,38 @@ std::string_view Group::waiting_for(RankId rank) const {
 
 // ---- beginnings ---------------------------------------------------------------------------------
 
-Status Group::can_start(Operation op) const {
-  const std::string who = "group '" + name_ + "' ";
-  if (operating())
-    return {Code::kFailedPrecondition, who + "is " + std::string(to_string(state_)) + " (" +
-                                           std::string(phase_name(phase_)) +
-                                           "); try again when that has ended"};
-  if (state_ == target(op))
-    return {Code::kFailedPrecondition, who + "is already " + std::string(to_string(state_))};
-  return {};
+bool Group::satisfied(const Task& task) const {
+  const Selection& what = task.selection;
+  if (task.op == Operation::kResume) return state_ == GroupState::kRunning && !memory_.away(what);
+  return state_ == GroupState::kPaused ||
+         (state_ == GroupState::kRunning && !what.all() && !memory_.can_leave(what));
 }
 
-Status Group::start(Operation op, Duration timeout, Time now) {
-  Status status = can_start(op);
-  if (status.ok()) begin(op, timeout, false, now);
+Status Group::can_start(const Task& task) const {
+  if (operating())
+    return {Code::kFailedPrecondition,
+            "group '" + name_ + "' is " + std::string(to_string(state_)) + " (" +
+                std::string(phase_name(phase_)) + "); try again when that has ended"};
+  if (!satisfied(task)) return {};
+  const std::string what = task.selection.all() ? "" : to_string(task.selection) + " of ";
+  return {Code::kFailedPrecondition,
+          what + "group '" + name_ + "' is already " +
+              std::string(task.op == Operation::kPause ? "paused" : "running")};
+}
+
+Status Group::start(const Task& task, Duration timeout, Time now) {
+  Status status = can_start(task);
+  if (status.ok()) begin(task, timeout, false, now);
   return status;
 }
 
-void Group::begin(Operation op, Duration timeout, bool inside, Time now) {
-  op_ = op;
+void Group::begin(const Task& task, Duration timeout, bool inside, Time now) {
+  const bool pause = task.op == Operation::kPause;
+  task_ = task;
+  rest_ = state_;
+  if (pause && task.selection.all()) rest_ = GroupState::kPaused;
   inside_ = inside;
+  loaded_ = false;
   timeout_ = timeout;
   began_ = now;
   trouble_ = {};
@@ -138,16 +156,17 @@ void Group::begin(Operation op, Duration timeout, bool inside, Time now) {
   participants_.clear();
   for (const auto& [rank, label] : members_) participants_.insert(rank);
   ++epoch_;
-  state_ = op == Operation::kPause ? GroupState::kPausing : GroupState::kResuming;
+  state_ = pause ? GroupState::kPausing : GroupState::kResuming;
   since_ = now;
   actions_.push_back(action::StateChanged{state_});
-  enter(op == Operation::kPause ? Phase::kQuiesce : Phase::kAdmit, now);
+  enter(pause ? Phase::kQuiesce : Phase::kAdmit, now);
 }
 
 // ---- phases -------------------------------------------------------------------------------------
 
 void Group::enter(Phase phase, Time now) {
   close_phase(now);
+  loaded_ = loaded_ || (phase_ == Phase::kPeers && phase == Phase::kOpen);
   phase_ = phase;
   phase_began_ = now;
   const bool theirs =
@@ -172,7 +191,7 @@ void Group::enter(Phase phase, Time now) {
       [[fallthrough]];
     case Phase::kRelease:
       waiting_ = participants_;
-      actions_.push_back(action::Release{epoch_, participants()});
+      actions_.push_back(action::Release{epoch_, participants(), phase == Phase::kRollback});
       break;
     case Phase::kDrop:
       actions_.push_back(action::Drop{});
@@ -224,10 +243,14 @@ void Group::advance_if_done(Time now) {
 void Group::advance(Time now) {
   switch (const Phase next = rule(phase_).next) {
     case Phase::kPaused:
-      settle(GroupState::kPaused, trouble_, now);
+      // Without chosen tags, or without those that could not come back, a group runs on.
+      if (rest_ == GroupState::kRunning)
+        enter(Phase::kOpen, now);
+      else
+        settle(rest_, trouble_, now);
       break;
     case Phase::kRunning:
-      actions_.push_back(action::ReturnChunks{});
+      actions_.push_back(action::Arrived{loaded_, task_.selection});
       settle(GroupState::kRunning, trouble_, now);
       break;
     default:
@@ -235,7 +258,7 @@ void Group::advance(Time now) {
   }
 }
 
-void Group::trouble(Status status) {
+void Group::trouble(const Status& status) {
   if (trouble_.ok())
     trouble_ = Status(status.code(), std::string(phase_name(phase_)) + ": " + status.text());
   else
@@ -243,18 +266,18 @@ void Group::trouble(Status status) {
                                            std::string(phase_name(phase_)) + ": " + status.text());
 }
 
-void Group::fail(Status status, Time now) {
-  trouble(std::move(status));
+void Group::fail(const Status& status, Time now) {
+  trouble(status);
   switch (rule(phase_).failure) {
     case OnFailure::kCallOff:
-      actions_.push_back(action::ReturnChunks{});
+      actions_.push_back(action::Arrived{false, task_.selection});
       actions_.push_back(action::Open{epoch_, members()});
       settle(GroupState::kRunning, trouble_, now);
       break;
     case OnFailure::kGoOn:
       break;
     case OnFailure::kEnd:
-      settle(GroupState::kPaused, trouble_, now);
+      settle(rest_, trouble_, now);
       break;
     case OnFailure::kDropAgain:
       enter(Phase::kDrop, now);
@@ -275,20 +298,20 @@ void Group::settle(GroupState state, Status status, Time now) {
   state_ = state;
   since_ = now;
   if (!status.ok()) {
-    std::string text = std::string(to_string(op_)) + " of group '" + name_ + "': " + status.text();
+    std::string text = describe(task_, name_) + ": " + status.text();
     if (!members_.empty()) text += "; the group is " + std::string(to_string(state_));
     status = Status(status.code(), std::move(text));
     note_ = status.text();
   }
-  Outcome outcome{op_, status, now - began_, std::move(times_)};
+  Outcome outcome{task_, status, now - began_, std::move(times_)};
   times_.clear();
-  if (status.ok()) (op_ == Operation::kPause ? last_pause_ : last_resume_) = outcome;
+  if (status.ok()) (task_.op == Operation::kPause ? last_pause_ : last_resume_) = outcome;
   if (!members_.empty()) actions_.push_back(action::StateChanged{state_});
   actions_.push_back(action::Finished{std::move(outcome)});
 
-  if (inside_ || state_ == target(op_)) answer(op_, status);
-  const Operation other = op_ == Operation::kPause ? Operation::kResume : Operation::kPause;
-  if (state_ == target(other)) answer(other, {});
+  if (inside_ || satisfied(task_)) answer(task_, status);
+  for (const Task& task : requests_.tasks())
+    if (satisfied(task)) answer(task, {});
   look_at_requests(now);
 }
 
@@ -393,13 +416,13 @@ void Group::peers_sent(const std::vector<RankId>& ranks, Time now) {
 
 // ---- requests from inside -----------------------------------------------------------------------
 
-void Group::request(RankId rank, std::uint64_t seq, Operation op, Duration timeout, Time now) {
-  if (!operating() && state_ == target(op)) {
+void Group::request(RankId rank, std::uint64_t seq, const Task& task, Duration timeout, Time now) {
+  if (!operating() && satisfied(task)) {
     actions_.push_back(action::Answer{rank, seq, {}});
     return;
   }
   if (timeout == Duration::zero()) timeout = deadlines_.request;
-  if (Status status = requests_.add({rank, seq, op, now + timeout}); !status.ok()) {
+  if (Status status = requests_.add({rank, seq, task, now + timeout}); !status.ok()) {
     actions_.push_back(action::Answer{rank, seq, std::move(status)});
     return;
   }
@@ -408,30 +431,30 @@ void Group::request(RankId rank, std::uint64_t seq, Operation op, Duration timeo
 
 void Group::look_at_requests(Time now) {
   if (operating()) return;
-  const Operation possible =
-      state_ == GroupState::kRunning ? Operation::kPause : Operation::kResume;
-  if (requests_.complete(possible, members())) begin(possible, Duration::zero(), true, now);
+  for (const Task& task : requests_.tasks())
+    if (requests_.complete(task, members()) && can_start(task).ok())
+      return begin(task, Duration::zero(), true, now);
 }
 
-void Group::answer(Operation op, const Status& status) {
-  for (const Requests::Request& r : requests_.take(op))
+void Group::answer(const Task& task, const Status& status) {
+  for (const Requests::Request& r : requests_.take(task))
     actions_.push_back(action::Answer{r.rank, r.seq, status});
 }
 
 // Requests for what is under way, or will be as soon as the group can, wait for that and not for
 // other ranks.
-Time Group::request_deadline(Operation op) const {
-  if (operating() && (op == op_ || requests_.complete(op, members()))) return kNever;
-  return requests_.deadline(op);
+Time Group::request_deadline(const Task& task) const {
+  if (operating() && (task == task_ || requests_.complete(task, members()))) return kNever;
+  return requests_.deadline(task);
 }
 
-void Group::expire_requests(Operation op, Time now) {
-  if (request_deadline(op) > now) return;
-  answer(op, {Code::kDeadlineExceeded,
-              std::string(to_string(op)) + " of group '" + name_ +
-                  "' from inside: not every rank asked for it in time; missing: " +
-                  names(requests_.missing(op, members())) + "; the group is " +
-                  std::string(to_string(state_))});
+void Group::expire_requests(const Task& task, Time now) {
+  if (request_deadline(task) > now) return;
+  answer(task,
+         {Code::kDeadlineExceeded,
+          describe(task, name_) + " from inside: not every rank asked for it in time; missing: " +
+              names(requests_.missing(task, members())) + "; the group is " +
+              std::string(to_string(state_))});
 }
 
 // ---- time ---------------------------------------------------------------------------------------
@@ -439,13 +462,12 @@ void Group::expire_requests(Operation op, Time now) {
 Time Group::wakeup() const {
   Time time = deadline_;
   if (cut_) time = std::min(time, cut_->next_decision());
-  for (Operation op : {Operation::kPause, Operation::kResume})
-    time = std::min(time, request_deadline(op));
+  for (const Task& task : requests_.tasks()) time = std::min(time, request_deadline(task));
   return time;
 }
 
 void Group::tick(Time now) {
-  for (Operation op : {Operation::kPause, Operation::kResume}) expire_requests(op, now);
+  for (const Task& task : requests_.tasks()) expire_requests(task, now);
   if (!operating()) return;
   if (now < deadline_) {
     if (phase_ == Phase::kQuiesce) look_at_cut(now);

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -24,6 +25,7 @@
 #include "daemon/cut.h"
 #include "daemon/phases.h"
 #include "daemon/requests.h"
+#include "daemon/task.h"
 
 namespace amem {
 
@@ -31,7 +33,6 @@ using Epoch = std::uint64_t;
 
 enum class GroupState : std::uint8_t { kRunning, kPausing, kPaused, kResuming };
 std::string_view to_string(GroupState state);
-std::string_view to_string(Operation op);
 
 /// What a rank's PhaseDone answers.
 enum class Work : std::uint8_t { kSave, kRelease, kMap, kLoad, kOpen };
@@ -43,7 +44,7 @@ struct PhaseTime {
 
 /// How an operation went.
 struct Outcome {
-  Operation op = Operation::kPause;
+  Task task = Operation::kPause;
   Status status;
   Duration total{};
   std::vector<PhaseTime> times;
@@ -63,11 +64,12 @@ struct Step {
 struct Save {  // take extents, send Save to the keepers; answered by save_sent()
   Epoch epoch;
 };
-struct Release {  // to these ranks
+struct Release {  // to these ranks; `undo`: only what this resume has brought back
   Epoch epoch;
   std::vector<RankId> ranks;
+  bool undo = false;
 };
-struct Drop {};   // close the descriptors of all that is not pinned; answered by dropped()
+struct Drop {};   // close the descriptors of what has been released; answered by dropped()
 struct Admit {};  // compare need and free memory; answered by admitted()
 struct Create {   // create what is not resident; answered by created(), unless the epoch has passed
   Epoch epoch;
@@ -83,8 +85,11 @@ struct Open {  // to these ranks
   Epoch epoch;
   std::vector<RankId> ranks;
 };
-struct ReturnChunks {};  // give the group's extents back to the pool
-struct Answer {          // a rank's GroupRequest
+struct Arrived {  // what is in place needs no bytes in the pool any more
+  bool loaded;    // also what this resume has brought back
+  Selection what;
+};
+struct Answer {  // a rank's GroupRequest
   RankId rank;
   std::uint64_t seq;
   Status status;
@@ -107,12 +112,21 @@ struct Finished {
 
 using Action = std::variant<action::Quiesce, action::Step, action::Save, action::Release,
                             action::Drop, action::Admit, action::Create, action::Load,
-                            action::Peers, action::Open, action::ReturnChunks, action::Answer,
+                            action::Peers, action::Open, action::Arrived, action::Answer,
                             action::Progress, action::StateChanged, action::Finished>;
+
+/// What a Group needs to know of its memory; its owner tells.
+struct MemoryView {
+  using Question = std::function<bool(const Selection&)>;
+  /// Some of it is on a device and free to leave.
+  Question can_leave = [](const Selection&) { return true; };
+  /// Some of it is not on a device.
+  Question away = [](const Selection&) { return false; };
+};
 
 class Group {
  public:
-  Group(std::string name, const Deadlines& deadlines, Time now);
+  Group(std::string name, const Deadlines& deadlines, Time now, MemoryView memory = {});
 
   /// The next thing to do; nothing when all has been done.
   std::optional<Action> next_action();
@@ -129,14 +143,14 @@ class Group {
   /// Whether Create and Redeem of this rank are served now.
   bool may_allocate(RankId rank) const;
   /// A pause or resume asked for from inside. `timeout` 0: the configured one.
-  void request(RankId rank, std::uint64_t seq, Operation op, Duration timeout, Time now);
+  void request(RankId rank, std::uint64_t seq, const Task& task, Duration timeout, Time now);
 
   // ---- an operator ----
   /// kFailedPrecondition: the group is in that state already, or in transition. `timeout`, when not
   /// 0, replaces the deadline of quiesce (pause) or map+load (resume).
-  Status start(Operation op, Duration timeout, Time now);
+  Status start(const Task& task, Duration timeout, Time now);
   /// Whether start() would be refused, and how.
-  Status can_start(Operation op) const;
+  Status can_start(const Task& task) const;
 
   // ---- answers of ranks; those of another epoch or phase are ignored ----
   void cut_status(RankId rank, Epoch epoch, CutReport report, Time now);
@@ -156,6 +170,8 @@ class Group {
   GroupState state() const { return state_; }
   Phase phase() const { return phase_; }
   Epoch epoch() const { return epoch_; }
+  /// What is under way, or was last.
+  const Task& task() const { return task_; }
   Time since() const { return since_; }
   const std::string& note() const { return note_; }
   std::vector<RankId> members() const;
@@ -170,27 +186,31 @@ class Group {
 
  private:
   bool operating() const { return phase_ != Phase::kNone; }
+  bool gates_open() const;
   std::vector<RankId> participants() const;
   std::string names(const std::vector<RankId>& ranks) const;
   std::string laggards() const;
 
-  void begin(Operation op, Duration timeout, bool inside, Time now);
+  /// The group is as the task would leave it.
+  bool satisfied(const Task& task) const;
+  void begin(const Task& task, Duration timeout, bool inside, Time now);
   void enter(Phase phase, Time now);
   void close_phase(Time now);
   void advance_if_done(Time now);
   void advance(Time now);
-  void fail(Status status, Time now);
-  void trouble(Status status);
+  void fail(const Status& status, Time now);
+  void trouble(const Status& status);
   void settle(GroupState state, Status status, Time now);
   void look_at_cut(Time now);
   void look_at_requests(Time now);
-  void answer(Operation op, const Status& status);
-  void expire_requests(Operation op, Time now);
-  Time request_deadline(Operation op) const;
+  void answer(const Task& task, const Status& status);
+  void expire_requests(const Task& task, Time now);
+  Time request_deadline(const Task& task) const;
   void report_progress(Time now);
 
   std::string name_;
   Deadlines deadlines_;
+  MemoryView memory_;
   std::deque<Action> actions_;
 
   GroupState state_ = GroupState::kRunning;
@@ -204,9 +224,11 @@ class Group {
 
   // The operation under way; meaningless while phase_ is kNone.
   Phase phase_ = Phase::kNone;
-  Operation op_ = Operation::kPause;
-  bool inside_ = false;  // begun by the ranks' own requests
-  Duration timeout_{};   // the operator's, 0: none
+  Task task_ = Operation::kPause;
+  GroupState rest_ = GroupState::kRunning;  // where it ends once the ranks have released
+  bool inside_ = false;                     // begun by the ranks' own requests
+  bool loaded_ = false;                     // the ranks have everything that was to come back
+  Duration timeout_{};                      // the operator's, 0: none
   Time began_;
   Time phase_began_;
   Time deadline_ = kNever;

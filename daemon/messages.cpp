@@ -26,9 +26,12 @@ Message step_message(Epoch epoch, const DeviceUuid& device) {
   return message;
 }
 
-Message release_message(Epoch epoch) {
+Message release_message(Epoch epoch, const Selection& what, bool undo) {
   Message message = message_of(amem_v1_SessionMessage_release_tag);
-  message.body.release.epoch = epoch;
+  amem_v1_Release& release = message.body.release;
+  release.epoch = epoch;
+  release.undo = undo;
+  for (const std::string& tag : what.tags) set_text(release.tags[release.tags_count++], tag);
   return message;
 }
 
@@ -81,6 +84,7 @@ Message redeemed_message(std::uint64_t seq, const Allocation& allocation) {
   redeemed.size = allocation.size;
   std::memcpy(redeemed.device, allocation.device.bytes.data(), allocation.device.bytes.size());
   redeemed.gpu_direct_rdma = allocation.gpu_direct_rdma;
+  set_text(redeemed.tag, allocation.tag);
   return message;
 }
 
@@ -117,6 +121,17 @@ CutReport cut_report(const amem_v1_CutStatus& message) {
     report.devices.push_back({make_uuid(device.device), device.busy, device.waiting});
   }
   return report;
+}
+
+RegionPolicy region_policy(amem_v1_RegionPolicy policy) {
+  switch (policy) {
+    case amem_v1_RegionPolicy_REGION_POLICY_KEEP:
+      return RegionPolicy::kKeep;
+    case amem_v1_RegionPolicy_REGION_POLICY_DISCARD:
+      return RegionPolicy::kDiscard;
+    default:
+      return RegionPolicy::kNone;
+  }
 }
 
 std::optional<Work> answered_work(amem_v1_Phase phase) {

@@ -15,7 +15,7 @@ namespace amem {
 
 Message quiesce_message(Epoch epoch);
 Message step_message(Epoch epoch, const DeviceUuid& device);
-Message release_message(Epoch epoch);
+Message release_message(Epoch epoch, const Selection& what, bool undo);
 Message open_message(Epoch epoch);
 Message pool_segment_message(std::uint32_t index, std::uint64_t size, bool memfd);
 
@@ -34,6 +34,8 @@ Message map_message(Epoch epoch, const Allocation* const* begin, const Allocatio
                     bool last);
 
 CutReport cut_report(const amem_v1_CutStatus& message);
+/// kNone for a number that is no policy.
+RegionPolicy region_policy(amem_v1_RegionPolicy policy);
 /// Nothing for a phase that no rank answers.
 std::optional<Work> answered_work(amem_v1_Phase phase);
 /// A rank's PhaseDone as a status; a code that is none counts as kUnknown.

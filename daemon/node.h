@@ -27,6 +27,14 @@ namespace amem {
 /// The tag of NCCL's own buffers, which are never dropped: it is not proven that they may be.
 inline constexpr std::string_view kNcclTag = "nccl";
 
+/// Device memory of a rank that is not brokered, as the rank reports it.
+struct Unbrokered {
+  DeviceUuid device;
+  std::string kind;
+  std::uint64_t bytes = 0;
+  std::uint32_t count = 0;
+};
+
 struct Rank {
   RankId id = 0;
   SessionId session = 0;
@@ -35,6 +43,7 @@ struct Rank {
   int number = -1;  // the launcher's
   std::string program;
   std::string shim_version;
+  std::vector<Unbrokered> unbrokered;
   Fd process;  // pidfd; empty where the kernel has none
   EventLoop::WatchId process_watch = 0;
 
@@ -45,15 +54,26 @@ struct Rank {
 };
 
 struct GroupEntry {
-  GroupEntry(GroupId group_id, std::string name, uid_t owner, const Deadlines& deadlines)
-      : id(group_id), uid(owner), machine(std::move(name), deadlines, Clock::now()) {}
+  GroupEntry(GroupId group_id, std::string name, uid_t owner, const Deadlines& deadlines,
+             MemoryView memory)
+      : id(group_id),
+        uid(owner),
+        machine(std::move(name), deadlines, Clock::now(), std::move(memory)) {}
+
+  /// A pause drops the bytes of this allocation. What an operator has set for its tag goes before
+  /// what its region says; NCCL's are always kept.
+  bool discards(const Allocation& a) const {
+    if (a.tag == kNcclTag) return false;
+    const auto set = tag_discards.find(a.tag);
+    return set != tag_discards.end() ? set->second : a.region == RegionPolicy::kDiscard;
+  }
 
   GroupId id;
   uid_t uid;
   Group machine;
-  std::set<std::string> discarded_tags;   // all others are kept
-  std::map<AllocationId, RankId> savers;  // of the pause under way or last done
-  Loaders loaders;                        // of the resume under way
+  std::map<std::string, bool> tag_discards;  // the tags whose policy an operator has set
+  std::map<AllocationId, RankId> savers;     // of the pause under way or last done
+  Loaders loaders;                           // of the resume under way
   std::optional<EventLoop::TimerId> timer;
 };
 

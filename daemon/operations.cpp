@@ -16,11 +16,11 @@ Result<GroupEntry*> Operations::find(const std::string& name) {
   return Status(Code::kNotFound, text);
 }
 
-void Operations::start(Operation op, const std::string& name, Duration timeout,
+void Operations::start(const Task& task, const std::string& name, Duration timeout,
                        const Observer& observer) {
   Result<GroupEntry*> group = find(name);
   if (!group.ok()) return observer->finished(group.status());
-  begin(*group.value(), op, {observer, "", timeout});
+  begin(*group.value(), task, {observer, "", timeout});
 }
 
 void Operations::swap(const std::string& out, const std::string& in, Duration timeout,
@@ -38,13 +38,14 @@ void Operations::swap(const std::string& out, const std::string& in, Duration ti
   begin(*first.value(), Operation::kPause, {observer, in, timeout});
 }
 
-void Operations::begin(GroupEntry& group, Operation op, Running running) {
+void Operations::begin(GroupEntry& group, const Task& task, Running running) {
   if (!closed_.ok()) return running.observer->finished(closed_);
-  if (Status status = group.machine.can_start(op); !status.ok())
-    return running.observer->finished(status);
+  Status status = known_tags(node_.allocations, group.id, task.selection);
+  if (status.ok()) status = group.machine.can_start(task);
+  if (!status.ok()) return running.observer->finished(status);
   const Duration timeout = running.timeout;
   running_[group.id] = std::move(running);
-  if (Status status = group.machine.start(op, timeout, Clock::now()); !status.ok()) {
+  if (status = group.machine.start(task, timeout, Clock::now()); !status.ok()) {
     const Observer observer = std::move(running_[group.id].observer);
     running_.erase(group.id);
     return observer->finished(status);

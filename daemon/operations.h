@@ -34,7 +34,8 @@ class Operations {
   Operations(Node& node, Drive drive) : node_(node), drive_(std::move(drive)) {}
 
   /// `timeout` 0: the configured one. What is refused is told to the observer at once.
-  void start(Operation op, const std::string& group, Duration timeout, const Observer& observer);
+  void start(const Task& task, const std::string& group, Duration timeout,
+             const Observer& observer);
   void swap(const std::string& out, const std::string& in, Duration timeout,
             const Observer& observer);
 
@@ -53,7 +54,7 @@ class Operations {
   };
 
   Result<GroupEntry*> find(const std::string& name);
-  void begin(GroupEntry& group, Operation op, Running running);
+  void begin(GroupEntry& group, const Task& task, Running running);
 
   Node& node_;
   Drive drive_;

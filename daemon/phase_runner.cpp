@@ -74,8 +74,9 @@ void PhaseRunner::run(GroupEntry& group, const action::Save& save) {
   group.machine.save_sent(status, asked, Clock::now());
 }
 
-void PhaseRunner::run(GroupEntry&, const action::Release& release) {
-  send_all(release.ranks, release_message(release.epoch));
+void PhaseRunner::run(GroupEntry& group, const action::Release& release) {
+  send_all(release.ranks,
+           release_message(release.epoch, group.machine.task().selection, release.undo));
 }
 
 void PhaseRunner::run(GroupEntry& group, const action::Drop&) {
@@ -83,9 +84,13 @@ void PhaseRunner::run(GroupEntry& group, const action::Drop&) {
     std::uint64_t bytes = 0;
     std::optional<MemoryUse> before;
   };
+  const Task& task = group.machine.task();
   std::map<DeviceUuid, Dropped> dropped;
   for (Allocation* a : node_.allocations.of_group(group.id)) {
-    if (!a->resident()) continue;
+    if (!a->resident() || !task.selection.takes(a->tag)) continue;
+    // A resume that failed drops what it was to bring back, not what was there all the time.
+    if (task.op == Operation::kResume && !a->away) continue;
+    a->away = true;
     a->stayed = a->stayed || a->pinned();
     if (a->stayed) continue;
     const auto [entry, first] = dropped.try_emplace(a->device);
@@ -112,8 +117,9 @@ void PhaseRunner::run(GroupEntry& group, const action::Drop&) {
 
 void PhaseRunner::run(GroupEntry& group, const action::Admit&) {
   std::map<DeviceUuid, std::uint64_t> need;
+  const Selection& what = group.machine.task().selection;
   for (const Allocation* a : node_.allocations.of_group(group.id))
-    if (!a->resident()) need[a->device] += a->size;
+    if (!a->resident() && what.takes(a->tag)) need[a->device] += a->size;
   std::string missing;
   for (const auto& [uuid, bytes] : need) {
     const std::optional<MemoryUse> memory = nvml_.memory(uuid);
@@ -147,8 +153,9 @@ void PhaseRunner::create_later(GroupId id, Epoch epoch) {
 
 bool PhaseRunner::create_slice(GroupEntry& group) {
   int made = 0;
+  const Selection& what = group.machine.task().selection;
   for (Allocation* a : node_.allocations.of_group(group.id)) {
-    if (a->resident()) continue;
+    if (a->resident() || !what.takes(a->tag)) continue;
     if (made++ == kCreatesPerSlice) return false;
     const Device* device = devices_.find(a->device);  // was found when it was first made
     Result<Fd> fd = devices_.create(*device, a->size, a->gpu_direct_rdma);
@@ -163,7 +170,8 @@ bool PhaseRunner::create_slice(GroupEntry& group) {
 }
 
 void PhaseRunner::run(GroupEntry& group, const action::Load& load) {
-  const Plan plan = plan_load(node_.allocations, group.id, load.ranks);
+  const Plan plan =
+      plan_load(node_.allocations, group.id, group.machine.task().selection, load.ranks);
   group.loaders = loaders(plan);
   for (const auto& [rank, work] : plan) {
     send_maps(rank, load.epoch, work.maps);
@@ -173,7 +181,8 @@ void PhaseRunner::run(GroupEntry& group, const action::Load& load) {
 
 void PhaseRunner::run(GroupEntry& group, const action::Peers& peers) {
   std::vector<RankId> asked;
-  for (const auto& [rank, work] : plan_peers(node_.allocations, group.id, group.loaders)) {
+  const Selection& what = group.machine.task().selection;
+  for (const auto& [rank, work] : plan_peers(node_.allocations, group.id, what, group.loaders)) {
     send_maps(rank, peers.epoch, work.maps);
     asked.push_back(rank);
   }
@@ -184,9 +193,13 @@ void PhaseRunner::run(GroupEntry&, const action::Open& open) {
   send_all(open.ranks, open_message(open.epoch));
 }
 
-void PhaseRunner::run(GroupEntry& group, const action::ReturnChunks&) {
+void PhaseRunner::run(GroupEntry& group, const action::Arrived& arrived) {
   for (Allocation* a : node_.allocations.of_group(group.id)) {
+    const bool in_place =
+        a->resident() && (!a->away || (arrived.loaded && arrived.what.takes(a->tag)));
+    if (!in_place) continue;
     saved_.give_back(group, *a);
+    a->away = false;
     a->stayed = false;
   }
 }

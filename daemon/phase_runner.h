@@ -42,7 +42,7 @@ class PhaseRunner {
   void run(GroupEntry& group, const action::Load& load);
   void run(GroupEntry& group, const action::Peers& peers);
   void run(GroupEntry& group, const action::Open& open);
-  void run(GroupEntry& group, const action::ReturnChunks& chunks);
+  void run(GroupEntry& group, const action::Arrived& arrived);
 
  private:
   void send(RankId rank, const Message& message, std::vector<SharedFd> fds = {});

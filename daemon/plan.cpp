@@ -19,26 +19,45 @@ void add_copies(const Allocation& allocation, std::vector<CopyRange>& copies) {
   }
 }
 
+/// A resume brings it back: it is on its device again, and not yet in the ranks' hands.
+bool comes_back(const Allocation& a, const Selection& what) {
+  return a.away && a.resident() && what.takes(a.tag);
+}
+
 }  // namespace
 
-std::vector<Allocation*> to_save(Allocations& table, GroupId group,
-                                 const std::function<bool(const std::string&)>& keeps) {
+Status known_tags(const Allocations& table, GroupId group, const Selection& what) {
+  for (const std::string& tag : what.tags) {
+    if (table.any(group, [&](const Allocation& a) { return a.tag == tag; })) continue;
+    std::set<std::string> there;
+    for (const Allocation* a : table.of_group(group)) there.insert(a->tag);
+    std::string text = "the group has no memory of tag '" + tag + "'; ";
+    if (there.empty()) return {Code::kNotFound, text + "it has no memory at all"};
+    return {Code::kNotFound, text + "it has " + to_string(Selection{there})};
+  }
+  return {};
+}
+
+std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Selection& what,
+                                 const Allocations::Filter& keeps) {
   return table.select([&](const Allocation& a) {
-    return a.group == group && a.resident() && !a.pinned() && keeps(a.tag);
+    return a.group == group && what.takes(a.tag) && a.resident() && !a.pinned() && keeps(a);
   });
 }
 
 Plan plan_save(const Allocations& table, GroupId group) {
   Plan plan;
   for (const Allocation* a : table.of_group(group))
-    if (!a->saved.empty()) add_copies(*a, plan[a->keeper()].copies);
+    if (a->resident() && !a->saved.empty()) add_copies(*a, plan[a->keeper()].copies);
   return plan;
 }
 
-Plan plan_load(const Allocations& table, GroupId group, const std::vector<RankId>& ranks) {
+Plan plan_load(const Allocations& table, GroupId group, const Selection& what,
+               const std::vector<RankId>& ranks) {
   Plan plan;
   for (RankId rank : ranks) plan[rank];
   for (const Allocation* a : table.of_group(group)) {
+    if (!comes_back(*a, what)) continue;
     const auto it = plan.find(a->keeper());
     if (it == plan.end() || a->pinned_by(a->keeper())) continue;
     it->second.maps.push_back(a);
@@ -54,9 +73,11 @@ Loaders loaders(const Plan& load) {
   return result;
 }
 
-Plan plan_peers(const Allocations& table, GroupId group, const Loaders& loaders) {
+Plan plan_peers(const Allocations& table, GroupId group, const Selection& what,
+                const Loaders& loaders) {
   Plan plan;
   for (const Allocation* a : table.of_group(group)) {
+    if (!comes_back(*a, what)) continue;
     const auto loader = loaders.find(a->id);
     for (RankId rank : a->holders) {
       const bool has_it = (loader != loaders.end() && loader->second == rank) || a->pinned_by(rank);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "daemon/allocations.h"
+#include "daemon/task.h"
 
 namespace amem {
 
@@ -32,25 +33,30 @@ struct RankPlan {
 
 using Plan = std::map<RankId, RankPlan>;
 
-/// The allocations of a group whose bytes a pause must keep: on a device, free to leave it, and of
-/// a tag for which `keeps` is true.
-std::vector<Allocation*> to_save(Allocations& table, GroupId group,
-                                 const std::function<bool(const std::string& tag)>& keeps);
+/// kNotFound: the group has no memory of one of these tags; the text has the tags that there are.
+Status known_tags(const Allocations& table, GroupId group, const Selection& what);
 
-/// Save: every allocation of the group that has extents, copied by its keeper.
+/// The allocations of a group whose bytes a pause must keep: on a device, free to leave it, and
+/// `keeps` is true.
+std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Selection& what,
+                                 const Allocations::Filter& keeps);
+
+/// Save: every allocation of the group that is on a device and has extents, copied by its keeper.
 Plan plan_save(const Allocations& table, GroupId group);
 
 /// Map and load: each keeper maps what it keeps and fills it. Memory that stayed on the device
 /// because some rank pinned it is mapped and not filled; a rank never released what it pinned
 /// itself. An entry for each of `ranks`, empty where there is nothing to do.
-Plan plan_load(const Allocations& table, GroupId group, const std::vector<RankId>& ranks);
+Plan plan_load(const Allocations& table, GroupId group, const Selection& what,
+               const std::vector<RankId>& ranks);
 
 /// Who loads what, from a load plan.
 using Loaders = std::map<AllocationId, RankId>;
 Loaders loaders(const Plan& load);
 
 /// Peers: each holder maps what its loader has loaded. Only ranks with something to map.
-Plan plan_peers(const Allocations& table, GroupId group, const Loaders& loaders);
+Plan plan_peers(const Allocations& table, GroupId group, const Selection& what,
+                const Loaders& loaders);
 
 /// Whether `rank` was to load something that another rank holds as well.
 bool loads_for_others(const Allocations& table, GroupId group, const Loaders& loaders, RankId rank);

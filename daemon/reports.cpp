@@ -7,6 +7,28 @@
 
 namespace amem {
 
+namespace {
+
+void count(const Allocation& a, const GroupEntry& group, v1::TagUsage& usage) {
+  usage.set_allocation_count(usage.allocation_count() + 1);
+  usage.set_allocated_bytes(usage.allocated_bytes() + a.size);
+  if (a.resident()) usage.set_resident_bytes(usage.resident_bytes() + a.size);
+  if (!a.saved.empty()) usage.set_saved_bytes(usage.saved_bytes() + a.size);
+  if (a.pinned()) usage.set_pinned_bytes(usage.pinned_bytes() + a.size);
+  if (group.discards(a)) usage.set_discard_bytes(usage.discard_bytes() + a.size);
+}
+
+/// Adds one TagUsage for each entry to `tags`.
+template <class List>
+void add_tags(std::map<std::string, v1::TagUsage>& usage, List& tags) {
+  for (auto& [tag, u] : usage) {
+    u.set_tag(tag);
+    tags.Add()->Swap(&u);
+  }
+}
+
+}  // namespace
+
 v1::GroupState to_proto(GroupState state) {
   switch (state) {
     case GroupState::kRunning:
@@ -42,14 +64,17 @@ void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info
     info.set_last_resume_us(to_us(resume->total));
   info.set_note(machine.note());
   std::map<std::string, v1::Policy> policies;
+  std::map<std::string, v1::TagUsage> tags;
   std::map<DeviceUuid, Usage> devices;
   for (const Allocation* a : node.allocations.of_group(group.id)) {
     policies[a->tag] = v1::POLICY_KEEP;
+    count(*a, group, tags[a->tag]);
     Usage& device = devices[a->device];
     device.allocated += a->size;
     if (a->resident()) device.resident += a->size;
   }
-  for (const std::string& tag : group.discarded_tags) policies[tag] = v1::POLICY_DISCARD;
+  for (const auto& [tag, discard] : group.tag_discards)
+    policies[tag] = discard ? v1::POLICY_DISCARD : v1::POLICY_KEEP;
   for (const auto& [tag, policy] : policies) {
     v1::TagPolicy* p = info.add_policies();
     p->set_tag(tag);
@@ -61,6 +86,11 @@ void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info
     d->set_allocated_bytes(device.allocated);
     d->set_resident_bytes(device.resident);
   }
+  add_tags(tags, *info.mutable_tags());
+  std::uint64_t unbrokered = 0;
+  for (RankId rank : machine.members())
+    for (const Unbrokered& u : node.ranks.at(rank).unbrokered) unbrokered += u.bytes;
+  info.set_unbrokered_bytes(unbrokered);
 }
 
 void report_node(const Node& node, const Devices& devices, const Nvml& nvml, Time began,
@@ -95,6 +125,7 @@ void report_node(const Node& node, const Devices& devices, const Nvml& nvml, Tim
 std::vector<v1::RankInfo> report_ranks(const Node& node, const std::string& group) {
   struct Share {
     std::uint64_t owned = 0, imported = 0, count = 0;
+    std::map<std::string, v1::TagUsage> tags;  // of what it owns
   };
   std::map<RankId, Share> shares;
   for (const Allocation* a : node.allocations.select([](const Allocation&) { return true; })) {
@@ -103,6 +134,7 @@ std::vector<v1::RankInfo> report_ranks(const Node& node, const std::string& grou
       ++share.count;
       (holder == a->keeper() ? share.owned : share.imported) += a->size;
     }
+    count(*a, node.groups.at(a->group), shares[a->keeper()].tags[a->tag]);
   }
   std::vector<v1::RankInfo> ranks;
   for (const auto& [id, rank] : node.ranks) {
@@ -118,11 +150,19 @@ std::vector<v1::RankInfo> report_ranks(const Node& node, const std::string& grou
     info.set_uid(rank.peer.uid);
     info.set_program(rank.program);
     info.set_shim_version(rank.shim_version);
-    const Share& share = shares[id];
+    Share& share = shares[id];
     info.set_owned_bytes(share.owned);
     info.set_imported_bytes(share.imported);
     info.set_allocation_count(share.count);
     info.set_phase(std::string(machine.waiting_for(id)));
+    for (const Unbrokered& u : rank.unbrokered) {
+      v1::UnbrokeredUsage* usage = info.add_unbrokered();
+      usage->set_uuid(to_string(u.device));
+      usage->set_kind(u.kind);
+      usage->set_bytes(u.bytes);
+      usage->set_count(u.count);
+    }
+    add_tags(share.tags, *info.mutable_tags());
   }
   return ranks;
 }
@@ -142,8 +182,7 @@ std::vector<v1::AllocationInfo> report_allocations(const Node& node, const std::
     info.set_device(to_string(a->device));
     info.set_size(a->size);
     info.set_tag(a->tag);
-    info.set_policy(entry->second.discarded_tags.contains(a->tag) ? v1::POLICY_DISCARD
-                                                                  : v1::POLICY_KEEP);
+    info.set_policy(entry->second.discards(*a) ? v1::POLICY_DISCARD : v1::POLICY_KEEP);
     info.set_resident(a->resident());
     info.set_pinned(a->pinned());
   }

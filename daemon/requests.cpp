@@ -20,31 +20,38 @@ void Requests::forget(RankId rank) {
   std::erase_if(waiting_, [rank](const Request& r) { return r.rank == rank; });
 }
 
-std::vector<Requests::Request> Requests::take(Operation op) {
+std::vector<Task> Requests::tasks() const {
+  std::vector<Task> tasks;
+  for (const Request& r : waiting_)
+    if (std::find(tasks.begin(), tasks.end(), r.task) == tasks.end()) tasks.push_back(r.task);
+  return tasks;
+}
+
+std::vector<Requests::Request> Requests::take(const Task& task) {
   const auto taken = std::stable_partition(waiting_.begin(), waiting_.end(),
-                                           [op](const Request& r) { return r.op != op; });
+                                           [&](const Request& r) { return !(r.task == task); });
   std::vector<Request> result(taken, waiting_.end());
   waiting_.erase(taken, waiting_.end());
   return result;
 }
 
-bool Requests::complete(Operation op, const std::vector<RankId>& ranks) const {
-  return !ranks.empty() && missing(op, ranks).empty();
+bool Requests::complete(const Task& task, const std::vector<RankId>& ranks) const {
+  return !ranks.empty() && missing(task, ranks).empty();
 }
 
-std::vector<RankId> Requests::missing(Operation op, const std::vector<RankId>& ranks) const {
+std::vector<RankId> Requests::missing(const Task& task, const std::vector<RankId>& ranks) const {
   std::vector<RankId> result;
   std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(result), [&](RankId rank) {
     return std::none_of(waiting_.begin(), waiting_.end(),
-                        [&](const Request& r) { return r.rank == rank && r.op == op; });
+                        [&](const Request& r) { return r.rank == rank && r.task == task; });
   });
   return result;
 }
 
-Time Requests::deadline(Operation op) const {
+Time Requests::deadline(const Task& task) const {
   Time earliest = kNever;
   for (const Request& r : waiting_)
-    if (r.op == op) earliest = std::min(earliest, r.deadline);
+    if (r.task == task) earliest = std::min(earliest, r.deadline);
   return earliest;
 }
 

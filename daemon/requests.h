@@ -13,17 +13,16 @@
 #include "common/status.h"
 #include "daemon/allocations.h"
 #include "daemon/clock.h"
+#include "daemon/task.h"
 
 namespace amem {
-
-enum class Operation : std::uint8_t { kPause, kResume };
 
 class Requests {
  public:
   struct Request {
     RankId rank = 0;
     std::uint64_t seq = 0;  // of the rank's message; the Reply repeats it
-    Operation op = Operation::kPause;
+    Task task = Operation::kPause;
     Time deadline = kNever;
   };
 
@@ -36,16 +35,19 @@ class Requests {
   /// The rank has gone: its requests are forgotten.
   void forget(RankId rank);
 
-  /// All requests for `op`, which leave this object.
-  std::vector<Request> take(Operation op);
+  /// What is asked for, each once, in the order in which it was first asked.
+  std::vector<Task> tasks() const;
 
-  /// Every one of `ranks` (and there is one) has asked for `op`.
-  bool complete(Operation op, const std::vector<RankId>& ranks) const;
-  /// Those of `ranks` that have not asked for `op`.
-  std::vector<RankId> missing(Operation op, const std::vector<RankId>& ranks) const;
+  /// All requests for `task`, which leave this object.
+  std::vector<Request> take(const Task& task);
 
-  /// The earliest deadline among the requests for `op`.
-  Time deadline(Operation op) const;
+  /// Every one of `ranks` (and there is one) has asked for `task`.
+  bool complete(const Task& task, const std::vector<RankId>& ranks) const;
+  /// Those of `ranks` that have not asked for `task`.
+  std::vector<RankId> missing(const Task& task, const std::vector<RankId>& ranks) const;
+
+  /// The earliest deadline among the requests for `task`.
+  Time deadline(const Task& task) const;
 
  private:
   std::vector<Request> waiting_;

@@ -16,8 +16,8 @@ constexpr Duration kTeardown = std::chrono::seconds(60);
 
 Status SavedBytes::take(GroupEntry& group, const std::function<int(const DeviceUuid&)>& numa_node) {
   const std::vector<Allocation*> keep =
-      to_save(node_.allocations, group.id,
-              [&](const std::string& tag) { return !group.discarded_tags.contains(tag); });
+      to_save(node_.allocations, group.id, group.machine.task().selection,
+              [&](const Allocation& a) { return !group.discards(a); });
   std::vector<ExtentAllocator::Request> requests;
   requests.reserve(keep.size());
   for (const Allocation* a : keep) requests.push_back({a->size, numa_node(a->device)});

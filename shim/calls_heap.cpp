@@ -5,6 +5,7 @@
 
 #include <iterator>
 
+#include "shim/direct.h"
 #include "shim/interpose.h"
 #include "shim/pointer_attributes.h"
 #include "shim/runtime.h"
@@ -266,6 +267,10 @@ const Call kCalls[] = {
     AMEM_HEAP_CALLS(AMEM_CALL)
 #undef AMEM_CALL
 };
+
+#define AMEM_DIRECT_ROW(row, api, version, type, symbol, wrapper) AMEM_DIRECT(symbol)
+AMEM_HEAP_CALLS(AMEM_DIRECT_ROW)
+#undef AMEM_DIRECT_ROW
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "common/ticket.h"
+#include "shim/direct.h"
 #include "shim/interpose.h"
 #include "shim/log.h"
 #include "shim/modules.h"
@@ -352,6 +353,12 @@ const Call kCalls[] = {
 #undef AMEM_PLAIN
 #undef AMEM_CALL
 };
+
+#define AMEM_DIRECT_ROW(api, version, type, symbol, ...) AMEM_DIRECT(symbol)
+AMEM_MEMORY_CALLS(AMEM_DIRECT_ROW)
+AMEM_BEGIN_CAPTURE_CALLS(AMEM_DIRECT_ROW)
+AMEM_END_CAPTURE_CALLS(AMEM_DIRECT_ROW)
+#undef AMEM_DIRECT_ROW
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "shim/direct.h"
 #include "shim/interpose.h"
 #include "shim/runtime.h"
 
@@ -192,6 +193,11 @@ const Call kCalls[] = {
 #undef AMEM_COUNTED
 #undef AMEM_CALL
 };
+
+#define AMEM_DIRECT_ROW(api, version, type, symbol, ...) AMEM_DIRECT(symbol)
+AMEM_COUNTED_CALLS(AMEM_DIRECT_ROW)
+AMEM_POOL_CALLS(AMEM_DIRECT_ROW)
+#undef AMEM_DIRECT_ROW
 
 }  // namespace
 

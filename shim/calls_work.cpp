@@ -4,6 +4,7 @@
 
 #include <iterator>
 
+#include "shim/direct.h"
 #include "shim/interpose.h"
 #include "shim/runtime.h"
 
@@ -43,6 +44,10 @@ const Call kCalls[] = {
 #include "shim/gated_calls.inc"
 #undef GATED
 };
+
+#define GATED(api, version, type, symbol, per_thread) AMEM_DIRECT(symbol)
+#include "shim/gated_calls.inc"
+#undef GATED
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "shim/direct.h"
 #include "shim/nccl_api.h"
 #include "shim/runtime.h"
 #include "shim/trace.h"
@@ -51,6 +52,8 @@ const Call kLookupCalls[] = {
     {"cuGetProcAddress", 12000, false, "cuGetProcAddress_v2", reinterpret_cast<void*>(&get_v2),
      &real_get_v2},
 };
+AMEM_DIRECT("cuGetProcAddress")
+AMEM_DIRECT("cuGetProcAddress_v2")
 
 template <class Visit>
 void for_each_call(Visit visit) {
@@ -98,31 +101,39 @@ AMEM_RUNS_BEFORE_SANITIZERS Dlsym real_dlsym() {
 using amem::shim::Call;
 using amem::shim::Runtime;
 
-/// What dlsym answers instead of the C library's; nullptr: ask the C library. Called by the
-/// assembly below.
-extern "C" __attribute__((visibility("hidden"), used)) AMEM_RUNS_BEFORE_SANITIZERS void*
+/// What dlsym answers instead of the C library's; not ours: ask the C library.
+struct DlsymAnswer {
+  void* address = nullptr;
+  bool ours = false;
+};
+
+/// Called by the assembly below, which takes the answer from two registers.
+extern "C" __attribute__((visibility("hidden"), used)) AMEM_RUNS_BEFORE_SANITIZERS DlsymAnswer
 amem_dlsym_answer(void* handle, const char* name) {
   // Nearly every lookup of a process ends here, some of them before malloc works.
   const bool driver = name[0] == 'c' && name[1] == 'u';
   const bool nccl = name[0] == 'n' && name[1] == 'c' && name[2] == 'c';
-  if (!driver && !nccl) return nullptr;
-  if (Runtime::disabled()) return nullptr;
+  if (!driver && !nccl) return {};
   if (nccl) {
+    if (Runtime::disabled()) return {};
     // AMem's patched NCCL exports these itself; callers look for them in libnccl. An NCCL that has
     // them keeps them.
     void* ours = amem::shim::find_nccl_call(name);
-    if (ours == nullptr || amem::shim::real_dlsym()(handle, name) != nullptr) return nullptr;
+    if (ours == nullptr || amem::shim::real_dlsym()(handle, name) != nullptr) return {};
     ::dlerror();  // the failed lookup is no news to anybody
-    return ours;
+    return {ours, true};
   }
   const Call* call = amem::shim::find_symbol(name);
-  if (call == nullptr) return nullptr;
+  if (call == nullptr) return {};
   void* real = amem::shim::real_dlsym()(handle, name);
-  if (real == nullptr) return nullptr;
+  // A lookup in the whole process finds our export first, whether or not there is a driver.
+  const bool direct = amem::shim::is_direct(real);
+  if (direct) real = amem::shim::driver_symbol(name);
+  if (real == nullptr || Runtime::disabled()) return {real, direct};
   Runtime::get();
   call->real->store(real, std::memory_order_release);
   amem::shim::trace("dlsym %s", name);
-  return call->wrapper;
+  return {call->wrapper, true};
 }
 
 extern "C" __attribute__((visibility("hidden"), used)) AMEM_RUNS_BEFORE_SANITIZERS void*
@@ -148,7 +159,7 @@ dlsym:
     subq $8, %rsp
     .cfi_adjust_cfa_offset 8
     call amem_dlsym_answer
-    testq %rax, %rax
+    testb %dl, %dl
     jne 1f
     call amem_real_dlsym
     addq $8, %rsp

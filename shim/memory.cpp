@@ -10,26 +10,14 @@ namespace amem::shim {
 namespace {
 
 constexpr std::chrono::seconds kBrokerDeadline{30};
+// More than the broker's own deadlines for a resume; for a broker that is stuck.
+constexpr std::chrono::minutes kArrivalDeadline{5};
 
 /// What the program sees when the broker refuses. The broker's reason goes to the log.
 CUresult refuse(const Status& status, const std::string& what) {
   log_error(what + ": " + status.text());
   return status.code() == Code::kResourceExhausted ? CUDA_ERROR_OUT_OF_MEMORY
                                                    : CUDA_ERROR_SYSTEM_NOT_READY;
-}
-
-CUmemAccessDesc desc_of(const Access& a) {
-  CUmemAccessDesc d{};
-  d.location.type = static_cast<CUmemLocationType>(a.type);
-  d.location.id = a.id;
-  d.flags = static_cast<CUmemAccess_flags>(a.flags);
-  return d;
-}
-
-std::vector<CUmemAccessDesc> descs_of(const std::vector<Access>& access) {
-  std::vector<CUmemAccessDesc> descs;
-  for (const Access& a : access) descs.push_back(desc_of(a));
-  return descs;
 }
 
 }  // namespace
@@ -116,9 +104,36 @@ CUresult Memory::import_ticket(CUmemGenericAllocationHandle* handle, const Ticke
   return adopt(handle, a, answer.value().fds.front());
 }
 
+/// False: the time is up.
+bool Memory::wait_arrival(std::unique_lock<std::mutex>& lock,
+                          const std::function<bool()>& arriving) {
+  if (arrivals_.wait_for(lock, kArrivalDeadline, [&] { return !arriving(); })) return true;
+  log_error("memory that a resume is bringing back did not arrive; is amemd alive?");
+  return false;
+}
+
+/// The mappings in a range once none of them is on its way back. Nothing: the time is up.
+std::optional<std::vector<Mapping*>> Memory::settled(std::unique_lock<std::mutex>& lock,
+                                                     CUdeviceptr address, std::size_t size) {
+  std::vector<Mapping*> touched;
+  const bool in_time = wait_arrival(lock, [&] {
+    touched = table_.overlapping(address, size);
+    return std::any_of(touched.begin(), touched.end(),
+                       [&](const Mapping* m) { return table_.find(m->id)->arriving; });
+  });
+  if (!in_time) return std::nullopt;
+  return touched;
+}
+
 CUresult Memory::release(CUmemGenericAllocationHandle handle) {
-  std::lock_guard lock(mutex_);
-  Allocation* a = table_.find(Table::id_of(handle));
+  std::unique_lock lock(mutex_);
+  const std::uint64_t id = Table::id_of(handle);
+  const bool in_time = wait_arrival(lock, [&] {
+    const Allocation* a = table_.find(id);
+    return a != nullptr && a->arriving;
+  });
+  if (!in_time) return CUDA_ERROR_SYSTEM_NOT_READY;
+  Allocation* a = table_.find(id);
   if (a == nullptr || a->refs == 0) return CUDA_ERROR_INVALID_VALUE;
   --a->refs;
   settle(*a);
@@ -194,6 +209,11 @@ CUresult Memory::map(CUdeviceptr address, std::size_t size, std::size_t offset,
   std::lock_guard lock(mutex_);
   Allocation* a = table_.find(Table::id_of(handle));
   if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!a->resident) {
+    log_error("mapping " + describe(*a) + ": it is paused with its tag '" + a->tag +
+              "'; resume that first");
+    return CUDA_ERROR_SYSTEM_NOT_READY;
+  }
   if (CUresult r = ensure_real(*a); r != CUDA_SUCCESS) return r;
   if (CUresult r = driver_.cuMemMap_(address, size, offset, a->real, flags); r != CUDA_SUCCESS)
     return r;
@@ -224,12 +244,27 @@ bool Memory::brokered(CUdeviceptr address, std::size_t size) {
   return !table_.overlapping(address, size).empty();
 }
 
-std::optional<CUresult> Memory::unmap(CUdeviceptr address, std::size_t size) {
+bool Memory::resident(CUdeviceptr address) {
   std::lock_guard lock(mutex_);
-  const std::vector<Mapping*> touched = table_.overlapping(address, size);
-  if (touched.empty()) return std::nullopt;
-  if (CUresult r = driver_.cuMemUnmap_(address, size); r != CUDA_SUCCESS) return r;
-  for (const Mapping* m : touched) {
+  const Mapping* m = table_.mapping_at(address);
+  if (m == nullptr) return false;
+  const Allocation& a = *table_.find(m->id);
+  return a.resident && !a.arriving;
+}
+
+std::optional<CUresult> Memory::unmap(CUdeviceptr address, std::size_t size) {
+  std::unique_lock lock(mutex_);
+  const std::optional<std::vector<Mapping*>> touched = settled(lock, address, size);
+  if (!touched) return CUDA_ERROR_SYSTEM_NOT_READY;
+  if (touched->empty()) return std::nullopt;
+  // What is paused is mapped nowhere: the driver knows only of the rest.
+  const auto absent = [&](const Mapping& m) { return !table_.find(m.id)->resident; };
+  for (const Mapping* m : *touched)
+    if (absent(*m) && (m->address < address || m->address + m->size > address + size))
+      return CUDA_ERROR_INVALID_VALUE;  // a part of a mapping, which the driver refuses too
+  for (const Table::Range& part : Table::without(address, size, *touched, absent))
+    if (CUresult r = driver_.cuMemUnmap_(part.address, part.size); r != CUDA_SUCCESS) return r;
+  for (const Mapping* m : *touched) {
     Allocation& a = *table_.find(m->id);
     table_.remove_mapping(m->address);
     settle(a);
@@ -239,11 +274,16 @@ std::optional<CUresult> Memory::unmap(CUdeviceptr address, std::size_t size) {
 
 std::optional<CUresult> Memory::set_access(CUdeviceptr address, std::size_t size,
                                            const CUmemAccessDesc* desc, std::size_t count) {
-  std::lock_guard lock(mutex_);
-  const std::vector<Mapping*> touched = table_.overlapping(address, size);
-  if (touched.empty()) return std::nullopt;
-  if (CUresult r = driver_.cuMemSetAccess_(address, size, desc, count); r != CUDA_SUCCESS) return r;
-  for (Mapping* m : touched)
+  std::unique_lock lock(mutex_);
+  const std::optional<std::vector<Mapping*>> touched = settled(lock, address, size);
+  if (!touched) return CUDA_ERROR_SYSTEM_NOT_READY;
+  if (touched->empty()) return std::nullopt;
+  const auto absent = [&](const Mapping& m) { return !table_.find(m.id)->resident; };
+  for (const Table::Range& part : Table::without(address, size, *touched, absent))
+    if (CUresult r = driver_.cuMemSetAccess_(part.address, part.size, desc, count);
+        r != CUDA_SUCCESS)
+      return r;
+  for (Mapping* m : *touched)
     for (std::size_t i = 0; i < count; ++i)
       Table::grant(*m, {static_cast<int>(desc[i].location.type), desc[i].location.id,
                         static_cast<int>(desc[i].flags)});
@@ -297,141 +337,6 @@ std::vector<Memory::Usage> Memory::usage() {
   std::vector<Usage> usages;
   for (auto& [key, usage] : found) usages.push_back(std::move(usage));
   return usages;
-}
-
-// ---- phases ----
-
-Result<Memory::Site> Memory::site(std::uint64_t id) {
-  std::lock_guard lock(mutex_);
-  Allocation* a = table_.find(id);
-  if (a == nullptr)
-    return Status(Code::kNotFound, "this rank holds no allocation " + std::to_string(id));
-  if (!a->resident) return Status(Code::kFailedPrecondition, describe(*a) + " is not mapped");
-  const auto reachable_from = [&](auto device_fits) -> std::optional<Site> {
-    for (Address address : a->mapped_at)
-      for (const Access& access : table_.mapping(address).access)
-        if (access.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-            access.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE && device_fits(access.id))
-          return Site{address, access.id};
-    return std::nullopt;
-  };
-  if (auto found = reachable_from([&](int device) { return device == a->device; })) return *found;
-
-  // Access may have been given to devices on which this process has no context: to copy there
-  // would make one, some hundred MiB for good.
-  const std::vector<int> active = devices_.active();
-  if (active.empty()) return Status(Code::kFailedPrecondition, "no device has a context");
-  const auto is_active = [&](int device) {
-    return std::find(active.begin(), active.end(), device) != active.end();
-  };
-  if (auto found = reachable_from(is_active)) return *found;
-
-  // Mapped nowhere that a copy could use: give it an address for the length of this phase.
-  const bool own = is_active(a->device);
-  const int device = own ? a->device : active.front();
-  if (CUresult r = ensure_real(*a); r != CUDA_SUCCESS)
-    return driver_.error(r, "the handle of " + describe(*a));
-  CUdeviceptr address = 0;
-  if (CUresult r = driver_.cuMemAddressReserve_(&address, a->size, 0, 0, 0); r != CUDA_SUCCESS)
-    return driver_.error(r, "an address for " + describe(*a));
-  if (CUresult r = driver_.cuMemMap_(address, a->size, 0, a->real, 0); r != CUDA_SUCCESS) {
-    driver_.cuMemAddressFree_(address, a->size);
-    return driver_.error(r, "mapping " + describe(*a) + " for its copy");
-  }
-  scratch_.push_back({address, a->size});
-  const CUmemAccessDesc desc =
-      desc_of({CU_MEM_LOCATION_TYPE_DEVICE, device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
-  if (CUresult r = driver_.cuMemSetAccess_(address, a->size, &desc, 1); r != CUDA_SUCCESS)
-    return driver_.error(r, "access to " + describe(*a) + " for its copy");
-  return Site{address, device};
-}
-
-void Memory::drop_scratch() {
-  for (const Scratch& s : scratch_) {
-    driver_.cuMemUnmap_(s.address, s.size);
-    driver_.cuMemAddressFree_(s.address, s.size);
-  }
-  scratch_.clear();
-}
-
-Status Memory::leave(std::uint64_t& bytes) {
-  std::lock_guard lock(mutex_);
-  Status first_error;
-  auto failed = [&](CUresult r, const std::string& what) {
-    if (first_error.ok()) first_error = driver_.error(r, what);
-  };
-  returned_.clear();
-  returned_bytes_ = 0;
-
-  auto goes = [&](const Allocation& a) { return a.resident && !a.pinned; };
-  std::vector<Mapping*> mapped;
-  for (auto& [address, m] : table_.mappings())
-    if (goes(*table_.find(m.id))) mapped.push_back(&m);
-  for (const Table::Run& run : Table::runs(mapped, false)) {
-    if (driver_.cuMemUnmap_(run.address, run.size) == CUDA_SUCCESS) continue;
-    // Neighbours may come from different reservations, which a driver may refuse to unmap as one.
-    for (const Mapping* m : table_.overlapping(run.address, run.size)) {
-      if (!goes(*table_.find(m->id))) continue;
-      if (CUresult r = driver_.cuMemUnmap_(m->address, m->size); r != CUDA_SUCCESS)
-        failed(r, "unmapping " + describe(*table_.find(m->id)));
-    }
-  }
-  bytes = 0;
-  for (auto& [id, a] : table_.allocations()) {
-    if (!goes(a)) continue;
-    drop_real(a);
-    a.resident = false;
-    bytes += a.size;
-  }
-  return first_error;
-}
-
-Status Memory::come_back(std::uint64_t id, const Fd& fd) {
-  std::lock_guard lock(mutex_);
-  Allocation* a = table_.find(id);
-  if (a == nullptr) return {Code::kNotFound, "this rank holds no allocation " + std::to_string(id)};
-  if (a->resident) return {};  // pinned: it never left
-  CUmemGenericAllocationHandle real = 0;
-  if (CUresult r = driver_.cuMemImportFromShareableHandle_(
-          &real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd.get())),
-          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-      r != CUDA_SUCCESS)
-    return driver_.error(r, "importing " + describe(*a));
-  a->real = real;
-  for (std::size_t i = 0; i < a->mapped_at.size(); ++i) {
-    if (CUresult r = driver_.cuMemMap_(a->mapped_at[i], a->size, 0, real, 0); r != CUDA_SUCCESS) {
-      for (std::size_t k = 0; k < i; ++k) driver_.cuMemUnmap_(a->mapped_at[k], a->size);
-      drop_real(*a);
-      return driver_.error(r, "mapping " + describe(*a));
-    }
-  }
-  for (Address address : a->mapped_at) returned_.push_back(&table_.mapping(address));
-  a->resident = true;
-  returned_bytes_ += a->size;
-  // With a mapping and no handle in the program's hands, the mapping alone keeps the memory.
-  if (a->refs == 0) drop_real(*a);
-  return {};
-}
-
-Status Memory::finish_return(std::uint64_t& bytes) {
-  std::lock_guard lock(mutex_);
-  std::vector<Mapping*> mapped;
-  mapped.swap(returned_);
-  bytes = std::exchange(returned_bytes_, 0);
-  std::sort(mapped.begin(), mapped.end(),
-            [](const Mapping* a, const Mapping* b) { return a->address < b->address; });
-  for (const Table::Run& run : Table::runs(mapped, true)) {
-    if (run.access.empty()) continue;
-    const std::vector<CUmemAccessDesc> descs = descs_of(run.access);
-    if (driver_.cuMemSetAccess_(run.address, run.size, descs.data(), descs.size()) == CUDA_SUCCESS)
-      continue;
-    for (const Mapping* m : table_.overlapping(run.address, run.size)) {
-      if (CUresult r = driver_.cuMemSetAccess_(m->address, m->size, descs.data(), descs.size());
-          r != CUDA_SUCCESS)
-        return driver_.error(r, "access to " + describe(*table_.find(m->id)));
-    }
-  }
-  return {};
 }
 
 }  // namespace amem::shim

@@ -5,13 +5,19 @@
 // about creation, tickets and release, and takes everything away and back again when the group
 // pauses and resumes. Owns the table.
 //
-// Calls of the program: any thread; those that change memory come through the gate, so none of them
-// runs during the phases' functions, which belong to the service thread. The lock is held over
-// driver calls, never over a wait for the broker.
+// Calls of the program: any thread; those that change memory come through the gate. So none of them
+// runs during the phases' functions, which belong to the service thread, but for one case: memory
+// that comes back to a group that runs (a resume of chosen tags). Then a call that would take away
+// what is arriving waits until the resume has ended. The lock is held over driver calls, never over
+// a wait for the broker.
 #pragma once
 
+#include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "common/driver.h"
@@ -45,6 +51,8 @@ class Memory {
                                      const CUmemAccessDesc* desc, std::size_t count);
   std::optional<CUresult> address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address);
   bool brokered(CUdeviceptr address, std::size_t size);
+  /// A mapping contains the address, and its memory is here and not on its way.
+  bool resident(CUdeviceptr address);
   /// A NIC knows these physical addresses now: their allocations stay through a pause.
   void pin(CUdeviceptr address, std::size_t size);
 
@@ -79,7 +87,7 @@ class Memory {
   /// By tag and device.
   std::vector<Usage> usage();
 
-  // ---- phases; service thread, gate shut, nobody inside ----
+  // ---- phases; service thread ----
   /// Where a copy can reach an allocation's bytes, and from which device.
   struct Site {
     CUdeviceptr address = 0;
@@ -90,9 +98,19 @@ class Memory {
   Result<Site> site(std::uint64_t id);
   void drop_scratch();
 
-  /// Unmaps and releases everything that is not pinned. `bytes`: what went.
-  Status leave(std::uint64_t& bytes);
+  /// Unmaps and releases what has one of the tags, all of it when there are none; what is pinned
+  /// stays. `bytes`: what went. REQUIRES: the gate is shut and nobody inside.
+  Status leave(const std::set<std::string>& tags, std::uint64_t& bytes);
+  /// Likewise what has come back since the last arrived(): the resume has failed.
+  Status undo(std::uint64_t& bytes);
+  /// The resume has ended: what came back is the program's again.
+  void arrived();
+  /// The program has it still.
+  bool holds(std::uint64_t id);
+  /// Bytes of allocations that are not on their devices.
+  std::uint64_t bytes_away();
   /// Imports and maps one allocation wherever it was mapped; access follows with finish_return().
+  /// One that the program has freed meanwhile is passed over.
   Status come_back(std::uint64_t id, const Fd& fd);
   Status finish_return(std::uint64_t& bytes);
 
@@ -107,12 +125,18 @@ class Memory {
   void drop_real(Allocation& a);
   void settle(Allocation& a);
   void tell_free(std::uint64_t id);
+  Status take_away(const std::function<bool(const Allocation&)>& chosen, std::uint64_t& bytes);
+  void forget_arrivals();
+  bool wait_arrival(std::unique_lock<std::mutex>& lock, const std::function<bool()>& arriving);
+  std::optional<std::vector<Mapping*>> settled(std::unique_lock<std::mutex>& lock,
+                                               CUdeviceptr address, std::size_t size);
   std::string describe(const Allocation& a) const;
 
   const Driver& driver_;
   Devices& devices_;
   Session& session_;
-  std::mutex mutex_;  // guards table_
+  std::mutex mutex_;                  // guards table_
+  std::condition_variable arrivals_;  // some have ended
   Table table_;
   std::uint32_t next_number_ = 1;  // with table_
   int rank_ = -1;

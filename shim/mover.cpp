@@ -138,8 +138,11 @@ Status Mover::save(const amem_v1_Copies& copies) {
 }
 
 Status Mover::load(const amem_v1_Copies& copies) {
-  for (pb_size_t i = 0; i < copies.copies_count; ++i)
+  for (pb_size_t i = 0; i < copies.copies_count; ++i) {
+    // A program that runs while its memory comes back may have freed this meanwhile.
+    if (!memory_.holds(copies.copies[i].id)) continue;
     if (Status s = copy(copies.copies[i], false); !s.ok()) return s;
+  }
   return {};
 }
 

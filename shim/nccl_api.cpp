@@ -5,7 +5,9 @@
 #include <charconv>
 #include <cstring>
 #include <string>
+#include <vector>
 
+#include "common/protocol.h"
 #include "shim/log.h"
 #include "shim/runtime.h"
 
@@ -38,10 +40,16 @@ int report(const Status& status, char* error, std::size_t size) {
   return static_cast<int>(status.code());
 }
 
-Status request(amem_v1_GroupOp op, std::uint32_t timeout_ms) {
-  if (Runtime::disabled())
-    return {Code::kFailedPrecondition, "amem is turned off in this process (AMEM_DISABLE)"};
-  return Runtime::get().group_request(op, timeout_ms);
+Status turned_off() {
+  return {Code::kFailedPrecondition, "amem is turned off in this process (AMEM_DISABLE)"};
+}
+
+Status request(amem_v1_GroupOp op, const char* const* tags, std::size_t tag_count,
+               std::uint32_t timeout_ms) {
+  if (Runtime::disabled()) return turned_off();
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < tag_count; ++i) names.emplace_back(tags[i] != nullptr ? tags[i] : "");
+  return Runtime::get().group_request(op, names, timeout_ms);
 }
 
 }  // namespace
@@ -52,12 +60,12 @@ Status request(amem_v1_GroupOp op, std::uint32_t timeout_ms) {
 // Turned off, all five succeed and do nothing, as AMem's do.
 AMEM_PUBLIC ncclResult_t ncclPause(ncclComm_t* /*comm*/) {
   if (Runtime::disabled()) return ncclSuccess;
-  return nccl_result(request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0), "ncclPause");
+  return nccl_result(request(amem_v1_GroupOp_GROUP_OP_PAUSE, nullptr, 0, 0), "ncclPause");
 }
 
 AMEM_PUBLIC ncclResult_t ncclResume(ncclComm_t* /*comm*/) {
   if (Runtime::disabled()) return ncclSuccess;
-  return nccl_result(request(amem_v1_GroupOp_GROUP_OP_RESUME, 0), "ncclResume");
+  return nccl_result(request(amem_v1_GroupOp_GROUP_OP_RESUME, nullptr, 0, 0), "ncclResume");
 }
 
 AMEM_PUBLIC ncclResult_t ncclSetGroupID(int id) {
@@ -96,12 +104,26 @@ AMEM_PUBLIC ncclResult_t ncclMemStats() {
 
 // ---- for libamem_client (client/include/amem/amem.h) ----
 
-AMEM_PUBLIC int amem_shim_pause(std::uint32_t timeout_ms, char* error, std::size_t error_size) {
-  return report(request(amem_v1_GroupOp_GROUP_OP_PAUSE, timeout_ms), error, error_size);
+/// No tags: everything that the group has.
+AMEM_PUBLIC int amem_shim_pause(const char* const* tags, std::size_t tag_count,
+                                std::uint32_t timeout_ms, char* error, std::size_t size) {
+  return report(request(amem_v1_GroupOp_GROUP_OP_PAUSE, tags, tag_count, timeout_ms), error, size);
 }
 
-AMEM_PUBLIC int amem_shim_resume(std::uint32_t timeout_ms, char* error, std::size_t error_size) {
-  return report(request(amem_v1_GroupOp_GROUP_OP_RESUME, timeout_ms), error, error_size);
+AMEM_PUBLIC int amem_shim_resume(const char* const* tags, std::size_t tag_count,
+                                 std::uint32_t timeout_ms, char* error, std::size_t size) {
+  return report(request(amem_v1_GroupOp_GROUP_OP_RESUME, tags, tag_count, timeout_ms), error, size);
+}
+
+AMEM_PUBLIC int amem_shim_set_group(const char* group, char* error, std::size_t size) {
+  const std::string name = group != nullptr ? group : "";
+  if (Runtime::disabled()) return report(turned_off(), error, size);
+  if (!amem::valid_group_name(name))
+    return report({Code::kInvalidArgument, "\"" + name +
+                                               "\" is no group name: 1 to 63 characters of "
+                                               "[A-Za-z0-9._-], not starting with '.' or '-'"},
+                  error, size);
+  return report(Runtime::get().set_group(name), error, size);
 }
 
 AMEM_PUBLIC int amem_shim_active() {

@@ -27,7 +27,7 @@ void Phases::command(Packet& packet) {
       break;
     case amem_v1_SessionMessage_release_tag:
       cut_.end();
-      release(m.body.release.epoch);
+      release(m.body.release);
       break;
     case amem_v1_SessionMessage_map_tag:
       map(packet);
@@ -56,14 +56,18 @@ void Phases::copy(const amem_v1_Copies& copies, bool save) {
   copy_status_ = {};
 }
 
-void Phases::release(std::uint64_t epoch) {
+void Phases::release(const amem_v1_Release& release) {
+  std::set<std::string> tags;
+  for (pb_size_t i = 0; i < release.tags_count; ++i) tags.insert(release.tags[i]);
   std::uint64_t bytes = 0;
-  const Status s = memory_.leave(bytes);
+  const Status s = release.undo ? memory_.undo(bytes) : memory_.leave(tags, bytes);
   copy_status_ = {};
   map_status_ = {};
-  away_ = true;
-  gate_.hold();
-  done(epoch, amem_v1_Phase_PHASE_RELEASE, s, bytes);
+  if (!release.undo && tags.empty()) {
+    away_ = true;
+    gate_.hold();
+  }
+  done(release.epoch, amem_v1_Phase_PHASE_RELEASE, s, bytes);
 }
 
 void Phases::map(Packet& packet) {
@@ -84,8 +88,9 @@ void Phases::map(Packet& packet) {
 }
 
 void Phases::open(std::uint64_t epoch) {
-  if (away_) heap_.came_back();
   away_ = false;
+  memory_.arrived();
+  heap_.came_back();
   gate_.open();
   done(epoch, amem_v1_Phase_PHASE_OPEN, {}, 0);
 }
@@ -106,6 +111,7 @@ void Phases::done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status
 
 void Phases::lost() {
   cut_.end();
+  memory_.arrived();
   if (away_) {
     log_error(
         "the broker is gone while this group was paused: its memory cannot come back, and every "
@@ -115,6 +121,9 @@ void Phases::lost() {
     return;
   }
   log_warn("the broker is gone: memory that is mapped stays, pause and resume no longer work");
+  if (const std::uint64_t bytes = memory_.bytes_away(); bytes > 0)
+    log_error(std::to_string(bytes) +
+              " bytes of paused tags cannot come back: the program must not touch them");
   gate_.open();
 }
 

@@ -34,7 +34,7 @@ class Phases final : public Session::Handler {
  private:
   void map(Packet& packet);
   void copy(const amem_v1_Copies& copies, bool save);
-  void release(std::uint64_t epoch);
+  void release(const amem_v1_Release& release);
   void open(std::uint64_t epoch);
   void done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status, std::uint64_t bytes);
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <iterator>
 
 #include "shim/interpose.h"
 #include "shim/log.h"
@@ -170,16 +171,28 @@ std::string Runtime::stats() {
                        driver_loaded_.load(std::memory_order_acquire) && !forked());
 }
 
-Status Runtime::group_request(amem_v1_GroupOp op, std::uint32_t timeout_ms) {
+Status Runtime::group_request(amem_v1_GroupOp op, const std::vector<std::string>& tags,
+                              std::uint32_t timeout_ms) {
+  Message request = amem_v1_SessionMessage_init_zero;
+  request.which_body = amem_v1_SessionMessage_group_request_tag;
+  auto& body = request.body.group_request;
+  if (tags.size() > std::size(body.tags))
+    return {Code::kInvalidArgument, std::to_string(tags.size()) + " tags: at most " +
+                                        std::to_string(std::size(body.tags)) +
+                                        " can be paused or resumed at once"};
+  for (const std::string& tag : tags) {
+    if (tag.empty() || tag.size() >= sizeof body.tags[0])
+      return {Code::kInvalidArgument, "\"" + tag + "\" is no tag: 1 to " +
+                                          std::to_string(sizeof body.tags[0] - 1) + " bytes"};
+    tag.copy(body.tags[body.tags_count++], tag.size());
+  }
   if (!connected())
     return {Code::kUnavailable, "no broker at " + options_.runtime_dir +
                                     "/session.sock: start amemd, or set AMEM_RUNTIME_DIR"};
   if (timeout_ms == 0)
     timeout_ms = static_cast<std::uint32_t>(std::chrono::milliseconds(options_.timeout).count());
-  Message request = amem_v1_SessionMessage_init_zero;
-  request.which_body = amem_v1_SessionMessage_group_request_tag;
-  request.body.group_request.op = op;
-  request.body.group_request.timeout_ms = timeout_ms;
+  body.op = op;
+  body.timeout_ms = timeout_ms;
   return session_.call(request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline).status();
 }
 

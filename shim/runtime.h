@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/driver.h"
 #include "shim/cut.h"
@@ -50,8 +51,10 @@ class Runtime {
   /// nothing: it is not.
   std::optional<Label> label(const void* code_address) const;
 
-  /// Pause or resume of the whole group, asked from inside. 0: the configured time-out.
-  Status group_request(amem_v1_GroupOp op, std::uint32_t timeout_ms);
+  /// Pause or resume asked from inside, of the group's memory with one of the tags, or of all of it
+  /// when there are none. 0: the configured time-out.
+  Status group_request(amem_v1_GroupOp op, const std::vector<std::string>& tags,
+                       std::uint32_t timeout_ms);
 
   /// Changes the group; only before the session is open.
   Status set_group(const std::string& name);

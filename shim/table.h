@@ -37,6 +37,7 @@ struct Allocation {
   bool imported = false;  // redeemed, not created here
   bool pinned = false;    // handed to a NIC; stays through a pause
   bool resident = true;   // physical memory is here
+  bool arriving = false;  // it has come back in a resume that has not ended
   Token token{};
   std::uint32_t refs = 0;          // handles the program holds
   std::vector<Address> mapped_at;  // where its mappings begin
@@ -84,6 +85,25 @@ class Table {
 
   std::map<Address, Mapping>& mappings() { return mappings_; }
   std::unordered_map<std::uint64_t, Allocation>& allocations() { return allocations_; }
+
+  /// What is left of a range without the mappings in it for which `absent` is true.
+  struct Range {
+    Address address = 0;
+    std::uint64_t size = 0;
+  };
+  template <class Predicate>
+  static std::vector<Range> without(Address address, std::uint64_t size,
+                                    const std::vector<Mapping*>& touched, Predicate absent) {
+    std::vector<Range> parts;
+    Address from = address;
+    for (const Mapping* m : touched) {
+      if (!absent(*m)) continue;
+      if (m->address > from) parts.push_back({from, m->address - from});
+      from = m->address + m->size;
+    }
+    if (from < address + size) parts.push_back({from, address + size - from});
+    return parts;
+  }
 
   /// Contiguous mappings with equal access are one call to the driver instead of many.
   struct Run {

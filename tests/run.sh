@@ -9,7 +9,7 @@ usage() {
 Usage: tests/run.sh [--quick] [--sanitizers | --only-sanitizers] [--no-deps]
 Installs what is needed (deploy/deps.sh), builds build/release and runs all tests with ctest. Tests that need GPUs are
 shown as skipped where there are too few. Exit status 0 when tests ran and none failed.
-  --quick             without the integration tests and those on GPUs
+  --quick             the unit tests and those of the simulated driver alone: without integration tests and GPUs
   --sanitizers        then the same without GPUs under AddressSanitizer and UndefinedBehaviorSanitizer (build/asan) and
                       under ThreadSanitizer (build/tsan)
   --only-sanitizers   those alone
@@ -54,13 +54,14 @@ sanitizer_args=(-DCMAKE_C_FLAGS_RELWITHDEBINFO="-O1 -g1" -DCMAKE_CXX_FLAGS_RELWI
 
 # build PRESET: quiet where nobody watches; the end of the log when it fails.
 build() {
-  local log=build/$1.log args=("${cmake_args[@]}")
+  local log=build/$1.log args=("${cmake_args[@]}") target=()
+  [[ $quick == 0 ]] || target=(--target unit_tests)
   [[ $1 == release ]] || args+=("${sanitizer_args[@]}")
   echo "run.sh: building build/$1 (minutes the first time)"
   if [[ -t 1 ]]; then
-    cmake --preset "$1" "${args[@]}" && cmake --build --preset "$1"
+    cmake --preset "$1" "${args[@]}" && cmake --build --preset "$1" "${target[@]}"
   else
-    { cmake --preset "$1" "${args[@]}" && cmake --build --preset "$1"; } >"$log" 2>&1 || {
+    { cmake --preset "$1" "${args[@]}" && cmake --build --preset "$1" "${target[@]}"; } >"$log" 2>&1 || {
       tail -n 60 "$log"
       return 1
     }
@@ -84,8 +85,8 @@ run_tests() {
     select+=(-LE '^(gpu|bench)$')
   fi
   if [[ $quick == 1 ]]; then
-    echo "run.sh: --quick: without integration tests (integration.*) and those on GPUs (gpu.*)"
-    select+=(-E '^(integration|gpu)[.]')
+    echo "run.sh: --quick: without integration tests and those on GPUs"
+    select+=(-L '^(unit|sim)$' -E '^integration[.]')
   fi
   local status=0
   ctest "${select[@]}" 2>&1 | tee "$log" || status=$?

@@ -19,6 +19,8 @@ namespace {
 using Clock = std::chrono::system_clock;  // gRPC's deadlines are on it
 using std::chrono::milliseconds;
 
+constexpr std::size_t kMaxTags = 8;  // broker.proto: PauseRequest.tags
+
 std::shared_ptr<grpc::Channel> open_channel(const std::string& socket) {
   grpc::ChannelArguments arguments;
   // The socket is local: trying again is cheap, and a broker that was restarted is there at once.
@@ -42,6 +44,16 @@ Status check_group(const std::string& group) {
 
 Status check_group_or_all(const std::string& group) {
   return group.empty() ? Status() : check_group(group);
+}
+
+Status check_tags(const std::vector<std::string>& tags) {
+  if (tags.size() > kMaxTags)
+    return {Code::kInvalidArgument, std::to_string(tags.size()) + " tags: at most " +
+                                        std::to_string(kMaxTags) +
+                                        " can be paused or resumed at once"};
+  if (std::find(tags.begin(), tags.end(), "") != tags.end())
+    return {Code::kInvalidArgument, "a tag is empty"};
+  return {};
 }
 
 std::string in_words(milliseconds time) {
@@ -268,22 +280,26 @@ Status Broker::operate(std::uint32_t timeout_ms, int groups, const OnProgress& o
   return status;
 }
 
-Status Broker::pause(const std::string& group, std::uint32_t timeout_ms,
-                     const OnProgress& on_progress) {
+Status Broker::pause(const std::string& group, const std::vector<std::string>& tags,
+                     std::uint32_t timeout_ms, const OnProgress& on_progress) {
   if (Status status = check_group(group); !status.ok()) return status;
+  if (Status status = check_tags(tags); !status.ok()) return status;
   v1::PauseRequest request;
   request.set_group(group);
+  *request.mutable_tags() = {tags.begin(), tags.end()};
   request.set_timeout_ms(timeout_ms);
   return operate(timeout_ms, 1, on_progress, [&](grpc::ClientContext* context) {
     return impl_->stub->Pause(context, request);
   });
 }
 
-Status Broker::resume(const std::string& group, std::uint32_t timeout_ms,
-                      const OnProgress& on_progress) {
+Status Broker::resume(const std::string& group, const std::vector<std::string>& tags,
+                      std::uint32_t timeout_ms, const OnProgress& on_progress) {
   if (Status status = check_group(group); !status.ok()) return status;
+  if (Status status = check_tags(tags); !status.ok()) return status;
   v1::ResumeRequest request;
   request.set_group(group);
+  *request.mutable_tags() = {tags.begin(), tags.end()};
   request.set_timeout_ms(timeout_ms);
   return operate(timeout_ms, 1, on_progress, [&](grpc::ClientContext* context) {
     return impl_->stub->Resume(context, request);

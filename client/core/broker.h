@@ -7,7 +7,8 @@
 //
 // Errors: the broker's own come through unchanged. From this side: kUnavailable (no broker, or the
 // connection was lost), kPermissionDenied (the socket), kDeadlineExceeded (no answer in time),
-// kCancelled (stopped by a callback or cancel()), kInvalidArgument (a name that no group can have).
+// kCancelled (stopped by a callback or cancel()), kInvalidArgument (a name that no group or tag can
+// have, or too many tags).
 #pragma once
 
 #include <chrono>
@@ -15,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "amem/v1/broker.pb.h"
 #include "common/status.h"
@@ -51,9 +53,12 @@ class Broker {
   Status allocations(const std::string& group, const OnAllocation& on_allocation);
   Status set_policy(const std::string& group, const std::string& tag, v1::Policy policy);
 
-  // OK once the broker has reported the end. What is stopped or times out here goes on there.
-  Status pause(const std::string& group, std::uint32_t timeout_ms, const OnProgress& on_progress);
-  Status resume(const std::string& group, std::uint32_t timeout_ms, const OnProgress& on_progress);
+  // No tags: everything. OK once the broker has reported the end. What is stopped or times out here
+  // goes on there.
+  Status pause(const std::string& group, const std::vector<std::string>& tags,
+               std::uint32_t timeout_ms, const OnProgress& on_progress);
+  Status resume(const std::string& group, const std::vector<std::string>& tags,
+                std::uint32_t timeout_ms, const OnProgress& on_progress);
   Status swap(const std::string& out, const std::string& in, std::uint32_t timeout_ms,
               const OnProgress& on_progress);
 

@@ -1,5 +1,6 @@
 #include "client/ctl/commands.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,11 +45,31 @@ int show(const Session& s, const Result<Message>& answer, View view) {
   return kExitOk;
 }
 
+/// The groups, or the one that is asked for, which must be there.
+Result<v1::ListGroupsResponse> groups(const Session& s) {
+  auto answer = s.broker.groups();
+  const std::string& name = s.options.group;
+  if (!answer.ok() || name.empty()) return answer;
+  v1::ListGroupsResponse chosen;
+  for (const v1::GroupInfo& group : answer.value().groups()) {
+    if (group.name() == name) *chosen.add_groups() = group;
+  }
+  if (chosen.groups().empty()) {
+    return Status(Code::kNotFound,
+                  "there is no group " + name + "; `amemctl groups` lists what there is");
+  }
+  return chosen;
+}
+
 int allocations(const Session& s) {
+  const auto& tags = s.options.tags;
   Summary summary;
   std::vector<v1::AllocationInfo> list;
   const Status status =
       s.broker.allocations(s.options.group, [&](const v1::AllocationInfo& allocation) {
+        if (!tags.empty() && std::find(tags.begin(), tags.end(), allocation.tag()) == tags.end()) {
+          return true;
+        }
         if (s.options.summary) {
           summary.add(allocation);
         } else if (s.options.json) {
@@ -88,6 +109,13 @@ void tell_states(const Session& s, const std::vector<std::string>& names) {
                               s.options.json);
 }
 
+/// " (weights, kv_cache)" behind a verb; nothing without tags.
+std::string tag_text(const std::vector<std::string>& tags) {
+  std::string text;
+  for (const std::string& tag : tags) text += (text.empty() ? " (" : ", ") + tag;
+  return text.empty() ? text : text + ")";
+}
+
 int operate(const Session& s) {
   const Options& o = s.options;
   ProgressView view(s.console.err_style, o.json ? 0 : s.console.err_columns);
@@ -100,8 +128,8 @@ int operate(const Session& s) {
         // A swap pauses `group` and resumes `in`.
         const bool paused = o.command == Command::kPause ||
                             (o.command == Command::kSwap && progress.group() == o.group);
-        s.console.out << result_line(progress, paused ? "paused" : "resumed", s.console.out_style)
-                      << std::flush;
+        const std::string verb = (paused ? "paused" : "resumed") + tag_text(o.tags);
+        s.console.out << result_line(progress, verb, s.console.out_style) << std::flush;
       }
     }
     return !s.interrupted();
@@ -112,9 +140,9 @@ int operate(const Session& s) {
   Status status;
   std::vector<std::string> groups = {o.group};
   if (o.command == Command::kPause) {
-    status = s.broker.pause(o.group, timeout, on_progress);
+    status = s.broker.pause(o.group, o.tags, timeout, on_progress);
   } else if (o.command == Command::kResume) {
-    status = s.broker.resume(o.group, timeout, on_progress);
+    status = s.broker.resume(o.group, o.tags, timeout, on_progress);
   } else {
     groups.push_back(o.in);
     status = s.broker.swap(o.group, o.in, timeout, on_progress);
@@ -176,7 +204,7 @@ int dispatch(const Session& s) {
     case Command::kStatus:
       return show(s, s.broker.status(), status_view);
     case Command::kGroups:
-      return show(s, s.broker.groups(), groups_view);
+      return show(s, groups(s), groups_view);
     case Command::kRanks:
       return show(s, s.broker.ranks(s.options.group), ranks_view);
     case Command::kAllocations:

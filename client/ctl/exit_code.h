@@ -29,7 +29,7 @@ inline constexpr std::string_view kExitCodeHelp =
   1  the operation failed
   2  usage, or an argument that the broker refuses
   3  the broker cannot be reached
-  4  no such group
+  4  no such group or tag
   5  wrong state, e.g. the group is paused already
   6  a deadline passed
   7  the pool or a device is too small

@@ -82,22 +82,36 @@ void add_group(CLI::App& sub, std::string& group, bool required) {
   option->required(required);
 }
 
+/// `--tag TAG...`; may be given several times.
+void add_tags(CLI::App& sub, std::vector<std::string>& tags, const std::string& help) {
+  sub.add_option("--tag", tags, help)
+      ->type_name("TAG")
+      ->check(CLI::Validator(
+          [](std::string& text) { return std::string(text.empty() ? "a tag is empty" : ""); }, ""));
+}
+
 void add_queries(CLI::App& app, Options& o) {
   add(app, o, Command::kStatus, "status", "The node: broker, pool, devices, groups");
-  add(app, o, Command::kGroups, "groups", "Groups: state, memory by device, policies");
+  add_group(
+      add(app, o, Command::kGroups, "groups", "Groups: state, memory by device and tag, policies"),
+      o.group, false);
   add_group(add(app, o, Command::kRanks, "ranks", "Ranks: the processes of the groups"), o.group,
             false);
   CLI::App& allocations =
       add(app, o, Command::kAllocations, "allocations", "Allocations, oldest first");
   add_group(allocations, o.group, false);
+  add_tags(allocations, o.tags, "Only memory with one of these tags");
   allocations.add_flag("--summary", o.summary, "Totals by tag and device instead of a list");
 }
 
 void add_operations(CLI::App& app, Options& o) {
-  add_group(add(app, o, Command::kPause, "pause", "Release a group's GPU memory, addresses kept"),
-            o.group, true);
-  add_group(add(app, o, Command::kResume, "resume", "Bring a paused group's memory back"), o.group,
-            true);
+  CLI::App& pause =
+      add(app, o, Command::kPause, "pause", "Release a group's GPU memory, addresses kept");
+  add_group(pause, o.group, true);
+  add_tags(pause, o.tags, "Only memory with one of these tags, at most 8; the group runs on");
+  CLI::App& resume = add(app, o, Command::kResume, "resume", "Bring a paused group's memory back");
+  add_group(resume, o.group, true);
+  add_tags(resume, o.tags, "Only memory with one of these tags, at most 8; the group runs then");
   CLI::App& swap = add(app, o, Command::kSwap, "swap", "Pause one group, then resume another");
   swap.add_option("OUT", o.group, "The group to pause")
       ->type_name("")
@@ -139,6 +153,11 @@ void add_run(CLI::App& app, Options& o) {
       ->type_name("NAME")
       ->check(group_name())
       ->required();
+  run.add_option("--scope", o.scope,
+                 "Which memory is brokered: nccl: NCCL's; regions: also what the program allocates "
+                 "in regions; heap: all of PyTorch's")
+      ->type_name("SCOPE")
+      ->check(CLI::IsMember({"nccl", "regions", "heap"}));
   run.add_flag("--required", o.required,
                "Fail without a broker, instead of running as if amem were not there");
   run.add_option("--trace", o.trace,

@@ -38,12 +38,14 @@ struct Options {
   std::string group;  // empty: all, where a command allows it; swap: the one that goes out
   std::string in;     // swap
   std::string tag;    // policy
+  std::vector<std::string> tags;  // pause, resume, allocations; empty: all
   v1::Policy policy = v1::POLICY_UNSPECIFIED;
   bool summary = false;                      // allocations
   bool once = false;                         // top
   std::chrono::milliseconds interval{1000};  // top
 
   // run
+  std::string scope;  // empty: as the environment has it
   bool required = false;
   std::string trace;
   std::vector<std::string> program;

@@ -117,6 +117,7 @@ Result<RunPlan> plan_run(const Options& options, const RunContext& context) {
   plan.environment = {{"AMEM_GROUP", options.group},
                       {"AMEM_RUNTIME_DIR", dir},
                       {"LD_PRELOAD", preload(shim.value(), value_of(context, "LD_PRELOAD"))}};
+  if (!options.scope.empty()) plan.environment.emplace_back("AMEM_SCOPE", options.scope);
   if (options.required) plan.environment.emplace_back("AMEM_REQUIRED", "1");
   if (!options.trace.empty()) {
     plan.environment.emplace_back("AMEM_TRACE", absolute(options.trace, context));

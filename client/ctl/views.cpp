@@ -42,6 +42,7 @@ std::string group_table(const Groups& groups, const Style& style) {
                {"RESIDENT", kRight},
                {"SAVED", kRight},
                {"PINNED", kRight},
+               {"UNBROKERED", kRight},
                {"LAST PAUSE", kRight},
                {"LAST RESUME", kRight},
                {"NOTE"}});
@@ -56,6 +57,7 @@ std::string group_table(const Groups& groups, const Style& style) {
                format_bytes(group.resident_bytes()),
                format_bytes(group.saved_bytes()),
                format_bytes(group.pinned_bytes()),
+               format_bytes(group.unbrokered_bytes()),
                took(group.last_pause_us()),
                took(group.last_resume_us()),
                {group.note(), Tone::kBad}});
@@ -73,6 +75,54 @@ std::string policy_lines(const Groups& groups, const Style& style) {
     }
   }
   return table.empty() ? std::string() : "\n" + table.render(style);
+}
+
+template <class Groups>
+std::string group_tag_table(const Groups& groups, const Style& style) {
+  Table table({{"GROUP"},
+               {"TAG"},
+               {"ALLOCS", kRight},
+               {"ALLOCATED", kRight},
+               {"RESIDENT", kRight},
+               {"SAVED", kRight},
+               {"PINNED", kRight},
+               {"DISCARDED", kRight}});
+  for (const v1::GroupInfo& group : groups) {
+    for (const v1::TagUsage& usage : group.tags()) {
+      table.add({group.name(), usage.tag(), std::to_string(usage.allocation_count()),
+                 format_bytes(usage.allocated_bytes()), format_bytes(usage.resident_bytes()),
+                 format_bytes(usage.saved_bytes()), format_bytes(usage.pinned_bytes()),
+                 format_bytes(usage.discard_bytes())});
+    }
+  }
+  return table.empty() ? std::string() : "\n" + table.render(style);
+}
+
+/// Memory that stays through a pause, by kind: empty when there is none.
+std::string unbrokered_table(const v1::ListRanksResponse& ranks, const Style& style) {
+  DeviceNames names;
+  for (const v1::RankInfo& rank : ranks.ranks()) {
+    for (const v1::UnbrokeredUsage& usage : rank.unbrokered()) names.add(usage.uuid());
+  }
+  Table table({{"ID", kRight},
+               {"GROUP"},
+               {"DEVICE"},
+               {"UNBROKERED"},
+               {"ALLOCS", kRight},
+               {"SIZE", kRight}});
+  for (const v1::RankInfo& rank : ranks.ranks()) {
+    for (const v1::UnbrokeredUsage& usage : rank.unbrokered()) {
+      table.add({std::to_string(rank.id()), rank.group(), names(usage.uuid()), usage.kind(),
+                 std::to_string(usage.count()), format_bytes(usage.bytes())});
+    }
+  }
+  return table.empty() ? std::string() : "\n" + table.render(style);
+}
+
+std::uint64_t unbrokered_bytes(const v1::RankInfo& rank) {
+  std::uint64_t bytes = 0;
+  for (const v1::UnbrokeredUsage& usage : rank.unbrokered()) bytes += usage.bytes();
+  return bytes;
 }
 
 template <class Groups>
@@ -176,7 +226,7 @@ std::string status_view(const v1::NodeStatus& status, const Style& style) {
 
 std::string groups_view(const v1::ListGroupsResponse& groups, const Style& style) {
   return group_table(groups.groups(), style) + group_device_table(groups.groups(), style) +
-         policy_lines(groups.groups(), style);
+         group_tag_table(groups.groups(), style) + policy_lines(groups.groups(), style);
 }
 
 std::string ranks_view(const v1::ListRanksResponse& ranks, const Style& style) {
@@ -190,6 +240,7 @@ std::string ranks_view(const v1::ListRanksResponse& ranks, const Style& style) {
                {"ALLOCS", kRight},
                {"OWNED", kRight},
                {"IMPORTED", kRight},
+               {"UNBROKERED", kRight},
                {"SHIM"},
                {"WAITS FOR"}});
   for (const v1::RankInfo& rank : ranks.ranks()) {
@@ -202,10 +253,11 @@ std::string ranks_view(const v1::ListRanksResponse& ranks, const Style& style) {
                std::to_string(rank.allocation_count()),
                format_bytes(rank.owned_bytes()),
                format_bytes(rank.imported_bytes()),
+               format_bytes(unbrokered_bytes(rank)),
                rank.shim_version(),
                {rank.phase(), Tone::kBusy}});
   }
-  return table.render(style);
+  return table.render(style) + unbrokered_table(ranks, style);
 }
 
 std::string allocations_view(const std::vector<v1::AllocationInfo>& allocations,

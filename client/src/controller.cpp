@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "client/core/broker.h"
 #include "client/core/code_name.h"
@@ -23,22 +24,20 @@ namespace {
 
 using amem::Code;
 using amem::Status;
+using amem::client::give;
 using amem::client::guarded;
 namespace v1 = amem::v1;
 
 std::string text_or_empty(const char* text) { return text != nullptr ? text : ""; }
 
-Status no_client() { return {Code::kInvalidArgument, "the client is NULL"}; }
-
-/// Hands a string to the caller, who frees it with amem_free.
-Status give(const std::string& text, char** out) {
-  if (out == nullptr) return {Code::kInvalidArgument, "the output argument is NULL"};
-  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
-  if (copy == nullptr) return {Code::kResourceExhausted, "out of memory"};
-  std::memcpy(copy, text.c_str(), text.size() + 1);
-  *out = copy;
-  return {};
+/// Names from a C array; a NULL among them counts as empty.
+std::vector<std::string> names(const char* const* tags, size_t count) {
+  std::vector<std::string> out;
+  for (size_t i = 0; tags != nullptr && i < count; ++i) out.push_back(text_or_empty(tags[i]));
+  return out;
 }
+
+Status no_client() { return {Code::kInvalidArgument, "the client is NULL"}; }
 
 /// Asks with `query`, a function from a Broker to a Result of a message, and gives its JSON.
 template <class Query>
@@ -141,17 +140,31 @@ int amem_set_policy(amem_client* client, const char* group, const char* tag, ame
 
 int amem_client_pause(amem_client* client, const char* group, uint32_t timeout_ms,
                       amem_progress_callback callback, void* user, amem_error* error) {
+  return amem_client_pause_tags(client, group, nullptr, 0, timeout_ms, callback, user, error);
+}
+
+int amem_client_pause_tags(amem_client* client, const char* group, const char* const* tags,
+                           size_t count, uint32_t timeout_ms, amem_progress_callback callback,
+                           void* user, amem_error* error) {
   return guarded(error, [&]() -> Status {
     if (client == nullptr) return no_client();
-    return client->broker.pause(text_or_empty(group), timeout_ms, wrap(callback, user));
+    return client->broker.pause(text_or_empty(group), names(tags, count), timeout_ms,
+                                wrap(callback, user));
   });
 }
 
 int amem_client_resume(amem_client* client, const char* group, uint32_t timeout_ms,
                        amem_progress_callback callback, void* user, amem_error* error) {
+  return amem_client_resume_tags(client, group, nullptr, 0, timeout_ms, callback, user, error);
+}
+
+int amem_client_resume_tags(amem_client* client, const char* group, const char* const* tags,
+                            size_t count, uint32_t timeout_ms, amem_progress_callback callback,
+                            void* user, amem_error* error) {
   return guarded(error, [&]() -> Status {
     if (client == nullptr) return no_client();
-    return client->broker.resume(text_or_empty(group), timeout_ms, wrap(callback, user));
+    return client->broker.resume(text_or_empty(group), names(tags, count), timeout_ms,
+                                 wrap(callback, user));
   });
 }
 

@@ -1,10 +1,14 @@
-// How the C functions report: a Status becomes a code and, when asked for, a filled amem_error.
-// Nothing of C++ passes the boundary, exceptions (out of memory) included. Any thread.
+// How the C functions answer: a Status becomes a code and, when asked for, a filled amem_error; a
+// string becomes the caller's. Nothing of C++ passes the boundary, exceptions (out of memory)
+// included. Any thread.
 #pragma once
 
 #include <amem/amem.h>
 
+#include <cstdlib>
+#include <cstring>
 #include <exception>
+#include <string>
 
 #include "common/packet.h"
 #include "common/status.h"
@@ -17,6 +21,16 @@ inline int report(const Status& status, amem_error* error) {
     set_text(error->text, status.text());
   }
   return static_cast<int>(status.code());
+}
+
+/// Hands a string to the caller, who frees it with amem_free.
+inline Status give(const std::string& text, char** out) {
+  if (out == nullptr) return {Code::kInvalidArgument, "the output argument is NULL"};
+  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy == nullptr) return {Code::kResourceExhausted, "out of memory"};
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  *out = copy;
+  return {};
 }
 
 /// Runs `body`, which returns a Status, as the body of a C function.

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string>
 
 #include "client/src/error_out.h"
@@ -17,8 +18,16 @@ using amem::Code;
 using amem::Status;
 
 /// The shim's exported functions.
-using ShimOperation = int (*)(uint32_t timeout_ms, char* error, size_t error_size);
+using ShimOperation = int (*)(const char* const* tags, size_t count, uint32_t timeout_ms,
+                              char* error, size_t size);
+using ShimSetGroup = int (*)(const char* group, char* error, size_t size);
+using ShimRegionBegin = int (*)(const char* tag, int policy, char* error, size_t size);
+using ShimRegionEnd = int (*)(char* error, size_t size);
+using ShimStats = int (*)(char* json, size_t size);
 using ShimActive = int (*)();
+
+/// What every shim has had.
+constexpr const char* kShimIsHere = "amem_shim_active";
 
 template <class Function>
 Function find_in_shim(const char* name) {
@@ -26,50 +35,136 @@ Function find_in_shim(const char* name) {
   return reinterpret_cast<Function>(::dlsym(RTLD_DEFAULT, name));
 }
 
-int call_shim(const char* name, uint32_t timeout_ms, amem_error* error) {
-  return amem::client::guarded(error, [&]() -> Status {
-    const auto operation = find_in_shim<ShimOperation>(name);
-    if (operation == nullptr) {
-      return {Code::kFailedPrecondition,
-              "libamem_shim.so is not loaded in this process: start it with `amemctl run --group "
-              "NAME -- COMMAND`, or with LD_PRELOAD=libamem_shim.so and AMEM_GROUP=NAME in its "
-              "environment"};
-    }
-    char text[sizeof error->text] = "";
-    const int code = operation(timeout_ms, text, sizeof text);
-    text[sizeof text - 1] = '\0';
-    if (code == 0) return {};
-    return {static_cast<Code>(code), text};
-  });
+bool no_shim() { return find_in_shim<void*>(kShimIsHere) == nullptr; }
+
+Status missing(const char* name) {
+  if (no_shim()) {
+    return {Code::kFailedPrecondition,
+            "libamem_shim.so is not loaded in this process: start it with `amemctl run --group "
+            "NAME -- COMMAND`, or with LD_PRELOAD=libamem_shim.so and AMEM_GROUP=NAME in its "
+            "environment"};
+  }
+  return {Code::kFailedPrecondition,
+          std::string("the libamem_shim.so of this process is of another version than "
+                      "libamem_client: it has no ") +
+              name};
+}
+
+/// Calls a function of the shim, which fills a text and returns a code.
+template <class Function, class... Arguments>
+Status call_shim(const char* name, Arguments... arguments) {
+  const auto function = find_in_shim<Function>(name);
+  if (function == nullptr) return missing(name);
+  char text[sizeof amem_error::text] = "";
+  const int code = function(arguments..., text, sizeof text);
+  text[sizeof text - 1] = '\0';
+  if (code == 0) return {};
+  return {static_cast<Code>(code), text};
+}
+
+/// The name that amem_set_group has set, else empty.
+struct GroupSet {
+  std::mutex mutex;
+  std::string name;
+};
+
+GroupSet& group_set() {
+  static GroupSet set;
+  return set;
+}
+
+/// The shim's rule, which holds without the shim too.
+std::string group_of_environment() {
+  const char* name = std::getenv("AMEM_GROUP");
+  if (name == nullptr || *name == '\0') name = std::getenv("AMEM_GROUPID");
+  return name != nullptr && amem::valid_group_name(name) ? name : "default";
 }
 
 }  // namespace
 
 int amem_is_active(void) {
-  const auto active = find_in_shim<ShimActive>("amem_shim_active");
+  const auto active = find_in_shim<ShimActive>(kShimIsHere);
   return active != nullptr && active() != 0 ? 1 : 0;
 }
 
 int amem_group(char* buffer, size_t size, amem_error* error) {
   return amem::client::guarded(error, [&]() -> Status {
-    // The shim's rule, which holds without the shim too.
-    const char* name = std::getenv("AMEM_GROUP");
-    if (name == nullptr || *name == '\0') name = std::getenv("AMEM_GROUPID");
-    if (name == nullptr || !amem::valid_group_name(name)) name = "default";
-    const std::size_t length = std::strlen(name);
-    if (buffer == nullptr || length >= size) {
-      return {Code::kOutOfRange,
-              "the group's name needs a buffer of " + std::to_string(length + 1) + " bytes"};
+    std::string name;
+    {
+      const std::lock_guard lock(group_set().mutex);
+      name = group_set().name;
     }
-    std::memcpy(buffer, name, length + 1);
+    if (name.empty()) name = group_of_environment();
+    if (buffer == nullptr || name.size() >= size) {
+      return {Code::kOutOfRange,
+              "the group's name needs a buffer of " + std::to_string(name.size() + 1) + " bytes"};
+    }
+    std::memcpy(buffer, name.c_str(), name.size() + 1);
+    return {};
+  });
+}
+
+int amem_set_group(const char* group, amem_error* error) {
+  return amem::client::guarded(error, [&]() -> Status {
+    const std::string name = group != nullptr ? group : "";
+    if (Status status = call_shim<ShimSetGroup>("amem_shim_set_group", name.c_str());
+        !status.ok()) {
+      return status;
+    }
+    const std::lock_guard lock(group_set().mutex);
+    group_set().name = name;
     return {};
   });
 }
 
 int amem_pause(uint32_t timeout_ms, amem_error* error) {
-  return call_shim("amem_shim_pause", timeout_ms, error);
+  return amem_pause_tags(nullptr, 0, timeout_ms, error);
 }
 
 int amem_resume(uint32_t timeout_ms, amem_error* error) {
-  return call_shim("amem_shim_resume", timeout_ms, error);
+  return amem_resume_tags(nullptr, 0, timeout_ms, error);
+}
+
+int amem_pause_tags(const char* const* tags, size_t count, uint32_t timeout_ms, amem_error* error) {
+  return amem::client::guarded(
+      error, [&] { return call_shim<ShimOperation>("amem_shim_pause", tags, count, timeout_ms); });
+}
+
+int amem_resume_tags(const char* const* tags, size_t count, uint32_t timeout_ms,
+                     amem_error* error) {
+  return amem::client::guarded(
+      error, [&] { return call_shim<ShimOperation>("amem_shim_resume", tags, count, timeout_ms); });
+}
+
+int amem_region_begin(const char* tag, amem_policy policy, amem_error* error) {
+  return amem::client::guarded(error, [&]() -> Status {
+    if (tag == nullptr || *tag == '\0') return {Code::kInvalidArgument, "the tag is empty"};
+    if (no_shim()) return {};
+    return call_shim<ShimRegionBegin>("amem_shim_region_begin", tag, static_cast<int>(policy));
+  });
+}
+
+int amem_region_end(amem_error* error) {
+  return amem::client::guarded(error, [&]() -> Status {
+    if (no_shim()) return {};
+    return call_shim<ShimRegionEnd>("amem_shim_region_end");
+  });
+}
+
+int amem_rank_stats(char** json, amem_error* error) {
+  return amem::client::guarded(error, [&]() -> Status {
+    const auto stats = find_in_shim<ShimStats>("amem_shim_stats");
+    if (stats == nullptr) return missing("amem_shim_stats");
+    std::string text(4096, '\0');
+    for (;;) {
+      const int length = stats(text.data(), text.size());
+      if (length < 0) return {Code::kInternal, "the shim could not give its figures"};
+      if (static_cast<size_t>(length) < text.size()) {
+        text.resize(static_cast<size_t>(length));
+        return amem::client::give(text, json);
+      }
+      // It may have grown again by the next try.
+      text.resize(static_cast<size_t>(length) + 1024);
+    }
+  });
 }

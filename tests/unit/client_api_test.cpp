@@ -22,6 +22,21 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
 
+TEST(WithoutShim, RanksCallsSayHowToLoadItAndRegionsDoNothing) {
+  amem_error error;
+  const char* const tags[] = {"weights"};
+  EXPECT_EQ(amem_is_active(), 0);
+  EXPECT_EQ(amem_pause_tags(tags, 1, 0, &error), AMEM_ERROR_FAILED_PRECONDITION);
+  EXPECT_THAT(error.text, HasSubstr("amemctl run --group"));
+  EXPECT_EQ(amem_set_group("train", &error), AMEM_ERROR_FAILED_PRECONDITION);
+  char* json = nullptr;
+  EXPECT_EQ(amem_rank_stats(&json, &error), AMEM_ERROR_FAILED_PRECONDITION);
+  EXPECT_EQ(json, nullptr);
+  EXPECT_EQ(amem_region_begin("weights", AMEM_POLICY_KEEP, &error), AMEM_OK);
+  EXPECT_EQ(amem_region_end(&error), AMEM_OK);
+  EXPECT_EQ(amem_region_begin("", AMEM_POLICY_KEEP, &error), AMEM_ERROR_INVALID_ARGUMENT);
+}
+
 class ClientApi : public testing::Test {
  protected:
   ClientApi() { open(0); }
@@ -101,6 +116,36 @@ TEST_F(ClientApi, PauseReportsProgress) {
   ASSERT_EQ(amem_client_pause(client, "train", 250, callback, &seen, &error), AMEM_OK);
   EXPECT_THAT(seen, ElementsAre("save", "done"));
   EXPECT_EQ(broker.asked_timeout_ms, 250U);
+}
+
+TEST_F(ClientApi, TagsArePassedOn) {
+  broker.progress = {make_done("train", 1)};
+  const char* const tags[] = {"weights", "kv_cache"};
+  EXPECT_EQ(amem_client_pause_tags(client, "train", tags, 2, 250, nullptr, nullptr, &error),
+            AMEM_OK);
+  EXPECT_THAT(broker.asked_tags, ElementsAre("weights", "kv_cache"));
+  EXPECT_EQ(broker.asked_timeout_ms, 250U);
+  EXPECT_EQ(amem_client_resume_tags(client, "train", tags, 1, 0, nullptr, nullptr, &error),
+            AMEM_OK);
+  EXPECT_THAT(broker.asked_tags, ElementsAre("weights"));
+  EXPECT_EQ(amem_client_pause(client, "train", 0, nullptr, nullptr, &error), AMEM_OK);
+  EXPECT_THAT(broker.asked_tags, ElementsAre());
+
+  const std::vector<const char*> nine(9, "a");
+  EXPECT_EQ(amem_client_pause_tags(client, "train", nine.data(), nine.size(), 0, nullptr, nullptr,
+                                   &error),
+            AMEM_ERROR_INVALID_ARGUMENT);
+  EXPECT_THAT(error.text, HasSubstr("at most 8"));
+  const char* const bad[] = {"weights", nullptr};
+  EXPECT_EQ(amem_client_resume_tags(client, "train", bad, 2, 0, nullptr, nullptr, &error),
+            AMEM_ERROR_INVALID_ARGUMENT);
+
+  Client cpp(Options{.runtime_dir = dir.path(), .socket = {}, .query_timeout = {}});
+  cpp.pause("train", {"weights", "kv_cache"}, 5s);
+  EXPECT_THAT(broker.asked_tags, ElementsAre("weights", "kv_cache"));
+  EXPECT_EQ(broker.asked_timeout_ms, 5000U);
+  cpp.resume("train", Tags{"kv_cache"});
+  EXPECT_THAT(broker.asked_tags, ElementsAre("kv_cache"));
 }
 
 TEST_F(ClientApi, ResumeAndSwapWithoutCallback) {

@@ -93,6 +93,38 @@ TEST_F(Commands, PauseSaysHowItWent) {
   EXPECT_THAT(out.str(), HasSubstr("\"done\":true"));
 }
 
+TEST_F(Commands, ChosenTags) {
+  broker.progress = {make_done("train", 143'000)};
+  EXPECT_EQ(run({"pause", "train", "--tag", "weights", "kv_cache"}), kExitOk);
+  EXPECT_THAT(broker.asked_tags, testing::ElementsAre("weights", "kv_cache"));
+  EXPECT_EQ(out.str(), "train: paused (weights, kv_cache) in 143 ms\n");
+  broker.end = {grpc::StatusCode::NOT_FOUND, "train has no tag x: nccl, weights"};
+  EXPECT_EQ(run({"resume", "train", "--tag", "x"}), kExitNotFound);
+  EXPECT_THAT(err.str(), HasSubstr("nccl, weights"));
+}
+
+TEST_F(Commands, OneGroupAndOneTag) {
+  *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_RUNNING);
+  *broker.node.add_groups() = make_group("rollout", v1::GROUP_STATE_PAUSED);
+  EXPECT_EQ(run({"groups", "rollout"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr("rollout  paused"));
+  EXPECT_THAT(out.str(), testing::Not(HasSubstr("train")));
+  EXPECT_EQ(run({"groups", "other"}), kExitNotFound);
+  EXPECT_THAT(err.str(), HasSubstr("no group other"));
+
+  broker.allocation_list.resize(3);
+  broker.allocation_list[0].set_tag("nccl");
+  broker.allocation_list[2].set_tag("weights");
+  EXPECT_EQ(run({"allocations", "--tag", "weights", "--json"}), kExitOk);
+  EXPECT_THAT(out.str(), testing::StartsWith(R"({"id":0,)"));
+  EXPECT_THAT(out.str(), HasSubstr(R"("tag":"weights")"));
+  const std::string lines = out.str();
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 1);
+  EXPECT_EQ(run({"allocations", "--tag", "weights", "nccl", "--summary", "--json"}), kExitOk);
+  const std::string rows = out.str();
+  EXPECT_EQ(std::count(rows.begin(), rows.end(), '\n'), 2);
+}
+
 TEST_F(Commands, SwapPausesOneAndResumesTheOther) {
   broker.progress = {make_done("train", 1000), make_done("rollout", 2000)};
   EXPECT_EQ(run({"swap", "train", "rollout"}), kExitOk);

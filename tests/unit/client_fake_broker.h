@@ -62,6 +62,7 @@ class FakeBroker final : public v1::Broker::Service {
   std::string asked_group;
   std::string asked_in;
   std::uint32_t asked_timeout_ms = 0;
+  std::vector<std::string> asked_tags;
   v1::SetPolicyRequest asked_policy;
   std::atomic<bool> streaming{false};  // a stream has sent its messages
 
@@ -90,12 +91,14 @@ class FakeBroker final : public v1::Broker::Service {
   grpc::Status Pause(grpc::ServerContext* context, const v1::PauseRequest* request,
                      grpc::ServerWriter<v1::Progress>* writer) override {
     asked_group = request->group();
+    asked_tags = {request->tags().begin(), request->tags().end()};
     asked_timeout_ms = request->timeout_ms();
     return stream(context, progress, writer);
   }
   grpc::Status Resume(grpc::ServerContext* context, const v1::ResumeRequest* request,
                       grpc::ServerWriter<v1::Progress>* writer) override {
     asked_group = request->group();
+    asked_tags = {request->tags().begin(), request->tags().end()};
     asked_timeout_ms = request->timeout_ms();
     return stream(context, progress, writer);
   }
@@ -123,6 +126,7 @@ class FakeBroker final : public v1::Broker::Service {
     while (!stopping_ && !context->IsCancelled()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
+    if (stopping_) return end;
     // The call's deadline ends it here too, perhaps before the client's own clock: never an answer
     // then.
     return {grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"};

@@ -25,6 +25,14 @@ TEST(Options, CommandsAndTheirArguments) {
   EXPECT_EQ(parse({"resume", "train"}).options->command, Command::kResume);
   EXPECT_EQ(parse({"watch"}).options->command, Command::kWatch);
 
+  EXPECT_EQ(parse({"groups", "train"}).options->group, "train");
+  EXPECT_THAT(parse({"pause", "train"}).options->tags, ElementsAre());
+  EXPECT_THAT(parse({"pause", "train", "--tag", "weights", "kv_cache"}).options->tags,
+              ElementsAre("weights", "kv_cache"));
+  EXPECT_THAT(parse({"resume", "--tag", "weights", "train"}).options->tags, ElementsAre("weights"));
+  EXPECT_THAT(parse({"allocations", "--tag", "a", "--tag", "b", "--summary"}).options->tags,
+              ElementsAre("a", "b"));
+
   const Options swap = *parse({"swap", "train", "rollout"}).options;
   EXPECT_EQ(swap.command, Command::kSwap);
   EXPECT_EQ(swap.group, "train");
@@ -59,6 +67,8 @@ TEST(Options, RunLeavesTheCommandAlone) {
   EXPECT_EQ(run.command, Command::kRun);
   EXPECT_EQ(run.group, "train");
   EXPECT_TRUE(run.required);
+  EXPECT_EQ(run.scope, "");
+  EXPECT_EQ(parse({"run", "--group", "a", "--scope", "heap", "--", "ls"}).options->scope, "heap");
   EXPECT_EQ(run.trace, "t.%p");
   EXPECT_FALSE(run.json);
   EXPECT_THAT(run.program, ElementsAre("python", "a.py", "--json", "--", "-x"));
@@ -90,6 +100,9 @@ INSTANTIATE_TEST_SUITE_P(
                     BadLine{{"pause", "../etc"}, "\"../etc\" is no group name"},
                     BadLine{{"pause", "a", "b"}, "b"}, BadLine{{"swap", "a"}, "IN is required"},
                     BadLine{{"policy", "a", "nccl", "drop"}, "drop"},
+                    BadLine{{"pause", "a", "--tag", ""}, "tag is empty"},
+                    BadLine{{"pause", "a", "--tag"}, "--tag"},
+                    BadLine{{"run", "--group", "a", "--scope", "all", "--", "ls"}, "all"},
                     BadLine{{"status", "--timeout", "soon"}, "\"soon\" is no time"},
                     BadLine{{"status", "--", "ls"}, "only run takes a command"},
                     BadLine{{"run", "--", "ls"}, "--group is required"},

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 extern "C" int client_header_compiles_as_c(void);
 
@@ -15,9 +16,20 @@ struct FakeShim {
   int pauses = 0;
   int resumes = 0;
   uint32_t timeout_ms = 0;
+  std::vector<std::string> tags;
+  std::string group;
+  std::vector<std::string> regions;  // open ones
+  int policy = -1;
+  std::string stats = R"({"group":"train"})";
   int code = 0;
   int active = 1;
 } shim;
+
+void asked(const char* const* tags, size_t count, uint32_t timeout_ms) {
+  shim.tags.clear();
+  for (size_t i = 0; i < count; ++i) shim.tags.emplace_back(tags[i]);
+  shim.timeout_ms = timeout_ms;
+}
 
 int answer(char* error, size_t error_size) {
   if (shim.code != 0) std::snprintf(error, error_size, "rank 3 did not come");
@@ -27,19 +39,43 @@ int answer(char* error, size_t error_size) {
 }  // namespace
 
 extern "C" {
-int amem_shim_pause(uint32_t timeout_ms, char* error, size_t error_size);
-int amem_shim_resume(uint32_t timeout_ms, char* error, size_t error_size);
+int amem_shim_pause(const char* const* tags, size_t count, uint32_t timeout_ms, char* error,
+                    size_t size);
+int amem_shim_resume(const char* const* tags, size_t count, uint32_t timeout_ms, char* error,
+                     size_t size);
+int amem_shim_set_group(const char* group, char* error, size_t size);
+int amem_shim_region_begin(const char* tag, int policy, char* error, size_t size);
+int amem_shim_region_end(char* error, size_t size);
+int amem_shim_stats(char* json, size_t size);
 int amem_shim_active(void);
 
-int amem_shim_pause(uint32_t timeout_ms, char* error, size_t error_size) {
+int amem_shim_pause(const char* const* tags, size_t count, uint32_t timeout_ms, char* error,
+                    size_t size) {
   ++shim.pauses;
-  shim.timeout_ms = timeout_ms;
-  return answer(error, error_size);
+  asked(tags, count, timeout_ms);
+  return answer(error, size);
 }
-int amem_shim_resume(uint32_t timeout_ms, char* error, size_t error_size) {
+int amem_shim_resume(const char* const* tags, size_t count, uint32_t timeout_ms, char* error,
+                     size_t size) {
   ++shim.resumes;
-  shim.timeout_ms = timeout_ms;
-  return answer(error, error_size);
+  asked(tags, count, timeout_ms);
+  return answer(error, size);
+}
+int amem_shim_set_group(const char* group, char* error, size_t size) {
+  shim.group = group;
+  return answer(error, size);
+}
+int amem_shim_region_begin(const char* tag, int policy, char* error, size_t size) {
+  shim.regions.emplace_back(tag);
+  shim.policy = policy;
+  return answer(error, size);
+}
+int amem_shim_region_end(char* error, size_t size) {
+  shim.regions.pop_back();
+  return answer(error, size);
+}
+int amem_shim_stats(char* json, size_t size) {
+  return std::snprintf(json, size, "%s", shim.stats.c_str());
 }
 int amem_shim_active(void) { return shim.active; }
 }
@@ -78,6 +114,40 @@ TEST_F(Rank, TheShimsErrorsComeThrough) {
   EXPECT_THROW(amem::resume(), Error);
 }
 
+TEST_F(Rank, ChosenTags) {
+  const char* const tags[] = {"weights", "kv_cache"};
+  EXPECT_EQ(amem_pause_tags(tags, 2, 250, nullptr), AMEM_OK);
+  EXPECT_EQ(shim.tags, (Tags{"weights", "kv_cache"}));
+  EXPECT_EQ(shim.timeout_ms, 250U);
+  amem::resume({"weights"}, std::chrono::seconds(1));
+  EXPECT_EQ(shim.tags, Tags{"weights"});
+  EXPECT_EQ(shim.timeout_ms, 1000U);
+  amem::pause();
+  EXPECT_EQ(shim.tags, Tags());
+}
+
+TEST_F(Rank, Regions) {
+  {
+    const Region region("weights", AMEM_POLICY_DISCARD);
+    EXPECT_EQ(shim.regions, Tags{"weights"});
+    EXPECT_EQ(shim.policy, AMEM_POLICY_DISCARD);
+  }
+  EXPECT_EQ(shim.regions, Tags());
+  amem_error error;
+  EXPECT_EQ(amem_region_begin("", AMEM_POLICY_KEEP, &error), AMEM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(amem_region_begin(nullptr, AMEM_POLICY_KEEP, &error), AMEM_ERROR_INVALID_ARGUMENT);
+  shim.code = AMEM_ERROR_FAILED_PRECONDITION;
+  EXPECT_THROW(Region("nested"), Error);
+}
+
+TEST_F(Rank, StatsOfAnyLength) {
+  EXPECT_EQ(rank_stats(), shim.stats);
+  shim.stats = "{\"x\":\"" + std::string(100'000, 'x') + "\"}";
+  EXPECT_EQ(rank_stats(), shim.stats);
+  amem_error error;
+  EXPECT_EQ(amem_rank_stats(nullptr, &error), AMEM_ERROR_INVALID_ARGUMENT);
+}
+
 TEST_F(Rank, GroupAsTheShimReadsIt) {
   EXPECT_EQ(group(), "default");
   ::setenv("AMEM_GROUPID", "7", 1);
@@ -91,6 +161,18 @@ TEST_F(Rank, GroupAsTheShimReadsIt) {
   amem_error error;
   EXPECT_EQ(amem_group(small, sizeof small, &error), AMEM_ERROR_OUT_OF_RANGE);
   EXPECT_NE(std::string(error.text).find("8 bytes"), std::string::npos);
+}
+
+// After the one above: what was set stays set in a process.
+TEST_F(Rank, GroupThatWasSet) {
+  shim.code = AMEM_ERROR_FAILED_PRECONDITION;
+  EXPECT_THROW(set_group("late"), Error);
+  EXPECT_EQ(group(), "default");
+  shim.code = 0;
+  set_group("rollout");
+  EXPECT_EQ(shim.group, "rollout");
+  ::setenv("AMEM_GROUP", "train", 1);
+  EXPECT_EQ(group(), "rollout");
 }
 
 TEST_F(Rank, PausedScopeResumesOnce) {

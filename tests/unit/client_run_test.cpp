@@ -68,6 +68,15 @@ TEST_F(Run, SetsGroupDirectoryAndShimAndNothingElse) {
   EXPECT_THAT(plan.value().warnings, IsEmpty());
 }
 
+TEST_F(Run, Scope) {
+  touch("lib/libamem_shim.so");
+  make_session_socket();
+  options.scope = "regions";
+  const auto plan = plan_run(options, context);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_THAT(plan.value().environment, Contains(Pair("AMEM_SCOPE", "regions")));
+}
+
 TEST_F(Run, RequiredAndTrace) {
   touch("lib/libamem_shim.so");
   make_session_socket();

@@ -59,9 +59,9 @@ TEST(StatusView, WholePage) {
       "     0  NVIDIA H200  140 GiB  70.0 GiB  35.0 GiB  GPU-01234567-89ab-cdef-0123-456789abcdef\n"
       "\n"
       "GROUP  STATE           SINCE  UID  RANKS  ALLOCS  ALLOCATED  RESIDENT     SAVED  PINNED  "
-      "LAST PAUSE  LAST RESUME  NOTE\n"
+      "UNBROKERED  LAST PAUSE  LAST RESUME  NOTE\n"
       "train  pausing (save)    0 s    0      2     840   4.00 GiB  2.00 GiB  1.00 GiB     0 B  "
-      "    143 ms            -\n");
+      "       0 B      143 ms            -\n");
 }
 
 TEST(StatusView, UnknownUsagePoolErrorAndEmptyLists) {
@@ -89,9 +89,40 @@ TEST(GroupsView, DevicesAndPolicies) {
   policy->set_tag("nccl");
   policy->set_policy(v1::POLICY_DISCARD);
   *groups.add_groups() = group;
+  v1::TagUsage* tag = group.add_tags();
+  tag->set_tag("weights");
+  tag->set_allocation_count(7);
+  tag->set_allocated_bytes(2 * kGiB);
+  tag->set_saved_bytes(kGiB);
+  tag->set_discard_bytes(kGiB);
+  *groups.mutable_groups(0) = group;
   const std::string text = groups_view(groups, kPlainStyle);
   EXPECT_THAT(text, HasSubstr("train  GPU-01234567   1.00 GiB       0 B\n"));
   EXPECT_THAT(text, HasSubstr("train  nccl  discard\n"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("GROUP  TAG      ALLOCS  ALLOCATED  RESIDENT     SAVED  PINNED  DISCARDED\n"
+                "train  weights       7   2.00 GiB       0 B  1.00 GiB     0 B   1.00 GiB\n"));
+}
+
+TEST(RanksView, UnbrokeredMemoryByKind) {
+  v1::ListRanksResponse ranks;
+  v1::RankInfo* rank = ranks.add_ranks();
+  rank->set_id(3);
+  rank->set_group("train");
+  EXPECT_THAT(ranks_view(ranks, kPlainStyle), Not(HasSubstr("DEVICE")));
+  for (const char* kind : {"pool", "graph"}) {
+    v1::UnbrokeredUsage* usage = rank->add_unbrokered();
+    usage->set_uuid("GPU-01234567-89ab-cdef-0123-456789abcdef");
+    usage->set_kind(kind);
+    usage->set_bytes(kGiB);
+    usage->set_count(2);
+  }
+  const std::string text = ranks_view(ranks, kPlainStyle);
+  EXPECT_THAT(text, HasSubstr("   2.00 GiB"));
+  EXPECT_THAT(text, HasSubstr("ID  GROUP  DEVICE        UNBROKERED  ALLOCS      SIZE\n"
+                              " 3  train  GPU-01234567  pool             2  1.00 GiB\n"
+                              " 3  train  GPU-01234567  graph            2  1.00 GiB\n"));
 }
 
 TEST(RanksView, UnknownRankNumberAndWaiting) {

@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,9 @@ class FakeRank {
     Token token{};
     std::uint64_t size = 0;
     Fd fd;  // what is mapped; empty while released
+    std::string tag;
     bool pinned = false;
+    bool arrived = false;  // in the resume under way
   };
   enum class Mood { kGood, kSilent, kFailing, kDying };
 
@@ -94,25 +97,29 @@ class FakeRank {
     return packet;
   }
 
-  Packet try_create(const DeviceUuid& device, std::uint64_t size, const std::string& tag) {
+  Packet try_create(const DeviceUuid& device, std::uint64_t size, const std::string& tag,
+                    amem_v1_RegionPolicy policy = amem_v1_RegionPolicy_REGION_POLICY_UNSPECIFIED) {
     Message message = amem_v1_SessionMessage_init_zero;
     message.which_body = amem_v1_SessionMessage_create_tag;
     message.body.create.size = size;
     std::memcpy(message.body.create.device, device.bytes.data(), device.bytes.size());
     message.body.create.gpu_direct_rdma = true;
     set_text(message.body.create.tag, tag);
+    message.body.create.policy = policy;
     return ask(message);
   }
   /// The new allocation's id; 0 and a test failure when there is none.
-  std::uint64_t create(const DeviceUuid& device, std::uint64_t size,
-                       const std::string& tag = "nccl") {
-    Packet packet = try_create(device, size, tag);
+  std::uint64_t create(
+      const DeviceUuid& device, std::uint64_t size, const std::string& tag = "nccl",
+      amem_v1_RegionPolicy policy = amem_v1_RegionPolicy_REGION_POLICY_UNSPECIFIED) {
+    Packet packet = try_create(device, size, tag, policy);
     EXPECT_EQ(code(packet), Code::kOk) << packet.message.body.reply.text;
     if (code(packet) != Code::kOk || packet.fds.size() != 1) return 0;
     const auto& created = packet.message.body.reply.result.created;
     Memory& m = memory[created.id];
     std::memcpy(m.token.data(), created.token, m.token.size());
     m.size = size;
+    m.tag = tag;
     m.fd = std::move(packet.fds.front());
     return created.id;
   }
@@ -134,6 +141,7 @@ class FakeRank {
     Memory& m = memory[allocation];
     m.token = theirs.token;
     m.size = theirs.size;
+    m.tag = packet.message.body.reply.result.redeemed.tag;
     m.fd = std::move(packet.fds.front());
   }
 
@@ -152,12 +160,15 @@ class FakeRank {
     memory.at(allocation).pinned = true;
   }
   /// Sends a GroupRequest; its seq, for await_reply().
-  std::uint64_t request(amem_v1_GroupOp op, std::uint32_t timeout_ms = 0) {
+  std::uint64_t request(amem_v1_GroupOp op, std::uint32_t timeout_ms = 0,
+                        const std::vector<std::string>& tags = {}) {
     Message message = amem_v1_SessionMessage_init_zero;
     message.seq = ++seq_;
     message.which_body = amem_v1_SessionMessage_group_request_tag;
     message.body.group_request.op = op;
     message.body.group_request.timeout_ms = timeout_ms;
+    for (const std::string& tag : tags)
+      set_text(message.body.group_request.tags[message.body.group_request.tags_count++], tag);
     send(message);
     return message.seq;
   }
@@ -271,8 +282,7 @@ class FakeRank {
         if (m.body.save.last) done(amem_v1_Phase_PHASE_SAVE, m.body.save.epoch, failing);
         break;
       case amem_v1_SessionMessage_release_tag:
-        for (auto& [allocation, held] : memory)
-          if (!held.pinned) held.fd.reset();
+        release(m.body.release);
         loaded_ = false;
         done(amem_v1_Phase_PHASE_RELEASE, m.body.release.epoch, failing);
         break;
@@ -282,6 +292,7 @@ class FakeRank {
           EXPECT_TRUE(memory.contains(m.body.map.ids[i]));
           EXPECT_FALSE(memory[m.body.map.ids[i]].fd) << "mapped twice";
           memory[m.body.map.ids[i]].fd = std::move(packet.fds[i]);
+          memory[m.body.map.ids[i]].arrived = true;
         }
         if (m.body.map.last) done(amem_v1_Phase_PHASE_MAP, m.body.map.epoch, failing);
         break;
@@ -293,6 +304,7 @@ class FakeRank {
       case amem_v1_SessionMessage_open_tag:
         gate_shut = false;
         loaded_ = false;
+        for (auto& [allocation, held] : memory) held.arrived = false;
         done(amem_v1_Phase_PHASE_OPEN, m.body.open.epoch, failing);
         break;
       case amem_v1_SessionMessage_reply_tag:
@@ -300,6 +312,14 @@ class FakeRank {
         break;
       default:
         ADD_FAILURE() << "unexpected message " << m.which_body;
+    }
+  }
+
+  void release(const amem_v1_Release& what) {
+    const std::set<std::string> tags(what.tags, what.tags + what.tags_count);
+    for (auto& [allocation, held] : memory) {
+      const bool chosen = what.undo ? held.arrived : tags.empty() || tags.contains(held.tag);
+      if (chosen && !held.pinned) held.fd.reset();
     }
   }
 

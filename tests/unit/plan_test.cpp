@@ -18,6 +18,7 @@ class PlanTest : public ::testing::Test {
     a.tag = tag;
     a.holders = std::move(holders);
     a.fd = std::make_shared<const Fd>(::memfd_create("plan_test", MFD_CLOEXEC));
+    a.away = true;  // as in a resume; a pause does not look at it
     return table.add(std::move(a));
   }
 
@@ -31,7 +32,7 @@ TEST_F(PlanTest, PinnedDiscardedAndAbsentBytesAreNotSaved) {
   make({1}, 100).fd.reset();
   make({1}, 100).group = 2;
   const auto found =
-      to_save(table, kGroup, [](const std::string& tag) { return tag != "kv_cache"; });
+      to_save(table, kGroup, {}, [](const Allocation& a) { return a.tag != "kv_cache"; });
   ASSERT_EQ(found.size(), 1U);
   EXPECT_EQ(found.front(), &kept);
 }
@@ -50,7 +51,7 @@ TEST_F(PlanTest, LoadHasAnEntryForEveryRank) {
   Allocation& saved = make({1, 2}, 100);
   saved.saved = {{0, 64, 128}};
   Allocation& discarded = make({1}, 300);
-  const Plan plan = plan_load(table, kGroup, {1, 2, 3});
+  const Plan plan = plan_load(table, kGroup, {}, {1, 2, 3});
   ASSERT_EQ(plan.size(), 3U);
   EXPECT_EQ(plan.at(1).maps, (std::vector<const Allocation*>{&saved, &discarded}));
   EXPECT_EQ(plan.at(1).copies, (std::vector<CopyRange>{{saved.id, 0, 100, 0, 64},
@@ -62,8 +63,8 @@ TEST_F(PlanTest, LoadHasAnEntryForEveryRank) {
 TEST_F(PlanTest, PeersMapWhatTheirKeeperLoaded) {
   Allocation& shared = make({1, 2, 3}, 100);
   make({2}, 100);
-  const Loaders who = loaders(plan_load(table, kGroup, {1, 2, 3}));
-  const Plan plan = plan_peers(table, kGroup, who);
+  const Loaders who = loaders(plan_load(table, kGroup, {}, {1, 2, 3}));
+  const Plan plan = plan_peers(table, kGroup, {}, who);
   ASSERT_EQ(plan.size(), 2U);
   EXPECT_EQ(plan.at(2).maps, (std::vector<const Allocation*>{&shared}));
   EXPECT_EQ(plan.at(3).maps, (std::vector<const Allocation*>{&shared}));
@@ -71,17 +72,17 @@ TEST_F(PlanTest, PeersMapWhatTheirKeeperLoaded) {
 
 TEST_F(PlanTest, ASuccessorThatDidNotLoadIsStillAPeer) {
   Allocation& shared = make({1, 2, 3}, 100);
-  const Loaders who = loaders(plan_load(table, kGroup, {1, 2, 3}));
+  const Loaders who = loaders(plan_load(table, kGroup, {}, {1, 2, 3}));
   EXPECT_TRUE(loads_for_others(table, kGroup, who, 1));
   EXPECT_FALSE(loads_for_others(table, kGroup, who, 2));
   table.drop_rank(1);
   EXPECT_EQ(shared.keeper(), 2U);
-  EXPECT_EQ(plan_peers(table, kGroup, who).size(), 2U);
+  EXPECT_EQ(plan_peers(table, kGroup, {}, who).size(), 2U);
 }
 
 TEST_F(PlanTest, MemoryThatStayedIsNotClearedWhenItsPinnerHasGone) {
   make({1}, 100).stayed = true;
-  const Plan load = plan_load(table, kGroup, {1});
+  const Plan load = plan_load(table, kGroup, {}, {1});
   EXPECT_EQ(load.at(1).maps.size(), 1U);
   EXPECT_TRUE(load.at(1).copies.empty());
 }
@@ -92,10 +93,10 @@ TEST_F(PlanTest, OnlyItsPinnerStillHasPinnedMemoryMapped) {
   Allocation& by_peer = make({1, 2}, 100);
   by_peer.pinners = {2};
   by_keeper.stayed = by_peer.stayed = true;
-  const Plan load = plan_load(table, kGroup, {1, 2});
+  const Plan load = plan_load(table, kGroup, {}, {1, 2});
   EXPECT_EQ(load.at(1).maps, (std::vector<const Allocation*>{&by_peer}));
   EXPECT_TRUE(load.at(1).copies.empty()) << "its bytes never left";
-  const Plan peers = plan_peers(table, kGroup, loaders(load));
+  const Plan peers = plan_peers(table, kGroup, {}, loaders(load));
   ASSERT_EQ(peers.size(), 1U);
   EXPECT_EQ(peers.at(2).maps, (std::vector<const Allocation*>{&by_keeper}));
 }

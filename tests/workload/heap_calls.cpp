@@ -236,10 +236,14 @@ void ReportStats(Answer* answer) {
   answer->Item("stats", json.data());
 }
 
-void CallShim(const std::string& name) {
+void CallShim(const std::string& name, const std::vector<std::string>& tags) {
   char error[512] = "";
-  const auto call = Preloaded<int (*)(std::uint32_t, char*, std::size_t)>(name.c_str());
-  CheckShim(call(0, error, sizeof error), name, error);
+  const auto call =
+      Preloaded<int (*)(const char* const*, std::size_t, std::uint32_t, char*, std::size_t)>(
+          name.c_str());
+  std::vector<const char*> names;
+  for (const std::string& tag : tags) names.push_back(tag.c_str());
+  CheckShim(call(names.data(), names.size(), 0, error, sizeof error), name, error);
 }
 
 }  // namespace amem::workload

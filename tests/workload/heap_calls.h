@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "answer.h"
 #include "heap_memory.h"
@@ -39,7 +40,7 @@ void BeginRegion(const std::string& tag, int policy);
 void EndRegion();
 /// amem_shim_stats, as it came.
 void ReportStats(Answer* answer);
-/// amem_shim_pause and amem_shim_resume.
-void CallShim(const std::string& name);
+/// amem_shim_pause or amem_shim_resume. No tags: everything.
+void CallShim(const std::string& name, const std::vector<std::string>& tags);
 
 }  // namespace amem::workload

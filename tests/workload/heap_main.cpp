@@ -169,8 +169,10 @@ const std::map<std::string, Command> kCommands = {
        a->Number("rounds", WordAt(w, 1) == "off" ? p.background.Stop() : p.background.rounds());
      }},
     {"stats", [](Program&, const Words&, Answer* a) { ReportStats(a); }},
-    {"pause", [](Program&, const Words&, Answer*) { CallShim("amem_shim_pause"); }},
-    {"resume", [](Program&, const Words&, Answer*) { CallShim("amem_shim_resume"); }},
+    {"pause", [](Program&, const Words& w,
+                 Answer*) { CallShim("amem_shim_pause", Words(w.begin() + 1, w.end())); }},
+    {"resume", [](Program&, const Words& w,
+                  Answer*) { CallShim("amem_shim_resume", Words(w.begin() + 1, w.end())); }},
 };
 
 void Print(const Answer& answer) {

@@ -2,8 +2,8 @@
  * amem: GPU memory that groups of processes take turns with.
  *
  * Two independent parts:
- *   - A rank (a process with libamem_shim.so loaded) pauses and resumes its group from inside:
- *     amem_pause, amem_resume, amem_group, amem_is_active.
+ *   - A rank (a process with libamem_shim.so loaded) pauses and resumes its group from inside, and
+ *     says what its memory is for: amem_pause, amem_resume, amem_region_begin, amem_group, ...
  *   - A controller talks to the node's broker, amemd: everything that takes an amem_client. It
  *     needs neither a GPU nor the shim.
  *
@@ -19,9 +19,10 @@
  *
  * Strings are UTF-8 and end in NUL. Those passed in are only read during the call.
  *
- * Protocol Buffers. The library registers proto/amem/v1/broker.proto with the libprotobuf.so that it
- * shares with the program. A program that also links stubs of its own made from that file registers
- * it twice, upon which libprotobuf ends the process at start: use this library or your own stubs.
+ * Protocol Buffers. The library registers proto/amem/v1/broker.proto with the libprotobuf.so that
+ * it shares with the program. A program that also links stubs of its own made from that file
+ * registers it twice, upon which libprotobuf ends the process at start: use this library or your
+ * own stubs.
  *
  * ABI. Structures that the library hands to a callback may grow at the end; those that the caller
  * fills begin with their size. The soname changes with the major version.
@@ -50,7 +51,7 @@ typedef enum amem_code {
   AMEM_ERROR_UNKNOWN = 2,
   AMEM_ERROR_INVALID_ARGUMENT = 3,
   AMEM_ERROR_DEADLINE_EXCEEDED = 4, /* the text names the ranks that were waited for */
-  AMEM_ERROR_NOT_FOUND = 5,         /* no such group */
+  AMEM_ERROR_NOT_FOUND = 5,         /* no such group or tag; the text lists the tags there are */
   AMEM_ERROR_ALREADY_EXISTS = 6,
   AMEM_ERROR_PERMISSION_DENIED = 7,
   AMEM_ERROR_RESOURCE_EXHAUSTED = 8,  /* pool or device too small; the text has both numbers */
@@ -85,10 +86,17 @@ AMEM_API void amem_free(char* string);
  * (AMEM_DISABLE=1, no broker, a child of fork). Never fails. */
 AMEM_API int amem_is_active(void);
 
-/* The group that this process was started in, as the shim reads it: AMEM_GROUP of the environment,
- * else AMEM_GROUPID, else "default". Copies it, terminated, to buffer.
+/* The group of this process: what amem_set_group has set, else as the shim reads it: AMEM_GROUP of
+ * the environment, else AMEM_GROUPID, else "default". Copies it, terminated, to buffer.
  *   AMEM_ERROR_OUT_OF_RANGE  size is too small; 64 is always enough */
 AMEM_API int amem_group(char* buffer, size_t size, amem_error* error);
+
+/* Moves this process to another group; only before its first brokered allocation. Goes before
+ * AMEM_GROUP of the environment. group: 1 to 63 characters of [A-Za-z0-9._-], not starting with '.'
+ * or '-'.
+ *   AMEM_ERROR_INVALID_ARGUMENT     no such name is allowed
+ *   AMEM_ERROR_FAILED_PRECONDITION  the process has joined its group already; or no shim in it */
+AMEM_API int amem_set_group(const char* group, amem_error* error);
 
 /* Pauses this rank's group: releases its GPU memory and keeps every address. Takes effect when
  * every rank of the group has called it; returns when the group is paused. In between, and until
@@ -108,6 +116,42 @@ AMEM_API int amem_pause(uint32_t timeout_ms, amem_error* error);
  *   AMEM_ERROR_RESOURCE_EXHAUSTED  a device has too little free memory; the text has both numbers
  */
 AMEM_API int amem_resume(uint32_t timeout_ms, amem_error* error);
+
+/* As amem_pause and amem_resume, for the group's memory with one of `count` tags, at most 8; every
+ * rank asks for the same ones. After a pause of chosen tags the group runs on: nothing waits, and
+ * the program must not let the GPU touch that memory until it has been resumed. After a resume of
+ * chosen tags of a paused group the group runs, and the same holds for what is still away. count 0:
+ * everything, as the two above.
+ *   AMEM_ERROR_NOT_FOUND         the group has no memory of a tag
+ *   AMEM_ERROR_INVALID_ARGUMENT  more than 8 tags, or an empty one */
+AMEM_API int amem_pause_tags(const char* const* tags, size_t count, uint32_t timeout_ms,
+                             amem_error* error);
+AMEM_API int amem_resume_tags(const char* const* tags, size_t count, uint32_t timeout_ms,
+                              amem_error* error);
+
+typedef enum amem_policy {
+  AMEM_POLICY_UNSPECIFIED = 0, /* only for a region: the tag's, which is keep until it is set */
+  AMEM_POLICY_KEEP = 1,   /* a pause copies the bytes to the host pool, a resume restores them */
+  AMEM_POLICY_DISCARD = 2 /* a pause drops the bytes, they come back zeroed */
+} amem_policy;
+
+/* Begins a region of the calling thread: device memory that this thread takes from the driver until
+ * amem_region_end gets the tag (1 to 31 bytes) and the policy. What an allocator had taken before
+ * and hands out again keeps the tag it has. Regions do not nest. Needs AMEM_SCOPE=regions or heap
+ * to have an effect on memory other than NCCL's.
+ *
+ * Without a shim in the process, or with one that is turned off, both calls are OK and do nothing:
+ * the same program runs with and without amem.
+ *   AMEM_ERROR_INVALID_ARGUMENT     the tag or the policy
+ *   AMEM_ERROR_FAILED_PRECONDITION  begin: this thread is in a region; end: it is in none */
+AMEM_API int amem_region_begin(const char* tag, amem_policy policy, amem_error* error);
+AMEM_API int amem_region_end(amem_error* error);
+
+/* What this process holds, as the shim counts it without asking the broker: one JSON object on one
+ * line, which the caller frees with amem_free. It has the group, the rank's id at the broker, the
+ * scope, the brokered bytes by tag and device, and by kind and device what is not brokered.
+ *   AMEM_ERROR_FAILED_PRECONDITION  no shim in this process */
+AMEM_API int amem_rank_stats(char** json, amem_error* error);
 
 /* ---- A controller's connection ----------------------------------------------------------------
  */
@@ -151,12 +195,8 @@ AMEM_API int amem_ranks(amem_client* client, const char* group, char** json, ame
 AMEM_API int amem_allocations(amem_client* client, const char* group, char** json,
                               amem_error* error);
 
-typedef enum amem_policy {
-  AMEM_POLICY_KEEP = 1,   /* a pause copies the bytes to the host pool, a resume restores them */
-  AMEM_POLICY_DISCARD = 2 /* a pause drops the bytes, they come back zeroed */
-} amem_policy;
-
-/* What a pause does with the bytes of a tag ("nccl", "weights", ...) of a group, from now on. */
+/* What a pause does with the bytes of a tag ("nccl", "weights", ...) of a group, from now on: keep
+ * or discard. It goes before what regions say. */
 AMEM_API int amem_set_policy(amem_client* client, const char* group, const char* tag,
                              amem_policy policy, amem_error* error);
 
@@ -203,6 +243,18 @@ AMEM_API int amem_client_pause(amem_client* client, const char* group, uint32_t 
  *   AMEM_ERROR_RESOURCE_EXHAUSTED  a device has too little free memory */
 AMEM_API int amem_client_resume(amem_client* client, const char* group, uint32_t timeout_ms,
                                 amem_progress_callback callback, void* user, amem_error* error);
+
+/* As amem_client_pause and amem_client_resume, for the group's memory with one of `count` tags, at
+ * most 8; count 0: everything. What that means for the program: amem_pause_tags.
+ *   AMEM_ERROR_NOT_FOUND            no such group, or it has no memory of a tag
+ *   AMEM_ERROR_FAILED_PRECONDITION  all of it is released, or back, already */
+AMEM_API int amem_client_pause_tags(amem_client* client, const char* group, const char* const* tags,
+                                    size_t count, uint32_t timeout_ms,
+                                    amem_progress_callback callback, void* user, amem_error* error);
+AMEM_API int amem_client_resume_tags(amem_client* client, const char* group,
+                                     const char* const* tags, size_t count, uint32_t timeout_ms,
+                                     amem_progress_callback callback, void* user,
+                                     amem_error* error);
 
 /* Pauses `out`, then resumes `in`. When the pause fails nothing has changed; when the resume fails
  * both groups are paused and every byte is in the pool. timeout_ms applies to each of the two. */

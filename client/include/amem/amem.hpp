@@ -19,6 +19,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace amem {
 
@@ -40,6 +41,9 @@ using Timeout = std::chrono::milliseconds;
 using OnProgress = std::function<bool(const amem_progress&)>;
 using OnEvent = std::function<bool(const amem_event&)>;
 
+/// Labels of memory; at most 8 in a call.
+using Tags = std::vector<std::string>;
+
 namespace detail {
 
 inline void check(int code, const amem_error& error) {
@@ -51,6 +55,27 @@ inline std::uint32_t to_ms(Timeout timeout) {
   if (timeout.count() < 0) return 1;
   if (timeout.count() > static_cast<Timeout::rep>(kMost)) return kMost;
   return static_cast<std::uint32_t>(timeout.count());
+}
+
+inline std::vector<const char*> pointers(const Tags& tags) {
+  std::vector<const char*> out;
+  for (const std::string& tag : tags) out.push_back(tag.c_str());
+  return out;
+}
+
+struct Free {
+  void operator()(char* string) const noexcept { amem_free(string); }
+};
+
+/// `call` fills a string that is to be freed.
+template <class Call>
+std::string json(Call call) {
+  amem_error error;
+  char* raw = nullptr;
+  const int code = call(&raw, &error);
+  const std::unique_ptr<char, Free> text(raw);
+  check(code, error);
+  return text.get();
 }
 
 /// Carries a std::function through a C callback; keeps what it throws for after the call.
@@ -94,6 +119,12 @@ inline std::string group() {
   return name;
 }
 
+/// Only before the first brokered allocation.
+inline void set_group(const std::string& name) {
+  amem_error error;
+  detail::check(amem_set_group(name.c_str(), &error), error);
+}
+
 inline void pause(Timeout timeout = Timeout::zero()) {
   amem_error error;
   detail::check(amem_pause(detail::to_ms(timeout), &error), error);
@@ -103,6 +134,38 @@ inline void resume(Timeout timeout = Timeout::zero()) {
   amem_error error;
   detail::check(amem_resume(detail::to_ms(timeout), &error), error);
 }
+
+/// Only memory of these tags; the group runs on without it. No tags: everything.
+inline void pause(const Tags& tags, Timeout timeout = Timeout::zero()) {
+  const auto names = detail::pointers(tags);
+  amem_error error;
+  detail::check(amem_pause_tags(names.data(), names.size(), detail::to_ms(timeout), &error), error);
+}
+
+inline void resume(const Tags& tags, Timeout timeout = Timeout::zero()) {
+  const auto names = detail::pointers(tags);
+  amem_error error;
+  detail::check(amem_resume_tags(names.data(), names.size(), detail::to_ms(timeout), &error),
+                error);
+}
+
+/// What this process holds: JSON, as amem/amem.h describes it.
+inline std::string rank_stats() {
+  return detail::json([](char** out, amem_error* e) { return amem_rank_stats(out, e); });
+}
+
+/// Gives the memory that this thread takes from the driver within a scope a tag and a policy. Made
+/// and destroyed by the same thread; scopes do not nest.
+class Region {
+ public:
+  explicit Region(const std::string& tag, amem_policy policy = AMEM_POLICY_UNSPECIFIED) {
+    amem_error error;
+    detail::check(amem_region_begin(tag.c_str(), policy, &error), error);
+  }
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  ~Region() { static_cast<void>(amem_region_end(nullptr)); }
+};
 
 /// Pauses this rank's group for a scope. The destructor resumes it and, as a destructor must not
 /// throw, swallows a failure: call resume() where that matters.
@@ -154,17 +217,17 @@ class Client {
 
   // JSON, as amem/amem.h describes it. An empty group means all.
   std::string status() const {
-    return json([&](char** out, amem_error* e) { return amem_status(get(), out, e); });
+    return detail::json([&](char** out, amem_error* e) { return amem_status(get(), out, e); });
   }
   std::string groups() const {
-    return json([&](char** out, amem_error* e) { return amem_groups(get(), out, e); });
+    return detail::json([&](char** out, amem_error* e) { return amem_groups(get(), out, e); });
   }
   std::string ranks(const std::string& group = {}) const {
-    return json(
+    return detail::json(
         [&](char** out, amem_error* e) { return amem_ranks(get(), group.c_str(), out, e); });
   }
   std::string allocations(const std::string& group = {}) const {
-    return json(
+    return detail::json(
         [&](char** out, amem_error* e) { return amem_allocations(get(), group.c_str(), out, e); });
   }
 
@@ -175,19 +238,33 @@ class Client {
 
   void pause(const std::string& group, Timeout timeout = Timeout::zero(),
              const OnProgress& progress = {}) {
+    pause(group, Tags(), timeout, progress);
+  }
+
+  void pause(const std::string& group, const Tags& tags, Timeout timeout = Timeout::zero(),
+             const OnProgress& progress = {}) {
+    const auto names = detail::pointers(tags);
     detail::Callback<amem_progress> callback(progress);
     amem_error error;
-    const int code = amem_client_pause(get(), group.c_str(), detail::to_ms(timeout),
-                                       &detail::Callback<amem_progress>::call, &callback, &error);
+    const int code = amem_client_pause_tags(
+        get(), group.c_str(), names.data(), names.size(), detail::to_ms(timeout),
+        &detail::Callback<amem_progress>::call, &callback, &error);
     callback.finish(code, error);
   }
 
   void resume(const std::string& group, Timeout timeout = Timeout::zero(),
               const OnProgress& progress = {}) {
+    resume(group, Tags(), timeout, progress);
+  }
+
+  void resume(const std::string& group, const Tags& tags, Timeout timeout = Timeout::zero(),
+              const OnProgress& progress = {}) {
+    const auto names = detail::pointers(tags);
     detail::Callback<amem_progress> callback(progress);
     amem_error error;
-    const int code = amem_client_resume(get(), group.c_str(), detail::to_ms(timeout),
-                                        &detail::Callback<amem_progress>::call, &callback, &error);
+    const int code = amem_client_resume_tags(
+        get(), group.c_str(), names.data(), names.size(), detail::to_ms(timeout),
+        &detail::Callback<amem_progress>::call, &callback, &error);
     callback.finish(code, error);
   }
 
@@ -225,20 +302,6 @@ class Client {
   struct Close {
     void operator()(amem_client* client) const noexcept { amem_close(client); }
   };
-  struct Free {
-    void operator()(char* string) const noexcept { amem_free(string); }
-  };
-
-  template <class Call>
-  static std::string json(Call call) {
-    amem_error error;
-    char* raw = nullptr;
-    const int code = call(&raw, &error);
-    const std::unique_ptr<char, Free> text(raw);
-    detail::check(code, error);
-    return text.get();
-  }
-
   std::unique_ptr<amem_client, Close> client_;
 };
 

@@ -5,6 +5,8 @@ from sim_node.ctl import Ctl, Operation
 from sim_node.job import Job, Rank
 from sim_node.node import MIB, Build, Node, eventually
 from sim_node.program import Program
+from sim_node.puppet import Puppet
 
 __all__ = [
-    "MIB", "Broker", "Build", "Child", "Ctl", "Died", "Job", "Node", "Operation", "Program", "Rank", "eventually", "patience"]
+    "MIB", "Broker", "Build", "Child", "Ctl", "Died", "Job", "Node", "Operation", "Program", "Puppet", "Rank", "eventually",
+    "patience"]

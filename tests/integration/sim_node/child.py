@@ -165,3 +165,30 @@ class Child:
 
     def threads(self):
         return len(os.listdir(f"/proc/{self.pid}/task"))
+
+
+class Told(Child):
+    """A child that obeys commands, a line each, and answers each with a line of JSON."""
+
+    def answer(self, deadline=20):
+        """The answer to the oldest command that has none yet; it must be a success."""
+        answer = self.json_line(deadline)
+        assert answer["ok"], f"{self.name}: {answer['error']}"
+        return answer
+
+    def failure(self, deadline=20):
+        """The error text of the answer, which must be a failure."""
+        answer = self.json_line(deadline)
+        assert not answer["ok"], f"{self.name} was to fail: {answer}"
+        return answer["error"]
+
+    def ask(self, command, deadline=20):
+        self.send(command)
+        return self.answer(deadline)
+
+    def leave(self):
+        """Ends the process the regular way."""
+        self.send("exit")
+        self.answer()
+        status = self.wait()
+        assert status == 0, f"{self.name} ended with {status}"

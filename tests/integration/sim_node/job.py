@@ -2,10 +2,10 @@
 import os
 import tempfile
 
-from sim_node.child import Child, patience
+from sim_node.child import Told, patience
 
 
-class Rank(Child):
+class Rank(Told):
     """A process that plays one rank of a job, or several."""
 
     def __init__(self, job, number, argv, env):
@@ -14,29 +14,6 @@ class Rank(Child):
         self.number = number
         name = f"{job.name}-rank{number}"
         super().__init__(name, argv, env, node.log_file(name))
-
-    def answer(self, deadline=20):
-        """The answer to the oldest command that has none yet; it must be a success."""
-        answer = self.json_line(deadline)
-        assert answer["ok"], f"{self.name}: {answer['error']}"
-        return answer
-
-    def failure(self, deadline=20):
-        """The error text of the answer, which must be a failure."""
-        answer = self.json_line(deadline)
-        assert not answer["ok"], f"{self.name} was to fail: {answer}"
-        return answer["error"]
-
-    def ask(self, command, deadline=20):
-        self.send(command)
-        return self.answer(deadline)
-
-    def leave(self):
-        """Ends the process the regular way."""
-        self.send("exit")
-        self.answer()
-        status = self.wait()
-        assert status == 0, f"{self.name} ended with {status}"
 
 
 class Job:

@@ -9,6 +9,7 @@ from sim_node.broker import Broker
 from sim_node.child import patience
 from sim_node.ctl import Ctl
 from sim_node.job import Job
+from sim_node.puppet import Puppet
 
 MIB = 1 << 20
 
@@ -102,6 +103,12 @@ class Node:
     def job(self, name="train", ranks=2, **options):
         """A job whose ranks are up."""
         return Job(self, name, ranks, **options).ready()
+
+    def puppet(self, name="puppet", device=0, **options):
+        """A puppet that is up."""
+        puppet = self.adopt(Puppet(self, name, device, **options))
+        puppet.answer()
+        return puppet
 
     def context_bytes(self, device, *jobs):
         """What the contexts of these jobs' ranks occupy on a device."""

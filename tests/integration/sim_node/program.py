@@ -1,10 +1,10 @@
 """Program: a process of amem-heap, which uses device memory as a program without NCCL does."""
 import os
 
-from sim_node.job import Rank
+from sim_node.child import Told
 
 
-class Program(Rank):
+class Program(Told):
     """The answers to its commands are those of amem-workload. `scope` is AMEM_SCOPE; None: without the shim."""
 
     def __init__(self, node, name="train", scope="heap", rank=0, env=None):
@@ -15,7 +15,7 @@ class Program(Rank):
         self.node = node
         self.number = rank
         title = f"{name}-heap{rank}"
-        super(Rank, self).__init__(title, [node.build.program("amem-heap")], environment, node.log_file(title))
+        super().__init__(title, [node.build.program("amem-heap")], environment, node.log_file(title))
         node.adopt(self)
         self.answer(30)
 

@@ -1,0 +1,40 @@
+"""amem: GPU memory that groups of processes take turns with.
+
+In a rank, a process with libamem_shim.so loaded: pause, resume, region, stats, set_group, group, is_active, and
+pause_async, resume_async. To start ranks: launch, environment. For a controller: Broker, swap, swap_async; these need
+grpcio and protobuf, nothing else here does. amem.compat has torch_memory_saver's names, amem.nccl AMem's NCCL calls.
+
+Errors are raised as amem.Error, which carries a code and a text. Times are seconds and sizes bytes unless a name says
+otherwise. Every function may be called from any thread; a region belongs to the thread that entered it.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from amem._background import pause_async, resume_async, swap_async
+from amem._launcher import environment, launch, shim_path, swap
+from amem._rank import group, is_active, pause, resume, set_group, stats
+from amem._regions import region
+from amem._version import __version__
+from amem.errors import (
+    AbortedError, CancelledError, Code, DeadlineExceededError, Error, FailedPreconditionError, InternalError,
+    InvalidArgumentError, NotFoundError, PermissionDeniedError, ResourceExhaustedError, UnavailableError,
+    UnimplementedError)
+
+if TYPE_CHECKING:
+    from amem.broker import Broker
+
+__all__ = [
+    "AbortedError", "Broker", "CancelledError", "Code", "DeadlineExceededError", "Error", "FailedPreconditionError",
+    "InternalError", "InvalidArgumentError", "NotFoundError", "PermissionDeniedError", "ResourceExhaustedError",
+    "UnavailableError", "UnimplementedError", "__version__", "environment", "group", "is_active", "launch", "pause",
+    "pause_async", "region", "resume", "resume_async", "set_group", "shim_path", "stats", "swap", "swap_async"]
+
+
+def __getattr__(name: str) -> Any:
+    # gRPC is imported by those who use it: in a rank it would only start threads.
+    if name == "Broker":
+        from amem.broker import Broker
+
+        return Broker
+    raise AttributeError(f"module 'amem' has no attribute {name!r}")

@@ -1,0 +1,54 @@
+"""What the calls of this package take: groups, tags, times. Pure functions; any thread."""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Union
+
+from amem.errors import InvalidArgumentError
+
+Tags = Union[str, Iterable[str], None]
+"""One tag, several (at most 8), or None for all memory."""
+
+MAX_TAGS = 8  # broker.proto: PauseRequest.tags
+_LONGEST_MS = (1 << 32) - 1
+_GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
+
+
+def group_name(name: str) -> str:
+    """The name itself; InvalidArgumentError when no group can have it."""
+    if not _GROUP.fullmatch(name):
+        raise InvalidArgumentError(
+            f'"{name}" is no group name: 1 to 63 characters of [A-Za-z0-9._-], not starting with "." or "-"')
+    return name
+
+
+def tag_list(tags: Tags) -> list[str]:
+    """The tags as a list, empty for all memory."""
+    if tags is None:
+        return []
+    names = [tags] if isinstance(tags, str) else list(tags)
+    if not names:
+        # An empty selection must not turn into everything.
+        raise InvalidArgumentError("no tags are given; None stands for all memory")
+    if len(names) > MAX_TAGS:
+        raise InvalidArgumentError(f"{len(names)} tags: at most {MAX_TAGS} can be paused or resumed at once")
+    for name in names:
+        tag_name(name)
+    return names
+
+
+def tag_name(tag: str) -> str:
+    """The tag itself; InvalidArgumentError when no memory can have it."""
+    if not 1 <= len(tag.encode()) <= 31 or "\0" in tag:
+        raise InvalidArgumentError(f'"{tag}" is no tag: 1 to 31 bytes')
+    return tag
+
+
+def milliseconds(timeout: float | None) -> int:
+    """Seconds as the protocols have them: None is 0, which stands for the default there."""
+    if timeout is None:
+        return 0
+    if not timeout >= 0:
+        raise InvalidArgumentError(f"a timeout of {timeout} s")
+    return int(min(max(1.0, timeout * 1000), _LONGEST_MS))

@@ -1,0 +1,87 @@
+"""Pause, resume and swap in the background: each gives a concurrent.futures.Future at once."""
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Optional
+
+from amem._arguments import Tags, milliseconds, tag_list
+from amem._launcher import swap
+from amem._rank import pause, resume
+
+_Job = tuple["Future[None]", Callable[[], Any]]
+
+
+class _Worker:
+    """One daemon thread, started by the first job, that does the jobs in the order in which they came.
+
+    A daemon, which concurrent.futures' own executors are not: a pause that waits for a rank that never comes must not
+    keep the interpreter from ending.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: Optional[threading.Thread] = None
+
+    def submit(self, work: Callable[[], Any]) -> Future[None]:
+        future: Future[None] = Future()
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="amem", daemon=True)
+                self._thread.start()
+        self._jobs.put((future, work))
+        return future
+
+    def _run(self) -> None:
+        while True:
+            future, work = self._jobs.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                work()
+            except BaseException as error:  # the future's owner is the one to know
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+            del future, work  # what a result refers to does not live until the next job
+
+
+_worker = _Worker()
+
+
+def _forget_worker() -> None:
+    """The thread is not in a child of fork, and its lock may have been held."""
+    global _worker
+    _worker = _Worker()
+
+
+os.register_at_fork(after_in_child=_forget_worker)
+
+
+def pause_async(tags: Tags = None, timeout: float | None = None) -> Future[None]:
+    """pause() in the background. The future's result is None, or the error that pause() raises.
+
+    A daemon thread of this package does what pause_async, resume_async and swap_async are given, one after the other in
+    the order of the calls. cancel() works until its turn has come; what has begun is not called off. An operation that is
+    under way when the interpreter ends is not waited for. Arguments are checked at once.
+    """
+    names = tag_list(tags) or None
+    milliseconds(timeout)
+    return _worker.submit(lambda: pause(names, timeout))
+
+
+def resume_async(tags: Tags = None, timeout: float | None = None) -> Future[None]:
+    """resume() in the background; as pause_async()."""
+    names = tag_list(tags) or None
+    milliseconds(timeout)
+    return _worker.submit(lambda: resume(names, timeout))
+
+
+def swap_async(out: str, into: str, timeout: float | None = None, *, runtime_dir: str | None = None) -> Future[None]:
+    """swap() in the background; as pause_async()."""
+    milliseconds(timeout)
+    return _worker.submit(lambda: swap(out, into, timeout, runtime_dir=runtime_dir))

@@ -1,0 +1,143 @@
+"""Calls under way at a broker: how their end is told, and the iterators that a Broker gives."""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from amem import _endpoint
+from amem.errors import (
+    CancelledError, DeadlineExceededError, Error, InternalError, PermissionDeniedError, UnavailableError,
+    UnimplementedError, error_of)
+from amem.messages import Event, Progress, from_wire
+
+
+class Ending:
+    """Turns the end of one call into an error. Made when the call begins. `timeout` None: it may take any time."""
+
+    def __init__(self, socket: str, timeout: float | None, operation: bool = False) -> None:
+        self._socket = socket
+        self._timeout = timeout
+        self._operation = operation
+        self._began = time.monotonic()
+        self.answered = False  # the broker has said something
+
+    def error(self, failure: Any) -> Error:
+        """`failure`: the grpc.RpcError."""
+        status, text = failure.code(), failure.details() or ""
+        if status == grpc.StatusCode.CANCELLED:
+            return CancelledError(
+                "stopped waiting; the operation goes on in the broker" if self._operation else "stopped")
+        if status == grpc.StatusCode.UNAVAILABLE:
+            return self._unavailable(text)
+        if status == grpc.StatusCode.DEADLINE_EXCEEDED and self._time_is_up():
+            return self._too_late()
+        if status == grpc.StatusCode.UNIMPLEMENTED:
+            return UnimplementedError(
+                f"amemd at {self._socket} does not know this call; is it older than this package?")
+        if status == grpc.StatusCode.UNAUTHENTICATED:  # the only code that amem lacks
+            return PermissionDeniedError(text)
+        return error_of(status.value[0], text)
+
+    def _time_is_up(self) -> bool:
+        # The broker uses this code too, for a phase that took too long; then its text stands. gRPC's own end of a call
+        # may come a little early.
+        return self._timeout is not None and time.monotonic() >= self._began + self._timeout - 0.01
+
+    def _unavailable(self, text: str) -> Error:
+        # gRPC's own text names neither the socket nor a remedy; looking at the socket does.
+        lost = f"the connection to amemd at {self._socket} was lost"
+        why = _endpoint.probe(self._socket)
+        if why is not None:
+            return error_of(why.code, f"{lost}: {why.text}") if self.answered else why
+        return UnavailableError(f"{lost}: {text}" + (". `amemctl groups` shows how far it got" if self._operation else ""))
+
+    def _too_late(self) -> Error:
+        tail = "; the operation may go on there, `amemctl groups` shows its state" if self._operation else ""
+        return DeadlineExceededError(f"amemd at {self._socket} did not answer within {self._timeout:g} s{tail}")
+
+
+class Operation(Iterator[Progress]):
+    """A pause, resume or swap that has begun: its progress as it comes. For one thread, but for cancel().
+
+    Iterating ends after the last Progress, the one (of a swap: two) with `done`, or raises what went wrong. Leaving the
+    iterator alone does not stop the operation, and does not tell how it ends.
+    """
+
+    def __init__(self, stream: Any, groups: int, socket: str, timeout: float) -> None:
+        self._stream = stream
+        self._groups = groups
+        self._ending = Ending(socket, timeout, operation=True)
+        self._socket = socket
+        self._done: list[Progress] = []
+
+    def __next__(self) -> Progress:
+        try:
+            message = next(self._stream)
+        except StopIteration:
+            if len(self._done) < self._groups:
+                raise InternalError(f"amemd at {self._socket} ended the call without a result") from None
+            raise
+        except grpc.RpcError as failure:
+            raise self._ending.error(failure) from None
+        self._ending.answered = True
+        progress = from_wire(Progress, message)
+        if progress.done:
+            self._done.append(progress)
+        return progress
+
+    def result(self, on_progress: Callable[[Progress], object] | None = None) -> list[Progress]:
+        """Waits for the end; gives the Progress with `done` of each group. `on_progress` is called for every step; what it
+        raises ends the waiting and comes out."""
+        try:
+            for progress in self:
+                if on_progress is not None:
+                    on_progress(progress)
+        except BaseException:
+            self.cancel()
+            raise
+        return self._done
+
+    def cancel(self) -> None:
+        """Stops waiting, from any thread: the iterator then raises CancelledError. The operation goes on in the broker."""
+        self._stream.cancel()
+
+
+class Watch(Iterator[Event]):
+    """Events as they come; UnavailableError when the connection is lost (events in between are gone, so ask for the
+    status after coming back). For one thread, but for close(), after which iterating ends."""
+
+    def __init__(self, stream: Any, socket: str) -> None:
+        self._stream = stream
+        self._socket = socket
+        self._ending = Ending(socket, None)
+        self._closed = False
+        stream.initial_metadata()  # the broker sends it when the watch is in effect
+
+    def __next__(self) -> Event:
+        try:
+            message = next(self._stream)
+        except StopIteration:
+            if self._closed:
+                raise
+            raise UnavailableError(f"amemd at {self._socket} ended the stream of events") from None
+        except grpc.RpcError as failure:
+            if self._closed:
+                raise StopIteration from None
+            raise self._ending.error(failure) from None
+        self._ending.answered = True
+        return from_wire(Event, message)
+
+    def close(self) -> None:
+        self._closed = True
+        self._stream.cancel()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,67 @@
+"""Where the broker's sockets are, and why they cannot be reached. Functions without state; any thread."""
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import urllib.parse
+
+from amem.errors import Error, InvalidArgumentError, PermissionDeniedError, UnavailableError
+
+_LONGEST_PATH = 107  # sockaddr_un.sun_path, less its end
+_HOW_TO_START = (
+    "Start it with `systemctl start amemd` or `amemd --runtime-dir DIR`, or say where it is with AMEM_RUNTIME_DIR or "
+    "runtime_dir.")
+
+
+def default_runtime_dir() -> str:
+    """AMEM_RUNTIME_DIR; else /run/amem when it exists or for root; else $XDG_RUNTIME_DIR/amem; else /tmp/amem-UID."""
+    named = os.environ.get("AMEM_RUNTIME_DIR")
+    if named:
+        return named
+    if os.path.isdir("/run/amem") or os.geteuid() == 0:
+        return "/run/amem"
+    users = os.environ.get("XDG_RUNTIME_DIR")
+    return f"{users}/amem" if users else f"/tmp/amem-{os.geteuid()}"
+
+
+def control_socket(runtime_dir: str | None, path: str | None) -> str:
+    """The control socket's path: `path` when given, else that in the directory."""
+    path = path or os.path.join(runtime_dir or default_runtime_dir(), "control.sock")
+    length = len(os.fsencode(path))
+    if length > _LONGEST_PATH:
+        raise InvalidArgumentError(
+            f"the control socket's path has {length} characters, but a Unix socket's may have {_LONGEST_PATH}: {path}")
+    return path
+
+
+def grpc_target(path: str) -> str:
+    """gRPC's name for a Unix socket; characters that are special in a URI are escaped."""
+    return "unix:" + urllib.parse.quote(os.fsencode(path), safe="/")
+
+
+def has_broker(runtime_dir: str) -> bool:
+    """Ranks started with this directory will find the session socket."""
+    try:
+        return stat.S_ISSOCK(os.stat(os.path.join(runtime_dir, "session.sock")).st_mode)
+    except OSError:
+        return False
+
+
+def probe(path: str) -> Error | None:
+    """What stands in the way of a connection and what to do about it; None: a broker listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probing:
+        number = probing.connect_ex(path)
+    if number in (0, errno.EAGAIN):  # EAGAIN: somebody listens, whose queue is full
+        return None
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return UnavailableError(f"amemd does not run here: there is no socket {path}. {_HOW_TO_START}")
+    if number == errno.ECONNREFUSED:
+        return UnavailableError(
+            f"amemd does not run: nobody listens on {path}, which an earlier one left behind. {_HOW_TO_START}")
+    if number in (errno.EACCES, errno.EPERM):
+        return PermissionDeniedError(
+            f"this user may not open {path}. Ask for the group that the socket belongs to (ls -l shows it), or run as "
+            "the user who started amemd.")
+    return UnavailableError(f"cannot reach amemd at {path}: {os.strerror(number)}")

@@ -1,0 +1,96 @@
+"""A launcher's and controller's calls that need no connection kept: start ranks, swap two groups once."""
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from amem import _endpoint
+from amem._arguments import group_name
+from amem.errors import InvalidArgumentError, NotFoundError, UnavailableError
+
+_SHIM = "libamem_shim.so"
+_SCOPES = ("nccl", "regions", "heap")
+
+
+def shim_path() -> str:
+    """The path of libamem_shim.so: where AMEM_SHIM says, else the one in this package.
+
+    NotFoundError: there is none. InvalidArgumentError: LD_PRELOAD cannot hold its path.
+    """
+    named = os.environ.get("AMEM_SHIM")
+    path = os.path.abspath(named) if named else str(pathlib.Path(__file__).parent / "lib" / _SHIM)
+    if not os.path.isfile(path):
+        raise NotFoundError(f"there is no {_SHIM} (looked for {path}); AMEM_SHIM names it when it is elsewhere")
+    if re.search("[ :]", path):
+        raise InvalidArgumentError(
+            f"LD_PRELOAD cannot hold a path with a space or a colon: {path}; AMEM_SHIM can name a link to it")
+    return path
+
+
+def environment(group: str, scope: str | None = None, *, runtime_dir: str | None = None, required: bool = False,
+                base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables that make a process, and all it starts, ranks of a group: what `amemctl run` sets, and nothing else.
+    For launchers that take variables, such as Ray's runtime_env; they have to be set before the process starts.
+
+    `scope`: which memory is brokered: "nccl", "regions" (also what is allocated in amem.region) or "heap" (all of
+    PyTorch's); None: as AMEM_SCOPE of the environment has it.
+    `runtime_dir`: the broker's; None: AMEM_RUNTIME_DIR, else the default. `required`: without a broker, brokered
+    allocations fail instead of going to the driver.
+    `base`: the environment that they are added to, of which LD_PRELOAD matters: the shim goes before what is there. None:
+    this process's.
+
+    InvalidArgumentError: the group or the scope. NotFoundError: there is no shim.
+    """
+    before = (os.environ if base is None else base).get("LD_PRELOAD", "")
+    shim = shim_path()
+    preload = [shim, *(each for each in re.split("[ :]+", before) if each and each != shim)]
+    variables = {
+        "AMEM_GROUP": group_name(group),
+        # Absolute, because the process may change its directory before it connects.
+        "AMEM_RUNTIME_DIR": os.path.abspath(runtime_dir or _endpoint.default_runtime_dir()),
+        "LD_PRELOAD": ":".join(preload),
+    }
+    if scope is not None:
+        if scope not in _SCOPES:
+            raise InvalidArgumentError(f'"{scope}" is no scope: {", ".join(_SCOPES)}')
+        variables["AMEM_SCOPE"] = scope
+    if required:
+        variables["AMEM_REQUIRED"] = "1"
+    return variables
+
+
+def launch(cmd: str | Sequence[str], *, group: str, scope: str | None = None, runtime_dir: str | None = None,
+           required: bool = False, **options: Any) -> subprocess.Popen[Any]:
+    """Starts a command as part of a group, as `amemctl run` does. `options` go to subprocess.Popen; an `env` among them is
+    what the variables of environment() are added to.
+
+    Without a broker the command runs as if amem were not there, after a RuntimeWarning; with `required` it is not
+    started: UnavailableError. Other errors as environment() and Popen.
+    """
+    base = options.pop("env", None)
+    base = dict(os.environ if base is None else base)
+    variables = environment(group, scope, runtime_dir=runtime_dir, required=required, base=base)
+    directory = variables["AMEM_RUNTIME_DIR"]
+    if not _endpoint.has_broker(directory):
+        text = f"amemd does not run here: there is no socket {directory}/session.sock"
+        if required:
+            raise UnavailableError(f"{text}. Start it with `systemctl start amemd` or `amemd --runtime-dir {directory}`")
+        warnings.warn(f"{text}; the command runs as if amem were not there", RuntimeWarning, stacklevel=2)
+    return subprocess.Popen(cmd, env={**base, **variables}, **options)
+
+
+def swap(out: str, into: str, timeout: float | None = None, *, runtime_dir: str | None = None) -> None:
+    """Pauses the group `out`, then resumes the group `into`, through the broker's control socket: for a controller, or for
+    a rank of neither group. To swap more than once, keep an amem.Broker. Needs grpcio.
+
+    `timeout`: seconds for each of the two; None: as the broker is configured. Errors as Broker.swap.
+    """
+    from amem.broker import Broker
+
+    with Broker(runtime_dir) as broker:
+        broker.swap(out, into, timeout)

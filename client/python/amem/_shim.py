@@ -1,0 +1,89 @@
+"""The shim of this process, through the functions that libamem_shim.so exports.
+
+They are looked up by name and never loaded: a shim that comes after start-up would have missed the allocations. So nothing
+of amem but the shim itself enters the process, no protobuf and no gRPC in particular. ctypes releases the interpreter's
+lock during a call: other threads run on while one waits for its group. Any thread.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+from amem.errors import FailedPreconditionError, InternalError, error_of
+
+_ERROR_SIZE = 1020
+_NOT_LOADED = (
+    "libamem_shim.so is not loaded in this process: start it with `amemctl run --group NAME -- COMMAND`, with "
+    "amem.launch(), or with the variables of amem.environment() in its environment")
+
+_TEXT = (ctypes.c_char_p, ctypes.c_size_t)
+_OPERATION = (ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint32, *_TEXT)
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "amem_shim_active": (),
+    "amem_shim_pause": _OPERATION,
+    "amem_shim_resume": _OPERATION,
+    "amem_shim_set_group": (ctypes.c_char_p, *_TEXT),
+    "amem_shim_region_begin": (ctypes.c_char_p, ctypes.c_int, *_TEXT),
+    "amem_shim_region_end": _TEXT,
+    "amem_shim_stats": _TEXT,
+}
+
+
+@functools.lru_cache(maxsize=None)
+def _find(name: str) -> Any:
+    """The function, or None. What is preloaded is there from the start, so the answer never changes."""
+    try:
+        function = getattr(ctypes.CDLL(None), name)
+    except AttributeError:
+        return None
+    function.argtypes = _ARGUMENTS[name]
+    function.restype = ctypes.c_int
+    return function
+
+
+def is_loaded() -> bool:
+    """The shim is in this process; it may still be inert."""
+    return _find("amem_shim_active") is not None
+
+
+def is_active() -> bool:
+    return is_loaded() and _find("amem_shim_active")() != 0
+
+
+def _function(name: str) -> Any:
+    function = _find(name)
+    if function is not None:
+        return function
+    if not is_loaded():
+        raise FailedPreconditionError(_NOT_LOADED)
+    raise FailedPreconditionError(
+        f"the libamem_shim.so of this process is of another version than the amem package: it has no {name}")
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Calls a function that gives a code and a text, and raises what they say."""
+    function = _function(name)
+    text = ctypes.create_string_buffer(_ERROR_SIZE)
+    code = function(*arguments, text, len(text))
+    if code != 0:
+        raise error_of(code, text.value.decode(errors="replace"))
+
+
+def operate(name: str, tags: list[str], timeout_ms: int) -> None:
+    """amem_shim_pause or amem_shim_resume."""
+    names = (ctypes.c_char_p * len(tags))(*(tag.encode() for tag in tags))
+    call(name, names, len(tags), timeout_ms)
+
+
+def stats_json() -> str:
+    function = _function("amem_shim_stats")
+    size = 4096
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        length = function(buffer, size)
+        if length < 0:
+            raise InternalError("the shim could not give its figures")
+        if length < size:
+            return buffer.value.decode(errors="replace")
+        size = length + 1024  # it may have grown again by the next try

@@ -1,0 +1,183 @@
+"""Broker: a connection to amemd's control socket, for controllers. It needs neither a GPU nor the shim, but grpcio.
+
+    with amem.Broker() as broker:
+        broker.pause("train")
+        broker.resume("rollout", tags=["weights"])
+        for progress in broker.swapping("rollout", "train"):
+            print(progress.group, progress.phase)
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from amem import _endpoint, _wire
+from amem._arguments import Tags, group_name, milliseconds, tag_list, tag_name
+from amem._calls import Ending, Operation, Watch
+from amem.errors import InvalidArgumentError
+from amem.messages import (
+    AllocationInfo, Event, GroupInfo, GroupState, NodeStatus, Policy, Progress, RankInfo, from_wire)
+
+__all__ = ["AllocationInfo", "Broker", "Event", "GroupInfo", "GroupState", "NodeStatus", "Operation", "Policy",
+           "Progress", "RankInfo", "Watch"]
+
+OnProgress = Callable[[Progress], object]
+
+_CHANNEL_OPTIONS = [
+    # The socket is local: trying again is cheap, and a broker that was restarted is there at once.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),
+    # Two connections of one process stay independent of each other.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),  # the broker is trusted, and lists may be long
+]
+
+# Every phase has a deadline in the broker, so this only ends the wait for a broker that hangs.
+_CONFIGURED_AT_MOST = _MARGIN = 300.0
+
+
+class Broker:
+    """A connection, made with the first call and again after a loss. Any thread, several at a time; not in a child after
+    fork().
+
+    `runtime_dir`: the broker's; None: AMEM_RUNTIME_DIR, else the default. `socket`: the control socket's path, when it is
+    elsewhere. `query_timeout`: seconds that the broker may take to answer calls that ask or set.
+
+    All calls raise UnavailableError (no broker, or the connection was lost; of an operation: groups() has the state),
+    PermissionDeniedError (the socket), InvalidArgumentError (a name that no group or tag can have). An empty group means
+    all groups.
+    """
+
+    def __init__(self, runtime_dir: str | None = None, *, socket: str | None = None, query_timeout: float = 5.0) -> None:
+        self.socket = _endpoint.control_socket(runtime_dir, socket)
+        self._query_timeout = query_timeout
+        self._channel = grpc.insecure_channel(_endpoint.grpc_target(self.socket), options=_CHANNEL_OPTIONS)
+        self._calls = _wire.Calls(self._channel)
+
+    def close(self) -> None:
+        """Ends the connection and every call under way with CancelledError; operations go on in the broker."""
+        self._channel.close()
+
+    def __enter__(self) -> Broker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self.close()
+
+    # ---- queries ----
+    def status(self) -> NodeStatus:
+        """The node: version, devices, pool, groups."""
+        return from_wire(NodeStatus, self._ask("GetStatus"))
+
+    def groups(self) -> list[GroupInfo]:
+        return [from_wire(GroupInfo, each) for each in self._ask("ListGroups").groups]
+
+    def ranks(self, group: str = "") -> list[RankInfo]:
+        return [from_wire(RankInfo, each) for each in self._ask("ListRanks", group=_or_all(group)).ranks]
+
+    def allocations(self, group: str = "", tag: str | None = None) -> list[AllocationInfo]:
+        """Oldest first; with `tag`, only those that have it."""
+        answer = self._list("ListAllocations", group=_or_all(group))
+        listed = [from_wire(AllocationInfo, each) for each in answer]
+        return [each for each in listed if tag is None or each.tag == tag]
+
+    def set_policy(self, group: str, tag: str, policy: Policy | str) -> None:
+        """What a pause does with the bytes of a tag from now on: Policy.KEEP or "keep", Policy.DISCARD or "discard". It
+        goes before what regions say. InvalidArgumentError also for "nccl", which is always kept."""
+        number = {"keep": Policy.KEEP, "discard": Policy.DISCARD}.get(policy) if isinstance(policy, str) else policy
+        if number not in (Policy.KEEP, Policy.DISCARD):
+            raise InvalidArgumentError(f"{policy!r} is no policy: keep or discard")
+        self._ask("SetPolicy", group=group_name(group), tag=tag_name(tag), policy=int(number))
+
+    # ---- operations ----
+    def pause(self, group: str, tags: Tags = None, timeout: float | None = None,
+              on_progress: OnProgress | None = None) -> Progress:
+        """Pauses a group from outside: its ranks need not expect it. Blocks until it is paused; gives the last Progress,
+        which says where the time went.
+
+        `tags`: one tag or at most 8; only memory of these leaves, and the group runs on: its program must leave that
+        memory alone until it has been resumed. None: everything.
+        `timeout`: seconds for the ranks to become quiet; None: as the broker is configured, as the other phases are.
+        `on_progress`: called in this thread for each step; what it raises ends the waiting and comes out of the call.
+
+        NotFoundError: no such group, or it has no memory of a tag. FailedPreconditionError: it is not running.
+        DeadlineExceededError: the text names the ranks. ResourceExhaustedError: the pool is too small; the group runs on.
+        AbortedError: a rank died or failed before anything was released; the group runs on.
+        """
+        return self.pausing(group, tags, timeout).result(on_progress)[0]
+
+    def resume(self, group: str, tags: Tags = None, timeout: float | None = None,
+               on_progress: OnProgress | None = None) -> Progress:
+        """Brings the memory of a paused group back. As pause() otherwise; after an error but CancelledError the group is
+        paused with its bytes safe.
+
+        `timeout`: seconds for mapping and loading. ResourceExhaustedError: a device has too little free memory.
+        """
+        return self.resuming(group, tags, timeout).result(on_progress)[0]
+
+    def swap(self, out: str, into: str, timeout: float | None = None,
+             on_progress: OnProgress | None = None) -> tuple[Progress, Progress]:
+        """Pauses `out`, then resumes `into`; gives the last Progress of each. When the pause fails nothing has changed;
+        when the resume fails both groups are paused and every byte is in the pool. `timeout`: seconds for each."""
+        paused, resumed = self.swapping(out, into, timeout).result(on_progress)
+        return paused, resumed
+
+    def pausing(self, group: str, tags: Tags = None, timeout: float | None = None) -> Operation:
+        """Begins pause() and gives its progress, an iterator."""
+        return self._operate("Pause", 1, timeout, group=group_name(group), tags=tag_list(tags))
+
+    def resuming(self, group: str, tags: Tags = None, timeout: float | None = None) -> Operation:
+        """Begins resume() and gives its progress, an iterator."""
+        return self._operate("Resume", 1, timeout, group=group_name(group), tags=tag_list(tags))
+
+    def swapping(self, out: str, into: str, timeout: float | None = None) -> Operation:
+        """Begins swap() and gives its progress, an iterator."""
+        if out == into:
+            raise InvalidArgumentError(f'a swap needs two groups, not "{out}" twice')
+        return self._operate("Swap", 2, timeout, **{"out": group_name(out), "in": group_name(into)})
+
+    def watch(self, group: str = "") -> Watch:
+        """Events from the return of this call on, an iterator; close() ends it."""
+        self._reach()
+        stream = self._calls("Watch", {"group": _or_all(group)}, wait_for_ready=True)
+        return Watch(stream, self.socket)
+
+    # ---- how ----
+    def _reach(self) -> None:
+        # gRPC's own error names neither the socket nor a remedy.
+        error = _endpoint.probe(self.socket)
+        if error is not None:
+            raise error
+
+    def _ask(self, name: str, **fields: Any) -> Any:
+        self._reach()
+        ending = Ending(self.socket, self._query_timeout)
+        try:
+            return self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=True)
+        except grpc.RpcError as failure:
+            raise ending.error(failure) from None
+
+    def _list(self, name: str, **fields: Any) -> list[Any]:
+        self._reach()
+        ending = Ending(self.socket, self._query_timeout)
+        try:
+            return list(self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=True))
+        except grpc.RpcError as failure:
+            raise ending.error(failure) from None
+
+    def _operate(self, name: str, groups: int, timeout: float | None, **fields: Any) -> Operation:
+        self._reach()
+        wait = groups * ((_CONFIGURED_AT_MOST if timeout is None else timeout) + _MARGIN)
+        fields["timeout_ms"] = milliseconds(timeout)
+        stream = self._calls(name, fields, timeout=wait, wait_for_ready=True)
+        return Operation(stream, groups, self.socket, wait)
+
+
+def _or_all(group: str) -> str:
+    return group_name(group) if group else ""

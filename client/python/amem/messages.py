@@ -1,0 +1,208 @@
+"""What a Broker answers: the messages of proto/amem/v1/broker.proto as dataclasses, with its field names.
+
+Sizes are bytes; times have their unit in the name. An enum value that a newer broker has and this package does not reads
+as UNSPECIFIED. Plain values; any thread.
+"""
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_dataclass = dataclasses.dataclass(frozen=True)
+
+
+class GroupState(enum.IntEnum):
+    UNSPECIFIED = 0
+    RUNNING = 1
+    PAUSING = 2
+    PAUSED = 3
+    RESUMING = 4
+
+
+class Policy(enum.IntEnum):
+    """What a pause does with the bytes of a tag."""
+
+    UNSPECIFIED = 0
+    KEEP = 1  # copy to the host pool, restore
+    DISCARD = 2  # drop; comes back zeroed
+
+
+@_dataclass
+class DeviceStatus:
+    uuid: str
+    ordinal: int  # the broker's, all devices of the node visible
+    name: str
+    total_bytes: int
+    used_bytes: int  # everybody's memory on the device
+    brokered_bytes: int  # physical memory that the broker holds
+    usage_known: bool  # False: total and used read 0
+
+
+@_dataclass
+class PoolStatus:
+    configured_bytes: int
+    ready_bytes: int  # created so far
+    used_bytes: int  # holds saved bytes now
+    kind: str  # "host_numa" or "memfd"
+    error: str  # why it is smaller than configured, else empty
+
+
+@_dataclass
+class GroupDeviceUsage:
+    uuid: str
+    allocated_bytes: int
+    resident_bytes: int
+
+
+@_dataclass
+class TagPolicy:
+    tag: str
+    policy: Policy
+
+
+@_dataclass
+class TagUsage:
+    tag: str
+    allocation_count: int
+    allocated_bytes: int
+    resident_bytes: int
+    saved_bytes: int
+    pinned_bytes: int
+    discard_bytes: int  # of the allocated, what a pause would drop
+
+
+@_dataclass
+class UnbrokeredUsage:
+    """Device memory of a rank that is not brokered, by kind: it stays through a pause."""
+
+    uuid: str
+    kind: str  # "pool" (stream-ordered), "graph", "managed", "array", "small", ...
+    bytes: int
+    count: int
+
+
+@_dataclass
+class GroupInfo:
+    name: str
+    state: GroupState
+    phase: str  # while pausing or resuming, e.g. "save"
+    uid: int
+    rank_count: int
+    allocation_count: int
+    allocated_bytes: int  # what the group holds when it runs
+    resident_bytes: int  # of these, on devices now
+    saved_bytes: int  # of these, in the pool now
+    pinned_bytes: int  # of these, cannot leave the device
+    since_ms: int  # time in this state
+    last_pause_us: int  # 0: never
+    last_resume_us: int
+    note: str  # e.g. how the last operation failed
+    policies: tuple[TagPolicy, ...]
+    devices: tuple[GroupDeviceUsage, ...]
+    tags: tuple[TagUsage, ...]
+    unbrokered_bytes: int  # of all ranks
+
+
+@_dataclass
+class NodeStatus:
+    version: str
+    pid: int
+    uptime_ms: int
+    rss_bytes: int  # of the broker process
+    devices: tuple[DeviceStatus, ...]
+    pool: PoolStatus
+    groups: tuple[GroupInfo, ...]
+
+
+@_dataclass
+class RankInfo:
+    id: int
+    group: str
+    rank: int  # the launcher's number, -1 unknown
+    pid: int
+    uid: int
+    program: str
+    shim_version: str
+    owned_bytes: int
+    imported_bytes: int
+    allocation_count: int
+    phase: str  # what the broker waits for it to do, empty: nothing
+    unbrokered: tuple[UnbrokeredUsage, ...]
+    tags: tuple[TagUsage, ...]
+
+
+@_dataclass
+class AllocationInfo:
+    id: int
+    group: str
+    owner: int  # rank id that saves and loads it
+    peers: tuple[int, ...]  # other rank ids that hold it
+    device: str  # UUID
+    size: int
+    tag: str
+    policy: Policy
+    resident: bool
+    pinned: bool
+
+
+@_dataclass
+class PhaseTime:
+    phase: str
+    us: int
+
+
+@_dataclass
+class Progress:
+    """How far a pause or resume is."""
+
+    group: str
+    phase: str  # "quiesce", "save", "release", "drop", "admit", "create", ...
+    ranks_done: int
+    ranks_total: int
+    bytes: int  # copied, released or mapped in this phase so far
+    elapsed_us: int  # since the operation began
+    done: bool  # the operation on this group has ended well; a swap has two of these
+    times: tuple[PhaseTime, ...]  # with done: where the time went
+
+
+@_dataclass
+class Event:
+    time_ms: int  # Unix time
+    group: str
+    kind: str  # "state", "rank_joined", "rank_left", "pool", "error"
+    text: str
+    state: GroupState  # with kind "state"
+    lost: bool  # events before this one were dropped because this reader was too slow
+
+
+_T = TypeVar("_T")
+
+
+def from_wire(kind: type[_T], message: Any) -> _T:
+    """The dataclass for a protobuf message of the same name."""
+    plan = _plans.get(kind)
+    if plan is None:
+        hints = typing.get_type_hints(kind)
+        fields: Any = dataclasses.fields(typing.cast(Any, kind))
+        plan = _plans[kind] = [(field.name, _converter(hints[field.name])) for field in fields]
+    return kind(**{name: convert(getattr(message, name)) for name, convert in plan})
+
+
+# How each field of a dataclass is made from the message's.
+_plans: dict[type, list[tuple[str, Callable[[Any], Any]]]] = {}
+
+
+def _converter(hint: Any) -> Callable[[Any], Any]:
+    if typing.get_origin(hint) is tuple:
+        item = _converter(typing.get_args(hint)[0])
+        return lambda values: tuple(map(item, values))
+    if dataclasses.is_dataclass(hint):
+        return functools.partial(from_wire, hint)
+    if issubclass(hint, enum.Enum):
+        known = {member.value: member for member in hint}
+        return lambda number: known.get(number, known[0])
+    return typing.cast(Callable[[Any], Any], hint)  # int, str, bool: the value itself

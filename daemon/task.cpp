@@ -1,0 +1,18 @@
+#include "daemon/task.h"
+
+namespace amem {
+
+std::string_view to_string(Operation op) { return op == Operation::kPause ? "pause" : "resume"; }
+
+std::string to_string(const Selection& selection) {
+  if (selection.all()) return "";
+  std::string text = selection.tags.size() > 1 ? "tags" : "tag";
+  const char* before = " ";
+  for (const std::string& tag : selection.tags) {
+    text += before + tag;
+    before = ", ";
+  }
+  return text;
+}
+
+}  // namespace amem

@@ -1,0 +1,23 @@
+"""Puppet: a process that makes the driver calls that a test tells it (tests/puppet/README.md)."""
+from sim_node.child import Told
+
+
+class Puppet(Told):
+    """On its device; its memory is brokered. `group`: None for a process without the shim."""
+
+    def __init__(self, node, name, device=0, group="train", env=None):
+        environment = node.env({"RANK": str(device), "AMEM_LOG": "debug", "AMEM_MODULES": "amem-puppet",
+                                **(env or {})})
+        launcher = node.launcher(group) if group else []
+        argv = [*launcher, node.build.program("amem-puppet"), device]
+        super().__init__(name, argv, environment, node.log_file(name))
+
+    def loop_runs(self, launches=5):
+        """Returns when the loop has launched so often from now on."""
+        first = self.ask("loop status")["launches"]
+        while self.ask("loop status")["launches"] < first + launches:
+            pass
+
+    def waits(self):
+        """No command was answered. REQUIRES: one was sent."""
+        return self.rest("out") == []

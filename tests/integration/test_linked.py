@@ -1,0 +1,119 @@
+"""Programs that are linked to libcuda, and so look none of its calls up."""
+import ctypes
+import glob
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sim_node import MIB, patience
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def shim(build):
+    return os.path.join(build.directory, "lib", "libamem_shim.so")
+
+
+def used(node, device=0):
+    return node.ctl.devices()[device]["used_bytes"]
+
+
+@pytest.mark.parametrize("way", ["linked", "ptsz", "looked-up"])
+def test_launches_wait_at_the_gate(node, way):
+    puppet = node.puppet()
+    puppet.ask("alloc 1000000")  # makes it a rank
+    puppet.ask(f"loop {way}")
+    puppet.loop_runs()
+    node.ctl("pause", "train")
+    count = puppet.ask("loop status")["launches"]
+    time.sleep(0.2)
+    assert puppet.ask("loop status")["launches"] == count
+    node.ctl("resume", "train")
+    puppet.loop_runs()
+    puppet.ask("loop off")
+    puppet.leave()
+
+
+def test_memory_is_brokered(node):
+    puppet = node.puppet()
+    ids = [puppet.ask("alloc 3000000")["id"] for _ in range(3)]
+    for each in ids:
+        puppet.ask(f"fill {each} {each}")
+    assert node.ctl.group("train")["resident_bytes"] > 9000000
+    assert used(node) > 9000000
+    node.ctl("pause", "train")
+    assert used(node) == node.CONTEXT_BYTES
+    puppet.send(f"verify {ids[0]} {ids[0]}")
+    time.sleep(0.2)
+    assert puppet.waits()
+    node.ctl("resume", "train")
+    puppet.answer()
+    for each in ids:
+        puppet.ask(f"verify {each} {each}")
+        puppet.ask(f"free {each}")
+    puppet.leave()
+
+
+def test_other_modules_memory_is_not(node):
+    puppet = node.puppet(env={"AMEM_MODULES": None})
+    each = puppet.ask("alloc 1000000")["id"]
+    puppet.ask(f"fill {each} 5")
+    puppet.ask(f"verify {each} 5")
+    assert node.ctl.group("train") is None
+    puppet.leave()
+
+
+@pytest.mark.parametrize("env", [{"AMEM_DISABLE": "1"}, {}])
+def test_turned_off_or_alone(bare_node, env):
+    puppet = bare_node.puppet(env=env)
+    each = puppet.ask(f"alloc {MIB}")["id"]
+    puppet.ask(f"fill {each} 1")
+    for way in ("linked", "ptsz", "looked-up"):
+        puppet.ask(f"loop {way}")
+        puppet.loop_runs()
+    puppet.ask("loop off")
+    puppet.ask(f"verify {each} 1")
+    puppet.ask(f"free {each}")
+    puppet.leave()
+
+
+def run(node, argv, env):
+    return subprocess.run([str(each) for each in argv], env=node.env(env), capture_output=True, text=True,
+                          timeout=patience(20), check=True).stdout.strip()
+
+
+def test_a_program_without_the_driver(bare_node):
+    """Lookups find what they find without the shim; a call that gets through says that there is no driver."""
+    argv = [bare_node.build.program("amem-unlinked")]
+    preload = {"LD_PRELOAD": shim(bare_node.build)}
+    assert run(bare_node, argv, {}) == "default 0 error 1 self 0 call -1"
+    assert run(bare_node, argv, preload) == "default 0 error 1 self 0 call 3"
+    assert run(bare_node, argv, {**preload, "AMEM_DISABLE": "1"}) == "default 0 error 1 self 0 call 3"
+
+
+@pytest.mark.parametrize("env, library", [({}, "libamem_shim.so"), ({"AMEM_DISABLE": "1"}, "libcuda.so.1")])
+def test_a_linked_module_of_a_program_that_is_not(bare_node, env, library):
+    module = os.path.join(bare_node.build.directory, "lib", "libpuppet_module.so")
+    code = f"""
+import ctypes
+call = ctypes.CDLL({module!r}).puppet_launches_go_to
+call.restype = ctypes.c_char_p
+print(call().decode())
+"""
+    out = run(bare_node, [sys.executable, "-c", code], {"LD_PRELOAD": shim(bare_node.build), **env})
+    assert os.path.basename(out) == library
+
+
+def test_every_call_of_the_tables_is_exported(build):
+    sources = glob.glob(os.path.join(HERE, "..", "..", "shim", "*calls*"))
+    symbols = set()
+    for path in sources:
+        with open(path) as file:
+            symbols.update(re.findall(r'"(cu[A-Z]\w+)"', file.read()))
+    assert len(symbols) > 120
+    library = ctypes.CDLL(shim(build))
+    assert [each for each in sorted(symbols) if not hasattr(library, each)] == []

@@ -1,0 +1,87 @@
+#include "blocks.h"
+
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "workload/failure.h"
+#include "workload/pattern.h"
+
+namespace amem::puppet {
+namespace {
+
+std::vector<std::uint64_t> Pattern(std::size_t bytes, std::uint64_t seed) {
+  std::vector<std::uint64_t> words(bytes / sizeof(std::uint64_t));
+  for (std::size_t i = 0; i < words.size(); ++i) words[i] = workload::BodyWord(seed, i);
+  return words;
+}
+
+}  // namespace
+
+std::uint64_t Blocks::Add(const Block& block) {
+  blocks_.emplace(next_id_, block);
+  return next_id_++;
+}
+
+const Blocks::Block& Blocks::At(std::uint64_t id) const {
+  const auto found = blocks_.find(id);
+  if (found == blocks_.end()) throw workload::Failure("no block " + std::to_string(id));
+  return found->second;
+}
+
+std::uint64_t Blocks::Map(std::size_t bytes) {
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device_}};
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  std::size_t granularity = 0;
+  Check(cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+        "cuMemGetAllocationGranularity");
+  Block block;
+  block.bytes = (bytes + granularity - 1) / granularity * granularity;
+  Check(cuMemCreate(&block.handle, block.bytes, &prop, 0), "cuMemCreate");
+  Check(cuMemAddressReserve(&block.address, block.bytes, 0, 0, 0), "cuMemAddressReserve");
+  Check(cuMemMap(block.address, block.bytes, 0, block.handle, 0), "cuMemMap");
+  const CUmemAccessDesc access{prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  Check(cuMemSetAccess(block.address, block.bytes, &access, 1), "cuMemSetAccess");
+  return Add(block);
+}
+
+std::uint64_t Blocks::Allocate(std::size_t bytes) {
+  Block block;
+  block.bytes = bytes;
+  Check(cuMemAlloc(&block.address, bytes), "cuMemAlloc");
+  return Add(block);
+}
+
+void Blocks::Free(std::uint64_t id) {
+  const Block block = At(id);
+  blocks_.erase(id);
+  if (block.handle == 0) {
+    Check(cuMemFree(block.address), "cuMemFree");
+    return;
+  }
+  Check(cuMemUnmap(block.address, block.bytes), "cuMemUnmap");
+  Check(cuMemAddressFree(block.address, block.bytes), "cuMemAddressFree");
+  Check(cuMemRelease(block.handle), "cuMemRelease");
+}
+
+void Blocks::Fill(std::uint64_t id, std::uint64_t seed) const {
+  const Block& block = At(id);
+  const auto words = Pattern(block.bytes, seed);
+  Check(cuMemcpyHtoD(block.address, words.data(), block.bytes), "cuMemcpyHtoD");
+}
+
+void Blocks::Verify(std::uint64_t id, std::uint64_t seed) const {
+  const Block& block = At(id);
+  const auto expected = Pattern(block.bytes, seed);
+  std::vector<std::uint64_t> words(expected.size());
+  Check(cuMemcpyDtoH(words.data(), block.address, block.bytes), "cuMemcpyDtoH");
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == expected[i]) continue;
+    throw workload::Failure("block " + std::to_string(id) + " is wrong from byte " +
+                            std::to_string(i * sizeof words[i]));
+  }
+}
+
+}  // namespace amem::puppet
