@@ -268,7 +268,7 @@ const Call kCalls[] = {
 #undef AMEM_CALL
 };
 
-#define AMEM_DIRECT_ROW(row, api, version, type, symbol, wrapper) AMEM_DIRECT(symbol)
+#define AMEM_DIRECT_ROW(row, api, version, type, symbol, ...) AMEM_DIRECT(symbol)
 AMEM_HEAP_CALLS(AMEM_DIRECT_ROW)
 #undef AMEM_DIRECT_ROW
 
