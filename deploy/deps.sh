@@ -29,7 +29,9 @@ libgmock-dev             tests
 libbenchmark-dev         micro-benchmarks
 python3                  the test runners and deploy/try.sh
 python3-pytest           integration tests
-python3-pip              fetches the CUDA and NCCL headers where there is no CUDA toolkit
+python3-grpcio           tests of the Python package
+mypy                     checks the Python package's types
+python3-pip              builds the Python package; fetches the CUDA and NCCL headers where there is no CUDA toolkit
 ca-certificates          the same
 procps                   the tests look at processes with ps
 patchelf                 bundles the GPU tests for another machine

@@ -65,9 +65,9 @@ os.register_at_fork(after_in_child=_forget_worker)
 def pause_async(tags: Tags = None, timeout: float | None = None) -> Future[None]:
     """pause() in the background. The future's result is None, or the error that pause() raises.
 
-    A daemon thread of this package does what pause_async, resume_async and swap_async are given, one after the other in
-    the order of the calls. cancel() works until its turn has come; what has begun is not called off. An operation that is
-    under way when the interpreter ends is not waited for. Arguments are checked at once.
+    A daemon thread of this package does what pause_async, resume_async and swap_async are given, one after the other
+    in the order of the calls. cancel() works until its turn has come; what has begun is not called off. An operation
+    that is under way when the interpreter ends is not waited for. Arguments are checked at once.
     """
     names = tag_list(tags) or None
     milliseconds(timeout)

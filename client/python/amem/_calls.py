@@ -53,7 +53,8 @@ class Ending:
         why = _endpoint.probe(self._socket)
         if why is not None:
             return error_of(why.code, f"{lost}: {why.text}") if self.answered else why
-        return UnavailableError(f"{lost}: {text}" + (". `amemctl groups` shows how far it got" if self._operation else ""))
+        tail = ". `amemctl groups` shows how far it got" if self._operation else ""
+        return UnavailableError(f"{lost}: {text}{tail}")
 
     def _too_late(self) -> Error:
         tail = "; the operation may go on there, `amemctl groups` shows its state" if self._operation else ""
@@ -63,8 +64,8 @@ class Ending:
 class Operation(Iterator[Progress]):
     """A pause, resume or swap that has begun: its progress as it comes. For one thread, but for cancel().
 
-    Iterating ends after the last Progress, the one (of a swap: two) with `done`, or raises what went wrong. Leaving the
-    iterator alone does not stop the operation, and does not tell how it ends.
+    Iterating ends after the last Progress, the one (of a swap: two) with `done`, or raises what went wrong. Leaving
+    the iterator alone does not stop the operation, and does not tell how it ends.
     """
 
     def __init__(self, stream: Any, groups: int, socket: str, timeout: float) -> None:
@@ -90,8 +91,8 @@ class Operation(Iterator[Progress]):
         return progress
 
     def result(self, on_progress: Callable[[Progress], object] | None = None) -> list[Progress]:
-        """Waits for the end; gives the Progress with `done` of each group. `on_progress` is called for every step; what it
-        raises ends the waiting and comes out."""
+        """Waits for the end; gives the Progress with `done` of each group. `on_progress` is called for every step;
+        what it raises ends the waiting and comes out."""
         try:
             for progress in self:
                 if on_progress is not None:
@@ -102,7 +103,8 @@ class Operation(Iterator[Progress]):
         return self._done
 
     def cancel(self) -> None:
-        """Stops waiting, from any thread: the iterator then raises CancelledError. The operation goes on in the broker."""
+        """Stops waiting, from any thread: the iterator then raises CancelledError. The operation goes on in the
+        broker."""
         self._stream.cancel()
 
 

@@ -34,15 +34,15 @@ def shim_path() -> str:
 
 def environment(group: str, scope: str | None = None, *, runtime_dir: str | None = None, required: bool = False,
                 base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that make a process, and all it starts, ranks of a group: what `amemctl run` sets, and nothing else.
-    For launchers that take variables, such as Ray's runtime_env; they have to be set before the process starts.
+    """The variables that make a process, and all it starts, ranks of a group: what `amemctl run` sets, and nothing
+    else. For launchers that take variables, such as Ray's runtime_env; they have to be set before the process starts.
 
     `scope`: which memory is brokered: "nccl", "regions" (also what is allocated in amem.region) or "heap" (all of
     PyTorch's); None: as AMEM_SCOPE of the environment has it.
     `runtime_dir`: the broker's; None: AMEM_RUNTIME_DIR, else the default. `required`: without a broker, brokered
     allocations fail instead of going to the driver.
-    `base`: the environment that they are added to, of which LD_PRELOAD matters: the shim goes before what is there. None:
-    this process's.
+    `base`: the environment that they are added to, of which LD_PRELOAD matters: the shim goes before what is there.
+    None: this process's.
 
     InvalidArgumentError: the group or the scope. NotFoundError: there is no shim.
     """
@@ -66,8 +66,8 @@ def environment(group: str, scope: str | None = None, *, runtime_dir: str | None
 
 def launch(cmd: str | Sequence[str], *, group: str, scope: str | None = None, runtime_dir: str | None = None,
            required: bool = False, **options: Any) -> subprocess.Popen[Any]:
-    """Starts a command as part of a group, as `amemctl run` does. `options` go to subprocess.Popen; an `env` among them is
-    what the variables of environment() are added to.
+    """Starts a command as part of a group, as `amemctl run` does. `options` go to subprocess.Popen; an `env` among
+    them is what the variables of environment() are added to.
 
     Without a broker the command runs as if amem were not there, after a RuntimeWarning; with `required` it is not
     started: UnavailableError. Other errors as environment() and Popen.
@@ -79,14 +79,15 @@ def launch(cmd: str | Sequence[str], *, group: str, scope: str | None = None, ru
     if not _endpoint.has_broker(directory):
         text = f"amemd does not run here: there is no socket {directory}/session.sock"
         if required:
-            raise UnavailableError(f"{text}. Start it with `systemctl start amemd` or `amemd --runtime-dir {directory}`")
+            raise UnavailableError(
+                f"{text}. Start it with `systemctl start amemd` or `amemd --runtime-dir {directory}`")
         warnings.warn(f"{text}; the command runs as if amem were not there", RuntimeWarning, stacklevel=2)
     return subprocess.Popen(cmd, env={**base, **variables}, **options)
 
 
 def swap(out: str, into: str, timeout: float | None = None, *, runtime_dir: str | None = None) -> None:
-    """Pauses the group `out`, then resumes the group `into`, through the broker's control socket: for a controller, or for
-    a rank of neither group. To swap more than once, keep an amem.Broker. Needs grpcio.
+    """Pauses the group `out`, then resumes the group `into`, through the broker's control socket: for a controller, or
+    for a rank of neither group. To swap more than once, keep an amem.Broker. Needs grpcio.
 
     `timeout`: seconds for each of the two; None: as the broker is configured. Errors as Broker.swap.
     """

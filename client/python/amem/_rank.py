@@ -15,14 +15,15 @@ _group_set = ""  # what set_group has set
 
 
 def is_active() -> bool:
-    """Whether this process is a rank: the shim is loaded and has a session with the broker, which the first call opens if
-    nothing has yet. False without a shim and with one that is inert (AMEM_DISABLE=1, no broker, a child of fork)."""
+    """Whether this process is a rank: the shim is loaded and has a session with the broker, which the first call opens
+    if nothing has yet. False without a shim and with one that is inert (AMEM_DISABLE=1, no broker, a child of fork).
+    Call it when the program has initialised CUDA."""
     return _shim.is_active()
 
 
 def group() -> str:
-    """The group of this process: what set_group has set, else as the shim reads it: AMEM_GROUP of the environment, else
-    AMEM_GROUPID, else "default"."""
+    """The group of this process: what set_group has set, else as the shim reads it: AMEM_GROUP of the environment,
+    else AMEM_GROUPID, else "default"."""
     if _group_set:
         return _group_set
     name = os.environ.get("AMEM_GROUP") or os.environ.get("AMEM_GROUPID") or ""
@@ -46,24 +47,24 @@ def set_group(name: str) -> None:
 
 
 def pause(tags: Tags = None, timeout: float | None = None) -> None:
-    """Pauses this rank's group: releases its GPU memory and keeps every address. Takes effect when every rank of the group
-    has called it; returns when the group is paused. At once when it is paused already.
+    """Pauses this rank's group: releases its GPU memory and keeps every address. Takes effect when every rank of the
+    group has called it; returns when the group is paused. At once when it is paused already.
 
-    `tags`: one tag or at most 8; only memory of these leaves, every rank asks for the same ones, and the group runs on:
-    the program must not let the GPU touch that memory until it has been resumed. None: everything; until resume() has
-    returned, threads of this process that launch GPU work wait.
+    `tags`: one tag or at most 8; only memory of these leaves, every rank asks for the same ones, and the group runs
+    on: the program must not let the GPU touch that memory until it has been resumed. None: everything; until resume()
+    has returned, threads of this process that launch GPU work wait.
     `timeout`: seconds to wait for the other ranks; None: AMEM_TIMEOUT of the environment, else 60.
 
-    FailedPreconditionError: no shim in this process. UnavailableError: no broker. DeadlineExceededError: some ranks did
-    not ask in time; NotFoundError: the group has no memory of a tag; ResourceExhaustedError: the host pool cannot hold
-    the bytes; AbortedError: a rank died or failed; after all of these the group runs on.
+    FailedPreconditionError: no shim in this process. UnavailableError: no broker. DeadlineExceededError: some ranks
+    did not ask in time; NotFoundError: the group has no memory of a tag; ResourceExhaustedError: the host pool cannot
+    hold the bytes; AbortedError: a rank died or failed; after all of these the group runs on.
     """
     _shim.operate("amem_shim_pause", tag_list(tags), milliseconds(timeout))
 
 
 def resume(tags: Tags = None, timeout: float | None = None) -> None:
-    """Brings the memory of this rank's group back, at the same addresses. As pause() otherwise; when it fails the group
-    stays paused and its bytes are safe.
+    """Brings the memory of this rank's group back, at the same addresses. As pause() otherwise; when it fails the
+    group stays paused and its bytes are safe.
 
     `tags`: after a resume of chosen tags of a paused group the group runs, and must not touch what is still away.
     ResourceExhaustedError: a device has too little free memory; the text has both numbers.
@@ -72,8 +73,8 @@ def resume(tags: Tags = None, timeout: float | None = None) -> None:
 
 
 def stats() -> dict[str, Any]:
-    """What this process holds, as the shim counts it without asking the broker: the group, the rank's id at the broker,
-    the scope, brokered bytes by tag and device, and by kind and device what is not brokered. Sizes are bytes.
+    """What this process holds, as the shim counts it without asking the broker: the group, the rank's id at the
+    broker, the scope, brokered bytes by tag and device, and by kind and device what is not brokered. Sizes are bytes.
 
     FailedPreconditionError: no shim in this process.
     """

@@ -51,8 +51,8 @@ class _Region:
 
 @contextlib.contextmanager
 def _pool(tag: str, keep: bool) -> Iterator[contextlib.AbstractContextManager[Any]]:
-    """A context in which torch allocates from a pool that nobody else uses meanwhile; one that does nothing without torch
-    or without CUDA."""
+    """A context in which torch allocates from a pool that nobody else uses meanwhile; one that does nothing without
+    torch or without CUDA."""
     torch = sys.modules.get("torch")  # never imported here: a program without torch has no need of it
     if torch is None or not torch.cuda.is_available():
         yield contextlib.nullcontext()
@@ -102,27 +102,27 @@ class _Nowhere(_Region):
 
 @contextlib.contextmanager
 def region(tag: str, keep: bool = True) -> Iterator[None]:
-    """Device memory that this thread allocates within has the tag (1 to 31 bytes), and a pause keeps its bytes, or drops
-    them and brings the memory back zeroed.
+    """Device memory that this thread allocates within has the tag (1 to 31 bytes), and a pause keeps its bytes, or
+    drops them and brings the memory back zeroed.
 
         with amem.region("kv_cache", keep=False):
             cache = torch.empty(size, device="cuda")
 
-    Needs a process started with scope "regions" or "heap". Without a shim it does nothing, so that the same program runs
-    with and without amem. Other threads are not affected: autograd's, for example. Regions do not nest.
+    Needs a process started with scope "regions" or "heap". Without a shim it does nothing, so that the same program
+    runs with and without amem. Other threads are not affected: autograd's, for example. Regions do not nest.
 
-    PyTorch's caching allocator hands out memory that was freed elsewhere, with that memory's tag. So when torch has been
-    imported and has CUDA, the region also allocates from a torch.cuda.MemPool of its own for each tag, keep and device
-    (the current one; for another: `with torch.cuda.device(1), amem.region(...)`). The pool's segments are then allocated
-    by this thread within the region, which is where the shim gives them the tag. That is all it takes: a pluggable
-    allocator would only do by a callback for each segment what the shim sees anyway, and would cost torch's expandable
-    segments and memory statistics. What is freed goes back to the pool, for the next region of that tag.
+    PyTorch's caching allocator hands out memory that was freed elsewhere, with that memory's tag. So when torch has
+    been imported and has CUDA, the region also allocates from a torch.cuda.MemPool of its own for each tag, keep and
+    device (the current one; for another: `with torch.cuda.device(1), amem.region(...)`). The pool's segments are then
+    allocated by this thread within the region, which is where the shim gives them the tag. That is all it takes: a
+    pluggable allocator would only be told of the same segments by another way. What is freed goes back to the pool,
+    for the next region of that tag.
 
-    With torch before 2.8 a pool takes what all threads allocate while a region is entered: use regions there only while
-    no other thread allocates.
+    With torch before 2.8 a pool takes what all threads allocate while a region is entered: use regions there only
+    while no other thread allocates.
 
-    FailedPreconditionError: within a region, or torch is older than 2.6, which has no such pools. InvalidArgumentError:
-    the tag.
+    FailedPreconditionError: within a region, or torch is older than 2.6, which has no such pools.
+    InvalidArgumentError: the tag.
     """
     with _within(_Region(tag, keep, pooled=True)):
         yield

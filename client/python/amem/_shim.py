@@ -1,8 +1,8 @@
 """The shim of this process, through the functions that libamem_shim.so exports.
 
-They are looked up by name and never loaded: a shim that comes after start-up would have missed the allocations. So nothing
-of amem but the shim itself enters the process, no protobuf and no gRPC in particular. ctypes releases the interpreter's
-lock during a call: other threads run on while one waits for its group. Any thread.
+They are looked up by name and never loaded: a shim that comes after start-up would have missed the allocations. So
+nothing of amem but the shim itself enters the process, no protobuf and no gRPC in particular. ctypes releases the
+interpreter's lock during a call: other threads run on while one waits for its group. Any thread.
 """
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The control API's messages and calls, made at run time from a compiled broker.proto.
 
-Not protoc's Python stubs: those work with some versions of protobuf only, which the program may have pinned elsewhere, and
-register broker.proto for everybody. A descriptor works with each, and here in a pool of its own: other stubs made from that
-file do not collide. This protobuf shares nothing with a libprotobuf in the same process, libamem_client's for example.
+Not protoc's Python stubs: those work with some versions of protobuf only, which the program may have pinned elsewhere,
+and register broker.proto for everybody. A descriptor works with each, and here in a pool of its own: other stubs made
+from that file do not collide. This protobuf shares nothing with a libprotobuf in the same process, libamem_client's
+for example.
 """
 from __future__ import annotations
 
@@ -36,6 +37,11 @@ def message_class(descriptor: Any) -> Any:
 def descriptor_of(name: str) -> Any:
     """The descriptor of a message, for tests."""
     return _pool.FindMessageTypeByName(f"{PACKAGE}.{name}")
+
+
+def enum_of(name: str) -> Any:
+    """The descriptor of an enum, for tests."""
+    return _pool.FindEnumTypeByName(f"{PACKAGE}.{name}")
 
 
 class Calls:

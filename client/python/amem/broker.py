@@ -42,18 +42,19 @@ _CONFIGURED_AT_MOST = _MARGIN = 300.0
 
 
 class Broker:
-    """A connection, made with the first call and again after a loss. Any thread, several at a time; not in a child after
-    fork().
+    """A connection, made with the first call and again after a loss. Any thread, several at a time; not in a child
+    after fork().
 
-    `runtime_dir`: the broker's; None: AMEM_RUNTIME_DIR, else the default. `socket`: the control socket's path, when it is
-    elsewhere. `query_timeout`: seconds that the broker may take to answer calls that ask or set.
+    `runtime_dir`: the broker's; None: AMEM_RUNTIME_DIR, else the default. `socket`: the control socket's path, when it
+    is elsewhere. `query_timeout`: seconds that the broker may take to answer calls that ask or set.
 
     All calls raise UnavailableError (no broker, or the connection was lost; of an operation: groups() has the state),
-    PermissionDeniedError (the socket), InvalidArgumentError (a name that no group or tag can have). An empty group means
-    all groups.
+    PermissionDeniedError (the socket), InvalidArgumentError (a name that no group or tag can have). An empty group
+    means all groups.
     """
 
-    def __init__(self, runtime_dir: str | None = None, *, socket: str | None = None, query_timeout: float = 5.0) -> None:
+    def __init__(self, runtime_dir: str | None = None, *, socket: str | None = None,
+                 query_timeout: float = 5.0) -> None:
         self.socket = _endpoint.control_socket(runtime_dir, socket)
         self._query_timeout = query_timeout
         self._channel = grpc.insecure_channel(_endpoint.grpc_target(self.socket), options=_CHANNEL_OPTIONS)
@@ -88,8 +89,8 @@ class Broker:
         return [each for each in listed if tag is None or each.tag == tag]
 
     def set_policy(self, group: str, tag: str, policy: Policy | str) -> None:
-        """What a pause does with the bytes of a tag from now on: Policy.KEEP or "keep", Policy.DISCARD or "discard". It
-        goes before what regions say. InvalidArgumentError also for "nccl", which is always kept."""
+        """What a pause does with the bytes of a tag from now on: Policy.KEEP or "keep", Policy.DISCARD or "discard".
+        It goes before what regions say. InvalidArgumentError also for "nccl", which is always kept."""
         number = {"keep": Policy.KEEP, "discard": Policy.DISCARD}.get(policy) if isinstance(policy, str) else policy
         if number not in (Policy.KEEP, Policy.DISCARD):
             raise InvalidArgumentError(f"{policy!r} is no policy: keep or discard")
@@ -98,8 +99,8 @@ class Broker:
     # ---- operations ----
     def pause(self, group: str, tags: Tags = None, timeout: float | None = None,
               on_progress: OnProgress | None = None) -> Progress:
-        """Pauses a group from outside: its ranks need not expect it. Blocks until it is paused; gives the last Progress,
-        which says where the time went.
+        """Pauses a group from outside: its ranks need not expect it. Blocks until it is paused; gives the last
+        Progress, which says where the time went.
 
         `tags`: one tag or at most 8; only memory of these leaves, and the group runs on: its program must leave that
         memory alone until it has been resumed. None: everything.
@@ -107,15 +108,16 @@ class Broker:
         `on_progress`: called in this thread for each step; what it raises ends the waiting and comes out of the call.
 
         NotFoundError: no such group, or it has no memory of a tag. FailedPreconditionError: it is not running.
-        DeadlineExceededError: the text names the ranks. ResourceExhaustedError: the pool is too small; the group runs on.
+        DeadlineExceededError: the text names the ranks. ResourceExhaustedError: the pool is too small; the group runs
+        on.
         AbortedError: a rank died or failed before anything was released; the group runs on.
         """
         return self.pausing(group, tags, timeout).result(on_progress)[0]
 
     def resume(self, group: str, tags: Tags = None, timeout: float | None = None,
                on_progress: OnProgress | None = None) -> Progress:
-        """Brings the memory of a paused group back. As pause() otherwise; after an error but CancelledError the group is
-        paused with its bytes safe.
+        """Brings the memory of a paused group back. As pause() otherwise; after an error but CancelledError the group
+        is paused with its bytes safe.
 
         `timeout`: seconds for mapping and loading. ResourceExhaustedError: a device has too little free memory.
         """
@@ -123,8 +125,9 @@ class Broker:
 
     def swap(self, out: str, into: str, timeout: float | None = None,
              on_progress: OnProgress | None = None) -> tuple[Progress, Progress]:
-        """Pauses `out`, then resumes `into`; gives the last Progress of each. When the pause fails nothing has changed;
-        when the resume fails both groups are paused and every byte is in the pool. `timeout`: seconds for each."""
+        """Pauses `out`, then resumes `into`; gives the last Progress of each. When the pause fails nothing has
+        changed; when the resume fails both groups are paused and every byte is in the pool. `timeout`: seconds for
+        each."""
         paused, resumed = self.swapping(out, into, timeout).result(on_progress)
         return paused, resumed
 
@@ -156,20 +159,24 @@ class Broker:
             raise error
 
     def _ask(self, name: str, **fields: Any) -> Any:
-        self._reach()
-        ending = Ending(self.socket, self._query_timeout)
-        try:
-            return self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=True)
-        except grpc.RpcError as failure:
-            raise ending.error(failure) from None
+        return self._query(lambda: self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=True))
 
     def _list(self, name: str, **fields: Any) -> list[Any]:
-        self._reach()
-        ending = Ending(self.socket, self._query_timeout)
-        try:
-            return list(self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=True))
-        except grpc.RpcError as failure:
-            raise ending.error(failure) from None
+        answer: list[Any] = self._query(
+            lambda: list(self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=True)))
+        return answer
+
+    def _query(self, call: Callable[[], Any]) -> Any:
+        # A second try, because gRPC may notice by the first that its connection is to a broker that is gone, and asking
+        # or setting twice does no harm.
+        for last in (False, True):
+            self._reach()
+            ending = Ending(self.socket, self._query_timeout)
+            try:
+                return call()
+            except grpc.RpcError as failure:
+                if last or failure.code() != grpc.StatusCode.UNAVAILABLE:
+                    raise ending.error(failure) from None
 
     def _operate(self, name: str, groups: int, timeout: float | None, **fields: Any) -> Operation:
         self._reach()

@@ -7,11 +7,11 @@ or, for a program or framework that imports torch_memory_saver itself, before it
     import amem.compat
     amem.compat.install()
 
-What differs: a pause or resume takes effect when every rank of the group has asked for it, not for one process by itself;
-saved bytes are in the broker's host pool; memory is the region's only in a process that was started with scope "regions" or
-"heap" (configure_subprocess sees to that). pause() without a tag is about the tags that this process has used in regions,
-so that, as there, the program runs on and NCCL's memory stays; amem.pause() is about everything. Errors are amem.Error,
-which is a RuntimeError.
+What differs: a pause or resume takes effect when every rank of the group has asked for it, not for one process by
+itself; saved bytes are in the broker's host pool; memory is the region's only in a process that was started with scope
+"regions" or "heap" (configure_subprocess sees to that). pause() without a tag is about the tags that this process has
+used in regions, so that, as there, the program runs on and NCCL's memory stays; amem.pause() is about everything.
+Errors are amem.Error, which is a RuntimeError.
 """
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _DEFAULT_TAG = "default"
 
 @contextlib.contextmanager
 def configure_subprocess() -> Iterator[None]:
-    """Processes started within are ranks of this process's group, and what they allocate in regions is brokered: sets the
-    variables of amem.environment() in this process's environment, which is shared by its threads, for a while. AMEM_SCOPE
-    stays as it is when it is set."""
+    """Processes started within are ranks of this process's group, and what they allocate in regions is brokered: sets
+    the variables of amem.environment() in this process's environment, which is shared by its threads, for a while.
+    AMEM_SCOPE stays as it is when it is set."""
     variables = environment(group(), os.environ.get("AMEM_SCOPE") or "regions")
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -81,8 +81,8 @@ class TorchMemorySaver:
 
     @contextlib.contextmanager
     def disable(self, dispose_mem_pool_after_use: bool = True) -> Iterator[None]:
-        """Leaves this thread's region for a while. The argument is taken and changes nothing: there is no pool to dispose
-        of."""
+        """Leaves this thread's region for a while. The argument is taken and changes nothing: there is no pool to
+        dispose of."""
         with _regions.outside():
             yield
 

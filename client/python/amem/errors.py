@@ -1,7 +1,7 @@
 """Errors: what every call of this package raises when amem refuses or fails.
 
-An error has one of gRPC's canonical codes, which travel unchanged from a rank or the broker to the caller, and a text for
-people that names the group, rank or device and what to do next. Each code that amem uses has a class of its own.
+An error has one of gRPC's canonical codes, which travel unchanged from a rank or the broker to the caller, and a text
+for people that names the group, rank or device and what to do next. Each code that amem uses has a class of its own.
 """
 from __future__ import annotations
 

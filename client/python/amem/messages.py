@@ -1,7 +1,7 @@
 """What a Broker answers: the messages of proto/amem/v1/broker.proto as dataclasses, with its field names.
 
-Sizes are bytes; times have their unit in the name. An enum value that a newer broker has and this package does not reads
-as UNSPECIFIED. Plain values; any thread.
+Sizes are bytes; times have their unit in the name. An enum value that a newer broker has and this package does not
+reads as UNSPECIFIED. Plain values; any thread.
 """
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
         item = _converter(typing.get_args(hint)[0])
         return lambda values: tuple(map(item, values))
     if dataclasses.is_dataclass(hint):
-        return functools.partial(from_wire, hint)
+        return functools.partial(from_wire, typing.cast(Any, hint))
     if issubclass(hint, enum.Enum):
         known = {member.value: member for member in hint}
         return lambda number: known.get(number, known[0])

@@ -1,6 +1,7 @@
 """AMem's NCCL calls, in the manner of PyNCCL: a class over ctypes whose methods have the C names and check the result.
 
-Programs that steer AMem's patched NCCL through PyNCCL can take the calls from here; NCCL itself is left as it is. Any thread.
+Programs that steer AMem's patched NCCL through PyNCCL can take the calls from here; NCCL itself is left as it is. Any
+thread.
 """
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class NCCLLibrary:
             function = getattr(self._library, name)
         except AttributeError:
             raise FailedPreconditionError(
-                f"there is no {name} in this process: libamem_shim.so has to be preloaded, e.g. by `amemctl run`") from None
+                f"there is no {name} in this process: libamem_shim.so has to be preloaded, e.g. by `amemctl run`"
+            ) from None
         function.argtypes = arguments
         function.restype = ctypes.c_int
         return function

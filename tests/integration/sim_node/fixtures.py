@@ -1,0 +1,50 @@
+"""Fixtures of tests on a simulated node, and the logs of all processes with every failure. A conftest imports them."""
+import os
+
+import pytest
+
+from sim_node.node import Build, Node
+
+
+def pytest_addoption(parser):
+    parser.addoption("--build-dir", default=os.environ.get("BUILD_DIR", "build/release"),
+                     help="build tree under test (default: $BUILD_DIR, else build/release)")
+
+
+@pytest.fixture(scope="session")
+def build(request):
+    return Build(request.config.getoption("--build-dir"))
+
+
+@pytest.fixture
+def bare_node(build, tmp_path):
+    """A simulated node without a broker."""
+    node = Node(build, str(tmp_path))
+    yield node
+    node.close()
+
+
+@pytest.fixture
+def node(bare_node):
+    """A simulated node with a broker, which must live through the test and end cleanly."""
+    bare_node.start_broker()
+    yield bare_node
+    broker = bare_node.broker
+    assert broker.alive(), f"amemd died: {broker.wait()}"
+    for child in bare_node.children:
+        if child is not broker and child.alive():
+            child.kill()
+    assert broker.terminate() == 0
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    report = (yield).get_result()
+    if not report.failed or "tmp_path" not in item.funcargs:
+        return
+    logs = item.funcargs["tmp_path"]
+    for path in sorted(logs.glob("*.log")):
+        lines = [line if len(line) < 400 else line[:400] + "..."
+                 for line in path.read_text(errors="replace").splitlines()]
+        cut = [f"... {len(lines) - 120} lines before"] if len(lines) > 120 else []
+        report.sections.append((path.name, "\n".join(cut + lines[-120:])))

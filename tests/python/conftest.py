@@ -1,0 +1,92 @@
+"""Fixtures of the Python package's tests: the package of the build tree, a simulated node, a shim that only takes
+notes."""
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "integration"))
+
+from sim_node.child import patience  # noqa: E402
+from sim_node.fixtures import bare_node, build, node, pytest_addoption, pytest_runtest_makereport  # noqa: E402
+
+__all__ = ["bare_node", "build", "node", "pytest_addoption", "pytest_runtest_makereport"]
+
+
+def pytest_configure(config):
+    # Before the tests are read, which import the package.
+    package = os.path.join(os.path.abspath(config.getoption("--build-dir")), "python")
+    assert os.path.isdir(package), f"{package} is not there: build it, or name the build tree with --build-dir"
+    sys.path.insert(0, package)
+
+
+class Shim:
+    """The fake shim, in this process as if it had been preloaded."""
+
+    def __init__(self, path):
+        self.library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        self.library.fake_notes.restype = ctypes.c_char_p
+
+    @property
+    def notes(self):
+        """The calls so far, in order."""
+        return self.library.fake_notes().decode().splitlines()
+
+    def note(self, text):
+        """For others whose calls are to be seen in order with the shim's."""
+        self.library.fake_note(text.encode())
+
+    def answer(self, code, text="", for_tag=""):
+        """What all calls give from now on; with `for_tag`, only pause and resume of that tag."""
+        self.library.fake_answer(int(code), text.encode(), for_tag.encode())
+
+    def stats(self, json):
+        self.library.fake_stats(json.encode())
+
+    def delay(self, ms):
+        self.library.fake_delay(ms)
+
+
+def fake_shim_path(build):
+    return os.path.join(build.directory, "lib", "libfake_shim.so")
+
+
+@pytest.fixture
+def shim(build, monkeypatch):
+    from amem import _rank, _shim
+
+    fake = Shim(fake_shim_path(build))
+    _shim._find.cache_clear()  # it may have been asked before the library was there
+    monkeypatch.setattr(_rank, "_group_set", "")
+    fake.library.fake_reset()
+    yield fake
+    fake.library.fake_reset()
+
+
+class Python:
+    """Python processes with the package, on the simulated node when there is one."""
+
+    def __init__(self, build):
+        self.build = build
+
+    def environment(self, more=None):
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("AMEM_", "LD_"))}
+        env["PYTHONPATH"] = os.path.join(self.build.directory, "python")
+        env.update(more or {})
+        return env
+
+    def run(self, script, env=None, deadline=60):
+        """What the script printed; it must end well."""
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=self.environment(env),
+                              capture_output=True, text=True, timeout=patience(deadline))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def python(build):
+    return Python(build)

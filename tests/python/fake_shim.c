@@ -1,0 +1,114 @@
+/* Stands in for libamem_shim.so: notes the calls it gets, and answers what a test tells it to. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static char notes[1 << 16];
+static int answer;
+static char answer_text[256];
+static char answer_for_tag[64]; /* when not empty: only calls with this tag fail */
+static char stats[1 << 16] = "{}";
+static int delay_ms;
+
+static void note(const char* format, ...) __attribute__((format(printf, 1, 2)));
+static void note(const char* format, ...) {
+  va_list arguments;
+  size_t used;
+  pthread_mutex_lock(&mutex);
+  used = strlen(notes);
+  va_start(arguments, format);
+  vsnprintf(notes + used, sizeof notes - used, format, arguments);
+  va_end(arguments);
+  strncat(notes, "\n", sizeof notes - strlen(notes) - 1);
+  pthread_mutex_unlock(&mutex);
+}
+
+static int report(char* error, size_t size) {
+  if (answer != 0) snprintf(error, size, "%s", answer_text);
+  return answer;
+}
+
+/* ---- for the tests ---- */
+
+const char* fake_notes(void) { return notes; }
+void fake_note(const char* text) { note("%s", text); }
+void fake_answer(int code, const char* text, const char* for_tag) {
+  answer = code;
+  snprintf(answer_text, sizeof answer_text, "%s", text);
+  snprintf(answer_for_tag, sizeof answer_for_tag, "%s", for_tag);
+}
+void fake_stats(const char* json) { snprintf(stats, sizeof stats, "%s", json); }
+void fake_delay(int ms) { delay_ms = ms; }
+void fake_reset(void) {
+  notes[0] = '\0';
+  fake_answer(0, "", "");
+  fake_stats("{}");
+  fake_delay(0);
+}
+
+/* ---- the shim's functions ---- */
+
+static int operate(const char* what, const char* const* tags, size_t count, uint32_t timeout_ms,
+                   char* error, size_t size) {
+  char list[512] = "";
+  int concerned = answer_for_tag[0] == '\0';
+  size_t i;
+  for (i = 0; i < count; ++i) {
+    strcat(list, i == 0 ? "" : ",");
+    strncat(list, tags[i], 31);
+    if (strcmp(tags[i], answer_for_tag) == 0) concerned = 1;
+  }
+  if (delay_ms > 0) usleep((useconds_t)delay_ms * 1000);
+  note("%s [%s] %u", what, list, timeout_ms);
+  return concerned ? report(error, size) : 0;
+}
+
+int amem_shim_active(void) { return 1; }
+int amem_shim_pause(const char* const* tags, size_t count, uint32_t timeout_ms, char* error,
+                    size_t size) {
+  return operate("pause", tags, count, timeout_ms, error, size);
+}
+int amem_shim_resume(const char* const* tags, size_t count, uint32_t timeout_ms, char* error,
+                     size_t size) {
+  return operate("resume", tags, count, timeout_ms, error, size);
+}
+int amem_shim_set_group(const char* group, char* error, size_t size) {
+  note("set_group %s", group);
+  return report(error, size);
+}
+int amem_shim_region_begin(const char* tag, int policy, char* error, size_t size) {
+  note("begin %s %d", tag, policy);
+  return report(error, size);
+}
+int amem_shim_region_end(char* error, size_t size) {
+  note("end");
+  return report(error, size);
+}
+int amem_shim_stats(char* json, size_t size) { return snprintf(json, size, "%s", stats); }
+
+int ncclPause(void* comm) {
+  note("ncclPause %s", comm == NULL ? "NULL" : "comm");
+  return answer;
+}
+int ncclResume(void* comm) {
+  note("ncclResume %s", comm == NULL ? "NULL" : "comm");
+  return answer;
+}
+int ncclSetGroupID(int id) {
+  note("ncclSetGroupID %d", id);
+  return answer;
+}
+int ncclGetGroupID(int* id) {
+  *id = 7;
+  return answer;
+}
+int ncclMemStats(void) {
+  note("ncclMemStats");
+  return answer;
+}

@@ -1,0 +1,210 @@
+"""amem.Broker against a real amemd with ranks, on the simulated driver."""
+import os
+import threading
+
+import pytest
+
+import amem
+from amem import messages
+from amem.broker import GroupState, Policy
+
+
+@pytest.fixture
+def broker(node):
+    with amem.Broker(node.runtime_dir) as connection:
+        yield connection
+
+
+def test_what_there_is(node, broker):
+    job = node.job()
+    status = broker.status()
+    assert status.pid == node.broker.pid
+    assert [device.ordinal for device in status.devices] == [0, 1]
+    assert status.pool.ready_bytes == status.pool.configured_bytes > 0
+    [group] = broker.groups()
+    assert group.name == broker.status().groups[0].name
+    assert (group.name, group.state, group.rank_count) == ("train", GroupState.RUNNING, 2)
+    assert {device.uuid for device in group.devices} == {device.uuid for device in status.devices}
+    ranks = broker.ranks("train")
+    assert sorted(rank.pid for rank in ranks) == sorted(rank.pid for rank in job.ranks)
+    allocations = broker.allocations("train")
+    assert len(allocations) == group.allocation_count > 0
+    assert sum(each.size for each in allocations) == group.allocated_bytes
+    assert {each.tag for each in allocations} == {"nccl"}
+    assert broker.allocations(tag="nccl") == allocations
+    assert broker.allocations(tag="weights") == []
+    with pytest.raises(amem.NotFoundError, match="other"):
+        broker.ranks("other")
+
+
+def test_the_same_as_amemctl(node, broker):
+    node.job()
+    theirs = node.ctl("ranks", "train").json["ranks"]
+    for ours, other in zip(broker.ranks("train"), theirs):
+        assert {name: getattr(ours, name) for name in ("id", "group", "rank", "pid", "owned_bytes")} == {
+            name: other[name] for name in ("id", "group", "rank", "pid", "owned_bytes")}
+
+
+def test_pause_and_resume(node, broker):
+    job = node.job()
+    seen = []
+    last = broker.pause("train", timeout=20, on_progress=seen.append)
+    assert seen[-1] == last
+    assert last.done and last.group == "train" and last.elapsed_us > 0
+    assert {"quiesce", "save", "release"} <= {time.phase for time in last.times}
+    assert {each.phase for each in seen} > {"save"}
+    [group] = broker.groups()
+    assert group.state is GroupState.PAUSED
+    assert (group.resident_bytes, group.saved_bytes) == (0, group.allocated_bytes)
+    assert not any(each.resident for each in broker.allocations())
+    with pytest.raises(amem.FailedPreconditionError, match="train"):
+        broker.pause("train")
+    phases = [progress.phase for progress in broker.resuming("train")]
+    assert "create" in phases
+    assert broker.groups()[0].state is GroupState.RUNNING
+    job.check()
+
+
+def test_swap(node, broker):
+    train, rollout = node.job("train"), node.job("rollout")
+    broker.pause("rollout")
+    paused, resumed = broker.swap("train", "rollout")
+    assert (paused.group, resumed.group) == ("train", "rollout")
+    rollout.check()
+    amem.swap("rollout", "train", runtime_dir=node.runtime_dir)
+    train.check()
+    amem.swap_async("train", "rollout", 20, runtime_dir=node.runtime_dir).result(60)
+    assert {group.name: group.state for group in broker.groups()} == {
+        "train": GroupState.PAUSED, "rollout": GroupState.RUNNING}
+    with pytest.raises(amem.InvalidArgumentError, match="twice"):
+        broker.swap("train", "train")
+
+
+def test_errors_have_codes(node, broker):
+    with pytest.raises(amem.NotFoundError, match="nothere"):
+        broker.pause("nothere")
+    with pytest.raises(amem.InvalidArgumentError, match="no group name"):
+        broker.pause("../etc")
+    with pytest.raises(amem.InvalidArgumentError):
+        broker.ranks("a b")
+    job = node.job()
+    job.ranks[0].ask("capture begin")
+    with pytest.raises(amem.DeadlineExceededError, match="rank 0"):
+        broker.pause("train", timeout=0.3)
+    assert broker.groups()[0].state is GroupState.RUNNING
+    job.ranks[0].ask("capture end")
+
+
+def test_policy(node, broker):
+    node.job()
+    broker.set_policy("train", "weights", "discard")
+    broker.set_policy("train", "kv_cache", Policy.DISCARD)
+    broker.set_policy("train", "kv_cache", Policy.KEEP)
+    policies = {each.tag: each.policy for each in broker.groups()[0].policies}
+    assert policies["weights"] is Policy.DISCARD
+    assert policies.get("kv_cache", Policy.KEEP) is Policy.KEEP
+    with pytest.raises(amem.InvalidArgumentError, match="nccl"):
+        broker.set_policy("train", "nccl", "discard")
+    for bad in ("drop", Policy.UNSPECIFIED, 7):
+        with pytest.raises(amem.InvalidArgumentError, match="no policy"):
+            broker.set_policy("train", "weights", bad)
+
+
+def test_watch(node, broker):
+    job = node.job()
+    with broker.watch("train") as events:
+        broker.pause("train")
+        states = []
+        for event in events:
+            if event.kind == "state":
+                states.append(event.state)
+            if event.state is GroupState.PAUSED:
+                break
+    assert states == [GroupState.PAUSING, GroupState.PAUSED]
+    broker.resume("train")
+    job.check()
+
+
+def test_watch_ends_when_it_is_closed(node, broker):
+    events = broker.watch()
+    threading.Timer(0.1, events.close).start()
+    assert list(events) == []
+
+
+def test_waiting_can_be_stopped(node, broker):
+    job = node.job()
+    job.ranks[0].ask("capture begin")
+    operation = broker.pausing("train", timeout=20)
+    for progress in operation:
+        assert progress.phase == "quiesce"
+        operation.cancel()
+        with pytest.raises(amem.CancelledError, match="goes on in the broker"):
+            next(operation)
+        break
+    with pytest.raises(amem.FailedPreconditionError):
+        broker.pause("train")  # that one is under way
+    job.ranks[0].ask("capture end")
+
+    def raises(progress):
+        raise ZeroDivisionError
+
+    with broker.watch("train") as events:
+        if broker.groups()[0].state is not GroupState.PAUSED:
+            for event in events:
+                if event.state is GroupState.PAUSED:
+                    break
+    with pytest.raises(ZeroDivisionError):
+        broker.resume("train", on_progress=raises)
+
+
+def test_a_broker_that_goes_and_comes_back(node, broker):
+    events = broker.watch()
+    assert node.broker.terminate() == 0
+    with pytest.raises(amem.UnavailableError):
+        list(events)
+    with pytest.raises(amem.UnavailableError, match="control.sock"):
+        broker.status()
+    node.start_broker(name="amemd-again")
+    assert broker.status().pid == node.broker.pid
+
+
+def test_sockets_that_cannot_be(tmp_path):
+    with pytest.raises(amem.InvalidArgumentError, match="characters"):
+        amem.Broker(str(tmp_path / ("x" * 120)))
+    odd = tmp_path / "a b%c"
+    odd.mkdir()
+    with amem.Broker(socket=str(odd / "control.sock")) as broker, pytest.raises(amem.UnavailableError, match="a b%c"):
+        broker.status()
+
+
+def test_dataclasses_are_broker_proto():
+    from dataclasses import fields, is_dataclass
+
+    from amem import _wire
+
+    kinds = [kind for kind in vars(messages).values() if isinstance(kind, type) and is_dataclass(kind)]
+    assert len(kinds) == 13
+    for kind in kinds:
+        described = _wire.descriptor_of(kind.__name__)
+        assert [each.name for each in fields(kind)] == [each.name for each in described.fields], kind
+    for kind in (messages.GroupState, messages.Policy):
+        described = _wire.enum_of(kind.__name__)
+        names = [value.name.split("_")[-1] for value in described.values]
+        assert [each.name for each in kind] == names, kind
+
+
+def test_beside_libamem_client(node, build, python):
+    """Its libprotobuf registers broker.proto for itself, in one process with this package's messages."""
+    client = os.path.join(build.directory, "lib", "libamem_client.so")
+    script = f"""
+        import ctypes, amem
+        client = ctypes.CDLL({client!r}, mode=ctypes.RTLD_GLOBAL)
+        client.amem_version.restype = ctypes.c_char_p
+        with amem.Broker({node.runtime_dir!r}) as broker:
+            handle, text = ctypes.c_void_p(), ctypes.c_char_p()
+            assert client.amem_open(None, ctypes.byref(handle), None) == 0
+            assert client.amem_status(handle, ctypes.byref(text), None) == 0
+            assert broker.status().version.encode() == client.amem_version()
+            print("good")
+    """
+    assert python.run(script, {"AMEM_RUNTIME_DIR": node.runtime_dir}) == "good\n"

@@ -1,0 +1,67 @@
+"""Errors, and what the calls refuse before they ask anybody."""
+import pytest
+
+import amem
+from amem import errors
+from amem._arguments import milliseconds, tag_list
+
+
+def test_every_code_has_an_error():
+    for code in amem.Code:
+        if code is amem.Code.OK:
+            continue
+        error = errors.error_of(code, "rank 3 did not come")
+        assert isinstance(error, amem.Error) and isinstance(error, RuntimeError)
+        assert (error.code, error.text, str(error)) == (code, "rank 3 did not come", "rank 3 did not come")
+    assert type(errors.error_of(5, "x")) is amem.NotFoundError
+    assert type(errors.error_of(9, "x")) is amem.FailedPreconditionError
+    assert errors.error_of(15, "x").code is amem.Code.DATA_LOSS
+
+
+def test_an_unknown_code_is_unknown_and_a_text_is_never_empty():
+    error = errors.error_of(99, "")
+    assert error.code is amem.Code.UNKNOWN
+    assert str(error) == "UNKNOWN"
+
+
+def test_tags():
+    assert tag_list(None) == []
+    assert tag_list("weights") == ["weights"]
+    assert tag_list(("weights", "kv_cache")) == ["weights", "kv_cache"]
+    assert tag_list(iter(["a"])) == ["a"]
+    for bad in ([], "", ["a", ""], ["x" * 32], [str(n) for n in range(9)]):
+        with pytest.raises(amem.InvalidArgumentError):
+            tag_list(bad)
+
+
+def test_times():
+    assert milliseconds(None) == 0  # the default of the other side
+    assert milliseconds(0) == 1
+    assert milliseconds(2.5) == 2500
+    assert milliseconds(1e12) == (1 << 32) - 1
+    for bad in (-1, float("nan")):
+        with pytest.raises(amem.InvalidArgumentError):
+            milliseconds(bad)
+
+
+@pytest.mark.parametrize("name", ["", "../etc", ".hidden", "-x", "a b", "x" * 64])
+def test_group_names(name):
+    with pytest.raises(amem.InvalidArgumentError):
+        amem.set_group(name)
+    with pytest.raises(amem.InvalidArgumentError):
+        amem.environment(name)
+
+
+def test_nothing_heavy_is_imported(python):
+    script = """
+        import sys, amem, amem.compat, amem.nccl
+        assert not {"torch", "grpc", "google"} & set(sys.modules), sorted(sys.modules)
+        amem.Broker
+        assert "grpc" in sys.modules
+        assert "torch" not in sys.modules
+        try:
+            amem.nothing
+        except AttributeError:
+            print("good")
+    """
+    assert python.run(script) == "good\n"

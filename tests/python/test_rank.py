@@ -1,0 +1,165 @@
+"""A rank's calls and the shim's functions behind them."""
+import concurrent.futures
+import json
+import threading
+import time
+
+import pytest
+
+import amem
+import amem.nccl
+from conftest import fake_shim_path
+
+
+def test_calls_reach_the_shim(shim):
+    amem.pause()
+    amem.pause(["weights", "kv_cache"], timeout=0.25)
+    amem.resume("weights")
+    assert shim.notes == ["pause [] 0", "pause [weights,kv_cache] 250", "resume [weights] 0"]
+    assert amem.is_active()
+
+
+def test_its_errors_come_through(shim):
+    shim.answer(amem.Code.DEADLINE_EXCEEDED, "rank 3 did not come")
+    with pytest.raises(amem.DeadlineExceededError, match="rank 3 did not come") as caught:
+        amem.pause()
+    assert caught.value.code is amem.Code.DEADLINE_EXCEEDED
+    shim.answer(amem.Code.NOT_FOUND, "no tag x: nccl, weights")
+    with pytest.raises(amem.NotFoundError, match="nccl, weights"):
+        amem.resume("x")
+    with pytest.raises(amem.NotFoundError):
+        amem.set_group("late")
+
+
+def test_stats_of_any_length(shim):
+    figures = {"group": "train", "rank_id": 3, "tags": ["x" * 30] * 1000}
+    shim.stats(json.dumps(figures))
+    assert amem.stats() == figures
+
+
+def test_group(shim, monkeypatch):
+    monkeypatch.delenv("AMEM_GROUP", raising=False)
+    monkeypatch.delenv("AMEM_GROUPID", raising=False)
+    assert amem.group() == "default"
+    monkeypatch.setenv("AMEM_GROUPID", "7")
+    assert amem.group() == "7"
+    monkeypatch.setenv("AMEM_GROUP", "train")
+    assert amem.group() == "train"
+    monkeypatch.setenv("AMEM_GROUP", "not a name")
+    assert amem.group() == "default"
+    shim.answer(amem.Code.FAILED_PRECONDITION, "too late")
+    with pytest.raises(amem.FailedPreconditionError):
+        amem.set_group("rollout")
+    assert amem.group() == "default"
+    shim.answer(0)
+    amem.set_group("rollout")
+    assert amem.group() == "rollout"
+
+
+def test_nccl_calls(shim):
+    nccl = amem.nccl.NCCLLibrary()
+    nccl.ncclPause()
+    nccl.ncclResume()
+    nccl.ncclSetGroupID(3)
+    assert nccl.ncclGetGroupID() == 7
+    nccl.ncclMemStats()
+    assert shim.notes == ["ncclPause NULL", "ncclResume NULL", "ncclSetGroupID 3", "ncclMemStats"]
+    shim.answer(5)
+    with pytest.raises(amem.nccl.NCCLError, match="ncclPause: invalid usage") as caught:
+        nccl.ncclPause()
+    assert (caught.value.result, caught.value.code) == (5, amem.Code.FAILED_PRECONDITION)
+
+
+def test_futures_in_the_order_of_the_calls(shim):
+    shim.delay(20)
+    futures = [amem.pause_async("a"), amem.resume_async(["a"], 1), amem.pause_async()]
+    concurrent.futures.wait(futures, timeout=20)
+    assert [each.result() for each in futures] == [None, None, None]
+    assert shim.notes == ["pause [a] 0", "resume [a] 1000", "pause [] 0"]
+
+
+def test_futures_carry_errors(shim):
+    shim.answer(amem.Code.ABORTED, "rank 1 died")
+    assert isinstance(amem.pause_async().exception(20), amem.AbortedError)
+    with pytest.raises(amem.InvalidArgumentError):
+        amem.pause_async([])  # at once
+    assert isinstance(amem.swap_async("a", "b", runtime_dir="/nowhere").exception(20), amem.UnavailableError)
+
+
+def test_a_future_whose_turn_has_not_come_can_be_cancelled(shim):
+    shim.delay(100)
+    first, second = amem.pause_async(), amem.resume_async()
+    assert second.cancel()
+    first.result(20)
+    amem.pause_async("last").result(20)
+    assert shim.notes == ["pause [] 0", "pause [last] 0"]
+
+
+def test_other_threads_run_during_a_pause(shim):
+    shim.delay(500)
+    pausing = threading.Thread(target=amem.pause)
+    pausing.start()
+    time.sleep(0.05)
+    assert shim.notes == [] and pausing.is_alive()
+    pausing.join()
+
+
+def test_a_pause_under_way_does_not_keep_the_interpreter(build, python):
+    script = """
+        import ctypes, time, amem
+        ctypes.CDLL(None).fake_delay(60000)
+        amem.pause_async()
+        time.sleep(0.1)
+        print("good")
+    """
+    assert python.run(script, {"LD_PRELOAD": fake_shim_path(build)}, deadline=20) == "good\n"
+
+
+def test_futures_in_a_child_of_fork(build, python):
+    script = """
+        import os, amem
+        amem.pause_async().result(20)
+        child = os.fork()
+        if child == 0:
+            amem.resume_async().result(20)
+            os._exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        print("good")
+    """
+    assert python.run(script, {"LD_PRELOAD": fake_shim_path(build)}) == "good\n"
+
+
+def test_without_a_shim(python):
+    script = """
+        import amem, amem.nccl
+        for call in (amem.pause, amem.resume, amem.stats, lambda: amem.set_group("a"), amem.nccl.NCCLLibrary):
+            try:
+                call()
+                raise SystemExit("nothing was raised")
+            except amem.FailedPreconditionError as error:
+                assert "amemctl run" in str(error), error
+        assert not amem.is_active()
+        with amem.region("weights"):
+            pass
+        print(amem.group())
+    """
+    assert python.run(script) == "default\n"
+
+
+def test_a_shim_of_another_version(tmp_path, python):
+    import subprocess
+
+    source = tmp_path / "old.c"
+    source.write_text("int amem_shim_active(void) { return 1; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "old.so", source], check=True)
+    script = """
+        import amem
+        for call in (amem.pause, amem.stats, lambda: amem.region("a").__enter__()):
+            try:
+                call()
+                raise SystemExit("nothing was raised")
+            except amem.FailedPreconditionError as error:
+                assert "another version" in str(error), error
+        print("good")
+    """
+    assert python.run(script, {"LD_PRELOAD": str(tmp_path / "old.so")}) == "good\n"

@@ -1,0 +1,127 @@
+"""What amem.Broker asks for, seen by a service in this process that answers as it is told."""
+import concurrent.futures
+
+import grpc
+import pytest
+
+import amem
+from amem import _endpoint, _wire
+from amem.broker import GroupState
+
+
+class FakeBroker:
+    """`asked`: (method, request). `answers`: messages by method. `end`: a status for every call."""
+
+    def __init__(self, socket):
+        self.asked, self.answers, self.end = [], {}, None
+        self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
+        handlers = {}
+        for method in _wire._service.methods:
+            make = (grpc.unary_stream_rpc_method_handler if method.name in _wire._STREAMS
+                    else grpc.unary_unary_rpc_method_handler)
+            handlers[method.name] = make(
+                self._answer(method), _wire.message_class(method.input_type).FromString,
+                _wire.message_class(method.output_type).SerializeToString)
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("amem.v1.Broker", handlers),))
+        self.server.add_insecure_port(_endpoint.grpc_target(str(socket)))
+        self.server.start()
+
+    def _answer(self, method):
+        kind = _wire.message_class(method.output_type)
+
+        def unary(request, context):
+            self._note(method.name, request, context)
+            return kind(**self.answers.get(method.name, {}))
+
+        def stream(request, context):
+            self._note(method.name, request, context)
+            for fields in self.answers.get(method.name, []):
+                yield kind(**fields)
+
+        return stream if method.name in _wire._STREAMS else unary
+
+    def _note(self, name, request, context):
+        self.asked.append((name, request))
+        if self.end is not None:
+            context.abort(*self.end)
+
+
+@pytest.fixture
+def fake(tmp_path):
+    fake = FakeBroker(tmp_path / "control.sock")
+    yield fake
+    fake.server.stop(0).wait()
+
+
+@pytest.fixture
+def broker(fake, tmp_path):
+    with amem.Broker(str(tmp_path), query_timeout=2) as connection:
+        yield connection
+
+
+def test_tags_and_times(fake, broker):
+    done = [{"group": "train", "done": True}]
+    fake.answers = {"Pause": done, "Resume": done}
+    broker.pause("train", ["weights", "kv_cache"], 2.5)
+    broker.resume("train", "weights")
+    broker.pause("train")
+    assert [(name, request.group, list(request.tags), request.timeout_ms) for name, request in fake.asked] == [
+        ("Pause", "train", ["weights", "kv_cache"], 2500), ("Resume", "train", ["weights"], 0),
+        ("Pause", "train", [], 0)]
+    for bad in ([], [""], [str(n) for n in range(9)]):
+        with pytest.raises(amem.InvalidArgumentError):
+            broker.pause("train", bad)
+    assert len(fake.asked) == 3
+
+
+def test_tags_and_unbrokered_memory_in_the_answers(fake, broker):
+    fake.answers = {
+        "ListGroups": {"groups": [{"name": "train", "state": 3, "unbrokered_bytes": 5, "tags": [
+            {"tag": "weights", "allocated_bytes": 1 << 40, "discard_bytes": 7}]}]},
+        "ListRanks": {"ranks": [{"id": 3, "unbrokered": [{"uuid": "GPU-1", "kind": "pool", "bytes": 9, "count": 2}]}]},
+    }
+    [group] = broker.groups()
+    assert (group.state, group.unbrokered_bytes) == (GroupState.PAUSED, 5)
+    assert (group.tags[0].tag, group.tags[0].allocated_bytes, group.tags[0].discard_bytes) == ("weights", 1 << 40, 7)
+    [rank] = broker.ranks()
+    assert (rank.unbrokered[0].kind, rank.unbrokered[0].bytes, rank.unbrokered[0].count) == ("pool", 9, 2)
+
+
+def test_a_state_of_a_newer_broker(fake, broker):
+    fake.answers = {"ListGroups": {"groups": [{"name": "train", "state": 77}]}}
+    assert broker.groups()[0].state is GroupState.UNSPECIFIED
+
+
+@pytest.mark.parametrize("status, error", [
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, amem.ResourceExhaustedError),
+    (grpc.StatusCode.DEADLINE_EXCEEDED, amem.DeadlineExceededError),
+    (grpc.StatusCode.ABORTED, amem.AbortedError),
+    (grpc.StatusCode.UNAUTHENTICATED, amem.PermissionDeniedError),
+])
+def test_errors_come_through(fake, broker, status, error):
+    fake.end = (status, "need 3 GiB, pool has 1 GiB")
+    for call in (lambda: broker.pause("train"), broker.status, broker.allocations):
+        with pytest.raises(error, match="need 3 GiB, pool has 1 GiB"):
+            call()
+
+
+def test_an_older_broker(fake, broker):
+    fake.end = (grpc.StatusCode.UNIMPLEMENTED, "")
+    with pytest.raises(amem.UnimplementedError, match="older"):
+        broker.ranks()
+
+
+def test_a_path_with_odd_characters(tmp_path):
+    odd = tmp_path / "r%41 n"
+    odd.mkdir()
+    fake = FakeBroker(odd / "control.sock")
+    fake.answers = {"GetStatus": {"version": "9.8.7"}}
+    with amem.Broker(str(odd)) as broker:
+        assert broker.status().version == "9.8.7"
+    fake.server.stop(0).wait()
+
+
+def test_an_operation_without_a_result(fake, broker):
+    fake.answers = {"Swap": [{"group": "train", "done": True}]}
+    with pytest.raises(amem.InternalError, match="without a result"):
+        broker.swap("train", "rollout")
