@@ -123,7 +123,6 @@ def test_allocations_and_frees_wait_while_the_group_is_paused(node):
 def test_regions(node):
     program = Program(node)
     program.ask("alloc 0 5000 3")
-    node.ctl("policy", "train", "scratch", "discard")
     program.ask(f"region begin weights {KEEP}")
     program.ask("alloc 0 5000 3")
     program.ask(f"alloc 0 {3 * MIB}")
@@ -145,6 +144,43 @@ def test_regions(node):
     program.ask("zero scratch")
     program.verify()
     program.ask("rewrite")
+    program.verify()
+
+
+def test_an_operators_policy_goes_before_a_regions(node):
+    program = Program(node)
+    program.ask(f"region begin scratch {DISCARD}")
+    program.ask("alloc 0 5000 3")
+    program.ask("region end")
+    node.ctl("policy", "train", "scratch", "keep")
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    program.verify()
+
+
+def test_a_tag_is_paused_while_the_program_runs(node):
+    program = Program(node)
+    program.ask("alloc 0 5000 3")
+    program.ask(f"region begin kv {KEEP}")
+    first = program.ask("alloc 0 5000 2")["id"]
+    large = program.ask(f"alloc 0 {3 * MIB}")["id"]
+    attributes = program.ask(f"attributes {first}")
+    for pause, resume in ((lambda: node.ctl("pause", "train", "--tag", "kv"),
+                           lambda: node.ctl("resume", "train", "--tag", "kv")),
+                          (lambda: program.ask("pause kv"), lambda: program.ask("resume kv"))):
+        pause()
+        assert program.away()["kv", 0] == 5 * MIB
+        assert program.ask(f"attributes {first}") == attributes
+        # The program runs on; what it allocates now is there at once, beside what is away.
+        program.ask("churn 0 20")
+        program.ask("free %d" % program.ask("alloc 0 5000")["id"])
+        assert program.away()["kv", 0] == 5 * MIB
+        resume()
+        program.verify()
+    node.ctl("pause", "train", "--tag", "kv")
+    program.ask(f"free {first} 2")
+    program.ask(f"free {large}")
+    assert ("kv", 0) not in program.brokered()
     program.verify()
 
 
@@ -334,6 +370,24 @@ def test_what_is_not_brokered_is_counted(node):
     program.ask("unbrokered free")
     assert program.unbrokered() == {}
     program.verify()
+
+
+def test_the_broker_is_told_what_is_not_brokered(node):
+    program = Program(node)
+    program.ask("alloc 0 1000")
+
+    def told():
+        [rank] = node.ctl.ranks("train")
+        return {each["kind"]: each["bytes"] for each in rank["unbrokered"]}
+
+    assert told() == {}
+    program.ask(f"unbrokered managed {MIB}")
+    program.ask(f"unbrokered pool {MIB}")
+    expected = {"managed": MIB, "pool": MIB}
+    eventually(lambda: told() == expected, deadline=5, what="the broker knows")
+    program.ask("unbrokered free")
+    node.ctl("pause", "train")
+    assert told() == {}
 
 
 def test_stats(node):
