@@ -161,7 +161,10 @@ CUresult Heap::place(Block& block, const Label& label) {
   for (;;) {
     std::unique_lock lock(mutex_);
     std::optional<Address> piece;
-    if (small) piece = small_.take(pool, block.size);
+    // A chunk may be paused with its tag while the program runs on.
+    if (small)
+      piece =
+          small_.take(pool, block.size, [this](Address chunk) { return memory_.resident(chunk); });
     if (!piece) {
       lock.unlock();
       const std::uint64_t size =
@@ -280,18 +283,17 @@ std::optional<CUresult> Heap::free(CUdeviceptr address) {
 
 /// Gives a block's memory back. Inside the gate.
 void Heap::release(const Block& block) {
-  std::lock_guard lock(mutex_);
-  const auto segment = segments_.find(block.address);
-  const bool alone = segment != segments_.end() && !segment->second.shared;
-  const std::optional<Address> empty =
-      alone ? std::optional(block.address) : small_.give(block.address);
-  if (empty) drop_segment(*empty);
-}
-
-void Heap::drop_segment(Address address) {
-  const auto it = segments_.find(address);
-  const std::uint64_t size = it->second.size;
-  segments_.erase(it);
+  std::unique_lock lock(mutex_);
+  auto segment = segments_.find(block.address);
+  if (segment == segments_.end() || segment->second.shared) {
+    const std::optional<Address> empty = small_.give(block.address);
+    if (!empty) return;
+    segment = segments_.find(*empty);
+  }
+  const Address address = segment->first;
+  const std::uint64_t size = segment->second.size;
+  segments_.erase(segment);
+  lock.unlock();  // memory that is on its way back is waited for
   const auto r = memory_.unmap(address, size);
   if (r.has_value() && *r != CUDA_SUCCESS)
     log_error("unmapping " + std::to_string(size) +
@@ -335,12 +337,18 @@ std::optional<Heap::Peer> Heap::peer_of_caller(CUcontext context) {
   return peer;
 }
 
-/// On all segments of the peer's device. The lock is held.
+/// On all segments of the peer's device; later ones find it in peers_. Without the lock: memory
+/// that is on its way back is waited for. A segment that goes meanwhile has no mapping to grant.
 CUresult Heap::grant(const Peer& peer, CUmemAccess_flags flags) {
+  std::vector<std::pair<Address, std::uint64_t>> segments;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [address, segment] : segments_)
+      if (segment.device == peer.device) segments.emplace_back(address, segment.size);
+  }
   const CUmemAccessDesc desc = access_desc(peer.accessor_device, flags);
-  for (const auto& [address, segment] : segments_) {
-    if (segment.device != peer.device) continue;
-    const auto r = memory_.set_access(address, segment.size, &desc, 1);
+  for (const auto& [address, size] : segments) {
+    const auto r = memory_.set_access(address, size, &desc, 1);
     if (r.has_value() && *r != CUDA_SUCCESS) {
       log_error("access of device " + std::to_string(peer.accessor_device) +
                 " to memory of device " + std::to_string(peer.device) + ": " + driver_.name(*r));
@@ -355,12 +363,14 @@ CUresult Heap::peer_enabled(CUcontext context) {
   if (!peer) return CUDA_SUCCESS;
   const Pass pass(gate_);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
-  std::lock_guard lock(mutex_);
-  const bool known = reaches(peer->accessor_device, peer->device);
-  peers_.push_back(*peer);
-  if (known) return CUDA_SUCCESS;
+  {
+    std::lock_guard lock(mutex_);
+    const bool known = reaches(peer->accessor_device, peer->device);
+    peers_.push_back(*peer);
+    if (known) return CUDA_SUCCESS;
+  }
   const CUresult r = grant(*peer, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-  if (r != CUDA_SUCCESS) peers_.pop_back();
+  if (r != CUDA_SUCCESS) forget_peer(*peer);
   return r;
 }
 
@@ -369,12 +379,24 @@ CUresult Heap::peer_disabled(CUcontext context) {
   if (!peer) return CUDA_SUCCESS;
   const Pass pass(gate_);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
+  forget_peer(*peer);
+  return revoke(*peer);
+}
+
+void Heap::forget_peer(const Peer& peer) {
   std::lock_guard lock(mutex_);
   std::erase_if(peers_, [&](const Peer& p) {
-    return p.accessor == peer->accessor && p.context == peer->context;
+    return p.accessor == peer.accessor && p.context == peer.context;
   });
-  if (reaches(peer->accessor_device, peer->device)) return CUDA_SUCCESS;
-  return grant(*peer, CU_MEM_ACCESS_FLAGS_PROT_NONE);
+}
+
+/// Unless other contexts of the same devices are peers still.
+CUresult Heap::revoke(const Peer& peer) {
+  {
+    std::lock_guard lock(mutex_);
+    if (reaches(peer.accessor_device, peer.device)) return CUDA_SUCCESS;
+  }
+  return grant(peer, CU_MEM_ACCESS_FLAGS_PROT_NONE);
 }
 
 void Heap::context_gone(CUcontext context) {
@@ -391,21 +413,22 @@ void Heap::context_gone(CUcontext context) {
   }
   for (const Block& block : gone) release(block);
 
-  std::lock_guard lock(mutex_);
   std::vector<Peer> ended;
-  std::erase_if(peers_, [&](const Peer& peer) {
-    const bool ends = peer.accessor == context || peer.context == context;
-    if (ends) ended.push_back(peer);
-    return ends;
-  });
-  for (const Peer& peer : ended)
-    if (!reaches(peer.accessor_device, peer.device)) grant(peer, CU_MEM_ACCESS_FLAGS_PROT_NONE);
+  {
+    std::lock_guard lock(mutex_);
+    std::erase_if(peers_, [&](const Peer& peer) {
+      const bool ends = peer.accessor == context || peer.context == context;
+      if (ends) ended.push_back(peer);
+      return ends;
+    });
+  }
+  for (const Peer& peer : ended) revoke(peer);
 }
 
 void Heap::came_back() {
   std::lock_guard lock(mutex_);
   for (const auto& [address, block] : blocks_) {
-    if (!block.sync_memops) continue;
+    if (!block.sync_memops || !memory_.resident(address)) continue;
     const unsigned value = 1;
     if (CUresult r =
             driver_.cuPointerSetAttribute_(&value, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address);

@@ -6,7 +6,8 @@
 // more, peers get access, and a context that goes takes its blocks along.
 //
 // Any thread. The functions pass the gate themselves, and wait there while the group is paused. The
-// lock is held over driver calls, never over a wait for the broker, the gate or a device.
+// lock is held over driver calls, never over a wait for the broker, the gate, a device or memory
+// that is on its way back.
 #pragma once
 
 #include <map>
@@ -94,9 +95,10 @@ class Heap {
   bool rdma_capable(int device);
   CUresult wait_until_unused(const Block& block);
   void release(const Block& block);
-  void drop_segment(Address address);
   std::optional<Peer> peer_of_caller(CUcontext peer);
   CUresult grant(const Peer& peer, CUmemAccess_flags flags);
+  CUresult revoke(const Peer& peer);
+  void forget_peer(const Peer& peer);
   bool reaches(int accessor_device, int device) const;
   const Block* block_at(Address address) const;
   bool in_segment(Address address) const;

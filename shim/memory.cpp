@@ -258,6 +258,14 @@ bool Memory::brokered(CUdeviceptr address, std::size_t size) {
   return !table_.overlapping(address, size).empty();
 }
 
+bool Memory::resident(CUdeviceptr address) {
+  std::lock_guard lock(mutex_);
+  const Mapping* m = table_.mapping_at(address);
+  if (m == nullptr) return false;
+  const Allocation& a = *table_.find(m->id);
+  return a.resident && !a.arriving;
+}
+
 std::optional<CUresult> Memory::unmap(CUdeviceptr address, std::size_t size) {
   std::unique_lock lock(mutex_);
   const std::optional<std::vector<Mapping*>> touched = settled(lock, address, size);

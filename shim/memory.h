@@ -61,6 +61,8 @@ class Memory {
   };
   /// An allocation that this process has, by the broker's id.
   std::optional<Known> known(std::uint64_t id);
+  /// A mapping contains the address, and its memory is here and not on its way.
+  bool resident(CUdeviceptr address);
   /// A NIC knows these physical addresses now: their allocations stay through a pause.
   void pin(CUdeviceptr address, std::size_t size);
 

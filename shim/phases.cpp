@@ -88,9 +88,9 @@ void Phases::map(Packet& packet) {
 }
 
 void Phases::open(std::uint64_t epoch) {
-  if (away_) heap_.came_back();
   away_ = false;
   memory_.arrived();
+  heap_.came_back();
   gate_.open();
   done(epoch, amem_v1_Phase_PHASE_OPEN, {}, 0);
 }

@@ -4,13 +4,15 @@
 
 namespace amem::shim {
 
-std::optional<Address> SmallBlocks::take(const Pool& pool, std::uint64_t size) {
+std::optional<Address> SmallBlocks::take(const Pool& pool, std::uint64_t size,
+                                         const std::function<bool(Address chunk)>& usable) {
   size = (size + kAlignment - 1) / kAlignment * kAlignment;
   for (auto& [base, chunk] : chunks_) {
     if (chunk.pool != pool) continue;
     for (auto gap = chunk.free.begin(); gap != chunk.free.end(); ++gap) {
       const auto [address, room] = *gap;
       if (room < size) continue;
+      if (usable != nullptr && !usable(base)) break;
       chunk.free.erase(gap);
       if (room > size) chunk.free.emplace(address + size, room - size);
       chunk.taken.emplace(address, size);

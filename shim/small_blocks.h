@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -30,8 +31,10 @@ class SmallBlocks {
     friend auto operator<=>(const Pool&, const Pool&) = default;
   };
 
-  /// A piece of this many bytes, or nothing: add a chunk. REQUIRES: 0 < size <= kLargest.
-  std::optional<Address> take(const Pool& pool, std::uint64_t size);
+  /// A piece of this many bytes, from chunks that are `usable`; or nothing: add one.
+  /// REQUIRES: 0 < size <= kLargest.
+  std::optional<Address> take(const Pool& pool, std::uint64_t size,
+                              const std::function<bool(Address chunk)>& usable = nullptr);
   /// More room for this pool. REQUIRES: size >= kChunk, aligned, overlaps no other.
   void add(const Pool& pool, Address chunk, std::uint64_t size);
   /// A piece comes back. Answers its chunk when that is empty now; it is forgotten.

@@ -65,6 +65,16 @@ TEST(ShimSmallBlocks, AnEmptyChunkIsHandedBack) {
   EXPECT_FALSE(blocks.take(kPool, 1).has_value());
 }
 
+TEST(ShimSmallBlocks, AChunkThatIsNotUsableIsPassedOver) {
+  SmallBlocks blocks;
+  blocks.add(kPool, kBase, kChunk);
+  blocks.add(kPool, kBase + kChunk, kChunk);
+  const auto second = [](Address chunk) { return chunk != kBase; };
+  EXPECT_EQ(blocks.take(kPool, 1, second), kBase + kChunk);
+  EXPECT_EQ(blocks.take(kPool, 1), kBase);
+  EXPECT_FALSE(blocks.take(kPool, 1, [](Address) { return false; }).has_value());
+}
+
 TEST(ShimSmallBlocks, DevicesTagsAndPoliciesDoNotMix) {
   SmallBlocks blocks;
   blocks.add(kPool, kBase, kChunk);

@@ -44,7 +44,27 @@
   X(cuMemMap, 10020)                       \
   X(cuMemUnmap, 10020)                     \
   X(cuMemSetAccess, 10020)                 \
-  X(cuMemGetAllocationGranularity, 10020)
+  X(cuMemGetAllocationGranularity, 10020)  \
+  X(cuDevicePrimaryCtxReset, 11000)        \
+  X(cuCtxCreate, 3020)                     \
+  X(cuCtxDestroy, 4000)                    \
+  X(cuCtxEnablePeerAccess, 4000)           \
+  X(cuCtxDisablePeerAccess, 4000)          \
+  X(cuMemAlloc, 3020)                      \
+  X(cuMemAllocPitch, 3020)                 \
+  X(cuMemFree, 3020)                       \
+  X(cuMemAllocManaged, 6000)               \
+  X(cuMemAllocAsync, 11020)                \
+  X(cuMemAllocFromPoolAsync, 11020)        \
+  X(cuMemFreeAsync, 11020)                 \
+  X(cuMemPoolCreate, 11020)                \
+  X(cuMemPoolDestroy, 11020)               \
+  X(cuArrayCreate, 3020)                   \
+  X(cuArrayDestroy, 2000)                  \
+  X(cuMemGetAccess, 10020)                 \
+  X(cuPointerGetAttribute, 4000)           \
+  X(cuPointerGetAttributes, 7000)          \
+  X(cuPointerSetAttribute, 6000)
 
 namespace amem::workload {
 

@@ -4,7 +4,9 @@ from sim_node.child import Child, Died, patience
 from sim_node.ctl import Ctl, Operation
 from sim_node.job import Job, Rank
 from sim_node.node import MIB, Build, Node, eventually
+from sim_node.program import Program
 from sim_node.puppet import Puppet
 
 __all__ = [
-    "MIB", "Broker", "Build", "Child", "Ctl", "Died", "Job", "Node", "Operation", "Puppet", "Rank", "eventually", "patience"]
+    "MIB", "Broker", "Build", "Child", "Ctl", "Died", "Job", "Node", "Operation", "Program", "Puppet", "Rank", "eventually",
+    "patience"]

@@ -1,0 +1,464 @@
+"""The scopes beyond NCCL: all device memory of a program, or that of its regions, through pauses and resumes."""
+import pytest
+
+from sim_node import MIB, Job, Program, eventually
+
+KEEP, DISCARD = 1, 2
+SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT, NOT_FOUND = 0, 1, 2, 201, 500
+CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED = 900, 901
+NO_ACCESS, READ_WRITE = 0, 3
+
+
+def used(node):
+    return [device["used_bytes"] for device in node.ctl.devices()]
+
+
+def fill(program):
+    """Memory of every sort, on both devices. Ids of some of the small blocks."""
+    for device in (0, 1):
+        program.ask(f"alloc {device} 1000 5")
+        program.ask(f"alloc {device} 1048576 3")
+        program.ask(f"alloc {device} 1048577")
+        program.ask(f"alloc {device} {5 * MIB}")
+        program.ask(f"pitch {device} 1000 33")
+        program.ask(f"expand {device} {2 * MIB} 3")
+
+
+def cycle(node, program, contexts=2):
+    """A pause and a resume by the operator, looked at from all sides."""
+    before = program.ask("list")["memory"]
+    resident = used(node)
+    node.ctl("pause", "train")
+    assert used(node) == [contexts // 2 * node.CONTEXT_BYTES] * 2
+    assert not any(program.brokered().values())
+    node.ctl("resume", "train")
+    assert used(node) == resident
+    assert program.ask("list")["memory"] == before
+    program.verify()
+
+
+@pytest.mark.parametrize("granularity", ["64KiB", "2MiB"])
+def test_the_whole_heap_comes_and_goes(bare_node, granularity):
+    node = bare_node
+    node.settings["AMEM_SIM_GRANULARITY"] = granularity
+    node.start_broker("--pool-size", "128MiB")
+    program = Program(node)
+    fill(program)
+    program.verify()
+    tags = {tag for tag, _ in program.brokered()}
+    assert tags == {"heap"}
+    assert node.ctl.group("train")["allocated_bytes"] == sum(program.brokered().values())
+    cycle(node, program)
+    program.ask("rewrite")
+    program.ask("shuffle")
+    cycle(node, program)
+    program.leave()
+    assert used(node) == [0, 0]
+
+
+def test_twenty_cycles_without_growth(node):
+    program = Program(node)
+    fill(program)
+
+    def turn():
+        program.ask("shuffle")
+        program.ask("churn 0 40")
+        node.ctl("pause", "train")
+        node.ctl("resume", "train")
+        program.ask("churn 1 40")
+
+    for _ in range(5):  # buffers reach their size
+        turn()
+    program.verify()
+    rss, descriptors, threads = program.rss_bytes(), program.descriptors(), program.threads()
+    brokered, held = program.brokered(), node.broker.held()
+    for _ in range(20):
+        turn()
+    program.verify()
+    assert program.brokered() == brokered
+    eventually(lambda: node.broker.held() == held, deadline=5, what="the broker holds as much as before")
+    assert (program.descriptors(), program.threads()) == (descriptors, threads)
+    assert program.rss_bytes() < rss + MIB
+
+
+def test_pause_and_resume_from_inside(node):
+    program = Program(node)
+    fill(program)
+    for _ in range(3):
+        program.ask("pause")
+        assert node.ctl.state("train") == "paused"
+        assert used(node) == [node.CONTEXT_BYTES] * 2
+        program.ask("resume")
+        program.verify()
+
+
+def test_pauses_while_memory_is_allocated_and_freed(node):
+    program = Program(node)
+    fill(program)
+    program.ask("background on")
+    eventually(lambda: program.ask("background status")["rounds"] > 0, what="the thread works")
+    for _ in range(10):
+        rounds = program.ask("background status")["rounds"]
+        node.ctl("pause", "train")
+        assert used(node) == [node.CONTEXT_BYTES] * 2
+        node.ctl("resume", "train")
+        eventually(lambda: program.ask("background status")["rounds"] > rounds, what="the thread goes on")
+    program.ask("background off")
+    program.verify()
+
+
+def test_allocations_and_frees_wait_while_the_group_is_paused(node):
+    program = Program(node, env={"AMEM_GATE_TIMEOUT": "1"})
+    block = program.ask("alloc 0 3000000")["id"]
+    node.ctl("pause", "train")
+    for command in ("alloc 0 1000", f"free {block}", "peer on"):
+        program.send(command)
+        assert "CUDA_ERROR_TIMEOUT" in program.failure()
+    node.ctl("resume", "train")
+    program.verify()
+    program.ask(f"free {block}")
+    assert not any(program.brokered().values())
+
+
+def test_regions(node):
+    program = Program(node)
+    program.ask("alloc 0 5000 3")
+    program.ask(f"region begin weights {KEEP}")
+    program.ask("alloc 0 5000 3")
+    program.ask(f"alloc 0 {3 * MIB}")
+    program.ask("region end")
+    program.ask(f"region begin scratch {DISCARD}")
+    program.ask("alloc 0 5000 3")
+    program.ask(f"alloc 1 {3 * MIB}")
+    program.ask(f"expand 0 {2 * MIB} 2")
+    program.ask(f"nccl 0 {2 * MIB}")
+    program.ask("region end")
+    program.verify()
+    brokered = program.brokered()
+    assert brokered == {("heap", 0): 2 * MIB, ("weights", 0): 5 * MIB, ("scratch", 0): 6 * MIB,
+                        ("scratch", 1): 3 * MIB, ("nccl", 0): 2 * MIB}
+    node.ctl("pause", "train")
+    assert node.ctl.group("train")["saved_bytes"] == 9 * MIB
+    assert program.away() == brokered
+    node.ctl("resume", "train")
+    program.ask("zero scratch")
+    program.verify()
+    program.ask("rewrite")
+    program.verify()
+
+
+def test_an_operators_policy_goes_before_a_regions(node):
+    program = Program(node)
+    program.ask(f"region begin scratch {DISCARD}")
+    program.ask("alloc 0 5000 3")
+    program.ask("region end")
+    node.ctl("policy", "train", "scratch", "keep")
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    program.verify()
+
+
+def test_a_tag_is_paused_while_the_program_runs(node):
+    program = Program(node)
+    program.ask("alloc 0 5000 3")
+    program.ask(f"region begin kv {KEEP}")
+    first = program.ask("alloc 0 5000 2")["id"]
+    large = program.ask(f"alloc 0 {3 * MIB}")["id"]
+    attributes = program.ask(f"attributes {first}")
+    for pause, resume in ((lambda: node.ctl("pause", "train", "--tag", "kv"),
+                           lambda: node.ctl("resume", "train", "--tag", "kv")),
+                          (lambda: program.ask("pause kv"), lambda: program.ask("resume kv"))):
+        pause()
+        assert program.away()["kv", 0] == 5 * MIB
+        assert program.ask(f"attributes {first}") == attributes
+        # The program runs on; what it allocates now is there at once, beside what is away.
+        program.ask("churn 0 20")
+        program.ask("free %d" % program.ask("alloc 0 5000")["id"])
+        assert program.away()["kv", 0] == 5 * MIB
+        resume()
+        program.verify()
+    node.ctl("pause", "train", "--tag", "kv")
+    program.ask(f"free {first} 2")
+    program.ask(f"free {large}")
+    assert ("kv", 0) not in program.brokered()
+    program.verify()
+
+
+def test_scope_regions(node):
+    program = Program(node, scope="regions")
+    outside = program.ask("alloc 0 3000000")["id"]
+    program.ask("alloc 0 100")
+    program.ask("region begin kv 0")
+    inside = program.ask("alloc 0 3000000 2")["id"]
+    program.ask("region end")
+    program.ask(f"expand 0 {2 * MIB} 2")
+    assert {tag for tag, _ in program.brokered()} == {"kv"}
+    assert program.unbrokered() == {("device", 0): 3000100, ("vmm", 0): 4 * MIB}
+    node.ctl("pause", "train")
+    assert used(node)[0] < node.CONTEXT_BYTES + 8 * MIB
+    node.ctl("resume", "train")
+    program.verify()
+    program.ask(f"free {inside} 2")
+    program.ask(f"free {outside} 2")
+    program.ask("drop")
+    assert not any(program.brokered().values())
+    assert program.unbrokered() == {}
+
+
+def test_scope_nccl_counts_what_it_does_not_broker(node):
+    program = Program(node, scope="nccl")
+    program.ask("region begin kv 0")
+    assert "AMEM_SCOPE" in program.wait_for("warning: a region has begun")
+    program.ask("alloc 0 5000")
+    program.ask("region end")
+    program.ask("region begin kv 0")
+    program.ask("region end")
+    assert not any("a region has begun" in line for line in program.rest())
+    program.ask(f"nccl 0 {2 * MIB}")
+    assert program.brokered() == {("nccl", 0): 2 * MIB}
+    assert program.unbrokered() == {("device", 0): 5000}
+    assert program.stats()["scope"] == "nccl"
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    program.verify()
+
+
+def test_rules_of_regions(node):
+    program = Program(node)
+    program.send("region end")
+    assert "code 9" in program.failure()
+    for tag, policy, code in (("nccl", 0, 3), ("a/b", 0, 3), ("x" * 32, 0, 3), ("kv", 3, 3)):
+        program.send(f"region begin {tag} {policy}")
+        assert f"code {code}" in program.failure()
+    program.ask("region begin kv 0")
+    program.send("region begin kv 0")
+    assert "code 9" in program.failure()
+    program.ask("region end")
+
+
+@pytest.mark.parametrize("scope", [None, "heap"])
+def test_mistakes_are_answered_as_by_the_driver(node, scope):
+    program = Program(node, scope=scope)
+    results = program.ask("mistakes")
+    expected = {
+        "alloc_nothing": INVALID_VALUE, "alloc_too_much": OUT_OF_MEMORY, "alloc_everything": OUT_OF_MEMORY,
+        "pitch_element": INVALID_VALUE, "pitch_nothing": INVALID_VALUE, "free_null": SUCCESS,
+        "free_unknown": INVALID_VALUE, "alloc_without_context": INVALID_CONTEXT}
+    for size in ("small_", "large_"):
+        expected.update({size + "free_inside": INVALID_VALUE, size + "unmap": INVALID_VALUE,
+                         size + "retain": INVALID_VALUE, size + "free": SUCCESS, size + "free_twice": INVALID_VALUE,
+                         size + "attribute_of_freed": INVALID_VALUE})
+    assert {name: results[name] for name in expected} == expected
+
+
+def test_out_of_memory(node):
+    program = Program(node)
+    program.ask(f"alloc 0 {60 * MIB}")
+    program.send(f"alloc 0 {60 * MIB}")
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in program.failure()
+    program.verify()
+    program.ask("free 1")
+    program.ask(f"alloc 0 {60 * MIB}")
+    program.verify()
+
+
+@pytest.mark.parametrize("scope", [None, "heap"])
+def test_pointer_attributes(node, scope):
+    program = Program(node, scope=scope)
+    for bytes_ in (1000, 3 * MIB + 5):
+        block = program.ask(f"alloc 1 {bytes_}")["id"]
+        address = next(each["va"] for each in program.ask("list")["memory"] if each["id"] == block)
+        program.ask(f"sync_memops {block}")
+        running = program.ask(f"attributes {block} 100")
+        assert running["context"] != 0
+        expected = {"memory_type": 2, "device_pointer": address + 100, "sync_memops": 1, "is_managed": 0,
+                    "device_ordinal": 1, "ipc": 1, "range_start": address, "range_size": bytes_, "mapped": 1,
+                    "handle_types": 0, "base": address, "size": bytes_}
+        assert {name: running[name] for name in expected} == expected
+        if scope is None:
+            continue
+        node.ctl("pause", "train")
+        assert program.ask(f"attributes {block} 100") == running
+        node.ctl("resume", "train")
+        assert program.ask(f"attributes {block} 100") == running
+
+
+def test_peers_get_access_and_keep_it(node):
+    program = Program(node)
+    first = program.ask("alloc 0 1000")["id"]
+    large = program.ask("alloc 1 3000000")["id"]
+
+    def access(block):
+        return program.ask(f"access {block}")["access"]
+
+    assert (access(first), access(large)) == ([READ_WRITE, NO_ACCESS], [NO_ACCESS, READ_WRITE])
+    program.ask("peer on")
+    later = program.ask("alloc 1 3000000")["id"]
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    for block in (first, large, later):
+        assert access(block) == [READ_WRITE, READ_WRITE]
+    program.verify()
+    program.ask("peer off")
+    assert (access(first), access(later)) == ([READ_WRITE, NO_ACCESS], [NO_ACCESS, READ_WRITE])
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    assert (access(first), access(later)) == ([READ_WRITE, NO_ACCESS], [NO_ACCESS, READ_WRITE])
+    program.verify()
+
+
+def test_memory_goes_with_its_context(node):
+    program = Program(node)
+    program.ask("alloc 0 1000 3")
+    program.ask("alloc 1 3000000")
+    before = program.brokered()
+    for bytes_ in (1000, 3000000):
+        assert program.ask(f"context 0 {bytes_}")["free"] == INVALID_VALUE
+    assert program.brokered() == before
+    program.ask("reset 0")
+    assert program.brokered() == {("heap", 1): before["heap", 1]}
+    program.ask("alloc 0 1000 3")
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    program.verify()
+
+
+@pytest.mark.parametrize("scope", [None, "heap"])
+@pytest.mark.parametrize("mode, forbidden", [("relaxed", False), ("thread_local", True), ("global", True)])
+def test_captures(node, scope, mode, forbidden):
+    program = Program(node, scope=scope)
+    program.ask("alloc 0 1000")
+    program.ask(f"capture begin {mode}")
+    results = program.ask("capture alloc 3000000")
+    if forbidden:
+        assert results["alloc"] == CAPTURE_UNSUPPORTED
+        assert program.ask("capture end")["result"] == CAPTURE_INVALIDATED
+    else:
+        assert (results["alloc"], results["free"], results["free_twice"]) == (SUCCESS, SUCCESS, INVALID_VALUE)
+        assert program.ask("capture end")["result"] == SUCCESS
+    if scope is not None:
+        # What was freed in the capture went when it ended.
+        assert program.brokered() == {("heap", 0): 2 * MIB}
+    program.verify()
+
+
+def test_a_free_put_off_does_not_hold_a_pause_up(node):
+    program = Program(node)
+    program.ask("alloc 0 1000")
+    program.ask("capture begin relaxed")
+    program.ask("capture alloc 3000000")
+    assert program.brokered() == {("heap", 0): 2 * MIB + 3014656}
+    pause = node.ctl.start("pause", "train")
+    pause.wait_phase("quiesce")
+    assert program.ask("capture end")["result"] == SUCCESS
+    assert pause.finish().code == 0
+    assert program.away() == {("heap", 0): 2 * MIB}
+    node.ctl("resume", "train")
+    program.verify()
+
+
+def test_what_is_not_brokered_is_counted(node):
+    program = Program(node)
+    program.ask("alloc 0 1000")
+    for kind in ("pool", "own_pool", "managed", "array"):
+        program.ask(f"unbrokered {kind} {MIB}")
+    assert program.unbrokered() == {("pool", 0): 2 * MIB, ("managed", 0): MIB, ("array", 0): MIB}
+    node.ctl("pause", "train")
+    assert used(node)[0] == node.CONTEXT_BYTES + 4 * MIB
+    assert program.unbrokered() == {("pool", 0): 2 * MIB, ("managed", 0): MIB, ("array", 0): MIB}
+    node.ctl("resume", "train")
+    program.ask("unbrokered free")
+    assert program.unbrokered() == {}
+    program.verify()
+
+
+def test_the_broker_is_told_what_is_not_brokered(node):
+    program = Program(node)
+    program.ask("alloc 0 1000")
+
+    def told():
+        [rank] = node.ctl.ranks("train")
+        return {each["kind"]: each["bytes"] for each in rank["unbrokered"]}
+
+    assert told() == {}
+    program.ask(f"unbrokered managed {MIB}")
+    program.ask(f"unbrokered pool {MIB}")
+    expected = {"managed": MIB, "pool": MIB}
+    eventually(lambda: told() == expected, deadline=5, what="the broker knows")
+    program.ask("unbrokered free")
+    node.ctl("pause", "train")
+    assert told() == {}
+
+
+def test_stats(node):
+    program = Program(node)
+    program.ask("alloc 1 100")
+    stats = program.stats()
+    assert (stats["group"], stats["scope"]) == ("train", "heap")
+    assert stats["rank_id"] > 0
+    [brokered] = stats["brokered"]
+    assert brokered == {"tag": "heap", "device": 1, "resident_bytes": 2 * MIB, "away_bytes": 0, "imported_bytes": 0,
+                        "allocations": 1}
+
+
+def test_without_a_broker_the_driver_serves(bare_node):
+    program = Program(bare_node)
+    program.ask("alloc 0 3000000")
+    program.ask("alloc 0 100")
+    program.ask(f"expand 0 {2 * MIB} 2")
+    program.wait_for("this process runs without amem")
+    program.ask("peer on")
+    program.ask("churn 0 50")
+    program.verify()
+    assert program.brokered() == {}
+    assert program.unbrokered() == {("device", 0): 3000100, ("vmm", 0): 4 * MIB}
+    program.leave()
+
+
+def test_a_broker_is_required(bare_node):
+    program = Program(bare_node, env={"AMEM_REQUIRED": "1"})
+    program.send("alloc 0 100")
+    assert "CUDA_ERROR_SYSTEM_NOT_READY" in program.failure()
+
+
+def test_memory_outlives_the_broker(node_that_loses_its_broker):
+    node = node_that_loses_its_broker
+    program = Program(node)
+    fill(program)
+    before = program.brokered()
+    node.broker.kill()
+    program.wait_for("the broker is gone")
+    program.verify()
+    later = program.ask("alloc 0 3000000")["id"]
+    assert program.brokered() == before
+    program.ask(f"free {later}")
+    program.ask("free 1 5")
+    program.ask("drop")
+    program.verify()
+
+
+@pytest.fixture
+def node_that_loses_its_broker(bare_node):
+    bare_node.start_broker()
+    return bare_node
+
+
+def test_turned_off(node):
+    program = Program(node, env={"AMEM_DISABLE": "1"})
+    program.ask("region begin kv 0")
+    program.ask("alloc 0 100")
+    program.ask("region end")
+    assert program.stats()["scope"] == "off"
+    program.verify()
+
+
+def test_nccl_and_the_heap_in_one_group(node):
+    job = Job(node, "train", 2, env={"AMEM_SCOPE": "heap"}).ready()
+    program = Program(node, rank=2)
+    fill(program)
+    job.check()
+    for _ in range(3):
+        node.ctl("pause", "train")
+        node.ctl("resume", "train")
+        job.check()
+        program.verify()
