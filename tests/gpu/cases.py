@@ -1,29 +1,17 @@
-"""The cases of the GPU tests, in the order in which they run.
-
-A case is a function that takes a Bench, returns a line of detail when it passes, and raises Failure or Skip.
-"""
+"""The cases about NCCL's memory, the consistent cut and the broker itself."""
 
 import json
 import random
 import time
 
-from harness import Failure, Gpus, MIB, has_torch, marked_processes, torchrun
-
-CASES = []
+from harness import Failure, Gpus, MIB, has_torch, marked_processes
+from registry import case
 
 RSS_LIMIT_MIB = 60
 PAUSE_LIMIT_MS = 250   # for the 3.4 GiB of 2 ranks and 4 communicators
 RESUME_LIMIT_MS = 350
 LAUNCH_LIMIT_NS = 50  # a real launch takes microseconds and varies; tests/bench measures the gate alone
 DRIVER_OWN_MIB = 16
-
-
-def case(limit):
-    """Registers a case with its time limit in seconds."""
-    def register(function):
-        CASES.append((function.__name__, function, limit))
-        return function
-    return register
 
 
 def times(report):
@@ -324,7 +312,7 @@ def launch_cost(bench):
             f"the same comparison without a shim {noise:+.0f}")
 
 
-@case(60)
+@case(60, last=True)
 def broker_afterwards(bench):
     """After all that: no memory held, little used, a clean end."""
     broker = bench.broker()

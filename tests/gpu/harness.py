@@ -78,7 +78,10 @@ class Finished:
         """The JSON object that the test programs print last."""
         for line in reversed(self.out.read_text(errors="replace").splitlines()):
             if line.startswith("{"):
-                return json.loads(line)
+                report = json.loads(line)
+                if "skipped" in report:
+                    raise Skip(report["skipped"])
+                return report
         raise Failure(f"no report in {self.out.name}")
 
 
@@ -204,6 +207,18 @@ class Broker:
             if group["name"] == name:
                 return group
         return None
+
+    def pool_gib(self):
+        return self.status()["pool"]["configured_bytes"] >> 30
+
+    def log_size(self):
+        return self.log.stat().st_size
+
+    def log_since(self, size):
+        """What it has logged since its log had this size."""
+        with self.log.open("rb") as log:
+            log.seek(size)
+            return log.read().decode(errors="replace")
 
     def wait_ready(self):
         """Until the whole pool is there."""

@@ -11,9 +11,11 @@ import tarfile
 import tempfile
 import time
 
-import cases
+import cases  # noqa: F401: registers what it has, as the next one
+import cases_torch  # noqa: F401
 from harness import (Broker, Failure, Gpus, Program, SKIPPED, Skip, end_processes, find_nccl, has_torch,
                      tail, torchrun)
+from registry import all_cases
 
 SCRIPTS = pathlib.Path(__file__).resolve().parent
 
@@ -38,8 +40,15 @@ class Bench:
         self.running_broker = None
         self.environment = {**os.environ,
                             "PATH": f"{self.prefix / 'bin'}:{os.environ.get('PATH', '')}",
-                            "PYTHONUNBUFFERED": "1"}
-        for name in ("LD_PRELOAD", "AMEM_GROUP", "AMEM_GROUPID", "AMEM_DISABLE", "AMEM_REQUIRED"):
+                            "PYTHONUNBUFFERED": "1",
+                            # The package amem.
+                            "PYTHONPATH": ":".join(filter(None, (str(self.prefix / "python"),
+                                                                 os.environ.get("PYTHONPATH"))))}
+        shim = self.prefix / "lib" / "libamem_shim.so"
+        if shim.exists():  # amem.launch looks for it in the package
+            self.environment["AMEM_SHIM"] = str(shim)
+        for name in ("LD_PRELOAD", "AMEM_GROUP", "AMEM_GROUPID", "AMEM_DISABLE", "AMEM_REQUIRED", "AMEM_SCOPE",
+                     "AMEM_GATE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             self.environment.pop(name, None)
 
     def begin(self, name):
@@ -54,10 +63,14 @@ class Bench:
         if self.running_broker is not None and (failed or not self.running_broker.healthy()):
             self.stop_broker()
 
-    def broker(self):
+    def broker(self, pool_gib=0):
+        """The broker that serves all cases; another one when its pool is smaller than this."""
+        if self.running_broker is not None and self.running_broker.pool_gib() < pool_gib:
+            self.stop_broker()
         if self.running_broker is None:
             folder = self.folder / "broker"
-            self.running_broker = Broker(self.prefix, folder, self.pool, self.environment)
+            pool = f"{pool_gib}GiB" if pool_gib else self.pool
+            self.running_broker = Broker(self.prefix, folder, pool, self.environment)
             self.running_broker.wait_ready()
         return self.running_broker
 
@@ -65,7 +78,7 @@ class Bench:
         broker, self.running_broker = self.running_broker, None
         return broker.stop() if broker is not None else None
 
-    def start(self, argv, group="train", shim=True, preload=False, env=None):
+    def start(self, argv, group="train", shim=True, preload=False, env=None, scope=None):
         """`shim`: under the shim, by amemctl run; `preload`: by LD_PRELOAD, without a broker."""
         environment = {**self.environment, **(env or {})}
         if preload:
@@ -73,7 +86,8 @@ class Bench:
             environment["AMEM_GROUP"] = group
         elif shim:
             environment["AMEM_RUNTIME_DIR"] = str(self.broker().runtime)
-            argv = [self.prefix / "bin" / "amemctl", "run", "--group", group, "--", *argv]
+            scope = ["--scope", scope] if scope else []
+            argv = [self.prefix / "bin" / "amemctl", "run", "--group", group, *scope, "--", *argv]
         number = len(self.started)
         program = Program(argv, environment, self.folder / f"{number}-{group}.out",
                           self.folder / f"{number}-{group}.err", self.marker)
@@ -85,10 +99,14 @@ class Bench:
         return self.start([self.prefix / "bin" / "amem_nccl_cycle", "--gpus", self.ranks, *nccl, *arguments],
                           group=group, **how)
 
-    def torch_cycle(self, *arguments, group="train", **how):
+    def torch_script(self, name, *arguments, ranks=0, group="train", **how):
+        """One of the programs beside this file, by torchrun, one process per GPU."""
         if not has_torch():
             raise Skip("no PyTorch")
-        return self.start(torchrun(self.ranks, SCRIPTS / "torch_cycle.py", *arguments), group=group, **how)
+        return self.start(torchrun(ranks or self.ranks, SCRIPTS / name, *arguments), group=group, **how)
+
+    def torch_cycle(self, *arguments, **how):
+        return self.torch_script("torch_cycle.py", *arguments, **how)
 
     def launch_bench(self, **how):
         return self.start([self.prefix / "bin" / "amem_launch_bench"], **how)
@@ -172,7 +190,7 @@ def parse(arguments):
 def main():
     options = parse(sys.argv[1:])
     options.prefix = options.prefix.resolve()
-    chosen = [c for c in cases.CASES
+    chosen = [c for c in all_cases()
               if not options.patterns or any(fnmatch.fnmatch(c[0], p) for p in options.patterns)]
     if options.list:
         for name, function, _ in chosen:

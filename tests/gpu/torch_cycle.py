@@ -15,36 +15,16 @@ import faulthandler
 import json
 import os
 import random
-import statistics
-import subprocess
 import sys
 import time
 
-os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+import torch_rank
+from torch_rank import CheckFailed, Memory, SKIPPED, sums, values
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
+import torch
+import torch.distributed as dist
 
-MIB = 1 << 20
 SIZES = (4 << 10, 256 << 10, 64 << 20)
-SKIPPED = 77
-
-
-class CheckFailed(Exception):
-    """A result, a state or an amount of memory is not what it must be."""
-
-
-def values(rank, start, count, seed, device):
-    """Small integers that depend on rank, index and seed: exact in float32, and so are their sums."""
-    i = torch.arange(start, start + count, device=device, dtype=torch.int32)
-    return ((i * 31 + (i >> 7) * 5 + rank * (17 + (i & 63)) + seed * 7) % 23 - 11).to(torch.float32)
-
-
-def sums(ranks, start, count, seed, device):
-    total = values(0, start, count, seed, device)
-    for rank in range(1, ranks):
-        total += values(rank, start, count, seed, device)
-    return total
 
 
 class Collectives:
@@ -125,42 +105,11 @@ class CapturedAllReduce:
                 2 * sums(c.ranks, 0, self.COUNT, seed, c.device))
 
 
-class Operator:
-    """amemctl, as an operator would call it."""
-
-    def __init__(self, group):
-        self.group = group
-
-    @staticmethod
-    def run(*arguments):
-        environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-        done = subprocess.run(["amemctl", *arguments], env=environment, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-        if done.returncode != 0:
-            raise CheckFailed(f"amemctl {' '.join(arguments)} failed: {done.stdout.strip()}")
-        return done.stdout
-
-    def group_status(self):
-        for group in json.loads(self.run("status", "--json"))["groups"]:
-            if group["name"] == self.group:
-                return group
-        raise CheckFailed(f"the broker knows no group {self.group}")
-
-    def resident(self, uuid):
-        for device in self.group_status()["devices"]:
-            if device["uuid"] == uuid:
-                return device["resident_bytes"]
-        return 0
-
-
-class Pauses:
-    """Pausing from inside (ncclPause in every rank) or from outside (rank 0 runs amemctl)."""
+class Pauses(torch_rank.Pauses):
+    """Inside by AMem's calls, ncclPause in every rank; outside by amemctl."""
 
     def __init__(self, how, group, host_group):
-        self.how = how
-        self.operator = Operator(group)
-        self.host_group = host_group
-        self.ms = {"pause": [], "resume": []}
+        super().__init__(how, group, host_group)
         if how == "inside":
             library = ctypes.CDLL(None)
             self.calls = {"pause": library.ncclPause, "resume": library.ncclResume}
@@ -168,64 +117,10 @@ class Pauses:
                 call.argtypes = [ctypes.c_void_p]
                 call.restype = ctypes.c_int
 
-    def do(self, verb):
-        dist.barrier(group=self.host_group)
-        begin = time.perf_counter()
-        if self.how == "inside":
-            result = self.calls[verb](None)
-            if result != 0:
-                raise CheckFailed(f"nccl{verb.capitalize()} returned {result}")
-        elif dist.get_rank() == 0:
-            self.operator.run(verb, self.operator.group)
-        self.ms[verb].append((time.perf_counter() - begin) * 1000)
-        dist.barrier(group=self.host_group)
-
-    def summary(self):
-        def describe(times):
-            return {"n": len(times), "first": round(times[0], 2),
-                    "median": round(statistics.median(times), 2), "min": round(min(times), 2),
-                    "max": round(max(times), 2)}
-        return {f"{verb}_ms": describe(times) for verb, times in self.ms.items() if times}
-
-
-class Memory:
-    """Memory in use on this rank's device: the driver's figure, the management library's, the broker's."""
-
-    def __init__(self, device, tolerance_mib):
-        self.device = device
-        self.tolerance = tolerance_mib * MIB
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
-        self.uuid = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
-        self.nvml = None
-        try:
-            import pynvml
-            pynvml.nvmlInit()
-            self.handle = pynvml.nvmlDeviceGetHandleByUUID(self.uuid)
-            self.nvml = pynvml
-        except Exception as error:  # noqa: BLE001: any reason means that this figure is missing
-            print(f"no management library: {error}", file=sys.stderr)
-        self.figures = {}
-
-    def used(self):
-        free, total = torch.cuda.mem_get_info(self.device)
-        return total - free
-
-    def note(self, name):
-        self.figures[name] = round(self.used() / MIB, 1)
-        if self.nvml is not None:
-            nvml_used = self.nvml.nvmlDeviceGetMemoryInfo(self.handle).used
-            self.figures[f"{name}_nvml"] = round(nvml_used / MIB, 1)
-
-    def check_paused(self, running, brokered):
-        freed = running - self.used()
-        self.figures["freed"] = round(freed / MIB, 1)
-        self.figures["brokered"] = round(brokered / MIB, 1)
-        self.note("paused")
-        if brokered == 0:
-            raise CheckFailed(f"the broker held nothing on {self.uuid}: is the shim in use?")
-        if abs(freed - brokered) > self.tolerance:
-            raise CheckFailed(f"the driver says that the pause freed {freed >> 20} MiB, "
-                              f"the broker that it was {brokered >> 20} MiB")
+    def from_inside(self, verb, tags):
+        result = self.calls[verb](None)
+        if result != 0:
+            raise CheckFailed(f"nccl{verb.capitalize()} returned {result}")
 
 
 class Program:

@@ -1,0 +1,149 @@
+"""Figures of the GPU tests: what the broker's answers and log, and the programs' reports, say. Pure functions."""
+
+import re
+import statistics
+
+GB = 1e9
+
+
+# ---- the broker's answers ---------------------------------------------------------------------------------------
+
+
+def group_of(status, name):
+    """A group of `amemctl status --json`, or None."""
+    for group in status["groups"]:
+        if group["name"] == name:
+            return group
+    return None
+
+
+def resident_on(group, uuid):
+    for device in group["devices"]:
+        if device["uuid"] == uuid:
+            return device["resident_bytes"]
+    return 0
+
+
+def tag_of(group, tag):
+    """The usage of a tag; zeros when the group has no memory of it."""
+    for usage in group["tags"]:
+        if usage["tag"] == tag:
+            return usage
+    return {"tag": tag, "allocation_count": 0, "allocated_bytes": 0, "resident_bytes": 0, "saved_bytes": 0,
+            "pinned_bytes": 0, "discard_bytes": 0}
+
+
+# ---- the broker's log -------------------------------------------------------------------------------------------
+
+_TOOK = re.compile(r"group '(?P<group>[^']+)': (?P<op>pause|resume)(?: of (?P<what>.+?))? took (?P<ms>[0-9.]+) ms "
+                   r"\((?P<phases>[^)]*)\)")
+
+
+def operations(log, group):
+    """Pauses and resumes of a group that ended well, oldest first: {"op", "what", "ms", "phases": {name: ms}}."""
+    found = []
+    for match in _TOOK.finditer(log):
+        if match["group"] != group:
+            continue
+        phases = {}
+        for part in filter(None, match["phases"].split(", ")):
+            name, _, ms = part.rpartition(" ")
+            phases[name] = float(ms)
+        found.append({"op": match["op"], "what": match["what"] or "", "ms": float(match["ms"]), "phases": phases})
+    return found
+
+
+def rate(size, ms):
+    """GB/s."""
+    return size / GB / (ms / 1000) if ms > 0 else 0.0
+
+
+def copy_rates(done, saved_bytes, gpus):
+    """GB/s per GPU of each pause's save and each resume's map+load. `saved_bytes`: of all GPUs, one per pause; of a
+    resume those of the pause before it."""
+    rates = {"save": [], "map+load": []}
+    pauses = 0
+    for operation in done:
+        phase = "save" if operation["op"] == "pause" else "map+load"
+        pauses += operation["op"] == "pause"
+        if phase not in operation["phases"] or not 1 <= pauses <= len(saved_bytes):
+            continue
+        rates[phase].append(rate(saved_bytes[pauses - 1] / gpus, operation["phases"][phase]))
+    return rates
+
+
+def too_slow(rates, limit):
+    """Why the rates are below the limit, else "". The first counts by itself, of the later ones the median."""
+    for phase, all_of_them in rates.items():
+        if not all_of_them:
+            return f"no {phase} was found in the broker's log"
+        if all_of_them[0] < limit:
+            return f"{phase}: {all_of_them[0]:.1f} GB/s per GPU the first time, {limit} is the limit"
+        if len(all_of_them) > 1 and statistics.median(all_of_them[1:]) < limit:
+            return f"{phase}: {statistics.median(all_of_them[1:]):.1f} GB/s per GPU later, {limit} is the limit"
+    return ""
+
+
+def show_rates(rates):
+    return ", ".join(f"{phase} {values[0]:.1f} GB/s first, {statistics.median(values):.1f} median, {min(values):.1f} least"
+                     for phase, values in rates.items() if values)
+
+
+# ---- the programs' reports --------------------------------------------------------------------------------------
+
+
+def describe(times):
+    return {"n": len(times), "first": round(times[0], 2), "median": round(statistics.median(times), 2),
+            "min": round(min(times), 2), "max": round(max(times), 2)}
+
+
+def fold(total, parts):
+    """A running checksum over whole numbers of any sign; order counts."""
+    for part in parts:
+        total = (total * 1_000_003 + part) % ((1 << 61) - 1)
+    return total
+
+
+def distance(one, other):
+    """The largest difference between two curves; infinite when they have not the same length."""
+    if len(one) != len(other):
+        return float("inf")
+    # Not a number differs from everything.
+    differences = [abs(a - b) if a == a and b == b else float("inf") for a, b in zip(one, other)]
+    return max(differences, default=0.0)
+
+
+def within(curve, reference, again=None):
+    """How a curve compares with an undisturbed run, and whether that is right: equal bit for bit, or no further away
+    than a second undisturbed run. `again`: that run, None when there was none."""
+    away = distance(curve, reference)
+    if away == 0:
+        return True, "equal bit for bit"
+    if again is None:
+        return False, f"{away:g} away, and not compared with a second run"
+    spread = distance(again, reference)
+    return away <= spread, f"{away:g} away from the run without pauses, two of which differ by {spread:g}"
+
+
+# ---- the profiler -----------------------------------------------------------------------------------------------
+
+
+def kind_of(name):
+    """What a piece of GPU work is: "symmetric" (NCCL's symmetric kernels), "nccl" (its other kernels), "copy" or
+    "other"."""
+    if name.startswith("ncclSymk"):
+        return "symmetric"
+    if name.startswith("ncclDevKernel") or name.startswith("ncclKernel"):
+        return "nccl"
+    if name.startswith("Memcpy"):
+        return "copy"
+    return "other"
+
+
+def count_kinds(names):
+    counts = {"symmetric": 0, "nccl": 0, "copy": 0}
+    for name in names:
+        kind = kind_of(name)
+        if kind in counts:
+            counts[kind] += 1
+    return counts

@@ -1,0 +1,319 @@
+"""What the PyTorch programs of these tests share: a rank with its groups, memory figures, pauses and checks.
+
+They are run by torchrun, one process per GPU, with the shim preloaded (amemctl run) or without. Exit status: 0 all right,
+1 a check failed. A program that
+cannot run here ends with 0 and a report that says why: torchrun knows no status for it.
+"""
+
+import faulthandler
+import gc
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+
+import figures
+
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+# Deterministic products; read when cuBLAS is first used.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+MIB = 1 << 20
+SKIPPED = 77
+
+
+class CheckFailed(Exception):
+    """A result, a state or an amount of memory is not what it must be."""
+
+
+class NotHere(Exception):
+    """What is tested does not exist here; the text says what is missing. All ranks raise it or none."""
+
+
+def check(right, text):
+    if not right:
+        raise CheckFailed(text)
+
+
+def values(rank, start, count, seed, device):
+    """Small integers that depend on rank, index and seed: exact in float32, and so are their sums."""
+    i = torch.arange(start, start + count, device=device, dtype=torch.int32)
+    return ((i * 31 + (i >> 7) * 5 + rank * (17 + (i & 63)) + seed * 7) % 23 - 11).to(torch.float32)
+
+
+def sums(ranks, start, count, seed, device):
+    total = values(0, start, count, seed, device)
+    for rank in range(1, ranks):
+        total += values(rank, start, count, seed, device)
+    return total
+
+
+def check_equal(what, got, wanted):
+    """Every element."""
+    if torch.equal(got, wanted):
+        return
+    wrong = (got != wanted).nonzero().flatten()
+    at = int(wrong[0]) if wrong.numel() else -1
+    raise CheckFailed(f"{what} of {got.numel()} elements: {wrong.numel()} wrong, the first is [{at}] = "
+                      f"{float(got.flatten()[at])}, must be {float(wanted.flatten()[at])}")
+
+
+def checksum(tensors):
+    """One number for the bytes of many tensors: a block of 64 Ki words that moves or changes makes another one."""
+    block = 1 << 16
+    total = 0
+    for tensor in tensors:
+        words = tensor.detach().contiguous().flatten().view(torch.int32)
+        whole = words.numel() // block * block
+        parts = []
+        if whole:
+            parts += torch.sum(words[:whole].view(-1, block), dim=1, dtype=torch.int64).tolist()
+        if whole < words.numel():
+            parts.append(int(torch.sum(words[whole:], dtype=torch.int64)))
+        total = figures.fold(total, parts)
+    return total
+
+
+class Operator:
+    """amemctl, as an operator would call it."""
+
+    def __init__(self, group):
+        self.group = group
+
+    @staticmethod
+    def call(*arguments):
+        """The finished process, whatever its status."""
+        environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+        return subprocess.run(["amemctl", *arguments], env=environment, text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, check=False)
+
+    @classmethod
+    def run(cls, *arguments):
+        done = cls.call(*arguments)
+        check(done.returncode == 0, f"amemctl {' '.join(arguments)} failed: {done.stdout.strip()}")
+        return done.stdout
+
+    def group_status(self):
+        group = figures.group_of(json.loads(self.run("status", "--json")), self.group)
+        check(group is not None, f"the broker knows no group {self.group}")
+        return group
+
+    def resident(self, uuid):
+        return figures.resident_on(self.group_status(), uuid)
+
+
+class Pauses:
+    """Pauses and resumes the group and notes how long each took.
+
+    `how`: "inside" (amem.pause in every rank), "outside" (rank 0 runs amemctl), "both" (in turns, amemctl first), "none".
+    """
+
+    def __init__(self, how, group, host_group):
+        self.how = how
+        self.operator = Operator(group)
+        self.host_group = host_group
+        self.ms = {"pause": [], "resume": []}
+
+    def way(self, cycle):
+        if self.how != "both":
+            return self.how
+        return "outside" if cycle % 2 == 1 else "inside"
+
+    def from_inside(self, verb, tags):
+        import amem
+        {"pause": amem.pause, "resume": amem.resume}[verb](tags)
+
+    def do(self, verb, cycle=1, tags=None):
+        """`tags`: a list, or None for everything."""
+        dist.barrier(group=self.host_group)
+        begin = time.perf_counter()
+        if self.way(cycle) == "inside":
+            self.from_inside(verb, tags)
+        elif dist.get_rank() == 0:
+            chosen = [word for tag in tags or () for word in ("--tag", tag)]
+            self.operator.run(verb, self.operator.group, *chosen)
+        self.ms[verb].append((time.perf_counter() - begin) * 1000)
+        dist.barrier(group=self.host_group)
+
+    def summary(self):
+        return {f"{verb}_ms": figures.describe(times) for verb, times in self.ms.items() if times}
+
+
+class Memory:
+    """Memory in use on this rank's device: the driver's figure, the management library's, the broker's."""
+
+    def __init__(self, device, tolerance_mib):
+        self.device = device
+        self.tolerance = tolerance_mib * MIB
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        self.uuid = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+        self.nvml = None
+        try:
+            import pynvml
+            pynvml.nvmlInit()
+            self.handle = pynvml.nvmlDeviceGetHandleByUUID(self.uuid)
+            self.nvml = pynvml
+        except Exception as error:  # noqa: BLE001: any reason means that this figure is missing
+            print(f"no management library: {error}", file=sys.stderr)
+        self.figures = {}
+        self.paused_most = 0
+
+    def used(self):
+        free, total = torch.cuda.mem_get_info(self.device)
+        return total - free
+
+    def note(self, name):
+        self.figures[name] = round(self.used() / MIB, 1)
+        if self.nvml is not None:
+            nvml_used = self.nvml.nvmlDeviceGetMemoryInfo(self.handle).used
+            self.figures[f"{name}_nvml"] = round(nvml_used / MIB, 1)
+
+    def check_paused(self, running, brokered):
+        """What the pause freed is what the broker says it held."""
+        used = self.used()
+        freed = running - used
+        self.paused_most = max(self.paused_most, used)
+        self.figures["freed"] = round(freed / MIB, 1)
+        self.figures["brokered"] = round(brokered / MIB, 1)
+        self.note("paused")
+        check(brokered > 0, f"the broker held nothing on {self.uuid}: is the shim in use?")
+        check(abs(freed - brokered) <= self.tolerance,
+              f"the driver says that the pause freed {freed >> 20} MiB, the broker that it was {brokered >> 20} MiB")
+
+    def check_contexts(self):
+        """With everything given back, no less is in use than was while paused: contexts, and the kernels in them."""
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self.note("contexts")
+        if self.paused_most == 0:
+            return
+        more = self.paused_most - self.used()
+        self.figures["beyond_contexts"] = round(more / MIB, 1)
+        check(more <= self.tolerance,
+              f"{self.paused_most >> 20} MiB were in use while paused, {self.used() >> 20} MiB are with everything freed")
+
+
+class Rank:
+    """One process of a torchrun program, its device and its groups. `options` has those of add_options()."""
+
+    def __init__(self, options, pg_options=None):
+        self.options = options
+        self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(self.device)
+        self.memory = Memory(self.device, options.tolerance_mib)
+        dist.init_process_group("nccl", pg_options=pg_options)
+        self.rank = dist.get_rank()
+        self.world = dist.get_world_size()
+        random.seed(self.rank)
+        self.host_group = dist.new_group(backend="gloo")
+        self.pauses = Pauses(options.pause, options.group, self.host_group)
+        self.operator = self.pauses.operator
+        self.saved_bytes = []  # of the whole group, by pause
+        self.arm_watchdog()
+
+    def arm_watchdog(self):
+        """Prints every thread's Python stack and ends the process when it is not called again in time."""
+        faulthandler.dump_traceback_later(self.options.watchdog, exit=True)
+
+    def barrier(self):
+        dist.barrier(group=self.host_group)
+
+    def gather(self, value):
+        """Everybody's value, without the GPU."""
+        all_of_them = [None] * self.world
+        dist.all_gather_object(all_of_them, value, group=self.host_group)
+        return all_of_them
+
+    def agree(self, right, text):
+        """check() of all ranks: one that is wrong ends them all, instead of leaving the others in a barrier."""
+        failures = [each for each in self.gather(None if right else f"rank {self.rank}: {text}") if each]
+        check(not failures, "; ".join(failures[:2]))
+
+    def pause(self, cycle, still=True):
+        """Everything, and checks that it is away. `still`: nothing is on the device then anyway."""
+        self.arm_watchdog()
+        if still:
+            torch.cuda.synchronize()
+        self.barrier()
+        running = self.memory.used()
+        brokered = self.operator.resident(self.memory.uuid)
+        if cycle == 1:
+            self.memory.note("running")
+        self.pauses.do("pause", cycle)
+        status = self.operator.group_status()
+        check(status["state"] == "GROUP_STATE_PAUSED" and status["resident_bytes"] == 0,
+              f"paused, but the broker says {status['state']}, {status['resident_bytes']} B resident")
+        self.saved_bytes.append(status["saved_bytes"])
+        if self.options.memory_checks:
+            self.memory.check_paused(running, brokered)
+        self.barrier()
+
+    def resume(self, cycle):
+        self.pauses.do("resume", cycle)
+
+    def cycle(self, cycle, still=True):
+        if self.options.pause != "none":
+            self.pause(cycle, still)
+            self.resume(cycle)
+
+    def unbrokered_mib(self):
+        """What the group's ranks hold that stays through a pause; nothing where no broker is in use."""
+        if self.pauses.how == "none":
+            return 0
+        return self.operator.group_status()["unbrokered_bytes"] >> 20
+
+    def report(self, program, **more):
+        """Rank 0 prints it as the last line."""
+        if self.rank == 0:
+            print(json.dumps({
+                "program": program, "torch": torch.__version__,
+                "nccl": ".".join(map(str, torch.cuda.nccl.version())), "ranks": self.world,
+                "pause": self.options.pause, **self.pauses.summary(), "saved_bytes": self.saved_bytes,
+                "device_mib": self.memory.figures, **more}), flush=True)
+
+    def end(self):
+        torch.cuda.synchronize()
+        self.barrier()
+        dist.destroy_process_group()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def add_options(parser, cycles=6, pause="both"):
+    parser.add_argument("--cycles", type=int, default=cycles)
+    parser.add_argument("--pause", choices=("inside", "outside", "both", "none"), default=pause)
+    parser.add_argument("--group", default=os.environ.get("AMEM_GROUP", ""))
+    parser.add_argument("--watchdog", type=float, default=90, help="seconds for one cycle until it is a hang")
+    parser.add_argument("--tolerance-mib", type=int, default=16)
+    parser.add_argument("--no-memory-checks", dest="memory_checks", action="store_false",
+                        help="where others use the GPUs too")
+
+
+def run_main(body):
+    """Runs a program's body and gives its exit status."""
+    faulthandler.enable()
+    try:
+        wanted = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if torch.cuda.device_count() < wanted:
+            raise NotHere(f"{torch.cuda.device_count()} GPUs, {wanted} needed")
+        body()
+    except NotHere as missing:
+        if int(os.environ.get("RANK", "0")) == 0:
+            print(json.dumps({"skipped": str(missing)}), flush=True)
+        os._exit(0)
+    except Exception as failure:  # noqa: BLE001: peers wait for this rank, so it must end now, whatever it is
+        if isinstance(failure, CheckFailed):
+            print(f"FAILED rank {os.environ.get('RANK')}: {failure}", file=sys.stderr, flush=True)
+        else:
+            import traceback
+            print(f"FAILED rank {os.environ.get('RANK')}:", file=sys.stderr)
+            traceback.print_exc()
+            sys.stderr.flush()
+        # Without destructors: they would wait for peers that this failure has left behind.
+        os._exit(1)
+    return 0
