@@ -11,8 +11,7 @@ import tarfile
 import tempfile
 import time
 
-import cases  # noqa: F401: registers what it has, as the next one
-import cases_torch  # noqa: F401
+import cases  # noqa: F401: registers what it has
 from harness import (Broker, Failure, Gpus, Program, SKIPPED, Skip, end_processes, find_nccl, has_torch,
                      tail, torchrun)
 from registry import all_cases
