@@ -136,8 +136,14 @@ CUresult address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address
     }
     if (heap->owns(address)) return CUDA_ERROR_NOT_FOUND;
   }
-  if (!runtime.forked())
+  if (!runtime.forked()) {
+    if (const auto piece = runtime.ipc().piece(address); piece.has_value()) {
+      if (base != nullptr) *base = piece->address;
+      if (size != nullptr) *size = piece->size;
+      return CUDA_SUCCESS;
+    }
     if (auto r = runtime.memory().address_range(base, size, address); r.has_value()) return *r;
+  }
   return real<PFN_cuMemGetAddressRange_v3020>(kRow_range)(base, size, address);
 }
 

@@ -23,11 +23,18 @@ using Open = PFN_cuIpcOpenMemHandle_v11000;  // of either version
 
 CUresult get(CUipcMemHandle* handle, CUdeviceptr address) {
   Runtime& runtime = Runtime::get();
-  if (handle != nullptr && !runtime.forked())
-    if (auto r = runtime.ipc().get(handle, address); r.has_value()) {
+  if (handle != nullptr && !runtime.forked()) {
+    std::optional<Ipc::Piece> piece;
+    if (Heap* heap = runtime.heap(); heap != nullptr) {
+      const std::optional<Heap::Block> block = heap->find(address);
+      if (!block && heap->owns(address)) return CUDA_ERROR_INVALID_VALUE;  // between two blocks
+      if (block) piece = Ipc::Piece{block->address, block->size};
+    }
+    if (auto r = runtime.ipc().get(handle, address, piece); r.has_value()) {
       trace("ipc get va=%llx rc=%d", address, *r);
       return *r;
     }
+  }
   return reinterpret_cast<PFN_cuIpcGetMemHandle_v4010>(real_get.load())(handle, address);
 }
 

@@ -25,9 +25,17 @@ CUipcMemHandle Ipc::write(const IpcHandle& handle) {
   return out;
 }
 
-std::optional<CUresult> Ipc::get(CUipcMemHandle* handle, CUdeviceptr address) {
-  const std::optional<Ticket> ticket = memory_.ticket_at(address);
+std::optional<CUresult> Ipc::get(CUipcMemHandle* handle, CUdeviceptr address,
+                                 const std::optional<Piece>& block) {
+  std::optional<Ticket> ticket = memory_.ticket_at(address);
   if (!ticket) return std::nullopt;
+  if (block) {
+    CUdeviceptr base = 0;
+    if (memory_.address_range(&base, nullptr, address) != CUDA_SUCCESS)
+      return CUDA_ERROR_INVALID_VALUE;  // freed meanwhile
+    ticket->offset = block->address - base;
+    ticket->size = block->size;
+  }
   // As in the driver: only the process that made the memory hands it out.
   const std::optional<Memory::Known> known = memory_.known(ticket->id);
   if (!known || known->imported) return CUDA_ERROR_INVALID_VALUE;
@@ -59,7 +67,9 @@ CUresult Ipc::open(CUdeviceptr* address, const IpcHandle& handle, unsigned flags
   }
   if (r == CUDA_SUCCESS) {
     *address = mapped.base + ticket.offset;
-    ++mapped.opens[*address];
+    Opened& opened = mapped.opens[*address];
+    opened.size = ticket.size;
+    ++opened.count;
   } else if (mapped.opens.empty()) {
     unmap(it);
   }
@@ -112,12 +122,20 @@ bool Ipc::opened(CUdeviceptr address) {
   return find(address) != mappings_.end();
 }
 
+std::optional<Ipc::Piece> Ipc::piece(CUdeviceptr address) {
+  std::lock_guard lock(mutex_);
+  for (const auto& [id, mapped] : mappings_)
+    for (const auto& [begin, opened] : mapped.opens)
+      if (address >= begin && address - begin < opened.size) return Piece{begin, opened.size};
+  return std::nullopt;
+}
+
 std::optional<CUresult> Ipc::close(CUdeviceptr address) {
   std::lock_guard lock(mutex_);
   const auto it = find(address);
   if (it == mappings_.end()) return std::nullopt;
   Mapped& mapped = it->second;
-  if (--mapped.opens[address] > 0) return CUDA_SUCCESS;
+  if (--mapped.opens[address].count > 0) return CUDA_SUCCESS;
   mapped.opens.erase(address);
   return mapped.opens.empty() ? unmap(it) : CUDA_SUCCESS;
 }

@@ -28,9 +28,16 @@ class Ipc {
   Ipc(const Driver& driver, Devices& devices, Memory& memory)
       : driver_(driver), devices_(devices), memory_(memory) {}
 
-  /// The handle of the whole allocation that lies at the address. Nothing: not brokered, ask the
-  /// driver.
-  std::optional<CUresult> get(CUipcMemHandle* handle, CUdeviceptr address);
+  /// What one handle stands for.
+  struct Piece {
+    CUdeviceptr address = 0;
+    std::uint64_t size = 0;
+  };
+
+  /// The handle of `block`, which lies at the address; without one, of the whole allocation there.
+  /// Nothing: not brokered, ask the driver.
+  std::optional<CUresult> get(CUipcMemHandle* handle, CUdeviceptr address,
+                              const std::optional<Piece>& block);
   /// What a handle holds; nothing when it is the driver's.
   static std::optional<IpcHandle> read(const CUipcMemHandle& handle);
   static CUipcMemHandle write(const IpcHandle& handle);
@@ -40,15 +47,21 @@ class Ipc {
   CUresult open(CUdeviceptr* address, const IpcHandle& handle, unsigned flags);
   /// The address came from open() and is still open.
   bool opened(CUdeviceptr address);
+  /// The piece that contains the address, as its handle said.
+  std::optional<Piece> piece(CUdeviceptr address);
   /// Nothing: not one of ours.
   std::optional<CUresult> close(CUdeviceptr address);
 
  private:
+  struct Opened {
+    std::uint64_t size = 0;
+    unsigned count = 0;
+  };
   struct Mapped {
     CUdeviceptr base = 0;
     std::size_t size = 0;
-    std::vector<int> devices;               // that were granted access
-    std::map<CUdeviceptr, unsigned> opens;  // by address: pieces of one allocation are opened apart
+    std::vector<int> devices;             // that were granted access
+    std::map<CUdeviceptr, Opened> opens;  // pieces of one allocation are opened apart
   };
   using Mappings = std::map<std::uint64_t, Mapped>;  // by the broker's id
 

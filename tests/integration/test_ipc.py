@@ -188,3 +188,26 @@ def test_memory_that_is_not_brokered(node, group):
     if group is None:
         mapped = owner.ask(f"alloc {SIZE}")["id"]
         refused(owner, f"share {mapped}", "CUDA_ERROR_INVALID_VALUE")
+
+
+def test_blocks_of_the_heap(node):
+    """A handle is about the program's own block, though small ones share an allocation."""
+    owner, importer = (node.puppet(name, i, scope="heap") for i, name in enumerate(("owner", "importer")))
+    sizes = (5000, 1 << 16, SIZE)
+    mine = [owner.ask(f"plain {size}")["id"] for size in sizes]
+    handles = [owner.ask(f"share {each} {size // 2}")["handle"] for each, size in zip(mine, sizes)]
+    for seed, each in enumerate(mine):
+        owner.ask(f"fill {each} {seed}")
+    theirs = [importer.ask(f"open {handle} {LAZY}")["id"] for handle in handles]
+    for _ in range(2):
+        for seed, each in enumerate(theirs):  # in the length that cuMemGetAddressRange gives the importer
+            importer.ask(f"verify {each} {seed}")
+        cycle(node)
+    importer.ask(f"fill {theirs[0]} 10")
+    owner.ask(f"verify {mine[0]} 10")
+    owner.ask(f"verify {mine[1]} 1")
+    for each in theirs:
+        importer.ask(f"free {each}")
+    for each in mine:
+        owner.ask(f"free {each}")
+    eventually(lambda: node.ctl.group("train")["allocation_count"] == 0)

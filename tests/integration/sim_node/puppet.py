@@ -5,9 +5,9 @@ from sim_node.child import Told
 class Puppet(Told):
     """On its device; its memory is brokered. `group`: None for a process without the shim."""
 
-    def __init__(self, node, name, device=0, group="train", env=None):
+    def __init__(self, node, name, device=0, group="train", scope="nccl", env=None):
         environment = node.env({"RANK": str(device), "AMEM_LOG": "debug", "AMEM_MODULES": "amem-puppet",
-                                **(env or {})})
+                                "AMEM_SCOPE": scope, **(env or {})})
         launcher = node.launcher(group) if group else []
         argv = [*launcher, node.build.program("amem-puppet"), device]
         super().__init__(name, argv, environment, node.log_file(name))
