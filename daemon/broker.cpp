@@ -453,6 +453,12 @@ void Broker::act(GroupEntry& group, const action::Finished& finished) {
     spdlog::info("group '{}': {}{}{} took {:.1f} ms ({})", group.machine.name(), to_string(task.op),
                  task.selection.all() ? "" : " of ", to_string(task.selection),
                  static_cast<double>(to_us(outcome.total)) / 1000, times);
+    const Leftover stays = leftover(node_, group, task.selection);
+    if (task.op == Operation::kPause && stays.pinned + stays.unbrokered > 0)
+      spdlog::info(
+          "group '{}': still on the devices: {} bytes pinned, known to a NIC; {} bytes not "
+          "brokered",
+          group.machine.name(), stays.pinned, stays.unbrokered);
   } else {
     spdlog::error("{}", outcome.status.text());
     events_.publish(group.machine.name(), "error", outcome.status.text());

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "daemon/reports.h"
+
 namespace amem {
 
 Result<GroupEntry*> Operations::find(const std::string& name) {
@@ -81,6 +83,11 @@ void Operations::finished(const GroupEntry& group, const Outcome& outcome) {
     v1::PhaseTime* t = last.add_times();
     t->set_phase(std::string(phase_name(time.phase)));
     t->set_us(to_us(time.time));
+  }
+  if (outcome.task.op == Operation::kPause) {
+    const Leftover stays = leftover(node_, group, outcome.task.selection);
+    last.set_pinned_bytes(stays.pinned);
+    last.set_unbrokered_bytes(stays.unbrokered);
   }
   running.observer->progress(last);
   if (running.then_resume.empty()) return running.observer->finished({});

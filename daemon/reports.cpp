@@ -87,10 +87,20 @@ void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info
     d->set_resident_bytes(device.resident);
   }
   add_tags(tags, *info.mutable_tags());
-  std::uint64_t unbrokered = 0;
-  for (RankId rank : machine.members())
-    for (const Unbrokered& u : node.ranks.at(rank).unbrokered) unbrokered += u.bytes;
-  info.set_unbrokered_bytes(unbrokered);
+  info.set_unbrokered_bytes(leftover(node, group, {}).unbrokered);
+}
+
+Leftover leftover(const Node& node, const GroupEntry& group, const Selection& what) {
+  Leftover stays;
+  stays.pinned = node.allocations
+                     .usage([&](const Allocation& a) {
+                       return a.group == group.id && what.takes(a.tag) && a.pinned();
+                     })
+                     .resident;
+  if (!what.all()) return stays;
+  for (RankId rank : group.machine.members())
+    for (const Unbrokered& u : node.ranks.at(rank).unbrokered) stays.unbrokered += u.bytes;
+  return stays;
 }
 
 void report_node(const Node& node, const Devices& devices, const Nvml& nvml, Time began,

@@ -3,6 +3,7 @@
 // For the loop's thread.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "daemon/devices.h"
 #include "daemon/node.h"
 #include "daemon/nvml.h"
+#include "daemon/task.h"
 
 namespace amem {
 
@@ -18,6 +20,13 @@ v1::GroupState to_proto(GroupState state);
 void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info);
 void report_node(const Node& node, const Devices& devices, const Nvml& nvml, Time began,
                  v1::NodeStatus& status);
+
+/// What a pause of these leaves on the devices.
+struct Leftover {
+  std::uint64_t pinned = 0;
+  std::uint64_t unbrokered = 0;  // of everything only: it has no tags
+};
+Leftover leftover(const Node& node, const GroupEntry& group, const Selection& what);
 
 /// `group`: a name, or empty for all; a name that no group has: nothing.
 std::vector<v1::RankInfo> report_ranks(const Node& node, const std::string& group);

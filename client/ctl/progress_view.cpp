@@ -54,7 +54,15 @@ std::string result_line(const v1::Progress& progress, const std::string& verb, c
     times += (times.empty() ? "" : ", ") + printable(time.phase()) + " " + format_micros(time.us());
   }
   if (!times.empty()) line += " (" + times + ")";
-  return line + "\n";
+  line += '\n';
+  std::string stays;
+  if (progress.pinned_bytes() > 0)
+    stays = format_bytes(progress.pinned_bytes()) + " pinned, known to a NIC";
+  if (progress.unbrokered_bytes() > 0)
+    stays += (stays.empty() ? "" : ", ") + format_bytes(progress.unbrokered_bytes()) +
+             " not brokered (amemctl ranks " + printable(progress.group()) + ")";
+  if (!stays.empty()) line += "  still on the devices: " + stays + '\n';
+  return line;
 }
 
 }  // namespace amem::ctl

@@ -28,8 +28,8 @@ class ProgressView {
   std::string last_;  // group and phase of the last line, without a terminal
 };
 
-/// "train: paused in 143 ms (quiesce 12.1 ms, save 88.0 ms, ...)". `verb` is "paused" or "resumed";
-/// `progress` the one with `done`.
+/// "train: paused in 143 ms (quiesce 12.1 ms, save 88.0 ms, ...)", and in a second line what a
+/// pause has left on the devices. `verb` is "paused" or "resumed"; `progress` the one with `done`.
 std::string result_line(const v1::Progress& progress, const std::string& verb, const Style& style);
 
 }  // namespace amem::ctl

@@ -385,9 +385,13 @@ def test_the_broker_is_told_what_is_not_brokered(node):
     program.ask(f"unbrokered pool {MIB}")
     expected = {"managed": MIB, "pool": MIB}
     eventually(lambda: told() == expected, deadline=5, what="the broker knows")
+    paused = node.ctl("pause", "train").json
+    assert paused["unbrokered_bytes"] == 2 * MIB and paused["pinned_bytes"] == 0
+    node.ctl("resume", "train")
     program.ask("unbrokered free")
-    node.ctl("pause", "train")
+    paused = node.ctl("pause", "train").json
     assert told() == {}
+    assert paused["unbrokered_bytes"] == 0
 
 
 def test_stats(node):

@@ -358,7 +358,9 @@ TEST_F(BrokerTest, PinnedMemoryStaysWhereItIs) {
   two_sharing();
   b.pin(of_a);
   settle();
-  ASSERT_TRUE(pause().ok());
+  const auto watcher = begin(Operation::kPause, "train");
+  ASSERT_TRUE(complete(watcher).ok());
+  EXPECT_EQ(watcher->all().back().pinned_bytes(), 4 * kMiB) << "and says so";
   EXPECT_EQ(used(0), 4 * kMiB);
   EXPECT_EQ(used(1), 0U);
   EXPECT_EQ(group().pinned_bytes(), 4 * kMiB);

@@ -252,6 +252,17 @@ TEST(ResultLine, SaysWhereTheTimeWent) {
             "train: paused in 143 ms (quiesce 12.0 ms, save 88.0 ms)\n");
 }
 
+TEST(ResultLine, SaysWhatAPauseHasLeft) {
+  v1::Progress progress = make_done("train", 143'000);
+  progress.set_pinned_bytes(2 << 20);
+  EXPECT_EQ(result_line(progress, "paused", {}),
+            "train: paused in 143 ms\n  still on the devices: 2.00 MiB pinned, known to a NIC\n");
+  progress.set_unbrokered_bytes(512 << 20);
+  EXPECT_EQ(result_line(progress, "paused", {}),
+            "train: paused in 143 ms\n  still on the devices: 2.00 MiB pinned, known to a NIC, "
+            "512 MiB not brokered (amemctl ranks train)\n");
+}
+
 TEST(TopView, BarsAndNotes) {
   v1::NodeStatus status = make_status();
   status.mutable_groups(0)->set_note("rank 3 died in save");

@@ -167,6 +167,8 @@ class Progress:
     elapsed_us: int  # since the operation began
     done: bool  # the operation on this group has ended well; a swap has two of these
     times: tuple[PhaseTime, ...]  # with done: where the time went
+    pinned_bytes: int  # with done, of a pause: still on the devices, because a NIC knows the physical addresses
+    unbrokered_bytes: int  # the same, because it is not brokered; 0 for a pause of tags
 
 
 @_dataclass
