@@ -55,6 +55,14 @@ Function real(int row) {
   return reinterpret_cast<Function>(real_functions[row].load(std::memory_order_relaxed));
 }
 
+/// The same where the program may have asked for another row only.
+template <class Function>
+Function found(int row, const char* symbol) {
+  if (real_functions[row].load(std::memory_order_relaxed) == nullptr)
+    real_functions[row].store(driver_symbol(symbol), std::memory_order_release);
+  return real<Function>(row);
+}
+
 // ---- allocating and freeing ----
 
 /// Memory that the driver has just given out.
@@ -151,8 +159,8 @@ CUresult address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address
 CUresult get_tokens(void* data, CUdeviceptr address) {
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
-  const CUresult r = real<PFN_cuPointerGetAttribute_v4000>(kRow_attribute)(
-      data, CU_POINTER_ATTRIBUTE_P2P_TOKENS, address);
+  const CUresult r = found<PFN_cuPointerGetAttribute_v4000>(
+      kRow_attribute, "cuPointerGetAttribute")(data, CU_POINTER_ATTRIBUTE_P2P_TOKENS, address);
   if (r == CUDA_SUCCESS) Runtime::get().memory().pin(address, 1);
   return r;
 }
@@ -201,13 +209,17 @@ CUresult get_attributes(unsigned count, CUpointer_attribute* attributes, void** 
 
 CUresult set_attribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
   const auto real_call = real<PFN_cuPointerSetAttribute_v6000>(kRow_set);
-  Heap* heap = Runtime::get().heap();
-  if (heap == nullptr || !heap->owns(address)) return real_call(value, attribute, address);
+  Runtime& runtime = Runtime::get();
+  if (runtime.forked() || !runtime.memory().brokered(address, 1))
+    return real_call(value, attribute, address);
   const Pass pass(*the_gate);  // what is not mapped has no attributes to set
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = real_call(value, attribute, address);
-  if (r == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
-    heap->set_sync_memops(address, *static_cast<const unsigned*>(value) != 0);
+  if (r == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) {
+    const bool on = *static_cast<const unsigned*>(value) != 0;
+    runtime.memory().set_sync_memops(address, on);
+    if (Heap* heap = runtime.heap(); heap != nullptr) heap->set_sync_memops(address, on);
+  }
   return r;
 }
 
@@ -221,7 +233,8 @@ CUresult enable_peer(CUcontext peer, unsigned flags) {
   Heap* heap = runtime.heap();
   const CUresult granted = heap != nullptr ? heap->peer_enabled(peer) : CUDA_SUCCESS;
   // Of the driver's own memory, too, there is all or nothing.
-  if (granted != CUDA_SUCCESS) real<PFN_cuCtxDisablePeerAccess_v4000>(kRow_disable_peer)(peer);
+  if (granted != CUDA_SUCCESS)
+    found<PFN_cuCtxDisablePeerAccess_v4000>(kRow_disable_peer, "cuCtxDisablePeerAccess")(peer);
   return granted;
 }
 
@@ -236,11 +249,13 @@ template <class Destroy>
 CUresult end_context(CUcontext context, const Destroy& destroy) {
   Runtime& runtime = Runtime::get();
   Heap* heap = runtime.heap();
-  const Pass pass(*the_gate, heap != nullptr ? the_gate->enter() : CUDA_SUCCESS);
-  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  std::optional<Pass> pass;
+  if (heap != nullptr) pass.emplace(*the_gate);
+  if (pass && pass->result() != CUDA_SUCCESS) return pass->result();
   const CUresult r = destroy();
   if (r != CUDA_SUCCESS || context == nullptr || runtime.forked()) return r;
   if (heap != nullptr) heap->context_gone(context);
+  runtime.captures().context_gone(context);
   runtime.unbrokered().context_gone(context);
   runtime.report().changed();
   return r;

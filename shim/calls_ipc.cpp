@@ -62,9 +62,13 @@ CUresult open(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
 CUresult close(CUdeviceptr address) {
   Runtime& runtime = Runtime::get();
   if (!runtime.forked() && runtime.ipc().opened(address)) {
+    const bool captures = the_gate->captures() > 0;
+    const CUresult unused = captures ? CUDA_SUCCESS : runtime.ipc().wait_until_unused();
+    const bool unmap = !captures && unused != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (unmap && unused != CUDA_SUCCESS) return unused;
     const Pass pass(*the_gate);
     if (pass.result() != CUDA_SUCCESS) return pass.result();
-    if (auto r = runtime.ipc().close(address); r.has_value()) {
+    if (auto r = runtime.ipc().close(address, unmap); r.has_value()) {
       trace("ipc close va=%llx rc=%d", address, *r);
       return *r;
     }

@@ -1,4 +1,4 @@
-// Wrappers of the virtual memory calls and of stream capture. Virtual handles and brokered
+// Wrappers of the virtual memory calls. Virtual handles and brokered
 // addresses are answered by Memory, everything else by the driver.
 #include <cuda.h>
 #include <cudaTypedefs.h>
@@ -33,19 +33,9 @@ namespace {
   X(cuMemGetHandleForAddressRange, 11070, v11070, "cuMemGetHandleForAddressRange", false,     \
     handle_for_range)
 
-#define AMEM_BEGIN_CAPTURE_CALLS(X)                                                   \
-  X(cuStreamBeginCapture, 10010, v10010, "cuStreamBeginCapture_v2", false)            \
-  X(cuStreamBeginCapture, 10010, v10010_ptsz, "cuStreamBeginCapture_v2_ptsz", true)   \
-  X(cuStreamBeginCaptureToGraph, 12030, v12030, "cuStreamBeginCaptureToGraph", false) \
-  X(cuStreamBeginCaptureToGraph, 12030, v12030_ptsz, "cuStreamBeginCaptureToGraph_ptsz", true)
-
-#define AMEM_END_CAPTURE_CALLS(X)                                   \
-  X(cuStreamEndCapture, 10000, v10000, "cuStreamEndCapture", false) \
-  X(cuStreamEndCapture, 10000, v10000_ptsz, "cuStreamEndCapture_ptsz", true)
-
 enum Row {
 #define AMEM_ROW(api, version, type, ...) kRow_##api##_##type,
-  AMEM_MEMORY_CALLS(AMEM_ROW) AMEM_BEGIN_CAPTURE_CALLS(AMEM_ROW) AMEM_END_CAPTURE_CALLS(AMEM_ROW)
+  AMEM_MEMORY_CALLS(AMEM_ROW)
 #undef AMEM_ROW
       kRows
 };
@@ -297,61 +287,19 @@ CUresult handle_for_range(void* handle, CUdeviceptr address, std::size_t size,
   return r;
 }
 
-// ---- stream capture: a pause waits until none is open ----
-
-template <int kRow, class Function>
-struct BeginCapture;
-
-template <int kRow, class... Args>
-struct BeginCapture<kRow, CUresult (*)(Args...)> {
-  static CUresult call(Args... args) {
-    const Pass pass(*the_gate, the_gate->enter_capture());
-    if (pass.result() != CUDA_SUCCESS) return pass.result();
-    const CUresult r = real<CUresult (*)(Args...)>(static_cast<Row>(kRow))(args...);
-    if (r == CUDA_SUCCESS)
-      the_gate->capture_began();  // before the pass ends: no moment without a reason to wait
-    return r;
-  }
-};
-
-template <int kRow>
-CUresult end_capture_call(CUstream stream, CUgraph* graph) {
-  const CUresult r = real<CUresult (*)(CUstream, CUgraph*)>(static_cast<Row>(kRow))(stream, graph);
-  // These two say that this call ended nothing: the wrong thread asked, or the stream was not
-  // capturing.
-  if (r != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && r != CUDA_ERROR_INVALID_VALUE &&
-      r != CUDA_ERROR_ILLEGAL_STATE) {
-    // While this capture still counts, the gate lets frees that were put off through.
-    if (Heap* heap = Runtime::get().heap(); heap != nullptr) heap->release_deferred(1);
-    the_gate->capture_ended();
-  }
-  return r;
-}
-
 const Call kCalls[] = {
 #define AMEM_CALL(api, version, row, symbol, per_thread, wrapper) \
   {api, version, per_thread, symbol, reinterpret_cast<void*>(wrapper), &real_functions[row]},
 #define AMEM_PLAIN(api, version, type, symbol, per_thread, wrapper) \
   AMEM_CALL(#api, version, kRow_##api##_##type, symbol, per_thread, \
             static_cast<PFN_##api##_##type>(&wrapper))
-#define AMEM_BEGIN(api, version, type, symbol, per_thread)          \
-  AMEM_CALL(#api, version, kRow_##api##_##type, symbol, per_thread, \
-            (&BeginCapture<kRow_##api##_##type, PFN_##api##_##type>::call))
-#define AMEM_END(api, version, type, symbol, per_thread)            \
-  AMEM_CALL(#api, version, kRow_##api##_##type, symbol, per_thread, \
-            &end_capture_call<kRow_##api##_##type>)
-    AMEM_MEMORY_CALLS(AMEM_PLAIN) AMEM_BEGIN_CAPTURE_CALLS(AMEM_BEGIN)
-        AMEM_END_CAPTURE_CALLS(AMEM_END)
-#undef AMEM_END
-#undef AMEM_BEGIN
+    AMEM_MEMORY_CALLS(AMEM_PLAIN)
 #undef AMEM_PLAIN
 #undef AMEM_CALL
 };
 
 #define AMEM_DIRECT_ROW(api, version, type, symbol, ...) AMEM_DIRECT(symbol);
 AMEM_MEMORY_CALLS(AMEM_DIRECT_ROW)
-AMEM_BEGIN_CAPTURE_CALLS(AMEM_DIRECT_ROW)
-AMEM_END_CAPTURE_CALLS(AMEM_DIRECT_ROW)
 #undef AMEM_DIRECT_ROW
 
 }  // namespace

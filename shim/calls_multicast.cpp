@@ -1,5 +1,6 @@
 // Wrappers of the multicast calls: memory that is bound may be brokered, the objects never are. All
-// of it only with AMEM_NVLS=1; without, NCCL is told that there is no multicast.
+// of it only with AMEM_NVLS=1; without, NCCL is told that there is no multicast, in scopes beyond
+// NCCL's everybody is.
 #include <cuda.h>
 #include <cudaTypedefs.h>
 
@@ -40,9 +41,10 @@ CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice dev
   const CUresult r = AMEM_REAL(cuDeviceGetAttribute, v2000)(value, attribute, device);
   if (r == CUDA_SUCCESS && attribute == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED && *value != 0) {
     Runtime& runtime = Runtime::get();
-    if (!runtime.options().nvls && runtime.brokers(__builtin_return_address(0)) &&
-        runtime.connected())
-      *value = 0;
+    // Whoever may come to have brokered memory is not to find a use for it that would be refused.
+    const bool concerned =
+        runtime.options().scope != Scope::kNccl || runtime.brokers(__builtin_return_address(0));
+    if (!runtime.options().nvls && concerned && runtime.connected()) *value = 0;
   }
   return r;
 }

@@ -158,12 +158,13 @@ CUresult create_pool(CUmemoryPool* pool, const CUmemPoolProps* properties) {
 }
 
 CUresult destroy_pool(CUmemoryPool pool) {
-  const CUresult r = AMEM_REAL(cuMemPoolDestroy, v11020)(pool);
+  const auto real_call = AMEM_REAL(cuMemPoolDestroy, v11020);
   Runtime& runtime = Runtime::get();
-  if (r == CUDA_SUCCESS && !runtime.forked()) {
-    runtime.unbrokered().pool_destroyed(pool);
-    runtime.report().changed();
-  }
+  if (runtime.forked()) return real_call(pool);
+  const std::optional<int> device = runtime.unbrokered().pool_goes(pool);
+  const CUresult r = real_call(pool);
+  if (r != CUDA_SUCCESS && device) runtime.unbrokered().pool_created(pool, *device);
+  if (r == CUDA_SUCCESS) runtime.report().changed();
   return r;
 }
 

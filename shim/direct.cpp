@@ -27,14 +27,14 @@ struct DirectSlot {
 
 void* driver_symbol(const char* symbol) {
   const Dlsym real = real_dlsym();
-  if (void* found = real(RTLD_NEXT, symbol); found != nullptr) return found;
-  // A module loaded with RTLD_LOCAL brings its libcuda where RTLD_NEXT does not look.
+  // The driver itself first. RTLD_NEXT may find a stub of somebody's that leads back here, and
+  // does not look where a module loaded with RTLD_LOCAL brings its libcuda.
   if (void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD); library != nullptr) {
     void* found = real(library, symbol);
     ::dlclose(library);
     if (found != nullptr) return found;
   }
-  return real(RTLD_NEXT, symbol);  // for its dlerror
+  return real(RTLD_NEXT, symbol);
 }
 
 bool is_direct(const void* code) {

@@ -425,16 +425,4 @@ void Heap::context_gone(CUcontext context) {
   for (const Peer& peer : ended) revoke(peer);
 }
 
-void Heap::came_back() {
-  std::lock_guard lock(mutex_);
-  for (const auto& [address, block] : blocks_) {
-    if (!block.sync_memops || !memory_.resident(address)) continue;
-    const unsigned value = 1;
-    if (CUresult r =
-            driver_.cuPointerSetAttribute_(&value, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address);
-        r != CUDA_SUCCESS)
-      log_warn("SYNC_MEMOPS of a block was lost over the pause: " + driver_.name(r));
-  }
-}
-
 }  // namespace amem::shim

@@ -67,9 +67,6 @@ class Heap {
   /// The driver has destroyed a context and all that it owned. The caller is inside the gate.
   void context_gone(CUcontext context);
 
-  /// After a resume: what the driver knew of the memory that went. Service thread, gate shut.
-  void came_back();
-
  private:
   struct Segment {
     std::uint64_t size = 0;

@@ -5,8 +5,10 @@
 #include <dlfcn.h>
 
 #include <cstring>
+#include <string>
 
 #include "shim/direct.h"
+#include "shim/log.h"
 #include "shim/nccl_api.h"
 #include "shim/runtime.h"
 #include "shim/trace.h"
@@ -21,12 +23,27 @@ namespace {
 std::atomic<void*> real_get_v1{nullptr};
 std::atomic<void*> real_get_v2{nullptr};
 
-/// Replaces the driver's function by our wrapper for it.
-void wrap(const char* api, void** function, int version, cuuint64_t flags) {
+/// A newer toolkit's programs may ask for an API version that we do not know. Where the driver then
+/// has another function than for ours, its signature may be another one too.
+template <class Lookup>
+bool known(const char* api, const void* function, int version, const Lookup& lookup) {
+  if (version <= CUDA_VERSION) return true;
+  void* ours = nullptr;
+  if (lookup(&ours, CUDA_VERSION) == CUDA_SUCCESS && ours == function) return true;
+  log_warn(std::string("the program uses ") + api + " of CUDA " + std::to_string(version / 1000) +
+           "." + std::to_string(version % 1000 / 10) +
+           ", which is newer than this amem: memory that it gets there is not brokered");
+  return false;
+}
+
+/// Replaces the driver's function by our wrapper for it. `lookup`: the same lookup for another
+/// version.
+template <class Lookup>
+void wrap(const char* api, void** function, int version, cuuint64_t flags, const Lookup& lookup) {
   if (function == nullptr || *function == nullptr) return;
   const bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
   const Call* call = find_call(api, version, per_thread);
-  if (call == nullptr) return;
+  if (call == nullptr || !known(api, *function, version, lookup)) return;
   call->real->store(*function, std::memory_order_release);
   *function = call->wrapper;
 }
@@ -34,7 +51,8 @@ void wrap(const char* api, void** function, int version, cuuint64_t flags) {
 CUresult get_v1(const char* api, void** function, int version, cuuint64_t flags) {
   auto real = reinterpret_cast<PFN_cuGetProcAddress_v11030>(real_get_v1.load());
   const CUresult r = real(api, function, version, flags);
-  if (r == CUDA_SUCCESS) wrap(api, function, version, flags);
+  const auto again = [&](void** f, int v) { return real(api, f, v, flags); };
+  if (r == CUDA_SUCCESS) wrap(api, function, version, flags, again);
   return r;
 }
 
@@ -42,7 +60,8 @@ CUresult get_v2(const char* api, void** function, int version, cuuint64_t flags,
                 CUdriverProcAddressQueryResult* found) {
   auto real = reinterpret_cast<PFN_cuGetProcAddress_v12000>(real_get_v2.load());
   const CUresult r = real(api, function, version, flags, found);
-  if (r == CUDA_SUCCESS) wrap(api, function, version, flags);
+  const auto again = [&](void** f, int v) { return real(api, f, v, flags, nullptr); };
+  if (r == CUDA_SUCCESS) wrap(api, function, version, flags, again);
   return r;
 }
 
@@ -58,8 +77,8 @@ AMEM_DIRECT("cuGetProcAddress_v2");
 template <class Visit>
 void for_each_call(Visit visit) {
   for (const Call& call : kLookupCalls) visit(call);
-  for (const CallList list : {memory_calls(), heap_calls(), ipc_calls(), multicast_calls(),
-                              unbrokered_calls(), work_calls()})
+  for (const CallList list : {memory_calls(), capture_calls(), heap_calls(), ipc_calls(),
+                              multicast_calls(), unbrokered_calls(), work_calls()})
     for (const Call* call = list.begin; call != list.end; ++call) visit(*call);
 }
 

@@ -33,6 +33,7 @@ struct CallList {
   const Call* end;
 };
 CallList memory_calls();
+CallList capture_calls();
 CallList heap_calls();
 CallList unbrokered_calls();
 CallList ipc_calls();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <string>
 
 #include "shim/log.h"
@@ -130,14 +131,39 @@ std::optional<Ipc::Piece> Ipc::piece(CUdeviceptr address) {
   return std::nullopt;
 }
 
-std::optional<CUresult> Ipc::close(CUdeviceptr address) {
+CUresult Ipc::wait_until_unused() {
+  std::set<int> devices;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, mapped] : mappings_)
+      devices.insert(mapped.devices.begin(), mapped.devices.end());
+  }
+  for (const int device : devices) {
+    const Devices::Use use(devices_, device);
+    if (use.result() != CUDA_SUCCESS) continue;  // one that is gone has no work
+    if (CUresult r = driver_.cuCtxSynchronize_(); r != CUDA_SUCCESS) return r;
+  }
+  return CUDA_SUCCESS;
+}
+
+std::optional<CUresult> Ipc::close(CUdeviceptr address, bool unmap) {
   std::lock_guard lock(mutex_);
   const auto it = find(address);
   if (it == mappings_.end()) return std::nullopt;
   Mapped& mapped = it->second;
   if (--mapped.opens[address].count > 0) return CUDA_SUCCESS;
   mapped.opens.erase(address);
-  return mapped.opens.empty() ? unmap(it) : CUDA_SUCCESS;
+  return unmap ? unmap_idle() : CUDA_SUCCESS;
+}
+
+CUresult Ipc::unmap_idle() {
+  CUresult result = CUDA_SUCCESS;
+  for (auto it = mappings_.begin(); it != mappings_.end();) {
+    const auto each = it++;
+    if (!each->second.opens.empty()) continue;
+    if (CUresult r = this->unmap(each); result == CUDA_SUCCESS) result = r;
+  }
+  return result;
 }
 
 CUresult Ipc::unmap(Mappings::iterator it) {

@@ -49,8 +49,11 @@ class Ipc {
   bool opened(CUdeviceptr address);
   /// The piece that contains the address, as its handle said.
   std::optional<Piece> piece(CUdeviceptr address);
-  /// Nothing: not one of ours.
-  std::optional<CUresult> close(CUdeviceptr address);
+  /// What the driver does before it closes: waits until nobody's work may use the memory any more.
+  /// Outside of the gate. REQUIRES: no stream capture is open, which the wait would break.
+  CUresult wait_until_unused();
+  /// Nothing: not one of ours. `unmap` false: what is open no more is unmapped by a later close.
+  std::optional<CUresult> close(CUdeviceptr address, bool unmap);
 
  private:
   struct Opened {
@@ -60,8 +63,9 @@ class Ipc {
   struct Mapped {
     CUdeviceptr base = 0;
     std::size_t size = 0;
-    std::vector<int> devices;             // that were granted access
-    std::map<CUdeviceptr, Opened> opens;  // pieces of one allocation are opened apart
+    std::vector<int> devices;  // that were granted access
+    // Pieces of one allocation are opened apart. Empty: it waits to be unmapped.
+    std::map<CUdeviceptr, Opened> opens;
   };
   using Mappings = std::map<std::uint64_t, Mapped>;  // by the broker's id
 
@@ -69,6 +73,7 @@ class Ipc {
   CUresult grant(Mapped& mapped, int device);
   Mappings::iterator find(CUdeviceptr address);
   CUresult unmap(Mappings::iterator it);
+  CUresult unmap_idle();
 
   const Driver& driver_;
   Devices& devices_;

@@ -258,6 +258,16 @@ bool Memory::brokered(CUdeviceptr address, std::size_t size) {
   return !table_.overlapping(address, size).empty();
 }
 
+void Memory::set_sync_memops(CUdeviceptr address, bool on) {
+  std::lock_guard lock(mutex_);
+  Mapping* m = table_.mapping_at(address);
+  if (m == nullptr) return;
+  if (on)
+    m->sync_memops.insert(address);
+  else
+    m->sync_memops.erase(address);
+}
+
 bool Memory::resident(CUdeviceptr address) {
   std::lock_guard lock(mutex_);
   const Mapping* m = table_.mapping_at(address);

@@ -63,6 +63,8 @@ class Memory {
   std::optional<Known> known(std::uint64_t id);
   /// A mapping contains the address, and its memory is here and not on its way.
   bool resident(CUdeviceptr address);
+  /// The program has set SYNC_MEMOPS there: so it will be set again after a resume.
+  void set_sync_memops(CUdeviceptr address, bool on);
   /// A NIC knows these physical addresses now: their allocations stay through a pause.
   void pin(CUdeviceptr address, std::size_t size);
 
@@ -121,6 +123,7 @@ class Memory {
   /// Maps it at an address of its own when the program has it mapped nowhere; drop_scratch() undoes
   /// that.
   Result<Site> site(std::uint64_t id);
+  void restore_sync_memops(const Mapping& mapping);
   void drop_scratch();
 
   /// Unmaps and releases what has one of the tags, all of it when there are none; what is pinned

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "shim/log.h"
 #include "shim/memory.h"
 
 namespace amem::shim {
@@ -181,7 +182,24 @@ Status Memory::finish_return(std::uint64_t& bytes) {
         return driver_.error(r, "access to " + describe(*table_.find(m->id)));
     }
   }
+  for (const Mapping* m : mapped) restore_sync_memops(*m);
   return {};
+}
+
+/// REQUIRES: the lock is held.
+void Memory::restore_sync_memops(const Mapping& mapping) {
+  if (mapping.sync_memops.empty()) return;
+  const std::vector<int> active = devices_.active();
+  const int own = table_.find(mapping.id)->device;
+  const bool own_active = std::find(active.begin(), active.end(), own) != active.end();
+  if (!own_active && active.empty()) return;
+  const Devices::Use use(devices_, own_active ? own : active.front());
+  const unsigned on = 1;
+  for (Address address : mapping.sync_memops)
+    if (CUresult r = driver_.cuPointerSetAttribute_(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address);
+        r != CUDA_SUCCESS)
+      log_warn("SYNC_MEMOPS of " + describe(*table_.find(mapping.id)) +
+               " was lost over the pause: " + driver_.name(r));
 }
 
 void Memory::arrived() {

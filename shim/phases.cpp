@@ -16,7 +16,6 @@ void Phases::command(Packet& packet) {
       break;
     case amem_v1_SessionMessage_quiesce_tag:
       cut_.begin(m.body.quiesce.epoch);
-      report_.send(true);
       break;
     case amem_v1_SessionMessage_step_tag:
       cut_.step(m.body.step.epoch, make_uuid(m.body.step.device));
@@ -57,6 +56,9 @@ void Phases::copy(const amem_v1_Copies& copies, bool save) {
 }
 
 void Phases::release(const amem_v1_Release& release) {
+  // Nothing runs on the devices now: no lock of the driver's is held by somebody who waits for work
+  // that only another command of the broker lets through.
+  if (!release.undo) report_.send(true);
   std::set<std::string> tags;
   for (pb_size_t i = 0; i < release.tags_count; ++i) tags.insert(release.tags[i]);
   std::uint64_t bytes = 0;
@@ -90,7 +92,6 @@ void Phases::map(Packet& packet) {
 void Phases::open(std::uint64_t epoch) {
   away_ = false;
   memory_.arrived();
-  heap_.came_back();
   gate_.open();
   done(epoch, amem_v1_Phase_PHASE_OPEN, {}, 0);
 }

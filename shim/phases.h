@@ -7,7 +7,6 @@
 
 #include "shim/cut.h"
 #include "shim/gate.h"
-#include "shim/heap.h"
 #include "shim/memory.h"
 #include "shim/mover.h"
 #include "shim/report.h"
@@ -17,12 +16,11 @@ namespace amem::shim {
 
 class Phases final : public Session::Handler {
  public:
-  Phases(Devices& devices, Gate& gate, Memory& memory, Heap& heap, Mover& mover, Cut& cut,
-         Report& report, Session& session)
+  Phases(Devices& devices, Gate& gate, Memory& memory, Mover& mover, Cut& cut, Report& report,
+         Session& session)
       : devices_(devices),
         gate_(gate),
         memory_(memory),
-        heap_(heap),
         mover_(mover),
         cut_(cut),
         report_(report),
@@ -41,7 +39,6 @@ class Phases final : public Session::Handler {
   Devices& devices_;
   Gate& gate_;
   Memory& memory_;
-  Heap& heap_;
   Mover& mover_;
   Cut& cut_;
   Report& report_;

@@ -30,27 +30,27 @@ std::vector<UnbrokeredAmount> Report::amounts() {
   // The driver's answers must not depend on the thread's captures, nor do them harm.
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   driver_.cuThreadExchangeStreamCaptureMode_(&mode);
-  std::map<CUmemoryPool, int> pools = unbrokered_.pools();
+  std::map<int, UnbrokeredAmount> of_pools;
+  const auto count_pool = [&](CUmemoryPool pool, int device) {
+    cuuint64_t bytes = 0;
+    if (driver_.cuMemPoolGetAttribute_(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes) !=
+            CUDA_SUCCESS ||
+        bytes == 0)
+      return;
+    UnbrokeredAmount& sum =
+        of_pools.try_emplace(device, UnbrokeredAmount{"pool", device}).first->second;
+    sum.bytes += bytes;
+    ++sum.count;
+  };
+  unbrokered_.each_pool(count_pool);
   for (const int device : devices_.active()) {
     CUmemoryPool pool = nullptr;
-    if (driver_.cuDeviceGetDefaultMemPool_(&pool, device) == CUDA_SUCCESS) pools[pool] = device;
+    if (driver_.cuDeviceGetDefaultMemPool_(&pool, device) == CUDA_SUCCESS) count_pool(pool, device);
     cuuint64_t bytes = 0;
     if (driver_.cuDeviceGetGraphMemAttribute_(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
                                               &bytes) == CUDA_SUCCESS &&
         bytes > 0)
       amounts.push_back({"graph", device, bytes, 1});
-  }
-  std::map<int, UnbrokeredAmount> of_pools;
-  for (const auto& [pool, device] : pools) {
-    cuuint64_t bytes = 0;
-    if (driver_.cuMemPoolGetAttribute_(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes) !=
-            CUDA_SUCCESS ||
-        bytes == 0)
-      continue;
-    UnbrokeredAmount& sum =
-        of_pools.try_emplace(device, UnbrokeredAmount{"pool", device}).first->second;
-    sum.bytes += bytes;
-    ++sum.count;
   }
   driver_.cuThreadExchangeStreamCaptureMode_(&mode);
   for (const auto& [device, sum] : of_pools) amounts.push_back(sum);
@@ -62,10 +62,20 @@ void Report::changed() {
   session_.run_at(next_.load(), [this] { send(false); });
 }
 
+void Report::stop() {
+  std::lock_guard lock(mutex_);
+  stopped_ = true;
+}
+
 void Report::send(bool always) {
   due_.store(false);  // what changes from here on is the next report's
   next_.store(std::chrono::steady_clock::now() + kInterval);
-  std::vector<UnbrokeredAmount> now = amounts();
+  std::vector<UnbrokeredAmount> now;
+  {
+    std::lock_guard lock(mutex_);
+    if (stopped_) return;
+    now = amounts();
+  }
   if (!always && now == sent_) return;
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_unbrokered_tag;

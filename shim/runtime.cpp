@@ -125,6 +125,10 @@ Status Runtime::open() {
   if (Status s = session_.start(phases_); !s.ok()) return s;
   report_.changed();
   ::pthread_atfork(nullptr, nullptr, &Runtime::after_fork_in_child);
+  // Before the driver's own end, which was registered when the program initialised it.
+  std::atexit([] {
+    if (!instance->forked()) instance->report_.stop();
+  });
   log_info("rank " + std::to_string(session_.rank_id()) + " of group " + options_.group + " at " +
            path);
   if (options_.offload_free_tag_set)
@@ -156,6 +160,7 @@ void Runtime::device_used(int device) {
 }
 
 void Runtime::device_reset(int device) {
+  unbrokered_.device_reset(device);
   if (device < 0 || device >= 64 || !opened_.load(std::memory_order_acquire)) return;
   devices_.forget(device);
   {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "common/driver.h"
+#include "shim/captures.h"
 #include "shim/cut.h"
 #include "shim/devices.h"
 #include "shim/gate.h"
@@ -63,6 +64,7 @@ class Runtime {
   std::string group();
 
   Gate& gate() { return gate_; }
+  Captures& captures() { return captures_; }
   Memory& memory() { return memory_; }
   /// The heap, when the process may have brokered memory of cuMemAlloc's; else nullptr.
   Heap* heap() {
@@ -96,6 +98,7 @@ class Runtime {
   Driver driver_;
   Devices devices_{driver_};
   Gate gate_;
+  Captures captures_{gate_};
   Session session_;
   Multicast multicast_{driver_};
   Memory memory_{driver_, devices_, session_, multicast_};
@@ -105,7 +108,7 @@ class Runtime {
   Report report_{driver_, devices_, memory_, unbrokered_, session_};
   Mover mover_{driver_, devices_, memory_};
   Cut cut_{driver_, devices_, gate_, session_};
-  Phases phases_{devices_, gate_, memory_, heap_, mover_, cut_, report_, session_};
+  Phases phases_{devices_, gate_, memory_, mover_, cut_, report_, session_};
 
   std::mutex driver_mutex_;  // guards loading
   std::atomic<bool> driver_loaded_{false};

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -50,6 +51,7 @@ struct Mapping {
   std::uint64_t size = 0;  // bytes, the whole allocation
   std::uint64_t id = 0;
   std::vector<Access> access;
+  std::set<Address> sync_memops;  // where CU_POINTER_ATTRIBUTE_SYNC_MEMOPS was set
 };
 
 class Table {

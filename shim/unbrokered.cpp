@@ -64,6 +64,8 @@ void Unbrokered::unmapped(std::uint64_t address, std::uint64_t size) {
   for (auto it = mapped_.lower_bound(address); it != mapped_.end() && it->first < address + size;) {
     const auto handle = handles_.find(it->second);
     it = mapped_.erase(it);
+    // The driver may have given the number to another thread's new handle before we heard of it.
+    if (handle == handles_.end() || handle->second.mappings == 0) continue;
     --handle->second.mappings;
     settle(handle);
   }
@@ -74,18 +76,27 @@ void Unbrokered::settle(Handles::iterator it) {
 }
 
 void Unbrokered::pool_created(CUmemoryPool pool, int device) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(pools_mutex_);
   pools_[pool] = device;
 }
 
-void Unbrokered::pool_destroyed(CUmemoryPool pool) {
-  std::lock_guard lock(mutex_);
-  pools_.erase(pool);
+std::optional<int> Unbrokered::pool_goes(CUmemoryPool pool) {
+  std::lock_guard lock(pools_mutex_);
+  const auto it = pools_.find(pool);
+  if (it == pools_.end()) return std::nullopt;
+  const int device = it->second;
+  pools_.erase(it);
+  return device;
 }
 
-std::map<CUmemoryPool, int> Unbrokered::pools() {
-  std::lock_guard lock(mutex_);
-  return pools_;
+void Unbrokered::device_reset(int device) {
+  std::lock_guard lock(pools_mutex_);
+  std::erase_if(pools_, [&](const auto& pool) { return pool.second == device; });
+}
+
+void Unbrokered::each_pool(const std::function<void(CUmemoryPool, int)>& visit) {
+  std::lock_guard lock(pools_mutex_);
+  for (const auto& [pool, device] : pools_) visit(pool, device);
 }
 
 std::vector<UnbrokeredAmount> Unbrokered::amounts() {

@@ -7,8 +7,10 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,9 +44,12 @@ class Unbrokered {
   void unmapped(std::uint64_t address, std::uint64_t size);
 
   void pool_created(CUmemoryPool pool, int device);
-  void pool_destroyed(CUmemoryPool pool);
-  /// Pools that the process has made, with their devices.
-  std::map<CUmemoryPool, int> pools();
+  /// Before the driver destroys it: it must not be asked about any more. Its device; nothing when
+  /// it is not known.
+  std::optional<int> pool_goes(CUmemoryPool pool);
+  void device_reset(int device);
+  /// Visits the pools that the process has made, with their devices. None is destroyed meanwhile.
+  void each_pool(const std::function<void(CUmemoryPool, int)>& visit);
 
   /// By kind and device.
   std::vector<UnbrokeredAmount> amounts();
@@ -65,10 +70,11 @@ class Unbrokered {
 
   void settle(Handles::iterator it);
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards what follows, but for pools_
   std::map<std::pair<Kind, std::uint64_t>, Entry> entries_;
   Handles handles_;
   std::map<std::uint64_t, std::uint64_t> mapped_;  // handle by address
+  std::mutex pools_mutex_;                         // guards pools_; held while they are visited
   std::map<CUmemoryPool, int> pools_;
 };
 

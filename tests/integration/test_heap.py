@@ -342,6 +342,18 @@ def test_captures(node, scope, mode, forbidden):
     program.verify()
 
 
+def test_a_capture_goes_with_its_stream(node):
+    program = Program(node)
+    program.ask("alloc 0 1000")
+    program.ask("capture begin relaxed")
+    program.ask("capture alloc 3000000")
+    program.ask("capture drop")
+    assert program.brokered() == {("heap", 0): 2 * MIB}
+    node.ctl("pause", "train", "--timeout", "5s")
+    node.ctl("resume", "train")
+    program.verify()
+
+
 def test_a_free_put_off_does_not_hold_a_pause_up(node):
     program = Program(node)
     program.ask("alloc 0 1000")

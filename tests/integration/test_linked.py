@@ -81,6 +81,29 @@ def test_turned_off_or_alone(bare_node, env):
     puppet.leave()
 
 
+def test_a_thread_that_destroyed_a_context_still_waits(node):
+    puppet = node.puppet()
+    each = puppet.ask("alloc 65536")["id"]
+    puppet.ask("context")
+    node.ctl("pause", "train")
+    puppet.send(f"fill {each} 1")
+    assert puppet.waits()
+    node.ctl("resume", "train")
+    assert puppet.answer()["ok"]
+    puppet.ask(f"verify {each} 1")
+
+
+def test_signatures_newer_than_ours_are_left_alone(node):
+    """CUDA 13.1 has another cuMulticastBindMem: who asks for that gets the driver's."""
+    puppet = node.puppet()
+    wanted = {("cuMulticastBindMem", 12010): "libamem_shim.so", ("cuMulticastBindMem", 13000): "libamem_shim.so",
+              ("cuMulticastBindMem", 13010): "libcuda.so.1", ("cuMemCreate", 13010): "libamem_shim.so"}
+    found = {key: os.path.basename(puppet.ask(f"lookup {key[0]} {key[1]}")["library"]) for key in wanted}
+    assert found == wanted
+    puppet.leave()
+    assert "newer than this amem" in puppet.output("err")
+
+
 def run(node, argv, env):
     return subprocess.run([str(each) for each in argv], env=node.env(env), capture_output=True, text=True,
                           timeout=patience(20), check=True).stdout.strip()

@@ -1,6 +1,7 @@
 // amem-puppet: a program that is linked to libcuda.so.1 and does what it is told on stdin, one
 // command a line, each answered with one line of JSON. README.md has the commands.
 #include <cuda.h>
+#include <dlfcn.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -92,6 +93,25 @@ void MemoryInfo(Puppet&, const Words&, Answer* answer) {
   answer->Number("total", total);
 }
 
+/// Which library answers a lookup.
+void Lookup(Puppet&, const Words& words, Answer* answer) {
+  void* function = nullptr;
+  Check(cuGetProcAddress(Word(words, 1).c_str(), &function, static_cast<int>(Number(words, 2)),
+                         CU_GET_PROC_ADDRESS_DEFAULT, nullptr),
+        "cuGetProcAddress");
+  Dl_info info{};
+  if (dladdr(function, &info) == 0) throw Failure("nobody's function");
+  answer->Text("library", info.dli_fname);
+}
+
+/// A context that comes and goes.
+void UseContext(Puppet& puppet, const Words&, Answer*) {
+  CUcontext context = nullptr;
+  Check(cuCtxCreate(&context, nullptr, 0, puppet.device), "cuCtxCreate");
+  Check(cuCtxDestroy(context), "cuCtxDestroy");
+  Check(cuCtxSetCurrent(puppet.context), "cuCtxSetCurrent");
+}
+
 using Command = std::function<void(Puppet&, const Words&, Answer*)>;
 
 const std::map<std::string, Command> kCommands = {
@@ -125,6 +145,8 @@ const std::map<std::string, Command> kCommands = {
     {"meminfo", MemoryInfo},
     {"attribute", Attribute},
     {"team", DoTeam},
+    {"lookup", Lookup},
+    {"context", UseContext},
 };
 
 void Print(const Answer& answer) {

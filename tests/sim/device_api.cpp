@@ -8,11 +8,10 @@
 #include "api.h"
 #include "device.h"
 #include "node.h"
+#include "proc_address.h"
 
 namespace sim {
 namespace {
-
-constexpr int kDriverVersion = 13000;
 
 int Attribute(CUdevice_attribute attribute, int physical) {
   switch (attribute) {

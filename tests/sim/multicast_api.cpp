@@ -126,6 +126,11 @@ SIM_CALL(cuMulticastBindMem,
          (CUmemGenericAllocationHandle handle, size_t at, CUmemGenericAllocationHandle memory,
           size_t from, size_t bytes, unsigned long long flags),
          BindMemory(handle, at, memory, from, bytes, flags))
+// Of CUDA 13.1: newer than the headers that this is built with.
+SIM_CALL(cuMulticastBindMem_v2,
+         (CUmemGenericAllocationHandle handle, CUdevice, size_t at,
+          CUmemGenericAllocationHandle memory, size_t from, size_t bytes, unsigned long long flags),
+         BindMemory(handle, at, memory, from, bytes, flags))
 SIM_CALL(cuMulticastBindAddr,
          (CUmemGenericAllocationHandle handle, size_t at, CUdeviceptr address, size_t bytes,
           unsigned long long flags),

@@ -5,6 +5,10 @@
 
 #include "api.h"
 
+// Newer than the headers.
+SIM_API cuMulticastBindMem_v2(CUmemGenericAllocationHandle, CUdevice, size_t,
+                              CUmemGenericAllocationHandle, size_t, size_t, unsigned long long);
+
 namespace sim {
 namespace {
 
@@ -18,7 +22,6 @@ struct Symbol {
 };
 
 // For each name the variants in ascending order of version.
-constexpr int kDriverVersion = 13000;
 const Symbol kSymbols[] = {
 #define SIM_SYMBOL(base, version, function) \
   {#base, version, #function, reinterpret_cast<void*>(function), nullptr, nullptr},

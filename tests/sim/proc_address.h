@@ -5,6 +5,8 @@
 
 namespace sim {
 
+constexpr int kDriverVersion = 13010;
+
 /// The name as cuGetProcAddress knows it: without _v2 and without _ptsz or _ptds.
 std::string BaseName(const std::string& exported_name);
 

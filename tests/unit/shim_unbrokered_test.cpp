@@ -48,13 +48,39 @@ TEST(ShimUnbrokered, AHandlesMemoryLivesAsLongAsAHandleOrAMapping) {
   EXPECT_EQ(u.amounts(), Amounts{});
 }
 
+TEST(ShimUnbrokered, AHandleThatTheDriverGaveOutAgain) {
+  Unbrokered u;
+  u.created(5, 64, 1);
+  u.mapped(5, 0x10000);
+  u.created(5, 32, 0);  // by another thread, before the first one's unmap was heard of
+  u.unmapped(0x10000, 0x1000);
+  EXPECT_EQ(u.amounts(), (Amounts{{"vmm", 0, 32, 1}}));
+  u.created(6, 64, 1);
+  u.mapped(6, 0x20000);
+  u.created(6, 64, 1);
+  u.released(6);
+  u.unmapped(0x20000, 0x1000);
+  EXPECT_EQ(u.amounts(), (Amounts{{"vmm", 0, 32, 1}}));
+}
+
 TEST(ShimUnbrokered, RemembersPools) {
   Unbrokered u;
   const auto pool = reinterpret_cast<CUmemoryPool>(std::uintptr_t{8});
   u.pool_created(pool, 1);
-  EXPECT_EQ(u.pools().at(pool), 1);
-  u.pool_destroyed(pool);
-  EXPECT_TRUE(u.pools().empty());
+  const auto there = [&] {
+    std::map<CUmemoryPool, int> pools;
+    u.each_pool([&](CUmemoryPool each, int device) { pools[each] = device; });
+    return pools;
+  };
+  EXPECT_EQ(there(), (std::map<CUmemoryPool, int>{{pool, 1}}));
+  EXPECT_EQ(u.pool_goes(pool), 1);
+  EXPECT_EQ(u.pool_goes(pool), std::nullopt);
+  EXPECT_TRUE(there().empty());
+  u.pool_created(pool, 1);
+  u.device_reset(0);
+  EXPECT_EQ(there().size(), 1U);
+  u.device_reset(1);
+  EXPECT_TRUE(there().empty());
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
   X(cuDevicePrimaryCtxRetain, 7000)        \
   X(cuCtxSetCurrent, 4000)                 \
   X(cuStreamCreate, 2000)                  \
+  X(cuStreamDestroy, 4000)                 \
   X(cuStreamSynchronize, 2000)             \
   X(cuStreamBeginCapture, 10010)           \
   X(cuStreamEndCapture, 10000)             \

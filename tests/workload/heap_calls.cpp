@@ -151,6 +151,11 @@ void EndCapture(Answer* answer) {
   if (result == CUDA_SUCCESS) Check(Cuda().cuGraphDestroy(graph), "cuGraphDestroy");
 }
 
+void DropCapture() {
+  Check(Cuda().cuStreamDestroy(g_stream), "cuStreamDestroy");
+  g_stream = nullptr;
+}
+
 void AllocateInCapture(std::size_t bytes, Answer* answer) {
   CUdeviceptr p = 0;
   const CUresult allocated = Cuda().cuMemAlloc(&p, bytes);

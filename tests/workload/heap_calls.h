@@ -27,6 +27,7 @@ void BeginCapture(const std::string& mode);
 /// The result of cuStreamEndCapture.
 void EndCapture(Answer* answer);
 /// Results of cuMemAlloc and cuMemFree while the capture is open.
+void DropCapture();
 void AllocateInCapture(std::size_t bytes, Answer* answer);
 
 /// Memory that no scope brokers: "pool", "own_pool", "managed" or "array".

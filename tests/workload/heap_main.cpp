@@ -148,6 +148,7 @@ const std::map<std::string, Command> kCommands = {
        p.memory.Bind(0);
        if (WordAt(w, 1) == "end") return EndCapture(a);
        if (WordAt(w, 1) == "begin") return BeginCapture(WordAt(w, 2));
+       if (WordAt(w, 1) == "drop") return DropCapture();
        AllocateInCapture(NumberAt(w, 2, 1000), a);
      }},
     {"unbrokered",
