@@ -8,6 +8,7 @@ add_executable(client_test
   ${unit}/client_format_test.cpp ${unit}/client_views_test.cpp ${unit}/client_json_test.cpp
   ${unit}/client_options_test.cpp ${unit}/client_run_test.cpp ${unit}/client_endpoint_test.cpp)
 target_link_libraries(client_test PRIVATE amem_ctl amem_warnings GTest::gmock GTest::gtest_main)
+amem_precompile(client_test <gmock/gmock.h> <amem/v1/broker.pb.h>)
 add_dependencies(unit_tests client_test)
 gtest_discover_tests(client_test PROPERTIES LABELS unit TIMEOUT 60)
 
@@ -19,6 +20,7 @@ endif()
 add_executable(client_broker_test ${unit}/client_api_test.cpp ${unit}/client_commands_test.cpp)
 target_link_libraries(client_broker_test PRIVATE
   amem_client_objects amem_ctl amem_warnings GTest::gmock GTest::gtest_main)
+amem_precompile(client_broker_test <gmock/gmock.h> <amem/v1/broker.grpc.pb.h>)
 gtest_discover_tests(client_broker_test PROPERTIES LABELS unit TIMEOUT 60 ${with_grpc})
 
 # The library as a program sees it: linked, through its own headers only, with a shim that the program supplies.
