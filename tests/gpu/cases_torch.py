@@ -1,0 +1,101 @@
+"""The cases about everything else that a PyTorch program holds: its heap, regions and tags, shared tensors."""
+
+import figures
+from harness import Failure
+from registry import case
+
+COPY_LIMIT = 50  # GB/s per GPU and way, on a link of 55
+STATE_GIB = 14  # of the large training step: weights, gradients, AdamW's state
+POOL_GIB_PER_GPU = 18  # what such a rank holds in all
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+def times(report):
+    return ", ".join(f"{verb} {report[f'{verb}_ms']['median']:.0f} ms (first {report[f'{verb}_ms']['first']:.0f}, max "
+                     f"{report[f'{verb}_ms']['max']:.0f})" for verb in ("pause", "resume") if f"{verb}_ms" in report)
+
+
+def check_curve(report, undisturbed):
+    """The losses of a run with pauses are those of a run without, `undisturbed()`. A second such run says how far two of
+    them are apart, and is made only where they are not equal bit for bit."""
+    reference = undisturbed()
+    right, text = figures.within(report["losses"], reference)
+    if not right:
+        right, text = figures.within(report["losses"], reference, undisturbed())
+    if not right:
+        raise Failure(f"losses {text}")
+    return f"{len(reference)} losses {text}"
+
+
+def trained(bench, script, *arguments, limit, env=None, scope="heap"):
+    """Runs a training program with pauses, and without for its losses. Returns the report and a line on these."""
+    report = bench.torch_script(script, *arguments, env=env, scope=scope).wait(limit).report()
+
+    def undisturbed():
+        alone = bench.torch_script(script, *arguments, "--pause", "none", env=env, shim=False)
+        return alone.wait(limit).report()["losses"]
+    return report, check_curve(report, undisturbed)
+
+
+def check_copies(bench, log, report):
+    """How fast bytes were saved and loaded, by the broker's log of these pauses."""
+    rates = figures.copy_rates(figures.operations(log, "train"), report["saved_bytes"], bench.ranks)
+    slow = figures.too_slow(rates, COPY_LIMIT)
+    if slow and bench.time_limits:
+        raise Failure(slow)
+    return figures.show_rates(rates)
+
+
+# ---- the whole heap ---------------------------------------------------------------------------------------------
+
+
+@case(330)
+def heap_step(bench):
+    """A training step of 14 GiB of state in a CUDA graph, all of PyTorch's memory brokered."""
+    broker = bench.broker(pool_gib=POOL_GIB_PER_GPU * bench.ranks)
+    size = broker.log_size()
+    report, curve = trained(bench, "heap_step.py", "--state-gib", STATE_GIB, "--cycles", bench.cycles, limit=150,
+                            env=EXPANDABLE)
+    return (f"{times(report)}; {check_copies(bench, broker.log_since(size), report)}; {curve}; "
+            f"{report['unbrokered_mib']} MiB not brokered, {report['device_mib']}")
+
+
+@case(150)
+def heap_malloc(bench):
+    """A smaller one with PyTorch's segments from cudaMalloc."""
+    report, curve = trained(bench, "heap_step.py", "--state-gib", 2, "--width", 1024, "--cycles", bench.few, limit=70)
+    return f"{times(report)}; {curve}; {report['unbrokered_mib']} MiB not brokered, {report['device_mib']}"
+
+
+# ---- regions and tags -------------------------------------------------------------------------------------------
+
+
+@case(90)
+def regions(bench):
+    """Regions, tags, policies, and what a program is told that does it wrong."""
+    report = bench.torch_script("regions.py", scope="regions").wait(85).report()
+    return f"{len(report['steps'])} steps, {times(report)}; MiB by tag {report['tags_mib']}"
+
+
+@case(60)
+def compat_layer(bench):
+    """torch_memory_saver's interface."""
+    report = bench.torch_script("compat_layer.py", scope="regions").wait(55).report()
+    return f"tags {', '.join(report['tags'])}"
+
+
+# ---- CUDA IPC ---------------------------------------------------------------------------------------------------
+
+
+@case(60)
+def ipc_tensors(bench):
+    """Two processes on one GPU share tensors."""
+    report = bench.python_script("ipc_share.py", "tensors", "--cycles", bench.few, scope="heap").wait(55).report()
+    return f"{report['tensors']} tensors, {report['checks']} checks, freed {report['freed_mib']} MiB"
+
+
+@case(60)
+def ipc_buffers(bench):
+    """Each rank reads the buffers of its peers, as custom all-reduces do."""
+    report = bench.torch_script("ipc_share.py", "buffers", "--cycles", bench.few, scope="heap").wait(55).report()
+    return f"{report['mib']} MiB per rank, {times(report)}"
