@@ -1,7 +1,7 @@
 """The cases about everything else that a PyTorch program holds: its heap, regions and tags, shared tensors."""
 
 import figures
-from harness import Failure
+from harness import Failure, Skip
 from registry import case
 
 COPY_LIMIT = 50  # GB/s per GPU and way, on a link of 55
@@ -99,3 +99,66 @@ def ipc_buffers(bench):
     """Each rank reads the buffers of its peers, as custom all-reduces do."""
     report = bench.torch_script("ipc_share.py", "buffers", "--cycles", bench.few, scope="heap").wait(55).report()
     return f"{report['mib']} MiB per rank, {times(report)}"
+
+
+# ---- NCCL's other kinds of memory -------------------------------------------------------------------------------
+
+
+def nccl_kind(bench, kind):
+    """A kind that NCCL does not use here is skipped; one that it uses only without amem is a failure."""
+    def run(*arguments, **how):
+        return bench.torch_script("nccl_kinds.py", kind, "--cycles", bench.few, *arguments, **how).wait(85).report()
+    try:
+        report = run()
+    except Skip as skip:
+        run("--pause", "none", shim=False)
+        raise Failure(f"only under amem: {skip}") from None
+    return f"{times(report)}; before {report['before']}, after {report['after']}; NCCL {report['nccl']}"
+
+
+@case(120)
+def nccl_registered(bench):
+    """ncclMemAlloc and ncclCommRegister."""
+    return nccl_kind(bench, "registered")
+
+
+@case(120)
+def nccl_captured(bench):
+    """Buffers registered by the capture of a CUDA graph, which is replayed after each cycle."""
+    return nccl_kind(bench, "captured")
+
+
+@case(120)
+def nccl_window(bench):
+    """Windows (symmetric memory) of NCCL's own interface."""
+    return nccl_kind(bench, "window")
+
+
+@case(120)
+def nccl_symmetric_kernels(bench):
+    """Symmetric kernels are still used after the cycles."""
+    return nccl_kind(bench, "symmetric_kernels")
+
+
+@case(120)
+def nccl_copy_engines(bench):
+    """An all-gather by copy engines is still run by them after the cycles."""
+    return nccl_kind(bench, "copy_engines")
+
+
+@case(120)
+def torch_symmetric(bench):
+    """PyTorch's symmetric memory with the NCCL backend."""
+    return nccl_kind(bench, "torch_symmetric")
+
+
+@case(120)
+def nccl_changing(bench):
+    """Communicators made, split and destroyed between cycles."""
+    return nccl_kind(bench, "changing")
+
+
+@case(120)
+def nccl_aborted(bench):
+    """ncclCommAbort of a paused communicator."""
+    return nccl_kind(bench, "aborted")

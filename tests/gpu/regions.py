@@ -12,12 +12,10 @@ import argparse
 import contextlib
 import ctypes
 import sys
-import threading
-import time
 
 import figures
 import torch_rank
-from torch_rank import MIB, Rank, check, check_equal
+from torch_rank import Later, MIB, Rank, check, check_equal, eventually
 
 import amem
 import torch
@@ -51,34 +49,6 @@ class Runtime:
     def fill(self, address, byte, size):
         result = self.library.cudaMemset(address, ctypes.c_int(byte), ctypes.c_size_t(size))
         check(result == 0, f"cudaMemset returned {result}")
-
-
-class Later:
-    """A call in a thread of its own, to see whether it waits."""
-
-    def __init__(self, call):
-        self.result = None
-        self.error = None
-        self.ended = None  # when
-        self.thread = threading.Thread(target=self._run, args=(call,), daemon=True)
-        self.thread.start()
-
-    def _run(self, call):
-        try:
-            self.result = call()
-        except BaseException as error:  # noqa: BLE001: told to whoever waits
-            self.error = error
-        self.ended = time.monotonic()
-
-    def waits(self, seconds=0.5):
-        self.thread.join(seconds)
-        return self.thread.is_alive()
-
-    def wait(self, what, seconds=20):
-        self.thread.join(seconds)
-        check(not self.thread.is_alive(), f"{what} still waits {seconds} s after the resume")
-        check(self.error is None, f"{what}: {self.error!r}")
-        return self.result
 
 
 @contextlib.contextmanager
@@ -276,7 +246,7 @@ class Program:
         del torch_tensor  # goes back to torch's pool, without any call of the driver
         self.runtime.free(extra)
         self.rank.barrier()
-        after = self.eventually(lambda: self.usage(WEIGHTS)["allocated_bytes"], before - 96 * MIB * self.rank.world)
+        after = eventually(lambda: self.usage(WEIGHTS)["allocated_bytes"], before - 96 * MIB * self.rank.world)
         self.rank.agree(before - after == 96 * MIB * self.rank.world,
                         f"freed 96 MiB per rank while away: allocated {before} -> {after} B")
         self.both("resume", [WEIGHTS])
@@ -285,14 +255,6 @@ class Program:
             again = torch.empty(1 << 22, device=self.device)
         again.copy_(pattern(1 << 22, 13, self.device))
         check_equal("memory freed while away and taken again", again, pattern(1 << 22, 13, self.device))
-
-    @staticmethod
-    def eventually(ask, wanted, seconds=5):
-        """The answer when it has become that, or after so long."""
-        end = time.monotonic() + seconds
-        while (answer := ask()) != wanted and time.monotonic() < end:
-            time.sleep(0.05)
-        return answer
 
     def waits_at_the_gate(self):
         """Allocating and freeing while everything is paused: the calls wait and then do it."""

@@ -1,8 +1,7 @@
 """What the PyTorch programs of these tests share: a rank with its groups, memory figures, pauses and checks.
 
 They are run by torchrun, one process per GPU, with the shim preloaded (amemctl run) or without. Exit status: 0 all right,
-1 a check failed. A program that
-cannot run here ends with 0 and a report that says why: torchrun knows no status for it.
+1 a check failed. A program that cannot run here ends with 0 and a report that says why: torchrun knows no status for it.
 """
 
 import faulthandler
@@ -12,6 +11,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 
 import figures
@@ -77,6 +77,42 @@ def checksum(tensors):
             parts.append(int(torch.sum(words[whole:], dtype=torch.int64)))
         total = figures.fold(total, parts)
     return total
+
+
+class Later:
+    """A call in a thread of its own, to see whether it waits."""
+
+    def __init__(self, call):
+        self.result = None
+        self.error = None
+        self.ended = None  # when
+        self.thread = threading.Thread(target=self._run, args=(call,), daemon=True)
+        self.thread.start()
+
+    def _run(self, call):
+        try:
+            self.result = call()
+        except BaseException as error:  # noqa: BLE001: told to whoever waits
+            self.error = error
+        self.ended = time.monotonic()
+
+    def waits(self, seconds=0.5):
+        self.thread.join(seconds)
+        return self.thread.is_alive()
+
+    def wait(self, what, seconds=20):
+        self.thread.join(seconds)
+        check(not self.thread.is_alive(), f"{what} still waits {seconds} s after the resume")
+        check(self.error is None, f"{what}: {self.error!r}")
+        return self.result
+
+
+def eventually(ask, wanted, seconds=5):
+    """The answer when it has become that, or after so long."""
+    end = time.monotonic() + seconds
+    while (answer := ask()) != wanted and time.monotonic() < end:
+        time.sleep(0.05)
+    return answer
 
 
 class Operator:
