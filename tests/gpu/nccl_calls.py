@@ -79,8 +79,7 @@ class Nccl:
         address = ctypes.c_void_p()
         self.call("ncclMemAlloc", ctypes.byref(address), 4 * count)
         self.allocated.append(address)
-        storage = torch._C._construct_storage_from_data_pointer(address.value, self.device, 4 * count)
-        return torch.empty(0, device=self.device).set_(storage, 0, (count,), (1,))
+        return torch_rank.tensor_at(address.value, count, self.device)
 
     def free(self):
         """Of all tensors of allocate(), which must not be used any more."""

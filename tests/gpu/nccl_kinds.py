@@ -22,7 +22,6 @@ from torch_rank import Later, NotHere, Rank, eventually
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
 
 KINDS = {}
 
@@ -30,15 +29,6 @@ KINDS = {}
 def kind(cls):
     KINDS[cls.name] = cls
     return cls
-
-
-def profiled(body):
-    """How many events of which kind the profiler saw."""
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        body()
-        torch.cuda.synchronize()
-    return figures.count_kinds([event.name for event in profiler.events()])
 
 
 class Kind:
@@ -87,7 +77,7 @@ class OfBuffers(Kind):
 
     def counted(self, seed):
         self.collectives.fill(seed)
-        counts = profiled(self.collectives.run)
+        counts = torch_rank.profiled(self.collectives.run)
         self.collectives.check(seed)
         return counts
 
@@ -259,23 +249,15 @@ class TorchSymmetric(Kind):
 
     def __init__(self, rank):
         super().__init__(rank)
-        try:
-            import torch.distributed._symmetric_memory as symmetric
-            symmetric.set_backend("NCCL")
-        except (ImportError, RuntimeError) as error:
-            raise NotHere(f"PyTorch {torch.__version__} has no symmetric memory by NCCL: {error}") from error
-        dist.all_reduce(torch.ones(1, device=rank.device))  # now there is a communicator
-        self.collectives = Collectives(
-            TorchCommunicator(rank), lambda count: symmetric.empty(count, dtype=torch.float32, device=rank.device),
-            self.part)
-        self.held = [symmetric.rendezvous(buffer, dist.group.WORLD) for buffer in self.collectives.buffers()]
+        self.symmetric = torch_rank.Symmetric(rank)
+        self.collectives = Collectives(TorchCommunicator(rank), self.symmetric.allocate, self.part)
 
     def verify(self, seed):
         self.collectives.verify(seed)
 
     def evidence(self, seed):
         self.collectives.fill(seed)
-        counts = profiled(self.collectives.run)
+        counts = torch_rank.profiled(self.collectives.run)
         self.collectives.check(seed)
         return counts
 
@@ -397,14 +379,12 @@ def check_nothing_left(rank):
 
 def made(rank, chosen):
     """The kind, in every rank or in none."""
-    this, why = None, None
+    this, why = None, ""
     try:
         this = chosen(rank)
     except NotHere as missing:
         why = str(missing)
-    reasons = [each for each in rank.gather(why) if each]
-    if reasons:
-        raise NotHere(reasons[0])
+    rank.all_here(why)
     return this
 
 
@@ -417,9 +397,7 @@ def run(options):
     this = made(rank, chosen)
     this.verify(0)
     before = this.evidence(1)
-    reasons = [each for each in rank.gather(this.missing(before)) if each]
-    if reasons:
-        raise NotHere(reasons[0])
+    rank.all_here(this.missing(before))
     for cycle in range(1, options.cycles + 1):
         rank.arm_watchdog()
         this.cycle(cycle)

@@ -15,11 +15,10 @@ import sys
 
 import figures
 import torch_rank
-from torch_rank import Later, MIB, Rank, check, check_equal, eventually
+from torch_rank import Later, MIB, Rank, check, check_equal, eventually, verify_all_reduce
 
 import amem
 import torch
-import torch.distributed as dist
 
 WEIGHTS, CACHE = "weights", "kv_cache"
 SLACK_MIB = 64  # torch and the driver round sizes up
@@ -82,9 +81,7 @@ class Program:
     # ---- what the steps need ----
 
     def collective(self, seed):
-        data = torch_rank.values(self.rank.rank, 0, 1 << 20, seed, self.device)
-        dist.all_reduce(data)
-        check_equal("all-reduce", data, torch_rank.sums(self.rank.world, 0, 1 << 20, seed, self.device))
+        verify_all_reduce(self.rank, seed)
 
     def fill_cache(self, seed):
         self.cache.copy_(pattern(self.cache.numel(), seed, self.device))

@@ -22,6 +22,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+import torch.profiler  # noqa: E402
 
 MIB = 1 << 20
 SKIPPED = 77
@@ -77,6 +78,29 @@ def checksum(tensors):
             parts.append(int(torch.sum(words[whole:], dtype=torch.int64)))
         total = figures.fold(total, parts)
     return total
+
+
+def tensor_at(address, count, device):
+    """A tensor of float32 in memory that somebody else keeps, at the beginning of a storage of its own."""
+    storage = torch._C._construct_storage_from_data_pointer(address, device, 4 * count)
+    return torch.empty(0, device=device).set_(storage, 0, (count,), (1,))
+
+
+def verify_all_reduce(rank, seed):
+    """A collective of all ranks whose every element is compared."""
+    data = values(rank.rank, 0, 1 << 20, seed, rank.device)
+    dist.all_reduce(data)
+    check_equal("all-reduce", data, sums(rank.world, 0, 1 << 20, seed, rank.device))
+
+
+def profiled(body):
+    """How many events of which kind the profiler saw."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU,
+                                            torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        body()
+        torch.cuda.synchronize()
+    return figures.count_kinds([event.name for event in profiler.events()])
 
 
 class Later:
@@ -271,6 +295,12 @@ class Rank:
         failures = [each for each in self.gather(None if right else f"rank {self.rank}: {text}") if each]
         check(not failures, "; ".join(failures[:2]))
 
+    def all_here(self, missing):
+        """NotHere in all ranks, when some rank says why; "": nothing is missing."""
+        reasons = [each for each in self.gather(missing) if each]
+        if reasons:
+            raise NotHere(reasons[0])
+
     def pause(self, cycle, still=True):
         """Everything, and checks that it is away. `still`: nothing is on the device then anyway."""
         self.arm_watchdog()
@@ -318,6 +348,27 @@ class Rank:
         self.barrier()
         dist.destroy_process_group()
         faulthandler.cancel_dump_traceback_later()
+
+
+class Symmetric:
+    """PyTorch's symmetric memory with the NCCL backend. Before any other use of symmetric memory."""
+
+    def __init__(self, rank):
+        self.device = rank.device
+        self.held = []
+        try:
+            import torch.distributed._symmetric_memory as memory
+            memory.set_backend("NCCL")
+        except (ImportError, RuntimeError) as error:
+            raise NotHere(f"PyTorch {torch.__version__} has no symmetric memory by NCCL: {error}") from error
+        self.memory = memory
+        dist.all_reduce(torch.ones(1, device=rank.device))  # now there is a communicator
+
+    def allocate(self, count, group=None):
+        """A tensor of float32 that the ranks of the group (all) know; they allocate in the same order."""
+        tensor = self.memory.empty(count, dtype=torch.float32, device=self.device)
+        self.held.append(self.memory.rendezvous(tensor, group or dist.group.WORLD))
+        return tensor
 
 
 def add_options(parser, cycles=6, pause="both"):
