@@ -177,3 +177,26 @@ def nccl_changing(bench):
 def nccl_aborted(bench):
     """ncclCommAbort of a paused communicator."""
     return nccl_kind(bench, "aborted")
+
+
+# ---- an RL loop -------------------------------------------------------------------------------------------------
+
+
+@case(240)
+def rl_loop(bench):
+    """Training and generation take turns by swaps, and give what they give without amem."""
+    def run(*arguments, **how):
+        return bench.python_script("rl_loop.py", "control", "--ranks", bench.ranks, *arguments, shim=False,
+                                   **how).wait(115).report()
+    # The controller starts its own ranks.
+    swapped = run(env={"AMEM_RUNTIME_DIR": str(bench.broker().runtime)})
+    alone = run("--alone")
+    for what in ("generated", "losses"):
+        for number, (here, there) in enumerate(zip(swapped[what], alone[what], strict=True), 1):
+            if here != there:
+                raise Failure(f"{what} of iteration {number}: {here} with swaps, {there} without")
+    ms = swapped["swap_ms"]
+    tokens = sum(each["tokens"] for each in swapped["generated"])
+    return (f"{len(swapped['losses'])} iterations, {tokens} tokens and all losses equal; {ms['n']} swaps, median "
+            f"{ms['median']:.0f} ms (first {ms['first']:.0f}, max {ms['max']:.0f}); MiB away {swapped['away_mib']}, "
+            f"cache {swapped['cache_mib']} MiB per rank")
