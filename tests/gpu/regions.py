@@ -118,8 +118,7 @@ class Program:
     def amemctl(self, wanted, *arguments):
         done = self.operator.call(*arguments)
         check(done.returncode == wanted, f"amemctl {' '.join(arguments)} ended with {done.returncode}, {wanted} is "
-                                         f"right: {done.stdout.strip()}")
-        return done.stdout
+                                         f"right: {self.operator.said(done)}")
 
     # ---- the steps ----
 

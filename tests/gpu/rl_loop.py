@@ -59,6 +59,10 @@ class Turns:
 
     def __init__(self, folder, role, rank):
         self.folder, self.role, self.rank = folder, role, rank
+        self.parent = os.getppid()
+
+    def check_parent(self):
+        check(os.getppid() == self.parent, "torchrun has ended")
 
     def done(self, number, **result):
         torch.cuda.synchronize()
@@ -71,7 +75,7 @@ class Turns:
         while True:
             number += 1
             faulthandler.cancel_dump_traceback_later()  # it may take as long as the other role's turn
-            wait_for(self.folder / f"{self.role}.{number}")
+            wait_for(self.folder / f"{self.role}.{number}", self.check_parent)
             self.rank.arm_watchdog()
             if (self.folder / f"{self.role}.{number}").read_text() == "end":
                 return
@@ -225,6 +229,11 @@ class Role:
         check(self.process.wait(TURN_S) == 0, f"{self.name} ended with {self.process.returncode}")
 
     def kill(self):
+        """torchrun passes SIGTERM on to its ranks; those that it leaves behind notice that it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -272,6 +281,7 @@ class Controller:
 
 
 def control(options):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # with the roles it has started
     # In memory where there is room for a few copies of the weights.
     roomy = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 << 30
     with tempfile.TemporaryDirectory(prefix="amem-rl-", dir=SHARED_MEMORY if roomy else None) as folder:

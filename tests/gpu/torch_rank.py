@@ -150,12 +150,16 @@ class Operator:
         """The finished process, whatever its status."""
         environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
         return subprocess.run(["amemctl", *arguments], env=environment, text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, check=False)
+                              stderr=subprocess.PIPE, check=False)
+
+    @staticmethod
+    def said(done):
+        return done.stderr.strip() or done.stdout.strip()
 
     @classmethod
     def run(cls, *arguments):
         done = cls.call(*arguments)
-        check(done.returncode == 0, f"amemctl {' '.join(arguments)} failed: {done.stdout.strip()}")
+        check(done.returncode == 0, f"amemctl {' '.join(arguments)} failed: {cls.said(done)}")
         return done.stdout
 
     def group_status(self):
