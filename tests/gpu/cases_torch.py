@@ -79,7 +79,7 @@ def heap_malloc(bench):
 @case(180)
 def fsdp2_train(bench):
     """FSDP2 training with its staging buffers in symmetric memory."""
-    report, curve = trained(bench, "fsdp2_train.py", "--cycles", bench.few, limit=80, env=EXPANDABLE)
+    report, curve = trained(bench, "fsdp2_train.py", "--cycles", bench.few, limit=80)
     return (f"{times(report)}; {curve}; {report['staged_mib']} MiB of buffers; a step before {report['before']}, "
             f"after {report['after']}")
 
