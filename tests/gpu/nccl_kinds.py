@@ -82,9 +82,10 @@ class OfBuffers(Kind):
         return counts
 
     def end(self):
+        # The communicator first: what it knows of a graph's buffers goes with it.
+        self.communicator.destroy()
         del self.collectives
         self.nccl.free()
-        self.communicator.destroy()
 
 
 # ---- registered buffers -----------------------------------------------------------------------------------------
