@@ -114,36 +114,44 @@ def distance(one, other):
 
 
 def within(curve, reference, again=None):
-    """How a curve compares with an undisturbed run, and whether that is right: equal bit for bit, or no further away
-    than a second undisturbed run. `again`: that run, None when there was none."""
+    """Whether a curve is that of an undisturbed run, and how it compares: equal bit for bit, or no further away than a
+    second undisturbed run. `again`: that run, None when there was none."""
     away = distance(curve, reference)
     if away == 0:
         return True, "equal bit for bit"
     if again is None:
         return False, f"{away:g} away, and not compared with a second run"
     spread = distance(again, reference)
-    return away <= spread, f"{away:g} away from the run without pauses, two of which differ by {spread:g}"
+    return away <= spread < float("inf"), f"{away:g} away from the run without pauses, two of which differ by {spread:g}"
 
 
-# ---- the profiler -----------------------------------------------------------------------------------------------
+# ---- the profiler and NCCL's log --------------------------------------------------------------------------------
 
 
 def kind_of(name):
-    """What a piece of GPU work is: "symmetric" (NCCL's symmetric kernels), "nccl" (its other kernels), "copy" or
-    "other"."""
+    """What an event of the profiler is: "symmetric" (a symmetric kernel of NCCL's), "nccl" (another of its kernels),
+    "copy" (on the GPU), "batch" (a call that copies many pieces, which the GPU's own events may not show) or "other"."""
     if name.startswith("ncclSymk"):
         return "symmetric"
     if name.startswith("ncclDevKernel") or name.startswith("ncclKernel"):
         return "nccl"
     if name.startswith("Memcpy"):
         return "copy"
+    if "MemcpyBatch" in name:
+        return "batch"
     return "other"
 
 
 def count_kinds(names):
-    counts = {"symmetric": 0, "nccl": 0, "copy": 0}
+    counts = {"symmetric": 0, "nccl": 0, "copy": 0, "batch": 0}
     for name in names:
         kind = kind_of(name)
         if kind in counts:
             counts[kind] += 1
     return counts
+
+
+def registrations(log):
+    """How often NCCL's log (NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=REG) says that a peer mapped a registered buffer, and that
+    it could not."""
+    return {"peers": log.count(" - IPC register buffer "), "failed": log.count(" failed to IPC register ")}

@@ -15,7 +15,7 @@ import sys
 
 import model as models
 import torch_rank
-from torch_rank import Rank, check_equal
+from torch_rank import Rank, verify_all_reduce
 
 import torch
 import torch.distributed as dist
@@ -90,13 +90,6 @@ class Training:
 
     def bytes(self):
         return 16 * sum(parameter.numel() for parameter in self.model.parameters())
-
-
-def verify_all_reduce(rank, seed):
-    """A collective whose every element is compared, besides those of the gradients."""
-    data = torch_rank.values(rank.rank, 0, 1 << 20, seed, rank.device)
-    dist.all_reduce(data)
-    check_equal("all-reduce", data, torch_rank.sums(rank.world, 0, 1 << 20, seed, rank.device))
 
 
 def run(options):

@@ -13,9 +13,9 @@ target=$(realpath -m "${1:-$source_dir/.gpu/amem}")
 bundle=$target.new  # takes the target's place when all is well
 limit_mib=${LIMIT_MIB:-64}
 
-for tool in cmake patchelf strip ldd; do
+for tool in cmake patchelf strip ldd python3; do
   if ! command -v "$tool" >/dev/null; then
-    echo "make_bundle.sh needs $tool (Debian, Ubuntu: apt-get install cmake patchelf binutils libc-bin)" >&2
+    echo "make_bundle.sh needs $tool (Debian, Ubuntu: apt-get install cmake patchelf binutils libc-bin python3)" >&2
     exit 2
   fi
 done
@@ -36,6 +36,8 @@ rm -rf "$bundle"
 trap 'rm -rf "$bundle"' EXIT
 cmake --install "$build" --prefix "$bundle" >/dev/null
 cmake --install "$build" --prefix "$bundle" --component gpu_tests >/dev/null
+# The package amem must be importable: the programs under PyTorch use it.
+PYTHONPATH=$bundle/python PYTHONDONTWRITEBYTECODE=1 python3 -c "import amem, amem.compat"
 # Only what runs: headers, static libraries and the like stay behind.
 rm -rf "$bundle/include" "$bundle"/lib/cmake "$bundle"/lib/pkgconfig
 find "$bundle" -name '*.a' -delete
@@ -100,7 +102,8 @@ while read -r file; do
 done < <(elf_files "$bundle")
 
 for program in bin/amemd bin/amemctl bin/amem_nccl_cycle bin/amem_launch_bench lib/libamem_shim.so \
-               share/amem/gpu-tests/run.sh; do
+               share/amem/gpu-tests/run.sh share/amem/gpu-tests/run_cases.py python/amem/_version.py \
+               python/amem/_broker.binpb; do
   if [ ! -e "$bundle/$program" ]; then
     echo "the bundle has no $program" >&2
     exit 1

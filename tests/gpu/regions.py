@@ -12,16 +12,13 @@ import argparse
 import contextlib
 import ctypes
 import sys
-import threading
-import time
 
 import figures
 import torch_rank
-from torch_rank import MIB, Rank, check, check_equal
+from torch_rank import Later, MIB, Rank, check, check_equal, eventually, verify_all_reduce
 
 import amem
 import torch
-import torch.distributed as dist
 
 WEIGHTS, CACHE = "weights", "kv_cache"
 SLACK_MIB = 64  # torch and the driver round sizes up
@@ -51,34 +48,6 @@ class Runtime:
     def fill(self, address, byte, size):
         result = self.library.cudaMemset(address, ctypes.c_int(byte), ctypes.c_size_t(size))
         check(result == 0, f"cudaMemset returned {result}")
-
-
-class Later:
-    """A call in a thread of its own, to see whether it waits."""
-
-    def __init__(self, call):
-        self.result = None
-        self.error = None
-        self.ended = None  # when
-        self.thread = threading.Thread(target=self._run, args=(call,), daemon=True)
-        self.thread.start()
-
-    def _run(self, call):
-        try:
-            self.result = call()
-        except BaseException as error:  # noqa: BLE001: told to whoever waits
-            self.error = error
-        self.ended = time.monotonic()
-
-    def waits(self, seconds=0.5):
-        self.thread.join(seconds)
-        return self.thread.is_alive()
-
-    def wait(self, what, seconds=20):
-        self.thread.join(seconds)
-        check(not self.thread.is_alive(), f"{what} still waits {seconds} s after the resume")
-        check(self.error is None, f"{what}: {self.error!r}")
-        return self.result
 
 
 @contextlib.contextmanager
@@ -112,9 +81,7 @@ class Program:
     # ---- what the steps need ----
 
     def collective(self, seed):
-        data = torch_rank.values(self.rank.rank, 0, 1 << 20, seed, self.device)
-        dist.all_reduce(data)
-        check_equal("all-reduce", data, torch_rank.sums(self.rank.world, 0, 1 << 20, seed, self.device))
+        verify_all_reduce(self.rank, seed)
 
     def fill_cache(self, seed):
         self.cache.copy_(pattern(self.cache.numel(), seed, self.device))
@@ -151,8 +118,7 @@ class Program:
     def amemctl(self, wanted, *arguments):
         done = self.operator.call(*arguments)
         check(done.returncode == wanted, f"amemctl {' '.join(arguments)} ended with {done.returncode}, {wanted} is "
-                                         f"right: {done.stdout.strip()}")
-        return done.stdout
+                                         f"right: {self.operator.said(done)}")
 
     # ---- the steps ----
 
@@ -276,7 +242,7 @@ class Program:
         del torch_tensor  # goes back to torch's pool, without any call of the driver
         self.runtime.free(extra)
         self.rank.barrier()
-        after = self.eventually(lambda: self.usage(WEIGHTS)["allocated_bytes"], before - 96 * MIB * self.rank.world)
+        after = eventually(lambda: self.usage(WEIGHTS)["allocated_bytes"], before - 96 * MIB * self.rank.world)
         self.rank.agree(before - after == 96 * MIB * self.rank.world,
                         f"freed 96 MiB per rank while away: allocated {before} -> {after} B")
         self.both("resume", [WEIGHTS])
@@ -285,14 +251,6 @@ class Program:
             again = torch.empty(1 << 22, device=self.device)
         again.copy_(pattern(1 << 22, 13, self.device))
         check_equal("memory freed while away and taken again", again, pattern(1 << 22, 13, self.device))
-
-    @staticmethod
-    def eventually(ask, wanted, seconds=5):
-        """The answer when it has become that, or after so long."""
-        end = time.monotonic() + seconds
-        while (answer := ask()) != wanted and time.monotonic() < end:
-            time.sleep(0.05)
-        return answer
 
     def waits_at_the_gate(self):
         """Allocating and freeing while everything is paused: the calls wait and then do it."""

@@ -12,6 +12,7 @@ import tempfile
 import time
 
 import cases  # noqa: F401: registers what it has
+import cases_torch  # noqa: F401
 from harness import (Broker, Failure, Gpus, Program, SKIPPED, Skip, end_processes, find_nccl, has_torch,
                      tail, torchrun)
 from registry import all_cases
@@ -103,6 +104,12 @@ class Bench:
         if not has_torch():
             raise Skip("no PyTorch")
         return self.start(torchrun(ranks or self.ranks, SCRIPTS / name, *arguments), group=group, **how)
+
+    def python_script(self, name, *arguments, **how):
+        """One that starts its processes itself."""
+        if not has_torch():
+            raise Skip("no PyTorch")
+        return self.start([sys.executable, SCRIPTS / name, *arguments], **how)
 
     def torch_cycle(self, *arguments, **how):
         return self.torch_script("torch_cycle.py", *arguments, **how)

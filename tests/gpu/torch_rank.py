@@ -1,8 +1,7 @@
 """What the PyTorch programs of these tests share: a rank with its groups, memory figures, pauses and checks.
 
 They are run by torchrun, one process per GPU, with the shim preloaded (amemctl run) or without. Exit status: 0 all right,
-1 a check failed. A program that
-cannot run here ends with 0 and a report that says why: torchrun knows no status for it.
+1 a check failed. A program that cannot run here ends with 0 and a report that says why: torchrun knows no status for it.
 """
 
 import faulthandler
@@ -12,6 +11,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 
 import figures
@@ -22,6 +22,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+import torch.profiler  # noqa: E402
 
 MIB = 1 << 20
 SKIPPED = 77
@@ -79,6 +80,65 @@ def checksum(tensors):
     return total
 
 
+def tensor_at(address, count, device):
+    """A tensor of float32 in memory that somebody else keeps, at the beginning of a storage of its own."""
+    storage = torch._C._construct_storage_from_data_pointer(address, device, 4 * count)
+    return torch.empty(0, device=device).set_(storage, 0, (count,), (1,))
+
+
+def verify_all_reduce(rank, seed):
+    """A collective of all ranks whose every element is compared."""
+    data = values(rank.rank, 0, 1 << 20, seed, rank.device)
+    dist.all_reduce(data)
+    check_equal("all-reduce", data, sums(rank.world, 0, 1 << 20, seed, rank.device))
+
+
+def profiled(body):
+    """How many events of which kind the profiler saw."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU,
+                                            torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        body()
+        torch.cuda.synchronize()
+    return figures.count_kinds([event.name for event in profiler.events()])
+
+
+class Later:
+    """A call in a thread of its own, to see whether it waits."""
+
+    def __init__(self, call):
+        self.result = None
+        self.error = None
+        self.ended = None  # when
+        self.thread = threading.Thread(target=self._run, args=(call,), daemon=True)
+        self.thread.start()
+
+    def _run(self, call):
+        try:
+            self.result = call()
+        except BaseException as error:  # noqa: BLE001: told to whoever waits
+            self.error = error
+        self.ended = time.monotonic()
+
+    def waits(self, seconds=0.5):
+        self.thread.join(seconds)
+        return self.thread.is_alive()
+
+    def wait(self, what, seconds=20):
+        self.thread.join(seconds)
+        check(not self.thread.is_alive(), f"{what} still waits {seconds} s after the resume")
+        check(self.error is None, f"{what}: {self.error!r}")
+        return self.result
+
+
+def eventually(ask, wanted, seconds=5):
+    """The answer when it has become that, or after so long."""
+    end = time.monotonic() + seconds
+    while (answer := ask()) != wanted and time.monotonic() < end:
+        time.sleep(0.05)
+    return answer
+
+
 class Operator:
     """amemctl, as an operator would call it."""
 
@@ -90,12 +150,16 @@ class Operator:
         """The finished process, whatever its status."""
         environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
         return subprocess.run(["amemctl", *arguments], env=environment, text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, check=False)
+                              stderr=subprocess.PIPE, check=False)
+
+    @staticmethod
+    def said(done):
+        return done.stderr.strip() or done.stdout.strip()
 
     @classmethod
     def run(cls, *arguments):
         done = cls.call(*arguments)
-        check(done.returncode == 0, f"amemctl {' '.join(arguments)} failed: {done.stdout.strip()}")
+        check(done.returncode == 0, f"amemctl {' '.join(arguments)} failed: {cls.said(done)}")
         return done.stdout
 
     def group_status(self):
@@ -235,6 +299,12 @@ class Rank:
         failures = [each for each in self.gather(None if right else f"rank {self.rank}: {text}") if each]
         check(not failures, "; ".join(failures[:2]))
 
+    def all_here(self, missing):
+        """NotHere in all ranks, when some rank says why; "": nothing is missing."""
+        reasons = [each for each in self.gather(missing) if each]
+        if reasons:
+            raise NotHere(reasons[0])
+
     def pause(self, cycle, still=True):
         """Everything, and checks that it is away. `still`: nothing is on the device then anyway."""
         self.arm_watchdog()
@@ -282,6 +352,27 @@ class Rank:
         self.barrier()
         dist.destroy_process_group()
         faulthandler.cancel_dump_traceback_later()
+
+
+class Symmetric:
+    """PyTorch's symmetric memory with the NCCL backend. Before any other use of symmetric memory."""
+
+    def __init__(self, rank):
+        self.device = rank.device
+        self.held = []
+        try:
+            import torch.distributed._symmetric_memory as memory
+            memory.set_backend("NCCL")
+        except (ImportError, RuntimeError) as error:
+            raise NotHere(f"PyTorch {torch.__version__} has no symmetric memory by NCCL: {error}") from error
+        self.memory = memory
+        dist.all_reduce(torch.ones(1, device=rank.device))  # now there is a communicator
+
+    def allocate(self, count, group=None):
+        """A tensor of float32 that the ranks of the group (all) know; they allocate in the same order."""
+        tensor = self.memory.empty(count, dtype=torch.float32, device=self.device)
+        self.held.append(self.memory.rendezvous(tensor, group or dist.group.WORLD))
+        return tensor
 
 
 def add_options(parser, cycles=6, pause="both"):

@@ -1,0 +1,202 @@
+"""The cases about everything else that a PyTorch program holds: its heap, regions and tags, shared tensors."""
+
+import figures
+from harness import Failure, Skip
+from registry import case
+
+COPY_LIMIT = 50  # GB/s per GPU and way, on a link of 55
+STATE_GIB = 14  # of the large training step: weights, gradients, AdamW's state
+POOL_GIB_PER_GPU = 18  # what such a rank holds in all
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+def times(report):
+    return ", ".join(f"{verb} {report[f'{verb}_ms']['median']:.0f} ms (first {report[f'{verb}_ms']['first']:.0f}, max "
+                     f"{report[f'{verb}_ms']['max']:.0f})" for verb in ("pause", "resume") if f"{verb}_ms" in report)
+
+
+def check_curve(report, undisturbed):
+    """The losses of a run with pauses are those of a run without, `undisturbed()`. A second such run says how far two of
+    them are apart, and is made only where they are not equal bit for bit."""
+    reference = undisturbed()
+    right, text = figures.within(report["losses"], reference)
+    if not right:
+        right, text = figures.within(report["losses"], reference, undisturbed())
+    if not right:
+        raise Failure(f"losses {text}")
+    return f"{len(reference)} losses {text}"
+
+
+def trained(bench, script, *arguments, limit, env=None, scope="heap"):
+    """Runs a training program with pauses, and without for its losses. Returns the report and a line on these."""
+    def undisturbed():
+        alone = bench.torch_script(script, *arguments, "--pause", "none", env=env, shim=False)
+        return alone.wait(limit).report()["losses"]
+    try:
+        report = bench.torch_script(script, *arguments, env=env, scope=scope).wait(limit).report()
+    except Skip as skip:
+        not_only_here(skip, undisturbed)
+    return report, check_curve(report, undisturbed)
+
+
+def not_only_here(skip, alone):
+    """A program skips itself where NCCL or PyTorch does not do what it is about. When it does without amem, `alone()`, then
+    amem is why."""
+    alone()
+    raise Failure(f"only under amem: {skip}") from None
+
+
+def check_copies(bench, log, report):
+    """How fast bytes were saved and loaded, by the broker's log of these pauses."""
+    rates = figures.copy_rates(figures.operations(log, "train"), report["saved_bytes"], bench.ranks)
+    slow = figures.too_slow(rates, COPY_LIMIT)
+    if slow and bench.time_limits:
+        raise Failure(slow)
+    return figures.show_rates(rates)
+
+
+# ---- the whole heap ---------------------------------------------------------------------------------------------
+
+
+@case(330)
+def heap_step(bench):
+    """A training step of 14 GiB of state in a CUDA graph, all of PyTorch's memory brokered."""
+    broker = bench.broker(pool_gib=POOL_GIB_PER_GPU * bench.ranks)
+    size = broker.log_size()
+    report, curve = trained(bench, "heap_step.py", "--state-gib", STATE_GIB, "--cycles", bench.cycles, limit=150,
+                            env=EXPANDABLE)
+    return (f"{times(report)}; {check_copies(bench, broker.log_since(size), report)}; {curve}; "
+            f"{report['unbrokered_mib']} MiB not brokered, {report['device_mib']}")
+
+
+@case(150)
+def heap_malloc(bench):
+    """A smaller one with PyTorch's segments from cudaMalloc."""
+    report, curve = trained(bench, "heap_step.py", "--state-gib", 2, "--width", 1024, "--cycles", bench.few, limit=70)
+    return f"{times(report)}; {curve}; {report['unbrokered_mib']} MiB not brokered, {report['device_mib']}"
+
+
+@case(180)
+def fsdp2_train(bench):
+    """FSDP2 training with its staging buffers in symmetric memory."""
+    report, curve = trained(bench, "fsdp2_train.py", "--cycles", bench.few, limit=80)
+    return (f"{times(report)}; {curve}; {report['staged_mib']} MiB of buffers; a step before {report['before']}, "
+            f"after {report['after']}")
+
+
+# ---- regions and tags -------------------------------------------------------------------------------------------
+
+
+@case(90)
+def regions(bench):
+    """Regions, tags, policies, and what a program is told that does it wrong."""
+    report = bench.torch_script("regions.py", scope="regions").wait(85).report()
+    return f"{len(report['steps'])} steps, {times(report)}; MiB by tag {report['tags_mib']}"
+
+
+@case(60)
+def compat_layer(bench):
+    """torch_memory_saver's interface."""
+    report = bench.torch_script("compat_layer.py", scope="regions").wait(55).report()
+    return f"tags {', '.join(report['tags'])}"
+
+
+# ---- CUDA IPC ---------------------------------------------------------------------------------------------------
+
+
+@case(60)
+def ipc_tensors(bench):
+    """Two processes on one GPU share tensors."""
+    report = bench.python_script("ipc_share.py", "tensors", "--cycles", bench.few, scope="heap").wait(55).report()
+    return f"{report['tensors']} tensors, {report['checks']} checks, freed {report['freed_mib']} MiB"
+
+
+@case(60)
+def ipc_buffers(bench):
+    """Each rank reads the buffers of its peers, as custom all-reduces do."""
+    report = bench.torch_script("ipc_share.py", "buffers", "--cycles", bench.few, scope="heap").wait(55).report()
+    return f"{report['mib']} MiB per rank, {times(report)}"
+
+
+# ---- NCCL's other kinds of memory -------------------------------------------------------------------------------
+
+
+def nccl_kind(bench, kind):
+    def run(*arguments, **how):
+        return bench.torch_script("nccl_kinds.py", kind, "--cycles", bench.few, *arguments, **how).wait(55).report()
+    try:
+        report = run()
+    except Skip as skip:
+        not_only_here(skip, lambda: run("--pause", "none", shim=False))
+    return f"{times(report)}; before {report['before']}, after {report['after']}; NCCL {report['nccl']}"
+
+
+@case(120)
+def nccl_registered(bench):
+    """ncclMemAlloc and ncclCommRegister."""
+    return nccl_kind(bench, "registered")
+
+
+@case(120)
+def nccl_captured(bench):
+    """Buffers registered by the capture of a CUDA graph, which is replayed after each cycle."""
+    return nccl_kind(bench, "captured")
+
+
+@case(120)
+def nccl_window(bench):
+    """Windows (symmetric memory) of NCCL's own interface."""
+    return nccl_kind(bench, "window")
+
+
+@case(120)
+def nccl_symmetric_kernels(bench):
+    """Symmetric kernels are still used after the cycles."""
+    return nccl_kind(bench, "symmetric_kernels")
+
+
+@case(120)
+def nccl_copy_engines(bench):
+    """An all-gather by copy engines is still run by them after the cycles."""
+    return nccl_kind(bench, "copy_engines")
+
+
+@case(120)
+def torch_symmetric(bench):
+    """PyTorch's symmetric memory with the NCCL backend."""
+    return nccl_kind(bench, "torch_symmetric")
+
+
+@case(120)
+def nccl_changing(bench):
+    """Communicators made, split and destroyed between cycles."""
+    return nccl_kind(bench, "changing")
+
+
+@case(120)
+def nccl_aborted(bench):
+    """ncclCommAbort of a paused communicator."""
+    return nccl_kind(bench, "aborted")
+
+
+# ---- an RL loop -------------------------------------------------------------------------------------------------
+
+
+@case(240)
+def rl_loop(bench):
+    """Training and generation take turns by swaps, and give what they give without amem."""
+    def run(*arguments, **how):
+        return bench.python_script("rl_loop.py", "control", "--ranks", bench.ranks, *arguments, shim=False,
+                                   **how).wait(115).report()
+    # The controller starts its own ranks.
+    swapped = run(env={"AMEM_RUNTIME_DIR": str(bench.broker().runtime)})
+    alone = run("--alone")
+    for what in ("generated", "losses"):
+        for number, (here, there) in enumerate(zip(swapped[what], alone[what], strict=True), 1):
+            if here != there:
+                raise Failure(f"{what} of iteration {number}: {here} with swaps, {there} without")
+    ms = swapped["swap_ms"]
+    tokens = sum(each["tokens"] for each in swapped["generated"])
+    return (f"{len(swapped['losses'])} iterations, {tokens} tokens and all losses equal; {ms['n']} swaps, median "
+            f"{ms['median']:.0f} ms (first {ms['first']:.0f}, max {ms['max']:.0f}); MiB away {swapped['away_mib']}, "
+            f"cache {swapped['cache_mib']} MiB per rank")

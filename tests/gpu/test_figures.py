@@ -1,0 +1,120 @@
+"""figures.py decides whether other tests pass, so it is tested itself. Run by pytest, without a GPU."""
+
+import math
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import figures  # noqa: E402
+
+LOG = """\
+[2026-11-21 10:00:00.000] [info] group 'train': pause asked for
+[2026-11-21 10:00:00.700] [info] group 'train': pause took 640.5 ms (quiesce 1.0, save 600.0, release 30.5, drop 9.0)
+[2026-11-21 10:00:00.800] [info] group 'rollout': pause took 1.5 ms (quiesce 1.0, save 0.5)
+[2026-11-21 10:00:01.700] [info] group 'train': resume took 350.0 ms (admit 1.0, create 40.0, map+load 300.0, peers 9.0)
+[2026-11-21 10:00:02.000] [info] group 'train': pause of weights, kv_cache took 320.0 ms (quiesce 20.0, save 300.0)
+[2026-11-21 10:00:03.000] [info] group 'train': resume of weights, kv_cache took 2.0 ms ()
+[2026-11-21 10:00:04.000] [error] group 'train': pause: no room in the pool
+"""
+
+
+def test_operations_are_those_of_the_group_in_order():
+    found = figures.operations(LOG, "train")
+    assert [each["op"] for each in found] == ["pause", "resume", "pause", "resume"]
+    assert [each["what"] for each in found] == ["", "", "weights, kv_cache", "weights, kv_cache"]
+    assert found[0]["ms"] == 640.5
+    assert found[0]["phases"] == {"quiesce": 1.0, "save": 600.0, "release": 30.5, "drop": 9.0}
+    assert found[1]["phases"]["map+load"] == 300.0
+    assert found[3]["phases"] == {}
+
+
+def test_no_operations():
+    assert figures.operations("", "train") == []
+    assert figures.operations(LOG, "nobody") == []
+
+
+def test_copy_rates_are_per_gpu_and_of_the_bytes_that_the_pause_saved():
+    rates = figures.copy_rates(figures.operations(LOG, "train"), [60_000_000_000, 15_000_000_000], 2)
+    assert rates["save"] == [50.0, 25.0]
+    assert rates["map+load"] == [100.0]
+
+
+def test_copy_rates_without_reported_bytes():
+    assert figures.copy_rates(figures.operations(LOG, "train"), [], 2) == {"save": [], "map+load": []}
+
+
+def test_rate_of_no_time():
+    assert figures.rate(1000, 0) == 0.0
+
+
+def test_too_slow():
+    assert figures.too_slow({"save": [51.0, 52.0], "map+load": [50.0]}, 50) == ""
+    assert "no save" in figures.too_slow({"save": [], "map+load": [60.0]}, 50)
+    assert "the first time" in figures.too_slow({"save": [49.0, 60.0, 60.0], "map+load": [60.0]}, 50)
+    assert "later" in figures.too_slow({"save": [60.0, 40.0, 45.0, 60.0], "map+load": [60.0]}, 50)
+
+
+def test_one_slow_copy_among_later_ones_is_no_failure():
+    assert figures.too_slow({"save": [60.0, 60.0, 10.0, 60.0], "map+load": [60.0]}, 50) == ""
+
+
+def test_groups_devices_and_tags():
+    group = {"name": "train", "devices": [{"uuid": "GPU-1", "resident_bytes": 7}],
+             "tags": [{"tag": "weights", "allocated_bytes": 5}]}
+    assert figures.group_of({"groups": [group]}, "train") is group
+    assert figures.group_of({"groups": [group]}, "rollout") is None
+    assert figures.resident_on(group, "GPU-1") == 7
+    assert figures.resident_on(group, "GPU-2") == 0
+    assert figures.tag_of(group, "weights")["allocated_bytes"] == 5
+    assert figures.tag_of(group, "kv_cache")["resident_bytes"] == 0
+
+
+def test_fold_depends_on_order_and_sign():
+    assert figures.fold(0, [1, 2]) != figures.fold(0, [2, 1])
+    assert figures.fold(0, [1]) != figures.fold(0, [-1])
+    assert figures.fold(figures.fold(0, [1]), [2]) == figures.fold(0, [1, 2])
+
+
+def test_distance():
+    assert figures.distance([1.0, 2.0], [1.0, 2.5]) == 0.5
+    assert figures.distance([], []) == 0.0
+    assert figures.distance([1.0], [1.0, 2.0]) == math.inf
+    assert figures.distance([math.nan], [math.nan]) == math.inf
+
+
+def test_within_equal_bit_for_bit():
+    assert figures.within([1.0, 2.0], [1.0, 2.0]) == (True, "equal bit for bit")
+
+
+def test_within_the_spread_of_two_undisturbed_runs():
+    right, text = figures.within([1.0, 2.25], [1.0, 2.0], [1.0, 2.5])
+    assert right and "0.25 away" in text and "differ by 0.5" in text
+    assert not figures.within([1.0, 2.25], [1.0, 2.0], [1.0, 2.0])[0]
+    assert not figures.within([1.0, 2.25], [1.0, 2.0])[0]
+    assert not figures.within([1.0], [1.0, 2.0], [1.0, 2.5])[0]
+    # Two undisturbed runs that are not numbers are infinitely far apart, and say nothing.
+    assert not figures.within([math.nan], [math.nan], [math.nan])[0]
+
+
+def test_kinds_of_gpu_work():
+    names = ["ncclSymkDevKernel_AllGather_ST", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "Memcpy DtoD (Device -> Device)",
+             "void at::native::vectorized_elementwise_kernel<4>", "cudaMemcpyBatchAsync", "Memset (Device)"]
+    assert figures.count_kinds(names) == {"symmetric": 1, "nccl": 1, "copy": 1, "batch": 1}
+    assert figures.count_kinds([]) == {"symmetric": 0, "nccl": 0, "copy": 0, "batch": 0}
+
+
+def test_registrations():
+    log = """\
+node:1:2 [0] NCCL INFO register comm 0x1 buffer 0x2 size 33554432
+node:1:2 [0] NCCL INFO rank 0 - IPC registering buffer 0x2 size 1 (baseAddr 0x2 size 2) to peer 1
+node:1:2 [0] NCCL INFO rank 0 - IPC register buffer 0x2 size 1 (baseAddr 0x2 size 2) to peer 1 regAddr 0x3 offsetOut 0
+node:1:2 [0] NCCL INFO rank 0 - IPC reuse buffer 0x2 size 1 (baseAddr 0x2 size 2) to peer 1 regAddr 0x3
+node:1:2 [0] NCCL INFO rank 0 failed to IPC register userbuff 0x2 buffSize 1 nPeers 1 isLegacyIpc 0 type POSIX_FD
+"""
+    assert figures.registrations(log) == {"peers": 1, "failed": 1}
+    assert figures.registrations("") == {"peers": 0, "failed": 0}
+
+
+def test_describe():
+    assert figures.describe([3.0, 1.0, 2.0]) == {"n": 3, "first": 3.0, "median": 2.0, "min": 1.0, "max": 3.0}
