@@ -6,6 +6,9 @@
 #include <unistd.h>
 
 #include <new>
+#include <string>
+
+#include "shim/log.h"
 
 namespace amem::shim {
 namespace {
@@ -92,6 +95,13 @@ CUresult Gate::wait(ThreadState& self, bool may_step) noexcept {
   }
   ++version_;
   watcher_.notify_all();
+  lock.unlock();
+  if (result == CUDA_ERROR_TIMEOUT)
+    log_error(
+        "a CUDA call fails after waiting " +
+        std::to_string(std::chrono::duration_cast<std::chrono::seconds>(policy_.timeout).count()) +
+        " s for its group to be resumed: resume it (amemctl resume GROUP), or raise "
+        "AMEM_GATE_TIMEOUT");
   return result;
 }
 

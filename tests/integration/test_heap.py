@@ -118,6 +118,9 @@ def test_allocations_and_frees_wait_while_the_group_is_paused(node):
     program.verify()
     program.ask(f"free {block}")
     assert not any(program.brokered().values())
+    program.leave()
+    said = [line for line in program.output("err").splitlines() if "AMEM_GATE_TIMEOUT" in line]
+    assert len(said) == 3 and "resume" in said[0]
 
 
 def test_regions(node):

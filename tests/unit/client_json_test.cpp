@@ -30,9 +30,10 @@ TEST(Json, NestedMessages) {
   v1::PhaseTime* time = progress.add_times();
   time->set_phase("save");
   time->set_us(5);
-  EXPECT_EQ(to_json(progress),
-            R"({"group":"","phase":"","ranks_done":0,"ranks_total":0,"bytes":0,"elapsed_us":0,)"
-            R"("done":true,"times":[{"phase":"save","us":5}]})");
+  EXPECT_EQ(
+      to_json(progress),
+      R"({"group":"","phase":"","ranks_done":0,"ranks_total":0,"bytes":0,"elapsed_us":0,)"
+      R"("done":true,"times":[{"phase":"save","us":5}],"pinned_bytes":0,"unbrokered_bytes":0})");
 }
 
 TEST(Json, ProtobufReadsItBack) {

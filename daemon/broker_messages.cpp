@@ -1,0 +1,182 @@
+// What ranks ask of the broker, and what they answer it.
+#include <spdlog/spdlog.h>
+#include <sys/random.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "daemon/broker.h"
+#include "daemon/messages.h"
+#include "daemon/units.h"
+
+namespace amem {
+namespace {
+
+Result<Token> random_token() {
+  Token token{};
+  if (::getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size()))
+    return errno_status(Code::kInternal, "getrandom", errno);
+  return token;
+}
+
+}  // namespace
+
+void Broker::handle(Rank& rank, const Message& message) {
+  switch (message.which_body) {
+    case amem_v1_SessionMessage_create_tag:
+      return create(rank, message.seq, message.body.create);
+    case amem_v1_SessionMessage_redeem_tag:
+      return redeem(rank, message.seq, message.body.redeem);
+    case amem_v1_SessionMessage_free_tag:
+      return free(rank, message.body.free.id);
+    case amem_v1_SessionMessage_pin_tag:
+      return pin(rank, message.body.pin.id);
+    case amem_v1_SessionMessage_group_request_tag:
+      return group_request(rank, message.seq, message.body.group_request);
+    case amem_v1_SessionMessage_cut_status_tag: {
+      GroupEntry& group = group_of(rank);
+      group.machine.cut_status(rank.id, message.body.cut_status.epoch,
+                               cut_report(message.body.cut_status), Clock::now());
+      return drive(group);
+    }
+    case amem_v1_SessionMessage_phase_done_tag:
+      return phase_done(rank, message.body.phase_done);
+    case amem_v1_SessionMessage_unbrokered_tag:
+      return unbrokered(rank, message.body.unbrokered);
+    default:
+      sessions_.close(rank.session, "it sent message " + std::to_string(message.which_body) +
+                                        ", which is not a rank's to send");
+  }
+}
+
+Status Broker::may_allocate(const Rank& rank) const {
+  const Group& machine = node_.groups.at(rank.group).machine;
+  if (machine.may_allocate(rank.id)) return {};
+  return {Code::kFailedPrecondition, "group '" + machine.name() + "' is " +
+                                         std::string(to_string(machine.state())) +
+                                         "; memory is served when it runs again"};
+}
+
+void Broker::create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message) {
+  Result<Allocation*> made = make(rank, message);
+  if (!made.ok()) {
+    spdlog::debug("group '{}': {}: create refused: {}", group_of(rank).machine.name(), label(rank),
+                  made.status().text());
+    sessions_.send(rank.session, reply_message(seq, made.status()));
+    return;
+  }
+  const Allocation& a = *made.value();
+  sessions_.send(rank.session, created_message(seq, a), {a.fd});
+}
+
+Result<Allocation*> Broker::make(Rank& rank, const amem_v1_Create& message) {
+  if (Status status = may_allocate(rank); !status.ok()) return status;
+  const DeviceUuid uuid = make_uuid(message.device);
+  const Device* device = devices_.find(uuid);
+  if (device == nullptr)
+    return Status(Code::kInvalidArgument, "the broker sees no device " + to_string(uuid));
+  Result<Fd> fd = devices_.create(*device, message.size, message.gpu_direct_rdma);
+  if (!fd.ok()) return fd.status();
+  Result<Token> token = random_token();
+  if (!token.ok()) return token.status();
+  Allocation a;
+  a.group = rank.group;
+  a.token = token.value();
+  a.size = message.size;
+  a.device = uuid;
+  a.gpu_direct_rdma = message.gpu_direct_rdma;
+  a.tag = printable(message.tag);
+  a.region = region_policy(message.policy);
+  a.holders = {rank.id};
+  a.fd = std::make_shared<const Fd>(std::move(fd).value());
+  return &node_.allocations.add(std::move(a));
+}
+
+void Broker::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message) {
+  if (Status status = may_allocate(rank); !status.ok()) {
+    sessions_.send(rank.session, reply_message(seq, status));
+    return;
+  }
+  Token token{};
+  std::memcpy(token.data(), message.token, token.size());
+  Result<Allocation*> redeemed = node_.allocations.redeem(message.id, token, rank.group, rank.id);
+  if (!redeemed.ok()) {
+    spdlog::warn("group '{}': {}: {}", group_of(rank).machine.name(), label(rank),
+                 redeemed.status().text());
+    sessions_.send(rank.session, reply_message(seq, redeemed.status()));
+    return;
+  }
+  const Allocation& a = *redeemed.value();
+  sessions_.send(rank.session, redeemed_message(seq, a), {a.fd});
+}
+
+void Broker::free(Rank& rank, AllocationId id) {
+  Result<std::optional<Allocation>> freed = node_.allocations.free(id, rank.id);
+  if (!freed.ok()) {
+    spdlog::warn("group '{}': {}: free: {}", group_of(rank).machine.name(), label(rank),
+                 freed.status().text());
+    return;
+  }
+  if (std::optional<Allocation>& orphan = freed.value(); orphan.has_value())
+    saved_.give_back(group_of(rank), *orphan);
+}
+
+void Broker::pin(Rank& rank, AllocationId id) {
+  const GroupEntry& group = group_of(rank);
+  Allocation* a = node_.allocations.find(id);
+  Status status;
+  if (a != nullptr && !a->resident())
+    status = {Code::kFailedPrecondition, "allocation " + std::to_string(id) +
+                                             " is not on its device; it cannot be pinned now"};
+  else
+    status = node_.allocations.pin(id, rank.id);
+  if (!status.ok()) {
+    spdlog::warn("group '{}': {}: pin: {}", group.machine.name(), label(rank), status.text());
+    return;
+  }
+  saved_.give_back(group, *a);  // a pause under way leaves it where it is
+}
+
+void Broker::group_request(Rank& rank, std::uint64_t seq, const amem_v1_GroupRequest& message) {
+  if (message.op != amem_v1_GroupOp_GROUP_OP_PAUSE &&
+      message.op != amem_v1_GroupOp_GROUP_OP_RESUME) {
+    sessions_.send(rank.session,
+                   reply_message(seq, {Code::kInvalidArgument,
+                                       "a group request asks for a pause or a resume"}));
+    return;
+  }
+  GroupEntry& group = group_of(rank);
+  Task task(message.op == amem_v1_GroupOp_GROUP_OP_PAUSE ? Operation::kPause : Operation::kResume);
+  for (pb_size_t i = 0; i < message.tags_count; ++i)
+    task.selection.tags.insert(printable(message.tags[i]));
+  if (Status status = known_tags(node_.allocations, group.id, task.selection); !status.ok()) {
+    sessions_.send(rank.session, reply_message(seq, status));
+    return;
+  }
+  group.machine.request(rank.id, seq, task, std::chrono::milliseconds(message.timeout_ms),
+                        Clock::now());
+  drive(group);
+}
+
+void Broker::unbrokered(Rank& rank, const amem_v1_Unbrokered& message) {
+  rank.unbrokered.clear();
+  for (pb_size_t i = 0; i < message.kinds_count; ++i) {
+    const amem_v1_Unbrokered_Kind& kind = message.kinds[i];
+    rank.unbrokered.push_back(
+        {make_uuid(kind.device), printable(kind.kind), kind.bytes, kind.count});
+  }
+}
+
+void Broker::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
+  const std::optional<Work> work = answered_work(message.phase);
+  if (!work)
+    return sessions_.close(rank.session, "it answered phase " + std::to_string(message.phase) +
+                                             ", which is not a rank's to answer");
+  GroupEntry& group = group_of(rank);
+  saved_.answered(rank, message.epoch, *work);
+  group.machine.phase_done(rank.id, message.epoch, *work, phase_status(message), message.bytes,
+                           Clock::now());
+  drive(group);
+}
+
+}  // namespace amem
