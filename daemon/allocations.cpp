@@ -37,7 +37,7 @@ Allocation* Allocations::find(AllocationId id) {
 }
 
 Result<Allocation*> Allocations::redeem(AllocationId id, const Token& token, GroupId group,
-                                        RankId rank) {
+                                        RankId rank, bool loaded) {
   Allocation* allocation = find(id);
   if (allocation == nullptr)
     return Status(Code::kNotFound, "allocation " + std::to_string(id) +
@@ -45,7 +45,8 @@ Result<Allocation*> Allocations::redeem(AllocationId id, const Token& token, Gro
   if (allocation->group != group || !same_token(allocation->token, token))
     return Status(Code::kPermissionDenied, "the ticket for allocation " + std::to_string(id) +
                                                " is not one of this rank's group");
-  if (!allocation->resident())
+  const bool coming_back = allocation->away && !allocation->stayed && !loaded;
+  if (!allocation->resident() || coming_back)
     return Status(Code::kFailedPrecondition, "allocation " + std::to_string(id) +
                                                  " is paused with its tag '" + allocation->tag +
                                                  "'; resume that first");

@@ -54,6 +54,9 @@ struct Allocation {
   /// A resume has something to bring back.
   bool left() const { return !resident() || stayed; }
   bool pinned() const { return !pinners.empty(); }
+  /// A pause has something to take. What stayed away stays until it has been resumed, though
+  /// nobody pins it any more: its keeper may have let go of it.
+  bool can_leave() const { return resident() && !away && !pinned(); }
   bool held_by(RankId rank) const;
   bool pinned_by(RankId rank) const;
 };
@@ -78,8 +81,9 @@ class Allocations {
 
   /// `rank` of `group` presents a ticket: makes it a holder, once. kNotFound: no such allocation
   /// (any more). kPermissionDenied: another group's, or the wrong token. kFailedPrecondition: it is
-  /// not on its device.
-  Result<Allocation*> redeem(AllocationId id, const Token& token, GroupId group, RankId rank);
+  /// not on its device, or without its bytes: `loaded` says that what comes back has them.
+  Result<Allocation*> redeem(AllocationId id, const Token& token, GroupId group, RankId rank,
+                             bool loaded = false);
 
   /// `rank` holds it no longer. The allocation itself, when nobody does now: it has left the table,
   /// the caller frees its extents, and its end closes its descriptor.

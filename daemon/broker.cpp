@@ -199,9 +199,8 @@ Result<GroupEntry*> Broker::join_group(const std::string& name, const Peer& peer
 
 MemoryView Broker::memory_of(GroupId group) const {
   return {[this, group](const Selection& what) {
-            return node_.allocations.any(group, [&](const Allocation& a) {
-              return what.takes(a.tag) && a.resident() && !a.pinned();
-            });
+            return node_.allocations.any(
+                group, [&](const Allocation& a) { return what.takes(a.tag) && a.can_leave(); });
           },
           [this, group](const Selection& what) {
             return node_.allocations.any(

@@ -99,7 +99,9 @@ void Broker::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message
   }
   Token token{};
   std::memcpy(token.data(), message.token, token.size());
-  Result<Allocation*> redeemed = node_.allocations.redeem(message.id, token, rank.group, rank.id);
+  const bool loaded = group_of(rank).machine.phase() == Phase::kOpen;
+  Result<Allocation*> redeemed =
+      node_.allocations.redeem(message.id, token, rank.group, rank.id, loaded);
   if (!redeemed.ok()) {
     spdlog::warn("group '{}': {}: {}", group_of(rank).machine.name(), label(rank),
                  redeemed.status().text());
@@ -111,21 +113,26 @@ void Broker::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message
 }
 
 void Broker::free(Rank& rank, AllocationId id) {
+  GroupEntry& group = group_of(rank);
   Result<std::optional<Allocation>> freed = node_.allocations.free(id, rank.id);
   if (!freed.ok()) {
-    spdlog::warn("group '{}': {}: free: {}", group_of(rank).machine.name(), label(rank),
+    spdlog::warn("group '{}': {}: free: {}", group.machine.name(), label(rank),
                  freed.status().text());
     return;
   }
   if (std::optional<Allocation>& orphan = freed.value(); orphan.has_value())
-    saved_.give_back(group_of(rank), *orphan);
+    return saved_.give_back(group, *orphan);
+  if (const auto it = group.loaders.find(id); it != group.loaders.end() && it->second == rank.id) {
+    group.machine.freed_unloaded(rank.id, Clock::now());
+    drive(group);
+  }
 }
 
 void Broker::pin(Rank& rank, AllocationId id) {
   const GroupEntry& group = group_of(rank);
   Allocation* a = node_.allocations.find(id);
   Status status;
-  if (a != nullptr && !a->resident())
+  if (a != nullptr && a->away && !a->stayed)
     status = {Code::kFailedPrecondition, "allocation " + std::to_string(id) +
                                              " is not on its device; it cannot be pinned now"};
   else

@@ -22,6 +22,7 @@ namespace {
 constexpr std::size_t kMaxTags = std::size(amem_v1_Release{}.tags);
 constexpr std::size_t kMaxTagLength = sizeof(amem_v1_Create::tag) - 1;
 constexpr std::size_t kWatchBacklog = 1024;  // events that a slow caller may fall behind
+constexpr std::size_t kProgressBacklog = 1024;
 /// For calls that come while we end; all others have been ended by then.
 constexpr auto kShutdownPatience = std::chrono::milliseconds(500);
 
@@ -35,7 +36,13 @@ class StreamObserver final : public OperationObserver {
  public:
   explicit StreamObserver(std::shared_ptr<Stream<v1::Progress>> stream)
       : stream_(std::move(stream)) {}
-  void progress(const v1::Progress& progress) override { stream_->push(progress); }
+  /// A caller that reads too slowly misses some, but not the last.
+  void progress(const v1::Progress& progress) override {
+    if (progress.done())
+      stream_->push(progress);
+    else
+      stream_->try_push(progress, kProgressBacklog);
+  }
   void finished(const Status& status) override { stream_->finish(to_grpc(status)); }
 
  private:

@@ -24,13 +24,19 @@ bool Cut::Rank::busy() const {
 void Cut::report(RankId rank, CutReport report, Time now) {
   const auto it = ranks_.find(rank);
   if (it == ranks_.end()) return;
-  it->second.reported = true;
-  it->second.last = std::move(report);
-  for (const CutReport::Device& device : it->second.last.devices) {
+  Rank& r = it->second;
+  r.reported = true;
+  r.last = std::move(report);
+  // What it does not report any more is forgotten: a rank cannot make us remember without end.
+  std::set<DeviceUuid> reported;
+  for (const CutReport::Device& device : r.last.devices) {
+    reported.insert(device.device);
     if (device.busy) continue;
-    it->second.moved.insert(device.device);
-    it->second.stuck.erase(device.device);
+    r.moved.insert(device.device);
+    r.stuck.erase(device.device);
   }
+  std::erase_if(r.moved, [&](const DeviceUuid& device) { return !reported.contains(device); });
+  std::erase_if(r.stuck, [&](const DeviceUuid& device) { return !reported.contains(device); });
   last_change_ = now;
 }
 

@@ -45,6 +45,8 @@ std::optional<Action> Group::next_action() {
 
 bool Group::join(RankId rank, std::string label) {
   members_.emplace(rank, std::move(label));
+  // One that runs while memory comes back may get hold of it, so it is in on what follows.
+  if (operating() && gates_open()) participants_.insert(rank);
   return !gates_open();
 }
 
@@ -86,6 +88,13 @@ void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
     }
   }
   look_at_requests(now);
+}
+
+void Group::freed_unloaded(RankId rank, Time now) {
+  if (phase_ != Phase::kLoad || !waiting_.contains(rank)) return;
+  fail({Code::kAborted,
+        label(rank) + " freed what other ranks hold too before it had loaded it; resume again"},
+       now);
 }
 
 bool Group::may_allocate(RankId rank) const {
@@ -310,8 +319,6 @@ void Group::settle(GroupState state, Status status, Time now) {
   actions_.push_back(action::Finished{std::move(outcome)});
 
   if (inside_ || satisfied(task_)) answer(task_, status);
-  for (const Task& task : requests_.tasks())
-    if (satisfied(task)) answer(task, {});
   look_at_requests(now);
 }
 
@@ -373,7 +380,7 @@ void Group::phase_done(RankId rank, Epoch epoch, Work work, const Status& status
     waiting_.erase(rank);
     const Phase failed_in = phase_;
     fail({Code::kAborted, label(rank) + " failed: " + status.text()}, now);
-    if (phase_ != failed_in) return;  // the operation has gone another way
+    if (phase_ != failed_in || epoch_ != epoch) return;  // the operation has gone another way
   }
   report_progress(now);
   if (last_answer || !status.ok()) advance_if_done(now);
@@ -432,6 +439,8 @@ void Group::request(RankId rank, std::uint64_t seq, const Task& task, Duration t
 void Group::look_at_requests(Time now) {
   if (operating()) return;
   for (const Task& task : requests_.tasks())
+    if (satisfied(task)) answer(task, {});
+  for (const Task& task : requests_.tasks())
     if (requests_.complete(task, members()) && can_start(task).ok())
       return begin(task, Duration::zero(), true, now);
 }
@@ -474,10 +483,12 @@ void Group::tick(Time now) {
     return;
   }
   const Phase late = phase_;
+  const Epoch epoch = epoch_;
   const Duration limit = deadline_ - phase_began_;
   fail({Code::kDeadlineExceeded, "not done within " + format_duration(limit) + ": " + laggards()},
        now);
-  if (phase_ != late) return;
+  // Another operation may have begun at once, in the same phase.
+  if (phase_ != late || epoch_ != epoch) return;
   waiting_.clear();  // goes on without their answers
   deadline_ = kNever;
   if (rule(phase_).waits_for_ranks) advance(now);

@@ -140,6 +140,8 @@ class Group {
   bool join(RankId rank, std::string label);
   /// REQUIRES: it joined. `leaves_unloaded`: it was to load bytes of allocations that others hold.
   void leave(RankId rank, bool leaves_unloaded, Time now);
+  /// The rank was to load bytes that others hold too, and has let go of them.
+  void freed_unloaded(RankId rank, Time now);
   /// Whether Create and Redeem of this rank are served now.
   bool may_allocate(RankId rank) const;
   /// A pause or resume asked for from inside. `timeout` 0: the configured one.

@@ -41,7 +41,7 @@ Status known_tags(const Allocations& table, GroupId group, const Selection& what
 std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Selection& what,
                                  const Allocations::Filter& keeps) {
   return table.select([&](const Allocation& a) {
-    return a.group == group && what.takes(a.tag) && a.resident() && !a.pinned() && keeps(a);
+    return a.group == group && what.takes(a.tag) && a.can_leave() && keeps(a);
   });
 }
 

@@ -67,7 +67,6 @@ void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info
   std::map<std::string, v1::TagUsage> tags;
   std::map<DeviceUuid, Usage> devices;
   for (const Allocation* a : node.allocations.of_group(group.id)) {
-    policies[a->tag] = v1::POLICY_KEEP;
     count(*a, group, tags[a->tag]);
     Usage& device = devices[a->device];
     device.allocated += a->size;

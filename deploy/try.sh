@@ -62,7 +62,7 @@ if [[ $deps == 1 ]]; then
 fi
 if [[ $build == 1 ]]; then
   mkdir -p build
-  if [[ -z ${CMAKE_CXX_COMPILER_LAUNCHER:-} ]] && command -v ccache >/dev/null; then
+  if [[ -z ${CMAKE_CXX_COMPILER_LAUNCHER:-}${CCACHE_DISABLE:-} ]] && command -v ccache >/dev/null; then
     export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_C_COMPILER_LAUNCHER=ccache
   fi
   echo "try: building into build/release (minutes the first time)"

@@ -159,6 +159,7 @@ CUresult address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address
 CUresult get_tokens(void* data, CUdeviceptr address) {
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
+  if (!Runtime::get().memory().arrived(address, 1)) return CUDA_ERROR_SYSTEM_NOT_READY;
   const CUresult r = found<PFN_cuPointerGetAttribute_v4000>(
       kRow_attribute, "cuPointerGetAttribute")(data, CU_POINTER_ATTRIBUTE_P2P_TOKENS, address);
   if (r == CUDA_SUCCESS) Runtime::get().memory().pin(address, 1);

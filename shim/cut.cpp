@@ -32,12 +32,17 @@ void Cut::start_threads(const std::vector<int>& devices) {
   }
 }
 
-void Cut::begin(std::uint64_t epoch) {
-  gate_.close();
-  std::lock_guard lock(mutex_);
+void Cut::watch(std::uint64_t passes) {
+  watched_at_ = passes;
   watched_ = devices_.active();
   if (watched_.size() > kMaxDevices) watched_.resize(kMaxDevices);
   start_threads(watched_);
+}
+
+void Cut::begin(std::uint64_t epoch) {
+  gate_.close();
+  std::lock_guard lock(mutex_);
+  watch(gate_.snapshot().passes);
   epoch_ = epoch;
   wake_.notify_all();
 }
@@ -86,6 +91,8 @@ void Cut::report(std::uint64_t epoch, const Gate::Snapshot& snapshot) {
   {
     std::lock_guard lock(mutex_);
     if (epoch_ != epoch) return;
+    // While a capture was open, callers passed, and one may have come to use another device.
+    if (snapshot.passes != watched_at_) watch(snapshot.passes);
     for (int device : watched_) {
       const auto index = static_cast<std::size_t>(device);
       Drainer& drainer = *drainers_[index];

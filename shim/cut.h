@@ -41,6 +41,8 @@ class Cut {
   void monitor();
   void drain(int device, Drainer& drainer);
   void report(std::uint64_t epoch, const Gate::Snapshot& snapshot);
+  /// Takes up the devices that are in use now. REQUIRES: mutex_ held.
+  void watch(std::uint64_t passes);
   void start_threads(const std::vector<int>& devices);
 
   const Driver& driver_;
@@ -52,6 +54,7 @@ class Cut {
   std::condition_variable wake_;
   std::uint64_t epoch_ = 0;  // 0: not reporting
   std::vector<int> watched_;
+  std::uint64_t watched_at_ = 0;                    // the gate's passes then
   std::vector<std::unique_ptr<Drainer>> drainers_;  // by ordinal
   bool monitor_started_ = false;
   amem_v1_CutStatus last_ = amem_v1_CutStatus_init_zero;  // monitor thread

@@ -30,19 +30,24 @@ std::string Memory::describe(const Allocation& a) const {
 /// Turns a descriptor from the broker into a handle of the program.
 CUresult Memory::adopt(CUmemGenericAllocationHandle* handle, Allocation allocation, const Fd& fd) {
   std::lock_guard lock(mutex_);
-  if (Allocation* known = table_.find(allocation.id); known != nullptr) {
-    ++known->refs;
-  } else {
+  Allocation* known = table_.find(allocation.id);
+  // A reference needs the driver's handle, which mappings alone do without.
+  if (known == nullptr || known->real == 0) {
     CUmemGenericAllocationHandle real = 0;
     if (CUresult r = driver_.cuMemImportFromShareableHandle_(
             &real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd.get())),
             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
         r != CUDA_SUCCESS) {
       log_error("importing " + describe(allocation) + " from the broker: " + driver_.name(r));
-      tell_free(allocation.id);
+      if (known == nullptr) tell_free(allocation.id);
       return r;
     }
+    if (known != nullptr) known->real = real;
     allocation.real = real;
+  }
+  if (known != nullptr) {
+    ++known->refs;
+  } else {
     allocation.number = next_number_++;
     table_.add(allocation);
   }
@@ -81,6 +86,18 @@ CUresult Memory::create(CUmemGenericAllocationHandle* handle, std::size_t size,
 }
 
 CUresult Memory::import_ticket(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
+  {
+    std::lock_guard lock(mutex_);
+    ++redeeming_[ticket.id];
+  }
+  const CUresult r = redeem(handle, ticket);
+  std::lock_guard lock(mutex_);
+  if (--redeeming_[ticket.id] == 0) redeeming_.erase(ticket.id);
+  if (Allocation* a = table_.find(ticket.id); a != nullptr) settle(*a);
+  return r;
+}
+
+CUresult Memory::redeem(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
   Message request = amem_v1_SessionMessage_init_zero;
   request.which_body = amem_v1_SessionMessage_redeem_tag;
   request.body.redeem.id = ticket.id;
@@ -143,7 +160,8 @@ CUresult Memory::release(CUmemGenericAllocationHandle handle) {
 /// After a reference or mapping went: lets go of what nothing needs any more.
 void Memory::settle(Allocation& a) {
   if (!Table::needs_real(a)) drop_real(a);
-  if (!Table::unused(a)) return;
+  // One that another thread is just redeeming is still ours to the broker.
+  if (!Table::unused(a) || redeeming_.contains(a.id)) return;
   const std::uint64_t id = a.id;
   table_.forget(id);
   tell_free(id);
@@ -227,7 +245,10 @@ std::optional<CUresult> Memory::retain(CUmemGenericAllocationHandle* handle, CUd
   std::lock_guard lock(mutex_);
   const Mapping* m = table_.mapping_at(address);
   if (m == nullptr) return std::nullopt;
-  ++table_.find(m->id)->refs;
+  Allocation& a = *table_.find(m->id);
+  if (a.resident)
+    if (CUresult r = ensure_real(a); r != CUDA_SUCCESS) return r;
+  ++a.refs;
   *handle = Table::handle_of(m->id);
   return CUDA_SUCCESS;
 }
@@ -322,6 +343,19 @@ std::optional<CUresult> Memory::address_range(CUdeviceptr* base, std::size_t* si
   if (base != nullptr) *base = m->address;
   if (size != nullptr) *size = m->size;
   return CUDA_SUCCESS;
+}
+
+bool Memory::arrived(CUdeviceptr address, std::size_t size) {
+  std::unique_lock lock(mutex_);
+  return settled(lock, address, size).has_value();
+}
+
+void Memory::unclaimed(const amem_v1_Reply& reply) {
+  std::lock_guard lock(mutex_);
+  if (reply.which_result == amem_v1_Reply_created_tag) return tell_free(reply.result.created.id);
+  if (reply.which_result != amem_v1_Reply_redeemed_tag) return;
+  const std::uint64_t id = reply.result.redeemed.id;
+  if (table_.find(id) == nullptr && !redeeming_.contains(id)) tell_free(id);
 }
 
 void Memory::pin(CUdeviceptr address, std::size_t size) {

@@ -14,6 +14,7 @@
 
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -65,6 +66,8 @@ class Memory {
   bool resident(CUdeviceptr address);
   /// The program has set SYNC_MEMOPS there: so it will be set again after a resume.
   void set_sync_memops(CUdeviceptr address, bool on);
+  /// Waits until nothing there is on its way back. False: the time is up.
+  bool arrived(CUdeviceptr address, std::size_t size);
   /// A NIC knows these physical addresses now: their allocations stay through a pause.
   void pin(CUdeviceptr address, std::size_t size);
 
@@ -115,6 +118,8 @@ class Memory {
   std::vector<Usage> usage();
 
   // ---- phases; service thread ----
+  /// An answer whose caller has given up: what it holds is given back.
+  void unclaimed(const amem_v1_Reply& reply);
   /// Where a copy can reach an allocation's bytes, and from which device.
   struct Site {
     CUdeviceptr address = 0;
@@ -148,6 +153,7 @@ class Memory {
     std::size_t size;
   };
 
+  CUresult redeem(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
   CUresult adopt(CUmemGenericAllocationHandle* handle, Allocation allocation, const Fd& fd);
   CUresult ensure_real(Allocation& a);
   void drop_real(Allocation& a);
@@ -167,10 +173,11 @@ class Memory {
   Devices& devices_;
   Session& session_;
   Multicast& multicast_;
-  std::mutex mutex_;                  // guards table_
+  std::mutex mutex_;                  // guards table_ and redeeming_
   std::condition_variable arrivals_;  // some have ended
   Table table_;
-  std::uint32_t next_number_ = 1;  // with table_
+  std::uint32_t next_number_ = 1;                // with table_
+  std::map<std::uint64_t, unsigned> redeeming_;  // calls under way, by allocation
   int rank_ = -1;
   std::vector<Scratch> scratch_;      // service thread
   std::vector<Mapping*> returned_;    // service thread: mapped, access still to be set

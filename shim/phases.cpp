@@ -43,6 +43,8 @@ void Phases::command(Packet& packet) {
   }
 }
 
+void Phases::unclaimed(const Packet& reply) { memory_.unclaimed(reply.message.body.reply); }
+
 void Phases::copy(const amem_v1_Copies& copies, bool save) {
   if (copy_status_.ok()) copy_status_ = save ? mover_.save(copies) : mover_.load(copies);
   if (!copies.last) return;
@@ -112,8 +114,8 @@ void Phases::done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status
 
 void Phases::lost() {
   cut_.end();
-  memory_.arrived();
   if (away_) {
+    memory_.arrived();
     log_error(
         "the broker is gone while this group was paused: its memory cannot come back, and every "
         "call that "
@@ -121,6 +123,9 @@ void Phases::lost() {
     gate_.fail();
     return;
   }
+  // What a resume was bringing back may not have its bytes.
+  std::uint64_t unloaded = 0;
+  if (const Status s = memory_.undo(unloaded); !s.ok()) log_error(s.text());
   log_warn("the broker is gone: memory that is mapped stays, pause and resume no longer work");
   if (const std::uint64_t bytes = memory_.bytes_away(); bytes > 0)
     log_error(std::to_string(bytes) +

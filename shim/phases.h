@@ -27,6 +27,7 @@ class Phases final : public Session::Handler {
         session_(session) {}
 
   void command(Packet& packet) override;
+  void unclaimed(const Packet& reply) override;
   void lost() override;
 
  private:

@@ -206,7 +206,7 @@ Status Runtime::set_group(const std::string& name) {
   if (name == options_.group) return {};
   if (tried_)
     return {Code::kFailedPrecondition, "this process already belongs to group " + options_.group +
-                                           ": set the group before the first NCCL allocation"};
+                                           ": set the group before the first brokered allocation"};
   options_.group = name;
   return {};
 }

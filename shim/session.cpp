@@ -162,9 +162,12 @@ int Session::milliseconds_to_next_task() {
 }
 
 void Session::deliver(Packet& packet) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const auto it = waiting_.find(packet.message.seq);
-  if (it == waiting_.end()) return;  // its caller gave up; a descriptor beside it closes here
+  if (it == waiting_.end()) {  // a descriptor beside it closes with the packet
+    lock.unlock();
+    return handler_->unclaimed(packet);
+  }
   it->second->packet = std::move(packet);
   it->second->done = true;
   answered_.notify_all();

@@ -26,6 +26,8 @@ class Session {
     virtual ~Handler() = default;
     /// One command of the broker. On the service thread.
     virtual void command(Packet& packet) = 0;
+    /// A Reply whose caller has given up. On the service thread.
+    virtual void unclaimed(const Packet& reply) = 0;
     /// The connection is gone. On the service thread, which ends afterwards.
     virtual void lost() = 0;
   };

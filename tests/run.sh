@@ -43,7 +43,7 @@ cd "$root"
 if [[ $deps == 1 ]]; then
   deploy/deps.sh
 fi
-if [[ -z ${CMAKE_CXX_COMPILER_LAUNCHER:-} ]] && command -v ccache >/dev/null; then
+if [[ -z ${CMAKE_CXX_COMPILER_LAUNCHER:-}${CCACHE_DISABLE:-} ]] && command -v ccache >/dev/null; then
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_C_COMPILER_LAUNCHER=ccache
 fi
 read -r -a cmake_args <<<"${AMEM_CMAKE_ARGS:-}"

@@ -3,7 +3,7 @@
 
 With all memory brokered (scope heap) and without expandable segments. Run as the name of a part says:
 
-    amemctl run --group train --scope heap -- ipc_share.py tensors
+    amemctl run --group train --scope heap -- python3 ipc_share.py tensors
     amemctl run --group train --scope heap -- torchrun --standalone --nproc-per-node 2 ipc_share.py buffers
 
 "tensors": two processes on one GPU. "buffers": each rank reads its peers' buffers, as all-reduces that programs bring along

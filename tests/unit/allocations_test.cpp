@@ -150,5 +150,24 @@ TEST_F(AllocationsTest, Accounting) {
   EXPECT_EQ(usage.pinned, 80U);
 }
 
+TEST_F(AllocationsTest, WhatComesBackIsRedeemedOnceItIsLoaded) {
+  Allocation& a = make(1, 4096);
+  a.away = true;  // its descriptor is there already: a resume has created it
+  EXPECT_EQ(table.redeem(a.id, token(1), kTrain, 2).status().code(), Code::kFailedPrecondition);
+  EXPECT_FALSE(a.held_by(2));
+  EXPECT_TRUE(table.redeem(a.id, token(1), kTrain, 2, true).ok());
+}
+
+TEST_F(AllocationsTest, WhatStayedAwayDoesNotLeaveAgain) {
+  Allocation& a = make(1, 4096);
+  EXPECT_TRUE(a.can_leave());
+  ASSERT_TRUE(table.pin(a.id, 1).ok());
+  EXPECT_FALSE(a.can_leave());
+  a.away = a.stayed = true;
+  a.pinners.clear();  // who pinned it has gone
+  EXPECT_FALSE(a.can_leave()) << "its keeper has let go of it and could not save it";
+  EXPECT_TRUE(table.redeem(a.id, token(1), kTrain, 2).ok()) << "it is on its device";
+}
+
 }  // namespace
 }  // namespace amem

@@ -275,5 +275,15 @@ TEST(Cut, LaggardsSayWhy) {
   EXPECT_EQ(late.at(4), "has not used the step it was given");
 }
 
+TEST(Cut, WhatARankReportsNoMoreIsForgotten) {
+  const Time t;
+  Cut cut({1, 2}, kStall, t);
+  cut.report(1, one(false, 0), t);
+  cut.report(1, {0, 0, {{device(1), false, 0}}}, t);
+  cut.report(1, one(true, 0), t);
+  cut.report(2, one(false, 1), t);
+  EXPECT_EQ(cut.decide(t), (Steps{{2, device(0)}})) << "busy as if ever since";
+}
+
 }  // namespace
 }  // namespace amem

@@ -175,5 +175,24 @@ TEST_F(GroupTest, WakeupIsNeverInThePastForWhatCannotBeActedOn) {
   EXPECT_GT(group.wakeup(), now);
 }
 
+TEST_F(GroupTest, APauseThatWaitsForAnothersEndHasAQuiesceOfItsOwn) {
+  to_quiesce();
+  const Epoch first = group.epoch();
+  group.request(1, 5, Operation::kPause, {}, now);
+  group.request(2, 6, Operation::kPause, {}, now);
+  now += Deadlines().of(Phase::kQuiesce) + milliseconds(1);
+  group.tick(now);
+  drain();
+  ASSERT_NE(find<action::Finished>(), nullptr) << "the operator's has failed";
+  EXPECT_EQ(find<action::Finished>()->outcome.status.code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(find<action::Save>(), nullptr) << "nobody has said that it is quiet";
+  ASSERT_NE(find<action::Quiesce>(), nullptr);
+  EXPECT_EQ(group.phase(), Phase::kQuiesce);
+  EXPECT_GT(group.epoch(), first);
+  quiet(1);
+  quiet(2);
+  expect<action::Save>("Save");
+}
+
 }  // namespace
 }  // namespace amem

@@ -191,5 +191,54 @@ TEST_F(GroupTagsTest, WhoWaitsForATagIsAnsweredByAnyResumeThatBringsIt) {
   EXPECT_TRUE(answers[0].status.ok());
 }
 
+TEST_F(GroupTagsTest, WhatTheLoaderFreesIsNotGivenToTheOthers) {
+  pause(kPauseKv);
+  to_load(kResumeKv);
+  done(2, Work::kMap);
+  done(2, Work::kLoad);
+  group.freed_unloaded(2, now);
+  EXPECT_EQ(group.phase(), Phase::kLoad) << "it had loaded it";
+  group.freed_unloaded(1, now);
+  drain();
+  ASSERT_EQ(group.phase(), Phase::kRollback);
+  ASSERT_NE(find<action::Release>(), nullptr);
+  EXPECT_TRUE(find<action::Release>()->undo);
+  both(Work::kRelease);
+  drain();
+  set_away(kResumeKv.selection, true);
+  group.dropped("", now);
+  drain();
+  both(Work::kOpen);
+  drain();
+  expect_finished(Code::kAborted, GroupState::kRunning, "before it had loaded");
+}
+
+TEST_F(GroupTagsTest, WhoJoinsWhileMemoryComesBackIsInOnItsEnd) {
+  pause(kPauseKv);
+  to_load(kResumeKv);
+  EXPECT_FALSE(group.join(3, "rank 2 (pid 33)")) << "the group runs";
+  done(1, Work::kMap, {Code::kInternal, "no memory"});
+  drain();
+  ASSERT_EQ(group.phase(), Phase::kRollback);
+  EXPECT_EQ(find<action::Release>()->ranks, (std::vector<RankId>{1, 2, 3}));
+  both(Work::kRelease);
+  EXPECT_EQ(group.phase(), Phase::kRollback);
+  group.leave(3, false, now);
+  drain();
+  EXPECT_NE(find<action::Drop>(), nullptr) << "its death is no reason to wait";
+}
+
+TEST_F(GroupTagsTest, ADeathThatLeavesNothingToDoAnswersTheOthers) {
+  group.request(1, 5, kPauseKv, {}, now);
+  memory.erase("kv");  // rank 2 had all of it
+  group.leave(2, false, now);
+  drain();
+  const auto* answer = find<action::Answer>();
+  ASSERT_NE(answer, nullptr);
+  EXPECT_EQ(answer->seq, 5U);
+  EXPECT_TRUE(answer->status.ok());
+  EXPECT_EQ(group.phase(), Phase::kNone);
+}
+
 }  // namespace
 }  // namespace amem

@@ -18,19 +18,25 @@ class PlanTest : public ::testing::Test {
     a.tag = tag;
     a.holders = std::move(holders);
     a.fd = std::make_shared<const Fd>(::memfd_create("plan_test", MFD_CLOEXEC));
-    a.away = true;  // as in a resume; a pause does not look at it
+    a.away = true;  // as in a resume
     return table.add(std::move(a));
   }
 
   Allocations table;
 };
 
-TEST_F(PlanTest, PinnedDiscardedAndAbsentBytesAreNotSaved) {
-  const Allocation& kept = make({1}, 100);
-  make({1}, 100, "kv_cache");
-  make({1}, 100).pinners = {1};
-  make({1}, 100).fd.reset();
-  make({1}, 100).group = 2;
+TEST_F(PlanTest, WhatIsPinnedDiscardedOrAwayIsNotSaved) {
+  const auto here = [&](const std::string& tag = "nccl") -> Allocation& {
+    Allocation& a = make({1}, 100, tag);
+    a.away = false;
+    return a;
+  };
+  const Allocation& kept = here();
+  here("kv_cache");
+  here().pinners = {1};
+  here().fd.reset();
+  here().group = 2;
+  here().away = true;
   const auto found =
       to_save(table, kGroup, {}, [](const Allocation& a) { return a.tag != "kv_cache"; });
   ASSERT_EQ(found.size(), 1U);

@@ -112,7 +112,7 @@ AMEM_API int amem_set_group(const char* group, amem_error* error);
 AMEM_API int amem_pause(uint32_t timeout_ms, amem_error* error);
 
 /* Brings the memory of this rank's group back, at the same addresses, with the same contents.
- * As amem_pause otherwise; when it fails the group stays paused and its bytes are safe.
+ * As amem_pause otherwise; when it fails the group stays as it was and its bytes are safe.
  *   AMEM_ERROR_RESOURCE_EXHAUSTED  a device has too little free memory; the text has both numbers
  */
 AMEM_API int amem_resume(uint32_t timeout_ms, amem_error* error);
@@ -136,20 +136,24 @@ typedef enum amem_policy {
 } amem_policy;
 
 /* Begins a region of the calling thread: device memory that this thread takes from the driver until
- * amem_region_end gets the tag (1 to 31 bytes) and the policy. What an allocator had taken before
- * and hands out again keeps the tag it has. Regions do not nest. Needs AMEM_SCOPE=regions or heap
- * to have an effect on memory other than NCCL's.
+ * amem_region_end gets the tag (1 to 31 of [A-Za-z0-9._-], not "nccl") and the policy. What an
+ * allocator had taken before and hands out again keeps the tag it has. Regions do not nest. Needs
+ * AMEM_SCOPE=regions or heap; with scope nccl it changes nothing and the shim warns once. NCCL's
+ * memory keeps the tag nccl and is always kept.
  *
- * Without a shim in the process, or with one that is turned off, both calls are OK and do nothing:
- * the same program runs with and without amem.
+ * The same program runs with and without amem: without a shim in the process both calls only refuse
+ * an empty tag; with one that is turned off they check these rules and do nothing else.
  *   AMEM_ERROR_INVALID_ARGUMENT     the tag or the policy
  *   AMEM_ERROR_FAILED_PRECONDITION  begin: this thread is in a region; end: it is in none */
 AMEM_API int amem_region_begin(const char* tag, amem_policy policy, amem_error* error);
 AMEM_API int amem_region_end(amem_error* error);
 
 /* What this process holds, as the shim counts it without asking the broker: one JSON object on one
- * line, which the caller frees with amem_free. It has the group, the rank's id at the broker, the
- * scope, the brokered bytes by tag and device, and by kind and device what is not brokered.
+ * line, which the caller frees with amem_free:
+ *   {"group", "rank_id", "scope",
+ *    "brokered": [{"tag", "device", "resident_bytes", "away_bytes", "imported_bytes",
+ *                  "allocations"}],
+ *    "unbrokered": [{"kind", "device", "bytes", "count"}]}
  *   AMEM_ERROR_FAILED_PRECONDITION  no shim in this process */
 AMEM_API int amem_rank_stats(char** json, amem_error* error);
 
@@ -195,8 +199,11 @@ AMEM_API int amem_ranks(amem_client* client, const char* group, char** json, ame
 AMEM_API int amem_allocations(amem_client* client, const char* group, char** json,
                               amem_error* error);
 
-/* What a pause does with the bytes of a tag ("nccl", "weights", ...) of a group, from now on: keep
- * or discard. It goes before what regions say. */
+/* What a pause does with the bytes of a tag ("weights", ...) of a group, from now on: keep or
+ * discard. It goes before what regions say.
+ *   AMEM_ERROR_NOT_FOUND            no such group
+ *   AMEM_ERROR_INVALID_ARGUMENT     the tag; or discard for "nccl", which is always kept
+ *   AMEM_ERROR_FAILED_PRECONDITION  the group is not running, or some memory of the tag is away */
 AMEM_API int amem_set_policy(amem_client* client, const char* group, const char* tag,
                              amem_policy policy, amem_error* error);
 
@@ -229,8 +236,9 @@ typedef int (*amem_progress_callback)(const amem_progress* progress, void* user)
  *   AMEM_ERROR_FAILED_PRECONDITION  it is not running
  *   AMEM_ERROR_DEADLINE_EXCEEDED    the text names the ranks, and says what state the group is in
  *   AMEM_ERROR_RESOURCE_EXHAUSTED   the pool is too small; the group keeps running
- *   AMEM_ERROR_ABORTED              a rank died or failed before anything was released; the group
- *                                   keeps running
+ *   AMEM_ERROR_ABORTED              a rank died or failed. The group keeps running; or, when
+ *                                   something had been released already, it is paused with its
+ *                                   bytes safe. The same holds for a deadline
  *   AMEM_ERROR_UNAVAILABLE          no broker, or the connection was lost on the way: ask
  *                                   amem_groups for the state
  *   AMEM_ERROR_CANCELLED            the waiting was stopped; the operation goes on */
@@ -238,8 +246,8 @@ AMEM_API int amem_client_pause(amem_client* client, const char* group, uint32_t 
                                amem_progress_callback callback, void* user, amem_error* error);
 
 /* Resumes a paused group. timeout_ms: for mapping and loading; 0: the broker's default. Errors as
- * amem_client_pause; after any of them but AMEM_ERROR_CANCELLED the group is paused with its bytes
- * safe.
+ * amem_client_pause. After any of them but AMEM_ERROR_CANCELLED the group is as before, with its
+ * bytes safe; only a failure in the last phase, "open", leaves it running with its memory.
  *   AMEM_ERROR_RESOURCE_EXHAUSTED  a device has too little free memory */
 AMEM_API int amem_client_resume(amem_client* client, const char* group, uint32_t timeout_ms,
                                 amem_progress_callback callback, void* user, amem_error* error);
@@ -256,8 +264,8 @@ AMEM_API int amem_client_resume_tags(amem_client* client, const char* group,
                                      amem_progress_callback callback, void* user,
                                      amem_error* error);
 
-/* Pauses `out`, then resumes `in`. When the pause fails nothing has changed; when the resume fails
- * both groups are paused and every byte is in the pool. timeout_ms applies to each of the two. */
+/* Pauses `out`, then resumes `in`. When the pause fails `in` is not resumed, and of `out` holds what
+ * amem_client_pause says; when the resume fails both groups are paused and their bytes safe. timeout_ms applies to each of the two. */
 AMEM_API int amem_client_swap(amem_client* client, const char* out, const char* in,
                               uint32_t timeout_ms, amem_progress_callback callback, void* user,
                               amem_error* error);

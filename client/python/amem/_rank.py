@@ -57,14 +57,15 @@ def pause(tags: Tags = None, timeout: float | None = None) -> None:
 
     FailedPreconditionError: no shim in this process. UnavailableError: no broker. DeadlineExceededError: some ranks
     did not ask in time; NotFoundError: the group has no memory of a tag; ResourceExhaustedError: the host pool cannot
-    hold the bytes; AbortedError: a rank died or failed; after all of these the group runs on.
+    hold the bytes; after all of these the group runs on. AbortedError: a rank died or failed; the group runs on or,
+    when something had been released already, is paused with its bytes safe.
     """
     _shim.operate("amem_shim_pause", tag_list(tags), milliseconds(timeout))
 
 
 def resume(tags: Tags = None, timeout: float | None = None) -> None:
     """Brings the memory of this rank's group back, at the same addresses. As pause() otherwise; when it fails the
-    group stays paused and its bytes are safe.
+    group stays as it was and its bytes are safe.
 
     `tags`: after a resume of chosen tags of a paused group the group runs, and must not touch what is still away.
     ResourceExhaustedError: a device has too little free memory; the text has both numbers.
@@ -73,8 +74,9 @@ def resume(tags: Tags = None, timeout: float | None = None) -> None:
 
 
 def stats() -> dict[str, Any]:
-    """What this process holds, as the shim counts it without asking the broker: the group, the rank's id at the
-    broker, the scope, brokered bytes by tag and device, and by kind and device what is not brokered. Sizes are bytes.
+    """What this process holds, as the shim counts it without asking the broker: "group", "rank_id" (at the broker),
+    "scope" ("off": turned off), "brokered": dicts of "tag", "device", "resident_bytes", "away_bytes", "imported_bytes"
+    and "allocations", and "unbrokered": dicts of "kind", "device", "bytes" and "count".
 
     FailedPreconditionError: no shim in this process.
     """

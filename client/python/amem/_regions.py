@@ -102,7 +102,7 @@ class _Nowhere(_Region):
 
 @contextlib.contextmanager
 def region(tag: str, keep: bool = True) -> Iterator[None]:
-    """Device memory that this thread allocates within has the tag (1 to 31 bytes), and a pause keeps its bytes, or
+    """Device memory that this thread allocates within has the tag (1 to 31 of [A-Za-z0-9._-], not "nccl"), and a pause keeps its bytes, or
     drops them and brings the memory back zeroed.
 
         with amem.region("kv_cache", keep=False):

@@ -110,14 +110,15 @@ class Broker:
         NotFoundError: no such group, or it has no memory of a tag. FailedPreconditionError: it is not running.
         DeadlineExceededError: the text names the ranks. ResourceExhaustedError: the pool is too small; the group runs
         on.
-        AbortedError: a rank died or failed before anything was released; the group runs on.
+        AbortedError: a rank died or failed; the group runs on or, when something had been released already, is paused
+        with its bytes safe. The same holds for a deadline.
         """
         return self.pausing(group, tags, timeout).result(on_progress)[0]
 
     def resume(self, group: str, tags: Tags = None, timeout: float | None = None,
                on_progress: OnProgress | None = None) -> Progress:
         """Brings the memory of a paused group back. As pause() otherwise; after an error but CancelledError the group
-        is paused with its bytes safe.
+        is as before, with its bytes safe; only a failure in the last phase, "open", leaves it running.
 
         `timeout`: seconds for mapping and loading. ResourceExhaustedError: a device has too little free memory.
         """
@@ -125,9 +126,8 @@ class Broker:
 
     def swap(self, out: str, into: str, timeout: float | None = None,
              on_progress: OnProgress | None = None) -> tuple[Progress, Progress]:
-        """Pauses `out`, then resumes `into`; gives the last Progress of each. When the pause fails nothing has
-        changed; when the resume fails both groups are paused and every byte is in the pool. `timeout`: seconds for
-        each."""
+        """Pauses `out`, then resumes `into`; gives the last Progress of each. When the pause fails `into` is not
+        resumed; when the resume fails both groups are paused and their bytes safe. `timeout`: seconds for each."""
         paused, resumed = self.swapping(out, into, timeout).result(on_progress)
         return paused, resumed
 

@@ -80,7 +80,7 @@ class UnbrokeredUsage:
     """Device memory of a rank that is not brokered, by kind: it stays through a pause."""
 
     uuid: str
-    kind: str  # "pool" (stream-ordered), "graph", "managed", "array", "small", ...
+    kind: str  # "device" (cuMemAlloc), "vmm" (cuMemCreate), "pool" (stream-ordered), "graph", "managed", "array"
     bytes: int
     count: int
 

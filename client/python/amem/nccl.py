@@ -73,7 +73,7 @@ class NCCLLibrary:
         self._call("ncclResume", comm)
 
     def ncclSetGroupID(self, group_id: int) -> None:
-        """Names the group by a number; only before the first NCCL allocation."""
+        """Names the group by a number; only before the first brokered allocation."""
         self._call("ncclSetGroupID", group_id)
 
     def ncclGetGroupID(self) -> int:
