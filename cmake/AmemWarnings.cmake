@@ -5,6 +5,12 @@ target_compile_options(amem_warnings INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wnon-virtual-dtor;-Woverloaded-virtual;-Wconversion;-Wsign-conversion>"
   "$<$<BOOL:${AMEM_WERROR}>:-Werror>")
 
+# GCC 12 and 13 warn of std::string's own code, wrongly, when they have inlined it just so (GCC bugs 105329, 105651).
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  target_compile_options(amem_warnings INTERFACE
+    "$<$<COMPILE_LANGUAGE:CXX>:-Wno-array-bounds;-Wno-restrict;-Wno-stringop-overflow;-Wno-stringop-overread>")
+endif()
+
 if(AMEM_SANITIZE)
   add_compile_options(-fsanitize=${AMEM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${AMEM_SANITIZE})
