@@ -92,7 +92,10 @@ Status receive(int socket, int flags, Packet& packet) {
       packet.fds.emplace_back(fd);
     }
   }
-  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+  // This process has no room for all the descriptors. Whoever needs them sees that they are
+  // missing.
+  if ((header.msg_flags & MSG_CTRUNC) != 0) packet.fds.clear();
+  if ((header.msg_flags & MSG_TRUNC) != 0) {
     packet.fds.clear();
     return {Code::kInvalidArgument, "a session packet is larger than the protocol allows"};
   }

@@ -184,22 +184,31 @@ CUresult get_attribute(void* data, CUpointer_attribute attribute, CUdeviceptr ad
       return CUDA_ERROR_INVALID_VALUE;
     }
   }
-  return real<PFN_cuPointerGetAttribute_v4000>(kRow_attribute)(data, attribute, address);
+  const CUresult r =
+      real<PFN_cuPointerGetAttribute_v4000>(kRow_attribute)(data, attribute, address);
+  // Of memory that is away the driver knows nothing. No wait at the gate: whoever asks may hold a
+  // lock that the caller of a resume needs.
+  if (r != CUDA_ERROR_INVALID_VALUE || data == nullptr || Runtime::get().forked()) return r;
+  const auto absent = Runtime::get().memory().absent(address);
+  return absent ? pointer_attribute(*absent, address, attribute, data).value_or(r) : r;
 }
 
 CUresult get_attributes(unsigned count, CUpointer_attribute* attributes, void** data,
                         CUdeviceptr address) {
   const auto real_call = real<PFN_cuPointerGetAttributes_v7000>(kRow_attributes);
-  Heap* heap = Runtime::get().heap();
-  if (heap == nullptr || count == 0 || attributes == nullptr || data == nullptr ||
-      !heap->owns(address))
+  Runtime& runtime = Runtime::get();
+  if (runtime.forked() || count == 0 || attributes == nullptr || data == nullptr)
     return real_call(count, attributes, data, address);
-  const auto block = heap->find(address);
+  Heap* heap = runtime.heap();
+  const bool of_heap = heap != nullptr && heap->owns(address);
+  const auto absent = of_heap ? std::nullopt : runtime.memory().absent(address);
+  if (!of_heap && !absent) return real_call(count, attributes, data, address);
+  const auto block = of_heap ? heap->find(address) : std::nullopt;
   for (unsigned i = 0; i < count; ++i) {
     if (data[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const std::optional<CUresult> r =
-        block ? attribute_of(*heap, *block, data[i], attributes[i], address)
-              : CUDA_ERROR_INVALID_VALUE;
+    std::optional<CUresult> r = CUDA_ERROR_INVALID_VALUE;
+    if (block) r = attribute_of(*heap, *block, data[i], attributes[i], address);
+    if (absent) r = pointer_attribute(*absent, address, attributes[i], data[i]);
     if (r == CUDA_SUCCESS || (r.has_value() && no_pointer_attribute(attributes[i], data[i])))
       continue;
     if (CUresult driver = real_call(1, &attributes[i], &data[i], address); driver != CUDA_SUCCESS)

@@ -3,6 +3,10 @@
 #include <pthread.h>
 
 #include <cstring>
+#include <functional>
+#include <string>
+#include <system_error>
+#include <utility>
 
 #include "shim/log.h"
 
@@ -12,6 +16,18 @@ namespace {
 // Everything that can change is announced; this only bounds what a lost wake-up would cost.
 constexpr std::chrono::milliseconds kRecheck{5};
 
+/// Without one nobody says that the rank is quiet: the pause is called off at its deadline, and the
+/// program runs on.
+bool start_thread(std::function<void()> run) {
+  try {
+    std::thread(std::move(run)).detach();
+    return true;
+  } catch (const std::system_error& error) {
+    log_error(std::string("no thread to watch the devices: ") + error.what());
+    return false;
+  }
+}
+
 }  // namespace
 
 void Cut::start_threads(const std::vector<int>& devices) {
@@ -20,16 +36,12 @@ void Cut::start_threads(const std::vector<int>& devices) {
   for (int device : devices) {
     const auto index = static_cast<std::size_t>(device);
     if (drainers_.size() <= index) drainers_.resize(index + 1);
-    if (drainers_[index] != nullptr) continue;
-    drainers_[index] = std::make_unique<Drainer>();
+    if (drainers_[index] == nullptr) drainers_[index] = std::make_unique<Drainer>();
     Drainer& drainer = *drainers_[index];
-    drainer.thread = std::thread([this, device, &drainer] { drain(device, drainer); });
-    drainer.thread.detach();
+    if (!drainer.started)
+      drainer.started = start_thread([this, device, &drainer] { drain(device, drainer); });
   }
-  if (!monitor_started_) {
-    monitor_started_ = true;
-    std::thread([this] { monitor(); }).detach();
-  }
+  if (!monitor_started_) monitor_started_ = start_thread([this] { monitor(); });
 }
 
 void Cut::watch(std::uint64_t passes) {

@@ -33,7 +33,7 @@ class Cut {
 
  private:
   struct Drainer {
-    std::thread thread;
+    bool started = false;
     std::uint64_t wanted = 0;   // passes count to drain for
     std::uint64_t drained = 0;  // last one reached
   };

@@ -20,6 +20,13 @@ CUresult refuse(const Status& status, const std::string& what) {
                                                    : CUDA_ERROR_SYSTEM_NOT_READY;
 }
 
+/// An answer without what it is about: the kernel leaves descriptors out that have no room.
+Status no_descriptor() {
+  return {Code::kInternal,
+          "the broker's answer came without its descriptor; has this process too many files open "
+          "(ulimit -n)?"};
+}
+
 }  // namespace
 
 std::string Memory::describe(const Allocation& a) const {
@@ -72,8 +79,10 @@ CUresult Memory::create(CUmemGenericAllocationHandle* handle, std::size_t size,
       "creating " + std::to_string(size) + " bytes on device " + std::to_string(device);
   if (!answer.ok()) return refuse(answer.status(), what);
   const amem_v1_Reply& reply = answer.value().message.body.reply;
-  if (reply.which_result != amem_v1_Reply_created_tag || answer.value().fds.size() != 1)
-    return refuse({Code::kInternal, "the broker's answer has no allocation"}, what);
+  if (reply.which_result != amem_v1_Reply_created_tag || answer.value().fds.size() != 1) {
+    give_back(reply, 0);
+    return refuse(no_descriptor(), what);
+  }
 
   Allocation a;
   a.id = reply.result.created.id;
@@ -106,8 +115,10 @@ CUresult Memory::redeem(CUmemGenericAllocationHandle* handle, const Ticket& tick
   const std::string what = "redeeming a ticket for allocation " + std::to_string(ticket.id);
   if (!answer.ok()) return refuse(answer.status(), what);
   const amem_v1_Reply& reply = answer.value().message.body.reply;
-  if (reply.which_result != amem_v1_Reply_redeemed_tag || answer.value().fds.size() != 1)
-    return refuse({Code::kInternal, "the broker's answer has no allocation"}, what);
+  if (reply.which_result != amem_v1_Reply_redeemed_tag || answer.value().fds.size() != 1) {
+    give_back(reply, 1);
+    return refuse(no_descriptor(), what);
+  }
 
   const amem_v1_Redeemed& r = reply.result.redeemed;
   Allocation a;
@@ -289,6 +300,15 @@ void Memory::set_sync_memops(CUdeviceptr address, bool on) {
     m->sync_memops.erase(address);
 }
 
+std::optional<Memory::Absent> Memory::absent(CUdeviceptr address) {
+  std::lock_guard lock(mutex_);
+  const Mapping* m = table_.mapping_at(address);
+  if (m == nullptr) return std::nullopt;
+  const Allocation& a = *table_.find(m->id);
+  if (a.resident) return std::nullopt;
+  return Absent{m->address, m->size, a.device, a.gpu_direct_rdma, m->sync_memops.contains(address)};
+}
+
 bool Memory::resident(CUdeviceptr address) {
   std::lock_guard lock(mutex_);
   const Mapping* m = table_.mapping_at(address);
@@ -350,12 +370,18 @@ bool Memory::arrived(CUdeviceptr address, std::size_t size) {
   return settled(lock, address, size).has_value();
 }
 
-void Memory::unclaimed(const amem_v1_Reply& reply) {
+void Memory::unclaimed(const amem_v1_Reply& reply) { give_back(reply, 0); }
+
+/// Of what a Reply gave us and we do not take. `mine`: calls under way for it that are the
+/// caller's.
+void Memory::give_back(const amem_v1_Reply& reply, unsigned mine) {
   std::lock_guard lock(mutex_);
   if (reply.which_result == amem_v1_Reply_created_tag) return tell_free(reply.result.created.id);
   if (reply.which_result != amem_v1_Reply_redeemed_tag) return;
   const std::uint64_t id = reply.result.redeemed.id;
-  if (table_.find(id) == nullptr && !redeeming_.contains(id)) tell_free(id);
+  const auto under_way = redeeming_.find(id);
+  const bool others = under_way != redeeming_.end() && under_way->second > mine;
+  if (table_.find(id) == nullptr && !others) tell_free(id);
 }
 
 void Memory::pin(CUdeviceptr address, std::size_t size) {

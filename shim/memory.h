@@ -62,6 +62,15 @@ class Memory {
   };
   /// An allocation that this process has, by the broker's id.
   std::optional<Known> known(std::uint64_t id);
+  /// A mapping whose memory is away: the driver knows nothing of it now.
+  struct Absent {
+    CUdeviceptr address = 0;
+    std::uint64_t size = 0;
+    int device = 0;
+    bool gpu_direct_rdma = false;
+    bool sync_memops = false;
+  };
+  std::optional<Absent> absent(CUdeviceptr address);
   /// A mapping contains the address, and its memory is here and not on its way.
   bool resident(CUdeviceptr address);
   /// The program has set SYNC_MEMOPS there: so it will be set again after a resume.
@@ -159,6 +168,7 @@ class Memory {
   void drop_real(Allocation& a);
   void settle(Allocation& a);
   void tell_free(std::uint64_t id);
+  void give_back(const amem_v1_Reply& reply, unsigned mine);
   Status take_away(const std::function<bool(const Allocation&)>& chosen, std::uint64_t& bytes);
   void forget_arrivals();
   bool wait_arrival(std::unique_lock<std::mutex>& lock, const std::function<bool()>& arriving);

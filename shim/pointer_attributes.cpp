@@ -57,6 +57,40 @@ std::optional<CUresult> pointer_attribute(const Heap::Block& block, unsigned acc
   }
 }
 
+std::optional<CUresult> pointer_attribute(const Memory::Absent& mapping, CUdeviceptr address,
+                                          CUpointer_attribute attribute, void* data) {
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      return put<unsigned>(data, CU_MEMORYTYPE_DEVICE);
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      return put<CUdeviceptr>(data, address);
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      return CUDA_ERROR_INVALID_VALUE;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+      return put<unsigned>(data, mapping.sync_memops ? 1 : 0);
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+      return put<unsigned>(data, 0);
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      return put<int>(data, mapping.device);
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+      return put<unsigned>(data, 1);
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+      return put<CUdeviceptr>(data, mapping.address);
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+      return put<std::size_t>(data, mapping.size);
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+      return put<unsigned long long>(data, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+      return put<unsigned>(data, mapping.gpu_direct_rdma ? 1 : 0);
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+      return put<CUmemoryPool>(data, nullptr);
+    default:
+      return std::nullopt;
+  }
+}
+
 bool no_pointer_attribute(CUpointer_attribute attribute, void* data) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:

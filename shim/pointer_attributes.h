@@ -17,6 +17,11 @@ std::optional<CUresult> pointer_attribute(const Heap::Block& block, unsigned acc
                                           CUdeviceptr address, CUpointer_attribute attribute,
                                           void* data);
 
+/// The same of an address in mapped memory of the program's that is away. Nothing: what is not
+/// known, or differs with the reservation.
+std::optional<CUresult> pointer_attribute(const Memory::Absent& mapping, CUdeviceptr address,
+                                          CUpointer_attribute attribute, void* data);
+
 /// What cuPointerGetAttributes writes where there is nothing to say. False: no such attribute.
 bool no_pointer_attribute(CUpointer_attribute attribute, void* data);
 

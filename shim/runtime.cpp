@@ -81,6 +81,8 @@ std::optional<Label> Runtime::label(const void* code_address) const {
 bool Runtime::connected() {
   if (forked_.load(std::memory_order_acquire)) return false;
   if (opened_.load(std::memory_order_acquire)) return session_.alive();
+  // Before cuInit there is nothing to try: the driver does not tell its devices yet.
+  if (!driver_loaded_.load(std::memory_order_acquire) && !load_driver().ok()) return false;
   std::lock_guard lock(mutex_);
   if (!tried_) {
     tried_ = true;
@@ -191,6 +193,9 @@ Status Runtime::group_request(amem_v1_GroupOp op, const std::vector<std::string>
                                           std::to_string(sizeof body.tags[0] - 1) + " bytes"};
     tag.copy(body.tags[body.tags_count++], tag.size());
   }
+  if (!connected() && !driver_loaded_.load(std::memory_order_acquire))
+    return {Code::kFailedPrecondition,
+            "this process has not initialised CUDA yet, so nothing of it is brokered"};
   if (!connected())
     return {Code::kUnavailable, "no broker at " + options_.runtime_dir +
                                     "/session.sock: start amemd, or set AMEM_RUNTIME_DIR"};

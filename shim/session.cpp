@@ -13,6 +13,8 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <string>
+#include <system_error>
 
 #include "common/version.h"
 #include "shim/log.h"
@@ -96,10 +98,15 @@ Status Session::start(Handler& handler) {
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { serve(); });
+  Status started;
+  try {
+    std::thread([this] { serve(); }).detach();
+  } catch (const std::system_error& error) {
+    alive_.store(false, std::memory_order_release);
+    started = {Code::kUnavailable, std::string("no thread for the session: ") + error.what()};
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  thread_.detach();
-  return {};
+  return started;
 }
 
 Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadline) {

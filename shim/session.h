@@ -84,7 +84,6 @@ class Session {
   amem_v1_Welcome welcome_ = amem_v1_Welcome_init_zero;
   Handler* handler_ = nullptr;
   std::atomic<bool> alive_{false};
-  std::thread thread_;
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable answered_;

@@ -4,7 +4,8 @@ import figures
 from harness import Failure, Skip
 from registry import case
 
-COPY_LIMIT = 50  # GB/s per GPU and way, on a link of 55
+# GB/s per GPU, with 2 GPUs, on a link of 55. Beside the copies, "map+load" has 0.1 ms per handle for its mapping.
+COPY_LIMITS = {"save": 50, "map+load": 35}
 STATE_GIB = 14  # of the large training step: weights, gradients, AdamW's state
 POOL_GIB_PER_GPU = 18  # what such a rank holds in all
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -49,8 +50,8 @@ def not_only_here(skip, alone):
 def check_copies(bench, log, report):
     """How fast bytes were saved and loaded, by the broker's log of these pauses."""
     rates = figures.copy_rates(figures.operations(log, "train"), report["saved_bytes"], bench.ranks)
-    slow = figures.too_slow(rates, COPY_LIMIT)
-    if slow and bench.time_limits:
+    slow = figures.too_slow(rates, COPY_LIMITS)
+    if slow and bench.time_limits and bench.ranks == 2:
         raise Failure(slow)
     return figures.show_rates(rates)
 
@@ -189,7 +190,8 @@ def rl_loop(bench):
         return bench.python_script("rl_loop.py", "control", "--ranks", bench.ranks, *arguments, shim=False,
                                    **how).wait(115).report()
     # The controller starts its own ranks.
-    swapped = run(env={"AMEM_RUNTIME_DIR": str(bench.broker().runtime)})
+    # Within a swap both groups' bytes are in the pool.
+    swapped = run(env={"AMEM_RUNTIME_DIR": str(bench.broker(pool_gib=12 * bench.ranks).runtime)})
     alone = run("--alone")
     for what in ("generated", "losses"):
         for number, (here, there) in enumerate(zip(swapped[what], alone[what], strict=True), 1):

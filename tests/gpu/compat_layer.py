@@ -55,6 +55,7 @@ class Program:
         cache = self.filled(2, "kv_cache", False)
         with saver.region():
             scratch = torch.empty(self.count, device=self.device)
+        self.rank.barrier()
         held = self.tag("weights")["allocated_bytes"]
         self.rank.barrier()
         with saver.region(tag="weights", enable_cpu_backup=True), saver.disable():

@@ -72,9 +72,10 @@ def copy_rates(done, saved_bytes, gpus):
     return rates
 
 
-def too_slow(rates, limit):
-    """Why the rates are below the limit, else "". The first counts by itself, of the later ones the median."""
+def too_slow(rates, limits):
+    """Why the rates are below their phases' limits, else "". The first counts by itself, of the later ones the median."""
     for phase, all_of_them in rates.items():
+        limit = limits[phase]
         if not all_of_them:
             return f"no {phase} was found in the broker's log"
         if all_of_them[0] < limit:

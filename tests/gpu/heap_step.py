@@ -128,7 +128,7 @@ def run(options):
     del training
     rank.end()
     if options.memory_checks:
-        rank.memory.check_contexts()
+        rank.memory.check_contexts(slack_mib=96)  # the graph itself is the driver's, and has just been destroyed
     rank.report("heap_step", **results)
 
 

@@ -213,6 +213,11 @@ class CopyEngines(OfWindows):
     settings = {"CTAPolicy": nccl_calls.POLICY_ZERO}
     calls = ("all_gather",)
 
+    def __init__(self, rank):
+        # NCCL 2.28 copies by cudaMemcpyBatchAsync, which takes no legacy default stream.
+        torch.cuda.set_stream(torch.cuda.Stream())
+        super().__init__(rank)
+
     def evidence(self, seed):
         return self.counted(seed)
 

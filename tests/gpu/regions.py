@@ -272,9 +272,11 @@ class Program:
                 return torch.full((80 * MIB,), 5, dtype=torch.uint8, device=self.device)
 
         self.rank.pause(2)
-        calls = {"cudaMalloc": Later(allocate), "cudaFree": Later(free), "torch.full": Later(torch_allocates)}
+        calls = {"cudaMalloc": Later(allocate), "cudaFree": Later(free)}
         waited = {name: call.waits() for name, call in calls.items()}
-        # Only now: these threads hold locks of torch until they are let through.
+        # Last: from here on that thread has the lock of torch's allocator, which entering a region needs too.
+        calls["torch.full"] = Later(torch_allocates)
+        waited["torch.full"] = calls["torch.full"].waits()
         self.rank.resume(2)
         results = {name: call.wait(name) for name, call in calls.items()}
         self.rank.agree(all(waited.values()), f"these calls did not wait while paused: "

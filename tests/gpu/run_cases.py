@@ -160,6 +160,8 @@ def run_all(bench, chosen):
             show_logs(bench)
         bench.end(verdict == "FAIL")
         results.append({"case": name, "verdict": verdict, "seconds": round(seconds, 1), "detail": detail})
+        if os.environ.get("OUT"):  # each time: whoever started this may not let it come to its end
+            keep(results, bench.root, pathlib.Path(os.environ["OUT"]))
     return results
 
 
@@ -215,8 +217,6 @@ def main():
             results = run_all(bench, chosen)
         finally:  # also when somebody interrupts it
             bench.end(failed=True)
-        if os.environ.get("OUT"):
-            keep(results, pathlib.Path(folder), pathlib.Path(os.environ["OUT"]))
     counts = {v: sum(r["verdict"] == v for r in results) for v in ("PASS", "FAIL", "SKIP")}
     print(f"{counts['PASS']} passed, {counts['FAIL']} failed, {counts['SKIP']} skipped")
     if counts["FAIL"]:

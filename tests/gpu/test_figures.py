@@ -49,14 +49,16 @@ def test_rate_of_no_time():
 
 
 def test_too_slow():
-    assert figures.too_slow({"save": [51.0, 52.0], "map+load": [50.0]}, 50) == ""
-    assert "no save" in figures.too_slow({"save": [], "map+load": [60.0]}, 50)
-    assert "the first time" in figures.too_slow({"save": [49.0, 60.0, 60.0], "map+load": [60.0]}, 50)
-    assert "later" in figures.too_slow({"save": [60.0, 40.0, 45.0, 60.0], "map+load": [60.0]}, 50)
+    limits = {"save": 50, "map+load": 50}
+    assert figures.too_slow({"save": [51.0, 52.0], "map+load": [50.0]}, limits) == ""
+    assert "no save" in figures.too_slow({"save": [], "map+load": [60.0]}, limits)
+    assert "the first time" in figures.too_slow({"save": [49.0, 60.0, 60.0], "map+load": [60.0]}, limits)
+    assert "later" in figures.too_slow({"save": [60.0, 40.0, 45.0, 60.0], "map+load": [60.0]}, limits)
 
 
 def test_one_slow_copy_among_later_ones_is_no_failure():
-    assert figures.too_slow({"save": [60.0, 60.0, 10.0, 60.0], "map+load": [60.0]}, 50) == ""
+    limits = {"save": 50, "map+load": 50}
+    assert figures.too_slow({"save": [60.0, 60.0, 10.0, 60.0], "map+load": [60.0]}, limits) == ""
 
 
 def test_groups_devices_and_tags():

@@ -56,12 +56,11 @@ def fake_shim_path(build):
 
 
 @pytest.fixture
-def shim(build, monkeypatch):
-    from amem import _rank, _shim
+def shim(build):
+    from amem import _shim
 
     fake = Shim(fake_shim_path(build))
     _shim._find.cache_clear()  # it may have been asked before the library was there
-    monkeypatch.setattr(_rank, "_group_set", "")
     fake.library.fake_reset()
     yield fake
     fake.library.fake_reset()

@@ -64,8 +64,19 @@ def test_a_region_without_memory_is_no_obstacle(shim):
     shim.answer(amem.Code.NOT_FOUND, "no memory", for_tag="empty")
     torch_memory_saver.pause()
     assert shim_calls(shim)[-2:] == ["pause [empty] 0", "pause [weights] 0"]
-    with pytest.raises(amem.NotFoundError):
-        torch_memory_saver.pause("empty")
+    torch_memory_saver.pause("empty")  # as there
+    shim.answer(amem.Code.FAILED_PRECONDITION, "in transition")
+    with pytest.raises(amem.FailedPreconditionError):
+        torch_memory_saver.pause("weights")
+
+
+def test_regions_within_regions(shim):
+    with torch_memory_saver.region("weights"):
+        with torch_memory_saver.region("kv_cache"):
+            pass
+        shim.note("body")
+    begins = [each for each in shim.notes if each.split()[0] in ("begin", "end", "body")]
+    assert begins == ["begin weights 2", "end", "begin kv_cache 2", "end", "begin weights 2", "body", "end"]
 
 
 def test_graphs_allocate_from_their_own_pool(shim):
@@ -82,6 +93,17 @@ def test_disable_leaves_the_region_for_a_while(shim):
             assert shim.notes == ["make pool1", "begin weights 1", "use pool1", "leave pool1", "end"]
             shim.note("body")
     assert shim.notes[5:] == ["body", "begin weights 1", "use pool1", "leave pool1", "end"]
+
+
+def test_disable_within_disable(shim):
+    with torch_memory_saver.region("weights"):
+        with torch_memory_saver.disable():
+            with torch_memory_saver.disable():
+                pass
+            assert shim_calls(shim) == ["begin weights 2", "end"], "still outside"
+            with torch_memory_saver.region("other"):
+                pass
+    assert shim_calls(shim)[2:] == ["begin other 2", "end", "begin weights 2", "end"]
 
 
 def test_attributes(shim):

@@ -1,6 +1,7 @@
 """A rank's calls and the shim's functions behind them."""
 import concurrent.futures
 import json
+import pickle
 import threading
 import time
 
@@ -53,6 +54,8 @@ def test_group(shim, monkeypatch):
     assert amem.group() == "default"
     shim.answer(0)
     amem.set_group("rollout")
+    assert shim.notes[-1] == "set_group rollout"
+    shim.stats('{"group":"rollout"}')  # whoever has set it: the shim knows
     assert amem.group() == "rollout"
 
 
@@ -68,6 +71,13 @@ def test_nccl_calls(shim):
     with pytest.raises(amem.nccl.NCCLError, match="ncclPause: invalid usage") as caught:
         nccl.ncclPause()
     assert (caught.value.result, caught.value.code) == (5, amem.Code.FAILED_PRECONDITION)
+
+
+def test_errors_can_be_pickled():
+    error = pickle.loads(pickle.dumps(amem.nccl.NCCLError("ncclPause", 5)))
+    assert (error.result, error.code) == (5, amem.Code.FAILED_PRECONDITION) and "ncclPause" in str(error)
+    error = pickle.loads(pickle.dumps(amem.NotFoundError("no such tag")))
+    assert error.code is amem.Code.NOT_FOUND and str(error) == "no such tag"
 
 
 def test_futures_in_the_order_of_the_calls(shim):

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -92,6 +93,28 @@ TEST_F(PacketTest, TooManyDescriptorsAreNotSent) {
   const Fd file = memfd();
   const std::vector<int> fds(kMaxMapsPerMessage + 1, file.get());
   EXPECT_EQ(send_encoded(a.get(), "x", fds).code(), Code::kInternal);
+}
+
+TEST_F(PacketTest, DescriptorsForWhichThereIsNoRoomAreMissing) {
+  const Fd file = memfd();
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.seq = 4;
+  ASSERT_TRUE(send_message(a.get(), message, {file.get(), file.get()}).ok());
+  const int next = ::dup(file.get());
+  ::close(next);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit tight = before;
+  tight.rlim_cur = static_cast<rlim_t>(next) + 1;  // room for one
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  const Status received = receive(b.get(), 0, packet);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  ASSERT_TRUE(received.ok()) << received.text();
+  EXPECT_EQ(packet.message.seq, 4U) << "who needs them can say so";
+  EXPECT_TRUE(packet.fds.empty());
+  const int again = ::dup(file.get());
+  EXPECT_EQ(again, next) << "none was left open";
+  ::close(again);
 }
 
 TEST_F(PacketTest, AMalformedPacketIsRefusedAndTheNextOneRead) {

@@ -31,8 +31,9 @@ class _Worker:
         future: Future[None] = Future()
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="amem", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="amem", daemon=True)
+                thread.start()
+                self._thread = thread
         self._jobs.put((future, work))
         return future
 

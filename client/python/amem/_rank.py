@@ -3,15 +3,11 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from typing import Any
 
 from amem import _shim
 from amem._arguments import Tags, group_name, milliseconds, tag_list
 from amem.errors import InvalidArgumentError
-
-_lock = threading.Lock()
-_group_set = ""  # what set_group has set
 
 
 def is_active() -> bool:
@@ -22,10 +18,10 @@ def is_active() -> bool:
 
 
 def group() -> str:
-    """The group of this process: what set_group has set, else as the shim reads it: AMEM_GROUP of the environment,
+    """The group of this process: the shim's, where there is one, else what it would be: AMEM_GROUP of the environment,
     else AMEM_GROUPID, else "default"."""
-    if _group_set:
-        return _group_set
+    if _shim.is_loaded() and (name := json.loads(_shim.stats_json()).get("group")):
+        return str(name)
     name = os.environ.get("AMEM_GROUP") or os.environ.get("AMEM_GROUPID") or ""
     try:
         return group_name(name)
@@ -39,11 +35,7 @@ def set_group(name: str) -> None:
     InvalidArgumentError: no name for a group. FailedPreconditionError: the process has joined its group already, or it
     has no shim.
     """
-    global _group_set
-    group_name(name)
-    with _lock:
-        _shim.call("amem_shim_set_group", name.encode())
-        _group_set = name
+    _shim.call("amem_shim_set_group", group_name(name).encode())
 
 
 def pause(tags: Tags = None, timeout: float | None = None) -> None:

@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,6 +66,9 @@ def _pool(tag: str, keep: bool) -> Iterator[contextlib.AbstractContextManager[An
         pool = _idle[key].pop() if _idle[key] else None
     if pool is None:
         pool = torch.cuda.MemPool()
+        # Never destroyed, not even with the interpreter: its end would free memory, which waits while the group is
+        # paused.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
     try:
         yield torch.cuda.use_mem_pool(pool)
     finally:
@@ -80,11 +85,16 @@ def _within(entered: _Region) -> Iterator[None]:
         entered = _Nowhere(entered.tag)
     entered.enter()
     _thread.region = entered
+    owner = threading.get_ident()
     try:
         yield
     finally:
-        _thread.region = None
-        entered.leave()
+        if threading.get_ident() == owner:
+            _thread.region = None
+            entered.leave()
+        else:  # a suspended generator that another thread's garbage collection has closed
+            warnings.warn(f'region "{entered.tag}" was left by a thread that is not in it: its own thread is in it '
+                          "still", RuntimeWarning, stacklevel=2)
 
 
 class _Nowhere(_Region):
@@ -143,7 +153,9 @@ def outside() -> Iterator[None]:
         yield
         return
     left.leave()
+    _thread.region = None
     try:
         yield
     finally:
         left.enter()
+        _thread.region = left

@@ -180,8 +180,8 @@ class Broker:
 
     def _operate(self, name: str, groups: int, timeout: float | None, **fields: Any) -> Operation:
         self._reach()
-        wait = groups * ((_CONFIGURED_AT_MOST if timeout is None else timeout) + _MARGIN)
         fields["timeout_ms"] = milliseconds(timeout)
+        wait = groups * ((_CONFIGURED_AT_MOST if timeout is None else fields["timeout_ms"] / 1000) + _MARGIN)
         stream = self._calls(name, fields, timeout=wait, wait_for_ready=True)
         return Operation(stream, groups, self.socket, wait)
 

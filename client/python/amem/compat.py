@@ -9,7 +9,8 @@ or, for a program or framework that imports torch_memory_saver itself, before it
 
 What differs: a pause or resume takes effect when every rank of the group has asked for it, not for one process by
 itself; saved bytes are in the broker's host pool; memory is the region's only in a process that was started with scope
-"regions" or "heap" (configure_subprocess sees to that). pause() without a tag is about the tags that this process has
+"regions" or "heap" (configure_subprocess sees to that); TMS_INIT_ENABLE, which covers a whole process, is scope "heap"
+and amem.pause() here, and a RuntimeWarning says so. pause() without a tag is about the tags that this process has
 used in regions, so that, as there, the program runs on and NCCL's memory stays; amem.pause() is about everything.
 Errors are amem.Error, which is a RuntimeError.
 """
@@ -62,9 +63,10 @@ class TorchMemorySaver:
 
     @contextlib.contextmanager
     def region(self, tag: str = _DEFAULT_TAG, enable_cpu_backup: bool = False) -> Iterator[None]:
-        """amem.region(tag, keep=enable_cpu_backup): without backup the bytes are dropped and come back zeroed."""
+        """amem.region(tag, keep=enable_cpu_backup): without backup the bytes are dropped and come back zeroed. Within
+        another one: what is allocated has the inner tag."""
         self._note(tag)
-        with _regions.region(tag, keep=enable_cpu_backup):
+        with _regions.outside(), _regions.region(tag, keep=enable_cpu_backup):
             yield
 
     @contextlib.contextmanager
@@ -76,7 +78,7 @@ class TorchMemorySaver:
         self._note(tag)
         with torch.cuda.graph(cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode):
             # The graph's own pool is where torch allocates now.
-            with _regions.region_of_callers_pool(tag, keep=enable_cpu_backup):
+            with _regions.outside(), _regions.region_of_callers_pool(tag, keep=enable_cpu_backup):
                 yield
 
     @contextlib.contextmanager
@@ -87,11 +89,13 @@ class TorchMemorySaver:
             yield
 
     def pause(self, tag: str | None = None) -> None:
-        """amem.pause of the tag, or of all that were used in regions of this process; nothing when there are none."""
+        """amem.pause of the tag, or of all that were used in regions of this process; nothing when there is no memory
+        of it."""
         self._operate(_pause, tag)
 
     def resume(self, tag: str | None = None) -> None:
-        """amem.resume of the tag, or of all that were used in regions of this process; nothing when there are none."""
+        """amem.resume of the tag, or of all that were used in regions of this process; nothing when there is no memory
+        of it."""
         self._operate(_resume, tag)
 
     def get_cpu_backup(self, x: Any) -> Any:
@@ -140,7 +144,8 @@ class TorchMemorySaver:
 
     def _operate(self, operation: Callable[[list[str]], None], tag: str | None) -> None:
         if tag is not None:
-            operation([tag])
+            with contextlib.suppress(NotFoundError):
+                operation([tag])
             return
         with self._lock:
             tags = sorted(self._tags)  # every rank asks for the same ones in the same order
@@ -164,5 +169,9 @@ def install() -> None:
     if sys.modules.setdefault("torch_memory_saver", this) is not this:
         raise FailedPreconditionError("torch_memory_saver has been imported already: amem.compat.install() comes first")
 
+
+if os.environ.get("TMS_INIT_ENABLE") == "1":
+    warnings.warn("TMS_INIT_ENABLE has no effect with amem: to pause all of a process, start it with scope heap and call "
+                  "amem.pause()", RuntimeWarning, stacklevel=2)
 
 torch_memory_saver = TorchMemorySaver()

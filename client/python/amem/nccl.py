@@ -26,7 +26,11 @@ class NCCLError(Error):
     def __init__(self, call: str, result: int) -> None:
         text, code = _RESULTS.get(result, (f"result {result}", Code.UNKNOWN))
         super().__init__(f"{call}: {text}", code)
+        self.call = call
         self.result = result
+
+    def __reduce__(self) -> tuple[type[NCCLError], tuple[str, int]]:
+        return NCCLError, (self.call, self.result)
 
 
 class NCCLLibrary:
