@@ -93,6 +93,19 @@ def test_a_thread_that_destroyed_a_context_still_waits(node):
     puppet.ask(f"verify {each} 1")
 
 
+def test_pointers_are_known_while_their_memory_is_away(node):
+    """A launcher looks its pointers up before it launches, and so before it comes to the gate."""
+    puppet = node.puppet()
+    each = puppet.ask("alloc 65536")["id"]
+    attributes = {"memory type": 2, "device pointer": 3, "managed": 8, "ordinal": 9, "mapped": 13}
+    here = {name: puppet.ask(f"pointer {each} {number}")["value"] for name, number in attributes.items()}
+    assert here["device pointer"] == puppet.ask(f"address {each}")["address"] and here["memory type"] == 2
+    node.ctl("pause", "train")
+    away = {name: puppet.ask(f"pointer {each} {number}")["value"] for name, number in attributes.items()}
+    assert away == here
+    node.ctl("resume", "train")
+
+
 def test_signatures_newer_than_ours_are_left_alone(node):
     """CUDA 13.1 has another cuMulticastBindMem: who asks for that gets the driver's."""
     puppet = node.puppet()

@@ -93,6 +93,14 @@ void MemoryInfo(Puppet&, const Words&, Answer* answer) {
   answer->Number("total", total);
 }
 
+void PointerAttribute(Puppet& puppet, const Words& words, Answer* answer) {
+  std::uint64_t value = 0;  // as large as any of them
+  Check(cuPointerGetAttribute(&value, static_cast<CUpointer_attribute>(Number(words, 2)),
+                              puppet.blocks.At(Number(words, 1)).address),
+        "cuPointerGetAttribute");
+  answer->Number("value", value);
+}
+
 /// Which library answers a lookup.
 void Lookup(Puppet&, const Words& words, Answer* answer) {
   void* function = nullptr;
@@ -145,6 +153,7 @@ const std::map<std::string, Command> kCommands = {
     {"meminfo", MemoryInfo},
     {"attribute", Attribute},
     {"team", DoTeam},
+    {"pointer", PointerAttribute},
     {"lookup", Lookup},
     {"context", UseContext},
 };
