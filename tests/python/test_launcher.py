@@ -53,6 +53,12 @@ def test_launch_without_a_broker(tmp_path, python):
 def test_a_launched_process_is_a_rank(node, python):
     script = """
 import ctypes, sys, amem
+# Too early, which is no harm for later.
+assert not amem.is_active()
+try:
+    amem.pause()
+except amem.FailedPreconditionError as error:
+    assert "CUDA" in error.text, error
 assert ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
 assert amem.is_active()
 print(amem.group(), flush=True)
