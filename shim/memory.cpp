@@ -34,6 +34,12 @@ std::string Memory::describe(const Allocation& a) const {
          std::to_string(a.device) + ")";
 }
 
+CUresult Memory::import_descriptor(CUmemGenericAllocationHandle* real, const Fd& fd) const {
+  return driver_.cuMemImportFromShareableHandle_(
+      real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd.get())),
+      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+}
+
 /// Turns a descriptor from the broker into a handle of the program.
 CUresult Memory::adopt(CUmemGenericAllocationHandle* handle, Allocation allocation, const Fd& fd) {
   std::lock_guard lock(mutex_);
@@ -41,10 +47,7 @@ CUresult Memory::adopt(CUmemGenericAllocationHandle* handle, Allocation allocati
   // A reference needs the driver's handle, which mappings alone do without.
   if (known == nullptr || known->real == 0) {
     CUmemGenericAllocationHandle real = 0;
-    if (CUresult r = driver_.cuMemImportFromShareableHandle_(
-            &real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd.get())),
-            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-        r != CUDA_SUCCESS) {
+    if (CUresult r = import_descriptor(&real, fd); r != CUDA_SUCCESS) {
       log_error("importing " + describe(allocation) + " from the broker: " + driver_.name(r));
       if (known == nullptr) tell_free(allocation.id);
       return r;

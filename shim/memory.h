@@ -137,7 +137,6 @@ class Memory {
   /// Maps it at an address of its own when the program has it mapped nowhere; drop_scratch() undoes
   /// that.
   Result<Site> site(std::uint64_t id);
-  void restore_sync_memops(const Mapping& mapping);
   void drop_scratch();
 
   /// Unmaps and releases what has one of the tags, all of it when there are none; what is pinned
@@ -164,7 +163,10 @@ class Memory {
 
   CUresult redeem(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
   CUresult adopt(CUmemGenericAllocationHandle* handle, Allocation allocation, const Fd& fd);
+  /// The driver's handle of what the broker sent.
+  CUresult import_descriptor(CUmemGenericAllocationHandle* real, const Fd& fd) const;
   CUresult ensure_real(Allocation& a);
+  void restore_sync_memops(const Mapping& mapping);
   void drop_real(Allocation& a);
   void settle(Allocation& a);
   void tell_free(std::uint64_t id);

@@ -134,10 +134,7 @@ Status Memory::come_back(std::uint64_t id, const Fd& fd) {
   // Of a group that runs while some of its memory comes back, the program may have freed it.
   if (a == nullptr || a->resident) return {};  // resident: pinned, it never left
   CUmemGenericAllocationHandle real = 0;
-  if (CUresult r = driver_.cuMemImportFromShareableHandle_(
-          &real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd.get())),
-          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-      r != CUDA_SUCCESS)
+  if (CUresult r = import_descriptor(&real, fd); r != CUDA_SUCCESS)
     return driver_.error(r, "importing " + describe(*a));
   a->real = real;
   for (std::size_t i = 0; i < a->mapped_at.size(); ++i) {
