@@ -40,6 +40,7 @@
   X(cuCtxSynchronize, 2000)                   \
   X(cuStreamCreate, 2000)                     \
   X(cuStreamSynchronize, 2000)                \
+  X(cuStreamDestroy, 4000)                    \
   X(cuThreadExchangeStreamCaptureMode, 10010) \
   X(cuMemcpyDtoHAsync, 3020)                  \
   X(cuMemcpyHtoDAsync, 3020)                  \

@@ -150,6 +150,7 @@ CUresult address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address
       if (size != nullptr) *size = piece->size;
       return CUDA_SUCCESS;
     }
+    if (auto r = runtime.slabs().address_range(base, size, address); r.has_value()) return *r;
     if (auto r = runtime.memory().address_range(base, size, address); r.has_value()) return *r;
   }
   return real<PFN_cuMemGetAddressRange_v3020>(kRow_range)(base, size, address);
@@ -162,7 +163,10 @@ CUresult get_tokens(void* data, CUdeviceptr address) {
   if (!Runtime::get().memory().arrived(address, 1)) return CUDA_ERROR_SYSTEM_NOT_READY;
   const CUresult r = found<PFN_cuPointerGetAttribute_v4000>(
       kRow_attribute, "cuPointerGetAttribute")(data, CU_POINTER_ATTRIBUTE_P2P_TOKENS, address);
-  if (r == CUDA_SUCCESS) Runtime::get().memory().pin(address, 1);
+  if (r == CUDA_SUCCESS) {
+    Runtime::get().memory().pin(address, 1);
+    Runtime::get().slabs().retire(address);
+  }
   return r;
 }
 

@@ -30,6 +30,11 @@ CUresult get(CUipcMemHandle* handle, CUdeviceptr address) {
       if (!block && heap->owns(address)) return CUDA_ERROR_INVALID_VALUE;  // between two blocks
       if (block) piece = Ipc::Piece{block->address, block->size};
     }
+    if (CUdeviceptr base = 0; !piece) {
+      std::size_t size = 0;
+      const auto packed = runtime.slabs().address_range(&base, &size, address);
+      if (packed == CUDA_SUCCESS) piece = Ipc::Piece{base, size};
+    }
     if (auto r = runtime.ipc().get(handle, address, piece); r.has_value()) {
       trace("ipc get va=%llx rc=%d", address, *r);
       return *r;

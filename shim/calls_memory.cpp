@@ -54,6 +54,17 @@ Function real(Row row) {
 /// held: virtual handles mean nothing there, and addresses are the driver's business.
 bool in_forked_child() { return Runtime::get().forked(); }
 
+/// A handle of brokered memory.
+bool ours(CUmemGenericAllocationHandle handle) {
+  return Table::is_virtual(handle) || Slabs::is_piece(handle);
+}
+
+Memory::TraceView trace_view(CUmemGenericAllocationHandle handle) {
+  Runtime& runtime = Runtime::get();
+  return Slabs::is_piece(handle) ? runtime.slabs().trace_view(handle)
+                                 : runtime.memory().trace_view(handle);
+}
+
 /// Memory of cuMemAlloc's is no mapping of the program's, and the driver says so of it.
 bool of_heap(CUdeviceptr address) {
   Heap* heap = Runtime::get().heap();
@@ -85,7 +96,9 @@ std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, st
   if ((types & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) return std::nullopt;
   const Pass pass(runtime.gate());
   if (pass.result() != CUDA_SUCCESS) return pass.result();
-  const CUresult r = runtime.memory().create(handle, size, *prop, *label);
+  std::optional<CUresult> packed;
+  if (label->tag == kNcclTag) packed = runtime.slabs().create(handle, size, *prop, *label);
+  const CUresult r = packed ? *packed : runtime.memory().create(handle, size, *prop, *label);
   if (r == CUDA_SUCCESS) runtime.device_used(prop->location.id);
   return r;
 }
@@ -130,29 +143,29 @@ CUresult release_object(CUmemGenericAllocationHandle handle) {
 }
 
 CUresult release(CUmemGenericAllocationHandle handle) {
-  if (!Table::is_virtual(handle)) return release_object(handle);
+  if (!ours(handle)) return release_object(handle);
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
-  Memory& memory = Runtime::get().memory();
   if (tracing()) {
-    const Memory::TraceView v = memory.trace_view(handle);
+    const Memory::TraceView v = trace_view(handle);
     trace("release vh=%x refs=%u maps=%zu", v.number, v.refs - 1, v.mappings);
   }
-  return memory.release(handle);
+  Runtime& runtime = Runtime::get();
+  return Slabs::is_piece(handle) ? runtime.slabs().release(handle)
+                                 : runtime.memory().release(handle);
 }
 
 CUresult retain(CUmemGenericAllocationHandle* handle, void* address) {
   const auto at = reinterpret_cast<CUdeviceptr>(address);
   if (handle != nullptr && !in_forked_child()) {
     if (of_heap(at)) return CUDA_ERROR_INVALID_VALUE;
-    if (auto r = Runtime::get().memory().retain(handle, at); r.has_value()) {
-      if (tracing())
-        trace("retain va=%p vh=%x by %s", address,
-              Runtime::get().memory().trace_view(*handle).number,
-              module_of(__builtin_return_address(0)).c_str());
-      return *r;
-    }
+    std::optional<CUresult> r = Runtime::get().slabs().retain(handle, at);
+    if (!r) r = Runtime::get().memory().retain(handle, at);
+    if (r == CUDA_SUCCESS && tracing())
+      trace("retain va=%p vh=%x by %s", address, trace_view(*handle).number,
+            module_of(__builtin_return_address(0)).c_str());
+    if (r) return *r;
   }
   const CUresult r = AMEM_REAL(cuMemRetainAllocationHandle, v11000)(handle, address);
   if (r == CUDA_SUCCESS && !in_forked_child()) {
@@ -164,13 +177,18 @@ CUresult retain(CUmemGenericAllocationHandle* handle, void* address) {
 
 CUresult export_handle(void* out, CUmemGenericAllocationHandle handle,
                        CUmemAllocationHandleType type, unsigned long long flags) {
-  if (!Table::is_virtual(handle))
+  if (!ours(handle))
     return AMEM_REAL(cuMemExportToShareableHandle, v10020)(out, handle, type, flags);
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   if (out == nullptr || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     return CUDA_ERROR_INVALID_VALUE;
-  if (tracing()) trace("export vh=%x -> ticket", Runtime::get().memory().trace_view(handle).number);
-  return Runtime::get().memory().export_ticket(static_cast<int*>(out), handle);
+  if (tracing()) trace("export vh=%x -> ticket", trace_view(handle).number);
+  Runtime& runtime = Runtime::get();
+  if (!Slabs::is_piece(handle))
+    return runtime.memory().export_ticket(static_cast<int*>(out), handle);
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  return runtime.slabs().export_ticket(static_cast<int*>(out), handle);
 }
 
 CUresult import_handle(CUmemGenericAllocationHandle* handle, void* os_handle,
@@ -189,7 +207,7 @@ CUresult import_handle(CUmemGenericAllocationHandle* handle, void* os_handle,
   }
   const Pass pass(runtime.gate());
   if (pass.result() != CUDA_SUCCESS) return pass.result();
-  const CUresult r = runtime.memory().import_ticket(handle, *ticket);
+  const CUresult r = runtime.slabs().import(handle, *ticket);
   if (tracing())
     trace("import ticket owner=rank%d id=%x n=%llu rc=%d by %s", ticket->owner_rank,
           ticket->owner_number, static_cast<unsigned long long>(ticket->size), r,
@@ -198,17 +216,18 @@ CUresult import_handle(CUmemGenericAllocationHandle* handle, void* os_handle,
 }
 
 CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
-  if (!Table::is_virtual(handle))
-    return AMEM_REAL(cuMemGetAllocationPropertiesFromHandle, v10020)(prop, handle);
+  if (!ours(handle)) return AMEM_REAL(cuMemGetAllocationPropertiesFromHandle, v10020)(prop, handle);
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
-  return Runtime::get().memory().properties(prop, handle);
+  Runtime& runtime = Runtime::get();
+  return Slabs::is_piece(handle) ? runtime.slabs().properties(prop, handle)
+                                 : runtime.memory().properties(prop, handle);
 }
 
 // ---- addresses ----
 
 CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
              CUmemGenericAllocationHandle handle, unsigned long long flags) {
-  if (!Table::is_virtual(handle)) {
+  if (!ours(handle)) {
     const CUresult r = AMEM_REAL(cuMemMap, v10020)(address, size, offset, handle, flags);
     if (r == CUDA_SUCCESS && !in_forked_child()) {
       Runtime::get().unbrokered().mapped(handle, address);
@@ -219,10 +238,10 @@ CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
-  Memory& memory = Runtime::get().memory();
-  const CUresult r = memory.map(address, size, offset, handle, flags);
+  Runtime& runtime = Runtime::get();
+  const CUresult r = runtime.slabs().map(address, size, offset, handle, flags);
   if (tracing()) {
-    const Memory::TraceView v = memory.trace_view(handle);
+    const Memory::TraceView v = trace_view(handle);
     trace("map va=%llx n=%zu off=%zu vh=%x imported=%d rc=%d", address, size, offset, v.number,
           v.imported, r);
   }
@@ -237,7 +256,9 @@ CUresult unmap(CUdeviceptr address, std::size_t size) {
     if (of_heap(address)) return CUDA_ERROR_INVALID_VALUE;
     const Pass pass(*the_gate);
     if (pass.result() != CUDA_SUCCESS) return pass.result();
-    if (auto r = memory.unmap(address, size); r.has_value()) {
+    std::optional<CUresult> r = Runtime::get().slabs().unmap(address, size);
+    if (!r) r = memory.unmap(address, size);
+    if (r) {
       trace("unmap va=%llx n=%zu rc=%d", address, size, *r);
       return *r;
     }
@@ -265,7 +286,9 @@ CUresult set_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc
     if (of_heap(address)) return CUDA_ERROR_INVALID_VALUE;
     const Pass pass(*the_gate);
     if (pass.result() != CUDA_SUCCESS) return pass.result();
-    if (auto r = memory.set_access(address, size, desc, count); r.has_value()) {
+    std::optional<CUresult> r = Runtime::get().slabs().set_access(address, size, desc, count);
+    if (!r) r = memory.set_access(address, size, desc, count);
+    if (r) {
       trace("access va=%llx n=%zu dev=%d fl=%d c=%zu rc=%d", address, size, desc->location.id,
             static_cast<int>(desc->flags), count, *r);
       return *r;
@@ -284,7 +307,10 @@ CUresult handle_for_range(void* handle, CUdeviceptr address, std::size_t size,
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   if (!memory.arrived(address, size)) return CUDA_ERROR_SYSTEM_NOT_READY;
   const CUresult r = real_call(handle, address, size, type, flags);
-  if (r == CUDA_SUCCESS) memory.pin(address, size);
+  if (r == CUDA_SUCCESS) {
+    memory.pin(address, size);
+    Runtime::get().slabs().retire(address);
+  }
   return r;
 }
 

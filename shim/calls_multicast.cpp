@@ -88,12 +88,15 @@ CUresult bind_memory(CUmemGenericAllocationHandle object, std::size_t at,
                      CUmemGenericAllocationHandle memory, std::size_t from, std::size_t size,
                      unsigned long long flags) {
   const auto real_call = AMEM_REAL(cuMulticastBindMem, v12010);
-  if (!Table::is_virtual(memory)) return real_call(object, at, memory, from, size, flags);
+  const bool piece = Slabs::is_piece(memory);
+  if (!piece && !Table::is_virtual(memory)) return real_call(object, at, memory, from, size, flags);
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   Runtime& runtime = Runtime::get();
   if (!runtime.options().nvls) return refuse_binding();
   const Pass pass(runtime.gate());
   if (pass.result() != CUDA_SUCCESS) return pass.result();
+  if (piece)
+    if (CUresult r = runtime.slabs().own_handle(&memory, memory); r != CUDA_SUCCESS) return r;
   Memory::Held held;
   if (CUresult r = runtime.memory().hold(memory, held); r != CUDA_SUCCESS) return r;
   // Waits until all devices of the object's team were added, so no lock is held.

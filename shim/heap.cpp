@@ -22,15 +22,6 @@ std::uint64_t round_up(std::uint64_t size, std::uint64_t unit) {
   return (size + unit - 1) / unit * unit;
 }
 
-CUmemAllocationProp properties_on(int device) {
-  CUmemAllocationProp prop{};
-  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  prop.location.id = device;
-  return prop;
-}
-
 CUmemAccessDesc access_desc(int device, CUmemAccess_flags flags) {
   CUmemAccessDesc desc{};
   desc.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -98,7 +89,7 @@ CUresult Heap::unsafe_in_capture() {
 }
 
 std::uint64_t Heap::granularity(int device) {
-  const CUmemAllocationProp prop = properties_on(device);
+  const CUmemAllocationProp prop = Memory::properties_of(device, false);
   std::size_t unit = 0;
   const CUresult r =
       driver_.cuMemGetAllocationGranularity_(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
@@ -139,8 +130,7 @@ CUresult Heap::add_segment(std::uint64_t size, int device, const Label& label, b
                            Address* address) {
   CUdeviceptr at = 0;
   if (CUresult r = driver_.cuMemAddressReserve_(&at, size, 0, 0, 0); r != CUDA_SUCCESS) return r;
-  CUmemAllocationProp prop = properties_on(device);
-  prop.allocFlags.gpuDirectRDMACapable = rdma_capable(device) ? 1 : 0;
+  const CUmemAllocationProp prop = Memory::properties_of(device, rdma_capable(device));
   CUmemGenericAllocationHandle handle = 0;
   CUresult r = memory_.create(&handle, size, prop, label);
   if (r == CUDA_SUCCESS) {

@@ -78,7 +78,7 @@ template <class Visit>
 void for_each_call(Visit visit) {
   for (const Call& call : kLookupCalls) visit(call);
   for (const CallList list : {memory_calls(), capture_calls(), heap_calls(), ipc_calls(),
-                              multicast_calls(), unbrokered_calls(), work_calls()})
+                              multicast_calls(), slab_calls(), unbrokered_calls(), work_calls()})
     for (const Call* call = list.begin; call != list.end; ++call) visit(*call);
 }
 

@@ -35,6 +35,7 @@ struct CallList {
 CallList memory_calls();
 CallList capture_calls();
 CallList heap_calls();
+CallList slab_calls();
 CallList unbrokered_calls();
 CallList ipc_calls();
 CallList multicast_calls();

@@ -58,7 +58,7 @@ CUresult Memory::adopt(CUmemGenericAllocationHandle* handle, Allocation allocati
   if (known != nullptr) {
     ++known->refs;
   } else {
-    allocation.number = next_number_++;
+    allocation.number = take_number();
     table_.add(allocation);
   }
   *handle = Table::handle_of(allocation.id);
@@ -214,6 +214,10 @@ CUresult Memory::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
     if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
     ticket = ticket_for(*a);
   }
+  return write_ticket(fd, ticket);
+}
+
+CUresult Memory::write_ticket(int* fd, const Ticket& ticket) {
   Result<Fd> made = make_ticket(ticket);
   if (!made.ok()) {
     log_error("exporting allocation " + std::to_string(ticket.id) + ": " + made.status().text());
@@ -223,16 +227,21 @@ CUresult Memory::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
   return CUDA_SUCCESS;
 }
 
+CUmemAllocationProp Memory::properties_of(int device, bool gpu_direct_rdma) {
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  prop.location.id = device;
+  prop.allocFlags.gpuDirectRDMACapable = gpu_direct_rdma ? 1 : 0;
+  return prop;
+}
+
 CUresult Memory::properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
   std::lock_guard lock(mutex_);
   const Allocation* a = table_.find(Table::id_of(handle));
   if (a == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *prop = {};
-  prop->type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  prop->requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  prop->location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  prop->location.id = a->device;
-  prop->allocFlags.gpuDirectRDMACapable = a->gpu_direct_rdma ? 1 : 0;
+  *prop = properties_of(a->device, a->gpu_direct_rdma);
   return CUDA_SUCCESS;
 }
 

@@ -12,6 +12,7 @@
 // a wait for the broker.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -42,8 +43,12 @@ class Memory {
                   const CUmemAllocationProp& prop, const Label& label);
   CUresult release(CUmemGenericAllocationHandle handle);
   CUresult export_ticket(int* fd, CUmemGenericAllocationHandle handle);
+  /// A descriptor that holds the ticket.
+  static CUresult write_ticket(int* fd, const Ticket& ticket);
   CUresult import_ticket(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
   CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle);
+  /// Of device memory that was asked for as NCCL and we ask for it.
+  static CUmemAllocationProp properties_of(int device, bool gpu_direct_rdma);
   CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
                CUmemGenericAllocationHandle handle, unsigned long long flags);
   // Nothing: the range is not brokered, ask the driver.
@@ -103,6 +108,8 @@ class Memory {
     std::size_t mappings = 0;
   };
   TraceView trace_view(CUmemGenericAllocationHandle handle);
+  /// The next number of this process's allocations, in traces.
+  std::uint32_t take_number() { return next_number_.fetch_add(1); }
   /// The launcher's number of this rank, for tickets.
   void set_rank(int rank) { rank_ = rank; }
 
@@ -188,7 +195,7 @@ class Memory {
   std::mutex mutex_;                  // guards table_ and redeeming_
   std::condition_variable arrivals_;  // some have ended
   Table table_;
-  std::uint32_t next_number_ = 1;                // with table_
+  std::atomic<std::uint32_t> next_number_{1};
   std::map<std::uint64_t, unsigned> redeeming_;  // calls under way, by allocation
   int rank_ = -1;
   std::vector<Scratch> scratch_;      // service thread

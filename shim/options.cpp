@@ -41,6 +41,19 @@ void read_seconds(Options::Getenv getenv, const char* name, std::chrono::seconds
     complaints.push_back(complain(name, value, "a number of seconds from 1 to a year; ignored"));
 }
 
+void read_slab_size(Options::Getenv getenv, std::uint64_t& out,
+                    std::vector<std::string>& complaints) {
+  const std::string_view value = value_of(getenv, "AMEM_SLAB");
+  if (value.empty()) return;
+  unsigned mib = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), mib);
+  if (error == std::errc() && end == value.data() + value.size() && mib <= 1024)
+    out = std::uint64_t{mib} << 20U;
+  else
+    complaints.push_back(
+        complain("AMEM_SLAB", value, "a number of MiB from 2 to 1024, or 0 for none; ignored"));
+}
+
 std::vector<std::string> split(std::string_view list) {
   std::vector<std::string> parts;
   while (!list.empty()) {
@@ -91,6 +104,8 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints) {
   else if (!scope.empty() && scope != "nccl")
     complaints.push_back(complain("AMEM_SCOPE", scope, "nccl, regions or heap; using nccl"));
   o.trace = value_of(getenv, "AMEM_TRACE");
+
+  read_slab_size(getenv, o.slab_size, complaints);
 
   if (const std::string_view gate = value_of(getenv, "AMEM_GATE"); gate == "error")
     o.gate_waits = false;

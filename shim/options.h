@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,8 @@ struct Options {
   Scope scope = Scope::kNccl;  // AMEM_SCOPE=nccl|regions|heap
   std::string trace;           // AMEM_TRACE: file to write calls to; %p is the pid
   bool nvls = false;           // AMEM_NVLS=1: NCCL may use multicast, with brokered memory
-  bool gate_waits = true;      // AMEM_GATE=wait|error
+  std::uint64_t slab_size = 64ULL << 20U;   // AMEM_SLAB: MiB, bytes here; 0: no slabs
+  bool gate_waits = true;                   // AMEM_GATE=wait|error
   std::chrono::seconds gate_timeout{3600};  // AMEM_GATE_TIMEOUT
   std::chrono::seconds timeout{60};         // AMEM_TIMEOUT: ncclPause, ncclResume
   LogLevel log_level = LogLevel::kWarn;     // AMEM_LOG=error|warn|info|debug

@@ -28,6 +28,7 @@
 #include "shim/region.h"
 #include "shim/report.h"
 #include "shim/session.h"
+#include "shim/slabs.h"
 #include "shim/unbrokered.h"
 
 namespace amem::shim {
@@ -66,6 +67,7 @@ class Runtime {
   Gate& gate() { return gate_; }
   Captures& captures() { return captures_; }
   Memory& memory() { return memory_; }
+  Slabs& slabs() { return slabs_; }
   /// The heap, when the process may have brokered memory of cuMemAlloc's; else nullptr.
   Heap* heap() {
     return options_.scope != Scope::kNccl && opened_.load(std::memory_order_acquire) && !forked()
@@ -102,6 +104,7 @@ class Runtime {
   Session session_;
   Multicast multicast_{driver_};
   Memory memory_{driver_, devices_, session_, multicast_};
+  Slabs slabs_{driver_, devices_, memory_};
   Heap heap_{driver_, devices_, gate_, memory_};
   Ipc ipc_{driver_, devices_, memory_};
   Unbrokered unbrokered_;

@@ -5,7 +5,7 @@ import pytest
 
 from sim_node import wire
 
-SHARED_AND_OWN = 9  # allocations of a rank: 8 and a communicator's
+SHARED_AND_OWN = 9  # allocations of a rank without slabs: 8 and a communicator's
 
 
 def assert_survivor_works(node, rank):
@@ -98,6 +98,7 @@ def test_killed_while_the_broker_creates(node):
 ])
 def test_killed_in_map_and_load(node, phase, rule):
     """It had bytes to load that its peer needs: rolled back, and the next resume has a new keeper."""
+    node.settings["AMEM_SLAB"] = "0"
     job = node.job()
     node.ctl("pause", "train")
     saved = node.ctl.group("train")["saved_bytes"]
@@ -126,6 +127,7 @@ def test_killed_in_map_with_nothing_that_others_need(node):
 
 
 def test_killed_in_peers(node):
+    node.settings["AMEM_SLAB"] = "0"
     job = node.job()
     node.ctl("pause", "train")
     job.ranks[1].faults(f"cuMemImportFromShareableHandle:{SHARED_AND_OWN + 1}:kill")
@@ -135,6 +137,7 @@ def test_killed_in_peers(node):
 
 
 def test_killed_in_open(node):
+    node.settings["AMEM_SLAB"] = "0"
     job = node.job()
     node.ctl("pause", "train")
     # Rank 0 is slow with its peers' memory; rank 1, which has done its part, is stopped before it can open.

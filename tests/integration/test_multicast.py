@@ -39,7 +39,7 @@ def team(node, way="bind"):
     """As NCCL sets it up: each has a block of the object's size, bound and mapped."""
     puppets = pair(node)
     both(puppets, "team add")
-    assert [answer["id"] for answer in both(puppets, f"alloc {SIZE}")] == [1, 1]
+    assert [answer["id"] for answer in both(puppets, f"alloc {SIZE} whole")] == [1, 1]
     both(puppets, f"team {way} 1 0")
     both(puppets, "team map")
     return puppets
@@ -92,7 +92,7 @@ def test_twenty_cycles(node, way):
 def test_a_bind_waits_for_the_team(node):
     puppets = pair(node)
     puppets[0].ask("team add")
-    both(puppets, f"alloc {SIZE}")
+    both(puppets, f"alloc {SIZE} whole")
     puppets[0].send("team bind 1 0")
     time.sleep(0.2)
     assert puppets[0].waits()
@@ -112,7 +112,7 @@ def test_a_bind_waits_for_the_team(node):
 def test_a_device_is_added_while_the_gate_is_shut(node):
     puppets = pair(node)
     puppets[0].ask("team add")
-    both(puppets, f"alloc {SIZE}")
+    both(puppets, f"alloc {SIZE} whole")
     puppets[0].send("team bind 1 0")
     time.sleep(0.2)
     operation = node.ctl.start("pause", "train")
@@ -157,7 +157,7 @@ def test_two_blocks_one_of_which_is_taken_out(node):
     puppets = pair(node)
     both(puppets, "team add")
     for at, each in enumerate((1, 2)):
-        both(puppets, f"alloc {SIZE // 2}")
+        both(puppets, f"alloc {SIZE // 2} whole")
         both(puppets, f"team bind {each} {at * SIZE // 2}")
     both(puppets, "team map")
     puppets[0].ask("team write 7")
@@ -211,7 +211,7 @@ def test_hidden_unless_asked_for(node):
 def test_binding_is_refused_unless_asked_for(node, way):
     puppets = pair(node, env={})
     both(puppets, "team add")
-    both(puppets, f"alloc {SIZE}")
+    both(puppets, f"alloc {SIZE} whole")
     refused(puppets[0], f"team {way} 1 0", "CUDA_ERROR_NOT_SUPPORTED")
     puppets[0].wait_for("AMEM_NVLS")
 

@@ -26,13 +26,15 @@ const Blocks::Block& Blocks::At(std::uint64_t id) const {
   return found->second;
 }
 
-std::uint64_t Blocks::Map(std::size_t bytes) {
+std::uint64_t Blocks::Map(std::size_t bytes, bool whole) {
   CUmemAllocationProp prop{};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device_}};
   prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   std::size_t granularity = 0;
-  Check(cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+  Check(cuMemGetAllocationGranularity(
+            &granularity, &prop,
+            whole ? CU_MEM_ALLOC_GRANULARITY_RECOMMENDED : CU_MEM_ALLOC_GRANULARITY_MINIMUM),
         "cuMemGetAllocationGranularity");
   Block block;
   block.bytes = (bytes + granularity - 1) / granularity * granularity;

@@ -23,7 +23,8 @@ class Blocks {
   explicit Blocks(CUdevice device) : device_(device) {}
 
   /// Each returns the new block's number.
-  std::uint64_t Map(std::size_t bytes);
+  /// `whole`: as who asks for the recommended granularity, so that it is never packed.
+  std::uint64_t Map(std::size_t bytes, bool whole);
   std::uint64_t Allocate(std::size_t bytes);
   std::uint64_t Open(const std::string& handle, unsigned flags);
   void Free(std::uint64_t id);

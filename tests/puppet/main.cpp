@@ -123,8 +123,11 @@ void UseContext(Puppet& puppet, const Words&, Answer*) {
 using Command = std::function<void(Puppet&, const Words&, Answer*)>;
 
 const std::map<std::string, Command> kCommands = {
-    {"alloc", [](Puppet& puppet, const Words& words,
-                 Answer* answer) { answer->Number("id", puppet.blocks.Map(Number(words, 1))); }},
+    {"alloc",
+     [](Puppet& puppet, const Words& words, Answer* answer) {
+       const bool whole = words.size() > 2 && words[2] == "whole";
+       answer->Number("id", puppet.blocks.Map(Number(words, 1), whole));
+     }},
     {"plain",
      [](Puppet& puppet, const Words& words, Answer* answer) {
        answer->Number("id", puppet.blocks.Allocate(Number(words, 1)));

@@ -6,13 +6,15 @@
 
 namespace amem::workload {
 
-std::size_t NcclCalls::Granularity() const {
+std::size_t NcclCalls::Granularity(bool symmetric) const {
   CUmemAllocationProp prop{};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.location = here();
   prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   std::size_t granularity = 0;
-  Check(Cuda().cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+  const CUmemAllocationGranularity_flags option =
+      symmetric ? CU_MEM_ALLOC_GRANULARITY_RECOMMENDED : CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+  Check(Cuda().cuMemGetAllocationGranularity(&granularity, &prop, option),
         "cuMemGetAllocationGranularity");
   return granularity;
 }
@@ -62,6 +64,13 @@ Handle NcclCalls::Retain(CUdeviceptr address) {
   return handle;
 }
 
+CUmemAllocationProp NcclCalls::Properties(Handle handle) {
+  CUmemAllocationProp prop{};
+  Check(Cuda().cuMemGetAllocationPropertiesFromHandle(&prop, handle),
+        "cuMemGetAllocationPropertiesFromHandle");
+  return prop;
+}
+
 void NcclCalls::Release(Handle handle) { Check(Cuda().cuMemRelease(handle), "cuMemRelease"); }
 
 int NcclCalls::ExportDescriptor(Handle handle) {
@@ -87,6 +96,7 @@ std::size_t NcclCalls::RangeBytes(CUdeviceptr address) {
 }
 
 CUdeviceptr NcclCalls::Alloc(std::size_t bytes, bool symmetric, Handle* handle) const {
+  const std::size_t granularity = Granularity(symmetric);
   CreateArguments arguments;
   arguments.location_id = device_;
   CUresult result = CUDA_ERROR_NOT_SUPPORTED;
@@ -99,11 +109,15 @@ CUdeviceptr NcclCalls::Alloc(std::size_t bytes, bool symmetric, Handle* handle) 
     result = Create(bytes, arguments, handle);
   }
   Check(result, "cuMemCreate");
-  return MapPeer(bytes, *handle);
+  return Place(bytes, granularity, *handle);
 }
 
 CUdeviceptr NcclCalls::MapPeer(std::size_t bytes, Handle handle) const {
-  const CUdeviceptr address = Reserve(bytes, Granularity());
+  return Place(bytes, 0, handle);
+}
+
+CUdeviceptr NcclCalls::Place(std::size_t bytes, std::size_t alignment, Handle handle) const {
+  const CUdeviceptr address = Reserve(bytes, alignment);
   Map(address, bytes, 0, handle);
   SetAccess(address, bytes, here(), CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   return address;

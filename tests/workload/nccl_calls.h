@@ -27,7 +27,9 @@ class WORKLOAD_EXPORT NcclCalls {
   explicit NcclCalls(CUdevice device) : device_(device) {}
 
   CUdevice device() const { return device_; }
-  std::size_t Granularity() const;
+  /// What sizes are rounded to: the minimum for NCCL's own buffers, the recommended for symmetric
+  /// memory. NCCL asks before each allocation.
+  std::size_t Granularity(bool symmetric) const;
 
   /// Returns the driver's answer: NCCL tries handle types that are refused.
   static CUresult Create(std::size_t bytes, const CreateArguments& arguments, Handle* handle);
@@ -38,6 +40,8 @@ class WORKLOAD_EXPORT NcclCalls {
                         CUmemAccess_flags flags);
   static void Unmap(CUdeviceptr address, std::size_t bytes);
   static Handle Retain(CUdeviceptr address);
+  /// NCCL asks before it maps a handle once more in the same process (ncclCuMemAllocAddr).
+  static CUmemAllocationProp Properties(Handle handle);
   static void Release(Handle handle);
   /// A new descriptor, the caller's to close.
   static int ExportDescriptor(Handle handle);
@@ -45,8 +49,8 @@ class WORKLOAD_EXPORT NcclCalls {
   static CUresult ImportDescriptor(int descriptor, Handle* handle);
   static std::size_t RangeBytes(CUdeviceptr address);
 
-  /// ncclCuMemAlloc: fabric handles first when `symmetric`, create, reserve, map, access for the
-  /// own device.
+  /// ncclCuMemAlloc, or ncclMemAlloc when `symmetric`: granularity, fabric handles first when
+  /// `symmetric`, create, reserve, map, access for the own device. `bytes`: rounded already.
   CUdeviceptr Alloc(std::size_t bytes, bool symmetric, Handle* handle) const;
   /// Reserves and maps a handle of somebody else's memory, access for the own device.
   CUdeviceptr MapPeer(std::size_t bytes, Handle handle) const;
@@ -57,6 +61,8 @@ class WORKLOAD_EXPORT NcclCalls {
   CUmemLocation here() const;
 
  private:
+  CUdeviceptr Place(std::size_t bytes, std::size_t alignment, Handle handle) const;
+
   CUdevice device_;
 };
 

@@ -134,6 +134,8 @@ Proxy::Fetched Proxy::Redeem(Exchanged exchanged) const {
   if (exchanged.descriptor) {
     Check(NcclCalls::ImportDescriptor(exchanged.descriptor.get(), &fetched.handle),
           "cuMemImportFromShareableHandle");
+  } else {
+    NcclCalls::Properties(fetched.handle);
   }
   return fetched;
 }

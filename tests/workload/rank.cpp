@@ -77,12 +77,16 @@ void Rank::FillAndPublish(const Mapping& mapping) {
   ledger_.Publish(mapping.key.id);
 }
 
+std::size_t Rank::Rounded(std::size_t bytes, bool symmetric) const {
+  const std::size_t granularity = calls_.Granularity(symmetric);
+  return (bytes + granularity - 1) / granularity * granularity;
+}
+
 void Rank::SetUpSynthetic() {
-  const std::size_t granularity = calls_.Granularity();
-  const std::size_t bytes = (options_.bytes + granularity - 1) / granularity * granularity;
   for (std::uint64_t id = 1; id <= options_.allocations; ++id) {
     Handle handle = 0;
     const bool symmetric = id % 8 == 0;
+    const std::size_t bytes = Rounded(options_.bytes, symmetric);
     const Mapping mapping{calls_.Alloc(bytes, symmetric, &handle), bytes, {number_, id}, false};
     ledger_.AddMapping(mapping);
     FillAndPublish(mapping);
@@ -100,9 +104,7 @@ void Rank::SetUpSynthetic() {
 }
 
 void Rank::SetUpCommunicators() {
-  const std::size_t granularity = calls_.Granularity();
-  const std::size_t bytes =
-      (sizeof(CommunicatorBuffer) + granularity - 1) / granularity * granularity;
+  const std::size_t bytes = Rounded(sizeof(CommunicatorBuffer), false);
   for (unsigned index = 0; index < options_.communicators; ++index) {
     const std::uint64_t id = kFirstCommunicatorId + index;
     Handle handle = 0;
@@ -256,8 +258,7 @@ void Rank::Report(Answer* answer) const {
 }
 
 std::uint64_t Rank::Allocate(std::size_t bytes) {
-  const std::size_t granularity = calls_.Granularity();
-  bytes = (bytes + granularity - 1) / granularity * granularity;
+  bytes = Rounded(bytes, false);
   Handle handle = 0;
   const std::uint64_t id = next_plain_id_++;
   const Mapping mapping{calls_.Alloc(bytes, false, &handle), bytes, {number_, id}, false};

@@ -85,6 +85,7 @@ class Rank {
     bool open = false;
   };
 
+  std::size_t Rounded(std::size_t bytes, bool symmetric) const;
   void SetUpSynthetic();
   void SetUpCommunicators();
   void RunLoop(const std::vector<Communicator*>& communicators);

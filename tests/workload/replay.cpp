@@ -19,7 +19,8 @@ Replay::Replay(Rank& rank, Trace trace, std::size_t scale)
     : rank_(rank),
       trace_(std::move(trace)),
       scale_(scale),
-      granularity_(rank.calls().Granularity()),
+      granularity_(rank.calls().Granularity(true)),
+      small_granularity_(rank.calls().Granularity(false)),
       shared_bases_(trace_.shared_ranges.size()) {}
 
 void Replay::Run() {
@@ -62,7 +63,11 @@ void Replay::Create(const TraceCall& call) {
   arguments.handle_types = call.handle_types;
   arguments.gpu_direct_rdma = call.rdma;
   Handle handle = 0;
+  // What NCCL asked before, which a trace does not say. A refused creation is repeated at once.
+  const bool symmetric = !call.rdma || (call.handle_types & CU_MEM_HANDLE_TYPE_FABRIC) != 0;
+  if (!std::exchange(repeated_, false)) rank_.calls().Granularity(symmetric);
   const CUresult result = NcclCalls::Create(Scaled(call.bytes), arguments, &handle);
+  repeated_ = result != CUDA_SUCCESS;
   if (static_cast<int>(result) != call.result) {
     throw CudaFailure(
         "cuMemCreate: recorded " + std::to_string(call.result) + ", got " + ResultName(result),
@@ -117,12 +122,11 @@ Replay::Known& Replay::Bind(const TraceCall& call) {
 void Replay::Map(const TraceCall& call) {
   Known& known = Bind(call);
   const std::size_t bytes = Scaled(call.bytes);
+  if (known.handles.empty()) Unexpected("maps a handle that was released");
+  const Handle handle = known.handles.back();
+  // Other threads' calls may have come between in the recording; the order of each thread counts.
+  NcclCalls::Properties(handle);
   const CUdeviceptr address = Place(call);
-  Handle handle = 0;
-  if (known.handles.empty()) {
-    Unexpected("maps a handle that was released");
-  }
-  handle = known.handles.back();
   NcclCalls::Map(address, bytes, call.offset / scale_, handle);
   addresses_[call.address] = address;
   rank_.ledger().AddMapping({address, bytes, known.key, call.imported});
@@ -180,7 +184,9 @@ void Replay::Unmap(const TraceCall& call) {
 
 std::size_t Replay::Scaled(std::uint64_t bytes) const {
   const std::size_t shrunk = static_cast<std::size_t>(bytes) / scale_;
-  return std::max<std::size_t>(1, (shrunk + granularity_ - 1) / granularity_) * granularity_;
+  // A size that is no multiple of the larger one was recorded where NCCL's buffers were packed.
+  const std::size_t unit = bytes % granularity_ == 0 ? granularity_ : small_granularity_;
+  return std::max<std::size_t>(1, (shrunk + unit - 1) / unit) * unit;
 }
 
 CUdeviceptr Replay::Place(const TraceCall& call) {

@@ -66,6 +66,8 @@ class Replay {
   const Trace trace_;
   const std::size_t scale_;
   const std::size_t granularity_;
+  const std::size_t small_granularity_;
+  bool repeated_ = false;  // the next creation is the one that was refused just now
   std::deque<Pending> created_;
   std::deque<Pending> imported_;
   std::map<std::uint64_t, Known> known_;            // by the trace's handle

@@ -40,6 +40,9 @@ class Build:
     def sim_libraries(self):
         return os.path.join(self.directory, "lib", "sim")
 
+# Every fast path off, by AMEM_TEST_PLAIN=1.
+PLAIN = {"AMEM_SLAB": "0"}
+
 
 class Node:
     """Ends all that it started when it is closed. Device memory is small: tests fill it on purpose."""
@@ -72,6 +75,8 @@ class Node:
         """The environment of every process of the node."""
         env = {name: value for name, value in os.environ.items()
                if not name.startswith(("AMEM_", "CUDA_", "LD_", "NCCL_")) and name not in ("RANK", "WORLD_SIZE")}
+        if os.environ.get("AMEM_TEST_PLAIN") == "1":
+            env.update(PLAIN)
         env.update(self.settings)
         env.update(more or {})
         return {name: value for name, value in env.items() if value is not None}

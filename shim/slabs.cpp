@@ -1,0 +1,538 @@
+#include "shim/slabs.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "shim/log.h"
+
+namespace amem::shim {
+namespace {
+
+// The granularity of all devices so far.
+constexpr std::uint64_t kUsualGranularity = 2ULL << 20U;
+
+/// What this thread is in the middle of.
+struct Order {
+  bool small = false;           // it was told the small granularity, and may create now
+  std::uint64_t reserving = 0;  // number of the piece that its next reservation is for
+};
+thread_local Order order;
+
+std::uint64_t round_up(std::uint64_t size, std::uint64_t unit) {
+  return (size + unit - 1) / unit * unit;
+}
+
+std::uint64_t number_of(CUmemGenericAllocationHandle handle) { return handle & ~Table::kTagMask; }
+
+bool can_be_packed(const CUmemAllocationProp& prop) {
+  return prop.type == CU_MEM_ALLOCATION_TYPE_PINNED &&
+         prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE && prop.win32HandleMetaData == nullptr &&
+         prop.allocFlags.compressionType == CU_MEM_ALLOCATION_COMP_NONE &&
+         prop.allocFlags.usage == 0;
+}
+
+}  // namespace
+
+// ---- looking up; the lock is held ----
+
+Slabs::SlabMap::iterator Slabs::slab_at(Address address) {
+  auto it = slabs_.upper_bound(address);
+  if (it == slabs_.begin()) return slabs_.end();
+  --it;
+  return address < it->first + it->second.size ? it : slabs_.end();
+}
+
+Slabs::Piece* Slabs::find(CUmemGenericAllocationHandle handle) {
+  const auto it = pieces_.find(number_of(handle));
+  return it == pieces_.end() || it->second.refs == 0 ? nullptr : &it->second;
+}
+
+std::uint64_t Slabs::piece_at(Address address) const {
+  auto it = piece_addresses_.upper_bound(address);
+  if (it == piece_addresses_.begin()) return 0;
+  --it;
+  return address < it->first + pieces_.at(it->second).size ? it->second : 0;
+}
+
+CUmemGenericAllocationHandle Slabs::add_piece(Piece piece) {
+  const std::uint64_t number = memory_.take_number();
+  piece.refs = 1;
+  piece_addresses_.emplace(piece.address, number);
+  pieces_.emplace(number, std::move(piece));
+  order.reserving = number;
+  told_ = true;
+  return number | kHandleTag;
+}
+
+std::uint64_t Slabs::real_granularity(int device) {
+  const CUmemAllocationProp prop = Memory::properties_of(device, false);
+  std::size_t unit = 0;
+  const CUresult r =
+      driver_.cuMemGetAllocationGranularity_(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+  return r == CUDA_SUCCESS && unit > 0 ? unit : kUsualGranularity;
+}
+
+/// What the driver makes of a size that only somebody can ask for who was told kGranularity.
+std::uint64_t Slabs::whole(std::uint64_t size) {
+  return size % kUsualGranularity == 0 || size % kGranularity != 0
+             ? size
+             : round_up(size, real_granularity(std::max(devices_.current(), 0)));
+}
+
+// ---- making buffers, in NCCL's order ----
+
+std::optional<std::size_t> Slabs::granularity(const CUmemAllocationProp* prop,
+                                              CUmemAllocationGranularity_flags option) {
+  const bool small = size_ > 0 && packing_ && option == CU_MEM_ALLOC_GRANULARITY_MINIMUM &&
+                     prop != nullptr && can_be_packed(*prop);
+  order.small = small;
+  if (!small) {
+    order.reserving = 0;
+    return std::nullopt;
+  }
+  told_ = true;
+  return kGranularity;
+}
+
+void Slabs::stop_packing(const std::string& why) {
+  if (packing_.exchange(false))
+    log_warn(why +
+             ": this NCCL makes its buffers in an order that amem does not know, so they are no "
+             "longer packed (as with AMEM_SLAB=0)");
+}
+
+std::optional<CUresult> Slabs::create(CUmemGenericAllocationHandle* handle, std::size_t size,
+                                      const CUmemAllocationProp& prop, const Label& label) {
+  order.reserving = 0;
+  const bool small = std::exchange(order.small, false);
+  // Without the question just before, only a size that the driver would refuse shows that it was
+  // asked at all, some time ago.
+  const bool packed = small || (told_ && whole(size) != size);
+  if (!packed || size == 0 || prop.location.id < 0 || prop.location.id >= devices_.count())
+    return std::nullopt;
+  const SmallBlocks::Pool pool{prop.location.id, label, prop.allocFlags.gpuDirectRDMACapable != 0};
+  bool dirty = false;
+  std::optional<Address> room = take(pool, size, &dirty);
+  if (!room) {
+    std::lock_guard growing(growing_);
+    // Other threads may have made room, or taken all of a new slab.
+    while (!(room = take(pool, size, &dirty)))
+      if (CUresult r = add_slab(pool, size); r != CUDA_SUCCESS) return r;
+  }
+  if (dirty) {
+    if (CUresult r = zero(*room, size, pool.device); r != CUDA_SUCCESS) {
+      std::unique_lock lock(mutex_);
+      give_room(lock, *room);
+      return r;
+    }
+  }
+  std::lock_guard lock(mutex_);
+  Piece piece;
+  piece.address = *room;
+  piece.size = size;
+  piece.device = pool.device;
+  piece.rdma = pool.rdma;
+  piece.label = label;
+  *handle = add_piece(std::move(piece));
+  return CUDA_SUCCESS;
+}
+
+std::optional<Address> Slabs::take(const SmallBlocks::Pool& pool, std::uint64_t size, bool* dirty) {
+  std::lock_guard lock(mutex_);
+  // A slab may be paused with its tag while the program runs on.
+  const auto room = room_.take(pool, size, [this](Address slab) {
+    return !slabs_.at(slab).retired && memory_.resident(slab);
+  });
+  if (room) *dirty = slab_at(*room)->second.reused;
+  return room;
+}
+
+/// Full slabs only where there is much to pack: each is at most a quarter of all before it, unless
+/// the piece is larger. REQUIRES: growing_ is held.
+CUresult Slabs::add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size) {
+  std::uint64_t before = 0;
+  {
+    std::lock_guard lock(mutex_);
+    before = pool_bytes_[pool];
+  }
+  const std::uint64_t unit = real_granularity(pool.device);
+  const std::uint64_t wanted = std::max(piece_size, std::min(size_, std::max(before / 4, unit)));
+  const std::uint64_t size = round_up(wanted, unit);
+  const CUmemAllocationProp prop = Memory::properties_of(pool.device, pool.rdma);
+  CUdeviceptr address = 0;
+  if (CUresult r = driver_.cuMemAddressReserve_(&address, size, 0, 0, 0); r != CUDA_SUCCESS)
+    return r;
+  CUmemGenericAllocationHandle handle = 0;
+  CUresult r = memory_.create(&handle, size, prop, pool.label);
+  if (r == CUDA_SUCCESS) {
+    r = memory_.map(address, size, 0, handle, 0);
+    memory_.release(handle);  // the mapping keeps it
+  }
+  const std::optional<Ticket> ticket = memory_.ticket_at(address);
+  if (r != CUDA_SUCCESS || !ticket) {
+    driver_.cuMemAddressFree_(address, size);
+    return r != CUDA_SUCCESS ? r : CUDA_ERROR_UNKNOWN;
+  }
+  std::lock_guard lock(mutex_);
+  Slab slab;
+  slab.size = size;
+  slab.id = ticket->id;
+  slab.pool = pool;
+  slabs_.emplace(address, std::move(slab));
+  room_.add(pool, address, size);
+  pool_bytes_[pool] += size;
+  return CUDA_SUCCESS;
+}
+
+/// What the driver hands out is zero; so is what another buffer has been in.
+CUresult Slabs::zero(Address address, std::uint64_t size, int device) {
+  const Devices::Use use(devices_, device);
+  CUstream stream = nullptr;
+  CUresult r = use.result();
+  if (r == CUDA_SUCCESS) r = driver_.cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING);
+  if (r != CUDA_SUCCESS) return r;
+  // Nobody may have been given access to the slab yet whose first piece came back at once.
+  CUmemAccessDesc desc{};
+  desc.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  desc.location.id = device;
+  desc.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  r = set_access(address, size, &desc, 1).value_or(CUDA_ERROR_INVALID_VALUE);
+  if (r == CUDA_SUCCESS) r = driver_.cuMemsetD8Async_(address, 0, size, stream);
+  const CUresult done = driver_.cuStreamSynchronize_(stream);
+  driver_.cuStreamDestroy_(stream);
+  return r != CUDA_SUCCESS ? r : done;
+}
+
+/// One more handle of a piece of a slab that is here. False: the slab is not.
+bool Slabs::adopt(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
+  std::lock_guard lock(mutex_);
+  const auto slab = std::find_if(slabs_.begin(), slabs_.end(),
+                                 [&](const auto& s) { return s.second.id == ticket.id; });
+  if (slab == slabs_.end()) return false;
+  const Address address = slab->first + ticket.offset;
+  if (const auto known = piece_addresses_.find(address); known != piece_addresses_.end()) {
+    ++pieces_.at(known->second).refs;
+    order.reserving = known->second;
+    *handle = known->second | kHandleTag;
+    return true;
+  }
+  Piece piece;
+  piece.address = address;
+  piece.size = ticket.size;
+  piece.device = slab->second.pool.device;
+  piece.rdma = slab->second.pool.rdma;
+  piece.imported = true;
+  ++slab->second.pieces;
+  *handle = add_piece(std::move(piece));
+  return true;
+}
+
+CUresult Slabs::import(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
+  std::lock_guard growing(growing_);
+  if (adopt(handle, ticket)) return CUDA_SUCCESS;
+  CUmemGenericAllocationHandle all = 0;
+  if (CUresult r = memory_.import_ticket(&all, ticket); r != CUDA_SUCCESS) return r;
+  const std::optional<Memory::Known> known = memory_.known(ticket.id);
+  if (known && ticket.offset == 0 && ticket.size == known->size) {
+    *handle = all;
+    return CUDA_SUCCESS;
+  }
+  const bool inside = known && ticket.offset <= known->size &&
+                      ticket.size <= known->size - ticket.offset && ticket.size > 0;
+  CUresult r = inside ? add_imported(ticket, all, *known) : CUDA_ERROR_INVALID_VALUE;
+  memory_.release(all);
+  if (r == CUDA_SUCCESS && !adopt(handle, ticket)) r = CUDA_ERROR_UNKNOWN;
+  return r;
+}
+
+/// Maps a peer's slab. REQUIRES: growing_ is held.
+CUresult Slabs::add_imported(const Ticket& ticket, CUmemGenericAllocationHandle handle,
+                             const Memory::Known& known) {
+  CUmemAllocationProp prop{};
+  if (CUresult r = memory_.properties(&prop, handle); r != CUDA_SUCCESS) return r;
+  CUdeviceptr address = 0;
+  if (CUresult r = driver_.cuMemAddressReserve_(&address, known.size, 0, 0, 0); r != CUDA_SUCCESS)
+    return r;
+  if (CUresult r = memory_.map(address, known.size, 0, handle, 0); r != CUDA_SUCCESS) {
+    driver_.cuMemAddressFree_(address, known.size);
+    return r;
+  }
+  std::lock_guard lock(mutex_);
+  Slab slab;
+  slab.size = known.size;
+  slab.id = ticket.id;
+  slab.pool.device = known.device;
+  slab.pool.rdma = prop.allocFlags.gpuDirectRDMACapable != 0;
+  slab.imported = true;
+  slabs_.emplace(address, std::move(slab));
+  return CUDA_SUCCESS;
+}
+
+std::optional<CUresult> Slabs::reserve(CUdeviceptr* address, std::size_t size,
+                                       std::size_t alignment, CUdeviceptr wish,
+                                       unsigned long long flags) {
+  const std::uint64_t number = std::exchange(order.reserving, 0);
+  if (!told_ || address == nullptr || flags != 0) return std::nullopt;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = pieces_.find(number);
+    if (it != pieces_.end() && wish == 0 && it->second.address != 0 &&
+        (it->second.size == size || whole(it->second.size) == size)) {
+      ++it->second.reservations;
+      *address = it->second.address;
+      return CUDA_SUCCESS;
+    }
+  }
+  const std::uint64_t real_size = whole(size);
+  if (real_size == size && alignment != kGranularity) return std::nullopt;
+  const CUresult r = driver_.cuMemAddressReserve_(
+      address, real_size, alignment <= kGranularity ? 0 : alignment, wish, 0);
+  if (r == CUDA_SUCCESS && real_size != size) {
+    std::lock_guard lock(mutex_);
+    rounded_[*address] = real_size;
+  }
+  return r;
+}
+
+std::optional<CUresult> Slabs::free_address(CUdeviceptr address, std::size_t size) {
+  if (!told_) return std::nullopt;
+  std::unique_lock lock(mutex_);
+  if (const auto rounded = rounded_.find(address); rounded != rounded_.end()) {
+    const CUresult r = driver_.cuMemAddressFree_(address, rounded->second);
+    if (r == CUDA_SUCCESS) rounded_.erase(rounded);
+    return r;
+  }
+  if (slab_at(address) == slabs_.end()) return std::nullopt;
+  const auto found = piece_addresses_.find(address);
+  if (found == piece_addresses_.end()) return CUDA_ERROR_INVALID_VALUE;
+  Piece& piece = pieces_.at(found->second);
+  // The driver refuses to free what is mapped.
+  if ((piece.size != size && whole(piece.size) != size) || piece.reservations <= piece.mappings)
+    return CUDA_ERROR_INVALID_VALUE;
+  --piece.reservations;
+  settle(lock, found->second);
+  return CUDA_SUCCESS;
+}
+
+// ---- handles ----
+
+CUresult Slabs::release(CUmemGenericAllocationHandle handle) {
+  std::unique_lock lock(mutex_);
+  Piece* piece = find(handle);
+  if (piece == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  --piece->refs;
+  settle(lock, number_of(handle));
+  return CUDA_SUCCESS;
+}
+
+/// After something of a piece went: forgets one that nothing holds, with its slab when that is
+/// empty. May unlock.
+void Slabs::settle(std::unique_lock<std::mutex>& lock, std::uint64_t number) {
+  const auto it = pieces_.find(number);
+  const Piece piece = it->second;
+  if (piece.refs > 0 || piece.reservations > 0) return;
+  pieces_.erase(it);
+  if (piece.own != 0) {
+    lock.unlock();  // memory that is on its way back is waited for
+    memory_.release(piece.own);
+    return;
+  }
+  piece_addresses_.erase(piece.address);
+  give_room(lock, piece.address);
+}
+
+/// A piece of a slab has come back. May unlock.
+void Slabs::give_room(std::unique_lock<std::mutex>& lock, Address address) {
+  const auto it = slab_at(address);
+  Slab& slab = it->second;
+  const bool empty = slab.imported ? --slab.pieces == 0 : room_.give(address).has_value();
+  slab.reused = true;
+  if (!empty) return;
+  const Address begin = it->first;
+  const std::uint64_t size = slab.size;
+  if (!slab.imported) pool_bytes_[slab.pool] -= size;
+  slabs_.erase(it);
+  lock.unlock();
+  const auto r = memory_.unmap(begin, size);
+  if (r.has_value() && *r != CUDA_SUCCESS)
+    log_error("unmapping a slab of " + std::to_string(size) + " bytes: " + driver_.name(*r));
+  driver_.cuMemAddressFree_(begin, size);
+}
+
+/// To an allocation of its own; the lock is let go meanwhile, and held again afterwards. The caller
+/// is the only one who knows the piece.
+CUresult Slabs::move(std::unique_lock<std::mutex>& lock, CUmemGenericAllocationHandle handle) {
+  const Piece before = *find(handle);
+  lock.unlock();
+  const CUmemAllocationProp prop = Memory::properties_of(before.device, before.rdma);
+  CUmemGenericAllocationHandle own = 0;
+  const CUresult r = memory_.create(&own, round_up(before.size, real_granularity(before.device)),
+                                    prop, before.label);
+  lock.lock();
+  if (r != CUDA_SUCCESS) return r;
+  Piece* piece = find(handle);
+  piece->own = own;
+  piece_addresses_.erase(std::exchange(piece->address, 0));
+  give_room(lock, before.address);
+  if (!lock.owns_lock()) lock.lock();
+  return CUDA_SUCCESS;
+}
+
+CUresult Slabs::own_handle(CUmemGenericAllocationHandle* own, CUmemGenericAllocationHandle handle) {
+  std::unique_lock lock(mutex_);
+  Piece* piece = find(handle);
+  if (piece == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (piece->own == 0) {
+    if (piece->imported || piece->exported || piece->reservations > 0) {
+      stop_packing("a buffer whose address is known is to be used elsewhere");
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    stop_packing("a buffer is used before it has an address");
+    if (CUresult r = move(lock, handle); r != CUDA_SUCCESS) return r;
+  }
+  *own = find(handle)->own;
+  return CUDA_SUCCESS;
+}
+
+CUresult Slabs::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
+  std::unique_lock lock(mutex_);
+  Piece* piece = find(handle);
+  if (piece == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (piece->own == 0 && piece->reservations > 0) {
+    std::optional<Ticket> ticket = memory_.ticket_at(piece->address);
+    if (!ticket) return CUDA_ERROR_INVALID_VALUE;
+    piece->exported = true;
+    ticket->offset = piece->address - slab_at(piece->address)->first;
+    ticket->size = piece->size;
+    ticket->owner_number = static_cast<std::uint32_t>(number_of(handle));
+    lock.unlock();
+    return Memory::write_ticket(fd, *ticket);
+  }
+  lock.unlock();
+  CUmemGenericAllocationHandle own = 0;
+  if (CUresult r = own_handle(&own, handle); r != CUDA_SUCCESS) return r;
+  return memory_.export_ticket(fd, own);
+}
+
+CUresult Slabs::properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
+  std::lock_guard lock(mutex_);
+  const Piece* piece = find(handle);
+  if (piece == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *prop = Memory::properties_of(piece->device, piece->rdma);
+  // Who asks that is about to map it once more (ranks that are threads of one process do).
+  if (piece->own == 0) order.reserving = number_of(handle);
+  return CUDA_SUCCESS;
+}
+
+CUresult Slabs::map(CUdeviceptr address, std::size_t size, std::size_t offset,
+                    CUmemGenericAllocationHandle handle, unsigned long long flags) {
+  if (!is_piece(handle))
+    return memory_.map(address, told_ ? whole(size) : size, offset, handle, flags);
+  {
+    std::lock_guard lock(mutex_);
+    Piece* piece = find(handle);
+    if (piece == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (piece->own == 0 && piece->address == address) {
+      if ((size != piece->size && size != whole(piece->size)) || offset != 0 || flags != 0 ||
+          piece->mappings == piece->reservations)
+        return CUDA_ERROR_INVALID_VALUE;
+      ++piece->mappings;
+      return CUDA_SUCCESS;
+    }
+  }
+  CUmemGenericAllocationHandle own = 0;
+  if (CUresult r = own_handle(&own, handle); r != CUDA_SUCCESS) return r;
+  return memory_.map(address, whole(size), offset, own, flags);
+}
+
+Memory::TraceView Slabs::trace_view(CUmemGenericAllocationHandle handle) {
+  std::lock_guard lock(mutex_);
+  const Piece* piece = find(handle);
+  if (piece == nullptr) return {};
+  return {static_cast<std::uint32_t>(number_of(handle)), piece->imported, piece->refs,
+          piece->mappings};
+}
+
+// ---- addresses ----
+
+std::optional<CUresult> Slabs::retain(CUmemGenericAllocationHandle* handle, CUdeviceptr address) {
+  if (!told_) return std::nullopt;
+  std::lock_guard lock(mutex_);
+  if (slab_at(address) == slabs_.end()) return std::nullopt;
+  const std::uint64_t number = piece_at(address);
+  if (number == 0 || pieces_.at(number).mappings == 0) return CUDA_ERROR_INVALID_VALUE;
+  ++pieces_.at(number).refs;
+  *handle = number | kHandleTag;
+  return CUDA_SUCCESS;
+}
+
+std::optional<CUresult> Slabs::unmap(CUdeviceptr address, std::size_t size) {
+  if (!told_) return std::nullopt;
+  std::unique_lock lock(mutex_);
+  if (slab_at(address) == slabs_.end()) {
+    lock.unlock();
+    const std::uint64_t real_size = whole(size);
+    return real_size == size ? std::nullopt : memory_.unmap(address, real_size);
+  }
+  const auto it = piece_addresses_.find(address);
+  if (it == piece_addresses_.end()) return CUDA_ERROR_INVALID_VALUE;
+  Piece& piece = pieces_.at(it->second);
+  if (piece.mappings == 0 || (piece.size != size && whole(piece.size) != size))
+    return CUDA_ERROR_INVALID_VALUE;
+  --piece.mappings;
+  return CUDA_SUCCESS;
+}
+
+/// Access is the whole slab's: who reaches one piece reaches its neighbours.
+std::optional<CUresult> Slabs::set_access(CUdeviceptr address, std::size_t size,
+                                          const CUmemAccessDesc* desc, std::size_t count) {
+  if (!told_) return std::nullopt;
+  std::unique_lock lock(mutex_);
+  const auto it = slab_at(address);
+  if (it == slabs_.end()) {
+    lock.unlock();
+    const std::uint64_t real_size = whole(size);
+    return real_size == size ? std::nullopt : memory_.set_access(address, real_size, desc, count);
+  }
+  std::vector<CUmemAccessDesc> fresh;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Access access{static_cast<int>(desc[i].location.type), desc[i].location.id,
+                        static_cast<int>(desc[i].flags)};
+    const auto& has = it->second.access;
+    // What one piece may no longer do, the others still do.
+    if (access.flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) continue;
+    if (std::find(has.begin(), has.end(), access) == has.end()) fresh.push_back(desc[i]);
+  }
+  if (fresh.empty()) return CUDA_SUCCESS;
+  const Address begin = it->first;
+  const std::uint64_t slab_size = it->second.size;
+  lock.unlock();  // memory that is on its way back is waited for
+  const auto r = memory_.set_access(begin, slab_size, fresh.data(), fresh.size());
+  if (r != CUDA_SUCCESS) return r.value_or(CUDA_ERROR_INVALID_VALUE);
+  lock.lock();
+  if (const auto slab = slabs_.find(begin); slab != slabs_.end())
+    for (const CUmemAccessDesc& d : fresh)
+      slab->second.access.push_back(
+          {static_cast<int>(d.location.type), d.location.id, static_cast<int>(d.flags)});
+  return CUDA_SUCCESS;
+}
+
+std::optional<CUresult> Slabs::address_range(CUdeviceptr* base, std::size_t* size,
+                                             CUdeviceptr address) {
+  if (!told_) return std::nullopt;
+  std::lock_guard lock(mutex_);
+  if (slab_at(address) == slabs_.end()) return std::nullopt;
+  const std::uint64_t number = piece_at(address);
+  if (number == 0) return CUDA_ERROR_NOT_FOUND;
+  const Piece& piece = pieces_.at(number);
+  if (base != nullptr) *base = piece.address;
+  if (size != nullptr) *size = piece.size;
+  return CUDA_SUCCESS;
+}
+
+void Slabs::retire(CUdeviceptr address) {
+  std::lock_guard lock(mutex_);
+  if (const auto it = slab_at(address); it != slabs_.end()) it->second.retired = true;
+}
+
+}  // namespace amem::shim
