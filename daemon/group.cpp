@@ -76,7 +76,8 @@ void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
         fail({Code::kAborted, what}, now);
         break;
       case OnDeath::kRollBackIfNeeded:
-        if (leaves_unloaded && was_awaited) {
+        // While the broker creates, nobody has been asked for an answer yet.
+        if (leaves_unloaded && (was_awaited || phase_ == Phase::kCreate)) {
           fail({Code::kAborted, what + " before it had loaded what other ranks hold too"}, now);
           break;
         }
@@ -91,7 +92,8 @@ void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
 }
 
 void Group::freed_unloaded(RankId rank, Time now) {
-  if (phase_ != Phase::kLoad || !waiting_.contains(rank)) return;
+  const bool loading = phase_ == Phase::kLoad && waiting_.contains(rank);
+  if (phase_ != Phase::kCreate && !loading) return;
   fail({Code::kAborted,
         label(rank) + " freed what other ranks hold too before it had loaded it; resume again"},
        now);
@@ -287,9 +289,6 @@ void Group::fail(const Status& status, Time now) {
       break;
     case OnFailure::kEnd:
       settle(rest_, trouble_, now);
-      break;
-    case OnFailure::kDropAgain:
-      enter(Phase::kDrop, now);
       break;
     case OnFailure::kRollBack:
       enter(Phase::kRollback, now);

@@ -71,10 +71,11 @@ struct Release {  // to these ranks; `undo`: only what this resume has brought b
 };
 struct Drop {};   // close the descriptors of what has been released; answered by dropped()
 struct Admit {};  // compare need and free memory; answered by admitted()
-struct Create {   // create what is not resident; answered by created(), unless the epoch has passed
+struct Create {   // create what is not resident, send it to its keepers with Map and Load at once;
+                  // answered by created(), unless the epoch has passed
   Epoch epoch;
 };
-struct Load {  // Map and Load to these ranks
+struct Load {  // the last Map and Load to these ranks, which they answer
   Epoch epoch;
   std::vector<RankId> ranks;
 };

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "daemon/allocations.h"
+#include "daemon/creation.h"
 #include "daemon/event_loop.h"
 #include "daemon/extents.h"
 #include "daemon/group.h"
@@ -73,7 +74,8 @@ struct GroupEntry {
   Group machine;
   std::map<std::string, bool> tag_discards;  // the tags whose policy an operator has set
   std::map<AllocationId, RankId> savers;     // of the pause under way or last done
-  Loaders loaders;                           // of the resume under way
+  Creation creation;                         // of the resume under way
+  Loaders loaders;                           // likewise: what has been sent to whom
   std::optional<EventLoop::TimerId> timer;
 };
 

@@ -10,7 +10,6 @@
 namespace amem {
 namespace {
 
-constexpr int kCreatesPerSlice = 64;  // some milliseconds of driver calls
 /// What the driver may keep for itself when memory is freed.
 constexpr std::uint64_t kFreeTolerance = 16ULL << 20;
 
@@ -26,26 +25,29 @@ void PhaseRunner::send_all(const std::vector<RankId>& ranks, const Message& mess
 }
 
 void PhaseRunner::send_copies(RankId rank, CopyKind kind, Epoch epoch,
-                              const std::vector<CopyRange>& copies) {
+                              const std::vector<CopyRange>& copies, bool last) {
   const CopyRange* at = copies.data();
   const CopyRange* end = at + copies.size();
-  do {
+  while (at != end || last) {
     const CopyRange* stop = at + std::min<std::ptrdiff_t>(end - at, kMaxCopiesPerMessage);
-    send(rank, copies_message(kind, epoch, at, stop, stop == end));
+    send(rank, copies_message(kind, epoch, at, stop, last && stop == end));
+    if (stop == end) return;
     at = stop;
-  } while (at != end);
+  }
 }
 
-void PhaseRunner::send_maps(RankId rank, Epoch epoch, const std::vector<const Allocation*>& maps) {
+void PhaseRunner::send_maps(RankId rank, Epoch epoch, const std::vector<const Allocation*>& maps,
+                            bool last) {
   const Allocation* const* at = maps.data();
   const Allocation* const* end = at + maps.size();
-  do {
+  while (at != end || last) {
     const Allocation* const* stop = at + std::min<std::ptrdiff_t>(end - at, kMaxMapsPerMessage);
     std::vector<SharedFd> fds;
     for (const Allocation* const* a = at; a != stop; ++a) fds.push_back((*a)->fd);
-    send(rank, map_message(epoch, at, stop, stop == end), std::move(fds));
+    send(rank, map_message(epoch, at, stop, last && stop == end), std::move(fds));
+    if (stop == end) return;
     at = stop;
-  } while (at != end);
+  }
 }
 
 void PhaseRunner::run(GroupEntry&, const action::Quiesce& quiesce) {
@@ -67,7 +69,7 @@ void PhaseRunner::run(GroupEntry& group, const action::Save& save) {
       Rank* rank = node_.find_rank(id);
       if (rank == nullptr) continue;
       saved_.sent(*rank, save.epoch);
-      send_copies(id, CopyKind::kSave, save.epoch, plan.copies);
+      send_copies(id, CopyKind::kSave, save.epoch, plan.copies, true);
       asked.push_back(id);
     }
   }
@@ -135,7 +137,10 @@ void PhaseRunner::run(GroupEntry& group, const action::Admit&) {
 }
 
 void PhaseRunner::run(GroupEntry& group, const action::Create& create) {
-  if (!create_slice(group)) create_later(group.id, create.epoch);
+  group.creation =
+      Creation(to_bring_back(node_.allocations, group.id, group.machine.task().selection));
+  group.loaders.clear();
+  create_slice(group, create.epoch);
 }
 
 void PhaseRunner::create_later(GroupId id, Epoch epoch) {
@@ -144,38 +149,39 @@ void PhaseRunner::create_later(GroupId id, Epoch epoch) {
     if (it == node_.groups.end()) return;
     GroupEntry& group = it->second;
     if (group.machine.phase() != Phase::kCreate || group.machine.epoch() != epoch) return;
-    if (create_slice(group))
-      resumed_(group);
-    else
-      create_later(id, epoch);
+    create_slice(group, epoch);
+    if (group.machine.phase() != Phase::kCreate) resumed_(group);
   });
 }
 
-bool PhaseRunner::create_slice(GroupEntry& group) {
-  int made = 0;
-  const Selection& what = group.machine.task().selection;
-  for (Allocation* a : node_.allocations.of_group(group.id)) {
-    if (a->resident() || !what.takes(a->tag)) continue;
-    if (made++ == kCreatesPerSlice) return false;
-    const Device* device = devices_.find(a->device);  // was found when it was first made
-    Result<Fd> fd = devices_.create(*device, a->size, a->gpu_direct_rdma);
-    if (!fd.ok()) {
-      group.machine.created(fd.status(), Clock::now());
-      return true;
+void PhaseRunner::create_slice(GroupEntry& group, Epoch epoch) {
+  std::vector<const Allocation*> slice;
+  for (const Creation::Item& item : group.creation.next()) {
+    Allocation* a = node_.allocations.find(item.id);
+    if (a == nullptr) continue;  // freed meanwhile, or its last holder has died
+    if (!a->resident()) {
+      const Device* device = devices_.find(a->device);  // was found when it was first made
+      Result<Fd> fd = devices_.create(*device, a->size, a->gpu_direct_rdma);
+      if (!fd.ok()) return group.machine.created(fd.status(), Clock::now());
+      a->fd = std::make_shared<const Fd>(std::move(fd).value());
     }
-    a->fd = std::make_shared<const Fd>(std::move(fd).value());
+    slice.push_back(a);
   }
-  group.machine.created({}, Clock::now());
-  return true;
+  for (const auto& [rank, work] : plan_load(slice)) {
+    for (const Allocation* a : work.maps) group.loaders[a->id] = rank;
+    send_maps(rank, epoch, work.maps, false);
+    send_copies(rank, CopyKind::kLoad, epoch, work.copies, false);
+  }
+  if (group.creation.done())
+    group.machine.created({}, Clock::now());
+  else
+    create_later(group.id, epoch);
 }
 
-void PhaseRunner::run(GroupEntry& group, const action::Load& load) {
-  const Plan plan =
-      plan_load(node_.allocations, group.id, group.machine.task().selection, load.ranks);
-  group.loaders = loaders(plan);
-  for (const auto& [rank, work] : plan) {
-    send_maps(rank, load.epoch, work.maps);
-    send_copies(rank, CopyKind::kLoad, load.epoch, work.copies);
+void PhaseRunner::run(GroupEntry&, const action::Load& load) {
+  for (const RankId rank : load.ranks) {
+    send_maps(rank, load.epoch, {}, true);
+    send_copies(rank, CopyKind::kLoad, load.epoch, {}, true);
   }
 }
 
@@ -183,7 +189,7 @@ void PhaseRunner::run(GroupEntry& group, const action::Peers& peers) {
   std::vector<RankId> asked;
   const Selection& what = group.machine.task().selection;
   for (const auto& [rank, work] : plan_peers(node_.allocations, group.id, what, group.loaders)) {
-    send_maps(rank, peers.epoch, work.maps);
+    send_maps(rank, peers.epoch, work.maps, true);
     asked.push_back(rank);
   }
   group.machine.peers_sent(asked, Clock::now());

@@ -29,11 +29,10 @@ enum class Phase : std::uint8_t {
 
 /// What a failed answer, a passed deadline or a failure of the broker's own work does.
 enum class OnFailure : std::uint8_t {
-  kCallOff,    // gates reopen, chunks are returned, RUNNING
-  kGoOn,       // noted; the operation goes on and ends with that error
-  kEnd,        // nothing has been done yet: PAUSED
-  kDropAgain,  // what was created is dropped, PAUSED
-  kRollBack,   // the ranks release again, what was created is dropped, PAUSED
+  kCallOff,   // gates reopen, chunks are returned, RUNNING
+  kGoOn,      // noted; the operation goes on and ends with that error
+  kEnd,       // nothing has been done yet: PAUSED
+  kRollBack,  // the ranks release again, what was created is dropped, PAUSED
 };
 
 /// What the death of a rank that takes part does.
@@ -62,7 +61,8 @@ inline constexpr std::array kPhases = {
     PhaseRule{Phase::kDrop,     "drop",     false, Phase::kPaused,  OnFailure::kGoOn,      OnDeath::kGoOn},
 
     PhaseRule{Phase::kAdmit,    "admit",    false, Phase::kCreate,  OnFailure::kEnd,       OnDeath::kGoOn},
-    PhaseRule{Phase::kCreate,   "create",   false, Phase::kLoad,    OnFailure::kDropAgain, OnDeath::kGoOn},
+    // What has been created goes to its keepers at once, so in create they map and load already.
+    PhaseRule{Phase::kCreate,   "create",   false, Phase::kLoad,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
     PhaseRule{Phase::kLoad,     "map+load", true,  Phase::kPeers,   OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
     PhaseRule{Phase::kPeers,    "peers",    true,  Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kGoOn},
     // Ranks that have opened are running: there is no way back, and everything has been loaded.
