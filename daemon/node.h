@@ -19,6 +19,7 @@
 #include "daemon/event_loop.h"
 #include "daemon/extents.h"
 #include "daemon/group.h"
+#include "daemon/headroom.h"
 #include "daemon/plan.h"
 #include "daemon/pool.h"
 #include "daemon/session_server.h"
@@ -74,7 +75,10 @@ struct GroupEntry {
   Group machine;
   std::map<std::string, bool> tag_discards;  // the tags whose policy an operator has set
   std::map<AllocationId, RankId> savers;     // of the pause under way or last done
+  std::optional<GroupId> leaving;            // whose memory the resume under way waits for: a swap
+  Headroom headroom;                         // until it has left
   Creation creation;                         // of the resume under way
+  bool awaits_room = false;                  // nothing more of it fits in the headroom
   Loaders loaders;                           // likewise: what has been sent to whom
   std::optional<EventLoop::TimerId> timer;
 };

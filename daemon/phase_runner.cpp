@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "daemon/messages.h"
 #include "daemon/units.h"
@@ -122,12 +123,27 @@ void PhaseRunner::run(GroupEntry& group, const action::Admit&) {
   const Selection& what = group.machine.task().selection;
   for (const Allocation* a : node_.allocations.of_group(group.id))
     if (!a->resident() && what.takes(a->tag)) need[a->device] += a->size;
+  std::map<DeviceUuid, std::uint64_t> leaves;  // with the swap's other group
+  if (group.leaving)
+    for (const Allocation* a : node_.allocations.of_group(*group.leaving))
+      if (a->can_leave()) leaves[a->device] += a->size;
+
+  group.headroom = {};
   std::string missing;
   for (const auto& [uuid, bytes] : need) {
     const std::optional<MemoryUse> memory = nvml_.memory(uuid);
-    if (!memory || bytes <= memory->free) continue;  // unknown: create will tell
-    missing += (missing.empty() ? "" : "; ") + to_string(uuid) + " has " +
-               format_size(memory->free) + " free, " + format_size(bytes) + " needed";
+    const std::uint64_t free = memory ? memory->free : 0;
+    const auto more = leaves.find(uuid);
+    const std::uint64_t to_come = more != leaves.end() ? more->second : 0;
+    if (to_come > 0) {
+      const std::uint64_t reserve = Headroom::reserve(memory ? memory->total : 0);
+      group.headroom.limit(uuid, free > reserve ? free - reserve : 0);
+    }
+    if (!memory || bytes <= free + to_come) continue;  // unknown: create will tell
+    missing += (missing.empty() ? "" : "; ") + to_string(uuid) + " has " + format_size(free) +
+               " free, " + format_size(bytes) + " needed";
+    if (to_come > 0)
+      missing += " (" + format_size(to_come) + " more are free once the other group has left)";
   }
   Status status;
   if (!missing.empty())
@@ -140,7 +156,13 @@ void PhaseRunner::run(GroupEntry& group, const action::Create& create) {
   group.creation =
       Creation(to_bring_back(node_.allocations, group.id, group.machine.task().selection));
   group.loaders.clear();
+  group.awaits_room = false;
   create_slice(group, create.epoch);
+}
+
+void PhaseRunner::run(GroupEntry& group, const action::Room& room) {
+  group.headroom.lift();
+  if (std::exchange(group.awaits_room, false)) create_slice(group, room.epoch);
 }
 
 void PhaseRunner::create_later(GroupId id, Epoch epoch) {
@@ -154,18 +176,38 @@ void PhaseRunner::create_later(GroupId id, Epoch epoch) {
   });
 }
 
+Status PhaseRunner::create_again(GroupEntry& group, const Creation::Item& item, Allocation& a) {
+  const Device* device = devices_.find(a.device);  // was found when it was first made
+  Result<Fd> fd = devices_.create(*device, a.size, a.gpu_direct_rdma);
+  if (!fd.ok()) {
+    if (fd.status().code() == Code::kResourceExhausted && group.headroom.limited(a.device)) {
+      spdlog::debug("group '{}': {}; waits until the other group has left", group.machine.name(),
+                    fd.status().text());
+      group.headroom.exhaust(a.device);
+      group.creation.put_back(item);
+      return {};
+    }
+    return fd.status();
+  }
+  a.fd = std::make_shared<const Fd>(std::move(fd).value());
+  return {};
+}
+
 void PhaseRunner::create_slice(GroupEntry& group, Epoch epoch) {
   std::vector<const Allocation*> slice;
-  for (const Creation::Item& item : group.creation.next()) {
+  const std::vector<Creation::Item> items = group.creation.next(group.headroom);
+  group.awaits_room = items.empty() && !group.creation.done();
+  if (group.awaits_room) return;
+  for (const Creation::Item& item : items) {
     Allocation* a = node_.allocations.find(item.id);
-    if (a == nullptr) continue;  // freed meanwhile, or its last holder has died
-    if (!a->resident()) {
-      const Device* device = devices_.find(a->device);  // was found when it was first made
-      Result<Fd> fd = devices_.create(*device, a->size, a->gpu_direct_rdma);
-      if (!fd.ok()) return group.machine.created(fd.status(), Clock::now());
-      a->fd = std::make_shared<const Fd>(std::move(fd).value());
+    if (a == nullptr) {  // freed meanwhile, or its last holder has died
+      group.headroom.give_back(item.device, item.needed);
+      continue;
     }
-    slice.push_back(a);
+    if (!a->resident())
+      if (const Status status = create_again(group, item, *a); !status.ok())
+        return group.machine.created(status, Clock::now());
+    if (a->resident()) slice.push_back(a);
   }
   for (const auto& [rank, work] : plan_load(slice)) {
     for (const Allocation* a : work.maps) group.loaders[a->id] = rank;

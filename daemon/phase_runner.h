@@ -41,6 +41,7 @@ class PhaseRunner {
   void run(GroupEntry& group, const action::Admit& admit);
   void run(GroupEntry& group, const action::Create& create);
   void run(GroupEntry& group, const action::Load& load);
+  void run(GroupEntry& group, const action::Room& room);
   void run(GroupEntry& group, const action::Peers& peers);
   void run(GroupEntry& group, const action::Open& open);
   void run(GroupEntry& group, const action::Arrived& arrived);
@@ -52,8 +53,11 @@ class PhaseRunner {
   void send_copies(RankId rank, CopyKind kind, Epoch epoch, const std::vector<CopyRange>& copies,
                    bool last);
   void send_maps(RankId rank, Epoch epoch, const std::vector<const Allocation*>& maps, bool last);
-  /// Creates a slice of what is missing and sends it; then created(), or the next one later.
+  /// Creates a slice of what is missing and sends it; then created(), or the next one later, when
+  /// there is room for it.
   void create_slice(GroupEntry& group, Epoch epoch);
+  /// What finds no room while another group leaves is put back, and that is no failure.
+  Status create_again(GroupEntry& group, const Creation::Item& item, Allocation& a);
   void create_later(GroupId group, Epoch epoch);
 
   Node& node_;

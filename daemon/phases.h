@@ -21,6 +21,7 @@ enum class Phase : std::uint8_t {
   kCreate,
   kLoad,  // "map+load"
   kPeers,
+  kTurn,  // of a swap's second group
   kOpen,
   kRollback,  // of a resume: the ranks release again what they had mapped
   kPaused,    // as `next`: the operation has ended there
@@ -65,6 +66,8 @@ inline constexpr std::array kPhases = {
     PhaseRule{Phase::kCreate,   "create",   false, Phase::kLoad,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
     PhaseRule{Phase::kLoad,     "map+load", true,  Phase::kPeers,   OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
     PhaseRule{Phase::kPeers,    "peers",    true,  Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kGoOn},
+    // Instead of going on to open: the group that it takes turns with is not paused yet.
+    PhaseRule{Phase::kTurn,     "turn",     false, Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kGoOn},
     // Ranks that have opened are running: there is no way back, and everything has been loaded.
     PhaseRule{Phase::kOpen,     "open",     true,  Phase::kRunning, OnFailure::kGoOn,      OnDeath::kGoOn},
 

@@ -56,7 +56,8 @@ std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId grou
                                           const Selection& what) {
   std::vector<Creation::Item> items;
   for (const Allocation* a : table.of_group(group))
-    if (a->away && what.takes(a->tag)) items.push_back({a->id, a->keeper(), a->size});
+    if (a->away && what.takes(a->tag))
+      items.push_back({a->id, a->keeper(), a->device, a->size, a->resident() ? 0 : a->size});
   return items;
 }
 

@@ -92,6 +92,8 @@ class BrokerTest : public ::testing::Test {
   /// Every deadline; generous, because test machines are busy.
   virtual Duration patience() const { return seconds(8); }
 
+  virtual void configure(Config&) const {}
+
   /// Rules for the broker's driver from now on (tests/sim/README.md); empty: none.
   static void faults(const std::string& rules) {
     std::ofstream(node->fault_file() + ".new") << rules;
@@ -106,6 +108,7 @@ class BrokerTest : public ::testing::Test {
     const Duration limit = patience();
     config.deadlines = {limit, limit, limit, seconds(10),     limit,
                         limit, limit, limit, milliseconds(20)};
+    configure(config);
     ASSERT_TRUE(devices.open().ok());
     ASSERT_EQ(devices.all().size(), 2U);
     ASSERT_TRUE(nvml.open(devices).ok());

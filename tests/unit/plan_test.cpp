@@ -76,7 +76,8 @@ TEST_F(PlanTest, OnlyWhatIsAwayIsBroughtBack) {
   EXPECT_EQ(to_bring_back(table, kGroup, {}).size(), 3U);
   const auto nccl = to_bring_back(table, kGroup, {{"nccl"}});
   ASSERT_EQ(nccl.size(), 2U) << "on its device or not";
-  EXPECT_EQ(nccl[0], (Creation::Item{gone.id, 1, 100}));
+  EXPECT_EQ(nccl[0], (Creation::Item{gone.id, 1, {}, 100, 0})) << "it never left";
+  EXPECT_EQ(nccl[1].needed, 100U);
 }
 
 TEST_F(PlanTest, KeepersLoadWhatWasSavedAndClearTheRest) {
