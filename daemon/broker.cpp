@@ -40,7 +40,7 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       saved_(node_, loop),
       runner_(node_, devices, nvml, sessions_, saved_, loop,
               [this](GroupEntry& group) { drive_id(group.id); }),
-      operations_(node_, [this](GroupEntry& group) { drive(group); }),
+      operations_(node_, config.swap_duplex, [this](GroupEntry& group) { drive(group); }),
       pool_(devices) {
   node_.pool_configured = config.pool_size;
 }

@@ -67,6 +67,18 @@ std::string get_text(const Config& config) {
   return config.*Member;
 }
 
+template <bool Config::*Member>
+Status set_flag(Config& config, std::string_view value) {
+  if (value != "true" && value != "false")
+    return {Code::kInvalidArgument, "\"" + std::string(value) + "\" is neither true nor false"};
+  config.*Member = value == "true";
+  return {};
+}
+template <bool Config::*Member>
+std::string get_flag(const Config& config) {
+  return config.*Member ? "true" : "false";
+}
+
 Status one_of(std::string& target, std::string_view value,
               std::initializer_list<std::string_view> choices) {
   if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
@@ -115,6 +127,7 @@ std::string quoted(std::string_view text) {
 /// The value as the text that Setting::set takes; nothing for a type that no setting has.
 std::optional<std::string> as_text(const toml::node& node) {
   if (const auto* text = node.as_string()) return text->get();
+  if (const auto* flag = node.as_boolean()) return flag->get() ? "true" : "false";
   if (const auto* number = node.as_integer()) return std::to_string(number->get());
   if (const auto* number = node.as_floating_point()) {
     char text[64];
@@ -149,7 +162,7 @@ void apply_table(Config& config, const toml::table& table, const std::string& pr
     }
     const std::optional<std::string> text = as_text(node);
     if (!text) {
-      wrong("must be a string or a number");
+      wrong("must be a string, a number, true or false");
     } else if (Status status = setting->set(config, *text); !status.ok()) {
       wrong(status.text());
     }
@@ -195,6 +208,9 @@ const std::vector<Setting>& settings() {
        set_deadline<&Deadlines::request>, get_deadline<&Deadlines::request>},
       {"deadlines.stall", "of a quiesce, before busy devices are stepped too",
        set_deadline<&Deadlines::stall>, get_deadline<&Deadlines::stall>},
+
+      {"swap.duplex", "whether a swap brings one group in while the other goes out: true or false",
+       set_flag<&Config::swap_duplex>, get_flag<&Config::swap_duplex>},
 
       {"log.level", "debug, info, warning or error", set_log_level, get_text<&Config::log_level>},
       {"log.format", "text or json (one object a line)", set_log_format,

@@ -31,6 +31,8 @@ struct Config {
 
   Deadlines deadlines;
 
+  bool swap_duplex = true;
+
   std::string log_level = "info";
   std::string log_format = "text";  // or "json"
   std::string log_file;             // empty: stderr

@@ -76,7 +76,8 @@ void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
         fail({Code::kAborted, what}, now);
         break;
       case OnDeath::kRollBackIfNeeded:
-        if (leaves_unloaded && was_awaited) {
+        // While the broker creates, nobody has been asked for an answer yet.
+        if (leaves_unloaded && (was_awaited || phase_ == Phase::kCreate)) {
           fail({Code::kAborted, what + " before it had loaded what other ranks hold too"}, now);
           break;
         }
@@ -91,7 +92,8 @@ void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
 }
 
 void Group::freed_unloaded(RankId rank, Time now) {
-  if (phase_ != Phase::kLoad || !waiting_.contains(rank)) return;
+  const bool loading = phase_ == Phase::kLoad && waiting_.contains(rank);
+  if (phase_ != Phase::kCreate && !loading) return;
   fail({Code::kAborted,
         label(rank) + " freed what other ranks hold too before it had loaded it; resume again"},
        now);
@@ -144,18 +146,35 @@ Status Group::can_start(const Task& task) const {
               std::string(task.op == Operation::kPause ? "paused" : "running")};
 }
 
-Status Group::start(const Task& task, Duration timeout, Time now) {
+Status Group::start(const Task& task, Duration timeout, Time now, bool held) {
   Status status = can_start(task);
-  if (status.ok()) begin(task, timeout, false, now);
+  if (status.ok()) begin(task, timeout, false, held, now);
   return status;
 }
 
-void Group::begin(const Task& task, Duration timeout, bool inside, Time now) {
+void Group::go_on(Time now) {
+  if (!held_) return;
+  held_ = false;
+  if (phase_ == Phase::kCreate)
+    actions_.push_back(action::Room{epoch_});
+  else if (phase_ == Phase::kTurn)
+    advance(now);
+}
+
+void Group::give_up(const Status& why, Time now) {
+  if (!held_) return;
+  held_ = false;
+  // What rolls back already needs no second reason.
+  if (rule(phase_).failure == OnFailure::kRollBack) fail(why, now);
+}
+
+void Group::begin(const Task& task, Duration timeout, bool inside, bool held, Time now) {
   const bool pause = task.op == Operation::kPause;
   task_ = task;
   rest_ = state_;
   if (pause && task.selection.all()) rest_ = GroupState::kPaused;
   inside_ = inside;
+  held_ = held;
   loaded_ = false;
   timeout_ = timeout;
   began_ = now;
@@ -175,12 +194,15 @@ void Group::begin(const Task& task, Duration timeout, bool inside, Time now) {
 
 void Group::enter(Phase phase, Time now) {
   close_phase(now);
-  loaded_ = loaded_ || (phase_ == Phase::kPeers && phase == Phase::kOpen);
+  loaded_ = loaded_ || (rule(phase_).next == Phase::kOpen && phase == Phase::kOpen);
   phase_ = phase;
   phase_began_ = now;
   const bool theirs =
       timeout_ != Duration::zero() && (phase == Phase::kQuiesce || phase == Phase::kLoad);
   deadline_ = now + (theirs ? timeout_ : deadlines_.of(phase));
+  // These may wait for all that the other group has still to do.
+  if (held_ && (phase == Phase::kCreate || phase == Phase::kTurn))
+    deadline_ += deadlines_.save + deadlines_.release + deadlines_.create;
   bytes_ = 0;
   waiting_.clear();
   mapped_.clear();
@@ -226,6 +248,7 @@ void Group::enter(Phase phase, Time now) {
       actions_.push_back(action::Open{epoch_, all});
       break;
     }
+    case Phase::kTurn:
     case Phase::kNone:
     case Phase::kPaused:
     case Phase::kRunning:
@@ -262,6 +285,9 @@ void Group::advance(Time now) {
       actions_.push_back(action::Arrived{loaded_, task_.selection});
       settle(GroupState::kRunning, trouble_, now);
       break;
+    case Phase::kOpen:
+      enter(held_ ? Phase::kTurn : Phase::kOpen, now);
+      break;
     default:
       enter(next, now);
   }
@@ -288,9 +314,6 @@ void Group::fail(const Status& status, Time now) {
     case OnFailure::kEnd:
       settle(rest_, trouble_, now);
       break;
-    case OnFailure::kDropAgain:
-      enter(Phase::kDrop, now);
-      break;
     case OnFailure::kRollBack:
       enter(Phase::kRollback, now);
       break;
@@ -300,6 +323,7 @@ void Group::fail(const Status& status, Time now) {
 void Group::settle(GroupState state, Status status, Time now) {
   close_phase(now);
   phase_ = Phase::kNone;
+  held_ = false;
   deadline_ = kNever;
   waiting_.clear();
   participants_.clear();
@@ -442,7 +466,7 @@ void Group::look_at_requests(Time now) {
     if (satisfied(task)) answer(task, {});
   for (const Task& task : requests_.tasks())
     if (requests_.complete(task, members()) && can_start(task).ok())
-      return begin(task, Duration::zero(), true, now);
+      return begin(task, Duration::zero(), true, false, now);
 }
 
 void Group::answer(const Task& task, const Status& status) {
@@ -507,6 +531,7 @@ std::string Group::laggards() const {
       text += (text.empty() ? "" : ", ") + label(rank) + " " + why;
     return text;
   }
+  if (waiting_.empty() && held_) return "the group that is to go out still has its memory";
   if (waiting_.empty()) return "the broker's own work";
   return names({waiting_.begin(), waiting_.end()}) + " did not answer";
 }

@@ -71,14 +71,18 @@ struct Release {  // to these ranks; `undo`: only what this resume has brought b
 };
 struct Drop {};   // close the descriptors of what has been released; answered by dropped()
 struct Admit {};  // compare need and free memory; answered by admitted()
-struct Create {   // create what is not resident; answered by created(), unless the epoch has passed
+struct Create {   // create what is not resident, send it to its keepers with Map and Load at once;
+                  // answered by created(), unless the epoch has passed
   Epoch epoch;
 };
-struct Load {  // Map and Load to these ranks
+struct Load {  // the last Map and Load to these ranks, which they answer
   Epoch epoch;
   std::vector<RankId> ranks;
 };
 struct Peers {  // Map to the holders that are no keepers; answered by peers_sent()
+  Epoch epoch;
+};
+struct Room {  // the swap's other group has left: create what waited for its memory
   Epoch epoch;
 };
 struct Open {  // to these ranks
@@ -110,10 +114,11 @@ struct Finished {
 
 }  // namespace action
 
-using Action = std::variant<action::Quiesce, action::Step, action::Save, action::Release,
-                            action::Drop, action::Admit, action::Create, action::Load,
-                            action::Peers, action::Open, action::Arrived, action::Answer,
-                            action::Progress, action::StateChanged, action::Finished>;
+using Action =
+    std::variant<action::Quiesce, action::Step, action::Save, action::Release, action::Drop,
+                 action::Admit, action::Create, action::Load, action::Peers, action::Room,
+                 action::Open, action::Arrived, action::Answer, action::Progress,
+                 action::StateChanged, action::Finished>;
 
 /// What a Group needs to know of its memory; its owner tells.
 struct MemoryView {
@@ -150,7 +155,13 @@ class Group {
   // ---- an operator ----
   /// kFailedPrecondition: the group is in that state already, or in transition. `timeout`, when not
   /// 0, replaces the deadline of quiesce (pause) or map+load (resume).
-  Status start(const Task& task, Duration timeout, Time now);
+  /// `held`: of a resume that is the second part of a swap; it must not open before go_on().
+  Status start(const Task& task, Duration timeout, Time now, bool held = false);
+  /// The swap's first group has been paused. REQUIRES: nothing; when no resume is held, nothing
+  /// happens.
+  void go_on(Time now);
+  /// The swap's first group has not been paused: the resume that is held is rolled back.
+  void give_up(const Status& why, Time now);
   /// Whether start() would be refused, and how.
   Status can_start(const Task& task) const;
 
@@ -195,7 +206,7 @@ class Group {
 
   /// The group is as the task would leave it.
   bool satisfied(const Task& task) const;
-  void begin(const Task& task, Duration timeout, bool inside, Time now);
+  void begin(const Task& task, Duration timeout, bool inside, bool held, Time now);
   void enter(Phase phase, Time now);
   void close_phase(Time now);
   void advance_if_done(Time now);
@@ -229,6 +240,7 @@ class Group {
   Task task_ = Operation::kPause;
   GroupState rest_ = GroupState::kRunning;  // where it ends once the ranks have released
   bool inside_ = false;                     // begun by the ranks' own requests
+  bool held_ = false;                       // not to open before go_on()
   bool loaded_ = false;                     // the ranks have everything that was to come back
   Duration timeout_{};                      // the operator's, 0: none
   Time began_;

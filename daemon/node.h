@@ -15,9 +15,11 @@
 #include <vector>
 
 #include "daemon/allocations.h"
+#include "daemon/creation.h"
 #include "daemon/event_loop.h"
 #include "daemon/extents.h"
 #include "daemon/group.h"
+#include "daemon/headroom.h"
 #include "daemon/plan.h"
 #include "daemon/pool.h"
 #include "daemon/session_server.h"
@@ -73,7 +75,11 @@ struct GroupEntry {
   Group machine;
   std::map<std::string, bool> tag_discards;  // the tags whose policy an operator has set
   std::map<AllocationId, RankId> savers;     // of the pause under way or last done
-  Loaders loaders;                           // of the resume under way
+  std::optional<GroupId> leaving;            // whose memory the resume under way waits for: a swap
+  Headroom headroom;                         // until it has left
+  Creation creation;                         // of the resume under way
+  bool awaits_room = false;                  // nothing more of it fits in the headroom
+  Loaders loaders;                           // likewise: what has been sent to whom
   std::optional<EventLoop::TimerId> timer;
 };
 

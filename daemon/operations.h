@@ -1,7 +1,7 @@
 // Operations: the pauses, resumes and swaps that operators have asked for, and who watches them.
 //
-// An operation goes on to its end whether or not its caller stays; a swap is a pause and then, when
-// that has succeeded, a resume.
+// An operation goes on to its end whether or not its caller stays. What the two parts of a swap do
+// to each other is decided in daemon/swap.h.
 //
 // For the loop's thread.
 #pragma once
@@ -9,10 +9,12 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "amem/v1/broker.pb.h"
 #include "daemon/node.h"
+#include "daemon/swap.h"
 
 namespace amem {
 
@@ -31,7 +33,9 @@ class Operations {
   /// Carries out the actions of a group that has begun something.
   using Drive = std::function<void(GroupEntry&)>;
 
-  Operations(Node& node, Drive drive) : node_(node), drive_(std::move(drive)) {}
+  /// `duplex`: a swap's second group comes in while the first goes out.
+  Operations(Node& node, bool duplex, Drive drive)
+      : node_(node), duplex_(duplex), drive_(std::move(drive)) {}
 
   /// `timeout` 0: the configured one. What is refused is told to the observer at once.
   void start(const Task& task, const std::string& group, Duration timeout,
@@ -47,16 +51,35 @@ class Operations {
   void close(const Status& status);
 
  private:
+  struct Swapping {
+    Swapping(Swap how, GroupId out_group, Observer who, Duration limit)
+        : logic(std::move(how)), out(out_group), observer(std::move(who)), timeout(limit) {}
+    Swap logic;
+    GroupId out;
+    GroupId in = 0;  // once it has begun
+    Observer observer;
+    Duration timeout;
+    Time began = Clock::now();
+    Time in_began;
+    Time out_ended;
+    std::optional<Outcome> pause;
+    std::optional<Outcome> resume;
+  };
   struct Running {
     Observer observer;
-    std::string then_resume;  // a swap's second group
-    Duration timeout{};
+    std::shared_ptr<Swapping> swap;  // null: a pause or resume alone
   };
 
   Result<GroupEntry*> find(const std::string& name);
-  void begin(GroupEntry& group, const Task& task, Running running);
+  Status begin(GroupEntry& group, const Task& task, Duration timeout, Running running,
+               std::optional<GroupId> leaving = std::nullopt);
+  void carry_out(const std::shared_ptr<Swapping>& swap, Swap::Next next);
+  Status begin_in(const std::shared_ptr<Swapping>& swap, bool held);
+  void finish(const Swapping& swap);
+  void tell_done(const GroupEntry& group, const Outcome& outcome, const Running& running);
 
   Node& node_;
+  bool duplex_;
   Drive drive_;
   std::map<GroupId, Running> running_;
   Status closed_;  // not OK: why nothing is begun any more

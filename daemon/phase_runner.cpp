@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "daemon/messages.h"
 #include "daemon/units.h"
@@ -10,7 +11,6 @@
 namespace amem {
 namespace {
 
-constexpr int kCreatesPerSlice = 64;  // some milliseconds of driver calls
 /// What the driver may keep for itself when memory is freed.
 constexpr std::uint64_t kFreeTolerance = 16ULL << 20;
 
@@ -26,26 +26,29 @@ void PhaseRunner::send_all(const std::vector<RankId>& ranks, const Message& mess
 }
 
 void PhaseRunner::send_copies(RankId rank, CopyKind kind, Epoch epoch,
-                              const std::vector<CopyRange>& copies) {
+                              const std::vector<CopyRange>& copies, bool last) {
   const CopyRange* at = copies.data();
   const CopyRange* end = at + copies.size();
-  do {
+  while (at != end || last) {
     const CopyRange* stop = at + std::min<std::ptrdiff_t>(end - at, kMaxCopiesPerMessage);
-    send(rank, copies_message(kind, epoch, at, stop, stop == end));
+    send(rank, copies_message(kind, epoch, at, stop, last && stop == end));
+    if (stop == end) return;
     at = stop;
-  } while (at != end);
+  }
 }
 
-void PhaseRunner::send_maps(RankId rank, Epoch epoch, const std::vector<const Allocation*>& maps) {
+void PhaseRunner::send_maps(RankId rank, Epoch epoch, const std::vector<const Allocation*>& maps,
+                            bool last) {
   const Allocation* const* at = maps.data();
   const Allocation* const* end = at + maps.size();
-  do {
+  while (at != end || last) {
     const Allocation* const* stop = at + std::min<std::ptrdiff_t>(end - at, kMaxMapsPerMessage);
     std::vector<SharedFd> fds;
     for (const Allocation* const* a = at; a != stop; ++a) fds.push_back((*a)->fd);
-    send(rank, map_message(epoch, at, stop, stop == end), std::move(fds));
+    send(rank, map_message(epoch, at, stop, last && stop == end), std::move(fds));
+    if (stop == end) return;
     at = stop;
-  } while (at != end);
+  }
 }
 
 void PhaseRunner::run(GroupEntry&, const action::Quiesce& quiesce) {
@@ -67,7 +70,7 @@ void PhaseRunner::run(GroupEntry& group, const action::Save& save) {
       Rank* rank = node_.find_rank(id);
       if (rank == nullptr) continue;
       saved_.sent(*rank, save.epoch);
-      send_copies(id, CopyKind::kSave, save.epoch, plan.copies);
+      send_copies(id, CopyKind::kSave, save.epoch, plan.copies, true);
       asked.push_back(id);
     }
   }
@@ -120,12 +123,27 @@ void PhaseRunner::run(GroupEntry& group, const action::Admit&) {
   const Selection& what = group.machine.task().selection;
   for (const Allocation* a : node_.allocations.of_group(group.id))
     if (!a->resident() && what.takes(a->tag)) need[a->device] += a->size;
+  std::map<DeviceUuid, std::uint64_t> leaves;  // with the swap's other group
+  if (group.leaving)
+    for (const Allocation* a : node_.allocations.of_group(*group.leaving))
+      if (a->can_leave()) leaves[a->device] += a->size;
+
+  group.headroom = {};
   std::string missing;
   for (const auto& [uuid, bytes] : need) {
     const std::optional<MemoryUse> memory = nvml_.memory(uuid);
-    if (!memory || bytes <= memory->free) continue;  // unknown: create will tell
-    missing += (missing.empty() ? "" : "; ") + to_string(uuid) + " has " +
-               format_size(memory->free) + " free, " + format_size(bytes) + " needed";
+    const std::uint64_t free = memory ? memory->free : 0;
+    const auto more = leaves.find(uuid);
+    const std::uint64_t to_come = more != leaves.end() ? more->second : 0;
+    if (to_come > 0) {
+      const std::uint64_t reserve = Headroom::reserve(memory ? memory->total : 0);
+      group.headroom.limit(uuid, free > reserve ? free - reserve : 0);
+    }
+    if (!memory || bytes <= free + to_come) continue;  // unknown: create will tell
+    missing += (missing.empty() ? "" : "; ") + to_string(uuid) + " has " + format_size(free) +
+               " free, " + format_size(bytes) + " needed";
+    if (to_come > 0)
+      missing += " (" + format_size(to_come) + " more are free once the other group has left)";
   }
   Status status;
   if (!missing.empty())
@@ -135,7 +153,16 @@ void PhaseRunner::run(GroupEntry& group, const action::Admit&) {
 }
 
 void PhaseRunner::run(GroupEntry& group, const action::Create& create) {
-  if (!create_slice(group)) create_later(group.id, create.epoch);
+  group.creation =
+      Creation(to_bring_back(node_.allocations, group.id, group.machine.task().selection));
+  group.loaders.clear();
+  group.awaits_room = false;
+  create_slice(group, create.epoch);
+}
+
+void PhaseRunner::run(GroupEntry& group, const action::Room& room) {
+  group.headroom.lift();
+  if (std::exchange(group.awaits_room, false)) create_slice(group, room.epoch);
 }
 
 void PhaseRunner::create_later(GroupId id, Epoch epoch) {
@@ -144,38 +171,59 @@ void PhaseRunner::create_later(GroupId id, Epoch epoch) {
     if (it == node_.groups.end()) return;
     GroupEntry& group = it->second;
     if (group.machine.phase() != Phase::kCreate || group.machine.epoch() != epoch) return;
-    if (create_slice(group))
-      resumed_(group);
-    else
-      create_later(id, epoch);
+    create_slice(group, epoch);
+    if (group.machine.phase() != Phase::kCreate) resumed_(group);
   });
 }
 
-bool PhaseRunner::create_slice(GroupEntry& group) {
-  int made = 0;
-  const Selection& what = group.machine.task().selection;
-  for (Allocation* a : node_.allocations.of_group(group.id)) {
-    if (a->resident() || !what.takes(a->tag)) continue;
-    if (made++ == kCreatesPerSlice) return false;
-    const Device* device = devices_.find(a->device);  // was found when it was first made
-    Result<Fd> fd = devices_.create(*device, a->size, a->gpu_direct_rdma);
-    if (!fd.ok()) {
-      group.machine.created(fd.status(), Clock::now());
-      return true;
+Status PhaseRunner::create_again(GroupEntry& group, const Creation::Item& item, Allocation& a) {
+  const Device* device = devices_.find(a.device);  // was found when it was first made
+  Result<Fd> fd = devices_.create(*device, a.size, a.gpu_direct_rdma);
+  if (!fd.ok()) {
+    if (fd.status().code() == Code::kResourceExhausted && group.headroom.limited(a.device)) {
+      spdlog::debug("group '{}': {}; waits until the other group has left", group.machine.name(),
+                    fd.status().text());
+      group.headroom.exhaust(a.device);
+      group.creation.put_back(item);
+      return {};
     }
-    a->fd = std::make_shared<const Fd>(std::move(fd).value());
+    return fd.status();
   }
-  group.machine.created({}, Clock::now());
-  return true;
+  a.fd = std::make_shared<const Fd>(std::move(fd).value());
+  return {};
 }
 
-void PhaseRunner::run(GroupEntry& group, const action::Load& load) {
-  const Plan plan =
-      plan_load(node_.allocations, group.id, group.machine.task().selection, load.ranks);
-  group.loaders = loaders(plan);
-  for (const auto& [rank, work] : plan) {
-    send_maps(rank, load.epoch, work.maps);
-    send_copies(rank, CopyKind::kLoad, load.epoch, work.copies);
+void PhaseRunner::create_slice(GroupEntry& group, Epoch epoch) {
+  std::vector<const Allocation*> slice;
+  const std::vector<Creation::Item> items = group.creation.next(group.headroom);
+  group.awaits_room = items.empty() && !group.creation.done();
+  if (group.awaits_room) return;
+  for (const Creation::Item& item : items) {
+    Allocation* a = node_.allocations.find(item.id);
+    if (a == nullptr) {  // freed meanwhile, or its last holder has died
+      group.headroom.give_back(item.device, item.needed);
+      continue;
+    }
+    if (!a->resident())
+      if (const Status status = create_again(group, item, *a); !status.ok())
+        return group.machine.created(status, Clock::now());
+    if (a->resident()) slice.push_back(a);
+  }
+  for (const auto& [rank, work] : plan_load(slice)) {
+    for (const Allocation* a : work.maps) group.loaders[a->id] = rank;
+    send_maps(rank, epoch, work.maps, false);
+    send_copies(rank, CopyKind::kLoad, epoch, work.copies, false);
+  }
+  if (group.creation.done())
+    group.machine.created({}, Clock::now());
+  else
+    create_later(group.id, epoch);
+}
+
+void PhaseRunner::run(GroupEntry&, const action::Load& load) {
+  for (const RankId rank : load.ranks) {
+    send_maps(rank, load.epoch, {}, true);
+    send_copies(rank, CopyKind::kLoad, load.epoch, {}, true);
   }
 }
 
@@ -183,7 +231,7 @@ void PhaseRunner::run(GroupEntry& group, const action::Peers& peers) {
   std::vector<RankId> asked;
   const Selection& what = group.machine.task().selection;
   for (const auto& [rank, work] : plan_peers(node_.allocations, group.id, what, group.loaders)) {
-    send_maps(rank, peers.epoch, work.maps);
+    send_maps(rank, peers.epoch, work.maps, true);
     asked.push_back(rank);
   }
   group.machine.peers_sent(asked, Clock::now());

@@ -1,8 +1,9 @@
 // PhaseRunner: carries out what a Group asks for: packets to its ranks, extents, physical memory.
 //
 // Reports back to the Group by the call that the action names, which may bring up further actions;
-// the caller takes those in turn. Creating much memory is done in slices, so that the loop stays
-// responsive; then `resumed` is called when there is something to take up again.
+// the caller takes those in turn. Memory is created in slices, each of which is sent to its keepers
+// at once; the loop serves others in between, and `resumed` is called when there is something to
+// take up again.
 //
 // For the loop's thread; works on the Node's tables.
 #pragma once
@@ -40,6 +41,7 @@ class PhaseRunner {
   void run(GroupEntry& group, const action::Admit& admit);
   void run(GroupEntry& group, const action::Create& create);
   void run(GroupEntry& group, const action::Load& load);
+  void run(GroupEntry& group, const action::Room& room);
   void run(GroupEntry& group, const action::Peers& peers);
   void run(GroupEntry& group, const action::Open& open);
   void run(GroupEntry& group, const action::Arrived& arrived);
@@ -47,10 +49,15 @@ class PhaseRunner {
  private:
   void send(RankId rank, const Message& message, std::vector<SharedFd> fds = {});
   void send_all(const std::vector<RankId>& ranks, const Message& message);
-  void send_copies(RankId rank, CopyKind kind, Epoch epoch, const std::vector<CopyRange>& copies);
-  void send_maps(RankId rank, Epoch epoch, const std::vector<const Allocation*>& maps);
-  /// Creates some of what is missing; false: there is more to do.
-  bool create_slice(GroupEntry& group);
+  /// `last`: with nothing to follow, so that the rank answers; then a packet goes in any case.
+  void send_copies(RankId rank, CopyKind kind, Epoch epoch, const std::vector<CopyRange>& copies,
+                   bool last);
+  void send_maps(RankId rank, Epoch epoch, const std::vector<const Allocation*>& maps, bool last);
+  /// Creates a slice of what is missing and sends it; then created(), or the next one later, when
+  /// there is room for it.
+  void create_slice(GroupEntry& group, Epoch epoch);
+  /// What finds no room while another group leaves is put back, and that is no failure.
+  Status create_again(GroupEntry& group, const Creation::Item& item, Allocation& a);
   void create_later(GroupId group, Epoch epoch);
 
   Node& node_;

@@ -21,6 +21,7 @@ enum class Phase : std::uint8_t {
   kCreate,
   kLoad,  // "map+load"
   kPeers,
+  kTurn,  // of a swap's second group
   kOpen,
   kRollback,  // of a resume: the ranks release again what they had mapped
   kPaused,    // as `next`: the operation has ended there
@@ -29,11 +30,10 @@ enum class Phase : std::uint8_t {
 
 /// What a failed answer, a passed deadline or a failure of the broker's own work does.
 enum class OnFailure : std::uint8_t {
-  kCallOff,    // gates reopen, chunks are returned, RUNNING
-  kGoOn,       // noted; the operation goes on and ends with that error
-  kEnd,        // nothing has been done yet: PAUSED
-  kDropAgain,  // what was created is dropped, PAUSED
-  kRollBack,   // the ranks release again, what was created is dropped, PAUSED
+  kCallOff,   // gates reopen, chunks are returned, RUNNING
+  kGoOn,      // noted; the operation goes on and ends with that error
+  kEnd,       // nothing has been done yet: PAUSED
+  kRollBack,  // the ranks release again, what was created is dropped, PAUSED
 };
 
 /// What the death of a rank that takes part does.
@@ -62,9 +62,12 @@ inline constexpr std::array kPhases = {
     PhaseRule{Phase::kDrop,     "drop",     false, Phase::kPaused,  OnFailure::kGoOn,      OnDeath::kGoOn},
 
     PhaseRule{Phase::kAdmit,    "admit",    false, Phase::kCreate,  OnFailure::kEnd,       OnDeath::kGoOn},
-    PhaseRule{Phase::kCreate,   "create",   false, Phase::kLoad,    OnFailure::kDropAgain, OnDeath::kGoOn},
+    // What has been created goes to its keepers at once, so in create they map and load already.
+    PhaseRule{Phase::kCreate,   "create",   false, Phase::kLoad,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
     PhaseRule{Phase::kLoad,     "map+load", true,  Phase::kPeers,   OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
     PhaseRule{Phase::kPeers,    "peers",    true,  Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kGoOn},
+    // Instead of going on to open: the group that it takes turns with is not paused yet.
+    PhaseRule{Phase::kTurn,     "turn",     false, Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kGoOn},
     // Ranks that have opened are running: there is no way back, and everything has been loaded.
     PhaseRule{Phase::kOpen,     "open",     true,  Phase::kRunning, OnFailure::kGoOn,      OnDeath::kGoOn},
 

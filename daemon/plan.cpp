@@ -52,25 +52,24 @@ Plan plan_save(const Allocations& table, GroupId group) {
   return plan;
 }
 
-Plan plan_load(const Allocations& table, GroupId group, const Selection& what,
-               const std::vector<RankId>& ranks) {
-  Plan plan;
-  for (RankId rank : ranks) plan[rank];
-  for (const Allocation* a : table.of_group(group)) {
-    if (!comes_back(*a, what)) continue;
-    const auto it = plan.find(a->keeper());
-    if (it == plan.end() || a->pinned_by(a->keeper())) continue;
-    it->second.maps.push_back(a);
-    if (!a->stayed) add_copies(*a, it->second.copies);
-  }
-  return plan;
+std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId group,
+                                          const Selection& what) {
+  std::vector<Creation::Item> items;
+  for (const Allocation* a : table.of_group(group))
+    if (a->away && what.takes(a->tag))
+      items.push_back({a->id, a->keeper(), a->device, a->size, a->resident() ? 0 : a->size});
+  return items;
 }
 
-Loaders loaders(const Plan& load) {
-  Loaders result;
-  for (const auto& [rank, plan] : load)
-    for (const Allocation* a : plan.maps) result.emplace(a->id, rank);
-  return result;
+Plan plan_load(const std::vector<const Allocation*>& slice) {
+  Plan plan;
+  for (const Allocation* a : slice) {
+    if (a->pinned_by(a->keeper())) continue;
+    RankPlan& keeper = plan[a->keeper()];
+    keeper.maps.push_back(a);
+    if (!a->stayed) add_copies(*a, keeper.copies);
+  }
+  return plan;
 }
 
 Plan plan_peers(const Allocations& table, GroupId group, const Selection& what,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "daemon/allocations.h"
+#include "daemon/creation.h"
 #include "daemon/task.h"
 
 namespace amem {
@@ -44,15 +45,17 @@ std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Select
 /// Save: every allocation of the group that is on a device and has extents, copied by its keeper.
 Plan plan_save(const Allocations& table, GroupId group);
 
-/// Map and load: each keeper maps what it keeps and fills it. Memory that stayed on the device
-/// because some rank pinned it is mapped and not filled; a rank never released what it pinned
-/// itself. An entry for each of `ranks`, empty where there is nothing to do.
-Plan plan_load(const Allocations& table, GroupId group, const Selection& what,
-               const std::vector<RankId>& ranks);
+/// What a resume brings back: everything that the ranks have let go of, oldest first.
+std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId group,
+                                          const Selection& what);
 
-/// Who loads what, from a load plan.
+/// Map and load: each keeper maps what it keeps of `slice`, which is on its device again, and fills
+/// it. Memory that stayed on the device because some rank pinned it is mapped and not filled; a
+/// rank never released what it pinned itself.
+Plan plan_load(const std::vector<const Allocation*>& slice);
+
+/// Who loads what.
 using Loaders = std::map<AllocationId, RankId>;
-Loaders loaders(const Plan& load);
 
 /// Peers: each holder maps what its loader has loaded. Only ranks with something to map.
 Plan plan_peers(const Allocations& table, GroupId group, const Selection& what,

@@ -160,6 +160,7 @@ class Memory {
   /// Imports and maps one allocation wherever it was mapped; access follows with finish_return().
   /// One that the program has freed meanwhile is passed over.
   Status come_back(std::uint64_t id, const Fd& fd);
+  /// Access to what has come back since the last call, one driver call for neighbours.
   Status finish_return(std::uint64_t& bytes);
 
  private:

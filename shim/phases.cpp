@@ -64,9 +64,10 @@ void Phases::release(const amem_v1_Release& release) {
   std::set<std::string> tags;
   for (pb_size_t i = 0; i < release.tags_count; ++i) tags.insert(release.tags[i]);
   std::uint64_t bytes = 0;
-  const Status s = release.undo ? memory_.undo(bytes) : memory_.leave(tags, bytes);
+  const Status s = release.undo ? undo(bytes) : memory_.leave(tags, bytes);
   copy_status_ = {};
   map_status_ = {};
+  mapped_bytes_ = 0;
   if (!release.undo && tags.empty()) {
     away_ = true;
     gate_.hold();
@@ -74,6 +75,15 @@ void Phases::release(const amem_v1_Release& release) {
   done(release.epoch, amem_v1_Phase_PHASE_RELEASE, s, bytes);
 }
 
+// A resume may fail between packets, with copies under way to what is to be unmapped.
+Status Phases::undo(std::uint64_t& bytes) {
+  std::uint64_t copied = 0;
+  if (const Status s = mover_.finish(copied); !s.ok()) log_warn(s.text());
+  return memory_.undo(bytes);
+}
+
+// The copies that follow a packet need access to what it has mapped; they run while the next packet
+// is mapped.
 void Phases::map(Packet& packet) {
   const amem_v1_Map& map = packet.message.body.map;
   if (map_status_.ok() && packet.fds.size() != map.ids_count)
@@ -83,12 +93,14 @@ void Phases::map(Packet& packet) {
     map_status_ = memory_.come_back(map.ids[i], packet.fds[i]);
     packet.fds[i].reset();
   }
-  if (!map.last) return;
   std::uint64_t bytes = 0;
-  const Status finished = memory_.finish_return(bytes);
-  if (map_status_.ok()) map_status_ = finished;
-  done(map.epoch, amem_v1_Phase_PHASE_MAP, map_status_, bytes);
+  const Status granted = memory_.finish_return(bytes);
+  if (map_status_.ok()) map_status_ = granted;
+  mapped_bytes_ += bytes;
+  if (!map.last) return;
+  done(map.epoch, amem_v1_Phase_PHASE_MAP, map_status_, mapped_bytes_);
   map_status_ = {};
+  mapped_bytes_ = 0;
 }
 
 void Phases::open(std::uint64_t epoch) {
@@ -125,7 +137,7 @@ void Phases::lost() {
   }
   // What a resume was bringing back may not have its bytes.
   std::uint64_t unloaded = 0;
-  if (const Status s = memory_.undo(unloaded); !s.ok()) log_error(s.text());
+  if (const Status s = undo(unloaded); !s.ok()) log_error(s.text());
   log_warn("the broker is gone: memory that is mapped stays, pause and resume no longer work");
   if (const std::uint64_t bytes = memory_.bytes_away(); bytes > 0)
     log_error(std::to_string(bytes) +

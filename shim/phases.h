@@ -34,6 +34,7 @@ class Phases final : public Session::Handler {
   void map(Packet& packet);
   void copy(const amem_v1_Copies& copies, bool save);
   void release(const amem_v1_Release& release);
+  Status undo(std::uint64_t& bytes);
   void open(std::uint64_t epoch);
   void done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status, std::uint64_t bytes);
 
@@ -44,9 +45,10 @@ class Phases final : public Session::Handler {
   Cut& cut_;
   Report& report_;
   Session& session_;
-  bool away_ = false;   // memory is released
-  Status copy_status_;  // first failure since the last PhaseDone of copies
-  Status map_status_;   // first failure since the last PhaseDone of a Map
+  bool away_ = false;               // memory is released
+  Status copy_status_;              // first failure since the last PhaseDone of copies
+  Status map_status_;               // first failure since the last PhaseDone of a Map
+  std::uint64_t mapped_bytes_ = 0;  // likewise
 };
 
 }  // namespace amem::shim

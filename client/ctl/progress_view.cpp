@@ -16,8 +16,9 @@ std::string ProgressView::update(const v1::Progress& progress) {
   if (columns_ == 0) {
     // Lines are for logs: one when a phase begins says enough.
     const std::string now = group + ": " + phase;
-    if (now == last_) return {};
-    last_ = now;
+    std::string& last = last_[group];  // a swap's groups take turns
+    if (phase == last) return {};
+    last = phase;
     if (progress.ranks_total() == 0) return now + "\n";
     return now + ", " + std::to_string(progress.ranks_total()) +
            (progress.ranks_total() == 1 ? " rank\n" : " ranks\n");
@@ -62,6 +63,7 @@ std::string result_line(const v1::Progress& progress, const std::string& verb, c
     stays += (stays.empty() ? "" : ", ") + format_bytes(progress.unbrokered_bytes()) +
              " not brokered (amemctl ranks " + printable(progress.group()) + ")";
   if (!stays.empty()) line += "  still on the devices: " + stays + '\n';
+  if (progress.swap_us() > 0) line += "swapped in " + format_micros(progress.swap_us()) + '\n';
   return line;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <string>
 
 #include "amem/v1/broker.pb.h"
@@ -25,7 +26,7 @@ class ProgressView {
   Style style_;
   std::size_t columns_;
   bool drawn_ = false;
-  std::string last_;  // group and phase of the last line, without a terminal
+  std::map<std::string, std::string> last_;  // by group, the phase of its last line; no terminal
 };
 
 /// "train: paused in 143 ms (quiesce 12.1 ms, save 88.0 ms, ...)", and in a second line what a

@@ -90,6 +90,28 @@ def test_killed_while_the_broker_creates(node):
     assert_survivor_works(node, job.ranks[0])
 
 
+def test_create_fails_when_one_rank_has_its_memory_already(node):
+    job = node.job()
+    node.ctl("pause", "train")
+    saved = node.ctl.group("train")["saved_bytes"]
+    node.broker.faults(f"cuMemCreate:{SHARED_AND_OWN + 1}:2")  # the first of the second keeper
+    job.ranks[0].faults("cuMemcpyHtoDAsync:*:delay=20")
+    answer = node.ctl.try_("resume", "train")
+    assert answer.code == 7, answer
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in answer.error
+    group = node.ctl.group("train")
+    assert (group["state"], group["saved_bytes"]) == ("GROUP_STATE_PAUSED", saved)
+    assert_gone(node)
+    node.broker.faults()
+    job.ranks[0].faults()
+    node.ctl("resume", "train")
+    job.check()
+
+
+def assert_gone(node):
+    assert all(device["brokered_bytes"] == 0 for device in node.ctl.devices())
+
+
 @pytest.mark.parametrize("phase, rule", [
     ("map", "cuMemImportFromShareableHandle:1:kill"),
     ("map", "cuMemSetAccess:1:kill"),

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <future>
 #include <thread>
 #include <type_traits>
@@ -36,10 +37,12 @@ class SimulatedNode : public ::testing::Environment {
     ::setenv("AMEM_SIM_DIR", (dir_ + "/sim").c_str(), 1);
     ::setenv("AMEM_SIM_DEVICES", "2", 1);
     ::setenv("AMEM_SIM_MEMORY", std::to_string(kDeviceMemory).c_str(), 1);
+    ::setenv("AMEM_SIM_FAULT_FILE", fault_file().c_str(), 1);
     spdlog::set_level(spdlog::level::off);
   }
   void TearDown() override { std::filesystem::remove_all(dir_); }
   const std::string& dir() const { return dir_; }
+  std::string fault_file() const { return dir_ + "/faults"; }
 
  private:
   std::string dir_;
@@ -89,6 +92,14 @@ class BrokerTest : public ::testing::Test {
   /// Every deadline; generous, because test machines are busy.
   virtual Duration patience() const { return seconds(8); }
 
+  virtual void configure(Config&) const {}
+
+  /// Rules for the broker's driver from now on (tests/sim/README.md); empty: none.
+  static void faults(const std::string& rules) {
+    std::ofstream(node->fault_file() + ".new") << rules;
+    std::filesystem::rename(node->fault_file() + ".new", node->fault_file());
+  }
+
   void SetUp() override {
     config = Config::defaults(false, node->dir());
     config.pool_size = kPool;
@@ -97,6 +108,7 @@ class BrokerTest : public ::testing::Test {
     const Duration limit = patience();
     config.deadlines = {limit, limit, limit, seconds(10),     limit,
                         limit, limit, limit, milliseconds(20)};
+    configure(config);
     ASSERT_TRUE(devices.open().ok());
     ASSERT_EQ(devices.all().size(), 2U);
     ASSERT_TRUE(nvml.open(devices).ok());
@@ -109,6 +121,7 @@ class BrokerTest : public ::testing::Test {
   }
 
   void TearDown() override {
+    std::filesystem::remove(node->fault_file());
     for (FakeRank* rank : ranks) rank->die();
     on_loop([&] { broker->shut(); });
     loop.stop();

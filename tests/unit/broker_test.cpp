@@ -250,6 +250,74 @@ TEST_F(BrokerTest, ManyAllocationsGoInBatches) {
   EXPECT_TRUE(b.holds(ids.front(), 0));
 }
 
+class SlicesTest : public BrokerTest {
+ protected:
+  /// A paused group of one rank with more than a slice of memory on each device.
+  void pause_many() {
+    join(a);
+    ASSERT_TRUE(set_policy("scratch", v1::POLICY_DISCARD).ok());
+    for (int i = 0; i < 30; ++i) a.create(gpu(0), 2 * kMiB, "scratch");
+    for (int i = 0; i < 44; ++i) a.create(gpu(1), 2 * kMiB, "scratch");
+    first = a.create(gpu(0), 2 * kMiB);
+    last = a.create(gpu(1), 2 * kMiB);
+    a.write(first, 1);
+    a.write(last, 2);
+    ASSERT_TRUE(pause().ok());
+    a.received.clear();
+  }
+  std::uint64_t first = 0, last = 0;
+};
+
+TEST_F(SlicesTest, RanksMapAndLoadWhileTheBrokerCreates) {
+  pause_many();
+  faults("cuMemCreate:65+:delay=30");
+  auto watcher = begin(Operation::kResume);
+  EXPECT_TRUE(eventually([&] { return a.received[amem_v1_SessionMessage_load_tag] > 0; }));
+  EXPECT_FALSE(watcher->saw("map+load")) << "the broker still creates";
+  EXPECT_GT(a.received[amem_v1_SessionMessage_map_tag], 0);
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  EXPECT_TRUE(a.holds(first, 1));
+  EXPECT_TRUE(a.holds(last, 2));
+}
+
+TEST_F(SlicesTest, AFailedCreateTakesBackWhatRanksHaveMapped) {
+  pause_many();
+  faults("cuMemCreate:70:2");
+  const Status failed = resume();
+  EXPECT_EQ(failed.code(), Code::kResourceExhausted) << failed.text();
+  EXPECT_NE(failed.text().find("create: "), std::string::npos) << failed.text();
+  EXPECT_GT(a.received[amem_v1_SessionMessage_map_tag], 0) << "a slice had been sent";
+  EXPECT_EQ(a.received[amem_v1_SessionMessage_release_tag], 1);
+  EXPECT_EQ(group().state(), v1::GROUP_STATE_PAUSED);
+  EXPECT_EQ(used(0) + used(1), 0U);
+  EXPECT_EQ(status().pool().used_bytes(), 4 * kMiB);
+  faults("");
+  const Status resumed = resume();
+  ASSERT_TRUE(resumed.ok()) << resumed.text();
+  EXPECT_TRUE(a.holds(first, 1));
+  EXPECT_TRUE(a.holds(last, 2));
+}
+
+TEST_F(SlicesTest, ARankThatDiesBetweenSlicesLeavesTheRestToItsPeer) {
+  pause_many();
+  join(b, "train", 1);
+  ASSERT_TRUE(resume().ok());
+  b.share(a, first);
+  b.share(a, last);
+  ASSERT_TRUE(pause().ok());
+  a.moods[amem_v1_SessionMessage_map_tag] = Mood::kDying;
+  faults("cuMemCreate:65+:delay=30");
+  const Status failed = resume();
+  EXPECT_EQ(failed.code(), Code::kAborted) << failed.text();
+  a.memory.clear();
+  EXPECT_EQ(group().state(), v1::GROUP_STATE_PAUSED);
+  EXPECT_EQ(used(0) + used(1), 0U);
+  const Status resumed = resume();
+  ASSERT_TRUE(resumed.ok()) << resumed.text();
+  EXPECT_TRUE(b.holds(first, 1));
+  EXPECT_TRUE(b.holds(last, 2));
+}
+
 TEST_F(BrokerTest, DiscardedTagsComeBackZeroedAndNeedNoPool) {
   join(a);
   const std::uint64_t cache = a.create(gpu(0), 64 * kMiB, "kv_cache");

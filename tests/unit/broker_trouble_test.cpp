@@ -1,79 +1,8 @@
-// Swaps, and what silence, failure and death in each phase do to a whole broker.
+// What silence, failure and death in each phase do to a whole broker.
 #include "broker_fixture.h"
 
 namespace amem {
 namespace {
-
-// ---- swap ---------------------------------------------------------------------------------------
-
-class SwapTest : public BrokerTest {
- protected:
-  std::shared_ptr<Watcher> begin_swap(const std::string& out, const std::string& in) {
-    auto watcher = std::make_shared<Watcher>();
-    on_loop([&] { broker->swap(out, in, {}, watcher); });
-    return watcher;
-  }
-  Status swap(const std::string& out, const std::string& in) {
-    return complete(begin_swap(out, in));
-  }
-};
-
-TEST_F(SwapTest, TwoGroupsTakeTurnsOnADeviceThatHoldsOne) {
-  join(a, "train");
-  ASSERT_TRUE(set_policy("scratch", v1::POLICY_DISCARD).ok());
-  a.create(gpu(0), 80 * kMiB, "scratch");
-  const std::uint64_t of_train = a.create(gpu(0), 8 * kMiB);
-  a.write(of_train, 1);
-  ASSERT_TRUE(pause("train").ok());
-  join(b, "rollout");
-  ASSERT_TRUE(set_policy("scratch", v1::POLICY_DISCARD, "rollout").ok());
-  b.create(gpu(0), 80 * kMiB, "scratch");
-  const std::uint64_t of_rollout = b.create(gpu(0), 8 * kMiB);
-  b.write(of_rollout, 2);
-  for (int i = 0; i < 3; ++i) {
-    auto watcher = begin_swap("rollout", "train");
-    ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
-    EXPECT_TRUE(a.holds(of_train, 1));
-    const auto messages = watcher->all();
-    EXPECT_EQ(std::count_if(messages.begin(), messages.end(),
-                            [](const v1::Progress& p) { return p.done(); }),
-              2);
-    ASSERT_TRUE(swap("train", "rollout").ok());
-    EXPECT_TRUE(b.holds(of_rollout, 2));
-  }
-}
-
-TEST_F(SwapTest, WhatCannotWorkIsRefusedBeforeThePause) {
-  join(a, "train");
-  join(b, "rollout");
-  EXPECT_EQ(swap("train", "rollout").code(), Code::kFailedPrecondition) << "both run";
-  EXPECT_EQ(swap("train", "train").code(), Code::kInvalidArgument);
-  EXPECT_EQ(swap("train", "nobody").code(), Code::kNotFound);
-  EXPECT_EQ(swap("nobody", "train").code(), Code::kNotFound);
-  EXPECT_EQ(group("train").state(), v1::GROUP_STATE_RUNNING);
-}
-
-TEST_F(SwapTest, WhenThePauseFailsNothingHasChanged) {
-  join(a, "train");
-  join(b, "rollout");
-  ASSERT_TRUE(pause("rollout").ok());
-  a.moods[amem_v1_SessionMessage_quiesce_tag] = Mood::kSilent;
-  auto watcher = std::make_shared<Watcher>();
-  on_loop([&] { broker->swap("train", "rollout", milliseconds(200), watcher); });
-  EXPECT_EQ(complete(watcher).code(), Code::kDeadlineExceeded);
-  EXPECT_EQ(group("train").state(), v1::GROUP_STATE_RUNNING);
-  EXPECT_EQ(group("rollout").state(), v1::GROUP_STATE_PAUSED);
-}
-
-TEST_F(SwapTest, WhenTheResumeFailsBothArePaused) {
-  join(a, "train");
-  join(b, "rollout");
-  ASSERT_TRUE(pause("rollout").ok());
-  b.moods[amem_v1_SessionMessage_map_tag] = Mood::kFailing;
-  EXPECT_EQ(swap("train", "rollout").code(), Code::kAborted);
-  EXPECT_EQ(group("train").state(), v1::GROUP_STATE_PAUSED);
-  EXPECT_EQ(group("rollout").state(), v1::GROUP_STATE_PAUSED);
-}
 
 // ---- silence, failure and death in each phase ---------------------------------------------------
 

@@ -35,7 +35,7 @@ class FakeRank {
     bool pinned = false;
     bool arrived = false;  // in the resume under way
   };
-  enum class Mood { kGood, kSilent, kFailing, kDying };
+  enum class Mood { kGood, kSilent, kFailing, kDying, kLate };  // kLate: with catch_up()
 
   /// How it takes the command of that body tag; the map of a peers phase counts as kPeers.
   static constexpr pb_size_t kPeers = 1000;
@@ -209,6 +209,15 @@ class FakeRank {
     send(message);
   }
 
+  /// Takes all commands well from now on, and those first that it has been late with.
+  void catch_up() {
+    moods.clear();
+    std::vector<Packet> packets = std::move(late_);
+    late_.clear();
+    for (Packet& packet : packets)
+      if (alive()) handle(packet);
+  }
+
   /// Answers everything that has come, waiting at most `patience` for the first packet. False when
   /// there was nothing.
   bool pump(std::chrono::milliseconds patience) {
@@ -264,6 +273,7 @@ class FakeRank {
     const Mood mood = moods.contains(what) ? moods.at(what) : Mood::kGood;
     if (mood == Mood::kDying) return die();
     if (mood == Mood::kSilent) return;
+    if (mood == Mood::kLate) return late_.push_back(std::move(packet));
     const bool failing = mood == Mood::kFailing;
     switch (m.which_body) {
       case amem_v1_SessionMessage_quiesce_tag:
@@ -348,6 +358,7 @@ class FakeRank {
   std::uint64_t seq_ = 0;
   bool loaded_ = false;  // of the resume under way: what is mapped next is a peer's
   std::vector<Packet> pending_;
+  std::vector<Packet> late_;
 };
 
 }  // namespace amem

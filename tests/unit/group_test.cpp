@@ -298,25 +298,40 @@ TEST_F(GroupTest, NotAdmittedStaysPaused) {
   expect_finished(Code::kResourceExhausted, GroupState::kPaused, "20 GiB needed, 10 GiB free");
 }
 
-TEST_F(GroupTest, WhatWasCreatedIsDroppedAgain) {
+TEST_F(GroupTest, WhatWasCreatedAndSentIsTakenBackAgain) {
   to_create();
+  const Epoch before = group.epoch();
   group.created({Code::kResourceExhausted, "out of memory"}, now);
-  expect<action::Drop>("Drop");
-  EXPECT_EQ(find<action::Release>(), nullptr) << "no rank has got anything yet";
-  group.dropped("", now);
-  drain();
-  expect_finished(Code::kResourceExhausted, GroupState::kPaused, "out of memory");
+  EXPECT_EQ(group.epoch(), before + 1) << "late answers are not for the rollback";
+  expect_rollback_to_paused(Code::kResourceExhausted, "create: out of memory");
 }
 
 TEST_F(GroupTest, CreateHasADeadlineToo) {
   to_create();
   group.tick(now + seconds(60));
-  expect<action::Drop>("Drop");
   group.created(kOk, now);  // too late
-  EXPECT_EQ(group.phase(), Phase::kDrop);
-  group.dropped("", now);
+  expect_rollback_to_paused(Code::kDeadlineExceeded, "the broker's own work");
+}
+
+TEST_F(GroupTest, DeathWhileTheBrokerCreatesGoesOn) {
+  to_create();
+  group.leave(2, false, now);
+  EXPECT_EQ(group.phase(), Phase::kCreate);
+  group.created(kOk, now);
   drain();
-  expect_finished(Code::kDeadlineExceeded, GroupState::kPaused);
+  EXPECT_EQ(find<action::Load>()->ranks, (std::vector<RankId>{1}));
+}
+
+TEST_F(GroupTest, DeathOfAKeeperThatHasBeenSentAPieceRollsBack) {
+  to_create();
+  group.leave(1, true, now);
+  expect_rollback_to_paused(Code::kAborted, "rank 0 (pid 11) ended during create");
+}
+
+TEST_F(GroupTest, WhatAKeeperFreesUnloadedWhileTheBrokerCreatesRollsBack) {
+  to_create();
+  group.freed_unloaded(1, now);
+  expect_rollback_to_paused(Code::kAborted, "rank 0 (pid 11) freed");
 }
 
 TEST_F(GroupTest, AFailedMapRollsBack) {

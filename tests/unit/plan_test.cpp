@@ -22,6 +22,20 @@ class PlanTest : public ::testing::Test {
     return table.add(std::move(a));
   }
 
+  /// What the resume of everything loads, as if in one slice.
+  Plan load() {
+    std::vector<const Allocation*> slice;
+    for (const Creation::Item& item : to_bring_back(table, kGroup, {}))
+      slice.push_back(table.find(item.id));
+    return plan_load(slice);
+  }
+  static Loaders loaders(const Plan& load) {
+    Loaders result;
+    for (const auto& [rank, plan] : load)
+      for (const Allocation* a : plan.maps) result[a->id] = rank;
+    return result;
+  }
+
   Allocations table;
 };
 
@@ -53,23 +67,34 @@ TEST_F(PlanTest, KeepersSaveAndTheLastExtentIsCutToSize) {
             (std::vector<CopyRange>{{a.id, 0, 100, 0, 0}, {a.id, 100, 150, 3, 500}}));
 }
 
-TEST_F(PlanTest, LoadHasAnEntryForEveryRank) {
+TEST_F(PlanTest, OnlyWhatIsAwayIsBroughtBack) {
+  const Allocation& gone = make({1, 2}, 100);
+  make({1}, 100).fd.reset();
+  make({1}, 100).away = false;
+  make({1}, 100, "kv_cache");
+  make({1}, 100).group = 2;
+  EXPECT_EQ(to_bring_back(table, kGroup, {}).size(), 3U);
+  const auto nccl = to_bring_back(table, kGroup, {{"nccl"}});
+  ASSERT_EQ(nccl.size(), 2U) << "on its device or not";
+  EXPECT_EQ(nccl[0], (Creation::Item{gone.id, 1, {}, 100, 0})) << "it never left";
+  EXPECT_EQ(nccl[1].needed, 100U);
+}
+
+TEST_F(PlanTest, KeepersLoadWhatWasSavedAndClearTheRest) {
   Allocation& saved = make({1, 2}, 100);
   saved.saved = {{0, 64, 128}};
   Allocation& discarded = make({1}, 300);
-  const Plan plan = plan_load(table, kGroup, {}, {1, 2, 3});
-  ASSERT_EQ(plan.size(), 3U);
+  const Plan plan = load();
+  ASSERT_EQ(plan.size(), 1U) << "the peer has nothing to load";
   EXPECT_EQ(plan.at(1).maps, (std::vector<const Allocation*>{&saved, &discarded}));
   EXPECT_EQ(plan.at(1).copies, (std::vector<CopyRange>{{saved.id, 0, 100, 0, 64},
                                                        {discarded.id, 0, 300, kZeroSegment, 0}}));
-  EXPECT_TRUE(plan.at(2).maps.empty());
-  EXPECT_TRUE(plan.at(3).copies.empty());
 }
 
 TEST_F(PlanTest, PeersMapWhatTheirKeeperLoaded) {
   Allocation& shared = make({1, 2, 3}, 100);
   make({2}, 100);
-  const Loaders who = loaders(plan_load(table, kGroup, {}, {1, 2, 3}));
+  const Loaders who = loaders(load());
   const Plan plan = plan_peers(table, kGroup, {}, who);
   ASSERT_EQ(plan.size(), 2U);
   EXPECT_EQ(plan.at(2).maps, (std::vector<const Allocation*>{&shared}));
@@ -78,7 +103,7 @@ TEST_F(PlanTest, PeersMapWhatTheirKeeperLoaded) {
 
 TEST_F(PlanTest, ASuccessorThatDidNotLoadIsStillAPeer) {
   Allocation& shared = make({1, 2, 3}, 100);
-  const Loaders who = loaders(plan_load(table, kGroup, {}, {1, 2, 3}));
+  const Loaders who = loaders(load());
   EXPECT_TRUE(loads_for_others(table, kGroup, who, 1));
   EXPECT_FALSE(loads_for_others(table, kGroup, who, 2));
   table.drop_rank(1);
@@ -88,9 +113,9 @@ TEST_F(PlanTest, ASuccessorThatDidNotLoadIsStillAPeer) {
 
 TEST_F(PlanTest, MemoryThatStayedIsNotClearedWhenItsPinnerHasGone) {
   make({1}, 100).stayed = true;
-  const Plan load = plan_load(table, kGroup, {}, {1});
-  EXPECT_EQ(load.at(1).maps.size(), 1U);
-  EXPECT_TRUE(load.at(1).copies.empty());
+  const Plan plan = load();
+  EXPECT_EQ(plan.at(1).maps.size(), 1U);
+  EXPECT_TRUE(plan.at(1).copies.empty());
 }
 
 TEST_F(PlanTest, OnlyItsPinnerStillHasPinnedMemoryMapped) {
@@ -99,10 +124,10 @@ TEST_F(PlanTest, OnlyItsPinnerStillHasPinnedMemoryMapped) {
   Allocation& by_peer = make({1, 2}, 100);
   by_peer.pinners = {2};
   by_keeper.stayed = by_peer.stayed = true;
-  const Plan load = plan_load(table, kGroup, {}, {1, 2});
-  EXPECT_EQ(load.at(1).maps, (std::vector<const Allocation*>{&by_peer}));
-  EXPECT_TRUE(load.at(1).copies.empty()) << "its bytes never left";
-  const Plan peers = plan_peers(table, kGroup, {}, loaders(load));
+  const Plan keepers = load();
+  EXPECT_EQ(keepers.at(1).maps, (std::vector<const Allocation*>{&by_peer}));
+  EXPECT_TRUE(keepers.at(1).copies.empty()) << "its bytes never left";
+  const Plan peers = plan_peers(table, kGroup, {}, loaders(keepers));
   ASSERT_EQ(peers.size(), 1U);
   EXPECT_EQ(peers.at(2).maps, (std::vector<const Allocation*>{&by_keeper}));
 }

@@ -1,0 +1,42 @@
+// Headroom: how much memory of each device a group may take while the group that it takes turns
+// with (a swap) has not yet let go of its own.
+//
+// An account, not a question to the driver: what is free when the swap's second group begins is
+// what it may take, until the first has left. A device without a limit is not counted.
+//
+// Pure. Not synchronised; one GroupEntry owns it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+
+#include "common/protocol.h"
+
+namespace amem {
+
+class Headroom {
+ public:
+  /// What a device keeps free meanwhile, for page tables and whatever else the driver needs to map
+  /// and copy: a device filled to the brim fails calls that a swap in turn would not.
+  static std::uint64_t reserve(std::uint64_t device_total);
+
+  /// At most `bytes` of this device, until lift().
+  void limit(const DeviceUuid& device, std::uint64_t bytes) { left_[device] = bytes; }
+  bool limited(const DeviceUuid& device) const { return left_.contains(device); }
+
+  /// False: not before the limit is lifted, or something is given back.
+  bool take(const DeviceUuid& device, std::uint64_t bytes);
+  /// What was taken has not been needed.
+  void give_back(const DeviceUuid& device, std::uint64_t bytes);
+  /// The driver refuses what the account allowed: others took it. Nothing more until lift().
+  void exhaust(const DeviceUuid& device);
+
+  /// The other group has left: the driver decides.
+  void lift() { left_.clear(); }
+
+ private:
+  static constexpr std::uint64_t kExhausted = ~0ULL;
+  std::map<DeviceUuid, std::uint64_t> left_;
+};
+
+}  // namespace amem
