@@ -15,6 +15,7 @@
 #include "blocks.h"
 #include "check.h"
 #include "launcher.h"
+#include "orders.h"
 #include "team.h"
 #include "workload/answer.h"
 #include "workload/failure.h"
@@ -128,6 +129,8 @@ const std::map<std::string, Command> kCommands = {
        const bool whole = words.size() > 2 && words[2] == "whole";
        answer->Number("id", puppet.blocks.Map(Number(words, 1), whole));
      }},
+    {"order", [](Puppet& puppet, const Words& words,
+                 Answer* answer) { RunOrder(puppet.device, Word(words, 1), answer); }},
     {"plain",
      [](Puppet& puppet, const Words& words, Answer* answer) {
        answer->Number("id", puppet.blocks.Allocate(Number(words, 1)));

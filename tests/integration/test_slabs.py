@@ -1,0 +1,98 @@
+"""NCCL's buffers in slabs: packed, moved out, zeroed, given back; and every order of calls works without an error."""
+import pytest
+
+from sim_node import eventually
+
+UNIT = 64 << 10  # the simulated device's granularity
+ORDERS = ["remembered", "twice", "elsewhere", "exported-first", "in-between", "reused"]
+
+
+def allocations(node):
+    return node.ctl.group("train")["allocation_count"]
+
+
+def resident(node):
+    return node.ctl.group("train")["allocated_bytes"]
+
+
+@pytest.mark.parametrize("slab", ["64", "0"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_order(node, order, slab):
+    """No error whatever the order, with slabs and without, and nothing is left behind."""
+    puppet = node.puppet("puppet", env={"AMEM_SLAB": slab})
+    puppet.ask("alloc 4096")
+    before = allocations(node)
+    answer = puppet.ask(f"order {order}")
+    assert order != "twice" or answer["same_address"] == (1 if slab != "0" else 0)
+    eventually(lambda: allocations(node) == before)
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    puppet.ask(f"order {order}")
+    eventually(lambda: allocations(node) == before)
+    puppet.leave()
+
+
+def test_many_in_few(node):
+    puppet = node.puppet("puppet")
+    blocks = [puppet.ask(f"alloc {size}")["id"] for size in [4096, 100, 12288, 200000, 70000] * 20]
+    for block in blocks:
+        puppet.ask(f"fill {block} {block}")
+    asked = 20 * (4096 + 4096 + 12288 + 200704 + 73728)
+    assert resident(node) < 1.35 * asked
+    assert allocations(node) < 40
+    addresses = [puppet.ask(f"address {block}")["address"] for block in blocks]
+    for _ in range(3):
+        node.ctl("pause", "train")
+        assert node.ctl.devices()[0]["brokered_bytes"] == 0
+        node.ctl("resume", "train")
+        for block in blocks:
+            puppet.ask(f"verify {block} {block}")
+    assert addresses == [puppet.ask(f"address {block}")["address"] for block in blocks]
+    # What is freed here and there is used again before there is more memory.
+    count = allocations(node)
+    for block in blocks[::2]:
+        puppet.ask(f"free {block}")
+    again = [puppet.ask(f"alloc {size}")["id"] for size in [4096, 12288, 70000] * 12]
+    assert allocations(node) <= count
+    for block in [*blocks[1::2], *again]:
+        puppet.ask(f"free {block}")
+    eventually(lambda: allocations(node) == 0)
+    assert node.ctl.devices()[0]["brokered_bytes"] == 0
+    puppet.leave()
+
+
+def test_turned_off(node):
+    puppet = node.puppet("puppet", env={"AMEM_SLAB": "0"})
+    for _ in range(5):
+        puppet.ask("alloc 4096")
+    assert allocations(node) == 5
+    assert resident(node) == 5 * UNIT
+    puppet.leave()
+
+
+def test_what_asks_for_more_is_never_packed(node):
+    puppet = node.puppet("puppet")
+    for _ in range(3):
+        puppet.ask(f"alloc {UNIT} whole")
+    assert allocations(node) == 3
+    puppet.leave()
+
+
+def test_another_order_is_said_once(node):
+    """Then nothing is packed any more."""
+    puppet = node.puppet("puppet")
+    puppet.ask("order elsewhere")
+    puppet.ask("order elsewhere")
+    for _ in range(3):
+        puppet.ask(f"alloc {UNIT}")
+    assert allocations(node) == 3
+    said = [line for line in puppet.rest("err") if "no longer packed" in line]
+    assert len(said) == 1
+    puppet.leave()
+
+
+def test_a_size_that_is_none(node):
+    puppet = node.puppet("puppet", env={"AMEM_SLAB": "much"})
+    puppet.ask("alloc 4096")
+    assert any("AMEM_SLAB=much is not a number of MiB" in line for line in puppet.rest("err"))
+    puppet.leave()
