@@ -112,7 +112,7 @@ void add_operations(CLI::App& app, Options& o) {
   CLI::App& resume = add(app, o, Command::kResume, "resume", "Bring a paused group's memory back");
   add_group(resume, o.group, true);
   add_tags(resume, o.tags, "Only memory with one of these tags, at most 8; the group runs then");
-  CLI::App& swap = add(app, o, Command::kSwap, "swap", "Pause one group, then resume another");
+  CLI::App& swap = add(app, o, Command::kSwap, "swap", "Pause one group and resume another");
   swap.add_option("OUT", o.group, "The group to pause")
       ->type_name("")
       ->check(group_name())

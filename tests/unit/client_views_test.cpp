@@ -240,6 +240,21 @@ TEST(ProgressView, ALinePerPhaseElsewhere) {
   EXPECT_EQ(view.clear(), "");
 }
 
+TEST(ProgressView, ALinePerPhaseOfEachGroupOfASwap) {
+  ProgressView view({}, 0);
+  EXPECT_EQ(view.update(make_progress("train", "save", 0, 1)), "train: save, 1 rank\n");
+  EXPECT_EQ(view.update(make_progress("rollout", "create", 0, 0)), "rollout: create\n");
+  EXPECT_EQ(view.update(make_progress("train", "save", 1, 1)), "") << "told already";
+  EXPECT_EQ(view.update(make_progress("rollout", "turn", 0, 0)), "rollout: turn\n");
+}
+
+TEST(ResultLine, OfASwapsSecondGroupSaysHowLongAllOfItTook) {
+  v1::Progress progress = make_done("rollout", 143'000);
+  progress.set_swap_us(150'000);
+  EXPECT_EQ(result_line(progress, "resumed", {}),
+            "rollout: resumed in 143 ms\nswapped in 150 ms\n");
+}
+
 TEST(ResultLine, SaysWhereTheTimeWent) {
   v1::Progress progress = make_done("train", 143'000);
   EXPECT_EQ(result_line(progress, "paused", {}), "train: paused in 143 ms\n");

@@ -264,8 +264,9 @@ AMEM_API int amem_client_resume_tags(amem_client* client, const char* group,
                                      amem_progress_callback callback, void* user,
                                      amem_error* error);
 
-/* Pauses `out`, then resumes `in`. When the pause fails `in` is not resumed, and of `out` holds
- * what amem_client_pause says; when the resume fails both groups are paused and their bytes safe.
+/* Pauses `out` and resumes `in`, at the same time as far as memory allows; `in` runs when `out` is
+ * paused. When the pause fails `in` stays paused, and of `out` holds what amem_client_pause says;
+ * when the resume fails both groups are paused and their bytes safe.
  * timeout_ms applies to each of the two. */
 AMEM_API int amem_client_swap(amem_client* client, const char* out, const char* in,
                               uint32_t timeout_ms, amem_progress_callback callback, void* user,

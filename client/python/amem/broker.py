@@ -126,8 +126,9 @@ class Broker:
 
     def swap(self, out: str, into: str, timeout: float | None = None,
              on_progress: OnProgress | None = None) -> tuple[Progress, Progress]:
-        """Pauses `out`, then resumes `into`; gives the last Progress of each. When the pause fails `into` is not
-        resumed; when the resume fails both groups are paused and their bytes safe. `timeout`: seconds for each."""
+        """Pauses `out` and resumes `into`, at the same time as far as memory allows; gives the last Progress of each.
+        When the pause fails `into` stays paused; when the resume fails both groups are paused and their bytes safe.
+        `timeout`: seconds for each."""
         paused, resumed = self.swapping(out, into, timeout).result(on_progress)
         return paused, resumed
 

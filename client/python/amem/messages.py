@@ -169,6 +169,7 @@ class Progress:
     times: tuple[PhaseTime, ...]  # with done: where the time went
     pinned_bytes: int  # with done, of a pause: still on the devices, because a NIC knows the physical addresses
     unbrokered_bytes: int  # the same, because it is not brokered; 0 for a pause of tags
+    swap_us: int  # with done, of a swap's resume: since the swap was asked for
 
 
 @_dataclass
