@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <functional>
 
 #include "shim/cut.h"
@@ -33,6 +34,8 @@ class Phases final : public Session::Handler {
  private:
   void map(Packet& packet);
   void copy(const amem_v1_Copies& copies, bool save);
+  /// Tells the broker how pieces are stored.
+  void saved(std::uint64_t epoch, std::span<const Piece> pieces);
   void release(const amem_v1_Release& release);
   void open(std::uint64_t epoch);
   void done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status, std::uint64_t bytes);
