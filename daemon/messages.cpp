@@ -110,8 +110,9 @@ Message copies_message(CopyKind kind, Epoch epoch, const CopyRange* begin, const
   copies.last = last;
   for (const CopyRange* range = begin; range != end; ++range)
     copies.copies[copies.copies_count++] = {
-        range->id,     range->offset,  range->length, range->segment, range->segment_offset,
-        form_message(range->form), range->stored, range->checksum};
+        range->id,      range->offset,         range->length,
+        range->segment, range->segment_offset, form_message(range->form),
+        range->stored,  range->checksum};
   return message;
 }
 

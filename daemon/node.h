@@ -71,10 +71,10 @@ struct GroupEntry {
   GroupId id;
   uid_t uid;
   Group machine;
-  std::map<std::string, bool> tag_discards;  // the tags whose policy an operator has set
+  std::map<std::string, bool> tag_discards;   // the tags whose policy an operator has set
   std::map<std::string, SaveForm> tag_forms;  // likewise
-  std::map<AllocationId, RankId> savers;     // of the pause under way or last done
-  Loaders loaders;                           // of the resume under way
+  std::map<AllocationId, RankId> savers;      // of the pause under way or last done
+  Loaders loaders;                            // of the resume under way
   std::optional<EventLoop::TimerId> timer;
 };
 

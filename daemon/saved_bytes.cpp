@@ -52,10 +52,10 @@ Status SavedBytes::stored(GroupEntry& group, const Rank& rank, const amem_v1_Sav
     Extents left;
     if (!its_own || !a->store({piece.offset, piece.stored, piece.sparse, piece.checksum},
                               node_.extents.chunk(), left))
-      return {Code::kInvalidArgument,
-              "it says that it has stored " + std::to_string(piece.stored) +
-                  " bytes of allocation " + std::to_string(piece.id) + " from byte " +
-                  std::to_string(piece.offset) + " on, which it was not told to"};
+      return {Code::kInvalidArgument, "it says that it has stored " + std::to_string(piece.stored) +
+                                          " bytes of allocation " + std::to_string(piece.id) +
+                                          " from byte " + std::to_string(piece.offset) +
+                                          " on, which it was not told to"};
     free(left);
   }
   return {};

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <functional>
+#include <span>
 
 #include "shim/cut.h"
 #include "shim/gate.h"

@@ -38,8 +38,7 @@ void SparseCopier::prepare(int ordinal) {
 
 Status SparseCopier::make(int ordinal, Device& device) {
   Devices::Use use(devices_, ordinal);
-  if (use.result() != CUDA_SUCCESS)
-    return driver_.error(use.result(), "the context" + on(ordinal));
+  if (use.result() != CUDA_SUCCESS) return driver_.error(use.result(), "the context" + on(ordinal));
   int same_pointers = 0;
   std::size_t memory = 0;
   CUresult r = driver_.cuDeviceGetAttribute_(
@@ -162,8 +161,8 @@ Status SparseCopier::checksums(std::span<Piece> pieces) {
       if (Status s = wait(ordinal, device); !s.ok()) return s;
       for (const Place& place : places) {
         Piece& piece = *begin[&place - places.data()];
-        piece.checksum = checksum(part_of_table<std::uint64_t>(device.table, place.first_entry,
-                                                               entries_of(piece)));
+        piece.checksum = checksum(
+            part_of_table<std::uint64_t>(device.table, place.first_entry, entries_of(piece)));
       }
     }
   }
@@ -187,8 +186,8 @@ Status SparseCopier::launch(Kernel kernel, int ordinal, const Device& device,
     launch.entries = reinterpret_cast<std::uintptr_t>(device.table);
     launch.ranges = 0;
     launch.groups = 0;
-    for (const Place& place : places.first(std::min<std::size_t>(places.size(),
-                                                                 sparse::kMaxRanges))) {
+    for (const Place& place :
+         places.first(std::min<std::size_t>(places.size(), sparse::kMaxRanges))) {
       launch.range[launch.ranges++] = {place.piece.address, place.piece.pool, place.piece.length,
                                        launch.groups, place.first_entry};
       launch.groups += entries_of(place.piece);

@@ -41,9 +41,9 @@ struct Options {
   std::vector<std::string> tags;  // pause, resume, allocations; empty: all
   v1::Policy policy = v1::POLICY_UNSPECIFIED;
   v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED;  // policy
-  bool summary = false;                      // allocations
-  bool once = false;                         // top
-  std::chrono::milliseconds interval{1000};  // top
+  bool summary = false;                           // allocations
+  bool once = false;                              // top
+  std::chrono::milliseconds interval{1000};       // top
 
   // run
   std::string scope;  // empty: as the environment has it

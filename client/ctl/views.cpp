@@ -71,8 +71,8 @@ std::string policy_lines(const Groups& groups, const Style& style) {
   Table table({{"GROUP"}, {"TAG"}, {"POLICY"}, {"SAVE"}});
   for (const v1::GroupInfo& group : groups) {
     for (const v1::TagPolicy& policy : group.policies()) {
-      table.add({group.name(), policy.tag(), policy_text(policy.policy()),
-                 form_text(policy.form())});
+      table.add(
+          {group.name(), policy.tag(), policy_text(policy.policy()), form_text(policy.form())});
     }
   }
   return table.empty() ? std::string() : "\n" + table.render(style);

@@ -1,7 +1,8 @@
 // What the kernels of sparse copies cost on this machine's driver: amem_sparse_bench [MIB] [RUNS].
 //
-// For several shares of zeros, over one piece of device memory and a pool of pinned memory: the look
-// at it, the sparse copy out and in, the time of the copy engine for all of it. Medians; JSON lines.
+// For several shares of zeros, over one piece of device memory and a pool of pinned memory: the
+// look at it, the sparse copy out and in, the time of the copy engine for all of it. Medians; JSON
+// lines.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -35,8 +36,7 @@ double median_ms(int runs, const std::function<void()>& before, const std::funct
     before();
     const auto began = std::chrono::steady_clock::now();
     work();
-    const std::chrono::duration<double, std::milli> took =
-        std::chrono::steady_clock::now() - began;
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
     if (i > 0) times.push_back(took.count());
   }
   std::sort(times.begin(), times.end());
@@ -105,16 +105,21 @@ int main(int argc, char** argv) {
     });
     double load = 0;
     if (decided[0].sparse) {
-      load = median_ms(runs, [] {}, [&] {
-        check(copier.scatter(decided));
-        check(copier.finish());
-      });
+      load = median_ms(
+          runs, [] {},
+          [&] {
+            check(copier.scatter(decided));
+            check(copier.finish());
+          });
     }
-    const double checksum = median_ms(runs, [] {}, [&] { check(copier.checksums(decided)); });
-    const double dense = median_ms(runs, [] {}, [&] {
-      check(driver.cuMemcpyDtoHAsync_(pool, memory, length, stream), "cuMemcpyDtoHAsync");
-      wait();
-    });
+    const double checksum = median_ms(
+        runs, [] {}, [&] { check(copier.checksums(decided)); });
+    const double dense = median_ms(
+        runs, [] {},
+        [&] {
+          check(driver.cuMemcpyDtoHAsync_(pool, memory, length, stream), "cuMemcpyDtoHAsync");
+          wait();
+        });
     const double gigabytes = static_cast<double>(decided[0].stored) / 1e9;
     std::printf(
         "{\"bytes\":%zu,\"zeros_percent\":%u,\"sparse\":%s,\"stored_bytes\":%llu,\"scan_ms\":%.3f,"

@@ -1,5 +1,5 @@
-// Kernel launches. Simulated kernels come from amemSimFunctionCreate, or stand for those of a module
-// (module_api.cpp).
+// Kernel launches. Simulated kernels come from amemSimFunctionCreate, or stand for those of a
+// module (module_api.cpp).
 #include <cstring>
 #include <memory>
 #include <unordered_map>

@@ -147,8 +147,7 @@ class BrokerTest : public ::testing::Test {
     return on_loop([&] { return broker->set_policy(name, tag, policy); });
   }
   Status set_form(const std::string& tag, v1::SaveForm form) {
-    return on_loop(
-        [&] { return broker->set_policy("train", tag, v1::POLICY_UNSPECIFIED, form); });
+    return on_loop([&] { return broker->set_policy("train", tag, v1::POLICY_UNSPECIFIED, form); });
   }
 
   // ---- ranks ----

@@ -1,5 +1,5 @@
-// Sparse saves, as the broker sees them: how ranks are told to save, what they answer, and what that
-// leaves in the pool.
+// Sparse saves, as the broker sees them: how ranks are told to save, what they answer, and what
+// that leaves in the pool.
 #include "broker_fixture.h"
 
 namespace amem {

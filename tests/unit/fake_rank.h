@@ -230,19 +230,19 @@ class FakeRank {
 
   /// Tells how it has stored a piece.
   void send_saved(std::uint64_t allocation, std::uint64_t offset, std::uint64_t stored, bool sparse,
-                  std::uint64_t checksum = 0) {
+                  std::uint64_t sum = 0) {
     Message message = amem_v1_SessionMessage_init_zero;
     message.which_body = amem_v1_SessionMessage_saved_tag;
     message.body.saved.epoch = epoch;
     message.body.saved.pieces[message.body.saved.pieces_count++] = {allocation, offset, stored,
-                                                                    sparse, checksum};
+                                                                    sparse, sum};
     send(message);
   }
 
   /// Not 0: pieces that may be sparse, and whose bytes are all the same, are saved in so many.
   std::uint64_t sparse_bytes = 0;
-  std::uint64_t checksum = 0;         // told of every piece; 0: none
-  std::vector<amem_v1_Copy> saves;    // as they came
+  std::uint64_t checksum = 0;       // told of every piece; 0: none
+  std::vector<amem_v1_Copy> saves;  // as they came
   std::vector<amem_v1_Copy> loads;
   std::uint32_t id = 0;
   std::uint64_t epoch = 0;

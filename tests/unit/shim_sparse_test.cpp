@@ -1,8 +1,8 @@
-#include "shim/sparse.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
+
+#include "shim/sparse.h"
 
 namespace amem::shim {
 namespace {
@@ -54,9 +54,7 @@ TEST(Sparse, BlocksBehindTheEndCountForNothing) {
 
 TEST(Sparse, SixtyPercentIsTheBorderUnlessItIsWanted) {
   const std::uint64_t length = 100 * kBlock;
-  const auto with = [](std::uint64_t blocks) {
-    return Content{blocks, 4096 + blocks * kBlock};
-  };
+  const auto with = [](std::uint64_t blocks) { return Content{blocks, 4096 + blocks * kBlock}; };
   EXPECT_TRUE(save_sparse(with(0), length, false));
   EXPECT_TRUE(save_sparse(with(60), length, false));
   EXPECT_FALSE(save_sparse(with(61), length, false));

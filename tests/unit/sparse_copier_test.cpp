@@ -1,5 +1,5 @@
-// The kernels of sparse copies by way of the driver: on the simulated one its stand-ins for them, on
-// a machine with a GPU the kernels themselves.
+// The kernels of sparse copies by way of the driver: on the simulated one its stand-ins for them,
+// on a machine with a GPU the kernels themselves.
 #include "shim/sparse_copier.h"
 
 #include <gtest/gtest.h>
@@ -107,6 +107,7 @@ class SparseCopierTest : public ::testing::Test {
   /// One piece of these bytes, saved and loaded; gives what was stored, 0 when it was not sparse.
   std::uint64_t round_trip(const Bytes& bytes, bool wanted = true) {
     put(0, bytes);
+    std::memset(pool, 0x77, kMemory);
     const std::vector<Piece> saved = save({piece(0, bytes.size(), wanted)});
     if (!saved[0].sparse) return 0;
     for (std::uint64_t i = saved[0].stored; i < kMemory; ++i)
@@ -136,9 +137,7 @@ class SparseCopierTest : public ::testing::Test {
   unsigned char* pool = nullptr;
 };
 
-TEST_F(SparseCopierTest, AllZerosTakeAnIndexOnly) {
-  EXPECT_EQ(round_trip(Bytes(3 * kMiB)), 4096U);
-}
+TEST_F(SparseCopierTest, AllZerosTakeAnIndexOnly) { EXPECT_EQ(round_trip(Bytes(3 * kMiB)), 4096U); }
 
 TEST_F(SparseCopierTest, WithoutZerosItIsLeftToTheCopyEngine) {
   EXPECT_EQ(round_trip(Bytes(3 * kMiB, 1)), 0U);
@@ -180,7 +179,8 @@ TEST_F(SparseCopierTest, ManyPiecesOfAllKindsInOneGo) {
   while (at + 3 * kBlock < kMemory && pieces.size() < 2 * sparse::kMaxRanges + 3) {
     const std::uint64_t units = 1 + random() % (pieces.size() % 50 == 0 ? 150'000 : 12'000);
     const std::uint64_t length = std::min(units * 16, kMemory - at);
-    const unsigned percent = pieces.size() % 5 * 25;  // of the blocks are not zero
+    const auto percent =
+        static_cast<unsigned>(pieces.size() % 5 * 25);  // of the blocks are not zero
     for (std::uint64_t begin = at; begin < at + length; begin += kBlock) {
       if (random() % 100 >= percent) continue;
       for (std::uint64_t i = begin; i < std::min(begin + kBlock, at + length); ++i)
@@ -198,8 +198,8 @@ TEST_F(SparseCopierTest, ManyPiecesOfAllKindsInOneGo) {
   load(saved);
   for (const Piece& p : saved) {
     const Bytes loaded = get(p.id, p.length);
-    EXPECT_TRUE(std::equal(loaded.begin(), loaded.end(),
-                           all.begin() + static_cast<std::ptrdiff_t>(p.id)))
+    EXPECT_TRUE(
+        std::equal(loaded.begin(), loaded.end(), all.begin() + static_cast<std::ptrdiff_t>(p.id)))
         << "the piece at " << p.id << " of " << p.length << " bytes";
   }
 }
@@ -231,7 +231,7 @@ TEST_F(SparseCopierTest, ABrokenIndexReadsNothingElse) {
   put(0, bytes);
   const std::vector<Piece> saved = save({piece(0, bytes.size())});
   ASSERT_TRUE(saved[0].sparse);
-  const sparse::Entry broken{0xffffffff, 0xfffffff0};
+  const sparse::Entry broken{0xffffffff, 0x10000000};
   std::memcpy(pool, &broken, sizeof broken);
   load(saved);
   EXPECT_TRUE(get(0, bytes.size()) == Bytes(bytes.size())) << "not even the block that is there";
