@@ -285,6 +285,13 @@ void Broker::act(GroupEntry& group, const action::Finished& finished) {
     spdlog::info("group '{}': {}{}{} took {:.1f} ms ({})", group.machine.name(), to_string(task.op),
                  task.selection.all() ? "" : " of ", to_string(task.selection),
                  static_cast<double>(to_us(outcome.total)) / 1000, times);
+    if (task.op == Operation::kPause) {
+      const Usage kept = node_.allocations.usage([&](const Allocation& a) {
+        return a.group == group.id && task.selection.takes(a.tag) && !a.saved.empty();
+      });
+      spdlog::info("group '{}': {} of the pool hold the bytes of {}", group.machine.name(),
+                   format_size(kept.saved), format_size(kept.allocated));
+    }
     const Leftover stays = leftover(node_, group, task.selection);
     if (task.op == Operation::kPause && stays.pinned + stays.unbrokered > 0)
       spdlog::info(

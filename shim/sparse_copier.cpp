@@ -1,6 +1,7 @@
 #include "shim/sparse_copier.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -51,13 +52,21 @@ Status SparseCopier::make(int ordinal, Device& device) {
       {&device.gather, sparse::kGatherKernel},
       {&device.scatter, sparse::kScatterKernel},
       {&device.checksum, sparse::kChecksumKernel}};
-  // Looking a kernel up loads it, also where the driver loads lazily.
   for (const auto& [function, name] : kernels)
     if (r == CUDA_SUCCESS) r = driver_.cuModuleGetFunction_(function, device.module, name);
   if (r == CUDA_SUCCESS) r = driver_.cuStreamCreate_(&device.stream, CU_STREAM_NON_BLOCKING);
   device.room = static_cast<std::uint32_t>(sparse::groups(memory) + kSpareEntries);
   if (r == CUDA_SUCCESS)
     r = driver_.cuMemHostAlloc_(&device.table, device.room * sizeof(sparse::Entry), 0);
+  // A driver may load a kernel only when it is launched, which is not to be in a pause. So each
+  // runs once, on a few zeros behind the table's first entry.
+  if (r == CUDA_SUCCESS) std::memset(device.table, 0, device.room * sizeof(sparse::Entry));
+  Place trial;
+  trial.piece.length = sparse::kUnit;
+  trial.piece.address = reinterpret_cast<std::uintptr_t>(device.table) + sparse::kUnit;
+  trial.piece.pool = trial.piece.address + sparse::kUnit;
+  for (Kernel kernel : {Kernel::kScan, Kernel::kGather, Kernel::kScatter, Kernel::kChecksum})
+    if (r == CUDA_SUCCESS) r = launch_all(kernel, device, std::span(&trial, 1));
   if (r == CUDA_SUCCESS) return {};
   if (device.stream != nullptr) driver_.cuStreamDestroy_(device.stream);
   if (device.module != nullptr) driver_.cuModuleUnload_(device.module);
@@ -174,6 +183,12 @@ Status SparseCopier::launch(Kernel kernel, int ordinal, const Device& device,
   if (places.empty()) return {};
   Devices::Use use(devices_, ordinal);
   CUresult r = use.result();
+  if (r == CUDA_SUCCESS) r = launch_all(kernel, device, places);
+  return r == CUDA_SUCCESS ? Status() : driver_.error(r, "a kernel of sparse copies" + on(ordinal));
+}
+
+CUresult SparseCopier::launch_all(Kernel kernel, const Device& device,
+                                  std::span<const Place> places) {
   const bool copies = kernel == Kernel::kGather || kernel == Kernel::kScatter;
   const unsigned threads = copies ? sparse::kCopyThreads : sparse::kScanThreads;
   const CUfunction function = kernel == Kernel::kScan      ? device.scan
@@ -182,6 +197,7 @@ Status SparseCopier::launch(Kernel kernel, int ordinal, const Device& device,
                                                            : device.checksum;
   sparse::Launch launch;
   void* parameters[] = {&launch};
+  CUresult r = CUDA_SUCCESS;
   while (r == CUDA_SUCCESS && !places.empty()) {
     launch.entries = reinterpret_cast<std::uintptr_t>(device.table);
     launch.ranges = 0;
@@ -197,7 +213,7 @@ Status SparseCopier::launch(Kernel kernel, int ordinal, const Device& device,
     r = driver_.cuLaunchKernel_(function, thread_blocks, 1, 1, threads, 1, 1, 0, device.stream,
                                 parameters, nullptr);
   }
-  return r == CUDA_SUCCESS ? Status() : driver_.error(r, "a kernel of sparse copies" + on(ordinal));
+  return r;
 }
 
 Status SparseCopier::wait(int ordinal, const Device& device) {

@@ -85,6 +85,8 @@ class SparseCopier {
   Status decide(int ordinal, Device& device, std::vector<Piece>& decided);
   /// In as few launches as the pieces allow.
   Status launch(Kernel kernel, int ordinal, const Device& device, std::span<const Place> places);
+  /// REQUIRES: the device's context is current.
+  CUresult launch_all(Kernel kernel, const Device& device, std::span<const Place> places);
   Status wait(int ordinal, const Device& device);
 
   const Driver& driver_;

@@ -22,7 +22,7 @@ def pause_and_resume(node, job):
     group = node.ctl.group(job.name)
     assert group["state"] == "GROUP_STATE_PAUSED"
     assert group["resident_bytes"] == 0
-    assert group["allocated_bytes"] == group["saved_bytes"] > 0
+    assert group["allocated_bytes"] >= group["saved_bytes"] > 0  # zeros are not saved
     assert_gone(node, job)
 
     node.ctl("resume", job.name)

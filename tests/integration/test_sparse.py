@@ -66,9 +66,9 @@ def test_one_process_with_several_devices(node):
 
 def test_many_pieces(node):
     """More than one launch takes, and more than one message names."""
-    job = node.job(ranks=1, allocations=600, size="64KiB", shared=0, arguments=["--zeros", 80])
+    job = node.job(ranks=1, allocations=300, size="192KiB", shared=0, arguments=["--zeros", 90])
     allocated, saved = cycle(node, job)
-    assert saved < allocated
+    assert saved < 0.7 * allocated
 
 
 def test_a_pool_of_memfds(bare_node):
@@ -178,4 +178,5 @@ def test_without_verify_nobody_notices(node):
     node.ctl("pause", "train")
     corrupt_pool(node)
     node.ctl("resume", "train")
-    assert job.ask("verify")[0]["wrong"] == 1
+    with pytest.raises(AssertionError, match="wrong word"):
+        job.ask("verify")
