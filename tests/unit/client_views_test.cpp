@@ -88,6 +88,7 @@ TEST(GroupsView, DevicesAndPolicies) {
   v1::TagPolicy* policy = group.add_policies();
   policy->set_tag("nccl");
   policy->set_policy(v1::POLICY_DISCARD);
+  policy->set_form(v1::SAVE_FORM_DENSE);
   *groups.add_groups() = group;
   v1::TagUsage* tag = group.add_tags();
   tag->set_tag("weights");
@@ -98,7 +99,7 @@ TEST(GroupsView, DevicesAndPolicies) {
   *groups.mutable_groups(0) = group;
   const std::string text = groups_view(groups, kPlainStyle);
   EXPECT_THAT(text, HasSubstr("train  GPU-01234567   1.00 GiB       0 B\n"));
-  EXPECT_THAT(text, HasSubstr("train  nccl  discard\n"));
+  EXPECT_THAT(text, HasSubstr("train  nccl  discard  dense\n"));
   EXPECT_THAT(
       text,
       HasSubstr("GROUP  TAG      ALLOCS  ALLOCATED  RESIDENT     SAVED  PINNED  DISCARDED\n"

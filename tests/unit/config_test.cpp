@@ -132,6 +132,18 @@ TEST(Config, ValuesAreCheckedTogether) {
   EXPECT_EQ(errors_of("[pool]\nsize = \"3000000\"\n").size(), 1U);
   EXPECT_TRUE(errors_of("[pool]\nsize = 0\n").empty()) << "no pool is a choice";
   EXPECT_EQ(errors_of("runtime_dir = \"relative\"\n").size(), 1U);
+  EXPECT_EQ(errors_of("[pool]\nsave = \"zip\"\n").size(), 1U);
+}
+
+TEST(Config, HowBytesAreSaved) {
+  Config config = defaults();
+  EXPECT_EQ(config.pool_save, SaveForm::kAuto);
+  ConfigErrors errors;
+  apply_toml(config, "[pool]\nsave = \"sparse\"\n", "f", errors);
+  EXPECT_EQ(config.pool_save, SaveForm::kSparse);
+  apply_flags(config, {{"pool.save", "dense"}}, errors);
+  EXPECT_EQ(config.pool_save, SaveForm::kDense);
+  EXPECT_TRUE(errors.empty());
 }
 
 TEST(Config, LaterSourcesWin) {

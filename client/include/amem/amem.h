@@ -207,6 +207,16 @@ AMEM_API int amem_allocations(amem_client* client, const char* group, char** jso
 AMEM_API int amem_set_policy(amem_client* client, const char* group, const char* tag,
                              amem_policy policy, amem_error* error);
 
+typedef enum amem_save_form {
+  AMEM_SAVE_FORM_AUTO = 1,  /* a look at the bytes decides */
+  AMEM_SAVE_FORM_DENSE = 2, /* all of them */
+  AMEM_SAVE_FORM_SPARSE = 3 /* only blocks that are not zero, wherever that is shorter */
+} amem_save_form;
+
+/* How a pause saves the bytes that it keeps of a tag, from now on. Errors as of amem_set_policy. */
+AMEM_API int amem_set_save_form(amem_client* client, const char* group, const char* tag,
+                                amem_save_form form, amem_error* error);
+
 /* ---- A controller's operations ----------------------------------------------------------------
  */
 
