@@ -39,6 +39,7 @@
   X(cuCtxGetDevice, 2000)                     \
   X(cuCtxSynchronize, 2000)                   \
   X(cuStreamCreate, 2000)                     \
+  X(cuStreamDestroy, 4000)                    \
   X(cuStreamSynchronize, 2000)                \
   X(cuStreamDestroy, 4000)                    \
   X(cuThreadExchangeStreamCaptureMode, 10010) \
@@ -46,6 +47,11 @@
   X(cuMemcpyHtoDAsync, 3020)                  \
   X(cuMemsetD8Async, 3020)                    \
   X(cuMemHostRegister, 6050)                  \
+  X(cuMemHostAlloc, 2020)                     \
+  X(cuModuleLoadData, 2000)                   \
+  X(cuModuleUnload, 2000)                     \
+  X(cuModuleGetFunction, 2000)                \
+  X(cuLaunchKernel, 4000)                     \
   X(cuMemCreate, 10020)                       \
   X(cuMemRelease, 10020)                      \
   X(cuMemRetainAllocationHandle, 11000)       \

@@ -12,12 +12,13 @@
 namespace amem {
 
 /// Raised whenever an old shim and a new broker would misunderstand each other.
-inline constexpr std::uint32_t kProtocolVersion = 2;
+inline constexpr std::uint32_t kProtocolVersion = 3;
 
 /// Copy::segment of a load that clears its range instead of reading the pool.
 inline constexpr std::uint32_t kZeroSegment = 0xffffffffU;
 
 inline constexpr std::size_t kMaxCopiesPerMessage = 256;  // session.options: Copies.copies
+inline constexpr std::size_t kMaxPiecesPerMessage = 256;  // session.options: Saved.pieces
 inline constexpr std::size_t kMaxMapsPerMessage =
     128;  // session.options: Map.ids; also descriptors per packet
 inline constexpr std::size_t kMaxDevices = 16;  // session.options: CutStatus.devices

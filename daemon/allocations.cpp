@@ -22,6 +22,61 @@ Status not_held(AllocationId id) {
 
 }  // namespace
 
+std::string_view to_string(SaveForm form) {
+  switch (form) {
+    case SaveForm::kAuto:
+      return "auto";
+    case SaveForm::kDense:
+      return "dense";
+    case SaveForm::kSparse:
+      break;
+  }
+  return "sparse";
+}
+
+std::vector<Stored> Allocation::parts() const {
+  if (!stored.empty()) return stored;
+  std::vector<Stored> parts;
+  std::uint64_t offset = 0;
+  for (const Extent& extent : saved) {
+    // Extents are whole chunks; the last may reach beyond the allocation.
+    const std::uint64_t length = std::min(extent.length, size - offset);
+    parts.push_back({length, length, false, 0});
+    offset += length;
+  }
+  return parts;
+}
+
+bool Allocation::store(const Part& part, std::uint64_t chunk, Extents& left) {
+  std::vector<Stored> all = parts();
+  std::uint64_t offset = 0;
+  std::size_t i = 0;
+  while (i < all.size() && offset < part.offset) offset += all[i++].length;
+  if (i == all.size() || offset != part.offset) return false;
+  Stored& here = all[i];
+  const bool told = here.sparse || here.checksum != 0;
+  const bool fits =
+      part.sparse ? part.bytes > 0 && part.bytes < here.length : part.bytes == here.length;
+  if (told || !fits) return false;
+  here = {here.length, part.bytes, part.sparse, part.checksum};
+  Extent& extent = saved[i];
+  const std::uint64_t used = (part.bytes + chunk - 1) / chunk * chunk;
+  if (used < extent.length) {
+    left.push_back({extent.segment, extent.offset + used, extent.length - used});
+    extent.length = used;
+  }
+  stored = std::move(all);
+  return true;
+}
+
+std::uint64_t Allocation::saved_bytes() const {
+  if (saved.empty()) return 0;
+  if (stored.empty()) return size;
+  std::uint64_t bytes = 0;
+  for (const Stored& part : stored) bytes += part.bytes;
+  return bytes;
+}
+
 bool Allocation::held_by(RankId rank) const { return contains(holders, rank); }
 bool Allocation::pinned_by(RankId rank) const { return contains(pinners, rank); }
 
@@ -123,7 +178,7 @@ Usage Allocations::usage(const Filter& filter) const {
     ++usage.count;
     usage.allocated += allocation.size;
     if (allocation.resident()) usage.resident += allocation.size;
-    if (!allocation.saved.empty()) usage.saved += allocation.size;
+    usage.saved += allocation.saved_bytes();
     if (allocation.pinned()) usage.pinned += allocation.size;
   }
   return usage;

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/fd.h"
@@ -33,6 +34,19 @@ using SharedFd = std::shared_ptr<const Fd>;
 /// What the region in which memory was allocated says about its bytes.
 enum class RegionPolicy : std::uint8_t { kNone, kKeep, kDiscard };
 
+/// How kept bytes are to be stored, or are.
+enum class SaveForm : std::uint8_t { kAuto, kDense, kSparse };
+/// "auto", "dense", "sparse".
+std::string_view to_string(SaveForm form);
+
+/// How a rank has stored the part of an allocation that one extent is for.
+struct Stored {
+  std::uint64_t length = 0;    // of the allocation
+  std::uint64_t bytes = 0;     // of the pool
+  bool sparse = false;         // an index and the blocks that are not zero; else byte for byte
+  std::uint64_t checksum = 0;  // of the part; 0: none was taken
+};
+
 struct Allocation {
   AllocationId id = 0;
   GroupId group = 0;
@@ -45,6 +59,7 @@ struct Allocation {
   std::vector<RankId> holders;  // by first hold; never empty in the table
   std::vector<RankId> pinners;  // the holders that gave it to a device that remembers its address
   Extents saved;                // where its bytes are while paused; empty: nothing was kept
+  std::vector<Stored> stored;   // how, of each extent; empty: byte for byte
   SharedFd fd;                  // null: not on the device
   bool away = false;            // the ranks have let go of it, but for those that pinned it
   bool stayed = false;          // away, but on the device with its bytes in place: it is pinned
@@ -57,6 +72,20 @@ struct Allocation {
   /// A pause has something to take. What stayed away stays until it has been resumed, though
   /// nobody pins it any more: its keeper may have let go of it.
   bool can_leave() const { return resident() && !away && !pinned(); }
+  /// How the rank has stored the part that begins at `offset`. `left`: what of its extent, in whole
+  /// chunks, is not in use; it is the allocation's no more. False: there is no such part, it was
+  /// told before, or it cannot be in its extent.
+  struct Part {
+    std::uint64_t offset = 0;
+    std::uint64_t bytes = 0;
+    bool sparse = false;
+    std::uint64_t checksum = 0;
+  };
+  bool store(const Part& part, std::uint64_t chunk, Extents& left);
+  /// Of each extent, how the bytes lie in it.
+  std::vector<Stored> parts() const;
+  /// Bytes of the pool that hold its bytes.
+  std::uint64_t saved_bytes() const;
   bool held_by(RankId rank) const;
   bool pinned_by(RankId rank) const;
 };
@@ -65,7 +94,7 @@ struct Usage {
   std::uint64_t count = 0;
   std::uint64_t allocated = 0;  // bytes, all of it
   std::uint64_t resident = 0;   // of these, on a device now
-  std::uint64_t saved = 0;      // of these, with bytes in the pool
+  std::uint64_t saved = 0;      // what their bytes take in the pool
   std::uint64_t pinned = 0;     // of these, cannot leave the device
 };
 

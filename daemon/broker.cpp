@@ -43,6 +43,7 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       operations_(node_, config.swap_duplex, [this](GroupEntry& group) { drive(group); }),
       pool_(devices) {
   node_.pool_configured = config.pool_size;
+  node_.pool_form = config.pool_save;
 }
 
 Broker::~Broker() { shut(); }
@@ -284,6 +285,13 @@ void Broker::act(GroupEntry& group, const action::Finished& finished) {
     spdlog::info("group '{}': {}{}{} took {:.1f} ms ({})", group.machine.name(), to_string(task.op),
                  task.selection.all() ? "" : " of ", to_string(task.selection),
                  static_cast<double>(to_us(outcome.total)) / 1000, times);
+    if (task.op == Operation::kPause) {
+      const Usage kept = node_.allocations.usage([&](const Allocation& a) {
+        return a.group == group.id && task.selection.takes(a.tag) && !a.saved.empty();
+      });
+      spdlog::info("group '{}': {} of the pool hold the bytes of {}", group.machine.name(),
+                   format_size(kept.saved), format_size(kept.allocated));
+    }
     const Leftover stays = leftover(node_, group, task.selection);
     if (task.op == Operation::kPause && stays.pinned + stays.unbrokered > 0)
       spdlog::info(
@@ -311,11 +319,16 @@ void Broker::swap(const std::string& out, const std::string& in, Duration timeou
   operations_.swap(out, in, timeout, observer);
 }
 
-Status Broker::set_policy(const std::string& name, const std::string& tag, v1::Policy policy) {
+Status Broker::set_policy(const std::string& name, const std::string& tag, v1::Policy policy,
+                          v1::SaveForm form) {
   GroupEntry* group = node_.find_group(name);
   if (group == nullptr) return {Code::kNotFound, "no group '" + name + "'"};
-  if (policy != v1::POLICY_KEEP && policy != v1::POLICY_DISCARD)
+  const bool sets_policy = policy == v1::POLICY_KEEP || policy == v1::POLICY_DISCARD;
+  const std::optional<SaveForm> save_form = from_proto(form);
+  if (!sets_policy && (policy != v1::POLICY_UNSPECIFIED || form == v1::SAVE_FORM_UNSPECIFIED))
     return {Code::kInvalidArgument, "a policy is keep or discard"};
+  if (!save_form && form != v1::SAVE_FORM_UNSPECIFIED)
+    return {Code::kInvalidArgument, "bytes are saved auto, dense or sparse"};
   if (tag.empty() || tag.size() > sizeof(amem_v1_Create::tag) - 1)
     return {Code::kInvalidArgument, "a tag has 1 to 31 characters"};
   if (tag == kNcclTag && policy == v1::POLICY_DISCARD)
@@ -331,9 +344,16 @@ Status Broker::set_policy(const std::string& name, const std::string& tag, v1::P
     return {Code::kFailedPrecondition, "tag '" + tag + "' of group '" + name +
                                            "' is paused; its policy can be changed once it is "
                                            "resumed"};
-  group->tag_discards[tag] = policy == v1::POLICY_DISCARD;
-  spdlog::info("group '{}': tag '{}' is {} by a pause", name, printable(tag.c_str()),
-               policy == v1::POLICY_DISCARD ? "discarded" : "kept");
+  if (sets_policy) {
+    group->tag_discards[tag] = policy == v1::POLICY_DISCARD;
+    spdlog::info("group '{}': tag '{}' is {} by a pause", name, printable(tag.c_str()),
+                 policy == v1::POLICY_DISCARD ? "discarded" : "kept");
+  }
+  if (save_form) {
+    group->tag_forms[tag] = *save_form;
+    spdlog::info("group '{}': tag '{}' is saved {}", name, printable(tag.c_str()),
+                 to_string(*save_form));
+  }
   return {};
 }
 

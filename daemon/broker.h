@@ -43,7 +43,8 @@ class Broker final : private SessionHandler {
             const Operations::Observer& observer);
   /// kNotFound, kFailedPrecondition (the tag is paused), kInvalidArgument (no such policy, or one
   /// that this tag cannot have).
-  Status set_policy(const std::string& group, const std::string& tag, v1::Policy policy);
+  Status set_policy(const std::string& group, const std::string& tag, v1::Policy policy,
+                    v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED);
   void status(v1::NodeStatus& status) const;
   void groups(v1::ListGroupsResponse& response) const;
   /// kNotFound: no such group. An empty name: all.

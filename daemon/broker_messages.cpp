@@ -41,6 +41,10 @@ void Broker::handle(Rank& rank, const Message& message) {
     }
     case amem_v1_SessionMessage_phase_done_tag:
       return phase_done(rank, message.body.phase_done);
+    case amem_v1_SessionMessage_saved_tag:
+      if (Status s = saved_.stored(group_of(rank), rank, message.body.saved); !s.ok())
+        sessions_.close(rank.session, s.text());
+      return;
     case amem_v1_SessionMessage_unbrokered_tag:
       return unbrokered(rank, message.body.unbrokered);
     default:

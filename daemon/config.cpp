@@ -95,6 +95,14 @@ Status set_log_level(Config& config, std::string_view value) {
 Status set_log_format(Config& config, std::string_view value) {
   return one_of(config.log_format, value, {"text", "json"});
 }
+Status set_save(Config& config, std::string_view value) {
+  std::string text;
+  if (Status status = one_of(text, value, {"auto", "dense", "sparse"}); !status.ok()) return status;
+  for (SaveForm form : {SaveForm::kAuto, SaveForm::kDense, SaveForm::kSparse})
+    if (to_string(form) == text) config.pool_save = form;
+  return {};
+}
+std::string get_save(const Config& config) { return std::string(to_string(config.pool_save)); }
 Status set_runtime_dir(Config& config, std::string_view value) {
   if (value.empty() || value.front() != '/')
     return {Code::kInvalidArgument, "\"" + std::string(value) + "\" is not an absolute path"};
@@ -189,6 +197,7 @@ const std::vector<Setting>& settings() {
        get_size<&Config::pool_segment>},
       {"pool.chunk", "unit in which it is handed out", set_size<&Config::pool_chunk>,
        get_size<&Config::pool_chunk>},
+      {"pool.save", "how bytes are saved: auto, dense or sparse", set_save, get_save},
 
       {"deadlines.quiesce", "for all ranks to become quiet", set_deadline<&Deadlines::quiesce>,
        get_deadline<&Deadlines::quiesce>},

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/status.h"
+#include "daemon/allocations.h"
 #include "daemon/phases.h"
 
 namespace amem {
@@ -28,6 +29,7 @@ struct Config {
   std::uint64_t pool_size = 8ULL << 30;
   std::uint64_t pool_segment = 1ULL << 30;
   std::uint64_t pool_chunk = 2ULL << 20;
+  SaveForm pool_save = SaveForm::kAuto;
 
   Deadlines deadlines;
 

@@ -103,7 +103,8 @@ class ControlService final : public v1::Broker::CallbackService {
                                       const v1::SetPolicyRequest* request,
                                       v1::SetPolicyResponse*) override {
     return on_loop(context, [this, request] {
-      return broker_.set_policy(request->group(), request->tag(), request->policy());
+      return broker_.set_policy(request->group(), request->tag(), request->policy(),
+                                request->form());
     });
   }
 

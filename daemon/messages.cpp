@@ -11,6 +11,18 @@ Message message_of(pb_size_t body) {
   return message;
 }
 
+amem_v1_Form form_message(SaveForm form) {
+  switch (form) {
+    case SaveForm::kAuto:
+      return amem_v1_Form_FORM_AUTO;
+    case SaveForm::kSparse:
+      return amem_v1_Form_FORM_SPARSE;
+    case SaveForm::kDense:
+      break;
+  }
+  return amem_v1_Form_FORM_DENSE;
+}
+
 }  // namespace
 
 Message quiesce_message(Epoch epoch) {
@@ -97,8 +109,10 @@ Message copies_message(CopyKind kind, Epoch epoch, const CopyRange* begin, const
   copies.epoch = epoch;
   copies.last = last;
   for (const CopyRange* range = begin; range != end; ++range)
-    copies.copies[copies.copies_count++] = {range->id, range->offset, range->length, range->segment,
-                                            range->segment_offset};
+    copies.copies[copies.copies_count++] = {
+        range->id,      range->offset,         range->length,
+        range->segment, range->segment_offset, form_message(range->form),
+        range->stored,  range->checksum};
   return message;
 }
 

@@ -73,13 +73,14 @@ struct GroupEntry {
   GroupId id;
   uid_t uid;
   Group machine;
-  std::map<std::string, bool> tag_discards;  // the tags whose policy an operator has set
-  std::map<AllocationId, RankId> savers;     // of the pause under way or last done
-  std::optional<GroupId> leaving;            // whose memory the resume under way waits for: a swap
-  Headroom headroom;                         // until it has left
-  Creation creation;                         // of the resume under way
-  bool awaits_room = false;                  // nothing more of it fits in the headroom
-  Loaders loaders;                           // likewise: what has been sent to whom
+  std::map<std::string, bool> tag_discards;   // the tags whose policy an operator has set
+  std::map<std::string, SaveForm> tag_forms;  // likewise
+  std::map<AllocationId, RankId> savers;      // of the pause under way or last done
+  std::optional<GroupId> leaving;             // whose memory the resume under way waits for: a swap
+  Headroom headroom;                          // until it has left
+  Creation creation;                          // of the resume under way
+  bool awaits_room = false;                   // nothing more of it fits in the headroom
+  Loaders loaders;                            // likewise: what has been sent to whom
   std::optional<EventLoop::TimerId> timer;
 };
 
@@ -90,9 +91,16 @@ struct Node {
   ExtentAllocator extents;
   std::vector<PoolSegment> segments;  // by the extents' segment index
   std::uint64_t pool_configured = 0;
+  SaveForm pool_form = SaveForm::kAuto;  // of tags for which nobody has set another
   std::string pool_error;
   std::map<RankId, Rank> ranks;
   std::map<GroupId, GroupEntry> groups;
+
+  /// How a pause saves this allocation's bytes.
+  SaveForm form(const GroupEntry& group, const Allocation& a) const {
+    const auto set = group.tag_forms.find(a.tag);
+    return set != group.tag_forms.end() ? set->second : pool_form;
+  }
 
   GroupEntry* find_group(const std::string& name) {
     for (auto& [id, entry] : groups)

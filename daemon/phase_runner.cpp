@@ -66,7 +66,9 @@ void PhaseRunner::run(GroupEntry& group, const action::Save& save) {
   });
   std::vector<RankId> asked;
   if (status.ok()) {
-    for (const auto& [id, plan] : plan_save(node_.allocations, group.id)) {
+    for (const auto& [id, plan] : plan_save(node_.allocations, group.id, [&](const Allocation& a) {
+           return node_.form(group, a);
+         })) {
       Rank* rank = node_.find_rank(id);
       if (rank == nullptr) continue;
       saved_.sent(*rank, save.epoch);

@@ -11,11 +11,13 @@ void add_copies(const Allocation& allocation, std::vector<CopyRange>& copies) {
     return;
   }
   std::uint64_t offset = 0;
-  for (const Extent& extent : allocation.saved) {
-    // Extents are whole chunks; the last may reach beyond the allocation.
-    const std::uint64_t length = std::min(extent.length, allocation.size - offset);
-    copies.push_back({allocation.id, offset, length, extent.segment, extent.offset});
-    offset += length;
+  std::size_t i = 0;
+  for (const Stored& part : allocation.parts()) {
+    const Extent& extent = allocation.saved[i++];
+    copies.push_back({allocation.id, offset, part.length, extent.segment, extent.offset,
+                      part.sparse ? SaveForm::kSparse : SaveForm::kDense,
+                      part.sparse ? part.bytes : 0, part.checksum});
+    offset += part.length;
   }
 }
 
@@ -45,10 +47,15 @@ std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Select
   });
 }
 
-Plan plan_save(const Allocations& table, GroupId group) {
+Plan plan_save(const Allocations& table, GroupId group, const FormOf& form) {
   Plan plan;
-  for (const Allocation* a : table.of_group(group))
-    if (a->resident() && !a->saved.empty()) add_copies(*a, plan[a->keeper()].copies);
+  for (const Allocation* a : table.of_group(group)) {
+    if (!a->resident() || a->saved.empty()) continue;
+    std::vector<CopyRange>& copies = plan[a->keeper()].copies;
+    const std::size_t before = copies.size();
+    add_copies(*a, copies);
+    for (std::size_t i = before; i < copies.size(); ++i) copies[i].form = form(*a);
+  }
   return plan;
 }
 

@@ -23,6 +23,9 @@ struct CopyRange {
   std::uint64_t length = 0;
   std::uint32_t segment = 0;
   std::uint64_t segment_offset = 0;
+  SaveForm form = SaveForm::kDense;  // of a load: how it is stored, never kAuto
+  std::uint64_t stored = 0;          // of a load, when it is sparse: bytes in the pool
+  std::uint64_t checksum = 0;        // of a load: of the range's bytes; 0: not known
 
   friend bool operator==(const CopyRange&, const CopyRange&) = default;
 };
@@ -42,8 +45,10 @@ Status known_tags(const Allocations& table, GroupId group, const Selection& what
 std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Selection& what,
                                  const Allocations::Filter& keeps);
 
-/// Save: every allocation of the group that is on a device and has extents, copied by its keeper.
-Plan plan_save(const Allocations& table, GroupId group);
+/// Save: every allocation of the group that is on a device and has extents, copied by its keeper in
+/// the form that `form` says.
+using FormOf = std::function<SaveForm(const Allocation&)>;
+Plan plan_save(const Allocations& table, GroupId group, const FormOf& form);
 
 /// What a resume brings back: everything that the ranks have let go of, oldest first.
 std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId group,

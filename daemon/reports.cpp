@@ -13,7 +13,7 @@ void count(const Allocation& a, const GroupEntry& group, v1::TagUsage& usage) {
   usage.set_allocation_count(usage.allocation_count() + 1);
   usage.set_allocated_bytes(usage.allocated_bytes() + a.size);
   if (a.resident()) usage.set_resident_bytes(usage.resident_bytes() + a.size);
-  if (!a.saved.empty()) usage.set_saved_bytes(usage.saved_bytes() + a.size);
+  usage.set_saved_bytes(usage.saved_bytes() + a.saved_bytes());
   if (a.pinned()) usage.set_pinned_bytes(usage.pinned_bytes() + a.size);
   if (group.discards(a)) usage.set_discard_bytes(usage.discard_bytes() + a.size);
 }
@@ -43,6 +43,24 @@ v1::GroupState to_proto(GroupState state) {
   return v1::GROUP_STATE_UNSPECIFIED;
 }
 
+v1::SaveForm to_proto(SaveForm form) {
+  switch (form) {
+    case SaveForm::kAuto:
+      return v1::SAVE_FORM_AUTO;
+    case SaveForm::kDense:
+      return v1::SAVE_FORM_DENSE;
+    case SaveForm::kSparse:
+      return v1::SAVE_FORM_SPARSE;
+  }
+  return v1::SAVE_FORM_UNSPECIFIED;
+}
+
+std::optional<SaveForm> from_proto(v1::SaveForm form) {
+  for (SaveForm each : {SaveForm::kAuto, SaveForm::kDense, SaveForm::kSparse})
+    if (to_proto(each) == form) return each;
+  return std::nullopt;
+}
+
 void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info) {
   const Group& machine = group.machine;
   info.set_name(machine.name());
@@ -63,7 +81,7 @@ void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info
   if (const auto& resume = machine.last(Operation::kResume))
     info.set_last_resume_us(to_us(resume->total));
   info.set_note(machine.note());
-  std::map<std::string, v1::Policy> policies;
+  std::map<std::string, v1::TagPolicy> policies;
   std::map<std::string, v1::TagUsage> tags;
   std::map<DeviceUuid, Usage> devices;
   for (const Allocation* a : node.allocations.of_group(group.id)) {
@@ -73,11 +91,11 @@ void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info
     if (a->resident()) device.resident += a->size;
   }
   for (const auto& [tag, discard] : group.tag_discards)
-    policies[tag] = discard ? v1::POLICY_DISCARD : v1::POLICY_KEEP;
-  for (const auto& [tag, policy] : policies) {
-    v1::TagPolicy* p = info.add_policies();
-    p->set_tag(tag);
-    p->set_policy(policy);
+    policies[tag].set_policy(discard ? v1::POLICY_DISCARD : v1::POLICY_KEEP);
+  for (const auto& [tag, form] : group.tag_forms) policies[tag].set_form(to_proto(form));
+  for (auto& [tag, policy] : policies) {
+    policy.set_tag(tag);
+    info.add_policies()->Swap(&policy);
   }
   for (const auto& [uuid, device] : devices) {
     v1::GroupDeviceUsage* d = info.add_devices();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,9 @@
 namespace amem {
 
 v1::GroupState to_proto(GroupState state);
+v1::SaveForm to_proto(SaveForm form);
+/// Nothing for a number that is none of them.
+std::optional<SaveForm> from_proto(v1::SaveForm form);
 
 void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info);
 void report_node(const Node& node, const Devices& devices, const Nvml& nvml, Time began,

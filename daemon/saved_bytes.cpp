@@ -33,13 +33,37 @@ Status SavedBytes::take(GroupEntry& group, const std::function<int(const DeviceU
   group.savers.clear();
   for (std::size_t i = 0; i < keep.size(); ++i) {
     keep[i]->saved = std::move(taken.value()[i]);
+    keep[i]->stored.clear();
     group.savers[keep[i]->id] = keep[i]->keeper();
+  }
+  return {};
+}
+
+Status SavedBytes::stored(GroupEntry& group, const Rank& rank, const amem_v1_Saved& saved) {
+  // Of a pause that has been called off: all of it goes back anyway.
+  if (group.machine.phase() != Phase::kSave || group.machine.epoch() != saved.epoch) return {};
+  for (pb_size_t i = 0; i < saved.pieces_count; ++i) {
+    const amem_v1_Saved_Piece& piece = saved.pieces[i];
+    Allocation* a = node_.allocations.find(piece.id);
+    const auto saver = group.savers.find(piece.id);
+    const bool its_own = saver != group.savers.end() && saver->second == rank.id;
+    // Freed, or pinned, meanwhile.
+    if (its_own && (a == nullptr || a->saved.empty())) continue;
+    Extents left;
+    if (!its_own || !a->store({piece.offset, piece.stored, piece.sparse, piece.checksum},
+                              node_.extents.chunk(), left))
+      return {Code::kInvalidArgument, "it says that it has stored " + std::to_string(piece.stored) +
+                                          " bytes of allocation " + std::to_string(piece.id) +
+                                          " from byte " + std::to_string(piece.offset) +
+                                          " on, which it was not told to"};
+    free(left);
   }
   return {};
 }
 
 void SavedBytes::give_back(const GroupEntry& group, Allocation& allocation) {
   Extents extents = std::exchange(allocation.saved, {});
+  allocation.stored.clear();
   if (extents.empty()) return;
   const auto saver = group.savers.find(allocation.id);
   Rank* rank = saver != group.savers.end() ? node_.find_rank(saver->second) : nullptr;

@@ -11,6 +11,7 @@
 
 #include <map>
 
+#include "common/packet.h"
 #include "daemon/event_loop.h"
 #include "daemon/node.h"
 
@@ -23,6 +24,10 @@ class SavedBytes {
   /// Takes extents for everything the group's pause must keep, preferring the NUMA node of each
   /// device. kResourceExhausted: the pool is too small, nothing has changed.
   Status take(GroupEntry& group, const std::function<int(const DeviceUuid&)>& numa_node);
+
+  /// The rank says how it has stored what it was to save in this epoch; what that leaves of the
+  /// extents goes back to the pool. kInvalidArgument: it was not to save that, or not there.
+  Status stored(GroupEntry& group, const Rank& rank, const amem_v1_Saved& saved);
 
   /// The allocation's bytes are not needed in the pool any more.
   void give_back(const GroupEntry& group, Allocation& allocation);

@@ -144,6 +144,8 @@ class Memory {
   /// Maps it at an address of its own when the program has it mapped nowhere; drop_scratch() undoes
   /// that.
   Result<Site> site(std::uint64_t id);
+  /// For messages: "allocation 7 (2097152 bytes, device 0), tag 'nccl'".
+  std::string name(std::uint64_t id);
   void drop_scratch();
 
   /// Unmaps and releases what has one of the tags, all of it when there are none; what is pinned

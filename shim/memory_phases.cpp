@@ -69,6 +69,13 @@ Result<Memory::Site> Memory::site(std::uint64_t id) {
   return Site{address, device};
 }
 
+std::string Memory::name(std::uint64_t id) {
+  std::lock_guard lock(mutex_);
+  const Allocation* a = table_.find(id);
+  if (a == nullptr) return "allocation " + std::to_string(id);
+  return describe(*a) + ", tag '" + a->tag + "'";
+}
+
 void Memory::drop_scratch() {
   for (const Scratch& s : scratch_) {
     driver_.cuMemUnmap_(s.address, s.size);

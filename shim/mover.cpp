@@ -46,6 +46,7 @@ Status Mover::prepare(int device) {
   if (contains(prepared_, device)) return {};
   prepared_.push_back(device);
   if (Result<CUstream> s = stream(device); !s.ok()) return s.status();
+  sparse_.prepare(device);
   for (auto& [index, segment] : segments_)
     if (Status s = grant(segment, device); !s.ok()) return s;
   return {};
@@ -53,6 +54,7 @@ Status Mover::prepare(int device) {
 
 void Mover::forget(int device) {
   streams_.erase(device);
+  sparse_.forget(device);
   std::erase(prepared_, device);
 }
 
@@ -104,50 +106,84 @@ Result<CUdeviceptr> Mover::pool_address(const amem_v1_Copy& copy, int device) {
   return segment.address + copy.segment_offset;
 }
 
-Status Mover::copy(const amem_v1_Copy& copy, bool to_pool) {
+Result<Piece> Mover::place(const amem_v1_Copy& copy) {
   Result<Memory::Site> site = memory_.site(copy.id);
   if (!site.ok()) return site.status();
-  const int device = site.value().device;
-  Result<CUstream> stream = this->stream(device);
-  if (!stream.ok()) return stream.status();
-  const CUdeviceptr at = site.value().address + copy.offset;
+  Piece piece;
+  piece.id = copy.id;
+  piece.offset = copy.offset;
+  piece.length = copy.length;
+  piece.device = site.value().device;
+  piece.address = site.value().address + copy.offset;
+  piece.stored = copy.length;
+  if (copy.segment == kZeroSegment) return piece;
+  Result<CUdeviceptr> pool = pool_address(copy, piece.device);
+  if (!pool.ok()) return pool.status();
+  piece.pool = pool.value();
+  return piece;
+}
 
-  Devices::Use use(devices_, device);
+Status Mover::copy(const Piece& piece, Way way) {
+  Result<CUstream> stream = this->stream(piece.device);
+  if (!stream.ok()) return stream.status();
+  void* pool = reinterpret_cast<void*>(piece.pool);
+  Devices::Use use(devices_, piece.device);
   CUresult r = use.result();
-  if (r == CUDA_SUCCESS && !to_pool && copy.segment == kZeroSegment) {
-    r = driver_.cuMemsetD8Async_(at, 0, copy.length, stream.value());
-  } else if (r == CUDA_SUCCESS) {
-    Result<CUdeviceptr> pool = pool_address(copy, device);
-    if (!pool.ok()) return pool.status();
-    void* host = reinterpret_cast<void*>(pool.value());
-    r = to_pool ? driver_.cuMemcpyDtoHAsync_(host, at, copy.length, stream.value())
-                : driver_.cuMemcpyHtoDAsync_(at, host, copy.length, stream.value());
-  }
+  if (r == CUDA_SUCCESS && way == Way::kClear)
+    r = driver_.cuMemsetD8Async_(piece.address, 0, piece.length, stream.value());
+  else if (r == CUDA_SUCCESS && way == Way::kSave)
+    r = driver_.cuMemcpyDtoHAsync_(pool, piece.address, piece.length, stream.value());
+  else if (r == CUDA_SUCCESS)
+    r = driver_.cuMemcpyHtoDAsync_(piece.address, pool, piece.length, stream.value());
   if (r != CUDA_SUCCESS)
-    return driver_.error(r, std::string(to_pool ? "saving" : "loading") + " " +
-                                std::to_string(copy.length) + " bytes of allocation " +
-                                std::to_string(copy.id) + " on device " + std::to_string(device));
-  bytes_ += copy.length;
+    return driver_.error(r, std::string(way == Way::kSave ? "saving" : "loading") + " " +
+                                std::to_string(piece.length) + " bytes of allocation " +
+                                std::to_string(piece.id) + " on device " +
+                                std::to_string(piece.device));
+  bytes_ += piece.length;
   return {};
 }
 
 Status Mover::save(const amem_v1_Copies& copies) {
-  for (pb_size_t i = 0; i < copies.copies_count; ++i)
-    if (Status s = copy(copies.copies[i], true); !s.ok()) return s;
-  return {};
+  for (pb_size_t i = 0; i < copies.copies_count; ++i) {
+    const amem_v1_Copy& copy = copies.copies[i];
+    Result<Piece> placed = place(copy);
+    if (!placed.ok()) return placed.status();
+    Piece& piece = placed.value();
+    piece.sparse = copy.form == amem_v1_Form_FORM_SPARSE;
+    if (copy.form != amem_v1_Form_FORM_DENSE && sparse_.offer(piece)) continue;
+    piece.sparse = false;
+    if (Status s = this->copy(piece, Way::kSave); !s.ok()) return s;
+    if (options_.verify) pieces_.push_back(piece);
+  }
+  return sparse_.scan();
 }
 
 Status Mover::load(const amem_v1_Copies& copies) {
+  std::vector<Piece> sparse_ones;
   for (pb_size_t i = 0; i < copies.copies_count; ++i) {
+    const amem_v1_Copy& copy = copies.copies[i];
     // A program that runs while its memory comes back may have freed this meanwhile.
-    if (!memory_.holds(copies.copies[i].id)) continue;
-    if (Status s = copy(copies.copies[i], false); !s.ok()) return s;
+    if (!memory_.holds(copy.id)) continue;
+    Result<Piece> placed = place(copy);
+    if (!placed.ok()) return placed.status();
+    Piece& piece = placed.value();
+    piece.sparse = copy.form == amem_v1_Form_FORM_SPARSE;
+    piece.checksum = copy.checksum;
+    const bool cleared = copy.segment == kZeroSegment;
+    if (options_.verify && !cleared && piece.checksum != 0) pieces_.push_back(piece);
+    if (piece.sparse && !cleared) {
+      bytes_ += copy.stored;
+      sparse_ones.push_back(piece);
+    } else if (Status s = this->copy(piece, cleared ? Way::kClear : Way::kLoad); !s.ok()) {
+      return s;
+    }
   }
-  return {};
+  return sparse_.scatter(sparse_ones);
 }
 
-Status Mover::finish(std::uint64_t& bytes) {
-  Status result;
+Status Mover::wait() {
+  Status result = sparse_.finish();
   for (const auto& [device, stream] : streams_) {
     Devices::Use use(devices_, device);
     CUresult r = use.result();
@@ -155,9 +191,49 @@ Status Mover::finish(std::uint64_t& bytes) {
     if (r != CUDA_SUCCESS && result.ok())
       result = driver_.error(r, "copies on device " + std::to_string(device));
   }
+  return result;
+}
+
+Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored) {
+  std::vector<Piece> decided;
+  Status result = sparse_.gather(decided);
+  for (const Piece& piece : decided) {
+    if (piece.sparse)
+      bytes_ += piece.stored;
+    else if (result.ok())
+      result = copy(piece, Way::kSave);
+  }
+  if (Status s = wait(); result.ok()) result = s;
+  pieces_.insert(pieces_.end(), decided.begin(), decided.end());
+  if (result.ok() && options_.verify) result = sparse_.checksums(pieces_);
+  stored = std::exchange(pieces_, {});
+  std::erase_if(stored, [](const Piece& p) { return !p.sparse && p.checksum == 0; });
   memory_.drop_scratch();
   bytes = std::exchange(bytes_, 0);
   return result;
+}
+
+Status Mover::finish_load(std::uint64_t& bytes) {
+  Status result = wait();
+  if (result.ok()) result = verify();
+  pieces_.clear();
+  memory_.drop_scratch();
+  bytes = std::exchange(bytes_, 0);
+  return result;
+}
+
+Status Mover::verify() {
+  std::vector<Piece> loaded = pieces_;
+  if (Status s = sparse_.checksums(loaded); !s.ok()) return s;
+  for (std::size_t i = 0; i < loaded.size(); ++i) {
+    if (loaded[i].checksum == 0 || loaded[i].checksum == pieces_[i].checksum) continue;
+    return {Code::kDataLoss, "AMEM_VERIFY: " + memory_.name(loaded[i].id) + ", bytes " +
+                                 std::to_string(loaded[i].offset) + " to " +
+                                 std::to_string(loaded[i].offset + loaded[i].length) +
+                                 ", did not come back as they were saved" +
+                                 (loaded[i].sparse ? " (sparse)" : " (dense)")};
+  }
+  return {};
 }
 
 }  // namespace amem::shim

@@ -2,7 +2,9 @@
 //
 // Owns this rank's view of the pool: each segment is imported and mapped once, and made accessible
 // to a device when the rank begins to use that device, so that no pause pays for pinning. Copies
-// run on streams of the mover's own, one per device. Service thread only.
+// run on streams of the mover's own, one per device: by the copy engine, or by kernels that leave
+// out what is zero (shim/sparse_copier.h). With AMEM_VERIFY=1 every piece gets a checksum before
+// its memory goes, which it must still have when it has come back. Service thread only.
 #pragma once
 
 #include <map>
@@ -12,13 +14,20 @@
 #include "common/fd.h"
 #include "shim/devices.h"
 #include "shim/memory.h"
+#include "shim/options.h"
+#include "shim/sparse_copier.h"
 
 namespace amem::shim {
 
 class Mover {
  public:
-  Mover(const Driver& driver, Devices& devices, Memory& memory)
-      : driver_(driver), devices_(devices), memory_(memory) {}
+  /// `options` are read when a phase ends, and may be filled in until then.
+  Mover(const Driver& driver, Devices& devices, Memory& memory, const Options& options)
+      : driver_(driver),
+        devices_(devices),
+        memory_(memory),
+        options_(options),
+        sparse_(driver, devices) {}
 
   /// A segment of the pool. Takes the descriptor; the pool's memory stays the broker's.
   Status add_segment(const amem_v1_PoolSegment& segment, Fd fd);
@@ -28,11 +37,14 @@ class Mover {
   /// The program has reset this device: its stream went with the context.
   void forget(int device);
 
-  /// Queues copies; errors come at once or with finish().
+  /// Queues copies; errors come at once or with the finish.
   Status save(const amem_v1_Copies& copies);
   Status load(const amem_v1_Copies& copies);
-  /// Waits until all queued copies have ended. `bytes`: how many they were.
-  Status finish(std::uint64_t& bytes);
+  /// Wait until all queued copies have ended, also after an error. `bytes`: how many went between
+  /// device and pool. `stored`: what the broker cannot know, sparse pieces and checksums.
+  Status finish_save(std::uint64_t& bytes, std::vector<Piece>& stored);
+  /// kDataLoss: what was loaded is not what was saved.
+  Status finish_load(std::uint64_t& bytes);
 
  private:
   struct Segment {
@@ -43,16 +55,24 @@ class Mover {
   };
 
   Status grant(Segment& segment, int device);
+  /// Where the copy's bytes are, here and in the pool.
+  Result<Piece> place(const amem_v1_Copy& copy);
   Result<CUdeviceptr> pool_address(const amem_v1_Copy& copy, int device);
   Result<CUstream> stream(int device);
-  Status copy(const amem_v1_Copy& copy, bool to_pool);
+  enum class Way : std::uint8_t { kSave, kLoad, kClear };
+  Status copy(const Piece& piece, Way way);
+  Status wait();
+  Status verify();
 
   const Driver& driver_;
   Devices& devices_;
   Memory& memory_;
+  const Options& options_;
+  SparseCopier sparse_;
   std::map<std::uint32_t, Segment> segments_;
   std::map<int, CUstream> streams_;
   std::vector<int> prepared_;
+  std::vector<Piece> pieces_;  // of the phase, whose checksums are to be taken
   std::uint64_t bytes_ = 0;
 };
 

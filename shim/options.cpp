@@ -86,6 +86,7 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints) {
   o.required = read_flag(getenv, "AMEM_REQUIRED", false, complaints);
 
   o.nvls = read_flag(getenv, "AMEM_NVLS", false, complaints);
+  o.verify = read_flag(getenv, "AMEM_VERIFY", false, complaints);
 
   const char* source = value_of(getenv, "AMEM_GROUP").empty() ? "AMEM_GROUPID" : "AMEM_GROUP";
   if (const std::string_view group = value_of(getenv, source); !group.empty()) {

@@ -1,5 +1,7 @@
 #include "shim/phases.h"
 
+#include <algorithm>
+
 #include "shim/log.h"
 
 namespace amem::shim {
@@ -49,12 +51,28 @@ void Phases::copy(const amem_v1_Copies& copies, bool save) {
   if (copy_status_.ok()) copy_status_ = save ? mover_.save(copies) : mover_.load(copies);
   if (!copies.last) return;
   std::uint64_t bytes = 0;
-  const Status finished =
-      mover_.finish(bytes);  // also after a failure: nothing may still be in flight
+  std::vector<Piece> stored;
+  // Also after a failure: nothing may still be in flight.
+  const Status finished = save ? mover_.finish_save(bytes, stored) : mover_.finish_load(bytes);
   if (copy_status_.ok()) copy_status_ = finished;
+  if (save && copy_status_.ok()) saved(copies.epoch, stored);
   done(copies.epoch, save ? amem_v1_Phase_PHASE_SAVE : amem_v1_Phase_PHASE_LOAD, copy_status_,
        bytes);
   copy_status_ = {};
+}
+
+void Phases::saved(std::uint64_t epoch, std::span<const Piece> pieces) {
+  while (!pieces.empty()) {
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.which_body = amem_v1_SessionMessage_saved_tag;
+    amem_v1_Saved& saved = message.body.saved;
+    saved.epoch = epoch;
+    const auto part = pieces.first(std::min(pieces.size(), kMaxPiecesPerMessage));
+    for (const Piece& p : part)
+      saved.pieces[saved.pieces_count++] = {p.id, p.offset, p.stored, p.sparse, p.checksum};
+    session_.post(message);
+    pieces = pieces.subspan(part.size());
+  }
 }
 
 void Phases::release(const amem_v1_Release& release) {

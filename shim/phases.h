@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 
 #include "shim/cut.h"
 #include "shim/gate.h"
@@ -33,6 +34,8 @@ class Phases final : public Session::Handler {
  private:
   void map(Packet& packet);
   void copy(const amem_v1_Copies& copies, bool save);
+  /// Tells the broker how pieces are stored.
+  void saved(std::uint64_t epoch, std::span<const Piece> pieces);
   void release(const amem_v1_Release& release);
   Status undo(std::uint64_t& bytes);
   void open(std::uint64_t epoch);

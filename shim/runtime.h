@@ -109,7 +109,7 @@ class Runtime {
   Ipc ipc_{driver_, devices_, memory_};
   Unbrokered unbrokered_;
   Report report_{driver_, devices_, memory_, unbrokered_, session_};
-  Mover mover_{driver_, devices_, memory_};
+  Mover mover_{driver_, devices_, memory_, options_};
   Cut cut_{driver_, devices_, gate_, session_};
   Phases phases_{devices_, gate_, memory_, mover_, cut_, report_, session_};
 

@@ -246,10 +246,12 @@ Status Broker::allocations(const std::string& group, const OnAllocation& on_allo
   return call.read(*reader, on_allocation);
 }
 
-Status Broker::set_policy(const std::string& group, const std::string& tag, v1::Policy policy) {
+Status Broker::set_policy(const std::string& group, const std::string& tag, v1::Policy policy,
+                          v1::SaveForm form) {
   if (Status status = check_group(group); !status.ok()) return status;
   if (tag.empty()) return {Code::kInvalidArgument, "the tag is empty"};
-  if (policy != v1::POLICY_KEEP && policy != v1::POLICY_DISCARD) {
+  const bool only_form = policy == v1::POLICY_UNSPECIFIED && form != v1::SAVE_FORM_UNSPECIFIED;
+  if (policy != v1::POLICY_KEEP && policy != v1::POLICY_DISCARD && !only_form) {
     return {Code::kInvalidArgument, "a policy is keep or discard"};
   }
   Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
@@ -258,6 +260,7 @@ Status Broker::set_policy(const std::string& group, const std::string& tag, v1::
   request.set_group(group);
   request.set_tag(tag);
   request.set_policy(policy);
+  request.set_form(form);
   v1::SetPolicyResponse answer;
   return call.end(impl_->stub->SetPolicy(call.context(), request, &answer));
 }

@@ -51,7 +51,9 @@ class Broker {
   Result<v1::ListGroupsResponse> groups();
   Result<v1::ListRanksResponse> ranks(const std::string& group);
   Status allocations(const std::string& group, const OnAllocation& on_allocation);
-  Status set_policy(const std::string& group, const std::string& tag, v1::Policy policy);
+  /// Sets what is not UNSPECIFIED; one of the two must be given.
+  Status set_policy(const std::string& group, const std::string& tag, v1::Policy policy,
+                    v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED);
 
   // No tags: everything. OK once the broker has reported the end. What is stopped or times out here
   // goes on there.

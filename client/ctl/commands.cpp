@@ -157,17 +157,20 @@ int operate(const Session& s) {
 
 int set_policy(const Session& s) {
   const Options& o = s.options;
-  const Status status = s.broker.set_policy(o.group, o.tag, o.policy);
+  const Status status = s.broker.set_policy(o.group, o.tag, o.policy, o.form);
   if (!status.ok()) return s.end(status);
   if (o.json) {
     v1::SetPolicyRequest request;
     request.set_group(o.group);
     request.set_tag(o.tag);
     request.set_policy(o.policy);
+    request.set_form(o.form);
     s.console.out << to_json(request) << '\n';
   } else {
-    s.console.out << o.group << ": " << o.tag << " is " << policy_text(o.policy)
-                  << " from now on\n";
+    std::string what = policy_text(o.policy);
+    if (o.form != v1::SAVE_FORM_UNSPECIFIED)
+      what += (what.empty() ? "saved " : ", saved ") + form_text(o.form);
+    s.console.out << o.group << ": " << o.tag << " is " << what << " from now on\n";
   }
   return kExitOk;
 }

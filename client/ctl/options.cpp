@@ -112,7 +112,7 @@ void add_operations(CLI::App& app, Options& o) {
   CLI::App& resume = add(app, o, Command::kResume, "resume", "Bring a paused group's memory back");
   add_group(resume, o.group, true);
   add_tags(resume, o.tags, "Only memory with one of these tags, at most 8; the group runs then");
-  CLI::App& swap = add(app, o, Command::kSwap, "swap", "Pause one group, then resume another");
+  CLI::App& swap = add(app, o, Command::kSwap, "swap", "Pause one group and resume another");
   swap.add_option("OUT", o.group, "The group to pause")
       ->type_name("")
       ->check(group_name())
@@ -133,8 +133,19 @@ void add_operations(CLI::App& app, Options& o) {
           },
           "keep: copy to the pool and restore; discard: drop, comes back zeroed")
       ->type_name("")
-      ->check(CLI::IsMember({"keep", "discard"}))
-      ->required();
+      ->check(CLI::IsMember({"keep", "discard"}));
+  policy
+      .add_option_function<std::string>(
+          "--save",
+          [&o](const std::string& text) {
+            o.form = text == "auto"    ? v1::SAVE_FORM_AUTO
+                     : text == "dense" ? v1::SAVE_FORM_DENSE
+                                       : v1::SAVE_FORM_SPARSE;
+          },
+          "How kept bytes are copied. dense: all; sparse: without blocks of zeros; auto: as "
+          "the bytes are")
+      ->type_name("FORM")
+      ->check(CLI::IsMember({"auto", "dense", "sparse"}));
 }
 
 void add_views(CLI::App& app, Options& o) {
@@ -215,6 +226,10 @@ Parsed parse(std::vector<std::string> arguments) {
     return usage(error.what());
   } catch (const CLI::ParseError& error) {
     return usage(error.what());
+  }
+  if (options.command == Command::kPolicy && options.policy == v1::POLICY_UNSPECIFIED &&
+      options.form == v1::SAVE_FORM_UNSPECIFIED) {
+    return usage("policy: nothing to set; POLICY, --save or both are required");
   }
   if (options.command == Command::kRun) {
     if (options.program.empty()) return usage("run: no command; it follows \"--\"");

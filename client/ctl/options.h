@@ -40,9 +40,10 @@ struct Options {
   std::string tag;    // policy
   std::vector<std::string> tags;  // pause, resume, allocations; empty: all
   v1::Policy policy = v1::POLICY_UNSPECIFIED;
-  bool summary = false;                      // allocations
-  bool once = false;                         // top
-  std::chrono::milliseconds interval{1000};  // top
+  v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED;  // policy
+  bool summary = false;                           // allocations
+  bool once = false;                              // top
+  std::chrono::milliseconds interval{1000};       // top
 
   // run
   std::string scope;  // empty: as the environment has it

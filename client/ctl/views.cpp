@@ -65,13 +65,14 @@ std::string group_table(const Groups& groups, const Style& style) {
   return table.render(style);
 }
 
-/// What `pause` does by tag, where somebody has decided: empty when nowhere.
+/// What `pause` does by tag, and how, where somebody has decided: empty when nowhere.
 template <class Groups>
 std::string policy_lines(const Groups& groups, const Style& style) {
-  Table table({{"GROUP"}, {"TAG"}, {"POLICY"}});
+  Table table({{"GROUP"}, {"TAG"}, {"POLICY"}, {"SAVE"}});
   for (const v1::GroupInfo& group : groups) {
     for (const v1::TagPolicy& policy : group.policies()) {
-      table.add({group.name(), policy.tag(), policy_text(policy.policy())});
+      table.add(
+          {group.name(), policy.tag(), policy_text(policy.policy()), form_text(policy.form())});
     }
   }
   return table.empty() ? std::string() : "\n" + table.render(style);
@@ -197,6 +198,19 @@ std::string policy_text(v1::Policy policy) {
       return "keep";
     case v1::POLICY_DISCARD:
       return "discard";
+    default:
+      return "";
+  }
+}
+
+std::string form_text(v1::SaveForm form) {
+  switch (form) {
+    case v1::SAVE_FORM_AUTO:
+      return "auto";
+    case v1::SAVE_FORM_DENSE:
+      return "dense";
+    case v1::SAVE_FORM_SPARSE:
+      return "sparse";
     default:
       return "";
   }

@@ -138,6 +138,17 @@ int amem_set_policy(amem_client* client, const char* group, const char* tag, ame
   });
 }
 
+int amem_set_save_form(amem_client* client, const char* group, const char* tag, amem_save_form form,
+                       amem_error* error) {
+  return guarded(error, [&]() -> Status {
+    if (client == nullptr) return no_client();
+    if (form < AMEM_SAVE_FORM_AUTO || form > AMEM_SAVE_FORM_SPARSE)
+      return {Code::kInvalidArgument, "bytes are saved auto, dense or sparse"};
+    return client->broker.set_policy(text_or_empty(group), text_or_empty(tag),
+                                     v1::POLICY_UNSPECIFIED, static_cast<v1::SaveForm>(form));
+  });
+}
+
 int amem_client_pause(amem_client* client, const char* group, uint32_t timeout_ms,
                       amem_progress_callback callback, void* user, amem_error* error) {
   return amem_client_pause_tags(client, group, nullptr, 0, timeout_ms, callback, user, error);

@@ -101,15 +101,11 @@ def test_create_fails_when_one_rank_has_its_memory_already(node):
     assert "CUDA_ERROR_OUT_OF_MEMORY" in answer.error
     group = node.ctl.group("train")
     assert (group["state"], group["saved_bytes"]) == ("GROUP_STATE_PAUSED", saved)
-    assert_gone(node)
+    assert all(device["brokered_bytes"] == 0 for device in node.ctl.devices())
     node.broker.faults()
     job.ranks[0].faults()
     node.ctl("resume", "train")
     job.check()
-
-
-def assert_gone(node):
-    assert all(device["brokered_bytes"] == 0 for device in node.ctl.devices())
 
 
 @pytest.mark.parametrize("phase, rule", [

@@ -140,6 +140,8 @@ def test_regions(node):
     brokered = program.brokered()
     assert brokered == {("heap", 0): 2 * MIB, ("weights", 0): 5 * MIB, ("scratch", 0): 6 * MIB,
                         ("scratch", 1): 3 * MIB, ("nccl", 0): 2 * MIB}
+    for tag in ("heap", "weights", "nccl"):
+        node.ctl("policy", "train", tag, "--save", "dense")
     node.ctl("pause", "train")
     assert node.ctl.group("train")["saved_bytes"] == 9 * MIB
     assert program.away() == brokered

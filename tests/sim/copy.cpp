@@ -34,14 +34,17 @@ class Link {
   Clock::time_point free_;
 };
 
+Link& LinkOf(int device, bool in) {
+  static auto* const links = new std::array<std::array<Link, kMaxDevices>, 2>();
+  return (*links)[in ? 1 : 0][static_cast<size_t>(device)];
+}
+
 // Null if nothing limits the copy: bandwidth unset, or both ends on the same side.
 Link* FindLink(const Checked& to, const Checked& from) {
-  static auto* const links = new std::array<std::array<Link, kMaxDevices>, 2>();
   const bool out = from.memory == Memory::kDevice;
   const bool in = to.memory == Memory::kDevice;
   if (Node().bandwidth <= 0 || out == in || to.multicast != nullptr) return nullptr;
-  const auto device = static_cast<size_t>(out ? from.device : to.device);
-  return &(*links)[in ? 1 : 0][device];
+  return &LinkOf(out ? from.device : to.device, in);
 }
 
 CUresult CheckSide(Side side, const Checked& checked) {
@@ -96,6 +99,10 @@ CUresult RunTransfer(const Transfer& transfer, int accessor) {
   }
   if (link != nullptr) std::this_thread::sleep_until(across);
   return CUDA_SUCCESS;
+}
+
+void PassLink(int device, bool out, size_t bytes) {
+  if (Node().bandwidth > 0) std::this_thread::sleep_until(LinkOf(device, !out).Across(bytes));
 }
 
 CUresult RunFill(const Fill& fill, int accessor) {

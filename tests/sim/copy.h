@@ -49,5 +49,7 @@ CUresult CheckFill(const Fill& fill, int accessor);
 /// fails.
 CUresult RunTransfer(const Transfer& transfer, int accessor);
 CUresult RunFill(const Fill& fill, int accessor);
+/// Takes the time that bytes need on the link between a device and the host, which a kernel moved.
+void PassLink(int device, bool out, size_t bytes);
 
 }  // namespace sim

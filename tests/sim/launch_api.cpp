@@ -1,45 +1,28 @@
-// Kernel launches. Simulated kernels come from amemSimFunctionCreate; modules do not exist here.
+// Kernel launches. Simulated kernels come from amemSimFunctionCreate, or stand for those of a
+// module (module_api.cpp).
 #include <cstring>
 #include <memory>
 #include <unordered_map>
 #include <vector>
 
 #include "api.h"
+#include "function.h"
 #include "sim.h"
 #include "stream.h"
 
 namespace sim {
 namespace {
 
-struct Function {
-  amemSimKernel kernel = nullptr;
-  std::vector<size_t> parameter_bytes;
-};
-
 std::unordered_map<CUfunction, Function>& Functions() {
   static auto* const functions = new std::unordered_map<CUfunction, Function>();
   return *functions;
-}
-
-CUresult CreateFunction(CUfunction* out, amemSimKernel kernel, unsigned count,
-                        const size_t* parameter_bytes) {
-  if (out == nullptr || kernel == nullptr || (count > 0 && parameter_bytes == nullptr)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  const Lock lock = LockDriver();
-  const auto handle = reinterpret_cast<CUfunction>(0x3c000000 + 16 * (Functions().size() + 1));
-  Function& function = Functions()[handle];
-  function.kernel = kernel;
-  function.parameter_bytes.assign(parameter_bytes, parameter_bytes + count);
-  *out = handle;
-  return CUDA_SUCCESS;
 }
 
 // The values of one launch's parameters, copied at the launch: the caller's may be gone when the
 // kernel runs.
 class Arguments {
  public:
-  Arguments(const Function& function, void** values) : kernel_(function.kernel) {
+  Arguments(const Function& function, void** values) : run_(function.run) {
     constexpr size_t kAlignment = alignof(std::max_align_t);
     size_t total = 0;
     std::vector<size_t> offsets;
@@ -58,17 +41,17 @@ class Arguments {
 
   // A kernel may change its parameters, and a graph runs it again: so each run gets pointers to a
   // fresh copy.
-  void Run() const {
+  CUresult Run(const Grid& grid) const {
     std::vector<unsigned char> bytes = bytes_;
     std::vector<void*> pointers;
     for (const unsigned char* const p : pointers_) {
       pointers.push_back(bytes.data() + (p - bytes_.data()));
     }
-    kernel_(pointers.data());
+    return run_(grid, pointers.data());
   }
 
  private:
-  const amemSimKernel kernel_;
+  const std::function<CUresult(const Grid&, void**)> run_;
   std::vector<unsigned char> bytes_;
   std::vector<const unsigned char*> pointers_;
 };
@@ -89,12 +72,11 @@ CUresult Launch(StreamRef ref, CUfunction handle, const unsigned (&dimensions)[6
   const CUresult result = FindStream(ref, &stream);
   if (result != CUDA_SUCCESS) return result;
   auto arguments = std::make_shared<const Arguments>(function, values);
+  const Grid grid{stream->context().physical,
+                  {dimensions[0], dimensions[1], dimensions[2]},
+                  {dimensions[3], dimensions[4], dimensions[5]}};
   return Submit(stream,
-                {CU_GRAPH_NODE_TYPE_KERNEL,
-                 [arguments] {
-                   arguments->Run();
-                   return CUDA_SUCCESS;
-                 }},
+                {CU_GRAPH_NODE_TYPE_KERNEL, [arguments, grid] { return arguments->Run(grid); }},
                 nullptr);
 }
 
@@ -117,7 +99,30 @@ CUresult LaunchEx(const CUlaunchConfig* config, DefaultStream default_stream, CU
                 values, extra);
 }
 
+CUresult CreateFunction(CUfunction* out, amemSimKernel kernel, unsigned count,
+                        const size_t* parameter_bytes) {
+  if (out == nullptr || kernel == nullptr || (count > 0 && parameter_bytes == nullptr)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const Lock lock = LockDriver();
+  Function function;
+  function.run = [kernel](const Grid&, void** values) {
+    kernel(values);
+    return CUDA_SUCCESS;
+  };
+  function.parameter_bytes.assign(parameter_bytes, parameter_bytes + count);
+  *out = AddFunction(std::move(function));
+  return CUDA_SUCCESS;
+}
+
 }  // namespace
+
+CUfunction AddFunction(Function function) {
+  const auto handle = reinterpret_cast<CUfunction>(0x3c000000 + 16 * (Functions().size() + 1));
+  Functions()[handle] = std::move(function);
+  return handle;
+}
+
 }  // namespace sim
 
 SIM_API amemSimFunctionCreate(CUfunction* function, amemSimKernel kernel, unsigned param_count,

@@ -15,11 +15,8 @@ SIM_UNSUPPORTED(cuIpcGetEventHandle, (CUipcEventHandle*, CUevent))
 SIM_UNSUPPORTED(cuIpcOpenEventHandle, (CUevent*, CUipcEventHandle))
 
 SIM_UNSUPPORTED(cuModuleLoad, (CUmodule*, const char*))
-SIM_UNSUPPORTED(cuModuleLoadData, (CUmodule*, const void*))
 SIM_UNSUPPORTED(cuModuleLoadDataEx, (CUmodule*, const void*, unsigned, CUjit_option*, void**))
 SIM_UNSUPPORTED(cuModuleLoadFatBinary, (CUmodule*, const void*))
-SIM_UNSUPPORTED(cuModuleUnload, (CUmodule))
-SIM_UNSUPPORTED(cuModuleGetFunction, (CUfunction*, CUmodule, const char*))
 SIM_UNSUPPORTED(cuModuleGetGlobal_v2, (CUdeviceptr*, size_t*, CUmodule, const char*))
 SIM_UNSUPPORTED(cuLibraryLoadData, (CUlibrary*, const void*, CUjit_option*, void**, unsigned,
                                     CUlibraryOption*, void**, unsigned))

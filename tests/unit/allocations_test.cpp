@@ -169,5 +169,38 @@ TEST_F(AllocationsTest, WhatStayedAwayDoesNotLeaveAgain) {
   EXPECT_TRUE(table.redeem(a.id, token(1), kTrain, 2).ok()) << "it is on its device";
 }
 
+TEST_F(AllocationsTest, WhatAPartDoesNotNeedIsLeft) {
+  constexpr std::uint64_t kChunk = 64;
+  Allocation& a = make(1, 1000);
+  a.saved = {{0, 0, 512}, {1, 0, 512}};
+  EXPECT_EQ(a.saved_bytes(), 1000U);
+  Extents left;
+  ASSERT_TRUE(a.store({512, 65, true, 0}, kChunk, left));
+  EXPECT_EQ(left, (Extents{{1, 128, 384}}));
+  EXPECT_EQ(a.saved, (Extents{{0, 0, 512}, {1, 0, 128}}));
+  EXPECT_EQ(a.saved_bytes(), 512 + 65U);
+  ASSERT_TRUE(a.store({0, 512, false, 9}, kChunk, left)) << "only a checksum";
+  EXPECT_EQ(left.size(), 1U);
+  const std::vector<Stored> parts = a.parts();
+  ASSERT_EQ(parts.size(), 2U);
+  EXPECT_EQ(parts[0].checksum, 9U);
+  EXPECT_EQ(parts[1].length, 488U);
+  EXPECT_TRUE(parts[1].sparse);
+}
+
+TEST_F(AllocationsTest, PartsThatCannotBe) {
+  Allocation& a = make(1, 1000);
+  a.saved = {{0, 0, 512}, {1, 0, 512}};
+  Extents left;
+  EXPECT_FALSE(a.store({100, 64, true, 0}, 64, left)) << "no part begins there";
+  EXPECT_FALSE(a.store({1000, 64, true, 0}, 64, left)) << "behind the end";
+  EXPECT_FALSE(a.store({0, 512, true, 0}, 64, left)) << "not shorter";
+  EXPECT_FALSE(a.store({0, 0, true, 0}, 64, left)) << "not even an index";
+  EXPECT_FALSE(a.store({512, 480, false, 0}, 64, left)) << "not all of it";
+  ASSERT_TRUE(a.store({0, 64, true, 0}, 64, left));
+  EXPECT_FALSE(a.store({0, 64, true, 0}, 64, left)) << "told before";
+  EXPECT_EQ(left.size(), 1U);
+}
+
 }  // namespace
 }  // namespace amem

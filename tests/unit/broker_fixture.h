@@ -159,6 +159,9 @@ class BrokerTest : public ::testing::Test {
   Status set_policy(const std::string& tag, v1::Policy policy, const std::string& name = "train") {
     return on_loop([&] { return broker->set_policy(name, tag, policy); });
   }
+  Status set_form(const std::string& tag, v1::SaveForm form) {
+    return on_loop([&] { return broker->set_policy("train", tag, v1::POLICY_UNSPECIFIED, form); });
+  }
 
   // ---- ranks ----
   void join(FakeRank& rank, const std::string& name = "train", int number = 0) {

@@ -101,6 +101,12 @@ TEST_F(ClientApi, PolicyIsPassedOn) {
             AMEM_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(amem_set_policy(client, "train", "nccl", static_cast<amem_policy>(3), &error),
             AMEM_ERROR_INVALID_ARGUMENT);
+  ASSERT_EQ(amem_set_save_form(client, "train", "w", AMEM_SAVE_FORM_SPARSE, &error), AMEM_OK);
+  EXPECT_EQ(broker.asked_policy.tag(), "w");
+  EXPECT_EQ(broker.asked_policy.policy(), v1::POLICY_UNSPECIFIED);
+  EXPECT_EQ(broker.asked_policy.form(), v1::SAVE_FORM_SPARSE);
+  EXPECT_EQ(amem_set_save_form(client, "train", "w", static_cast<amem_save_form>(0), &error),
+            AMEM_ERROR_INVALID_ARGUMENT);
 }
 
 TEST_F(ClientApi, PauseReportsProgress) {
@@ -348,6 +354,8 @@ TEST_F(CppApi, QueriesAndOperations) {
   EXPECT_EQ(broker.asked_timeout_ms, 5000U);
   client.resume("train");
   client.set_policy("train", "nccl", AMEM_POLICY_KEEP);
+  client.set_save_form("train", "nccl", AMEM_SAVE_FORM_DENSE);
+  EXPECT_EQ(broker.asked_policy.form(), v1::SAVE_FORM_DENSE);
   broker.progress.push_back(make_done("rollout", 1));
   client.swap("train", "rollout");
 }

@@ -42,6 +42,15 @@ TEST(Options, CommandsAndTheirArguments) {
   EXPECT_EQ(policy.tag, "kv_cache");
   EXPECT_EQ(policy.policy, v1::POLICY_DISCARD);
 
+  EXPECT_EQ(policy.form, v1::SAVE_FORM_UNSPECIFIED);
+  const Options save = *parse({"policy", "train", "nccl", "--save", "sparse"}).options;
+  EXPECT_EQ(save.policy, v1::POLICY_UNSPECIFIED);
+  EXPECT_EQ(save.form, v1::SAVE_FORM_SPARSE);
+  EXPECT_EQ(parse({"policy", "train", "w", "keep", "--save=auto"}).options->form,
+            v1::SAVE_FORM_AUTO);
+  EXPECT_FALSE(parse({"policy", "train", "nccl"}).options) << "nothing to set";
+  EXPECT_FALSE(parse({"policy", "train", "nccl", "--save", "zip"}).options);
+
   const Options top = *parse({"top", "--once", "--interval", "250ms"}).options;
   EXPECT_TRUE(top.once);
   EXPECT_EQ(top.interval, milliseconds(250));

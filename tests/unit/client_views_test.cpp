@@ -88,6 +88,7 @@ TEST(GroupsView, DevicesAndPolicies) {
   v1::TagPolicy* policy = group.add_policies();
   policy->set_tag("nccl");
   policy->set_policy(v1::POLICY_DISCARD);
+  policy->set_form(v1::SAVE_FORM_DENSE);
   *groups.add_groups() = group;
   v1::TagUsage* tag = group.add_tags();
   tag->set_tag("weights");
@@ -98,7 +99,7 @@ TEST(GroupsView, DevicesAndPolicies) {
   *groups.mutable_groups(0) = group;
   const std::string text = groups_view(groups, kPlainStyle);
   EXPECT_THAT(text, HasSubstr("train  GPU-01234567   1.00 GiB       0 B\n"));
-  EXPECT_THAT(text, HasSubstr("train  nccl  discard\n"));
+  EXPECT_THAT(text, HasSubstr("train  nccl  discard  dense\n"));
   EXPECT_THAT(
       text,
       HasSubstr("GROUP  TAG      ALLOCS  ALLOCATED  RESIDENT     SAVED  PINNED  DISCARDED\n"
@@ -238,6 +239,21 @@ TEST(ProgressView, ALinePerPhaseElsewhere) {
   EXPECT_EQ(view.update(make_progress("train", "drop", 0, 0)), "train: drop\n");
   EXPECT_EQ(view.update(make_done("train", 1)), "");
   EXPECT_EQ(view.clear(), "");
+}
+
+TEST(ProgressView, ALinePerPhaseOfEachGroupOfASwap) {
+  ProgressView view({}, 0);
+  EXPECT_EQ(view.update(make_progress("train", "save", 0, 1)), "train: save, 1 rank\n");
+  EXPECT_EQ(view.update(make_progress("rollout", "create", 0, 0)), "rollout: create\n");
+  EXPECT_EQ(view.update(make_progress("train", "save", 1, 1)), "") << "told already";
+  EXPECT_EQ(view.update(make_progress("rollout", "turn", 0, 0)), "rollout: turn\n");
+}
+
+TEST(ResultLine, OfASwapsSecondGroupSaysHowLongAllOfItTook) {
+  v1::Progress progress = make_done("rollout", 143'000);
+  progress.set_swap_us(150'000);
+  EXPECT_EQ(result_line(progress, "resumed", {}),
+            "rollout: resumed in 143 ms\nswapped in 150 ms\n");
 }
 
 TEST(ResultLine, SaysWhereTheTimeWent) {

@@ -55,6 +55,8 @@ quiesce = "5s"
 save = 90
 stall = "50ms"
 open = 1.5
+[swap]
+duplex = false
 [log]
 level = "debug"
 format = "json"
@@ -73,6 +75,7 @@ session_mode = "0660"
   EXPECT_EQ(config.deadlines.stall, milliseconds(50));
   EXPECT_EQ(config.deadlines.open, milliseconds(1500));
   EXPECT_EQ(config.deadlines.release, seconds(30)) << "not named, so unchanged";
+  EXPECT_FALSE(config.swap_duplex);
   EXPECT_EQ(config.log_level, "debug");
   EXPECT_EQ(config.log_format, "json");
   EXPECT_EQ(config.log_file, "/var/log/amemd.log");
@@ -87,12 +90,14 @@ TEST(Config, ErrorsNameFileLineAndKey) {
       "[nonsense]\n"
       "[log]\n"
       "level = \"loud\"\n"
-      "format = true\n"
+      "format = [1]\n"
       "[deadlines]\n"
       "save = \"0s\"\n"
       "[sockets]\n"
-      "control_mode = \"rw\"\n");
-  ASSERT_EQ(errors.size(), 7U);
+      "control_mode = \"rw\"\n"
+      "[swap]\n"
+      "duplex = \"maybe\"\n");
+  ASSERT_EQ(errors.size(), 8U);
   auto has = [&](const std::string& beginning, const std::string& text) {
     return std::any_of(errors.begin(), errors.end(), [&](const std::string& e) {
       return e.starts_with(beginning) && e.find(text) != std::string::npos;
@@ -102,9 +107,10 @@ TEST(Config, ErrorsNameFileLineAndKey) {
   EXPECT_TRUE(has("f.toml:3: pool.sise: ", "no such setting"));
   EXPECT_TRUE(has("f.toml:4: nonsense: ", "no such setting"));
   EXPECT_TRUE(has("f.toml:6: log.level: ", "none of debug info warning error"));
-  EXPECT_TRUE(has("f.toml:7: log.format: ", "a string or a number"));
+  EXPECT_TRUE(has("f.toml:7: log.format: ", "a string, a number, true or false"));
   EXPECT_TRUE(has("f.toml:9: deadlines.save: ", "at least 1ms"));
   EXPECT_TRUE(has("f.toml:11: sockets.control_mode: ", "no file mode"));
+  EXPECT_TRUE(has("f.toml:13: swap.duplex: ", "neither true nor false"));
 }
 
 TEST(Config, TomlThatDoesNotParseNamesTheLine) {
@@ -126,6 +132,18 @@ TEST(Config, ValuesAreCheckedTogether) {
   EXPECT_EQ(errors_of("[pool]\nsize = \"3000000\"\n").size(), 1U);
   EXPECT_TRUE(errors_of("[pool]\nsize = 0\n").empty()) << "no pool is a choice";
   EXPECT_EQ(errors_of("runtime_dir = \"relative\"\n").size(), 1U);
+  EXPECT_EQ(errors_of("[pool]\nsave = \"zip\"\n").size(), 1U);
+}
+
+TEST(Config, HowBytesAreSaved) {
+  Config config = defaults();
+  EXPECT_EQ(config.pool_save, SaveForm::kAuto);
+  ConfigErrors errors;
+  apply_toml(config, "[pool]\nsave = \"sparse\"\n", "f", errors);
+  EXPECT_EQ(config.pool_save, SaveForm::kSparse);
+  apply_flags(config, {{"pool.save", "dense"}}, errors);
+  EXPECT_EQ(config.pool_save, SaveForm::kDense);
+  EXPECT_TRUE(errors.empty());
 }
 
 TEST(Config, LaterSourcesWin) {
@@ -174,6 +192,7 @@ TEST(Config, PrintedFormReadsBack) {
   config.deadlines.stall = milliseconds(25);
   config.log_file = "/tmp/a \"quoted\" \\ name\n";
   config.session_mode = 0;
+  config.swap_duplex = false;
   Config back;
   ConfigErrors errors;
   apply_toml(back, to_toml(config), "printed", errors);

@@ -237,6 +237,22 @@ class FakeRank {
     return any;
   }
 
+  /// Tells how it has stored a piece.
+  void send_saved(std::uint64_t allocation, std::uint64_t offset, std::uint64_t stored, bool sparse,
+                  std::uint64_t sum = 0) {
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.which_body = amem_v1_SessionMessage_saved_tag;
+    message.body.saved.epoch = epoch;
+    message.body.saved.pieces[message.body.saved.pieces_count++] = {allocation, offset, stored,
+                                                                    sparse, sum};
+    send(message);
+  }
+
+  /// Not 0: pieces that may be sparse, and whose bytes are all the same, are saved in so many.
+  std::uint64_t sparse_bytes = 0;
+  std::uint64_t checksum = 0;       // told of every piece; 0: none
+  std::vector<amem_v1_Copy> saves;  // as they came
+  std::vector<amem_v1_Copy> loads;
   std::uint32_t id = 0;
   std::uint64_t epoch = 0;
   bool gate_shut = false;
@@ -345,12 +361,20 @@ class FakeRank {
         EXPECT_EQ(::pwrite(device, bytes.data(), c.length, at), length);
         continue;
       }
+      (save ? saves : loads).push_back(c);
+      const bool sparse = save ? sparse_bytes > 0 && c.form != amem_v1_Form_FORM_DENSE
+                               : c.form == amem_v1_Form_FORM_SPARSE;
+      if (save && (sparse || checksum != 0))
+        send_saved(c.id, c.offset, sparse ? sparse_bytes : c.length, sparse, checksum);
       ASSERT_TRUE(segments.contains(c.segment));
       const int pool = segments.at(c.segment).get();
       const auto pool_at = static_cast<off_t>(c.segment_offset);
       EXPECT_EQ(::pread(save ? device : pool, bytes.data(), c.length, save ? at : pool_at), length);
-      EXPECT_EQ(::pwrite(save ? pool : device, bytes.data(), c.length, save ? pool_at : at),
-                length);
+      if (sparse && !save) std::fill(bytes.begin(), bytes.end(), bytes.front());
+      const auto to_pool = static_cast<std::size_t>(sparse ? sparse_bytes : c.length);
+      EXPECT_EQ(::pwrite(save ? pool : device, bytes.data(), save ? to_pool : c.length,
+                         save ? pool_at : at),
+                save ? static_cast<ssize_t>(to_pool) : length);
     }
   }
 

@@ -61,10 +61,11 @@ TEST_F(PlanTest, KeepersSaveAndTheLastExtentIsCutToSize) {
   Allocation& a = make({2, 1}, 250);
   a.saved = {{0, 0, 100}, {3, 500, 200}};
   make({1}, 50);  // nothing to save
-  const Plan plan = plan_save(table, kGroup);
+  const Plan plan = plan_save(table, kGroup, [](const Allocation&) { return SaveForm::kSparse; });
   ASSERT_EQ(plan.size(), 1U);
   EXPECT_EQ(plan.at(2).copies,
-            (std::vector<CopyRange>{{a.id, 0, 100, 0, 0}, {a.id, 100, 150, 3, 500}}));
+            (std::vector<CopyRange>{{a.id, 0, 100, 0, 0, SaveForm::kSparse},
+                                    {a.id, 100, 150, 3, 500, SaveForm::kSparse}}));
 }
 
 TEST_F(PlanTest, OnlyWhatIsAwayIsBroughtBack) {
@@ -89,6 +90,18 @@ TEST_F(PlanTest, KeepersLoadWhatWasSavedAndClearTheRest) {
   EXPECT_EQ(plan.at(1).maps, (std::vector<const Allocation*>{&saved, &discarded}));
   EXPECT_EQ(plan.at(1).copies, (std::vector<CopyRange>{{saved.id, 0, 100, 0, 64},
                                                        {discarded.id, 0, 300, kZeroSegment, 0}}));
+}
+
+TEST_F(PlanTest, LoadSaysHowEachPartIsStored) {
+  Allocation& a = make({1}, 1000);
+  a.saved = {{0, 0, 512}, {2, 0, 512}};
+  Extents left;
+  ASSERT_TRUE(a.store({0, 60, true, 7}, 64, left));
+  EXPECT_EQ(left, (Extents{{0, 64, 448}}));
+  const Plan plan = plan_load(table, kGroup, {}, {1});
+  EXPECT_EQ(plan.at(1).copies,
+            (std::vector<CopyRange>{{a.id, 0, 512, 0, 0, SaveForm::kSparse, 60, 7},
+                                    {a.id, 512, 488, 2, 0, SaveForm::kDense, 0, 0}}));
 }
 
 TEST_F(PlanTest, PeersMapWhatTheirKeeperLoaded) {

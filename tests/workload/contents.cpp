@@ -26,8 +26,12 @@ CommunicatorBuffer InitialBuffer(const AllocationKey& key, unsigned communicator
 
 }  // namespace
 
-Contents::Contents(int ranks, unsigned communicators) {
+Contents::Contents(int ranks, unsigned communicators, unsigned zeros) : zeros_(zeros) {
   for (unsigned i = 0; i < communicators; ++i) models_.emplace_back(ranks, i);
+}
+
+std::uint64_t Contents::Word(std::uint64_t seed, std::size_t index) const {
+  return IsZeroBlock(seed, index, zeros_) ? 0 : BodyWord(seed, index);
 }
 
 void Contents::Fill(const Mapping& mapping, std::uint64_t generation, std::uint64_t round) {
@@ -39,7 +43,7 @@ void Contents::Fill(const Mapping& mapping, std::uint64_t generation, std::uint6
     if (content == Content::kCommunicator) {
       std::fill(staging_.begin(), staging_.end(), 0);
     } else {
-      for (std::size_t i = 0; i < staging_.size(); ++i) staging_[i] = BodyWord(seed, first + i);
+      for (std::size_t i = 0; i < staging_.size(); ++i) staging_[i] = Word(seed, first + i);
     }
     if (first == 0 && content == Content::kStamped) {
       for (std::size_t i = 0; i < kStampWords; ++i) staging_[i] = StampWord(mapping.key, round, i);
@@ -86,7 +90,7 @@ std::optional<std::string> Contents::Verify(const Mapping& mapping, std::uint64_
       }
     }
     for (; i < chunk.size(); ++i) {
-      if (chunk[i] == BodyWord(seed, first + i)) continue;
+      if (chunk[i] == Word(seed, first + i)) continue;
       wrong = Describe(mapping) + ": wrong word at byte " + std::to_string((first + i) * kWord) +
               (chunk[i] == 0 ? " (zero)" : "");
       return false;

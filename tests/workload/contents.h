@@ -31,7 +31,8 @@ struct Progress {
 
 class Contents {
  public:
-  Contents(int ranks, unsigned communicators);
+  /// `zeros`: percent of the blocks of 64 KiB that are zero, but for a stamp.
+  Contents(int ranks, unsigned communicators, unsigned zeros);
 
   /// Writes the whole allocation, as it must be after `round` rounds.
   void Fill(const Mapping& mapping, std::uint64_t generation, std::uint64_t round);
@@ -50,10 +51,12 @@ class Contents {
   /// the staging buffer.
   void ForEachChunk(const Mapping& mapping,
                     const std::function<bool(std::size_t first, const Chunk& chunk)>& use);
+  std::uint64_t Word(std::uint64_t seed, std::size_t index) const;
   static bool StampFits(const Mapping& mapping, const Progress& progress,
                         const std::uint64_t* words);
   std::optional<std::string> VerifyCommunicator(const Mapping& mapping, const Progress& progress);
 
+  const unsigned zeros_;
   Chunk staging_;
   std::vector<CollectiveModel> models_;  // by communicator
 };

@@ -53,6 +53,8 @@ Options ParseOptions(int argc, char** argv) {
   app.add_option("--shared", options.shared, "Synthetic: fraction that every peer imports")
       ->check(CLI::Range(0.0, 1.0))
       ->excludes(trace);
+  app.add_option("--zeros", options.zeros, "Percent of the 64-KiB blocks that are zero")
+      ->check(CLI::Range(0, 100));
   try {
     app.parse(argc, argv);
     if (options.rank < 0 || options.devices_per_process < 1 ||

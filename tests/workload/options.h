@@ -26,6 +26,8 @@ struct Options {
   unsigned allocations = 16;
   std::size_t bytes = std::size_t{2} << 20U;
   double shared = 0.5;
+
+  unsigned zeros = 0;  // percent of 64-KiB blocks that are zero
 };
 
 /// Ends the process after --help and with status 2 after a mistake.

@@ -60,6 +60,12 @@ constexpr std::uint64_t BodyWord(std::uint64_t seed, std::size_t index) {
   return Mix(seed + index);
 }
 
+/// Whether word `index` lies in one of the blocks of 64 KiB that are zero, `percent` of them.
+constexpr bool IsZeroBlock(std::uint64_t seed, std::size_t index, unsigned percent) {
+  constexpr std::size_t kBlockWords = std::size_t{64} * 1024 / sizeof(std::uint64_t);
+  return percent > 0 && Mix(seed ^ Mix(index / kBlockWords)) % 100 < percent;
+}
+
 /// Word `index` of the stamp that round `round` leaves.
 constexpr std::uint64_t StampWord(const AllocationKey& key, std::uint64_t round,
                                   std::size_t index) {

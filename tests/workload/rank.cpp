@@ -41,7 +41,7 @@ Rank::Rank(const Options& options, int number, int ordinal, int ordinals)
       calls_(DeviceOf(ordinal)),
       ledger_(number),
       proxy_({number, options.ranks, options.rendezvous, options.peer_timeout}, ledger_),
-      contents_(options.ranks, options.communicators) {
+      contents_(options.ranks, options.communicators, options.zeros) {
   Check(Cuda().cuDevicePrimaryCtxRetain(&context_, calls_.device()), "cuDevicePrimaryCtxRetain");
 }
 

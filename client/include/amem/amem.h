@@ -207,6 +207,16 @@ AMEM_API int amem_allocations(amem_client* client, const char* group, char** jso
 AMEM_API int amem_set_policy(amem_client* client, const char* group, const char* tag,
                              amem_policy policy, amem_error* error);
 
+typedef enum amem_save_form {
+  AMEM_SAVE_FORM_AUTO = 1,  /* a look at the bytes decides */
+  AMEM_SAVE_FORM_DENSE = 2, /* all of them */
+  AMEM_SAVE_FORM_SPARSE = 3 /* only blocks that are not zero, wherever that is shorter */
+} amem_save_form;
+
+/* How a pause saves the bytes that it keeps of a tag, from now on. Errors as of amem_set_policy. */
+AMEM_API int amem_set_save_form(amem_client* client, const char* group, const char* tag,
+                                amem_save_form form, amem_error* error);
+
 /* ---- A controller's operations ----------------------------------------------------------------
  */
 
@@ -264,8 +274,9 @@ AMEM_API int amem_client_resume_tags(amem_client* client, const char* group,
                                      amem_progress_callback callback, void* user,
                                      amem_error* error);
 
-/* Pauses `out`, then resumes `in`. When the pause fails `in` is not resumed, and of `out` holds
- * what amem_client_pause says; when the resume fails both groups are paused and their bytes safe.
+/* Pauses `out` and resumes `in`, at the same time as far as memory allows; `in` runs when `out` is
+ * paused. When the pause fails `in` stays paused, and of `out` holds what amem_client_pause says;
+ * when the resume fails both groups are paused and their bytes safe.
  * timeout_ms applies to each of the two. */
 AMEM_API int amem_client_swap(amem_client* client, const char* out, const char* in,
                               uint32_t timeout_ms, amem_progress_callback callback, void* user,

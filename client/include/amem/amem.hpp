@@ -236,6 +236,11 @@ class Client {
     detail::check(amem_set_policy(get(), group.c_str(), tag.c_str(), policy, &error), error);
   }
 
+  void set_save_form(const std::string& group, const std::string& tag, amem_save_form form) {
+    amem_error error;
+    detail::check(amem_set_save_form(get(), group.c_str(), tag.c_str(), form, &error), error);
+  }
+
   void pause(const std::string& group, Timeout timeout = Timeout::zero(),
              const OnProgress& progress = {}) {
     pause(group, Tags(), timeout, progress);

@@ -86,7 +86,7 @@ def launch(cmd: str | Sequence[str], *, group: str, scope: str | None = None, ru
 
 
 def swap(out: str, into: str, timeout: float | None = None, *, runtime_dir: str | None = None) -> None:
-    """Pauses the group `out`, then resumes the group `into`, through the broker's control socket: for a controller, or
+    """Pauses the group `out` and resumes the group `into`, through the broker's control socket: for a controller, or
     for a rank of neither group. To swap more than once, keep an amem.Broker. Needs grpcio.
 
     `timeout`: seconds for each of the two; None: as the broker is configured. Errors as Broker.swap.

@@ -19,7 +19,7 @@ from amem._arguments import Tags, group_name, milliseconds, tag_list, tag_name
 from amem._calls import Ending, Operation, Watch
 from amem.errors import InvalidArgumentError
 from amem.messages import (
-    AllocationInfo, Event, GroupInfo, GroupState, NodeStatus, Policy, Progress, RankInfo, from_wire)
+    AllocationInfo, Event, GroupInfo, GroupState, NodeStatus, Policy, Progress, RankInfo, SaveForm, from_wire)
 
 __all__ = ["AllocationInfo", "Broker", "Event", "GroupInfo", "GroupState", "NodeStatus", "Operation", "Policy",
            "Progress", "RankInfo", "Watch"]
@@ -88,13 +88,25 @@ class Broker:
         listed = [from_wire(AllocationInfo, each) for each in answer]
         return [each for each in listed if tag is None or each.tag == tag]
 
-    def set_policy(self, group: str, tag: str, policy: Policy | str) -> None:
+    def set_policy(self, group: str, tag: str, policy: Policy | str | None = None, *,
+                   save: SaveForm | str | None = None) -> None:
         """What a pause does with the bytes of a tag from now on: Policy.KEEP or "keep", Policy.DISCARD or "discard".
-        It goes before what regions say. InvalidArgumentError also for "nccl", which is always kept."""
-        number = {"keep": Policy.KEEP, "discard": Policy.DISCARD}.get(policy) if isinstance(policy, str) else policy
-        if number not in (Policy.KEEP, Policy.DISCARD):
-            raise InvalidArgumentError(f"{policy!r} is no policy: keep or discard")
-        self._ask("SetPolicy", group=group_name(group), tag=tag_name(tag), policy=int(number))
+        It goes before what regions say. `save`: how it copies what it keeps, "auto", "dense" or "sparse". None leaves
+        either as it is. InvalidArgumentError also for "nccl" and discard: it is always kept."""
+        if policy is None and save is None:
+            raise InvalidArgumentError("neither a policy nor how to save")
+        number = Policy.UNSPECIFIED
+        if policy is not None:
+            number = {"keep": Policy.KEEP, "discard": Policy.DISCARD}.get(policy) if isinstance(policy, str) else policy
+            if number not in (Policy.KEEP, Policy.DISCARD):
+                raise InvalidArgumentError(f"{policy!r} is no policy: keep or discard")
+        form = SaveForm.UNSPECIFIED
+        if save is not None:
+            forms = {each.name.lower(): each for each in SaveForm if each is not SaveForm.UNSPECIFIED}
+            form = forms.get(save) if isinstance(save, str) else save
+            if form not in forms.values():
+                raise InvalidArgumentError(f"{save!r} is no way to save: auto, dense or sparse")
+        self._ask("SetPolicy", group=group_name(group), tag=tag_name(tag), policy=int(number), form=int(form))
 
     # ---- operations ----
     def pause(self, group: str, tags: Tags = None, timeout: float | None = None,
@@ -126,8 +138,9 @@ class Broker:
 
     def swap(self, out: str, into: str, timeout: float | None = None,
              on_progress: OnProgress | None = None) -> tuple[Progress, Progress]:
-        """Pauses `out`, then resumes `into`; gives the last Progress of each. When the pause fails `into` is not
-        resumed; when the resume fails both groups are paused and their bytes safe. `timeout`: seconds for each."""
+        """Pauses `out` and resumes `into`, at the same time as far as memory allows; gives the last Progress of each.
+        When the pause fails `into` stays paused; when the resume fails both groups are paused and their bytes safe.
+        `timeout`: seconds for each."""
         paused, resumed = self.swapping(out, into, timeout).result(on_progress)
         return paused, resumed
 

@@ -31,6 +31,15 @@ class Policy(enum.IntEnum):
     DISCARD = 2  # drop; comes back zeroed
 
 
+class SaveForm(enum.IntEnum):
+    """How kept bytes lie in the pool."""
+
+    UNSPECIFIED = 0
+    AUTO = 1  # a look at the bytes decides
+    DENSE = 2  # all of them
+    SPARSE = 3  # only blocks that are not zero, wherever that is shorter
+
+
 @_dataclass
 class DeviceStatus:
     uuid: str
@@ -61,7 +70,8 @@ class GroupDeviceUsage:
 @_dataclass
 class TagPolicy:
     tag: str
-    policy: Policy
+    policy: Policy  # UNSPECIFIED: only the form was set
+    form: SaveForm  # UNSPECIFIED: the configured one
 
 
 @_dataclass
@@ -95,7 +105,7 @@ class GroupInfo:
     allocation_count: int
     allocated_bytes: int  # what the group holds when it runs
     resident_bytes: int  # of these, on devices now
-    saved_bytes: int  # of these, in the pool now
+    saved_bytes: int  # what the bytes of these that are kept take in the pool now
     pinned_bytes: int  # of these, cannot leave the device
     since_ms: int  # time in this state
     last_pause_us: int  # 0: never
@@ -169,6 +179,7 @@ class Progress:
     times: tuple[PhaseTime, ...]  # with done: where the time went
     pinned_bytes: int  # with done, of a pause: still on the devices, because a NIC knows the physical addresses
     unbrokered_bytes: int  # the same, because it is not brokered; 0 for a pause of tags
+    swap_us: int  # with done, of a swap's resume: since the swap was asked for
 
 
 @_dataclass

@@ -1,0 +1,162 @@
+// The kernels of sparse copies and of their verification; common/sparse.h has the layout.
+//
+// Checked in as sparse.ptx, so that the build needs no CUDA compiler; make_ptx.sh makes it anew.
+#include "common/sparse.h"
+
+namespace {
+
+using namespace amem::sparse;
+
+constexpr uint32_t kWarp = 32;
+constexpr uint32_t kUnitsPerBlock = kBlock / kUnit;
+constexpr uint32_t kScanUnroll = 8;
+
+/// Where the thread block's group is.
+struct Place {
+  uint64_t device;
+  uint64_t pool;
+  uint64_t length;
+  uint32_t group;  // of the range
+  uint32_t entry;
+};
+
+__device__ Place find(const Launch& launch, uint32_t group) {
+  uint32_t low = 0;
+  uint32_t high = launch.ranges;
+  while (high - low > 1) {
+    const uint32_t middle = (low + high) / 2;
+    if (launch.range[middle].first_group <= group)
+      low = middle;
+    else
+      high = middle;
+  }
+  const uint32_t in_range = group - launch.range[low].first_group;
+  return {launch.range[low].device, launch.range[low].pool, launch.range[low].length, in_range,
+          launch.range[low].first_entry + in_range};
+}
+
+/// Units of a block; 0 behind the end of the range.
+__device__ uint32_t units_of(const Place& place, uint32_t block) {
+  const uint64_t begin = place.group * kGroup + block * kBlock;
+  if (begin >= place.length) return 0;
+  const uint64_t rest = place.length - begin;
+  return rest < kBlock ? rest / kUnit : kUnitsPerBlock;
+}
+
+__device__ uint4* block_at(const Place& place, uint32_t block) {
+  return reinterpret_cast<uint4*>(place.device + place.group * kGroup + block * kBlock);
+}
+
+__device__ uint4* slot_at(const Place& place, uint32_t slot) {
+  return reinterpret_cast<uint4*>(place.pool + index_bytes(place.length) + slot * kBlock);
+}
+
+/// By the whole thread block. All loads of a full block are under way before its first store: the
+/// link's latency is paid once.
+__device__ void copy_units(uint4* to, const uint4* from, uint32_t units) {
+  constexpr uint32_t kEach = kUnitsPerBlock / kCopyThreads;
+  if (units == kUnitsPerBlock) {
+    uint4 held[kEach];
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) held[i] = from[threadIdx.x + i * kCopyThreads];
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) to[threadIdx.x + i * kCopyThreads] = held[i];
+    return;
+  }
+  for (uint32_t i = threadIdx.x; i < units; i += kCopyThreads) to[i] = from[i];
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kScanThreads)
+    amem_sparse_scan(const __grid_constant__ Launch launch) {
+  const Place place = find(launch, blockIdx.x);
+  const uint32_t block = threadIdx.x / kWarp;
+  const uint32_t lane = threadIdx.x % kWarp;
+  const uint32_t units = units_of(place, block);
+  const uint4* at = block_at(place, block);
+  // A block that is not zero mostly shows it at once: only zeros are read to the end.
+  bool found = false;
+  for (uint32_t base = 0; base < units && !found; base += kWarp * kScanUnroll) {
+    uint32_t any = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kScanUnroll; ++i) {
+      const uint32_t unit = base + i * kWarp + lane;
+      const uint4 value = unit < units ? at[unit] : uint4{0, 0, 0, 0};
+      any |= value.x | value.y | value.z | value.w;
+    }
+    found = __any_sync(0xffffffffU, any != 0) != 0;
+  }
+  __shared__ uint32_t mask;
+  if (threadIdx.x == 0) mask = 0;
+  __syncthreads();
+  if (lane == 0 && found) atomicOr(&mask, 1U << block);
+  __syncthreads();
+  if (threadIdx.x == 0) reinterpret_cast<Entry*>(launch.entries)[place.entry].mask = mask;
+}
+
+extern "C" __global__ void __launch_bounds__(kCopyThreads)
+    amem_sparse_gather(const __grid_constant__ Launch launch) {
+  const Place place = find(launch, blockIdx.x / kCopyParts);
+  const uint32_t part = blockIdx.x % kCopyParts;
+  constexpr uint32_t kEach = kBlocksPerGroup / kCopyParts;
+  const Entry entry = reinterpret_cast<const Entry*>(launch.entries)[place.entry];
+  if (part == 0 && threadIdx.x == 0) reinterpret_cast<Entry*>(place.pool)[place.group] = entry;
+  const uint32_t begin = part * kEach;
+  uint32_t slot = entry.first + __popc(entry.mask & ((1U << begin) - 1));
+  for (uint32_t block = begin; block < begin + kEach; ++block) {
+    if ((entry.mask >> block & 1) == 0) continue;
+    copy_units(slot_at(place, slot), block_at(place, block), units_of(place, block));
+    ++slot;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kCopyThreads)
+    amem_sparse_scatter(const __grid_constant__ Launch launch) {
+  const Place place = find(launch, blockIdx.x / kCopyParts);
+  const uint32_t part = blockIdx.x % kCopyParts;
+  constexpr uint32_t kEach = kBlocksPerGroup / kCopyParts;
+  const Entry entry = reinterpret_cast<const Entry*>(place.pool)[place.group];
+  const uint32_t begin = part * kEach;
+  uint32_t slot = entry.first + __popc(entry.mask & ((1U << begin) - 1));
+  // What is stored is no longer than what it was copied from: a slot beyond is a broken index.
+  const uint64_t room = place.length - index_bytes(place.length);
+  for (uint32_t block = begin; block < begin + kEach; ++block) {
+    const uint32_t units = units_of(place, block);
+    uint4* to = block_at(place, block);
+    const bool stored = (entry.mask >> block & 1) != 0;
+    if (stored && slot * kBlock + units * kUnit <= room) {
+      copy_units(to, slot_at(place, slot), units);
+    } else {
+      for (uint32_t i = threadIdx.x; i < units; i += kCopyThreads) to[i] = uint4{0, 0, 0, 0};
+    }
+    slot += stored ? 1 : 0;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kScanThreads)
+    amem_sparse_checksum(const __grid_constant__ Launch launch) {
+  const Place place = find(launch, blockIdx.x);
+  const uint32_t block = threadIdx.x / kWarp;
+  const uint32_t lane = threadIdx.x % kWarp;
+  const uint32_t units = units_of(place, block);
+  const uint64_t first_word = (place.group * kGroup + block * kBlock) / sizeof(uint64_t);
+  const ulonglong2* at = reinterpret_cast<const ulonglong2*>(block_at(place, block));
+  uint64_t sum = 0;
+#pragma unroll 4
+  for (uint32_t unit = lane; unit < units; unit += kWarp) {
+    const ulonglong2 value = at[unit];
+    const uint64_t word = first_word + unit * 2ULL;
+    sum += mix(value.x, word) + mix(value.y, word + 1);
+  }
+  for (uint32_t distance = kWarp / 2; distance > 0; distance /= 2)
+    sum += __shfl_down_sync(0xffffffffU, sum, distance);
+  __shared__ uint64_t sums[kBlocksPerGroup];
+  if (lane == 0) sums[block] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  uint64_t total = 0;
+#pragma unroll 1
+  for (uint32_t i = 0; i < kBlocksPerGroup; ++i) total += sums[i];
+  reinterpret_cast<uint64_t*>(launch.entries)[place.entry] = total;
+}

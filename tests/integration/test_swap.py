@@ -1,0 +1,204 @@
+"""Swaps: one group in while the other goes out, with much, little and no memory for both, and what goes wrong."""
+import re
+import signal
+
+import pytest
+
+from sim_node.node import MIB
+
+MEMORY = 24 * MIB
+# Allocations of 2 MiB for each rank; the contexts of four ranks take 4 MiB of each device.
+ROOM = {"plenty": 3, "little": 6, "none": 9}
+
+
+@pytest.fixture(params=["true", "false"], ids=["duplex", "in-turn"])
+def swapping(request, bare_node):
+    """Makes a node with group train running and rollout paused; bytes differ."""
+    def start(room="plenty", *flags, **options):
+        bare_node.settings["AMEM_SIM_MEMORY"] = str(MEMORY)
+        bare_node.start_broker("--swap-duplex", request.param, "--pool-size", "80MiB", *flags)
+        size = {"allocations": ROOM[room], "size": "2MiB", "shared": 0.4}
+        rollout = bare_node.job("rollout", **size, **options)
+        rollout.ask("rewrite")
+        rollout.verify()  # peers learn what the others have written
+        bare_node.ctl("pause", "rollout")
+        train = bare_node.job("train", **size, **options)
+        return bare_node, train, rollout
+
+    start.duplex = request.param == "true"
+    yield start
+    assert bare_node.broker.alive()
+
+
+def states(node):
+    return node.ctl.state("train"), node.ctl.state("rollout")
+
+
+def lines(answer, group, phase=None):
+    """The numbers of the lines of progress about a group."""
+    return [i for i, line in enumerate(answer.lines)
+            if line["group"] == group and (phase is None or line["phase"] == phase)]
+
+
+def assert_usable(node, train, rollout):
+    """Whichever of them runs: both have their bytes, at their addresses, and can be swapped."""
+    if states(node) == ("paused", "paused"):
+        node.ctl("resume", "train")
+    if states(node) == ("paused", "running"):
+        rollout.verify()
+        node.ctl("swap", "rollout", "train")
+    train.verify()
+    node.ctl("swap", "train", "rollout")
+    rollout.verify()
+    assert states(node) == ("paused", "running")
+
+
+@pytest.mark.parametrize("room", ROOM)
+def test_twenty_swaps_each_way(swapping, room):
+    node, train, rollout = swapping(room)
+    addresses = train.addresses(), None
+    for i in range(20):
+        answer = node.ctl("swap", "train", "rollout")
+        assert states(node) == ("paused", "running")
+        rollout.verify()
+        if i == 0:
+            addresses = addresses[0], rollout.addresses()
+        rollout.step(1)
+        assert [line["group"] for line in answer.lines if line.get("done")] == ["train", "rollout"]
+        assert answer.lines[-1]["swap_us"] >= answer.lines[-1]["elapsed_us"]
+        node.ctl("swap", "rollout", "train")
+        assert states(node) == ("running", "paused")
+        train.verify()
+        train.step(1)
+    assert_usable(node, train, rollout)
+    assert rollout.addresses() == addresses[1]
+    node.ctl("swap", "rollout", "train")
+    assert train.addresses() == addresses[0]
+    for device in node.ctl.devices():
+        contexts = node.context_bytes(device["ordinal"], train, rollout)
+        assert device["used_bytes"] == contexts + device["brokered_bytes"]
+
+
+@pytest.mark.parametrize("room", ROOM)
+def test_what_overlaps(swapping, room):
+    node, train, rollout = swapping(room)
+    train.ranks[0].faults("cuMemcpyDtoHAsync:1:delay=1000")
+    answer = node.ctl("swap", "train", "rollout")
+    train.ranks[0].faults()
+    saved = lines(answer, "train", "release")[0]
+    if not swapping.duplex:
+        assert lines(answer, "rollout")[0] > saved
+    elif room == "plenty":
+        assert lines(answer, "rollout", "turn")[0] < saved, "it has loaded before the other has saved"
+    else:
+        assert lines(answer, "rollout", "create")[0] < saved < lines(answer, "rollout", "map+load")[0]
+    assert lines(answer, "rollout", "open")[0] > lines(answer, "train", "drop")[0], "never do both run"
+    with open(node.log_file("amemd")) as log:
+        told = re.search(r"swap of 'train' for 'rollout' took .* begun ([0-9.]+) ms (before|after) the end", log.read())
+    assert told[2] == ("before" if swapping.duplex else "after")
+    if swapping.duplex:
+        assert float(told[1]) > 900
+    assert_usable(node, train, rollout)
+
+
+def test_the_view_for_people(swapping):
+    node, train, rollout = swapping()
+    answer = node.ctl("swap", "train", "rollout", json_output=False)
+    assert re.search(r"^train: paused in .*\nrollout: resumed in .*\nswapped in [0-9.]+ ", answer.out), answer
+    assert answer.err.count("rollout: create") == 1, answer
+
+
+@pytest.mark.parametrize("room", ROOM)
+def test_a_rank_that_comes_in_is_killed(swapping, room):
+    node, train, rollout = swapping(room)
+    rollout.ranks[1].faults("cuMemcpyHtoDAsync:2:kill")
+    answer = node.ctl.try_("swap", "train", "rollout")
+    assert answer.code == 1, answer
+    assert f"pid {rollout.ranks[1].pid}" in answer.error and "group 'train' is paused" in answer.error
+    assert rollout.ranks[1].wait() == -signal.SIGKILL
+    assert states(node) == ("paused", "paused")
+    assert all(device["brokered_bytes"] == 0 for device in node.ctl.devices())
+    node.ctl("resume", "train")
+    train.check()
+    node.ctl("swap", "train", "rollout")
+    rollout.ranks[0].ask("verify")  # also what the dead one kept and shared
+
+
+@pytest.mark.parametrize("room", ROOM)
+def test_a_rank_that_goes_out_is_killed_while_it_saves(swapping, room):
+    node, train, rollout = swapping(room)
+    train.ranks[0].faults("cuMemcpyDtoHAsync:1:delay=300")
+    train.ranks[1].faults("cuMemcpyDtoHAsync:2:kill")
+    answer = node.ctl.try_("swap", "train", "rollout")
+    assert answer.code == 1, answer
+    assert f"pid {train.ranks[1].pid}" in answer.error
+    assert states(node) == ("running", "paused")
+    train.ranks[0].faults()
+    train.ranks[0].ask("verify")
+    node.ctl("swap", "train", "rollout")
+    rollout.check()
+    node.ctl("swap", "rollout", "train")
+    train.ranks[0].ask("verify")
+
+
+def test_a_rank_that_goes_out_is_killed_while_it_releases(swapping):
+    node, train, rollout = swapping()
+    train.ranks[1].faults("cuMemUnmap:1:kill")
+    node.ctl("swap", "train", "rollout")
+    assert states(node) == ("paused", "running")
+    rollout.check()
+    node.ctl("swap", "rollout", "train")
+    train.ranks[0].ask("verify")
+
+
+@pytest.mark.parametrize("room", ROOM)
+def test_a_copy_that_fails_on_the_way_out(swapping, room):
+    node, train, rollout = swapping(room)
+    train.ranks[0].faults("cuMemcpyDtoHAsync:1:delay=300")
+    train.ranks[1].faults("cuMemcpyDtoHAsync:2:700")
+    answer = node.ctl.try_("swap", "train", "rollout")
+    assert answer.code == 1 and "CUDA_ERROR" in answer.error, answer
+    assert states(node) == ("running", "paused")
+    for rank in train.ranks:
+        rank.faults()
+    train.check()
+    assert_usable(node, train, rollout)
+
+
+@pytest.mark.parametrize("room", ROOM)
+@pytest.mark.parametrize("rule", ["cuMemcpyHtoDAsync:2:700", "cuMemSetAccess:1+:999"])
+def test_a_call_that_fails_on_the_way_in(swapping, room, rule):
+    node, train, rollout = swapping(room)
+    rollout.ranks[1].faults(rule)
+    answer = node.ctl.try_("swap", "train", "rollout")
+    assert answer.code == 1 and "CUDA_ERROR" in answer.error, answer
+    assert states(node) == ("paused", "paused")
+    rollout.ranks[1].faults()
+    assert_usable(node, train, rollout)
+
+
+@pytest.mark.parametrize("error", [2, 999])
+def test_memory_that_cannot_be_created(swapping, error):
+    node, train, rollout = swapping()
+    node.broker.faults(f"cuMemCreate:3:{error}")
+    train.ranks[0].faults("cuMemcpyDtoHAsync:1:delay=300")
+    answer = node.ctl.try_("swap", "train", "rollout")
+    node.broker.faults()
+    train.ranks[0].faults()
+    if swapping.duplex and error == 2:  # others took the memory: there is more to come
+        assert answer.code == 0, answer
+    else:
+        assert answer.code != 0
+        assert states(node) == ("paused", "paused")
+    assert_usable(node, train, rollout)
+
+
+def test_a_pool_too_small(swapping):
+    node, train, rollout = swapping("little", "--pool-size", "32MiB", "--pool-segment", "16MiB")
+    saved = node.ctl.group("rollout")["saved_bytes"]
+    answer = node.ctl.try_("swap", "train", "rollout")
+    assert answer.code == 7, answer
+    assert "pool" in answer.error
+    assert states(node) == ("running", "paused")
+    assert node.ctl.group("rollout")["saved_bytes"] == saved
+    train.check()

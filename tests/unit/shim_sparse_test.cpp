@@ -1,0 +1,78 @@
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "shim/sparse.h"
+
+namespace amem::shim {
+namespace {
+
+using namespace sparse;
+
+TEST(Sparse, LayoutOfAPiece) {
+  EXPECT_EQ(blocks(kBlock), 1U);
+  EXPECT_EQ(blocks(kBlock + 1), 2U);
+  EXPECT_EQ(groups(kGroup), 1U);
+  EXPECT_EQ(groups(kGroup + 16), 2U);
+  EXPECT_EQ(index_bytes(16), 4096U);
+  EXPECT_EQ(index_bytes(512 * kGroup), 4096U);
+  EXPECT_EQ(index_bytes(513 * kGroup), 8192U);
+}
+
+TEST(Sparse, OnlyWhatIsAlignedGoesToTheKernels) {
+  EXPECT_TRUE(fits_kernels(0x1000, 0x20, 32));
+  EXPECT_FALSE(fits_kernels(0x1008, 0x20, 32));
+  EXPECT_FALSE(fits_kernels(0x1000, 0x28, 32));
+  EXPECT_FALSE(fits_kernels(0x1000, 0x20, 40));
+  EXPECT_FALSE(fits_kernels(0x1000, 0x20, 0));
+}
+
+TEST(Sparse, SlotsFollowEachOtherOverGroups) {
+  std::vector<Entry> entries = {{0b1011, 99}, {0, 99}, {0x80000001, 99}};
+  const Content content = count(entries, 3 * kGroup);
+  EXPECT_EQ(entries[0].first, 0U);
+  EXPECT_EQ(entries[1].first, 3U);
+  EXPECT_EQ(entries[2].first, 3U);
+  EXPECT_EQ(content.blocks, 5U);
+  EXPECT_EQ(content.stored, 4096 + 5 * kBlock);
+}
+
+TEST(Sparse, AShortLastBlockTakesItsOwnLength) {
+  const std::uint64_t length = kGroup + 2 * kBlock + 48;
+  std::vector<Entry> entries = {{1, 0}, {0b101, 0}};
+  EXPECT_EQ(count(entries, length).stored, 4096 + 2 * kBlock + 48);
+  entries = {{1, 0}, {0b011, 0}};
+  EXPECT_EQ(count(entries, length).stored, 4096 + 3 * kBlock) << "the last one is zero";
+}
+
+TEST(Sparse, BlocksBehindTheEndCountForNothing) {
+  std::vector<Entry> entries = {{0xffffffff, 0}};
+  const Content content = count(entries, 3 * kBlock);
+  EXPECT_EQ(content.blocks, 3U);
+  EXPECT_EQ(entries[0].mask, 0b111U);
+}
+
+TEST(Sparse, SixtyPercentIsTheBorderUnlessItIsWanted) {
+  const std::uint64_t length = 100 * kBlock;
+  const auto with = [](std::uint64_t blocks) { return Content{blocks, 4096 + blocks * kBlock}; };
+  EXPECT_TRUE(save_sparse(with(0), length, false));
+  EXPECT_TRUE(save_sparse(with(60), length, false));
+  EXPECT_FALSE(save_sparse(with(61), length, false));
+  EXPECT_TRUE(save_sparse(with(61), length, true));
+  EXPECT_TRUE(save_sparse(with(99), length, true));
+  EXPECT_FALSE(save_sparse(with(100), length, true)) << "it would be longer than the piece";
+  EXPECT_FALSE(save_sparse(Content{0, 4096}, 4096, true)) << "nothing is won";
+}
+
+TEST(Sparse, ChecksumsDependOnPlaceAndAreNeverNone) {
+  const std::uint64_t none[] = {0};
+  EXPECT_EQ(checksum(none), 1U);
+  const std::uint64_t two[] = {5, 8};
+  EXPECT_EQ(checksum(two), 13U);
+  EXPECT_NE(mix(7, 0), mix(7, 1));
+  EXPECT_NE(mix(7, 0) + mix(8, 1), mix(8, 0) + mix(7, 1));
+  EXPECT_NE(mix(0, 3), 0U);
+}
+
+}  // namespace
+}  // namespace amem::shim

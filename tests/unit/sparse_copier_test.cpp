@@ -1,0 +1,262 @@
+// The kernels of sparse copies by way of the driver: on the simulated one its stand-ins for them,
+// on a machine with a GPU the kernels themselves.
+#include "shim/sparse_copier.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "shim/sparse.h"
+
+namespace amem::shim {
+namespace {
+
+using sparse::kBlock;
+using sparse::kGroup;
+
+constexpr std::uint64_t kMiB = 1 << 20;
+constexpr std::uint64_t kMemory = 32 * kMiB;
+using Bytes = std::vector<unsigned char>;
+
+class SparseCopierTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    directory() = (std::filesystem::temp_directory_path() / "amem-sparse-test-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(directory().data()), nullptr);
+    ::setenv("AMEM_SIM_DIR", directory().c_str(), 1);
+    ASSERT_TRUE(driver().load().ok());
+    ASSERT_EQ(driver().cuInit_(0), CUDA_SUCCESS);
+    ASSERT_TRUE(devices().load().ok());
+  }
+  static void TearDownTestSuite() { std::filesystem::remove_all(directory()); }
+
+  void SetUp() override {
+    Devices::Use use(devices(), 0);
+    ASSERT_EQ(use.result(), CUDA_SUCCESS);
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    CUmemGenericAllocationHandle handle = 0;
+    ASSERT_EQ(driver().cuMemCreate_(&handle, kMemory, &properties, 0), CUDA_SUCCESS);
+    ASSERT_EQ(driver().cuMemAddressReserve_(&memory, kMemory, 0, 0, 0), CUDA_SUCCESS);
+    ASSERT_EQ(driver().cuMemMap_(memory, kMemory, 0, handle, 0), CUDA_SUCCESS);
+    driver().cuMemRelease_(handle);
+    CUmemAccessDesc access{};
+    access.location = properties.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    ASSERT_EQ(driver().cuMemSetAccess_(memory, kMemory, &access, 1), CUDA_SUCCESS);
+    void* host = nullptr;
+    ASSERT_EQ(driver().cuMemHostAlloc_(&host, kMemory, 0), CUDA_SUCCESS);
+    pool = static_cast<unsigned char*>(host);
+    std::memset(pool, 0x77, kMemory);
+    ASSERT_EQ(driver().cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    copier.prepare(0);
+  }
+  void TearDown() override {
+    driver().cuMemUnmap_(memory, kMemory);
+    driver().cuMemAddressFree_(memory, kMemory);
+  }
+
+  void put(std::uint64_t at, const Bytes& bytes) {
+    Devices::Use use(devices(), 0);
+    ASSERT_EQ(driver().cuMemcpyHtoDAsync_(memory + at, bytes.data(), bytes.size(), stream),
+              CUDA_SUCCESS);
+    ASSERT_EQ(driver().cuStreamSynchronize_(stream), CUDA_SUCCESS);
+  }
+  Bytes get(std::uint64_t at, std::uint64_t length) {
+    Devices::Use use(devices(), 0);
+    Bytes bytes(length);
+    EXPECT_EQ(driver().cuMemcpyDtoHAsync_(bytes.data(), memory + at, length, stream), CUDA_SUCCESS);
+    EXPECT_EQ(driver().cuStreamSynchronize_(stream), CUDA_SUCCESS);
+    return bytes;
+  }
+  /// What the next pieces are in memory and, at the same offset, in the pool.
+  Piece piece(std::uint64_t at, std::uint64_t length, bool wanted = true) {
+    Piece p;
+    p.id = at;
+    p.length = length;
+    p.device = 0;
+    p.address = memory + at;
+    p.pool = reinterpret_cast<CUdeviceptr>(pool + at);
+    p.sparse = wanted;
+    return p;
+  }
+  std::vector<Piece> save(const std::vector<Piece>& pieces) {
+    for (const Piece& p : pieces) EXPECT_TRUE(copier.offer(p));
+    EXPECT_TRUE(copier.scan().ok());
+    std::vector<Piece> decided;
+    const Status status = copier.gather(decided);
+    EXPECT_TRUE(status.ok()) << status.text();
+    EXPECT_TRUE(copier.finish().ok());
+    EXPECT_EQ(decided.size(), pieces.size());
+    return decided;
+  }
+  void load(const std::vector<Piece>& pieces) {
+    put(0, Bytes(kMemory, 0xcd));
+    const Status status = copier.scatter(pieces);
+    ASSERT_TRUE(status.ok()) << status.text();
+    const Status finished = copier.finish();
+    ASSERT_TRUE(finished.ok()) << finished.text();
+  }
+  /// One piece of these bytes, saved and loaded; gives what was stored, 0 when it was not sparse.
+  std::uint64_t round_trip(const Bytes& bytes, bool wanted = true) {
+    put(0, bytes);
+    std::memset(pool, 0x77, kMemory);
+    const std::vector<Piece> saved = save({piece(0, bytes.size(), wanted)});
+    if (!saved[0].sparse) return 0;
+    for (std::uint64_t i = saved[0].stored; i < kMemory; ++i)
+      EXPECT_EQ(pool[i], 0x77) << "byte " << i << " of the pool, behind " << saved[0].stored;
+    load(saved);
+    EXPECT_TRUE(get(0, bytes.size()) == bytes);
+    EXPECT_TRUE(get(bytes.size(), 16) == Bytes(16, 0xcd)) << "wrote behind its end";
+    return saved[0].stored;
+  }
+
+  static std::string& directory() {
+    static std::string path;
+    return path;
+  }
+  static Driver& driver() {
+    static Driver table;
+    return table;
+  }
+  static Devices& devices() {
+    static Devices all(driver());
+    return all;
+  }
+
+  SparseCopier copier{driver(), devices()};
+  CUdeviceptr memory = 0;
+  CUstream stream = nullptr;
+  unsigned char* pool = nullptr;
+};
+
+TEST_F(SparseCopierTest, AllZerosTakeAnIndexOnly) { EXPECT_EQ(round_trip(Bytes(3 * kMiB)), 4096U); }
+
+TEST_F(SparseCopierTest, WithoutZerosItIsLeftToTheCopyEngine) {
+  EXPECT_EQ(round_trip(Bytes(3 * kMiB, 1)), 0U);
+}
+
+TEST_F(SparseCopierTest, OneByteKeepsItsBlock) {
+  for (std::uint64_t at : {std::uint64_t{0}, kBlock - 1, 5 * kBlock + 4097, 2 * kMiB - 1}) {
+    Bytes bytes(2 * kMiB);
+    bytes[at] = 0x80;
+    EXPECT_EQ(round_trip(bytes), 4096 + kBlock) << "byte " << at;
+  }
+}
+
+TEST_F(SparseCopierTest, AnOddTail) {
+  for (std::uint64_t tail : {std::uint64_t{16}, std::uint64_t{4096}, kBlock - 16}) {
+    Bytes bytes(kGroup + kBlock + tail);
+    bytes[17] = 1;
+    EXPECT_EQ(round_trip(bytes), 4096 + kBlock) << "tail " << tail;
+    bytes.back() = 9;
+    EXPECT_EQ(round_trip(bytes), 4096 + kBlock + tail) << "tail " << tail;
+  }
+}
+
+TEST_F(SparseCopierTest, ByItselfOnlyWhereItPays) {
+  Bytes bytes(10 * kBlock);
+  for (std::uint64_t block = 0; block < 6; ++block) bytes[block * kBlock] = 1;
+  EXPECT_EQ(round_trip(bytes, false), 4096 + 6 * kBlock);
+  bytes[9 * kBlock] = 1;
+  EXPECT_EQ(round_trip(bytes, false), 0U);
+  EXPECT_EQ(round_trip(bytes, true), 4096 + 7 * kBlock);
+}
+
+TEST_F(SparseCopierTest, ManyPiecesOfAllKindsInOneGo) {
+  std::mt19937 random(7);
+  Bytes all(kMemory);
+  std::vector<Piece> pieces;
+  // More than one launch takes, with gaps between them.
+  std::uint64_t at = 0;
+  while (at + 3 * kBlock < kMemory && pieces.size() < 2 * sparse::kMaxRanges + 3) {
+    const std::uint64_t units = 1 + random() % (pieces.size() % 50 == 0 ? 150'000 : 12'000);
+    const std::uint64_t length = std::min(units * 16, kMemory - at);
+    const auto percent =
+        static_cast<unsigned>(pieces.size() % 5 * 25);  // of the blocks are not zero
+    for (std::uint64_t begin = at; begin < at + length; begin += kBlock) {
+      if (random() % 100 >= percent) continue;
+      for (std::uint64_t i = begin; i < std::min(begin + kBlock, at + length); ++i)
+        all[i] = static_cast<unsigned char>(random());
+    }
+    pieces.push_back(piece(at, length));
+    at += length + 16;
+  }
+  ASSERT_GT(pieces.size(), sparse::kMaxRanges);
+  put(0, all);
+  std::vector<Piece> saved = save(pieces);
+  std::erase_if(saved, [](const Piece& p) { return !p.sparse; });
+  EXPECT_GT(saved.size(), pieces.size() / 2);
+  EXPECT_LT(saved.size(), pieces.size());
+  load(saved);
+  for (const Piece& p : saved) {
+    const Bytes loaded = get(p.id, p.length);
+    EXPECT_TRUE(
+        std::equal(loaded.begin(), loaded.end(), all.begin() + static_cast<std::ptrdiff_t>(p.id)))
+        << "the piece at " << p.id << " of " << p.length << " bytes";
+  }
+}
+
+TEST_F(SparseCopierTest, ChecksumsAreThoseOfTheBytes) {
+  std::mt19937_64 random(3);
+  const std::uint64_t length = kGroup + 3 * kBlock + 48;
+  std::vector<std::uint64_t> words(length / 8);
+  for (std::uint64_t& word : words) word = random();
+  Bytes bytes(length);
+  std::memcpy(bytes.data(), words.data(), length);
+  put(0, bytes);
+  std::uint64_t sum = 0;
+  for (std::uint64_t i = 0; i < words.size(); ++i) sum += sparse::mix(words[i], i);
+  std::vector<Piece> pieces = {piece(0, length), piece(0, length - 16), piece(8, length)};
+  ASSERT_TRUE(copier.checksums(pieces).ok());
+  EXPECT_EQ(pieces[0].checksum, sum);
+  EXPECT_NE(pieces[1].checksum, sum);
+  EXPECT_EQ(pieces[2].checksum, 0U) << "not aligned";
+  bytes[length - 1] ^= 1;
+  put(0, bytes);
+  ASSERT_TRUE(copier.checksums(pieces).ok());
+  EXPECT_NE(pieces[0].checksum, sum);
+}
+
+TEST_F(SparseCopierTest, ABrokenIndexReadsNothingElse) {
+  Bytes bytes(2 * kMiB);
+  bytes[0] = 1;
+  put(0, bytes);
+  const std::vector<Piece> saved = save({piece(0, bytes.size())});
+  ASSERT_TRUE(saved[0].sparse);
+  const sparse::Entry broken{0xffffffff, 0x10000000};
+  std::memcpy(pool, &broken, sizeof broken);
+  load(saved);
+  EXPECT_TRUE(get(0, bytes.size()) == Bytes(bytes.size())) << "not even the block that is there";
+}
+
+TEST_F(SparseCopierTest, WhatItCannotTake) {
+  EXPECT_FALSE(copier.offer(piece(8, 4096)));
+  EXPECT_FALSE(copier.offer(piece(0, 4097)));
+  Piece elsewhere = piece(0, 4096);
+  elsewhere.device = 1;
+  EXPECT_FALSE(copier.offer(elsewhere)) << "device 1 has not been prepared";
+  EXPECT_EQ(copier.scatter({elsewhere}).code(), Code::kFailedPrecondition);
+  copier.forget(0);
+  EXPECT_FALSE(copier.offer(piece(0, 4096)));
+}
+
+TEST_F(SparseCopierTest, ATableThatIsFullTakesNoMore) {
+  // The last pieces of what the table has room for are let go of by finish().
+  int taken = 0;
+  while (copier.offer(piece(0, kMemory))) ++taken;
+  EXPECT_GT(taken, 4096 / 16);
+  EXPECT_TRUE(copier.finish().ok());
+  EXPECT_TRUE(copier.offer(piece(0, kMemory)));
+  EXPECT_TRUE(copier.finish().ok());
+}
+
+}  // namespace
+}  // namespace amem::shim
