@@ -222,6 +222,14 @@ Status Mover::finish_load(std::uint64_t& bytes) {
   return result;
 }
 
+Status Mover::give_up() {
+  const Status result = wait();
+  pieces_.clear();
+  memory_.drop_scratch();
+  bytes_ = 0;
+  return result;
+}
+
 Status Mover::verify() {
   std::vector<Piece> loaded = pieces_;
   if (Status s = sparse_.checksums(loaded); !s.ok()) return s;

@@ -45,6 +45,8 @@ class Mover {
   Status finish_save(std::uint64_t& bytes, std::vector<Piece>& stored);
   /// kDataLoss: what was loaded is not what was saved.
   Status finish_load(std::uint64_t& bytes);
+  /// Waits for whatever was queued; nobody wants to know what has come of it.
+  Status give_up();
 
  private:
   struct Segment {

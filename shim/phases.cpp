@@ -95,8 +95,7 @@ void Phases::release(const amem_v1_Release& release) {
 
 // A resume may fail between packets, with copies under way to what is to be unmapped.
 Status Phases::undo(std::uint64_t& bytes) {
-  std::uint64_t copied = 0;
-  if (const Status s = mover_.finish(copied); !s.ok()) log_warn(s.text());
+  if (const Status s = mover_.give_up(); !s.ok()) log_warn(s.text());
   return memory_.undo(bytes);
 }
 
