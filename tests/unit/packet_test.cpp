@@ -41,7 +41,8 @@ Message full_copies() {
   message.body.save.epoch = ~0ULL;
   message.body.save.last = true;
   message.body.save.copies_count = kMaxCopiesPerMessage;
-  for (auto& copy : message.body.save.copies) copy = {~0ULL, ~0ULL, ~0ULL, kZeroSegment, ~0ULL};
+  for (auto& copy : message.body.save.copies)
+    copy = {~0ULL, ~0ULL, ~0ULL, kZeroSegment, ~0ULL, amem_v1_Form_FORM_SPARSE, ~0ULL, ~0ULL};
   return message;
 }
 
