@@ -206,9 +206,10 @@ void PhaseRunner::create_slice(GroupEntry& group, Epoch epoch) {
       group.headroom.give_back(item.device, item.needed);
       continue;
     }
-    if (!a->resident())
+    if (!a->resident()) {
       if (const Status status = create_again(group, item, *a); !status.ok())
         return group.machine.created(status, Clock::now());
+    }
     if (a->resident()) slice.push_back(a);
   }
   for (const auto& [rank, work] : plan_load(slice)) {

@@ -328,6 +328,24 @@ TEST_F(SwapTest, ASecondGroupThatCannotFitLeavesBothPausedWithAllNumbers) {
   expect_usable();
 }
 
+TEST_F(SwapTest, AGroupThatRunsWithoutSomeTagsGetsThemBack) {
+  make(b, rollout, 20 * kMiB, 3);
+  ASSERT_TRUE(complete(begin(Task(Operation::kPause, {{"scratch"}}), "rollout")).ok());
+  make(a, train, 10 * kMiB, 3);
+  auto watcher = swap_with_a_late_save();
+  EXPECT_TRUE(rollout_reaches("turn"));
+  EXPECT_FALSE(b.gate_shut);
+  a.moods.clear();
+  a.done(amem_v1_Phase_PHASE_SAVE, a.epoch, true);
+  EXPECT_EQ(complete(watcher).code(), Code::kAborted);
+  expect_states(kRunning, kRunning);
+  EXPECT_EQ(mapped(b), 6 * kMiB) << "only what had come is taken back";
+  watcher = begin_swap("train", "rollout");
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  EXPECT_EQ(mapped(b), 26 * kMiB);
+  expect_usable();
+}
+
 TEST_F(SwapTest, OperationsOnEitherGroupWaitTheirTurn) {
   make_both(10 * kMiB, 10 * kMiB);
   auto watcher = swap_with_a_late_save();
