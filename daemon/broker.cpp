@@ -244,8 +244,10 @@ void Broker::drive_id(GroupId id) {
 }
 
 void Broker::drive(GroupEntry& group) {
-  while (std::optional<Action> next = group.machine.next_action())
+  while (std::optional<Action> next = group.machine.next_action()) {
+    meter_.enter(group.id, group.machine.phase());
     std::visit([&](const auto& what) { act(group, what); }, *next);
+  }
   if (group.machine.empty()) return forget_group(group.id);
 
   if (group.timer) loop_.cancel(*group.timer);
@@ -274,7 +276,8 @@ void Broker::act(GroupEntry& group, const action::StateChanged& changed) {
 }
 
 void Broker::act(GroupEntry& group, const action::Finished& finished) {
-  const Outcome& outcome = finished.outcome;
+  Outcome outcome = finished.outcome;
+  meter_.take(group.id, outcome.times);
   if (outcome.status.ok()) {
     std::string times;
     for (const PhaseTime& t : outcome.times)

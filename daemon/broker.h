@@ -12,6 +12,7 @@
 
 #include "amem/v1/broker.pb.h"
 #include "daemon/config.h"
+#include "daemon/costs.h"
 #include "daemon/devices.h"
 #include "daemon/event_loop.h"
 #include "daemon/events.h"
@@ -106,6 +107,7 @@ class Broker final : private SessionHandler {
   const Time began_ = Clock::now();
   Node node_;
   EventHub events_;
+  CostMeter meter_;
   std::map<SessionId, Session> sessions_by_id_;
   RankId next_rank_ = 1;
   GroupId next_group_ = 1;

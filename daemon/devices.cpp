@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "daemon/costs.h"
 #include "daemon/units.h"
 
 namespace amem {
@@ -98,6 +99,7 @@ const Device* Devices::find(const DeviceUuid& uuid) const {
 
 Result<Fd> Devices::create_and_export(const CUmemAllocationProp& properties, std::uint64_t size,
                                       const std::string& what) const {
+  const InDriver timed;
   CUmemGenericAllocationHandle handle = 0;
   CUresult result = driver_.cuMemCreate_(&handle, size, &properties, 0);
   if (result == CUDA_ERROR_NOT_SUPPORTED)

@@ -239,7 +239,26 @@ void Group::enter(Phase phase, Time now) {
 }
 
 void Group::close_phase(Time now) {
-  if (operating()) times_.push_back({phase_, now - phase_began_});
+  if (!operating()) return;
+  PhaseTime& closed = times_.emplace_back(PhaseTime{phase_, now - phase_began_});
+  for (auto& [rank, time] : rank_times_) closed.ranks.push_back(std::move(time));
+  rank_times_.clear();
+}
+
+void Group::note_work(RankId rank, Work work, std::uint64_t bytes, const RankWork& spent,
+                      Time now) {
+  RankTime& noted = rank_times_[rank];
+  noted.rank = rank;
+  noted.time = now - phase_began_;
+  if (work == Work::kSave || work == Work::kLoad) noted.copied += bytes;
+  noted.work.busy += spent.busy;
+  noted.work.copy += spent.copy;
+  noted.work.import += spent.import;
+  noted.work.map += spent.map;
+  noted.work.access += spent.access;
+  noted.work.unmap += spent.unmap;
+  noted.work.release += spent.release;
+  noted.work.handles += spent.handles;
 }
 
 void Group::advance_if_done(Time now) {
@@ -349,7 +368,7 @@ void Group::look_at_cut(Time now) {
 }
 
 void Group::phase_done(RankId rank, Epoch epoch, Work work, const Status& status,
-                       std::uint64_t bytes, Time now) {
+                       std::uint64_t bytes, Time now, const RankWork& spent) {
   if (epoch != epoch_ || !waiting_.contains(rank)) return;
   const bool last_answer = [&] {
     switch (phase_) {
@@ -372,6 +391,7 @@ void Group::phase_done(RankId rank, Epoch epoch, Work work, const Status& status
   if (!expected) return;
 
   bytes_ += bytes;
+  note_work(rank, work, bytes, spent, now);
   if (last_answer)
     waiting_.erase(rank);
   else

@@ -23,6 +23,7 @@
 #include "daemon/allocations.h"
 #include "daemon/clock.h"
 #include "daemon/cut.h"
+#include "daemon/phase_times.h"
 #include "daemon/phases.h"
 #include "daemon/requests.h"
 #include "daemon/task.h"
@@ -36,11 +37,6 @@ std::string_view to_string(GroupState state);
 
 /// What a rank's PhaseDone answers.
 enum class Work : std::uint8_t { kSave, kRelease, kMap, kLoad, kOpen };
-
-struct PhaseTime {
-  Phase phase = Phase::kNone;
-  Duration time{};
-};
 
 /// How an operation went.
 struct Outcome {
@@ -156,8 +152,9 @@ class Group {
 
   // ---- answers of ranks; those of another epoch or phase are ignored ----
   void cut_status(RankId rank, Epoch epoch, CutReport report, Time now);
+  /// `spent`: how the rank spent its time, for the Outcome.
   void phase_done(RankId rank, Epoch epoch, Work work, const Status& status, std::uint64_t bytes,
-                  Time now);
+                  Time now, const RankWork& spent = {});
 
   // ---- answers to actions ----
   void save_sent(const Status& status, const std::vector<RankId>& ranks, Time now);
@@ -209,6 +206,7 @@ class Group {
   void expire_requests(const Task& task, Time now);
   Time request_deadline(const Task& task) const;
   void report_progress(Time now);
+  void note_work(RankId rank, Work work, std::uint64_t bytes, const RankWork& spent, Time now);
 
   std::string name_;
   Deadlines deadlines_;
@@ -242,6 +240,7 @@ class Group {
   std::optional<Cut> cut_;
   Status trouble_;  // the first thing that went wrong and did not end the operation at once
   std::vector<PhaseTime> times_;
+  std::map<RankId, RankTime> rank_times_;  // of this phase
 };
 
 }  // namespace amem

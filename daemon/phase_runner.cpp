@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "daemon/costs.h"
 #include "daemon/messages.h"
 #include "daemon/units.h"
 
@@ -96,6 +97,7 @@ void PhaseRunner::run(GroupEntry& group, const action::Drop&) {
     const auto [entry, first] = dropped.try_emplace(a->device);
     if (first) entry->second.before = nvml_.memory(a->device);
     entry->second.bytes += a->size;
+    const InDriver freeing;
     a->fd.reset();
   }
   std::string note;

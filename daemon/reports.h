@@ -28,6 +28,8 @@ struct Leftover {
 };
 Leftover leftover(const Node& node, const GroupEntry& group, const Selection& what);
 
+void report_rank_time(const Node& node, const RankTime& time, v1::RankTime& message);
+
 /// `group`: a name, or empty for all; a name that no group has: nothing.
 std::vector<v1::RankInfo> report_ranks(const Node& node, const std::string& group);
 std::vector<v1::AllocationInfo> report_allocations(const Node& node, const std::string& group);
