@@ -7,11 +7,13 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "daemon/allocations.h"
@@ -71,9 +73,10 @@ struct GroupEntry {
   GroupId id;
   uid_t uid;
   Group machine;
-  std::map<std::string, bool> tag_discards;  // the tags whose policy an operator has set
-  std::map<AllocationId, RankId> savers;     // of the pause under way or last done
-  Loaders loaders;                           // of the resume under way
+  std::map<std::string, bool> tag_discards;         // the tags whose policy an operator has set
+  std::unordered_map<AllocationId, RankId> savers;  // of the pause under way or last done
+  std::deque<AllocationId> to_create;               // of the resume under way, oldest first
+  Loaders loaders;                                  // likewise
   std::optional<EventLoop::TimerId> timer;
 };
 

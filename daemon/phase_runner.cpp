@@ -137,6 +137,10 @@ void PhaseRunner::run(GroupEntry& group, const action::Admit&) {
 }
 
 void PhaseRunner::run(GroupEntry& group, const action::Create& create) {
+  group.to_create.clear();
+  const Selection& what = group.machine.task().selection;
+  for (const Allocation* a : node_.allocations.of_group(group.id))
+    if (!a->resident() && what.takes(a->tag)) group.to_create.push_back(a->id);
   if (!create_slice(group)) create_later(group.id, create.epoch);
 }
 
@@ -154,11 +158,14 @@ void PhaseRunner::create_later(GroupId id, Epoch epoch) {
 }
 
 bool PhaseRunner::create_slice(GroupEntry& group) {
-  int made = 0;
-  const Selection& what = group.machine.task().selection;
-  for (Allocation* a : node_.allocations.of_group(group.id)) {
-    if (a->resident() || !what.takes(a->tag)) continue;
+  for (int made = 0; !group.to_create.empty();) {
+    Allocation* a = node_.allocations.find(group.to_create.front());
+    if (a == nullptr || a->resident()) {  // freed meanwhile
+      group.to_create.pop_front();
+      continue;
+    }
     if (made++ == kCreatesPerSlice) return false;
+    group.to_create.pop_front();
     const Device* device = devices_.find(a->device);  // was found when it was first made
     Result<Fd> fd = devices_.create(*device, a->size, a->gpu_direct_rdma);
     if (!fd.ok()) {

@@ -40,9 +40,8 @@ Status known_tags(const Allocations& table, GroupId group, const Selection& what
 
 std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Selection& what,
                                  const Allocations::Filter& keeps) {
-  return table.select([&](const Allocation& a) {
-    return a.group == group && what.takes(a.tag) && a.can_leave() && keeps(a);
-  });
+  return table.of_group(
+      group, [&](const Allocation& a) { return what.takes(a.tag) && a.can_leave() && keeps(a); });
 }
 
 Plan plan_save(const Allocations& table, GroupId group) {
@@ -68,6 +67,9 @@ Plan plan_load(const Allocations& table, GroupId group, const Selection& what,
 
 Loaders loaders(const Plan& load) {
   Loaders result;
+  std::size_t count = 0;
+  for (const auto& [rank, plan] : load) count += plan.maps.size();
+  result.reserve(count);
   for (const auto& [rank, plan] : load)
     for (const Allocation* a : plan.maps) result.emplace(a->id, rank);
   return result;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "daemon/allocations.h"
@@ -51,7 +52,7 @@ Plan plan_load(const Allocations& table, GroupId group, const Selection& what,
                const std::vector<RankId>& ranks);
 
 /// Who loads what, from a load plan.
-using Loaders = std::map<AllocationId, RankId>;
+using Loaders = std::unordered_map<AllocationId, RankId>;
 Loaders loaders(const Plan& load);
 
 /// Peers: each holder maps what its loader has loaded. Only ranks with something to map.

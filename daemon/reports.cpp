@@ -50,8 +50,7 @@ void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info
   info.set_phase(std::string(phase_name(machine.phase())));
   info.set_uid(group.uid);
   info.set_rank_count(static_cast<std::uint32_t>(machine.members().size()));
-  const Usage usage =
-      node.allocations.usage([&](const Allocation& a) { return a.group == group.id; });
+  const Usage usage = node.allocations.usage(group.id, [](const Allocation&) { return true; });
   info.set_allocation_count(usage.count);
   info.set_allocated_bytes(usage.allocated);
   info.set_resident_bytes(usage.resident);
@@ -91,11 +90,10 @@ void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info
 
 Leftover leftover(const Node& node, const GroupEntry& group, const Selection& what) {
   Leftover stays;
-  stays.pinned = node.allocations
-                     .usage([&](const Allocation& a) {
-                       return a.group == group.id && what.takes(a.tag) && a.pinned();
-                     })
-                     .resident;
+  stays.pinned =
+      node.allocations
+          .usage(group.id, [&](const Allocation& a) { return what.takes(a.tag) && a.pinned(); })
+          .resident;
   if (!what.all()) return stays;
   for (RankId rank : group.machine.members())
     for (const Unbrokered& u : node.ranks.at(rank).unbrokered) stays.unbrokered += u.bytes;

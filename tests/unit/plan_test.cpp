@@ -35,7 +35,12 @@ TEST_F(PlanTest, WhatIsPinnedDiscardedOrAwayIsNotSaved) {
   here("kv_cache");
   here().pinners = {1};
   here().fd.reset();
-  here().group = 2;
+  Allocation other;
+  other.group = kGroup + 1;
+  other.size = 100;
+  other.holders = {1};
+  other.fd = std::make_shared<const Fd>(::memfd_create("plan_test", MFD_CLOEXEC));
+  table.add(std::move(other));
   here().away = true;
   const auto found =
       to_save(table, kGroup, {}, [](const Allocation& a) { return a.tag != "kv_cache"; });
