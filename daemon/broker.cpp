@@ -278,6 +278,7 @@ void Broker::act(GroupEntry& group, const action::StateChanged& changed) {
 void Broker::act(GroupEntry& group, const action::Finished& finished) {
   Outcome outcome = finished.outcome;
   meter_.take(group.id, outcome.times);
+  histograms_.add(outcome);
   if (outcome.status.ok()) {
     std::string times;
     for (const PhaseTime& t : outcome.times)
@@ -342,6 +343,7 @@ Status Broker::set_policy(const std::string& name, const std::string& tag, v1::P
 
 void Broker::status(v1::NodeStatus& status) const {
   report_node(node_, devices_, nvml_, began_, status);
+  report_times(histograms_, status);
 }
 
 void Broker::groups(v1::ListGroupsResponse& response) const {

@@ -16,6 +16,7 @@
 #include "daemon/devices.h"
 #include "daemon/event_loop.h"
 #include "daemon/events.h"
+#include "daemon/histograms.h"
 #include "daemon/node.h"
 #include "daemon/nvml.h"
 #include "daemon/operations.h"
@@ -108,6 +109,7 @@ class Broker final : private SessionHandler {
   Node node_;
   EventHub events_;
   CostMeter meter_;
+  Histograms histograms_;
   std::map<SessionId, Session> sessions_by_id_;
   RankId next_rank_ = 1;
   GroupId next_group_ = 1;

@@ -129,6 +129,18 @@ void report_node(const Node& node, const Devices& devices, const Nvml& nvml, Tim
   for (const auto& [id, group] : node.groups) report_group(node, group, *status.add_groups());
 }
 
+void report_times(const Histograms& histograms, v1::NodeStatus& status) {
+  for (const auto& [what, histogram] : histograms.all()) {
+    v1::TimeHistogram* h = status.add_times();
+    h->set_operation(std::string(to_string(what.first)));
+    h->set_phase(std::string(phase_name(what.second)));
+    h->set_count(histogram.count);
+    h->set_sum_us(to_us(histogram.sum));
+    for (auto ms : Histogram::kBoundsMs) h->add_bounds_us(static_cast<std::uint64_t>(ms) * 1000);
+    for (std::uint64_t n : histogram.buckets) h->add_buckets(n);
+  }
+}
+
 void report_rank_time(const Node& node, const RankTime& time, v1::RankTime& message) {
   message.set_id(time.rank);
   const auto rank = node.ranks.find(time.rank);

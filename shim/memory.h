@@ -19,6 +19,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/driver.h"
@@ -29,6 +30,7 @@
 #include "shim/region.h"
 #include "shim/session.h"
 #include "shim/table.h"
+#include "shim/timings.h"
 
 namespace amem::shim {
 
@@ -154,6 +156,8 @@ class Memory {
   /// One that the program has freed meanwhile is passed over.
   Status come_back(std::uint64_t id, const Fd& fd);
   Status finish_return(std::uint64_t& bytes);
+  /// What leave(), undo(), come_back() and finish_return() have spent since the last call.
+  Timings take_timings() { return std::exchange(timings_, {}); }
 
  private:
   struct Scratch {
@@ -194,6 +198,7 @@ class Memory {
   std::vector<Scratch> scratch_;      // service thread
   std::vector<Mapping*> returned_;    // service thread: mapped, access still to be set
   std::uint64_t returned_bytes_ = 0;  // service thread
+  Timings timings_;                   // service thread
 };
 
 }  // namespace amem::shim

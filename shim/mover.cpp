@@ -112,6 +112,7 @@ Status Mover::copy(const amem_v1_Copy& copy, bool to_pool) {
   if (!stream.ok()) return stream.status();
   const CUdeviceptr at = site.value().address + copy.offset;
 
+  if (bytes_ == 0) copies_began_ = SteadyClock::now();
   Devices::Use use(devices_, device);
   CUresult r = use.result();
   if (r == CUDA_SUCCESS && !to_pool && copy.segment == kZeroSegment) {
@@ -155,6 +156,7 @@ Status Mover::finish(std::uint64_t& bytes) {
     if (r != CUDA_SUCCESS && result.ok())
       result = driver_.error(r, "copies on device " + std::to_string(device));
   }
+  copy_time_ = bytes_ > 0 ? SteadyClock::now() - copies_began_ : SteadyClock::duration();
   memory_.drop_scratch();
   bytes = std::exchange(bytes_, 0);
   return result;

@@ -12,6 +12,7 @@
 #include "common/fd.h"
 #include "shim/devices.h"
 #include "shim/memory.h"
+#include "shim/timings.h"
 
 namespace amem::shim {
 
@@ -33,6 +34,8 @@ class Mover {
   Status load(const amem_v1_Copies& copies);
   /// Waits until all queued copies have ended. `bytes`: how many they were.
   Status finish(std::uint64_t& bytes);
+  /// Of what finish() has waited for last: from the first copy queued to the end of the last.
+  SteadyClock::duration copy_time() const { return copy_time_; }
 
  private:
   struct Segment {
@@ -54,6 +57,8 @@ class Mover {
   std::map<int, CUstream> streams_;
   std::vector<int> prepared_;
   std::uint64_t bytes_ = 0;
+  SteadyClock::time_point copies_began_;  // no later than the first of bytes_
+  SteadyClock::duration copy_time_{};
 };
 
 }  // namespace amem::shim

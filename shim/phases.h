@@ -11,6 +11,7 @@
 #include "shim/mover.h"
 #include "shim/report.h"
 #include "shim/session.h"
+#include "shim/timings.h"
 
 namespace amem::shim {
 
@@ -46,7 +47,8 @@ class Phases final : public Session::Handler {
   Session& session_;
   bool away_ = false;   // memory is released
   Status copy_status_;  // first failure since the last PhaseDone of copies
-  Status map_status_;   // first failure since the last PhaseDone of a Map
+  PhaseClock clock_;
+  Status map_status_;  // first failure since the last PhaseDone of a Map
 };
 
 }  // namespace amem::shim

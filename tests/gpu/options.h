@@ -27,7 +27,7 @@ struct Options {
   int cycles = 20;
   double loop_seconds = 0;  // > 0: no cycles; collectives in a loop
   std::size_t max_bytes = 64U << 20;
-  std::size_t check_bytes = 0;  // largest collective that is verified; 0: max_bytes
+  std::size_t check_bytes = 0;  // largest that is verified after the first round; 0: max_bytes
   bool bench = false;           // figures instead of checks of the broker's memory
   bool time_collectives = false;
   bool pause_all_threads = false;
