@@ -1,6 +1,7 @@
 #include "daemon/allocations.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace amem {
 namespace {
@@ -83,12 +84,15 @@ bool Allocation::pinned_by(RankId rank) const { return contains(pinners, rank); 
 Allocation& Allocations::add(Allocation allocation) {
   allocation.id = next_id_++;
   const AllocationId id = allocation.id;
-  return table_.emplace_hint(table_.end(), id, std::move(allocation))->second;
+  Table& table = groups_[allocation.group];
+  Allocation& added = table.emplace_hint(table.end(), id, std::move(allocation))->second;
+  by_id_.emplace(id, &added);
+  return added;
 }
 
 Allocation* Allocations::find(AllocationId id) {
-  const auto it = table_.find(id);
-  return it != table_.end() ? &it->second : nullptr;
+  const auto it = by_id_.find(id);
+  return it != by_id_.end() ? it->second : nullptr;
 }
 
 Result<Allocation*> Allocations::redeem(AllocationId id, const Token& token, GroupId group,
@@ -110,28 +114,36 @@ Result<Allocation*> Allocations::redeem(AllocationId id, const Token& token, Gro
 }
 
 Result<std::optional<Allocation>> Allocations::free(AllocationId id, RankId rank) {
-  const auto it = table_.find(id);
-  if (it == table_.end() || !it->second.held_by(rank)) return not_held(id);
-  std::erase(it->second.holders, rank);
-  std::erase(it->second.pinners, rank);
-  if (!it->second.holders.empty()) return std::optional<Allocation>();
-  std::optional<Allocation> orphan(std::move(it->second));
-  table_.erase(it);
+  Allocation* allocation = find(id);
+  if (allocation == nullptr || !allocation->held_by(rank)) return not_held(id);
+  std::erase(allocation->holders, rank);
+  std::erase(allocation->pinners, rank);
+  if (!allocation->holders.empty()) return std::optional<Allocation>();
+  std::optional<Allocation> orphan(std::move(*allocation));
+  by_id_.erase(id);
+  const auto group = groups_.find(orphan->group);
+  group->second.erase(id);
+  if (group->second.empty()) groups_.erase(group);
   return orphan;
 }
 
 std::vector<Allocation> Allocations::drop_rank(RankId rank) {
   std::vector<Allocation> orphans;
-  for (auto it = table_.begin(); it != table_.end();) {
-    Allocation& allocation = it->second;
-    std::erase(allocation.holders, rank);
-    std::erase(allocation.pinners, rank);
-    if (allocation.holders.empty()) {
-      orphans.push_back(std::move(allocation));
-      it = table_.erase(it);
-    } else {
-      ++it;
+  for (auto group = groups_.begin(); group != groups_.end();) {
+    Table& table = group->second;
+    for (auto it = table.begin(); it != table.end();) {
+      Allocation& allocation = it->second;
+      std::erase(allocation.holders, rank);
+      std::erase(allocation.pinners, rank);
+      if (allocation.holders.empty()) {
+        by_id_.erase(allocation.id);
+        orphans.push_back(std::move(allocation));
+        it = table.erase(it);
+      } else {
+        ++it;
+      }
     }
+    group = table.empty() ? groups_.erase(group) : std::next(group);
   }
   return orphans;
 }
@@ -143,44 +155,69 @@ Status Allocations::pin(AllocationId id, RankId rank) {
   return {};
 }
 
-std::vector<Allocation*> Allocations::select(const Filter& filter) {
-  std::vector<Allocation*> found;
-  for (auto& [id, allocation] : table_)
-    if (filter(allocation)) found.push_back(&allocation);
-  return found;
+namespace {
+
+void count(const Allocation& allocation, Usage& usage) {
+  ++usage.count;
+  usage.allocated += allocation.size;
+  if (allocation.resident()) usage.resident += allocation.size;
+  usage.saved += allocation.saved_bytes();
+  if (allocation.pinned()) usage.pinned += allocation.size;
 }
+
+}  // namespace
 
 std::vector<const Allocation*> Allocations::select(const Filter& filter) const {
   std::vector<const Allocation*> found;
-  for (const auto& [id, allocation] : table_)
-    if (filter(allocation)) found.push_back(&allocation);
+  for (const auto& [group, table] : groups_)
+    for (const auto& [id, allocation] : table)
+      if (filter(allocation)) found.push_back(&allocation);
+  std::sort(found.begin(), found.end(),
+            [](const Allocation* a, const Allocation* b) { return a->id < b->id; });
   return found;
 }
 
 std::vector<Allocation*> Allocations::of_group(GroupId group) {
-  return select([group](const Allocation& a) { return a.group == group; });
+  std::vector<Allocation*> found;
+  const auto it = groups_.find(group);
+  if (it == groups_.end()) return found;
+  found.reserve(it->second.size());
+  for (auto& [id, allocation] : it->second) found.push_back(&allocation);
+  return found;
 }
 
 std::vector<const Allocation*> Allocations::of_group(GroupId group) const {
-  return select([group](const Allocation& a) { return a.group == group; });
+  const std::vector<Allocation*> found = const_cast<Allocations*>(this)->of_group(group);
+  return {found.begin(), found.end()};
+}
+
+std::vector<Allocation*> Allocations::of_group(GroupId group, const Filter& filter) {
+  std::vector<Allocation*> found = of_group(group);
+  std::erase_if(found, [&](const Allocation* a) { return !filter(*a); });
+  return found;
 }
 
 bool Allocations::any(GroupId group, const Filter& filter) const {
-  return std::any_of(table_.begin(), table_.end(), [&](const auto& entry) {
-    return entry.second.group == group && filter(entry.second);
-  });
+  const auto it = groups_.find(group);
+  return it != groups_.end() &&
+         std::any_of(it->second.begin(), it->second.end(),
+                     [&](const auto& entry) { return filter(entry.second); });
 }
 
 Usage Allocations::usage(const Filter& filter) const {
   Usage usage;
-  for (const auto& [id, allocation] : table_) {
-    if (!filter(allocation)) continue;
-    ++usage.count;
-    usage.allocated += allocation.size;
-    if (allocation.resident()) usage.resident += allocation.size;
-    usage.saved += allocation.saved_bytes();
-    if (allocation.pinned()) usage.pinned += allocation.size;
-  }
+  for (const auto& [group, table] : groups_)
+    for (const auto& [id, allocation] : table)
+      if (filter(allocation)) count(allocation, usage);
+  return usage;
+}
+
+Usage Allocations::usage(GroupId group, const Filter& filter) const {
+  Usage usage;
+  const auto it = groups_.find(group);
+  if (it == groups_.end()) return usage;
+  for (const auto& [id, allocation] : it->second)
+    if (filter(allocation)) count(allocation, usage);
   return usage;
 }
 

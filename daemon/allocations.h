@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "common/fd.h"
@@ -126,18 +127,22 @@ class Allocations {
   Status pin(AllocationId id, RankId rank);
 
   /// Oldest first.
-  std::vector<Allocation*> select(const Filter& filter);
   std::vector<const Allocation*> select(const Filter& filter) const;
   std::vector<Allocation*> of_group(GroupId group);
   std::vector<const Allocation*> of_group(GroupId group) const;
+  std::vector<Allocation*> of_group(GroupId group, const Filter& filter);
   /// Whether the group has an allocation of which this is true.
   bool any(GroupId group, const Filter& filter) const;
 
   Usage usage(const Filter& filter) const;
-  std::size_t size() const { return table_.size(); }
+  Usage usage(GroupId group, const Filter& filter) const;
+  std::size_t size() const { return by_id_.size(); }
 
  private:
-  std::map<AllocationId, Allocation> table_;
+  using Table = std::map<AllocationId, Allocation>;
+
+  std::map<GroupId, Table> groups_;  // none of them empty
+  std::unordered_map<AllocationId, Allocation*> by_id_;
   AllocationId next_id_ = 1;
 };
 

@@ -245,8 +245,10 @@ void Broker::drive_id(GroupId id) {
 }
 
 void Broker::drive(GroupEntry& group) {
-  while (std::optional<Action> next = group.machine.next_action())
+  while (std::optional<Action> next = group.machine.next_action()) {
+    meter_.enter(group.id, group.machine.phase());
     std::visit([&](const auto& what) { act(group, what); }, *next);
+  }
   if (group.machine.empty()) return forget_group(group.id);
 
   if (group.timer) loop_.cancel(*group.timer);
@@ -275,7 +277,9 @@ void Broker::act(GroupEntry& group, const action::StateChanged& changed) {
 }
 
 void Broker::act(GroupEntry& group, const action::Finished& finished) {
-  const Outcome& outcome = finished.outcome;
+  Outcome outcome = finished.outcome;
+  meter_.take(group.id, outcome.times);
+  histograms_.add(outcome);
   if (outcome.status.ok()) {
     std::string times;
     for (const PhaseTime& t : outcome.times)
@@ -359,6 +363,7 @@ Status Broker::set_policy(const std::string& name, const std::string& tag, v1::P
 
 void Broker::status(v1::NodeStatus& status) const {
   report_node(node_, devices_, nvml_, began_, status);
+  report_times(histograms_, status);
 }
 
 void Broker::groups(v1::ListGroupsResponse& response) const {

@@ -12,9 +12,11 @@
 
 #include "amem/v1/broker.pb.h"
 #include "daemon/config.h"
+#include "daemon/costs.h"
 #include "daemon/devices.h"
 #include "daemon/event_loop.h"
 #include "daemon/events.h"
+#include "daemon/histograms.h"
 #include "daemon/node.h"
 #include "daemon/nvml.h"
 #include "daemon/operations.h"
@@ -107,6 +109,8 @@ class Broker final : private SessionHandler {
   const Time began_ = Clock::now();
   Node node_;
   EventHub events_;
+  CostMeter meter_;
+  Histograms histograms_;
   std::map<SessionId, Session> sessions_by_id_;
   RankId next_rank_ = 1;
   GroupId next_group_ = 1;

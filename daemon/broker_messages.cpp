@@ -186,7 +186,7 @@ void Broker::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
   GroupEntry& group = group_of(rank);
   saved_.answered(rank, message.epoch, *work);
   group.machine.phase_done(rank.id, message.epoch, *work, phase_status(message), message.bytes,
-                           Clock::now());
+                           Clock::now(), rank_work(message.spent));
   drive(group);
 }
 

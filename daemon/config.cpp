@@ -209,8 +209,6 @@ const std::vector<Setting>& settings() {
        get_deadline<&Deadlines::create>},
       {"deadlines.load", "for mapping and copying from the pool", set_deadline<&Deadlines::load>,
        get_deadline<&Deadlines::load>},
-      {"deadlines.peers", "for mapping what peers share", set_deadline<&Deadlines::peers>,
-       get_deadline<&Deadlines::peers>},
       {"deadlines.open", "for opening the gates", set_deadline<&Deadlines::open>,
        get_deadline<&Deadlines::open>},
       {"deadlines.request", "for all ranks to ask for the same pause or resume",

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "daemon/costs.h"
 #include "daemon/units.h"
 
 namespace amem {
@@ -96,20 +97,23 @@ const Device* Devices::find(const DeviceUuid& uuid) const {
   return it != devices_.end() ? &*it : nullptr;
 }
 
+template <class What>
 Result<Fd> Devices::create_and_export(const CUmemAllocationProp& properties, std::uint64_t size,
-                                      const std::string& what) const {
+                                      const What& what) const {
+  const InDriver timed;
   CUmemGenericAllocationHandle handle = 0;
   CUresult result = driver_.cuMemCreate_(&handle, size, &properties, 0);
   if (result == CUDA_ERROR_NOT_SUPPORTED)
-    return Status(Code::kUnimplemented, what + ": cuMemCreate: " + driver_.name(result));
-  if (result != CUDA_SUCCESS) return driver_.error(result, what + ": cuMemCreate");
+    return Status(Code::kUnimplemented, what() + ": cuMemCreate: " + driver_.name(result));
+  if (result != CUDA_SUCCESS) return driver_.error(result, what() + ": cuMemCreate");
   int fd = -1;
   result = driver_.cuMemExportToShareableHandle_(&fd, handle,
                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   const CUresult released = driver_.cuMemRelease_(handle);
   Fd exported(result == CUDA_SUCCESS ? fd : -1);
-  if (result != CUDA_SUCCESS) return driver_.error(result, what + ": cuMemExportToShareableHandle");
-  if (released != CUDA_SUCCESS) return driver_.error(released, what + ": cuMemRelease");
+  if (result != CUDA_SUCCESS)
+    return driver_.error(result, what() + ": cuMemExportToShareableHandle");
+  if (released != CUDA_SUCCESS) return driver_.error(released, what() + ": cuMemRelease");
   ::fcntl(exported.get(), F_SETFD, FD_CLOEXEC);
   return exported;
 }
@@ -119,9 +123,10 @@ Result<Fd> Devices::create(const Device& device, std::uint64_t size, bool gpu_di
     return Status(Code::kInvalidArgument,
                   "an allocation of " + std::to_string(size) + " bytes on " + describe(device) +
                       ": the size must be a multiple of " + std::to_string(device.granularity));
-  return create_and_export(
-      device_properties(device.ordinal, gpu_direct_rdma), size,
-      format_size(size) + " on " + describe(device) + (gpu_direct_rdma ? ", RDMA-capable" : ""));
+  return create_and_export(device_properties(device.ordinal, gpu_direct_rdma), size, [&] {
+    return format_size(size) + " on " + describe(device) +
+           (gpu_direct_rdma ? ", RDMA-capable" : "");
+  });
 }
 
 std::set<int> Devices::numa_nodes() const {
@@ -137,9 +142,9 @@ Result<Fd> Devices::create_host(int numa_node, std::uint64_t size) const {
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   properties.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
   properties.location.id = numa_node;
-  return create_and_export(
-      properties, size,
-      format_size(size) + " of host memory on NUMA node " + std::to_string(numa_node));
+  return create_and_export(properties, size, [&] {
+    return format_size(size) + " of host memory on NUMA node " + std::to_string(numa_node);
+  });
 }
 
 bool Devices::host_memory_supported() const {

@@ -55,8 +55,10 @@ class Devices {
 
  private:
   Status inspect(int ordinal, Device& device) const;
+  /// `what` makes the text of an error.
+  template <class What>
   Result<Fd> create_and_export(const CUmemAllocationProp& properties, std::uint64_t size,
-                               const std::string& what) const;
+                               const What& what) const;
 
   Driver driver_;
   std::vector<Device> devices_;

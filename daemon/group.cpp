@@ -237,9 +237,6 @@ void Group::enter(Phase phase, Time now) {
       waiting_ = participants_;
       actions_.push_back(action::Load{epoch_, participants()});
       break;
-    case Phase::kPeers:
-      actions_.push_back(action::Peers{epoch_});
-      break;
     case Phase::kOpen: {
       // Those that joined on the way have their gates shut too.
       const std::vector<RankId> all = members();
@@ -256,13 +253,31 @@ void Group::enter(Phase phase, Time now) {
   }
   asked_ = static_cast<std::uint32_t>(waiting_.size());
   report_progress(now);
-  // In save and peers the broker says first whom it asked.
-  if (rule(phase).waits_for_ranks && phase != Phase::kSave && phase != Phase::kPeers)
-    advance_if_done(now);
+  // In save the broker says first whom it asked.
+  if (rule(phase).waits_for_ranks && phase != Phase::kSave) advance_if_done(now);
 }
 
 void Group::close_phase(Time now) {
-  if (operating()) times_.push_back({phase_, now - phase_began_});
+  if (!operating()) return;
+  PhaseTime& closed = times_.emplace_back(PhaseTime{phase_, now - phase_began_});
+  for (auto& [rank, time] : rank_times_) closed.ranks.push_back(std::move(time));
+  rank_times_.clear();
+}
+
+void Group::note_work(RankId rank, Work work, std::uint64_t bytes, const RankWork& spent,
+                      Time now) {
+  RankTime& noted = rank_times_[rank];
+  noted.rank = rank;
+  noted.time = now - phase_began_;
+  if (work == Work::kSave || work == Work::kLoad) noted.copied += bytes;
+  noted.work.busy += spent.busy;
+  noted.work.copy += spent.copy;
+  noted.work.import += spent.import;
+  noted.work.map += spent.map;
+  noted.work.access += spent.access;
+  noted.work.unmap += spent.unmap;
+  noted.work.release += spent.release;
+  noted.work.handles += spent.handles;
 }
 
 void Group::advance_if_done(Time now) {
@@ -373,7 +388,7 @@ void Group::look_at_cut(Time now) {
 }
 
 void Group::phase_done(RankId rank, Epoch epoch, Work work, const Status& status,
-                       std::uint64_t bytes, Time now) {
+                       std::uint64_t bytes, Time now, const RankWork& spent) {
   if (epoch != epoch_ || !waiting_.contains(rank)) return;
   const bool last_answer = [&] {
     switch (phase_) {
@@ -384,8 +399,6 @@ void Group::phase_done(RankId rank, Epoch epoch, Work work, const Status& status
         return work == Work::kRelease;
       case Phase::kLoad:
         return work == Work::kLoad && mapped_.contains(rank);
-      case Phase::kPeers:
-        return work == Work::kMap;
       case Phase::kOpen:
         return work == Work::kOpen;
       default:
@@ -396,6 +409,7 @@ void Group::phase_done(RankId rank, Epoch epoch, Work work, const Status& status
   if (!expected) return;
 
   bytes_ += bytes;
+  note_work(rank, work, bytes, spent, now);
   if (last_answer)
     waiting_.erase(rank);
   else
@@ -435,14 +449,6 @@ void Group::created(const Status& status, Time now) {
   if (phase_ != Phase::kCreate) return;
   if (!status.ok()) return fail(status, now);
   advance(now);
-}
-
-void Group::peers_sent(const std::vector<RankId>& ranks, Time now) {
-  if (phase_ != Phase::kPeers) return;
-  waiting_ = {ranks.begin(), ranks.end()};
-  asked_ = static_cast<std::uint32_t>(ranks.size());
-  report_progress(now);
-  advance_if_done(now);
 }
 
 // ---- requests from inside -----------------------------------------------------------------------

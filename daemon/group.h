@@ -23,6 +23,7 @@
 #include "daemon/allocations.h"
 #include "daemon/clock.h"
 #include "daemon/cut.h"
+#include "daemon/phase_times.h"
 #include "daemon/phases.h"
 #include "daemon/requests.h"
 #include "daemon/task.h"
@@ -36,11 +37,6 @@ std::string_view to_string(GroupState state);
 
 /// What a rank's PhaseDone answers.
 enum class Work : std::uint8_t { kSave, kRelease, kMap, kLoad, kOpen };
-
-struct PhaseTime {
-  Phase phase = Phase::kNone;
-  Duration time{};
-};
 
 /// How an operation went.
 struct Outcome {
@@ -79,9 +75,6 @@ struct Load {  // the last Map and Load to these ranks, which they answer
   Epoch epoch;
   std::vector<RankId> ranks;
 };
-struct Peers {  // Map to the holders that are no keepers; answered by peers_sent()
-  Epoch epoch;
-};
 struct Room {  // the swap's other group has left: create what waited for its memory
   Epoch epoch;
 };
@@ -114,11 +107,10 @@ struct Finished {
 
 }  // namespace action
 
-using Action =
-    std::variant<action::Quiesce, action::Step, action::Save, action::Release, action::Drop,
-                 action::Admit, action::Create, action::Load, action::Peers, action::Room,
-                 action::Open, action::Arrived, action::Answer, action::Progress,
-                 action::StateChanged, action::Finished>;
+using Action = std::variant<action::Quiesce, action::Step, action::Save, action::Release,
+                            action::Drop, action::Admit, action::Create, action::Load, action::Room,
+                            action::Open, action::Arrived, action::Answer, action::Progress,
+                            action::StateChanged, action::Finished>;
 
 /// What a Group needs to know of its memory; its owner tells.
 struct MemoryView {
@@ -167,8 +159,9 @@ class Group {
 
   // ---- answers of ranks; those of another epoch or phase are ignored ----
   void cut_status(RankId rank, Epoch epoch, CutReport report, Time now);
+  /// `spent`: how the rank spent its time, for the Outcome.
   void phase_done(RankId rank, Epoch epoch, Work work, const Status& status, std::uint64_t bytes,
-                  Time now);
+                  Time now, const RankWork& spent = {});
 
   // ---- answers to actions ----
   void save_sent(const Status& status, const std::vector<RankId>& ranks, Time now);
@@ -176,7 +169,6 @@ class Group {
   void dropped(const std::string& note, Time now);
   void admitted(const Status& status, Time now);
   void created(const Status& status, Time now);
-  void peers_sent(const std::vector<RankId>& ranks, Time now);
 
   // ---- for reports ----
   const std::string& name() const { return name_; }
@@ -220,6 +212,7 @@ class Group {
   void expire_requests(const Task& task, Time now);
   Time request_deadline(const Task& task) const;
   void report_progress(Time now);
+  void note_work(RankId rank, Work work, std::uint64_t bytes, const RankWork& spent, Time now);
 
   std::string name_;
   Deadlines deadlines_;
@@ -254,6 +247,7 @@ class Group {
   std::optional<Cut> cut_;
   Status trouble_;  // the first thing that went wrong and did not end the operation at once
   std::vector<PhaseTime> times_;
+  std::map<RankId, RankTime> rank_times_;  // of this phase
 };
 
 }  // namespace amem

@@ -1,5 +1,7 @@
 #include "daemon/messages.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 
 namespace amem {
@@ -163,6 +165,15 @@ std::optional<Work> answered_work(amem_v1_Phase phase) {
     default:
       return std::nullopt;
   }
+}
+
+RankWork rank_work(const amem_v1_Spent& spent) {
+  // A rank's numbers are for people only; nonsense in them must not overflow.
+  const auto us = [](std::uint64_t value) -> Duration {
+    return std::chrono::microseconds(std::min<std::uint64_t>(value, 3'600'000'000));
+  };
+  return {us(spent.busy_us),   us(spent.copy_us),  us(spent.import_us),  us(spent.map_us),
+          us(spent.access_us), us(spent.unmap_us), us(spent.release_us), spent.handles};
 }
 
 Status phase_status(const amem_v1_PhaseDone& message) {

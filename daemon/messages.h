@@ -39,6 +39,7 @@ RegionPolicy region_policy(amem_v1_RegionPolicy policy);
 /// Nothing for a phase that no rank answers.
 std::optional<Work> answered_work(amem_v1_Phase phase);
 /// A rank's PhaseDone as a status; a code that is none counts as kUnknown.
+RankWork rank_work(const amem_v1_Spent& spent);
 Status phase_status(const amem_v1_PhaseDone& message);
 
 /// A rank's text as it may appear in logs and answers: printable ASCII, the rest '?'.

@@ -7,11 +7,13 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "daemon/allocations.h"
@@ -73,14 +75,14 @@ struct GroupEntry {
   GroupId id;
   uid_t uid;
   Group machine;
-  std::map<std::string, bool> tag_discards;   // the tags whose policy an operator has set
-  std::map<std::string, SaveForm> tag_forms;  // likewise
-  std::map<AllocationId, RankId> savers;      // of the pause under way or last done
-  std::optional<GroupId> leaving;             // whose memory the resume under way waits for: a swap
-  Headroom headroom;                          // until it has left
-  Creation creation;                          // of the resume under way
-  bool awaits_room = false;                   // nothing more of it fits in the headroom
-  Loaders loaders;                            // likewise: what has been sent to whom
+  std::map<std::string, bool> tag_discards;         // the tags whose policy an operator has set
+  std::map<std::string, SaveForm> tag_forms;        // likewise
+  std::unordered_map<AllocationId, RankId> savers;  // of the pause under way or last done
+  std::optional<GroupId> leaving;  // whose memory the resume under way waits for: a swap
+  Headroom headroom;               // until it has left
+  Creation creation;               // of the resume under way
+  bool awaits_room = false;        // nothing more of it fits in the headroom
+  Loaders loaders;                 // likewise: what has been sent to whom
   std::optional<EventLoop::TimerId> timer;
 };
 

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "daemon/costs.h"
+
 namespace amem {
 
 Status Nvml::open(const Devices& devices) {
@@ -38,6 +40,7 @@ Nvml::~Nvml() {
 std::optional<MemoryUse> Nvml::memory(const DeviceUuid& uuid) const {
   const auto it = handles_.find(uuid);
   Memory memory{};
+  const InDriver timed;
   if (it == handles_.end() || memory_info_(it->second, &memory) != 0) return std::nullopt;
   return MemoryUse{memory.total, memory.used, memory.free};
 }

@@ -170,6 +170,9 @@ void Operations::tell_done(const GroupEntry& group, const Outcome& outcome,
     v1::PhaseTime* t = last.add_times();
     t->set_phase(std::string(phase_name(time.phase)));
     t->set_us(to_us(time.time));
+    t->set_broker_us(to_us(time.broker));
+    t->set_driver_us(to_us(time.driver));
+    for (const RankTime& rank : time.ranks) report_rank_time(node_, rank, *t->add_ranks());
   }
   if (outcome.task.op == Operation::kPause) {
     const Leftover stays = leftover(node_, group, outcome.task.selection);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "daemon/costs.h"
 #include "daemon/messages.h"
 #include "daemon/units.h"
 
@@ -101,6 +102,7 @@ void PhaseRunner::run(GroupEntry& group, const action::Drop&) {
     const auto [entry, first] = dropped.try_emplace(a->device);
     if (first) entry->second.before = nvml_.memory(a->device);
     entry->second.bytes += a->size;
+    const InDriver freeing;
     a->fd.reset();
   }
   std::string note;
@@ -223,21 +225,15 @@ void PhaseRunner::create_slice(GroupEntry& group, Epoch epoch) {
     create_later(group.id, epoch);
 }
 
-void PhaseRunner::run(GroupEntry&, const action::Load& load) {
+/// What a rank holds and another loads it maps while its own copies are still under way; it may not
+/// touch it before everybody has loaded, which is what open waits for.
+void PhaseRunner::run(GroupEntry& group, const action::Load& load) {
+  const Selection& what = group.machine.task().selection;
+  Plan peers = plan_peers(node_.allocations, group.id, what, group.loaders);
   for (const RankId rank : load.ranks) {
-    send_maps(rank, load.epoch, {}, true);
+    send_maps(rank, load.epoch, peers[rank].maps, true);
     send_copies(rank, CopyKind::kLoad, load.epoch, {}, true);
   }
-}
-
-void PhaseRunner::run(GroupEntry& group, const action::Peers& peers) {
-  std::vector<RankId> asked;
-  const Selection& what = group.machine.task().selection;
-  for (const auto& [rank, work] : plan_peers(node_.allocations, group.id, what, group.loaders)) {
-    send_maps(rank, peers.epoch, work.maps, true);
-    asked.push_back(rank);
-  }
-  group.machine.peers_sent(asked, Clock::now());
 }
 
 void PhaseRunner::run(GroupEntry&, const action::Open& open) {

@@ -42,7 +42,6 @@ class PhaseRunner {
   void run(GroupEntry& group, const action::Create& create);
   void run(GroupEntry& group, const action::Load& load);
   void run(GroupEntry& group, const action::Room& room);
-  void run(GroupEntry& group, const action::Peers& peers);
   void run(GroupEntry& group, const action::Open& open);
   void run(GroupEntry& group, const action::Arrived& arrived);
 

@@ -20,7 +20,6 @@ enum class Phase : std::uint8_t {
   kAdmit,
   kCreate,
   kLoad,  // "map+load"
-  kPeers,
   kTurn,  // of a swap's second group
   kOpen,
   kRollback,  // of a resume: the ranks release again what they had mapped
@@ -64,8 +63,7 @@ inline constexpr std::array kPhases = {
     PhaseRule{Phase::kAdmit,    "admit",    false, Phase::kCreate,  OnFailure::kEnd,       OnDeath::kGoOn},
     // What has been created goes to its keepers at once, so in create they map and load already.
     PhaseRule{Phase::kCreate,   "create",   false, Phase::kLoad,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
-    PhaseRule{Phase::kLoad,     "map+load", true,  Phase::kPeers,   OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
-    PhaseRule{Phase::kPeers,    "peers",    true,  Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kGoOn},
+    PhaseRule{Phase::kLoad,     "map+load", true,  Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
     // Instead of going on to open: the group that it takes turns with is not paused yet.
     PhaseRule{Phase::kTurn,     "turn",     false, Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kGoOn},
     // Ranks that have opened are running: there is no way back, and everything has been loaded.
@@ -93,7 +91,6 @@ struct Deadlines {
   Duration release = std::chrono::seconds(30);  // also for the rollback of a resume
   Duration create = std::chrono::seconds(60);
   Duration load = std::chrono::seconds(60);
-  Duration peers = std::chrono::seconds(30);
   Duration open = std::chrono::seconds(10);
   Duration request = std::chrono::seconds(60);     // for the other ranks to ask for the same
   Duration stall = std::chrono::milliseconds(20);  // of a quiesce, see docs/protocol.md
@@ -109,8 +106,6 @@ struct Deadlines {
         return release;
       case Phase::kLoad:
         return load;
-      case Phase::kPeers:
-        return peers;
       case Phase::kOpen:
         return open;
       default:

@@ -42,9 +42,8 @@ Status known_tags(const Allocations& table, GroupId group, const Selection& what
 
 std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Selection& what,
                                  const Allocations::Filter& keeps) {
-  return table.select([&](const Allocation& a) {
-    return a.group == group && what.takes(a.tag) && a.can_leave() && keeps(a);
-  });
+  return table.of_group(
+      group, [&](const Allocation& a) { return what.takes(a.tag) && a.can_leave() && keeps(a); });
 }
 
 Plan plan_save(const Allocations& table, GroupId group, const FormOf& form) {

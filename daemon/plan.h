@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "daemon/allocations.h"
@@ -60,7 +61,7 @@ std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId grou
 Plan plan_load(const std::vector<const Allocation*>& slice);
 
 /// Who loads what.
-using Loaders = std::map<AllocationId, RankId>;
+using Loaders = std::unordered_map<AllocationId, RankId>;
 
 /// Peers: each holder maps what its loader has loaded. Only ranks with something to map.
 Plan plan_peers(const Allocations& table, GroupId group, const Selection& what,

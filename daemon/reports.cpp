@@ -68,8 +68,7 @@ void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info
   info.set_phase(std::string(phase_name(machine.phase())));
   info.set_uid(group.uid);
   info.set_rank_count(static_cast<std::uint32_t>(machine.members().size()));
-  const Usage usage =
-      node.allocations.usage([&](const Allocation& a) { return a.group == group.id; });
+  const Usage usage = node.allocations.usage(group.id, [](const Allocation&) { return true; });
   info.set_allocation_count(usage.count);
   info.set_allocated_bytes(usage.allocated);
   info.set_resident_bytes(usage.resident);
@@ -109,11 +108,10 @@ void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info
 
 Leftover leftover(const Node& node, const GroupEntry& group, const Selection& what) {
   Leftover stays;
-  stays.pinned = node.allocations
-                     .usage([&](const Allocation& a) {
-                       return a.group == group.id && what.takes(a.tag) && a.pinned();
-                     })
-                     .resident;
+  stays.pinned =
+      node.allocations
+          .usage(group.id, [&](const Allocation& a) { return what.takes(a.tag) && a.pinned(); })
+          .resident;
   if (!what.all()) return stays;
   for (RankId rank : group.machine.members())
     for (const Unbrokered& u : node.ranks.at(rank).unbrokered) stays.unbrokered += u.bytes;
@@ -147,6 +145,34 @@ void report_node(const Node& node, const Devices& devices, const Nvml& nvml, Tim
   if (!node.segments.empty()) pool->set_kind(node.segments.back().memfd ? "memfd" : "host_numa");
   pool->set_error(node.pool_error);
   for (const auto& [id, group] : node.groups) report_group(node, group, *status.add_groups());
+}
+
+void report_times(const Histograms& histograms, v1::NodeStatus& status) {
+  for (const auto& [what, histogram] : histograms.all()) {
+    v1::TimeHistogram* h = status.add_times();
+    h->set_operation(std::string(to_string(what.first)));
+    h->set_phase(std::string(phase_name(what.second)));
+    h->set_count(histogram.count);
+    h->set_sum_us(to_us(histogram.sum));
+    for (auto ms : Histogram::kBoundsMs) h->add_bounds_us(static_cast<std::uint64_t>(ms) * 1000);
+    for (std::uint64_t n : histogram.buckets) h->add_buckets(n);
+  }
+}
+
+void report_rank_time(const Node& node, const RankTime& time, v1::RankTime& message) {
+  message.set_id(time.rank);
+  const auto rank = node.ranks.find(time.rank);
+  message.set_rank(rank != node.ranks.end() ? rank->second.number : -1);
+  message.set_us(to_us(time.time));
+  message.set_busy_us(to_us(time.work.busy));
+  message.set_bytes(time.copied);
+  message.set_copy_us(to_us(time.work.copy));
+  message.set_import_us(to_us(time.work.import));
+  message.set_map_us(to_us(time.work.map));
+  message.set_access_us(to_us(time.work.access));
+  message.set_unmap_us(to_us(time.work.unmap));
+  message.set_release_us(to_us(time.work.release));
+  message.set_handles(static_cast<std::uint32_t>(time.work.handles));
 }
 
 std::vector<v1::RankInfo> report_ranks(const Node& node, const std::string& group) {

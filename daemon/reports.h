@@ -10,6 +10,7 @@
 
 #include "amem/v1/broker.pb.h"
 #include "daemon/devices.h"
+#include "daemon/histograms.h"
 #include "daemon/node.h"
 #include "daemon/nvml.h"
 #include "daemon/task.h"
@@ -31,6 +32,10 @@ struct Leftover {
   std::uint64_t unbrokered = 0;  // of everything only: it has no tags
 };
 Leftover leftover(const Node& node, const GroupEntry& group, const Selection& what);
+
+void report_times(const Histograms& histograms, v1::NodeStatus& status);
+
+void report_rank_time(const Node& node, const RankTime& time, v1::RankTime& message);
 
 /// `group`: a name, or empty for all; a name that no group has: nothing.
 std::vector<v1::RankInfo> report_ranks(const Node& node, const std::string& group);

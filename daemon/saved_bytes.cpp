@@ -31,6 +31,7 @@ Status SavedBytes::take(GroupEntry& group, const std::function<int(const DeviceU
     return {taken.status().code(), text + "; raise pool.size, or discard a tag"};
   }
   group.savers.clear();
+  group.savers.reserve(keep.size());
   for (std::size_t i = 0; i < keep.size(); ++i) {
     keep[i]->saved = std::move(taken.value()[i]);
     keep[i]->stored.clear();

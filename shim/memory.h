@@ -20,6 +20,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/driver.h"
@@ -30,6 +31,7 @@
 #include "shim/region.h"
 #include "shim/session.h"
 #include "shim/table.h"
+#include "shim/timings.h"
 
 namespace amem::shim {
 
@@ -164,6 +166,8 @@ class Memory {
   Status come_back(std::uint64_t id, const Fd& fd);
   /// Access to what has come back since the last call, one driver call for neighbours.
   Status finish_return(std::uint64_t& bytes);
+  /// What leave(), undo(), come_back() and finish_return() have spent since the last call.
+  Timings take_timings() { return std::exchange(timings_, {}); }
 
  private:
   struct Scratch {
@@ -204,6 +208,7 @@ class Memory {
   std::vector<Scratch> scratch_;      // service thread
   std::vector<Mapping*> returned_;    // service thread: mapped, access still to be set
   std::uint64_t returned_bytes_ = 0;  // service thread
+  Timings timings_;                   // service thread
 };
 
 }  // namespace amem::shim

@@ -117,6 +117,7 @@ Status Memory::take_away(const std::function<bool(const Allocation&)>& chosen,
   for (auto& [address, m] : table_.mappings())
     if (goes(*table_.find(m.id))) mapped.push_back(&m);
   for (const Table::Run& run : Table::runs(mapped, false)) {
+    const Timed timed(timings_.unmap);
     if (driver_.cuMemUnmap_(run.address, run.size) == CUDA_SUCCESS) continue;
     // Neighbours may come from different reservations, which a driver may refuse to unmap as one.
     for (const Mapping* m : table_.overlapping(run.address, run.size)) {
@@ -128,6 +129,8 @@ Status Memory::take_away(const std::function<bool(const Allocation&)>& chosen,
   bytes = 0;
   for (auto& [id, a] : table_.allocations()) {
     if (!goes(a)) continue;
+    const Timed timed(timings_.release);
+    ++timings_.handles;
     drop_real(a);
     a.resident = false;
     bytes += a.size;
@@ -141,10 +144,15 @@ Status Memory::come_back(std::uint64_t id, const Fd& fd) {
   // Of a group that runs while some of its memory comes back, the program may have freed it.
   if (a == nullptr || a->resident) return {};  // resident: pinned, it never left
   CUmemGenericAllocationHandle real = 0;
-  if (CUresult r = import_descriptor(&real, fd); r != CUDA_SUCCESS)
-    return driver_.error(r, "importing " + describe(*a));
+  {
+    const Timed timed(timings_.import);
+    ++timings_.handles;
+    if (CUresult r = import_descriptor(&real, fd); r != CUDA_SUCCESS)
+      return driver_.error(r, "importing " + describe(*a));
+  }
   a->real = real;
   for (std::size_t i = 0; i < a->mapped_at.size(); ++i) {
+    const Timed timed(timings_.map);
     if (CUresult r = driver_.cuMemMap_(a->mapped_at[i], a->size, 0, real, 0); r != CUDA_SUCCESS) {
       for (std::size_t k = 0; k < i; ++k) driver_.cuMemUnmap_(a->mapped_at[k], a->size);
       drop_real(*a);
@@ -164,7 +172,10 @@ Status Memory::come_back(std::uint64_t id, const Fd& fd) {
   a->arriving = true;
   returned_bytes_ += a->size;
   // With a mapping and no handle in the program's hands, the mapping alone keeps the memory.
-  if (!Table::needs_real(*a)) drop_real(*a);
+  if (!Table::needs_real(*a)) {
+    const Timed timed(timings_.release);
+    drop_real(*a);
+  }
   return {};
 }
 
@@ -177,6 +188,7 @@ Status Memory::finish_return(std::uint64_t& bytes) {
             [](const Mapping* a, const Mapping* b) { return a->address < b->address; });
   for (const Table::Run& run : Table::runs(mapped, true)) {
     if (run.access.empty()) continue;
+    const Timed timed(timings_.access);
     const std::vector<CUmemAccessDesc> descs = descs_of(run.access);
     if (driver_.cuMemSetAccess_(run.address, run.size, descs.data(), descs.size()) == CUDA_SUCCESS)
       continue;

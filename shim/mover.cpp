@@ -145,6 +145,7 @@ Status Mover::copy(const Piece& piece, Way way) {
 }
 
 Status Mover::save(const amem_v1_Copies& copies) {
+  if (!copies_began_) copies_began_ = SteadyClock::now();
   for (pb_size_t i = 0; i < copies.copies_count; ++i) {
     const amem_v1_Copy& copy = copies.copies[i];
     Result<Piece> placed = place(copy);
@@ -160,6 +161,7 @@ Status Mover::save(const amem_v1_Copies& copies) {
 }
 
 Status Mover::load(const amem_v1_Copies& copies) {
+  if (!copies_began_ && copies.copies_count > 0) copies_began_ = SteadyClock::now();
   std::vector<Piece> sparse_ones;
   for (pb_size_t i = 0; i < copies.copies_count; ++i) {
     const amem_v1_Copy& copy = copies.copies[i];
@@ -191,6 +193,8 @@ Status Mover::wait() {
     if (r != CUDA_SUCCESS && result.ok())
       result = driver_.error(r, "copies on device " + std::to_string(device));
   }
+  copy_time_ = copies_began_ ? SteadyClock::now() - *copies_began_ : SteadyClock::duration();
+  copies_began_.reset();
   return result;
 }
 

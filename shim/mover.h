@@ -8,6 +8,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "common/driver.h"
@@ -16,6 +17,7 @@
 #include "shim/memory.h"
 #include "shim/options.h"
 #include "shim/sparse_copier.h"
+#include "shim/timings.h"
 
 namespace amem::shim {
 
@@ -47,6 +49,8 @@ class Mover {
   Status finish_load(std::uint64_t& bytes);
   /// Waits for whatever was queued; nobody wants to know what has come of it.
   Status give_up();
+  /// Of what the finish has waited for last: from the first copy queued to the end of the last.
+  SteadyClock::duration copy_time() const { return copy_time_; }
 
  private:
   struct Segment {
@@ -76,6 +80,8 @@ class Mover {
   std::vector<int> prepared_;
   std::vector<Piece> pieces_;  // of the phase, whose checksums are to be taken
   std::uint64_t bytes_ = 0;
+  std::optional<SteadyClock::time_point> copies_began_;
+  SteadyClock::duration copy_time_{};
 };
 
 }  // namespace amem::shim

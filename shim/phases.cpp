@@ -48,6 +48,7 @@ void Phases::command(Packet& packet) {
 void Phases::unclaimed(const Packet& reply) { memory_.unclaimed(reply.message.body.reply); }
 
 void Phases::copy(const amem_v1_Copies& copies, bool save) {
+  clock_.begin(save ? amem_v1_Phase_PHASE_SAVE : amem_v1_Phase_PHASE_LOAD);
   if (copy_status_.ok()) copy_status_ = save ? mover_.save(copies) : mover_.load(copies);
   if (!copies.last) return;
   std::uint64_t bytes = 0;
@@ -76,6 +77,7 @@ void Phases::saved(std::uint64_t epoch, std::span<const Piece> pieces) {
 }
 
 void Phases::release(const amem_v1_Release& release) {
+  clock_.begin(amem_v1_Phase_PHASE_RELEASE);
   // Nothing runs on the devices now: no lock of the driver's is held by somebody who waits for work
   // that only another command of the broker lets through.
   if (!release.undo) report_.send(true);
@@ -102,6 +104,7 @@ Status Phases::undo(std::uint64_t& bytes) {
 // The copies that follow a packet need access to what it has mapped; they run while the next packet
 // is mapped.
 void Phases::map(Packet& packet) {
+  clock_.begin(amem_v1_Phase_PHASE_MAP);
   const amem_v1_Map& map = packet.message.body.map;
   if (map_status_.ok() && packet.fds.size() != map.ids_count)
     map_status_ = {Code::kInternal, std::to_string(map.ids_count) + " allocations came with " +
@@ -138,6 +141,19 @@ void Phases::done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status
   d.code = static_cast<std::uint32_t>(status.code());
   set_text(d.text, status.text());
   d.bytes = bytes;
+  d.has_spent = true;
+  d.spent.busy_us = micros(clock_.end(phase));
+  if (phase == amem_v1_Phase_PHASE_SAVE || phase == amem_v1_Phase_PHASE_LOAD) {
+    d.spent.copy_us = micros(mover_.copy_time());
+  } else {
+    const Timings timings = memory_.take_timings();
+    d.spent.import_us = micros(timings.import);
+    d.spent.map_us = micros(timings.map);
+    d.spent.access_us = micros(timings.access);
+    d.spent.unmap_us = micros(timings.unmap);
+    d.spent.release_us = micros(timings.release);
+    d.spent.handles = timings.handles;
+  }
   session_.post(message);
 }
 

@@ -12,6 +12,7 @@
 #include "shim/mover.h"
 #include "shim/report.h"
 #include "shim/session.h"
+#include "shim/timings.h"
 
 namespace amem::shim {
 
@@ -48,8 +49,9 @@ class Phases final : public Session::Handler {
   Cut& cut_;
   Report& report_;
   Session& session_;
-  bool away_ = false;               // memory is released
-  Status copy_status_;              // first failure since the last PhaseDone of copies
+  bool away_ = false;   // memory is released
+  Status copy_status_;  // first failure since the last PhaseDone of copies
+  PhaseClock clock_;
   Status map_status_;               // first failure since the last PhaseDone of a Map
   std::uint64_t mapped_bytes_ = 0;  // likewise
 };

@@ -7,6 +7,7 @@
 
 #include "client/core/json.h"
 #include "client/ctl/exit_code.h"
+#include "client/ctl/explain.h"
 #include "client/ctl/progress_view.h"
 #include "client/ctl/summary.h"
 #include "client/ctl/top.h"
@@ -129,7 +130,8 @@ int operate(const Session& s) {
         const bool paused = o.command == Command::kPause ||
                             (o.command == Command::kSwap && progress.group() == o.group);
         const std::string verb = (paused ? "paused" : "resumed") + tag_text(o.tags);
-        s.console.out << result_line(progress, verb, s.console.out_style) << std::flush;
+        s.console.out << result_line(progress, verb, s.console.out_style)
+                      << (o.explain ? explain(progress) : "") << std::flush;
       }
     }
     return !s.interrupted();

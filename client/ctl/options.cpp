@@ -104,14 +104,20 @@ void add_queries(CLI::App& app, Options& o) {
   allocations.add_flag("--summary", o.summary, "Totals by tag and device instead of a list");
 }
 
+void add_explain(CLI::App& sub, Options& o) {
+  sub.add_flag("--explain", o.explain, "Say where the time went: by phase, by rank, in the rank");
+}
+
 void add_operations(CLI::App& app, Options& o) {
   CLI::App& pause =
       add(app, o, Command::kPause, "pause", "Release a group's GPU memory, addresses kept");
   add_group(pause, o.group, true);
   add_tags(pause, o.tags, "Only memory with one of these tags, at most 8; the group runs on");
+  add_explain(pause, o);
   CLI::App& resume = add(app, o, Command::kResume, "resume", "Bring a paused group's memory back");
   add_group(resume, o.group, true);
   add_tags(resume, o.tags, "Only memory with one of these tags, at most 8; the group runs then");
+  add_explain(resume, o);
   CLI::App& swap = add(app, o, Command::kSwap, "swap", "Pause one group and resume another");
   swap.add_option("OUT", o.group, "The group to pause")
       ->type_name("")
@@ -121,6 +127,7 @@ void add_operations(CLI::App& app, Options& o) {
       ->type_name("")
       ->check(group_name())
       ->required();
+  add_explain(swap, o);
   CLI::App& policy =
       add(app, o, Command::kPolicy, "policy", "Set what a pause does with the bytes of a tag");
   add_group(policy, o.group, true);

@@ -40,6 +40,7 @@ struct Options {
   std::string tag;    // policy
   std::vector<std::string> tags;  // pause, resume, allocations; empty: all
   v1::Policy policy = v1::POLICY_UNSPECIFIED;
+  bool explain = false;                           // pause, resume, swap
   v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED;  // policy
   bool summary = false;                           // allocations
   bool once = false;                              // top

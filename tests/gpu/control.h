@@ -18,6 +18,9 @@ namespace gpu_test {
 inline constexpr int kMaxRanks = 16;
 inline constexpr int kMaxComms = 64;
 inline constexpr int kMaxCycles = 512;
+inline constexpr int kTimedSizes = 4;
+inline constexpr std::array<std::size_t, kTimedSizes> kTimedBytes = {8, 1024, 64U << 20,
+                                                                     256U << 20};
 
 /// Device memory in use, in bytes by the driver's figure, everybody's on that device.
 struct MemoryFigures {
@@ -42,6 +45,9 @@ struct RankSlot {
   std::array<std::uint32_t, kMaxCycles> pause_us{};  // 0: this rank did not ask
   std::array<std::uint32_t, kMaxCycles> resume_us{};
   std::uint64_t comm_init_us = 0;
+  std::uint64_t startup_us = 0;  // to the first verified collective of each communicator
+  // Of one all-reduce of each of kTimedBytes: before the first cycle and after the last.
+  std::array<std::array<double, kTimedSizes>, 2> all_reduce_us{};
   MemoryFigures memory;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 
 #include "tests/gpu/broker_view.h"
@@ -22,23 +23,32 @@ std::string mib(std::uint64_t bytes) { return std::to_string(bytes >> 20) + " Mi
 
 class Run {
  public:
-  Run(Crew& crew, const Options& options, const PauseCalls& calls)
-      : crew_(crew), options_(options), calls_(calls), pause_(choose()) {}
+  Run(Crew& crew, const Options& options, const PauseCalls& calls, const SuspendCalls& suspend)
+      : crew_(crew),
+        options_(options),
+        calls_(calls),
+        suspend_(suspend),
+        pause_(choose()),
+        checks_(options.memory_checks && !options.bench && !peer()) {}
 
   void all() {
     for (Rank& rank : crew_.ranks()) std::srand(static_cast<unsigned>(rank.index) + 1);
     crew_.open_devices();
     const bool pauses = pause_ != Pause::kNone && options_.loop_seconds <= 0;
-    if (pauses && options_.memory_checks) measure_baselines();
+    if (pauses && checks_) measure_baselines();
+    note_memory(&MemoryFigures::context_only);
     connect();
     crew_.verify_all(0);
+    note_memory(&MemoryFigures::running);
+    if (options_.time_collectives) time_collectives(0);
     if (options_.loop_seconds > 0) {
       loop();
     } else {
       for (int k = 1; k <= options_.cycles; ++k) cycle(k, pauses);
     }
+    if (options_.time_collectives) time_collectives(1);
     crew_.destroy_comms();
-    if (pauses && options_.memory_checks && crew_.leads()) expect_nothing_allocated();
+    if (pauses && checks_ && crew_.leads()) expect_nothing_allocated();
     doing("done");
   }
 
@@ -46,6 +56,11 @@ class Run {
   Pause choose() const {
     if (options_.pause == Pause::kInside && (calls_.pause == nullptr || calls_.resume == nullptr))
       fail("pauses from inside asked for, but there is no ncclPause: is the shim preloaded?");
+    if (options_.pause == Pause::kSuspend &&
+        (suspend_.suspend == nullptr || suspend_.resume == nullptr)) {
+      std::fprintf(stderr, "this NCCL has no ncclCommSuspend (2.29.7 or newer has)\n");
+      ::_exit(77);  // skipped
+    }
     if (options_.pause != Pause::kAuto) return options_.pause;
     return calls_.pause != nullptr ? Pause::kInside : Pause::kNone;
   }
@@ -54,6 +69,28 @@ class Run {
     const auto begin = Clock::now();
     crew_.create_comms();
     for (Rank& rank : crew_.ranks()) rank.slot->comm_init_us = microseconds_since(begin);
+    if (!options_.bench) return;
+    crew_.verify_first();
+    for (Rank& rank : crew_.ranks()) rank.slot->startup_us = microseconds_since(begin);
+  }
+
+  /// Not a pause of amem's: it has nothing to do with the broker.
+  bool peer() const { return pause_ == Pause::kSuspend || pause_ == Pause::kRecreate; }
+
+  void time_collectives(std::size_t when) {
+    for (std::size_t i = 0; i < kTimedBytes.size(); ++i) {
+      if (kTimedBytes[i] > options_.max_bytes) continue;
+      const double us = crew_.time_all_reduce(kTimedBytes[i]);
+      for (Rank& rank : crew_.ranks()) rank.slot->all_reduce_us[when][i] = us;
+    }
+  }
+
+  /// For the figures of a bench alone.
+  void note_memory(std::uint64_t MemoryFigures::*what) {
+    if (!options_.bench) return;
+    crew_.barrier();
+    for (Rank& rank : crew_.ranks()) rank.slot->memory.*what = crew_.device_memory_used(rank);
+    crew_.barrier();
   }
 
   // What the device holds without communicators: before any existed, and after some came and went.
@@ -98,7 +135,8 @@ class Run {
   void measure_running() {
     doing("measuring before the pause");
     crew_.barrier();
-    if (!options_.memory_checks) return;
+    note_memory(&MemoryFigures::running);
+    if (!checks_) return;
     BrokerView view;
     if (auto seen = view_broker(options_.group); seen.ok())
       view = std::move(seen).value();
@@ -126,7 +164,11 @@ class Run {
     crew_.barrier();
     doing("pausing");
     const auto begin = Clock::now();
-    if (pause_ == Pause::kOutside) {
+    if (pause_ == Pause::kSuspend) {
+      crew_.suspend_comms(suspend_);
+    } else if (pause_ == Pause::kRecreate) {
+      crew_.destroy_comms();
+    } else if (pause_ == Pause::kOutside) {
       if (crew_.leads()) operate_or_fail("pause");
     } else if (asks()) {
       call_twice(by_handle(k) ? calls_.pause_by_handle : calls_.pause, "ncclPause", k);
@@ -140,7 +182,12 @@ class Run {
     crew_.barrier();
     doing("resuming");
     const auto begin = Clock::now();
-    if (pause_ == Pause::kOutside) {
+    if (pause_ == Pause::kSuspend) {
+      crew_.resume_comms(suspend_);
+    } else if (pause_ == Pause::kRecreate) {
+      crew_.create_comms();
+      crew_.verify_first();  // NCCL connects when it first communicates
+    } else if (pause_ == Pause::kOutside) {
       if (crew_.leads()) operate_or_fail("resume");
     } else if (asks()) {
       call_twice(by_handle(k) ? calls_.resume_by_handle : calls_.resume, "ncclResume", k);
@@ -173,7 +220,8 @@ class Run {
   }
 
   void check_paused() {
-    if (!options_.memory_checks) return;
+    note_memory(&MemoryFigures::paused_max);
+    if (!checks_) return;
     doing("measuring while paused");
     if (crew_.leads()) {
       const auto view = view_broker(options_.group);
@@ -217,13 +265,16 @@ class Run {
   Crew& crew_;
   const Options& options_;
   const PauseCalls& calls_;
+  const SuspendCalls& suspend_;
   const Pause pause_;
+  const bool checks_;  // of what broker and driver say of the memory
 };
 
 }  // namespace
 
-void run_crew(Crew& crew, const Options& options, const PauseCalls& calls) {
-  Run(crew, options, calls).all();
+void run_crew(Crew& crew, const Options& options, const PauseCalls& calls,
+              const SuspendCalls& suspend) {
+  Run(crew, options, calls, suspend).all();
 }
 
 }  // namespace gpu_test

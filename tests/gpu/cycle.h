@@ -7,6 +7,7 @@ namespace gpu_test {
 
 /// Runs the test for one crew and returns when it has passed; a failure ends the process through
 /// fail(). All crews call it, each from its own thread or process, with the same options.
-void run_crew(Crew& crew, const Options& options, const PauseCalls& calls);
+void run_crew(Crew& crew, const Options& options, const PauseCalls& calls,
+              const SuspendCalls& suspend);
 
 }  // namespace gpu_test

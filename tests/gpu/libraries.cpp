@@ -41,6 +41,14 @@ Status Nccl::load(const std::string& path) {
   return {};
 }
 
+SuspendCalls SuspendCalls::find(void* nccl_library) {
+  SuspendCalls calls;
+  calls.suspend =
+      reinterpret_cast<decltype(calls.suspend)>(::dlsym(nccl_library, "ncclCommSuspend"));
+  calls.resume = reinterpret_cast<decltype(calls.resume)>(::dlsym(nccl_library, "ncclCommResume"));
+  return calls;
+}
+
 PauseCalls PauseCalls::find(void* nccl_library) {
   const auto look_up = [](void* where, const char* name) {
     return reinterpret_cast<Call>(::dlsym(where, name));

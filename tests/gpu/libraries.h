@@ -50,6 +50,15 @@ struct Nccl {
   amem::Status load(const std::string& path);
 };
 
+/// NCCL's own calls, from 2.29.7 on; null where this one lacks them.
+struct SuspendCalls {
+  static constexpr int kMemory = 1;  // NCCL_SUSPEND_MEM
+  ncclResult_t (*suspend)(ncclComm_t, int flags) = nullptr;
+  ncclResult_t (*resume)(ncclComm_t) = nullptr;
+
+  static SuspendCalls find(void* nccl_library);
+};
+
 /// amem's pause calls, looked up as programs do: among the global symbols, and through NCCL's own
 /// handle, as a program does that found them in a patched NCCL before. All null without the shim.
 struct PauseCalls {

@@ -64,10 +64,11 @@ int count_gpus() {
     ::_exit(kSkipped);
   }
   const PauseCalls calls = PauseCalls::find(nccl.library);
+  const SuspendCalls suspend = SuspendCalls::find(nccl.library);
   const auto crew = [&](int first_of_crew, int size) {
     set_current(&control.ranks[static_cast<std::size_t>(first_of_crew)], first_of_crew);
     Crew self(cuda, nccl, control, options, first_of_crew, size, world);
-    run_crew(self, options, calls);
+    run_crew(self, options, calls, suspend);
   };
   if (options.mode == Mode::kThreads) {
     std::vector<std::thread> threads;
@@ -113,20 +114,37 @@ std::vector<double> milliseconds(const Control& control, int world, int cycles,
   return out;
 }
 
-void print_times(const char* what, std::vector<double> ms) {
+// `warm`: the first one is named, and not counted.
+void print_times(const char* what, std::vector<double> ms, bool warm) {
   if (ms.empty()) return;
   const double first = ms.front();
+  if (warm && ms.size() > 1) ms.erase(ms.begin());
   std::sort(ms.begin(), ms.end());
   std::printf(R"(, "%s_ms": {"n": %zu, "first": %.2f, "median": %.2f, "min": %.2f, "max": %.2f})",
               what, ms.size(), first, ms[ms.size() / 2], ms.front(), ms.back());
 }
 
-void print_memory(const MemoryFigures& m) {
+void print_memory(const MemoryFigures& m, bool bench) {
   const auto mib = [](std::uint64_t bytes) { return static_cast<double>(bytes) / 1048576.0; };
+  if (bench) {
+    std::printf(R"({"context_only": %.1f, "running": %.1f, "paused": %.1f})", mib(m.context_only),
+                mib(m.running), mib(m.paused_max));
+    return;
+  }
   std::printf(R"({"context_only": %.1f, "after_destroy": %.1f, "running": %.1f, "brokered": %.1f, )"
               R"("paused_min": %.1f, "paused_max": %.1f, "freed_min": %.1f})",
               mib(m.context_only), mib(m.after_destroy), mib(m.running), mib(m.brokered_running),
               mib(m.paused_min), mib(m.paused_max), mib(m.freed_min));
+}
+
+void print_all_reduces(const RankSlot& slot) {
+  std::printf(R"(, "all_reduce": [)");
+  for (std::size_t i = 0; i < kTimedBytes.size(); ++i) {
+    if (slot.all_reduce_us[0][i] <= 0) continue;
+    std::printf(R"(%s{"bytes": %zu, "first_us": %.3f, "after_us": %.3f})", i > 0 ? ", " : "",
+                kTimedBytes[i], slot.all_reduce_us[0][i], slot.all_reduce_us[1][i]);
+  }
+  std::printf("]");
 }
 
 void report(const Control& control, const Options& options, int world) {
@@ -146,13 +164,22 @@ void report(const Control& control, const Options& options, int world) {
               options.comms + (options.subsets ? 3 : 0), static_cast<double>(init_us) / 1000.0,
               static_cast<unsigned long long>(verified),
               static_cast<unsigned long long>(iterations));
-  print_times("pause", milliseconds(control, world, options.cycles, &RankSlot::pause_us));
-  print_times("resume", milliseconds(control, world, options.cycles, &RankSlot::resume_us));
-  if (control.ranks[0].memory.paused_max > 0) {
+  print_times("pause", milliseconds(control, world, options.cycles, &RankSlot::pause_us),
+              options.bench);
+  print_times("resume", milliseconds(control, world, options.cycles, &RankSlot::resume_us),
+              options.bench);
+  if (options.bench) {
+    std::uint64_t startup_us = 0;
+    for (int r = 0; r < world; ++r)
+      startup_us = std::max(startup_us, control.ranks[static_cast<std::size_t>(r)].startup_us);
+    std::printf(R"(, "startup_ms": %.1f)", static_cast<double>(startup_us) / 1000.0);
+  }
+  if (options.time_collectives) print_all_reduces(control.ranks[0]);
+  if (control.ranks[0].memory.paused_max > 0 || options.bench) {
     std::printf(R"(, "device_mib": [)");
     for (int r = 0; r < world; ++r) {
       if (r > 0) std::printf(", ");
-      print_memory(control.ranks[static_cast<std::size_t>(r)].memory);
+      print_memory(control.ranks[static_cast<std::size_t>(r)].memory, options.bench);
     }
     std::printf("]");
   }
@@ -167,13 +194,15 @@ int run(int argc, char** argv) {
   CLI::App app{"NCCL collectives, verified, across pauses"};
   const std::map<std::string, Mode> modes = {
       {"process", Mode::kProcess}, {"threads", Mode::kThreads}, {"single", Mode::kSingle}};
-  const std::map<std::string, Pause> pauses = {{"auto", Pause::kAuto},
-                                               {"inside", Pause::kInside},
-                                               {"outside", Pause::kOutside},
-                                               {"none", Pause::kNone}};
+  const std::map<std::string, Pause> pauses = {
+      {"auto", Pause::kAuto}, {"inside", Pause::kInside},   {"outside", Pause::kOutside},
+      {"none", Pause::kNone}, {"suspend", Pause::kSuspend}, {"recreate", Pause::kRecreate}};
   app.add_option("--mode", o.mode, "one process per GPU, or one with a thread each, or one thread")
       ->transform(CLI::CheckedTransformer(modes));
-  app.add_option("--pause", o.pause, "who pauses: ncclPause in every rank, amemctl, nobody")
+  app.add_option(
+         "--pause", o.pause,
+         "who pauses: ncclPause in every rank, amemctl, nobody; or NCCL's ncclCommSuspend; or "
+         "communicators are destroyed and made anew")
       ->transform(CLI::CheckedTransformer(pauses));
   app.add_option("--gpus", o.gpus, "GPUs to use, 0: all")->check(CLI::Range(0, kMaxRanks));
   app.add_option("--comms", o.comms, "communicators of all ranks")
@@ -185,6 +214,11 @@ int run(int argc, char** argv) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--max-bytes", o.max_bytes, "largest buffer")
       ->check(CLI::Range(std::size_t{64} << 10, std::size_t{1} << 30));
+  app.add_option("--check-bytes", o.check_bytes,
+                 "largest collective that is verified after the first round");
+  app.add_flag("--bench", o.bench, "figures instead of checks of the memory");
+  app.add_flag("--time-collectives", o.time_collectives,
+               "time all-reduces of 8 B to 256 MiB, as far as --max-bytes goes");
   app.add_flag("--pause-all-threads", o.pause_all_threads, "with threads: all ask at once");
   app.add_flag("!--no-memory-checks", o.memory_checks, "where others use the GPUs too");
   app.add_option("--tolerance-mib", o.tolerance_mib)->check(CLI::NonNegativeNumber);

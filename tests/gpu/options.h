@@ -8,7 +8,14 @@
 namespace gpu_test {
 
 enum class Mode { kProcess, kThreads, kSingle };
-enum class Pause { kAuto, kInside, kOutside, kNone };
+enum class Pause {
+  kAuto,
+  kInside,
+  kOutside,
+  kNone,
+  kSuspend,   // ncclCommSuspend and ncclCommResume, NCCL's own
+  kRecreate,  // the communicators are destroyed and made anew
+};
 
 struct Options {
   Mode mode = Mode::kProcess;
@@ -20,6 +27,9 @@ struct Options {
   int cycles = 20;
   double loop_seconds = 0;  // > 0: no cycles; collectives in a loop
   std::size_t max_bytes = 64U << 20;
+  std::size_t check_bytes = 0;  // largest that is verified after the first round; 0: max_bytes
+  bool bench = false;           // figures instead of checks of the broker's memory
+  bool time_collectives = false;
   bool pause_all_threads = false;
   bool memory_checks = true;
   int tolerance_mib = 16;

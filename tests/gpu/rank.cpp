@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 
@@ -302,14 +303,72 @@ void Crew::verify(int c, Op op, Type type, std::size_t bytes, std::uint64_t seed
   check_output(c, work);
 }
 
+void Crew::verify_first() {
+  for (int c = 0; c < comm_count(); ++c) {
+    doing("the first collective", c);
+    verify(c, Op::kAllReduce, Type::kFloat32, 4096, seed_of(7, c, Op::kAllReduce, 2));
+  }
+}
+
+double Crew::time_all_reduce(std::size_t bytes) {
+  constexpr std::size_t kLarge = 1U << 20;
+  const int batches = bytes < kLarge ? 50 : 10;
+  const int length = bytes < kLarge ? 50 : 5;
+  doing("timing an all-reduce", 0);
+  const std::vector<Job> work =
+      jobs(0, Op::kAllReduce, Type::kFloat32, bytes, seed_of(8, 0, Op::kAllReduce, 0), 0);
+  std::vector<double> us;
+  for (int batch = 0; batch <= batches; ++batch) {
+    barrier();
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < length; ++i) launch(0, work);
+    for (Rank& rank : ranks_) {
+      enter(rank);
+      cuda(cuda_.cuStreamSynchronize_(rank.streams[0]), "cuStreamSynchronize");
+    }
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+    if (batch > 0) us.push_back(took.count() / length);  // the first one warms up
+  }
+  std::nth_element(us.begin(), us.begin() + static_cast<std::ptrdiff_t>(us.size() / 2), us.end());
+  return us[us.size() / 2];
+}
+
+void Crew::suspend_comms(const SuspendCalls& calls) {
+  for (int c = 0; c < comm_count(); ++c) {
+    doing("suspending a communicator", c);
+    nccl(nccl_.ncclGroupStart(), "ncclGroupStart");
+    for (Rank& rank : ranks_) {
+      enter(rank);
+      nccl(calls.suspend(rank.comms[static_cast<std::size_t>(c)].handle, SuspendCalls::kMemory),
+           "ncclCommSuspend");
+    }
+    nccl(nccl_.ncclGroupEnd(), "ncclGroupEnd after ncclCommSuspend");
+  }
+}
+
+void Crew::resume_comms(const SuspendCalls& calls) {
+  for (int c = 0; c < comm_count(); ++c) {
+    doing("resuming a communicator", c);
+    nccl(nccl_.ncclGroupStart(), "ncclGroupStart");
+    for (Rank& rank : ranks_) {
+      enter(rank);
+      nccl(calls.resume(rank.comms[static_cast<std::size_t>(c)].handle), "ncclCommResume");
+    }
+    nccl(nccl_.ncclGroupEnd(), "ncclGroupEnd after ncclCommResume");
+  }
+}
+
 void Crew::verify_all(std::uint64_t round) {
-  const std::array<std::size_t, 5> sizes = {4, 1000, 4096, 256U << 10, options_.max_bytes};
+  // Round 0 makes NCCL allocate what it needs for every size.
+  const std::size_t largest =
+      options_.check_bytes > 0 && round > 0 ? options_.check_bytes : options_.max_bytes;
+  const std::array<std::size_t, 5> sizes = {4, 1000, 4096, 256U << 10, largest};
   for (int c = 0; c < comm_count(); ++c) {
     for (int o = 0; o < kOps; ++o) {
       const Op op = static_cast<Op>(o);
       doing(name(op), c);
       for (std::size_t s = 0; s < sizes.size(); ++s) {
-        if (sizes[s] > options_.max_bytes) continue;
+        if (sizes[s] > largest) continue;
         const auto type = static_cast<Type>((round + static_cast<std::uint64_t>(o) + s) % kTypes);
         verify(c, op, type, sizes[s], seed_of(round, c, op, s));
       }

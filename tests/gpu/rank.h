@@ -57,6 +57,15 @@ class Crew {
   /// without waiting, then one wait and a comparison of each communicator's last result.
   void burst(std::uint64_t round);
 
+  /// One small all-reduce in every communicator, compared in full.
+  void verify_first();
+  /// Microseconds of an all-reduce of so many bytes in the first communicator: the median of
+  /// batches that are launched back to back. REQUIRES: bytes <= max_bytes.
+  double time_all_reduce(std::size_t bytes);
+  /// NCCL's own suspend, or resume, of every communicator.
+  void suspend_comms(const SuspendCalls& calls);
+  void resume_comms(const SuspendCalls& calls);
+
   /// The ranks agree by an all-reduce whether to stop: true as soon as rank 0 says so.
   bool agree_to_stop(bool mine);
 

@@ -113,6 +113,7 @@ def test_create_fails_when_one_rank_has_its_memory_already(node):
     ("map", "cuMemSetAccess:1:kill"),
     ("load", "cuMemcpyHtoDAsync:1:kill"),
     ("load", f"cuMemcpyHtoDAsync:{SHARED_AND_OWN}:kill"),
+    ("peers", f"cuMemImportFromShareableHandle:{SHARED_AND_OWN + 1}:kill"),
 ])
 def test_killed_in_map_and_load(node, phase, rule):
     """It had bytes to load that its peer needs: rolled back, and the next resume has a new keeper."""
@@ -144,16 +145,6 @@ def test_killed_in_map_with_nothing_that_others_need(node):
     job.check()
 
 
-def test_killed_in_peers(node):
-    node.settings["AMEM_SLAB"] = "0"
-    job = node.job()
-    node.ctl("pause", "train")
-    job.ranks[1].faults(f"cuMemImportFromShareableHandle:{SHARED_AND_OWN + 1}:kill")
-    node.ctl("resume", "train")
-    assert job.ranks[1].wait() == -signal.SIGKILL
-    assert_survivor_works(node, job.ranks[0])
-
-
 def test_killed_in_open(node):
     node.settings["AMEM_SLAB"] = "0"
     job = node.job()
@@ -163,7 +154,7 @@ def test_killed_in_open(node):
     resume = node.ctl.start("resume", "train")
     while True:
         progress = resume.json_line()
-        if progress["phase"] == "peers" and progress["ranks_done"] == 1:
+        if progress["phase"] == "map+load" and progress["ranks_done"] == 1:
             break
     job.ranks[1].signal(signal.SIGSTOP)
     resume.wait_phase("open")
@@ -173,6 +164,7 @@ def test_killed_in_open(node):
 
 
 def test_memory_is_served_to_a_rank_that_is_open_before_the_others(node):
+    node.settings["AMEM_SLAB"] = "0"
     job = node.job()
     node.ctl("pause", "train")
     job.ranks[0].send("alloc 100000")  # waits at the gate
@@ -180,7 +172,7 @@ def test_memory_is_served_to_a_rank_that_is_open_before_the_others(node):
     resume = node.ctl.start("resume", "train")
     while True:
         progress = resume.json_line()
-        if progress["phase"] == "peers" and progress["ranks_done"] == 1:
+        if progress["phase"] == "map+load" and progress["ranks_done"] == 1:
             break
     job.ranks[1].signal(signal.SIGSTOP)
     resume.wait_phase("open")
@@ -245,11 +237,12 @@ def test_slow_in_release_leaves_the_group_paused(bare_node):
 @pytest.mark.parametrize("phase, rule", [
     ("load", "cuMemcpyHtoDAsync:1:delay=1500"),
     ("load", "cuMemImportFromShareableHandle:1:delay=1500"),
-    ("peers", f"cuMemImportFromShareableHandle:{SHARED_AND_OWN + 1}:delay=1500"),
+    ("load", f"cuMemImportFromShareableHandle:{SHARED_AND_OWN + 1}:delay=1500"),
 ])
 def test_slow_in_resume_rolls_back(bare_node, phase, rule):
     node = bare_node
     quick_broker(node, phase)
+    node.settings["AMEM_SLAB"] = "0"
     job = node.job()
     node.ctl("pause", "train")
     saved = node.ctl.group("train")["saved_bytes"]

@@ -33,7 +33,6 @@ const Trouble kTroubles[] = {
      Code::kAborted},
     {"load", Operation::kResume, amem_v1_SessionMessage_load_tag, kPaused, kPaused, kPaused,
      Code::kAborted},
-    {"peers", Operation::kResume, FakeRank::kPeers, kPaused, kPaused, kRunning, Code::kOk},
     {"open", Operation::kResume, amem_v1_SessionMessage_open_tag, kRunning, kRunning, kRunning,
      Code::kOk},
 };

@@ -37,8 +37,7 @@ class FakeRank {
   };
   enum class Mood { kGood, kSilent, kFailing, kDying, kLate };  // kLate: with catch_up()
 
-  /// How it takes the command of that body tag; the map of a peers phase counts as kPeers.
-  static constexpr pb_size_t kPeers = 1000;
+  /// How it takes the command of that body tag.
   std::map<pb_size_t, Mood> moods;
   /// What CutStatus reports; by default one idle device.
   amem_v1_CutStatus cut = amem_v1_CutStatus_init_zero;
@@ -284,9 +283,7 @@ class FakeRank {
   void handle(Packet& packet) {
     const Message& m = packet.message;
     ++received[m.which_body];
-    pb_size_t what = m.which_body;
-    if (what == amem_v1_SessionMessage_map_tag && loaded_) what = kPeers;
-    const Mood mood = moods.contains(what) ? moods.at(what) : Mood::kGood;
+    const Mood mood = moods.contains(m.which_body) ? moods.at(m.which_body) : Mood::kGood;
     if (mood == Mood::kDying) return die();
     if (mood == Mood::kSilent) return;
     if (mood == Mood::kLate) return late_.push_back(std::move(packet));
@@ -309,7 +306,6 @@ class FakeRank {
         break;
       case amem_v1_SessionMessage_release_tag:
         release(m.body.release);
-        loaded_ = false;
         done(amem_v1_Phase_PHASE_RELEASE, m.body.release.epoch, failing);
         break;
       case amem_v1_SessionMessage_map_tag:
@@ -324,12 +320,10 @@ class FakeRank {
         break;
       case amem_v1_SessionMessage_load_tag:
         copy(m.body.load, false);
-        loaded_ = m.body.load.last;
         if (m.body.load.last) done(amem_v1_Phase_PHASE_LOAD, m.body.load.epoch, failing);
         break;
       case amem_v1_SessionMessage_open_tag:
         gate_shut = false;
-        loaded_ = false;
         for (auto& [allocation, held] : memory) held.arrived = false;
         done(amem_v1_Phase_PHASE_OPEN, m.body.open.epoch, failing);
         break;
@@ -380,8 +374,7 @@ class FakeRank {
 
   Fd socket_;
   std::uint64_t seq_ = 0;
-  bool loaded_ = false;  // of the resume under way: what is mapped next is a peer's
-  std::vector<Packet> pending_;
+  bool std::vector<Packet> pending_;
   std::vector<Packet> late_;
 };
 

@@ -111,17 +111,10 @@ class GroupTest : public ::testing::Test {
     drain();
     ASSERT_EQ(group.phase(), Phase::kLoad);
   }
-  void to_peers() {
+  void to_open() {
     to_load();
     both(Work::kMap);
     both(Work::kLoad);
-    drain();
-    ASSERT_EQ(group.phase(), Phase::kPeers);
-    group.peers_sent({2}, now);
-  }
-  void to_open() {
-    to_peers();
-    done(2, Work::kMap);
     drain();
     ASSERT_EQ(group.phase(), Phase::kOpen);
   }

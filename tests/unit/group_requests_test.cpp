@@ -27,7 +27,6 @@ TEST_F(GroupTest, NewcomersAreOpenedWithTheOthers) {
   both(Work::kMap);
   both(Work::kLoad);
   drain();
-  group.peers_sent({}, now);
   drain();
   ASSERT_NE(find<action::Open>(), nullptr);
   EXPECT_EQ(find<action::Open>()->ranks, (std::vector<RankId>{1, 2, 3}));

@@ -18,7 +18,6 @@ class HeldTest : public GroupTest {
     group.created(kOk, now);
     both(Work::kMap);
     both(Work::kLoad);
-    group.peers_sent({}, now);
     drain();
     ASSERT_EQ(group.phase(), Phase::kTurn);
   }
@@ -40,9 +39,9 @@ TEST_F(HeldTest, ItDoesNotOpenBeforeTheOtherHasLeft) {
   EXPECT_TRUE(find<action::Arrived>()->loaded);
   expect_finished(Code::kOk, GroupState::kRunning);
   const std::vector<PhaseTime> times = find<action::Finished>()->outcome.times;
-  ASSERT_EQ(times.size(), 6U);
-  EXPECT_EQ(times[4].phase, Phase::kTurn);
-  EXPECT_EQ(to_us(times[4].time), 7000U);
+  ASSERT_EQ(times.size(), 5U);
+  EXPECT_EQ(times[3].phase, Phase::kTurn);
+  EXPECT_EQ(to_us(times[3].time), 7000U);
 }
 
 TEST_F(HeldTest, WhenTheOtherLeavesFirstThereIsNoWait) {
@@ -54,7 +53,6 @@ TEST_F(HeldTest, WhenTheOtherLeavesFirstThereIsNoWait) {
   group.created(kOk, now);
   both(Work::kMap);
   both(Work::kLoad);
-  group.peers_sent({}, now);
   drain();
   EXPECT_EQ(group.phase(), Phase::kOpen);
 }
@@ -106,7 +104,6 @@ TEST_F(HeldTest, TheWaitForTheOtherHasADeadline) {
   group.created(kOk, now);
   both(Work::kMap);
   both(Work::kLoad);
-  group.peers_sent({}, now);
   EXPECT_EQ(group.wakeup(), now + limit);
   group.tick(now + limit);
   expect_rollback_to_paused(Code::kDeadlineExceeded, "the group that is to go out");

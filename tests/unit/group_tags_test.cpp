@@ -60,7 +60,6 @@ class GroupTagsTest : public GroupTest {
     to_load(task);
     both(Work::kMap);
     both(Work::kLoad);
-    group.peers_sent({}, now);
     drain();
     both(Work::kOpen);
   }
@@ -94,7 +93,6 @@ TEST_F(GroupTagsTest, ComingBackDisturbsNobody) {
   EXPECT_FALSE(group.join(3, "rank 2 (pid 33)")) << "nor does one that comes now wait";
   both(Work::kMap);
   both(Work::kLoad);
-  group.peers_sent({}, now);
   drain();
   both(Work::kOpen);
   done(3, Work::kOpen);

@@ -54,15 +54,12 @@ TEST_F(GroupTest, PauseAndResume) {
   done(1, Work::kLoad);
   EXPECT_EQ(group.phase(), Phase::kLoad) << "no rank goes on before all have loaded";
   done(2, Work::kLoad);
-  expect<action::Peers>("Peers");
-  group.peers_sent({1}, now);
-  done(1, Work::kMap);
   expect<action::Open>("Open");
   both(Work::kOpen);
   drain();
   EXPECT_NE(find<action::Arrived>(), nullptr);
   expect_finished(Code::kOk, GroupState::kRunning);
-  EXPECT_EQ(find<action::Finished>()->outcome.times.size(), 5U);
+  EXPECT_EQ(find<action::Finished>()->outcome.times.size(), 4U);
 }
 
 TEST_F(GroupTest, PhasesWithNothingToDoArePassedThrough) {
@@ -372,7 +369,7 @@ TEST_F(GroupTest, DeathInLoadGoesOnWithoutTheRank) {
   EXPECT_EQ(group.phase(), Phase::kLoad);
   done(1, Work::kMap);
   done(1, Work::kLoad);
-  EXPECT_EQ(group.phase(), Phase::kPeers);
+  EXPECT_EQ(group.phase(), Phase::kOpen);
 }
 
 TEST_F(GroupTest, DeathOfAKeeperBeforeItsLoadRollsBack) {
@@ -390,24 +387,6 @@ TEST_F(GroupTest, DeathOfAKeeperAfterItsLoadDoesNoHarm) {
   EXPECT_EQ(group.phase(), Phase::kLoad);
   done(2, Work::kMap);
   done(2, Work::kLoad);
-  EXPECT_EQ(group.phase(), Phase::kPeers);
-}
-
-TEST_F(GroupTest, AFailureAmongPeersRollsBack) {
-  to_peers();
-  done(2, Work::kMap, {Code::kInternal, "import refused"});
-  expect_rollback_to_paused(Code::kAborted, "import refused");
-}
-
-TEST_F(GroupTest, PeersDeadlineRollsBack) {
-  to_peers();
-  group.tick(now + seconds(30));
-  expect_rollback_to_paused(Code::kDeadlineExceeded, "rank 1 (pid 22) did not answer");
-}
-
-TEST_F(GroupTest, DeathAmongPeersGoesOn) {
-  to_peers();
-  group.leave(2, false, now);
   EXPECT_EQ(group.phase(), Phase::kOpen);
 }
 
@@ -452,9 +431,11 @@ TEST_F(GroupTest, OpenDeadlineEndsRunningWithAnError) {
 }
 
 TEST_F(GroupTest, RanksThatHaveOpenedAreServedAtOnce) {
-  to_peers();
+  to_load();
+  both(Work::kMap);
+  done(1, Work::kLoad);
   EXPECT_FALSE(group.may_allocate(1));
-  done(2, Work::kMap);
+  done(2, Work::kLoad);
   ASSERT_EQ(group.phase(), Phase::kOpen);
   EXPECT_TRUE(group.may_allocate(1));
 }

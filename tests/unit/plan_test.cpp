@@ -49,7 +49,12 @@ TEST_F(PlanTest, WhatIsPinnedDiscardedOrAwayIsNotSaved) {
   here("kv_cache");
   here().pinners = {1};
   here().fd.reset();
-  here().group = 2;
+  Allocation other;
+  other.group = kGroup + 1;
+  other.size = 100;
+  other.holders = {1};
+  other.fd = std::make_shared<const Fd>(::memfd_create("plan_test", MFD_CLOEXEC));
+  table.add(std::move(other));
   here().away = true;
   const auto found =
       to_save(table, kGroup, {}, [](const Allocation& a) { return a.tag != "kv_cache"; });
@@ -98,7 +103,7 @@ TEST_F(PlanTest, LoadSaysHowEachPartIsStored) {
   Extents left;
   ASSERT_TRUE(a.store({0, 60, true, 7}, 64, left));
   EXPECT_EQ(left, (Extents{{0, 64, 448}}));
-  const Plan plan = plan_load(table, kGroup, {}, {1});
+  const Plan plan = load();
   EXPECT_EQ(plan.at(1).copies,
             (std::vector<CopyRange>{{a.id, 0, 512, 0, 0, SaveForm::kSparse, 60, 7},
                                     {a.id, 512, 488, 2, 0, SaveForm::kDense, 0, 0}}));

@@ -1,0 +1,298 @@
+"""The parts of the benchmarks. A part is a function that takes a Machine and yields rows (results.py); it raises Skip or
+Failure like a GPU test. Limits and repetitions are of the machine's options."""
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+from harness import MARKER, Failure, Skip
+from results import from_report, row
+
+SCRIPTS = pathlib.Path(__file__).resolve().parent
+GIB = 1 << 30
+PARTS = []
+
+
+def part(gpus, limit):
+    """Registers a part that needs so many GPUs, with its time limit in seconds."""
+    def register(function):
+        PARTS.append((function.__name__, function, gpus, limit))
+        return function
+    return register
+
+
+# ---- without a GPU ----------------------------------------------------------------------------------------------
+
+
+@part(gpus=0, limit=600)
+def control(machine):
+    """The broker itself: CPU time per allocation and phase, 1 to 64 ranks, 10 to 2000 allocations each."""
+    program = machine.program("amem_control_bench")
+    driver = machine.prefix / "lib" / "amem_number_driver.so"
+    out = machine.folder / "control.json"
+    ranks = "1,16,64" if machine.quick else "1,4,16,64"
+    allocations = "10,500,2000" if machine.quick else "10,100,500,2000"
+    machine.run([program, "--amemd", machine.program("amemd"), "--driver", driver, "--ranks", ranks, "--allocations",
+                 allocations, "--cycles", machine.runs, "--json", out])
+    points = json.loads(out.read_text())
+    machine.keep["control"] = points
+    for point in points:
+        size = f"{point['ranks']} x {point['allocations_per_rank']}"
+        for work in ("pause", "resume"):
+            phases = point[work]["us_per_allocation"]
+            dearest = max(phases, key=lambda phase: phases[phase]["median"])
+            yield from_report("control plane", f"{work}, broker's dearest phase", size, phases[dearest],
+                              unit="us/allocation", note=dearest)
+            yield from_report("control plane", f"{work}, whole", size, point[work]["wall_ms"])
+
+
+@part(gpus=0, limit=60)
+def gate(machine):
+    """A call through the gate, with a driver that does nothing."""
+    program = machine.prefix / "bin" / "amem_gate_bench"
+    if not program.exists():
+        raise Skip("amem_gate_bench was not built: it needs Google Benchmark")
+    costs = []
+    for _ in range(machine.runs):
+        text = machine.run([program, "--check-limit-ns=1000000"])
+        costs.append(float(text.split("the gate costs ")[1].split(" ns")[0]))
+    yield row("gate", "a call through the gate", "amem", costs, unit="ns")
+
+
+# ---- NCCL -------------------------------------------------------------------------------------------------------
+
+
+def cycle(machine, gpus, comms, *arguments, limit=110, max_bytes=64 << 20, **how):
+    nccl = ["--nccl", machine.bench.nccl] if machine.bench.nccl else []
+    argv = [machine.program("amem_nccl_cycle"), "--gpus", gpus, "--comms", comms, "--bench", *nccl,
+            "--max-bytes", min(max_bytes, machine.max_bytes), "--check-bytes", machine.check_bytes(comms), "--watchdog", 100,
+            *arguments]
+    return machine.bench.start(argv, **how).wait(limit).report()
+
+
+def nccl_rows(machine, name, who, report):
+    for work in ("pause", "resume"):
+        times = report.get(f"{work}_ms")
+        if times:
+            yield from_report(name, work, who, {**times, "n": times["n"]}, note=f"first {times['first']:.1f}")
+    yield row(name, "start-up to the first verified collectives", who, [report["startup_ms"]])
+    memory = report["device_mib"]
+    yield row(name, "device memory of NCCL (with its kernels)", who,
+              [m["running"] - m["context_only"] for m in memory], unit="MiB", note="per GPU")
+    if any(m["paused"] for m in memory):
+        yield row(name, "of that left while paused", who, [m["paused"] - m["context_only"] for m in memory], unit="MiB",
+                  note="per GPU")
+
+
+def nccl(machine, gpus, comms, peers):
+    """One warm-up cycle is in amem's times: the first one is in the note."""
+    name = f"NCCL, {gpus} ranks x {comms} communicators"
+    pool = max(16, gpus * (12 if comms > 8 else 8) * (3 if comms > 8 else 1))
+    broker = machine.bench.broker(pool_gib=machine.pool_gib(pool))
+    cycles = ["--cycles", machine.runs + 1]
+    held = 0
+    for who, env in (("amem", {}), ("amem, AMEM_SLAB=0", {"AMEM_SLAB": "0"})):
+        if env and comms > 8 and machine.quick:
+            continue
+        log = broker.log_size()
+        report = cycle(machine, gpus, comms, "--pause", "inside", *cycles, env=env)
+        yield from nccl_rows(machine, name, who, report)
+        held = max(held, freed_per_gpu(report))
+        machine.keep.setdefault("logs", {})[f"{name}, {who}"] = [
+            line for line in broker.log_since(log).splitlines() if " took " in line]
+    yield from nccl_rows(machine, name, "without amem",
+                         cycle(machine, gpus, comms, "--pause", "none", "--cycles", 0, shim=False))
+    if held > 0:
+        yield from ceiling(machine, name, gpus, held << 20, {"pause": "out", "resume": "in"})
+    for who in peers:
+        try:
+            report = cycle(machine, gpus, comms, "--pause", who, "--cycles", machine.peer_runs(comms), shim=False,
+                           limit=machine.peer_limit)
+            names = {"suspend": "ncclCommSuspend/Resume", "recreate": "destroy and recreate"}
+            yield from nccl_rows(machine, name, names[who], report)
+        except (Failure, Skip) as why:
+            machine.note(f"{name}: {who}: {why}")
+
+
+def freed_per_gpu(report):
+    """MiB that a pause gives back on the GPU with the most of it."""
+    return int(max(m["running"] - m["paused"] for m in report["device_mib"]))
+
+
+@part(gpus=2, limit=115)
+def nccl_2x4(machine):
+    """Pause and resume, start-up and memory: 2 ranks, 4 communicators."""
+    yield from nccl(machine, 2, 4, ("suspend", "recreate"))
+
+
+@part(gpus=4, limit=170)
+def nccl_4x4(machine):
+    """The same: 4 ranks, 4 communicators."""
+    yield from nccl(machine, 4, 4, ("suspend", "recreate"))
+
+
+@part(gpus=4, limit=400)
+def nccl_4x20(machine):
+    """The same: 4 ranks, 20 communicators."""
+    yield from nccl(machine, 4, 20, () if machine.quick else ("recreate", "suspend"))
+
+
+@part(gpus=2, limit=170)
+def collectives(machine):
+    """All-reduces of 8 B to 256 MiB: NCCL alone, with amem, with slabs and without, before and after a cycle."""
+    name = f"all-reduce, {machine.gpus} ranks"
+    whos = (("NCCL alone", {"shim": False}, ["--pause", "none", "--cycles", 0]),
+            ("amem, AMEM_SLAB=0", {"env": {"AMEM_SLAB": "0"}}, ["--pause", "inside", "--cycles", 2]),
+            ("amem", {}, ["--pause", "inside", "--cycles", 2]))
+    machine.bench.broker(pool_gib=machine.pool_gib(4 * machine.gpus))
+    times = {}
+    for _ in range(1 if machine.quick else 3):  # in turns: what the machine does meanwhile falls on all
+        for who, how, arguments in whos:
+            report = cycle(machine, machine.gpus, 1, "--time-collectives", *arguments, max_bytes=256 << 20, **how)
+            for each in report["all_reduce"]:
+                times.setdefault((each["bytes"], who), []).append(each["first_us"])
+                if how.get("shim", True):
+                    times.setdefault((each["bytes"], f"{who}, after a cycle"), []).append(each["after_us"])
+    for (size, who), values in sorted(times.items()):
+        yield row(name, f"{size} bytes", who, values, unit="us", note="each a median of its own")
+
+
+# ---- the heap ---------------------------------------------------------------------------------------------------
+
+
+def operate(broker, *arguments):
+    """amemctl pause, resume or swap: (milliseconds from its beginning in the broker to its end, the `done` messages).
+    The time between the first message and the last is taken here, so it is that of a swap's both halves."""
+    with subprocess.Popen([str(broker.ctl), "--json", *arguments], env=broker.environment, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        first, last, done, lead = None, None, [], 0
+        for line in process.stdout:
+            if not line.startswith("{"):
+                continue
+            last = time.monotonic()
+            message = json.loads(line)
+            if first is None:
+                first, lead = last, int(message.get("elapsed_us", 0))
+            if message.get("done"):
+                done.append(message)
+        errors = process.stderr.read()
+        if process.wait(60) != 0 or not done:
+            raise Failure(f"amemctl {' '.join(arguments)}: {errors.strip()}")
+    return (last - first) * 1000 + lead / 1000, done
+
+
+class Holder:
+    """amem_memory_bench hold, under the shim, in a group of its own."""
+
+    def __init__(self, machine, group, size, shim=True):
+        broker = machine.bench.broker()
+        self.group = group
+        argv = [machine.program("amem_memory_bench"), "hold", "--bytes", size]
+        if shim:
+            argv = [broker.ctl, "run", "--group", group, "--scope", "heap", "--", *argv]
+        log = (machine.folder / f"{group}.err").open("ab")
+        self.process = subprocess.Popen(
+            [str(a) for a in argv], env={**broker.environment, MARKER: machine.bench.marker}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
+        log.close()
+        self.expect("ready")
+
+    def expect(self, answer):
+        line = self.process.stdout.readline().strip()
+        if line != answer:
+            raise Failure(f"{self.group}: the holder said \"{line}\", not \"{answer}\"")
+
+    def ask(self, what):
+        self.process.stdin.write(what + "\n")
+        self.process.stdin.flush()
+        self.expect("ok")
+
+    def end(self):
+        self.process.stdin.write("end\n")
+        self.process.stdin.close()
+        if self.process.wait(60) != 0:
+            raise Failure(f"{self.group}: the holder ended with {self.process.returncode}")
+
+
+def ceiling(machine, name, gpus, size, works):
+    """Plain copies of the same bytes by the same number of GPUs, at once."""
+    text = machine.run([machine.program("amem_memory_bench"), "copy", "--bytes", size, "--gpus", gpus, "--runs", machine.runs])
+    report = json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
+    for work, way in works.items():
+        yield from_report(name, work, "plain copy, page-locked", report[f"{way}_ms"], note=f"{size >> 20} MiB per GPU")
+
+
+@part(gpus=1, limit=115)
+def heap(machine):
+    """8 GiB of one process, dense, kept: first pause, later pauses, resumes, against a plain copy."""
+    size = machine.heap_bytes
+    name = f"heap, {size / GIB:g} GiB, dense"
+    broker = machine.bench.broker(pool_gib=machine.pool_gib(size // GIB + 4))
+    holder = Holder(machine, "heap", size)
+    times = {"pause": [], "resume": []}
+    explained = {}
+    for number in range(machine.runs + 1):
+        for verb, taken in times.items():
+            _, done = operate(broker, verb, "heap")
+            taken.append(int(done[-1]["elapsed_us"]) / 1000)
+            explained[verb] = done[-1]
+        if not machine.quick or number in (0, machine.runs):
+            holder.ask("check")
+    machine.keep["heap"] = explained
+    holder.end()
+    yield row(name, "first pause", "amem", times["pause"][:1])
+    yield row(name, "pause", "amem", times["pause"][1:])
+    yield row(name, "resume", "amem", times["resume"][1:], note=f"first {times['resume'][0]:.1f}")
+    yield from ceiling(machine, name, 1, size, {"first pause": "out", "pause": "out", "resume": "in"})
+
+
+@part(gpus=1, limit=115)
+def swap(machine):
+    """16 GiB out and 16 GiB in on one GPU, two processes, against the longer of the two copies alone."""
+    size = machine.swap_bytes
+    name = f"swap, {size / GIB:g} GiB out, {size / GIB:g} GiB in"
+    broker = machine.bench.broker(pool_gib=machine.pool_gib(2 * (size // GIB) + 8))
+    one, two = Holder(machine, "one", size), Holder(machine, "two", size)
+    operate(broker, "pause", "two")
+    times = []
+    out_in = ("one", "two")
+    for _ in range(machine.runs + 1):
+        ms, done = operate(broker, "swap", *out_in)
+        times.append(ms)
+        machine.keep["swap"] = done
+        out_in = out_in[::-1]
+    holders = {"one": one, "two": two}
+    holders[out_in[0]].ask("check")
+    operate(broker, "swap", *out_in)
+    holders[out_in[1]].ask("check")
+    operate(broker, "resume", out_in[0])
+    for holder in (one, two):
+        holder.end()
+    yield row(name, "swap", "amem", times[1:], note=f"first {times[0]:.1f}")
+    yield from ceiling(machine, name, 1, size, {"swap": "out"})
+    yield from ceiling(machine, f"{name} (copies)", 1, size, {"out": "out", "in": "in", "both at once": "both"})
+
+
+@part(gpus=1, limit=115)
+def saver(machine):
+    """torch_memory_saver with the same 8 GiB, where it is installed."""
+    if importlib.util.find_spec("torch_memory_saver") is None:
+        raise Skip("torch_memory_saver is not installed")
+    text = machine.run([sys.executable, SCRIPTS / "saver_bench.py", "--bytes", machine.heap_bytes, "--runs", machine.runs])
+    report = json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
+    name = f"heap, {machine.heap_bytes / GIB:g} GiB, dense"
+    yield row(name, "first pause", "torch_memory_saver, CPU backup", report["pause_ms"][:1])
+    yield row(name, "pause", "torch_memory_saver, CPU backup", report["pause_ms"][1:])
+    yield row(name, "resume", "torch_memory_saver, CPU backup", report["resume_ms"][1:])
+
+
+@part(gpus=1, limit=60)
+def launch(machine):
+    """A real kernel launch, through the gate and past it."""
+    machine.bench.broker(pool_gib=1)
+    report = machine.bench.start([machine.program("amem_launch_bench")]).wait(50).report()
+    yield row("gate", "a launch of an empty kernel", "amem", [report["launch_ns"]], unit="ns")
+    yield row("gate", "a launch of an empty kernel", "the driver's entry point, same process", [report["direct_ns"]], unit="ns")
