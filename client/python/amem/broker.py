@@ -22,7 +22,7 @@ from amem.messages import (
     AllocationInfo, Event, GroupInfo, GroupState, NodeStatus, Policy, Progress, RankInfo, SaveForm, from_wire)
 
 __all__ = ["AllocationInfo", "Broker", "Event", "GroupInfo", "GroupState", "NodeStatus", "Operation", "Policy",
-           "Progress", "RankInfo", "Watch"]
+           "Progress", "RankInfo", "SaveForm", "Watch"]
 
 OnProgress = Callable[[Progress], object]
 
@@ -95,18 +95,15 @@ class Broker:
         either as it is. InvalidArgumentError also for "nccl" and discard: it is always kept."""
         if policy is None and save is None:
             raise InvalidArgumentError("neither a policy nor how to save")
-        number = Policy.UNSPECIFIED
-        if policy is not None:
-            number = {"keep": Policy.KEEP, "discard": Policy.DISCARD}.get(policy) if isinstance(policy, str) else policy
-            if number not in (Policy.KEEP, Policy.DISCARD):
-                raise InvalidArgumentError(f"{policy!r} is no policy: keep or discard")
-        form = SaveForm.UNSPECIFIED
-        if save is not None:
-            forms = {each.name.lower(): each for each in SaveForm if each is not SaveForm.UNSPECIFIED}
-            form = forms.get(save) if isinstance(save, str) else save
-            if form not in forms.values():
-                raise InvalidArgumentError(f"{save!r} is no way to save: auto, dense or sparse")
-        self._ask("SetPolicy", group=group_name(group), tag=tag_name(tag), policy=int(number), form=int(form))
+        policies = {"keep": Policy.KEEP, "discard": Policy.DISCARD}
+        forms = {"auto": SaveForm.AUTO, "dense": SaveForm.DENSE, "sparse": SaveForm.SPARSE}
+        number = policies.get(policy) if isinstance(policy, str) else policy
+        if policy is not None and number not in policies.values():
+            raise InvalidArgumentError(f"{policy!r} is no policy: keep or discard")
+        form = forms.get(save) if isinstance(save, str) else save
+        if save is not None and form not in forms.values():
+            raise InvalidArgumentError(f"{save!r} is no way to save: auto, dense or sparse")
+        self._ask("SetPolicy", group=group_name(group), tag=tag_name(tag), policy=int(number or 0), form=int(form or 0))
 
     # ---- operations ----
     def pause(self, group: str, tags: Tags = None, timeout: float | None = None,
