@@ -129,8 +129,10 @@ const std::map<std::string, Command> kCommands = {
        const bool whole = words.size() > 2 && words[2] == "whole";
        answer->Number("id", puppet.blocks.Map(Number(words, 1), whole));
      }},
-    {"order", [](Puppet& puppet, const Words& words,
-                 Answer* answer) { RunOrder(puppet.device, Word(words, 1), answer); }},
+    {"order",
+     [](Puppet& puppet, const Words& words, Answer* answer) {
+       amem::puppet::RunOrder(puppet.device, Word(words, 1), answer);
+     }},
     {"plain",
      [](Puppet& puppet, const Words& words, Answer* answer) {
        answer->Number("id", puppet.blocks.Allocate(Number(words, 1)));
