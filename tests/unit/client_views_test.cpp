@@ -290,7 +290,7 @@ TEST(Explain, ByPhaseByRankAndInTheRank) {
   other->set_us(500);
   EXPECT_EQ(
       explain(progress),
-      "  create 82.0 ms: broker 81.0 ms, in the driver 80.5 ms\n"
+      "  create 82.0 ms: broker's CPU 81.0 ms, in the driver 80.5 ms\n"
       "  map+load 310 ms\n"
       "    rank 1: 308 ms: import 12.0 ms, map 9.00 ms, access 14.0 ms, 840 handles; copy 282 "
       "ms (15.67 GB, 55.6 GB/s); waited 2.00 ms\n"
