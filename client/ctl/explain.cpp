@@ -44,7 +44,7 @@ std::string explain(const v1::Progress& done) {
   for (const v1::PhaseTime& phase : done.times()) {
     text += "  " + printable(phase.phase()) + " " + format_micros(phase.us());
     std::string broker;
-    if (phase.broker_us() > 0) add(broker, "broker " + format_micros(phase.broker_us()));
+    if (phase.broker_us() > 0) add(broker, "broker's CPU " + format_micros(phase.broker_us()));
     if (phase.driver_us() > 0) add(broker, "in the driver " + format_micros(phase.driver_us()));
     text += (broker.empty() ? "" : ": ") + broker + "\n";
     for (const v1::RankTime& rank : phase.ranks()) {

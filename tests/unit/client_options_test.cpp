@@ -27,6 +27,8 @@ TEST(Options, CommandsAndTheirArguments) {
 
   EXPECT_EQ(parse({"groups", "train"}).options->group, "train");
   EXPECT_THAT(parse({"pause", "train"}).options->tags, ElementsAre());
+  EXPECT_FALSE(parse({"pause", "train"}).options->explain);
+  EXPECT_TRUE(parse({"swap", "train", "rollout", "--explain"}).options->explain);
   EXPECT_THAT(parse({"pause", "train", "--tag", "weights", "kv_cache"}).options->tags,
               ElementsAre("weights", "kv_cache"));
   EXPECT_THAT(parse({"resume", "--tag", "weights", "train"}).options->tags, ElementsAre("weights"));

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "client/ctl/explain.h"
 #include "client/ctl/output.h"
 #include "client/ctl/progress_view.h"
 #include "client/ctl/summary.h"
@@ -277,6 +278,39 @@ TEST(ResultLine, SaysWhatAPauseHasLeft) {
   EXPECT_EQ(result_line(progress, "paused", {}),
             "train: paused in 143 ms\n  still on the devices: 2.00 MiB pinned, known to a NIC, "
             "512 MiB not brokered (amemctl ranks train)\n");
+}
+
+TEST(Explain, ByPhaseByRankAndInTheRank) {
+  v1::Progress progress = make_done("train", 400'000);
+  v1::PhaseTime* create = progress.add_times();
+  create->set_phase("create");
+  create->set_us(82'000);
+  create->set_broker_us(81'000);
+  create->set_driver_us(80'500);
+  v1::PhaseTime* load = progress.add_times();
+  load->set_phase("map+load");
+  load->set_us(310'000);
+  v1::RankTime* rank = load->add_ranks();
+  rank->set_rank(1);
+  rank->set_us(308'000);
+  rank->set_busy_us(306'000);
+  rank->set_bytes(15'670'000'000);
+  rank->set_copy_us(282'000);
+  rank->set_import_us(12'000);
+  rank->set_map_us(9000);
+  rank->set_access_us(14'000);
+  rank->set_handles(840);
+  v1::RankTime* other = load->add_ranks();
+  other->set_id(7);
+  other->set_rank(-1);
+  other->set_us(500);
+  EXPECT_EQ(
+      explain(progress),
+      "  create 82.0 ms: broker's CPU 81.0 ms, in the driver 80.5 ms\n"
+      "  map+load 310 ms\n"
+      "    rank 1: 308 ms: import 12.0 ms, map 9.00 ms, access 14.0 ms, 840 handles; copy 282 "
+      "ms (15.67 GB, 55.6 GB/s); waited 2.00 ms\n"
+      "    rank #7: 500 us\n");
 }
 
 TEST(TopView, BarsAndNotes) {

@@ -126,6 +126,7 @@ class NodeStatus:
     devices: tuple[DeviceStatus, ...]
     pool: PoolStatus
     groups: tuple[GroupInfo, ...]
+    times: tuple[TimeHistogram, ...]  # of pauses and resumes that succeeded
 
 
 @_dataclass
@@ -160,9 +161,42 @@ class AllocationInfo:
 
 
 @_dataclass
+class RankTime:
+    """What one rank did in a phase. Times in microseconds; 0: no such thing. Copies run beside the rest."""
+
+    id: int
+    rank: int
+    us: int  # from the beginning of the phase to the rank's last answer
+    busy_us: int  # of these, since it had its first command
+    bytes: int  # copied
+    copy_us: int
+    import_us: int
+    map_us: int
+    access_us: int
+    unmap_us: int
+    release_us: int
+    handles: int  # imported or released
+
+
+@_dataclass
 class PhaseTime:
     phase: str
     us: int
+    broker_us: int  # CPU time of the broker's thread
+    driver_us: int  # that the broker was in driver calls
+    ranks: tuple[RankTime, ...]
+
+
+@_dataclass
+class TimeHistogram:
+    """How long pauses or resumes have taken, whole or one phase, since the broker began."""
+
+    operation: str  # "pause" or "resume"
+    phase: str  # empty: the whole
+    count: int
+    sum_us: int
+    bounds_us: tuple[int, ...]  # of the buckets, included
+    buckets: tuple[int, ...]  # one more than bounds: what was longer
 
 
 @_dataclass
