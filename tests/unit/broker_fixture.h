@@ -106,8 +106,7 @@ class BrokerTest : public ::testing::Test {
     config.pool_segment = 8 * kMiB;
     config.session_mode = 0666;
     const Duration limit = patience();
-    config.deadlines = {limit, limit, limit, seconds(10),     limit,
-                        limit, limit, limit, milliseconds(20)};
+    config.deadlines = {limit, limit, limit, seconds(10), limit, limit, limit, milliseconds(20)};
     configure(config);
     ASSERT_TRUE(devices.open().ok());
     ASSERT_EQ(devices.all().size(), 2U);

@@ -374,7 +374,7 @@ class FakeRank {
 
   Fd socket_;
   std::uint64_t seq_ = 0;
-  bool std::vector<Packet> pending_;
+  std::vector<Packet> pending_;
   std::vector<Packet> late_;
 };
 

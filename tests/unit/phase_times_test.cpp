@@ -22,7 +22,6 @@ TEST_F(GroupTest, AnOutcomeSaysWhatEachRankDidInEachPhase) {
   group.phase_done(2, group.epoch(), Work::kLoad, kOk, 100, now, copying);
   both(Work::kMap);
   done(1, Work::kLoad);
-  group.peers_sent({}, now);
   drain();
   both(Work::kOpen);
   drain();
