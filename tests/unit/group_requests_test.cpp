@@ -27,7 +27,6 @@ TEST_F(GroupTest, NewcomersAreOpenedWithTheOthers) {
   both(Work::kMap);
   both(Work::kLoad);
   drain();
-  drain();
   ASSERT_NE(find<action::Open>(), nullptr);
   EXPECT_EQ(find<action::Open>()->ranks, (std::vector<RankId>{1, 2, 3}));
   EXPECT_FALSE(group.join(4, "rank 3 (pid 44)")) << "nothing to wait for any more";

@@ -78,7 +78,11 @@ TEST_F(PlanTest, OnlyWhatIsAwayIsBroughtBack) {
   make({1}, 100).fd.reset();
   make({1}, 100).away = false;
   make({1}, 100, "kv_cache");
-  make({1}, 100).group = 2;
+  Allocation other;
+  other.group = kGroup + 1;
+  other.holders = {1};
+  other.away = true;
+  table.add(std::move(other));
   EXPECT_EQ(to_bring_back(table, kGroup, {}).size(), 3U);
   const auto nccl = to_bring_back(table, kGroup, {{"nccl"}});
   ASSERT_EQ(nccl.size(), 2U) << "on its device or not";
