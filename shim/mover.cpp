@@ -47,18 +47,9 @@ Status Mover::prepare(int device) {
   prepared_.push_back(device);
   if (Result<CUstream> s = stream(device); !s.ok()) return s.status();
   sparse_.prepare(device);
+  for (auto& [index, segment] : segments_)
+    if (Status s = grant(segment, device); !s.ok()) return s;
   return {};
-}
-
-Result<bool> Mover::grant_next() {
-  for (int device : prepared_) {
-    for (auto& [index, segment] : segments_) {
-      if (contains(segment.reachable_from, device)) continue;
-      if (Status s = grant(segment, device); !s.ok()) return s;
-      return true;
-    }
-  }
-  return false;
 }
 
 void Mover::forget(int device) {

@@ -1,7 +1,7 @@
 // Mover: copies the bytes of allocations between a device and the broker's host pool.
 //
 // Owns this rank's view of the pool: each segment is imported and mapped once, and made accessible
-// to a device soon after the rank begins to use that device, so that no pause pays for it. Copies
+// to a device when the rank begins to use that device, so that no pause pays for it. Copies
 // run on streams of the mover's own, one per device: by the copy engine, or by kernels that leave
 // out what is zero (shim/sparse_copier.h). With AMEM_VERIFY=1 every piece gets a checksum before
 // its memory goes, which it must still have when it has come back. Service thread only.
@@ -33,12 +33,9 @@ class Mover {
 
   /// A segment of the pool. Takes the descriptor; the pool's memory stays the broker's.
   Status add_segment(const amem_v1_PoolSegment& segment, Fd fd);
-  /// From now on copies from and to this device may come: makes what they need but access to the
-  /// pool, which takes the driver's lock for some 20 ms per GiB.
+  /// From now on copies from and to this device may come: makes what they need, and lets it reach
+  /// every segment.
   Status prepare(int device);
-  /// Lets one more prepared device reach one more segment. False: there is none left to do. What a
-  /// copy needs before is done then.
-  Result<bool> grant_next();
 
   /// The program has reset this device: its stream went with the context.
   void forget(int device);

@@ -19,11 +19,6 @@ namespace {
 // all.
 constexpr std::chrono::minutes kPhasesDeadline{10};
 
-// Without new allocations for so long, a program is no longer starting up.
-constexpr std::chrono::milliseconds kStartUp{500};
-// Between segments of the pool: others want the driver, too.
-constexpr std::chrono::milliseconds kPoolPause{20};
-
 Runtime* instance = nullptr;
 pthread_once_t instance_once = PTHREAD_ONCE_INIT;
 
@@ -156,7 +151,6 @@ void Runtime::after_fork_in_child() {
 
 void Runtime::device_used(int device) {
   if (device < 0 || device >= 64) return;
-  last_allocation_.store(Session::Clock::now(), std::memory_order_relaxed);
   {
     std::lock_guard lock(mutex_);
     const std::uint64_t bit = std::uint64_t{1} << device;
@@ -165,19 +159,6 @@ void Runtime::device_used(int device) {
   }
   session_.run([this, device] {
     if (Status s = mover_.prepare(device); !s.ok()) log_error(s.text());
-  });
-  open_pool_later();
-}
-
-/// The driver lets nobody else do anything meanwhile, so a program that is starting up comes first.
-/// A pause before then waits only for the segments that it uses.
-void Runtime::open_pool_later() {
-  session_.run_at(Session::Clock::now() + kPoolPause, [this] {
-    const auto since = Session::Clock::now() - last_allocation_.load(std::memory_order_relaxed);
-    if (since < kStartUp) return open_pool_later();
-    const Result<bool> more = mover_.grant_next();
-    if (!more.ok()) log_error(more.status().text());
-    if (more.ok() && more.value()) open_pool_later();
   });
 }
 

@@ -95,7 +95,6 @@ class Runtime {
   Status open();
   Status load_driver();
   static void after_fork_in_child();
-  void open_pool_later();
 
   Options options_;
   Driver driver_;
@@ -119,7 +118,6 @@ class Runtime {
   std::mutex mutex_;  // guards opening, options_.group, prepared_devices_
   bool tried_ = false;
   std::uint64_t prepared_devices_ = 0;  // bit per ordinal
-  std::atomic<Session::Clock::time_point> last_allocation_{};
   std::atomic<bool> opened_{false};
   std::atomic<bool> forked_{false};
 };

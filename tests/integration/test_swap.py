@@ -16,6 +16,7 @@ def swapping(request, bare_node):
     """Makes a node with group train running and rollout paused; bytes differ."""
     def start(room="plenty", *flags, **options):
         bare_node.settings["AMEM_SIM_MEMORY"] = str(MEMORY)
+        bare_node.settings["AMEM_SLAB"] = "0"  # the rooms are counted in allocations
         bare_node.start_broker("--swap-duplex", request.param, "--pool-size", "80MiB", *flags)
         size = {"allocations": ROOM[room], "size": "2MiB", "shared": 0.4}
         rollout = bare_node.job("rollout", **size, **options)
