@@ -41,7 +41,7 @@ class Build:
         return os.path.join(self.directory, "lib", "sim")
 
 # Every fast path off, by AMEM_TEST_PLAIN=1.
-PLAIN = {"AMEM_SLAB": "0"}
+PLAIN = {"AMEM_SLAB": "0", "AMEM_POOL_SAVE": "dense", "AMEM_SWAP_DUPLEX": "false"}
 
 
 class Node:
