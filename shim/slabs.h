@@ -108,6 +108,11 @@ class Slabs {
   };
   using SlabMap = std::map<Address, Slab>;
 
+  static std::uint64_t number_of(CUmemGenericAllocationHandle handle) {
+    return handle & ~Table::kTagMask;
+  }
+  /// The calling thread's next reservation is for this piece.
+  static void expect_reservation(std::uint64_t number);
   std::uint64_t real_granularity(int device);
   SlabMap::iterator slab_at(Address address);
   Piece* find(CUmemGenericAllocationHandle handle);
