@@ -36,6 +36,7 @@ CUresult get(CUipcMemHandle* handle, CUdeviceptr address) {
       if (packed == CUDA_SUCCESS) piece = Ipc::Piece{base, size};
     }
     if (auto r = runtime.ipc().get(handle, address, piece); r.has_value()) {
+      if (r == CUDA_SUCCESS) runtime.slabs().handed_out(address);
       trace("ipc get va=%llx rc=%d", address, *r);
       return *r;
     }

@@ -31,14 +31,16 @@ void Slabs::settle(std::unique_lock<std::mutex>& lock, std::uint64_t number) {
     return;
   }
   piece_addresses_.erase(piece.address);
-  give_room(lock, piece.address);
+  give_room(lock, piece.address, !piece.exported);
 }
 
-/// A piece of a slab has come back. May unlock.
-void Slabs::give_room(std::unique_lock<std::mutex>& lock, Address address) {
+/// A piece of a slab has come back. What a peer may have mapped is not used again before the slab
+/// has gone: a kernel of the peer's may be late with its last word to a communicator that has ended
+/// here. May unlock.
+void Slabs::give_room(std::unique_lock<std::mutex>& lock, Address address, bool reusable) {
   const auto it = slab_at(address);
   Slab& slab = it->second;
-  const bool empty = slab.imported ? --slab.pieces == 0 : room_.give(address).has_value();
+  const bool empty = slab.imported ? --slab.pieces == 0 : room_.give(address, reusable).has_value();
   slab.reused = true;
   if (!empty) return;
   const Address begin = it->first;
@@ -65,7 +67,7 @@ CUresult Slabs::move(std::unique_lock<std::mutex>& lock, CUmemGenericAllocationH
   Piece* piece = find(handle);
   piece->own = own;
   piece_addresses_.erase(std::exchange(piece->address, 0));
-  give_room(lock, before.address);
+  give_room(lock, before.address, true);
   if (!lock.owns_lock()) lock.lock();
   return CUDA_SUCCESS;
 }
@@ -230,6 +232,12 @@ std::optional<CUresult> Slabs::address_range(CUdeviceptr* base, std::size_t* siz
 void Slabs::retire(CUdeviceptr address) {
   std::lock_guard lock(mutex_);
   if (const auto it = slab_at(address); it != slabs_.end()) it->second.retired = true;
+}
+
+void Slabs::handed_out(CUdeviceptr address) {
+  std::lock_guard lock(mutex_);
+  if (const std::uint64_t number = piece_at(address); number != 0)
+    pieces_.at(number).exported = true;
 }
 
 }  // namespace amem::shim

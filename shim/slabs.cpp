@@ -22,6 +22,11 @@ std::uint64_t round_up(std::uint64_t size, std::uint64_t unit) {
   return (size + unit - 1) / unit * unit;
 }
 
+/// The ticket names a part of an allocation of this size.
+bool inside(const Ticket& ticket, std::uint64_t size) {
+  return ticket.size > 0 && ticket.offset <= size && ticket.size <= size - ticket.offset;
+}
+
 bool can_be_packed(const CUmemAllocationProp& prop) {
   return prop.type == CU_MEM_ALLOCATION_TYPE_PINNED &&
          prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE && prop.win32HandleMetaData == nullptr &&
@@ -108,7 +113,8 @@ std::optional<CUresult> Slabs::create(CUmemGenericAllocationHandle* handle, std:
   // Without the question just before, only a size that the driver would refuse shows that it was
   // asked at all, some time ago.
   const bool packed = small || (told_ && whole(size) != size);
-  if (!packed || size == 0 || prop.location.id < 0 || prop.location.id >= devices_.count())
+  if (!packed || size == 0 || size % kGranularity != 0 || prop.location.id < 0 ||
+      prop.location.id >= devices_.count())
     return std::nullopt;
   const SmallBlocks::Pool pool{prop.location.id, label, prop.allocFlags.gpuDirectRDMACapable != 0};
   bool dirty = false;
@@ -122,7 +128,7 @@ std::optional<CUresult> Slabs::create(CUmemGenericAllocationHandle* handle, std:
   if (dirty) {
     if (CUresult r = zero(*room, size, pool.device); r != CUDA_SUCCESS) {
       std::unique_lock lock(mutex_);
-      give_room(lock, *room);
+      give_room(lock, *room, true);
       return r;
     }
   }
@@ -208,7 +214,7 @@ bool Slabs::adopt(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
   std::lock_guard lock(mutex_);
   const auto slab = std::find_if(slabs_.begin(), slabs_.end(),
                                  [&](const auto& s) { return s.second.id == ticket.id; });
-  if (slab == slabs_.end()) return false;
+  if (slab == slabs_.end() || !inside(ticket, slab->second.size)) return false;
   const Address address = slab->first + ticket.offset;
   if (const auto known = piece_addresses_.find(address); known != piece_addresses_.end()) {
     ++pieces_.at(known->second).refs;
@@ -237,9 +243,8 @@ CUresult Slabs::import(CUmemGenericAllocationHandle* handle, const Ticket& ticke
     *handle = all;
     return CUDA_SUCCESS;
   }
-  const bool inside = known && ticket.offset <= known->size &&
-                      ticket.size <= known->size - ticket.offset && ticket.size > 0;
-  CUresult r = inside ? add_imported(ticket, all, *known) : CUDA_ERROR_INVALID_VALUE;
+  const bool valid = known && inside(ticket, known->size);
+  CUresult r = valid ? add_imported(ticket, all, *known) : CUDA_ERROR_INVALID_VALUE;
   memory_.release(all);
   if (r == CUDA_SUCCESS && !adopt(handle, ticket)) r = CUDA_ERROR_UNKNOWN;
   return r;

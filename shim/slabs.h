@@ -81,6 +81,8 @@ class Slabs {
   std::optional<CUresult> address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address);
   /// A NIC knows the slab there: nothing more is put into what cannot leave.
   void retire(CUdeviceptr address);
+  /// Another process may come to know the piece there.
+  void handed_out(CUdeviceptr address);
 
  private:
   struct Slab {
@@ -99,10 +101,10 @@ class Slabs {
     int device = 0;
     bool rdma = false;
     bool imported = false;
-    bool exported = false;
-    std::uint32_t refs = 0;                // handles
-    std::uint32_t reservations = 0;        // that were answered with its address
-    std::uint32_t mappings = 0;            // of these, mapped
+    bool exported = false;           // its room is not used again: peers may still write to it
+    std::uint32_t refs = 0;          // handles
+    std::uint32_t reservations = 0;  // that were answered with its address
+    std::uint32_t mappings = 0;      // of these, mapped
     CUmemGenericAllocationHandle own = 0;  // Memory's, once it has moved
     Label label;
   };
@@ -127,7 +129,7 @@ class Slabs {
   CUresult zero(Address address, std::uint64_t size, int device);
   std::optional<Address> take(const SmallBlocks::Pool& pool, std::uint64_t size, bool* dirty);
   void settle(std::unique_lock<std::mutex>& lock, std::uint64_t number);
-  void give_room(std::unique_lock<std::mutex>& lock, Address address);
+  void give_room(std::unique_lock<std::mutex>& lock, Address address, bool reusable);
   CUresult move(std::unique_lock<std::mutex>& lock, CUmemGenericAllocationHandle handle);
   void stop_packing(const std::string& why);
 

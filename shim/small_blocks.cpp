@@ -26,7 +26,7 @@ void SmallBlocks::add(const Pool& pool, Address chunk, std::uint64_t size) {
   chunks_.emplace(chunk, Chunk{pool, size, {{chunk, size}}, {}});
 }
 
-std::optional<Address> SmallBlocks::give(Address address) {
+std::optional<Address> SmallBlocks::give(Address address, bool reusable) {
   const auto it = std::prev(chunks_.upper_bound(address));
   Chunk& chunk = it->second;
   const auto piece = chunk.taken.find(address);
@@ -37,6 +37,7 @@ std::optional<Address> SmallBlocks::give(Address address) {
     chunks_.erase(it);
     return base;
   }
+  if (!reusable) return std::nullopt;
   // One gap of the piece and the gaps that it touches.
   auto after = chunk.free.lower_bound(address);
   if (after != chunk.free.end() && after->first == address + size) {

@@ -40,9 +40,10 @@ class SmallBlocks {
                               const std::function<bool(Address chunk)>& usable = nullptr);
   /// More room for this pool. REQUIRES: aligned, overlaps no other.
   void add(const Pool& pool, Address chunk, std::uint64_t size);
-  /// A piece comes back. Answers its chunk when that is empty now; it is forgotten.
+  /// A piece comes back. Answers its chunk when that is empty now; it is forgotten. Not `reusable`:
+  /// nobody gets that room again as long as the chunk lives.
   /// REQUIRES: take() gave this address.
-  std::optional<Address> give(Address address);
+  std::optional<Address> give(Address address, bool reusable = true);
 
  private:
   struct Chunk {

@@ -61,6 +61,14 @@ def test_many_in_few(node):
     puppet.leave()
 
 
+def test_what_a_peer_was_given_is_not_used_again(node):
+    """A kernel of the peer's may still write to it when its communicator has ended here."""
+    puppet = node.puppet("puppet")
+    assert puppet.ask("order shared-and-freed")["same_address"] == 0
+    eventually(lambda: allocations(node) == 0)
+    puppet.leave()
+
+
 def test_turned_off(node):
     puppet = node.puppet("puppet", env={"AMEM_SLAB": "0"})
     for _ in range(5):

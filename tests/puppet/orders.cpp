@@ -176,6 +176,27 @@ void Reused(const Maker& maker) {
   Free(stays);
 }
 
+/// Whether the room of a buffer that a peer was given is used again. Its slab lives on meanwhile.
+bool SharedAndFreed(const Maker& maker) {
+  const CUdeviceptr stays = Make(maker);
+  const CUdeviceptr goes = Make(maker);
+  Handle handle = 0;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the API takes the device address as a pointer
+  Check(cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(goes)),
+        "cuMemRetainAllocationHandle");
+  int descriptor = -1;
+  Check(cuMemExportToShareableHandle(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                     0),
+        "cuMemExportToShareableHandle");
+  close(descriptor);
+  Check(cuMemRelease(handle), "cuMemRelease");
+  Free(goes);
+  const CUdeviceptr next = Make(maker);
+  Free(next);
+  Free(stays);
+  return next == goes;
+}
+
 }  // namespace
 
 void RunOrder(CUdevice device, const std::string& name, workload::Answer* answer) {
@@ -186,6 +207,8 @@ void RunOrder(CUdevice device, const std::string& name, workload::Answer* answer
   if (name == "exported-first") return ExportedFirst(maker);
   if (name == "in-between") return InBetween(maker);
   if (name == "reused") return Reused(maker);
+  if (name == "shared-and-freed")
+    return answer->Number("same_address", SharedAndFreed(maker) ? 1 : 0);
   throw workload::Failure("no order " + name);
 }
 

@@ -18,6 +18,18 @@ TEST(ShimSmallBlocks, NothingFitsWithoutAChunk) {
   EXPECT_FALSE(blocks.take(kPool, 1).has_value());
 }
 
+TEST(ShimSmallBlocks, RoomThatIsNotReusableIsGoneUntilItsChunkIs) {
+  SmallBlocks blocks;
+  blocks.add(kPool, kBase, kChunk);
+  const auto first = blocks.take(kPool, 4096);
+  const auto second = blocks.take(kPool, 4096);
+  ASSERT_TRUE(first && second);
+  EXPECT_FALSE(blocks.give(*first, false).has_value());
+  EXPECT_EQ(blocks.take(kPool, 4096), *second + 4096) << "not where the first was";
+  EXPECT_FALSE(blocks.give(*second).has_value());
+  EXPECT_EQ(blocks.give(*second + 4096), kBase) << "empty all the same";
+}
+
 TEST(ShimSmallBlocks, FirstFitAlignedUntilTheChunkIsFull) {
   SmallBlocks blocks;
   blocks.add(kPool, kBase, kChunk);
