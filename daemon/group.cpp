@@ -260,7 +260,7 @@ void Group::enter(Phase phase, Time now) {
 void Group::close_phase(Time now) {
   if (!operating()) return;
   PhaseTime& closed = times_.emplace_back(PhaseTime{phase_, now - phase_began_});
-  for (auto& [rank, time] : rank_times_) closed.ranks.push_back(std::move(time));
+  for (auto& [rank, time] : rank_times_) closed.ranks.push_back(time);
   rank_times_.clear();
 }
 
