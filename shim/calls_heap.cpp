@@ -163,10 +163,7 @@ CUresult get_tokens(void* data, CUdeviceptr address) {
   if (!Runtime::get().memory().arrived(address, 1)) return CUDA_ERROR_SYSTEM_NOT_READY;
   const CUresult r = found<PFN_cuPointerGetAttribute_v4000>(
       kRow_attribute, "cuPointerGetAttribute")(data, CU_POINTER_ATTRIBUTE_P2P_TOKENS, address);
-  if (r == CUDA_SUCCESS) {
-    Runtime::get().memory().pin(address, 1);
-    Runtime::get().slabs().retire(address);
-  }
+  if (r == CUDA_SUCCESS) Runtime::get().slabs().pin(address, 1);
   return r;
 }
 

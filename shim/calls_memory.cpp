@@ -307,10 +307,7 @@ CUresult handle_for_range(void* handle, CUdeviceptr address, std::size_t size,
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   if (!memory.arrived(address, size)) return CUDA_ERROR_SYSTEM_NOT_READY;
   const CUresult r = real_call(handle, address, size, type, flags);
-  if (r == CUDA_SUCCESS) {
-    memory.pin(address, size);
-    Runtime::get().slabs().retire(address);
-  }
+  if (r == CUDA_SUCCESS) Runtime::get().slabs().pin(address, size);
   return r;
 }
 

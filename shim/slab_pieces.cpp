@@ -229,7 +229,8 @@ std::optional<CUresult> Slabs::address_range(CUdeviceptr* base, std::size_t* siz
   return CUDA_SUCCESS;
 }
 
-void Slabs::retire(CUdeviceptr address) {
+void Slabs::pin(CUdeviceptr address, std::size_t size) {
+  memory_.pin(address, size);
   std::lock_guard lock(mutex_);
   if (const auto it = slab_at(address); it != slabs_.end()) it->second.retired = true;
 }

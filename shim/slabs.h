@@ -79,8 +79,9 @@ class Slabs {
   std::optional<CUresult> set_access(CUdeviceptr address, std::size_t size,
                                      const CUmemAccessDesc* desc, std::size_t count);
   std::optional<CUresult> address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address);
-  /// A NIC knows the slab there: nothing more is put into what cannot leave.
-  void retire(CUdeviceptr address);
+  /// A NIC knows what is there, in a slab or not: Memory::pin(), and nothing more is put into a
+  /// slab that cannot leave.
+  void pin(CUdeviceptr address, std::size_t size);
   /// Another process may come to know the piece there.
   void handed_out(CUdeviceptr address);
 
