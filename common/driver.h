@@ -41,6 +41,7 @@
   X(cuStreamCreate, 2000)                     \
   X(cuStreamDestroy, 4000)                    \
   X(cuStreamSynchronize, 2000)                \
+  X(cuStreamQuery, 2000)                      \
   X(cuThreadExchangeStreamCaptureMode, 10010) \
   X(cuMemcpyDtoHAsync, 3020)                  \
   X(cuMemcpyHtoDAsync, 3020)                  \

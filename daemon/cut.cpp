@@ -7,7 +7,13 @@ namespace {
 
 constexpr Duration kFirstPatience = std::chrono::milliseconds(1);
 constexpr int kMostSettleDoublings = 5;
+// A device is pushed by 1, 2, 4 or 8 calls of each thread: one whose work waits for nobody must not
+// keep it for ever, and how far another has to go is not known.
+constexpr std::uint32_t kPushLengths = 4;
 constexpr int kMostStalls = 5;  // patience ends growing at so many times `stall`
+
+/// It could begin something more although it is busy.
+bool can_be_pushed(const CutReport::Device& device) { return device.busy && device.ready > 0; }
 
 }  // namespace
 
@@ -38,6 +44,12 @@ void Cut::report(RankId rank, CutReport report, Time now) {
   std::erase_if(r.moved, [&](const DeviceUuid& device) { return !reported.contains(device); });
   std::erase_if(r.stuck, [&](const DeviceUuid& device) { return !reported.contains(device); });
   last_change_ = now;
+  look_at_pushed();
+}
+
+void Cut::forget(RankId rank) {
+  ranks_.erase(rank);
+  look_at_pushed();
 }
 
 bool Cut::taken() const {
@@ -95,31 +107,63 @@ bool Cut::idle_waiters() const {
   });
 }
 
-Duration Cut::needed_quiet() const {
-  if (old_work()) return Duration::zero();
+Duration Cut::settle() const {
   if (!stuck_work()) return patience_;
   // Grows too, but slowly: where reports are very late even this wait begins collectives.
   const Duration settle = kFirstPatience * (1 << std::min(expiries_ / 4, kMostSettleDoublings));
   return std::min(settle, patience_);
 }
 
+void Cut::look_at_pushed() {
+  if (!pushed_) return;
+  const auto it = ranks_.find(pushed_->rank);
+  if (it != ranks_.end() && !it->second.current()) return;  // its report will tell
+  const bool goes_on =
+      pushes_left_ > 0 && it != ranks_.end() &&
+      std::any_of(it->second.last.devices.begin(), it->second.last.devices.end(),
+                  [&](const auto& d) { return d.device == pushed_->device && can_be_pushed(d); });
+  if (!goes_on) pushed_.reset();
+}
+
+void Cut::choose_pushed() {
+  std::vector<std::pair<Step, std::uint32_t>> candidates;
+  for (const auto& [id, rank] : ranks_) {
+    if (!rank.current()) continue;
+    for (const CutReport::Device& device : rank.last.devices)
+      if (can_be_pushed(device)) candidates.push_back({{id, device.device}, device.waiting});
+  }
+  if (candidates.empty()) return;
+  const auto& [step, waiting] = candidates[random_() % candidates.size()];
+  pushed_ = step;
+  pushes_left_ = waiting << (random_() % kPushLengths);
+}
+
 std::vector<Cut::Step> Cut::decide(Time now) {
   std::vector<Step> steps;
   if (!somebody_busy()) return steps;
   const Duration quiet_for = now - last_change_;
-  const bool step_idle = quiet_for >= needed_quiet();
+  const bool idle_first = idle_waiters();
   const bool stalled = quiet_for >= std::max(stall_, patience_);
-  const bool out_of_patience = quiet_for >= patience_ && !old_work();
+  const bool out_of_patience = quiet_for >= patience_ && !(old_work() && idle_first);
   if (out_of_patience) mark_stuck();
+  const bool push = quiet_for >= settle();
+  // The chances keep any rhythm of the ranks from meeting one of ours.
+  if (!pushed_ && push && (!idle_first || random_() % 4 == 0)) choose_pushed();
+  const bool step_idle = !pushed_ && quiet_for >= needed_quiet();
+  const bool step_busy = stalled && (!idle_first || random_() % 2 == 0);
   for (auto& [id, rank] : ranks_) {
     if (!rank.current()) continue;
     for (const CutReport::Device& device : rank.last.devices) {
+      if (device.waiting == 0) continue;
+      const Step step{id, device.device};
       // A busy device runs what it has first; only when nothing moves may its callers be what
-      // somebody waits for (two threads of one rank).
-      if (device.waiting == 0 || !(device.busy ? stalled : step_idle)) continue;
-      steps.push_back({id, device.device});
+      // somebody waits for.
+      const bool is_pushed = push && pushed_ == step;
+      if (!(device.busy ? step_busy || is_pushed : step_idle)) continue;
+      if (is_pushed) --pushes_left_;
+      steps.push_back(step);
       rank.moved.insert(device.device);
-      rank.stuck.erase(device.device);
+      if (!device.busy) rank.stuck.erase(device.device);
       ++rank.sent;
     }
   }
@@ -133,7 +177,13 @@ std::vector<Cut::Step> Cut::decide(Time now) {
 
 Time Cut::next_decision() const {
   if (!somebody_busy()) return kNever;
-  return last_change_ + (idle_waiters() ? needed_quiet() : std::max(stall_, patience_));
+  if (!pushed_ && idle_waiters()) return last_change_ + needed_quiet();
+  const bool can_push = std::any_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
+    const Rank& rank = entry.second;
+    return rank.current() &&
+           std::any_of(rank.last.devices.begin(), rank.last.devices.end(), &can_be_pushed);
+  });
+  return last_change_ + (can_push ? settle() : std::max(stall_, patience_));
 }
 
 std::map<RankId, std::string> Cut::laggards() const {

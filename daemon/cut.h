@@ -13,11 +13,20 @@
 // that outlasts its moment is stuck: it needs the others, perhaps many launches of theirs, and
 // until it has been idle each of those comes after a far shorter wait.
 //
+// When all are busy, ranks wait for one another: several threads launch collectives on streams of
+// their own, and each rank has come further with some of them. Which of its callers the others wait
+// for no rank can tell; let through in turn, all of them keep the distances between the ranks as
+// they are, for ever. So one device is pushed: of its callers those pass whose stream is idle, and
+// nobody else, until each of its streams waits for the others. Then the others, idle, need one call
+// of each of their threads, and those come in turn.
+//
 // Pure: no I/O, time comes in. Not synchronised; one Cut serves one epoch of one group.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -34,6 +43,7 @@ struct CutReport {
     DeviceUuid device;
     bool busy = false;          // work on it, or a call that passed the gate has not returned
     std::uint32_t waiting = 0;  // callers at the gate with this device current
+    std::uint32_t ready = 0;    // of these, the ones whose work could begin at once
   };
   std::uint32_t steps = 0;     // Steps of this epoch that it has used up
   std::uint32_t captures = 0;  // stream captures under way
@@ -53,7 +63,7 @@ class Cut {
   /// A rank has reported; one that is not part of the cut is ignored.
   void report(RankId rank, CutReport report, Time now);
   /// The rank has gone and counts no more.
-  void forget(RankId rank) { ranks_.erase(rank); }
+  void forget(RankId rank);
 
   /// Every rank is quiet, by a report that knows of every Step it was sent.
   bool taken() const;
@@ -87,14 +97,23 @@ class Cut {
   /// Some device is known to wait for others.
   bool stuck_work() const;
   void mark_stuck();
-  /// How long nothing must have changed before idle devices' callers are stepped.
-  Duration needed_quiet() const;
+  /// How long nothing must have changed before callers are stepped, when work of our own steps is
+  /// the reason.
+  Duration settle() const;
+  /// The same for callers of idle devices, whatever the reason.
+  Duration needed_quiet() const { return old_work() ? Duration::zero() : settle(); }
   /// Some step could be sent to an idle device.
   bool idle_waiters() const;
+  void choose_pushed();
+  /// Ends the push when it has come as far as it goes.
+  void look_at_pushed();
 
   Duration stall_;
   Duration patience_;  // how long nothing must change before work of our own steps is a reason
   int expiries_ = 0;   // how often patience_ has ended
+  std::optional<Step> pushed_;
+  std::uint32_t pushes_left_ = 0;
+  std::minstd_rand random_;  // the same sequence every time
   Time last_change_;
   std::map<RankId, Rank> ranks_;
 };

@@ -115,7 +115,9 @@ void Cut::report(std::uint64_t epoch, const Gate::Snapshot& snapshot) {
       amem_v1_DeviceCut& cut = status.devices[status.devices_count++];
       std::memcpy(cut.device, devices_.uuid(device).bytes.data(), sizeof cut.device);
       cut.busy = moving || drainer.drained != snapshot.passes;
-      cut.waiting = index < snapshot.waiting.size() ? snapshot.waiting[index] : 0;
+      if (index >= snapshot.waiting.size()) continue;
+      cut.waiting = snapshot.waiting[index].callers;
+      cut.ready = snapshot.waiting[index].ready;
     }
   }
   if (std::memcmp(&status, &last_, sizeof status) == 0) return;

@@ -57,6 +57,13 @@ CUcontext Devices::primary(int ordinal) const {
   return context;
 }
 
+bool Devices::idle(int ordinal, CUstream stream) {
+  // What is not active must not become so by this question.
+  if (primary(ordinal) == nullptr) return false;
+  const Use use(*this, ordinal);
+  return use.result() == CUDA_SUCCESS && driver_.cuStreamQuery_(stream) == CUDA_SUCCESS;
+}
+
 void Devices::forget(int ordinal) {
   if (ordinal < 0 || ordinal >= count()) return;
   contexts_[static_cast<std::size_t>(ordinal)].store(nullptr, std::memory_order_release);

@@ -33,6 +33,9 @@ class Devices {
   int current() const;
   /// The calling thread's context, nullptr without one.
   CUcontext current_context() const;
+  /// Whether all work on a stream of the device's primary context has ended; false when that is not
+  /// known.
+  bool idle(int ordinal, CUstream stream);
   /// The device's primary context; nullptr when it is not active. It is not kept.
   CUcontext primary(int ordinal) const;
   /// The program has reset the device: what was retained there is gone.

@@ -55,14 +55,16 @@ void Gate::prepare(const Policy& policy) {
     fence_needed_.store(true, std::memory_order_relaxed);
 }
 
-CUresult Gate::wait(ThreadState& self, bool may_step) noexcept {
+CUresult Gate::wait(ThreadState& self, bool may_step, const Work& work) noexcept {
   int ordinal = policy_.current_device != nullptr ? policy_.current_device() : 0;
   const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
   const Clock::time_point deadline = Clock::now() + policy_.timeout;
 
   std::unique_lock lock(mutex_);
   self.active.store(false, std::memory_order_release);
-  Waiter waiter{device};
+  Waiter waiter;
+  waiter.device = device;
+  if (ordinal >= 0) waiter.work = work;
   Waiter** link = &first_waiter_;
   if (may_step) {
     while (*link != nullptr) link = &(*link)->next;
@@ -144,10 +146,14 @@ void Gate::step(int ordinal) {
   const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
   std::lock_guard lock(mutex_);
   ++version_;
-  Waiter* w = first_waiter_;
-  while (w != nullptr && (w->device != device || w->stepped)) w = w->next;
-  if (w != nullptr) {
-    w->stepped = true;
+  Waiter* chosen = nullptr;
+  for (Waiter* w = first_waiter_; w != nullptr; w = w->next) {
+    if (w->device != device || w->stepped) continue;
+    if (chosen == nullptr || w->ready) chosen = w;
+    if (w->ready) break;
+  }
+  if (chosen != nullptr) {
+    chosen->stepped = true;
     waiters_.notify_all();
   } else {
     ++steps_used_;
@@ -181,12 +187,24 @@ bool Gate::any_active() const {
   return false;
 }
 
+bool Gate::ready(const Waiter& waiter) const {
+  return !waiter.work.on_stream || policy_.stream_idle == nullptr ||
+         policy_.stream_idle(static_cast<int>(waiter.device), waiter.work.stream);
+}
+
 Gate::Snapshot Gate::snapshot() {
   std::lock_guard lock(mutex_);
   Snapshot now{any_active(), passes_, steps_used_, captures_, {}};
-  for (const Waiter* w = first_waiter_; w != nullptr; w = w->next) {
+  // The lock keeps a caller here, and so its stream alive. Beside one that is inside the driver, or
+  // captures, nothing is asked of the driver: it may be waiting there for the device.
+  const bool ask = !now.any_active && captures_ == 0;
+  for (Waiter* w = first_waiter_; w != nullptr; w = w->next) {
     if (now.waiting.size() <= w->device) now.waiting.resize(w->device + 1);
-    ++now.waiting[w->device];
+    Snapshot::Waiting& waiting = now.waiting[w->device];
+    ++waiting.callers;
+    if (!ask) continue;
+    w->ready = ready(*w);
+    if (w->ready) ++waiting.ready;
   }
   return now;
 }

@@ -34,6 +34,14 @@ class Gate {
     bool wait = true;                     // false: an error at once while the group is paused
     std::chrono::milliseconds timeout{};  // how long a caller waits at most
     int (*current_device)() = nullptr;    // ordinal of the caller's device, -1 when it has none
+    /// Whether nothing is left to do on a stream of this device. Must not pass a gate.
+    bool (*stream_idle)(int device, CUstream stream) = nullptr;
+  };
+
+  /// Where a caller's work goes.
+  struct Work {
+    bool on_stream = false;  // false: it is done when the call returns
+    CUstream stream = nullptr;
   };
 
   /// What the cut monitor reports; one consistent reading.
@@ -42,8 +50,11 @@ class Gate {
     std::uint64_t passes = 0;      // grows whenever a caller passes the shut gate
     std::uint32_t steps_used = 0;  // since close()
     std::uint32_t captures = 0;    // stream captures under way
-    std::vector<std::uint32_t>
-        waiting;  // by device ordinal; callers without a device count as device 0
+    struct Waiting {
+      std::uint32_t callers = 0;
+      std::uint32_t ready = 0;  // their work could begin at once; not known while any is active
+    };
+    std::vector<Waiting> waiting;  // by device ordinal; callers without a device count as device 0
   };
 
   /// Before the first close(). Registers for membarrier.
@@ -53,11 +64,20 @@ class Gate {
   /// caller returns the error to its own caller: CUDA_ERROR_TIMEOUT (waited too long),
   /// CUDA_ERROR_NOT_READY (policy), CUDA_ERROR_SYSTEM_NOT_READY (the broker was lost while the
   /// group was paused).
-  CUresult enter() noexcept { return pass(true); }
+  CUresult enter() noexcept {
+    return enter([] { return Work(); });
+  }
+  /// `work` is asked only when the caller has to wait.
+  template <class Lookup>
+  CUresult enter(Lookup work) noexcept {
+    return pass(true, work);
+  }
 
   /// The same for the beginning of a stream capture, which no step lets through: the devices are
   /// being waited for, and that wait, begun beside an open capture, would break it.
-  CUresult enter_capture() noexcept { return pass(false); }
+  CUresult enter_capture() noexcept {
+    return pass(false, [] { return Work(); });
+  }
 
   void leave() noexcept {
     ThreadState& self = this_thread();
@@ -76,9 +96,10 @@ class Gate {
   /// Nothing will ever open this gate again: every waiting and later caller gets
   /// CUDA_ERROR_SYSTEM_NOT_READY.
   void fail();
-  /// Lets the caller that has waited longest with this device through: were it any caller, one of
-  /// two threads could take every step, and never the one that somebody waits for. A step that
-  /// finds none is used up at once.
+  /// Lets a caller with this device through, first those whose work could begin at once: the others
+  /// would add to what waits already. Among equals the one that has waited longest: were it any,
+  /// one of two threads could take every step, and never the one that somebody waits for. A step
+  /// that finds none is used up at once.
   void step(int device);
 
   void capture_began();
@@ -107,18 +128,21 @@ class Gate {
   /// A caller that waits; on its stack.
   struct Waiter {
     std::size_t device = 0;
+    Work work;
+    bool ready = false;    // when snapshot() last looked
     bool stepped = false;  // a Step is for this one
     Waiter* next = nullptr;
   };
 
-  CUresult pass(bool may_step) noexcept {
+  template <class Lookup>
+  CUresult pass(bool may_step, Lookup work) noexcept {
     ThreadState& self = this_thread();
     if (self.depth++ > 0) return CUDA_SUCCESS;
     self.active.store(true, std::memory_order_relaxed);
     barrier();
     if (!shut_.load(std::memory_order_relaxed)) [[likely]]
       return CUDA_SUCCESS;
-    return wait(self, may_step);
+    return wait(self, may_step, work());
   }
 
   static ThreadState& this_thread() noexcept {
@@ -135,7 +159,8 @@ class Gate {
       std::atomic_signal_fence(std::memory_order_seq_cst);
   }
 
-  CUresult wait(ThreadState& self, bool may_step) noexcept;
+  CUresult wait(ThreadState& self, bool may_step, const Work& work) noexcept;
+  bool ready(const Waiter& waiter) const;
   bool any_active() const;
 
   static thread_local ThreadState* state_ __attribute__((tls_model("initial-exec")));

@@ -35,6 +35,7 @@ int rank_from_environment() {
 
 Devices* devices_of_gate = nullptr;
 int current_device_of_caller() { return devices_of_gate->current(); }
+bool stream_idle(int device, CUstream stream) { return devices_of_gate->idle(device, stream); }
 
 const char* environment(const char* name) { return std::getenv(name); }
 
@@ -111,7 +112,8 @@ Status Runtime::load_driver() {
 Status Runtime::open() {
   if (Status s = load_driver(); !s.ok()) return s;
   devices_of_gate = &devices_;
-  gate_.prepare({options_.gate_waits, options_.gate_timeout, &current_device_of_caller});
+  gate_.prepare(
+      {options_.gate_waits, options_.gate_timeout, &current_device_of_caller, &stream_idle});
 
   Session::Identity identity;
   identity.group = options_.group;

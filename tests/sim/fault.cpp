@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -21,7 +22,7 @@ namespace sim {
 namespace {
 
 struct Rule {
-  enum class Action { kError, kDelay, kKill };
+  enum class Action { kError, kDelay, kHold, kKill };
 
   std::string name;
   uint64_t first = 1;
@@ -33,7 +34,7 @@ struct Rule {
 
 [[noreturn]] void BadRule(const std::string& rule, const std::string& why) {
   Die("bad fault '" + rule + "': " + why +
-      " (expected name:nth[:action]; nth: 5, 5+ or *; action: error number, delay=MS, kill)");
+      " (expected name:nth[:action]; nth: 5, 5+ or *; action: error number, delay=MS, hold, kill)");
 }
 
 std::optional<int> Number(const std::string& text) {
@@ -65,8 +66,8 @@ Rule ParseRule(const std::string& text) {
   if (second == std::string::npos) return rule;
 
   std::string action = text.substr(second + 1);
-  if (action == "kill") {
-    rule.action = Rule::Action::kKill;
+  if (action == "kill" || action == "hold") {
+    rule.action = action == "kill" ? Rule::Action::kKill : Rule::Action::kHold;
     return rule;
   }
   if (action.rfind("delay=", 0) == 0) {
@@ -126,6 +127,9 @@ class Faults {
       case Rule::Action::kKill:
         kill(getpid(), SIGKILL);
         for (;;) pause();
+      case Rule::Action::kHold:
+        Hold(*hit);
+        return CUDA_SUCCESS;
       case Rule::Action::kDelay:
         std::this_thread::sleep_for(std::chrono::milliseconds(hit->value));
         return CUDA_SUCCESS;
@@ -136,6 +140,21 @@ class Faults {
   }
 
  private:
+  /// Until the rule is in the file no more.
+  void Hold(const Rule& rule) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    const auto is_held = [&] {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      Reload();
+      return std::any_of(file_rules_.begin(), file_rules_.end(), [&](const Rule& r) {
+        return r.name == rule.name && r.action == Rule::Action::kHold;
+      });
+    };
+    while (is_held() && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
   void Reload() {
     struct stat now = {};
     const bool exists = stat(path_.c_str(), &now) == 0;

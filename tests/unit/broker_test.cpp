@@ -270,11 +270,12 @@ class SlicesTest : public BrokerTest {
 
 TEST_F(SlicesTest, RanksMapAndLoadWhileTheBrokerCreates) {
   pause_many();
-  faults("cuMemCreate:65+:delay=30");
+  faults("cuMemCreate:65+:hold");
   auto watcher = begin(Operation::kResume);
   EXPECT_TRUE(eventually([&] { return a.received[amem_v1_SessionMessage_load_tag] > 0; }));
   EXPECT_FALSE(watcher->saw("map+load")) << "the broker still creates";
   EXPECT_GT(a.received[amem_v1_SessionMessage_map_tag], 0);
+  faults("");
   ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
   EXPECT_TRUE(a.holds(first, 1));
   EXPECT_TRUE(a.holds(last, 2));

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <map>
 #include <optional>
+#include <random>
 #include <utility>
 
 namespace amem {
@@ -165,6 +168,26 @@ TEST(Cut, AStuckDeviceMovesOthersWithoutTheWholePatience) {
   EXPECT_TRUE(cut.taken());
 }
 
+TEST(Cut, WhereAllAreBusyOneIsPushedAsFarAsItGoes) {
+  Time t;
+  Cut cut({1, 2}, kStall, t);
+  const auto both_busy = [](std::uint32_t ready, std::uint32_t steps) {
+    return CutReport{steps, 0, {{device(0), true, 2, ready}}};
+  };
+  cut.report(1, both_busy(0, 0), t);
+  cut.report(2, both_busy(2, 0), t);
+  for (std::uint32_t step = 0; step < 2; ++step) {
+    EXPECT_TRUE(cut.decide(t).empty()) << "it may just be about to end";
+    t = cut.next_decision();
+    ASSERT_EQ(cut.decide(t), (Steps{{2, device(0)}})) << "of rank 1 nothing could begin";
+    cut.report(2, both_busy(1 - step, step + 1), t);
+  }
+  EXPECT_EQ(cut.next_decision(), t + kStall) << "nothing more can begin";
+  cut.report(1, one(false, 2), t);
+  t = cut.next_decision();
+  EXPECT_EQ(cut.decide(t), (Steps{{1, device(0)}})) << "it has all that it waited for";
+}
+
 TEST(Cut, OldWorkNeedsAnyNumberOfStepsWithoutDelay) {
   Time t;
   Cut cut({1, 2}, kStall, t);
@@ -177,25 +200,40 @@ TEST(Cut, OldWorkNeedsAnyNumberOfStepsWithoutDelay) {
   }
 }
 
-/// Ranks that run one collective after the other and report each change only after a while.
+/// Ranks that run collectives without end and report each change only after a while. Each of a
+/// rank's threads has a communicator and a stream of its own, and waits for its work after every
+/// `depth` launches; a rank's gate lets the thread through that has waited longest, first among
+/// those whose stream is idle.
 class Loop {
  public:
-  Loop(int ranks, Time now) : ranks_(static_cast<std::size_t>(ranks)) {
+  Loop(int ranks, int threads, unsigned depth, unsigned seed)
+      : depth_(depth), random_(seed), ranks_(static_cast<std::size_t>(ranks)) {
     std::vector<RankId> ids;
     for (RankId id = 0; id < ranks_.size(); ++id) ids.push_back(id);
-    cut_.emplace(ids, kStall, now);
-    ranks_[0].launched = 1;  // inside a collective that the others have not launched
-    for (RankId id = 0; id < ranks_.size(); ++id) tell(id, now);
+    cut_.emplace(ids, kStall, Time());
+    for (Rank& rank : ranks_) {
+      for (int t = 0; t < threads; ++t) {
+        rank.launched.push_back(random_() % std::min(depth, 4U));
+        rank.queue.push_back(static_cast<std::size_t>(t));
+      }
+      std::shuffle(rank.queue.begin(), rank.queue.end(), random_);
+    }
+    ++ranks_[0].launched[0];  // inside a collective that others have not launched
+    tell(Time());
+  }
+
+  /// This thread's work waits for nobody.
+  void alone(std::size_t thread) {
+    alone_ = thread;
+    tell(Time());
   }
 
   /// How long it took; kNever: longer than the limit.
-  Time run(Time now, Duration limit) {
-    for (const Time end = now + limit; now < end; now += std::chrono::microseconds(100)) {
+  Time run(Duration limit) {
+    for (Time now; now < Time() + limit; now += std::chrono::microseconds(100)) {
       for (const Cut::Step& step : cut_->decide(now)) {
-        ++ranks_[step.rank].launched;
-        ++ranks_[step.rank].steps;
-        tell(step.rank, now);
-        finish(now);
+        let_through(ranks_[step.rank]);
+        tell(now);
       }
       while (!mail_.empty() && mail_.begin()->first <= now) {
         cut_->report(mail_.begin()->second.first, mail_.begin()->second.second, now);
@@ -208,37 +246,84 @@ class Loop {
 
  private:
   struct Rank {
-    std::uint32_t launched = 0;
+    std::vector<std::uint64_t> launched;  // by thread
+    std::vector<std::size_t> queue;       // threads, the one that has waited longest first
     std::uint32_t steps = 0;
   };
 
-  std::uint32_t finished() const {
-    std::uint32_t least = ranks_[0].launched;
-    for (const Rank& rank : ranks_) least = std::min(least, rank.launched);
+  std::uint64_t finished(std::size_t thread) const {
+    std::uint64_t least = ranks_[0].launched[thread];
+    for (const Rank& rank : ranks_) least = std::min(least, rank.launched[thread]);
     return least;
   }
-
-  void finish(Time now) {
-    for (RankId id = 0; id < ranks_.size(); ++id) tell(id, now);
+  bool stream_idle(const Rank& rank, std::size_t thread) const {
+    return thread == alone_ || rank.launched[thread] == finished(thread);
+  }
+  bool at_gate(const Rank& rank, std::size_t thread) const {
+    return rank.launched[thread] % depth_ != 0 || stream_idle(rank, thread);
   }
 
-  void tell(RankId id, Time now) {
-    // Rank 3 takes 2.3 ms to say what rank 0 says in 0.2 ms.
-    const Duration delay = std::chrono::microseconds(200 + 700 * static_cast<int>(id));
-    mail_.emplace(now + delay,
-                  std::pair(id, one(ranks_[id].launched > finished(), 1, ranks_[id].steps)));
+  void let_through(Rank& rank) {
+    ++rank.steps;
+    auto chosen = rank.queue.end();
+    for (auto it = rank.queue.begin(); it != rank.queue.end(); ++it) {
+      if (!at_gate(rank, *it)) continue;
+      if (chosen == rank.queue.end()) chosen = it;
+      if (!stream_idle(rank, *it)) continue;
+      chosen = it;
+      break;
+    }
+    if (chosen == rank.queue.end()) return;
+    ++rank.launched[*chosen];
+    std::rotate(chosen, chosen + 1, rank.queue.end());
   }
 
+  void tell(Time now) {
+    for (RankId id = 0; id < ranks_.size(); ++id) {
+      const Rank& rank = ranks_[id];
+      CutReport report = one(false, 0, rank.steps);
+      CutReport::Device& device = report.devices.front();
+      for (std::size_t thread = 0; thread < rank.queue.size(); ++thread) {
+        const bool idle = stream_idle(rank, thread);
+        device.busy = device.busy || !idle;
+        if (!at_gate(rank, thread)) continue;
+        ++device.waiting;
+        if (idle) ++device.ready;
+      }
+      // Rank 3 takes 2.3 ms to say what rank 0 says in 0.2 ms.
+      const Duration delay = std::chrono::microseconds(200 + 700 * static_cast<int>(id));
+      mail_.emplace(now + delay, std::pair(id, std::move(report)));
+    }
+  }
+
+  unsigned depth_;
+  std::size_t alone_ = SIZE_MAX;
+  std::minstd_rand random_;
   std::vector<Rank> ranks_;
   std::optional<Cut> cut_;
   std::multimap<Time, std::pair<RankId, CutReport>> mail_;
 };
 
 TEST(Cut, IsTakenThoughReportsAreLate) {
-  for (int ranks : {2, 3, 4}) {
-    Loop loop(ranks, Time());
-    EXPECT_LT(loop.run(Time(), std::chrono::seconds(5)), Time() + milliseconds(200)) << ranks;
+  for (const int ranks : {2, 3, 4}) {
+    Loop loop(ranks, 1, 1000, 1);
+    EXPECT_LT(loop.run(std::chrono::seconds(5)), Time() + milliseconds(200)) << ranks;
   }
+}
+
+// Which of its threads a rank lets through is not known to those who wait.
+TEST(Cut, IsTakenWhereThreadsLaunchOnStreamsOfTheirOwn) {
+  for (const int ranks : {2, 4})
+    for (const int threads : {2, 3, 4})
+      for (const unsigned depth : {1U, 4U, 32U})
+        for (const bool alone : {false, true})
+          for (unsigned seed = 1; seed <= 25; ++seed) {
+            Loop loop(ranks, threads, depth, seed);
+            if (alone) loop.alone(1);
+            EXPECT_LT(loop.run(std::chrono::seconds(5)), Time() + std::chrono::seconds(3))
+                << ranks << " ranks, " << threads << " threads, depth " << depth << ", seed "
+                << seed << (alone ? ", one alone" : "");
+          }
 }
 
 TEST(Cut, NothingToDecideWhenNobodyIsBusy) {

@@ -31,7 +31,7 @@ class GateTest : public ::testing::Test {
   }
 
   static std::uint32_t waiting(const Gate::Snapshot& s, std::size_t device) {
-    return device < s.waiting.size() ? s.waiting[device] : 0;
+    return device < s.waiting.size() ? s.waiting[device].callers : 0;
   }
 
   Gate gate_;
@@ -101,6 +101,65 @@ TEST_F(GateTest, AStepLetsExactlyOneCallerOfThatDeviceThrough) {
   gate_.open();
   for (auto& t : callers) t.join();
   EXPECT_EQ(passed[0], 2);
+}
+
+CUstream stream(std::uintptr_t n) { return reinterpret_cast<CUstream>(n); }
+std::atomic<bool> first_stream_idle{false};
+
+TEST_F(GateTest, StepsGoFirstToThoseWhoseStreamIsIdle) {
+  first_stream_idle = false;
+  gate_.prepare({true, 10s, &device_of_test, [](int device, CUstream s) {
+                   EXPECT_EQ(device, 0);
+                   return s != stream(1) || first_stream_idle;
+                 }});
+  gate_.close();
+  std::atomic<int> passed[3] = {0, 0, 0};
+  std::vector<std::thread> callers;
+  for (std::uint32_t n : {1, 2}) {
+    callers.emplace_back([&, n] {
+      const Pass pass(gate_, gate_.enter([&] { return Gate::Work{true, stream(n)}; }));
+      ++passed[n];
+    });
+    ASSERT_TRUE(eventually([&](const auto& s) { return waiting(s, 0) == n; }));
+  }
+  EXPECT_EQ(gate_.snapshot().waiting[0].ready, 1U);
+  gate_.step(0);
+  ASSERT_TRUE(eventually([](const auto& s) { return s.steps_used == 1 && !s.any_active; }));
+  EXPECT_EQ(passed[2], 1) << "the other came first, but its work could not begin";
+  EXPECT_EQ(gate_.snapshot().waiting[0].ready, 0U);
+  first_stream_idle = true;
+  EXPECT_EQ(gate_.snapshot().waiting[0].ready, 1U);
+  first_stream_idle = false;
+  gate_.step(0);
+  ASSERT_TRUE(eventually([](const auto& s) { return s.steps_used == 2 && !s.any_active; }));
+  EXPECT_EQ(passed[1], 1) << "with nobody better the one that has waited longest";
+  for (auto& t : callers) t.join();
+  gate_.open();
+}
+
+TEST_F(GateTest, NothingIsAskedOfTheDriverBesideACallerInside) {
+  gate_.prepare({true, 10s, &device_of_test, [](int, CUstream) {
+                   ADD_FAILURE() << "asked";
+                   return true;
+                 }});
+  std::atomic<bool> inside{false};
+  std::atomic<bool> leave{false};
+  std::thread caller([&] {
+    const Pass pass(gate_);
+    inside = true;
+    while (!leave) std::this_thread::yield();
+  });
+  while (!inside) std::this_thread::yield();
+  gate_.close();
+  std::thread other([&] {
+    const Pass pass(gate_, gate_.enter([] { return Gate::Work{true, stream(1)}; }));
+  });
+  ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
+  EXPECT_EQ(gate_.snapshot().waiting[0].ready, 0U);
+  gate_.open();
+  leave = true;
+  caller.join();
+  other.join();
 }
 
 TEST_F(GateTest, StepsGoToWhoCameFirst) {
