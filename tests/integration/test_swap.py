@@ -58,7 +58,7 @@ def assert_usable(node, train, rollout):
 def test_many_swaps_each_way(swapping, room):
     node, train, rollout = swapping(room)
     addresses = train.addresses(), None
-    for i in range(20 if swapping.duplex else 3):
+    for i in range(10 if swapping.duplex else 3):
         answer = node.ctl("swap", "train", "rollout")
         assert states(node) == ("paused", "running")
         rollout.verify()
