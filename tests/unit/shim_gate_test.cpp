@@ -115,7 +115,7 @@ TEST_F(GateTest, StepsGoFirstToThoseWhoseStreamIsIdle) {
   gate_.close();
   std::atomic<int> passed[3] = {0, 0, 0};
   std::vector<std::thread> callers;
-  for (std::uint32_t n : {1, 2}) {
+  for (const std::uint32_t n : {1U, 2U}) {
     callers.emplace_back([&, n] {
       const Pass pass(gate_, gate_.enter([&] { return Gate::Work{true, stream(n)}; }));
       ++passed[n];
