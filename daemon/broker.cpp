@@ -44,6 +44,7 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       pool_(devices) {
   node_.pool_configured = config.pool_size;
   node_.pool_form = config.pool_save;
+  node_.swap_wave = config.swap_wave;
 }
 
 Broker::~Broker() { shut(); }

@@ -218,6 +218,10 @@ const std::vector<Setting>& settings() {
 
       {"swap.duplex", "whether a swap brings one group in while the other goes out: true or false",
        set_flag<&Config::swap_duplex>, get_flag<&Config::swap_duplex>},
+      {"swap.wave",
+       "how much of each rank leaves at a time when there is no room for both groups; "
+       "0: all at once",
+       set_size<&Config::swap_wave>, get_size<&Config::swap_wave>},
 
       {"log.level", "debug, info, warning or error", set_log_level, get_text<&Config::log_level>},
       {"log.format", "text or json (one object a line)", set_log_format,

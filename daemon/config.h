@@ -34,6 +34,7 @@ struct Config {
   Deadlines deadlines;
 
   bool swap_duplex = true;
+  std::uint64_t swap_wave = 1ULL << 30;  // bytes; 0: no waves
 
   std::string log_level = "info";
   std::string log_format = "text";  // or "json"

@@ -71,7 +71,7 @@ void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
   }
   if (operating() && took_part) {
     const std::string what = who + " ended during " + std::string(phase_name(phase_));
-    switch (rule(phase_).death) {
+    switch (on_death()) {
       case OnDeath::kCallOff:
         fail({Code::kAborted, what}, now);
         break;
@@ -176,6 +176,8 @@ void Group::begin(const Task& task, Duration timeout, bool inside, bool held, Ti
   inside_ = inside;
   held_ = held;
   loaded_ = false;
+  released_ = false;
+  more_ = false;
   timeout_ = timeout;
   began_ = now;
   trouble_ = {};
@@ -215,12 +217,13 @@ void Group::enter(Phase phase, Time now) {
       actions_.push_back(action::Quiesce{epoch_, participants()});
       break;
     case Phase::kSave:
-      actions_.push_back(action::Save{epoch_});
+      actions_.push_back(action::Save{epoch_, released_});
       break;
     case Phase::kRollback:
       ++epoch_;
       [[fallthrough]];
     case Phase::kRelease:
+      released_ = true;
       waiting_ = participants_;
       actions_.push_back(action::Release{epoch_, participants(), phase == Phase::kRollback});
       break;
@@ -259,8 +262,7 @@ void Group::enter(Phase phase, Time now) {
 
 void Group::close_phase(Time now) {
   if (!operating()) return;
-  PhaseTime& closed = times_.emplace_back(PhaseTime{phase_, now - phase_began_});
-  for (auto& [rank, time] : rank_times_) closed.ranks.push_back(time);
+  add_time(times_, phase_, now - phase_began_, rank_times_);
   rank_times_.clear();
 }
 
@@ -270,14 +272,7 @@ void Group::note_work(RankId rank, Work work, std::uint64_t bytes, const RankWor
   noted.rank = rank;
   noted.time = now - phase_began_;
   if (work == Work::kSave || work == Work::kLoad) noted.copied += bytes;
-  noted.work.busy += spent.busy;
-  noted.work.copy += spent.copy;
-  noted.work.import += spent.import;
-  noted.work.map += spent.map;
-  noted.work.access += spent.access;
-  noted.work.unmap += spent.unmap;
-  noted.work.release += spent.release;
-  noted.work.handles += spent.handles;
+  noted.work += spent;
 }
 
 void Group::advance_if_done(Time now) {
@@ -290,6 +285,7 @@ void Group::advance_if_done(Time now) {
 void Group::advance(Time now) {
   switch (const Phase next = rule(phase_).next) {
     case Phase::kPaused:
+      if (std::exchange(more_, false)) return enter(Phase::kSave, now);
       // Without chosen tags, or without those that could not come back, a group runs on.
       if (rest_ == GroupState::kRunning)
         enter(Phase::kOpen, now);
@@ -318,7 +314,7 @@ void Group::trouble(const Status& status) {
 
 void Group::fail(const Status& status, Time now) {
   trouble(status);
-  switch (rule(phase_).failure) {
+  switch (on_failure()) {
     case OnFailure::kCallOff:
       actions_.push_back(action::Arrived{false, task_.selection});
       actions_.push_back(action::Open{epoch_, members()});
@@ -424,9 +420,10 @@ void Group::phase_done(RankId rank, Epoch epoch, Work work, const Status& status
   if (last_answer || !status.ok()) advance_if_done(now);
 }
 
-void Group::save_sent(const Status& status, const std::vector<RankId>& ranks, Time now) {
+void Group::save_sent(const Status& status, const std::vector<RankId>& ranks, Time now, bool more) {
   if (phase_ != Phase::kSave) return;
   if (!status.ok()) return fail(status, now);
+  more_ = more;
   waiting_ = {ranks.begin(), ranks.end()};
   asked_ = static_cast<std::uint32_t>(ranks.size());
   report_progress(now);

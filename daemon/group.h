@@ -59,8 +59,9 @@ struct Step {
 };
 struct Save {  // take extents, send Save to the keepers; answered by save_sent()
   Epoch epoch;
+  bool again = false;  // for a further part: an earlier one has been dropped
 };
-struct Release {  // to these ranks; `undo`: only what this resume has brought back
+struct Release {  // to these ranks what has been saved; `undo`: what this resume has brought back
   Epoch epoch;
   std::vector<RankId> ranks;
   bool undo = false;
@@ -164,7 +165,9 @@ class Group {
                   Time now, const RankWork& spent = {});
 
   // ---- answers to actions ----
-  void save_sent(const Status& status, const std::vector<RankId>& ranks, Time now);
+  /// `more`: that was a part of what is to be saved, and the next follows when it has been dropped.
+  void save_sent(const Status& status, const std::vector<RankId>& ranks, Time now,
+                 bool more = false);
   /// `note`: what an operator should know about it (memory that did not become free), or empty.
   void dropped(const std::string& note, Time now);
   void admitted(const Status& status, Time now);
@@ -191,6 +194,13 @@ class Group {
 
  private:
   bool operating() const { return phase_ != Phase::kNone; }
+  // Of the present phase. After the first Release no failure of a further Save calls anything off.
+  OnFailure on_failure() const {
+    return phase_ == Phase::kSave && released_ ? OnFailure::kGoOn : rule(phase_).failure;
+  }
+  OnDeath on_death() const {
+    return phase_ == Phase::kSave && released_ ? OnDeath::kGoOn : rule(phase_).death;
+  }
   bool gates_open() const;
   std::vector<RankId> participants() const;
   std::string names(const std::vector<RankId>& ranks) const;
@@ -235,7 +245,9 @@ class Group {
   bool inside_ = false;                     // begun by the ranks' own requests
   bool held_ = false;                       // not to open before go_on()
   bool loaded_ = false;                     // the ranks have everything that was to come back
-  Duration timeout_{};                      // the operator's, 0: none
+  bool released_ = false;  // of a pause: the ranks were told to let go of something
+  bool more_ = false;      // of a pause: a further part is to be saved
+  Duration timeout_{};     // the operator's, 0: none
   Time began_;
   Time phase_began_;
   Time deadline_ = kNever;

@@ -18,7 +18,8 @@ bool Headroom::take(const DeviceUuid& device, std::uint64_t bytes) {
 
 void Headroom::give_back(const DeviceUuid& device, std::uint64_t bytes) {
   const auto it = left_.find(device);
-  if (it != left_.end() && it->second != kExhausted) it->second += bytes;
+  if (it == left_.end()) return;
+  it->second = it->second == kExhausted ? bytes : it->second + bytes;
 }
 
 void Headroom::exhaust(const DeviceUuid& device) {

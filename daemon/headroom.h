@@ -26,9 +26,10 @@ class Headroom {
 
   /// False: not before the limit is lifted, or something is given back.
   bool take(const DeviceUuid& device, std::uint64_t bytes);
-  /// What was taken has not been needed.
+  /// What was taken has not been needed, or the other group has let go of so much.
   void give_back(const DeviceUuid& device, std::uint64_t bytes);
-  /// The driver refuses what the account allowed: others took it. Nothing more until lift().
+  /// The driver refuses what the account allowed: others took it. Nothing more until the other
+  /// group lets go of something, or lift().
   void exhaust(const DeviceUuid& device);
 
   /// The other group has left: the driver decides.

@@ -49,6 +49,17 @@ Message release_message(Epoch epoch, const Selection& what, bool undo) {
   return message;
 }
 
+Message release_message(Epoch epoch, const AllocationId* begin, const AllocationId* end,
+                        bool more) {
+  Message message = message_of(amem_v1_SessionMessage_release_tag);
+  amem_v1_Release& release = message.body.release;
+  release.epoch = epoch;
+  release.listed = true;
+  release.more = more;
+  for (const AllocationId* id = begin; id != end; ++id) release.ids[release.ids_count++] = *id;
+  return message;
+}
+
 Message open_message(Epoch epoch) {
   Message message = message_of(amem_v1_SessionMessage_open_tag);
   message.body.open.epoch = epoch;

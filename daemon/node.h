@@ -25,6 +25,7 @@
 #include "daemon/plan.h"
 #include "daemon/pool.h"
 #include "daemon/session_server.h"
+#include "daemon/waves.h"
 
 namespace amem {
 
@@ -78,11 +79,15 @@ struct GroupEntry {
   std::map<std::string, bool> tag_discards;         // the tags whose policy an operator has set
   std::map<std::string, SaveForm> tag_forms;        // likewise
   std::unordered_map<AllocationId, RankId> savers;  // of the pause under way or last done
-  std::optional<GroupId> leaving;  // whose memory the resume under way waits for: a swap
-  Headroom headroom;               // until it has left
-  Creation creation;               // of the resume under way
-  bool awaits_room = false;        // nothing more of it fits in the headroom
-  Loaders loaders;                 // likewise: what has been sent to whom
+  std::optional<GroupId> arriving;  // who comes in while the pause under way goes out: a swap
+  std::optional<Waves> waves;       // of that pause, when the other has no room before
+  std::vector<AllocationId> wave;   // what of it leaves now
+  std::set<RankId> failed_savers;   // of that pause
+  std::optional<GroupId> leaving;   // whose memory the resume under way waits for: a swap
+  Headroom headroom;                // until it has left
+  Creation creation;                // of the resume under way
+  bool awaits_room = false;         // nothing more of it fits in the headroom
+  Loaders loaders;                  // likewise: what has been sent to whom
   std::optional<EventLoop::TimerId> timer;
 };
 
@@ -94,6 +99,7 @@ struct Node {
   std::vector<PoolSegment> segments;  // by the extents' segment index
   std::uint64_t pool_configured = 0;
   SaveForm pool_form = SaveForm::kAuto;  // of tags for which nobody has set another
+  std::uint64_t swap_wave = 0;           // bytes of each keeper at a time; 0: no waves
   std::string pool_error;
   std::map<RankId, Rank> ranks;
   std::map<GroupId, GroupEntry> groups;

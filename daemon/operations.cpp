@@ -26,7 +26,7 @@ void Operations::start(const Task& task, const std::string& name, Duration timeo
                        const Observer& observer) {
   Result<GroupEntry*> group = find(name);
   if (!group.ok()) return observer->finished(group.status());
-  if (Status status = begin(*group.value(), task, timeout, {observer, nullptr}); !status.ok())
+  if (Status status = begin(*group.value(), task, timeout, {observer, nullptr}, {}); !status.ok())
     observer->finished(status);
 }
 
@@ -44,19 +44,23 @@ void Operations::swap(const std::string& out, const std::string& in, Duration ti
     return observer->finished(status);
   const auto swap =
       std::make_shared<Swapping>(Swap(out, in, duplex_), first.value()->id, observer, timeout);
-  if (Status status = begin(*first.value(), Operation::kPause, timeout, {observer, swap});
+  Other other;
+  if (duplex_) other.arriving = second.value()->id;
+  if (Status status = begin(*first.value(), Operation::kPause, timeout, {observer, swap}, other);
       !status.ok())
     observer->finished(status);
 }
 
 /// Not OK: it has not begun, and nobody has been told.
 Status Operations::begin(GroupEntry& group, const Task& task, Duration timeout, Running running,
-                         std::optional<GroupId> leaving) {
+                         const Other& other) {
   if (!closed_.ok()) return closed_;
   Status status = known_tags(node_.allocations, group.id, task.selection);
-  if (status.ok()) status = group.machine.start(task, timeout, Clock::now(), leaving.has_value());
+  if (status.ok())
+    status = group.machine.start(task, timeout, Clock::now(), other.leaving.has_value());
   if (!status.ok()) return status;
-  group.leaving = leaving;
+  group.arriving = other.arriving;
+  group.leaving = other.leaving;
   running_[group.id] = std::move(running);
   drive_(group);
   return {};
@@ -96,8 +100,9 @@ Status Operations::begin_in(const std::shared_ptr<Swapping>& swap, bool held) {
   if (!found.ok()) return found.status();
   swap->in = found.value()->id;
   swap->in_began = Clock::now();
-  return begin(*found.value(), Operation::kResume, swap->timeout, {swap->observer, swap},
-               held ? std::optional(swap->out) : std::nullopt);
+  Other other;
+  if (held) other.leaving = swap->out;
+  return begin(*found.value(), Operation::kResume, swap->timeout, {swap->observer, swap}, other);
 }
 
 void Operations::finish(const Swapping& swap) {

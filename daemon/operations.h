@@ -71,8 +71,13 @@ class Operations {
   };
 
   Result<GroupEntry*> find(const std::string& name);
+  /// The other group of a swap: one that comes in for this one, or goes out for it meanwhile.
+  struct Other {
+    std::optional<GroupId> arriving = std::nullopt;
+    std::optional<GroupId> leaving = std::nullopt;
+  };
   Status begin(GroupEntry& group, const Task& task, Duration timeout, Running running,
-               std::optional<GroupId> leaving = std::nullopt);
+               const Other& other);
   void carry_out(const std::shared_ptr<Swapping>& swap, Swap::Next next);
   Status begin_in(const std::shared_ptr<Swapping>& swap, bool held);
   void finish(const Swapping& swap);

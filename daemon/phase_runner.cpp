@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include "daemon/costs.h"
@@ -61,15 +62,28 @@ void PhaseRunner::run(GroupEntry&, const action::Step& step) {
 }
 
 void PhaseRunner::run(GroupEntry& group, const action::Save& save) {
-  const Status status = saved_.take(group, [this](const DeviceUuid& uuid) {
-    const Device* device = devices_.find(uuid);
-    return device != nullptr ? device->numa_node : -1;
-  });
+  Status status;
+  if (!save.again) {
+    status = saved_.take(group, [this](const DeviceUuid& uuid) {
+      const Device* device = devices_.find(uuid);
+      return device != nullptr ? device->numa_node : -1;
+    });
+    group.failed_savers.clear();
+    group.waves.reset();
+    if (status.ok() && group.arriving && node_.swap_wave > 0 && lacks_room(*group.arriving)) {
+      std::vector<Waves::Item> items;
+      for (const Allocation* a : node_.allocations.of_group(group.id))
+        if (a->resident() && !a->away) items.push_back({a->id, a->keeper(), a->size});
+      group.waves.emplace(items, node_.swap_wave);
+    }
+  }
+  if (group.waves) choose_wave(group, save.epoch);
   std::vector<RankId> asked;
   if (status.ok()) {
-    for (const auto& [id, plan] : plan_save(node_.allocations, group.id, [&](const Allocation& a) {
-           return node_.form(group, a);
-         })) {
+    const std::unordered_set<AllocationId> wave(group.wave.begin(), group.wave.end());
+    const auto form = [&](const Allocation& a) { return node_.form(group, a); };
+    const auto chosen = [&](const Allocation& a) { return !group.waves || wave.contains(a.id); };
+    for (const auto& [id, plan] : plan_save(node_.allocations, group.id, form, chosen)) {
       Rank* rank = node_.find_rank(id);
       if (rank == nullptr) continue;
       saved_.sent(*rank, save.epoch);
@@ -77,12 +91,50 @@ void PhaseRunner::run(GroupEntry& group, const action::Save& save) {
       asked.push_back(id);
     }
   }
-  group.machine.save_sent(status, asked, Clock::now());
+  group.machine.save_sent(status, asked, Clock::now(), group.waves && !group.waves->done());
+}
+
+bool PhaseRunner::can_be_released(const GroupEntry& group, const Allocation& a, Epoch epoch) {
+  const auto saver = group.savers.find(a.id);
+  if (saver == group.savers.end() || a.pinned()) return true;  // nothing of it is kept, or it stays
+  const Rank* rank = node_.find_rank(saver->second);
+  return rank != nullptr && !group.failed_savers.contains(rank->id) &&
+         !rank->saving.contains(epoch);
+}
+
+void PhaseRunner::choose_wave(GroupEntry& group, Epoch epoch) {
+  group.wave = group.waves->next([&](AllocationId id) {
+    const Allocation* a = node_.allocations.find(id);
+    if (a == nullptr || !a->resident() || !can_be_released(group, *a, epoch)) return false;
+    // The pool's extents are of the rank that was to save it.
+    const auto saver = group.savers.find(id);
+    return saver == group.savers.end() || saver->second == a->keeper();
+  });
 }
 
 void PhaseRunner::run(GroupEntry& group, const action::Release& release) {
-  send_all(release.ranks,
-           release_message(release.epoch, group.machine.task().selection, release.undo));
+  if (!group.waves || release.undo)
+    return send_all(release.ranks,
+                    release_message(release.epoch, group.machine.task().selection, release.undo));
+  // What could not be saved stays where it is.
+  std::map<RankId, std::vector<AllocationId>> lists;
+  std::erase_if(group.wave, [&](AllocationId id) {
+    const Allocation* a = node_.allocations.find(id);
+    if (a == nullptr || !can_be_released(group, *a, release.epoch)) return true;
+    for (RankId rank : a->holders) lists[rank].push_back(id);
+    return false;
+  });
+  for (const RankId rank : release.ranks) {
+    const std::vector<AllocationId>& list = lists[rank];
+    const AllocationId* at = list.data();
+    const AllocationId* const end = at + list.size();
+    for (bool more = true; more;) {
+      const AllocationId* stop = at + std::min(end - at, kMaxReleasesPerMessage);
+      more = stop != end;
+      send(rank, release_message(release.epoch, at, stop, more));
+      at = stop;
+    }
+  }
 }
 
 void PhaseRunner::run(GroupEntry& group, const action::Drop&) {
@@ -91,11 +143,14 @@ void PhaseRunner::run(GroupEntry& group, const action::Drop&) {
     std::optional<MemoryUse> before;
   };
   const Task& task = group.machine.task();
+  const bool in_waves = group.waves && task.op == Operation::kPause;
+  const std::unordered_set<AllocationId> wave(group.wave.begin(), group.wave.end());
   std::map<DeviceUuid, Dropped> dropped;
   for (Allocation* a : node_.allocations.of_group(group.id)) {
     if (!a->resident() || !task.selection.takes(a->tag)) continue;
     // A resume that failed drops what it was to bring back, not what was there all the time.
     if (task.op == Operation::kResume && !a->away) continue;
+    if (in_waves && !wave.contains(a->id)) continue;
     a->away = true;
     a->stayed = a->stayed || a->pinned();
     if (a->stayed) continue;
@@ -119,14 +174,35 @@ void PhaseRunner::run(GroupEntry& group, const action::Drop&) {
             " only: some process still maps it, or others took memory meanwhile";
   }
   if (!note.empty()) spdlog::warn("group '{}': {}", group.machine.name(), note);
+  if (in_waves) {
+    std::map<DeviceUuid, std::uint64_t> room;
+    for (const auto& [uuid, what] : dropped) room[uuid] = what.bytes;
+    give_room(group, room);
+  }
   group.machine.dropped(note, Clock::now());
 }
 
+bool PhaseRunner::lacks_room(GroupId arriving) const {
+  const std::map<DeviceUuid, std::uint64_t> need = needs(node_.allocations, arriving, {});
+  return std::any_of(need.begin(), need.end(), [&](const auto& entry) {
+    const std::optional<MemoryUse> memory = nvml_.memory(entry.first);
+    return !memory || memory->free < entry.second + Headroom::reserve(memory->total);
+  });
+}
+
+void PhaseRunner::give_room(const GroupEntry& leaving,
+                            const std::map<DeviceUuid, std::uint64_t>& bytes) {
+  const auto it = leaving.arriving ? node_.groups.find(*leaving.arriving) : node_.groups.end();
+  if (it == node_.groups.end() || it->second.leaving != leaving.id) return;
+  GroupEntry& arriving = it->second;
+  for (const auto& [device, freed] : bytes) arriving.headroom.give_back(device, freed);
+  if (std::exchange(arriving.awaits_room, false))
+    create_later(arriving.id, arriving.machine.epoch());
+}
+
 void PhaseRunner::run(GroupEntry& group, const action::Admit&) {
-  std::map<DeviceUuid, std::uint64_t> need;
-  const Selection& what = group.machine.task().selection;
-  for (const Allocation* a : node_.allocations.of_group(group.id))
-    if (!a->resident() && what.takes(a->tag)) need[a->device] += a->size;
+  const std::map<DeviceUuid, std::uint64_t> need =
+      needs(node_.allocations, group.id, group.machine.task().selection);
   std::map<DeviceUuid, std::uint64_t> leaves;  // with the swap's other group
   if (group.leaving)
     for (const Allocation* a : node_.allocations.of_group(*group.leaving))

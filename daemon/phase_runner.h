@@ -9,6 +9,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 
 #include "daemon/devices.h"
 #include "daemon/event_loop.h"
@@ -51,6 +52,14 @@ class PhaseRunner {
   /// `last`: with nothing to follow, so that the rank answers; then a packet goes in any case.
   void send_copies(RankId rank, CopyKind kind, Epoch epoch, const std::vector<CopyRange>& copies,
                    bool last);
+  /// Chooses what leaves next of a group that leaves in waves.
+  void choose_wave(GroupEntry& group, Epoch epoch);
+  /// Whether the pause under way has the bytes of this, as far as they are to be kept.
+  bool can_be_released(const GroupEntry& group, const Allocation& a, Epoch epoch);
+  /// The group that comes in for another has no room before that one leaves.
+  bool lacks_room(GroupId arriving) const;
+  /// So much of another group has left: the one that comes in for it may take as much.
+  void give_room(const GroupEntry& leaving, const std::map<DeviceUuid, std::uint64_t>& bytes);
   void send_maps(RankId rank, Epoch epoch, const std::vector<const Allocation*>& maps, bool last);
   /// Creates a slice of what is missing and sends it; then created(), or the next one later, when
   /// there is room for it.

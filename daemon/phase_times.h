@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "daemon/allocations.h"
@@ -21,6 +22,8 @@ struct RankWork {
   Duration unmap{};
   Duration release{};
   std::uint64_t handles = 0;  // imported or released
+
+  RankWork& operator+=(const RankWork& more);
 };
 
 /// What one rank did in one phase; two answers (map, then load) are added up.
@@ -38,5 +41,9 @@ struct PhaseTime {
   Duration broker{};                 // CPU time of the broker's thread meanwhile
   Duration driver{};                 // that it was in driver calls
 };
+
+/// Adds a phase that has ended; one that comes several times (a pause in waves) is added up.
+void add_time(std::vector<PhaseTime>& times, Phase phase, Duration time,
+              const std::map<RankId, RankTime>& ranks);
 
 }  // namespace amem

@@ -56,7 +56,8 @@ inline constexpr std::array kPhases = {
     //        phase             name        ranks  next             failure                death
     PhaseRule{Phase::kQuiesce,  "quiesce",  true,  Phase::kSave,    OnFailure::kCallOff,   OnDeath::kCallOff},
     PhaseRule{Phase::kSave,     "save",     true,  Phase::kRelease, OnFailure::kCallOff,   OnDeath::kCallOff},
-    // The first Release is the point of no return.
+    // The first Release is the point of no return. In a swap what leaves may come in waves: then Drop goes back to Save, which
+    // from there on calls nothing off (Group::on_failure).
     PhaseRule{Phase::kRelease,  "release",  true,  Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn},
     PhaseRule{Phase::kDrop,     "drop",     false, Phase::kPaused,  OnFailure::kGoOn,      OnDeath::kGoOn},
 

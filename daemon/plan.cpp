@@ -46,16 +46,25 @@ std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Select
       group, [&](const Allocation& a) { return what.takes(a.tag) && a.can_leave() && keeps(a); });
 }
 
-Plan plan_save(const Allocations& table, GroupId group, const FormOf& form) {
+Plan plan_save(const Allocations& table, GroupId group, const FormOf& form,
+               const Allocations::Filter& chosen) {
   Plan plan;
   for (const Allocation* a : table.of_group(group)) {
-    if (!a->resident() || a->saved.empty()) continue;
+    if (!a->resident() || a->saved.empty() || !chosen(*a)) continue;
     std::vector<CopyRange>& copies = plan[a->keeper()].copies;
     const std::size_t before = copies.size();
     add_copies(*a, copies);
     for (std::size_t i = before; i < copies.size(); ++i) copies[i].form = form(*a);
   }
   return plan;
+}
+
+std::map<DeviceUuid, std::uint64_t> needs(const Allocations& table, GroupId group,
+                                          const Selection& what) {
+  std::map<DeviceUuid, std::uint64_t> bytes;
+  for (const Allocation* a : table.of_group(group))
+    if (!a->resident() && what.takes(a->tag)) bytes[a->device] += a->size;
+  return bytes;
 }
 
 std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId group,

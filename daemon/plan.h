@@ -46,10 +46,16 @@ Status known_tags(const Allocations& table, GroupId group, const Selection& what
 std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Selection& what,
                                  const Allocations::Filter& keeps);
 
-/// Save: every allocation of the group that is on a device and has extents, copied by its keeper in
-/// the form that `form` says.
+/// Save: every allocation of the group that is on a device, has extents and is `chosen`, copied by
+/// its keeper in the form that `form` says.
 using FormOf = std::function<SaveForm(const Allocation&)>;
-Plan plan_save(const Allocations& table, GroupId group, const FormOf& form);
+Plan plan_save(
+    const Allocations& table, GroupId group, const FormOf& form,
+    const Allocations::Filter& chosen = [](const Allocation&) { return true; });
+
+/// Bytes of each device that a resume takes.
+std::map<DeviceUuid, std::uint64_t> needs(const Allocations& table, GroupId group,
+                                          const Selection& what);
 
 /// What a resume brings back: everything that the ranks have let go of, oldest first.
 std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId group,

@@ -86,7 +86,9 @@ void SavedBytes::rank_gone(const GroupEntry& group, Rank& rank) {
   if (rank.saving.empty()) return;
   for (Allocation* a : node_.allocations.of_group(group.id)) {
     const auto saver = group.savers.find(a->id);
-    if (saver != group.savers.end() && saver->second == rank.id) give_back(group, *a);
+    // What has been dropped was saved in an earlier wave: others may hold it.
+    if (a->resident() && saver != group.savers.end() && saver->second == rank.id)
+      give_back(group, *a);
   }
   if (rank.limbo.empty()) return;
   const std::uint64_t key = next_key_++;

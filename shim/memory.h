@@ -153,6 +153,8 @@ class Memory {
   /// Unmaps and releases what has one of the tags, all of it when there are none; what is pinned
   /// stays. `bytes`: what went. REQUIRES: the gate is shut and nobody inside.
   Status leave(const std::set<std::string>& tags, std::uint64_t& bytes);
+  /// Likewise these allocations.
+  Status leave(const std::set<std::uint64_t>& ids, std::uint64_t& bytes);
   /// Likewise what has come back since the last arrived(): the resume has failed.
   Status undo(std::uint64_t& bytes);
   /// The resume has ended: what came back is the program's again.

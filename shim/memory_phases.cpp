@@ -90,6 +90,11 @@ Status Memory::leave(const std::set<std::string>& tags, std::uint64_t& bytes) {
                    bytes);
 }
 
+Status Memory::leave(const std::set<std::uint64_t>& ids, std::uint64_t& bytes) {
+  std::lock_guard lock(mutex_);
+  return take_away([&](const Allocation& a) { return ids.contains(a.id); }, bytes);
+}
+
 Status Memory::undo(std::uint64_t& bytes) {
   std::lock_guard lock(mutex_);
   const Status status = take_away([](const Allocation& a) { return a.arriving; }, bytes);

@@ -1,6 +1,7 @@
 #include "shim/phases.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "shim/log.h"
 
@@ -78,13 +79,18 @@ void Phases::saved(std::uint64_t epoch, std::span<const Piece> pieces) {
 
 void Phases::release(const amem_v1_Release& release) {
   clock_.begin(amem_v1_Phase_PHASE_RELEASE);
+  listed_.insert(release.ids, release.ids + release.ids_count);
+  if (release.more) return;
   // Nothing runs on the devices now: no lock of the driver's is held by somebody who waits for work
   // that only another command of the broker lets through.
-  if (!release.undo) report_.send(true);
+  if (!release.undo && !away_) report_.send(true);
   std::set<std::string> tags;
   for (pb_size_t i = 0; i < release.tags_count; ++i) tags.insert(release.tags[i]);
+  const std::set<std::uint64_t> listed = std::exchange(listed_, {});
   std::uint64_t bytes = 0;
-  const Status s = release.undo ? undo(bytes) : memory_.leave(tags, bytes);
+  const Status s = release.undo     ? undo(bytes)
+                   : release.listed ? memory_.leave(listed, bytes)
+                                    : memory_.leave(tags, bytes);
   copy_status_ = {};
   map_status_ = {};
   mapped_bytes_ = 0;

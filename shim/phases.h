@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <span>
 
 #include "shim/cut.h"
@@ -49,8 +50,9 @@ class Phases final : public Session::Handler {
   Cut& cut_;
   Report& report_;
   Session& session_;
-  bool away_ = false;   // memory is released
-  Status copy_status_;  // first failure since the last PhaseDone of copies
+  bool away_ = false;               // memory is released
+  Status copy_status_;              // first failure since the last PhaseDone of copies
+  std::set<std::uint64_t> listed_;  // by the packets of a Release so far
   PhaseClock clock_;
   Status map_status_;               // first failure since the last PhaseDone of a Map
   std::uint64_t mapped_bytes_ = 0;  // likewise

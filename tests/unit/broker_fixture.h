@@ -231,7 +231,7 @@ class BrokerTest : public ::testing::Test {
   std::unique_ptr<Broker> broker;
   std::thread thread;
   std::vector<FakeRank*> ranks;
-  FakeRank a, b, c;
+  FakeRank a, b, c, d;
   std::uint64_t of_a = 0, of_b = 0;
 };
 

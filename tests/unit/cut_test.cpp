@@ -317,7 +317,7 @@ TEST(Cut, IsTakenWhereThreadsLaunchOnStreamsOfTheirOwn) {
     for (const int threads : {2, 3, 4})
       for (const unsigned depth : {1U, 4U, 32U})
         for (const bool alone : {false, true})
-          for (unsigned seed = 1; seed <= 25; ++seed) {
+          for (unsigned seed = 1; seed <= 10; ++seed) {
             Loop loop(ranks, threads, depth, seed);
             if (alone) loop.alone(1);
             EXPECT_LT(loop.run(std::chrono::seconds(5)), Time() + std::chrono::seconds(3))

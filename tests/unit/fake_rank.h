@@ -306,7 +306,7 @@ class FakeRank {
         break;
       case amem_v1_SessionMessage_release_tag:
         release(m.body.release);
-        done(amem_v1_Phase_PHASE_RELEASE, m.body.release.epoch, failing);
+        if (!m.body.release.more) done(amem_v1_Phase_PHASE_RELEASE, m.body.release.epoch, failing);
         break;
       case amem_v1_SessionMessage_map_tag:
         ASSERT_EQ(packet.fds.size(), m.body.map.ids_count);
@@ -337,8 +337,11 @@ class FakeRank {
 
   void release(const amem_v1_Release& what) {
     const std::set<std::string> tags(what.tags, what.tags + what.tags_count);
+    const std::set<std::uint64_t> ids(what.ids, what.ids + what.ids_count);
     for (auto& [allocation, held] : memory) {
-      const bool chosen = what.undo ? held.arrived : tags.empty() || tags.contains(held.tag);
+      const bool chosen = what.undo     ? held.arrived
+                          : what.listed ? ids.contains(allocation)
+                                        : tags.empty() || tags.contains(held.tag);
       if (chosen && !held.pinned) held.fd.reset();
     }
   }

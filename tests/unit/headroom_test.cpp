@@ -33,12 +33,15 @@ TEST(HeadroomTest, ALimitIsTakenFromAndGivenBackTo) {
   EXPECT_TRUE(headroom.take(device(1), 60));
 }
 
-TEST(HeadroomTest, WhatIsExhaustedStaysSoUntilTheLimitIsLifted) {
+TEST(HeadroomTest, WhatIsExhaustedHasWhatIsLetGoFromThenOn) {
   Headroom headroom;
   headroom.limit(device(1), 100);
   headroom.exhaust(device(1));
-  headroom.give_back(device(1), 50);
   EXPECT_FALSE(headroom.take(device(1), 1));
+  headroom.give_back(device(1), 50);
+  EXPECT_FALSE(headroom.take(device(1), 51));
+  EXPECT_TRUE(headroom.take(device(1), 50));
+  headroom.exhaust(device(1));
   headroom.lift();
   EXPECT_FALSE(headroom.limited(device(1)));
   EXPECT_TRUE(headroom.take(device(1), 1000));

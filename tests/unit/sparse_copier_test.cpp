@@ -21,7 +21,7 @@ using sparse::kBlock;
 using sparse::kGroup;
 
 constexpr std::uint64_t kMiB = 1 << 20;
-constexpr std::uint64_t kMemory = 32 * kMiB;
+constexpr std::uint64_t kMemory = 20 * kMiB;
 using Bytes = std::vector<unsigned char>;
 
 class SparseCopierTest : public ::testing::Test {
