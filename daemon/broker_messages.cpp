@@ -185,7 +185,8 @@ void Broker::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
                                              ", which is not a rank's to answer");
   GroupEntry& group = group_of(rank);
   saved_.answered(rank, message.epoch, *work);
-  if (*work == Work::kSave && !phase_status(message).ok()) group.failed_savers.insert(rank.id);
+  if (*work == Work::kSave && message.epoch == group.machine.epoch() && !phase_status(message).ok())
+    group.failed_savers.insert(rank.id);
   group.machine.phase_done(rank.id, message.epoch, *work, phase_status(message), message.bytes,
                            Clock::now(), rank_work(message.spent));
   drive(group);

@@ -155,12 +155,14 @@ std::vector<Cut::Step> Cut::decide(Time now) {
     if (!rank.current()) continue;
     for (const CutReport::Device& device : rank.last.devices) {
       if (device.waiting == 0) continue;
-      const Step step{id, device.device};
+      Step step{id, device.device};
       // A busy device runs what it has first; only when nothing moves may its callers be what
       // somebody waits for.
       const bool is_pushed = push && pushed_ == step;
       if (!(device.busy ? step_busy || is_pushed : step_idle)) continue;
       if (is_pushed) --pushes_left_;
+      // Those that could begin must not keep the others waiting for ever.
+      step.in_turn = device.busy && !is_pushed;
       steps.push_back(step);
       rank.moved.insert(device.device);
       if (!device.busy) rank.stuck.erase(device.device);

@@ -55,6 +55,7 @@ class Cut {
   struct Step {
     RankId rank = 0;
     DeviceUuid device;
+    bool in_turn = false;  // whoever has waited longest, not first those whose stream is idle
     friend bool operator==(const Step&, const Step&) = default;
   };
 

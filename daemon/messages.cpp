@@ -33,10 +33,11 @@ Message quiesce_message(Epoch epoch) {
   return message;
 }
 
-Message step_message(Epoch epoch, const DeviceUuid& device) {
+Message step_message(Epoch epoch, const Cut::Step& step) {
   Message message = message_of(amem_v1_SessionMessage_step_tag);
   message.body.step.epoch = epoch;
-  std::memcpy(message.body.step.device, device.bytes.data(), device.bytes.size());
+  std::memcpy(message.body.step.device, step.device.bytes.data(), step.device.bytes.size());
+  message.body.step.in_turn = step.in_turn;
   return message;
 }
 

@@ -14,7 +14,7 @@
 namespace amem {
 
 Message quiesce_message(Epoch epoch);
-Message step_message(Epoch epoch, const DeviceUuid& device);
+Message step_message(Epoch epoch, const Cut::Step& step);
 Message release_message(Epoch epoch, const Selection& what, bool undo);
 /// Of these alone; `more`: another packet follows. REQUIRES: at most kMaxReleasesPerMessage.
 inline constexpr std::ptrdiff_t kMaxReleasesPerMessage =

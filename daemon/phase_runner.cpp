@@ -58,7 +58,7 @@ void PhaseRunner::run(GroupEntry&, const action::Quiesce& quiesce) {
 }
 
 void PhaseRunner::run(GroupEntry&, const action::Step& step) {
-  send(step.step.rank, step_message(step.epoch, step.step.device));
+  send(step.step.rank, step_message(step.epoch, step.step));
 }
 
 void PhaseRunner::run(GroupEntry& group, const action::Save& save) {
@@ -75,6 +75,8 @@ void PhaseRunner::run(GroupEntry& group, const action::Save& save) {
       for (const Allocation* a : node_.allocations.of_group(group.id))
         if (a->resident() && !a->away) items.push_back({a->id, a->keeper(), a->size});
       group.waves.emplace(items, node_.swap_wave);
+      spdlog::debug("group '{}': no room for both groups, it leaves in waves of {}",
+                    group.machine.name(), format_size(node_.swap_wave));
     }
   }
   if (group.waves) choose_wave(group, save.epoch);

@@ -59,12 +59,12 @@ void Cut::begin(std::uint64_t epoch) {
   wake_.notify_all();
 }
 
-void Cut::step(std::uint64_t epoch, const DeviceUuid& device) {
+void Cut::step(const amem_v1_Step& step) {
   {
     std::lock_guard lock(mutex_);
-    if (epoch != epoch_) return;
+    if (step.epoch != epoch_) return;
   }
-  gate_.step(devices_.ordinal(device));
+  gate_.step(devices_.ordinal(make_uuid(step.device)), step.in_turn);
 }
 
 void Cut::end() {

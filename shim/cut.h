@@ -26,8 +26,8 @@ class Cut {
 
   /// Shuts the gate and starts to report under this epoch.
   void begin(std::uint64_t epoch);
-  /// Lets one caller that waits with this device pass.
-  void step(std::uint64_t epoch, const DeviceUuid& device);
+  /// Lets one caller that waits with the Step's device pass.
+  void step(const amem_v1_Step& step);
   /// Stops reporting. The gate stays as it is.
   void end();
 

@@ -24,15 +24,17 @@ int Devices::ordinal(const DeviceUuid& uuid) const {
   return it == uuids_.end() ? -1 : static_cast<int>(it - uuids_.begin());
 }
 
+bool Devices::active(int ordinal) const {
+  unsigned flags = 0;
+  int is_active = 0;
+  return driver_.cuDevicePrimaryCtxGetState_(ordinal, &flags, &is_active) == CUDA_SUCCESS &&
+         is_active != 0;
+}
+
 std::vector<int> Devices::active() const {
   std::vector<int> found;
-  for (int i = 0; i < count(); ++i) {
-    unsigned flags = 0;
-    int is_active = 0;
-    if (driver_.cuDevicePrimaryCtxGetState_(i, &flags, &is_active) == CUDA_SUCCESS &&
-        is_active != 0)
-      found.push_back(i);
-  }
+  for (int i = 0; i < count(); ++i)
+    if (active(i)) found.push_back(i);
   return found;
 }
 
@@ -47,11 +49,8 @@ CUcontext Devices::current_context() const {
 }
 
 CUcontext Devices::primary(int ordinal) const {
-  unsigned flags = 0;
-  int is_active = 0;
   CUcontext context = nullptr;
-  if (driver_.cuDevicePrimaryCtxGetState_(ordinal, &flags, &is_active) != CUDA_SUCCESS ||
-      is_active == 0 || driver_.cuDevicePrimaryCtxRetain_(&context, ordinal) != CUDA_SUCCESS)
+  if (!active(ordinal) || driver_.cuDevicePrimaryCtxRetain_(&context, ordinal) != CUDA_SUCCESS)
     return nullptr;
   driver_.cuDevicePrimaryCtxRelease_(ordinal);
   return context;
@@ -59,7 +58,7 @@ CUcontext Devices::primary(int ordinal) const {
 
 bool Devices::idle(int ordinal, CUstream stream) {
   // What is not active must not become so by this question.
-  if (primary(ordinal) == nullptr) return false;
+  if (!active(ordinal)) return false;
   const Use use(*this, ordinal);
   return use.result() == CUDA_SUCCESS && driver_.cuStreamQuery_(stream) == CUDA_SUCCESS;
 }

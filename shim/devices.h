@@ -58,6 +58,7 @@ class Devices {
   };
 
  private:
+  bool active(int ordinal) const;
   CUresult context(int ordinal, CUcontext* context);
 
   const Driver& driver_;

@@ -142,7 +142,7 @@ void Gate::fail() {
   waiters_.notify_all();
 }
 
-void Gate::step(int ordinal) {
+void Gate::step(int ordinal, bool in_turn) {
   const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
   std::lock_guard lock(mutex_);
   ++version_;
@@ -150,7 +150,7 @@ void Gate::step(int ordinal) {
   for (Waiter* w = first_waiter_; w != nullptr; w = w->next) {
     if (w->device != device || w->stepped) continue;
     if (chosen == nullptr || w->ready) chosen = w;
-    if (w->ready) break;
+    if (w->ready || in_turn) break;
   }
   if (chosen != nullptr) {
     chosen->stepped = true;

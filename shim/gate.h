@@ -97,10 +97,10 @@ class Gate {
   /// CUDA_ERROR_SYSTEM_NOT_READY.
   void fail();
   /// Lets a caller with this device through, first those whose work could begin at once: the others
-  /// would add to what waits already. Among equals the one that has waited longest: were it any,
-  /// one of two threads could take every step, and never the one that somebody waits for. A step
-  /// that finds none is used up at once.
-  void step(int device);
+  /// would add to what waits already. Among equals, and `in_turn` among all, the one that has
+  /// waited longest: were it any, one of two threads could take every step, and never the one that
+  /// somebody waits for. A step that finds none is used up at once.
+  void step(int device, bool in_turn = false);
 
   void capture_began();
   void capture_ended();

@@ -21,7 +21,7 @@ void Phases::command(Packet& packet) {
       cut_.begin(m.body.quiesce.epoch);
       break;
     case amem_v1_SessionMessage_step_tag:
-      cut_.step(m.body.step.epoch, make_uuid(m.body.step.device));
+      cut_.step(m.body.step);
       break;
     case amem_v1_SessionMessage_save_tag:
       cut_.end();

@@ -118,12 +118,12 @@ TEST(Cut, AStallStepsBusyDevicesToo) {
   EXPECT_EQ(cut.next_decision(), t + kStall);
   EXPECT_TRUE(cut.decide(t + kStall - milliseconds(1)).empty());
   t += kStall;
-  EXPECT_EQ(cut.decide(t), (Steps{{1, device(0)}}));
+  EXPECT_EQ(cut.decide(t), (Steps{{1, device(0), true}}));
   EXPECT_EQ(cut.next_decision(), t + kStall) << "rank 2 is still busy";
   EXPECT_TRUE(cut.decide(t + kStall).empty()) << "that Step is outstanding";
   cut.report(1, one(true, 1, 1), t + kStall);
   EXPECT_TRUE(cut.decide(t + kStall).empty()) << "something has changed just now";
-  EXPECT_EQ(cut.decide(t + 2 * kStall), (Steps{{1, device(0)}}));
+  EXPECT_EQ(cut.decide(t + 2 * kStall), (Steps{{1, device(0), true}}));
 }
 
 TEST(Cut, WorkOfAStepIsGivenTimeToEnd) {
@@ -232,7 +232,7 @@ class Loop {
   Time run(Duration limit) {
     for (Time now; now < Time() + limit; now += std::chrono::microseconds(100)) {
       for (const Cut::Step& step : cut_->decide(now)) {
-        let_through(ranks_[step.rank]);
+        let_through(ranks_[step.rank], step.in_turn);
         tell(now);
       }
       while (!mail_.empty() && mail_.begin()->first <= now) {
@@ -263,13 +263,13 @@ class Loop {
     return rank.launched[thread] % depth_ != 0 || stream_idle(rank, thread);
   }
 
-  void let_through(Rank& rank) {
+  void let_through(Rank& rank, bool in_turn) {
     ++rank.steps;
     auto chosen = rank.queue.end();
     for (auto it = rank.queue.begin(); it != rank.queue.end(); ++it) {
       if (!at_gate(rank, *it)) continue;
       if (chosen == rank.queue.end()) chosen = it;
-      if (!stream_idle(rank, *it)) continue;
+      if (!in_turn && !stream_idle(rank, *it)) continue;
       chosen = it;
       break;
     }

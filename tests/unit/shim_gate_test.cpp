@@ -137,6 +137,26 @@ TEST_F(GateTest, StepsGoFirstToThoseWhoseStreamIsIdle) {
   gate_.open();
 }
 
+TEST_F(GateTest, AStepInTurnIsForTheOneThatHasWaitedLongest) {
+  gate_.prepare({true, 10s, &device_of_test, [](int, CUstream s) { return s != stream(1); }});
+  gate_.close();
+  std::atomic<int> passed[3] = {0, 0, 0};
+  std::vector<std::thread> callers;
+  for (const std::uint32_t n : {1U, 2U}) {
+    callers.emplace_back([&, n] {
+      const Pass pass(gate_, gate_.enter([&] { return Gate::Work{true, stream(n)}; }));
+      ++passed[n];
+    });
+    ASSERT_TRUE(eventually([&](const auto& s) { return waiting(s, 0) == n; }));
+  }
+  gate_.step(0, true);
+  ASSERT_TRUE(eventually([](const auto& s) { return s.steps_used == 1 && !s.any_active; }));
+  EXPECT_EQ(passed[1], 1);
+  EXPECT_EQ(passed[2], 0);
+  gate_.open();
+  for (auto& t : callers) t.join();
+}
+
 TEST_F(GateTest, NothingIsAskedOfTheDriverBesideACallerInside) {
   gate_.prepare({true, 10s, &device_of_test, [](int, CUstream) {
                    ADD_FAILURE() << "asked";
