@@ -14,11 +14,10 @@ std::string ProgressView::update(const v1::Progress& progress) {
   const std::string group = printable(progress.group());
   const std::string phase = printable(progress.phase());
   if (columns_ == 0) {
-    // Lines are for logs: one when a phase begins says enough.
+    // Lines are for logs: one when a phase begins says enough. In a swap the groups take turns, and
+    // the phases of waves come again.
     const std::string now = group + ": " + phase;
-    std::string& last = last_[group];  // a swap's groups take turns
-    if (phase == last) return {};
-    last = phase;
+    if (!told_[group].insert(phase).second) return {};
     if (progress.ranks_total() == 0) return now + "\n";
     return now + ", " + std::to_string(progress.ranks_total()) +
            (progress.ranks_total() == 1 ? " rank\n" : " ranks\n");

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <map>
+#include <set>
 #include <string>
 
 #include "amem/v1/broker.pb.h"
@@ -26,7 +27,7 @@ class ProgressView {
   Style style_;
   std::size_t columns_;
   bool drawn_ = false;
-  std::map<std::string, std::string> last_;  // by group, the phase of its last line; no terminal
+  std::map<std::string, std::set<std::string>> told_;  // by group, phases that have had their line
 };
 
 /// "train: paused in 143 ms (quiesce 12.1 ms, save 88.0 ms, ...)", and in a second line what a

@@ -238,6 +238,7 @@ TEST(ProgressView, ALinePerPhaseElsewhere) {
   EXPECT_EQ(view.update(make_progress("train", "quiesce", 1, 2)), "");
   EXPECT_EQ(view.update(make_progress("train", "save", 0, 1)), "train: save, 1 rank\n");
   EXPECT_EQ(view.update(make_progress("train", "drop", 0, 0)), "train: drop\n");
+  EXPECT_EQ(view.update(make_progress("train", "save", 0, 1)), "") << "of the next wave";
   EXPECT_EQ(view.update(make_done("train", 1)), "");
   EXPECT_EQ(view.clear(), "");
 }
