@@ -185,12 +185,12 @@ def operate(broker, *arguments):
 
 
 class Holder:
-    """amem_memory_bench hold, under the shim, in a group of its own."""
+    """amem_memory_bench hold, under the shim, in a group of its own; or crowd, without."""
 
-    def __init__(self, machine, group, size, shim=True):
+    def __init__(self, machine, group, size, shim=True, work="hold"):
         broker = machine.bench.broker()
         self.group = group
-        argv = [machine.program("amem_memory_bench"), "hold", "--bytes", size]
+        argv = [machine.program("amem_memory_bench"), work, "--bytes", size]
         if shim:
             argv = [broker.ctl, "run", "--group", group, "--scope", "heap", "--", *argv]
         log = (machine.folder / f"{group}.err").open("ab")
@@ -274,6 +274,37 @@ def swap(machine):
     yield row(name, "swap", "amem", times[1:], note=f"first {times[0]:.1f}")
     yield from ceiling(machine, name, 1, size, {"swap": "out"})
     yield from ceiling(machine, f"{name} (copies)", 1, size, {"out": "out", "in": "in", "both at once": "both"})
+
+
+@part(gpus=1, limit=115)
+def swap_full(machine):
+    """The same where there is no room for both, so that one leaves in waves; against a pause, then a resume."""
+    size = machine.swap_bytes
+    name = f"swap without room, {size / GIB:g} GiB out, {size / GIB:g} GiB in"
+    broker = machine.bench.broker(pool_gib=machine.pool_gib(2 * (size // GIB) + 8))
+    holders = {"one": Holder(machine, "one", size)}
+    operate(broker, "pause", "one")
+    holders["two"] = Holder(machine, "two", size)
+    crowd = Holder(machine, "crowd", 2 * GIB, shim=False, work="crowd")
+    times, in_turn = [], []
+    out_in = ("two", "one")
+    for _ in range(machine.runs + 1):
+        ms, done = operate(broker, "swap", *out_in)
+        times.append(ms)
+        machine.keep["swap_full"] = done
+        out_in = out_in[::-1]
+    for _ in range(machine.runs):
+        in_turn.append(operate(broker, "pause", out_in[0])[0] + operate(broker, "resume", out_in[1])[0])
+        out_in = out_in[::-1]
+    holders[out_in[0]].ask("check")
+    operate(broker, "swap", *out_in)
+    holders[out_in[1]].ask("check")
+    crowd.end()
+    operate(broker, "resume", out_in[0])
+    for holder in holders.values():
+        holder.end()
+    yield row(name, "swap", "amem", times[1:], note=f"first {times[0]:.1f}")
+    yield row(name, "swap", "amem, a pause and then a resume", in_turn)
 
 
 @part(gpus=1, limit=115)

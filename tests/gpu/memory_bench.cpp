@@ -7,6 +7,8 @@
 //       allocates N bytes on device 0, fills them with data that has no zeros, says "ready", and
 //       then obeys lines on stdin: "check" compares every byte and answers "ok", "change" writes
 //       other data, "end" ends. What `amemctl pause` pauses meanwhile is this.
+//   amem_memory_bench crowd --bytes N
+//       takes all memory of device 0 but N bytes, says "ready", and ends with its stdin.
 //
 // Exit status: 0, 1 on an error, 2 wrong options, 77 without enough GPUs.
 #include <signal.h>
@@ -59,6 +61,12 @@ class Device {
     CUdeviceptr address = 0;
     must(cuda_.cuMemAlloc_(&address, bytes), "cuMemAlloc");
     return address;
+  }
+  std::size_t free_memory() {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    must(cuda_.cuMemGetInfo_(&free, &total), "cuMemGetInfo");
+    return free;
   }
   char* allocate_host(std::size_t bytes) {
     void* address = nullptr;
@@ -287,6 +295,20 @@ int hold(const Options& options) {
   return 0;
 }
 
+int crowd(const Options& options) {
+  Device device(0);
+  const std::size_t free = device.free_memory();
+  for (std::size_t left = free > options.bytes ? free - options.bytes : 0; left >= kStep;) {
+    const std::size_t piece = std::min(left, std::size_t{1} << 30) / kStep * kStep;
+    device.allocate(piece);
+    left -= piece;
+  }
+  std::cout << "ready" << std::endl;
+  for (std::string line; std::getline(std::cin, line) && line != "end";) {
+  }
+  return 0;
+}
+
 int run(int argc, char** argv) {
   Options options;
   CLI::App app{"Device memory that is copied, or held"};
@@ -299,11 +321,13 @@ int run(int argc, char** argv) {
   app.fallthrough();
   CLI::App* copies = app.add_subcommand("copy", "times of plain copies");
   app.add_subcommand("hold", "memory to pause");
+  CLI::App* crowds = app.add_subcommand("crowd", "memory that others lack");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
+  if (crowds->parsed()) return crowd(options);
   return copies->parsed() ? copy(options) : hold(options);
 }
 
