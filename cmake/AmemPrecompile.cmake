@@ -14,3 +14,13 @@ function(amem_precompile target)
     target_precompile_headers(${target} PRIVATE ${headers})
   endif()
 endfunction()
+
+# amem_unity(TARGET [FILE…]): with AMEM_UNITY several files of the target are compiled as one, but for these, whose names collide
+# or whose anonymous types would. It halves the time to build everything once, and takes longer after a change.
+option(AMEM_UNITY "Compile several files of a library as one" OFF)
+function(amem_unity target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${AMEM_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+  if(ARGN)
+    set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  endif()
+endfunction()

@@ -115,7 +115,7 @@ std::string_view table_of(std::string_view key) {
   return dot == std::string_view::npos ? std::string_view() : key.substr(0, dot);
 }
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string result = "\"";
   for (char c : text) {
     char escaped[8];
@@ -316,7 +316,7 @@ std::string to_toml(const Config& config) {
     }
     const std::string_view name =
         table.empty() ? setting.key : setting.key.substr(table.size() + 1);
-    text += std::string(name) + " = " + quoted(setting.get(config)) + "  # " +
+    text += std::string(name) + " = " + in_quotes(setting.get(config)) + "  # " +
             std::string(setting.what) + "\n";
   }
   return text;

@@ -49,8 +49,8 @@ fi
 read -r -a cmake_args <<<"${AMEM_CMAKE_ARGS:-}"
 mkdir -p build
 
-# Less optimised and with less debug information than the release: this halves the time to build them.
-sanitizer_args=(-DCMAKE_C_FLAGS_RELWITHDEBINFO="-O1 -g1" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1")
+# Less optimised, with less debug information than the release and several files as one: a third of the time to build them.
+sanitizer_args=(-DCMAKE_C_FLAGS_RELWITHDEBINFO="-O1 -g1" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DAMEM_UNITY=ON)
 
 # build PRESET: quiet where nobody watches; the end of the log when it fails.
 build() {
