@@ -184,11 +184,12 @@ void Broker::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
     return sessions_.close(rank.session, "it answered phase " + std::to_string(message.phase) +
                                              ", which is not a rank's to answer");
   GroupEntry& group = group_of(rank);
+  const Status status = phase_status(message);
   saved_.answered(rank, message.epoch, *work);
-  if (*work == Work::kSave && message.epoch == group.machine.epoch() && !phase_status(message).ok())
+  if (*work == Work::kSave && message.epoch == group.machine.epoch() && !status.ok())
     group.failed_savers.insert(rank.id);
-  group.machine.phase_done(rank.id, message.epoch, *work, phase_status(message), message.bytes,
-                           Clock::now(), rank_work(message.spent));
+  group.machine.phase_done(rank.id, message.epoch, *work, status, message.bytes, Clock::now(),
+                           rank_work(message.spent));
   drive(group);
 }
 

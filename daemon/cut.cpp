@@ -70,6 +70,16 @@ bool Cut::somebody_busy() const {
   });
 }
 
+template <class Condition>
+bool Cut::any_device(Condition condition) const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](const auto& entry) {
+    const Rank& rank = entry.second;
+    return rank.current() &&
+           std::any_of(rank.last.devices.begin(), rank.last.devices.end(),
+                       [&](const CutReport::Device& device) { return condition(rank, device); });
+  });
+}
+
 bool Cut::old_work() const {
   return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
     const Rank& rank = entry.second;
@@ -82,12 +92,8 @@ bool Cut::old_work() const {
 }
 
 bool Cut::stuck_work() const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
-    const Rank& rank = entry.second;
-    return rank.current() &&
-           std::any_of(rank.last.devices.begin(), rank.last.devices.end(), [&](const auto& device) {
-             return device.busy && rank.stuck.contains(device.device);
-           });
+  return any_device([](const Rank& rank, const CutReport::Device& device) {
+    return device.busy && rank.stuck.contains(device.device);
   });
 }
 
@@ -99,11 +105,8 @@ void Cut::mark_stuck() {
 }
 
 bool Cut::idle_waiters() const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
-    const Rank& rank = entry.second;
-    return rank.current() &&
-           std::any_of(rank.last.devices.begin(), rank.last.devices.end(),
-                       [](const auto& device) { return !device.busy && device.waiting > 0; });
+  return any_device([](const Rank&, const CutReport::Device& device) {
+    return !device.busy && device.waiting > 0;
   });
 }
 
@@ -180,11 +183,8 @@ std::vector<Cut::Step> Cut::decide(Time now) {
 Time Cut::next_decision() const {
   if (!somebody_busy()) return kNever;
   if (!pushed_ && idle_waiters()) return last_change_ + needed_quiet();
-  const bool can_push = std::any_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
-    const Rank& rank = entry.second;
-    return rank.current() &&
-           std::any_of(rank.last.devices.begin(), rank.last.devices.end(), &can_be_pushed);
-  });
+  const bool can_push = any_device(
+      [](const Rank&, const CutReport::Device& device) { return can_be_pushed(device); });
   return last_change_ + (can_push ? settle() : std::max(stall_, patience_));
 }
 

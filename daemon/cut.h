@@ -92,6 +92,9 @@ class Cut {
     bool quiet() const { return current() && !busy(); }
   };
 
+  /// condition(rank, device) is true of a device of a rank whose report is current.
+  template <class Condition>
+  bool any_device(Condition condition) const;
   bool somebody_busy() const;
   /// Some device still does what was launched before the gates shut.
   bool old_work() const;

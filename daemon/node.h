@@ -81,7 +81,7 @@ struct GroupEntry {
   std::unordered_map<AllocationId, RankId> savers;  // of the pause under way or last done
   std::optional<GroupId> arriving;  // who comes in while the pause under way goes out: a swap
   std::optional<Waves> waves;       // of that pause, when the other has no room before
-  std::vector<AllocationId> wave;   // what of it leaves now
+  std::set<AllocationId> wave;      // what of it leaves now
   std::set<RankId> failed_savers;   // of that pause
   std::optional<GroupId> leaving;   // whose memory the resume under way waits for: a swap
   Headroom headroom;                // until it has left

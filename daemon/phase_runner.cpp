@@ -3,7 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <unordered_set>
+#include <cstddef>
 #include <utility>
 
 #include "daemon/costs.h"
@@ -15,6 +15,20 @@ namespace {
 
 /// What the driver may keep for itself when memory is freed.
 constexpr std::uint64_t kFreeTolerance = 16ULL << 20;
+
+/// Calls `send(begin, end, is_last)` for parts of at most so many items. `last`: nothing follows
+/// these, so that the rank answers the last part; then there is one in any case.
+template <class Item, class Send>
+void in_packets(const std::vector<Item>& items, std::ptrdiff_t most, bool last, Send send) {
+  const Item* at = items.data();
+  const Item* const end = at + items.size();
+  while (at != end || last) {
+    const Item* stop = at + std::min(end - at, most);
+    send(at, stop, last && stop == end);
+    if (stop == end) return;
+    at = stop;
+  }
+}
 
 }  // namespace
 
@@ -29,28 +43,18 @@ void PhaseRunner::send_all(const std::vector<RankId>& ranks, const Message& mess
 
 void PhaseRunner::send_copies(RankId rank, CopyKind kind, Epoch epoch,
                               const std::vector<CopyRange>& copies, bool last) {
-  const CopyRange* at = copies.data();
-  const CopyRange* end = at + copies.size();
-  while (at != end || last) {
-    const CopyRange* stop = at + std::min<std::ptrdiff_t>(end - at, kMaxCopiesPerMessage);
-    send(rank, copies_message(kind, epoch, at, stop, last && stop == end));
-    if (stop == end) return;
-    at = stop;
-  }
+  in_packets(copies, kMaxCopiesPerMessage, last, [&](auto at, auto stop, bool is_last) {
+    send(rank, copies_message(kind, epoch, at, stop, is_last));
+  });
 }
 
 void PhaseRunner::send_maps(RankId rank, Epoch epoch, const std::vector<const Allocation*>& maps,
                             bool last) {
-  const Allocation* const* at = maps.data();
-  const Allocation* const* end = at + maps.size();
-  while (at != end || last) {
-    const Allocation* const* stop = at + std::min<std::ptrdiff_t>(end - at, kMaxMapsPerMessage);
+  in_packets(maps, kMaxMapsPerMessage, last, [&](auto at, auto stop, bool is_last) {
     std::vector<SharedFd> fds;
-    for (const Allocation* const* a = at; a != stop; ++a) fds.push_back((*a)->fd);
-    send(rank, map_message(epoch, at, stop, last && stop == end), std::move(fds));
-    if (stop == end) return;
-    at = stop;
-  }
+    for (auto a = at; a != stop; ++a) fds.push_back((*a)->fd);
+    send(rank, map_message(epoch, at, stop, is_last), std::move(fds));
+  });
 }
 
 void PhaseRunner::run(GroupEntry&, const action::Quiesce& quiesce) {
@@ -82,9 +86,10 @@ void PhaseRunner::run(GroupEntry& group, const action::Save& save) {
   if (group.waves) choose_wave(group, save.epoch);
   std::vector<RankId> asked;
   if (status.ok()) {
-    const std::unordered_set<AllocationId> wave(group.wave.begin(), group.wave.end());
     const auto form = [&](const Allocation& a) { return node_.form(group, a); };
-    const auto chosen = [&](const Allocation& a) { return !group.waves || wave.contains(a.id); };
+    const auto chosen = [&](const Allocation& a) {
+      return !group.waves || group.wave.contains(a.id);
+    };
     for (const auto& [id, plan] : plan_save(node_.allocations, group.id, form, chosen)) {
       Rank* rank = node_.find_rank(id);
       if (rank == nullptr) continue;
@@ -105,13 +110,14 @@ bool PhaseRunner::can_be_released(const GroupEntry& group, const Allocation& a, 
 }
 
 void PhaseRunner::choose_wave(GroupEntry& group, Epoch epoch) {
-  group.wave = group.waves->next([&](AllocationId id) {
+  const std::vector<AllocationId> next = group.waves->next([&](AllocationId id) {
     const Allocation* a = node_.allocations.find(id);
     if (a == nullptr || !a->resident() || !can_be_released(group, *a, epoch)) return false;
     // The pool's extents are of the rank that was to save it.
     const auto saver = group.savers.find(id);
     return saver == group.savers.end() || saver->second == a->keeper();
   });
+  group.wave = {next.begin(), next.end()};
 }
 
 void PhaseRunner::run(GroupEntry& group, const action::Release& release) {
@@ -126,17 +132,10 @@ void PhaseRunner::run(GroupEntry& group, const action::Release& release) {
     for (RankId rank : a->holders) lists[rank].push_back(id);
     return false;
   });
-  for (const RankId rank : release.ranks) {
-    const std::vector<AllocationId>& list = lists[rank];
-    const AllocationId* at = list.data();
-    const AllocationId* const end = at + list.size();
-    for (bool more = true; more;) {
-      const AllocationId* stop = at + std::min(end - at, kMaxReleasesPerMessage);
-      more = stop != end;
-      send(rank, release_message(release.epoch, at, stop, more));
-      at = stop;
-    }
-  }
+  for (const RankId rank : release.ranks)
+    in_packets(lists[rank], kMaxReleasesPerMessage, true, [&](auto at, auto stop, bool is_last) {
+      send(rank, release_message(release.epoch, at, stop, !is_last));
+    });
 }
 
 void PhaseRunner::run(GroupEntry& group, const action::Drop&) {
@@ -146,13 +145,12 @@ void PhaseRunner::run(GroupEntry& group, const action::Drop&) {
   };
   const Task& task = group.machine.task();
   const bool in_waves = group.waves && task.op == Operation::kPause;
-  const std::unordered_set<AllocationId> wave(group.wave.begin(), group.wave.end());
   std::map<DeviceUuid, Dropped> dropped;
   for (Allocation* a : node_.allocations.of_group(group.id)) {
     if (!a->resident() || !task.selection.takes(a->tag)) continue;
     // A resume that failed drops what it was to bring back, not what was there all the time.
     if (task.op == Operation::kResume && !a->away) continue;
-    if (in_waves && !wave.contains(a->id)) continue;
+    if (in_waves && !group.wave.contains(a->id)) continue;
     a->away = true;
     a->stayed = a->stayed || a->pinned();
     if (a->stayed) continue;

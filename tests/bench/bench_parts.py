@@ -249,6 +249,24 @@ def heap(machine):
     yield from ceiling(machine, name, 1, size, {"first pause": "out", "pause": "out", "resume": "in"})
 
 
+def swap_often(machine, broker, out_in, keep):
+    """Swaps to and fro: (milliseconds of each, who would go out and come in next)."""
+    times = []
+    for _ in range(machine.runs + 1):
+        ms, done = operate(broker, "swap", *out_in)
+        times.append(ms)
+        machine.keep[keep] = done
+        out_in = out_in[::-1]
+    return times, out_in
+
+
+def check_both(broker, holders, out_in):
+    """Every byte of both; the second runs afterwards."""
+    holders[out_in[0]].ask("check")
+    operate(broker, "swap", *out_in)
+    holders[out_in[1]].ask("check")
+
+
 @part(gpus=1, limit=115)
 def swap(machine):
     """16 GiB out and 16 GiB in on one GPU, two processes, against the longer of the two copies alone."""
@@ -257,17 +275,9 @@ def swap(machine):
     broker = machine.bench.broker(pool_gib=machine.pool_gib(2 * (size // GIB) + 8))
     one, two = Holder(machine, "one", size), Holder(machine, "two", size)
     operate(broker, "pause", "two")
-    times = []
-    out_in = ("one", "two")
-    for _ in range(machine.runs + 1):
-        ms, done = operate(broker, "swap", *out_in)
-        times.append(ms)
-        machine.keep["swap"] = done
-        out_in = out_in[::-1]
+    times, out_in = swap_often(machine, broker, ("one", "two"), "swap")
     holders = {"one": one, "two": two}
-    holders[out_in[0]].ask("check")
-    operate(broker, "swap", *out_in)
-    holders[out_in[1]].ask("check")
+    check_both(broker, holders, out_in)
     operate(broker, "resume", out_in[0])
     for holder in (one, two):
         holder.end()
@@ -286,19 +296,12 @@ def swap_full(machine):
     operate(broker, "pause", "one")
     holders["two"] = Holder(machine, "two", size)
     crowd = Holder(machine, "crowd", 2 * GIB, shim=False, work="crowd")
-    times, in_turn = [], []
-    out_in = ("two", "one")
-    for _ in range(machine.runs + 1):
-        ms, done = operate(broker, "swap", *out_in)
-        times.append(ms)
-        machine.keep["swap_full"] = done
-        out_in = out_in[::-1]
+    times, out_in = swap_often(machine, broker, ("two", "one"), "swap_full")
+    in_turn = []
     for _ in range(machine.runs):
         in_turn.append(operate(broker, "pause", out_in[0])[0] + operate(broker, "resume", out_in[1])[0])
         out_in = out_in[::-1]
-    holders[out_in[0]].ask("check")
-    operate(broker, "swap", *out_in)
-    holders[out_in[1]].ask("check")
+    check_both(broker, holders, out_in)
     crowd.end()
     operate(broker, "resume", out_in[0])
     for holder in holders.values():

@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from sim_node.node import MIB
+from sim_node.turns import lines, states
 
 MEMORY = 24 * MIB
 # Allocations of 2 MiB for each rank; the contexts of four ranks take 4 MiB of each device.
@@ -29,16 +30,6 @@ def swapping(request, bare_node):
     start.duplex = request.param == "true"
     yield start
     assert bare_node.broker.alive()
-
-
-def states(node):
-    return node.ctl.state("train"), node.ctl.state("rollout")
-
-
-def lines(answer, group, phase=None):
-    """The numbers of the lines of progress about a group."""
-    return [i for i, line in enumerate(answer.lines)
-            if line["group"] == group and (phase is None or line["phase"] == phase)]
 
 
 def assert_usable(node, train, rollout):

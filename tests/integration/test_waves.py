@@ -4,6 +4,7 @@ import signal
 import pytest
 
 from sim_node.node import MIB, eventually
+from sim_node.turns import lines, states
 
 MEMORY = 24 * MIB
 # Of 2 MiB, for each rank: with what peers share 18 MiB of a device, of which the contexts of four ranks take 4.
@@ -27,14 +28,6 @@ def swapping(bare_node):
 
     yield start
     assert bare_node.broker.alive()
-
-
-def states(node):
-    return node.ctl.state("train"), node.ctl.state("rollout")
-
-
-def lines(answer, group, phase):
-    return [i for i, line in enumerate(answer.lines) if line["group"] == group and line["phase"] == phase]
 
 
 def test_waves_each_way(swapping):

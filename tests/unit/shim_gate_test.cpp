@@ -106,22 +106,30 @@ TEST_F(GateTest, AStepLetsExactlyOneCallerOfThatDeviceThrough) {
 CUstream stream(std::uintptr_t n) { return reinterpret_cast<CUstream>(n); }
 std::atomic<bool> first_stream_idle{false};
 
-TEST_F(GateTest, StepsGoFirstToThoseWhoseStreamIsIdle) {
+class StreamsGateTest : public GateTest {
+ protected:
+  /// Shuts the gate; a caller with work for stream 1 comes to it, then one for stream 2.
+  void wait_on_streams() {
+    gate_.close();
+    for (const std::uint32_t n : {1U, 2U}) {
+      callers.emplace_back([this, n] {
+        const Pass pass(gate_, gate_.enter([&] { return Gate::Work{true, stream(n)}; }));
+        ++passed[n];
+      });
+      ASSERT_TRUE(eventually([&](const auto& s) { return waiting(s, 0) == n; }));
+    }
+  }
+  std::atomic<int> passed[3] = {0, 0, 0};
+  std::vector<std::thread> callers;
+};
+
+TEST_F(StreamsGateTest, StepsGoFirstToThoseWhoseStreamIsIdle) {
   first_stream_idle = false;
   gate_.prepare({true, 10s, &device_of_test, [](int device, CUstream s) {
                    EXPECT_EQ(device, 0);
                    return s != stream(1) || first_stream_idle;
                  }});
-  gate_.close();
-  std::atomic<int> passed[3] = {0, 0, 0};
-  std::vector<std::thread> callers;
-  for (const std::uint32_t n : {1U, 2U}) {
-    callers.emplace_back([&, n] {
-      const Pass pass(gate_, gate_.enter([&] { return Gate::Work{true, stream(n)}; }));
-      ++passed[n];
-    });
-    ASSERT_TRUE(eventually([&](const auto& s) { return waiting(s, 0) == n; }));
-  }
+  wait_on_streams();
   EXPECT_EQ(gate_.snapshot().waiting[0].ready, 1U);
   gate_.step(0);
   ASSERT_TRUE(eventually([](const auto& s) { return s.steps_used == 1 && !s.any_active; }));
@@ -137,18 +145,9 @@ TEST_F(GateTest, StepsGoFirstToThoseWhoseStreamIsIdle) {
   gate_.open();
 }
 
-TEST_F(GateTest, AStepInTurnIsForTheOneThatHasWaitedLongest) {
+TEST_F(StreamsGateTest, AStepInTurnIsForTheOneThatHasWaitedLongest) {
   gate_.prepare({true, 10s, &device_of_test, [](int, CUstream s) { return s != stream(1); }});
-  gate_.close();
-  std::atomic<int> passed[3] = {0, 0, 0};
-  std::vector<std::thread> callers;
-  for (const std::uint32_t n : {1U, 2U}) {
-    callers.emplace_back([&, n] {
-      const Pass pass(gate_, gate_.enter([&] { return Gate::Work{true, stream(n)}; }));
-      ++passed[n];
-    });
-    ASSERT_TRUE(eventually([&](const auto& s) { return waiting(s, 0) == n; }));
-  }
+  wait_on_streams();
   gate_.step(0, true);
   ASSERT_TRUE(eventually([](const auto& s) { return s.steps_used == 1 && !s.any_active; }));
   EXPECT_EQ(passed[1], 1);
