@@ -74,16 +74,10 @@ void Broker::shut() {
 // ---- pool ---------------------------------------------------------------------------------------
 
 void Broker::pool_segment_ready(PoolSegment segment) {
-  node_.extents.add_segment(segment.size, segment.numa_node);
+  node_.extents.add_segment(segment.size);
+  node_.reach.add_segment(segment.size, segment.numa_node);
   node_.segments.push_back(std::move(segment));
-  for (const auto& [id, rank] : node_.ranks) send_segment(rank.session, node_.segments.size() - 1);
-}
-
-void Broker::send_segment(SessionId session, std::size_t index) {
-  const PoolSegment& segment = node_.segments[index];
-  sessions_.send(
-      session, pool_segment_message(static_cast<std::uint32_t>(index), segment.size, segment.memfd),
-      {segment.fd});
+  for (const auto& [id, rank] : node_.ranks) runner_.give_segments(id, node_.reach.extend(id));
 }
 
 void Broker::pool_finished(const std::string& error) {
@@ -172,7 +166,6 @@ void Broker::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello&
                rank.shim_version);
   events_.publish(group.machine.name(), "rank_joined", name + " " + program);
   sessions_.send(session_id, welcome_message(seq, rank.id, gate_shut, group.machine.epoch()));
-  for (std::size_t i = 0; i < node_.segments.size(); ++i) send_segment(session_id, i);
   node_.ranks.emplace(rank.id, std::move(rank));
   drive(group);
 }
@@ -228,6 +221,7 @@ void Broker::remove(RankId id, const std::string& why) {
   saved_.rank_gone(group, *rank);
   for (Allocation& orphan : node_.allocations.drop_rank(id)) saved_.give_back(group, orphan);
   node_.ranks.erase(id);
+  node_.reach.forget(id);
   group.machine.leave(id, leaves_unloaded, Clock::now());
   drive(group);
 }

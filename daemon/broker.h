@@ -79,7 +79,6 @@ class Broker final : private SessionHandler {
   void forget_group(GroupId id);
   void pool_segment_ready(PoolSegment segment);
   void pool_finished(const std::string& error);
-  void send_segment(SessionId session, std::size_t index);
 
   /// Carries out what the group wants, until it wants nothing; then it may be gone.
   void drive(GroupEntry& group);

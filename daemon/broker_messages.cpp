@@ -71,6 +71,9 @@ void Broker::create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message
   }
   const Allocation& a = *made.value();
   sessions_.send(rank.session, created_message(seq, a), {a.fd});
+  if (a.region == RegionPolicy::kDiscard) return;
+  node_.reach.keep(rank.id, devices_.numa_node(a.device), a.size);
+  runner_.give_segments(rank.id, node_.reach.extend(rank.id));
 }
 
 Result<Allocation*> Broker::make(Rank& rank, const amem_v1_Create& message) {
@@ -118,6 +121,9 @@ void Broker::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message
 
 void Broker::free(Rank& rank, AllocationId id) {
   GroupEntry& group = group_of(rank);
+  const Allocation* held = node_.allocations.find(id);
+  if (held != nullptr && held->keeper() == rank.id && held->region != RegionPolicy::kDiscard)
+    node_.reach.let_go(rank.id, devices_.numa_node(held->device), held->size);
   Result<std::optional<Allocation>> freed = node_.allocations.free(id, rank.id);
   if (!freed.ok()) {
     spdlog::warn("group '{}': {}: free: {}", group.machine.name(), label(rank),

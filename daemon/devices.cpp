@@ -91,6 +91,11 @@ Status Devices::inspect(int ordinal, Device& device) const {
   return {};
 }
 
+int Devices::numa_node(const DeviceUuid& uuid) const {
+  const Device* device = find(uuid);
+  return device != nullptr ? device->numa_node : -1;
+}
+
 const Device* Devices::find(const DeviceUuid& uuid) const {
   const auto it = std::find_if(devices_.begin(), devices_.end(),
                                [&](const Device& device) { return device.uuid == uuid; });

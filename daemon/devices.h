@@ -38,6 +38,8 @@ class Devices {
 
   const std::vector<Device>& all() const { return devices_; }
   const Device* find(const DeviceUuid& uuid) const;
+  /// Of the host, nearest to the device; -1: unknown.
+  int numa_node(const DeviceUuid& uuid) const;
   const Driver& driver() const { return driver_; }
 
   /// Physical memory on `device`, as the descriptor that alone keeps it alive (close-on-exec).

@@ -1,6 +1,7 @@
 #include "daemon/extents.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <tuple>
 
@@ -8,10 +9,9 @@
 
 namespace amem {
 
-std::uint32_t ExtentAllocator::add_segment(std::uint64_t size, int node) {
+std::uint32_t ExtentAllocator::add_segment(std::uint64_t size) {
   Segment segment;
   segment.size = size / chunk_ * chunk_;
-  segment.node = node;
   if (segment.size > 0) segment.free.emplace(0, segment.size);
   total_ += segment.size;
   free_ += segment.size;
@@ -19,7 +19,8 @@ std::uint32_t ExtentAllocator::add_segment(std::uint64_t size, int node) {
   return static_cast<std::uint32_t>(segments_.size() - 1);
 }
 
-Result<std::vector<Extents>> ExtentAllocator::take(const std::vector<Request>& requests) {
+Result<std::vector<Extents>> ExtentAllocator::take(const std::vector<Request>& requests,
+                                                   std::vector<SegmentOrder> orders) {
   std::uint64_t need = 0;
   for (const Request& request : requests) need += round_up(request.size);
   if (need > free_)
@@ -28,16 +29,20 @@ Result<std::vector<Extents>> ExtentAllocator::take(const std::vector<Request>& r
                                                 format_size(total_) + " free");
 
   // Enough chunks are free, and any chunk serves any request: nothing below can fail.
+  if (orders.empty()) {
+    orders.emplace_back(segments_.size());
+    std::iota(orders.front().begin(), orders.front().end(), 0U);
+  }
+  std::vector<std::size_t> full(orders.size());  // of each order, so many at its front
   std::vector<Extents> result;
   result.reserve(requests.size());
   for (const Request& request : requests) {
     Extents extents;
     std::uint64_t left = round_up(request.size);
-    for (const bool preferred : {true, false}) {
-      for (std::uint32_t i = 0; i < segments_.size() && left > 0; ++i) {
-        const bool matches = request.node >= 0 && segments_[i].node == request.node;
-        if (matches == preferred) left -= take_from(i, left, extents);
-      }
+    const SegmentOrder& order = orders[request.order];
+    for (std::size_t& at = full[request.order]; left > 0; ++at) {
+      left -= take_from(order[at], left, extents);
+      if (!segments_[order[at]].free.empty()) break;
     }
     result.push_back(std::move(extents));
   }

@@ -25,11 +25,14 @@ struct Extent {
 
 using Extents = std::vector<Extent>;
 
+/// All segments of the pool, by index, those to be used first at the front.
+using SegmentOrder = std::vector<std::uint32_t>;
+
 class ExtentAllocator {
  public:
   struct Request {
     std::uint64_t size = 0;  // rounded up to whole chunks; not 0
-    int node = -1;           // NUMA node to prefer, -1: none
+    std::size_t order = 0;   // which of the orders
   };
 
   /// REQUIRES: chunk > 0.
@@ -37,11 +40,13 @@ class ExtentAllocator {
 
   /// Adds space for use and returns the segment's index, counted from 0. What does not fill a
   /// chunk at its end is not used.
-  std::uint32_t add_segment(std::uint64_t size, int node = -1);
+  std::uint32_t add_segment(std::uint64_t size);
 
   /// One list of extents per request, in order; each list covers its request from the first byte
   /// on. All or nothing: kResourceExhausted names need and free bytes, and nothing has changed.
-  Result<std::vector<Extents>> take(const std::vector<Request>& requests);
+  /// REQUIRES: every order names every segment. None at all: by index.
+  Result<std::vector<Extents>> take(const std::vector<Request>& requests,
+                                    std::vector<SegmentOrder> orders = {});
 
   /// Frees what take() handed out, whole or in chunk-sized parts. kInternal: some of it is not in
   /// use (a double free) or was never handed out; nothing has changed.
@@ -57,7 +62,6 @@ class ExtentAllocator {
 
   struct Segment {
     std::uint64_t size = 0;
-    int node = -1;
     FreeList free;
   };
 

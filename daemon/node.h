@@ -24,6 +24,7 @@
 #include "daemon/headroom.h"
 #include "daemon/plan.h"
 #include "daemon/pool.h"
+#include "daemon/reach.h"
 #include "daemon/session_server.h"
 #include "daemon/waves.h"
 
@@ -97,6 +98,7 @@ struct Node {
   Allocations allocations;
   ExtentAllocator extents;
   std::vector<PoolSegment> segments;  // by the extents' segment index
+  Reach reach;
   std::uint64_t pool_configured = 0;
   SaveForm pool_form = SaveForm::kAuto;  // of tags for which nobody has set another
   std::uint64_t swap_wave = 0;           // bytes of each keeper at a time; 0: no waves

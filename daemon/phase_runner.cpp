@@ -41,8 +41,17 @@ void PhaseRunner::send_all(const std::vector<RankId>& ranks, const Message& mess
   for (RankId rank : ranks) send(rank, message);
 }
 
+void PhaseRunner::give_segments(RankId rank, const std::vector<std::uint32_t>& segments) {
+  for (const std::uint32_t index : segments) {
+    const PoolSegment& segment = node_.segments[index];
+    send(rank, pool_segment_message(index, segment.size, segment.memfd), {segment.fd});
+  }
+}
+
 void PhaseRunner::send_copies(RankId rank, CopyKind kind, Epoch epoch,
                               const std::vector<CopyRange>& copies, bool last) {
+  for (const CopyRange& copy : copies)
+    if (node_.reach.add(rank, copy.segment)) give_segments(rank, {copy.segment});
   in_packets(copies, kMaxCopiesPerMessage, last, [&](auto at, auto stop, bool is_last) {
     send(rank, copies_message(kind, epoch, at, stop, is_last));
   });
@@ -68,10 +77,7 @@ void PhaseRunner::run(GroupEntry&, const action::Step& step) {
 void PhaseRunner::run(GroupEntry& group, const action::Save& save) {
   Status status;
   if (!save.again) {
-    status = saved_.take(group, [this](const DeviceUuid& uuid) {
-      const Device* device = devices_.find(uuid);
-      return device != nullptr ? device->numa_node : -1;
-    });
+    status = saved_.take(group, devices_);
     group.failed_savers.clear();
     group.waves.reset();
     if (status.ok() && group.arriving && node_.swap_wave > 0 && lacks_room(*group.arriving)) {

@@ -46,10 +46,14 @@ class PhaseRunner {
   void run(GroupEntry& group, const action::Open& open);
   void run(GroupEntry& group, const action::Arrived& arrived);
 
+  /// Lets the rank reach these segments of the pool.
+  void give_segments(RankId rank, const std::vector<std::uint32_t>& segments);
+
  private:
   void send(RankId rank, const Message& message, std::vector<SharedFd> fds = {});
   void send_all(const std::vector<RankId>& ranks, const Message& message);
-  /// `last`: with nothing to follow, so that the rank answers; then a packet goes in any case.
+  /// After the segments that the rank does not reach yet. `last`: with nothing to follow, so that
+  /// the rank answers; then a packet goes in any case.
   void send_copies(RankId rank, CopyKind kind, Epoch epoch, const std::vector<CopyRange>& copies,
                    bool last);
   /// Chooses what leaves next of a group that leaves in waves.

@@ -14,14 +14,20 @@ constexpr Duration kTeardown = std::chrono::seconds(60);
 
 }  // namespace
 
-Status SavedBytes::take(GroupEntry& group, const std::function<int(const DeviceUuid&)>& numa_node) {
+Status SavedBytes::take(GroupEntry& group, const Devices& devices) {
   const std::vector<Allocation*> keep =
       to_save(node_.allocations, group.id, group.machine.task().selection,
               [&](const Allocation& a) { return !group.discards(a); });
   std::vector<ExtentAllocator::Request> requests;
   requests.reserve(keep.size());
-  for (const Allocation* a : keep) requests.push_back({a->size, numa_node(a->device)});
-  Result<std::vector<Extents>> taken = node_.extents.take(requests);
+  std::vector<SegmentOrder> orders;
+  std::map<std::pair<RankId, DeviceUuid>, std::size_t> order_of;
+  for (const Allocation* a : keep) {
+    const auto [it, first] = order_of.try_emplace({a->keeper(), a->device}, orders.size());
+    if (first) orders.push_back(node_.reach.order(a->keeper(), devices.numa_node(a->device)));
+    requests.push_back({a->size, it->second});
+  }
+  Result<std::vector<Extents>> taken = node_.extents.take(requests, std::move(orders));
   if (!taken.ok()) {
     std::string text = taken.status().text();
     if (node_.extents.total() < node_.pool_configured)

@@ -67,6 +67,9 @@ class Machine:
     def peer_runs(self, comms):
         return 1 if comms > 8 else min(self.runs, 3) if self.quick else self.runs
 
+    def start_runs(self, comms):
+        return min(self.runs, 2 if comms > 8 else 3) if self.quick else self.runs
+
     def note(self, text):
         self.notes.append(text)
         print(f"  note: {text}", flush=True)

@@ -78,13 +78,24 @@ def nccl_rows(machine, name, who, report):
         times = report.get(f"{work}_ms")
         if times:
             yield from_report(name, work, who, {**times, "n": times["n"]}, note=f"first {times['first']:.1f}")
-    yield row(name, "start-up to the first verified collectives", who, [report["startup_ms"]])
     memory = report["device_mib"]
     yield row(name, "device memory of NCCL (with its kernels)", who,
               [m["running"] - m["context_only"] for m in memory], unit="MiB", note="per GPU")
     if any(m["paused"] for m in memory):
         yield row(name, "of that left while paused", who, [m["paused"] - m["context_only"] for m in memory], unit="MiB",
                   note="per GPU")
+
+
+def start_ups(machine, gpus, comms, name):
+    """From the first ncclCommInitRank to the first verified collectives, in turns; NCCL's memory without amem."""
+    whos = {"amem": {}, "amem, AMEM_SLAB=0": {"env": {"AMEM_SLAB": "0"}}, "without amem": {"shim": False}}
+    reports = {who: [] for who in whos}
+    for _ in range(machine.start_runs(comms)):
+        for who, how in whos.items():
+            reports[who].append(cycle(machine, gpus, comms, "--pause", "none", "--cycles", 0, **how))
+    for who, of_one in reports.items():
+        yield row(name, "start-up to the first verified collectives", who, [report["startup_ms"] for report in of_one])
+    yield from nccl_rows(machine, name, "without amem", reports["without amem"][-1])
 
 
 def nccl(machine, gpus, comms, peers):
@@ -103,8 +114,7 @@ def nccl(machine, gpus, comms, peers):
         held = max(held, freed_per_gpu(report))
         machine.keep.setdefault("logs", {})[f"{name}, {who}"] = [
             line for line in broker.log_since(log).splitlines() if " took " in line]
-    yield from nccl_rows(machine, name, "without amem",
-                         cycle(machine, gpus, comms, "--pause", "none", "--cycles", 0, shim=False))
+    yield from start_ups(machine, gpus, comms, name)
     if held > 0:
         yield from ceiling(machine, name, gpus, held << 20, {"pause": "out", "resume": "in"})
     for who in peers:
@@ -128,6 +138,12 @@ def nccl_2x4(machine):
     yield from nccl(machine, 2, 4, ("suspend", "recreate"))
 
 
+@part(gpus=2, limit=300)
+def nccl_2x20(machine):
+    """The same: 2 ranks, 20 communicators."""
+    yield from nccl(machine, 2, 20, () if machine.quick else ("recreate", "suspend"))
+
+
 @part(gpus=4, limit=170)
 def nccl_4x4(machine):
     """The same: 4 ranks, 4 communicators."""
@@ -149,7 +165,7 @@ def collectives(machine):
             ("amem", {}, ["--pause", "inside", "--cycles", 2]))
     machine.bench.broker(pool_gib=machine.pool_gib(4 * machine.gpus))
     times = {}
-    for _ in range(1 if machine.quick else 3):  # in turns: what the machine does meanwhile falls on all
+    for _ in range(3 if machine.quick else machine.runs):  # in turns: what the machine does meanwhile falls on all
         for who, how, arguments in whos:
             report = cycle(machine, machine.gpus, 1, "--time-collectives", *arguments, max_bytes=256 << 20, **how)
             for each in report["all_reduce"]:

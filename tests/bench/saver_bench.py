@@ -21,6 +21,7 @@ def main():
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
+    torch_memory_saver.hook_mode = "torch"  # not by LD_PRELOAD: this process is already under way
     with torch_memory_saver.region(tag="bench", enable_cpu_backup=True):
         data = torch.empty(options.bytes, dtype=torch.uint8, device="cuda")
     data.random_(1, 255)

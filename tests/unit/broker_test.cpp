@@ -18,11 +18,10 @@ std::size_t open_descriptors() {
 
 // ---- joining ------------------------------------------------------------------------------------
 
-TEST_F(BrokerTest, ARankIsWelcomedAndGetsThePool) {
+TEST_F(BrokerTest, ARankIsWelcomed) {
   join(a, "train", 3);
   EXPECT_GT(a.id, 0U);
   EXPECT_FALSE(a.gate_shut);
-  EXPECT_TRUE(eventually([&] { return a.segments.size() == 4; }));
   const v1::NodeStatus s = status();
   ASSERT_EQ(s.groups_size(), 1);
   EXPECT_EQ(s.groups(0).name(), "train");
@@ -230,6 +229,46 @@ TEST_F(BrokerTest, PauseFreesTheDeviceAndResumeBringsEveryByteBack) {
   EXPECT_EQ(status().pool().used_bytes(), 0U);
   EXPECT_FALSE(a.gate_shut);
   EXPECT_FALSE(b.gate_shut);
+}
+
+TEST_F(BrokerTest, ARankReachesAsMuchOfThePoolAsItMayHaveToSave) {
+  join(a);
+  settle();
+  EXPECT_TRUE(a.segments.empty());
+  a.create(gpu(0), 8 * kMiB);
+  settle();
+  EXPECT_EQ(a.segments.size(), 1U);
+  a.create(gpu(0), 32 * kMiB, "cache", amem_v1_RegionPolicy_REGION_POLICY_DISCARD);
+  settle();
+  EXPECT_EQ(a.segments.size(), 1U) << "what is discarded needs no room";
+  a.create(gpu(0), 2 * kMiB);
+  settle();
+  EXPECT_EQ(a.segments.size(), 2U);
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(a.segments.size(), 2U) << "a pause finds everything there";
+}
+
+TEST_F(BrokerTest, ARankWhosePlaceIsTakenReachesAnotherBeforeItsSave) {
+  join(a);
+  const std::uint64_t mine = a.create(gpu(0), 8 * kMiB);
+  a.write(mine, 0x5a);
+  join(b, "other");
+  const std::uint64_t most = b.create(gpu(0), 24 * kMiB);
+  b.free(b.create(gpu(0), 8 * kMiB));
+  settle();
+  EXPECT_EQ(b.segments.size(), 4U);
+  ASSERT_EQ(a.segments.size(), 1U);
+  const std::uint32_t place = a.segments.begin()->first;
+  EXPECT_EQ(place, 0U) << "one of those that b's bytes go to";
+  b.write(most, 0x77);
+  ASSERT_TRUE(pause("other").ok());
+  const Status paused = pause();  // the rank checks that it was told of the segments first
+  ASSERT_TRUE(paused.ok()) << paused.text();
+  EXPECT_EQ(a.segments.size(), 2U);
+  ASSERT_TRUE(resume().ok());
+  ASSERT_TRUE(resume("other").ok());
+  EXPECT_TRUE(a.holds(mine, 0x5a));
+  EXPECT_TRUE(b.holds(most, 0x77));
 }
 
 TEST_F(BrokerTest, ManyAllocationsGoInBatches) {

@@ -15,8 +15,9 @@ std::uint64_t length(const Extents& extents) {
   return sum;
 }
 
-Extents take_one(ExtentAllocator& pool, std::uint64_t size, int node = -1) {
-  auto taken = pool.take({{size, node}});
+Extents take_one(ExtentAllocator& pool, std::uint64_t size,
+                 const std::vector<SegmentOrder>& orders = {}) {
+  auto taken = pool.take({{size}}, orders);
   EXPECT_TRUE(taken.ok()) << taken.status().text();
   return taken.ok() ? taken.value().front() : Extents();
 }
@@ -114,12 +115,28 @@ TEST(Extents, NonsenseIsRefused) {
   EXPECT_EQ(pool.available(), 0U);
 }
 
-TEST(Extents, TheNodeAskedForComesFirst) {
+TEST(Extents, SegmentsAreUsedInTheOrderAskedFor) {
   ExtentAllocator pool(kChunk);
-  pool.add_segment(2 * kChunk, 0);
-  pool.add_segment(2 * kChunk, 1);
-  EXPECT_EQ(take_one(pool, kChunk, 1), (Extents{{1, 0, kChunk}}));
-  EXPECT_EQ(take_one(pool, 3 * kChunk, 1), (Extents{{1, kChunk, kChunk}, {0, 0, 2 * kChunk}}));
+  pool.add_segment(2 * kChunk);
+  pool.add_segment(2 * kChunk);
+  const std::vector<SegmentOrder> backwards = {{1, 0}};
+  EXPECT_EQ(take_one(pool, kChunk, backwards), (Extents{{1, 0, kChunk}}));
+  EXPECT_EQ(take_one(pool, 3 * kChunk, backwards),
+            (Extents{{1, kChunk, kChunk}, {0, 0, 2 * kChunk}}));
+}
+
+TEST(Extents, RequestsOfOneBatchHaveTheirOwnOrders) {
+  ExtentAllocator pool(kChunk);
+  for (int i = 0; i < 3; ++i) pool.add_segment(2 * kChunk);
+  auto taken = pool.take({{kChunk, 0}, {kChunk, 1}, {2 * kChunk, 0}, {2 * kChunk, 1}},
+                         {{0, 1, 2}, {2, 1, 0}});
+  ASSERT_TRUE(taken.ok());
+  const std::vector<Extents> expected = {{{0, 0, kChunk}},
+                                         {{2, 0, kChunk}},
+                                         {{0, kChunk, kChunk}, {1, 0, kChunk}},
+                                         {{2, kChunk, kChunk}, {1, kChunk, kChunk}}};
+  EXPECT_EQ(taken.value(), expected);
+  EXPECT_EQ(pool.available(), 0U);
 }
 
 TEST(Extents, RandomUseNeverHandsOutAChunkTwice) {

@@ -1,0 +1,105 @@
+#include "daemon/reach.h"
+
+#include <gtest/gtest.h>
+
+#include "common/protocol.h"
+
+namespace amem {
+namespace {
+
+constexpr std::uint64_t kSize = 100;
+using Segments = std::vector<std::uint32_t>;
+
+/// Segments 0 and 1 on node 0, 2 and 3 on node 1.
+Reach two_nodes() {
+  Reach reach;
+  for (int node : {0, 0, 1, 1}) reach.add_segment(kSize, node);
+  return reach;
+}
+
+TEST(Reach, GrowsWithWhatThereIsToSave) {
+  Reach reach = two_nodes();
+  EXPECT_EQ(reach.extend(1), Segments());
+  reach.keep(1, 0, 1);
+  EXPECT_EQ(reach.extend(1), Segments{0});
+  reach.keep(1, 0, kSize - 1);
+  EXPECT_EQ(reach.extend(1), Segments()) << "one segment holds it all";
+  reach.keep(1, 0, 1);
+  EXPECT_EQ(reach.extend(1), Segments{1});
+  EXPECT_EQ(reach.extend(1), Segments());
+}
+
+TEST(Reach, WhatIsFreedMakesRoomForWhatComes) {
+  Reach reach = two_nodes();
+  for (int i = 0; i < 10; ++i) {
+    reach.keep(1, 1, kSize);
+    EXPECT_EQ(reach.extend(1), i == 0 ? Segments{2} : Segments());
+    reach.let_go(1, 1, kSize);
+  }
+  reach.let_go(1, 1, kSize);
+  reach.keep(1, 1, kSize);
+  EXPECT_EQ(reach.extend(1), Segments()) << "never less than nothing";
+}
+
+TEST(Reach, RanksGetSegmentsOfTheirOwnOnTheirNodeFirst) {
+  Reach reach = two_nodes();
+  for (const RankId rank : {1U, 2U, 3U}) reach.keep(rank, 1, kSize);
+  EXPECT_EQ(reach.extend(1), Segments{2});
+  EXPECT_EQ(reach.extend(2), Segments{3});
+  EXPECT_EQ(reach.extend(3), Segments{2}) << "shared, but of the right node";
+  reach.keep(3, 1, 2 * kSize);
+  EXPECT_EQ(reach.extend(3), (Segments{3, 0}));
+}
+
+TEST(Reach, WhatALeavingRankHadIsFree) {
+  Reach reach = two_nodes();
+  reach.keep(1, 0, kSize);
+  EXPECT_EQ(reach.extend(1), Segments{0});
+  reach.forget(1);
+  reach.forget(7);
+  reach.keep(2, 0, kSize);
+  EXPECT_EQ(reach.extend(2), Segments{0});
+}
+
+TEST(Reach, APoolThatGrowsServesWhoWaitedForIt) {
+  Reach reach;
+  reach.keep(1, 0, 3 * kSize);
+  EXPECT_EQ(reach.extend(1), Segments());
+  reach.add_segment(kSize, 0);
+  EXPECT_EQ(reach.extend(1), Segments{0});
+  EXPECT_EQ(reach.extend(1), Segments()) << "there is no more";
+  reach.add_segment(kSize, 1);
+  reach.add_segment(kSize, 0);
+  reach.add_segment(kSize, 0);
+  EXPECT_EQ(reach.extend(1), (Segments{2, 3}));
+}
+
+TEST(Reach, ARankOnTwoNodesGetsRoomOnBoth) {
+  Reach reach = two_nodes();
+  reach.keep(1, 0, 1);
+  reach.keep(1, 1, kSize + 1);
+  EXPECT_EQ(reach.extend(1), (Segments{0, 2, 3}));
+}
+
+TEST(Reach, ASegmentOutsideItsPlaceIsToldOnce) {
+  Reach reach = two_nodes();
+  reach.keep(1, 0, 1);
+  EXPECT_EQ(reach.extend(1), Segments{0});
+  EXPECT_FALSE(reach.add(1, 0));
+  EXPECT_TRUE(reach.add(1, 3));
+  EXPECT_FALSE(reach.add(1, 3));
+  EXPECT_TRUE(reach.add(2, 3)) << "of a rank without a place";
+  EXPECT_FALSE(reach.add(1, kZeroSegment));
+}
+
+TEST(Reach, BytesGoWhereTheRankReachesThenToItsNode) {
+  Reach reach = two_nodes();
+  EXPECT_EQ(reach.order(1, 1), (Segments{2, 3, 0, 1}));
+  EXPECT_EQ(reach.order(1, -1), (Segments{0, 1, 2, 3}));
+  reach.add(1, 1);
+  reach.add(1, 3);
+  EXPECT_EQ(reach.order(1, 1), (Segments{3, 1, 2, 0}));
+}
+
+}  // namespace
+}  // namespace amem
