@@ -26,6 +26,9 @@
 namespace amem {
 namespace {
 
+/// As many as a full node is likely to need; with more the table grows by itself.
+constexpr rlim_t kDescriptors = 65536;
+
 /// One descriptor per allocation, and one per session: as many as we may have.
 void raise_descriptor_limit() {
   rlimit limit{};
@@ -54,6 +57,7 @@ int fail(const Status& status) {
 int serve(const Config& config) {
   const Fd signals = take_signals();
   raise_descriptor_limit();
+  reserve_descriptors(signals.get(), kDescriptors);
 
   RuntimeDir runtime_dir;
   const mode_t mode = ::geteuid() == 0 ? 0755 : 0700;

@@ -23,6 +23,8 @@ namespace amem::shim {
 namespace {
 
 constexpr std::chrono::seconds kHelloDeadline{10};
+/// A program's own and those of a resume's packet.
+constexpr rlim_t kDescriptors = 1024;
 
 Result<Fd> connect_to(const std::string& path) {
   sockaddr_un address{};
@@ -100,6 +102,10 @@ Status Session::start(Handler& handler) {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   Status started;
   try {
+    // A thread of its own: neither the program nor the first reply waits for this.
+    std::thread([any = wake_.duplicate()] {
+      reserve_descriptors(any.get(), kDescriptors);
+    }).detach();
     std::thread([this] { serve(); }).detach();
   } catch (const std::system_error& error) {
     alive_.store(false, std::memory_order_release);

@@ -165,8 +165,8 @@ def collectives(machine):
             ("amem", {}, ["--pause", "inside", "--cycles", 2]))
     machine.bench.broker(pool_gib=machine.pool_gib(4 * machine.gpus))
     times = {}
-    for _ in range(3 if machine.quick else machine.runs):  # in turns: what the machine does meanwhile falls on all
-        for who, how, arguments in whos:
+    for turn in range(3 if machine.quick else machine.runs):  # in turns: what the machine does meanwhile falls on all
+        for who, how, arguments in whos[turn % len(whos):] + whos[:turn % len(whos)]:
             report = cycle(machine, machine.gpus, 1, "--time-collectives", *arguments, max_bytes=256 << 20, **how)
             for each in report["all_reduce"]:
                 times.setdefault((each["bytes"], who), []).append(each["first_us"])

@@ -1,5 +1,8 @@
 """The pool or a device is too small: nothing is lost, the error has both numbers, and it works when there is room."""
 import re
+import resource
+
+from sim_node import eventually
 
 MIB = 1 << 20
 
@@ -139,3 +142,12 @@ def test_figures_add_up(node):
         assert [each["rank"] for each in ranks] == [0, 1]
         assert [each["pid"] for each in ranks] == [rank.pid for rank in job.ranks]
         assert sum(each["owned_bytes"] for each in ranks) == group["allocated_bytes"]
+
+
+def test_no_resume_waits_for_the_table_of_descriptors(node):
+    """In a process with threads the kernel takes its time to make the table larger: it is large from the start."""
+    job = node.job()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for rank in job.ranks:
+        eventually(lambda: rank.descriptor_room() >= min(1024, soft), what="room for a resume's descriptors")
+    assert node.broker.descriptor_room() >= min(65536, hard)

@@ -155,13 +155,21 @@ class Child:
             counts[target.split(":")[0]] += 1
         return counts
 
-    def rss_bytes(self):
-        """Anonymous resident memory: what the process itself has allocated."""
+    def _status(self, name):
+        """The number in a line of the kernel's account of the process."""
         with open(f"/proc/{self.pid}/status") as file:
             for line in file:
-                if line.startswith("RssAnon:"):
-                    return int(line.split()[1]) * 1024
+                if line.startswith(name + ":"):
+                    return int(line.split()[1])
         raise Died(f"{self.name} has ended")
+
+    def rss_bytes(self):
+        """Anonymous resident memory: what the process itself has allocated."""
+        return self._status("RssAnon") * 1024
+
+    def descriptor_room(self):
+        """How many descriptors there can be before the kernel makes the table larger."""
+        return self._status("FDSize")
 
     def threads(self):
         return len(os.listdir(f"/proc/{self.pid}/task"))
