@@ -27,7 +27,7 @@ struct Config {
   std::string runtime_dir;
 
   std::uint64_t pool_size = 8ULL << 30;
-  std::uint64_t pool_segment = 256ULL << 20;
+  std::uint64_t pool_segment = 1ULL << 30;
   std::uint64_t pool_chunk = 2ULL << 20;
   SaveForm pool_save = SaveForm::kAuto;
 

@@ -330,12 +330,13 @@ def saver(machine):
     """torch_memory_saver with the same 8 GiB, where it is installed."""
     if importlib.util.find_spec("torch_memory_saver") is None:
         raise Skip("torch_memory_saver is not installed")
-    text = machine.run([sys.executable, SCRIPTS / "saver_bench.py", "--bytes", machine.heap_bytes, "--runs", machine.runs])
-    report = json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
     name = f"heap, {machine.heap_bytes / GIB:g} GiB, dense"
-    yield row(name, "first pause", "torch_memory_saver, CPU backup", report["pause_ms"][:1])
-    yield row(name, "pause", "torch_memory_saver, CPU backup", report["pause_ms"][1:])
-    yield row(name, "resume", "torch_memory_saver, CPU backup", report["resume_ms"][1:])
+    for who, how in (("torch_memory_saver, CPU backup", []), ("torch_memory_saver, CPU backup retained", ["--retain"])):
+        text = machine.run([sys.executable, SCRIPTS / "saver_bench.py", "--bytes", machine.heap_bytes, "--runs", machine.runs, *how])
+        report = json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
+        yield row(name, "first pause", who, report["pause_ms"][:1])
+        yield row(name, "pause", who, report["pause_ms"][1:])
+        yield row(name, "resume", who, report["resume_ms"][1:])
 
 
 @part(gpus=1, limit=60)

@@ -21,8 +21,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--retain", action="store_true", help="it keeps its host memory between pauses")
     options = parser.parse_args()
     torch_memory_saver.hook_mode = "torch"  # not by LD_PRELOAD: this process is already under way
+    torch_memory_saver.retain_cpu_backup = options.retain
     with torch_memory_saver.region(tag="bench", enable_cpu_backup=True):
         data = torch.empty(options.bytes, dtype=torch.uint8, device="cuda")
     data.random_(1, 255)

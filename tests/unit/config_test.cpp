@@ -30,7 +30,7 @@ TEST(Config, DefaultsAreGood) {
   check(config, errors);
   EXPECT_TRUE(errors.empty());
   EXPECT_EQ(config.pool_size, 8ULL << 30);
-  EXPECT_EQ(config.pool_segment, 256ULL << 20);
+  EXPECT_EQ(config.pool_segment, 1ULL << 30);
   EXPECT_EQ(config.pool_chunk, 2ULL << 20);
   EXPECT_EQ(config.deadlines.quiesce, seconds(30));
   EXPECT_EQ(config.deadlines.open, seconds(10));
