@@ -15,4 +15,10 @@ std::string to_string(const Selection& selection) {
   return text;
 }
 
+std::string describe(const Task& task, const std::string& group) {
+  std::string text = std::string(to_string(task.op)) + " of ";
+  if (!task.selection.all()) text += to_string(task.selection) + " of ";
+  return text + "group '" + group + "'";
+}
+
 }  // namespace amem

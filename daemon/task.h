@@ -34,4 +34,7 @@ struct Task {
   friend bool operator==(const Task&, const Task&) = default;
 };
 
+/// "pause of group 'train'", "resume of tag weights of group 'train'".
+std::string describe(const Task& task, const std::string& group);
+
 }  // namespace amem
