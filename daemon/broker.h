@@ -68,6 +68,8 @@ class Broker final : private SessionHandler {
   void redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message);
   Status may_allocate(const Rank& rank) const;
   void free(Rank& rank, AllocationId id);
+  /// Its keeper may have to save it.
+  void let_reach_pool(const Allocation& a);
   void pin(Rank& rank, AllocationId id);
   void group_request(Rank& rank, std::uint64_t seq, const amem_v1_GroupRequest& message);
   void phase_done(Rank& rank, const amem_v1_PhaseDone& message);

@@ -71,9 +71,13 @@ void Broker::create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message
   }
   const Allocation& a = *made.value();
   sessions_.send(rank.session, created_message(seq, a), {a.fd});
+  let_reach_pool(a);
+}
+
+void Broker::let_reach_pool(const Allocation& a) {
   if (a.region == RegionPolicy::kDiscard) return;
-  node_.reach.keep(rank.id, devices_.numa_node(a.device), a.size);
-  runner_.give_segments(rank.id, node_.reach.extend(rank.id));
+  node_.reach.keep(a.keeper(), devices_.numa_node(a.device), a.size);
+  runner_.give_segments(a.keeper(), node_.reach.extend(a.keeper()));
 }
 
 Result<Allocation*> Broker::make(Rank& rank, const amem_v1_Create& message) {
@@ -121,9 +125,9 @@ void Broker::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message
 
 void Broker::free(Rank& rank, AllocationId id) {
   GroupEntry& group = group_of(rank);
-  const Allocation* held = node_.allocations.find(id);
-  if (held != nullptr && held->keeper() == rank.id && held->region != RegionPolicy::kDiscard)
-    node_.reach.let_go(rank.id, devices_.numa_node(held->device), held->size);
+  const Allocation* a = node_.allocations.find(id);
+  const bool kept = a != nullptr && a->keeper() == rank.id && a->region != RegionPolicy::kDiscard;
+  if (kept) node_.reach.let_go(rank.id, devices_.numa_node(a->device), a->size);
   Result<std::optional<Allocation>> freed = node_.allocations.free(id, rank.id);
   if (!freed.ok()) {
     spdlog::warn("group '{}': {}: free: {}", group.machine.name(), label(rank),
@@ -132,6 +136,7 @@ void Broker::free(Rank& rank, AllocationId id) {
   }
   if (std::optional<Allocation>& orphan = freed.value(); orphan.has_value())
     return saved_.give_back(group, *orphan);
+  if (kept) let_reach_pool(*a);  // the next holder is its keeper now
   if (const auto it = group.loaders.find(id); it != group.loaders.end() && it->second == rank.id) {
     group.machine.freed_unloaded(rank.id, Clock::now());
     drive(group);

@@ -248,6 +248,15 @@ TEST_F(BrokerTest, ARankReachesAsMuchOfThePoolAsItMayHaveToSave) {
   EXPECT_EQ(a.segments.size(), 2U) << "a pause finds everything there";
 }
 
+TEST_F(BrokerTest, WhoeverBecomesKeeperReachesThePoolToo) {
+  two_sharing();
+  settle();
+  ASSERT_EQ(a.segments.size(), 1U);
+  a.free(of_a);
+  settle();
+  EXPECT_EQ(b.segments.size(), 2U) << "6 MiB of its own and the 4 MiB that are left to it";
+}
+
 TEST_F(BrokerTest, ARankWhosePlaceIsTakenReachesAnotherBeforeItsSave) {
   join(a);
   const std::uint64_t mine = a.create(gpu(0), 8 * kMiB);
