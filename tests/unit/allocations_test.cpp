@@ -3,17 +3,13 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include "some_device.h"
+
 namespace amem {
 namespace {
 
 constexpr GroupId kTrain = 1;
 constexpr GroupId kRollout = 2;
-
-DeviceUuid device(std::uint8_t n) {
-  DeviceUuid uuid;
-  uuid.bytes[0] = n;
-  return uuid;
-}
 
 Token token(std::uint8_t n) {
   Token t{};
@@ -32,7 +28,7 @@ class AllocationsTest : public ::testing::Test {
     Allocation a;
     a.group = group;
     a.size = size;
-    a.device = device(dev);
+    a.device = some_device(dev);
     a.tag = tag;
     a.token = token(static_cast<std::uint8_t>(owner));
     a.holders = {owner};
@@ -58,7 +54,7 @@ TEST_F(AllocationsTest, LookupsByGroupRankDeviceAndTag) {
   auto count = [&](const Allocations::Filter& filter) { return table.select(filter).size(); };
   EXPECT_EQ(table.of_group(kTrain).size(), 3U);
   EXPECT_EQ(count([](const Allocation& a) { return a.held_by(1); }), 2U);
-  EXPECT_EQ(count([](const Allocation& a) { return a.device == device(1); }), 3U);
+  EXPECT_EQ(count([](const Allocation& a) { return a.device == some_device(1); }), 3U);
   EXPECT_EQ(count([](const Allocation& a) { return a.tag == "weights"; }), 1U);
   EXPECT_EQ(table.of_group(kTrain).front()->size, 10U) << "oldest first";
 }

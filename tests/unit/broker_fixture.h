@@ -26,6 +26,9 @@ constexpr std::uint64_t kMiB = 1ULL << 20;
 constexpr std::uint64_t kDeviceMemory = 128 * kMiB;
 constexpr std::uint64_t kPool = 32 * kMiB;
 
+inline constexpr auto kRunning = v1::GROUP_STATE_RUNNING;
+inline constexpr auto kPaused = v1::GROUP_STATE_PAUSED;
+
 /// A simulated node of this process's own.
 class SimulatedNode : public ::testing::Environment {
  public:

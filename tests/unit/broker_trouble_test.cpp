@@ -19,9 +19,6 @@ struct Trouble {
 
 void PrintTo(const Trouble& trouble, std::ostream* out) { *out << trouble.name; }
 
-constexpr auto kRunning = v1::GROUP_STATE_RUNNING;
-constexpr auto kPaused = v1::GROUP_STATE_PAUSED;
-
 const Trouble kTroubles[] = {
     {"quiesce", Operation::kPause, amem_v1_SessionMessage_quiesce_tag, kRunning, kRunning, kRunning,
      Code::kAborted},

@@ -5,18 +5,15 @@
 #include <map>
 #include <random>
 
+#include "some_device.h"
+
 namespace amem {
 namespace {
 
 using Items = std::vector<Creation::Item>;
 
-DeviceUuid device(std::size_t number) {
-  DeviceUuid uuid;
-  uuid.bytes[0] = static_cast<std::uint8_t>(number);
-  return uuid;
-}
 Creation::Item item(AllocationId id, RankId keeper, std::uint64_t size) {
-  return {id, keeper, device(0), size, size};
+  return {id, keeper, some_device(0), size, size};
 }
 
 class CreationTest : public ::testing::Test {
@@ -77,7 +74,7 @@ TEST_F(CreationTest, KeepersTakeTurns) {
 }
 
 TEST_F(CreationTest, WhatDoesNotFitIsPassedAndComesLater) {
-  headroom.limit(device(0), 100);
+  headroom.limit(some_device(0), 100);
   Creation creation({item(1, 7, 90), item(2, 7, 50), item(3, 7, 10), item(4, 8, 1)});
   EXPECT_EQ(creation.next(headroom), (Items{item(1, 7, 90), item(3, 7, 10)}));
   EXPECT_TRUE(creation.next(headroom).empty()) << "not even keeper 8's last byte";
@@ -89,10 +86,10 @@ TEST_F(CreationTest, WhatDoesNotFitIsPassedAndComesLater) {
 }
 
 TEST_F(CreationTest, WhatTheDriverRefusedComesAgain) {
-  headroom.limit(device(0), 100);
+  headroom.limit(some_device(0), 100);
   Creation creation({item(1, 7, 60), item(2, 7, 30), item(3, 7, 30)});
   EXPECT_EQ(creation.next(headroom).size(), 2U);
-  headroom.exhaust(device(0));
+  headroom.exhaust(some_device(0));
   creation.put_back(item(2, 7, 30));
   EXPECT_TRUE(creation.next(headroom).empty());
   headroom.lift();
@@ -119,14 +116,15 @@ TEST_F(CreationTest, NeverOverfillsAndNeverStalls) {
       const std::size_t on = up_to(devices - 1);
       const std::uint64_t size = 1 + up_to(up_to(4) == 0 ? Creation::kSliceBytes : 100);
       const bool stayed = up_to(9) == 0;
-      items.push_back({id, static_cast<RankId>(1 + up_to(4)), device(on), size, stayed ? 0 : size});
+      items.push_back(
+          {id, static_cast<RankId>(1 + up_to(4)), some_device(on), size, stayed ? 0 : size});
       need[on] += items.back().needed;
     }
     for (std::size_t d = 0; d < devices; ++d) {
       // Admitted: what is free and what leaves is enough. Often nothing at all is free.
       free[d] = up_to(2) == 0 ? 0 : up_to(2 * need[d]);
       leaves[d] = need[d] > free[d] ? need[d] - free[d] : 0;
-      if (leaves[d] > 0) room.limit(device(d), free[d]);
+      if (leaves[d] > 0) room.limit(some_device(d), free[d]);
     }
     Creation creation(items);
     std::map<AllocationId, int> seen;

@@ -9,6 +9,8 @@
 #include <random>
 #include <utility>
 
+#include "some_device.h"
+
 namespace amem {
 namespace {
 
@@ -16,15 +18,9 @@ using std::chrono::milliseconds;
 
 constexpr Duration kStall = milliseconds(20);
 
-DeviceUuid device(std::uint8_t n) {
-  DeviceUuid uuid;
-  uuid.bytes[15] = n;
-  return uuid;
-}
-
 CutReport one(bool busy, std::uint32_t waiting, std::uint32_t steps = 0,
               std::uint32_t captures = 0) {
-  return {steps, captures, {{device(0), busy, waiting}}};
+  return {steps, captures, {{some_device(0), busy, waiting}}};
 }
 
 using Steps = std::vector<Cut::Step>;
@@ -55,7 +51,7 @@ TEST(Cut, WaitersAreSteppedWhileAnotherIsBusy) {
   cut.report(1, one(true, 0), t);
   cut.report(2, one(false, 1), t);
   cut.report(3, one(false, 0), t);
-  EXPECT_EQ(cut.decide(t), (Steps{{2, device(0)}})) << "rank 3 has nobody to let pass";
+  EXPECT_EQ(cut.decide(t), (Steps{{2, some_device(0)}})) << "rank 3 has nobody to let pass";
   EXPECT_TRUE(cut.decide(t).empty()) << "one outstanding Step at a time";
   cut.report(2, one(false, 1, 0), t);
   EXPECT_TRUE(cut.decide(t).empty()) << "that status is of before the Step";
@@ -85,7 +81,7 @@ TEST(Cut, TheCutMovesNoFurtherThanItMust) {
   cut.report(2, one(false, 1), t);
   EXPECT_TRUE(cut.decide(t + milliseconds(100)).empty()) << "rank 1 may well be quiet";
   cut.report(1, one(true, 1), t);
-  EXPECT_EQ(cut.decide(t), (Steps{{2, device(0)}})) << "the busy rank keeps its gate shut";
+  EXPECT_EQ(cut.decide(t), (Steps{{2, some_device(0)}})) << "the busy rank keeps its gate shut";
 }
 
 TEST(Cut, ACaptureIsWork) {
@@ -94,18 +90,28 @@ TEST(Cut, ACaptureIsWork) {
   cut.report(1, one(false, 0, 0, 1), t);
   cut.report(2, one(false, 1), t);
   EXPECT_FALSE(cut.taken());
-  EXPECT_EQ(cut.decide(t), (Steps{{2, device(0)}}));
+  EXPECT_EQ(cut.decide(t), (Steps{{2, some_device(0)}}));
 }
 
 TEST(Cut, DevicesOfOneProcessStepOneAnother) {
   const Time t;
   Cut cut({1}, kStall, t);
-  cut.report(1, {0, 0, {{device(0), true, 0}, {device(1), false, 1}, {device(2), false, 1}}}, t);
-  EXPECT_EQ(cut.decide(t), (Steps{{1, device(1)}, {1, device(2)}}));
-  cut.report(1, {1, 0, {{device(0), true, 0}, {device(1), true, 0}, {device(2), false, 1}}}, t);
+  cut.report(
+      1,
+      {0, 0, {{some_device(0), true, 0}, {some_device(1), false, 1}, {some_device(2), false, 1}}},
+      t);
+  EXPECT_EQ(cut.decide(t), (Steps{{1, some_device(1)}, {1, some_device(2)}}));
+  cut.report(
+      1, {1, 0, {{some_device(0), true, 0}, {some_device(1), true, 0}, {some_device(2), false, 1}}},
+      t);
   EXPECT_TRUE(cut.decide(t).empty()) << "one Step is still to be used up";
-  cut.report(1, {2, 0, {{device(0), true, 0}, {device(1), true, 0}, {device(2), true, 0}}}, t);
-  cut.report(1, {2, 0, {{device(0), false, 0}, {device(1), false, 0}, {device(2), false, 0}}}, t);
+  cut.report(
+      1, {2, 0, {{some_device(0), true, 0}, {some_device(1), true, 0}, {some_device(2), true, 0}}},
+      t);
+  cut.report(
+      1,
+      {2, 0, {{some_device(0), false, 0}, {some_device(1), false, 0}, {some_device(2), false, 0}}},
+      t);
   EXPECT_TRUE(cut.taken());
 }
 
@@ -118,12 +124,12 @@ TEST(Cut, AStallStepsBusyDevicesToo) {
   EXPECT_EQ(cut.next_decision(), t + kStall);
   EXPECT_TRUE(cut.decide(t + kStall - milliseconds(1)).empty());
   t += kStall;
-  EXPECT_EQ(cut.decide(t), (Steps{{1, device(0), true}}));
+  EXPECT_EQ(cut.decide(t), (Steps{{1, some_device(0), true}}));
   EXPECT_EQ(cut.next_decision(), t + kStall) << "rank 2 is still busy";
   EXPECT_TRUE(cut.decide(t + kStall).empty()) << "that Step is outstanding";
   cut.report(1, one(true, 1, 1), t + kStall);
   EXPECT_TRUE(cut.decide(t + kStall).empty()) << "something has changed just now";
-  EXPECT_EQ(cut.decide(t + 2 * kStall), (Steps{{1, device(0), true}}));
+  EXPECT_EQ(cut.decide(t + 2 * kStall), (Steps{{1, some_device(0), true}}));
 }
 
 TEST(Cut, WorkOfAStepIsGivenTimeToEnd) {
@@ -131,12 +137,12 @@ TEST(Cut, WorkOfAStepIsGivenTimeToEnd) {
   Cut cut({1, 2}, kStall, t);
   cut.report(1, one(true, 0), t);
   cut.report(2, one(false, 1), t);
-  ASSERT_EQ(cut.decide(t), (Steps{{2, device(0)}})) << "rank 1 was busy from the beginning";
+  ASSERT_EQ(cut.decide(t), (Steps{{2, some_device(0)}})) << "rank 1 was busy from the beginning";
   cut.report(2, one(true, 1, 1), t);
   cut.report(1, one(false, 1), t);
   EXPECT_TRUE(cut.decide(t).empty()) << "rank 2 is about to say that it is idle, too";
   EXPECT_EQ(cut.next_decision(), t + milliseconds(1));
-  EXPECT_EQ(cut.decide(t + milliseconds(1)), (Steps{{1, device(0)}})) << "it did not";
+  EXPECT_EQ(cut.decide(t + milliseconds(1)), (Steps{{1, some_device(0)}})) << "it did not";
   t += milliseconds(1);
   cut.report(1, one(true, 1, 1), t);
   cut.report(2, one(false, 1, 1), t);
@@ -153,14 +159,14 @@ TEST(Cut, AStuckDeviceMovesOthersWithoutTheWholePatience) {
   Cut cut({1, 2}, kStall, t);
   cut.report(1, one(false, 1), t);
   cut.report(2, one(true, 0), t);  // old work: rank 1 is stepped into the collective at once
-  ASSERT_EQ(cut.decide(t), (Steps{{1, device(0)}}));
+  ASSERT_EQ(cut.decide(t), (Steps{{1, some_device(0)}}));
   cut.report(2, one(false, 1), t);
   cut.report(1, one(true, 0, 1), t);
   const Time began = t;
   for (std::uint32_t launch = 0; launch < 200; ++launch) {
     t = cut.next_decision();
     ASSERT_NE(t, kNever);
-    ASSERT_EQ(cut.decide(t), (Steps{{2, device(0)}})) << launch;
+    ASSERT_EQ(cut.decide(t), (Steps{{2, some_device(0)}})) << launch;
     cut.report(2, one(false, 1, launch + 1), t);
   }
   EXPECT_LT(t - began, milliseconds(500));
@@ -172,20 +178,20 @@ TEST(Cut, WhereAllAreBusyOneIsPushedAsFarAsItGoes) {
   Time t;
   Cut cut({1, 2}, kStall, t);
   const auto both_busy = [](std::uint32_t ready, std::uint32_t steps) {
-    return CutReport{steps, 0, {{device(0), true, 2, ready}}};
+    return CutReport{steps, 0, {{some_device(0), true, 2, ready}}};
   };
   cut.report(1, both_busy(0, 0), t);
   cut.report(2, both_busy(2, 0), t);
   for (std::uint32_t step = 0; step < 2; ++step) {
     EXPECT_TRUE(cut.decide(t).empty()) << "it may just be about to end";
     t = cut.next_decision();
-    ASSERT_EQ(cut.decide(t), (Steps{{2, device(0)}})) << "of rank 1 nothing could begin";
+    ASSERT_EQ(cut.decide(t), (Steps{{2, some_device(0)}})) << "of rank 1 nothing could begin";
     cut.report(2, both_busy(1 - step, step + 1), t);
   }
   EXPECT_EQ(cut.next_decision(), t + kStall) << "nothing more can begin";
   cut.report(1, one(false, 2), t);
   t = cut.next_decision();
-  EXPECT_EQ(cut.decide(t), (Steps{{1, device(0)}})) << "it has all that it waited for";
+  EXPECT_EQ(cut.decide(t), (Steps{{1, some_device(0)}})) << "it has all that it waited for";
 }
 
 TEST(Cut, OldWorkNeedsAnyNumberOfStepsWithoutDelay) {
@@ -194,7 +200,7 @@ TEST(Cut, OldWorkNeedsAnyNumberOfStepsWithoutDelay) {
   cut.report(1, one(true, 0), t);  // has launched many collectives ahead
   for (std::uint32_t steps = 0; steps < 100; ++steps) {
     cut.report(2, one(false, 1, steps), t);
-    ASSERT_EQ(cut.decide(t), (Steps{{2, device(0)}}));
+    ASSERT_EQ(cut.decide(t), (Steps{{2, some_device(0)}}));
     cut.report(2, one(true, 1, steps + 1), t);
     ASSERT_TRUE(cut.decide(t).empty());
   }
@@ -356,7 +362,7 @@ TEST(Cut, LaggardsSayWhy) {
   ASSERT_EQ(late.size(), 4U);
   EXPECT_EQ(late.at(1), "has not answered");
   EXPECT_EQ(late.at(2), "is capturing a stream");
-  EXPECT_EQ(late.at(3), "has work running on " + to_string(device(0)));
+  EXPECT_EQ(late.at(3), "has work running on " + to_string(some_device(0)));
   EXPECT_EQ(late.at(4), "has not used the step it was given");
 }
 
@@ -364,10 +370,10 @@ TEST(Cut, WhatARankReportsNoMoreIsForgotten) {
   const Time t;
   Cut cut({1, 2}, kStall, t);
   cut.report(1, one(false, 0), t);
-  cut.report(1, {0, 0, {{device(1), false, 0}}}, t);
+  cut.report(1, {0, 0, {{some_device(1), false, 0}}}, t);
   cut.report(1, one(true, 0), t);
   cut.report(2, one(false, 1), t);
-  EXPECT_EQ(cut.decide(t), (Steps{{2, device(0)}})) << "busy as if ever since";
+  EXPECT_EQ(cut.decide(t), (Steps{{2, some_device(0)}})) << "busy as if ever since";
 }
 
 }  // namespace

@@ -2,49 +2,45 @@
 
 #include <gtest/gtest.h>
 
+#include "some_device.h"
+
 namespace amem {
 namespace {
 
-DeviceUuid device(std::uint8_t number) {
-  DeviceUuid uuid;
-  uuid.bytes[0] = number;
-  return uuid;
-}
-
 TEST(HeadroomTest, WithoutALimitEverythingFits) {
   Headroom headroom;
-  EXPECT_FALSE(headroom.limited(device(1)));
-  EXPECT_TRUE(headroom.take(device(1), ~0ULL));
-  headroom.exhaust(device(1));
-  EXPECT_TRUE(headroom.take(device(1), 1)) << "that is the driver's business";
+  EXPECT_FALSE(headroom.limited(some_device(1)));
+  EXPECT_TRUE(headroom.take(some_device(1), ~0ULL));
+  headroom.exhaust(some_device(1));
+  EXPECT_TRUE(headroom.take(some_device(1), 1)) << "that is the driver's business";
 }
 
 TEST(HeadroomTest, ALimitIsTakenFromAndGivenBackTo) {
   Headroom headroom;
-  headroom.limit(device(1), 100);
-  EXPECT_TRUE(headroom.limited(device(1)));
-  EXPECT_TRUE(headroom.take(device(1), 60));
-  EXPECT_FALSE(headroom.take(device(1), 41));
-  EXPECT_TRUE(headroom.take(device(2), 1000)) << "another device's is its own";
-  EXPECT_TRUE(headroom.take(device(1), 40));
-  EXPECT_FALSE(headroom.take(device(1), 1));
-  EXPECT_TRUE(headroom.take(device(1), 0)) << "what never left needs nothing";
-  headroom.give_back(device(1), 60);
-  EXPECT_TRUE(headroom.take(device(1), 60));
+  headroom.limit(some_device(1), 100);
+  EXPECT_TRUE(headroom.limited(some_device(1)));
+  EXPECT_TRUE(headroom.take(some_device(1), 60));
+  EXPECT_FALSE(headroom.take(some_device(1), 41));
+  EXPECT_TRUE(headroom.take(some_device(2), 1000)) << "another device's is its own";
+  EXPECT_TRUE(headroom.take(some_device(1), 40));
+  EXPECT_FALSE(headroom.take(some_device(1), 1));
+  EXPECT_TRUE(headroom.take(some_device(1), 0)) << "what never left needs nothing";
+  headroom.give_back(some_device(1), 60);
+  EXPECT_TRUE(headroom.take(some_device(1), 60));
 }
 
 TEST(HeadroomTest, WhatIsExhaustedHasWhatIsLetGoFromThenOn) {
   Headroom headroom;
-  headroom.limit(device(1), 100);
-  headroom.exhaust(device(1));
-  EXPECT_FALSE(headroom.take(device(1), 1));
-  headroom.give_back(device(1), 50);
-  EXPECT_FALSE(headroom.take(device(1), 51));
-  EXPECT_TRUE(headroom.take(device(1), 50));
-  headroom.exhaust(device(1));
+  headroom.limit(some_device(1), 100);
+  headroom.exhaust(some_device(1));
+  EXPECT_FALSE(headroom.take(some_device(1), 1));
+  headroom.give_back(some_device(1), 50);
+  EXPECT_FALSE(headroom.take(some_device(1), 51));
+  EXPECT_TRUE(headroom.take(some_device(1), 50));
+  headroom.exhaust(some_device(1));
   headroom.lift();
-  EXPECT_FALSE(headroom.limited(device(1)));
-  EXPECT_TRUE(headroom.take(device(1), 1000));
+  EXPECT_FALSE(headroom.limited(some_device(1)));
+  EXPECT_TRUE(headroom.take(some_device(1), 1000));
 }
 
 TEST(HeadroomTest, TheReserveIsModest) {

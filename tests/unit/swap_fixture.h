@@ -5,8 +5,6 @@
 
 namespace amem {
 
-inline constexpr auto kRunning = v1::GROUP_STATE_RUNNING;
-inline constexpr auto kPaused = v1::GROUP_STATE_PAUSED;
 inline constexpr pb_size_t kSave = amem_v1_SessionMessage_save_tag;
 inline constexpr pb_size_t kMap = amem_v1_SessionMessage_map_tag;
 inline constexpr pb_size_t kLoad = amem_v1_SessionMessage_load_tag;
