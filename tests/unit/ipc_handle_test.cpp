@@ -7,7 +7,7 @@
 namespace amem {
 namespace {
 
-IpcHandle sample() {
+IpcHandle sample_handle() {
   IpcHandle handle;
   handle.ticket.id = 0x1122334455667788ULL;
   handle.ticket.offset = 0x10000;
@@ -20,7 +20,7 @@ IpcHandle sample() {
 }
 
 TEST(IpcHandle, PackedFormIsFixed) {
-  const IpcHandleBytes bytes = pack(sample());
+  const IpcHandleBytes bytes = pack(sample_handle());
   EXPECT_EQ(bytes.size(), 64U) << "CUipcMemHandle's size";
   EXPECT_EQ(std::string(bytes.begin(), bytes.begin() + 8), "amemipc\n");
   EXPECT_EQ(bytes[8], 1) << "version, little-endian";
@@ -30,20 +30,20 @@ TEST(IpcHandle, PackedFormIsFixed) {
 }
 
 TEST(IpcHandle, RoundTrip) {
-  EXPECT_EQ(unpack_ipc_handle(pack(sample())), sample());
-  IpcHandle launched_by_hand = sample();
+  EXPECT_EQ(unpack_ipc_handle(pack(sample_handle())), sample_handle());
+  IpcHandle launched_by_hand = sample_handle();
   launched_by_hand.ticket.owner_rank = -1;
   EXPECT_EQ(unpack_ipc_handle(pack(launched_by_hand)), launched_by_hand);
 }
 
 TEST(IpcHandle, OtherBytesAreNone) {
   EXPECT_FALSE(unpack_ipc_handle({}));
-  EXPECT_FALSE(unpack_ipc_handle(pack(sample().ticket))) << "a ticket is for descriptors";
-  EXPECT_FALSE(unpack(pack(sample()))) << "and this one for handles";
-  IpcHandleBytes bytes = pack(sample());
+  EXPECT_FALSE(unpack_ipc_handle(pack(sample_handle().ticket))) << "a ticket is for descriptors";
+  EXPECT_FALSE(unpack(pack(sample_handle()))) << "and this one for handles";
+  IpcHandleBytes bytes = pack(sample_handle());
   bytes[8] = 2;
   EXPECT_FALSE(unpack_ipc_handle(bytes)) << "a version that we do not know";
-  IpcHandle nobody = sample();
+  IpcHandle nobody = sample_handle();
   nobody.ticket.id = 0;
   EXPECT_FALSE(unpack_ipc_handle(pack(nobody)));
 }

@@ -8,7 +8,7 @@
 namespace amem {
 namespace {
 
-Ticket sample() {
+Ticket sample_ticket() {
   Ticket ticket;
   ticket.id = 0x1122334455667788ULL;
   ticket.offset = 0x10000;
@@ -28,7 +28,7 @@ Fd memfd_of(const void* data, std::size_t size, int seals) {
 constexpr int kAllSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 
 TEST(Ticket, PackedFormIsFixed) {
-  const TicketBytes bytes = pack(sample());
+  const TicketBytes bytes = pack(sample_ticket());
   EXPECT_EQ(bytes.size(), 64U);
   EXPECT_EQ(std::string(bytes.begin(), bytes.begin() + 8), "amemtkt\n");
   EXPECT_EQ(bytes[8], 1) << "version, little-endian";
@@ -37,32 +37,32 @@ TEST(Ticket, PackedFormIsFixed) {
   EXPECT_EQ(bytes[40], 0xf0) << "token";
 }
 
-TEST(Ticket, RoundTrip) { EXPECT_EQ(unpack(pack(sample())), sample()); }
+TEST(Ticket, RoundTrip) { EXPECT_EQ(unpack(pack(sample_ticket())), sample_ticket()); }
 
 TEST(Ticket, OtherBytesAreNoTicket) {
   EXPECT_FALSE(unpack(TicketBytes{}));
-  TicketBytes bytes = pack(sample());
+  TicketBytes bytes = pack(sample_ticket());
   bytes[0] = 'b';
   EXPECT_FALSE(unpack(bytes));
-  bytes = pack(sample());
+  bytes = pack(sample_ticket());
   bytes[8] = 2;
   EXPECT_FALSE(unpack(bytes)) << "a version that we do not know";
-  Ticket nobody = sample();
+  Ticket nobody = sample_ticket();
   nobody.id = 0;
   EXPECT_FALSE(unpack(pack(nobody)));
 }
 
 TEST(Ticket, FileRoundTripLeavesTheOffsetAlone) {
-  auto fd = make_ticket(sample());
+  auto fd = make_ticket(sample_ticket());
   ASSERT_TRUE(fd.ok()) << fd.status().text();
   const off_t before = ::lseek(fd.value().get(), 0, SEEK_CUR);
-  EXPECT_EQ(read_ticket(fd.value().get()), sample());
+  EXPECT_EQ(read_ticket(fd.value().get()), sample_ticket());
   EXPECT_EQ(::lseek(fd.value().get(), 0, SEEK_CUR), before);
-  EXPECT_EQ(read_ticket(fd.value().duplicate().get()), sample());
+  EXPECT_EQ(read_ticket(fd.value().duplicate().get()), sample_ticket());
 }
 
 TEST(Ticket, NobodyCanChangeAFileOnceMade) {
-  auto made = make_ticket(sample());
+  auto made = make_ticket(sample_ticket());
   ASSERT_TRUE(made.ok());
   const int fd = made.value().get();
   EXPECT_EQ(::fcntl(fd, F_GET_SEALS) & kAllSeals, kAllSeals);
@@ -82,7 +82,7 @@ TEST(Ticket, OtherFilesAreNoTickets) {
   const Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   EXPECT_FALSE(read_ticket(null.get()));
 
-  const TicketBytes bytes = pack(sample());
+  const TicketBytes bytes = pack(sample_ticket());
   EXPECT_FALSE(read_ticket(memfd_of(bytes.data(), bytes.size(), F_SEAL_SHRINK).get()))
       << "could still be changed";
   EXPECT_FALSE(read_ticket(memfd_of(bytes.data(), bytes.size() - 1, kAllSeals).get()));
