@@ -86,8 +86,8 @@ Result<Allocation*> Broker::make(Rank& rank, const amem_v1_Create& message) {
   const Device* device = devices_.find(uuid);
   if (device == nullptr)
     return Status(Code::kInvalidArgument, "the broker sees no device " + to_string(uuid));
-  Result<Fd> fd = devices_.create(*device, message.size, message.gpu_direct_rdma);
-  if (!fd.ok()) return fd.status();
+  Result<CreatedMemory> made = devices_.create(*device, message.size, message.gpu_direct_rdma);
+  if (!made.ok()) return made.status();
   Result<Token> token = random_token();
   if (!token.ok()) return token.status();
   Allocation a;
@@ -99,7 +99,7 @@ Result<Allocation*> Broker::make(Rank& rank, const amem_v1_Create& message) {
   a.tag = printable(message.tag);
   a.region = region_policy(message.policy);
   a.holders = {rank.id};
-  a.fd = std::make_shared<const Fd>(std::move(fd).value());
+  a.fd = std::make_shared<const Fd>(std::move(made.value().fd));
   return &node_.allocations.add(std::move(a));
 }
 

@@ -1,6 +1,7 @@
 #include "daemon/devices.h"
 
 #include <fcntl.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 
@@ -102,28 +103,40 @@ const Device* Devices::find(const DeviceUuid& uuid) const {
   return it != devices_.end() ? &*it : nullptr;
 }
 
+MemoryHandle::~MemoryHandle() {
+  if (handle_ == 0) return;
+  const InDriver timed;
+  if (const CUresult r = driver_->cuMemRelease_(handle_); r != CUDA_SUCCESS)
+    spdlog::error("cuMemRelease: {}; the memory stays allocated until amemd ends",
+                  driver_->name(r));
+}
+
 template <class What>
-Result<Fd> Devices::create_and_export(const CUmemAllocationProp& properties, std::uint64_t size,
-                                      const What& what) const {
+Result<CreatedMemory> Devices::create_and_export(const CUmemAllocationProp& properties,
+                                                 std::uint64_t size, const What& what) const {
   const InDriver timed;
   CUmemGenericAllocationHandle handle = 0;
   CUresult result = driver_.cuMemCreate_(&handle, size, &properties, 0);
   if (result == CUDA_ERROR_NOT_SUPPORTED)
     return Status(Code::kUnimplemented, what() + ": cuMemCreate: " + driver_.name(result));
   if (result != CUDA_SUCCESS) return driver_.error(result, what() + ": cuMemCreate");
+  MemoryHandle created(driver_, handle);
   int fd = -1;
   result = driver_.cuMemExportToShareableHandle_(&fd, handle,
                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-  const CUresult released = driver_.cuMemRelease_(handle);
-  Fd exported(result == CUDA_SUCCESS ? fd : -1);
-  if (result != CUDA_SUCCESS)
-    return driver_.error(result, what() + ": cuMemExportToShareableHandle");
-  if (released != CUDA_SUCCESS) return driver_.error(released, what() + ": cuMemRelease");
-  ::fcntl(exported.get(), F_SETFD, FD_CLOEXEC);
-  return exported;
+  if (result != CUDA_SUCCESS) {
+    Status status = driver_.error(result, what() + ": cuMemExportToShareableHandle");
+    if (result != CUDA_ERROR_OPERATING_SYSTEM) return status;
+    return Status(status.code(), status.text() +
+                                     "; amemd may have used up its open files, one for each "
+                                     "allocation: raise their limit (LimitNOFILE, ulimit -Hn)");
+  }
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  return CreatedMemory{Fd(fd), std::move(created)};
 }
 
-Result<Fd> Devices::create(const Device& device, std::uint64_t size, bool gpu_direct_rdma) const {
+Result<CreatedMemory> Devices::create(const Device& device, std::uint64_t size,
+                                      bool gpu_direct_rdma) const {
   if (size == 0 || size % device.granularity != 0)
     return Status(Code::kInvalidArgument,
                   "an allocation of " + std::to_string(size) + " bytes on " + describe(device) +
@@ -147,9 +160,11 @@ Result<Fd> Devices::create_host(int numa_node, std::uint64_t size) const {
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   properties.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
   properties.location.id = numa_node;
-  return create_and_export(properties, size, [&] {
+  Result<CreatedMemory> made = create_and_export(properties, size, [&] {
     return format_size(size) + " of host memory on NUMA node " + std::to_string(numa_node);
   });
+  if (!made.ok()) return made.status();
+  return std::move(made.value().fd);
 }
 
 bool Devices::host_memory_supported() const {

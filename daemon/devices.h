@@ -1,7 +1,7 @@
 // Devices: the node's GPUs, by UUID, and the making of physical memory on them.
 //
-// The broker calls cuInit and never has a context: physical memory is created, exported and its
-// handle released at once, so that one descriptor is all that keeps it alive. Nothing here clears
+// The broker calls cuInit and never has a context: physical memory is created and exported, and
+// once its handle is released one descriptor is all that keeps it alive. Nothing here clears
 // memory; ranks do.
 //
 // Filled once by open(), read-only afterwards; create() may be called from any thread.
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/driver.h"
@@ -29,6 +30,32 @@ struct Device {
   bool host_numa = false;         // cuMem host memory can be mapped on it
 };
 
+/// The driver's handle of memory that was made here: it keeps the memory alive as a descriptor
+/// does, and is released at its end. Movable; the driver outlives it.
+class MemoryHandle {
+ public:
+  MemoryHandle(const Driver& driver, CUmemGenericAllocationHandle handle)
+      : driver_(&driver), handle_(handle) {}
+  MemoryHandle(MemoryHandle&& other) noexcept
+      : driver_(other.driver_), handle_(std::exchange(other.handle_, 0)) {}
+  MemoryHandle& operator=(MemoryHandle&& other) noexcept {
+    std::swap(driver_, other.driver_);
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~MemoryHandle();
+
+ private:
+  const Driver* driver_;
+  CUmemGenericAllocationHandle handle_;  // 0: none
+};
+
+/// Physical memory: a descriptor (close-on-exec), and the handle that it was made with.
+struct CreatedMemory {
+  Fd fd;
+  MemoryHandle handle;
+};
+
 class Devices {
  public:
   /// Loads the driver, initialises it and looks at every device. kUnavailable: no driver or no
@@ -42,15 +69,18 @@ class Devices {
   int numa_node(const DeviceUuid& uuid) const;
   const Driver& driver() const { return driver_; }
 
-  /// Physical memory on `device`, as the descriptor that alone keeps it alive (close-on-exec).
+  /// Physical memory on `device`. Who hands the descriptor on at once may keep the handle until
+  /// that is done: releasing it takes time of the driver's, and slows down those who import.
   /// kResourceExhausted: the device is full. kInvalidArgument: size is no multiple of the
   /// granularity. Memory that was asked for with gpu_direct_rdma and cannot be made so is an error.
-  Result<Fd> create(const Device& device, std::uint64_t size, bool gpu_direct_rdma) const;
+  Result<CreatedMemory> create(const Device& device, std::uint64_t size,
+                               bool gpu_direct_rdma) const;
 
   /// The NUMA nodes of the devices; empty when unknown.
   std::set<int> numa_nodes() const;
 
-  /// Pinned host memory on a NUMA node, exported as above. kUnimplemented: not supported here.
+  /// Pinned host memory on a NUMA node, which its descriptor alone keeps alive. kUnimplemented: not
+  /// supported here.
   Result<Fd> create_host(int numa_node, std::uint64_t size) const;
   /// Whether create_host() can work: every device maps such memory.
   bool host_memory_supported() const;
@@ -59,8 +89,8 @@ class Devices {
   Status inspect(int ordinal, Device& device) const;
   /// `what` makes the text of an error.
   template <class What>
-  Result<Fd> create_and_export(const CUmemAllocationProp& properties, std::uint64_t size,
-                               const What& what) const;
+  Result<CreatedMemory> create_and_export(const CUmemAllocationProp& properties, std::uint64_t size,
+                                          const What& what) const;
 
   Driver driver_;
   std::vector<Device> devices_;

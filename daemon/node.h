@@ -18,6 +18,7 @@
 
 #include "daemon/allocations.h"
 #include "daemon/creation.h"
+#include "daemon/devices.h"
 #include "daemon/event_loop.h"
 #include "daemon/extents.h"
 #include "daemon/group.h"
@@ -80,15 +81,16 @@ struct GroupEntry {
   std::map<std::string, bool> tag_discards;         // the tags whose policy an operator has set
   std::map<std::string, SaveForm> tag_forms;        // likewise
   std::unordered_map<AllocationId, RankId> savers;  // of the pause under way or last done
-  std::optional<GroupId> arriving;  // who comes in while the pause under way goes out: a swap
-  std::optional<Waves> waves;       // of that pause, when the other has no room before
-  std::set<AllocationId> wave;      // what of it leaves now
-  std::set<RankId> failed_savers;   // of that pause
-  std::optional<GroupId> leaving;   // whose memory the resume under way waits for: a swap
-  Headroom headroom;                // until it has left
-  Creation creation;                // of the resume under way
-  bool awaits_room = false;         // nothing more of it fits in the headroom
-  Loaders loaders;                  // likewise: what has been sent to whom
+  std::optional<GroupId> arriving;    // who comes in while the pause under way goes out: a swap
+  std::optional<Waves> waves;         // of that pause, when the other has no room before
+  std::set<AllocationId> wave;        // what of it leaves now
+  std::set<RankId> failed_savers;     // of that pause
+  std::optional<GroupId> leaving;     // whose memory the resume under way waits for: a swap
+  Headroom headroom;                  // until it has left
+  Creation creation;                  // of the resume under way
+  std::vector<MemoryHandle> created;  // by it, released once it has ended
+  bool awaits_room = false;           // nothing more of it fits in the headroom
+  Loaders loaders;                    // likewise: what has been sent to whom
   std::optional<EventLoop::TimerId> timer;
 };
 

@@ -149,6 +149,7 @@ void PhaseRunner::run(GroupEntry& group, const action::Drop&) {
     std::uint64_t bytes = 0;
     std::optional<MemoryUse> before;
   };
+  group.created.clear();  // of a resume that failed
   const Task& task = group.machine.task();
   const bool in_waves = group.waves && task.op == Operation::kPause;
   std::map<DeviceUuid, Dropped> dropped;
@@ -264,18 +265,19 @@ void PhaseRunner::create_later(GroupId id, Epoch epoch) {
 
 Status PhaseRunner::create_again(GroupEntry& group, const Creation::Item& item, Allocation& a) {
   const Device* device = devices_.find(a.device);  // was found when it was first made
-  Result<Fd> fd = devices_.create(*device, a.size, a.gpu_direct_rdma);
-  if (!fd.ok()) {
-    if (fd.status().code() == Code::kResourceExhausted && group.headroom.limited(a.device)) {
+  Result<CreatedMemory> made = devices_.create(*device, a.size, a.gpu_direct_rdma);
+  if (!made.ok()) {
+    if (made.status().code() == Code::kResourceExhausted && group.headroom.limited(a.device)) {
       spdlog::debug("group '{}': {}; waits until the other group has left", group.machine.name(),
-                    fd.status().text());
+                    made.status().text());
       group.headroom.exhaust(a.device);
       group.creation.put_back(item);
       return {};
     }
-    return fd.status();
+    return made.status();
   }
-  a.fd = std::make_shared<const Fd>(std::move(fd).value());
+  a.fd = std::make_shared<const Fd>(std::move(made.value().fd));
+  group.created.push_back(std::move(made.value().handle));
   return {};
 }
 
@@ -331,6 +333,9 @@ void PhaseRunner::run(GroupEntry& group, const action::Arrived& arrived) {
     a->away = false;
     a->stayed = false;
   }
+  // Not while somebody waits for the end of the resume.
+  loop_.post([created = std::make_shared<std::vector<MemoryHandle>>(
+                  std::exchange(group.created, {}))] { created->clear(); });
 }
 
 }  // namespace amem

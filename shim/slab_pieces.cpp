@@ -45,7 +45,7 @@ void Slabs::give_room(std::unique_lock<std::mutex>& lock, Address address, bool 
   if (!empty) return;
   const Address begin = it->first;
   const std::uint64_t size = slab.size;
-  if (!slab.imported) pool_bytes_[slab.pool] -= size;
+  if (!slab.imported) sizes_.gone(slab.pool, size);
   slabs_.erase(it);
   lock.unlock();
   const auto r = memory_.unmap(begin, size);

@@ -15,6 +15,7 @@ constexpr std::uint64_t kUsualGranularity = 2ULL << 20U;
 struct Order {
   bool small = false;           // it was told the small granularity, and may create now
   std::uint64_t reserving = 0;  // number of the piece that its next reservation is for
+  SlabSizes::Row row;
 };
 thread_local Order order;
 
@@ -116,7 +117,12 @@ std::optional<CUresult> Slabs::create(CUmemGenericAllocationHandle* handle, std:
   if (!packed || size == 0 || size % kGranularity != 0 || prop.location.id < 0 ||
       prop.location.id >= devices_.count())
     return std::nullopt;
-  const SmallBlocks::Pool pool{prop.location.id, label, prop.allocFlags.gpuDirectRDMACapable != 0};
+  const SmallBlocks::Pool pool{prop.location.id, label, prop.allocFlags.gpuDirectRDMACapable != 0,
+                               SlabSizes::piece_of(size)};
+  {
+    std::lock_guard lock(mutex_);
+    sizes_.count(pool, order.row);
+  }
   bool dirty = false;
   std::optional<Address> room = take(pool, size, &dirty);
   if (!room) {
@@ -153,17 +159,14 @@ std::optional<Address> Slabs::take(const SmallBlocks::Pool& pool, std::uint64_t 
   return room;
 }
 
-/// Full slabs only where there is much to pack: each is at most a quarter of all before it, unless
-/// the piece is larger. REQUIRES: growing_ is held.
+/// REQUIRES: growing_ is held.
 CUresult Slabs::add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size) {
-  std::uint64_t before = 0;
+  const std::uint64_t unit = real_granularity(pool.device);
+  std::uint64_t size = 0;
   {
     std::lock_guard lock(mutex_);
-    before = pool_bytes_[pool];
+    size = sizes_.next(pool, piece_size, unit, size_);
   }
-  const std::uint64_t unit = real_granularity(pool.device);
-  const std::uint64_t wanted = std::max(piece_size, std::min(size_, std::max(before / 4, unit)));
-  const std::uint64_t size = round_up(wanted, unit);
   const CUmemAllocationProp prop = Memory::properties_of(pool.device, pool.rdma);
   CUdeviceptr address = 0;
   if (CUresult r = driver_.cuMemAddressReserve_(&address, size, 0, 0, 0); r != CUDA_SUCCESS)
@@ -186,7 +189,7 @@ CUresult Slabs::add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size
   slab.pool = pool;
   slabs_.emplace(address, std::move(slab));
   room_.add(pool, address, size);
-  pool_bytes_[pool] += size;
+  sizes_.added(pool, size);
   return CUDA_SUCCESS;
 }
 

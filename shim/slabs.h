@@ -30,6 +30,7 @@
 #include "common/ticket.h"
 #include "shim/devices.h"
 #include "shim/memory.h"
+#include "shim/slab_sizes.h"
 #include "shim/small_blocks.h"
 
 namespace amem::shim {
@@ -148,7 +149,7 @@ class Slabs {
   std::map<Address, std::uint64_t> piece_addresses_;  // → number
   std::map<Address, std::uint64_t> rounded_;  // reservations made larger for the driver → its size
   SmallBlocks room_;
-  std::map<SmallBlocks::Pool, std::uint64_t> pool_bytes_;  // of our own slabs
+  SlabSizes sizes_;  // of our own slabs
 };
 
 }  // namespace amem::shim

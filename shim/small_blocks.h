@@ -31,6 +31,7 @@ class SmallBlocks {
     int device = 0;
     Label label;
     bool rdma = false;
+    std::uint64_t piece = 0;  // bytes, of all its pieces; 0: they differ
     friend auto operator<=>(const Pool&, const Pool&) = default;
   };
 

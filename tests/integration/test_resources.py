@@ -151,3 +151,17 @@ def test_no_resume_waits_for_the_table_of_descriptors(node):
     for rank in job.ranks:
         eventually(lambda: rank.descriptor_room() >= min(1024, soft), what="room for a resume's descriptors")
     assert node.broker.descriptor_room() >= min(65536, hard)
+
+
+def test_no_descriptor_is_left_for_an_allocation(node):
+    """The error says what to do, and the group comes back once that is done."""
+    job = node.job()
+    node.ctl("pause", "train")
+    node.broker.faults("cuMemExportToShareableHandle:3:304")
+    answer = node.ctl.try_("resume", "train")
+    assert answer.code != 0
+    assert "LimitNOFILE" in answer.error, answer.error
+    for device in node.ctl.devices():
+        assert device["used_bytes"] == node.context_bytes(device["ordinal"], job)
+    node.ctl("resume", "train")
+    job.check()
