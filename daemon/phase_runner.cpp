@@ -333,6 +333,7 @@ void PhaseRunner::run(GroupEntry& group, const action::Arrived& arrived) {
     a->away = false;
     a->stayed = false;
   }
+  if (group.created.empty()) return;
   // Not while somebody waits for the end of the resume.
   loop_.post([created = std::make_shared<std::vector<MemoryHandle>>(
                   std::exchange(group.created, {}))] { created->clear(); });

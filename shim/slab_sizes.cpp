@@ -9,21 +9,26 @@ std::uint64_t divide_up(std::uint64_t a, std::uint64_t b) { return (a + b - 1) /
 
 }  // namespace
 
+std::size_t SlabSizes::number(const Pool& pool) {
+  const auto [it, first] = numbers_.try_emplace(pool, kinds_.size());
+  if (first) kinds_.emplace_back();
+  return it->second;
+}
+
 void SlabSizes::count(const Pool& pool, Row& row) {
   if (pool.piece == 0) return;
-  if (row.pool != pool) {
-    if (row.pool && row.length > 1) kinds_[*row.pool].row = row.length;
-    row = {pool, 0};
+  const std::size_t kind = number(pool);
+  if (row.kind != kind) {
+    if (row.length > 1) kinds_[row.kind].row = row.length;
+    row = {kind, 0};
   }
-  Kind& kind = kinds_[pool];
-  kind.row = std::max(kind.row, row.length);
+  kinds_[kind].row = std::max(kinds_[kind].row, row.length);
   ++row.length;
 }
 
 std::uint64_t SlabSizes::next(const Pool& pool, std::uint64_t size, std::uint64_t unit,
-                              std::uint64_t most) const {
-  const auto it = kinds_.find(pool);
-  const Kind kind = it != kinds_.end() ? it->second : Kind();
+                              std::uint64_t most) {
+  const Kind& kind = kinds_[number(pool)];
   std::uint64_t wanted = std::min(most, std::max(kind.bytes / 4, unit));
   if (pool.piece != 0) {
     std::uint64_t pieces = kind.row;

@@ -10,9 +10,10 @@
 // Pure bookkeeping, no lock: Slabs owns one and guards it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
-#include <optional>
+#include <vector>
 
 #include "shim/small_blocks.h"
 
@@ -30,9 +31,10 @@ class SlabSizes {
   /// Pool::piece of such pieces.
   static std::uint64_t piece_of(std::uint64_t size) { return size >= kLarge ? size : 0; }
 
-  /// What a thread is in the middle of; its own.
+  /// What a thread is in the middle of; its own. Plain: a thread's last calls may come when its
+  /// other variables have ended.
   struct Row {
-    std::optional<Pool> pool;
+    std::size_t kind = 0;      // number of its kind of piece; 0: none
     std::uint64_t length = 0;  // pieces
   };
 
@@ -40,17 +42,19 @@ class SlabSizes {
   void count(const Pool& pool, Row& row);
   /// Bytes of a new slab for a piece of `size` bytes: a multiple of `unit`, and at most `most`
   /// unless the piece is larger.
-  std::uint64_t next(const Pool& pool, std::uint64_t size, std::uint64_t unit,
-                     std::uint64_t most) const;
-  void added(const Pool& pool, std::uint64_t bytes) { kinds_[pool].bytes += bytes; }
-  void gone(const Pool& pool, std::uint64_t bytes) { kinds_[pool].bytes -= bytes; }
+  std::uint64_t next(const Pool& pool, std::uint64_t size, std::uint64_t unit, std::uint64_t most);
+  void added(const Pool& pool, std::uint64_t bytes) { kinds_[number(pool)].bytes += bytes; }
+  void gone(const Pool& pool, std::uint64_t bytes) { kinds_[number(pool)].bytes -= bytes; }
 
  private:
   struct Kind {
     std::uint64_t bytes = 0;  // of all slabs
     std::uint64_t row = 0;    // pieces of the last row, or of a longer one so far
   };
-  std::map<Pool, Kind> kinds_;
+  std::size_t number(const Pool& pool);
+
+  std::map<Pool, std::size_t> numbers_;
+  std::vector<Kind> kinds_{1};  // by number; 0 is none
 };
 
 }  // namespace amem::shim
