@@ -41,7 +41,7 @@ void read_seconds(Options::Getenv getenv, const char* name, std::chrono::seconds
     complaints.push_back(complain(name, value, "a number of seconds from 1 to a year; ignored"));
 }
 
-void read_slab_size(Options::Getenv getenv, std::uint64_t& out,
+void read_slab_size(Options::Getenv getenv, std::optional<std::uint64_t>& out,
                     std::vector<std::string>& complaints) {
   const std::string_view value = value_of(getenv, "AMEM_SLAB");
   if (value.empty()) return;

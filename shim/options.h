@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,7 +35,8 @@ struct Options {
   std::string trace;           // AMEM_TRACE: file to write calls to; %p is the pid
   bool nvls = false;           // AMEM_NVLS=1: NCCL may use multicast, with brokered memory
   bool verify = false;         // AMEM_VERIFY=1: checksums of what is saved and loaded
-  std::uint64_t slab_size = 384ULL << 20U;  // AMEM_SLAB: MiB, bytes here; 0: no slabs
+  // AMEM_SLAB: MiB, bytes here; 0: no slabs; nothing: as the device's memory allows
+  std::optional<std::uint64_t> slab_size;
   bool gate_waits = true;                   // AMEM_GATE=wait|error
   std::chrono::seconds gate_timeout{3600};  // AMEM_GATE_TIMEOUT
   std::chrono::seconds timeout{60};         // AMEM_TIMEOUT: ncclPause, ncclResume

@@ -62,7 +62,7 @@ Runtime::Runtime() {
   set_log_level(options_.log_level);
   for (const std::string& complaint : complaints) log_warn(complaint);
   open_trace(options_.trace);
-  slabs_.set_size(options_.slab_size);
+  if (options_.slab_size) slabs_.set_size(*options_.slab_size);
   the_gate = &gate_;
 }
 

@@ -89,7 +89,7 @@ std::uint64_t Slabs::whole(std::uint64_t size) {
 
 std::optional<std::size_t> Slabs::granularity(const CUmemAllocationProp* prop,
                                               CUmemAllocationGranularity_flags option) {
-  const bool small = size_ > 0 && packing_ && option == CU_MEM_ALLOC_GRANULARITY_MINIMUM &&
+  const bool small = size_ != 0 && packing_ && option == CU_MEM_ALLOC_GRANULARITY_MINIMUM &&
                      prop != nullptr && can_be_packed(*prop);
   order.small = small;
   if (!small) {
@@ -159,13 +159,22 @@ std::optional<Address> Slabs::take(const SmallBlocks::Pool& pool, std::uint64_t 
   return room;
 }
 
+/// What is left empty in a slab is nothing to a device of many GiB, and much to a small one.
+std::uint64_t Slabs::most(int device) const {
+  if (size_) return *size_;
+  std::size_t memory = 0;
+  const bool known = driver_.cuDeviceTotalMem_(&memory, device) == CUDA_SUCCESS;
+  return known ? std::min<std::uint64_t>(kMost, memory / kLeastShare) : kMost;
+}
+
 /// REQUIRES: growing_ is held.
 CUresult Slabs::add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size) {
   const std::uint64_t unit = real_granularity(pool.device);
+  const std::uint64_t most = this->most(pool.device);
   std::uint64_t size = 0;
   {
     std::lock_guard lock(mutex_);
-    size = sizes_.next(pool, piece_size, unit, size_);
+    size = sizes_.next(pool, piece_size, unit, most);
   }
   const CUmemAllocationProp prop = Memory::properties_of(pool.device, pool.rdma);
   CUdeviceptr address = 0;

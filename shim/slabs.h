@@ -43,8 +43,11 @@ class Slabs {
   Slabs(const Driver& driver, Devices& devices, Memory& memory)
       : driver_(driver), devices_(devices), memory_(memory) {}
 
-  /// Size of a full slab in bytes; 0: none are made. Before any other call.
+  /// The largest slab in bytes; 0: none are made. Before any other call; without it kMost, and less
+  /// on a device of which that would be more than a kLeastShare-th.
   void set_size(std::uint64_t size) { size_ = size; }
+  static constexpr std::uint64_t kMost = 384ULL << 20U;  // the driver is slow with 512 MiB and more
+  static constexpr std::uint64_t kLeastShare = 256;
 
   /// Handles of pieces are told apart from Memory's and the driver's by their top bits.
   static constexpr std::uint64_t kHandleTag = 0xa3e4'0000'0000'0000;
@@ -125,6 +128,7 @@ class Slabs {
   CUmemGenericAllocationHandle add_piece(Piece piece);
   bool adopt(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
   std::uint64_t whole(std::uint64_t size);
+  std::uint64_t most(int device) const;
   CUresult add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size);
   CUresult add_imported(const Ticket& ticket, CUmemGenericAllocationHandle handle,
                         const Memory::Known& known);
@@ -138,7 +142,7 @@ class Slabs {
   const Driver& driver_;
   Devices& devices_;
   Memory& memory_;
-  std::uint64_t size_ = 0;
+  std::optional<std::uint64_t> size_;
   std::atomic<bool> packing_{true};
   std::atomic<bool> told_{false};  // somebody knows the small granularity, or has a piece
 

@@ -364,6 +364,17 @@ def saver(machine):
 
 
 @part(gpus=1, limit=60)
+def handles(machine):
+    """What the driver takes for memory in handles of one size, by size."""
+    text = machine.run([machine.program("amem_handle_bench"), "--runs", machine.runs])
+    for line in text.splitlines():
+        report = json.loads(line)
+        who = f"{report['handle_bytes'] >> 20} MiB, {'of a peer' if report['peer'] else 'own device'}"
+        for work, figure in report["ms_per_gib"].items():
+            yield from_report("the driver, by size of a handle", work, who, figure, unit="ms/GiB")
+
+
+@part(gpus=1, limit=60)
 def launch(machine):
     """A real kernel launch, through the gate and past it."""
     machine.bench.broker(pool_gib=1)

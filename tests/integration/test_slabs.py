@@ -61,6 +61,24 @@ def test_many_in_few(node):
     puppet.leave()
 
 
+def test_rows_of_large_buffers(node):
+    """As NCCL makes them: of one size after the other, and as many as before."""
+    mib = 1 << 20
+    puppet = node.puppet("puppet", env={"AMEM_SLAB": "64"})
+    blocks = [puppet.ask(f"alloc {size}")["id"] for size in ([mib] * 8 + [2 * mib] * 8) * 2]
+    for block in blocks:
+        puppet.ask(f"fill {block} {block}")
+    assert resident(node) == 48 * mib
+    assert allocations(node) <= 10  # 1, 1, 2, 4 of each size; then one for all eight
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    for block in blocks:
+        puppet.ask(f"verify {block} {block}")
+        puppet.ask(f"free {block}")
+    eventually(lambda: allocations(node) == 0)
+    puppet.leave()
+
+
 def test_what_a_peer_was_given_is_not_used_again(node):
     """A kernel of the peer's may still write to it when its communicator has ended here."""
     puppet = node.puppet("puppet")

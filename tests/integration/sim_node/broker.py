@@ -9,7 +9,7 @@ class Broker(Child):
         self.node = node
         settings = {
             "--runtime-dir": node.runtime_dir,
-            "--pool-size": "96MiB",
+            "--pool-size": "64MiB",
             "--pool-segment": "16MiB",
             "--pool-chunk": "64KiB",
             "--log-level": "debug",

@@ -1,0 +1,178 @@
+// amem_handle_bench: what the driver takes for device memory in handles of one size.
+//
+//   amem_handle_bench [--bytes N] [--sizes MIB,...] [--runs R]
+//
+// A line of JSON for each size, and for each again with the memory of another device, if there is
+// one: milliseconds per GiB that one process spends on creating and exporting N bytes, importing
+// and mapping them, granting a device access, unmapping them, and closing what keeps them. The
+// first run is a warm-up. Exit status: 0, 1 on an error, 2 wrong options, 77 without a GPU.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "common/driver.h"
+#include "tests/bench/samples.h"
+
+namespace amem::bench {
+namespace {
+
+constexpr double kGiB = 1U << 30;
+constexpr int kSkipped = 77;
+
+struct Options {
+  std::uint64_t bytes = 4ULL << 30;
+  std::vector<std::uint64_t> sizes{8, 32, 128, 256, 384, 510, 512, 1024};  // MiB
+  int runs = 5;
+};
+
+struct Costs {  // milliseconds per GiB
+  Samples create, import_and_map, access, unmap, close;
+};
+
+class Trial {
+ public:
+  explicit Trial(const Driver& driver) : driver_(driver) {}
+
+  /// Memory of device `there` in handles of `size` bytes, which device 0 is given access to.
+  Costs run(int there, std::uint64_t size, const Options& options) {
+    const std::uint64_t count = options.bytes / size;
+    const double gib = static_cast<double>(count * size) / kGiB;
+    CUdeviceptr address = 0;
+    must(driver_.cuMemAddressReserve_(&address, count * size, 0, 0, 0), "cuMemAddressReserve");
+    Costs costs;
+    for (int run = 0; run <= options.runs; ++run) {
+      std::vector<int> descriptors(count, -1);
+      const double times[] = {
+          timed([&] {
+            for (int& fd : descriptors) fd = create(there, size);
+          }),
+          timed([&] {
+            for (std::uint64_t i = 0; i < count; ++i)
+              import(descriptors[i], address + i * size, size);
+          }),
+          timed([&] {
+            for (std::uint64_t i = 0; i < count; ++i) grant(address + i * size, size);
+          }),
+          timed([&] { must(driver_.cuMemUnmap_(address, count * size), "cuMemUnmap"); }),
+          timed([&] {
+            for (int fd : descriptors) ::close(fd);
+          })};
+      if (run == 0) continue;
+      Samples* const samples[] = {&costs.create, &costs.import_and_map, &costs.access, &costs.unmap,
+                                  &costs.close};
+      for (std::size_t i = 0; i < std::size(times); ++i) samples[i]->add(times[i] / gib);
+    }
+    must(driver_.cuMemAddressFree_(address, count * size), "cuMemAddressFree");
+    return costs;
+  }
+
+  void must(CUresult result, const char* call) const {
+    if (result == CUDA_SUCCESS) return;
+    std::fprintf(stderr, "%s: %s\n", call, driver_.name(result).c_str());
+    std::exit(1);
+  }
+
+ private:
+  template <class Work>
+  static double timed(Work work) {
+    const auto began = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began)
+        .count();
+  }
+
+  int create(int device, std::uint64_t size) {
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+    properties.allocFlags.gpuDirectRDMACapable = 1;
+    CUmemGenericAllocationHandle handle = 0;
+    must(driver_.cuMemCreate_(&handle, size, &properties, 0), "cuMemCreate");
+    int fd = -1;
+    must(driver_.cuMemExportToShareableHandle_(&fd, handle,
+                                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+         "cuMemExportToShareableHandle");
+    must(driver_.cuMemRelease_(handle), "cuMemRelease");
+    return fd;
+  }
+
+  void import(int fd, CUdeviceptr address, std::uint64_t size) {
+    CUmemGenericAllocationHandle handle = 0;
+    must(driver_.cuMemImportFromShareableHandle_(
+             &handle, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
+             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+         "cuMemImportFromShareableHandle");
+    must(driver_.cuMemMap_(address, size, 0, handle, 0), "cuMemMap");
+    must(driver_.cuMemRelease_(handle), "cuMemRelease");
+  }
+
+  void grant(CUdeviceptr address, std::uint64_t size) {
+    CUmemAccessDesc access{};
+    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    must(driver_.cuMemSetAccess_(address, size, &access, 1), "cuMemSetAccess");
+  }
+
+  const Driver& driver_;
+};
+
+void print(std::uint64_t size, int there, const Costs& costs) {
+  std::printf(
+      "{\"handle_bytes\":%llu,\"peer\":%s,\"ms_per_gib\":{\"create and export\":%s,"
+      "\"import and map\":%s,\"access\":%s,\"unmap\":%s,\"close\":%s}}\n",
+      static_cast<unsigned long long>(size), there != 0 ? "true" : "false",
+      costs.create.json().c_str(), costs.import_and_map.json().c_str(), costs.access.json().c_str(),
+      costs.unmap.json().c_str(), costs.close.json().c_str());
+  std::fflush(stdout);
+}
+
+int run(int argc, char** argv) {
+  Options options;
+  CLI::App app{"What the driver takes for device memory in handles of one size"};
+  app.add_option("--bytes", options.bytes, "of device memory, in all")
+      ->check(CLI::Range(std::uint64_t{1} << 20, std::uint64_t{1} << 40));
+  app.add_option("--sizes", options.sizes, "of a handle, MiB")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--runs", options.runs, "after the first")->check(CLI::Range(1, 1000));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  Driver driver;
+  int devices = 0;
+  if (!driver.load().ok() || driver.cuInit_(0) != CUDA_SUCCESS ||
+      driver.cuDeviceGetCount_(&devices) != CUDA_SUCCESS || devices == 0) {
+    std::fprintf(stderr, "skipped: no GPU\n");
+    return kSkipped;
+  }
+  Trial trial(driver);
+  for (int i = std::min(devices, 2) - 1; i >= 0; --i) {  // device 0 stays current
+    CUdevice device = 0;
+    CUcontext context = nullptr;
+    trial.must(driver.cuDeviceGet_(&device, i), "cuDeviceGet");
+    trial.must(driver.cuDevicePrimaryCtxRetain_(&context, device), "cuDevicePrimaryCtxRetain");
+    trial.must(driver.cuCtxSetCurrent_(context), "cuCtxSetCurrent");
+  }
+  for (int there = 0; there < std::min(devices, 2); ++there)
+    for (const std::uint64_t mib : options.sizes) {
+      const std::uint64_t size = mib << 20U;
+      if (size <= options.bytes) print(size, there, trial.run(there, size, options));
+    }
+  return 0;
+}
+
+}  // namespace
+}  // namespace amem::bench
+
+int main(int argc, char** argv) { return amem::bench::run(argc, argv); }
