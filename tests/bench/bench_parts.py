@@ -366,7 +366,7 @@ def saver(machine):
 @part(gpus=1, limit=60)
 def handles(machine):
     """What the driver takes for memory in handles of one size, by size."""
-    text = machine.run([machine.program("amem_handle_bench"), "--runs", machine.runs])
+    text = machine.run([machine.program("amem_handle_bench"), 4096, machine.runs])
     for line in text.splitlines():
         report = json.loads(line)
         who = f"{report['handle_bytes'] >> 20} MiB, {'of a peer' if report['peer'] else 'own device'}"

@@ -1,14 +1,13 @@
 // amem_handle_bench: what the driver takes for device memory in handles of one size.
 //
-//   amem_handle_bench [--bytes N] [--sizes MIB,...] [--runs R]
+//   amem_handle_bench [MIB [RUNS [SIZE...]]]      4096 MiB, 5 runs, sizes of a handle in MiB
 //
 // A line of JSON for each size, and for each again with the memory of another device, if there is
-// one: milliseconds per GiB that one process spends on creating and exporting N bytes, importing
-// and mapping them, granting a device access, unmapping them, and closing what keeps them. The
-// first run is a warm-up. Exit status: 0, 1 on an error, 2 wrong options, 77 without a GPU.
+// one: milliseconds per GiB that one process spends on creating and exporting so much memory,
+// importing and mapping it, granting a device access, unmapping it, and closing what keeps it. The
+// first run is a warm-up. Exit status: 0, 1 on an error, 2 wrong arguments, 77 without a GPU.
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -137,18 +136,17 @@ void print(std::uint64_t size, int there, const Costs& costs) {
 
 int run(int argc, char** argv) {
   Options options;
-  CLI::App app{"What the driver takes for device memory in handles of one size"};
-  app.add_option("--bytes", options.bytes, "of device memory, in all")
-      ->check(CLI::Range(std::uint64_t{1} << 20, std::uint64_t{1} << 40));
-  app.add_option("--sizes", options.sizes, "of a handle, MiB")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 1 << 20));
-  app.add_option("--runs", options.runs, "after the first")->check(CLI::Range(1, 1000));
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+  std::vector<std::uint64_t> numbers;
+  for (int i = 1; i < argc; ++i) {
+    char* end = nullptr;
+    numbers.push_back(std::strtoull(argv[i], &end, 10));
+    if (numbers.back() > 0 && numbers.back() <= 1U << 20U && *end == '\0') continue;
+    std::fprintf(stderr, "usage: %s [MIB [RUNS [SIZE...]]]\n", argv[0]);
+    return 2;
   }
+  if (!numbers.empty()) options.bytes = numbers[0] << 20U;
+  if (numbers.size() > 1) options.runs = static_cast<int>(numbers[1]);
+  if (numbers.size() > 2) options.sizes.assign(numbers.begin() + 2, numbers.end());
   Driver driver;
   int devices = 0;
   if (!driver.load().ok() || driver.cuInit_(0) != CUDA_SUCCESS ||
