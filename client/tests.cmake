@@ -8,6 +8,7 @@ add_executable(client_test
   ${unit}/client_format_test.cpp ${unit}/client_views_test.cpp ${unit}/client_json_test.cpp
   ${unit}/client_options_test.cpp ${unit}/client_run_test.cpp ${unit}/client_endpoint_test.cpp)
 target_link_libraries(client_test PRIVATE amem_ctl amem_warnings GTest::gmock GTest::gtest_main)
+amem_unity(client_test)
 amem_precompile(client_test <gmock/gmock.h> <amem/v1/broker.pb.h>)
 gtest_discover_tests(client_test PROPERTIES LABELS unit TIMEOUT 60)
 
