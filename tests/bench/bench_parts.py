@@ -182,20 +182,23 @@ def nccl_4x20(machine):
 
 @part(gpus=2, limit=170)
 def collectives(machine):
-    """All-reduces of 8 B to 256 MiB: NCCL alone, with amem, with slabs and without, before and after a cycle."""
+    """All-reduces of 8 B to 256 MiB: NCCL alone, with amem, with slabs and without, before a cycle and after each."""
     name = f"all-reduce, {machine.gpus} ranks"
-    whos = (("NCCL alone", {"shim": False}, ["--pause", "none", "--cycles", 0]),
-            (UNPACKED, {"env": {"AMEM_SLAB": "0"}}, ["--pause", "inside", "--cycles", 2]),
-            ("amem", {}, ["--pause", "inside", "--cycles", 2]))
+    # Small ones vary with where NCCL's buffers lie, so what comes after a cycle, in memory made anew, is compared with
+    # NCCL alone in memory made anew.
+    whos = (("NCCL alone", "communicators made anew", {"shim": False}, ["--pause", "recreate"]),
+            (UNPACKED, "after a cycle", {"env": {"AMEM_SLAB": "0"}}, ["--pause", "inside"]),
+            ("amem", "after a cycle", {}, ["--pause", "inside"]))
     machine.bench.broker(pool_gib=machine.pool_gib(4 * machine.gpus))
     times = {}
     for turn in range(3 if machine.quick else machine.runs):  # in turns: what the machine does meanwhile falls on all
-        for who, how, arguments in whos[turn % len(whos):] + whos[:turn % len(whos)]:
-            report = cycle(machine, machine.gpus, 1, "--time-collectives", *arguments, max_bytes=256 << 20, **how)
+        for who, later, how, arguments in whos[turn % len(whos):] + whos[:turn % len(whos)]:
+            report = cycle(machine, machine.gpus, 1, "--time-collectives", "--cycles", 4, *arguments, max_bytes=256 << 20,
+                           **how)
+            machine.keep.setdefault("all-reduces", []).append({"who": who, "us": report["all_reduce"]})
             for each in report["all_reduce"]:
                 times.setdefault((each["bytes"], who), []).append(each["first_us"])
-                if how.get("shim", True):
-                    times.setdefault((each["bytes"], f"{who}, after a cycle"), []).append(each["after_us"])
+                times.setdefault((each["bytes"], f"{who}, {later}"), []).extend(each["after_us"])
     for (size, who), values in sorted(times.items()):
         yield row(name, f"{size} bytes", who, values, unit="us", note="each a median of its own")
 

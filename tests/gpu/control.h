@@ -46,8 +46,8 @@ struct RankSlot {
   std::array<std::uint32_t, kMaxCycles> resume_us{};
   std::uint64_t comm_init_us = 0;
   std::uint64_t startup_us = 0;  // to the first verified collective of each communicator
-  // Of one all-reduce of each of kTimedBytes: before the first cycle and after the last.
-  std::array<std::array<double, kTimedSizes>, 2> all_reduce_us{};
+  // Of one all-reduce of each of kTimedBytes: before the first cycle and after each.
+  std::array<std::array<double, kTimedSizes>, kMaxCycles + 1> all_reduce_us{};
   MemoryFigures memory;
 };
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 
 #include "tests/gpu/broker_view.h"
 
@@ -40,13 +41,12 @@ class Run {
     connect();
     crew_.verify_all(0);
     note_memory(&MemoryFigures::running);
-    if (options_.time_collectives) time_collectives(0);
+    time_collectives(0);
     if (options_.loop_seconds > 0) {
       loop();
     } else {
       for (int k = 1; k <= options_.cycles; ++k) cycle(k, pauses);
     }
-    if (options_.time_collectives) time_collectives(1);
     crew_.destroy_comms();
     if (pauses && checks_ && crew_.leads()) expect_nothing_allocated();
     doing("done");
@@ -77,11 +77,13 @@ class Run {
   /// Not a pause of amem's: it has nothing to do with the broker.
   bool peer() const { return pause_ == Pause::kSuspend || pause_ == Pause::kRecreate; }
 
-  void time_collectives(std::size_t when) {
+  void time_collectives(int k) {
+    if (!options_.time_collectives) return;
     for (std::size_t i = 0; i < kTimedBytes.size(); ++i) {
       if (kTimedBytes[i] > options_.max_bytes) continue;
       const double us = crew_.time_all_reduce(kTimedBytes[i]);
-      for (Rank& rank : crew_.ranks()) rank.slot->all_reduce_us[when][i] = us;
+      for (Rank& rank : crew_.ranks())
+        rank.slot->all_reduce_us[static_cast<std::size_t>(k)][i] = us;
     }
   }
 
@@ -127,9 +129,11 @@ class Run {
       measure_running();
       pause(k);
       check_paused();
+      std::this_thread::sleep_for(std::chrono::milliseconds(options_.away_ms));
       resume(k);
     }
     crew_.verify_all(static_cast<std::uint64_t>(k));
+    time_collectives(k);
   }
 
   void measure_running() {

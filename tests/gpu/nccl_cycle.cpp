@@ -137,12 +137,15 @@ void print_memory(const MemoryFigures& m, bool bench) {
               mib(m.paused_min), mib(m.paused_max), mib(m.freed_min));
 }
 
-void print_all_reduces(const RankSlot& slot) {
+void print_all_reduces(const RankSlot& slot, int cycles) {
   std::printf(R"(, "all_reduce": [)");
   for (std::size_t i = 0; i < kTimedBytes.size(); ++i) {
     if (slot.all_reduce_us[0][i] <= 0) continue;
-    std::printf(R"(%s{"bytes": %zu, "first_us": %.3f, "after_us": %.3f})", i > 0 ? ", " : "",
-                kTimedBytes[i], slot.all_reduce_us[0][i], slot.all_reduce_us[1][i]);
+    std::printf(R"(%s{"bytes": %zu, "first_us": %.3f, "after_us": [)", i > 0 ? ", " : "",
+                kTimedBytes[i], slot.all_reduce_us[0][i]);
+    for (int k = 1; k <= cycles; ++k)
+      std::printf("%s%.3f", k > 1 ? ", " : "", slot.all_reduce_us[static_cast<std::size_t>(k)][i]);
+    std::printf("]}");
   }
   std::printf("]");
 }
@@ -174,7 +177,7 @@ void report(const Control& control, const Options& options, int world) {
       startup_us = std::max(startup_us, control.ranks[static_cast<std::size_t>(r)].startup_us);
     std::printf(R"(, "startup_ms": %.1f)", static_cast<double>(startup_us) / 1000.0);
   }
-  if (options.time_collectives) print_all_reduces(control.ranks[0]);
+  if (options.time_collectives) print_all_reduces(control.ranks[0], options.cycles);
   if (control.ranks[0].memory.paused_max > 0 || options.bench) {
     std::printf(R"(, "device_mib": [)");
     for (int r = 0; r < world; ++r) {
@@ -210,6 +213,8 @@ int run(int argc, char** argv) {
   app.add_flag("--split", o.split, "make all but the first by ncclCommSplit");
   app.add_flag("--subsets", o.subsets, "and three of parts of the ranks");
   app.add_option("--cycles", o.cycles)->check(CLI::Range(0, kMaxCycles));
+  app.add_option("--away-ms", o.away_ms, "milliseconds between a pause and its resume")
+      ->check(CLI::Range(0, 10000));
   app.add_option("--loop", o.loop_seconds, "run collectives for so many seconds, without cycles")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--max-bytes", o.max_bytes, "largest buffer")
@@ -218,7 +223,8 @@ int run(int argc, char** argv) {
                  "largest collective that is verified after the first round");
   app.add_flag("--bench", o.bench, "figures instead of checks of the memory");
   app.add_flag("--time-collectives", o.time_collectives,
-               "time all-reduces of 8 B to 256 MiB, as far as --max-bytes goes");
+               "time all-reduces of 8 B to 256 MiB, as far as --max-bytes goes, before the first "
+               "cycle and after each");
   app.add_flag("--pause-all-threads", o.pause_all_threads, "with threads: all ask at once");
   app.add_flag("!--no-memory-checks", o.memory_checks, "where others use the GPUs too");
   app.add_option("--tolerance-mib", o.tolerance_mib)->check(CLI::NonNegativeNumber);

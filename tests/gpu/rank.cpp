@@ -360,8 +360,9 @@ void Crew::resume_comms(const SuspendCalls& calls) {
 
 void Crew::verify_all(std::uint64_t round) {
   // Round 0 makes NCCL allocate what it needs for every size.
-  const std::size_t largest =
-      options_.check_bytes > 0 && round > 0 ? options_.check_bytes : options_.max_bytes;
+  const std::size_t largest = options_.check_bytes > 0 && round > 0
+                                  ? std::min(options_.check_bytes, options_.max_bytes)
+                                  : options_.max_bytes;
   const std::array<std::size_t, 5> sizes = {4, 1000, 4096, 256U << 10, largest};
   for (int c = 0; c < comm_count(); ++c) {
     for (int o = 0; o < kOps; ++o) {
