@@ -23,17 +23,11 @@ target_link_libraries(client_broker_test PRIVATE
 amem_precompile(client_broker_test <gmock/gmock.h> <amem/v1/broker.grpc.pb.h>)
 gtest_discover_tests(client_broker_test PROPERTIES LABELS unit TIMEOUT 60 ${with_grpc})
 
-# These need not be fast, and compile in two thirds of the time.
-if(NOT AMEM_SANITIZE)
-  foreach(test client_test client_broker_test)
-    target_compile_options(${test} PRIVATE -O1 -g1)
-  endforeach()
-endif()
-
 # The library as a program sees it: linked, through its own headers only, with a shim that the program supplies.
 add_executable(client_rank_test ${unit}/client_rank_test.cpp ${unit}/client_header_test.c)
 target_link_libraries(client_rank_test PRIVATE amem_client amem_warnings GTest::gtest_main)
 set_target_properties(client_rank_test PROPERTIES ENABLE_EXPORTS ON C_STANDARD 99)
+amem_unoptimised(client_test client_broker_test client_rank_test)
 gtest_discover_tests(client_rank_test PROPERTIES LABELS unit TIMEOUT 60 ${with_grpc})
 if(NOT AMEM_SANITIZE MATCHES thread)  # the first has no threads
   add_dependencies(unit_tests client_test client_broker_test client_rank_test)

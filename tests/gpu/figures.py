@@ -59,16 +59,16 @@ def rate(size, ms):
 
 
 def copy_rates(done, saved_bytes, gpus):
-    """GB/s per GPU of each pause's save and each resume's map+load. `saved_bytes`: of all GPUs, one per pause; of a
-    resume those of the pause before it."""
-    rates = {"save": [], "map+load": []}
+    """GB/s per GPU of each pause's save and each resume's load, which begins with create and ends with map+load.
+    `saved_bytes`: of all GPUs, one per pause; of a resume those of the pause before it."""
+    rates = {"save": [], "load": []}
     pauses = 0
     for operation in done:
-        phase = "save" if operation["op"] == "pause" else "map+load"
+        what, phases = ("save", ["save"]) if operation["op"] == "pause" else ("load", ["create", "map+load"])
         pauses += operation["op"] == "pause"
-        if phase not in operation["phases"] or not 1 <= pauses <= len(saved_bytes):
+        if phases[-1] not in operation["phases"] or not 1 <= pauses <= len(saved_bytes):
             continue
-        rates[phase].append(rate(saved_bytes[pauses - 1] / gpus, operation["phases"][phase]))
+        rates[what].append(rate(saved_bytes[pauses - 1] / gpus, sum(operation["phases"].get(p, 0) for p in phases)))
     return rates
 
 
