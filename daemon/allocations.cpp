@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "common/rounding.h"
+
 namespace amem {
 namespace {
 
@@ -61,7 +63,7 @@ bool Allocation::store(const Part& part, std::uint64_t chunk, Extents& left) {
   if (told || !fits) return false;
   here = {here.length, part.bytes, part.sparse, part.checksum};
   Extent& extent = saved[i];
-  const std::uint64_t used = (part.bytes + chunk - 1) / chunk * chunk;
+  const std::uint64_t used = round_up(part.bytes, chunk);
   if (used < extent.length) {
     left.push_back({extent.segment, extent.offset + used, extent.length - used});
     extent.length = used;

@@ -5,6 +5,7 @@
 #include <string>
 #include <tuple>
 
+#include "common/rounding.h"
 #include "daemon/units.h"
 
 namespace amem {
@@ -22,7 +23,7 @@ std::uint32_t ExtentAllocator::add_segment(std::uint64_t size) {
 Result<std::vector<Extents>> ExtentAllocator::take(const std::vector<Request>& requests,
                                                    std::vector<SegmentOrder> orders) {
   std::uint64_t need = 0;
-  for (const Request& request : requests) need += round_up(request.size);
+  for (const Request& request : requests) need += round_up(request.size, chunk_);
   if (need > free_)
     return Status(Code::kResourceExhausted, "the host pool is too small: " + format_size(need) +
                                                 " needed, " + format_size(free_) + " of " +
@@ -38,7 +39,7 @@ Result<std::vector<Extents>> ExtentAllocator::take(const std::vector<Request>& r
   result.reserve(requests.size());
   for (const Request& request : requests) {
     Extents extents;
-    std::uint64_t left = round_up(request.size);
+    std::uint64_t left = round_up(request.size, chunk_);
     const SegmentOrder& order = orders[request.order];
     for (std::size_t& at = full[request.order]; left > 0; ++at) {
       left -= take_from(order[at], left, extents);

@@ -65,7 +65,6 @@ class ExtentAllocator {
     FreeList free;
   };
 
-  std::uint64_t round_up(std::uint64_t size) const { return (size + chunk_ - 1) / chunk_ * chunk_; }
   std::uint64_t take_from(std::uint32_t index, std::uint64_t need, Extents& out);
   bool in_use(const Extent& extent) const;
   void insert(const Extent& extent);

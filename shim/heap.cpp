@@ -4,6 +4,7 @@
 #include <iterator>
 #include <set>
 
+#include "common/rounding.h"
 #include "shim/log.h"
 
 namespace amem::shim {
@@ -17,10 +18,6 @@ constexpr std::size_t kPitchAlignment = 512;
 
 // Numbers of the driver's own buffers count up from 1.
 constexpr std::uint64_t kFirstBlockId = 1ULL << 62U;
-
-std::uint64_t round_up(std::uint64_t size, std::uint64_t unit) {
-  return (size + unit - 1) / unit * unit;
-}
 
 CUmemAccessDesc access_desc(int device, CUmemAccess_flags flags) {
   CUmemAccessDesc desc{};

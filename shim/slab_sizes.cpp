@@ -2,13 +2,9 @@
 
 #include <algorithm>
 
+#include "common/rounding.h"
+
 namespace amem::shim {
-namespace {
-
-std::uint64_t divide_up(std::uint64_t a, std::uint64_t b) { return (a + b - 1) / b; }
-
-}  // namespace
-
 std::size_t SlabSizes::number(const Pool& pool) {
   const auto [it, first] = numbers_.try_emplace(pool, kinds_.size());
   if (first) kinds_.emplace_back();
@@ -38,7 +34,7 @@ std::uint64_t SlabSizes::next(const Pool& pool, std::uint64_t size, std::uint64_
       pieces = divide_up(pieces, divide_up(pieces * pool.piece, std::max(most, pool.piece)));
     wanted = pieces * pool.piece;
   }
-  return divide_up(std::max(wanted, size), unit) * unit;
+  return round_up(std::max(wanted, size), unit);
 }
 
 }  // namespace amem::shim

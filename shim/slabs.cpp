@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "common/rounding.h"
 #include "shim/log.h"
 
 namespace amem::shim {
@@ -18,10 +19,6 @@ struct Order {
   SlabSizes::Row row;
 };
 thread_local Order order;
-
-std::uint64_t round_up(std::uint64_t size, std::uint64_t unit) {
-  return (size + unit - 1) / unit * unit;
-}
 
 /// The ticket names a part of an allocation of this size.
 bool inside(const Ticket& ticket, std::uint64_t size) {
