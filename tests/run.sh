@@ -81,7 +81,8 @@ export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:${TSAN_OPTIONS:-}
 run_tests() {
   local preset=$1
   local log=build/$preset/tests.log
-  local select=(--preset "$preset" --no-tests=error --parallel "$(nproc)")
+  # One more than there are cores: tests of several processes wait now and then.
+  local select=(--preset "$preset" --no-tests=error --parallel "$(($(nproc) + 1))")
   # A loaded CI machine gets a second try at tests that have deadlines; a test that fails twice fails.
   [[ -z ${CI:-} ]] || select+=(--repeat until-pass:2)
   if [[ $preset != release ]]; then

@@ -121,7 +121,7 @@ def test_a_kernel_that_fails_calls_the_pause_off(node, rule):
     answer = node.ctl.try_("pause", "train")
     assert answer.code != 0, answer
     assert node.ctl.state("train") == "running"
-    assert pool_used(node) == 0
+    eventually(lambda: pool_used(node) == 0, what="the other rank ends its copies, and its part of the pool is free again")
     job.ranks[0].faults()
     cycle(node, job)
 
@@ -186,5 +186,5 @@ def test_without_verify_nobody_notices(node):
     node.ctl("pause", "train")
     corrupt_pool(node)
     node.ctl("resume", "train")
-    with pytest.raises(AssertionError, match="wrong word"):
+    with pytest.raises(AssertionError, match="wrong (word|result)"):
         job.ask("verify")
