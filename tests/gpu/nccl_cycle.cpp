@@ -225,6 +225,9 @@ int run(int argc, char** argv) {
   app.add_flag("--time-collectives", o.time_collectives,
                "time all-reduces of 8 B to 256 MiB, as far as --max-bytes goes, before the first "
                "cycle and after each");
+  app.add_option("--warm-up", o.warm_up,
+                 "batches of 50 small collectives before those that are timed")
+      ->check(CLI::Range(1, 100000));
   app.add_flag("--pause-all-threads", o.pause_all_threads, "with threads: all ask at once");
   app.add_flag("!--no-memory-checks", o.memory_checks, "where others use the GPUs too");
   app.add_option("--tolerance-mib", o.tolerance_mib)->check(CLI::NonNegativeNumber);

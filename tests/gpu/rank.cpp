@@ -314,11 +314,13 @@ double Crew::time_all_reduce(std::size_t bytes) {
   constexpr std::size_t kLarge = 1U << 20;
   const int batches = bytes < kLarge ? 50 : 10;
   const int length = bytes < kLarge ? 50 : 5;
+  // The first ones after a pause, or after a second of comparing data, take longer.
+  const int warm_up = bytes < kLarge ? options_.warm_up : 1;
   doing("timing an all-reduce", 0);
   const std::vector<Job> work =
       jobs(0, Op::kAllReduce, Type::kFloat32, bytes, seed_of(8, 0, Op::kAllReduce, 0), 0);
   std::vector<double> us;
-  for (int batch = 0; batch <= batches; ++batch) {
+  for (int batch = -warm_up; batch < batches; ++batch) {
     barrier();
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < length; ++i) launch(0, work);
@@ -327,7 +329,7 @@ double Crew::time_all_reduce(std::size_t bytes) {
       cuda(cuda_.cuStreamSynchronize_(rank.streams[0]), "cuStreamSynchronize");
     }
     const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
-    if (batch > 0) us.push_back(took.count() / length);  // the first one warms up
+    if (batch >= 0) us.push_back(took.count() / length);
   }
   std::nth_element(us.begin(), us.begin() + static_cast<std::ptrdiff_t>(us.size() / 2), us.end());
   return us[us.size() / 2];
