@@ -184,8 +184,8 @@ def nccl_4x20(machine):
 def collectives(machine):
     """All-reduces of 8 B to 256 MiB: NCCL alone, with amem, with slabs and without, before a cycle and after each."""
     name = f"all-reduce, {machine.gpus} ranks"
-    # Small ones vary with where NCCL's buffers lie, so what comes after a cycle, in memory made anew, is compared with
-    # NCCL alone in memory made anew.
+    # What comes after a cycle is to be compared with NCCL alone after its communicators were made anew: the same work went
+    # before it, and its buffers lie elsewhere than they did, too.
     whos = (("NCCL alone", "communicators made anew", {"shim": False}, ["--pause", "recreate"]),
             (UNPACKED, "after a cycle", {"env": {"AMEM_SLAB": "0"}}, ["--pause", "inside"]),
             ("amem", "after a cycle", {}, ["--pause", "inside"]))
