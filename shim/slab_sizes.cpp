@@ -5,6 +5,7 @@
 #include "common/rounding.h"
 
 namespace amem::shim {
+
 std::size_t SlabSizes::number(const Pool& pool) {
   const auto [it, first] = numbers_.try_emplace(pool, kinds_.size());
   if (first) kinds_.emplace_back();

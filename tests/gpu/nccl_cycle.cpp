@@ -137,14 +137,14 @@ void print_memory(const MemoryFigures& m, bool bench) {
               mib(m.paused_min), mib(m.paused_max), mib(m.freed_min));
 }
 
-void print_all_reduces(const RankSlot& slot, int cycles) {
+void print_all_reduces(const RankSlot& slot) {
   std::printf(R"(, "all_reduce": [)");
   for (std::size_t i = 0; i < kTimedBytes.size(); ++i) {
     if (slot.all_reduce_us[0][i] <= 0) continue;
     std::printf(R"(%s{"bytes": %zu, "first_us": %.3f, "after_us": [)", i > 0 ? ", " : "",
                 kTimedBytes[i], slot.all_reduce_us[0][i]);
-    for (int k = 1; k <= cycles; ++k)
-      std::printf("%s%.3f", k > 1 ? ", " : "", slot.all_reduce_us[static_cast<std::size_t>(k)][i]);
+    for (std::size_t k = 1; k < slot.all_reduce_us.size() && slot.all_reduce_us[k][i] > 0; ++k)
+      std::printf("%s%.3f", k > 1 ? ", " : "", slot.all_reduce_us[k][i]);
     std::printf("]}");
   }
   std::printf("]");
@@ -177,7 +177,7 @@ void report(const Control& control, const Options& options, int world) {
       startup_us = std::max(startup_us, control.ranks[static_cast<std::size_t>(r)].startup_us);
     std::printf(R"(, "startup_ms": %.1f)", static_cast<double>(startup_us) / 1000.0);
   }
-  if (options.time_collectives) print_all_reduces(control.ranks[0], options.cycles);
+  if (options.time_collectives) print_all_reduces(control.ranks[0]);
   if (control.ranks[0].memory.paused_max > 0 || options.bench) {
     std::printf(R"(, "device_mib": [)");
     for (int r = 0; r < world; ++r) {
