@@ -182,7 +182,9 @@ def nccl_4x20(machine):
 
 @part(gpus=2, limit=170)
 def collectives(machine):
-    """All-reduces of 8 B to 256 MiB: NCCL alone, with amem, with slabs and without, before a cycle and after each."""
+    """All-reduces of 8 B to 256 MiB: NCCL alone, with amem, with slabs and without, before a cycle and after each.
+
+    Small ones also in a CUDA graph: launched one by one they take as long as the host does, which varies far more."""
     name = f"all-reduce, {machine.gpus} ranks"
     # What comes after a cycle is to be compared with NCCL alone after its communicators were made anew: the same work went
     # before it, and its buffers lie elsewhere than they did, too.
@@ -193,14 +195,16 @@ def collectives(machine):
     times = {}
     for turn in range(3 if machine.quick else machine.runs):  # in turns: what the machine does meanwhile falls on all
         for who, later, how, arguments in whos[turn % len(whos):] + whos[:turn % len(whos)]:
-            report = cycle(machine, machine.gpus, 1, "--time-collectives", "--cycles", 4, *arguments, max_bytes=256 << 20,
-                           **how)
+            report = cycle(machine, machine.gpus, 1, "--time-collectives", "--capture", "--cycles", 4, *arguments,
+                           max_bytes=256 << 20, **how)
             machine.keep.setdefault("all-reduces", []).append({"who": who, "us": report["all_reduce"]})
             for each in report["all_reduce"]:
-                times.setdefault((each["bytes"], who), []).append(each["first_us"])
-                times.setdefault((each["bytes"], f"{who}, {later}"), []).extend(each["after_us"])
-    for (size, who), values in sorted(times.items()):
-        yield row(name, f"{size} bytes", who, values, unit="us", note="each a median of its own")
+                what = each["bytes"], each["captured"]
+                times.setdefault((*what, who), []).append(each["first_us"])
+                times.setdefault((*what, f"{who}, {later}"), []).extend(each["after_us"])
+    for (size, captured, who), values in sorted(times.items()):
+        yield row(name, f"{size} bytes" + (", in a graph" if captured else ""), who, values, unit="us",
+                  note="each a median of its own")
 
 
 # ---- the heap ---------------------------------------------------------------------------------------------------

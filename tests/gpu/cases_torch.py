@@ -183,12 +183,12 @@ def nccl_aborted(bench):
 # ---- an RL loop -------------------------------------------------------------------------------------------------
 
 
-@case(240)
+@case(340)
 def rl_loop(bench):
     """Training and generation take turns by swaps, and give what they give without amem."""
     def run(*arguments, **how):
         return bench.python_script("rl_loop.py", "control", "--ranks", bench.ranks, *arguments, shim=False,
-                                   **how).wait(115).report()
+                                   **how).wait(95 + 15 * bench.ranks).report()
     # The controller starts its own ranks.
     # Within a swap both groups' bytes are in the pool.
     swapped = run(env={"AMEM_RUNTIME_DIR": str(bench.broker(pool_gib=12 * bench.ranks).runtime)})

@@ -79,9 +79,10 @@ class Run {
 
   void time_collectives(int k) {
     if (!options_.time_collectives) return;
-    for (std::size_t i = 0; i < kTimedBytes.size(); ++i) {
-      if (kTimedBytes[i] > options_.max_bytes) continue;
-      const double us = crew_.time_all_reduce(kTimedBytes[i]);
+    for (std::size_t i = 0; i < kTimed.size(); ++i) {
+      if (kTimed[i].bytes > options_.max_bytes || (kTimed[i].captured && !options_.capture))
+        continue;
+      const double us = crew_.time_all_reduce(kTimed[i]);
       for (Rank& rank : crew_.ranks())
         rank.slot->all_reduce_us[static_cast<std::size_t>(k)][i] = us;
     }

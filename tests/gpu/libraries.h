@@ -15,12 +15,18 @@
 namespace gpu_test {
 
 /// Calls of the driver that only tests make, beyond amem's own table.
-#define GPU_TEST_CUDA_CALLS(X) \
-  X(cuMemAlloc, 3020)          \
-  X(cuMemFree, 3020)           \
-  X(cuMemGetInfo, 3020)        \
-  X(cuMemHostAlloc, 2020)      \
-  X(cuMemFreeHost, 2000)
+#define GPU_TEST_CUDA_CALLS(X)          \
+  X(cuMemAlloc, 3020)                   \
+  X(cuMemFree, 3020)                    \
+  X(cuMemGetInfo, 3020)                 \
+  X(cuMemHostAlloc, 2020)               \
+  X(cuMemFreeHost, 2000)                \
+  X(cuStreamBeginCapture, 10010)        \
+  X(cuStreamEndCapture, 10000)          \
+  X(cuGraphInstantiateWithFlags, 11040) \
+  X(cuGraphLaunch, 10000)               \
+  X(cuGraphDestroy, 10000)              \
+  X(cuGraphExecDestroy, 10000)
 
 struct Cuda : amem::Driver {
 #define GPU_TEST_DECLARE(name, version) PFN_##name##_v##version name##_ = nullptr;

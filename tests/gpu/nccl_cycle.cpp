@@ -139,10 +139,11 @@ void print_memory(const MemoryFigures& m, bool bench) {
 
 void print_all_reduces(const RankSlot& slot) {
   std::printf(R"(, "all_reduce": [)");
-  for (std::size_t i = 0; i < kTimedBytes.size(); ++i) {
+  for (std::size_t i = 0; i < kTimed.size(); ++i) {
     if (slot.all_reduce_us[0][i] <= 0) continue;
-    std::printf(R"(%s{"bytes": %zu, "first_us": %.3f, "after_us": [)", i > 0 ? ", " : "",
-                kTimedBytes[i], slot.all_reduce_us[0][i]);
+    std::printf(R"(%s{"bytes": %zu, "captured": %s, "first_us": %.3f, "after_us": [)",
+                i > 0 ? ", " : "", kTimed[i].bytes, kTimed[i].captured ? "true" : "false",
+                slot.all_reduce_us[0][i]);
     for (std::size_t k = 1; k < slot.all_reduce_us.size() && slot.all_reduce_us[k][i] > 0; ++k)
       std::printf("%s%.3f", k > 1 ? ", " : "", slot.all_reduce_us[k][i]);
     std::printf("]}");
@@ -225,8 +226,10 @@ int run(int argc, char** argv) {
   app.add_flag("--time-collectives", o.time_collectives,
                "time all-reduces of 8 B to 256 MiB, as far as --max-bytes goes, before the first "
                "cycle and after each");
+  app.add_flag("--capture", o.capture, "and the small ones in a CUDA graph, too")
+      ->needs("--time-collectives");
   app.add_option("--warm-up", o.warm_up,
-                 "batches of 50 small collectives before those that are timed")
+                 "times 50 small collectives go before those that are timed")
       ->check(CLI::Range(1, 100000));
   app.add_flag("--pause-all-threads", o.pause_all_threads, "with threads: all ask at once");
   app.add_flag("!--no-memory-checks", o.memory_checks, "where others use the GPUs too");

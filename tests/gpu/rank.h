@@ -59,9 +59,9 @@ class Crew {
 
   /// One small all-reduce in every communicator, compared in full.
   void verify_first();
-  /// Microseconds of an all-reduce of so many bytes in the first communicator: the median of
-  /// batches that are launched back to back. REQUIRES: bytes <= max_bytes.
-  double time_all_reduce(std::size_t bytes);
+  /// Microseconds of such an all-reduce in the first communicator: the median of batches that are
+  /// launched back to back, or of replays of a graph of them. REQUIRES: bytes <= max_bytes.
+  double time_all_reduce(const Timed& what);
   /// NCCL's own suspend, or resume, of every communicator.
   void suspend_comms(const SuspendCalls& calls);
   void resume_comms(const SuspendCalls& calls);
@@ -92,6 +92,9 @@ class Crew {
   void stage_input(int c, const Job& job);
   void launch(int c, const std::vector<Job>& jobs);
   void launch(const Comm& comm, const Job& job, CUstream stream) const;
+  /// A graph for each rank, of `length` times these jobs of the first communicator.
+  std::vector<CUgraphExec> capture(const std::vector<Job>& jobs, int length);
+  void replay(const std::vector<CUgraphExec>& graphs);
   void check_output(int c, const std::vector<Job>& jobs);
   void verify(int c, Op op, Type type, std::size_t bytes, std::uint64_t seed);
 
