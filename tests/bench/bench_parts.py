@@ -180,31 +180,35 @@ def nccl_4x20(machine):
     yield from nccl(machine, 4, 20, () if in_short(machine, 20) else ("recreate", "suspend"))
 
 
-@part(gpus=2, limit=170)
+@part(gpus=2, limit=260)
 def collectives(machine):
     """All-reduces of 8 B to 256 MiB: NCCL alone, with amem, with slabs and without, before a cycle and after each.
 
-    Small ones also in a CUDA graph: launched one by one they take as long as the host does, which varies far more."""
+    Small ones, and a kernel that does nothing, also in a CUDA graph: launched one by one they take as long as the host does,
+    which varies far more."""
     name = f"all-reduce, {machine.gpus} ranks"
     # What comes after a cycle is to be compared with NCCL alone after its communicators were made anew: the same work went
     # before it, and its buffers lie elsewhere than they did, too.
-    whos = (("NCCL alone", "communicators made anew", {"shim": False}, ["--pause", "recreate"]),
-            (UNPACKED, "after a cycle", {"env": {"AMEM_SLAB": "0"}}, ["--pause", "inside"]),
-            ("amem", "after a cycle", {}, ["--pause", "inside"]))
+    alone = "communicators made anew", {"shim": False}, ["--pause", "recreate"]
+    amem = "after a cycle", {}, ["--pause", "inside"]
+    # With a second communicator a program uses two streams, as most programs do and amem does in a pause.
+    whos = (("NCCL alone", 1, *alone), ("NCCL alone, two communicators", 2, *alone),
+            (UNPACKED, 1, "after a cycle", {"env": {"AMEM_SLAB": "0"}}, ["--pause", "inside"]),
+            ("amem", 1, *amem), ("amem, two communicators", 2, *amem))
     machine.bench.broker(pool_gib=machine.pool_gib(4 * machine.gpus))
     times = {}
     for turn in range(3 if machine.quick else machine.runs):  # in turns: what the machine does meanwhile falls on all
-        for who, later, how, arguments in whos[turn % len(whos):] + whos[:turn % len(whos)]:
-            report = cycle(machine, machine.gpus, 1, "--time-collectives", "--capture", "--cycles", 4, *arguments,
+        for who, comms, later, how, arguments in whos[turn % len(whos):] + whos[:turn % len(whos)]:
+            report = cycle(machine, machine.gpus, comms, "--time-collectives", "--capture", "--cycles", 4, *arguments,
                            max_bytes=256 << 20, **how)
-            machine.keep.setdefault("all-reduces", []).append({"who": who, "us": report["all_reduce"]})
-            for each in report["all_reduce"]:
+            machine.keep.setdefault("all-reduces", []).append({"who": who, "us": report["timed"]})
+            for each in report["timed"]:
                 what = each["bytes"], each["captured"]
                 times.setdefault((*what, who), []).append(each["first_us"])
                 times.setdefault((*what, f"{who}, {later}"), []).extend(each["after_us"])
     for (size, captured, who), values in sorted(times.items()):
-        yield row(name, f"{size} bytes" + (", in a graph" if captured else ""), who, values, unit="us",
-                  note="each a median of its own")
+        what = f"{size} bytes" if size > 0 else "an empty kernel"
+        yield row(name, what + (", in a graph" if captured else ""), who, values, unit="us", note="each a median of its own")
 
 
 # ---- the heap ---------------------------------------------------------------------------------------------------

@@ -19,14 +19,19 @@ inline constexpr int kMaxRanks = 16;
 inline constexpr int kMaxComms = 64;
 inline constexpr int kMaxCycles = 512;
 
-/// An all-reduce that is timed. Captured: in a CUDA graph, so that nothing of the host's, which
-/// varies far more, is in its time.
+/// What is timed: an all-reduce of so many bytes, or, where there are none, an empty kernel.
+/// Captured: in a CUDA graph, so that nothing of the host's, which varies far more, is in its time.
 struct Timed {
   std::size_t bytes;
   bool captured;
 };
-inline constexpr std::array<Timed, 6> kTimed = {
-    {{8, false}, {8, true}, {1024, false}, {1024, true}, {64U << 20, false}, {256U << 20, false}}};
+inline constexpr std::array<Timed, 7> kTimed = {{{0, true},
+                                                 {8, false},
+                                                 {8, true},
+                                                 {1024, false},
+                                                 {1024, true},
+                                                 {64U << 20, false},
+                                                 {256U << 20, false}}};
 
 /// Device memory in use, in bytes by the driver's figure, everybody's on that device.
 struct MemoryFigures {
@@ -52,8 +57,8 @@ struct RankSlot {
   std::array<std::uint32_t, kMaxCycles> resume_us{};
   std::uint64_t comm_init_us = 0;
   std::uint64_t startup_us = 0;  // to the first verified collective of each communicator
-  // Of one all-reduce of each of kTimed: before the first cycle and after each.
-  std::array<std::array<double, kTimed.size()>, kMaxCycles + 1> all_reduce_us{};
+  // Of one of each of kTimed: before the first cycle and after each.
+  std::array<std::array<double, kTimed.size()>, kMaxCycles + 1> timed_us{};
   MemoryFigures memory;
 };
 

@@ -82,9 +82,8 @@ class Run {
     for (std::size_t i = 0; i < kTimed.size(); ++i) {
       if (kTimed[i].bytes > options_.max_bytes || (kTimed[i].captured && !options_.capture))
         continue;
-      const double us = crew_.time_all_reduce(kTimed[i]);
-      for (Rank& rank : crew_.ranks())
-        rank.slot->all_reduce_us[static_cast<std::size_t>(k)][i] = us;
+      const double us = crew_.time(kTimed[i]);
+      for (Rank& rank : crew_.ranks()) rank.slot->timed_us[static_cast<std::size_t>(k)][i] = us;
     }
   }
 

@@ -13,16 +13,13 @@
 #include <vector>
 
 #include "tests/gpu/control.h"
+#include "tests/gpu/empty_kernel.h"
 #include "tests/gpu/libraries.h"
 
 namespace gpu_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// The oldest PTX that today's drivers take: it runs on any GPU.
-constexpr const char* kEmptyKernel =
-    ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry empty() { ret; }\n";
 
 constexpr int kBatches = 200;
 constexpr int kLaunches =
@@ -77,7 +74,7 @@ int run() {
   CUmodule module = nullptr;
   CUfunction function = nullptr;
   must(cuda, load(&module, kEmptyKernel), "cuModuleLoadData");
-  must(cuda, get(&function, module, "empty"), "cuModuleGetFunction");
+  must(cuda, get(&function, module, kEmptyKernelName), "cuModuleGetFunction");
 
   std::vector<double> given_ns;
   std::vector<double> direct_ns;

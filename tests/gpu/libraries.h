@@ -17,9 +17,7 @@ namespace gpu_test {
 /// Calls of the driver that only tests make, beyond amem's own table.
 #define GPU_TEST_CUDA_CALLS(X)          \
   X(cuMemAlloc, 3020)                   \
-  X(cuMemFree, 3020)                    \
   X(cuMemGetInfo, 3020)                 \
-  X(cuMemHostAlloc, 2020)               \
   X(cuMemFreeHost, 2000)                \
   X(cuStreamBeginCapture, 10010)        \
   X(cuStreamEndCapture, 10000)          \

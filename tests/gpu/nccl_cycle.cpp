@@ -137,15 +137,16 @@ void print_memory(const MemoryFigures& m, bool bench) {
               mib(m.paused_min), mib(m.paused_max), mib(m.freed_min));
 }
 
-void print_all_reduces(const RankSlot& slot) {
-  std::printf(R"(, "all_reduce": [)");
+void print_timed(const RankSlot& slot) {
+  std::printf(R"(, "timed": [)");
+  const char* separator = "";
   for (std::size_t i = 0; i < kTimed.size(); ++i) {
-    if (slot.all_reduce_us[0][i] <= 0) continue;
-    std::printf(R"(%s{"bytes": %zu, "captured": %s, "first_us": %.3f, "after_us": [)",
-                i > 0 ? ", " : "", kTimed[i].bytes, kTimed[i].captured ? "true" : "false",
-                slot.all_reduce_us[0][i]);
-    for (std::size_t k = 1; k < slot.all_reduce_us.size() && slot.all_reduce_us[k][i] > 0; ++k)
-      std::printf("%s%.3f", k > 1 ? ", " : "", slot.all_reduce_us[k][i]);
+    if (slot.timed_us[0][i] <= 0) continue;
+    std::printf(R"(%s{"bytes": %zu, "captured": %s, "first_us": %.3f, "after_us": [)", separator,
+                kTimed[i].bytes, kTimed[i].captured ? "true" : "false", slot.timed_us[0][i]);
+    separator = ", ";
+    for (std::size_t k = 1; k < slot.timed_us.size() && slot.timed_us[k][i] > 0; ++k)
+      std::printf("%s%.3f", k > 1 ? ", " : "", slot.timed_us[k][i]);
     std::printf("]}");
   }
   std::printf("]");
@@ -178,7 +179,7 @@ void report(const Control& control, const Options& options, int world) {
       startup_us = std::max(startup_us, control.ranks[static_cast<std::size_t>(r)].startup_us);
     std::printf(R"(, "startup_ms": %.1f)", static_cast<double>(startup_us) / 1000.0);
   }
-  if (options.time_collectives) print_all_reduces(control.ranks[0]);
+  if (options.time_collectives) print_timed(control.ranks[0]);
   if (control.ranks[0].memory.paused_max > 0 || options.bench) {
     std::printf(R"(, "device_mib": [)");
     for (int r = 0; r < world; ++r) {
@@ -226,7 +227,8 @@ int run(int argc, char** argv) {
   app.add_flag("--time-collectives", o.time_collectives,
                "time all-reduces of 8 B to 256 MiB, as far as --max-bytes goes, before the first "
                "cycle and after each");
-  app.add_flag("--capture", o.capture, "and the small ones in a CUDA graph, too")
+  app.add_flag("--capture", o.capture,
+               "and the small ones and an empty kernel in a CUDA graph, too")
       ->needs("--time-collectives");
   app.add_option("--warm-up", o.warm_up,
                  "times 50 small collectives go before those that are timed")

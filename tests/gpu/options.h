@@ -31,7 +31,7 @@ struct Options {
   std::size_t check_bytes = 0;  // largest that is verified after the first round; 0: max_bytes
   bool bench = false;           // figures instead of checks of the broker's memory
   bool time_collectives = false;
-  bool capture = false;  // and time small ones in a graph, too
+  bool capture = false;  // and time small ones and an empty kernel in a graph, too
   int warm_up = 300;     // times 50 small collectives before those that are timed
   bool pause_all_threads = false;
   bool memory_checks = true;

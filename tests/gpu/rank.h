@@ -32,7 +32,8 @@ struct Rank {
   CUdeviceptr receive = 0;
   std::byte* staging_in = nullptr;  // page-locked, likewise
   std::byte* staging_out = nullptr;
-  std::vector<CUstream> streams;  // one per communicator
+  std::vector<CUstream> streams;      // one per communicator
+  CUfunction empty_kernel = nullptr;  // where graphs are timed
   std::vector<Comm> comms;
   RankSlot* slot = nullptr;
 };
@@ -59,9 +60,10 @@ class Crew {
 
   /// One small all-reduce in every communicator, compared in full.
   void verify_first();
-  /// Microseconds of such an all-reduce in the first communicator: the median of batches that are
-  /// launched back to back, or of replays of a graph of them. REQUIRES: bytes <= max_bytes.
-  double time_all_reduce(const Timed& what);
+  /// Microseconds of one of these, in the first communicator or on its stream: the median of
+  /// batches that are launched back to back, or of replays of a graph. REQUIRES: bytes <=
+  /// max_bytes.
+  double time(const Timed& what);
   /// NCCL's own suspend, or resume, of every communicator.
   void suspend_comms(const SuspendCalls& calls);
   void resume_comms(const SuspendCalls& calls);
@@ -92,7 +94,9 @@ class Crew {
   void stage_input(int c, const Job& job);
   void launch(int c, const std::vector<Job>& jobs);
   void launch(const Comm& comm, const Job& job, CUstream stream) const;
-  /// A graph for each rank, of `length` times these jobs of the first communicator.
+  /// These jobs of the first communicator; without any, an empty kernel of each rank.
+  void launch_timed(const std::vector<Job>& jobs);
+  /// A graph for each rank, of `length` times these.
   std::vector<CUgraphExec> capture(const std::vector<Job>& jobs, int length);
   void replay(const std::vector<CUgraphExec>& graphs);
   void check_output(int c, const std::vector<Job>& jobs);
