@@ -386,6 +386,14 @@ def handles(machine):
 
 
 @part(gpus=1, limit=60)
+def context(machine):
+    """What the things that a pause does in a context leave behind: an empty kernel in a graph, before and after each."""
+    for step in json.loads(machine.run([machine.program("amem_context_bench")]))["steps"]:
+        yield row("an empty kernel in a graph", step["what"], "after", [step["after_us"]], unit="us",
+                  note=f"before {step['before_us']:.3f}")
+
+
+@part(gpus=1, limit=60)
 def launch(machine):
     """A real kernel launch, through the gate and past it."""
     machine.bench.broker(pool_gib=1)
