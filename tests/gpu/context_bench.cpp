@@ -76,10 +76,9 @@ class Trial {
     void* host = nullptr;
     check(cuda.cuMemHostAlloc_(&host, kBytes, 0), "cuMemHostAlloc");
     host_ = host;
-    check(cuda.cuMemAlloc_(&device_, kBytes), "cuMemAlloc");
-    memory_ = create();
+    memory_ = create(CU_MEM_LOCATION_TYPE_DEVICE);
     check(cuda.cuMemAddressReserve_(&mapped_, kBytes, 0, 0, 0), "cuMemAddressReserve");
-    map(memory_);
+    map(mapped_, memory_);
     launch("empty", own_);  // loads it
     settle(own_);
   }
@@ -135,6 +134,21 @@ class Trial {
   void kernel_to_host() { store(reinterpret_cast<CUdeviceptr>(host_), own_); }
   void other_kernel_to_host() { store(reinterpret_cast<CUdeviceptr>(host_), other()); }
   void kernel_to_device() { store(mapped_, own_); }
+  void pool() {
+    const CUmemGenericAllocationHandle memory = imported(create(CU_MEM_LOCATION_TYPE_HOST_NUMA));
+    check(cuda_.cuMemAddressReserve_(&pool_, kBytes, 0, 0, 0), "cuMemAddressReserve");
+    map(pool_, memory);
+  }
+  void copy_to_pool() {
+    pool();
+    check(cuda_.cuMemcpyDtoHAsync_(reinterpret_cast<void*>(pool_), mapped_, kBytes, other()),
+          "cuMemcpyDtoHAsync");
+    settle(other());
+  }
+  void kernel_to_pool() {
+    pool();
+    store(pool_, own_);
+  }
   void large_parameters() {
     std::array<char, 4000> parameters{};
     void* arguments[] = {parameters.data()};
@@ -148,22 +162,13 @@ class Trial {
   void memory_anew() {
     check(cuda_.cuMemUnmap_(mapped_, kBytes), "cuMemUnmap");
     check(cuda_.cuMemRelease_(memory_), "cuMemRelease");
-    memory_ = create();
-    map(memory_);
+    memory_ = create(CU_MEM_LOCATION_TYPE_DEVICE);
+    map(mapped_, memory_);
   }
   void memory_imported() {
-    int fd = -1;
-    check(cuda_.cuMemExportToShareableHandle_(&fd, memory_,
-                                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-          "cuMemExportToShareableHandle");
     check(cuda_.cuMemUnmap_(mapped_, kBytes), "cuMemUnmap");
-    check(cuda_.cuMemRelease_(memory_), "cuMemRelease");
-    check(cuda_.cuMemImportFromShareableHandle_(
-              &memory_, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
-              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
-          "cuMemImportFromShareableHandle");
-    ::close(fd);
-    map(memory_);
+    memory_ = imported(memory_);
+    map(mapped_, memory_);
   }
   void synchronize_elsewhere() {
     std::thread([this] {
@@ -199,21 +204,36 @@ class Trial {
     launch("store", stream, arguments);
     settle(stream);
   }
-  CUmemGenericAllocationHandle create() const {
+  CUmemGenericAllocationHandle create(CUmemLocationType where) const {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+    properties.location = {where, {0}};
     CUmemGenericAllocationHandle made = 0;
     check(cuda_.cuMemCreate_(&made, kBytes, &properties, 0), "cuMemCreate");
     return made;
   }
-  void map(CUmemGenericAllocationHandle memory) const {
-    check(cuda_.cuMemMap_(mapped_, kBytes, 0, memory, 0), "cuMemMap");
+  /// Takes the handle; what comes back is the same memory by its descriptor.
+  CUmemGenericAllocationHandle imported(CUmemGenericAllocationHandle memory) const {
+    int fd = -1;
+    check(cuda_.cuMemExportToShareableHandle_(&fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                              0),
+          "cuMemExportToShareableHandle");
+    check(cuda_.cuMemRelease_(memory), "cuMemRelease");
+    CUmemGenericAllocationHandle again = 0;
+    check(cuda_.cuMemImportFromShareableHandle_(
+              &again, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
+              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+          "cuMemImportFromShareableHandle");
+    ::close(fd);
+    return again;
+  }
+  void map(CUdeviceptr at, CUmemGenericAllocationHandle memory) const {
+    check(cuda_.cuMemMap_(at, kBytes, 0, memory, 0), "cuMemMap");
     CUmemAccessDesc access{};
     access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    check(cuda_.cuMemSetAccess_(mapped_, kBytes, &access, 1), "cuMemSetAccess");
+    check(cuda_.cuMemSetAccess_(at, kBytes, &access, 1), "cuMemSetAccess");
   }
 
   const Cuda& cuda_;
@@ -222,8 +242,8 @@ class Trial {
   CUstream own_ = nullptr;
   CUstream other_ = nullptr;
   void* host_ = nullptr;
-  CUdeviceptr device_ = 0;
   CUdeviceptr mapped_ = 0;
+  CUdeviceptr pool_ = 0;  // host memory by handle, as the broker's
   CUmemGenericAllocationHandle memory_ = 0;
 };
 
@@ -244,6 +264,9 @@ constexpr Step kSteps[] = {
     {"a kernel writes to the host on a second stream", &Trial::other_kernel_to_host},
     {"a kernel writes to the host", &Trial::kernel_to_host},
     {"a kernel writes to the device", &Trial::kernel_to_device},
+    {"host memory by handle is mapped", &Trial::pool},
+    {"a copy to host memory by handle on a second stream", &Trial::copy_to_pool},
+    {"a kernel writes to host memory by handle", &Trial::kernel_to_pool},
     {"a kernel with 4000 bytes of parameters", &Trial::large_parameters},
     {"a kernel with local memory", &Trial::local_memory},
     {"memory is freed, made and mapped anew", &Trial::memory_anew},
