@@ -21,7 +21,7 @@ inline constexpr std::size_t kMaxCopiesPerMessage = 256;  // session.options: Co
 inline constexpr std::size_t kMaxPiecesPerMessage = 256;  // session.options: Saved.pieces
 inline constexpr std::size_t kMaxMapsPerMessage =
     128;  // session.options: Map.ids; also descriptors per packet
-inline constexpr std::size_t kMaxDevices = 16;  // session.options: CutStatus.devices
+inline constexpr std::size_t kMaxDevices = 64;  // session.options: CutStatus.devices
 
 inline constexpr std::string_view kSessionSocket = "session.sock";
 inline constexpr std::string_view kControlSocket = "control.sock";

@@ -101,7 +101,8 @@ void add_queries(CLI::App& app, Options& o) {
       add(app, o, Command::kAllocations, "allocations", "Allocations, oldest first");
   add_group(allocations, o.group, false);
   add_tags(allocations, o.tags, "Only memory with one of these tags");
-  allocations.add_flag("--summary", o.summary, "Totals by tag and device instead of a list");
+  allocations.add_flag("--summary", o.summary,
+                       "Totals by group, tag, device and policy instead of a list");
 }
 
 void add_explain(CLI::App& sub, Options& o) {

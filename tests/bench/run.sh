@@ -1,8 +1,9 @@
 #!/bin/sh
 # Runs amem's benchmarks, all that this machine can run: run.sh [--quick] [--out DIR] [PART...]; --list names the parts.
 #
-# From a bundle (tests/gpu/make_bundle.sh) or an installation everything is found beside this script; from the source
-# tree, say --prefix BUILD_DIR. Writes bench.json, bench.md and bench.svg. Parts that need more GPUs are left out.
+# From a bundle (tests/gpu/make_bundle.sh) or an installation everything is found beside this script; in the source tree in
+# build/release (--prefix BUILD_DIR: elsewhere). Writes bench.json, bench.md and bench.svg. Parts that need more GPUs are
+# left out.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Runs amem's tests on real GPUs: run.sh [--quick] [--gpus N] [--pool SIZE] [CASE...]; --list names the cases.
 #
-# From a bundle (make_bundle.sh) or an installation everything is found beside this script; from the source tree, say
-# --prefix BUILD_DIR. One line per case, exit status 0 when none failed, 77 when there are too few GPUs. When OUT names a
-# directory, results and logs are kept there.
+# From a bundle (make_bundle.sh) or an installation everything is found beside this script; in the source tree in
+# build/release (--prefix BUILD_DIR: elsewhere). One line per case, exit status 0 when none failed, 77 when there are too few
+# GPUs. When OUT names a directory, results and logs are kept there.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}

@@ -15,7 +15,8 @@ def test_every_code_has_an_error():
         assert (error.code, error.text, str(error)) == (code, "rank 3 did not come", "rank 3 did not come")
     assert type(errors.error_of(5, "x")) is amem.NotFoundError
     assert type(errors.error_of(9, "x")) is amem.FailedPreconditionError
-    assert errors.error_of(15, "x").code is amem.Code.DATA_LOSS
+    assert type(errors.error_of(15, "x")) is amem.DataLossError
+    assert type(errors.error_of(2, "x")) is amem.Error
 
 
 def test_an_unknown_code_is_unknown_and_a_text_is_never_empty():

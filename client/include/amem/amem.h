@@ -61,7 +61,7 @@ typedef enum amem_code {
   AMEM_ERROR_UNIMPLEMENTED = 12, /* the broker is older than this library */
   AMEM_ERROR_INTERNAL = 13,
   AMEM_ERROR_UNAVAILABLE = 14, /* no broker; the text names the socket */
-  AMEM_ERROR_DATA_LOSS = 15
+  AMEM_ERROR_DATA_LOSS = 15    /* AMEM_VERIFY=1: bytes did not come back as they were saved */
 } amem_code;
 
 /* Caller-owned. text is always terminated, and empty when code is AMEM_OK. */
@@ -114,6 +114,7 @@ AMEM_API int amem_pause(uint32_t timeout_ms, amem_error* error);
 /* Brings the memory of this rank's group back, at the same addresses, with the same contents.
  * As amem_pause otherwise; when it fails the group stays as it was and its bytes are safe.
  *   AMEM_ERROR_RESOURCE_EXHAUSTED  a device has too little free memory; the text has both numbers
+ *   AMEM_ERROR_DATA_LOSS           with AMEM_VERIFY=1: bytes did not come back as they were saved
  */
 AMEM_API int amem_resume(uint32_t timeout_ms, amem_error* error);
 
@@ -258,7 +259,8 @@ AMEM_API int amem_client_pause(amem_client* client, const char* group, uint32_t 
 /* Resumes a paused group. timeout_ms: for mapping and loading; 0: the broker's default. Errors as
  * amem_client_pause. After any of them but AMEM_ERROR_CANCELLED the group is as before, with its
  * bytes safe; only a failure in the last phase, "open", leaves it running with its memory.
- *   AMEM_ERROR_RESOURCE_EXHAUSTED  a device has too little free memory */
+ *   AMEM_ERROR_RESOURCE_EXHAUSTED  a device has too little free memory
+ *   AMEM_ERROR_DATA_LOSS           as amem_resume */
 AMEM_API int amem_client_resume(amem_client* client, const char* group, uint32_t timeout_ms,
                                 amem_progress_callback callback, void* user, amem_error* error);
 

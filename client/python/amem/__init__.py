@@ -17,18 +17,19 @@ from amem._rank import group, is_active, pause, resume, set_group, stats
 from amem._regions import region
 from amem._version import __version__
 from amem.errors import (
-    AbortedError, CancelledError, Code, DeadlineExceededError, Error, FailedPreconditionError, InternalError,
-    InvalidArgumentError, NotFoundError, PermissionDeniedError, ResourceExhaustedError, UnavailableError,
+    AbortedError, CancelledError, Code, DataLossError, DeadlineExceededError, Error, FailedPreconditionError,
+    InternalError, InvalidArgumentError, NotFoundError, PermissionDeniedError, ResourceExhaustedError, UnavailableError,
     UnimplementedError)
 
 if TYPE_CHECKING:
     from amem.broker import Broker
 
 __all__ = [
-    "AbortedError", "Broker", "CancelledError", "Code", "DeadlineExceededError", "Error", "FailedPreconditionError",
-    "InternalError", "InvalidArgumentError", "NotFoundError", "PermissionDeniedError", "ResourceExhaustedError",
-    "UnavailableError", "UnimplementedError", "__version__", "environment", "group", "is_active", "launch", "pause",
-    "pause_async", "region", "resume", "resume_async", "set_group", "shim_path", "stats", "swap", "swap_async"]
+    "AbortedError", "Broker", "CancelledError", "Code", "DataLossError", "DeadlineExceededError", "Error",
+    "FailedPreconditionError", "InternalError", "InvalidArgumentError", "NotFoundError", "PermissionDeniedError",
+    "ResourceExhaustedError", "UnavailableError", "UnimplementedError", "__version__", "environment", "group", "is_active",
+    "launch", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "shim_path", "stats", "swap",
+    "swap_async"]
 
 
 def __getattr__(name: str) -> Any:

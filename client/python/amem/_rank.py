@@ -60,7 +60,8 @@ def resume(tags: Tags = None, timeout: float | None = None) -> None:
     group stays as it was and its bytes are safe.
 
     `tags`: after a resume of chosen tags of a paused group the group runs, and must not touch what is still away.
-    ResourceExhaustedError: a device has too little free memory; the text has both numbers.
+    ResourceExhaustedError: a device has too little free memory; the text has both numbers. DataLossError: with
+    AMEM_VERIFY=1, bytes did not come back as they were saved.
     """
     _shim.operate("amem_shim_resume", tag_list(tags), milliseconds(timeout))
 

@@ -130,6 +130,7 @@ class Broker:
         is as before, with its bytes safe; only a failure in the last phase, "open", leaves it running.
 
         `timeout`: seconds for mapping and loading. ResourceExhaustedError: a device has too little free memory.
+        DataLossError: with AMEM_VERIFY=1, bytes did not come back as they were saved.
         """
         return self.resuming(group, tags, timeout).result(on_progress)[0]
 

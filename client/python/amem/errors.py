@@ -107,6 +107,12 @@ class UnavailableError(Error):
     code = Code.UNAVAILABLE
 
 
+class DataLossError(Error):
+    """AMEM_VERIFY=1 has found bytes that did not come back as they were saved; the group stays paused."""
+
+    code = Code.DATA_LOSS
+
+
 _CLASSES: dict[Code, type[Error]] = {each.code: each for each in Error.__subclasses__()}
 
 
