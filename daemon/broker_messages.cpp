@@ -147,7 +147,9 @@ void Broker::pin(Rank& rank, AllocationId id) {
   const GroupEntry& group = group_of(rank);
   Allocation* a = node_.allocations.find(id);
   Status status;
-  if (a != nullptr && a->away && !a->stayed)
+  // A rank whose gate is open again may ask before the others have opened theirs.
+  const bool back = group.machine.phase() == Phase::kOpen;
+  if (a != nullptr && (!a->resident() || (a->away && !a->stayed && !back)))
     status = {Code::kFailedPrecondition, "allocation " + std::to_string(id) +
                                              " is not on its device; it cannot be pinned now"};
   else

@@ -292,17 +292,22 @@ void check(const Config& config, ConfigErrors& errors) {
   constexpr std::uint64_t kSmallestChunk = 64ULL << 10;
   constexpr std::uint64_t kPage = 2ULL << 20;  // of host memory that the driver pins
   const std::uint64_t chunk = config.pool_chunk;
-  if (chunk < kSmallestChunk || (chunk & (chunk - 1)) != 0)
+  const bool chunk_is_good = chunk >= kSmallestChunk && (chunk & (chunk - 1)) == 0;
+  if (!chunk_is_good)
     errors.push_back("pool.chunk: " + exact_size(chunk) +
                      " is not a power of two of at least 64KiB");
-  if (config.pool_segment == 0 || config.pool_segment % kPage != 0)
-    errors.push_back("pool.segment: " + exact_size(config.pool_segment) +
-                     " is not a multiple of 2MiB");
-  if (config.pool_size % kPage != 0)
-    errors.push_back("pool.size: " + exact_size(config.pool_size) + " is not a multiple of 2MiB");
-  if (config.pool_size > 0 && chunk > config.pool_segment)
-    errors.push_back("pool.chunk: " + exact_size(chunk) + " is larger than pool.segment, " +
-                     exact_size(config.pool_segment));
+  const auto check_size = [&](const std::string& key, std::uint64_t size) {
+    if (size % kPage != 0)
+      errors.push_back(key + ": " + exact_size(size) + " is not a multiple of 2MiB");
+    else if (chunk_is_good && size % chunk != 0)  // the rest would be pinned and never used
+      errors.push_back(key + ": " + exact_size(size) + " is not a multiple of pool.chunk, " +
+                       exact_size(chunk));
+  };
+  check_size("pool.size", config.pool_size);
+  if (config.pool_segment == 0)
+    errors.push_back("pool.segment: 0 is not a multiple of 2MiB");
+  else if (config.pool_size > 0)
+    check_size("pool.segment", config.pool_segment);
 }
 
 std::string to_toml(const Config& config) {

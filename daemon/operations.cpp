@@ -157,6 +157,7 @@ void Operations::finished(const GroupEntry& group, const Outcome& outcome) {
   if (group.id == swap->out) {
     swap->out_ended = Clock::now();
     if (outcome.status.ok()) swap->pause = outcome;
+    node_.groups.at(group.id).arriving.reset();
     carry_out(swap, swap->logic.out_ended(outcome.status));
   } else {
     if (outcome.status.ok()) swap->resume = outcome;

@@ -96,6 +96,7 @@ void SavedBytes::rank_gone(const GroupEntry& group, Rank& rank) {
     if (a->resident() && saver != group.savers.end() && saver->second == rank.id)
       give_back(group, *a);
   }
+  rank.saving.clear();  // nobody writes to what else it has saved
   if (rank.limbo.empty()) return;
   const std::uint64_t key = next_key_++;
   Ended& ended = ended_[key];

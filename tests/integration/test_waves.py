@@ -87,6 +87,7 @@ def test_a_rank_killed_in_a_later_wave_takes_nothing_from_its_peer(swapping):
     assert states(node) == ("paused", "paused")
     node.ctl("resume", "train")
     train.ranks[0].ask("verify")  # also what the dead one kept and shared
+    assert node.ctl.status()["pool"]["used_bytes"] == node.ctl.group("rollout")["saved_bytes"]
 
 
 def test_a_rank_killed_while_it_lets_go_of_a_wave(swapping):

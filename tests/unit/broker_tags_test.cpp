@@ -110,6 +110,16 @@ TEST_F(BrokerTagsTest, PinnedMemoryOfATagStaysAndIsSharedAgain) {
   EXPECT_TRUE(b.holds(weights, 0x11));
 }
 
+TEST_F(BrokerTagsTest, ATagOfPinnedMemoryAloneCannotLeave) {
+  two_with_tags();
+  a.pin(weights);
+  b.pin(weights);
+  settle();
+  const Status refused = pause_tags({"weights"});
+  EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
+  EXPECT_NE(refused.text().find("all of it is pinned"), std::string::npos) << refused.text();
+}
+
 TEST_F(BrokerTagsTest, WhatIsFreedWhilePausedGivesItsBytesBack) {
   two_with_tags();
   ASSERT_TRUE(pause_tags({"weights"}).ok());

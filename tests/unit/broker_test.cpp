@@ -487,6 +487,26 @@ TEST_F(BrokerTest, PinnedMemoryStaysWhereItIs) {
   EXPECT_TRUE(a.holds(of_b, 0xbb));
 }
 
+TEST_F(BrokerTest, WhatIsPinnedWhileOthersStillOpenStays) {
+  two_sharing();
+  ASSERT_TRUE(pause().ok());
+  b.moods[amem_v1_SessionMessage_open_tag] = Mood::kLate;
+  const auto watcher = begin(Operation::kResume, "train");
+  ASSERT_TRUE(eventually([&] { return !a.gate_shut && group().phase() == "open"; }));
+  a.pin(of_a);
+  settle();
+  b.catch_up();
+  ASSERT_TRUE(complete(watcher).ok());
+  EXPECT_EQ(group().pinned_bytes(), 4 * kMiB);
+  EXPECT_EQ(status().pool().used_bytes(), 0U);
+  a.write(of_a, 0xcc);
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(used(0), 4 * kMiB);
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(of_a, 0xcc));
+  EXPECT_TRUE(a.holds(of_b, 0xbb));
+}
+
 TEST_F(BrokerTest, PinnedMemoryKeepsItsBytesWhenThePinnerDies) {
   two_sharing();
   b.pin(of_a);

@@ -134,6 +134,34 @@ TEST_F(WavesTest, ADeathInALaterWaveTakesNothingFromItsPeers) {
   expect_intact(a, train);
 }
 
+TEST_F(WavesTest, WhatADeadRankSavedInEarlierWavesLeavesThePool) {
+  make_full();
+  auto watcher = swap_to_a_late_second_save();
+  a.memory.clear();
+  a.die();
+  c.free(fill);
+  EXPECT_FALSE(complete(watcher).ok());
+  ASSERT_TRUE(eventually([&] { return status().groups_size() == 2; })) << "train is gone";
+  settle();
+  if (group("rollout").state() != kRunning) {
+    ASSERT_TRUE(resume("rollout").ok());
+  }
+  EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 6 * kMiB; }))
+      << status().pool().used_bytes() << ": what it may still copy waits for its process, this one";
+}
+
+TEST_F(WavesTest, APauseAfterASwapGoesAtOnce) {
+  make_full();
+  ASSERT_TRUE(swap("train", "rollout").ok());
+  ASSERT_TRUE(pause("rollout").ok());
+  a.request(amem_v1_GroupOp_GROUP_OP_RESUME);
+  ASSERT_TRUE(eventually([&] { return group("train").state() == kRunning; }));
+  a.received.clear();
+  a.request(amem_v1_GroupOp_GROUP_OP_PAUSE);
+  ASSERT_TRUE(eventually([&] { return group("train").state() == kPaused; }));
+  EXPECT_EQ(a.received[kRelease], 1) << "nobody comes in";
+}
+
 TEST_F(WavesTest, WhatIsPinnedStays) {
   make_full();
   a.pin(train.kept[1]);

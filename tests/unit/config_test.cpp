@@ -128,7 +128,13 @@ TEST(Config, ATableMustBeATable) {
 TEST(Config, ValuesAreCheckedTogether) {
   EXPECT_EQ(errors_of("[pool]\nchunk = \"3MiB\"\n").size(), 1U) << "no power of two";
   EXPECT_EQ(errors_of("[pool]\nchunk = \"4KiB\"\n").size(), 1U) << "too small";
-  EXPECT_EQ(errors_of("[pool]\nsegment = \"1MiB\"\n").size(), 2U);
+  EXPECT_EQ(errors_of("[pool]\nsize = \"60MiB\"\nsegment = \"6MiB\"\nchunk = \"4MiB\"\n").size(),
+            1U)
+      << "2 MiB of each segment would never be used";
+  EXPECT_EQ(errors_of("[pool]\nsize = \"2MiB\"\nchunk = \"4MiB\"\n").size(), 1U)
+      << "nor any of this";
+  EXPECT_EQ(errors_of("[pool]\nsegment = \"1MiB\"\n").size(), 1U);
+  EXPECT_EQ(errors_of("[pool]\nsegment = 0\n").size(), 1U);
   EXPECT_EQ(errors_of("[pool]\nsize = \"3000000\"\n").size(), 1U);
   EXPECT_TRUE(errors_of("[pool]\nsize = 0\n").empty()) << "no pool is a choice";
   EXPECT_EQ(errors_of("runtime_dir = \"relative\"\n").size(), 1U);
