@@ -201,6 +201,7 @@ void Broker::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
   saved_.answered(rank, message.epoch, *work);
   if (*work == Work::kSave && message.epoch == group.machine.epoch() && !status.ok())
     group.failed_savers.insert(rank.id);
+  if (!status.ok() && (*work == Work::kSave || *work == Work::kLoad)) node_.reach.doubt(rank.id);
   group.machine.phase_done(rank.id, message.epoch, *work, status, message.bytes, Clock::now(),
                            rank_work(message.spent));
   drive(group);

@@ -25,6 +25,7 @@ std::vector<std::uint32_t> Reach::extend(RankId rank) {
   for (auto& [node, need] : place.needs) {
     while (need.given < need.bytes && place.count < segments_.size()) {
       place.reached.resize(segments_.size());
+      place.told.resize(segments_.size());
       std::uint32_t best = 0;
       auto badness = [&, node = node](std::uint32_t i) {
         return std::tuple(static_cast<bool>(place.reached[i]), segments_[i].node != node,
@@ -42,12 +43,22 @@ std::vector<std::uint32_t> Reach::extend(RankId rank) {
 
 bool Reach::add(RankId rank, std::uint32_t segment) {
   Place& place = places_[rank];
-  if (place.reached.size() < segments_.size()) place.reached.resize(segments_.size());
-  if (segment >= segments_.size() || place.reached[segment]) return false;
+  if (place.reached.size() < segments_.size()) {
+    place.reached.resize(segments_.size());
+    place.told.resize(segments_.size());
+  }
+  if (segment >= segments_.size() || place.told[segment]) return false;
+  place.told[segment] = true;
+  if (place.reached[segment]) return true;
   place.reached[segment] = true;
   ++place.count;
   ++segments_[segment].ranks;
   return true;
+}
+
+void Reach::doubt(RankId rank) {
+  if (const auto it = places_.find(rank); it != places_.end())
+    it->second.told.assign(it->second.told.size(), false);
 }
 
 void Reach::forget(RankId rank) {

@@ -32,6 +32,8 @@ class Reach {
   /// The rank is about to copy to or from this one: whether it is to be told of it first. What is
   /// no segment (kZeroSegment) it need not reach.
   bool add(RankId rank, std::uint32_t segment);
+  /// The rank may lack a segment that it was told of: before its next copies it is told again.
+  void doubt(RankId rank);
   void forget(RankId rank);
 
   /// All segments, in the order in which the rank's bytes are best saved to them.
@@ -49,6 +51,7 @@ class Reach {
   };
   struct Place {  // of a rank
     std::vector<bool> reached;
+    std::vector<bool> told;     // of these, as far as is known
     std::size_t count = 0;      // of these
     std::map<int, Need> needs;  // by node
   };

@@ -4,6 +4,7 @@
 #include <cudaTypedefs.h>
 
 #include <iterator>
+#include <optional>
 
 #include "shim/direct.h"
 #include "shim/interpose.h"
@@ -55,7 +56,13 @@ CUresult reserve(CUdeviceptr* address, std::size_t size, std::size_t alignment, 
 
 CUresult free_address(CUdeviceptr address, std::size_t size) {
   if (!in_forked_child()) {
-    if (const auto r = Runtime::get().slabs().free_address(address, size); r) return *r;
+    Slabs& slabs = Runtime::get().slabs();
+    std::optional<Pass> pass;
+    if (slabs.holds(address)) {
+      pass.emplace(Runtime::get().gate());
+      if (pass->result() != CUDA_SUCCESS) return pass->result();
+    }
+    if (const auto r = slabs.free_address(address, size); r) return *r;
   }
   return AMEM_REAL(cuMemAddressFree)(address, size);
 }

@@ -16,10 +16,29 @@ bool contains(const std::vector<int>& list, int value) {
 }  // namespace
 
 Status Mover::add_segment(const amem_v1_PoolSegment& message, Fd fd) {
+  if (segments_.contains(message.index)) return {};
+  Result<Segment> mapped = map_segment(message, fd);
+  if (!mapped.ok()) {
+    missing_[message.index] = mapped.status();
+    return mapped.status();
+  }
+  missing_.erase(message.index);
+  Segment& added = segments_[message.index] = std::move(mapped).value();
+  for (int device : prepared_)
+    if (Status s = grant(added, device); !s.ok()) return s;
+  return {};
+}
+
+Result<Mover::Segment> Mover::map_segment(const amem_v1_PoolSegment& message, const Fd& fd) {
   Segment segment;
   segment.size = message.size;
   segment.memfd = message.memfd;
   const std::string what = "pool segment " + std::to_string(message.index);
+  if (!fd)
+    return Status(Code::kResourceExhausted,
+                  what +
+                      " came without its descriptor; has this process too many files open "
+                      "(ulimit -n)?");
   if (segment.memfd) {
     void* address = ::mmap(nullptr, segment.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
     if (address == MAP_FAILED) return errno_status(Code::kInternal, "mapping " + what, errno);
@@ -32,14 +51,14 @@ Status Mover::add_segment(const amem_v1_PoolSegment& message, Fd fd) {
         r != CUDA_SUCCESS)
       return driver_.error(r, "importing " + what);
     CUresult r = driver_.cuMemAddressReserve_(&segment.address, segment.size, 0, 0, 0);
-    if (r == CUDA_SUCCESS) r = driver_.cuMemMap_(segment.address, segment.size, 0, handle, 0);
+    if (r == CUDA_SUCCESS) {
+      r = driver_.cuMemMap_(segment.address, segment.size, 0, handle, 0);
+      if (r != CUDA_SUCCESS) driver_.cuMemAddressFree_(segment.address, segment.size);
+    }
     driver_.cuMemRelease_(handle);
     if (r != CUDA_SUCCESS) return driver_.error(r, "mapping " + what);
   }
-  Segment& added = segments_[message.index] = std::move(segment);
-  for (int device : prepared_)
-    if (Status s = grant(added, device); !s.ok()) return s;
-  return {};
+  return segment;
 }
 
 Status Mover::prepare(int device) {
@@ -96,8 +115,13 @@ Result<CUstream> Mover::stream(int device) {
 
 Result<CUdeviceptr> Mover::pool_address(const amem_v1_Copy& copy, int device) {
   const auto it = segments_.find(copy.segment);
-  if (it == segments_.end())
-    return Status(Code::kInternal, "no pool segment " + std::to_string(copy.segment));
+  if (it == segments_.end()) {
+    const auto why = missing_.find(copy.segment);
+    return why != missing_.end()
+               ? Status(why->second.code(),
+                        why->second.text() + "; the next attempt is given it again")
+               : Status(Code::kInternal, "no pool segment " + std::to_string(copy.segment));
+  }
   Segment& segment = it->second;
   if (copy.segment_offset > segment.size || copy.length > segment.size - copy.segment_offset)
     return Status(Code::kInternal,
@@ -175,6 +199,7 @@ Status Mover::load(const amem_v1_Copies& copies) {
     const bool cleared = copy.segment == kZeroSegment;
     if (options_.verify && !cleared && piece.checksum != 0) pieces_.push_back(piece);
     if (piece.sparse && !cleared) {
+      sparse_.prepare(piece.device);  // one that this rank has only imported from, until now
       bytes_ += copy.stored;
       sparse_ones.push_back(piece);
     } else if (Status s = this->copy(piece, cleared ? Way::kClear : Way::kLoad); !s.ok()) {

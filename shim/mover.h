@@ -31,7 +31,9 @@ class Mover {
         options_(options),
         sparse_(driver, devices) {}
 
-  /// A segment of the pool. Takes the descriptor; the pool's memory stays the broker's.
+  /// A segment of the pool. Takes the descriptor; the pool's memory stays the broker's. One that is
+  /// here already changes nothing. After an error the copies that need it fail with that, until the
+  /// broker has sent it again.
   Status add_segment(const amem_v1_PoolSegment& segment, Fd fd);
   /// From now on copies from and to this device may come: makes what they need, and lets it reach
   /// every segment.
@@ -61,6 +63,7 @@ class Mover {
     std::vector<int> reachable_from;  // device ordinals that have been granted access
   };
 
+  Result<Segment> map_segment(const amem_v1_PoolSegment& message, const Fd& fd);
   Status grant(Segment& segment, int device);
   /// Where the copy's bytes are, here and in the pool.
   Result<Piece> place(const amem_v1_Copy& copy);
@@ -77,6 +80,7 @@ class Mover {
   const Options& options_;
   SparseCopier sparse_;
   std::map<std::uint32_t, Segment> segments_;
+  std::map<std::uint32_t, Status> missing_;  // segments that could not be taken, and why
   std::map<int, CUstream> streams_;
   std::vector<int> prepared_;
   std::vector<Piece> pieces_;  // of the phase, whose checksums are to be taken

@@ -11,11 +11,11 @@ void Phases::command(Packet& packet) {
   const Message& m = packet.message;
   switch (m.which_body) {
     case amem_v1_SessionMessage_pool_segment_tag:
-      if (packet.fds.size() == 1) {
-        const Status s = mover_.add_segment(m.body.pool_segment, std::move(packet.fds.front()));
-        // The copies that would need it fail and say so to the broker.
-        if (!s.ok()) log_error(s.text());
-      }
+      // The copies that would need it fail and say so to the broker.
+      if (const Status s = mover_.add_segment(
+              m.body.pool_segment, packet.fds.size() == 1 ? std::move(packet.fds.front()) : Fd());
+          !s.ok())
+        log_error(s.text());
       break;
     case amem_v1_SessionMessage_quiesce_tag:
       cut_.begin(m.body.quiesce.epoch);
@@ -103,6 +103,10 @@ void Phases::release(const amem_v1_Release& release) {
 
 // A resume may fail between packets, with copies under way to what is to be unmapped.
 Status Phases::undo(std::uint64_t& bytes) {
+  // What the attempt took is no part of the next one's times.
+  clock_.end(amem_v1_Phase_PHASE_MAP);
+  clock_.end(amem_v1_Phase_PHASE_LOAD);
+  memory_.take_timings();
   if (const Status s = mover_.give_up(); !s.ok()) log_warn(s.text());
   return memory_.undo(bytes);
 }
@@ -114,7 +118,9 @@ void Phases::map(Packet& packet) {
   const amem_v1_Map& map = packet.message.body.map;
   if (map_status_.ok() && packet.fds.size() != map.ids_count)
     map_status_ = {Code::kInternal, std::to_string(map.ids_count) + " allocations came with " +
-                                        std::to_string(packet.fds.size()) + " descriptors"};
+                                        std::to_string(packet.fds.size()) +
+                                        " descriptors; has this process too many files open "
+                                        "(ulimit -n)?"};
   for (pb_size_t i = 0; map_status_.ok() && i < map.ids_count; ++i) {
     map_status_ = memory_.come_back(map.ids[i], packet.fds[i]);
     packet.fds[i].reset();

@@ -127,7 +127,10 @@ Status Runtime::open() {
     gate_.close();
     log_info("group " + options_.group + " is not running: this rank waits for its resume");
   }
-  if (Status s = session_.start(phases_); !s.ok()) return s;
+  if (Status s = session_.start(phases_); !s.ok()) {
+    if (session_.welcome().gate_shut) gate_.open();  // nobody else would
+    return s;
+  }
   report_.changed();
   ::pthread_atfork(nullptr, nullptr, &Runtime::after_fork_in_child);
   // Before the driver's own end, which was registered when the program initialised it.
@@ -203,7 +206,8 @@ Status Runtime::group_request(amem_v1_GroupOp op, const std::vector<std::string>
     return {Code::kUnavailable, "no broker at " + options_.runtime_dir +
                                     "/session.sock: start amemd, or set AMEM_RUNTIME_DIR"};
   if (timeout_ms == 0)
-    timeout_ms = static_cast<std::uint32_t>(std::chrono::milliseconds(options_.timeout).count());
+    timeout_ms = static_cast<std::uint32_t>(
+        std::min<std::int64_t>(std::chrono::milliseconds(options_.timeout).count(), UINT32_MAX));
   body.op = op;
   body.timeout_ms = timeout_ms;
   return session_.call(request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline).status();

@@ -23,8 +23,15 @@ namespace amem::shim {
 namespace {
 
 constexpr std::chrono::seconds kHelloDeadline{10};
+/// Of a packet for which the socket has no room: hundreds wait there that nobody reads.
+constexpr std::chrono::seconds kSendDeadline{60};
 /// A program's own and those of a resume's packet.
 constexpr rlim_t kDescriptors = 1024;
+
+void set_timeout(int socket, int option, std::chrono::seconds timeout) {
+  const timeval value{timeout.count(), 0};
+  ::setsockopt(socket, SOL_SOCKET, option, &value, sizeof value);
+}
 
 Result<Fd> connect_to(const std::string& path) {
   sockaddr_un address{};
@@ -34,14 +41,10 @@ Result<Fd> connect_to(const std::string& path) {
   path.copy(address.sun_path, path.size());
   Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket) return errno_status(Code::kUnavailable, "socket", errno);
+  set_timeout(socket.get(), SO_SNDTIMEO, kHelloDeadline);  // also where too many wait to connect
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
     return errno_status(Code::kUnavailable, "connecting to the broker at " + path, errno);
   return socket;
-}
-
-void set_receive_timeout(int socket, std::chrono::seconds timeout) {
-  const timeval value{timeout.count(), 0};
-  ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &value, sizeof value);
 }
 
 Status status_of(const amem_v1_Reply& reply) {
@@ -68,14 +71,15 @@ Status Session::connect(const std::string& socket_path, const Identity& identity
   h.pid = ::getpid();
   if (Status sent = send_message(socket.get(), hello); !sent.ok()) return sent;
 
-  set_receive_timeout(socket.get(), kHelloDeadline);
+  set_timeout(socket.get(), SO_RCVTIMEO, kHelloDeadline);
   Packet answer;
   if (Status s = receive(socket.get(), 0, answer); !s.ok()) {
     if (s.code() == Code::kResourceExhausted)
       return {Code::kDeadlineExceeded, "the broker at " + socket_path + " did not answer in 10 s"};
     return s;
   }
-  set_receive_timeout(socket.get(), std::chrono::seconds(0));
+  set_timeout(socket.get(), SO_RCVTIMEO, std::chrono::seconds(0));
+  set_timeout(socket.get(), SO_SNDTIMEO, kSendDeadline);
   if (answer.message.which_body != amem_v1_SessionMessage_reply_tag)
     return {Code::kInternal,
             "the broker at " + socket_path + " answered Hello with something else"};
@@ -91,7 +95,11 @@ Status Session::connect(const std::string& socket_path, const Identity& identity
 
 Status Session::start(Handler& handler) {
   wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_) return errno_status(Code::kUnavailable, "eventfd", errno);
+  if (!wake_) {
+    const int why = errno;
+    socket_.reset();
+    return errno_status(Code::kUnavailable, "eventfd", why);
+  }
   handler_ = &handler;
   alive_.store(true, std::memory_order_release);
 
@@ -109,6 +117,7 @@ Status Session::start(Handler& handler) {
     std::thread([this] { serve(); }).detach();
   } catch (const std::system_error& error) {
     alive_.store(false, std::memory_order_release);
+    socket_.reset();  // the broker counts on no rank that nobody speaks for
     started = {Code::kUnavailable, std::string("no thread for the session: ") + error.what()};
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -122,8 +131,7 @@ Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadlin
   message.seq = next_seq_++;
   waiting_[message.seq] = &waiting;
   lock.unlock();
-  Status sent = alive() ? send_message(socket_.get(), message)
-                        : Status(Code::kUnavailable, "the broker is gone");
+  Status sent = alive() ? send(message) : Status(Code::kUnavailable, "the broker is gone");
   lock.lock();
   if (sent.ok()) answered_.wait_until(lock, until, [&] { return waiting.done || !alive(); });
   waiting_.erase(message.seq);
@@ -139,7 +147,19 @@ Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadlin
 
 void Session::post(const Message& message) {
   if (!alive()) return;
-  if (Status s = send_message(socket_.get(), message); !s.ok()) log_debug(s.text());
+  if (Status s = send(message); !s.ok()) log_debug(s.text());
+}
+
+/// A packet that cannot be sent would be missed: a free, or an answer. So the session ends with it.
+Status Session::send(const Message& message) {
+  Status sent = send_message(socket_.get(), message);
+  if (sent.code() != Code::kResourceExhausted) return sent;
+  sent = {Code::kUnavailable, "the broker has read nothing for " +
+                                  std::to_string(kSendDeadline.count()) +
+                                  " s: it is stopped, or stuck; this rank gives it up"};
+  log_error(sent.text());
+  ::shutdown(socket_.get(), SHUT_RDWR);  // the service thread sees it
+  return sent;
 }
 
 void Session::run_at(Clock::time_point when, std::function<void()> task) {

@@ -74,6 +74,7 @@ class Session {
     std::function<void()> run;
   };
 
+  Status send(const Message& message);
   void serve();
   void run_due_tasks();
   int milliseconds_to_next_task();

@@ -86,13 +86,12 @@ std::uint64_t Slabs::whole(std::uint64_t size) {
 
 std::optional<std::size_t> Slabs::granularity(const CUmemAllocationProp* prop,
                                               CUmemAllocationGranularity_flags option) {
-  const bool small = size_ != 0 && packing_ && option == CU_MEM_ALLOC_GRANULARITY_MINIMUM &&
-                     prop != nullptr && can_be_packed(*prop);
-  order.small = small;
-  if (!small) {
-    order.reserving = 0;
-    return std::nullopt;
-  }
+  const bool known =
+      option == CU_MEM_ALLOC_GRANULARITY_MINIMUM && prop != nullptr && can_be_packed(*prop);
+  // Also once nothing is packed any more there are pieces to map again.
+  if (!known) order.reserving = 0;
+  order.small = known && size_ != 0 && packing_;
+  if (!order.small) return std::nullopt;
   told_ = true;
   return kGranularity;
 }
@@ -218,19 +217,20 @@ CUresult Slabs::zero(Address address, std::uint64_t size, int device) {
   return r != CUDA_SUCCESS ? r : done;
 }
 
-/// One more handle of a piece of a slab that is here. False: the slab is not.
-bool Slabs::adopt(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
+/// One more handle of a piece of a slab that is here. Nothing: the slab is not.
+std::optional<CUresult> Slabs::adopt(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
   std::lock_guard lock(mutex_);
   const auto slab = std::find_if(slabs_.begin(), slabs_.end(),
                                  [&](const auto& s) { return s.second.id == ticket.id; });
-  if (slab == slabs_.end() || !inside(ticket, slab->second.size)) return false;
+  if (slab == slabs_.end() || !inside(ticket, slab->second.size)) return std::nullopt;
   const Address address = slab->first + ticket.offset;
   if (const auto known = piece_addresses_.find(address); known != piece_addresses_.end()) {
     ++pieces_.at(known->second).refs;
     order.reserving = known->second;
     *handle = known->second | kHandleTag;
-    return true;
+    return CUDA_SUCCESS;
   }
+  if (!slab->second.imported) return CUDA_ERROR_INVALID_VALUE;  // freed here, where it was made
   Piece piece;
   piece.address = address;
   piece.size = ticket.size;
@@ -239,12 +239,12 @@ bool Slabs::adopt(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
   piece.imported = true;
   ++slab->second.pieces;
   *handle = add_piece(std::move(piece));
-  return true;
+  return CUDA_SUCCESS;
 }
 
 CUresult Slabs::import(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
   std::lock_guard growing(growing_);
-  if (adopt(handle, ticket)) return CUDA_SUCCESS;
+  if (const auto r = adopt(handle, ticket); r) return *r;
   CUmemGenericAllocationHandle all = 0;
   if (CUresult r = memory_.import_ticket(&all, ticket); r != CUDA_SUCCESS) return r;
   const std::optional<Memory::Known> known = memory_.known(ticket.id);
@@ -255,7 +255,7 @@ CUresult Slabs::import(CUmemGenericAllocationHandle* handle, const Ticket& ticke
   const bool valid = known && inside(ticket, known->size);
   CUresult r = valid ? add_imported(ticket, all, *known) : CUDA_ERROR_INVALID_VALUE;
   memory_.release(all);
-  if (r == CUDA_SUCCESS && !adopt(handle, ticket)) r = CUDA_ERROR_UNKNOWN;
+  if (r == CUDA_SUCCESS) r = adopt(handle, ticket).value_or(CUDA_ERROR_UNKNOWN);
   return r;
 }
 
@@ -306,6 +306,12 @@ std::optional<CUresult> Slabs::reserve(CUdeviceptr* address, std::size_t size,
     rounded_[*address] = real_size;
   }
   return r;
+}
+
+bool Slabs::holds(CUdeviceptr address) {
+  if (!told_) return false;
+  std::lock_guard lock(mutex_);
+  return slab_at(address) != slabs_.end();
 }
 
 std::optional<CUresult> Slabs::free_address(CUdeviceptr address, std::size_t size) {

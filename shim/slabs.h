@@ -13,9 +13,9 @@
 // allocation of its own while nobody knows its address yet; from then on nothing is packed, and the
 // log says so once.
 //
-// Any thread; the caller is inside the gate where a function may talk to the broker (create,
-// import, map, export_ticket, own_handle). The lock is held over driver calls, never over a wait
-// for the broker; it comes before Memory's.
+// Any thread; the caller is inside the gate where a function may talk to the broker or unmap a slab
+// (create, import, map, export_ticket, own_handle, release, free_address). The lock is held over
+// driver calls, never over a wait for the broker; it comes before Memory's.
 #pragma once
 
 #include <atomic>
@@ -64,7 +64,10 @@ class Slabs {
   CUresult import(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
   std::optional<CUresult> reserve(CUdeviceptr* address, std::size_t size, std::size_t alignment,
                                   CUdeviceptr wish, unsigned long long flags);
+  /// REQUIRES, where holds(address): the caller is inside the gate, for a slab may go with it.
   std::optional<CUresult> free_address(CUdeviceptr address, std::size_t size);
+  /// The address lies in a slab.
+  bool holds(CUdeviceptr address);
 
   // ---- calls with a piece's handle ----
   CUresult release(CUmemGenericAllocationHandle handle);
@@ -126,7 +129,7 @@ class Slabs {
   /// The piece that contains the address, by number; 0: none.
   std::uint64_t piece_at(Address address) const;
   CUmemGenericAllocationHandle add_piece(Piece piece);
-  bool adopt(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
+  std::optional<CUresult> adopt(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
   std::uint64_t whole(std::uint64_t size);
   std::uint64_t most(int device) const;
   CUresult add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size);

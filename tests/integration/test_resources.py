@@ -26,6 +26,26 @@ def test_pool_too_small(bare_node):
     assert node.ctl.status()["pool"]["used_bytes"] == 0
 
 
+def test_a_segment_of_the_pool_that_did_not_arrive_is_sent_again(bare_node):
+    node = bare_node
+    node.start_broker("--pool-size", "32MiB", "--pool-segment", "16MiB")
+    size = {"ranks": 1, "allocations": 5, "size": "2MiB"}
+    # They are given segments in turn: the third's bytes fill most of that of the first, which needs both then.
+    train, _, other = node.job("train", **size), node.job("second", **size), node.job("other", **size)
+    node.ctl("pause", "other")
+    train.ranks[0].faults("cuMemImportFromShareableHandle:1+:2")
+    answer = node.ctl.try_("pause", "train")
+    assert answer.code == 1 and "CUDA_ERROR_OUT_OF_MEMORY" in answer.error, answer
+    assert "pool segment" in answer.error and "given it again" in answer.error, answer
+    train.check()
+    train.ranks[0].faults()
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    train.check()
+    node.ctl("resume", "other")
+    other.check()
+
+
 def test_pool_that_another_group_fills(bare_node):
     node = bare_node
     node.start_broker("--pool-size", "6MiB", "--pool-segment", "2MiB")

@@ -4,7 +4,7 @@ import pytest
 from sim_node import eventually
 
 UNIT = 64 << 10  # the simulated device's granularity
-ORDERS = ["remembered", "twice", "elsewhere", "exported-first", "in-between", "reused"]
+ORDERS = ["remembered", "twice", "elsewhere", "exported-first", "in-between", "reused", "twice-late"]
 
 
 def allocations(node):
@@ -83,6 +83,29 @@ def test_what_a_peer_was_given_is_not_used_again(node):
     """A kernel of the peer's may still write to it when its communicator has ended here."""
     puppet = node.puppet("puppet")
     assert puppet.ask("order shared-and-freed")["same_address"] == 0
+    eventually(lambda: allocations(node) == 0)
+    puppet.leave()
+
+
+def test_what_is_freed_here_cannot_be_imported_again(node):
+    puppet = node.puppet("puppet")
+    assert puppet.ask("order freed-and-imported")["result"] == 1  # CUDA_ERROR_INVALID_VALUE
+    eventually(lambda: allocations(node) == 0)
+    puppet.ask("order remembered")
+    puppet.leave()
+
+
+def test_the_end_of_a_slab_waits_for_a_pause(node):
+    """Its last address is freed by the program after its memory: the slab goes then, and not while it is saved."""
+    puppet = node.puppet("puppet")
+    block = puppet.ask("alloc 4096")["id"]
+    puppet.ask(f"unmap {block}")
+    node.ctl("pause", "train")
+    puppet.send(f"free {block}")
+    assert puppet.waits()
+    assert allocations(node) == 1
+    node.ctl("resume", "train")
+    puppet.answer()
     eventually(lambda: allocations(node) == 0)
     puppet.leave()
 

@@ -80,15 +80,21 @@ std::uint64_t Blocks::Open(const std::string& handle, unsigned flags) {
 }
 
 void Blocks::Free(std::uint64_t id) {
+  if (At(id).handle != 0) Unmap(id);
   const Block block = At(id);
   blocks_.erase(id);
   if (block.kind == Kind::kPlain) return Check(cuMemFree(block.address), "cuMemFree");
   if (block.kind == Kind::kShared) {
     return Check(cuIpcCloseMemHandle(block.address), "cuIpcCloseMemHandle");
   }
-  Check(cuMemUnmap(block.address, block.bytes), "cuMemUnmap");
   Check(cuMemAddressFree(block.address, block.bytes), "cuMemAddressFree");
+}
+
+void Blocks::Unmap(std::uint64_t id) {
+  Block& block = blocks_.at(id);
+  Check(cuMemUnmap(block.address, block.bytes), "cuMemUnmap");
   Check(cuMemRelease(block.handle), "cuMemRelease");
+  block.handle = 0;
 }
 
 void Blocks::Fill(std::uint64_t id, std::uint64_t seed) const {

@@ -28,6 +28,8 @@ class Blocks {
   std::uint64_t Allocate(std::size_t bytes);
   std::uint64_t Open(const std::string& handle, unsigned flags);
   void Free(std::uint64_t id);
+  /// Of a mapped block: all of Free but the last call, which frees its address.
+  void Unmap(std::uint64_t id);
   /// The interprocess handle of the block's `offset`th byte, in hexadecimal.
   std::string Share(std::uint64_t id, std::size_t offset) const;
 
@@ -40,7 +42,7 @@ class Blocks {
     Kind kind = Kind::kMapped;
     CUdeviceptr address = 0;
     std::size_t bytes = 0;
-    CUmemGenericAllocationHandle handle = 0;  // kMapped
+    CUmemGenericAllocationHandle handle = 0;  // kMapped; 0: only the address is left
   };
   const Block& At(std::uint64_t id) const;
 

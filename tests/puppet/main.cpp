@@ -139,6 +139,8 @@ const std::map<std::string, Command> kCommands = {
      }},
     {"free",
      [](Puppet& puppet, const Words& words, Answer*) { puppet.blocks.Free(Number(words, 1)); }},
+    {"unmap",
+     [](Puppet& puppet, const Words& words, Answer*) { puppet.blocks.Unmap(Number(words, 1)); }},
     {"fill", [](Puppet& puppet, const Words& words,
                 Answer*) { puppet.blocks.Fill(Number(words, 1), Number(words, 2)); }},
     {"verify", [](Puppet& puppet, const Words& words,

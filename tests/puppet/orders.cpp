@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "check.h"
@@ -197,6 +198,50 @@ bool SharedAndFreed(const Maker& maker) {
   return next == goes;
 }
 
+/// A piece that is mapped once more when nothing is packed any more.
+void TwiceLate(const Maker& maker) {
+  const std::size_t bytes = maker.Rounded(kBytes);
+  const Handle handle = maker.Create(bytes);
+  const CUdeviceptr first = Maker::Reserve(bytes, 0);
+  maker.Map(first, bytes, handle);
+  Elsewhere(maker);
+  CUmemAllocationProp prop{};
+  Check(cuMemGetAllocationPropertiesFromHandle(&prop, handle), "properties");
+  const std::size_t unit = maker.Small();
+  const std::size_t whole = maker.Rounded(kBytes);
+  const CUdeviceptr second = Maker::Reserve(whole, unit);
+  maker.Map(second, whole, handle);
+  Check(cuMemsetD8(first, 7, kBytes), "cuMemsetD8");
+  Expect(second, kBytes, 7, "the second mapping");
+  Check(cuMemUnmap(first, bytes), "cuMemUnmap");
+  Check(cuMemAddressFree(first, bytes), "cuMemAddressFree");
+  Free(second);
+}
+
+/// What comes of the descriptor of a buffer that has been freed, while its slab lives on.
+CUresult FreedAndImported(const Maker& maker) {
+  const CUdeviceptr stays = Make(maker);
+  const CUdeviceptr goes = Make(maker);
+  Handle handle = 0;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the API takes the device address as a pointer
+  Check(cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(goes)),
+        "cuMemRetainAllocationHandle");
+  int descriptor = -1;
+  Check(cuMemExportToShareableHandle(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                     0),
+        "cuMemExportToShareableHandle");
+  Check(cuMemRelease(handle), "cuMemRelease");
+  Free(goes);
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the API takes the descriptor as a pointer
+  auto* const shared = reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor));
+  const CUresult result =
+      cuMemImportFromShareableHandle(&handle, shared, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  close(descriptor);
+  if (result == CUDA_SUCCESS) Check(cuMemRelease(handle), "cuMemRelease");
+  Free(stays);
+  return result;
+}
+
 }  // namespace
 
 void RunOrder(CUdevice device, const std::string& name, workload::Answer* answer) {
@@ -207,6 +252,9 @@ void RunOrder(CUdevice device, const std::string& name, workload::Answer* answer
   if (name == "exported-first") return ExportedFirst(maker);
   if (name == "in-between") return InBetween(maker);
   if (name == "reused") return Reused(maker);
+  if (name == "twice-late") return TwiceLate(maker);
+  if (name == "freed-and-imported")
+    return answer->Number("result", static_cast<std::uint64_t>(FreedAndImported(maker)));
   if (name == "shared-and-freed")
     return answer->Number("same_address", SharedAndFreed(maker) ? 1 : 0);
   throw workload::Failure("no order " + name);

@@ -18,6 +18,8 @@ namespace amem::puppet {
 ///   elsewhere        a buffer is mapped where its maker chose, in a larger reservation
 ///   exported-first   a buffer is exported before it has an address
 ///   in-between       two buffers are created before the first has an address
+///   twice-late       a piece of a slab is mapped once more when nothing is packed any more
+///   freed-and-imported a buffer is exported, freed and imported; `result` of the import
 ///   shared-and-freed a buffer is exported and freed, then another one made; `same_address`
 ///   reused           a buffer that is full of ones is freed, and the next is asked to be zero
 void RunOrder(CUdevice device, const std::string& name, workload::Answer* answer);

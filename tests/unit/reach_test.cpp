@@ -92,6 +92,23 @@ TEST(Reach, ASegmentOutsideItsPlaceIsToldOnce) {
   EXPECT_FALSE(reach.add(1, kZeroSegment));
 }
 
+TEST(Reach, ARankInDoubtIsToldAgain) {
+  Reach reach = two_nodes();
+  reach.keep(1, 0, kSize + 1);
+  EXPECT_EQ(reach.extend(1), (Segments{0, 1}));
+  reach.doubt(1);
+  EXPECT_EQ(reach.extend(1), Segments()) << "it needs no more than before";
+  EXPECT_EQ(reach.order(1, 0), (Segments{0, 1, 2, 3}));
+  EXPECT_TRUE(reach.add(1, 1));
+  EXPECT_FALSE(reach.add(1, 1));
+  EXPECT_TRUE(reach.add(1, 0));
+  reach.doubt(1);
+  reach.doubt(7);
+  reach.forget(1);
+  reach.keep(2, 0, 1);
+  EXPECT_EQ(reach.extend(2), Segments{0}) << "nobody is counted there any more";
+}
+
 TEST(Reach, BytesGoWhereTheRankReachesThenToItsNode) {
   Reach reach = two_nodes();
   EXPECT_EQ(reach.order(1, 1), (Segments{2, 3, 0, 1}));
