@@ -3,6 +3,7 @@
 #include <nccl.h>
 
 #include <charconv>
+#include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -124,6 +125,12 @@ AMEM_PUBLIC int amem_shim_set_group(const char* group, char* error, std::size_t 
                                                "[A-Za-z0-9._-], not starting with '.' or '-'"},
                   error, size);
   return report(Runtime::get().set_group(name), error, size);
+}
+
+/// As snprintf. Empty when amem is turned off.
+AMEM_PUBLIC int amem_shim_group(char* name, std::size_t size) {
+  const std::string group = Runtime::disabled() ? "" : Runtime::get().group();
+  return std::snprintf(name, size, "%s", group.c_str());
 }
 
 AMEM_PUBLIC int amem_shim_active() {

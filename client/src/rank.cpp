@@ -6,7 +6,6 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <string>
 
 #include "client/src/error_out.h"
@@ -23,6 +22,7 @@ using ShimOperation = int (*)(const char* const* tags, size_t count, uint32_t ti
 using ShimSetGroup = int (*)(const char* group, char* error, size_t size);
 using ShimRegionBegin = int (*)(const char* tag, int policy, char* error, size_t size);
 using ShimRegionEnd = int (*)(char* error, size_t size);
+using ShimGroup = int (*)(char* name, size_t size);
 using ShimStats = int (*)(char* json, size_t size);
 using ShimActive = int (*)();
 
@@ -62,15 +62,12 @@ Status call_shim(const char* name, Arguments... arguments) {
   return {static_cast<Code>(code), text};
 }
 
-/// The name that amem_set_group has set, else empty.
-struct GroupSet {
-  std::mutex mutex;
-  std::string name;
-};
-
-GroupSet& group_set() {
-  static GroupSet set;
-  return set;
+/// What the shim says, whoever has set it; empty without one, or when amem is turned off.
+std::string group_of_shim() {
+  char name[64] = "";
+  if (const auto group = find_in_shim<ShimGroup>("amem_shim_group"); group != nullptr)
+    group(name, sizeof name);
+  return name;
 }
 
 /// The shim's rule, which holds without the shim too.
@@ -89,11 +86,7 @@ int amem_is_active(void) {
 
 int amem_group(char* buffer, size_t size, amem_error* error) {
   return amem::client::guarded(error, [&]() -> Status {
-    std::string name;
-    {
-      const std::lock_guard lock(group_set().mutex);
-      name = group_set().name;
-    }
+    std::string name = group_of_shim();
     if (name.empty()) name = group_of_environment();
     if (buffer == nullptr || name.size() >= size) {
       return {Code::kOutOfRange,
@@ -107,13 +100,7 @@ int amem_group(char* buffer, size_t size, amem_error* error) {
 int amem_set_group(const char* group, amem_error* error) {
   return amem::client::guarded(error, [&]() -> Status {
     const std::string name = group != nullptr ? group : "";
-    if (Status status = call_shim<ShimSetGroup>("amem_shim_set_group", name.c_str());
-        !status.ok()) {
-      return status;
-    }
-    const std::lock_guard lock(group_set().mutex);
-    group_set().name = name;
-    return {};
+    return call_shim<ShimSetGroup>("amem_shim_set_group", name.c_str());
   });
 }
 

@@ -1,5 +1,6 @@
 """amem.Broker against a real amemd with ranks, on the simulated driver."""
 import os
+import signal
 import threading
 
 import pytest
@@ -139,6 +140,16 @@ def test_watch_ends_when_it_is_closed(node, broker):
     events = broker.watch()
     threading.Timer(0.1, events.close).start()
     assert list(events) == []
+
+
+def test_a_watch_of_a_broker_that_does_not_answer(node):
+    node.broker.signal(signal.SIGSTOP)
+    try:
+        with amem.Broker(runtime_dir=node.runtime_dir, query_timeout=0.3) as broker:
+            with pytest.raises(amem.DeadlineExceededError, match="did not answer within 0.3 s"):
+                broker.watch()
+    finally:
+        node.broker.signal(signal.SIGCONT)
 
 
 def test_waiting_can_be_stopped(node, broker):

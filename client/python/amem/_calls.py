@@ -1,6 +1,7 @@
 """Calls under way at a broker: how their end is told, and the iterators that a Broker gives."""
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -112,12 +113,27 @@ class Watch(Iterator[Event]):
     """Events as they come; UnavailableError when the connection is lost (events in between are gone, so ask for the
     status after coming back). For one thread, but for close(), after which iterating ends."""
 
-    def __init__(self, stream: Any, socket: str) -> None:
+    def __init__(self, stream: Any, socket: str, timeout: float) -> None:
+        """`timeout`: seconds until the watch must be in effect; else DeadlineExceededError."""
         self._stream = stream
         self._socket = socket
         self._ending = Ending(socket, None)
         self._closed = False
-        stream.initial_metadata()  # the broker sends it when the watch is in effect
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            stream.cancel()
+
+        timer = threading.Timer(timeout, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            stream.initial_metadata()  # the broker sends it when the watch is in effect
+        finally:
+            timer.cancel()
+        if late.is_set():
+            raise DeadlineExceededError(f"amemd at {socket} did not answer within {timeout:g} s")
 
     def __next__(self) -> Event:
         try:

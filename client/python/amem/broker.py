@@ -46,7 +46,7 @@ class Broker:
     after fork().
 
     `runtime_dir`: the broker's; None: AMEM_RUNTIME_DIR, else the default. `socket`: the control socket's path, when it
-    is elsewhere. `query_timeout`: seconds that the broker may take to answer calls that ask or set.
+    is elsewhere. `query_timeout`: seconds that the broker may take to answer calls that ask or set, and to begin a watch.
 
     All calls raise UnavailableError (no broker, or the connection was lost; of an operation: groups() has the state),
     PermissionDeniedError (the socket), InvalidArgumentError (a name that no group or tag can have). An empty group
@@ -160,7 +160,7 @@ class Broker:
         """Events from the return of this call on, an iterator; close() ends it."""
         self._reach()
         stream = self._calls("Watch", {"group": _or_all(group)}, wait_for_ready=True)
-        return Watch(stream, self.socket)
+        return Watch(stream, self.socket, self._query_timeout)
 
     # ---- how ----
     def _reach(self) -> None:
