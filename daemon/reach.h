@@ -51,8 +51,8 @@ class Reach {
   };
   struct Place {  // of a rank
     std::vector<bool> reached;
-    std::vector<bool> told;     // of these, as far as is known
-    std::size_t count = 0;      // of these
+    std::vector<bool> told;     // of these, since doubt()
+    std::size_t count = 0;      // that are reached
     std::map<int, Need> needs;  // by node
   };
 

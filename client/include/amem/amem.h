@@ -86,10 +86,10 @@ AMEM_API void amem_free(char* string);
  * (AMEM_DISABLE=1, no broker, a child of fork). Never fails. */
 AMEM_API int amem_is_active(void);
 
-/* The group of this process: what amem_set_group, ncclSetGroupID or the Python package has set,
- * else as the shim reads it: AMEM_GROUP of the environment, else AMEM_GROUPID, else "default".
- * Copies it, terminated, to buffer. AMEM_ERROR_OUT_OF_RANGE  size is too small; 64 is always enough
- */
+/* The group of this process: what amem_set_group, ncclSetGroupID or the Python package has set;
+ * else, as the shim reads it, AMEM_GROUP of the environment, AMEM_GROUPID, or "default". Copies it,
+ * terminated, to buffer.
+ *   AMEM_ERROR_OUT_OF_RANGE  size is too small; 64 is always enough */
 AMEM_API int amem_group(char* buffer, size_t size, amem_error* error);
 
 /* Moves this process to another group; only before its first brokered allocation. Goes before
