@@ -23,13 +23,11 @@ namespace amem::shim {
 namespace {
 
 constexpr std::chrono::seconds kHelloDeadline{10};
-/// Of a packet for which the socket has no room: hundreds wait there that nobody reads.
-constexpr std::chrono::seconds kSendDeadline{60};
 /// A program's own and those of a resume's packet.
 constexpr rlim_t kDescriptors = 1024;
 
-void set_timeout(int socket, int option, std::chrono::seconds timeout) {
-  const timeval value{timeout.count(), 0};
+void set_timeout(int socket, int option, std::chrono::microseconds timeout) {
+  const timeval value{timeout.count() / 1'000'000, timeout.count() % 1'000'000};
   ::setsockopt(socket, SOL_SOCKET, option, &value, sizeof value);
 }
 
@@ -79,7 +77,7 @@ Status Session::connect(const std::string& socket_path, const Identity& identity
     return s;
   }
   set_timeout(socket.get(), SO_RCVTIMEO, std::chrono::seconds(0));
-  set_timeout(socket.get(), SO_SNDTIMEO, kSendDeadline);
+  set_timeout(socket.get(), SO_SNDTIMEO, send_deadline_);
   if (answer.message.which_body != amem_v1_SessionMessage_reply_tag)
     return {Code::kInternal,
             "the broker at " + socket_path + " answered Hello with something else"};
@@ -155,8 +153,8 @@ Status Session::send(const Message& message) {
   Status sent = send_message(socket_.get(), message);
   if (sent.code() != Code::kResourceExhausted) return sent;
   sent = {Code::kUnavailable, "the broker has read nothing for " +
-                                  std::to_string(kSendDeadline.count()) +
-                                  " s: it is stopped, or stuck; this rank gives it up"};
+                                  std::to_string(send_deadline_.count()) +
+                                  " ms: it is stopped, or stuck; this rank gives it up"};
   log_error(sent.text());
   ::shutdown(socket_.get(), SHUT_RDWR);  // the service thread sees it
   return sent;

@@ -22,6 +22,11 @@ namespace amem::shim {
 
 class Session {
  public:
+  /// How long a packet may wait for room in the socket, where hundreds wait that nobody reads.
+  static constexpr std::chrono::milliseconds kSendDeadline{60'000};
+  explicit Session(std::chrono::milliseconds send_deadline = kSendDeadline)
+      : send_deadline_(send_deadline) {}
+
   struct Handler {
     virtual ~Handler() = default;
     /// One command of the broker. On the service thread.
@@ -80,6 +85,7 @@ class Session {
   int milliseconds_to_next_task();
   void deliver(Packet& packet);
 
+  const std::chrono::milliseconds send_deadline_;
   Fd socket_;
   Fd wake_;  // eventfd: tasks_ has something
   amem_v1_Welcome welcome_ = amem_v1_Welcome_init_zero;

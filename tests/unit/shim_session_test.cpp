@@ -1,0 +1,150 @@
+// A rank's session with a broker that a test plays.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/packet.h"
+#include "shim/session.h"
+
+namespace amem::shim {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// Answers one Hello; then it is up to the test.
+class Broker {
+ public:
+  explicit Broker(Code answer = Code::kOk) {
+    ::unlink(path_.c_str());
+    listening_.reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path_.copy(address.sun_path, sizeof address.sun_path - 1);
+    EXPECT_EQ(::bind(listening_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address),
+              0);
+    EXPECT_EQ(::listen(listening_.get(), 1), 0);
+    thread_ = std::thread([this, answer] { welcome(answer); });
+  }
+  ~Broker() {
+    if (thread_.joinable()) thread_.join();
+    ::unlink(path_.c_str());
+  }
+  const std::string& path() const { return path_; }
+  /// REQUIRES: the rank's connect() has returned.
+  int socket() {
+    if (thread_.joinable()) thread_.join();
+    return socket_.get();
+  }
+  void hang_up() {
+    socket();
+    socket_.reset();
+  }
+
+ private:
+  void welcome(Code answer) {
+    socket_.reset(::accept(listening_.get(), nullptr, nullptr));
+    Packet hello;
+    EXPECT_TRUE(receive(socket_.get(), 0, hello).ok());
+    Message reply = amem_v1_SessionMessage_init_zero;
+    reply.seq = hello.message.seq;
+    reply.which_body = amem_v1_SessionMessage_reply_tag;
+    reply.body.reply.code = static_cast<std::uint32_t>(answer);
+    if (answer == Code::kOk) {
+      reply.body.reply.which_result = amem_v1_Reply_welcome_tag;
+      reply.body.reply.result.welcome.rank_id = 7;
+    } else {
+      set_text(reply.body.reply.text, "another user's group");
+    }
+    EXPECT_TRUE(send_message(socket_.get(), reply).ok());
+  }
+
+  const std::string path_ = testing::TempDir() + "amem-session-" + std::to_string(::getpid());
+  Fd listening_;
+  Fd socket_;
+  std::thread thread_;
+};
+
+struct Listener : Session::Handler {
+  void command(Packet&) override { ++commands; }
+  void unclaimed(const Packet&) override {}
+  void lost() override { is_lost = true; }
+  std::atomic<int> commands{0};
+  std::atomic<bool> is_lost{false};
+};
+
+bool eventually(const std::function<bool()>& condition) {
+  const auto end = std::chrono::steady_clock::now() + 20s;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(1ms);
+  }
+  return true;
+}
+
+Message free_message(std::uint64_t id) {
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_free_tag;
+  message.body.free.id = id;
+  return message;
+}
+
+/// For a session's threads, which may use it until the process ends.
+template <class T, class... Arguments>
+T& for_good(Arguments... arguments) {
+  static auto* const kept = new std::vector<T*>;
+  return *kept->emplace_back(new T(arguments...));
+}
+
+class ShimSession : public testing::Test {
+ protected:
+  Session& session = for_good<Session>(std::chrono::milliseconds(200));
+  Listener& listener = for_good<Listener>();
+  const Session::Identity identity{"train", 0, "test"};
+};
+
+TEST_F(ShimSession, EndsWithTheBroker) {
+  Broker broker;
+  ASSERT_TRUE(session.connect(broker.path(), identity).ok());
+  EXPECT_EQ(session.rank_id(), 7U);
+  ASSERT_TRUE(session.start(listener).ok());
+  Message command = amem_v1_SessionMessage_init_zero;
+  command.which_body = amem_v1_SessionMessage_open_tag;
+  ASSERT_TRUE(send_message(broker.socket(), command).ok());
+  EXPECT_TRUE(eventually([&] { return listener.commands == 1; }));
+  EXPECT_TRUE(session.alive());
+  broker.hang_up();
+  EXPECT_TRUE(eventually([&] { return listener.is_lost.load(); }));
+  EXPECT_FALSE(session.alive());
+  Message request = free_message(1);
+  EXPECT_EQ(session.call(request, 1s).status().code(), Code::kUnavailable);
+}
+
+TEST_F(ShimSession, ARefusalIsTheBrokers) {
+  Broker broker(Code::kPermissionDenied);
+  const Status refused = session.connect(broker.path(), identity);
+  EXPECT_EQ(refused.code(), Code::kPermissionDenied);
+  EXPECT_EQ(refused.text(), "another user's group");
+}
+
+TEST_F(ShimSession, ABrokerThatReadsNothingIsGivenUp) {
+  Broker broker;
+  ASSERT_TRUE(session.connect(broker.path(), identity).ok());
+  ASSERT_TRUE(session.start(listener).ok());
+  std::uint64_t sent = 0;
+  for (; session.alive() && sent < 1'000'000; ++sent) session.post(free_message(sent));
+  EXPECT_GT(sent, 10U) << "as many as the socket holds";
+  EXPECT_TRUE(eventually([&] { return listener.is_lost.load(); }));
+  Message request = free_message(1);
+  EXPECT_EQ(session.call(request, 1s).status().code(), Code::kUnavailable);
+}
+
+}  // namespace
+}  // namespace amem::shim
