@@ -131,7 +131,8 @@ Status Group::can_start(const Task& task) const {
                 std::string(phase_name(phase_)) + "); try again when that has ended"};
   if (!satisfied(task)) return {};
   const std::string what = task.selection.all() ? "" : to_string(task.selection) + " of ";
-  if (task.op == Operation::kPause && !task.selection.all() && !memory_.away(task.selection))
+  if (task.op == Operation::kPause && state_ == GroupState::kRunning &&
+      !memory_.away(task.selection))
     return {Code::kFailedPrecondition,
             what + "group '" + name_ +
                 "' cannot leave its devices: all of it is pinned, because a NIC may know where it "

@@ -55,7 +55,8 @@ void Group::phase_done(RankId rank, Epoch epoch, Work work, const Status& status
   if (!status.ok()) {
     waiting_.erase(rank);
     const Phase failed_in = phase_;
-    fail({Code::kAborted, label(rank) + " failed: " + status.text()}, now);
+    const Code code = status.code() == Code::kDataLoss ? Code::kDataLoss : Code::kAborted;
+    fail({code, label(rank) + " failed: " + status.text()}, now);
     if (phase_ != failed_in || epoch_ != epoch) return;  // the operation has gone another way
   }
   report_progress(now);

@@ -140,6 +140,7 @@ Result<Piece> Mover::place(const amem_v1_Copy& copy) {
   piece.device = site.value().device;
   piece.address = site.value().address + copy.offset;
   piece.stored = copy.length;
+  sparse_.prepare(piece.device);  // a rank that had only imported until now has not yet
   if (copy.segment == kZeroSegment) return piece;
   Result<CUdeviceptr> pool = pool_address(copy, piece.device);
   if (!pool.ok()) return pool.status();
@@ -199,7 +200,6 @@ Status Mover::load(const amem_v1_Copies& copies) {
     const bool cleared = copy.segment == kZeroSegment;
     if (options_.verify && !cleared && piece.checksum != 0) pieces_.push_back(piece);
     if (piece.sparse && !cleared) {
-      sparse_.prepare(piece.device);  // one that this rank has only imported from, until now
       bytes_ += copy.stored;
       sparse_ones.push_back(piece);
     } else if (Status s = this->copy(piece, cleared ? Way::kClear : Way::kLoad); !s.ok()) {

@@ -40,7 +40,12 @@ Result<Fd> connect_to(const std::string& path) {
   Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket) return errno_status(Code::kUnavailable, "socket", errno);
   set_timeout(socket.get(), SO_SNDTIMEO, kHelloDeadline);  // also where too many wait to connect
-  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+  int connected = 0;
+  do
+    connected =
+        ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  while (connected != 0 && errno == EINTR);
+  if (connected != 0)
     return errno_status(Code::kUnavailable, "connecting to the broker at " + path, errno);
   return socket;
 }

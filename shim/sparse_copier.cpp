@@ -29,7 +29,7 @@ std::span<T> part_of_table(void* table, std::uint32_t first, std::uint32_t count
 }  // namespace
 
 void SparseCopier::prepare(int ordinal) {
-  if (ready_.contains(ordinal)) return;
+  if (!tried_.insert(ordinal).second) return;
   Device device;
   if (Status s = make(ordinal, device); s.ok())
     ready_[ordinal] = std::move(device);
@@ -73,7 +73,10 @@ Status SparseCopier::make(int ordinal, Device& device) {
   return driver_.error(r, "the kernels of sparse copies" + on(ordinal));
 }
 
-void SparseCopier::forget(int ordinal) { ready_.erase(ordinal); }
+void SparseCopier::forget(int ordinal) {
+  ready_.erase(ordinal);
+  tried_.erase(ordinal);
+}
 
 bool SparseCopier::serves(const Piece& piece) const {
   return ready_.contains(piece.device) && fits_kernels(piece.address, piece.pool, piece.length);

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -91,6 +92,7 @@ class SparseCopier {
 
   const Driver& driver_;
   Devices& devices_;
+  std::set<int> tried_;  // prepare() once each
   std::map<int, Device> ready_;
   bool warned_ = false;
 };

@@ -487,6 +487,19 @@ TEST_F(BrokerTest, PinnedMemoryStaysWhereItIs) {
   EXPECT_TRUE(a.holds(of_b, 0xbb));
 }
 
+TEST_F(BrokerTest, LostDataIsToldFromOtherFailures) {
+  two_sharing();
+  ASSERT_TRUE(pause().ok());
+  a.moods[amem_v1_SessionMessage_load_tag] = Mood::kFailing;
+  EXPECT_EQ(resume().code(), Code::kAborted);
+  a.failure = Code::kDataLoss;
+  EXPECT_EQ(resume().code(), Code::kDataLoss);
+  EXPECT_EQ(group().state(), kPaused);
+  a.moods.clear();
+  ASSERT_TRUE(resume().ok());
+  expect_intact();
+}
+
 TEST_F(BrokerTest, WhatIsPinnedWhileOthersStillOpenStays) {
   two_sharing();
   ASSERT_TRUE(pause().ok());

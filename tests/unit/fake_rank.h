@@ -39,6 +39,7 @@ class FakeRank {
 
   /// How it takes the command of that body tag.
   std::map<pb_size_t, Mood> moods;
+  Code failure = Code::kInternal;  // what it answers when it is failing
   /// What CutStatus reports; by default one idle device.
   amem_v1_CutStatus cut = amem_v1_CutStatus_init_zero;
   std::uint32_t steps_taken = 0;
@@ -202,7 +203,7 @@ class FakeRank {
     message.body.phase_done.epoch = of_epoch;
     message.body.phase_done.phase = phase;
     if (failing) {
-      message.body.phase_done.code = static_cast<std::uint32_t>(Code::kInternal);
+      message.body.phase_done.code = static_cast<std::uint32_t>(failure);
       set_text(message.body.phase_done.text, "scripted failure");
     }
     send(message);

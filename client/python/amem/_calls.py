@@ -119,11 +119,18 @@ class Watch(Iterator[Event]):
         self._socket = socket
         self._ending = Ending(socket, None)
         self._closed = False
-        late = threading.Event()
+        lock = threading.Lock()
+        outcome = ""
+
+        def settle(how: str) -> bool:
+            nonlocal outcome
+            with lock:
+                outcome = outcome or how
+                return outcome == how
 
         def give_up() -> None:
-            late.set()
-            stream.cancel()
+            if settle("late"):
+                stream.cancel()
 
         timer = threading.Timer(timeout, give_up)
         timer.daemon = True
@@ -132,7 +139,7 @@ class Watch(Iterator[Event]):
             stream.initial_metadata()  # the broker sends it when the watch is in effect
         finally:
             timer.cancel()
-        if late.is_set():
+        if not settle("begun"):
             raise DeadlineExceededError(f"amemd at {socket} did not answer within {timeout:g} s")
 
     def __next__(self) -> Event:

@@ -108,7 +108,7 @@ class UnavailableError(Error):
 
 
 class DataLossError(Error):
-    """AMEM_VERIFY=1 has found bytes that did not come back as they were saved; the group stays paused."""
+    """AMEM_VERIFY=1 has found bytes that did not come back as they were saved; the group is as before the resume."""
 
     code = Code.DATA_LOSS
 
