@@ -296,18 +296,15 @@ void check(const Config& config, ConfigErrors& errors) {
   if (!chunk_is_good)
     errors.push_back("pool.chunk: " + exact_size(chunk) +
                      " is not a power of two of at least 64KiB");
-  const auto check_size = [&](const std::string& key, std::uint64_t size) {
-    if (size % kPage != 0)
+  const auto check_size = [&](const std::string& key, std::uint64_t size, std::uint64_t least) {
+    if (size < least || size % kPage != 0)
       errors.push_back(key + ": " + exact_size(size) + " is not a multiple of 2MiB");
-    else if (chunk_is_good && size % chunk != 0)  // the rest would be pinned and never used
+    else if (chunk_is_good && config.pool_size > 0 && size % chunk != 0)
       errors.push_back(key + ": " + exact_size(size) + " is not a multiple of pool.chunk, " +
-                       exact_size(chunk));
+                       exact_size(chunk));  // the rest would be pinned and never used
   };
-  check_size("pool.size", config.pool_size);
-  if (config.pool_segment == 0)
-    errors.push_back("pool.segment: 0 is not a multiple of 2MiB");
-  else if (config.pool_size > 0)
-    check_size("pool.segment", config.pool_segment);
+  check_size("pool.segment", config.pool_segment, kPage);
+  check_size("pool.size", config.pool_size, 0);
 }
 
 std::string to_toml(const Config& config) {

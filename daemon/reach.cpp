@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 namespace amem {
 
@@ -24,11 +25,10 @@ std::vector<std::uint32_t> Reach::extend(RankId rank) {
   Place& place = it->second;
   for (auto& [node, need] : place.needs) {
     while (need.given < need.bytes && place.count < segments_.size()) {
-      place.reached.resize(segments_.size());
-      place.told.resize(segments_.size());
+      place.segments.resize(segments_.size());
       std::uint32_t best = 0;
       auto badness = [&, node = node](std::uint32_t i) {
-        return std::tuple(static_cast<bool>(place.reached[i]), segments_[i].node != node,
+        return std::tuple(place.segments[i] != State::kOut, segments_[i].node != node,
                           segments_[i].ranks);
       };
       for (std::uint32_t i = 1; i < segments_.size(); ++i)
@@ -43,14 +43,9 @@ std::vector<std::uint32_t> Reach::extend(RankId rank) {
 
 bool Reach::add(RankId rank, std::uint32_t segment) {
   Place& place = places_[rank];
-  if (place.reached.size() < segments_.size()) {
-    place.reached.resize(segments_.size());
-    place.told.resize(segments_.size());
-  }
-  if (segment >= segments_.size() || place.told[segment]) return false;
-  place.told[segment] = true;
-  if (place.reached[segment]) return true;
-  place.reached[segment] = true;
+  place.segments.resize(segments_.size());
+  if (segment >= segments_.size() || place.segments[segment] == State::kTold) return false;
+  if (std::exchange(place.segments[segment], State::kTold) == State::kDoubtful) return true;
   ++place.count;
   ++segments_[segment].ranks;
   return true;
@@ -58,22 +53,24 @@ bool Reach::add(RankId rank, std::uint32_t segment) {
 
 void Reach::doubt(RankId rank) {
   if (const auto it = places_.find(rank); it != places_.end())
-    it->second.told.assign(it->second.told.size(), false);
+    std::replace(it->second.segments.begin(), it->second.segments.end(), State::kTold,
+                 State::kDoubtful);
 }
 
 void Reach::forget(RankId rank) {
   const auto it = places_.find(rank);
   if (it == places_.end()) return;
-  for (std::size_t i = 0; i < it->second.reached.size(); ++i)
-    if (it->second.reached[i]) --segments_[i].ranks;
+  const std::vector<State>& states = it->second.segments;
+  for (std::size_t i = 0; i < states.size(); ++i)
+    if (states[i] != State::kOut) --segments_[i].ranks;
   places_.erase(it);
 }
 
 SegmentOrder Reach::order(RankId rank, int node) const {
   const auto it = places_.find(rank);
   auto badness = [&](std::uint32_t i) {
-    const bool reached =
-        it != places_.end() && i < it->second.reached.size() && it->second.reached[i];
+    const bool reached = it != places_.end() && i < it->second.segments.size() &&
+                         it->second.segments[i] != State::kOut;
     return std::tuple(!reached, segments_[i].node != node);
   };
   SegmentOrder order(segments_.size());

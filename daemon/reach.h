@@ -49,9 +49,9 @@ class Reach {
     std::uint64_t bytes = 0;
     std::uint64_t given = 0;  // in segments
   };
-  struct Place {  // of a rank
-    std::vector<bool> reached;
-    std::vector<bool> told;     // of these, since doubt()
+  enum class State : std::uint8_t { kOut, kDoubtful, kTold };  // but for kOut, it is reached
+  struct Place {                                               // of a rank
+    std::vector<State> segments;
     std::size_t count = 0;      // that are reached
     std::map<int, Need> needs;  // by node
   };

@@ -59,10 +59,6 @@ constexpr int kLength = 2000;
 constexpr std::size_t kBytes = 32U << 20;
 constexpr int kSkipped = 77;
 
-void must(const Cuda& cuda, CUresult result, const char* call) {
-  if (result != CUDA_SUCCESS) fail(std::string(call) + ": " + cuda.name(result));
-}
-
 class Trial {
  public:
   explicit Trial(const Cuda& cuda) : cuda_(cuda) {
@@ -178,7 +174,7 @@ class Trial {
   }
 
  private:
-  void check(CUresult result, const char* call) const { must(cuda_, result, call); }
+  void check(CUresult result, const char* call) const { cuda_.must(result, call); }
 
   CUstream stream() {
     CUstream made = nullptr;

@@ -25,10 +25,6 @@ constexpr int kBatches = 200;
 constexpr int kLaunches =
     500;  // fewer than the driver's queue takes: the host never waits for the device
 
-void must(const Cuda& cuda, CUresult result, const char* call) {
-  if (result != CUDA_SUCCESS) fail(std::string(call) + ": " + cuda.name(result));
-}
-
 /// cuLaunchKernel as libcuda exports it, found by the C library's own dlsym, past any shim's.
 PFN_cuLaunchKernel_v4000 driver_launch() {
   using Dlsym = void* (*)(void*, const char*);
@@ -67,14 +63,14 @@ int run() {
     fail("the driver launches no kernels");
 
   CUcontext context = nullptr;
-  must(cuda, cuda.cuDevicePrimaryCtxRetain_(&context, 0), "cuDevicePrimaryCtxRetain");
-  must(cuda, cuda.cuCtxSetCurrent_(context), "cuCtxSetCurrent");
+  cuda.must(cuda.cuDevicePrimaryCtxRetain_(&context, 0), "cuDevicePrimaryCtxRetain");
+  cuda.must(cuda.cuCtxSetCurrent_(context), "cuCtxSetCurrent");
   CUstream stream = nullptr;
-  must(cuda, cuda.cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  cuda.must(cuda.cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   CUmodule module = nullptr;
   CUfunction function = nullptr;
-  must(cuda, load(&module, kEmptyKernel), "cuModuleLoadData");
-  must(cuda, get(&function, module, kEmptyKernelName), "cuModuleGetFunction");
+  cuda.must(load(&module, kEmptyKernel), "cuModuleLoadData");
+  cuda.must(get(&function, module, kEmptyKernelName), "cuModuleGetFunction");
 
   std::vector<double> given_ns;
   std::vector<double> direct_ns;
@@ -83,10 +79,10 @@ int run() {
     const auto call = given ? launch : direct;
     const auto begin = Clock::now();
     for (int i = 0; i < kLaunches; ++i)
-      must(cuda, call(function, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, nullptr), "cuLaunchKernel");
+      cuda.must(call(function, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, nullptr), "cuLaunchKernel");
     const std::chrono::duration<double, std::nano> took = Clock::now() - begin;
     (given ? given_ns : direct_ns).push_back(took.count() / kLaunches);
-    must(cuda, cuda.cuStreamSynchronize_(stream), "cuStreamSynchronize");
+    cuda.must(cuda.cuStreamSynchronize_(stream), "cuStreamSynchronize");
   }
   std::printf(
       R"({"program": "amem_launch_bench", "wrapped": %s, "launch_ns": %.1f, "direct_ns": %.1f})"

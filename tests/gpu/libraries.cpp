@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include "tests/gpu/control.h"
+
 namespace gpu_test {
 
 using amem::Code;
@@ -18,6 +20,10 @@ void* Cuda::entry(const char* name, int version) const {
       get(name, &found, version, CU_GET_PROC_ADDRESS_DEFAULT, &how) != CUDA_SUCCESS)
     return nullptr;
   return found;
+}
+
+void Cuda::must(CUresult result, const char* call) const {
+  if (result != CUDA_SUCCESS) fail(std::string(call) + ": " + name(result));
 }
 
 Status Cuda::load_all() {

@@ -32,6 +32,8 @@ struct Cuda : amem::Driver {
 #undef GPU_TEST_DECLARE
 
   amem::Status load_all();
+  /// Ends the process through fail() (control.h) when a call has failed.
+  void must(CUresult result, const char* call) const;
   /// A call outside the tables; null when the driver lacks it.
   void* entry(const char* name, int version) const;
 };

@@ -93,9 +93,7 @@ class Device {
     std::fprintf(stderr, "skipped: %s\n", why.c_str());
     ::_exit(kSkipped);
   }
-  void must(CUresult result, const char* call) {
-    if (result != CUDA_SUCCESS) fail(std::string(call) + ": " + cuda_.name(result));
-  }
+  void must(CUresult result, const char* call) const { cuda_.must(result, call); }
 
   Cuda cuda_;
   CUcontext context_ = nullptr;

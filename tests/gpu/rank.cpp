@@ -54,9 +54,7 @@ Crew::Crew(const Cuda& cuda, const Nccl& nccl, Control& control, const Options& 
   }
 }
 
-void Crew::cuda(CUresult result, const char* call) const {
-  if (result != CUDA_SUCCESS) fail(std::string(call) + ": " + cuda_.name(result));
-}
+void Crew::cuda(CUresult result, const char* call) const { cuda_.must(result, call); }
 
 void Crew::nccl(ncclResult_t result, const char* call) const {
   if (result != ncclSuccess)

@@ -78,6 +78,20 @@ void Free(CUdeviceptr address) {
   Check(cuMemAddressFree(address, bytes), "cuMemAddressFree");
 }
 
+/// A descriptor of the buffer.
+int Export(CUdeviceptr address) {
+  Handle handle = 0;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the API takes the device address as a pointer
+  Check(cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(address)),
+        "cuMemRetainAllocationHandle");
+  int descriptor = -1;
+  Check(cuMemExportToShareableHandle(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                     0),
+        "cuMemExportToShareableHandle");
+  Check(cuMemRelease(handle), "cuMemRelease");
+  return descriptor;
+}
+
 CUdeviceptr Make(const Maker& maker) {
   const std::size_t bytes = maker.Rounded(kBytes);
   const Handle handle = maker.Create(bytes);
@@ -100,23 +114,28 @@ void Remembered(const Maker& maker) {
   for (const CUdeviceptr address : made) Free(address);
 }
 
-bool Twice(const Maker& maker) {
-  const std::size_t bytes = maker.Rounded(kBytes);
-  const Handle handle = maker.Create(bytes);
-  const CUdeviceptr first = Maker::Reserve(bytes, 0);
-  maker.Map(first, bytes, handle);
+/// Maps a buffer once more, as ranks in threads do; frees both mappings. Where the second was.
+CUdeviceptr MapAgain(const Maker& maker, Handle handle, CUdeviceptr first, std::size_t bytes) {
   CUmemAllocationProp prop{};
   Check(cuMemGetAllocationPropertiesFromHandle(&prop, handle), "properties");
-  maker.Small();
-  const CUdeviceptr second = Maker::Reserve(bytes, 0);
-  maker.Map(second, bytes, handle);
+  const std::size_t again = maker.Rounded(kBytes);
+  const CUdeviceptr second = Maker::Reserve(again, 0);
+  maker.Map(second, again, handle);
   Check(cuMemsetD8(first, 7, kBytes), "cuMemsetD8");
   Expect(second, kBytes, 7, "the second mapping");
   Check(cuMemUnmap(first, bytes), "cuMemUnmap");
   Check(cuMemAddressFree(first, bytes), "cuMemAddressFree");
   Expect(second, kBytes, 7, "what is left");
   Free(second);
-  return first == second;
+  return second;
+}
+
+bool Twice(const Maker& maker) {
+  const std::size_t bytes = maker.Rounded(kBytes);
+  const Handle handle = maker.Create(bytes);
+  const CUdeviceptr first = Maker::Reserve(bytes, 0);
+  maker.Map(first, bytes, handle);
+  return MapAgain(maker, handle, first, bytes) == first;
 }
 
 void Elsewhere(const Maker& maker) {
@@ -181,16 +200,7 @@ void Reused(const Maker& maker) {
 bool SharedAndFreed(const Maker& maker) {
   const CUdeviceptr stays = Make(maker);
   const CUdeviceptr goes = Make(maker);
-  Handle handle = 0;
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): the API takes the device address as a pointer
-  Check(cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(goes)),
-        "cuMemRetainAllocationHandle");
-  int descriptor = -1;
-  Check(cuMemExportToShareableHandle(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                     0),
-        "cuMemExportToShareableHandle");
-  close(descriptor);
-  Check(cuMemRelease(handle), "cuMemRelease");
+  close(Export(goes));
   Free(goes);
   const CUdeviceptr next = Make(maker);
   Free(next);
@@ -205,35 +215,18 @@ void TwiceLate(const Maker& maker) {
   const CUdeviceptr first = Maker::Reserve(bytes, 0);
   maker.Map(first, bytes, handle);
   Elsewhere(maker);
-  CUmemAllocationProp prop{};
-  Check(cuMemGetAllocationPropertiesFromHandle(&prop, handle), "properties");
-  const std::size_t unit = maker.Small();
-  const std::size_t whole = maker.Rounded(kBytes);
-  const CUdeviceptr second = Maker::Reserve(whole, unit);
-  maker.Map(second, whole, handle);
-  Check(cuMemsetD8(first, 7, kBytes), "cuMemsetD8");
-  Expect(second, kBytes, 7, "the second mapping");
-  Check(cuMemUnmap(first, bytes), "cuMemUnmap");
-  Check(cuMemAddressFree(first, bytes), "cuMemAddressFree");
-  Free(second);
+  MapAgain(maker, handle, first, bytes);
 }
 
 /// What comes of the descriptor of a buffer that has been freed, while its slab lives on.
 CUresult FreedAndImported(const Maker& maker) {
   const CUdeviceptr stays = Make(maker);
   const CUdeviceptr goes = Make(maker);
-  Handle handle = 0;
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): the API takes the device address as a pointer
-  Check(cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(goes)),
-        "cuMemRetainAllocationHandle");
-  int descriptor = -1;
-  Check(cuMemExportToShareableHandle(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                     0),
-        "cuMemExportToShareableHandle");
-  Check(cuMemRelease(handle), "cuMemRelease");
+  const int descriptor = Export(goes);
   Free(goes);
   // NOLINTNEXTLINE(performance-no-int-to-ptr): the API takes the descriptor as a pointer
   auto* const shared = reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor));
+  Handle handle = 0;
   const CUresult result =
       cuMemImportFromShareableHandle(&handle, shared, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   close(descriptor);

@@ -137,6 +137,7 @@ TEST(Config, ValuesAreCheckedTogether) {
   EXPECT_EQ(errors_of("[pool]\nsegment = 0\n").size(), 1U);
   EXPECT_EQ(errors_of("[pool]\nsize = \"3000000\"\n").size(), 1U);
   EXPECT_TRUE(errors_of("[pool]\nsize = 0\n").empty()) << "no pool is a choice";
+  EXPECT_EQ(errors_of("[pool]\nsize = 0\nsegment = \"3MiB\"\n").size(), 1U);
   EXPECT_EQ(errors_of("runtime_dir = \"relative\"\n").size(), 1U);
   EXPECT_EQ(errors_of("[pool]\nsave = \"zip\"\n").size(), 1U);
 }

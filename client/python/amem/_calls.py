@@ -35,7 +35,7 @@ class Ending:
         if status == grpc.StatusCode.UNAVAILABLE:
             return self._unavailable(text)
         if status == grpc.StatusCode.DEADLINE_EXCEEDED and self._time_is_up():
-            return self._too_late()
+            return self.too_late()
         if status == grpc.StatusCode.UNIMPLEMENTED:
             return UnimplementedError(
                 f"amemd at {self._socket} does not know this call; is it older than this package?")
@@ -57,7 +57,7 @@ class Ending:
         tail = ". `amemctl groups` shows how far it got" if self._operation else ""
         return UnavailableError(f"{lost}: {text}{tail}")
 
-    def _too_late(self) -> Error:
+    def too_late(self) -> Error:
         tail = "; the operation may go on there, `amemctl groups` shows its state" if self._operation else ""
         return DeadlineExceededError(f"amemd at {self._socket} did not answer within {self._timeout:g} s{tail}")
 
@@ -119,18 +119,11 @@ class Watch(Iterator[Event]):
         self._socket = socket
         self._ending = Ending(socket, None)
         self._closed = False
-        lock = threading.Lock()
-        outcome = ""
-
-        def settle(how: str) -> bool:
-            nonlocal outcome
-            with lock:
-                outcome = outcome or how
-                return outcome == how
+        late = threading.Event()
 
         def give_up() -> None:
-            if settle("late"):
-                stream.cancel()
+            late.set()
+            stream.cancel()
 
         timer = threading.Timer(timeout, give_up)
         timer.daemon = True
@@ -139,8 +132,9 @@ class Watch(Iterator[Event]):
             stream.initial_metadata()  # the broker sends it when the watch is in effect
         finally:
             timer.cancel()
-        if not settle("begun"):
-            raise DeadlineExceededError(f"amemd at {socket} did not answer within {timeout:g} s")
+            timer.join()  # it has given up, or never will
+        if late.is_set():
+            raise Ending(socket, timeout).too_late()
 
     def __next__(self) -> Event:
         try:
