@@ -146,6 +146,7 @@ class Broker::Impl::Call {
     if (stopped_) return stopped();
     switch (status.error_code()) {
       case grpc::StatusCode::UNAVAILABLE:
+      case grpc::StatusCode::CANCELLED:  // not by this side: a broker that ends does so
         return unavailable(status.error_message());
       case grpc::StatusCode::DEADLINE_EXCEEDED:
         // The broker uses this code too, for a phase that took too long; then its text stands.

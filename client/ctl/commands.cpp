@@ -184,7 +184,7 @@ int watch(const Session& s) {
                   << std::flush;
     return static_cast<bool>(s.console.out);
   });
-  // An interrupt is how a watch is meant to end.
+  // An interrupt, or a reader who has enough, is how a watch is meant to end.
   return status.code() == Code::kCancelled ? kExitOk : s.end(status);
 }
 

@@ -47,6 +47,9 @@ class Shim:
     def stats(self, json):
         self.library.fake_stats(json.encode())
 
+    def group(self, name):
+        self.library.fake_group(name.encode())
+
     def delay(self, ms):
         self.library.fake_delay(ms)
 

@@ -14,6 +14,7 @@ static int answer;
 static char answer_text[256];
 static char answer_for_tag[64]; /* when not empty: only calls with this tag fail */
 static char stats[1 << 16] = "{}";
+static char group[64];
 static int delay_ms;
 
 static void note(const char* format, ...) __attribute__((format(printf, 1, 2)));
@@ -44,11 +45,13 @@ void fake_answer(int code, const char* text, const char* for_tag) {
   snprintf(answer_for_tag, sizeof answer_for_tag, "%s", for_tag);
 }
 void fake_stats(const char* json) { snprintf(stats, sizeof stats, "%s", json); }
+void fake_group(const char* name) { snprintf(group, sizeof group, "%s", name); }
 void fake_delay(int ms) { delay_ms = ms; }
 void fake_reset(void) {
   notes[0] = '\0';
   fake_answer(0, "", "");
   fake_stats("{}");
+  fake_group("");
   fake_delay(0);
 }
 
@@ -78,8 +81,9 @@ int amem_shim_resume(const char* const* tags, size_t count, uint32_t timeout_ms,
                      size_t size) {
   return operate("resume", tags, count, timeout_ms, error, size);
 }
-int amem_shim_set_group(const char* group, char* error, size_t size) {
-  note("set_group %s", group);
+int amem_shim_group(char* name, size_t size) { return snprintf(name, size, "%s", group); }
+int amem_shim_set_group(const char* name, char* error, size_t size) {
+  note("set_group %s", name);
   return report(error, size);
 }
 int amem_shim_region_begin(const char* tag, int policy, char* error, size_t size) {

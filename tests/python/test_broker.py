@@ -178,6 +178,37 @@ def test_waiting_can_be_stopped(node, broker):
         broker.resume("train", on_progress=raises)
 
 
+def test_a_call_that_is_cancelled_by_the_broker_is_a_lost_connection(node):
+    import grpc
+    from amem._calls import Connection, Ending
+
+    class Failure:
+        def code(self):
+            return grpc.StatusCode.CANCELLED
+
+        def details(self):
+            return "the server shuts down"
+
+    connection = Connection(os.path.join(node.runtime_dir, "control.sock"))
+    error = Ending(connection, None).error(Failure())
+    assert isinstance(error, amem.UnavailableError) and "was lost: the server shuts down" in str(error)
+    connection.closed = True
+    assert isinstance(Ending(connection, None).error(Failure()), amem.CancelledError)
+
+
+def test_closing_ends_what_is_under_way(node):
+    job = node.job()
+    job.ranks[0].ask("capture begin")
+    broker = amem.Broker(runtime_dir=node.runtime_dir)
+    operation = broker.pausing("train", timeout=20)
+    assert next(operation).phase == "quiesce"
+    broker.close()
+    with pytest.raises(amem.CancelledError, match="goes on in the broker"):
+        for _ in operation:
+            pass
+    job.ranks[0].ask("capture end")
+
+
 def test_a_broker_that_goes_and_comes_back(node, broker):
     events = broker.watch()
     assert node.broker.terminate() == 0

@@ -55,7 +55,7 @@ def test_group(shim, monkeypatch):
     shim.answer(0)
     amem.set_group("rollout")
     assert shim.notes[-1] == "set_group rollout"
-    shim.stats('{"group":"rollout"}')  # whoever has set it: the shim knows
+    shim.group("rollout")  # whoever has set it: the shim knows
     assert amem.group() == "rollout"
 
 

@@ -191,6 +191,13 @@ TEST_F(Commands, WatchWritesALinePerEvent) {
   EXPECT_THAT(out.str(), HasSubstr("\"kind\":\"rank_joined\""));
 }
 
+TEST_F(Commands, ACallThatAnEndingBrokerCancelsIsALostConnection) {
+  broker.end = {grpc::StatusCode::CANCELLED, "the server shuts down"};
+  EXPECT_EQ(run({"watch"}), kExitUnreachable);
+  EXPECT_THAT(err.str(), HasSubstr("was lost: the server shuts down"));
+  EXPECT_EQ(run({"pause", "train"}), kExitUnreachable);
+}
+
 /// Sends a signal to this process once the fake broker has been asked for something.
 class Interrupted : public Commands {
  protected:

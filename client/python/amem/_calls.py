@@ -1,6 +1,7 @@
 """Calls under way at a broker: how their end is told, and the iterators that a Broker gives."""
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,23 +17,33 @@ from amem.errors import (
 from amem.messages import Event, Progress, from_wire
 
 
+@dataclasses.dataclass
+class Connection:
+    """What calls know of their Broker."""
+
+    socket: str
+    closed: bool = False
+
+
 class Ending:
     """Turns the end of one call into an error. Made when the call begins. `timeout` None: it may take any time."""
 
-    def __init__(self, socket: str, timeout: float | None, operation: bool = False) -> None:
-        self._socket = socket
+    def __init__(self, connection: Connection, timeout: float | None, operation: bool = False) -> None:
+        self._connection = connection
+        self._socket = connection.socket
         self._timeout = timeout
         self._operation = operation
         self._began = time.monotonic()
         self.answered = False  # the broker has said something
+        self.stopped = False  # this side has enough
 
     def error(self, failure: Any) -> Error:
         """`failure`: the grpc.RpcError."""
         status, text = failure.code(), failure.details() or ""
-        if status == grpc.StatusCode.CANCELLED:
+        if status == grpc.StatusCode.CANCELLED and (self.stopped or self._connection.closed):
             return CancelledError(
                 "stopped waiting; the operation goes on in the broker" if self._operation else "stopped")
-        if status == grpc.StatusCode.UNAVAILABLE:
+        if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # a broker that ends cancels its calls
             return self._unavailable(text)
         if status == grpc.StatusCode.DEADLINE_EXCEEDED and self._time_is_up():
             return self.too_late()
@@ -69,11 +80,11 @@ class Operation(Iterator[Progress]):
     the iterator alone does not stop the operation, and does not tell how it ends.
     """
 
-    def __init__(self, stream: Any, groups: int, socket: str, timeout: float) -> None:
+    def __init__(self, stream: Any, groups: int, connection: Connection, timeout: float) -> None:
         self._stream = stream
         self._groups = groups
-        self._ending = Ending(socket, timeout, operation=True)
-        self._socket = socket
+        self._ending = Ending(connection, timeout, operation=True)
+        self._socket = connection.socket
         self._done: list[Progress] = []
 
     def __next__(self) -> Progress:
@@ -106,6 +117,7 @@ class Operation(Iterator[Progress]):
     def cancel(self) -> None:
         """Stops waiting, from any thread: the iterator then raises CancelledError. The operation goes on in the
         broker."""
+        self._ending.stopped = True
         self._stream.cancel()
 
 
@@ -113,11 +125,11 @@ class Watch(Iterator[Event]):
     """Events as they come; UnavailableError when the connection is lost (events in between are gone, so ask for the
     status after coming back). For one thread, but for close(), after which iterating ends."""
 
-    def __init__(self, stream: Any, socket: str, timeout: float) -> None:
+    def __init__(self, stream: Any, connection: Connection, timeout: float) -> None:
         """`timeout`: seconds until the watch must be in effect; else DeadlineExceededError."""
         self._stream = stream
-        self._socket = socket
-        self._ending = Ending(socket, None)
+        self._socket = connection.socket
+        self._ending = Ending(connection, None)
         self._closed = False
         late = threading.Event()
 
@@ -134,7 +146,7 @@ class Watch(Iterator[Event]):
             timer.cancel()
             timer.join()  # it has given up, or never will
         if late.is_set():
-            raise Ending(socket, timeout).too_late()
+            raise Ending(connection, timeout).too_late()
 
     def __next__(self) -> Event:
         try:

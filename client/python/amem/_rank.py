@@ -20,8 +20,8 @@ def is_active() -> bool:
 def group() -> str:
     """The group of this process: the shim's, where there is one, else what it would be: AMEM_GROUP of the environment,
     else AMEM_GROUPID, else "default"."""
-    if _shim.is_loaded() and (name := json.loads(_shim.stats_json()).get("group")):
-        return str(name)
+    if name := _shim.group():
+        return name
     name = os.environ.get("AMEM_GROUP") or os.environ.get("AMEM_GROUPID") or ""
     try:
         return group_name(name)

@@ -21,6 +21,7 @@ _TEXT = (ctypes.c_char_p, ctypes.c_size_t)
 _OPERATION = (ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint32, *_TEXT)
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "amem_shim_active": (),
+    "amem_shim_group": _TEXT,
     "amem_shim_pause": _OPERATION,
     "amem_shim_resume": _OPERATION,
     "amem_shim_set_group": (ctypes.c_char_p, *_TEXT),
@@ -74,6 +75,15 @@ def operate(name: str, tags: list[str], timeout_ms: int) -> None:
     """amem_shim_pause or amem_shim_resume."""
     names = (ctypes.c_char_p * len(tags))(*(tag.encode() for tag in tags))
     call(name, names, len(tags), timeout_ms)
+
+
+def group() -> str:
+    """Empty without a shim, when amem is turned off, and when the shim is too old to tell."""
+    function = _find("amem_shim_group")
+    name = ctypes.create_string_buffer(64)
+    if function is not None:
+        function(name, len(name))
+    return name.value.decode(errors="replace")
 
 
 def stats_json() -> str:

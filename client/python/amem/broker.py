@@ -16,7 +16,7 @@ import grpc
 
 from amem import _endpoint, _wire
 from amem._arguments import Tags, group_name, milliseconds, tag_list, tag_name
-from amem._calls import Ending, Operation, Watch
+from amem._calls import Connection, Ending, Operation, Watch
 from amem.errors import InvalidArgumentError
 from amem.messages import (
     AllocationInfo, Event, GroupInfo, GroupState, NodeStatus, Policy, Progress, RankInfo, SaveForm, from_wire)
@@ -57,11 +57,13 @@ class Broker:
                  query_timeout: float = 5.0) -> None:
         self.socket = _endpoint.control_socket(runtime_dir, socket)
         self._query_timeout = query_timeout
+        self._connection = Connection(self.socket)
         self._channel = grpc.insecure_channel(_endpoint.grpc_target(self.socket), options=_CHANNEL_OPTIONS)
         self._calls = _wire.Calls(self._channel)
 
     def close(self) -> None:
         """Ends the connection and every call under way with CancelledError; operations go on in the broker."""
+        self._connection.closed = True
         self._channel.close()
 
     def __enter__(self) -> Broker:
@@ -160,7 +162,7 @@ class Broker:
         """Events from the return of this call on, an iterator; close() ends it."""
         self._reach()
         stream = self._calls("Watch", {"group": _or_all(group)}, wait_for_ready=True)
-        return Watch(stream, self.socket, self._query_timeout)
+        return Watch(stream, self._connection, self._query_timeout)
 
     # ---- how ----
     def _reach(self) -> None:
@@ -182,7 +184,7 @@ class Broker:
         # or setting twice does no harm.
         for last in (False, True):
             self._reach()
-            ending = Ending(self.socket, self._query_timeout)
+            ending = Ending(self._connection, self._query_timeout)
             try:
                 return call()
             except grpc.RpcError as failure:
@@ -194,7 +196,7 @@ class Broker:
         fields["timeout_ms"] = milliseconds(timeout)
         wait = groups * ((_CONFIGURED_AT_MOST if timeout is None else fields["timeout_ms"] / 1000) + _MARGIN)
         stream = self._calls(name, fields, timeout=wait, wait_for_ready=True)
-        return Operation(stream, groups, self.socket, wait)
+        return Operation(stream, groups, self._connection, wait)
 
 
 def _or_all(group: str) -> str:
