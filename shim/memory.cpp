@@ -20,11 +20,10 @@ CUresult refuse(const Status& status, const std::string& what) {
                                                    : CUDA_ERROR_SYSTEM_NOT_READY;
 }
 
-/// An answer without what it is about: the kernel leaves descriptors out that have no room.
+/// An answer without what it is about.
 Status no_descriptor() {
   return {Code::kInternal,
-          "the broker's answer came without its descriptor; has this process too many files open "
-          "(ulimit -n)?"};
+          std::string("the broker's answer came without its descriptor") + kNoRoomForDescriptors};
 }
 
 }  // namespace

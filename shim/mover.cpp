@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <string>
 
+#include "shim/session.h"
+
 namespace amem::shim {
 namespace {
 
@@ -36,9 +38,7 @@ Result<Mover::Segment> Mover::map_segment(const amem_v1_PoolSegment& message, co
   const std::string what = "pool segment " + std::to_string(message.index);
   if (!fd)
     return Status(Code::kResourceExhausted,
-                  what +
-                      " came without its descriptor; has this process too many files open "
-                      "(ulimit -n)?");
+                  what + " came without its descriptor" + kNoRoomForDescriptors);
   if (segment.memfd) {
     void* address = ::mmap(nullptr, segment.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
     if (address == MAP_FAILED) return errno_status(Code::kInternal, "mapping " + what, errno);

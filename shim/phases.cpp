@@ -118,9 +118,8 @@ void Phases::map(Packet& packet) {
   const amem_v1_Map& map = packet.message.body.map;
   if (map_status_.ok() && packet.fds.size() != map.ids_count)
     map_status_ = {Code::kInternal, std::to_string(map.ids_count) + " allocations came with " +
-                                        std::to_string(packet.fds.size()) +
-                                        " descriptors; has this process too many files open "
-                                        "(ulimit -n)?"};
+                                        std::to_string(packet.fds.size()) + " descriptors" +
+                                        kNoRoomForDescriptors};
   for (pb_size_t i = 0; map_status_.ok() && i < map.ids_count; ++i) {
     map_status_ = memory_.come_back(map.ids[i], packet.fds[i]);
     packet.fds[i].reset();

@@ -20,6 +20,11 @@
 
 namespace amem::shim {
 
+/// Why a packet may lack descriptors, for the end of an error: the kernel leaves out those that
+/// have no room in the process's table.
+inline constexpr const char* kNoRoomForDescriptors =
+    "; has this process too many files open (ulimit -n)?";
+
 class Session {
  public:
   /// How long a packet may wait for room in the socket, where hundreds wait that nobody reads.

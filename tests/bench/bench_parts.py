@@ -191,7 +191,8 @@ def collectives(machine):
     # before it, and its buffers lie elsewhere than they did, too.
     alone = "communicators made anew", {"shim": False}, ["--pause", "recreate"]
     amem = "after a cycle", {}, ["--pause", "inside"]
-    # With a second communicator a program uses two streams, as most programs do and amem does in a pause.
+    # With a second communicator NCCL alone runs as many kernels on streams of its own as make all others of the context take
+    # longer (the part `context`); with one only a pause adds what is missing.
     whos = (("NCCL alone", 1, *alone), ("NCCL alone, two communicators", 2, *alone),
             (UNPACKED, 1, "after a cycle", {"env": {"AMEM_SLAB": "0"}}, ["--pause", "inside"]),
             ("amem", 1, *amem), ("amem, two communicators", 2, *amem))

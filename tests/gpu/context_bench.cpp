@@ -9,7 +9,6 @@
 //   {"program": "amem_context_bench", "steps": [{"what": "...", "kernels_before": 0,
 //   "before_us": 0, "after_us": 0}, ...]}
 // Exit status: 0, 1 on an error, 77 without a GPU.
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,7 +31,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kLength = 2000;
 constexpr int kInARow = 10;
 constexpr std::size_t kBytes = 32U << 20;
-constexpr int kSkipped = 77;
 
 class Trial {
  public:
@@ -56,10 +54,7 @@ class Trial {
     check(cuda_.cuStreamBeginCapture_(own_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
           "cuStreamBeginCapture");
     for (int i = 0; i < kLength; ++i) launch(own_);
-    CUgraph graph = nullptr;
-    CUgraphExec runnable = nullptr;
-    check(cuda_.cuStreamEndCapture_(own_, &graph), "cuStreamEndCapture");
-    check(cuda_.cuGraphInstantiateWithFlags_(&runnable, graph, 0), "cuGraphInstantiateWithFlags");
+    const CUgraphExec runnable = cuda_.end_capture(own_);
     std::vector<double> us;
     for (int run = 0; run < 20; ++run) {
       const auto begin = Clock::now();
@@ -70,7 +65,6 @@ class Trial {
       if (run >= 5) us.push_back(took.count() / (kLength * kInARow));
     }
     check(cuda_.cuGraphExecDestroy_(runnable), "cuGraphExecDestroy");
-    check(cuda_.cuGraphDestroy_(graph), "cuGraphDestroy");
     std::sort(us.begin(), us.end());
     return us[us.size() / 2];
   }
@@ -164,7 +158,6 @@ class Trial {
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     check(cuda_.cuMemSetAccess_(at, kBytes, &access, 1), "cuMemSetAccess");
   }
-
   CUdeviceptr mapped(CUmemGenericAllocationHandle memory) const {
     CUdeviceptr at = 0;
     check(cuda_.cuMemAddressReserve_(&at, kBytes, 0, 0, 0), "cuMemAddressReserve");
@@ -221,29 +214,8 @@ int measure(const Step& step, int kernels_before) {
   return std::fflush(stdout) == 0 ? 0 : 1;
 }
 
-/// The exit status of a child that runs this.
-template <class Work>
-int in_child(Work work) {
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(work());
-  int status = 0;
-  if (child < 0 || ::waitpid(child, &status, 0) != child || !WIFEXITED(status)) return 1;
-  return WEXITSTATUS(status);
-}
-
-bool has_gpu() {
-  return in_child([] {
-           Cuda cuda;
-           int count = 0;
-           return cuda.load_all().ok() && cuda.cuInit_(0) == CUDA_SUCCESS &&
-                          cuda.cuDeviceGetCount_(&count) == CUDA_SUCCESS && count > 0
-                      ? 0
-                      : kSkipped;
-         }) == 0;
-}
-
 int run() {
-  if (!has_gpu()) {
+  if (count_gpus() == 0) {
     std::fprintf(stderr, "skipped: no GPU\n");
     return kSkipped;
   }
@@ -253,8 +225,7 @@ int run() {
     for (const Step& step : before == 0 ? std::span<const Step>(kFresh) : kAfterKernels) {
       std::fputs(std::exchange(comma, ", "), stdout);
       std::fflush(stdout);
-      const int status = in_child([&] { return measure(step, before); });
-      if (status != 0) return status;
+      if (in_child([&] { return measure(step, before); }) != 0) return 1;
     }
   std::printf("]}\n");
   return 0;

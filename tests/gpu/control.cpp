@@ -1,6 +1,7 @@
 #include "tests/gpu/control.h"
 
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -50,6 +51,14 @@ void fail(const std::string& text) {
     std::fprintf(stderr, "FAILED %s\n", text.c_str());
   std::fflush(nullptr);
   ::_exit(1);
+}
+
+int in_child(const std::function<int()>& work) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(work());
+  int ended = 0;
+  if (child < 0 || ::waitpid(child, &ended, 0) != child || !WIFEXITED(ended)) return -1;
+  return WEXITSTATUS(ended);
 }
 
 }  // namespace gpu_test

@@ -11,10 +11,12 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace gpu_test {
 
+inline constexpr int kSkipped = 77;  // exit status: too few GPUs, or a library is missing
 inline constexpr int kMaxRanks = 16;
 inline constexpr int kMaxComms = 64;
 inline constexpr int kMaxCycles = 512;
@@ -85,5 +87,9 @@ void doing(const char* literal, int comm = -1);
 /// Prints "rank R, cycle C, <what it was doing>: text" and ends the process with status 1: a rank
 /// has nothing to clean up, its supervisor ends the others.
 [[noreturn]] void fail(const std::string& text);
+
+/// What this gives, as the exit status of a process of its own; -1 when that had none. For what
+/// uses CUDA, of which a fork has no use once it has been initialised.
+int in_child(const std::function<int()>& work);
 
 }  // namespace gpu_test

@@ -50,7 +50,7 @@ int run() {
   if (!cuda.load_all().ok() || cuda.cuInit_(0) != CUDA_SUCCESS ||
       cuda.cuDeviceGetCount_(&count) != CUDA_SUCCESS || count == 0) {
     std::fprintf(stderr, "skipped: no GPU\n");
-    return 77;
+    return kSkipped;
   }
   const auto load =
       reinterpret_cast<PFN_cuModuleLoadData_v2000>(cuda.entry("cuModuleLoadData", 2000));

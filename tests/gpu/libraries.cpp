@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+
 #include "tests/gpu/control.h"
 
 namespace gpu_test {
@@ -24,6 +26,27 @@ void* Cuda::entry(const char* name, int version) const {
 
 void Cuda::must(CUresult result, const char* call) const {
   if (result != CUDA_SUCCESS) fail(std::string(call) + ": " + name(result));
+}
+
+CUgraphExec Cuda::end_capture(CUstream stream) const {
+  CUgraph graph = nullptr;
+  CUgraphExec runnable = nullptr;
+  must(cuStreamEndCapture_(stream, &graph), "cuStreamEndCapture");
+  must(cuGraphInstantiateWithFlags_(&runnable, graph, 0), "cuGraphInstantiateWithFlags");
+  must(cuGraphDestroy_(graph), "cuGraphDestroy");
+  return runnable;
+}
+
+int count_gpus() {
+  const int counted = in_child([] {
+    Cuda cuda;
+    int count = 0;
+    if (!cuda.load_all().ok() || cuda.cuInit_(0) != CUDA_SUCCESS ||
+        cuda.cuDeviceGetCount_(&count) != CUDA_SUCCESS)
+      count = 0;
+    return std::min(count, kMaxRanks);
+  });
+  return std::max(counted, 0);
 }
 
 Status Cuda::load_all() {

@@ -34,9 +34,14 @@ struct Cuda : amem::Driver {
   amem::Status load_all();
   /// Ends the process through fail() (control.h) when a call has failed.
   void must(CUresult result, const char* call) const;
+  /// Ends a capture; gives the caller what it can launch.
+  CUgraphExec end_capture(CUstream stream) const;
   /// A call outside the tables; null when the driver lacks it.
   void* entry(const char* name, int version) const;
 };
+
+/// Those of this machine, at most kMaxRanks. This process may fork and use CUDA after it.
+int count_gpus();
 
 // clang-format off
 #define GPU_TEST_NCCL_CALLS(X) \

@@ -32,7 +32,6 @@ namespace gpu_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kSkipped = 77;
 constexpr std::size_t kStep = 64U << 20;  // bytes that are filled and compared at a time
 constexpr std::size_t kPart = 16U << 20;  // of a copy: several in a row, as a pool's extents are
 

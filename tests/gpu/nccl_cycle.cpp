@@ -9,7 +9,6 @@
 // hung.
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -26,23 +25,6 @@ namespace gpu_test {
 namespace {
 
 constexpr int kUsage = 2;
-constexpr int kSkipped = 77;
-
-// Asks in a process of its own: after cuInit a fork has no use of CUDA.
-int count_gpus() {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    Cuda cuda;
-    int count = 0;
-    if (!cuda.load_all().ok() || cuda.cuInit_(0) != CUDA_SUCCESS ||
-        cuda.cuDeviceGetCount_(&count) != CUDA_SUCCESS)
-      count = 0;
-    ::_exit(std::min(count, kMaxRanks));
-  }
-  int ended = 0;
-  if (child < 0 || ::waitpid(child, &ended, 0) != child || !WIFEXITED(ended)) return 0;
-  return WEXITSTATUS(ended);
-}
 
 // The body of one process: `count` ranks from `first` on.
 [[noreturn]] void be_ranks(Control& control, const Options& options, int first, int count,

@@ -1,7 +1,6 @@
 // Crew's times of single operations.
 #include <algorithm>
 #include <chrono>
-#include <string>
 
 #include "tests/gpu/rank.h"
 
@@ -29,10 +28,7 @@ std::vector<CUgraphExec> Crew::capture(const std::vector<Job>& jobs, int length)
   std::vector<CUgraphExec> graphs(ranks_.size());
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     enter(ranks_[i]);
-    CUgraph graph = nullptr;
-    cuda(cuda_.cuStreamEndCapture_(ranks_[i].streams[0], &graph), "cuStreamEndCapture");
-    cuda(cuda_.cuGraphInstantiateWithFlags_(&graphs[i], graph, 0), "cuGraphInstantiateWithFlags");
-    cuda(cuda_.cuGraphDestroy_(graph), "cuGraphDestroy");
+    graphs[i] = cuda_.end_capture(ranks_[i].streams[0]);
   }
   return graphs;
 }

@@ -30,7 +30,6 @@ class Ending:
 
     def __init__(self, connection: Connection, timeout: float | None, operation: bool = False) -> None:
         self._connection = connection
-        self._socket = connection.socket
         self._timeout = timeout
         self._operation = operation
         self._began = time.monotonic()
@@ -49,7 +48,7 @@ class Ending:
             return self.too_late()
         if status == grpc.StatusCode.UNIMPLEMENTED:
             return UnimplementedError(
-                f"amemd at {self._socket} does not know this call; is it older than this package?")
+                f"amemd at {self._connection.socket} does not know this call; is it older than this package?")
         if status == grpc.StatusCode.UNAUTHENTICATED:  # the only code that amem lacks
             return PermissionDeniedError(text)
         return error_of(status.value[0], text)
@@ -61,8 +60,8 @@ class Ending:
 
     def _unavailable(self, text: str) -> Error:
         # gRPC's own text names neither the socket nor a remedy; looking at the socket does.
-        lost = f"the connection to amemd at {self._socket} was lost"
-        why = _endpoint.probe(self._socket)
+        lost = f"the connection to amemd at {self._connection.socket} was lost"
+        why = _endpoint.probe(self._connection.socket)
         if why is not None:
             return error_of(why.code, f"{lost}: {why.text}") if self.answered else why
         tail = ". `amemctl groups` shows how far it got" if self._operation else ""
@@ -70,7 +69,8 @@ class Ending:
 
     def too_late(self) -> Error:
         tail = "; the operation may go on there, `amemctl groups` shows its state" if self._operation else ""
-        return DeadlineExceededError(f"amemd at {self._socket} did not answer within {self._timeout:g} s{tail}")
+        return DeadlineExceededError(
+            f"amemd at {self._connection.socket} did not answer within {self._timeout:g} s{tail}")
 
 
 class Operation(Iterator[Progress]):
@@ -130,7 +130,6 @@ class Watch(Iterator[Event]):
         self._stream = stream
         self._socket = connection.socket
         self._ending = Ending(connection, None)
-        self._closed = False
         late = threading.Event()
 
         def give_up() -> None:
@@ -152,18 +151,18 @@ class Watch(Iterator[Event]):
         try:
             message = next(self._stream)
         except StopIteration:
-            if self._closed:
+            if self._ending.stopped:
                 raise
             raise UnavailableError(f"amemd at {self._socket} ended the stream of events") from None
         except grpc.RpcError as failure:
-            if self._closed:
+            if self._ending.stopped:
                 raise StopIteration from None
             raise self._ending.error(failure) from None
         self._ending.answered = True
         return from_wire(Event, message)
 
     def close(self) -> None:
-        self._closed = True
+        self._ending.stopped = True
         self._stream.cancel()
 
     def __enter__(self) -> Watch:
