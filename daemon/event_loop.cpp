@@ -8,6 +8,13 @@
 #include <utility>
 
 namespace amem {
+namespace {
+
+/// Whoever has just been served often asks again at once, and to sleep and be woken takes several
+/// times as long as to answer.
+constexpr Duration kLinger = std::chrono::microseconds(100);
+
+}  // namespace
 
 Status EventLoop::open() {
   epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
@@ -25,9 +32,11 @@ Status EventLoop::open() {
 
 void EventLoop::run() {
   std::array<epoll_event, 64> events;
+  Time sleepless_until{};
   while (!stopped_) {
+    const int patience = Clock::now() < sleepless_until ? 0 : wait_ms();
     const int n =
-        ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms());
+        ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), patience);
     for (int i = 0; i < n && !stopped_; ++i) {
       const epoll_event& event = events[static_cast<std::size_t>(i)];
       // By id and not by descriptor: a handler before this one may have closed it.
@@ -36,6 +45,7 @@ void EventLoop::run() {
       const std::shared_ptr<Handler> handler = it->second.handler;  // may unwatch itself
       (*handler)(event.events);
     }
+    if (n > 0) sleepless_until = Clock::now() + kLinger;
     run_timers();
   }
 }

@@ -10,6 +10,13 @@ namespace amem::shim {
 namespace {
 
 constexpr std::chrono::seconds kBrokerDeadline{30};
+
+/// How long the broker takes to answer when it has nothing else to do: its driver calls, most of
+/// all for the pages of what it creates.
+std::chrono::microseconds usual_answer(std::uint64_t created_bytes) {
+  return std::chrono::microseconds(200 + (created_bytes >> 20U));
+}
+
 // More than the broker's own deadlines for a resume; for a broker that is stuck.
 constexpr std::chrono::minutes kArrivalDeadline{5};
 
@@ -76,7 +83,7 @@ CUresult Memory::create(CUmemGenericAllocationHandle* handle, std::size_t size,
   c.gpu_direct_rdma = prop.allocFlags.gpuDirectRDMACapable != 0;
   set_text(c.tag, label.tag);
   c.policy = label.policy;
-  Result<Packet> answer = session_.call(request, kBrokerDeadline);
+  Result<Packet> answer = session_.call(request, kBrokerDeadline, usual_answer(size));
   const std::string what =
       "creating " + std::to_string(size) + " bytes on device " + std::to_string(device);
   if (!answer.ok()) return refuse(answer.status(), what);
@@ -113,7 +120,7 @@ CUresult Memory::redeem(CUmemGenericAllocationHandle* handle, const Ticket& tick
   request.which_body = amem_v1_SessionMessage_redeem_tag;
   request.body.redeem.id = ticket.id;
   std::memcpy(request.body.redeem.token, ticket.token.data(), ticket.token.size());
-  Result<Packet> answer = session_.call(request, kBrokerDeadline);
+  Result<Packet> answer = session_.call(request, kBrokerDeadline, usual_answer(0));
   const std::string what = "redeeming a ticket for allocation " + std::to_string(ticket.id);
   if (!answer.ok()) return refuse(answer.status(), what);
   const amem_v1_Reply& reply = answer.value().message.body.reply;

@@ -127,16 +127,19 @@ Status Session::start(Handler& handler) {
   return started;
 }
 
-Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadline) {
-  const auto until = std::chrono::steady_clock::now() + deadline;
+Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadline,
+                             std::chrono::microseconds soon) {
+  const auto begin = std::chrono::steady_clock::now();
   Waiting waiting;
   std::unique_lock lock(mutex_);
   message.seq = next_seq_++;
   waiting_[message.seq] = &waiting;
   lock.unlock();
   Status sent = alive() ? send(message) : Status(Code::kUnavailable, "the broker is gone");
+  if (sent.ok() && soon.count() > 0) look_for_answer(waiting, begin + soon);
   lock.lock();
-  if (sent.ok()) answered_.wait_until(lock, until, [&] { return waiting.done || !alive(); });
+  if (sent.ok())
+    answered_.wait_until(lock, begin + deadline, [&] { return waiting.done || !alive(); });
   waiting_.erase(message.seq);
   if (!sent.ok()) return sent;
   if (!waiting.done) {
@@ -146,6 +149,25 @@ Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadlin
   }
   if (Status s = status_of(waiting.packet.message.body.reply); !s.ok()) return s;
   return std::move(waiting.packet);
+}
+
+void Session::look_for_answer(const Waiting& waiting, std::chrono::steady_clock::time_point until) {
+  const auto seen = [&] { return waiting.done.load(std::memory_order_acquire); };
+  while (!seen() && alive() && std::chrono::steady_clock::now() < until) {
+    pollfd fd{socket_.get(), POLLIN, 0};
+    if (::poll(&fd, 1, 0) <= 0) continue;
+    std::unique_lock reading(reading_);
+    Incoming in;
+    in.status = receive(socket_.get(), MSG_DONTWAIT, in.packet);
+    if (in.status.code() == Code::kResourceExhausted) continue;  // another thread has it
+    const bool reply =
+        in.status.ok() && in.packet.message.which_body == amem_v1_SessionMessage_reply_tag;
+    if (reply && deliver(in.packet)) continue;
+    const bool ended = !in.status.ok();
+    left_.push_back(std::move(in));
+    wake();
+    if (ended) return;
+  }
 }
 
 void Session::post(const Message& message) {
@@ -170,6 +192,10 @@ void Session::run_at(Clock::time_point when, std::function<void()> task) {
     std::lock_guard lock(mutex_);
     tasks_.push_back({when, std::move(task)});
   }
+  wake();
+}
+
+void Session::wake() {
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
 }
@@ -197,16 +223,42 @@ int Session::milliseconds_to_next_task() {
   return static_cast<int>(std::clamp<std::int64_t>(wait.count(), 0, 60'000));
 }
 
-void Session::deliver(Packet& packet) {
-  std::unique_lock lock(mutex_);
+/// False: its caller has given up, and the packet is as it was.
+bool Session::deliver(Packet& packet) {
+  std::lock_guard lock(mutex_);
   const auto it = waiting_.find(packet.message.seq);
-  if (it == waiting_.end()) {  // a descriptor beside it closes with the packet
-    lock.unlock();
-    return handler_->unclaimed(packet);
-  }
+  if (it == waiting_.end()) return false;
   it->second->packet = std::move(packet);
-  it->second->done = true;
+  it->second->done.store(true, std::memory_order_release);
   answered_.notify_all();
+  return true;
+}
+
+/// Handles one packet, first those that others have left. False: the session has ended.
+bool Session::serve_next(bool readable) {
+  Incoming in;
+  {
+    std::lock_guard reading(reading_);
+    if (!left_.empty()) {
+      in = std::move(left_.front());
+      left_.pop_front();
+    } else if (readable) {
+      in.status = receive(socket_.get(), MSG_DONTWAIT, in.packet);
+    } else {
+      return true;
+    }
+    if (!left_.empty()) wake();
+  }
+  if (in.status.code() == Code::kResourceExhausted) return true;
+  if (!in.status.ok()) {
+    if (in.status.code() != Code::kUnavailable) log_error("from the broker: " + in.status.text());
+    return false;
+  }
+  if (in.packet.message.which_body != amem_v1_SessionMessage_reply_tag)
+    handler_->command(in.packet);
+  else if (!deliver(in.packet))
+    handler_->unclaimed(in.packet);  // a descriptor beside it closes with the packet
+  return true;
 }
 
 void Session::serve() {
@@ -221,18 +273,7 @@ void Session::serve() {
       [[maybe_unused]] const ssize_t n = ::read(wake_.get(), &count, sizeof count);
     }
     run_due_tasks();
-    if (fds[0].revents == 0) continue;
-    Packet packet;
-    const Status s = receive(socket_.get(), MSG_DONTWAIT, packet);
-    if (s.code() == Code::kResourceExhausted) continue;
-    if (!s.ok()) {
-      if (s.code() != Code::kUnavailable) log_error("from the broker: " + s.text());
-      break;
-    }
-    if (packet.message.which_body == amem_v1_SessionMessage_reply_tag)
-      deliver(packet);
-    else
-      handler_->command(packet);
+    if (!serve_next(fds[0].revents != 0)) break;
   }
   {
     std::lock_guard lock(mutex_);

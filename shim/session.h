@@ -4,11 +4,16 @@
 // that wait for them, commands to the Handler, one after another. call() and post() from any
 // thread, but call() not from the handler, which runs on the thread that would read the answer. A
 // lost session is never opened again: the handler hears of it once.
+//
+// A thread that waits for an answer that is due at once reads the socket, too: to wake the service
+// thread and to be woken by it takes several times as long as the broker's answer. What it finds
+// for others it leaves to the service thread, in order.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -56,7 +61,9 @@ class Session {
   bool alive() const { return alive_.load(std::memory_order_acquire); }
 
   /// Sends a request and waits for its Reply. A Reply with a code is returned as that Status.
-  Result<Packet> call(Message& message, std::chrono::milliseconds deadline);
+  /// `soon`: for so long it may be worth a core to look for the answer without sleeping.
+  Result<Packet> call(Message& message, std::chrono::milliseconds deadline,
+                      std::chrono::microseconds soon = {});
   /// Sends a message that has no Reply. Failure means that the session is lost, which the handler
   /// hears of.
   void post(const Message& message);
@@ -75,8 +82,8 @@ class Session {
 
  private:
   struct Waiting {
-    bool done = false;
-    Packet packet;
+    std::atomic<bool> done{false};
+    Packet packet;  // the caller's once done
   };
 
   struct Task {
@@ -86,9 +93,12 @@ class Session {
 
   Status send(const Message& message);
   void serve();
+  bool serve_next(bool readable);
+  void wake();
+  void look_for_answer(const Waiting& waiting, std::chrono::steady_clock::time_point until);
   void run_due_tasks();
   int milliseconds_to_next_task();
-  void deliver(Packet& packet);
+  bool deliver(Packet& packet);
 
   const std::chrono::milliseconds send_deadline_;
   Fd socket_;
@@ -96,6 +106,14 @@ class Session {
   amem_v1_Welcome welcome_ = amem_v1_Welcome_init_zero;
   Handler* handler_ = nullptr;
   std::atomic<bool> alive_{false};
+
+  /// What one receive() gave.
+  struct Incoming {
+    Status status;
+    Packet packet;
+  };
+  std::mutex reading_;         // held to receive; taken before mutex_
+  std::deque<Incoming> left_;  // for the service thread, read by others; guarded by reading_
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable answered_;
