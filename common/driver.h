@@ -47,6 +47,7 @@
   X(cuMemcpyHtoDAsync, 3020)                  \
   X(cuMemsetD8Async, 3020)                    \
   X(cuMemHostRegister, 6050)                  \
+  X(cuMemHostUnregister, 4000)                \
   X(cuMemHostAlloc, 2020)                     \
   X(cuModuleLoadData, 2000)                   \
   X(cuModuleUnload, 2000)                     \

@@ -28,6 +28,17 @@ std::span<T> part_of_table(void* table, std::uint32_t first, std::uint32_t count
 
 }  // namespace
 
+SparseCopier::~SparseCopier() {
+  for (auto& [ordinal, device] : ready_) settle(ordinal, device);
+}
+
+/// Its kernels write to its table: they have ended before that goes.
+void SparseCopier::settle(int ordinal, const Device& device) {
+  const Devices::Use use(devices_, ordinal);
+  if (use.result() == CUDA_SUCCESS && device.stream != nullptr)
+    driver_.cuStreamSynchronize_(device.stream);
+}
+
 void SparseCopier::prepare(int ordinal) {
   if (!tried_.insert(ordinal).second) return;
   Device device;
@@ -56,18 +67,17 @@ Status SparseCopier::make(int ordinal, Device& device) {
     if (r == CUDA_SUCCESS) r = driver_.cuModuleGetFunction_(function, device.module, name);
   if (r == CUDA_SUCCESS) r = driver_.cuStreamCreate_(&device.stream, CU_STREAM_NON_BLOCKING);
   device.room = static_cast<std::uint32_t>(sparse::groups(memory) + kSpareEntries);
-  if (r == CUDA_SUCCESS)
-    r = driver_.cuMemHostAlloc_(&device.table, device.room * sizeof(sparse::Entry), 0);
+  if (r == CUDA_SUCCESS) r = device.table.make(driver_, device.room * sizeof(sparse::Entry));
   // A driver may load a kernel only when it is launched, which is not to be in a pause. So each
   // runs once, on a few zeros behind the table's first entry.
-  if (r == CUDA_SUCCESS) std::memset(device.table, 0, device.room * sizeof(sparse::Entry));
   Place trial;
   trial.piece.length = sparse::kUnit;
-  trial.piece.address = reinterpret_cast<std::uintptr_t>(device.table) + sparse::kUnit;
+  trial.piece.address = reinterpret_cast<std::uintptr_t>(device.table.get()) + sparse::kUnit;
   trial.piece.pool = trial.piece.address + sparse::kUnit;
   for (Kernel kernel : {Kernel::kScan, Kernel::kGather, Kernel::kScatter, Kernel::kChecksum})
     if (r == CUDA_SUCCESS) r = launch_all(kernel, device, std::span(&trial, 1));
   if (r == CUDA_SUCCESS) return {};
+  settle(ordinal, device);
   if (device.stream != nullptr) driver_.cuStreamDestroy_(device.stream);
   if (device.module != nullptr) driver_.cuModuleUnload_(device.module);
   return driver_.error(r, "the kernels of sparse copies" + on(ordinal));
@@ -113,9 +123,9 @@ Status SparseCopier::decide(int ordinal, Device& device, std::vector<Piece>& dec
   std::vector<Place> sparse_ones;
   for (Place& place : device.offered) {
     Piece& piece = place.piece;
-    const Content content =
-        count(part_of_table<sparse::Entry>(device.table, place.first_entry, entries_of(piece)),
-              piece.length);
+    const Content content = count(
+        part_of_table<sparse::Entry>(device.table.get(), place.first_entry, entries_of(piece)),
+        piece.length);
     piece.sparse = save_sparse(content, piece.length, piece.sparse);
     piece.stored = piece.sparse ? content.stored : piece.length;
     if (piece.sparse) sparse_ones.push_back(place);
@@ -174,7 +184,7 @@ Status SparseCopier::checksums(std::span<Piece> pieces) {
       for (const Place& place : places) {
         Piece& piece = *begin[&place - places.data()];
         piece.checksum = checksum(
-            part_of_table<std::uint64_t>(device.table, place.first_entry, entries_of(piece)));
+            part_of_table<std::uint64_t>(device.table.get(), place.first_entry, entries_of(piece)));
       }
     }
   }
@@ -202,7 +212,7 @@ CUresult SparseCopier::launch_all(Kernel kernel, const Device& device,
   void* parameters[] = {&launch};
   CUresult r = CUDA_SUCCESS;
   while (r == CUDA_SUCCESS && !places.empty()) {
-    launch.entries = reinterpret_cast<std::uintptr_t>(device.table);
+    launch.entries = reinterpret_cast<std::uintptr_t>(device.table.get());
     launch.ranges = 0;
     launch.groups = 0;
     for (const Place& place :

@@ -17,6 +17,7 @@
 #include "common/driver.h"
 #include "common/sparse.h"
 #include "shim/devices.h"
+#include "shim/pinned_memory.h"
 
 namespace amem::shim {
 
@@ -36,10 +37,11 @@ struct Piece {
 class SparseCopier {
  public:
   SparseCopier(const Driver& driver, Devices& devices) : driver_(driver), devices_(devices) {}
+  ~SparseCopier();
 
   /// Loads the kernels and makes what they need. REQUIRES: the device is in use.
   void prepare(int device);
-  /// The program has reset this device: all of it went with the context.
+  /// The program has reset this device: all of it went with the context, or is idle.
   void forget(int device);
 
   /// Remembers a piece for the next scan(). False: the device has no kernels, the piece is not
@@ -73,7 +75,7 @@ class SparseCopier {
     CUfunction gather = nullptr;
     CUfunction scatter = nullptr;
     CUfunction checksum = nullptr;
-    void* table = nullptr;     // pinned; an Entry, or a sum, for each group of the pieces
+    PinnedMemory table;        // an Entry, or a sum, for each group of the pieces
     std::uint32_t room = 0;    // entries of the table
     std::uint32_t in_use = 0;  // of these
     std::vector<Place> offered;
@@ -82,6 +84,7 @@ class SparseCopier {
   enum class Kernel : std::uint8_t { kScan, kGather, kScatter, kChecksum };
 
   Status make(int ordinal, Device& device);
+  void settle(int ordinal, const Device& device);
   bool serves(const Piece& piece) const;
   Status decide(int ordinal, Device& device, std::vector<Piece>& decided);
   /// In as few launches as the pieces allow.

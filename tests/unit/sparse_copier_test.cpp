@@ -245,6 +245,7 @@ TEST_F(SparseCopierTest, WhatItCannotTake) {
   elsewhere.device = 1;
   EXPECT_FALSE(copier.offer(elsewhere)) << "device 1 has not been prepared";
   EXPECT_EQ(copier.scatter({elsewhere}).code(), Code::kFailedPrecondition);
+  EXPECT_TRUE(copier.finish().ok());
   copier.forget(0);
   EXPECT_FALSE(copier.offer(piece(0, 4096)));
 }
@@ -257,6 +258,36 @@ TEST_F(SparseCopierTest, ATableThatIsFullTakesNoMore) {
   EXPECT_TRUE(copier.finish().ok());
   EXPECT_TRUE(copier.offer(piece(0, kMemory)));
   EXPECT_TRUE(copier.finish().ok());
+}
+
+int host_blocks = 0;
+int registered = 0;
+
+TEST_F(SparseCopierTest, TheTableIsNoBlockOfTheDriversHeapOfPinnedMemory) {
+  // There it would keep a chunk alive that the program's blocks are cut from, and their next ones
+  // would not be zero as they are without us.
+  static const Driver& real = driver();
+  Driver counting = real;
+  counting.cuMemHostAlloc_ = [](void** address, std::size_t size, unsigned flags) {
+    ++host_blocks;
+    return real.cuMemHostAlloc_(address, size, flags);
+  };
+  counting.cuMemHostRegister_ = [](void* address, std::size_t size, unsigned flags) {
+    ++registered;
+    return real.cuMemHostRegister_(address, size, flags);
+  };
+  counting.cuMemHostUnregister_ = [](void* address) {
+    --registered;
+    return real.cuMemHostUnregister_(address);
+  };
+  SparseCopier other(counting, devices());
+  other.prepare(0);
+  EXPECT_EQ(host_blocks, 0);
+  EXPECT_EQ(registered, 1);
+  ASSERT_TRUE(other.offer(piece(0, kMemory))) << "it has no table";
+  EXPECT_TRUE(other.finish().ok());
+  other.forget(0);
+  EXPECT_EQ(registered, 0) << "the table outlives what it was made for";
 }
 
 }  // namespace
