@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from sim_node import Broker, eventually, patience
+from sim_node import Broker, eventually, patience, wire
 
 
 def check_config(node, *flags, text=None, env=None):
@@ -120,7 +120,7 @@ def test_hangup_opens_the_log_file_anew(bare_node):
     os.rename(path, path + ".1")
     node.broker.signal(signal.SIGHUP)
     eventually(lambda: os.path.exists(path) and os.path.getsize(path) > 0, what="a new log file")
-    assert node.ctl.reachable()
+    node.ctl.status()
 
 
 # ---- life and death ----
@@ -216,7 +216,14 @@ def test_views_for_people(node):
 
 def test_watch_tells_what_happens(node):
     watch = node.ctl.start("watch")
-    eventually(lambda: node.ctl.reachable())
+
+    def is_watching():
+        session = wire.Session(node.runtime_dir)
+        session.hello("probe")
+        session.close()
+        return watch.rest("out")
+
+    eventually(is_watching, what="amemctl watch tells of a rank")
     events = []
 
     def await_event(kind, **fields):

@@ -18,7 +18,8 @@ def test_a_graph_launched_while_paused_waits(node):
     job.ask("capture 2")
     node.ctl("pause", "train")
     job.send("graph 3")
-    assert job.ranks[0].rest("out") == []
+    for rank in job.ranks:
+        rank.stands()
     node.ctl("resume", "train")
     job.answers()
     job.check()
@@ -41,7 +42,7 @@ def test_a_pause_waits_for_an_open_capture(node):
 def test_a_capture_that_stays_open_is_named(node):
     job = node.job()
     job.ranks[1].ask("capture begin")
-    answer = node.ctl.try_("pause", "train", "--timeout", "500ms")
+    answer = node.ctl.try_("pause", "train", "--timeout", "2s")
     assert answer.code == 6
     assert f"pid {job.ranks[1].pid}" in answer.error
     assert "captur" in answer.error

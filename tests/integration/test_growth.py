@@ -21,7 +21,7 @@ class Footprint:
 
     def check(self):
         # What a rank frees the broker closes a little later.
-        eventually(lambda: self._counts() == self.counts, deadline=5,
+        eventually(lambda: self._counts() == self.counts,
                    what=f"{self.process.name} has as many descriptors and threads as before")
         # Room for what allocators keep, far below anything that leaks with each cycle.
         assert self.process.rss_bytes() < self.rss + 1024 * KIB, self.process.name

@@ -76,7 +76,7 @@ def test_twenty_cycles_without_growth(node):
         turn()
     program.verify()
     assert program.brokered() == brokered
-    eventually(lambda: node.broker.held() == held, deadline=5, what="the broker holds as much as before")
+    eventually(lambda: node.broker.held() == held, what="the broker holds as much as before")
     assert (program.descriptors(), program.threads()) == (descriptors, threads)
     assert program.rss_bytes() < rss + MIB
 
@@ -401,7 +401,7 @@ def test_the_broker_is_told_what_is_not_brokered(node):
     program.ask(f"unbrokered managed {MIB}")
     program.ask(f"unbrokered pool {MIB}")
     expected = {"managed": MIB, "pool": MIB}
-    eventually(lambda: told() == expected, deadline=5, what="the broker knows")
+    eventually(lambda: told() == expected, what="the broker knows")
     paused = node.ctl("pause", "train").json
     assert paused["unbrokered_bytes"] == 2 * MIB and paused["pinned_bytes"] == 0
     node.ctl("resume", "train")

@@ -37,7 +37,7 @@ def test_operator_and_ranks_take_turns(node):
 
 
 def test_a_rank_that_never_asks_is_named(node):
-    job = node.job(env={"AMEM_TIMEOUT": "1"})
+    job = node.job(env={"AMEM_TIMEOUT": "2"})
     job.ranks[0].send("ncclPause")
     assert "returned" in job.ranks[0].failure()
     complaint = job.ranks[0].wait_for("ncclPause:")
@@ -53,7 +53,7 @@ def test_a_rank_that_never_asks_is_named(node):
 def test_a_rank_that_dies_is_not_waited_for(node):
     job = node.job()
     job.ranks[0].send("ncclPause")
-    node.ctl("ranks", "train")
+    job.ranks[0].stands()
     job.ranks[1].kill()
     job.ranks[0].answer()
     assert node.ctl.state("train") == "paused"

@@ -59,6 +59,7 @@ def test_a_rank_that_never_launches_its_part_is_waited_for_and_named(node):
     """One rank is inside a collective, the other does something else: there is no cut, and nothing happens."""
     job = node.job()
     job.ranks[0].send("step 1")
+    job.ranks[0].stands()
     answer = node.ctl.try_("pause", "train", "--timeout", "1s")
     assert answer.code == 6, answer
     assert "rank 0" in answer.error
@@ -74,6 +75,7 @@ def test_a_rank_that_never_launches_its_part_is_waited_for_and_named(node):
 def test_a_rank_that_launches_its_part_late_is_let_through(node):
     job = node.job()
     job.ranks[0].send("step 1")
+    job.ranks[0].stands()
     pause = node.ctl.start("pause", "train")
     pause.wait_phase("quiesce")
     job.ranks[1].send("step 1")

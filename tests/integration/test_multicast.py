@@ -1,9 +1,7 @@
 """Multicast objects (NVLS): brokered memory that is bound to one goes and comes like any other."""
-import time
-
 import pytest
 
-from sim_node import MIB, eventually
+from sim_node import MIB, SLEEP, eventually
 from test_growth import Footprint
 
 MULTICAST_SUPPORTED = 132  # CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
@@ -94,11 +92,11 @@ def test_a_bind_waits_for_the_team(node):
     puppets[0].ask("team add")
     both(puppets, f"alloc {SIZE} whole")
     puppets[0].send("team bind 1 0")
-    time.sleep(0.2)
-    assert puppets[0].waits()
+    puppets[0].stands(SLEEP)  # as the simulated driver waits for the team
     # The rank inside the bind is busy, so there is no cut, and nothing has happened.
     answer = node.ctl.try_("pause", "train", "--timeout", "300ms")
     assert answer.code == 6, answer
+    puppets[0].stands(SLEEP)
     puppets[1].ask("team add")
     puppets[0].answer()
     puppets[1].ask("team bind 1 0")
@@ -114,7 +112,7 @@ def test_a_device_is_added_while_the_gate_is_shut(node):
     puppets[0].ask("team add")
     both(puppets, f"alloc {SIZE} whole")
     puppets[0].send("team bind 1 0")
-    time.sleep(0.2)
+    puppets[0].stands(SLEEP)
     operation = node.ctl.start("pause", "train")
     operation.wait_phase("quiesce")
     puppets[1].ask("team add")
@@ -131,9 +129,14 @@ def test_no_rank_runs_before_all_are_bound_again(node):
     puppets = team(node)
     broadcast(puppets, 1)
     pause(node)
-    puppets[1].faults("cuMulticastBindMem:*:delay=300")
+    puppets[1].faults("cuMulticastBindMem:*:hold")
     puppets[0].send("team write 5")  # waits at the gate, and fails if it passes too early
-    resume(node)
+    puppets[0].stands()
+    operation = node.ctl.start("resume", "train")
+    operation.wait_phase("map+load", ranks_done=1)
+    puppets[0].stands()
+    puppets[1].faults()
+    assert operation.finish().code == 0
     puppets[0].answer()
     both(puppets, "verify 1 5")
 

@@ -100,7 +100,7 @@ def test_broker_dies_in_the_middle_of_a_pause(bare_node):
     node = bare_node
     node.start_broker()
     job = node.job()
-    job.ranks[0].faults("cuMemcpyDtoHAsync:1:delay=500")
+    job.ranks[0].faults("cuMemcpyDtoHAsync:1:hold")
     pause = node.ctl.start("pause", "train")
     pause.wait_phase("save")
     node.broker.kill()
@@ -218,8 +218,8 @@ def test_calls_wait_for_the_resume(node):
     job.send("step 5")
     job.send("alloc 100000")
     job.send("verify")
-    waiting = "nothing to read before the resume"
-    assert job.ranks[0].rest("out") == [], waiting
+    for rank in job.ranks:
+        rank.stands()
     node.ctl("resume", "train")
     job.answers()
     job.answers()

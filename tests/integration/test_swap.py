@@ -74,9 +74,12 @@ def test_many_swaps_each_way(swapping, room):
 @pytest.mark.parametrize("room", ROOM)
 def test_what_overlaps(swapping, room):
     node, train, rollout = swapping(room)
-    train.ranks[0].faults("cuMemcpyDtoHAsync:1:delay=1000")
-    answer = node.ctl("swap", "train", "rollout")
+    train.ranks[0].faults("cuMemcpyDtoHAsync:1:hold")
+    swap = node.ctl.start("swap", "train", "rollout")
+    swap.wait_phase("save" if not swapping.duplex else "turn" if room == "plenty" else "create")
     train.ranks[0].faults()
+    answer = swap.finish()
+    assert answer.code == 0, answer
     saved = lines(answer, "train", "release")[0]
     if not swapping.duplex:
         assert lines(answer, "rollout")[0] > saved
@@ -85,11 +88,10 @@ def test_what_overlaps(swapping, room):
     else:
         assert lines(answer, "rollout", "create")[0] < saved < lines(answer, "rollout", "map+load")[0]
     assert lines(answer, "rollout", "open")[0] > lines(answer, "train", "drop")[0], "never do both run"
-    with open(node.log_file("amemd")) as log:
-        told = re.search(r"swap of 'train' for 'rollout' took .* begun ([0-9.]+) ms (before|after) the end", log.read())
+    told = re.search(r" begun ([0-9.]+) ms (before|after) the end", node.broker.wait_for("swap of 'train' for 'rollout' took"))
     assert told[2] == ("before" if swapping.duplex else "after")
     if swapping.duplex:
-        assert float(told[1]) > 900
+        assert float(told[1]) > 0
     assert_usable(node, train, rollout)
 
 
@@ -173,10 +175,13 @@ def test_a_call_that_fails_on_the_way_in(swapping, room, rule):
 def test_memory_that_cannot_be_created(swapping, error):
     node, train, rollout = swapping()
     node.broker.faults(f"cuMemCreate:3:{error}")
-    train.ranks[0].faults("cuMemcpyDtoHAsync:1:delay=300")
-    answer = node.ctl.try_("swap", "train", "rollout")
-    node.broker.faults()
+    train.ranks[0].faults("cuMemcpyDtoHAsync:1:hold")
+    swap = node.ctl.start("swap", "train", "rollout")
+    swap.wait_phase("create" if swapping.duplex else "save")
+    node.ctl.status()  # by now it has tried, if it creates beside the save
     train.ranks[0].faults()
+    answer = swap.finish()
+    node.broker.faults()
     if swapping.duplex and error == 2:  # others took the memory: there is more to come
         assert answer.code == 0, answer
     else:

@@ -51,7 +51,7 @@ def test_waves_each_way(swapping):
 def test_the_other_group_comes_in_between_two_waves(swapping):
     node, train, rollout = swapping()
     for rank in train.ranks:
-        rank.faults("cuMemcpyDtoHAsync:3+:delay=300")  # of the second wave, and later
+        rank.faults("cuMemcpyDtoHAsync:3+:hold")  # of the second wave, and later
     swap = node.ctl.start("swap", "train", "rollout")
     swap.wait_phase("drop")
     assert eventually(lambda: node.ctl.group("rollout")["resident_bytes"] > 0)

@@ -76,8 +76,8 @@ def test_a_peer_that_dies_in_a_loop_is_named(bare_node):
 
 
 def test_a_peer_that_never_starts_is_an_error(bare_node):
-    job = Job(bare_node, "lone", 2, run=[], arguments=["--peer-timeout", "1"])
-    job.ranks[1].kill()
+    job = Job(bare_node, "lone", 2, run=[], arguments=["--peer-timeout", "1"],
+              rank_env={1: {"AMEM_SIM_FAULTS": "cuInit:1:kill"}})
     assert "rank 1" in job.ranks[0].failure()
     assert job.ranks[0].wait() == 1
 

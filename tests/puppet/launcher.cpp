@@ -42,6 +42,7 @@ void Launcher::Start(const std::string& way) {
     throw workload::Failure("no such way to launch: " + way);
   }
   stop_ = false;
+  error_.clear();
   thread_ = std::thread([this, launch] { Run(launch); });
 }
 

@@ -1,5 +1,6 @@
 """Fixtures of the Python package's tests: the package of the build tree, a simulated node, a shim that only takes
 notes."""
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "integration"))
 
-from sim_node.child import patience  # noqa: E402
+from sim_node.child import eventually, patience  # noqa: E402
 from sim_node.fixtures import bare_node, build, node, pytest_addoption, pytest_runtest_makereport  # noqa: E402
 
 __all__ = ["bare_node", "build", "node", "pytest_addoption", "pytest_runtest_makereport"]
@@ -50,8 +51,18 @@ class Shim:
     def group(self, name):
         self.library.fake_group(name.encode())
 
-    def delay(self, ms):
-        self.library.fake_delay(ms)
+    @contextlib.contextmanager
+    def held(self):
+        """Pauses and resumes wait in the shim meanwhile, before they are noted."""
+        self.library.fake_hold(1)
+        try:
+            yield
+        finally:
+            self.library.fake_hold(0)
+
+    def called(self):
+        """Returns when a call waits there."""
+        eventually(self.library.fake_inside, what="a call has come to the shim")
 
 
 def fake_shim_path(build):

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
+#include <time.h>
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static char notes[1 << 16];
@@ -15,7 +15,9 @@ static char answer_text[256];
 static char answer_for_tag[64]; /* when not empty: only calls with this tag fail */
 static char stats[1 << 16] = "{}";
 static char group[64];
-static int delay_ms;
+static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
+static int held;   /* pause and resume wait until it is 0 */
+static int inside; /* calls that wait */
 
 static void note(const char* format, ...) __attribute__((format(printf, 1, 2)));
 static void note(const char* format, ...) {
@@ -46,16 +48,41 @@ void fake_answer(int code, const char* text, const char* for_tag) {
 }
 void fake_stats(const char* json) { snprintf(stats, sizeof stats, "%s", json); }
 void fake_group(const char* name) { snprintf(group, sizeof group, "%s", name); }
-void fake_delay(int ms) { delay_ms = ms; }
+void fake_hold(int hold) {
+  pthread_mutex_lock(&mutex);
+  held = hold;
+  pthread_cond_broadcast(&moved);
+  pthread_mutex_unlock(&mutex);
+}
+int fake_inside(void) {
+  int now;
+  pthread_mutex_lock(&mutex);
+  now = inside;
+  pthread_mutex_unlock(&mutex);
+  return now;
+}
 void fake_reset(void) {
   notes[0] = '\0';
   fake_answer(0, "", "");
   fake_stats("{}");
   fake_group("");
-  fake_delay(0);
+  fake_hold(0);
 }
 
 /* ---- the shim's functions ---- */
+
+/* At most for a minute: the test whose turn never comes is to fail, not to hang. */
+static void wait_while_held(void) {
+  struct timespec until;
+  int late = 0;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_sec += 60;
+  pthread_mutex_lock(&mutex);
+  ++inside;
+  while (held && late == 0) late = pthread_cond_timedwait(&moved, &mutex, &until);
+  --inside;
+  pthread_mutex_unlock(&mutex);
+}
 
 static int operate(const char* what, const char* const* tags, size_t count, uint32_t timeout_ms,
                    char* error, size_t size) {
@@ -67,7 +94,7 @@ static int operate(const char* what, const char* const* tags, size_t count, uint
     strncat(list, tags[i], 31);
     if (strcmp(tags[i], answer_for_tag) == 0) concerned = 1;
   }
-  if (delay_ms > 0) usleep((useconds_t)delay_ms * 1000);
+  wait_while_held();
   note("%s [%s] %u", what, list, timeout_ms);
   return concerned ? report(error, size) : 0;
 }

@@ -3,7 +3,6 @@ import concurrent.futures
 import json
 import pickle
 import threading
-import time
 
 import pytest
 
@@ -81,8 +80,9 @@ def test_errors_can_be_pickled():
 
 
 def test_futures_in_the_order_of_the_calls(shim):
-    shim.delay(20)
-    futures = [amem.pause_async("a"), amem.resume_async(["a"], 1), amem.pause_async()]
+    with shim.held():
+        futures = [amem.pause_async("a"), amem.resume_async(["a"], 1), amem.pause_async()]
+        shim.called()
     concurrent.futures.wait(futures, timeout=20)
     assert [each.result() for each in futures] == [None, None, None]
     assert shim.notes == ["pause [a] 0", "resume [a] 1000", "pause [] 0"]
@@ -97,29 +97,33 @@ def test_futures_carry_errors(shim):
 
 
 def test_a_future_whose_turn_has_not_come_can_be_cancelled(shim):
-    shim.delay(100)
-    first, second = amem.pause_async(), amem.resume_async()
-    assert second.cancel()
+    with shim.held():
+        first, second = amem.pause_async(), amem.resume_async()
+        shim.called()
+        assert second.cancel()
     first.result(20)
     amem.pause_async("last").result(20)
     assert shim.notes == ["pause [] 0", "pause [last] 0"]
 
 
 def test_other_threads_run_during_a_pause(shim):
-    shim.delay(500)
     pausing = threading.Thread(target=amem.pause)
-    pausing.start()
-    time.sleep(0.05)
-    assert shim.notes == [] and pausing.is_alive()
+    with shim.held():
+        pausing.start()
+        shim.called()
+        assert shim.notes == [] and pausing.is_alive()
     pausing.join()
+    assert shim.notes == ["pause [] 0"]
 
 
 def test_a_pause_under_way_does_not_keep_the_interpreter(build, python):
     script = """
         import ctypes, time, amem
-        ctypes.CDLL(None).fake_delay(60000)
+        shim = ctypes.CDLL(None)
+        shim.fake_hold(1)
         amem.pause_async()
-        time.sleep(0.1)
+        while not shim.fake_inside():
+            time.sleep(0.001)
         print("good")
     """
     assert python.run(script, {"LD_PRELOAD": fake_shim_path(build)}, deadline=20) == "good\n"

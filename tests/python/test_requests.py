@@ -55,7 +55,7 @@ def fake(tmp_path):
 
 @pytest.fixture
 def broker(fake, tmp_path):
-    with amem.Broker(str(tmp_path), query_timeout=2) as connection:
+    with amem.Broker(str(tmp_path), query_timeout=20) as connection:
         yield connection
 
 

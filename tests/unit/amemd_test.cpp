@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -171,13 +172,14 @@ TEST_F(AmemdTest, ControlCallsOverTheSocket) {
   auto pause = [&](std::vector<v1::Progress>& seen) {
     grpc::ClientContext context;
     auto stream = control->Pause(&context, request);
+    std::atomic<bool> over{false};
     std::thread answering([&] {
-      while (rank.alive() && rank.pump(milliseconds(500))) {
-      }
+      while (!over && rank.alive()) rank.pump(milliseconds(10));
     });
     v1::Progress progress;
     while (stream->Read(&progress)) seen.push_back(progress);
     const grpc::Status status = stream->Finish();
+    over = true;
     answering.join();
     return status;
   };
@@ -229,13 +231,17 @@ TEST_F(AmemdTest, ACallerThatLeavesStopsNothing) {
     context.TryCancel();
     EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
   }
-  while (rank.pump(milliseconds(300))) {
+  const auto until = std::chrono::steady_clock::now() + seconds(20);
+  v1::GroupState state = v1::GROUP_STATE_UNSPECIFIED;
+  while (state != v1::GROUP_STATE_PAUSED && std::chrono::steady_clock::now() < until) {
+    rank.pump(milliseconds(10));
+    grpc::ClientContext context;
+    v1::ListGroupsResponse groups;
+    ASSERT_TRUE(control->ListGroups(&context, {}, &groups).ok());
+    ASSERT_EQ(groups.groups_size(), 1);
+    state = groups.groups(0).state();
   }
-  grpc::ClientContext context;
-  v1::ListGroupsResponse groups;
-  ASSERT_TRUE(control->ListGroups(&context, {}, &groups).ok());
-  ASSERT_EQ(groups.groups_size(), 1);
-  EXPECT_EQ(groups.groups(0).state(), v1::GROUP_STATE_PAUSED);
+  EXPECT_EQ(state, v1::GROUP_STATE_PAUSED);
 }
 
 TEST_F(AmemdTest, ASecondOneIsRefusedAndAKilledOneReplaced) {
@@ -259,10 +265,9 @@ TEST_F(AmemdTest, ASecondOneIsRefusedAndAKilledOneReplaced) {
 TEST_F(AmemdTest, EndsPromptlyWhileThePoolIsBeingMade) {
   auto amemd = serve({"--pool-size", "4GiB", "--pool-segment", "64MiB"});
   ASSERT_TRUE(amemd->says("serves")) << amemd->output();
-  const auto began = std::chrono::steady_clock::now();
   amemd->signal(SIGINT);
   EXPECT_EQ(amemd->wait(), 0);
-  EXPECT_LT(std::chrono::steady_clock::now() - began, seconds(3));
+  EXPECT_EQ(amemd->output().find("4 GiB of 4 GiB ready"), std::string::npos) << "it made all of the pool";
 }
 
 TEST_F(AmemdTest, CheckConfig) {

@@ -87,6 +87,10 @@ TEST_F(BrokerTest, ARankThatLeavesAChildBehindIsGoneAllTheSame) {
   ASSERT_EQ(::pipe2(go, O_CLOEXEC), 0);
   const Fd waiting(go[0]);
   Fd ending(go[1]);
+  int life[2];  // the child lives until the test ends
+  ASSERT_EQ(::pipe2(life, O_CLOEXEC), 0);
+  const Fd living(life[0]);
+  Fd test_runs(life[1]);
   const pid_t rank = ::fork();
   if (rank == 0) {  // only raw calls: the parent has threads
     a.connect(node->dir() + "/session.sock");
@@ -100,7 +104,10 @@ TEST_F(BrokerTest, ARankThatLeavesAChildBehindIsGoneAllTheSame) {
     (void)receive(a.socket(), 0, packet);
     if (::fork() == 0) {
       for (int fd : {0, 1, 2}) ::close(fd);
-      ::sleep(5);
+      ending.reset();  // or the rank would wait for this one's end
+      test_runs.reset();
+      char byte = 0;
+      static_cast<void>(!::read(living.get(), &byte, 1));
       ::_exit(0);
     }
     char byte = 0;

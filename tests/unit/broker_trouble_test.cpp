@@ -37,7 +37,7 @@ const Trouble kTroubles[] = {
 /// For tests that wait for a deadline to pass.
 class ImpatientTest : public BrokerTest {
  protected:
-  Duration patience() const override { return milliseconds(700); }
+  Duration patience() const override { return seconds(2); }
 };
 
 class TroubleTest : public ImpatientTest, public ::testing::WithParamInterface<Trouble> {

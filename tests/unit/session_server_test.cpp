@@ -12,7 +12,6 @@
 namespace amem {
 namespace {
 
-using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 class SessionServerTest : public ::testing::Test, protected SessionHandler {
@@ -39,25 +38,46 @@ class SessionServerTest : public ::testing::Test, protected SessionHandler {
     EXPECT_EQ(::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
     return socket;
   }
-  /// Runs the loop for a little while, once in each test.
-  void run(Duration time = milliseconds(50)) {
-    loop.at(Clock::now() + time, [this] { loop.stop(); });
+  /// Runs the loop until a session's packet or end has made the condition true, and what was posted
+  /// by then has run; once in each test.
+  void run_until(std::function<bool()> condition) {
+    enough = std::move(condition);
+    loop.at(Clock::now() + seconds(60), [this] {
+      ADD_FAILURE() << "not within 60 s";
+      loop.stop();
+    });
     loop.run();
+  }
+  void look() {
+    if (enough && enough()) loop.post([this] { loop.stop(); });
+  }
+  /// A client that reads: what comes on the socket from now on goes to `take`.
+  void read(const Fd& socket, std::function<void(Packet&)> take) {
+    loop.watch(socket.get(), EPOLLIN, [this, fd = socket.get(), take](std::uint32_t) {
+      Packet packet;
+      while (receive(fd, MSG_DONTWAIT, packet).ok()) take(packet);
+      look();
+    });
   }
 
   void session_opened(SessionId session, const Peer& who) override {
     peer = who;
     if (on_open) on_open(session);
   }
-  void session_packet(SessionId, Packet& packet) override { seqs.push_back(packet.message.seq); }
+  void session_packet(SessionId, Packet& packet) override {
+    seqs.push_back(packet.message.seq);
+    look();
+  }
   void session_closed(SessionId session, const std::string& why) override {
     closed.emplace_back(session, why);
+    look();
   }
 
   std::string dir, path;
   EventLoop loop;
   SessionServer server{loop, *this};
   std::function<void(SessionId)> on_open;
+  std::function<bool()> enough;
   Peer peer;
   std::vector<std::uint64_t> seqs;
   std::vector<std::pair<SessionId, std::string>> closed;
@@ -77,7 +97,7 @@ TEST_F(SessionServerTest, PeersAreKnownByTheKernelsWord) {
   const Fd socket = connect();
   ASSERT_TRUE(send_message(socket.get(), numbered(1)).ok());
   ASSERT_TRUE(send_message(socket.get(), numbered(2)).ok());
-  run();
+  run_until([&] { return seqs.size() == 2; });
   EXPECT_EQ(peer.pid, ::getpid());
   EXPECT_EQ(peer.uid, ::geteuid());
   EXPECT_EQ(seqs, (std::vector<std::uint64_t>{1, 2}));
@@ -89,14 +109,9 @@ TEST_F(SessionServerTest, WhatASocketDoesNotTakeIsQueuedInOrder) {
   constexpr std::uint64_t kCount = 500;  // several MiB
   on_open = [&](SessionId id) {
     for (std::uint64_t i = 1; i <= kCount; ++i) server.send(id, numbered(i));
-    for (int delay = 5; delay <= 5 * 4000; delay += 5)
-      loop.at(Clock::now() + milliseconds(delay), [&] {
-        Packet packet;
-        while (receive(socket.get(), MSG_DONTWAIT, packet).ok()) seqs.push_back(packet.message.seq);
-        if (seqs.size() == kCount) loop.stop();
-      });
+    read(socket, [&](Packet& packet) { seqs.push_back(packet.message.seq); });
   };
-  run(seconds(20));
+  run_until([&] { return seqs.size() == kCount; });
   ASSERT_EQ(seqs.size(), kCount);
   for (std::uint64_t i = 0; i < kCount; ++i) EXPECT_EQ(seqs[i], i + 1);
 }
@@ -109,7 +124,7 @@ TEST_F(SessionServerTest, ARankThatDoesNotReadIsDisconnected) {
     for (std::uint64_t i = 0; i < 2 * SessionServer::kMaxQueue / 10000; ++i)
       server.send(id, numbered(i));
   };
-  run(milliseconds(300));
+  run_until([&] { return !closed.empty(); });
   ASSERT_EQ(closed.size(), 1U);
   EXPECT_EQ(closed[0].first, 1U);
   EXPECT_NE(closed[0].second.find("does not read"), std::string::npos) << closed[0].second;
@@ -125,14 +140,9 @@ TEST_F(SessionServerTest, DescriptorsAreSharedWithTheQueue) {
     for (std::uint64_t i = 0; i < 200; ++i) server.send(id, numbered(i));
     // Queued behind them; the last reference of ours is the queue's.
     server.send(id, numbered(1000), {std::make_shared<const Fd>(pipe_ends[1])});
-    for (int delay = 5; delay <= 5 * 400; delay += 5)
-      loop.at(Clock::now() + milliseconds(delay), [&] {
-        while (packet.message.seq != 1000 && receive(socket.get(), MSG_DONTWAIT, packet).ok()) {
-        }
-        if (packet.message.seq == 1000) loop.stop();
-      });
+    read(socket, [&](Packet& each) { packet = std::move(each); });
   };
-  run(seconds(5));
+  run_until([&] { return packet.message.seq == 1000; });
   ASSERT_EQ(packet.message.seq, 1000U);
   ASSERT_EQ(packet.fds.size(), 1U);
   ASSERT_EQ(::write(packet.fds[0].get(), "x", 1), 1);
@@ -150,7 +160,7 @@ TEST_F(SessionServerTest, ClosingFromWithinSendIsToldLater) {
     server.send(id, numbered(1));
     EXPECT_TRUE(closed.empty());
   };
-  run();
+  run_until([&] { return !closed.empty(); });
   ASSERT_EQ(closed.size(), 1U);
   EXPECT_EQ(closed[0].second, "for a reason");
 }

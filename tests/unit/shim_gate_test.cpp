@@ -226,13 +226,14 @@ TEST_F(GateTest, AStepThatFindsNobodyIsUsedUpAtOnce) {
 TEST_F(GateTest, NoStepLetsACaptureBegin) {
   gate_.close();
   std::atomic<bool> began{false};
+  const std::uint64_t passes = gate_.snapshot().passes;
+  const std::uint64_t version = gate_.wait_change(0, 0ms);
   std::thread caller([&] {
     const Pass pass(gate_, gate_.enter_capture());
     EXPECT_EQ(pass.result(), CUDA_SUCCESS);
     began = true;
   });
-  const std::uint64_t passes = gate_.snapshot().passes;
-  std::this_thread::sleep_for(20ms);  // most likely it waits by now; the outcome is the same if not
+  EXPECT_NE(gate_.wait_change(version, 10s), version) << "it has not come to wait";
   gate_.step(0);
   EXPECT_EQ(gate_.snapshot().steps_used, 1U);
   EXPECT_EQ(waiting(gate_.snapshot(), 0), 0U);

@@ -10,6 +10,7 @@
 
 #include "sim.h"
 #include "sim_child.h"
+#include "standstill.h"
 
 namespace {
 
@@ -135,22 +136,28 @@ TEST_F(SimStreams, SynchronisingTheDeviceHoldsNobodyUp) {
   ASSERT_EQ(Block(stream), CUDA_SUCCESS);
   CUcontext context = nullptr;
   cuCtxGetCurrent(&context);
-  std::atomic<bool> idle{false};
-  std::thread waiter([&] {
+  std::atomic<int> idle{0};
+  const auto synchronise = [&](sim_test::Standstill& standstill) {
     cuCtxSetCurrent(context);
+    standstill.Here();
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
-    idle = true;
-  });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    ++idle;
+  };
+  sim_test::Standstill before;
+  std::thread waiter([&] { synchronise(before); });
+  EXPECT_TRUE(before.Await());
   EXPECT_EQ(LaunchAppend(other, 1), CUDA_SUCCESS);
   EXPECT_EQ(cuStreamSynchronize(other), CUDA_SUCCESS);
-  EXPECT_FALSE(idle.load());
+  EXPECT_EQ(idle.load(), 0);
   // Work of a stream that was destroyed counts too.
   EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  EXPECT_FALSE(idle.load());
+  sim_test::Standstill after;
+  std::thread late([&] { synchronise(after); });
+  EXPECT_TRUE(after.Await());
+  EXPECT_EQ(idle.load(), 0);
   g_gate = true;
   waiter.join();
+  late.join();
   cuStreamDestroy(other);
 }
 
@@ -160,22 +167,28 @@ TEST_F(SimStreams, EventsOrderStreamsAndMeasure) {
   const CUevent begin = NewEvent();
   const CUevent end = NewEvent();
   EXPECT_EQ(cuEventQuery(begin), CUDA_SUCCESS) << "never recorded";
+  const auto before = Clock::now();
   ASSERT_EQ(cuEventRecord(begin, first), CUDA_SUCCESS);
   ASSERT_EQ(cuEventSynchronize(begin), CUDA_SUCCESS);
+  const auto begun = Clock::now();
   ASSERT_EQ(Block(first), CUDA_SUCCESS);
   ASSERT_EQ(LaunchAppend(first, 1), CUDA_SUCCESS);
   ASSERT_EQ(cuEventRecord(end, first), CUDA_SUCCESS);
   ASSERT_EQ(cuStreamWaitEvent(second, end, 0), CUDA_SUCCESS);
   ASSERT_EQ(LaunchAppend(second, 2), CUDA_SUCCESS);
   EXPECT_EQ(cuEventQuery(end), CUDA_ERROR_NOT_READY);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the time that is measured
+  const auto opened = Clock::now();
   g_gate = true;
   EXPECT_EQ(cuEventSynchronize(end), CUDA_SUCCESS);
+  const auto ended = Clock::now();
   EXPECT_EQ(cuStreamSynchronize(second), CUDA_SUCCESS);
   EXPECT_EQ(Log(), (std::vector<int>{1, 2}));
   float ms = 0;
   EXPECT_EQ(cuEventElapsedTime(&ms, begin, end), CUDA_SUCCESS);
-  EXPECT_GE(ms, 19.0F);
+  using Milliseconds = std::chrono::duration<float, std::milli>;
+  EXPECT_GE(ms, Milliseconds(opened - begun).count() - 0.1F);
+  EXPECT_LE(ms, Milliseconds(ended - before).count() + 0.1F);
   for (const CUevent event : {begin, end}) EXPECT_EQ(cuEventDestroy(event), CUDA_SUCCESS);
   EXPECT_EQ(cuEventQuery(end), CUDA_ERROR_INVALID_HANDLE);
   cuStreamDestroy(first);

@@ -1,12 +1,12 @@
 """A simulated GPU node for tests: the simulated driver, amemd, amemctl, and ranks that play NCCL."""
 from sim_node.broker import Broker
-from sim_node.child import Child, Died, patience
+from sim_node.child import LOCK, SLEEP, Child, Died, eventually, patience
 from sim_node.ctl import Ctl, Operation
 from sim_node.job import Job, Rank
-from sim_node.node import MIB, Build, Node, eventually
+from sim_node.node import MIB, Build, Node
 from sim_node.program import Program
 from sim_node.puppet import Puppet
 
 __all__ = [
-    "MIB", "Broker", "Build", "Child", "Ctl", "Died", "Job", "Node", "Operation", "Program", "Puppet", "Rank", "eventually",
-    "patience"]
+    "LOCK", "MIB", "SLEEP", "Broker", "Build", "Child", "Ctl", "Died", "Job", "Node", "Operation", "Program", "Puppet", "Rank",
+    "eventually", "patience"]

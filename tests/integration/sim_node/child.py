@@ -18,6 +18,21 @@ def patience(seconds):
     return seconds * float(os.environ.get("AMEM_TEST_SLOWNESS", "1"))
 
 
+def eventually(condition, deadline=20, what="condition"):
+    """Asks until the answer is true, and returns it. For what nobody announces."""
+    end = time.monotonic() + patience(deadline)
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < end, f"{what}: not within {deadline} s"
+        time.sleep(0.01)
+
+
+# System calls in which a thread waits, by their numbers on x86-64.
+LOCK, SLEEP = 202, 230
+
+
 class Child:
     """Standard output and standard error go to one log, marked; lines of output can be waited for."""
 
@@ -174,6 +189,16 @@ class Child:
     def threads(self):
         return len(os.listdir(f"/proc/{self.pid}/task"))
 
+    def system_call(self):
+        """The number of the one in which the main thread is; None while it runs."""
+        with open(f"/proc/{self.pid}/syscall") as file:
+            word = file.read().split()[0]
+        return None if word == "running" else int(word)
+
+    def held(self):
+        """Returns when a fault of the kind `hold` holds its main thread."""
+        eventually(lambda: self.system_call() == SLEEP, what=f"{self.name} is held")
+
 
 class Told(Child):
     """A child that obeys commands, a line each, and answers each with a line of JSON."""
@@ -193,6 +218,11 @@ class Told(Child):
     def ask(self, command, deadline=20):
         self.send(command)
         return self.answer(deadline)
+
+    def stands(self, where=LOCK):
+        """Returns when the command that was sent waits: at the gate or for the device, unless `where` says otherwise."""
+        eventually(lambda: self.system_call() == where, what=f"{self.name} waits")
+        assert self.rest("out") == [], f"{self.name} waits for the next command: it has answered"
 
     def leave(self):
         """Ends the process the regular way."""

@@ -37,9 +37,11 @@ class Answer:
 class Operation(Child):
     """A pause, resume, swap or watch under way."""
 
-    def wait_phase(self, phase, deadline=20):
+    def wait_phase(self, phase, ranks_done=0, deadline=20):
+        """Returns when so many ranks have done their part of it; 0: when it has begun."""
         while True:
-            if self.json_line(deadline)["phase"] == phase:
+            progress = self.json_line(deadline)
+            if progress["phase"] == phase and progress["ranks_done"] >= ranks_done:
                 return
 
     def finish(self, deadline=40):

@@ -3,26 +3,14 @@ import glob
 import os
 import shutil
 import tempfile
-import time
 
 from sim_node.broker import Broker
-from sim_node.child import patience
+from sim_node.child import eventually
 from sim_node.ctl import Ctl
 from sim_node.job import Job
 from sim_node.puppet import Puppet
 
 MIB = 1 << 20
-
-
-def eventually(condition, deadline=20, what="condition"):
-    """Asks until the answer is true, and returns it. For what nobody announces."""
-    end = time.monotonic() + patience(deadline)
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < end, f"{what}: not within {deadline} s"
-        time.sleep(0.01)
 
 
 class Build:

@@ -18,6 +18,7 @@ class Puppet(Told):
         while self.ask("loop status")["launches"] < first + launches:
             pass
 
-    def waits(self):
-        """No command was answered. REQUIRES: one was sent."""
-        return self.rest("out") == []
+    def loop_error(self):
+        """What the loop ended with; None while it goes on."""
+        self.send("loop status")
+        return self.json_line().get("error")
