@@ -4,13 +4,19 @@
 // that wait for them, commands to the Handler, one after another. call() and post() from any
 // thread, but call() not from the handler, which runs on the thread that would read the answer. A
 // lost session is never opened again: the handler hears of it once.
+//
+// Sending waits for nobody. Messages go out in the order in which they were given; what the socket
+// has no room for stays here until it has, and the service thread sees to that. It is not bounded:
+// messages without a Reply are few or follow an answer of the broker's, such as Free its Create.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -27,7 +33,7 @@ inline constexpr const char* kNoRoomForDescriptors =
 
 class Session {
  public:
-  /// How long a packet may wait for room in the socket, where hundreds wait that nobody reads.
+  /// How long the broker may read nothing while messages wait for room in the socket.
   static constexpr std::chrono::milliseconds kSendDeadline{60'000};
   explicit Session(std::chrono::milliseconds send_deadline = kSendDeadline)
       : send_deadline_(send_deadline) {}
@@ -57,8 +63,8 @@ class Session {
 
   /// Sends a request and waits for its Reply. A Reply with a code is returned as that Status.
   Result<Packet> call(Message& message, std::chrono::milliseconds deadline);
-  /// Sends a message that has no Reply. Failure means that the session is lost, which the handler
-  /// hears of.
+  /// Sends a message that has no Reply, and returns at once. Failure means that the session is
+  /// lost, which the handler hears of.
   void post(const Message& message);
   using Clock = std::chrono::steady_clock;
   /// Runs a function on the service thread, between commands.
@@ -85,9 +91,13 @@ class Session {
   };
 
   Status send(const Message& message);
+  void flush();
+  bool flush_in_time();
+  bool is_full();
+  void wake();
   void serve();
   void run_due_tasks();
-  int milliseconds_to_next_task();
+  int milliseconds_to_wait();
   void deliver(Packet& packet);
 
   const std::chrono::milliseconds send_deadline_;
@@ -102,6 +112,10 @@ class Session {
   std::uint64_t next_seq_ = 1;
   std::unordered_map<std::uint64_t, Waiting*> waiting_;
   std::vector<Task> tasks_;
+
+  std::mutex sending_;                // guards what follows; held over sends that do not wait
+  std::deque<std::string> outgoing_;  // encoded
+  std::optional<Clock::time_point> full_since_;  // the first of these found no room then
 };
 
 }  // namespace amem::shim
