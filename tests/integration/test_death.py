@@ -272,6 +272,26 @@ def test_stopped_in_quiesce_is_named_and_nothing_happens(node):
     job.check()
 
 
+@pytest.mark.parametrize("call", ["cuStreamQuery", "cuDevicePrimaryCtxGetState"])
+def test_a_driver_that_blocks_in_the_cut_keeps_no_gate_shut(node, call):
+    puppet = node.puppet()
+    puppet.ask("alloc 100000")
+    puppet.ask("loop linked")
+    puppet.faults(f"{call}:*:hold")
+    answer = node.ctl.try_("pause", "train", "--timeout", "500ms")
+    assert answer.code == 6, answer
+    assert node.ctl.state("train") == "running"
+    if call != "cuStreamQuery":  # then the loop's own stream is being asked about
+        launches = puppet.ask("loop status")["launches"]
+        eventually(lambda: puppet.ask("loop status")["launches"] > launches, deadline=10)
+    puppet.ask("alloc 100000")
+    puppet.faults()
+    puppet.loop_runs()
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    puppet.loop_runs()
+
+
 def test_a_rank_that_never_answers_is_named(node):
     job = node.job()
     ghost = wire.Session(node.runtime_dir)
