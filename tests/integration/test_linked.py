@@ -144,6 +144,45 @@ print(call().decode())
     assert os.path.basename(out) == library
 
 
+def library(answer):
+    return os.path.basename(answer["library"])
+
+
+@pytest.mark.parametrize("way", ["next", "library"])
+@pytest.mark.parametrize("first", [True, False])
+def test_another_library_that_wraps_driver_calls(node, first, way):
+    other = os.path.join(node.build.directory, "lib", "libpuppet_interposer.so")
+    order = [other, shim(node.build)] if first else [shim(node.build), other]
+    puppet = node.puppet(scope="heap", env={"LD_PRELOAD": ":".join(order), "PUPPET_NEXT": way})
+    before = puppet.ask("plain 3000000")["id"]
+    found = library(puppet.ask("lookup-name cuMemAlloc_v2"))
+    assert found == ("libpuppet_interposer.so" if first else "libamem_shim.so")
+    after = puppet.ask("plain 5000000")["id"]
+    assert node.ctl.group("train")["resident_bytes"] > 8000000
+    for each in (before, after):
+        puppet.ask(f"fill {each} {each}")
+    node.ctl("pause", "train")
+    assert used(node) == node.CONTEXT_BYTES
+    node.ctl("resume", "train")
+    for each in (before, after):
+        puppet.ask(f"verify {each} {each}")
+    puppet.leave()
+    said = puppet.output("err")
+    assert said.count("interposer: ") == (2 if first else 0)
+    assert ("put it before libamem_shim.so" in said) == (not first)
+
+
+def test_another_copy_of_the_driver_is_left_alone(node):
+    puppet = node.puppet(scope="heap")
+    assert library(puppet.ask("lookup-elsewhere cuMemAlloc_v2")) == "libcuda.so.1"
+    each = puppet.ask("plain 3000000")["id"]
+    puppet.ask(f"fill {each} 1")
+    assert node.ctl.group("train")["resident_bytes"] > 3000000
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    puppet.ask(f"verify {each} 1")
+
+
 def test_every_call_of_the_tables_is_exported(build):
     sources = glob.glob(os.path.join(HERE, "..", "..", "shim", "*calls*"))
     symbols = set()

@@ -113,6 +113,24 @@ void Lookup(Puppet&, const Words& words, Answer* answer) {
   answer->Text("library", info.dli_fname);
 }
 
+/// The same for a lookup in the whole process.
+void LookupByName(Puppet&, const Words& words, Answer* answer) {
+  void* function = dlsym(RTLD_DEFAULT, Word(words, 1).c_str());
+  Dl_info info{};
+  if (dladdr(function, &info) == 0) throw Failure("nobody's function");
+  answer->Text("library", info.dli_fname);
+}
+
+/// The same for another copy of the driver, in a namespace of its own.
+void LookupElsewhere(Puppet&, const Words& words, Answer* answer) {
+  void* library = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
+  if (library == nullptr) throw Failure(dlerror());
+  Dl_info info{};
+  if (dladdr(dlsym(library, Word(words, 1).c_str()), &info) == 0)
+    throw Failure("nobody's function");
+  answer->Text("library", info.dli_fname);
+}
+
 /// A context that comes and goes.
 void UseContext(Puppet& puppet, const Words&, Answer*) {
   CUcontext context = nullptr;
@@ -165,6 +183,8 @@ const std::map<std::string, Command> kCommands = {
     {"team", DoTeam},
     {"pointer", PointerAttribute},
     {"lookup", Lookup},
+    {"lookup-name", LookupByName},
+    {"lookup-elsewhere", LookupElsewhere},
     {"context", UseContext},
 };
 
