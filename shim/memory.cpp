@@ -369,6 +369,17 @@ std::optional<CUresult> Memory::set_access(CUdeviceptr address, std::size_t size
   return CUDA_SUCCESS;
 }
 
+std::optional<unsigned long long> Memory::access(CUdeviceptr address,
+                                                 const CUmemLocation& location) {
+  std::lock_guard lock(mutex_);
+  const Mapping* m = table_.mapping_at(address);
+  if (m == nullptr) return std::nullopt;
+  for (const Access& a : m->access)
+    if (a.type == static_cast<int>(location.type) && a.id == location.id)
+      return static_cast<unsigned long long>(a.flags);
+  return CU_MEM_ACCESS_FLAGS_PROT_NONE;
+}
+
 std::optional<CUresult> Memory::address_range(CUdeviceptr* base, std::size_t* size,
                                               CUdeviceptr address) {
   std::lock_guard lock(mutex_);

@@ -58,6 +58,8 @@ class Memory {
   std::optional<CUresult> unmap(CUdeviceptr address, std::size_t size);
   std::optional<CUresult> set_access(CUdeviceptr address, std::size_t size,
                                      const CUmemAccessDesc* desc, std::size_t count);
+  /// What cuMemGetAccess says of brokered memory, whether it is here or away.
+  std::optional<unsigned long long> access(CUdeviceptr address, const CUmemLocation& location);
   std::optional<CUresult> address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address);
   bool brokered(CUdeviceptr address, std::size_t size);
   /// A ticket for the whole allocation that is mapped at the address; nothing when none is.

@@ -106,6 +106,32 @@ def test_pointers_are_known_while_their_memory_is_away(node):
     node.ctl("resume", "train")
 
 
+def test_access_is_known_while_memory_is_away(node):
+    puppet = node.puppet()
+    each = puppet.ask("alloc 65536 whole")["id"]
+
+    def flags():
+        return [puppet.ask(f"access {each} {device}")["flags"] for device in (0, 1)]
+
+    assert flags() == [3, 0]
+    node.ctl("pause", "train")
+    assert flags() == [3, 0]
+    puppet.send(f"access {each} 2")
+    assert "CUDA_ERROR_INVALID_DEVICE" in puppet.failure()
+    node.ctl("resume", "train")
+    assert flags() == [3, 0]
+
+
+@pytest.mark.parametrize("call, refused", [("upload", "INVALID_VALUE"), ("decompress", "NOT_SUPPORTED")])
+def test_calls_that_give_the_device_work_come_to_the_gate(node, call, refused):
+    puppet = node.puppet(env={"AMEM_GATE": "error"})
+    puppet.ask("alloc 65536")
+    for operation, error in (("pause", "NOT_READY"), ("resume", refused)):
+        node.ctl(operation, "train")
+        puppet.send(call)
+        assert f"CUDA_ERROR_{error}" in puppet.failure()
+
+
 def test_signatures_newer_than_ours_are_left_alone(node):
     """CUDA 13.1 has another cuMulticastBindMem: who asks for that gets the driver's."""
     puppet = node.puppet()

@@ -102,6 +102,16 @@ void PointerAttribute(Puppet& puppet, const Words& words, Answer* answer) {
   answer->Number("value", value);
 }
 
+void AccessFlags(Puppet& puppet, const Words& words, Answer* answer) {
+  CUmemLocation location{};
+  location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  location.id = static_cast<int>(Number(words, 2));
+  unsigned long long flags = 0;
+  Check(cuMemGetAccess(&flags, &location, puppet.blocks.At(Number(words, 1)).address),
+        "cuMemGetAccess");
+  answer->Number("flags", flags);
+}
+
 /// Which library answers a lookup.
 void Lookup(Puppet&, const Words& words, Answer* answer) {
   void* function = nullptr;
@@ -182,6 +192,14 @@ const std::map<std::string, Command> kCommands = {
     {"attribute", Attribute},
     {"team", DoTeam},
     {"pointer", PointerAttribute},
+    {"access", AccessFlags},
+    {"upload", [](Puppet&, const Words&,
+                  Answer*) { Check(cuGraphUpload(nullptr, nullptr), "cuGraphUpload"); }},
+    {"decompress",
+     [](Puppet&, const Words&, Answer*) {
+       Check(cuMemBatchDecompressAsync(nullptr, 0, 0, nullptr, nullptr),
+             "cuMemBatchDecompressAsync");
+     }},
     {"lookup", Lookup},
     {"lookup-name", LookupByName},
     {"lookup-elsewhere", LookupElsewhere},
