@@ -23,6 +23,7 @@ namespace {
   X(cuMemMap, 10020, v10020, "cuMemMap", false, map)                                          \
   X(cuMemUnmap, 10020, v10020, "cuMemUnmap", false, unmap)                                    \
   X(cuMemSetAccess, 10020, v10020, "cuMemSetAccess", false, set_access)                       \
+  X(cuMemGetAccess, 10020, v10020, "cuMemGetAccess", false, get_access)                       \
   X(cuMemRetainAllocationHandle, 11000, v11000, "cuMemRetainAllocationHandle", false, retain) \
   X(cuMemExportToShareableHandle, 10020, v10020, "cuMemExportToShareableHandle", false,       \
     export_handle)                                                                            \
@@ -295,6 +296,22 @@ CUresult set_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc
     }
   }
   return AMEM_REAL(cuMemSetAccess, v10020)(address, size, desc, count);
+}
+
+/// The driver knows nothing of memory that is away. No wait at the gate, as with every question.
+CUresult get_access(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
+  const auto real_call = AMEM_REAL(cuMemGetAccess, v10020);
+  Runtime& runtime = Runtime::get();
+  if (flags == nullptr || location == nullptr || in_forked_child())
+    return real_call(flags, location, address);
+  const auto granted = runtime.memory().access(address, *location);
+  if (!granted) return real_call(flags, location, address);
+  if (of_heap(address)) return CUDA_ERROR_INVALID_VALUE;
+  if (location->type == CU_MEM_LOCATION_TYPE_DEVICE &&
+      (location->id < 0 || location->id >= runtime.devices()->count()))
+    return CUDA_ERROR_INVALID_DEVICE;
+  *flags = *granted;
+  return CUDA_SUCCESS;
 }
 
 CUresult handle_for_range(void* handle, CUdeviceptr address, std::size_t size,

@@ -30,10 +30,10 @@ bool start_thread(std::function<void()> run) {
 
 }  // namespace
 
-void Cut::start_threads(const std::vector<int>& devices) {
-  // Threads inherit the signal mask of the service thread, which blocks everything. They live as
-  // long as the process.
-  for (int device : devices) {
+/// REQUIRES: mutex_ held. The threads inherit the signal mask of the service thread, which blocks
+/// everything, by way of the monitor. They live as long as the process.
+void Cut::start_drainers() {
+  for (int device : watched_) {
     const auto index = static_cast<std::size_t>(device);
     if (drainers_.size() <= index) drainers_.resize(index + 1);
     if (drainers_[index] == nullptr) drainers_[index] = std::make_unique<Drainer>();
@@ -41,20 +41,12 @@ void Cut::start_threads(const std::vector<int>& devices) {
     if (!drainer.started)
       drainer.started = start_thread([this, device, &drainer] { drain(device, drainer); });
   }
-  if (!monitor_started_) monitor_started_ = start_thread([this] { monitor(); });
-}
-
-void Cut::watch(std::uint64_t passes) {
-  watched_at_ = passes;
-  watched_ = devices_.active();
-  if (watched_.size() > kMaxDevices) watched_.resize(kMaxDevices);
-  start_threads(watched_);
 }
 
 void Cut::begin(std::uint64_t epoch) {
   gate_.close();
   std::lock_guard lock(mutex_);
-  watch(gate_.snapshot().passes);
+  if (!monitor_started_) monitor_started_ = start_thread([this] { monitor(); });
   epoch_ = epoch;
   wake_.notify_all();
 }
@@ -100,11 +92,17 @@ void Cut::report(std::uint64_t epoch, const Gate::Snapshot& snapshot) {
   status.steps = snapshot.steps_used;
   status.captures = snapshot.captures;
   const bool moving = snapshot.any_active || snapshot.captures > 0;
+  // The gate has shut since, which counts as a pass; or callers passed while a capture was open,
+  // and one may have come to use another device.
+  if (snapshot.passes != watched_at_) {
+    watched_ = devices_.active();
+    if (watched_.size() > kMaxDevices) watched_.resize(kMaxDevices);
+    watched_at_ = snapshot.passes;
+  }
   {
     std::lock_guard lock(mutex_);
     if (epoch_ != epoch) return;
-    // While a capture was open, callers passed, and one may have come to use another device.
-    if (snapshot.passes != watched_at_) watch(snapshot.passes);
+    start_drainers();
     for (int device : watched_) {
       const auto index = static_cast<std::size_t>(device);
       Drainer& drainer = *drainers_[index];

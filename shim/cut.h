@@ -24,7 +24,9 @@ class Cut {
   Cut(const Driver& driver, Devices& devices, Gate& gate, Session& session)
       : driver_(driver), devices_(devices), gate_(gate), session_(session) {}
 
-  /// Shuts the gate and starts to report under this epoch.
+  /// Shuts the gate and starts to report under this epoch. Like step() and end() it asks the driver
+  /// nothing: one that blocks keeps the monitor from reporting, not the service thread from opening
+  /// the gate.
   void begin(std::uint64_t epoch);
   /// Lets one caller that waits with the Step's device pass.
   void step(const amem_v1_Step& step);
@@ -41,23 +43,22 @@ class Cut {
   void monitor();
   void drain(int device, Drainer& drainer);
   void report(std::uint64_t epoch, const Gate::Snapshot& snapshot);
-  /// Takes up the devices that are in use now. REQUIRES: mutex_ held.
-  void watch(std::uint64_t passes);
-  void start_threads(const std::vector<int>& devices);
+  void start_drainers();
 
   const Driver& driver_;
   Devices& devices_;
   Gate& gate_;
   Session& session_;
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards what follows; never held over the driver
   std::condition_variable wake_;
-  std::uint64_t epoch_ = 0;  // 0: not reporting
-  std::vector<int> watched_;
-  std::uint64_t watched_at_ = 0;                    // the gate's passes then
+  std::uint64_t epoch_ = 0;                         // 0: not reporting
   std::vector<std::unique_ptr<Drainer>> drainers_;  // by ordinal
   bool monitor_started_ = false;
-  amem_v1_CutStatus last_ = amem_v1_CutStatus_init_zero;  // monitor thread
+
+  std::vector<int> watched_;      // monitor thread, as what follows: the devices in use
+  std::uint64_t watched_at_ = 0;  // the gate's passes then
+  amem_v1_CutStatus last_ = amem_v1_CutStatus_init_zero;
 };
 
 }  // namespace amem::shim

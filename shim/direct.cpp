@@ -2,7 +2,12 @@
 
 #include <cuda.h>
 #include <dlfcn.h>
+#include <link.h>
 
+#include <atomic>
+
+#include "shim/log.h"
+#include "shim/modules.h"
 #include "shim/runtime.h"
 #include "shim/trace.h"
 
@@ -17,6 +22,13 @@ namespace {
 /// linked to the driver comes here (a weak symbol), and sees what it would see before cuInit.
 CUresult no_driver() { return CUDA_ERROR_NOT_INITIALIZED; }
 
+const link_map* map_of(const void* code) {
+  Dl_info info{};
+  link_map* map = nullptr;
+  return ::dladdr1(code, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) != 0 ? map
+                                                                                      : nullptr;
+}
+
 }  // namespace
 
 /// As AMEM_DIRECT lays it out.
@@ -26,15 +38,34 @@ struct DirectSlot {
 };
 
 void* driver_symbol(const char* symbol) {
-  const Dlsym real = real_dlsym();
-  // The driver itself first. RTLD_NEXT may find a stub of somebody's that leads back here, and
-  // does not look where a module loaded with RTLD_LOCAL brings its libcuda.
-  if (void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD); library != nullptr) {
-    void* found = real(library, symbol);
-    ::dlclose(library);
-    if (found != nullptr) return found;
-  }
-  return real(RTLD_NEXT, symbol);
+  // Not RTLD_NEXT: that may find a stub of somebody's that leads back here, and does not look where
+  // a module loaded with RTLD_LOCAL brings its libcuda.
+  void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr) return nullptr;
+  void* found = real_dlsym()(library, symbol);
+  ::dlclose(library);
+  return found;
+}
+
+void* next_symbol(const char* symbol) { return real_dlsym()(RTLD_NEXT, symbol); }
+
+bool precedes_us(const void* code) {
+  const link_map* theirs = map_of(code);
+  const link_map* ours = map_of(reinterpret_cast<const void*>(&precedes_us));
+  if (theirs == nullptr || ours == nullptr) return false;
+  // In the order of the search, and unchanged since the process began.
+  for (const link_map* m = ours->l_prev; m != nullptr; m = m->l_prev)
+    if (m == theirs) return true;
+  return false;
+}
+
+void warn_of_bypassed(const char* symbol, const void* driver_function) {
+  const void* next = next_symbol(symbol);
+  if (next == nullptr) ::dlerror();  // no news to anybody
+  static std::atomic<bool> warned{false};
+  if (next == nullptr || next == driver_function || warned.exchange(true)) return;
+  log_warn(module_of(next) + " wraps driver calls (" + symbol +
+           "), too, and is not called: put it before libamem_shim.so in LD_PRELOAD");
 }
 
 bool is_direct(const void* code) {
@@ -48,9 +79,12 @@ extern "C" __attribute__((visibility("hidden"), used)) void* amem_direct_target(
     amem::shim::DirectSlot* slot) {
   using namespace amem::shim;
   void* target = driver_symbol(slot->symbol);
-  // Not remembered: a libcuda may still be loaded.
-  if (target == nullptr) return reinterpret_cast<void*>(&no_driver);
+  if (target == nullptr) {  // not remembered: a libcuda may still be loaded
+    target = next_symbol(slot->symbol);
+    return target != nullptr ? target : reinterpret_cast<void*>(&no_driver);
+  }
   if (!Runtime::disabled()) {
+    warn_of_bypassed(slot->symbol, target);
     const Call* call = find_symbol(slot->symbol);
     Runtime::get();
     call->real->store(target, std::memory_order_release);

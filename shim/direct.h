@@ -5,15 +5,27 @@
 // ones that programs and extension modules bind to. Each is a jump: at first to a resolver that
 // finds the driver's function and the row's wrapper, from then on to that wrapper. Arguments and
 // return address are the caller's own throughout. A process that makes no such call pays nothing.
+//
+// Another library that wraps driver calls comes before us in LD_PRELOAD: programs then bind to it,
+// and what it looks up leads to us. Behind us it would be called by nobody.
 #pragma once
 
 #include "shim/interpose.h"
 
 namespace amem::shim {
 
-/// The driver's own function of a symbol that we export, found past our definition; nullptr, with
-/// dlerror set, when no libcuda is loaded or it has none.
+/// The driver's own function, out of libcuda.so.1 itself; nullptr when that is not loaded or has
+/// none. Wrappers go on to this and to nothing else.
 void* driver_symbol(const char* symbol);
+
+/// What the libraries behind us have of this name; nullptr, with dlerror set, when they have none.
+void* next_symbol(const char* symbol);
+
+/// A library that was preloaded in front of us, or the program, has this code.
+bool precedes_us(const void* code);
+
+/// Says, once, when a library behind us has the symbol, too: it is not called.
+void warn_of_bypassed(const char* symbol, const void* driver_function);
 
 /// The code address is one of our exported jumps, where a lookup wanted the driver's function.
 bool is_direct(const void* code);

@@ -85,6 +85,8 @@ CUresult Gate::wait(ThreadState& self, bool may_step, const Work& work) noexcept
     }
   }
   if (may_step) {
+    while (waiter.looked_at)
+      answered_.wait(lock);  // as long as the driver takes, as its own calls would
     for (link = &first_waiter_; *link != &waiter;) link = &(*link)->next;
     *link = waiter.next;
   }
@@ -192,20 +194,35 @@ bool Gate::ready(const Waiter& waiter) const {
          policy_.stream_idle(static_cast<int>(waiter.device), waiter.work.stream);
 }
 
+/// Asks the driver, which may block, without the lock. The waiter does not leave meanwhile: its
+/// stream lives until it does.
+void Gate::look_at(Waiter& waiter, std::unique_lock<std::mutex>& lock) {
+  waiter.looked_at = true;
+  lock.unlock();
+  const bool is_ready = ready(waiter);
+  lock.lock();
+  waiter.ready = is_ready;
+  waiter.looked_at = false;
+  answered_.notify_all();
+}
+
 Gate::Snapshot Gate::snapshot() {
-  std::lock_guard lock(mutex_);
-  Snapshot now{any_active(), passes_, steps_used_, captures_, {}};
-  // The lock keeps a caller here, and so its stream alive. Beside one that is inside the driver, or
-  // captures, nothing is asked of the driver: it may be waiting there for the device.
-  const bool ask = !now.any_active && captures_ == 0;
-  for (Waiter* w = first_waiter_; w != nullptr; w = w->next) {
-    if (now.waiting.size() <= w->device) now.waiting.resize(w->device + 1);
-    Snapshot::Waiting& waiting = now.waiting[w->device];
-    ++waiting.callers;
-    if (!ask) continue;
-    w->ready = ready(*w);
-    if (w->ready) ++waiting.ready;
-  }
+  std::unique_lock lock(mutex_);
+  Snapshot now;
+  do {
+    now = {any_active(), passes_, steps_used_, captures_, {}};
+    // Beside a caller that is inside the driver, or captures, nothing is asked of the driver: it
+    // may be waiting there for the device.
+    const bool ask = !now.any_active && captures_ == 0;
+    for (Waiter* w = first_waiter_; w != nullptr; w = w->next) {
+      if (ask) look_at(*w, lock);
+      if (now.waiting.size() <= w->device) now.waiting.resize(w->device + 1);
+      Snapshot::Waiting& waiting = now.waiting[w->device];
+      ++waiting.callers;
+      if (ask && w->ready) ++waiting.ready;
+    }
+    // Whoever has passed meanwhile may have given work to a stream that was idle.
+  } while (now.passes != passes_);
   return now;
 }
 

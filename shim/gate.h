@@ -107,6 +107,8 @@ class Gate {
   /// Stream captures under way.
   std::uint32_t captures();
 
+  /// Asks the driver about streams, so it may take as long as that does; nobody else waits for it
+  /// but callers whose stream is being asked about. One thread at a time.
   Snapshot snapshot();
   /// Waits until something in snapshot() may have changed since `version`, or the time is up;
   /// returns the new version.
@@ -129,8 +131,9 @@ class Gate {
   struct Waiter {
     std::size_t device = 0;
     Work work;
-    bool ready = false;    // when snapshot() last looked
-    bool stepped = false;  // a Step is for this one
+    bool ready = false;      // when snapshot() last looked
+    bool looked_at = false;  // the driver is being asked about its stream: it must not leave
+    bool stepped = false;    // a Step is for this one
     Waiter* next = nullptr;
   };
 
@@ -161,6 +164,7 @@ class Gate {
 
   CUresult wait(ThreadState& self, bool may_step, const Work& work) noexcept;
   bool ready(const Waiter& waiter) const;
+  void look_at(Waiter& waiter, std::unique_lock<std::mutex>& lock);
   bool any_active() const;
 
   static thread_local ThreadState* state_ __attribute__((tls_model("initial-exec")));
@@ -171,10 +175,12 @@ class Gate {
   std::atomic<bool> fence_needed_{false};
   Policy policy_;
 
-  std::mutex mutex_;  // guards everything below, and every change of shut_
+  std::mutex
+      mutex_;  // guards everything below, and every change of shut_; never held over the driver
   std::condition_variable waiters_;
   std::condition_variable watcher_;
-  Waiter* first_waiter_ = nullptr;  // in the order in which they came
+  std::condition_variable answered_;  // a look_at() has ended
+  Waiter* first_waiter_ = nullptr;    // in the order in which they came
   std::uint64_t passes_ = 0;
   std::uint64_t version_ = 0;
   std::uint32_t steps_used_ = 0;

@@ -127,9 +127,10 @@ struct DlsymAnswer {
   bool ours = false;
 };
 
-/// Called by the assembly below, which takes the answer from two registers.
+/// Called by the assembly below, which takes the answer from two registers. `caller`: the address
+/// that dlsym will return to.
 extern "C" __attribute__((visibility("hidden"), used)) AMEM_RUNS_BEFORE_SANITIZERS DlsymAnswer
-amem_dlsym_answer(void* handle, const char* name) {
+amem_dlsym_answer(void* handle, const char* name, const void* caller) {
   // Nearly every lookup of a process ends here, some of them before malloc works.
   const bool driver = name[0] == 'c' && name[1] == 'u';
   const bool nccl = name[0] == 'n' && name[1] == 'c' && name[2] == 'c';
@@ -145,11 +146,20 @@ amem_dlsym_answer(void* handle, const char* name) {
   }
   const Call* call = amem::shim::find_symbol(name);
   if (call == nullptr) return {};
-  void* real = amem::shim::real_dlsym()(handle, name);
+  // Of a library in front of us the next one lies between us, or is our own export.
+  const bool next = handle == RTLD_NEXT;
+  if (next && amem::shim::precedes_us(caller)) return {};
+  void* found = amem::shim::real_dlsym()(handle, name);
+  if (found == nullptr) return {};
+  void* real = amem::shim::driver_symbol(name);
   // A lookup in the whole process finds our export first, whether or not there is a driver.
-  const bool direct = amem::shim::is_direct(real);
-  if (direct) real = amem::shim::driver_symbol(name);
-  if (real == nullptr || Runtime::disabled()) return {real, direct};
+  const bool direct = amem::shim::is_direct(found);
+  if (real == nullptr) return {direct ? amem::shim::next_symbol(name) : nullptr, direct};
+  if (Runtime::disabled()) return {real, direct};
+  // Another library's function goes as it is: it comes to us by a lookup of its own. To take it for
+  // the driver's would lead from it to us and from us to it, for ever. Behind us nobody is asked.
+  if (found != real && !direct && !next) return {};
+  if (found != real) amem::shim::warn_of_bypassed(name, real);
   Runtime::get();
   call->real->store(real, std::memory_order_release);
   amem::shim::trace("dlsym %s", name);
@@ -176,6 +186,7 @@ dlsym:
     .cfi_adjust_cfa_offset 8
     pushq %rsi
     .cfi_adjust_cfa_offset 8
+    movq 16(%rsp), %rdx
     subq $8, %rsp
     .cfi_adjust_cfa_offset 8
     call amem_dlsym_answer

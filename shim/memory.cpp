@@ -196,15 +196,18 @@ void Memory::tell_free(std::uint64_t id) {
 
 void Memory::drop_real(Allocation& a) {
   if (a.real == 0) return;
-  if (CUresult r = driver_.cuMemRelease_(a.real); r != CUDA_SUCCESS)
-    log_error("releasing " + describe(a) + ": " + driver_.name(r));
+  if (CUresult r = driver_.cuMemRelease_(a.real); r != CUDA_SUCCESS) {
+    log_error("releasing " + describe(a) + ": " + driver_.name(r) + "; tried again with a pause");
+    unreleased_.push_back(a.real);
+  }
   a.real = 0;
 }
 
 /// The driver's handle, fetched again from a mapping when the program had released all of its own.
 CUresult Memory::ensure_real(Allocation& a) {
   if (a.real != 0) return CUDA_SUCCESS;
-  if (a.mapped_at.empty()) return CUDA_ERROR_INVALID_VALUE;
+  // What is stale is not its memory any more.
+  if (!a.resident || a.mapped_at.empty()) return CUDA_ERROR_INVALID_VALUE;
   CUmemGenericAllocationHandle real = 0;
   const CUresult r =
       driver_.cuMemRetainAllocationHandle_(&real, reinterpret_cast<void*>(a.mapped_at.front()));
@@ -340,8 +343,8 @@ std::optional<CUresult> Memory::unmap(CUdeviceptr address, std::size_t size) {
   const std::optional<std::vector<Mapping*>> touched = settled(lock, address, size);
   if (!touched) return CUDA_ERROR_SYSTEM_NOT_READY;
   if (touched->empty()) return std::nullopt;
-  // What is paused is mapped nowhere: the driver knows only of the rest.
-  const auto absent = [&](const Mapping& m) { return !table_.find(m.id)->resident; };
+  // What is paused is mapped nowhere, unless it is stale: the driver knows only of the rest.
+  const auto absent = [&](const Mapping& m) { return !table_.find(m.id)->resident && !m.stale; };
   for (const Mapping* m : *touched)
     if (absent(*m) && (m->address < address || m->address + m->size > address + size))
       return CUDA_ERROR_INVALID_VALUE;  // a part of a mapping, which the driver refuses too
@@ -371,6 +374,17 @@ std::optional<CUresult> Memory::set_access(CUdeviceptr address, std::size_t size
       Table::grant(*m, {static_cast<int>(desc[i].location.type), desc[i].location.id,
                         static_cast<int>(desc[i].flags)});
   return CUDA_SUCCESS;
+}
+
+std::optional<unsigned long long> Memory::access(CUdeviceptr address,
+                                                 const CUmemLocation& location) {
+  std::lock_guard lock(mutex_);
+  const Mapping* m = table_.mapping_at(address);
+  if (m == nullptr) return std::nullopt;
+  for (const Access& a : m->access)
+    if (a.type == static_cast<int>(location.type) && a.id == location.id)
+      return static_cast<unsigned long long>(a.flags);
+  return CU_MEM_ACCESS_FLAGS_PROT_NONE;
 }
 
 std::optional<CUresult> Memory::address_range(CUdeviceptr* base, std::size_t* size,

@@ -58,6 +58,8 @@ class Memory {
   std::optional<CUresult> unmap(CUdeviceptr address, std::size_t size);
   std::optional<CUresult> set_access(CUdeviceptr address, std::size_t size,
                                      const CUmemAccessDesc* desc, std::size_t count);
+  /// What cuMemGetAccess says of brokered memory, whether it is here or away.
+  std::optional<unsigned long long> access(CUdeviceptr address, const CUmemLocation& location);
   std::optional<CUresult> address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address);
   bool brokered(CUdeviceptr address, std::size_t size);
   /// A ticket for the whole allocation that is mapped at the address; nothing when none is.
@@ -148,15 +150,20 @@ class Memory {
   Result<Site> site(std::uint64_t id);
   /// For messages: "allocation 7 (2097152 bytes, device 0), tag 'nccl'".
   std::string name(std::uint64_t id);
+  /// Likewise for what the driver refuses: drop_leftovers() has another try at it.
   void drop_scratch();
 
   /// Unmaps and releases what has one of the tags, all of it when there are none; what is pinned
-  /// stays. `bytes`: what went. REQUIRES: the gate is shut and nobody inside.
+  /// stays. `bytes`: what went. What the driver refuses to unbind, unmap or release is a leftover:
+  /// memory that this process still holds, though the allocation has left and its bytes are the
+  /// broker's. REQUIRES: the gate is shut and nobody inside.
   Status leave(const std::set<std::string>& tags, std::uint64_t& bytes);
   /// Likewise these allocations.
   Status leave(const std::set<std::uint64_t>& ids, std::uint64_t& bytes);
   /// Likewise what has come back since the last arrived(): the resume has failed.
   Status undo(std::uint64_t& bytes);
+  /// Tries leftovers again. The first that the driver still refuses; OK: there are none.
+  Status drop_leftovers();
   /// The resume has ended: what came back is the program's again.
   void arrived();
   /// The program has it still.
@@ -164,7 +171,8 @@ class Memory {
   /// Bytes of allocations that are not on their devices.
   std::uint64_t bytes_away();
   /// Imports and maps one allocation wherever it was mapped; access follows with finish_return().
-  /// One that the program has freed meanwhile is passed over.
+  /// One that the program has freed meanwhile is passed over. What is left of its old memory goes
+  /// first: other ranks have the new one.
   Status come_back(std::uint64_t id, const Fd& fd);
   /// Access to what has come back since the last call, one driver call for neighbours.
   Status finish_return(std::uint64_t& bytes);
@@ -184,6 +192,11 @@ class Memory {
   CUresult ensure_real(Allocation& a);
   void restore_sync_memops(const Mapping& mapping);
   void drop_real(Allocation& a);
+  CUresult drop_mapping(Mapping& mapping);
+  bool is_stale(const Allocation& a);
+  Status drop_leftovers_of(Allocation& a);
+  Status drop_all_leftovers();
+  void drop_stale_scratch();
   void settle(Allocation& a);
   void tell_free(std::uint64_t id);
   void give_back(const amem_v1_Reply& reply, unsigned mine);
@@ -201,16 +214,19 @@ class Memory {
   Devices& devices_;
   Session& session_;
   Multicast& multicast_;
-  std::mutex mutex_;                  // guards table_ and redeeming_
+  std::mutex mutex_;                  // guards table_, redeeming_ and unreleased_
   std::condition_variable arrivals_;  // some have ended
   Table table_;
   std::atomic<std::uint32_t> next_number_{1};
   std::map<std::uint64_t, unsigned> redeeming_;  // calls under way, by allocation
+  /// Handles that the driver has refused to release.
+  std::vector<CUmemGenericAllocationHandle> unreleased_;
   int rank_ = -1;
-  std::vector<Scratch> scratch_;      // service thread
-  std::vector<Mapping*> returned_;    // service thread: mapped, access still to be set
-  std::uint64_t returned_bytes_ = 0;  // service thread
-  Timings timings_;                   // service thread
+  std::vector<Scratch> scratch_;        // service thread
+  std::vector<Scratch> stale_scratch_;  // service thread; no longer used, but not unmapped yet
+  std::vector<Mapping*> returned_;      // service thread: mapped, access still to be set
+  std::uint64_t returned_bytes_ = 0;    // service thread
+  Timings timings_;                     // service thread
 };
 
 }  // namespace amem::shim

@@ -22,6 +22,8 @@ std::vector<CUmemAccessDesc> descs_of(const std::vector<Access>& access) {
   return descs;
 }
 
+bool by_address(const Mapping* a, const Mapping* b) { return a->address < b->address; }
+
 }  // namespace
 
 Result<Memory::Site> Memory::site(std::uint64_t id) {
@@ -77,11 +79,17 @@ std::string Memory::name(std::uint64_t id) {
 }
 
 void Memory::drop_scratch() {
-  for (const Scratch& s : scratch_) {
-    driver_.cuMemUnmap_(s.address, s.size);
-    driver_.cuMemAddressFree_(s.address, s.size);
-  }
+  stale_scratch_.insert(stale_scratch_.end(), scratch_.begin(), scratch_.end());
   scratch_.clear();
+  drop_stale_scratch();
+}
+
+void Memory::drop_stale_scratch() {
+  std::erase_if(stale_scratch_, [this](const Scratch& s) {
+    if (driver_.cuMemUnmap_(s.address, s.size) != CUDA_SUCCESS) return false;
+    driver_.cuMemAddressFree_(s.address, s.size);
+    return true;
+  });
 }
 
 Status Memory::leave(const std::set<std::string>& tags, std::uint64_t& bytes) {
@@ -105,42 +113,92 @@ Status Memory::undo(std::uint64_t& bytes) {
 /// REQUIRES: the lock is held.
 Status Memory::take_away(const std::function<bool(const Allocation&)>& chosen,
                          std::uint64_t& bytes) {
-  Status first_error;
-  auto failed = [&](CUresult r, const std::string& what) {
-    if (first_error.ok()) first_error = driver_.error(r, what);
-  };
   returned_.clear();
   returned_bytes_ = 0;
 
-  auto goes = [&](const Allocation& a) { return a.resident && !a.pinned && chosen(a); };
-  for (const auto& [id, a] : table_.allocations()) {
-    if (a.bindings == 0 || !goes(a)) continue;
-    if (CUresult r = multicast_.leave(id); r != CUDA_SUCCESS)
-      failed(r, "unbinding " + describe(a) + " from its multicast object");
-  }
+  std::vector<Allocation*> going;
+  for (auto& [id, a] : table_.allocations())
+    if (a.resident && !a.pinned && chosen(a)) going.push_back(&a);
   std::vector<Mapping*> mapped;
-  for (auto& [address, m] : table_.mappings())
-    if (goes(*table_.find(m.id))) mapped.push_back(&m);
+  for (Allocation* a : going) {
+    a->resident = false;
+    // What is refused here and below is left to drop_leftovers().
+    if (a->bindings > 0) multicast_.leave(a->id);
+    for (const Address address : a->mapped_at) mapped.push_back(&table_.mapping(address));
+  }
+  std::sort(mapped.begin(), mapped.end(), by_address);
   for (const Table::Run& run : Table::runs(mapped, false)) {
     const Timed timed(timings_.unmap);
-    if (driver_.cuMemUnmap_(run.address, run.size) == CUDA_SUCCESS) continue;
     // Neighbours may come from different reservations, which a driver may refuse to unmap as one.
-    for (const Mapping* m : table_.overlapping(run.address, run.size)) {
-      if (!goes(*table_.find(m->id))) continue;
-      if (CUresult r = driver_.cuMemUnmap_(m->address, m->size); r != CUDA_SUCCESS)
-        failed(r, "unmapping " + describe(*table_.find(m->id)));
-    }
+    if (driver_.cuMemUnmap_(run.address, run.size) == CUDA_SUCCESS) continue;
+    for (Mapping* m : table_.overlapping(run.address, run.size)) m->stale = true;
   }
-  bytes = 0;
-  for (auto& [id, a] : table_.allocations()) {
-    if (!goes(a)) continue;
+  for (Allocation* a : going) {
     const Timed timed(timings_.release);
     ++timings_.handles;
-    drop_real(a);
-    a.resident = false;
-    bytes += a.size;
+    drop_real(*a);
+  }
+  const Status status = drop_all_leftovers();
+  bytes = 0;
+  for (const Allocation* a : going)
+    if (!is_stale(*a)) bytes += a->size;
+  return status;
+}
+
+CUresult Memory::drop_mapping(Mapping& mapping) {
+  const Timed timed(timings_.unmap);
+  const CUresult r = driver_.cuMemUnmap_(mapping.address, mapping.size);
+  mapping.stale = r != CUDA_SUCCESS;
+  return r;
+}
+
+bool Memory::is_stale(const Allocation& a) {
+  return std::any_of(a.mapped_at.begin(), a.mapped_at.end(),
+                     [this](Address address) { return table_.mapping(address).stale; });
+}
+
+/// REQUIRES: the lock is held, and the allocation is not resident.
+Status Memory::drop_leftovers_of(Allocation& a) {
+  Status first_error;
+  if (a.bindings > 0)
+    if (CUresult r = multicast_.leave(a.id); r != CUDA_SUCCESS)
+      first_error = driver_.error(r, "unbinding " + describe(a) + " from its multicast object");
+  for (const Address address : a.mapped_at) {
+    Mapping& m = table_.mapping(address);
+    if (!m.stale) continue;
+    if (CUresult r = drop_mapping(m); r != CUDA_SUCCESS && first_error.ok())
+      first_error = driver_.error(r, "unmapping " + describe(a));
   }
   return first_error;
+}
+
+/// REQUIRES: the lock is held.
+Status Memory::drop_all_leftovers() {
+  Status first_error;
+  for (auto& [id, a] : table_.allocations()) {
+    if (a.resident) continue;
+    if (Status s = drop_leftovers_of(a); first_error.ok()) first_error = s;
+  }
+  CUresult refused = CUDA_SUCCESS;
+  std::erase_if(unreleased_, [&](CUmemGenericAllocationHandle handle) {
+    const CUresult r = driver_.cuMemRelease_(handle);
+    if (r != CUDA_SUCCESS) refused = r;
+    return r == CUDA_SUCCESS;
+  });
+  if (!unreleased_.empty() && first_error.ok())
+    first_error = driver_.error(
+        refused, "releasing the handles of " + std::to_string(unreleased_.size()) + " allocations");
+  drop_stale_scratch();
+  if (!stale_scratch_.empty() && first_error.ok())
+    first_error = {Code::kInternal, "the driver does not unmap " +
+                                        std::to_string(stale_scratch_.size()) +
+                                        " allocations from where they were copied"};
+  return first_error;
+}
+
+Status Memory::drop_leftovers() {
+  std::lock_guard lock(mutex_);
+  return drop_all_leftovers();
 }
 
 Status Memory::come_back(std::uint64_t id, const Fd& fd) {
@@ -148,6 +206,10 @@ Status Memory::come_back(std::uint64_t id, const Fd& fd) {
   Allocation* a = table_.find(id);
   // Of a group that runs while some of its memory comes back, the program may have freed it.
   if (a == nullptr || a->resident) return {};  // resident: pinned, it never left
+  if (const Status s = drop_leftovers_of(*a); !s.ok())
+    return {s.code(), s.text() +
+                          ", where its old memory has been since the pause; resume again, "
+                          "or end this process"};
   CUmemGenericAllocationHandle real = 0;
   {
     const Timed timed(timings_.import);
@@ -159,7 +221,7 @@ Status Memory::come_back(std::uint64_t id, const Fd& fd) {
   for (std::size_t i = 0; i < a->mapped_at.size(); ++i) {
     const Timed timed(timings_.map);
     if (CUresult r = driver_.cuMemMap_(a->mapped_at[i], a->size, 0, real, 0); r != CUDA_SUCCESS) {
-      for (std::size_t k = 0; k < i; ++k) driver_.cuMemUnmap_(a->mapped_at[k], a->size);
+      for (std::size_t k = 0; k < i; ++k) drop_mapping(table_.mapping(a->mapped_at[k]));
       drop_real(*a);
       return driver_.error(r, "mapping " + describe(*a));
     }
@@ -167,7 +229,7 @@ Status Memory::come_back(std::uint64_t id, const Fd& fd) {
   if (a->bindings > 0) {
     if (CUresult r = multicast_.come_back(id, real); r != CUDA_SUCCESS) {
       multicast_.leave(id);
-      for (Address address : a->mapped_at) driver_.cuMemUnmap_(address, a->size);
+      for (Address address : a->mapped_at) drop_mapping(table_.mapping(address));
       drop_real(*a);
       return driver_.error(r, "binding " + describe(*a) + " to its multicast object again");
     }
@@ -189,8 +251,7 @@ Status Memory::finish_return(std::uint64_t& bytes) {
   std::vector<Mapping*> mapped;
   mapped.swap(returned_);
   bytes = std::exchange(returned_bytes_, 0);
-  std::sort(mapped.begin(), mapped.end(),
-            [](const Mapping* a, const Mapping* b) { return a->address < b->address; });
+  std::sort(mapped.begin(), mapped.end(), by_address);
   for (const Table::Run& run : Table::runs(mapped, true)) {
     if (run.access.empty()) continue;
     const Timed timed(timings_.access);

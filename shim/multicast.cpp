@@ -133,10 +133,10 @@ CUresult Multicast::leave(std::uint64_t id) {
   for (auto& entry : objects_) {
     for (Binding& b : entry.second.bindings) {
       if (b.id != id || !b.bound) continue;
-      b.bound = false;
       const CUresult r = with_handle(entry, [&](CUmemGenericAllocationHandle object) {
         return driver_.cuMulticastUnbind_(object, b.device, b.at, b.size);
       });
+      b.bound = r != CUDA_SUCCESS;
       if (first_error == CUDA_SUCCESS) first_error = r;
     }
   }

@@ -53,9 +53,10 @@ class Multicast {
   Freed unbind(CUmemGenericAllocationHandle object, int device, std::size_t at, std::size_t size);
 
   // ---- phases ----
-  /// Unbinds an allocation that is about to go.
+  /// Unbinds an allocation that is about to go. What the driver refuses stays bound, for the next
+  /// call.
   CUresult leave(std::uint64_t id);
-  /// Binds it again where it was; `real`: the driver's new handle.
+  /// Binds it again where it was; `real`: the driver's new handle. REQUIRES: leave() has succeeded.
   CUresult come_back(std::uint64_t id, CUmemGenericAllocationHandle real);
 
  private:

@@ -6,6 +6,11 @@
 #include "shim/log.h"
 
 namespace amem::shim {
+namespace {
+
+constexpr std::chrono::milliseconds kRetry{250};
+
+}  // namespace
 
 void Phases::command(Packet& packet) {
   const Message& m = packet.message;
@@ -98,7 +103,17 @@ void Phases::release(const amem_v1_Release& release) {
     away_ = true;
     gate_.hold();
   }
+  if (!s.ok() && !std::exchange(retrying_, true))
+    session_.run_at(Session::Clock::now() + kRetry, [this] { drop_leftovers(); });
   done(release.epoch, amem_v1_Phase_PHASE_RELEASE, s, bytes);
+}
+
+void Phases::drop_leftovers() {
+  retrying_ = !memory_.drop_leftovers().ok();
+  if (retrying_)
+    session_.run_at(Session::Clock::now() + kRetry, [this] { drop_leftovers(); });
+  else
+    log_info("the memory that the driver had not let go of in a pause is free now");
 }
 
 // A resume may fail between packets, with copies under way to what is to be unmapped.

@@ -40,6 +40,9 @@ class Phases final : public Session::Handler {
   void saved(std::uint64_t epoch, std::span<const Piece> pieces);
   void release(const amem_v1_Release& release);
   Status undo(std::uint64_t& bytes);
+  /// Tries what the driver would not let go of again and again: until then the device is short of
+  /// it, and a resume may find no room.
+  void drop_leftovers();
   void open(std::uint64_t epoch);
   void done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status, std::uint64_t bytes);
 
@@ -51,6 +54,7 @@ class Phases final : public Session::Handler {
   Report& report_;
   Session& session_;
   bool away_ = false;               // memory is released
+  bool retrying_ = false;           // drop_leftovers() will be called
   Status copy_status_;              // first failure since the last PhaseDone of copies
   std::set<std::uint64_t> listed_;  // by the packets of a Release so far
   PhaseClock clock_;

@@ -1,5 +1,6 @@
 #include "shim/session.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -13,6 +14,7 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <system_error>
 
@@ -81,8 +83,8 @@ Status Session::connect(const std::string& socket_path, const Identity& identity
       return {Code::kDeadlineExceeded, "the broker at " + socket_path + " did not answer in 10 s"};
     return s;
   }
-  set_timeout(socket.get(), SO_RCVTIMEO, std::chrono::seconds(0));
-  set_timeout(socket.get(), SO_SNDTIMEO, send_deadline_);
+  if (::fcntl(socket.get(), F_SETFL, O_NONBLOCK) != 0)
+    return errno_status(Code::kUnavailable, "fcntl on a session", errno);
   if (answer.message.which_body != amem_v1_SessionMessage_reply_tag)
     return {Code::kInternal,
             "the broker at " + socket_path + " answered Hello with something else"};
@@ -175,16 +177,57 @@ void Session::post(const Message& message) {
   if (Status s = send(message); !s.ok()) log_debug(s.text());
 }
 
-/// A packet that cannot be sent would be missed: a free, or an answer. So the session ends with it.
 Status Session::send(const Message& message) {
-  Status sent = send_message(socket_.get(), message);
-  if (sent.code() != Code::kResourceExhausted) return sent;
-  sent = {Code::kUnavailable, "the broker has read nothing for " +
-                                  std::to_string(send_deadline_.count()) +
-                                  " ms: it is stopped, or stuck; this rank gives it up"};
-  log_error(sent.text());
-  ::shutdown(socket_.get(), SHUT_RDWR);  // the service thread sees it
-  return sent;
+  Result<std::string> bytes = encode(message);
+  if (!bytes.ok()) return bytes.status();
+  std::lock_guard lock(sending_);
+  outgoing_.push_back(std::move(bytes).value());
+  flush();
+  if (!outgoing_.empty()) {
+    outgoing_.back().shrink_to_fit();
+    wake();
+  }
+  return {};
+}
+
+/// REQUIRES: sending_ is held.
+void Session::flush() {
+  while (!outgoing_.empty()) {
+    const Status sent = send_encoded(socket_.get(), outgoing_.front(), {});
+    if (sent.code() == Code::kResourceExhausted) {
+      if (!full_since_) full_since_ = Clock::now();
+      return;
+    }
+    full_since_.reset();
+    if (sent.ok()) {
+      outgoing_.pop_front();
+      continue;
+    }
+    // It would be missed: a free, or an answer. So the session ends with it.
+    log_debug(sent.text());
+    outgoing_.clear();
+    ::shutdown(socket_.get(), SHUT_RDWR);  // the service thread sees it
+  }
+}
+
+/// False: the broker has read nothing for too long.
+bool Session::flush_in_time() {
+  std::lock_guard lock(sending_);
+  flush();
+  if (!full_since_ || Clock::now() - *full_since_ < send_deadline_) return true;
+  log_error("the broker has read nothing for " + std::to_string(send_deadline_.count()) +
+            " ms: it is stopped, or stuck; this rank gives it up");
+  return false;
+}
+
+bool Session::is_full() {
+  std::lock_guard lock(sending_);
+  return full_since_.has_value();
+}
+
+void Session::wake() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
 }
 
 void Session::run_at(Clock::time_point when, std::function<void()> task) {
@@ -193,11 +236,6 @@ void Session::run_at(Clock::time_point when, std::function<void()> task) {
     tasks_.push_back({when, std::move(task)});
   }
   wake();
-}
-
-void Session::wake() {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
 }
 
 void Session::run_due_tasks() {
@@ -213,13 +251,18 @@ void Session::run_due_tasks() {
   for (Task& task : due) task.run();
 }
 
-/// For poll: -1 when there is none.
-int Session::milliseconds_to_next_task() {
+/// For poll: -1 when there is nothing to be done at a certain time.
+int Session::milliseconds_to_wait() {
+  std::optional<Clock::time_point> next;
+  {
+    std::lock_guard lock(sending_);
+    if (full_since_) next = *full_since_ + send_deadline_;
+  }
   std::lock_guard lock(mutex_);
-  if (tasks_.empty()) return -1;
-  const auto next = std::min_element(tasks_.begin(), tasks_.end(),
-                                     [](const Task& a, const Task& b) { return a.when < b.when; });
-  const auto wait = std::chrono::ceil<std::chrono::milliseconds>(next->when - Clock::now());
+  for (const Task& task : tasks_)
+    if (!next || task.when < *next) next = task.when;
+  if (!next) return -1;
+  const auto wait = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
   return static_cast<int>(std::clamp<std::int64_t>(wait.count(), 0, 60'000));
 }
 
@@ -265,15 +308,17 @@ void Session::serve() {
   pthread_setname_np(pthread_self(), "amem-session");
   pollfd fds[2] = {{socket_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
   for (;;) {
-    // No deadline but the tasks': this thread's whole job is to wait for the broker, whose death
-    // ends the wait.
-    if (::poll(fds, 2, milliseconds_to_next_task()) < 0 && errno != EINTR) break;
+    // No deadline but the tasks' and that of messages that wait: this thread's whole job is to wait
+    // for the broker, whose death ends the wait.
+    fds[0].events = static_cast<short>(is_full() ? POLLIN | POLLOUT : POLLIN);
+    if (::poll(fds, 2, milliseconds_to_wait()) < 0 && errno != EINTR) break;
     if (fds[1].revents != 0) {
       std::uint64_t count = 0;
       [[maybe_unused]] const ssize_t n = ::read(wake_.get(), &count, sizeof count);
     }
     run_due_tasks();
-    if (!serve_next(fds[0].revents != 0)) break;
+    if (!flush_in_time()) break;
+    if (!serve_next((fds[0].revents & ~POLLOUT) != 0)) break;
   }
   {
     std::lock_guard lock(mutex_);

@@ -8,6 +8,10 @@
 // A thread that waits for an answer that is due at once reads the socket, too: to wake the service
 // thread and to be woken by it takes several times as long as the broker's answer. What it finds
 // for others it leaves to the service thread, in order.
+//
+// Sending waits for nobody. Messages go out in the order in which they were given; what the socket
+// has no room for stays here until it has, and the service thread sees to that. It is not bounded:
+// messages without a Reply are few or follow an answer of the broker's, such as Free its Create.
 #pragma once
 
 #include <atomic>
@@ -16,6 +20,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -32,7 +37,7 @@ inline constexpr const char* kNoRoomForDescriptors =
 
 class Session {
  public:
-  /// How long a packet may wait for room in the socket, where hundreds wait that nobody reads.
+  /// How long the broker may read nothing while messages wait for room in the socket.
   static constexpr std::chrono::milliseconds kSendDeadline{60'000};
   explicit Session(std::chrono::milliseconds send_deadline = kSendDeadline)
       : send_deadline_(send_deadline) {}
@@ -64,8 +69,8 @@ class Session {
   /// `soon`: for so long it may be worth a core to look for the answer without sleeping.
   Result<Packet> call(Message& message, std::chrono::milliseconds deadline,
                       std::chrono::microseconds soon = {});
-  /// Sends a message that has no Reply. Failure means that the session is lost, which the handler
-  /// hears of.
+  /// Sends a message that has no Reply, and returns at once. Failure means that the session is
+  /// lost, which the handler hears of.
   void post(const Message& message);
   using Clock = std::chrono::steady_clock;
   /// Runs a function on the service thread, between commands.
@@ -92,12 +97,15 @@ class Session {
   };
 
   Status send(const Message& message);
+  void flush();
+  bool flush_in_time();
+  bool is_full();
+  void wake();
   void serve();
   bool serve_next(bool readable);
-  void wake();
   void look_for_answer(const Waiting& waiting, std::chrono::steady_clock::time_point until);
   void run_due_tasks();
-  int milliseconds_to_next_task();
+  int milliseconds_to_wait();
   bool deliver(Packet& packet);
 
   const std::chrono::milliseconds send_deadline_;
@@ -120,6 +128,10 @@ class Session {
   std::uint64_t next_seq_ = 1;
   std::unordered_map<std::uint64_t, Waiting*> waiting_;
   std::vector<Task> tasks_;
+
+  std::mutex sending_;                // guards what follows; held over sends that do not wait
+  std::deque<std::string> outgoing_;  // encoded
+  std::optional<Clock::time_point> full_since_;  // the first of these found no room then
 };
 
 }  // namespace amem::shim

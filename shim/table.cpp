@@ -19,7 +19,7 @@ Allocation* Table::find(std::uint64_t id) {
 Mapping& Table::add_mapping(std::uint64_t id, Address address) {
   Allocation& a = allocations_.at(id);
   a.mapped_at.push_back(address);
-  return mappings_.emplace(address, Mapping{address, a.size, id, {}, {}}).first->second;
+  return mappings_.emplace(address, Mapping{address, a.size, id, {}, {}, false}).first->second;
 }
 
 Mapping* Table::mapping_at(Address address) {

@@ -52,6 +52,7 @@ struct Mapping {
   std::uint64_t id = 0;
   std::vector<Access> access;
   std::set<Address> sync_memops;  // where CU_POINTER_ATTRIBUTE_SYNC_MEMOPS was set
+  bool stale = false;             // its memory has left, but the driver has refused to unmap it
 };
 
 class Table {

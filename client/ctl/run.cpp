@@ -67,18 +67,21 @@ Result<std::string> find_shim(const RunContext& context) {
                                      "); AMEM_SHIM names it when it is elsewhere");
 }
 
-/// The shim first, then what was there, without the shim a second time (a run within a run).
+/// The shim first, then what was there; or just that, if it names the shim (behind another library
+/// that wraps driver calls, or in a run within a run).
 std::string preload(const std::string& shim, const std::string& before) {
-  std::string list = shim;
+  std::string list;
+  bool named = false;
   std::size_t begin = 0;
   while (begin < before.size()) {
     std::size_t end = before.find_first_of(" :", begin);
     if (end == std::string::npos) end = before.size();
     const std::string entry = before.substr(begin, end - begin);
-    if (!entry.empty() && entry != shim) list += ":" + entry;
+    named = named || entry == shim;
+    if (!entry.empty()) list += ":" + entry;
     begin = end + 1;
   }
-  return list;
+  return named ? list.substr(1) : shim + list;
 }
 
 }  // namespace

@@ -105,6 +105,32 @@ def test_pointers_are_known_while_their_memory_is_away(node):
     node.ctl("resume", "train")
 
 
+def test_access_is_known_while_memory_is_away(node):
+    puppet = node.puppet()
+    each = puppet.ask("alloc 65536 whole")["id"]
+
+    def flags():
+        return [puppet.ask(f"access {each} {device}")["flags"] for device in (0, 1)]
+
+    assert flags() == [3, 0]
+    node.ctl("pause", "train")
+    assert flags() == [3, 0]
+    puppet.send(f"access {each} 2")
+    assert "CUDA_ERROR_INVALID_DEVICE" in puppet.failure()
+    node.ctl("resume", "train")
+    assert flags() == [3, 0]
+
+
+@pytest.mark.parametrize("call, refused", [("upload", "INVALID_VALUE"), ("decompress", "NOT_SUPPORTED")])
+def test_calls_that_give_the_device_work_come_to_the_gate(node, call, refused):
+    puppet = node.puppet(env={"AMEM_GATE": "error"})
+    puppet.ask("alloc 65536")
+    for operation, error in (("pause", "NOT_READY"), ("resume", refused)):
+        node.ctl(operation, "train")
+        puppet.send(call)
+        assert f"CUDA_ERROR_{error}" in puppet.failure()
+
+
 def test_signatures_newer_than_ours_are_left_alone(node):
     """CUDA 13.1 has another cuMulticastBindMem: who asks for that gets the driver's."""
     puppet = node.puppet()
@@ -141,6 +167,45 @@ print(call().decode())
 """
     out = run(bare_node, [sys.executable, "-c", code], {"LD_PRELOAD": shim(bare_node.build), **env})
     assert os.path.basename(out) == library
+
+
+def library(answer):
+    return os.path.basename(answer["library"])
+
+
+@pytest.mark.parametrize("way", ["next", "library"])
+@pytest.mark.parametrize("first", [True, False])
+def test_another_library_that_wraps_driver_calls(node, first, way):
+    other = os.path.join(node.build.directory, "lib", "libpuppet_interposer.so")
+    order = [other, shim(node.build)] if first else [shim(node.build), other]
+    puppet = node.puppet(scope="heap", env={"LD_PRELOAD": ":".join(order), "PUPPET_NEXT": way})
+    before = puppet.ask("plain 3000000")["id"]
+    found = library(puppet.ask("lookup-name cuMemAlloc_v2"))
+    assert found == ("libpuppet_interposer.so" if first else "libamem_shim.so")
+    after = puppet.ask("plain 5000000")["id"]
+    assert node.ctl.group("train")["resident_bytes"] > 8000000
+    for each in (before, after):
+        puppet.ask(f"fill {each} {each}")
+    node.ctl("pause", "train")
+    assert used(node) == node.CONTEXT_BYTES
+    node.ctl("resume", "train")
+    for each in (before, after):
+        puppet.ask(f"verify {each} {each}")
+    puppet.leave()
+    said = puppet.output("err")
+    assert said.count("interposer: ") == (2 if first else 0)
+    assert ("put it before libamem_shim.so" in said) == (not first)
+
+
+def test_another_copy_of_the_driver_is_left_alone(node):
+    puppet = node.puppet(scope="heap")
+    assert library(puppet.ask("lookup-elsewhere cuMemAlloc_v2")) == "libcuda.so.1"
+    each = puppet.ask("plain 3000000")["id"]
+    puppet.ask(f"fill {each} 1")
+    assert node.ctl.group("train")["resident_bytes"] > 3000000
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    puppet.ask(f"verify {each} 1")
 
 
 def test_every_call_of_the_tables_is_exported(build):

@@ -191,6 +191,27 @@ def test_binding_again_fails(node):
     broadcast(puppets, 5)
 
 
+def test_unbinding_fails(node):
+    puppets = team(node)
+    broadcast(puppets, 1)
+    puppets[1].faults("cuMulticastUnbind:*:1")
+    answer = node.ctl.try_("pause", "train")
+    assert answer.code == 1
+    assert "multicast" in answer.error
+    assert node.ctl.state("train") == "paused"
+    assert used(node) == [node.CONTEXT_BYTES, node.CONTEXT_BYTES + SIZE]
+    answer = node.ctl.try_("resume", "train")
+    assert answer.code == 1
+    assert "its old memory" in answer.error
+    puppets[1].faults()
+    eventually(lambda: used(node) == [node.CONTEXT_BYTES] * 2)
+    for seed in (5, 7):
+        resume(node)
+        both(puppets, f"verify 1 {2 if seed == 5 else 6}")
+        broadcast(puppets, seed)
+        pause(node)
+
+
 def test_a_member_dies(node):
     puppets = team(node)
     broadcast(puppets, 1)

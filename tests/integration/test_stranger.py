@@ -233,3 +233,14 @@ def test_a_rank_ends_while_paused(node):
     job.leave()
     eventually(lambda: node.ctl.group("train") is None, what="the group is gone")
     assert node.ctl.status()["pool"]["used_bytes"] == 0
+
+
+def test_a_program_does_not_wait_for_a_broker_that_does_not_read(node):
+    puppet = node.puppet()
+    blocks = [puppet.ask("alloc 65536 whole")["id"] for _ in range(600)]
+    node.broker.signal(signal.SIGSTOP)
+    for block in blocks:  # more Frees than the socket holds
+        puppet.ask(f"free {block}")
+    node.broker.signal(signal.SIGCONT)
+    eventually(lambda: all(device["brokered_bytes"] == 0 for device in node.ctl.devices()))
+    assert len(node.ctl.ranks("train")) == 1

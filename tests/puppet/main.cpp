@@ -102,6 +102,16 @@ void PointerAttribute(Puppet& puppet, const Words& words, Answer* answer) {
   answer->Number("value", value);
 }
 
+void AccessFlags(Puppet& puppet, const Words& words, Answer* answer) {
+  CUmemLocation location{};
+  location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  location.id = static_cast<int>(Number(words, 2));
+  unsigned long long flags = 0;
+  Check(cuMemGetAccess(&flags, &location, puppet.blocks.At(Number(words, 1)).address),
+        "cuMemGetAccess");
+  answer->Number("flags", flags);
+}
+
 /// Which library answers a lookup.
 void Lookup(Puppet&, const Words& words, Answer* answer) {
   void* function = nullptr;
@@ -110,6 +120,24 @@ void Lookup(Puppet&, const Words& words, Answer* answer) {
         "cuGetProcAddress");
   Dl_info info{};
   if (dladdr(function, &info) == 0) throw Failure("nobody's function");
+  answer->Text("library", info.dli_fname);
+}
+
+/// The same for a lookup in the whole process.
+void LookupByName(Puppet&, const Words& words, Answer* answer) {
+  void* function = dlsym(RTLD_DEFAULT, Word(words, 1).c_str());
+  Dl_info info{};
+  if (dladdr(function, &info) == 0) throw Failure("nobody's function");
+  answer->Text("library", info.dli_fname);
+}
+
+/// The same for another copy of the driver, in a namespace of its own.
+void LookupElsewhere(Puppet&, const Words& words, Answer* answer) {
+  void* library = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
+  if (library == nullptr) throw Failure(dlerror());
+  Dl_info info{};
+  if (dladdr(dlsym(library, Word(words, 1).c_str()), &info) == 0)
+    throw Failure("nobody's function");
   answer->Text("library", info.dli_fname);
 }
 
@@ -164,7 +192,17 @@ const std::map<std::string, Command> kCommands = {
     {"attribute", Attribute},
     {"team", DoTeam},
     {"pointer", PointerAttribute},
+    {"access", AccessFlags},
+    {"upload", [](Puppet&, const Words&,
+                  Answer*) { Check(cuGraphUpload(nullptr, nullptr), "cuGraphUpload"); }},
+    {"decompress",
+     [](Puppet&, const Words&, Answer*) {
+       Check(cuMemBatchDecompressAsync(nullptr, 0, 0, nullptr, nullptr),
+             "cuMemBatchDecompressAsync");
+     }},
     {"lookup", Lookup},
+    {"lookup-name", LookupByName},
+    {"lookup-elsewhere", LookupElsewhere},
     {"context", UseContext},
 };
 

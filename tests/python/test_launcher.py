@@ -14,7 +14,7 @@ def test_environment(build, tmp_path):
     shim = os.path.join(build.directory, "python", "amem", "lib", "libamem_shim.so")
     base = {"LD_PRELOAD": f"/x.so:{shim} /y.so"}
     assert amem.environment("train", runtime_dir=str(tmp_path), base=base) == {
-        "AMEM_GROUP": "train", "AMEM_RUNTIME_DIR": str(tmp_path), "LD_PRELOAD": f"{shim}:/x.so:/y.so"}
+        "AMEM_GROUP": "train", "AMEM_RUNTIME_DIR": str(tmp_path), "LD_PRELOAD": f"/x.so:{shim}:/y.so"}
     more = amem.environment("train", "heap", runtime_dir="here/../there", required=True, base={})
     assert more["AMEM_SCOPE"] == "heap"
     assert more["AMEM_REQUIRED"] == "1"

@@ -11,6 +11,10 @@ SIM_UNSUPPORTED(cuGetExportTable, (const void**, const CUuuid*))
 SIM_UNSUPPORTED(cuMemGetHandleForAddressRange,
                 (void*, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long))
 
+SIM_CALL_PTSZ(cuMemBatchDecompressAsync,
+              (CUmemDecompressParams*, size_t, unsigned, size_t*, CUstream),
+              CUDA_ERROR_NOT_SUPPORTED)
+
 SIM_UNSUPPORTED(cuIpcGetEventHandle, (CUipcEventHandle*, CUevent))
 SIM_UNSUPPORTED(cuIpcOpenEventHandle, (CUevent*, CUipcEventHandle))
 

@@ -93,7 +93,7 @@ TEST_F(Run, ShimGoesBeforeOtherPreloadsAndOnlyOnce) {
   context.environment["LD_PRELOAD"] = "libx.so:" + shim + " /y.so";
   const auto plan = plan_run(options, context);
   ASSERT_TRUE(plan.ok());
-  EXPECT_THAT(plan.value().environment, Contains(Pair("LD_PRELOAD", shim + ":libx.so:/y.so")));
+  EXPECT_THAT(plan.value().environment, Contains(Pair("LD_PRELOAD", "libx.so:" + shim + ":/y.so")));
 }
 
 TEST_F(Run, NamedShimWins) {

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <future>
 #include <thread>
 #include <vector>
 
@@ -154,6 +155,40 @@ TEST_F(StreamsGateTest, AStepInTurnIsForTheOneThatHasWaitedLongest) {
   EXPECT_EQ(passed[2], 0);
   gate_.open();
   for (auto& t : callers) t.join();
+}
+
+std::atomic<bool> driver_blocks{false};
+std::atomic<bool> driver_asked{false};
+
+TEST_F(GateTest, ADriverThatBlocksKeepsNobodyButTheCallerItIsAskedAbout) {
+  driver_blocks = false;
+  driver_asked = false;
+  gate_.prepare({true, 10s, &device_of_test, [](int, CUstream) {
+                   while (driver_blocks) {
+                     driver_asked = true;
+                     std::this_thread::yield();
+                   }
+                   return true;
+                 }});
+  gate_.close();
+  std::atomic<bool> passed{false};
+  std::thread caller([&] {
+    const Pass pass(gate_, gate_.enter([] { return Gate::Work{true, stream(1)}; }));
+    passed = true;
+  });
+  ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
+  driver_blocks = true;
+  std::thread monitor([&] { gate_.snapshot(); });
+  while (!driver_asked) std::this_thread::yield();
+  auto opened = std::async(std::launch::async, [&] { gate_.open(); });
+  EXPECT_EQ(opened.wait_for(5s), std::future_status::ready);
+  std::thread other([&] { const Pass pass(gate_); });
+  other.join();
+  EXPECT_FALSE(passed) << "its stream might end while the driver looks at it";
+  driver_blocks = false;
+  caller.join();
+  monitor.join();
+  EXPECT_TRUE(passed);
 }
 
 TEST_F(GateTest, NothingIsAskedOfTheDriverBesideACallerInside) {

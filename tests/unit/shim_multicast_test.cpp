@@ -18,6 +18,7 @@ constexpr std::size_t kSize = 0x400000;
 
 Lines calls;
 CUresult bind_result = CUDA_SUCCESS;
+CUresult unbind_result = CUDA_SUCCESS;
 
 template <class... Numbers>
 void note(const char* call, Numbers... numbers) {
@@ -33,6 +34,7 @@ class ShimMulticast : public testing::Test {
   ShimMulticast() {
     calls.clear();
     bind_result = CUDA_SUCCESS;
+    unbind_result = CUDA_SUCCESS;
     driver.cuMulticastBindMem_ = [](CUmemGenericAllocationHandle object, std::size_t at,
                                     CUmemGenericAllocationHandle memory, std::size_t from,
                                     std::size_t size, unsigned long long) {
@@ -42,7 +44,7 @@ class ShimMulticast : public testing::Test {
     driver.cuMulticastUnbind_ = [](CUmemGenericAllocationHandle object, CUdevice device,
                                    std::size_t at, std::size_t size) {
       note("unbind", object, device, at, size);
-      return CUDA_SUCCESS;
+      return unbind_result;
     };
     driver.cuMemRetainAllocationHandle_ = [](CUmemGenericAllocationHandle* handle, void*) {
       *handle = kBorrowed;
@@ -82,6 +84,18 @@ TEST_F(ShimMulticast, WhatCouldNotBeBoundAgainIsNotUnbound) {
   take();
   EXPECT_EQ(multicast.leave(1), CUDA_SUCCESS);
   EXPECT_EQ(take(), Lines());
+}
+
+TEST_F(ShimMulticast, WhatCouldNotBeUnboundIsTriedAgain) {
+  multicast.bind(kObject, {1, 3, 0, 0, 8});
+  unbind_result = CUDA_ERROR_UNKNOWN;
+  EXPECT_EQ(multicast.leave(1), CUDA_ERROR_UNKNOWN);
+  EXPECT_EQ(take(), Lines{"unbind 70 3 0 8"});
+  unbind_result = CUDA_SUCCESS;
+  EXPECT_EQ(multicast.leave(1), CUDA_SUCCESS);
+  EXPECT_EQ(take(), Lines{"unbind 70 3 0 8"});
+  EXPECT_EQ(multicast.come_back(1, 55), CUDA_SUCCESS);
+  EXPECT_EQ(take(), Lines{"bind 70 0 55 0 8"});
 }
 
 TEST_F(ShimMulticast, AMappedObjectIsFoundWithoutItsHandle) {

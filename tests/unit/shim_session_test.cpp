@@ -146,5 +146,37 @@ TEST_F(ShimSession, ABrokerThatReadsNothingIsGivenUp) {
   EXPECT_EQ(session.call(request, 1s).status().code(), Code::kUnavailable);
 }
 
+// The program posts under locks that its other threads and the broker's commands need.
+TEST_F(ShimSession, NobodyWaitsForABrokerThatDoesNotRead) {
+  constexpr std::uint64_t kFrees = 5000;  // far more than the socket holds
+  auto& patient = for_good<Session>(std::chrono::milliseconds(10'000));
+  Broker broker;
+  ASSERT_TRUE(patient.connect(broker.path(), identity).ok());
+  ASSERT_TRUE(patient.start(listener).ok());
+  for (std::uint64_t i = 0; i < kFrees; ++i) patient.post(free_message(i));
+  ASSERT_TRUE(patient.alive());
+  Message command = amem_v1_SessionMessage_init_zero;
+  command.which_body = amem_v1_SessionMessage_open_tag;
+  ASSERT_TRUE(send_message(broker.socket(), command).ok());
+  EXPECT_TRUE(eventually([&] { return listener.commands == 1; }));
+
+  Result<Packet> answer(Status(Code::kInternal, "none yet"));
+  std::thread caller([&] {
+    Message request = free_message(kFrees);
+    answer = patient.call(request, 20s);
+  });
+  Packet packet;
+  bool in_order = true;
+  for (std::uint64_t i = 0; in_order && i <= kFrees; ++i)
+    in_order = receive(broker.socket(), 0, packet).ok() && packet.message.body.free.id == i;
+  EXPECT_TRUE(in_order);
+  Message reply = amem_v1_SessionMessage_init_zero;
+  reply.seq = packet.message.seq;
+  reply.which_body = amem_v1_SessionMessage_reply_tag;
+  EXPECT_TRUE(send_message(broker.socket(), reply).ok());
+  caller.join();
+  EXPECT_TRUE(answer.ok()) << answer.status().text();
+}
+
 }  // namespace
 }  // namespace amem::shim

@@ -41,14 +41,16 @@ def environment(group: str, scope: str | None = None, *, runtime_dir: str | None
     PyTorch's); None: as AMEM_SCOPE of the environment has it.
     `runtime_dir`: the broker's; None: AMEM_RUNTIME_DIR, else the default. `required`: without a broker, brokered
     allocations fail instead of going to the driver.
-    `base`: the environment that they are added to, of which LD_PRELOAD matters: the shim goes before what is there.
-    None: this process's.
+    `base`: the environment that they are added to, of which LD_PRELOAD matters: the shim goes before what is there,
+    unless it is named there. None: this process's.
 
     InvalidArgumentError: the group or the scope. NotFoundError: there is no shim.
     """
     before = (os.environ if base is None else base).get("LD_PRELOAD", "")
     shim = shim_path()
-    preload = [shim, *(each for each in re.split("[ :]+", before) if each and each != shim)]
+    preload = [each for each in re.split("[ :]+", before) if each]
+    if shim not in preload:
+        preload.insert(0, shim)
     variables = {
         "AMEM_GROUP": group_name(group),
         # Absolute, because the process may change its directory before it connects.
