@@ -159,6 +159,9 @@ class Memory {
   Status undo(std::uint64_t& bytes);
   /// The resume has ended: what came back is the program's again.
   void arrived();
+  /// The process is ending: nobody waits for memory that is on its way back any more.
+  /// Without the lock, which a phase holds over driver calls.
+  void end() { ending_.store(true, std::memory_order_relaxed); }
   /// The program has it still.
   bool holds(std::uint64_t id);
   /// Bytes of allocations that are not on their devices.
@@ -206,6 +209,7 @@ class Memory {
   Table table_;
   std::atomic<std::uint32_t> next_number_{1};
   std::map<std::uint64_t, unsigned> redeeming_;  // calls under way, by allocation
+  std::atomic<bool> ending_{false};
   int rank_ = -1;
   std::vector<Scratch> scratch_;      // service thread
   std::vector<Mapping*> returned_;    // service thread: mapped, access still to be set

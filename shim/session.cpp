@@ -82,7 +82,7 @@ Status Session::connect(const std::string& socket_path, const Identity& identity
     return s;
   }
   set_timeout(socket.get(), SO_RCVTIMEO, std::chrono::seconds(0));
-  set_timeout(socket.get(), SO_SNDTIMEO, send_deadline_);
+  set_timeout(socket.get(), SO_SNDTIMEO, send_deadline_.load());
   if (answer.message.which_body != amem_v1_SessionMessage_reply_tag)
     return {Code::kInternal,
             "the broker at " + socket_path + " answered Hello with something else"};
@@ -128,7 +128,7 @@ Status Session::start(Handler& handler) {
 }
 
 Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadline) {
-  const auto until = std::chrono::steady_clock::now() + deadline;
+  auto until = Clock::now() + deadline;
   Waiting waiting;
   std::unique_lock lock(mutex_);
   message.seq = next_seq_++;
@@ -136,11 +136,16 @@ Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadlin
   lock.unlock();
   Status sent = alive() ? send(message) : Status(Code::kUnavailable, "the broker is gone");
   lock.lock();
-  if (sent.ok()) answered_.wait_until(lock, until, [&] { return waiting.done || !alive(); });
+  const auto answered = [&] { return waiting.done || !alive(); };
+  if (sent.ok()) answered_.wait_until(lock, until, [&] { return answered() || ending_; });
+  if (sent.ok() && ending_)
+    answered_.wait_until(lock, std::min(until, Clock::now() + kEndDeadline), answered);
   waiting_.erase(message.seq);
   if (!sent.ok()) return sent;
   if (!waiting.done) {
     if (!alive()) return Status(Code::kUnavailable, "the broker is gone");
+    if (ending_)
+      return Status(Code::kUnavailable, "the process is ending and waits for the broker no longer");
     return Status(Code::kDeadlineExceeded,
                   "the broker did not answer in " + std::to_string(deadline.count()) + " ms");
   }
@@ -158,7 +163,7 @@ Status Session::send(const Message& message) {
   Status sent = send_message(socket_.get(), message);
   if (sent.code() != Code::kResourceExhausted) return sent;
   sent = {Code::kUnavailable, "the broker has read nothing for " +
-                                  std::to_string(send_deadline_.count()) +
+                                  std::to_string(send_deadline_.load().count()) +
                                   " ms: it is stopped, or stuck; this rank gives it up"};
   log_error(sent.text());
   ::shutdown(socket_.get(), SHUT_RDWR);  // the service thread sees it
@@ -174,7 +179,27 @@ void Session::run_at(Clock::time_point when, std::function<void()> task) {
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
 }
 
+void Session::end() {
+  std::lock_guard lock(mutex_);
+  ending_ = true;
+  answered_.notify_all();
+  send_deadline_ = std::min(send_deadline_.load(), kEndDeadline);
+  if (socket_) set_timeout(socket_.get(), SO_SNDTIMEO, send_deadline_.load());
+}
+
+void Session::stop(Clock::time_point deadline) {
+  stopped_.store(true, std::memory_order_relaxed);
+  if (serving_.try_lock_until(deadline)) serving_.unlock();
+}
+
+void Session::command(Packet& packet) {
+  std::lock_guard serving(serving_);
+  if (!stopped_.load(std::memory_order_relaxed)) handler_->command(packet);
+}
+
 void Session::run_due_tasks() {
+  std::lock_guard serving(serving_);
+  if (stopped_.load(std::memory_order_relaxed)) return;
   std::vector<Task> due;
   {
     std::lock_guard lock(mutex_);
@@ -232,7 +257,7 @@ void Session::serve() {
     if (packet.message.which_body == amem_v1_SessionMessage_reply_tag)
       deliver(packet);
     else
-      handler_->command(packet);
+      command(packet);
   }
   {
     std::lock_guard lock(mutex_);

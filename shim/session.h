@@ -29,6 +29,7 @@ class Session {
  public:
   /// How long a packet may wait for room in the socket, where hundreds wait that nobody reads.
   static constexpr std::chrono::milliseconds kSendDeadline{60'000};
+  static constexpr std::chrono::milliseconds kEndDeadline{500};
   explicit Session(std::chrono::milliseconds send_deadline = kSendDeadline)
       : send_deadline_(send_deadline) {}
 
@@ -66,6 +67,13 @@ class Session {
   /// The same, not before the given time.
   void run_at(Clock::time_point when, std::function<void()> task);
 
+  /// The process is ending: what waits for the broker waits at most kEndDeadline from here on, and
+  /// what asks it later likewise.
+  void end();
+  /// The driver is about to end. Tasks and commands, which use it, do not begin any more; the one
+  /// that is under way is waited for, at most until `deadline`.
+  void stop(Clock::time_point deadline);
+
   std::uint32_t rank_id() const { return welcome_.rank_id; }
   const amem_v1_Welcome& welcome() const { return welcome_; }
 
@@ -87,10 +95,11 @@ class Session {
   Status send(const Message& message);
   void serve();
   void run_due_tasks();
+  void command(Packet& packet);
   int milliseconds_to_next_task();
   void deliver(Packet& packet);
 
-  const std::chrono::milliseconds send_deadline_;
+  std::atomic<std::chrono::milliseconds> send_deadline_;
   Fd socket_;
   Fd wake_;  // eventfd: tasks_ has something
   amem_v1_Welcome welcome_ = amem_v1_Welcome_init_zero;
@@ -102,6 +111,10 @@ class Session {
   std::uint64_t next_seq_ = 1;
   std::unordered_map<std::uint64_t, Waiting*> waiting_;
   std::vector<Task> tasks_;
+  bool ending_ = false;
+
+  std::timed_mutex serving_;  // held over tasks and commands
+  std::atomic<bool> stopped_{false};
 };
 
 }  // namespace amem::shim

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "at_exit.h"
 #include "blocks.h"
 #include "check.h"
 #include "launcher.h"
@@ -22,6 +23,8 @@
 
 namespace {
 
+using amem::puppet::AtExit;
+using amem::puppet::AtLast;
 using amem::puppet::Blocks;
 using amem::puppet::Check;
 using amem::puppet::Launcher;
@@ -121,6 +124,26 @@ void UseContext(Puppet& puppet, const Words&, Answer*) {
   Check(cuCtxSetCurrent(puppet.context), "cuCtxSetCurrent");
 }
 
+/// What the puppet is to do when exit() has begun.
+amem::puppet::LastOrder Order(Puppet& puppet, const Words& words) {
+  const std::string& what = Word(words, 1);
+  if (what == "free")
+    return [address = puppet.blocks.At(Number(words, 2)).address](Answer* answer) {
+      answer->Number("result", static_cast<std::uint64_t>(cuMemFree(address)));
+    };
+  if (what == "join")
+    return [&puppet](Answer*) {
+      puppet.launcher.Stop();
+      puppet.launcher.Count();
+    };
+  if (what == "wait")
+    return [](Answer*) {
+      std::string line;
+      std::getline(std::cin, line);
+    };
+  throw Failure("at exit nobody can " + what);
+}
+
 using Command = std::function<void(Puppet&, const Words&, Answer*)>;
 
 const std::map<std::string, Command> kCommands = {
@@ -166,6 +189,10 @@ const std::map<std::string, Command> kCommands = {
     {"pointer", PointerAttribute},
     {"lookup", Lookup},
     {"context", UseContext},
+    {"at-exit", [](Puppet& puppet, const Words& words, Answer*) { AtExit(Order(puppet, words)); }},
+    {"at-last", [](Puppet& puppet, const Words& words, Answer*) { AtLast(Order(puppet, words)); }},
+    {"quit",
+     [](Puppet&, const Words& words, Answer*) { std::exit(std::atoi(Word(words, 1).c_str())); }},
 };
 
 void Print(const Answer& answer) {
@@ -208,6 +235,7 @@ void Run(int ordinal) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  amem::puppet::PrepareLast();
   try {
     Run(argc > 1 ? std::atoi(argv[1]) : 0);
     return 0;
