@@ -149,7 +149,7 @@ def test_in_resume(node):
 def test_a_process_that_lingers_without_a_driver_is_named(bare_node):
     """It does nothing for its group any more, and says nothing untrue."""
     node = bare_node
-    node.start_broker("--deadlines-load", "400ms")
+    node.start_broker("--deadlines-load", "400ms", "--deadlines-release", "400ms")
     leaves, stays = rank(node), rank(node, "stays", 1)
     leaves.ask("at-exit wait")
     leaves.ask("at-last wait")
