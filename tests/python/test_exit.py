@@ -87,6 +87,17 @@ def test_memory_of_the_module_is_freed_when_python_ends(node, script, status):
     assert program.output("out").splitlines()[-1] == "free 4"
 
 
+def test_atexit_functions_of_who_imports_amem(node):
+    """Of whoever does not, they wait for the resume."""
+    program = Program(node, """
+        import amem, atexit
+        atexit.register(lambda: say("set", block.set()))
+    """)
+    program.pause()
+    program.ends(0)
+    assert "set 4" in program.output("out").splitlines()
+
+
 def test_a_daemon_thread_at_the_gate_stays_there(node):
     """Python would end the thread wherever it comes back, which C++ in between does not survive."""
     program = Program(node, """
