@@ -69,6 +69,7 @@ CUresult Gate::wait(ThreadState& self, bool may_step, const Work& work) noexcept
 
   std::unique_lock lock(mutex_);
   self.active.store(false, std::memory_order_release);
+  self.depth = 0;  // a signal handler that calls exit() comes here again, and must not pass
   Waiter waiter;
   waiter.device = device;
   if (ordinal >= 0) waiter.work = work;
@@ -102,9 +103,8 @@ CUresult Gate::wait(ThreadState& self, bool may_step, const Work& work) noexcept
   if (waiter.stepped) ++steps_used_;
   if (result == CUDA_SUCCESS) {
     self.active.store(true, std::memory_order_relaxed);
+    self.depth = 1;
     ++passes_;
-  } else {
-    --self.depth;
   }
   ++version_;
   watcher_.notify_all();

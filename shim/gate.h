@@ -11,8 +11,8 @@
 // thread of the process (membarrier). So one of the two always sees the other, and the fast path
 // needs no fence of its own. Without membarrier it uses one.
 //
-// enter/leave: any thread, nestable. The rest: the shim's own threads. One Gate per process; never
-// destroyed.
+// enter/leave: any thread, nestable. end: the thread that calls exit(). The rest: the shim's own
+// threads. One Gate per process; never destroyed.
 #pragma once
 
 #include <cuda.h>

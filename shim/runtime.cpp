@@ -137,15 +137,16 @@ Status Runtime::open() {
     gate_.close();
     log_info("group " + options_.group + " is not running: this rank waits for its resume");
   }
+  // Before the service thread, which moves it, exists. The first runs before the driver's own end,
+  // which was registered when the program initialised it.
+  before_driver_.arm();
+  exit_.arm();
   if (Status s = session_.start(phases_); !s.ok()) {
     if (session_.welcome().gate_shut) gate_.open();  // nobody else would
     return s;
   }
   report_.changed();
   ::pthread_atfork(nullptr, nullptr, &Runtime::after_fork_in_child);
-  // Runs before the driver's own end, which was registered when the program initialised it.
-  before_driver_.arm();
-  exit_.arm();
   log_info("rank " + std::to_string(session_.rank_id()) + " of group " + options_.group + " at " +
            path);
   if (options_.offload_free_tag_set)

@@ -1,5 +1,6 @@
 """Programs that call exit() while their group is paused, or about to be: the end takes no second, and everybody is told."""
 import json
+import signal
 import time
 
 import pytest
@@ -77,6 +78,20 @@ def test_threads_that_exit_handlers_join_do_not_wait(node):
     eventually(lambda: node.ctl.group("train") is None, what="the group is gone")
     assert used(node) == 0
     assert node.ctl.status()["pool"]["used_bytes"] == 0
+
+
+def test_a_signal_handler_that_calls_exit_while_its_thread_waits(node):
+    leaves = rank(node)
+    leaves.ask(f"at-exit free {leaves.block}")
+    leaves.ask("on-term")
+    node.ctl("pause", "train")
+    leaves.send(f"fill {leaves.block} 5")
+    eventually(leaves.sleeps, what="it waits at the gate")
+    began = time.monotonic()
+    leaves.signal(signal.SIGTERM)
+    assert leaves.wait(10) == 0
+    assert time.monotonic() - began < patience(1)
+    assert leaves.answer()["result"] == DEINITIALIZED
 
 
 def test_nothing_changes_for_who_runs(node):

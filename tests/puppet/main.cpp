@@ -3,6 +3,7 @@
 #include <cuda.h>
 #include <dlfcn.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -191,6 +192,8 @@ const std::map<std::string, Command> kCommands = {
     {"context", UseContext},
     {"at-exit", [](Puppet& puppet, const Words& words, Answer*) { AtExit(Order(puppet, words)); }},
     {"at-last", [](Puppet& puppet, const Words& words, Answer*) { AtLast(Order(puppet, words)); }},
+    {"on-term",
+     [](Puppet&, const Words&, Answer*) { std::signal(SIGTERM, [](int) { std::exit(0); }); }},
     {"quit",
      [](Puppet&, const Words& words, Answer*) { std::exit(std::atoi(Word(words, 1).c_str())); }},
 };

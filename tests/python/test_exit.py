@@ -59,11 +59,6 @@ class Program(Child):
         self.node.ctl("pause", "train")
         self.send("")
 
-    def sleeps(self):
-        """Its main thread waits for something of another thread's."""
-        with open(f"/proc/{self.pid}/syscall") as file:
-            return file.read().startswith("202 ")  # futex
-
     def ends(self, status):
         """Within a second from now, and everybody is told."""
         began = time.monotonic()
