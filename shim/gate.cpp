@@ -160,8 +160,8 @@ void Gate::end() {
 }
 
 /// Whether a waiting caller is to hear that the process is ending. One that ends with its
-/// interpreter is not: back there it would be ended in the middle of C++ that does not expect it,
-/// which aborts the process. Nobody waits for such a thread.
+/// interpreter is not: back there it would be ended in the middle of C++ that may not expect it,
+/// and abort the process. Nobody waits for such a thread.
 bool Gate::ends(bool with_interpreter) const {
   if (policy_.interpreter_ends != nullptr && policy_.interpreter_ends()) return !with_interpreter;
   return ending_;

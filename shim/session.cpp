@@ -188,18 +188,26 @@ void Session::end() {
 }
 
 void Session::stop(Clock::time_point deadline) {
-  stopped_.store(true, std::memory_order_relaxed);
-  if (serving_.try_lock_until(deadline)) serving_.unlock();
+  std::unique_lock lock(mutex_);
+  stopped_ = true;
+  served_.wait_until(lock, deadline, [&] { return !serving_; });
 }
 
-void Session::command(Packet& packet) {
-  std::lock_guard serving(serving_);
-  if (!stopped_.load(std::memory_order_relaxed)) handler_->command(packet);
+/// What may use the driver: not once that is about to end.
+template <class Work>
+void Session::work(const Work& work) {
+  {
+    std::lock_guard lock(mutex_);
+    if (stopped_) return;
+    serving_ = true;
+  }
+  work();
+  std::lock_guard lock(mutex_);
+  serving_ = false;
+  served_.notify_all();
 }
 
 void Session::run_due_tasks() {
-  std::lock_guard serving(serving_);
-  if (stopped_.load(std::memory_order_relaxed)) return;
   std::vector<Task> due;
   {
     std::lock_guard lock(mutex_);
@@ -245,7 +253,7 @@ void Session::serve() {
       std::uint64_t count = 0;
       [[maybe_unused]] const ssize_t n = ::read(wake_.get(), &count, sizeof count);
     }
-    run_due_tasks();
+    work([&] { run_due_tasks(); });
     if (fds[0].revents == 0) continue;
     Packet packet;
     const Status s = receive(socket_.get(), MSG_DONTWAIT, packet);
@@ -257,7 +265,7 @@ void Session::serve() {
     if (packet.message.which_body == amem_v1_SessionMessage_reply_tag)
       deliver(packet);
     else
-      command(packet);
+      work([&] { handler_->command(packet); });
   }
   {
     std::lock_guard lock(mutex_);

@@ -95,7 +95,8 @@ class Session {
   Status send(const Message& message);
   void serve();
   void run_due_tasks();
-  void command(Packet& packet);
+  template <class Work>
+  void work(const Work& work);
   int milliseconds_to_next_task();
   void deliver(Packet& packet);
 
@@ -112,9 +113,9 @@ class Session {
   std::unordered_map<std::uint64_t, Waiting*> waiting_;
   std::vector<Task> tasks_;
   bool ending_ = false;
-
-  std::timed_mutex serving_;  // held over tasks and commands
-  std::atomic<bool> stopped_{false};
+  bool serving_ = false;  // a task or command is under way
+  bool stopped_ = false;  // none begins any more
+  std::condition_variable served_;
 };
 
 }  // namespace amem::shim
