@@ -223,7 +223,7 @@ void Session::run_due_tasks() {
 /// For poll: -1 when there is none.
 int Session::milliseconds_to_next_task() {
   std::lock_guard lock(mutex_);
-  if (tasks_.empty()) return -1;
+  if (tasks_.empty() || stopped_) return -1;
   const auto next = std::min_element(tasks_.begin(), tasks_.end(),
                                      [](const Task& a, const Task& b) { return a.when < b.when; });
   const auto wait = std::chrono::ceil<std::chrono::milliseconds>(next->when - Clock::now());
