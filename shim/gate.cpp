@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <new>
 #include <string>
 
@@ -12,6 +13,9 @@
 
 namespace amem::shim {
 namespace {
+
+/// How long an interpreter may be ending before a waiting caller sees it.
+constexpr std::chrono::milliseconds kInterpreterCheck{100};
 
 long membarrier(int command) { return ::syscall(SYS_membarrier, command, 0, 0); }
 
@@ -59,9 +63,13 @@ CUresult Gate::wait(ThreadState& self, bool may_step, const Work& work) noexcept
   int ordinal = policy_.current_device != nullptr ? policy_.current_device() : 0;
   const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
   const Clock::time_point deadline = Clock::now() + policy_.timeout;
+  // Asked now: an interpreter that has ended no longer knows its threads.
+  const bool with_interpreter =
+      policy_.ends_with_interpreter != nullptr && policy_.ends_with_interpreter();
 
   std::unique_lock lock(mutex_);
   self.active.store(false, std::memory_order_release);
+  self.depth = 0;  // a signal handler that calls exit() comes here again, and must not pass
   Waiter waiter;
   waiter.device = device;
   if (ordinal >= 0) waiter.work = work;
@@ -78,11 +86,15 @@ CUresult Gate::wait(ThreadState& self, bool may_step, const Work& work) noexcept
     if (waiter.stepped) break;
     if (failed_) result = CUDA_ERROR_SYSTEM_NOT_READY;
     if (held_ && !policy_.wait) result = CUDA_ERROR_NOT_READY;
+    if (result == CUDA_SUCCESS && ends(with_interpreter)) result = CUDA_ERROR_DEINITIALIZED;
     if (result != CUDA_SUCCESS) break;
-    if (waiters_.wait_until(lock, deadline) == std::cv_status::timeout) {
+    const Clock::time_point now = Clock::now();
+    if (now >= deadline) {
       result = CUDA_ERROR_TIMEOUT;
       break;
     }
+    const bool check = policy_.interpreter_ends != nullptr;
+    waiters_.wait_until(lock, check ? std::min(deadline, now + kInterpreterCheck) : deadline);
   }
   if (may_step) {
     while (waiter.looked_at)
@@ -93,9 +105,8 @@ CUresult Gate::wait(ThreadState& self, bool may_step, const Work& work) noexcept
   if (waiter.stepped) ++steps_used_;
   if (result == CUDA_SUCCESS) {
     self.active.store(true, std::memory_order_relaxed);
+    self.depth = 1;
     ++passes_;
-  } else {
-    --self.depth;
   }
   ++version_;
   watcher_.notify_all();
@@ -142,6 +153,20 @@ void Gate::fail() {
   std::lock_guard lock(mutex_);
   failed_ = true;
   waiters_.notify_all();
+}
+
+void Gate::end() {
+  std::lock_guard lock(mutex_);
+  ending_ = true;
+  waiters_.notify_all();
+}
+
+/// Whether a waiting caller is to hear that the process is ending. One that ends with its
+/// interpreter is not: back there it would be ended in the middle of C++ that may not expect it,
+/// and abort the process. Nobody waits for such a thread.
+bool Gate::ends(bool with_interpreter) const {
+  if (policy_.interpreter_ends != nullptr && policy_.interpreter_ends()) return !with_interpreter;
+  return ending_;
 }
 
 void Gate::step(int ordinal, bool in_turn) {

@@ -11,8 +11,8 @@
 // thread of the process (membarrier). So one of the two always sees the other, and the fast path
 // needs no fence of its own. Without membarrier it uses one.
 //
-// enter/leave: any thread, nestable. The rest: the shim's own threads. One Gate per process; never
-// destroyed.
+// enter/leave: any thread, nestable. end: the thread that calls exit(). The rest: the shim's own
+// threads. One Gate per process; never destroyed.
 #pragma once
 
 #include <cuda.h>
@@ -36,6 +36,11 @@ class Gate {
     int (*current_device)() = nullptr;    // ordinal of the caller's device, -1 when it has none
     /// Whether nothing is left to do on a stream of this device. Must not pass a gate.
     bool (*stream_idle)(int device, CUstream stream) = nullptr;
+    /// Of an interpreter in the process, if there is one (shim/python.h); must not block. Asked
+    /// again and again while callers wait: nobody tells of its end.
+    bool (*interpreter_ends)() = nullptr;
+    /// The calling thread is one that the interpreter ends when it comes back to it.
+    bool (*ends_with_interpreter)() = nullptr;
   };
 
   /// Where a caller's work goes.
@@ -63,7 +68,7 @@ class Gate {
   /// Passes the gate or waits at it. CUDA_SUCCESS: the caller must call leave(). Otherwise the
   /// caller returns the error to its own caller: CUDA_ERROR_TIMEOUT (waited too long),
   /// CUDA_ERROR_NOT_READY (policy), CUDA_ERROR_SYSTEM_NOT_READY (the broker was lost while the
-  /// group was paused).
+  /// group was paused), CUDA_ERROR_DEINITIALIZED (the process is ending).
   CUresult enter() noexcept {
     return enter([] { return Work(); });
   }
@@ -96,6 +101,10 @@ class Gate {
   /// Nothing will ever open this gate again: every waiting and later caller gets
   /// CUDA_ERROR_SYSTEM_NOT_READY.
   void fail();
+  /// The process is ending. From here on a shut gate, now or later, answers every caller with
+  /// CUDA_ERROR_DEINITIALIZED, as the driver soon will. Only threads that end with their
+  /// interpreter go on waiting, once that is ending.
+  void end();
   /// Lets a caller with this device through, first those whose work could begin at once: the others
   /// would add to what waits already. Among equals, and `in_turn` among all, the one that has
   /// waited longest: were it any, one of two threads could take every step, and never the one that
@@ -163,6 +172,7 @@ class Gate {
   }
 
   CUresult wait(ThreadState& self, bool may_step, const Work& work) noexcept;
+  bool ends(bool with_interpreter) const;
   bool ready(const Waiter& waiter) const;
   void look_at(Waiter& waiter, std::unique_lock<std::mutex>& lock);
   bool any_active() const;
@@ -187,6 +197,7 @@ class Gate {
   std::uint32_t captures_ = 0;
   bool held_ = false;
   bool failed_ = false;
+  bool ending_ = false;
 };
 
 /// Passes the gate for the length of a scope.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "shim/log.h"
+#include "shim/python.h"
 
 namespace amem::shim {
 namespace {
@@ -19,6 +20,8 @@ std::chrono::microseconds usual_answer(std::uint64_t created_bytes) {
 
 // More than the broker's own deadlines for a resume; for a broker that is stuck.
 constexpr std::chrono::minutes kArrivalDeadline{5};
+// How late a caller may see that the process is ending.
+constexpr std::chrono::milliseconds kEndCheck{200};
 
 /// What the program sees when the broker refuses. The broker's reason goes to the log.
 CUresult refuse(const Status& status, const std::string& what) {
@@ -141,12 +144,19 @@ CUresult Memory::redeem(CUmemGenericAllocationHandle* handle, const Ticket& tick
   return adopt(handle, a, answer.value().fds.front());
 }
 
-/// False: the time is up.
+/// False: the time is up, or the process is ending.
 bool Memory::wait_arrival(std::unique_lock<std::mutex>& lock,
                           const std::function<bool()>& arriving) {
-  if (arrivals_.wait_for(lock, kArrivalDeadline, [&] { return !arriving(); })) return true;
-  log_error("memory that a resume is bringing back did not arrive; is amemd alive?");
-  return false;
+  const auto deadline = std::chrono::steady_clock::now() + kArrivalDeadline;
+  while (arriving()) {
+    if (ending_.load(std::memory_order_relaxed) || Python::ending_for_caller()) return false;
+    if (std::chrono::steady_clock::now() >= deadline) {
+      log_error("memory that a resume is bringing back did not arrive; is amemd alive?");
+      return false;
+    }
+    arrivals_.wait_for(lock, kEndCheck);
+  }
+  return true;
 }
 
 /// The mappings in a range once none of them is on its way back. Nothing: the time is up.

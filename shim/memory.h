@@ -166,6 +166,9 @@ class Memory {
   Status drop_leftovers();
   /// The resume has ended: what came back is the program's again.
   void arrived();
+  /// The process is ending: nobody waits for memory that is on its way back any more.
+  /// Without the lock, which a phase holds over driver calls.
+  void end() { ending_.store(true, std::memory_order_relaxed); }
   /// The program has it still.
   bool holds(std::uint64_t id);
   /// Bytes of allocations that are not on their devices.
@@ -221,6 +224,7 @@ class Memory {
   std::map<std::uint64_t, unsigned> redeeming_;  // calls under way, by allocation
   /// Handles that the driver has refused to release.
   std::vector<CUmemGenericAllocationHandle> unreleased_;
+  std::atomic<bool> ending_{false};
   int rank_ = -1;
   std::vector<Scratch> scratch_;        // service thread
   std::vector<Scratch> stale_scratch_;  // service thread; no longer used, but not unmapped yet

@@ -23,6 +23,7 @@ void Phases::command(Packet& packet) {
         log_error(s.text());
       break;
     case amem_v1_SessionMessage_quiesce_tag:
+      exit_.arm();  // in front of what libraries loaded meanwhile have registered
       cut_.begin(m.body.quiesce.epoch);
       break;
     case amem_v1_SessionMessage_step_tag:

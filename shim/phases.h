@@ -8,6 +8,7 @@
 #include <span>
 
 #include "shim/cut.h"
+#include "shim/exit_handler.h"
 #include "shim/gate.h"
 #include "shim/memory.h"
 #include "shim/mover.h"
@@ -19,15 +20,17 @@ namespace amem::shim {
 
 class Phases final : public Session::Handler {
  public:
+  /// `exit`: runs when the process ends; a pause moves it to the front.
   Phases(Devices& devices, Gate& gate, Memory& memory, Mover& mover, Cut& cut, Report& report,
-         Session& session)
+         Session& session, ExitHandler& exit)
       : devices_(devices),
         gate_(gate),
         memory_(memory),
         mover_(mover),
         cut_(cut),
         report_(report),
-        session_(session) {}
+        session_(session),
+        exit_(exit) {}
 
   void command(Packet& packet) override;
   void unclaimed(const Packet& reply) override;
@@ -53,6 +56,7 @@ class Phases final : public Session::Handler {
   Cut& cut_;
   Report& report_;
   Session& session_;
+  ExitHandler& exit_;
   bool away_ = false;               // memory is released
   bool retrying_ = false;           // drop_leftovers() will be called
   Status copy_status_;              // first failure since the last PhaseDone of copies

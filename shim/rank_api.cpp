@@ -1,14 +1,16 @@
-// What a program's ranks call besides pause and resume: regions and figures. Entry points of
-// libamem_client's in-process part.
+// What a program's ranks call besides pause and resume: regions, figures, the end of Python. Entry
+// points of libamem_client's in-process part.
 #include <atomic>
 #include <cstddef>
 #include <string>
 
 #include "shim/log.h"
+#include "shim/python.h"
 #include "shim/region.h"
 #include "shim/runtime.h"
 
 using amem::Status;
+using amem::shim::Python;
 using amem::shim::Region;
 using amem::shim::Runtime;
 
@@ -43,6 +45,12 @@ AMEM_PUBLIC int amem_shim_region_begin(const char* tag, int policy, char* error,
 
 AMEM_PUBLIC int amem_shim_region_end(char* error, std::size_t size) {
   return report(Region::end(), error, size);
+}
+
+/// Python's atexit functions are about to run.
+AMEM_PUBLIC int amem_shim_interpreter_ends() {
+  Python::tell_ending();
+  return 0;
 }
 
 /// As snprintf: writes at most `size` bytes with the final zero, and returns the length of the

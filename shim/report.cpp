@@ -62,20 +62,10 @@ void Report::changed() {
   session_.run_at(next_.load(), [this] { send(false); });
 }
 
-void Report::stop() {
-  std::lock_guard lock(mutex_);
-  stopped_ = true;
-}
-
 void Report::send(bool always) {
   due_.store(false);  // what changes from here on is the next report's
   next_.store(std::chrono::steady_clock::now() + kInterval);
-  std::vector<UnbrokeredAmount> now;
-  {
-    std::lock_guard lock(mutex_);
-    if (stopped_) return;
-    now = amounts();
-  }
+  std::vector<UnbrokeredAmount> now = amounts();
   if (!always && now == sent_) return;
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_unbrokered_tag;

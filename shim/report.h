@@ -1,12 +1,11 @@
 // Report: tells the broker, and the program that asks, which device memory of this process is
 // brokered and which is not.
 //
-// changed(), amounts(), stats() and stop() from any thread; send() on the service thread.
+// changed(), amounts() and stats() from any thread; send() on the service thread.
 #pragma once
 
 #include <atomic>
 #include <chrono>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -32,8 +31,6 @@ class Report {
   void changed();
   /// Tells the broker what is not brokered; unless `always`, only when it is news.
   void send(bool always);
-  /// The process is ending, and soon the driver: send() does nothing from here on.
-  void stop();
 
   /// What is not brokered, as counted and as the driver says of pools and graphs.
   /// REQUIRES: the driver table and the devices are loaded.
@@ -52,8 +49,6 @@ class Report {
   std::atomic<bool> due_{false};
   std::atomic<std::chrono::steady_clock::time_point> next_{};  // not before then
   std::vector<UnbrokeredAmount> sent_;                         // service thread
-  std::mutex mutex_;  // guards stopped_; held while send() asks the driver
-  bool stopped_ = false;
 };
 
 }  // namespace amem::shim

@@ -10,6 +10,7 @@
 #include "shim/interpose.h"
 #include "shim/log.h"
 #include "shim/modules.h"
+#include "shim/python.h"
 #include "shim/trace.h"
 
 namespace amem::shim {
@@ -18,6 +19,9 @@ namespace {
 // The broker's own deadlines bound the phases; this is only for a broker that no longer answers at
 // all.
 constexpr std::chrono::minutes kPhasesDeadline{10};
+
+/// How long the end of the driver is put off for what the service thread is doing in it.
+constexpr std::chrono::milliseconds kDriverEndDeadline{300};
 
 Runtime* instance = nullptr;
 pthread_once_t instance_once = PTHREAD_ONCE_INIT;
@@ -112,8 +116,14 @@ Status Runtime::load_driver() {
 Status Runtime::open() {
   if (Status s = load_driver(); !s.ok()) return s;
   devices_of_gate = &devices_;
-  gate_.prepare(
-      {options_.gate_waits, options_.gate_timeout, &current_device_of_caller, &stream_idle});
+  Gate::Policy policy{options_.gate_waits, options_.gate_timeout, &current_device_of_caller,
+                      &stream_idle};
+  Python::look();
+  if (Python::found()) {
+    policy.interpreter_ends = &Python::ending;
+    policy.ends_with_interpreter = &Python::ends_this_thread;
+  }
+  gate_.prepare(policy);
 
   Session::Identity identity;
   identity.group = options_.group;
@@ -127,16 +137,16 @@ Status Runtime::open() {
     gate_.close();
     log_info("group " + options_.group + " is not running: this rank waits for its resume");
   }
+  // Before the service thread, which moves it, exists. The first runs before the driver's own end,
+  // which was registered when the program initialised it.
+  before_driver_.arm();
+  exit_.arm();
   if (Status s = session_.start(phases_); !s.ok()) {
     if (session_.welcome().gate_shut) gate_.open();  // nobody else would
     return s;
   }
   report_.changed();
   ::pthread_atfork(nullptr, nullptr, &Runtime::after_fork_in_child);
-  // Before the driver's own end, which was registered when the program initialised it.
-  std::atexit([] {
-    if (!instance->forked()) instance->report_.stop();
-  });
   log_info("rank " + std::to_string(session_.rank_id()) + " of group " + options_.group + " at " +
            path);
   if (options_.offload_free_tag_set)
@@ -152,6 +162,22 @@ void Runtime::after_fork_in_child() {
   self.forked_.store(true, std::memory_order_release);
   self.session_.abandon_after_fork();
   self.gate_.reset_after_fork();
+}
+
+/// exit() has begun: nothing of ours may hold it up.
+void Runtime::process_ends() {
+  Runtime& self = *instance;
+  if (self.forked()) return;
+  self.gate_.end();
+  self.memory_.end();
+  self.session_.end();
+}
+
+/// The broker hears no more of this rank until the process has ended. That is no lie: whatever it
+/// asks for could not be done.
+void Runtime::driver_ends() {
+  Runtime& self = *instance;
+  if (!self.forked()) self.session_.stop(Session::Clock::now() + kDriverEndDeadline);
 }
 
 void Runtime::device_used(int device) {

@@ -17,6 +17,7 @@
 #include "shim/captures.h"
 #include "shim/cut.h"
 #include "shim/devices.h"
+#include "shim/exit_handler.h"
 #include "shim/gate.h"
 #include "shim/heap.h"
 #include "shim/ipc.h"
@@ -95,6 +96,8 @@ class Runtime {
   Status open();
   Status load_driver();
   static void after_fork_in_child();
+  static void process_ends();
+  static void driver_ends();
 
   Options options_;
   Driver driver_;
@@ -111,7 +114,9 @@ class Runtime {
   Report report_{driver_, devices_, memory_, unbrokered_, session_};
   Mover mover_{driver_, devices_, memory_, options_};
   Cut cut_{driver_, devices_, gate_, session_};
-  Phases phases_{devices_, gate_, memory_, mover_, cut_, report_, session_};
+  ExitHandler before_driver_{&Runtime::driver_ends};
+  ExitHandler exit_{&Runtime::process_ends};
+  Phases phases_{devices_, gate_, memory_, mover_, cut_, report_, session_, exit_};
 
   std::mutex driver_mutex_;  // guards loading
   std::atomic<bool> driver_loaded_{false};

@@ -131,7 +131,7 @@ Status Session::start(Handler& handler) {
 
 Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadline,
                              std::chrono::microseconds soon) {
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
   Waiting waiting;
   std::unique_lock lock(mutex_);
   message.seq = next_seq_++;
@@ -140,12 +140,17 @@ Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadlin
   Status sent = alive() ? send(message) : Status(Code::kUnavailable, "the broker is gone");
   if (sent.ok() && soon.count() > 0) look_for_answer(waiting, begin + soon);
   lock.lock();
+  const auto answered = [&] { return waiting.done || !alive(); };
   if (sent.ok())
-    answered_.wait_until(lock, begin + deadline, [&] { return waiting.done || !alive(); });
+    answered_.wait_until(lock, begin + deadline, [&] { return answered() || ending_; });
+  if (sent.ok() && ending_)
+    answered_.wait_until(lock, std::min(begin + deadline, Clock::now() + kEndDeadline), answered);
   waiting_.erase(message.seq);
   if (!sent.ok()) return sent;
   if (!waiting.done) {
     if (!alive()) return Status(Code::kUnavailable, "the broker is gone");
+    if (ending_)
+      return Status(Code::kUnavailable, "the process is ending and waits for the broker no longer");
     return Status(Code::kDeadlineExceeded,
                   "the broker did not answer in " + std::to_string(deadline.count()) + " ms");
   }
@@ -153,9 +158,9 @@ Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadlin
   return std::move(waiting.packet);
 }
 
-void Session::look_for_answer(const Waiting& waiting, std::chrono::steady_clock::time_point until) {
+void Session::look_for_answer(const Waiting& waiting, Clock::time_point until) {
   const auto seen = [&] { return waiting.done.load(std::memory_order_acquire); };
-  while (!seen() && alive() && std::chrono::steady_clock::now() < until) {
+  while (!seen() && alive() && Clock::now() < until) {
     pollfd fd{socket_.get(), POLLIN, 0};
     if (::poll(&fd, 1, 0) <= 0) continue;
     std::unique_lock reading(reading_);
@@ -238,6 +243,32 @@ void Session::run_at(Clock::time_point when, std::function<void()> task) {
   wake();
 }
 
+void Session::end() {
+  std::lock_guard lock(mutex_);
+  ending_ = true;
+  answered_.notify_all();
+}
+
+void Session::stop(Clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  stopped_ = true;
+  served_.wait_until(lock, deadline, [&] { return !serving_; });
+}
+
+/// What may use the driver: not once that is about to end.
+template <class Work>
+void Session::work(const Work& work) {
+  {
+    std::lock_guard lock(mutex_);
+    if (stopped_) return;
+    serving_ = true;
+  }
+  work();
+  std::lock_guard lock(mutex_);
+  serving_ = false;
+  served_.notify_all();
+}
+
 void Session::run_due_tasks() {
   std::vector<Task> due;
   {
@@ -260,7 +291,7 @@ int Session::milliseconds_to_wait() {
   }
   std::lock_guard lock(mutex_);
   for (const Task& task : tasks_)
-    if (!next || task.when < *next) next = task.when;
+    if (!stopped_ && (!next || task.when < *next)) next = task.when;
   if (!next) return -1;
   const auto wait = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
   return static_cast<int>(std::clamp<std::int64_t>(wait.count(), 0, 60'000));
@@ -298,7 +329,7 @@ bool Session::serve_next(bool readable) {
     return false;
   }
   if (in.packet.message.which_body != amem_v1_SessionMessage_reply_tag)
-    handler_->command(in.packet);
+    work([&] { handler_->command(in.packet); });
   else if (!deliver(in.packet))
     handler_->unclaimed(in.packet);  // a descriptor beside it closes with the packet
   return true;
@@ -316,7 +347,7 @@ void Session::serve() {
       std::uint64_t count = 0;
       [[maybe_unused]] const ssize_t n = ::read(wake_.get(), &count, sizeof count);
     }
-    run_due_tasks();
+    work([&] { run_due_tasks(); });
     if (!flush_in_time()) break;
     if (!serve_next((fds[0].revents & ~POLLOUT) != 0)) break;
   }

@@ -39,6 +39,7 @@ class Session {
  public:
   /// How long the broker may read nothing while messages wait for room in the socket.
   static constexpr std::chrono::milliseconds kSendDeadline{60'000};
+  static constexpr std::chrono::milliseconds kEndDeadline{500};
   explicit Session(std::chrono::milliseconds send_deadline = kSendDeadline)
       : send_deadline_(send_deadline) {}
 
@@ -78,6 +79,13 @@ class Session {
   /// The same, not before the given time.
   void run_at(Clock::time_point when, std::function<void()> task);
 
+  /// The process is ending: what waits for the broker waits at most kEndDeadline from here on, and
+  /// what asks it later likewise.
+  void end();
+  /// The driver is about to end. Tasks and commands, which use it, do not begin any more; the one
+  /// that is under way is waited for, at most until `deadline`.
+  void stop(Clock::time_point deadline);
+
   std::uint32_t rank_id() const { return welcome_.rank_id; }
   const amem_v1_Welcome& welcome() const { return welcome_; }
 
@@ -103,8 +111,10 @@ class Session {
   void wake();
   void serve();
   bool serve_next(bool readable);
-  void look_for_answer(const Waiting& waiting, std::chrono::steady_clock::time_point until);
+  void look_for_answer(const Waiting& waiting, Clock::time_point until);
   void run_due_tasks();
+  template <class Work>
+  void work(const Work& work);
   int milliseconds_to_wait();
   bool deliver(Packet& packet);
 
@@ -128,6 +138,10 @@ class Session {
   std::uint64_t next_seq_ = 1;
   std::unordered_map<std::uint64_t, Waiting*> waiting_;
   std::vector<Task> tasks_;
+  bool ending_ = false;
+  bool serving_ = false;  // a task or command is under way
+  bool stopped_ = false;  // none begins any more
+  std::condition_variable served_;
 
   std::mutex sending_;                // guards what follows; held over sends that do not wait
   std::deque<std::string> outgoing_;  // encoded

@@ -85,6 +85,16 @@ def fsdp2_train(bench):
             f"after {report['after']}")
 
 
+@case(240)
+def exit_paused(bench):
+    """PyTorch programs that end while their group is paused."""
+    runtime = str(bench.broker().runtime)
+    report = bench.python_script("exit_paused.py", "control", shim=False,
+                                 env={"AMEM_RUNTIME_DIR": runtime}).wait(235).report()
+    return "; ".join(f"{way} {end['paused']['ms']} ms (running {end['running']['ms']}), memory back after "
+                     f"{end['paused']['back_ms']} ({end['running']['back_ms']})" for way, end in report["ends"].items())
+
+
 # ---- regions and tags -------------------------------------------------------------------------------------------
 
 

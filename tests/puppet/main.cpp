@@ -3,6 +3,7 @@
 #include <cuda.h>
 #include <dlfcn.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "at_exit.h"
 #include "blocks.h"
 #include "check.h"
 #include "launcher.h"
@@ -22,6 +24,8 @@
 
 namespace {
 
+using amem::puppet::AtExit;
+using amem::puppet::AtLast;
 using amem::puppet::Blocks;
 using amem::puppet::Check;
 using amem::puppet::Launcher;
@@ -149,6 +153,26 @@ void UseContext(Puppet& puppet, const Words&, Answer*) {
   Check(cuCtxSetCurrent(puppet.context), "cuCtxSetCurrent");
 }
 
+/// What the puppet is to do when exit() has begun.
+amem::puppet::LastOrder Order(Puppet& puppet, const Words& words) {
+  const std::string& what = Word(words, 1);
+  if (what == "free")
+    return [address = puppet.blocks.At(Number(words, 2)).address](Answer* answer) {
+      answer->Number("result", static_cast<std::uint64_t>(cuMemFree(address)));
+    };
+  if (what == "join")
+    return [&puppet](Answer*) {
+      puppet.launcher.Stop();
+      puppet.launcher.Count();
+    };
+  if (what == "wait")
+    return [](Answer*) {
+      std::string line;
+      std::getline(std::cin, line);
+    };
+  throw Failure("at exit nobody can " + what);
+}
+
 using Command = std::function<void(Puppet&, const Words&, Answer*)>;
 
 const std::map<std::string, Command> kCommands = {
@@ -204,6 +228,12 @@ const std::map<std::string, Command> kCommands = {
     {"lookup-name", LookupByName},
     {"lookup-elsewhere", LookupElsewhere},
     {"context", UseContext},
+    {"at-exit", [](Puppet& puppet, const Words& words, Answer*) { AtExit(Order(puppet, words)); }},
+    {"at-last", [](Puppet& puppet, const Words& words, Answer*) { AtLast(Order(puppet, words)); }},
+    {"on-term",
+     [](Puppet&, const Words&, Answer*) { std::signal(SIGTERM, [](int) { std::exit(0); }); }},
+    {"quit",
+     [](Puppet&, const Words& words, Answer*) { std::exit(std::atoi(Word(words, 1).c_str())); }},
 };
 
 void Print(const Answer& answer) {
@@ -246,6 +276,7 @@ void Run(int ordinal) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  amem::puppet::PrepareLast();
   try {
     Run(argc > 1 ? std::atoi(argv[1]) : 0);
     return 0;

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <mutex>
 
 #include "address_space.h"
@@ -18,6 +19,8 @@ std::atomic<bool> g_initialized{false};
 // Set in a child forked after cuInit. As with the real driver nothing works there; it must not hang
 // either, although the fork may have copied locks that other threads held.
 std::atomic<bool> g_forked{false};
+// The process is in exit(), beyond what was registered after cuInit.
+std::atomic<bool> g_ended{false};
 thread_local bool t_in_host_function = false;
 
 void BeforeFork() {
@@ -55,6 +58,7 @@ CUresult Enter(const char* exported_name, Need need) {
   }
   if (need == Need::kNothing) return CheckFaults(exported_name);
   if (t_in_host_function) return CUDA_ERROR_NOT_PERMITTED;
+  if (g_ended.load(std::memory_order_acquire)) return CUDA_ERROR_DEINITIALIZED;
   const CUresult fault = CheckFaults(exported_name);
   if (fault != CUDA_SUCCESS) return fault;
   return g_initialized.load(std::memory_order_acquire) ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
@@ -66,6 +70,7 @@ CUresult Initialize() {
   static std::once_flag once;
   std::call_once(once, [] {
     RaiseDescriptorLimit();
+    std::atexit([] { g_ended.store(true, std::memory_order_release); });
     pthread_atfork(BeforeFork, AfterForkInParent, AfterForkInChild);
     g_initialized.store(true, std::memory_order_release);
   });

@@ -1,5 +1,7 @@
 #include "context.h"
 
+#include <pthread.h>
+
 #include <array>
 #include <vector>
 
@@ -16,7 +18,23 @@ std::set<Context*>& AllContexts() {
   return *contexts;
 }
 
-thread_local std::vector<CUcontext> t_stack;
+using Stack = std::vector<CUcontext>;
+
+// Through a pthread key: as with the real driver a thread has its contexts until it has ended, and
+// the main thread while exit() runs, when thread_local objects are gone.
+Stack& ThreadStack() {
+  static const pthread_key_t key = [] {
+    pthread_key_t made = 0;
+    pthread_key_create(&made, [](void* stack) { delete static_cast<Stack*>(stack); });
+    return made;
+  }();
+  auto* stack = static_cast<Stack*>(pthread_getspecific(key));
+  if (stack == nullptr) {
+    stack = new Stack;
+    pthread_setspecific(key, stack);
+  }
+  return *stack;
+}
 
 // Takes the device memory a context needs. The lock is let go: admission may scan /proc.
 CUresult Occupy(Lock& lock, int physical, std::shared_ptr<Physical>* out) {
@@ -47,19 +65,19 @@ CUresult CurrentContext(Context** out) {
   return context->sticky;
 }
 
-CUcontext CurrentHandle() { return t_stack.empty() ? nullptr : t_stack.back(); }
+CUcontext CurrentHandle() { return ThreadStack().empty() ? nullptr : ThreadStack().back(); }
 
-void PushContext(CUcontext handle) { t_stack.push_back(handle); }
+void PushContext(CUcontext handle) { ThreadStack().push_back(handle); }
 
 void SetCurrentHandle(CUcontext handle) {
-  if (!t_stack.empty()) t_stack.pop_back();
-  if (handle != nullptr) t_stack.push_back(handle);
+  if (!ThreadStack().empty()) ThreadStack().pop_back();
+  if (handle != nullptr) ThreadStack().push_back(handle);
 }
 
 bool PopContext(CUcontext* out) {
-  if (t_stack.empty()) return false;
-  *out = t_stack.back();
-  t_stack.pop_back();
+  if (ThreadStack().empty()) return false;
+  *out = ThreadStack().back();
+  ThreadStack().pop_back();
   return true;
 }
 

@@ -73,10 +73,16 @@ class Broker {
 };
 
 struct Listener : Session::Handler {
-  void command(Packet&) override { ++commands; }
+  void command(Packet&) override {
+    ++commands;
+    while (held) std::this_thread::sleep_for(1ms);
+    ++done;
+  }
   void unclaimed(const Packet&) override {}
   void lost() override { is_lost = true; }
   std::atomic<int> commands{0};
+  std::atomic<int> done{0};
+  std::atomic<bool> held{false};
   std::atomic<bool> is_lost{false};
 };
 
@@ -132,6 +138,46 @@ TEST_F(ShimSession, ARefusalIsTheBrokers) {
   const Status refused = session.connect(broker.path(), identity);
   EXPECT_EQ(refused.code(), Code::kPermissionDenied);
   EXPECT_EQ(refused.text(), "another user's group");
+}
+
+TEST_F(ShimSession, NobodyWaitsLongForTheBrokerWhenTheProcessEnds) {
+  Broker broker;
+  ASSERT_TRUE(session.connect(broker.path(), identity).ok());
+  ASSERT_TRUE(session.start(listener).ok());
+  std::thread caller([&] {
+    Message request = free_message(1);
+    const Status s = session.call(request, 1h).status();
+    EXPECT_EQ(s.code(), Code::kUnavailable);
+    EXPECT_NE(s.text().find("ending"), std::string::npos);
+  });
+  Packet asked;
+  ASSERT_TRUE(receive(broker.socket(), 0, asked).ok());
+  session.end();
+  caller.join();
+  Message late = free_message(2);
+  EXPECT_EQ(session.call(late, 1h).status().code(), Code::kUnavailable);
+  EXPECT_TRUE(session.alive());
+}
+
+TEST_F(ShimSession, NoCommandBeginsWhenTheDriverEndsAndTheOneUnderWayIsWaitedFor) {
+  Broker broker;
+  ASSERT_TRUE(session.connect(broker.path(), identity).ok());
+  ASSERT_TRUE(session.start(listener).ok());
+  listener.held = true;
+  Message command = amem_v1_SessionMessage_init_zero;
+  command.which_body = amem_v1_SessionMessage_open_tag;
+  ASSERT_TRUE(send_message(broker.socket(), command).ok());
+  ASSERT_TRUE(eventually([&] { return listener.commands == 1; }));
+  session.stop(Session::Clock::now());  // not for ever
+  EXPECT_EQ(listener.done, 0);
+  std::thread release([&] { listener.held = false; });
+  session.stop(Session::Clock::now() + 20s);
+  EXPECT_EQ(listener.done, 1);
+  release.join();
+  ASSERT_TRUE(send_message(broker.socket(), command).ok());
+  broker.hang_up();
+  EXPECT_TRUE(eventually([&] { return listener.is_lost.load(); }));
+  EXPECT_EQ(listener.commands, 1);
 }
 
 TEST_F(ShimSession, ABrokerThatReadsNothingIsGivenUp) {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from amem import _ending
 from amem._background import pause_async, resume_async, swap_async
 from amem._launcher import environment, launch, shim_path, swap
 from amem._rank import group, is_active, pause, resume, set_group, stats
@@ -30,6 +31,9 @@ __all__ = [
     "ResourceExhaustedError", "UnavailableError", "UnimplementedError", "__version__", "environment", "group", "is_active",
     "launch", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "shim_path", "stats", "swap",
     "swap_async"]
+
+
+_ending.register()
 
 
 def __getattr__(name: str) -> Any:

@@ -66,8 +66,8 @@ def _pool(tag: str, keep: bool) -> Iterator[contextlib.AbstractContextManager[An
         pool = _idle[key].pop() if _idle[key] else None
     if pool is None:
         pool = torch.cuda.MemPool()
-        # Never destroyed, not even with the interpreter: its end would free memory, which waits while the group is
-        # paused.
+        # Never destroyed, not even with the interpreter: its end would free memory, which fails while the group is
+        # paused, and torch throws that error out of the pool's destructor, which aborts the process.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
     try:
         yield torch.cuda.use_mem_pool(pool)

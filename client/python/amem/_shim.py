@@ -22,6 +22,7 @@ _OPERATION = (ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint32,
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "amem_shim_active": (),
     "amem_shim_group": _TEXT,
+    "amem_shim_interpreter_ends": (),
     "amem_shim_pause": _OPERATION,
     "amem_shim_resume": _OPERATION,
     "amem_shim_set_group": (ctypes.c_char_p, *_TEXT),
@@ -84,6 +85,13 @@ def group() -> str:
     if function is not None:
         function(name, len(name))
     return name.value.decode(errors="replace")
+
+
+def interpreter_ends() -> None:
+    """A shim that is too old to be told sees it a little later."""
+    function = _find("amem_shim_interpreter_ends")
+    if function is not None:
+        function()
 
 
 def stats_json() -> str:

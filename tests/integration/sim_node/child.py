@@ -186,6 +186,11 @@ class Child:
         """How many descriptors there can be before the kernel makes the table larger."""
         return self._status("FDSize")
 
+    def sleeps(self):
+        """Its main thread waits for another thread, as at the gate."""
+        with open(f"/proc/{self.pid}/syscall") as file:
+            return file.read().startswith("202 ")  # futex on x86-64
+
     def threads(self):
         return len(os.listdir(f"/proc/{self.pid}/task"))
 
