@@ -29,6 +29,8 @@ void Broker::handle(Rank& rank, const Message& message) {
       return redeem(rank, message.seq, message.body.redeem);
     case amem_v1_SessionMessage_free_tag:
       return free(rank, message.body.free.id);
+    case amem_v1_SessionMessage_settle_tag:
+      return sessions_.send(rank.session, reply_message(message.seq, {}));
     case amem_v1_SessionMessage_pin_tag:
       return pin(rank, message.body.pin.id);
     case amem_v1_SessionMessage_group_request_tag:

@@ -20,6 +20,7 @@ namespace {
   X(alloc, cuMemAlloc, 3020, PFN_cuMemAlloc_v3020, "cuMemAlloc_v2", alloc)                        \
   X(pitch, cuMemAllocPitch, 3020, PFN_cuMemAllocPitch_v3020, "cuMemAllocPitch_v2", alloc_pitch)   \
   X(free, cuMemFree, 3020, PFN_cuMemFree_v3020, "cuMemFree_v2", free)                             \
+  X(info, cuMemGetInfo, 3020, PFN_cuMemGetInfo_v3020, "cuMemGetInfo_v2", memory_info)             \
   X(range, cuMemGetAddressRange, 3020, PFN_cuMemGetAddressRange_v3020, "cuMemGetAddressRange_v2", \
     address_range)                                                                                \
   X(attribute, cuPointerGetAttribute, 4000, PFN_cuPointerGetAttribute_v4000,                      \
@@ -133,6 +134,11 @@ CUresult free(CUdeviceptr address) {
 }
 
 // ---- what can be asked; answered while the group is paused, too ----
+
+CUresult memory_info(std::size_t* free, std::size_t* total) {
+  if (Heap* heap = Runtime::get().heap(); heap != nullptr) heap->settle();
+  return real<PFN_cuMemGetInfo_v3020>(kRow_info)(free, total);
+}
 
 CUresult address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address) {
   Runtime& runtime = Runtime::get();

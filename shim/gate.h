@@ -93,6 +93,17 @@ class Gate {
       changed();
   }
 
+  /// Passes if that needs no wait. True: the caller must call leave().
+  bool try_enter() noexcept {
+    ThreadState& self = this_thread();
+    if (self.depth++ > 0) return true;
+    self.active.store(true, std::memory_order_relaxed);
+    barrier();
+    if (!shut_.load(std::memory_order_relaxed)) return true;
+    leave();
+    return false;
+  }
+
   /// Shuts the gate. While a stream capture is under way callers still pass, or it could never end.
   void close();
   void open();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <set>
+#include <utility>
 
 #include "common/rounding.h"
 #include "shim/log.h"
@@ -18,6 +19,8 @@ constexpr std::size_t kPitchAlignment = 512;
 
 // Numbers of the driver's own buffers count up from 1.
 constexpr std::uint64_t kFirstBlockId = 1ULL << 62U;
+
+constexpr std::chrono::milliseconds kKeepFor{500};
 
 CUmemAccessDesc access_desc(int device, CUmemAccess_flags flags) {
   CUmemAccessDesc desc{};
@@ -123,19 +126,23 @@ CUresult Heap::map_segment(Address address, CUmemGenericAllocationHandle handle,
 }
 
 /// Physical memory at an address of its own. The caller is inside the gate.
-CUresult Heap::add_segment(std::uint64_t size, int device, const Label& label, bool shared,
-                           Address* address) {
+CUresult Heap::add_segment(const KeptSegments::Kind& kind, bool shared, Address* address) {
   CUdeviceptr at = 0;
-  if (CUresult r = driver_.cuMemAddressReserve_(&at, size, 0, 0, 0); r != CUDA_SUCCESS) return r;
-  const CUmemAllocationProp prop = Memory::properties_of(device, rdma_capable(device));
+  if (CUresult r = driver_.cuMemAddressReserve_(&at, kind.size, 0, 0, 0); r != CUDA_SUCCESS)
+    return r;
+  const CUmemAllocationProp prop = Memory::properties_of(kind.device, rdma_capable(kind.device));
   CUmemGenericAllocationHandle handle = 0;
-  CUresult r = memory_.create(&handle, size, prop, label);
+  CUresult r = memory_.create(&handle, kind.size, prop, kind.label);
+  if (r == CUDA_ERROR_OUT_OF_MEMORY && drop_kept())
+    r = memory_.create(&handle, kind.size, prop, kind.label);
   if (r == CUDA_SUCCESS) {
-    r = map_segment(at, handle, {size, device, prop.allocFlags.gpuDirectRDMACapable != 0, shared});
+    r = map_segment(
+        at, handle,
+        {kind.size, kind.device, prop.allocFlags.gpuDirectRDMACapable != 0, shared, kind.label});
     memory_.release(handle);  // the mapping keeps it
   }
   if (r != CUDA_SUCCESS) {
-    driver_.cuMemAddressFree_(at, size);
+    driver_.cuMemAddressFree_(at, kind.size);
     return r;
   }
   *address = at;
@@ -154,15 +161,21 @@ CUresult Heap::place(Block& block, const Label& label) {
       piece =
           small_.take(pool, block.size, [this](Address chunk) { return memory_.resident(chunk); });
     if (!piece) {
-      lock.unlock();
       const std::uint64_t size =
           round_up(small ? SmallBlocks::kChunk : block.size, granularity(block.device));
-      Address segment = 0;
-      if (CUresult r = add_segment(size, block.device, label, small, &segment); r != CUDA_SUCCESS)
-        return r;
-      lock.lock();
+      const KeptSegments::Kind kind{block.device, size, label};
+      std::optional<Address> segment =
+          kept_.take(kind, [this](Address kept) { return memory_.reusable(kept); });
+      if (!segment) {
+        lock.unlock();
+        Address added = 0;
+        if (CUresult r = add_segment(kind, small, &added); r != CUDA_SUCCESS) return r;
+        lock.lock();
+        segment = added;
+      }
       if (small) {
-        small_.add(pool, segment, size);
+        segments_.at(*segment).shared = true;
+        small_.add(pool, *segment, size);
         continue;
       }
       piece = segment;
@@ -269,7 +282,7 @@ std::optional<CUresult> Heap::free(CUdeviceptr address) {
   return CUDA_SUCCESS;
 }
 
-/// Gives a block's memory back. Inside the gate.
+/// Gives a block's memory back, or keeps it for a moment. Inside the gate.
 void Heap::release(const Block& block) {
   std::unique_lock lock(mutex_);
   auto segment = segments_.find(block.address);
@@ -277,16 +290,66 @@ void Heap::release(const Block& block) {
     const std::optional<Address> empty = small_.give(block.address);
     if (!empty) return;
     segment = segments_.find(*empty);
+    segment->second.shared = false;
   }
-  const Address address = segment->first;
-  const std::uint64_t size = segment->second.size;
-  segments_.erase(segment);
-  lock.unlock();  // memory that is on its way back is waited for
-  const auto r = memory_.unmap(address, size);
-  if (r.has_value() && *r != CUDA_SUCCESS)
-    log_error("unmapping " + std::to_string(size) +
-              " bytes that the program has freed: " + driver_.name(*r));
-  driver_.cuMemAddressFree_(address, size);
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<Address> gone = {segment->first};
+  if (memory_.reusable(segment->first))
+    gone = kept_.keep(segment->second.kind(), segment->first, now);
+  const bool ask = kept_.oldest() && !std::exchange(drop_is_due_, true);
+  lock.unlock();
+  if (ask) session_.run_at(now + kKeepFor, [this] { drop_old(); });
+  drop(gone);
+}
+
+/// Segments without blocks, which nothing else knows any more. Inside the gate.
+void Heap::drop(const std::vector<Address>& segments) {
+  for (const Address address : segments) {
+    std::unique_lock lock(mutex_);
+    const auto segment = segments_.find(address);
+    const std::uint64_t size = segment->second.size;
+    segments_.erase(segment);
+    lock.unlock();  // memory that is on its way back is waited for
+    const auto r = memory_.unmap(address, size);
+    if (r.has_value() && *r != CUDA_SUCCESS)
+      log_error("unmapping " + std::to_string(size) +
+                " bytes that the program has freed: " + driver_.name(*r));
+    driver_.cuMemAddressFree_(address, size);
+  }
+}
+
+bool Heap::drop_kept() {
+  std::unique_lock lock(mutex_);
+  const std::vector<Address> kept = kept_.take_older(KeptSegments::Time::max());
+  lock.unlock();
+  drop(kept);
+  return !kept.empty();
+}
+
+/// On the service thread: never while a phase is under way.
+void Heap::drop_old() {
+  const auto now = std::chrono::steady_clock::now();
+  auto next = now + kKeepFor;
+  if (gate_.try_enter()) {  // shut: the memory may be away; later
+    std::unique_lock lock(mutex_);
+    const std::vector<Address> old = kept_.take_older(now - kKeepFor);
+    const auto oldest = kept_.oldest();
+    drop_is_due_ = oldest.has_value();
+    lock.unlock();
+    drop(old);
+    gate_.leave();
+    if (!oldest) return;
+    next = *oldest + kKeepFor;
+  }
+  session_.run_at(next, [this] { drop_old(); });
+}
+
+void Heap::settle() {
+  if (gate_.try_enter()) {
+    drop_kept();
+    gate_.leave();
+  }
+  memory_.settle_frees();
 }
 
 void Heap::release_deferred(std::uint32_t captures) {
@@ -411,6 +474,7 @@ void Heap::context_gone(CUcontext context) {
     });
   }
   for (const Peer& peer : ended) revoke(peer);
+  drop_kept();
 }
 
 }  // namespace amem::shim

@@ -2,6 +2,9 @@
 //
 // A block of the program is a piece of a segment: a reserved range of addresses with one brokered
 // allocation mapped to it. Large blocks have a segment each, small ones share one (SmallBlocks).
+// A segment without a block is kept for a moment, as long as that is little (KeptSegments): until
+// then a block of the same kind gets it, and it goes at once when the program asks how much memory
+// is free, or finds none.
 // What the driver does besides is done here too: a free waits until the memory is not in use any
 // more, peers get access, and a context that goes takes its blocks along.
 //
@@ -18,16 +21,18 @@
 #include "common/driver.h"
 #include "shim/devices.h"
 #include "shim/gate.h"
+#include "shim/kept_segments.h"
 #include "shim/memory.h"
 #include "shim/region.h"
+#include "shim/session.h"
 #include "shim/small_blocks.h"
 
 namespace amem::shim {
 
 class Heap {
  public:
-  Heap(const Driver& driver, Devices& devices, Gate& gate, Memory& memory)
-      : driver_(driver), devices_(devices), gate_(gate), memory_(memory) {}
+  Heap(const Driver& driver, Devices& devices, Gate& gate, Memory& memory, Session& session)
+      : driver_(driver), devices_(devices), gate_(gate), memory_(memory), session_(session) {}
 
   /// What cuMemAlloc has given out.
   struct Block {
@@ -61,6 +66,12 @@ class Heap {
   /// when the last one has just ended and the gate has not been told: then nobody waits there.
   void release_deferred(std::uint32_t captures = 0);
 
+  /// Frees what is kept. False: nothing was. The caller is inside the gate.
+  bool drop_kept();
+  /// Likewise, unless that would have to wait for the gate; then waits until the broker has freed
+  /// it: what the driver says of free memory counts it.
+  void settle();
+
   /// The driver has let the caller's context use the peer's memory; or no longer does.
   CUresult peer_enabled(CUcontext peer);
   CUresult peer_disabled(CUcontext peer);
@@ -73,6 +84,8 @@ class Heap {
     int device = 0;
     bool rdma = false;
     bool shared = false;  // among small blocks
+    Label label;
+    KeptSegments::Kind kind() const { return {device, size, label}; }
   };
   /// Contexts of `device` may be read and written from `accessor_device`.
   struct Peer {
@@ -83,8 +96,7 @@ class Heap {
   };
 
   CUresult unsafe_in_capture();
-  CUresult add_segment(std::uint64_t size, int device, const Label& label, bool shared,
-                       Address* address);
+  CUresult add_segment(const KeptSegments::Kind& kind, bool shared, Address* address);
   CUresult place(Block& block, const Label& label);
   CUresult map_segment(Address address, CUmemGenericAllocationHandle handle,
                        const Segment& segment);
@@ -92,6 +104,8 @@ class Heap {
   bool rdma_capable(int device);
   CUresult wait_until_unused(const Block& block);
   void release(const Block& block);
+  void drop(const std::vector<Address>& segments);
+  void drop_old();
   std::optional<Peer> peer_of_caller(CUcontext peer);
   CUresult grant(const Peer& peer, CUmemAccess_flags flags);
   CUresult revoke(const Peer& peer);
@@ -104,12 +118,15 @@ class Heap {
   Devices& devices_;
   Gate& gate_;
   Memory& memory_;
+  Session& session_;
 
   std::mutex mutex_;  // guards what follows; taken before Memory's
   std::map<Address, Segment> segments_;
   std::map<Address, Block> blocks_;
   std::vector<Block> deferred_;  // freed by the program while a capture was open
   SmallBlocks small_;
+  KeptSegments kept_;
+  bool drop_is_due_ = false;  // drop_old() will be called
   std::vector<Peer> peers_;
   std::uint64_t next_id_ = 1;
 };

@@ -12,6 +12,8 @@ namespace {
 
 constexpr std::chrono::seconds kBrokerDeadline{30};
 
+constexpr std::chrono::seconds kSettleDeadline{1};
+
 /// How long the broker takes to answer when it has nothing else to do: its driver calls, most of
 /// all for the pages of what it creates.
 std::chrono::microseconds usual_answer(std::uint64_t created_bytes) {
@@ -202,6 +204,7 @@ void Memory::tell_free(std::uint64_t id) {
   message.which_body = amem_v1_SessionMessage_free_tag;
   message.body.free.id = id;
   session_.post(message);
+  frees_under_way_.store(true);
 }
 
 void Memory::drop_real(Allocation& a) {
@@ -306,7 +309,9 @@ std::optional<Ticket> Memory::ticket_at(CUdeviceptr address) {
   std::lock_guard lock(mutex_);
   const Mapping* m = table_.mapping_at(address);
   if (m == nullptr) return std::nullopt;
-  return ticket_for(*table_.find(m->id));
+  Allocation& a = *table_.find(m->id);
+  a.shared = true;
+  return ticket_for(a);
 }
 
 std::optional<Memory::Known> Memory::known(std::uint64_t id) {
@@ -338,6 +343,25 @@ std::optional<Memory::Absent> Memory::absent(CUdeviceptr address) {
   const Allocation& a = *table_.find(m->id);
   if (a.resident) return std::nullopt;
   return Absent{m->address, m->size, a.device, a.gpu_direct_rdma, m->sync_memops.contains(address)};
+}
+
+bool Memory::reusable(CUdeviceptr address) {
+  std::lock_guard lock(mutex_);
+  const Mapping* m = table_.mapping_at(address);
+  if (m == nullptr) return false;
+  const Allocation& a = *table_.find(m->id);
+  return a.resident && !a.arriving && !a.shared && !a.pinned && a.bindings == 0 &&
+         a.mapped_at.size() == 1 && m->sync_memops.empty();
+}
+
+void Memory::settle_frees() {
+  if (!frees_under_way_.exchange(false)) return;
+  Message request = amem_v1_SessionMessage_init_zero;
+  request.which_body = amem_v1_SessionMessage_settle_tag;
+  // Where the broker is late the program sees less memory free than there will be, as when another
+  // process is about to free some.
+  if (const auto answer = session_.call(request, kSettleDeadline, usual_answer(0)); !answer.ok())
+    log_debug("waiting for memory to be freed: " + answer.status().text());
 }
 
 bool Memory::resident(CUdeviceptr address) {

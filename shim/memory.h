@@ -82,6 +82,10 @@ class Memory {
   std::optional<Absent> absent(CUdeviceptr address);
   /// A mapping contains the address, and its memory is here and not on its way.
   bool resident(CUdeviceptr address);
+  /// Likewise, and nobody but this process's mapping has to do with it.
+  bool reusable(CUdeviceptr address);
+  /// Waits until the broker has freed all that this process has.
+  void settle_frees();
   /// The program has set SYNC_MEMOPS there: so it will be set again after a resume.
   void set_sync_memops(CUdeviceptr address, bool on);
   /// Waits until nothing there is on its way back. False: the time is up.
@@ -225,6 +229,7 @@ class Memory {
   /// Handles that the driver has refused to release.
   std::vector<CUmemGenericAllocationHandle> unreleased_;
   std::atomic<bool> ending_{false};
+  std::atomic<bool> frees_under_way_{false};
   int rank_ = -1;
   std::vector<Scratch> scratch_;        // service thread
   std::vector<Scratch> stale_scratch_;  // service thread; no longer used, but not unmapped yet

@@ -108,7 +108,7 @@ class Runtime {
   Multicast multicast_{driver_};
   Memory memory_{driver_, devices_, session_, multicast_};
   Slabs slabs_{driver_, devices_, memory_};
-  Heap heap_{driver_, devices_, gate_, memory_};
+  Heap heap_{driver_, devices_, gate_, memory_, session_};
   Ipc ipc_{driver_, devices_, memory_};
   Unbrokered unbrokered_;
   Report report_{driver_, devices_, memory_, unbrokered_, session_};

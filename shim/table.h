@@ -36,6 +36,7 @@ struct Allocation {
   std::string tag;
   bool gpu_direct_rdma = false;
   bool imported = false;  // redeemed, not created here
+  bool shared = false;    // a peer was given a ticket for it by an address
   bool pinned = false;    // handed to a NIC; stays through a pause
   bool resident = true;   // physical memory is here
   bool arriving = false;  // it has come back in a resume that has not ended

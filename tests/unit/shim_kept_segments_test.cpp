@@ -1,0 +1,63 @@
+#include <gtest/gtest.h>
+
+#include "shim/kept_segments.h"
+
+namespace amem::shim {
+namespace {
+
+constexpr std::uint64_t kMiB = 1 << 20;
+using Addresses = std::vector<Address>;
+
+KeptSegments::Time at(int ms) { return KeptSegments::Time(std::chrono::milliseconds(ms)); }
+KeptSegments::Kind kind(std::uint64_t mib, int device = 0, const char* tag = "heap") {
+  return {device, mib * kMiB, {tag}};
+}
+bool any(Address) { return true; }
+
+TEST(KeptSegments, TheSameKindAndTheLastOneFirst) {
+  KeptSegments kept;
+  EXPECT_TRUE(kept.keep(kind(2), 100, at(0)).empty());
+  EXPECT_TRUE(kept.keep(kind(2), 200, at(1)).empty());
+  EXPECT_FALSE(kept.take(kind(4), any));
+  EXPECT_FALSE(kept.take(kind(2, 1), any)) << "of another device";
+  EXPECT_FALSE(kept.take(kind(2, 0, "kv"), any)) << "with another tag";
+  EXPECT_FALSE(kept.take({0, 2 * kMiB, {"heap", amem_v1_RegionPolicy_REGION_POLICY_DISCARD}}, any))
+      << "with another policy";
+  EXPECT_EQ(kept.take(kind(2), any), 200);
+  EXPECT_EQ(kept.take(kind(2), any), 100);
+  EXPECT_FALSE(kept.take(kind(2), any)) << "given twice";
+}
+
+TEST(KeptSegments, WhatCannotBeUsedNowStays) {
+  KeptSegments kept;
+  kept.keep(kind(2), 100, at(0));
+  kept.keep(kind(2), 200, at(1));
+  EXPECT_EQ(kept.take(kind(2), [](Address a) { return a != 200; }), 100);
+  EXPECT_FALSE(kept.take(kind(2), [](Address a) { return a != 200; }));
+  EXPECT_EQ(kept.take_older(at(1)), Addresses{200});
+}
+
+TEST(KeptSegments, ThereIsAnEndToHowMuch) {
+  KeptSegments kept;
+  EXPECT_TRUE(kept.keep(kind(40), 100, at(0)).empty());
+  EXPECT_TRUE(kept.keep(kind(24), 200, at(1)).empty());
+  EXPECT_EQ(kept.keep(kind(20), 300, at(2)), Addresses{100}) << "the oldest makes room";
+  EXPECT_EQ(kept.keep(kind(65), 400, at(3)), (Addresses{200, 300, 400})) << "itself too large";
+  EXPECT_FALSE(kept.oldest());
+  EXPECT_TRUE(kept.keep(kind(64), 500, at(4)).empty()) << "what has gone does not count";
+}
+
+TEST(KeptSegments, TheOldOnesGo) {
+  KeptSegments kept;
+  EXPECT_FALSE(kept.oldest());
+  kept.keep(kind(2), 100, at(0));
+  kept.keep(kind(4), 200, at(10));
+  kept.keep(kind(2), 300, at(20));
+  EXPECT_EQ(kept.oldest(), at(0));
+  EXPECT_TRUE(kept.take_older(at(-1)).empty());
+  EXPECT_EQ(kept.take_older(at(10)), (Addresses{100, 200}));
+  EXPECT_EQ(kept.oldest(), at(20));
+}
+
+}  // namespace
+}  // namespace amem::shim
