@@ -116,6 +116,7 @@ class Broker::Impl::Call {
   Status prepare() {
     if (impl_.channel->GetState(false) == GRPC_CHANNEL_READY) return {};
     if (Status why = probe(impl_.socket); !why.ok()) return why;
+    if (!timeout_) return connect();
     context_.set_wait_for_ready(true);
     return {};
   }
@@ -167,6 +168,18 @@ class Broker::Impl::Call {
   }
 
  private:
+  /// For a call without a deadline: it would wait for good for a broker that ends before it is
+  /// connected.
+  Status connect() {
+    const auto until = Clock::now() + impl_.query_timeout;
+    while (!impl_.channel->WaitForConnected(Clock::now() + milliseconds(50))) {
+      if (stopped_) return stopped();
+      if (Status why = probe(impl_.socket); !why.ok()) return why;
+      if (Clock::now() >= until) return too_late();
+    }
+    return {};
+  }
+
   Status stopped() const {
     return {Code::kCancelled, kind_ == Kind::kOperation
                                   ? "stopped waiting; the operation goes on in the broker"
@@ -186,7 +199,8 @@ class Broker::Impl::Call {
 
   Status too_late() const {
     return {Code::kDeadlineExceeded,
-            "amemd at " + impl_.socket + " did not answer within " + in_words(*timeout_) +
+            "amemd at " + impl_.socket + " did not answer within " +
+                in_words(timeout_.value_or(impl_.query_timeout)) +
                 (kind_ == Kind::kOperation
                      ? "; the operation may go on there, `amemctl groups` shows its state"
                      : "")};

@@ -13,7 +13,7 @@ OFFLINE = ("Could not find a version that satisfies the requirement scikit-build
 
 def pip(*arguments, env=None):
     return subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments], env=env,
-                          capture_output=True, text=True, timeout=590)
+                          capture_output=True, text=True, timeout=1790)
 
 
 def headers(build):

@@ -1,6 +1,8 @@
 // amemctl's commands against a broker in this process: what they write, and their exit codes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -191,6 +193,20 @@ TEST_F(Commands, WatchWritesALinePerEvent) {
   EXPECT_THAT(out.str(), HasSubstr("train  rank_joined\n"));
   EXPECT_EQ(run({"watch", "--json"}), kExitUnreachable);
   EXPECT_THAT(out.str(), HasSubstr("\"kind\":\"rank_joined\""));
+}
+
+TEST_F(Commands, AWatchThatIsNeverConnectedEnds) {
+  broker.stop();
+  const std::string path = dir / "control.sock";
+  ::unlink(path.c_str());
+  const Fd listening(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));  // takes none of its calls
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  ASSERT_EQ(::bind(listening.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(listening.get(), 8), 0);
+  EXPECT_EQ(run({"watch", "--timeout", "200ms"}), kExitDeadline);
+  EXPECT_THAT(err.str(), HasSubstr("did not answer within 200 ms"));
 }
 
 TEST_F(Commands, ACallThatAnEndingBrokerCancelsIsALostConnection) {

@@ -168,7 +168,7 @@ typedef struct amem_options {
   size_t size;               /* sizeof(amem_options) */
   const char* runtime_dir;   /* the broker's; NULL or "": AMEM_RUNTIME_DIR, else the default */
   const char* socket;        /* path of its control socket; NULL or "": runtime_dir/control.sock */
-  uint32_t query_timeout_ms; /* for the calls that ask or set; 0: 5000 */
+  uint32_t query_timeout_ms; /* for the calls that ask or set, and to begin a watch; 0: 5000 */
 } amem_options;
 
 /* Makes a client. options may be NULL. It connects with the first call and again whenever the

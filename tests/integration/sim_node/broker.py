@@ -31,6 +31,10 @@ class Broker(Child):
         counts = self.descriptors()
         return counts["/memfd"], counts["socket"]
 
+    def holds_at_most(self, held):
+        """What held() said may have counted what was about to be closed."""
+        return all(now <= then for now, then in zip(self.held(), held))
+
     def terminate(self):
         """SIGTERM; the exit status."""
         self.signal(signal.SIGTERM)
