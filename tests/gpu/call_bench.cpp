@@ -405,19 +405,20 @@ int run(const Options& options) {
       ::mmap(nullptr, sizeof(Samples), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (control == nullptr || shared == MAP_FAILED) fail("no memory to share");
   auto& samples = *static_cast<Samples*>(shared);
+  std::vector<pid_t> children;
   for (int process = 0; process < options.processes; ++process) {
     const pid_t child = ::fork();
     if (child < 0) fail("no more processes");
     if (child == 0) ::_exit(work(process, options, *control, samples));
+    children.push_back(child);
   }
-  // One that fails leaves the others at a barrier: the first failure ends them all.
   int ended = 0;
-  while (::wait(&ended) > 0)
-    if (!WIFEXITED(ended) || WEXITSTATUS(ended) != 0) {
-      ::signal(SIGTERM, SIG_IGN);
-      ::kill(0, SIGTERM);
-      return 1;
-    }
+  while (!children.empty()) {
+    if (std::erase(children, ::wait(&ended)) == 0) continue;
+    if (WIFEXITED(ended) && WEXITSTATUS(ended) == 0) continue;
+    for (pid_t child : children) ::kill(child, SIGKILL);  // they wait for it at a barrier
+    return 1;
+  }
   return 0;
 }
 
