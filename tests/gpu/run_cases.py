@@ -13,6 +13,7 @@ import time
 
 import cases  # noqa: F401: registers what it has
 import cases_torch  # noqa: F401
+import figures
 from harness import (Broker, Failure, Gpus, Program, SKIPPED, Skip, end_processes, find_nccl, has_torch,
                      tail, torchrun)
 from registry import all_cases
@@ -116,6 +117,22 @@ class Bench:
 
     def launch_bench(self, **how):
         return self.start([self.prefix / "bin" / "amem_launch_bench"], **how)
+
+    def call_times(self, processes, runs, turns, limit):
+        """What amem_call_bench reads (figures.calls) of the driver's own memory, of the driver calls alone that an allocation
+        for another process takes, and in scope heap. In turns: what the machine does meanwhile falls on all of them."""
+        kinds = (([], {"shim": False}), (["--memory", "shared", "--only", "memory"], {"shim": False}),
+                 ([], {"scope": "heap", "env": {"AMEM_REQUIRED": "1"}}))
+        texts = [[] for _ in kinds]
+        for _ in range(turns):
+            for (arguments, how), of_kind in zip(kinds, texts):
+                program = self.start([self.prefix / "bin" / "amem_call_bench", "--processes", processes, "--runs", runs,
+                                      *arguments], **how)
+                of_kind.append(program.wait(limit).out.read_text())
+        driver, bare, amem = map(figures.calls, texts)
+        if not bare or not driver.keys() == amem.keys() >= bare.keys():
+            raise Failure(f"amem_call_bench measured {len(driver)} calls without amem, {len(amem)} with it, {len(bare)} bare")
+        return driver, bare, amem
 
 
 def show_logs(bench):
