@@ -333,6 +333,20 @@ def calls(bench):
         for case, work in shown) + f", its driver calls alone {bare[shown[-1]]['median_us']:.1f}"
 
 
+@case(90)
+def fresh_pinned(bench):
+    """A new block of pinned memory holds zeros, or old bytes, in scope heap as it does without amem."""
+    def run(**how):
+        return bench.python_script("fresh_pinned.py", torch=False, **how).wait(40).report()
+    alone, amem = run(shim=False), run(scope="heap")
+    if alone["brokered_bytes"] or not amem["brokered_bytes"]:
+        raise Failure(f"{alone['brokered_bytes']} B brokered without amem, {amem['brokered_bytes']} B with it")
+    answers = ["all zero" if report["all_zero"] else f"{report['old_bytes']} old bytes in it" for report in (alone, amem)]
+    if alone["all_zero"] != amem["all_zero"]:
+        raise Failure(f"a new block of pinned memory: {answers[0]} without amem, {answers[1]} in scope heap")
+    return f"a new block of pinned memory: {answers[1]}, with amem and without"
+
+
 @case(60, last=True)
 def broker_afterwards(bench):
     """After all that: no memory held, little used, a clean end."""

@@ -106,9 +106,9 @@ class Bench:
             raise Skip("no PyTorch")
         return self.start(torchrun(ranks or self.ranks, SCRIPTS / name, *arguments), group=group, **how)
 
-    def python_script(self, name, *arguments, **how):
-        """One that starts its processes itself."""
-        if not has_torch():
+    def python_script(self, name, *arguments, torch=True, **how):
+        """One that starts its processes itself. `torch`: it needs PyTorch."""
+        if torch and not has_torch():
             raise Skip("no PyTorch")
         return self.start([sys.executable, SCRIPTS / name, *arguments], **how)
 
