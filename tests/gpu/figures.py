@@ -189,6 +189,29 @@ def otherwise_there(driver, amem, most):
             for case, (here, without) in shares.items() if abs(here - without) > most]
 
 
+# ---- first_use.py -----------------------------------------------------------------------------------------------
+
+
+def got_through(report):
+    """Processes in a second that did all that they were to."""
+    return (report["finished"] + report["crashed"]) / report["elapsed_s"]
+
+
+def first_uses(alone, amem, least):
+    """Why the run in scope heap is no pass beside that without amem, else "", and a line on both. `least`: how many times as
+    many processes must get through in the same time."""
+    share = got_through(amem) / got_through(alone) if got_through(alone) > 0 else 0.0
+    shown = ", ".join(f"{who} {report['started']} processes in {report['elapsed_s']:.0f} s ({report['finished']} finished, "
+                      f"{report['crashed']} crashed on purpose, {report['killed']} killed; {report['uses']} first uses, "
+                      f"{report['malloc_ms']:.2f} ms for a cudaMalloc)"
+                      for who, report in (("without amem", alone), ("in scope heap", amem)))
+    shown = f"in scope heap {share:.2f} x as many got through: {shown}"
+    for who, report in (("without amem", alone), ("in scope heap", amem)):
+        if report["wrong"] or report["texts"]:
+            return f"{who}: {'; '.join(report['texts'])}", shown
+    return (f"{least} x is the least" if share < least else ""), shown
+
+
 # ---- the profiler and NCCL's log --------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ class Bench:
         self.cycles = 4 if options.quick else 20
         self.few = 3 if options.quick else 6
         self.operator_pauses = 5 if options.quick else 50
+        self.first_use_s = options.first_use_s
         self.time_limits = options.time_limits
         self.nccl = options.nccl or find_nccl()
         self.marker = ""
@@ -206,10 +207,15 @@ def parse(arguments):
     parser.add_argument("--nccl", type=pathlib.Path, help="libnccl.so.2 to use; PyTorch's")
     parser.add_argument("--pool", help="the broker's host pool; 12GiB for 2 GPUs, 48GiB for 4")
     parser.add_argument("--quick", action="store_true", help="fewer cycles")
+    parser.add_argument("--first-use", dest="first_use_s", type=int, default=20, metavar="SECONDS",
+                        help="how long first_use starts processes, without amem and with it; 20, at most 120")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     parser.add_argument("--no-time-limits", dest="time_limits", action="store_false",
                         help="pauses may take as long as they take")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not 0 < options.first_use_s <= 120:  # the case's own limit
+        parser.error(f"--first-use {options.first_use_s}: 1 to 120 seconds are right")
+    return options
 
 
 def main():

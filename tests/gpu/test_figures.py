@@ -177,3 +177,26 @@ def test_what_is_there_at_the_return_of_a_call():
         "copy out, 4 B: the result was there at the return in 30% of the samples, 0% without amem",
         "launch: the result was there at the return in 30% of the samples, 0% without amem"]
     assert len(figures.otherwise_there(call_times(there=1.0), DRIVER, 0.2)) == 2
+
+
+def first_use_report(finished=60, elapsed_s=20.0, **more):
+    return {"started": 66, "finished": finished, "crashed": 4, "killed": 2, "wrong": 0, "texts": [], "uses": 2400,
+            "elapsed_s": elapsed_s, "malloc_ms": 1.5, **more}
+
+
+def test_first_uses_right_and_fast_enough():
+    why, shown = figures.first_uses(first_use_report(), first_use_report(finished=44), 0.7)
+    assert why == "" and shown.startswith("in scope heap 0.75 x as many got through: without amem 66 processes in 20 s")
+
+
+def test_first_uses_too_slow():
+    assert figures.first_uses(first_use_report(), first_use_report(finished=40), 0.7)[0] == "0.7 x is the least"
+    assert figures.first_uses(first_use_report(), first_use_report(elapsed_s=30), 0.7)[0] == "0.7 x is the least"
+    assert figures.first_uses(first_use_report(finished=0, crashed=0), first_use_report(), 0.7)[0]
+
+
+def test_first_uses_with_a_wrong_result_on_either_side():
+    wrong = first_use_report(wrong=1, texts=["seed 5: sort: 3 away"])
+    died = first_use_report(texts=["a process ended with -11"])
+    assert figures.first_uses(first_use_report(), wrong, 0.7)[0] == "in scope heap: seed 5: sort: 3 away"
+    assert figures.first_uses(died, first_use_report(), 0.7)[0] == "without amem: a process ended with -11"
