@@ -29,7 +29,7 @@ class Machine:
         self.prefix = options.prefix
         self.folder = folder
         self.bench = Bench(types.SimpleNamespace(prefix=options.prefix, gpus=options.gpus, pool=None, quick=options.quick,
-                                                 nccl=options.nccl, time_limits=False), folder)
+                                                 nccl=options.nccl, time_limits=False, first_use_s=0), folder)
         self.gpus = self.bench.ranks
         self.quick = options.quick
         self.runs = options.runs or 5

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import figures
 from harness import MARKER, Failure, Skip
 from results import from_report, row
 
@@ -401,3 +402,36 @@ def launch(machine):
     report = machine.bench.start([machine.program("amem_launch_bench")]).wait(50).report()
     yield row("gate", "a launch of an empty kernel", "amem", [report["launch_ns"]], unit="ns")
     yield row("gate", "a launch of an empty kernel", "the driver's entry point, same process", [report["direct_ns"]], unit="ns")
+
+
+CALL_LIMITS = figures.CallLimits(times=1.05, more_us=0, allocation_times=1, allocation_more_us=30)
+
+
+def in_the_table(case):
+    """Of 24 kinds of copies two: the smallest, which show best what a call itself takes. All are judged and kept."""
+    return not case.startswith("copy") or case.endswith("waits") or (", 4 B, " in case and case.endswith("side stream"))
+
+
+@part(gpus=1, limit=600)
+def calls(machine):
+    """Allocations, small copies, events and launches: without amem, by the driver calls alone, and in scope heap."""
+    machine.bench.broker(pool_gib=machine.pool_gib(16))
+    for processes, runs in ((1, 200), (11, 60)):
+        name = f"driver calls, {processes} at a time on one GPU" if processes > 1 else "driver calls"
+        turns = 1 if machine.quick else 3
+        driver, bare, amem = machine.bench.call_times(processes, runs, turns, limit=150)
+        whos = {"without amem": driver, "the driver calls alone, two processes": bare, "amem, scope heap": amem}
+        machine.keep.setdefault("calls", {})[name] = {
+            who: {": ".join(key): figure for key, figure in times.items()} for who, times in whos.items()}
+        for key in filter(lambda key: in_the_table(key[0]), driver):
+            limit = figures.call_limit(key, driver, bare, CALL_LIMITS)
+            for who, times in whos.items():
+                if key not in times:
+                    continue
+                note = f"p90 {times[key]['p90_us']:.1f}"
+                if times is amem and limit is not None:
+                    note += f"; at most {limit:.1f}"
+                figure = {each: times[key][f"{each}_us"] for each in ("median", "min", "max")}
+                yield from_report(name, ": ".join(key), who, {**figure, "n": processes * runs * turns}, unit="us", note=note)
+        for line in figures.slow_calls(driver, bare, amem, CALL_LIMITS) + figures.otherwise_there(driver, amem, 0.2):
+            machine.note(f"{name}: {line}")

@@ -13,25 +13,22 @@
 // Exit status: 0, 1 on an error, 2 wrong options, 77 without a GPU.
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tests/gpu/control.h"
 #include "tests/gpu/libraries.h"
+#include "tests/gpu/memory_maker.h"
 
 namespace gpu_test {
 namespace {
@@ -114,107 +111,6 @@ std::string large_kernel() {
   for (int i = 0; i < 3000; ++i) ptx += "fma.rn.f32 %a, %a, %b, %a;\n";
   return ptx + "st.global.f32 [%p], %a; ret; }\n";
 }
-
-CUmemAllocationProp device_memory() {
-  CUmemAllocationProp properties{};
-  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
-  return properties;
-}
-
-/// A process without a context that creates memory for another and keeps a descriptor of it.
-class Maker {
- public:
-  Maker() {
-    int ends[2];
-    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) fail("no socket");
-    const pid_t child = ::fork();
-    if (child < 0) fail("no more processes");
-    socket_ = ends[child == 0 ? 1 : 0];
-    ::close(ends[child == 0 ? 0 : 1]);
-    if (child == 0) {
-      serve();
-      ::_exit(0);
-    }
-  }
-
-  /// A descriptor, which is the caller's.
-  int create(std::size_t bytes) const {
-    send(bytes, -1);
-    return receive().second;
-  }
-  /// What was created last.
-  void drop() const { send(0, -1); }
-
- private:
-  void send(std::size_t bytes, int fd) const {
-    iovec iov{&bytes, sizeof bytes};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
-    msghdr header{};
-    header.msg_iov = &iov;
-    header.msg_iovlen = 1;
-    if (fd >= 0) {
-      header.msg_control = control;
-      header.msg_controllen = sizeof control;
-      cmsghdr* c = CMSG_FIRSTHDR(&header);
-      c->cmsg_level = SOL_SOCKET;
-      c->cmsg_type = SCM_RIGHTS;
-      c->cmsg_len = CMSG_LEN(sizeof fd);
-      std::memcpy(CMSG_DATA(c), &fd, sizeof fd);
-    }
-    if (::sendmsg(socket_, &header, MSG_NOSIGNAL) < 0) fail("the maker of memory has gone");
-  }
-  /// Looks for a while without sleeping, as both ends do with a broker that is asked often.
-  std::pair<std::size_t, int> receive() const {
-    std::size_t bytes = 0;
-    int fd = -1;
-    iovec iov{&bytes, sizeof bytes};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
-    msghdr header{};
-    const auto begin = Clock::now();
-    ssize_t n = 0;
-    do {
-      header.msg_iov = &iov;
-      header.msg_iovlen = 1;
-      header.msg_control = control;
-      header.msg_controllen = sizeof control;
-      const bool patient = Clock::now() - begin > std::chrono::milliseconds(2);
-      n = ::recvmsg(socket_, &header, MSG_CMSG_CLOEXEC | (patient ? 0 : MSG_DONTWAIT));
-    } while (n < 0 && errno == EAGAIN);
-    if (n <= 0) return {0, -2};
-    if (const cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr)
-      std::memcpy(&fd, CMSG_DATA(c), sizeof fd);
-    return {bytes, fd};
-  }
-  void serve() const {
-    Cuda cuda;
-    if (!cuda.load_all().ok()) fail("no driver");
-    cuda.must(cuda.cuInit_(0), "cuInit");
-    const CUmemAllocationProp wanted = device_memory();
-    std::vector<int> kept;
-    for (;;) {
-      const auto [bytes, end] = receive();
-      if (end == -2) return;
-      if (bytes == 0) {
-        ::close(kept.back());
-        kept.pop_back();
-        continue;
-      }
-      CUmemGenericAllocationHandle made = 0;
-      int fd = -1;
-      cuda.must(cuda.cuMemCreate_(&made, bytes, &wanted, 0), "cuMemCreate");
-      cuda.must(cuda.cuMemExportToShareableHandle_(&fd, made,
-                                                   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-                "cuMemExportToShareableHandle");
-      cuda.must(cuda.cuMemRelease_(made), "cuMemRelease");
-      send(bytes, fd);
-      kept.push_back(fd);
-    }
-  }
-
-  int socket_ = -1;
-};
 
 class Worker {
  public:
@@ -509,19 +405,20 @@ int run(const Options& options) {
       ::mmap(nullptr, sizeof(Samples), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (control == nullptr || shared == MAP_FAILED) fail("no memory to share");
   auto& samples = *static_cast<Samples*>(shared);
+  std::vector<pid_t> children;
   for (int process = 0; process < options.processes; ++process) {
     const pid_t child = ::fork();
     if (child < 0) fail("no more processes");
     if (child == 0) ::_exit(work(process, options, *control, samples));
+    children.push_back(child);
   }
-  // One that fails leaves the others at a barrier: the first failure ends them all.
   int ended = 0;
-  while (::wait(&ended) > 0)
-    if (!WIFEXITED(ended) || WEXITSTATUS(ended) != 0) {
-      ::signal(SIGTERM, SIG_IGN);
-      ::kill(0, SIGTERM);
-      return 1;
-    }
+  while (!children.empty()) {
+    if (std::erase(children, ::wait(&ended)) == 0) continue;
+    if (WIFEXITED(ended) && WEXITSTATUS(ended) == 0) continue;
+    for (pid_t child : children) ::kill(child, SIGKILL);  // they wait for it at a barrier
+    return 1;
+  }
   return 0;
 }
 

@@ -4,6 +4,7 @@ import json
 import random
 import time
 
+import figures
 from harness import Failure, Gpus, MIB, has_torch, marked_processes
 from registry import case
 
@@ -13,6 +14,9 @@ PAUSE_LIMIT_MS = 50
 RESUME_LIMIT_MS = 60
 LAUNCH_LIMIT_NS = 50  # a real launch takes microseconds and varies; tests/bench measures the gate alone
 DRIVER_OWN_MIB = 16
+# For single driver calls: far more than the benchmark's limits, which a busy machine may miss.
+CALL_LIMITS = figures.CallLimits(times=1.25, more_us=1, allocation_times=1.1, allocation_more_us=60)
+THERE_LIMIT = 0.2  # share of the calls whose result is there when they return
 
 
 def times(report):
@@ -311,6 +315,36 @@ def launch_cost(bench):
         raise Failure(f"a launch costs {more:.0f} ns more with the shim, {LAUNCH_LIMIT_NS} is the limit")
     return (f"{gated['direct_ns']:.0f} ns past the shim, {gated['launch_ns']:.0f} ns through it ({more:+.0f}); "
             f"the same comparison without a shim {noise:+.0f}")
+
+
+@case(200)
+def calls(bench):
+    """Copies, memsets, events, launches and allocations in scope heap, beside the driver's own."""
+    driver, bare, amem = bench.call_times(processes=1, runs=100, turns=3, limit=40)
+    wrong = figures.otherwise_there(driver, amem, THERE_LIMIT)
+    if bench.time_limits:
+        wrong += figures.slow_calls(driver, bare, amem, CALL_LIMITS)
+    if wrong:
+        raise Failure(f"{len(wrong)} calls: {'; '.join(wrong[:6])}")
+    shown = [("copy out, 4 B, pinned, side stream", "is there"), ("first launch, then 4 B out", "is there"),
+             ("memory, 2 MiB", "allocate")]
+    return f"{len(amem)} times; " + ", ".join(
+        f"{case} {amem[case, work]['median_us']:.1f} us, without amem {driver[case, work]['median_us']:.1f}"
+        for case, work in shown) + f", its driver calls alone {bare[shown[-1]]['median_us']:.1f}"
+
+
+@case(90)
+def fresh_pinned(bench):
+    """A new block of pinned memory holds zeros, or old bytes, in scope heap as it does without amem."""
+    def run(**how):
+        return bench.python_script("fresh_pinned.py", torch=False, **how).wait(40).report()
+    alone, amem = run(shim=False), run(scope="heap")
+    if alone["brokered_bytes"] or not amem["brokered_bytes"]:
+        raise Failure(f"{alone['brokered_bytes']} B brokered without amem, {amem['brokered_bytes']} B with it")
+    answers = ["all zero" if report["all_zero"] else f"{report['old_bytes']} old bytes in it" for report in (alone, amem)]
+    if alone["all_zero"] != amem["all_zero"]:
+        raise Failure(f"a new block of pinned memory: {answers[0]} without amem, {answers[1]} in scope heap")
+    return f"a new block of pinned memory: {answers[1]}, with amem and without"
 
 
 @case(60, last=True)

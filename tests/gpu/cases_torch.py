@@ -8,6 +8,7 @@ from registry import case
 COPY_LIMITS = {"save": 50, "load": 35}
 STATE_GIB = 14  # of the large training step: weights, gradients, AdamW's state
 POOL_GIB_PER_GPU = 18  # what such a rank holds in all
+FIRST_USE_LEAST = 0.7  # of the processes that get through without amem
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
@@ -188,6 +189,22 @@ def nccl_changing(bench):
 def nccl_aborted(bench):
     """ncclCommAbort of a paused communicator."""
     return nccl_kind(bench, "aborted")
+
+
+# ---- many processes on one GPU ----------------------------------------------------------------------------------
+
+
+@case(340)
+def first_use(bench):
+    """Short processes on one GPU use kernels for the first time between allocations, and all results are right."""
+    def run(**how):
+        program = bench.python_script("first_use.py", "--seconds", bench.first_use_s, **how)
+        return program.wait_any(bench.first_use_s + 120).report()
+    wrong, shown = figures.first_uses(run(shim=False), run(scope="heap", env={"AMEM_REQUIRED": "1"}),
+                                      FIRST_USE_LEAST if bench.time_limits else 0)
+    if wrong:
+        raise Failure(f"{wrong}; {shown}")
+    return shown
 
 
 # ---- an RL loop -------------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """Figures of the GPU tests: what the broker's answers and log, and the programs' reports, say. Pure functions."""
 
+import json
 import re
 import statistics
+from typing import NamedTuple
 
 GB = 1e9
 
@@ -124,6 +126,90 @@ def within(curve, reference, again=None):
         return False, f"{away:g} away, and not compared with a second run"
     spread = distance(again, reference)
     return away <= spread < float("inf"), f"{away:g} away from the run without pauses, two of which differ by {spread:g}"
+
+
+# ---- amem_call_bench --------------------------------------------------------------------------------------------
+
+
+class CallLimits(NamedTuple):
+    """What brokered memory may take, in microseconds: `times` what the driver's own does and `more_us`; an allocation
+    `allocation_times` what its driver calls take between two bare processes and `allocation_more_us`."""
+
+    times: float
+    more_us: float
+    allocation_times: float
+    allocation_more_us: float
+
+
+def calls(texts):
+    """What amem_call_bench wrote in several runs of the same kind: {(case, work): figure}. Medians and shares are the
+    medians of those of the runs."""
+    found = {}
+    for text in texts:
+        for line in text.splitlines():
+            if line.startswith("{"):
+                figure = json.loads(line)
+                found.setdefault((figure["case"], figure["work"]), []).append(figure)
+    together = {"median_us": statistics.median, "min_us": min, "p90_us": statistics.median, "max_us": max,
+                "there": statistics.median}
+    return {key: {name: of_all(run[name] for run in runs) for name, of_all in together.items()}
+            for key, runs in found.items()}
+
+
+def is_allocation(key):
+    case, work = key
+    return case.startswith("memory, ") and work == "allocate"
+
+
+def call_limit(key, driver, bare, limits):
+    """Microseconds; None for a free, which has none. `driver`, `bare`: the figures of the driver's own memory, and of an
+    allocation's driver calls alone."""
+    if is_allocation(key):
+        return limits.allocation_times * bare[key]["median_us"] + limits.allocation_more_us
+    if key[0].startswith("memory, "):
+        return None
+    return limits.times * driver[key]["median_us"] + limits.more_us
+
+
+def slow_calls(driver, bare, amem, limits):
+    """A line for each call that takes longer on brokered memory than it may."""
+    found = []
+    for key, figure in amem.items():
+        limit = call_limit(key, driver, bare, limits)
+        if limit is not None and figure["median_us"] > limit:
+            found.append(f"{': '.join(key)}: {figure['median_us']:.1f} us, {limit:.1f} is the limit")
+    return found
+
+
+def otherwise_there(driver, amem, most):
+    """A line for each case whose result is there when the call returns in another share of the samples, by more than
+    `most`. Both lines of a case have the same share."""
+    shares = {case: (amem[case, work]["there"], figure["there"]) for (case, work), figure in driver.items()}
+    return [f"{case}: the result was there at the return in {here:.0%} of the samples, {without:.0%} without amem"
+            for case, (here, without) in shares.items() if abs(here - without) > most]
+
+
+# ---- first_use.py -----------------------------------------------------------------------------------------------
+
+
+def got_through(report):
+    """Processes in a second that did all that they were to."""
+    return (report["finished"] + report["crashed"]) / report["elapsed_s"]
+
+
+def first_uses(alone, amem, least):
+    """Why the run in scope heap is no pass beside that without amem, else "", and a line on both. `least`: how many times as
+    many processes must get through in the same time."""
+    share = got_through(amem) / got_through(alone) if got_through(alone) > 0 else 0.0
+    shown = ", ".join(f"{who} {report['started']} processes in {report['elapsed_s']:.0f} s ({report['finished']} finished, "
+                      f"{report['crashed']} crashed on purpose, {report['killed']} killed; {report['uses']} first uses, "
+                      f"{report['malloc_ms']:.2f} ms for a cudaMalloc)"
+                      for who, report in (("without amem", alone), ("in scope heap", amem)))
+    shown = f"in scope heap {share:.2f} x as many got through: {shown}"
+    for who, report in (("without amem", alone), ("in scope heap", amem)):
+        if report["wrong"] or report["texts"]:
+            return f"{who}: {'; '.join(report['texts'])}", shown
+    return (f"{least} x is the least" if share < least else ""), shown
 
 
 # ---- the profiler and NCCL's log --------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import time
 
 import cases  # noqa: F401: registers what it has
 import cases_torch  # noqa: F401
+import figures
 from harness import (Broker, Failure, Gpus, Program, SKIPPED, Skip, end_processes, find_nccl, has_torch,
                      tail, torchrun)
 from registry import all_cases
@@ -33,6 +34,7 @@ class Bench:
         self.cycles = 4 if options.quick else 20
         self.few = 3 if options.quick else 6
         self.operator_pauses = 5 if options.quick else 50
+        self.first_use_s = options.first_use_s
         self.time_limits = options.time_limits
         self.nccl = options.nccl or find_nccl()
         self.marker = ""
@@ -105,9 +107,9 @@ class Bench:
             raise Skip("no PyTorch")
         return self.start(torchrun(ranks or self.ranks, SCRIPTS / name, *arguments), group=group, **how)
 
-    def python_script(self, name, *arguments, **how):
-        """One that starts its processes itself."""
-        if not has_torch():
+    def python_script(self, name, *arguments, torch=True, **how):
+        """One that starts its processes itself. `torch`: it needs PyTorch."""
+        if torch and not has_torch():
             raise Skip("no PyTorch")
         return self.start([sys.executable, SCRIPTS / name, *arguments], **how)
 
@@ -116,6 +118,22 @@ class Bench:
 
     def launch_bench(self, **how):
         return self.start([self.prefix / "bin" / "amem_launch_bench"], **how)
+
+    def call_times(self, processes, runs, turns, limit):
+        """What amem_call_bench reads (figures.calls) of the driver's own memory, of the driver calls alone that an allocation
+        for another process takes, and in scope heap. In turns: what the machine does meanwhile falls on all of them."""
+        kinds = (([], {"shim": False}), (["--memory", "shared", "--only", "memory"], {"shim": False}),
+                 ([], {"scope": "heap", "env": {"AMEM_REQUIRED": "1"}}))
+        texts = [[] for _ in kinds]
+        for _ in range(turns):
+            for (arguments, how), of_kind in zip(kinds, texts):
+                program = self.start([self.prefix / "bin" / "amem_call_bench", "--processes", processes, "--runs", runs,
+                                      *arguments], **how)
+                of_kind.append(program.wait(limit).out.read_text())
+        driver, bare, amem = map(figures.calls, texts)
+        if not bare or not driver.keys() == amem.keys() >= bare.keys():
+            raise Failure(f"amem_call_bench measured {len(driver)} calls without amem, {len(amem)} with it, {len(bare)} bare")
+        return driver, bare, amem
 
 
 def show_logs(bench):
@@ -189,10 +207,15 @@ def parse(arguments):
     parser.add_argument("--nccl", type=pathlib.Path, help="libnccl.so.2 to use; PyTorch's")
     parser.add_argument("--pool", help="the broker's host pool; 12GiB for 2 GPUs, 48GiB for 4")
     parser.add_argument("--quick", action="store_true", help="fewer cycles")
+    parser.add_argument("--first-use", dest="first_use_s", type=int, default=20, metavar="SECONDS",
+                        help="how long first_use starts processes, without amem and with it; 20, at most 120")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     parser.add_argument("--no-time-limits", dest="time_limits", action="store_false",
                         help="pauses may take as long as they take")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not 0 < options.first_use_s <= 120:  # the case's own limit
+        parser.error(f"--first-use {options.first_use_s}: 1 to 120 seconds are right")
+    return options
 
 
 def main():

@@ -1,8 +1,11 @@
 """figures.py decides whether other tests pass, so it is tested itself. Run by pytest, without a GPU."""
 
+import json
 import math
 import pathlib
 import sys
+
+import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
@@ -120,3 +123,80 @@ node:1:2 [0] NCCL INFO rank 0 failed to IPC register userbuff 0x2 buffSize 1 nPe
 
 def test_describe():
     assert figures.describe([3.0, 1.0, 2.0]) == {"n": 3, "first": 3.0, "median": 2.0, "min": 1.0, "max": 3.0}
+
+
+def call_line(case, work, median, there=0.0):
+    return json.dumps({"case": case, "work": work, "median_us": median, "min_us": median - 1, "p90_us": median + 1,
+                       "max_us": median + 9, "there": there})
+
+
+COPY, LAUNCH = ("copy out, 4 B", "returns"), ("launch", "is there")
+ALLOCATE, FREE = ("memory, 2 MiB", "allocate"), ("memory, 2 MiB", "free")
+LIMITS = figures.CallLimits(times=1.5, more_us=1, allocation_times=1, allocation_more_us=30)
+
+
+def call_times(copy=4.0, launch=10.0, allocate=50.0, free=40.0, there=0.0):
+    return figures.calls(["\n".join(["CUDA says something", call_line(*COPY, copy, there), call_line(*LAUNCH, launch, there),
+                                     call_line(*ALLOCATE, allocate), call_line(*FREE, free)])])
+
+
+DRIVER, BARE = call_times(), call_times(allocate=150.0)
+
+
+def test_calls_of_several_runs_are_taken_together():
+    texts = [call_line(*COPY, median, there) for median, there in ((4, 0.0), (9, 1.0), (5, 0.1))]
+    assert figures.calls(texts) == {COPY: {"median_us": 5, "min_us": 3, "p90_us": 6, "max_us": 18, "there": 0.1}}
+    assert figures.calls([]) == figures.calls(["killed"]) == {}
+
+
+def test_calls_are_held_to_the_drivers_own():
+    assert figures.slow_calls(DRIVER, BARE, call_times(copy=7.0, launch=16.0), LIMITS) == []
+    assert figures.slow_calls(DRIVER, BARE, call_times(copy=7.1, launch=16.1), LIMITS) == [
+        "copy out, 4 B: returns: 7.1 us, 7.0 is the limit", "launch: is there: 16.1 us, 16.0 is the limit"]
+
+
+def test_an_allocation_is_held_to_its_driver_calls_and_a_free_to_nothing():
+    assert figures.slow_calls(DRIVER, BARE, call_times(allocate=180.0, free=4000.0), LIMITS) == []
+    assert figures.slow_calls(DRIVER, BARE, call_times(allocate=180.1), LIMITS) == [
+        "memory, 2 MiB: allocate: 180.1 us, 180.0 is the limit"]
+    assert figures.slow_calls(DRIVER, BARE, call_times(allocate=185.0), LIMITS._replace(allocation_times=1.1)) == []
+
+
+def test_a_call_that_one_run_lacks_is_no_pass():
+    amem = call_times()
+    del amem[COPY]
+    with pytest.raises(KeyError):
+        figures.otherwise_there(DRIVER, amem, 0.2)
+    with pytest.raises(KeyError):
+        figures.slow_calls(amem, BARE, DRIVER, LIMITS)
+
+
+def test_what_is_there_at_the_return_of_a_call():
+    assert figures.otherwise_there(DRIVER, call_times(there=0.2), 0.2) == []
+    assert figures.otherwise_there(DRIVER, call_times(there=0.3), 0.2) == [
+        "copy out, 4 B: the result was there at the return in 30% of the samples, 0% without amem",
+        "launch: the result was there at the return in 30% of the samples, 0% without amem"]
+    assert len(figures.otherwise_there(call_times(there=1.0), DRIVER, 0.2)) == 2
+
+
+def first_use_report(finished=60, elapsed_s=20.0, **more):
+    return {"started": 66, "finished": finished, "crashed": 4, "killed": 2, "wrong": 0, "texts": [], "uses": 2400,
+            "elapsed_s": elapsed_s, "malloc_ms": 1.5, **more}
+
+
+def test_first_uses_right_and_fast_enough():
+    why, shown = figures.first_uses(first_use_report(), first_use_report(finished=44), 0.7)
+    assert why == "" and shown.startswith("in scope heap 0.75 x as many got through: without amem 66 processes in 20 s")
+
+
+def test_first_uses_too_slow():
+    assert figures.first_uses(first_use_report(), first_use_report(finished=40), 0.7)[0] == "0.7 x is the least"
+    assert figures.first_uses(first_use_report(), first_use_report(elapsed_s=30), 0.7)[0] == "0.7 x is the least"
+    assert figures.first_uses(first_use_report(finished=0, crashed=0), first_use_report(), 0.7)[0]
+
+
+def test_first_uses_with_a_wrong_result_on_either_side():
+    wrong = first_use_report(wrong=1, texts=["seed 5: sort: 3 away"])
+    died = first_use_report(texts=["a process ended with -11"])
+    assert figures.first_uses(first_use_report(), wrong, 0.7)[0] == "in scope heap: seed 5: sort: 3 away"
+    assert figures.first_uses(died, first_use_report(), 0.7)[0] == "without amem: a process ended with -11"
