@@ -48,6 +48,7 @@
   X(cuMemsetD8Async, 3020)                    \
   X(cuMemHostRegister, 6050)                  \
   X(cuMemHostAlloc, 2020)                     \
+  X(cuMemFreeHost, 2000)                      \
   X(cuModuleLoadData, 2000)                   \
   X(cuModuleUnload, 2000)                     \
   X(cuModuleGetFunction, 2000)                \

@@ -7,11 +7,14 @@
 
 #include <new>
 #include <string>
+#include <utility>
 
 #include "shim/log.h"
 
 namespace amem::shim {
 namespace {
+
+constexpr std::chrono::seconds kDrainBegins{1};
 
 long membarrier(int command) { return ::syscall(SYS_membarrier, command, 0, 0); }
 
@@ -79,12 +82,23 @@ CUresult Gate::wait(ThreadState& self, bool may_step, const Work& work) noexcept
     if (failed_) result = CUDA_ERROR_SYSTEM_NOT_READY;
     if (held_ && !policy_.wait) result = CUDA_ERROR_NOT_READY;
     if (result != CUDA_SUCCESS) break;
+    if (waiter.asked) {
+      lock.unlock();
+      const bool is_ready = ready(waiter);
+      lock.lock();
+      waiter.ready = is_ready;
+      waiter.asked = false;
+      answered_.notify_all();
+      continue;
+    }
     if (waiters_.wait_until(lock, deadline) == std::cv_status::timeout) {
       result = CUDA_ERROR_TIMEOUT;
       break;
     }
   }
   if (may_step) {
+    waiter.leaving = true;
+    if (std::exchange(waiter.asked, false)) answered_.notify_all();
     while (waiter.looked_at)
       answered_.wait(lock);  // as long as the driver takes, as its own calls would
     for (link = &first_waiter_; *link != &waiter;) link = &(*link)->next;
@@ -183,6 +197,27 @@ std::uint32_t Gate::captures() {
   return captures_;
 }
 
+bool Gate::drain_begins() {
+  std::lock_guard lock(mutex_);
+  if (!shut_.load(std::memory_order_relaxed) || captures_ > 0 || any_active()) return false;
+  ++drains_;
+  last_drain_ = Clock::now();
+  return true;
+}
+
+void Gate::drain_ended() {
+  std::lock_guard lock(mutex_);
+  --drains_;
+  drained_.notify_all();
+}
+
+/// Only the beginning of a drain does harm, and nobody sees it inside the driver: it is there after
+/// so long.
+void Gate::await_drains() noexcept {
+  std::unique_lock lock(mutex_);
+  drained_.wait_until(lock, last_drain_ + kDrainBegins, [&] { return drains_ == 0; });
+}
+
 bool Gate::any_active() const {
   for (ThreadState* t = threads_.load(std::memory_order_acquire); t != nullptr; t = t->next)
     if (t->active.load(std::memory_order_acquire)) return true;
@@ -198,10 +233,17 @@ bool Gate::ready(const Waiter& waiter) const {
 /// stream lives until it does.
 void Gate::look_at(Waiter& waiter, std::unique_lock<std::mutex>& lock) {
   waiter.looked_at = true;
-  lock.unlock();
-  const bool is_ready = ready(waiter);
-  lock.lock();
-  waiter.ready = is_ready;
+  if (waiter.work.on_stream && waiter.work.stream == CU_STREAM_PER_THREAD) {
+    waiter.asked = true;
+    waiters_.notify_all();
+    // It answers at once, or leaves; else the driver keeps it, as it would keep us.
+    answered_.wait(lock, [&] { return !waiter.asked; });
+  } else {
+    lock.unlock();
+    const bool is_ready = ready(waiter);
+    lock.lock();
+    waiter.ready = is_ready;
+  }
   waiter.looked_at = false;
   answered_.notify_all();
 }
@@ -215,6 +257,7 @@ Gate::Snapshot Gate::snapshot() {
     // may be waiting there for the device.
     const bool ask = !now.any_active && captures_ == 0;
     for (Waiter* w = first_waiter_; w != nullptr; w = w->next) {
+      if (w->leaving) continue;
       if (ask) look_at(*w, lock);
       if (now.waiting.size() <= w->device) now.waiting.resize(w->device + 1);
       Snapshot::Waiting& waiting = now.waiting[w->device];

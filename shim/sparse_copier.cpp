@@ -68,7 +68,11 @@ Status SparseCopier::make(int ordinal, Device& device) {
   for (Kernel kernel : {Kernel::kScan, Kernel::kGather, Kernel::kScatter, Kernel::kChecksum})
     if (r == CUDA_SUCCESS) r = launch_all(kernel, device, std::span(&trial, 1));
   if (r == CUDA_SUCCESS) return {};
-  if (device.stream != nullptr) driver_.cuStreamDestroy_(device.stream);
+  if (device.stream != nullptr) {
+    driver_.cuStreamSynchronize_(device.stream);  // kernels that did run
+    driver_.cuStreamDestroy_(device.stream);
+  }
+  if (device.table != nullptr) driver_.cuMemFreeHost_(device.table);
   if (device.module != nullptr) driver_.cuModuleUnload_(device.module);
   return driver_.error(r, "the kernels of sparse copies" + on(ordinal));
 }

@@ -138,6 +138,32 @@ class SparseCopierTest : public ::testing::Test {
   unsigned char* pool = nullptr;
 };
 
+// The kernels are tried, and one does not run: what was made for them goes.
+TEST_F(SparseCopierTest, WhatCannotBePreparedLeavesNothing) {
+  static CUresult (*alloc)(void**, std::size_t, unsigned);
+  static CUresult (*release)(void*);
+  static int tables;
+  Driver failing = driver();
+  alloc = failing.cuMemHostAlloc_;
+  release = failing.cuMemFreeHost_;
+  tables = 0;
+  failing.cuMemHostAlloc_ = [](void** out, std::size_t bytes, unsigned flags) {
+    ++tables;
+    return alloc(out, bytes, flags);
+  };
+  failing.cuMemFreeHost_ = [](void* table) {
+    --tables;
+    return release(table);
+  };
+  failing.cuLaunchKernel_ = [](CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned,
+                               unsigned, unsigned, CUstream, void**,
+                               void**) { return CUDA_ERROR_NO_BINARY_FOR_GPU; };
+  SparseCopier other(failing, devices());
+  other.prepare(0);
+  EXPECT_FALSE(other.offer(piece(0, kGroup)));
+  EXPECT_EQ(tables, 0);
+}
+
 TEST_F(SparseCopierTest, AllZerosTakeAnIndexOnly) { EXPECT_EQ(round_trip(Bytes(3 * kMiB)), 4096U); }
 
 TEST_F(SparseCopierTest, WithoutZerosItIsLeftToTheCopyEngine) {
