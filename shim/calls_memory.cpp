@@ -309,7 +309,6 @@ CUresult get_access(unsigned long long* flags, const CUmemLocation* location, CU
     return real_call(flags, location, address);
   const auto granted = runtime.memory().access(address, *location);
   if (!granted) return real_call(flags, location, address);
-  if (of_heap(address)) return CUDA_ERROR_INVALID_VALUE;
   if (location->type == CU_MEM_LOCATION_TYPE_DEVICE &&
       (location->id < 0 || location->id >= runtime.devices()->count()))
     return CUDA_ERROR_INVALID_DEVICE;

@@ -20,20 +20,27 @@ enum Row {
 
 std::atomic<void*> real[kRows];
 
-/// Where a call's work goes, from its arguments. The default streams begin when all others have
-/// ended, and so does what names no stream.
+/// Which rows take no stream, or stream 0, for the calling thread's own.
+constexpr bool kPerThread[] = {
+#define GATED(api, version, type, symbol, per_thread) per_thread,
+#include "shim/gated_calls.inc"
+#undef GATED
+};
+
+/// Where a call's work goes, from its arguments. What names no stream goes to the default one. The
+/// legacy one's begins when that of all others has ended.
 template <class Arg>
 void look_at(Gate::Work&, const Arg&) {}
 void look_at(Gate::Work& work, CUstream stream) {
-  if (stream != nullptr && stream != CU_STREAM_PER_THREAD) work.stream = stream;
+  if (stream != nullptr) work.stream = stream;
 }
 void look_at(Gate::Work& work, const CUlaunchConfig* config) {
   if (config != nullptr) look_at(work, config->hStream);
 }
 
-template <class... Args>
+template <int kRow, class... Args>
 Gate::Work work_of(const Args&... args) {
-  Gate::Work work{true, CU_STREAM_LEGACY};
+  Gate::Work work{true, kPerThread[kRow] ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY};
   (look_at(work, args), ...);
   return work;
 }
@@ -44,7 +51,7 @@ struct Gated;
 template <int kRow, class... Args>
 struct Gated<kRow, CUresult (*)(Args...)> {
   static CUresult call(Args... args) noexcept {
-    const Pass pass(*the_gate, the_gate->enter([&] { return work_of(args...); }));
+    const Pass pass(*the_gate, the_gate->enter([&] { return work_of<kRow>(args...); }));
     if (pass.result() != CUDA_SUCCESS) return pass.result();
     return reinterpret_cast<CUresult (*)(Args...)>(real[kRow].load(std::memory_order_relaxed))(
         args...);

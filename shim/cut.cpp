@@ -136,7 +136,7 @@ void Cut::drain(int device, Drainer& drainer) {
       // A context-wide wait breaks every stream capture in the context. While the gate is shut and
       // no capture is open none can begin (Gate::enter_capture); once it is open again it is too
       // late.
-      if (epoch_ == 0) {
+      if (epoch_ == 0 || !gate_.drain_begins()) {
         drainer.wanted = drainer.drained;
         continue;
       }
@@ -147,6 +147,7 @@ void Cut::drain(int device, Drainer& drainer) {
       Devices::Use use(devices_, device);
       r = use.result() == CUDA_SUCCESS ? driver_.cuCtxSynchronize_() : use.result();
     }
+    gate_.drain_ended();
     // A context that is broken does no more work; its program will hear of it from its own calls.
     if (r != CUDA_SUCCESS)
       log_warn("waiting for device " + std::to_string(device) + " to be idle: " + driver_.name(r));

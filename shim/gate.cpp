@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "shim/log.h"
 
@@ -16,6 +17,7 @@ namespace {
 
 /// How long an interpreter may be ending before a waiting caller sees it.
 constexpr std::chrono::milliseconds kInterpreterCheck{100};
+constexpr std::chrono::seconds kDrainBegins{1};
 
 long membarrier(int command) { return ::syscall(SYS_membarrier, command, 0, 0); }
 
@@ -88,6 +90,15 @@ CUresult Gate::wait(ThreadState& self, bool may_step, const Work& work) noexcept
     if (held_ && !policy_.wait) result = CUDA_ERROR_NOT_READY;
     if (result == CUDA_SUCCESS && ends(with_interpreter)) result = CUDA_ERROR_DEINITIALIZED;
     if (result != CUDA_SUCCESS) break;
+    if (waiter.asked) {
+      lock.unlock();
+      const bool is_ready = ready(waiter);
+      lock.lock();
+      waiter.ready = is_ready;
+      waiter.asked = false;
+      answered_.notify_all();
+      continue;
+    }
     const Clock::time_point now = Clock::now();
     if (now >= deadline) {
       result = CUDA_ERROR_TIMEOUT;
@@ -97,6 +108,8 @@ CUresult Gate::wait(ThreadState& self, bool may_step, const Work& work) noexcept
     waiters_.wait_until(lock, check ? std::min(deadline, now + kInterpreterCheck) : deadline);
   }
   if (may_step) {
+    waiter.leaving = true;
+    if (std::exchange(waiter.asked, false)) answered_.notify_all();
     while (waiter.looked_at)
       answered_.wait(lock);  // as long as the driver takes, as its own calls would
     for (link = &first_waiter_; *link != &waiter;) link = &(*link)->next;
@@ -208,6 +221,27 @@ std::uint32_t Gate::captures() {
   return captures_;
 }
 
+bool Gate::drain_begins() {
+  std::lock_guard lock(mutex_);
+  if (!shut_.load(std::memory_order_relaxed) || captures_ > 0 || any_active()) return false;
+  ++drains_;
+  last_drain_ = Clock::now();
+  return true;
+}
+
+void Gate::drain_ended() {
+  std::lock_guard lock(mutex_);
+  --drains_;
+  drained_.notify_all();
+}
+
+/// Only the beginning of a drain does harm, and nobody sees it inside the driver: it is there after
+/// so long.
+void Gate::await_drains() noexcept {
+  std::unique_lock lock(mutex_);
+  drained_.wait_until(lock, last_drain_ + kDrainBegins, [&] { return drains_ == 0; });
+}
+
 bool Gate::any_active() const {
   for (ThreadState* t = threads_.load(std::memory_order_acquire); t != nullptr; t = t->next)
     if (t->active.load(std::memory_order_acquire)) return true;
@@ -223,10 +257,17 @@ bool Gate::ready(const Waiter& waiter) const {
 /// stream lives until it does.
 void Gate::look_at(Waiter& waiter, std::unique_lock<std::mutex>& lock) {
   waiter.looked_at = true;
-  lock.unlock();
-  const bool is_ready = ready(waiter);
-  lock.lock();
-  waiter.ready = is_ready;
+  if (waiter.work.on_stream && waiter.work.stream == CU_STREAM_PER_THREAD) {
+    waiter.asked = true;
+    waiters_.notify_all();
+    // It answers at once, or leaves; else the driver keeps it, as it would keep us.
+    answered_.wait(lock, [&] { return !waiter.asked; });
+  } else {
+    lock.unlock();
+    const bool is_ready = ready(waiter);
+    lock.lock();
+    waiter.ready = is_ready;
+  }
   waiter.looked_at = false;
   answered_.notify_all();
 }
@@ -240,6 +281,7 @@ Gate::Snapshot Gate::snapshot() {
     // may be waiting there for the device.
     const bool ask = !now.any_active && captures_ == 0;
     for (Waiter* w = first_waiter_; w != nullptr; w = w->next) {
+      if (w->leaving) continue;
       if (ask) look_at(*w, lock);
       if (now.waiting.size() <= w->device) now.waiting.resize(w->device + 1);
       Snapshot::Waiting& waiting = now.waiting[w->device];

@@ -34,7 +34,8 @@ class Gate {
     bool wait = true;                     // false: an error at once while the group is paused
     std::chrono::milliseconds timeout{};  // how long a caller waits at most
     int (*current_device)() = nullptr;    // ordinal of the caller's device, -1 when it has none
-    /// Whether nothing is left to do on a stream of this device. Must not pass a gate.
+    /// Whether nothing is left to do on a stream of this device. Must not pass a gate. Asked about
+    /// a thread's own default stream in that thread, which alone can name it.
     bool (*stream_idle)(int device, CUstream stream) = nullptr;
     /// Of an interpreter in the process, if there is one (shim/python.h); must not block. Asked
     /// again and again while callers wait: nobody tells of its end.
@@ -45,8 +46,8 @@ class Gate {
 
   /// Where a caller's work goes.
   struct Work {
-    bool on_stream = false;  // false: it is done when the call returns
-    CUstream stream = nullptr;
+    bool on_stream = false;     // false: it is done when the call returns
+    CUstream stream = nullptr;  // CU_STREAM_PER_THREAD: the caller's
   };
 
   /// What the cut monitor reports; one consistent reading.
@@ -79,10 +80,18 @@ class Gate {
   }
 
   /// The same for the beginning of a stream capture, which no step lets through: the devices are
-  /// being waited for, and that wait, begun beside an open capture, would break it.
+  /// being waited for, and that wait, begun beside an open capture, would break it. For the same
+  /// reason it waits, a second at most, where such a wait was about to begin when the gate opened.
   CUresult enter_capture() noexcept {
-    return pass(false, [] { return Work(); });
+    const CUresult result = pass(false, [] { return Work(); });
+    if (result == CUDA_SUCCESS) await_drains();
+    return result;
   }
+
+  /// A thread of ours is about to wait for a whole device. False: not now, captures may begin. Else
+  /// it calls drain_ended() afterwards.
+  bool drain_begins();
+  void drain_ended();
 
   void leave() noexcept {
     ThreadState& self = this_thread();
@@ -153,6 +162,8 @@ class Gate {
     Work work;
     bool ready = false;      // when snapshot() last looked
     bool looked_at = false;  // the driver is being asked about its stream: it must not leave
+    bool asked = false;      // it is to ask the driver itself
+    bool leaving = false;    // it waits no longer: not to be looked at again
     bool stepped = false;    // a Step is for this one
     Waiter* next = nullptr;
   };
@@ -186,6 +197,7 @@ class Gate {
   bool ends(bool with_interpreter) const;
   bool ready(const Waiter& waiter) const;
   void look_at(Waiter& waiter, std::unique_lock<std::mutex>& lock);
+  void await_drains() noexcept;
   bool any_active() const;
 
   static thread_local ThreadState* state_ __attribute__((tls_model("initial-exec")));
@@ -200,8 +212,11 @@ class Gate {
       mutex_;  // guards everything below, and every change of shut_; never held over the driver
   std::condition_variable waiters_;
   std::condition_variable watcher_;
-  std::condition_variable answered_;  // a look_at() has ended
-  Waiter* first_waiter_ = nullptr;    // in the order in which they came
+  std::condition_variable answered_;  // a look_at() has ended, or what it asked of a waiter
+  std::condition_variable drained_;
+  std::uint32_t drains_ = 0;
+  Clock::time_point last_drain_;    // when it was about to begin
+  Waiter* first_waiter_ = nullptr;  // in the order in which they came
   std::uint64_t passes_ = 0;
   std::uint64_t version_ = 0;
   std::uint32_t steps_used_ = 0;

@@ -294,7 +294,7 @@ void Heap::release(const Block& block) {
   }
   const auto now = std::chrono::steady_clock::now();
   std::vector<Address> gone = {segment->first};
-  if (memory_.reusable(segment->first))
+  if (keeps_ && memory_.reusable(segment->first))
     gone = kept_.keep(segment->second.kind(), segment->first, now);
   const bool ask = kept_.oldest() && !std::exchange(drop_is_due_, true);
   lock.unlock();
@@ -319,29 +319,41 @@ void Heap::drop(const std::vector<Address>& segments) {
 }
 
 bool Heap::drop_kept() {
-  std::unique_lock lock(mutex_);
-  const std::vector<Address> kept = kept_.take_older(KeptSegments::Time::max());
-  lock.unlock();
+  const std::vector<Address> kept = take_kept(KeptSegments::Time::max());
   drop(kept);
   return !kept.empty();
 }
 
+/// What is on its way back stays: whoever frees it waits until it is there, and may be who brings
+/// it.
+std::vector<Address> Heap::take_kept(KeptSegments::Time since) {
+  std::lock_guard lock(mutex_);
+  return kept_.take_older(since, [this](Address kept) { return memory_.reusable(kept); });
+}
+
+void Heap::keep(bool on) {
+  {
+    std::lock_guard lock(mutex_);
+    keeps_ = on;
+  }
+  if (on || !gate_.try_enter()) return;
+  drop_kept();
+  gate_.leave();
+}
+
 /// On the service thread: never while a phase is under way.
 void Heap::drop_old() {
-  const auto now = std::chrono::steady_clock::now();
-  auto next = now + kKeepFor;
-  if (gate_.try_enter()) {  // shut: the memory may be away; later
-    std::unique_lock lock(mutex_);
-    const std::vector<Address> old = kept_.take_older(now - kKeepFor);
-    const auto oldest = kept_.oldest();
-    drop_is_due_ = oldest.has_value();
-    lock.unlock();
-    drop(old);
+  // Shut: the memory may be away. Later.
+  if (gate_.try_enter()) {
+    drop(take_kept(std::chrono::steady_clock::now() - kKeepFor));
     gate_.leave();
-    if (!oldest) return;
-    next = *oldest + kKeepFor;
   }
-  session_.run_at(next, [this] { drop_old(); });
+  {
+    std::lock_guard lock(mutex_);
+    drop_is_due_ = kept_.oldest().has_value();
+    if (!drop_is_due_) return;
+  }
+  session_.run_at(std::chrono::steady_clock::now() + kKeepFor, [this] { drop_old(); });
 }
 
 void Heap::settle() {

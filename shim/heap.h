@@ -66,8 +66,11 @@ class Heap {
   /// when the last one has just ended and the gate has not been told: then nobody waits there.
   void release_deferred(std::uint32_t captures = 0);
 
-  /// Frees what is kept. False: nothing was. The caller is inside the gate.
+  /// Frees what is kept, but for what is away. False: nothing was. The caller is inside the gate.
   bool drop_kept();
+  /// Whether to keep anything from now on; if not, what is kept goes: a pause would save it.
+  /// Service thread, the gate open before and after.
+  void keep(bool on);
   /// Likewise, unless that would have to wait for the gate; then waits until the broker has freed
   /// it: what the driver says of free memory counts it.
   void settle();
@@ -105,6 +108,7 @@ class Heap {
   CUresult wait_until_unused(const Block& block);
   void release(const Block& block);
   void drop(const std::vector<Address>& segments);
+  std::vector<Address> take_kept(KeptSegments::Time since);
   void drop_old();
   std::optional<Peer> peer_of_caller(CUcontext peer);
   CUresult grant(const Peer& peer, CUmemAccess_flags flags);
@@ -126,6 +130,7 @@ class Heap {
   std::vector<Block> deferred_;  // freed by the program while a capture was open
   SmallBlocks small_;
   KeptSegments kept_;
+  bool keeps_ = true;
   bool drop_is_due_ = false;  // drop_old() will be called
   std::vector<Peer> peers_;
   std::uint64_t next_id_ = 1;

@@ -30,14 +30,15 @@ std::optional<Address> KeptSegments::take(const Kind& kind,
   return address;
 }
 
-std::vector<Address> KeptSegments::take_older(Time time) {
+std::vector<Address> KeptSegments::take_older(Time time,
+                                              const std::function<bool(Address address)>& usable) {
   std::vector<Address> out;
-  auto it = kept_.begin();
-  for (; it != kept_.end() && it->since <= time; ++it) {
-    bytes_ -= it->kind.size;
-    out.push_back(it->address);
-  }
-  kept_.erase(kept_.begin(), it);
+  std::erase_if(kept_, [&](const Kept& kept) {
+    if (kept.since > time || !usable(kept.address)) return false;
+    bytes_ -= kept.kind.size;
+    out.push_back(kept.address);
+    return true;
+  });
   return out;
 }
 

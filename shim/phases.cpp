@@ -24,6 +24,7 @@ void Phases::command(Packet& packet) {
       break;
     case amem_v1_SessionMessage_quiesce_tag:
       exit_.arm();  // in front of what libraries loaded meanwhile have registered
+      heap_.keep(false);
       cut_.begin(m.body.quiesce.epoch);
       break;
     case amem_v1_SessionMessage_step_tag:
@@ -153,6 +154,7 @@ void Phases::map(Packet& packet) {
 void Phases::open(std::uint64_t epoch) {
   away_ = false;
   memory_.arrived();
+  heap_.keep(true);
   gate_.open();
   done(epoch, amem_v1_Phase_PHASE_OPEN, {}, 0);
 }

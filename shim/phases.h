@@ -10,6 +10,7 @@
 #include "shim/cut.h"
 #include "shim/exit_handler.h"
 #include "shim/gate.h"
+#include "shim/heap.h"
 #include "shim/memory.h"
 #include "shim/mover.h"
 #include "shim/report.h"
@@ -22,13 +23,14 @@ class Phases final : public Session::Handler {
  public:
   /// `exit`: runs when the process ends; a pause moves it to the front.
   Phases(Devices& devices, Gate& gate, Memory& memory, Mover& mover, Cut& cut, Report& report,
-         Session& session, ExitHandler& exit)
+         Heap& heap, Session& session, ExitHandler& exit)
       : devices_(devices),
         gate_(gate),
         memory_(memory),
         mover_(mover),
         cut_(cut),
         report_(report),
+        heap_(heap),
         session_(session),
         exit_(exit) {}
 
@@ -55,6 +57,7 @@ class Phases final : public Session::Handler {
   Mover& mover_;
   Cut& cut_;
   Report& report_;
+  Heap& heap_;
   Session& session_;
   ExitHandler& exit_;
   bool away_ = false;               // memory is released

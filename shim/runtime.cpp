@@ -206,6 +206,7 @@ void Runtime::device_reset(int device) {
 
 std::string Runtime::stats() {
   const bool opened = opened_.load(std::memory_order_acquire);
+  if (Heap* used = heap(); used != nullptr) used->settle();
   return report_.stats(group(), opened ? session_.rank_id() : 0, to_string(options_.scope),
                        driver_loaded_.load(std::memory_order_acquire) && !forked());
 }

@@ -116,7 +116,7 @@ class Runtime {
   Cut cut_{driver_, devices_, gate_, session_};
   ExitHandler before_driver_{&Runtime::driver_ends};
   ExitHandler exit_{&Runtime::process_ends};
-  Phases phases_{devices_, gate_, memory_, mover_, cut_, report_, session_, exit_};
+  Phases phases_{devices_, gate_, memory_, mover_, cut_, report_, heap_, session_, exit_};
 
   std::mutex driver_mutex_;  // guards loading
   std::atomic<bool> driver_loaded_{false};

@@ -216,6 +216,76 @@ TEST_F(GateTest, NothingIsAskedOfTheDriverBesideACallerInside) {
   other.join();
 }
 
+thread_local bool my_stream_is_idle = false;
+
+TEST_F(GateTest, AThreadsOwnStreamIsLookedAtInThatThread) {
+  gate_.prepare({true, 10s, &device_of_test, [](int, CUstream s) {
+                   EXPECT_EQ(s, CU_STREAM_PER_THREAD);
+                   return my_stream_is_idle;
+                 }});
+  gate_.close();
+  std::vector<std::thread> callers;
+  for (const bool idle : {true, false})
+    callers.emplace_back([&, idle] {
+      my_stream_is_idle = idle;
+      const Pass pass(gate_, gate_.enter([] { return Gate::Work{true, CU_STREAM_PER_THREAD}; }));
+    });
+  ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 2; }));
+  EXPECT_EQ(gate_.snapshot().waiting[0].ready, 1U);
+  gate_.open();
+  for (auto& t : callers) t.join();
+}
+
+// Their ends meet: neither may wait for the other.
+TEST_F(GateTest, ACallerLeavesWhileItIsAskedAboutItsStream) {
+  gate_.prepare({true, 10s, &device_of_test, [](int, CUstream) { return true; }});
+  std::atomic<bool> stop{false};
+  std::thread monitor([&] {
+    while (!stop) gate_.snapshot();
+  });
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 3; ++i)
+    callers.emplace_back([&] {
+      while (!stop)
+        const Pass pass(gate_, gate_.enter([] { return Gate::Work{true, CU_STREAM_PER_THREAD}; }));
+    });
+  for (int round = 0; round < 300; ++round) {
+    gate_.close();
+    gate_.step(0);
+    gate_.open();
+  }
+  stop = true;
+  for (auto& t : callers) t.join();
+  monitor.join();
+}
+
+TEST_F(GateTest, ACaptureBeginsAfterADrainThatWasAboutTo) {
+  EXPECT_FALSE(gate_.drain_begins()) << "the gate is open";
+  gate_.close();
+  gate_.capture_began();
+  EXPECT_FALSE(gate_.drain_begins()) << "a capture is open";
+  gate_.capture_ended();
+  ASSERT_TRUE(gate_.drain_begins());
+  gate_.open();
+  auto capture = std::async(std::launch::async, [&] {
+    const Pass pass(gate_, gate_.enter_capture());
+    EXPECT_EQ(pass.result(), CUDA_SUCCESS);
+  });
+  // Most likely it waits by now; if not, the outcome is the same.
+  EXPECT_EQ(capture.wait_for(20ms), std::future_status::timeout);
+  gate_.drain_ended();
+  capture.get();
+}
+
+TEST_F(GateTest, ADrainThatLastsKeepsNoCapture) {
+  gate_.close();
+  ASSERT_TRUE(gate_.drain_begins());
+  gate_.open();
+  const Pass pass(gate_, gate_.enter_capture());
+  EXPECT_EQ(pass.result(), CUDA_SUCCESS);
+  gate_.drain_ended();
+}
+
 TEST_F(GateTest, StepsGoToWhoCameFirst) {
   gate_.close();
   std::atomic<int> early{0};

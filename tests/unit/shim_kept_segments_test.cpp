@@ -34,7 +34,7 @@ TEST(KeptSegments, WhatCannotBeUsedNowStays) {
   kept.keep(kind(2), 200, at(1));
   EXPECT_EQ(kept.take(kind(2), [](Address a) { return a != 200; }), 100);
   EXPECT_FALSE(kept.take(kind(2), [](Address a) { return a != 200; }));
-  EXPECT_EQ(kept.take_older(at(1)), Addresses{200});
+  EXPECT_EQ(kept.take_older(at(1), any), Addresses{200});
 }
 
 TEST(KeptSegments, ThereIsAnEndToHowMuch) {
@@ -54,9 +54,11 @@ TEST(KeptSegments, TheOldOnesGo) {
   kept.keep(kind(4), 200, at(10));
   kept.keep(kind(2), 300, at(20));
   EXPECT_EQ(kept.oldest(), at(0));
-  EXPECT_TRUE(kept.take_older(at(-1)).empty());
-  EXPECT_EQ(kept.take_older(at(10)), (Addresses{100, 200}));
+  EXPECT_TRUE(kept.take_older(at(-1), any).empty());
+  EXPECT_EQ(kept.take_older(at(10), any), (Addresses{100, 200}));
   EXPECT_EQ(kept.oldest(), at(20));
+  EXPECT_TRUE(kept.take_older(at(20), [](Address) { return false; }).empty());
+  EXPECT_EQ(kept.oldest(), at(20)) << "it was not usable";
 }
 
 }  // namespace

@@ -138,6 +138,56 @@ class SparseCopierTest : public ::testing::Test {
   unsigned char* pool = nullptr;
 };
 
+int host_blocks = 0;  // of the driver's heap of pinned memory
+int registered = 0;
+
+/// The driver, which counts these.
+Driver counting(const Driver& driver) {
+  static const Driver* real;
+  real = &driver;
+  host_blocks = registered = 0;
+  Driver counts = driver;
+  counts.cuMemHostAlloc_ = [](void** address, std::size_t size, unsigned flags) {
+    ++host_blocks;
+    return real->cuMemHostAlloc_(address, size, flags);
+  };
+  counts.cuMemHostRegister_ = [](void* address, std::size_t size, unsigned flags) {
+    ++registered;
+    return real->cuMemHostRegister_(address, size, flags);
+  };
+  counts.cuMemHostUnregister_ = [](void* address) {
+    --registered;
+    return real->cuMemHostUnregister_(address);
+  };
+  return counts;
+}
+
+// The kernels are tried, and one does not run: what was made for them goes.
+TEST_F(SparseCopierTest, WhatCannotBePreparedLeavesNothing) {
+  Driver failing = counting(driver());
+  failing.cuLaunchKernel_ = [](CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned,
+                               unsigned, unsigned, CUstream, void**,
+                               void**) { return CUDA_ERROR_NO_BINARY_FOR_GPU; };
+  SparseCopier other(failing, devices());
+  other.prepare(0);
+  EXPECT_FALSE(other.offer(piece(0, kGroup)));
+  EXPECT_EQ(registered, 0);
+}
+
+// There it would keep a chunk alive that the program's blocks are cut from, and their next ones
+// would not be zero as they are without us.
+TEST_F(SparseCopierTest, TheTableIsNoBlockOfTheDriversHeapOfPinnedMemory) {
+  const Driver counts = counting(driver());
+  SparseCopier other(counts, devices());
+  other.prepare(0);
+  EXPECT_EQ(host_blocks, 0);
+  EXPECT_EQ(registered, 1);
+  ASSERT_TRUE(other.offer(piece(0, kMemory))) << "it has no table";
+  EXPECT_TRUE(other.finish().ok());
+  other.forget(0);
+  EXPECT_EQ(registered, 0) << "the table outlives what it was made for";
+}
+
 TEST_F(SparseCopierTest, AllZerosTakeAnIndexOnly) { EXPECT_EQ(round_trip(Bytes(3 * kMiB)), 4096U); }
 
 TEST_F(SparseCopierTest, WithoutZerosItIsLeftToTheCopyEngine) {
@@ -258,36 +308,6 @@ TEST_F(SparseCopierTest, ATableThatIsFullTakesNoMore) {
   EXPECT_TRUE(copier.finish().ok());
   EXPECT_TRUE(copier.offer(piece(0, kMemory)));
   EXPECT_TRUE(copier.finish().ok());
-}
-
-int host_blocks = 0;
-int registered = 0;
-
-TEST_F(SparseCopierTest, TheTableIsNoBlockOfTheDriversHeapOfPinnedMemory) {
-  // There it would keep a chunk alive that the program's blocks are cut from, and their next ones
-  // would not be zero as they are without us.
-  static const Driver& real = driver();
-  Driver counting = real;
-  counting.cuMemHostAlloc_ = [](void** address, std::size_t size, unsigned flags) {
-    ++host_blocks;
-    return real.cuMemHostAlloc_(address, size, flags);
-  };
-  counting.cuMemHostRegister_ = [](void* address, std::size_t size, unsigned flags) {
-    ++registered;
-    return real.cuMemHostRegister_(address, size, flags);
-  };
-  counting.cuMemHostUnregister_ = [](void* address) {
-    --registered;
-    return real.cuMemHostUnregister_(address);
-  };
-  SparseCopier other(counting, devices());
-  other.prepare(0);
-  EXPECT_EQ(host_blocks, 0);
-  EXPECT_EQ(registered, 1);
-  ASSERT_TRUE(other.offer(piece(0, kMemory))) << "it has no table";
-  EXPECT_TRUE(other.finish().ok());
-  other.forget(0);
-  EXPECT_EQ(registered, 0) << "the table outlives what it was made for";
 }
 
 }  // namespace
