@@ -23,6 +23,7 @@ void Phases::command(Packet& packet) {
         log_error(s.text());
       break;
     case amem_v1_SessionMessage_quiesce_tag:
+      report_.hold();
       cut_.begin(m.body.quiesce.epoch);
       break;
     case amem_v1_SessionMessage_step_tag:
@@ -153,6 +154,7 @@ void Phases::open(std::uint64_t epoch) {
   away_ = false;
   memory_.arrived();
   gate_.open();
+  report_.go_on();
   done(epoch, amem_v1_Phase_PHASE_OPEN, {}, 0);
 }
 
