@@ -301,11 +301,12 @@ CUresult set_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc
   return AMEM_REAL(cuMemSetAccess, v10020)(address, size, desc, count);
 }
 
-/// The driver knows nothing of memory that is away. No wait at the gate, as with every question.
+/// The driver knows nothing of memory that is away. No wait at the gate, as with every question. Of
+/// cuMemAlloc's memory, which is no mapping of the program's, it says what it says.
 CUresult get_access(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
   const auto real_call = AMEM_REAL(cuMemGetAccess, v10020);
   Runtime& runtime = Runtime::get();
-  if (flags == nullptr || location == nullptr || in_forked_child())
+  if (flags == nullptr || location == nullptr || in_forked_child() || of_heap(address))
     return real_call(flags, location, address);
   const auto granted = runtime.memory().access(address, *location);
   if (!granted) return real_call(flags, location, address);

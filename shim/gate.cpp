@@ -110,8 +110,8 @@ CUresult Gate::wait(ThreadState& self, bool may_step, const Work& work) noexcept
   if (may_step) {
     waiter.leaving = true;
     if (std::exchange(waiter.asked, false)) answered_.notify_all();
-    while (waiter.looked_at)
-      answered_.wait(lock);  // as long as the driver takes, as its own calls would
+    // As long as the driver takes; this caller's own call would not get through any sooner.
+    while (waiter.looked_at) answered_.wait(lock);
     for (link = &first_waiter_; *link != &waiter;) link = &(*link)->next;
     *link = waiter.next;
   }

@@ -297,19 +297,27 @@ void Heap::release(const Block& block) {
   if (keeps_ && memory_.reusable(segment->first))
     gone = kept_.keep(segment->second.kind(), segment->first, now);
   const bool ask = kept_.oldest() && !std::exchange(drop_is_due_, true);
+  const std::vector<Range> ranges = forget(gone);
   lock.unlock();
   if (ask) session_.run_at(now + kKeepFor, [this] { drop_old(); });
-  drop(gone);
+  drop(ranges);
 }
 
-/// Segments without blocks, which nothing else knows any more. Inside the gate.
-void Heap::drop(const std::vector<Address>& segments) {
+/// Takes segments out of the books. REQUIRES: the lock is held, and no block is in them.
+std::vector<Heap::Range> Heap::forget(const std::vector<Address>& segments) {
+  std::vector<Range> ranges;
   for (const Address address : segments) {
-    std::unique_lock lock(mutex_);
     const auto segment = segments_.find(address);
-    const std::uint64_t size = segment->second.size;
+    ranges.push_back({address, segment->second.size});
     segments_.erase(segment);
-    lock.unlock();  // memory that is on its way back is waited for
+  }
+  return ranges;
+}
+
+/// Frees what was forgotten. Inside the gate, without the lock: memory that is on its way back is
+/// waited for.
+void Heap::drop(const std::vector<Range>& ranges) {
+  for (const auto& [address, size] : ranges) {
     const auto r = memory_.unmap(address, size);
     if (r.has_value() && *r != CUDA_SUCCESS)
       log_error("unmapping " + std::to_string(size) +
@@ -318,42 +326,46 @@ void Heap::drop(const std::vector<Address>& segments) {
   }
 }
 
+/// What is kept since then or longer leaves the books; not what is on its way back, since whoever
+/// frees it waits until it is there, and may be who brings it. REQUIRES: the lock is held.
+std::vector<Heap::Range> Heap::take_kept(KeptSegments::Time since) {
+  return forget(kept_.take_older(since, [this](Address kept) { return memory_.reusable(kept); }));
+}
+
 bool Heap::drop_kept() {
-  const std::vector<Address> kept = take_kept(KeptSegments::Time::max());
+  std::unique_lock lock(mutex_);
+  const std::vector<Range> kept = take_kept(KeptSegments::Time::max());
+  lock.unlock();
   drop(kept);
   return !kept.empty();
 }
 
-/// What is on its way back stays: whoever frees it waits until it is there, and may be who brings
-/// it.
-std::vector<Address> Heap::take_kept(KeptSegments::Time since) {
-  std::lock_guard lock(mutex_);
-  return kept_.take_older(since, [this](Address kept) { return memory_.reusable(kept); });
-}
+// The service thread does not wait for the lock: a thread of the program may hold it in a driver
+// call that waits for what the next command lets through.
 
 void Heap::keep(bool on) {
-  {
-    std::lock_guard lock(mutex_);
-    keeps_ = on;
-  }
+  keeps_ = on;
   if (on || !gate_.try_enter()) return;
-  drop_kept();
+  std::vector<Range> kept;
+  if (std::unique_lock lock(mutex_, std::try_to_lock); lock)
+    kept = take_kept(KeptSegments::Time::max());
+  drop(kept);
   gate_.leave();
 }
 
-/// On the service thread: never while a phase is under way.
 void Heap::drop_old() {
-  // Shut: the memory may be away. Later.
-  if (gate_.try_enter()) {
-    drop(take_kept(std::chrono::steady_clock::now() - kKeepFor));
+  const auto now = std::chrono::steady_clock::now();
+  bool more = true;
+  if (gate_.try_enter()) {  // shut: the memory may be away; later
+    std::vector<Range> old;
+    if (std::unique_lock lock(mutex_, std::try_to_lock); lock) {
+      old = take_kept(now - kKeepFor);
+      more = drop_is_due_ = kept_.oldest().has_value();
+    }
+    drop(old);
     gate_.leave();
   }
-  {
-    std::lock_guard lock(mutex_);
-    drop_is_due_ = kept_.oldest().has_value();
-    if (!drop_is_due_) return;
-  }
-  session_.run_at(std::chrono::steady_clock::now() + kKeepFor, [this] { drop_old(); });
+  if (more) session_.run_at(now + kKeepFor, [this] { drop_old(); });
 }
 
 void Heap::settle() {

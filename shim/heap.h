@@ -13,6 +13,7 @@
 // that is on its way back.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -107,8 +108,13 @@ class Heap {
   bool rdma_capable(int device);
   CUresult wait_until_unused(const Block& block);
   void release(const Block& block);
-  void drop(const std::vector<Address>& segments);
-  std::vector<Address> take_kept(KeptSegments::Time since);
+  struct Range {
+    Address address = 0;
+    std::uint64_t size = 0;
+  };
+  std::vector<Range> forget(const std::vector<Address>& segments);
+  std::vector<Range> take_kept(KeptSegments::Time since);
+  void drop(const std::vector<Range>& ranges);
   void drop_old();
   std::optional<Peer> peer_of_caller(CUcontext peer);
   CUresult grant(const Peer& peer, CUmemAccess_flags flags);
@@ -123,6 +129,7 @@ class Heap {
   Gate& gate_;
   Memory& memory_;
   Session& session_;
+  std::atomic<bool> keeps_{true};
 
   std::mutex mutex_;  // guards what follows; taken before Memory's
   std::map<Address, Segment> segments_;
@@ -130,7 +137,6 @@ class Heap {
   std::vector<Block> deferred_;  // freed by the program while a capture was open
   SmallBlocks small_;
   KeptSegments kept_;
-  bool keeps_ = true;
   bool drop_is_due_ = false;  // drop_old() will be called
   std::vector<Peer> peers_;
   std::uint64_t next_id_ = 1;

@@ -146,12 +146,12 @@ amem_dlsym_answer(void* handle, const char* name, const void* caller) {
   }
   const Call* call = amem::shim::find_symbol(name);
   if (call == nullptr) return {};
+  void* real = amem::shim::driver_symbol(name);
   // Of a library in front of us the next one lies between us, or is our own export.
   const bool next = handle == RTLD_NEXT;
-  if (next && amem::shim::precedes_us(caller)) return {};
+  if (next && real != nullptr && amem::shim::precedes_us(caller)) return {};
   void* found = amem::shim::real_dlsym()(handle, name);
   if (found == nullptr) return {};
-  void* real = amem::shim::driver_symbol(name);
   // A lookup in the whole process finds our export first, whether or not there is a driver.
   const bool direct = amem::shim::is_direct(found);
   if (real == nullptr) return {direct ? amem::shim::next_symbol(name) : nullptr, direct};

@@ -24,6 +24,7 @@ void Phases::command(Packet& packet) {
       break;
     case amem_v1_SessionMessage_quiesce_tag:
       exit_.arm();  // in front of what libraries loaded meanwhile have registered
+      report_.hold();
       heap_.keep(false);
       cut_.begin(m.body.quiesce.epoch);
       break;
@@ -156,6 +157,7 @@ void Phases::open(std::uint64_t epoch) {
   memory_.arrived();
   heap_.keep(true);
   gate_.open();
+  report_.go_on();
   done(epoch, amem_v1_Phase_PHASE_OPEN, {}, 0);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace amem::shim {
 namespace {
@@ -62,8 +63,17 @@ void Report::changed() {
   session_.run_at(next_.load(), [this] { send(false); });
 }
 
+void Report::go_on() {
+  held_ = false;
+  if (std::exchange(missed_, false)) changed();
+}
+
 void Report::send(bool always) {
   due_.store(false);  // what changes from here on is the next report's
+  if (!always && held_) {
+    missed_ = true;
+    return;
+  }
   next_.store(std::chrono::steady_clock::now() + kInterval);
   std::vector<UnbrokeredAmount> now = amounts();
   if (!always && now == sent_) return;

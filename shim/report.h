@@ -1,7 +1,8 @@
 // Report: tells the broker, and the program that asks, which device memory of this process is
 // brokered and which is not.
 //
-// changed(), amounts() and stats() from any thread; send() on the service thread.
+// changed(), amounts() and stats() from any thread; send(), hold() and go_on() on the service
+// thread.
 #pragma once
 
 #include <atomic>
@@ -29,8 +30,12 @@ class Report {
 
   /// What is not brokered may have changed: the broker hears of it, at most once a second.
   void changed();
-  /// Tells the broker what is not brokered; unless `always`, only when it is news.
+  /// Tells the broker what is not brokered; unless `always`, only when it is news and not on hold.
   void send(bool always);
+  /// From here to go_on() the driver is not asked for news: the service thread has commands to see
+  /// to, and who is inside the driver may wait there for what one of them lets through.
+  void hold() { held_ = true; }
+  void go_on();
 
   /// What is not brokered, as counted and as the driver says of pools and graphs.
   /// REQUIRES: the driver table and the devices are loaded.
@@ -49,6 +54,8 @@ class Report {
   std::atomic<bool> due_{false};
   std::atomic<std::chrono::steady_clock::time_point> next_{};  // not before then
   std::vector<UnbrokeredAmount> sent_;                         // service thread
+  bool held_ = false;                                          // likewise
+  bool missed_ = false;                                        // likewise; changed while held
 };
 
 }  // namespace amem::shim
