@@ -14,13 +14,18 @@
 namespace amem {
 namespace {
 
-constexpr int kPacketsPerTurn = 64;  // so that one busy rank does not keep the others waiting
+constexpr int kPacketsPerTurn = 64;      // so that one busy rank does not keep the others waiting
+constexpr std::size_t kAllocation = 16;  // what malloc adds to each
 constexpr Duration kRetry = std::chrono::milliseconds(5);
 constexpr Duration kAcceptAgain = std::chrono::seconds(1);
 
 }  // namespace
 
 SessionServer::~SessionServer() { shut(); }
+
+std::size_t SessionServer::Outgoing::cost() const {
+  return sizeof(Outgoing) + bytes.capacity() + fds.capacity() * sizeof(SharedFd) + 2 * kAllocation;
+}
 
 Status SessionServer::listen(const std::string& path, mode_t mode) {
   sockaddr_un address{};
@@ -134,7 +139,8 @@ void SessionServer::send(SessionId id, const Message& message, std::vector<Share
   Session& session = it->second;
   Result<std::string> bytes = encode(message);
   if (!bytes.ok()) return close(id, bytes.status().text());
-  Outgoing out{std::move(bytes).value(), std::move(fds)};
+  const bool answer = message.which_body == amem_v1_SessionMessage_reply_tag;
+  Outgoing out{std::move(bytes).value(), std::move(fds), answer};
   if (session.queue.empty()) {
     const Status status = send_now(session, out);
     if (status.ok()) return;
@@ -143,10 +149,14 @@ void SessionServer::send(SessionId id, const Message& message, std::vector<Share
     if (status.code() != Code::kResourceExhausted) return close(id, status.text());
     loop_.change(session.watch, EPOLLIN | EPOLLOUT);
   }
-  session.queued += out.bytes.size() + sizeof(Outgoing);
+  session.queued += out.cost();
+  session.answers += out.answer ? 1U : 0U;
   session.queue.push_back(std::move(out));
   if (session.queued > kMaxQueue)
     close(id, "it does not read: more than " + format_size(kMaxQueue) + " are waiting for it");
+  else if (session.answers > kMaxAnswers)
+    close(id, "it does not read: more than " + std::to_string(kMaxAnswers) +
+                  " answers to its requests are waiting for it");
 }
 
 void SessionServer::flush(SessionId id) {
@@ -169,11 +179,13 @@ void SessionServer::flush(SessionId id) {
     if (status.code() == Code::kUnavailable) break;  // reading finds it
     if (!status.ok()) return close(id, status.text());
     progress = true;
-    session.queued -= session.queue.front().bytes.size() + sizeof(Outgoing);
+    session.queued -= session.queue.front().cost();
+    session.answers -= session.queue.front().answer ? 1U : 0U;
     session.queue.pop_front();
   }
   session.queue.clear();
   session.queued = 0;
+  session.answers = 0;
   loop_.change(session.watch, EPOLLIN);
 }
 

@@ -2,7 +2,8 @@
 //
 // Accepts, reads packets and hands them to a SessionHandler; sends packets with their descriptors,
 // queueing what a socket does not take, so that the broker never blocks on a rank. A session that
-// sends what does not decode, or whose queue passes kMaxQueue, is closed; nobody else notices.
+// sends what does not decode, or that lets its queue pass kMaxQueue or kMaxAnswers, is closed;
+// nobody else notices.
 //
 // For the loop's thread only. The handler may send and close from inside its calls;
 // session_closed() always comes from the loop, never from within send() or close().
@@ -42,7 +43,10 @@ class SessionHandler {
 
 class SessionServer {
  public:
-  static constexpr std::size_t kMaxQueue = 64ULL << 20;  // bytes waiting for one rank
+  static constexpr std::size_t kMaxQueue = 64ULL << 20;  // bytes that what waits for one rank takes
+  /// Replies among that. A thread of a rank waits for one before it asks again, so no rank that
+  /// reads has so many; one that does not could have us keep a descriptor with each.
+  static constexpr std::size_t kMaxAnswers = 4096;
   static constexpr std::size_t kMaxSessions = 4096;
 
   SessionServer(EventLoop& loop, SessionHandler& handler) : loop_(loop), handler_(handler) {}
@@ -68,12 +72,17 @@ class SessionServer {
   struct Outgoing {
     std::string bytes;
     std::vector<SharedFd> fds;
+    bool answer = false;
+
+    /// Bytes of memory, the allocator's share included.
+    std::size_t cost() const;
   };
   struct Session {
     Fd socket;
     EventLoop::WatchId watch = 0;
     std::deque<Outgoing> queue;
-    std::size_t queued = 0;  // bytes
+    std::size_t queued = 0;   // what the queue costs
+    std::size_t answers = 0;  // in the queue
     bool closing = false;
   };
 

@@ -115,6 +115,24 @@ TEST_F(SessionServerTest, ARankThatDoesNotReadIsDisconnected) {
   EXPECT_NE(closed[0].second.find("does not read"), std::string::npos) << closed[0].second;
 }
 
+TEST_F(SessionServerTest, ARankThatAsksAndDoesNotReadIsDisconnected) {
+  const Fd deaf = connect();
+  const Fd told = connect();
+  constexpr std::uint64_t kSocket = 4096;  // more than the kernel takes
+  on_open = [&](SessionId id) {
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.which_body =
+        id == 1 ? amem_v1_SessionMessage_reply_tag : amem_v1_SessionMessage_open_tag;
+    for (std::uint64_t i = 0; i < SessionServer::kMaxAnswers + kSocket; ++i)
+      server.send(id, message);
+    if (id == 2) loop.post([this] { loop.stop(); });
+  };
+  loop.run();
+  ASSERT_EQ(closed.size(), 1U) << "commands may be as many as there are bytes for";
+  EXPECT_EQ(closed[0].first, 1U);
+  EXPECT_NE(closed[0].second.find("4096 answers"), std::string::npos) << closed[0].second;
+}
+
 TEST_F(SessionServerTest, DescriptorsAreSharedWithTheQueue) {
   const Fd socket = connect();
   int pipe_ends[2];
