@@ -3,7 +3,9 @@
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -15,9 +17,23 @@ namespace amem {
 namespace {
 
 constexpr int kPacketsPerTurn = 64;      // so that one busy rank does not keep the others waiting
+constexpr int kAcceptsPerTurn = 16;      // likewise, however many come
 constexpr std::size_t kAllocation = 16;  // what malloc adds to each
+constexpr int kPeerPidfd = 77;           // SO_PEERPIDFD, Linux 6.5, younger than some headers
 constexpr Duration kRetry = std::chrono::milliseconds(5);
 constexpr Duration kAcceptAgain = std::chrono::seconds(1);
+
+/// By its number alone another process could be meant: where the kernel cannot say which process it
+/// was that connected, the number's owner may have changed since.
+SharedFd open_process(int socket, pid_t pid) {
+  int fd = -1;
+  socklen_t size = sizeof fd;
+  if (::getsockopt(socket, SOL_SOCKET, kPeerPidfd, &fd, &size) != 0) {
+    if (errno != ENOPROTOOPT || pid <= 0) return nullptr;
+    fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+  }
+  return fd >= 0 ? std::make_shared<const Fd>(fd) : nullptr;
+}
 
 }  // namespace
 
@@ -65,7 +81,7 @@ void SessionServer::shut() {
 }
 
 void SessionServer::accept_some() {
-  for (;;) {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
@@ -79,8 +95,8 @@ void SessionServer::accept_some() {
     socklen_t size = sizeof credentials;
     if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) continue;
     if (sessions_.size() >= kMaxSessions) {
-      spdlog::warn("session of pid {} refused: there are {} already", credentials.pid,
-                   sessions_.size());
+      refusals_.warn("session of pid {} (uid {}) refused: there are {} already", credentials.pid,
+                     credentials.uid, sessions_.size());
       continue;
     }
     const SessionId id = next_id_++;
@@ -90,7 +106,8 @@ void SessionServer::accept_some() {
     Session& session = sessions_[id];
     session.socket = std::move(socket);
     session.watch = watch;
-    handler_.session_opened(id, {credentials.pid, credentials.uid});
+    handler_.session_opened(id, {credentials.pid, credentials.uid,
+                                 open_process(session.socket.get(), credentials.pid)});
   }
 }
 

@@ -20,6 +20,7 @@
 #include "common/packet.h"
 #include "daemon/allocations.h"
 #include "daemon/event_loop.h"
+#include "daemon/log_limit.h"
 
 namespace amem {
 
@@ -29,6 +30,7 @@ using SessionId = std::uint64_t;
 struct Peer {
   pid_t pid = 0;
   uid_t uid = 0;
+  SharedFd process;  // pidfd: readable once the process has ended; null where the kernel has none
 };
 
 class SessionHandler {
@@ -49,7 +51,8 @@ class SessionServer {
   static constexpr std::size_t kMaxAnswers = 4096;
   static constexpr std::size_t kMaxSessions = 4096;
 
-  SessionServer(EventLoop& loop, SessionHandler& handler) : loop_(loop), handler_(handler) {}
+  SessionServer(EventLoop& loop, SessionHandler& handler)
+      : loop_(loop), handler_(handler), refusals_(loop, "sessions refused") {}
   ~SessionServer();
   SessionServer(const SessionServer&) = delete;
   SessionServer& operator=(const SessionServer&) = delete;
@@ -95,6 +98,7 @@ class SessionServer {
 
   EventLoop& loop_;
   SessionHandler& handler_;
+  LogLimit refusals_;
   std::string path_;
   Fd listener_;
   EventLoop::WatchId listener_watch_ = 0;

@@ -49,7 +49,10 @@ class SessionServerTest : public ::testing::Test, protected SessionHandler {
     peer = who;
     if (on_open) on_open(session);
   }
-  void session_packet(SessionId, Packet& packet) override { seqs.push_back(packet.message.seq); }
+  void session_packet(SessionId, Packet& packet) override {
+    seqs.push_back(packet.message.seq);
+    if (on_packet) on_packet();
+  }
   void session_closed(SessionId session, const std::string& why) override {
     closed.emplace_back(session, why);
   }
@@ -58,6 +61,7 @@ class SessionServerTest : public ::testing::Test, protected SessionHandler {
   EventLoop loop;
   SessionServer server{loop, *this};
   std::function<void(SessionId)> on_open;
+  std::function<void()> on_packet;
   Peer peer;
   std::vector<std::uint64_t> seqs;
   std::vector<std::pair<SessionId, std::string>> closed;
@@ -113,6 +117,27 @@ TEST_F(SessionServerTest, ARankThatDoesNotReadIsDisconnected) {
   ASSERT_EQ(closed.size(), 1U);
   EXPECT_EQ(closed[0].first, 1U);
   EXPECT_NE(closed[0].second.find("does not read"), std::string::npos) << closed[0].second;
+}
+
+TEST_F(SessionServerTest, AFloodOfConnectionsKeepsNobodyWaiting) {
+  const Fd rank = connect();
+  std::vector<Fd> flood;
+  std::size_t opened = 0;
+  on_open = [&](SessionId id) {
+    ++opened;
+    if (id != 1) return;
+    // Now it is served; what it asks next comes while all of these do.
+    for (int i = 0; i < 500; ++i) flood.push_back(connect());
+    EXPECT_TRUE(send_message(rank.get(), numbered(7)).ok());
+  };
+  std::size_t opened_before_it = 0;
+  on_packet = [&] {
+    opened_before_it = opened;
+    loop.stop();
+  };
+  loop.run();
+  EXPECT_EQ(seqs, std::vector<std::uint64_t>{7});
+  EXPECT_LT(opened_before_it, 100U);
 }
 
 TEST_F(SessionServerTest, ARankThatAsksAndDoesNotReadIsDisconnected) {
