@@ -18,14 +18,13 @@ constexpr std::size_t kMaxFds = kMaxMapsPerMessage;
 }  // namespace
 
 Result<std::string> encode(const Message& message) {
-  std::string bytes(amem_v1_SessionMessage_size, '\0');
-  pb_ostream_t stream =
-      pb_ostream_from_buffer(reinterpret_cast<pb_byte_t*>(bytes.data()), bytes.size());
+  // Not in the string itself: it may wait in a queue, and would keep room for the largest message.
+  pb_byte_t buffer[amem_v1_SessionMessage_size];
+  pb_ostream_t stream = pb_ostream_from_buffer(buffer, sizeof buffer);
   if (!pb_encode(&stream, amem_v1_SessionMessage_fields, &message))
     return Status(Code::kInternal,
                   std::string("cannot encode a session message: ") + PB_GET_ERROR(&stream));
-  bytes.resize(stream.bytes_written);
-  return bytes;
+  return std::string(reinterpret_cast<const char*>(buffer), stream.bytes_written);
 }
 
 Status send_encoded(int socket, const std::string& bytes, const std::vector<int>& fds) {

@@ -21,7 +21,8 @@ struct Packet {
   std::vector<Fd> fds;  // owned by the receiver
 };
 
-/// Encodes for sending later. Fails only on a message that breaks session.options.
+/// Encodes for sending later; takes no more memory than the bytes need. Fails only on a message
+/// that breaks session.options.
 Result<std::string> encode(const Message& message);
 
 /// Sends an encoded message with descriptors, which stay the caller's.

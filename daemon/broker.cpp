@@ -1,11 +1,9 @@
 #include "daemon/broker.h"
 
+#include <poll.h>
 #include <spdlog/spdlog.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
+#include <algorithm>
 #include <utility>
 
 #include "daemon/messages.h"
@@ -17,9 +15,11 @@ namespace {
 
 constexpr Duration kHelloDeadline = std::chrono::seconds(10);
 
-/// A descriptor that becomes readable when the process has ended; empty on a kernel without it.
-Fd open_process(pid_t pid) {
-  return Fd(pid > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)) : -1);
+/// Where the kernel cannot tell, a process counts as ended with its session.
+bool lives(const Peer& peer) {
+  if (peer.process == nullptr) return false;
+  pollfd ended{peer.process->get(), POLLIN, 0};
+  return ::poll(&ended, 1, 0) == 0;
 }
 
 std::string rank_label(const Rank& rank) {
@@ -36,6 +36,8 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       devices_(devices),
       nvml_(nvml),
       node_(config.pool_chunk),
+      strangers_(loop, "sessions closed that had not joined a group"),
+      complaints_(loop, "requests of ranks that could not be served"),
       sessions_(loop, *this),
       saved_(node_, loop),
       runner_(node_, devices, nvml, sessions_, saved_, loop,
@@ -121,9 +123,9 @@ void Broker::session_closed(SessionId id, const std::string& why) {
   sessions_by_id_.erase(it);
   loop_.cancel(session.hello_timer);
   if (session.rank != 0)
-    remove(session.rank, why);
+    lose(session.rank, why);
   else if (!why.empty())
-    spdlog::warn("session of pid {} closed: {}", session.peer.pid, why);
+    strangers_.warn("session of pid {} closed: {}", session.peer.pid, why);
 }
 
 // ---- ranks come and go --------------------------------------------------------------------------
@@ -151,12 +153,9 @@ void Broker::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello&
   rank.number = message.rank < 0 ? -1 : message.rank;
   rank.program = printable(message.program);
   rank.shim_version = printable(message.version);
-  rank.process = open_process(session.peer.pid);
-  // A child that the rank forked may hold the session open after the rank has died.
-  if (rank.process)
-    rank.process_watch =
-        loop_.watch(rank.process.get(), EPOLLIN,
-                    [this, session_id](std::uint32_t) { sessions_.close(session_id, ""); });
+  if (rank.peer.process)
+    rank.process_watch = loop_.watch(rank.peer.process->get(), EPOLLIN,
+                                     [this, id = rank.id](std::uint32_t) { process_ended(id); });
   session.rank = rank.id;
   loop_.cancel(session.hello_timer);
   const std::string name = rank_label(rank);
@@ -203,6 +202,46 @@ MemoryView Broker::memory_of(GroupId group) const {
           }};
 }
 
+void Broker::lose(RankId id, const std::string& why) {
+  Rank* rank = node_.find_rank(id);
+  if (rank == nullptr) return;
+  if (rank->process_watch == 0 || !lives(rank->peer) || !shares(*rank)) return remove(id, why);
+  GroupEntry& group = group_of(*rank);
+  const std::string reason = why.empty() ? "its session ended" : "disconnected: " + why;
+  const std::string text =
+      label(*rank) + ": " + reason +
+      ", but its process runs on with memory that other ranks have too; the group can be paused "
+      "and resumed again when it has ended";
+  spdlog::warn("group '{}': {}", group.machine.name(), text);
+  events_.publish(group.machine.name(), "error", text);
+  group.lost.insert(id);
+  group.machine.lose(id, Clock::now());
+  drive(group);
+}
+
+bool Broker::shares(const Rank& rank) const {
+  const std::set<RankId>& lost = node_.groups.at(rank.group).lost;
+  return node_.allocations.any(rank.group, [&](const Allocation& a) {
+    return a.held_by(rank.id) && std::any_of(a.holders.begin(), a.holders.end(), [&](RankId other) {
+             return other != rank.id && !lost.contains(other);
+           });
+  });
+}
+
+void Broker::process_ended(RankId id) {
+  const Rank* rank = node_.find_rank(id);
+  if (rank == nullptr) return;
+  if (group_of(*rank).lost.contains(id)) return remove(id, "");
+  sessions_.close(rank->session, "");  // a child that it forked may hold it open
+}
+
+void Broker::remove_harmless(GroupId id) {
+  const auto it = node_.groups.find(id);
+  if (it == node_.groups.end()) return;
+  for (const RankId rank : it->second.lost)
+    if (!shares(node_.ranks.at(rank))) return remove(rank, "");  // which looks for more
+}
+
 void Broker::remove(RankId id, const std::string& why) {
   Rank* rank = node_.find_rank(id);
   if (rank == nullptr) return;
@@ -222,8 +261,11 @@ void Broker::remove(RankId id, const std::string& why) {
   for (Allocation& orphan : node_.allocations.drop_rank(id)) saved_.give_back(group, orphan);
   node_.ranks.erase(id);
   node_.reach.forget(id);
+  group.lost.erase(id);
   group.machine.leave(id, leaves_unloaded, Clock::now());
+  const GroupId group_id = group.id;
   drive(group);
+  remove_harmless(group_id);
 }
 
 void Broker::forget_group(GroupId id) {

@@ -17,6 +17,7 @@
 #include "daemon/event_loop.h"
 #include "daemon/events.h"
 #include "daemon/histograms.h"
+#include "daemon/log_limit.h"
 #include "daemon/node.h"
 #include "daemon/nvml.h"
 #include "daemon/operations.h"
@@ -77,6 +78,13 @@ class Broker final : private SessionHandler {
   MemoryView memory_of(GroupId group) const;
 
   Result<GroupEntry*> join_group(const std::string& name, const Peer& peer);
+  /// Its session has ended: it is removed, at once or when its process has ended too.
+  void lose(RankId id, const std::string& why);
+  /// It has memory that a rank with a session has too.
+  bool shares(const Rank& rank) const;
+  void process_ended(RankId id);
+  /// Removes the lost that share nothing any more.
+  void remove_harmless(GroupId group);
   void remove(RankId id, const std::string& why);
   void forget_group(GroupId id);
   void pool_segment_ready(PoolSegment segment);
@@ -110,6 +118,8 @@ class Broker final : private SessionHandler {
   const Time began_ = Clock::now();
   Node node_;
   EventHub events_;
+  LogLimit strangers_;   // of sessions that ended without a Hello
+  LogLimit complaints_;  // about what ranks ask for
   CostMeter meter_;
   Histograms histograms_;
   std::map<SessionId, Session> sessions_by_id_;

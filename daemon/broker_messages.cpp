@@ -116,8 +116,8 @@ void Broker::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message
   Result<Allocation*> redeemed =
       node_.allocations.redeem(message.id, token, rank.group, rank.id, loaded);
   if (!redeemed.ok()) {
-    spdlog::warn("group '{}': {}: {}", group_of(rank).machine.name(), label(rank),
-                 redeemed.status().text());
+    complaints_.warn("group '{}': {}: {}", group_of(rank).machine.name(), label(rank),
+                     redeemed.status().text());
     sessions_.send(rank.session, reply_message(seq, redeemed.status()));
     return;
   }
@@ -132,8 +132,8 @@ void Broker::free(Rank& rank, AllocationId id) {
   if (kept) node_.reach.let_go(rank.id, devices_.numa_node(a->device), a->size);
   Result<std::optional<Allocation>> freed = node_.allocations.free(id, rank.id);
   if (!freed.ok()) {
-    spdlog::warn("group '{}': {}: free: {}", group.machine.name(), label(rank),
-                 freed.status().text());
+    complaints_.warn("group '{}': {}: free: {}", group.machine.name(), label(rank),
+                     freed.status().text());
     return;
   }
   if (std::optional<Allocation>& orphan = freed.value(); orphan.has_value())
@@ -143,6 +143,7 @@ void Broker::free(Rank& rank, AllocationId id) {
     group.machine.freed_unloaded(rank.id, Clock::now());
     drive(group);
   }
+  remove_harmless(rank.group);
 }
 
 void Broker::pin(Rank& rank, AllocationId id) {
@@ -157,7 +158,7 @@ void Broker::pin(Rank& rank, AllocationId id) {
   else
     status = node_.allocations.pin(id, rank.id);
   if (!status.ok()) {
-    spdlog::warn("group '{}': {}: pin: {}", group.machine.name(), label(rank), status.text());
+    complaints_.warn("group '{}': {}: pin: {}", group.machine.name(), label(rank), status.text());
     return;
   }
   saved_.give_back(group, *a);  // a pause under way leaves it where it is

@@ -13,7 +13,9 @@ constexpr std::uint32_t kPushLengths = 4;
 constexpr int kMostStalls = 5;  // patience ends growing at so many times `stall`
 
 /// It could begin something more although it is busy.
-bool can_be_pushed(const CutReport::Device& device) { return device.busy && device.ready > 0; }
+bool can_be_pushed(const CutReport::Device& device) {
+  return device.busy && device.ready > 0 && device.waiting > 0;
+}
 
 }  // namespace
 
@@ -117,15 +119,19 @@ Duration Cut::settle() const {
   return std::min(settle, patience_);
 }
 
+bool Cut::can_push_on() const {
+  const auto it = ranks_.find(pushed_->rank);
+  return it != ranks_.end() && it->second.current() &&
+         std::any_of(
+             it->second.last.devices.begin(), it->second.last.devices.end(),
+             [&](const auto& d) { return d.device == pushed_->device && can_be_pushed(d); });
+}
+
 void Cut::look_at_pushed() {
   if (!pushed_) return;
   const auto it = ranks_.find(pushed_->rank);
   if (it != ranks_.end() && !it->second.current()) return;  // its report will tell
-  const bool goes_on =
-      pushes_left_ > 0 && it != ranks_.end() &&
-      std::any_of(it->second.last.devices.begin(), it->second.last.devices.end(),
-                  [&](const auto& d) { return d.device == pushed_->device && can_be_pushed(d); });
-  if (!goes_on) pushed_.reset();
+  if (pushes_left_ == 0 || !can_push_on()) pushed_.reset();
 }
 
 void Cut::choose_pushed() {
@@ -183,8 +189,11 @@ std::vector<Cut::Step> Cut::decide(Time now) {
 Time Cut::next_decision() const {
   if (!somebody_busy()) return kNever;
   if (!pushed_ && idle_waiters()) return last_change_ + needed_quiet();
-  const bool can_push = any_device(
-      [](const Rank&, const CutReport::Device& device) { return can_be_pushed(device); });
+  // While a device is pushed no other is chosen, though it could be.
+  const bool can_push =
+      pushed_ ? can_push_on() : any_device([](const Rank&, const CutReport::Device& device) {
+        return can_be_pushed(device);
+      });
   return last_change_ + (can_push ? settle() : std::max(stall_, patience_));
 }
 

@@ -72,7 +72,8 @@ class Cut {
 
   /// The Steps to send now; counts them as sent.
   std::vector<Step> decide(Time now);
-  /// When decide() is worth calling again with no further report; kNever: it is not.
+  /// When decide() is worth calling again with no further report; kNever: it is not. Never a time
+  /// at which it would leave everything as it is: then the next one is later.
   Time next_decision() const;
 
   /// The ranks that are not quiet, each with why: "work running on GPU-…".
@@ -109,6 +110,8 @@ class Cut {
   /// Some step could be sent to an idle device.
   bool idle_waiters() const;
   void choose_pushed();
+  /// The device that is pushed has something more that could begin; REQUIRES: one is.
+  bool can_push_on() const;
   /// Ends the push when it has come as far as it goes.
   void look_at_pushed();
 

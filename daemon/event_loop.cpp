@@ -118,10 +118,17 @@ int EventLoop::wait_ms() const {
 
 void EventLoop::run_timers() {
   const Time now = Clock::now();
-  while (!stopped_ && !timers_.empty() && timers_.begin()->first.first <= now) {
-    const Task task = std::move(timers_.begin()->second);
-    timers_.erase(timers_.begin());
+  const std::uint64_t first_new = next_id_;
+  for (auto it = timers_.begin(); !stopped_ && it != timers_.end() && it->first.first <= now;) {
+    if (it->first.second >= first_new) {
+      ++it;
+      continue;
+    }
+    const TimerId id = it->first;
+    const Task task = std::move(it->second);
+    timers_.erase(it);
     task();
+    it = timers_.upper_bound(id);
   }
 }
 

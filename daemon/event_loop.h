@@ -46,7 +46,8 @@ class EventLoop {
   void change(WatchId id, std::uint32_t events);
   void unwatch(WatchId id);
 
-  /// Runs `task` once, not before `time`.
+  /// Runs `task` once, not before `time`. One that a timer sets runs in the next turn of the loop
+  /// at the earliest: descriptors are looked at between the two.
   TimerId at(Time time, Task task);
   void cancel(const TimerId& timer) { timers_.erase(timer); }
 

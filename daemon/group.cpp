@@ -81,6 +81,16 @@ void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
   look_at_requests(now);
 }
 
+void Group::lose(RankId rank, Time now) {
+  std::string& label = members_.at(rank);
+  const std::string what = label + " lost its session";
+  label += " whose session has ended (end that process)";
+  requests_.forget(rank);
+  note_ = what + ", and its process ran on";
+  if (operating() && participants_.contains(rank) && on_death() == OnDeath::kCallOff)
+    fail({Code::kAborted, what + " during " + std::string(phase_name(phase_))}, now);
+}
+
 void Group::freed_unloaded(RankId rank, Time now) {
   const bool loading = phase_ == Phase::kLoad && waiting_.contains(rank);
   if (phase_ != Phase::kCreate && !loading) return;
@@ -281,7 +291,10 @@ void Group::advance_if_done(Time now) {
 void Group::advance(Time now) {
   switch (const Phase next = rule(phase_).next) {
     case Phase::kPaused:
-      if (std::exchange(more_, false)) return enter(Phase::kSave, now);
+      if (std::exchange(more_, false)) {
+        ++epoch_;  // a late answer of this part is none to the next
+        return enter(Phase::kSave, now);
+      }
       // Without chosen tags, or without those that could not come back, a group runs on.
       if (rest_ == GroupState::kRunning)
         enter(Phase::kOpen, now);

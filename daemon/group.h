@@ -138,6 +138,9 @@ class Group {
   bool join(RankId rank, std::string label);
   /// REQUIRES: it joined. `leaves_unloaded`: it was to load bytes of allocations that others hold.
   void leave(RankId rank, bool leaves_unloaded, Time now);
+  /// Its session has ended while its process lives on: it stays a member that answers nothing,
+  /// until leave(). REQUIRES: it joined.
+  void lose(RankId rank, Time now);
   /// The rank was to load bytes that others hold too, and has let go of them.
   void freed_unloaded(RankId rank, Time now);
   /// Whether Create and Redeem of this rank are served now.

@@ -51,7 +51,6 @@ struct Rank {
   std::string program;
   std::string shim_version;
   std::vector<Unbrokered> unbrokered;
-  Fd process;  // pidfd; empty where the kernel has none
   EventLoop::WatchId process_watch = 0;
 
   // A Save that was called off may still be writing to its extents. They go back to the pool when
@@ -91,6 +90,7 @@ struct GroupEntry {
   std::vector<MemoryHandle> created;  // by it, released once it has ended
   bool awaits_room = false;           // nothing more of it fits in the headroom
   Loaders loaders;                    // likewise: what has been sent to whom
+  std::set<RankId> lost;              // session ended, but the process lives and shares memory
   std::optional<EventLoop::TimerId> timer;
 };
 

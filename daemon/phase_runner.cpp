@@ -89,7 +89,7 @@ void PhaseRunner::run(GroupEntry& group, const action::Save& save) {
                     group.machine.name(), format_size(node_.swap_wave));
     }
   }
-  if (group.waves) choose_wave(group, save.epoch);
+  if (group.waves) choose_wave(group);
   std::vector<RankId> asked;
   if (status.ok()) {
     const auto form = [&](const Allocation& a) { return node_.form(group, a); };
@@ -107,18 +107,18 @@ void PhaseRunner::run(GroupEntry& group, const action::Save& save) {
   group.machine.save_sent(status, asked, Clock::now(), group.waves && !group.waves->done());
 }
 
-bool PhaseRunner::can_be_released(const GroupEntry& group, const Allocation& a, Epoch epoch) {
+bool PhaseRunner::can_be_released(const GroupEntry& group, const Allocation& a) {
   const auto saver = group.savers.find(a.id);
   if (saver == group.savers.end() || a.pinned()) return true;  // nothing of it is kept, or it stays
   const Rank* rank = node_.find_rank(saver->second);
-  return rank != nullptr && !group.failed_savers.contains(rank->id) &&
-         !rank->saving.contains(epoch);
+  // Of no wave, this or an earlier one, is its answer still to come.
+  return rank != nullptr && !group.failed_savers.contains(rank->id) && rank->saving.empty();
 }
 
-void PhaseRunner::choose_wave(GroupEntry& group, Epoch epoch) {
+void PhaseRunner::choose_wave(GroupEntry& group) {
   const std::vector<AllocationId> next = group.waves->next([&](AllocationId id) {
     const Allocation* a = node_.allocations.find(id);
-    if (a == nullptr || !a->resident() || !can_be_released(group, *a, epoch)) return false;
+    if (a == nullptr || !a->resident() || !can_be_released(group, *a)) return false;
     // The pool's extents are of the rank that was to save it.
     const auto saver = group.savers.find(id);
     return saver == group.savers.end() || saver->second == a->keeper();
@@ -134,7 +134,7 @@ void PhaseRunner::run(GroupEntry& group, const action::Release& release) {
   std::map<RankId, std::vector<AllocationId>> lists;
   std::erase_if(group.wave, [&](AllocationId id) {
     const Allocation* a = node_.allocations.find(id);
-    if (a == nullptr || !can_be_released(group, *a, release.epoch)) return true;
+    if (a == nullptr || !can_be_released(group, *a)) return true;
     for (RankId rank : a->holders) lists[rank].push_back(id);
     return false;
   });

@@ -57,9 +57,9 @@ class PhaseRunner {
   void send_copies(RankId rank, CopyKind kind, Epoch epoch, const std::vector<CopyRange>& copies,
                    bool last);
   /// Chooses what leaves next of a group that leaves in waves.
-  void choose_wave(GroupEntry& group, Epoch epoch);
+  void choose_wave(GroupEntry& group);
   /// Whether the pause under way has the bytes of this, as far as they are to be kept.
-  bool can_be_released(const GroupEntry& group, const Allocation& a, Epoch epoch);
+  bool can_be_released(const GroupEntry& group, const Allocation& a);
   /// The group that comes in for another has no room before that one leaves.
   bool lacks_room(GroupId arriving) const;
   /// So much of another group has left: the one that comes in for it may take as much.

@@ -82,7 +82,7 @@ Result<PoolSegment> HostPool::create(std::uint64_t size, int numa_node) {
 }
 
 Result<PoolSegment> HostPool::create_memfd(std::uint64_t size) const {
-  Fd fd(::memfd_create("amem-pool", MFD_CLOEXEC));
+  Fd fd(::memfd_create("amem-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return errno_status(Code::kResourceExhausted, "memfd_create", errno);
   // Taken now, not when a pause writes to it.
   for (std::uint64_t at = 0; at < size; at += kMemfdStep) {
@@ -92,6 +92,10 @@ Result<PoolSegment> HostPool::create_memfd(std::uint64_t size) const {
       return errno_status(Code::kResourceExhausted, "reserving " + format_size(size) + " of memfd",
                           errno);
   }
+  // Every rank gets a descriptor; one that made the file shorter would take the others' bytes, and
+  // have them killed by SIGBUS.
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    return errno_status(Code::kInternal, "sealing " + format_size(size) + " of memfd", errno);
   return PoolSegment{std::make_shared<const Fd>(std::move(fd)), size, true, -1};
 }
 

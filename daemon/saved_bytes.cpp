@@ -100,11 +100,11 @@ void SavedBytes::rank_gone(const GroupEntry& group, Rank& rank) {
   if (rank.limbo.empty()) return;
   const std::uint64_t key = next_key_++;
   Ended& ended = ended_[key];
-  ended.process = std::move(rank.process);
+  ended.process = rank.peer.process;
   ended.extents = std::exchange(rank.limbo, {});
   if (ended.process)
     ended.watch =
-        loop_.watch(ended.process.get(), EPOLLIN, [this, key](std::uint32_t) { free_ended(key); });
+        loop_.watch(ended.process->get(), EPOLLIN, [this, key](std::uint32_t) { free_ended(key); });
   if (ended.watch == 0) loop_.at(Clock::now() + kTeardown, [this, key] { free_ended(key); });
 }
 

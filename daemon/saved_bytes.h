@@ -41,7 +41,7 @@ class SavedBytes {
 
  private:
   struct Ended {  // a session, perhaps not yet its process
-    Fd process;
+    SharedFd process;
     EventLoop::WatchId watch = 0;
     Extents extents;
   };

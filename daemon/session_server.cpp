@@ -3,7 +3,9 @@
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -14,13 +16,32 @@
 namespace amem {
 namespace {
 
-constexpr int kPacketsPerTurn = 64;  // so that one busy rank does not keep the others waiting
+constexpr int kPacketsPerTurn = 64;      // so that one busy rank does not keep the others waiting
+constexpr int kAcceptsPerTurn = 16;      // likewise, however many come
+constexpr std::size_t kAllocation = 16;  // what malloc adds to each
+constexpr int kPeerPidfd = 77;           // SO_PEERPIDFD, Linux 6.5, younger than some headers
 constexpr Duration kRetry = std::chrono::milliseconds(5);
 constexpr Duration kAcceptAgain = std::chrono::seconds(1);
+
+/// By its number alone another process could be meant: where the kernel cannot say which process it
+/// was that connected, the number's owner may have changed since.
+SharedFd open_process(int socket, pid_t pid) {
+  int fd = -1;
+  socklen_t size = sizeof fd;
+  if (::getsockopt(socket, SOL_SOCKET, kPeerPidfd, &fd, &size) != 0) {
+    if (errno != ENOPROTOOPT || pid <= 0) return nullptr;
+    fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+  }
+  return fd >= 0 ? std::make_shared<const Fd>(fd) : nullptr;
+}
 
 }  // namespace
 
 SessionServer::~SessionServer() { shut(); }
+
+std::size_t SessionServer::Outgoing::cost() const {
+  return sizeof(Outgoing) + bytes.capacity() + fds.capacity() * sizeof(SharedFd) + 2 * kAllocation;
+}
 
 Status SessionServer::listen(const std::string& path, mode_t mode) {
   sockaddr_un address{};
@@ -60,7 +81,7 @@ void SessionServer::shut() {
 }
 
 void SessionServer::accept_some() {
-  for (;;) {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
@@ -74,8 +95,8 @@ void SessionServer::accept_some() {
     socklen_t size = sizeof credentials;
     if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) continue;
     if (sessions_.size() >= kMaxSessions) {
-      spdlog::warn("session of pid {} refused: there are {} already", credentials.pid,
-                   sessions_.size());
+      refusals_.warn("session of pid {} (uid {}) refused: there are {} already", credentials.pid,
+                     credentials.uid, sessions_.size());
       continue;
     }
     const SessionId id = next_id_++;
@@ -85,7 +106,8 @@ void SessionServer::accept_some() {
     Session& session = sessions_[id];
     session.socket = std::move(socket);
     session.watch = watch;
-    handler_.session_opened(id, {credentials.pid, credentials.uid});
+    handler_.session_opened(id, {credentials.pid, credentials.uid,
+                                 open_process(session.socket.get(), credentials.pid)});
   }
 }
 
@@ -134,7 +156,8 @@ void SessionServer::send(SessionId id, const Message& message, std::vector<Share
   Session& session = it->second;
   Result<std::string> bytes = encode(message);
   if (!bytes.ok()) return close(id, bytes.status().text());
-  Outgoing out{std::move(bytes).value(), std::move(fds)};
+  const bool answer = message.which_body == amem_v1_SessionMessage_reply_tag;
+  Outgoing out{std::move(bytes).value(), std::move(fds), answer};
   if (session.queue.empty()) {
     const Status status = send_now(session, out);
     if (status.ok()) return;
@@ -143,10 +166,14 @@ void SessionServer::send(SessionId id, const Message& message, std::vector<Share
     if (status.code() != Code::kResourceExhausted) return close(id, status.text());
     loop_.change(session.watch, EPOLLIN | EPOLLOUT);
   }
-  session.queued += out.bytes.size() + sizeof(Outgoing);
+  session.queued += out.cost();
+  session.answers += out.answer ? 1U : 0U;
   session.queue.push_back(std::move(out));
   if (session.queued > kMaxQueue)
     close(id, "it does not read: more than " + format_size(kMaxQueue) + " are waiting for it");
+  else if (session.answers > kMaxAnswers)
+    close(id, "it does not read: more than " + std::to_string(kMaxAnswers) +
+                  " answers to its requests are waiting for it");
 }
 
 void SessionServer::flush(SessionId id) {
@@ -169,11 +196,13 @@ void SessionServer::flush(SessionId id) {
     if (status.code() == Code::kUnavailable) break;  // reading finds it
     if (!status.ok()) return close(id, status.text());
     progress = true;
-    session.queued -= session.queue.front().bytes.size() + sizeof(Outgoing);
+    session.queued -= session.queue.front().cost();
+    session.answers -= session.queue.front().answer ? 1U : 0U;
     session.queue.pop_front();
   }
   session.queue.clear();
   session.queued = 0;
+  session.answers = 0;
   loop_.change(session.watch, EPOLLIN);
 }
 

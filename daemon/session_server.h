@@ -2,7 +2,8 @@
 //
 // Accepts, reads packets and hands them to a SessionHandler; sends packets with their descriptors,
 // queueing what a socket does not take, so that the broker never blocks on a rank. A session that
-// sends what does not decode, or whose queue passes kMaxQueue, is closed; nobody else notices.
+// sends what does not decode, or that lets its queue pass kMaxQueue or kMaxAnswers, is closed;
+// nobody else notices.
 //
 // For the loop's thread only. The handler may send and close from inside its calls;
 // session_closed() always comes from the loop, never from within send() or close().
@@ -19,6 +20,7 @@
 #include "common/packet.h"
 #include "daemon/allocations.h"
 #include "daemon/event_loop.h"
+#include "daemon/log_limit.h"
 
 namespace amem {
 
@@ -28,6 +30,7 @@ using SessionId = std::uint64_t;
 struct Peer {
   pid_t pid = 0;
   uid_t uid = 0;
+  SharedFd process;  // pidfd: readable once the process has ended; null where the kernel has none
 };
 
 class SessionHandler {
@@ -42,10 +45,14 @@ class SessionHandler {
 
 class SessionServer {
  public:
-  static constexpr std::size_t kMaxQueue = 64ULL << 20;  // bytes waiting for one rank
+  static constexpr std::size_t kMaxQueue = 64ULL << 20;  // bytes that what waits for one rank takes
+  /// Replies among that. A thread of a rank waits for one before it asks again, so no rank that
+  /// reads has so many; one that does not could have us keep a descriptor with each.
+  static constexpr std::size_t kMaxAnswers = 4096;
   static constexpr std::size_t kMaxSessions = 4096;
 
-  SessionServer(EventLoop& loop, SessionHandler& handler) : loop_(loop), handler_(handler) {}
+  SessionServer(EventLoop& loop, SessionHandler& handler)
+      : loop_(loop), handler_(handler), refusals_(loop, "sessions refused") {}
   ~SessionServer();
   SessionServer(const SessionServer&) = delete;
   SessionServer& operator=(const SessionServer&) = delete;
@@ -68,12 +75,17 @@ class SessionServer {
   struct Outgoing {
     std::string bytes;
     std::vector<SharedFd> fds;
+    bool answer = false;
+
+    /// Bytes of memory, the allocator's share included.
+    std::size_t cost() const;
   };
   struct Session {
     Fd socket;
     EventLoop::WatchId watch = 0;
     std::deque<Outgoing> queue;
-    std::size_t queued = 0;  // bytes
+    std::size_t queued = 0;   // what the queue costs
+    std::size_t answers = 0;  // in the queue
     bool closing = false;
   };
 
@@ -86,6 +98,7 @@ class SessionServer {
 
   EventLoop& loop_;
   SessionHandler& handler_;
+  LogLimit refusals_;
   std::string path_;
   Fd listener_;
   EventLoop::WatchId listener_watch_ = 0;

@@ -18,6 +18,7 @@
 #include <string>
 #include <system_error>
 
+#include "common/peer.h"
 #include "common/version.h"
 #include "shim/log.h"
 
@@ -49,6 +50,7 @@ Result<Fd> connect_to(const std::string& path) {
   while (connected != 0 && errno == EINTR);
   if (connected != 0)
     return errno_status(Code::kUnavailable, "connecting to the broker at " + path, errno);
+  if (Status s = check_broker(socket.get(), path); !s.ok()) return s;
   return socket;
 }
 

@@ -59,7 +59,8 @@ class Session {
     std::string program;
   };
 
-  /// Connects and says Hello. kUnavailable: no broker there. Otherwise the broker's refusal.
+  /// Connects and says Hello. kUnavailable: no broker there. kPermissionDenied: somebody else plays
+  /// one there (common/peer.h). Otherwise the broker's refusal.
   Status connect(const std::string& socket_path, const Identity& identity);
   /// Starts the service thread; commands may come from now on. The handler must live as long as
   /// the process. REQUIRES: connect() succeeded.

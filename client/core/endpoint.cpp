@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "common/fd.h"
+#include "common/peer.h"
 #include "common/protocol.h"
 
 namespace amem::client {
@@ -61,11 +62,9 @@ Status probe(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   path.copy(address.sun_path, kLongestPath);
-  // EAGAIN: somebody listens, whose queue is full.
-  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ||
-      errno == EAGAIN) {
-    return {};
-  }
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0)
+    return check_broker(fd.get(), path);
+  if (errno == EAGAIN) return {};  // somebody listens, whose queue is full
   switch (errno) {
     case ENOENT:
     case ENOTDIR:

@@ -1,10 +1,15 @@
 """Ranks that die, hang or are slow, in each phase."""
+import contextlib
+import ctypes
+import os
 import signal
+import socket
 
 import pytest
 
 from sim_node import eventually, wire
 
+SYS_PIDFD_GETFD = 438
 SHARED_AND_OWN = 9  # allocations of a rank without slabs: 8 and a communicator's
 
 
@@ -189,6 +194,41 @@ def test_all_ranks_killed_in_the_middle(node):
         assert device["used_bytes"] == 0
     assert node.ctl.status()["pool"]["used_bytes"] == 0
     node.job("train").check()
+
+
+def cut_off(rank):
+    """The broker closes the rank's session, because of a packet that makes no sense; the rank lives on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    process = os.pidfd_open(rank.pid)
+    for name in os.listdir(f"/proc/{rank.pid}/fd"):
+        if not os.readlink(f"/proc/{rank.pid}/fd/{name}").startswith("socket:"):
+            continue
+        number = libc.syscall(SYS_PIDFD_GETFD, process, int(name), 0)
+        if number < 0:
+            pytest.skip(f"this user may not take another process's descriptor: {os.strerror(ctypes.get_errno())}")
+        with socket.socket(fileno=number) as session:
+            with contextlib.suppress(OSError):  # it is not connected
+                if session.type == socket.SOCK_SEQPACKET and session.getpeername().endswith("/session.sock"):
+                    session.send(b"\xff\xff\xff\xff")
+    os.close(process)
+    rank.wait_for("the broker is gone")
+
+
+def test_a_rank_that_lives_on_without_a_session(node):
+    """It writes to what its peer has too, so nothing may be taken away before it has ended."""
+    job = node.job()
+    job.ask("loop on")
+    lost = job.ranks[1]
+    cut_off(lost)
+    node.broker.wait_for("its process runs on with memory that other ranks have too")
+    answer = node.ctl.try_("pause", "train", "--timeout", "500ms")
+    assert answer.code == 6, answer
+    assert f"pid {lost.pid}) whose session has ended" in answer.error
+    assert node.ctl.state("train") == "running"
+    job.ask("loop off")
+    job.check()
+    lost.kill()
+    assert_survivor_works(node, job.ranks[0])
 
 
 # ---- slow ones ----

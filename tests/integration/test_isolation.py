@@ -2,6 +2,7 @@
 import json
 import os
 import subprocess
+from contextlib import closing
 
 import pytest
 
@@ -194,6 +195,35 @@ def test_a_rank_that_reads_nothing_does_not_block_the_broker(node, job):
         deaf.send(wire.REDEEM, {1: 1, 2: bytes(16)}, seq=1)
     node.ctl("status")
     deaf.close()
+
+
+ANSWERED = {
+    "creations on no device": (wire.CREATE, {1: 65536, 2: bytes(16), 4: "nccl"}),
+    "creations of a size that cannot be": (wire.CREATE, {1: 12345, 2: None, 4: "nccl"}),
+    "wrong tickets": (wire.REDEEM, {1: 1, 2: bytes(16)}),
+    "requests that make no sense": (wire.GROUP_REQUEST, {1: 9}),
+    "requests for tags that nobody has": (wire.GROUP_REQUEST, {1: 1, 3: "nothing"}),
+    "requests for what is so already": (wire.GROUP_REQUEST, {1: 2}),
+    "requests that wait for another rank": (wire.GROUP_REQUEST, {1: 1}),
+}
+MOST_ANSWERS = 4096  # that the broker keeps for a rank
+IN_THE_SOCKET = 4096  # more than the kernel holds beside them
+
+
+@pytest.mark.parametrize("what", ANSWERED)
+def test_a_rank_that_asks_for_ever_and_reads_nothing_is_disconnected(node, job, what):
+    body, fields = ANSWERED[what]
+    fields = {number: device_of(node) if value is None else value for number, value in fields.items()}
+    before = node.broker.peak_bytes()
+    asked = 0
+    with closing(connect(node)), closing(connect(node)) as deaf:  # the first is whom requests wait for
+        with pytest.raises(ConnectionError):
+            while asked < 2 * (MOST_ANSWERS + IN_THE_SOCKET):
+                deaf.send(body, fields, seq=7)
+                asked += 1
+    assert asked > MOST_ANSWERS
+    node.broker.wait_for(f"disconnected: it does not read: more than {MOST_ANSWERS} answers to its requests")
+    assert node.broker.peak_bytes() - before < 80 << 20
 
 
 # ---- users ----

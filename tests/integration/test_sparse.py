@@ -88,6 +88,19 @@ def test_a_pool_of_memfds(bare_node):
     assert saved < 0.4 * allocated
 
 
+def test_a_rank_cannot_change_the_size_of_a_pool_of_memfds(bare_node):
+    bare_node.start_broker(env={"AMEM_SIM_FAULTS": "cuMemCreate:1:801"})
+    directory = f"/proc/{bare_node.broker.pid}/fd"
+    segments = [f"{directory}/{name}" for name in os.listdir(directory)
+                if "/memfd:amem-pool" in os.readlink(f"{directory}/{name}")]
+    assert segments
+    for segment in segments:  # the same file that ranks are given
+        size = os.stat(segment).st_size
+        for other in (0, size // 2, size * 2):
+            with pytest.raises(PermissionError):
+                os.truncate(segment, other)
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_keeper_dies_while_paused(node, victim):
     """Another holder loads what it has saved: index and blocks lie in the pool."""

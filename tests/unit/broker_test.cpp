@@ -31,7 +31,7 @@ TEST_F(BrokerTest, ARankIsWelcomed) {
   const auto infos = on_loop([&] { return broker->ranks(""); });
   ASSERT_EQ(infos.value().size(), 1U);
   EXPECT_EQ(infos.value()[0].rank(), 3);
-  EXPECT_EQ(infos.value()[0].pid(), ::getpid());
+  EXPECT_EQ(infos.value()[0].pid(), a.process());
   EXPECT_EQ(infos.value()[0].program(), "fake_rank");
 }
 
@@ -93,7 +93,7 @@ TEST_F(BrokerTest, ARankThatLeavesAChildBehindIsGoneAllTheSame) {
   Fd test_runs(life[1]);
   const pid_t rank = ::fork();
   if (rank == 0) {  // only raw calls: the parent has threads
-    a.connect(node->dir() + "/session.sock");
+    a.connect_here(node->dir() + "/session.sock");
     Message message = amem_v1_SessionMessage_init_zero;
     message.seq = 1;
     message.which_body = amem_v1_SessionMessage_hello_tag;

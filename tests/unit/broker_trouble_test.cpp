@@ -134,10 +134,18 @@ TEST_F(ImpatientTest, ChunksOfACalledOffSaveAreNotReusedWhileItMayRun) {
 }
 
 TEST_F(BrokerTest, ChunksOfADisconnectedRankWaitForItsProcess) {
-  two_sharing();
-  b.moods[amem_v1_SessionMessage_save_tag] = Mood::kDying;  // the session; the process is this one
-  EXPECT_EQ(pause().code(), Code::kAborted);
+  join(a, "train", 0);
+  join(b, "train", 1);
+  b.create(gpu(1), 6 * kMiB);
+  b.moods[amem_v1_SessionMessage_save_tag] = Mood::kSilent;
+  const auto watcher = begin(Operation::kPause);
+  ASSERT_TRUE(eventually([&] { return group().phase() == "save"; }));
+  b.lose_session();
+  EXPECT_EQ(complete(watcher).code(), Code::kAborted);
+  EXPECT_EQ(group().rank_count(), 1U) << "nobody else has what it has";
   EXPECT_EQ(status().pool().used_bytes(), 6 * kMiB);
+  b.die();
+  EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }));
 }
 
 // ---- the end ------------------------------------------------------------------------------------
@@ -164,14 +172,68 @@ TEST_F(BrokerTest, WatchersAreTold) {
   join(a, "train");
   ASSERT_TRUE(pause("train").ok());
   ASSERT_TRUE(resume("train").ok());
+  const std::string pid = std::to_string(a.process());
   a.die();
   ASSERT_TRUE(eventually([&] { return status().groups_size() == 1; }));
   on_loop([&] { broker->shut(); });
-  const std::string pid = std::to_string(::getpid());
   EXPECT_EQ(sink->text, "state:running\nrank_joined:rank 0 (pid " + pid +
                             ") fake_rank\nstate:pausing\nstate:paused\nstate:resuming\n"
                             "state:running\nrank_left:rank 0 (pid " +
                             pid + "): its session ended\nended\n");
+}
+
+TEST_F(BrokerTest, ARankThatLostItsSessionAndLivesHoldsUpThePause) {
+  two_sharing();
+  a.lose_session();
+  ASSERT_TRUE(
+      eventually([&] { return group().note().find("lost its session") != std::string::npos; }));
+  const Status refused = complete(begin(Operation::kPause, "train", milliseconds(300)));
+  EXPECT_EQ(refused.code(), Code::kDeadlineExceeded) << refused.text();
+  EXPECT_NE(refused.text().find("pid " + std::to_string(a.process()) +
+                                ") whose session has ended (end that process)"),
+            std::string::npos)
+      << refused.text();
+  EXPECT_EQ(group().state(), kRunning);
+  EXPECT_EQ(status().pool().used_bytes(), 0U);
+
+  a.die();
+  EXPECT_TRUE(eventually([&] { return group().rank_count() == 1; }));
+  ASSERT_TRUE(pause().ok());
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(b.holds(of_a, 0xaa));
+  EXPECT_TRUE(b.holds(of_b, 0xbb));
+}
+
+TEST_F(BrokerTest, ARankThatLostItsSessionInThePauseCallsItOff) {
+  two_sharing();
+  b.moods[amem_v1_SessionMessage_save_tag] = Mood::kSilent;
+  const auto watcher = begin(Operation::kPause);
+  ASSERT_TRUE(eventually([&] { return group().phase() == "save"; }));
+  b.lose_session();
+  const Status called_off = complete(watcher);
+  EXPECT_EQ(called_off.code(), Code::kAborted);
+  EXPECT_NE(called_off.text().find("lost its session during save"), std::string::npos)
+      << called_off.text();
+  EXPECT_EQ(group().state(), kRunning);
+  EXPECT_GT(status().pool().used_bytes(), 0U) << "it may still be writing there";
+  b.die();
+  EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }));
+}
+
+TEST_F(BrokerTest, ALostRankIsForgottenOnceItSharesNothing) {
+  two_sharing();
+  join(c, "train", 2);
+  ASSERT_NE(c.create(gpu(0), 2 * kMiB), 0U);
+  c.lose_session();
+  EXPECT_TRUE(eventually([&] { return group().rank_count() == 2; })) << "nobody has what it has";
+  a.lose_session();
+  ASSERT_TRUE(
+      eventually([&] { return group().note().find("lost its session") != std::string::npos; }));
+  b.free(of_b);
+  EXPECT_EQ(group().rank_count(), 2U);
+  b.free(of_a);
+  EXPECT_TRUE(eventually([&] { return group().rank_count() == 1; }));
+  EXPECT_TRUE(pause().ok());
 }
 
 }  // namespace

@@ -138,7 +138,7 @@ TEST_F(WavesTest, WhatADeadRankSavedInEarlierWavesLeavesThePool) {
   make_full();
   auto watcher = swap_to_a_late_second_save();
   a.memory.clear();
-  a.die();
+  a.lose_session();
   c.free(fill);
   EXPECT_FALSE(complete(watcher).ok());
   ASSERT_TRUE(eventually([&] { return status().groups_size() == 2; })) << "train is gone";
@@ -147,7 +147,9 @@ TEST_F(WavesTest, WhatADeadRankSavedInEarlierWavesLeavesThePool) {
     ASSERT_TRUE(resume("rollout").ok());
   }
   EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 6 * kMiB; }))
-      << status().pool().used_bytes() << ": what it may still copy waits for its process, this one";
+      << status().pool().used_bytes() << ": what it may still copy waits for its process";
+  a.die();
+  EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }));
 }
 
 TEST_F(WavesTest, APauseAfterASwapGoesAtOnce) {

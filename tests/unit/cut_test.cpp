@@ -339,6 +339,32 @@ TEST(Cut, NothingToDecideWhenNobodyIsBusy) {
   EXPECT_EQ(cut.next_decision(), kNever);
 }
 
+// Whatever ranks say, honest or not: who asks again at the time that is named finds something done.
+TEST(Cut, TheNextDecisionIsNeverOneThatChangesNothing) {
+  std::minstd_rand random(1);
+  for (int round = 0; round < 300; ++round) {
+    Time now;
+    Cut cut({1, 2, 3}, kStall, now);
+    std::map<RankId, std::uint32_t> sent;
+    for (int step = 0; step < 60; ++step) {
+      if (random() % 3 == 0) {
+        const RankId rank = 1 + static_cast<RankId>(random() % 3);
+        CutReport report{sent[rank] - (sent[rank] > 0 && random() % 4 == 0 ? 1 : 0), 0, {}};
+        for (std::size_t device = 0; device < 2; ++device)
+          report.devices.push_back({some_device(device), random() % 4 != 0,
+                                    static_cast<std::uint32_t>(random() % 3),
+                                    static_cast<std::uint32_t>(random() % 3)});
+        cut.report(rank, std::move(report), now);
+      }
+      const Time next = cut.next_decision();
+      if (next == kNever) continue;
+      now = std::max(now, next);
+      for (const Cut::Step& s : cut.decide(now)) ++sent[s.rank];
+      ASSERT_GT(cut.next_decision(), now) << "round " << round << ", step " << step;
+    }
+  }
+}
+
 TEST(Cut, AForgottenRankIsNotWaitedFor) {
   const Time t;
   Cut cut({1, 2}, kStall, t);

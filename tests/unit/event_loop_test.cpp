@@ -46,6 +46,23 @@ TEST_F(EventLoopTest, TimersRunInOrderAndCanBeCancelled) {
   EXPECT_GE(Clock::now(), now + milliseconds(30));
 }
 
+TEST_F(EventLoopTest, ATimerThatIsAlwaysDueKeepsNoDescriptorWaiting) {
+  const Fd fd(::eventfd(0, EFD_CLOEXEC));
+  loop.watch(fd.get(), EPOLLIN, [&](std::uint32_t) { loop.stop(); });
+  const Time past = Clock::now();
+  int calls = 0;
+  std::function<void()> again = [&] {
+    if (++calls == 1) {
+      const std::uint64_t one = 1;
+      ASSERT_EQ(::write(fd.get(), &one, sizeof one), static_cast<ssize_t>(sizeof one));
+    }
+    if (calls < 1000) loop.at(past, again);
+  };
+  loop.at(past, again);
+  loop.run();
+  EXPECT_LE(calls, 3) << "the descriptor, then the end of the loop";
+}
+
 TEST_F(EventLoopTest, HandlersMayRemoveOneAnother) {
   const Fd a(::eventfd(1, EFD_CLOEXEC));
   const Fd b(::eventfd(1, EFD_CLOEXEC));

@@ -2,14 +2,19 @@
 // session socket, without shim or driver. It keeps the bytes of its allocations by reading and
 // writing the simulated driver's memory through the descriptors that the broker sends.
 //
-// One thread plays all ranks of a test: pump() lets each answer what it has been sent.
+// One thread plays all ranks of a test: pump() lets each answer what it has been sent. To the
+// broker each is a process: one that only connects and then waits for its end.
 #pragma once
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstring>
@@ -46,17 +51,54 @@ class FakeRank {
   std::function<void(FakeRank&)> on_step;
 
   ~FakeRank() { die(); }
-  void die() { socket_.reset(); }
+  void die() {
+    if (process_ > 0) {
+      ::kill(process_, SIGKILL);
+      ::waitpid(process_, nullptr, 0);
+    }
+    process_ = -1;
+    lose_session();
+  }
+  /// Its process lives on.
+  void lose_session() { socket_.reset(); }
+  pid_t process() const { return process_; }
   bool alive() const { return static_cast<bool>(socket_); }
   int socket() const { return socket_.get(); }
 
   void connect(const std::string& path) {
+    die();
     socket_.reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    path.copy(address.sun_path, sizeof address.sun_path - 1);
-    ASSERT_EQ(::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0)
-        << std::strerror(errno);
+    int answer[2];
+    int life[2];
+    ASSERT_EQ(::pipe2(answer, O_CLOEXEC), 0);
+    const Fd reader(answer[0]);
+    Fd writer(answer[1]);
+    ASSERT_EQ(::pipe2(life, O_CLOEXEC), 0);
+    const Fd lifeline(life[0]);
+    life_.reset(life[1]);
+    process_ = ::fork();  // the kernel notes who connects
+    if (process_ == 0) {  // only raw calls: the test may have threads
+      const int error = connect_socket(path);
+      if (::write(writer.get(), &error, sizeof error) != sizeof error) ::_exit(1);
+      ::dup2(lifeline.get(), 0);
+      ::close_range(1, ~0U, 0);  // nothing of the test's may stay open because of it
+      char end = 0;
+      while (::read(0, &end, 1) < 0) {  // until the test dies
+      }
+      ::_exit(0);
+    }
+    ASSERT_GT(process_, 0);
+    writer.reset();
+    int error = -1;
+    ASSERT_EQ(::read(reader.get(), &error, sizeof error), static_cast<ssize_t>(sizeof error));
+    ASSERT_EQ(error, 0) << std::strerror(error);
+    char end = 0;
+    ASSERT_EQ(::read(reader.get(), &end, 1), 0) << "it has closed everything";
+  }
+  /// The rank is this process.
+  void connect_here(const std::string& path) {
+    socket_.reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect_socket(path), 0);
   }
 
   void send(const Message& message) { (void)send_message(socket_.get(), message); }
@@ -284,6 +326,7 @@ class FakeRank {
   void handle(Packet& packet) {
     const Message& m = packet.message;
     ++received[m.which_body];
+    if (m.which_body == amem_v1_SessionMessage_save_tag) epoch = m.body.save.epoch;
     const Mood mood = moods.contains(m.which_body) ? moods.at(m.which_body) : Mood::kGood;
     if (mood == Mood::kDying) return die();
     if (mood == Mood::kSilent) return;
@@ -376,7 +419,18 @@ class FakeRank {
     }
   }
 
+  /// 0 or an errno.
+  int connect_socket(const std::string& path) const {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof address.sun_path - 1);
+    const auto* to = reinterpret_cast<const sockaddr*>(&address);
+    return ::connect(socket_.get(), to, sizeof address) == 0 ? 0 : errno;
+  }
+
   Fd socket_;
+  Fd life_;  // whose end is the process's
+  pid_t process_ = -1;
   std::uint64_t seq_ = 0;
   std::vector<Packet> pending_;
   std::vector<Packet> late_;

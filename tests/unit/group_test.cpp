@@ -171,6 +171,38 @@ TEST_F(GroupTest, DeathInQuiesceCallsThePauseOff) {
   expect_called_off(Code::kAborted, "rank 1 (pid 22) ended during quiesce");
 }
 
+TEST_F(GroupTest, ALostSessionCallsOffWhatCanBeAndIsNamedUntilTheProcessEnds) {
+  to_quiesce();
+  group.lose(2, now);
+  drain();
+  expect_finished(Code::kAborted, GroupState::kRunning, "rank 1 (pid 22) lost its session");
+  to_quiesce();
+  quiet(1);
+  EXPECT_EQ(group.phase(), Phase::kQuiesce) << "it counts as long as it lives";
+  now = group.wakeup();
+  group.tick(now);
+  drain();
+  expect_finished(Code::kDeadlineExceeded, GroupState::kRunning,
+                  "rank 1 (pid 22) whose session has ended (end that process) has not answered");
+  to_quiesce();
+  quiet(1);
+  group.leave(2, false, now);
+  drain();
+  expect_finished(Code::kAborted, GroupState::kRunning);
+  to_quiesce();
+  quiet(1);
+  EXPECT_EQ(group.phase(), Phase::kSave) << "it has gone";
+}
+
+TEST_F(GroupTest, ALostSessionInReleaseIsAwaitedAsItsProcessIs) {
+  to_release();
+  group.lose(2, now);
+  done(1, Work::kRelease);
+  EXPECT_EQ(group.phase(), Phase::kRelease) << "it may still have what is to be dropped";
+  group.leave(2, false, now);
+  EXPECT_EQ(group.phase(), Phase::kDrop);
+}
+
 TEST_F(GroupTest, OldStatusesAreIgnored) {
   to_quiesce();
   group.tick(now + seconds(30));

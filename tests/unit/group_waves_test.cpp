@@ -50,6 +50,32 @@ TEST_F(GroupWavesTest, AFurtherPartFollowsTheDropOfTheOneBefore) {
   EXPECT_EQ(times[1].ranks[0].time, milliseconds(15));
 }
 
+TEST_F(GroupWavesTest, ALateAnswerOfOneWaveDoesNotCountForTheNext) {
+  to_quiesce();
+  quiet(1);
+  quiet(2);
+  drain();
+  group.save_sent(kOk, {1, 2}, now, true);
+  const Epoch first = group.epoch();
+  done(1, Work::kSave);
+  done(2, Work::kSave);
+  done(1, Work::kRelease);
+  now += Deadlines().release;
+  group.tick(now);  // without rank 1's
+  group.dropped("", now);
+  drain();
+  ASSERT_EQ(group.phase(), Phase::kSave);
+  EXPECT_EQ(find<action::Save>()->epoch, group.epoch());
+  group.save_sent(kOk, {1}, now, false);
+  done(1, Work::kSave);
+  done(1, Work::kRelease);
+  ASSERT_EQ(group.phase(), Phase::kRelease);
+  group.phase_done(2, first, Work::kRelease, kOk, 0, now);
+  EXPECT_EQ(group.phase(), Phase::kRelease) << "that was the first wave";
+  done(2, Work::kRelease);
+  EXPECT_EQ(group.phase(), Phase::kDrop);
+}
+
 TEST_F(GroupWavesTest, AFailureAfterTheFirstReleaseEndsPaused) {
   to_second_save();
   done(1, Work::kSave, {Code::kInternal, "no luck"});

@@ -161,6 +161,15 @@ TEST_F(PacketTest, NothingThereAndPeerGone) {
   EXPECT_EQ(send_message(b.get(), message).code(), Code::kUnavailable);
 }
 
+TEST_F(PacketTest, WhatWaitsToBeSentTakesNoMoreThanItsBytes) {
+  Message small = amem_v1_SessionMessage_init_zero;
+  small.which_body = amem_v1_SessionMessage_open_tag;
+  small.body.open.epoch = 7;
+  const Result<std::string> bytes = encode(small);
+  ASSERT_TRUE(bytes.ok());
+  EXPECT_LT(bytes.value().capacity(), 64U);
+}
+
 TEST_F(PacketTest, AFullSocketSaysSo) {
   ASSERT_EQ(::fcntl(a.get(), F_SETFL, O_NONBLOCK), 0);
   const Message message = full_copies();

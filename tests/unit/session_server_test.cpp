@@ -66,6 +66,7 @@ class SessionServerTest : public ::testing::Test, protected SessionHandler {
   }
   void session_packet(SessionId, Packet& packet) override {
     seqs.push_back(packet.message.seq);
+    if (on_packet) on_packet();
     look();
   }
   void session_closed(SessionId session, const std::string& why) override {
@@ -78,6 +79,7 @@ class SessionServerTest : public ::testing::Test, protected SessionHandler {
   SessionServer server{loop, *this};
   std::function<void(SessionId)> on_open;
   std::function<bool()> enough;
+  std::function<void()> on_packet;
   Peer peer;
   std::vector<std::uint64_t> seqs;
   std::vector<std::pair<SessionId, std::string>> closed;
@@ -128,6 +130,45 @@ TEST_F(SessionServerTest, ARankThatDoesNotReadIsDisconnected) {
   ASSERT_EQ(closed.size(), 1U);
   EXPECT_EQ(closed[0].first, 1U);
   EXPECT_NE(closed[0].second.find("does not read"), std::string::npos) << closed[0].second;
+}
+
+TEST_F(SessionServerTest, AFloodOfConnectionsKeepsNobodyWaiting) {
+  const Fd rank = connect();
+  std::vector<Fd> flood;
+  std::size_t opened = 0;
+  on_open = [&](SessionId id) {
+    ++opened;
+    if (id != 1) return;
+    // Now it is served; what it asks next comes while all of these do.
+    for (int i = 0; i < 500; ++i) flood.push_back(connect());
+    EXPECT_TRUE(send_message(rank.get(), numbered(7)).ok());
+  };
+  std::size_t opened_before_it = 0;
+  on_packet = [&] {
+    opened_before_it = opened;
+    loop.stop();
+  };
+  loop.run();
+  EXPECT_EQ(seqs, std::vector<std::uint64_t>{7});
+  EXPECT_LT(opened_before_it, 100U);
+}
+
+TEST_F(SessionServerTest, ARankThatAsksAndDoesNotReadIsDisconnected) {
+  const Fd deaf = connect();
+  const Fd told = connect();
+  constexpr std::uint64_t kSocket = 4096;  // more than the kernel takes
+  on_open = [&](SessionId id) {
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.which_body =
+        id == 1 ? amem_v1_SessionMessage_reply_tag : amem_v1_SessionMessage_open_tag;
+    for (std::uint64_t i = 0; i < SessionServer::kMaxAnswers + kSocket; ++i)
+      server.send(id, message);
+    if (id == 2) loop.post([this] { loop.stop(); });
+  };
+  loop.run();
+  ASSERT_EQ(closed.size(), 1U) << "commands may be as many as there are bytes for";
+  EXPECT_EQ(closed[0].first, 1U);
+  EXPECT_NE(closed[0].second.find("4096 answers"), std::string::npos) << closed[0].second;
 }
 
 TEST_F(SessionServerTest, DescriptorsAreSharedWithTheQueue) {

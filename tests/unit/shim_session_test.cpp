@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -178,6 +179,38 @@ TEST_F(ShimSession, NoCommandBeginsWhenTheDriverEndsAndTheOneUnderWayIsWaitedFor
   broker.hang_up();
   EXPECT_TRUE(eventually([&] { return listener.is_lost.load(); }));
   EXPECT_EQ(listener.commands, 1);
+}
+
+TEST_F(ShimSession, SomebodyElsesBrokerIsToldNothing) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be two users";
+  const std::string path = testing::TempDir() + "amem-false-" + std::to_string(::getpid());
+  // The kernel notes whose socket it is when it begins to listen.
+  const Fd false_broker(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  ::unlink(path.c_str());
+  ASSERT_EQ(::bind(false_broker.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address),
+            0);
+  const pid_t child = ::fork();
+  if (child == 0)
+    ::_exit(::setresuid(12345, 12345, 12345) == 0 && ::listen(false_broker.get(), 1) == 0 ? 0 : 1);
+  int ended = 1;
+  ASSERT_EQ(::waitpid(child, &ended, 0), child);
+  ASSERT_EQ(ended, 0);
+
+  std::atomic<bool> told{false};
+  std::thread serving([&] {
+    const Fd client(::accept(false_broker.get(), nullptr, nullptr));
+    Packet packet;
+    told = receive(client.get(), 0, packet).ok();
+  });
+  const Status refused = session.connect(path, identity);
+  serving.join();
+  EXPECT_EQ(refused.code(), Code::kPermissionDenied) << refused.text();
+  EXPECT_NE(refused.text().find("uid 12345 serves " + path), std::string::npos) << refused.text();
+  EXPECT_FALSE(told) << "no Hello";
+  ::unlink(path.c_str());
 }
 
 TEST_F(ShimSession, ABrokerThatReadsNothingIsGivenUp) {

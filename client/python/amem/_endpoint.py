@@ -5,11 +5,13 @@ import errno
 import os
 import socket
 import stat
+import struct
 import urllib.parse
 
 from amem.errors import Error, InvalidArgumentError, PermissionDeniedError, UnavailableError
 
 _LONGEST_PATH = 107  # sockaddr_un.sun_path, less its end
+_OVERFLOW_UID = 65534  # how the kernel shows users that a namespace does not know
 _HOW_TO_START = (
     "Start it with `systemctl start amemd` or `amemd --runtime-dir DIR`, or say where it is with AMEM_RUNTIME_DIR or "
     "runtime_dir.")
@@ -49,11 +51,25 @@ def has_broker(runtime_dir: str) -> bool:
         return False
 
 
+def _check_broker(connected: socket.socket, path: str) -> Error | None:
+    """As common/peer.h: the broker is root's, this user's own, or of the uid that AMEM_BROKER_UID names."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
+    _, uid, _ = struct.unpack("iII", credentials)
+    own = os.geteuid()
+    if uid == 0 or (uid == own and uid != _OVERFLOW_UID) or str(uid) == os.environ.get("AMEM_BROKER_UID"):
+        return None
+    return PermissionDeniedError(
+        f"uid {uid} serves {path}, which is neither root nor uid {own}, whose process this is: it may be no broker. If "
+        f"it is yours, set AMEM_BROKER_UID={uid}")
+
+
 def probe(path: str) -> Error | None:
     """What stands in the way of a connection and what to do about it; None: a broker listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probing:
         number = probing.connect_ex(path)
-    if number in (0, errno.EAGAIN):  # EAGAIN: somebody listens, whose queue is full
+        if number == 0:
+            return _check_broker(probing, path)
+    if number == errno.EAGAIN:  # somebody listens, whose queue is full
         return None
     if number in (errno.ENOENT, errno.ENOTDIR):
         return UnavailableError(f"amemd does not run here: there is no socket {path}. {_HOW_TO_START}")

@@ -182,6 +182,10 @@ class Child:
         """Anonymous resident memory: what the process itself has allocated."""
         return self._status("RssAnon") * 1024
 
+    def peak_bytes(self):
+        """The most memory that was ever resident, shared memory too."""
+        return self._status("VmHWM") * 1024
+
     def descriptor_room(self):
         """How many descriptors there can be before the kernel makes the table larger."""
         return self._status("FDSize")

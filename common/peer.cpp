@@ -1,0 +1,46 @@
+#include "common/peer.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+namespace amem {
+namespace {
+
+constexpr uid_t kOverflowUid = 65534;
+
+std::optional<uid_t> named_uid() {
+  const char* value = std::getenv("AMEM_BROKER_UID");
+  if (value == nullptr) return std::nullopt;
+  const std::string_view text = value;
+  uid_t uid = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), uid);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return uid;
+}
+
+}  // namespace
+
+bool trusted_broker(uid_t broker, uid_t own, std::optional<uid_t> named) {
+  return broker == 0 || (broker == own && broker != kOverflowUid) || broker == named;
+}
+
+Status check_broker(int socket, const std::string& path) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
+    return errno_status(Code::kUnavailable, "SO_PEERCRED of " + path, errno);
+  if (trusted_broker(peer.uid, ::geteuid(), named_uid())) return {};
+  const std::string uid = std::to_string(peer.uid);
+  return {Code::kPermissionDenied, "uid " + uid + " serves " + path +
+                                       ", which is neither root nor uid " +
+                                       std::to_string(::geteuid()) +
+                                       ", whose process this is: it may be no broker. If it is " +
+                                       "yours, set AMEM_BROKER_UID=" + uid};
+}
+
+}  // namespace amem
