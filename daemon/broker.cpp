@@ -54,7 +54,7 @@ Broker::~Broker() { shut(); }
 Status Broker::start() {
   const std::string path = config_.runtime_dir + "/" + std::string(kSessionSocket);
   if (Status status = sessions_.listen(path, config_.session_mode); !status.ok()) return status;
-  pool_.start(config_.pool_size, config_.pool_segment,
+  pool_.start(config_.pool_size, config_.segment(),
               {[this](PoolSegment segment) {
                  loop_.post([this, segment = std::move(segment)]() mutable {
                    pool_segment_ready(std::move(segment));

@@ -3,6 +3,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <bit>
 #include <cctype>
 #include <cstdlib>
 #include <utility>
@@ -22,6 +23,15 @@ Status set_size(Config& config, std::string_view value) {
 template <std::uint64_t Config::*Member>
 std::string get_size(const Config& config) {
   return exact_size(config.*Member);
+}
+
+Status set_segment(Config& config, std::string_view value) {
+  if (value != "auto") return set_size<&Config::pool_segment>(config, value);
+  config.pool_segment = 0;
+  return {};
+}
+std::string get_segment(const Config& config) {
+  return config.pool_segment == 0 ? "auto" : exact_size(config.pool_segment);
 }
 
 template <Duration Deadlines::*Member>
@@ -193,8 +203,7 @@ const std::vector<Setting>& settings() {
 
       {"pool.size", "pinned host memory for saved bytes; 0: none", set_size<&Config::pool_size>,
        get_size<&Config::pool_size>},
-      {"pool.segment", "size of each piece of it", set_size<&Config::pool_segment>,
-       get_size<&Config::pool_segment>},
+      {"pool.segment", "size of each piece of it; auto: by its size", set_segment, get_segment},
       {"pool.chunk", "unit in which it is handed out", set_size<&Config::pool_chunk>,
        get_size<&Config::pool_chunk>},
       {"pool.save", "how bytes are saved: auto, dense or sparse", set_save, get_save},
@@ -303,8 +312,17 @@ void check(const Config& config, ConfigErrors& errors) {
       errors.push_back(key + ": " + exact_size(size) + " is not a multiple of pool.chunk, " +
                        exact_size(chunk));  // the rest would be pinned and never used
   };
-  check_size("pool.segment", config.pool_segment, kPage);
+  if (config.pool_segment != 0) check_size("pool.segment", config.pool_segment, kPage);
   check_size("pool.size", config.pool_size, 0);
+}
+
+std::uint64_t Config::segment() const {
+  constexpr std::uint64_t kSmallest = 64ULL << 20;
+  constexpr std::uint64_t kLargest = 1ULL << 30;
+  constexpr std::uint64_t kMany = 1024;
+  if (pool_segment != 0) return pool_segment;
+  const std::uint64_t wanted = std::bit_ceil(pool_size / kMany);
+  return std::max(std::clamp(wanted, kSmallest, kLargest), pool_chunk);
 }
 
 std::string to_toml(const Config& config) {

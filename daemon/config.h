@@ -27,7 +27,7 @@ struct Config {
   std::string runtime_dir;
 
   std::uint64_t pool_size = 8ULL << 30;
-  std::uint64_t pool_segment = 1ULL << 30;
+  std::uint64_t pool_segment = 0;  // 0: segment() chooses
   std::uint64_t pool_chunk = 2ULL << 20;
   SaveForm pool_save = SaveForm::kAuto;
 
@@ -42,6 +42,10 @@ struct Config {
 
   mode_t session_mode = 0600;
   mode_t control_mode = 0600;
+
+  /// Of the pool: as asked for, or small enough that a rank with little to save gets access to
+  /// little, and large enough that no pool has thousands.
+  std::uint64_t segment() const;
 
   /// The defaults of a broker for everybody (run by root) or of one user's.
   static Config defaults(bool system, std::string runtime_dir);

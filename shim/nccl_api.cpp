@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/protocol.h"
+#include "shim/error_out.h"
 #include "shim/log.h"
 #include "shim/runtime.h"
 
@@ -16,6 +17,7 @@ using amem::Code;
 using amem::Status;
 using amem::shim::log_error;
 using amem::shim::Runtime;
+using amem::shim::report;
 
 namespace {
 
@@ -31,14 +33,6 @@ ncclResult_t nccl_result(const Status& status, const char* call) {
     default:
       return ncclSystemError;
   }
-}
-
-int report(const Status& status, char* error, std::size_t size) {
-  if (error != nullptr && size > 0) {
-    const std::size_t n = status.text().copy(error, size - 1);
-    error[n] = '\0';
-  }
-  return static_cast<int>(status.code());
 }
 
 Status turned_off() {

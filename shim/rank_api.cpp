@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <string>
 
+#include "shim/error_out.h"
 #include "shim/log.h"
 #include "shim/python.h"
 #include "shim/region.h"
@@ -12,17 +13,10 @@
 using amem::Status;
 using amem::shim::Python;
 using amem::shim::Region;
+using amem::shim::report;
 using amem::shim::Runtime;
 
 namespace {
-
-int report(const Status& status, char* error, std::size_t size) {
-  if (error != nullptr && size > 0) {
-    const std::size_t n = status.text().copy(error, size - 1);
-    error[n] = '\0';
-  }
-  return static_cast<int>(status.code());
-}
 
 void warn_once_of_scope() {
   static std::atomic<bool> warned{false};

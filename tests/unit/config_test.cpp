@@ -24,13 +24,31 @@ ConfigErrors errors_of(const std::string& toml) {
   return errors;
 }
 
+TEST(Config, SegmentsGoByThePool) {
+  Config config = defaults();
+  const auto segment_of = [&](std::uint64_t pool) {
+    config.pool_size = pool;
+    return config.segment();
+  };
+  EXPECT_EQ(segment_of(0), 64ULL << 20);
+  EXPECT_EQ(segment_of(64ULL << 30), 64ULL << 20);
+  EXPECT_EQ(segment_of(65ULL << 30), 128ULL << 20) << "no pool has thousands";
+  EXPECT_EQ(segment_of(512ULL << 30), 512ULL << 20);
+  EXPECT_EQ(segment_of(4ULL << 40), 1ULL << 30);
+  config.pool_chunk = 2ULL << 30;
+  EXPECT_EQ(segment_of(64ULL << 30), 2ULL << 30) << "a segment has whole chunks";
+  EXPECT_TRUE(errors_of("[pool]\nsegment = \"auto\"").empty());
+  config.pool_segment = 256ULL << 20;
+  EXPECT_EQ(config.segment(), 256ULL << 20);
+}
+
 TEST(Config, DefaultsAreGood) {
   const Config config = defaults();
   ConfigErrors errors;
   check(config, errors);
   EXPECT_TRUE(errors.empty());
   EXPECT_EQ(config.pool_size, 8ULL << 30);
-  EXPECT_EQ(config.pool_segment, 1ULL << 30);
+  EXPECT_EQ(config.segment(), 64ULL << 20);
   EXPECT_EQ(config.pool_chunk, 2ULL << 20);
   EXPECT_EQ(config.deadlines.quiesce, seconds(30));
   EXPECT_EQ(config.deadlines.open, seconds(10));
