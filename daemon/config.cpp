@@ -26,8 +26,14 @@ std::string get_size(const Config& config) {
 }
 
 Status set_segment(Config& config, std::string_view value) {
-  if (value != "auto") return set_size<&Config::pool_segment>(config, value);
-  config.pool_segment = 0;
+  std::uint64_t segment = 0;
+  if (value != "auto") {
+    Result<std::uint64_t> size = parse_size(value);
+    if (!size.ok()) return size.status();
+    segment = size.value();
+    if (segment == 0) return {Code::kInvalidArgument, "a size, or auto"};
+  }
+  config.pool_segment = segment;
   return {};
 }
 std::string get_segment(const Config& config) {
