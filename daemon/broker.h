@@ -64,7 +64,9 @@ class Broker final : private SessionHandler {
   // A rank's messages.
   void hello(SessionId session, std::uint64_t seq, const amem_v1_Hello& message);
   void handle(Rank& rank, const Message& message);
-  void create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message);
+  void create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message, std::size_t tries = 0);
+  /// Ranks are to free what they keep for later.
+  void trim();
   Result<Allocation*> make(Rank& rank, const amem_v1_Create& message);
   void redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message);
   Status may_allocate(const Rank& rank) const;
@@ -123,6 +125,7 @@ class Broker final : private SessionHandler {
   CostMeter meter_;
   Histograms histograms_;
   std::map<SessionId, Session> sessions_by_id_;
+  Time trimmed_{};
   RankId next_rank_ = 1;
   GroupId next_group_ = 1;
   SessionServer sessions_;

@@ -3,6 +3,8 @@
 #include <sys/random.h>
 
 #include <cerrno>
+#include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "daemon/broker.h"
@@ -11,6 +13,13 @@
 
 namespace amem {
 namespace {
+
+using std::chrono::milliseconds;
+
+/// When to look for device memory again. A Free that was sent before the Create may be read after
+/// it, and ranks keep a little of what their programs have freed.
+constexpr Duration kAgainAfter[] = {milliseconds(5), milliseconds(20), milliseconds(50)};
+constexpr Duration kTrimInterval = milliseconds(100);
 
 Result<Token> random_token() {
   Token token{};
@@ -63,8 +72,16 @@ Status Broker::may_allocate(const Rank& rank) const {
                                          "; memory is served when it runs again"};
 }
 
-void Broker::create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message) {
+void Broker::create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message,
+                    std::size_t tries) {
   Result<Allocation*> made = make(rank, message);
+  if (made.status().code() == Code::kResourceExhausted && tries < std::size(kAgainAfter)) {
+    if (tries == 0) trim();
+    loop_.at(Clock::now() + kAgainAfter[tries], [this, id = rank.id, seq, message, tries] {
+      if (Rank* again = node_.find_rank(id)) create(*again, seq, message, tries + 1);
+    });
+    return;
+  }
   if (!made.ok()) {
     spdlog::debug("group '{}': {}: create refused: {}", group_of(rank).machine.name(), label(rank),
                   made.status().text());
@@ -74,6 +91,15 @@ void Broker::create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message
   const Allocation& a = *made.value();
   sessions_.send(rank.session, created_message(seq, a), {a.fd});
   let_reach_pool(a);
+}
+
+void Broker::trim() {
+  const Time now = Clock::now();
+  if (now - trimmed_ < kTrimInterval) return;  // a rank that asks for too much, again and again
+  trimmed_ = now;
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_trim_tag;
+  for (const auto& [id, rank] : node_.ranks) sessions_.send(rank.session, message);
 }
 
 void Broker::let_reach_pool(const Allocation& a) {

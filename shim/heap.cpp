@@ -345,7 +345,11 @@ bool Heap::drop_kept() {
 
 void Heap::keep(bool on) {
   keeps_ = on;
-  if (on || !gate_.try_enter()) return;
+  if (!on) trim();
+}
+
+void Heap::trim() {
+  if (!gate_.try_enter()) return;
   std::vector<Range> kept;
   if (std::unique_lock lock(mutex_, std::try_to_lock); lock)
     kept = take_kept(KeptSegments::Time::max());

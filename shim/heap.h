@@ -69,6 +69,9 @@ class Heap {
 
   /// Frees what is kept, but for what is away. False: nothing was. The caller is inside the gate.
   bool drop_kept();
+  /// Frees what is kept, as far as that needs no wait: for another process, which finds no memory.
+  /// Service thread.
+  void trim();
   /// Whether to keep anything from now on; if not, what is kept goes: a pause would save it.
   /// Service thread, the gate open before and after.
   void keep(bool on);

@@ -16,8 +16,8 @@
 using amem::Code;
 using amem::Status;
 using amem::shim::log_error;
-using amem::shim::Runtime;
 using amem::shim::report;
+using amem::shim::Runtime;
 
 namespace {
 

@@ -28,6 +28,9 @@ void Phases::command(Packet& packet) {
       heap_.keep(false);
       cut_.begin(m.body.quiesce.epoch);
       break;
+    case amem_v1_SessionMessage_trim_tag:
+      heap_.trim();
+      break;
     case amem_v1_SessionMessage_step_tag:
       cut_.step(m.body.step);
       break;

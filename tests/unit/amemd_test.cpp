@@ -267,7 +267,8 @@ TEST_F(AmemdTest, EndsPromptlyWhileThePoolIsBeingMade) {
   ASSERT_TRUE(amemd->says("serves")) << amemd->output();
   amemd->signal(SIGINT);
   EXPECT_EQ(amemd->wait(), 0);
-  EXPECT_EQ(amemd->output().find("4 GiB of 4 GiB ready"), std::string::npos) << "it made all of the pool";
+  EXPECT_EQ(amemd->output().find("4 GiB of 4 GiB ready"), std::string::npos)
+      << "it made all of the pool";
 }
 
 TEST_F(AmemdTest, CheckConfig) {

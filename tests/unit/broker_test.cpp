@@ -168,6 +168,31 @@ TEST_F(BrokerTest, WrongMessagesDisconnectOnlyTheirSender) {
   EXPECT_TRUE(a.holds(id, 7));
 }
 
+TEST_F(BrokerTest, MemoryThatARankKeepsOrIsJustFreeingGoesToTheOneThatFindsNone) {
+  join(a);
+  join(b, "train", 1);
+  const std::uint64_t kept = a.create(gpu(0), kDeviceMemory - 2 * kMiB);
+  std::thread keeper([&] {
+    Packet packet;
+    while (packet.message.which_body != amem_v1_SessionMessage_trim_tag)
+      if (!receive(a.socket(), 0, packet).ok()) return;
+    a.free(kept);
+  });
+  EXPECT_NE(b.create(gpu(0), 4 * kMiB), 0U);
+  keeper.join();
+}
+
+TEST_F(BrokerTest, ASettleIsAnsweredWhenWhatWasFreedIsFree) {
+  join(a);
+  const std::uint64_t freed = a.create(gpu(0), 64 * kMiB);
+  EXPECT_EQ(used(0), 64 * kMiB);
+  a.free(freed);
+  Message settle = amem_v1_SessionMessage_init_zero;
+  settle.which_body = amem_v1_SessionMessage_settle_tag;
+  EXPECT_EQ(FakeRank::code(a.ask(settle)), Code::kOk);
+  EXPECT_EQ(used(0), 0U);
+}
+
 TEST_F(BrokerTest, WrongRequestsAreAnsweredWithAnError) {
   join(a);
   auto create = [&](const DeviceUuid& device, std::uint64_t size) {
