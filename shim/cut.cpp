@@ -91,7 +91,7 @@ void Cut::report(std::uint64_t epoch, const Gate::Snapshot& snapshot) {
   status.epoch = epoch;
   status.steps = snapshot.steps_used;
   status.captures = snapshot.captures;
-  const bool moving = snapshot.any_active || snapshot.captures > 0;
+  const bool moving = snapshot.any_active || snapshot.captures > 0 || !heap_.at_rest();
   // The gate has shut since, which counts as a pass; or callers passed while a capture was open,
   // and one may have come to use another device.
   if (snapshot.passes != watched_at_) {

@@ -15,14 +15,15 @@
 #include "common/driver.h"
 #include "shim/devices.h"
 #include "shim/gate.h"
+#include "shim/heap.h"
 #include "shim/session.h"
 
 namespace amem::shim {
 
 class Cut {
  public:
-  Cut(const Driver& driver, Devices& devices, Gate& gate, Session& session)
-      : driver_(driver), devices_(devices), gate_(gate), session_(session) {}
+  Cut(const Driver& driver, Devices& devices, Gate& gate, Heap& heap, Session& session)
+      : driver_(driver), devices_(devices), gate_(gate), heap_(heap), session_(session) {}
 
   /// Shuts the gate and starts to report under this epoch. Like step() and end() it asks the driver
   /// nothing: one that blocks keeps the monitor from reporting, not the service thread from opening
@@ -48,6 +49,7 @@ class Cut {
   const Driver& driver_;
   Devices& devices_;
   Gate& gate_;
+  Heap& heap_;
   Session& session_;
 
   std::mutex mutex_;  // guards what follows; never held over the driver

@@ -340,12 +340,18 @@ bool Heap::drop_kept() {
   return !kept.empty();
 }
 
-// The service thread does not wait for the lock: a thread of the program may hold it in a driver
-// call that waits for what the next command lets through.
+// The shim's threads do not wait for the lock: a thread of the program may hold it in a driver call
+// that waits for what the next command lets through.
 
-void Heap::keep(bool on) {
-  keeps_ = on;
-  if (!on) trim();
+bool Heap::at_rest() {
+  std::vector<Range> kept;
+  {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return false;
+    if (!keeps_) kept = take_kept(KeptSegments::Time::max());  // else the gate is open again
+  }
+  drop(kept);
+  return true;
 }
 
 void Heap::trim() {

@@ -72,9 +72,11 @@ class Heap {
   /// Frees what is kept, as far as that needs no wait: for another process, which finds no memory.
   /// Service thread.
   void trim();
-  /// Whether to keep anything from now on; if not, what is kept goes: a pause would save it.
-  /// Service thread, the gate open before and after.
-  void keep(bool on);
+  /// Whether to keep anything from now on. Service thread.
+  void keep(bool on) { keeps_ = on; }
+  /// Nothing is kept that a pause would save. False: that is not known while somebody is inside;
+  /// ask again. REQUIRES: keep(false), the gate is shut.
+  bool at_rest();
   /// Likewise, unless that would have to wait for the gate; then waits until the broker has freed
   /// it: what the driver says of free memory counts it.
   void settle();

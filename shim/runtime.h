@@ -113,7 +113,7 @@ class Runtime {
   Unbrokered unbrokered_;
   Report report_{driver_, devices_, memory_, unbrokered_, session_};
   Mover mover_{driver_, devices_, memory_, options_};
-  Cut cut_{driver_, devices_, gate_, session_};
+  Cut cut_{driver_, devices_, gate_, heap_, session_};
   ExitHandler before_driver_{&Runtime::driver_ends};
   ExitHandler exit_{&Runtime::process_ends};
   Phases phases_{devices_, gate_, memory_, mover_, cut_, report_, heap_, session_, exit_};
