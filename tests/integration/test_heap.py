@@ -93,6 +93,48 @@ def test_pause_and_resume_from_inside(node):
         program.verify()
 
 
+def test_freed_memory_is_kept_for_a_moment_and_does_not_show(node):
+    program = Program(node)
+    program.ask(f"alloc 0 {5 * MIB}")  # the group stays
+
+    def allocated():
+        return node.ctl.group("train")["allocated_bytes"]
+
+    def free_some():
+        program.ask("free %d" % program.ask(f"alloc 1 {3 * MIB}")["id"])
+
+    rest = allocated()
+    free_some()
+    assert sum(program.brokered().values()) == rest == allocated(), "who asks what there is does not see it"
+    free_some()
+    node.ctl("pause", "train")
+    assert allocated() == rest, "nor is it saved"
+    node.ctl("resume", "train")
+    free_some()
+    eventually(lambda: allocated() == rest, what="what is kept goes by itself")
+
+    def used_again():
+        free_some()
+        node.broker.faults("cuMemCreate:*:2")
+        program.send(f"alloc 1 {3 * MIB}")
+        got = program.json_line()["ok"]
+        node.broker.faults()
+        return got
+
+    eventually(used_again, what="a block is had without the broker, soon after another was freed")
+    program.verify()
+
+
+def test_freed_memory_goes_to_whoever_finds_none(node):
+    program, other = Program(node), Program(node, name="other")
+    for each in (program, other):
+        each.ask("alloc 0 1000")
+    room = node.MEMORY - used(node)[0]
+    program.ask("free %d" % program.ask(f"alloc 0 {room // 2}")["id"])
+    other.ask(f"alloc 0 {room - MIB}")
+    other.verify()
+
+
 def test_pauses_while_memory_is_allocated_and_freed(node):
     program = Program(node)
     fill(program)
