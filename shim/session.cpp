@@ -190,10 +190,7 @@ Status Session::send(const Message& message) {
   std::lock_guard lock(sending_);
   outgoing_.push_back(std::move(bytes).value());
   flush();
-  if (!outgoing_.empty()) {
-    outgoing_.back().shrink_to_fit();
-    wake();
-  }
+  if (!outgoing_.empty()) wake();
   return {};
 }
 
