@@ -5,9 +5,9 @@
 #include <map>
 #include <string>
 
-#include "shim/interpose.h"
-#include "shim/modules.h"
-#include "shim/options.h"
+#include "shim/base/options.h"
+#include "shim/calls/interpose.h"
+#include "shim/process/modules.h"
 
 namespace amem::shim {
 namespace {

@@ -1,0 +1,104 @@
+// Wrappers of the calls that pass device memory between processes by handle. Handles and addresses
+// of brokered memory are answered by Ipc, everything else by the driver.
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <iterator>
+
+#include "shim/base/log.h"
+#include "shim/base/trace.h"
+#include "shim/calls/direct.h"
+#include "shim/calls/interpose.h"
+#include "shim/runtime/runtime.h"
+
+namespace amem::shim {
+namespace {
+
+std::atomic<void*> real_get;
+std::atomic<void*> real_open_v4010;
+std::atomic<void*> real_open_v11000;
+std::atomic<void*> real_close;
+
+using Open = PFN_cuIpcOpenMemHandle_v11000;  // of either version
+
+CUresult get(CUipcMemHandle* handle, CUdeviceptr address) {
+  Runtime& runtime = Runtime::get();
+  if (handle != nullptr && !runtime.forked()) {
+    std::optional<Ipc::Piece> piece;
+    if (Heap* heap = runtime.heap(); heap != nullptr) {
+      const std::optional<Heap::Block> block = heap->find(address);
+      if (!block && heap->owns(address)) return CUDA_ERROR_INVALID_VALUE;  // between two blocks
+      if (block) piece = Ipc::Piece{block->address, block->size};
+    }
+    if (CUdeviceptr base = 0; !piece) {
+      std::size_t size = 0;
+      const auto packed = runtime.slabs().address_range(&base, &size, address);
+      if (packed == CUDA_SUCCESS) piece = Ipc::Piece{base, size};
+    }
+    if (auto r = runtime.ipc().get(handle, address, piece); r.has_value()) {
+      if (r == CUDA_SUCCESS) runtime.slabs().handed_out(address);
+      trace("ipc get va=%llx rc=%d", address, *r);
+      return *r;
+    }
+  }
+  return reinterpret_cast<PFN_cuIpcGetMemHandle_v4010>(real_get.load())(handle, address);
+}
+
+template <std::atomic<void*>& real>
+CUresult open(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+  const std::optional<IpcHandle> ours = Ipc::read(handle);
+  if (!ours || address == nullptr)
+    return reinterpret_cast<Open>(real.load())(address, handle, flags);
+  Runtime& runtime = Runtime::get();
+  if (runtime.forked()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (!runtime.connected()) {
+    log_error(
+        "a peer passed an IPC handle of brokered memory, and this process has no broker to redeem "
+        "it at");
+    return CUDA_ERROR_SYSTEM_NOT_READY;
+  }
+  const Pass pass(runtime.gate());
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  const CUresult r = runtime.ipc().open(address, *ours, flags);
+  trace("ipc open owner=rank%d n=%llu rc=%d", ours->ticket.owner_rank,
+        static_cast<unsigned long long>(ours->ticket.size), r);
+  return r;
+}
+
+CUresult close(CUdeviceptr address) {
+  Runtime& runtime = Runtime::get();
+  if (!runtime.forked() && runtime.ipc().opened(address)) {
+    const bool captures = the_gate->captures() > 0;
+    const CUresult unused = captures ? CUDA_SUCCESS : runtime.ipc().wait_until_unused();
+    const bool unmap = !captures && unused != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (unmap && unused != CUDA_SUCCESS) return unused;
+    const Pass pass(*the_gate);
+    if (pass.result() != CUDA_SUCCESS) return pass.result();
+    if (auto r = runtime.ipc().close(address, unmap); r.has_value()) {
+      trace("ipc close va=%llx rc=%d", address, *r);
+      return *r;
+    }
+  }
+  return reinterpret_cast<PFN_cuIpcCloseMemHandle_v4010>(real_close.load())(address);
+}
+
+const Call kCalls[] = {
+    {"cuIpcGetMemHandle", 4010, false, "cuIpcGetMemHandle", reinterpret_cast<void*>(&get),
+     &real_get},
+    {"cuIpcOpenMemHandle", 4010, false, "cuIpcOpenMemHandle",
+     reinterpret_cast<void*>(static_cast<Open>(&open<real_open_v4010>)), &real_open_v4010},
+    {"cuIpcOpenMemHandle", 11000, false, "cuIpcOpenMemHandle_v2",
+     reinterpret_cast<void*>(static_cast<Open>(&open<real_open_v11000>)), &real_open_v11000},
+    {"cuIpcCloseMemHandle", 4010, false, "cuIpcCloseMemHandle", reinterpret_cast<void*>(&close),
+     &real_close},
+};
+AMEM_DIRECT("cuIpcGetMemHandle");
+AMEM_DIRECT("cuIpcOpenMemHandle");
+AMEM_DIRECT("cuIpcOpenMemHandle_v2");
+AMEM_DIRECT("cuIpcCloseMemHandle");
+
+}  // namespace
+
+CallList ipc_calls() { return {std::begin(kCalls), std::end(kCalls)}; }
+
+}  // namespace amem::shim

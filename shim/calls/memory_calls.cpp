@@ -1,0 +1,353 @@
+// Wrappers of the virtual memory calls. Virtual handles and brokered
+// addresses are answered by Memory, everything else by the driver.
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <iterator>
+
+#include "common/ticket.h"
+#include "shim/base/log.h"
+#include "shim/base/trace.h"
+#include "shim/calls/direct.h"
+#include "shim/calls/interpose.h"
+#include "shim/process/modules.h"
+#include "shim/runtime/runtime.h"
+
+namespace amem::shim {
+namespace {
+
+// api, version, typedef suffix, symbol, per-thread variant, wrapper
+#define AMEM_MEMORY_CALLS(X)                                                                  \
+  X(cuMemCreate, 10020, v10020, "cuMemCreate", false, create)                                 \
+  X(cuMemRelease, 10020, v10020, "cuMemRelease", false, release)                              \
+  X(cuMemMap, 10020, v10020, "cuMemMap", false, map)                                          \
+  X(cuMemUnmap, 10020, v10020, "cuMemUnmap", false, unmap)                                    \
+  X(cuMemSetAccess, 10020, v10020, "cuMemSetAccess", false, set_access)                       \
+  X(cuMemGetAccess, 10020, v10020, "cuMemGetAccess", false, get_access)                       \
+  X(cuMemRetainAllocationHandle, 11000, v11000, "cuMemRetainAllocationHandle", false, retain) \
+  X(cuMemExportToShareableHandle, 10020, v10020, "cuMemExportToShareableHandle", false,       \
+    export_handle)                                                                            \
+  X(cuMemImportFromShareableHandle, 10020, v10020, "cuMemImportFromShareableHandle", false,   \
+    import_handle)                                                                            \
+  X(cuMemGetAllocationPropertiesFromHandle, 10020, v10020,                                    \
+    "cuMemGetAllocationPropertiesFromHandle", false, properties)                              \
+  X(cuMemGetHandleForAddressRange, 11070, v11070, "cuMemGetHandleForAddressRange", false,     \
+    handle_for_range)
+
+enum Row {
+#define AMEM_ROW(api, version, type, ...) kRow_##api##_##type,
+  AMEM_MEMORY_CALLS(AMEM_ROW)
+#undef AMEM_ROW
+      kRows
+};
+
+std::atomic<void*> real_functions[kRows];
+
+template <class Function>
+Function real(Row row) {
+  return reinterpret_cast<Function>(real_functions[row].load(std::memory_order_relaxed));
+}
+#define AMEM_REAL(api, type) real<PFN_##api##_##type>(kRow_##api##_##type)
+
+// ---- handles ----
+
+/// A child of fork has no driver and no session, and locks that its parent's threads held stay
+/// held: virtual handles mean nothing there, and addresses are the driver's business.
+bool in_forked_child() { return Runtime::get().forked(); }
+
+/// A handle of brokered memory.
+bool ours(CUmemGenericAllocationHandle handle) {
+  return Table::is_virtual(handle) || Slabs::is_piece(handle);
+}
+
+Memory::TraceView trace_view(CUmemGenericAllocationHandle handle) {
+  Runtime& runtime = Runtime::get();
+  return Slabs::is_piece(handle) ? runtime.slabs().trace_view(handle)
+                                 : runtime.memory().trace_view(handle);
+}
+
+/// Memory of cuMemAlloc's is no mapping of the program's, and the driver says so of it.
+bool of_heap(CUdeviceptr address) {
+  Heap* heap = Runtime::get().heap();
+  return heap != nullptr && heap->owns(address);
+}
+
+/// Nothing: this creation is none of ours.
+std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, std::size_t size,
+                                        const CUmemAllocationProp* prop, unsigned long long flags,
+                                        const void* caller) {
+  Runtime& runtime = Runtime::get();
+  if (handle == nullptr || prop == nullptr || flags != 0 ||
+      prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+      prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+      prop->allocFlags.compressionType != CU_MEM_ALLOCATION_COMP_NONE ||
+      prop->allocFlags.usage != 0)
+    return std::nullopt;
+  const std::optional<Label> label =
+      runtime.brokers(caller) ? Label{kNcclTag} : runtime.label(caller);
+  if (!label) return std::nullopt;
+  if (!runtime.connected()) {
+    if (runtime.may_run_alone()) return std::nullopt;
+    return CUDA_ERROR_SYSTEM_NOT_READY;
+  }
+  // Brokered memory has no fabric handle. The driver says the same where there is no fabric, and
+  // NCCL then asks again.
+  const int types = static_cast<int>(prop->requestedHandleTypes);
+  if ((types & CU_MEM_HANDLE_TYPE_FABRIC) != 0) return CUDA_ERROR_NOT_PERMITTED;
+  if ((types & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) return std::nullopt;
+  const Pass pass(runtime.gate());
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  std::optional<CUresult> packed;
+  if (label->tag == kNcclTag) packed = runtime.slabs().create(handle, size, *prop, *label);
+  CUresult r = packed ? *packed : runtime.memory().create(handle, size, *prop, *label);
+  if (Heap* heap = runtime.heap();
+      r == CUDA_ERROR_OUT_OF_MEMORY && heap != nullptr && heap->drop_kept())
+    r = runtime.memory().create(handle, size, *prop, *label);
+  if (r == CUDA_SUCCESS) runtime.device_used(prop->location.id);
+  return r;
+}
+
+CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
+                const CUmemAllocationProp* prop, unsigned long long flags) {
+  const void* caller = __builtin_return_address(0);
+  std::optional<CUresult> ours = create_brokered(handle, size, prop, flags, caller);
+  const CUresult r =
+      ours.has_value() ? *ours : AMEM_REAL(cuMemCreate, v10020)(handle, size, prop, flags);
+  if (!ours.has_value() && r == CUDA_SUCCESS && !in_forked_child() &&
+      prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+    Runtime::get().unbrokered().created(*handle, size, prop->location.id);
+    Runtime::get().report().changed();
+  }
+  if (tracing() && prop != nullptr)
+    trace("create %s n=%zu loc=%d:%d hty=%d rdma=%d rc=%d mine=%d", module_of(caller).c_str(), size,
+          static_cast<int>(prop->location.type), prop->location.id,
+          static_cast<int>(prop->requestedHandleTypes), prop->allocFlags.gpuDirectRDMACapable, r,
+          r == CUDA_SUCCESS && ours.has_value());
+  return r;
+}
+
+/// Not brokered; perhaps a multicast object, with which brokered memory may lose a binding.
+CUresult release_object(CUmemGenericAllocationHandle handle) {
+  const auto real_call = AMEM_REAL(cuMemRelease, v10020);
+  Runtime& runtime = Runtime::get();
+  if (in_forked_child()) return real_call(handle);
+  if (!runtime.multicast().tracked(handle)) {
+    const CUresult r = real_call(handle);
+    if (r == CUDA_SUCCESS) {
+      runtime.unbrokered().released(handle);
+      runtime.report().changed();
+    }
+    return r;
+  }
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  const CUresult r = real_call(handle);
+  if (r == CUDA_SUCCESS) runtime.memory().let_go(runtime.multicast().release(handle));
+  return r;
+}
+
+CUresult release(CUmemGenericAllocationHandle handle) {
+  if (!ours(handle)) return release_object(handle);
+  if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  if (tracing()) {
+    const Memory::TraceView v = trace_view(handle);
+    trace("release vh=%x refs=%u maps=%zu", v.number, v.refs - 1, v.mappings);
+  }
+  Runtime& runtime = Runtime::get();
+  return Slabs::is_piece(handle) ? runtime.slabs().release(handle)
+                                 : runtime.memory().release(handle);
+}
+
+CUresult retain(CUmemGenericAllocationHandle* handle, void* address) {
+  const auto at = reinterpret_cast<CUdeviceptr>(address);
+  if (handle != nullptr && !in_forked_child()) {
+    if (of_heap(at)) return CUDA_ERROR_INVALID_VALUE;
+    std::optional<CUresult> r = Runtime::get().slabs().retain(handle, at);
+    if (!r) r = Runtime::get().memory().retain(handle, at);
+    if (r == CUDA_SUCCESS && tracing())
+      trace("retain va=%p vh=%x by %s", address, trace_view(*handle).number,
+            module_of(__builtin_return_address(0)).c_str());
+    if (r) return *r;
+  }
+  const CUresult r = AMEM_REAL(cuMemRetainAllocationHandle, v11000)(handle, address);
+  if (r == CUDA_SUCCESS && !in_forked_child()) {
+    Runtime::get().unbrokered().retained(*handle);
+    Runtime::get().multicast().retain(*handle, at);
+  }
+  return r;
+}
+
+CUresult export_handle(void* out, CUmemGenericAllocationHandle handle,
+                       CUmemAllocationHandleType type, unsigned long long flags) {
+  if (!ours(handle))
+    return AMEM_REAL(cuMemExportToShareableHandle, v10020)(out, handle, type, flags);
+  if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (out == nullptr || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (tracing()) trace("export vh=%x -> ticket", trace_view(handle).number);
+  Runtime& runtime = Runtime::get();
+  if (!Slabs::is_piece(handle))
+    return runtime.memory().export_ticket(static_cast<int*>(out), handle);
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  return runtime.slabs().export_ticket(static_cast<int*>(out), handle);
+}
+
+CUresult import_handle(CUmemGenericAllocationHandle* handle, void* os_handle,
+                       CUmemAllocationHandleType type) {
+  const auto fd = static_cast<int>(reinterpret_cast<std::intptr_t>(os_handle));
+  std::optional<Ticket> ticket;
+  if (handle != nullptr && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    ticket = read_ticket(fd);
+  if (!ticket) return AMEM_REAL(cuMemImportFromShareableHandle, v10020)(handle, os_handle, type);
+  Runtime& runtime = Runtime::get();
+  if (!runtime.connected()) {
+    log_error(
+        "a peer passed a ticket for brokered memory, and this process has no broker to redeem it "
+        "at");
+    return CUDA_ERROR_SYSTEM_NOT_READY;
+  }
+  const Pass pass(runtime.gate());
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  const CUresult r = runtime.slabs().import(handle, *ticket);
+  if (tracing())
+    trace("import ticket owner=rank%d id=%x n=%llu rc=%d by %s", ticket->owner_rank,
+          ticket->owner_number, static_cast<unsigned long long>(ticket->size), r,
+          module_of(__builtin_return_address(0)).c_str());
+  return r;
+}
+
+CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
+  if (!ours(handle)) return AMEM_REAL(cuMemGetAllocationPropertiesFromHandle, v10020)(prop, handle);
+  if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
+  Runtime& runtime = Runtime::get();
+  return Slabs::is_piece(handle) ? runtime.slabs().properties(prop, handle)
+                                 : runtime.memory().properties(prop, handle);
+}
+
+// ---- addresses ----
+
+CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
+             CUmemGenericAllocationHandle handle, unsigned long long flags) {
+  if (!ours(handle)) {
+    const CUresult r = AMEM_REAL(cuMemMap, v10020)(address, size, offset, handle, flags);
+    if (r == CUDA_SUCCESS && !in_forked_child()) {
+      Runtime::get().unbrokered().mapped(handle, address);
+      Runtime::get().multicast().map(handle, address, size);
+    }
+    return r;
+  }
+  if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  Runtime& runtime = Runtime::get();
+  const CUresult r = runtime.slabs().map(address, size, offset, handle, flags);
+  if (tracing()) {
+    const Memory::TraceView v = trace_view(handle);
+    trace("map va=%llx n=%zu off=%zu vh=%x imported=%d rc=%d", address, size, offset, v.number,
+          v.imported, r);
+  }
+  return r;
+}
+
+CUresult unmap(CUdeviceptr address, std::size_t size) {
+  const auto real_call = AMEM_REAL(cuMemUnmap, v10020);
+  Memory& memory = Runtime::get().memory();
+  Multicast& multicast = Runtime::get().multicast();
+  if (!in_forked_child() && memory.brokered(address, size)) {
+    if (of_heap(address)) return CUDA_ERROR_INVALID_VALUE;
+    const Pass pass(*the_gate);
+    if (pass.result() != CUDA_SUCCESS) return pass.result();
+    std::optional<CUresult> r = Runtime::get().slabs().unmap(address, size);
+    if (!r) r = memory.unmap(address, size);
+    if (r) {
+      trace("unmap va=%llx n=%zu rc=%d", address, size, *r);
+      return *r;
+    }
+  }
+  if (in_forked_child()) return real_call(address, size);
+  if (!multicast.mapped(address, size)) {
+    const CUresult r = real_call(address, size);
+    if (r == CUDA_SUCCESS) {
+      Runtime::get().unbrokered().unmapped(address, size);
+      Runtime::get().report().changed();
+    }
+    return r;
+  }
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  const CUresult r = real_call(address, size);
+  if (r == CUDA_SUCCESS) memory.let_go(multicast.unmap(address, size));
+  return r;
+}
+
+CUresult set_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc* desc,
+                    std::size_t count) {
+  Memory& memory = Runtime::get().memory();
+  if (desc != nullptr && !in_forked_child() && memory.brokered(address, size)) {
+    if (of_heap(address)) return CUDA_ERROR_INVALID_VALUE;
+    const Pass pass(*the_gate);
+    if (pass.result() != CUDA_SUCCESS) return pass.result();
+    std::optional<CUresult> r = Runtime::get().slabs().set_access(address, size, desc, count);
+    if (!r) r = memory.set_access(address, size, desc, count);
+    if (r) {
+      trace("access va=%llx n=%zu dev=%d fl=%d c=%zu rc=%d", address, size, desc->location.id,
+            static_cast<int>(desc->flags), count, *r);
+      return *r;
+    }
+  }
+  return AMEM_REAL(cuMemSetAccess, v10020)(address, size, desc, count);
+}
+
+/// The driver knows nothing of memory that is away. No wait at the gate, as with every question. Of
+/// cuMemAlloc's memory, which is no mapping of the program's, it says what it says.
+CUresult get_access(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
+  const auto real_call = AMEM_REAL(cuMemGetAccess, v10020);
+  Runtime& runtime = Runtime::get();
+  if (flags == nullptr || location == nullptr || in_forked_child() || of_heap(address))
+    return real_call(flags, location, address);
+  const auto granted = runtime.memory().access(address, *location);
+  if (!granted) return real_call(flags, location, address);
+  if (location->type == CU_MEM_LOCATION_TYPE_DEVICE &&
+      (location->id < 0 || location->id >= runtime.devices()->count()))
+    return CUDA_ERROR_INVALID_DEVICE;
+  *flags = *granted;
+  return CUDA_SUCCESS;
+}
+
+CUresult handle_for_range(void* handle, CUdeviceptr address, std::size_t size,
+                          CUmemRangeHandleType type, unsigned long long flags) {
+  const auto real_call = AMEM_REAL(cuMemGetHandleForAddressRange, v11070);
+  Memory& memory = Runtime::get().memory();
+  if (in_forked_child() || !memory.brokered(address, size))
+    return real_call(handle, address, size, type, flags);
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  if (!memory.arrived(address, size)) return CUDA_ERROR_SYSTEM_NOT_READY;
+  const CUresult r = real_call(handle, address, size, type, flags);
+  if (r == CUDA_SUCCESS) Runtime::get().slabs().pin(address, size);
+  return r;
+}
+
+const Call kCalls[] = {
+#define AMEM_CALL(api, version, row, symbol, per_thread, wrapper) \
+  {api, version, per_thread, symbol, reinterpret_cast<void*>(wrapper), &real_functions[row]},
+#define AMEM_PLAIN(api, version, type, symbol, per_thread, wrapper) \
+  AMEM_CALL(#api, version, kRow_##api##_##type, symbol, per_thread, \
+            static_cast<PFN_##api##_##type>(&wrapper))
+    AMEM_MEMORY_CALLS(AMEM_PLAIN)
+#undef AMEM_PLAIN
+#undef AMEM_CALL
+};
+
+#define AMEM_DIRECT_ROW(api, version, type, symbol, ...) AMEM_DIRECT(symbol);
+AMEM_MEMORY_CALLS(AMEM_DIRECT_ROW)
+#undef AMEM_DIRECT_ROW
+
+}  // namespace
+
+CallList memory_calls() { return {std::begin(kCalls), std::end(kCalls)}; }
+
+}  // namespace amem::shim
