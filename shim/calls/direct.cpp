@@ -1,15 +1,48 @@
 #include "shim/calls/direct.h"
 
-#include <cuda.h>
 #include <dlfcn.h>
-#include <link.h>
 
 #include <atomic>
 
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
+#include "shim/calls/driver_calls.h"
 #include "shim/process/modules.h"
+#include "shim/process/symbols.h"
 #include "shim/runtime/runtime.h"
+
+// The jump of each wrapped symbol; its row is found by name.
+asm(R"(
+    .macro amem_direct symbol
+    .pushsection .rodata.str1.1, "aMS", @progbits, 1
+.Lname_\symbol:
+    .string "\symbol"
+    .popsection
+    .pushsection .data.amem_direct, "aw", @progbits
+    .balign 8
+.Lslot_\symbol:
+    .quad .Lfirst_\symbol
+    .quad .Lname_\symbol
+    .popsection
+    .pushsection amem_direct, "ax", @progbits
+    .balign 16
+    .globl \symbol
+    .type \symbol, @function
+\symbol:
+    .cfi_startproc
+    endbr64
+    jmp *.Lslot_\symbol(%rip)
+.Lfirst_\symbol:
+    endbr64
+    leaq .Lslot_\symbol(%rip), %r11
+    jmp amem_direct_first
+    .cfi_endproc
+    .size \symbol, .-\symbol
+    .popsection
+    .endm
+)");
+#define WRAPPED(api, version, type, symbol) asm("amem_direct " #symbol);
+#include "shim/calls/driver_calls.inc"
 
 // The linker's names for the bounds of the section that the jumps lie in.
 extern "C" __attribute__((visibility("hidden"))) const char __start_amem_direct[];
@@ -22,42 +55,13 @@ namespace {
 /// linked to the driver comes here (a weak symbol), and sees what it would see before cuInit.
 CUresult no_driver() { return CUDA_ERROR_NOT_INITIALIZED; }
 
-const link_map* map_of(const void* code) {
-  Dl_info info{};
-  link_map* map = nullptr;
-  return ::dladdr1(code, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) != 0 ? map
-                                                                                      : nullptr;
-}
-
 }  // namespace
 
-/// As AMEM_DIRECT lays it out.
+/// As amem_direct lays it out.
 struct DirectSlot {
   void* target;  // where the next call goes
   const char* symbol;
 };
-
-void* driver_symbol(const char* symbol) {
-  // Not RTLD_NEXT: that may find a stub of somebody's that leads back here, and does not look where
-  // a module loaded with RTLD_LOCAL brings its libcuda.
-  void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  if (library == nullptr) return nullptr;
-  void* found = real_dlsym()(library, symbol);
-  ::dlclose(library);
-  return found;
-}
-
-void* next_symbol(const char* symbol) { return real_dlsym()(RTLD_NEXT, symbol); }
-
-bool precedes_us(const void* code) {
-  const link_map* theirs = map_of(code);
-  const link_map* ours = map_of(reinterpret_cast<const void*>(&precedes_us));
-  if (theirs == nullptr || ours == nullptr) return false;
-  // In the order of the search, and unchanged since the process began.
-  for (const link_map* m = ours->l_prev; m != nullptr; m = m->l_prev)
-    if (m == theirs) return true;
-  return false;
-}
 
 void warn_of_bypassed(const char* symbol, const void* driver_function) {
   const void* next = next_symbol(symbol);

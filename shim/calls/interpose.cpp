@@ -1,7 +1,4 @@
-#include "shim/calls/interpose.h"
-
-#include <cuda.h>
-#include <cudaTypedefs.h>
+// Interposition: the shim supplies `dlsym`, and wraps what it and cuGetProcAddress hand out.
 #include <dlfcn.h>
 
 #include <cstring>
@@ -10,18 +7,13 @@
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
 #include "shim/calls/direct.h"
+#include "shim/calls/driver_calls.h"
 #include "shim/calls/nccl_api.h"
+#include "shim/process/symbols.h"
 #include "shim/runtime/runtime.h"
-
-// In a build with sanitizers their runtime looks its own functions up with our dlsym, before
-// instrumented code can run.
-#define AMEM_RUNS_BEFORE_SANITIZERS __attribute__((no_sanitize("address,undefined,thread")))
 
 namespace amem::shim {
 namespace {
-
-std::atomic<void*> real_get_v1{nullptr};
-std::atomic<void*> real_get_v2{nullptr};
 
 /// A newer toolkit's programs may ask for an API version that we do not know. Where the driver then
 /// has another function than for ours, its signature may be another one too.
@@ -48,72 +40,23 @@ void wrap(const char* api, void** function, int version, cuuint64_t flags, const
   *function = call->wrapper;
 }
 
-CUresult get_v1(const char* api, void** function, int version, cuuint64_t flags) {
-  auto real = reinterpret_cast<PFN_cuGetProcAddress_v11030>(real_get_v1.load());
-  const CUresult r = real(api, function, version, flags);
-  const auto again = [&](void** f, int v) { return real(api, f, v, flags); };
-  if (r == CUDA_SUCCESS) wrap(api, function, version, flags, again);
-  return r;
-}
-
-CUresult get_v2(const char* api, void** function, int version, cuuint64_t flags,
-                CUdriverProcAddressQueryResult* found) {
-  auto real = reinterpret_cast<PFN_cuGetProcAddress_v12000>(real_get_v2.load());
-  const CUresult r = real(api, function, version, flags, found);
-  const auto again = [&](void** f, int v) { return real(api, f, v, flags, nullptr); };
-  if (r == CUDA_SUCCESS) wrap(api, function, version, flags, again);
-  return r;
-}
-
-const Call kLookupCalls[] = {
-    {"cuGetProcAddress", 11030, false, "cuGetProcAddress", reinterpret_cast<void*>(&get_v1),
-     &real_get_v1},
-    {"cuGetProcAddress", 12000, false, "cuGetProcAddress_v2", reinterpret_cast<void*>(&get_v2),
-     &real_get_v2},
-};
-AMEM_DIRECT("cuGetProcAddress");
-AMEM_DIRECT("cuGetProcAddress_v2");
-
-template <class Visit>
-void for_each_call(Visit visit) {
-  for (const Call& call : kLookupCalls) visit(call);
-  for (const CallList list : {memory_calls(), capture_calls(), heap_calls(), ipc_calls(),
-                              multicast_calls(), slab_calls(), unbrokered_calls(), work_calls()})
-    for (const Call* call = list.begin; call != list.end; ++call) visit(*call);
-}
-
 }  // namespace
 
-const Call* find_symbol(const char* symbol) {
-  const Call* found = nullptr;
-  for_each_call([&](const Call& call) {
-    if (std::strcmp(call.symbol, symbol) == 0) found = &call;
-  });
-  return found;
+CUresult answer_cuGetProcAddress(const char* api, void** function, int version, cuuint64_t flags) {
+  const auto get = real<kRow_cuGetProcAddress>();
+  const CUresult r = get(api, function, version, flags);
+  const auto again = [&](void** f, int v) { return get(api, f, v, flags); };
+  if (r == CUDA_SUCCESS) wrap(api, function, version, flags, again);
+  return r;
 }
 
-const Call* find_call(const char* api, int version, bool per_thread) {
-  const Call* best = nullptr;
-  const Call* best_shared = nullptr;  // for calls that know no per-thread variant
-  for_each_call([&](const Call& call) {
-    if (call.version > version || std::strcmp(call.api, api) != 0) return;
-    const Call*& slot = call.per_thread ? best : best_shared;
-    if (slot == nullptr || call.version > slot->version) slot = &call;
-  });
-  return per_thread && best != nullptr ? best : best_shared;
-}
-
-AMEM_RUNS_BEFORE_SANITIZERS Dlsym real_dlsym() {
-  // With the compiler's atomics: std::atomic's functions would be instrumented.
-  static void* cached = nullptr;
-  void* real = __atomic_load_n(&cached, __ATOMIC_ACQUIRE);
-  if (real == nullptr) {
-    // The versions under which the C library has exported dlsym on x86-64: since 2.34, and before.
-    real = ::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
-    if (real == nullptr) real = ::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
-    __atomic_store_n(&cached, real, __ATOMIC_RELEASE);
-  }
-  return reinterpret_cast<Dlsym>(real);
+CUresult answer_cuGetProcAddress_v2(const char* api, void** function, int version, cuuint64_t flags,
+                                    CUdriverProcAddressQueryResult* found) {
+  const auto get = real<kRow_cuGetProcAddress_v2>();
+  const CUresult r = get(api, function, version, flags, found);
+  const auto again = [&](void** f, int v) { return get(api, f, v, flags, nullptr); };
+  if (r == CUDA_SUCCESS) wrap(api, function, version, flags, again);
+  return r;
 }
 
 }  // namespace amem::shim

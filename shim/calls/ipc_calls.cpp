@@ -1,27 +1,37 @@
 // Wrappers of the calls that pass device memory between processes by handle. Handles and addresses
 // of brokered memory are answered by Ipc, everything else by the driver.
-#include <cuda.h>
-#include <cudaTypedefs.h>
-
-#include <iterator>
 
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
-#include "shim/calls/direct.h"
-#include "shim/calls/interpose.h"
+#include "shim/calls/driver_calls.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
 namespace {
 
-std::atomic<void*> real_get;
-std::atomic<void*> real_open_v4010;
-std::atomic<void*> real_open_v11000;
-std::atomic<void*> real_close;
+template <Row row>
+CUresult open(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+  const std::optional<IpcHandle> ours = Ipc::read(handle);
+  if (!ours || address == nullptr) return real<row>()(address, handle, flags);
+  Runtime& runtime = Runtime::get();
+  if (runtime.forked()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (!runtime.connected()) {
+    log_error(
+        "a peer passed an IPC handle of brokered memory, and this process has no broker to redeem "
+        "it at");
+    return CUDA_ERROR_SYSTEM_NOT_READY;
+  }
+  const Pass pass(runtime.gate());
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  const CUresult r = runtime.ipc().open(address, *ours, flags);
+  trace("ipc open owner=rank%d n=%llu rc=%d", ours->ticket.owner_rank,
+        static_cast<unsigned long long>(ours->ticket.size), r);
+  return r;
+}
 
-using Open = PFN_cuIpcOpenMemHandle_v11000;  // of either version
+}  // namespace
 
-CUresult get(CUipcMemHandle* handle, CUdeviceptr address) {
+CUresult answer_cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
   Runtime& runtime = Runtime::get();
   if (handle != nullptr && !runtime.forked()) {
     std::optional<Ipc::Piece> piece;
@@ -41,31 +51,10 @@ CUresult get(CUipcMemHandle* handle, CUdeviceptr address) {
       return *r;
     }
   }
-  return reinterpret_cast<PFN_cuIpcGetMemHandle_v4010>(real_get.load())(handle, address);
+  return real<kRow_cuIpcGetMemHandle>()(handle, address);
 }
 
-template <std::atomic<void*>& real>
-CUresult open(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
-  const std::optional<IpcHandle> ours = Ipc::read(handle);
-  if (!ours || address == nullptr)
-    return reinterpret_cast<Open>(real.load())(address, handle, flags);
-  Runtime& runtime = Runtime::get();
-  if (runtime.forked()) return CUDA_ERROR_NOT_INITIALIZED;
-  if (!runtime.connected()) {
-    log_error(
-        "a peer passed an IPC handle of brokered memory, and this process has no broker to redeem "
-        "it at");
-    return CUDA_ERROR_SYSTEM_NOT_READY;
-  }
-  const Pass pass(runtime.gate());
-  if (pass.result() != CUDA_SUCCESS) return pass.result();
-  const CUresult r = runtime.ipc().open(address, *ours, flags);
-  trace("ipc open owner=rank%d n=%llu rc=%d", ours->ticket.owner_rank,
-        static_cast<unsigned long long>(ours->ticket.size), r);
-  return r;
-}
-
-CUresult close(CUdeviceptr address) {
+CUresult answer_cuIpcCloseMemHandle(CUdeviceptr address) {
   Runtime& runtime = Runtime::get();
   if (!runtime.forked() && runtime.ipc().opened(address)) {
     const bool captures = the_gate->captures() > 0;
@@ -79,26 +68,15 @@ CUresult close(CUdeviceptr address) {
       return *r;
     }
   }
-  return reinterpret_cast<PFN_cuIpcCloseMemHandle_v4010>(real_close.load())(address);
+  return real<kRow_cuIpcCloseMemHandle>()(address);
 }
 
-const Call kCalls[] = {
-    {"cuIpcGetMemHandle", 4010, false, "cuIpcGetMemHandle", reinterpret_cast<void*>(&get),
-     &real_get},
-    {"cuIpcOpenMemHandle", 4010, false, "cuIpcOpenMemHandle",
-     reinterpret_cast<void*>(static_cast<Open>(&open<real_open_v4010>)), &real_open_v4010},
-    {"cuIpcOpenMemHandle", 11000, false, "cuIpcOpenMemHandle_v2",
-     reinterpret_cast<void*>(static_cast<Open>(&open<real_open_v11000>)), &real_open_v11000},
-    {"cuIpcCloseMemHandle", 4010, false, "cuIpcCloseMemHandle", reinterpret_cast<void*>(&close),
-     &real_close},
-};
-AMEM_DIRECT("cuIpcGetMemHandle");
-AMEM_DIRECT("cuIpcOpenMemHandle");
-AMEM_DIRECT("cuIpcOpenMemHandle_v2");
-AMEM_DIRECT("cuIpcCloseMemHandle");
+CUresult answer_cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+  return open<kRow_cuIpcOpenMemHandle>(address, handle, flags);
+}
 
-}  // namespace
-
-CallList ipc_calls() { return {std::begin(kCalls), std::end(kCalls)}; }
+CUresult answer_cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+  return open<kRow_cuIpcOpenMemHandle_v2>(address, handle, flags);
+}
 
 }  // namespace amem::shim

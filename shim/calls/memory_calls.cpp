@@ -1,55 +1,15 @@
 // Wrappers of the virtual memory calls. Virtual handles and brokered
 // addresses are answered by Memory, everything else by the driver.
-#include <cuda.h>
-#include <cudaTypedefs.h>
-
-#include <iterator>
 
 #include "common/ticket.h"
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
-#include "shim/calls/direct.h"
-#include "shim/calls/interpose.h"
+#include "shim/calls/driver_calls.h"
 #include "shim/process/modules.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
 namespace {
-
-// api, version, typedef suffix, symbol, per-thread variant, wrapper
-#define AMEM_MEMORY_CALLS(X)                                                                  \
-  X(cuMemCreate, 10020, v10020, "cuMemCreate", false, create)                                 \
-  X(cuMemRelease, 10020, v10020, "cuMemRelease", false, release)                              \
-  X(cuMemMap, 10020, v10020, "cuMemMap", false, map)                                          \
-  X(cuMemUnmap, 10020, v10020, "cuMemUnmap", false, unmap)                                    \
-  X(cuMemSetAccess, 10020, v10020, "cuMemSetAccess", false, set_access)                       \
-  X(cuMemGetAccess, 10020, v10020, "cuMemGetAccess", false, get_access)                       \
-  X(cuMemRetainAllocationHandle, 11000, v11000, "cuMemRetainAllocationHandle", false, retain) \
-  X(cuMemExportToShareableHandle, 10020, v10020, "cuMemExportToShareableHandle", false,       \
-    export_handle)                                                                            \
-  X(cuMemImportFromShareableHandle, 10020, v10020, "cuMemImportFromShareableHandle", false,   \
-    import_handle)                                                                            \
-  X(cuMemGetAllocationPropertiesFromHandle, 10020, v10020,                                    \
-    "cuMemGetAllocationPropertiesFromHandle", false, properties)                              \
-  X(cuMemGetHandleForAddressRange, 11070, v11070, "cuMemGetHandleForAddressRange", false,     \
-    handle_for_range)
-
-enum Row {
-#define AMEM_ROW(api, version, type, ...) kRow_##api##_##type,
-  AMEM_MEMORY_CALLS(AMEM_ROW)
-#undef AMEM_ROW
-      kRows
-};
-
-std::atomic<void*> real_functions[kRows];
-
-template <class Function>
-Function real(Row row) {
-  return reinterpret_cast<Function>(real_functions[row].load(std::memory_order_relaxed));
-}
-#define AMEM_REAL(api, type) real<PFN_##api##_##type>(kRow_##api##_##type)
-
-// ---- handles ----
 
 /// A child of fork has no driver and no session, and locks that its parent's threads held stay
 /// held: virtual handles mean nothing there, and addresses are the driver's business.
@@ -107,28 +67,9 @@ std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, st
   return r;
 }
 
-CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
-                const CUmemAllocationProp* prop, unsigned long long flags) {
-  const void* caller = __builtin_return_address(0);
-  std::optional<CUresult> ours = create_brokered(handle, size, prop, flags, caller);
-  const CUresult r =
-      ours.has_value() ? *ours : AMEM_REAL(cuMemCreate, v10020)(handle, size, prop, flags);
-  if (!ours.has_value() && r == CUDA_SUCCESS && !in_forked_child() &&
-      prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-    Runtime::get().unbrokered().created(*handle, size, prop->location.id);
-    Runtime::get().report().changed();
-  }
-  if (tracing() && prop != nullptr)
-    trace("create %s n=%zu loc=%d:%d hty=%d rdma=%d rc=%d mine=%d", module_of(caller).c_str(), size,
-          static_cast<int>(prop->location.type), prop->location.id,
-          static_cast<int>(prop->requestedHandleTypes), prop->allocFlags.gpuDirectRDMACapable, r,
-          r == CUDA_SUCCESS && ours.has_value());
-  return r;
-}
-
 /// Not brokered; perhaps a multicast object, with which brokered memory may lose a binding.
 CUresult release_object(CUmemGenericAllocationHandle handle) {
-  const auto real_call = AMEM_REAL(cuMemRelease, v10020);
+  const auto real_call = real<kRow_cuMemRelease>();
   Runtime& runtime = Runtime::get();
   if (in_forked_child()) return real_call(handle);
   if (!runtime.multicast().tracked(handle)) {
@@ -146,7 +87,29 @@ CUresult release_object(CUmemGenericAllocationHandle handle) {
   return r;
 }
 
-CUresult release(CUmemGenericAllocationHandle handle) {
+}  // namespace
+
+// ---- handles ----
+
+CUresult answer_cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
+                            const CUmemAllocationProp* prop, unsigned long long flags) {
+  const void* caller = __builtin_return_address(0);
+  std::optional<CUresult> ours = create_brokered(handle, size, prop, flags, caller);
+  const CUresult r = ours.has_value() ? *ours : real<kRow_cuMemCreate>()(handle, size, prop, flags);
+  if (!ours.has_value() && r == CUDA_SUCCESS && !in_forked_child() &&
+      prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+    Runtime::get().unbrokered().created(*handle, size, prop->location.id);
+    Runtime::get().report().changed();
+  }
+  if (tracing() && prop != nullptr)
+    trace("create %s n=%zu loc=%d:%d hty=%d rdma=%d rc=%d mine=%d", module_of(caller).c_str(), size,
+          static_cast<int>(prop->location.type), prop->location.id,
+          static_cast<int>(prop->requestedHandleTypes), prop->allocFlags.gpuDirectRDMACapable, r,
+          r == CUDA_SUCCESS && ours.has_value());
+  return r;
+}
+
+CUresult answer_cuMemRelease(CUmemGenericAllocationHandle handle) {
   if (!ours(handle)) return release_object(handle);
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   const Pass pass(*the_gate);
@@ -160,7 +123,7 @@ CUresult release(CUmemGenericAllocationHandle handle) {
                                  : runtime.memory().release(handle);
 }
 
-CUresult retain(CUmemGenericAllocationHandle* handle, void* address) {
+CUresult answer_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
   const auto at = reinterpret_cast<CUdeviceptr>(address);
   if (handle != nullptr && !in_forked_child()) {
     if (of_heap(at)) return CUDA_ERROR_INVALID_VALUE;
@@ -171,7 +134,7 @@ CUresult retain(CUmemGenericAllocationHandle* handle, void* address) {
             module_of(__builtin_return_address(0)).c_str());
     if (r) return *r;
   }
-  const CUresult r = AMEM_REAL(cuMemRetainAllocationHandle, v11000)(handle, address);
+  const CUresult r = real<kRow_cuMemRetainAllocationHandle>()(handle, address);
   if (r == CUDA_SUCCESS && !in_forked_child()) {
     Runtime::get().unbrokered().retained(*handle);
     Runtime::get().multicast().retain(*handle, at);
@@ -179,10 +142,10 @@ CUresult retain(CUmemGenericAllocationHandle* handle, void* address) {
   return r;
 }
 
-CUresult export_handle(void* out, CUmemGenericAllocationHandle handle,
-                       CUmemAllocationHandleType type, unsigned long long flags) {
-  if (!ours(handle))
-    return AMEM_REAL(cuMemExportToShareableHandle, v10020)(out, handle, type, flags);
+CUresult answer_cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle handle,
+                                             CUmemAllocationHandleType type,
+                                             unsigned long long flags) {
+  if (!ours(handle)) return real<kRow_cuMemExportToShareableHandle>()(out, handle, type, flags);
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   if (out == nullptr || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     return CUDA_ERROR_INVALID_VALUE;
@@ -195,13 +158,13 @@ CUresult export_handle(void* out, CUmemGenericAllocationHandle handle,
   return runtime.slabs().export_ticket(static_cast<int*>(out), handle);
 }
 
-CUresult import_handle(CUmemGenericAllocationHandle* handle, void* os_handle,
-                       CUmemAllocationHandleType type) {
+CUresult answer_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle,
+                                               void* os_handle, CUmemAllocationHandleType type) {
   const auto fd = static_cast<int>(reinterpret_cast<std::intptr_t>(os_handle));
   std::optional<Ticket> ticket;
   if (handle != nullptr && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     ticket = read_ticket(fd);
-  if (!ticket) return AMEM_REAL(cuMemImportFromShareableHandle, v10020)(handle, os_handle, type);
+  if (!ticket) return real<kRow_cuMemImportFromShareableHandle>()(handle, os_handle, type);
   Runtime& runtime = Runtime::get();
   if (!runtime.connected()) {
     log_error(
@@ -219,8 +182,9 @@ CUresult import_handle(CUmemGenericAllocationHandle* handle, void* os_handle,
   return r;
 }
 
-CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
-  if (!ours(handle)) return AMEM_REAL(cuMemGetAllocationPropertiesFromHandle, v10020)(prop, handle);
+CUresult answer_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop,
+                                                       CUmemGenericAllocationHandle handle) {
+  if (!ours(handle)) return real<kRow_cuMemGetAllocationPropertiesFromHandle>()(prop, handle);
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   Runtime& runtime = Runtime::get();
   return Slabs::is_piece(handle) ? runtime.slabs().properties(prop, handle)
@@ -229,10 +193,10 @@ CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle hand
 
 // ---- addresses ----
 
-CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
-             CUmemGenericAllocationHandle handle, unsigned long long flags) {
+CUresult answer_cuMemMap(CUdeviceptr address, std::size_t size, std::size_t offset,
+                         CUmemGenericAllocationHandle handle, unsigned long long flags) {
   if (!ours(handle)) {
-    const CUresult r = AMEM_REAL(cuMemMap, v10020)(address, size, offset, handle, flags);
+    const CUresult r = real<kRow_cuMemMap>()(address, size, offset, handle, flags);
     if (r == CUDA_SUCCESS && !in_forked_child()) {
       Runtime::get().unbrokered().mapped(handle, address);
       Runtime::get().multicast().map(handle, address, size);
@@ -252,8 +216,8 @@ CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
   return r;
 }
 
-CUresult unmap(CUdeviceptr address, std::size_t size) {
-  const auto real_call = AMEM_REAL(cuMemUnmap, v10020);
+CUresult answer_cuMemUnmap(CUdeviceptr address, std::size_t size) {
+  const auto real_call = real<kRow_cuMemUnmap>();
   Memory& memory = Runtime::get().memory();
   Multicast& multicast = Runtime::get().multicast();
   if (!in_forked_child() && memory.brokered(address, size)) {
@@ -283,8 +247,8 @@ CUresult unmap(CUdeviceptr address, std::size_t size) {
   return r;
 }
 
-CUresult set_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc* desc,
-                    std::size_t count) {
+CUresult answer_cuMemSetAccess(CUdeviceptr address, std::size_t size, const CUmemAccessDesc* desc,
+                               std::size_t count) {
   Memory& memory = Runtime::get().memory();
   if (desc != nullptr && !in_forked_child() && memory.brokered(address, size)) {
     if (of_heap(address)) return CUDA_ERROR_INVALID_VALUE;
@@ -298,13 +262,14 @@ CUresult set_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc
       return *r;
     }
   }
-  return AMEM_REAL(cuMemSetAccess, v10020)(address, size, desc, count);
+  return real<kRow_cuMemSetAccess>()(address, size, desc, count);
 }
 
 /// The driver knows nothing of memory that is away. No wait at the gate, as with every question. Of
 /// cuMemAlloc's memory, which is no mapping of the program's, it says what it says.
-CUresult get_access(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
-  const auto real_call = AMEM_REAL(cuMemGetAccess, v10020);
+CUresult answer_cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location,
+                               CUdeviceptr address) {
+  const auto real_call = real<kRow_cuMemGetAccess>();
   Runtime& runtime = Runtime::get();
   if (flags == nullptr || location == nullptr || in_forked_child() || of_heap(address))
     return real_call(flags, location, address);
@@ -317,9 +282,9 @@ CUresult get_access(unsigned long long* flags, const CUmemLocation* location, CU
   return CUDA_SUCCESS;
 }
 
-CUresult handle_for_range(void* handle, CUdeviceptr address, std::size_t size,
-                          CUmemRangeHandleType type, unsigned long long flags) {
-  const auto real_call = AMEM_REAL(cuMemGetHandleForAddressRange, v11070);
+CUresult answer_cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::size_t size,
+                                              CUmemRangeHandleType type, unsigned long long flags) {
+  const auto real_call = real<kRow_cuMemGetHandleForAddressRange>();
   Memory& memory = Runtime::get().memory();
   if (in_forked_child() || !memory.brokered(address, size))
     return real_call(handle, address, size, type, flags);
@@ -330,24 +295,5 @@ CUresult handle_for_range(void* handle, CUdeviceptr address, std::size_t size,
   if (r == CUDA_SUCCESS) Runtime::get().slabs().pin(address, size);
   return r;
 }
-
-const Call kCalls[] = {
-#define AMEM_CALL(api, version, row, symbol, per_thread, wrapper) \
-  {api, version, per_thread, symbol, reinterpret_cast<void*>(wrapper), &real_functions[row]},
-#define AMEM_PLAIN(api, version, type, symbol, per_thread, wrapper) \
-  AMEM_CALL(#api, version, kRow_##api##_##type, symbol, per_thread, \
-            static_cast<PFN_##api##_##type>(&wrapper))
-    AMEM_MEMORY_CALLS(AMEM_PLAIN)
-#undef AMEM_PLAIN
-#undef AMEM_CALL
-};
-
-#define AMEM_DIRECT_ROW(api, version, type, symbol, ...) AMEM_DIRECT(symbol);
-AMEM_MEMORY_CALLS(AMEM_DIRECT_ROW)
-#undef AMEM_DIRECT_ROW
-
-}  // namespace
-
-CallList memory_calls() { return {std::begin(kCalls), std::end(kCalls)}; }
 
 }  // namespace amem::shim

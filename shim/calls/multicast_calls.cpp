@@ -1,66 +1,16 @@
 // Wrappers of the multicast calls: memory that is bound may be brokered, the objects never are. All
 // of it only with AMEM_NVLS=1; without, NCCL is told that there is no multicast, in scopes beyond
 // NCCL's everybody is.
-#include <cuda.h>
-#include <cudaTypedefs.h>
-
-#include <iterator>
 
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
-#include "shim/calls/direct.h"
-#include "shim/calls/interpose.h"
+#include "shim/calls/driver_calls.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
 namespace {
 
-// api, version, typedef suffix, symbol, wrapper
-#define AMEM_MULTICAST_CALLS(X)                                                  \
-  X(cuDeviceGetAttribute, 2000, v2000, "cuDeviceGetAttribute", device_attribute) \
-  X(cuMulticastCreate, 12010, v12010, "cuMulticastCreate", create)               \
-  X(cuMulticastAddDevice, 12010, v12010, "cuMulticastAddDevice", add_device)     \
-  X(cuMulticastBindMem, 12010, v12010, "cuMulticastBindMem", bind_memory)        \
-  X(cuMulticastBindAddr, 12010, v12010, "cuMulticastBindAddr", bind_address)     \
-  X(cuMulticastUnbind, 12010, v12010, "cuMulticastUnbind", unbind)
-
-enum Row {
-#define AMEM_ROW(api, ...) kRow_##api,
-  AMEM_MULTICAST_CALLS(AMEM_ROW)
-#undef AMEM_ROW
-      kRows
-};
-
-std::atomic<void*> real_functions[kRows];
-#define AMEM_REAL(api, type) \
-  reinterpret_cast<PFN_##api##_##type>(real_functions[kRow_##api].load(std::memory_order_relaxed))
-
 bool in_forked_child() { return Runtime::get().forked(); }
-
-CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice device) {
-  const CUresult r = AMEM_REAL(cuDeviceGetAttribute, v2000)(value, attribute, device);
-  if (r == CUDA_SUCCESS && attribute == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED && *value != 0) {
-    Runtime& runtime = Runtime::get();
-    // Whoever may come to have brokered memory is not to find a use for it that would be refused.
-    const bool concerned =
-        runtime.options().scope != Scope::kNccl || runtime.brokers(__builtin_return_address(0));
-    if (!runtime.options().nvls && concerned && runtime.connected()) *value = 0;
-  }
-  return r;
-}
-
-CUresult create(CUmemGenericAllocationHandle* object, const CUmulticastObjectProp* prop) {
-  const CUresult r = AMEM_REAL(cuMulticastCreate, v12010)(object, prop);
-  if (r == CUDA_SUCCESS && !in_forked_child()) Runtime::get().multicast().track(*object);
-  return r;
-}
-
-/// Does not pass the gate: a peer that is inside a bind waits for this call.
-CUresult add_device(CUmemGenericAllocationHandle object, CUdevice device) {
-  const CUresult r = AMEM_REAL(cuMulticastAddDevice, v12010)(object, device);
-  if (r == CUDA_SUCCESS && !in_forked_child()) Runtime::get().multicast().track(object);
-  return r;
-}
 
 CUresult refuse_binding() {
   log_error(
@@ -84,10 +34,38 @@ CUresult finish_bind(CUresult r, CUmemGenericAllocationHandle object,
   return r;
 }
 
-CUresult bind_memory(CUmemGenericAllocationHandle object, std::size_t at,
-                     CUmemGenericAllocationHandle memory, std::size_t from, std::size_t size,
-                     unsigned long long flags) {
-  const auto real_call = AMEM_REAL(cuMulticastBindMem, v12010);
+}  // namespace
+
+CUresult answer_cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  const CUresult r = real<kRow_cuDeviceGetAttribute>()(value, attribute, device);
+  if (r == CUDA_SUCCESS && attribute == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED && *value != 0) {
+    Runtime& runtime = Runtime::get();
+    // Whoever may come to have brokered memory is not to find a use for it that would be refused.
+    const bool concerned =
+        runtime.options().scope != Scope::kNccl || runtime.brokers(__builtin_return_address(0));
+    if (!runtime.options().nvls && concerned && runtime.connected()) *value = 0;
+  }
+  return r;
+}
+
+CUresult answer_cuMulticastCreate(CUmemGenericAllocationHandle* object,
+                                  const CUmulticastObjectProp* prop) {
+  const CUresult r = real<kRow_cuMulticastCreate>()(object, prop);
+  if (r == CUDA_SUCCESS && !in_forked_child()) Runtime::get().multicast().track(*object);
+  return r;
+}
+
+/// Does not pass the gate: a peer that is inside a bind waits for this call.
+CUresult answer_cuMulticastAddDevice(CUmemGenericAllocationHandle object, CUdevice device) {
+  const CUresult r = real<kRow_cuMulticastAddDevice>()(object, device);
+  if (r == CUDA_SUCCESS && !in_forked_child()) Runtime::get().multicast().track(object);
+  return r;
+}
+
+CUresult answer_cuMulticastBindMem(CUmemGenericAllocationHandle object, std::size_t at,
+                                   CUmemGenericAllocationHandle memory, std::size_t from,
+                                   std::size_t size, unsigned long long flags) {
+  const auto real_call = real<kRow_cuMulticastBindMem>();
   const bool piece = Slabs::is_piece(memory);
   if (!piece && !Table::is_virtual(memory)) return real_call(object, at, memory, from, size, flags);
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
@@ -104,9 +82,10 @@ CUresult bind_memory(CUmemGenericAllocationHandle object, std::size_t at,
   return finish_bind(r, object, {{held.id, held.device, at, from, size}});
 }
 
-CUresult bind_address(CUmemGenericAllocationHandle object, std::size_t at, CUdeviceptr address,
-                      std::size_t size, unsigned long long flags) {
-  const auto real_call = AMEM_REAL(cuMulticastBindAddr, v12010);
+CUresult answer_cuMulticastBindAddr(CUmemGenericAllocationHandle object, std::size_t at,
+                                    CUdeviceptr address, std::size_t size,
+                                    unsigned long long flags) {
+  const auto real_call = real<kRow_cuMulticastBindAddr>();
   Runtime& runtime = Runtime::get();
   if (in_forked_child() || !runtime.memory().brokered(address, size))
     return real_call(object, at, address, size, flags);
@@ -121,9 +100,9 @@ CUresult bind_address(CUmemGenericAllocationHandle object, std::size_t at, CUdev
   return finish_bind(r, object, bindings);
 }
 
-CUresult unbind(CUmemGenericAllocationHandle object, CUdevice device, std::size_t at,
-                std::size_t size) {
-  const auto real_call = AMEM_REAL(cuMulticastUnbind, v12010);
+CUresult answer_cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device,
+                                  std::size_t at, std::size_t size) {
+  const auto real_call = real<kRow_cuMulticastUnbind>();
   Runtime& runtime = Runtime::get();
   if (in_forked_child() || !runtime.multicast().tracked(object))
     return real_call(object, device, at, size);
@@ -135,25 +114,5 @@ CUresult unbind(CUmemGenericAllocationHandle object, CUdevice device, std::size_
   trace("multicast unbind at=%zu n=%zu rc=%d", at, size, r);
   return r;
 }
-
-const Call kCalls[] = {
-#define AMEM_CALL(api, version, type, symbol, wrapper)                 \
-  {#api,                                                               \
-   version,                                                            \
-   false,                                                              \
-   symbol,                                                             \
-   reinterpret_cast<void*>(static_cast<PFN_##api##_##type>(&wrapper)), \
-   &real_functions[kRow_##api]},
-    AMEM_MULTICAST_CALLS(AMEM_CALL)
-#undef AMEM_CALL
-};
-
-#define AMEM_DIRECT_ROW(api, version, type, symbol, wrapper) AMEM_DIRECT(symbol);
-AMEM_MULTICAST_CALLS(AMEM_DIRECT_ROW)
-#undef AMEM_DIRECT_ROW
-
-}  // namespace
-
-CallList multicast_calls() { return {std::begin(kCalls), std::end(kCalls)}; }
 
 }  // namespace amem::shim

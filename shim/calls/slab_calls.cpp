@@ -1,42 +1,22 @@
 // Wrappers of what NCCL asks before and after it makes a buffer: granularity and addresses. Slabs
 // answers NCCL, the driver everybody else.
-#include <cuda.h>
-#include <cudaTypedefs.h>
-
-#include <iterator>
 #include <optional>
 
 #include "shim/base/trace.h"
-#include "shim/calls/direct.h"
-#include "shim/calls/interpose.h"
+#include "shim/calls/driver_calls.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
 namespace {
 
-// api, wrapper
-#define AMEM_SLAB_CALLS(X)                      \
-  X(cuMemGetAllocationGranularity, granularity) \
-  X(cuMemAddressReserve, reserve)               \
-  X(cuMemAddressFree, free_address)
-
-enum Row {
-#define AMEM_ROW(api, ...) kRow_##api,
-  AMEM_SLAB_CALLS(AMEM_ROW)
-#undef AMEM_ROW
-      kRows
-};
-
-std::atomic<void*> real_functions[kRows];
-#define AMEM_REAL(api) \
-  reinterpret_cast<PFN_##api##_v10020>(real_functions[kRow_##api].load(std::memory_order_relaxed))
-
 /// Of a child of fork the shim knows nothing.
 bool in_forked_child() { return Runtime::get().forked(); }
 
-CUresult granularity(std::size_t* size, const CUmemAllocationProp* prop,
-                     CUmemAllocationGranularity_flags option) {
-  const CUresult r = AMEM_REAL(cuMemGetAllocationGranularity)(size, prop, option);
+}  // namespace
+
+CUresult answer_cuMemGetAllocationGranularity(std::size_t* size, const CUmemAllocationProp* prop,
+                                              CUmemAllocationGranularity_flags option) {
+  const CUresult r = real<kRow_cuMemGetAllocationGranularity>()(size, prop, option);
   Runtime& runtime = Runtime::get();
   if (r != CUDA_SUCCESS || in_forked_child() || !runtime.brokers(__builtin_return_address(0)) ||
       !runtime.connected())
@@ -45,16 +25,16 @@ CUresult granularity(std::size_t* size, const CUmemAllocationProp* prop,
   return r;
 }
 
-CUresult reserve(CUdeviceptr* address, std::size_t size, std::size_t alignment, CUdeviceptr wish,
-                 unsigned long long flags) {
+CUresult answer_cuMemAddressReserve(CUdeviceptr* address, std::size_t size, std::size_t alignment,
+                                    CUdeviceptr wish, unsigned long long flags) {
   Runtime& runtime = Runtime::get();
   if (!in_forked_child() && runtime.brokers(__builtin_return_address(0))) {
     if (const auto r = runtime.slabs().reserve(address, size, alignment, wish, flags); r) return *r;
   }
-  return AMEM_REAL(cuMemAddressReserve)(address, size, alignment, wish, flags);
+  return real<kRow_cuMemAddressReserve>()(address, size, alignment, wish, flags);
 }
 
-CUresult free_address(CUdeviceptr address, std::size_t size) {
+CUresult answer_cuMemAddressFree(CUdeviceptr address, std::size_t size) {
   if (!in_forked_child()) {
     Slabs& slabs = Runtime::get().slabs();
     std::optional<Pass> pass;
@@ -64,27 +44,7 @@ CUresult free_address(CUdeviceptr address, std::size_t size) {
     }
     if (const auto r = slabs.free_address(address, size); r) return *r;
   }
-  return AMEM_REAL(cuMemAddressFree)(address, size);
+  return real<kRow_cuMemAddressFree>()(address, size);
 }
-
-const Call kCalls[] = {
-#define AMEM_CALL(api, wrapper)                                        \
-  {#api,                                                               \
-   10020,                                                              \
-   false,                                                              \
-   #api,                                                               \
-   reinterpret_cast<void*>(static_cast<PFN_##api##_v10020>(&wrapper)), \
-   &real_functions[kRow_##api]},
-    AMEM_SLAB_CALLS(AMEM_CALL)
-#undef AMEM_CALL
-};
-
-#define AMEM_DIRECT_ROW(api, ...) AMEM_DIRECT(#api);
-AMEM_SLAB_CALLS(AMEM_DIRECT_ROW)
-#undef AMEM_DIRECT_ROW
-
-}  // namespace
-
-CallList slab_calls() { return {std::begin(kCalls), std::end(kCalls)}; }
 
 }  // namespace amem::shim

@@ -5,7 +5,7 @@
 
 #include <atomic>
 
-#include "shim/calls/interpose.h"
+#include "shim/process/symbols.h"
 
 namespace amem::shim {
 namespace {

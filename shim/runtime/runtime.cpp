@@ -9,9 +9,9 @@
 
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
-#include "shim/calls/interpose.h"
 #include "shim/process/modules.h"
 #include "shim/process/python.h"
+#include "shim/process/symbols.h"
 
 namespace amem::shim {
 namespace {

@@ -14,7 +14,7 @@
 #include <limits>
 #include <string_view>
 
-#include "shim/calls/interpose.h"
+#include "shim/calls/driver_calls.h"
 #include "shim/gate/gate.h"
 #include "shim/runtime/runtime.h"
 
