@@ -89,7 +89,7 @@ CUresult Heap::unsafe_in_capture() {
 }
 
 std::uint64_t Heap::granularity(int device) {
-  const CUmemAllocationProp prop = Memory::properties_of(device, false);
+  const CUmemAllocationProp prop = Handles::properties_of(device, false);
   std::size_t unit = 0;
   const CUresult r =
       driver_.cuMemGetAllocationGranularity_(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
@@ -109,16 +109,17 @@ CUresult Heap::map_segment(Address address, CUmemGenericAllocationHandle handle,
                            const Segment& segment) {
   // Peers that come or go meanwhile find the segment, or are found here.
   std::lock_guard lock(mutex_);
-  if (CUresult r = memory_.map(address, segment.size, 0, handle, 0); r != CUDA_SUCCESS) return r;
+  if (CUresult r = memory_.mappings.map(address, segment.size, 0, handle, 0); r != CUDA_SUCCESS)
+    return r;
   std::set<int> devices = {segment.device};
   for (const Peer& peer : peers_)
     if (peer.device == segment.device) devices.insert(peer.accessor_device);
   std::vector<CUmemAccessDesc> access;
   for (const int device : devices)
     access.push_back(access_desc(device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
-  const auto r = memory_.set_access(address, segment.size, access.data(), access.size());
+  const auto r = memory_.mappings.set_access(address, segment.size, access.data(), access.size());
   if (r != CUDA_SUCCESS) {
-    memory_.unmap(address, segment.size);
+    memory_.mappings.unmap(address, segment.size);
     return r.value_or(CUDA_ERROR_UNKNOWN);
   }
   segments_.emplace(address, segment);
@@ -130,16 +131,16 @@ CUresult Heap::add_segment(const KeptSegments::Kind& kind, bool shared, Address*
   CUdeviceptr at = 0;
   if (CUresult r = driver_.cuMemAddressReserve_(&at, kind.size, 0, 0, 0); r != CUDA_SUCCESS)
     return r;
-  const CUmemAllocationProp prop = Memory::properties_of(kind.device, rdma_capable(kind.device));
+  const CUmemAllocationProp prop = Handles::properties_of(kind.device, rdma_capable(kind.device));
   CUmemGenericAllocationHandle handle = 0;
-  CUresult r = memory_.create(&handle, kind.size, prop, kind.label);
+  CUresult r = memory_.handles.create(&handle, kind.size, prop, kind.label);
   if (r == CUDA_ERROR_OUT_OF_MEMORY && drop_kept())
-    r = memory_.create(&handle, kind.size, prop, kind.label);
+    r = memory_.handles.create(&handle, kind.size, prop, kind.label);
   if (r == CUDA_SUCCESS) {
     r = map_segment(
         at, handle,
         {kind.size, kind.device, prop.allocFlags.gpuDirectRDMACapable != 0, shared, kind.label});
-    memory_.release(handle);  // the mapping keeps it
+    memory_.handles.release(handle);  // the mapping keeps it
   }
   if (r != CUDA_SUCCESS) {
     driver_.cuMemAddressFree_(at, kind.size);
@@ -158,14 +159,14 @@ CUresult Heap::place(Block& block, const Label& label) {
     std::optional<Address> piece;
     // A chunk may be paused with its tag while the program runs on.
     if (small)
-      piece =
-          small_.take(pool, block.size, [this](Address chunk) { return memory_.resident(chunk); });
+      piece = small_.take(pool, block.size,
+                          [this](Address chunk) { return memory_.mappings.resident(chunk); });
     if (!piece) {
       const std::uint64_t size =
           round_up(small ? SmallBlocks::kChunk : block.size, granularity(block.device));
       const KeptSegments::Kind kind{block.device, size, label};
       std::optional<Address> segment =
-          kept_.take(kind, [this](Address kept) { return memory_.reusable(kept); });
+          kept_.take(kind, [this](Address kept) { return memory_.mappings.reusable(kept); });
       if (!segment) {
         lock.unlock();
         Address added = 0;
@@ -294,7 +295,7 @@ void Heap::release(const Block& block) {
   }
   const auto now = std::chrono::steady_clock::now();
   std::vector<Address> gone = {segment->first};
-  if (keeps_ && memory_.reusable(segment->first))
+  if (keeps_ && memory_.mappings.reusable(segment->first))
     gone = kept_.keep(segment->second.kind(), segment->first, now);
   const bool ask = kept_.oldest() && !std::exchange(drop_is_due_, true);
   const std::vector<Range> ranges = forget(gone);
@@ -318,7 +319,7 @@ std::vector<Heap::Range> Heap::forget(const std::vector<Address>& segments) {
 /// waited for.
 void Heap::drop(const std::vector<Range>& ranges) {
   for (const auto& [address, size] : ranges) {
-    const auto r = memory_.unmap(address, size);
+    const auto r = memory_.mappings.unmap(address, size);
     if (r.has_value() && *r != CUDA_SUCCESS)
       log_error("unmapping " + std::to_string(size) +
                 " bytes that the program has freed: " + driver_.name(*r));
@@ -329,7 +330,8 @@ void Heap::drop(const std::vector<Range>& ranges) {
 /// What is kept since then or longer leaves the books; not what is on its way back, since whoever
 /// frees it waits until it is there, and may be who brings it. REQUIRES: the lock is held.
 std::vector<Heap::Range> Heap::take_kept(KeptSegments::Time since) {
-  return forget(kept_.take_older(since, [this](Address kept) { return memory_.reusable(kept); }));
+  return forget(
+      kept_.take_older(since, [this](Address kept) { return memory_.mappings.reusable(kept); }));
 }
 
 bool Heap::drop_kept() {
@@ -383,7 +385,7 @@ void Heap::settle() {
     drop_kept();
     gate_.leave();
   }
-  memory_.settle_frees();
+  memory_.holdings.settle_frees();
 }
 
 void Heap::release_deferred(std::uint32_t captures) {
@@ -433,7 +435,7 @@ CUresult Heap::grant(const Peer& peer, CUmemAccess_flags flags) {
   }
   const CUmemAccessDesc desc = access_desc(peer.accessor_device, flags);
   for (const auto& [address, size] : segments) {
-    const auto r = memory_.set_access(address, size, &desc, 1);
+    const auto r = memory_.mappings.set_access(address, size, &desc, 1);
     if (r.has_value() && *r != CUDA_SUCCESS) {
       log_error("access of device " + std::to_string(peer.accessor_device) +
                 " to memory of device " + std::to_string(peer.device) + ": " + driver_.name(*r));

@@ -28,17 +28,17 @@ CUipcMemHandle Ipc::write(const IpcHandle& handle) {
 
 std::optional<CUresult> Ipc::get(CUipcMemHandle* handle, CUdeviceptr address,
                                  const std::optional<Piece>& block) {
-  std::optional<Ticket> ticket = memory_.ticket_at(address);
+  std::optional<Ticket> ticket = memory_.handles.ticket_at(address);
   if (!ticket) return std::nullopt;
   if (block) {
     CUdeviceptr base = 0;
-    if (memory_.address_range(&base, nullptr, address) != CUDA_SUCCESS)
+    if (memory_.mappings.address_range(&base, nullptr, address) != CUDA_SUCCESS)
       return CUDA_ERROR_INVALID_VALUE;  // freed meanwhile
     ticket->offset = block->address - base;
     ticket->size = block->size;
   }
   // As in the driver: only the process that made the memory hands it out.
-  const std::optional<Memory::Known> known = memory_.known(ticket->id);
+  const std::optional<Handles::Known> known = memory_.handles.known(ticket->id);
   if (!known || known->imported) return CUDA_ERROR_INVALID_VALUE;
   *handle = write({*ticket, ::getpid()});
   return CUDA_SUCCESS;
@@ -50,7 +50,7 @@ CUresult Ipc::open(CUdeviceptr* address, const IpcHandle& handle, unsigned flags
   if ((flags & ~kLazyPeers) != 0) return CUDA_ERROR_INVALID_VALUE;
   const int device = devices_.current();
   if (device < 0) return CUDA_ERROR_INVALID_CONTEXT;
-  if (const auto known = memory_.known(ticket.id); known && !known->imported)
+  if (const auto known = memory_.handles.known(ticket.id); known && !known->imported)
     return CUDA_ERROR_INVALID_CONTEXT;
 
   std::lock_guard lock(mutex_);
@@ -58,7 +58,7 @@ CUresult Ipc::open(CUdeviceptr* address, const IpcHandle& handle, unsigned flags
   Mapped& mapped = it->second;
   CUresult r = fresh ? map(handle, mapped) : CUDA_SUCCESS;
   if (r == CUDA_SUCCESS) {
-    const auto known = memory_.known(ticket.id);
+    const auto known = memory_.handles.known(ticket.id);
     if (ticket.offset > mapped.size || ticket.size > mapped.size - ticket.offset)
       r = CUDA_ERROR_INVALID_HANDLE;
     else if ((flags & kLazyPeers) == 0 && (!known || known->device != device))
@@ -80,23 +80,23 @@ CUresult Ipc::open(CUdeviceptr* address, const IpcHandle& handle, unsigned flags
 /// Redeems and maps; what was got half-way is given back by unmap().
 CUresult Ipc::map(const IpcHandle& handle, Mapped& mapped) {
   CUmemGenericAllocationHandle allocation = 0;
-  CUresult r = memory_.import_ticket(&allocation, handle.ticket);
+  CUresult r = memory_.handles.import_ticket(&allocation, handle.ticket);
   if (r != CUDA_SUCCESS) {
     log_error("opening the IPC handle that process " + std::to_string(handle.owner_pid) +
               " gave out: the broker did not redeem it; both processes must be of one group");
     return r;
   }
-  if (const auto known = memory_.known(handle.ticket.id); known) mapped.size = known->size;
+  if (const auto known = memory_.handles.known(handle.ticket.id); known) mapped.size = known->size;
   CUdeviceptr base = 0;
   r = driver_.cuMemAddressReserve_(&base, mapped.size, 0, 0, 0);
   if (r == CUDA_SUCCESS) {
-    r = memory_.map(base, mapped.size, 0, allocation, 0);
+    r = memory_.mappings.map(base, mapped.size, 0, allocation, 0);
     if (r == CUDA_SUCCESS)
       mapped.base = base;
     else
       driver_.cuMemAddressFree_(base, mapped.size);
   }
-  memory_.release(allocation);  // from here on the mapping keeps it
+  memory_.handles.release(allocation);  // from here on the mapping keeps it
   return r;
 }
 
@@ -107,8 +107,8 @@ CUresult Ipc::grant(Mapped& mapped, int device) {
   desc.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   desc.location.id = device;
   desc.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  const CUresult r =
-      memory_.set_access(mapped.base, mapped.size, &desc, 1).value_or(CUDA_ERROR_INVALID_VALUE);
+  const CUresult r = memory_.mappings.set_access(mapped.base, mapped.size, &desc, 1)
+                         .value_or(CUDA_ERROR_INVALID_VALUE);
   if (r == CUDA_SUCCESS) mapped.devices.push_back(device);
   return r;
 }
@@ -170,7 +170,8 @@ CUresult Ipc::unmap(Mappings::iterator it) {
   const Mapped mapped = it->second;
   mappings_.erase(it);
   if (mapped.base == 0) return CUDA_SUCCESS;
-  const CUresult r = memory_.unmap(mapped.base, mapped.size).value_or(CUDA_ERROR_INVALID_VALUE);
+  const CUresult r =
+      memory_.mappings.unmap(mapped.base, mapped.size).value_or(CUDA_ERROR_INVALID_VALUE);
   if (r == CUDA_SUCCESS) driver_.cuMemAddressFree_(mapped.base, mapped.size);
   return r;
 }

@@ -79,7 +79,7 @@ std::optional<CUresult> pointer_attribute(const Heap::Block& block, unsigned acc
   }
 }
 
-std::optional<CUresult> pointer_attribute(const Memory::Absent& mapping, CUdeviceptr address,
+std::optional<CUresult> pointer_attribute(const Mappings::Absent& mapping, CUdeviceptr address,
                                           CUpointer_attribute attribute, void* data) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:

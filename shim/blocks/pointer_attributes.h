@@ -19,7 +19,7 @@ std::optional<CUresult> pointer_attribute(const Heap::Block& block, unsigned acc
 
 /// The same of an address in mapped memory of the program's that is away. Nothing: what is not
 /// known, or differs with the reservation.
-std::optional<CUresult> pointer_attribute(const Memory::Absent& mapping, CUdeviceptr address,
+std::optional<CUresult> pointer_attribute(const Mappings::Absent& mapping, CUdeviceptr address,
                                           CUpointer_attribute attribute, void* data);
 
 /// What cuPointerGetAttributes writes where there is nothing to say. False: no such attribute.

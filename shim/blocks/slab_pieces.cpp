@@ -27,7 +27,7 @@ void Slabs::settle(std::unique_lock<std::mutex>& lock, std::uint64_t number) {
   pieces_.erase(it);
   if (piece.own != 0) {
     lock.unlock();  // memory that is on its way back is waited for
-    memory_.release(piece.own);
+    memory_.handles.release(piece.own);
     return;
   }
   piece_addresses_.erase(piece.address);
@@ -48,7 +48,7 @@ void Slabs::give_room(std::unique_lock<std::mutex>& lock, Address address, bool 
   if (!slab.imported) sizes_.gone(slab.pool, size);
   slabs_.erase(it);
   lock.unlock();
-  const auto r = memory_.unmap(begin, size);
+  const auto r = memory_.mappings.unmap(begin, size);
   if (r.has_value() && *r != CUDA_SUCCESS)
     log_error("unmapping a slab of " + std::to_string(size) + " bytes: " + driver_.name(*r));
   driver_.cuMemAddressFree_(begin, size);
@@ -59,9 +59,9 @@ void Slabs::give_room(std::unique_lock<std::mutex>& lock, Address address, bool 
 CUresult Slabs::move(std::unique_lock<std::mutex>& lock, CUmemGenericAllocationHandle handle) {
   const Piece before = *find(handle);
   lock.unlock();
-  const CUmemAllocationProp prop = Memory::properties_of(before.device, before.rdma);
+  const CUmemAllocationProp prop = Handles::properties_of(before.device, before.rdma);
   CUmemGenericAllocationHandle own = 0;
-  const CUresult r = memory_.create(&own, whole(before.size), prop, before.label);
+  const CUresult r = memory_.handles.create(&own, whole(before.size), prop, before.label);
   lock.lock();
   if (r != CUDA_SUCCESS) return r;
   Piece* piece = find(handle);
@@ -93,26 +93,26 @@ CUresult Slabs::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
   Piece* piece = find(handle);
   if (piece == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (piece->own == 0 && piece->reservations > 0) {
-    std::optional<Ticket> ticket = memory_.ticket_at(piece->address);
+    std::optional<Ticket> ticket = memory_.handles.ticket_at(piece->address);
     if (!ticket) return CUDA_ERROR_INVALID_VALUE;
     piece->exported = true;
     ticket->offset = piece->address - slab_at(piece->address)->first;
     ticket->size = piece->size;
     ticket->owner_number = static_cast<std::uint32_t>(number_of(handle));
     lock.unlock();
-    return Memory::write_ticket(fd, *ticket);
+    return Handles::write_ticket(fd, *ticket);
   }
   lock.unlock();
   CUmemGenericAllocationHandle own = 0;
   if (CUresult r = own_handle(&own, handle); r != CUDA_SUCCESS) return r;
-  return memory_.export_ticket(fd, own);
+  return memory_.handles.export_ticket(fd, own);
 }
 
 CUresult Slabs::properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
   std::lock_guard lock(mutex_);
   const Piece* piece = find(handle);
   if (piece == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *prop = Memory::properties_of(piece->device, piece->rdma);
+  *prop = Handles::properties_of(piece->device, piece->rdma);
   // Who asks that is about to map it once more (ranks that are threads of one process do).
   if (piece->own == 0) expect_reservation(number_of(handle));
   return CUDA_SUCCESS;
@@ -121,7 +121,7 @@ CUresult Slabs::properties(CUmemAllocationProp* prop, CUmemGenericAllocationHand
 CUresult Slabs::map(CUdeviceptr address, std::size_t size, std::size_t offset,
                     CUmemGenericAllocationHandle handle, unsigned long long flags) {
   if (!is_piece(handle))
-    return memory_.map(address, told_ ? whole(size) : size, offset, handle, flags);
+    return memory_.mappings.map(address, told_ ? whole(size) : size, offset, handle, flags);
   {
     std::lock_guard lock(mutex_);
     Piece* piece = find(handle);
@@ -130,7 +130,7 @@ CUresult Slabs::map(CUdeviceptr address, std::size_t size, std::size_t offset,
       if ((size != piece->size && size != whole(piece->size)) || offset != 0 || flags != 0 ||
           piece->mappings == piece->reservations)
         return CUDA_ERROR_INVALID_VALUE;
-      if (memory_.absent(address)) {
+      if (memory_.mappings.absent(address)) {
         log_error("mapping " + std::to_string(size) +
                   " bytes of a slab that is paused with its tag; resume that first");
         return CUDA_ERROR_SYSTEM_NOT_READY;
@@ -141,10 +141,10 @@ CUresult Slabs::map(CUdeviceptr address, std::size_t size, std::size_t offset,
   }
   CUmemGenericAllocationHandle own = 0;
   if (CUresult r = own_handle(&own, handle); r != CUDA_SUCCESS) return r;
-  return memory_.map(address, whole(size), offset, own, flags);
+  return memory_.mappings.map(address, whole(size), offset, own, flags);
 }
 
-Memory::TraceView Slabs::trace_view(CUmemGenericAllocationHandle handle) {
+Handles::TraceView Slabs::trace_view(CUmemGenericAllocationHandle handle) {
   std::lock_guard lock(mutex_);
   const Piece* piece = find(handle);
   if (piece == nullptr) return {};
@@ -171,7 +171,7 @@ std::optional<CUresult> Slabs::unmap(CUdeviceptr address, std::size_t size) {
   if (slab_at(address) == slabs_.end()) {
     lock.unlock();
     const std::uint64_t real_size = whole(size);
-    return real_size == size ? std::nullopt : memory_.unmap(address, real_size);
+    return real_size == size ? std::nullopt : memory_.mappings.unmap(address, real_size);
   }
   const auto it = piece_addresses_.find(address);
   if (it == piece_addresses_.end()) return CUDA_ERROR_INVALID_VALUE;
@@ -191,7 +191,8 @@ std::optional<CUresult> Slabs::set_access(CUdeviceptr address, std::size_t size,
   if (it == slabs_.end()) {
     lock.unlock();
     const std::uint64_t real_size = whole(size);
-    return real_size == size ? std::nullopt : memory_.set_access(address, real_size, desc, count);
+    return real_size == size ? std::nullopt
+                             : memory_.mappings.set_access(address, real_size, desc, count);
   }
   std::vector<CUmemAccessDesc> fresh;
   for (std::size_t i = 0; i < count; ++i) {
@@ -206,7 +207,7 @@ std::optional<CUresult> Slabs::set_access(CUdeviceptr address, std::size_t size,
   const Address begin = it->first;
   const std::uint64_t slab_size = it->second.size;
   lock.unlock();  // memory that is on its way back is waited for
-  const auto r = memory_.set_access(begin, slab_size, fresh.data(), fresh.size());
+  const auto r = memory_.mappings.set_access(begin, slab_size, fresh.data(), fresh.size());
   if (r != CUDA_SUCCESS) return r.value_or(CUDA_ERROR_INVALID_VALUE);
   lock.lock();
   if (const auto slab = slabs_.find(begin); slab != slabs_.end())
@@ -230,7 +231,7 @@ std::optional<CUresult> Slabs::address_range(CUdeviceptr* base, std::size_t* siz
 }
 
 void Slabs::pin(CUdeviceptr address, std::size_t size) {
-  memory_.pin(address, size);
+  memory_.mappings.pin(address, size);
   std::lock_guard lock(mutex_);
   if (const auto it = slab_at(address); it != slabs_.end()) it->second.retired = true;
 }

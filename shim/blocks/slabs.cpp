@@ -56,7 +56,7 @@ std::uint64_t Slabs::piece_at(Address address) const {
 }
 
 CUmemGenericAllocationHandle Slabs::add_piece(Piece piece) {
-  const std::uint64_t number = memory_.take_number();
+  const std::uint64_t number = memory_.handles.take_number();
   piece.refs = 1;
   piece_addresses_.emplace(piece.address, number);
   pieces_.emplace(number, std::move(piece));
@@ -66,7 +66,7 @@ CUmemGenericAllocationHandle Slabs::add_piece(Piece piece) {
 }
 
 std::uint64_t Slabs::real_granularity(int device) {
-  const CUmemAllocationProp prop = Memory::properties_of(device, false);
+  const CUmemAllocationProp prop = Handles::properties_of(device, false);
   std::size_t unit = 0;
   const CUresult r =
       driver_.cuMemGetAllocationGranularity_(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
@@ -149,7 +149,7 @@ std::optional<Address> Slabs::take(const SmallBlocks::Pool& pool, std::uint64_t 
   std::lock_guard lock(mutex_);
   // A slab may be paused with its tag while the program runs on.
   const auto room = room_.take(pool, size, [this](Address slab) {
-    return !slabs_.at(slab).retired && memory_.resident(slab);
+    return !slabs_.at(slab).retired && memory_.mappings.resident(slab);
   });
   if (room) *dirty = slab_at(*room)->second.reused;
   return room;
@@ -172,17 +172,17 @@ CUresult Slabs::add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size
     std::lock_guard lock(mutex_);
     size = sizes_.next(pool, piece_size, unit, most);
   }
-  const CUmemAllocationProp prop = Memory::properties_of(pool.device, pool.rdma);
+  const CUmemAllocationProp prop = Handles::properties_of(pool.device, pool.rdma);
   CUdeviceptr address = 0;
   if (CUresult r = driver_.cuMemAddressReserve_(&address, size, 0, 0, 0); r != CUDA_SUCCESS)
     return r;
   CUmemGenericAllocationHandle handle = 0;
-  CUresult r = memory_.create(&handle, size, prop, pool.label);
+  CUresult r = memory_.handles.create(&handle, size, prop, pool.label);
   if (r == CUDA_SUCCESS) {
-    r = memory_.map(address, size, 0, handle, 0);
-    memory_.release(handle);  // the mapping keeps it
+    r = memory_.mappings.map(address, size, 0, handle, 0);
+    memory_.handles.release(handle);  // the mapping keeps it
   }
-  const std::optional<Ticket> ticket = memory_.ticket_at(address);
+  const std::optional<Ticket> ticket = memory_.handles.ticket_at(address);
   if (r != CUDA_SUCCESS || !ticket) {
     driver_.cuMemAddressFree_(address, size);
     return r != CUDA_SUCCESS ? r : CUDA_ERROR_UNKNOWN;
@@ -246,28 +246,28 @@ CUresult Slabs::import(CUmemGenericAllocationHandle* handle, const Ticket& ticke
   std::lock_guard growing(growing_);
   if (const auto r = adopt(handle, ticket); r) return *r;
   CUmemGenericAllocationHandle all = 0;
-  if (CUresult r = memory_.import_ticket(&all, ticket); r != CUDA_SUCCESS) return r;
-  const std::optional<Memory::Known> known = memory_.known(ticket.id);
+  if (CUresult r = memory_.handles.import_ticket(&all, ticket); r != CUDA_SUCCESS) return r;
+  const std::optional<Handles::Known> known = memory_.handles.known(ticket.id);
   if (known && ticket.offset == 0 && ticket.size == known->size) {
     *handle = all;
     return CUDA_SUCCESS;
   }
   const bool valid = known && inside(ticket, known->size);
   CUresult r = valid ? add_imported(ticket, all, *known) : CUDA_ERROR_INVALID_VALUE;
-  memory_.release(all);
+  memory_.handles.release(all);
   if (r == CUDA_SUCCESS) r = adopt(handle, ticket).value_or(CUDA_ERROR_UNKNOWN);
   return r;
 }
 
 /// Maps a peer's slab. REQUIRES: growing_ is held.
 CUresult Slabs::add_imported(const Ticket& ticket, CUmemGenericAllocationHandle handle,
-                             const Memory::Known& known) {
+                             const Handles::Known& known) {
   CUmemAllocationProp prop{};
-  if (CUresult r = memory_.properties(&prop, handle); r != CUDA_SUCCESS) return r;
+  if (CUresult r = memory_.handles.properties(&prop, handle); r != CUDA_SUCCESS) return r;
   CUdeviceptr address = 0;
   if (CUresult r = driver_.cuMemAddressReserve_(&address, known.size, 0, 0, 0); r != CUDA_SUCCESS)
     return r;
-  if (CUresult r = memory_.map(address, known.size, 0, handle, 0); r != CUDA_SUCCESS) {
+  if (CUresult r = memory_.mappings.map(address, known.size, 0, handle, 0); r != CUDA_SUCCESS) {
     driver_.cuMemAddressFree_(address, known.size);
     return r;
   }

@@ -78,7 +78,7 @@ class Slabs {
                CUmemGenericAllocationHandle handle, unsigned long long flags);
   /// Memory's handle of a piece that has moved, or can.
   CUresult own_handle(CUmemGenericAllocationHandle* own, CUmemGenericAllocationHandle handle);
-  Memory::TraceView trace_view(CUmemGenericAllocationHandle handle);
+  Handles::TraceView trace_view(CUmemGenericAllocationHandle handle);
 
   // ---- calls with an address; nothing: it lies in no slab ----
   std::optional<CUresult> retain(CUmemGenericAllocationHandle* handle, CUdeviceptr address);
@@ -86,7 +86,7 @@ class Slabs {
   std::optional<CUresult> set_access(CUdeviceptr address, std::size_t size,
                                      const CUmemAccessDesc* desc, std::size_t count);
   std::optional<CUresult> address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address);
-  /// A NIC knows what is there, in a slab or not: Memory::pin(), and nothing more is put into a
+  /// A NIC knows what is there, in a slab or not: Mappings::pin(), and nothing more is put into a
   /// slab that cannot leave.
   void pin(CUdeviceptr address, std::size_t size);
   /// Another process may come to know the piece there.
@@ -134,7 +134,7 @@ class Slabs {
   std::uint64_t most(int device) const;
   CUresult add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size);
   CUresult add_imported(const Ticket& ticket, CUmemGenericAllocationHandle handle,
-                        const Memory::Known& known);
+                        const Handles::Known& known);
   CUresult zero(Address address, std::uint64_t size, int device);
   std::optional<Address> take(const SmallBlocks::Pool& pool, std::uint64_t size, bool* dirty);
   void settle(std::unique_lock<std::mutex>& lock, std::uint64_t number);

@@ -23,8 +23,8 @@ void count(CUdeviceptr address, std::size_t size) {
   Runtime& runtime = Runtime::get();
   Devices* devices = runtime.devices();
   if (devices == nullptr) return;
-  runtime.unbrokered().add(Unbrokered::Kind::kDevice, address, size, devices->current(),
-                           devices->current_context());
+  runtime.memory().unbrokered.add(Unbrokered::Kind::kDevice, address, size, devices->current(),
+                                  devices->current_context());
   runtime.report().changed();
 }
 
@@ -35,7 +35,7 @@ std::optional<CUresult> allocate_brokered(const void* caller, const Allocate& al
   const std::optional<Label> label = runtime.label(caller);
   if (!label) return std::nullopt;
   if (!runtime.connected()) {
-    if (runtime.may_run_alone()) return std::nullopt;
+    if (!runtime.options().required) return std::nullopt;
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
   const std::optional<CUresult> r = allocate(*runtime.heap(), *label);
@@ -47,7 +47,7 @@ std::optional<CUresult> allocate_brokered(const void* caller, const Allocate& al
 CUresult get_tokens(void* data, CUdeviceptr address) {
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
-  if (!Runtime::get().memory().arrived(address, 1)) return CUDA_ERROR_SYSTEM_NOT_READY;
+  if (!Runtime::get().memory().mappings.arrived(address, 1)) return CUDA_ERROR_SYSTEM_NOT_READY;
   const CUresult r =
       found<kRow_cuPointerGetAttribute>()(data, CU_POINTER_ATTRIBUTE_P2P_TOKENS, address);
   if (r == CUDA_SUCCESS) Runtime::get().slabs().pin(address, 1);
@@ -75,7 +75,7 @@ CUresult end_context(CUcontext context, const Destroy& destroy) {
   if (r != CUDA_SUCCESS || context == nullptr || runtime.forked()) return r;
   if (heap != nullptr) heap->context_gone(context);
   runtime.captures().context_gone(context);
-  runtime.unbrokered().context_gone(context);
+  runtime.memory().unbrokered.context_gone(context);
   runtime.report().changed();
   return r;
 }
@@ -129,8 +129,8 @@ CUresult answer_cuMemFree_v2(CUdeviceptr address) {
   }
   const CUresult r = real<kRow_cuMemFree_v2>()(address);
   if (r == CUDA_SUCCESS && !runtime.forked() &&
-      (runtime.unbrokered().remove(Unbrokered::Kind::kDevice, address) ||
-       runtime.unbrokered().remove(Unbrokered::Kind::kManaged, address)))
+      (runtime.memory().unbrokered.remove(Unbrokered::Kind::kDevice, address) ||
+       runtime.memory().unbrokered.remove(Unbrokered::Kind::kManaged, address)))
     runtime.report().changed();
   return r;
 }
@@ -159,7 +159,8 @@ CUresult answer_cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size, CU
       return CUDA_SUCCESS;
     }
     if (auto r = runtime.slabs().address_range(base, size, address); r.has_value()) return *r;
-    if (auto r = runtime.memory().address_range(base, size, address); r.has_value()) return *r;
+    if (auto r = runtime.memory().mappings.address_range(base, size, address); r.has_value())
+      return *r;
   }
   return real<kRow_cuMemGetAddressRange_v2>()(base, size, address);
 }
@@ -178,7 +179,7 @@ CUresult answer_cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
   // Of memory that is away the driver knows nothing. No wait at the gate: whoever asks may hold a
   // lock that the caller of a resume needs.
   if (r != CUDA_ERROR_INVALID_VALUE || data == nullptr || Runtime::get().forked()) return r;
-  const auto absent = Runtime::get().memory().absent(address);
+  const auto absent = Runtime::get().memory().mappings.absent(address);
   return absent ? pointer_attribute(*absent, address, attribute, data).value_or(r) : r;
 }
 
@@ -190,7 +191,7 @@ CUresult answer_cuPointerGetAttributes(unsigned count, CUpointer_attribute* attr
     return real_call(count, attributes, data, address);
   Heap* heap = runtime.heap();
   const bool of_heap = heap != nullptr && heap->owns(address);
-  const auto absent = of_heap ? std::nullopt : runtime.memory().absent(address);
+  const auto absent = of_heap ? std::nullopt : runtime.memory().mappings.absent(address);
   if (!of_heap && !absent) return real_call(count, attributes, data, address);
   const auto block = of_heap ? heap->find(address) : std::nullopt;
   for (unsigned i = 0; i < count; ++i) {
@@ -210,14 +211,14 @@ CUresult answer_cuPointerSetAttribute(const void* value, CUpointer_attribute att
                                       CUdeviceptr address) {
   const auto real_call = real<kRow_cuPointerSetAttribute>();
   Runtime& runtime = Runtime::get();
-  if (runtime.forked() || !runtime.memory().brokered(address, 1))
+  if (runtime.forked() || !runtime.memory().mappings.brokered(address, 1))
     return real_call(value, attribute, address);
   const Pass pass(*the_gate);  // what is not mapped has no attributes to set
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = real_call(value, attribute, address);
   if (r == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) {
     const bool on = *static_cast<const unsigned*>(value) != 0;
-    runtime.memory().set_sync_memops(address, on);
+    runtime.memory().mappings.set_sync_memops(address, on);
     if (Heap* heap = runtime.heap(); heap != nullptr) heap->set_sync_memops(address, on);
   }
   return r;

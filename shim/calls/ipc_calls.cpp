@@ -21,7 +21,7 @@ CUresult open(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
         "it at");
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
-  const Pass pass(runtime.gate());
+  const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = runtime.ipc().open(address, *ours, flags);
   trace("ipc open owner=rank%d n=%llu rc=%d", ours->ticket.owner_rank,

@@ -20,10 +20,10 @@ bool ours(CUmemGenericAllocationHandle handle) {
   return Table::is_virtual(handle) || Slabs::is_piece(handle);
 }
 
-Memory::TraceView trace_view(CUmemGenericAllocationHandle handle) {
+Handles::TraceView trace_view(CUmemGenericAllocationHandle handle) {
   Runtime& runtime = Runtime::get();
   return Slabs::is_piece(handle) ? runtime.slabs().trace_view(handle)
-                                 : runtime.memory().trace_view(handle);
+                                 : runtime.memory().handles.trace_view(handle);
 }
 
 /// Memory of cuMemAlloc's is no mapping of the program's, and the driver says so of it.
@@ -47,7 +47,7 @@ std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, st
       runtime.brokers(caller) ? Label{kNcclTag} : runtime.label(caller);
   if (!label) return std::nullopt;
   if (!runtime.connected()) {
-    if (runtime.may_run_alone()) return std::nullopt;
+    if (!runtime.options().required) return std::nullopt;
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
   // Brokered memory has no fabric handle. The driver says the same where there is no fabric, and
@@ -55,14 +55,14 @@ std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, st
   const int types = static_cast<int>(prop->requestedHandleTypes);
   if ((types & CU_MEM_HANDLE_TYPE_FABRIC) != 0) return CUDA_ERROR_NOT_PERMITTED;
   if ((types & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) return std::nullopt;
-  const Pass pass(runtime.gate());
+  const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   std::optional<CUresult> packed;
   if (label->tag == kNcclTag) packed = runtime.slabs().create(handle, size, *prop, *label);
-  CUresult r = packed ? *packed : runtime.memory().create(handle, size, *prop, *label);
+  CUresult r = packed ? *packed : runtime.memory().handles.create(handle, size, *prop, *label);
   if (Heap* heap = runtime.heap();
       r == CUDA_ERROR_OUT_OF_MEMORY && heap != nullptr && heap->drop_kept())
-    r = runtime.memory().create(handle, size, *prop, *label);
+    r = runtime.memory().handles.create(handle, size, *prop, *label);
   if (r == CUDA_SUCCESS) runtime.device_used(prop->location.id);
   return r;
 }
@@ -72,10 +72,10 @@ CUresult release_object(CUmemGenericAllocationHandle handle) {
   const auto real_call = real<kRow_cuMemRelease>();
   Runtime& runtime = Runtime::get();
   if (in_forked_child()) return real_call(handle);
-  if (!runtime.multicast().tracked(handle)) {
+  if (!runtime.memory().multicast.tracked(handle)) {
     const CUresult r = real_call(handle);
     if (r == CUDA_SUCCESS) {
-      runtime.unbrokered().released(handle);
+      runtime.memory().unbrokered.released(handle);
       runtime.report().changed();
     }
     return r;
@@ -83,7 +83,8 @@ CUresult release_object(CUmemGenericAllocationHandle handle) {
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = real_call(handle);
-  if (r == CUDA_SUCCESS) runtime.memory().let_go(runtime.multicast().release(handle));
+  if (r == CUDA_SUCCESS)
+    runtime.memory().mappings.let_go(runtime.memory().multicast.release(handle));
   return r;
 }
 
@@ -98,7 +99,7 @@ CUresult answer_cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t si
   const CUresult r = ours.has_value() ? *ours : real<kRow_cuMemCreate>()(handle, size, prop, flags);
   if (!ours.has_value() && r == CUDA_SUCCESS && !in_forked_child() &&
       prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-    Runtime::get().unbrokered().created(*handle, size, prop->location.id);
+    Runtime::get().memory().unbrokered.created(*handle, size, prop->location.id);
     Runtime::get().report().changed();
   }
   if (tracing() && prop != nullptr)
@@ -115,12 +116,12 @@ CUresult answer_cuMemRelease(CUmemGenericAllocationHandle handle) {
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   if (tracing()) {
-    const Memory::TraceView v = trace_view(handle);
+    const Handles::TraceView v = trace_view(handle);
     trace("release vh=%x refs=%u maps=%zu", v.number, v.refs - 1, v.mappings);
   }
   Runtime& runtime = Runtime::get();
   return Slabs::is_piece(handle) ? runtime.slabs().release(handle)
-                                 : runtime.memory().release(handle);
+                                 : runtime.memory().handles.release(handle);
 }
 
 CUresult answer_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
@@ -128,7 +129,7 @@ CUresult answer_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle
   if (handle != nullptr && !in_forked_child()) {
     if (of_heap(at)) return CUDA_ERROR_INVALID_VALUE;
     std::optional<CUresult> r = Runtime::get().slabs().retain(handle, at);
-    if (!r) r = Runtime::get().memory().retain(handle, at);
+    if (!r) r = Runtime::get().memory().handles.retain(handle, at);
     if (r == CUDA_SUCCESS && tracing())
       trace("retain va=%p vh=%x by %s", address, trace_view(*handle).number,
             module_of(__builtin_return_address(0)).c_str());
@@ -136,8 +137,8 @@ CUresult answer_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle
   }
   const CUresult r = real<kRow_cuMemRetainAllocationHandle>()(handle, address);
   if (r == CUDA_SUCCESS && !in_forked_child()) {
-    Runtime::get().unbrokered().retained(*handle);
-    Runtime::get().multicast().retain(*handle, at);
+    Runtime::get().memory().unbrokered.retained(*handle);
+    Runtime::get().memory().multicast.retain(*handle, at);
   }
   return r;
 }
@@ -152,7 +153,7 @@ CUresult answer_cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHa
   if (tracing()) trace("export vh=%x -> ticket", trace_view(handle).number);
   Runtime& runtime = Runtime::get();
   if (!Slabs::is_piece(handle))
-    return runtime.memory().export_ticket(static_cast<int*>(out), handle);
+    return runtime.memory().handles.export_ticket(static_cast<int*>(out), handle);
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   return runtime.slabs().export_ticket(static_cast<int*>(out), handle);
@@ -172,7 +173,7 @@ CUresult answer_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* han
         "at");
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
-  const Pass pass(runtime.gate());
+  const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = runtime.slabs().import(handle, *ticket);
   if (tracing())
@@ -188,7 +189,7 @@ CUresult answer_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   Runtime& runtime = Runtime::get();
   return Slabs::is_piece(handle) ? runtime.slabs().properties(prop, handle)
-                                 : runtime.memory().properties(prop, handle);
+                                 : runtime.memory().handles.properties(prop, handle);
 }
 
 // ---- addresses ----
@@ -198,8 +199,8 @@ CUresult answer_cuMemMap(CUdeviceptr address, std::size_t size, std::size_t offs
   if (!ours(handle)) {
     const CUresult r = real<kRow_cuMemMap>()(address, size, offset, handle, flags);
     if (r == CUDA_SUCCESS && !in_forked_child()) {
-      Runtime::get().unbrokered().mapped(handle, address);
-      Runtime::get().multicast().map(handle, address, size);
+      Runtime::get().memory().unbrokered.mapped(handle, address);
+      Runtime::get().memory().multicast.map(handle, address, size);
     }
     return r;
   }
@@ -209,7 +210,7 @@ CUresult answer_cuMemMap(CUdeviceptr address, std::size_t size, std::size_t offs
   Runtime& runtime = Runtime::get();
   const CUresult r = runtime.slabs().map(address, size, offset, handle, flags);
   if (tracing()) {
-    const Memory::TraceView v = trace_view(handle);
+    const Handles::TraceView v = trace_view(handle);
     trace("map va=%llx n=%zu off=%zu vh=%x imported=%d rc=%d", address, size, offset, v.number,
           v.imported, r);
   }
@@ -219,13 +220,13 @@ CUresult answer_cuMemMap(CUdeviceptr address, std::size_t size, std::size_t offs
 CUresult answer_cuMemUnmap(CUdeviceptr address, std::size_t size) {
   const auto real_call = real<kRow_cuMemUnmap>();
   Memory& memory = Runtime::get().memory();
-  Multicast& multicast = Runtime::get().multicast();
-  if (!in_forked_child() && memory.brokered(address, size)) {
+  Multicast& multicast = Runtime::get().memory().multicast;
+  if (!in_forked_child() && memory.mappings.brokered(address, size)) {
     if (of_heap(address)) return CUDA_ERROR_INVALID_VALUE;
     const Pass pass(*the_gate);
     if (pass.result() != CUDA_SUCCESS) return pass.result();
     std::optional<CUresult> r = Runtime::get().slabs().unmap(address, size);
-    if (!r) r = memory.unmap(address, size);
+    if (!r) r = memory.mappings.unmap(address, size);
     if (r) {
       trace("unmap va=%llx n=%zu rc=%d", address, size, *r);
       return *r;
@@ -235,7 +236,7 @@ CUresult answer_cuMemUnmap(CUdeviceptr address, std::size_t size) {
   if (!multicast.mapped(address, size)) {
     const CUresult r = real_call(address, size);
     if (r == CUDA_SUCCESS) {
-      Runtime::get().unbrokered().unmapped(address, size);
+      Runtime::get().memory().unbrokered.unmapped(address, size);
       Runtime::get().report().changed();
     }
     return r;
@@ -243,19 +244,19 @@ CUresult answer_cuMemUnmap(CUdeviceptr address, std::size_t size) {
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = real_call(address, size);
-  if (r == CUDA_SUCCESS) memory.let_go(multicast.unmap(address, size));
+  if (r == CUDA_SUCCESS) memory.mappings.let_go(multicast.unmap(address, size));
   return r;
 }
 
 CUresult answer_cuMemSetAccess(CUdeviceptr address, std::size_t size, const CUmemAccessDesc* desc,
                                std::size_t count) {
   Memory& memory = Runtime::get().memory();
-  if (desc != nullptr && !in_forked_child() && memory.brokered(address, size)) {
+  if (desc != nullptr && !in_forked_child() && memory.mappings.brokered(address, size)) {
     if (of_heap(address)) return CUDA_ERROR_INVALID_VALUE;
     const Pass pass(*the_gate);
     if (pass.result() != CUDA_SUCCESS) return pass.result();
     std::optional<CUresult> r = Runtime::get().slabs().set_access(address, size, desc, count);
-    if (!r) r = memory.set_access(address, size, desc, count);
+    if (!r) r = memory.mappings.set_access(address, size, desc, count);
     if (r) {
       trace("access va=%llx n=%zu dev=%d fl=%d c=%zu rc=%d", address, size, desc->location.id,
             static_cast<int>(desc->flags), count, *r);
@@ -273,7 +274,7 @@ CUresult answer_cuMemGetAccess(unsigned long long* flags, const CUmemLocation* l
   Runtime& runtime = Runtime::get();
   if (flags == nullptr || location == nullptr || in_forked_child() || of_heap(address))
     return real_call(flags, location, address);
-  const auto granted = runtime.memory().access(address, *location);
+  const auto granted = runtime.memory().mappings.access(address, *location);
   if (!granted) return real_call(flags, location, address);
   if (location->type == CU_MEM_LOCATION_TYPE_DEVICE &&
       (location->id < 0 || location->id >= runtime.devices()->count()))
@@ -286,11 +287,11 @@ CUresult answer_cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address,
                                               CUmemRangeHandleType type, unsigned long long flags) {
   const auto real_call = real<kRow_cuMemGetHandleForAddressRange>();
   Memory& memory = Runtime::get().memory();
-  if (in_forked_child() || !memory.brokered(address, size))
+  if (in_forked_child() || !memory.mappings.brokered(address, size))
     return real_call(handle, address, size, type, flags);
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
-  if (!memory.arrived(address, size)) return CUDA_ERROR_SYSTEM_NOT_READY;
+  if (!memory.mappings.arrived(address, size)) return CUDA_ERROR_SYSTEM_NOT_READY;
   const CUresult r = real_call(handle, address, size, type, flags);
   if (r == CUDA_SUCCESS) Runtime::get().slabs().pin(address, size);
   return r;

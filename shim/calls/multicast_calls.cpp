@@ -23,12 +23,12 @@ CUresult refuse_binding() {
 CUresult finish_bind(CUresult r, CUmemGenericAllocationHandle object,
                      const std::vector<Multicast::Binding>& bindings) {
   Runtime& runtime = Runtime::get();
-  if (r == CUDA_SUCCESS) runtime.multicast().track(object);
+  if (r == CUDA_SUCCESS) runtime.memory().multicast.track(object);
   for (const Multicast::Binding& b : bindings) {
     if (r == CUDA_SUCCESS)
-      runtime.multicast().bind(object, b);
+      runtime.memory().multicast.bind(object, b);
     else
-      runtime.memory().let_go({b.id});
+      runtime.memory().mappings.let_go({b.id});
     trace("multicast bind at=%zu n=%zu rc=%d", b.at, b.size, r);
   }
   return r;
@@ -51,14 +51,14 @@ CUresult answer_cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, C
 CUresult answer_cuMulticastCreate(CUmemGenericAllocationHandle* object,
                                   const CUmulticastObjectProp* prop) {
   const CUresult r = real<kRow_cuMulticastCreate>()(object, prop);
-  if (r == CUDA_SUCCESS && !in_forked_child()) Runtime::get().multicast().track(*object);
+  if (r == CUDA_SUCCESS && !in_forked_child()) Runtime::get().memory().multicast.track(*object);
   return r;
 }
 
 /// Does not pass the gate: a peer that is inside a bind waits for this call.
 CUresult answer_cuMulticastAddDevice(CUmemGenericAllocationHandle object, CUdevice device) {
   const CUresult r = real<kRow_cuMulticastAddDevice>()(object, device);
-  if (r == CUDA_SUCCESS && !in_forked_child()) Runtime::get().multicast().track(object);
+  if (r == CUDA_SUCCESS && !in_forked_child()) Runtime::get().memory().multicast.track(object);
   return r;
 }
 
@@ -71,12 +71,12 @@ CUresult answer_cuMulticastBindMem(CUmemGenericAllocationHandle object, std::siz
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   Runtime& runtime = Runtime::get();
   if (!runtime.options().nvls) return refuse_binding();
-  const Pass pass(runtime.gate());
+  const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   if (piece)
     if (CUresult r = runtime.slabs().own_handle(&memory, memory); r != CUDA_SUCCESS) return r;
-  Memory::Held held;
-  if (CUresult r = runtime.memory().hold(memory, held); r != CUDA_SUCCESS) return r;
+  Mappings::Held held;
+  if (CUresult r = runtime.memory().mappings.hold(memory, held); r != CUDA_SUCCESS) return r;
   // Waits until all devices of the object's team were added, so no lock is held.
   const CUresult r = real_call(object, at, held.real, from, size, flags);
   return finish_bind(r, object, {{held.id, held.device, at, from, size}});
@@ -87,13 +87,13 @@ CUresult answer_cuMulticastBindAddr(CUmemGenericAllocationHandle object, std::si
                                     unsigned long long flags) {
   const auto real_call = real<kRow_cuMulticastBindAddr>();
   Runtime& runtime = Runtime::get();
-  if (in_forked_child() || !runtime.memory().brokered(address, size))
+  if (in_forked_child() || !runtime.memory().mappings.brokered(address, size))
     return real_call(object, at, address, size, flags);
   if (!runtime.options().nvls) return refuse_binding();
-  const Pass pass(runtime.gate());
+  const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   std::vector<Multicast::Binding> bindings;
-  for (const Memory::Held& held : runtime.memory().hold(address, size))
+  for (const Mappings::Held& held : runtime.memory().mappings.hold(address, size))
     bindings.push_back(
         {held.id, held.device, at + (held.address - address), held.offset, held.size});
   const CUresult r = real_call(object, at, address, size, flags);
@@ -104,13 +104,13 @@ CUresult answer_cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice 
                                   std::size_t at, std::size_t size) {
   const auto real_call = real<kRow_cuMulticastUnbind>();
   Runtime& runtime = Runtime::get();
-  if (in_forked_child() || !runtime.multicast().tracked(object))
+  if (in_forked_child() || !runtime.memory().multicast.tracked(object))
     return real_call(object, device, at, size);
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = real_call(object, device, at, size);
   if (r == CUDA_SUCCESS)
-    runtime.memory().let_go(runtime.multicast().unbind(object, device, at, size));
+    runtime.memory().mappings.let_go(runtime.memory().multicast.unbind(object, device, at, size));
   trace("multicast unbind at=%zu n=%zu rc=%d", at, size, r);
   return r;
 }

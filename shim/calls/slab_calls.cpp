@@ -39,7 +39,7 @@ CUresult answer_cuMemAddressFree(CUdeviceptr address, std::size_t size) {
     Slabs& slabs = Runtime::get().slabs();
     std::optional<Pass> pass;
     if (slabs.holds(address)) {
-      pass.emplace(Runtime::get().gate());
+      pass.emplace(*the_gate);
       if (pass->result() != CUDA_SUCCESS) return pass->result();
     }
     if (const auto r = slabs.free_address(address, size); r) return *r;

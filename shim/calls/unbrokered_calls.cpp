@@ -12,13 +12,14 @@ void count(Unbrokered::Kind kind, std::uint64_t key, std::uint64_t bytes) {
   Runtime& runtime = Runtime::get();
   Devices* devices = runtime.devices();
   if (devices == nullptr) return;
-  runtime.unbrokered().add(kind, key, bytes, devices->current(), devices->current_context());
+  runtime.memory().unbrokered.add(kind, key, bytes, devices->current(), devices->current_context());
   runtime.report().changed();
 }
 
 void uncount(Unbrokered::Kind kind, std::uint64_t key) {
   Runtime& runtime = Runtime::get();
-  if (!runtime.forked() && runtime.unbrokered().remove(kind, key)) runtime.report().changed();
+  if (!runtime.forked() && runtime.memory().unbrokered.remove(kind, key))
+    runtime.report().changed();
 }
 
 template <class Handle>
@@ -114,7 +115,7 @@ CUresult answer_cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* proper
   Runtime& runtime = Runtime::get();
   if (r == CUDA_SUCCESS && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
       runtime.devices() != nullptr)
-    runtime.unbrokered().pool_created(*pool, properties->location.id);
+    runtime.memory().unbrokered.pool_created(*pool, properties->location.id);
   return r;
 }
 
@@ -122,9 +123,9 @@ CUresult answer_cuMemPoolDestroy(CUmemoryPool pool) {
   const auto real_call = real<kRow_cuMemPoolDestroy>();
   Runtime& runtime = Runtime::get();
   if (runtime.forked()) return real_call(pool);
-  const std::optional<int> device = runtime.unbrokered().pool_goes(pool);
+  const std::optional<int> device = runtime.memory().unbrokered.pool_goes(pool);
   const CUresult r = real_call(pool);
-  if (r != CUDA_SUCCESS && device) runtime.unbrokered().pool_created(pool, *device);
+  if (r != CUDA_SUCCESS && device) runtime.memory().unbrokered.pool_created(pool, *device);
   if (r == CUDA_SUCCESS) runtime.report().changed();
   return r;
 }

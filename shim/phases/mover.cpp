@@ -131,7 +131,7 @@ Result<CUdeviceptr> Mover::pool_address(const amem_v1_Copy& copy, int device) {
 }
 
 Result<Piece> Mover::place(const amem_v1_Copy& copy) {
-  Result<Memory::Site> site = memory_.site(copy.id);
+  Result<Residency::Site> site = memory_.residency.site(copy.id);
   if (!site.ok()) return site.status();
   Piece piece;
   piece.id = copy.id;
@@ -191,7 +191,7 @@ Status Mover::load(const amem_v1_Copies& copies) {
   for (pb_size_t i = 0; i < copies.copies_count; ++i) {
     const amem_v1_Copy& copy = copies.copies[i];
     // A program that runs while its memory comes back may have freed this meanwhile.
-    if (!memory_.holds(copy.id)) continue;
+    if (!memory_.holdings.holds(copy.id)) continue;
     Result<Piece> placed = place(copy);
     if (!placed.ok()) return placed.status();
     Piece& piece = placed.value();
@@ -237,7 +237,7 @@ Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored) {
   if (result.ok() && options_.verify) result = sparse_.checksums(pieces_);
   stored = std::exchange(pieces_, {});
   std::erase_if(stored, [](const Piece& p) { return !p.sparse && p.checksum == 0; });
-  memory_.drop_scratch();
+  memory_.residency.drop_scratch();
   bytes = std::exchange(bytes_, 0);
   return result;
 }
@@ -246,7 +246,7 @@ Status Mover::finish_load(std::uint64_t& bytes) {
   Status result = wait();
   if (result.ok()) result = verify();
   pieces_.clear();
-  memory_.drop_scratch();
+  memory_.residency.drop_scratch();
   bytes = std::exchange(bytes_, 0);
   return result;
 }
@@ -254,7 +254,7 @@ Status Mover::finish_load(std::uint64_t& bytes) {
 Status Mover::give_up() {
   const Status result = wait();
   pieces_.clear();
-  memory_.drop_scratch();
+  memory_.residency.drop_scratch();
   bytes_ = 0;
   return result;
 }
@@ -264,7 +264,7 @@ Status Mover::verify() {
   if (Status s = sparse_.checksums(loaded); !s.ok()) return s;
   for (std::size_t i = 0; i < loaded.size(); ++i) {
     if (loaded[i].checksum == 0 || loaded[i].checksum == pieces_[i].checksum) continue;
-    return {Code::kDataLoss, "AMEM_VERIFY: " + memory_.name(loaded[i].id) + ", bytes " +
+    return {Code::kDataLoss, "AMEM_VERIFY: " + memory_.holdings.name(loaded[i].id) + ", bytes " +
                                  std::to_string(loaded[i].offset) + " to " +
                                  std::to_string(loaded[i].offset + loaded[i].length) +
                                  ", did not come back as they were saved" +

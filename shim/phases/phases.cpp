@@ -57,7 +57,7 @@ void Phases::command(Packet& packet) {
   }
 }
 
-void Phases::unclaimed(const Packet& reply) { memory_.unclaimed(reply.message.body.reply); }
+void Phases::unclaimed(const Packet& reply) { memory_.handles.unclaimed(reply.message.body.reply); }
 
 void Phases::copy(const amem_v1_Copies& copies, bool save) {
   clock_.begin(save ? amem_v1_Phase_PHASE_SAVE : amem_v1_Phase_PHASE_LOAD);
@@ -100,8 +100,8 @@ void Phases::release(const amem_v1_Release& release) {
   const std::set<std::uint64_t> listed = std::exchange(listed_, {});
   std::uint64_t bytes = 0;
   const Status s = release.undo     ? undo(bytes)
-                   : release.listed ? memory_.leave(listed, bytes)
-                                    : memory_.leave(tags, bytes);
+                   : release.listed ? memory_.residency.leave(listed, bytes)
+                                    : memory_.residency.leave(tags, bytes);
   copy_status_ = {};
   map_status_ = {};
   mapped_bytes_ = 0;
@@ -115,7 +115,7 @@ void Phases::release(const amem_v1_Release& release) {
 }
 
 void Phases::drop_leftovers() {
-  retrying_ = !memory_.drop_leftovers().ok();
+  retrying_ = !memory_.residency.drop_leftovers().ok();
   if (retrying_)
     session_.run_at(Session::Clock::now() + kRetry, [this] { drop_leftovers(); });
   else
@@ -127,9 +127,9 @@ Status Phases::undo(std::uint64_t& bytes) {
   // What the attempt took is no part of the next one's times.
   clock_.end(amem_v1_Phase_PHASE_MAP);
   clock_.end(amem_v1_Phase_PHASE_LOAD);
-  memory_.take_timings();
+  memory_.residency.take_timings();
   if (const Status s = mover_.give_up(); !s.ok()) log_warn(s.text());
-  return memory_.undo(bytes);
+  return memory_.residency.undo(bytes);
 }
 
 // The copies that follow a packet need access to what it has mapped; they run while the next packet
@@ -142,11 +142,11 @@ void Phases::map(Packet& packet) {
                                         std::to_string(packet.fds.size()) + " descriptors" +
                                         kNoRoomForDescriptors};
   for (pb_size_t i = 0; map_status_.ok() && i < map.ids_count; ++i) {
-    map_status_ = memory_.come_back(map.ids[i], packet.fds[i]);
+    map_status_ = memory_.residency.come_back(map.ids[i], packet.fds[i]);
     packet.fds[i].reset();
   }
   std::uint64_t bytes = 0;
-  const Status granted = memory_.finish_return(bytes);
+  const Status granted = memory_.residency.finish_return(bytes);
   if (map_status_.ok()) map_status_ = granted;
   mapped_bytes_ += bytes;
   if (!map.last) return;
@@ -157,7 +157,7 @@ void Phases::map(Packet& packet) {
 
 void Phases::open(std::uint64_t epoch) {
   away_ = false;
-  memory_.arrived();
+  memory_.residency.arrived();
   heap_.keep(true);
   gate_.open();
   report_.go_on();
@@ -180,7 +180,7 @@ void Phases::done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status
   if (phase == amem_v1_Phase_PHASE_SAVE || phase == amem_v1_Phase_PHASE_LOAD) {
     d.spent.copy_us = micros(mover_.copy_time());
   } else {
-    const Timings timings = memory_.take_timings();
+    const Timings timings = memory_.residency.take_timings();
     d.spent.import_us = micros(timings.import);
     d.spent.map_us = micros(timings.map);
     d.spent.access_us = micros(timings.access);
@@ -194,7 +194,7 @@ void Phases::done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status
 void Phases::lost() {
   cut_.end();
   if (away_) {
-    memory_.arrived();
+    memory_.residency.arrived();
     log_error(
         "the broker is gone while this group was paused: its memory cannot come back, and every "
         "call that "
@@ -206,7 +206,7 @@ void Phases::lost() {
   std::uint64_t unloaded = 0;
   if (const Status s = undo(unloaded); !s.ok()) log_error(s.text());
   log_warn("the broker is gone: memory that is mapped stays, pause and resume no longer work");
-  if (const std::uint64_t bytes = memory_.bytes_away(); bytes > 0)
+  if (const std::uint64_t bytes = memory_.holdings.bytes_away(); bytes > 0)
     log_error(std::to_string(bytes) +
               " bytes of paused tags cannot come back: the program must not touch them");
   gate_.open();

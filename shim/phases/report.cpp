@@ -27,7 +27,7 @@ std::string member(const char* name, std::uint64_t value) {
 }  // namespace
 
 std::vector<UnbrokeredAmount> Report::amounts() {
-  std::vector<UnbrokeredAmount> amounts = unbrokered_.amounts();
+  std::vector<UnbrokeredAmount> amounts = memory_.unbrokered.amounts();
   // The driver's answers must not depend on the thread's captures, nor do them harm.
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   driver_.cuThreadExchangeStreamCaptureMode_(&mode);
@@ -43,7 +43,7 @@ std::vector<UnbrokeredAmount> Report::amounts() {
     sum.bytes += bytes;
     ++sum.count;
   };
-  unbrokered_.each_pool(count_pool);
+  memory_.unbrokered.each_pool(count_pool);
   for (const int device : devices_.active()) {
     CUmemoryPool pool = nullptr;
     if (driver_.cuDeviceGetDefaultMemPool_(&pool, device) == CUDA_SUCCESS) count_pool(pool, device);
@@ -98,7 +98,7 @@ std::string Report::stats(const std::string& group, std::uint32_t rank_id, const
   std::string json = "{\"group\":" + quoted(group) + member("rank_id", rank_id) +
                      ",\"scope\":" + quoted(scope) + ",\"brokered\":[";
   const char* comma = "";
-  for (const Memory::Usage& usage : memory_.usage()) {
+  for (const Holdings::TagUsage& usage : memory_.holdings.usage()) {
     json += std::string(comma) + "{\"tag\":" + quoted(usage.tag) +
             ",\"device\":" + std::to_string(usage.device) +
             member("resident_bytes", usage.resident_bytes) +

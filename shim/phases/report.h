@@ -13,20 +13,14 @@
 #include "common/driver.h"
 #include "shim/driver/devices.h"
 #include "shim/memory/memory.h"
-#include "shim/memory/unbrokered.h"
 #include "shim/session/session.h"
 
 namespace amem::shim {
 
 class Report {
  public:
-  Report(const Driver& driver, Devices& devices, Memory& memory, Unbrokered& unbrokered,
-         Session& session)
-      : driver_(driver),
-        devices_(devices),
-        memory_(memory),
-        unbrokered_(unbrokered),
-        session_(session) {}
+  Report(const Driver& driver, Devices& devices, Memory& memory, Session& session)
+      : driver_(driver), devices_(devices), memory_(memory), session_(session) {}
 
   /// What is not brokered may have changed: the broker hears of it, at most once a second.
   void changed();
@@ -49,7 +43,6 @@ class Report {
   const Driver& driver_;
   Devices& devices_;
   Memory& memory_;
-  Unbrokered& unbrokered_;
   Session& session_;
   std::atomic<bool> due_{false};
   std::atomic<std::chrono::steady_clock::time_point> next_{};  // not before then

@@ -128,7 +128,7 @@ Status Runtime::open() {
   Session::Identity identity;
   identity.group = options_.group;
   identity.rank = rank_from_environment();
-  memory_.set_rank(identity.rank);
+  memory_.handles.set_rank(identity.rank);
   identity.program = program_invocation_short_name;
   const std::string path = options_.runtime_dir + "/session.sock";
   // Before the service thread exists: a command of the broker may shut the gate at once.
@@ -169,7 +169,7 @@ void Runtime::process_ends() {
   Runtime& self = *instance;
   if (self.forked()) return;
   self.gate_.end();
-  self.memory_.end();
+  self.memory_.holdings.end();
   self.session_.end();
 }
 
@@ -194,7 +194,7 @@ void Runtime::device_used(int device) {
 }
 
 void Runtime::device_reset(int device) {
-  unbrokered_.device_reset(device);
+  memory_.unbrokered.device_reset(device);
   if (device < 0 || device >= 64 || !opened_.load(std::memory_order_acquire)) return;
   devices_.forget(device);
   {

@@ -23,8 +23,6 @@
 #include "shim/gate/captures.h"
 #include "shim/gate/gate.h"
 #include "shim/memory/memory.h"
-#include "shim/memory/multicast.h"
-#include "shim/memory/unbrokered.h"
 #include "shim/phases/cut.h"
 #include "shim/phases/mover.h"
 #include "shim/phases/phases.h"
@@ -47,8 +45,6 @@ class Runtime {
   bool connected();
   /// This is a child of fork without exec.
   bool forked() const { return forked_.load(std::memory_order_relaxed); }
-  /// False when the program insists on a broker (AMEM_REQUIRED=1) and there is none.
-  bool may_run_alone() const { return !options_.required; }
 
   /// The caller is NCCL.
   bool brokers(const void* code_address) const;
@@ -65,7 +61,6 @@ class Runtime {
   Status set_group(const std::string& name);
   std::string group();
 
-  Gate& gate() { return gate_; }
   Captures& captures() { return captures_; }
   Memory& memory() { return memory_; }
   Slabs& slabs() { return slabs_; }
@@ -78,12 +73,10 @@ class Runtime {
   /// For accounting of what goes to the driver. The driver must have answered a call before.
   /// nullptr: it cannot be told where memory is.
   Devices* devices() { return load_driver().ok() && !forked() ? &devices_ : nullptr; }
-  Unbrokered& unbrokered() { return unbrokered_; }
   Report& report() { return report_; }
   /// Brokered and other memory of this process, as JSON.
   std::string stats();
   Ipc& ipc() { return ipc_; }
-  Multicast& multicast() { return multicast_; }
   const Options& options() const { return options_; }
   /// The device is about to get its first brokered allocation: prepares copies to and from it in
   /// the background.
@@ -105,13 +98,11 @@ class Runtime {
   Gate gate_;
   Captures captures_{gate_};
   Session session_;
-  Multicast multicast_{driver_};
-  Memory memory_{driver_, devices_, session_, multicast_};
+  Memory memory_{driver_, devices_, session_};
   Slabs slabs_{driver_, devices_, memory_};
   Heap heap_{driver_, devices_, gate_, memory_, session_};
   Ipc ipc_{driver_, devices_, memory_};
-  Unbrokered unbrokered_;
-  Report report_{driver_, devices_, memory_, unbrokered_, session_};
+  Report report_{driver_, devices_, memory_, session_};
   Mover mover_{driver_, devices_, memory_, options_};
   Cut cut_{driver_, devices_, gate_, heap_, session_};
   ExitHandler before_driver_{&Runtime::driver_ends};
