@@ -1,6 +1,5 @@
 #include "shim/blocks/heap.h"
 
-#include <algorithm>
 #include <iterator>
 #include <set>
 #include <utility>
@@ -22,14 +21,6 @@ constexpr std::uint64_t kFirstBlockId = 1ULL << 62U;
 
 constexpr std::chrono::milliseconds kKeepFor{500};
 
-CUmemAccessDesc access_desc(int device, CUmemAccess_flags flags) {
-  CUmemAccessDesc desc{};
-  desc.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  desc.location.id = device;
-  desc.flags = flags;
-  return desc;
-}
-
 }  // namespace
 
 // ---- looking up; the lock is held ----
@@ -48,13 +39,6 @@ bool Heap::in_segment(Address address) const {
   return address < it->first + it->second.size;
 }
 
-bool Heap::reaches(int accessor_device, int device) const {
-  return accessor_device == device ||
-         std::any_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
-           return peer.accessor_device == accessor_device && peer.device == device;
-         });
-}
-
 std::optional<Heap::Block> Heap::find(CUdeviceptr address) {
   std::lock_guard lock(mutex_);
   const Block* block = block_at(address);
@@ -70,8 +54,8 @@ bool Heap::owns(CUdeviceptr address) {
 unsigned Heap::access_flags(const Block& block) {
   const int device = devices_.current();
   std::lock_guard lock(mutex_);
-  return reaches(device, block.device) ? CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE
-                                       : CU_POINTER_ATTRIBUTE_ACCESS_FLAG_NONE;
+  return peers_.reaches(device, block.device) ? CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE
+                                              : CU_POINTER_ATTRIBUTE_ACCESS_FLAG_NONE;
 }
 
 void Heap::set_sync_memops(CUdeviceptr address, bool value) {
@@ -86,14 +70,6 @@ void Heap::set_sync_memops(CUdeviceptr address, bool value) {
 /// asked with a free of nothing, which goes by their modes as any other and does no more.
 CUresult Heap::unsafe_in_capture() {
   return gate_.captures() == 0 ? CUDA_SUCCESS : driver_.cuMemFree_(0);
-}
-
-std::uint64_t Heap::granularity(int device) {
-  const CUmemAllocationProp prop = Handles::properties_of(device, false);
-  std::size_t unit = 0;
-  const CUresult r =
-      driver_.cuMemGetAllocationGranularity_(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-  return r == CUDA_SUCCESS && unit > 0 ? unit : SmallBlocks::kChunk;
 }
 
 /// A NIC may read and write memory of cuMemAlloc; so it may ours.
@@ -111,12 +87,9 @@ CUresult Heap::map_segment(Address address, CUmemGenericAllocationHandle handle,
   std::lock_guard lock(mutex_);
   if (CUresult r = memory_.mappings.map(address, segment.size, 0, handle, 0); r != CUDA_SUCCESS)
     return r;
-  std::set<int> devices = {segment.device};
-  for (const Peer& peer : peers_)
-    if (peer.device == segment.device) devices.insert(peer.accessor_device);
   std::vector<CUmemAccessDesc> access;
-  for (const int device : devices)
-    access.push_back(access_desc(device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+  for (const int device : peers_.devices_reaching(segment.device))
+    access.push_back(device_access(device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
   const auto r = memory_.mappings.set_access(address, segment.size, access.data(), access.size());
   if (r != CUDA_SUCCESS) {
     memory_.mappings.unmap(address, segment.size);
@@ -133,9 +106,8 @@ CUresult Heap::add_segment(const KeptSegments::Kind& kind, bool shared, Address*
     return r;
   const CUmemAllocationProp prop = Handles::properties_of(kind.device, rdma_capable(kind.device));
   CUmemGenericAllocationHandle handle = 0;
-  CUresult r = memory_.handles.create(&handle, kind.size, prop, kind.label);
-  if (r == CUDA_ERROR_OUT_OF_MEMORY && drop_kept())
-    r = memory_.handles.create(&handle, kind.size, prop, kind.label);
+  const auto create = [&] { return memory_.handles.create(&handle, kind.size, prop, kind.label); };
+  CUresult r = ask_again(create(), create);
   if (r == CUDA_SUCCESS) {
     r = map_segment(
         at, handle,
@@ -162,8 +134,8 @@ CUresult Heap::place(Block& block, const Label& label) {
       piece = small_.take(pool, block.size,
                           [this](Address chunk) { return memory_.mappings.resident(chunk); });
     if (!piece) {
-      const std::uint64_t size =
-          round_up(small ? SmallBlocks::kChunk : block.size, granularity(block.device));
+      const std::uint64_t size = round_up(small ? SmallBlocks::kChunk : block.size,
+                                          memory_.handles.granularity(block.device));
       const KeptSegments::Kind kind{block.device, size, label};
       std::optional<Address> segment =
           kept_.take(kind, [this](Address kept) { return memory_.mappings.reusable(kept); });
@@ -231,8 +203,7 @@ CUresult Heap::wait_until_unused(const Block& block) {
   if (current != nullptr && devices_.current() == block.device) contexts.insert(current);
   {
     std::lock_guard lock(mutex_);
-    for (const Peer& peer : peers_)
-      if (peer.device == block.device) contexts.insert(peer.accessor);
+    contexts.merge(peers_.accessors(block.device));
   }
   for (CUcontext context : contexts) {
     CUcontext popped = nullptr;
@@ -334,6 +305,7 @@ std::vector<Heap::Range> Heap::take_kept(KeptSegments::Time since) {
       kept_.take_older(since, [this](Address kept) { return memory_.mappings.reusable(kept); }));
 }
 
+/// Frees what is kept, but for what is away. False: nothing was. Inside the gate.
 bool Heap::drop_kept() {
   std::unique_lock lock(mutex_);
   const std::vector<Range> kept = take_kept(KeptSegments::Time::max());
@@ -411,8 +383,8 @@ void Heap::release_deferred(std::uint32_t captures) {
 
 // ---- peers and contexts ----
 
-std::optional<Heap::Peer> Heap::peer_of_caller(CUcontext context) {
-  Peer peer;
+std::optional<PeerAccess> Heap::peer_of_caller(CUcontext context) {
+  PeerAccess peer;
   peer.context = context;
   peer.accessor_device = devices_.current();
   if (peer.accessor_device < 0 || driver_.cuCtxGetCurrent_(&peer.accessor) != CUDA_SUCCESS ||
@@ -426,14 +398,14 @@ std::optional<Heap::Peer> Heap::peer_of_caller(CUcontext context) {
 
 /// On all segments of the peer's device; later ones find it in peers_. Without the lock: memory
 /// that is on its way back is waited for. A segment that goes meanwhile has no mapping to grant.
-CUresult Heap::grant(const Peer& peer, CUmemAccess_flags flags) {
+CUresult Heap::grant(const PeerAccess& peer, CUmemAccess_flags flags) {
   std::vector<std::pair<Address, std::uint64_t>> segments;
   {
     std::lock_guard lock(mutex_);
     for (const auto& [address, segment] : segments_)
       if (segment.device == peer.device) segments.emplace_back(address, segment.size);
   }
-  const CUmemAccessDesc desc = access_desc(peer.accessor_device, flags);
+  const CUmemAccessDesc desc = device_access(peer.accessor_device, flags);
   for (const auto& [address, size] : segments) {
     const auto r = memory_.mappings.set_access(address, size, &desc, 1);
     if (r.has_value() && *r != CUDA_SUCCESS) {
@@ -452,8 +424,8 @@ CUresult Heap::peer_enabled(CUcontext context) {
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   {
     std::lock_guard lock(mutex_);
-    const bool known = reaches(peer->accessor_device, peer->device);
-    peers_.push_back(*peer);
+    const bool known = peers_.reaches(peer->accessor_device, peer->device);
+    peers_.add(*peer);
     if (known) return CUDA_SUCCESS;
   }
   const CUresult r = grant(*peer, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
@@ -470,18 +442,16 @@ CUresult Heap::peer_disabled(CUcontext context) {
   return revoke(*peer);
 }
 
-void Heap::forget_peer(const Peer& peer) {
+void Heap::forget_peer(const PeerAccess& peer) {
   std::lock_guard lock(mutex_);
-  std::erase_if(peers_, [&](const Peer& p) {
-    return p.accessor == peer.accessor && p.context == peer.context;
-  });
+  peers_.remove(peer);
 }
 
 /// Unless other contexts of the same devices are peers still.
-CUresult Heap::revoke(const Peer& peer) {
+CUresult Heap::revoke(const PeerAccess& peer) {
   {
     std::lock_guard lock(mutex_);
-    if (reaches(peer.accessor_device, peer.device)) return CUDA_SUCCESS;
+    if (peers_.reaches(peer.accessor_device, peer.device)) return CUDA_SUCCESS;
   }
   return grant(peer, CU_MEM_ACCESS_FLAGS_PROT_NONE);
 }
@@ -500,16 +470,12 @@ void Heap::context_gone(CUcontext context) {
   }
   for (const Block& block : gone) release(block);
 
-  std::vector<Peer> ended;
+  std::vector<PeerAccess> ended;
   {
     std::lock_guard lock(mutex_);
-    std::erase_if(peers_, [&](const Peer& peer) {
-      const bool ends = peer.accessor == context || peer.context == context;
-      if (ends) ended.push_back(peer);
-      return ends;
-    });
+    ended = peers_.context_gone(context);
   }
-  for (const Peer& peer : ended) revoke(peer);
+  for (const PeerAccess& peer : ended) revoke(peer);
   drop_kept();
 }
 

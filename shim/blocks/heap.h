@@ -22,6 +22,7 @@
 #include "common/driver.h"
 #include "shim/base/region.h"
 #include "shim/blocks/kept_segments.h"
+#include "shim/blocks/peers.h"
 #include "shim/blocks/small_blocks.h"
 #include "shim/driver/devices.h"
 #include "shim/gate/gate.h"
@@ -67,8 +68,12 @@ class Heap {
   /// when the last one has just ended and the gate has not been told: then nobody waits there.
   void release_deferred(std::uint32_t captures = 0);
 
-  /// Frees what is kept, but for what is away. False: nothing was. The caller is inside the gate.
-  bool drop_kept();
+  /// What `ask` has answered; where that is "no memory", frees what is kept and asks again. The
+  /// caller is inside the gate.
+  template <class Ask>
+  CUresult ask_again(CUresult answer, const Ask& ask) {
+    return answer == CUDA_ERROR_OUT_OF_MEMORY && drop_kept() ? ask() : answer;
+  }
   /// Frees what is kept, as far as that needs no wait: for another process, which finds no memory.
   /// Service thread.
   void trim();
@@ -77,8 +82,8 @@ class Heap {
   /// Nothing is kept that a pause would save. False: that is not known while somebody is inside;
   /// ask again. REQUIRES: keep(false), the gate is shut.
   bool at_rest();
-  /// Likewise, unless that would have to wait for the gate; then waits until the broker has freed
-  /// it: what the driver says of free memory counts it.
+  /// Frees what is kept, unless that would have to wait for the gate; then waits until the broker
+  /// has freed it: what the driver says of free memory counts it.
   void settle();
 
   /// The driver has let the caller's context use the peer's memory; or no longer does.
@@ -96,20 +101,12 @@ class Heap {
     Label label;
     KeptSegments::Kind kind() const { return {device, size, label}; }
   };
-  /// Contexts of `device` may be read and written from `accessor_device`.
-  struct Peer {
-    CUcontext accessor = nullptr;
-    CUcontext context = nullptr;
-    int accessor_device = 0;
-    int device = 0;
-  };
 
   CUresult unsafe_in_capture();
   CUresult add_segment(const KeptSegments::Kind& kind, bool shared, Address* address);
   CUresult place(Block& block, const Label& label);
   CUresult map_segment(Address address, CUmemGenericAllocationHandle handle,
                        const Segment& segment);
-  std::uint64_t granularity(int device);
   bool rdma_capable(int device);
   CUresult wait_until_unused(const Block& block);
   void release(const Block& block);
@@ -120,12 +117,12 @@ class Heap {
   std::vector<Range> forget(const std::vector<Address>& segments);
   std::vector<Range> take_kept(KeptSegments::Time since);
   void drop(const std::vector<Range>& ranges);
+  bool drop_kept();
   void drop_old();
-  std::optional<Peer> peer_of_caller(CUcontext peer);
-  CUresult grant(const Peer& peer, CUmemAccess_flags flags);
-  CUresult revoke(const Peer& peer);
-  void forget_peer(const Peer& peer);
-  bool reaches(int accessor_device, int device) const;
+  std::optional<PeerAccess> peer_of_caller(CUcontext peer);
+  CUresult grant(const PeerAccess& peer, CUmemAccess_flags flags);
+  CUresult revoke(const PeerAccess& peer);
+  void forget_peer(const PeerAccess& peer);
   const Block* block_at(Address address) const;
   bool in_segment(Address address) const;
 
@@ -143,7 +140,7 @@ class Heap {
   SmallBlocks small_;
   KeptSegments kept_;
   bool drop_is_due_ = false;  // drop_old() will be called
-  std::vector<Peer> peers_;
+  Peers peers_;
   std::uint64_t next_id_ = 1;
 };
 

@@ -103,10 +103,7 @@ CUresult Ipc::map(const IpcHandle& handle, Mapped& mapped) {
 CUresult Ipc::grant(Mapped& mapped, int device) {
   if (std::find(mapped.devices.begin(), mapped.devices.end(), device) != mapped.devices.end())
     return CUDA_SUCCESS;
-  CUmemAccessDesc desc{};
-  desc.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  desc.location.id = device;
-  desc.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  const CUmemAccessDesc desc = device_access(device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   const CUresult r = memory_.mappings.set_access(mapped.base, mapped.size, &desc, 1)
                          .value_or(CUDA_ERROR_INVALID_VALUE);
   if (r == CUDA_SUCCESS) mapped.devices.push_back(device);

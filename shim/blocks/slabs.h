@@ -7,11 +7,10 @@
 // A piece has a handle of its own and lies where its slab lies: the reservation that NCCL makes for
 // it is answered with that address.
 //
-// This rests on the order in which NCCL makes a buffer, in one thread: granularity (the minimum),
-// create or import, reserve, map. What asks for the recommended granularity (ncclMemAlloc,
-// symmetric memory, NVLS) is never packed. A piece that turns out to be used otherwise moves to an
-// allocation of its own while nobody knows its address yet; from then on nothing is packed, and the
-// log says so once.
+// This rests on the order in which NCCL makes a buffer (NcclOrder). What asks for the recommended
+// granularity (ncclMemAlloc, symmetric memory, NVLS) is never packed. A piece that turns out to be
+// used otherwise moves to an allocation of its own while nobody knows its address yet; from then on
+// nothing is packed, and the log says so once.
 //
 // Any thread; the caller is inside the gate where a function may talk to the broker or unmap a slab
 // (create, import, map, export_ticket, own_handle, release, free_address). The lock is held over
@@ -23,12 +22,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "common/driver.h"
 #include "common/ticket.h"
-#include "shim/blocks/slab_sizes.h"
+#include "shim/blocks/slab_book.h"
 #include "shim/blocks/small_blocks.h"
 #include "shim/driver/devices.h"
 #include "shim/memory/memory.h"
@@ -93,44 +91,14 @@ class Slabs {
   void handed_out(CUdeviceptr address);
 
  private:
-  struct Slab {
-    std::uint64_t size = 0;
-    std::uint64_t id = 0;    // the broker's
-    SmallBlocks::Pool pool;  // device -1: not visible in this process
-    bool imported = false;
-    bool retired = false;
-    bool reused = false;     // a piece has come back: what is taken may be dirty
-    std::size_t pieces = 0;  // of an imported one; SmallBlocks counts our own
-    std::vector<Access> access;
-  };
-  struct Piece {
-    Address address = 0;  // 0: it has moved
-    std::uint64_t size = 0;
-    int device = 0;
-    bool rdma = false;
-    bool imported = false;
-    bool exported = false;           // its room is not used again: peers may still write to it
-    std::uint32_t refs = 0;          // handles
-    std::uint32_t reservations = 0;  // that were answered with its address
-    std::uint32_t mappings = 0;      // of these, mapped
-    CUmemGenericAllocationHandle own = 0;  // Memory's, once it has moved
-    Label label;
-  };
-  using SlabMap = std::map<Address, Slab>;
-
   static std::uint64_t number_of(CUmemGenericAllocationHandle handle) {
     return handle & ~Table::kTagMask;
   }
-  /// The calling thread's next reservation is for this piece.
-  static void expect_reservation(std::uint64_t number);
-  std::uint64_t real_granularity(int device);
-  SlabMap::iterator slab_at(Address address);
-  Piece* find(CUmemGenericAllocationHandle handle);
-  /// The piece that contains the address, by number; 0: none.
-  std::uint64_t piece_at(Address address) const;
-  CUmemGenericAllocationHandle add_piece(Piece piece);
+  SlabPiece* find(CUmemGenericAllocationHandle handle);
+  CUmemGenericAllocationHandle add_piece(SlabPiece piece);
   std::optional<CUresult> adopt(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
   std::uint64_t whole(std::uint64_t size);
+  bool asked_for(const SlabPiece& piece, std::uint64_t size);
   std::uint64_t most(int device) const;
   CUresult add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size);
   CUresult add_imported(const Ticket& ticket, CUmemGenericAllocationHandle handle,
@@ -151,12 +119,8 @@ class Slabs {
 
   std::mutex growing_;  // one slab is made or imported at a time; before mutex_, over the broker
   std::mutex mutex_;    // guards what follows
-  SlabMap slabs_;
-  std::unordered_map<std::uint64_t, Piece> pieces_;   // by number
-  std::map<Address, std::uint64_t> piece_addresses_;  // → number
+  SlabBook book_;
   std::map<Address, std::uint64_t> rounded_;  // reservations made larger for the driver → its size
-  SmallBlocks room_;
-  SlabSizes sizes_;  // of our own slabs
 };
 
 }  // namespace amem::shim

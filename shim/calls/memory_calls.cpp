@@ -59,10 +59,9 @@ std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, st
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   std::optional<CUresult> packed;
   if (label->tag == kNcclTag) packed = runtime.slabs().create(handle, size, *prop, *label);
-  CUresult r = packed ? *packed : runtime.memory().handles.create(handle, size, *prop, *label);
-  if (Heap* heap = runtime.heap();
-      r == CUDA_ERROR_OUT_OF_MEMORY && heap != nullptr && heap->drop_kept())
-    r = runtime.memory().handles.create(handle, size, *prop, *label);
+  const auto create = [&] { return runtime.memory().handles.create(handle, size, *prop, *label); };
+  CUresult r = packed ? *packed : create();
+  if (Heap* heap = runtime.heap(); heap != nullptr) r = heap->ask_again(r, create);
   if (r == CUDA_SUCCESS) runtime.device_used(prop->location.id);
   return r;
 }

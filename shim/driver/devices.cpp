@@ -79,6 +79,16 @@ CUresult Devices::context(int ordinal, CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
+CUresult Devices::clear(CUdeviceptr address, std::size_t size) {
+  CUstream stream = nullptr;
+  CUresult r = driver_.cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING);
+  if (r != CUDA_SUCCESS) return r;
+  r = driver_.cuMemsetD8Async_(address, 0, size, stream);
+  const CUresult done = driver_.cuStreamSynchronize_(stream);
+  driver_.cuStreamDestroy_(stream);
+  return r != CUDA_SUCCESS ? r : done;
+}
+
 Devices::Use::Use(Devices& devices, int ordinal) : driver_(devices.driver_) {
   driver_.cuThreadExchangeStreamCaptureMode_(&mode_);
   CUcontext context = nullptr;

@@ -36,6 +36,8 @@ class Devices {
   /// Whether all work on a stream of the device's primary context has ended; false when that is not
   /// known.
   bool idle(int ordinal, CUstream stream);
+  /// Sets memory to zero in the calling thread's context, and waits for it.
+  CUresult clear(CUdeviceptr address, std::size_t size);
   /// The device's primary context; nullptr when it is not active. It is not kept.
   CUcontext primary(int ordinal) const;
   /// The program has reset the device: what was retained there is gone.

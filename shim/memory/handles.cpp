@@ -170,6 +170,14 @@ CUmemAllocationProp Handles::properties_of(int device, bool gpu_direct_rdma) {
   return prop;
 }
 
+std::uint64_t Handles::granularity(int device) const {
+  const CUmemAllocationProp prop = properties_of(device, false);
+  std::size_t unit = 0;
+  const CUresult r =
+      driver_.cuMemGetAllocationGranularity_(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+  return r == CUDA_SUCCESS && unit > 0 ? unit : kUsualGranularity;
+}
+
 CUresult Handles::properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
   std::lock_guard lock(holdings_.mutex);
   const Allocation* a = holdings_.table.find(Table::id_of(handle));
@@ -203,7 +211,7 @@ std::optional<Handles::Known> Handles::known(std::uint64_t id) {
   std::lock_guard lock(holdings_.mutex);
   const Allocation* a = holdings_.table.find(id);
   if (a == nullptr) return std::nullopt;
-  return Known{a->size, a->device, a->imported};
+  return Known{a->size, a->device, a->imported, a->gpu_direct_rdma};
 }
 
 Handles::TraceView Handles::trace_view(CUmemGenericAllocationHandle handle) {

@@ -19,6 +19,9 @@ namespace amem::shim {
 
 class Handles {
  public:
+  /// The granularity of all devices so far.
+  static constexpr std::uint64_t kUsualGranularity = 2ULL << 20U;
+
   Handles(const Driver& driver, Devices& devices, Session& session, Holdings& holdings)
       : driver_(driver), devices_(devices), session_(session), holdings_(holdings) {}
 
@@ -32,6 +35,8 @@ class Handles {
   CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle);
   /// Of device memory that was asked for as NCCL and we ask for it.
   static CUmemAllocationProp properties_of(int device, bool gpu_direct_rdma);
+  /// The driver's unit of such memory, in bytes.
+  std::uint64_t granularity(int device) const;
   /// Nothing: the address is not brokered, ask the driver.
   std::optional<CUresult> retain(CUmemGenericAllocationHandle* handle, CUdeviceptr address);
   /// A ticket for the whole allocation that is mapped at the address; nothing when none is.
@@ -41,6 +46,7 @@ class Handles {
     std::uint64_t size = 0;
     int device = 0;  // -1: not visible in this process
     bool imported = false;
+    bool gpu_direct_rdma = false;
   };
   /// An allocation that this process has, by the broker's id.
   std::optional<Known> known(std::uint64_t id);

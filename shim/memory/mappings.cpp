@@ -6,6 +6,14 @@
 
 namespace amem::shim {
 
+CUmemAccessDesc device_access(int device, CUmemAccess_flags flags) {
+  CUmemAccessDesc desc{};
+  desc.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  desc.location.id = device;
+  desc.flags = flags;
+  return desc;
+}
+
 CUresult Mappings::map(CUdeviceptr address, std::size_t size, std::size_t offset,
                        CUmemGenericAllocationHandle handle, unsigned long long flags) {
   std::lock_guard lock(holdings_.mutex);

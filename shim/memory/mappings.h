@@ -12,6 +12,9 @@
 
 namespace amem::shim {
 
+/// For set_access().
+CUmemAccessDesc device_access(int device, CUmemAccess_flags flags);
+
 class Mappings {
  public:
   Mappings(const Driver& driver, Session& session, Holdings& holdings)
