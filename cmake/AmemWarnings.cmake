@@ -19,7 +19,7 @@ if(AMEM_SANITIZE)
     add_compile_options(-fno-sanitize=vptr,null,alignment)
   endif()
   add_link_options(-fsanitize=${AMEM_SANITIZE})
-  # GCC warns that it does not model fences. The only one is the gate's (shim/gate.h), and what it orders are atomics.
+  # GCC warns that it does not model fences. The only one is the gate's (shim/gate/gate.h), and what it orders are atomics.
   if(AMEM_SANITIZE MATCHES thread AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     target_compile_options(amem_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-tsan>)
   endif()

@@ -20,7 +20,7 @@ struct Ticket {
   std::uint64_t offset = 0;  // bytes into the allocation
   std::uint64_t size = 0;    // bytes
   Token token{};
-  // For traces only: whose it is, and the owner's number for it (shim/trace.h).
+  // For traces only: whose it is, and the owner's number for it (shim/base/trace.h).
   std::int32_t owner_rank = -1;
   std::uint32_t owner_number = 0;
 

@@ -14,9 +14,9 @@
 #include <limits>
 #include <string_view>
 
-#include "shim/gate.h"
-#include "shim/interpose.h"
-#include "shim/runtime.h"
+#include "shim/calls/driver_calls.h"
+#include "shim/gate/gate.h"
+#include "shim/runtime/runtime.h"
 
 namespace {
 

@@ -11,7 +11,7 @@
 #include <functional>
 #include <vector>
 
-#include "shim/sparse_copier.h"
+#include "shim/phases/sparse_copier.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 
 #include <thread>
 
-#include "shim/captures.h"
+#include "shim/gate/captures.h"
 
 namespace amem::shim {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "shim/exit_handler.h"
+#include "shim/process/exit_handler.h"
 
 namespace amem::shim {
 namespace {

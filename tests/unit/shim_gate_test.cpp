@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "shim/gate.h"
+#include "shim/gate/gate.h"
 
 namespace amem::shim {
 namespace {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "shim/kept_segments.h"
+#include "shim/blocks/kept_segments.h"
 
 namespace amem::shim {
 namespace {

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "shim/multicast.h"
+#include "shim/memory/multicast.h"
 
 namespace amem::shim {
 namespace {

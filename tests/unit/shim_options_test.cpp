@@ -5,9 +5,8 @@
 #include <map>
 #include <string>
 
-#include "shim/interpose.h"
-#include "shim/modules.h"
-#include "shim/options.h"
+#include "shim/base/options.h"
+#include "shim/process/modules.h"
 
 namespace amem::shim {
 namespace {
@@ -79,26 +78,6 @@ TEST(ShimModules, TheFileNameDecides) {
   EXPECT_FALSE(matches_module("/opt/libnccl/libtorch.so", prefixes));
   // A function that no sanitizer replaces by its own.
   EXPECT_EQ(module_of(reinterpret_cast<const void*>(&::gnu_get_libc_version)).substr(0, 4), "libc");
-}
-
-TEST(ShimCalls, TheRowIsTheOneThatTheDriverWouldChoose) {
-  EXPECT_EQ(find_call("cuMemcpyBatchAsync", 12080, false)->version, 12080);
-  EXPECT_EQ(find_call("cuMemcpyBatchAsync", 12090, false)->version, 12080);
-  EXPECT_EQ(find_call("cuMemcpyBatchAsync", 13000, false)->version, 13000);
-  EXPECT_STREQ(find_call("cuMemcpyHtoD", 13000, true)->symbol, "cuMemcpyHtoD_v2_ptds");
-  EXPECT_STREQ(find_call("cuMemcpyHtoD", 13000, false)->symbol, "cuMemcpyHtoD_v2");
-  EXPECT_STREQ(find_call("cuMemCreate", 13000, true)->symbol, "cuMemCreate");
-  EXPECT_EQ(find_call("cuMemCreate", 10000, false), nullptr);
-  EXPECT_STREQ(find_call("cuMemAlloc", 13000, true)->symbol, "cuMemAlloc_v2");
-  EXPECT_EQ(find_call("cuMemAlloc", 2000, false), nullptr);
-  EXPECT_EQ(find_call("cuCtxSynchronize", 13000, false), nullptr);
-}
-
-TEST(ShimCalls, EverySymbolIsWrappedOnce) {
-  for (const CallList list : {memory_calls(), heap_calls(), ipc_calls(), multicast_calls(),
-                              unbrokered_calls(), work_calls()})
-    for (const Call* call = list.begin; call != list.end; ++call)
-      EXPECT_EQ(find_symbol(call->symbol), call) << call->symbol;
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "shim/pointer_attributes.h"
+#include "shim/blocks/pointer_attributes.h"
 
 namespace amem::shim {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <thread>
 
-#include "shim/region.h"
+#include "shim/base/region.h"
 
 namespace amem::shim {
 namespace {

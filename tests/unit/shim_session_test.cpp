@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "common/packet.h"
-#include "shim/session.h"
+#include "shim/session/session.h"
 
 namespace amem::shim {
 namespace {

@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include "shim/slab_sizes.h"
+#include "shim/blocks/slab_sizes.h"
 
 namespace amem::shim {
 namespace {

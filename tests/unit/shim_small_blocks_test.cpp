@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "shim/small_blocks.h"
+#include "shim/blocks/small_blocks.h"
 
 namespace amem::shim {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "shim/sparse.h"
+#include "shim/phases/sparse.h"
 
 namespace amem::shim {
 namespace {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "shim/table.h"
+#include "shim/memory/table.h"
 
 namespace amem::shim {
 namespace {

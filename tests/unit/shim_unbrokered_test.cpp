@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "shim/unbrokered.h"
+#include "shim/memory/unbrokered.h"
 
 namespace amem::shim {
 namespace {

@@ -1,6 +1,6 @@
 // The kernels of sparse copies by way of the driver: on the simulated one its stand-ins for them,
 // on a machine with a GPU the kernels themselves.
-#include "shim/sparse_copier.h"
+#include "shim/phases/sparse_copier.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "shim/sparse.h"
+#include "shim/phases/sparse.h"
 
 namespace amem::shim {
 namespace {

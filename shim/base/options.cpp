@@ -1,0 +1,130 @@
+#include "shim/base/options.h"
+
+#include <charconv>
+#include <cstring>
+#include <string_view>
+
+#include "common/protocol.h"
+
+namespace amem::shim {
+namespace {
+
+std::string_view value_of(Options::Getenv getenv, const char* name) {
+  const char* value = getenv(name);
+  return value != nullptr ? std::string_view(value) : std::string_view();
+}
+
+std::string complain(const char* name, std::string_view value, const char* expected) {
+  return std::string(name) + "=" + std::string(value) + " is not " + expected;
+}
+
+bool read_flag(Options::Getenv getenv, const char* name, bool otherwise,
+               std::vector<std::string>& complaints) {
+  const std::string_view value = value_of(getenv, name);
+  if (value.empty()) return otherwise;
+  if (value == "1" || value == "true" || value == "yes" || value == "on") return true;
+  if (value == "0" || value == "false" || value == "no" || value == "off") return false;
+  complaints.push_back(complain(name, value, "0 or 1; ignored"));
+  return otherwise;
+}
+
+void read_seconds(Options::Getenv getenv, const char* name, std::chrono::seconds& out,
+                  std::vector<std::string>& complaints) {
+  const std::string_view value = value_of(getenv, name);
+  if (value.empty()) return;
+  unsigned seconds = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seconds);
+  if (error == std::errc() && end == value.data() + value.size() && seconds > 0 &&
+      seconds <= 31'536'000)
+    out = std::chrono::seconds(seconds);
+  else
+    complaints.push_back(complain(name, value, "a number of seconds from 1 to a year; ignored"));
+}
+
+void read_slab_size(Options::Getenv getenv, std::optional<std::uint64_t>& out,
+                    std::vector<std::string>& complaints) {
+  const std::string_view value = value_of(getenv, "AMEM_SLAB");
+  if (value.empty()) return;
+  unsigned mib = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), mib);
+  if (error == std::errc() && end == value.data() + value.size() && mib <= 1024)
+    out = std::uint64_t{mib} << 20U;
+  else
+    complaints.push_back(
+        complain("AMEM_SLAB", value, "a number of MiB from 2 to 1024, or 0 for none; ignored"));
+}
+
+std::vector<std::string> split(std::string_view list) {
+  std::vector<std::string> parts;
+  while (!list.empty()) {
+    const std::size_t comma = list.find(',');
+    if (comma != 0) parts.emplace_back(list.substr(0, comma));
+    if (comma == std::string_view::npos) break;
+    list.remove_prefix(comma + 1);
+  }
+  return parts;
+}
+
+}  // namespace
+
+const char* to_string(Scope scope) {
+  switch (scope) {
+    case Scope::kRegions:
+      return "regions";
+    case Scope::kHeap:
+      return "heap";
+    case Scope::kNccl:
+      break;
+  }
+  return "nccl";
+}
+
+Options Options::parse(Getenv getenv, std::vector<std::string>& complaints) {
+  Options o;
+  o.disabled = read_flag(getenv, "AMEM_DISABLE", false, complaints) ||
+               !read_flag(getenv, "AMEM_ENABLE", true, complaints);
+  o.required = read_flag(getenv, "AMEM_REQUIRED", false, complaints);
+
+  o.nvls = read_flag(getenv, "AMEM_NVLS", false, complaints);
+  o.verify = read_flag(getenv, "AMEM_VERIFY", false, complaints);
+
+  const char* source = value_of(getenv, "AMEM_GROUP").empty() ? "AMEM_GROUPID" : "AMEM_GROUP";
+  if (const std::string_view group = value_of(getenv, source); !group.empty()) {
+    if (valid_group_name(group))
+      o.group = group;
+    else
+      complaints.push_back(complain(source, group, "a group name; using \"default\""));
+  }
+  o.runtime_dir = value_of(getenv, "AMEM_RUNTIME_DIR");
+  if (o.runtime_dir.empty()) o.runtime_dir = default_runtime_dir();
+  if (auto modules = split(value_of(getenv, "AMEM_MODULES")); !modules.empty()) o.modules = modules;
+  if (const std::string_view scope = value_of(getenv, "AMEM_SCOPE"); scope == "regions")
+    o.scope = Scope::kRegions;
+  else if (scope == "heap")
+    o.scope = Scope::kHeap;
+  else if (!scope.empty() && scope != "nccl")
+    complaints.push_back(complain("AMEM_SCOPE", scope, "nccl, regions or heap; using nccl"));
+  o.trace = value_of(getenv, "AMEM_TRACE");
+
+  read_slab_size(getenv, o.slab_size, complaints);
+
+  if (const std::string_view gate = value_of(getenv, "AMEM_GATE"); gate == "error")
+    o.gate_waits = false;
+  else if (!gate.empty() && gate != "wait")
+    complaints.push_back(complain("AMEM_GATE", gate, "wait or error; using wait"));
+  read_seconds(getenv, "AMEM_GATE_TIMEOUT", o.gate_timeout, complaints);
+  read_seconds(getenv, "AMEM_TIMEOUT", o.timeout, complaints);
+
+  if (const std::string_view level = value_of(getenv, "AMEM_LOG"); level == "error")
+    o.log_level = LogLevel::kError;
+  else if (level == "info")
+    o.log_level = LogLevel::kInfo;
+  else if (level == "debug")
+    o.log_level = LogLevel::kDebug;
+  else if (!level.empty() && level != "warn")
+    complaints.push_back(complain("AMEM_LOG", level, "error, warn, info or debug; using warn"));
+  o.offload_free_tag_set = getenv("AMEM_NCCL_OFFLOAD_FREE_TAG") != nullptr;
+  return o;
+}
+
+}  // namespace amem::shim

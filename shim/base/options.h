@@ -1,0 +1,54 @@
+// Options: the shim's environment variables, read once at the first call that needs them. Plain
+// data.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+
+namespace amem::shim {
+
+enum class LogLevel { kError, kWarn, kInfo, kDebug };
+
+/// Whose device memory is brokered; each includes the one before.
+enum class Scope {
+  kNccl,     // what NCCL's modules get from cuMemCreate
+  kRegions,  // and what a thread allocates inside a region (shim/base/region.h)
+  kHeap,     // and what anybody allocates with cuMemCreate or cuMemAlloc
+};
+/// As AMEM_SCOPE names it.
+const char* to_string(Scope scope);
+
+struct Options {
+  bool disabled = false;  // AMEM_DISABLE=1, or AMEM_ENABLE=0
+  bool required = false;  // AMEM_REQUIRED=1: without a broker, brokered calls fail instead of going
+                          // to the driver
+  std::string group = "default";  // AMEM_GROUP; else AMEM_GROUPID (a number, as in AMem)
+  std::string runtime_dir;        // AMEM_RUNTIME_DIR; else common/protocol.h's default
+  std::vector<std::string> modules = {
+      "libnccl"};              // AMEM_MODULES: prefixes of the file names that count as NCCL
+  Scope scope = Scope::kNccl;  // AMEM_SCOPE=nccl|regions|heap
+  std::string trace;           // AMEM_TRACE: file to write calls to; %p is the pid
+  bool nvls = false;           // AMEM_NVLS=1: NCCL may use multicast, with brokered memory
+  bool verify = false;         // AMEM_VERIFY=1: checksums of what is saved and loaded
+  // AMEM_SLAB: MiB, bytes here; 0: no slabs; nothing: as the device's memory allows
+  std::optional<std::uint64_t> slab_size;
+  bool gate_waits = true;                   // AMEM_GATE=wait|error
+  std::chrono::seconds gate_timeout{3600};  // AMEM_GATE_TIMEOUT
+  std::chrono::seconds timeout{60};         // AMEM_TIMEOUT: ncclPause, ncclResume
+  LogLevel log_level = LogLevel::kWarn;     // AMEM_LOG=error|warn|info|debug
+  bool offload_free_tag_set = false;        // AMEM_NCCL_OFFLOAD_FREE_TAG is in the environment
+
+  /// How to look up a variable; nullptr when it is not set. getenv in the program, a table in the
+  /// tests.
+  using Getenv = const char* (*)(const char* name);
+
+  /// What cannot be understood keeps its default and adds a line to `complaints`.
+  static Options parse(Getenv getenv, std::vector<std::string>& complaints);
+};
+
+}  // namespace amem::shim

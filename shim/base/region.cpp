@@ -1,0 +1,60 @@
+#include "shim/base/region.h"
+
+#include <algorithm>
+
+namespace amem::shim {
+namespace {
+
+constexpr std::size_t kMaxTag = 31;  // session.options: Create.tag
+
+// Plain data, so that it needs no destructor: a thread may allocate in those of others.
+struct State {
+  char tag[kMaxTag + 1];  // empty: in no region
+  amem_v1_RegionPolicy policy;
+};
+thread_local State state __attribute__((tls_model("initial-exec")));
+
+bool allowed(char c) {
+  return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '.' ||
+         c == '_' || c == '-';
+}
+
+}  // namespace
+
+bool valid_region_tag(std::string_view tag) {
+  return !tag.empty() && tag.size() <= kMaxTag && std::all_of(tag.begin(), tag.end(), allowed) &&
+         tag != kNcclTag;
+}
+
+Status Region::begin(std::string_view tag, int policy) {
+  if (!valid_region_tag(tag))
+    return {Code::kInvalidArgument,
+            "\"" + std::string(tag.substr(0, 2 * kMaxTag)) +
+                "\" is no tag for a region; use 1 to 31 of the characters A-Z a-z 0-9 . _ -, and "
+                "not \"nccl\", which is NCCL's"};
+  if (policy < _amem_v1_RegionPolicy_MIN || policy > _amem_v1_RegionPolicy_MAX)
+    return {Code::kInvalidArgument, std::to_string(policy) +
+                                        " is no policy of a region; use 0 (the "
+                                        "tag's), 1 (keep) or 2 (discard)"};
+  if (state.tag[0] != '\0')
+    return {Code::kFailedPrecondition, "this thread is in region \"" + std::string(state.tag) +
+                                           "\" already: regions do not nest; end it first"};
+  state.tag[tag.copy(state.tag, kMaxTag)] = '\0';
+  state.policy = static_cast<amem_v1_RegionPolicy>(policy);
+  return {};
+}
+
+Status Region::end() {
+  if (state.tag[0] == '\0')
+    return {Code::kFailedPrecondition,
+            "this thread is in no region: a region ends in the thread that began it"};
+  state = {};
+  return {};
+}
+
+std::optional<Label> Region::current() {
+  if (state.tag[0] == '\0') return std::nullopt;
+  return Label{state.tag, state.policy};
+}
+
+}  // namespace amem::shim

@@ -1,0 +1,482 @@
+#include "shim/blocks/heap.h"
+
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include "common/rounding.h"
+#include "shim/base/log.h"
+
+namespace amem::shim {
+namespace {
+
+// Beyond any device; keeps sums of sizes from wrapping.
+constexpr std::uint64_t kTooLarge = 1ULL << 48U;
+
+// Rows begin where the driver's do.
+constexpr std::size_t kPitchAlignment = 512;
+
+// Numbers of the driver's own buffers count up from 1.
+constexpr std::uint64_t kFirstBlockId = 1ULL << 62U;
+
+constexpr std::chrono::milliseconds kKeepFor{500};
+
+}  // namespace
+
+// ---- looking up; the lock is held ----
+
+const Heap::Block* Heap::block_at(Address address) const {
+  auto it = blocks_.upper_bound(address);
+  if (it == blocks_.begin()) return nullptr;
+  --it;
+  return address < it->first + it->second.size ? &it->second : nullptr;
+}
+
+bool Heap::in_segment(Address address) const {
+  auto it = segments_.upper_bound(address);
+  if (it == segments_.begin()) return false;
+  --it;
+  return address < it->first + it->second.size;
+}
+
+std::optional<Heap::Block> Heap::find(CUdeviceptr address) {
+  std::lock_guard lock(mutex_);
+  const Block* block = block_at(address);
+  if (block == nullptr) return std::nullopt;
+  return *block;
+}
+
+bool Heap::owns(CUdeviceptr address) {
+  std::lock_guard lock(mutex_);
+  return in_segment(address);
+}
+
+unsigned Heap::access_flags(const Block& block) {
+  const int device = devices_.current();
+  std::lock_guard lock(mutex_);
+  return peers_.reaches(device, block.device) ? CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE
+                                              : CU_POINTER_ATTRIBUTE_ACCESS_FLAG_NONE;
+}
+
+void Heap::set_sync_memops(CUdeviceptr address, bool value) {
+  std::lock_guard lock(mutex_);
+  if (const Block* block = block_at(address); block != nullptr)
+    blocks_.at(block->address).sync_memops = value;
+}
+
+// ---- allocating ----
+
+/// Whether captures that are open forbid an allocation or a free to this thread. The driver is
+/// asked with a free of nothing, which goes by their modes as any other and does no more.
+CUresult Heap::unsafe_in_capture() {
+  return gate_.captures() == 0 ? CUDA_SUCCESS : driver_.cuMemFree_(0);
+}
+
+/// A NIC may read and write memory of cuMemAlloc; so it may ours.
+bool Heap::rdma_capable(int device) {
+  int value = 0;
+  return driver_.cuDeviceGetAttribute_(&value,
+                                       CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+                                       device) == CUDA_SUCCESS &&
+         value != 0;
+}
+
+CUresult Heap::map_segment(Address address, CUmemGenericAllocationHandle handle,
+                           const Segment& segment) {
+  // Peers that come or go meanwhile find the segment, or are found here.
+  std::lock_guard lock(mutex_);
+  if (CUresult r = memory_.mappings.map(address, segment.size, 0, handle, 0); r != CUDA_SUCCESS)
+    return r;
+  std::vector<CUmemAccessDesc> access;
+  for (const int device : peers_.devices_reaching(segment.device))
+    access.push_back(device_access(device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+  const auto r = memory_.mappings.set_access(address, segment.size, access.data(), access.size());
+  if (r != CUDA_SUCCESS) {
+    memory_.mappings.unmap(address, segment.size);
+    return r.value_or(CUDA_ERROR_UNKNOWN);
+  }
+  segments_.emplace(address, segment);
+  return CUDA_SUCCESS;
+}
+
+/// Physical memory at an address of its own. The caller is inside the gate.
+CUresult Heap::add_segment(const KeptSegments::Kind& kind, bool shared, Address* address) {
+  CUdeviceptr at = 0;
+  if (CUresult r = driver_.cuMemAddressReserve_(&at, kind.size, 0, 0, 0); r != CUDA_SUCCESS)
+    return r;
+  const CUmemAllocationProp prop = Handles::properties_of(kind.device, rdma_capable(kind.device));
+  CUmemGenericAllocationHandle handle = 0;
+  const auto create = [&] { return memory_.handles.create(&handle, kind.size, prop, kind.label); };
+  CUresult r = ask_again(create(), create);
+  if (r == CUDA_SUCCESS) {
+    r = map_segment(
+        at, handle,
+        {kind.size, kind.device, prop.allocFlags.gpuDirectRDMACapable != 0, shared, kind.label});
+    memory_.handles.release(handle);  // the mapping keeps it
+  }
+  if (r != CUDA_SUCCESS) {
+    driver_.cuMemAddressFree_(at, kind.size);
+    return r;
+  }
+  *address = at;
+  return CUDA_SUCCESS;
+}
+
+/// Finds room for the block and enters it.
+CUresult Heap::place(Block& block, const Label& label) {
+  const SmallBlocks::Pool pool{block.device, label};
+  const bool small = block.size <= SmallBlocks::kLargest;
+  for (;;) {
+    std::unique_lock lock(mutex_);
+    std::optional<Address> piece;
+    // A chunk may be paused with its tag while the program runs on.
+    if (small)
+      piece = small_.take(pool, block.size,
+                          [this](Address chunk) { return memory_.mappings.resident(chunk); });
+    if (!piece) {
+      const std::uint64_t size = round_up(small ? SmallBlocks::kChunk : block.size,
+                                          memory_.handles.granularity(block.device));
+      const KeptSegments::Kind kind{block.device, size, label};
+      std::optional<Address> segment =
+          kept_.take(kind, [this](Address kept) { return memory_.mappings.reusable(kept); });
+      if (!segment) {
+        lock.unlock();
+        Address added = 0;
+        if (CUresult r = add_segment(kind, small, &added); r != CUDA_SUCCESS) return r;
+        lock.lock();
+        segment = added;
+      }
+      if (small) {
+        segments_.at(*segment).shared = true;
+        small_.add(pool, *segment, size);
+        continue;
+      }
+      piece = segment;
+    }
+    block.address = *piece;
+    block.rdma = std::prev(segments_.upper_bound(*piece))->second.rdma;
+    block.id = kFirstBlockId + next_id_++;
+    blocks_.emplace(block.address, block);
+    return CUDA_SUCCESS;
+  }
+}
+
+std::optional<CUresult> Heap::allocate(CUdeviceptr* address, std::size_t size, const Label& label) {
+  Block block;
+  block.size = size;
+  block.device = devices_.current();
+  if (block.device < 0 || driver_.cuCtxGetCurrent_(&block.context) != CUDA_SUCCESS)
+    return std::nullopt;
+  if (CUresult r = unsafe_in_capture(); r != CUDA_SUCCESS) return r;
+  if (address == nullptr || size == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (size >= kTooLarge) return CUDA_ERROR_OUT_OF_MEMORY;
+  release_deferred();
+  const Pass pass(gate_);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  if (CUresult r = place(block, label); r != CUDA_SUCCESS) return r;
+  *address = block.address;
+  return CUDA_SUCCESS;
+}
+
+std::optional<CUresult> Heap::allocate_pitch(CUdeviceptr* address, std::size_t* pitch,
+                                             std::size_t width, std::size_t height,
+                                             unsigned element_size, const Label& label) {
+  const bool element = element_size == 4 || element_size == 8 || element_size == 16;
+  if (address == nullptr || pitch == nullptr || width == 0 || height == 0 || !element)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (width >= kTooLarge || height >= kTooLarge) return CUDA_ERROR_OUT_OF_MEMORY;
+  const std::size_t row = round_up(width, kPitchAlignment);
+  if (height > kTooLarge / row) return CUDA_ERROR_OUT_OF_MEMORY;
+  const auto r = allocate(address, row * height, label);
+  if (r == CUDA_SUCCESS) *pitch = row;
+  return r;
+}
+
+// ---- freeing ----
+
+/// What the driver does before it frees: whoever may use the memory has come to the end of what it
+/// was given.
+CUresult Heap::wait_until_unused(const Block& block) {
+  CUcontext current = nullptr;
+  driver_.cuCtxGetCurrent_(&current);
+  std::set<CUcontext> contexts = {block.context};
+  if (current != nullptr && devices_.current() == block.device) contexts.insert(current);
+  {
+    std::lock_guard lock(mutex_);
+    contexts.merge(peers_.accessors(block.device));
+  }
+  for (CUcontext context : contexts) {
+    CUcontext popped = nullptr;
+    // One that is gone has no work.
+    if (context != current && driver_.cuCtxPushCurrent_(context) != CUDA_SUCCESS) continue;
+    const CUresult r = driver_.cuCtxSynchronize_();
+    if (context != current) driver_.cuCtxPopCurrent_(&popped);
+    if (r != CUDA_SUCCESS) return r;
+  }
+  return CUDA_SUCCESS;
+}
+
+std::optional<CUresult> Heap::free(CUdeviceptr address) {
+  if (devices_.current() < 0) return std::nullopt;  // the driver knows the error for this
+  if (!owns(address)) return std::nullopt;
+  if (CUresult r = unsafe_in_capture(); r != CUDA_SUCCESS) return r;
+  Block block;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = blocks_.find(address);
+    if (it == blocks_.end()) return CUDA_ERROR_INVALID_VALUE;
+    block = it->second;
+    blocks_.erase(it);  // a second free finds nothing
+  }
+  release_deferred();
+  const auto put_off = [&] {
+    std::lock_guard lock(mutex_);
+    deferred_.push_back(block);
+  };
+  // A wait for the context would break the capture, whatever its mode, which the driver's own free
+  // does not. The program must not use the memory from here on, so it may as well go later.
+  if (gate_.captures() > 0) {
+    put_off();
+    return CUDA_SUCCESS;
+  }
+  CUresult r = wait_until_unused(block);
+  if (r == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) {  // one has begun just now
+    put_off();
+    return CUDA_SUCCESS;
+  }
+  const Pass pass(gate_, r == CUDA_SUCCESS ? gate_.enter() : r);
+  if (pass.result() != CUDA_SUCCESS) {
+    std::lock_guard lock(mutex_);
+    blocks_.emplace(block.address, block);
+    return pass.result();
+  }
+  release(block);
+  return CUDA_SUCCESS;
+}
+
+/// Gives a block's memory back, or keeps it for a moment. Inside the gate.
+void Heap::release(const Block& block) {
+  std::unique_lock lock(mutex_);
+  auto segment = segments_.find(block.address);
+  if (segment == segments_.end() || segment->second.shared) {
+    const std::optional<Address> empty = small_.give(block.address);
+    if (!empty) return;
+    segment = segments_.find(*empty);
+    segment->second.shared = false;
+  }
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<Address> gone = {segment->first};
+  if (keeps_ && memory_.mappings.reusable(segment->first))
+    gone = kept_.keep(segment->second.kind(), segment->first, now);
+  const bool ask = kept_.oldest() && !std::exchange(drop_is_due_, true);
+  const std::vector<Range> ranges = forget(gone);
+  lock.unlock();
+  if (ask) session_.run_at(now + kKeepFor, [this] { drop_old(); });
+  drop(ranges);
+}
+
+/// Takes segments out of the books. REQUIRES: the lock is held, and no block is in them.
+std::vector<Heap::Range> Heap::forget(const std::vector<Address>& segments) {
+  std::vector<Range> ranges;
+  for (const Address address : segments) {
+    const auto segment = segments_.find(address);
+    ranges.push_back({address, segment->second.size});
+    segments_.erase(segment);
+  }
+  return ranges;
+}
+
+/// Frees what was forgotten. Inside the gate, without the lock: memory that is on its way back is
+/// waited for.
+void Heap::drop(const std::vector<Range>& ranges) {
+  for (const auto& [address, size] : ranges) {
+    const auto r = memory_.mappings.unmap(address, size);
+    if (r.has_value() && *r != CUDA_SUCCESS)
+      log_error("unmapping " + std::to_string(size) +
+                " bytes that the program has freed: " + driver_.name(*r));
+    driver_.cuMemAddressFree_(address, size);
+  }
+}
+
+/// What is kept since then or longer leaves the books; not what is on its way back, since whoever
+/// frees it waits until it is there, and may be who brings it. REQUIRES: the lock is held.
+std::vector<Heap::Range> Heap::take_kept(KeptSegments::Time since) {
+  return forget(
+      kept_.take_older(since, [this](Address kept) { return memory_.mappings.reusable(kept); }));
+}
+
+/// Frees what is kept, but for what is away. False: nothing was. Inside the gate.
+bool Heap::drop_kept() {
+  std::unique_lock lock(mutex_);
+  const std::vector<Range> kept = take_kept(KeptSegments::Time::max());
+  lock.unlock();
+  drop(kept);
+  return !kept.empty();
+}
+
+// The shim's threads do not wait for the lock: a thread of the program may hold it in a driver call
+// that waits for what the next command lets through.
+
+bool Heap::at_rest() {
+  std::vector<Range> kept;
+  {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return false;
+    if (!keeps_) kept = take_kept(KeptSegments::Time::max());  // else the gate is open again
+  }
+  drop(kept);
+  return true;
+}
+
+void Heap::trim() {
+  if (!gate_.try_enter()) return;
+  std::vector<Range> kept;
+  if (std::unique_lock lock(mutex_, std::try_to_lock); lock)
+    kept = take_kept(KeptSegments::Time::max());
+  drop(kept);
+  gate_.leave();
+}
+
+void Heap::drop_old() {
+  const auto now = std::chrono::steady_clock::now();
+  bool more = true;
+  if (gate_.try_enter()) {  // shut: the memory may be away; later
+    std::vector<Range> old;
+    if (std::unique_lock lock(mutex_, std::try_to_lock); lock) {
+      old = take_kept(now - kKeepFor);
+      more = drop_is_due_ = kept_.oldest().has_value();
+    }
+    drop(old);
+    gate_.leave();
+  }
+  if (more) session_.run_at(now + kKeepFor, [this] { drop_old(); });
+}
+
+void Heap::settle() {
+  if (gate_.try_enter()) {
+    drop_kept();
+    gate_.leave();
+  }
+  memory_.holdings.settle_frees();
+}
+
+void Heap::release_deferred(std::uint32_t captures) {
+  std::vector<Block> blocks;
+  {
+    std::lock_guard lock(mutex_);
+    if (deferred_.empty() || gate_.captures() > captures) return;
+    blocks.swap(deferred_);
+  }
+  CUresult r = CUDA_SUCCESS;
+  std::set<std::pair<int, CUcontext>> waited;
+  for (const Block& block : blocks)
+    if (r == CUDA_SUCCESS && waited.emplace(block.device, block.context).second)
+      r = wait_until_unused(block);
+  const Pass pass(gate_, r == CUDA_SUCCESS ? gate_.enter() : r);
+  if (pass.result() == CUDA_SUCCESS) {
+    for (const Block& block : blocks) release(block);
+    return;
+  }
+  std::lock_guard lock(mutex_);
+  deferred_.insert(deferred_.end(), blocks.begin(), blocks.end());
+}
+
+// ---- peers and contexts ----
+
+std::optional<PeerAccess> Heap::peer_of_caller(CUcontext context) {
+  PeerAccess peer;
+  peer.context = context;
+  peer.accessor_device = devices_.current();
+  if (peer.accessor_device < 0 || driver_.cuCtxGetCurrent_(&peer.accessor) != CUDA_SUCCESS ||
+      driver_.cuCtxPushCurrent_(context) != CUDA_SUCCESS)
+    return std::nullopt;
+  peer.device = devices_.current();
+  CUcontext popped = nullptr;
+  driver_.cuCtxPopCurrent_(&popped);
+  return peer;
+}
+
+/// On all segments of the peer's device; later ones find it in peers_. Without the lock: memory
+/// that is on its way back is waited for. A segment that goes meanwhile has no mapping to grant.
+CUresult Heap::grant(const PeerAccess& peer, CUmemAccess_flags flags) {
+  std::vector<std::pair<Address, std::uint64_t>> segments;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [address, segment] : segments_)
+      if (segment.device == peer.device) segments.emplace_back(address, segment.size);
+  }
+  const CUmemAccessDesc desc = device_access(peer.accessor_device, flags);
+  for (const auto& [address, size] : segments) {
+    const auto r = memory_.mappings.set_access(address, size, &desc, 1);
+    if (r.has_value() && *r != CUDA_SUCCESS) {
+      log_error("access of device " + std::to_string(peer.accessor_device) +
+                " to memory of device " + std::to_string(peer.device) + ": " + driver_.name(*r));
+      return *r;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Heap::peer_enabled(CUcontext context) {
+  const auto peer = peer_of_caller(context);
+  if (!peer) return CUDA_SUCCESS;
+  const Pass pass(gate_);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  {
+    std::lock_guard lock(mutex_);
+    const bool known = peers_.reaches(peer->accessor_device, peer->device);
+    peers_.add(*peer);
+    if (known) return CUDA_SUCCESS;
+  }
+  const CUresult r = grant(*peer, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  if (r != CUDA_SUCCESS) forget_peer(*peer);
+  return r;
+}
+
+CUresult Heap::peer_disabled(CUcontext context) {
+  const auto peer = peer_of_caller(context);
+  if (!peer) return CUDA_SUCCESS;
+  const Pass pass(gate_);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  forget_peer(*peer);
+  return revoke(*peer);
+}
+
+void Heap::forget_peer(const PeerAccess& peer) {
+  std::lock_guard lock(mutex_);
+  peers_.remove(peer);
+}
+
+/// Unless other contexts of the same devices are peers still.
+CUresult Heap::revoke(const PeerAccess& peer) {
+  {
+    std::lock_guard lock(mutex_);
+    if (peers_.reaches(peer.accessor_device, peer.device)) return CUDA_SUCCESS;
+  }
+  return grant(peer, CU_MEM_ACCESS_FLAGS_PROT_NONE);
+}
+
+void Heap::context_gone(CUcontext context) {
+  std::vector<Block> gone;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [address, block] : blocks_)
+      if (block.context == context) gone.push_back(block);
+    for (const Block& block : gone) blocks_.erase(block.address);
+    std::erase_if(deferred_, [&](const Block& block) {
+      if (block.context == context) gone.push_back(block);
+      return block.context == context;
+    });
+  }
+  for (const Block& block : gone) release(block);
+
+  std::vector<PeerAccess> ended;
+  {
+    std::lock_guard lock(mutex_);
+    ended = peers_.context_gone(context);
+  }
+  for (const PeerAccess& peer : ended) revoke(peer);
+  drop_kept();
+}
+
+}  // namespace amem::shim

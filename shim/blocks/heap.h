@@ -1,0 +1,147 @@
+// Heap: brokered memory behind cuMemAlloc and cuMemFree.
+//
+// A block of the program is a piece of a segment: a reserved range of addresses with one brokered
+// allocation mapped to it. Large blocks have a segment each, small ones share one (SmallBlocks).
+// A segment without a block is kept for a moment, as long as that is little (KeptSegments): until
+// then a block of the same kind gets it, and it goes at once when the program asks how much memory
+// is free, or finds none.
+// What the driver does besides is done here too: a free waits until the memory is not in use any
+// more, peers get access, and a context that goes takes its blocks along.
+//
+// Any thread. The functions pass the gate themselves, and wait there while the group is paused. The
+// lock is held over driver calls, never over a wait for the broker, the gate, a device or memory
+// that is on its way back.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "common/driver.h"
+#include "shim/base/region.h"
+#include "shim/blocks/kept_segments.h"
+#include "shim/blocks/peers.h"
+#include "shim/blocks/small_blocks.h"
+#include "shim/driver/devices.h"
+#include "shim/gate/gate.h"
+#include "shim/memory/memory.h"
+#include "shim/session/session.h"
+
+namespace amem::shim {
+
+class Heap {
+ public:
+  Heap(const Driver& driver, Devices& devices, Gate& gate, Memory& memory, Session& session)
+      : driver_(driver), devices_(devices), gate_(gate), memory_(memory), session_(session) {}
+
+  /// What cuMemAlloc has given out.
+  struct Block {
+    Address address = 0;
+    std::uint64_t size = 0;  // as asked for
+    int device = 0;
+    CUcontext context = nullptr;  // under which it was allocated
+    std::uint64_t id = 0;         // never used twice in this process
+    bool rdma = false;
+    bool sync_memops = false;
+  };
+
+  // ---- calls of the program; results are what the driver would return ----
+  /// Nothing: the thread has no device, and the driver knows what to say.
+  std::optional<CUresult> allocate(CUdeviceptr* address, std::size_t size, const Label& label);
+  std::optional<CUresult> allocate_pitch(CUdeviceptr* address, std::size_t* pitch,
+                                         std::size_t width, std::size_t height,
+                                         unsigned element_size, const Label& label);
+  /// Nothing: it is none of ours.
+  std::optional<CUresult> free(CUdeviceptr address);
+
+  /// The block that contains this address.
+  std::optional<Block> find(CUdeviceptr address);
+  /// The address lies in a segment, whether or not in a block.
+  bool owns(CUdeviceptr address);
+  /// What the caller's device may do with the block: CU_POINTER_ATTRIBUTE_ACCESS_FLAGS.
+  unsigned access_flags(const Block& block);
+  void set_sync_memops(CUdeviceptr address, bool value);
+
+  /// Frees what was put off while captures were open, unless more than this many still are. One,
+  /// when the last one has just ended and the gate has not been told: then nobody waits there.
+  void release_deferred(std::uint32_t captures = 0);
+
+  /// What `ask` has answered; where that is "no memory", frees what is kept and asks again. The
+  /// caller is inside the gate.
+  template <class Ask>
+  CUresult ask_again(CUresult answer, const Ask& ask) {
+    return answer == CUDA_ERROR_OUT_OF_MEMORY && drop_kept() ? ask() : answer;
+  }
+  /// Frees what is kept, as far as that needs no wait: for another process, which finds no memory.
+  /// Service thread.
+  void trim();
+  /// Whether to keep anything from now on. Service thread.
+  void keep(bool on) { keeps_ = on; }
+  /// Nothing is kept that a pause would save. False: that is not known while somebody is inside;
+  /// ask again. REQUIRES: keep(false), the gate is shut.
+  bool at_rest();
+  /// Frees what is kept, unless that would have to wait for the gate; then waits until the broker
+  /// has freed it: what the driver says of free memory counts it.
+  void settle();
+
+  /// The driver has let the caller's context use the peer's memory; or no longer does.
+  CUresult peer_enabled(CUcontext peer);
+  CUresult peer_disabled(CUcontext peer);
+  /// The driver has destroyed a context and all that it owned. The caller is inside the gate.
+  void context_gone(CUcontext context);
+
+ private:
+  struct Segment {
+    std::uint64_t size = 0;
+    int device = 0;
+    bool rdma = false;
+    bool shared = false;  // among small blocks
+    Label label;
+    KeptSegments::Kind kind() const { return {device, size, label}; }
+  };
+
+  CUresult unsafe_in_capture();
+  CUresult add_segment(const KeptSegments::Kind& kind, bool shared, Address* address);
+  CUresult place(Block& block, const Label& label);
+  CUresult map_segment(Address address, CUmemGenericAllocationHandle handle,
+                       const Segment& segment);
+  bool rdma_capable(int device);
+  CUresult wait_until_unused(const Block& block);
+  void release(const Block& block);
+  struct Range {
+    Address address = 0;
+    std::uint64_t size = 0;
+  };
+  std::vector<Range> forget(const std::vector<Address>& segments);
+  std::vector<Range> take_kept(KeptSegments::Time since);
+  void drop(const std::vector<Range>& ranges);
+  bool drop_kept();
+  void drop_old();
+  std::optional<PeerAccess> peer_of_caller(CUcontext peer);
+  CUresult grant(const PeerAccess& peer, CUmemAccess_flags flags);
+  CUresult revoke(const PeerAccess& peer);
+  void forget_peer(const PeerAccess& peer);
+  const Block* block_at(Address address) const;
+  bool in_segment(Address address) const;
+
+  const Driver& driver_;
+  Devices& devices_;
+  Gate& gate_;
+  Memory& memory_;
+  Session& session_;
+  std::atomic<bool> keeps_{true};
+
+  std::mutex mutex_;  // guards what follows; taken before Memory's
+  std::map<Address, Segment> segments_;
+  std::map<Address, Block> blocks_;
+  std::vector<Block> deferred_;  // freed by the program while a capture was open
+  SmallBlocks small_;
+  KeptSegments kept_;
+  bool drop_is_due_ = false;  // drop_old() will be called
+  Peers peers_;
+  std::uint64_t next_id_ = 1;
+};
+
+}  // namespace amem::shim

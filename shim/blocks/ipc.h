@@ -1,0 +1,85 @@
+// Ipc: interprocess handles of brokered memory (cuIpcGetMemHandle and its kin), which the driver
+// refuses for mapped memory.
+//
+// A handle holds a ticket (common/ipc_handle.h). Opening it redeems the ticket and maps the
+// allocation at an address of ours; Memory keeps that mapping through pauses like any other. Owns
+// those addresses, and how often each piece of memory was opened.
+//
+// Any thread. open() and close() come through the gate. The lock is held over waits for the broker:
+// no phase takes it.
+#pragma once
+
+#include <cuda.h>
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "common/driver.h"
+#include "common/ipc_handle.h"
+#include "shim/driver/devices.h"
+#include "shim/memory/memory.h"
+
+namespace amem::shim {
+
+class Ipc {
+ public:
+  Ipc(const Driver& driver, Devices& devices, Memory& memory)
+      : driver_(driver), devices_(devices), memory_(memory) {}
+
+  /// What one handle stands for.
+  struct Piece {
+    CUdeviceptr address = 0;
+    std::uint64_t size = 0;
+  };
+
+  /// The handle of `block`, which lies at the address; without one, of the whole allocation there.
+  /// Nothing: not brokered, ask the driver.
+  std::optional<CUresult> get(CUipcMemHandle* handle, CUdeviceptr address,
+                              const std::optional<Piece>& block);
+  /// What a handle holds; nothing when it is the driver's.
+  static std::optional<IpcHandle> read(const CUipcMemHandle& handle);
+  static CUipcMemHandle write(const IpcHandle& handle);
+
+  /// Maps what the handle names and gives the address of its first byte: the same one each time,
+  /// until it was closed as often as it was opened.
+  CUresult open(CUdeviceptr* address, const IpcHandle& handle, unsigned flags);
+  /// The address came from open() and is still open.
+  bool opened(CUdeviceptr address);
+  /// The piece that contains the address, as its handle said.
+  std::optional<Piece> piece(CUdeviceptr address);
+  /// What the driver does before it closes: waits until nobody's work may use the memory any more.
+  /// Outside of the gate. REQUIRES: no stream capture is open, which the wait would break.
+  CUresult wait_until_unused();
+  /// Nothing: not one of ours. `unmap` false: what is open no more is unmapped by a later close.
+  std::optional<CUresult> close(CUdeviceptr address, bool unmap);
+
+ private:
+  struct Opened {
+    std::uint64_t size = 0;
+    unsigned count = 0;
+  };
+  struct Mapped {
+    CUdeviceptr base = 0;
+    std::size_t size = 0;
+    std::vector<int> devices;  // that were granted access
+    // Pieces of one allocation are opened apart. Empty: it waits to be unmapped.
+    std::map<CUdeviceptr, Opened> opens;
+  };
+  using Mappings = std::map<std::uint64_t, Mapped>;  // by the broker's id
+
+  CUresult map(const IpcHandle& handle, Mapped& mapped);
+  CUresult grant(Mapped& mapped, int device);
+  Mappings::iterator find(CUdeviceptr address);
+  CUresult unmap(Mappings::iterator it);
+  CUresult unmap_idle();
+
+  const Driver& driver_;
+  Devices& devices_;
+  Memory& memory_;
+  std::mutex mutex_;  // guards mappings_
+  Mappings mappings_;
+};
+
+}  // namespace amem::shim

@@ -1,0 +1,56 @@
+// KeptSegments: memory that the program has freed and is likely to want again at once.
+//
+// What the driver and the broker take to make an allocation and to free it is a dozen calls, each
+// of which queues with those of the device's other processes; and programs that free often allocate
+// the same again. So a little is kept for a moment. Pure bookkeeping, no lock: Heap owns one and
+// guards it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "shim/base/region.h"
+#include "shim/memory/table.h"
+
+namespace amem::shim {
+
+class KeptSegments {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  /// Bytes in all. More is none to the program, which sees that so much memory is not free.
+  static constexpr std::uint64_t kMost = 64ULL << 20;
+
+  /// What is the same of segments that can stand for each other.
+  struct Kind {
+    int device = 0;
+    std::uint64_t size = 0;  // bytes
+    Label label;
+    friend auto operator<=>(const Kind&, const Kind&) = default;
+  };
+
+  /// Keeps a segment. Answers those for which there is no room then, the oldest, perhaps itself:
+  /// they are the caller's again.
+  std::vector<Address> keep(const Kind& kind, Address address, Time now);
+  /// The one of this kind that was kept last, of those that are `usable`; it is the caller's.
+  std::optional<Address> take(const Kind& kind, const std::function<bool(Address address)>& usable);
+  /// Of those that were kept at this time or before the `usable` ones; they are the caller's.
+  std::vector<Address> take_older(Time time, const std::function<bool(Address address)>& usable);
+  /// When the oldest was kept; nothing: there is none.
+  std::optional<Time> oldest() const;
+
+ private:
+  struct Kept {
+    Kind kind;
+    Address address = 0;
+    Time since;
+  };
+
+  std::vector<Kept> kept_;  // the oldest first
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace amem::shim

@@ -1,0 +1,90 @@
+// SlabBook: which slabs there are, where the pieces lie in them, and what holds each piece.
+//
+// Pure bookkeeping, no driver calls, no lock: Slabs owns one and guards it.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "shim/base/region.h"
+#include "shim/blocks/slab_sizes.h"
+#include "shim/blocks/small_blocks.h"
+#include "shim/memory/table.h"
+
+namespace amem::shim {
+
+struct Slab {
+  Address address = 0;
+  std::uint64_t size = 0;
+  std::uint64_t id = 0;    // the broker's
+  SmallBlocks::Pool pool;  // device -1: not visible in this process
+  bool imported = false;
+  bool retired = false;
+  bool reused = false;     // a piece has come back: what is taken may be dirty
+  std::size_t pieces = 0;  // of an imported one; SmallBlocks counts our own
+  std::vector<Access> access;
+};
+
+struct SlabPiece {
+  Address address = 0;  // 0: it has moved
+  std::uint64_t size = 0;
+  int device = 0;
+  bool rdma = false;
+  bool imported = false;
+  bool exported = false;           // its room is not used again: peers may still write to it
+  std::uint32_t refs = 0;          // handles
+  std::uint32_t reservations = 0;  // that were answered with its address
+  std::uint32_t mappings = 0;      // of these, mapped
+  std::uint64_t own = 0;           // Memory's handle, once it has moved
+  Label label;
+};
+
+class SlabBook {
+ public:
+  // ---- slabs ----
+  void add(const Slab& slab);
+  /// The slab that contains the address; nullptr: none.
+  Slab* slab_at(Address address);
+  /// By the broker's id.
+  Slab* slab_of(std::uint64_t id);
+  /// Room for a piece in one of our own slabs; nothing: add one. `usable`: not every slab is.
+  std::optional<Address> take(const SmallBlocks::Pool& pool, std::uint64_t size,
+                              const std::function<bool(const Slab&)>& usable);
+  /// A piece's room comes back. What a peer may have mapped is not used again before the slab has
+  /// gone: a kernel of the peer's may be late with its last word to a communicator that has ended
+  /// here. Answers the slab when it is empty now; it is forgotten.
+  std::optional<Slab> give(Address address, bool reusable);
+  /// Those of the grants that the slab has not got yet. Access is the whole slab's: what one piece
+  /// may no longer do, the others still do.
+  static std::vector<CUmemAccessDesc> fresh(const Slab& slab, const CUmemAccessDesc* grants,
+                                            std::size_t count);
+  void grant(Address slab, const std::vector<CUmemAccessDesc>& grants);
+  SlabSizes& sizes() { return sizes_; }  // of our own slabs
+
+  // ---- pieces, by number ----
+  void add(std::uint64_t number, const SlabPiece& piece);
+  SlabPiece* piece(std::uint64_t number);
+  /// The piece that contains the address; 0: none.
+  std::uint64_t piece_at(Address address) const;
+  /// The piece that begins there; 0: none.
+  std::uint64_t piece_from(Address address) const;
+  /// It lies in no slab any more: Memory's handle has the bytes.
+  void move(SlabPiece& piece, std::uint64_t own);
+  /// Forgets and answers a piece that nothing holds.
+  std::optional<SlabPiece> settle(std::uint64_t number);
+
+ private:
+  std::map<Address, Slab> slabs_;
+  std::unordered_map<std::uint64_t, SlabPiece> pieces_;
+  std::map<Address, std::uint64_t> piece_addresses_;  // → number
+  SmallBlocks room_;
+  SlabSizes sizes_;
+};
+
+}  // namespace amem::shim

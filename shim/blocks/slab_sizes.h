@@ -1,0 +1,60 @@
+// SlabSizes: which pieces share slabs, and how large the next slab is.
+//
+// NCCL makes its large buffers in rows: as many of one size as a connection has channels, all for
+// the same peer, then as many of another size for another. So large pieces share slabs with pieces
+// of their size only, and a slab has room for as many as the row so far, or the last one, has: most
+// rows get slabs of their own, of which a peer maps only those that are for it, and little room is
+// left over. Small pieces share slabs of at most a quarter of all before, so that little is lost
+// where there is little to pack.
+//
+// Pure bookkeeping, no lock: Slabs owns one and guards it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "shim/blocks/small_blocks.h"
+
+namespace amem::shim {
+
+class SlabSizes {
+ public:
+  using Pool = SmallBlocks::Pool;
+
+  /// From this size on, in bytes, pieces have slabs of their own size.
+  static constexpr std::uint64_t kLarge = 1ULL << 20U;
+  /// Shorter rows tell nothing.
+  static constexpr std::uint64_t kShortestRow = 4;
+
+  /// Pool::piece of such pieces.
+  static std::uint64_t piece_of(std::uint64_t size) { return size >= kLarge ? size : 0; }
+
+  /// What a thread is in the middle of; its own. Plain: a thread's last calls may come when its
+  /// other variables have ended.
+  struct Row {
+    std::size_t kind = 0;      // number of its kind of piece; 0: none
+    std::uint64_t length = 0;  // pieces
+  };
+
+  /// The thread is about to make a piece; before next() for it.
+  void count(const Pool& pool, Row& row);
+  /// Bytes of a new slab for a piece of `size` bytes: a multiple of `unit`, and at most `most`
+  /// unless the piece is larger.
+  std::uint64_t next(const Pool& pool, std::uint64_t size, std::uint64_t unit, std::uint64_t most);
+  void added(const Pool& pool, std::uint64_t bytes) { kinds_[number(pool)].bytes += bytes; }
+  void gone(const Pool& pool, std::uint64_t bytes) { kinds_[number(pool)].bytes -= bytes; }
+
+ private:
+  struct Kind {
+    std::uint64_t bytes = 0;  // of all slabs
+    std::uint64_t row = 0;    // pieces of the last row, or of a longer one so far
+  };
+  std::size_t number(const Pool& pool);
+
+  std::map<Pool, std::size_t> numbers_;
+  std::vector<Kind> kinds_{1};  // by number; 0 is none
+};
+
+}  // namespace amem::shim

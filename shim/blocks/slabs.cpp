@@ -1,0 +1,498 @@
+#include "shim/blocks/slabs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/rounding.h"
+#include "shim/base/log.h"
+#include "shim/blocks/nccl_order.h"
+
+namespace amem::shim {
+namespace {
+
+thread_local NcclOrder order;
+
+/// The ticket names a part of an allocation of this size.
+bool inside(const Ticket& ticket, std::uint64_t size) {
+  return ticket.size > 0 && ticket.offset <= size && ticket.size <= size - ticket.offset;
+}
+
+bool can_be_packed(const CUmemAllocationProp& prop) {
+  return prop.type == CU_MEM_ALLOCATION_TYPE_PINNED &&
+         prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE && prop.win32HandleMetaData == nullptr &&
+         prop.allocFlags.compressionType == CU_MEM_ALLOCATION_COMP_NONE &&
+         prop.allocFlags.usage == 0;
+}
+
+}  // namespace
+
+/// Of a handle that the program holds; nullptr: it is none. REQUIRES: the lock is held.
+SlabPiece* Slabs::find(CUmemGenericAllocationHandle handle) {
+  SlabPiece* piece = book_.piece(number_of(handle));
+  return piece == nullptr || piece->refs == 0 ? nullptr : piece;
+}
+
+/// REQUIRES: the lock is held.
+CUmemGenericAllocationHandle Slabs::add_piece(SlabPiece piece) {
+  const std::uint64_t number = memory_.handles.take_number();
+  piece.refs = 1;
+  book_.add(number, piece);
+  order.has(number);
+  told_ = true;
+  return number | kHandleTag;
+}
+
+/// What the driver makes of a size that only somebody can ask for who was told kGranularity.
+std::uint64_t Slabs::whole(std::uint64_t size) {
+  return size % Handles::kUsualGranularity == 0 || size % kGranularity != 0
+             ? size
+             : round_up(size, memory_.handles.granularity(std::max(devices_.current(), 0)));
+}
+
+/// The size that the program gives for the piece, or the driver would.
+bool Slabs::asked_for(const SlabPiece& piece, std::uint64_t size) {
+  return piece.size == size || whole(piece.size) == size;
+}
+
+// ---- making buffers, in NCCL's order ----
+
+std::optional<std::size_t> Slabs::granularity(const CUmemAllocationProp* prop,
+                                              CUmemAllocationGranularity_flags option) {
+  const bool known =
+      option == CU_MEM_ALLOC_GRANULARITY_MINIMUM && prop != nullptr && can_be_packed(*prop);
+  // Also once nothing is packed any more there are pieces to map again.
+  const bool small = known && size_ != 0 && packing_;
+  order.asks(known, small);
+  if (!small) return std::nullopt;
+  told_ = true;
+  return kGranularity;
+}
+
+void Slabs::stop_packing(const std::string& why) {
+  if (packing_.exchange(false))
+    log_warn(why +
+             ": this NCCL makes its buffers in an order that amem does not know, so they are no "
+             "longer packed (as with AMEM_SLAB=0)");
+}
+
+std::optional<CUresult> Slabs::create(CUmemGenericAllocationHandle* handle, std::size_t size,
+                                      const CUmemAllocationProp& prop, const Label& label) {
+  const bool small = order.creates();
+  // Without the question just before, only a size that the driver would refuse shows that it was
+  // asked at all, some time ago.
+  const bool packed = small || (told_ && whole(size) != size);
+  if (!packed || size == 0 || size % kGranularity != 0 || prop.location.id < 0 ||
+      prop.location.id >= devices_.count())
+    return std::nullopt;
+  const SmallBlocks::Pool pool{prop.location.id, label, prop.allocFlags.gpuDirectRDMACapable != 0,
+                               SlabSizes::piece_of(size)};
+  {
+    std::lock_guard lock(mutex_);
+    book_.sizes().count(pool, order.row);
+  }
+  bool dirty = false;
+  std::optional<Address> room = take(pool, size, &dirty);
+  if (!room) {
+    std::lock_guard growing(growing_);
+    // Other threads may have made room, or taken all of a new slab.
+    while (!(room = take(pool, size, &dirty)))
+      if (CUresult r = add_slab(pool, size); r != CUDA_SUCCESS) return r;
+  }
+  if (dirty) {
+    if (CUresult r = zero(*room, size, pool.device); r != CUDA_SUCCESS) {
+      std::unique_lock lock(mutex_);
+      give_room(lock, *room, true);
+      return r;
+    }
+  }
+  std::lock_guard lock(mutex_);
+  SlabPiece piece;
+  piece.address = *room;
+  piece.size = size;
+  piece.device = pool.device;
+  piece.rdma = pool.rdma;
+  piece.label = label;
+  *handle = add_piece(std::move(piece));
+  return CUDA_SUCCESS;
+}
+
+std::optional<Address> Slabs::take(const SmallBlocks::Pool& pool, std::uint64_t size, bool* dirty) {
+  std::lock_guard lock(mutex_);
+  // A slab may be paused with its tag while the program runs on.
+  const auto room = book_.take(pool, size, [this](const Slab& slab) {
+    return !slab.retired && memory_.mappings.resident(slab.address);
+  });
+  if (room) *dirty = book_.slab_at(*room)->reused;
+  return room;
+}
+
+/// What is left empty in a slab is nothing to a device of many GiB, and much to a small one.
+std::uint64_t Slabs::most(int device) const {
+  if (size_) return *size_;
+  std::size_t memory = 0;
+  const bool known = driver_.cuDeviceTotalMem_(&memory, device) == CUDA_SUCCESS;
+  return known ? std::min<std::uint64_t>(kMost, memory / kLeastShare) : kMost;
+}
+
+/// REQUIRES: growing_ is held.
+CUresult Slabs::add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size) {
+  const std::uint64_t unit = memory_.handles.granularity(pool.device);
+  const std::uint64_t most = this->most(pool.device);
+  std::uint64_t size = 0;
+  {
+    std::lock_guard lock(mutex_);
+    size = book_.sizes().next(pool, piece_size, unit, most);
+  }
+  const CUmemAllocationProp prop = Handles::properties_of(pool.device, pool.rdma);
+  CUdeviceptr address = 0;
+  if (CUresult r = driver_.cuMemAddressReserve_(&address, size, 0, 0, 0); r != CUDA_SUCCESS)
+    return r;
+  CUmemGenericAllocationHandle handle = 0;
+  CUresult r = memory_.handles.create(&handle, size, prop, pool.label);
+  if (r == CUDA_SUCCESS) {
+    r = memory_.mappings.map(address, size, 0, handle, 0);
+    memory_.handles.release(handle);  // the mapping keeps it
+  }
+  if (r != CUDA_SUCCESS) {
+    driver_.cuMemAddressFree_(address, size);
+    return r;
+  }
+  std::lock_guard lock(mutex_);
+  Slab slab;
+  slab.address = address;
+  slab.size = size;
+  slab.id = Table::id_of(handle);
+  slab.pool = pool;
+  book_.add(slab);
+  return CUDA_SUCCESS;
+}
+
+/// What the driver hands out is zero; so is what another buffer has been in.
+CUresult Slabs::zero(Address address, std::uint64_t size, int device) {
+  const Devices::Use use(devices_, device);
+  if (use.result() != CUDA_SUCCESS) return use.result();
+  // Nobody may have been given access to the slab yet whose first piece came back at once.
+  const CUmemAccessDesc desc = device_access(device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  const CUresult r = set_access(address, size, &desc, 1).value_or(CUDA_ERROR_INVALID_VALUE);
+  return r == CUDA_SUCCESS ? devices_.clear(address, size) : r;
+}
+
+/// One more handle of a piece of a slab that is here. Nothing: the slab is not.
+std::optional<CUresult> Slabs::adopt(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
+  std::lock_guard lock(mutex_);
+  Slab* slab = book_.slab_of(ticket.id);
+  if (slab == nullptr || !inside(ticket, slab->size)) return std::nullopt;
+  const Address address = slab->address + ticket.offset;
+  if (const std::uint64_t known = book_.piece_from(address); known != 0) {
+    ++book_.piece(known)->refs;
+    order.has(known);
+    *handle = known | kHandleTag;
+    return CUDA_SUCCESS;
+  }
+  if (!slab->imported) return CUDA_ERROR_INVALID_VALUE;  // freed here, where it was made
+  SlabPiece piece;
+  piece.address = address;
+  piece.size = ticket.size;
+  piece.device = slab->pool.device;
+  piece.rdma = slab->pool.rdma;
+  piece.imported = true;
+  ++slab->pieces;
+  *handle = add_piece(std::move(piece));
+  return CUDA_SUCCESS;
+}
+
+CUresult Slabs::import(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
+  std::lock_guard growing(growing_);
+  if (const auto r = adopt(handle, ticket); r) return *r;
+  CUmemGenericAllocationHandle all = 0;
+  if (CUresult r = memory_.handles.import_ticket(&all, ticket); r != CUDA_SUCCESS) return r;
+  const std::optional<Handles::Known> known = memory_.handles.known(ticket.id);
+  if (known && ticket.offset == 0 && ticket.size == known->size) {
+    *handle = all;
+    return CUDA_SUCCESS;
+  }
+  const bool valid = known && inside(ticket, known->size);
+  CUresult r = valid ? add_imported(ticket, all, *known) : CUDA_ERROR_INVALID_VALUE;
+  memory_.handles.release(all);
+  if (r == CUDA_SUCCESS) r = adopt(handle, ticket).value_or(CUDA_ERROR_UNKNOWN);
+  return r;
+}
+
+/// Maps a peer's slab. REQUIRES: growing_ is held.
+CUresult Slabs::add_imported(const Ticket& ticket, CUmemGenericAllocationHandle handle,
+                             const Handles::Known& known) {
+  CUdeviceptr address = 0;
+  if (CUresult r = driver_.cuMemAddressReserve_(&address, known.size, 0, 0, 0); r != CUDA_SUCCESS)
+    return r;
+  if (CUresult r = memory_.mappings.map(address, known.size, 0, handle, 0); r != CUDA_SUCCESS) {
+    driver_.cuMemAddressFree_(address, known.size);
+    return r;
+  }
+  std::lock_guard lock(mutex_);
+  Slab slab;
+  slab.address = address;
+  slab.size = known.size;
+  slab.id = ticket.id;
+  slab.pool.device = known.device;
+  slab.pool.rdma = known.gpu_direct_rdma;
+  slab.imported = true;
+  book_.add(slab);
+  return CUDA_SUCCESS;
+}
+
+std::optional<CUresult> Slabs::reserve(CUdeviceptr* address, std::size_t size,
+                                       std::size_t alignment, CUdeviceptr wish,
+                                       unsigned long long flags) {
+  const std::uint64_t number = order.reserves();
+  if (!told_ || address == nullptr || flags != 0) return std::nullopt;
+  {
+    std::lock_guard lock(mutex_);
+    SlabPiece* piece = book_.piece(number);
+    if (piece != nullptr && wish == 0 && piece->address != 0 && asked_for(*piece, size)) {
+      ++piece->reservations;
+      *address = piece->address;
+      return CUDA_SUCCESS;
+    }
+  }
+  const std::uint64_t real_size = whole(size);
+  if (real_size == size && alignment != kGranularity) return std::nullopt;
+  const CUresult r = driver_.cuMemAddressReserve_(
+      address, real_size, alignment <= kGranularity ? 0 : alignment, wish, 0);
+  if (r == CUDA_SUCCESS && real_size != size) {
+    std::lock_guard lock(mutex_);
+    rounded_[*address] = real_size;
+  }
+  return r;
+}
+
+bool Slabs::holds(CUdeviceptr address) {
+  if (!told_) return false;
+  std::lock_guard lock(mutex_);
+  return book_.slab_at(address) != nullptr;
+}
+
+std::optional<CUresult> Slabs::free_address(CUdeviceptr address, std::size_t size) {
+  if (!told_) return std::nullopt;
+  std::unique_lock lock(mutex_);
+  if (const auto rounded = rounded_.find(address); rounded != rounded_.end()) {
+    const CUresult r = driver_.cuMemAddressFree_(address, rounded->second);
+    if (r == CUDA_SUCCESS) rounded_.erase(rounded);
+    return r;
+  }
+  if (book_.slab_at(address) == nullptr) return std::nullopt;
+  const std::uint64_t number = book_.piece_from(address);
+  if (number == 0) return CUDA_ERROR_INVALID_VALUE;
+  SlabPiece& piece = *book_.piece(number);
+  // The driver refuses to free what is mapped.
+  if (!asked_for(piece, size) || piece.reservations <= piece.mappings)
+    return CUDA_ERROR_INVALID_VALUE;
+  --piece.reservations;
+  settle(lock, number);
+  return CUDA_SUCCESS;
+}
+
+// ---- calls with a piece's handle ----
+
+CUresult Slabs::release(CUmemGenericAllocationHandle handle) {
+  std::unique_lock lock(mutex_);
+  SlabPiece* piece = find(handle);
+  if (piece == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  --piece->refs;
+  settle(lock, number_of(handle));
+  return CUDA_SUCCESS;
+}
+
+/// After something of a piece went: forgets one that nothing holds, with its slab when that is
+/// empty. May unlock.
+void Slabs::settle(std::unique_lock<std::mutex>& lock, std::uint64_t number) {
+  const std::optional<SlabPiece> gone = book_.settle(number);
+  if (!gone) return;
+  if (gone->own == 0) return give_room(lock, gone->address, !gone->exported);
+  lock.unlock();  // memory that is on its way back is waited for
+  memory_.handles.release(gone->own);
+}
+
+/// A piece of a slab has come back. May unlock.
+void Slabs::give_room(std::unique_lock<std::mutex>& lock, Address address, bool reusable) {
+  const std::optional<Slab> empty = book_.give(address, reusable);
+  if (!empty) return;
+  lock.unlock();
+  const auto r = memory_.mappings.unmap(empty->address, empty->size);
+  if (r.has_value() && *r != CUDA_SUCCESS)
+    log_error("unmapping a slab of " + std::to_string(empty->size) + " bytes: " + driver_.name(*r));
+  driver_.cuMemAddressFree_(empty->address, empty->size);
+}
+
+/// To an allocation of its own; the lock is let go meanwhile, and held again afterwards. The caller
+/// is the only one who knows the piece.
+CUresult Slabs::move(std::unique_lock<std::mutex>& lock, CUmemGenericAllocationHandle handle) {
+  const SlabPiece before = *find(handle);
+  lock.unlock();
+  const CUmemAllocationProp prop = Handles::properties_of(before.device, before.rdma);
+  CUmemGenericAllocationHandle own = 0;
+  const CUresult r = memory_.handles.create(&own, whole(before.size), prop, before.label);
+  lock.lock();
+  if (r != CUDA_SUCCESS) return r;
+  book_.move(*find(handle), own);
+  give_room(lock, before.address, true);
+  if (!lock.owns_lock()) lock.lock();
+  return CUDA_SUCCESS;
+}
+
+CUresult Slabs::own_handle(CUmemGenericAllocationHandle* own, CUmemGenericAllocationHandle handle) {
+  std::unique_lock lock(mutex_);
+  SlabPiece* piece = find(handle);
+  if (piece == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (piece->own == 0) {
+    if (piece->imported || piece->exported || piece->reservations > 0) {
+      stop_packing("a buffer whose address is known is to be used elsewhere");
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    stop_packing("a buffer is used before it has an address");
+    if (CUresult r = move(lock, handle); r != CUDA_SUCCESS) return r;
+  }
+  *own = find(handle)->own;
+  return CUDA_SUCCESS;
+}
+
+CUresult Slabs::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
+  std::unique_lock lock(mutex_);
+  SlabPiece* piece = find(handle);
+  if (piece == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (piece->own == 0 && piece->reservations > 0) {
+    std::optional<Ticket> ticket = memory_.handles.ticket_at(piece->address);
+    if (!ticket) return CUDA_ERROR_INVALID_VALUE;
+    piece->exported = true;
+    ticket->offset = piece->address - book_.slab_at(piece->address)->address;
+    ticket->size = piece->size;
+    ticket->owner_number = static_cast<std::uint32_t>(number_of(handle));
+    lock.unlock();
+    return Handles::write_ticket(fd, *ticket);
+  }
+  lock.unlock();
+  CUmemGenericAllocationHandle own = 0;
+  if (CUresult r = own_handle(&own, handle); r != CUDA_SUCCESS) return r;
+  return memory_.handles.export_ticket(fd, own);
+}
+
+CUresult Slabs::properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
+  std::lock_guard lock(mutex_);
+  const SlabPiece* piece = find(handle);
+  if (piece == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *prop = Handles::properties_of(piece->device, piece->rdma);
+  // Who asks that is about to map it once more (ranks that are threads of one process do).
+  if (piece->own == 0) order.has(number_of(handle));
+  return CUDA_SUCCESS;
+}
+
+CUresult Slabs::map(CUdeviceptr address, std::size_t size, std::size_t offset,
+                    CUmemGenericAllocationHandle handle, unsigned long long flags) {
+  if (!is_piece(handle))
+    return memory_.mappings.map(address, told_ ? whole(size) : size, offset, handle, flags);
+  {
+    std::lock_guard lock(mutex_);
+    SlabPiece* piece = find(handle);
+    if (piece == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (piece->own == 0 && piece->address == address) {
+      if (!asked_for(*piece, size) || offset != 0 || flags != 0 ||
+          piece->mappings == piece->reservations)
+        return CUDA_ERROR_INVALID_VALUE;
+      if (memory_.mappings.absent(address)) {
+        log_error("mapping " + std::to_string(size) +
+                  " bytes of a slab that is paused with its tag; resume that first");
+        return CUDA_ERROR_SYSTEM_NOT_READY;
+      }
+      ++piece->mappings;
+      return CUDA_SUCCESS;
+    }
+  }
+  CUmemGenericAllocationHandle own = 0;
+  if (CUresult r = own_handle(&own, handle); r != CUDA_SUCCESS) return r;
+  return memory_.mappings.map(address, whole(size), offset, own, flags);
+}
+
+Handles::TraceView Slabs::trace_view(CUmemGenericAllocationHandle handle) {
+  std::lock_guard lock(mutex_);
+  const SlabPiece* piece = find(handle);
+  if (piece == nullptr) return {};
+  return {static_cast<std::uint32_t>(number_of(handle)), piece->imported, piece->refs,
+          piece->mappings};
+}
+
+// ---- calls with an address ----
+
+std::optional<CUresult> Slabs::retain(CUmemGenericAllocationHandle* handle, CUdeviceptr address) {
+  if (!told_) return std::nullopt;
+  std::lock_guard lock(mutex_);
+  if (book_.slab_at(address) == nullptr) return std::nullopt;
+  SlabPiece* piece = book_.piece(book_.piece_at(address));
+  if (piece == nullptr || piece->mappings == 0) return CUDA_ERROR_INVALID_VALUE;
+  ++piece->refs;
+  *handle = book_.piece_at(address) | kHandleTag;
+  return CUDA_SUCCESS;
+}
+
+std::optional<CUresult> Slabs::unmap(CUdeviceptr address, std::size_t size) {
+  if (!told_) return std::nullopt;
+  std::unique_lock lock(mutex_);
+  if (book_.slab_at(address) == nullptr) {
+    lock.unlock();
+    const std::uint64_t real_size = whole(size);
+    return real_size == size ? std::nullopt : memory_.mappings.unmap(address, real_size);
+  }
+  SlabPiece* piece = book_.piece(book_.piece_from(address));
+  if (piece == nullptr || piece->mappings == 0 || !asked_for(*piece, size))
+    return CUDA_ERROR_INVALID_VALUE;
+  --piece->mappings;
+  return CUDA_SUCCESS;
+}
+
+/// Access is the whole slab's: who reaches one piece reaches its neighbours.
+std::optional<CUresult> Slabs::set_access(CUdeviceptr address, std::size_t size,
+                                          const CUmemAccessDesc* desc, std::size_t count) {
+  if (!told_) return std::nullopt;
+  std::unique_lock lock(mutex_);
+  const Slab* slab = book_.slab_at(address);
+  if (slab == nullptr) {
+    lock.unlock();
+    const std::uint64_t real_size = whole(size);
+    return real_size == size ? std::nullopt
+                             : memory_.mappings.set_access(address, real_size, desc, count);
+  }
+  const std::vector<CUmemAccessDesc> fresh = SlabBook::fresh(*slab, desc, count);
+  if (fresh.empty()) return CUDA_SUCCESS;
+  const Address begin = slab->address;
+  const std::uint64_t slab_size = slab->size;
+  lock.unlock();  // memory that is on its way back is waited for
+  const auto r = memory_.mappings.set_access(begin, slab_size, fresh.data(), fresh.size());
+  if (r != CUDA_SUCCESS) return r.value_or(CUDA_ERROR_INVALID_VALUE);
+  lock.lock();
+  book_.grant(begin, fresh);
+  return CUDA_SUCCESS;
+}
+
+std::optional<CUresult> Slabs::address_range(CUdeviceptr* base, std::size_t* size,
+                                             CUdeviceptr address) {
+  if (!told_) return std::nullopt;
+  std::lock_guard lock(mutex_);
+  if (book_.slab_at(address) == nullptr) return std::nullopt;
+  const SlabPiece* piece = book_.piece(book_.piece_at(address));
+  if (piece == nullptr) return CUDA_ERROR_NOT_FOUND;
+  if (base != nullptr) *base = piece->address;
+  if (size != nullptr) *size = piece->size;
+  return CUDA_SUCCESS;
+}
+
+void Slabs::pin(CUdeviceptr address, std::size_t size) {
+  memory_.mappings.pin(address, size);
+  std::lock_guard lock(mutex_);
+  if (Slab* slab = book_.slab_at(address); slab != nullptr) slab->retired = true;
+}
+
+void Slabs::handed_out(CUdeviceptr address) {
+  std::lock_guard lock(mutex_);
+  if (SlabPiece* piece = book_.piece(book_.piece_at(address)); piece != nullptr)
+    piece->exported = true;
+}
+
+}  // namespace amem::shim

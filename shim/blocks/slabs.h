@@ -1,0 +1,126 @@
+// Slabs: NCCL's allocations share physical memory.
+//
+// NCCL asks for hundreds of small buffers, pads each to the driver's 2 MiB, and gets a handle, a
+// mapping and often a peer's import for each; and what a pause costs besides the copies goes by
+// handles. So NCCL is told a smaller granularity, and its buffers become pieces of slabs: one
+// brokered allocation, mapped once in the owner and once in each peer, at addresses of the shim's.
+// A piece has a handle of its own and lies where its slab lies: the reservation that NCCL makes for
+// it is answered with that address.
+//
+// This rests on the order in which NCCL makes a buffer (NcclOrder). What asks for the recommended
+// granularity (ncclMemAlloc, symmetric memory, NVLS) is never packed. A piece that turns out to be
+// used otherwise moves to an allocation of its own while nobody knows its address yet; from then on
+// nothing is packed, and the log says so once.
+//
+// Any thread; the caller is inside the gate where a function may talk to the broker or unmap a slab
+// (create, import, map, export_ticket, own_handle, release, free_address). The lock is held over
+// driver calls, never over a wait for the broker; it comes before Memory's.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/driver.h"
+#include "common/ticket.h"
+#include "shim/blocks/slab_book.h"
+#include "shim/blocks/small_blocks.h"
+#include "shim/driver/devices.h"
+#include "shim/memory/memory.h"
+
+namespace amem::shim {
+
+class Slabs {
+ public:
+  /// What NCCL is told. Nothing of its buffers needs to be better aligned.
+  static constexpr std::uint64_t kGranularity = 4096;
+
+  Slabs(const Driver& driver, Devices& devices, Memory& memory)
+      : driver_(driver), devices_(devices), memory_(memory) {}
+
+  /// The largest slab in bytes; 0: none are made. Before any other call; without it kMost, and less
+  /// on a device of which that would be more than a kLeastShare-th.
+  void set_size(std::uint64_t size) { size_ = size; }
+  static constexpr std::uint64_t kMost = 384ULL << 20U;  // the driver is slow with 512 MiB and more
+  static constexpr std::uint64_t kLeastShare = 256;
+
+  /// Handles of pieces are told apart from Memory's and the driver's by their top bits.
+  static constexpr std::uint64_t kHandleTag = 0xa3e4'0000'0000'0000;
+  static bool is_piece(CUmemGenericAllocationHandle handle) {
+    return (handle & Table::kTagMask) == kHandleTag;
+  }
+
+  // ---- calls of NCCL; "nothing": as if there were no slabs ----
+  std::optional<std::size_t> granularity(const CUmemAllocationProp* prop,
+                                         CUmemAllocationGranularity_flags option);
+  std::optional<CUresult> create(CUmemGenericAllocationHandle* handle, std::size_t size,
+                                 const CUmemAllocationProp& prop, const Label& label);
+  /// Also whole allocations, whose handle is Memory's.
+  CUresult import(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
+  std::optional<CUresult> reserve(CUdeviceptr* address, std::size_t size, std::size_t alignment,
+                                  CUdeviceptr wish, unsigned long long flags);
+  /// REQUIRES, where holds(address): the caller is inside the gate, for a slab may go with it.
+  std::optional<CUresult> free_address(CUdeviceptr address, std::size_t size);
+  /// The address lies in a slab.
+  bool holds(CUdeviceptr address);
+
+  // ---- calls with a piece's handle ----
+  CUresult release(CUmemGenericAllocationHandle handle);
+  CUresult export_ticket(int* fd, CUmemGenericAllocationHandle handle);
+  CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle);
+  /// Also with Memory's.
+  CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
+               CUmemGenericAllocationHandle handle, unsigned long long flags);
+  /// Memory's handle of a piece that has moved, or can.
+  CUresult own_handle(CUmemGenericAllocationHandle* own, CUmemGenericAllocationHandle handle);
+  Handles::TraceView trace_view(CUmemGenericAllocationHandle handle);
+
+  // ---- calls with an address; nothing: it lies in no slab ----
+  std::optional<CUresult> retain(CUmemGenericAllocationHandle* handle, CUdeviceptr address);
+  std::optional<CUresult> unmap(CUdeviceptr address, std::size_t size);
+  std::optional<CUresult> set_access(CUdeviceptr address, std::size_t size,
+                                     const CUmemAccessDesc* desc, std::size_t count);
+  std::optional<CUresult> address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address);
+  /// A NIC knows what is there, in a slab or not: Mappings::pin(), and nothing more is put into a
+  /// slab that cannot leave.
+  void pin(CUdeviceptr address, std::size_t size);
+  /// Another process may come to know the piece there.
+  void handed_out(CUdeviceptr address);
+
+ private:
+  static std::uint64_t number_of(CUmemGenericAllocationHandle handle) {
+    return handle & ~Table::kTagMask;
+  }
+  SlabPiece* find(CUmemGenericAllocationHandle handle);
+  CUmemGenericAllocationHandle add_piece(SlabPiece piece);
+  std::optional<CUresult> adopt(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
+  std::uint64_t whole(std::uint64_t size);
+  bool asked_for(const SlabPiece& piece, std::uint64_t size);
+  std::uint64_t most(int device) const;
+  CUresult add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size);
+  CUresult add_imported(const Ticket& ticket, CUmemGenericAllocationHandle handle,
+                        const Handles::Known& known);
+  CUresult zero(Address address, std::uint64_t size, int device);
+  std::optional<Address> take(const SmallBlocks::Pool& pool, std::uint64_t size, bool* dirty);
+  void settle(std::unique_lock<std::mutex>& lock, std::uint64_t number);
+  void give_room(std::unique_lock<std::mutex>& lock, Address address, bool reusable);
+  CUresult move(std::unique_lock<std::mutex>& lock, CUmemGenericAllocationHandle handle);
+  void stop_packing(const std::string& why);
+
+  const Driver& driver_;
+  Devices& devices_;
+  Memory& memory_;
+  std::optional<std::uint64_t> size_;
+  std::atomic<bool> packing_{true};
+  std::atomic<bool> told_{false};  // somebody knows the small granularity, or has a piece
+
+  std::mutex growing_;  // one slab is made or imported at a time; before mutex_, over the broker
+  std::mutex mutex_;    // guards what follows
+  SlabBook book_;
+  std::map<Address, std::uint64_t> rounded_;  // reservations made larger for the driver → its size
+};
+
+}  // namespace amem::shim

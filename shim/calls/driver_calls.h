@@ -1,0 +1,65 @@
+// Driver calls: what driver_calls.inc says of those that the shim wraps.
+//
+// Whoever looks a driver call up gets the wrapper of the row that the driver would have chosen, and
+// the row remembers the driver's function. A wrapper is the gate's (GATED), or a function of one of
+// the files *_calls.cpp, declared here.
+#pragma once
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <atomic>
+#include <type_traits>
+
+namespace amem::shim {
+
+enum Row {
+#define WRAPPED(api, version, type, symbol) kRow_##symbol,
+#include "shim/calls/driver_calls.inc"
+  kRows
+};
+
+template <Row row>
+struct Signature;
+#define WRAPPED(api, version, type, symbol) \
+  template <>                               \
+  struct Signature<kRow_##symbol> {         \
+    using Function = PFN_##api##_##type;    \
+  };
+#include "shim/calls/driver_calls.inc"
+
+/// The driver's functions, once anybody has asked for them.
+extern std::atomic<void*> real_functions[kRows];
+
+/// The driver's function for a wrapper of this row: somebody has asked for it.
+template <Row row>
+auto real() {
+  return reinterpret_cast<typename Signature<row>::Function>(
+      real_functions[row].load(std::memory_order_relaxed));
+}
+
+#define GATED(...)
+#define POOLED(...)
+#define WRAPPED(api, version, type, symbol) \
+  std::remove_pointer_t<PFN_##api##_##type> answer_##symbol;
+#include "shim/calls/driver_calls.inc"
+
+/// As libcuda.so.1 exports it.
+const char* symbol_of(Row row);
+
+struct Call {
+  const char* api;  // as cuGetProcAddress names it
+  int version;      // first CUDA version of this signature
+  const char* symbol;
+  void* wrapper;
+  std::atomic<void*>* real;
+  /// The variant for per-thread default streams.
+  bool per_thread() const;
+};
+
+/// The row for an exported symbol; nullptr when we do not wrap it.
+const Call* find_symbol(const char* symbol);
+/// The row that the driver chooses for this name, version and kind of default stream.
+const Call* find_call(const char* api, int version, bool per_thread);
+
+}  // namespace amem::shim

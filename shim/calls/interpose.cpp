@@ -1,0 +1,155 @@
+// Interposition: the shim supplies `dlsym`, and wraps what it and cuGetProcAddress hand out.
+#include <dlfcn.h>
+
+#include <cstring>
+#include <string>
+
+#include "shim/base/log.h"
+#include "shim/base/trace.h"
+#include "shim/calls/direct.h"
+#include "shim/calls/driver_calls.h"
+#include "shim/calls/nccl_api.h"
+#include "shim/process/symbols.h"
+#include "shim/runtime/runtime.h"
+
+namespace amem::shim {
+namespace {
+
+/// A newer toolkit's programs may ask for an API version that we do not know. Where the driver then
+/// has another function than for ours, its signature may be another one too.
+template <class Lookup>
+bool known(const char* api, const void* function, int version, const Lookup& lookup) {
+  if (version <= CUDA_VERSION) return true;
+  void* ours = nullptr;
+  if (lookup(&ours, CUDA_VERSION) == CUDA_SUCCESS && ours == function) return true;
+  log_warn(std::string("the program uses ") + api + " of CUDA " + std::to_string(version / 1000) +
+           "." + std::to_string(version % 1000 / 10) +
+           ", which is newer than this amem: memory that it gets there is not brokered");
+  return false;
+}
+
+/// Replaces the driver's function by our wrapper for it. `lookup`: the same lookup for another
+/// version.
+template <class Lookup>
+void wrap(const char* api, void** function, int version, cuuint64_t flags, const Lookup& lookup) {
+  if (function == nullptr || *function == nullptr) return;
+  const bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
+  const Call* call = find_call(api, version, per_thread);
+  if (call == nullptr || !known(api, *function, version, lookup)) return;
+  call->real->store(*function, std::memory_order_release);
+  *function = call->wrapper;
+}
+
+}  // namespace
+
+CUresult answer_cuGetProcAddress(const char* api, void** function, int version, cuuint64_t flags) {
+  const auto get = real<kRow_cuGetProcAddress>();
+  const CUresult r = get(api, function, version, flags);
+  const auto again = [&](void** f, int v) { return get(api, f, v, flags); };
+  if (r == CUDA_SUCCESS) wrap(api, function, version, flags, again);
+  return r;
+}
+
+CUresult answer_cuGetProcAddress_v2(const char* api, void** function, int version, cuuint64_t flags,
+                                    CUdriverProcAddressQueryResult* found) {
+  const auto get = real<kRow_cuGetProcAddress_v2>();
+  const CUresult r = get(api, function, version, flags, found);
+  const auto again = [&](void** f, int v) { return get(api, f, v, flags, nullptr); };
+  if (r == CUDA_SUCCESS) wrap(api, function, version, flags, again);
+  return r;
+}
+
+}  // namespace amem::shim
+
+using amem::shim::Call;
+using amem::shim::Runtime;
+
+/// What dlsym answers instead of the C library's; not ours: ask the C library.
+struct DlsymAnswer {
+  void* address = nullptr;
+  bool ours = false;
+};
+
+/// Called by the assembly below, which takes the answer from two registers. `caller`: the address
+/// that dlsym will return to.
+extern "C" __attribute__((visibility("hidden"), used)) AMEM_RUNS_BEFORE_SANITIZERS DlsymAnswer
+amem_dlsym_answer(void* handle, const char* name, const void* caller) {
+  // Nearly every lookup of a process ends here, some of them before malloc works.
+  const bool driver = name[0] == 'c' && name[1] == 'u';
+  const bool nccl = name[0] == 'n' && name[1] == 'c' && name[2] == 'c';
+  if (!driver && !nccl) return {};
+  if (nccl) {
+    if (Runtime::disabled()) return {};
+    // AMem's patched NCCL exports these itself; callers look for them in libnccl. An NCCL that has
+    // them keeps them.
+    void* ours = amem::shim::find_nccl_call(name);
+    if (ours == nullptr || amem::shim::real_dlsym()(handle, name) != nullptr) return {};
+    ::dlerror();  // the failed lookup is no news to anybody
+    return {ours, true};
+  }
+  const Call* call = amem::shim::find_symbol(name);
+  if (call == nullptr) return {};
+  void* real = amem::shim::driver_symbol(name);
+  // Of a library in front of us the next one lies between us, or is our own export.
+  const bool next = handle == RTLD_NEXT;
+  if (next && real != nullptr && amem::shim::precedes_us(caller)) return {};
+  void* found = amem::shim::real_dlsym()(handle, name);
+  if (found == nullptr) return {};
+  // A lookup in the whole process finds our export first, whether or not there is a driver.
+  const bool direct = amem::shim::is_direct(found);
+  if (real == nullptr) return {direct ? amem::shim::next_symbol(name) : nullptr, direct};
+  if (Runtime::disabled()) return {real, direct};
+  // Another library's function goes as it is: it comes to us by a lookup of its own. To take it for
+  // the driver's would lead from it to us and from us to it, for ever. Behind us nobody is asked.
+  if (found != real && !direct && !next) return {};
+  if (found != real) amem::shim::warn_of_bypassed(name, real);
+  Runtime::get();
+  call->real->store(real, std::memory_order_release);
+  amem::shim::trace("dlsym %s", name);
+  return {call->wrapper, true};
+}
+
+extern "C" __attribute__((visibility("hidden"), used)) AMEM_RUNS_BEFORE_SANITIZERS void*
+amem_real_dlsym() {
+  return reinterpret_cast<void*>(amem::shim::real_dlsym());
+}
+
+// dlsym(RTLD_NEXT, …) means "after the library that called", which the C library learns from the
+// return address. So what is not ours is answered by a jump, not a call: the C library sees the
+// original caller.
+#if defined(__x86_64__)
+asm(R"(
+    .text
+    .globl dlsym
+    .type dlsym, @function
+dlsym:
+    .cfi_startproc
+    endbr64
+    pushq %rdi
+    .cfi_adjust_cfa_offset 8
+    pushq %rsi
+    .cfi_adjust_cfa_offset 8
+    movq 16(%rsp), %rdx
+    subq $8, %rsp
+    .cfi_adjust_cfa_offset 8
+    call amem_dlsym_answer
+    testb %dl, %dl
+    jne 1f
+    call amem_real_dlsym
+    addq $8, %rsp
+    .cfi_adjust_cfa_offset -8
+    popq %rsi
+    .cfi_adjust_cfa_offset -8
+    popq %rdi
+    .cfi_adjust_cfa_offset -8
+    jmp *%rax
+    .cfi_adjust_cfa_offset 24
+1:  addq $24, %rsp
+    .cfi_adjust_cfa_offset -24
+    ret
+    .cfi_endproc
+    .size dlsym, .-dlsym
+)");
+#else
+#error "the shim's dlsym is written for x86-64 only"
+#endif

@@ -1,0 +1,118 @@
+// Wrappers of the multicast calls: memory that is bound may be brokered, the objects never are. All
+// of it only with AMEM_NVLS=1; without, NCCL is told that there is no multicast, in scopes beyond
+// NCCL's everybody is.
+
+#include "shim/base/log.h"
+#include "shim/base/trace.h"
+#include "shim/calls/driver_calls.h"
+#include "shim/runtime/runtime.h"
+
+namespace amem::shim {
+namespace {
+
+bool in_forked_child() { return Runtime::get().forked(); }
+
+CUresult refuse_binding() {
+  log_error(
+      "brokered memory is bound to multicast objects (NVLS) only with AMEM_NVLS=1; that has never "
+      "run on hardware");
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/// What the driver has bound is remembered; what it refused holds no memory any longer.
+CUresult finish_bind(CUresult r, CUmemGenericAllocationHandle object,
+                     const std::vector<Multicast::Binding>& bindings) {
+  Runtime& runtime = Runtime::get();
+  if (r == CUDA_SUCCESS) runtime.memory().multicast.track(object);
+  for (const Multicast::Binding& b : bindings) {
+    if (r == CUDA_SUCCESS)
+      runtime.memory().multicast.bind(object, b);
+    else
+      runtime.memory().mappings.let_go({b.id});
+    trace("multicast bind at=%zu n=%zu rc=%d", b.at, b.size, r);
+  }
+  return r;
+}
+
+}  // namespace
+
+CUresult answer_cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  const CUresult r = real<kRow_cuDeviceGetAttribute>()(value, attribute, device);
+  if (r == CUDA_SUCCESS && attribute == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED && *value != 0) {
+    Runtime& runtime = Runtime::get();
+    // Whoever may come to have brokered memory is not to find a use for it that would be refused.
+    const bool concerned =
+        runtime.options().scope != Scope::kNccl || runtime.brokers(__builtin_return_address(0));
+    if (!runtime.options().nvls && concerned && runtime.connected()) *value = 0;
+  }
+  return r;
+}
+
+CUresult answer_cuMulticastCreate(CUmemGenericAllocationHandle* object,
+                                  const CUmulticastObjectProp* prop) {
+  const CUresult r = real<kRow_cuMulticastCreate>()(object, prop);
+  if (r == CUDA_SUCCESS && !in_forked_child()) Runtime::get().memory().multicast.track(*object);
+  return r;
+}
+
+/// Does not pass the gate: a peer that is inside a bind waits for this call.
+CUresult answer_cuMulticastAddDevice(CUmemGenericAllocationHandle object, CUdevice device) {
+  const CUresult r = real<kRow_cuMulticastAddDevice>()(object, device);
+  if (r == CUDA_SUCCESS && !in_forked_child()) Runtime::get().memory().multicast.track(object);
+  return r;
+}
+
+CUresult answer_cuMulticastBindMem(CUmemGenericAllocationHandle object, std::size_t at,
+                                   CUmemGenericAllocationHandle memory, std::size_t from,
+                                   std::size_t size, unsigned long long flags) {
+  const auto real_call = real<kRow_cuMulticastBindMem>();
+  const bool piece = Slabs::is_piece(memory);
+  if (!piece && !Table::is_virtual(memory)) return real_call(object, at, memory, from, size, flags);
+  if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
+  Runtime& runtime = Runtime::get();
+  if (!runtime.options().nvls) return refuse_binding();
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  if (piece)
+    if (CUresult r = runtime.slabs().own_handle(&memory, memory); r != CUDA_SUCCESS) return r;
+  Mappings::Held held;
+  if (CUresult r = runtime.memory().mappings.hold(memory, held); r != CUDA_SUCCESS) return r;
+  // Waits until all devices of the object's team were added, so no lock is held.
+  const CUresult r = real_call(object, at, held.real, from, size, flags);
+  return finish_bind(r, object, {{held.id, held.device, at, from, size}});
+}
+
+CUresult answer_cuMulticastBindAddr(CUmemGenericAllocationHandle object, std::size_t at,
+                                    CUdeviceptr address, std::size_t size,
+                                    unsigned long long flags) {
+  const auto real_call = real<kRow_cuMulticastBindAddr>();
+  Runtime& runtime = Runtime::get();
+  if (in_forked_child() || !runtime.memory().mappings.brokered(address, size))
+    return real_call(object, at, address, size, flags);
+  if (!runtime.options().nvls) return refuse_binding();
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  std::vector<Multicast::Binding> bindings;
+  for (const Mappings::Held& held : runtime.memory().mappings.hold(address, size))
+    bindings.push_back(
+        {held.id, held.device, at + (held.address - address), held.offset, held.size});
+  const CUresult r = real_call(object, at, address, size, flags);
+  return finish_bind(r, object, bindings);
+}
+
+CUresult answer_cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device,
+                                  std::size_t at, std::size_t size) {
+  const auto real_call = real<kRow_cuMulticastUnbind>();
+  Runtime& runtime = Runtime::get();
+  if (in_forked_child() || !runtime.memory().multicast.tracked(object))
+    return real_call(object, device, at, size);
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) return pass.result();
+  const CUresult r = real_call(object, device, at, size);
+  if (r == CUDA_SUCCESS)
+    runtime.memory().mappings.let_go(runtime.memory().multicast.unbind(object, device, at, size));
+  trace("multicast unbind at=%zu n=%zu rc=%d", at, size, r);
+  return r;
+}
+
+}  // namespace amem::shim

@@ -1,0 +1,150 @@
+#include "shim/calls/nccl_api.h"
+
+#include <nccl.h>
+
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "common/protocol.h"
+#include "shim/base/log.h"
+#include "shim/calls/error_out.h"
+#include "shim/runtime/runtime.h"
+
+using amem::Code;
+using amem::Status;
+using amem::shim::log_error;
+using amem::shim::report;
+using amem::shim::Runtime;
+
+namespace {
+
+ncclResult_t nccl_result(const Status& status, const char* call) {
+  if (status.ok()) return ncclSuccess;
+  log_error(std::string(call) + ": " + status.text());
+  switch (status.code()) {
+    case Code::kInvalidArgument:
+    case Code::kFailedPrecondition:
+      return ncclInvalidUsage;
+    case Code::kInternal:
+      return ncclInternalError;
+    default:
+      return ncclSystemError;
+  }
+}
+
+Status turned_off() {
+  return {Code::kFailedPrecondition, "amem is turned off in this process (AMEM_DISABLE)"};
+}
+
+Status request(amem_v1_GroupOp op, const char* const* tags, std::size_t tag_count,
+               std::uint32_t timeout_ms) {
+  if (Runtime::disabled()) return turned_off();
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < tag_count; ++i) names.emplace_back(tags[i] != nullptr ? tags[i] : "");
+  return Runtime::get().group_request(op, names, timeout_ms);
+}
+
+}  // namespace
+
+#define AMEM_PUBLIC extern "C" __attribute__((visibility("default")))
+
+// The argument of the first two is AMem's: it names no communicator, the whole group is paused.
+// Turned off, all five succeed and do nothing, as AMem's do.
+AMEM_PUBLIC ncclResult_t ncclPause(ncclComm_t* /*comm*/) {
+  if (Runtime::disabled()) return ncclSuccess;
+  return nccl_result(request(amem_v1_GroupOp_GROUP_OP_PAUSE, nullptr, 0, 0), "ncclPause");
+}
+
+AMEM_PUBLIC ncclResult_t ncclResume(ncclComm_t* /*comm*/) {
+  if (Runtime::disabled()) return ncclSuccess;
+  return nccl_result(request(amem_v1_GroupOp_GROUP_OP_RESUME, nullptr, 0, 0), "ncclResume");
+}
+
+AMEM_PUBLIC ncclResult_t ncclSetGroupID(int id) {
+  if (Runtime::disabled()) return ncclSuccess;
+  if (id < 0) {
+    log_error("ncclSetGroupID: the id " + std::to_string(id) + " is negative");
+    return ncclInvalidArgument;
+  }
+  return nccl_result(Runtime::get().set_group(std::to_string(id)), "ncclSetGroupID");
+}
+
+/// Gives -1 when the group has a name that is not a number.
+AMEM_PUBLIC ncclResult_t ncclGetGroupID(int* id) {
+  if (id == nullptr) return ncclInvalidArgument;
+  *id = -1;
+  if (Runtime::disabled()) return ncclSuccess;
+  const std::string group = Runtime::get().group();
+  int number = 0;
+  const auto [end, error] = std::from_chars(group.data(), group.data() + group.size(), number);
+  if (error == std::errc() && end == group.data() + group.size()) *id = number;
+  return ncclSuccess;
+}
+
+AMEM_PUBLIC ncclResult_t ncclMemStats() {
+  if (Runtime::disabled()) return ncclSuccess;
+  Runtime& runtime = Runtime::get();
+  const auto t = runtime.memory().holdings.totals();
+  constexpr std::uint64_t kMiB = 1024 * 1024;
+  amem::shim::say("memory of group " + runtime.group() +
+                  " in this rank: " + std::to_string(t.owned_bytes / kMiB) + " MiB own, " +
+                  std::to_string(t.imported_bytes / kMiB) + " MiB of peers, " +
+                  std::to_string(t.allocations) + " allocations, " + std::to_string(t.mappings) +
+                  " mappings");
+  return ncclSuccess;
+}
+
+// ---- for libamem_client (client/include/amem/amem.h) ----
+
+/// No tags: everything that the group has.
+AMEM_PUBLIC int amem_shim_pause(const char* const* tags, std::size_t tag_count,
+                                std::uint32_t timeout_ms, char* error, std::size_t size) {
+  return report(request(amem_v1_GroupOp_GROUP_OP_PAUSE, tags, tag_count, timeout_ms), error, size);
+}
+
+AMEM_PUBLIC int amem_shim_resume(const char* const* tags, std::size_t tag_count,
+                                 std::uint32_t timeout_ms, char* error, std::size_t size) {
+  return report(request(amem_v1_GroupOp_GROUP_OP_RESUME, tags, tag_count, timeout_ms), error, size);
+}
+
+AMEM_PUBLIC int amem_shim_set_group(const char* group, char* error, std::size_t size) {
+  const std::string name = group != nullptr ? group : "";
+  if (Runtime::disabled()) return report(turned_off(), error, size);
+  if (!amem::valid_group_name(name))
+    return report({Code::kInvalidArgument, "\"" + name +
+                                               "\" is no group name: 1 to 63 characters of "
+                                               "[A-Za-z0-9._-], not starting with '.' or '-'"},
+                  error, size);
+  return report(Runtime::get().set_group(name), error, size);
+}
+
+/// As snprintf. Empty when amem is turned off.
+AMEM_PUBLIC int amem_shim_group(char* name, std::size_t size) {
+  const std::string group = Runtime::disabled() ? "" : Runtime::get().group();
+  return std::snprintf(name, size, "%s", group.c_str());
+}
+
+AMEM_PUBLIC int amem_shim_active() {
+  return !Runtime::disabled() && Runtime::get().connected() ? 1 : 0;
+}
+
+namespace amem::shim {
+
+void* find_nccl_call(const char* name) {
+  static const struct {
+    const char* name;
+    void* function;
+  } kCalls[] = {{"ncclPause", reinterpret_cast<void*>(&ncclPause)},
+                {"ncclResume", reinterpret_cast<void*>(&ncclResume)},
+                {"ncclSetGroupID", reinterpret_cast<void*>(&ncclSetGroupID)},
+                {"ncclGetGroupID", reinterpret_cast<void*>(&ncclGetGroupID)},
+                {"ncclMemStats", reinterpret_cast<void*>(&ncclMemStats)}};
+  for (const auto& call : kCalls)
+    if (std::strcmp(call.name, name) == 0) return call.function;
+  return nullptr;
+}
+
+}  // namespace amem::shim

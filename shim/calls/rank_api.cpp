@@ -1,0 +1,62 @@
+// What a program's ranks call besides pause and resume: regions, figures, the end of Python. Entry
+// points of libamem_client's in-process part.
+#include <atomic>
+#include <cstddef>
+#include <string>
+
+#include "shim/base/log.h"
+#include "shim/base/region.h"
+#include "shim/calls/error_out.h"
+#include "shim/process/python.h"
+#include "shim/runtime/runtime.h"
+
+using amem::Status;
+using amem::shim::Python;
+using amem::shim::Region;
+using amem::shim::report;
+using amem::shim::Runtime;
+
+namespace {
+
+void warn_once_of_scope() {
+  static std::atomic<bool> warned{false};
+  if (Runtime::get().options().scope != amem::shim::Scope::kNccl || warned.exchange(true)) return;
+  amem::shim::log_warn(
+      "a region has begun, but only NCCL's memory is brokered: what is allocated inside goes to "
+      "the driver and stays through a pause; set AMEM_SCOPE=regions or AMEM_SCOPE=heap");
+}
+
+}  // namespace
+
+#define AMEM_PUBLIC extern "C" __attribute__((visibility("default")))
+
+// Turned off, regions have no effect but their rules.
+AMEM_PUBLIC int amem_shim_region_begin(const char* tag, int policy, char* error, std::size_t size) {
+  const Status status = Region::begin(tag != nullptr ? tag : "", policy);
+  if (status.ok() && !Runtime::disabled()) warn_once_of_scope();
+  return report(status, error, size);
+}
+
+AMEM_PUBLIC int amem_shim_region_end(char* error, std::size_t size) {
+  return report(Region::end(), error, size);
+}
+
+/// Python's atexit functions are about to run.
+AMEM_PUBLIC int amem_shim_interpreter_ends() {
+  Python::tell_ending();
+  return 0;
+}
+
+/// As snprintf: writes at most `size` bytes with the final zero, and returns the length of the
+/// whole.
+AMEM_PUBLIC int amem_shim_stats(char* json, std::size_t size) {
+  const std::string text =
+      Runtime::disabled()
+          ? R"({"group":"","rank_id":0,"scope":"off","brokered":[],"unbrokered":[]})"
+          : Runtime::get().stats();
+  if (json != nullptr && size > 0) {
+    const std::size_t n = text.copy(json, size - 1);
+    json[n] = '\0';
+  }
+  return static_cast<int>(text.size());
+}

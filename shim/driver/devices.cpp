@@ -1,0 +1,105 @@
+#include "shim/driver/devices.h"
+
+#include <algorithm>
+
+namespace amem::shim {
+
+Status Devices::load() {
+  int count = 0;
+  if (CUresult r = driver_.cuDeviceGetCount_(&count); r != CUDA_SUCCESS)
+    return driver_.error(r, "counting devices");
+  count = std::min(count, static_cast<int>(contexts_.size()));
+  uuids_.clear();  // of an attempt that failed
+  for (int i = 0; i < count; ++i) {
+    CUuuid uuid{};
+    if (CUresult r = driver_.cuDeviceGetUuid_(&uuid, i); r != CUDA_SUCCESS)
+      return driver_.error(r, "the UUID of device " + std::to_string(i));
+    uuids_.push_back(make_uuid(uuid.bytes));
+  }
+  return {};
+}
+
+int Devices::ordinal(const DeviceUuid& uuid) const {
+  const auto it = std::find(uuids_.begin(), uuids_.end(), uuid);
+  return it == uuids_.end() ? -1 : static_cast<int>(it - uuids_.begin());
+}
+
+bool Devices::active(int ordinal) const {
+  unsigned flags = 0;
+  int is_active = 0;
+  return driver_.cuDevicePrimaryCtxGetState_(ordinal, &flags, &is_active) == CUDA_SUCCESS &&
+         is_active != 0;
+}
+
+std::vector<int> Devices::active() const {
+  std::vector<int> found;
+  for (int i = 0; i < count(); ++i)
+    if (active(i)) found.push_back(i);
+  return found;
+}
+
+int Devices::current() const {
+  CUdevice device = -1;
+  return driver_.cuCtxGetDevice_(&device) == CUDA_SUCCESS ? device : -1;
+}
+
+CUcontext Devices::current_context() const {
+  CUcontext context = nullptr;
+  return driver_.cuCtxGetCurrent_(&context) == CUDA_SUCCESS ? context : nullptr;
+}
+
+CUcontext Devices::primary(int ordinal) const {
+  CUcontext context = nullptr;
+  if (!active(ordinal) || driver_.cuDevicePrimaryCtxRetain_(&context, ordinal) != CUDA_SUCCESS)
+    return nullptr;
+  driver_.cuDevicePrimaryCtxRelease_(ordinal);
+  return context;
+}
+
+bool Devices::idle(int ordinal, CUstream stream) {
+  // What is not active must not become so by this question.
+  if (!active(ordinal)) return false;
+  const Use use(*this, ordinal);
+  return use.result() == CUDA_SUCCESS && driver_.cuStreamQuery_(stream) == CUDA_SUCCESS;
+}
+
+void Devices::forget(int ordinal) {
+  if (ordinal < 0 || ordinal >= count()) return;
+  contexts_[static_cast<std::size_t>(ordinal)].store(nullptr, std::memory_order_release);
+}
+
+CUresult Devices::context(int ordinal, CUcontext* context) {
+  if (ordinal < 0 || ordinal >= count()) return CUDA_ERROR_INVALID_DEVICE;
+  std::atomic<CUcontext>& slot = contexts_[static_cast<std::size_t>(ordinal)];
+  *context = slot.load(std::memory_order_acquire);
+  if (*context != nullptr) return CUDA_SUCCESS;
+  // Two threads may both retain it: one reference too many on a context that we keep anyway.
+  if (CUresult r = driver_.cuDevicePrimaryCtxRetain_(context, ordinal); r != CUDA_SUCCESS) return r;
+  slot.store(*context, std::memory_order_release);
+  return CUDA_SUCCESS;
+}
+
+CUresult Devices::clear(CUdeviceptr address, std::size_t size) {
+  CUstream stream = nullptr;
+  CUresult r = driver_.cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING);
+  if (r != CUDA_SUCCESS) return r;
+  r = driver_.cuMemsetD8Async_(address, 0, size, stream);
+  const CUresult done = driver_.cuStreamSynchronize_(stream);
+  driver_.cuStreamDestroy_(stream);
+  return r != CUDA_SUCCESS ? r : done;
+}
+
+Devices::Use::Use(Devices& devices, int ordinal) : driver_(devices.driver_) {
+  driver_.cuThreadExchangeStreamCaptureMode_(&mode_);
+  CUcontext context = nullptr;
+  result_ = devices.context(ordinal, &context);
+  if (result_ == CUDA_SUCCESS) result_ = driver_.cuCtxPushCurrent_(context);
+}
+
+Devices::Use::~Use() {
+  CUcontext popped = nullptr;
+  if (result_ == CUDA_SUCCESS) driver_.cuCtxPopCurrent_(&popped);
+  driver_.cuThreadExchangeStreamCaptureMode_(&mode_);
+}
+
+}  // namespace amem::shim

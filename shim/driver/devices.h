@@ -1,0 +1,71 @@
+// Devices: this process's GPUs by ordinal and UUID, and their primary contexts.
+//
+// Ordinals are the program's (CUDA_VISIBLE_DEVICES applies). A context is retained once, when it is
+// first used, and kept: the shim's copies and waits run in it. load() once; the rest from any
+// thread.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <vector>
+
+#include "common/driver.h"
+#include "common/protocol.h"
+
+namespace amem::shim {
+
+class Devices {
+ public:
+  explicit Devices(const Driver& driver) : driver_(driver) {}
+
+  /// Asks the driver for the devices. REQUIRES: the program has called cuInit.
+  Status load();
+
+  int count() const { return static_cast<int>(uuids_.size()); }
+  /// REQUIRES: 0 <= ordinal < count().
+  const DeviceUuid& uuid(int ordinal) const { return uuids_[static_cast<std::size_t>(ordinal)]; }
+  /// -1: not visible in this process.
+  int ordinal(const DeviceUuid& uuid) const;
+
+  /// Devices whose primary context is active, made so by the program or by us.
+  std::vector<int> active() const;
+  /// The calling thread's current device, -1 without a context.
+  int current() const;
+  /// The calling thread's context, nullptr without one.
+  CUcontext current_context() const;
+  /// Whether all work on a stream of the device's primary context has ended; false when that is not
+  /// known.
+  bool idle(int ordinal, CUstream stream);
+  /// Sets memory to zero in the calling thread's context, and waits for it.
+  CUresult clear(CUdeviceptr address, std::size_t size);
+  /// The device's primary context; nullptr when it is not active. It is not kept.
+  CUcontext primary(int ordinal) const;
+  /// The program has reset the device: what was retained there is gone.
+  void forget(int ordinal);
+
+  /// Makes the device's primary context current for a scope, and capture mode relaxed, so that
+  /// nothing done here breaks a stream capture of the program.
+  class Use {
+   public:
+    Use(Devices& devices, int ordinal);
+    ~Use();
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    CUresult result() const { return result_; }
+
+   private:
+    const Driver& driver_;
+    CUresult result_;
+    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+  };
+
+ private:
+  bool active(int ordinal) const;
+  CUresult context(int ordinal, CUcontext* context);
+
+  const Driver& driver_;
+  std::vector<DeviceUuid> uuids_;
+  std::array<std::atomic<CUcontext>, 64> contexts_{};
+};
+
+}  // namespace amem::shim

@@ -1,0 +1,316 @@
+#include "shim/gate/gate.h"
+
+#include <linux/membarrier.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "shim/base/log.h"
+
+namespace amem::shim {
+namespace {
+
+/// How long an interpreter may be ending before a waiting caller sees it.
+constexpr std::chrono::milliseconds kInterpreterCheck{100};
+constexpr std::chrono::seconds kDrainBegins{1};
+
+long membarrier(int command) { return ::syscall(SYS_membarrier, command, 0, 0); }
+
+pthread_key_t exit_key;
+pthread_once_t exit_key_once = PTHREAD_ONCE_INIT;
+
+}  // namespace
+
+thread_local Gate::ThreadState* Gate::state_ = nullptr;
+std::atomic<Gate::ThreadState*> Gate::threads_{nullptr};
+
+Gate::ThreadState* Gate::register_thread() noexcept {
+  // A record goes back when its thread ends, through a pthread key: thread_local destructors would
+  // run too early for libraries that still call the driver from theirs.
+  pthread_once(&exit_key_once, [] {
+    pthread_key_create(&exit_key, [](void* record) {
+      state_ = nullptr;
+      static_cast<ThreadState*>(record)->taken.store(false, std::memory_order_release);
+    });
+  });
+  ThreadState* record = threads_.load(std::memory_order_acquire);
+  for (; record != nullptr; record = record->next) {
+    bool free = false;
+    if (record->taken.compare_exchange_strong(free, true, std::memory_order_acquire)) break;
+  }
+  if (record == nullptr) {
+    record = new (std::nothrow) ThreadState;
+    if (record == nullptr) std::abort();
+    record->next = threads_.load(std::memory_order_relaxed);
+    while (!threads_.compare_exchange_weak(record->next, record, std::memory_order_release)) {
+    }
+  }
+  record->depth = 0;
+  pthread_setspecific(exit_key, record);
+  return record;
+}
+
+void Gate::prepare(const Policy& policy) {
+  policy_ = policy;
+  if (membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0)
+    fence_needed_.store(true, std::memory_order_relaxed);
+}
+
+CUresult Gate::wait(ThreadState& self, bool may_step, const Work& work) noexcept {
+  int ordinal = policy_.current_device != nullptr ? policy_.current_device() : 0;
+  const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
+  const Clock::time_point deadline = Clock::now() + policy_.timeout;
+  // Asked now: an interpreter that has ended no longer knows its threads.
+  const bool with_interpreter =
+      policy_.ends_with_interpreter != nullptr && policy_.ends_with_interpreter();
+
+  std::unique_lock lock(mutex_);
+  self.active.store(false, std::memory_order_release);
+  self.depth = 0;  // a signal handler that calls exit() comes here again, and must not pass
+  Waiter waiter;
+  waiter.device = device;
+  if (ordinal >= 0) waiter.work = work;
+  Waiter** link = &first_waiter_;
+  if (may_step) {
+    while (*link != nullptr) link = &(*link)->next;
+    *link = &waiter;
+  }
+  ++version_;
+  watcher_.notify_all();
+
+  CUresult result = CUDA_SUCCESS;
+  while (shut_.load(std::memory_order_relaxed) && captures_ == 0) {
+    if (waiter.stepped) break;
+    if (failed_) result = CUDA_ERROR_SYSTEM_NOT_READY;
+    if (held_ && !policy_.wait) result = CUDA_ERROR_NOT_READY;
+    if (result == CUDA_SUCCESS && ends(with_interpreter)) result = CUDA_ERROR_DEINITIALIZED;
+    if (result != CUDA_SUCCESS) break;
+    if (waiter.asked) {
+      lock.unlock();
+      const bool is_ready = ready(waiter);
+      lock.lock();
+      waiter.ready = is_ready;
+      waiter.asked = false;
+      answered_.notify_all();
+      continue;
+    }
+    const Clock::time_point now = Clock::now();
+    if (now >= deadline) {
+      result = CUDA_ERROR_TIMEOUT;
+      break;
+    }
+    const bool check = policy_.interpreter_ends != nullptr;
+    waiters_.wait_until(lock, check ? std::min(deadline, now + kInterpreterCheck) : deadline);
+  }
+  if (may_step) {
+    waiter.leaving = true;
+    if (std::exchange(waiter.asked, false)) answered_.notify_all();
+    // As long as the driver takes; this caller's own call would not get through any sooner.
+    while (waiter.looked_at) answered_.wait(lock);
+    for (link = &first_waiter_; *link != &waiter;) link = &(*link)->next;
+    *link = waiter.next;
+  }
+  if (waiter.stepped) ++steps_used_;
+  if (result == CUDA_SUCCESS) {
+    self.active.store(true, std::memory_order_relaxed);
+    self.depth = 1;
+    ++passes_;
+  }
+  ++version_;
+  watcher_.notify_all();
+  lock.unlock();
+  if (result == CUDA_ERROR_TIMEOUT)
+    log_error(
+        "a CUDA call fails after waiting " +
+        std::to_string(std::chrono::duration_cast<std::chrono::seconds>(policy_.timeout).count()) +
+        " s for its group to be resumed: resume it (amemctl resume GROUP), or raise "
+        "AMEM_GATE_TIMEOUT");
+  return result;
+}
+
+void Gate::close() {
+  {
+    std::lock_guard lock(mutex_);
+    for (Waiter* w = first_waiter_; w != nullptr; w = w->next) w->stepped = false;
+    steps_used_ = 0;
+    ++passes_;
+    ++version_;
+    held_ = false;
+    shut_.store(true, std::memory_order_seq_cst);
+  }
+  if (!fence_needed_.load(std::memory_order_relaxed)) membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+  changed();
+}
+
+void Gate::open() {
+  std::lock_guard lock(mutex_);
+  shut_.store(false, std::memory_order_release);
+  held_ = false;
+  ++version_;
+  waiters_.notify_all();
+  watcher_.notify_all();
+}
+
+void Gate::hold() {
+  std::lock_guard lock(mutex_);
+  held_ = true;
+  waiters_.notify_all();
+}
+
+void Gate::fail() {
+  std::lock_guard lock(mutex_);
+  failed_ = true;
+  waiters_.notify_all();
+}
+
+void Gate::end() {
+  std::lock_guard lock(mutex_);
+  ending_ = true;
+  waiters_.notify_all();
+}
+
+/// Whether a waiting caller is to hear that the process is ending. One that ends with its
+/// interpreter is not: back there it would be ended in the middle of C++ that may not expect it,
+/// and abort the process. Nobody waits for such a thread.
+bool Gate::ends(bool with_interpreter) const {
+  if (policy_.interpreter_ends != nullptr && policy_.interpreter_ends()) return !with_interpreter;
+  return ending_;
+}
+
+void Gate::step(int ordinal, bool in_turn) {
+  const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
+  std::lock_guard lock(mutex_);
+  ++version_;
+  Waiter* chosen = nullptr;
+  for (Waiter* w = first_waiter_; w != nullptr; w = w->next) {
+    if (w->device != device || w->stepped) continue;
+    if (chosen == nullptr || w->ready) chosen = w;
+    if (w->ready || in_turn) break;
+  }
+  if (chosen != nullptr) {
+    chosen->stepped = true;
+    waiters_.notify_all();
+  } else {
+    ++steps_used_;
+    watcher_.notify_all();
+  }
+}
+
+void Gate::capture_began() {
+  std::lock_guard lock(mutex_);
+  ++captures_;
+  ++version_;
+  waiters_.notify_all();
+  watcher_.notify_all();
+}
+
+void Gate::capture_ended() {
+  std::lock_guard lock(mutex_);
+  if (captures_ > 0) --captures_;
+  ++version_;
+  watcher_.notify_all();
+}
+
+std::uint32_t Gate::captures() {
+  std::lock_guard lock(mutex_);
+  return captures_;
+}
+
+bool Gate::drain_begins() {
+  std::lock_guard lock(mutex_);
+  if (!shut_.load(std::memory_order_relaxed) || captures_ > 0 || any_active()) return false;
+  ++drains_;
+  last_drain_ = Clock::now();
+  return true;
+}
+
+void Gate::drain_ended() {
+  std::lock_guard lock(mutex_);
+  --drains_;
+  drained_.notify_all();
+}
+
+/// Only the beginning of a drain does harm, and nobody sees it inside the driver: it is there after
+/// so long.
+void Gate::await_drains() noexcept {
+  std::unique_lock lock(mutex_);
+  drained_.wait_until(lock, last_drain_ + kDrainBegins, [&] { return drains_ == 0; });
+}
+
+bool Gate::any_active() const {
+  for (ThreadState* t = threads_.load(std::memory_order_acquire); t != nullptr; t = t->next)
+    if (t->active.load(std::memory_order_acquire)) return true;
+  return false;
+}
+
+bool Gate::ready(const Waiter& waiter) const {
+  return !waiter.work.on_stream || policy_.stream_idle == nullptr ||
+         policy_.stream_idle(static_cast<int>(waiter.device), waiter.work.stream);
+}
+
+/// Asks the driver, which may block, without the lock. The waiter does not leave meanwhile: its
+/// stream lives until it does.
+void Gate::look_at(Waiter& waiter, std::unique_lock<std::mutex>& lock) {
+  waiter.looked_at = true;
+  if (waiter.work.on_stream && waiter.work.stream == CU_STREAM_PER_THREAD) {
+    waiter.asked = true;
+    waiters_.notify_all();
+    // It answers at once, or leaves; else the driver keeps it, as it would keep us.
+    answered_.wait(lock, [&] { return !waiter.asked; });
+  } else {
+    lock.unlock();
+    const bool is_ready = ready(waiter);
+    lock.lock();
+    waiter.ready = is_ready;
+  }
+  waiter.looked_at = false;
+  answered_.notify_all();
+}
+
+Gate::Snapshot Gate::snapshot() {
+  std::unique_lock lock(mutex_);
+  Snapshot now;
+  do {
+    now = {any_active(), passes_, steps_used_, captures_, {}};
+    // Beside a caller that is inside the driver, or captures, nothing is asked of the driver: it
+    // may be waiting there for the device.
+    const bool ask = !now.any_active && captures_ == 0;
+    for (Waiter* w = first_waiter_; w != nullptr; w = w->next) {
+      if (w->leaving) continue;
+      if (ask) look_at(*w, lock);
+      if (now.waiting.size() <= w->device) now.waiting.resize(w->device + 1);
+      Snapshot::Waiting& waiting = now.waiting[w->device];
+      ++waiting.callers;
+      if (ask && w->ready) ++waiting.ready;
+    }
+    // Whoever has passed meanwhile may have given work to a stream that was idle.
+  } while (now.passes != passes_);
+  return now;
+}
+
+std::uint64_t Gate::wait_change(std::uint64_t version, std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  watcher_.wait_for(lock, patience, [&] { return version_ != version; });
+  return version_;
+}
+
+void Gate::changed() noexcept {
+  std::lock_guard lock(mutex_);
+  ++version_;
+  watcher_.notify_all();
+}
+
+void Gate::reset_after_fork() noexcept {
+  // Only the forking thread lives on. Its lock may be held by one that does not, so it is not
+  // taken: an open gate needs none.
+  for (ThreadState* t = threads_.load(std::memory_order_relaxed); t != nullptr; t = t->next)
+    if (t != state_) t->active.store(false, std::memory_order_relaxed);
+  shut_.store(false, std::memory_order_relaxed);
+}
+
+}  // namespace amem::shim

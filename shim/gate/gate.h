@@ -1,0 +1,247 @@
+// Gate: what every call that gives the device work, or changes brokered memory, passes on its way
+// to the driver.
+//
+// Open, it costs a thread-local store and one load. Shut, callers wait at it, one condition
+// variable for all, until it opens, a step lets one of them through, or their patience ends. The
+// gate also knows whether any caller that passed is still inside the driver, which is what makes
+// shutting it a promise: after close() and any_active() == false no brokered call is under way.
+//
+// How the open gate stays cheap: a passing thread publishes "I am inside" with a plain store and
+// reads the flag; the closer writes the flag and then has the kernel run a memory barrier on every
+// thread of the process (membarrier). So one of the two always sees the other, and the fast path
+// needs no fence of its own. Without membarrier it uses one.
+//
+// enter/leave: any thread, nestable. end: the thread that calls exit(). The rest: the shim's own
+// threads. One Gate per process; never destroyed.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace amem::shim {
+
+class Gate {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  struct Policy {
+    bool wait = true;                     // false: an error at once while the group is paused
+    std::chrono::milliseconds timeout{};  // how long a caller waits at most
+    int (*current_device)() = nullptr;    // ordinal of the caller's device, -1 when it has none
+    /// Whether nothing is left to do on a stream of this device. Must not pass a gate. Asked about
+    /// a thread's own default stream in that thread, which alone can name it.
+    bool (*stream_idle)(int device, CUstream stream) = nullptr;
+    /// Of an interpreter in the process, if there is one (shim/process/python.h); must not block.
+    /// Asked again and again while callers wait: nobody tells of its end.
+    bool (*interpreter_ends)() = nullptr;
+    /// The calling thread is one that the interpreter ends when it comes back to it.
+    bool (*ends_with_interpreter)() = nullptr;
+  };
+
+  /// Where a caller's work goes.
+  struct Work {
+    bool on_stream = false;     // false: it is done when the call returns
+    CUstream stream = nullptr;  // CU_STREAM_PER_THREAD: the caller's
+  };
+
+  /// What the cut monitor reports; one consistent reading.
+  struct Snapshot {
+    bool any_active = false;       // a caller that passed has not left
+    std::uint64_t passes = 0;      // grows whenever a caller passes the shut gate
+    std::uint32_t steps_used = 0;  // since close()
+    std::uint32_t captures = 0;    // stream captures under way
+    struct Waiting {
+      std::uint32_t callers = 0;
+      std::uint32_t ready = 0;  // their work could begin at once; not known while any is active
+    };
+    std::vector<Waiting> waiting;  // by device ordinal; callers without a device count as device 0
+  };
+
+  /// Before the first close(). Registers for membarrier.
+  void prepare(const Policy& policy);
+
+  /// Passes the gate or waits at it. CUDA_SUCCESS: the caller must call leave(). Otherwise the
+  /// caller returns the error to its own caller: CUDA_ERROR_TIMEOUT (waited too long),
+  /// CUDA_ERROR_NOT_READY (policy), CUDA_ERROR_SYSTEM_NOT_READY (the broker was lost while the
+  /// group was paused), CUDA_ERROR_DEINITIALIZED (the process is ending).
+  CUresult enter() noexcept {
+    return enter([] { return Work(); });
+  }
+  /// `work` is asked only when the caller has to wait.
+  template <class Lookup>
+  CUresult enter(Lookup work) noexcept {
+    return pass(true, work);
+  }
+
+  /// The same for the beginning of a stream capture, which no step lets through: the devices are
+  /// being waited for, and that wait, begun beside an open capture, would break it. For the same
+  /// reason it waits, a second at most, where such a wait was about to begin when the gate opened.
+  CUresult enter_capture() noexcept {
+    const CUresult result = pass(false, [] { return Work(); });
+    if (result == CUDA_SUCCESS) await_drains();
+    return result;
+  }
+
+  /// A thread of ours is about to wait for a whole device. False: not now, captures may begin. Else
+  /// it calls drain_ended() afterwards.
+  bool drain_begins();
+  void drain_ended();
+
+  void leave() noexcept {
+    ThreadState& self = this_thread();
+    if (--self.depth > 0) return;
+    self.active.store(false, std::memory_order_release);
+    barrier();
+    if (shut_.load(std::memory_order_relaxed)) [[unlikely]]
+      changed();
+  }
+
+  /// Passes if that needs no wait. True: the caller must call leave().
+  bool try_enter() noexcept {
+    ThreadState& self = this_thread();
+    if (self.depth++ > 0) return true;
+    self.active.store(true, std::memory_order_relaxed);
+    barrier();
+    if (!shut_.load(std::memory_order_relaxed)) return true;
+    leave();
+    return false;
+  }
+
+  /// Shuts the gate. While a stream capture is under way callers still pass, or it could never end.
+  void close();
+  void open();
+  /// The group is paused: from here on the policy may answer waiting callers with an error.
+  void hold();
+  /// Nothing will ever open this gate again: every waiting and later caller gets
+  /// CUDA_ERROR_SYSTEM_NOT_READY.
+  void fail();
+  /// The process is ending. From here on a shut gate, now or later, answers every caller with
+  /// CUDA_ERROR_DEINITIALIZED, as the driver soon will. Only threads that end with their
+  /// interpreter go on waiting, once that is ending.
+  void end();
+  /// Lets a caller with this device through, first those whose work could begin at once: the others
+  /// would add to what waits already. Among equals, and `in_turn` among all, the one that has
+  /// waited longest: were it any, one of two threads could take every step, and never the one that
+  /// somebody waits for. A step that finds none is used up at once.
+  void step(int device, bool in_turn = false);
+
+  void capture_began();
+  void capture_ended();
+  /// Stream captures under way.
+  std::uint32_t captures();
+
+  /// Asks the driver about streams, so it may take as long as that does; nobody else waits for it
+  /// but callers whose stream is being asked about. One thread at a time.
+  Snapshot snapshot();
+  /// Waits until something in snapshot() may have changed since `version`, or the time is up;
+  /// returns the new version.
+  std::uint64_t wait_change(std::uint64_t version, std::chrono::milliseconds patience);
+  /// Wakes wait_change.
+  void changed() noexcept;
+
+  /// In a child of fork: the gate is open and forgets the parent's threads.
+  void reset_after_fork() noexcept;
+
+ private:
+  struct alignas(64) ThreadState {
+    std::atomic<bool> active{false};
+    std::uint32_t depth = 0;
+    std::atomic<bool> taken{true};
+    ThreadState* next = nullptr;
+  };
+
+  /// A caller that waits; on its stack.
+  struct Waiter {
+    std::size_t device = 0;
+    Work work;
+    bool ready = false;      // when snapshot() last looked
+    bool looked_at = false;  // the driver is being asked about its stream: it must not leave
+    bool asked = false;      // it is to ask the driver itself
+    bool leaving = false;    // it waits no longer: not to be looked at again
+    bool stepped = false;    // a Step is for this one
+    Waiter* next = nullptr;
+  };
+
+  template <class Lookup>
+  CUresult pass(bool may_step, Lookup work) noexcept {
+    ThreadState& self = this_thread();
+    if (self.depth++ > 0) return CUDA_SUCCESS;
+    self.active.store(true, std::memory_order_relaxed);
+    barrier();
+    if (!shut_.load(std::memory_order_relaxed)) [[likely]]
+      return CUDA_SUCCESS;
+    return wait(self, may_step, work());
+  }
+
+  static ThreadState& this_thread() noexcept {
+    if (state_ == nullptr) [[unlikely]]
+      state_ = register_thread();
+    return *state_;
+  }
+  static ThreadState* register_thread() noexcept;
+
+  void barrier() noexcept {
+    if (fence_needed_.load(std::memory_order_relaxed)) [[unlikely]]
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+    else
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+
+  CUresult wait(ThreadState& self, bool may_step, const Work& work) noexcept;
+  bool ends(bool with_interpreter) const;
+  bool ready(const Waiter& waiter) const;
+  void look_at(Waiter& waiter, std::unique_lock<std::mutex>& lock);
+  void await_drains() noexcept;
+  bool any_active() const;
+
+  static thread_local ThreadState* state_ __attribute__((tls_model("initial-exec")));
+  static std::atomic<ThreadState*>
+      threads_;  // never shrinks; records of ended threads are used again
+
+  std::atomic<bool> shut_{false};
+  std::atomic<bool> fence_needed_{false};
+  Policy policy_;
+
+  std::mutex
+      mutex_;  // guards everything below, and every change of shut_; never held over the driver
+  std::condition_variable waiters_;
+  std::condition_variable watcher_;
+  std::condition_variable answered_;  // a look_at() has ended, or what it asked of a waiter
+  std::condition_variable drained_;
+  std::uint32_t drains_ = 0;
+  Clock::time_point last_drain_;    // when it was about to begin
+  Waiter* first_waiter_ = nullptr;  // in the order in which they came
+  std::uint64_t passes_ = 0;
+  std::uint64_t version_ = 0;
+  std::uint32_t steps_used_ = 0;
+  std::uint32_t captures_ = 0;
+  bool held_ = false;
+  bool failed_ = false;
+  bool ending_ = false;
+};
+
+/// Passes the gate for the length of a scope.
+class Pass {
+ public:
+  explicit Pass(Gate& gate) noexcept : Pass(gate, gate.enter()) {}
+  /// `entered`: what enter() or enter_capture() just returned.
+  Pass(Gate& gate, CUresult entered) noexcept : gate_(gate), result_(entered) {}
+  ~Pass() {
+    if (result_ == CUDA_SUCCESS) gate_.leave();
+  }
+  Pass(const Pass&) = delete;
+  Pass& operator=(const Pass&) = delete;
+  CUresult result() const { return result_; }
+
+ private:
+  Gate& gate_;
+  CUresult result_;
+};
+
+}  // namespace amem::shim

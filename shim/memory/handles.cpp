@@ -1,0 +1,239 @@
+#include "shim/memory/handles.h"
+
+#include <cstring>
+
+#include "shim/base/log.h"
+
+namespace amem::shim {
+namespace {
+
+constexpr std::chrono::seconds kBrokerDeadline{30};
+
+/// Most of all the broker's driver makes the pages of what it creates.
+std::chrono::microseconds usual_answer(std::uint64_t created_bytes) {
+  return kUsualAnswer + std::chrono::microseconds(created_bytes >> 20U);
+}
+
+/// What the program sees when the broker refuses. The broker's reason goes to the log.
+CUresult refuse(const Status& status, const std::string& what) {
+  log_error(what + ": " + status.text());
+  return status.code() == Code::kResourceExhausted ? CUDA_ERROR_OUT_OF_MEMORY
+                                                   : CUDA_ERROR_SYSTEM_NOT_READY;
+}
+
+/// An answer without what it is about.
+Status no_descriptor() {
+  return {Code::kInternal,
+          std::string("the broker's answer came without its descriptor") + kNoRoomForDescriptors};
+}
+
+}  // namespace
+
+/// Turns a descriptor from the broker into a handle of the program.
+CUresult Handles::adopt(CUmemGenericAllocationHandle* handle, Allocation allocation, const Fd& fd) {
+  std::lock_guard lock(holdings_.mutex);
+  Allocation* known = holdings_.table.find(allocation.id);
+  // A reference needs the driver's handle, which mappings alone do without.
+  if (known == nullptr || known->real == 0) {
+    CUmemGenericAllocationHandle real = 0;
+    if (CUresult r = holdings_.import_descriptor(&real, fd); r != CUDA_SUCCESS) {
+      log_error("importing " + describe(allocation) + " from the broker: " + driver_.name(r));
+      if (known == nullptr) holdings_.tell_free(allocation.id);
+      return r;
+    }
+    if (known != nullptr) known->real = real;
+    allocation.real = real;
+  }
+  if (known != nullptr) {
+    ++known->refs;
+  } else {
+    allocation.number = take_number();
+    holdings_.table.add(allocation);
+  }
+  *handle = Table::handle_of(allocation.id);
+  return CUDA_SUCCESS;
+}
+
+CUresult Handles::create(CUmemGenericAllocationHandle* handle, std::size_t size,
+                         const CUmemAllocationProp& prop, const Label& label) {
+  const int device = prop.location.id;
+  if (device < 0 || device >= devices_.count()) return CUDA_ERROR_INVALID_DEVICE;
+  Message request = amem_v1_SessionMessage_init_zero;
+  request.which_body = amem_v1_SessionMessage_create_tag;
+  amem_v1_Create& c = request.body.create;
+  c.size = size;
+  std::memcpy(c.device, devices_.uuid(device).bytes.data(), sizeof c.device);
+  c.gpu_direct_rdma = prop.allocFlags.gpuDirectRDMACapable != 0;
+  set_text(c.tag, label.tag);
+  c.policy = label.policy;
+  Result<Packet> answer = session_.call(request, kBrokerDeadline, usual_answer(size));
+  const std::string what =
+      "creating " + std::to_string(size) + " bytes on device " + std::to_string(device);
+  if (!answer.ok()) return refuse(answer.status(), what);
+  const amem_v1_Reply& reply = answer.value().message.body.reply;
+  if (reply.which_result != amem_v1_Reply_created_tag || answer.value().fds.size() != 1) {
+    give_back(reply, 0);
+    return refuse(no_descriptor(), what);
+  }
+
+  Allocation a;
+  a.id = reply.result.created.id;
+  a.size = size;
+  a.device = device;
+  a.tag = label.tag;
+  a.gpu_direct_rdma = c.gpu_direct_rdma;
+  std::memcpy(a.token.data(), reply.result.created.token, a.token.size());
+  return adopt(handle, a, answer.value().fds.front());
+}
+
+CUresult Handles::import_ticket(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
+  {
+    std::lock_guard lock(holdings_.mutex);
+    ++holdings_.redeeming[ticket.id];
+  }
+  const CUresult r = redeem(handle, ticket);
+  std::lock_guard lock(holdings_.mutex);
+  if (--holdings_.redeeming[ticket.id] == 0) holdings_.redeeming.erase(ticket.id);
+  if (Allocation* a = holdings_.table.find(ticket.id); a != nullptr) holdings_.settle(*a);
+  return r;
+}
+
+CUresult Handles::redeem(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
+  Message request = amem_v1_SessionMessage_init_zero;
+  request.which_body = amem_v1_SessionMessage_redeem_tag;
+  request.body.redeem.id = ticket.id;
+  std::memcpy(request.body.redeem.token, ticket.token.data(), ticket.token.size());
+  Result<Packet> answer = session_.call(request, kBrokerDeadline, kUsualAnswer);
+  const std::string what = "redeeming a ticket for allocation " + std::to_string(ticket.id);
+  if (!answer.ok()) return refuse(answer.status(), what);
+  const amem_v1_Reply& reply = answer.value().message.body.reply;
+  if (reply.which_result != amem_v1_Reply_redeemed_tag || answer.value().fds.size() != 1) {
+    give_back(reply, 1);
+    return refuse(no_descriptor(), what);
+  }
+
+  const amem_v1_Redeemed& r = reply.result.redeemed;
+  Allocation a;
+  a.id = r.id;
+  a.size = r.size;
+  a.device = devices_.ordinal(make_uuid(r.device));
+  a.tag = r.tag;
+  a.gpu_direct_rdma = r.gpu_direct_rdma;
+  a.imported = true;
+  a.token = ticket.token;
+  return adopt(handle, a, answer.value().fds.front());
+}
+
+CUresult Handles::release(CUmemGenericAllocationHandle handle) {
+  std::unique_lock lock(holdings_.mutex);
+  const std::uint64_t id = Table::id_of(handle);
+  const bool in_time = holdings_.wait_arrival(lock, [&] {
+    const Allocation* a = holdings_.table.find(id);
+    return a != nullptr && a->arriving;
+  });
+  if (!in_time) return CUDA_ERROR_SYSTEM_NOT_READY;
+  Allocation* a = holdings_.table.find(id);
+  if (a == nullptr || a->refs == 0) return CUDA_ERROR_INVALID_VALUE;
+  --a->refs;
+  holdings_.settle(*a);
+  return CUDA_SUCCESS;
+}
+
+CUresult Handles::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
+  Ticket ticket;
+  {
+    std::lock_guard lock(holdings_.mutex);
+    const Allocation* a = holdings_.table.find(Table::id_of(handle));
+    if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    ticket = ticket_for(*a);
+  }
+  return write_ticket(fd, ticket);
+}
+
+CUresult Handles::write_ticket(int* fd, const Ticket& ticket) {
+  Result<Fd> made = make_ticket(ticket);
+  if (!made.ok()) {
+    log_error("exporting allocation " + std::to_string(ticket.id) + ": " + made.status().text());
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  *fd = made.value().release();
+  return CUDA_SUCCESS;
+}
+
+CUmemAllocationProp Handles::properties_of(int device, bool gpu_direct_rdma) {
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  prop.location.id = device;
+  prop.allocFlags.gpuDirectRDMACapable = gpu_direct_rdma ? 1 : 0;
+  return prop;
+}
+
+std::uint64_t Handles::granularity(int device) const {
+  const CUmemAllocationProp prop = properties_of(device, false);
+  std::size_t unit = 0;
+  const CUresult r =
+      driver_.cuMemGetAllocationGranularity_(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+  return r == CUDA_SUCCESS && unit > 0 ? unit : kUsualGranularity;
+}
+
+CUresult Handles::properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
+  std::lock_guard lock(holdings_.mutex);
+  const Allocation* a = holdings_.table.find(Table::id_of(handle));
+  if (a == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *prop = properties_of(a->device, a->gpu_direct_rdma);
+  return CUDA_SUCCESS;
+}
+
+std::optional<CUresult> Handles::retain(CUmemGenericAllocationHandle* handle, CUdeviceptr address) {
+  std::lock_guard lock(holdings_.mutex);
+  const Mapping* m = holdings_.table.mapping_at(address);
+  if (m == nullptr) return std::nullopt;
+  Allocation& a = *holdings_.table.find(m->id);
+  if (a.resident)
+    if (CUresult r = holdings_.ensure_real(a); r != CUDA_SUCCESS) return r;
+  ++a.refs;
+  *handle = Table::handle_of(m->id);
+  return CUDA_SUCCESS;
+}
+
+std::optional<Ticket> Handles::ticket_at(CUdeviceptr address) {
+  std::lock_guard lock(holdings_.mutex);
+  const Mapping* m = holdings_.table.mapping_at(address);
+  if (m == nullptr) return std::nullopt;
+  Allocation& a = *holdings_.table.find(m->id);
+  a.shared = true;
+  return ticket_for(a);
+}
+
+std::optional<Handles::Known> Handles::known(std::uint64_t id) {
+  std::lock_guard lock(holdings_.mutex);
+  const Allocation* a = holdings_.table.find(id);
+  if (a == nullptr) return std::nullopt;
+  return Known{a->size, a->device, a->imported, a->gpu_direct_rdma};
+}
+
+Handles::TraceView Handles::trace_view(CUmemGenericAllocationHandle handle) {
+  std::lock_guard lock(holdings_.mutex);
+  const Allocation* a = holdings_.table.find(Table::id_of(handle));
+  if (a == nullptr) return {};
+  return {a->number, a->imported, a->refs, a->mapped_at.size()};
+}
+
+void Handles::unclaimed(const amem_v1_Reply& reply) { give_back(reply, 0); }
+
+/// Of what a Reply gave us and we do not take. `mine`: calls under way for it that are the
+/// caller's.
+void Handles::give_back(const amem_v1_Reply& reply, unsigned mine) {
+  std::lock_guard lock(holdings_.mutex);
+  if (reply.which_result == amem_v1_Reply_created_tag)
+    return holdings_.tell_free(reply.result.created.id);
+  if (reply.which_result != amem_v1_Reply_redeemed_tag) return;
+  const std::uint64_t id = reply.result.redeemed.id;
+  const auto under_way = holdings_.redeeming.find(id);
+  const bool others = under_way != holdings_.redeeming.end() && under_way->second > mine;
+  if (holdings_.table.find(id) == nullptr && !others) holdings_.tell_free(id);
+}
+
+}  // namespace amem::shim

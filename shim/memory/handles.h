@@ -1,0 +1,86 @@
+// Handles: the program's handles of brokered memory: made, passed to peers as tickets, released.
+//
+// Asks the broker for creation and for what tickets stand for. Any thread; results are what the
+// driver would return.
+#pragma once
+
+#include <atomic>
+#include <optional>
+
+#include "common/driver.h"
+#include "common/fd.h"
+#include "common/ticket.h"
+#include "shim/base/region.h"
+#include "shim/driver/devices.h"
+#include "shim/memory/holdings.h"
+#include "shim/session/session.h"
+
+namespace amem::shim {
+
+class Handles {
+ public:
+  /// The granularity of all devices so far.
+  static constexpr std::uint64_t kUsualGranularity = 2ULL << 20U;
+
+  Handles(const Driver& driver, Devices& devices, Session& session, Holdings& holdings)
+      : driver_(driver), devices_(devices), session_(session), holdings_(holdings) {}
+
+  CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
+                  const CUmemAllocationProp& prop, const Label& label);
+  CUresult release(CUmemGenericAllocationHandle handle);
+  CUresult export_ticket(int* fd, CUmemGenericAllocationHandle handle);
+  /// A descriptor that holds the ticket.
+  static CUresult write_ticket(int* fd, const Ticket& ticket);
+  CUresult import_ticket(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
+  CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle);
+  /// Of device memory that was asked for as NCCL and we ask for it.
+  static CUmemAllocationProp properties_of(int device, bool gpu_direct_rdma);
+  /// The driver's unit of such memory, in bytes.
+  std::uint64_t granularity(int device) const;
+  /// Nothing: the address is not brokered, ask the driver.
+  std::optional<CUresult> retain(CUmemGenericAllocationHandle* handle, CUdeviceptr address);
+  /// A ticket for the whole allocation that is mapped at the address; nothing when none is.
+  std::optional<Ticket> ticket_at(CUdeviceptr address);
+
+  struct Known {
+    std::uint64_t size = 0;
+    int device = 0;  // -1: not visible in this process
+    bool imported = false;
+    bool gpu_direct_rdma = false;
+  };
+  /// An allocation that this process has, by the broker's id.
+  std::optional<Known> known(std::uint64_t id);
+
+  /// What a trace says of a handle's allocation; zeros for a handle that is not known.
+  struct TraceView {
+    std::uint32_t number = 0;
+    bool imported = false;
+    std::uint32_t refs = 0;
+    std::size_t mappings = 0;
+  };
+  TraceView trace_view(CUmemGenericAllocationHandle handle);
+  /// The next number of this process's allocations, in traces.
+  std::uint32_t take_number() { return next_number_.fetch_add(1); }
+  /// The launcher's number of this rank, for tickets.
+  void set_rank(int rank) { rank_ = rank; }
+
+  /// An answer whose caller has given up: what it holds is given back. Service thread.
+  void unclaimed(const amem_v1_Reply& reply);
+
+ private:
+  CUresult redeem(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
+  CUresult adopt(CUmemGenericAllocationHandle* handle, Allocation allocation, const Fd& fd);
+  void give_back(const amem_v1_Reply& reply, unsigned mine);
+  Ticket ticket_for(const Allocation& a) const {
+    return {a.id, 0, a.size, a.token, rank_, a.number};
+  }
+
+  const Driver& driver_;
+  Devices& devices_;
+  Session& session_;
+  Holdings& holdings_;
+  std::atomic<std::uint32_t> next_number_{1};
+  int rank_ = -1;
+};
+
+}  // namespace amem::shim

@@ -1,0 +1,167 @@
+#include "shim/memory/holdings.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "shim/base/log.h"
+#include "shim/process/python.h"
+
+namespace amem::shim {
+namespace {
+
+constexpr std::chrono::seconds kSettleDeadline{1};
+// More than the broker's own deadlines for a resume; for a broker that is stuck.
+constexpr std::chrono::minutes kArrivalDeadline{5};
+// How late a caller may see that the process is ending.
+constexpr std::chrono::milliseconds kEndCheck{200};
+
+}  // namespace
+
+std::string describe(const Allocation& a) {
+  return "allocation " + std::to_string(a.id) + " (" + std::to_string(a.size) + " bytes, device " +
+         std::to_string(a.device) + ")";
+}
+
+CUresult Holdings::import_descriptor(CUmemGenericAllocationHandle* real, const Fd& fd) const {
+  return driver_.cuMemImportFromShareableHandle_(
+      real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd.get())),
+      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+}
+
+CUresult Holdings::ensure_real(Allocation& a) const {
+  if (a.real != 0) return CUDA_SUCCESS;
+  // What is stale is not its memory any more.
+  if (!a.resident || a.mapped_at.empty()) return CUDA_ERROR_INVALID_VALUE;
+  CUmemGenericAllocationHandle real = 0;
+  const CUresult r =
+      driver_.cuMemRetainAllocationHandle_(&real, reinterpret_cast<void*>(a.mapped_at.front()));
+  if (r == CUDA_SUCCESS) a.real = real;
+  return r;
+}
+
+void Holdings::drop_real(Allocation& a) {
+  if (a.real == 0) return;
+  if (CUresult r = driver_.cuMemRelease_(a.real); r != CUDA_SUCCESS) {
+    log_error("releasing " + describe(a) + ": " + driver_.name(r) + "; tried again with a pause");
+    refused_.push_back(a.real);
+  }
+  a.real = 0;
+}
+
+void Holdings::settle(Allocation& a) {
+  if (!Table::needs_real(a)) drop_real(a);
+  // One that another thread is just redeeming is still ours to the broker.
+  if (!Table::unused(a) || redeeming.contains(a.id)) return;
+  const std::uint64_t id = a.id;
+  table.forget(id);
+  tell_free(id);
+}
+
+void Holdings::tell_free(std::uint64_t id) {
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_free_tag;
+  message.body.free.id = id;
+  session_.post(message);
+  frees_under_way_.store(true);
+}
+
+bool Holdings::wait_arrival(std::unique_lock<std::mutex>& lock,
+                            const std::function<bool()>& arriving) {
+  const auto deadline = std::chrono::steady_clock::now() + kArrivalDeadline;
+  while (arriving()) {
+    if (ending_.load(std::memory_order_relaxed) || Python::ending_for_caller()) return false;
+    if (std::chrono::steady_clock::now() >= deadline) {
+      log_error("memory that a resume is bringing back did not arrive; is amemd alive?");
+      return false;
+    }
+    arrivals_.wait_for(lock, kEndCheck);
+  }
+  return true;
+}
+
+std::optional<std::vector<Mapping*>> Holdings::settled(std::unique_lock<std::mutex>& lock,
+                                                       CUdeviceptr address, std::size_t size) {
+  std::vector<Mapping*> touched;
+  const bool in_time = wait_arrival(lock, [&] {
+    touched = table.overlapping(address, size);
+    return std::any_of(touched.begin(), touched.end(),
+                       [&](const Mapping* m) { return table.find(m->id)->arriving; });
+  });
+  if (!in_time) return std::nullopt;
+  return touched;
+}
+
+void Holdings::forget_arrivals() {
+  for (auto& [id, a] : table.allocations()) a.arriving = false;
+  arrivals_.notify_all();
+}
+
+Status Holdings::release_refused() {
+  CUresult refused = CUDA_SUCCESS;
+  std::erase_if(refused_, [&](CUmemGenericAllocationHandle handle) {
+    const CUresult r = driver_.cuMemRelease_(handle);
+    if (r != CUDA_SUCCESS) refused = r;
+    return r == CUDA_SUCCESS;
+  });
+  if (refused_.empty()) return {};
+  return driver_.error(
+      refused, "releasing the handles of " + std::to_string(refused_.size()) + " allocations");
+}
+
+void Holdings::settle_frees() {
+  if (!frees_under_way_.exchange(false)) return;
+  Message request = amem_v1_SessionMessage_init_zero;
+  request.which_body = amem_v1_SessionMessage_settle_tag;
+  // Where the broker is late the program sees less memory free than there will be, as when another
+  // process is about to free some.
+  if (const auto answer = session_.call(request, kSettleDeadline, kUsualAnswer); !answer.ok())
+    log_debug("waiting for memory to be freed: " + answer.status().text());
+}
+
+bool Holdings::holds(std::uint64_t id) {
+  std::lock_guard lock(mutex);
+  return table.find(id) != nullptr;
+}
+
+std::uint64_t Holdings::bytes_away() {
+  std::lock_guard lock(mutex);
+  std::uint64_t bytes = 0;
+  for (const auto& [id, a] : table.allocations())
+    if (!a.resident) bytes += a.size;
+  return bytes;
+}
+
+std::string Holdings::name(std::uint64_t id) {
+  std::lock_guard lock(mutex);
+  const Allocation* a = table.find(id);
+  if (a == nullptr) return "allocation " + std::to_string(id);
+  return describe(*a) + ", tag '" + a->tag + "'";
+}
+
+Holdings::Totals Holdings::totals() {
+  std::lock_guard lock(mutex);
+  Totals t;
+  for (const auto& [id, a] : table.allocations()) {
+    (a.imported ? t.imported_bytes : t.owned_bytes) += a.size;
+    ++t.allocations;
+  }
+  t.mappings = table.mappings().size();
+  return t;
+}
+
+std::vector<Holdings::TagUsage> Holdings::usage() {
+  std::lock_guard lock(mutex);
+  std::map<std::pair<std::string, int>, TagUsage> found;
+  for (const auto& [id, a] : table.allocations()) {
+    TagUsage& usage = found.try_emplace({a.tag, a.device}, TagUsage{a.tag, a.device}).first->second;
+    (a.imported   ? usage.imported_bytes
+     : a.resident ? usage.resident_bytes
+                  : usage.away_bytes) += a.size;
+    ++usage.allocations;
+  }
+  std::vector<TagUsage> usages;
+  for (auto& [key, usage] : found) usages.push_back(std::move(usage));
+  return usages;
+}
+
+}  // namespace amem::shim

@@ -1,0 +1,191 @@
+#include "shim/memory/mappings.h"
+
+#include <algorithm>
+
+#include "shim/base/log.h"
+
+namespace amem::shim {
+
+CUmemAccessDesc device_access(int device, CUmemAccess_flags flags) {
+  CUmemAccessDesc desc{};
+  desc.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  desc.location.id = device;
+  desc.flags = flags;
+  return desc;
+}
+
+CUresult Mappings::map(CUdeviceptr address, std::size_t size, std::size_t offset,
+                       CUmemGenericAllocationHandle handle, unsigned long long flags) {
+  std::lock_guard lock(holdings_.mutex);
+  Allocation* a = holdings_.table.find(Table::id_of(handle));
+  if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!a->resident) {
+    log_error("mapping " + describe(*a) + ": it is paused with its tag '" + a->tag +
+              "'; resume that first");
+    return CUDA_ERROR_SYSTEM_NOT_READY;
+  }
+  if (CUresult r = holdings_.ensure_real(*a); r != CUDA_SUCCESS) return r;
+  if (CUresult r = driver_.cuMemMap_(address, size, offset, a->real, flags); r != CUDA_SUCCESS)
+    return r;
+  // The driver maps whole handles only (it refused anything else just now), so this is the whole
+  // allocation.
+  holdings_.table.add_mapping(a->id, address);
+  return CUDA_SUCCESS;
+}
+
+std::optional<CUresult> Mappings::unmap(CUdeviceptr address, std::size_t size) {
+  std::unique_lock lock(holdings_.mutex);
+  const std::optional<std::vector<Mapping*>> touched = holdings_.settled(lock, address, size);
+  if (!touched) return CUDA_ERROR_SYSTEM_NOT_READY;
+  if (touched->empty()) return std::nullopt;
+  // What is paused is mapped nowhere, unless it is stale: the driver knows only of the rest.
+  const auto absent = [&](const Mapping& m) {
+    return !holdings_.table.find(m.id)->resident && !m.stale;
+  };
+  for (const Mapping* m : *touched)
+    if (absent(*m) && (m->address < address || m->address + m->size > address + size))
+      return CUDA_ERROR_INVALID_VALUE;  // a part of a mapping, which the driver refuses too
+  for (const Table::Range& part : Table::without(address, size, *touched, absent))
+    if (CUresult r = driver_.cuMemUnmap_(part.address, part.size); r != CUDA_SUCCESS) return r;
+  for (const Mapping* m : *touched) {
+    Allocation& a = *holdings_.table.find(m->id);
+    holdings_.table.remove_mapping(m->address);
+    holdings_.settle(a);
+  }
+  return CUDA_SUCCESS;
+}
+
+std::optional<CUresult> Mappings::set_access(CUdeviceptr address, std::size_t size,
+                                             const CUmemAccessDesc* desc, std::size_t count) {
+  std::unique_lock lock(holdings_.mutex);
+  const std::optional<std::vector<Mapping*>> touched = holdings_.settled(lock, address, size);
+  if (!touched) return CUDA_ERROR_SYSTEM_NOT_READY;
+  if (touched->empty()) return std::nullopt;
+  const auto absent = [&](const Mapping& m) { return !holdings_.table.find(m.id)->resident; };
+  for (const Table::Range& part : Table::without(address, size, *touched, absent))
+    if (CUresult r = driver_.cuMemSetAccess_(part.address, part.size, desc, count);
+        r != CUDA_SUCCESS)
+      return r;
+  for (Mapping* m : *touched)
+    for (std::size_t i = 0; i < count; ++i)
+      Table::grant(*m, {static_cast<int>(desc[i].location.type), desc[i].location.id,
+                        static_cast<int>(desc[i].flags)});
+  return CUDA_SUCCESS;
+}
+
+std::optional<unsigned long long> Mappings::access(CUdeviceptr address,
+                                                   const CUmemLocation& location) {
+  std::lock_guard lock(holdings_.mutex);
+  const Mapping* m = holdings_.table.mapping_at(address);
+  if (m == nullptr) return std::nullopt;
+  for (const Access& a : m->access)
+    if (a.type == static_cast<int>(location.type) && a.id == location.id)
+      return static_cast<unsigned long long>(a.flags);
+  return CU_MEM_ACCESS_FLAGS_PROT_NONE;
+}
+
+std::optional<CUresult> Mappings::address_range(CUdeviceptr* base, std::size_t* size,
+                                                CUdeviceptr address) {
+  std::lock_guard lock(holdings_.mutex);
+  const Mapping* m = holdings_.table.mapping_at(address);
+  if (m == nullptr) return std::nullopt;
+  if (base != nullptr) *base = m->address;
+  if (size != nullptr) *size = m->size;
+  return CUDA_SUCCESS;
+}
+
+bool Mappings::brokered(CUdeviceptr address, std::size_t size) {
+  std::lock_guard lock(holdings_.mutex);
+  return !holdings_.table.overlapping(address, size).empty();
+}
+
+std::optional<Mappings::Absent> Mappings::absent(CUdeviceptr address) {
+  std::lock_guard lock(holdings_.mutex);
+  const Mapping* m = holdings_.table.mapping_at(address);
+  if (m == nullptr) return std::nullopt;
+  const Allocation& a = *holdings_.table.find(m->id);
+  if (a.resident) return std::nullopt;
+  return Absent{m->address, m->size, a.device, a.gpu_direct_rdma, m->sync_memops.contains(address)};
+}
+
+bool Mappings::resident(CUdeviceptr address) {
+  std::lock_guard lock(holdings_.mutex);
+  const Mapping* m = holdings_.table.mapping_at(address);
+  if (m == nullptr) return false;
+  const Allocation& a = *holdings_.table.find(m->id);
+  return a.resident && !a.arriving;
+}
+
+bool Mappings::reusable(CUdeviceptr address) {
+  std::lock_guard lock(holdings_.mutex);
+  const Mapping* m = holdings_.table.mapping_at(address);
+  if (m == nullptr) return false;
+  const Allocation& a = *holdings_.table.find(m->id);
+  return a.resident && !a.arriving && !a.shared && !a.pinned && a.bindings == 0 &&
+         a.mapped_at.size() == 1 && m->sync_memops.empty();
+}
+
+bool Mappings::arrived(CUdeviceptr address, std::size_t size) {
+  std::unique_lock lock(holdings_.mutex);
+  return holdings_.settled(lock, address, size).has_value();
+}
+
+void Mappings::set_sync_memops(CUdeviceptr address, bool on) {
+  std::lock_guard lock(holdings_.mutex);
+  Mapping* m = holdings_.table.mapping_at(address);
+  if (m == nullptr) return;
+  if (on)
+    m->sync_memops.insert(address);
+  else
+    m->sync_memops.erase(address);
+}
+
+void Mappings::pin(CUdeviceptr address, std::size_t size) {
+  std::lock_guard lock(holdings_.mutex);
+  for (const Mapping* m : holdings_.table.overlapping(address, size)) {
+    Allocation& a = *holdings_.table.find(m->id);
+    if (a.pinned) continue;
+    a.pinned = true;
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.which_body = amem_v1_SessionMessage_pin_tag;
+    message.body.pin.id = a.id;
+    session_.post(message);
+  }
+}
+
+CUresult Mappings::hold(CUmemGenericAllocationHandle handle, Held& held) {
+  std::lock_guard lock(holdings_.mutex);
+  Allocation* a = holdings_.table.find(Table::id_of(handle));
+  if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult r = holdings_.ensure_real(*a); r != CUDA_SUCCESS) return r;
+  ++a->bindings;
+  held = {a->id, a->real, a->device, 0, 0, a->size};
+  return CUDA_SUCCESS;
+}
+
+std::vector<Mappings::Held> Mappings::hold(CUdeviceptr address, std::size_t size) {
+  std::lock_guard lock(holdings_.mutex);
+  std::vector<Held> pieces;
+  for (const Mapping* m : holdings_.table.overlapping(address, size)) {
+    Allocation& a = *holdings_.table.find(m->id);
+    ++a.bindings;
+    const CUdeviceptr begin = std::max<CUdeviceptr>(address, m->address);
+    const CUdeviceptr end = std::min<CUdeviceptr>(address + size, m->address + m->size);
+    // A handle that cannot be had now is missed only if the memory is unmapped while it is bound.
+    holdings_.ensure_real(a);
+    pieces.push_back({a.id, a.real, a.device, begin, begin - m->address, end - begin});
+  }
+  return pieces;
+}
+
+void Mappings::let_go(const Multicast::Freed& ids) {
+  std::lock_guard lock(holdings_.mutex);
+  for (const std::uint64_t id : ids) {
+    Allocation* a = holdings_.table.find(id);
+    if (a == nullptr) continue;
+    --a->bindings;
+    holdings_.settle(*a);
+  }
+}
+
+}  // namespace amem::shim

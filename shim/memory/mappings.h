@@ -1,0 +1,76 @@
+// Mappings: where the program has brokered memory mapped, kept true to what the driver would have
+// done with memory of its own. Any thread; results are what the driver would return.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "common/driver.h"
+#include "shim/memory/holdings.h"
+#include "shim/memory/multicast.h"
+#include "shim/session/session.h"
+
+namespace amem::shim {
+
+/// For set_access().
+CUmemAccessDesc device_access(int device, CUmemAccess_flags flags);
+
+class Mappings {
+ public:
+  Mappings(const Driver& driver, Session& session, Holdings& holdings)
+      : driver_(driver), session_(session), holdings_(holdings) {}
+
+  CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
+               CUmemGenericAllocationHandle handle, unsigned long long flags);
+  // Nothing: the range is not brokered, ask the driver.
+  std::optional<CUresult> unmap(CUdeviceptr address, std::size_t size);
+  std::optional<CUresult> set_access(CUdeviceptr address, std::size_t size,
+                                     const CUmemAccessDesc* desc, std::size_t count);
+  /// What cuMemGetAccess says of brokered memory, whether it is here or away.
+  std::optional<unsigned long long> access(CUdeviceptr address, const CUmemLocation& location);
+  std::optional<CUresult> address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address);
+  bool brokered(CUdeviceptr address, std::size_t size);
+
+  /// A mapping whose memory is away: the driver knows nothing of it now.
+  struct Absent {
+    CUdeviceptr address = 0;
+    std::uint64_t size = 0;
+    int device = 0;
+    bool gpu_direct_rdma = false;
+    bool sync_memops = false;
+  };
+  std::optional<Absent> absent(CUdeviceptr address);
+  /// A mapping contains the address, and its memory is here and not on its way.
+  bool resident(CUdeviceptr address);
+  /// Likewise, and nobody but this process's mapping has to do with it.
+  bool reusable(CUdeviceptr address);
+  /// Waits until nothing there is on its way back. False: the time is up.
+  bool arrived(CUdeviceptr address, std::size_t size);
+
+  /// The program has set SYNC_MEMOPS there: so it will be set again after a resume.
+  void set_sync_memops(CUdeviceptr address, bool on);
+  /// A NIC knows these physical addresses now: their allocations stay through a pause.
+  void pin(CUdeviceptr address, std::size_t size);
+
+  /// Memory that is being bound to a multicast object: it stays until let_go().
+  struct Held {
+    std::uint64_t id = 0;
+    CUmemGenericAllocationHandle real = 0;
+    int device = 0;
+    CUdeviceptr address = 0;  // of a range: where the piece begins, in it,
+    std::size_t offset = 0;   // in the allocation,
+    std::size_t size = 0;     // and how long it is
+  };
+  CUresult hold(CUmemGenericAllocationHandle handle, Held& held);
+  /// The pieces of a range, one for each brokered mapping.
+  std::vector<Held> hold(CUdeviceptr address, std::size_t size);
+  /// Once for each hold.
+  void let_go(const Multicast::Freed& ids);
+
+ private:
+  const Driver& driver_;
+  Session& session_;
+  Holdings& holdings_;
+};
+
+}  // namespace amem::shim

@@ -1,0 +1,29 @@
+// Memory: the parts that together know this process's device memory, brokered and not.
+#pragma once
+
+#include "shim/memory/handles.h"
+#include "shim/memory/holdings.h"
+#include "shim/memory/mappings.h"
+#include "shim/memory/multicast.h"
+#include "shim/memory/residency.h"
+#include "shim/memory/unbrokered.h"
+
+namespace amem::shim {
+
+struct Memory {
+  Memory(const Driver& driver, Devices& devices, Session& session)
+      : multicast(driver),
+        holdings(driver, session),
+        handles(driver, devices, session, holdings),
+        mappings(driver, session, holdings),
+        residency(driver, devices, multicast, holdings) {}
+
+  Multicast multicast;
+  Holdings holdings;
+  Handles handles;
+  Mappings mappings;
+  Residency residency;
+  Unbrokered unbrokered;
+};
+
+}  // namespace amem::shim

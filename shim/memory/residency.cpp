@@ -1,0 +1,277 @@
+#include "shim/memory/residency.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "shim/base/log.h"
+
+namespace amem::shim {
+namespace {
+
+CUmemAccessDesc desc_of(const Access& a) {
+  CUmemAccessDesc d{};
+  d.location.type = static_cast<CUmemLocationType>(a.type);
+  d.location.id = a.id;
+  d.flags = static_cast<CUmemAccess_flags>(a.flags);
+  return d;
+}
+
+std::vector<CUmemAccessDesc> descs_of(const std::vector<Access>& access) {
+  std::vector<CUmemAccessDesc> descs;
+  for (const Access& a : access) descs.push_back(desc_of(a));
+  return descs;
+}
+
+bool by_address(const Mapping* a, const Mapping* b) { return a->address < b->address; }
+
+}  // namespace
+
+Result<Residency::Site> Residency::site(std::uint64_t id) {
+  std::lock_guard lock(holdings_.mutex);
+  Allocation* a = holdings_.table.find(id);
+  if (a == nullptr)
+    return Status(Code::kNotFound, "this rank holds no allocation " + std::to_string(id));
+  if (!a->resident) return Status(Code::kFailedPrecondition, describe(*a) + " is not mapped");
+  const auto reachable_from = [&](auto device_fits) -> std::optional<Site> {
+    for (Address address : a->mapped_at)
+      for (const Access& access : holdings_.table.mapping(address).access)
+        if (access.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+            access.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE && device_fits(access.id))
+          return Site{address, access.id};
+    return std::nullopt;
+  };
+  if (auto found = reachable_from([&](int device) { return device == a->device; })) return *found;
+
+  // Access may have been given to devices on which this process has no context: to copy there
+  // would make one, some hundred MiB for good.
+  const std::vector<int> active = devices_.active();
+  if (active.empty()) return Status(Code::kFailedPrecondition, "no device has a context");
+  const auto is_active = [&](int device) {
+    return std::find(active.begin(), active.end(), device) != active.end();
+  };
+  if (auto found = reachable_from(is_active)) return *found;
+
+  // Mapped nowhere that a copy could use: give it an address for the length of this phase.
+  const bool own = is_active(a->device);
+  const int device = own ? a->device : active.front();
+  if (CUresult r = holdings_.ensure_real(*a); r != CUDA_SUCCESS)
+    return driver_.error(r, "the handle of " + describe(*a));
+  CUdeviceptr address = 0;
+  if (CUresult r = driver_.cuMemAddressReserve_(&address, a->size, 0, 0, 0); r != CUDA_SUCCESS)
+    return driver_.error(r, "an address for " + describe(*a));
+  if (CUresult r = driver_.cuMemMap_(address, a->size, 0, a->real, 0); r != CUDA_SUCCESS) {
+    driver_.cuMemAddressFree_(address, a->size);
+    return driver_.error(r, "mapping " + describe(*a) + " for its copy");
+  }
+  scratch_.push_back({address, a->size});
+  const CUmemAccessDesc desc =
+      desc_of({CU_MEM_LOCATION_TYPE_DEVICE, device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
+  if (CUresult r = driver_.cuMemSetAccess_(address, a->size, &desc, 1); r != CUDA_SUCCESS)
+    return driver_.error(r, "access to " + describe(*a) + " for its copy");
+  return Site{address, device};
+}
+
+void Residency::drop_scratch() {
+  stale_scratch_.insert(stale_scratch_.end(), scratch_.begin(), scratch_.end());
+  scratch_.clear();
+  drop_stale_scratch();
+}
+
+void Residency::drop_stale_scratch() {
+  std::erase_if(stale_scratch_, [this](const Scratch& s) {
+    if (driver_.cuMemUnmap_(s.address, s.size) != CUDA_SUCCESS) return false;
+    driver_.cuMemAddressFree_(s.address, s.size);
+    return true;
+  });
+}
+
+Status Residency::leave(const std::set<std::string>& tags, std::uint64_t& bytes) {
+  std::lock_guard lock(holdings_.mutex);
+  return take_away([&](const Allocation& a) { return tags.empty() || tags.contains(a.tag); },
+                   bytes);
+}
+
+Status Residency::leave(const std::set<std::uint64_t>& ids, std::uint64_t& bytes) {
+  std::lock_guard lock(holdings_.mutex);
+  return take_away([&](const Allocation& a) { return ids.contains(a.id); }, bytes);
+}
+
+Status Residency::undo(std::uint64_t& bytes) {
+  std::lock_guard lock(holdings_.mutex);
+  const Status status = take_away([](const Allocation& a) { return a.arriving; }, bytes);
+  holdings_.forget_arrivals();
+  return status;
+}
+
+/// REQUIRES: the lock is held.
+Status Residency::take_away(const std::function<bool(const Allocation&)>& chosen,
+                            std::uint64_t& bytes) {
+  returned_.clear();
+  returned_bytes_ = 0;
+
+  std::vector<Allocation*> going;
+  for (auto& [id, a] : holdings_.table.allocations())
+    if (a.resident && !a.pinned && chosen(a)) going.push_back(&a);
+  std::vector<Mapping*> mapped;
+  for (Allocation* a : going) {
+    a->resident = false;
+    // What is refused here and below is left to drop_leftovers().
+    if (a->bindings > 0) multicast_.leave(a->id);
+    for (const Address address : a->mapped_at) mapped.push_back(&holdings_.table.mapping(address));
+  }
+  std::sort(mapped.begin(), mapped.end(), by_address);
+  for (const Table::Run& run : Table::runs(mapped, false)) {
+    const Timed timed(timings_.unmap);
+    // Neighbours may come from different reservations, which a driver may refuse to unmap as one.
+    if (driver_.cuMemUnmap_(run.address, run.size) == CUDA_SUCCESS) continue;
+    for (Mapping* m : holdings_.table.overlapping(run.address, run.size)) m->stale = true;
+  }
+  for (Allocation* a : going) {
+    const Timed timed(timings_.release);
+    ++timings_.handles;
+    holdings_.drop_real(*a);
+  }
+  const Status status = drop_all_leftovers();
+  bytes = 0;
+  for (const Allocation* a : going)
+    if (!is_stale(*a)) bytes += a->size;
+  return status;
+}
+
+CUresult Residency::drop_mapping(Mapping& mapping) {
+  const Timed timed(timings_.unmap);
+  const CUresult r = driver_.cuMemUnmap_(mapping.address, mapping.size);
+  mapping.stale = r != CUDA_SUCCESS;
+  return r;
+}
+
+bool Residency::is_stale(const Allocation& a) {
+  return std::any_of(a.mapped_at.begin(), a.mapped_at.end(),
+                     [this](Address address) { return holdings_.table.mapping(address).stale; });
+}
+
+/// REQUIRES: the lock is held, and the allocation is not resident.
+Status Residency::drop_leftovers_of(Allocation& a) {
+  Status first_error;
+  if (a.bindings > 0)
+    if (CUresult r = multicast_.leave(a.id); r != CUDA_SUCCESS)
+      first_error = driver_.error(r, "unbinding " + describe(a) + " from its multicast object");
+  for (const Address address : a.mapped_at) {
+    Mapping& m = holdings_.table.mapping(address);
+    if (!m.stale) continue;
+    if (CUresult r = drop_mapping(m); r != CUDA_SUCCESS && first_error.ok())
+      first_error = driver_.error(r, "unmapping " + describe(a));
+  }
+  return first_error;
+}
+
+/// REQUIRES: the lock is held.
+Status Residency::drop_all_leftovers() {
+  Status first_error;
+  for (auto& [id, a] : holdings_.table.allocations()) {
+    if (a.resident) continue;
+    if (Status s = drop_leftovers_of(a); first_error.ok()) first_error = s;
+  }
+  if (Status s = holdings_.release_refused(); first_error.ok()) first_error = s;
+  drop_stale_scratch();
+  if (!stale_scratch_.empty() && first_error.ok())
+    first_error = {Code::kInternal, "the driver does not unmap " +
+                                        std::to_string(stale_scratch_.size()) +
+                                        " allocations from where they were copied"};
+  return first_error;
+}
+
+Status Residency::drop_leftovers() {
+  std::lock_guard lock(holdings_.mutex);
+  return drop_all_leftovers();
+}
+
+Status Residency::come_back(std::uint64_t id, const Fd& fd) {
+  std::lock_guard lock(holdings_.mutex);
+  Allocation* a = holdings_.table.find(id);
+  // Of a group that runs while some of its memory comes back, the program may have freed it.
+  if (a == nullptr || a->resident) return {};  // resident: pinned, it never left
+  if (const Status s = drop_leftovers_of(*a); !s.ok())
+    return {s.code(), s.text() +
+                          ", where its old memory has been since the pause; resume again, "
+                          "or end this process"};
+  CUmemGenericAllocationHandle real = 0;
+  {
+    const Timed timed(timings_.import);
+    ++timings_.handles;
+    if (CUresult r = holdings_.import_descriptor(&real, fd); r != CUDA_SUCCESS)
+      return driver_.error(r, "importing " + describe(*a));
+  }
+  a->real = real;
+  for (std::size_t i = 0; i < a->mapped_at.size(); ++i) {
+    const Timed timed(timings_.map);
+    if (CUresult r = driver_.cuMemMap_(a->mapped_at[i], a->size, 0, real, 0); r != CUDA_SUCCESS) {
+      for (std::size_t k = 0; k < i; ++k) drop_mapping(holdings_.table.mapping(a->mapped_at[k]));
+      holdings_.drop_real(*a);
+      return driver_.error(r, "mapping " + describe(*a));
+    }
+  }
+  if (a->bindings > 0) {
+    if (CUresult r = multicast_.come_back(id, real); r != CUDA_SUCCESS) {
+      multicast_.leave(id);
+      for (Address address : a->mapped_at) drop_mapping(holdings_.table.mapping(address));
+      holdings_.drop_real(*a);
+      return driver_.error(r, "binding " + describe(*a) + " to its multicast object again");
+    }
+  }
+  for (Address address : a->mapped_at) returned_.push_back(&holdings_.table.mapping(address));
+  a->resident = true;
+  a->arriving = true;
+  returned_bytes_ += a->size;
+  // With a mapping and no handle in the program's hands, the mapping alone keeps the memory.
+  if (!Table::needs_real(*a)) {
+    const Timed timed(timings_.release);
+    holdings_.drop_real(*a);
+  }
+  return {};
+}
+
+Status Residency::finish_return(std::uint64_t& bytes) {
+  std::lock_guard lock(holdings_.mutex);
+  std::vector<Mapping*> mapped;
+  mapped.swap(returned_);
+  bytes = std::exchange(returned_bytes_, 0);
+  std::sort(mapped.begin(), mapped.end(), by_address);
+  for (const Table::Run& run : Table::runs(mapped, true)) {
+    if (run.access.empty()) continue;
+    const Timed timed(timings_.access);
+    const std::vector<CUmemAccessDesc> descs = descs_of(run.access);
+    if (driver_.cuMemSetAccess_(run.address, run.size, descs.data(), descs.size()) == CUDA_SUCCESS)
+      continue;
+    for (const Mapping* m : holdings_.table.overlapping(run.address, run.size)) {
+      if (CUresult r = driver_.cuMemSetAccess_(m->address, m->size, descs.data(), descs.size());
+          r != CUDA_SUCCESS)
+        return driver_.error(r, "access to " + describe(*holdings_.table.find(m->id)));
+    }
+  }
+  for (const Mapping* m : mapped) restore_sync_memops(*m);
+  return {};
+}
+
+/// REQUIRES: the lock is held.
+void Residency::restore_sync_memops(const Mapping& mapping) {
+  if (mapping.sync_memops.empty()) return;
+  const std::vector<int> active = devices_.active();
+  const int own = holdings_.table.find(mapping.id)->device;
+  const bool own_active = std::find(active.begin(), active.end(), own) != active.end();
+  if (!own_active && active.empty()) return;
+  const Devices::Use use(devices_, own_active ? own : active.front());
+  const unsigned on = 1;
+  for (Address address : mapping.sync_memops)
+    if (CUresult r = driver_.cuPointerSetAttribute_(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address);
+        r != CUDA_SUCCESS)
+      log_warn("SYNC_MEMOPS of " + describe(*holdings_.table.find(mapping.id)) +
+               " was lost over the pause: " + driver_.name(r));
+}
+
+void Residency::arrived() {
+  std::lock_guard lock(holdings_.mutex);
+  holdings_.forget_arrivals();
+}
+
+}  // namespace amem::shim

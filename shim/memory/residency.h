@@ -1,0 +1,85 @@
+// Residency: the physical memory behind brokered allocations, which leaves with a pause and comes
+// back with a resume. Service thread.
+#pragma once
+
+#include <functional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/driver.h"
+#include "common/fd.h"
+#include "shim/base/timings.h"
+#include "shim/driver/devices.h"
+#include "shim/memory/holdings.h"
+#include "shim/memory/multicast.h"
+
+namespace amem::shim {
+
+class Residency {
+ public:
+  Residency(const Driver& driver, Devices& devices, Multicast& multicast, Holdings& holdings)
+      : driver_(driver), devices_(devices), multicast_(multicast), holdings_(holdings) {}
+
+  /// Where a copy can reach an allocation's bytes, and from which device.
+  struct Site {
+    CUdeviceptr address = 0;
+    int device = 0;
+  };
+  /// Maps it at an address of its own when the program has it mapped nowhere; drop_scratch() undoes
+  /// that.
+  Result<Site> site(std::uint64_t id);
+  /// What the driver refuses is left to drop_leftovers().
+  void drop_scratch();
+
+  /// Unmaps and releases what has one of the tags, all of it when there are none; what is pinned
+  /// stays. `bytes`: what went. What the driver refuses to unbind, unmap or release is a leftover:
+  /// memory that this process still holds, though the allocation has left and its bytes are the
+  /// broker's. REQUIRES: the gate is shut and nobody inside.
+  Status leave(const std::set<std::string>& tags, std::uint64_t& bytes);
+  /// Likewise these allocations.
+  Status leave(const std::set<std::uint64_t>& ids, std::uint64_t& bytes);
+  /// Likewise what has come back since the last arrived(): the resume has failed.
+  Status undo(std::uint64_t& bytes);
+  /// Tries leftovers again. The first that the driver still refuses; OK: there are none.
+  Status drop_leftovers();
+
+  /// Imports and maps one allocation wherever it was mapped; access follows with finish_return().
+  /// One that the program has freed meanwhile is passed over. What is left of its old memory goes
+  /// first: other ranks have the new one.
+  Status come_back(std::uint64_t id, const Fd& fd);
+  /// Access to what has come back since the last call, one driver call for neighbours.
+  Status finish_return(std::uint64_t& bytes);
+  /// The resume has ended: what came back is the program's again.
+  void arrived();
+
+  /// What leave(), undo(), come_back() and finish_return() have spent since the last call.
+  Timings take_timings() { return std::exchange(timings_, {}); }
+
+ private:
+  struct Scratch {
+    CUdeviceptr address;
+    std::size_t size;
+  };
+
+  Status take_away(const std::function<bool(const Allocation&)>& chosen, std::uint64_t& bytes);
+  CUresult drop_mapping(Mapping& mapping);
+  bool is_stale(const Allocation& a);
+  Status drop_leftovers_of(Allocation& a);
+  Status drop_all_leftovers();
+  void drop_stale_scratch();
+  void restore_sync_memops(const Mapping& mapping);
+
+  const Driver& driver_;
+  Devices& devices_;
+  Multicast& multicast_;
+  Holdings& holdings_;
+  std::vector<Scratch> scratch_;
+  std::vector<Scratch> stale_scratch_;  // no longer used, but not unmapped yet
+  std::vector<Mapping*> returned_;      // mapped, access still to be set
+  std::uint64_t returned_bytes_ = 0;
+  Timings timings_;
+};
+
+}  // namespace amem::shim

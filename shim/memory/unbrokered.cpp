@@ -1,0 +1,119 @@
+#include "shim/memory/unbrokered.h"
+
+namespace amem::shim {
+namespace {
+
+const char* name_of(Unbrokered::Kind kind) {
+  switch (kind) {
+    case Unbrokered::Kind::kManaged:
+      return "managed";
+    case Unbrokered::Kind::kArray:
+      return "array";
+    case Unbrokered::Kind::kDevice:
+      break;
+  }
+  return "device";
+}
+
+}  // namespace
+
+void Unbrokered::add(Kind kind, std::uint64_t key, std::uint64_t bytes, int device,
+                     CUcontext context) {
+  std::lock_guard lock(mutex_);
+  entries_[{kind, key}] = {bytes, device, context};
+}
+
+bool Unbrokered::remove(Kind kind, std::uint64_t key) {
+  std::lock_guard lock(mutex_);
+  return entries_.erase({kind, key}) > 0;
+}
+
+void Unbrokered::context_gone(CUcontext context) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(entries_, [&](const auto& entry) { return entry.second.context == context; });
+}
+
+void Unbrokered::created(std::uint64_t handle, std::uint64_t bytes, int device) {
+  std::lock_guard lock(mutex_);
+  handles_[handle] = {bytes, device};
+}
+
+void Unbrokered::retained(std::uint64_t handle) {
+  std::lock_guard lock(mutex_);
+  if (const auto it = handles_.find(handle); it != handles_.end()) ++it->second.refs;
+}
+
+void Unbrokered::released(std::uint64_t handle) {
+  std::lock_guard lock(mutex_);
+  const auto it = handles_.find(handle);
+  if (it == handles_.end()) return;
+  if (it->second.refs > 0) --it->second.refs;
+  settle(it);
+}
+
+void Unbrokered::mapped(std::uint64_t handle, std::uint64_t address) {
+  std::lock_guard lock(mutex_);
+  const auto it = handles_.find(handle);
+  if (it == handles_.end()) return;
+  ++it->second.mappings;
+  mapped_[address] = handle;
+}
+
+void Unbrokered::unmapped(std::uint64_t address, std::uint64_t size) {
+  std::lock_guard lock(mutex_);
+  for (auto it = mapped_.lower_bound(address); it != mapped_.end() && it->first < address + size;) {
+    const auto handle = handles_.find(it->second);
+    it = mapped_.erase(it);
+    // The driver may have given the number to another thread's new handle before we heard of it.
+    if (handle == handles_.end() || handle->second.mappings == 0) continue;
+    --handle->second.mappings;
+    settle(handle);
+  }
+}
+
+void Unbrokered::settle(Handles::iterator it) {
+  if (it->second.refs == 0 && it->second.mappings == 0) handles_.erase(it);
+}
+
+void Unbrokered::pool_created(CUmemoryPool pool, int device) {
+  std::lock_guard lock(pools_mutex_);
+  pools_[pool] = device;
+}
+
+std::optional<int> Unbrokered::pool_goes(CUmemoryPool pool) {
+  std::lock_guard lock(pools_mutex_);
+  const auto it = pools_.find(pool);
+  if (it == pools_.end()) return std::nullopt;
+  const int device = it->second;
+  pools_.erase(it);
+  return device;
+}
+
+void Unbrokered::device_reset(int device) {
+  std::lock_guard lock(pools_mutex_);
+  std::erase_if(pools_, [&](const auto& pool) { return pool.second == device; });
+}
+
+void Unbrokered::each_pool(const std::function<void(CUmemoryPool, int)>& visit) {
+  std::lock_guard lock(pools_mutex_);
+  for (const auto& [pool, device] : pools_) visit(pool, device);
+}
+
+std::vector<UnbrokeredAmount> Unbrokered::amounts() {
+  std::lock_guard lock(mutex_);
+  std::map<std::pair<std::string, int>, UnbrokeredAmount> sums;
+  const auto count = [&](const std::string& kind, int device, std::uint64_t bytes) {
+    UnbrokeredAmount& sum = sums[{kind, device}];
+    sum.kind = kind;
+    sum.device = device;
+    sum.bytes += bytes;
+    ++sum.count;
+  };
+  for (const auto& [key, entry] : entries_) count(name_of(key.first), entry.device, entry.bytes);
+  for (const auto& [handle, entry] : handles_) count("vmm", entry.device, entry.bytes);
+  std::vector<UnbrokeredAmount> amounts;
+  for (const auto& [key, sum] : sums) amounts.push_back(sum);
+  return amounts;
+}
+
+}  // namespace amem::shim

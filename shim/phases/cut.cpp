@@ -1,0 +1,162 @@
+#include "shim/phases/cut.h"
+
+#include <pthread.h>
+
+#include <cstring>
+#include <functional>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "shim/base/log.h"
+
+namespace amem::shim {
+namespace {
+
+// Everything that can change is announced; this only bounds what a lost wake-up would cost.
+constexpr std::chrono::milliseconds kRecheck{5};
+
+/// Without one nobody says that the rank is quiet: the pause is called off at its deadline, and the
+/// program runs on.
+bool start_thread(std::function<void()> run) {
+  try {
+    std::thread(std::move(run)).detach();
+    return true;
+  } catch (const std::system_error& error) {
+    log_error(std::string("no thread to watch the devices: ") + error.what());
+    return false;
+  }
+}
+
+}  // namespace
+
+/// REQUIRES: mutex_ held. The threads inherit the signal mask of the service thread, which blocks
+/// everything, by way of the monitor. They live as long as the process.
+void Cut::start_drainers() {
+  for (int device : watched_) {
+    const auto index = static_cast<std::size_t>(device);
+    if (drainers_.size() <= index) drainers_.resize(index + 1);
+    if (drainers_[index] == nullptr) drainers_[index] = std::make_unique<Drainer>();
+    Drainer& drainer = *drainers_[index];
+    if (!drainer.started)
+      drainer.started = start_thread([this, device, &drainer] { drain(device, drainer); });
+  }
+}
+
+void Cut::begin(std::uint64_t epoch) {
+  gate_.close();
+  std::lock_guard lock(mutex_);
+  if (!monitor_started_) monitor_started_ = start_thread([this] { monitor(); });
+  epoch_ = epoch;
+  wake_.notify_all();
+}
+
+void Cut::step(const amem_v1_Step& step) {
+  {
+    std::lock_guard lock(mutex_);
+    if (step.epoch != epoch_) return;
+  }
+  gate_.step(devices_.ordinal(make_uuid(step.device)), step.in_turn);
+}
+
+void Cut::end() {
+  std::lock_guard lock(mutex_);
+  epoch_ = 0;
+}
+
+void Cut::monitor() {
+  pthread_setname_np(pthread_self(), "amem-cut");
+  std::uint64_t version = 0;
+  std::uint64_t reported_epoch = 0;
+  for (;;) {
+    std::uint64_t epoch = 0;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [&] { return epoch_ != 0; });
+      epoch = epoch_;
+    }
+    if (epoch != reported_epoch) {
+      std::memset(&last_, 0, sizeof last_);  // epoch 0: differs from anything to be sent
+      reported_epoch = epoch;
+    }
+    const Gate::Snapshot snapshot = gate_.snapshot();
+    report(epoch, snapshot);
+    version = gate_.wait_change(version, kRecheck);
+  }
+}
+
+void Cut::report(std::uint64_t epoch, const Gate::Snapshot& snapshot) {
+  amem_v1_CutStatus status;
+  std::memset(&status, 0, sizeof status);  // padding too: it is compared as bytes
+  status.epoch = epoch;
+  status.steps = snapshot.steps_used;
+  status.captures = snapshot.captures;
+  const bool moving = snapshot.any_active || snapshot.captures > 0 || !heap_.at_rest();
+  // The gate has shut since, which counts as a pass; or callers passed while a capture was open,
+  // and one may have come to use another device.
+  if (snapshot.passes != watched_at_) {
+    watched_ = devices_.active();
+    if (watched_.size() > kMaxDevices) watched_.resize(kMaxDevices);
+    watched_at_ = snapshot.passes;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    if (epoch_ != epoch) return;
+    start_drainers();
+    for (int device : watched_) {
+      const auto index = static_cast<std::size_t>(device);
+      Drainer& drainer = *drainers_[index];
+      if (!moving && drainer.wanted != snapshot.passes) {
+        drainer.wanted = snapshot.passes;
+        wake_.notify_all();
+      }
+      amem_v1_DeviceCut& cut = status.devices[status.devices_count++];
+      std::memcpy(cut.device, devices_.uuid(device).bytes.data(), sizeof cut.device);
+      cut.busy = moving || drainer.drained != snapshot.passes;
+      if (index >= snapshot.waiting.size()) continue;
+      cut.waiting = snapshot.waiting[index].callers;
+      cut.ready = snapshot.waiting[index].ready;
+    }
+  }
+  if (std::memcmp(&status, &last_, sizeof status) == 0) return;
+  last_ = status;
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_cut_status_tag;
+  message.body.cut_status = status;
+  session_.post(message);
+}
+
+void Cut::drain(int device, Drainer& drainer) {
+  pthread_setname_np(pthread_self(), "amem-drain");
+  for (;;) {
+    std::uint64_t target = 0;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [&] { return drainer.wanted != drainer.drained; });
+      // A context-wide wait breaks every stream capture in the context. While the gate is shut and
+      // no capture is open none can begin (Gate::enter_capture); once it is open again it is too
+      // late.
+      if (epoch_ == 0 || !gate_.drain_begins()) {
+        drainer.wanted = drainer.drained;
+        continue;
+      }
+      target = drainer.wanted;
+    }
+    CUresult r = CUDA_SUCCESS;
+    {
+      Devices::Use use(devices_, device);
+      r = use.result() == CUDA_SUCCESS ? driver_.cuCtxSynchronize_() : use.result();
+    }
+    gate_.drain_ended();
+    // A context that is broken does no more work; its program will hear of it from its own calls.
+    if (r != CUDA_SUCCESS)
+      log_warn("waiting for device " + std::to_string(device) + " to be idle: " + driver_.name(r));
+    {
+      std::lock_guard lock(mutex_);
+      drainer.drained = target;
+    }
+    gate_.changed();
+  }
+}
+
+}  // namespace amem::shim

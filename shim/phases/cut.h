@@ -1,0 +1,66 @@
+// Cut: watches, while the gate is shut, whether this rank has come to rest, and tells the broker.
+//
+// One monitor thread turns the gate's snapshots and the devices' state into CutStatus messages; one
+// drainer thread per device waits for that device to be idle (a context-wide synchronize, which
+// sees every stream whoever made it). A drain counts only if nobody has passed the gate since it
+// began. begin/end/step from the service thread.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "common/driver.h"
+#include "shim/blocks/heap.h"
+#include "shim/driver/devices.h"
+#include "shim/gate/gate.h"
+#include "shim/session/session.h"
+
+namespace amem::shim {
+
+class Cut {
+ public:
+  Cut(const Driver& driver, Devices& devices, Gate& gate, Heap& heap, Session& session)
+      : driver_(driver), devices_(devices), gate_(gate), heap_(heap), session_(session) {}
+
+  /// Shuts the gate and starts to report under this epoch. Like step() and end() it asks the driver
+  /// nothing: one that blocks keeps the monitor from reporting, not the service thread from opening
+  /// the gate.
+  void begin(std::uint64_t epoch);
+  /// Lets one caller that waits with the Step's device pass.
+  void step(const amem_v1_Step& step);
+  /// Stops reporting. The gate stays as it is.
+  void end();
+
+ private:
+  struct Drainer {
+    bool started = false;
+    std::uint64_t wanted = 0;   // passes count to drain for
+    std::uint64_t drained = 0;  // last one reached
+  };
+
+  void monitor();
+  void drain(int device, Drainer& drainer);
+  void report(std::uint64_t epoch, const Gate::Snapshot& snapshot);
+  void start_drainers();
+
+  const Driver& driver_;
+  Devices& devices_;
+  Gate& gate_;
+  Heap& heap_;
+  Session& session_;
+
+  std::mutex mutex_;  // guards what follows; never held over the driver
+  std::condition_variable wake_;
+  std::uint64_t epoch_ = 0;                         // 0: not reporting
+  std::vector<std::unique_ptr<Drainer>> drainers_;  // by ordinal
+  bool monitor_started_ = false;
+
+  std::vector<int> watched_;      // monitor thread, as what follows: the devices in use
+  std::uint64_t watched_at_ = 0;  // the gate's passes then
+  amem_v1_CutStatus last_ = amem_v1_CutStatus_init_zero;
+};
+
+}  // namespace amem::shim

@@ -1,0 +1,92 @@
+// Mover: copies the bytes of allocations between a device and the broker's host pool.
+//
+// Owns this rank's view of the pool: each segment is imported and mapped once, and made accessible
+// to a device when the rank begins to use that device, so that no pause pays for it. Copies
+// run on streams of the mover's own, one per device: by the copy engine, or by kernels that leave
+// out what is zero (shim/phases/sparse_copier.h). With AMEM_VERIFY=1 every piece gets a checksum
+// before its memory goes, which it must still have when it has come back. Service thread only.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "common/driver.h"
+#include "common/fd.h"
+#include "shim/base/options.h"
+#include "shim/base/timings.h"
+#include "shim/driver/devices.h"
+#include "shim/memory/memory.h"
+#include "shim/phases/sparse_copier.h"
+
+namespace amem::shim {
+
+class Mover {
+ public:
+  /// `options` are read when a phase ends, and may be filled in until then.
+  Mover(const Driver& driver, Devices& devices, Memory& memory, const Options& options)
+      : driver_(driver),
+        devices_(devices),
+        memory_(memory),
+        options_(options),
+        sparse_(driver, devices) {}
+
+  /// A segment of the pool. Takes the descriptor; the pool's memory stays the broker's. One that is
+  /// here already changes nothing. After an error the copies that need it fail with that, until the
+  /// broker has sent it again.
+  Status add_segment(const amem_v1_PoolSegment& segment, Fd fd);
+  /// From now on copies from and to this device may come: makes what they need, and lets it reach
+  /// every segment.
+  Status prepare(int device);
+
+  /// The program has reset this device: its stream went with the context.
+  void forget(int device);
+
+  /// Queues copies; errors come at once or with the finish.
+  Status save(const amem_v1_Copies& copies);
+  Status load(const amem_v1_Copies& copies);
+  /// Wait until all queued copies have ended, also after an error. `bytes`: how many went between
+  /// device and pool. `stored`: what the broker cannot know, sparse pieces and checksums.
+  Status finish_save(std::uint64_t& bytes, std::vector<Piece>& stored);
+  /// kDataLoss: what was loaded is not what was saved.
+  Status finish_load(std::uint64_t& bytes);
+  /// Waits for whatever was queued; nobody wants to know what has come of it.
+  Status give_up();
+  /// Of what the finish has waited for last: from the first copy queued to the end of the last.
+  SteadyClock::duration copy_time() const { return copy_time_; }
+
+ private:
+  struct Segment {
+    CUdeviceptr address = 0;
+    std::uint64_t size = 0;
+    bool memfd = false;
+    std::vector<int> reachable_from;  // device ordinals that have been granted access
+  };
+
+  Result<Segment> map_segment(const amem_v1_PoolSegment& message, const Fd& fd);
+  Status grant(Segment& segment, int device);
+  /// Where the copy's bytes are, here and in the pool.
+  Result<Piece> place(const amem_v1_Copy& copy);
+  Result<CUdeviceptr> pool_address(const amem_v1_Copy& copy, int device);
+  Result<CUstream> stream(int device);
+  enum class Way : std::uint8_t { kSave, kLoad, kClear };
+  Status copy(const Piece& piece, Way way);
+  Status wait();
+  Status verify();
+
+  const Driver& driver_;
+  Devices& devices_;
+  Memory& memory_;
+  const Options& options_;
+  SparseCopier sparse_;
+  std::map<std::uint32_t, Segment> segments_;
+  std::map<std::uint32_t, Status> missing_;  // segments that could not be taken, and why
+  std::map<int, CUstream> streams_;
+  std::vector<int> prepared_;
+  std::vector<Piece> pieces_;  // of the phase, whose checksums are to be taken
+  std::uint64_t bytes_ = 0;
+  std::optional<SteadyClock::time_point> copies_began_;
+  SteadyClock::duration copy_time_{};
+};
+
+}  // namespace amem::shim

@@ -1,0 +1,215 @@
+#include "shim/phases/phases.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "shim/base/log.h"
+
+namespace amem::shim {
+namespace {
+
+constexpr std::chrono::milliseconds kRetry{250};
+
+}  // namespace
+
+void Phases::command(Packet& packet) {
+  const Message& m = packet.message;
+  switch (m.which_body) {
+    case amem_v1_SessionMessage_pool_segment_tag:
+      // The copies that would need it fail and say so to the broker.
+      if (const Status s = mover_.add_segment(
+              m.body.pool_segment, packet.fds.size() == 1 ? std::move(packet.fds.front()) : Fd());
+          !s.ok())
+        log_error(s.text());
+      break;
+    case amem_v1_SessionMessage_quiesce_tag:
+      exit_.arm();  // in front of what libraries loaded meanwhile have registered
+      report_.hold();
+      heap_.keep(false);
+      cut_.begin(m.body.quiesce.epoch);
+      break;
+    case amem_v1_SessionMessage_trim_tag:
+      heap_.trim();
+      break;
+    case amem_v1_SessionMessage_step_tag:
+      cut_.step(m.body.step);
+      break;
+    case amem_v1_SessionMessage_save_tag:
+      cut_.end();
+      copy(m.body.save, true);
+      break;
+    case amem_v1_SessionMessage_release_tag:
+      cut_.end();
+      release(m.body.release);
+      break;
+    case amem_v1_SessionMessage_map_tag:
+      map(packet);
+      break;
+    case amem_v1_SessionMessage_load_tag:
+      copy(m.body.load, false);
+      break;
+    case amem_v1_SessionMessage_open_tag:
+      cut_.end();
+      open(m.body.open.epoch);
+      break;
+    default:
+      log_warn("the broker sent a message of an unknown kind, " + std::to_string(m.which_body));
+  }
+}
+
+void Phases::unclaimed(const Packet& reply) { memory_.handles.unclaimed(reply.message.body.reply); }
+
+void Phases::copy(const amem_v1_Copies& copies, bool save) {
+  clock_.begin(save ? amem_v1_Phase_PHASE_SAVE : amem_v1_Phase_PHASE_LOAD);
+  if (copy_status_.ok()) copy_status_ = save ? mover_.save(copies) : mover_.load(copies);
+  if (!copies.last) return;
+  std::uint64_t bytes = 0;
+  std::vector<Piece> stored;
+  // Also after a failure: nothing may still be in flight.
+  const Status finished = save ? mover_.finish_save(bytes, stored) : mover_.finish_load(bytes);
+  if (copy_status_.ok()) copy_status_ = finished;
+  if (save && copy_status_.ok()) saved(copies.epoch, stored);
+  done(copies.epoch, save ? amem_v1_Phase_PHASE_SAVE : amem_v1_Phase_PHASE_LOAD, copy_status_,
+       bytes);
+  copy_status_ = {};
+}
+
+void Phases::saved(std::uint64_t epoch, std::span<const Piece> pieces) {
+  while (!pieces.empty()) {
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.which_body = amem_v1_SessionMessage_saved_tag;
+    amem_v1_Saved& saved = message.body.saved;
+    saved.epoch = epoch;
+    const auto part = pieces.first(std::min(pieces.size(), kMaxPiecesPerMessage));
+    for (const Piece& p : part)
+      saved.pieces[saved.pieces_count++] = {p.id, p.offset, p.stored, p.sparse, p.checksum};
+    session_.post(message);
+    pieces = pieces.subspan(part.size());
+  }
+}
+
+void Phases::release(const amem_v1_Release& release) {
+  clock_.begin(amem_v1_Phase_PHASE_RELEASE);
+  listed_.insert(release.ids, release.ids + release.ids_count);
+  if (release.more) return;
+  // Nothing runs on the devices now: no lock of the driver's is held by somebody who waits for work
+  // that only another command of the broker lets through.
+  if (!release.undo && !away_) report_.send(true);
+  std::set<std::string> tags;
+  for (pb_size_t i = 0; i < release.tags_count; ++i) tags.insert(release.tags[i]);
+  const std::set<std::uint64_t> listed = std::exchange(listed_, {});
+  std::uint64_t bytes = 0;
+  const Status s = release.undo     ? undo(bytes)
+                   : release.listed ? memory_.residency.leave(listed, bytes)
+                                    : memory_.residency.leave(tags, bytes);
+  copy_status_ = {};
+  map_status_ = {};
+  mapped_bytes_ = 0;
+  if (!release.undo && tags.empty()) {
+    away_ = true;
+    gate_.hold();
+  }
+  if (!s.ok() && !std::exchange(retrying_, true))
+    session_.run_at(Session::Clock::now() + kRetry, [this] { drop_leftovers(); });
+  done(release.epoch, amem_v1_Phase_PHASE_RELEASE, s, bytes);
+}
+
+void Phases::drop_leftovers() {
+  retrying_ = !memory_.residency.drop_leftovers().ok();
+  if (retrying_)
+    session_.run_at(Session::Clock::now() + kRetry, [this] { drop_leftovers(); });
+  else
+    log_info("the memory that the driver had not let go of in a pause is free now");
+}
+
+// A resume may fail between packets, with copies under way to what is to be unmapped.
+Status Phases::undo(std::uint64_t& bytes) {
+  // What the attempt took is no part of the next one's times.
+  clock_.end(amem_v1_Phase_PHASE_MAP);
+  clock_.end(amem_v1_Phase_PHASE_LOAD);
+  memory_.residency.take_timings();
+  if (const Status s = mover_.give_up(); !s.ok()) log_warn(s.text());
+  return memory_.residency.undo(bytes);
+}
+
+// The copies that follow a packet need access to what it has mapped; they run while the next packet
+// is mapped.
+void Phases::map(Packet& packet) {
+  clock_.begin(amem_v1_Phase_PHASE_MAP);
+  const amem_v1_Map& map = packet.message.body.map;
+  if (map_status_.ok() && packet.fds.size() != map.ids_count)
+    map_status_ = {Code::kInternal, std::to_string(map.ids_count) + " allocations came with " +
+                                        std::to_string(packet.fds.size()) + " descriptors" +
+                                        kNoRoomForDescriptors};
+  for (pb_size_t i = 0; map_status_.ok() && i < map.ids_count; ++i) {
+    map_status_ = memory_.residency.come_back(map.ids[i], packet.fds[i]);
+    packet.fds[i].reset();
+  }
+  std::uint64_t bytes = 0;
+  const Status granted = memory_.residency.finish_return(bytes);
+  if (map_status_.ok()) map_status_ = granted;
+  mapped_bytes_ += bytes;
+  if (!map.last) return;
+  done(map.epoch, amem_v1_Phase_PHASE_MAP, map_status_, mapped_bytes_);
+  map_status_ = {};
+  mapped_bytes_ = 0;
+}
+
+void Phases::open(std::uint64_t epoch) {
+  away_ = false;
+  memory_.residency.arrived();
+  heap_.keep(true);
+  gate_.open();
+  report_.go_on();
+  done(epoch, amem_v1_Phase_PHASE_OPEN, {}, 0);
+}
+
+void Phases::done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status,
+                  std::uint64_t bytes) {
+  if (!status.ok()) log_error(status.text());
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_phase_done_tag;
+  amem_v1_PhaseDone& d = message.body.phase_done;
+  d.epoch = epoch;
+  d.phase = phase;
+  d.code = static_cast<std::uint32_t>(status.code());
+  set_text(d.text, status.text());
+  d.bytes = bytes;
+  d.has_spent = true;
+  d.spent.busy_us = micros(clock_.end(phase));
+  if (phase == amem_v1_Phase_PHASE_SAVE || phase == amem_v1_Phase_PHASE_LOAD) {
+    d.spent.copy_us = micros(mover_.copy_time());
+  } else {
+    const Timings timings = memory_.residency.take_timings();
+    d.spent.import_us = micros(timings.import);
+    d.spent.map_us = micros(timings.map);
+    d.spent.access_us = micros(timings.access);
+    d.spent.unmap_us = micros(timings.unmap);
+    d.spent.release_us = micros(timings.release);
+    d.spent.handles = timings.handles;
+  }
+  session_.post(message);
+}
+
+void Phases::lost() {
+  cut_.end();
+  if (away_) {
+    memory_.residency.arrived();
+    log_error(
+        "the broker is gone while this group was paused: its memory cannot come back, and every "
+        "call that "
+        "needs it fails from now on; restart the job");
+    gate_.fail();
+    return;
+  }
+  // What a resume was bringing back may not have its bytes.
+  std::uint64_t unloaded = 0;
+  if (const Status s = undo(unloaded); !s.ok()) log_error(s.text());
+  log_warn("the broker is gone: memory that is mapped stays, pause and resume no longer work");
+  if (const std::uint64_t bytes = memory_.holdings.bytes_away(); bytes > 0)
+    log_error(std::to_string(bytes) +
+              " bytes of paused tags cannot come back: the program must not touch them");
+  gate_.open();
+}
+
+}  // namespace amem::shim

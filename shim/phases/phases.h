@@ -1,0 +1,72 @@
+// Phases: carries out the broker's commands in this rank (docs/protocol.md), one after another, on
+// the service thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <span>
+
+#include "shim/base/timings.h"
+#include "shim/blocks/heap.h"
+#include "shim/gate/gate.h"
+#include "shim/memory/memory.h"
+#include "shim/phases/cut.h"
+#include "shim/phases/mover.h"
+#include "shim/phases/report.h"
+#include "shim/process/exit_handler.h"
+#include "shim/session/session.h"
+
+namespace amem::shim {
+
+class Phases final : public Session::Handler {
+ public:
+  /// `exit`: runs when the process ends; a pause moves it to the front.
+  Phases(Devices& devices, Gate& gate, Memory& memory, Mover& mover, Cut& cut, Report& report,
+         Heap& heap, Session& session, ExitHandler& exit)
+      : devices_(devices),
+        gate_(gate),
+        memory_(memory),
+        mover_(mover),
+        cut_(cut),
+        report_(report),
+        heap_(heap),
+        session_(session),
+        exit_(exit) {}
+
+  void command(Packet& packet) override;
+  void unclaimed(const Packet& reply) override;
+  void lost() override;
+
+ private:
+  void map(Packet& packet);
+  void copy(const amem_v1_Copies& copies, bool save);
+  /// Tells the broker how pieces are stored.
+  void saved(std::uint64_t epoch, std::span<const Piece> pieces);
+  void release(const amem_v1_Release& release);
+  Status undo(std::uint64_t& bytes);
+  /// Tries what the driver would not let go of again and again: until then the device is short of
+  /// it, and a resume may find no room.
+  void drop_leftovers();
+  void open(std::uint64_t epoch);
+  void done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status, std::uint64_t bytes);
+
+  Devices& devices_;
+  Gate& gate_;
+  Memory& memory_;
+  Mover& mover_;
+  Cut& cut_;
+  Report& report_;
+  Heap& heap_;
+  Session& session_;
+  ExitHandler& exit_;
+  bool away_ = false;               // memory is released
+  bool retrying_ = false;           // drop_leftovers() will be called
+  Status copy_status_;              // first failure since the last PhaseDone of copies
+  std::set<std::uint64_t> listed_;  // by the packets of a Release so far
+  PhaseClock clock_;
+  Status map_status_;               // first failure since the last PhaseDone of a Map
+  std::uint64_t mapped_bytes_ = 0;  // likewise
+};
+
+}  // namespace amem::shim

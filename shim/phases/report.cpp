@@ -1,0 +1,123 @@
+#include "shim/phases/report.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace amem::shim {
+namespace {
+
+constexpr std::chrono::seconds kInterval{1};
+constexpr std::size_t kMaxKinds = 64;  // session.options: Unbrokered.kinds
+
+/// Tags come from the wire as well.
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return out + '"';
+}
+
+std::string member(const char* name, std::uint64_t value) {
+  return std::string(",\"") + name + "\":" + std::to_string(value);
+}
+
+}  // namespace
+
+std::vector<UnbrokeredAmount> Report::amounts() {
+  std::vector<UnbrokeredAmount> amounts = memory_.unbrokered.amounts();
+  // The driver's answers must not depend on the thread's captures, nor do them harm.
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  driver_.cuThreadExchangeStreamCaptureMode_(&mode);
+  std::map<int, UnbrokeredAmount> of_pools;
+  const auto count_pool = [&](CUmemoryPool pool, int device) {
+    cuuint64_t bytes = 0;
+    if (driver_.cuMemPoolGetAttribute_(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes) !=
+            CUDA_SUCCESS ||
+        bytes == 0)
+      return;
+    UnbrokeredAmount& sum =
+        of_pools.try_emplace(device, UnbrokeredAmount{"pool", device}).first->second;
+    sum.bytes += bytes;
+    ++sum.count;
+  };
+  memory_.unbrokered.each_pool(count_pool);
+  for (const int device : devices_.active()) {
+    CUmemoryPool pool = nullptr;
+    if (driver_.cuDeviceGetDefaultMemPool_(&pool, device) == CUDA_SUCCESS) count_pool(pool, device);
+    cuuint64_t bytes = 0;
+    if (driver_.cuDeviceGetGraphMemAttribute_(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
+                                              &bytes) == CUDA_SUCCESS &&
+        bytes > 0)
+      amounts.push_back({"graph", device, bytes, 1});
+  }
+  driver_.cuThreadExchangeStreamCaptureMode_(&mode);
+  for (const auto& [device, sum] : of_pools) amounts.push_back(sum);
+  return amounts;
+}
+
+void Report::changed() {
+  if (due_.load(std::memory_order_relaxed) || !session_.alive() || due_.exchange(true)) return;
+  session_.run_at(next_.load(), [this] { send(false); });
+}
+
+void Report::go_on() {
+  held_ = false;
+  if (std::exchange(missed_, false)) changed();
+}
+
+void Report::send(bool always) {
+  due_.store(false);  // what changes from here on is the next report's
+  if (!always && held_) {
+    missed_ = true;
+    return;
+  }
+  next_.store(std::chrono::steady_clock::now() + kInterval);
+  std::vector<UnbrokeredAmount> now = amounts();
+  if (!always && now == sent_) return;
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_unbrokered_tag;
+  amem_v1_Unbrokered& body = message.body.unbrokered;
+  for (const UnbrokeredAmount& amount : now) {
+    if (body.kinds_count == kMaxKinds || amount.device < 0 || amount.device >= devices_.count())
+      continue;
+    amem_v1_Unbrokered_Kind& kind = body.kinds[body.kinds_count++];
+    std::memcpy(kind.device, devices_.uuid(amount.device).bytes.data(), sizeof kind.device);
+    set_text(kind.kind, amount.kind);
+    kind.bytes = amount.bytes;
+    kind.count = amount.count;
+  }
+  session_.post(message);
+  sent_ = std::move(now);
+}
+
+std::string Report::stats(const std::string& group, std::uint32_t rank_id, const char* scope,
+                          bool loaded) {
+  std::string json = "{\"group\":" + quoted(group) + member("rank_id", rank_id) +
+                     ",\"scope\":" + quoted(scope) + ",\"brokered\":[";
+  const char* comma = "";
+  for (const Holdings::TagUsage& usage : memory_.holdings.usage()) {
+    json += std::string(comma) + "{\"tag\":" + quoted(usage.tag) +
+            ",\"device\":" + std::to_string(usage.device) +
+            member("resident_bytes", usage.resident_bytes) +
+            member("away_bytes", usage.away_bytes) +
+            member("imported_bytes", usage.imported_bytes) +
+            member("allocations", usage.allocations) + "}";
+    comma = ",";
+  }
+  json += "],\"unbrokered\":[";
+  comma = "";
+  if (loaded) {
+    for (const UnbrokeredAmount& amount : amounts()) {
+      json += std::string(comma) + "{\"kind\":" + quoted(amount.kind) +
+              ",\"device\":" + std::to_string(amount.device) + member("bytes", amount.bytes) +
+              member("count", amount.count) + "}";
+      comma = ",";
+    }
+  }
+  return json + "]}";
+}
+
+}  // namespace amem::shim

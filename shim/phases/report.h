@@ -1,0 +1,54 @@
+// Report: tells the broker, and the program that asks, which device memory of this process is
+// brokered and which is not.
+//
+// changed(), amounts() and stats() from any thread; send(), hold() and go_on() on the service
+// thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "common/driver.h"
+#include "shim/driver/devices.h"
+#include "shim/memory/memory.h"
+#include "shim/session/session.h"
+
+namespace amem::shim {
+
+class Report {
+ public:
+  Report(const Driver& driver, Devices& devices, Memory& memory, Session& session)
+      : driver_(driver), devices_(devices), memory_(memory), session_(session) {}
+
+  /// What is not brokered may have changed: the broker hears of it, at most once a second.
+  void changed();
+  /// Tells the broker what is not brokered; unless `always`, only when it is news and not on hold.
+  void send(bool always);
+  /// From here to go_on() the driver is not asked for news: the service thread has commands to see
+  /// to, and who is inside the driver may wait there for what one of them lets through.
+  void hold() { held_ = true; }
+  void go_on();
+
+  /// What is not brokered, as counted and as the driver says of pools and graphs.
+  /// REQUIRES: the driver table and the devices are loaded.
+  std::vector<UnbrokeredAmount> amounts();
+
+  /// One JSON object. The process may have no session, and even no driver.
+  std::string stats(const std::string& group, std::uint32_t rank_id, const char* scope,
+                    bool loaded);
+
+ private:
+  const Driver& driver_;
+  Devices& devices_;
+  Memory& memory_;
+  Session& session_;
+  std::atomic<bool> due_{false};
+  std::atomic<std::chrono::steady_clock::time_point> next_{};  // not before then
+  std::vector<UnbrokeredAmount> sent_;                         // service thread
+  bool held_ = false;                                          // likewise
+  bool missed_ = false;                                        // likewise; changed while held
+};
+
+}  // namespace amem::shim

@@ -1,0 +1,239 @@
+#include "shim/phases/sparse_copier.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "shim/base/log.h"
+#include "shim/phases/sparse.h"
+#include "shim/phases/sparse_ptx.h"
+
+namespace amem::shim {
+namespace {
+
+/// Beside an entry for each group of the device's memory: pieces that do not fill a group.
+constexpr std::uint64_t kSpareEntries = 4096;
+
+std::string on(int ordinal) { return " on device " + std::to_string(ordinal); }
+
+std::uint32_t entries_of(const Piece& piece) {
+  return static_cast<std::uint32_t>(sparse::groups(piece.length));
+}
+
+template <class T>
+std::span<T> part_of_table(void* table, std::uint32_t first, std::uint32_t count) {
+  return {static_cast<T*>(table) + first, count};
+}
+
+}  // namespace
+
+SparseCopier::~SparseCopier() {
+  for (auto& [ordinal, device] : ready_) settle(ordinal, device);
+}
+
+/// Its kernels write to its table: they have ended before that goes.
+void SparseCopier::settle(int ordinal, const Device& device) {
+  const Devices::Use use(devices_, ordinal);
+  if (use.result() == CUDA_SUCCESS && device.stream != nullptr)
+    driver_.cuStreamSynchronize_(device.stream);
+}
+
+void SparseCopier::prepare(int ordinal) {
+  if (!tried_.insert(ordinal).second) return;
+  Device device;
+  if (Status s = make(ordinal, device); s.ok())
+    ready_[ordinal] = std::move(device);
+  else if (!std::exchange(warned_, true))
+    log_warn(s.text() + "; memory is copied whole, its zeros too, and AMEM_VERIFY has no effect");
+}
+
+Status SparseCopier::make(int ordinal, Device& device) {
+  Devices::Use use(devices_, ordinal);
+  if (use.result() != CUDA_SUCCESS) return driver_.error(use.result(), "the context" + on(ordinal));
+  int same_pointers = 0;
+  std::size_t memory = 0;
+  CUresult r = driver_.cuDeviceGetAttribute_(
+      &same_pointers, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, ordinal);
+  if (r == CUDA_SUCCESS && same_pointers == 0) r = CUDA_ERROR_NOT_SUPPORTED;
+  if (r == CUDA_SUCCESS) r = driver_.cuDeviceTotalMem_(&memory, ordinal);
+  if (r == CUDA_SUCCESS) r = driver_.cuModuleLoadData_(&device.module, kSparsePtx);
+  const std::pair<CUfunction*, const char*> kernels[] = {
+      {&device.scan, sparse::kScanKernel},
+      {&device.gather, sparse::kGatherKernel},
+      {&device.scatter, sparse::kScatterKernel},
+      {&device.checksum, sparse::kChecksumKernel}};
+  for (const auto& [function, name] : kernels)
+    if (r == CUDA_SUCCESS) r = driver_.cuModuleGetFunction_(function, device.module, name);
+  if (r == CUDA_SUCCESS) r = driver_.cuStreamCreate_(&device.stream, CU_STREAM_NON_BLOCKING);
+  device.room = static_cast<std::uint32_t>(sparse::groups(memory) + kSpareEntries);
+  if (r == CUDA_SUCCESS) r = device.table.make(driver_, device.room * sizeof(sparse::Entry));
+  // A driver may load a kernel only when it is launched, which is not to be in a pause. So each
+  // runs once, on a few zeros behind the table's first entry.
+  Place trial;
+  trial.piece.length = sparse::kUnit;
+  trial.piece.address = reinterpret_cast<std::uintptr_t>(device.table.get()) + sparse::kUnit;
+  trial.piece.pool = trial.piece.address + sparse::kUnit;
+  for (Kernel kernel : {Kernel::kScan, Kernel::kGather, Kernel::kScatter, Kernel::kChecksum})
+    if (r == CUDA_SUCCESS) r = launch_all(kernel, device, std::span(&trial, 1));
+  if (r == CUDA_SUCCESS) return {};
+  settle(ordinal, device);
+  if (device.stream != nullptr) driver_.cuStreamDestroy_(device.stream);
+  if (device.module != nullptr) driver_.cuModuleUnload_(device.module);
+  return driver_.error(r, "the kernels of sparse copies" + on(ordinal));
+}
+
+void SparseCopier::forget(int ordinal) {
+  ready_.erase(ordinal);
+  tried_.erase(ordinal);
+}
+
+bool SparseCopier::serves(const Piece& piece) const {
+  return ready_.contains(piece.device) && fits_kernels(piece.address, piece.pool, piece.length);
+}
+
+bool SparseCopier::offer(const Piece& piece) {
+  if (!serves(piece)) return false;
+  Device& device = ready_.at(piece.device);
+  if (sparse::groups(piece.length) > device.room - device.in_use) return false;
+  device.offered.push_back({piece, device.in_use});
+  device.in_use += entries_of(piece);
+  return true;
+}
+
+Status SparseCopier::scan() {
+  for (auto& [ordinal, device] : ready_) {
+    const std::span<const Place> places = std::span(device.offered).subspan(device.scanned);
+    device.scanned = device.offered.size();
+    if (Status s = launch(Kernel::kScan, ordinal, device, places); !s.ok()) return s;
+  }
+  return {};
+}
+
+Status SparseCopier::gather(std::vector<Piece>& decided) {
+  for (auto& [ordinal, device] : ready_) {
+    if (device.offered.empty()) continue;
+    if (Status s = wait(ordinal, device); !s.ok()) return s;
+    if (Status s = decide(ordinal, device, decided); !s.ok()) return s;
+  }
+  return {};
+}
+
+Status SparseCopier::decide(int ordinal, Device& device, std::vector<Piece>& decided) {
+  std::vector<Place> sparse_ones;
+  for (Place& place : device.offered) {
+    Piece& piece = place.piece;
+    const Content content = count(
+        part_of_table<sparse::Entry>(device.table.get(), place.first_entry, entries_of(piece)),
+        piece.length);
+    piece.sparse = save_sparse(content, piece.length, piece.sparse);
+    piece.stored = piece.sparse ? content.stored : piece.length;
+    if (piece.sparse) sparse_ones.push_back(place);
+    decided.push_back(piece);
+  }
+  device.offered.clear();
+  device.scanned = 0;
+  return launch(Kernel::kGather, ordinal, device, sparse_ones);
+}
+
+Status SparseCopier::scatter(const std::vector<Piece>& pieces) {
+  std::map<int, std::vector<Place>> by_device;
+  for (const Piece& piece : pieces) {
+    if (!serves(piece))
+      return {Code::kFailedPrecondition,
+              "allocation " + std::to_string(piece.id) +
+                  " was saved sparsely, and there are no kernels to load it" + on(piece.device)};
+    by_device[piece.device].push_back({piece, 0});
+  }
+  for (const auto& [ordinal, places] : by_device)
+    if (Status s = launch(Kernel::kScatter, ordinal, ready_.at(ordinal), places); !s.ok()) return s;
+  return {};
+}
+
+Status SparseCopier::finish() {
+  Status result;
+  for (auto& [ordinal, device] : ready_) {
+    device.offered.clear();
+    device.scanned = 0;
+    device.in_use = 0;
+    if (Status s = wait(ordinal, device); !s.ok() && result.ok()) result = s;
+  }
+  return result;
+}
+
+Status SparseCopier::checksums(std::span<Piece> pieces) {
+  std::map<int, std::vector<Piece*>> by_device;
+  for (Piece& piece : pieces) {
+    piece.checksum = 0;
+    const bool servable = serves(piece) && entries_of(piece) <= ready_.at(piece.device).room;
+    if (servable) by_device[piece.device].push_back(&piece);
+  }
+  for (const auto& [ordinal, list] : by_device) {
+    const Device& device = ready_.at(ordinal);
+    // As many at a time as the table has room for.
+    for (auto next = list.begin(); next != list.end();) {
+      std::vector<Place> places;
+      std::uint32_t entries = 0;
+      const auto begin = next;
+      for (; next != list.end() && entries_of(**next) <= device.room - entries; ++next) {
+        places.push_back({**next, entries});
+        entries += entries_of(**next);
+      }
+      if (Status s = launch(Kernel::kChecksum, ordinal, device, places); !s.ok()) return s;
+      if (Status s = wait(ordinal, device); !s.ok()) return s;
+      for (const Place& place : places) {
+        Piece& piece = *begin[&place - places.data()];
+        piece.checksum = checksum(
+            part_of_table<std::uint64_t>(device.table.get(), place.first_entry, entries_of(piece)));
+      }
+    }
+  }
+  return {};
+}
+
+Status SparseCopier::launch(Kernel kernel, int ordinal, const Device& device,
+                            std::span<const Place> places) {
+  if (places.empty()) return {};
+  Devices::Use use(devices_, ordinal);
+  CUresult r = use.result();
+  if (r == CUDA_SUCCESS) r = launch_all(kernel, device, places);
+  return r == CUDA_SUCCESS ? Status() : driver_.error(r, "a kernel of sparse copies" + on(ordinal));
+}
+
+CUresult SparseCopier::launch_all(Kernel kernel, const Device& device,
+                                  std::span<const Place> places) {
+  const bool copies = kernel == Kernel::kGather || kernel == Kernel::kScatter;
+  const unsigned threads = copies ? sparse::kCopyThreads : sparse::kScanThreads;
+  const CUfunction function = kernel == Kernel::kScan      ? device.scan
+                              : kernel == Kernel::kGather  ? device.gather
+                              : kernel == Kernel::kScatter ? device.scatter
+                                                           : device.checksum;
+  sparse::Launch launch;
+  void* parameters[] = {&launch};
+  CUresult r = CUDA_SUCCESS;
+  while (r == CUDA_SUCCESS && !places.empty()) {
+    launch.entries = reinterpret_cast<std::uintptr_t>(device.table.get());
+    launch.ranges = 0;
+    launch.groups = 0;
+    for (const Place& place :
+         places.first(std::min<std::size_t>(places.size(), sparse::kMaxRanges))) {
+      launch.range[launch.ranges++] = {place.piece.address, place.piece.pool, place.piece.length,
+                                       launch.groups, place.first_entry};
+      launch.groups += entries_of(place.piece);
+    }
+    places = places.subspan(launch.ranges);
+    const unsigned thread_blocks = launch.groups * (copies ? sparse::kCopyParts : 1);
+    r = driver_.cuLaunchKernel_(function, thread_blocks, 1, 1, threads, 1, 1, 0, device.stream,
+                                parameters, nullptr);
+  }
+  return r;
+}
+
+Status SparseCopier::wait(int ordinal, const Device& device) {
+  Devices::Use use(devices_, ordinal);
+  CUresult r = use.result();
+  if (r == CUDA_SUCCESS) r = driver_.cuStreamSynchronize_(device.stream);
+  return r == CUDA_SUCCESS ? Status() : driver_.error(r, "sparse copies" + on(ordinal));
+}
+
+}  // namespace amem::shim

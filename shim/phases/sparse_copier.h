@@ -1,0 +1,103 @@
+// SparseCopier: saves and loads pieces of device memory by the kernels of shim/kernels, which move
+// only blocks that are not zero, and takes checksums of pieces.
+//
+// Per device it owns a stream, the kernels and a table in pinned memory, all made when the device
+// is prepared: a pause allocates nothing. A save has two steps: scan() looks at the pieces, beside
+// whatever the copy engine does meanwhile; gather() decides and moves. Where the kernels cannot be
+// had (a driver without a compiler for PTX, or too old for it) it takes nothing, says so once, and
+// the caller copies densely. Service thread only.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "common/driver.h"
+#include "common/sparse.h"
+#include "shim/driver/devices.h"
+#include "shim/driver/pinned_memory.h"
+
+namespace amem::shim {
+
+/// A piece of an allocation, where it is on a device and where its copy is in the pool.
+struct Piece {
+  std::uint64_t id = 0;
+  std::uint64_t offset = 0;  // in the allocation
+  std::uint64_t length = 0;  // bytes
+  int device = -1;
+  CUdeviceptr address = 0;
+  CUdeviceptr pool = 0;
+  bool sparse = false;         // once it has been decided; before: wherever that is shorter at all
+  std::uint64_t stored = 0;    // bytes of the copy
+  std::uint64_t checksum = 0;  // of the piece's bytes; 0: none
+};
+
+class SparseCopier {
+ public:
+  SparseCopier(const Driver& driver, Devices& devices) : driver_(driver), devices_(devices) {}
+  ~SparseCopier();
+
+  /// Loads the kernels and makes what they need. REQUIRES: the device is in use.
+  void prepare(int device);
+  /// The program has reset this device: all of it went with the context, or is idle.
+  void forget(int device);
+
+  /// Remembers a piece for the next scan(). False: the device has no kernels, the piece is not
+  /// aligned for them, or there is no room left to look at it.
+  bool offer(const Piece& piece);
+  /// Queues a look at what was offered since the last call.
+  Status scan();
+  /// Waits for the looks; queues the sparse copies. Gives back what was offered, `sparse` and
+  /// `stored` set; pieces that are not sparse are left to the caller.
+  Status gather(std::vector<Piece>& decided);
+
+  /// Queues loading of sparse copies. kFailedPrecondition: a device has no kernels.
+  Status scatter(const std::vector<Piece>& pieces);
+
+  /// Waits for all that was queued. What was offered and not gathered is forgotten.
+  Status finish();
+
+  /// Sets the checksums of the pieces from what is on their devices now, and waits for that; of
+  /// those that the kernels cannot serve it is 0.
+  Status checksums(std::span<Piece> pieces);
+
+ private:
+  struct Place {
+    Piece piece;
+    std::uint32_t first_entry = 0;
+  };
+  struct Device {
+    CUstream stream = nullptr;
+    CUmodule module = nullptr;
+    CUfunction scan = nullptr;
+    CUfunction gather = nullptr;
+    CUfunction scatter = nullptr;
+    CUfunction checksum = nullptr;
+    PinnedMemory table;        // an Entry, or a sum, for each group of the pieces
+    std::uint32_t room = 0;    // entries of the table
+    std::uint32_t in_use = 0;  // of these
+    std::vector<Place> offered;
+    std::size_t scanned = 0;  // of these, the first
+  };
+  enum class Kernel : std::uint8_t { kScan, kGather, kScatter, kChecksum };
+
+  Status make(int ordinal, Device& device);
+  void settle(int ordinal, const Device& device);
+  bool serves(const Piece& piece) const;
+  Status decide(int ordinal, Device& device, std::vector<Piece>& decided);
+  /// In as few launches as the pieces allow.
+  Status launch(Kernel kernel, int ordinal, const Device& device, std::span<const Place> places);
+  /// REQUIRES: the device's context is current.
+  CUresult launch_all(Kernel kernel, const Device& device, std::span<const Place> places);
+  Status wait(int ordinal, const Device& device);
+
+  const Driver& driver_;
+  Devices& devices_;
+  std::set<int> tried_;  // prepare() once each
+  std::map<int, Device> ready_;
+  bool warned_ = false;
+};
+
+}  // namespace amem::shim

@@ -1,0 +1,258 @@
+#include "shim/runtime/runtime.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iterator>
+
+#include "shim/base/log.h"
+#include "shim/base/trace.h"
+#include "shim/process/modules.h"
+#include "shim/process/python.h"
+#include "shim/process/symbols.h"
+
+namespace amem::shim {
+namespace {
+
+// The broker's own deadlines bound the phases; this is only for a broker that no longer answers at
+// all.
+constexpr std::chrono::minutes kPhasesDeadline{10};
+
+/// How long the end of the driver is put off for what the service thread is doing in it.
+constexpr std::chrono::milliseconds kDriverEndDeadline{300};
+
+Runtime* instance = nullptr;
+pthread_once_t instance_once = PTHREAD_ONCE_INIT;
+
+int rank_from_environment() {
+  for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+    const char* value = std::getenv(name);
+    if (value == nullptr || *value == '\0') continue;
+    char* end = nullptr;
+    const long rank = std::strtol(value, &end, 10);
+    if (*end == '\0' && rank >= 0 && rank < (1L << 30)) return static_cast<int>(rank);
+  }
+  return -1;
+}
+
+Devices* devices_of_gate = nullptr;
+int current_device_of_caller() { return devices_of_gate->current(); }
+bool stream_idle(int device, CUstream stream) { return devices_of_gate->idle(device, stream); }
+
+const char* environment(const char* name) { return std::getenv(name); }
+
+}  // namespace
+
+Gate* the_gate = nullptr;
+
+bool Runtime::disabled() {
+  static const bool disabled = [] {
+    std::vector<std::string> complaints;
+    return Options::parse(&environment, complaints).disabled;
+  }();
+  return disabled;
+}
+
+Runtime& Runtime::get() {
+  pthread_once(&instance_once, [] { instance = new Runtime; });
+  return *instance;
+}
+
+Runtime::Runtime() {
+  std::vector<std::string> complaints;
+  options_ = Options::parse(&environment, complaints);
+  set_log_level(options_.log_level);
+  for (const std::string& complaint : complaints) log_warn(complaint);
+  open_trace(options_.trace);
+  if (options_.slab_size) slabs_.set_size(*options_.slab_size);
+  the_gate = &gate_;
+}
+
+bool Runtime::brokers(const void* code_address) const {
+  const std::string module = module_of(code_address);
+  return !module.empty() && matches_module(module.c_str(), options_.modules);
+}
+
+std::optional<Label> Runtime::label(const void* code_address) const {
+  if (options_.scope == Scope::kNccl) return std::nullopt;
+  std::optional<Label> label = Region::current();
+  if (!label && options_.scope == Scope::kHeap) label = Label{kHeapTag};
+  // NCCL's memory is never dropped, whoever calls NCCL from where.
+  if (label && brokers(code_address)) label = Label{kNcclTag};
+  return label;
+}
+
+bool Runtime::connected() {
+  if (forked_.load(std::memory_order_acquire)) return false;
+  if (opened_.load(std::memory_order_acquire)) return session_.alive();
+  // Before cuInit there is nothing to try: the driver does not tell its devices yet.
+  if (!driver_loaded_.load(std::memory_order_acquire) && !load_driver().ok()) return false;
+  std::lock_guard lock(mutex_);
+  if (!tried_) {
+    tried_ = true;
+    const Status s = open();
+    if (s.ok())
+      opened_.store(true, std::memory_order_release);
+    else if (options_.required)
+      log_error(s.text() + "; AMEM_REQUIRED=1, so brokered calls fail");
+    else
+      log_warn(s.text() + "; this process runs without amem");
+  }
+  return opened_.load(std::memory_order_acquire) && session_.alive();
+}
+
+Status Runtime::load_driver() {
+  if (driver_loaded_.load(std::memory_order_acquire)) return {};
+  std::lock_guard lock(driver_mutex_);
+  if (driver_loaded_.load(std::memory_order_relaxed)) return {};
+  if (Status s = driver_.load(real_dlsym()); !s.ok()) return s;
+  if (Status s = devices_.load(); !s.ok()) return s;
+  driver_loaded_.store(true, std::memory_order_release);
+  return {};
+}
+
+Status Runtime::open() {
+  if (Status s = load_driver(); !s.ok()) return s;
+  devices_of_gate = &devices_;
+  Gate::Policy policy{options_.gate_waits, options_.gate_timeout, &current_device_of_caller,
+                      &stream_idle};
+  Python::look();
+  if (Python::found()) {
+    policy.interpreter_ends = &Python::ending;
+    policy.ends_with_interpreter = &Python::ends_this_thread;
+  }
+  gate_.prepare(policy);
+
+  Session::Identity identity;
+  identity.group = options_.group;
+  identity.rank = rank_from_environment();
+  memory_.handles.set_rank(identity.rank);
+  identity.program = program_invocation_short_name;
+  const std::string path = options_.runtime_dir + "/session.sock";
+  // Before the service thread exists: a command of the broker may shut the gate at once.
+  if (Status s = session_.connect(path, identity); !s.ok()) return s;
+  if (session_.welcome().gate_shut) {
+    gate_.close();
+    log_info("group " + options_.group + " is not running: this rank waits for its resume");
+  }
+  // Before the service thread, which moves it, exists. The first runs before the driver's own end,
+  // which was registered when the program initialised it.
+  before_driver_.arm();
+  exit_.arm();
+  if (Status s = session_.start(phases_); !s.ok()) {
+    if (session_.welcome().gate_shut) gate_.open();  // nobody else would
+    return s;
+  }
+  report_.changed();
+  ::pthread_atfork(nullptr, nullptr, &Runtime::after_fork_in_child);
+  log_info("rank " + std::to_string(session_.rank_id()) + " of group " + options_.group + " at " +
+           path);
+  if (options_.offload_free_tag_set)
+    log_info(
+        "AMEM_NCCL_OFFLOAD_FREE_TAG is set: it is accepted and changes nothing; no NCCL buffer is "
+        "proven "
+        "droppable, so all are saved and restored");
+  return {};
+}
+
+void Runtime::after_fork_in_child() {
+  Runtime& self = *instance;
+  self.forked_.store(true, std::memory_order_release);
+  self.session_.abandon_after_fork();
+  self.gate_.reset_after_fork();
+}
+
+/// exit() has begun: nothing of ours may hold it up.
+void Runtime::process_ends() {
+  Runtime& self = *instance;
+  if (self.forked()) return;
+  self.gate_.end();
+  self.memory_.holdings.end();
+  self.session_.end();
+}
+
+/// The broker hears no more of this rank until the process has ended. That is no lie: whatever it
+/// asks for could not be done.
+void Runtime::driver_ends() {
+  Runtime& self = *instance;
+  if (!self.forked()) self.session_.stop(Session::Clock::now() + kDriverEndDeadline);
+}
+
+void Runtime::device_used(int device) {
+  if (device < 0 || device >= 64) return;
+  {
+    std::lock_guard lock(mutex_);
+    const std::uint64_t bit = std::uint64_t{1} << device;
+    if ((prepared_devices_ & bit) != 0) return;
+    prepared_devices_ |= bit;
+  }
+  session_.run([this, device] {
+    if (Status s = mover_.prepare(device); !s.ok()) log_error(s.text());
+  });
+}
+
+void Runtime::device_reset(int device) {
+  memory_.unbrokered.device_reset(device);
+  if (device < 0 || device >= 64 || !opened_.load(std::memory_order_acquire)) return;
+  devices_.forget(device);
+  {
+    std::lock_guard lock(mutex_);
+    prepared_devices_ &= ~(std::uint64_t{1} << device);
+  }
+  session_.run([this, device] { mover_.forget(device); });
+}
+
+std::string Runtime::stats() {
+  const bool opened = opened_.load(std::memory_order_acquire);
+  if (Heap* used = heap(); used != nullptr) used->settle();
+  return report_.stats(group(), opened ? session_.rank_id() : 0, to_string(options_.scope),
+                       driver_loaded_.load(std::memory_order_acquire) && !forked());
+}
+
+Status Runtime::group_request(amem_v1_GroupOp op, const std::vector<std::string>& tags,
+                              std::uint32_t timeout_ms) {
+  Message request = amem_v1_SessionMessage_init_zero;
+  request.which_body = amem_v1_SessionMessage_group_request_tag;
+  auto& body = request.body.group_request;
+  if (tags.size() > std::size(body.tags))
+    return {Code::kInvalidArgument, std::to_string(tags.size()) + " tags: at most " +
+                                        std::to_string(std::size(body.tags)) +
+                                        " can be paused or resumed at once"};
+  for (const std::string& tag : tags) {
+    if (tag.empty() || tag.size() >= sizeof body.tags[0])
+      return {Code::kInvalidArgument, "\"" + tag + "\" is no tag: 1 to " +
+                                          std::to_string(sizeof body.tags[0] - 1) + " bytes"};
+    tag.copy(body.tags[body.tags_count++], tag.size());
+  }
+  if (!connected() && !driver_loaded_.load(std::memory_order_acquire))
+    return {Code::kFailedPrecondition,
+            "this process has not initialised CUDA yet, so nothing of it is brokered"};
+  if (!connected())
+    return {Code::kUnavailable, "no broker at " + options_.runtime_dir +
+                                    "/session.sock: start amemd, or set AMEM_RUNTIME_DIR"};
+  if (timeout_ms == 0)
+    timeout_ms = static_cast<std::uint32_t>(
+        std::min<std::int64_t>(std::chrono::milliseconds(options_.timeout).count(), UINT32_MAX));
+  body.op = op;
+  body.timeout_ms = timeout_ms;
+  return session_.call(request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline).status();
+}
+
+Status Runtime::set_group(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  if (name == options_.group) return {};
+  if (tried_)
+    return {Code::kFailedPrecondition, "this process already belongs to group " + options_.group +
+                                           ": set the group before the first brokered allocation"};
+  options_.group = name;
+  return {};
+}
+
+std::string Runtime::group() {
+  std::lock_guard lock(mutex_);
+  return options_.group;
+}
+
+}  // namespace amem::shim

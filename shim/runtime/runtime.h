@@ -1,0 +1,125 @@
+// Runtime: the shim's one instance in a process, and the only place that decides whether it acts at
+// all.
+//
+// Made when the program first asks for a CUDA driver entry point; opens the session at the first
+// brokered call. Never destroyed: the driver may be called from static destructors.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/driver.h"
+#include "shim/base/options.h"
+#include "shim/base/region.h"
+#include "shim/blocks/heap.h"
+#include "shim/blocks/ipc.h"
+#include "shim/blocks/slabs.h"
+#include "shim/driver/devices.h"
+#include "shim/gate/captures.h"
+#include "shim/gate/gate.h"
+#include "shim/memory/memory.h"
+#include "shim/phases/cut.h"
+#include "shim/phases/mover.h"
+#include "shim/phases/phases.h"
+#include "shim/phases/report.h"
+#include "shim/process/exit_handler.h"
+#include "shim/session/session.h"
+
+namespace amem::shim {
+
+class Runtime {
+ public:
+  /// The instance. Makes it at the first call. Any thread.
+  static Runtime& get();
+  /// AMEM_DISABLE=1: every lookup and call passes through untouched. Reads the environment, makes
+  /// nothing.
+  static bool disabled();
+
+  /// Opens the session when that has not been tried yet. False: this process is on its own (no
+  /// broker, refused, lost, forked), and its calls go to the driver; said once in the log.
+  bool connected();
+  /// This is a child of fork without exec.
+  bool forked() const { return forked_.load(std::memory_order_relaxed); }
+
+  /// The caller is NCCL.
+  bool brokers(const void* code_address) const;
+  /// Under what the memory that this thread allocates now is brokered, in a scope beyond NCCL's;
+  /// nothing: it is not.
+  std::optional<Label> label(const void* code_address) const;
+
+  /// Pause or resume asked from inside, of the group's memory with one of the tags, or of all of it
+  /// when there are none. 0: the configured time-out.
+  Status group_request(amem_v1_GroupOp op, const std::vector<std::string>& tags,
+                       std::uint32_t timeout_ms);
+
+  /// Changes the group; only before the session is open.
+  Status set_group(const std::string& name);
+  std::string group();
+
+  Captures& captures() { return captures_; }
+  Memory& memory() { return memory_; }
+  Slabs& slabs() { return slabs_; }
+  /// The heap, when the process may have brokered memory of cuMemAlloc's; else nullptr.
+  Heap* heap() {
+    return options_.scope != Scope::kNccl && opened_.load(std::memory_order_acquire) && !forked()
+               ? &heap_
+               : nullptr;
+  }
+  /// For accounting of what goes to the driver. The driver must have answered a call before.
+  /// nullptr: it cannot be told where memory is.
+  Devices* devices() { return load_driver().ok() && !forked() ? &devices_ : nullptr; }
+  Report& report() { return report_; }
+  /// Brokered and other memory of this process, as JSON.
+  std::string stats();
+  Ipc& ipc() { return ipc_; }
+  const Options& options() const { return options_; }
+  /// The device is about to get its first brokered allocation: prepares copies to and from it in
+  /// the background.
+  void device_used(int device);
+  /// The program has reset the device, and with it the shim's own context and stream there.
+  void device_reset(int device);
+
+ private:
+  Runtime();
+  Status open();
+  Status load_driver();
+  static void after_fork_in_child();
+  static void process_ends();
+  static void driver_ends();
+
+  Options options_;
+  Driver driver_;
+  Devices devices_{driver_};
+  Gate gate_;
+  Captures captures_{gate_};
+  Session session_;
+  Memory memory_{driver_, devices_, session_};
+  Slabs slabs_{driver_, devices_, memory_};
+  Heap heap_{driver_, devices_, gate_, memory_, session_};
+  Ipc ipc_{driver_, devices_, memory_};
+  Report report_{driver_, devices_, memory_, session_};
+  Mover mover_{driver_, devices_, memory_, options_};
+  Cut cut_{driver_, devices_, gate_, heap_, session_};
+  ExitHandler before_driver_{&Runtime::driver_ends};
+  ExitHandler exit_{&Runtime::process_ends};
+  Phases phases_{devices_, gate_, memory_, mover_, cut_, report_, heap_, session_, exit_};
+
+  std::mutex driver_mutex_;  // guards loading
+  std::atomic<bool> driver_loaded_{false};
+  std::mutex mutex_;  // guards opening, options_.group, prepared_devices_
+  bool tried_ = false;
+  std::uint64_t prepared_devices_ = 0;  // bit per ordinal
+  std::atomic<bool> opened_{false};
+  std::atomic<bool> forked_{false};
+};
+
+/// The process's gate, for the wrappers' fast path. Set when the Runtime is made, before any
+/// wrapper is handed out.
+extern Gate* the_gate;
+
+}  // namespace amem::shim
