@@ -7,11 +7,11 @@
 
 #include "client/core/json.h"
 #include "client/ctl/exit_code.h"
-#include "client/ctl/explain.h"
-#include "client/ctl/progress_view.h"
-#include "client/ctl/summary.h"
 #include "client/ctl/top.h"
-#include "client/ctl/views.h"
+#include "client/ctl/views/explain.h"
+#include "client/ctl/views/progress_view.h"
+#include "client/ctl/views/summary.h"
+#include "client/ctl/views/views.h"
 #include "common/version.h"
 
 namespace amem::ctl {

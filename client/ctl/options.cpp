@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "client/ctl/exit_code.h"
-#include "client/ctl/format.h"
+#include "client/ctl/views/format.h"
 #include "common/protocol.h"
 #include "common/version.h"
 

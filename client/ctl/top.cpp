@@ -11,7 +11,7 @@
 
 #include "client/core/json.h"
 #include "client/ctl/exit_code.h"
-#include "client/ctl/top_view.h"
+#include "client/ctl/views/top_view.h"
 
 namespace amem::ctl {
 namespace {

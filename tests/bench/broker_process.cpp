@@ -1,4 +1,4 @@
-#include "broker_process.h"
+#include "tests/bench/broker_process.h"
 
 #include <fcntl.h>
 #include <signal.h>

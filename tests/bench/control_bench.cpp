@@ -15,9 +15,9 @@
 #include <thread>
 #include <vector>
 
-#include "broker_process.h"
-#include "light_ranks.h"
-#include "samples.h"
+#include "tests/bench/broker_process.h"
+#include "tests/bench/light_ranks.h"
+#include "tests/bench/samples.h"
 
 namespace amem::bench {
 namespace {

@@ -1,9 +1,9 @@
-#include "client/ctl/explain.h"
+#include "client/ctl/views/explain.h"
 
 #include <cstdio>
 #include <utility>
 
-#include "client/ctl/format.h"
+#include "client/ctl/views/format.h"
 
 namespace amem::ctl {
 namespace {

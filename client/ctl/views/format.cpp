@@ -1,4 +1,4 @@
-#include "client/ctl/format.h"
+#include "client/ctl/views/format.h"
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
-#include "client/ctl/progress_view.h"
+#include "client/ctl/views/progress_view.h"
 
-#include "client/ctl/format.h"
+#include "client/ctl/views/format.h"
 
 namespace amem::ctl {
 namespace {

@@ -1,4 +1,4 @@
-#include "client/ctl/summary.h"
+#include "client/ctl/views/summary.h"
 
 #include "client/core/json.h"
 

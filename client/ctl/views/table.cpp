@@ -1,9 +1,9 @@
-#include "client/ctl/table.h"
+#include "client/ctl/views/table.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "client/ctl/format.h"
+#include "client/ctl/views/format.h"
 
 namespace amem::ctl {
 namespace {

@@ -1,11 +1,11 @@
-#include "client/ctl/top_view.h"
+#include "client/ctl/views/top_view.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
-#include "client/ctl/format.h"
-#include "client/ctl/views.h"
+#include "client/ctl/views/format.h"
+#include "client/ctl/views/views.h"
 
 namespace amem::ctl {
 namespace {

@@ -1,9 +1,9 @@
-#include "client/ctl/views.h"
+#include "client/ctl/views/views.h"
 
 #include <set>
 #include <string_view>
 
-#include "client/ctl/format.h"
+#include "client/ctl/views/format.h"
 
 namespace amem::ctl {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "amem/v1/broker.pb.h"
-#include "client/ctl/summary.h"
-#include "client/ctl/table.h"
+#include "client/ctl/views/summary.h"
+#include "client/ctl/views/table.h"
 
 namespace amem::ctl {
 

@@ -26,9 +26,9 @@
 #include <string>
 #include <vector>
 
-#include "tests/gpu/control.h"
-#include "tests/gpu/libraries.h"
-#include "tests/gpu/memory_maker.h"
+#include "tests/gpu/bench/memory_maker.h"
+#include "tests/gpu/driver/control.h"
+#include "tests/gpu/driver/libraries.h"
 
 namespace gpu_test {
 namespace {

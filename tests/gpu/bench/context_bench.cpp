@@ -19,9 +19,9 @@
 #include <utility>
 #include <vector>
 
-#include "tests/gpu/control.h"
-#include "tests/gpu/empty_kernel.h"
-#include "tests/gpu/libraries.h"
+#include "tests/gpu/driver/control.h"
+#include "tests/gpu/driver/empty_kernel.h"
+#include "tests/gpu/driver/libraries.h"
 
 namespace gpu_test {
 namespace {

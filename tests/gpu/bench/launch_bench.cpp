@@ -12,9 +12,9 @@
 #include <cstdio>
 #include <vector>
 
-#include "tests/gpu/control.h"
-#include "tests/gpu/empty_kernel.h"
-#include "tests/gpu/libraries.h"
+#include "tests/gpu/driver/control.h"
+#include "tests/gpu/driver/empty_kernel.h"
+#include "tests/gpu/driver/libraries.h"
 
 namespace gpu_test {
 namespace {

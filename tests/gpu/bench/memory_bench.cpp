@@ -25,8 +25,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/gpu/control.h"
-#include "tests/gpu/libraries.h"
+#include "tests/gpu/driver/control.h"
+#include "tests/gpu/driver/libraries.h"
 
 namespace gpu_test {
 namespace {

@@ -11,14 +11,16 @@ import tarfile
 import tempfile
 import time
 
-import cases  # noqa: F401: registers what it has
-import cases_torch  # noqa: F401
-import figures
-from harness import (Broker, Failure, Gpus, Program, SKIPPED, Skip, end_processes, find_nccl, has_torch,
-                     tail, torchrun)
-from registry import all_cases
+# The programs that cases start lie there, and what they share with the cases.
+PROGRAMS = pathlib.Path(__file__).resolve().parents[1] / "programs"
+sys.path.append(str(PROGRAMS))
 
-SCRIPTS = pathlib.Path(__file__).resolve().parent
+import cases  # noqa: E402, F401: registers what it has
+import cases_torch  # noqa: E402, F401
+import figures  # noqa: E402
+from harness import (Broker, Failure, Gpus, Program, SKIPPED, Skip, end_processes, find_nccl, has_torch,  # noqa: E402
+                     tail, torchrun)
+from registry import all_cases  # noqa: E402
 
 
 class Bench:
@@ -102,16 +104,16 @@ class Bench:
                           group=group, **how)
 
     def torch_script(self, name, *arguments, ranks=0, group="train", **how):
-        """One of the programs beside this file, by torchrun, one process per GPU."""
+        """One of the programs, by torchrun, one process per GPU."""
         if not has_torch():
             raise Skip("no PyTorch")
-        return self.start(torchrun(ranks or self.ranks, SCRIPTS / name, *arguments), group=group, **how)
+        return self.start(torchrun(ranks or self.ranks, PROGRAMS / name, *arguments), group=group, **how)
 
     def python_script(self, name, *arguments, torch=True, **how):
         """One that starts its processes itself. `torch`: it needs PyTorch."""
         if torch and not has_torch():
             raise Skip("no PyTorch")
-        return self.start([sys.executable, SCRIPTS / name, *arguments], **how)
+        return self.start([sys.executable, PROGRAMS / name, *arguments], **how)
 
     def torch_cycle(self, *arguments, **how):
         return self.torch_script("torch_cycle.py", *arguments, **how)

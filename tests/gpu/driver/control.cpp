@@ -1,4 +1,4 @@
-#include "tests/gpu/control.h"
+#include "tests/gpu/driver/control.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>

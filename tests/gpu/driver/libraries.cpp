@@ -1,10 +1,10 @@
-#include "tests/gpu/libraries.h"
+#include "tests/gpu/driver/libraries.h"
 
 #include <dlfcn.h>
 
 #include <algorithm>
 
-#include "tests/gpu/control.h"
+#include "tests/gpu/driver/control.h"
 
 namespace gpu_test {
 

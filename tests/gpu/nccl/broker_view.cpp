@@ -1,4 +1,4 @@
-#include "tests/gpu/broker_view.h"
+#include "tests/gpu/nccl/broker_view.h"
 
 #include <sys/wait.h>
 
@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "tests/gpu/json.h"
+#include "tests/gpu/nccl/json.h"
 
 namespace gpu_test {
 namespace {

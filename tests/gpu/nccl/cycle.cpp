@@ -1,4 +1,4 @@
-#include "tests/gpu/cycle.h"
+#include "tests/gpu/nccl/cycle.h"
 
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <thread>
 
-#include "tests/gpu/broker_view.h"
+#include "tests/gpu/nccl/broker_view.h"
 
 namespace gpu_test {
 namespace {

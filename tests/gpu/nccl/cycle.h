@@ -1,7 +1,7 @@
 // The life of a crew in amem_nccl_cycle: communicators, pauses with checks in between, or the loop.
 #pragma once
 
-#include "tests/gpu/rank.h"
+#include "tests/gpu/nccl/rank.h"
 
 namespace gpu_test {
 

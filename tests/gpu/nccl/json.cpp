@@ -1,4 +1,4 @@
-#include "tests/gpu/json.h"
+#include "tests/gpu/nccl/json.h"
 
 #include <charconv>
 #include <cstdlib>

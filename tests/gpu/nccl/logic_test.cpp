@@ -4,9 +4,9 @@
 
 #include <cstring>
 
-#include "tests/gpu/broker_view.h"
-#include "tests/gpu/json.h"
-#include "tests/gpu/pattern.h"
+#include "tests/gpu/nccl/broker_view.h"
+#include "tests/gpu/nccl/json.h"
+#include "tests/gpu/nccl/pattern.h"
 
 namespace gpu_test {
 namespace {

@@ -18,8 +18,8 @@
 #include <map>
 #include <thread>
 
-#include "tests/gpu/cycle.h"
-#include "tests/gpu/supervisor.h"
+#include "tests/gpu/nccl/cycle.h"
+#include "tests/gpu/nccl/supervisor.h"
 
 namespace gpu_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "tests/gpu/pattern.h"
+#include "tests/gpu/nccl/pattern.h"
 
 #include <algorithm>
 #include <bit>

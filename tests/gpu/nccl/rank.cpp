@@ -1,4 +1,4 @@
-#include "tests/gpu/rank.h"
+#include "tests/gpu/nccl/rank.h"
 
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "common/protocol.h"
-#include "tests/gpu/empty_kernel.h"
+#include "tests/gpu/driver/empty_kernel.h"
 
 namespace gpu_test {
 namespace {

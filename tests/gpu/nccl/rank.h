@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "tests/gpu/control.h"
-#include "tests/gpu/libraries.h"
-#include "tests/gpu/options.h"
-#include "tests/gpu/pattern.h"
+#include "tests/gpu/driver/control.h"
+#include "tests/gpu/driver/libraries.h"
+#include "tests/gpu/nccl/options.h"
+#include "tests/gpu/nccl/pattern.h"
 
 namespace gpu_test {
 

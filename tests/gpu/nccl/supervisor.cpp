@@ -1,4 +1,4 @@
-#include "tests/gpu/supervisor.h"
+#include "tests/gpu/nccl/supervisor.h"
 
 #include <dirent.h>
 #include <execinfo.h>

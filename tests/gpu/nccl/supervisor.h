@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/gpu/control.h"
+#include "tests/gpu/driver/control.h"
 
 namespace gpu_test {
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "tests/gpu/rank.h"
+#include "tests/gpu/nccl/rank.h"
 
 namespace gpu_test {
 

@@ -1,7 +1,7 @@
 """Programs that are linked to libcuda, and so look none of its calls up."""
 import ctypes
-import glob
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -9,8 +9,6 @@ import sys
 import pytest
 
 from sim_node import MIB, eventually, patience
-
-HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def shim(build):
@@ -209,11 +207,8 @@ def test_another_copy_of_the_driver_is_left_alone(node):
 
 
 def test_every_call_of_the_tables_is_exported(build):
-    sources = glob.glob(os.path.join(HERE, "..", "..", "shim", "*calls*"))
-    symbols = set()
-    for path in sources:
-        with open(path) as file:
-            symbols.update(re.findall(r'"(cu[A-Z]\w+)"', file.read()))
+    sources = (pathlib.Path(__file__).resolve().parents[3] / "shim").rglob("*calls*.*")
+    symbols = {each for path in sources for each in re.findall(r'"(cu[A-Z]\w+)"', path.read_text(encoding="utf-8"))}
     assert len(symbols) > 120
     library = ctypes.CDLL(shim(build))
     assert [each for each in sorted(symbols) if not hasattr(library, each)] == []

@@ -3,11 +3,11 @@
 #include <memory>
 #include <mutex>
 
-#include "api.h"
-#include "array.h"
-#include "capture.h"
-#include "context.h"
-#include "node.h"
+#include "tests/sim/entry/api.h"
+#include "tests/sim/memory/array.h"
+#include "tests/sim/node/node.h"
+#include "tests/sim/work/capture.h"
+#include "tests/sim/work/context.h"
 
 namespace sim {
 namespace {

@@ -1,10 +1,10 @@
 // Stream capture and the graphs it makes.
 #include <algorithm>
 
-#include "api.h"
-#include "capture.h"
-#include "graph.h"
-#include "stream.h"
+#include "tests/sim/entry/api.h"
+#include "tests/sim/work/capture.h"
+#include "tests/sim/work/graph.h"
+#include "tests/sim/work/stream.h"
 
 namespace sim {
 namespace {

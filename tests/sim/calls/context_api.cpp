@@ -1,9 +1,9 @@
 // Primary and other contexts, and the current one.
-#include "api.h"
-#include "capture.h"
-#include "context.h"
-#include "device.h"
-#include "node.h"
+#include "tests/sim/entry/api.h"
+#include "tests/sim/node/node.h"
+#include "tests/sim/work/capture.h"
+#include "tests/sim/work/context.h"
+#include "tests/sim/work/device.h"
 
 namespace sim {
 namespace {

@@ -2,11 +2,11 @@
 #include <memory>
 #include <vector>
 
-#include "api.h"
-#include "capture.h"
-#include "context.h"
-#include "copy.h"
-#include "stream.h"
+#include "tests/sim/entry/api.h"
+#include "tests/sim/memory/copy.h"
+#include "tests/sim/work/capture.h"
+#include "tests/sim/work/context.h"
+#include "tests/sim/work/stream.h"
 
 namespace sim {
 namespace {

@@ -5,10 +5,10 @@
 #include <cstring>
 #include <string>
 
-#include "api.h"
-#include "device.h"
-#include "node.h"
-#include "proc_address.h"
+#include "tests/sim/entry/api.h"
+#include "tests/sim/entry/proc_address.h"
+#include "tests/sim/node/node.h"
+#include "tests/sim/work/device.h"
 
 namespace sim {
 namespace {

@@ -1,5 +1,5 @@
 // cuGetErrorName and cuGetErrorString.
-#include "api.h"
+#include "tests/sim/entry/api.h"
 
 namespace sim {
 namespace {
@@ -16,7 +16,7 @@ const ErrorText* FindError(CUresult error) {
     static constexpr ErrorText kText{#name, description}; \
     return &kText;                                        \
   }
-#include "errors.inc"
+#include "tests/sim/calls/errors.inc"
 #undef SIM_ERROR
   }
   return nullptr;

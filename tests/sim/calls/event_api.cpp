@@ -2,10 +2,10 @@
 #include <chrono>
 #include <unordered_map>
 
-#include "api.h"
-#include "capture.h"
-#include "event.h"
-#include "stream.h"
+#include "tests/sim/entry/api.h"
+#include "tests/sim/work/capture.h"
+#include "tests/sim/work/event.h"
+#include "tests/sim/work/stream.h"
 
 namespace sim {
 namespace {

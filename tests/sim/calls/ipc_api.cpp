@@ -11,10 +11,10 @@
 #include <string>
 #include <utility>
 
-#include "address_space.h"
-#include "api.h"
-#include "context.h"
-#include "physical.h"
+#include "tests/sim/entry/api.h"
+#include "tests/sim/memory/address_space.h"
+#include "tests/sim/memory/physical.h"
+#include "tests/sim/work/context.h"
 
 namespace sim {
 namespace {

@@ -5,10 +5,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "api.h"
-#include "function.h"
-#include "sim.h"
-#include "stream.h"
+#include "tests/sim/entry/api.h"
+#include "tests/sim/sim.h"
+#include "tests/sim/work/function.h"
+#include "tests/sim/work/stream.h"
 
 namespace sim {
 namespace {

@@ -3,14 +3,14 @@
 #include <memory>
 #include <utility>
 
-#include "address_space.h"
-#include "api.h"
-#include "capture.h"
-#include "context.h"
-#include "node.h"
-#include "physical.h"
-#include "pool.h"
-#include "usage.h"
+#include "tests/sim/entry/api.h"
+#include "tests/sim/memory/address_space.h"
+#include "tests/sim/memory/physical.h"
+#include "tests/sim/memory/pool.h"
+#include "tests/sim/node/node.h"
+#include "tests/sim/node/usage.h"
+#include "tests/sim/work/capture.h"
+#include "tests/sim/work/context.h"
 
 namespace sim {
 namespace {

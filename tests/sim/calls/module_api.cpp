@@ -3,10 +3,10 @@
 #include <map>
 #include <string>
 
-#include "api.h"
-#include "context.h"
-#include "function.h"
-#include "sparse_kernels.h"
+#include "tests/sim/entry/api.h"
+#include "tests/sim/work/context.h"
+#include "tests/sim/work/function.h"
+#include "tests/sim/work/sparse_kernels.h"
 
 namespace sim {
 namespace {

@@ -1,12 +1,12 @@
 // Multicast: objects, their teams of devices, the memory bound to them.
 #include <memory>
 
-#include "address_space.h"
-#include "api.h"
-#include "device.h"
-#include "multicast.h"
-#include "node.h"
-#include "physical.h"
+#include "tests/sim/entry/api.h"
+#include "tests/sim/memory/address_space.h"
+#include "tests/sim/memory/multicast.h"
+#include "tests/sim/memory/physical.h"
+#include "tests/sim/node/node.h"
+#include "tests/sim/work/device.h"
 
 namespace sim {
 namespace {

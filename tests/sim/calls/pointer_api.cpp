@@ -1,10 +1,10 @@
 // What is known of an address.
 #include <utility>
 
-#include "address_space.h"
-#include "api.h"
-#include "context.h"
-#include "node.h"
+#include "tests/sim/entry/api.h"
+#include "tests/sim/memory/address_space.h"
+#include "tests/sim/node/node.h"
+#include "tests/sim/work/context.h"
 
 namespace sim {
 namespace {

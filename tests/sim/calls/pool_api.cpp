@@ -2,12 +2,12 @@
 #include <memory>
 #include <mutex>
 
-#include "address_space.h"
-#include "api.h"
-#include "device.h"
-#include "node.h"
-#include "pool.h"
-#include "stream.h"
+#include "tests/sim/entry/api.h"
+#include "tests/sim/memory/address_space.h"
+#include "tests/sim/memory/pool.h"
+#include "tests/sim/node/node.h"
+#include "tests/sim/work/device.h"
+#include "tests/sim/work/stream.h"
 
 namespace sim {
 namespace {

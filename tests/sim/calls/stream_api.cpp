@@ -3,12 +3,12 @@
 #include <thread>
 #include <vector>
 
-#include "address_space.h"
-#include "api.h"
-#include "capture.h"
-#include "context.h"
-#include "node.h"
-#include "stream.h"
+#include "tests/sim/entry/api.h"
+#include "tests/sim/memory/address_space.h"
+#include "tests/sim/node/node.h"
+#include "tests/sim/work/capture.h"
+#include "tests/sim/work/context.h"
+#include "tests/sim/work/stream.h"
 
 namespace sim {
 namespace {

@@ -2,7 +2,7 @@
 //
 // Each answers CUDA_ERROR_NOT_SUPPORTED, so that a program takes its fallback path instead of
 // failing to load.
-#include "api.h"
+#include "tests/sim/entry/api.h"
 
 #define SIM_UNSUPPORTED(name, parameters) SIM_CALL(name, parameters, CUDA_ERROR_NOT_SUPPORTED)
 

@@ -4,13 +4,13 @@
 #include <memory>
 #include <vector>
 
-#include "address_space.h"
-#include "api.h"
-#include "device.h"
-#include "multicast.h"
-#include "node.h"
-#include "physical.h"
-#include "usage.h"
+#include "tests/sim/entry/api.h"
+#include "tests/sim/memory/address_space.h"
+#include "tests/sim/memory/multicast.h"
+#include "tests/sim/memory/physical.h"
+#include "tests/sim/node/node.h"
+#include "tests/sim/node/usage.h"
+#include "tests/sim/work/device.h"
 
 namespace sim {
 namespace {

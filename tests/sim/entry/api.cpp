@@ -1,4 +1,4 @@
-#include "api.h"
+#include "tests/sim/entry/api.h"
 
 #include <pthread.h>
 #include <sys/resource.h>
@@ -7,10 +7,10 @@
 #include <cstdlib>
 #include <mutex>
 
-#include "address_space.h"
-#include "fault.h"
-#include "node.h"
-#include "physical.h"
+#include "tests/sim/entry/fault.h"
+#include "tests/sim/memory/address_space.h"
+#include "tests/sim/memory/physical.h"
+#include "tests/sim/node/node.h"
 
 namespace sim {
 namespace {

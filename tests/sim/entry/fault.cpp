@@ -1,4 +1,4 @@
-#include "fault.h"
+#include "tests/sim/entry/fault.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
-#include "node.h"
-#include "proc_address.h"
+#include "tests/sim/entry/proc_address.h"
+#include "tests/sim/node/node.h"
 
 namespace sim {
 namespace {

@@ -1,9 +1,9 @@
 // cuGetProcAddress.
-#include "proc_address.h"
+#include "tests/sim/entry/proc_address.h"
 
 #include <cstring>
 
-#include "api.h"
+#include "tests/sim/entry/api.h"
 
 // Newer than the headers.
 SIM_API cuMulticastBindMem_v2(CUmemGenericAllocationHandle, CUdevice, size_t,
@@ -32,7 +32,7 @@ const Symbol kSymbols[] = {
    reinterpret_cast<void*>(function),                          \
    #function #suffix,                                          \
    reinterpret_cast<void*>(function##suffix)},
-#include "symbols.inc"
+#include "tests/sim/entry/symbols.inc"
 #undef SIM_SYMBOL
 #undef SIM_SYMBOL_PER_THREAD
 };

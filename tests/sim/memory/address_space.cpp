@@ -1,4 +1,4 @@
-#include "address_space.h"
+#include "tests/sim/memory/address_space.h"
 
 #include <sys/mman.h>
 
@@ -7,9 +7,9 @@
 #include <map>
 #include <utility>
 
-#include "multicast.h"
-#include "node.h"
-#include "usage.h"
+#include "tests/sim/memory/multicast.h"
+#include "tests/sim/node/node.h"
+#include "tests/sim/node/usage.h"
 
 namespace sim {
 namespace {

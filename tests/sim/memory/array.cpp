@@ -1,4 +1,4 @@
-#include "array.h"
+#include "tests/sim/memory/array.h"
 
 #include <map>
 #include <utility>

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "physical.h"
+#include "tests/sim/memory/physical.h"
 
 namespace sim {
 

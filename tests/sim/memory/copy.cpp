@@ -1,4 +1,4 @@
-#include "copy.h"
+#include "tests/sim/memory/copy.h"
 
 #include <algorithm>
 #include <array>
@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "multicast.h"
-#include "node.h"
+#include "tests/sim/memory/multicast.h"
+#include "tests/sim/node/node.h"
 
 namespace sim {
 namespace {

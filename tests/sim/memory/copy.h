@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "address_space.h"
+#include "tests/sim/memory/address_space.h"
 
 namespace sim {
 

@@ -1,4 +1,4 @@
-#include "multicast.h"
+#include "tests/sim/memory/multicast.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "node.h"
+#include "tests/sim/node/node.h"
 
 namespace sim {
 namespace {

@@ -12,7 +12,7 @@
 #include <map>
 #include <memory>
 
-#include "physical.h"
+#include "tests/sim/memory/physical.h"
 
 namespace sim {
 

@@ -1,4 +1,4 @@
-#include "physical.h"
+#include "tests/sim/memory/physical.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "node.h"
-#include "usage.h"
+#include "tests/sim/node/node.h"
+#include "tests/sim/node/usage.h"
 
 namespace sim {
 namespace {

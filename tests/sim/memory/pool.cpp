@@ -1,4 +1,4 @@
-#include "pool.h"
+#include "tests/sim/memory/pool.h"
 
 #include <algorithm>
 #include <array>
@@ -6,8 +6,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "address_space.h"
-#include "node.h"
+#include "tests/sim/memory/address_space.h"
+#include "tests/sim/node/node.h"
 
 namespace sim {
 namespace {

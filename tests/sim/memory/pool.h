@@ -13,7 +13,7 @@
 #include <memory>
 #include <vector>
 
-#include "physical.h"
+#include "tests/sim/memory/physical.h"
 
 namespace sim {
 

@@ -1,4 +1,4 @@
-#include "node.h"
+#include "tests/sim/node/node.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

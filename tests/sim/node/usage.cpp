@@ -1,4 +1,4 @@
-#include "usage.h"
+#include "tests/sim/node/usage.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -16,7 +16,7 @@
 #include <string_view>
 #include <utility>
 
-#include "node.h"
+#include "tests/sim/node/node.h"
 
 namespace sim {
 namespace {

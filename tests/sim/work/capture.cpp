@@ -1,4 +1,4 @@
-#include "capture.h"
+#include "tests/sim/work/capture.h"
 
 #include <algorithm>
 #include <set>

@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "graph.h"
-#include "stream.h"
+#include "tests/sim/work/graph.h"
+#include "tests/sim/work/stream.h"
 
 namespace sim {
 

@@ -1,14 +1,14 @@
-#include "context.h"
+#include "tests/sim/work/context.h"
 
 #include <pthread.h>
 
 #include <array>
 #include <vector>
 
-#include "address_space.h"
-#include "array.h"
-#include "node.h"
-#include "stream.h"
+#include "tests/sim/memory/address_space.h"
+#include "tests/sim/memory/array.h"
+#include "tests/sim/node/node.h"
+#include "tests/sim/work/stream.h"
 
 namespace sim {
 namespace {

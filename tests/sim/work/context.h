@@ -13,7 +13,7 @@
 #include <set>
 #include <thread>
 
-#include "physical.h"
+#include "tests/sim/memory/physical.h"
 
 namespace sim {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "stream.h"
+#include "tests/sim/work/stream.h"
 
 namespace sim {
 

@@ -1,4 +1,4 @@
-#include "graph.h"
+#include "tests/sim/work/graph.h"
 
 #include <algorithm>
 #include <cstdint>

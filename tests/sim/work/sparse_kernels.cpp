@@ -1,11 +1,11 @@
-#include "sparse_kernels.h"
+#include "tests/sim/work/sparse_kernels.h"
 
 #include <algorithm>
 #include <cstring>
 #include <span>
 
 #include "common/sparse.h"
-#include "copy.h"
+#include "tests/sim/memory/copy.h"
 
 namespace sim {
 namespace {

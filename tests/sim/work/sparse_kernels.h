@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "function.h"
+#include "tests/sim/work/function.h"
 
 namespace sim {
 

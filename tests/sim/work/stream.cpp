@@ -1,4 +1,4 @@
-#include "stream.h"
+#include "tests/sim/work/stream.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "capture.h"
+#include "tests/sim/work/capture.h"
 
 namespace sim {
 namespace {

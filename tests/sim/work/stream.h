@@ -14,8 +14,8 @@
 #include <memory>
 #include <vector>
 
-#include "api.h"
-#include "context.h"
+#include "tests/sim/entry/api.h"
+#include "tests/sim/work/context.h"
 
 namespace sim {
 

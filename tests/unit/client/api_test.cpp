@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "client/core/broker.h"
-#include "tests/unit/client_fake_broker.h"
+#include "tests/unit/fixtures/fake_broker.h"
 
 namespace amem {
 namespace {

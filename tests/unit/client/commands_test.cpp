@@ -1,4 +1,6 @@
 // amemctl's commands against a broker in this process: what they write, and their exit codes.
+#include "client/ctl/commands.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -10,11 +12,10 @@
 #include <fstream>
 #include <sstream>
 
-#include "client/ctl/commands.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/interrupt.h"
 #include "common/version.h"
-#include "tests/unit/client_fake_broker.h"
+#include "tests/unit/fixtures/fake_broker.h"
 
 namespace amem::ctl {
 namespace {

@@ -1,4 +1,6 @@
 // Where the control socket is, and what is said when it cannot be reached.
+#include "client/core/endpoint.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -6,9 +8,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "client/core/endpoint.h"
 #include "common/fd.h"
-#include "tests/unit/client_fake_broker.h"
+#include "tests/unit/fixtures/fake_broker.h"
 
 namespace amem::client {
 namespace {

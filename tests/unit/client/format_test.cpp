@@ -1,11 +1,12 @@
 // How amemctl writes numbers, bars, times and tables.
+#include "client/ctl/views/format.h"
+
 #include <gtest/gtest.h>
 
 #include <limits>
 
 #include "client/ctl/exit_code.h"
-#include "client/ctl/format.h"
-#include "client/ctl/table.h"
+#include "client/ctl/views/table.h"
 
 namespace amem::ctl {
 namespace {

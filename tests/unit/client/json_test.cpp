@@ -1,4 +1,6 @@
 // JSON of the control API's messages.
+#include "client/core/json.h"
+
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
@@ -6,7 +8,6 @@
 #include <limits>
 
 #include "amem/v1/broker.pb.h"
-#include "client/core/json.h"
 
 namespace amem::client {
 namespace {

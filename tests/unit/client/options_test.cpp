@@ -1,11 +1,12 @@
 // amemctl's command line.
+#include "client/ctl/options.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <ostream>
 
 #include "client/ctl/exit_code.h"
-#include "client/ctl/options.h"
 
 namespace amem::ctl {
 namespace {

@@ -1,4 +1,6 @@
 // The environment that `amemctl run` gives its command.
+#include "client/ctl/run.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -7,9 +9,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "client/ctl/run.h"
 #include "common/fd.h"
-#include "tests/unit/client_fake_broker.h"
+#include "tests/unit/fixtures/fake_broker.h"
 
 namespace amem::ctl {
 namespace {

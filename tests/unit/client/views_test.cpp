@@ -1,14 +1,15 @@
 // What amemctl shows people for the messages of the control API.
+#include "client/ctl/views/views.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "client/ctl/explain.h"
 #include "client/ctl/output.h"
-#include "client/ctl/progress_view.h"
-#include "client/ctl/summary.h"
-#include "client/ctl/top_view.h"
-#include "client/ctl/views.h"
-#include "tests/unit/client_fake_broker.h"
+#include "client/ctl/views/explain.h"
+#include "client/ctl/views/progress_view.h"
+#include "client/ctl/views/summary.h"
+#include "client/ctl/views/top_view.h"
+#include "tests/unit/fixtures/fake_broker.h"
 
 namespace amem::ctl {
 namespace {

@@ -16,7 +16,7 @@
 #include <thread>
 
 #include "amem/v1/broker.grpc.pb.h"
-#include "fake_rank.h"
+#include "tests/unit/fixtures/fake_rank.h"
 
 extern char** environ;
 

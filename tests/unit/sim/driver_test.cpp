@@ -11,8 +11,8 @@
 #include <string>
 #include <thread>
 
-#include "nvml_sim.h"
-#include "sim_child.h"
+#include "tests/sim/nvml_sim.h"
+#include "tests/unit/fixtures/sim_child.h"
 
 namespace {
 

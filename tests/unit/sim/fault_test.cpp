@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-#include "sim_child.h"
+#include "tests/unit/fixtures/sim_child.h"
 
 namespace {
 

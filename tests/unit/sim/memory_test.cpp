@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "nvml_sim.h"
+#include "tests/sim/nvml_sim.h"
 
 namespace {
 

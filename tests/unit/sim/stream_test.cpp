@@ -8,9 +8,9 @@
 #include <thread>
 #include <vector>
 
-#include "sim.h"
-#include "sim_child.h"
-#include "standstill.h"
+#include "tests/sim/sim.h"
+#include "tests/unit/fixtures/sim_child.h"
+#include "tests/unit/fixtures/standstill.h"
 
 namespace {
 

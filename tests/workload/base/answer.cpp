@@ -1,4 +1,4 @@
-#include "answer.h"
+#include "tests/workload/base/answer.h"
 
 #include <cstdio>
 

@@ -1,8 +1,8 @@
-#include "cuda_table.h"
+#include "tests/workload/base/cuda_table.h"
 
 #include <dlfcn.h>
 
-#include "failure.h"
+#include "tests/workload/base/failure.h"
 
 namespace amem::workload {
 namespace {

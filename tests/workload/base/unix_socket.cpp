@@ -1,4 +1,4 @@
-#include "unix_socket.h"
+#include "tests/workload/base/unix_socket.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -9,7 +9,7 @@
 #include <cstring>
 #include <thread>
 
-#include "failure.h"
+#include "tests/workload/base/failure.h"
 
 namespace amem::workload {
 namespace {

@@ -1,4 +1,4 @@
-#include "heap_calls.h"
+#include "tests/workload/heap/heap_calls.h"
 
 #include <dlfcn.h>
 
@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "cuda_table.h"
-#include "failure.h"
+#include "tests/workload/base/cuda_table.h"
+#include "tests/workload/base/failure.h"
 
 namespace amem::workload {
 namespace {

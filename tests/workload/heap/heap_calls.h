@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "answer.h"
-#include "heap_memory.h"
+#include "tests/workload/base/answer.h"
+#include "tests/workload/heap/heap_memory.h"
 
 namespace amem::workload {
 

@@ -12,11 +12,11 @@
 #include <thread>
 #include <vector>
 
-#include "cuda_table.h"
-#include "failure.h"
-#include "heap_calls.h"
-#include "heap_memory.h"
-#include "nccl_calls.h"
+#include "tests/workload/base/cuda_table.h"
+#include "tests/workload/base/failure.h"
+#include "tests/workload/heap/heap_calls.h"
+#include "tests/workload/heap/heap_memory.h"
+#include "tests/workload/nccl/nccl_calls.h"
 
 namespace amem::workload {
 namespace {

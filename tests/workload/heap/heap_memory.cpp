@@ -1,11 +1,11 @@
-#include "heap_memory.h"
+#include "tests/workload/heap/heap_memory.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "cuda_table.h"
-#include "failure.h"
-#include "pattern.h"
+#include "tests/workload/base/cuda_table.h"
+#include "tests/workload/base/failure.h"
+#include "tests/workload/base/pattern.h"
 
 namespace amem::workload {
 namespace {

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "answer.h"
+#include "tests/workload/base/answer.h"
 
 namespace amem::workload {
 

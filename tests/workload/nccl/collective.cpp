@@ -1,4 +1,4 @@
-#include "collective.h"
+#include "tests/workload/nccl/collective.h"
 
 #include <array>
 #include <optional>

@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "pattern.h"
+#include "tests/workload/base/pattern.h"
 
 namespace amem::workload {
 

@@ -1,10 +1,10 @@
-#include "communicator.h"
+#include "tests/workload/nccl/communicator.h"
 
 #include <utility>
 
-#include "cuda_table.h"
-#include "failure.h"
-#include "sim/sim.h"
+#include "tests/sim/sim.h"
+#include "tests/workload/base/cuda_table.h"
+#include "tests/workload/base/failure.h"
 
 namespace amem::workload {
 

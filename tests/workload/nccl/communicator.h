@@ -9,8 +9,8 @@
 #include <memory>
 #include <vector>
 
-#include "collective.h"
-#include "export.h"
+#include "tests/workload/nccl/collective.h"
+#include "tests/workload/nccl/export.h"
 
 namespace amem::workload {
 

@@ -1,8 +1,8 @@
-#include "nccl_calls.h"
+#include "tests/workload/nccl/nccl_calls.h"
 
 #include <cstdint>
 
-#include "cuda_table.h"
+#include "tests/workload/base/cuda_table.h"
 
 namespace amem::workload {
 

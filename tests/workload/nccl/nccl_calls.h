@@ -9,7 +9,7 @@
 
 #include <cstddef>
 
-#include "export.h"
+#include "tests/workload/nccl/export.h"
 
 namespace amem::workload {
 

@@ -1,4 +1,4 @@
-#include "proxy.h"
+#include "tests/workload/nccl/proxy.h"
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -6,8 +6,8 @@
 #include <cstring>
 #include <utility>
 
-#include "cuda_table.h"
-#include "failure.h"
+#include "tests/workload/base/cuda_table.h"
+#include "tests/workload/base/failure.h"
 
 namespace amem::workload {
 namespace {

@@ -18,10 +18,10 @@
 #include <thread>
 #include <vector>
 
-#include "export.h"
-#include "nccl_calls.h"
-#include "pattern.h"
-#include "unix_socket.h"
+#include "tests/workload/base/pattern.h"
+#include "tests/workload/base/unix_socket.h"
+#include "tests/workload/nccl/export.h"
+#include "tests/workload/nccl/nccl_calls.h"
 
 namespace amem::workload {
 

@@ -1,4 +1,4 @@
-#include "commands.h"
+#include "tests/workload/program/commands.h"
 
 #include <cstdio>
 #include <iostream>
@@ -6,8 +6,8 @@
 #include <sstream>
 #include <thread>
 
-#include "failure.h"
-#include "process.h"
+#include "tests/workload/base/failure.h"
+#include "tests/workload/program/process.h"
 
 namespace amem::workload {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "answer.h"
-#include "rank.h"
+#include "tests/workload/base/answer.h"
+#include "tests/workload/program/rank.h"
 
 namespace amem::workload {
 

@@ -1,9 +1,9 @@
-#include "contents.h"
+#include "tests/workload/program/contents.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "cuda_table.h"
+#include "tests/workload/base/cuda_table.h"
 
 namespace amem::workload {
 namespace {

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "ledger.h"
-#include "model.h"
-#include "pattern.h"
+#include "tests/workload/base/pattern.h"
+#include "tests/workload/program/ledger.h"
+#include "tests/workload/program/model.h"
 
 namespace amem::workload {
 

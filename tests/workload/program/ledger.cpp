@@ -1,8 +1,8 @@
-#include "ledger.h"
+#include "tests/workload/program/ledger.h"
 
 #include <string>
 
-#include "failure.h"
+#include "tests/workload/base/failure.h"
 
 namespace amem::workload {
 

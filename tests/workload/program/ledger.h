@@ -10,9 +10,9 @@
 #include <optional>
 #include <vector>
 
-#include "nccl_calls.h"
-#include "pattern.h"
-#include "proxy.h"
+#include "tests/workload/base/pattern.h"
+#include "tests/workload/nccl/nccl_calls.h"
+#include "tests/workload/nccl/proxy.h"
 
 namespace amem::workload {
 

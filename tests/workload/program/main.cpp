@@ -5,11 +5,11 @@
 #include <memory>
 #include <vector>
 
-#include "commands.h"
-#include "cuda_table.h"
-#include "failure.h"
-#include "options.h"
-#include "rank.h"
+#include "tests/workload/base/cuda_table.h"
+#include "tests/workload/base/failure.h"
+#include "tests/workload/program/commands.h"
+#include "tests/workload/program/options.h"
+#include "tests/workload/program/rank.h"
 
 namespace {
 

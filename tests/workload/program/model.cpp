@@ -1,6 +1,6 @@
-#include "model.h"
+#include "tests/workload/program/model.h"
 
-#include "failure.h"
+#include "tests/workload/base/failure.h"
 
 namespace amem::workload {
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "collective.h"
+#include "tests/workload/nccl/collective.h"
 
 namespace amem::workload {
 

@@ -1,4 +1,4 @@
-#include "options.h"
+#include "tests/workload/program/options.h"
 
 #include <CLI/CLI.hpp>
 #include <cmath>
@@ -20,7 +20,7 @@ Options ParseOptions(int argc, char** argv) {
   CLI::App app{
       "Plays NCCL on the simulated driver: allocates, shares and maps memory in NCCL's pattern, "
       "runs collectives, and "
-      "obeys commands on stdin with one line of JSON each (tests/workload/README.md)."};
+      "obeys commands on stdin with one line of JSON each (tests/workload/manual.md)."};
   app.add_option("--rank", options.rank, "Rank number, the first of this process")->envname("RANK");
   app.add_option("--ranks", options.ranks, "Ranks of the job")->envname("WORLD_SIZE");
   app.add_option("--devices-per-process", options.devices_per_process,

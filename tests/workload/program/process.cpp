@@ -1,4 +1,4 @@
-#include "process.h"
+#include "tests/workload/program/process.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -10,8 +10,8 @@
 #include <cstdlib>
 
 #include "common/fd.h"
-#include "failure.h"
-#include "nccl_calls.h"
+#include "tests/workload/base/failure.h"
+#include "tests/workload/nccl/nccl_calls.h"
 
 namespace amem::workload {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "answer.h"
+#include "tests/workload/base/answer.h"
 
 namespace amem::workload {
 

@@ -1,4 +1,4 @@
-#include "rank.h"
+#include "tests/workload/program/rank.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,8 +6,8 @@
 #include <set>
 #include <utility>
 
-#include "cuda_table.h"
-#include "failure.h"
+#include "tests/workload/base/cuda_table.h"
+#include "tests/workload/base/failure.h"
 
 namespace amem::workload {
 namespace {

@@ -10,14 +10,14 @@
 #include <thread>
 #include <vector>
 
-#include "answer.h"
-#include "communicator.h"
-#include "contents.h"
-#include "ledger.h"
-#include "nccl_calls.h"
-#include "options.h"
-#include "proxy.h"
-#include "replay.h"
+#include "tests/workload/base/answer.h"
+#include "tests/workload/nccl/communicator.h"
+#include "tests/workload/nccl/nccl_calls.h"
+#include "tests/workload/nccl/proxy.h"
+#include "tests/workload/program/contents.h"
+#include "tests/workload/program/ledger.h"
+#include "tests/workload/program/options.h"
+#include "tests/workload/program/replay.h"
 
 namespace amem::workload {
 

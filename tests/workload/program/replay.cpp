@@ -1,12 +1,12 @@
-#include "replay.h"
+#include "tests/workload/program/replay.h"
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
-#include "cuda_table.h"
-#include "failure.h"
-#include "rank.h"
+#include "tests/workload/base/cuda_table.h"
+#include "tests/workload/base/failure.h"
+#include "tests/workload/program/rank.h"
 
 namespace amem::workload {
 namespace {

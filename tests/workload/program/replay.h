@@ -14,9 +14,9 @@
 #include <map>
 #include <vector>
 
-#include "nccl_calls.h"
-#include "pattern.h"
-#include "trace.h"
+#include "tests/workload/base/pattern.h"
+#include "tests/workload/nccl/nccl_calls.h"
+#include "tests/workload/program/trace.h"
 
 namespace amem::workload {
 

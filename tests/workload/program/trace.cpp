@@ -1,4 +1,4 @@
-#include "trace.h"
+#include "tests/workload/program/trace.h"
 
 #include <algorithm>
 #include <charconv>
@@ -9,7 +9,7 @@
 #include <sstream>
 #include <string_view>
 
-#include "failure.h"
+#include "tests/workload/base/failure.h"
 
 namespace amem::workload {
 namespace {

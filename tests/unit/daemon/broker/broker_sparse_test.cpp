@@ -1,6 +1,6 @@
 // Sparse saves, as the broker sees them: how ranks are told to save, what they answer, and what
 // that leaves in the pool.
-#include "broker_fixture.h"
+#include "tests/unit/fixtures/broker_fixture.h"
 
 namespace amem {
 namespace {

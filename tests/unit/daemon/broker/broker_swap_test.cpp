@@ -1,5 +1,5 @@
 // Swaps: one group in while the other goes out.
-#include "swap_fixture.h"
+#include "tests/unit/fixtures/swap_fixture.h"
 
 namespace amem {
 namespace {

@@ -1,5 +1,5 @@
 // Tags and policies in a whole broker: what leaves, what stays, what comes back.
-#include "broker_fixture.h"
+#include "tests/unit/fixtures/broker_fixture.h"
 
 namespace amem {
 namespace {

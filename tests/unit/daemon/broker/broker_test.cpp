@@ -3,7 +3,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-#include "broker_fixture.h"
+#include "tests/unit/fixtures/broker_fixture.h"
 
 namespace amem {
 namespace {

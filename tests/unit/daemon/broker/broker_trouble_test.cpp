@@ -1,5 +1,5 @@
 // What silence, failure and death in each phase do to a whole broker.
-#include "broker_fixture.h"
+#include "tests/unit/fixtures/broker_fixture.h"
 
 namespace amem {
 namespace {

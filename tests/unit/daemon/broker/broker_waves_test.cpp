@@ -1,6 +1,6 @@
 // A swap without room for both groups: one leaves in waves, and the other comes in where it has
 // been.
-#include "swap_fixture.h"
+#include "tests/unit/fixtures/swap_fixture.h"
 
 namespace amem {
 namespace {

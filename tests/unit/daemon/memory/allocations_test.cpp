@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include "some_device.h"
+#include "tests/unit/fixtures/some_device.h"
 
 namespace amem {
 namespace {

@@ -5,7 +5,7 @@
 #include <map>
 #include <random>
 
-#include "some_device.h"
+#include "tests/unit/fixtures/some_device.h"
 
 namespace amem {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "daemon/cut.h"
 #include "daemon/event_loop.h"
-#include "some_device.h"
+#include "tests/unit/fixtures/some_device.h"
 
 namespace amem {
 namespace {

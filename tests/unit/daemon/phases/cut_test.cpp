@@ -9,7 +9,7 @@
 #include <random>
 #include <utility>
 
-#include "some_device.h"
+#include "tests/unit/fixtures/some_device.h"
 
 namespace amem {
 namespace {

@@ -1,5 +1,5 @@
 // Ranks that come while something is under way, and pauses and resumes asked for from inside.
-#include "group_fixture.h"
+#include "tests/unit/fixtures/group_fixture.h"
 
 namespace amem {
 namespace {

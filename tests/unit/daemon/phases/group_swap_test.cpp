@@ -1,5 +1,5 @@
 // A resume that is the second part of a swap: it is held before open.
-#include "group_fixture.h"
+#include "tests/unit/fixtures/group_fixture.h"
 
 namespace amem {
 namespace {

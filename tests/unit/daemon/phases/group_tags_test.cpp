@@ -1,5 +1,5 @@
 // Operations on chosen tags: the group runs on without them.
-#include "group_fixture.h"
+#include "tests/unit/fixtures/group_fixture.h"
 
 namespace amem {
 namespace {

@@ -1,5 +1,5 @@
 // Every arrow of the phases tables.
-#include "group_fixture.h"
+#include "tests/unit/fixtures/group_fixture.h"
 
 namespace amem {
 namespace {

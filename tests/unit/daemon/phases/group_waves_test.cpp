@@ -1,5 +1,5 @@
 // A pause in waves: save, release and drop again and again, as one pause.
-#include "group_fixture.h"
+#include "tests/unit/fixtures/group_fixture.h"
 
 namespace amem {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "some_device.h"
+#include "tests/unit/fixtures/some_device.h"
 
 namespace amem {
 namespace {

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "daemon/costs.h"
-#include "group_fixture.h"
+#include "tests/unit/fixtures/group_fixture.h"
 
 namespace amem {
 namespace {

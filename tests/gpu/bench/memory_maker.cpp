@@ -1,4 +1,4 @@
-#include "tests/gpu/memory_maker.h"
+#include "tests/gpu/bench/memory_maker.h"
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -8,8 +8,8 @@
 #include <cstring>
 #include <vector>
 
-#include "tests/gpu/control.h"
-#include "tests/gpu/libraries.h"
+#include "tests/gpu/driver/control.h"
+#include "tests/gpu/driver/libraries.h"
 
 namespace gpu_test {
 
