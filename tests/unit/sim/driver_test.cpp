@@ -1,5 +1,5 @@
-// The simulated driver: devices, physical memory across processes, virtual memory, refusals, NVML,
-// entry points.
+// The simulated driver: devices, physical memory across processes, NVML, entry points. Of all its
+// tests: main().
 #include <cuda.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -11,70 +11,12 @@
 #include <string>
 #include <thread>
 
-#include "tests/sim/nvml_sim.h"
 #include "tests/unit/fixtures/sim_child.h"
+#include "tests/unit/fixtures/sim_memory.h"
 
 namespace {
 
-using sim_test::Child;
-using sim_test::kChildSocket;
-using sim_test::RegisterRole;
-using sim_test::RunRole;
-
-constexpr size_t kMiB = size_t{1} << 20;
-constexpr size_t kUnit = 2 * kMiB;
-constexpr size_t kCapacity = 64 * kMiB;  // main() sets the environment to these
-constexpr size_t kContext = 1 * kMiB;
-
-CUmemAllocationProp Prop(int device = 0, int types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
-  CUmemAllocationProp prop = {};
-  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
-  prop.requestedHandleTypes = static_cast<CUmemAllocationHandleType>(types);
-  return prop;
-}
-
-CUmemGenericAllocationHandle Create(size_t bytes = kUnit, int device = 0) {
-  const CUmemAllocationProp prop = Prop(device);
-  CUmemGenericAllocationHandle handle = 0;
-  EXPECT_EQ(cuMemCreate(&handle, bytes, &prop, 0), CUDA_SUCCESS);
-  return handle;
-}
-
-int Export(CUmemGenericAllocationHandle handle) {
-  int fd = -1;
-  EXPECT_EQ(cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-            CUDA_SUCCESS);
-  return fd;
-}
-
-CUresult Import(CUmemGenericAllocationHandle* handle, int fd) {
-  return cuMemImportFromShareableHandle(handle, reinterpret_cast<void*>(static_cast<intptr_t>(fd)),
-                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-}
-
-CUdeviceptr Reserve(size_t bytes) {
-  CUdeviceptr base = 0;
-  EXPECT_EQ(cuMemAddressReserve(&base, bytes, 0, 0, 0), CUDA_SUCCESS);
-  return base;
-}
-
-CUresult Grant(CUdeviceptr base, size_t bytes,
-               CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
-  const CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, {0}}, flags};
-  return cuMemSetAccess(base, bytes, &access, 1);
-}
-
-char* Bytes(CUdeviceptr address) { return reinterpret_cast<char*>(address); }
-
-// What NVML says is in use; independent of the CUDA library's own view.
-size_t Used(unsigned index = 0) {
-  nvmlDevice_t device = nullptr;
-  nvmlMemory_t memory = {};
-  EXPECT_EQ(nvmlDeviceGetHandleByIndex_v2(index, &device), NVML_SUCCESS);
-  EXPECT_EQ(nvmlDeviceGetMemoryInfo(device, &memory), NVML_SUCCESS);
-  return memory.used;
-}
+using namespace sim_test;
 
 std::string UuidText(CUdevice device) {
   CUuuid uuid;
@@ -87,19 +29,6 @@ std::string UuidText(CUdevice device) {
            b[15]);
   return text;
 }
-
-// Every test must give back what it took: the kernel knows.
-class SimDriver : public testing::Test {
- protected:
-  void SetUp() override {
-    ASSERT_EQ(Used(0), 0U);
-    ASSERT_EQ(Used(1), 0U);
-  }
-  void TearDown() override {
-    EXPECT_EQ(Used(0), 0U);
-    EXPECT_EQ(Used(1), 0U);
-  }
-};
 
 // ---- devices
 
@@ -375,111 +304,6 @@ TEST_F(SimDriver, ForkedChildHasNoDriverAndNoMemory) {
   close(ends[0]);
   waitpid(pid, nullptr, 0);
   EXPECT_EQ(cuMemAddressFree(base, kUnit), CUDA_SUCCESS);
-}
-
-// ---- virtual memory
-
-TEST_F(SimDriver, MappingRefusesWhatTheRealOneRefuses) {
-  const CUmemGenericAllocationHandle handle = Create(2 * kUnit);
-  const CUdeviceptr base = Reserve(8 * kUnit);
-  EXPECT_EQ(cuMemMap(base, kUnit, kUnit, handle, 0), CUDA_ERROR_NOT_SUPPORTED);
-  EXPECT_EQ(cuMemMap(base, kUnit, 0, handle, 0), CUDA_ERROR_NOT_SUPPORTED);
-  EXPECT_EQ(cuMemMap(base, 4 * kUnit, 0, handle, 0), CUDA_ERROR_NOT_SUPPORTED);
-  EXPECT_EQ(cuMemMap(base + 7 * kUnit, 2 * kUnit, 0, handle, 0), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemMap(base + 4096, 2 * kUnit, 0, handle, 0), CUDA_ERROR_INVALID_VALUE);
-  // Two mappings side by side in the middle of the reservation.
-  ASSERT_EQ(cuMemMap(base + 2 * kUnit, 2 * kUnit, 0, handle, 0), CUDA_SUCCESS);
-  ASSERT_EQ(cuMemMap(base + 4 * kUnit, 2 * kUnit, 0, handle, 0), CUDA_SUCCESS);
-  EXPECT_EQ(cuMemMap(base + 3 * kUnit, 2 * kUnit, 0, handle, 0), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemAddressFree(base, 8 * kUnit), CUDA_ERROR_INVALID_VALUE);
-
-  EXPECT_EQ(Grant(base + 2 * kUnit, kUnit), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(Grant(base + 3 * kUnit, 2 * kUnit), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(Grant(base + 2 * kUnit, 6 * kUnit), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemUnmap(base + 2 * kUnit, kUnit), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemUnmap(base, 3 * kUnit), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemUnmap(base, 16 * kUnit), CUDA_ERROR_INVALID_VALUE);
-  // One call over several whole mappings is fine.
-  EXPECT_EQ(Grant(base + 2 * kUnit, 4 * kUnit), CUDA_SUCCESS);
-  Bytes(base)[2 * kUnit] = 7;
-  EXPECT_EQ(Bytes(base)[4 * kUnit], 7) << "one handle, two addresses";
-  EXPECT_EQ(cuMemUnmap(base, 7 * kUnit), CUDA_SUCCESS) << "gaps do no harm";
-  EXPECT_EQ(cuMemUnmap(base + 2 * kUnit, 4 * kUnit), CUDA_SUCCESS) << "nothing but a gap";
-  EXPECT_EQ(cuMemAddressFree(base, 4 * kUnit), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemAddressFree(base, 8 * kUnit), CUDA_SUCCESS);
-  EXPECT_EQ(cuMemRelease(handle), CUDA_SUCCESS);
-}
-
-TEST_F(SimDriver, RemapAtTheSameAddressKeepsTheBytesOfTheHandle) {
-  const CUmemGenericAllocationHandle handle = Create();
-  CUdeviceptr base = Reserve(kUnit);
-  ASSERT_EQ(cuMemMap(base, kUnit, 0, handle, 0), CUDA_SUCCESS);
-  ASSERT_EQ(Grant(base, kUnit), CUDA_SUCCESS);
-  Bytes(base)[5] = 5;
-  ASSERT_EQ(cuMemUnmap(base, kUnit), CUDA_SUCCESS);
-  ASSERT_EQ(cuMemMap(base, kUnit, 0, handle, 0), CUDA_SUCCESS);
-  unsigned long long flags = 99;
-  const CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
-  EXPECT_EQ(cuMemGetAccess(&flags, &location, base), CUDA_SUCCESS);
-  EXPECT_EQ(flags, 0U) << "access is not remembered";
-  ASSERT_EQ(Grant(base, kUnit, CU_MEM_ACCESS_FLAGS_PROT_READ), CUDA_SUCCESS);
-  EXPECT_EQ(Bytes(base)[5], 5);
-  ASSERT_EQ(cuMemUnmap(base, kUnit), CUDA_SUCCESS);
-  ASSERT_EQ(cuMemAddressFree(base, kUnit), CUDA_SUCCESS);
-  // The address can be asked for again.
-  CUdeviceptr again = 0;
-  ASSERT_EQ(cuMemAddressReserve(&again, kUnit, 0, base, 0), CUDA_SUCCESS);
-  EXPECT_EQ(again, base);
-  EXPECT_EQ(cuMemAddressFree(again, kUnit), CUDA_SUCCESS);
-  EXPECT_EQ(cuMemRelease(handle), CUDA_SUCCESS);
-}
-
-TEST_F(SimDriver, RetainCountsAndRevivesAReleasedHandle) {
-  const CUmemGenericAllocationHandle handle = Create();
-  const CUdeviceptr base = Reserve(kUnit);
-  ASSERT_EQ(cuMemMap(base, kUnit, 0, handle, 0), CUDA_SUCCESS);
-  EXPECT_EQ(cuMemRelease(handle), CUDA_SUCCESS);
-  EXPECT_EQ(cuMemRelease(handle), CUDA_ERROR_INVALID_VALUE);
-  CUmemGenericAllocationHandle retained = 0;
-  ASSERT_EQ(cuMemRetainAllocationHandle(&retained, Bytes(base) + kUnit / 2), CUDA_SUCCESS);
-  EXPECT_EQ(retained, handle);
-  ASSERT_EQ(cuMemRetainAllocationHandle(&retained, Bytes(base)), CUDA_SUCCESS);
-  close(Export(retained));
-  EXPECT_EQ(cuMemUnmap(base, kUnit), CUDA_SUCCESS);
-  EXPECT_EQ(cuMemRetainAllocationHandle(&retained, Bytes(base)), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemRelease(handle), CUDA_SUCCESS);
-  EXPECT_EQ(Used(), kUnit);
-  EXPECT_EQ(cuMemRelease(handle), CUDA_SUCCESS);
-  EXPECT_EQ(Used(), 0U);
-  EXPECT_EQ(cuMemAddressFree(base, kUnit), CUDA_SUCCESS);
-}
-
-const RegisterRole kTouch("touch", [] {
-  ROLE_CHECK(cuInit(0) == CUDA_SUCCESS);
-  const CUmemGenericAllocationHandle handle = Create();
-  const CUdeviceptr base = Reserve(kUnit);
-  ROLE_CHECK(cuMemMap(base, kUnit, 0, handle, 0) == CUDA_SUCCESS);
-  signal(SIGSEGV, [](int) { _exit(9); });
-  *static_cast<volatile char*>(Bytes(base)) = 1;
-  return 0;
-});
-
-TEST_F(SimDriver, MemoryWithoutAccessFaults) { EXPECT_EQ(RunRole("touch"), 9); }
-
-const RegisterRole kFine("granularity", [] {
-  ROLE_CHECK(cuInit(0) == CUDA_SUCCESS);
-  const CUmemAllocationProp prop = Prop();
-  size_t granularity = 0;
-  ROLE_CHECK(cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) ==
-             CUDA_SUCCESS);
-  ROLE_CHECK(granularity == 65536);
-  ROLE_CHECK(Create(3 * 65536) != 0);
-  return 0;
-});
-
-TEST_F(SimDriver, GranularityCanBeSet) {
-  EXPECT_EQ(RunRole("granularity", {{"AMEM_SIM_GRANULARITY", "64KiB"}}), 0);
-  EXPECT_EQ(RunRole("granularity", {{"AMEM_SIM_GRANULARITY", "3"}}), -SIGABRT);
 }
 
 // ---- entry points

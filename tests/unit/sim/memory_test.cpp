@@ -5,20 +5,11 @@
 
 #include <cstring>
 
-#include "tests/sim/nvml_sim.h"
+#include "tests/unit/fixtures/sim_memory.h"
 
 namespace {
 
-constexpr size_t kMiB = size_t{1} << 20;
-constexpr size_t kUnit = 2 * kMiB;
-
-size_t Used(unsigned index = 0) {
-  nvmlDevice_t device = nullptr;
-  nvmlMemory_t memory = {};
-  EXPECT_EQ(nvmlDeviceGetHandleByIndex_v2(index, &device), NVML_SUCCESS);
-  EXPECT_EQ(nvmlDeviceGetMemoryInfo(device, &memory), NVML_SUCCESS);
-  return memory.used;
-}
+using namespace sim_test;
 
 cuuint64_t Attribute(CUmemoryPool pool, CUmemPool_attribute attribute) {
   cuuint64_t value = 0;

@@ -5,38 +5,10 @@
 #include <thread>
 #include <vector>
 
-#include "shim/gate.h"
+#include "tests/unit/fixtures/gate_fixture.h"
 
 namespace amem::shim {
 namespace {
-
-using namespace std::chrono_literals;
-
-thread_local int my_device = 0;
-int device_of_test() { return my_device; }
-
-class GateTest : public ::testing::Test {
- protected:
-  void SetUp() override { gate_.prepare({true, 10s, &device_of_test}); }
-
-  /// Waits for a condition on the gate's snapshot; false after 5 s.
-  template <class Condition>
-  bool eventually(Condition condition) {
-    const auto deadline = Gate::Clock::now() + 5s;
-    std::uint64_t version = 0;
-    while (!condition(gate_.snapshot())) {
-      if (Gate::Clock::now() > deadline) return false;
-      version = gate_.wait_change(version, 50ms);
-    }
-    return true;
-  }
-
-  static std::uint32_t waiting(const Gate::Snapshot& s, std::size_t device) {
-    return device < s.waiting.size() ? s.waiting[device].callers : 0;
-  }
-
-  Gate gate_;
-};
 
 TEST_F(GateTest, OpenGateLetsCallersThroughAndNests) {
   ASSERT_EQ(gate_.enter(), CUDA_SUCCESS);
@@ -402,94 +374,6 @@ TEST_F(GateTest, AFailedGateNeverOpensForAnybody) {
   std::thread caller([&] { EXPECT_EQ(gate_.enter(), CUDA_ERROR_SYSTEM_NOT_READY); });
   ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
   gate_.fail();
-  caller.join();
-}
-
-// ---- the end of the process ----
-
-TEST_F(GateTest, AShutGateAnswersWhoeverWaitsAndComesWhenTheProcessEnds) {
-  gate_.close();
-  gate_.hold();
-  std::thread caller([&] { EXPECT_EQ(gate_.enter(), CUDA_ERROR_DEINITIALIZED); });
-  std::thread capturer([&] { EXPECT_EQ(gate_.enter_capture(), CUDA_ERROR_DEINITIALIZED); });
-  ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
-  gate_.end();
-  caller.join();
-  capturer.join();
-  EXPECT_EQ(gate_.enter(), CUDA_ERROR_DEINITIALIZED);
-  EXPECT_FALSE(gate_.snapshot().any_active);
-  EXPECT_EQ(waiting(gate_.snapshot(), 0), 0U);
-}
-
-TEST_F(GateTest, WhileTheProcessEndsAnOpenGateStaysOpenAndAShutOneIsNotWaitedAt) {
-  gate_.end();
-  EXPECT_EQ(Pass(gate_).result(), CUDA_SUCCESS);
-  gate_.close();
-  EXPECT_EQ(gate_.enter(), CUDA_ERROR_DEINITIALIZED);
-  gate_.open();
-  EXPECT_EQ(Pass(gate_).result(), CUDA_SUCCESS);
-  gate_.capture_began();
-  gate_.close();
-  EXPECT_EQ(Pass(gate_).result(), CUDA_SUCCESS) << "the capture must be able to end";
-  gate_.capture_ended();
-  EXPECT_EQ(gate_.enter(), CUDA_ERROR_DEINITIALIZED);
-}
-
-TEST_F(GateTest, TheEndChangesNoOtherError) {
-  gate_.prepare({false, 10s, &device_of_test});
-  gate_.end();
-  gate_.close();
-  gate_.hold();
-  EXPECT_EQ(gate_.enter(), CUDA_ERROR_NOT_READY);
-  gate_.fail();
-  EXPECT_NE(gate_.enter(), CUDA_ERROR_DEINITIALIZED);
-}
-
-std::atomic<bool> interpreter_is_ending{false};
-thread_local bool is_interpreters = false;
-
-class InterpreterGateTest : public GateTest {
- protected:
-  void SetUp() override {
-    interpreter_is_ending = false;
-    Gate::Policy policy{true, 10s, &device_of_test};
-    policy.interpreter_ends = [] { return interpreter_is_ending.load(); };
-    policy.ends_with_interpreter = [] { return is_interpreters; };
-    gate_.prepare(policy);
-    gate_.close();
-  }
-};
-
-TEST_F(InterpreterGateTest, ItsEndIsSeenWithoutAWord) {
-  std::thread caller([&] { EXPECT_EQ(gate_.enter(), CUDA_ERROR_DEINITIALIZED); });
-  ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
-  interpreter_is_ending = true;
-  caller.join();
-  EXPECT_EQ(gate_.enter(), CUDA_ERROR_DEINITIALIZED);
-}
-
-TEST_F(InterpreterGateTest, ThreadsThatEndWithItWaitOn) {
-  std::thread caller([&] {
-    is_interpreters = true;
-    EXPECT_EQ(gate_.enter(), CUDA_SUCCESS) << "it has waited until the gate opened";
-    gate_.leave();
-  });
-  ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
-  interpreter_is_ending = true;
-  gate_.end();
-  EXPECT_EQ(gate_.enter(), CUDA_ERROR_DEINITIALIZED);
-  EXPECT_EQ(waiting(gate_.snapshot(), 0), 1U);
-  gate_.open();
-  caller.join();
-}
-
-TEST_F(InterpreterGateTest, ThreadsOfOneThatRunsOnHearOfTheProcesssEnd) {
-  std::thread caller([&] {
-    is_interpreters = true;
-    EXPECT_EQ(gate_.enter(), CUDA_ERROR_DEINITIALIZED);
-  });
-  ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
-  gate_.end();
   caller.join();
 }
 
