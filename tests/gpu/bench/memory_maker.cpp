@@ -5,9 +5,9 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <vector>
 
+#include "common/descriptors.h"
 #include "tests/gpu/driver/control.h"
 #include "tests/gpu/driver/libraries.h"
 
@@ -44,43 +44,22 @@ int Maker::create(std::size_t bytes) const {
 void Maker::drop() const { send(0, -1); }
 
 void Maker::send(std::size_t bytes, int fd) const {
-  iovec iov{&bytes, sizeof bytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
-  msghdr header{};
-  header.msg_iov = &iov;
-  header.msg_iovlen = 1;
-  if (fd >= 0) {
-    header.msg_control = control;
-    header.msg_controllen = sizeof control;
-    cmsghdr* c = CMSG_FIRSTHDR(&header);
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(sizeof fd);
-    std::memcpy(CMSG_DATA(c), &fd, sizeof fd);
-  }
-  if (::sendmsg(socket_, &header, MSG_NOSIGNAL) < 0) fail("the maker of memory has gone");
+  if (amem::send_with(socket_, &bytes, sizeof bytes, &fd, fd >= 0 ? 1 : 0) < 0)
+    fail("the maker of memory has gone");
 }
 
 /// Looks for a while without sleeping, as both ends do with a broker that is asked often.
 std::pair<std::size_t, int> Maker::receive() const {
   std::size_t bytes = 0;
   int fd = -1;
-  iovec iov{&bytes, sizeof bytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
-  msghdr header{};
   const auto begin = Clock::now();
-  ssize_t n = 0;
+  amem::Received received;
   do {
-    header.msg_iov = &iov;
-    header.msg_iovlen = 1;
-    header.msg_control = control;
-    header.msg_controllen = sizeof control;
     const bool patient = Clock::now() - begin > std::chrono::milliseconds(2);
-    n = ::recvmsg(socket_, &header, MSG_CMSG_CLOEXEC | (patient ? 0 : MSG_DONTWAIT));
-  } while (n < 0 && errno == EAGAIN);
-  if (n <= 0) return {0, -2};
-  if (const cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr)
-    std::memcpy(&fd, CMSG_DATA(c), sizeof fd);
+    received = amem::receive_with(socket_, &bytes, sizeof bytes, patient ? 0 : MSG_DONTWAIT,
+                                  [&](amem::Fd passed) { fd = passed.release(); });
+  } while (received.bytes < 0 && errno == EAGAIN);
+  if (received.bytes <= 0) return {0, -2};
   return {bytes, fd};
 }
 

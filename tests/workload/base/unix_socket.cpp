@@ -8,7 +8,9 @@
 #include <cerrno>
 #include <cstring>
 #include <thread>
+#include <utility>
 
+#include "common/descriptors.h"
 #include "tests/workload/base/failure.h"
 
 namespace amem::workload {
@@ -67,24 +69,7 @@ Fd ConnectTo(const std::string& directory, const std::string& name, Clock::time_
 }
 
 bool SendPacket(int socket, const void* data, std::size_t bytes, int descriptor) {
-  iovec part{const_cast<void*>(data), bytes};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  if (descriptor >= 0) {
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
-  }
-  ssize_t sent = 0;
-  do {
-    sent = sendmsg(socket, &message, MSG_NOSIGNAL);
-  } while (sent < 0 && errno == EINTR);
+  const ssize_t sent = send_with(socket, data, bytes, &descriptor, descriptor >= 0 ? 1 : 0);
   if (sent < 0 && errno != EPIPE && errno != ECONNRESET) FailErrno("sendmsg");
   return sent >= 0;
 }
@@ -101,25 +86,11 @@ bool ReceivePacket(int socket, void* data, std::size_t bytes, Fd* descriptor,
       if (ready < 0 && errno != EINTR) FailErrno("poll");
     }
   }
-  iovec part{data, bytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  ssize_t received = 0;
-  do {
-    received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  } while (received < 0 && errno == EINTR);
+  const ssize_t received = receive_with(socket, data, bytes, 0, [&](Fd passed) {
+                             *descriptor = std::move(passed);
+                           }).bytes;
   if (received == 0 || (received < 0 && errno == ECONNRESET)) return false;
   if (received < 0) FailErrno("recvmsg");
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (header != nullptr && header->cmsg_type == SCM_RIGHTS) {
-    int passed = -1;
-    std::memcpy(&passed, CMSG_DATA(header), sizeof passed);
-    descriptor->reset(passed);
-  }
   if (static_cast<std::size_t>(received) != bytes) throw Failure("a packet of the wrong size");
   return true;
 }
