@@ -36,6 +36,11 @@ def environment_of(pid):
         return b""
 
 
+def start(argv, environment, marker, **streams):
+    """A process with the marker, which all that it starts inherit."""
+    return subprocess.Popen([str(a) for a in argv], env={**environment, MARKER: marker}, start_new_session=True, **streams)
+
+
 def marked_processes(value):
     """Processes started with the marker, whatever became of their parents."""
     wanted = f"{MARKER}={value}".encode()
@@ -95,10 +100,8 @@ class Program:
         self.marker = marker
         self.began = time.monotonic()
         with out.open("wb") as stdout, err.open("ab") as stderr:
-            self.process = subprocess.Popen(
-                [str(a) for a in argv], env={**environment, MARKER: marker}, stdout=stdout,
-                stderr=subprocess.STDOUT if err == out else stderr, stdin=subprocess.DEVNULL,
-                start_new_session=True)
+            self.process = start(argv, environment, marker, stdout=stdout, stdin=subprocess.DEVNULL,
+                                 stderr=subprocess.STDOUT if err == out else stderr)
 
     def running(self):
         return self.process.poll() is None
