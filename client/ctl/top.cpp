@@ -78,7 +78,8 @@ bool wait(std::chrono::milliseconds interval, bool keys, const Interrupt* interr
 
 }  // namespace
 
-int top(const Options& options, client::Broker& broker, Console& console, Interrupt* interrupt) {
+int top(const CommandLine& options, client::ControlClient& broker, Console& console,
+        Interrupt* interrupt) {
   auto status = broker.status();
   if (!status.ok()) {
     if (interrupt != nullptr && interrupt->happened()) return kExitInterrupted;

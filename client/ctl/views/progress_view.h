@@ -8,7 +8,7 @@
 #include <string>
 
 #include "amem/v1/broker.pb.h"
-#include "client/ctl/views/table.h"
+#include "client/ctl/views/text_table.h"
 
 namespace amem::ctl {
 

@@ -24,12 +24,12 @@ std::size_t bar_width(std::size_t columns, std::size_t text) {
 
 std::string devices(const v1::NodeStatus& status, std::size_t columns, const Style& style) {
   const std::size_t width = bar_width(columns, kDeviceText);
-  Table table({{"DEVICE", Align::kRight},
-               {"NAME"},
-               {"MEMORY"},
-               {"BROKERED", Align::kRight},
-               {"USED", Align::kRight},
-               {"TOTAL", Align::kRight}});
+  TextTable table({{"DEVICE", Align::kRight},
+                   {"NAME"},
+                   {"MEMORY"},
+                   {"BROKERED", Align::kRight},
+                   {"USED", Align::kRight},
+                   {"TOTAL", Align::kRight}});
   for (const v1::DeviceStatus& device : status.devices()) {
     const bool known = device.usage_known();
     const std::uint64_t brokered = device.brokered_bytes();
@@ -48,15 +48,15 @@ std::string devices(const v1::NodeStatus& status, std::size_t columns, const Sty
 
 std::string groups(const v1::NodeStatus& status, std::size_t columns, const Style& style) {
   const std::size_t width = bar_width(columns, kGroupText);
-  Table table({{"GROUP"},
-               {"STATE"},
-               {"SINCE", Align::kRight},
-               {"RANKS", Align::kRight},
-               {"MEMORY"},
-               {"RESIDENT", Align::kRight},
-               {"SAVED", Align::kRight},
-               {"PAUSE", Align::kRight},
-               {"RESUME", Align::kRight}});
+  TextTable table({{"GROUP"},
+                   {"STATE"},
+                   {"SINCE", Align::kRight},
+                   {"RANKS", Align::kRight},
+                   {"MEMORY"},
+                   {"RESIDENT", Align::kRight},
+                   {"SAVED", Align::kRight},
+                   {"PAUSE", Align::kRight},
+                   {"RESUME", Align::kRight}});
   // One scale for all groups, so that the bars can be compared.
   std::uint64_t largest = 0;
   for (const v1::GroupInfo& group : status.groups()) {

@@ -32,20 +32,20 @@ std::string none(std::string_view what) { return "no " + std::string(what) + "\n
 template <class Groups>
 std::string group_table(const Groups& groups, const Style& style) {
   if (groups.empty()) return none("groups");
-  Table table({{"GROUP"},
-               {"STATE"},
-               {"SINCE", kRight},
-               {"UID", kRight},
-               {"RANKS", kRight},
-               {"ALLOCS", kRight},
-               {"ALLOCATED", kRight},
-               {"RESIDENT", kRight},
-               {"SAVED", kRight},
-               {"PINNED", kRight},
-               {"UNBROKERED", kRight},
-               {"LAST PAUSE", kRight},
-               {"LAST RESUME", kRight},
-               {"NOTE"}});
+  TextTable table({{"GROUP"},
+                   {"STATE"},
+                   {"SINCE", kRight},
+                   {"UID", kRight},
+                   {"RANKS", kRight},
+                   {"ALLOCS", kRight},
+                   {"ALLOCATED", kRight},
+                   {"RESIDENT", kRight},
+                   {"SAVED", kRight},
+                   {"PINNED", kRight},
+                   {"UNBROKERED", kRight},
+                   {"LAST PAUSE", kRight},
+                   {"LAST RESUME", kRight},
+                   {"NOTE"}});
   for (const v1::GroupInfo& group : groups) {
     table.add({group.name(),
                {state_text(group), state_tone(group.state())},
@@ -68,7 +68,7 @@ std::string group_table(const Groups& groups, const Style& style) {
 /// What `pause` does by tag, and how, where somebody has decided: empty when nowhere.
 template <class Groups>
 std::string policy_lines(const Groups& groups, const Style& style) {
-  Table table({{"GROUP"}, {"TAG"}, {"POLICY"}, {"SAVE"}});
+  TextTable table({{"GROUP"}, {"TAG"}, {"POLICY"}, {"SAVE"}});
   for (const v1::GroupInfo& group : groups) {
     for (const v1::TagPolicy& policy : group.policies()) {
       table.add(
@@ -80,14 +80,14 @@ std::string policy_lines(const Groups& groups, const Style& style) {
 
 template <class Groups>
 std::string group_tag_table(const Groups& groups, const Style& style) {
-  Table table({{"GROUP"},
-               {"TAG"},
-               {"ALLOCS", kRight},
-               {"ALLOCATED", kRight},
-               {"RESIDENT", kRight},
-               {"SAVED", kRight},
-               {"PINNED", kRight},
-               {"DISCARDED", kRight}});
+  TextTable table({{"GROUP"},
+                   {"TAG"},
+                   {"ALLOCS", kRight},
+                   {"ALLOCATED", kRight},
+                   {"RESIDENT", kRight},
+                   {"SAVED", kRight},
+                   {"PINNED", kRight},
+                   {"DISCARDED", kRight}});
   for (const v1::GroupInfo& group : groups) {
     for (const v1::TagUsage& usage : group.tags()) {
       table.add({group.name(), usage.tag(), std::to_string(usage.allocation_count()),
@@ -105,12 +105,12 @@ std::string unbrokered_table(const v1::ListRanksResponse& ranks, const Style& st
   for (const v1::RankInfo& rank : ranks.ranks()) {
     for (const v1::UnbrokeredUsage& usage : rank.unbrokered()) names.add(usage.uuid());
   }
-  Table table({{"ID", kRight},
-               {"GROUP"},
-               {"DEVICE"},
-               {"UNBROKERED"},
-               {"ALLOCS", kRight},
-               {"SIZE", kRight}});
+  TextTable table({{"ID", kRight},
+                   {"GROUP"},
+                   {"DEVICE"},
+                   {"UNBROKERED"},
+                   {"ALLOCS", kRight},
+                   {"SIZE", kRight}});
   for (const v1::RankInfo& rank : ranks.ranks()) {
     for (const v1::UnbrokeredUsage& usage : rank.unbrokered()) {
       table.add({std::to_string(rank.id()), rank.group(), names(usage.uuid()), usage.kind(),
@@ -132,7 +132,7 @@ std::string group_device_table(const Groups& groups, const Style& style) {
   for (const v1::GroupInfo& group : groups) {
     for (const v1::GroupDeviceUsage& usage : group.devices()) names.add(usage.uuid());
   }
-  Table table({{"GROUP"}, {"DEVICE"}, {"ALLOCATED", kRight}, {"RESIDENT", kRight}});
+  TextTable table({{"GROUP"}, {"DEVICE"}, {"ALLOCATED", kRight}, {"RESIDENT", kRight}});
   for (const v1::GroupInfo& group : groups) {
     for (const v1::GroupDeviceUsage& usage : group.devices()) {
       table.add({group.name(), names(usage.uuid()), format_bytes(usage.allocated_bytes()),
@@ -144,12 +144,12 @@ std::string group_device_table(const Groups& groups, const Style& style) {
 
 std::string device_table(const v1::NodeStatus& status, const Style& style) {
   if (status.devices().empty()) return none("devices");
-  Table table({{"DEVICE", kRight},
-               {"NAME"},
-               {"TOTAL", kRight},
-               {"USED", kRight},
-               {"BROKERED", kRight},
-               {"UUID"}});
+  TextTable table({{"DEVICE", kRight},
+                   {"NAME"},
+                   {"TOTAL", kRight},
+                   {"USED", kRight},
+                   {"BROKERED", kRight},
+                   {"UUID"}});
   for (const v1::DeviceStatus& device : status.devices()) {
     const bool known = device.usage_known();
     table.add({std::to_string(device.ordinal()), device.name(),
@@ -245,18 +245,18 @@ std::string groups_view(const v1::ListGroupsResponse& groups, const Style& style
 
 std::string ranks_view(const v1::ListRanksResponse& ranks, const Style& style) {
   if (ranks.ranks().empty()) return none("ranks");
-  Table table({{"ID", kRight},
-               {"GROUP"},
-               {"RANK", kRight},
-               {"PID", kRight},
-               {"UID", kRight},
-               {"PROGRAM"},
-               {"ALLOCS", kRight},
-               {"OWNED", kRight},
-               {"IMPORTED", kRight},
-               {"UNBROKERED", kRight},
-               {"SHIM"},
-               {"WAITS FOR"}});
+  TextTable table({{"ID", kRight},
+                   {"GROUP"},
+                   {"RANK", kRight},
+                   {"PID", kRight},
+                   {"UID", kRight},
+                   {"PROGRAM"},
+                   {"ALLOCS", kRight},
+                   {"OWNED", kRight},
+                   {"IMPORTED", kRight},
+                   {"UNBROKERED", kRight},
+                   {"SHIM"},
+                   {"WAITS FOR"}});
   for (const v1::RankInfo& rank : ranks.ranks()) {
     table.add({std::to_string(rank.id()),
                rank.group(),
@@ -279,15 +279,15 @@ std::string allocations_view(const std::vector<v1::AllocationInfo>& allocations,
   if (allocations.empty()) return none("allocations");
   DeviceNames names;
   for (const auto& allocation : allocations) names.add(allocation.device());
-  Table table({{"ID", kRight},
-               {"GROUP"},
-               {"DEVICE"},
-               {"SIZE", kRight},
-               {"TAG"},
-               {"POLICY"},
-               {"WHERE"},
-               {"OWNER", kRight},
-               {"PEERS"}});
+  TextTable table({{"ID", kRight},
+                   {"GROUP"},
+                   {"DEVICE"},
+                   {"SIZE", kRight},
+                   {"TAG"},
+                   {"POLICY"},
+                   {"WHERE"},
+                   {"OWNER", kRight},
+                   {"PEERS"}});
   for (const auto& allocation : allocations) {
     std::string peers;
     for (const std::uint32_t peer : allocation.peers()) {
@@ -313,14 +313,14 @@ std::string summary_view(const std::vector<SummaryRow>& rows, const Style& style
   if (rows.empty()) return none("allocations");
   DeviceNames names;
   for (const SummaryRow& row : rows) names.add(row.device);
-  Table table({{"GROUP"},
-               {"TAG"},
-               {"DEVICE"},
-               {"POLICY"},
-               {"ALLOCS", kRight},
-               {"SIZE", kRight},
-               {"RESIDENT", kRight},
-               {"PINNED", kRight}});
+  TextTable table({{"GROUP"},
+                   {"TAG"},
+                   {"DEVICE"},
+                   {"POLICY"},
+                   {"ALLOCS", kRight},
+                   {"SIZE", kRight},
+                   {"RESIDENT", kRight},
+                   {"PINNED", kRight}});
   for (const SummaryRow& row : rows) {
     table.add({row.group, row.tag, names(row.device), policy_text(row.policy),
                std::to_string(row.count), format_bytes(row.bytes), format_bytes(row.resident_bytes),

@@ -7,7 +7,7 @@
 
 #include "amem/v1/broker.pb.h"
 #include "client/ctl/views/summary.h"
-#include "client/ctl/views/table.h"
+#include "client/ctl/views/text_table.h"
 
 namespace amem::ctl {
 

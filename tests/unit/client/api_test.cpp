@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "client/core/broker.h"
+#include "client/core/control_client.h"
 #include "tests/unit/fixtures/fake_broker.h"
 
 namespace amem {

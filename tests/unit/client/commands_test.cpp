@@ -46,8 +46,8 @@ class Commands : public testing::Test {
     out.str("");
     err.str("");
     Console console{.out = out, .err = err, .out_style = {}, .err_style = {}};
-    client::Broker connection(dir / "control.sock",
-                              parsed.options->timeout.value_or(client::kDefaultQueryTimeout));
+    client::ControlClient connection(
+        dir / "control.sock", parsed.options->timeout.value_or(client::kDefaultQueryTimeout));
     return execute(*parsed.options, connection, console, interrupt);
   }
 

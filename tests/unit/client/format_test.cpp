@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "client/ctl/exit_code.h"
-#include "client/ctl/views/table.h"
+#include "client/ctl/views/text_table.h"
 
 namespace amem::ctl {
 namespace {
@@ -81,8 +81,8 @@ TEST(FormatBar, ShowsTheSmallestAndSurvivesTheImpossible) {
   EXPECT_EQ(format_bar(5, 5, 0, 12), "[          ]");
 }
 
-TEST(Table, AlignsColumnsWithoutTrailingSpaces) {
-  Table table({{"NAME"}, {"SIZE", Align::kRight}, {"NOTE"}});
+TEST(TextTable, AlignsColumnsWithoutTrailingSpaces) {
+  TextTable table({{"NAME"}, {"SIZE", Align::kRight}, {"NOTE"}});
   table.add({"train", "3.36 GiB", ""});
   table.add({"x", "0 B", "bad"});
   EXPECT_EQ(table.render({}),
@@ -91,16 +91,16 @@ TEST(Table, AlignsColumnsWithoutTrailingSpaces) {
             "x           0 B  bad\n");
 }
 
-TEST(Table, ColoursDoNotMoveColumns) {
-  Table table({{"A"}, {"B"}});
+TEST(TextTable, ColoursDoNotMoveColumns) {
+  TextTable table({{"A"}, {"B"}});
   table.add({{"ok", Tone::kGood}, "1"});
   table.add({"long", "2"});
   EXPECT_EQ(table.render({.color = true}),
             "\x1b[1mA\x1b[0m     \x1b[1mB\x1b[0m\n\x1b[32mok\x1b[0m    1\nlong  2\n");
 }
 
-TEST(Table, CountsCharactersAndDisarmsCells) {
-  Table table({{"A"}, {"B"}});
+TEST(TextTable, CountsCharactersAndDisarmsCells) {
+  TextTable table({{"A"}, {"B"}});
   table.add({"ä", "1"});
   table.add({"a\nb", "2"});
   EXPECT_EQ(table.render({}), "A    B\nä    1\na?b  2\n");

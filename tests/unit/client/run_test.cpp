@@ -51,7 +51,7 @@ class Run : public testing::Test {
   }
 
   test::TempDir dir;
-  Options options;
+  CommandLine options;
   RunContext context;
 
  private:

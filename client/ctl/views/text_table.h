@@ -1,4 +1,4 @@
-// Table: aligned columns of text for people, and Style, which colours them on a terminal.
+// TextTable: aligned columns of text for people, and Style, which colours them on a terminal.
 //
 // Plain values that do no I/O; not synchronised.
 #pragma once
@@ -34,9 +34,9 @@ struct Cell {
   Tone tone = Tone::kPlain;
 };
 
-class Table {
+class TextTable {
  public:
-  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+  explicit TextTable(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
   /// REQUIRES: one cell per column. Control characters are made harmless.
   void add(std::vector<Cell> row);

@@ -25,7 +25,7 @@ enum class Command {
   kVersion,
 };
 
-struct Options {
+struct CommandLine {
   Command command = Command::kStatus;
 
   // Global.
@@ -54,7 +54,7 @@ struct Options {
 };
 
 struct Parsed {
-  std::optional<Options> options;  // else there is nothing to do but write `text` and exit
+  std::optional<CommandLine> options;  // else there is nothing to do but write `text` and exit
   int exit_code = 0;
   std::string text;  // to standard output when exit_code is 0, else to standard error
 };

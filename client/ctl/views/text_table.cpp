@@ -1,4 +1,4 @@
-#include "client/ctl/views/table.h"
+#include "client/ctl/views/text_table.h"
 
 #include <algorithm>
 #include <utility>
@@ -37,12 +37,12 @@ std::string Style::operator()(Tone tone, std::string_view text) const {
   return escape(tone) + std::string(text) + "\x1b[0m";
 }
 
-void Table::add(std::vector<Cell> row) {
+void TextTable::add(std::vector<Cell> row) {
   for (Cell& cell : row) cell.text = printable(cell.text);
   rows_.push_back(std::move(row));
 }
 
-std::string Table::render(const Style& style) const {
+std::string TextTable::render(const Style& style) const {
   std::vector<std::size_t> widths;
   for (std::size_t i = 0; i < columns_.size(); ++i) {
     std::size_t width = display_width(columns_[i].title);

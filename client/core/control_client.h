@@ -1,5 +1,5 @@
-// Broker: the calls of the control API (broker.proto) on one control socket, with deadlines, clear
-// errors and a way to stop waiting.
+// ControlClient: the calls of the control API (broker.proto) on one control socket, with deadlines,
+// clear errors and a way to stop waiting.
 //
 // Owns a gRPC channel, which connects with the first call and again after a loss. Every member
 // function may be called from any thread, several at a time; the callbacks run on the caller's
@@ -35,14 +35,14 @@ inline constexpr std::chrono::milliseconds kDefaultQueryTimeout{5000};
 /// broker that hangs: the time asked for (0: a generous guess at the configured one) and a margin.
 std::chrono::milliseconds operation_deadline(std::uint32_t timeout_ms, int groups);
 
-class Broker {
+class ControlClient {
  public:
   /// `socket` is a path; see control_socket().
-  explicit Broker(std::string socket,
-                  std::chrono::milliseconds query_timeout = kDefaultQueryTimeout);
-  Broker(const Broker&) = delete;
-  Broker& operator=(const Broker&) = delete;
-  ~Broker();
+  explicit ControlClient(std::string socket,
+                         std::chrono::milliseconds query_timeout = kDefaultQueryTimeout);
+  ControlClient(const ControlClient&) = delete;
+  ControlClient& operator=(const ControlClient&) = delete;
+  ~ControlClient();
 
   const std::string& socket() const;
 

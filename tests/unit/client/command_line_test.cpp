@@ -1,5 +1,5 @@
 // amemctl's command line.
-#include "client/ctl/options.h"
+#include "client/ctl/command_line.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-TEST(Options, CommandsAndTheirArguments) {
+TEST(CommandLine, CommandsAndTheirArguments) {
   EXPECT_EQ(parse({"status"}).options->command, Command::kStatus);
   EXPECT_EQ(parse({"groups"}).options->command, Command::kGroups);
   EXPECT_EQ(parse({"version"}).options->command, Command::kVersion);
@@ -36,17 +36,17 @@ TEST(Options, CommandsAndTheirArguments) {
   EXPECT_THAT(parse({"allocations", "--tag", "a", "--tag", "b", "--summary"}).options->tags,
               ElementsAre("a", "b"));
 
-  const Options swap = *parse({"swap", "train", "rollout"}).options;
+  const CommandLine swap = *parse({"swap", "train", "rollout"}).options;
   EXPECT_EQ(swap.command, Command::kSwap);
   EXPECT_EQ(swap.group, "train");
   EXPECT_EQ(swap.in, "rollout");
 
-  const Options policy = *parse({"policy", "train", "kv_cache", "discard"}).options;
+  const CommandLine policy = *parse({"policy", "train", "kv_cache", "discard"}).options;
   EXPECT_EQ(policy.tag, "kv_cache");
   EXPECT_EQ(policy.policy, v1::POLICY_DISCARD);
 
   EXPECT_EQ(policy.form, v1::SAVE_FORM_UNSPECIFIED);
-  const Options save = *parse({"policy", "train", "nccl", "--save", "sparse"}).options;
+  const CommandLine save = *parse({"policy", "train", "nccl", "--save", "sparse"}).options;
   EXPECT_EQ(save.policy, v1::POLICY_UNSPECIFIED);
   EXPECT_EQ(save.form, v1::SAVE_FORM_SPARSE);
   EXPECT_EQ(parse({"policy", "train", "w", "keep", "--save=auto"}).options->form,
@@ -54,16 +54,16 @@ TEST(Options, CommandsAndTheirArguments) {
   EXPECT_FALSE(parse({"policy", "train", "nccl"}).options) << "nothing to set";
   EXPECT_FALSE(parse({"policy", "train", "nccl", "--save", "zip"}).options);
 
-  const Options top = *parse({"top", "--once", "--interval", "250ms"}).options;
+  const CommandLine top = *parse({"top", "--once", "--interval", "250ms"}).options;
   EXPECT_TRUE(top.once);
   EXPECT_EQ(top.interval, milliseconds(250));
 }
 
-TEST(Options, GlobalOnesBeforeAndAfterTheCommand) {
-  const Options before = *parse({"--json", "--timeout", "30", "pause", "train"}).options;
+TEST(CommandLine, GlobalOnesBeforeAndAfterTheCommand) {
+  const CommandLine before = *parse({"--json", "--timeout", "30", "pause", "train"}).options;
   EXPECT_TRUE(before.json);
   EXPECT_EQ(before.timeout, milliseconds(30'000));
-  const Options after =
+  const CommandLine after =
       *parse({"status", "--json", "--no-color", "--runtime-dir=/x", "--socket", "/y"}).options;
   EXPECT_TRUE(after.json);
   EXPECT_TRUE(after.no_color);
@@ -72,10 +72,10 @@ TEST(Options, GlobalOnesBeforeAndAfterTheCommand) {
   EXPECT_FALSE(after.timeout);
 }
 
-TEST(Options, RunLeavesTheCommandAlone) {
-  const Options run = *parse({"run", "--group", "train", "--required", "--trace", "t.%p", "--",
-                              "python", "a.py", "--json", "--", "-x"})
-                           .options;
+TEST(CommandLine, RunLeavesTheCommandAlone) {
+  const CommandLine run = *parse({"run", "--group", "train", "--required", "--trace", "t.%p", "--",
+                                  "python", "a.py", "--json", "--", "-x"})
+                               .options;
   EXPECT_EQ(run.command, Command::kRun);
   EXPECT_EQ(run.group, "train");
   EXPECT_TRUE(run.required);
@@ -106,7 +106,7 @@ TEST_P(BadLines, AreUsageErrorsThatSayWhy) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Options, BadLines,
+    CommandLine, BadLines,
     testing::Values(BadLine{{}, "subcommand is required"}, BadLine{{"paws"}, "no command \"paws\""},
                     BadLine{{"pause"}, "GROUP is required"},
                     BadLine{{"pause", "../etc"}, "\"../etc\" is no group name"},
@@ -125,7 +125,7 @@ INSTANTIATE_TEST_SUITE_P(
                     BadLine{{"run", "--group", "a", "--socket", "/x", "--", "ls"},
                             "--runtime-dir"}));
 
-TEST(Options, HelpAndVersionAreNoErrors) {
+TEST(CommandLine, HelpAndVersionAreNoErrors) {
   const Parsed help = parse({"--help"});
   EXPECT_FALSE(help.options);
   EXPECT_EQ(help.exit_code, 0);

@@ -1,4 +1,4 @@
-#include "client/ctl/options.h"
+#include "client/ctl/command_line.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -41,7 +41,7 @@ CLI::Option* add_duration(CLI::App& app, const std::string& name, const std::str
       ->type_name("TIME");
 }
 
-void add_globals(CLI::App& app, Options& options) {
+void add_globals(CLI::App& app, CommandLine& options) {
   app.add_option("--runtime-dir", options.runtime_dir,
                  "The broker's runtime directory; see \"Where the broker is\"")
       ->type_name("DIR");
@@ -66,7 +66,7 @@ Times:
 )";
 
 /// A subcommand that sets `command` when it is chosen.
-CLI::App& add(CLI::App& app, Options& options, Command command, const std::string& name,
+CLI::App& add(CLI::App& app, CommandLine& options, Command command, const std::string& name,
               const std::string& help) {
   CLI::App* sub = app.add_subcommand(name, help);
   sub->callback([&options, command] { options.command = command; });
@@ -90,7 +90,7 @@ void add_tags(CLI::App& sub, std::vector<std::string>& tags, const std::string& 
           [](std::string& text) { return std::string(text.empty() ? "a tag is empty" : ""); }, ""));
 }
 
-void add_queries(CLI::App& app, Options& o) {
+void add_queries(CLI::App& app, CommandLine& o) {
   add(app, o, Command::kStatus, "status", "The node: broker, pool, devices, groups");
   add_group(
       add(app, o, Command::kGroups, "groups", "Groups: state, memory by device and tag, policies"),
@@ -105,11 +105,11 @@ void add_queries(CLI::App& app, Options& o) {
                        "Totals by group, tag, device and policy instead of a list");
 }
 
-void add_explain(CLI::App& sub, Options& o) {
+void add_explain(CLI::App& sub, CommandLine& o) {
   sub.add_flag("--explain", o.explain, "Say where the time went: by phase, by rank, in the rank");
 }
 
-void add_operations(CLI::App& app, Options& o) {
+void add_operations(CLI::App& app, CommandLine& o) {
   CLI::App& pause =
       add(app, o, Command::kPause, "pause", "Release a group's GPU memory, addresses kept");
   add_group(pause, o.group, true);
@@ -156,7 +156,7 @@ void add_operations(CLI::App& app, Options& o) {
       ->check(CLI::IsMember({"auto", "dense", "sparse"}));
 }
 
-void add_views(CLI::App& app, Options& o) {
+void add_views(CLI::App& app, CommandLine& o) {
   add_group(add(app, o, Command::kWatch, "watch", "Print events until interrupted"), o.group,
             false);
   CLI::App& top = add(app, o, Command::kTop, "top", "A screen that refreshes; q quits");
@@ -165,7 +165,7 @@ void add_views(CLI::App& app, Options& o) {
                [&o](std::chrono::milliseconds time) { o.interval = time; });
 }
 
-void add_run(CLI::App& app, Options& o) {
+void add_run(CLI::App& app, CommandLine& o) {
   CLI::App& run = add(app, o, Command::kRun, "run",
                       "Run a command as a rank of a group: amemctl run --group NAME -- COMMAND...");
   run.add_option("--group", o.group, "The group that its processes join")
@@ -194,7 +194,7 @@ Parsed usage(const std::string& text) {
 }  // namespace
 
 Parsed parse(std::vector<std::string> arguments) {
-  Options options;
+  CommandLine options;
   CLI::App app("amemctl: see and steer the groups whose GPU memory amemd owns", "amemctl");
   app.require_subcommand(1);
   app.fallthrough();  // global options may follow the subcommand

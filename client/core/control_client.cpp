@@ -1,4 +1,4 @@
-#include "client/core/broker.h"
+#include "client/core/control_client.h"
 
 #include <grpcpp/grpcpp.h>
 
@@ -69,7 +69,7 @@ milliseconds operation_deadline(std::uint32_t timeout_ms, int groups) {
   return groups * ((timeout_ms != 0 ? milliseconds(timeout_ms) : kConfiguredAtMost) + kMargin);
 }
 
-struct Broker::Impl {
+struct ControlClient::Impl {
   Impl(std::string path, milliseconds timeout)
       : socket(std::move(path)),
         query_timeout(timeout),
@@ -88,7 +88,7 @@ struct Broker::Impl {
 };
 
 /// One call under way: its context, its deadline, and how its end is told.
-class Broker::Impl::Call {
+class ControlClient::Impl::Call {
  public:
   enum class Kind { kQuery, kOperation, kWatch };
 
@@ -215,13 +215,13 @@ class Broker::Impl::Call {
   bool answered_ = false;  // the broker has said something in this call
 };
 
-Broker::Broker(std::string socket, milliseconds query_timeout)
+ControlClient::ControlClient(std::string socket, milliseconds query_timeout)
     : impl_(std::make_unique<Impl>(std::move(socket), query_timeout)) {}
-Broker::~Broker() = default;
+ControlClient::~ControlClient() = default;
 
-const std::string& Broker::socket() const { return impl_->socket; }
+const std::string& ControlClient::socket() const { return impl_->socket; }
 
-Result<v1::NodeStatus> Broker::status() {
+Result<v1::NodeStatus> ControlClient::status() {
   Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
   if (Status why = call.prepare(); !why.ok()) return why;
   v1::NodeStatus answer;
@@ -230,7 +230,7 @@ Result<v1::NodeStatus> Broker::status() {
   return answer;
 }
 
-Result<v1::ListGroupsResponse> Broker::groups() {
+Result<v1::ListGroupsResponse> ControlClient::groups() {
   Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
   if (Status why = call.prepare(); !why.ok()) return why;
   v1::ListGroupsResponse answer;
@@ -239,7 +239,7 @@ Result<v1::ListGroupsResponse> Broker::groups() {
   return answer;
 }
 
-Result<v1::ListRanksResponse> Broker::ranks(const std::string& group) {
+Result<v1::ListRanksResponse> ControlClient::ranks(const std::string& group) {
   if (Status status = check_group_or_all(group); !status.ok()) return status;
   Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
   if (Status why = call.prepare(); !why.ok()) return why;
@@ -251,7 +251,7 @@ Result<v1::ListRanksResponse> Broker::ranks(const std::string& group) {
   return answer;
 }
 
-Status Broker::allocations(const std::string& group, const OnAllocation& on_allocation) {
+Status ControlClient::allocations(const std::string& group, const OnAllocation& on_allocation) {
   if (Status status = check_group_or_all(group); !status.ok()) return status;
   Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
   if (Status why = call.prepare(); !why.ok()) return why;
@@ -261,8 +261,8 @@ Status Broker::allocations(const std::string& group, const OnAllocation& on_allo
   return call.read(*reader, on_allocation);
 }
 
-Status Broker::set_policy(const std::string& group, const std::string& tag, v1::Policy policy,
-                          v1::SaveForm form) {
+Status ControlClient::set_policy(const std::string& group, const std::string& tag,
+                                 v1::Policy policy, v1::SaveForm form) {
   if (Status status = check_group(group); !status.ok()) return status;
   if (tag.empty()) return {Code::kInvalidArgument, "the tag is empty"};
   const bool only_form = policy == v1::POLICY_UNSPECIFIED && form != v1::SAVE_FORM_UNSPECIFIED;
@@ -282,8 +282,8 @@ Status Broker::set_policy(const std::string& group, const std::string& tag, v1::
 
 /// What pause, resume and swap share. `start` makes the call; `groups` of them must report `done`.
 template <class Start>
-Status Broker::operate(std::uint32_t timeout_ms, int groups, const OnProgress& on_progress,
-                       Start start) {
+Status ControlClient::operate(std::uint32_t timeout_ms, int groups, const OnProgress& on_progress,
+                              Start start) {
   Impl::Call call(*impl_, Impl::Call::Kind::kOperation, operation_deadline(timeout_ms, groups));
   if (Status why = call.prepare(); !why.ok()) return why;
   int done = 0;
@@ -298,8 +298,8 @@ Status Broker::operate(std::uint32_t timeout_ms, int groups, const OnProgress& o
   return status;
 }
 
-Status Broker::pause(const std::string& group, const std::vector<std::string>& tags,
-                     std::uint32_t timeout_ms, const OnProgress& on_progress) {
+Status ControlClient::pause(const std::string& group, const std::vector<std::string>& tags,
+                            std::uint32_t timeout_ms, const OnProgress& on_progress) {
   if (Status status = check_group(group); !status.ok()) return status;
   if (Status status = check_tags(tags); !status.ok()) return status;
   v1::PauseRequest request;
@@ -311,8 +311,8 @@ Status Broker::pause(const std::string& group, const std::vector<std::string>& t
   });
 }
 
-Status Broker::resume(const std::string& group, const std::vector<std::string>& tags,
-                      std::uint32_t timeout_ms, const OnProgress& on_progress) {
+Status ControlClient::resume(const std::string& group, const std::vector<std::string>& tags,
+                             std::uint32_t timeout_ms, const OnProgress& on_progress) {
   if (Status status = check_group(group); !status.ok()) return status;
   if (Status status = check_tags(tags); !status.ok()) return status;
   v1::ResumeRequest request;
@@ -324,8 +324,8 @@ Status Broker::resume(const std::string& group, const std::vector<std::string>& 
   });
 }
 
-Status Broker::swap(const std::string& out, const std::string& in, std::uint32_t timeout_ms,
-                    const OnProgress& on_progress) {
+Status ControlClient::swap(const std::string& out, const std::string& in, std::uint32_t timeout_ms,
+                           const OnProgress& on_progress) {
   if (Status status = check_group(out); !status.ok()) return status;
   if (Status status = check_group(in); !status.ok()) return status;
   if (out == in) {
@@ -339,7 +339,7 @@ Status Broker::swap(const std::string& out, const std::string& in, std::uint32_t
                  [&](grpc::ClientContext* context) { return impl_->stub->Swap(context, request); });
 }
 
-Status Broker::watch(const std::string& group, const OnEvent& on_event) {
+Status ControlClient::watch(const std::string& group, const OnEvent& on_event) {
   if (Status status = check_group_or_all(group); !status.ok()) return status;
   Impl::Call call(*impl_, Impl::Call::Kind::kWatch, std::nullopt);
   if (Status why = call.prepare(); !why.ok()) return why;
@@ -351,7 +351,7 @@ Status Broker::watch(const std::string& group, const OnEvent& on_event) {
   return {Code::kUnavailable, "amemd at " + impl_->socket + " ended the stream of events"};
 }
 
-void Broker::cancel() {
+void ControlClient::cancel() {
   const std::lock_guard lock(impl_->mutex);
   for (Impl::Call* call : impl_->calls) call->stop();
 }
