@@ -15,16 +15,6 @@ function(amem_precompile target)
   endif()
 endfunction()
 
-# amem_unoptimised(TARGET…): programs of unit tests, which need not be fast; they compile in half the time. (Sanitizer builds have
-# flags of their own.)
-function(amem_unoptimised)
-  if(NOT AMEM_SANITIZE)
-    foreach(target IN LISTS ARGN)
-      target_compile_options(${target} PRIVATE -O0 -g1)
-    endforeach()
-  endif()
-endfunction()
-
 # amem_unity(TARGET [FILE…]): with AMEM_UNITY several files of the target are compiled as one, but for these, whose names collide
 # or whose anonymous types would. It halves the time to build everything once, and takes longer after a change.
 option(AMEM_UNITY "Compile several files of a library as one" OFF)

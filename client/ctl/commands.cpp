@@ -7,22 +7,22 @@
 
 #include "client/core/json.h"
 #include "client/ctl/exit_code.h"
-#include "client/ctl/explain.h"
-#include "client/ctl/progress_view.h"
-#include "client/ctl/summary.h"
 #include "client/ctl/top.h"
-#include "client/ctl/views.h"
+#include "client/ctl/views/explain.h"
+#include "client/ctl/views/progress_view.h"
+#include "client/ctl/views/summary.h"
+#include "client/ctl/views/views.h"
 #include "common/version.h"
 
 namespace amem::ctl {
 namespace {
 
-using client::Broker;
+using client::ControlClient;
 using client::to_json;
 
-struct Session {
-  const Options& options;
-  Broker& broker;
+struct Invocation {
+  const CommandLine& options;
+  ControlClient& broker;
   Console& console;
   Interrupt* interrupt;
 
@@ -39,7 +39,7 @@ struct Session {
 
 /// A query with one answer: `view` makes it text for people.
 template <class Message, class View>
-int show(const Session& s, const Result<Message>& answer, View view) {
+int show(const Invocation& s, const Result<Message>& answer, View view) {
   if (!answer.ok()) return s.end(answer.status());
   s.console.out << (s.options.json ? to_json(answer.value()) + "\n"
                                    : view(answer.value(), s.console.out_style));
@@ -47,7 +47,7 @@ int show(const Session& s, const Result<Message>& answer, View view) {
 }
 
 /// The groups, or the one that is asked for, which must be there.
-Result<v1::ListGroupsResponse> groups(const Session& s) {
+Result<v1::ListGroupsResponse> groups(const Invocation& s) {
   auto answer = s.broker.groups();
   const std::string& name = s.options.group;
   if (!answer.ok() || name.empty()) return answer;
@@ -62,7 +62,7 @@ Result<v1::ListGroupsResponse> groups(const Session& s) {
   return chosen;
 }
 
-int allocations(const Session& s) {
+int allocations(const Invocation& s) {
   const auto& tags = s.options.tags;
   Summary summary;
   std::vector<v1::AllocationInfo> list;
@@ -95,7 +95,7 @@ int allocations(const Session& s) {
 }
 
 /// After an interrupt: the operation goes on in the broker, so say how far it is.
-void tell_states(const Session& s, const std::vector<std::string>& names) {
+void tell_states(const Invocation& s, const std::vector<std::string>& names) {
   std::string text = "interrupted; the broker goes on with what it has begun";
   if (const auto groups = s.broker.groups(); groups.ok()) {
     for (const v1::GroupInfo& group : groups.value().groups()) {
@@ -117,8 +117,8 @@ std::string tag_text(const std::vector<std::string>& tags) {
   return text.empty() ? text : text + ")";
 }
 
-int operate(const Session& s) {
-  const Options& o = s.options;
+int operate(const Invocation& s) {
+  const CommandLine& o = s.options;
   ProgressView view(s.console.err_style, o.json ? 0 : s.console.err_columns);
   const client::OnProgress on_progress = [&](const v1::Progress& progress) {
     if (o.json) {
@@ -157,8 +157,8 @@ int operate(const Session& s) {
   return s.end(status);
 }
 
-int set_policy(const Session& s) {
-  const Options& o = s.options;
+int set_policy(const Invocation& s) {
+  const CommandLine& o = s.options;
   const Status status = s.broker.set_policy(o.group, o.tag, o.policy, o.form);
   if (!status.ok()) return s.end(status);
   if (o.json) {
@@ -177,7 +177,7 @@ int set_policy(const Session& s) {
   return kExitOk;
 }
 
-int watch(const Session& s) {
+int watch(const Invocation& s) {
   const Status status = s.broker.watch(s.options.group, [&](const v1::Event& event) {
     s.console.out << (s.options.json ? to_json(event) + "\n"
                                      : event_line(event, s.console.out_style))
@@ -189,7 +189,7 @@ int watch(const Session& s) {
 }
 
 /// Succeeds without a broker too: its version is then not known.
-int version(const Session& s) {
+int version(const Invocation& s) {
   const auto status = s.broker.status();
   if (s.options.json) {
     s.console.out << "{\"client\":" << client::json_string(kVersion) << ",\"broker\":"
@@ -204,7 +204,7 @@ int version(const Session& s) {
   return kExitOk;
 }
 
-int dispatch(const Session& s) {
+int dispatch(const Invocation& s) {
   switch (s.options.command) {
     case Command::kStatus:
       return show(s, s.broker.status(), status_view);
@@ -234,7 +234,8 @@ int dispatch(const Session& s) {
 
 }  // namespace
 
-int execute(const Options& options, Broker& broker, Console& console, Interrupt* interrupt) {
+int execute(const CommandLine& options, ControlClient& broker, Console& console,
+            Interrupt* interrupt) {
   if (interrupt != nullptr) interrupt->on_signal([&broker] { broker.cancel(); });
   const int code = dispatch({options, broker, console, interrupt});
   if (interrupt != nullptr) interrupt->on_signal({});  // the broker may go before the interrupt

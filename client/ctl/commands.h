@@ -3,14 +3,15 @@
 // caller's thread.
 #pragma once
 
-#include "client/core/broker.h"
+#include "client/core/control_client.h"
+#include "client/ctl/command_line.h"
 #include "client/ctl/interrupt.h"
-#include "client/ctl/options.h"
 #include "client/ctl/output.h"
 
 namespace amem::ctl {
 
 /// `interrupt` may be null. REQUIRES: options.command is not kRun.
-int execute(const Options& options, client::Broker& broker, Console& console, Interrupt* interrupt);
+int execute(const CommandLine& options, client::ControlClient& broker, Console& console,
+            Interrupt* interrupt);
 
 }  // namespace amem::ctl

@@ -5,12 +5,12 @@
 #include <utility>
 #include <vector>
 
-#include "client/core/broker.h"
+#include "client/core/control_client.h"
 #include "client/core/endpoint.h"
+#include "client/ctl/command_line.h"
 #include "client/ctl/commands.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/interrupt.h"
-#include "client/ctl/options.h"
 #include "client/ctl/output.h"
 #include "client/ctl/run.h"
 
@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
     (parsed.exit_code == ctl::kExitOk ? std::cout : std::cerr) << parsed.text;
     return parsed.exit_code;
   }
-  const ctl::Options& options = *parsed.options;
+  const ctl::CommandLine& options = *parsed.options;
   if (options.command == ctl::Command::kRun) return ctl::execute_run(options);
 
   auto socket = client::control_socket(options.runtime_dir, options.socket);
@@ -30,8 +30,8 @@ int main(int argc, char** argv) {
     return ctl::exit_code(socket.status().code());
   }
   ctl::Interrupt interrupt;  // before gRPC starts its threads
-  client::Broker broker(std::move(socket).value(),
-                        options.timeout.value_or(client::kDefaultQueryTimeout));
+  client::ControlClient broker(std::move(socket).value(),
+                               options.timeout.value_or(client::kDefaultQueryTimeout));
   ctl::Console console = ctl::process_console(options.no_color);
   return ctl::execute(options, broker, console, &interrupt);
 }

@@ -8,7 +8,7 @@
 
 #include "client/core/code_name.h"
 #include "client/core/json.h"
-#include "client/ctl/format.h"
+#include "client/ctl/views/format.h"
 
 namespace amem::ctl {
 

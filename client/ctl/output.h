@@ -8,7 +8,7 @@
 #include <ostream>
 #include <string>
 
-#include "client/ctl/table.h"
+#include "client/ctl/views/text_table.h"
 #include "common/status.h"
 
 namespace amem::ctl {

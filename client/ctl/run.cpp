@@ -86,7 +86,7 @@ std::string preload(const std::string& shim, const std::string& before) {
 
 }  // namespace
 
-Result<RunPlan> plan_run(const Options& options, const RunContext& context) {
+Result<RunPlan> plan_run(const CommandLine& options, const RunContext& context) {
   auto shim = find_shim(context);
   if (!shim.ok()) return shim.status();
   if (shim.value().find_first_of(" :") != std::string::npos) {
@@ -143,7 +143,7 @@ RunContext current_context() {
   return context;
 }
 
-int execute_run(const Options& options) {
+int execute_run(const CommandLine& options) {
   const auto plan = plan_run(options, current_context());
   if (!plan.ok()) {
     // A shim that is missing is a broken installation, not an unknown group.

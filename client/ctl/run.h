@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/ctl/options.h"
+#include "client/ctl/command_line.h"
 #include "common/status.h"
 
 namespace amem::ctl {
@@ -30,13 +30,13 @@ struct RunPlan {
 
 /// kNotFound: no libamem_shim.so; the text lists where it was looked for. kInvalidArgument: its
 /// path cannot be in LD_PRELOAD. kUnavailable: no broker, and --required was given.
-Result<RunPlan> plan_run(const Options& options, const RunContext& context);
+Result<RunPlan> plan_run(const CommandLine& options, const RunContext& context);
 
 /// This process's own.
 RunContext current_context();
 
 /// Becomes the program. Comes back with an exit code when it cannot, after an error on standard
 /// error.
-int execute_run(const Options& options);
+int execute_run(const CommandLine& options);
 
 }  // namespace amem::ctl

@@ -11,7 +11,7 @@
 
 #include "client/core/json.h"
 #include "client/ctl/exit_code.h"
-#include "client/ctl/top_view.h"
+#include "client/ctl/views/top_view.h"
 
 namespace amem::ctl {
 namespace {
@@ -78,7 +78,8 @@ bool wait(std::chrono::milliseconds interval, bool keys, const Interrupt* interr
 
 }  // namespace
 
-int top(const Options& options, client::Broker& broker, Console& console, Interrupt* interrupt) {
+int top(const CommandLine& options, client::ControlClient& broker, Console& console,
+        Interrupt* interrupt) {
   auto status = broker.status();
   if (!status.ok()) {
     if (interrupt != nullptr && interrupt->happened()) return kExitInterrupted;

@@ -1,4 +1,4 @@
-// The calls of amem.h for a controller: amem::client::Broker behind a C interface.
+// The calls of amem.h for a controller: amem::client::ControlClient behind a C interface.
 #include <amem/amem.h>
 
 #include <algorithm>
@@ -9,15 +9,15 @@
 #include <string>
 #include <vector>
 
-#include "client/core/broker.h"
 #include "client/core/code_name.h"
+#include "client/core/control_client.h"
 #include "client/core/endpoint.h"
 #include "client/core/json.h"
 #include "client/src/error_out.h"
 #include "common/version.h"
 
 struct amem_client {
-  amem::client::Broker broker;
+  amem::client::ControlClient broker;
 };
 
 namespace {
@@ -39,7 +39,7 @@ std::vector<std::string> names(const char* const* tags, size_t count) {
 
 Status no_client() { return {Code::kInvalidArgument, "the client is NULL"}; }
 
-/// Asks with `query`, a function from a Broker to a Result of a message, and gives its JSON.
+/// Asks with `query`, a function from a ControlClient to a Result of a message, and gives its JSON.
 template <class Query>
 int ask(amem_client* client, char** json, amem_error* error, Query query) {
   return guarded(error, [&]() -> Status {
@@ -91,7 +91,7 @@ int amem_open(const amem_options* options, amem_client** client, amem_error* err
     const auto timeout = given.query_timeout_ms != 0
                              ? std::chrono::milliseconds(given.query_timeout_ms)
                              : amem::client::kDefaultQueryTimeout;
-    *client = new amem_client{amem::client::Broker(std::move(socket).value(), timeout)};
+    *client = new amem_client{amem::client::ControlClient(std::move(socket).value(), timeout)};
     return {};
   });
 }

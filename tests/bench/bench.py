@@ -12,7 +12,7 @@ import types
 
 HERE = pathlib.Path(__file__).resolve().parent
 # What the GPU tests have: in the source tree, and installed.
-sys.path += [str(HERE), str(HERE.parent / "gpu"), str(HERE.parent / "gpu-tests")]
+sys.path += [str(HERE), *(str(HERE.parent / tests / room) for tests in ("gpu", "gpu-tests") for room in ("cases", "programs"))]
 
 import bench_parts  # noqa: E402
 import results  # noqa: E402

@@ -9,7 +9,7 @@ import sys
 import time
 
 import figures
-from harness import MARKER, Failure, Skip
+from harness import Failure, Skip, start
 from results import from_report, row
 
 SCRIPTS = pathlib.Path(__file__).resolve().parent
@@ -247,9 +247,8 @@ class Holder:
         if shim:
             argv = [broker.ctl, "run", "--group", group, "--scope", "heap", "--", *argv]
         log = (machine.folder / f"{group}.err").open("ab")
-        self.process = subprocess.Popen(
-            [str(a) for a in argv], env={**broker.environment, MARKER: machine.bench.marker}, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
+        self.process = start(argv, broker.environment, machine.bench.marker, text=True,
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
         log.close()
         self.expect("ready")
 

@@ -1,4 +1,4 @@
-#include "broker_process.h"
+#include "tests/bench/broker_process.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -61,7 +61,7 @@ Status BrokerProcess::start(const std::string& amemd, const std::string& preload
     ::execv(amemd.c_str(), argv.data());
     ::_exit(127);
   }
-  broker_ = std::make_unique<client::Broker>(directory_ + "/control.sock");
+  broker_ = std::make_unique<client::ControlClient>(directory_ + "/control.sock");
   return await_pool(pool);
 }
 

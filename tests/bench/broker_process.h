@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "client/core/broker.h"
+#include "client/core/control_client.h"
 #include "common/status.h"
 
 namespace amem::bench {
@@ -27,7 +27,7 @@ class BrokerProcess {
   Status start(const std::string& amemd, const std::string& preload, std::uint64_t pool);
 
   const std::string& directory() const { return directory_; }
-  client::Broker& broker() { return *broker_; }
+  client::ControlClient& broker() { return *broker_; }
   /// The end of its log.
   std::string log() const;
 
@@ -36,7 +36,7 @@ class BrokerProcess {
 
   std::string directory_;
   pid_t pid_ = 0;
-  std::unique_ptr<client::Broker> broker_;
+  std::unique_ptr<client::ControlClient> broker_;
 };
 
 }  // namespace amem::bench

@@ -15,9 +15,9 @@
 #include <thread>
 #include <vector>
 
-#include "broker_process.h"
-#include "light_ranks.h"
-#include "samples.h"
+#include "tests/bench/broker_process.h"
+#include "tests/bench/light_ranks.h"
+#include "tests/bench/samples.h"
 
 namespace amem::bench {
 namespace {
@@ -68,7 +68,7 @@ void note(const v1::Progress& done, std::uint64_t allocations, Cost& cost) {
 }
 
 /// One cycle more than asked for: the first one is not counted.
-Status cycle(client::Broker& broker, const std::string& group, int cycles, Point& point) {
+Status cycle(client::ControlClient& broker, const std::string& group, int cycles, Point& point) {
   for (int i = 0; i <= cycles; ++i) {
     for (Cost* cost : {&point.pause, &point.resume}) {
       const client::OnProgress on_progress = [&](const v1::Progress& progress) {

@@ -1,4 +1,4 @@
-#include "light_ranks.h"
+#include "tests/bench/light_ranks.h"
 
 #include <sys/epoll.h>
 #include <sys/socket.h>

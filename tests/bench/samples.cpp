@@ -1,4 +1,4 @@
-#include "samples.h"
+#include "tests/bench/samples.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -19,4 +19,4 @@ for candidate in "$here/../../.." "$here/../../build/release"; do
   fi
 done
 # A --prefix among the arguments comes later and wins.
-exec "$python" "$here/run_cases.py" ${prefix:+--prefix "$prefix"} "$@"
+exec "$python" "$here/cases/run_cases.py" ${prefix:+--prefix "$prefix"} "$@"

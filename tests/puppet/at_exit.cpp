@@ -1,11 +1,11 @@
-#include "at_exit.h"
+#include "tests/puppet/at_exit.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
 #include <vector>
 
-#include "workload/failure.h"
+#include "tests/workload/base/failure.h"
 
 namespace amem::puppet {
 namespace {

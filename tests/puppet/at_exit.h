@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "workload/answer.h"
+#include "tests/workload/base/answer.h"
 
 namespace amem::puppet {
 

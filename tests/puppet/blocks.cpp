@@ -1,11 +1,11 @@
-#include "blocks.h"
+#include "tests/puppet/blocks.h"
 
 #include <cstdio>
 #include <string>
 
-#include "check.h"
-#include "workload/failure.h"
-#include "workload/pattern.h"
+#include "tests/puppet/check.h"
+#include "tests/workload/base/failure.h"
+#include "tests/workload/base/pattern.h"
 
 namespace amem::puppet {
 

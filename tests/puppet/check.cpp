@@ -1,6 +1,6 @@
-#include "check.h"
+#include "tests/puppet/check.h"
 
-#include "workload/failure.h"
+#include "tests/workload/base/failure.h"
 
 namespace amem::puppet {
 

@@ -1,8 +1,8 @@
-#include "launcher.h"
+#include "tests/puppet/launcher.h"
 
-#include "check.h"
-#include "sim/sim.h"
-#include "workload/failure.h"
+#include "tests/puppet/check.h"
+#include "tests/sim/sim.h"
+#include "tests/workload/base/failure.h"
 
 extern "C" {
 // cuda.h declares it only to those who want all default streams per thread.

@@ -13,14 +13,14 @@
 #include <string>
 #include <vector>
 
-#include "at_exit.h"
-#include "blocks.h"
-#include "check.h"
-#include "launcher.h"
-#include "orders.h"
-#include "team.h"
-#include "workload/answer.h"
-#include "workload/failure.h"
+#include "tests/puppet/at_exit.h"
+#include "tests/puppet/blocks.h"
+#include "tests/puppet/check.h"
+#include "tests/puppet/launcher.h"
+#include "tests/puppet/orders.h"
+#include "tests/puppet/team.h"
+#include "tests/workload/base/answer.h"
+#include "tests/workload/base/failure.h"
 
 namespace {
 

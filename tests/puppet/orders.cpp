@@ -1,4 +1,4 @@
-#include "orders.h"
+#include "tests/puppet/orders.h"
 
 #include <unistd.h>
 
@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "check.h"
-#include "workload/failure.h"
+#include "tests/puppet/check.h"
+#include "tests/workload/base/failure.h"
 
 namespace amem::puppet {
 namespace {

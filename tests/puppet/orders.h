@@ -8,7 +8,7 @@
 
 #include <string>
 
-#include "workload/answer.h"
+#include "tests/workload/base/answer.h"
 
 namespace amem::puppet {
 

@@ -1,12 +1,12 @@
-#include "team.h"
+#include "tests/puppet/team.h"
 
 #include <sys/socket.h>
 
 #include <chrono>
 
-#include "check.h"
-#include "workload/failure.h"
-#include "workload/unix_socket.h"
+#include "tests/puppet/check.h"
+#include "tests/workload/base/failure.h"
+#include "tests/workload/base/unix_socket.h"
 
 namespace amem::puppet {
 namespace {

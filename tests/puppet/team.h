@@ -12,7 +12,7 @@
 #include <string>
 #include <thread>
 
-#include "blocks.h"
+#include "tests/puppet/blocks.h"
 
 namespace amem::puppet {
 

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <string>
 
-#include "node.h"
-#include "nvml_sim.h"
-#include "usage.h"
+#include "tests/sim/node/node.h"
+#include "tests/sim/node/usage.h"
+#include "tests/sim/nvml_sim.h"
 
 #define SIM_NVML extern "C" __attribute__((visibility("default"))) nvmlReturn_t
 

@@ -75,7 +75,7 @@ class Child:
             raise Died(f"{self.name} has ended") from error
 
     def faults(self, *rules):
-        """Rules of the simulated driver (tests/sim/README.md), counted from now on; none: the end of them."""
+        """Rules of the simulated driver (tests/sim/manual.md), counted from now on; none: the end of them."""
         if not rules:
             os.unlink(self._fault_file)
             return

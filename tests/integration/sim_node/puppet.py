@@ -1,4 +1,4 @@
-"""Puppet: a process that makes the driver calls that a test tells it (tests/puppet/README.md)."""
+"""Puppet: a process that makes the driver calls that a test tells it (tests/puppet/manual.md)."""
 from sim_node.child import Told
 
 

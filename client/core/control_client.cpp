@@ -1,0 +1,359 @@
+#include "client/core/control_client.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "amem/v1/broker.grpc.pb.h"
+#include "client/core/endpoint.h"
+#include "common/protocol.h"
+
+namespace amem::client {
+namespace {
+
+using Clock = std::chrono::system_clock;  // gRPC's deadlines are on it
+using std::chrono::milliseconds;
+
+constexpr std::size_t kMaxTags = 8;  // broker.proto: PauseRequest.tags
+
+std::shared_ptr<grpc::Channel> open_channel(const std::string& socket) {
+  grpc::ChannelArguments arguments;
+  // The socket is local: trying again is cheap, and a broker that was restarted is there at once.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // Two clients of one process stay independent of each other.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetMaxReceiveMessageSize(-1);  // the broker is trusted, and lists may be long
+  return grpc::CreateCustomChannel(grpc_target(socket), grpc::InsecureChannelCredentials(),
+                                   arguments);
+}
+
+Status check_group(const std::string& group) {
+  if (valid_group_name(group)) return {};
+  return {Code::kInvalidArgument, "\"" + group +
+                                      "\" is no group name: 1 to 63 characters of [A-Za-z0-9._-], "
+                                      "not starting with '.' or '-'"};
+}
+
+Status check_group_or_all(const std::string& group) {
+  return group.empty() ? Status() : check_group(group);
+}
+
+Status check_tags(const std::vector<std::string>& tags) {
+  if (tags.size() > kMaxTags)
+    return {Code::kInvalidArgument, std::to_string(tags.size()) + " tags: at most " +
+                                        std::to_string(kMaxTags) +
+                                        " can be paused or resumed at once"};
+  if (std::find(tags.begin(), tags.end(), "") != tags.end())
+    return {Code::kInvalidArgument, "a tag is empty"};
+  return {};
+}
+
+std::string in_words(milliseconds time) {
+  const auto ms = time.count();
+  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
+}
+
+}  // namespace
+
+milliseconds operation_deadline(std::uint32_t timeout_ms, int groups) {
+  constexpr milliseconds kConfiguredAtMost = std::chrono::minutes(5);
+  constexpr milliseconds kMargin = std::chrono::minutes(5);
+  return groups * ((timeout_ms != 0 ? milliseconds(timeout_ms) : kConfiguredAtMost) + kMargin);
+}
+
+struct ControlClient::Impl {
+  Impl(std::string path, milliseconds timeout)
+      : socket(std::move(path)),
+        query_timeout(timeout),
+        channel(open_channel(socket)),
+        stub(v1::Broker::NewStub(channel)) {}
+
+  class Call;
+
+  const std::string socket;
+  const milliseconds query_timeout;
+  const std::shared_ptr<grpc::Channel> channel;
+  const std::unique_ptr<v1::Broker::Stub> stub;
+
+  std::mutex mutex;
+  std::vector<Call*> calls;  // under way; guarded by mutex
+};
+
+/// One call under way: its context, its deadline, and how its end is told.
+class ControlClient::Impl::Call {
+ public:
+  enum class Kind { kQuery, kOperation, kWatch };
+
+  Call(Impl& impl, Kind kind, std::optional<milliseconds> timeout)
+      : impl_(impl), kind_(kind), timeout_(timeout) {
+    if (timeout_) {
+      deadline_ = Clock::now() + *timeout_;
+      context_.set_deadline(deadline_);
+    }
+    const std::lock_guard lock(impl_.mutex);
+    impl_.calls.push_back(this);
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  ~Call() {
+    const std::lock_guard lock(impl_.mutex);
+    std::erase(impl_.calls, this);
+  }
+
+  grpc::ClientContext* context() { return &context_; }
+
+  /// Must come before the call is made. A channel that has failed to connect would refuse calls for
+  /// a while even though the broker is back: so look at the socket, and wait for the connection
+  /// when somebody listens there.
+  Status prepare() {
+    if (impl_.channel->GetState(false) == GRPC_CHANNEL_READY) return {};
+    if (Status why = probe(impl_.socket); !why.ok()) return why;
+    if (!timeout_) return connect();
+    context_.set_wait_for_ready(true);
+    return {};
+  }
+
+  void stop() {
+    stopped_ = true;
+    context_.TryCancel();
+  }
+
+  /// Reads to the end of a stream or until `on_item` returns false.
+  template <class Item>
+  Status read(grpc::ClientReader<Item>& reader, const std::function<bool(const Item&)>& on_item) {
+    Item item;
+    bool wanted = true;
+    while (reader.Read(&item)) {
+      answered_ = true;
+      if (wanted && on_item && !on_item(item)) {
+        wanted = false;  // what is still on its way is read, so that the call can end, and dropped
+        stop();
+      }
+    }
+    const grpc::Status status = reader.Finish();
+    return wanted ? end(status) : stopped();
+  }
+
+  Status end(const grpc::Status& status) const {
+    if (status.ok()) return {};
+    if (stopped_) return stopped();
+    switch (status.error_code()) {
+      case grpc::StatusCode::UNAVAILABLE:
+      case grpc::StatusCode::CANCELLED:  // not by this side: a broker that ends does so
+        return unavailable(status.error_message());
+      case grpc::StatusCode::DEADLINE_EXCEEDED:
+        // The broker uses this code too, for a phase that took too long; then its text stands.
+        // gRPC's own end of a call may come a little early: it measures on another clock, in
+        // milliseconds.
+        if (timeout_ && Clock::now() >= deadline_ - milliseconds(10)) return too_late();
+        break;
+      case grpc::StatusCode::UNIMPLEMENTED:
+        return {
+            Code::kUnimplemented,
+            "amemd at " + impl_.socket + " does not know this call; is it older than this client?"};
+      case grpc::StatusCode::UNAUTHENTICATED:  // the only code that amem::Code lacks
+        return {Code::kPermissionDenied, status.error_message()};
+      default:
+        break;
+    }
+    return {static_cast<Code>(status.error_code()), status.error_message()};
+  }
+
+ private:
+  /// For a call without a deadline: it would wait for good for a broker that ends before it is
+  /// connected.
+  Status connect() {
+    const auto until = Clock::now() + impl_.query_timeout;
+    while (!impl_.channel->WaitForConnected(Clock::now() + milliseconds(50))) {
+      if (stopped_) return stopped();
+      if (Status why = probe(impl_.socket); !why.ok()) return why;
+      if (Clock::now() >= until) return too_late();
+    }
+    return {};
+  }
+
+  Status stopped() const {
+    return {Code::kCancelled, kind_ == Kind::kOperation
+                                  ? "stopped waiting; the operation goes on in the broker"
+                                  : "stopped"};
+  }
+
+  /// gRPC's own text names neither the socket nor a remedy; looking at the socket does.
+  Status unavailable(const std::string& text) const {
+    const std::string lost = "the connection to amemd at " + impl_.socket + " was lost";
+    if (const Status why = probe(impl_.socket); !why.ok()) {
+      return answered_ ? Status(why.code(), lost + ": " + why.text()) : why;
+    }
+    return {Code::kUnavailable,
+            lost + ": " + text +
+                (kind_ == Kind::kOperation ? ". `amemctl groups` shows how far it got" : "")};
+  }
+
+  Status too_late() const {
+    return {Code::kDeadlineExceeded,
+            "amemd at " + impl_.socket + " did not answer within " +
+                in_words(timeout_.value_or(impl_.query_timeout)) +
+                (kind_ == Kind::kOperation
+                     ? "; the operation may go on there, `amemctl groups` shows its state"
+                     : "")};
+  }
+
+  Impl& impl_;
+  const Kind kind_;
+  const std::optional<milliseconds> timeout_;
+  Clock::time_point deadline_{};
+  grpc::ClientContext context_;
+  std::atomic<bool> stopped_{false};
+  bool answered_ = false;  // the broker has said something in this call
+};
+
+ControlClient::ControlClient(std::string socket, milliseconds query_timeout)
+    : impl_(std::make_unique<Impl>(std::move(socket), query_timeout)) {}
+ControlClient::~ControlClient() = default;
+
+const std::string& ControlClient::socket() const { return impl_->socket; }
+
+Result<v1::NodeStatus> ControlClient::status() {
+  Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
+  if (Status why = call.prepare(); !why.ok()) return why;
+  v1::NodeStatus answer;
+  Status status = call.end(impl_->stub->GetStatus(call.context(), {}, &answer));
+  if (!status.ok()) return status;
+  return answer;
+}
+
+Result<v1::ListGroupsResponse> ControlClient::groups() {
+  Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
+  if (Status why = call.prepare(); !why.ok()) return why;
+  v1::ListGroupsResponse answer;
+  Status status = call.end(impl_->stub->ListGroups(call.context(), {}, &answer));
+  if (!status.ok()) return status;
+  return answer;
+}
+
+Result<v1::ListRanksResponse> ControlClient::ranks(const std::string& group) {
+  if (Status status = check_group_or_all(group); !status.ok()) return status;
+  Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
+  if (Status why = call.prepare(); !why.ok()) return why;
+  v1::ListRanksRequest request;
+  request.set_group(group);
+  v1::ListRanksResponse answer;
+  Status status = call.end(impl_->stub->ListRanks(call.context(), request, &answer));
+  if (!status.ok()) return status;
+  return answer;
+}
+
+Status ControlClient::allocations(const std::string& group, const OnAllocation& on_allocation) {
+  if (Status status = check_group_or_all(group); !status.ok()) return status;
+  Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
+  if (Status why = call.prepare(); !why.ok()) return why;
+  v1::ListAllocationsRequest request;
+  request.set_group(group);
+  const auto reader = impl_->stub->ListAllocations(call.context(), request);
+  return call.read(*reader, on_allocation);
+}
+
+Status ControlClient::set_policy(const std::string& group, const std::string& tag,
+                                 v1::Policy policy, v1::SaveForm form) {
+  if (Status status = check_group(group); !status.ok()) return status;
+  if (tag.empty()) return {Code::kInvalidArgument, "the tag is empty"};
+  const bool only_form = policy == v1::POLICY_UNSPECIFIED && form != v1::SAVE_FORM_UNSPECIFIED;
+  if (policy != v1::POLICY_KEEP && policy != v1::POLICY_DISCARD && !only_form) {
+    return {Code::kInvalidArgument, "a policy is keep or discard"};
+  }
+  Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
+  if (Status why = call.prepare(); !why.ok()) return why;
+  v1::SetPolicyRequest request;
+  request.set_group(group);
+  request.set_tag(tag);
+  request.set_policy(policy);
+  request.set_form(form);
+  v1::SetPolicyResponse answer;
+  return call.end(impl_->stub->SetPolicy(call.context(), request, &answer));
+}
+
+/// What pause, resume and swap share. `start` makes the call; `groups` of them must report `done`.
+template <class Start>
+Status ControlClient::operate(std::uint32_t timeout_ms, int groups, const OnProgress& on_progress,
+                              Start start) {
+  Impl::Call call(*impl_, Impl::Call::Kind::kOperation, operation_deadline(timeout_ms, groups));
+  if (Status why = call.prepare(); !why.ok()) return why;
+  int done = 0;
+  const OnProgress count = [&](const v1::Progress& progress) {
+    if (progress.done()) ++done;
+    return !on_progress || on_progress(progress);
+  };
+  Status status = call.read(*start(call.context()), count);
+  if (status.ok() && done < groups) {
+    return {Code::kInternal, "amemd at " + impl_->socket + " ended the call without a result"};
+  }
+  return status;
+}
+
+Status ControlClient::pause(const std::string& group, const std::vector<std::string>& tags,
+                            std::uint32_t timeout_ms, const OnProgress& on_progress) {
+  if (Status status = check_group(group); !status.ok()) return status;
+  if (Status status = check_tags(tags); !status.ok()) return status;
+  v1::PauseRequest request;
+  request.set_group(group);
+  *request.mutable_tags() = {tags.begin(), tags.end()};
+  request.set_timeout_ms(timeout_ms);
+  return operate(timeout_ms, 1, on_progress, [&](grpc::ClientContext* context) {
+    return impl_->stub->Pause(context, request);
+  });
+}
+
+Status ControlClient::resume(const std::string& group, const std::vector<std::string>& tags,
+                             std::uint32_t timeout_ms, const OnProgress& on_progress) {
+  if (Status status = check_group(group); !status.ok()) return status;
+  if (Status status = check_tags(tags); !status.ok()) return status;
+  v1::ResumeRequest request;
+  request.set_group(group);
+  *request.mutable_tags() = {tags.begin(), tags.end()};
+  request.set_timeout_ms(timeout_ms);
+  return operate(timeout_ms, 1, on_progress, [&](grpc::ClientContext* context) {
+    return impl_->stub->Resume(context, request);
+  });
+}
+
+Status ControlClient::swap(const std::string& out, const std::string& in, std::uint32_t timeout_ms,
+                           const OnProgress& on_progress) {
+  if (Status status = check_group(out); !status.ok()) return status;
+  if (Status status = check_group(in); !status.ok()) return status;
+  if (out == in) {
+    return {Code::kInvalidArgument, "a swap needs two groups, and both are \"" + out + "\""};
+  }
+  v1::SwapRequest request;
+  request.set_out(out);
+  request.set_in(in);
+  request.set_timeout_ms(timeout_ms);
+  return operate(timeout_ms, 2, on_progress,
+                 [&](grpc::ClientContext* context) { return impl_->stub->Swap(context, request); });
+}
+
+Status ControlClient::watch(const std::string& group, const OnEvent& on_event) {
+  if (Status status = check_group_or_all(group); !status.ok()) return status;
+  Impl::Call call(*impl_, Impl::Call::Kind::kWatch, std::nullopt);
+  if (Status why = call.prepare(); !why.ok()) return why;
+  v1::WatchRequest request;
+  request.set_group(group);
+  const auto reader = impl_->stub->Watch(call.context(), request);
+  Status status = call.read(*reader, on_event);
+  if (!status.ok()) return status;
+  return {Code::kUnavailable, "amemd at " + impl_->socket + " ended the stream of events"};
+}
+
+void ControlClient::cancel() {
+  const std::lock_guard lock(impl_->mutex);
+  for (Impl::Call* call : impl_->calls) call->stop();
+}
+
+}  // namespace amem::client

@@ -1,0 +1,82 @@
+// ControlClient: the calls of the control API (broker.proto) on one control socket, with deadlines,
+// clear errors and a way to stop waiting.
+//
+// Owns a gRPC channel, which connects with the first call and again after a loss. Every member
+// function may be called from any thread, several at a time; the callbacks run on the caller's
+// thread. Not usable in a child after fork().
+//
+// Errors: the broker's own come through unchanged. From this side: kUnavailable (no broker, or the
+// connection was lost), kPermissionDenied (the socket), kDeadlineExceeded (no answer in time),
+// kCancelled (stopped by a callback or cancel()), kInvalidArgument (a name that no group or tag can
+// have, or too many tags).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "amem/v1/broker.pb.h"
+#include "common/status.h"
+
+namespace amem::client {
+
+/// Return false to stop the call, which then ends with kCancelled.
+using OnProgress = std::function<bool(const v1::Progress&)>;
+using OnAllocation = std::function<bool(const v1::AllocationInfo&)>;
+using OnEvent = std::function<bool(const v1::Event&)>;
+
+inline constexpr std::chrono::milliseconds kDefaultQueryTimeout{5000};
+
+/// How long a client waits for the broker to answer a pause or resume (of `groups` groups) before
+/// it gives up on it. Every phase has a deadline in the broker, so this only ends the wait for a
+/// broker that hangs: the time asked for (0: a generous guess at the configured one) and a margin.
+std::chrono::milliseconds operation_deadline(std::uint32_t timeout_ms, int groups);
+
+class ControlClient {
+ public:
+  /// `socket` is a path; see control_socket().
+  explicit ControlClient(std::string socket,
+                         std::chrono::milliseconds query_timeout = kDefaultQueryTimeout);
+  ControlClient(const ControlClient&) = delete;
+  ControlClient& operator=(const ControlClient&) = delete;
+  ~ControlClient();
+
+  const std::string& socket() const;
+
+  // An empty group means all groups.
+  Result<v1::NodeStatus> status();
+  Result<v1::ListGroupsResponse> groups();
+  Result<v1::ListRanksResponse> ranks(const std::string& group);
+  Status allocations(const std::string& group, const OnAllocation& on_allocation);
+  /// Sets what is not UNSPECIFIED; one of the two must be given.
+  Status set_policy(const std::string& group, const std::string& tag, v1::Policy policy,
+                    v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED);
+
+  // No tags: everything. OK once the broker has reported the end. What is stopped or times out here
+  // goes on there.
+  Status pause(const std::string& group, const std::vector<std::string>& tags,
+               std::uint32_t timeout_ms, const OnProgress& on_progress);
+  Status resume(const std::string& group, const std::vector<std::string>& tags,
+                std::uint32_t timeout_ms, const OnProgress& on_progress);
+  Status swap(const std::string& out, const std::string& in, std::uint32_t timeout_ms,
+              const OnProgress& on_progress);
+
+  /// Never OK: events come until something ends the call.
+  Status watch(const std::string& group, const OnEvent& on_event);
+
+  /// Stops every call under way. A call that begins later is not affected.
+  void cancel();
+
+ private:
+  struct Impl;
+
+  template <class Start>
+  Status operate(std::uint32_t timeout_ms, int groups, const OnProgress& on_progress, Start start);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace amem::client

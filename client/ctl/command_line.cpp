@@ -1,0 +1,253 @@
+#include "client/ctl/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <sstream>
+
+#include "client/ctl/exit_code.h"
+#include "client/ctl/views/format.h"
+#include "common/protocol.h"
+#include "common/version.h"
+
+namespace amem::ctl {
+namespace {
+
+const CLI::Validator& group_name() {
+  static const CLI::Validator validator(
+      [](std::string& text) {
+        return valid_group_name(text) ? std::string()
+                                      : "\"" + text +
+                                            "\" is no group name: 1 to 63 characters of "
+                                            "[A-Za-z0-9._-], not starting with '.' or '-'";
+      },
+      "", "group name");
+  return validator;
+}
+
+CLI::Option* add_duration(CLI::App& app, const std::string& name, const std::string& help,
+                          std::function<void(std::chrono::milliseconds)> set) {
+  return app
+      .add_option_function<std::string>(
+          name,
+          [name, set = std::move(set)](const std::string& text) {
+            const auto duration = parse_duration(text);
+            if (!duration) {
+              throw CLI::ValidationError(
+                  name, "\"" + text + "\" is no time: use 500ms, 30s, 2m, or seconds");
+            }
+            set(*duration);
+          },
+          help)
+      ->type_name("TIME");
+}
+
+void add_globals(CLI::App& app, CommandLine& options) {
+  app.add_option("--runtime-dir", options.runtime_dir,
+                 "The broker's runtime directory; see \"Where the broker is\"")
+      ->type_name("DIR");
+  app.add_option("--socket", options.socket,
+                 "The broker's control socket, when it is not in the runtime directory")
+      ->type_name("PATH");
+  app.add_flag("--json", options.json, "JSON for programs, one object per line");
+  add_duration(app, "--timeout", "How long to wait; see \"Times\"",
+               [&options](std::chrono::milliseconds time) { options.timeout = time; });
+  app.add_flag("--no-color", options.no_color, "No colours (also: NO_COLOR in the environment)");
+}
+
+constexpr std::string_view kGlobalHelp = R"(Where the broker is:
+  The runtime directory is --runtime-dir, else $AMEM_RUNTIME_DIR, else /run/amem when it exists or
+  for root, else $XDG_RUNTIME_DIR/amem, else /tmp/amem-UID.
+
+Times:
+  TIME is 500ms, 30s, 2m, or a number of seconds. For pause, resume and swap --timeout is how long
+  the ranks may take (default: as the broker is configured); for other commands how long the broker
+  may take to answer (default: 5s).
+
+)";
+
+/// A subcommand that sets `command` when it is chosen.
+CLI::App& add(CLI::App& app, CommandLine& options, Command command, const std::string& name,
+              const std::string& help) {
+  CLI::App* sub = app.add_subcommand(name, help);
+  sub->callback([&options, command] { options.command = command; });
+  sub->footer("Options for all commands, and exit codes: amemctl --help");
+  return *sub;
+}
+
+void add_group(CLI::App& sub, std::string& group, bool required) {
+  CLI::Option* option =
+      sub.add_option("GROUP", group, required ? "The group" : "Only this group (default: all)")
+          ->type_name("")
+          ->check(group_name());
+  option->required(required);
+}
+
+/// `--tag TAG...`; may be given several times.
+void add_tags(CLI::App& sub, std::vector<std::string>& tags, const std::string& help) {
+  sub.add_option("--tag", tags, help)
+      ->type_name("TAG")
+      ->check(CLI::Validator(
+          [](std::string& text) { return std::string(text.empty() ? "a tag is empty" : ""); }, ""));
+}
+
+void add_queries(CLI::App& app, CommandLine& o) {
+  add(app, o, Command::kStatus, "status", "The node: broker, pool, devices, groups");
+  add_group(
+      add(app, o, Command::kGroups, "groups", "Groups: state, memory by device and tag, policies"),
+      o.group, false);
+  add_group(add(app, o, Command::kRanks, "ranks", "Ranks: the processes of the groups"), o.group,
+            false);
+  CLI::App& allocations =
+      add(app, o, Command::kAllocations, "allocations", "Allocations, oldest first");
+  add_group(allocations, o.group, false);
+  add_tags(allocations, o.tags, "Only memory with one of these tags");
+  allocations.add_flag("--summary", o.summary,
+                       "Totals by group, tag, device and policy instead of a list");
+}
+
+void add_explain(CLI::App& sub, CommandLine& o) {
+  sub.add_flag("--explain", o.explain, "Say where the time went: by phase, by rank, in the rank");
+}
+
+void add_operations(CLI::App& app, CommandLine& o) {
+  CLI::App& pause =
+      add(app, o, Command::kPause, "pause", "Release a group's GPU memory, addresses kept");
+  add_group(pause, o.group, true);
+  add_tags(pause, o.tags, "Only memory with one of these tags, at most 8; the group runs on");
+  add_explain(pause, o);
+  CLI::App& resume = add(app, o, Command::kResume, "resume", "Bring a paused group's memory back");
+  add_group(resume, o.group, true);
+  add_tags(resume, o.tags, "Only memory with one of these tags, at most 8; the group runs then");
+  add_explain(resume, o);
+  CLI::App& swap = add(app, o, Command::kSwap, "swap", "Pause one group and resume another");
+  swap.add_option("OUT", o.group, "The group to pause")
+      ->type_name("")
+      ->check(group_name())
+      ->required();
+  swap.add_option("IN", o.in, "The group to resume")
+      ->type_name("")
+      ->check(group_name())
+      ->required();
+  add_explain(swap, o);
+  CLI::App& policy =
+      add(app, o, Command::kPolicy, "policy", "Set what a pause does with the bytes of a tag");
+  add_group(policy, o.group, true);
+  policy.add_option("TAG", o.tag, "Label of allocations, e.g. nccl")->type_name("")->required();
+  policy
+      .add_option_function<std::string>(
+          "POLICY",
+          [&o](const std::string& text) {
+            o.policy = text == "keep" ? v1::POLICY_KEEP : v1::POLICY_DISCARD;
+          },
+          "keep: copy to the pool and restore; discard: drop, comes back zeroed")
+      ->type_name("")
+      ->check(CLI::IsMember({"keep", "discard"}));
+  policy
+      .add_option_function<std::string>(
+          "--save",
+          [&o](const std::string& text) {
+            o.form = text == "auto"    ? v1::SAVE_FORM_AUTO
+                     : text == "dense" ? v1::SAVE_FORM_DENSE
+                                       : v1::SAVE_FORM_SPARSE;
+          },
+          "How kept bytes are copied. dense: all; sparse: without blocks of zeros; auto: as "
+          "the bytes are")
+      ->type_name("FORM")
+      ->check(CLI::IsMember({"auto", "dense", "sparse"}));
+}
+
+void add_views(CLI::App& app, CommandLine& o) {
+  add_group(add(app, o, Command::kWatch, "watch", "Print events until interrupted"), o.group,
+            false);
+  CLI::App& top = add(app, o, Command::kTop, "top", "A screen that refreshes; q quits");
+  top.add_flag("--once", o.once, "Print one screen and end");
+  add_duration(top, "--interval", "Time between refreshes (default: 1s)",
+               [&o](std::chrono::milliseconds time) { o.interval = time; });
+}
+
+void add_run(CLI::App& app, CommandLine& o) {
+  CLI::App& run = add(app, o, Command::kRun, "run",
+                      "Run a command as a rank of a group: amemctl run --group NAME -- COMMAND...");
+  run.add_option("--group", o.group, "The group that its processes join")
+      ->type_name("NAME")
+      ->check(group_name())
+      ->required();
+  run.add_option("--scope", o.scope,
+                 "Which memory is brokered: nccl: NCCL's; regions: also what the program allocates "
+                 "in regions; heap: all of PyTorch's")
+      ->type_name("SCOPE")
+      ->check(CLI::IsMember({"nccl", "regions", "heap"}));
+  run.add_flag("--required", o.required,
+               "Fail without a broker, instead of running as if amem were not there");
+  run.add_option("--trace", o.trace,
+                 "Record the driver calls of each process; %p in the name becomes its pid")
+      ->type_name("FILE");
+  run.footer(
+      "The command, with its own options, follows \"--\".\n"
+      "Options for all commands, and exit codes: amemctl --help");
+}
+
+Parsed usage(const std::string& text) {
+  return {std::nullopt, kExitUsage, "amemctl: " + text + "\nRun amemctl --help for usage.\n"};
+}
+
+}  // namespace
+
+Parsed parse(std::vector<std::string> arguments) {
+  CommandLine options;
+  CLI::App app("amemctl: see and steer the groups whose GPU memory amemd owns", "amemctl");
+  app.require_subcommand(1);
+  app.fallthrough();  // global options may follow the subcommand
+  app.set_version_flag("--version", std::string(kVersion));
+  app.footer(std::string(kGlobalHelp) + std::string(kExitCodeHelp));
+  add_globals(app, options);
+  add_queries(app, options);
+  add_operations(app, options);
+  add_views(app, options);
+  add_run(app, options);
+  add(app, options, Command::kVersion, "version", "Versions of amemctl and of the broker");
+
+  // What follows "--" is another program's command line: CLI11 is not to look at it.
+  const auto separator = std::find(arguments.begin(), arguments.end(), "--");
+  const bool separated = separator != arguments.end();
+  if (separated) {
+    options.program.assign(separator + 1, arguments.end());
+    arguments.erase(separator, arguments.end());
+  }
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+  try {
+    app.parse(arguments);
+  } catch (const CLI::Success& request) {  // --help, --version
+    std::ostringstream out;
+    std::ostringstream err;
+    app.exit(request, out, err);
+    return {std::nullopt, kExitOk, out.str()};
+  } catch (const CLI::ExtrasError& error) {
+    const bool run = app.got_subcommand("run");
+    return usage(error.what() +
+                 std::string(run && !separated ? ". The command to run follows \"--\"" : ""));
+  } catch (const CLI::RequiredError& error) {
+    // CLI11 misses the command before it minds a word that is none.
+    if (app.get_subcommands().empty() && app.remaining_size() > 0) {
+      return usage("there is no command \"" + app.remaining().front() + "\"");
+    }
+    return usage(error.what());
+  } catch (const CLI::ParseError& error) {
+    return usage(error.what());
+  }
+  if (options.command == Command::kPolicy && options.policy == v1::POLICY_UNSPECIFIED &&
+      options.form == v1::SAVE_FORM_UNSPECIFIED) {
+    return usage("policy: nothing to set; POLICY, --save or both are required");
+  }
+  if (options.command == Command::kRun) {
+    if (options.program.empty()) return usage("run: no command; it follows \"--\"");
+    if (!options.socket.empty()) {
+      return usage("run: ranks find the broker by its --runtime-dir, not by a control socket");
+    }
+  } else if (separated) {
+    return usage("only run takes a command after \"--\"");
+  }
+  return {std::move(options), kExitOk, {}};
+}
+
+}  // namespace amem::ctl

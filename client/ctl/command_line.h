@@ -1,0 +1,65 @@
+// amemctl's command line. parse() is pure: it neither prints nor exits. Any thread.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "amem/v1/broker.pb.h"
+
+namespace amem::ctl {
+
+enum class Command {
+  kStatus,
+  kGroups,
+  kRanks,
+  kAllocations,
+  kPause,
+  kResume,
+  kSwap,
+  kPolicy,
+  kWatch,
+  kTop,
+  kRun,
+  kVersion,
+};
+
+struct CommandLine {
+  Command command = Command::kStatus;
+
+  // Global.
+  std::string runtime_dir;  // empty: the default
+  std::string socket;       // empty: in runtime_dir
+  bool json = false;
+  bool no_color = false;
+  std::optional<std::chrono::milliseconds> timeout;
+
+  std::string group;  // empty: all, where a command allows it; swap: the one that goes out
+  std::string in;     // swap
+  std::string tag;    // policy
+  std::vector<std::string> tags;  // pause, resume, allocations; empty: all
+  v1::Policy policy = v1::POLICY_UNSPECIFIED;
+  bool explain = false;                           // pause, resume, swap
+  v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED;  // policy
+  bool summary = false;                           // allocations
+  bool once = false;                              // top
+  std::chrono::milliseconds interval{1000};       // top
+
+  // run
+  std::string scope;  // empty: as the environment has it
+  bool required = false;
+  std::string trace;
+  std::vector<std::string> program;
+};
+
+struct Parsed {
+  std::optional<CommandLine> options;  // else there is nothing to do but write `text` and exit
+  int exit_code = 0;
+  std::string text;  // to standard output when exit_code is 0, else to standard error
+};
+
+/// `arguments` without the program's name.
+Parsed parse(std::vector<std::string> arguments);
+
+}  // namespace amem::ctl

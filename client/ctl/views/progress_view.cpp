@@ -1,0 +1,69 @@
+#include "client/ctl/views/progress_view.h"
+
+#include "client/ctl/views/format.h"
+
+namespace amem::ctl {
+namespace {
+
+constexpr std::size_t kBarWidth = 26;
+
+}  // namespace
+
+std::string ProgressView::update(const v1::Progress& progress) {
+  if (progress.done()) return clear();
+  const std::string group = printable(progress.group());
+  const std::string phase = printable(progress.phase());
+  if (columns_ == 0) {
+    // Lines are for logs: one when a phase begins says enough. In a swap the groups take turns, and
+    // the phases of waves come again.
+    const std::string now = group + ": " + phase;
+    if (!told_[group].insert(phase).second) return {};
+    if (progress.ranks_total() == 0) return now + "\n";
+    return now + ", " + std::to_string(progress.ranks_total()) +
+           (progress.ranks_total() == 1 ? " rank\n" : " ranks\n");
+  }
+
+  std::string line = group + "  " + phase;
+  // The bar keeps its place while the phases change.
+  line.append(phase.size() < 8 ? 8 - phase.size() : 0, ' ');
+  line += ' ' + format_bar(progress.ranks_done(), 0, progress.ranks_total(), kBarWidth);
+  if (progress.ranks_total() > 0) {  // some phases are the broker's alone
+    line += ' ' + std::to_string(progress.ranks_done()) + '/' +
+            std::to_string(progress.ranks_total()) + " ranks";
+  }
+  if (progress.bytes() > 0) line += "  " + format_bytes(progress.bytes());
+  line += "  " + format_micros(progress.elapsed_us());
+  // A line that wraps could not be redrawn. All of it is ASCII or a name, so cutting bytes is safe
+  // enough for a line that lives a tenth of a second.
+  if (line.size() >= columns_) line.resize(columns_ - 1);
+  drawn_ = true;
+  return "\r" + style_(Tone::kBusy, line) + "\x1b[K";
+}
+
+std::string ProgressView::clear() {
+  if (!drawn_) return {};
+  drawn_ = false;
+  return "\r\x1b[K";
+}
+
+std::string result_line(const v1::Progress& progress, const std::string& verb, const Style& style) {
+  std::string line = printable(progress.group()) + ": " + style(Tone::kGood, verb) + " in " +
+                     format_micros(progress.elapsed_us());
+  std::string times;
+  for (const v1::PhaseTime& time : progress.times()) {
+    times += (times.empty() ? "" : ", ") + printable(time.phase()) + " " + format_micros(time.us());
+  }
+  if (!times.empty()) line += " (" + times + ")";
+  line += '\n';
+  std::string stays;
+  if (progress.pinned_bytes() > 0)
+    stays = format_bytes(progress.pinned_bytes()) + " pinned, known to a NIC";
+  if (progress.unbrokered_bytes() > 0)
+    stays += (stays.empty() ? "" : ", ") + format_bytes(progress.unbrokered_bytes()) +
+             " not brokered (amemctl ranks " + printable(progress.group()) + ")";
+  if (!stays.empty()) line += "  still on the devices: " + stays + '\n';
+  if (progress.swap_us() > 0) line += "swapped in " + format_micros(progress.swap_us()) + '\n';
+  return line;
+}
+
+}  // namespace amem::ctl

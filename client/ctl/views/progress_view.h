@@ -1,0 +1,37 @@
+// ProgressView: a pause, resume or swap as it goes, for people: one line that is redrawn on a
+// terminal, a line per phase elsewhere. Makes text and does no I/O; one thread.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <set>
+#include <string>
+
+#include "amem/v1/broker.pb.h"
+#include "client/ctl/views/text_table.h"
+
+namespace amem::ctl {
+
+class ProgressView {
+ public:
+  /// `columns`: the terminal's width, 0 when there is no terminal.
+  ProgressView(Style style, std::size_t columns) : style_(style), columns_(columns) {}
+
+  /// What to write now; may be empty.
+  std::string update(const v1::Progress& progress);
+
+  /// What to write before anything else is: clears the line.
+  std::string clear();
+
+ private:
+  Style style_;
+  std::size_t columns_;
+  bool drawn_ = false;
+  std::map<std::string, std::set<std::string>> told_;  // by group, phases that have had their line
+};
+
+/// "train: paused in 143 ms (quiesce 12.1 ms, save 88.0 ms, ...)", and in a second line what a
+/// pause has left on the devices. `verb` is "paused" or "resumed"; `progress` the one with `done`.
+std::string result_line(const v1::Progress& progress, const std::string& verb, const Style& style);
+
+}  // namespace amem::ctl

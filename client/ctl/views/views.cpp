@@ -1,0 +1,351 @@
+#include "client/ctl/views/views.h"
+
+#include <set>
+#include <string_view>
+
+#include "client/ctl/views/format.h"
+
+namespace amem::ctl {
+namespace {
+
+constexpr Align kRight = Align::kRight;
+
+/// Names of devices in a list: the first characters of the UUID when they tell the devices apart.
+class DeviceNames {
+ public:
+  void add(const std::string& uuid) { uuids_.insert(uuid); }
+  std::string operator()(const std::string& uuid) const {
+    std::set<std::string_view> heads;
+    for (const std::string& u : uuids_) heads.insert(std::string_view(u).substr(0, kHead));
+    return heads.size() == uuids_.size() ? uuid.substr(0, kHead) : uuid;
+  }
+
+ private:
+  static constexpr std::size_t kHead = 12;  // "GPU-01234567"
+  std::set<std::string> uuids_;
+};
+
+std::string took(std::uint64_t us) { return us == 0 ? "-" : format_micros(us); }
+
+std::string none(std::string_view what) { return "no " + std::string(what) + "\n"; }
+
+template <class Groups>
+std::string group_table(const Groups& groups, const Style& style) {
+  if (groups.empty()) return none("groups");
+  TextTable table({{"GROUP"},
+                   {"STATE"},
+                   {"SINCE", kRight},
+                   {"UID", kRight},
+                   {"RANKS", kRight},
+                   {"ALLOCS", kRight},
+                   {"ALLOCATED", kRight},
+                   {"RESIDENT", kRight},
+                   {"SAVED", kRight},
+                   {"PINNED", kRight},
+                   {"UNBROKERED", kRight},
+                   {"LAST PAUSE", kRight},
+                   {"LAST RESUME", kRight},
+                   {"NOTE"}});
+  for (const v1::GroupInfo& group : groups) {
+    table.add({group.name(),
+               {state_text(group), state_tone(group.state())},
+               format_age(group.since_ms()),
+               std::to_string(group.uid()),
+               std::to_string(group.rank_count()),
+               std::to_string(group.allocation_count()),
+               format_bytes(group.allocated_bytes()),
+               format_bytes(group.resident_bytes()),
+               format_bytes(group.saved_bytes()),
+               format_bytes(group.pinned_bytes()),
+               format_bytes(group.unbrokered_bytes()),
+               took(group.last_pause_us()),
+               took(group.last_resume_us()),
+               {group.note(), Tone::kBad}});
+  }
+  return table.render(style);
+}
+
+/// What `pause` does by tag, and how, where somebody has decided: empty when nowhere.
+template <class Groups>
+std::string policy_lines(const Groups& groups, const Style& style) {
+  TextTable table({{"GROUP"}, {"TAG"}, {"POLICY"}, {"SAVE"}});
+  for (const v1::GroupInfo& group : groups) {
+    for (const v1::TagPolicy& policy : group.policies()) {
+      table.add(
+          {group.name(), policy.tag(), policy_text(policy.policy()), form_text(policy.form())});
+    }
+  }
+  return table.empty() ? std::string() : "\n" + table.render(style);
+}
+
+template <class Groups>
+std::string group_tag_table(const Groups& groups, const Style& style) {
+  TextTable table({{"GROUP"},
+                   {"TAG"},
+                   {"ALLOCS", kRight},
+                   {"ALLOCATED", kRight},
+                   {"RESIDENT", kRight},
+                   {"SAVED", kRight},
+                   {"PINNED", kRight},
+                   {"DISCARDED", kRight}});
+  for (const v1::GroupInfo& group : groups) {
+    for (const v1::TagUsage& usage : group.tags()) {
+      table.add({group.name(), usage.tag(), std::to_string(usage.allocation_count()),
+                 format_bytes(usage.allocated_bytes()), format_bytes(usage.resident_bytes()),
+                 format_bytes(usage.saved_bytes()), format_bytes(usage.pinned_bytes()),
+                 format_bytes(usage.discard_bytes())});
+    }
+  }
+  return table.empty() ? std::string() : "\n" + table.render(style);
+}
+
+/// Memory that stays through a pause, by kind: empty when there is none.
+std::string unbrokered_table(const v1::ListRanksResponse& ranks, const Style& style) {
+  DeviceNames names;
+  for (const v1::RankInfo& rank : ranks.ranks()) {
+    for (const v1::UnbrokeredUsage& usage : rank.unbrokered()) names.add(usage.uuid());
+  }
+  TextTable table({{"ID", kRight},
+                   {"GROUP"},
+                   {"DEVICE"},
+                   {"UNBROKERED"},
+                   {"ALLOCS", kRight},
+                   {"SIZE", kRight}});
+  for (const v1::RankInfo& rank : ranks.ranks()) {
+    for (const v1::UnbrokeredUsage& usage : rank.unbrokered()) {
+      table.add({std::to_string(rank.id()), rank.group(), names(usage.uuid()), usage.kind(),
+                 std::to_string(usage.count()), format_bytes(usage.bytes())});
+    }
+  }
+  return table.empty() ? std::string() : "\n" + table.render(style);
+}
+
+std::uint64_t unbrokered_bytes(const v1::RankInfo& rank) {
+  std::uint64_t bytes = 0;
+  for (const v1::UnbrokeredUsage& usage : rank.unbrokered()) bytes += usage.bytes();
+  return bytes;
+}
+
+template <class Groups>
+std::string group_device_table(const Groups& groups, const Style& style) {
+  DeviceNames names;
+  for (const v1::GroupInfo& group : groups) {
+    for (const v1::GroupDeviceUsage& usage : group.devices()) names.add(usage.uuid());
+  }
+  TextTable table({{"GROUP"}, {"DEVICE"}, {"ALLOCATED", kRight}, {"RESIDENT", kRight}});
+  for (const v1::GroupInfo& group : groups) {
+    for (const v1::GroupDeviceUsage& usage : group.devices()) {
+      table.add({group.name(), names(usage.uuid()), format_bytes(usage.allocated_bytes()),
+                 format_bytes(usage.resident_bytes())});
+    }
+  }
+  return table.empty() ? std::string() : "\n" + table.render(style);
+}
+
+std::string device_table(const v1::NodeStatus& status, const Style& style) {
+  if (status.devices().empty()) return none("devices");
+  TextTable table({{"DEVICE", kRight},
+                   {"NAME"},
+                   {"TOTAL", kRight},
+                   {"USED", kRight},
+                   {"BROKERED", kRight},
+                   {"UUID"}});
+  for (const v1::DeviceStatus& device : status.devices()) {
+    const bool known = device.usage_known();
+    table.add({std::to_string(device.ordinal()), device.name(),
+               known ? format_bytes(device.total_bytes()) : "?",
+               known ? format_bytes(device.used_bytes()) : "?",
+               format_bytes(device.brokered_bytes()), device.uuid()});
+  }
+  return table.render(style);
+}
+
+}  // namespace
+
+std::string state_text(const v1::GroupInfo& group) {
+  const std::string phase = group.phase().empty() ? "" : " (" + group.phase() + ")";
+  switch (group.state()) {
+    case v1::GROUP_STATE_RUNNING:
+      return "running";
+    case v1::GROUP_STATE_PAUSING:
+      return "pausing" + phase;
+    case v1::GROUP_STATE_PAUSED:
+      return "paused";
+    case v1::GROUP_STATE_RESUMING:
+      return "resuming" + phase;
+    default:
+      return "unknown";
+  }
+}
+
+Tone state_tone(v1::GroupState state) {
+  switch (state) {
+    case v1::GROUP_STATE_RUNNING:
+      return Tone::kGood;
+    case v1::GROUP_STATE_PAUSING:
+    case v1::GROUP_STATE_RESUMING:
+      return Tone::kBusy;
+    case v1::GROUP_STATE_PAUSED:
+      return Tone::kIdle;
+    default:
+      return Tone::kPlain;
+  }
+}
+
+std::string policy_text(v1::Policy policy) {
+  switch (policy) {
+    case v1::POLICY_KEEP:
+      return "keep";
+    case v1::POLICY_DISCARD:
+      return "discard";
+    default:
+      return "";
+  }
+}
+
+std::string form_text(v1::SaveForm form) {
+  switch (form) {
+    case v1::SAVE_FORM_AUTO:
+      return "auto";
+    case v1::SAVE_FORM_DENSE:
+      return "dense";
+    case v1::SAVE_FORM_SPARSE:
+      return "sparse";
+    default:
+      return "";
+  }
+}
+
+std::string node_line(const v1::NodeStatus& status, const Style& style) {
+  return style(Tone::kBold, "amemd " + printable(status.version())) + "  pid " +
+         std::to_string(status.pid()) + "  up " + format_age(status.uptime_ms()) + "  memory " +
+         format_bytes(status.rss_bytes()) + "\n";
+}
+
+std::string pool_line(const v1::PoolStatus& pool, const Style& style) {
+  std::string line = style(Tone::kBold, "pool");
+  line += "  " + format_bytes(pool.used_bytes()) + " used of " + format_bytes(pool.ready_bytes());
+  if (pool.ready_bytes() != pool.configured_bytes()) {
+    line += " ready, " + format_bytes(pool.configured_bytes()) + " configured";
+  }
+  if (!pool.kind().empty()) line += "  " + printable(pool.kind());
+  if (!pool.error().empty()) line += "  " + style(Tone::kBad, printable(pool.error()));
+  return line + "\n";
+}
+
+std::string status_view(const v1::NodeStatus& status, const Style& style) {
+  return node_line(status, style) + pool_line(status.pool(), style) + "\n" +
+         device_table(status, style) + "\n" + group_table(status.groups(), style);
+}
+
+std::string groups_view(const v1::ListGroupsResponse& groups, const Style& style) {
+  return group_table(groups.groups(), style) + group_device_table(groups.groups(), style) +
+         group_tag_table(groups.groups(), style) + policy_lines(groups.groups(), style);
+}
+
+std::string ranks_view(const v1::ListRanksResponse& ranks, const Style& style) {
+  if (ranks.ranks().empty()) return none("ranks");
+  TextTable table({{"ID", kRight},
+                   {"GROUP"},
+                   {"RANK", kRight},
+                   {"PID", kRight},
+                   {"UID", kRight},
+                   {"PROGRAM"},
+                   {"ALLOCS", kRight},
+                   {"OWNED", kRight},
+                   {"IMPORTED", kRight},
+                   {"UNBROKERED", kRight},
+                   {"SHIM"},
+                   {"WAITS FOR"}});
+  for (const v1::RankInfo& rank : ranks.ranks()) {
+    table.add({std::to_string(rank.id()),
+               rank.group(),
+               rank.rank() < 0 ? "-" : std::to_string(rank.rank()),
+               std::to_string(rank.pid()),
+               std::to_string(rank.uid()),
+               rank.program(),
+               std::to_string(rank.allocation_count()),
+               format_bytes(rank.owned_bytes()),
+               format_bytes(rank.imported_bytes()),
+               format_bytes(unbrokered_bytes(rank)),
+               rank.shim_version(),
+               {rank.phase(), Tone::kBusy}});
+  }
+  return table.render(style) + unbrokered_table(ranks, style);
+}
+
+std::string allocations_view(const std::vector<v1::AllocationInfo>& allocations,
+                             const Style& style) {
+  if (allocations.empty()) return none("allocations");
+  DeviceNames names;
+  for (const auto& allocation : allocations) names.add(allocation.device());
+  TextTable table({{"ID", kRight},
+                   {"GROUP"},
+                   {"DEVICE"},
+                   {"SIZE", kRight},
+                   {"TAG"},
+                   {"POLICY"},
+                   {"WHERE"},
+                   {"OWNER", kRight},
+                   {"PEERS"}});
+  for (const auto& allocation : allocations) {
+    std::string peers;
+    for (const std::uint32_t peer : allocation.peers()) {
+      peers += (peers.empty() ? "" : ",") + std::to_string(peer);
+    }
+    const char* where = allocation.pinned()     ? "device, pinned"
+                        : allocation.resident() ? "device"
+                                                : "released";
+    table.add({std::to_string(allocation.id()),
+               allocation.group(),
+               names(allocation.device()),
+               format_bytes(allocation.size()),
+               allocation.tag(),
+               policy_text(allocation.policy()),
+               {where, allocation.resident() ? Tone::kGood : Tone::kIdle},
+               std::to_string(allocation.owner()),
+               peers});
+  }
+  return table.render(style);
+}
+
+std::string summary_view(const std::vector<SummaryRow>& rows, const Style& style) {
+  if (rows.empty()) return none("allocations");
+  DeviceNames names;
+  for (const SummaryRow& row : rows) names.add(row.device);
+  TextTable table({{"GROUP"},
+                   {"TAG"},
+                   {"DEVICE"},
+                   {"POLICY"},
+                   {"ALLOCS", kRight},
+                   {"SIZE", kRight},
+                   {"RESIDENT", kRight},
+                   {"PINNED", kRight}});
+  for (const SummaryRow& row : rows) {
+    table.add({row.group, row.tag, names(row.device), policy_text(row.policy),
+               std::to_string(row.count), format_bytes(row.bytes), format_bytes(row.resident_bytes),
+               format_bytes(row.pinned_bytes)});
+  }
+  return table.render(style);
+}
+
+std::string event_line(const v1::Event& event, const Style& style) {
+  std::string line = style(Tone::kDim, format_time(event.time_ms()));
+  if (event.lost()) line += "  " + style(Tone::kBad, "(events before this one were lost)");
+  if (!event.group().empty()) line += "  " + printable(event.group());
+  std::string text = printable(event.text());
+  if (event.kind() == "state") {
+    v1::GroupInfo group;
+    group.set_state(event.state());
+    const std::string state = state_text(group);
+    line += "  " + style(state_tone(event.state()), state);
+    if (text == state) text.clear();
+  } else {
+    line +=
+        "  " + style(event.kind() == "error" ? Tone::kBad : Tone::kPlain, printable(event.kind()));
+  }
+  if (!text.empty()) line += "  " + text;
+  return line + "\n";
+}
+
+}  // namespace amem::ctl

@@ -1,0 +1,284 @@
+#!/usr/bin/env python3
+"""Checks the rooms of the source tree: check_includes.py [ROOT]. Exit status 0 when there is no fault; a line for each otherwise.
+
+A room is a folder. The README.md of the folder that holds it lists it and its neighbours from top to bottom, a line each
+("- name/: what it is"); files beside rooms may be listed in the same way ("- main.cpp: ..."; "- runtime.*: ...") and stand at the top if
+they are not. A room includes itself and what stands below it. Above all rooms stands tests, below all common; client, daemon and shim know nothing of each other.
+"""
+
+import fnmatch
+import itertools
+import pathlib
+import re
+import sys
+
+CODE = {".c", ".cpp", ".cu", ".h", ".hpp", ".inc"}
+SOURCES = CODE | {".py", ".sh"}
+FLOORS = {"tests": 2, "client": 1, "daemon": 1, "shim": 1, "deploy": 1, "common": 0}
+INCLUDE_FOLDERS = ("", "client/include")
+PUBLIC_API = "client/include/"  # its names are not ours to choose any more; users have it in a namespace by itself
+MOST_SOURCES, MOST_LINES, MOST_README_LINES, MOST_FUNCTIONS = 22, 500, 15, 20
+
+
+class Tree:
+    """The sources under a folder, by their paths from there, and who includes whom."""
+
+    def __init__(self, root):
+        self.root = root
+        self.files = sorted(
+            path for top in FLOORS for path in (root / top).rglob("*")
+            if path.suffix in SOURCES and path.is_file() and "__pycache__" not in path.parts)
+        self.text = {self.name(path): path.read_text(encoding="utf-8") for path in self.files}
+        self.folders = {}  # every folder with sources: those directly in it
+        for name in self.text:
+            self.folders.setdefault(name.rpartition("/")[0], []).append(name)
+        self.includes = {}  # file: {file that it includes: line}
+        self.misspelt = []  # file, line, include, what it should be
+        for name, text in self.text.items():
+            if pathlib.PurePath(name).suffix in CODE:
+                self.includes[name] = dict(self.read_includes(name, text))
+
+    def name(self, path):
+        return path.relative_to(self.root).as_posix()
+
+    def read_includes(self, name, text):
+        for number, line in enumerate(text.splitlines(), 1):
+            found = re.match(r'\s*#\s*include\s*["<]([^">]+)[">]', line)
+            if not found:
+                continue
+            candidates = (str(pathlib.PurePosixPath(folder, found[1])) for folder in INCLUDE_FOLDERS)
+            target = next((each for each in candidates if each in self.text), None)
+            near = (self.root / name).parent / found[1]
+            if target is None and near.is_file():
+                target = self.name(near.resolve())
+                self.misspelt.append((name, number, found[1], target))
+            if target is not None:
+                yield target, number
+
+    def rooms(self, folder):
+        """Rooms directly in the folder: those of its sub-folders that hold sources at any depth."""
+        prefix = folder + "/"
+        return {each[len(prefix):].partition("/")[0] for each in self.folders if each.startswith(prefix)}
+
+    def readme(self, folder):
+        path = self.root / folder / "README.md"
+        return path.read_text(encoding="utf-8").splitlines() if path.is_file() else None
+
+    def order(self, folder):
+        """What its README lists, from top to bottom; a room ends with '/'."""
+        lines = (re.match(r"[-*] ((?:`?[\w.*/-]+`?, )*`?[\w.*/-]+`?): ", line) for line in self.readme(folder) or [])
+        return [entry.strip("`") for line in lines if line for entry in line[1].split(", ")]
+
+
+def find_circle(edges):
+    """The nodes of one circle of the graph {node: nodes}, the first of them also last; None: there is none."""
+    done, path = set(), []
+
+    def visit(node):
+        if node in path:
+            return path[path.index(node):] + [node]
+        if node in done:
+            return None
+        path.append(node)
+        found = next(filter(None, map(visit, sorted(edges.get(node, ())))), None)
+        path.pop()
+        done.add(node)
+        return found
+
+    return next(filter(None, map(visit, sorted(edges))), None)
+
+
+def floor_faults(tree):
+    for name, included in tree.includes.items():
+        for target, line in included.items():
+            top, below = name.partition("/")[0], target.partition("/")[0]
+            if top != below and FLOORS[below] >= FLOORS[top]:
+                yield f"{name}:{line}: includes {target}: {top}/ includes nothing of {below}/"
+
+
+def spelling_faults(tree):
+    for name, line, written, meant in tree.misspelt:
+        yield f'{name}:{line}: includes "{written}": write it from the top of the tree, "{meant}"'
+
+
+def depth_in_tests(folder):
+    """How deep below tests/, whose rooms end at tests/ROOM/ROOM: what is below mirrors the product's rooms, which have READMEs."""
+    return folder.count("/") if folder.startswith("tests") else 0
+
+
+def room_faults(tree):
+    """In every folder that has rooms, or files beside one."""
+    parents = {parent for folder in tree.folders for parent in map(str, pathlib.PurePosixPath(folder).parents)} - {"."}
+    for folder in sorted(each for each in parents if depth_in_tests(each) < 2):
+        order = tree.order(folder)
+        beside = [name.rpartition("/")[2] for name in tree.folders.get(folder, ()) if name in tree.includes]
+
+        def place(name, order=order):
+            return next((at for at, entry in enumerate(order) if fnmatch.fnmatch(name, entry)), -1)
+
+        rooms = [room + "/" for room in sorted(tree.rooms(folder))]
+        for room in rooms if len(rooms) + len(beside) > 1 else ():
+            if place(room) < 0:
+                yield f'{folder}/{room}: is not in the list of {folder}/README.md: it wants a line "- {room}: what it is"'
+        for entry in order:
+            if not fnmatch.filter(rooms + beside, entry):
+                yield f"{folder}/README.md: lists {entry}, which is not there or has no sources"
+        edges = {}
+        for name, target, line in inside(tree, folder):
+            edges.setdefault(name, set()).add(target)
+            if place(target) < place(name):
+                yield f"{line}: {folder}/{name} includes {folder}/{target}, which stands above it in {folder}/README.md"
+        circle = find_circle(edges)
+        if circle:
+            yield f"{folder}: a circle of rooms: {' -> '.join(circle)}"
+
+
+def inside(tree, folder):
+    """Includes between two rooms of a folder, or files beside them: who, whom, file:line."""
+    prefix = folder + "/"
+
+    def room(name):
+        first, slash, _ = name[len(prefix):].partition("/")
+        return first + slash
+
+    for name, included in tree.includes.items():
+        for target, line in included.items():
+            if name.startswith(prefix) and target.startswith(prefix) and room(name) != room(target):
+                if "/" in room(name) + room(target):
+                    yield room(name), room(target), f"{name}:{line}: includes {target}"
+
+
+def circle_faults(tree):
+    circle = find_circle({name: set(included) for name, included in tree.includes.items()})
+    if circle:
+        yield f"{circle[0]}: a circle of includes: {' -> '.join(circle)}"
+
+
+def size_faults(tree):
+    for folder, names in tree.folders.items():
+        if len(names) > MOST_SOURCES:
+            yield f"{folder}: has {len(names)} source files, more than {MOST_SOURCES}: make rooms of it"
+        readme = tree.readme(folder)
+        if depth_in_tests(folder) > 2:
+            continue
+        if readme is None:
+            yield f"{folder}: has no README.md that says what lives there"
+        elif len(readme) > MOST_README_LINES:
+            yield f"{folder}/README.md: has {len(readme)} lines, more than {MOST_README_LINES}"
+    for name, text in tree.text.items():
+        lines = len(text.splitlines())
+        if lines > MOST_LINES:
+            yield f"{name}: has {lines} lines, more than {MOST_LINES}"
+
+
+def bare(text):
+    """C++ without comments, literals and preprocessor lines; lines stay where they are."""
+    pattern = (r'//(?:\\\n|[^\n])*|/\*.*?\*/|R"(?P<mark>[^(]*)\(.*?\)(?P=mark)"|"(?:\\.|[^"\\\n])*"'
+               r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'|^[ \t]*#(?:\\\n|[^\n])*")
+    return re.sub(pattern, lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE)
+
+
+NAMESPACE = re.compile(r"\bnamespace\s+([\w:]*)\s*\{|\bnamespace\s*\{")
+TYPE = re.compile(r"\b(enum\s+class|enum\s+struct|enum|class|struct|union)\b(?:\s|\[\[[^\]]*\]\]|alignas\([^)]*\))*"
+                  r"([A-Za-z_]\w*)\s*(?:final\s*)?(?::(?!:)[^{};]*)?\{")
+
+
+def types(text):
+    """Every type that the text (bare) defines: its scopes, kind, name, line and body. A scope: a namespace's name ("" without one), or
+    None for a class or a function."""
+    opened = {}
+    for found in NAMESPACE.finditer(text):
+        opened[found.end() - 1] = found[1] or ""
+    heads = {found.end() - 1: found for found in TYPE.finditer(text)}
+    scopes, starts = [], []
+    for brace in re.finditer(r"[{}]", text):
+        at = brace.start()
+        if brace[0] == "{":
+            starts.append((at, list(scopes)))
+            scopes.append(opened.get(at))
+        elif starts:
+            scopes.pop()
+            start, around = starts.pop()
+            if start in heads:
+                head = heads[start]
+                yield around, head[1], head[2], text.count("\n", 0, head.start()) + 1, text[start + 1:at]
+
+
+def members(body):
+    """The declarations of a class's body, without what stands in braces."""
+    depth, declaration = 0, ""
+    for at, letter in enumerate(body):
+        if letter == "{":
+            depth += 1
+        elif letter == "}":
+            depth -= 1
+            # A function's end, unless it was one of a constructor's initializers, or a member's.
+            if depth == 0 and body[at + 1:].lstrip()[:1] not in tuple(";,{"):
+                yield declaration
+                declaration = ""
+        elif depth == 0:
+            if letter == ";":
+                yield declaration
+                declaration = ""
+            else:
+                declaration += letter
+
+
+def public_functions(kind, name, body):
+    """Names of the public functions that a class declares; not constructors, destructors, operators and friends."""
+    public = kind != "class"
+    for declaration in members(body):
+        while label := re.match(r"\s*(public|protected|private)\s*:(?!:)", declaration):
+            public = label[1] == "public"
+            declaration = declaration[label.end():]
+        declaration = re.sub(r"\[\[[^\]]*\]\]|\b(alignas|decltype|noexcept|explicit|__attribute__)\s*\((\([^()]*\)|[^()])*\)", " ", declaration)
+        if not public or re.match(r"\s*(friend|using|typedef|static_assert|enum|class|struct|union)\b(?![^;]*\()", declaration):
+            continue
+        if re.search(r"\boperator\b|^\s*(friend|using|typedef|static_assert)\b", declaration):
+            continue
+        flat = re.sub(r"->", "  ", declaration)
+        while (less := re.sub(r"<[^<>]*>", " ", flat)) != flat:  # templates' arguments
+            flat = less
+        called = re.search(r"(~?\b[A-Za-z_]\w*)\s*\((?!\s*\*)", flat)
+        if called and "=" not in flat[:called.start()] and called[1].lstrip("~") != name:
+            yield called[1]
+
+
+def class_faults(tree):
+    known = {}
+    for name, text in tree.text.items():
+        if name not in tree.includes or name.partition("/")[0] not in ("client", "common", "daemon", "shim"):
+            continue
+        for scopes, kind, type_name, line, body in types(bare(text)):
+            where = f"{name}:{line}"
+            if kind in ("class", "struct"):
+                functions = list(public_functions(kind, type_name, body))
+                if len(functions) > MOST_FUNCTIONS:
+                    yield f"{where}: {type_name} has {len(functions)} public functions, more than {MOST_FUNCTIONS}"
+            # Those inside a class or a function, and the public API's, are told apart by where they stand.
+            if None not in scopes and not name.startswith(PUBLIC_API):
+                known.setdefault(type_name, []).append((where, "" in scopes))
+    for type_name, places in sorted(known.items()):
+        # One that only its file knows (in an unnamed namespace) may be named as one of another file that also only that file knows.
+        for (where, local), (other, other_local) in itertools.combinations(places, 2):
+            if not (local and other_local):
+                yield f"{where}: {type_name} is also the name of a type in {other}"
+
+
+RULES = (floor_faults, spelling_faults, room_faults, circle_faults, size_faults, class_faults)
+
+
+def faults(root):
+    tree = Tree(pathlib.Path(root).resolve())
+    return [fault for rule in RULES for fault in rule(tree)]
+
+
+def main():
+    root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent
+    found = faults(root)
+    print("\n".join(found), file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""Each rule of check_includes.py on a small made-up tree. Run by pytest."""
+
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import check_includes  # noqa: E402
+
+SOUND = {
+    "client/README.md": "The client.\n",
+    "client/api.h": "#pragma once\nclass Api {};\n",
+    "common/README.md": "Shared.\n",
+    "common/fd.h": "#pragma once\n#include <vector>\nclass Fd {};\n",
+    "daemon/README.md": "From top to bottom:\n\n- main.cpp: starts it\n- high/, mid/: what decides\n- `low/`: what carries out\n",
+    "daemon/main.cpp": '#include "daemon/high/a.h"\n',
+    "daemon/high/README.md": "High.\n",
+    "daemon/high/a.h": '#pragma once\n#include "common/fd.h"\n#include "daemon/low/b.h"\nclass A {};\n',
+    "daemon/high/a.cpp": '#include "daemon/high/a.h"\n',
+    "daemon/mid/README.md": "Mid.\n",
+    "daemon/mid/c.h": '#pragma once\n#include "daemon/low/b.h"\n',
+    "daemon/low/README.md": "Low.\n",
+    "daemon/low/b.h": '#pragma once\n#include "common/fd.h"\nclass B {};\n',
+    "shim/README.md": "The shim.\n",
+    "shim/gate.cpp": '#include "common/fd.h"\nnamespace { struct Local {}; }\n',
+    "tests/README.md": "Tests.\n",
+    "tests/a_test.cpp": '#include "daemon/high/a.h"\n#include "shim/nothing_here.h"\nclass A {};\n',
+}
+
+
+@pytest.fixture
+def faults(tmp_path):
+    def of(**changes):
+        """Faults of the sound tree with these files instead, or without those that are None."""
+        for name, text in {**SOUND, **changes.get("files", {})}.items():
+            if text is not None:
+                (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / name).write_text(text, encoding="utf-8")
+        return check_includes.faults(tmp_path)
+    return of
+
+
+def one(faults, files, *words):
+    """The only fault of a tree has these words in it."""
+    found = faults(files=files)
+    assert len(found) == 1, found
+    assert [word for word in words if word not in found[0]] == [], found[0]
+
+
+def test_a_sound_tree_has_no_fault(faults):
+    assert faults() == []
+
+
+def test_this_tree_is_checked_where_it_is():
+    tree = check_includes.Tree(pathlib.Path(check_includes.__file__).parent.parent)
+    assert {"common", "client", "daemon", "shim", "tests"} <= {name.partition("/")[0] for name in tree.includes}
+    assert any(target.startswith("common/") for target in tree.includes["common/packet.cpp"])
+
+
+@pytest.mark.parametrize(("name", "target"), [
+    ("shim/gate.cpp", "daemon/low/b.h"), ("client/api.h", "shim/gate.h"), ("common/fd.h", "client/api.h"),
+    ("daemon/low/b.h", "tests/helper.h")])
+def test_floors_include_only_what_is_below(faults, name, target):
+    one(faults, {"shim/gate.h": "", "tests/helper.h": "", name: f'\n#include "{target}"\n'},
+        f"{name}:2: includes {target}", "includes nothing of")
+
+
+def test_a_room_includes_only_rooms_below_it(faults):
+    found = faults(files={"daemon/mid/c.h": '#include "daemon/high/a.h"\n'})
+    assert found == ["daemon/mid/c.h:1: includes daemon/high/a.h: daemon/mid/ includes daemon/high/, which stands above it in "
+                     "daemon/README.md"]
+
+
+def test_a_file_beside_rooms_has_its_place(faults):
+    one(faults, {"daemon/mid/c.h": '#include "daemon/main.h"\n', "daemon/main.h": "",
+                 "daemon/README.md": "- main.*: it\n- high/: a\n- mid/: c\n- low/: b\n"},
+        "daemon/mid/ includes daemon/main.h, which stands above")
+
+
+def test_a_circle_of_rooms_is_named(faults):
+    found = faults(files={"daemon/low/b.h": '#include "daemon/mid/d.h"\n', "daemon/mid/d.h": ""})
+    assert len(found) == 2 and found[0].startswith("daemon/low/b.h:1: "), found
+    assert found[1] == "daemon: a circle of rooms: low/ -> mid/ -> low/"
+
+
+def test_a_circle_of_files_is_named(faults):
+    one(faults, {"daemon/low/b.h": '#include "daemon/low/d.h"\n', "daemon/low/d.h": '#include "daemon/low/b.h"\n'},
+        "daemon/low/b.h -> daemon/low/d.h -> daemon/low/b.h")
+
+
+def test_every_room_is_in_the_list(faults):
+    one(faults, {"daemon/new/x.cpp": "", "daemon/new/README.md": "New.\n"}, "daemon/new/: is not in the list of daemon/README.md")
+
+
+def test_a_file_beside_rooms_that_is_not_in_the_list_stands_at_the_top(faults):
+    files = {"daemon/top.h": '#include "daemon/high/a.h"\n'}
+    assert faults(files=files) == []
+    one(faults, {**files, "daemon/mid/c.h": '#include "daemon/top.h"\n'}, "daemon/mid/c.h:1", "stands above")
+
+
+def test_the_list_names_nothing_that_is_not_there(faults):
+    one(faults, {"daemon/README.md": SOUND["daemon/README.md"] + "- gone/: it was\n"}, "lists gone/")
+
+
+def test_includes_are_from_the_top_of_the_tree(faults):
+    one(faults, {"daemon/high/a.cpp": '#include "a.h"\n'}, 'daemon/high/a.cpp:1', '"daemon/high/a.h"')
+    one(faults, {"daemon/high/a.cpp": '#include "../low/b.h"\n'}, '"daemon/low/b.h"')
+
+
+def test_a_folder_with_too_many_sources(faults):
+    files = {f"daemon/low/f{n}.cpp": "" for n in range(check_includes.MOST_SOURCES - 1)}
+    assert faults(files=files) == []
+    one(faults, {**files, "daemon/low/one_more.py": ""}, "daemon/low: has 23 source files")
+
+
+@pytest.mark.parametrize("suffix", sorted(check_includes.SOURCES))
+def test_a_source_that_is_too_long(faults, suffix):
+    name = "daemon/low/long" + suffix
+    assert faults(files={name: "\n" * 500}) == []
+    one(faults, {name: "\n" * 501}, f"{name}: has 501 lines")
+
+
+def test_a_folder_of_sources_needs_a_short_readme(faults):
+    one(faults, {"daemon/low/README.md": None}, "daemon/low: has no README.md")
+
+
+def test_a_readme_that_is_too_long(faults):
+    one(faults, {"daemon/low/README.md": "line\n" * 16}, "daemon/low/README.md: has 16 lines")
+
+
+def test_rooms_of_unit_tests_go_without(faults):
+    files = {"tests/README.md": "- a_test.cpp: a\n- unit/: units\n", "tests/unit/daemon/README.md": "Of the daemon.\n",
+             "tests/unit/daemon/low/b_test.cpp": ""}
+    assert faults(files=files) == []
+    one(faults, {**files, "tests/unit/daemon/README.md": None, "tests/unit/shim/x.cpp": "",
+                 "tests/unit/README.md": "- daemon/: d\n- shim/: s\n"}, "tests/unit/shim: has no README.md")
+
+
+CLASS = """
+// class Comment { public: void not_this(); };
+template <class T>
+class Wide : public Base<T> {
+ public:
+  Wide() : a_{1}, b_(2) {}
+  explicit Wide(int a);
+  ~Wide() override = default;
+  Wide& operator=(const Wide&) = delete;
+  bool operator()(int) const { return true; }
+  friend void helper(Wide& w);
+  using Callback = std::function<void(int)>;
+  static_assert(sizeof(int) == 4);
+  enum class Kind { kOne, kTwo };
+  struct Inner { void of_inner(); };
+  std::function<void(int)> member;
+  void (*pointer)(int) = nullptr;
+  alignas(8) int aligned = call(3);
+  int brace{call(4)};
+  %s
+ protected:
+  void protected_one();
+ private:
+  void private_one() {}
+  int a_, b_;
+};
+"""
+
+
+def test_a_class_with_too_many_public_functions(faults):
+    wide = ["int f0() const { if (a_) { return 1; } return call(2); }", "[[nodiscard]] static auto f1(int x = 3) -> int;",
+            "template <class F, int N = (1 + 2)> void f2(F&& f) noexcept(true) {}", "virtual std::map<int, int> f3() = 0;"]
+    wide += [f"void f{n}(std::function<void(int)> done);" for n in range(4, 20)]
+    assert faults(files={"daemon/low/wide.h": CLASS % "\n  ".join(wide)}) == []
+    one(faults, {"daemon/low/wide.h": CLASS % "\n  ".join([*wide, "void f0(int overloaded);"])},
+        "daemon/low/wide.h:4: Wide has 21 public functions")
+
+
+def test_a_structs_functions_are_public(faults):
+    functions = "".join(f"void f{n}();" for n in range(21))
+    assert faults(files={"daemon/low/s.h": "class S { %s };" % functions}) == []
+    one(faults, {"daemon/low/s.h": "struct S { %s };" % functions}, "S has 21 public functions")
+
+
+@pytest.mark.parametrize("text", ["class B;\nclass A { class B {}; };", "enum class Other { B };", "void f() { struct B {}; }",
+                                  "template <class B> void f(B b) { if (b) {} }", "// struct B {};", 'auto t = "struct B {";'])
+def test_what_is_not_another_type_of_the_name(faults, text):
+    assert faults(files={"daemon/high/a.h": text}) == []
+
+
+@pytest.mark.parametrize("text", ["class B {};", "namespace x { namespace y { struct B : Z<int> {}; } }",
+                                  "enum class B : int { kOne };", "namespace { class [[nodiscard]] B final {}; }"])
+def test_two_types_of_one_name(faults, text):
+    one(faults, {"shim/other.h": "\n" + text}, "daemon/low/b.h:3: B is also the name of a type in shim/other.h:2")
+
+
+def test_names_that_only_their_files_know_may_be_the_same(faults):
+    assert faults(files={"daemon/high/a.cpp": "namespace { struct Local {}; }"}) == []
+
+
+def test_the_public_api_keeps_its_names(faults):
+    files = {"client/include/amem/amem.hpp": "namespace amem { class B {}; }", "client/include/amem/README.md": "Public.\n",
+             "client/README.md": "- include/: public\n"}
+    assert faults(files=files) == []
+
+
+def test_faults_make_the_exit_status(faults, monkeypatch, tmp_path, capsys):
+    faults()
+    monkeypatch.setattr(sys, "argv", ["check_includes.py", str(tmp_path)])
+    assert check_includes.main() == 0
+    (tmp_path / "daemon/low/README.md").unlink()
+    assert check_includes.main() == 1
+    assert capsys.readouterr().err.strip() == "daemon/low: has no README.md that says what lives there"

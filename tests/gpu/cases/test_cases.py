@@ -1,0 +1,71 @@
+"""What the list of cases promises to ctest, the bundle and the docs. Run by pytest, without a GPU and without PyTorch."""
+
+import pathlib
+import re
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+PROGRAMS = HERE.parent / "programs"
+sys.path += [str(HERE), str(PROGRAMS)]
+
+import cases  # noqa: E402, F401
+import cases_torch  # noqa: E402
+import registry  # noqa: E402
+
+CTEST_LIMIT_S = 400
+BROKER_START_S = 60
+SCRIPTS = sorted([*HERE.glob("*.py"), *PROGRAMS.glob("*.py")])
+
+
+def test_names_are_unique_and_fit_ctest():
+    names = [name for name, _, _ in registry.all_cases()]
+    assert len(names) == len(set(names))
+    assert all(re.fullmatch("[a-z0-9_]+", name) for name in names)
+
+
+@pytest.mark.parametrize(("name", "function", "limit"), registry.all_cases(), ids=lambda each: str(each)[:20])
+def test_a_case_is_described_and_ends_before_ctest_ends_it(name, function, limit):
+    assert function.__doc__ and "\n" not in function.__doc__, f"{name} needs one line"
+    assert limit + BROKER_START_S <= CTEST_LIMIT_S
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda each: each.name)
+def test_scripts_compile(script):
+    compile(script.read_text(encoding="utf-8"), str(script), "exec")
+
+
+@pytest.mark.parametrize("file", [HERE / "cases.py", HERE / "cases_torch.py", HERE / "run_cases.py"],
+                         ids=lambda each: each.name)
+def test_programs_that_cases_start_exist(file):
+    for name in re.findall(r'"(\w+\.py)"', file.read_text(encoding="utf-8")):
+        assert (PROGRAMS / name).is_file(), name
+
+
+def test_the_page_on_compatibility_has_every_case_that_pauses():
+    page = (HERE.parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    alone = {"broker_footprint", "broker_afterwards", "launch_cost", "without_shim", "disabled", "broker_absent",
+             "broker_required"}
+    missing = [name for name, _, _ in registry.all_cases() if name not in alone and f"`{name}`" not in page]
+    assert not missing
+
+
+def test_a_program_that_skips_itself_only_under_amem_is_a_failure():
+    with pytest.raises(cases_torch.Failure, match="only under amem: no kernels"):
+        cases_torch.not_only_here(cases_torch.Skip("no kernels"), lambda: None)
+
+    def alone():
+        raise cases_torch.Skip("no kernels without amem either")
+    with pytest.raises(cases_torch.Skip, match="either"):
+        cases_torch.not_only_here(cases_torch.Skip("no kernels"), alone)
+
+
+def test_losses_are_compared_with_a_second_run_only_when_they_differ():
+    runs = iter([[1.0, 2.0], [1.0, 2.5]])
+    assert "bit for bit" in cases_torch.check_curve({"losses": [1.0, 2.0]}, lambda: next(runs))
+    runs = iter([[1.0, 2.0], [1.0, 2.5]])
+    assert "differ by 0.5" in cases_torch.check_curve({"losses": [1.0, 2.25]}, lambda: next(runs))
+    runs = iter([[1.0, 2.0], [1.0, 2.0]])
+    with pytest.raises(cases_torch.Failure, match="losses"):
+        cases_torch.check_curve({"losses": [1.0, 2.25]}, lambda: next(runs))

@@ -1,0 +1,179 @@
+"""Whose memory is brokered besides NCCL's: scopes, regions, tags, and what is not."""
+from sim_node import MIB, Program, eventually
+
+KEEP, DISCARD = 1, 2
+
+
+def test_regions(node):
+    program = Program(node)
+    program.ask("alloc 0 5000 3")
+    program.ask(f"region begin weights {KEEP}")
+    program.ask("alloc 0 5000 3")
+    program.ask(f"alloc 0 {3 * MIB}")
+    program.ask("region end")
+    program.ask(f"region begin scratch {DISCARD}")
+    program.ask("alloc 0 5000 3")
+    program.ask(f"alloc 1 {3 * MIB}")
+    program.ask(f"expand 0 {2 * MIB} 2")
+    program.ask(f"nccl 0 {2 * MIB}")
+    program.ask("region end")
+    program.verify()
+    brokered = program.brokered()
+    assert brokered == {("heap", 0): 2 * MIB, ("weights", 0): 5 * MIB, ("scratch", 0): 6 * MIB,
+                        ("scratch", 1): 3 * MIB, ("nccl", 0): 2 * MIB}
+    for tag in ("heap", "weights", "nccl"):
+        node.ctl("policy", "train", tag, "--save", "dense")
+    node.ctl("pause", "train")
+    assert node.ctl.group("train")["saved_bytes"] == 9 * MIB
+    assert program.away() == brokered
+    node.ctl("resume", "train")
+    program.ask("zero scratch")
+    program.verify()
+    program.ask("rewrite")
+    program.verify()
+
+
+def test_an_operators_policy_goes_before_a_regions(node):
+    program = Program(node)
+    program.ask(f"region begin scratch {DISCARD}")
+    program.ask("alloc 0 5000 3")
+    program.ask("region end")
+    node.ctl("policy", "train", "scratch", "keep")
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    program.verify()
+
+
+def test_a_tag_is_paused_while_the_program_runs(node):
+    program = Program(node)
+    program.ask("alloc 0 5000 3")
+    program.ask(f"region begin kv {KEEP}")
+    first = program.ask("alloc 0 5000 2")["id"]
+    large = program.ask(f"alloc 0 {3 * MIB}")["id"]
+    attributes = program.ask(f"attributes {first}")
+    for pause, resume in ((lambda: node.ctl("pause", "train", "--tag", "kv"),
+                           lambda: node.ctl("resume", "train", "--tag", "kv")),
+                          (lambda: program.ask("pause kv"), lambda: program.ask("resume kv"))):
+        pause()
+        assert program.away()["kv", 0] == 5 * MIB
+        assert program.ask(f"attributes {first}") == attributes
+        # The program runs on; what it allocates now is there at once, beside what is away.
+        program.ask("churn 0 20")
+        program.ask("free %d" % program.ask("alloc 0 5000")["id"])
+        assert program.away()["kv", 0] == 5 * MIB
+        resume()
+        program.verify()
+    node.ctl("pause", "train", "--tag", "kv")
+    program.ask(f"free {first} 2")
+    program.ask(f"free {large}")
+    assert ("kv", 0) not in program.brokered()
+    program.verify()
+
+
+def test_scope_regions(node):
+    program = Program(node, scope="regions")
+    outside = program.ask("alloc 0 3000000")["id"]
+    program.ask("alloc 0 100")
+    program.ask("region begin kv 0")
+    inside = program.ask("alloc 0 3000000 2")["id"]
+    program.ask("region end")
+    program.ask(f"expand 0 {2 * MIB} 2")
+    assert {tag for tag, _ in program.brokered()} == {"kv"}
+    assert program.unbrokered() == {("device", 0): 3000100, ("vmm", 0): 4 * MIB}
+    node.ctl("pause", "train")
+    assert node.ctl.devices()[0]["used_bytes"] < node.CONTEXT_BYTES + 8 * MIB
+    node.ctl("resume", "train")
+    program.verify()
+    program.ask(f"free {inside} 2")
+    program.ask(f"free {outside} 2")
+    program.ask("drop")
+    assert not any(program.brokered().values())
+    assert program.unbrokered() == {}
+
+
+def test_scope_nccl_counts_what_it_does_not_broker(node):
+    program = Program(node, scope="nccl")
+    program.ask("region begin kv 0")
+    assert "AMEM_SCOPE" in program.wait_for("warning: a region has begun")
+    program.ask("alloc 0 5000")
+    program.ask("region end")
+    program.ask("region begin kv 0")
+    program.ask("region end")
+    assert not any("a region has begun" in line for line in program.rest())
+    program.ask(f"nccl 0 {2 * MIB}")
+    assert program.brokered() == {("nccl", 0): 2 * MIB}
+    assert program.unbrokered() == {("device", 0): 5000}
+    assert program.stats()["scope"] == "nccl"
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    program.verify()
+
+
+def test_rules_of_regions(node):
+    program = Program(node)
+    program.send("region end")
+    assert "code 9" in program.failure()
+    for tag, policy, code in (("nccl", 0, 3), ("a/b", 0, 3), ("x" * 32, 0, 3), ("kv", 3, 3)):
+        program.send(f"region begin {tag} {policy}")
+        assert f"code {code}" in program.failure()
+    program.ask("region begin kv 0")
+    program.send("region begin kv 0")
+    assert "code 9" in program.failure()
+    program.ask("region end")
+
+
+def test_what_is_not_brokered_is_counted(node):
+    program = Program(node)
+    program.ask("alloc 0 1000")
+    for kind in ("pool", "own_pool", "managed", "array"):
+        program.ask(f"unbrokered {kind} {MIB}")
+    assert program.unbrokered() == {("pool", 0): 2 * MIB, ("managed", 0): MIB, ("array", 0): MIB}
+    node.ctl("pause", "train")
+    assert node.ctl.devices()[0]["used_bytes"] == node.CONTEXT_BYTES + 4 * MIB
+    assert program.unbrokered() == {("pool", 0): 2 * MIB, ("managed", 0): MIB, ("array", 0): MIB}
+    node.ctl("resume", "train")
+    program.ask("unbrokered free")
+    assert program.unbrokered() == {}
+    program.verify()
+
+
+def test_the_broker_is_told_what_is_not_brokered(node):
+    program = Program(node)
+    program.ask("alloc 0 1000")
+
+    def told():
+        [rank] = node.ctl.ranks("train")
+        return {each["kind"]: each["bytes"] for each in rank["unbrokered"]}
+
+    assert told() == {}
+    program.ask(f"unbrokered managed {MIB}")
+    program.ask(f"unbrokered pool {MIB}")
+    expected = {"managed": MIB, "pool": MIB}
+    eventually(lambda: told() == expected, what="the broker knows")
+    paused = node.ctl("pause", "train").json
+    assert paused["unbrokered_bytes"] == 2 * MIB and paused["pinned_bytes"] == 0
+    node.ctl("resume", "train")
+    program.ask("unbrokered free")
+    paused = node.ctl("pause", "train").json
+    assert told() == {}
+    assert paused["unbrokered_bytes"] == 0
+
+
+def test_stats(node):
+    program = Program(node)
+    program.ask("alloc 1 100")
+    stats = program.stats()
+    assert (stats["group"], stats["scope"]) == ("train", "heap")
+    assert stats["rank_id"] > 0
+    [brokered] = stats["brokered"]
+    assert brokered == {"tag": "heap", "device": 1, "resident_bytes": 2 * MIB, "away_bytes": 0, "imported_bytes": 0,
+                        "allocations": 1}
+
+
+def test_turned_off(node):
+    program = Program(node, env={"AMEM_DISABLE": "1"})
+    program.ask("region begin kv 0")
+    program.ask("alloc 0 100")
+    program.ask("region end")
+    assert program.stats()["scope"] == "off"
+    program.verify()

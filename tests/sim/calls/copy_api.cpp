@@ -1,0 +1,189 @@
+// Copies and sets, synchronous and on streams.
+#include <memory>
+#include <vector>
+
+#include "tests/sim/entry/api.h"
+#include "tests/sim/memory/copy.h"
+#include "tests/sim/work/capture.h"
+#include "tests/sim/work/context.h"
+#include "tests/sim/work/stream.h"
+
+namespace sim {
+namespace {
+
+enum class Mode { kSync, kAsync };
+
+// Up to this size the real driver stages pageable memory inside the command itself and returns at
+// once.
+constexpr size_t kStaged = 64 << 10;
+
+uintptr_t Address(const void* p) { return reinterpret_cast<uintptr_t>(p); }
+
+Transfer Plain(uintptr_t to, uintptr_t from, size_t bytes) {
+  Transfer transfer;
+  transfer.to = to;
+  transfer.from = from;
+  transfer.width = bytes;
+  return transfer;
+}
+
+// Work that reads a copy of pageable memory taken now, so that the caller may reuse it at once.
+std::function<CUresult()> Staged(Transfer transfer, int device) {
+  const auto* const begin = reinterpret_cast<const unsigned char*>(transfer.from);
+  auto bytes = std::make_shared<std::vector<unsigned char>>(begin, begin + transfer.width);
+  transfer.from = Address(bytes->data());
+  return [transfer, device, bytes] { return RunTransfer(transfer, device); };
+}
+
+// A synchronous copy or set may go ahead beside captures, unless it would have to wait for one.
+CUresult CheckSynchronous(const Stream& stream) {
+  return stream.capture != nullptr ? CheckUnsafeCall(stream) : CheckImplicitCapture(stream);
+}
+
+CUresult Copy(Mode mode, StreamRef ref, const Transfer& transfer, Side to, Side from) {
+  Lock lock = LockDriver();
+  std::shared_ptr<Stream> stream;
+  CUresult result = FindStream(ref, &stream);
+  if (result != CUDA_SUCCESS) return result;
+  if (mode == Mode::kSync) {
+    result = CheckSynchronous(*stream);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  if (transfer.empty()) return CUDA_SUCCESS;
+  const int device = stream->context().physical;
+  Checked to_is;
+  Checked from_is;
+  result = CheckTransfer(transfer, to, from, device, &to_is, &from_is);
+  if (result != CUDA_SUCCESS) return result;
+
+  // Pageable memory is not the device's to read or write later: the real driver returns when it is
+  // done with it.
+  bool wait = mode == Mode::kSync;
+  std::function<CUresult()> run = [transfer, device] { return RunTransfer(transfer, device); };
+  const bool capturing = stream->capture != nullptr;
+  if (!wait && !capturing && to_is.memory == Memory::kPageable) wait = true;
+  if (!wait && !capturing && from_is.memory == Memory::kPageable) {
+    if (transfer.rows == 1 && transfer.width <= kStaged) {
+      run = Staged(transfer, device);
+    } else {
+      wait = true;
+    }
+  }
+  std::shared_ptr<Marker> marker;
+  result = Submit(stream, {CU_GRAPH_NODE_TYPE_MEMCPY, std::move(run)}, &marker);
+  return result != CUDA_SUCCESS || !wait ? result : Wait(lock, marker);
+}
+
+CUresult Set(Mode mode, StreamRef ref, CUdeviceptr to, uint32_t value, unsigned width,
+             size_t count) {
+  Lock lock = LockDriver();
+  std::shared_ptr<Stream> stream;
+  CUresult result = FindStream(ref, &stream);
+  if (result != CUDA_SUCCESS) return result;
+  if (mode == Mode::kSync) {
+    result = CheckSynchronous(*stream);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  if (count == 0) return CUDA_SUCCESS;
+  const int device = stream->context().physical;
+  const Fill fill{to, value, width, count};
+  result = CheckFill(fill, device);
+  if (result != CUDA_SUCCESS) return result;
+  std::shared_ptr<Marker> marker;
+  result =
+      Submit(stream, {CU_GRAPH_NODE_TYPE_MEMSET, [fill, device] { return RunFill(fill, device); }},
+             &marker);
+  return result != CUDA_SUCCESS || mode == Mode::kAsync ? result : Wait(lock, marker);
+}
+
+bool End(CUmemorytype type, const void* host, CUdeviceptr device, uintptr_t* address, Side* side) {
+  switch (type) {
+    case CU_MEMORYTYPE_HOST:
+      *address = Address(host);
+      *side = Side::kHost;
+      return true;
+    case CU_MEMORYTYPE_DEVICE:
+      *address = device;
+      *side = Side::kDevice;
+      return true;
+    case CU_MEMORYTYPE_UNIFIED:
+      *address = device;
+      *side = Side::kAny;
+      return true;
+    default:
+      return false;  // arrays do not exist here
+  }
+}
+
+CUresult Copy2D(Mode mode, StreamRef ref, const CUDA_MEMCPY2D* copy) {
+  if (copy == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Transfer transfer;
+  Side to = Side::kAny;
+  Side from = Side::kAny;
+  if (!End(copy->dstMemoryType, copy->dstHost, copy->dstDevice, &transfer.to, &to) ||
+      !End(copy->srcMemoryType, copy->srcHost, copy->srcDevice, &transfer.from, &from)) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  transfer.width = copy->WidthInBytes;
+  transfer.rows = copy->Height;
+  transfer.to_pitch = copy->dstPitch != 0 ? copy->dstPitch : copy->WidthInBytes;
+  transfer.from_pitch = copy->srcPitch != 0 ? copy->srcPitch : copy->WidthInBytes;
+  if (transfer.to_pitch < copy->dstXInBytes + transfer.width ||
+      transfer.from_pitch < copy->srcXInBytes + transfer.width) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  transfer.to += copy->dstY * transfer.to_pitch + copy->dstXInBytes;
+  transfer.from += copy->srcY * transfer.from_pitch + copy->srcXInBytes;
+  return Copy(mode, ref, transfer, to, from);
+}
+
+}  // namespace
+}  // namespace sim
+
+SIM_CALL_PTDS(cuMemcpy, (CUdeviceptr to, CUdeviceptr from, size_t n),
+              Copy(Mode::kSync, {nullptr, kDefault}, Plain(to, from, n), Side::kAny, Side::kAny))
+SIM_CALL_PTDS(cuMemcpyHtoD_v2, (CUdeviceptr to, const void* from, size_t n),
+              Copy(Mode::kSync, {nullptr, kDefault}, Plain(to, Address(from), n), Side::kDevice,
+                   Side::kAny))
+SIM_CALL_PTDS(cuMemcpyDtoH_v2, (void* to, CUdeviceptr from, size_t n),
+              Copy(Mode::kSync, {nullptr, kDefault}, Plain(Address(to), from, n), Side::kAny,
+                   Side::kDevice))
+SIM_CALL_PTDS(cuMemcpyDtoD_v2, (CUdeviceptr to, CUdeviceptr from, size_t n),
+              Copy(Mode::kSync, {nullptr, kDefault}, Plain(to, from, n), Side::kDevice,
+                   Side::kDevice))
+SIM_CALL_PTDS(cuMemcpyPeer, (CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t n),
+              Copy(Mode::kSync, {nullptr, kDefault}, Plain(to, from, n), Side::kDevice,
+                   Side::kDevice))
+SIM_CALL_PTDS(cuMemcpy2D_v2, (const CUDA_MEMCPY2D* copy),
+              Copy2D(Mode::kSync, {nullptr, kDefault}, copy))
+
+SIM_CALL_PTSZ(cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream),
+              Copy(Mode::kAsync, {stream, kDefault}, Plain(to, from, n), Side::kAny, Side::kAny))
+SIM_CALL_PTSZ(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void* from, size_t n, CUstream stream),
+              Copy(Mode::kAsync, {stream, kDefault}, Plain(to, Address(from), n), Side::kDevice,
+                   Side::kAny))
+SIM_CALL_PTSZ(cuMemcpyDtoHAsync_v2, (void* to, CUdeviceptr from, size_t n, CUstream stream),
+              Copy(Mode::kAsync, {stream, kDefault}, Plain(Address(to), from, n), Side::kAny,
+                   Side::kDevice))
+SIM_CALL_PTSZ(cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream),
+              Copy(Mode::kAsync, {stream, kDefault}, Plain(to, from, n), Side::kDevice,
+                   Side::kDevice))
+SIM_CALL_PTSZ(cuMemcpyPeerAsync,
+              (CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t n, CUstream stream),
+              Copy(Mode::kAsync, {stream, kDefault}, Plain(to, from, n), Side::kDevice,
+                   Side::kDevice))
+SIM_CALL_PTSZ(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D* copy, CUstream stream),
+              Copy2D(Mode::kAsync, {stream, kDefault}, copy))
+
+SIM_CALL_PTDS(cuMemsetD8_v2, (CUdeviceptr to, unsigned char value, size_t n),
+              Set(Mode::kSync, {nullptr, kDefault}, to, value, 1, n))
+SIM_CALL_PTDS(cuMemsetD16_v2, (CUdeviceptr to, unsigned short value, size_t n),
+              Set(Mode::kSync, {nullptr, kDefault}, to, value, 2, n))
+SIM_CALL_PTDS(cuMemsetD32_v2, (CUdeviceptr to, unsigned value, size_t n),
+              Set(Mode::kSync, {nullptr, kDefault}, to, value, 4, n))
+SIM_CALL_PTSZ(cuMemsetD8Async, (CUdeviceptr to, unsigned char value, size_t n, CUstream stream),
+              Set(Mode::kAsync, {stream, kDefault}, to, value, 1, n))
+SIM_CALL_PTSZ(cuMemsetD16Async, (CUdeviceptr to, unsigned short value, size_t n, CUstream stream),
+              Set(Mode::kAsync, {stream, kDefault}, to, value, 2, n))
+SIM_CALL_PTSZ(cuMemsetD32Async, (CUdeviceptr to, unsigned value, size_t n, CUstream stream),
+              Set(Mode::kAsync, {stream, kDefault}, to, value, 4, n))

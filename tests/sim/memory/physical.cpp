@@ -1,0 +1,174 @@
+#include "tests/sim/memory/physical.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "tests/sim/node/node.h"
+#include "tests/sim/node/usage.h"
+
+namespace sim {
+namespace {
+
+// Out of the way of the program's own descriptors: tests count those, and old programs use
+// select().
+constexpr int kFirstDescriptor = 4096;
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+std::set<int>& Descriptors() {
+  static auto* const descriptors = new std::set<int>();
+  return *descriptors;
+}
+
+std::unordered_map<CUmemGenericAllocationHandle, std::shared_ptr<Allocation>>& Allocations() {
+  static auto* const allocations =
+      new std::unordered_map<CUmemGenericAllocationHandle, std::shared_ptr<Allocation>>();
+  return *allocations;
+}
+
+int MakeMemfd(const MemoryName& name) {
+  const int fd = memfd_create(name.Format().c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return -1;
+  if (ftruncate(fd, static_cast<off_t>(name.bytes)) != 0 || fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
+    close(fd);
+    return -1;
+  }
+  return fd;
+}
+
+}  // namespace
+
+std::mutex& MemoryMutex() {
+  static auto* const mutex = new std::mutex();
+  return *mutex;
+}
+
+std::mutex& HeldDescriptors::Mutex() {
+  static auto* const mutex = new std::mutex();
+  return *mutex;
+}
+
+int HeldDescriptors::Adopt(int fd) {
+  if (fd < 0) return -1;
+  const int high = fcntl(fd, F_DUPFD_CLOEXEC, kFirstDescriptor);
+  if (high >= 0) {
+    close(fd);
+    fd = high;
+  }
+  Descriptors().insert(fd);
+  return fd;
+}
+
+void HeldDescriptors::Close(int fd) {
+  const std::lock_guard<std::mutex> lock(Mutex());
+  // Not ours any more in a forked child that runs destructors.
+  if (Descriptors().erase(fd) != 0) close(fd);
+}
+
+void HeldDescriptors::CloseInChild() {
+  for (const int fd : Descriptors()) close(fd);
+  Descriptors().clear();
+}
+
+CUresult Physical::Create(int device, size_t bytes, unsigned flags,
+                          std::shared_ptr<Physical>* out) {
+  MemoryName name;
+  name.device = device;
+  name.bytes = bytes;
+  name.flags = flags;
+  int fd = -1;
+  const bool admitted =
+      Admit(device, bytes, [&] { fd = HeldDescriptors::Keep([&] { return MakeMemfd(name); }); });
+  if (!admitted || fd < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::shared_ptr<Physical> memory(new Physical(fd, device, bytes, flags));
+  // Outside the node's lock, for it takes a while: the host gives the pages now, as a device would.
+  int error = 0;
+  do {
+    error = fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  } while (error == EINTR);
+  if (error != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  *out = std::move(memory);
+  return CUDA_SUCCESS;
+}
+
+CUresult Physical::Import(int fd, std::shared_ptr<Physical>* out) {
+  // A copy first: the caller may close its descriptor while we look at it.
+  const int held = HeldDescriptors::Keep([&] { return fcntl(fd, F_DUPFD_CLOEXEC, 0); });
+  if (held < 0) return CUDA_ERROR_UNKNOWN;
+  char path[PATH_MAX];
+  const ssize_t length =
+      readlink(("/proc/self/fd/" + std::to_string(held)).c_str(), path, sizeof path - 1);
+  std::optional<MemoryName> name;
+  if (length > 0) name = MemoryName::Parse(std::string(path, static_cast<size_t>(length)));
+  const int seals = fcntl(held, F_GET_SEALS);
+  if (!name || seals < 0 || (seals & kSeals) != kSeals) {
+    HeldDescriptors::Close(held);
+    return CUDA_ERROR_UNKNOWN;
+  }
+  out->reset(new Physical(held, name->device, name->bytes, name->flags));
+  return CUDA_SUCCESS;
+}
+
+bool Physical::SameAs(const Physical& other) const {
+  struct stat mine = {};
+  struct stat its = {};
+  return fstat(fd_, &mine) == 0 && fstat(other.fd_, &its) == 0 && mine.st_dev == its.st_dev &&
+         mine.st_ino == its.st_ino;
+}
+
+namespace {
+
+CUmemGenericAllocationHandle Add(std::shared_ptr<Allocation> allocation) {
+  // Handles count up and are never used twice, so that a stale one is an error and not somebody
+  // else's memory.
+  static CUmemGenericAllocationHandle next = 0x5a000000;
+  allocation->handle = ++next;
+  Allocations().emplace(next, std::move(allocation));
+  return next;
+}
+
+}  // namespace
+
+CUmemGenericAllocationHandle AddAllocation(const CUmemAllocationProp& properties,
+                                           std::shared_ptr<Physical> memory, bool imported) {
+  auto allocation = std::make_shared<Allocation>();
+  allocation->properties = properties;
+  allocation->imported = imported;
+  allocation->memory = std::move(memory);
+  return Add(std::move(allocation));
+}
+
+CUmemGenericAllocationHandle AddMulticast(std::shared_ptr<MulticastObject> object,
+                                          CUmemAllocationHandleType types) {
+  auto allocation = std::make_shared<Allocation>();
+  allocation->properties.requestedHandleTypes = types;
+  allocation->multicast = std::move(object);
+  return Add(std::move(allocation));
+}
+
+std::shared_ptr<Allocation> FindAllocation(CUmemGenericAllocationHandle handle) {
+  const auto it = Allocations().find(handle);
+  return it == Allocations().end() ? nullptr : it->second;
+}
+
+void RetainAllocation(const std::shared_ptr<Allocation>& allocation) {
+  ++allocation->references;
+  Allocations().emplace(allocation->handle, allocation);
+}
+
+CUresult ReleaseAllocation(CUmemGenericAllocationHandle handle) {
+  const auto it = Allocations().find(handle);
+  if (it == Allocations().end()) return CUDA_ERROR_INVALID_VALUE;
+  if (--it->second->references == 0) Allocations().erase(it);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace sim

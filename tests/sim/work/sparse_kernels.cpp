@@ -1,0 +1,156 @@
+#include "tests/sim/work/sparse_kernels.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "common/sparse.h"
+#include "tests/sim/memory/copy.h"
+
+namespace sim {
+namespace {
+
+using namespace amem::sparse;
+
+unsigned char* Bytes(uint64_t address) { return reinterpret_cast<unsigned char*>(address); }
+
+bool IsZero(const unsigned char* bytes, uint64_t length) {
+  return bytes[0] == 0 && memcmp(bytes, bytes + 1, length - 1) == 0;
+}
+
+// One group of one range, as a thread block sees it.
+struct Group {
+  const Launch& launch;
+  const amem::sparse::Range& range;
+  uint32_t number;  // in the range
+
+  uint64_t entry() const { return launch.entries + (range.first_entry + number) * sizeof(Entry); }
+  Entry* index() const { return reinterpret_cast<Entry*>(range.pool) + number; }
+  uint64_t begin(uint32_t block) const { return number * kGroup + block * kBlock; }
+  uint64_t bytes(uint32_t block) const {
+    return begin(block) < range.length ? std::min(kBlock, range.length - begin(block)) : 0;
+  }
+  unsigned char* block(uint32_t block) const { return Bytes(range.device + begin(block)); }
+  uint64_t slot(uint32_t slot) const { return index_bytes(range.length) + slot * kBlock; }
+};
+
+// How a kernel gets at memory, so that a wrong address is an error and not the end of the process.
+bool MayUse(uint64_t address, uint64_t bytes, bool write, int device) {
+  const Checked checked = CheckAccess(address, bytes, write, device);
+  return checked.result == CUDA_SUCCESS && checked.memory != Memory::kPageable &&
+         checked.multicast == nullptr && address % kUnit == 0 && bytes % kUnit == 0;
+}
+
+// Each gives the bytes that went over the link.
+uint64_t ScanGroup(const Group& group) {
+  uint32_t mask = 0;
+  for (uint32_t i = 0; i < kBlocksPerGroup; ++i) {
+    if (group.bytes(i) > 0 && !IsZero(group.block(i), group.bytes(i))) mask |= 1U << i;
+  }
+  reinterpret_cast<Entry*>(group.entry())->mask = mask;
+  return 0;
+}
+
+uint64_t GatherGroup(const Group& group) {
+  const Entry entry = *reinterpret_cast<const Entry*>(group.entry());
+  *group.index() = entry;
+  uint64_t moved = 0;
+  uint32_t slot = entry.first;
+  for (uint32_t i = 0; i < kBlocksPerGroup; ++i) {
+    if ((entry.mask >> i & 1) == 0) continue;
+    memcpy(Bytes(group.range.pool + group.slot(slot++)), group.block(i), group.bytes(i));
+    moved += group.bytes(i);
+  }
+  return moved;
+}
+
+uint64_t ScatterGroup(const Group& group) {
+  const Entry entry = *group.index();
+  uint64_t moved = 0;
+  uint32_t slot = entry.first;
+  for (uint32_t i = 0; i < kBlocksPerGroup && group.bytes(i) > 0; ++i) {
+    const bool stored = (entry.mask >> i & 1) != 0;
+    if (stored && group.slot(slot) + group.bytes(i) <= group.range.length) {
+      memcpy(group.block(i), Bytes(group.range.pool + group.slot(slot)), group.bytes(i));
+      moved += group.bytes(i);
+    } else {
+      memset(group.block(i), 0, group.bytes(i));
+    }
+    slot += stored ? 1 : 0;
+  }
+  return moved;
+}
+
+uint64_t ChecksumGroup(const Group& group) {
+  uint64_t sum = 0;
+  const uint64_t end = std::min((group.number + 1) * kGroup, group.range.length);
+  for (uint64_t at = group.number * kGroup; at < end; at += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    memcpy(&word, Bytes(group.range.device + at), sizeof word);
+    sum += mix(word, at / sizeof word);
+  }
+  memcpy(Bytes(group.entry()), &sum, sizeof sum);
+  return 0;
+}
+
+struct Kind {
+  uint64_t (*group)(const Group&);
+  bool writes_device;
+  bool uses_pool;
+  bool to_pool;
+  uint32_t parts;
+  uint32_t threads;
+};
+
+constexpr Kind kScan = {ScanGroup, false, false, false, 1, kScanThreads};
+constexpr Kind kGather = {GatherGroup, false, true, true, kCopyParts, kCopyThreads};
+constexpr Kind kScatter = {ScatterGroup, true, true, false, kCopyParts, kCopyThreads};
+constexpr Kind kChecksum = {ChecksumGroup, false, false, false, 1, kScanThreads};
+
+CUresult Run(const Kind& kind, const Launch& launch, const Grid& grid) {
+  // What real kernels would leave undone, or do twice.
+  if (grid.thread_blocks[0] != launch.groups * kind.parts || grid.threads[0] != kind.threads ||
+      launch.ranges > kMaxRanges) {
+    return CUDA_ERROR_LAUNCH_FAILED;
+  }
+  uint32_t groups = 0;
+  uint64_t moved = 0;
+  for (const amem::sparse::Range& range : std::span(launch.range, launch.ranges)) {
+    const auto in_range = static_cast<uint32_t>(amem::sparse::groups(range.length));
+    if (range.first_group != groups) return CUDA_ERROR_LAUNCH_FAILED;
+    groups += in_range;
+    const uint64_t entries = launch.entries + range.first_entry * sizeof(Entry);
+    if (!MayUse(range.device, range.length, kind.writes_device, grid.device) ||
+        (kind.uses_pool && !MayUse(range.pool, range.length, kind.to_pool, grid.device)) ||
+        (kind.group != ScatterGroup &&
+         CheckAccess(entries, in_range * sizeof(Entry), true, grid.device).memory !=
+             Memory::kPinned)) {
+      return CUDA_ERROR_ILLEGAL_ADDRESS;
+    }
+    for (uint32_t i = 0; i < in_range; ++i) moved += kind.group({launch, range, i});
+  }
+  if (groups != launch.groups) return CUDA_ERROR_LAUNCH_FAILED;
+  if (moved > 0) PassLink(grid.device, kind.to_pool, moved);
+  return CUDA_SUCCESS;
+}
+
+template <const Kind& kKind>
+Function Make() {
+  return {[](const Grid& grid, void** values) {
+            return Run(kKind, *static_cast<const Launch*>(values[0]), grid);
+          },
+          {sizeof(Launch)}};
+}
+
+}  // namespace
+
+const std::map<std::string, Function (*)()>& SparseKernels() {
+  static const auto* const kernels =
+      new std::map<std::string, Function (*)()>{{kScanKernel, Make<kScan>},
+                                                {kGatherKernel, Make<kGather>},
+                                                {kScatterKernel, Make<kScatter>},
+                                                {kChecksumKernel, Make<kChecksum>}};
+  return *kernels;
+}
+
+}  // namespace sim

@@ -1,0 +1,140 @@
+// amemctl's command line.
+#include "client/ctl/command_line.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ostream>
+
+#include "client/ctl/exit_code.h"
+
+namespace amem::ctl {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TEST(CommandLine, CommandsAndTheirArguments) {
+  EXPECT_EQ(parse({"status"}).options->command, Command::kStatus);
+  EXPECT_EQ(parse({"groups"}).options->command, Command::kGroups);
+  EXPECT_EQ(parse({"version"}).options->command, Command::kVersion);
+  EXPECT_EQ(parse({"ranks"}).options->group, "");
+  EXPECT_EQ(parse({"ranks", "train"}).options->group, "train");
+  EXPECT_TRUE(parse({"allocations", "train", "--summary"}).options->summary);
+  EXPECT_EQ(parse({"pause", "train"}).options->group, "train");
+  EXPECT_EQ(parse({"resume", "train"}).options->command, Command::kResume);
+  EXPECT_EQ(parse({"watch"}).options->command, Command::kWatch);
+
+  EXPECT_EQ(parse({"groups", "train"}).options->group, "train");
+  EXPECT_THAT(parse({"pause", "train"}).options->tags, ElementsAre());
+  EXPECT_FALSE(parse({"pause", "train"}).options->explain);
+  EXPECT_TRUE(parse({"swap", "train", "rollout", "--explain"}).options->explain);
+  EXPECT_THAT(parse({"pause", "train", "--tag", "weights", "kv_cache"}).options->tags,
+              ElementsAre("weights", "kv_cache"));
+  EXPECT_THAT(parse({"resume", "--tag", "weights", "train"}).options->tags, ElementsAre("weights"));
+  EXPECT_THAT(parse({"allocations", "--tag", "a", "--tag", "b", "--summary"}).options->tags,
+              ElementsAre("a", "b"));
+
+  const CommandLine swap = *parse({"swap", "train", "rollout"}).options;
+  EXPECT_EQ(swap.command, Command::kSwap);
+  EXPECT_EQ(swap.group, "train");
+  EXPECT_EQ(swap.in, "rollout");
+
+  const CommandLine policy = *parse({"policy", "train", "kv_cache", "discard"}).options;
+  EXPECT_EQ(policy.tag, "kv_cache");
+  EXPECT_EQ(policy.policy, v1::POLICY_DISCARD);
+
+  EXPECT_EQ(policy.form, v1::SAVE_FORM_UNSPECIFIED);
+  const CommandLine save = *parse({"policy", "train", "nccl", "--save", "sparse"}).options;
+  EXPECT_EQ(save.policy, v1::POLICY_UNSPECIFIED);
+  EXPECT_EQ(save.form, v1::SAVE_FORM_SPARSE);
+  EXPECT_EQ(parse({"policy", "train", "w", "keep", "--save=auto"}).options->form,
+            v1::SAVE_FORM_AUTO);
+  EXPECT_FALSE(parse({"policy", "train", "nccl"}).options) << "nothing to set";
+  EXPECT_FALSE(parse({"policy", "train", "nccl", "--save", "zip"}).options);
+
+  const CommandLine top = *parse({"top", "--once", "--interval", "250ms"}).options;
+  EXPECT_TRUE(top.once);
+  EXPECT_EQ(top.interval, milliseconds(250));
+}
+
+TEST(CommandLine, GlobalOnesBeforeAndAfterTheCommand) {
+  const CommandLine before = *parse({"--json", "--timeout", "30", "pause", "train"}).options;
+  EXPECT_TRUE(before.json);
+  EXPECT_EQ(before.timeout, milliseconds(30'000));
+  const CommandLine after =
+      *parse({"status", "--json", "--no-color", "--runtime-dir=/x", "--socket", "/y"}).options;
+  EXPECT_TRUE(after.json);
+  EXPECT_TRUE(after.no_color);
+  EXPECT_EQ(after.runtime_dir, "/x");
+  EXPECT_EQ(after.socket, "/y");
+  EXPECT_FALSE(after.timeout);
+}
+
+TEST(CommandLine, RunLeavesTheCommandAlone) {
+  const CommandLine run = *parse({"run", "--group", "train", "--required", "--trace", "t.%p", "--",
+                                  "python", "a.py", "--json", "--", "-x"})
+                               .options;
+  EXPECT_EQ(run.command, Command::kRun);
+  EXPECT_EQ(run.group, "train");
+  EXPECT_TRUE(run.required);
+  EXPECT_EQ(run.scope, "");
+  EXPECT_EQ(parse({"run", "--group", "a", "--scope", "heap", "--", "ls"}).options->scope, "heap");
+  EXPECT_EQ(run.trace, "t.%p");
+  EXPECT_FALSE(run.json);
+  EXPECT_THAT(run.program, ElementsAre("python", "a.py", "--json", "--", "-x"));
+}
+
+struct BadLine {
+  std::vector<std::string> arguments;
+  const char* text;
+
+  friend std::ostream& operator<<(std::ostream& out, const BadLine& line) {
+    for (const std::string& argument : line.arguments) out << argument << ' ';
+    return out;
+  }
+};
+
+class BadLines : public testing::TestWithParam<BadLine> {};
+
+TEST_P(BadLines, AreUsageErrorsThatSayWhy) {
+  const Parsed parsed = parse(GetParam().arguments);
+  EXPECT_FALSE(parsed.options);
+  EXPECT_EQ(parsed.exit_code, kExitUsage);
+  EXPECT_THAT(parsed.text, HasSubstr(GetParam().text));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    CommandLine, BadLines,
+    testing::Values(BadLine{{}, "subcommand is required"}, BadLine{{"paws"}, "no command \"paws\""},
+                    BadLine{{"pause"}, "GROUP is required"},
+                    BadLine{{"pause", "../etc"}, "\"../etc\" is no group name"},
+                    BadLine{{"pause", "a", "b"}, "b"}, BadLine{{"swap", "a"}, "IN is required"},
+                    BadLine{{"policy", "a", "nccl", "drop"}, "drop"},
+                    BadLine{{"pause", "a", "--tag", ""}, "tag is empty"},
+                    BadLine{{"pause", "a", "--tag"}, "--tag"},
+                    BadLine{{"run", "--group", "a", "--scope", "all", "--", "ls"}, "all"},
+                    BadLine{{"status", "--timeout", "soon"}, "\"soon\" is no time"},
+                    BadLine{{"status", "--", "ls"}, "only run takes a command"},
+                    BadLine{{"run", "--", "ls"}, "--group is required"},
+                    BadLine{{"run", "--group", "a b", "--", "ls"}, "is no group name"},
+                    BadLine{{"run", "--group", "a"}, "no command"},
+                    BadLine{{"run", "--group", "a", "--"}, "no command"},
+                    BadLine{{"run", "--group", "a", "ls"}, "follows \"--\""},
+                    BadLine{{"run", "--group", "a", "--socket", "/x", "--", "ls"},
+                            "--runtime-dir"}));
+
+TEST(CommandLine, HelpAndVersionAreNoErrors) {
+  const Parsed help = parse({"--help"});
+  EXPECT_FALSE(help.options);
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_THAT(help.text, HasSubstr("3  the broker cannot be reached"));
+  EXPECT_THAT(parse({"run", "--help"}).text, HasSubstr("--trace FILE"));
+  const Parsed version = parse({"--version"});
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_THAT(version.text, testing::EndsWith("\n"));
+}
+
+}  // namespace
+}  // namespace amem::ctl

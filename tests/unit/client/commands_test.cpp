@@ -1,0 +1,275 @@
+// amemctl's commands against a broker in this process: what they write, and their exit codes.
+#include "client/ctl/commands.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "client/ctl/exit_code.h"
+#include "client/ctl/interrupt.h"
+#include "common/version.h"
+#include "tests/unit/fixtures/fake_broker.h"
+
+namespace amem::ctl {
+namespace {
+
+using test::FakeBroker;
+using test::make_done;
+using test::make_group;
+using test::make_progress;
+using testing::HasSubstr;
+
+/// gRPC's threads outlive a test, and Interrupt needs the signals blocked in all threads: so they
+/// are before the first thread comes.
+const bool kSignalsBlocked = [] {
+  sigset_t mask;
+  sigemptyset(&mask);
+  sigaddset(&mask, SIGINT);
+  return ::pthread_sigmask(SIG_BLOCK, &mask, nullptr) == 0;
+}();
+
+class Commands : public testing::Test {
+ protected:
+  int run(const std::vector<std::string>& arguments, Interrupt* interrupt = nullptr) {
+    const Parsed parsed = parse(arguments);
+    if (!parsed.options) {
+      ADD_FAILURE() << parsed.text;
+      return -1;
+    }
+    out.str("");
+    err.str("");
+    Console console{.out = out, .err = err, .out_style = {}, .err_style = {}};
+    client::ControlClient connection(
+        dir / "control.sock", parsed.options->timeout.value_or(client::kDefaultQueryTimeout));
+    return execute(*parsed.options, connection, console, interrupt);
+  }
+
+  test::TempDir dir;
+  FakeBroker broker{dir / "control.sock"};
+  std::ostringstream out;
+  std::ostringstream err;
+};
+
+TEST_F(Commands, QueriesAsTextAndJson) {
+  broker.node.set_version("9.8.7");
+  *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_PAUSED);
+  broker.rank_list.add_ranks()->set_program("python");
+  broker.allocation_list.resize(2);
+
+  EXPECT_EQ(run({"status"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr("amemd 9.8.7"));
+  EXPECT_EQ(run({"status", "--json"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr(R"({"version":"9.8.7")"));
+  EXPECT_EQ(run({"groups"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr("train  paused"));
+  EXPECT_EQ(run({"ranks", "train"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr("python"));
+  EXPECT_EQ(broker.asked_group, "train");
+  EXPECT_EQ(run({"allocations", "--json"}), kExitOk);
+  const std::string lines = out.str();
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 2);
+  EXPECT_EQ(run({"allocations", "--summary", "--json"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr(R"("count":2)"));
+  EXPECT_EQ(run({"allocations", "--summary"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr("ALLOCS"));
+  EXPECT_EQ(run({"top", "--once"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr("MEMORY"));
+  EXPECT_EQ(err.str(), "");
+}
+
+TEST_F(Commands, PauseSaysHowItWent) {
+  broker.progress = {make_progress("train", "save", 0, 2), make_done("train", 143'000)};
+  EXPECT_EQ(run({"pause", "train", "--timeout", "2s"}), kExitOk);
+  EXPECT_EQ(broker.asked_timeout_ms, 2000U);
+  EXPECT_EQ(out.str(), "train: paused in 143 ms\n");
+  EXPECT_EQ(err.str(), "train: save, 2 ranks\n");
+  EXPECT_EQ(run({"resume", "train"}), kExitOk);
+  EXPECT_EQ(broker.asked_timeout_ms, 0U);
+  EXPECT_EQ(out.str(), "train: resumed in 143 ms\n");
+  EXPECT_EQ(run({"pause", "train", "--json"}), kExitOk);
+  EXPECT_EQ(err.str(), "");
+  EXPECT_THAT(out.str(), HasSubstr("\"done\":true"));
+}
+
+TEST_F(Commands, ChosenTags) {
+  broker.progress = {make_done("train", 143'000)};
+  EXPECT_EQ(run({"pause", "train", "--tag", "weights", "kv_cache"}), kExitOk);
+  EXPECT_THAT(broker.asked_tags, testing::ElementsAre("weights", "kv_cache"));
+  EXPECT_EQ(out.str(), "train: paused (weights, kv_cache) in 143 ms\n");
+  broker.end = {grpc::StatusCode::NOT_FOUND, "train has no tag x: nccl, weights"};
+  EXPECT_EQ(run({"resume", "train", "--tag", "x"}), kExitNotFound);
+  EXPECT_THAT(err.str(), HasSubstr("nccl, weights"));
+}
+
+TEST_F(Commands, OneGroupAndOneTag) {
+  *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_RUNNING);
+  *broker.node.add_groups() = make_group("rollout", v1::GROUP_STATE_PAUSED);
+  EXPECT_EQ(run({"groups", "rollout"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr("rollout  paused"));
+  EXPECT_THAT(out.str(), testing::Not(HasSubstr("train")));
+  EXPECT_EQ(run({"groups", "other"}), kExitNotFound);
+  EXPECT_THAT(err.str(), HasSubstr("no group other"));
+
+  broker.allocation_list.resize(3);
+  broker.allocation_list[0].set_tag("nccl");
+  broker.allocation_list[2].set_tag("weights");
+  EXPECT_EQ(run({"allocations", "--tag", "weights", "--json"}), kExitOk);
+  EXPECT_THAT(out.str(), testing::StartsWith(R"({"id":0,)"));
+  EXPECT_THAT(out.str(), HasSubstr(R"("tag":"weights")"));
+  const std::string lines = out.str();
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 1);
+  EXPECT_EQ(run({"allocations", "--tag", "weights", "nccl", "--summary", "--json"}), kExitOk);
+  const std::string rows = out.str();
+  EXPECT_EQ(std::count(rows.begin(), rows.end(), '\n'), 2);
+}
+
+TEST_F(Commands, SwapPausesOneAndResumesTheOther) {
+  broker.progress = {make_done("train", 1000), make_done("rollout", 2000)};
+  EXPECT_EQ(run({"swap", "train", "rollout"}), kExitOk);
+  EXPECT_EQ(out.str(), "train: paused in 1.00 ms\nrollout: resumed in 2.00 ms\n");
+}
+
+TEST_F(Commands, FailuresHaveTextAndExitCode) {
+  broker.end = {grpc::StatusCode::FAILED_PRECONDITION, "train is paused already"};
+  EXPECT_EQ(run({"pause", "train"}), kExitWrongState);
+  EXPECT_EQ(err.str(), "amemctl: train is paused already\n");
+  EXPECT_EQ(out.str(), "");
+  EXPECT_EQ(run({"pause", "train", "--json"}), kExitWrongState);
+  EXPECT_EQ(
+      err.str(),
+      "{\"error\":{\"code\":\"FAILED_PRECONDITION\",\"text\":\"train is paused already\"}}\n");
+  broker.end = {grpc::StatusCode::NOT_FOUND, "no group x"};
+  EXPECT_EQ(run({"allocations", "x"}), kExitNotFound);
+  EXPECT_EQ(run({"policy", "x", "nccl", "keep"}), kExitNotFound);
+  EXPECT_EQ(run({"top", "--once"}), kExitNotFound);
+}
+
+TEST_F(Commands, WithoutABroker) {
+  broker.stop();
+  EXPECT_EQ(run({"status"}), kExitUnreachable);
+  EXPECT_THAT(err.str(), HasSubstr(dir / "control.sock"));
+  EXPECT_EQ(run({"watch"}), kExitUnreachable);
+  EXPECT_EQ(run({"version"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr("amemctl " + std::string(kVersion) + "\namemd unknown: "));
+  EXPECT_EQ(run({"version", "--json"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr("\"broker\":null"));
+}
+
+TEST_F(Commands, QueryThatTakesTooLong) {
+  broker.hang = true;
+  EXPECT_EQ(run({"status", "--timeout", "50ms"}), kExitDeadline);
+}
+
+TEST_F(Commands, PolicyAndVersion) {
+  broker.node.set_version("9.8.7");
+  EXPECT_EQ(run({"policy", "train", "kv_cache", "discard"}), kExitOk);
+  EXPECT_EQ(out.str(), "train: kv_cache is discard from now on\n");
+  EXPECT_EQ(run({"policy", "train", "nccl", "keep", "--json"}), kExitOk);
+  EXPECT_EQ(out.str(),
+            "{\"group\":\"train\",\"tag\":\"nccl\",\"policy\":\"POLICY_KEEP\","
+            "\"form\":\"SAVE_FORM_UNSPECIFIED\"}\n");
+  EXPECT_EQ(run({"policy", "train", "kv_cache", "keep", "--save", "dense"}), kExitOk);
+  EXPECT_EQ(out.str(), "train: kv_cache is keep, saved dense from now on\n");
+  EXPECT_EQ(broker.asked_policy.form(), v1::SAVE_FORM_DENSE);
+  EXPECT_EQ(run({"policy", "train", "kv_cache", "--save", "sparse"}), kExitOk);
+  EXPECT_EQ(out.str(), "train: kv_cache is saved sparse from now on\n");
+  EXPECT_EQ(broker.asked_policy.policy(), v1::POLICY_UNSPECIFIED);
+  EXPECT_EQ(run({"version"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr("amemd 9.8.7\n"));
+}
+
+TEST_F(Commands, WatchWritesALinePerEvent) {
+  v1::Event event;
+  event.set_group("train");
+  event.set_kind("rank_joined");
+  broker.events = {event, event};
+  EXPECT_EQ(run({"watch"}), kExitUnreachable);  // this broker ends the stream
+  EXPECT_THAT(out.str(), HasSubstr("train  rank_joined\n"));
+  EXPECT_EQ(run({"watch", "--json"}), kExitUnreachable);
+  EXPECT_THAT(out.str(), HasSubstr("\"kind\":\"rank_joined\""));
+}
+
+TEST_F(Commands, AWatchThatIsNeverConnectedEnds) {
+  broker.stop();
+  const std::string path = dir / "control.sock";
+  ::unlink(path.c_str());
+  const Fd listening(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));  // takes none of its calls
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  ASSERT_EQ(::bind(listening.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(listening.get(), 8), 0);
+  EXPECT_EQ(run({"watch", "--timeout", "200ms"}), kExitDeadline);
+  EXPECT_THAT(err.str(), HasSubstr("did not answer within 200 ms"));
+}
+
+TEST_F(Commands, ACallThatAnEndingBrokerCancelsIsALostConnection) {
+  broker.end = {grpc::StatusCode::CANCELLED, "the server shuts down"};
+  EXPECT_EQ(run({"watch"}), kExitUnreachable);
+  EXPECT_THAT(err.str(), HasSubstr("was lost: the server shuts down"));
+  EXPECT_EQ(run({"pause", "train"}), kExitUnreachable);
+}
+
+/// Sends a signal to this process once the fake broker has been asked for something.
+class Interrupted : public Commands {
+ protected:
+  int run_interrupted(const std::vector<std::string>& arguments) {
+    EXPECT_TRUE(kSignalsBlocked);
+    broker.hang = true;
+    std::jthread sender([this] {
+      while (!broker.streaming) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      ::kill(::getpid(), SIGINT);
+    });
+    return run(arguments, &interrupt);
+  }
+
+  Interrupt interrupt;
+};
+
+TEST_F(Interrupted, PauseSaysThatTheBrokerGoesOn) {
+  v1::GroupInfo group = make_group("train", v1::GROUP_STATE_PAUSING);
+  group.set_phase("quiesce");
+  *broker.node.add_groups() = group;
+  broker.progress = {make_progress("train", "quiesce", 0, 2)};
+  EXPECT_EQ(run_interrupted({"pause", "train"}), kExitInterrupted);
+  EXPECT_THAT(err.str(), HasSubstr("the broker goes on with what it has begun; train is pausing "
+                                   "(quiesce)"));
+}
+
+/// What this process's signalfds are for, as the kernel writes it.
+std::string signals_listened_to() {
+  std::string masks;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fdinfo")) {
+    std::ifstream info(entry.path());
+    for (std::string word; info >> word;) {
+      if (word == "sigmask:" && info >> word) masks += word;
+    }
+  }
+  return masks;
+}
+
+TEST(InterruptSignals, WhatTheParentHadUsIgnoreStaysIgnored) {
+  ASSERT_NE(::signal(SIGTERM, SIG_IGN), SIG_ERR);
+  Interrupt interrupt;
+  EXPECT_EQ(signals_listened_to(), "0000000000000002") << "SIGINT alone";
+  ::kill(::getpid(), SIGTERM);
+  ::kill(::getpid(), SIGINT);  // comes second, and is the one that counts
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!interrupt.happened() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(interrupt.happened());
+  ::signal(SIGTERM, SIG_DFL);
+}
+
+TEST_F(Interrupted, WatchEndsWell) { EXPECT_EQ(run_interrupted({"watch"}), kExitOk); }
+
+}  // namespace
+}  // namespace amem::ctl

@@ -1,0 +1,420 @@
+// The broker's pauses and resumes, and what a rank's failure does to them.
+#include <dirent.h>
+
+#include "tests/unit/fixtures/broker_fixture.h"
+
+namespace amem {
+namespace {
+
+std::size_t open_descriptors() {
+  std::size_t count = 0;
+  DIR* dir = ::opendir("/proc/self/fd");
+  while (::readdir(dir) != nullptr) ++count;
+  ::closedir(dir);
+  return count;
+}
+
+// ---- pause and resume ---------------------------------------------------------------------------
+
+TEST_F(BrokerTest, PauseFreesTheDeviceAndResumeBringsEveryByteBack) {
+  two_sharing();
+  const std::uint64_t before = used(0) + used(1);
+  EXPECT_EQ(before, 10 * kMiB);
+  auto watcher = begin(Operation::kPause);
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  for (const char* phase : {"quiesce", "save", "release", "drop"})
+    EXPECT_TRUE(watcher->saw(phase)) << phase;
+  EXPECT_TRUE(watcher->all().back().done());
+  EXPECT_EQ(watcher->all().back().times_size(), 4);
+  EXPECT_EQ(used(0) + used(1), 0U) << "by the driver's own figure";
+  v1::GroupInfo info = group();
+  EXPECT_EQ(info.state(), v1::GROUP_STATE_PAUSED);
+  EXPECT_EQ(info.resident_bytes(), 0U);
+  EXPECT_EQ(info.saved_bytes(), 10 * kMiB);
+  EXPECT_EQ(info.note(), "");
+  EXPECT_GT(info.last_pause_us(), 0U);
+  EXPECT_EQ(status().pool().used_bytes(), 10 * kMiB);
+  EXPECT_EQ(status().devices(0).brokered_bytes(), 0U);
+  EXPECT_TRUE(a.gate_shut);
+
+  watcher = begin(Operation::kResume);
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  for (const char* phase : {"admit", "create", "map+load", "open"})
+    EXPECT_TRUE(watcher->saw(phase)) << phase;
+  expect_intact();
+  info = group();
+  EXPECT_EQ(info.state(), v1::GROUP_STATE_RUNNING);
+  EXPECT_EQ(info.resident_bytes(), 10 * kMiB);
+  EXPECT_EQ(status().pool().used_bytes(), 0U);
+  EXPECT_FALSE(a.gate_shut);
+  EXPECT_FALSE(b.gate_shut);
+}
+
+TEST_F(BrokerTest, ARankReachesAsMuchOfThePoolAsItMayHaveToSave) {
+  join(a);
+  settle();
+  EXPECT_TRUE(a.segments.empty());
+  a.create(gpu(0), 8 * kMiB);
+  settle();
+  EXPECT_EQ(a.segments.size(), 1U);
+  a.create(gpu(0), 32 * kMiB, "cache", amem_v1_RegionPolicy_REGION_POLICY_DISCARD);
+  settle();
+  EXPECT_EQ(a.segments.size(), 1U) << "what is discarded needs no room";
+  a.create(gpu(0), 2 * kMiB);
+  settle();
+  EXPECT_EQ(a.segments.size(), 2U);
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(a.segments.size(), 2U) << "a pause finds everything there";
+}
+
+TEST_F(BrokerTest, WhoeverBecomesKeeperReachesThePoolToo) {
+  two_sharing();
+  settle();
+  ASSERT_EQ(a.segments.size(), 1U);
+  a.free(of_a);
+  settle();
+  EXPECT_EQ(b.segments.size(), 2U) << "6 MiB of its own and the 4 MiB that are left to it";
+}
+
+TEST_F(BrokerTest, ARankWhosePlaceIsTakenReachesAnotherBeforeItsSave) {
+  join(a);
+  const std::uint64_t mine = a.create(gpu(0), 8 * kMiB);
+  a.write(mine, 0x5a);
+  join(b, "other");
+  const std::uint64_t most = b.create(gpu(0), 24 * kMiB);
+  b.free(b.create(gpu(0), 8 * kMiB));
+  settle();
+  EXPECT_EQ(b.segments.size(), 4U);
+  ASSERT_EQ(a.segments.size(), 1U);
+  const std::uint32_t place = a.segments.begin()->first;
+  EXPECT_EQ(place, 0U) << "one of those that b's bytes go to";
+  b.write(most, 0x77);
+  ASSERT_TRUE(pause("other").ok());
+  const Status paused = pause();  // the rank checks that it was told of the segments first
+  ASSERT_TRUE(paused.ok()) << paused.text();
+  EXPECT_EQ(a.segments.size(), 2U);
+  ASSERT_TRUE(resume().ok());
+  ASSERT_TRUE(resume("other").ok());
+  EXPECT_TRUE(a.holds(mine, 0x5a));
+  EXPECT_TRUE(b.holds(most, 0x77));
+}
+
+TEST_F(BrokerTest, ManyAllocationsGoInBatches) {
+  join(a);
+  join(b, "train", 1);
+  std::vector<std::uint64_t> ids;
+  ASSERT_TRUE(set_policy("scratch", v1::POLICY_DISCARD).ok());
+  for (int i = 0; i < 30; ++i) ids.push_back(a.create(gpu(0), 2 * kMiB, "scratch"));
+  for (int i = 0; i < 30; ++i) ids.push_back(a.create(gpu(1), 2 * kMiB, "scratch"));
+  for (int i = 0; i < 14; ++i) ids.push_back(a.create(gpu(1), 2 * kMiB));
+  a.write(ids.back(), 0x55);
+  for (std::uint64_t id : ids) b.share(a, id);
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(used(0) + used(1), 0U);
+  const Status resumed = resume();
+  ASSERT_TRUE(resumed.ok()) << resumed.text();
+  EXPECT_TRUE(b.holds(ids.back(), 0x55));
+  EXPECT_TRUE(b.holds(ids.front(), 0));
+}
+
+class SlicesTest : public BrokerTest {
+ protected:
+  /// A paused group of one rank with more than a slice of memory on each device.
+  void pause_many() {
+    join(a);
+    ASSERT_TRUE(set_policy("scratch", v1::POLICY_DISCARD).ok());
+    for (int i = 0; i < 30; ++i) a.create(gpu(0), 2 * kMiB, "scratch");
+    for (int i = 0; i < 44; ++i) a.create(gpu(1), 2 * kMiB, "scratch");
+    first = a.create(gpu(0), 2 * kMiB);
+    last = a.create(gpu(1), 2 * kMiB);
+    a.write(first, 1);
+    a.write(last, 2);
+    ASSERT_TRUE(pause().ok());
+    a.received.clear();
+  }
+  std::uint64_t first = 0, last = 0;
+};
+
+TEST_F(SlicesTest, RanksMapAndLoadWhileTheBrokerCreates) {
+  pause_many();
+  faults("cuMemCreate:65+:hold");
+  auto watcher = begin(Operation::kResume);
+  EXPECT_TRUE(eventually([&] { return a.received[amem_v1_SessionMessage_load_tag] > 0; }));
+  EXPECT_FALSE(watcher->saw("map+load")) << "the broker still creates";
+  EXPECT_GT(a.received[amem_v1_SessionMessage_map_tag], 0);
+  faults("");
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  EXPECT_TRUE(a.holds(first, 1));
+  EXPECT_TRUE(a.holds(last, 2));
+}
+
+TEST_F(SlicesTest, AFailedCreateTakesBackWhatRanksHaveMapped) {
+  pause_many();
+  faults("cuMemCreate:70:2");
+  const Status failed = resume();
+  EXPECT_EQ(failed.code(), Code::kResourceExhausted) << failed.text();
+  EXPECT_NE(failed.text().find("create: "), std::string::npos) << failed.text();
+  EXPECT_GT(a.received[amem_v1_SessionMessage_map_tag], 0) << "a slice had been sent";
+  EXPECT_EQ(a.received[amem_v1_SessionMessage_release_tag], 1);
+  EXPECT_EQ(group().state(), v1::GROUP_STATE_PAUSED);
+  EXPECT_EQ(used(0) + used(1), 0U);
+  EXPECT_EQ(status().pool().used_bytes(), 4 * kMiB);
+  faults("");
+  const Status resumed = resume();
+  ASSERT_TRUE(resumed.ok()) << resumed.text();
+  EXPECT_TRUE(a.holds(first, 1));
+  EXPECT_TRUE(a.holds(last, 2));
+}
+
+TEST_F(SlicesTest, ARankThatDiesBetweenSlicesLeavesTheRestToItsPeer) {
+  pause_many();
+  join(b, "train", 1);
+  ASSERT_TRUE(resume().ok());
+  b.share(a, first);
+  b.share(a, last);
+  ASSERT_TRUE(pause().ok());
+  a.moods[amem_v1_SessionMessage_map_tag] = Mood::kDying;
+  faults("cuMemCreate:65+:delay=30");
+  const Status failed = resume();
+  EXPECT_EQ(failed.code(), Code::kAborted) << failed.text();
+  a.memory.clear();
+  EXPECT_EQ(group().state(), v1::GROUP_STATE_PAUSED);
+  EXPECT_EQ(used(0) + used(1), 0U);
+  const Status resumed = resume();
+  ASSERT_TRUE(resumed.ok()) << resumed.text();
+  EXPECT_TRUE(b.holds(first, 1));
+  EXPECT_TRUE(b.holds(last, 2));
+}
+
+TEST_F(BrokerTest, DiscardedTagsComeBackZeroedAndNeedNoPool) {
+  join(a);
+  const std::uint64_t cache = a.create(gpu(0), 64 * kMiB, "kv_cache");
+  const std::uint64_t kept = a.create(gpu(0), 2 * kMiB, "weights");
+  a.write(cache, 1);
+  a.write(kept, 2);
+  EXPECT_EQ(pause().code(), Code::kResourceExhausted) << "64 MiB do not fit in the pool";
+  ASSERT_TRUE(set_policy("kv_cache", v1::POLICY_DISCARD).ok());
+  const Status paused = pause();
+  ASSERT_TRUE(paused.ok()) << paused.text();
+  EXPECT_EQ(status().pool().used_bytes(), 2 * kMiB);
+  EXPECT_EQ(set_policy("weights", v1::POLICY_DISCARD).code(), Code::kFailedPrecondition)
+      << "not while paused";
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(cache, 0));
+  EXPECT_TRUE(a.holds(kept, 2));
+}
+
+TEST_F(BrokerTest, PoliciesAreChecked) {
+  join(a);
+  const Status nccl = set_policy("nccl", v1::POLICY_DISCARD);
+  EXPECT_EQ(nccl.code(), Code::kInvalidArgument);
+  EXPECT_NE(nccl.text().find("not proven"), std::string::npos);
+  EXPECT_TRUE(set_policy("nccl", v1::POLICY_KEEP).ok());
+  EXPECT_EQ(set_policy("x", v1::POLICY_UNSPECIFIED).code(), Code::kInvalidArgument);
+  EXPECT_EQ(set_policy("", v1::POLICY_KEEP).code(), Code::kInvalidArgument);
+  EXPECT_EQ(set_policy("x", v1::POLICY_KEEP, "nobody").code(), Code::kNotFound);
+}
+
+TEST_F(BrokerTest, APoolTooSmallLeavesEverythingRunning) {
+  join(a);
+  const std::uint64_t id = a.create(gpu(0), kPool + 2 * kMiB);
+  a.write(id, 3);
+  const Status status_of_pause = pause();
+  EXPECT_EQ(status_of_pause.code(), Code::kResourceExhausted);
+  EXPECT_NE(status_of_pause.text().find("34 MiB needed, 32 MiB of 32 MiB free"), std::string::npos)
+      << status_of_pause.text();
+  EXPECT_EQ(group().state(), v1::GROUP_STATE_RUNNING);
+  EXPECT_FALSE(a.gate_shut);
+  EXPECT_TRUE(a.holds(id, 3));
+  EXPECT_EQ(status().pool().used_bytes(), 0U);
+}
+
+TEST_F(BrokerTest, ADeviceThatIsFullRefusesTheResumeWithBothNumbers) {
+  two_sharing();
+  ASSERT_TRUE(pause().ok());
+  join(c, "rollout");
+  const std::uint64_t large = c.create(gpu(0), kDeviceMemory - 2 * kMiB);
+  const Status refused = resume();
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  EXPECT_NE(refused.text().find("2 MiB free, 4 MiB needed"), std::string::npos) << refused.text();
+  EXPECT_EQ(group().state(), v1::GROUP_STATE_PAUSED);
+  c.free(large);
+  settle();
+  ASSERT_TRUE(resume().ok());
+  expect_intact();
+}
+
+TEST_F(BrokerTest, WrongStatesAreRefused) {
+  two_sharing();
+  EXPECT_EQ(resume().code(), Code::kFailedPrecondition);
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(pause().code(), Code::kFailedPrecondition);
+  const Status unknown = pause("nobody");
+  EXPECT_EQ(unknown.code(), Code::kNotFound);
+  EXPECT_NE(unknown.text().find("there are 'train'"), std::string::npos) << unknown.text();
+  EXPECT_EQ(group().state(), v1::GROUP_STATE_PAUSED);
+}
+
+TEST_F(BrokerTest, NothingIsServedWhilePaused) {
+  two_sharing();
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(FakeRank::code(a.try_create(gpu(0), 2 * kMiB, "nccl")), Code::kFailedPrecondition);
+  EXPECT_EQ(FakeRank::code(a.try_redeem(of_b, b.memory.at(of_b).token)), Code::kFailedPrecondition);
+  a.free(of_a);
+  b.free(of_a);
+  EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 6 * kMiB; }))
+      << "but memory can be given up";
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(of_b, 0xbb));
+}
+
+TEST_F(BrokerTest, ALateJoinerIsOpenedWithTheOthers) {
+  two_sharing();
+  ASSERT_TRUE(pause().ok());
+  join(c, "train", 2);
+  EXPECT_TRUE(c.gate_shut);
+  ASSERT_TRUE(resume().ok());
+  EXPECT_FALSE(c.gate_shut);
+  EXPECT_NE(c.create(gpu(0), 2 * kMiB), 0U);
+}
+
+TEST_F(BrokerTest, TheNextHolderTakesOverFromADeadKeeper) {
+  two_sharing();
+  ASSERT_TRUE(pause().ok());
+  a.memory.clear();
+  a.die();
+  EXPECT_TRUE(eventually([&] { return group().rank_count() == 1; }));
+  const Status resumed = resume();
+  ASSERT_TRUE(resumed.ok()) << resumed.text();
+  EXPECT_TRUE(b.holds(of_a, 0xaa)) << "loaded by the next holder";
+  EXPECT_TRUE(b.holds(of_b, 0xbb));
+}
+
+TEST_F(BrokerTest, PinnedMemoryStaysWhereItIs) {
+  two_sharing();
+  b.pin(of_a);
+  settle();
+  const auto watcher = begin(Operation::kPause, "train");
+  ASSERT_TRUE(complete(watcher).ok());
+  EXPECT_EQ(watcher->all().back().pinned_bytes(), 4 * kMiB) << "and says so";
+  EXPECT_EQ(used(0), 4 * kMiB);
+  EXPECT_EQ(used(1), 0U);
+  EXPECT_EQ(group().pinned_bytes(), 4 * kMiB);
+  b.write(of_a, 0xcc);  // the device that it was given to goes on
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(of_a, 0xcc));
+  EXPECT_TRUE(a.holds(of_b, 0xbb));
+}
+
+TEST_F(BrokerTest, LostDataIsToldFromOtherFailures) {
+  two_sharing();
+  ASSERT_TRUE(pause().ok());
+  a.moods[amem_v1_SessionMessage_load_tag] = Mood::kFailing;
+  EXPECT_EQ(resume().code(), Code::kAborted);
+  a.failure = Code::kDataLoss;
+  EXPECT_EQ(resume().code(), Code::kDataLoss);
+  EXPECT_EQ(group().state(), kPaused);
+  a.moods.clear();
+  ASSERT_TRUE(resume().ok());
+  expect_intact();
+}
+
+TEST_F(BrokerTest, WhatIsPinnedWhileOthersStillOpenStays) {
+  two_sharing();
+  ASSERT_TRUE(pause().ok());
+  b.moods[amem_v1_SessionMessage_open_tag] = Mood::kLate;
+  const auto watcher = begin(Operation::kResume, "train");
+  ASSERT_TRUE(eventually([&] { return !a.gate_shut && group().phase() == "open"; }));
+  a.pin(of_a);
+  settle();
+  b.catch_up();
+  ASSERT_TRUE(complete(watcher).ok());
+  EXPECT_EQ(group().pinned_bytes(), 4 * kMiB);
+  EXPECT_EQ(status().pool().used_bytes(), 0U);
+  a.write(of_a, 0xcc);
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(used(0), 4 * kMiB);
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(of_a, 0xcc));
+  EXPECT_TRUE(a.holds(of_b, 0xbb));
+}
+
+TEST_F(BrokerTest, PinnedMemoryKeepsItsBytesWhenThePinnerDies) {
+  two_sharing();
+  b.pin(of_a);
+  settle();
+  ASSERT_TRUE(pause().ok());
+  b.memory.clear();
+  b.die();
+  EXPECT_TRUE(eventually([&] { return group().rank_count() == 1; }));
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(of_a, 0xaa));
+}
+
+TEST_F(BrokerTest, TwentyCyclesLeaveNothingBehind) {
+  two_sharing();
+  ASSERT_TRUE(pause().ok());
+  ASSERT_TRUE(resume().ok());
+  const std::size_t before = open_descriptors();
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(pause().ok());
+    ASSERT_TRUE(resume().ok());
+  }
+  expect_intact();
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+// ---- the cut ------------------------------------------------------------------------------------
+
+TEST_F(BrokerTest, ABusyRankGetsItsPeerStepped) {
+  two_sharing();
+  auto device = [&](FakeRank& rank, std::size_t ordinal, bool busy, std::uint32_t waiting) {
+    rank.cut.devices_count = 1;
+    std::memcpy(rank.cut.devices[0].device, gpu(ordinal).bytes.data(), 16);
+    rank.cut.devices[0].busy = busy;
+    rank.cut.devices[0].waiting = waiting;
+  };
+  device(a, 0, true, 0);
+  device(b, 1, false, 1);
+  b.on_step = [&](FakeRank&) {  // launches what a waits for: both become idle
+    device(b, 1, false, 0);
+    device(a, 0, false, 0);
+    a.send_cut();
+  };
+  const Status paused = pause();
+  ASSERT_TRUE(paused.ok()) << paused.text();
+  EXPECT_EQ(b.received[amem_v1_SessionMessage_step_tag], 1);
+  EXPECT_EQ(a.received[amem_v1_SessionMessage_step_tag], 0);
+}
+
+// ---- from inside --------------------------------------------------------------------------------
+
+TEST_F(BrokerTest, RanksPauseAndResumeFromInside) {
+  two_sharing();
+  for (const amem_v1_GroupOp op :
+       {amem_v1_GroupOp_GROUP_OP_PAUSE, amem_v1_GroupOp_GROUP_OP_RESUME}) {
+    a.request(op);
+    settle();
+    EXPECT_TRUE(a.replies.empty()) << "not before every rank has asked";
+    b.request(op);
+    ASSERT_TRUE(eventually([&] { return a.replies.size() == 1 && b.replies.size() == 1; }));
+    EXPECT_EQ(FakeRank::code(a.replies[0]), Code::kOk) << a.replies[0].message.body.reply.text;
+    EXPECT_EQ(FakeRank::code(b.replies[0]), Code::kOk);
+    a.replies.clear();
+    b.replies.clear();
+  }
+  expect_intact();
+}
+
+TEST_F(BrokerTest, ARequestThatNotAllMakeTimesOutNamingTheMissing) {
+  two_sharing();
+  a.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 50);
+  ASSERT_TRUE(eventually([&] { return a.replies.size() == 1; }));
+  EXPECT_EQ(FakeRank::code(a.replies[0]), Code::kDeadlineExceeded);
+  EXPECT_NE(std::string(a.replies[0].message.body.reply.text).find("missing: rank 1 (pid "),
+            std::string::npos)
+      << a.replies[0].message.body.reply.text;
+}
+
+}  // namespace
+}  // namespace amem

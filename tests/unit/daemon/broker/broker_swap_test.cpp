@@ -1,0 +1,305 @@
+// Swaps: one group in while the other goes out.
+#include "tests/unit/fixtures/swap_fixture.h"
+
+namespace amem {
+namespace {
+
+TEST_F(SwapTest, TwoGroupsTakeTurnsOnADeviceThatHoldsOne) {
+  make_both(80 * kMiB, 80 * kMiB);
+  for (int i = 0; i < 5; ++i) {
+    auto watcher = begin_swap("train", "rollout");
+    ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+    expect_intact(b, rollout);
+    EXPECT_EQ(used(0), 86 * kMiB);
+    std::vector<v1::Progress> done;
+    for (const v1::Progress& p : watcher->all())
+      if (p.done()) done.push_back(p);
+    ASSERT_EQ(done.size(), 2U);
+    EXPECT_EQ(done[0].group(), "train") << "the pause ends first";
+    EXPECT_EQ(done[0].swap_us(), 0U);
+    EXPECT_EQ(done[1].group(), "rollout");
+    EXPECT_GE(done[1].swap_us(), done[1].elapsed_us());
+    ASSERT_TRUE(swap("rollout", "train").ok());
+    expect_intact(a, train);
+  }
+}
+
+TEST_F(SwapTest, WhatCannotWorkIsRefusedBeforeThePause) {
+  join(a, "train");
+  join(b, "rollout");
+  EXPECT_EQ(swap("train", "rollout").code(), Code::kFailedPrecondition) << "both run";
+  EXPECT_EQ(swap("train", "train").code(), Code::kInvalidArgument);
+  EXPECT_EQ(swap("train", "nobody").code(), Code::kNotFound);
+  EXPECT_EQ(swap("nobody", "train").code(), Code::kNotFound);
+  expect_states(kRunning, kRunning);
+}
+
+// ---- what overlaps ------------------------------------------------------------------------------
+
+TEST_F(SwapTest, WithRoomForBothOneLoadsWhileTheOtherSaves) {
+  make_both(10 * kMiB, 10 * kMiB);
+  auto watcher = swap_with_a_late_save();
+  EXPECT_TRUE(rollout_reaches("turn")) << "it has loaded everything";
+  EXPECT_EQ(group("train").phase(), "save");
+  EXPECT_EQ(used(0), 32 * kMiB) << "both are there";
+  expect_intact(b, rollout);
+  EXPECT_TRUE(b.gate_shut) << "but only one runs";
+  EXPECT_EQ(FakeRank::code(b.try_create(gpu(0), 2 * kMiB, "nccl")), Code::kFailedPrecondition);
+  a.catch_up();
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  EXPECT_FALSE(b.gate_shut);
+  expect_states(kPaused, kRunning);
+  EXPECT_EQ(used(0), 16 * kMiB);
+  expect_usable();
+}
+
+TEST_F(SwapTest, WithLittleRoomWhatFitsComesFirst) {
+  make_both(100 * kMiB, 40 * kMiB, 10);  // 22 MiB free, of which 2 stay free
+  auto watcher = swap_with_a_late_save();
+  EXPECT_TRUE(eventually([&] { return mapped(b) == 20 * kMiB; })) << mapped(b);
+  settle();
+  EXPECT_EQ(mapped(b), 20 * kMiB) << "not more than there was";
+  EXPECT_EQ(group("rollout").phase(), "create");
+  EXPECT_EQ(group("train").phase(), "save");
+  a.catch_up();
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  expect_states(kPaused, kRunning);
+  EXPECT_EQ(mapped(b), 60 * kMiB);
+  expect_usable();
+}
+
+TEST_F(SwapTest, WithoutRoomItWaitsForTheMemory) {
+  make_both(122 * kMiB, 100 * kMiB);
+  auto watcher = swap_with_a_late_save();
+  EXPECT_TRUE(rollout_reaches("create"));
+  settle();
+  EXPECT_EQ(b.received[kMap], 0);
+  a.catch_up();
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  expect_states(kPaused, kRunning);
+  expect_usable();
+}
+
+TEST_F(SwapTest, OnAnotherDeviceNothingIsWaitedFor) {
+  make_both(122 * kMiB, 122 * kMiB, 3, 1);
+  auto watcher = swap_with_a_late_save();
+  EXPECT_TRUE(rollout_reaches("turn"));
+  EXPECT_EQ(used(1), 128 * kMiB) << "no reserve where nobody leaves";
+  a.catch_up();
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  expect_usable();
+}
+
+TEST_F(SwapTest, RoomThatSomebodyElseTookIsWaitedFor) {
+  make_both(10 * kMiB, 10 * kMiB);
+  faults("cuMemCreate:2:2;cuMemCreate:3:2");
+  auto watcher = swap_with_a_late_save();
+  EXPECT_TRUE(eventually([&] { return b.received[kMap] > 0; })) << "the first could be made";
+  settle();
+  EXPECT_EQ(group("rollout").phase(), "create");
+  EXPECT_LT(mapped(b), 16 * kMiB);
+  a.catch_up();
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  expect_usable();
+}
+
+// ---- what goes wrong ----------------------------------------------------------------------------
+
+TEST_F(SwapTest, WhenTheCutFailsNothingHasChanged) {
+  make_both(10 * kMiB, 10 * kMiB);
+  a.moods[amem_v1_SessionMessage_quiesce_tag] = Mood::kSilent;
+  EXPECT_EQ(complete(begin_swap("train", "rollout", milliseconds(200))).code(),
+            Code::kDeadlineExceeded);
+  a.moods.clear();
+  EXPECT_EQ(b.received[kMap], 0);
+  expect_states(kRunning, kPaused);
+  expect_usable();
+}
+
+TEST_F(SwapTest, WhenThePoolIsTooSmallNothingHasChanged) {
+  make_both(10 * kMiB, 10 * kMiB);
+  const std::uint64_t more = a.create(gpu(1), kPool);
+  EXPECT_EQ(swap("train", "rollout").code(), Code::kResourceExhausted);
+  EXPECT_EQ(b.received[kMap], 0);
+  expect_states(kRunning, kPaused);
+  a.free(more);
+  expect_usable();
+}
+
+TEST_F(SwapTest, AFailedSaveTakesTheOtherGroupBack) {
+  make_both(10 * kMiB, 10 * kMiB);
+  auto watcher = swap_with_a_late_save();
+  EXPECT_TRUE(rollout_reaches("turn"));
+  a.moods.clear();
+  a.done(amem_v1_Phase_PHASE_SAVE, a.epoch, true);
+  const Status failed = complete(watcher);
+  EXPECT_EQ(failed.code(), Code::kAborted);
+  EXPECT_NE(failed.text().find("pause of group 'train': save"), std::string::npos) << failed.text();
+  EXPECT_NE(failed.text().find("resume of group 'rollout': turn: given up"), std::string::npos)
+      << failed.text();
+  expect_states(kRunning, kPaused);
+  EXPECT_FALSE(a.gate_shut);
+  EXPECT_EQ(used(0), 16 * kMiB) << "rollout's memory is gone again";
+  EXPECT_EQ(group("rollout").saved_bytes(), 6 * kMiB) << "and its bytes are not";
+  expect_usable();
+}
+
+TEST_F(SwapTest, ADeathInSaveTakesTheOtherGroupBack) {
+  make_both(100 * kMiB, 40 * kMiB, 10);
+  join(c, "train", 1);
+  const std::uint64_t own = c.create(gpu(1), 2 * kMiB);
+  c.write(own, 77);
+  c.moods[kSave] = Mood::kLate;
+  auto watcher = swap_with_a_late_save();
+  EXPECT_TRUE(eventually([&] { return mapped(b) > 0; })) << "rollout is under way";
+  c.memory.clear();
+  c.die();
+  const Status failed = complete(watcher);
+  EXPECT_EQ(failed.code(), Code::kAborted) << failed.text();
+  a.catch_up();
+  settle();
+  expect_states(kRunning, kPaused);
+  expect_usable();
+}
+
+TEST_F(SwapTest, WhenTheWholeFirstGroupDiesTheSecondIsPausedAgain) {
+  make_both(10 * kMiB, 10 * kMiB);
+  auto watcher = swap_with_a_late_save();
+  EXPECT_TRUE(rollout_reaches("turn"));
+  a.memory.clear();
+  a.die();
+  EXPECT_EQ(complete(watcher).code(), Code::kAborted);
+  EXPECT_EQ(group("rollout").state(), kPaused);
+  EXPECT_TRUE(eventually([&] { return used(0) == 0; }));
+  const Status resumed = resume("rollout");
+  ASSERT_TRUE(resumed.ok()) << resumed.text();
+  expect_intact(b, rollout);
+}
+
+TEST_F(SwapTest, AFailedLoadLeavesBothPaused) {
+  make_both(10 * kMiB, 10 * kMiB);
+  b.moods[kLoad] = Mood::kFailing;
+  auto watcher = swap_with_a_late_save();
+  EXPECT_TRUE(eventually([&] { return group("rollout").state() == kPaused; }));
+  EXPECT_FALSE(watcher->done()) << "the pause goes on as asked";
+  b.moods.clear();
+  a.catch_up();
+  const Status failed = complete(watcher);
+  EXPECT_EQ(failed.code(), Code::kAborted);
+  EXPECT_NE(failed.text().find("group 'train' is paused"), std::string::npos) << failed.text();
+  expect_states(kPaused, kPaused);
+  EXPECT_EQ(used(0), 0U);
+  EXPECT_EQ(status().pool().used_bytes(), 12 * kMiB);
+  expect_usable();
+}
+
+TEST_F(SwapTest, WhenTheWholeSecondGroupDiesTheFirstIsPaused) {
+  make_both(10 * kMiB, 10 * kMiB);
+  b.moods[kLoad] = Mood::kDying;
+  auto watcher = swap_with_a_late_save();
+  EXPECT_TRUE(eventually([&] { return !b.alive(); }));
+  b.memory.clear();
+  a.catch_up();
+  EXPECT_EQ(complete(watcher).code(), Code::kAborted);
+  EXPECT_EQ(group("train").state(), kPaused);
+  EXPECT_EQ(used(0), 0U);
+  ASSERT_TRUE(resume("train").ok());
+  expect_intact(a, train);
+}
+
+TEST_F(SwapTest, AReleaseThatFailsLeavesBothPaused) {
+  make_both(10 * kMiB, 10 * kMiB);
+  a.moods[amem_v1_SessionMessage_release_tag] = Mood::kFailing;
+  const Status failed = swap("train", "rollout");
+  EXPECT_EQ(failed.code(), Code::kAborted) << failed.text();
+  a.moods.clear();
+  expect_states(kPaused, kPaused);
+  expect_usable();
+}
+
+TEST_F(SwapTest, ASecondGroupThatCannotFitLeavesBothPausedWithAllNumbers) {
+  make_both(10 * kMiB, 100 * kMiB);
+  join(c, "other");
+  const std::uint64_t large = c.create(gpu(0), 60 * kMiB);
+  const Status failed = swap("train", "rollout");
+  EXPECT_EQ(failed.code(), Code::kResourceExhausted);
+  EXPECT_NE(
+      failed.text().find(
+          "has 52 MiB free, 106 MiB needed (16 MiB more are free once the other group has left)"),
+      std::string::npos)
+      << failed.text();
+  expect_states(kPaused, kPaused);
+  c.free(large);
+  expect_usable();
+}
+
+TEST_F(SwapTest, AGroupThatRunsWithoutSomeTagsGetsThemBack) {
+  make(b, rollout, 20 * kMiB, 3);
+  ASSERT_TRUE(complete(begin(Task(Operation::kPause, {{"scratch"}}), "rollout")).ok());
+  make(a, train, 10 * kMiB, 3);
+  auto watcher = swap_with_a_late_save();
+  EXPECT_TRUE(rollout_reaches("turn"));
+  EXPECT_FALSE(b.gate_shut);
+  a.moods.clear();
+  a.done(amem_v1_Phase_PHASE_SAVE, a.epoch, true);
+  EXPECT_EQ(complete(watcher).code(), Code::kAborted);
+  expect_states(kRunning, kRunning);
+  EXPECT_EQ(mapped(b), 6 * kMiB) << "only what had come is taken back";
+  watcher = begin_swap("train", "rollout");
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  EXPECT_EQ(mapped(b), 26 * kMiB);
+  expect_usable();
+}
+
+TEST_F(SwapTest, OperationsOnEitherGroupWaitTheirTurn) {
+  make_both(10 * kMiB, 10 * kMiB);
+  auto watcher = swap_with_a_late_save();
+  EXPECT_TRUE(rollout_reaches("turn"));
+  for (const char* name : {"train", "rollout"}) {
+    EXPECT_EQ(pause(name).code(), Code::kFailedPrecondition) << name;
+    EXPECT_EQ(resume(name).code(), Code::kFailedPrecondition) << name;
+  }
+  EXPECT_EQ(swap("rollout", "train").code(), Code::kFailedPrecondition);
+  a.catch_up();
+  EXPECT_TRUE(complete(watcher).ok()) << watcher->status().text();
+}
+
+TEST_F(SwapTest, ShuttingInTheMiddleTellsTheCallerOnce) {
+  make_both(10 * kMiB, 10 * kMiB);
+  auto watcher = swap_with_a_late_save();
+  EXPECT_TRUE(rollout_reaches("turn"));
+  on_loop([&] { broker->shut(); });
+  EXPECT_EQ(watcher->status().code(), Code::kUnavailable);
+}
+
+// ---- with and without ---------------------------------------------------------------------------
+
+class InTurnTest : public SwapTest {
+ protected:
+  void configure(Config& settings) const override { settings.swap_duplex = false; }
+};
+
+TEST_F(InTurnTest, NothingOverlapsWhenItIsTurnedOff) {
+  make_both(10 * kMiB, 10 * kMiB);
+  auto watcher = swap_with_a_late_save();
+  settle();
+  EXPECT_EQ(group("rollout").state(), kPaused);
+  EXPECT_EQ(b.received[kMap], 0);
+  a.catch_up();
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  for (const v1::Progress& p : watcher->all())
+    EXPECT_NE(p.phase(), "turn") << "there is nothing to wait for";
+  expect_usable();
+}
+
+TEST_F(InTurnTest, AFailedResumeLeavesBothPaused) {
+  make_both(80 * kMiB, 80 * kMiB);
+  b.moods[kMap] = Mood::kFailing;
+  EXPECT_EQ(swap("train", "rollout").code(), Code::kAborted);
+  b.moods.clear();
+  expect_states(kPaused, kPaused);
+  expect_usable();
+}
+
+}  // namespace
+}  // namespace amem

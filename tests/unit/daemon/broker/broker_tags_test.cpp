@@ -1,0 +1,200 @@
+// Tags and policies in a whole broker: what leaves, what stays, what comes back.
+#include "tests/unit/fixtures/broker_fixture.h"
+
+namespace amem {
+namespace {
+
+class BrokerTagsTest : public BrokerTest {
+ protected:
+  /// Two ranks that share memory of two tags, and have some of NCCL's.
+  void two_with_tags() {
+    two_sharing();
+    weights = a.create(gpu(0), 8 * kMiB, "weights");
+    b.share(a, weights);
+    cache = b.create(gpu(1), 10 * kMiB, "kv_cache", amem_v1_RegionPolicy_REGION_POLICY_DISCARD);
+    a.share(b, cache);
+    a.write(weights, 0x11);
+    b.write(cache, 0x22);
+  }
+  Status pause_tags(std::set<std::string> tags) {
+    return complete(begin({Operation::kPause, {std::move(tags)}}));
+  }
+  Status resume_tags(std::set<std::string> tags) {
+    return complete(begin({Operation::kResume, {std::move(tags)}}));
+  }
+  v1::TagUsage tag(const std::string& name) {
+    const v1::GroupInfo info = group();
+    for (const v1::TagUsage& usage : info.tags())
+      if (usage.tag() == name) return usage;
+    return {};
+  }
+
+  std::uint64_t weights = 0, cache = 0;
+};
+
+TEST_F(BrokerTagsTest, OnlyTheChosenTagLeaves) {
+  two_with_tags();
+  ASSERT_TRUE(pause_tags({"weights"}).ok());
+  EXPECT_FALSE(a.memory[weights].fd);
+  EXPECT_FALSE(b.memory[weights].fd);
+  EXPECT_FALSE(a.gate_shut);
+  expect_intact();
+  EXPECT_TRUE(b.holds(cache, 0x22));
+  EXPECT_EQ(used(0), 4 * kMiB);
+  EXPECT_EQ(group().state(), v1::GROUP_STATE_RUNNING);
+  EXPECT_EQ(tag("weights").resident_bytes(), 0U);
+  EXPECT_EQ(tag("weights").saved_bytes(), 8 * kMiB);
+  EXPECT_EQ(tag("kv_cache").resident_bytes(), 10 * kMiB);
+  EXPECT_EQ(tag("kv_cache").discard_bytes(), 10 * kMiB);
+  EXPECT_EQ(status().pool().used_bytes(), 8 * kMiB);
+
+  ASSERT_TRUE(resume_tags({"weights"}).ok());
+  EXPECT_TRUE(a.holds(weights, 0x11));
+  EXPECT_TRUE(b.holds(weights, 0x11));
+  EXPECT_EQ(status().pool().used_bytes(), 0U);
+  EXPECT_EQ(a.received[amem_v1_SessionMessage_quiesce_tag], 1) << "the resume shut no gate";
+}
+
+TEST_F(BrokerTagsTest, WeightsComeBackBeforeTheCache) {
+  two_with_tags();
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(used(0) + used(1), 0U);
+  EXPECT_EQ(status().pool().used_bytes(), 18 * kMiB) << "the cache's bytes are dropped";
+  ASSERT_TRUE(resume_tags({"weights", "nccl"}).ok());
+  expect_intact();
+  EXPECT_TRUE(b.holds(weights, 0x11));
+  EXPECT_FALSE(b.memory[cache].fd);
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(cache, 0)) << "zeroed";
+  EXPECT_TRUE(b.holds(cache, 0));
+}
+
+TEST_F(BrokerTagsTest, APauseOfAllTakesWhatIsLeft) {
+  two_with_tags();
+  ASSERT_TRUE(pause_tags({"weights"}).ok());
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(group().state(), v1::GROUP_STATE_PAUSED);
+  EXPECT_EQ(used(0) + used(1), 0U);
+  ASSERT_TRUE(resume().ok());
+  expect_intact();
+  EXPECT_TRUE(b.holds(weights, 0x11));
+}
+
+TEST_F(BrokerTagsTest, AFailedResumeTakesNothingElseAway) {
+  two_with_tags();
+  ASSERT_TRUE(pause_tags({"weights"}).ok());
+  const std::uint64_t more = a.create(gpu(0), 2 * kMiB, "weights");
+  a.write(more, 0x33);
+  a.moods[amem_v1_SessionMessage_load_tag] = Mood::kFailing;
+  const Status failed = resume_tags({"weights"});
+  EXPECT_EQ(failed.code(), Code::kAborted) << failed.text();
+  EXPECT_TRUE(a.holds(more, 0x33)) << "it was there all the time";
+  expect_intact();
+  EXPECT_FALSE(a.memory[weights].fd);
+  EXPECT_EQ(group().state(), v1::GROUP_STATE_RUNNING);
+  a.moods.clear();
+  ASSERT_TRUE(resume_tags({"weights"}).ok());
+  EXPECT_TRUE(b.holds(weights, 0x11));
+}
+
+TEST_F(BrokerTagsTest, PinnedMemoryOfATagStaysAndIsSharedAgain) {
+  two_with_tags();
+  a.pin(weights);
+  settle();
+  ASSERT_TRUE(pause_tags({"weights", "kv_cache"}).ok());
+  EXPECT_TRUE(a.holds(weights, 0x11));
+  EXPECT_FALSE(b.memory[weights].fd) << "its peer let go";
+  ASSERT_TRUE(resume_tags({"kv_cache"}).ok());
+  EXPECT_FALSE(b.memory[weights].fd);
+  ASSERT_TRUE(resume_tags({"weights"}).ok());
+  EXPECT_TRUE(b.holds(weights, 0x11));
+}
+
+TEST_F(BrokerTagsTest, ATagOfPinnedMemoryAloneCannotLeave) {
+  two_with_tags();
+  a.pin(weights);
+  b.pin(weights);
+  settle();
+  const Status refused = pause_tags({"weights"});
+  EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
+  EXPECT_NE(refused.text().find("all of it is pinned"), std::string::npos) << refused.text();
+}
+
+TEST_F(BrokerTagsTest, WhatIsFreedWhilePausedGivesItsBytesBack) {
+  two_with_tags();
+  ASSERT_TRUE(pause_tags({"weights"}).ok());
+  a.free(weights);
+  b.free(weights);
+  settle();
+  EXPECT_EQ(status().pool().used_bytes(), 0U);
+  EXPECT_EQ(resume_tags({"weights"}).code(), Code::kNotFound);
+}
+
+TEST_F(BrokerTagsTest, ATicketForPausedMemoryIsRefused) {
+  two_with_tags();
+  join(c, "train", 2);
+  ASSERT_TRUE(pause_tags({"weights"}).ok());
+  const Packet refused = c.try_redeem(weights, a.memory[weights].token);
+  EXPECT_EQ(FakeRank::code(refused), Code::kFailedPrecondition);
+  EXPECT_NE(std::string(refused.message.body.reply.text).find("paused with its tag 'weights'"),
+            std::string::npos);
+}
+
+TEST_F(BrokerTagsTest, UnknownTagsAreNamed) {
+  two_with_tags();
+  const Status unknown = pause_tags({"wieghts"});
+  EXPECT_EQ(unknown.code(), Code::kNotFound);
+  EXPECT_EQ(unknown.text(),
+            "the group has no memory of tag 'wieghts'; it has tags kv_cache, nccl, weights");
+  const Packet reply = a.await_reply(a.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {"wieghts"}));
+  EXPECT_EQ(FakeRank::code(reply), Code::kNotFound);
+}
+
+TEST_F(BrokerTagsTest, FromInsideWhenAllAskForTheSameTags) {
+  two_with_tags();
+  const auto of_a_seq = a.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {"kv_cache"});
+  settle();
+  EXPECT_EQ(group().state(), v1::GROUP_STATE_RUNNING);
+  EXPECT_TRUE(a.memory[cache].fd);
+  b.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {"kv_cache"});
+  ASSERT_TRUE(eventually([&] { return !a.replies.empty() && !b.replies.empty(); }));
+  EXPECT_EQ(a.replies.front().message.seq, of_a_seq);
+  EXPECT_EQ(FakeRank::code(a.replies.front()), Code::kOk);
+  EXPECT_FALSE(a.memory[cache].fd);
+  expect_intact();
+}
+
+TEST_F(BrokerTagsTest, TheOperatorsPolicyGoesBeforeTheRegions) {
+  two_with_tags();
+  ASSERT_TRUE(set_policy("kv_cache", v1::POLICY_KEEP).ok());
+  ASSERT_TRUE(set_policy("weights", v1::POLICY_DISCARD).ok());
+  ASSERT_TRUE(pause_tags({"weights", "kv_cache"}).ok());
+  const Status late = set_policy("weights", v1::POLICY_KEEP);
+  EXPECT_EQ(late.code(), Code::kFailedPrecondition);
+  EXPECT_NE(late.text().find("is paused"), std::string::npos);
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(cache, 0x22));
+  EXPECT_TRUE(a.holds(weights, 0));
+  EXPECT_TRUE(set_policy("weights", v1::POLICY_KEEP).ok());
+}
+
+TEST_F(BrokerTagsTest, UnbrokeredMemoryIsReported) {
+  join(a);
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_unbrokered_tag;
+  amem_v1_Unbrokered& u = message.body.unbrokered;
+  u.kinds_count = 1;
+  std::memcpy(u.kinds[0].device, gpu(1).bytes.data(), sizeof u.kinds[0].device);
+  set_text(u.kinds[0].kind, "pool");
+  u.kinds[0].bytes = 32 * kMiB;
+  u.kinds[0].count = 1;
+  a.send(message);
+  ASSERT_TRUE(eventually([&] { return group().unbrokered_bytes() == 32 * kMiB; }));
+  const auto infos = on_loop([&] { return broker->ranks(""); });
+  ASSERT_EQ(infos.value()[0].unbrokered_size(), 1);
+  EXPECT_EQ(infos.value()[0].unbrokered(0).kind(), "pool");
+  EXPECT_EQ(infos.value()[0].unbrokered(0).uuid(), to_string(gpu(1)));
+}
+
+}  // namespace
+}  // namespace amem

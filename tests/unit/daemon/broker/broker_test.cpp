@@ -1,0 +1,223 @@
+// The broker's sessions and what ranks ask of it.
+#include <dirent.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "tests/unit/fixtures/broker_fixture.h"
+
+namespace amem {
+namespace {
+
+// ---- joining ------------------------------------------------------------------------------------
+
+TEST_F(BrokerTest, ARankIsWelcomed) {
+  join(a, "train", 3);
+  EXPECT_GT(a.id, 0U);
+  EXPECT_FALSE(a.gate_shut);
+  const v1::NodeStatus s = status();
+  ASSERT_EQ(s.groups_size(), 1);
+  EXPECT_EQ(s.groups(0).name(), "train");
+  EXPECT_EQ(s.groups(0).state(), v1::GROUP_STATE_RUNNING);
+  EXPECT_EQ(s.groups(0).uid(), ::geteuid());
+  EXPECT_EQ(s.pool().kind(), "host_numa");
+  const auto infos = on_loop([&] { return broker->ranks(""); });
+  ASSERT_EQ(infos.value().size(), 1U);
+  EXPECT_EQ(infos.value()[0].rank(), 3);
+  EXPECT_EQ(infos.value()[0].pid(), a.process());
+  EXPECT_EQ(infos.value()[0].program(), "fake_rank");
+}
+
+TEST_F(BrokerTest, AGroupGoesWithItsLastRank) {
+  join(a);
+  ASSERT_NE(a.create(gpu(0), 2 * kMiB), 0U);
+  EXPECT_EQ(used(0), 2 * kMiB);
+  a.memory.clear();
+  a.die();
+  EXPECT_TRUE(eventually([&] { return status().groups_size() == 0; }));
+  EXPECT_EQ(used(0), 0U) << "the broker keeps nothing";
+}
+
+TEST_F(BrokerTest, AWrongHelloIsRefused) {
+  a.connect(node->dir() + "/session.sock");
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_hello_tag;
+  message.body.hello.protocol = kProtocolVersion + 1;
+  set_text(message.body.hello.group, "train");
+  Packet reply = a.ask(message);
+  EXPECT_EQ(FakeRank::code(reply), Code::kFailedPrecondition);
+  EXPECT_NE(std::string(reply.message.body.reply.text).find("protocol"), std::string::npos);
+
+  for (const char* name : {"", "../x", "a b"}) {
+    FakeRank rank;
+    rank.connect(node->dir() + "/session.sock");
+    EXPECT_EQ(FakeRank::code(rank.hello(name)), Code::kInvalidArgument) << name;
+    rank.pump(seconds(5));
+    EXPECT_FALSE(rank.alive()) << "the broker ends such a session";
+  }
+  EXPECT_EQ(status().groups_size(), 0);
+}
+
+TEST_F(BrokerTest, AnotherUsersGroupIsNotJoined) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to be another user";
+  join(a);
+  std::thread([&] {
+    // The raw call changes this thread only.
+    ASSERT_EQ(::syscall(SYS_setresuid, -1, 65534, -1), 0);
+    b.connect(node->dir() + "/session.sock");
+    const Packet reply = b.hello("train");
+    EXPECT_EQ(FakeRank::code(reply), Code::kPermissionDenied);
+    EXPECT_NE(std::string(reply.message.body.reply.text).find("uid 0"), std::string::npos);
+    c.connect(node->dir() + "/session.sock");
+    EXPECT_EQ(FakeRank::code(c.hello("other")), Code::kOk);
+  }).join();
+  EXPECT_EQ(group("other").uid(), 65534U);
+}
+
+TEST_F(BrokerTest, ARankThatLeavesAChildBehindIsGoneAllTheSame) {
+  join(b);
+  int go[2];
+  ASSERT_EQ(::pipe2(go, O_CLOEXEC), 0);
+  const Fd waiting(go[0]);
+  Fd ending(go[1]);
+  int life[2];  // the child lives until the test ends
+  ASSERT_EQ(::pipe2(life, O_CLOEXEC), 0);
+  const Fd living(life[0]);
+  Fd test_runs(life[1]);
+  const pid_t rank = ::fork();
+  if (rank == 0) {  // only raw calls: the parent has threads
+    a.connect_here(node->dir() + "/session.sock");
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.seq = 1;
+    message.which_body = amem_v1_SessionMessage_hello_tag;
+    message.body.hello.protocol = kProtocolVersion;
+    set_text(message.body.hello.group, "train");
+    a.send(message);
+    Packet packet;
+    (void)receive(a.socket(), 0, packet);
+    if (::fork() == 0) {
+      for (int fd : {0, 1, 2}) ::close(fd);
+      ending.reset();  // or the rank would wait for this one's end
+      test_runs.reset();
+      char byte = 0;
+      static_cast<void>(!::read(living.get(), &byte, 1));
+      ::_exit(0);
+    }
+    char byte = 0;
+    ending.reset();
+    ::_exit(static_cast<int>(::read(waiting.get(), &byte, 1)));
+  }
+  ASSERT_GT(rank, 0);
+  EXPECT_TRUE(eventually([&] { return group().rank_count() == 2; }));
+  ending.reset();
+  EXPECT_EQ(::waitpid(rank, nullptr, 0), rank);
+  EXPECT_TRUE(eventually([&] { return group().rank_count() == 1; }));
+}
+
+// ---- wrong messages -----------------------------------------------------------------------------
+
+TEST_F(BrokerTest, WrongMessagesDisconnectOnlyTheirSender) {
+  join(a);
+  const std::uint64_t id = a.create(gpu(0), 2 * kMiB);
+  auto expect_disconnected = [&](const char* what, const std::function<void(FakeRank&)>& wrong) {
+    FakeRank rank;
+    join(rank, "other");
+    wrong(rank);
+    EXPECT_TRUE(eventually([&] { return !rank.alive(); })) << what;
+    std::erase(ranks, &rank);
+    EXPECT_TRUE(eventually([&] { return status().groups_size() == 1; })) << what;
+  };
+  expect_disconnected("junk",
+                      [](FakeRank& r) { ASSERT_GT(::send(r.socket(), "\xff\xff\xff", 3, 0), 0); });
+  expect_disconnected("oversized", [](FakeRank& r) {
+    const std::string large(static_cast<std::size_t>(amem_v1_SessionMessage_size) + 1, 'x');
+    ASSERT_GT(::send(r.socket(), large.data(), large.size(), 0), 0);
+  });
+  expect_disconnected("second Hello", [](FakeRank& r) { (void)r.hello("other"); });
+  expect_disconnected("a broker's message", [](FakeRank& r) {
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.which_body = amem_v1_SessionMessage_open_tag;
+    r.send(message);
+  });
+  expect_disconnected("empty message", [](FakeRank& r) {
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.seq = 1;
+    r.send(message);
+  });
+  expect_disconnected("answer to a phase of the broker's",
+                      [](FakeRank& r) { r.done(amem_v1_Phase_PHASE_DROP, 1); });
+  FakeRank silent;
+  silent.connect(node->dir() + "/session.sock");
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_free_tag;
+  silent.send(message);
+  ranks.push_back(&silent);
+  EXPECT_TRUE(eventually([&] { return !silent.alive(); })) << "nothing before Hello";
+  ranks.pop_back();
+
+  a.write(id, 7);
+  EXPECT_TRUE(pause().ok()) << "the others have noticed nothing";
+  EXPECT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(id, 7));
+}
+
+TEST_F(BrokerTest, MemoryThatARankKeepsOrIsJustFreeingGoesToTheOneThatFindsNone) {
+  join(a);
+  join(b, "train", 1);
+  const std::uint64_t kept = a.create(gpu(0), kDeviceMemory - 2 * kMiB);
+  std::thread keeper([&] {
+    Packet packet;
+    while (packet.message.which_body != amem_v1_SessionMessage_trim_tag)
+      if (!receive(a.socket(), 0, packet).ok()) return;
+    a.free(kept);
+  });
+  EXPECT_NE(b.create(gpu(0), 4 * kMiB), 0U);
+  keeper.join();
+}
+
+TEST_F(BrokerTest, ASettleIsAnsweredWhenWhatWasFreedIsFree) {
+  join(a);
+  const std::uint64_t freed = a.create(gpu(0), 64 * kMiB);
+  EXPECT_EQ(used(0), 64 * kMiB);
+  a.free(freed);
+  Message settle = amem_v1_SessionMessage_init_zero;
+  settle.which_body = amem_v1_SessionMessage_settle_tag;
+  EXPECT_EQ(FakeRank::code(a.ask(settle)), Code::kOk);
+  EXPECT_EQ(used(0), 0U);
+}
+
+TEST_F(BrokerTest, WrongRequestsAreAnsweredWithAnError) {
+  join(a);
+  auto create = [&](const DeviceUuid& device, std::uint64_t size) {
+    return a.try_create(device, size, "nccl");
+  };
+  EXPECT_EQ(FakeRank::code(create(gpu(0), 0)), Code::kInvalidArgument);
+  EXPECT_EQ(FakeRank::code(create(gpu(0), 4096)), Code::kInvalidArgument);
+  EXPECT_EQ(FakeRank::code(create(DeviceUuid(), 2 * kMiB)), Code::kInvalidArgument);
+  const Packet full = create(gpu(0), 2 * kDeviceMemory);
+  EXPECT_EQ(FakeRank::code(full), Code::kResourceExhausted);
+  EXPECT_NE(std::string(full.message.body.reply.text).find("256 MiB on device 0 (GPU-"),
+            std::string::npos)
+      << full.message.body.reply.text;
+  a.free(4711);
+  Message bad_op = amem_v1_SessionMessage_init_zero;
+  bad_op.which_body = amem_v1_SessionMessage_group_request_tag;
+  EXPECT_EQ(FakeRank::code(a.ask(bad_op)), Code::kInvalidArgument);
+  EXPECT_NE(a.create(gpu(0), 2 * kMiB), 0U) << "and it is still served";
+}
+
+TEST_F(BrokerTest, TicketsAreForTheGroupAlone) {
+  join(a, "train");
+  join(b, "rollout");
+  join(c, "train", 1);
+  const std::uint64_t id = a.create(gpu(0), 2 * kMiB);
+  const Token token = a.memory.at(id).token;
+  EXPECT_EQ(FakeRank::code(b.try_redeem(id, token)), Code::kPermissionDenied);
+  EXPECT_EQ(FakeRank::code(c.try_redeem(id, Token{})), Code::kPermissionDenied);
+  EXPECT_EQ(FakeRank::code(c.try_redeem(id + 100, token)), Code::kNotFound);
+  c.share(a, id);
+  a.write(id, 9);
+  EXPECT_TRUE(c.holds(id, 9));
+}
+
+}  // namespace
+}  // namespace amem

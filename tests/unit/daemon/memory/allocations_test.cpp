@@ -1,0 +1,202 @@
+#include "daemon/allocations.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include "tests/unit/fixtures/some_device.h"
+
+namespace amem {
+namespace {
+
+constexpr GroupId kTrain = 1;
+constexpr GroupId kRollout = 2;
+
+Token token(std::uint8_t n) {
+  Token t{};
+  t.fill(n);
+  return t;
+}
+
+SharedFd some_fd() {
+  return std::make_shared<const Fd>(::memfd_create("allocations_test", MFD_CLOEXEC));
+}
+
+class AllocationsTest : public ::testing::Test {
+ protected:
+  Allocation& make(RankId owner, std::uint64_t size, GroupId group = kTrain,
+                   const std::string& tag = "nccl", std::uint8_t dev = 0) {
+    Allocation a;
+    a.group = group;
+    a.size = size;
+    a.device = some_device(dev);
+    a.tag = tag;
+    a.token = token(static_cast<std::uint8_t>(owner));
+    a.holders = {owner};
+    a.fd = some_fd();
+    return table.add(std::move(a));
+  }
+
+  Allocations table;
+};
+
+TEST_F(AllocationsTest, IdsGrowAndAreNeverReused) {
+  const AllocationId first = make(1, 10).id;
+  EXPECT_NE(first, 0U);
+  ASSERT_TRUE(table.free(first, 1).ok());
+  EXPECT_GT(make(1, 10).id, first);
+}
+
+TEST_F(AllocationsTest, LookupsByGroupRankDeviceAndTag) {
+  make(1, 10, kTrain, "nccl", 0);
+  make(1, 20, kTrain, "weights", 1);
+  make(2, 30, kTrain, "nccl", 1);
+  make(3, 40, kRollout, "nccl", 1);
+  auto count = [&](const Allocations::Filter& filter) { return table.select(filter).size(); };
+  EXPECT_EQ(table.of_group(kTrain).size(), 3U);
+  EXPECT_EQ(count([](const Allocation& a) { return a.held_by(1); }), 2U);
+  EXPECT_EQ(count([](const Allocation& a) { return a.device == some_device(1); }), 3U);
+  EXPECT_EQ(count([](const Allocation& a) { return a.tag == "weights"; }), 1U);
+  EXPECT_EQ(table.of_group(kTrain).front()->size, 10U) << "oldest first";
+}
+
+TEST_F(AllocationsTest, HoldersFollowEachOtherAsKeeper) {
+  Allocation& a = make(1, 10);
+  const AllocationId id = a.id;
+  ASSERT_TRUE(table.redeem(id, token(1), kTrain, 5).ok());
+  ASSERT_TRUE(table.redeem(id, token(1), kTrain, 3).ok());
+  ASSERT_TRUE(table.redeem(id, token(1), kTrain, 5).ok()) << "once more is no second hold";
+  EXPECT_EQ(a.holders, (std::vector<RankId>{1, 5, 3}));
+  EXPECT_EQ(a.keeper(), 1U);
+  auto freed = table.free(id, 1);
+  ASSERT_TRUE(freed.ok());
+  EXPECT_FALSE(freed.value().has_value());
+  EXPECT_EQ(a.keeper(), 5U);
+  EXPECT_TRUE(table.drop_rank(5).empty());
+  EXPECT_EQ(a.keeper(), 3U);
+  freed = table.free(id, 3);
+  ASSERT_TRUE(freed.ok());
+  ASSERT_TRUE(freed.value().has_value());
+  EXPECT_EQ(freed.value()->id, id);
+  EXPECT_EQ(table.find(id), nullptr);
+}
+
+TEST_F(AllocationsTest, TheDescriptorClosesWithTheLastHolder) {
+  const AllocationId id = make(1, 10).id;
+  const int fd = table.find(id)->fd->get();
+  EXPECT_GE(::fcntl(fd, F_GETFD), 0);
+  { auto orphan = table.free(id, 1); }
+  EXPECT_LT(::fcntl(fd, F_GETFD), 0);
+}
+
+TEST_F(AllocationsTest, RedeemChecksGroupAndToken) {
+  const AllocationId id = make(1, 10).id;
+  EXPECT_EQ(table.redeem(id, token(1), kRollout, 9).status().code(), Code::kPermissionDenied);
+  EXPECT_EQ(table.redeem(id, token(2), kTrain, 2).status().code(), Code::kPermissionDenied);
+  EXPECT_EQ(table.redeem(id + 1, token(1), kTrain, 2).status().code(), Code::kNotFound);
+  EXPECT_EQ(table.find(id)->holders.size(), 1U);
+}
+
+TEST_F(AllocationsTest, FreeOfWhatIsNotHeldIsAnError) {
+  const AllocationId id = make(1, 10).id;
+  EXPECT_EQ(table.free(id, 2).status().code(), Code::kNotFound);
+  EXPECT_EQ(table.free(id + 7, 1).status().code(), Code::kNotFound);
+  ASSERT_TRUE(table.free(id, 1).ok());
+  EXPECT_EQ(table.free(id, 1).status().code(), Code::kNotFound);
+}
+
+TEST_F(AllocationsTest, PinsGoWithTheirRank) {
+  Allocation& a = make(1, 10);
+  ASSERT_TRUE(table.redeem(a.id, token(1), kTrain, 2).ok());
+  EXPECT_EQ(table.pin(a.id, 3).code(), Code::kNotFound);
+  ASSERT_TRUE(table.pin(a.id, 2).ok());
+  ASSERT_TRUE(table.pin(a.id, 2).ok());
+  EXPECT_TRUE(a.pinned());
+  EXPECT_TRUE(a.pinned_by(2));
+  EXPECT_FALSE(a.pinned_by(1));
+  table.drop_rank(2);
+  EXPECT_FALSE(a.pinned());
+}
+
+TEST_F(AllocationsTest, DropRankReturnsWhatNobodyHolds) {
+  make(1, 10);
+  Allocation& shared = make(1, 20);
+  make(2, 30);
+  ASSERT_TRUE(table.redeem(shared.id, token(1), kTrain, 2).ok());
+  const std::vector<Allocation> orphans = table.drop_rank(1);
+  ASSERT_EQ(orphans.size(), 1U);
+  EXPECT_EQ(orphans.front().size, 10U);
+  EXPECT_EQ(table.size(), 2U);
+}
+
+TEST_F(AllocationsTest, Accounting) {
+  make(1, 10);
+  Allocation& saved = make(1, 20);
+  saved.fd.reset();
+  saved.saved = {{0, 0, 32}};
+  Allocation& dropped = make(2, 40);
+  dropped.fd.reset();
+  Allocation& pinned = make(2, 80);
+  ASSERT_TRUE(table.pin(pinned.id, 2).ok());
+  make(3, 160, kRollout);
+  const Usage usage = table.usage([](const Allocation& a) { return a.group == kTrain; });
+  EXPECT_EQ(usage.count, 4U);
+  EXPECT_EQ(usage.allocated, 150U);
+  EXPECT_EQ(usage.resident, 90U);
+  EXPECT_EQ(usage.saved, 20U);
+  EXPECT_EQ(usage.pinned, 80U);
+}
+
+TEST_F(AllocationsTest, WhatComesBackIsRedeemedOnceItIsLoaded) {
+  Allocation& a = make(1, 4096);
+  a.away = true;  // its descriptor is there already: a resume has created it
+  EXPECT_EQ(table.redeem(a.id, token(1), kTrain, 2).status().code(), Code::kFailedPrecondition);
+  EXPECT_FALSE(a.held_by(2));
+  EXPECT_TRUE(table.redeem(a.id, token(1), kTrain, 2, true).ok());
+}
+
+TEST_F(AllocationsTest, WhatStayedAwayDoesNotLeaveAgain) {
+  Allocation& a = make(1, 4096);
+  EXPECT_TRUE(a.can_leave());
+  ASSERT_TRUE(table.pin(a.id, 1).ok());
+  EXPECT_FALSE(a.can_leave());
+  a.away = a.stayed = true;
+  a.pinners.clear();  // who pinned it has gone
+  EXPECT_FALSE(a.can_leave()) << "its keeper has let go of it and could not save it";
+  EXPECT_TRUE(table.redeem(a.id, token(1), kTrain, 2).ok()) << "it is on its device";
+}
+
+TEST_F(AllocationsTest, WhatAPartDoesNotNeedIsLeft) {
+  constexpr std::uint64_t kChunk = 64;
+  Allocation& a = make(1, 1000);
+  a.saved = {{0, 0, 512}, {1, 0, 512}};
+  EXPECT_EQ(a.saved_bytes(), 1000U);
+  Extents left;
+  ASSERT_TRUE(a.store({512, 65, true, 0}, kChunk, left));
+  EXPECT_EQ(left, (Extents{{1, 128, 384}}));
+  EXPECT_EQ(a.saved, (Extents{{0, 0, 512}, {1, 0, 128}}));
+  EXPECT_EQ(a.saved_bytes(), 512 + 65U);
+  ASSERT_TRUE(a.store({0, 512, false, 9}, kChunk, left)) << "only a checksum";
+  EXPECT_EQ(left.size(), 1U);
+  const std::vector<Stored> parts = a.parts();
+  ASSERT_EQ(parts.size(), 2U);
+  EXPECT_EQ(parts[0].checksum, 9U);
+  EXPECT_EQ(parts[1].length, 488U);
+  EXPECT_TRUE(parts[1].sparse);
+}
+
+TEST_F(AllocationsTest, PartsThatCannotBe) {
+  Allocation& a = make(1, 1000);
+  a.saved = {{0, 0, 512}, {1, 0, 512}};
+  Extents left;
+  EXPECT_FALSE(a.store({100, 64, true, 0}, 64, left)) << "no part begins there";
+  EXPECT_FALSE(a.store({1000, 64, true, 0}, 64, left)) << "behind the end";
+  EXPECT_FALSE(a.store({0, 512, true, 0}, 64, left)) << "not shorter";
+  EXPECT_FALSE(a.store({0, 0, true, 0}, 64, left)) << "not even an index";
+  EXPECT_FALSE(a.store({512, 480, false, 0}, 64, left)) << "not all of it";
+  ASSERT_TRUE(a.store({0, 64, true, 0}, 64, left));
+  EXPECT_FALSE(a.store({0, 64, true, 0}, 64, left)) << "told before";
+  EXPECT_EQ(left.size(), 1U);
+}
+
+}  // namespace
+}  // namespace amem

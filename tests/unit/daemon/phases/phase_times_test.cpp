@@ -1,0 +1,95 @@
+// Where the time of an operation goes, as group and broker note it.
+#include <time.h>
+
+#include <thread>
+
+#include "daemon/costs.h"
+#include "tests/unit/fixtures/group_fixture.h"
+
+namespace amem {
+namespace {
+
+TEST_F(GroupTest, AnOutcomeSaysWhatEachRankDidInEachPhase) {
+  to_load();
+  now += milliseconds(3);
+  RankWork mapping;
+  mapping.busy = milliseconds(2);
+  mapping.import = milliseconds(1);
+  mapping.handles = 7;
+  group.phase_done(2, group.epoch(), Work::kMap, kOk, 4096, now, mapping);
+  now += milliseconds(5);
+  RankWork copying;
+  copying.busy = milliseconds(5);
+  copying.copy = milliseconds(4);
+  group.phase_done(2, group.epoch(), Work::kLoad, kOk, 100, now, copying);
+  both(Work::kMap);
+  done(1, Work::kLoad);
+  drain();
+  both(Work::kOpen);
+  drain();
+  const auto* finished = find<action::Finished>();
+  ASSERT_NE(finished, nullptr);
+  const std::vector<PhaseTime>& times = finished->outcome.times;
+  const auto load = std::find_if(times.begin(), times.end(),
+                                 [](const PhaseTime& t) { return t.phase == Phase::kLoad; });
+  ASSERT_NE(load, times.end());
+  ASSERT_EQ(load->ranks.size(), 2U);
+  const RankTime& rank = load->ranks.back();
+  EXPECT_EQ(rank.rank, 2U);
+  EXPECT_EQ(rank.time, milliseconds(8)) << "to its last answer";
+  EXPECT_EQ(rank.copied, 100U) << "what was mapped is not copied";
+  EXPECT_EQ(rank.work.busy, milliseconds(7));
+  EXPECT_EQ(rank.work.import, milliseconds(1));
+  EXPECT_EQ(rank.work.copy, milliseconds(4));
+  EXPECT_EQ(rank.work.handles, 7U);
+  EXPECT_TRUE(times.front().ranks.empty()) << "admit is the broker's own";
+}
+
+Duration cpu() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+}
+
+void burn(milliseconds time) {
+  for (const auto until = cpu() + time; cpu() < until;) {
+  }
+}
+
+TEST(CostMeterTest, ChargesWhatIsUnderWay) {
+  CostMeter meter;
+  const Duration before_save = cpu();
+  meter.enter(1, Phase::kSave);
+  burn(milliseconds(20));
+  const Duration before_drop = cpu();
+  meter.enter(1, Phase::kDrop);
+  const Duration in_drop = cpu();
+  const Time before_driver = Clock::now();
+  Duration driver{};
+  {
+    const InDriver timed;
+    const Time began = Clock::now();
+    std::this_thread::sleep_for(milliseconds(10));  // time that passes and is not worked
+    driver = Clock::now() - began;
+  }
+  const Duration most_driver = Clock::now() - before_driver;
+  meter.enter(1, Phase::kNone);
+  const Duration after_drop = cpu();
+  burn(milliseconds(20));  // nobody's
+  std::vector<PhaseTime> times = {{Phase::kSave, {}}, {Phase::kDrop, {}}};
+  meter.take(1, times);
+  EXPECT_GE(times[0].broker, milliseconds(20));
+  EXPECT_LE(times[0].broker, in_drop - before_save);
+  EXPECT_EQ(times[0].driver, Duration::zero());
+  EXPECT_LE(times[1].broker, after_drop - before_drop)
+      << "waiting is no work, nor is what followed";
+  EXPECT_GE(times[1].driver, driver);
+  EXPECT_LE(times[1].driver, most_driver);
+
+  std::vector<PhaseTime> again = {{Phase::kSave, {}}};
+  meter.take(1, again);
+  EXPECT_EQ(again[0].broker, Duration::zero()) << "counted once";
+}
+
+}  // namespace
+}  // namespace amem

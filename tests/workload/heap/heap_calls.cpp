@@ -1,0 +1,254 @@
+#include "tests/workload/heap/heap_calls.h"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "tests/workload/base/cuda_table.h"
+#include "tests/workload/base/failure.h"
+
+namespace amem::workload {
+namespace {
+
+template <class Function>
+Function Preloaded(const char* name) {
+  const auto function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+  if (function == nullptr) throw Failure(std::string("nobody offers ") + name);
+  return function;
+}
+
+void CheckShim(int code, const std::string& what, const char* error) {
+  if (code != 0) throw Failure(what + ": code " + std::to_string(code) + ": " + error);
+}
+
+struct NamedAttribute {
+  const char* name;
+  CUpointer_attribute attribute;
+};
+constexpr NamedAttribute kAttributes[] = {
+    {"context", CU_POINTER_ATTRIBUTE_CONTEXT},
+    {"memory_type", CU_POINTER_ATTRIBUTE_MEMORY_TYPE},
+    {"device_pointer", CU_POINTER_ATTRIBUTE_DEVICE_POINTER},
+    {"sync_memops", CU_POINTER_ATTRIBUTE_SYNC_MEMOPS},
+    {"buffer_id", CU_POINTER_ATTRIBUTE_BUFFER_ID},
+    {"is_managed", CU_POINTER_ATTRIBUTE_IS_MANAGED},
+    {"device_ordinal", CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL},
+    {"ipc", CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE},
+    {"range_start", CU_POINTER_ATTRIBUTE_RANGE_START_ADDR},
+    {"range_size", CU_POINTER_ATTRIBUTE_RANGE_SIZE},
+    {"mapped", CU_POINTER_ATTRIBUTE_MAPPED},
+    {"handle_types", CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES},
+};
+
+CUstream g_stream = nullptr;  // that is being captured
+std::vector<CUdeviceptr> g_async;
+std::vector<CUdeviceptr> g_managed;
+std::vector<CUarray> g_arrays;
+std::vector<CUmemoryPool> g_pools;
+
+}  // namespace
+
+// ---- pointers ----
+
+void ReportAttributes(const HeapMemory& memory, std::uint64_t id, std::size_t offset,
+                      Answer* answer) {
+  const CUdeviceptr address = memory.AddressOf(id) + offset;
+  std::vector<CUpointer_attribute> attributes;
+  std::array<std::uint64_t, std::size(kAttributes)> together{};
+  std::vector<void*> places;
+  for (std::size_t i = 0; i < std::size(kAttributes); ++i) {
+    attributes.push_back(kAttributes[i].attribute);
+    places.push_back(&together[i]);
+    std::uint64_t value = 0;
+    Check(Cuda().cuPointerGetAttribute(&value, kAttributes[i].attribute, address),
+          kAttributes[i].name);
+    answer->Number(kAttributes[i].name, value);
+  }
+  Check(Cuda().cuPointerGetAttributes(static_cast<unsigned>(attributes.size()), attributes.data(),
+                                      places.data(), address),
+        "cuPointerGetAttributes");
+  for (std::size_t i = 0; i < std::size(kAttributes); ++i) {
+    std::uint64_t value = 0;
+    Check(Cuda().cuPointerGetAttribute(&value, kAttributes[i].attribute, address), "again");
+    if (value != together[i])
+      answer->Fail(std::string("the two calls differ in ") + kAttributes[i].name);
+  }
+  CUdeviceptr base = 0;
+  std::size_t size = 0;
+  Check(Cuda().cuMemGetAddressRange(&base, &size, address), "cuMemGetAddressRange");
+  answer->Number("base", base);
+  answer->Number("size", size);
+}
+
+void ReportAccess(const HeapMemory& memory, std::uint64_t id, Answer* answer) {
+  for (int device = 0; device < memory.devices(); ++device) {
+    const CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+    unsigned long long flags = 0;
+    Check(Cuda().cuMemGetAccess(&flags, &location, memory.AddressOf(id)), "cuMemGetAccess");
+    answer->Item("access", std::to_string(flags));
+  }
+}
+
+void SetSyncMemops(const HeapMemory& memory, std::uint64_t id) {
+  const unsigned on = 1;
+  Check(Cuda().cuPointerSetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory.AddressOf(id)),
+        "cuPointerSetAttribute");
+}
+
+// ---- mistakes ----
+
+void ReportMistakes(const HeapMemory& memory, Answer* answer) {
+  memory.Bind(0);
+  const auto report = [&](const std::string& name, CUresult result) {
+    answer->Number(name, static_cast<std::uint64_t>(result));
+  };
+  CUdeviceptr p = 0;
+  std::size_t pitch = 0;
+  report("alloc_nothing", Cuda().cuMemAlloc(&p, 0));
+  report("alloc_too_much", Cuda().cuMemAlloc(&p, std::size_t{1} << 40U));
+  report("alloc_everything", Cuda().cuMemAlloc(&p, ~std::size_t{0}));
+  report("pitch_element", Cuda().cuMemAllocPitch(&p, &pitch, 100, 2, 3));
+  report("pitch_nothing", Cuda().cuMemAllocPitch(&p, &pitch, 0, 2, 4));
+  report("free_null", Cuda().cuMemFree(0));
+  report("free_unknown", Cuda().cuMemFree(0x1000));
+  for (const auto& [kind, bytes] :
+       {std::pair<std::string, std::size_t>("small_", 1000), {"large_", std::size_t{3} << 20U}}) {
+    Check(Cuda().cuMemAlloc(&p, bytes), "cuMemAlloc");
+    report(kind + "free_inside", Cuda().cuMemFree(p + 512));
+    report(kind + "unmap", Cuda().cuMemUnmap(p, std::size_t{2} << 20U));
+    CUmemGenericAllocationHandle handle = 0;
+    report(kind + "retain", Cuda().cuMemRetainAllocationHandle(
+                                &handle, reinterpret_cast<void*>(static_cast<std::uintptr_t>(p))));
+    report(kind + "free", Cuda().cuMemFree(p));
+    report(kind + "free_twice", Cuda().cuMemFree(p));
+    unsigned type = 0;
+    report(kind + "attribute_of_freed",
+           Cuda().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p));
+  }
+  Check(Cuda().cuCtxSetCurrent(nullptr), "cuCtxSetCurrent");
+  report("alloc_without_context", Cuda().cuMemAlloc(&p, 100));
+  memory.Bind(0);
+}
+
+// ---- captures ----
+
+void BeginCapture(const std::string& mode) {
+  if (g_stream == nullptr)
+    Check(Cuda().cuStreamCreate(&g_stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  const CUstreamCaptureMode chosen = mode == "relaxed"        ? CU_STREAM_CAPTURE_MODE_RELAXED
+                                     : mode == "thread_local" ? CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+                                                              : CU_STREAM_CAPTURE_MODE_GLOBAL;
+  Check(Cuda().cuStreamBeginCapture(g_stream, chosen), "cuStreamBeginCapture");
+}
+
+void EndCapture(Answer* answer) {
+  CUgraph graph = nullptr;
+  const CUresult result = Cuda().cuStreamEndCapture(g_stream, &graph);
+  answer->Number("result", static_cast<std::uint64_t>(result));
+  if (result == CUDA_SUCCESS) Check(Cuda().cuGraphDestroy(graph), "cuGraphDestroy");
+}
+
+void DropCapture() {
+  Check(Cuda().cuStreamDestroy(g_stream), "cuStreamDestroy");
+  g_stream = nullptr;
+}
+
+void AllocateInCapture(std::size_t bytes, Answer* answer) {
+  CUdeviceptr p = 0;
+  const CUresult allocated = Cuda().cuMemAlloc(&p, bytes);
+  answer->Number("alloc", static_cast<std::uint64_t>(allocated));
+  if (allocated != CUDA_SUCCESS) return;
+  answer->Number("free", static_cast<std::uint64_t>(Cuda().cuMemFree(p)));
+  answer->Number("free_twice", static_cast<std::uint64_t>(Cuda().cuMemFree(p)));
+}
+
+// ---- what is not brokered ----
+
+void AllocateUnbrokered(const std::string& kind, std::size_t bytes) {
+  CUdeviceptr p = 0;
+  if (kind == "pool") {
+    Check(Cuda().cuMemAllocAsync(&p, bytes, nullptr), "cuMemAllocAsync");
+    g_async.push_back(p);
+  } else if (kind == "own_pool") {
+    CUmemPoolProps properties{};
+    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+    CUmemoryPool pool = nullptr;
+    Check(Cuda().cuMemPoolCreate(&pool, &properties), "cuMemPoolCreate");
+    g_pools.push_back(pool);
+    Check(Cuda().cuMemAllocFromPoolAsync(&p, bytes, pool, nullptr), "cuMemAllocFromPoolAsync");
+    g_async.push_back(p);
+  } else if (kind == "managed") {
+    Check(Cuda().cuMemAllocManaged(&p, bytes, CU_MEM_ATTACH_GLOBAL), "cuMemAllocManaged");
+    g_managed.push_back(p);
+  } else if (kind == "array") {
+    const CUDA_ARRAY_DESCRIPTOR shape{1024, bytes / 4096, CU_AD_FORMAT_FLOAT, 1};
+    CUarray array = nullptr;
+    Check(Cuda().cuArrayCreate(&array, &shape), "cuArrayCreate");
+    g_arrays.push_back(array);
+  } else {
+    throw Failure("no such kind: " + kind);
+  }
+}
+
+void FreeUnbrokered() {
+  for (const CUdeviceptr p : g_async) Check(Cuda().cuMemFreeAsync(p, nullptr), "cuMemFreeAsync");
+  Check(Cuda().cuStreamSynchronize(nullptr), "cuStreamSynchronize");
+  for (const CUmemoryPool pool : g_pools) Check(Cuda().cuMemPoolDestroy(pool), "cuMemPoolDestroy");
+  for (const CUdeviceptr p : g_managed) Check(Cuda().cuMemFree(p), "cuMemFree");
+  for (const CUarray array : g_arrays) Check(Cuda().cuArrayDestroy(array), "cuArrayDestroy");
+  g_async.clear();
+  g_pools.clear();
+  g_managed.clear();
+  g_arrays.clear();
+}
+
+void UseContext(int device, std::size_t bytes, Answer* answer) {
+  CUcontext context = nullptr;
+  Check(Cuda().cuCtxCreate(&context, 0, device), "cuCtxCreate");
+  CUdeviceptr p = 0;
+  Check(Cuda().cuMemAlloc(&p, bytes), "cuMemAlloc");
+  CUcontext owner = nullptr;
+  Check(Cuda().cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, p), "its context");
+  if (owner != context) answer->Fail("the block is of another context");
+  Check(Cuda().cuCtxDestroy(context), "cuCtxDestroy");
+  answer->Number("free", static_cast<std::uint64_t>(Cuda().cuMemFree(p)));
+}
+
+// ---- the shim ----
+
+void BeginRegion(const std::string& tag, int policy) {
+  char error[256] = "";
+  const auto begin =
+      Preloaded<int (*)(const char*, int, char*, std::size_t)>("amem_shim_region_begin");
+  CheckShim(begin(tag.c_str(), policy, error, sizeof error), "region begin", error);
+}
+
+void EndRegion() {
+  char error[256] = "";
+  const auto end = Preloaded<int (*)(char*, std::size_t)>("amem_shim_region_end");
+  CheckShim(end(error, sizeof error), "region end", error);
+}
+
+void ReportStats(Answer* answer) {
+  const auto stats = Preloaded<int (*)(char*, std::size_t)>("amem_shim_stats");
+  std::vector<char> json(static_cast<std::size_t>(stats(nullptr, 0)) + 1024);
+  const int length = stats(json.data(), json.size());
+  if (length < 0 || static_cast<std::size_t>(length) >= json.size()) throw Failure("stats grew");
+  answer->Item("stats", json.data());
+}
+
+void CallShim(const std::string& name, const std::vector<std::string>& tags) {
+  char error[512] = "";
+  const auto call =
+      Preloaded<int (*)(const char* const*, std::size_t, std::uint32_t, char*, std::size_t)>(
+          name.c_str());
+  std::vector<const char*> names;
+  for (const std::string& tag : tags) names.push_back(tag.c_str());
+  CheckShim(call(names.data(), names.size(), 0, error, sizeof error), name, error);
+}
+
+}  // namespace amem::workload

@@ -1,0 +1,47 @@
+// What amem-heap asks of driver and shim besides memory of its own to use: pointers' attributes,
+// captures, memory that is not brokered, the shim's calls, and what mistakes give. Each function is
+// one command; throws Failure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/workload/base/answer.h"
+#include "tests/workload/heap/heap_memory.h"
+
+namespace amem::workload {
+
+/// Pointer attributes of an address in this memory, one by one and all at once, which must agree.
+void ReportAttributes(const HeapMemory& memory, std::uint64_t id, std::size_t offset,
+                      Answer* answer);
+/// What cuMemGetAccess says of every device.
+void ReportAccess(const HeapMemory& memory, std::uint64_t id, Answer* answer);
+void SetSyncMemops(const HeapMemory& memory, std::uint64_t id);
+
+/// Driver results of calls that no program should make, by name.
+void ReportMistakes(const HeapMemory& memory, Answer* answer);
+
+/// A capture on a stream of the command's own, in the mode "global", "thread_local" or "relaxed".
+void BeginCapture(const std::string& mode);
+/// The result of cuStreamEndCapture.
+void EndCapture(Answer* answer);
+/// Results of cuMemAlloc and cuMemFree while the capture is open.
+void DropCapture();
+void AllocateInCapture(std::size_t bytes, Answer* answer);
+
+/// Memory that no scope brokers: "pool", "own_pool", "managed" or "array".
+void AllocateUnbrokered(const std::string& kind, std::size_t bytes);
+void FreeUnbrokered();
+
+/// A context of its own with a block in it, destroyed again.
+void UseContext(int device, std::size_t bytes, Answer* answer);
+
+void BeginRegion(const std::string& tag, int policy);
+void EndRegion();
+/// amem_shim_stats, as it came.
+void ReportStats(Answer* answer);
+/// amem_shim_pause or amem_shim_resume. No tags: everything.
+void CallShim(const std::string& name, const std::vector<std::string>& tags);
+
+}  // namespace amem::workload
