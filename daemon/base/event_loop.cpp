@@ -1,4 +1,4 @@
-#include "daemon/event_loop.h"
+#include "daemon/base/event_loop.h"
 
 #include <sys/eventfd.h>
 
@@ -24,7 +24,7 @@ Status EventLoop::open() {
   const int wake = wake_.get();
   const WatchId id = watch(wake, EPOLLIN, [this, wake](std::uint32_t) {
     std::uint64_t count = 0;
-    if (::read(wake, &count, sizeof count) > 0) run_tasks();
+    if (::read(wake, &count, sizeof count) > 0) run_jobs();
   });
   if (id == 0) return errno_status(Code::kInternal, "epoll_ctl", errno);
   return {};
@@ -54,25 +54,25 @@ void EventLoop::stop() {
   post([this] { stopped_ = true; });
 }
 
-void EventLoop::post(Task task) {
+void EventLoop::post(Job job) {
   {
     const std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
+    jobs_.push_back(std::move(job));
   }
   const std::uint64_t one = 1;
   // Fails only when the counter is about to overflow, and then the loop is awake anyway.
   [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof one);
 }
 
-void EventLoop::run_tasks() {
-  std::vector<Task> tasks;
+void EventLoop::run_jobs() {
+  std::vector<Job> jobs;
   {
     const std::lock_guard lock(mutex_);
-    tasks.swap(tasks_);
+    jobs.swap(jobs_);
   }
-  for (Task& task : tasks) {
-    task();
-    task = nullptr;  // what it holds goes now, not with the last of the batch
+  for (Job& job : jobs) {
+    job();
+    job = nullptr;  // what it holds goes now, not with the last of the batch
   }
 }
 
@@ -102,9 +102,9 @@ void EventLoop::unwatch(WatchId id) {
   watches_.erase(it);
 }
 
-EventLoop::TimerId EventLoop::at(Time time, Task task) {
+EventLoop::TimerId EventLoop::at(Time time, Job job) {
   const TimerId id{time, next_id_++};
-  timers_.emplace(id, std::move(task));
+  timers_.emplace(id, std::move(job));
   return id;
 }
 
@@ -125,9 +125,9 @@ void EventLoop::run_timers() {
       continue;
     }
     const TimerId id = it->first;
-    const Task task = std::move(it->second);
+    const Job job = std::move(it->second);
     timers_.erase(it);
-    task();
+    job();
     it = timers_.upper_bound(id);
   }
 }

@@ -1,4 +1,4 @@
-// EventLoop: the one thread that owns the broker's state, as an epoll loop with timers and tasks
+// EventLoop: the one thread that owns the broker's state, as an epoll loop with timers and jobs
 // from other threads.
 //
 // run(), watch(), change(), unwatch(), at() and cancel() are for the loop's thread (or for the one
@@ -18,13 +18,13 @@
 
 #include "common/fd.h"
 #include "common/status.h"
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 
 namespace amem {
 
 class EventLoop {
  public:
-  using Task = std::function<void()>;
+  using Job = std::function<void()>;
   using Handler = std::function<void(std::uint32_t events)>;
   using WatchId = std::uint64_t;  // never 0
   using TimerId = std::pair<Time, std::uint64_t>;
@@ -36,9 +36,9 @@ class EventLoop {
   void run();
   void stop();
 
-  /// Runs `task` on the loop's thread, after what is being handled now; tasks keep their order.
-  /// Tasks that come after stop() are destroyed unrun.
-  void post(Task task);
+  /// Runs `job` on the loop's thread, after what is being handled now; jobs keep their order.
+  /// Jobs that come after stop() are destroyed unrun.
+  void post(Job job);
 
   /// Calls `handler` while one of `events` (EPOLLIN, …) holds; level-triggered. 0: the kernel
   /// refused. `fd` must stay open until unwatch().
@@ -46,9 +46,9 @@ class EventLoop {
   void change(WatchId id, std::uint32_t events);
   void unwatch(WatchId id);
 
-  /// Runs `task` once, not before `time`. One that a timer sets runs in the next turn of the loop
+  /// Runs `job` once, not before `time`. One that a timer sets runs in the next turn of the loop
   /// at the earliest: descriptors are looked at between the two.
-  TimerId at(Time time, Task task);
+  TimerId at(Time time, Job job);
   void cancel(const TimerId& timer) { timers_.erase(timer); }
 
  private:
@@ -58,7 +58,7 @@ class EventLoop {
   };
 
   int wait_ms() const;
-  void run_tasks();
+  void run_jobs();
   void run_timers();
 
   Fd epoll_;
@@ -66,10 +66,10 @@ class EventLoop {
   bool stopped_ = false;
   std::uint64_t next_id_ = 1;
   std::unordered_map<WatchId, Watch> watches_;
-  std::map<TimerId, Task> timers_;
+  std::map<TimerId, Job> timers_;
 
   std::mutex mutex_;
-  std::vector<Task> tasks_;  // under mutex_
+  std::vector<Job> jobs_;  // under mutex_
 };
 
 }  // namespace amem

@@ -1,4 +1,4 @@
-#include "daemon/log_limit.h"
+#include "daemon/base/log_limit.h"
 
 namespace amem {
 

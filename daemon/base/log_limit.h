@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include "daemon/event_loop.h"
+#include "daemon/base/event_loop.h"
 
 namespace amem {
 

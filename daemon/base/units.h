@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "common/status.h"
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 
 namespace amem {
 

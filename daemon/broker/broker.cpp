@@ -1,4 +1,4 @@
-#include "daemon/broker.h"
+#include "daemon/broker/broker.h"
 
 #include <poll.h>
 #include <spdlog/spdlog.h>
@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "daemon/messages.h"
-#include "daemon/reports.h"
-#include "daemon/units.h"
+#include "daemon/base/units.h"
+#include "daemon/operations/reports.h"
+#include "daemon/sessions/messages.h"
 
 namespace amem {
 namespace {

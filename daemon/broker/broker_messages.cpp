@@ -7,9 +7,9 @@
 #include <iterator>
 #include <utility>
 
-#include "daemon/broker.h"
-#include "daemon/messages.h"
-#include "daemon/units.h"
+#include "daemon/base/units.h"
+#include "daemon/broker/broker.h"
+#include "daemon/sessions/messages.h"
 
 namespace amem {
 namespace {

@@ -1,4 +1,4 @@
-#include "daemon/control_service.h"
+#include "daemon/control/control_service.h"
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "amem/v1/broker.grpc.pb.h"
-#include "daemon/broker.h"
-#include "daemon/event_loop.h"
-#include "daemon/stream.h"
+#include "daemon/base/event_loop.h"
+#include "daemon/broker/broker.h"
+#include "daemon/control/stream.h"
 
 namespace amem {
 namespace {

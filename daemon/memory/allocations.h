@@ -21,13 +21,10 @@
 #include "common/fd.h"
 #include "common/protocol.h"
 #include "common/status.h"
-#include "daemon/extents.h"
+#include "daemon/base/ids.h"
+#include "daemon/memory/extents.h"
 
 namespace amem {
-
-using AllocationId = std::uint64_t;
-using RankId = std::uint32_t;   // unique in the broker's life
-using GroupId = std::uint32_t;  // likewise: a group that comes back by name is another group
 
 /// A descriptor that a queue of outgoing packets may hold beside the table.
 using SharedFd = std::shared_ptr<const Fd>;

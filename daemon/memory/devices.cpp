@@ -1,12 +1,12 @@
-#include "daemon/devices.h"
+#include "daemon/memory/devices.h"
 
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
 
-#include "daemon/costs.h"
-#include "daemon/units.h"
+#include "daemon/base/units.h"
+#include "daemon/memory/in_driver.h"
 
 namespace amem {
 namespace {

@@ -1,4 +1,4 @@
-#include "daemon/extents.h"
+#include "daemon/memory/extents.h"
 
 #include <algorithm>
 #include <numeric>
@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "common/rounding.h"
-#include "daemon/units.h"
+#include "daemon/base/units.h"
 
 namespace amem {
 

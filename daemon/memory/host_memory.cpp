@@ -1,4 +1,4 @@
-#include "daemon/host_memory.h"
+#include "daemon/memory/host_memory.h"
 
 #include <unistd.h>
 

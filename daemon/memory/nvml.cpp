@@ -1,10 +1,10 @@
-#include "daemon/nvml.h"
+#include "daemon/memory/nvml.h"
 
 #include <dlfcn.h>
 
 #include <string>
 
-#include "daemon/costs.h"
+#include "daemon/memory/in_driver.h"
 
 namespace amem {
 

@@ -10,7 +10,7 @@
 
 #include "common/protocol.h"
 #include "common/status.h"
-#include "daemon/devices.h"
+#include "daemon/memory/devices.h"
 
 namespace amem {
 

@@ -1,4 +1,4 @@
-#include "daemon/pool.h"
+#include "daemon/memory/pool.h"
 
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
@@ -9,9 +9,9 @@
 #include <chrono>
 #include <utility>
 
-#include "daemon/clock.h"
-#include "daemon/host_memory.h"
-#include "daemon/units.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/units.h"
+#include "daemon/memory/host_memory.h"
 
 namespace amem {
 namespace {

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "common/status.h"
-#include "daemon/allocations.h"
-#include "daemon/devices.h"
+#include "daemon/memory/allocations.h"
+#include "daemon/memory/devices.h"
 
 namespace amem {
 

@@ -12,8 +12,8 @@
 #include <map>
 #include <vector>
 
-#include "daemon/allocations.h"
-#include "daemon/extents.h"
+#include "daemon/memory/allocations.h"
+#include "daemon/memory/extents.h"
 
 namespace amem {
 

@@ -1,6 +1,8 @@
-#include "daemon/costs.h"
+#include "daemon/operations/costs.h"
 
 #include <time.h>
+
+#include "daemon/memory/in_driver.h"
 
 namespace amem {
 namespace {
@@ -12,8 +14,6 @@ Duration thread_cpu() {
 }
 
 }  // namespace
-
-thread_local Duration InDriver::total_{};
 
 void CostMeter::enter(GroupId group, Phase phase) {
   if (group == group_ && phase == phase_) return;

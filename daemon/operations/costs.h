@@ -8,28 +8,10 @@
 #include <map>
 #include <vector>
 
-#include "daemon/allocations.h"
-#include "daemon/clock.h"
-#include "daemon/phase_times.h"
+#include "daemon/base/ids.h"
+#include "daemon/phases/phase_times.h"
 
 namespace amem {
-
-/// Lives around calls into the driver, also those that the kernel makes for us: closing the last
-/// descriptor of device memory frees it. One at a time per thread.
-class InDriver {
- public:
-  InDriver() : began_(Clock::now()) {}
-  ~InDriver() { total_ += Clock::now() - began_; }
-  InDriver(const InDriver&) = delete;
-  InDriver& operator=(const InDriver&) = delete;
-
-  /// Of this thread, so far.
-  static Duration total() { return total_; }
-
- private:
-  static thread_local Duration total_;
-  Time began_;
-};
 
 /// For the loop's thread.
 class CostMeter {

@@ -1,4 +1,4 @@
-#include "daemon/events.h"
+#include "daemon/operations/events.h"
 
 #include <chrono>
 

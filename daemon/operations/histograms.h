@@ -10,7 +10,7 @@
 #include <map>
 #include <utility>
 
-#include "daemon/group.h"
+#include "daemon/phases/group.h"
 
 namespace amem {
 

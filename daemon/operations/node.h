@@ -16,18 +16,18 @@
 #include <unordered_map>
 #include <vector>
 
-#include "daemon/allocations.h"
-#include "daemon/creation.h"
-#include "daemon/devices.h"
-#include "daemon/event_loop.h"
-#include "daemon/extents.h"
-#include "daemon/group.h"
-#include "daemon/headroom.h"
-#include "daemon/plan.h"
-#include "daemon/pool.h"
-#include "daemon/reach.h"
-#include "daemon/session_server.h"
-#include "daemon/waves.h"
+#include "daemon/base/event_loop.h"
+#include "daemon/memory/allocations.h"
+#include "daemon/memory/devices.h"
+#include "daemon/memory/extents.h"
+#include "daemon/memory/pool.h"
+#include "daemon/memory/reach.h"
+#include "daemon/phases/group.h"
+#include "daemon/plans/creation.h"
+#include "daemon/plans/headroom.h"
+#include "daemon/plans/plan.h"
+#include "daemon/plans/waves.h"
+#include "daemon/sessions/session_server.h"
 
 namespace amem {
 

@@ -1,4 +1,4 @@
-#include "daemon/operations.h"
+#include "daemon/operations/operations.h"
 
 #include <spdlog/spdlog.h>
 
@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "daemon/reports.h"
+#include "daemon/operations/reports.h"
 
 namespace amem {
 

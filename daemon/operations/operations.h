@@ -1,7 +1,7 @@
 // Operations: the pauses, resumes and swaps that operators have asked for, and who watches them.
 //
 // An operation goes on to its end whether or not its caller stays. What the two parts of a swap do
-// to each other is decided in daemon/swap.h.
+// to each other is decided in daemon/phases/swap.h.
 //
 // For the loop's thread.
 #pragma once
@@ -13,8 +13,8 @@
 #include <string>
 
 #include "amem/v1/broker.pb.h"
-#include "daemon/node.h"
-#include "daemon/swap.h"
+#include "daemon/operations/node.h"
+#include "daemon/phases/swap.h"
 
 namespace amem {
 

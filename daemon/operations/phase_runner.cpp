@@ -1,4 +1,4 @@
-#include "daemon/phase_runner.h"
+#include "daemon/operations/phase_runner.h"
 
 #include <spdlog/spdlog.h>
 
@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <utility>
 
-#include "daemon/costs.h"
-#include "daemon/messages.h"
-#include "daemon/units.h"
+#include "daemon/base/units.h"
+#include "daemon/memory/in_driver.h"
+#include "daemon/sessions/messages.h"
 
 namespace amem {
 namespace {

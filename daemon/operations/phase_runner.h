@@ -11,12 +11,12 @@
 #include <functional>
 #include <map>
 
-#include "daemon/devices.h"
-#include "daemon/event_loop.h"
-#include "daemon/messages.h"
-#include "daemon/node.h"
-#include "daemon/nvml.h"
-#include "daemon/saved_bytes.h"
+#include "daemon/base/event_loop.h"
+#include "daemon/memory/devices.h"
+#include "daemon/memory/nvml.h"
+#include "daemon/operations/node.h"
+#include "daemon/operations/saved_bytes.h"
+#include "daemon/sessions/messages.h"
 
 namespace amem {
 

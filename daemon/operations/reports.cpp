@@ -1,9 +1,9 @@
-#include "daemon/reports.h"
+#include "daemon/operations/reports.h"
 
 #include <unistd.h>
 
 #include "common/version.h"
-#include "daemon/host_memory.h"
+#include "daemon/memory/host_memory.h"
 
 namespace amem {
 

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "amem/v1/broker.pb.h"
-#include "daemon/devices.h"
-#include "daemon/histograms.h"
-#include "daemon/node.h"
-#include "daemon/nvml.h"
-#include "daemon/task.h"
+#include "daemon/memory/devices.h"
+#include "daemon/memory/nvml.h"
+#include "daemon/operations/histograms.h"
+#include "daemon/operations/node.h"
+#include "daemon/phases/task.h"
 
 namespace amem {
 

@@ -1,10 +1,10 @@
-#include "daemon/saved_bytes.h"
+#include "daemon/operations/saved_bytes.h"
 
 #include <spdlog/spdlog.h>
 
 #include <utility>
 
-#include "daemon/units.h"
+#include "daemon/base/units.h"
 
 namespace amem {
 namespace {

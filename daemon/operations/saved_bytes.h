@@ -12,8 +12,8 @@
 #include <map>
 
 #include "common/packet.h"
-#include "daemon/event_loop.h"
-#include "daemon/node.h"
+#include "daemon/base/event_loop.h"
+#include "daemon/operations/node.h"
 
 namespace amem {
 

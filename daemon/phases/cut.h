@@ -32,8 +32,8 @@
 #include <vector>
 
 #include "common/protocol.h"
-#include "daemon/allocations.h"
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/ids.h"
 
 namespace amem {
 

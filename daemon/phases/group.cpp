@@ -1,9 +1,9 @@
-#include "daemon/group.h"
+#include "daemon/phases/group.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "daemon/units.h"
+#include "daemon/base/units.h"
 
 namespace amem {
 

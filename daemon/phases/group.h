@@ -20,17 +20,15 @@
 #include <vector>
 
 #include "common/status.h"
-#include "daemon/allocations.h"
-#include "daemon/clock.h"
-#include "daemon/cut.h"
-#include "daemon/phase_times.h"
-#include "daemon/phases.h"
-#include "daemon/requests.h"
-#include "daemon/task.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/ids.h"
+#include "daemon/phases/cut.h"
+#include "daemon/phases/phase_times.h"
+#include "daemon/phases/phases.h"
+#include "daemon/phases/requests.h"
+#include "daemon/phases/task.h"
 
 namespace amem {
-
-using Epoch = std::uint64_t;
 
 enum class GroupState : std::uint8_t { kRunning, kPausing, kPaused, kResuming };
 std::string_view to_string(GroupState state);

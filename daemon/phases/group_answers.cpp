@@ -2,7 +2,7 @@
 // broker of its own share; and what ranks ask of it.
 #include <utility>
 
-#include "daemon/group.h"
+#include "daemon/phases/group.h"
 
 namespace amem {
 

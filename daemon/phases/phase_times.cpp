@@ -1,4 +1,4 @@
-#include "daemon/phase_times.h"
+#include "daemon/phases/phase_times.h"
 
 #include <algorithm>
 

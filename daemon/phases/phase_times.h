@@ -5,9 +5,9 @@
 #include <map>
 #include <vector>
 
-#include "daemon/allocations.h"
-#include "daemon/clock.h"
-#include "daemon/phases.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/ids.h"
+#include "daemon/phases/phases.h"
 
 namespace amem {
 

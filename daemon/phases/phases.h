@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 
 namespace amem {
 

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "common/status.h"
-#include "daemon/allocations.h"
-#include "daemon/clock.h"
-#include "daemon/task.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/ids.h"
+#include "daemon/phases/task.h"
 
 namespace amem {
 

@@ -1,4 +1,4 @@
-#include "daemon/task.h"
+#include "daemon/phases/task.h"
 
 namespace amem {
 

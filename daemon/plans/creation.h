@@ -14,8 +14,9 @@
 #include <deque>
 #include <vector>
 
-#include "daemon/allocations.h"
-#include "daemon/headroom.h"
+#include "common/protocol.h"
+#include "daemon/base/ids.h"
+#include "daemon/plans/headroom.h"
 
 namespace amem {
 

@@ -1,4 +1,4 @@
-#include "daemon/plan.h"
+#include "daemon/plans/plan.h"
 
 #include <algorithm>
 

@@ -10,9 +10,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "daemon/allocations.h"
-#include "daemon/creation.h"
-#include "daemon/task.h"
+#include "daemon/memory/allocations.h"
+#include "daemon/phases/task.h"
+#include "daemon/plans/creation.h"
 
 namespace amem {
 

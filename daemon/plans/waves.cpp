@@ -1,4 +1,4 @@
-#include "daemon/waves.h"
+#include "daemon/plans/waves.h"
 
 namespace amem {
 

@@ -11,7 +11,7 @@
 #include <map>
 #include <vector>
 
-#include "daemon/allocations.h"
+#include "daemon/base/ids.h"
 
 namespace amem {
 

@@ -1,4 +1,4 @@
-#include "daemon/messages.h"
+#include "daemon/sessions/messages.h"
 
 #include <algorithm>
 #include <chrono>

@@ -7,9 +7,9 @@
 #include <string>
 
 #include "common/packet.h"
-#include "daemon/cut.h"
-#include "daemon/group.h"
-#include "daemon/plan.h"
+#include "daemon/phases/cut.h"
+#include "daemon/phases/group.h"
+#include "daemon/plans/plan.h"
 
 namespace amem {
 

@@ -1,4 +1,4 @@
-#include "daemon/session_server.h"
+#include "daemon/sessions/session_server.h"
 
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
@@ -11,7 +11,7 @@
 #include <cstring>
 #include <utility>
 
-#include "daemon/units.h"
+#include "daemon/base/units.h"
 
 namespace amem {
 namespace {

@@ -18,13 +18,12 @@
 #include <vector>
 
 #include "common/packet.h"
-#include "daemon/allocations.h"
-#include "daemon/event_loop.h"
-#include "daemon/log_limit.h"
+#include "daemon/base/event_loop.h"
+#include "daemon/base/ids.h"
+#include "daemon/base/log_limit.h"
+#include "daemon/memory/allocations.h"
 
 namespace amem {
-
-using SessionId = std::uint64_t;
 
 /// Who is at the other end, as the kernel says.
 struct Peer {

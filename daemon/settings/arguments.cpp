@@ -1,4 +1,4 @@
-#include "daemon/arguments.h"
+#include "daemon/settings/arguments.h"
 
 #include <fcntl.h>
 #include <unistd.h>

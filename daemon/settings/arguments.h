@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/config.h"
+#include "daemon/settings/config.h"
 
 namespace amem {
 

@@ -1,4 +1,4 @@
-#include "daemon/config.h"
+#include "daemon/settings/config.h"
 
 #include <toml++/toml.h>
 
@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "daemon/units.h"
+#include "daemon/base/units.h"
 
 namespace amem {
 namespace {

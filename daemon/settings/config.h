@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "common/status.h"
-#include "daemon/allocations.h"
-#include "daemon/phases.h"
+#include "daemon/memory/allocations.h"
+#include "daemon/phases/phases.h"
 
 namespace amem {
 

@@ -1,4 +1,4 @@
-#include "daemon/log.h"
+#include "daemon/settings/log.h"
 
 #include <fcntl.h>
 #include <spdlog/formatter.h>

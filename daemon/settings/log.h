@@ -6,7 +6,7 @@
 #pragma once
 
 #include "common/status.h"
-#include "daemon/config.h"
+#include "daemon/settings/config.h"
 
 namespace amem {
 

@@ -14,7 +14,7 @@
 #include <thread>
 #include <type_traits>
 
-#include "daemon/broker.h"
+#include "daemon/broker/broker.h"
 #include "fake_rank.h"
 
 namespace amem {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/group.h"
+#include "daemon/phases/group.h"
 
 namespace amem {
 using std::chrono::milliseconds;
