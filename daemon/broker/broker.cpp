@@ -40,9 +40,9 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       complaints_(loop, "requests of ranks that could not be served"),
       sessions_(loop, *this),
       saved_(node_, loop),
-      runner_(node_, devices, nvml, sessions_, saved_, loop,
-              [this](GroupEntry& group) { drive_id(group.id); }),
-      operations_(node_, config.swap_duplex, [this](GroupEntry& group) { drive(group); }),
+      outbox_(node_, sessions_),
+      operations_({node_, devices, nvml, outbox_, saved_, loop}, config.swap_duplex,
+                  [this](GroupEntry& group) { drive(group); }),
       pool_(devices) {
   node_.pool_configured = config.pool_size;
   node_.pool_form = config.pool_save;
@@ -79,7 +79,7 @@ void Broker::pool_segment_ready(PoolSegment segment) {
   node_.extents.add_segment(segment.size);
   node_.reach.add_segment(segment.size, segment.numa_node);
   node_.segments.push_back(std::move(segment));
-  for (const auto& [id, rank] : node_.ranks) runner_.give_segments(id, node_.reach.extend(id));
+  for (const auto& [id, rank] : node_.ranks) outbox_.give_segments(id, node_.reach.extend(id));
 }
 
 void Broker::pool_finished(const std::string& error) {
@@ -254,11 +254,12 @@ void Broker::remove(RankId id, const std::string& why) {
     spdlog::warn("group '{}': {} {}", group.machine.name(), name, reason);
   events_.publish(group.machine.name(), "rank_left", name + ": " + reason);
 
-  const bool leaves_unloaded =
-      loads_for_others(node_.allocations, group.id, group.loaders, rank->id);
+  const ResumeOperation* resume = operations_.resume_of(group.id);
+  const bool leaves_unloaded = resume != nullptr && loads_for_others(node_.allocations, group.id,
+                                                                     resume->loaders(), rank->id);
   if (rank->process_watch != 0) loop_.unwatch(rank->process_watch);
   saved_.rank_gone(group, *rank);
-  for (Allocation& orphan : node_.allocations.drop_rank(id)) saved_.give_back(group, orphan);
+  for (Allocation& orphan : node_.allocations.drop_rank(id)) saved_.give_back(orphan);
   node_.ranks.erase(id);
   node_.reach.forget(id);
   group.lost.erase(id);
@@ -277,16 +278,12 @@ void Broker::forget_group(GroupId id) {
 
 // ---- groups -------------------------------------------------------------------------------------
 
-void Broker::drive_id(GroupId id) {
-  if (const auto it = node_.groups.find(id); it != node_.groups.end()) drive(it->second);
-}
-
 void Broker::drive(GroupEntry& group) {
   while (std::optional<Action> next = group.machine.next_action()) {
-    meter_.enter(group.id, group.machine.phase());
+    meter_.enter(group.id, first_of_name(group.machine.phase()));
     std::visit([&](const auto& what) { act(group, what); }, *next);
   }
-  if (group.machine.empty()) return forget_group(group.id);
+  if (group.machine.members().empty()) return forget_group(group.id);
 
   if (group.timer) loop_.cancel(*group.timer);
   group.timer.reset();
@@ -304,17 +301,14 @@ void Broker::act(GroupEntry&, const action::Answer& answer) {
     sessions_.send(rank->session, reply_message(answer.seq, answer.status));
 }
 
-void Broker::act(GroupEntry& group, const action::Progress& progress) {
-  operations_.progress(group, progress);
-}
-
 void Broker::act(GroupEntry& group, const action::StateChanged& changed) {
   events_.publish(group.machine.name(), "state", std::string(to_string(changed.state)),
                   to_proto(changed.state));
 }
 
 void Broker::act(GroupEntry& group, const action::Finished& finished) {
-  Outcome outcome = finished.outcome;
+  action::Finished told = finished;
+  Outcome& outcome = told.outcome;
   meter_.take(group.id, outcome.times);
   histograms_.add(outcome);
   if (outcome.status.ok()) {
@@ -343,7 +337,7 @@ void Broker::act(GroupEntry& group, const action::Finished& finished) {
     spdlog::error("{}", outcome.status.text());
     events_.publish(group.machine.name(), "error", outcome.status.text());
   }
-  operations_.finished(group, outcome);
+  operations_.run(group, told);
 }
 
 // ---- the control API ----------------------------------------------------------------------------

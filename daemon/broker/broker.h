@@ -21,7 +21,7 @@
 #include "daemon/operations/histograms.h"
 #include "daemon/operations/node.h"
 #include "daemon/operations/operations.h"
-#include "daemon/operations/phase_runner.h"
+#include "daemon/operations/outbox.h"
 #include "daemon/operations/saved_bytes.h"
 #include "daemon/sessions/session_server.h"
 #include "daemon/settings/config.h"
@@ -94,18 +94,18 @@ class Broker final : private SessionHandler {
 
   /// Carries out what the group wants, until it wants nothing; then it may be gone.
   void drive(GroupEntry& group);
-  void drive_id(GroupId id);
   void act(GroupEntry& group, const action::Answer& answer);
-  void act(GroupEntry& group, const action::Progress& progress);
   void act(GroupEntry& group, const action::StateChanged& changed);
   void act(GroupEntry& group, const action::Finished& finished);
-  template <class Phase>
-  void act(GroupEntry& group, const Phase& phase) {
-    runner_.run(group, phase);
+  template <class What>
+  void act(GroupEntry& group, const What& action) {
+    operations_.run(group, action);
   }
 
   GroupEntry& group_of(const Rank& rank) { return node_.groups.at(rank.group); }
-  const std::string& label(const Rank& rank) { return group_of(rank).machine.label(rank.id); }
+  const std::string& label(const Rank& rank) {
+    return group_of(rank).machine.members().label(rank.id);
+  }
 
   struct Session {  // that has said Hello when rank is not 0
     Peer peer;
@@ -130,7 +130,7 @@ class Broker final : private SessionHandler {
   GroupId next_group_ = 1;
   SessionServer sessions_;
   SavedBytes saved_;
-  PhaseRunner runner_;
+  Outbox outbox_;
   Operations operations_;
   HostPool pool_;
 };

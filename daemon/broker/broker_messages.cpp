@@ -46,8 +46,8 @@ void Broker::handle(Rank& rank, const Message& message) {
       return group_request(rank, message.seq, message.body.group_request);
     case amem_v1_SessionMessage_cut_status_tag: {
       GroupEntry& group = group_of(rank);
-      group.machine.cut_status(rank.id, message.body.cut_status.epoch,
-                               cut_report(message.body.cut_status), Clock::now());
+      const amem_v1_CutStatus& status = message.body.cut_status;
+      group.machine.tell(event::CutStatus{rank.id, status.epoch, cut_report(status)}, Clock::now());
       return drive(group);
     }
     case amem_v1_SessionMessage_phase_done_tag:
@@ -105,7 +105,7 @@ void Broker::trim() {
 void Broker::let_reach_pool(const Allocation& a) {
   if (a.region == RegionPolicy::kDiscard) return;
   node_.reach.keep(a.keeper(), devices_.numa_node(a.device), a.size);
-  runner_.give_segments(a.keeper(), node_.reach.extend(a.keeper()));
+  outbox_.give_segments(a.keeper(), node_.reach.extend(a.keeper()));
 }
 
 Result<Allocation*> Broker::make(Rank& rank, const amem_v1_Create& message) {
@@ -163,11 +163,14 @@ void Broker::free(Rank& rank, AllocationId id) {
     return;
   }
   if (std::optional<Allocation>& orphan = freed.value(); orphan.has_value())
-    return saved_.give_back(group, *orphan);
+    return saved_.give_back(*orphan);
   if (kept) let_reach_pool(*a);  // the next holder is its keeper now
-  if (const auto it = group.loaders.find(id); it != group.loaders.end() && it->second == rank.id) {
-    group.machine.freed_unloaded(rank.id, Clock::now());
-    drive(group);
+  if (const ResumeOperation* resume = operations_.resume_of(group.id)) {
+    const auto loader = resume->loaders().find(id);
+    if (loader != resume->loaders().end() && loader->second == rank.id) {
+      group.machine.tell(event::FreedUnloaded{rank.id}, Clock::now());
+      drive(group);
+    }
   }
   remove_harmless(rank.group);
 }
@@ -187,7 +190,7 @@ void Broker::pin(Rank& rank, AllocationId id) {
     complaints_.warn("group '{}': {}: pin: {}", group.machine.name(), label(rank), status.text());
     return;
   }
-  saved_.give_back(group, *a);  // a pause under way leaves it where it is
+  saved_.give_back(*a);  // a pause under way leaves it where it is
 }
 
 void Broker::group_request(Rank& rank, std::uint64_t seq, const amem_v1_GroupRequest& message) {
@@ -227,12 +230,15 @@ void Broker::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
                                              ", which is not a rank's to answer");
   GroupEntry& group = group_of(rank);
   const Status status = phase_status(message);
-  saved_.answered(rank, message.epoch, *work);
-  if (*work == Work::kSave && message.epoch == group.machine.epoch() && !status.ok())
-    group.failed_savers.insert(rank.id);
+  const Epoch epoch(message.epoch, message.wave);
+  saved_.answered(rank, epoch, *work);
+  if (PauseOperation* pause = operations_.pause_of(group.id);
+      pause != nullptr && *work == Work::kSave && epoch == group.machine.epoch() && !status.ok())
+    pause->save_failed(rank.id);
   if (!status.ok() && (*work == Work::kSave || *work == Work::kLoad)) node_.reach.doubt(rank.id);
-  group.machine.phase_done(rank.id, message.epoch, *work, status, message.bytes, Clock::now(),
-                           rank_work(message.spent));
+  group.machine.tell(
+      event::PhaseDone{rank.id, epoch, *work, status, message.bytes, rank_work(message.spent)},
+      Clock::now());
   drive(group);
 }
 

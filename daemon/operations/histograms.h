@@ -10,7 +10,7 @@
 #include <map>
 #include <utility>
 
-#include "daemon/phases/group.h"
+#include "daemon/phases/actions.h"
 
 namespace amem {
 

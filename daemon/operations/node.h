@@ -1,5 +1,5 @@
-// Node: all that the broker knows, as plain tables. Broker, PhaseRunner, Operations and the reports
-// work on it; it does nothing by itself.
+// Node: all that the broker knows, as plain tables. Broker, the operations and the reports work
+// on it; it does nothing by itself.
 //
 // The broker's loop owns it.
 #pragma once
@@ -7,26 +7,18 @@
 #include <sys/types.h>
 
 #include <cstdint>
-#include <deque>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "daemon/base/event_loop.h"
 #include "daemon/memory/allocations.h"
-#include "daemon/memory/devices.h"
 #include "daemon/memory/extents.h"
 #include "daemon/memory/pool.h"
 #include "daemon/memory/reach.h"
 #include "daemon/phases/group.h"
-#include "daemon/plans/creation.h"
-#include "daemon/plans/headroom.h"
-#include "daemon/plans/plan.h"
-#include "daemon/plans/waves.h"
 #include "daemon/sessions/session_server.h"
 
 namespace amem {
@@ -59,6 +51,7 @@ struct Rank {
   Extents limbo;
 };
 
+/// What lives as long as the group; an operation under way is in Operations.
 struct GroupEntry {
   GroupEntry(GroupId group_id, std::string name, uid_t owner, const Deadlines& deadlines,
              MemoryView memory)
@@ -77,20 +70,9 @@ struct GroupEntry {
   GroupId id;
   uid_t uid;
   Group machine;
-  std::map<std::string, bool> tag_discards;         // the tags whose policy an operator has set
-  std::map<std::string, SaveForm> tag_forms;        // likewise
-  std::unordered_map<AllocationId, RankId> savers;  // of the pause under way or last done
-  std::optional<GroupId> arriving;    // who comes in while the pause under way goes out: a swap
-  std::optional<Waves> waves;         // of that pause, when the other has no room before
-  std::set<AllocationId> wave;        // what of it leaves now
-  std::set<RankId> failed_savers;     // of that pause
-  std::optional<GroupId> leaving;     // whose memory the resume under way waits for: a swap
-  Headroom headroom;                  // until it has left
-  Creation creation;                  // of the resume under way
-  std::vector<MemoryHandle> created;  // by it, released once it has ended
-  bool awaits_room = false;           // nothing more of it fits in the headroom
-  Loaders loaders;                    // likewise: what has been sent to whom
-  std::set<RankId> lost;              // session ended, but the process lives and shares memory
+  std::map<std::string, bool> tag_discards;   // the tags whose policy an operator has set
+  std::map<std::string, SaveForm> tag_forms;  // likewise
+  std::set<RankId> lost;  // session ended, but the process lives and shares memory
   std::optional<EventLoop::TimerId> timer;
 };
 

@@ -26,7 +26,7 @@ void Operations::start(const Task& task, const std::string& name, Duration timeo
                        const Observer& observer) {
   Result<GroupEntry*> group = find(name);
   if (!group.ok()) return observer->finished(group.status());
-  if (Status status = begin(*group.value(), task, timeout, {observer, nullptr}, {}); !status.ok())
+  if (Status status = begin(*group.value(), task, timeout, observer, nullptr); !status.ok())
     observer->finished(status);
 }
 
@@ -44,24 +44,23 @@ void Operations::swap(const std::string& out, const std::string& in, Duration ti
     return observer->finished(status);
   const auto swap =
       std::make_shared<Swapping>(Swap(out, in, duplex_), first.value()->id, observer, timeout);
-  Other other;
-  if (duplex_) other.arriving = second.value()->id;
-  if (Status status = begin(*first.value(), Operation::kPause, timeout, {observer, swap}, other);
+  swap->link.arriving = second.value()->id;
+  if (Status status = begin(*first.value(), Operation::kPause, timeout, observer, swap);
       !status.ok())
     observer->finished(status);
 }
 
 /// Not OK: it has not begun, and nobody has been told.
-Status Operations::begin(GroupEntry& group, const Task& task, Duration timeout, Running running,
-                         const Other& other) {
+Status Operations::begin(GroupEntry& group, const Task& task, Duration timeout,
+                         const Observer& observer, const std::shared_ptr<Swapping>& swap,
+                         bool held) {
   if (!closed_.ok()) return closed_;
   Status status = known_tags(node_.allocations, group.id, task.selection);
-  if (status.ok())
-    status = group.machine.start(task, timeout, Clock::now(), other.leaving.has_value());
+  if (status.ok()) status = group.machine.start(task, timeout, Clock::now(), held);
   if (!status.ok()) return status;
-  group.arriving = other.arriving;
-  group.leaving = other.leaving;
-  running_[group.id] = std::move(running);
+  Running& running = running_[group.id];
+  running.observer = observer;
+  running.swap = swap;
   drive_(group);
   return {};
 }
@@ -83,11 +82,11 @@ void Operations::carry_out(const std::shared_ptr<Swapping>& swap, Swap::Next nex
     case Swap::Next::kGiveUp: {
       const auto in = node_.groups.find(swap->in);
       if (in == node_.groups.end()) return;
-      in->second.leaving.reset();
+      swap->link.resume = nullptr;
       if (next == Swap::Next::kGoOn)
-        in->second.machine.go_on(Clock::now());
+        in->second.machine.tell(event::GoOn{}, Clock::now());
       else
-        in->second.machine.give_up(swap->logic.why_given_up(), Clock::now());
+        in->second.machine.tell(event::GiveUp{swap->logic.why_given_up()}, Clock::now());
       return drive_(in->second);
     }
     case Swap::Next::kFinish:
@@ -100,9 +99,8 @@ Status Operations::begin_in(const std::shared_ptr<Swapping>& swap, bool held) {
   if (!found.ok()) return found.status();
   swap->in = found.value()->id;
   swap->in_began = Clock::now();
-  Other other;
-  if (held) other.leaving = swap->out;
-  return begin(*found.value(), Operation::kResume, swap->timeout, {swap->observer, swap}, other);
+  swap->held = held;
+  return begin(*found.value(), Operation::kResume, swap->timeout, swap->observer, swap, held);
 }
 
 void Operations::finish(const Swapping& swap) {
@@ -124,9 +122,44 @@ void Operations::finish(const Swapping& swap) {
 
 // ---- what the groups do -------------------------------------------------------------------------
 
-void Operations::progress(const GroupEntry& group, const action::Progress& progress) {
+void Operations::run(GroupEntry& group, const action::Begun& begun) {
+  Running& running = running_[group.id];
+  Swapping* const swap = running.swap.get();
+  const Selection& what = begun.task.selection;
+  if (begun.task.op == Operation::kPause) {
+    const SwapLink* link = swap != nullptr && duplex_ ? &swap->link : nullptr;
+    running.operation.emplace<PauseOperation>(means_, group, what, link);
+    return;
+  }
+  const bool held = swap != nullptr && swap->held;
+  auto& resume = running.operation.emplace<ResumeOperation>(
+      means_, group, what, held ? std::optional(swap->out) : std::nullopt,
+      [this, id = group.id](Epoch epoch) { create_later(id, epoch); });
+  if (held) swap->link.resume = &resume;
+}
+
+void Operations::create_later(GroupId id, Epoch epoch) {
+  means_.loop.post([this, id, epoch] {
+    const auto group = node_.groups.find(id);
+    auto* const resume = operation_of<ResumeOperation>(id);
+    if (group == node_.groups.end() || resume == nullptr) return;
+    const Group& machine = group->second.machine;
+    if (machine.phase() != Phase::kCreate || machine.epoch() != epoch) return;
+    resume->create_slice();
+    if (machine.phase() != Phase::kCreate) drive_(group->second);
+  });
+}
+
+void Operations::run(GroupEntry& group, const action::Leaves&) {
   const auto it = running_.find(group.id);
-  if (it == running_.end()) return;
+  if (it == running_.end() || it->second.swap == nullptr || !closed_.ok()) return;
+  const std::shared_ptr<Swapping> swap = it->second.swap;
+  carry_out(swap, swap->logic.out_leaves());
+}
+
+void Operations::run(GroupEntry& group, const action::Progress& progress) {
+  const auto it = running_.find(group.id);
+  if (it == running_.end() || it->second.observer == nullptr) return;
   v1::Progress message;
   message.set_group(group.machine.name());
   message.set_phase(std::string(phase_name(progress.phase)));
@@ -135,21 +168,14 @@ void Operations::progress(const GroupEntry& group, const action::Progress& progr
   message.set_bytes(progress.bytes);
   message.set_elapsed_us(to_us(progress.elapsed));
   it->second.observer->progress(message);
-
-  // The Save that this tells of has been sent by now, or refused: then the group is in no such
-  // phase.
-  const std::shared_ptr<Swapping> swap = it->second.swap;
-  const Phase now = group.machine.phase();
-  if (swap != nullptr && group.id == swap->out && progress.phase == Phase::kSave &&
-      (now == Phase::kSave || now == Phase::kRelease))
-    carry_out(swap, swap->logic.out_leaves());
 }
 
-void Operations::finished(const GroupEntry& group, const Outcome& outcome) {
-  const auto it = running_.find(group.id);
-  if (it == running_.end()) return;
-  const Running running = std::move(it->second);
-  running_.erase(it);
+void Operations::run(GroupEntry& group, const action::Finished& finished) {
+  const auto ended = running_.extract(group.id);
+  if (ended.empty()) return;
+  const Running& running = ended.mapped();
+  if (running.observer == nullptr) return;
+  const Outcome& outcome = finished.outcome;
   if (outcome.status.ok()) tell_done(group, outcome, running);
 
   const std::shared_ptr<Swapping>& swap = running.swap;
@@ -157,11 +183,10 @@ void Operations::finished(const GroupEntry& group, const Outcome& outcome) {
   if (group.id == swap->out) {
     swap->out_ended = Clock::now();
     if (outcome.status.ok()) swap->pause = outcome;
-    node_.groups.at(group.id).arriving.reset();
     carry_out(swap, swap->logic.out_ended(outcome.status));
   } else {
     if (outcome.status.ok()) swap->resume = outcome;
-    node_.groups.at(group.id).leaving.reset();
+    swap->link.resume = nullptr;
     carry_out(swap, swap->logic.in_ended(outcome.status));
   }
 }
@@ -192,10 +217,9 @@ void Operations::tell_done(const GroupEntry& group, const Outcome& outcome,
 
 void Operations::close(const Status& status) {
   closed_ = status;
-  std::map<GroupId, Running> running;
-  running.swap(running_);
   std::set<Observer> observers;  // one may watch both groups of a swap
-  for (const auto& [id, r] : running) observers.insert(r.observer);
+  for (auto& [id, running] : running_)
+    if (running.observer != nullptr) observers.insert(std::exchange(running.observer, nullptr));
   for (const Observer& observer : observers) observer->finished(status);
 }
 

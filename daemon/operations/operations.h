@@ -1,4 +1,5 @@
-// Operations: the pauses, resumes and swaps that operators have asked for, and who watches them.
+// Operations: the pauses and resumes under way, whoever asked for them; the swaps, each of which
+// links two of them; and who watches.
 //
 // An operation goes on to its end whether or not its caller stays. What the two parts of a swap do
 // to each other is decided in daemon/phases/swap.h.
@@ -11,9 +12,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 
 #include "amem/v1/broker.pb.h"
+#include "daemon/operations/group_operation.h"
 #include "daemon/operations/node.h"
+#include "daemon/operations/pause_operation.h"
+#include "daemon/operations/resume_operation.h"
 #include "daemon/phases/swap.h"
 
 namespace amem {
@@ -34,8 +39,8 @@ class Operations {
   using Drive = std::function<void(GroupEntry&)>;
 
   /// `duplex`: a swap's second group comes in while the first goes out.
-  Operations(Node& node, bool duplex, Drive drive)
-      : node_(node), duplex_(duplex), drive_(std::move(drive)) {}
+  Operations(const Means& means, bool duplex, Drive drive)
+      : means_(means), node_(means.node), duplex_(duplex), drive_(std::move(drive)) {}
 
   /// `timeout` 0: the configured one. What is refused is told to the observer at once.
   void start(const Task& task, const std::string& group, Duration timeout,
@@ -43,9 +48,26 @@ class Operations {
   void swap(const std::string& out, const std::string& in, Duration timeout,
             const Observer& observer);
 
-  // What the groups do, whoever asked for it.
-  void progress(const GroupEntry& group, const action::Progress& progress);
-  void finished(const GroupEntry& group, const Outcome& outcome);
+  // ---- actions of the groups ----
+  void run(GroupEntry& group, const action::Begun& begun);
+  void run(GroupEntry& group, const action::Leaves& leaves);
+  void run(GroupEntry& group, const action::Progress& progress);
+  void run(GroupEntry& group, const action::Finished& finished);
+  /// Those that the operation under way carries out.
+  template <class What>
+  void run(GroupEntry& group, const What& action) {
+    const auto it = running_.find(group.id);
+    if (it == running_.end()) return;
+    std::visit(
+        [&](auto& operation) {
+          if constexpr (requires { operation.run(action); }) operation.run(action);
+        },
+        it->second.operation);
+  }
+
+  /// Null: the group is in no such operation.
+  PauseOperation* pause_of(GroupId group) { return operation_of<PauseOperation>(group); }
+  const ResumeOperation* resume_of(GroupId group) { return operation_of<ResumeOperation>(group); }
 
   /// The broker is ending: tells every observer so, and those that come later at once.
   void close(const Status& status);
@@ -56,7 +78,9 @@ class Operations {
         : logic(std::move(how)), out(out_group), observer(std::move(who)), timeout(limit) {}
     Swap logic;
     GroupId out;
-    GroupId in = 0;  // once it has begun
+    GroupId in = 0;     // once it has begun
+    bool held = false;  // it has begun before `out` has left
+    SwapLink link;      // of the two operations, when they go on at the same time
     Observer observer;
     Duration timeout;
     Time began = Clock::now();
@@ -66,23 +90,27 @@ class Operations {
     std::optional<Outcome> resume;
   };
   struct Running {
-    Observer observer;
+    Observer observer;               // null: asked for from inside
     std::shared_ptr<Swapping> swap;  // null: a pause or resume alone
+    std::variant<std::monostate, PauseOperation, ResumeOperation> operation;  // from Begun on
   };
 
   Result<GroupEntry*> find(const std::string& name);
-  /// The other group of a swap: one that comes in for this one, or goes out for it meanwhile.
-  struct Other {
-    std::optional<GroupId> arriving = std::nullopt;
-    std::optional<GroupId> leaving = std::nullopt;
-  };
-  Status begin(GroupEntry& group, const Task& task, Duration timeout, Running running,
-               const Other& other);
+  Status begin(GroupEntry& group, const Task& task, Duration timeout, const Observer& observer,
+               const std::shared_ptr<Swapping>& swap, bool held = false);
+  template <class Kind>
+  Kind* operation_of(GroupId group) {
+    const auto it = running_.find(group);
+    return it != running_.end() ? std::get_if<Kind>(&it->second.operation) : nullptr;
+  }
+  /// The resume creates its next slice in another turn of the loop.
+  void create_later(GroupId group, Epoch epoch);
   void carry_out(const std::shared_ptr<Swapping>& swap, Swap::Next next);
   Status begin_in(const std::shared_ptr<Swapping>& swap, bool held);
   void finish(const Swapping& swap);
   void tell_done(const GroupEntry& group, const Outcome& outcome, const Running& running);
 
+  const Means means_;
   Node& node_;
   bool duplex_;
   Drive drive_;

@@ -67,7 +67,7 @@ void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info
   info.set_state(to_proto(machine.state()));
   info.set_phase(std::string(phase_name(machine.phase())));
   info.set_uid(group.uid);
-  info.set_rank_count(static_cast<std::uint32_t>(machine.members().size()));
+  info.set_rank_count(static_cast<std::uint32_t>(machine.members().ids().size()));
   const Usage usage = node.allocations.usage(group.id, [](const Allocation&) { return true; });
   info.set_allocation_count(usage.count);
   info.set_allocated_bytes(usage.allocated);
@@ -113,7 +113,7 @@ Leftover leftover(const Node& node, const GroupEntry& group, const Selection& wh
           .usage(group.id, [&](const Allocation& a) { return what.takes(a.tag) && a.pinned(); })
           .resident;
   if (!what.all()) return stays;
-  for (RankId rank : group.machine.members())
+  for (RankId rank : group.machine.members().ids())
     for (const Unbrokered& u : node.ranks.at(rank).unbrokered) stays.unbrokered += u.bytes;
   return stays;
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "daemon/base/units.h"
+#include "daemon/plans/plan.h"
 
 namespace amem {
 namespace {
@@ -14,10 +15,9 @@ constexpr Duration kTeardown = std::chrono::seconds(60);
 
 }  // namespace
 
-Status SavedBytes::take(GroupEntry& group, const Devices& devices) {
-  const std::vector<Allocation*> keep =
-      to_save(node_.allocations, group.id, group.machine.task().selection,
-              [&](const Allocation& a) { return !group.discards(a); });
+Status SavedBytes::take(const GroupEntry& group, const Selection& what, const Devices& devices) {
+  const std::vector<Allocation*> keep = to_save(
+      node_.allocations, group.id, what, [&](const Allocation& a) { return !group.discards(a); });
   std::vector<ExtentAllocator::Request> requests;
   requests.reserve(keep.size());
   std::vector<SegmentOrder> orders;
@@ -36,29 +36,26 @@ Status SavedBytes::take(GroupEntry& group, const Devices& devices) {
                                        : " (" + node_.pool_error + ")";
     return {taken.status().code(), text + "; raise pool.size, or discard a tag"};
   }
-  group.savers.clear();
-  group.savers.reserve(keep.size());
   for (std::size_t i = 0; i < keep.size(); ++i) {
     keep[i]->saved = std::move(taken.value()[i]);
     keep[i]->stored.clear();
-    group.savers[keep[i]->id] = keep[i]->keeper();
+    keep[i]->saver = keep[i]->keeper();
   }
   return {};
 }
 
-Status SavedBytes::stored(GroupEntry& group, const Rank& rank, const amem_v1_Saved& saved) {
+Status SavedBytes::stored(const GroupEntry& group, const Rank& rank, const amem_v1_Saved& saved) {
   // Of a pause that has been called off: all of it goes back anyway.
-  if (group.machine.phase() != Phase::kSave || group.machine.epoch() != saved.epoch) return {};
+  if (rule(group.machine.phase()).answer != Work::kSave ||
+      group.machine.epoch() != Epoch(saved.epoch, saved.wave))
+    return {};
   for (pb_size_t i = 0; i < saved.pieces_count; ++i) {
     const amem_v1_Saved_Piece& piece = saved.pieces[i];
     Allocation* a = node_.allocations.find(piece.id);
-    const auto saver = group.savers.find(piece.id);
-    const bool its_own = saver != group.savers.end() && saver->second == rank.id;
-    // Freed, or pinned, meanwhile.
-    if (its_own && (a == nullptr || a->saved.empty())) continue;
+    if (a == nullptr || a->saved.empty()) continue;  // freed, or pinned, meanwhile
     Extents left;
-    if (!its_own || !a->store({piece.offset, piece.stored, piece.sparse, piece.checksum},
-                              node_.extents.chunk(), left))
+    if (a->saver != rank.id || !a->store({piece.offset, piece.stored, piece.sparse, piece.checksum},
+                                         node_.extents.chunk(), left))
       return {Code::kInvalidArgument, "it says that it has stored " + std::to_string(piece.stored) +
                                           " bytes of allocation " + std::to_string(piece.id) +
                                           " from byte " + std::to_string(piece.offset) +
@@ -68,12 +65,11 @@ Status SavedBytes::stored(GroupEntry& group, const Rank& rank, const amem_v1_Sav
   return {};
 }
 
-void SavedBytes::give_back(const GroupEntry& group, Allocation& allocation) {
+void SavedBytes::give_back(Allocation& allocation) {
   Extents extents = std::exchange(allocation.saved, {});
   allocation.stored.clear();
+  Rank* rank = node_.find_rank(std::exchange(allocation.saver, 0));
   if (extents.empty()) return;
-  const auto saver = group.savers.find(allocation.id);
-  Rank* rank = saver != group.savers.end() ? node_.find_rank(saver->second) : nullptr;
   if (rank != nullptr && !rank->saving.empty())
     rank->limbo.insert(rank->limbo.end(), extents.begin(), extents.end());
   else
@@ -91,10 +87,8 @@ void SavedBytes::answered(Rank& rank, Epoch epoch, Work work) {
 void SavedBytes::rank_gone(const GroupEntry& group, Rank& rank) {
   if (rank.saving.empty()) return;
   for (Allocation* a : node_.allocations.of_group(group.id)) {
-    const auto saver = group.savers.find(a->id);
     // What has been dropped was saved in an earlier wave: others may hold it.
-    if (a->resident() && saver != group.savers.end() && saver->second == rank.id)
-      give_back(group, *a);
+    if (a->resident() && a->saver == rank.id) give_back(*a);
   }
   rank.saving.clear();  // nobody writes to what else it has saved
   if (rank.limbo.empty()) return;

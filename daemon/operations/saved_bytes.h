@@ -21,16 +21,17 @@ class SavedBytes {
  public:
   SavedBytes(Node& node, EventLoop& loop) : node_(node), loop_(loop) {}
 
-  /// Takes extents for everything the group's pause must keep, where its keepers reach the pool if
-  /// there is room. kResourceExhausted: the pool is too small, nothing has changed.
-  Status take(GroupEntry& group, const Devices& devices);
+  /// Takes extents for everything that a pause of `what` must keep, where its keepers reach the
+  /// pool if there is room. kResourceExhausted: the pool is too small, nothing has changed.
+  Status take(const GroupEntry& group, const Selection& what, const Devices& devices);
 
   /// The rank says how it has stored what it was to save in this epoch; what that leaves of the
-  /// extents goes back to the pool. kInvalidArgument: it was not to save that, or not there.
-  Status stored(GroupEntry& group, const Rank& rank, const amem_v1_Saved& saved);
+  /// extents goes back to the pool. kInvalidArgument: it was not to save that, or not
+  /// there.
+  Status stored(const GroupEntry& group, const Rank& rank, const amem_v1_Saved& saved);
 
   /// The allocation's bytes are not needed in the pool any more.
-  void give_back(const GroupEntry& group, Allocation& allocation);
+  void give_back(Allocation& allocation);
 
   /// The rank has been sent a Save of this epoch.
   void sent(Rank& rank, Epoch epoch) { rank.saving.insert(epoch); }

@@ -1,6 +1,6 @@
 // The phases of a pause and a resume, as one table (docs/design.md, "Phases"): what each is called,
-// whether it waits for ranks, what comes next, and what a failure and a death do. Group follows
-// this table; nothing else decides the order.
+// what ends it, what comes next, and what a failure and a death do. Course follows this table;
+// nothing else decides the order.
 #pragma once
 
 #include <array>
@@ -17,6 +17,7 @@ enum class Phase : std::uint8_t {
   kSave,
   kRelease,
   kDrop,
+  kSaveMore,  // "save" again, of a pause in waves
   kAdmit,
   kCreate,
   kLoad,  // "map+load"
@@ -27,12 +28,15 @@ enum class Phase : std::uint8_t {
   kRunning,
 };
 
+/// What a rank's PhaseDone answers.
+enum class Work : std::uint8_t { kNone, kQuiet, kSave, kRelease, kMap, kLoad, kOpen };
+
 /// What a failed answer, a passed deadline or a failure of the broker's own work does.
 enum class OnFailure : std::uint8_t {
   kCallOff,   // gates reopen, chunks are returned, RUNNING
   kGoOn,      // noted; the operation goes on and ends with that error
   kEnd,       // nothing has been done yet: PAUSED
-  kRollBack,  // the ranks release again, what was created is dropped, PAUSED
+  kRollBack,  // kRollback comes next: the ranks release again, what was created is dropped, PAUSED
 };
 
 /// What the death of a rank that takes part does.
@@ -45,32 +49,58 @@ enum class OnDeath : std::uint8_t {
 struct PhaseRule {
   Phase phase;
   std::string_view name;
-  bool waits_for_ranks;
-  Phase next;
+  Work answer;  // of each rank, with which it has done its part; kNone: the broker does it alone
+  Phase next;   // but for what kForks says
   OnFailure failure;
   OnDeath death;
+
+  constexpr bool waits_for_ranks() const { return answer != Work::kNone; }
 };
 
 // clang-format off
 inline constexpr std::array kPhases = {
-    //        phase             name        ranks  next             failure                death
-    PhaseRule{Phase::kQuiesce,  "quiesce",  true,  Phase::kSave,    OnFailure::kCallOff,   OnDeath::kCallOff},
-    PhaseRule{Phase::kSave,     "save",     true,  Phase::kRelease, OnFailure::kCallOff,   OnDeath::kCallOff},
-    // The first Release is the point of no return. In a swap what leaves may come in waves: then Drop goes back to Save, which
-    // from there on calls nothing off (Group::on_failure).
-    PhaseRule{Phase::kRelease,  "release",  true,  Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn},
-    PhaseRule{Phase::kDrop,     "drop",     false, Phase::kPaused,  OnFailure::kGoOn,      OnDeath::kGoOn},
+    //        phase             name        answer          next             failure                death
+    PhaseRule{Phase::kQuiesce,  "quiesce",  Work::kQuiet,   Phase::kSave,    OnFailure::kCallOff,   OnDeath::kCallOff},
+    PhaseRule{Phase::kSave,     "save",     Work::kSave,    Phase::kRelease, OnFailure::kCallOff,   OnDeath::kCallOff},
+    // The first Release is the point of no return.
+    PhaseRule{Phase::kRelease,  "release",  Work::kRelease, Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn},
+    PhaseRule{Phase::kDrop,     "drop",     Work::kNone,    Phase::kPaused,  OnFailure::kGoOn,      OnDeath::kGoOn},
+    // In a swap what leaves may come in waves.
+    PhaseRule{Phase::kSaveMore, "save",     Work::kSave,    Phase::kRelease, OnFailure::kGoOn,      OnDeath::kGoOn},
 
-    PhaseRule{Phase::kAdmit,    "admit",    false, Phase::kCreate,  OnFailure::kEnd,       OnDeath::kGoOn},
+    PhaseRule{Phase::kAdmit,    "admit",    Work::kNone,    Phase::kCreate,  OnFailure::kEnd,       OnDeath::kGoOn},
     // What has been created goes to its keepers at once, so in create they map and load already.
-    PhaseRule{Phase::kCreate,   "create",   false, Phase::kLoad,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
-    PhaseRule{Phase::kLoad,     "map+load", true,  Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
-    // Instead of going on to open: the group that it takes turns with is not paused yet.
-    PhaseRule{Phase::kTurn,     "turn",     false, Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kGoOn},
+    PhaseRule{Phase::kCreate,   "create",   Work::kNone,    Phase::kLoad,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
+    PhaseRule{Phase::kLoad,     "map+load", Work::kLoad,    Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
+    PhaseRule{Phase::kTurn,     "turn",     Work::kNone,    Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kGoOn},
     // Ranks that have opened are running: there is no way back, and everything has been loaded.
-    PhaseRule{Phase::kOpen,     "open",     true,  Phase::kRunning, OnFailure::kGoOn,      OnDeath::kGoOn},
+    PhaseRule{Phase::kOpen,     "open",     Work::kOpen,    Phase::kRunning, OnFailure::kGoOn,      OnDeath::kGoOn},
 
-    PhaseRule{Phase::kRollback, "rollback", true,  Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn},
+    PhaseRule{Phase::kRollback, "rollback", Work::kRelease, Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn},
+};
+
+/// The first phases.
+inline constexpr Phase kPauseBegins = Phase::kQuiesce;
+inline constexpr Phase kResumeBegins = Phase::kAdmit;
+
+/// Why a phase is not followed by its `next`.
+enum class Reason : std::uint8_t {
+  kMoreToSave,  // this was a wave, and not the last
+  kRunsOn,      // without chosen tags, or without those that could not come back, a group runs on
+  kHeld,        // the group that it takes turns with is not paused yet
+};
+
+struct Fork {
+  Phase phase;
+  Reason reason;
+  Phase next;
+};
+
+/// The first that holds counts.
+inline constexpr std::array kForks = {
+    Fork{Phase::kDrop, Reason::kMoreToSave, Phase::kSaveMore},
+    Fork{Phase::kDrop, Reason::kRunsOn,     Phase::kOpen},
+    Fork{Phase::kLoad, Reason::kHeld,       Phase::kTurn},
 };
 // clang-format on
 
@@ -81,8 +111,23 @@ constexpr const PhaseRule& rule(Phase phase) {
   return kPhases.front();
 }
 
+/// `holds(Reason)`. REQUIRES: a phase of the table.
+template <class Holds>
+constexpr Phase next_phase(Phase phase, Holds holds) {
+  for (const Fork& fork : kForks)
+    if (fork.phase == phase && holds(fork.reason)) return fork.next;
+  return rule(phase).next;
+}
+
 constexpr std::string_view phase_name(Phase phase) {
   return phase == Phase::kNone ? std::string_view() : rule(phase).name;
+}
+
+/// The phases of one name are one to those who watch: their times and costs are added up.
+constexpr Phase first_of_name(Phase phase) {
+  for (const PhaseRule& r : kPhases)
+    if (r.name == phase_name(phase)) return r.phase;
+  return phase;
 }
 
 /// How long each phase may take. Those of the broker's own have a limit between its steps.
@@ -101,6 +146,7 @@ struct Deadlines {
       case Phase::kQuiesce:
         return quiesce;
       case Phase::kSave:
+      case Phase::kSaveMore:
         return save;
       case Phase::kRelease:
       case Phase::kRollback:

@@ -29,13 +29,13 @@ amem_v1_Form form_message(SaveForm form) {
 
 Message quiesce_message(Epoch epoch) {
   Message message = message_of(amem_v1_SessionMessage_quiesce_tag);
-  message.body.quiesce.epoch = epoch;
+  message.body.quiesce.epoch = epoch.attempt;
   return message;
 }
 
 Message step_message(Epoch epoch, const Cut::Step& step) {
   Message message = message_of(amem_v1_SessionMessage_step_tag);
-  message.body.step.epoch = epoch;
+  message.body.step.epoch = epoch.attempt;
   std::memcpy(message.body.step.device, step.device.bytes.data(), step.device.bytes.size());
   message.body.step.in_turn = step.in_turn;
   return message;
@@ -44,7 +44,8 @@ Message step_message(Epoch epoch, const Cut::Step& step) {
 Message release_message(Epoch epoch, const Selection& what, bool undo) {
   Message message = message_of(amem_v1_SessionMessage_release_tag);
   amem_v1_Release& release = message.body.release;
-  release.epoch = epoch;
+  release.epoch = epoch.attempt;
+  release.wave = epoch.wave;
   release.undo = undo;
   for (const std::string& tag : what.tags) set_text(release.tags[release.tags_count++], tag);
   return message;
@@ -54,7 +55,8 @@ Message release_message(Epoch epoch, const AllocationId* begin, const Allocation
                         bool more) {
   Message message = message_of(amem_v1_SessionMessage_release_tag);
   amem_v1_Release& release = message.body.release;
-  release.epoch = epoch;
+  release.epoch = epoch.attempt;
+  release.wave = epoch.wave;
   release.listed = true;
   release.more = more;
   for (const AllocationId* id = begin; id != end; ++id) release.ids[release.ids_count++] = *id;
@@ -63,7 +65,7 @@ Message release_message(Epoch epoch, const AllocationId* begin, const Allocation
 
 Message open_message(Epoch epoch) {
   Message message = message_of(amem_v1_SessionMessage_open_tag);
-  message.body.open.epoch = epoch;
+  message.body.open.epoch = epoch.attempt;
   return message;
 }
 
@@ -89,7 +91,7 @@ Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch ep
   auto& welcome = message.body.reply.result.welcome;
   welcome.rank_id = rank;
   welcome.gate_shut = gate_shut;
-  welcome.epoch = epoch;
+  welcome.epoch = epoch.attempt;
   return message;
 }
 
@@ -120,7 +122,8 @@ Message copies_message(CopyKind kind, Epoch epoch, const CopyRange* begin, const
   Message message =
       message_of(save ? amem_v1_SessionMessage_save_tag : amem_v1_SessionMessage_load_tag);
   amem_v1_Copies& copies = save ? message.body.save : message.body.load;
-  copies.epoch = epoch;
+  copies.epoch = epoch.attempt;
+  copies.wave = epoch.wave;
   copies.last = last;
   for (const CopyRange* range = begin; range != end; ++range)
     copies.copies[copies.copies_count++] = {
@@ -134,7 +137,7 @@ Message map_message(Epoch epoch, const Allocation* const* begin, const Allocatio
                     bool last) {
   Message message = message_of(amem_v1_SessionMessage_map_tag);
   amem_v1_Map& map = message.body.map;
-  map.epoch = epoch;
+  map.epoch = epoch.attempt;
   map.last = last;
   for (const Allocation* const* a = begin; a != end; ++a) map.ids[map.ids_count++] = (*a)->id;
   return message;

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "common/packet.h"
+#include "daemon/phases/actions.h"
 #include "daemon/phases/cut.h"
-#include "daemon/phases/group.h"
 #include "daemon/plans/plan.h"
 
 namespace amem {

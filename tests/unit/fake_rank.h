@@ -243,6 +243,7 @@ class FakeRank {
     Message message = amem_v1_SessionMessage_init_zero;
     message.which_body = amem_v1_SessionMessage_phase_done_tag;
     message.body.phase_done.epoch = of_epoch;
+    message.body.phase_done.wave = wave;
     message.body.phase_done.phase = phase;
     if (failing) {
       message.body.phase_done.code = static_cast<std::uint32_t>(failure);
@@ -285,6 +286,7 @@ class FakeRank {
     Message message = amem_v1_SessionMessage_init_zero;
     message.which_body = amem_v1_SessionMessage_saved_tag;
     message.body.saved.epoch = epoch;
+    message.body.saved.wave = wave;
     message.body.saved.pieces[message.body.saved.pieces_count++] = {allocation, offset, stored,
                                                                     sparse, sum};
     send(message);
@@ -297,6 +299,7 @@ class FakeRank {
   std::vector<amem_v1_Copy> loads;
   std::uint32_t id = 0;
   std::uint64_t epoch = 0;
+  std::uint32_t wave = 0;  // of the command that came last
   bool gate_shut = false;
   std::map<std::uint64_t, Memory> memory;
   std::map<std::uint32_t, Fd> segments;
@@ -327,6 +330,12 @@ class FakeRank {
     const Message& m = packet.message;
     ++received[m.which_body];
     if (m.which_body == amem_v1_SessionMessage_save_tag) epoch = m.body.save.epoch;
+    if (m.which_body == amem_v1_SessionMessage_save_tag)
+      wave = m.body.save.wave;
+    else if (m.which_body == amem_v1_SessionMessage_release_tag)
+      wave = m.body.release.wave;
+    else if (m.which_body != amem_v1_SessionMessage_reply_tag)
+      wave = 0;
     const Mood mood = moods.contains(m.which_body) ? moods.at(m.which_body) : Mood::kGood;
     if (mood == Mood::kDying) return die();
     if (mood == Mood::kSilent) return;

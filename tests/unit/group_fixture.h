@@ -15,6 +15,30 @@ using std::chrono::seconds;
 
 inline const Status kOk;
 
+/// A Group that is told events by calls of their names.
+class ToldGroup : public Group {
+ public:
+  using Group::Group;
+
+  void cut_status(RankId rank, Epoch of, CutReport report, Time now) {
+    tell(event::CutStatus{rank, of, std::move(report)}, now);
+  }
+  void phase_done(RankId rank, Epoch of, Work work, const Status& status, std::uint64_t bytes,
+                  Time now, const RankWork& spent = {}) {
+    tell(event::PhaseDone{rank, of, work, status, bytes, spent}, now);
+  }
+  void freed_unloaded(RankId rank, Time now) { tell(event::FreedUnloaded{rank}, now); }
+  void save_sent(const Status& status, const std::vector<RankId>& ranks, Time now,
+                 bool more = false) {
+    tell(event::SaveSent{status, ranks, more}, now);
+  }
+  void dropped(const std::string& note, Time now) { tell(event::Dropped{note}, now); }
+  void admitted(const Status& status, Time now) { tell(event::Admitted{status}, now); }
+  void created(const Status& status, Time now) { tell(event::Created{status}, now); }
+  void go_on(Time now) { tell(event::GoOn{}, now); }
+  void give_up(const Status& why, Time now) { tell(event::GiveUp{why}, now); }
+};
+
 class GroupTest : public ::testing::Test {
  protected:
   explicit GroupTest(MemoryView memory = {}) : group("train", Deadlines(), now, std::move(memory)) {
@@ -136,14 +160,14 @@ class GroupTest : public ::testing::Test {
     const auto* open = find<action::Open>();
     ASSERT_NE(open, nullptr);
     EXPECT_EQ(open->epoch, group.epoch());
-    EXPECT_EQ(open->ranks, group.members());
+    EXPECT_EQ(open->ranks, group.members().ids());
     EXPECT_NE(find<action::Arrived>(), nullptr);
     EXPECT_EQ(find<action::Release>(), nullptr);
     expect_finished(code, GroupState::kRunning, text);
   }
 
   Time now{seconds(1000)};
-  Group group;
+  ToldGroup group;
   std::vector<Action> actions;
 };
 
