@@ -104,6 +104,11 @@ struct Node {
   const GroupEntry* find_group(const std::string& name) const {
     return const_cast<Node*>(this)->find_group(name);
   }
+  GroupEntry& group_of(const Rank& rank) { return groups.at(rank.group); }
+  /// What the rank is called in messages.
+  const std::string& label(const Rank& rank) {
+    return group_of(rank).machine.members().label(rank.id);
+  }
   Rank* find_rank(RankId id) {
     const auto it = ranks.find(id);
     return it != ranks.end() ? &it->second : nullptr;

@@ -174,11 +174,12 @@ void Operations::run(GroupEntry& group, const action::Finished& finished) {
   const auto ended = running_.extract(group.id);
   if (ended.empty()) return;
   const Running& running = ended.mapped();
+  const std::shared_ptr<Swapping>& swap = running.swap;
+  if (swap != nullptr && group.id == swap->in) swap->link.resume = nullptr;
   if (running.observer == nullptr) return;
   const Outcome& outcome = finished.outcome;
   if (outcome.status.ok()) tell_done(group, outcome, running);
 
-  const std::shared_ptr<Swapping>& swap = running.swap;
   if (swap == nullptr) return running.observer->finished(outcome.status);
   if (group.id == swap->out) {
     swap->out_ended = Clock::now();
@@ -186,7 +187,6 @@ void Operations::run(GroupEntry& group, const action::Finished& finished) {
     carry_out(swap, swap->logic.out_ended(outcome.status));
   } else {
     if (outcome.status.ok()) swap->resume = outcome;
-    swap->link.resume = nullptr;
     carry_out(swap, swap->logic.in_ended(outcome.status));
   }
 }

@@ -38,7 +38,8 @@ class Operations {
   /// Carries out the actions of a group that has begun something.
   using Drive = std::function<void(GroupEntry&)>;
 
-  /// `duplex`: a swap's second group comes in while the first goes out.
+  /// `means` outlives this object. `duplex`: a swap's second group comes in while the first goes
+  /// out.
   Operations(const Means& means, bool duplex, Drive drive)
       : means_(means), node_(means.node), duplex_(duplex), drive_(std::move(drive)) {}
 
@@ -110,7 +111,7 @@ class Operations {
   void finish(const Swapping& swap);
   void tell_done(const GroupEntry& group, const Outcome& outcome, const Running& running);
 
-  const Means means_;
+  const Means& means_;
   Node& node_;
   bool duplex_;
   Drive drive_;

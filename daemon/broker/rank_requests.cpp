@@ -1,14 +1,14 @@
-// What ranks ask of the broker, and what they answer it.
+#include "daemon/broker/rank_requests.h"
+
 #include <spdlog/spdlog.h>
 #include <sys/random.h>
 
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <iterator>
 #include <utility>
 
-#include "daemon/base/units.h"
-#include "daemon/broker/broker.h"
 #include "daemon/sessions/messages.h"
 
 namespace amem {
@@ -30,7 +30,16 @@ Result<Token> random_token() {
 
 }  // namespace
 
-void Broker::handle(Rank& rank, const Message& message) {
+RankRequests::RankRequests(const Means& means, SessionServer& sessions, Operations& operations,
+                           Groups& groups)
+    : means_(means),
+      node_(means.node),
+      sessions_(sessions),
+      operations_(operations),
+      groups_(groups),
+      complaints_(means.loop, "requests of ranks that could not be served") {}
+
+void RankRequests::handle(Rank& rank, const Message& message) {
   switch (message.which_body) {
     case amem_v1_SessionMessage_create_tag:
       return create(rank, message.seq, message.body.create);
@@ -45,15 +54,15 @@ void Broker::handle(Rank& rank, const Message& message) {
     case amem_v1_SessionMessage_group_request_tag:
       return group_request(rank, message.seq, message.body.group_request);
     case amem_v1_SessionMessage_cut_status_tag: {
-      GroupEntry& group = group_of(rank);
+      GroupEntry& group = node_.group_of(rank);
       const amem_v1_CutStatus& status = message.body.cut_status;
       group.machine.tell(event::CutStatus{rank.id, status.epoch, cut_report(status)}, Clock::now());
-      return drive(group);
+      return groups_.drive(group);
     }
     case amem_v1_SessionMessage_phase_done_tag:
       return phase_done(rank, message.body.phase_done);
     case amem_v1_SessionMessage_saved_tag:
-      if (Status s = saved_.stored(group_of(rank), rank, message.body.saved); !s.ok())
+      if (Status s = means_.saved.stored(node_.group_of(rank), rank, message.body.saved); !s.ok())
         sessions_.close(rank.session, s.text());
       return;
     case amem_v1_SessionMessage_unbrokered_tag:
@@ -64,7 +73,7 @@ void Broker::handle(Rank& rank, const Message& message) {
   }
 }
 
-Status Broker::may_allocate(const Rank& rank) const {
+Status RankRequests::may_allocate(const Rank& rank) const {
   const Group& machine = node_.groups.at(rank.group).machine;
   if (machine.may_allocate(rank.id)) return {};
   return {Code::kFailedPrecondition, "group '" + machine.name() + "' is " +
@@ -72,19 +81,19 @@ Status Broker::may_allocate(const Rank& rank) const {
                                          "; memory is served when it runs again"};
 }
 
-void Broker::create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message,
-                    std::size_t tries) {
+void RankRequests::create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message,
+                          std::size_t tries) {
   Result<Allocation*> made = make(rank, message);
   if (made.status().code() == Code::kResourceExhausted && tries < std::size(kAgainAfter)) {
     if (tries == 0) trim();
-    loop_.at(Clock::now() + kAgainAfter[tries], [this, id = rank.id, seq, message, tries] {
+    means_.loop.at(Clock::now() + kAgainAfter[tries], [this, id = rank.id, seq, message, tries] {
       if (Rank* again = node_.find_rank(id)) create(*again, seq, message, tries + 1);
     });
     return;
   }
   if (!made.ok()) {
-    spdlog::debug("group '{}': {}: create refused: {}", group_of(rank).machine.name(), label(rank),
-                  made.status().text());
+    spdlog::debug("group '{}': {}: create refused: {}", node_.group_of(rank).machine.name(),
+                  node_.label(rank), made.status().text());
     sessions_.send(rank.session, reply_message(seq, made.status()));
     return;
   }
@@ -93,7 +102,7 @@ void Broker::create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message
   let_reach_pool(a);
 }
 
-void Broker::trim() {
+void RankRequests::trim() {
   const Time now = Clock::now();
   if (now - trimmed_ < kTrimInterval) return;  // a rank that asks for too much, again and again
   trimmed_ = now;
@@ -102,19 +111,20 @@ void Broker::trim() {
   for (const auto& [id, rank] : node_.ranks) sessions_.send(rank.session, message);
 }
 
-void Broker::let_reach_pool(const Allocation& a) {
+void RankRequests::let_reach_pool(const Allocation& a) {
   if (a.region == RegionPolicy::kDiscard) return;
-  node_.reach.keep(a.keeper(), devices_.numa_node(a.device), a.size);
-  outbox_.give_segments(a.keeper(), node_.reach.extend(a.keeper()));
+  node_.reach.keep(a.keeper(), means_.devices.numa_node(a.device), a.size);
+  means_.outbox.give_segments(a.keeper(), node_.reach.extend(a.keeper()));
 }
 
-Result<Allocation*> Broker::make(Rank& rank, const amem_v1_Create& message) {
+Result<Allocation*> RankRequests::make(Rank& rank, const amem_v1_Create& message) {
   if (Status status = may_allocate(rank); !status.ok()) return status;
   const DeviceUuid uuid = make_uuid(message.device);
-  const Device* device = devices_.find(uuid);
+  const Device* device = means_.devices.find(uuid);
   if (device == nullptr)
     return Status(Code::kInvalidArgument, "the broker sees no device " + to_string(uuid));
-  Result<CreatedMemory> made = devices_.create(*device, message.size, message.gpu_direct_rdma);
+  Result<CreatedMemory> made =
+      means_.devices.create(*device, message.size, message.gpu_direct_rdma);
   if (!made.ok()) return made.status();
   Result<Token> token = random_token();
   if (!token.ok()) return token.status();
@@ -131,18 +141,18 @@ Result<Allocation*> Broker::make(Rank& rank, const amem_v1_Create& message) {
   return &node_.allocations.add(std::move(a));
 }
 
-void Broker::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message) {
+void RankRequests::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message) {
   if (Status status = may_allocate(rank); !status.ok()) {
     sessions_.send(rank.session, reply_message(seq, status));
     return;
   }
   Token token{};
   std::memcpy(token.data(), message.token, token.size());
-  const bool loaded = group_of(rank).machine.phase() == Phase::kOpen;
+  const bool loaded = node_.group_of(rank).machine.phase() == Phase::kOpen;
   Result<Allocation*> redeemed =
       node_.allocations.redeem(message.id, token, rank.group, rank.id, loaded);
   if (!redeemed.ok()) {
-    complaints_.warn("group '{}': {}: {}", group_of(rank).machine.name(), label(rank),
+    complaints_.warn("group '{}': {}: {}", node_.group_of(rank).machine.name(), node_.label(rank),
                      redeemed.status().text());
     sessions_.send(rank.session, reply_message(seq, redeemed.status()));
     return;
@@ -151,32 +161,31 @@ void Broker::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message
   sessions_.send(rank.session, redeemed_message(seq, a), {a.fd});
 }
 
-void Broker::free(Rank& rank, AllocationId id) {
-  GroupEntry& group = group_of(rank);
+void RankRequests::free(Rank& rank, AllocationId id) {
+  GroupEntry& group = node_.group_of(rank);
   const Allocation* a = node_.allocations.find(id);
   const bool kept = a != nullptr && a->keeper() == rank.id && a->region != RegionPolicy::kDiscard;
-  if (kept) node_.reach.let_go(rank.id, devices_.numa_node(a->device), a->size);
+  if (kept) node_.reach.let_go(rank.id, means_.devices.numa_node(a->device), a->size);
   Result<std::optional<Allocation>> freed = node_.allocations.free(id, rank.id);
   if (!freed.ok()) {
-    complaints_.warn("group '{}': {}: free: {}", group.machine.name(), label(rank),
+    complaints_.warn("group '{}': {}: free: {}", group.machine.name(), node_.label(rank),
                      freed.status().text());
     return;
   }
   if (std::optional<Allocation>& orphan = freed.value(); orphan.has_value())
-    return saved_.give_back(*orphan);
+    return means_.saved.give_back(*orphan);
   if (kept) let_reach_pool(*a);  // the next holder is its keeper now
   if (const ResumeOperation* resume = operations_.resume_of(group.id)) {
     const auto loader = resume->loaders().find(id);
     if (loader != resume->loaders().end() && loader->second == rank.id) {
       group.machine.tell(event::FreedUnloaded{rank.id}, Clock::now());
-      drive(group);
+      groups_.drive(group);
     }
   }
-  remove_harmless(rank.group);
 }
 
-void Broker::pin(Rank& rank, AllocationId id) {
-  const GroupEntry& group = group_of(rank);
+void RankRequests::pin(Rank& rank, AllocationId id) {
+  const GroupEntry& group = node_.group_of(rank);
   Allocation* a = node_.allocations.find(id);
   Status status;
   // A rank whose gate is open again may ask before the others have opened theirs.
@@ -187,13 +196,15 @@ void Broker::pin(Rank& rank, AllocationId id) {
   else
     status = node_.allocations.pin(id, rank.id);
   if (!status.ok()) {
-    complaints_.warn("group '{}': {}: pin: {}", group.machine.name(), label(rank), status.text());
+    complaints_.warn("group '{}': {}: pin: {}", group.machine.name(), node_.label(rank),
+                     status.text());
     return;
   }
-  saved_.give_back(*a);  // a pause under way leaves it where it is
+  means_.saved.give_back(*a);  // a pause under way leaves it where it is
 }
 
-void Broker::group_request(Rank& rank, std::uint64_t seq, const amem_v1_GroupRequest& message) {
+void RankRequests::group_request(Rank& rank, std::uint64_t seq,
+                                 const amem_v1_GroupRequest& message) {
   if (message.op != amem_v1_GroupOp_GROUP_OP_PAUSE &&
       message.op != amem_v1_GroupOp_GROUP_OP_RESUME) {
     sessions_.send(rank.session,
@@ -201,7 +212,7 @@ void Broker::group_request(Rank& rank, std::uint64_t seq, const amem_v1_GroupReq
                                        "a group request asks for a pause or a resume"}));
     return;
   }
-  GroupEntry& group = group_of(rank);
+  GroupEntry& group = node_.group_of(rank);
   Task task(message.op == amem_v1_GroupOp_GROUP_OP_PAUSE ? Operation::kPause : Operation::kResume);
   for (pb_size_t i = 0; i < message.tags_count; ++i)
     task.selection.tags.insert(printable(message.tags[i]));
@@ -211,10 +222,10 @@ void Broker::group_request(Rank& rank, std::uint64_t seq, const amem_v1_GroupReq
   }
   group.machine.request(rank.id, seq, task, std::chrono::milliseconds(message.timeout_ms),
                         Clock::now());
-  drive(group);
+  groups_.drive(group);
 }
 
-void Broker::unbrokered(Rank& rank, const amem_v1_Unbrokered& message) {
+void RankRequests::unbrokered(Rank& rank, const amem_v1_Unbrokered& message) {
   rank.unbrokered.clear();
   for (pb_size_t i = 0; i < message.kinds_count; ++i) {
     const amem_v1_Unbrokered_Kind& kind = message.kinds[i];
@@ -223,15 +234,15 @@ void Broker::unbrokered(Rank& rank, const amem_v1_Unbrokered& message) {
   }
 }
 
-void Broker::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
+void RankRequests::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
   const std::optional<Work> work = answered_work(message.phase);
   if (!work)
     return sessions_.close(rank.session, "it answered phase " + std::to_string(message.phase) +
                                              ", which is not a rank's to answer");
-  GroupEntry& group = group_of(rank);
+  GroupEntry& group = node_.group_of(rank);
   const Status status = phase_status(message);
   const Epoch epoch(message.epoch, message.wave);
-  saved_.answered(rank, epoch, *work);
+  means_.saved.answered(rank, epoch, *work);
   if (PauseOperation* pause = operations_.pause_of(group.id);
       pause != nullptr && *work == Work::kSave && epoch == group.machine.epoch() && !status.ok())
     pause->save_failed(rank.id);
@@ -239,7 +250,7 @@ void Broker::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
   group.machine.tell(
       event::PhaseDone{rank.id, epoch, *work, status, message.bytes, rank_work(message.spent)},
       Clock::now());
-  drive(group);
+  groups_.drive(group);
 }
 
 }  // namespace amem
