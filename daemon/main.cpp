@@ -16,12 +16,12 @@
 #include <thread>
 
 #include "common/version.h"
-#include "daemon/arguments.h"
-#include "daemon/broker.h"
-#include "daemon/control_service.h"
-#include "daemon/log.h"
-#include "daemon/runtime_dir.h"
-#include "daemon/units.h"
+#include "daemon/base/runtime_dir.h"
+#include "daemon/base/units.h"
+#include "daemon/broker/broker.h"
+#include "daemon/control/control_service.h"
+#include "daemon/settings/arguments.h"
+#include "daemon/settings/log.h"
 
 namespace amem {
 namespace {

@@ -68,18 +68,19 @@ void Phases::copy(const amem_v1_Copies& copies, bool save) {
   // Also after a failure: nothing may still be in flight.
   const Status finished = save ? mover_.finish_save(bytes, stored) : mover_.finish_load(bytes);
   if (copy_status_.ok()) copy_status_ = finished;
-  if (save && copy_status_.ok()) saved(copies.epoch, stored);
+  if (save && copy_status_.ok()) saved(copies, stored);
   done(copies.epoch, save ? amem_v1_Phase_PHASE_SAVE : amem_v1_Phase_PHASE_LOAD, copy_status_,
-       bytes);
+       bytes, copies.wave);
   copy_status_ = {};
 }
 
-void Phases::saved(std::uint64_t epoch, std::span<const Piece> pieces) {
+void Phases::saved(const amem_v1_Copies& save, std::span<const Piece> pieces) {
   while (!pieces.empty()) {
     Message message = amem_v1_SessionMessage_init_zero;
     message.which_body = amem_v1_SessionMessage_saved_tag;
     amem_v1_Saved& saved = message.body.saved;
-    saved.epoch = epoch;
+    saved.epoch = save.epoch;
+    saved.wave = save.wave;
     const auto part = pieces.first(std::min(pieces.size(), kMaxPiecesPerMessage));
     for (const Piece& p : part)
       saved.pieces[saved.pieces_count++] = {p.id, p.offset, p.stored, p.sparse, p.checksum};
@@ -111,7 +112,7 @@ void Phases::release(const amem_v1_Release& release) {
   }
   if (!s.ok() && !std::exchange(retrying_, true))
     session_.run_at(Session::Clock::now() + kRetry, [this] { drop_leftovers(); });
-  done(release.epoch, amem_v1_Phase_PHASE_RELEASE, s, bytes);
+  done(release.epoch, amem_v1_Phase_PHASE_RELEASE, s, bytes, release.wave);
 }
 
 void Phases::drop_leftovers() {
@@ -165,12 +166,13 @@ void Phases::open(std::uint64_t epoch) {
 }
 
 void Phases::done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status,
-                  std::uint64_t bytes) {
+                  std::uint64_t bytes, std::uint32_t wave) {
   if (!status.ok()) log_error(status.text());
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_phase_done_tag;
   amem_v1_PhaseDone& d = message.body.phase_done;
   d.epoch = epoch;
+  d.wave = wave;
   d.phase = phase;
   d.code = static_cast<std::uint32_t>(status.code());
   set_text(d.text, status.text());

@@ -42,14 +42,15 @@ class Phases final : public Session::Handler {
   void map(Packet& packet);
   void copy(const amem_v1_Copies& copies, bool save);
   /// Tells the broker how pieces are stored.
-  void saved(std::uint64_t epoch, std::span<const Piece> pieces);
+  void saved(const amem_v1_Copies& save, std::span<const Piece> pieces);
   void release(const amem_v1_Release& release);
   Status undo(std::uint64_t& bytes);
   /// Tries what the driver would not let go of again and again: until then the device is short of
   /// it, and a resume may find no room.
   void drop_leftovers();
   void open(std::uint64_t epoch);
-  void done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status, std::uint64_t bytes);
+  void done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status, std::uint64_t bytes,
+            std::uint32_t wave = 0);
 
   Devices& devices_;
   Gate& gate_;

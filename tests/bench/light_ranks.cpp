@@ -18,9 +18,10 @@ Message message_of(pb_size_t body) {
   return message;
 }
 
-Status done(int socket, amem_v1_Phase phase, std::uint64_t epoch) {
+Status done(int socket, amem_v1_Phase phase, std::uint64_t epoch, std::uint32_t wave = 0) {
   Message message = message_of(amem_v1_SessionMessage_phase_done_tag);
   message.body.phase_done.epoch = epoch;
+  message.body.phase_done.wave = wave;
   message.body.phase_done.phase = phase;
   return send_message(socket, message);
 }
@@ -128,9 +129,9 @@ Status LightRanks::handle(Rank& rank, const Packet& packet) {
       return idle(socket, m.body.quiesce.epoch);
     case amem_v1_SessionMessage_save_tag:
       if (!m.body.save.last) return {};
-      return done(socket, amem_v1_Phase_PHASE_SAVE, m.body.save.epoch);
+      return done(socket, amem_v1_Phase_PHASE_SAVE, m.body.save.epoch, m.body.save.wave);
     case amem_v1_SessionMessage_release_tag:
-      return done(socket, amem_v1_Phase_PHASE_RELEASE, m.body.release.epoch);
+      return done(socket, amem_v1_Phase_PHASE_RELEASE, m.body.release.epoch, m.body.release.wave);
     case amem_v1_SessionMessage_map_tag:
       if (packet.fds.size() != m.body.map.ids_count)
         return {Code::kInternal, "a Map came without its descriptors"};

@@ -1,4 +1,4 @@
-#include "daemon/log_limit.h"
+#include "daemon/base/log_limit.h"
 
 #include <gtest/gtest.h>
 #include <spdlog/sinks/ostream_sink.h>

@@ -1,4 +1,4 @@
-#include "daemon/log.h"
+#include "daemon/settings/log.h"
 
 #include <gtest/gtest.h>
 #include <spdlog/spdlog.h>

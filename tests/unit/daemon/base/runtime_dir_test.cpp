@@ -1,4 +1,4 @@
-#include "daemon/runtime_dir.h"
+#include "daemon/base/runtime_dir.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -61,6 +61,22 @@ TEST_F(WavesTest, EachWaveMakesRoomForTheOtherGroup) {
   expect_usable();
 }
 
+TEST_F(WavesTest, AnAnswerOfAnotherWaveDoesNotCount) {
+  make_full();
+  auto watcher = swap_to_a_late_second_save();
+  ASSERT_EQ(a.wave, 1U);
+  a.wave = 0;
+  a.done(amem_v1_Phase_PHASE_SAVE, a.epoch);
+  settle();
+  EXPECT_EQ(group("train").phase(), "save");
+  EXPECT_EQ(a.received[kRelease], 1) << "the second wave has not been saved";
+  a.catch_up();
+  const Status swapped = complete(watcher);
+  ASSERT_TRUE(swapped.ok()) << swapped.text();
+  expect_intact(b, rollout);
+  expect_usable();
+}
+
 TEST_F(WavesTest, WithRoomForBothItLeavesAtOnce) {
   make_both(10 * kMiB, 10 * kMiB);
   a.received.clear();

@@ -1,4 +1,4 @@
-#include "daemon/allocations.h"
+#include "daemon/memory/allocations.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-#include "daemon/extents.h"
+#include "daemon/memory/extents.h"
 
 #include <gtest/gtest.h>
 

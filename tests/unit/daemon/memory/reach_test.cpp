@@ -1,4 +1,4 @@
-#include "daemon/reach.h"
+#include "daemon/memory/reach.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "daemon/histograms.h"
+#include "daemon/operations/histograms.h"
 
 #include <gtest/gtest.h>
 

@@ -4,8 +4,8 @@
 
 #include <functional>
 
-#include "daemon/cut.h"
-#include "daemon/event_loop.h"
+#include "daemon/base/event_loop.h"
+#include "daemon/phases/cut.h"
 #include "tests/unit/fixtures/some_device.h"
 
 namespace amem {

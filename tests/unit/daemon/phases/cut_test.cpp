@@ -1,4 +1,4 @@
-#include "daemon/cut.h"
+#include "daemon/phases/cut.h"
 
 #include <gtest/gtest.h>
 

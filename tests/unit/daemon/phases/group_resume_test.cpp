@@ -16,7 +16,7 @@ TEST_F(GroupTest, WhatWasCreatedAndSentIsTakenBackAgain) {
   to_create();
   const Epoch before = group.epoch();
   group.created({Code::kResourceExhausted, "out of memory"}, now);
-  EXPECT_EQ(group.epoch(), before + 1) << "late answers are not for the rollback";
+  EXPECT_EQ(group.epoch(), Epoch(before.attempt + 1)) << "late answers are not for the rollback";
   expect_rollback_to_paused(Code::kResourceExhausted, "create: out of memory");
 }
 
@@ -52,7 +52,7 @@ TEST_F(GroupTest, AFailedMapRollsBack) {
   to_load();
   const Epoch before = group.epoch();
   done(1, Work::kMap, {Code::kInternal, "cuMemMap refused"});
-  EXPECT_EQ(group.epoch(), before + 1);
+  EXPECT_EQ(group.epoch(), Epoch(before.attempt + 1));
   expect_rollback_to_paused(Code::kAborted, "cuMemMap refused");
 }
 
@@ -170,7 +170,7 @@ TEST_F(GroupTest, AnswersOutOfOrderAreIgnored) {
   to_load();
   done(1, Work::kOpen);
   done(1, Work::kSave);
-  group.phase_done(1, group.epoch() - 1, Work::kLoad, {}, 0, now);
+  group.phase_done(1, group.epoch().attempt - 1, Work::kLoad, {}, 0, now);
   group.phase_done(77, group.epoch(), Work::kLoad, {}, 0, now);
   EXPECT_EQ(group.waiting_for(1), "map+load");
   done(1, Work::kLoad);

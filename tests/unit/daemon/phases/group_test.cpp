@@ -314,7 +314,7 @@ TEST_F(GroupTest, WhenTheLastRankDiesTheOperationEnds) {
   drain();
   ASSERT_NE(find<action::Finished>(), nullptr);
   EXPECT_EQ(find<action::Finished>()->outcome.status.code(), Code::kAborted);
-  EXPECT_TRUE(group.empty());
+  EXPECT_TRUE(group.members().empty());
 }
 
 }  // namespace

@@ -12,16 +12,16 @@ class GroupWavesTest : public GroupTest {
     quiet(1);
     quiet(2);
     drain();
-    EXPECT_FALSE(find<action::Save>()->again);
+    EXPECT_EQ(find<action::Save>()->epoch.wave, 0U);
     group.save_sent(kOk, {1, 2}, now, true);
     now += milliseconds(10);
     both(Work::kSave);
     to_drop();
     group.dropped("", now);
     drain();
-    ASSERT_EQ(group.phase(), Phase::kSave);
+    ASSERT_EQ(group.phase(), Phase::kSaveMore);
     ASSERT_NE(find<action::Save>(), nullptr);
-    EXPECT_TRUE(find<action::Save>()->again);
+    EXPECT_EQ(find<action::Save>()->epoch.wave, 1U);
     EXPECT_EQ(find<action::Finished>(), nullptr);
     group.save_sent(kOk, {1, 2}, now, false);
   }
@@ -64,7 +64,7 @@ TEST_F(GroupWavesTest, ALateAnswerOfOneWaveDoesNotCountForTheNext) {
   group.tick(now);  // without rank 1's
   group.dropped("", now);
   drain();
-  ASSERT_EQ(group.phase(), Phase::kSave);
+  ASSERT_EQ(group.phase(), Phase::kSaveMore);
   EXPECT_EQ(find<action::Save>()->epoch, group.epoch());
   group.save_sent(kOk, {1}, now, false);
   done(1, Work::kSave);
@@ -79,7 +79,7 @@ TEST_F(GroupWavesTest, ALateAnswerOfOneWaveDoesNotCountForTheNext) {
 TEST_F(GroupWavesTest, AFailureAfterTheFirstReleaseEndsPaused) {
   to_second_save();
   done(1, Work::kSave, {Code::kInternal, "no luck"});
-  EXPECT_EQ(group.phase(), Phase::kSave) << "the other rank's part may leave";
+  EXPECT_EQ(group.phase(), Phase::kSaveMore) << "the other rank's part may leave";
   done(2, Work::kSave);
   to_drop();
   group.dropped("", now);

@@ -3,7 +3,8 @@
 
 #include <thread>
 
-#include "daemon/costs.h"
+#include "daemon/memory/in_driver.h"
+#include "daemon/operations/costs.h"
 #include "tests/unit/fixtures/group_fixture.h"
 
 namespace amem {

@@ -1,4 +1,4 @@
-#include "daemon/requests.h"
+#include "daemon/phases/requests.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "daemon/swap.h"
+#include "daemon/phases/swap.h"
 
 #include <gtest/gtest.h>
 

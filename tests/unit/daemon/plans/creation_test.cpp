@@ -1,4 +1,4 @@
-#include "daemon/creation.h"
+#include "daemon/plans/creation.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "daemon/headroom.h"
+#include "daemon/plans/headroom.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "daemon/plan.h"
+#include "daemon/plans/plan.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

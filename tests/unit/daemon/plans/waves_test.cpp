@@ -1,4 +1,4 @@
-#include "daemon/waves.h"
+#include "daemon/plans/waves.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "daemon/session_server.h"
+#include "daemon/sessions/session_server.h"
 
 #include <gtest/gtest.h>
 #include <spdlog/spdlog.h>

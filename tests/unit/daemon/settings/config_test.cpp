@@ -1,4 +1,4 @@
-#include "daemon/config.h"
+#include "daemon/settings/config.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "daemon/arguments.h"
+#include "daemon/settings/arguments.h"
 
 namespace amem {
 namespace {

@@ -1,0 +1,115 @@
+#include "daemon/broker/groups.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "daemon/base/units.h"
+#include "daemon/operations/reports.h"
+#include "daemon/sessions/messages.h"
+
+namespace amem {
+
+Result<GroupEntry*> Groups::join(const std::string& name, const Peer& peer) {
+  if (!valid_group_name(name))
+    return Status(Code::kInvalidArgument,
+                  "\"" + printable(name.c_str()) +
+                      "\" is no group name; use 1 to 63 of the characters A-Z a-z 0-9 . _ -, not "
+                      "beginning with . or -");
+  if (GroupEntry* group = node_.find_group(name)) {
+    if (group->uid != peer.uid)
+      return Status(Code::kPermissionDenied, "group '" + name + "' belongs to uid " +
+                                                 std::to_string(group->uid) + ", this is uid " +
+                                                 std::to_string(peer.uid) +
+                                                 "; choose another group name");
+    return group;
+  }
+  const GroupId id = next_group_++;
+  const auto [it, added] =
+      node_.groups.try_emplace(id, id, name, peer.uid, deadlines_, memory_of(id));
+  spdlog::info("group '{}': begun by uid {}", name, peer.uid);
+  events_.publish(name, "state", "running", v1::GROUP_STATE_RUNNING);
+  return &it->second;
+}
+
+MemoryView Groups::memory_of(GroupId group) const {
+  return {[this, group](const Selection& what) {
+            return node_.allocations.any(
+                group, [&](const Allocation& a) { return what.takes(a.tag) && a.can_leave(); });
+          },
+          [this, group](const Selection& what) {
+            return node_.allocations.any(
+                group, [&](const Allocation& a) { return what.takes(a.tag) && a.left(); });
+          }};
+}
+
+void Groups::drive(GroupEntry& group) {
+  while (std::optional<Action> next = group.machine.next_action()) {
+    meter_.enter(group.id, first_of_name(group.machine.phase()));
+    std::visit([&](const auto& what) { act(group, what); }, *next);
+  }
+  if (group.machine.members().empty()) return forget(group.id);
+
+  if (group.timer) loop_.cancel(*group.timer);
+  group.timer.reset();
+  if (const Time time = group.machine.wakeup(); time != kNever)
+    group.timer = loop_.at(time, [this, id = group.id] {
+      const auto it = node_.groups.find(id);
+      if (it == node_.groups.end()) return;
+      it->second.machine.tick(Clock::now());
+      drive(it->second);
+    });
+}
+
+void Groups::forget(GroupId id) {
+  GroupEntry& group = node_.groups.at(id);
+  if (group.timer) loop_.cancel(*group.timer);
+  spdlog::info("group '{}': gone with its last rank", group.machine.name());
+  node_.groups.erase(id);
+}
+
+void Groups::act(GroupEntry&, const action::Answer& answer) {
+  if (const Rank* rank = node_.find_rank(answer.rank))
+    sessions_.send(rank->session, reply_message(answer.seq, answer.status));
+}
+
+void Groups::act(GroupEntry& group, const action::StateChanged& changed) {
+  events_.publish(group.machine.name(), "state", std::string(to_string(changed.state)),
+                  to_proto(changed.state));
+}
+
+void Groups::act(GroupEntry& group, const action::Finished& finished) {
+  action::Finished told = finished;
+  Outcome& outcome = told.outcome;
+  meter_.take(group.id, outcome.times);
+  histograms_.add(outcome);
+  if (outcome.status.ok()) {
+    std::string times;
+    for (const PhaseTime& t : outcome.times)
+      times += fmt::format("{}{} {:.1f}", times.empty() ? "" : ", ", phase_name(t.phase),
+                           static_cast<double>(to_us(t.time)) / 1000);
+    const Task& task = outcome.task;
+    spdlog::info("group '{}': {}{}{} took {:.1f} ms ({})", group.machine.name(), to_string(task.op),
+                 task.selection.all() ? "" : " of ", to_string(task.selection),
+                 static_cast<double>(to_us(outcome.total)) / 1000, times);
+    if (task.op == Operation::kPause) {
+      const Usage kept = node_.allocations.usage([&](const Allocation& a) {
+        return a.group == group.id && task.selection.takes(a.tag) && !a.saved.empty();
+      });
+      spdlog::info("group '{}': {} of the pool hold the bytes of {}", group.machine.name(),
+                   format_size(kept.saved), format_size(kept.allocated));
+    }
+    const Leftover stays = leftover(node_, group, task.selection);
+    if (task.op == Operation::kPause && stays.pinned + stays.unbrokered > 0)
+      spdlog::info(
+          "group '{}': still on the devices: {} bytes pinned, known to a NIC; {} bytes not "
+          "brokered",
+          group.machine.name(), stays.pinned, stays.unbrokered);
+  } else {
+    spdlog::error("{}", outcome.status.text());
+    events_.publish(group.machine.name(), "error", outcome.status.text());
+  }
+  operations_.run(group, told);
+}
+
+}  // namespace amem

@@ -1,0 +1,62 @@
+// Groups: the groups from their first rank to their last, and the actions that they want done.
+//
+// For the loop's thread; works on the Node's tables.
+#pragma once
+
+#include <string>
+
+#include "daemon/base/event_loop.h"
+#include "daemon/base/ids.h"
+#include "daemon/operations/costs.h"
+#include "daemon/operations/events.h"
+#include "daemon/operations/histograms.h"
+#include "daemon/operations/node.h"
+#include "daemon/operations/operations.h"
+#include "daemon/sessions/session_server.h"
+
+namespace amem {
+
+class Groups {
+ public:
+  /// Everything passed in outlives this object.
+  Groups(Node& node, EventLoop& loop, const Deadlines& deadlines, SessionServer& sessions,
+         EventHub& events, Operations& operations)
+      : node_(node),
+        loop_(loop),
+        deadlines_(deadlines),
+        sessions_(sessions),
+        events_(events),
+        operations_(operations) {}
+
+  /// The group of that name for a rank of this peer; it begins with its first rank.
+  /// kInvalidArgument: no such name. kPermissionDenied: another user's.
+  Result<GroupEntry*> join(const std::string& name, const Peer& peer);
+  /// Carries out what the group wants, until it wants nothing; then it may be gone.
+  void drive(GroupEntry& group);
+
+  /// How long operations have taken.
+  const Histograms& histograms() const { return histograms_; }
+
+ private:
+  MemoryView memory_of(GroupId group) const;
+  void forget(GroupId id);
+  void act(GroupEntry& group, const action::Answer& answer);
+  void act(GroupEntry& group, const action::StateChanged& changed);
+  void act(GroupEntry& group, const action::Finished& finished);
+  template <class What>
+  void act(GroupEntry& group, const What& action) {
+    operations_.run(group, action);
+  }
+
+  Node& node_;
+  EventLoop& loop_;
+  const Deadlines& deadlines_;
+  SessionServer& sessions_;
+  EventHub& events_;
+  Operations& operations_;
+  CostMeter meter_;
+  Histograms histograms_;
+  GroupId next_group_ = 1;
+};
+
+}  // namespace amem

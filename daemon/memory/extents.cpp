@@ -1,0 +1,128 @@
+#include "daemon/memory/extents.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <tuple>
+
+#include "common/rounding.h"
+#include "daemon/base/units.h"
+
+namespace amem {
+
+std::uint32_t ExtentAllocator::add_segment(std::uint64_t size) {
+  Segment segment;
+  segment.size = size / chunk_ * chunk_;
+  if (segment.size > 0) segment.free.emplace(0, segment.size);
+  total_ += segment.size;
+  free_ += segment.size;
+  segments_.push_back(std::move(segment));
+  return static_cast<std::uint32_t>(segments_.size() - 1);
+}
+
+Result<std::vector<Extents>> ExtentAllocator::take(const std::vector<Request>& requests,
+                                                   std::vector<SegmentOrder> orders) {
+  std::uint64_t need = 0;
+  for (const Request& request : requests) need += round_up(request.size, chunk_);
+  if (need > free_)
+    return Status(Code::kResourceExhausted, "the host pool is too small: " + format_size(need) +
+                                                " needed, " + format_size(free_) + " of " +
+                                                format_size(total_) + " free");
+
+  // Enough chunks are free, and any chunk serves any request: nothing below can fail.
+  if (orders.empty()) {
+    orders.emplace_back(segments_.size());
+    std::iota(orders.front().begin(), orders.front().end(), 0U);
+  }
+  std::vector<std::size_t> full(orders.size());  // of each order, so many at its front
+  std::vector<Extents> result;
+  result.reserve(requests.size());
+  for (const Request& request : requests) {
+    Extents extents;
+    std::uint64_t left = round_up(request.size, chunk_);
+    const SegmentOrder& order = orders[request.order];
+    for (std::size_t& at = full[request.order]; left > 0; ++at) {
+      left -= take_from(order[at], left, extents);
+      if (!segments_[order[at]].free.empty()) break;
+    }
+    result.push_back(std::move(extents));
+  }
+  free_ -= need;
+  return result;
+}
+
+std::uint64_t ExtentAllocator::take_from(std::uint32_t index, std::uint64_t need, Extents& out) {
+  FreeList& list = segments_[index].free;
+  // One piece if some run is long enough: every piece costs a copy of its own.
+  auto fit = std::find_if(list.begin(), list.end(),
+                          [need](const auto& run) { return run.second >= need; });
+  std::uint64_t taken = 0;
+  auto run = fit != list.end() ? fit : list.begin();
+  while (run != list.end() && taken < need) {
+    const auto [offset, length] = *run;
+    const std::uint64_t part = std::min(length, need - taken);
+    out.push_back({index, offset, part});
+    taken += part;
+    run = list.erase(run);
+    if (part < length) run = list.emplace_hint(run, offset + part, length - part);
+  }
+  return taken;
+}
+
+bool ExtentAllocator::in_use(const Extent& extent) const {
+  if (extent.segment >= segments_.size() || extent.length == 0 || extent.offset % chunk_ != 0 ||
+      extent.length % chunk_ != 0)
+    return false;
+  const Segment& segment = segments_[extent.segment];
+  if (extent.offset > segment.size || extent.length > segment.size - extent.offset) return false;
+  // The first free run that ends after our start must begin at or after our end.
+  auto next = segment.free.upper_bound(extent.offset);
+  if (next != segment.free.end() && next->first < extent.offset + extent.length) return false;
+  if (next == segment.free.begin()) return true;
+  const auto previous = std::prev(next);
+  return previous->first + previous->second <= extent.offset;
+}
+
+Status ExtentAllocator::give_back(const Extents& extents) {
+  auto wrong = [](const Extent& e) {
+    return Status(Code::kInternal, "pool extent freed that is not in use: segment " +
+                                       std::to_string(e.segment) + ", offset " +
+                                       std::to_string(e.offset) + ", " + std::to_string(e.length) +
+                                       " bytes");
+  };
+  for (const Extent& extent : extents)
+    if (!in_use(extent)) return wrong(extent);
+  Extents sorted = extents;
+  std::sort(sorted.begin(), sorted.end(), [](const Extent& a, const Extent& b) {
+    return std::tie(a.segment, a.offset) < std::tie(b.segment, b.offset);
+  });
+  for (std::size_t i = 1; i < sorted.size(); ++i)
+    if (sorted[i].segment == sorted[i - 1].segment &&
+        sorted[i].offset < sorted[i - 1].offset + sorted[i - 1].length)
+      return wrong(sorted[i]);
+  for (const Extent& extent : sorted) insert(extent);
+  return {};
+}
+
+void ExtentAllocator::insert(const Extent& extent) {
+  FreeList& list = segments_[extent.segment].free;
+  std::uint64_t offset = extent.offset;
+  std::uint64_t length = extent.length;
+  auto next = list.upper_bound(offset);
+  if (next != list.end() && next->first == offset + length) {
+    length += next->second;
+    next = list.erase(next);
+  }
+  if (next != list.begin()) {
+    const auto previous = std::prev(next);
+    if (previous->first + previous->second == offset) {
+      previous->second += length;
+      free_ += extent.length;
+      return;
+    }
+  }
+  list.emplace_hint(next, offset, length);
+  free_ += extent.length;
+}
+
+}  // namespace amem

@@ -1,0 +1,63 @@
+// Reach: which segments of the host pool each rank can copy to and from.
+//
+// To reach a segment costs its rank some 20 ms of the driver's time per GiB and device memory for
+// page tables, so a rank is given as much of the pool as it may have to save, while it allocates,
+// and no pause waits for that. Ranks get different segments as long as there are enough. Pure
+// bookkeeping: who tells a rank of what it reaches is the caller.
+//
+// Not synchronised: the broker's loop owns it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "daemon/memory/allocations.h"
+#include "daemon/memory/extents.h"
+
+namespace amem {
+
+class Reach {
+ public:
+  /// The pool's next segment; `node`: NUMA node, -1: none in particular.
+  void add_segment(std::uint64_t size, int node);
+
+  /// The rank has so many bytes more to save, of a device that is best served from `node`.
+  void keep(RankId rank, int node, std::uint64_t bytes);
+  /// So many fewer. More than it has: none are left.
+  void let_go(RankId rank, int node, std::uint64_t bytes);
+  /// The segments that the rank is to reach from now on besides those that it does, so that all it
+  /// has to save has room; of the right node first, and of these those that fewest ranks reach.
+  std::vector<std::uint32_t> extend(RankId rank);
+  /// The rank is about to copy to or from this one: whether it is to be told of it first. What is
+  /// no segment (kZeroSegment) it need not reach.
+  bool add(RankId rank, std::uint32_t segment);
+  /// The rank may lack a segment that it was told of: before its next copies it is told again.
+  void doubt(RankId rank);
+  void forget(RankId rank);
+
+  /// All segments, in the order in which the rank's bytes are best saved to them.
+  SegmentOrder order(RankId rank, int node) const;
+
+ private:
+  struct Segment {
+    std::uint64_t size = 0;
+    int node = -1;
+    std::uint32_t ranks = 0;  // that reach it
+  };
+  struct Need {
+    std::uint64_t bytes = 0;
+    std::uint64_t given = 0;  // in segments
+  };
+  enum class State : std::uint8_t { kOut, kDoubtful, kTold };  // but for kOut, it is reached
+  struct Place {                                               // of a rank
+    std::vector<State> segments;
+    std::size_t count = 0;      // that are reached
+    std::map<int, Need> needs;  // by node
+  };
+
+  std::vector<Segment> segments_;
+  std::map<RankId, Place> places_;
+};
+
+}  // namespace amem

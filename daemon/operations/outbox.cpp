@@ -1,0 +1,66 @@
+#include "daemon/operations/outbox.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+namespace amem {
+namespace {
+
+/// Calls `send(begin, end, is_last)` for parts of at most so many items. `last`: nothing follows
+/// these, so that the rank answers the last part; then there is one in any case.
+template <class Item, class Send>
+void in_packets(const std::vector<Item>& items, std::ptrdiff_t most, bool last, Send send) {
+  const Item* at = items.data();
+  const Item* const end = at + items.size();
+  while (at != end || last) {
+    const Item* stop = at + std::min(end - at, most);
+    send(at, stop, last && stop == end);
+    if (stop == end) return;
+    at = stop;
+  }
+}
+
+}  // namespace
+
+void Outbox::send(RankId id, const Message& message, std::vector<SharedFd> fds) {
+  if (const Rank* rank = node_.find_rank(id))
+    sessions_.send(rank->session, message, std::move(fds));
+}
+
+void Outbox::send_all(const std::vector<RankId>& ranks, const Message& message) {
+  for (RankId rank : ranks) send(rank, message);
+}
+
+void Outbox::give_segments(RankId rank, const std::vector<std::uint32_t>& segments) {
+  for (const std::uint32_t index : segments) {
+    const PoolSegment& segment = node_.segments[index];
+    send(rank, pool_segment_message(index, segment.size, segment.memfd), {segment.fd});
+  }
+}
+
+void Outbox::send_copies(RankId rank, CopyKind kind, Epoch epoch,
+                         const std::vector<CopyRange>& copies, bool last) {
+  for (const CopyRange& copy : copies)
+    if (node_.reach.add(rank, copy.segment)) give_segments(rank, {copy.segment});
+  in_packets(copies, kMaxCopiesPerMessage, last, [&](auto at, auto stop, bool is_last) {
+    send(rank, copies_message(kind, epoch, at, stop, is_last));
+  });
+}
+
+void Outbox::send_maps(RankId rank, Epoch epoch, const std::vector<const Allocation*>& maps,
+                       bool last) {
+  in_packets(maps, kMaxMapsPerMessage, last, [&](auto at, auto stop, bool is_last) {
+    std::vector<SharedFd> fds;
+    for (auto a = at; a != stop; ++a) fds.push_back((*a)->fd);
+    send(rank, map_message(epoch, at, stop, is_last), std::move(fds));
+  });
+}
+
+void Outbox::send_release(RankId rank, Epoch epoch, const std::vector<AllocationId>& ids) {
+  in_packets(ids, kMaxReleasesPerMessage, true, [&](auto at, auto stop, bool is_last) {
+    send(rank, release_message(epoch, at, stop, !is_last));
+  });
+}
+
+}  // namespace amem

@@ -1,0 +1,41 @@
+// Outbox: what the broker sends to its ranks in the course of operations, in packets of the sizes
+// that the protocol has.
+//
+// For the loop's thread; works on the Node's tables.
+#pragma once
+
+#include <vector>
+
+#include "daemon/base/ids.h"
+#include "daemon/memory/allocations.h"
+#include "daemon/operations/node.h"
+#include "daemon/plans/plan.h"
+#include "daemon/sessions/messages.h"
+#include "daemon/sessions/session_server.h"
+
+namespace amem {
+
+class Outbox {
+ public:
+  Outbox(Node& node, SessionServer& sessions) : node_(node), sessions_(sessions) {}
+
+  /// A rank that has gone meanwhile gets nothing.
+  void send(RankId rank, const Message& message, std::vector<SharedFd> fds = {});
+  void send_all(const std::vector<RankId>& ranks, const Message& message);
+  /// Lets the rank reach these segments of the pool.
+  void give_segments(RankId rank, const std::vector<std::uint32_t>& segments);
+  /// After the segments that the rank does not reach yet. `last`: with nothing to follow, so that
+  /// the rank answers; then a packet goes in any case.
+  void send_copies(RankId rank, CopyKind kind, Epoch epoch, const std::vector<CopyRange>& copies,
+                   bool last);
+  /// Likewise.
+  void send_maps(RankId rank, Epoch epoch, const std::vector<const Allocation*>& maps, bool last);
+  /// A Release of these alone.
+  void send_release(RankId rank, Epoch epoch, const std::vector<AllocationId>& ids);
+
+ private:
+  Node& node_;
+  SessionServer& sessions_;
+};
+
+}  // namespace amem

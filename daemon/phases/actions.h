@@ -1,0 +1,101 @@
+// What a Group wants done, and how its operations went. Plain values.
+//
+// An action that says "answered by" expects that event (daemon/phases/group_events.h) once it has
+// been carried out.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "common/status.h"
+#include "daemon/base/ids.h"
+#include "daemon/phases/cut.h"
+#include "daemon/phases/phase_times.h"
+#include "daemon/phases/phases.h"
+#include "daemon/phases/task.h"
+
+namespace amem {
+
+enum class GroupState : std::uint8_t { kRunning, kPausing, kPaused, kResuming };
+std::string_view to_string(GroupState state);
+
+/// How an operation went.
+struct Outcome {
+  Task task = Operation::kPause;
+  Status status;
+  Duration total{};
+  std::vector<PhaseTime> times;
+};
+
+namespace action {
+
+struct Begun {  // an operation, whoever asked for it; the actions up to Finished are its own
+  Task task;
+};
+struct Quiesce {  // to these ranks
+  Epoch epoch;
+  std::vector<RankId> ranks;
+};
+struct Step {
+  Epoch epoch;
+  Cut::Step step;
+};
+struct Save {   // take extents, send Save to the keepers; answered by SaveSent
+  Epoch epoch;  // of a wave after the first: the extents have been taken
+};
+struct Leaves {};  // the cut is taken and the first Save sent: memory is on its way out
+struct Release {   // to these ranks: of a pause what has been saved, of a resume all it has brought
+  Epoch epoch;
+  std::vector<RankId> ranks;
+};
+struct Drop {};   // close the descriptors of what has been released; answered by Dropped
+struct Admit {};  // compare need and free memory; answered by Admitted
+struct Create {   // create what is not resident, send it to its keepers with Map and Load at once;
+                  // answered by Created, unless the epoch has passed
+  Epoch epoch;
+};
+struct Load {  // the last Map and Load to these ranks, which they answer
+  Epoch epoch;
+  std::vector<RankId> ranks;
+};
+struct Room {  // the swap's other group has left: create what waited for its memory
+  Epoch epoch;
+};
+struct Open {  // to these ranks
+  Epoch epoch;
+  std::vector<RankId> ranks;
+};
+struct Arrived {  // what is in place needs no bytes in the pool any more
+  bool loaded;    // also what this resume has brought back
+  Selection what;
+};
+struct Answer {  // a rank's GroupRequest
+  RankId rank;
+  std::uint64_t seq;
+  Status status;
+};
+struct Progress {
+  Phase phase;
+  std::uint32_t ranks_done;
+  std::uint32_t ranks_total;
+  std::uint64_t bytes;
+  Duration elapsed;  // since the operation began
+};
+struct StateChanged {
+  GroupState state;
+};
+struct Finished {
+  Outcome outcome;
+};
+
+}  // namespace action
+
+using Action =
+    std::variant<action::Begun, action::Quiesce, action::Step, action::Save, action::Leaves,
+                 action::Release, action::Drop, action::Admit, action::Create, action::Load,
+                 action::Room, action::Open, action::Arrived, action::Answer, action::Progress,
+                 action::StateChanged, action::Finished>;
+
+}  // namespace amem

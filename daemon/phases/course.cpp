@@ -1,0 +1,369 @@
+#include "daemon/phases/course.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/base/units.h"
+
+namespace amem {
+
+Course::Course(Home home, Terms terms, Epoch epoch, Time now)
+    : home_(home), terms_(std::move(terms)), epoch_(epoch), began_(now) {
+  const std::vector<RankId> ranks = home_.members.ids();
+  participants_.insert(ranks.begin(), ranks.end());
+  enter(terms_.task.op == Operation::kPause ? kPauseBegins : kResumeBegins, now);
+}
+
+// ---- the way through the table ------------------------------------------------------------------
+
+void Course::enter(Phase phase, Time now) {
+  close_phase(now);
+  if (phase == Phase::kOpen) loaded_ = phase_ == Phase::kLoad || phase_ == Phase::kTurn;
+  phase_ = phase;
+  phase_began_ = now;
+  const bool theirs =
+      terms_.timeout != Duration::zero() && (phase == Phase::kQuiesce || phase == Phase::kLoad);
+  const Deadlines& limits = home_.deadlines;
+  deadline_ = now + (theirs ? terms_.timeout : limits.of(phase));
+  // These may wait for all that the other group has still to do.
+  if (terms_.held && (phase == Phase::kCreate || phase == Phase::kTurn))
+    deadline_ += limits.save + limits.release + limits.create;
+  bytes_ = 0;
+  waiting_.clear();
+  mapped_.clear();
+  if (phase != Phase::kQuiesce) cut_.reset();
+
+  std::deque<Action>& actions = home_.actions;
+  switch (phase) {
+    case Phase::kQuiesce:
+      waiting_ = participants_;
+      cut_.emplace(participants(), limits.stall, now);
+      actions.push_back(action::Quiesce{epoch_, participants()});
+      break;
+    case Phase::kSaveMore:
+      ++epoch_.wave;
+      [[fallthrough]];
+    case Phase::kSave:
+      more_ = false;  // until it is known what is left
+      actions.push_back(action::Save{epoch_});
+      break;
+    case Phase::kRollback:
+      epoch_ = epoch_.attempt + 1;
+      [[fallthrough]];
+    case Phase::kRelease:
+      waiting_ = participants_;
+      actions.push_back(action::Release{epoch_, participants()});
+      break;
+    case Phase::kDrop:
+      actions.push_back(action::Drop{});
+      break;
+    case Phase::kAdmit:
+      actions.push_back(action::Admit{});
+      break;
+    case Phase::kCreate:
+      actions.push_back(action::Create{epoch_});
+      break;
+    case Phase::kLoad:
+      waiting_ = participants_;
+      actions.push_back(action::Load{epoch_, participants()});
+      break;
+    case Phase::kOpen: {
+      // Those that joined on the way have their gates shut too.
+      const std::vector<RankId> all = home_.members.ids();
+      participants_.insert(all.begin(), all.end());
+      waiting_ = participants_;
+      actions.push_back(action::Open{epoch_, all});
+      break;
+    }
+    case Phase::kTurn:
+    case Phase::kNone:
+    case Phase::kPaused:
+    case Phase::kRunning:
+      break;
+  }
+  asked_ = static_cast<std::uint32_t>(waiting_.size());
+  report_progress(now);
+  // In save the broker says first whom it asked.
+  if (rule(phase).waits_for_ranks() && rule(phase).answer != Work::kSave) advance_if_done(now);
+}
+
+void Course::close_phase(Time now) {
+  if (phase_ == Phase::kNone) return;
+  add_time(times_, first_of_name(phase_), now - phase_began_, rank_times_);
+  rank_times_.clear();
+}
+
+void Course::advance_if_done(Time now) {
+  if (phase_ == Phase::kQuiesce)
+    look_at_cut(now);
+  else if (waiting_.empty())
+    advance(now);
+}
+
+void Course::advance(Time now) {
+  switch (const Phase next = next_phase(phase_, [this](Reason r) { return holds(r); })) {
+    case Phase::kRunning:
+      home_.actions.push_back(action::Arrived{loaded_, terms_.task.selection});
+      return finish(GroupState::kRunning, trouble_, now);
+    case Phase::kPaused:
+      return finish(GroupState::kPaused, trouble_, now);
+    default:
+      return enter(next, now);
+  }
+}
+
+bool Course::holds(Reason reason) const {
+  switch (reason) {
+    case Reason::kMoreToSave:
+      return more_;
+    case Reason::kRunsOn:
+      return terms_.rest == GroupState::kRunning;
+    case Reason::kHeld:
+      return terms_.held;
+  }
+  return false;
+}
+
+void Course::trouble(const Status& status) {
+  const std::string text = std::string(phase_name(phase_)) + ": " + status.text();
+  if (trouble_.ok())
+    trouble_ = Status(status.code(), text);
+  else
+    trouble_ = Status(trouble_.code(), trouble_.text() + "; then " + text);
+}
+
+void Course::fail(const Status& status, Time now) {
+  trouble(status);
+  switch (rule(phase_).failure) {
+    case OnFailure::kCallOff:
+      home_.actions.push_back(action::Arrived{false, terms_.task.selection});
+      home_.actions.push_back(action::Open{epoch_, home_.members.ids()});
+      return finish(GroupState::kRunning, trouble_, now);
+    case OnFailure::kGoOn:
+      return;
+    case OnFailure::kEnd:
+      return finish(terms_.rest, trouble_, now);
+    case OnFailure::kRollBack:
+      return enter(Phase::kRollback, now);
+  }
+}
+
+void Course::finish(GroupState state, Status status, Time now) {
+  close_phase(now);
+  phase_ = Phase::kNone;
+  end_ = End{state, std::move(status)};
+}
+
+Outcome Course::take_outcome(Time now) {
+  return {terms_.task, end_->status, now - began_, std::move(times_)};
+}
+
+void Course::tell(Event event, Time now) {
+  std::visit([&](auto& what) { on(std::move(what), now); }, event);
+}
+
+// ---- what ranks answer --------------------------------------------------------------------------
+
+void Course::on(event::CutStatus event, Time now) {
+  if (phase_ != Phase::kQuiesce || event.epoch != epoch_) return;
+  const std::size_t quiet = cut_->quiet_ranks();
+  cut_->report(event.rank, std::move(event.report), now);
+  if (cut_->quiet_ranks() != quiet) report_progress(now);
+  look_at_cut(now);
+}
+
+void Course::look_at_cut(Time now) {
+  if (cut_->taken()) {
+    waiting_.clear();
+    return advance(now);
+  }
+  for (const Cut::Step& step : cut_->decide(now))
+    home_.actions.push_back(action::Step{epoch_, step});
+}
+
+void Course::on(const event::PhaseDone& event, Time now) {
+  if (event.epoch != epoch_ || !waiting_.contains(event.rank)) return;
+  const bool loading = phase_ == Phase::kLoad;
+  const bool first_answer = loading && event.work == Work::kMap;
+  const bool last_answer =
+      event.work == rule(phase_).answer && (!loading || mapped_.contains(event.rank));
+  if (!first_answer && !last_answer) return;
+
+  bytes_ += event.bytes;
+  note_work(event, now);
+  if (last_answer)
+    waiting_.erase(event.rank);
+  else
+    mapped_.insert(event.rank);
+  if (!event.status.ok()) {
+    waiting_.erase(event.rank);
+    const Phase failed_in = phase_;
+    const Code code = event.status.code() == Code::kDataLoss ? Code::kDataLoss : Code::kAborted;
+    fail({code, home_.members.label(event.rank) + " failed: " + event.status.text()}, now);
+    if (phase_ != failed_in) return;  // the operation has gone another way
+  }
+  report_progress(now);
+  if (last_answer || !event.status.ok()) advance_if_done(now);
+}
+
+void Course::note_work(const event::PhaseDone& event, Time now) {
+  RankTime& noted = rank_times_[event.rank];
+  noted.rank = event.rank;
+  noted.time = now - phase_began_;
+  if (event.work == Work::kSave || event.work == Work::kLoad) noted.copied += event.bytes;
+  noted.work += event.spent;
+}
+
+void Course::on(const event::FreedUnloaded& event, Time now) {
+  const bool loading = phase_ == Phase::kLoad && waiting_.contains(event.rank);
+  if (phase_ != Phase::kCreate && !loading) return;
+  fail({Code::kAborted, home_.members.label(event.rank) +
+                            " freed what other ranks hold too before it had loaded it; resume "
+                            "again"},
+       now);
+}
+
+// ---- what the broker answers --------------------------------------------------------------------
+
+void Course::on(const event::SaveSent& event, Time now) {
+  if (rule(phase_).answer != Work::kSave) return;
+  if (!event.status.ok()) return fail(event.status, now);
+  if (phase_ == Phase::kSave) home_.actions.push_back(action::Leaves{});
+  more_ = event.more;
+  waiting_ = {event.ranks.begin(), event.ranks.end()};
+  asked_ = static_cast<std::uint32_t>(event.ranks.size());
+  report_progress(now);
+  advance_if_done(now);
+}
+
+void Course::on(const event::Dropped& event, Time now) {
+  if (phase_ == Phase::kDrop && !event.note.empty()) home_.note = event.note;
+  finish_part(Phase::kDrop, {}, now);
+}
+
+void Course::on(const event::Admitted& event, Time now) {
+  finish_part(Phase::kAdmit, event.status, now);
+}
+
+void Course::on(const event::Created& event, Time now) {
+  finish_part(Phase::kCreate, event.status, now);
+}
+
+void Course::finish_part(Phase phase, const Status& status, Time now) {
+  if (phase_ != phase) return;
+  if (!status.ok()) return fail(status, now);
+  advance(now);
+}
+
+// ---- the other group of a swap ------------------------------------------------------------------
+
+void Course::on(const event::GoOn&, Time now) {
+  if (!std::exchange(terms_.held, false)) return;
+  if (phase_ == Phase::kCreate)
+    home_.actions.push_back(action::Room{epoch_});
+  else if (phase_ == Phase::kTurn)
+    advance(now);
+}
+
+void Course::on(const event::GiveUp& event, Time now) {
+  if (!std::exchange(terms_.held, false)) return;
+  // What rolls back already needs no second reason.
+  if (rule(phase_).failure == OnFailure::kRollBack) fail(event.why, now);
+}
+
+// ---- ranks come and go --------------------------------------------------------------------------
+
+bool Course::gates_open() const {
+  // In the open phase everything has been loaded and Open has been sent. A group that runs goes on
+  // running while some of its memory comes back.
+  return phase_ == Phase::kOpen ||
+         (terms_.task.op == Operation::kResume && terms_.rest == GroupState::kRunning);
+}
+
+void Course::join(RankId rank) {
+  // One that runs while memory comes back may get hold of it, so it is in on what follows.
+  if (gates_open()) participants_.insert(rank);
+}
+
+void Course::leave(RankId rank, const std::string& who, bool leaves_unloaded, Time now) {
+  const bool took_part = participants_.erase(rank) > 0;
+  const bool was_awaited = waiting_.erase(rank) > 0;
+  if (cut_) cut_->forget(rank);
+  if (home_.members.empty()) {
+    const bool pause = terms_.task.op == Operation::kPause;
+    return finish(pause ? GroupState::kPausing : GroupState::kResuming,
+                  {Code::kAborted, "the last rank, " + who + ", has ended"}, now);
+  }
+  if (!took_part) return;
+  const std::string what = who + " ended during " + std::string(phase_name(phase_));
+  switch (rule(phase_).death) {
+    case OnDeath::kCallOff:
+      return fail({Code::kAborted, what}, now);
+    case OnDeath::kRollBackIfNeeded:
+      // While the broker creates, nobody has been asked for an answer yet.
+      if (leaves_unloaded && (was_awaited || phase_ == Phase::kCreate))
+        return fail({Code::kAborted, what + " before it had loaded what other ranks hold too"},
+                    now);
+      [[fallthrough]];
+    case OnDeath::kGoOn:
+      home_.note = what;
+      if (rule(phase_).waits_for_ranks()) advance_if_done(now);
+  }
+}
+
+void Course::lose(RankId rank, const std::string& what, Time now) {
+  if (takes_part(rank) && rule(phase_).death == OnDeath::kCallOff)
+    fail({Code::kAborted, what + " during " + std::string(phase_name(phase_))}, now);
+}
+
+// ---- time ---------------------------------------------------------------------------------------
+
+Time Course::wakeup() const {
+  return cut_ ? std::min(deadline_, cut_->next_decision()) : deadline_;
+}
+
+void Course::tick(Time now) {
+  if (now < deadline_) {
+    if (phase_ == Phase::kQuiesce) look_at_cut(now);
+    return;
+  }
+  const Phase late = phase_;
+  const Duration limit = deadline_ - phase_began_;
+  fail({Code::kDeadlineExceeded, "not done within " + format_duration(limit) + ": " + laggards()},
+       now);
+  if (phase_ != late) return;
+  waiting_.clear();  // goes on without their answers
+  deadline_ = kNever;
+  if (rule(phase_).waits_for_ranks()) advance(now);
+}
+
+// ---- for people ---------------------------------------------------------------------------------
+
+void Course::report_progress(Time now) {
+  std::size_t done = asked_ - waiting_.size();
+  if (phase_ == Phase::kQuiesce && cut_) done = cut_->quiet_ranks();
+  home_.actions.push_back(
+      action::Progress{phase_, static_cast<std::uint32_t>(done), asked_, bytes_, now - began_});
+}
+
+std::string_view Course::waiting_for(RankId rank) const {
+  return waiting_.contains(rank) ? phase_name(phase_) : std::string_view();
+}
+
+std::vector<RankId> Course::participants() const {
+  return {participants_.begin(), participants_.end()};
+}
+
+std::string Course::laggards() const {
+  if (cut_) {
+    std::string text;
+    for (const auto& [rank, why] : cut_->laggards())
+      text += (text.empty() ? "" : ", ") + home_.members.label(rank) + " " + why;
+    return text;
+  }
+  if (waiting_.empty() && terms_.held) return "the group that is to go out still has its memory";
+  if (waiting_.empty()) return "the broker's own work";
+  return home_.members.names({waiting_.begin(), waiting_.end()}) + " did not answer";
+}
+
+}  // namespace amem

@@ -1,0 +1,126 @@
+// Course: one pause or resume on its way through the table in phases.h.
+//
+// Events go in, actions come out, as of the Group that it belongs to. Every wait has a deadline.
+// Before the point of no return (the first Release) a failure ends with the group running again;
+// after it, with the group paused and its bytes safe; never in between.
+//
+// Pure: no I/O, time comes in. Not synchronised; one Group owns it, until it has ended.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/status.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/ids.h"
+#include "daemon/phases/actions.h"
+#include "daemon/phases/cut.h"
+#include "daemon/phases/group_events.h"
+#include "daemon/phases/members.h"
+#include "daemon/phases/phase_times.h"
+#include "daemon/phases/phases.h"
+#include "daemon/phases/task.h"
+
+namespace amem {
+
+class Course {
+ public:
+  /// What is its group's.
+  struct Home {
+    const Deadlines& deadlines;
+    const Members& members;
+    std::deque<Action>& actions;
+    std::string& note;
+  };
+  struct Terms {
+    Task task;
+    GroupState rest;      // where it ends once the ranks have released
+    Duration timeout{};   // not 0: instead of the deadline of quiesce (pause) or map+load (resume)
+    bool inside = false;  // begun by the ranks' own requests
+    bool held = false;    // of a resume: not to open before GoOn
+  };
+  struct End {
+    GroupState state;
+    Status status;
+  };
+
+  Course(Home home, Terms terms, Epoch epoch, Time now);
+
+  // ---- events; REQUIRES: not ended ----
+  void tell(Event event, Time now);
+  void tick(Time now);
+  /// The rank has become a member.
+  void join(RankId rank);
+  /// `who`, a member until now. `leaves_unloaded`: it was to load bytes that others hold.
+  void leave(RankId rank, const std::string& who, bool leaves_unloaded, Time now);
+  /// `what` has happened: it stays a member that answers nothing.
+  void lose(RankId rank, const std::string& what, Time now);
+
+  // ---- how it stands ----
+  const Terms& terms() const { return terms_; }
+  Phase phase() const { return phase_; }
+  Epoch epoch() const { return epoch_; }
+  bool gates_open() const;
+  bool takes_part(RankId rank) const { return participants_.contains(rank); }
+  /// The phase in which the broker waits for this rank now; empty: it does not.
+  std::string_view waiting_for(RankId rank) const;
+  Time wakeup() const;
+  /// Nothing follows once it has ended.
+  const std::optional<End>& end() const { return end_; }
+  /// REQUIRES: it has ended; once.
+  Outcome take_outcome(Time now);
+
+ private:
+  void on(event::CutStatus event, Time now);
+  void on(const event::PhaseDone& event, Time now);
+  void on(const event::FreedUnloaded& event, Time now);
+  void on(const event::SaveSent& event, Time now);
+  void on(const event::Dropped& event, Time now);
+  void on(const event::Admitted& event, Time now);
+  void on(const event::Created& event, Time now);
+  void on(const event::GoOn& event, Time now);
+  void on(const event::GiveUp& event, Time now);
+
+  void enter(Phase phase, Time now);
+  void close_phase(Time now);
+  void advance_if_done(Time now);
+  void advance(Time now);
+  bool holds(Reason reason) const;
+  void finish_part(Phase phase, const Status& status, Time now);
+  void fail(const Status& status, Time now);
+  void trouble(const Status& status);
+  void finish(GroupState state, Status status, Time now);
+  void look_at_cut(Time now);
+  void note_work(const event::PhaseDone& event, Time now);
+  void report_progress(Time now);
+  std::vector<RankId> participants() const;
+  std::string laggards() const;
+
+  Home home_;
+  Terms terms_;
+  Epoch epoch_;
+  Time began_;
+  Phase phase_ = Phase::kNone;
+  Time phase_began_;
+  Time deadline_ = kNever;
+  bool more_ = false;              // this is a wave, and not the last
+  bool loaded_ = false;            // the ranks have everything that was to come back
+  std::set<RankId> participants_;  // the ranks that were members when it began
+  std::set<RankId> waiting_;       // of these, the ones whose answer to this phase is to come
+  std::set<RankId> mapped_;        // in map+load: those that have answered Map
+  std::uint32_t asked_ = 0;        // ranks that this phase was asked of
+  std::uint64_t bytes_ = 0;        // that they did in it
+  std::optional<Cut> cut_;         // in quiesce
+  Status trouble_;                 // what has gone wrong so far
+  std::vector<PhaseTime> times_;
+  std::map<RankId, RankTime> rank_times_;  // in this phase
+  std::optional<End> end_;
+};
+
+}  // namespace amem

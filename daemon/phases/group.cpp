@@ -1,0 +1,206 @@
+#include "daemon/phases/group.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace amem {
+
+std::string_view to_string(GroupState state) {
+  switch (state) {
+    case GroupState::kRunning:
+      return "running";
+    case GroupState::kPausing:
+      return "pausing";
+    case GroupState::kPaused:
+      return "paused";
+    case GroupState::kResuming:
+      return "resuming";
+  }
+  return "";
+}
+
+Group::Group(std::string name, const Deadlines& deadlines, Time now, MemoryView memory)
+    : name_(std::move(name)), deadlines_(deadlines), memory_(std::move(memory)), since_(now) {}
+
+std::optional<Action> Group::next_action() {
+  if (actions_.empty()) return std::nullopt;
+  Action next = std::move(actions_.front());
+  actions_.pop_front();
+  return next;
+}
+
+// ---- ranks --------------------------------------------------------------------------------------
+
+bool Group::join(RankId rank, std::string label) {
+  members_.add(rank, std::move(label));
+  if (course_) course_->join(rank);
+  return !gates_open();
+}
+
+void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
+  const std::string who = members_.label(rank);
+  members_.remove(rank);
+  requests_.forget(rank);
+  if (course_) course_->leave(rank, who, leaves_unloaded, now);
+  settle_if_ended(now);
+  look_at_requests(now);
+}
+
+void Group::lose(RankId rank, Time now) {
+  const std::string what = members_.label(rank) + " lost its session";
+  members_.lose(rank);
+  requests_.forget(rank);
+  note_ = what + ", and its process ran on";
+  if (course_) course_->lose(rank, what, now);
+  settle_if_ended(now);
+}
+
+bool Group::may_allocate(RankId rank) const {
+  // A call that passed the gate before it shut must be able to end; one that joined since has
+  // passed nothing. In the open phase some gates are open before all ranks have answered.
+  return gates_open() || (phase() == Phase::kQuiesce && course_->takes_part(rank));
+}
+
+std::string_view Group::waiting_for(RankId rank) const {
+  return course_ ? course_->waiting_for(rank) : std::string_view();
+}
+
+// ---- operations ---------------------------------------------------------------------------------
+
+bool Group::satisfied(const Task& task) const {
+  const Selection& what = task.selection;
+  if (task.op == Operation::kResume) return state_ == GroupState::kRunning && !memory_.away(what);
+  return state_ == GroupState::kPaused ||
+         (state_ == GroupState::kRunning && !what.all() && !memory_.can_leave(what));
+}
+
+Status Group::can_start(const Task& task) const {
+  if (course_)
+    return {Code::kFailedPrecondition,
+            "group '" + name_ + "' is " + std::string(to_string(state_)) + " (" +
+                std::string(phase_name(phase())) + "); try again when that has ended"};
+  if (!satisfied(task)) return {};
+  const std::string what = task.selection.all() ? "" : to_string(task.selection) + " of ";
+  if (task.op == Operation::kPause && state_ == GroupState::kRunning &&
+      !memory_.away(task.selection))
+    return {Code::kFailedPrecondition,
+            what + "group '" + name_ +
+                "' cannot leave its devices: all of it is pinned, because a NIC may know where it "
+                "is ('amemctl groups' says how much)"};
+  return {Code::kFailedPrecondition,
+          what + "group '" + name_ + "' is already " +
+              std::string(task.op == Operation::kPause ? "paused" : "running")};
+}
+
+Status Group::start(const Task& task, Duration timeout, Time now, bool held) {
+  Status status = can_start(task);
+  if (status.ok()) begin(task, timeout, false, held, now);
+  return status;
+}
+
+void Group::begin(const Task& task, Duration timeout, bool inside, bool held, Time now) {
+  const bool pause = task.op == Operation::kPause;
+  const GroupState rest = pause && task.selection.all() ? GroupState::kPaused : state_;
+  note_.clear();
+  state_ = pause ? GroupState::kPausing : GroupState::kResuming;
+  since_ = now;
+  actions_.push_back(action::Begun{task});
+  actions_.push_back(action::StateChanged{state_});
+  epoch_ = epoch_.attempt + 1;
+  course_.emplace(Course::Home{deadlines_, members_, actions_, note_},
+                  Course::Terms{task, rest, timeout, inside, held}, epoch_, now);
+}
+
+void Group::tell(Event event, Time now) {
+  if (!course_) return;
+  course_->tell(std::move(event), now);
+  settle_if_ended(now);
+}
+
+void Group::settle_if_ended(Time now) {
+  if (!course_ || !course_->end()) return;
+  state_ = course_->end()->state;
+  since_ = now;
+  epoch_ = course_->epoch();
+  const bool inside = course_->terms().inside;
+  Outcome outcome = course_->take_outcome(now);
+  course_.reset();
+  const Task task = outcome.task;
+  Status& status = outcome.status;
+  if (!status.ok()) {
+    std::string text = describe(task, name_) + ": " + status.text();
+    if (!members_.empty()) text += "; the group is " + std::string(to_string(state_));
+    status = Status(status.code(), std::move(text));
+    note_ = status.text();
+  } else {
+    (task.op == Operation::kPause ? last_pause_ : last_resume_) = outcome;
+  }
+  const Status result = status;
+  if (!members_.empty()) actions_.push_back(action::StateChanged{state_});
+  actions_.push_back(action::Finished{std::move(outcome)});
+
+  if (inside || satisfied(task)) answer(task, result);
+  look_at_requests(now);
+}
+
+// ---- time ---------------------------------------------------------------------------------------
+
+Time Group::wakeup() const {
+  Time time = course_ ? course_->wakeup() : kNever;
+  for (const Task& task : requests_.tasks()) time = std::min(time, request_deadline(task));
+  return time;
+}
+
+void Group::tick(Time now) {
+  for (const Task& task : requests_.tasks()) expire_requests(task, now);
+  if (course_) course_->tick(now);
+  settle_if_ended(now);
+}
+
+// ---- requests from inside -----------------------------------------------------------------------
+
+void Group::request(RankId rank, std::uint64_t seq, const Task& task, Duration timeout, Time now) {
+  if (!course_ && satisfied(task)) {
+    actions_.push_back(action::Answer{rank, seq, {}});
+    return;
+  }
+  if (timeout == Duration::zero()) timeout = deadlines_.request;
+  if (Status status = requests_.add({rank, seq, task, now + timeout}); !status.ok()) {
+    actions_.push_back(action::Answer{rank, seq, std::move(status)});
+    return;
+  }
+  look_at_requests(now);
+}
+
+void Group::look_at_requests(Time now) {
+  if (course_) return;
+  for (const Task& task : requests_.tasks())
+    if (satisfied(task)) answer(task, {});
+  for (const Task& task : requests_.tasks())
+    if (requests_.complete(task, members_.ids()) && can_start(task).ok())
+      return begin(task, Duration::zero(), true, false, now);
+}
+
+void Group::answer(const Task& task, const Status& status) {
+  for (const Requests::Request& r : requests_.take(task))
+    actions_.push_back(action::Answer{r.rank, r.seq, status});
+}
+
+// Requests for what is under way, or will be as soon as the group can, wait for that and not for
+// other ranks.
+Time Group::request_deadline(const Task& task) const {
+  if (course_ && (task == course_->terms().task || requests_.complete(task, members_.ids())))
+    return kNever;
+  return requests_.deadline(task);
+}
+
+void Group::expire_requests(const Task& task, Time now) {
+  if (request_deadline(task) > now) return;
+  answer(task,
+         {Code::kDeadlineExceeded,
+          describe(task, name_) + " from inside: not every rank asked for it in time; missing: " +
+              members_.names(requests_.missing(task, members_.ids())) + "; the group is " +
+              std::string(to_string(state_))});
+}
+
+}  // namespace amem

@@ -1,0 +1,117 @@
+// Group: the ranks that pause and resume together, what they ask for, and where they stand. What is
+// under way is a Course.
+//
+// Events go in (a rank joins, leaves, answers; somebody asks for a pause; time passes), actions
+// come out and are carried out by the caller, in order, before the next event.
+//
+// Pure: no I/O, time comes in, memory and sockets are the caller's business. Not synchronised: the
+// broker's loop owns it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "common/status.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/ids.h"
+#include "daemon/phases/actions.h"
+#include "daemon/phases/course.h"
+#include "daemon/phases/group_events.h"
+#include "daemon/phases/members.h"
+#include "daemon/phases/phases.h"
+#include "daemon/phases/requests.h"
+#include "daemon/phases/task.h"
+
+namespace amem {
+
+/// What a Group needs to know of its memory; its owner tells.
+struct MemoryView {
+  using Question = std::function<bool(const Selection&)>;
+  /// Some of it is on a device and free to leave.
+  Question can_leave = [](const Selection&) { return true; };
+  /// Some of it is not on a device.
+  Question away = [](const Selection&) { return false; };
+};
+
+class Group {
+ public:
+  Group(std::string name, const Deadlines& deadlines, Time now, MemoryView memory = {});
+  Group(const Group&) = delete;
+
+  /// The next thing to do; nothing when all has been done.
+  std::optional<Action> next_action();
+  /// When tick() is due; kNever: not at all.
+  Time wakeup() const;
+  void tick(Time now);
+
+  // ---- ranks ----
+  /// `label` names the rank in messages: "rank 3 (pid 123)". Returns whether it must start with its
+  /// gate shut; then it gets Open with the others.
+  bool join(RankId rank, std::string label);
+  /// REQUIRES: it joined. `leaves_unloaded`: it was to load bytes of allocations that others hold.
+  void leave(RankId rank, bool leaves_unloaded, Time now);
+  /// Its session has ended while its process lives on: it stays a member that answers nothing,
+  /// until leave(). REQUIRES: it joined.
+  void lose(RankId rank, Time now);
+  /// Whether Create and Redeem of this rank are served now.
+  bool may_allocate(RankId rank) const;
+  /// A pause or resume asked for from inside. `timeout` 0: the configured one.
+  void request(RankId rank, std::uint64_t seq, const Task& task, Duration timeout, Time now);
+
+  // ---- an operation ----
+  /// kFailedPrecondition: the group is in that state already, or in transition. `timeout`, when not
+  /// 0, replaces the deadline of quiesce (pause) or map+load (resume).
+  /// `held`: of a resume that is the second part of a swap; it must not open before GoOn.
+  Status start(const Task& task, Duration timeout, Time now, bool held = false);
+  /// Whether start() would be refused, and how.
+  Status can_start(const Task& task) const;
+  void tell(Event event, Time now);
+
+  // ---- for reports ----
+  const std::string& name() const { return name_; }
+  const Members& members() const { return members_; }
+  GroupState state() const { return state_; }
+  Phase phase() const { return course_ ? course_->phase() : Phase::kNone; }
+  Epoch epoch() const { return course_ ? course_->epoch() : epoch_; }
+  Time since() const { return since_; }
+  const std::string& note() const { return note_; }
+  /// The phase in which the broker waits for this rank now; empty: it does not.
+  std::string_view waiting_for(RankId rank) const;
+  /// The last one that succeeded; nothing before the first.
+  const std::optional<Outcome>& last(Operation op) const {
+    return op == Operation::kPause ? last_pause_ : last_resume_;
+  }
+
+ private:
+  bool gates_open() const {
+    return course_ ? course_->gates_open() : state_ == GroupState::kRunning;
+  }
+  /// The group is as the task would leave it.
+  bool satisfied(const Task& task) const;
+  void begin(const Task& task, Duration timeout, bool inside, bool held, Time now);
+  void settle_if_ended(Time now);
+  void look_at_requests(Time now);
+  void answer(const Task& task, const Status& status);
+  void expire_requests(const Task& task, Time now);
+  Time request_deadline(const Task& task) const;
+
+  const std::string name_;
+  const Deadlines deadlines_;
+  const MemoryView memory_;
+  std::deque<Action> actions_;
+
+  GroupState state_ = GroupState::kRunning;
+  Time since_;
+  Epoch epoch_;  // the last one
+  Members members_;
+  Requests requests_;
+  std::string note_;
+  std::optional<Outcome> last_pause_;
+  std::optional<Outcome> last_resume_;
+  std::optional<Course> course_;  // the operation under way
+};
+
+}  // namespace amem

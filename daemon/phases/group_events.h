@@ -1,0 +1,62 @@
+// What a Group is told while an operation is under way: by its ranks, and by the broker of its own
+// part. Plain values. Those of another epoch or phase, and those that come when no operation is
+// under way, are ignored.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/status.h"
+#include "daemon/base/ids.h"
+#include "daemon/phases/cut.h"
+#include "daemon/phases/phase_times.h"
+#include "daemon/phases/phases.h"
+
+namespace amem {
+
+namespace event {
+
+struct CutStatus {
+  RankId rank;
+  Epoch epoch;
+  CutReport report;
+};
+struct PhaseDone {
+  RankId rank;
+  Epoch epoch;
+  Work work;
+  Status status;
+  std::uint64_t bytes = 0;
+  RankWork spent = {};  // how the rank spent its time, for the Outcome
+};
+struct FreedUnloaded {  // the rank was to load bytes that others hold too, and has let go of them
+  RankId rank;
+};
+struct SaveSent {
+  Status status;
+  std::vector<RankId> ranks;
+  bool more = false;  // it was a wave, and the next follows when it has been dropped
+};
+struct Dropped {
+  std::string note;  // what an operator should know (memory that did not become free), or empty
+};
+struct Admitted {
+  Status status;
+};
+struct Created {
+  Status status;
+};
+struct GoOn {};  // the swap's first group has been paused: the resume that is held may open
+struct GiveUp {  // it has not: the resume that is held is rolled back
+  Status why;
+};
+
+}  // namespace event
+
+using Event =
+    std::variant<event::CutStatus, event::PhaseDone, event::FreedUnloaded, event::SaveSent,
+                 event::Dropped, event::Admitted, event::Created, event::GoOn, event::GiveUp>;
+
+}  // namespace amem

@@ -1,0 +1,164 @@
+// The phases of a pause and a resume, as one table (docs/design.md, "Phases"): what each is called,
+// what ends it, what comes next, and what a failure and a death do. Course follows this table;
+// nothing else decides the order.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "daemon/base/clock.h"
+
+namespace amem {
+
+enum class Phase : std::uint8_t {
+  kNone,  // in no operation
+  kQuiesce,
+  kSave,
+  kRelease,
+  kDrop,
+  kSaveMore,  // "save" again, of a pause in waves
+  kAdmit,
+  kCreate,
+  kLoad,  // "map+load"
+  kTurn,  // of a swap's second group
+  kOpen,
+  kRollback,  // of a resume: the ranks release again what they had mapped
+  kPaused,    // as `next`: the operation has ended there
+  kRunning,
+};
+
+/// What a rank's PhaseDone answers.
+enum class Work : std::uint8_t { kNone, kQuiet, kSave, kRelease, kMap, kLoad, kOpen };
+
+/// What a failed answer, a passed deadline or a failure of the broker's own work does.
+enum class OnFailure : std::uint8_t {
+  kCallOff,   // gates reopen, chunks are returned, RUNNING
+  kGoOn,      // noted; the operation goes on and ends with that error
+  kEnd,       // nothing has been done yet: PAUSED
+  kRollBack,  // kRollback comes next: the ranks release again, what was created is dropped, PAUSED
+};
+
+/// What the death of a rank that takes part does.
+enum class OnDeath : std::uint8_t {
+  kCallOff,           // as OnFailure
+  kGoOn,              // the phase goes on without it
+  kRollBackIfNeeded,  // goes on, unless it leaves bytes unloaded that others hold
+};
+
+struct PhaseRule {
+  Phase phase;
+  std::string_view name;
+  Work answer;  // of each rank, with which it has done its part; kNone: the broker does it alone
+  Phase next;   // but for what kForks says
+  OnFailure failure;
+  OnDeath death;
+
+  constexpr bool waits_for_ranks() const { return answer != Work::kNone; }
+};
+
+// clang-format off
+inline constexpr std::array kPhases = {
+    //        phase             name        answer          next             failure                death
+    PhaseRule{Phase::kQuiesce,  "quiesce",  Work::kQuiet,   Phase::kSave,    OnFailure::kCallOff,   OnDeath::kCallOff},
+    PhaseRule{Phase::kSave,     "save",     Work::kSave,    Phase::kRelease, OnFailure::kCallOff,   OnDeath::kCallOff},
+    // The first Release is the point of no return.
+    PhaseRule{Phase::kRelease,  "release",  Work::kRelease, Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn},
+    PhaseRule{Phase::kDrop,     "drop",     Work::kNone,    Phase::kPaused,  OnFailure::kGoOn,      OnDeath::kGoOn},
+    // In a swap what leaves may come in waves.
+    PhaseRule{Phase::kSaveMore, "save",     Work::kSave,    Phase::kRelease, OnFailure::kGoOn,      OnDeath::kGoOn},
+
+    PhaseRule{Phase::kAdmit,    "admit",    Work::kNone,    Phase::kCreate,  OnFailure::kEnd,       OnDeath::kGoOn},
+    // What has been created goes to its keepers at once, so in create they map and load already.
+    PhaseRule{Phase::kCreate,   "create",   Work::kNone,    Phase::kLoad,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
+    PhaseRule{Phase::kLoad,     "map+load", Work::kLoad,    Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
+    PhaseRule{Phase::kTurn,     "turn",     Work::kNone,    Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kGoOn},
+    // Ranks that have opened are running: there is no way back, and everything has been loaded.
+    PhaseRule{Phase::kOpen,     "open",     Work::kOpen,    Phase::kRunning, OnFailure::kGoOn,      OnDeath::kGoOn},
+
+    PhaseRule{Phase::kRollback, "rollback", Work::kRelease, Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn},
+};
+
+/// The first phases.
+inline constexpr Phase kPauseBegins = Phase::kQuiesce;
+inline constexpr Phase kResumeBegins = Phase::kAdmit;
+
+/// Why a phase is not followed by its `next`.
+enum class Reason : std::uint8_t {
+  kMoreToSave,  // this was a wave, and not the last
+  kRunsOn,      // without chosen tags, or without those that could not come back, a group runs on
+  kHeld,        // the group that it takes turns with is not paused yet
+};
+
+struct Fork {
+  Phase phase;
+  Reason reason;
+  Phase next;
+};
+
+/// The first that holds counts.
+inline constexpr std::array kForks = {
+    Fork{Phase::kDrop, Reason::kMoreToSave, Phase::kSaveMore},
+    Fork{Phase::kDrop, Reason::kRunsOn,     Phase::kOpen},
+    Fork{Phase::kLoad, Reason::kHeld,       Phase::kTurn},
+};
+// clang-format on
+
+/// REQUIRES: a phase of the table.
+constexpr const PhaseRule& rule(Phase phase) {
+  for (const PhaseRule& r : kPhases)
+    if (r.phase == phase) return r;
+  return kPhases.front();
+}
+
+/// `holds(Reason)`. REQUIRES: a phase of the table.
+template <class Holds>
+constexpr Phase next_phase(Phase phase, Holds holds) {
+  for (const Fork& fork : kForks)
+    if (fork.phase == phase && holds(fork.reason)) return fork.next;
+  return rule(phase).next;
+}
+
+constexpr std::string_view phase_name(Phase phase) {
+  return phase == Phase::kNone ? std::string_view() : rule(phase).name;
+}
+
+/// The phases of one name are one to those who watch: their times and costs are added up.
+constexpr Phase first_of_name(Phase phase) {
+  for (const PhaseRule& r : kPhases)
+    if (r.name == phase_name(phase)) return r.phase;
+  return phase;
+}
+
+/// How long each phase may take. Those of the broker's own have a limit between its steps.
+struct Deadlines {
+  Duration quiesce = std::chrono::seconds(30);
+  Duration save = std::chrono::seconds(60);
+  Duration release = std::chrono::seconds(30);  // also for the rollback of a resume
+  Duration create = std::chrono::seconds(60);
+  Duration load = std::chrono::seconds(60);
+  Duration open = std::chrono::seconds(10);
+  Duration request = std::chrono::seconds(60);     // for the other ranks to ask for the same
+  Duration stall = std::chrono::milliseconds(20);  // of a quiesce, see docs/protocol.md
+
+  Duration of(Phase phase) const {
+    switch (phase) {
+      case Phase::kQuiesce:
+        return quiesce;
+      case Phase::kSave:
+      case Phase::kSaveMore:
+        return save;
+      case Phase::kRelease:
+      case Phase::kRollback:
+        return release;
+      case Phase::kLoad:
+        return load;
+      case Phase::kOpen:
+        return open;
+      default:
+        return create;
+    }
+  }
+};
+
+}  // namespace amem

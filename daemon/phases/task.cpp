@@ -1,0 +1,24 @@
+#include "daemon/phases/task.h"
+
+namespace amem {
+
+std::string_view to_string(Operation op) { return op == Operation::kPause ? "pause" : "resume"; }
+
+std::string to_string(const Selection& selection) {
+  if (selection.all()) return "";
+  std::string text = selection.tags.size() > 1 ? "tags" : "tag";
+  const char* before = " ";
+  for (const std::string& tag : selection.tags) {
+    text += before + tag;
+    before = ", ";
+  }
+  return text;
+}
+
+std::string describe(const Task& task, const std::string& group) {
+  std::string text = std::string(to_string(task.op)) + " of ";
+  if (!task.selection.all()) text += to_string(task.selection) + " of ";
+  return text + "group '" + group + "'";
+}
+
+}  // namespace amem

@@ -1,0 +1,115 @@
+#include "daemon/plans/plan.h"
+
+#include <algorithm>
+
+namespace amem {
+namespace {
+
+void add_copies(const Allocation& allocation, std::vector<CopyRange>& copies) {
+  if (allocation.saved.empty()) {
+    copies.push_back({allocation.id, 0, allocation.size, kZeroSegment, 0});
+    return;
+  }
+  std::uint64_t offset = 0;
+  std::size_t i = 0;
+  for (const Stored& part : allocation.parts()) {
+    const Extent& extent = allocation.saved[i++];
+    copies.push_back({allocation.id, offset, part.length, extent.segment, extent.offset,
+                      part.sparse ? SaveForm::kSparse : SaveForm::kDense,
+                      part.sparse ? part.bytes : 0, part.checksum});
+    offset += part.length;
+  }
+}
+
+/// A resume brings it back: it is on its device again, and not yet in the ranks' hands.
+bool comes_back(const Allocation& a, const Selection& what) {
+  return a.away && a.resident() && what.takes(a.tag);
+}
+
+}  // namespace
+
+Status known_tags(const Allocations& table, GroupId group, const Selection& what) {
+  for (const std::string& tag : what.tags) {
+    if (table.any(group, [&](const Allocation& a) { return a.tag == tag; })) continue;
+    std::set<std::string> there;
+    for (const Allocation* a : table.of_group(group)) there.insert(a->tag);
+    std::string text = "the group has no memory of tag '" + tag + "'; ";
+    if (there.empty()) return {Code::kNotFound, text + "it has no memory at all"};
+    return {Code::kNotFound, text + "it has " + to_string(Selection{there})};
+  }
+  return {};
+}
+
+std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Selection& what,
+                                 const Allocations::Filter& keeps) {
+  return table.of_group(
+      group, [&](const Allocation& a) { return what.takes(a.tag) && a.can_leave() && keeps(a); });
+}
+
+Plan plan_save(const Allocations& table, GroupId group, const FormOf& form,
+               const Allocations::Filter& chosen) {
+  Plan plan;
+  for (const Allocation* a : table.of_group(group)) {
+    if (!a->resident() || a->saved.empty() || !chosen(*a)) continue;
+    std::vector<CopyRange>& copies = plan[a->keeper()].copies;
+    const std::size_t before = copies.size();
+    add_copies(*a, copies);
+    for (std::size_t i = before; i < copies.size(); ++i) copies[i].form = form(*a);
+  }
+  return plan;
+}
+
+std::map<DeviceUuid, std::uint64_t> needs(const Allocations& table, GroupId group,
+                                          const Selection& what) {
+  std::map<DeviceUuid, std::uint64_t> bytes;
+  for (const Allocation* a : table.of_group(group))
+    if (!a->resident() && what.takes(a->tag)) bytes[a->device] += a->size;
+  return bytes;
+}
+
+std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId group,
+                                          const Selection& what) {
+  std::vector<Creation::Item> items;
+  for (const Allocation* a : table.of_group(group))
+    if (a->away && what.takes(a->tag))
+      items.push_back({a->id, a->keeper(), a->device, a->size, a->resident() ? 0 : a->size});
+  return items;
+}
+
+Plan plan_load(const std::vector<const Allocation*>& slice) {
+  Plan plan;
+  for (const Allocation* a : slice) {
+    if (a->pinned_by(a->keeper())) continue;
+    RankPlan& keeper = plan[a->keeper()];
+    keeper.maps.push_back(a);
+    if (!a->stayed) add_copies(*a, keeper.copies);
+  }
+  return plan;
+}
+
+Plan plan_peers(const Allocations& table, GroupId group, const Selection& what,
+                const Loaders& loaders) {
+  Plan plan;
+  for (const Allocation* a : table.of_group(group)) {
+    if (!comes_back(*a, what)) continue;
+    const auto loader = loaders.find(a->id);
+    for (RankId rank : a->holders) {
+      const bool has_it = (loader != loaders.end() && loader->second == rank) || a->pinned_by(rank);
+      if (!has_it) plan[rank].maps.push_back(a);
+    }
+  }
+  return plan;
+}
+
+bool loads_for_others(const Allocations& table, GroupId group, const Loaders& loaders,
+                      RankId rank) {
+  for (const Allocation* a : table.of_group(group)) {
+    const auto loader = loaders.find(a->id);
+    if (loader == loaders.end() || loader->second != rank) continue;
+    if (std::any_of(a->holders.begin(), a->holders.end(), [rank](RankId h) { return h != rank; }))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace amem

@@ -1,0 +1,79 @@
+// Plans: who copies and maps what in a pause or resume, worked out from the allocation table.
+//
+// Pure functions over the table; the result points into it and is good until the table changes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "daemon/memory/allocations.h"
+#include "daemon/phases/task.h"
+#include "daemon/plans/creation.h"
+
+namespace amem {
+
+/// A range of an allocation and where its bytes are in the pool; kZeroSegment: nowhere, it is to be
+/// cleared.
+struct CopyRange {
+  AllocationId id = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+  std::uint32_t segment = 0;
+  std::uint64_t segment_offset = 0;
+  SaveForm form = SaveForm::kDense;  // of a load: how it is stored, never kAuto
+  std::uint64_t stored = 0;          // of a load, when it is sparse: bytes in the pool
+  std::uint64_t checksum = 0;        // of a load: of the range's bytes; 0: not known
+
+  friend bool operator==(const CopyRange&, const CopyRange&) = default;
+};
+
+struct RankPlan {
+  std::vector<const Allocation*> maps;
+  std::vector<CopyRange> copies;
+};
+
+using Plan = std::map<RankId, RankPlan>;
+
+/// kNotFound: the group has no memory of one of these tags; the text has the tags that there are.
+Status known_tags(const Allocations& table, GroupId group, const Selection& what);
+
+/// The allocations of a group whose bytes a pause must keep: on a device, free to leave it, and
+/// `keeps` is true.
+std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Selection& what,
+                                 const Allocations::Filter& keeps);
+
+/// Save: every allocation of the group that is on a device, has extents and is `chosen`, copied by
+/// its keeper in the form that `form` says.
+using FormOf = std::function<SaveForm(const Allocation&)>;
+Plan plan_save(
+    const Allocations& table, GroupId group, const FormOf& form,
+    const Allocations::Filter& chosen = [](const Allocation&) { return true; });
+
+/// Bytes of each device that a resume takes.
+std::map<DeviceUuid, std::uint64_t> needs(const Allocations& table, GroupId group,
+                                          const Selection& what);
+
+/// What a resume brings back: everything that the ranks have let go of, oldest first.
+std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId group,
+                                          const Selection& what);
+
+/// Map and load: each keeper maps what it keeps of `slice`, which is on its device again, and fills
+/// it. Memory that stayed on the device because some rank pinned it is mapped and not filled; a
+/// rank never released what it pinned itself.
+Plan plan_load(const std::vector<const Allocation*>& slice);
+
+/// Who loads what.
+using Loaders = std::unordered_map<AllocationId, RankId>;
+
+/// Peers: each holder maps what its loader has loaded. Only ranks with something to map.
+Plan plan_peers(const Allocations& table, GroupId group, const Selection& what,
+                const Loaders& loaders);
+
+/// Whether `rank` was to load something that another rank holds as well.
+bool loads_for_others(const Allocations& table, GroupId group, const Loaders& loaders, RankId rank);
+
+}  // namespace amem

@@ -1,0 +1,209 @@
+#include "daemon/sessions/messages.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+namespace amem {
+namespace {
+
+Message message_of(pb_size_t body) {
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = body;
+  return message;
+}
+
+amem_v1_Form form_message(SaveForm form) {
+  switch (form) {
+    case SaveForm::kAuto:
+      return amem_v1_Form_FORM_AUTO;
+    case SaveForm::kSparse:
+      return amem_v1_Form_FORM_SPARSE;
+    case SaveForm::kDense:
+      break;
+  }
+  return amem_v1_Form_FORM_DENSE;
+}
+
+}  // namespace
+
+Message quiesce_message(Epoch epoch) {
+  Message message = message_of(amem_v1_SessionMessage_quiesce_tag);
+  message.body.quiesce.epoch = epoch.attempt;
+  return message;
+}
+
+Message step_message(Epoch epoch, const Cut::Step& step) {
+  Message message = message_of(amem_v1_SessionMessage_step_tag);
+  message.body.step.epoch = epoch.attempt;
+  std::memcpy(message.body.step.device, step.device.bytes.data(), step.device.bytes.size());
+  message.body.step.in_turn = step.in_turn;
+  return message;
+}
+
+Message release_message(Epoch epoch, const Selection& what, bool undo) {
+  Message message = message_of(amem_v1_SessionMessage_release_tag);
+  amem_v1_Release& release = message.body.release;
+  release.epoch = epoch.attempt;
+  release.wave = epoch.wave;
+  release.undo = undo;
+  for (const std::string& tag : what.tags) set_text(release.tags[release.tags_count++], tag);
+  return message;
+}
+
+Message release_message(Epoch epoch, const AllocationId* begin, const AllocationId* end,
+                        bool more) {
+  Message message = message_of(amem_v1_SessionMessage_release_tag);
+  amem_v1_Release& release = message.body.release;
+  release.epoch = epoch.attempt;
+  release.wave = epoch.wave;
+  release.listed = true;
+  release.more = more;
+  for (const AllocationId* id = begin; id != end; ++id) release.ids[release.ids_count++] = *id;
+  return message;
+}
+
+Message open_message(Epoch epoch) {
+  Message message = message_of(amem_v1_SessionMessage_open_tag);
+  message.body.open.epoch = epoch.attempt;
+  return message;
+}
+
+Message pool_segment_message(std::uint32_t index, std::uint64_t size, bool memfd) {
+  Message message = message_of(amem_v1_SessionMessage_pool_segment_tag);
+  message.body.pool_segment.index = index;
+  message.body.pool_segment.size = size;
+  message.body.pool_segment.memfd = memfd;
+  return message;
+}
+
+Message reply_message(std::uint64_t seq, const Status& status) {
+  Message message = message_of(amem_v1_SessionMessage_reply_tag);
+  message.seq = seq;
+  message.body.reply.code = static_cast<std::uint32_t>(status.code());
+  set_text(message.body.reply.text, status.text());
+  return message;
+}
+
+Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch) {
+  Message message = reply_message(seq, {});
+  message.body.reply.which_result = amem_v1_Reply_welcome_tag;
+  auto& welcome = message.body.reply.result.welcome;
+  welcome.rank_id = rank;
+  welcome.gate_shut = gate_shut;
+  welcome.epoch = epoch.attempt;
+  return message;
+}
+
+Message created_message(std::uint64_t seq, const Allocation& allocation) {
+  Message message = reply_message(seq, {});
+  message.body.reply.which_result = amem_v1_Reply_created_tag;
+  auto& created = message.body.reply.result.created;
+  created.id = allocation.id;
+  std::memcpy(created.token, allocation.token.data(), allocation.token.size());
+  return message;
+}
+
+Message redeemed_message(std::uint64_t seq, const Allocation& allocation) {
+  Message message = reply_message(seq, {});
+  message.body.reply.which_result = amem_v1_Reply_redeemed_tag;
+  auto& redeemed = message.body.reply.result.redeemed;
+  redeemed.id = allocation.id;
+  redeemed.size = allocation.size;
+  std::memcpy(redeemed.device, allocation.device.bytes.data(), allocation.device.bytes.size());
+  redeemed.gpu_direct_rdma = allocation.gpu_direct_rdma;
+  set_text(redeemed.tag, allocation.tag);
+  return message;
+}
+
+Message copies_message(CopyKind kind, Epoch epoch, const CopyRange* begin, const CopyRange* end,
+                       bool last) {
+  const bool save = kind == CopyKind::kSave;
+  Message message =
+      message_of(save ? amem_v1_SessionMessage_save_tag : amem_v1_SessionMessage_load_tag);
+  amem_v1_Copies& copies = save ? message.body.save : message.body.load;
+  copies.epoch = epoch.attempt;
+  copies.wave = epoch.wave;
+  copies.last = last;
+  for (const CopyRange* range = begin; range != end; ++range)
+    copies.copies[copies.copies_count++] = {
+        range->id,      range->offset,         range->length,
+        range->segment, range->segment_offset, form_message(range->form),
+        range->stored,  range->checksum};
+  return message;
+}
+
+Message map_message(Epoch epoch, const Allocation* const* begin, const Allocation* const* end,
+                    bool last) {
+  Message message = message_of(amem_v1_SessionMessage_map_tag);
+  amem_v1_Map& map = message.body.map;
+  map.epoch = epoch.attempt;
+  map.last = last;
+  for (const Allocation* const* a = begin; a != end; ++a) map.ids[map.ids_count++] = (*a)->id;
+  return message;
+}
+
+CutReport cut_report(const amem_v1_CutStatus& message) {
+  CutReport report;
+  report.steps = message.steps;
+  report.captures = message.captures;
+  for (pb_size_t i = 0; i < message.devices_count; ++i) {
+    const amem_v1_DeviceCut& device = message.devices[i];
+    report.devices.push_back({make_uuid(device.device), device.busy, device.waiting, device.ready});
+  }
+  return report;
+}
+
+RegionPolicy region_policy(amem_v1_RegionPolicy policy) {
+  switch (policy) {
+    case amem_v1_RegionPolicy_REGION_POLICY_KEEP:
+      return RegionPolicy::kKeep;
+    case amem_v1_RegionPolicy_REGION_POLICY_DISCARD:
+      return RegionPolicy::kDiscard;
+    default:
+      return RegionPolicy::kNone;
+  }
+}
+
+std::optional<Work> answered_work(amem_v1_Phase phase) {
+  switch (phase) {
+    case amem_v1_Phase_PHASE_SAVE:
+      return Work::kSave;
+    case amem_v1_Phase_PHASE_RELEASE:
+      return Work::kRelease;
+    case amem_v1_Phase_PHASE_MAP:
+      return Work::kMap;
+    case amem_v1_Phase_PHASE_LOAD:
+      return Work::kLoad;
+    case amem_v1_Phase_PHASE_OPEN:
+      return Work::kOpen;
+    default:
+      return std::nullopt;
+  }
+}
+
+RankWork rank_work(const amem_v1_Spent& spent) {
+  // A rank's numbers are for people only; nonsense in them must not overflow.
+  const auto us = [](std::uint64_t value) -> Duration {
+    return std::chrono::microseconds(std::min<std::uint64_t>(value, 3'600'000'000));
+  };
+  return {us(spent.busy_us),   us(spent.copy_us),  us(spent.import_us),  us(spent.map_us),
+          us(spent.access_us), us(spent.unmap_us), us(spent.release_us), spent.handles};
+}
+
+Status phase_status(const amem_v1_PhaseDone& message) {
+  if (message.code == 0) return {};
+  const bool known = message.code <= static_cast<std::uint32_t>(Code::kDataLoss);
+  std::string text = printable(message.text);
+  if (text.empty()) text = "it does not say why";
+  return {known ? static_cast<Code>(message.code) : Code::kUnknown, std::move(text)};
+}
+
+std::string printable(const char* text) {
+  std::string result = text;
+  for (char& c : result)
+    if (c < 0x20 || c > 0x7e) c = '?';
+  return result;
+}
+
+}  // namespace amem

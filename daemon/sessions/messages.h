@@ -1,0 +1,52 @@
+// The broker's side of the session protocol's messages: built from, and read into, the types that
+// the logic works with. Stateless; any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "common/packet.h"
+#include "daemon/phases/actions.h"
+#include "daemon/phases/cut.h"
+#include "daemon/plans/plan.h"
+
+namespace amem {
+
+Message quiesce_message(Epoch epoch);
+Message step_message(Epoch epoch, const Cut::Step& step);
+Message release_message(Epoch epoch, const Selection& what, bool undo);
+/// Of these alone; `more`: another packet follows. REQUIRES: at most kMaxReleasesPerMessage.
+inline constexpr std::ptrdiff_t kMaxReleasesPerMessage =
+    sizeof(amem_v1_Release::ids) / sizeof(amem_v1_Release::ids[0]);
+Message release_message(Epoch epoch, const AllocationId* begin, const AllocationId* end, bool more);
+Message open_message(Epoch epoch);
+Message pool_segment_message(std::uint32_t index, std::uint64_t size, bool memfd);
+
+/// A Reply without a result; the caller fills in what else it carries.
+Message reply_message(std::uint64_t seq, const Status& status);
+Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch);
+Message created_message(std::uint64_t seq, const Allocation& allocation);
+Message redeemed_message(std::uint64_t seq, const Allocation& allocation);
+
+/// Ranges [begin, end) as one Save or Load packet. REQUIRES: at most kMaxCopiesPerMessage.
+enum class CopyKind : std::uint8_t { kSave, kLoad };
+Message copies_message(CopyKind kind, Epoch epoch, const CopyRange* begin, const CopyRange* end,
+                       bool last);
+/// REQUIRES: at most kMaxMapsPerMessage.
+Message map_message(Epoch epoch, const Allocation* const* begin, const Allocation* const* end,
+                    bool last);
+
+CutReport cut_report(const amem_v1_CutStatus& message);
+/// kNone for a number that is no policy.
+RegionPolicy region_policy(amem_v1_RegionPolicy policy);
+/// Nothing for a phase that no rank answers.
+std::optional<Work> answered_work(amem_v1_Phase phase);
+/// A rank's PhaseDone as a status; a code that is none counts as kUnknown.
+RankWork rank_work(const amem_v1_Spent& spent);
+Status phase_status(const amem_v1_PhaseDone& message);
+
+/// A rank's text as it may appear in logs and answers: printable ASCII, the rest '?'.
+std::string printable(const char* text);
+
+}  // namespace amem

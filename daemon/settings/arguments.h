@@ -1,0 +1,27 @@
+// Arguments: amemd's command line, and the configuration that comes of it, the file and the
+// environment.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/settings/config.h"
+
+namespace amem {
+
+struct Arguments {
+  std::string config_file;  // empty: kDefaultConfigFile, if it exists
+  bool check_config = false;
+  std::vector<std::pair<std::string, std::string>> flags;  // a setting's key, its value
+};
+
+/// Nothing when the program is to end with `exit_status` now: --help, --version, or wrong usage;
+/// what there is to say has been printed.
+std::optional<Arguments> parse_arguments(int argc, const char* const* argv, int& exit_status);
+
+/// Defaults, file, environment, flags, in this order.
+Config load_config(const Arguments& arguments, ConfigErrors& errors);
+
+}  // namespace amem

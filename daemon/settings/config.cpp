@@ -1,0 +1,351 @@
+#include "daemon/settings/config.h"
+
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <bit>
+#include <cctype>
+#include <cstdlib>
+#include <utility>
+
+#include "daemon/base/units.h"
+
+namespace amem {
+namespace {
+
+template <std::uint64_t Config::*Member>
+Status set_size(Config& config, std::string_view value) {
+  Result<std::uint64_t> size = parse_size(value);
+  if (!size.ok()) return size.status();
+  config.*Member = size.value();
+  return {};
+}
+template <std::uint64_t Config::*Member>
+std::string get_size(const Config& config) {
+  return exact_size(config.*Member);
+}
+
+Status set_segment(Config& config, std::string_view value) {
+  std::uint64_t segment = 0;
+  if (value != "auto") {
+    Result<std::uint64_t> size = parse_size(value);
+    if (!size.ok()) return size.status();
+    segment = size.value();
+    if (segment == 0) return {Code::kInvalidArgument, "a size, or auto"};
+  }
+  config.pool_segment = segment;
+  return {};
+}
+std::string get_segment(const Config& config) {
+  return config.pool_segment == 0 ? "auto" : exact_size(config.pool_segment);
+}
+
+template <Duration Deadlines::*Member>
+Status set_deadline(Config& config, std::string_view value) {
+  Result<Duration> duration = parse_duration(value);
+  if (!duration.ok()) return duration.status();
+  if (duration.value() < std::chrono::milliseconds(1))
+    return {Code::kInvalidArgument, "must be at least 1ms"};
+  config.deadlines.*Member = duration.value();
+  return {};
+}
+template <Duration Deadlines::*Member>
+std::string get_deadline(const Config& config) {
+  return format_duration(config.deadlines.*Member);
+}
+
+template <mode_t Config::*Member>
+Status set_mode(Config& config, std::string_view value) {
+  const bool octal =
+      !value.empty() && value.size() <= 4 &&
+      std::all_of(value.begin(), value.end(), [](char c) { return c >= '0' && c <= '7'; });
+  const unsigned long mode = octal ? std::strtoul(std::string(value).c_str(), nullptr, 8) : ~0UL;
+  if (mode > 0777)
+    return {Code::kInvalidArgument,
+            "\"" + std::string(value) + "\" is no file mode; write e.g. \"0660\""};
+  config.*Member = static_cast<mode_t>(mode);
+  return {};
+}
+template <mode_t Config::*Member>
+std::string get_mode(const Config& config) {
+  char text[8];
+  std::snprintf(text, sizeof text, "0%03o", static_cast<unsigned>(config.*Member));
+  return text;
+}
+
+template <std::string Config::*Member>
+Status set_text(Config& config, std::string_view value) {
+  config.*Member = value;
+  return {};
+}
+template <std::string Config::*Member>
+std::string get_text(const Config& config) {
+  return config.*Member;
+}
+
+template <bool Config::*Member>
+Status set_flag(Config& config, std::string_view value) {
+  if (value != "true" && value != "false")
+    return {Code::kInvalidArgument, "\"" + std::string(value) + "\" is neither true nor false"};
+  config.*Member = value == "true";
+  return {};
+}
+template <bool Config::*Member>
+std::string get_flag(const Config& config) {
+  return config.*Member ? "true" : "false";
+}
+
+Status one_of(std::string& target, std::string_view value,
+              std::initializer_list<std::string_view> choices) {
+  if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
+    std::string text = "\"" + std::string(value) + "\" is none of";
+    for (std::string_view choice : choices) text += " " + std::string(choice);
+    return {Code::kInvalidArgument, text};
+  }
+  target = value;
+  return {};
+}
+Status set_log_level(Config& config, std::string_view value) {
+  return one_of(config.log_level, value, {"debug", "info", "warning", "error"});
+}
+Status set_log_format(Config& config, std::string_view value) {
+  return one_of(config.log_format, value, {"text", "json"});
+}
+Status set_save(Config& config, std::string_view value) {
+  std::string text;
+  if (Status status = one_of(text, value, {"auto", "dense", "sparse"}); !status.ok()) return status;
+  for (SaveForm form : {SaveForm::kAuto, SaveForm::kDense, SaveForm::kSparse})
+    if (to_string(form) == text) config.pool_save = form;
+  return {};
+}
+std::string get_save(const Config& config) { return std::string(to_string(config.pool_save)); }
+Status set_runtime_dir(Config& config, std::string_view value) {
+  if (value.empty() || value.front() != '/')
+    return {Code::kInvalidArgument, "\"" + std::string(value) + "\" is not an absolute path"};
+  config.runtime_dir = value;
+  return {};
+}
+
+std::string_view table_of(std::string_view key) {
+  const std::size_t dot = key.find('.');
+  return dot == std::string_view::npos ? std::string_view() : key.substr(0, dot);
+}
+
+std::string in_quotes(std::string_view text) {
+  std::string result = "\"";
+  for (char c : text) {
+    char escaped[8];
+    if (c == '"' || c == '\\') {
+      result += '\\';
+      result += c;
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(c));
+      result += escaped;
+    } else {
+      result += c;
+    }
+  }
+  return result + "\"";
+}
+
+/// The value as the text that Setting::set takes; nothing for a type that no setting has.
+std::optional<std::string> as_text(const toml::node& node) {
+  if (const auto* text = node.as_string()) return text->get();
+  if (const auto* flag = node.as_boolean()) return flag->get() ? "true" : "false";
+  if (const auto* number = node.as_integer()) return std::to_string(number->get());
+  if (const auto* number = node.as_floating_point()) {
+    char text[64];
+    std::snprintf(text, sizeof text, "%.9f", number->get());
+    return text;
+  }
+  return std::nullopt;
+}
+
+void apply_table(Config& config, const toml::table& table, const std::string& prefix,
+                 const std::string& file_name, ConfigErrors& errors) {
+  for (const auto& [name, node] : table) {
+    const std::string key = prefix + std::string(name.str());
+    auto wrong = [&, line = node.source().begin.line](const std::string& what) {
+      errors.push_back(file_name + ":" + std::to_string(line) + ": " + key + ": " + what);
+    };
+    const bool is_table =
+        prefix.empty() && std::any_of(settings().begin(), settings().end(), [&](const Setting& s) {
+          return table_of(s.key) == name.str();
+        });
+    if (is_table) {
+      if (const toml::table* inner = node.as_table())
+        apply_table(config, *inner, key + ".", file_name, errors);
+      else
+        wrong("must be a table, written [" + key + "]");
+      continue;
+    }
+    const Setting* setting = find_setting(key);
+    if (setting == nullptr) {
+      wrong("no such setting; amemd --check-config prints those that exist");
+      continue;
+    }
+    const std::optional<std::string> text = as_text(node);
+    if (!text) {
+      wrong("must be a string, a number, true or false");
+    } else if (Status status = setting->set(config, *text); !status.ok()) {
+      wrong(status.text());
+    }
+  }
+}
+
+}  // namespace
+
+Config Config::defaults(bool system, std::string runtime_dir) {
+  Config config;
+  config.runtime_dir = std::move(runtime_dir);
+  config.session_mode = system ? 0666 : 0600;
+  config.control_mode = system ? 0660 : 0600;
+  return config;
+}
+
+const std::vector<Setting>& settings() {
+  static const std::vector<Setting> all = {
+      {"runtime_dir", "directory of the sockets", set_runtime_dir, get_text<&Config::runtime_dir>},
+
+      {"pool.size", "pinned host memory for saved bytes; 0: none", set_size<&Config::pool_size>,
+       get_size<&Config::pool_size>},
+      {"pool.segment", "size of each piece of it; auto: by its size", set_segment, get_segment},
+      {"pool.chunk", "unit in which it is handed out", set_size<&Config::pool_chunk>,
+       get_size<&Config::pool_chunk>},
+      {"pool.save", "how bytes are saved: auto, dense or sparse", set_save, get_save},
+
+      {"deadlines.quiesce", "for all ranks to become quiet", set_deadline<&Deadlines::quiesce>,
+       get_deadline<&Deadlines::quiesce>},
+      {"deadlines.save", "for copying to the pool", set_deadline<&Deadlines::save>,
+       get_deadline<&Deadlines::save>},
+      {"deadlines.release", "for unmapping, also when a resume is rolled back",
+       set_deadline<&Deadlines::release>, get_deadline<&Deadlines::release>},
+      {"deadlines.create", "for creating a group's memory again", set_deadline<&Deadlines::create>,
+       get_deadline<&Deadlines::create>},
+      {"deadlines.load", "for mapping and copying from the pool", set_deadline<&Deadlines::load>,
+       get_deadline<&Deadlines::load>},
+      {"deadlines.open", "for opening the gates", set_deadline<&Deadlines::open>,
+       get_deadline<&Deadlines::open>},
+      {"deadlines.request", "for all ranks to ask for the same pause or resume",
+       set_deadline<&Deadlines::request>, get_deadline<&Deadlines::request>},
+      {"deadlines.stall", "of a quiesce, before busy devices are stepped too",
+       set_deadline<&Deadlines::stall>, get_deadline<&Deadlines::stall>},
+
+      {"swap.duplex", "whether a swap brings one group in while the other goes out: true or false",
+       set_flag<&Config::swap_duplex>, get_flag<&Config::swap_duplex>},
+      {"swap.wave",
+       "how much of each rank leaves at a time when there is no room for both groups; "
+       "0: all at once",
+       set_size<&Config::swap_wave>, get_size<&Config::swap_wave>},
+
+      {"log.level", "debug, info, warning or error", set_log_level, get_text<&Config::log_level>},
+      {"log.format", "text or json (one object a line)", set_log_format,
+       get_text<&Config::log_format>},
+      {"log.file", "log file, reopened on SIGHUP; empty: stderr", set_text<&Config::log_file>,
+       get_text<&Config::log_file>},
+
+      {"sockets.session_mode", "file mode of session.sock, for ranks",
+       set_mode<&Config::session_mode>, get_mode<&Config::session_mode>},
+      {"sockets.control_mode", "file mode of control.sock, for operators",
+       set_mode<&Config::control_mode>, get_mode<&Config::control_mode>},
+  };
+  return all;
+}
+
+const Setting* find_setting(std::string_view key) {
+  for (const Setting& setting : settings())
+    if (setting.key == key) return &setting;
+  return nullptr;
+}
+
+std::string Setting::environment() const {
+  std::string name = "AMEM_";
+  for (char c : key)
+    name += c == '.' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return name;
+}
+
+std::string Setting::flag() const {
+  std::string name = "--";
+  for (char c : key) name += c == '.' || c == '_' ? '-' : c;
+  return name;
+}
+
+void apply_toml(Config& config, std::string_view text, const std::string& file_name,
+                ConfigErrors& errors) {
+  try {
+    apply_table(config, toml::parse(text, file_name), "", file_name, errors);
+  } catch (const toml::parse_error& error) {
+    errors.push_back(file_name + ":" + std::to_string(error.source().begin.line) + ": " +
+                     std::string(error.description()));
+  }
+}
+
+void apply_environment(Config& config, const Environment& environment, ConfigErrors& errors) {
+  for (const Setting& setting : settings()) {
+    const std::string name = setting.environment();
+    const char* value = environment(name.c_str());
+    if (value == nullptr || *value == '\0') continue;
+    if (Status status = setting.set(config, value); !status.ok())
+      errors.push_back("environment: " + name + ": " + status.text());
+  }
+}
+
+void apply_flags(Config& config, const std::vector<std::pair<std::string, std::string>>& flags,
+                 ConfigErrors& errors) {
+  for (const auto& [key, value] : flags) {
+    const Setting* setting = find_setting(key);
+    if (setting == nullptr) {
+      errors.push_back(key + ": no such setting");
+    } else if (Status status = setting->set(config, value); !status.ok()) {
+      errors.push_back(setting->flag() + ": " + status.text());
+    }
+  }
+}
+
+void check(const Config& config, ConfigErrors& errors) {
+  constexpr std::uint64_t kSmallestChunk = 64ULL << 10;
+  constexpr std::uint64_t kPage = 2ULL << 20;  // of host memory that the driver pins
+  const std::uint64_t chunk = config.pool_chunk;
+  const bool chunk_is_good = chunk >= kSmallestChunk && (chunk & (chunk - 1)) == 0;
+  if (!chunk_is_good)
+    errors.push_back("pool.chunk: " + exact_size(chunk) +
+                     " is not a power of two of at least 64KiB");
+  const auto check_size = [&](const std::string& key, std::uint64_t size, std::uint64_t least) {
+    if (size < least || size % kPage != 0)
+      errors.push_back(key + ": " + exact_size(size) + " is not a multiple of 2MiB");
+    else if (chunk_is_good && config.pool_size > 0 && size % chunk != 0)
+      errors.push_back(key + ": " + exact_size(size) + " is not a multiple of pool.chunk, " +
+                       exact_size(chunk));  // the rest would be pinned and never used
+  };
+  if (config.pool_segment != 0) check_size("pool.segment", config.pool_segment, kPage);
+  check_size("pool.size", config.pool_size, 0);
+}
+
+std::uint64_t Config::segment() const {
+  constexpr std::uint64_t kSmallest = 64ULL << 20;
+  constexpr std::uint64_t kLargest = 1ULL << 30;
+  constexpr std::uint64_t kMany = 1024;
+  if (pool_segment != 0) return pool_segment;
+  const std::uint64_t wanted = std::bit_ceil(pool_size / kMany);
+  return std::max(std::clamp(wanted, kSmallest, kLargest), pool_chunk);
+}
+
+std::string to_toml(const Config& config) {
+  std::string text;
+  std::string_view table;
+  for (const Setting& setting : settings()) {
+    const std::string_view its_table = table_of(setting.key);
+    if (its_table != table) {
+      table = its_table;
+      text += "\n[" + std::string(table) + "]\n";
+    }
+    const std::string_view name =
+        table.empty() ? setting.key : setting.key.substr(table.size() + 1);
+    text += std::string(name) + " = " + in_quotes(setting.get(config)) + "  # " +
+            std::string(setting.what) + "\n";
+  }
+  return text;
+}
+
+}  // namespace amem
