@@ -15,7 +15,7 @@
 #include "shim/base/region.h"
 #include "shim/blocks/slab_sizes.h"
 #include "shim/blocks/small_blocks.h"
-#include "shim/memory/table.h"
+#include "shim/memory/allocation_table.h"
 
 namespace amem::shim {
 

@@ -50,7 +50,7 @@ class Slabs {
   /// Handles of pieces are told apart from Memory's and the driver's by their top bits.
   static constexpr std::uint64_t kHandleTag = 0xa3e4'0000'0000'0000;
   static bool is_piece(CUmemGenericAllocationHandle handle) {
-    return (handle & Table::kTagMask) == kHandleTag;
+    return (handle & AllocationTable::kTagMask) == kHandleTag;
   }
 
   // ---- calls of NCCL; "nothing": as if there were no slabs ----
@@ -92,7 +92,7 @@ class Slabs {
 
  private:
   static std::uint64_t number_of(CUmemGenericAllocationHandle handle) {
-    return handle & ~Table::kTagMask;
+    return handle & ~AllocationTable::kTagMask;
   }
   SlabPiece* find(CUmemGenericAllocationHandle handle);
   CUmemGenericAllocationHandle add_piece(SlabPiece piece);

@@ -17,7 +17,7 @@ bool in_forked_child() { return Runtime::get().forked(); }
 
 /// A handle of brokered memory.
 bool ours(CUmemGenericAllocationHandle handle) {
-  return Table::is_virtual(handle) || Slabs::is_piece(handle);
+  return AllocationTable::is_virtual(handle) || Slabs::is_piece(handle);
 }
 
 Handles::TraceView trace_view(CUmemGenericAllocationHandle handle) {

@@ -67,7 +67,8 @@ CUresult answer_cuMulticastBindMem(CUmemGenericAllocationHandle object, std::siz
                                    std::size_t size, unsigned long long flags) {
   const auto real_call = real<kRow_cuMulticastBindMem>();
   const bool piece = Slabs::is_piece(memory);
-  if (!piece && !Table::is_virtual(memory)) return real_call(object, at, memory, from, size, flags);
+  if (!piece && !AllocationTable::is_virtual(memory))
+    return real_call(object, at, memory, from, size, flags);
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   Runtime& runtime = Runtime::get();
   if (!runtime.options().nvls) return refuse_binding();
