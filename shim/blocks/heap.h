@@ -129,7 +129,7 @@ class Heap {
   Session& session_;
   std::atomic<bool> keeps_{true};
 
-  std::mutex mutex_;  // guards what follows; taken before Memory's
+  std::mutex mutex_;  // guards what follows; taken before Holdings'
   std::map<Address, Segment> segments_;
   std::map<Address, Block> blocks_;
   std::vector<Block> deferred_;  // freed by the program while a capture was open

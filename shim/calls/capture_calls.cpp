@@ -1,5 +1,4 @@
 // Wrappers of the calls that begin and end stream captures. A pause waits until none is open.
-
 #include "shim/calls/driver_calls.h"
 #include "shim/runtime/runtime.h"
 

@@ -1,6 +1,5 @@
 // Wrappers of the calls that pass device memory between processes by handle. Handles and addresses
 // of brokered memory are answered by Ipc, everything else by the driver.
-
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
 #include "shim/calls/driver_calls.h"

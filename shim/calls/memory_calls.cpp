@@ -1,6 +1,5 @@
 // Wrappers of the virtual memory calls. Virtual handles and brokered
-// addresses are answered by Memory, everything else by the driver.
-
+// addresses are answered by Handles and Mappings, everything else by the driver.
 #include "common/ticket.h"
 #include "shim/base/log.h"
 #include "shim/base/trace.h"

@@ -1,7 +1,6 @@
 // Wrappers of the multicast calls: memory that is bound may be brokered, the objects never are. All
 // of it only with AMEM_NVLS=1; without, NCCL is told that there is no multicast, in scopes beyond
 // NCCL's everybody is.
-
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
 #include "shim/calls/driver_calls.h"
