@@ -269,15 +269,15 @@ void Heap::release(const Block& block) {
   if (keeps_ && memory_.mappings.reusable(segment->first))
     gone = kept_.keep(segment->second.kind(), segment->first, now);
   const bool ask = kept_.oldest() && !std::exchange(drop_is_due_, true);
-  const std::vector<Range> ranges = forget(gone);
+  const std::vector<AddressRange> ranges = forget(gone);
   lock.unlock();
   if (ask) session_.run_at(now + kKeepFor, [this] { drop_old(); });
   drop(ranges);
 }
 
 /// Takes segments out of the books. REQUIRES: the lock is held, and no block is in them.
-std::vector<Heap::Range> Heap::forget(const std::vector<Address>& segments) {
-  std::vector<Range> ranges;
+std::vector<AddressRange> Heap::forget(const std::vector<Address>& segments) {
+  std::vector<AddressRange> ranges;
   for (const Address address : segments) {
     const auto segment = segments_.find(address);
     ranges.push_back({address, segment->second.size});
@@ -288,7 +288,7 @@ std::vector<Heap::Range> Heap::forget(const std::vector<Address>& segments) {
 
 /// Frees what was forgotten. Inside the gate, without the lock: memory that is on its way back is
 /// waited for.
-void Heap::drop(const std::vector<Range>& ranges) {
+void Heap::drop(const std::vector<AddressRange>& ranges) {
   for (const auto& [address, size] : ranges) {
     const auto r = memory_.mappings.unmap(address, size);
     if (r.has_value() && *r != CUDA_SUCCESS)
@@ -300,7 +300,7 @@ void Heap::drop(const std::vector<Range>& ranges) {
 
 /// What is kept since then or longer leaves the books; not what is on its way back, since whoever
 /// frees it waits until it is there, and may be who brings it. REQUIRES: the lock is held.
-std::vector<Heap::Range> Heap::take_kept(KeptSegments::Time since) {
+std::vector<AddressRange> Heap::take_kept(KeptSegments::Time since) {
   return forget(
       kept_.take_older(since, [this](Address kept) { return memory_.mappings.reusable(kept); }));
 }
@@ -308,7 +308,7 @@ std::vector<Heap::Range> Heap::take_kept(KeptSegments::Time since) {
 /// Frees what is kept, but for what is away. False: nothing was. Inside the gate.
 bool Heap::drop_kept() {
   std::unique_lock lock(mutex_);
-  const std::vector<Range> kept = take_kept(KeptSegments::Time::max());
+  const std::vector<AddressRange> kept = take_kept(KeptSegments::Time::max());
   lock.unlock();
   drop(kept);
   return !kept.empty();
@@ -318,7 +318,7 @@ bool Heap::drop_kept() {
 // that waits for what the next command lets through.
 
 bool Heap::at_rest() {
-  std::vector<Range> kept;
+  std::vector<AddressRange> kept;
   {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return false;
@@ -330,7 +330,7 @@ bool Heap::at_rest() {
 
 void Heap::trim() {
   if (!gate_.try_enter()) return;
-  std::vector<Range> kept;
+  std::vector<AddressRange> kept;
   if (std::unique_lock lock(mutex_, std::try_to_lock); lock)
     kept = take_kept(KeptSegments::Time::max());
   drop(kept);
@@ -341,7 +341,7 @@ void Heap::drop_old() {
   const auto now = std::chrono::steady_clock::now();
   bool more = true;
   if (gate_.try_enter()) {  // shut: the memory may be away; later
-    std::vector<Range> old;
+    std::vector<AddressRange> old;
     if (std::unique_lock lock(mutex_, std::try_to_lock); lock) {
       old = take_kept(now - kKeepFor);
       more = drop_is_due_ = kept_.oldest().has_value();

@@ -110,13 +110,9 @@ class Heap {
   bool rdma_capable(int device);
   CUresult wait_until_unused(const Block& block);
   void release(const Block& block);
-  struct Range {
-    Address address = 0;
-    std::uint64_t size = 0;
-  };
-  std::vector<Range> forget(const std::vector<Address>& segments);
-  std::vector<Range> take_kept(KeptSegments::Time since);
-  void drop(const std::vector<Range>& ranges);
+  std::vector<AddressRange> forget(const std::vector<Address>& segments);
+  std::vector<AddressRange> take_kept(KeptSegments::Time since);
+  void drop(const std::vector<AddressRange>& ranges);
   bool drop_kept();
   void drop_old();
   std::optional<PeerAccess> peer_of_caller(CUcontext peer);
@@ -133,7 +129,7 @@ class Heap {
   Session& session_;
   std::atomic<bool> keeps_{true};
 
-  std::mutex mutex_;  // guards what follows; taken before Memory's
+  std::mutex mutex_;  // guards what follows; taken before Holdings'
   std::map<Address, Segment> segments_;
   std::map<Address, Block> blocks_;
   std::vector<Block> deferred_;  // freed by the program while a capture was open

@@ -27,7 +27,7 @@ CUipcMemHandle Ipc::write(const IpcHandle& handle) {
 }
 
 std::optional<CUresult> Ipc::get(CUipcMemHandle* handle, CUdeviceptr address,
-                                 const std::optional<Piece>& block) {
+                                 const std::optional<AddressRange>& block) {
   std::optional<Ticket> ticket = memory_.handles.ticket_at(address);
   if (!ticket) return std::nullopt;
   if (block) {
@@ -110,7 +110,7 @@ CUresult Ipc::grant(Mapped& mapped, int device) {
   return r;
 }
 
-Ipc::Mappings::iterator Ipc::find(CUdeviceptr address) {
+Ipc::MappedById::iterator Ipc::find(CUdeviceptr address) {
   return std::find_if(mappings_.begin(), mappings_.end(),
                       [&](const auto& entry) { return entry.second.opens.count(address) != 0; });
 }
@@ -120,11 +120,12 @@ bool Ipc::opened(CUdeviceptr address) {
   return find(address) != mappings_.end();
 }
 
-std::optional<Ipc::Piece> Ipc::piece(CUdeviceptr address) {
+std::optional<AddressRange> Ipc::piece(CUdeviceptr address) {
   std::lock_guard lock(mutex_);
   for (const auto& [id, mapped] : mappings_)
     for (const auto& [begin, opened] : mapped.opens)
-      if (address >= begin && address - begin < opened.size) return Piece{begin, opened.size};
+      if (address >= begin && address - begin < opened.size)
+        return AddressRange{begin, opened.size};
   return std::nullopt;
 }
 
@@ -163,7 +164,7 @@ CUresult Ipc::unmap_idle() {
   return result;
 }
 
-CUresult Ipc::unmap(Mappings::iterator it) {
+CUresult Ipc::unmap(MappedById::iterator it) {
   const Mapped mapped = it->second;
   mappings_.erase(it);
   if (mapped.base == 0) return CUDA_SUCCESS;

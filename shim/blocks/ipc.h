@@ -28,16 +28,10 @@ class Ipc {
   Ipc(const Driver& driver, Devices& devices, Memory& memory)
       : driver_(driver), devices_(devices), memory_(memory) {}
 
-  /// What one handle stands for.
-  struct Piece {
-    CUdeviceptr address = 0;
-    std::uint64_t size = 0;
-  };
-
   /// The handle of `block`, which lies at the address; without one, of the whole allocation there.
   /// Nothing: not brokered, ask the driver.
   std::optional<CUresult> get(CUipcMemHandle* handle, CUdeviceptr address,
-                              const std::optional<Piece>& block);
+                              const std::optional<AddressRange>& block);
   /// What a handle holds; nothing when it is the driver's.
   static std::optional<IpcHandle> read(const CUipcMemHandle& handle);
   static CUipcMemHandle write(const IpcHandle& handle);
@@ -48,7 +42,7 @@ class Ipc {
   /// The address came from open() and is still open.
   bool opened(CUdeviceptr address);
   /// The piece that contains the address, as its handle said.
-  std::optional<Piece> piece(CUdeviceptr address);
+  std::optional<AddressRange> piece(CUdeviceptr address);
   /// What the driver does before it closes: waits until nobody's work may use the memory any more.
   /// Outside of the gate. REQUIRES: no stream capture is open, which the wait would break.
   CUresult wait_until_unused();
@@ -67,19 +61,19 @@ class Ipc {
     // Pieces of one allocation are opened apart. Empty: it waits to be unmapped.
     std::map<CUdeviceptr, Opened> opens;
   };
-  using Mappings = std::map<std::uint64_t, Mapped>;  // by the broker's id
+  using MappedById = std::map<std::uint64_t, Mapped>;  // by the broker's id
 
   CUresult map(const IpcHandle& handle, Mapped& mapped);
   CUresult grant(Mapped& mapped, int device);
-  Mappings::iterator find(CUdeviceptr address);
-  CUresult unmap(Mappings::iterator it);
+  MappedById::iterator find(CUdeviceptr address);
+  CUresult unmap(MappedById::iterator it);
   CUresult unmap_idle();
 
   const Driver& driver_;
   Devices& devices_;
   Memory& memory_;
   std::mutex mutex_;  // guards mappings_
-  Mappings mappings_;
+  MappedById mappings_;
 };
 
 }  // namespace amem::shim

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "shim/base/region.h"
-#include "shim/memory/table.h"
+#include "shim/memory/allocation_table.h"
 
 namespace amem::shim {
 

@@ -15,7 +15,7 @@
 #include "shim/base/region.h"
 #include "shim/blocks/slab_sizes.h"
 #include "shim/blocks/small_blocks.h"
-#include "shim/memory/table.h"
+#include "shim/memory/allocation_table.h"
 
 namespace amem::shim {
 
@@ -41,7 +41,7 @@ struct SlabPiece {
   std::uint32_t refs = 0;          // handles
   std::uint32_t reservations = 0;  // that were answered with its address
   std::uint32_t mappings = 0;      // of these, mapped
-  std::uint64_t own = 0;           // Memory's handle, once it has moved
+  std::uint64_t own = 0;           // the allocation's handle, once it has moved to one
   Label label;
 };
 
@@ -74,7 +74,7 @@ class SlabBook {
   std::uint64_t piece_at(Address address) const;
   /// The piece that begins there; 0: none.
   std::uint64_t piece_from(Address address) const;
-  /// It lies in no slab any more: Memory's handle has the bytes.
+  /// It lies in no slab any more: it is an allocation of its own now.
   void move(SlabPiece& piece, std::uint64_t own);
   /// Forgets and answers a piece that nothing holds.
   std::optional<SlabPiece> settle(std::uint64_t number);

@@ -25,7 +25,7 @@ void SlabSizes::count(const Pool& pool, Row& row) {
 
 std::uint64_t SlabSizes::next(const Pool& pool, std::uint64_t size, std::uint64_t unit,
                               std::uint64_t most) {
-  const Kind& kind = kinds_[number(pool)];
+  const PieceKind& kind = kinds_[number(pool)];
   std::uint64_t wanted = std::min(most, std::max(kind.bytes / 4, unit));
   if (pool.piece != 0) {
     std::uint64_t pieces = kind.row;

@@ -47,14 +47,14 @@ class SlabSizes {
   void gone(const Pool& pool, std::uint64_t bytes) { kinds_[number(pool)].bytes -= bytes; }
 
  private:
-  struct Kind {
+  struct PieceKind {
     std::uint64_t bytes = 0;  // of all slabs
     std::uint64_t row = 0;    // pieces of the last row, or of a longer one so far
   };
   std::size_t number(const Pool& pool);
 
   std::map<Pool, std::size_t> numbers_;
-  std::vector<Kind> kinds_{1};  // by number; 0 is none
+  std::vector<PieceKind> kinds_{1};  // by number; 0 is none
 };
 
 }  // namespace amem::shim

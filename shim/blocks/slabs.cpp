@@ -161,7 +161,7 @@ CUresult Slabs::add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size
   Slab slab;
   slab.address = address;
   slab.size = size;
-  slab.id = Table::id_of(handle);
+  slab.id = AllocationTable::id_of(handle);
   slab.pool = pool;
   book_.add(slab);
   return CUDA_SUCCESS;

@@ -14,7 +14,7 @@
 //
 // Any thread; the caller is inside the gate where a function may talk to the broker or unmap a slab
 // (create, import, map, export_ticket, own_handle, release, free_address). The lock is held over
-// driver calls, never over a wait for the broker; it comes before Memory's.
+// driver calls, never over a wait for the broker; it comes before Holdings'.
 #pragma once
 
 #include <atomic>
@@ -47,10 +47,10 @@ class Slabs {
   static constexpr std::uint64_t kMost = 384ULL << 20U;  // the driver is slow with 512 MiB and more
   static constexpr std::uint64_t kLeastShare = 256;
 
-  /// Handles of pieces are told apart from Memory's and the driver's by their top bits.
+  /// Handles of pieces are told apart from allocations' and the driver's by their top bits.
   static constexpr std::uint64_t kHandleTag = 0xa3e4'0000'0000'0000;
   static bool is_piece(CUmemGenericAllocationHandle handle) {
-    return (handle & Table::kTagMask) == kHandleTag;
+    return (handle & AllocationTable::kTagMask) == kHandleTag;
   }
 
   // ---- calls of NCCL; "nothing": as if there were no slabs ----
@@ -58,7 +58,7 @@ class Slabs {
                                          CUmemAllocationGranularity_flags option);
   std::optional<CUresult> create(CUmemGenericAllocationHandle* handle, std::size_t size,
                                  const CUmemAllocationProp& prop, const Label& label);
-  /// Also whole allocations, whose handle is Memory's.
+  /// Also of whole allocations, with a handle of the allocation's.
   CUresult import(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
   std::optional<CUresult> reserve(CUdeviceptr* address, std::size_t size, std::size_t alignment,
                                   CUdeviceptr wish, unsigned long long flags);
@@ -71,10 +71,10 @@ class Slabs {
   CUresult release(CUmemGenericAllocationHandle handle);
   CUresult export_ticket(int* fd, CUmemGenericAllocationHandle handle);
   CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle);
-  /// Also with Memory's.
+  /// Also with an allocation's handle.
   CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
                CUmemGenericAllocationHandle handle, unsigned long long flags);
-  /// Memory's handle of a piece that has moved, or can.
+  /// The allocation's handle of a piece that has moved, or can.
   CUresult own_handle(CUmemGenericAllocationHandle* own, CUmemGenericAllocationHandle handle);
   Handles::TraceView trace_view(CUmemGenericAllocationHandle handle);
 
@@ -92,7 +92,7 @@ class Slabs {
 
  private:
   static std::uint64_t number_of(CUmemGenericAllocationHandle handle) {
-    return handle & ~Table::kTagMask;
+    return handle & ~AllocationTable::kTagMask;
   }
   SlabPiece* find(CUmemGenericAllocationHandle handle);
   CUmemGenericAllocationHandle add_piece(SlabPiece piece);

@@ -14,7 +14,7 @@
 #include <optional>
 
 #include "shim/base/region.h"
-#include "shim/memory/table.h"
+#include "shim/memory/allocation_table.h"
 
 namespace amem::shim {
 

@@ -1,12 +1,11 @@
 // Wrappers of the calls that begin and end stream captures. A pause waits until none is open.
-
 #include "shim/calls/driver_calls.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
 namespace {
 
-template <Row row, bool kPerThread, class... Rest>
+template <CallRow row, bool kPerThread, class... Rest>
 CUresult begin(CUstream stream, Rest... rest) {
   const Pass pass(*the_gate, the_gate->enter_capture());
   if (pass.result() != CUDA_SUCCESS) return pass.result();
@@ -28,7 +27,7 @@ void over(CUstream stream, bool per_thread) {
   runtime.captures().ended(stream, per_thread);
 }
 
-template <Row row, bool kPerThread>
+template <CallRow row, bool kPerThread>
 CUresult end(CUstream stream, CUgraph* graph) {
   const CUresult r = real<row>()(stream, graph);
   // These say that this call ended nothing: the wrong thread asked, or the stream was not
@@ -40,7 +39,7 @@ CUresult end(CUstream stream, CUgraph* graph) {
 }
 
 /// A capture does not outlive the stream that it began on.
-template <Row row>
+template <CallRow row>
 CUresult destroy(CUstream stream) {
   // Asked first: once the stream is gone, its handle may be another one's.
   const bool capturing = Runtime::get().captures().open(stream, false);

@@ -34,7 +34,7 @@ void look_at(Gate::Work& work, const CUlaunchConfig* config) {
 }
 
 /// Rows that take no stream, or stream 0, for the calling thread's own are per-thread ones.
-template <Row row, class... Args>
+template <CallRow row, class... Args>
 Gate::Work work_of(const Args&... args) {
   constexpr bool kPerThread = is_per_thread(kSymbols[row]);
   Gate::Work work{true, kPerThread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY};
@@ -42,10 +42,10 @@ Gate::Work work_of(const Args&... args) {
   return work;
 }
 
-template <Row row, class Function = typename Signature<row>::Function>
+template <CallRow row, class Function = typename Signature<row>::Function>
 struct Gated;
 
-template <Row row, class... Args>
+template <CallRow row, class... Args>
 struct Gated<row, CUresult (*)(Args...)> {
   static CUresult call(Args... args) noexcept {
     const Pass pass(*the_gate, the_gate->enter([&] { return work_of<row>(args...); }));
@@ -56,10 +56,10 @@ struct Gated<row, CUresult (*)(Args...)> {
 
 // ---- calls that change what pools hold ----
 
-template <Row row, class Function = typename Signature<row>::Function>
+template <CallRow row, class Function = typename Signature<row>::Function>
 struct Pooled;
 
-template <Row row, class... Args>
+template <CallRow row, class... Args>
 struct Pooled<row, CUresult (*)(Args...)> {
   static CUresult call(Args... args) {
     const CUresult r = real<row>()(args...);
@@ -83,7 +83,7 @@ const Call kCalls[] = {
 
 }  // namespace
 
-const char* symbol_of(Row row) { return kSymbols[row]; }
+const char* symbol_of(CallRow row) { return kSymbols[row]; }
 
 bool Call::per_thread() const { return is_per_thread(symbol); }
 

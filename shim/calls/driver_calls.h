@@ -13,13 +13,13 @@
 
 namespace amem::shim {
 
-enum Row {
+enum CallRow {
 #define WRAPPED(api, version, type, symbol) kRow_##symbol,
 #include "shim/calls/driver_calls.inc"
   kRows
 };
 
-template <Row row>
+template <CallRow row>
 struct Signature;
 #define WRAPPED(api, version, type, symbol) \
   template <>                               \
@@ -32,7 +32,7 @@ struct Signature;
 extern std::atomic<void*> real_functions[kRows];
 
 /// The driver's function for a wrapper of this row: somebody has asked for it.
-template <Row row>
+template <CallRow row>
 auto real() {
   return reinterpret_cast<typename Signature<row>::Function>(
       real_functions[row].load(std::memory_order_relaxed));
@@ -45,7 +45,7 @@ auto real() {
 #include "shim/calls/driver_calls.inc"
 
 /// As libcuda.so.1 exports it.
-const char* symbol_of(Row row);
+const char* symbol_of(CallRow row);
 
 struct Call {
   const char* api;  // as cuGetProcAddress names it

@@ -1,6 +1,5 @@
 // Wrappers of cuMemAlloc and its kin, of what can be asked about their memory, and of what changes
 // who owns or reaches it. Brokered blocks are answered by Heap, everything else by the driver.
-
 #include "shim/base/trace.h"
 #include "shim/blocks/pointer_attributes.h"
 #include "shim/calls/driver_calls.h"
@@ -11,7 +10,7 @@ namespace amem::shim {
 namespace {
 
 /// The same where the program may have asked for another row only.
-template <Row row>
+template <CallRow row>
 auto found() {
   if (real<row>() == nullptr)
     real_functions[row].store(driver_symbol(symbol_of(row)), std::memory_order_release);
@@ -23,8 +22,8 @@ void count(CUdeviceptr address, std::size_t size) {
   Runtime& runtime = Runtime::get();
   Devices* devices = runtime.devices();
   if (devices == nullptr) return;
-  runtime.memory().unbrokered.add(Unbrokered::Kind::kDevice, address, size, devices->current(),
-                                  devices->current_context());
+  runtime.memory().unbrokered.add(UnbrokeredMemory::Kind::kDevice, address, size,
+                                  devices->current(), devices->current_context());
   runtime.report().changed();
 }
 
@@ -80,7 +79,7 @@ CUresult end_context(CUcontext context, const Destroy& destroy) {
   return r;
 }
 
-template <Row row>
+template <CallRow row>
 CUresult reset_device(CUdevice device) {
   Runtime& runtime = Runtime::get();
   Devices* devices = runtime.devices();
@@ -129,8 +128,8 @@ CUresult answer_cuMemFree_v2(CUdeviceptr address) {
   }
   const CUresult r = real<kRow_cuMemFree_v2>()(address);
   if (r == CUDA_SUCCESS && !runtime.forked() &&
-      (runtime.memory().unbrokered.remove(Unbrokered::Kind::kDevice, address) ||
-       runtime.memory().unbrokered.remove(Unbrokered::Kind::kManaged, address)))
+      (runtime.memory().unbrokered.remove(UnbrokeredMemory::Kind::kDevice, address) ||
+       runtime.memory().unbrokered.remove(UnbrokeredMemory::Kind::kManaged, address)))
     runtime.report().changed();
   return r;
 }

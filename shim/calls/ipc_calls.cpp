@@ -1,6 +1,5 @@
 // Wrappers of the calls that pass device memory between processes by handle. Handles and addresses
 // of brokered memory are answered by Ipc, everything else by the driver.
-
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
 #include "shim/calls/driver_calls.h"
@@ -9,7 +8,7 @@
 namespace amem::shim {
 namespace {
 
-template <Row row>
+template <CallRow row>
 CUresult open(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
   const std::optional<IpcHandle> ours = Ipc::read(handle);
   if (!ours || address == nullptr) return real<row>()(address, handle, flags);
@@ -34,16 +33,16 @@ CUresult open(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
 CUresult answer_cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
   Runtime& runtime = Runtime::get();
   if (handle != nullptr && !runtime.forked()) {
-    std::optional<Ipc::Piece> piece;
+    std::optional<AddressRange> piece;
     if (Heap* heap = runtime.heap(); heap != nullptr) {
       const std::optional<Heap::Block> block = heap->find(address);
       if (!block && heap->owns(address)) return CUDA_ERROR_INVALID_VALUE;  // between two blocks
-      if (block) piece = Ipc::Piece{block->address, block->size};
+      if (block) piece = AddressRange{block->address, block->size};
     }
     if (CUdeviceptr base = 0; !piece) {
       std::size_t size = 0;
       const auto packed = runtime.slabs().address_range(&base, &size, address);
-      if (packed == CUDA_SUCCESS) piece = Ipc::Piece{base, size};
+      if (packed == CUDA_SUCCESS) piece = AddressRange{base, size};
     }
     if (auto r = runtime.ipc().get(handle, address, piece); r.has_value()) {
       if (r == CUDA_SUCCESS) runtime.slabs().handed_out(address);

@@ -1,6 +1,5 @@
 // Wrappers of the virtual memory calls. Virtual handles and brokered
-// addresses are answered by Memory, everything else by the driver.
-
+// addresses are answered by Handles and Mappings, everything else by the driver.
 #include "common/ticket.h"
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
@@ -17,7 +16,7 @@ bool in_forked_child() { return Runtime::get().forked(); }
 
 /// A handle of brokered memory.
 bool ours(CUmemGenericAllocationHandle handle) {
-  return Table::is_virtual(handle) || Slabs::is_piece(handle);
+  return AllocationTable::is_virtual(handle) || Slabs::is_piece(handle);
 }
 
 Handles::TraceView trace_view(CUmemGenericAllocationHandle handle) {

@@ -1,7 +1,6 @@
 // Wrappers of the multicast calls: memory that is bound may be brokered, the objects never are. All
 // of it only with AMEM_NVLS=1; without, NCCL is told that there is no multicast, in scopes beyond
 // NCCL's everybody is.
-
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
 #include "shim/calls/driver_calls.h"
@@ -67,7 +66,8 @@ CUresult answer_cuMulticastBindMem(CUmemGenericAllocationHandle object, std::siz
                                    std::size_t size, unsigned long long flags) {
   const auto real_call = real<kRow_cuMulticastBindMem>();
   const bool piece = Slabs::is_piece(memory);
-  if (!piece && !Table::is_virtual(memory)) return real_call(object, at, memory, from, size, flags);
+  if (!piece && !AllocationTable::is_virtual(memory))
+    return real_call(object, at, memory, from, size, flags);
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   Runtime& runtime = Runtime::get();
   if (!runtime.options().nvls) return refuse_binding();

@@ -8,7 +8,7 @@
 namespace amem::shim {
 namespace {
 
-void count(Unbrokered::Kind kind, std::uint64_t key, std::uint64_t bytes) {
+void count(UnbrokeredMemory::Kind kind, std::uint64_t key, std::uint64_t bytes) {
   Runtime& runtime = Runtime::get();
   Devices* devices = runtime.devices();
   if (devices == nullptr) return;
@@ -16,7 +16,7 @@ void count(Unbrokered::Kind kind, std::uint64_t key, std::uint64_t bytes) {
   runtime.report().changed();
 }
 
-void uncount(Unbrokered::Kind kind, std::uint64_t key) {
+void uncount(UnbrokeredMemory::Kind kind, std::uint64_t key) {
   Runtime& runtime = Runtime::get();
   if (!runtime.forked() && runtime.memory().unbrokered.remove(kind, key))
     runtime.report().changed();
@@ -59,7 +59,7 @@ std::uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR& array, unsigned level =
 
 CUresult answer_cuMemAllocManaged(CUdeviceptr* address, std::size_t size, unsigned flags) {
   const CUresult r = real<kRow_cuMemAllocManaged>()(address, size, flags);
-  if (r == CUDA_SUCCESS) count(Unbrokered::Kind::kManaged, *address, size);
+  if (r == CUDA_SUCCESS) count(UnbrokeredMemory::Kind::kManaged, *address, size);
   return r;
 }
 
@@ -73,20 +73,21 @@ CUresult answer_cuArrayCreate_v2(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* de
     shape.Height = descriptor->Height;
     shape.Format = descriptor->Format;
     shape.NumChannels = descriptor->NumChannels;
-    count(Unbrokered::Kind::kArray, key_of(*array), array_bytes(shape));
+    count(UnbrokeredMemory::Kind::kArray, key_of(*array), array_bytes(shape));
   }
   return r;
 }
 
 CUresult answer_cuArray3DCreate_v2(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* descriptor) {
   const CUresult r = real<kRow_cuArray3DCreate_v2>()(array, descriptor);
-  if (r == CUDA_SUCCESS) count(Unbrokered::Kind::kArray, key_of(*array), array_bytes(*descriptor));
+  if (r == CUDA_SUCCESS)
+    count(UnbrokeredMemory::Kind::kArray, key_of(*array), array_bytes(*descriptor));
   return r;
 }
 
 CUresult answer_cuArrayDestroy(CUarray array) {
   const CUresult r = real<kRow_cuArrayDestroy>()(array);
-  if (r == CUDA_SUCCESS) uncount(Unbrokered::Kind::kArray, key_of(array));
+  if (r == CUDA_SUCCESS) uncount(UnbrokeredMemory::Kind::kArray, key_of(array));
   return r;
 }
 
@@ -97,14 +98,14 @@ CUresult answer_cuMipmappedArrayCreate(CUmipmappedArray* mipmap,
     std::uint64_t bytes = 0;
     for (unsigned level = 0; level < std::min(levels, 32U); ++level)
       bytes += array_bytes(*descriptor, level);
-    count(Unbrokered::Kind::kArray, key_of(*mipmap), bytes);
+    count(UnbrokeredMemory::Kind::kArray, key_of(*mipmap), bytes);
   }
   return r;
 }
 
 CUresult answer_cuMipmappedArrayDestroy(CUmipmappedArray mipmap) {
   const CUresult r = real<kRow_cuMipmappedArrayDestroy>()(mipmap);
-  if (r == CUDA_SUCCESS) uncount(Unbrokered::Kind::kArray, key_of(mipmap));
+  if (r == CUDA_SUCCESS) uncount(UnbrokeredMemory::Kind::kArray, key_of(mipmap));
   return r;
 }
 

@@ -49,6 +49,9 @@ class Gate {
     bool on_stream = false;     // false: it is done when the call returns
     CUstream stream = nullptr;  // CU_STREAM_PER_THREAD: the caller's
   };
+  struct AnyWork {
+    Work operator()() const { return {}; }
+  };
 
   /// What the cut monitor reports; one consistent reading.
   struct Snapshot {
@@ -70,12 +73,9 @@ class Gate {
   /// caller returns the error to its own caller: CUDA_ERROR_TIMEOUT (waited too long),
   /// CUDA_ERROR_NOT_READY (policy), CUDA_ERROR_SYSTEM_NOT_READY (the broker was lost while the
   /// group was paused), CUDA_ERROR_DEINITIALIZED (the process is ending).
-  CUresult enter() noexcept {
-    return enter([] { return Work(); });
-  }
-  /// `work` is asked only when the caller has to wait.
-  template <class Lookup>
-  CUresult enter(Lookup work) noexcept {
+  /// `work`: where the caller's goes; asked only when it has to wait.
+  template <class Lookup = AnyWork>
+  CUresult enter(const Lookup& work = {}) noexcept {
     return pass(true, work);
   }
 
@@ -83,7 +83,7 @@ class Gate {
   /// being waited for, and that wait, begun beside an open capture, would break it. For the same
   /// reason it waits, a second at most, where such a wait was about to begin when the gate opened.
   CUresult enter_capture() noexcept {
-    const CUresult result = pass(false, [] { return Work(); });
+    const CUresult result = pass(false, AnyWork());
     if (result == CUDA_SUCCESS) await_drains();
     return result;
   }
@@ -169,7 +169,7 @@ class Gate {
   };
 
   template <class Lookup>
-  CUresult pass(bool may_step, Lookup work) noexcept {
+  CUresult pass(bool may_step, const Lookup& work) noexcept {
     ThreadState& self = this_thread();
     if (self.depth++ > 0) return CUDA_SUCCESS;
     self.active.store(true, std::memory_order_relaxed);

@@ -50,7 +50,7 @@ CUresult Handles::adopt(CUmemGenericAllocationHandle* handle, Allocation allocat
     allocation.number = take_number();
     holdings_.table.add(allocation);
   }
-  *handle = Table::handle_of(allocation.id);
+  *handle = AllocationTable::handle_of(allocation.id);
   return CUDA_SUCCESS;
 }
 
@@ -126,7 +126,7 @@ CUresult Handles::redeem(CUmemGenericAllocationHandle* handle, const Ticket& tic
 
 CUresult Handles::release(CUmemGenericAllocationHandle handle) {
   std::unique_lock lock(holdings_.mutex);
-  const std::uint64_t id = Table::id_of(handle);
+  const std::uint64_t id = AllocationTable::id_of(handle);
   const bool in_time = holdings_.wait_arrival(lock, [&] {
     const Allocation* a = holdings_.table.find(id);
     return a != nullptr && a->arriving;
@@ -143,7 +143,7 @@ CUresult Handles::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
   Ticket ticket;
   {
     std::lock_guard lock(holdings_.mutex);
-    const Allocation* a = holdings_.table.find(Table::id_of(handle));
+    const Allocation* a = holdings_.table.find(AllocationTable::id_of(handle));
     if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
     ticket = ticket_for(*a);
   }
@@ -180,7 +180,7 @@ std::uint64_t Handles::granularity(int device) const {
 
 CUresult Handles::properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
   std::lock_guard lock(holdings_.mutex);
-  const Allocation* a = holdings_.table.find(Table::id_of(handle));
+  const Allocation* a = holdings_.table.find(AllocationTable::id_of(handle));
   if (a == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *prop = properties_of(a->device, a->gpu_direct_rdma);
   return CUDA_SUCCESS;
@@ -194,7 +194,7 @@ std::optional<CUresult> Handles::retain(CUmemGenericAllocationHandle* handle, CU
   if (a.resident)
     if (CUresult r = holdings_.ensure_real(a); r != CUDA_SUCCESS) return r;
   ++a.refs;
-  *handle = Table::handle_of(m->id);
+  *handle = AllocationTable::handle_of(m->id);
   return CUDA_SUCCESS;
 }
 
@@ -216,7 +216,7 @@ std::optional<Handles::Known> Handles::known(std::uint64_t id) {
 
 Handles::TraceView Handles::trace_view(CUmemGenericAllocationHandle handle) {
   std::lock_guard lock(holdings_.mutex);
-  const Allocation* a = holdings_.table.find(Table::id_of(handle));
+  const Allocation* a = holdings_.table.find(AllocationTable::id_of(handle));
   if (a == nullptr) return {};
   return {a->number, a->imported, a->refs, a->mapped_at.size()};
 }

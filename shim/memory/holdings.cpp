@@ -49,9 +49,9 @@ void Holdings::drop_real(Allocation& a) {
 }
 
 void Holdings::settle(Allocation& a) {
-  if (!Table::needs_real(a)) drop_real(a);
+  if (!AllocationTable::needs_real(a)) drop_real(a);
   // One that another thread is just redeeming is still ours to the broker.
-  if (!Table::unused(a) || redeeming.contains(a.id)) return;
+  if (!AllocationTable::unused(a) || redeeming.contains(a.id)) return;
   const std::uint64_t id = a.id;
   table.forget(id);
   tell_free(id);

@@ -21,7 +21,7 @@
 
 #include "common/driver.h"
 #include "common/fd.h"
-#include "shim/memory/table.h"
+#include "shim/memory/allocation_table.h"
 #include "shim/session/session.h"
 
 namespace amem::shim {
@@ -36,7 +36,7 @@ struct Holdings {
   Holdings(const Driver& driver, Session& session) : driver_(driver), session_(session) {}
 
   std::mutex mutex;  // guards table, redeeming and what the REQUIRES below name
-  Table table;
+  AllocationTable table;
   std::map<std::uint64_t, unsigned> redeeming;  // calls under way, by allocation
 
   // ---- REQUIRES, of all of these: the lock is held ----

@@ -17,7 +17,7 @@ CUmemAccessDesc device_access(int device, CUmemAccess_flags flags) {
 CUresult Mappings::map(CUdeviceptr address, std::size_t size, std::size_t offset,
                        CUmemGenericAllocationHandle handle, unsigned long long flags) {
   std::lock_guard lock(holdings_.mutex);
-  Allocation* a = holdings_.table.find(Table::id_of(handle));
+  Allocation* a = holdings_.table.find(AllocationTable::id_of(handle));
   if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (!a->resident) {
     log_error("mapping " + describe(*a) + ": it is paused with its tag '" + a->tag +
@@ -45,7 +45,7 @@ std::optional<CUresult> Mappings::unmap(CUdeviceptr address, std::size_t size) {
   for (const Mapping* m : *touched)
     if (absent(*m) && (m->address < address || m->address + m->size > address + size))
       return CUDA_ERROR_INVALID_VALUE;  // a part of a mapping, which the driver refuses too
-  for (const Table::Range& part : Table::without(address, size, *touched, absent))
+  for (const AddressRange& part : AllocationTable::without(address, size, *touched, absent))
     if (CUresult r = driver_.cuMemUnmap_(part.address, part.size); r != CUDA_SUCCESS) return r;
   for (const Mapping* m : *touched) {
     Allocation& a = *holdings_.table.find(m->id);
@@ -62,14 +62,14 @@ std::optional<CUresult> Mappings::set_access(CUdeviceptr address, std::size_t si
   if (!touched) return CUDA_ERROR_SYSTEM_NOT_READY;
   if (touched->empty()) return std::nullopt;
   const auto absent = [&](const Mapping& m) { return !holdings_.table.find(m.id)->resident; };
-  for (const Table::Range& part : Table::without(address, size, *touched, absent))
+  for (const AddressRange& part : AllocationTable::without(address, size, *touched, absent))
     if (CUresult r = driver_.cuMemSetAccess_(part.address, part.size, desc, count);
         r != CUDA_SUCCESS)
       return r;
   for (Mapping* m : *touched)
     for (std::size_t i = 0; i < count; ++i)
-      Table::grant(*m, {static_cast<int>(desc[i].location.type), desc[i].location.id,
-                        static_cast<int>(desc[i].flags)});
+      AllocationTable::grant(*m, {static_cast<int>(desc[i].location.type), desc[i].location.id,
+                                  static_cast<int>(desc[i].flags)});
   return CUDA_SUCCESS;
 }
 
@@ -155,7 +155,7 @@ void Mappings::pin(CUdeviceptr address, std::size_t size) {
 
 CUresult Mappings::hold(CUmemGenericAllocationHandle handle, Held& held) {
   std::lock_guard lock(holdings_.mutex);
-  Allocation* a = holdings_.table.find(Table::id_of(handle));
+  Allocation* a = holdings_.table.find(AllocationTable::id_of(handle));
   if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (CUresult r = holdings_.ensure_real(*a); r != CUDA_SUCCESS) return r;
   ++a->bindings;

@@ -6,7 +6,7 @@
 #include "shim/memory/mappings.h"
 #include "shim/memory/multicast.h"
 #include "shim/memory/residency.h"
-#include "shim/memory/unbrokered.h"
+#include "shim/memory/unbrokered_memory.h"
 
 namespace amem::shim {
 
@@ -23,7 +23,7 @@ struct Memory {
   Handles handles;
   Mappings mappings;
   Residency residency;
-  Unbrokered unbrokered;
+  UnbrokeredMemory unbrokered;
 };
 
 }  // namespace amem::shim

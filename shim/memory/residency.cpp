@@ -78,7 +78,7 @@ void Residency::drop_scratch() {
 }
 
 void Residency::drop_stale_scratch() {
-  std::erase_if(stale_scratch_, [this](const Scratch& s) {
+  std::erase_if(stale_scratch_, [this](const AddressRange& s) {
     if (driver_.cuMemUnmap_(s.address, s.size) != CUDA_SUCCESS) return false;
     driver_.cuMemAddressFree_(s.address, s.size);
     return true;
@@ -120,7 +120,7 @@ Status Residency::take_away(const std::function<bool(const Allocation&)>& chosen
     for (const Address address : a->mapped_at) mapped.push_back(&holdings_.table.mapping(address));
   }
   std::sort(mapped.begin(), mapped.end(), by_address);
-  for (const Table::Run& run : Table::runs(mapped, false)) {
+  for (const AllocationTable::Run& run : AllocationTable::runs(mapped, false)) {
     const Timed timed(timings_.unmap);
     // Neighbours may come from different reservations, which a driver may refuse to unmap as one.
     if (driver_.cuMemUnmap_(run.address, run.size) == CUDA_SUCCESS) continue;
@@ -224,7 +224,7 @@ Status Residency::come_back(std::uint64_t id, const Fd& fd) {
   a->arriving = true;
   returned_bytes_ += a->size;
   // With a mapping and no handle in the program's hands, the mapping alone keeps the memory.
-  if (!Table::needs_real(*a)) {
+  if (!AllocationTable::needs_real(*a)) {
     const Timed timed(timings_.release);
     holdings_.drop_real(*a);
   }
@@ -237,7 +237,7 @@ Status Residency::finish_return(std::uint64_t& bytes) {
   mapped.swap(returned_);
   bytes = std::exchange(returned_bytes_, 0);
   std::sort(mapped.begin(), mapped.end(), by_address);
-  for (const Table::Run& run : Table::runs(mapped, true)) {
+  for (const AllocationTable::Run& run : AllocationTable::runs(mapped, true)) {
     if (run.access.empty()) continue;
     const Timed timed(timings_.access);
     const std::vector<CUmemAccessDesc> descs = descs_of(run.access);

@@ -58,11 +58,6 @@ class Residency {
   Timings take_timings() { return std::exchange(timings_, {}); }
 
  private:
-  struct Scratch {
-    CUdeviceptr address;
-    std::size_t size;
-  };
-
   Status take_away(const std::function<bool(const Allocation&)>& chosen, std::uint64_t& bytes);
   CUresult drop_mapping(Mapping& mapping);
   bool is_stale(const Allocation& a);
@@ -75,9 +70,9 @@ class Residency {
   Devices& devices_;
   Multicast& multicast_;
   Holdings& holdings_;
-  std::vector<Scratch> scratch_;
-  std::vector<Scratch> stale_scratch_;  // no longer used, but not unmapped yet
-  std::vector<Mapping*> returned_;      // mapped, access still to be set
+  std::vector<AddressRange> scratch_;
+  std::vector<AddressRange> stale_scratch_;  // no longer used, but not unmapped yet
+  std::vector<Mapping*> returned_;           // mapped, access still to be set
   std::uint64_t returned_bytes_ = 0;
   Timings timings_;
 };

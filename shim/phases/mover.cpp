@@ -19,20 +19,20 @@ bool contains(const std::vector<int>& list, int value) {
 
 Status Mover::add_segment(const amem_v1_PoolSegment& message, Fd fd) {
   if (segments_.contains(message.index)) return {};
-  Result<Segment> mapped = map_segment(message, fd);
+  Result<MappedSegment> mapped = map_segment(message, fd);
   if (!mapped.ok()) {
     missing_[message.index] = mapped.status();
     return mapped.status();
   }
   missing_.erase(message.index);
-  Segment& added = segments_[message.index] = std::move(mapped).value();
+  MappedSegment& added = segments_[message.index] = std::move(mapped).value();
   for (int device : prepared_)
     if (Status s = grant(added, device); !s.ok()) return s;
   return {};
 }
 
-Result<Mover::Segment> Mover::map_segment(const amem_v1_PoolSegment& message, const Fd& fd) {
-  Segment segment;
+Result<Mover::MappedSegment> Mover::map_segment(const amem_v1_PoolSegment& message, const Fd& fd) {
+  MappedSegment segment;
   segment.size = message.size;
   segment.memfd = message.memfd;
   const std::string what = "pool segment " + std::to_string(message.index);
@@ -77,7 +77,7 @@ void Mover::forget(int device) {
   std::erase(prepared_, device);
 }
 
-Status Mover::grant(Segment& segment, int device) {
+Status Mover::grant(MappedSegment& segment, int device) {
   if (contains(segment.reachable_from, device)) return {};
   Devices::Use use(devices_, device);
   if (use.result() != CUDA_SUCCESS)
@@ -122,7 +122,7 @@ Result<CUdeviceptr> Mover::pool_address(const amem_v1_Copy& copy, int device) {
                         why->second.text() + "; the next attempt is given it again")
                : Status(Code::kInternal, "no pool segment " + std::to_string(copy.segment));
   }
-  Segment& segment = it->second;
+  MappedSegment& segment = it->second;
   if (copy.segment_offset > segment.size || copy.length > segment.size - copy.segment_offset)
     return Status(Code::kInternal,
                   "a copy reaches beyond pool segment " + std::to_string(copy.segment));

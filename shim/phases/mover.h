@@ -56,15 +56,15 @@ class Mover {
   SteadyClock::duration copy_time() const { return copy_time_; }
 
  private:
-  struct Segment {
+  struct MappedSegment {
     CUdeviceptr address = 0;
     std::uint64_t size = 0;
     bool memfd = false;
     std::vector<int> reachable_from;  // device ordinals that have been granted access
   };
 
-  Result<Segment> map_segment(const amem_v1_PoolSegment& message, const Fd& fd);
-  Status grant(Segment& segment, int device);
+  Result<MappedSegment> map_segment(const amem_v1_PoolSegment& message, const Fd& fd);
+  Status grant(MappedSegment& segment, int device);
   /// Where the copy's bytes are, here and in the pool.
   Result<Piece> place(const amem_v1_Copy& copy);
   Result<CUdeviceptr> pool_address(const amem_v1_Copy& copy, int device);
@@ -79,7 +79,7 @@ class Mover {
   Memory& memory_;
   const Options& options_;
   SparseCopier sparse_;
-  std::map<std::uint32_t, Segment> segments_;
+  std::map<std::uint32_t, MappedSegment> segments_;
   std::map<std::uint32_t, Status> missing_;  // segments that could not be taken, and why
   std::map<int, CUstream> streams_;
   std::vector<int> prepared_;

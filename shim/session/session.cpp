@@ -134,7 +134,7 @@ Status Session::start(Handler& handler) {
 Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadline,
                              std::chrono::microseconds soon) {
   const auto begin = Clock::now();
-  Waiting waiting;
+  Unanswered waiting;
   std::unique_lock lock(mutex_);
   message.seq = next_seq_++;
   waiting_[message.seq] = &waiting;
@@ -160,7 +160,7 @@ Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadlin
   return std::move(waiting.packet);
 }
 
-void Session::look_for_answer(const Waiting& waiting, Clock::time_point until) {
+void Session::look_for_answer(const Unanswered& waiting, Clock::time_point until) {
   const auto seen = [&] { return waiting.done.load(std::memory_order_acquire); };
   while (!seen() && alive() && Clock::now() < until) {
     pollfd fd{socket_.get(), POLLIN, 0};
@@ -269,16 +269,16 @@ void Session::work(const Work& work) {
 }
 
 void Session::run_due_tasks() {
-  std::vector<Task> due;
+  std::vector<DueTask> due;
   {
     std::lock_guard lock(mutex_);
-    const auto later =
-        std::stable_partition(tasks_.begin(), tasks_.end(),
-                              [now = Clock::now()](const Task& task) { return task.when <= now; });
+    const auto later = std::stable_partition(
+        tasks_.begin(), tasks_.end(),
+        [now = Clock::now()](const DueTask& task) { return task.when <= now; });
     due.assign(std::make_move_iterator(tasks_.begin()), std::make_move_iterator(later));
     tasks_.erase(tasks_.begin(), later);
   }
-  for (Task& task : due) task.run();
+  for (DueTask& task : due) task.run();
 }
 
 /// For poll: -1 when there is nothing to be done at a certain time.
@@ -289,7 +289,7 @@ int Session::milliseconds_to_wait() {
     if (full_since_) next = *full_since_ + send_deadline_;
   }
   std::lock_guard lock(mutex_);
-  for (const Task& task : tasks_)
+  for (const DueTask& task : tasks_)
     if (!stopped_ && (!next || task.when < *next)) next = task.when;
   if (!next) return -1;
   const auto wait = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());

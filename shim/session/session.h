@@ -95,12 +95,12 @@ class Session {
   void abandon_after_fork() noexcept;
 
  private:
-  struct Waiting {
+  struct Unanswered {
     std::atomic<bool> done{false};
     Packet packet;  // the caller's once done
   };
 
-  struct Task {
+  struct DueTask {
     Clock::time_point when;
     std::function<void()> run;
   };
@@ -112,7 +112,7 @@ class Session {
   void wake();
   void serve();
   bool serve_next(bool readable);
-  void look_for_answer(const Waiting& waiting, Clock::time_point until);
+  void look_for_answer(const Unanswered& waiting, Clock::time_point until);
   void run_due_tasks();
   template <class Work>
   void work(const Work& work);
@@ -137,8 +137,8 @@ class Session {
   std::mutex mutex_;  // guards what follows
   std::condition_variable answered_;
   std::uint64_t next_seq_ = 1;
-  std::unordered_map<std::uint64_t, Waiting*> waiting_;
-  std::vector<Task> tasks_;
+  std::unordered_map<std::uint64_t, Unanswered*> waiting_;
+  std::vector<DueTask> tasks_;
   bool ending_ = false;
   bool serving_ = false;  // a task or command is under way
   bool stopped_ = false;  // none begins any more

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "shim/memory/table.h"
+#include "shim/memory/allocation_table.h"
 
 namespace amem::shim {
 namespace {
@@ -15,48 +15,48 @@ Allocation allocation(std::uint64_t id, std::uint64_t size = 2 * kMiB) {
 }
 
 TEST(ShimTable, HandlesAreToldFromTheDrivers) {
-  EXPECT_TRUE(Table::is_virtual(Table::handle_of(1)));
-  EXPECT_EQ(Table::id_of(Table::handle_of(77)), 77U);
-  EXPECT_FALSE(Table::is_virtual(0x7f05d5e00000));
-  EXPECT_FALSE(Table::is_virtual(0));
+  EXPECT_TRUE(AllocationTable::is_virtual(AllocationTable::handle_of(1)));
+  EXPECT_EQ(AllocationTable::id_of(AllocationTable::handle_of(77)), 77U);
+  EXPECT_FALSE(AllocationTable::is_virtual(0x7f05d5e00000));
+  EXPECT_FALSE(AllocationTable::is_virtual(0));
 }
 
 TEST(ShimTable, AddingAgainCountsAReference) {
-  Table t;
+  AllocationTable t;
   EXPECT_EQ(t.add(allocation(1)).refs, 1U);
   EXPECT_EQ(t.add(allocation(1)).refs, 2U);
   EXPECT_EQ(t.find(2), nullptr);
 }
 
 TEST(ShimTable, ABindingKeepsMemoryAndTheDriversHandle) {
-  Table t;
+  AllocationTable t;
   Allocation& a = t.add(allocation(1));
   a.refs = 0;
   a.bindings = 1;
-  EXPECT_FALSE(Table::unused(a));
-  EXPECT_TRUE(Table::needs_real(a));
+  EXPECT_FALSE(AllocationTable::unused(a));
+  EXPECT_TRUE(AllocationTable::needs_real(a));
   a.bindings = 0;
   t.add_mapping(1, 0x10000000);
-  EXPECT_FALSE(Table::unused(a));
-  EXPECT_FALSE(Table::needs_real(a));
+  EXPECT_FALSE(AllocationTable::unused(a));
+  EXPECT_FALSE(AllocationTable::needs_real(a));
 }
 
 TEST(ShimTable, OneAllocationAtTwoAddresses) {
-  Table t;
+  AllocationTable t;
   Allocation& a = t.add(allocation(1));
   t.add_mapping(1, 0x10000000);
   t.add_mapping(1, 0x20000000);
   EXPECT_EQ(a.mapped_at.size(), 2U);
   a.refs = 0;
-  EXPECT_FALSE(Table::unused(a));
+  EXPECT_FALSE(AllocationTable::unused(a));
   t.remove_mapping(0x10000000);
-  EXPECT_FALSE(Table::unused(a));
+  EXPECT_FALSE(AllocationTable::unused(a));
   t.remove_mapping(0x20000000);
-  EXPECT_TRUE(Table::unused(a));
+  EXPECT_TRUE(AllocationTable::unused(a));
 }
 
 TEST(ShimTable, LookupByAddress) {
-  Table t;
+  AllocationTable t;
   t.add(allocation(1));
   t.add(allocation(2, 4 * kMiB));
   t.add_mapping(1, 0x10000000);
@@ -75,28 +75,28 @@ TEST(ShimTable, LookupByAddress) {
 
 TEST(ShimTable, AGrantReplacesTheOneForTheSameDevice) {
   Mapping m;
-  Table::grant(m, {1, 0, 3});
-  Table::grant(m, {1, 1, 3});
-  Table::grant(m, {1, 0, 1});
+  AllocationTable::grant(m, {1, 0, 3});
+  AllocationTable::grant(m, {1, 1, 3});
+  AllocationTable::grant(m, {1, 0, 1});
   ASSERT_EQ(m.access.size(), 2U);
   EXPECT_EQ(m.access[0], (Access{1, 0, 1}));
 }
 
 TEST(ShimTable, NeighboursWithEqualAccessAreOneRun) {
-  Table t;
+  AllocationTable t;
   std::vector<Mapping*> mapped;
   for (std::uint64_t id = 1; id <= 4; ++id) {
     t.add(allocation(id));
     // 1, 2 and 3 touch; 4 stands apart. 3 has another grant.
     const Address at = 0x10000000 + (id == 4 ? 100 : id) * 2 * kMiB;
     Mapping& m = t.add_mapping(id, at);
-    Table::grant(m, {1, id == 3 ? 1 : 0, 3});
+    AllocationTable::grant(m, {1, id == 3 ? 1 : 0, 3});
     mapped.push_back(&m);
   }
-  const auto with_access = Table::runs(mapped, true);
+  const auto with_access = AllocationTable::runs(mapped, true);
   ASSERT_EQ(with_access.size(), 3U);
   EXPECT_EQ(with_access[0].size, 4 * kMiB);
-  const auto plain = Table::runs(mapped, false);
+  const auto plain = AllocationTable::runs(mapped, false);
   ASSERT_EQ(plain.size(), 2U);
   EXPECT_EQ(plain[0].size, 6 * kMiB);
   EXPECT_TRUE(plain[0].access.empty());

@@ -1,17 +1,17 @@
 #include <gtest/gtest.h>
 
-#include "shim/memory/unbrokered.h"
+#include "shim/memory/unbrokered_memory.h"
 
 namespace amem::shim {
 namespace {
 
-using Kind = Unbrokered::Kind;
+using Kind = UnbrokeredMemory::Kind;
 using Amounts = std::vector<UnbrokeredAmount>;
 
 CUcontext context(std::uintptr_t number) { return reinterpret_cast<CUcontext>(number); }
 
 TEST(ShimUnbrokered, SumsByKindAndDevice) {
-  Unbrokered u;
+  UnbrokeredMemory u;
   EXPECT_EQ(u.amounts(), Amounts{});
   u.add(Kind::kDevice, 0x1000, 100, 0, context(1));
   u.add(Kind::kDevice, 0x2000, 50, 0, context(1));
@@ -29,7 +29,7 @@ TEST(ShimUnbrokered, SumsByKindAndDevice) {
 }
 
 TEST(ShimUnbrokered, AHandlesMemoryLivesAsLongAsAHandleOrAMapping) {
-  Unbrokered u;
+  UnbrokeredMemory u;
   const Amounts there = {{"vmm", 1, 64, 1}};
   u.created(5, 64, 1);
   u.retained(5);
@@ -49,7 +49,7 @@ TEST(ShimUnbrokered, AHandlesMemoryLivesAsLongAsAHandleOrAMapping) {
 }
 
 TEST(ShimUnbrokered, AHandleThatTheDriverGaveOutAgain) {
-  Unbrokered u;
+  UnbrokeredMemory u;
   u.created(5, 64, 1);
   u.mapped(5, 0x10000);
   u.created(5, 32, 0);  // by another thread, before the first one's unmap was heard of
@@ -64,7 +64,7 @@ TEST(ShimUnbrokered, AHandleThatTheDriverGaveOutAgain) {
 }
 
 TEST(ShimUnbrokered, RemembersPools) {
-  Unbrokered u;
+  UnbrokeredMemory u;
   const auto pool = reinterpret_cast<CUmemoryPool>(std::uintptr_t{8});
   u.pool_created(pool, 1);
   const auto there = [&] {

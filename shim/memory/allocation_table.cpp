@@ -1,35 +1,35 @@
-#include "shim/memory/table.h"
+#include "shim/memory/allocation_table.h"
 
 #include <algorithm>
 #include <iterator>
 
 namespace amem::shim {
 
-Allocation& Table::add(const Allocation& allocation) {
+Allocation& AllocationTable::add(const Allocation& allocation) {
   Allocation& a = allocations_.try_emplace(allocation.id, allocation).first->second;
   ++a.refs;
   return a;
 }
 
-Allocation* Table::find(std::uint64_t id) {
+Allocation* AllocationTable::find(std::uint64_t id) {
   const auto it = allocations_.find(id);
   return it == allocations_.end() ? nullptr : &it->second;
 }
 
-Mapping& Table::add_mapping(std::uint64_t id, Address address) {
+Mapping& AllocationTable::add_mapping(std::uint64_t id, Address address) {
   Allocation& a = allocations_.at(id);
   a.mapped_at.push_back(address);
   return mappings_.emplace(address, Mapping{address, a.size, id, {}, {}, false}).first->second;
 }
 
-Mapping* Table::mapping_at(Address address) {
+Mapping* AllocationTable::mapping_at(Address address) {
   auto it = mappings_.upper_bound(address);
   if (it == mappings_.begin()) return nullptr;
   --it;
   return address < it->first + it->second.size ? &it->second : nullptr;
 }
 
-std::vector<Mapping*> Table::overlapping(Address address, std::uint64_t size) {
+std::vector<Mapping*> AllocationTable::overlapping(Address address, std::uint64_t size) {
   std::vector<Mapping*> found;
   auto it = mappings_.upper_bound(address);
   if (it != mappings_.begin() && std::prev(it)->first + std::prev(it)->second.size > address) --it;
@@ -37,13 +37,13 @@ std::vector<Mapping*> Table::overlapping(Address address, std::uint64_t size) {
   return found;
 }
 
-void Table::remove_mapping(Address address) {
+void AllocationTable::remove_mapping(Address address) {
   const auto it = mappings_.find(address);
   std::erase(allocations_.at(it->second.id).mapped_at, address);
   mappings_.erase(it);
 }
 
-void Table::grant(Mapping& mapping, const Access& access) {
+void AllocationTable::grant(Mapping& mapping, const Access& access) {
   const auto same =
       std::find_if(mapping.access.begin(), mapping.access.end(),
                    [&](const Access& a) { return a.type == access.type && a.id == access.id; });
@@ -56,7 +56,8 @@ void Table::grant(Mapping& mapping, const Access& access) {
   }
 }
 
-std::vector<Table::Run> Table::runs(const std::vector<Mapping*>& sorted, bool with_access) {
+std::vector<AllocationTable::Run> AllocationTable::runs(const std::vector<Mapping*>& sorted,
+                                                        bool with_access) {
   std::vector<Run> runs;
   for (const Mapping* m : sorted) {
     if (!runs.empty() && runs.back().address + runs.back().size == m->address &&

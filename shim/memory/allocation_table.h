@@ -1,5 +1,5 @@
-// Table: what this rank's program believes about its brokered memory: virtual handles, mappings,
-// access.
+// AllocationTable: what this rank's program believes about its brokered memory: virtual handles,
+// mappings, access.
 //
 // Pure bookkeeping, no driver calls, no lock: Memory owns one and guards it. Callers (NCCL,
 // PyTorch) hold virtual handles; a mapping keeps its allocation alive as in the real driver,
@@ -19,6 +19,11 @@
 namespace amem::shim {
 
 using Address = std::uint64_t;
+
+struct AddressRange {
+  Address address = 0;
+  std::uint64_t size = 0;  // bytes
+};
 
 /// A grant of cuMemSetAccess. `type`, `id` and `flags` are CUmemAccessDesc's numbers.
 struct Access {
@@ -56,7 +61,7 @@ struct Mapping {
   bool stale = false;             // its memory has left, but the driver has refused to unmap it
 };
 
-class Table {
+class AllocationTable {
  public:
   /// Virtual handles live where no driver's handle does: it hands out heap addresses, which never
   /// have these top bits.
@@ -97,14 +102,10 @@ class Table {
   std::unordered_map<std::uint64_t, Allocation>& allocations() { return allocations_; }
 
   /// What is left of a range without the mappings in it for which `absent` is true.
-  struct Range {
-    Address address = 0;
-    std::uint64_t size = 0;
-  };
   template <class Predicate>
-  static std::vector<Range> without(Address address, std::uint64_t size,
-                                    const std::vector<Mapping*>& touched, Predicate absent) {
-    std::vector<Range> parts;
+  static std::vector<AddressRange> without(Address address, std::uint64_t size,
+                                           const std::vector<Mapping*>& touched, Predicate absent) {
+    std::vector<AddressRange> parts;
     Address from = address;
     for (const Mapping* m : touched) {
       if (!absent(*m)) continue;

@@ -1,15 +1,15 @@
-#include "shim/memory/unbrokered.h"
+#include "shim/memory/unbrokered_memory.h"
 
 namespace amem::shim {
 namespace {
 
-const char* name_of(Unbrokered::Kind kind) {
+const char* name_of(UnbrokeredMemory::Kind kind) {
   switch (kind) {
-    case Unbrokered::Kind::kManaged:
+    case UnbrokeredMemory::Kind::kManaged:
       return "managed";
-    case Unbrokered::Kind::kArray:
+    case UnbrokeredMemory::Kind::kArray:
       return "array";
-    case Unbrokered::Kind::kDevice:
+    case UnbrokeredMemory::Kind::kDevice:
       break;
   }
   return "device";
@@ -17,33 +17,33 @@ const char* name_of(Unbrokered::Kind kind) {
 
 }  // namespace
 
-void Unbrokered::add(Kind kind, std::uint64_t key, std::uint64_t bytes, int device,
-                     CUcontext context) {
+void UnbrokeredMemory::add(Kind kind, std::uint64_t key, std::uint64_t bytes, int device,
+                           CUcontext context) {
   std::lock_guard lock(mutex_);
   entries_[{kind, key}] = {bytes, device, context};
 }
 
-bool Unbrokered::remove(Kind kind, std::uint64_t key) {
+bool UnbrokeredMemory::remove(Kind kind, std::uint64_t key) {
   std::lock_guard lock(mutex_);
   return entries_.erase({kind, key}) > 0;
 }
 
-void Unbrokered::context_gone(CUcontext context) {
+void UnbrokeredMemory::context_gone(CUcontext context) {
   std::lock_guard lock(mutex_);
   std::erase_if(entries_, [&](const auto& entry) { return entry.second.context == context; });
 }
 
-void Unbrokered::created(std::uint64_t handle, std::uint64_t bytes, int device) {
+void UnbrokeredMemory::created(std::uint64_t handle, std::uint64_t bytes, int device) {
   std::lock_guard lock(mutex_);
   handles_[handle] = {bytes, device};
 }
 
-void Unbrokered::retained(std::uint64_t handle) {
+void UnbrokeredMemory::retained(std::uint64_t handle) {
   std::lock_guard lock(mutex_);
   if (const auto it = handles_.find(handle); it != handles_.end()) ++it->second.refs;
 }
 
-void Unbrokered::released(std::uint64_t handle) {
+void UnbrokeredMemory::released(std::uint64_t handle) {
   std::lock_guard lock(mutex_);
   const auto it = handles_.find(handle);
   if (it == handles_.end()) return;
@@ -51,7 +51,7 @@ void Unbrokered::released(std::uint64_t handle) {
   settle(it);
 }
 
-void Unbrokered::mapped(std::uint64_t handle, std::uint64_t address) {
+void UnbrokeredMemory::mapped(std::uint64_t handle, std::uint64_t address) {
   std::lock_guard lock(mutex_);
   const auto it = handles_.find(handle);
   if (it == handles_.end()) return;
@@ -59,7 +59,7 @@ void Unbrokered::mapped(std::uint64_t handle, std::uint64_t address) {
   mapped_[address] = handle;
 }
 
-void Unbrokered::unmapped(std::uint64_t address, std::uint64_t size) {
+void UnbrokeredMemory::unmapped(std::uint64_t address, std::uint64_t size) {
   std::lock_guard lock(mutex_);
   for (auto it = mapped_.lower_bound(address); it != mapped_.end() && it->first < address + size;) {
     const auto handle = handles_.find(it->second);
@@ -71,16 +71,16 @@ void Unbrokered::unmapped(std::uint64_t address, std::uint64_t size) {
   }
 }
 
-void Unbrokered::settle(Handles::iterator it) {
+void UnbrokeredMemory::settle(CountedHandles::iterator it) {
   if (it->second.refs == 0 && it->second.mappings == 0) handles_.erase(it);
 }
 
-void Unbrokered::pool_created(CUmemoryPool pool, int device) {
+void UnbrokeredMemory::pool_created(CUmemoryPool pool, int device) {
   std::lock_guard lock(pools_mutex_);
   pools_[pool] = device;
 }
 
-std::optional<int> Unbrokered::pool_goes(CUmemoryPool pool) {
+std::optional<int> UnbrokeredMemory::pool_goes(CUmemoryPool pool) {
   std::lock_guard lock(pools_mutex_);
   const auto it = pools_.find(pool);
   if (it == pools_.end()) return std::nullopt;
@@ -89,17 +89,17 @@ std::optional<int> Unbrokered::pool_goes(CUmemoryPool pool) {
   return device;
 }
 
-void Unbrokered::device_reset(int device) {
+void UnbrokeredMemory::device_reset(int device) {
   std::lock_guard lock(pools_mutex_);
   std::erase_if(pools_, [&](const auto& pool) { return pool.second == device; });
 }
 
-void Unbrokered::each_pool(const std::function<void(CUmemoryPool, int)>& visit) {
+void UnbrokeredMemory::each_pool(const std::function<void(CUmemoryPool, int)>& visit) {
   std::lock_guard lock(pools_mutex_);
   for (const auto& [pool, device] : pools_) visit(pool, device);
 }
 
-std::vector<UnbrokeredAmount> Unbrokered::amounts() {
+std::vector<UnbrokeredAmount> UnbrokeredMemory::amounts() {
   std::lock_guard lock(mutex_);
   std::map<std::pair<std::string, int>, UnbrokeredAmount> sums;
   const auto count = [&](const std::string& kind, int device, std::uint64_t bytes) {

@@ -1,4 +1,5 @@
-// Unbrokered: device memory of this process that went to the driver, and so stays through a pause.
+// UnbrokeredMemory: device memory of this process that went to the driver, and so stays through a
+// pause.
 //
 // Counts only; pools are remembered, for the driver to be asked how much they hold (Report). Any
 // thread.
@@ -25,7 +26,7 @@ struct UnbrokeredAmount {
   friend bool operator==(const UnbrokeredAmount&, const UnbrokeredAmount&) = default;
 };
 
-class Unbrokered {
+class UnbrokeredMemory {
  public:
   enum class Kind { kDevice, kManaged, kArray };
 
@@ -55,24 +56,24 @@ class Unbrokered {
   std::vector<UnbrokeredAmount> amounts();
 
  private:
-  struct Entry {
+  struct Counted {
     std::uint64_t bytes = 0;
     int device = 0;
     CUcontext context = nullptr;
   };
-  struct Handle {
+  struct CountedHandle {
     std::uint64_t bytes = 0;
     int device = 0;
     std::uint32_t refs = 1;
     std::uint32_t mappings = 0;
   };
-  using Handles = std::map<std::uint64_t, Handle>;
+  using CountedHandles = std::map<std::uint64_t, CountedHandle>;
 
-  void settle(Handles::iterator it);
+  void settle(CountedHandles::iterator it);
 
   std::mutex mutex_;  // guards what follows, but for pools_
-  std::map<std::pair<Kind, std::uint64_t>, Entry> entries_;
-  Handles handles_;
+  std::map<std::pair<Kind, std::uint64_t>, Counted> entries_;
+  CountedHandles handles_;
   std::map<std::uint64_t, std::uint64_t> mapped_;  // handle by address
   std::mutex pools_mutex_;                         // guards pools_; held while they are visited
   std::map<CUmemoryPool, int> pools_;
