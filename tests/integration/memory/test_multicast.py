@@ -2,7 +2,7 @@
 import pytest
 
 from sim_node import MIB, SLEEP, eventually
-from test_growth import Footprint
+from sim_node.footprint import Footprint
 
 MULTICAST_SUPPORTED = 132  # CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
 NVLS = {"AMEM_NVLS": "1"}
