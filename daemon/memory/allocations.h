@@ -57,7 +57,7 @@ struct Allocation {
   std::vector<RankId> holders;  // by first hold; never empty in the table
   std::vector<RankId> pinners;  // the holders that gave it to a device that remembers its address
   Extents saved;                // where its bytes are while paused; empty: nothing was kept
-  RankId saver = 0;             // who writes them there, or has; 0: nobody
+  RankId saver = 0;             // who is to write them; of no pause: 0
   std::vector<Stored> stored;   // how, of each extent; empty: byte for byte
   SharedFd fd;                  // null: not on the device
   bool away = false;            // the ranks have let go of it, but for those that pinned it

@@ -25,6 +25,7 @@ void GroupOperation::run(const action::Arrived& arrived) {
         a->resident() && (!a->away || (arrived.loaded && arrived.what.takes(a->tag)));
     if (!in_place) continue;
     means_.saved.give_back(*a);
+    a->saver = 0;
     a->away = false;
     a->stayed = false;
   }

@@ -68,7 +68,7 @@ Status SavedBytes::stored(const GroupEntry& group, const Rank& rank, const amem_
 void SavedBytes::give_back(Allocation& allocation) {
   Extents extents = std::exchange(allocation.saved, {});
   allocation.stored.clear();
-  Rank* rank = node_.find_rank(std::exchange(allocation.saver, 0));
+  Rank* rank = node_.find_rank(allocation.saver);
   if (extents.empty()) return;
   if (rank != nullptr && !rank->saving.empty())
     rank->limbo.insert(rank->limbo.end(), extents.begin(), extents.end());
