@@ -17,8 +17,9 @@ def swapping(bare_node):
     def start(*flags):
         bare_node.settings["AMEM_SIM_MEMORY"] = str(MEMORY)
         bare_node.settings["AMEM_SLAB"] = "0"  # the room is counted in allocations
-        bare_node.settings["AMEM_POOL_SAVE"] = "dense"  # so that faults can count copies
-        bare_node.start_broker("--swap-wave", "4MiB", "--pool-size", "80MiB", *flags)
+        # So that faults can count copies: whole bytes, and no allocation that lies in two segments.
+        bare_node.settings["AMEM_POOL_SAVE"] = "dense"
+        bare_node.start_broker("--swap-wave", "4MiB", "--pool-size", "80MiB", "--pool-segment", "80MiB", *flags)
         size = {"allocations": ALLOCATIONS, "size": "2MiB", "shared": 0.4}
         rollout = bare_node.job("rollout", **size)
         rollout.ask("rewrite")
