@@ -24,7 +24,7 @@
 #include "shim/blocks/kept_segments.h"
 #include "shim/blocks/peers.h"
 #include "shim/blocks/small_blocks.h"
-#include "shim/driver/devices.h"
+#include "shim/driver/local_devices.h"
 #include "shim/gate/gate.h"
 #include "shim/memory/memory.h"
 #include "shim/session/session.h"
@@ -33,7 +33,7 @@ namespace amem::shim {
 
 class Heap {
  public:
-  Heap(const Driver& driver, Devices& devices, Gate& gate, Memory& memory, Session& session)
+  Heap(const Driver& driver, LocalDevices& devices, Gate& gate, Memory& memory, Session& session)
       : driver_(driver), devices_(devices), gate_(gate), memory_(memory), session_(session) {}
 
   /// What cuMemAlloc has given out.
@@ -123,7 +123,7 @@ class Heap {
   bool in_segment(Address address) const;
 
   const Driver& driver_;
-  Devices& devices_;
+  LocalDevices& devices_;
   Gate& gate_;
   Memory& memory_;
   Session& session_;

@@ -137,7 +137,7 @@ CUresult Ipc::wait_until_unused() {
       devices.insert(mapped.devices.begin(), mapped.devices.end());
   }
   for (const int device : devices) {
-    const Devices::Use use(devices_, device);
+    const LocalDevices::Use use(devices_, device);
     if (use.result() != CUDA_SUCCESS) continue;  // one that is gone has no work
     if (CUresult r = driver_.cuCtxSynchronize_(); r != CUDA_SUCCESS) return r;
   }

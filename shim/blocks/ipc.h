@@ -18,14 +18,14 @@
 
 #include "common/driver.h"
 #include "common/ipc_handle.h"
-#include "shim/driver/devices.h"
+#include "shim/driver/local_devices.h"
 #include "shim/memory/memory.h"
 
 namespace amem::shim {
 
 class Ipc {
  public:
-  Ipc(const Driver& driver, Devices& devices, Memory& memory)
+  Ipc(const Driver& driver, LocalDevices& devices, Memory& memory)
       : driver_(driver), devices_(devices), memory_(memory) {}
 
   /// The handle of `block`, which lies at the address; without one, of the whole allocation there.
@@ -70,7 +70,7 @@ class Ipc {
   CUresult unmap_idle();
 
   const Driver& driver_;
-  Devices& devices_;
+  LocalDevices& devices_;
   Memory& memory_;
   std::mutex mutex_;  // guards mappings_
   MappedById mappings_;

@@ -169,7 +169,7 @@ CUresult Slabs::add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size
 
 /// What the driver hands out is zero; so is what another buffer has been in.
 CUresult Slabs::zero(Address address, std::uint64_t size, int device) {
-  const Devices::Use use(devices_, device);
+  const LocalDevices::Use use(devices_, device);
   if (use.result() != CUDA_SUCCESS) return use.result();
   // Nobody may have been given access to the slab yet whose first piece came back at once.
   const CUmemAccessDesc desc = device_access(device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);

@@ -28,7 +28,7 @@
 #include "common/ticket.h"
 #include "shim/blocks/slab_book.h"
 #include "shim/blocks/small_blocks.h"
-#include "shim/driver/devices.h"
+#include "shim/driver/local_devices.h"
 #include "shim/memory/memory.h"
 
 namespace amem::shim {
@@ -38,7 +38,7 @@ class Slabs {
   /// What NCCL is told. Nothing of its buffers needs to be better aligned.
   static constexpr std::uint64_t kGranularity = 4096;
 
-  Slabs(const Driver& driver, Devices& devices, Memory& memory)
+  Slabs(const Driver& driver, LocalDevices& devices, Memory& memory)
       : driver_(driver), devices_(devices), memory_(memory) {}
 
   /// The largest slab in bytes; 0: none are made. Before any other call; without it kMost, and less
@@ -111,7 +111,7 @@ class Slabs {
   void stop_packing(const std::string& why);
 
   const Driver& driver_;
-  Devices& devices_;
+  LocalDevices& devices_;
   Memory& memory_;
   std::optional<std::uint64_t> size_;
   std::atomic<bool> packing_{true};

@@ -13,7 +13,7 @@ CUresult begin(CUstream stream, Rest... rest) {
   if (r == CUDA_SUCCESS) {
     // Before the pass ends: no moment without a reason to wait.
     Runtime& runtime = Runtime::get();
-    Devices* devices = runtime.devices();
+    LocalDevices* devices = runtime.devices();
     runtime.captures().began(stream, kPerThread,
                              devices != nullptr ? devices->current_context() : nullptr);
   }

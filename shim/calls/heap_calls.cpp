@@ -20,7 +20,7 @@ auto found() {
 /// Memory that the driver has just given out.
 void count(CUdeviceptr address, std::size_t size) {
   Runtime& runtime = Runtime::get();
-  Devices* devices = runtime.devices();
+  LocalDevices* devices = runtime.devices();
   if (devices == nullptr) return;
   runtime.memory().unbrokered.add(UnbrokeredMemory::Kind::kDevice, address, size,
                                   devices->current(), devices->current_context());
@@ -82,7 +82,7 @@ CUresult end_context(CUcontext context, const Destroy& destroy) {
 template <CallRow row>
 CUresult reset_device(CUdevice device) {
   Runtime& runtime = Runtime::get();
-  Devices* devices = runtime.devices();
+  LocalDevices* devices = runtime.devices();
   const CUcontext context = devices != nullptr ? devices->primary(device) : nullptr;
   const CUresult r = end_context(context, [&] { return real<row>()(device); });
   if (r == CUDA_SUCCESS && context != nullptr) runtime.device_reset(device);

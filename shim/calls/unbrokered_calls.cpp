@@ -10,7 +10,7 @@ namespace {
 
 void count(UnbrokeredMemory::Kind kind, std::uint64_t key, std::uint64_t bytes) {
   Runtime& runtime = Runtime::get();
-  Devices* devices = runtime.devices();
+  LocalDevices* devices = runtime.devices();
   if (devices == nullptr) return;
   runtime.memory().unbrokered.add(kind, key, bytes, devices->current(), devices->current_context());
   runtime.report().changed();

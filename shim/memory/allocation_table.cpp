@@ -5,19 +5,19 @@
 
 namespace amem::shim {
 
-Allocation& AllocationTable::add(const Allocation& allocation) {
-  Allocation& a = allocations_.try_emplace(allocation.id, allocation).first->second;
+HeldAllocation& AllocationTable::add(const HeldAllocation& allocation) {
+  HeldAllocation& a = allocations_.try_emplace(allocation.id, allocation).first->second;
   ++a.refs;
   return a;
 }
 
-Allocation* AllocationTable::find(std::uint64_t id) {
+HeldAllocation* AllocationTable::find(std::uint64_t id) {
   const auto it = allocations_.find(id);
   return it == allocations_.end() ? nullptr : &it->second;
 }
 
 Mapping& AllocationTable::add_mapping(std::uint64_t id, Address address) {
-  Allocation& a = allocations_.at(id);
+  HeldAllocation& a = allocations_.at(id);
   a.mapped_at.push_back(address);
   return mappings_.emplace(address, Mapping{address, a.size, id, {}, {}, false}).first->second;
 }

@@ -33,7 +33,7 @@ struct Access {
   friend bool operator==(const Access&, const Access&) = default;
 };
 
-struct Allocation {
+struct HeldAllocation {
   std::uint64_t id = 0;      // the broker's
   std::uint32_t number = 0;  // in traces: the how-manieth of this process
   std::uint64_t size = 0;    // bytes
@@ -72,8 +72,8 @@ class AllocationTable {
   static std::uint64_t handle_of(std::uint64_t id) { return id | kHandleTag; }
 
   /// Adds an allocation with one reference, or one more reference to one that is known.
-  Allocation& add(const Allocation& allocation);
-  Allocation* find(std::uint64_t id);
+  HeldAllocation& add(const HeldAllocation& allocation);
+  HeldAllocation* find(std::uint64_t id);
 
   /// REQUIRES: the allocation is known and the range overlaps no mapping.
   Mapping& add_mapping(std::uint64_t id, Address address);
@@ -90,16 +90,16 @@ class AllocationTable {
   static void grant(Mapping& mapping, const Access& access);
 
   /// Neither handle nor mapping nor binding left: the broker can be told.
-  static bool unused(const Allocation& a) {
+  static bool unused(const HeldAllocation& a) {
     return a.refs == 0 && a.mapped_at.empty() && a.bindings == 0;
   }
   /// The driver's handle is still needed. Mappings alone do without; of memory that is only bound
   /// it could not be fetched again.
-  static bool needs_real(const Allocation& a) { return a.refs > 0 || a.bindings > 0; }
+  static bool needs_real(const HeldAllocation& a) { return a.refs > 0 || a.bindings > 0; }
   void forget(std::uint64_t id) { allocations_.erase(id); }
 
   std::map<Address, Mapping>& mappings() { return mappings_; }
-  std::unordered_map<std::uint64_t, Allocation>& allocations() { return allocations_; }
+  std::unordered_map<std::uint64_t, HeldAllocation>& allocations() { return allocations_; }
 
   /// What is left of a range without the mappings in it for which `absent` is true.
   template <class Predicate>
@@ -126,7 +126,7 @@ class AllocationTable {
   static std::vector<Run> runs(const std::vector<Mapping*>& sorted, bool with_access);
 
  private:
-  std::unordered_map<std::uint64_t, Allocation> allocations_;
+  std::unordered_map<std::uint64_t, HeldAllocation> allocations_;
   std::map<Address, Mapping> mappings_;  // by address
 };
 

@@ -30,9 +30,10 @@ Status no_descriptor() {
 }  // namespace
 
 /// Turns a descriptor from the broker into a handle of the program.
-CUresult Handles::adopt(CUmemGenericAllocationHandle* handle, Allocation allocation, const Fd& fd) {
+CUresult Handles::adopt(CUmemGenericAllocationHandle* handle, HeldAllocation allocation,
+                        const Fd& fd) {
   std::lock_guard lock(holdings_.mutex);
-  Allocation* known = holdings_.table.find(allocation.id);
+  HeldAllocation* known = holdings_.table.find(allocation.id);
   // A reference needs the driver's handle, which mappings alone do without.
   if (known == nullptr || known->real == 0) {
     CUmemGenericAllocationHandle real = 0;
@@ -76,7 +77,7 @@ CUresult Handles::create(CUmemGenericAllocationHandle* handle, std::size_t size,
     return refuse(no_descriptor(), what);
   }
 
-  Allocation a;
+  HeldAllocation a;
   a.id = reply.result.created.id;
   a.size = size;
   a.device = device;
@@ -94,7 +95,7 @@ CUresult Handles::import_ticket(CUmemGenericAllocationHandle* handle, const Tick
   const CUresult r = redeem(handle, ticket);
   std::lock_guard lock(holdings_.mutex);
   if (--holdings_.redeeming[ticket.id] == 0) holdings_.redeeming.erase(ticket.id);
-  if (Allocation* a = holdings_.table.find(ticket.id); a != nullptr) holdings_.settle(*a);
+  if (HeldAllocation* a = holdings_.table.find(ticket.id); a != nullptr) holdings_.settle(*a);
   return r;
 }
 
@@ -113,7 +114,7 @@ CUresult Handles::redeem(CUmemGenericAllocationHandle* handle, const Ticket& tic
   }
 
   const amem_v1_Redeemed& r = reply.result.redeemed;
-  Allocation a;
+  HeldAllocation a;
   a.id = r.id;
   a.size = r.size;
   a.device = devices_.ordinal(make_uuid(r.device));
@@ -128,11 +129,11 @@ CUresult Handles::release(CUmemGenericAllocationHandle handle) {
   std::unique_lock lock(holdings_.mutex);
   const std::uint64_t id = AllocationTable::id_of(handle);
   const bool in_time = holdings_.wait_arrival(lock, [&] {
-    const Allocation* a = holdings_.table.find(id);
+    const HeldAllocation* a = holdings_.table.find(id);
     return a != nullptr && a->arriving;
   });
   if (!in_time) return CUDA_ERROR_SYSTEM_NOT_READY;
-  Allocation* a = holdings_.table.find(id);
+  HeldAllocation* a = holdings_.table.find(id);
   if (a == nullptr || a->refs == 0) return CUDA_ERROR_INVALID_VALUE;
   --a->refs;
   holdings_.settle(*a);
@@ -143,7 +144,7 @@ CUresult Handles::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
   Ticket ticket;
   {
     std::lock_guard lock(holdings_.mutex);
-    const Allocation* a = holdings_.table.find(AllocationTable::id_of(handle));
+    const HeldAllocation* a = holdings_.table.find(AllocationTable::id_of(handle));
     if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
     ticket = ticket_for(*a);
   }
@@ -180,7 +181,7 @@ std::uint64_t Handles::granularity(int device) const {
 
 CUresult Handles::properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
   std::lock_guard lock(holdings_.mutex);
-  const Allocation* a = holdings_.table.find(AllocationTable::id_of(handle));
+  const HeldAllocation* a = holdings_.table.find(AllocationTable::id_of(handle));
   if (a == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *prop = properties_of(a->device, a->gpu_direct_rdma);
   return CUDA_SUCCESS;
@@ -190,7 +191,7 @@ std::optional<CUresult> Handles::retain(CUmemGenericAllocationHandle* handle, CU
   std::lock_guard lock(holdings_.mutex);
   const Mapping* m = holdings_.table.mapping_at(address);
   if (m == nullptr) return std::nullopt;
-  Allocation& a = *holdings_.table.find(m->id);
+  HeldAllocation& a = *holdings_.table.find(m->id);
   if (a.resident)
     if (CUresult r = holdings_.ensure_real(a); r != CUDA_SUCCESS) return r;
   ++a.refs;
@@ -202,21 +203,21 @@ std::optional<Ticket> Handles::ticket_at(CUdeviceptr address) {
   std::lock_guard lock(holdings_.mutex);
   const Mapping* m = holdings_.table.mapping_at(address);
   if (m == nullptr) return std::nullopt;
-  Allocation& a = *holdings_.table.find(m->id);
+  HeldAllocation& a = *holdings_.table.find(m->id);
   a.shared = true;
   return ticket_for(a);
 }
 
 std::optional<Handles::Known> Handles::known(std::uint64_t id) {
   std::lock_guard lock(holdings_.mutex);
-  const Allocation* a = holdings_.table.find(id);
+  const HeldAllocation* a = holdings_.table.find(id);
   if (a == nullptr) return std::nullopt;
   return Known{a->size, a->device, a->imported, a->gpu_direct_rdma};
 }
 
 Handles::TraceView Handles::trace_view(CUmemGenericAllocationHandle handle) {
   std::lock_guard lock(holdings_.mutex);
-  const Allocation* a = holdings_.table.find(AllocationTable::id_of(handle));
+  const HeldAllocation* a = holdings_.table.find(AllocationTable::id_of(handle));
   if (a == nullptr) return {};
   return {a->number, a->imported, a->refs, a->mapped_at.size()};
 }

@@ -11,7 +11,7 @@
 #include "common/fd.h"
 #include "common/ticket.h"
 #include "shim/base/region.h"
-#include "shim/driver/devices.h"
+#include "shim/driver/local_devices.h"
 #include "shim/memory/holdings.h"
 #include "shim/session/session.h"
 
@@ -22,7 +22,7 @@ class Handles {
   /// The granularity of all devices so far.
   static constexpr std::uint64_t kUsualGranularity = 2ULL << 20U;
 
-  Handles(const Driver& driver, Devices& devices, Session& session, Holdings& holdings)
+  Handles(const Driver& driver, LocalDevices& devices, Session& session, Holdings& holdings)
       : driver_(driver), devices_(devices), session_(session), holdings_(holdings) {}
 
   CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
@@ -69,14 +69,14 @@ class Handles {
 
  private:
   CUresult redeem(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
-  CUresult adopt(CUmemGenericAllocationHandle* handle, Allocation allocation, const Fd& fd);
+  CUresult adopt(CUmemGenericAllocationHandle* handle, HeldAllocation allocation, const Fd& fd);
   void give_back(const amem_v1_Reply& reply, unsigned mine);
-  Ticket ticket_for(const Allocation& a) const {
+  Ticket ticket_for(const HeldAllocation& a) const {
     return {a.id, 0, a.size, a.token, rank_, a.number};
   }
 
   const Driver& driver_;
-  Devices& devices_;
+  LocalDevices& devices_;
   Session& session_;
   Holdings& holdings_;
   std::atomic<std::uint32_t> next_number_{1};

@@ -17,7 +17,7 @@ constexpr std::chrono::milliseconds kEndCheck{200};
 
 }  // namespace
 
-std::string describe(const Allocation& a) {
+std::string describe(const HeldAllocation& a) {
   return "allocation " + std::to_string(a.id) + " (" + std::to_string(a.size) + " bytes, device " +
          std::to_string(a.device) + ")";
 }
@@ -28,7 +28,7 @@ CUresult Holdings::import_descriptor(CUmemGenericAllocationHandle* real, const F
       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 }
 
-CUresult Holdings::ensure_real(Allocation& a) const {
+CUresult Holdings::ensure_real(HeldAllocation& a) const {
   if (a.real != 0) return CUDA_SUCCESS;
   // What is stale is not its memory any more.
   if (!a.resident || a.mapped_at.empty()) return CUDA_ERROR_INVALID_VALUE;
@@ -39,7 +39,7 @@ CUresult Holdings::ensure_real(Allocation& a) const {
   return r;
 }
 
-void Holdings::drop_real(Allocation& a) {
+void Holdings::drop_real(HeldAllocation& a) {
   if (a.real == 0) return;
   if (CUresult r = driver_.cuMemRelease_(a.real); r != CUDA_SUCCESS) {
     log_error("releasing " + describe(a) + ": " + driver_.name(r) + "; tried again with a pause");
@@ -48,7 +48,7 @@ void Holdings::drop_real(Allocation& a) {
   a.real = 0;
 }
 
-void Holdings::settle(Allocation& a) {
+void Holdings::settle(HeldAllocation& a) {
   if (!AllocationTable::needs_real(a)) drop_real(a);
   // One that another thread is just redeeming is still ours to the broker.
   if (!AllocationTable::unused(a) || redeeming.contains(a.id)) return;
@@ -133,7 +133,7 @@ std::uint64_t Holdings::bytes_away() {
 
 std::string Holdings::name(std::uint64_t id) {
   std::lock_guard lock(mutex);
-  const Allocation* a = table.find(id);
+  const HeldAllocation* a = table.find(id);
   if (a == nullptr) return "allocation " + std::to_string(id);
   return describe(*a) + ", tag '" + a->tag + "'";
 }

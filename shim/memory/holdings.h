@@ -30,7 +30,7 @@ namespace amem::shim {
 inline constexpr std::chrono::microseconds kUsualAnswer{200};
 
 /// For messages: "allocation 7 (2097152 bytes, device 0)".
-std::string describe(const Allocation& a);
+std::string describe(const HeldAllocation& a);
 
 struct Holdings {
   Holdings(const Driver& driver, Session& session) : driver_(driver), session_(session) {}
@@ -44,10 +44,10 @@ struct Holdings {
   CUresult import_descriptor(CUmemGenericAllocationHandle* real, const Fd& fd) const;
   /// The driver's handle, fetched again from a mapping when the program had released all of its
   /// own.
-  CUresult ensure_real(Allocation& a) const;
-  void drop_real(Allocation& a);
+  CUresult ensure_real(HeldAllocation& a) const;
+  void drop_real(HeldAllocation& a);
   /// After a reference or mapping went: lets go of what nothing needs any more.
-  void settle(Allocation& a);
+  void settle(HeldAllocation& a);
   void tell_free(std::uint64_t id);
   /// Waits while something is on its way back. False: the time is up, or the process is ending.
   bool wait_arrival(std::unique_lock<std::mutex>& lock, const std::function<bool()>& arriving);

@@ -17,7 +17,7 @@ CUmemAccessDesc device_access(int device, CUmemAccess_flags flags) {
 CUresult Mappings::map(CUdeviceptr address, std::size_t size, std::size_t offset,
                        CUmemGenericAllocationHandle handle, unsigned long long flags) {
   std::lock_guard lock(holdings_.mutex);
-  Allocation* a = holdings_.table.find(AllocationTable::id_of(handle));
+  HeldAllocation* a = holdings_.table.find(AllocationTable::id_of(handle));
   if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (!a->resident) {
     log_error("mapping " + describe(*a) + ": it is paused with its tag '" + a->tag +
@@ -48,7 +48,7 @@ std::optional<CUresult> Mappings::unmap(CUdeviceptr address, std::size_t size) {
   for (const AddressRange& part : AllocationTable::without(address, size, *touched, absent))
     if (CUresult r = driver_.cuMemUnmap_(part.address, part.size); r != CUDA_SUCCESS) return r;
   for (const Mapping* m : *touched) {
-    Allocation& a = *holdings_.table.find(m->id);
+    HeldAllocation& a = *holdings_.table.find(m->id);
     holdings_.table.remove_mapping(m->address);
     holdings_.settle(a);
   }
@@ -103,7 +103,7 @@ std::optional<Mappings::Absent> Mappings::absent(CUdeviceptr address) {
   std::lock_guard lock(holdings_.mutex);
   const Mapping* m = holdings_.table.mapping_at(address);
   if (m == nullptr) return std::nullopt;
-  const Allocation& a = *holdings_.table.find(m->id);
+  const HeldAllocation& a = *holdings_.table.find(m->id);
   if (a.resident) return std::nullopt;
   return Absent{m->address, m->size, a.device, a.gpu_direct_rdma, m->sync_memops.contains(address)};
 }
@@ -112,7 +112,7 @@ bool Mappings::resident(CUdeviceptr address) {
   std::lock_guard lock(holdings_.mutex);
   const Mapping* m = holdings_.table.mapping_at(address);
   if (m == nullptr) return false;
-  const Allocation& a = *holdings_.table.find(m->id);
+  const HeldAllocation& a = *holdings_.table.find(m->id);
   return a.resident && !a.arriving;
 }
 
@@ -120,7 +120,7 @@ bool Mappings::reusable(CUdeviceptr address) {
   std::lock_guard lock(holdings_.mutex);
   const Mapping* m = holdings_.table.mapping_at(address);
   if (m == nullptr) return false;
-  const Allocation& a = *holdings_.table.find(m->id);
+  const HeldAllocation& a = *holdings_.table.find(m->id);
   return a.resident && !a.arriving && !a.shared && !a.pinned && a.bindings == 0 &&
          a.mapped_at.size() == 1 && m->sync_memops.empty();
 }
@@ -143,7 +143,7 @@ void Mappings::set_sync_memops(CUdeviceptr address, bool on) {
 void Mappings::pin(CUdeviceptr address, std::size_t size) {
   std::lock_guard lock(holdings_.mutex);
   for (const Mapping* m : holdings_.table.overlapping(address, size)) {
-    Allocation& a = *holdings_.table.find(m->id);
+    HeldAllocation& a = *holdings_.table.find(m->id);
     if (a.pinned) continue;
     a.pinned = true;
     Message message = amem_v1_SessionMessage_init_zero;
@@ -155,7 +155,7 @@ void Mappings::pin(CUdeviceptr address, std::size_t size) {
 
 CUresult Mappings::hold(CUmemGenericAllocationHandle handle, Held& held) {
   std::lock_guard lock(holdings_.mutex);
-  Allocation* a = holdings_.table.find(AllocationTable::id_of(handle));
+  HeldAllocation* a = holdings_.table.find(AllocationTable::id_of(handle));
   if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (CUresult r = holdings_.ensure_real(*a); r != CUDA_SUCCESS) return r;
   ++a->bindings;
@@ -167,7 +167,7 @@ std::vector<Mappings::Held> Mappings::hold(CUdeviceptr address, std::size_t size
   std::lock_guard lock(holdings_.mutex);
   std::vector<Held> pieces;
   for (const Mapping* m : holdings_.table.overlapping(address, size)) {
-    Allocation& a = *holdings_.table.find(m->id);
+    HeldAllocation& a = *holdings_.table.find(m->id);
     ++a.bindings;
     const CUdeviceptr begin = std::max<CUdeviceptr>(address, m->address);
     const CUdeviceptr end = std::min<CUdeviceptr>(address + size, m->address + m->size);
@@ -181,7 +181,7 @@ std::vector<Mappings::Held> Mappings::hold(CUdeviceptr address, std::size_t size
 void Mappings::let_go(const Multicast::Freed& ids) {
   std::lock_guard lock(holdings_.mutex);
   for (const std::uint64_t id : ids) {
-    Allocation* a = holdings_.table.find(id);
+    HeldAllocation* a = holdings_.table.find(id);
     if (a == nullptr) continue;
     --a->bindings;
     holdings_.settle(*a);

@@ -11,7 +11,7 @@
 namespace amem::shim {
 
 struct Memory {
-  Memory(const Driver& driver, Devices& devices, Session& session)
+  Memory(const Driver& driver, LocalDevices& devices, Session& session)
       : multicast(driver),
         holdings(driver, session),
         handles(driver, devices, session, holdings),

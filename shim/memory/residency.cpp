@@ -28,7 +28,7 @@ bool by_address(const Mapping* a, const Mapping* b) { return a->address < b->add
 
 Result<Residency::Site> Residency::site(std::uint64_t id) {
   std::lock_guard lock(holdings_.mutex);
-  Allocation* a = holdings_.table.find(id);
+  HeldAllocation* a = holdings_.table.find(id);
   if (a == nullptr)
     return Status(Code::kNotFound, "this rank holds no allocation " + std::to_string(id));
   if (!a->resident) return Status(Code::kFailedPrecondition, describe(*a) + " is not mapped");
@@ -87,33 +87,33 @@ void Residency::drop_stale_scratch() {
 
 Status Residency::leave(const std::set<std::string>& tags, std::uint64_t& bytes) {
   std::lock_guard lock(holdings_.mutex);
-  return take_away([&](const Allocation& a) { return tags.empty() || tags.contains(a.tag); },
+  return take_away([&](const HeldAllocation& a) { return tags.empty() || tags.contains(a.tag); },
                    bytes);
 }
 
 Status Residency::leave(const std::set<std::uint64_t>& ids, std::uint64_t& bytes) {
   std::lock_guard lock(holdings_.mutex);
-  return take_away([&](const Allocation& a) { return ids.contains(a.id); }, bytes);
+  return take_away([&](const HeldAllocation& a) { return ids.contains(a.id); }, bytes);
 }
 
 Status Residency::undo(std::uint64_t& bytes) {
   std::lock_guard lock(holdings_.mutex);
-  const Status status = take_away([](const Allocation& a) { return a.arriving; }, bytes);
+  const Status status = take_away([](const HeldAllocation& a) { return a.arriving; }, bytes);
   holdings_.forget_arrivals();
   return status;
 }
 
 /// REQUIRES: the lock is held.
-Status Residency::take_away(const std::function<bool(const Allocation&)>& chosen,
+Status Residency::take_away(const std::function<bool(const HeldAllocation&)>& chosen,
                             std::uint64_t& bytes) {
   returned_.clear();
   returned_bytes_ = 0;
 
-  std::vector<Allocation*> going;
+  std::vector<HeldAllocation*> going;
   for (auto& [id, a] : holdings_.table.allocations())
     if (a.resident && !a.pinned && chosen(a)) going.push_back(&a);
   std::vector<Mapping*> mapped;
-  for (Allocation* a : going) {
+  for (HeldAllocation* a : going) {
     a->resident = false;
     // What is refused here and below is left to drop_leftovers().
     if (a->bindings > 0) multicast_.leave(a->id);
@@ -126,14 +126,14 @@ Status Residency::take_away(const std::function<bool(const Allocation&)>& chosen
     if (driver_.cuMemUnmap_(run.address, run.size) == CUDA_SUCCESS) continue;
     for (Mapping* m : holdings_.table.overlapping(run.address, run.size)) m->stale = true;
   }
-  for (Allocation* a : going) {
+  for (HeldAllocation* a : going) {
     const Timed timed(timings_.release);
     ++timings_.handles;
     holdings_.drop_real(*a);
   }
   const Status status = drop_all_leftovers();
   bytes = 0;
-  for (const Allocation* a : going)
+  for (const HeldAllocation* a : going)
     if (!is_stale(*a)) bytes += a->size;
   return status;
 }
@@ -145,13 +145,13 @@ CUresult Residency::drop_mapping(Mapping& mapping) {
   return r;
 }
 
-bool Residency::is_stale(const Allocation& a) {
+bool Residency::is_stale(const HeldAllocation& a) {
   return std::any_of(a.mapped_at.begin(), a.mapped_at.end(),
                      [this](Address address) { return holdings_.table.mapping(address).stale; });
 }
 
 /// REQUIRES: the lock is held, and the allocation is not resident.
-Status Residency::drop_leftovers_of(Allocation& a) {
+Status Residency::drop_leftovers_of(HeldAllocation& a) {
   Status first_error;
   if (a.bindings > 0)
     if (CUresult r = multicast_.leave(a.id); r != CUDA_SUCCESS)
@@ -188,7 +188,7 @@ Status Residency::drop_leftovers() {
 
 Status Residency::come_back(std::uint64_t id, const Fd& fd) {
   std::lock_guard lock(holdings_.mutex);
-  Allocation* a = holdings_.table.find(id);
+  HeldAllocation* a = holdings_.table.find(id);
   // Of a group that runs while some of its memory comes back, the program may have freed it.
   if (a == nullptr || a->resident) return {};  // resident: pinned, it never left
   if (const Status s = drop_leftovers_of(*a); !s.ok())
@@ -260,7 +260,7 @@ void Residency::restore_sync_memops(const Mapping& mapping) {
   const int own = holdings_.table.find(mapping.id)->device;
   const bool own_active = std::find(active.begin(), active.end(), own) != active.end();
   if (!own_active && active.empty()) return;
-  const Devices::Use use(devices_, own_active ? own : active.front());
+  const LocalDevices::Use use(devices_, own_active ? own : active.front());
   const unsigned on = 1;
   for (Address address : mapping.sync_memops)
     if (CUresult r = driver_.cuPointerSetAttribute_(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address);

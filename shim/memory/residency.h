@@ -11,7 +11,7 @@
 #include "common/driver.h"
 #include "common/fd.h"
 #include "shim/base/timings.h"
-#include "shim/driver/devices.h"
+#include "shim/driver/local_devices.h"
 #include "shim/memory/holdings.h"
 #include "shim/memory/multicast.h"
 
@@ -19,7 +19,7 @@ namespace amem::shim {
 
 class Residency {
  public:
-  Residency(const Driver& driver, Devices& devices, Multicast& multicast, Holdings& holdings)
+  Residency(const Driver& driver, LocalDevices& devices, Multicast& multicast, Holdings& holdings)
       : driver_(driver), devices_(devices), multicast_(multicast), holdings_(holdings) {}
 
   /// Where a copy can reach an allocation's bytes, and from which device.
@@ -58,16 +58,16 @@ class Residency {
   Timings take_timings() { return std::exchange(timings_, {}); }
 
  private:
-  Status take_away(const std::function<bool(const Allocation&)>& chosen, std::uint64_t& bytes);
+  Status take_away(const std::function<bool(const HeldAllocation&)>& chosen, std::uint64_t& bytes);
   CUresult drop_mapping(Mapping& mapping);
-  bool is_stale(const Allocation& a);
-  Status drop_leftovers_of(Allocation& a);
+  bool is_stale(const HeldAllocation& a);
+  Status drop_leftovers_of(HeldAllocation& a);
   Status drop_all_leftovers();
   void drop_stale_scratch();
   void restore_sync_memops(const Mapping& mapping);
 
   const Driver& driver_;
-  Devices& devices_;
+  LocalDevices& devices_;
   Multicast& multicast_;
   Holdings& holdings_;
   std::vector<AddressRange> scratch_;

@@ -79,7 +79,7 @@ void Mover::forget(int device) {
 
 Status Mover::grant(MappedSegment& segment, int device) {
   if (contains(segment.reachable_from, device)) return {};
-  Devices::Use use(devices_, device);
+  LocalDevices::Use use(devices_, device);
   if (use.result() != CUDA_SUCCESS)
     return driver_.error(use.result(), "the context of device " + std::to_string(device));
   CUresult r = CUDA_SUCCESS;
@@ -103,7 +103,7 @@ Status Mover::grant(MappedSegment& segment, int device) {
 
 Result<CUstream> Mover::stream(int device) {
   if (const auto it = streams_.find(device); it != streams_.end()) return it->second;
-  Devices::Use use(devices_, device);
+  LocalDevices::Use use(devices_, device);
   CUstream stream = nullptr;
   CUresult r = use.result();
   if (r == CUDA_SUCCESS) r = driver_.cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING);
@@ -152,7 +152,7 @@ Status Mover::copy(const Piece& piece, Way way) {
   Result<CUstream> stream = this->stream(piece.device);
   if (!stream.ok()) return stream.status();
   void* pool = reinterpret_cast<void*>(piece.pool);
-  Devices::Use use(devices_, piece.device);
+  LocalDevices::Use use(devices_, piece.device);
   CUresult r = use.result();
   if (r == CUDA_SUCCESS && way == Way::kClear)
     r = driver_.cuMemsetD8Async_(piece.address, 0, piece.length, stream.value());
@@ -212,7 +212,7 @@ Status Mover::load(const amem_v1_Copies& copies) {
 Status Mover::wait() {
   Status result = sparse_.finish();
   for (const auto& [device, stream] : streams_) {
-    Devices::Use use(devices_, device);
+    LocalDevices::Use use(devices_, device);
     CUresult r = use.result();
     if (r == CUDA_SUCCESS) r = driver_.cuStreamSynchronize_(stream);
     if (r != CUDA_SUCCESS && result.ok())

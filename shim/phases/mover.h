@@ -15,7 +15,7 @@
 #include "common/fd.h"
 #include "shim/base/options.h"
 #include "shim/base/timings.h"
-#include "shim/driver/devices.h"
+#include "shim/driver/local_devices.h"
 #include "shim/memory/memory.h"
 #include "shim/phases/sparse_copier.h"
 
@@ -24,7 +24,7 @@ namespace amem::shim {
 class Mover {
  public:
   /// `options` are read when a phase ends, and may be filled in until then.
-  Mover(const Driver& driver, Devices& devices, Memory& memory, const Options& options)
+  Mover(const Driver& driver, LocalDevices& devices, Memory& memory, const Options& options)
       : driver_(driver),
         devices_(devices),
         memory_(memory),
@@ -75,7 +75,7 @@ class Mover {
   Status verify();
 
   const Driver& driver_;
-  Devices& devices_;
+  LocalDevices& devices_;
   Memory& memory_;
   const Options& options_;
   SparseCopier sparse_;

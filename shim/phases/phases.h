@@ -11,7 +11,7 @@
 #include "shim/blocks/heap.h"
 #include "shim/gate/gate.h"
 #include "shim/memory/memory.h"
-#include "shim/phases/cut.h"
+#include "shim/phases/cut_monitor.h"
 #include "shim/phases/mover.h"
 #include "shim/phases/report.h"
 #include "shim/process/exit_handler.h"
@@ -22,8 +22,8 @@ namespace amem::shim {
 class Phases final : public Session::Handler {
  public:
   /// `exit`: runs when the process ends; a pause moves it to the front.
-  Phases(Devices& devices, Gate& gate, Memory& memory, Mover& mover, Cut& cut, Report& report,
-         Heap& heap, Session& session, ExitHandler& exit)
+  Phases(LocalDevices& devices, Gate& gate, Memory& memory, Mover& mover, CutMonitor& cut,
+         Report& report, Heap& heap, Session& session, ExitHandler& exit)
       : devices_(devices),
         gate_(gate),
         memory_(memory),
@@ -52,11 +52,11 @@ class Phases final : public Session::Handler {
   void done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status, std::uint64_t bytes,
             std::uint32_t wave = 0);
 
-  Devices& devices_;
+  LocalDevices& devices_;
   Gate& gate_;
   Memory& memory_;
   Mover& mover_;
-  Cut& cut_;
+  CutMonitor& cut_;
   Report& report_;
   Heap& heap_;
   Session& session_;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/driver.h"
-#include "shim/driver/devices.h"
+#include "shim/driver/local_devices.h"
 #include "shim/memory/memory.h"
 #include "shim/session/session.h"
 
@@ -19,7 +19,7 @@ namespace amem::shim {
 
 class Report {
  public:
-  Report(const Driver& driver, Devices& devices, Memory& memory, Session& session)
+  Report(const Driver& driver, LocalDevices& devices, Memory& memory, Session& session)
       : driver_(driver), devices_(devices), memory_(memory), session_(session) {}
 
   /// What is not brokered may have changed: the broker hears of it, at most once a second.
@@ -41,7 +41,7 @@ class Report {
 
  private:
   const Driver& driver_;
-  Devices& devices_;
+  LocalDevices& devices_;
   Memory& memory_;
   Session& session_;
   std::atomic<bool> due_{false};

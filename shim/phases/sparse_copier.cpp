@@ -34,7 +34,7 @@ SparseCopier::~SparseCopier() {
 
 /// Its kernels write to its table: they have ended before that goes.
 void SparseCopier::settle(int ordinal, const Device& device) {
-  const Devices::Use use(devices_, ordinal);
+  const LocalDevices::Use use(devices_, ordinal);
   if (use.result() == CUDA_SUCCESS && device.stream != nullptr)
     driver_.cuStreamSynchronize_(device.stream);
 }
@@ -49,7 +49,7 @@ void SparseCopier::prepare(int ordinal) {
 }
 
 Status SparseCopier::make(int ordinal, Device& device) {
-  Devices::Use use(devices_, ordinal);
+  LocalDevices::Use use(devices_, ordinal);
   if (use.result() != CUDA_SUCCESS) return driver_.error(use.result(), "the context" + on(ordinal));
   int same_pointers = 0;
   std::size_t memory = 0;
@@ -194,7 +194,7 @@ Status SparseCopier::checksums(std::span<Piece> pieces) {
 Status SparseCopier::launch(Kernel kernel, int ordinal, const Device& device,
                             std::span<const Place> places) {
   if (places.empty()) return {};
-  Devices::Use use(devices_, ordinal);
+  LocalDevices::Use use(devices_, ordinal);
   CUresult r = use.result();
   if (r == CUDA_SUCCESS) r = launch_all(kernel, device, places);
   return r == CUDA_SUCCESS ? Status() : driver_.error(r, "a kernel of sparse copies" + on(ordinal));
@@ -230,7 +230,7 @@ CUresult SparseCopier::launch_all(Kernel kernel, const Device& device,
 }
 
 Status SparseCopier::wait(int ordinal, const Device& device) {
-  Devices::Use use(devices_, ordinal);
+  LocalDevices::Use use(devices_, ordinal);
   CUresult r = use.result();
   if (r == CUDA_SUCCESS) r = driver_.cuStreamSynchronize_(device.stream);
   return r == CUDA_SUCCESS ? Status() : driver_.error(r, "sparse copies" + on(ordinal));

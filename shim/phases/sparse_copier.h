@@ -16,7 +16,7 @@
 
 #include "common/driver.h"
 #include "common/sparse.h"
-#include "shim/driver/devices.h"
+#include "shim/driver/local_devices.h"
 #include "shim/driver/pinned_memory.h"
 
 namespace amem::shim {
@@ -36,7 +36,7 @@ struct Piece {
 
 class SparseCopier {
  public:
-  SparseCopier(const Driver& driver, Devices& devices) : driver_(driver), devices_(devices) {}
+  SparseCopier(const Driver& driver, LocalDevices& devices) : driver_(driver), devices_(devices) {}
   ~SparseCopier();
 
   /// Loads the kernels and makes what they need. REQUIRES: the device is in use.
@@ -94,7 +94,7 @@ class SparseCopier {
   Status wait(int ordinal, const Device& device);
 
   const Driver& driver_;
-  Devices& devices_;
+  LocalDevices& devices_;
   std::set<int> tried_;  // prepare() once each
   std::map<int, Device> ready_;
   bool warned_ = false;

@@ -37,7 +37,7 @@ int rank_from_environment() {
   return -1;
 }
 
-Devices* devices_of_gate = nullptr;
+LocalDevices* devices_of_gate = nullptr;
 int current_device_of_caller() { return devices_of_gate->current(); }
 bool stream_idle(int device, CUstream stream) { return devices_of_gate->idle(device, stream); }
 

@@ -19,11 +19,11 @@
 #include "shim/blocks/heap.h"
 #include "shim/blocks/ipc.h"
 #include "shim/blocks/slabs.h"
-#include "shim/driver/devices.h"
+#include "shim/driver/local_devices.h"
 #include "shim/gate/captures.h"
 #include "shim/gate/gate.h"
 #include "shim/memory/memory.h"
-#include "shim/phases/cut.h"
+#include "shim/phases/cut_monitor.h"
 #include "shim/phases/mover.h"
 #include "shim/phases/phases.h"
 #include "shim/phases/report.h"
@@ -72,7 +72,7 @@ class Runtime {
   }
   /// For accounting of what goes to the driver. The driver must have answered a call before.
   /// nullptr: it cannot be told where memory is.
-  Devices* devices() { return load_driver().ok() && !forked() ? &devices_ : nullptr; }
+  LocalDevices* devices() { return load_driver().ok() && !forked() ? &devices_ : nullptr; }
   Report& report() { return report_; }
   /// Brokered and other memory of this process, as JSON.
   std::string stats();
@@ -94,7 +94,7 @@ class Runtime {
 
   Options options_;
   Driver driver_;
-  Devices devices_{driver_};
+  LocalDevices devices_{driver_};
   Gate gate_;
   Captures captures_{gate_};
   Session session_;
@@ -104,7 +104,7 @@ class Runtime {
   Ipc ipc_{driver_, devices_, memory_};
   Report report_{driver_, devices_, memory_, session_};
   Mover mover_{driver_, devices_, memory_, options_};
-  Cut cut_{driver_, devices_, gate_, heap_, session_};
+  CutMonitor cut_{driver_, devices_, gate_, heap_, session_};
   ExitHandler before_driver_{&Runtime::driver_ends};
   ExitHandler exit_{&Runtime::process_ends};
   Phases phases_{devices_, gate_, memory_, mover_, cut_, report_, heap_, session_, exit_};

@@ -7,8 +7,8 @@ namespace {
 
 constexpr std::uint64_t kMiB = 1024 * 1024;
 
-Allocation allocation(std::uint64_t id, std::uint64_t size = 2 * kMiB) {
-  Allocation a;
+HeldAllocation allocation(std::uint64_t id, std::uint64_t size = 2 * kMiB) {
+  HeldAllocation a;
   a.id = id;
   a.size = size;
   return a;
@@ -30,7 +30,7 @@ TEST(ShimTable, AddingAgainCountsAReference) {
 
 TEST(ShimTable, ABindingKeepsMemoryAndTheDriversHandle) {
   AllocationTable t;
-  Allocation& a = t.add(allocation(1));
+  HeldAllocation& a = t.add(allocation(1));
   a.refs = 0;
   a.bindings = 1;
   EXPECT_FALSE(AllocationTable::unused(a));
@@ -43,7 +43,7 @@ TEST(ShimTable, ABindingKeepsMemoryAndTheDriversHandle) {
 
 TEST(ShimTable, OneAllocationAtTwoAddresses) {
   AllocationTable t;
-  Allocation& a = t.add(allocation(1));
+  HeldAllocation& a = t.add(allocation(1));
   t.add_mapping(1, 0x10000000);
   t.add_mapping(1, 0x20000000);
   EXPECT_EQ(a.mapped_at.size(), 2U);

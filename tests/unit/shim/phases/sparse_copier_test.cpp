@@ -37,7 +37,7 @@ class SparseCopierTest : public ::testing::Test {
   static void TearDownTestSuite() { std::filesystem::remove_all(directory()); }
 
   void SetUp() override {
-    Devices::Use use(devices(), 0);
+    LocalDevices::Use use(devices(), 0);
     ASSERT_EQ(use.result(), CUDA_SUCCESS);
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -64,13 +64,13 @@ class SparseCopierTest : public ::testing::Test {
   }
 
   void put(std::uint64_t at, const Bytes& bytes) {
-    Devices::Use use(devices(), 0);
+    LocalDevices::Use use(devices(), 0);
     ASSERT_EQ(driver().cuMemcpyHtoDAsync_(memory + at, bytes.data(), bytes.size(), stream),
               CUDA_SUCCESS);
     ASSERT_EQ(driver().cuStreamSynchronize_(stream), CUDA_SUCCESS);
   }
   Bytes get(std::uint64_t at, std::uint64_t length) {
-    Devices::Use use(devices(), 0);
+    LocalDevices::Use use(devices(), 0);
     Bytes bytes(length);
     EXPECT_EQ(driver().cuMemcpyDtoHAsync_(bytes.data(), memory + at, length, stream), CUDA_SUCCESS);
     EXPECT_EQ(driver().cuStreamSynchronize_(stream), CUDA_SUCCESS);
@@ -127,8 +127,8 @@ class SparseCopierTest : public ::testing::Test {
     static Driver table;
     return table;
   }
-  static Devices& devices() {
-    static Devices all(driver());
+  static LocalDevices& devices() {
+    static LocalDevices all(driver());
     return all;
   }
 

@@ -1,4 +1,4 @@
-// Devices: this process's GPUs by ordinal and UUID, and their primary contexts.
+// LocalDevices: this process's GPUs by ordinal and UUID, and their primary contexts.
 //
 // Ordinals are the program's (CUDA_VISIBLE_DEVICES applies). A context is retained once, when it is
 // first used, and kept: the shim's copies and waits run in it. load() once; the rest from any
@@ -14,9 +14,9 @@
 
 namespace amem::shim {
 
-class Devices {
+class LocalDevices {
  public:
-  explicit Devices(const Driver& driver) : driver_(driver) {}
+  explicit LocalDevices(const Driver& driver) : driver_(driver) {}
 
   /// Asks the driver for the devices. REQUIRES: the program has called cuInit.
   Status load();
@@ -47,7 +47,7 @@ class Devices {
   /// nothing done here breaks a stream capture of the program.
   class Use {
    public:
-    Use(Devices& devices, int ordinal);
+    Use(LocalDevices& devices, int ordinal);
     ~Use();
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;

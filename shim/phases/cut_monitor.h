@@ -1,4 +1,5 @@
-// Cut: watches, while the gate is shut, whether this rank has come to rest, and tells the broker.
+// CutMonitor: watches, while the gate is shut, whether this rank has come to rest, and tells the
+// broker.
 //
 // One monitor thread turns the gate's snapshots and the devices' state into CutStatus messages; one
 // drainer thread per device waits for that device to be idle (a context-wide synchronize, which
@@ -14,15 +15,15 @@
 
 #include "common/driver.h"
 #include "shim/blocks/heap.h"
-#include "shim/driver/devices.h"
+#include "shim/driver/local_devices.h"
 #include "shim/gate/gate.h"
 #include "shim/session/session.h"
 
 namespace amem::shim {
 
-class Cut {
+class CutMonitor {
  public:
-  Cut(const Driver& driver, Devices& devices, Gate& gate, Heap& heap, Session& session)
+  CutMonitor(const Driver& driver, LocalDevices& devices, Gate& gate, Heap& heap, Session& session)
       : driver_(driver), devices_(devices), gate_(gate), heap_(heap), session_(session) {}
 
   /// Shuts the gate and starts to report under this epoch. Like step() and end() it asks the driver
@@ -47,7 +48,7 @@ class Cut {
   void start_drainers();
 
   const Driver& driver_;
-  Devices& devices_;
+  LocalDevices& devices_;
   Gate& gate_;
   Heap& heap_;
   Session& session_;

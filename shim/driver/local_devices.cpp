@@ -1,10 +1,10 @@
-#include "shim/driver/devices.h"
+#include "shim/driver/local_devices.h"
 
 #include <algorithm>
 
 namespace amem::shim {
 
-Status Devices::load() {
+Status LocalDevices::load() {
   int count = 0;
   if (CUresult r = driver_.cuDeviceGetCount_(&count); r != CUDA_SUCCESS)
     return driver_.error(r, "counting devices");
@@ -19,36 +19,36 @@ Status Devices::load() {
   return {};
 }
 
-int Devices::ordinal(const DeviceUuid& uuid) const {
+int LocalDevices::ordinal(const DeviceUuid& uuid) const {
   const auto it = std::find(uuids_.begin(), uuids_.end(), uuid);
   return it == uuids_.end() ? -1 : static_cast<int>(it - uuids_.begin());
 }
 
-bool Devices::active(int ordinal) const {
+bool LocalDevices::active(int ordinal) const {
   unsigned flags = 0;
   int is_active = 0;
   return driver_.cuDevicePrimaryCtxGetState_(ordinal, &flags, &is_active) == CUDA_SUCCESS &&
          is_active != 0;
 }
 
-std::vector<int> Devices::active() const {
+std::vector<int> LocalDevices::active() const {
   std::vector<int> found;
   for (int i = 0; i < count(); ++i)
     if (active(i)) found.push_back(i);
   return found;
 }
 
-int Devices::current() const {
+int LocalDevices::current() const {
   CUdevice device = -1;
   return driver_.cuCtxGetDevice_(&device) == CUDA_SUCCESS ? device : -1;
 }
 
-CUcontext Devices::current_context() const {
+CUcontext LocalDevices::current_context() const {
   CUcontext context = nullptr;
   return driver_.cuCtxGetCurrent_(&context) == CUDA_SUCCESS ? context : nullptr;
 }
 
-CUcontext Devices::primary(int ordinal) const {
+CUcontext LocalDevices::primary(int ordinal) const {
   CUcontext context = nullptr;
   if (!active(ordinal) || driver_.cuDevicePrimaryCtxRetain_(&context, ordinal) != CUDA_SUCCESS)
     return nullptr;
@@ -56,19 +56,19 @@ CUcontext Devices::primary(int ordinal) const {
   return context;
 }
 
-bool Devices::idle(int ordinal, CUstream stream) {
+bool LocalDevices::idle(int ordinal, CUstream stream) {
   // What is not active must not become so by this question.
   if (!active(ordinal)) return false;
   const Use use(*this, ordinal);
   return use.result() == CUDA_SUCCESS && driver_.cuStreamQuery_(stream) == CUDA_SUCCESS;
 }
 
-void Devices::forget(int ordinal) {
+void LocalDevices::forget(int ordinal) {
   if (ordinal < 0 || ordinal >= count()) return;
   contexts_[static_cast<std::size_t>(ordinal)].store(nullptr, std::memory_order_release);
 }
 
-CUresult Devices::context(int ordinal, CUcontext* context) {
+CUresult LocalDevices::context(int ordinal, CUcontext* context) {
   if (ordinal < 0 || ordinal >= count()) return CUDA_ERROR_INVALID_DEVICE;
   std::atomic<CUcontext>& slot = contexts_[static_cast<std::size_t>(ordinal)];
   *context = slot.load(std::memory_order_acquire);
@@ -79,7 +79,7 @@ CUresult Devices::context(int ordinal, CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
-CUresult Devices::clear(CUdeviceptr address, std::size_t size) {
+CUresult LocalDevices::clear(CUdeviceptr address, std::size_t size) {
   CUstream stream = nullptr;
   CUresult r = driver_.cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING);
   if (r != CUDA_SUCCESS) return r;
@@ -89,14 +89,14 @@ CUresult Devices::clear(CUdeviceptr address, std::size_t size) {
   return r != CUDA_SUCCESS ? r : done;
 }
 
-Devices::Use::Use(Devices& devices, int ordinal) : driver_(devices.driver_) {
+LocalDevices::Use::Use(LocalDevices& devices, int ordinal) : driver_(devices.driver_) {
   driver_.cuThreadExchangeStreamCaptureMode_(&mode_);
   CUcontext context = nullptr;
   result_ = devices.context(ordinal, &context);
   if (result_ == CUDA_SUCCESS) result_ = driver_.cuCtxPushCurrent_(context);
 }
 
-Devices::Use::~Use() {
+LocalDevices::Use::~Use() {
   CUcontext popped = nullptr;
   if (result_ == CUDA_SUCCESS) driver_.cuCtxPopCurrent_(&popped);
   driver_.cuThreadExchangeStreamCaptureMode_(&mode_);

@@ -1,4 +1,4 @@
-#include "shim/phases/cut.h"
+#include "shim/phases/cut_monitor.h"
 
 #include <pthread.h>
 
@@ -32,7 +32,7 @@ bool start_thread(std::function<void()> run) {
 
 /// REQUIRES: mutex_ held. The threads inherit the signal mask of the service thread, which blocks
 /// everything, by way of the monitor. They live as long as the process.
-void Cut::start_drainers() {
+void CutMonitor::start_drainers() {
   for (int device : watched_) {
     const auto index = static_cast<std::size_t>(device);
     if (drainers_.size() <= index) drainers_.resize(index + 1);
@@ -43,7 +43,7 @@ void Cut::start_drainers() {
   }
 }
 
-void Cut::begin(std::uint64_t epoch) {
+void CutMonitor::begin(std::uint64_t epoch) {
   gate_.close();
   std::lock_guard lock(mutex_);
   if (!monitor_started_) monitor_started_ = start_thread([this] { monitor(); });
@@ -51,7 +51,7 @@ void Cut::begin(std::uint64_t epoch) {
   wake_.notify_all();
 }
 
-void Cut::step(const amem_v1_Step& step) {
+void CutMonitor::step(const amem_v1_Step& step) {
   {
     std::lock_guard lock(mutex_);
     if (step.epoch != epoch_) return;
@@ -59,12 +59,12 @@ void Cut::step(const amem_v1_Step& step) {
   gate_.step(devices_.ordinal(make_uuid(step.device)), step.in_turn);
 }
 
-void Cut::end() {
+void CutMonitor::end() {
   std::lock_guard lock(mutex_);
   epoch_ = 0;
 }
 
-void Cut::monitor() {
+void CutMonitor::monitor() {
   pthread_setname_np(pthread_self(), "amem-cut");
   std::uint64_t version = 0;
   std::uint64_t reported_epoch = 0;
@@ -85,7 +85,7 @@ void Cut::monitor() {
   }
 }
 
-void Cut::report(std::uint64_t epoch, const Gate::Snapshot& snapshot) {
+void CutMonitor::report(std::uint64_t epoch, const Gate::Snapshot& snapshot) {
   amem_v1_CutStatus status;
   std::memset(&status, 0, sizeof status);  // padding too: it is compared as bytes
   status.epoch = epoch;
@@ -126,7 +126,7 @@ void Cut::report(std::uint64_t epoch, const Gate::Snapshot& snapshot) {
   session_.post(message);
 }
 
-void Cut::drain(int device, Drainer& drainer) {
+void CutMonitor::drain(int device, Drainer& drainer) {
   pthread_setname_np(pthread_self(), "amem-drain");
   for (;;) {
     std::uint64_t target = 0;
@@ -144,7 +144,7 @@ void Cut::drain(int device, Drainer& drainer) {
     }
     CUresult r = CUDA_SUCCESS;
     {
-      Devices::Use use(devices_, device);
+      LocalDevices::Use use(devices_, device);
       r = use.result() == CUDA_SUCCESS ? driver_.cuCtxSynchronize_() : use.result();
     }
     gate_.drain_ended();
