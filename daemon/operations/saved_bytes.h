@@ -26,8 +26,7 @@ class SavedBytes {
   Status take(const GroupEntry& group, const Selection& what, const Devices& devices);
 
   /// The rank says how it has stored what it was to save in this epoch; what that leaves of the
-  /// extents goes back to the pool. kInvalidArgument: it was not to save that, or not
-  /// there.
+  /// extents goes back to the pool. kInvalidArgument: it was not to save that, or not there.
   Status stored(const GroupEntry& group, const Rank& rank, const amem_v1_Saved& saved);
 
   /// The allocation's bytes are not needed in the pool any more.

@@ -28,7 +28,7 @@ enum class Phase : std::uint8_t {
   kRunning,
 };
 
-/// What a rank's PhaseDone answers.
+/// What a rank's PhaseDone answers; kQuiet: its CutStatus says so.
 enum class Work : std::uint8_t { kNone, kQuiet, kSave, kRelease, kMap, kLoad, kOpen };
 
 /// What a failed answer, a passed deadline or a failure of the broker's own work does.
