@@ -9,8 +9,6 @@
 namespace amem::shim {
 namespace {
 
-bool in_forked_child() { return Runtime::get().forked(); }
-
 CUresult refuse_binding() {
   log_error(
       "brokered memory is bound to multicast objects (NVLS) only with AMEM_NVLS=1; that has never "
@@ -50,14 +48,16 @@ CUresult answer_cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, C
 CUresult answer_cuMulticastCreate(CUmemGenericAllocationHandle* object,
                                   const CUmulticastObjectProp* prop) {
   const CUresult r = real<kRow_cuMulticastCreate>()(object, prop);
-  if (r == CUDA_SUCCESS && !in_forked_child()) Runtime::get().memory().multicast.track(*object);
+  if (r == CUDA_SUCCESS && !Runtime::get().forked())
+    Runtime::get().memory().multicast.track(*object);
   return r;
 }
 
 /// Does not pass the gate: a peer that is inside a bind waits for this call.
 CUresult answer_cuMulticastAddDevice(CUmemGenericAllocationHandle object, CUdevice device) {
   const CUresult r = real<kRow_cuMulticastAddDevice>()(object, device);
-  if (r == CUDA_SUCCESS && !in_forked_child()) Runtime::get().memory().multicast.track(object);
+  if (r == CUDA_SUCCESS && !Runtime::get().forked())
+    Runtime::get().memory().multicast.track(object);
   return r;
 }
 
@@ -68,7 +68,7 @@ CUresult answer_cuMulticastBindMem(CUmemGenericAllocationHandle object, std::siz
   const bool piece = Slabs::is_piece(memory);
   if (!piece && !AllocationTable::is_virtual(memory))
     return real_call(object, at, memory, from, size, flags);
-  if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (Runtime::get().forked()) return CUDA_ERROR_NOT_INITIALIZED;
   Runtime& runtime = Runtime::get();
   if (!runtime.options().nvls) return refuse_binding();
   const Pass pass(*the_gate);
@@ -87,7 +87,7 @@ CUresult answer_cuMulticastBindAddr(CUmemGenericAllocationHandle object, std::si
                                     unsigned long long flags) {
   const auto real_call = real<kRow_cuMulticastBindAddr>();
   Runtime& runtime = Runtime::get();
-  if (in_forked_child() || !runtime.memory().mappings.brokered(address, size))
+  if (runtime.forked() || !runtime.memory().mappings.brokered(address, size))
     return real_call(object, at, address, size, flags);
   if (!runtime.options().nvls) return refuse_binding();
   const Pass pass(*the_gate);
@@ -104,7 +104,7 @@ CUresult answer_cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice 
                                   std::size_t at, std::size_t size) {
   const auto real_call = real<kRow_cuMulticastUnbind>();
   Runtime& runtime = Runtime::get();
-  if (in_forked_child() || !runtime.memory().multicast.tracked(object))
+  if (runtime.forked() || !runtime.memory().multicast.tracked(object))
     return real_call(object, device, at, size);
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();

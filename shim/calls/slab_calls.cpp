@@ -7,18 +7,12 @@
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
-namespace {
-
-/// Of a child of fork the shim knows nothing.
-bool in_forked_child() { return Runtime::get().forked(); }
-
-}  // namespace
 
 CUresult answer_cuMemGetAllocationGranularity(std::size_t* size, const CUmemAllocationProp* prop,
                                               CUmemAllocationGranularity_flags option) {
   const CUresult r = real<kRow_cuMemGetAllocationGranularity>()(size, prop, option);
   Runtime& runtime = Runtime::get();
-  if (r != CUDA_SUCCESS || in_forked_child() || !runtime.brokers(__builtin_return_address(0)) ||
+  if (r != CUDA_SUCCESS || runtime.forked() || !runtime.brokers(__builtin_return_address(0)) ||
       !runtime.connected())
     return r;
   if (const auto ours = runtime.slabs().granularity(prop, option); ours) *size = *ours;
@@ -28,14 +22,14 @@ CUresult answer_cuMemGetAllocationGranularity(std::size_t* size, const CUmemAllo
 CUresult answer_cuMemAddressReserve(CUdeviceptr* address, std::size_t size, std::size_t alignment,
                                     CUdeviceptr wish, unsigned long long flags) {
   Runtime& runtime = Runtime::get();
-  if (!in_forked_child() && runtime.brokers(__builtin_return_address(0))) {
+  if (!runtime.forked() && runtime.brokers(__builtin_return_address(0))) {
     if (const auto r = runtime.slabs().reserve(address, size, alignment, wish, flags); r) return *r;
   }
   return real<kRow_cuMemAddressReserve>()(address, size, alignment, wish, flags);
 }
 
 CUresult answer_cuMemAddressFree(CUdeviceptr address, std::size_t size) {
-  if (!in_forked_child()) {
+  if (!Runtime::get().forked()) {
     Slabs& slabs = Runtime::get().slabs();
     std::optional<Pass> pass;
     if (slabs.holds(address)) {
