@@ -51,9 +51,9 @@ int main(int argc, char** argv) {
   Driver driver;
   check(driver.load());
   check(driver.cuInit_(0), "cuInit");
-  Devices devices(driver);
+  LocalDevices devices(driver);
   check(devices.load());
-  Devices::Use use(devices, 0);
+  LocalDevices::Use use(devices, 0);
   check(use.result(), "context");
 
   CUmemAllocationProp properties{};
