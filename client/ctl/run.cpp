@@ -67,21 +67,24 @@ Result<std::string> find_shim(const RunContext& context) {
                                      "); AMEM_SHIM names it when it is elsewhere");
 }
 
-/// The shim first, then what was there; or just that, if it names the shim (behind another library
-/// that wraps driver calls, or in a run within a run).
+bool is_shim(const std::string& entry, const std::string& shim) {
+  std::error_code ignored;  // a file that is not there is not the same
+  return fs::path(entry).filename() == kShim || fs::equivalent(entry, shim, ignored);
+}
+
+/// The shim first, then what was there in its order. No second shim, wherever it lies (a run within
+/// a run, another installation's): each would have a session and a table of its own.
 std::string preload(const std::string& shim, const std::string& before) {
-  std::string list;
-  bool named = false;
+  std::string list = shim;
   std::size_t begin = 0;
   while (begin < before.size()) {
     std::size_t end = before.find_first_of(" :", begin);
     if (end == std::string::npos) end = before.size();
     const std::string entry = before.substr(begin, end - begin);
-    named = named || entry == shim;
-    if (!entry.empty()) list += ":" + entry;
+    if (!entry.empty() && !is_shim(entry, shim)) list += ":" + entry;
     begin = end + 1;
   }
-  return named ? list.substr(1) : shim + list;
+  return list;
 }
 
 }  // namespace
@@ -120,6 +123,15 @@ Result<RunPlan> plan_run(const CommandLine& options, const RunContext& context) 
   plan.environment = {{"AMEM_GROUP", options.group},
                       {"AMEM_RUNTIME_DIR", dir},
                       {"LD_PRELOAD", preload(shim.value(), value_of(context, "LD_PRELOAD"))}};
+  // Some frameworks set 0 where it is not set, and old NCCLs have 0 by default.
+  const std::string cumem = value_of(context, "NCCL_CUMEM_ENABLE");
+  if (cumem.empty()) {
+    plan.environment.emplace_back("NCCL_CUMEM_ENABLE", "1");
+  } else if (cumem == "0") {
+    plan.warnings.push_back(
+        "NCCL_CUMEM_ENABLE=0 is in the environment: NCCL takes its memory with cudaMalloc, and "
+        "amem does not know it as NCCL's; unset it, or set 1");
+  }
   if (!options.scope.empty()) plan.environment.emplace_back("AMEM_SCOPE", options.scope);
   if (options.required) plan.environment.emplace_back("AMEM_REQUIRED", "1");
   if (!options.trace.empty()) {

@@ -12,9 +12,12 @@ from sim_node.job import Job
 
 def test_environment(build, tmp_path):
     shim = os.path.join(build.directory, "python", "amem", "lib", "libamem_shim.so")
-    base = {"LD_PRELOAD": f"/x.so:{shim} /y.so"}
+    other_name = tmp_path / "link.so"
+    other_name.symlink_to(shim)
+    base = {"LD_PRELOAD": f"/x.so:{shim} /y.so:{other_name}::/elsewhere/libamem_shim.so ${{LD_PRELOAD}}"}
     assert amem.environment("train", runtime_dir=str(tmp_path), base=base) == {
-        "AMEM_GROUP": "train", "AMEM_RUNTIME_DIR": str(tmp_path), "LD_PRELOAD": f"/x.so:{shim}:/y.so"}
+        "AMEM_GROUP": "train", "AMEM_RUNTIME_DIR": str(tmp_path), "LD_PRELOAD": f"{shim}:/x.so:/y.so:${{LD_PRELOAD}}",
+        "NCCL_CUMEM_ENABLE": "1"}
     more = amem.environment("train", "heap", runtime_dir="here/../there", required=True, base={})
     assert more["AMEM_SCOPE"] == "heap"
     assert more["AMEM_REQUIRED"] == "1"
@@ -22,6 +25,12 @@ def test_environment(build, tmp_path):
     assert more["LD_PRELOAD"] == shim
     with pytest.raises(amem.InvalidArgumentError, match="nccl, regions, heap"):
         amem.environment("train", "all")
+
+
+def test_nccls_choice_is_kept_and_told_of():
+    with pytest.warns(RuntimeWarning, match="NCCL_CUMEM_ENABLE=0"):
+        assert "NCCL_CUMEM_ENABLE" not in amem.environment("train", base={"NCCL_CUMEM_ENABLE": "0"})
+    assert "NCCL_CUMEM_ENABLE" not in amem.environment("train", base={"NCCL_CUMEM_ENABLE": "1"})
 
 
 def test_the_shim_is_where_amem_shim_says(monkeypatch, tmp_path):

@@ -15,6 +15,8 @@ from amem.errors import InvalidArgumentError, NotFoundError, UnavailableError
 
 _SHIM = "libamem_shim.so"
 _SCOPES = ("nccl", "regions", "heap")
+_NO_CUMEM = ("NCCL_CUMEM_ENABLE=0 is set: NCCL takes its memory with cudaMalloc, and amem does not know it as NCCL's; "
+             "unset it, or set 1")
 
 
 def shim_path() -> str:
@@ -32,31 +34,45 @@ def shim_path() -> str:
     return path
 
 
+def _with_shim(shim: str, before: str) -> str:
+    """LD_PRELOAD with the shim first and the rest in its order; no second shim, wherever it lies: each would have a
+    session and a table of its own."""
+    def is_shim(entry: str) -> bool:
+        return os.path.basename(entry) == _SHIM or os.path.realpath(entry) == os.path.realpath(shim)
+
+    return ":".join([shim, *(each for each in re.split("[ :]+", before) if each and not is_shim(each))])
+
+
 def environment(group: str, scope: str | None = None, *, runtime_dir: str | None = None, required: bool = False,
                 base: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that make a process, and all it starts, ranks of a group: what `amemctl run` sets, and nothing
     else. For launchers that take variables, such as Ray's runtime_env; they have to be set before the process starts.
+    NCCL_CUMEM_ENABLE=1 is among them, unless it is set already: some frameworks set 0 where it is not set, and amem
+    would not know NCCL's memory. A RuntimeWarning says so where it is 0.
 
     `scope`: which memory is brokered: "nccl", "regions" (also what is allocated in amem.region) or "heap" (all of
     PyTorch's); None: as AMEM_SCOPE of the environment has it.
     `runtime_dir`: the broker's; None: AMEM_RUNTIME_DIR, else the default. `required`: without a broker, brokered
     allocations fail instead of going to the driver.
-    `base`: the environment that they are added to, of which LD_PRELOAD matters: the shim goes before what is there,
-    unless it is named there. None: this process's.
+    `base`: the variables that they are added to, of which LD_PRELOAD matters: the shim goes before what is there, and
+    nothing is lost. None: this process's environment. For Ray, whose env_vars replace a worker's variables, the env_vars
+    so far: `env_vars.update(amem.environment("rollout", base=env_vars))`.
 
     InvalidArgumentError: the group or the scope. NotFoundError: there is no shim.
     """
-    before = (os.environ if base is None else base).get("LD_PRELOAD", "")
-    shim = shim_path()
-    preload = [each for each in re.split("[ :]+", before) if each]
-    if shim not in preload:
-        preload.insert(0, shim)
+    if base is None:
+        base = os.environ
     variables = {
         "AMEM_GROUP": group_name(group),
         # Absolute, because the process may change its directory before it connects.
         "AMEM_RUNTIME_DIR": os.path.abspath(runtime_dir or _endpoint.default_runtime_dir()),
-        "LD_PRELOAD": ":".join(preload),
+        "LD_PRELOAD": _with_shim(shim_path(), base.get("LD_PRELOAD", "")),
     }
+    cumem = base.get("NCCL_CUMEM_ENABLE", "").strip()
+    if not cumem:
+        variables["NCCL_CUMEM_ENABLE"] = "1"
+    elif cumem == "0":
+        warnings.warn(_NO_CUMEM, RuntimeWarning, stacklevel=2)
     if scope is not None:
         if scope not in _SCOPES:
             raise InvalidArgumentError(f'"{scope}" is no scope: {", ".join(_SCOPES)}')

@@ -176,7 +176,7 @@ def library(answer):
 def test_another_library_that_wraps_driver_calls(node, first, way):
     other = os.path.join(node.build.directory, "lib", "libpuppet_interposer.so")
     order = [other, shim(node.build)] if first else [shim(node.build), other]
-    puppet = node.puppet(scope="heap", env={"LD_PRELOAD": ":".join(order), "PUPPET_NEXT": way})
+    puppet = node.puppet(scope="heap", env={"PUPPET_NEXT": way}, preload=":".join(order))
     before = puppet.ask("plain 3000000")["id"]
     found = library(puppet.ask("lookup-name cuMemAlloc_v2"))
     assert found == ("libpuppet_interposer.so" if first else "libamem_shim.so")
@@ -193,6 +193,15 @@ def test_another_library_that_wraps_driver_calls(node, first, way):
     said = puppet.output("err")
     assert said.count("interposer: ") == (2 if first else 0)
     assert ("put it before libamem_shim.so" in said) == (not first)
+
+
+def test_the_shim_goes_before_what_is_preloaded_already(node):
+    other = os.path.join(node.build.directory, "lib", "libpuppet_interposer.so")
+    puppet = node.puppet(scope="heap", env={"LD_PRELOAD": f"{other}:{shim(node.build)}"})
+    puppet.ask("plain 3000000")
+    assert library(puppet.ask("lookup-name cuMemAlloc_v2")) == "libamem_shim.so"
+    assert node.ctl.group("train")["resident_bytes"] >= 3000000
+    puppet.leave()
 
 
 def test_another_copy_of_the_driver_is_left_alone(node):

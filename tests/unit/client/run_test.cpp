@@ -65,7 +65,7 @@ TEST_F(Run, SetsGroupDirectoryAndShimAndNothingElse) {
   ASSERT_TRUE(plan.ok()) << plan.status().text();
   EXPECT_THAT(plan.value().environment,
               ElementsAre(Pair("AMEM_GROUP", "train"), Pair("AMEM_RUNTIME_DIR", dir / "run"),
-                          Pair("LD_PRELOAD", shim)));
+                          Pair("LD_PRELOAD", shim), Pair("NCCL_CUMEM_ENABLE", "1")));
   EXPECT_THAT(plan.value().warnings, IsEmpty());
 }
 
@@ -91,10 +91,27 @@ TEST_F(Run, RequiredAndTrace) {
 
 TEST_F(Run, ShimGoesBeforeOtherPreloadsAndOnlyOnce) {
   const std::string shim = touch("lib/amem/libamem_shim.so");
-  context.environment["LD_PRELOAD"] = "libx.so:" + shim + " /y.so";
+  const std::string other_name = dir / "link.so";
+  std::filesystem::create_symlink(shim, other_name);
+  context.environment["LD_PRELOAD"] =
+      "libx.so:" + shim + " /y.so:" + other_name + "::/elsewhere/libamem_shim.so /z.so";
   const auto plan = plan_run(options, context);
   ASSERT_TRUE(plan.ok());
-  EXPECT_THAT(plan.value().environment, Contains(Pair("LD_PRELOAD", "libx.so:" + shim + ":/y.so")));
+  EXPECT_THAT(plan.value().environment,
+              Contains(Pair("LD_PRELOAD", shim + ":libx.so:/y.so:/z.so")));
+}
+
+TEST_F(Run, NcclsChoiceIsKeptAndToldOf) {
+  touch("lib/libamem_shim.so");
+  make_session_socket();
+  for (const char* value : {"0", "1"}) {
+    context.environment["NCCL_CUMEM_ENABLE"] = value;
+    const auto plan = plan_run(options, context);
+    ASSERT_TRUE(plan.ok());
+    EXPECT_THAT(plan.value().environment,
+                testing::Not(Contains(Pair("NCCL_CUMEM_ENABLE", testing::_))));
+    EXPECT_EQ(plan.value().warnings.size(), *value == '0' ? 1U : 0U);
+  }
 }
 
 TEST_F(Run, NamedShimWins) {
