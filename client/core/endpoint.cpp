@@ -1,6 +1,5 @@
 #include "client/core/endpoint.h"
 
-#include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -21,6 +20,14 @@ constexpr std::string_view kHowToStart =
     "Start it with `systemctl start amemd` or `amemd --runtime-dir DIR`, or say where it is with "
     "AMEM_RUNTIME_DIR or --runtime-dir.";
 
+Status check_length(const std::string& path, const std::string& whose) {
+  if (path.size() <= kLongestPath) return {};
+  return {Code::kInvalidArgument, "the " + whose + " socket's path has " +
+                                      std::to_string(path.size()) +
+                                      " characters, but a Unix socket's may have " +
+                                      std::to_string(kLongestPath) + ": " + path};
+}
+
 }  // namespace
 
 Result<std::string> control_socket(const std::string& runtime_dir, const std::string& socket) {
@@ -30,12 +37,7 @@ Result<std::string> control_socket(const std::string& runtime_dir, const std::st
     path += '/';
     path += kControlSocket;
   }
-  if (path.size() > kLongestPath) {
-    return Status(Code::kInvalidArgument, "the control socket's path has " +
-                                              std::to_string(path.size()) +
-                                              " characters, but a Unix socket's may have " +
-                                              std::to_string(kLongestPath) + ": " + path);
-  }
+  if (Status status = check_length(path, "control"); !status.ok()) return status;
   return path;
 }
 
@@ -56,8 +58,9 @@ std::string grpc_target(const std::string& path) {
   return target;
 }
 
-Status probe(const std::string& path) {
-  const Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+Status probe(const std::string& path, int type) {
+  if (Status status = check_length(path, "broker's"); !status.ok()) return status;
+  const Fd fd(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return errno_status(Code::kUnavailable, "no socket to reach amemd with", errno);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;

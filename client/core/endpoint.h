@@ -3,6 +3,8 @@
 // Functions without state; any thread.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <string>
 
 #include "common/status.h"
@@ -16,8 +18,10 @@ Result<std::string> control_socket(const std::string& runtime_dir, const std::st
 /// gRPC's name for a Unix socket at `path`; characters that are special in a URI are escaped.
 std::string grpc_target(const std::string& path);
 
-/// Tries to connect, and says what stands in the way and what to do about it. OK: a broker listens.
-/// kUnavailable: no socket, or nobody listens. kPermissionDenied: the socket is not for this user.
-Status probe(const std::string& path);
+/// Tries to connect, and says what stands in the way and what to do about it. `type`: SOCK_STREAM
+/// for the control socket, SOCK_SEQPACKET for the ranks'. OK: a broker listens. kUnavailable: no
+/// socket, or nobody listens. kPermissionDenied: the socket is not for this user.
+/// kInvalidArgument: the path is longer than a Unix socket's may be.
+Status probe(const std::string& path, int type = SOCK_STREAM);
 
 }  // namespace amem::client

@@ -165,26 +165,39 @@ void add_views(CLI::App& app, CommandLine& o) {
                [&o](std::chrono::milliseconds time) { o.interval = time; });
 }
 
-void add_run(CLI::App& app, CommandLine& o) {
-  CLI::App& run = add(app, o, Command::kRun, "run",
-                      "Run a command as a rank of a group: amemctl run --group NAME -- COMMAND...");
-  run.add_option("--group", o.group, "The group that its processes join")
+/// `--group` and `--scope`, as `run` takes them.
+void add_launch(CLI::App& sub, CommandLine& o, const std::string& group_help, bool required) {
+  sub.add_option("--group", o.group, group_help)
       ->type_name("NAME")
       ->check(group_name())
-      ->required();
-  run.add_option("--scope", o.scope,
+      ->required(required);
+  sub.add_option("--scope", o.scope,
                  "Which memory is brokered: nccl: NCCL's; regions: also what the program allocates "
                  "in regions; heap: all of PyTorch's")
       ->type_name("SCOPE")
       ->check(CLI::IsMember({"nccl", "regions", "heap"}));
+  sub.footer(
+      "The command, with its own options, follows \"--\".\n"
+      "Options for all commands, and exit codes: amemctl --help");
+}
+
+void add_run(CLI::App& app, CommandLine& o) {
+  CLI::App& run = add(app, o, Command::kRun, "run",
+                      "Run a command as a rank of a group: amemctl run --group NAME -- COMMAND...");
+  add_launch(run, o, "The group that its processes join", true);
   run.add_flag("--required", o.required,
                "Fail without a broker, instead of running as if amem were not there");
   run.add_option("--trace", o.trace,
                  "Record the driver calls of each process; %p in the name becomes its pid")
       ->type_name("FILE");
-  run.footer(
-      "The command, with its own options, follows \"--\".\n"
-      "Options for all commands, and exit codes: amemctl --help");
+}
+
+void add_doctor(CLI::App& app, CommandLine& o) {
+  CLI::App& doctor = add(app, o, Command::kDoctor, "doctor",
+                         "Say whether a command's processes would be brokered, and if not, why");
+  add_launch(doctor, o,
+             "As `run --group NAME` would start it (else: as it would start in this environment)",
+             false);
 }
 
 Parsed usage(const std::string& text) {
@@ -205,6 +218,7 @@ Parsed parse(std::vector<std::string> arguments) {
   add_operations(app, options);
   add_views(app, options);
   add_run(app, options);
+  add_doctor(app, options);
   add(app, options, Command::kVersion, "version", "Versions of amemctl and of the broker");
 
   // What follows "--" is another program's command line: CLI11 is not to look at it.
@@ -223,7 +237,7 @@ Parsed parse(std::vector<std::string> arguments) {
     app.exit(request, out, err);
     return {std::nullopt, kExitOk, out.str()};
   } catch (const CLI::ExtrasError& error) {
-    const bool run = app.got_subcommand("run");
+    const bool run = app.got_subcommand("run") || app.got_subcommand("doctor");
     return usage(error.what() +
                  std::string(run && !separated ? ". The command to run follows \"--\"" : ""));
   } catch (const CLI::RequiredError& error) {
@@ -239,13 +253,19 @@ Parsed parse(std::vector<std::string> arguments) {
       options.form == v1::SAVE_FORM_UNSPECIFIED) {
     return usage("policy: nothing to set; POLICY, --save or both are required");
   }
-  if (options.command == Command::kRun) {
-    if (options.program.empty()) return usage("run: no command; it follows \"--\"");
+  if (options.command == Command::kRun || options.command == Command::kDoctor) {
+    const std::string name = options.command == Command::kRun ? "run" : "doctor";
+    if (options.program.empty()) return usage(name + ": no command; it follows \"--\"");
     if (!options.socket.empty()) {
-      return usage("run: ranks find the broker by its --runtime-dir, not by a control socket");
+      return usage(name + ": ranks find the broker by its --runtime-dir, not by a control socket");
+    }
+    if (options.group.empty() && (!options.scope.empty() || !options.runtime_dir.empty())) {
+      return usage(
+          "doctor: without --group the environment alone says what the command would get: "
+          "--scope and --runtime-dir need --group");
     }
   } else if (separated) {
-    return usage("only run takes a command after \"--\"");
+    return usage("only run and doctor take a command after \"--\"");
   }
   return {std::move(options), kExitOk, {}};
 }

@@ -22,6 +22,7 @@ enum class Command {
   kWatch,
   kTop,
   kRun,
+  kDoctor,
   kVersion,
 };
 
@@ -46,7 +47,7 @@ struct CommandLine {
   bool once = false;                              // top
   std::chrono::milliseconds interval{1000};       // top
 
-  // run
+  // run, doctor
   std::string scope;  // empty: as the environment has it
   bool required = false;
   std::string trace;

@@ -10,7 +10,7 @@
 
 namespace amem::ctl {
 
-/// `interrupt` may be null. REQUIRES: options.command is not kRun.
+/// `interrupt` may be null. REQUIRES: options.command is not kRun or kDoctor.
 int execute(const CommandLine& options, client::ControlClient& broker, Console& console,
             Interrupt* interrupt);
 

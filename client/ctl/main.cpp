@@ -1,5 +1,5 @@
 // amemctl: see and steer the groups whose GPU memory amemd owns. Parses the command line, then
-// either becomes the command of `run` or asks the broker.
+// becomes the command of `run`, examines that of `doctor`, or asks the broker.
 #include <iostream>
 #include <string>
 #include <utility>
@@ -9,6 +9,7 @@
 #include "client/core/endpoint.h"
 #include "client/ctl/command_line.h"
 #include "client/ctl/commands.h"
+#include "client/ctl/doctor.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/interrupt.h"
 #include "client/ctl/output.h"
@@ -23,6 +24,10 @@ int main(int argc, char** argv) {
   }
   const ctl::CommandLine& options = *parsed.options;
   if (options.command == ctl::Command::kRun) return ctl::execute_run(options);
+  if (options.command == ctl::Command::kDoctor) {
+    ctl::Console console = ctl::process_console(options.no_color);
+    return ctl::diagnose(options, ctl::current_context(), console);
+  }
 
   auto socket = client::control_socket(options.runtime_dir, options.socket);
   if (!socket.ok()) {

@@ -12,6 +12,7 @@
 
 #include "client/ctl/exit_code.h"
 #include "client/ctl/output.h"
+#include "client/ctl/preload.h"
 #include "common/protocol.h"
 
 extern char** environ;
@@ -20,8 +21,6 @@ namespace amem::ctl {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* kShim = "libamem_shim.so";
 
 std::string value_of(const RunContext& context, const std::string& name) {
   const auto found = context.environment.find(name);
@@ -51,7 +50,7 @@ Result<std::string> find_shim(const RunContext& context) {
     const fs::path prefix = fs::path(context.program_dir) / "..";
     for (const char* dir : {AMEM_INSTALL_LIBDIR, "lib", "lib64"}) {
       for (const char* below : {"", "amem"}) {
-        std::string path = (prefix / dir / below / kShim).lexically_normal().string();
+        std::string path = (prefix / dir / below / kShimName).lexically_normal().string();
         if (std::find(candidates.begin(), candidates.end(), path) == candidates.end()) {
           candidates.push_back(std::move(path));
         }
@@ -63,28 +62,8 @@ Result<std::string> find_shim(const RunContext& context) {
     if (is_file(path)) return path;
     tried += (tried.empty() ? "" : ", ") + path;
   }
-  return Status(Code::kNotFound, std::string("there is no ") + kShim + " (looked for " + tried +
+  return Status(Code::kNotFound, std::string("there is no ") + kShimName + " (looked for " + tried +
                                      "); AMEM_SHIM names it when it is elsewhere");
-}
-
-bool is_shim(const std::string& entry, const std::string& shim) {
-  std::error_code ignored;  // a file that is not there is not the same
-  return fs::path(entry).filename() == kShim || fs::equivalent(entry, shim, ignored);
-}
-
-/// The shim first, then what was there in its order. No second shim, wherever it lies (a run within
-/// a run, another installation's): each would have a session and a table of its own.
-std::string preload(const std::string& shim, const std::string& before) {
-  std::string list = shim;
-  std::size_t begin = 0;
-  while (begin < before.size()) {
-    std::size_t end = before.find_first_of(" :", begin);
-    if (end == std::string::npos) end = before.size();
-    const std::string entry = before.substr(begin, end - begin);
-    if (!entry.empty() && !is_shim(entry, shim)) list += ":" + entry;
-    begin = end + 1;
-  }
-  return list;
 }
 
 }  // namespace
@@ -122,7 +101,7 @@ Result<RunPlan> plan_run(const CommandLine& options, const RunContext& context) 
 
   plan.environment = {{"AMEM_GROUP", options.group},
                       {"AMEM_RUNTIME_DIR", dir},
-                      {"LD_PRELOAD", preload(shim.value(), value_of(context, "LD_PRELOAD"))}};
+                      {"LD_PRELOAD", with_shim(shim.value(), value_of(context, "LD_PRELOAD"))}};
   // Some frameworks set 0 where it is not set, and old NCCLs have 0 by default.
   const std::string cumem = value_of(context, "NCCL_CUMEM_ENABLE");
   if (cumem.empty()) {

@@ -86,6 +86,18 @@ TEST(CommandLine, RunLeavesTheCommandAlone) {
   EXPECT_THAT(run.program, ElementsAre("python", "a.py", "--json", "--", "-x"));
 }
 
+TEST(CommandLine, DoctorIsGivenACommandAsRunIs) {
+  const CommandLine plain = *parse({"doctor", "--", "python", "--group"}).options;
+  EXPECT_EQ(plain.command, Command::kDoctor);
+  EXPECT_EQ(plain.group, "");
+  EXPECT_THAT(plain.program, ElementsAre("python", "--group"));
+  const CommandLine more =
+      *parse({"doctor", "--group", "a", "--scope", "heap", "--runtime-dir", "/x", "--", "ls"})
+           .options;
+  EXPECT_EQ(more.group, "a");
+  EXPECT_EQ(more.scope, "heap");
+}
+
 struct BadLine {
   std::vector<std::string> arguments;
   const char* text;
@@ -107,23 +119,27 @@ TEST_P(BadLines, AreUsageErrorsThatSayWhy) {
 
 INSTANTIATE_TEST_SUITE_P(
     CommandLine, BadLines,
-    testing::Values(BadLine{{}, "subcommand is required"}, BadLine{{"paws"}, "no command \"paws\""},
-                    BadLine{{"pause"}, "GROUP is required"},
-                    BadLine{{"pause", "../etc"}, "\"../etc\" is no group name"},
-                    BadLine{{"pause", "a", "b"}, "b"}, BadLine{{"swap", "a"}, "IN is required"},
-                    BadLine{{"policy", "a", "nccl", "drop"}, "drop"},
-                    BadLine{{"pause", "a", "--tag", ""}, "tag is empty"},
-                    BadLine{{"pause", "a", "--tag"}, "--tag"},
-                    BadLine{{"run", "--group", "a", "--scope", "all", "--", "ls"}, "all"},
-                    BadLine{{"status", "--timeout", "soon"}, "\"soon\" is no time"},
-                    BadLine{{"status", "--", "ls"}, "only run takes a command"},
-                    BadLine{{"run", "--", "ls"}, "--group is required"},
-                    BadLine{{"run", "--group", "a b", "--", "ls"}, "is no group name"},
-                    BadLine{{"run", "--group", "a"}, "no command"},
-                    BadLine{{"run", "--group", "a", "--"}, "no command"},
-                    BadLine{{"run", "--group", "a", "ls"}, "follows \"--\""},
-                    BadLine{{"run", "--group", "a", "--socket", "/x", "--", "ls"},
-                            "--runtime-dir"}));
+    testing::Values(
+        BadLine{{}, "subcommand is required"}, BadLine{{"paws"}, "no command \"paws\""},
+        BadLine{{"pause"}, "GROUP is required"},
+        BadLine{{"pause", "../etc"}, "\"../etc\" is no group name"},
+        BadLine{{"pause", "a", "b"}, "b"}, BadLine{{"swap", "a"}, "IN is required"},
+        BadLine{{"policy", "a", "nccl", "drop"}, "drop"},
+        BadLine{{"pause", "a", "--tag", ""}, "tag is empty"},
+        BadLine{{"pause", "a", "--tag"}, "--tag"},
+        BadLine{{"run", "--group", "a", "--scope", "all", "--", "ls"}, "all"},
+        BadLine{{"status", "--timeout", "soon"}, "\"soon\" is no time"},
+        BadLine{{"status", "--", "ls"}, "only run and doctor take a command"},
+        BadLine{{"doctor"}, "doctor: no command"}, BadLine{{"doctor", "ls"}, "follows \"--\""},
+        BadLine{{"doctor", "--scope", "heap", "--", "ls"}, "need --group"},
+        BadLine{{"doctor", "--runtime-dir", "/x", "--", "ls"}, "need --group"},
+        BadLine{{"doctor", "--group", "a", "--socket", "/x", "--", "ls"}, "--runtime-dir"},
+        BadLine{{"run", "--", "ls"}, "--group is required"},
+        BadLine{{"run", "--group", "a b", "--", "ls"}, "is no group name"},
+        BadLine{{"run", "--group", "a"}, "no command"},
+        BadLine{{"run", "--group", "a", "--"}, "no command"},
+        BadLine{{"run", "--group", "a", "ls"}, "follows \"--\""},
+        BadLine{{"run", "--group", "a", "--socket", "/x", "--", "ls"}, "--runtime-dir"}));
 
 TEST(CommandLine, HelpAndVersionAreNoErrors) {
   const Parsed help = parse({"--help"});

@@ -1,0 +1,196 @@
+#include "client/ctl/diagnosis/checks.h"
+
+#include <sys/stat.h>
+#include <sys/xattr.h>
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <sstream>
+#include <string_view>
+
+#include "client/ctl/diagnosis/nccl_library.h"
+#include "client/ctl/preload.h"
+#include "common/protocol.h"
+
+namespace amem::ctl {
+namespace {
+
+constexpr const char* kUseRun = "start it with `amemctl run --group NAME -- COMMAND`";
+constexpr NcclVersion kOldestNccl = {2, 18};  // the first one that can use cuMemCreate
+constexpr rlim_t kOpenFiles = 1024;           // a program's own and those of a resume's packet
+constexpr rlim_t kLockedMemory = 8U << 20U;   // the kernel's default
+
+/// As the shim reads a switch.
+bool is_one_of(const std::string& value, std::initializer_list<std::string_view> values) {
+  return std::find(values.begin(), values.end(), value) != values.end();
+}
+
+std::string scope_of(const Environment& environment) {
+  const std::string scope = value_in(environment, "AMEM_SCOPE");
+  return scope == "regions" || scope == "heap" ? scope : "nccl";
+}
+
+/// The first of its exports that a library that wraps driver calls has; empty: it wraps none.
+std::string wrapped_call(const ElfFacts& library) {
+  for (const std::string& name : library.exports) {
+    const bool driver_call = name.size() > 2 && name.starts_with("cu") &&
+                             std::isupper(static_cast<unsigned char>(name[2])) != 0;
+    if (driver_call || name == "dlsym") return name;
+  }
+  return {};
+}
+
+/// A path that says where the file is; other entries are searched for by the loader.
+bool is_plain_path(const std::string& entry) {
+  return entry.find('/') != std::string::npos && entry.find('$') == std::string::npos;
+}
+
+Findings check_shim_file(const std::string& shim) {
+  if (!is_plain_path(shim)) return {};
+  const char* why = "the loader leaves it out, and the command runs without amem";
+  const Result<ElfFacts> elf = read_elf(shim);
+  if (!elf.ok())
+    return {{true, "shim-unreadable",
+             "LD_PRELOAD names a shim that cannot be loaded: " + elf.status().text(), why,
+             "install amem again, or name the right file with AMEM_SHIM"}};
+  if (!elf.value().native)
+    return {{true, "shim-architecture", shim + " is not for x86-64", why,
+             "name the file of this machine's build with AMEM_SHIM"}};
+  if (wrapped_call(elf.value()).empty())
+    return {{true, "shim-unreadable", shim + " exports no driver call", "it is no shim of amem",
+             "install amem again, or name the right file with AMEM_SHIM"}};
+  return {};
+}
+
+Findings check_before_shim(const std::string& entry) {
+  const Result<ElfFacts> elf =
+      is_plain_path(entry) ? read_elf(entry) : Status(Code::kNotFound, "not looked for");
+  const std::string wrapped = elf.ok() ? wrapped_call(elf.value()) : "";
+  if (!wrapped.empty())
+    return {
+        {false, "interposer", entry + " is before the shim in LD_PRELOAD and exports " + wrapped,
+         "calls come to amem only if it passes them on, and NCCL's memory is known by its caller",
+         "put it behind the shim, or name it in AMEM_MODULES if all goes through it"}};
+  return {{false, "shim-order", entry + " is before the shim in LD_PRELOAD",
+           "what it wraps is found there first", std::string("put the shim first, or ") + kUseRun}};
+}
+
+}  // namespace
+
+Findings check_program(const CommandProgram& program, uid_t user, gid_t group) {
+  const std::string& path = program.path;
+  const std::string name =
+      program.through.empty() ? path : path + ", which runs " + program.through.back() + ",";
+  if (!program.elf.native)
+    return {{true, "architecture", name + " is not for x86-64", "the shim is",
+             "use the program's x86-64 build"}};
+  Findings findings;
+  if (program.elf.interpreter.empty())
+    findings.push_back({true, "static", name + " is statically linked",
+                        "nothing is preloaded into it; what it starts may be brokered all the same",
+                        "use a build that is linked to the C library dynamically"});
+  const auto& needed = program.elf.needed;
+  const bool musl = program.elf.interpreter.find("ld-musl") != std::string::npos ||
+                    std::any_of(needed.begin(), needed.end(), [](const std::string& library) {
+                      return library.starts_with("libc.musl");
+                    });
+  if (musl)
+    findings.push_back({true, "musl", name + " is linked to musl",
+                        "the shim needs glibc, and musl's loader cannot load it",
+                        "use a build for glibc"});
+
+  // What gains rights is started without LD_PRELOAD. Root gains none by capabilities.
+  struct stat st {};
+  const bool there = ::stat(path.c_str(), &st) == 0;
+  if (there && (((st.st_mode & S_ISUID) != 0 && st.st_uid != user) ||
+                ((st.st_mode & S_ISGID) != 0 && st.st_gid != group)))
+    findings.push_back(
+        {true, "setuid", name + " is setuid or setgid",
+         "the loader ignores LD_PRELOAD in it, and it may drop the variables",
+         "run as that user already, and start amemctl behind it: `sudo amemctl run …`"});
+  if (there && user != 0 && ::getxattr(path.c_str(), "security.capability", nullptr, 0) > 0)
+    findings.push_back({true, "capabilities", name + " has file capabilities",
+                        "the loader ignores LD_PRELOAD in it",
+                        "take them away (`setcap -r " + path + "`), or use a copy without them"});
+  return findings;
+}
+
+Findings check_preload(const Environment& environment) {
+  const std::vector<std::string> entries = preload_entries(value_in(environment, "LD_PRELOAD"));
+  const std::string named = value_in(environment, "AMEM_SHIM");
+  const auto shim = std::find_if(entries.begin(), entries.end(),
+                                 [&named](const auto& entry) { return is_shim(entry, named); });
+  if (shim == entries.end())
+    return {{true, "shim-missing", "LD_PRELOAD does not name " + std::string(kShimName),
+             "nothing of amem is in the process", kUseRun}};
+  Findings findings = check_shim_file(*shim);
+  for (auto before = entries.begin(); before != shim; ++before) {
+    const Findings more = check_before_shim(*before);
+    findings.insert(findings.end(), more.begin(), more.end());
+  }
+  return findings;
+}
+
+Findings check_variables(const Environment& environment) {
+  Findings findings;
+  const auto value = [&environment](const char* name) { return value_in(environment, name); };
+  if (is_one_of(value("AMEM_DISABLE"), {"1", "true", "yes", "on"}) ||
+      is_one_of(value("AMEM_ENABLE"), {"0", "false", "no", "off"}))
+    findings.push_back({true, "disabled", "AMEM_DISABLE is set, or AMEM_ENABLE is 0",
+                        "the shim does nothing", "unset both"});
+  const std::string scope = value("AMEM_SCOPE");
+  if (!is_one_of(scope, {"", "nccl", "regions", "heap"}))
+    findings.push_back({true, "scope", "AMEM_SCOPE=" + scope + " is no scope",
+                        "the shim takes nccl, and only NCCL's memory is brokered",
+                        "set nccl, regions or heap"});
+  const std::string group = value("AMEM_GROUP");
+  if (!group.empty() && !valid_group_name(group))
+    findings.push_back({false, "group", "AMEM_GROUP=" + group + " is no group name",
+                        "the shim takes the group \"default\"",
+                        "use 1 to 63 characters of [A-Za-z0-9._-], not starting with . or -"});
+  const bool heap = scope_of(environment) == "heap";
+  if (value("NCCL_CUMEM_ENABLE") == "0")
+    findings.push_back(
+        {!heap, "nccl-cumem", "NCCL_CUMEM_ENABLE is 0",
+         "NCCL takes its memory with cudaMalloc, and amem does not know it as NCCL's",
+         "unset it, or set 1"});
+  for (const char* name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
+    if (scope_of(environment) == "nccl" ||
+        value(name).find("backend:cudaMallocAsync") == std::string::npos)
+      continue;
+    findings.push_back({true, "allocator",
+                        std::string(name) + " chooses the backend cudaMallocAsync",
+                        "PyTorch's memory is in stream-ordered pools then, also with "
+                        "expandable_segments, and these are never brokered",
+                        "use the backend native"});
+  }
+  return findings;
+}
+
+Findings check_limits(rlim_t open_files, rlim_t locked_memory) {
+  Findings findings;
+  if (open_files < kOpenFiles)
+    findings.push_back({false, "open-files",
+                        "the limit of open files is " + std::to_string(open_files),
+                        "a rank gets a descriptor for each allocation that a resume brings back",
+                        "raise it: `ulimit -n " + std::to_string(kOpenFiles) + "` or more"});
+  if (locked_memory < kLockedMemory)
+    findings.push_back({false, "locked-memory",
+                        "the limit of locked memory is " + std::to_string(locked_memory) + " bytes",
+                        "pinning the pool's memory, or NCCL's for a NIC, may fail",
+                        "raise it: `ulimit -l unlimited`, or --ulimit memlock=-1 for a container"});
+  return findings;
+}
+
+Findings check_nccl(const std::string& libnccl, const Environment& environment) {
+  const std::optional<NcclVersion> version = nccl_version(libnccl);
+  if (!version || *version >= kOldestNccl) return {};
+  return {{scope_of(environment) != "heap", "nccl-version",
+           libnccl + " is NCCL " + std::to_string(version->major) + "." +
+               std::to_string(version->minor),
+           "it takes its memory with cudaMalloc, and amem does not know it as NCCL's",
+           "use NCCL 2.19 or newer"}};
+}
+
+}  // namespace amem::ctl

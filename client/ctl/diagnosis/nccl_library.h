@@ -1,0 +1,28 @@
+// Which libnccl a command would load, and its version, without loading it. Plain functions; any
+// thread.
+#pragma once
+
+#include <compare>
+#include <optional>
+#include <string>
+
+#include "client/ctl/diagnosis/finding.h"
+
+namespace amem::ctl {
+
+struct NcclVersion {
+  int major = 0;
+  int minor = 0;
+
+  friend auto operator<=>(const NcclVersion&, const NcclVersion&) = default;
+};
+
+/// The first of: LD_LIBRARY_PATH, the Python or the prefix that `program` belongs to, the system's
+/// library directories. Empty: none there, which is no fault, as not every program has one of its
+/// own.
+std::string find_nccl(const std::string& program, const Environment& environment);
+
+/// What the library says of itself; nothing: it is not there, or does not say it.
+std::optional<NcclVersion> nccl_version(const std::string& library);
+
+}  // namespace amem::ctl

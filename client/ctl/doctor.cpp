@@ -1,0 +1,114 @@
+#include "client/ctl/doctor.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "client/core/control_client.h"
+#include "client/core/json.h"
+#include "client/ctl/diagnosis/broker_check.h"
+#include "client/ctl/diagnosis/checks.h"
+#include "client/ctl/diagnosis/nccl_library.h"
+#include "client/ctl/diagnosis/program.h"
+#include "client/ctl/exit_code.h"
+#include "client/ctl/views/format.h"
+
+namespace amem::ctl {
+namespace {
+
+struct Diagnosis {
+  std::string command;  // as it was given
+  std::string program;  // the file that would run; the same where that is not known
+  Environment environment;
+  std::string runtime_dir;
+  Findings findings;
+
+  void add(const Findings& more) { findings.insert(findings.end(), more.begin(), more.end()); }
+  bool brokered() const {
+    return std::none_of(findings.begin(), findings.end(),
+                        [](const Finding& f) { return f.blocks; });
+  }
+  /// A variable, as the shim takes it when it is not set.
+  std::string chosen(const char* name, const char* otherwise) const {
+    const std::string value = value_in(environment, name);
+    return value.empty() ? otherwise : value;
+  }
+};
+
+Diagnosis examine(const CommandLine& options, const RunContext& context) {
+  Diagnosis d{options.program.front(), options.program.front(), context.environment, {}, {}};
+  bool shim_is_known = true;
+  if (!options.group.empty()) {
+    const auto plan = plan_run(options, context);
+    if (plan.ok()) {
+      for (const auto& [name, value] : plan.value().environment) d.environment[name] = value;
+    } else {
+      shim_is_known = false;
+      d.add({{true, "shim-missing", "amemctl run would not start it", "it needs the shim",
+              plan.status().text()}});
+    }
+  }
+  const auto program = find_program(options.program, d.environment);
+  if (program.ok()) {
+    d.program = program.value().path;
+    d.environment = program.value().environment;
+    d.add(check_program(program.value(), ::geteuid(), ::getegid()));
+  } else {
+    d.add({{true, "command", program.status().text(), "the command does not start",
+            "name a program that this user may execute"}});
+  }
+  if (shim_is_known) d.add(check_preload(d.environment));
+  d.add(check_variables(d.environment));
+  d.runtime_dir = value_in(d.environment, "AMEM_RUNTIME_DIR");
+  if (d.runtime_dir.empty()) d.runtime_dir = context.runtime_dir;
+  d.add(check_broker_in(d.runtime_dir, options.timeout.value_or(client::kDefaultQueryTimeout)));
+  d.add(check_nccl(find_nccl(d.program, d.environment), d.environment));
+  rlimit files{};
+  rlimit locked{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) == 0 && ::getrlimit(RLIMIT_MEMLOCK, &locked) == 0)
+    d.add(check_limits(files.rlim_cur, locked.rlim_cur));
+  return d;
+}
+
+std::string as_text(const Diagnosis& d) {
+  std::string text;
+  for (const Finding& f : d.findings) {
+    text += (f.blocks ? "problem: " : "warning: ") +
+            printable(f.what + ": " + f.why + "; " + f.remedy) + "\n";
+  }
+  text += printable(d.command + (d.program == d.command ? "" : " (" + d.program + ")"));
+  if (!d.brokered()) return text + " would not be brokered\n";
+  return text + " would be brokered: " +
+         printable("group " + d.chosen("AMEM_GROUP", "default") + ", scope " +
+                   d.chosen("AMEM_SCOPE", "nccl") + ", broker in " + d.runtime_dir) +
+         "\n";
+}
+
+std::string as_json(const Diagnosis& d) {
+  using client::json_string;
+  std::string text = "{\"program\":" + json_string(d.program) +
+                     ",\"brokered\":" + (d.brokered() ? "true" : "false") +
+                     ",\"group\":" + json_string(d.chosen("AMEM_GROUP", "default")) +
+                     ",\"scope\":" + json_string(d.chosen("AMEM_SCOPE", "nccl")) +
+                     ",\"runtime_dir\":" + json_string(d.runtime_dir) + ",\"findings\":[";
+  bool first = true;
+  for (const Finding& f : d.findings) {
+    text += std::string(std::exchange(first, false) ? "" : ",") +
+            "{\"check\":" + json_string(f.check) + ",\"blocks\":" + (f.blocks ? "true" : "false") +
+            ",\"what\":" + json_string(f.what) + ",\"why\":" + json_string(f.why) +
+            ",\"remedy\":" + json_string(f.remedy) + "}";
+  }
+  return text + "]}\n";
+}
+
+}  // namespace
+
+int diagnose(const CommandLine& options, const RunContext& context, Console& console) {
+  const Diagnosis diagnosis = examine(options, context);
+  console.out << (options.json ? as_json(diagnosis) : as_text(diagnosis)) << std::flush;
+  return diagnosis.brokered() && console.out ? kExitOk : kExitFailed;
+}
+
+}  // namespace amem::ctl
