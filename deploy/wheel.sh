@@ -19,6 +19,25 @@ die() {
   exit 1
 }
 
+# licenses FOLDER PROGRAM...: those of what the programs are linked to, which ask to go with it. From the machine's packages.
+licenses() {
+  local folder=$1 library package
+  shift
+  mkdir "$folder"
+  if ! command -v dpkg-query >/dev/null; then
+    echo "wheel: no dpkg here, so the wheel lacks the licences of its libraries: do not give it away" >&2
+    return
+  fi
+  while read -r library; do
+    dpkg-query -S "*/$(basename "$(realpath "$library")")" || die "no package has $library, whose licence the wheel needs"
+  done < <(ldd "$@" | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u) >"$work/packages"
+  # The two have headers and static libraries. What manylinux leaves to the machine is not in the wheel.
+  { sed 's/:.*//' "$work/packages"; echo libcli11-dev; echo libnanopb-dev; } | sort -u |
+    grep -Ev '^(lib(32|x32)|libc6|libgcc-s1$|libstdc\+\+6$|zlib1g$)' | while read -r package; do
+    cp "/usr/share/doc/$package/copyright" "$folder/$package.txt" || die "there is no licence of the package $package"
+  done
+}
+
 case ${1:-} in
   -h | --help)
     usage
@@ -56,7 +75,8 @@ BUILD_DIR=$(realpath "$BUILD_DIR")
 [[ -x $BUILD_DIR/bin/amemd ]] || die "BUILD_DIR: there is no $BUILD_DIR/bin/amemd"
 
 echo "wheel: packing"
-CMAKE_ARGS="-DAMEM_PROGRAMS='$BUILD_DIR'" timeout 1800 "${pip[@]}" wheel --no-deps --wheel-dir "$work/built" \
+licenses "$work/licenses" "$BUILD_DIR/bin/amemd" "$BUILD_DIR/bin/amemctl"
+CMAKE_ARGS="-DAMEM_PROGRAMS='$BUILD_DIR' -DAMEM_LICENSES='$work/licenses'" timeout 1800 "${pip[@]}" wheel --no-deps --wheel-dir "$work/built" \
   "$root/client/python" </dev/null >"$work/log" 2>&1 || {
   tail -n 60 "$work/log" >&2
   die "pip could not make the wheel, see above"

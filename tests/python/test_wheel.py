@@ -2,6 +2,7 @@
 import glob
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -111,6 +112,15 @@ def test_libraries(installed, wheel):
     dynamic = subprocess.run(["readelf", "-d", shim], capture_output=True, text=True, check=True).stdout
     assert set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic)) <= {"libc.so.6", "ld-linux-x86-64.so.2"}
     assert "RPATH" not in dynamic and "RUNPATH" not in dynamic
+
+
+@pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="no dpkg, from whose packages the licences are")
+def test_licences(installed):
+    """Those of amem, of a library in the wheel, and of one that is linked statically."""
+    [folder] = glob.glob(os.path.join(installed.site, "amem-*.dist-info", "licenses"))
+    names = set(os.listdir(folder))
+    assert {"LICENSE", "libnanopb-dev.txt"} <= names and any(name.startswith("libgrpc++") for name in names)
+    assert not names & {"libc6.txt", "libstdc++6.txt", "zlib1g.txt"}
 
 
 def test_modules(installed):
