@@ -32,7 +32,7 @@ python3-pytest           integration tests
 python3-grpcio           tests of the Python package
 mypy                     checks the Python package's types
 python3-pip              builds the Python package; fetches the CUDA and NCCL headers where there is no CUDA toolkit
-python3-venv             where Python programs get the package amem
+python3-venv             where Python programs get the package amem, and deploy/wheel.sh its tools
 ca-certificates          headers, as above
 procps                   the tests look at processes with ps
 patchelf                 bundles the GPU tests for another machine

@@ -1,0 +1,29 @@
+"""The programs that the wheel brings. This process becomes them: they keep its id, its signals and its exit code."""
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import sys
+from typing import NoReturn
+
+
+def become(name: str) -> NoReturn:
+    """Runs amem/bin/NAME with this process's arguments. Exit status 1, after an error: it is not there, or cannot run."""
+    program = pathlib.Path(__file__).parent / "bin" / name
+    if not program.is_file():
+        sys.exit(
+            f"{name}: there is no {program}: this package amem was installed without its programs. Install the wheel, which "
+            f"has them (docs/python.md), or call the {name} that is installed elsewhere by its path")
+    # Python ignores these, and what is ignored stays so in the program and in all that it starts.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    try:
+        os.execv(program, [name, *sys.argv[1:]])
+    except OSError as error:
+        sys.exit(f"{name}: {program} cannot be run: {error.strerror}")
+
+
+def amemctl() -> NoReturn:
+    """The command amemctl."""
+    become("amemctl")

