@@ -71,7 +71,7 @@ if [[ -z ${BUILD_DIR:-} ]]; then
     die "the build failed, see above; deploy/deps.sh installs what it needs"
   }
 fi
-BUILD_DIR=$(realpath "$BUILD_DIR")
+BUILD_DIR=$(realpath -m "$BUILD_DIR")
 [[ -x $BUILD_DIR/bin/amemd ]] || die "BUILD_DIR: there is no $BUILD_DIR/bin/amemd"
 
 echo "wheel: packing"
