@@ -96,8 +96,9 @@ void Groups::act(GroupEntry& group, const action::Finished& finished) {
       const Usage kept = node_.allocations.usage([&](const Allocation& a) {
         return a.group == group.id && task.selection.takes(a.tag) && !a.saved.empty();
       });
-      spdlog::info("group '{}': {} of the pool hold the bytes of {}", group.machine.name(),
-                   format_size(kept.saved), format_size(kept.allocated));
+      spdlog::info("group '{}': {} of the pool hold the bytes of {}; {} dropped",
+                   group.machine.name(), format_size(kept.saved), format_size(kept.allocated),
+                   format_size(dropped(node_, group, task.selection)));
     }
     const Leftover stays = leftover(node_, group, task.selection);
     if (task.op == Operation::kPause && stays.pinned + stays.unbrokered > 0)

@@ -216,7 +216,13 @@ void RankRequests::group_request(Rank& rank, std::uint64_t seq,
   Task task(message.op == amem_v1_GroupOp_GROUP_OP_PAUSE ? Operation::kPause : Operation::kResume);
   for (pb_size_t i = 0; i < message.tags_count; ++i)
     task.selection.tags.insert(printable(message.tags[i]));
-  if (Status status = known_tags(node_.allocations, group.id, task.selection); !status.ok()) {
+  task.selection.except = message.except;
+  for (pb_size_t i = 0; i < message.discard_count; ++i)
+    task.discard.insert(printable(message.discard[i]));
+  Status status = check_tags(node_.allocations, group.id, task);
+  if (message.except && message.tags_count == 0)
+    status = {Code::kInvalidArgument, "all but which tags? None is given"};
+  if (!status.ok()) {
     sessions_.send(rank.session, reply_message(seq, status));
     return;
   }

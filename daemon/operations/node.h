@@ -23,9 +23,6 @@
 
 namespace amem {
 
-/// The tag of NCCL's own buffers, which are never dropped: it is not proven that they may be.
-inline constexpr std::string_view kNcclTag = "nccl";
-
 /// Device memory of a rank that is not brokered, as the rank reports it.
 struct Unbrokered {
   DeviceUuid device;
@@ -59,10 +56,12 @@ struct GroupEntry {
         uid(owner),
         machine(std::move(name), deadlines, Clock::now(), std::move(memory)) {}
 
-  /// A pause drops the bytes of this allocation. What an operator has set for its tag goes before
-  /// what its region says; NCCL's are always kept.
-  bool discards(const Allocation& a) const {
+  /// A pause drops the bytes of this allocation. NCCL's are always kept; else what the pause itself
+  /// drops (`now`: tags) goes before what an operator has set for the tag, and that before what the
+  /// region says.
+  bool discards(const Allocation& a, const std::set<std::string>& now = {}) const {
     if (a.tag == kNcclTag) return false;
+    if (now.contains(a.tag)) return true;
     const auto set = tag_discards.find(a.tag);
     return set != tag_discards.end() ? set->second : a.region == RegionPolicy::kDiscard;
   }

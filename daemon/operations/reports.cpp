@@ -16,6 +16,7 @@ void count(const Allocation& a, const GroupEntry& group, v1::TagUsage& usage) {
   usage.set_saved_bytes(usage.saved_bytes() + a.saved_bytes());
   if (a.pinned()) usage.set_pinned_bytes(usage.pinned_bytes() + a.size);
   if (group.discards(a)) usage.set_discard_bytes(usage.discard_bytes() + a.size);
+  if (a.dropped()) usage.set_dropped_bytes(usage.dropped_bytes() + a.size);
 }
 
 /// Adds one TagUsage for each entry to `tags`.
@@ -104,6 +105,7 @@ void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info
   }
   add_tags(tags, *info.mutable_tags());
   info.set_unbrokered_bytes(leftover(node, group, {}).unbrokered);
+  info.set_dropped_bytes(dropped(node, group, {}));
 }
 
 Leftover leftover(const Node& node, const GroupEntry& group, const Selection& what) {
@@ -116,6 +118,12 @@ Leftover leftover(const Node& node, const GroupEntry& group, const Selection& wh
   for (RankId rank : group.machine.members().ids())
     for (const Unbrokered& u : node.ranks.at(rank).unbrokered) stays.unbrokered += u.bytes;
   return stays;
+}
+
+std::uint64_t dropped(const Node& node, const GroupEntry& group, const Selection& what) {
+  return node.allocations
+      .usage(group.id, [&](const Allocation& a) { return what.takes(a.tag) && a.dropped(); })
+      .allocated;
 }
 
 void report_node(const Node& node, const Devices& devices, const Nvml& nvml, Time began,
