@@ -43,6 +43,21 @@ bool stream_idle(int device, CUstream stream) { return devices_of_gate->idle(dev
 
 const char* environment(const char* name) { return std::getenv(name); }
 
+/// Tags into a message's field; kInvalidArgument when they do not fit.
+template <std::size_t N, std::size_t Size>
+Status put_tags(const std::vector<std::string>& tags, char (&field)[N][Size], pb_size_t& count) {
+  if (tags.size() > N)
+    return {Code::kInvalidArgument, std::to_string(tags.size()) + " tags: at most " +
+                                        std::to_string(N) + " can be paused or resumed at once"};
+  for (const std::string& tag : tags) {
+    if (tag.empty() || tag.size() >= Size)
+      return {Code::kInvalidArgument,
+              "\"" + tag + "\" is no tag: 1 to " + std::to_string(Size - 1) + " bytes"};
+    tag.copy(field[count++], tag.size());
+  }
+  return {};
+}
+
 }  // namespace
 
 Gate* the_gate = nullptr;
@@ -211,21 +226,17 @@ std::string Runtime::stats() {
                        driver_loaded_.load(std::memory_order_acquire) && !forked());
 }
 
-Status Runtime::group_request(amem_v1_GroupOp op, const std::vector<std::string>& tags,
-                              std::uint32_t timeout_ms) {
+Status Runtime::group_request(const GroupRequest& what, std::uint32_t timeout_ms) {
   Message request = amem_v1_SessionMessage_init_zero;
   request.which_body = amem_v1_SessionMessage_group_request_tag;
   auto& body = request.body.group_request;
-  if (tags.size() > std::size(body.tags))
-    return {Code::kInvalidArgument, std::to_string(tags.size()) + " tags: at most " +
-                                        std::to_string(std::size(body.tags)) +
-                                        " can be paused or resumed at once"};
-  for (const std::string& tag : tags) {
-    if (tag.empty() || tag.size() >= sizeof body.tags[0])
-      return {Code::kInvalidArgument, "\"" + tag + "\" is no tag: 1 to " +
-                                          std::to_string(sizeof body.tags[0] - 1) + " bytes"};
-    tag.copy(body.tags[body.tags_count++], tag.size());
-  }
+  body.except = !what.except.empty();
+  if (body.except && !what.tags.empty())
+    return {Code::kInvalidArgument, "either tags, or the tags that are excepted; not both"};
+  if (const Status s = put_tags(body.except ? what.except : what.tags, body.tags, body.tags_count);
+      !s.ok())
+    return s;
+  if (const Status s = put_tags(what.discard, body.discard, body.discard_count); !s.ok()) return s;
   if (!connected() && !driver_loaded_.load(std::memory_order_acquire))
     return {Code::kFailedPrecondition,
             "this process has not initialised CUDA yet, so nothing of it is brokered"};
@@ -235,7 +246,7 @@ Status Runtime::group_request(amem_v1_GroupOp op, const std::vector<std::string>
   if (timeout_ms == 0)
     timeout_ms = static_cast<std::uint32_t>(
         std::min<std::int64_t>(std::chrono::milliseconds(options_.timeout).count(), UINT32_MAX));
-  body.op = op;
+  body.op = what.op;
   body.timeout_ms = timeout_ms;
   return session_.call(request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline).status();
 }

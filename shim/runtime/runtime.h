@@ -32,6 +32,15 @@
 
 namespace amem::shim {
 
+/// What a rank asks of its group: of the memory with one of `tags`, or of all but that of `except`,
+/// or of all.
+struct GroupRequest {
+  amem_v1_GroupOp op = amem_v1_GroupOp_GROUP_OP_UNSPECIFIED;
+  std::vector<std::string> tags;
+  std::vector<std::string> except;
+  std::vector<std::string> discard;  // a pause drops the bytes of these
+};
+
 class Runtime {
  public:
   /// The instance. Makes it at the first call. Any thread.
@@ -52,10 +61,8 @@ class Runtime {
   /// nothing: it is not.
   std::optional<Label> label(const void* code_address) const;
 
-  /// Pause or resume asked from inside, of the group's memory with one of the tags, or of all of it
-  /// when there are none. 0: the configured time-out.
-  Status group_request(amem_v1_GroupOp op, const std::vector<std::string>& tags,
-                       std::uint32_t timeout_ms);
+  /// Pause or resume asked from inside. 0: the configured time-out.
+  Status group_request(const GroupRequest& what, std::uint32_t timeout_ms);
 
   /// Changes the group; only before the session is open.
   Status set_group(const std::string& name);

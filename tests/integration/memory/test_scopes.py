@@ -70,6 +70,36 @@ def test_a_tag_is_paused_while_the_program_runs(node):
     program.verify()
 
 
+def test_a_pause_drops_what_it_is_told_to_and_excepts(node):
+    program = Program(node)
+    program.ask("alloc 0 5000 3")
+    program.ask(f"region begin kv {KEEP}")
+    program.ask("alloc 0 5000 2")
+    program.ask("region end")
+    program.ask(f"region begin scratch {KEEP}")
+    program.ask(f"alloc 0 {3 * MIB}")
+    program.ask("region end")
+    for pause, resume, rest in (
+            (lambda: node.ctl("pause", "train", "--discard", "scratch"),
+             lambda: node.ctl("resume", "train", "--except", "kv"), lambda: node.ctl("resume", "train")),
+            (lambda: program.ask("pause -scratch"), lambda: program.ask("resume ^kv"), lambda: program.ask("resume"))):
+        pause()
+        assert node.ctl.group("train")["dropped_bytes"] >= 3 * MIB
+        resume()
+        assert program.away()["kv", 0] > 0 and program.away()["heap", 0] == 0
+        rest()
+        program.ask("zero scratch")
+        program.verify()
+        program.ask("rewrite")
+    node.ctl("pause", "train", "--except", "heap", "--discard", "scratch")
+    assert program.away()["heap", 0] == 0 and program.away()["kv", 0] > 0 and program.away()["scratch", 0] > 0
+    node.ctl("resume", "train", "--except", "heap")
+    program.ask("zero scratch")
+    program.verify()
+    answer = node.ctl.try_("pause", "train", "--discard", "cash")
+    assert answer.code == 4 and "it has tags heap, kv, scratch" in answer.error, answer
+
+
 def test_scope_regions(node):
     program = Program(node, scope="regions")
     outside = program.ask("alloc 0 3000000")["id"]
