@@ -147,6 +147,15 @@ int amem_resume_selected(const amem_selection* selection, uint32_t timeout_ms, a
   return request(2, selection, timeout_ms, error);
 }
 
+int amem_set_tag_policy(const char* tag, amem_policy policy, amem_error* error) {
+  return amem::client::guarded(error, [&]() -> Status {
+    if (tag == nullptr || *tag == '\0') return {Code::kInvalidArgument, "the tag is empty"};
+    if (policy != AMEM_POLICY_KEEP && policy != AMEM_POLICY_DISCARD)
+      return {Code::kInvalidArgument, "a policy is keep or discard"};
+    return call_shim<ShimRegionBegin>("amem_shim_set_policy", tag, static_cast<int>(policy));
+  });
+}
+
 int amem_region_begin(const char* tag, amem_policy policy, amem_error* error) {
   return amem::client::guarded(error, [&]() -> Status {
     if (tag == nullptr || *tag == '\0') return {Code::kInvalidArgument, "the tag is empty"};

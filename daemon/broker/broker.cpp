@@ -6,7 +6,6 @@
 
 #include "daemon/base/units.h"
 #include "daemon/operations/reports.h"
-#include "daemon/plans/plan.h"
 #include "daemon/sessions/messages.h"
 
 namespace amem {
@@ -96,18 +95,9 @@ Status Broker::set_policy(const std::string& name, const std::string& tag, v1::P
     return {Code::kInvalidArgument, "a policy is keep or discard"};
   if (!save_form && form != v1::SAVE_FORM_UNSPECIFIED)
     return {Code::kInvalidArgument, "bytes are saved auto, dense or sparse"};
-  if (tag.empty() || tag.size() > sizeof(amem_v1_Create::tag) - 1)
-    return {Code::kInvalidArgument, "a tag has 1 to 31 characters"};
-  if (tag == kNcclTag && policy == v1::POLICY_DISCARD) return nccl_is_kept();
-  if (group->machine.state() != GroupState::kRunning)
-    return {Code::kFailedPrecondition, "group '" + name + "' is " +
-                                           std::string(to_string(group->machine.state())) +
-                                           "; a policy can be changed while the group is running"};
-  if (node_.allocations.any(group->id,
-                            [&](const Allocation& a) { return a.tag == tag && a.left(); }))
-    return {Code::kFailedPrecondition, "tag '" + tag + "' of group '" + name +
-                                           "' is paused; its policy can be changed once it is "
-                                           "resumed"};
+  if (Status status = groups_.may_set_policy(*group, tag, policy == v1::POLICY_DISCARD);
+      !status.ok())
+    return status;
   if (sets_policy) {
     group->tag_discards[tag] = policy == v1::POLICY_DISCARD;
     spdlog::info("group '{}': tag '{}' is {} by a pause", name, printable(tag.c_str()),

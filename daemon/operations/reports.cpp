@@ -90,8 +90,9 @@ void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info
     device.allocated += a->size;
     if (a->resident()) device.resident += a->size;
   }
-  for (const auto& [tag, discard] : group.tag_discards)
-    policies[tag].set_policy(discard ? v1::POLICY_DISCARD : v1::POLICY_KEEP);
+  for (const auto* set : {&group.rank_discards, &group.tag_discards})  // the operator's word last
+    for (const auto& [tag, discard] : *set)
+      policies[tag].set_policy(discard ? v1::POLICY_DISCARD : v1::POLICY_KEEP);
   for (const auto& [tag, form] : group.tag_forms) policies[tag].set_form(to_proto(form));
   for (auto& [tag, policy] : policies) {
     policy.set_tag(tag);

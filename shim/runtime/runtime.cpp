@@ -19,6 +19,8 @@ namespace {
 // The broker's own deadlines bound the phases; this is only for a broker that no longer answers at
 // all.
 constexpr std::chrono::minutes kPhasesDeadline{10};
+/// For what the broker answers at once.
+constexpr std::chrono::seconds kAnswerDeadline{30};
 
 /// How long the end of the driver is put off for what the service thread is doing in it.
 constexpr std::chrono::milliseconds kDriverEndDeadline{300};
@@ -237,18 +239,35 @@ Status Runtime::group_request(const GroupRequest& what, std::uint32_t timeout_ms
       !s.ok())
     return s;
   if (const Status s = put_tags(what.discard, body.discard, body.discard_count); !s.ok()) return s;
-  if (!connected() && !driver_loaded_.load(std::memory_order_acquire))
-    return {Code::kFailedPrecondition,
-            "this process has not initialised CUDA yet, so nothing of it is brokered"};
-  if (!connected())
-    return {Code::kUnavailable, "no broker at " + options_.runtime_dir +
-                                    "/session.sock: start amemd, or set AMEM_RUNTIME_DIR"};
+  if (const Status s = need_session(); !s.ok()) return s;
   if (timeout_ms == 0)
     timeout_ms = static_cast<std::uint32_t>(
         std::min<std::int64_t>(std::chrono::milliseconds(options_.timeout).count(), UINT32_MAX));
   body.op = what.op;
   body.timeout_ms = timeout_ms;
   return session_.call(request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline).status();
+}
+
+Status Runtime::need_session() {
+  if (connected()) return {};
+  if (!driver_loaded_.load(std::memory_order_acquire))
+    return {Code::kFailedPrecondition,
+            "this process has not initialised CUDA yet, so nothing of it is brokered"};
+  return {Code::kUnavailable, "no broker at " + options_.runtime_dir +
+                                  "/session.sock: start amemd, or set AMEM_RUNTIME_DIR"};
+}
+
+Status Runtime::set_policy(const std::string& tag, amem_v1_RegionPolicy policy) {
+  Message request = amem_v1_SessionMessage_init_zero;
+  request.which_body = amem_v1_SessionMessage_set_policy_tag;
+  auto& body = request.body.set_policy;
+  if (tag.empty() || tag.size() >= sizeof body.tag)
+    return {Code::kInvalidArgument,
+            "\"" + tag + "\" is no tag: 1 to " + std::to_string(sizeof body.tag - 1) + " bytes"};
+  if (const Status s = need_session(); !s.ok()) return s;
+  set_text(body.tag, tag);
+  body.policy = policy;
+  return session_.call(request, kAnswerDeadline).status();
 }
 
 Status Runtime::set_group(const std::string& name) {

@@ -64,6 +64,9 @@ class Runtime {
   /// Pause or resume asked from inside. 0: the configured time-out.
   Status group_request(const GroupRequest& what, std::uint32_t timeout_ms);
 
+  /// What a pause does from now on with the bytes of a tag of the group.
+  Status set_policy(const std::string& tag, amem_v1_RegionPolicy policy);
+
   /// Changes the group; only before the session is open.
   Status set_group(const std::string& name);
   std::string group();
@@ -92,6 +95,8 @@ class Runtime {
   void device_reset(int device);
 
  private:
+  /// Not OK: the broker cannot be asked.
+  Status need_session();
   Runtime();
   Status open();
   Status load_driver();

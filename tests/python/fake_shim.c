@@ -116,6 +116,10 @@ int amem_shim_request(int op, const char* const* tags, size_t count, const char*
   for (i = 0; i < discard_count; ++i) note("discard %s", discard[i]);
   return operate(op == 1 ? "pause" : "resume", tags, count, timeout_ms, error, size);
 }
+int amem_shim_set_policy(const char* tag, int policy, char* error, size_t size) {
+  note("policy %s %d", tag, policy);
+  return report(error, size);
+}
 int amem_shim_group(char* name, size_t size) { return snprintf(name, size, "%s", group); }
 int amem_shim_set_group(const char* name, char* error, size_t size) {
   note("set_group %s", name);

@@ -159,6 +159,14 @@ typedef enum amem_policy {
   AMEM_POLICY_DISCARD = 2 /* a pause drops the bytes, they come back zeroed */
 } amem_policy;
 
+/* What a pause does from now on with the bytes of a tag of this rank's group; one rank's call is
+ * enough. It goes before what regions say; what an operator has set (amem_set_policy) goes before
+ * it.
+ *   AMEM_ERROR_INVALID_ARGUMENT     the tag or the policy; or discard for "nccl"
+ *   AMEM_ERROR_FAILED_PRECONDITION  no shim in this process; the group is not running, or some
+ *                                   memory of the tag is away */
+AMEM_API int amem_set_tag_policy(const char* tag, amem_policy policy, amem_error* error);
+
 /* Begins a region of the calling thread: device memory that this thread takes from the driver until
  * amem_region_end gets the tag (1 to 31 of [A-Za-z0-9._-], not "nccl") and the policy. What an
  * allocator had taken before and hands out again keeps the tag it has. Regions do not nest. Needs

@@ -186,6 +186,12 @@ inline void resume(const Selection& what, Timeout timeout = Timeout::zero()) {
   detail::check(amem_resume_selected(&selection, detail::to_ms(timeout), &error), error);
 }
 
+/// Of a tag of this rank's group, from now on.
+inline void set_policy(const std::string& tag, amem_policy policy) {
+  amem_error error;
+  detail::check(amem_set_tag_policy(tag.c_str(), policy, &error), error);
+}
+
 /// What this process holds: JSON, as amem/amem.h describes it.
 inline std::string rank_stats() {
   return detail::json([](char** out, amem_error* e) { return amem_rank_stats(out, e); });

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from amem import _shim
-from amem._arguments import Tags, group_name, milliseconds, optional_tags, selection
+from amem._arguments import Tags, group_name, milliseconds, optional_tags, selection, tag_name
 from amem.errors import InvalidArgumentError
 
 
@@ -69,6 +69,19 @@ def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags
     """
     chosen = selection(tags, except_tags)
     _shim.operate("amem_shim_resume", chosen["tags"], chosen["except_tags"], [], milliseconds(timeout))
+
+
+def set_policy(tag: str, policy: str) -> None:
+    """What a pause does from now on with the bytes of a tag of this rank's group: "keep" or "discard". One rank's call
+    is enough. It goes before what regions say; what an operator has set goes before it.
+
+    InvalidArgumentError: the tag or the policy; or "discard" for "nccl". FailedPreconditionError: no shim in this
+    process; the group is not running, or some memory of the tag is away.
+    """
+    policies = {"keep": 1, "discard": 2}  # amem_policy
+    if policy not in policies:
+        raise InvalidArgumentError(f"{policy!r} is no policy: keep or discard")
+    _shim.call("amem_shim_set_policy", tag_name(tag).encode(), policies[policy])
 
 
 def stats() -> dict[str, Any]:

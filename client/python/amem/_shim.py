@@ -30,6 +30,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "amem_shim_set_group": (ctypes.c_char_p, *_TEXT),
     "amem_shim_region_begin": (ctypes.c_char_p, ctypes.c_int, *_TEXT),
     "amem_shim_region_end": _TEXT,
+    "amem_shim_set_policy": (ctypes.c_char_p, ctypes.c_int, *_TEXT),
     "amem_shim_stats": _TEXT,
 }
 

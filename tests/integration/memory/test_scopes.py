@@ -44,6 +44,25 @@ def test_an_operators_policy_goes_before_a_regions(node):
     program.verify()
 
 
+def test_a_rank_sets_a_policy(node):
+    program = Program(node)
+    program.ask(f"region begin scratch {KEEP}")
+    program.ask("alloc 0 5000 3")
+    program.ask("region end")
+    program.ask(f"policy scratch {DISCARD}")
+    node.ctl("pause", "train")
+    assert node.ctl.group("train")["dropped_bytes"] > 0
+    node.ctl("resume", "train")
+    program.ask("zero scratch")
+    program.verify()
+    program.ask("rewrite")
+    node.ctl("policy", "train", "scratch", "keep")
+    program.ask(f"policy scratch {DISCARD}")
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    program.verify()
+
+
 def test_a_tag_is_paused_while_the_program_runs(node):
     program = Program(node)
     program.ask("alloc 0 5000 3")

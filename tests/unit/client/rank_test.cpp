@@ -52,6 +52,7 @@ int amem_shim_resume(const char* const* tags, size_t count, uint32_t timeout_ms,
 int amem_shim_request(int op, const char* const* tags, size_t count, const char* const* except,
                       size_t except_count, const char* const* discard, size_t discard_count,
                       uint32_t timeout_ms, char* error, size_t size);
+int amem_shim_set_policy(const char* tag, int policy, char* error, size_t size);
 int amem_shim_set_group(const char* group, char* error, size_t size);
 int amem_shim_group(char* name, size_t size);
 int amem_shim_region_begin(const char* tag, int policy, char* error, size_t size);
@@ -78,6 +79,11 @@ int amem_shim_request(int op, const char* const* tags, size_t count, const char*
   asked(tags, count, timeout_ms);
   shim.except = listed(except, except_count);
   shim.discard = listed(discard, discard_count);
+  return answer(error, size);
+}
+int amem_shim_set_policy(const char* tag, int policy, char* error, size_t size) {
+  shim.tags = {tag};
+  shim.policy = policy;
   return answer(error, size);
 }
 int amem_shim_set_group(const char* group, char* error, size_t size) {
@@ -146,6 +152,15 @@ TEST_F(Rank, ChosenTags) {
   EXPECT_EQ(shim.timeout_ms, 1000U);
   amem::pause();
   EXPECT_EQ(shim.tags, Tags());
+}
+
+TEST_F(Rank, PoliciesArePassedOn) {
+  amem::set_policy("kv_cache", AMEM_POLICY_DISCARD);
+  EXPECT_EQ(shim.tags, Tags{"kv_cache"});
+  EXPECT_EQ(shim.policy, 2);
+  EXPECT_EQ(amem_set_tag_policy("kv_cache", AMEM_POLICY_UNSPECIFIED, nullptr),
+            AMEM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(amem_set_tag_policy(nullptr, AMEM_POLICY_KEEP, nullptr), AMEM_ERROR_INVALID_ARGUMENT);
 }
 
 TEST_F(Rank, WhatIsExceptedAndDiscardedIsPassedOn) {

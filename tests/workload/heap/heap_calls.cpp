@@ -241,6 +241,13 @@ void ReportStats(Answer* answer) {
   answer->Item("stats", json.data());
 }
 
+void SetPolicy(const std::string& tag, int policy) {
+  char error[512] = "";
+  const auto call =
+      Preloaded<int (*)(const char*, int, char*, std::size_t)>("amem_shim_set_policy");
+  CheckShim(call(tag.c_str(), policy, error, sizeof error), "amem_shim_set_policy", error);
+}
+
 void CallShim(const std::string& name, const std::vector<std::string>& tags) {
   char error[512] = "";
   std::vector<const char*> chosen, except, discard;

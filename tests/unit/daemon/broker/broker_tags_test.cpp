@@ -327,6 +327,43 @@ TEST_F(BrokerTagsTest, FromInsideARankDropsAndExcepts) {
   expect_intact();
 }
 
+TEST_F(BrokerTagsTest, ARankSetsAPolicyAndTheOperatorsGoesBeforeIt) {
+  two_with_tags();
+  std::uint64_t seq = 1'000'000;
+  const auto rank_sets = [&](const std::string& name, amem_v1_RegionPolicy policy) {
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.seq = ++seq;
+    message.which_body = amem_v1_SessionMessage_set_policy_tag;
+    set_text(message.body.set_policy.tag, name);
+    message.body.set_policy.policy = policy;
+    a.send(message);
+    return FakeRank::code(a.await_reply(message.seq));
+  };
+  constexpr auto kKeep = amem_v1_RegionPolicy_REGION_POLICY_KEEP;
+  constexpr auto kDiscard = amem_v1_RegionPolicy_REGION_POLICY_DISCARD;
+  EXPECT_EQ(rank_sets("nccl", kDiscard), Code::kInvalidArgument);
+  EXPECT_EQ(rank_sets("", kKeep), Code::kInvalidArgument);
+  EXPECT_EQ(rank_sets("weights", amem_v1_RegionPolicy_REGION_POLICY_UNSPECIFIED),
+            Code::kInvalidArgument);
+  EXPECT_EQ(rank_sets("weights", kDiscard), Code::kOk);
+  EXPECT_EQ(rank_sets("kv_cache", kKeep), Code::kOk) << "before its region's";
+  EXPECT_EQ(group().policies_size(), 2);
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(rank_sets("weights", kKeep), Code::kFailedPrecondition) << "paused";
+  EXPECT_EQ(group().dropped_bytes(), 8 * kMiB);
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(b.holds(weights, 0));
+  EXPECT_TRUE(a.holds(cache, 0x22));
+
+  a.write(weights, 0x11);
+  ASSERT_TRUE(set_policy("weights", v1::POLICY_KEEP).ok());
+  EXPECT_EQ(rank_sets("weights", kDiscard), Code::kOk);
+  EXPECT_EQ(group().policies(1).policy(), v1::POLICY_KEEP) << "the operator's";
+  ASSERT_TRUE(pause().ok());
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(b.holds(weights, 0x11));
+}
+
 TEST_F(BrokerTagsTest, UnbrokeredMemoryIsReported) {
   join(a);
   Message message = amem_v1_SessionMessage_init_zero;
