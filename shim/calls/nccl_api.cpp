@@ -48,7 +48,7 @@ std::vector<std::string> names(const char* const* tags, std::size_t count) {
 
 Status request(const GroupRequest& what, std::uint32_t timeout_ms) {
   if (Runtime::disabled()) return turned_off();
-  return Runtime::get().group_request(what, timeout_ms);
+  return group_request(Runtime::get(), what, timeout_ms);
 }
 
 }  // namespace

@@ -47,8 +47,8 @@ AMEM_PUBLIC int amem_shim_set_policy(const char* tag, int policy, char* error, s
     return report(
         {amem::Code::kFailedPrecondition, "amem is turned off in this process (AMEM_DISABLE)"},
         error, size);
-  return report(Runtime::get().set_policy(tag != nullptr ? tag : "",
-                                          static_cast<amem_v1_RegionPolicy>(policy)),
+  return report(set_policy(Runtime::get(), tag != nullptr ? tag : "",
+                           static_cast<amem_v1_RegionPolicy>(policy)),
                 error, size);
 }
 

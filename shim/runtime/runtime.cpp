@@ -228,7 +228,7 @@ std::string Runtime::stats() {
                        driver_loaded_.load(std::memory_order_acquire) && !forked());
 }
 
-Status Runtime::group_request(const GroupRequest& what, std::uint32_t timeout_ms) {
+Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t timeout_ms) {
   Message request = amem_v1_SessionMessage_init_zero;
   request.which_body = amem_v1_SessionMessage_group_request_tag;
   auto& body = request.body.group_request;
@@ -239,17 +239,16 @@ Status Runtime::group_request(const GroupRequest& what, std::uint32_t timeout_ms
       !s.ok())
     return s;
   if (const Status s = put_tags(what.discard, body.discard, body.discard_count); !s.ok()) return s;
-  if (const Status s = need_session(); !s.ok()) return s;
   if (timeout_ms == 0)
-    timeout_ms = static_cast<std::uint32_t>(
-        std::min<std::int64_t>(std::chrono::milliseconds(options_.timeout).count(), UINT32_MAX));
+    timeout_ms = static_cast<std::uint32_t>(std::min<std::int64_t>(
+        std::chrono::milliseconds(runtime.options().timeout).count(), UINT32_MAX));
   body.op = what.op;
   body.timeout_ms = timeout_ms;
-  return session_.call(request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline).status();
+  return runtime.ask(request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline);
 }
 
-Status Runtime::need_session() {
-  if (connected()) return {};
+Status Runtime::ask(Message& request, std::chrono::milliseconds deadline) {
+  if (connected()) return session_.call(request, deadline).status();
   if (!driver_loaded_.load(std::memory_order_acquire))
     return {Code::kFailedPrecondition,
             "this process has not initialised CUDA yet, so nothing of it is brokered"};
@@ -257,17 +256,16 @@ Status Runtime::need_session() {
                                   "/session.sock: start amemd, or set AMEM_RUNTIME_DIR"};
 }
 
-Status Runtime::set_policy(const std::string& tag, amem_v1_RegionPolicy policy) {
+Status set_policy(Runtime& runtime, const std::string& tag, amem_v1_RegionPolicy policy) {
   Message request = amem_v1_SessionMessage_init_zero;
   request.which_body = amem_v1_SessionMessage_set_policy_tag;
   auto& body = request.body.set_policy;
   if (tag.empty() || tag.size() >= sizeof body.tag)
     return {Code::kInvalidArgument,
             "\"" + tag + "\" is no tag: 1 to " + std::to_string(sizeof body.tag - 1) + " bytes"};
-  if (const Status s = need_session(); !s.ok()) return s;
   set_text(body.tag, tag);
   body.policy = policy;
-  return session_.call(request, kAnswerDeadline).status();
+  return runtime.ask(request, kAnswerDeadline);
 }
 
 Status Runtime::set_group(const std::string& name) {

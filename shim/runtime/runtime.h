@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -61,11 +62,8 @@ class Runtime {
   /// nothing: it is not.
   std::optional<Label> label(const void* code_address) const;
 
-  /// Pause or resume asked from inside. 0: the configured time-out.
-  Status group_request(const GroupRequest& what, std::uint32_t timeout_ms);
-
-  /// What a pause does from now on with the bytes of a tag of the group.
-  Status set_policy(const std::string& tag, amem_v1_RegionPolicy policy);
+  /// Asks the broker, and waits for its Reply.
+  Status ask(Message& request, std::chrono::milliseconds deadline);
 
   /// Changes the group; only before the session is open.
   Status set_group(const std::string& name);
@@ -95,8 +93,6 @@ class Runtime {
   void device_reset(int device);
 
  private:
-  /// Not OK: the broker cannot be asked.
-  Status need_session();
   Runtime();
   Status open();
   Status load_driver();
@@ -133,5 +129,10 @@ class Runtime {
 /// The process's gate, for the wrappers' fast path. Set when the Runtime is made, before any
 /// wrapper is handed out.
 extern Gate* the_gate;
+
+/// Pause or resume asked from inside. 0: the configured time-out.
+Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t timeout_ms);
+/// What a pause does from now on with the bytes of a tag of the group.
+Status set_policy(Runtime& runtime, const std::string& tag, amem_v1_RegionPolicy policy);
 
 }  // namespace amem::shim
