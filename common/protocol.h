@@ -12,7 +12,7 @@
 namespace amem {
 
 /// Raised whenever an old shim and a new broker would misunderstand each other.
-inline constexpr std::uint32_t kProtocolVersion = 5;
+inline constexpr std::uint32_t kProtocolVersion = 6;
 
 /// Copy::segment of a load that clears its range instead of reading the pool.
 inline constexpr std::uint32_t kZeroSegment = 0xffffffffU;
@@ -22,6 +22,7 @@ inline constexpr std::size_t kMaxPiecesPerMessage = 256;  // session.options: Sa
 inline constexpr std::size_t kMaxMapsPerMessage =
     128;  // session.options: Map.ids; also descriptors per packet
 inline constexpr std::size_t kMaxDevices = 64;  // session.options: CutStatus.devices
+inline constexpr std::size_t kMaxTags = 64;     // session.options: GroupRequest.tags, Release.tags
 
 inline constexpr std::string_view kSessionSocket = "session.sock";
 inline constexpr std::string_view kControlSocket = "control.sock";

@@ -19,8 +19,6 @@ namespace {
 using Clock = std::chrono::system_clock;  // gRPC's deadlines are on it
 using std::chrono::milliseconds;
 
-constexpr std::size_t kMaxTags = 8;  // broker.proto: PauseRequest.tags
-
 std::shared_ptr<grpc::Channel> open_channel(const std::string& socket) {
   grpc::ChannelArguments arguments;
   // The socket is local: trying again is cheap, and a broker that was restarted is there at once.
@@ -53,6 +51,22 @@ Status check_tags(const std::vector<std::string>& tags) {
                                         " can be paused or resumed at once"};
   if (std::find(tags.begin(), tags.end(), "") != tags.end())
     return {Code::kInvalidArgument, "a tag is empty"};
+  return {};
+}
+
+/// Fills in what a pause and a resume both have.
+template <class Request>
+Status choose(Request& request, const std::string& group, const Choice& what,
+              std::uint32_t timeout_ms) {
+  if (Status status = check_group(group); !status.ok()) return status;
+  if (!what.tags.empty() && !what.except.empty())
+    return {Code::kInvalidArgument, "either tags, or the tags that are excepted; not both"};
+  for (const auto* tags : {&what.tags, &what.except, &what.discard})
+    if (Status status = check_tags(*tags); !status.ok()) return status;
+  request.set_group(group);
+  *request.mutable_tags() = {what.tags.begin(), what.tags.end()};
+  *request.mutable_except_tags() = {what.except.begin(), what.except.end()};
+  request.set_timeout_ms(timeout_ms);
   return {};
 }
 
@@ -298,42 +312,41 @@ Status ControlClient::operate(std::uint32_t timeout_ms, int groups, const OnProg
   return status;
 }
 
-Status ControlClient::pause(const std::string& group, const std::vector<std::string>& tags,
-                            std::uint32_t timeout_ms, const OnProgress& on_progress) {
-  if (Status status = check_group(group); !status.ok()) return status;
-  if (Status status = check_tags(tags); !status.ok()) return status;
+Status ControlClient::pause(const std::string& group, const Choice& what, std::uint32_t timeout_ms,
+                            const OnProgress& on_progress) {
   v1::PauseRequest request;
-  request.set_group(group);
-  *request.mutable_tags() = {tags.begin(), tags.end()};
-  request.set_timeout_ms(timeout_ms);
+  *request.mutable_discard() = {what.discard.begin(), what.discard.end()};
+  if (Status status = choose(request, group, what, timeout_ms); !status.ok()) return status;
   return operate(timeout_ms, 1, on_progress, [&](grpc::ClientContext* context) {
     return impl_->stub->Pause(context, request);
   });
 }
 
-Status ControlClient::resume(const std::string& group, const std::vector<std::string>& tags,
-                             std::uint32_t timeout_ms, const OnProgress& on_progress) {
-  if (Status status = check_group(group); !status.ok()) return status;
-  if (Status status = check_tags(tags); !status.ok()) return status;
+Status ControlClient::resume(const std::string& group, const Choice& what, std::uint32_t timeout_ms,
+                             const OnProgress& on_progress) {
+  if (!what.discard.empty())
+    return {Code::kInvalidArgument,
+            "a resume cannot drop bytes; it brings back what the pause has kept"};
   v1::ResumeRequest request;
-  request.set_group(group);
-  *request.mutable_tags() = {tags.begin(), tags.end()};
-  request.set_timeout_ms(timeout_ms);
+  if (Status status = choose(request, group, what, timeout_ms); !status.ok()) return status;
   return operate(timeout_ms, 1, on_progress, [&](grpc::ClientContext* context) {
     return impl_->stub->Resume(context, request);
   });
 }
 
-Status ControlClient::swap(const std::string& out, const std::string& in, std::uint32_t timeout_ms,
+Status ControlClient::swap(const std::string& out, const std::string& in,
+                           const std::vector<std::string>& discard, std::uint32_t timeout_ms,
                            const OnProgress& on_progress) {
   if (Status status = check_group(out); !status.ok()) return status;
   if (Status status = check_group(in); !status.ok()) return status;
+  if (Status status = check_tags(discard); !status.ok()) return status;
   if (out == in) {
     return {Code::kInvalidArgument, "a swap needs two groups, and both are \"" + out + "\""};
   }
   v1::SwapRequest request;
   request.set_out(out);
   request.set_in(in);
+  *request.mutable_discard() = {discard.begin(), discard.end()};
   request.set_timeout_ms(timeout_ms);
   return operate(timeout_ms, 2, on_progress,
                  [&](grpc::ClientContext* context) { return impl_->stub->Swap(context, request); });

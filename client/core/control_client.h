@@ -30,6 +30,14 @@ using OnEvent = std::function<bool(const v1::Event&)>;
 
 inline constexpr std::chrono::milliseconds kDefaultQueryTimeout{5000};
 
+/// Which of a group's memory an operation is about, by tag: that of `tags`, or all but that of
+/// `except`, or all of it.
+struct Choice {
+  std::vector<std::string> tags;
+  std::vector<std::string> except;
+  std::vector<std::string> discard;  // of a pause: tags whose bytes it drops, whatever their policy
+};
+
 /// How long a client waits for the broker to answer a pause or resume (of `groups` groups) before
 /// it gives up on it. Every phase has a deadline in the broker, so this only ends the wait for a
 /// broker that hangs: the time asked for (0: a generous guess at the configured one) and a margin.
@@ -55,13 +63,14 @@ class ControlClient {
   Status set_policy(const std::string& group, const std::string& tag, v1::Policy policy,
                     v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED);
 
-  // No tags: everything. OK once the broker has reported the end. What is stopped or times out here
-  // goes on there.
-  Status pause(const std::string& group, const std::vector<std::string>& tags,
-               std::uint32_t timeout_ms, const OnProgress& on_progress);
-  Status resume(const std::string& group, const std::vector<std::string>& tags,
-                std::uint32_t timeout_ms, const OnProgress& on_progress);
-  Status swap(const std::string& out, const std::string& in, std::uint32_t timeout_ms,
+  // OK once the broker has reported the end. What is stopped or times out here goes on there.
+  Status pause(const std::string& group, const Choice& what, std::uint32_t timeout_ms,
+               const OnProgress& on_progress);
+  Status resume(const std::string& group, const Choice& what, std::uint32_t timeout_ms,
+                const OnProgress& on_progress);
+  /// `discard`: tags of `out`, as of a pause.
+  Status swap(const std::string& out, const std::string& in,
+              const std::vector<std::string>& discard, std::uint32_t timeout_ms,
               const OnProgress& on_progress);
 
   /// Never OK: events come until something ends the call.

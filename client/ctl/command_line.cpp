@@ -82,13 +82,24 @@ void add_group(CLI::App& sub, std::string& group, bool required) {
   option->required(required);
 }
 
-/// `--tag TAG...`; may be given several times.
-void add_tags(CLI::App& sub, std::vector<std::string>& tags, const std::string& help) {
-  sub.add_option("--tag", tags, help)
+/// `NAME TAG...`; may be given several times.
+CLI::Option* add_tags(CLI::App& sub, const std::string& name, std::vector<std::string>& tags,
+                      const std::string& help) {
+  return sub.add_option(name, tags, help)
       ->type_name("TAG")
       ->check(CLI::Validator(
           [](std::string& text) { return std::string(text.empty() ? "a tag is empty" : ""); }, ""));
 }
+
+void add_selection(CLI::App& sub, CommandLine& o, const std::string& then) {
+  CLI::Option* tags =
+      add_tags(sub, "--tag", o.tags, "Only memory with one of these tags; the group runs " + then);
+  add_tags(sub, "--except", o.except, "All memory but that with one of these tags; likewise")
+      ->excludes(tags);
+}
+
+constexpr const char* kDiscardHelp =
+    "Drop the bytes of these tags this time, whatever their policy; they come back zeroed";
 
 void add_queries(CLI::App& app, CommandLine& o) {
   add(app, o, Command::kStatus, "status", "The node: broker, pool, devices, groups");
@@ -100,7 +111,7 @@ void add_queries(CLI::App& app, CommandLine& o) {
   CLI::App& allocations =
       add(app, o, Command::kAllocations, "allocations", "Allocations, oldest first");
   add_group(allocations, o.group, false);
-  add_tags(allocations, o.tags, "Only memory with one of these tags");
+  add_tags(allocations, "--tag", o.tags, "Only memory with one of these tags");
   allocations.add_flag("--summary", o.summary,
                        "Totals by group, tag, device and policy instead of a list");
 }
@@ -113,11 +124,12 @@ void add_operations(CLI::App& app, CommandLine& o) {
   CLI::App& pause =
       add(app, o, Command::kPause, "pause", "Release a group's GPU memory, addresses kept");
   add_group(pause, o.group, true);
-  add_tags(pause, o.tags, "Only memory with one of these tags, at most 8; the group runs on");
+  add_selection(pause, o, "on");
+  add_tags(pause, "--discard", o.discard, kDiscardHelp);
   add_explain(pause, o);
   CLI::App& resume = add(app, o, Command::kResume, "resume", "Bring a paused group's memory back");
   add_group(resume, o.group, true);
-  add_tags(resume, o.tags, "Only memory with one of these tags, at most 8; the group runs then");
+  add_selection(resume, o, "then");
   add_explain(resume, o);
   CLI::App& swap = add(app, o, Command::kSwap, "swap", "Pause one group and resume another");
   swap.add_option("OUT", o.group, "The group to pause")
@@ -128,6 +140,7 @@ void add_operations(CLI::App& app, CommandLine& o) {
       ->type_name("")
       ->check(group_name())
       ->required();
+  add_tags(swap, "--discard", o.discard, std::string(kDiscardHelp) + ". Of OUT");
   add_explain(swap, o);
   CLI::App& policy =
       add(app, o, Command::kPolicy, "policy", "Set what a pause does with the bytes of a tag");

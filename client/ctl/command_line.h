@@ -39,7 +39,9 @@ struct CommandLine {
   std::string group;  // empty: all, where a command allows it; swap: the one that goes out
   std::string in;     // swap
   std::string tag;    // policy
-  std::vector<std::string> tags;  // pause, resume, allocations; empty: all
+  std::vector<std::string> tags;     // pause, resume, allocations; empty: all
+  std::vector<std::string> except;   // pause, resume
+  std::vector<std::string> discard;  // pause, swap
   v1::Policy policy = v1::POLICY_UNSPECIFIED;
   bool explain = false;                           // pause, resume, swap
   v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED;  // policy

@@ -110,10 +110,11 @@ void tell_states(const Invocation& s, const std::vector<std::string>& names) {
                               s.options.json);
 }
 
-/// " (weights, kv_cache)" behind a verb; nothing without tags.
-std::string tag_text(const std::vector<std::string>& tags) {
+/// " (weights, kv_cache)" or " (all but weights)" behind a verb; nothing without tags.
+std::string tag_text(const CommandLine& o) {
   std::string text;
-  for (const std::string& tag : tags) text += (text.empty() ? " (" : ", ") + tag;
+  for (const std::string& tag : o.tags) text += (text.empty() ? " (" : ", ") + tag;
+  for (const std::string& tag : o.except) text += (text.empty() ? " (all but " : ", ") + tag;
   return text.empty() ? text : text + ")";
 }
 
@@ -129,7 +130,7 @@ int operate(const Invocation& s) {
         // A swap pauses `group` and resumes `in`.
         const bool paused = o.command == Command::kPause ||
                             (o.command == Command::kSwap && progress.group() == o.group);
-        const std::string verb = (paused ? "paused" : "resumed") + tag_text(o.tags);
+        const std::string verb = (paused ? "paused" : "resumed") + tag_text(o);
         s.console.out << result_line(progress, verb, s.console.out_style)
                       << (o.explain ? explain(progress) : "") << std::flush;
       }
@@ -142,12 +143,12 @@ int operate(const Invocation& s) {
   Status status;
   std::vector<std::string> groups = {o.group};
   if (o.command == Command::kPause) {
-    status = s.broker.pause(o.group, o.tags, timeout, on_progress);
+    status = s.broker.pause(o.group, {o.tags, o.except, o.discard}, timeout, on_progress);
   } else if (o.command == Command::kResume) {
-    status = s.broker.resume(o.group, o.tags, timeout, on_progress);
+    status = s.broker.resume(o.group, {o.tags, o.except, {}}, timeout, on_progress);
   } else {
     groups.push_back(o.in);
-    status = s.broker.swap(o.group, o.in, timeout, on_progress);
+    status = s.broker.swap(o.group, o.in, o.discard, timeout, on_progress);
   }
   s.console.err << view.clear() << std::flush;
   if (s.interrupted() && status.code() == Code::kCancelled) {

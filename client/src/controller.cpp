@@ -26,6 +26,7 @@ using amem::Code;
 using amem::Status;
 using amem::client::give;
 using amem::client::guarded;
+using amem::client::read_selection;
 namespace v1 = amem::v1;
 
 std::string text_or_empty(const char* text) { return text != nullptr ? text : ""; }
@@ -35,6 +36,11 @@ std::vector<std::string> names(const char* const* tags, size_t count) {
   std::vector<std::string> out;
   for (size_t i = 0; tags != nullptr && i < count; ++i) out.push_back(text_or_empty(tags[i]));
   return out;
+}
+
+amem::client::Choice choice(const amem_selection& from) {
+  return {names(from.tags, from.tag_count), names(from.except_tags, from.except_count),
+          names(from.discard, from.discard_count)};
 }
 
 Status no_client() { return {Code::kInvalidArgument, "the client is NULL"}; }
@@ -157,9 +163,21 @@ int amem_client_pause(amem_client* client, const char* group, uint32_t timeout_m
 int amem_client_pause_tags(amem_client* client, const char* group, const char* const* tags,
                            size_t count, uint32_t timeout_ms, amem_progress_callback callback,
                            void* user, amem_error* error) {
+  amem_selection selection{};
+  selection.size = sizeof selection;
+  selection.tags = tags;
+  selection.tag_count = count;
+  return amem_client_pause_selected(client, group, &selection, timeout_ms, callback, user, error);
+}
+
+int amem_client_pause_selected(amem_client* client, const char* group,
+                               const amem_selection* selection, uint32_t timeout_ms,
+                               amem_progress_callback callback, void* user, amem_error* error) {
   return guarded(error, [&]() -> Status {
     if (client == nullptr) return no_client();
-    return client->broker.pause(text_or_empty(group), names(tags, count), timeout_ms,
+    const auto what = read_selection(selection);
+    if (!what.ok()) return what.status();
+    return client->broker.pause(text_or_empty(group), choice(what.value()), timeout_ms,
                                 wrap(callback, user));
   });
 }
@@ -172,19 +190,37 @@ int amem_client_resume(amem_client* client, const char* group, uint32_t timeout_
 int amem_client_resume_tags(amem_client* client, const char* group, const char* const* tags,
                             size_t count, uint32_t timeout_ms, amem_progress_callback callback,
                             void* user, amem_error* error) {
+  amem_selection selection{};
+  selection.size = sizeof selection;
+  selection.tags = tags;
+  selection.tag_count = count;
+  return amem_client_resume_selected(client, group, &selection, timeout_ms, callback, user, error);
+}
+
+int amem_client_resume_selected(amem_client* client, const char* group,
+                                const amem_selection* selection, uint32_t timeout_ms,
+                                amem_progress_callback callback, void* user, amem_error* error) {
   return guarded(error, [&]() -> Status {
     if (client == nullptr) return no_client();
-    return client->broker.resume(text_or_empty(group), names(tags, count), timeout_ms,
+    const auto what = read_selection(selection);
+    if (!what.ok()) return what.status();
+    return client->broker.resume(text_or_empty(group), choice(what.value()), timeout_ms,
                                  wrap(callback, user));
   });
 }
 
 int amem_client_swap(amem_client* client, const char* out, const char* in, uint32_t timeout_ms,
                      amem_progress_callback callback, void* user, amem_error* error) {
+  return amem_client_swap_discard(client, out, in, nullptr, 0, timeout_ms, callback, user, error);
+}
+
+int amem_client_swap_discard(amem_client* client, const char* out, const char* in,
+                             const char* const* discard, size_t count, uint32_t timeout_ms,
+                             amem_progress_callback callback, void* user, amem_error* error) {
   return guarded(error, [&]() -> Status {
     if (client == nullptr) return no_client();
-    return client->broker.swap(text_or_empty(out), text_or_empty(in), timeout_ms,
-                               wrap(callback, user));
+    return client->broker.swap(text_or_empty(out), text_or_empty(in), names(discard, count),
+                               timeout_ms, wrap(callback, user));
   });
 }
 

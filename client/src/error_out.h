@@ -5,6 +5,7 @@
 
 #include <amem/amem.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -31,6 +32,17 @@ inline Status give(const std::string& text, char** out) {
   std::memcpy(copy, text.c_str(), text.size() + 1);
   *out = copy;
   return {};
+}
+
+/// A program built against another version of amem.h: what it does not know stays zero. NULL:
+/// everything.
+inline Result<amem_selection> read_selection(const amem_selection* from) {
+  amem_selection given{};
+  if (from == nullptr) return given;
+  if (from->size < sizeof(from->size))
+    return Status(Code::kInvalidArgument, "amem_selection.size is not set");
+  std::memcpy(&given, from, std::min(from->size, sizeof given));
+  return given;
 }
 
 /// Runs `body`, which returns a Status, as the body of a C function.

@@ -19,6 +19,10 @@ using amem::Status;
 /// The shim's exported functions.
 using ShimOperation = int (*)(const char* const* tags, size_t count, uint32_t timeout_ms,
                               char* error, size_t size);
+using ShimRequest = int (*)(int op, const char* const* tags, size_t count,
+                            const char* const* except_tags, size_t except_count,
+                            const char* const* discard, size_t discard_count, uint32_t timeout_ms,
+                            char* error, size_t size);
 using ShimSetGroup = int (*)(const char* group, char* error, size_t size);
 using ShimRegionBegin = int (*)(const char* tag, int policy, char* error, size_t size);
 using ShimRegionEnd = int (*)(char* error, size_t size);
@@ -60,6 +64,18 @@ Status call_shim(const char* name, Arguments... arguments) {
   text[sizeof text - 1] = '\0';
   if (code == 0) return {};
   return {static_cast<Code>(code), text};
+}
+
+/// op: 1 a pause, 2 a resume.
+int request(int op, const amem_selection* selection, uint32_t timeout_ms, amem_error* error) {
+  return amem::client::guarded(error, [&]() -> Status {
+    const auto read = amem::client::read_selection(selection);
+    if (!read.ok()) return read.status();
+    const amem_selection& what = read.value();
+    return call_shim<ShimRequest>("amem_shim_request", op, what.tags, what.tag_count,
+                                  what.except_tags, what.except_count, what.discard,
+                                  what.discard_count, timeout_ms);
+  });
 }
 
 /// What the shim says, whoever has set it; empty without one, or when amem is turned off.
@@ -121,6 +137,23 @@ int amem_resume_tags(const char* const* tags, size_t count, uint32_t timeout_ms,
                      amem_error* error) {
   return amem::client::guarded(
       error, [&] { return call_shim<ShimOperation>("amem_shim_resume", tags, count, timeout_ms); });
+}
+
+int amem_pause_selected(const amem_selection* selection, uint32_t timeout_ms, amem_error* error) {
+  return request(1, selection, timeout_ms, error);
+}
+
+int amem_resume_selected(const amem_selection* selection, uint32_t timeout_ms, amem_error* error) {
+  return request(2, selection, timeout_ms, error);
+}
+
+int amem_set_tag_policy(const char* tag, amem_policy policy, amem_error* error) {
+  return amem::client::guarded(error, [&]() -> Status {
+    if (tag == nullptr || *tag == '\0') return {Code::kInvalidArgument, "the tag is empty"};
+    if (policy != AMEM_POLICY_KEEP && policy != AMEM_POLICY_DISCARD)
+      return {Code::kInvalidArgument, "a policy is keep or discard"};
+    return call_shim<ShimRegionBegin>("amem_shim_set_policy", tag, static_cast<int>(policy));
+  });
 }
 
 int amem_region_begin(const char* tag, amem_policy policy, amem_error* error) {

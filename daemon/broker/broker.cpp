@@ -74,14 +74,15 @@ void Broker::pool_finished(const std::string& error) {
 
 void Broker::start_operation(const Task& task, const std::string& group, Duration timeout,
                              const Operations::Observer& observer) {
-  spdlog::info("group '{}': {} asked for", printable(group.c_str()), to_string(task.op));
+  spdlog::info("{} asked for", describe(task, printable(group.c_str())));
   operations_.start(task, group, timeout, observer);
 }
 
-void Broker::swap(const std::string& out, const std::string& in, Duration timeout,
+void Broker::swap(const std::string& out, const std::string& in,
+                  const std::set<std::string>& discard, Duration timeout,
                   const Operations::Observer& observer) {
   spdlog::info("swap asked for: '{}' out, '{}' in", printable(out.c_str()), printable(in.c_str()));
-  operations_.swap(out, in, timeout, observer);
+  operations_.swap(out, in, discard, timeout, observer);
 }
 
 Status Broker::set_policy(const std::string& name, const std::string& tag, v1::Policy policy,
@@ -94,21 +95,9 @@ Status Broker::set_policy(const std::string& name, const std::string& tag, v1::P
     return {Code::kInvalidArgument, "a policy is keep or discard"};
   if (!save_form && form != v1::SAVE_FORM_UNSPECIFIED)
     return {Code::kInvalidArgument, "bytes are saved auto, dense or sparse"};
-  if (tag.empty() || tag.size() > sizeof(amem_v1_Create::tag) - 1)
-    return {Code::kInvalidArgument, "a tag has 1 to 31 characters"};
-  if (tag == kNcclTag && policy == v1::POLICY_DISCARD)
-    return {Code::kInvalidArgument,
-            "the bytes of tag 'nccl' are always kept: it is not proven that NCCL can do without "
-            "them, and NCCL itself saves them when it suspends"};
-  if (group->machine.state() != GroupState::kRunning)
-    return {Code::kFailedPrecondition, "group '" + name + "' is " +
-                                           std::string(to_string(group->machine.state())) +
-                                           "; a policy can be changed while the group is running"};
-  if (node_.allocations.any(group->id,
-                            [&](const Allocation& a) { return a.tag == tag && a.left(); }))
-    return {Code::kFailedPrecondition, "tag '" + tag + "' of group '" + name +
-                                           "' is paused; its policy can be changed once it is "
-                                           "resumed"};
+  if (Status status = groups_.may_set_policy(*group, tag, policy == v1::POLICY_DISCARD);
+      !status.ok())
+    return status;
   if (sets_policy) {
     group->tag_discards[tag] = policy == v1::POLICY_DISCARD;
     spdlog::info("group '{}': tag '{}' is {} by a pause", name, printable(tag.c_str()),

@@ -5,6 +5,7 @@
 // thread is its own business.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,8 +41,8 @@ class Broker {
   // ---- the control API ----
   void start_operation(const Task& task, const std::string& group, Duration timeout,
                        const Operations::Observer& observer);
-  void swap(const std::string& out, const std::string& in, Duration timeout,
-            const Operations::Observer& observer);
+  void swap(const std::string& out, const std::string& in, const std::set<std::string>& discard,
+            Duration timeout, const Operations::Observer& observer);
   /// kNotFound, kFailedPrecondition (the tag is paused), kInvalidArgument (no such policy, or one
   /// that this tag cannot have).
   Status set_policy(const std::string& group, const std::string& tag, v1::Policy policy,

@@ -6,6 +6,7 @@
 
 #include "daemon/base/units.h"
 #include "daemon/operations/reports.h"
+#include "daemon/plans/plan.h"
 #include "daemon/sessions/messages.h"
 
 namespace amem {
@@ -30,6 +31,23 @@ Result<GroupEntry*> Groups::join(const std::string& name, const Peer& peer) {
   spdlog::info("group '{}': begun by uid {}", name, peer.uid);
   events_.publish(name, "state", "running", v1::GROUP_STATE_RUNNING);
   return &it->second;
+}
+
+Status Groups::may_set_policy(const GroupEntry& group, const std::string& tag, bool discard) const {
+  const std::string& name = group.machine.name();
+  if (tag.empty() || tag.size() > sizeof(amem_v1_Create::tag) - 1)
+    return {Code::kInvalidArgument, "a tag has 1 to 31 characters"};
+  if (tag == kNcclTag && discard) return nccl_is_kept();
+  if (group.machine.state() != GroupState::kRunning)
+    return {Code::kFailedPrecondition, "group '" + name + "' is " +
+                                           std::string(to_string(group.machine.state())) +
+                                           "; a policy can be changed while the group is running"};
+  if (node_.allocations.any(group.id,
+                            [&](const Allocation& a) { return a.tag == tag && a.left(); }))
+    return {Code::kFailedPrecondition, "tag '" + tag + "' of group '" + name +
+                                           "' is paused; its policy can be changed once it is "
+                                           "resumed"};
+  return {};
 }
 
 MemoryView Groups::memory_of(GroupId group) const {
@@ -96,8 +114,9 @@ void Groups::act(GroupEntry& group, const action::Finished& finished) {
       const Usage kept = node_.allocations.usage([&](const Allocation& a) {
         return a.group == group.id && task.selection.takes(a.tag) && !a.saved.empty();
       });
-      spdlog::info("group '{}': {} of the pool hold the bytes of {}", group.machine.name(),
-                   format_size(kept.saved), format_size(kept.allocated));
+      spdlog::info("group '{}': {} of the pool hold the bytes of {}; {} dropped",
+                   group.machine.name(), format_size(kept.saved), format_size(kept.allocated),
+                   format_size(dropped(node_, group, task.selection)));
     }
     const Leftover stays = leftover(node_, group, task.selection);
     if (task.op == Operation::kPause && stays.pinned + stays.unbrokered > 0)

@@ -31,6 +31,9 @@ class Groups {
   /// The group of that name for a rank of this peer; it begins with its first rank.
   /// kInvalidArgument: no such name. kPermissionDenied: another user's.
   Result<GroupEntry*> join(const std::string& name, const Peer& peer);
+  /// Whether the policy of a tag may be set now. kInvalidArgument: no such tag, or NCCL's is to be
+  /// dropped; kFailedPrecondition: the group does not run, or some memory of the tag is away.
+  Status may_set_policy(const GroupEntry& group, const std::string& tag, bool discard) const;
   /// Carries out what the group wants, until it wants nothing; then it may be gone.
   void drive(GroupEntry& group);
 

@@ -53,6 +53,8 @@ void RankRequests::handle(Rank& rank, const Message& message) {
       return pin(rank, message.body.pin.id);
     case amem_v1_SessionMessage_group_request_tag:
       return group_request(rank, message.seq, message.body.group_request);
+    case amem_v1_SessionMessage_set_policy_tag:
+      return set_policy(rank, message.seq, message.body.set_policy);
     case amem_v1_SessionMessage_cut_status_tag: {
       GroupEntry& group = node_.group_of(rank);
       const amem_v1_CutStatus& status = message.body.cut_status;
@@ -216,13 +218,35 @@ void RankRequests::group_request(Rank& rank, std::uint64_t seq,
   Task task(message.op == amem_v1_GroupOp_GROUP_OP_PAUSE ? Operation::kPause : Operation::kResume);
   for (pb_size_t i = 0; i < message.tags_count; ++i)
     task.selection.tags.insert(printable(message.tags[i]));
-  if (Status status = known_tags(node_.allocations, group.id, task.selection); !status.ok()) {
+  task.selection.except = message.except;
+  for (pb_size_t i = 0; i < message.discard_count; ++i)
+    task.discard.insert(printable(message.discard[i]));
+  Status status = check_tags(node_.allocations, group.id, task);
+  if (message.except && message.tags_count == 0)
+    status = {Code::kInvalidArgument, "all but which tags? None is given"};
+  if (!status.ok()) {
     sessions_.send(rank.session, reply_message(seq, status));
     return;
   }
   group.machine.request(rank.id, seq, task, std::chrono::milliseconds(message.timeout_ms),
                         Clock::now());
   groups_.drive(group);
+}
+
+void RankRequests::set_policy(Rank& rank, std::uint64_t seq, const amem_v1_SetPolicy& message) {
+  GroupEntry& group = node_.group_of(rank);
+  const std::string tag = printable(message.tag);
+  const RegionPolicy policy = region_policy(message.policy);
+  const bool discard = policy == RegionPolicy::kDiscard;
+  Status status = policy == RegionPolicy::kNone
+                      ? Status(Code::kInvalidArgument, "a policy is keep or discard")
+                      : groups_.may_set_policy(group, tag, discard);
+  if (status.ok()) {
+    group.rank_discards[tag] = discard;
+    spdlog::info("group '{}': {}: tag '{}' is {} by a pause", group.machine.name(),
+                 node_.label(rank), tag, discard ? "discarded" : "kept");
+  }
+  sessions_.send(rank.session, reply_message(seq, status));
 }
 
 void RankRequests::unbrokered(Rank& rank, const amem_v1_Unbrokered& message) {

@@ -35,6 +35,7 @@ class RankRequests {
   void let_reach_pool(const Allocation& a);
   void pin(Rank& rank, AllocationId id);
   void group_request(Rank& rank, std::uint64_t seq, const amem_v1_GroupRequest& message);
+  void set_policy(Rank& rank, std::uint64_t seq, const amem_v1_SetPolicy& message);
   void phase_done(Rank& rank, const amem_v1_PhaseDone& message);
   void unbrokered(Rank& rank, const amem_v1_Unbrokered& message);
 

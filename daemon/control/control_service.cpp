@@ -9,9 +9,12 @@
 
 #include <cerrno>
 #include <chrono>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "amem/v1/broker.grpc.pb.h"
+#include "common/protocol.h"
 #include "daemon/base/event_loop.h"
 #include "daemon/broker/broker.h"
 #include "daemon/control/stream.h"
@@ -19,7 +22,6 @@
 namespace amem {
 namespace {
 
-constexpr std::size_t kMaxTags = std::size(amem_v1_Release{}.tags);
 constexpr std::size_t kMaxTagLength = sizeof(amem_v1_Create::tag) - 1;
 constexpr std::size_t kWatchBacklog = 1024;  // events that a slow caller may fall behind
 constexpr std::size_t kProgressBacklog = 1024;
@@ -135,8 +137,10 @@ class ControlService final : public v1::Broker::CallbackService {
                                                const v1::SwapRequest* request) override {
     auto stream = Stream<v1::Progress>::make();
     loop_.post([this, stream, swap = *request] {
-      broker_.swap(swap.out(), swap.in(), timeout(swap.timeout_ms()),
-                   std::make_shared<StreamObserver>(stream));
+      auto observer = std::make_shared<StreamObserver>(stream);
+      const std::set<std::string> discard(swap.discard().begin(), swap.discard().end());
+      if (Status status = check_tags(discard); !status.ok()) return observer->finished(status);
+      broker_.swap(swap.out(), swap.in(), discard, timeout(swap.timeout_ms()), observer);
     });
     return stream.get();
   }
@@ -172,19 +176,27 @@ class ControlService final : public v1::Broker::CallbackService {
     loop_.post([this, stream, op, request] {
       auto observer = std::make_shared<StreamObserver>(stream);
       Task task(op);
-      task.selection.tags = {request.tags().begin(), request.tags().end()};
-      if (Status status = check_tags(task.selection); !status.ok())
-        return observer->finished(status);
+      const bool except = request.except_tags_size() > 0;
+      if (except && request.tags_size() > 0)
+        return observer->finished(
+            {Code::kInvalidArgument, "either tags, or the tags that are excepted; not both"});
+      const auto& tags = except ? request.except_tags() : request.tags();
+      task.selection = {{tags.begin(), tags.end()}, except};
+      if constexpr (requires { request.discard(); })
+        task.discard = {request.discard().begin(), request.discard().end()};
+      for (const auto& each : {task.selection.tags, task.discard})
+        if (Status status = check_tags(each); !status.ok()) return observer->finished(status);
       broker_.start_operation(task, request.group(), timeout(request.timeout_ms()), observer);
     });
     return stream.get();
   }
 
-  static Status check_tags(const Selection& what) {
-    if (what.tags.size() > kMaxTags)
-      return {Code::kInvalidArgument, "an operation takes at most " + std::to_string(kMaxTags) +
-                                          " tags; choose fewer, or none for everything"};
-    for (const std::string& tag : what.tags)
+  static Status check_tags(const std::set<std::string>& tags) {
+    if (tags.size() > kMaxTags)
+      return {Code::kInvalidArgument,
+              "an operation takes at most " + std::to_string(kMaxTags) +
+                  " tags; choose fewer, or all but some, or none for everything"};
+    for (const std::string& tag : tags)
       if (tag.empty() || tag.size() > kMaxTagLength)
         return {Code::kInvalidArgument,
                 "a tag has 1 to " + std::to_string(kMaxTagLength) + " characters"};

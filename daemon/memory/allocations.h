@@ -29,6 +29,9 @@ namespace amem {
 /// A descriptor that a queue of outgoing packets may hold beside the table.
 using SharedFd = std::shared_ptr<const Fd>;
 
+/// The tag of NCCL's own buffers, which are never dropped: it is not proven that they may be.
+inline constexpr std::string_view kNcclTag = "nccl";
+
 /// What the region in which memory was allocated says about its bytes.
 enum class RegionPolicy : std::uint8_t { kNone, kKeep, kDiscard };
 
@@ -83,6 +86,8 @@ struct Allocation {
   bool store(const Part& part, std::uint64_t chunk, Extents& left);
   /// Of each extent, how the bytes lie in it.
   std::vector<Stored> parts() const;
+  /// It has left its device and its bytes are nowhere: it comes back zeroed.
+  bool dropped() const { return away && !resident() && saved.empty(); }
   /// Bytes of the pool that hold its bytes.
   std::uint64_t saved_bytes() const;
   bool held_by(RankId rank) const;

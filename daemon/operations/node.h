@@ -23,9 +23,6 @@
 
 namespace amem {
 
-/// The tag of NCCL's own buffers, which are never dropped: it is not proven that they may be.
-inline constexpr std::string_view kNcclTag = "nccl";
-
 /// Device memory of a rank that is not brokered, as the rank reports it.
 struct Unbrokered {
   DeviceUuid device;
@@ -59,18 +56,22 @@ struct GroupEntry {
         uid(owner),
         machine(std::move(name), deadlines, Clock::now(), std::move(memory)) {}
 
-  /// A pause drops the bytes of this allocation. What an operator has set for its tag goes before
-  /// what its region says; NCCL's are always kept.
-  bool discards(const Allocation& a) const {
+  /// A pause drops the bytes of this allocation. NCCL's are always kept; else what the pause itself
+  /// drops (`now`: tags) goes before what an operator has set for the tag, that before what a rank
+  /// has set, and that before what the region says.
+  bool discards(const Allocation& a, const std::set<std::string>& now = {}) const {
     if (a.tag == kNcclTag) return false;
-    const auto set = tag_discards.find(a.tag);
-    return set != tag_discards.end() ? set->second : a.region == RegionPolicy::kDiscard;
+    if (now.contains(a.tag)) return true;
+    for (const auto* set : {&tag_discards, &rank_discards})
+      if (const auto it = set->find(a.tag); it != set->end()) return it->second;
+    return a.region == RegionPolicy::kDiscard;
   }
 
   GroupId id;
   uid_t uid;
   Group machine;
   std::map<std::string, bool> tag_discards;   // the tags whose policy an operator has set
+  std::map<std::string, bool> rank_discards;  // or a rank
   std::map<std::string, SaveForm> tag_forms;  // likewise
   std::set<RankId> lost;  // session ended, but the process lives and shares memory
   std::optional<EventLoop::TimerId> timer;

@@ -30,7 +30,8 @@ void Operations::start(const Task& task, const std::string& name, Duration timeo
     observer->finished(status);
 }
 
-void Operations::swap(const std::string& out, const std::string& in, Duration timeout,
+void Operations::swap(const std::string& out, const std::string& in,
+                      const std::set<std::string>& discard, Duration timeout,
                       const Observer& observer) {
   Result<GroupEntry*> first = find(out);
   if (!first.ok()) return observer->finished(first.status());
@@ -45,8 +46,8 @@ void Operations::swap(const std::string& out, const std::string& in, Duration ti
   const auto swap =
       std::make_shared<Swapping>(Swap(out, in, duplex_), first.value()->id, observer, timeout);
   swap->link.arriving = second.value()->id;
-  if (Status status = begin(*first.value(), Operation::kPause, timeout, observer, swap);
-      !status.ok())
+  const Task pause(Operation::kPause, {}, discard);
+  if (Status status = begin(*first.value(), pause, timeout, observer, swap); !status.ok())
     observer->finished(status);
 }
 
@@ -55,7 +56,7 @@ Status Operations::begin(GroupEntry& group, const Task& task, Duration timeout,
                          const Observer& observer, const std::shared_ptr<Swapping>& swap,
                          bool held) {
   if (!closed_.ok()) return closed_;
-  Status status = known_tags(node_.allocations, group.id, task.selection);
+  Status status = check_tags(node_.allocations, group.id, task);
   if (status.ok()) status = group.machine.start(task, timeout, Clock::now(), held);
   if (!status.ok()) return status;
   Running& running = running_[group.id];
@@ -125,15 +126,14 @@ void Operations::finish(const Swapping& swap) {
 void Operations::run(GroupEntry& group, const action::Begun& begun) {
   Running& running = running_[group.id];
   Swapping* const swap = running.swap.get();
-  const Selection& what = begun.task.selection;
   if (begun.task.op == Operation::kPause) {
     const SwapLink* link = swap != nullptr && duplex_ ? &swap->link : nullptr;
-    running.operation.emplace<PauseOperation>(means_, group, what, link);
+    running.operation.emplace<PauseOperation>(means_, group, begun.task, link);
     return;
   }
   const bool held = swap != nullptr && swap->held;
   auto& resume = running.operation.emplace<ResumeOperation>(
-      means_, group, what, held ? std::optional(swap->out) : std::nullopt,
+      means_, group, begun.task.selection, held ? std::optional(swap->out) : std::nullopt,
       [this, id = group.id](Epoch epoch) { create_later(id, epoch); });
   if (held) swap->link.resume = &resume;
 }
@@ -209,6 +209,7 @@ void Operations::tell_done(const GroupEntry& group, const Outcome& outcome,
     const Leftover stays = leftover(node_, group, outcome.task.selection);
     last.set_pinned_bytes(stays.pinned);
     last.set_unbrokered_bytes(stays.unbrokered);
+    last.set_dropped_bytes(dropped(node_, group, outcome.task.selection));
   } else if (running.swap != nullptr) {
     last.set_swap_us(to_us(Clock::now() - running.swap->began));
   }

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 
@@ -46,8 +47,9 @@ class Operations {
   /// `timeout` 0: the configured one. What is refused is told to the observer at once.
   void start(const Task& task, const std::string& group, Duration timeout,
              const Observer& observer);
-  void swap(const std::string& out, const std::string& in, Duration timeout,
-            const Observer& observer);
+  /// `discard`: tags of `out` whose bytes its pause drops.
+  void swap(const std::string& out, const std::string& in, const std::set<std::string>& discard,
+            Duration timeout, const Observer& observer);
 
   // ---- actions of the groups ----
   void run(GroupEntry& group, const action::Begun& begun);

@@ -42,7 +42,7 @@ void PauseOperation::run(const action::Save& save) {
 }
 
 Status PauseOperation::prepare() {
-  if (Status status = means_.saved.take(group_, what_, means_.devices); !status.ok()) return status;
+  if (Status status = means_.saved.take(group_, task_, means_.devices); !status.ok()) return status;
   const Node& node = means_.node;
   if (link_ == nullptr || node.swap_wave == 0 || !lacks_room(link_->arriving)) return {};
   std::vector<Waves::Item> items;

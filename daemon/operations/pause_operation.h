@@ -23,8 +23,8 @@ struct SwapLink {
 class PauseOperation final : public GroupOperation {
  public:
   /// `link`, null without a swap, outlives the operation.
-  PauseOperation(const Means& means, GroupEntry& group, Selection what, const SwapLink* link)
-      : GroupOperation(means, group, std::move(what)), link_(link) {}
+  PauseOperation(const Means& means, GroupEntry& group, const Task& task, const SwapLink* link)
+      : GroupOperation(means, group, task.selection), task_(task), link_(link) {}
 
   using GroupOperation::run;
   void run(const action::Quiesce& quiesce);
@@ -45,6 +45,7 @@ class PauseOperation final : public GroupOperation {
   /// The group that comes in has no room before this one leaves.
   bool lacks_room(GroupId arriving) const;
 
+  const Task task_;
   const SwapLink* link_;
   std::optional<Waves> waves_;   // when the other group has no room before
   std::set<AllocationId> wave_;  // what of it leaves now

@@ -16,6 +16,7 @@ void count(const Allocation& a, const GroupEntry& group, v1::TagUsage& usage) {
   usage.set_saved_bytes(usage.saved_bytes() + a.saved_bytes());
   if (a.pinned()) usage.set_pinned_bytes(usage.pinned_bytes() + a.size);
   if (group.discards(a)) usage.set_discard_bytes(usage.discard_bytes() + a.size);
+  if (a.dropped()) usage.set_dropped_bytes(usage.dropped_bytes() + a.size);
 }
 
 /// Adds one TagUsage for each entry to `tags`.
@@ -89,8 +90,9 @@ void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info
     device.allocated += a->size;
     if (a->resident()) device.resident += a->size;
   }
-  for (const auto& [tag, discard] : group.tag_discards)
-    policies[tag].set_policy(discard ? v1::POLICY_DISCARD : v1::POLICY_KEEP);
+  for (const auto* set : {&group.rank_discards, &group.tag_discards})  // the operator's word last
+    for (const auto& [tag, discard] : *set)
+      policies[tag].set_policy(discard ? v1::POLICY_DISCARD : v1::POLICY_KEEP);
   for (const auto& [tag, form] : group.tag_forms) policies[tag].set_form(to_proto(form));
   for (auto& [tag, policy] : policies) {
     policy.set_tag(tag);
@@ -104,6 +106,7 @@ void report_group(const Node& node, const GroupEntry& group, v1::GroupInfo& info
   }
   add_tags(tags, *info.mutable_tags());
   info.set_unbrokered_bytes(leftover(node, group, {}).unbrokered);
+  info.set_dropped_bytes(dropped(node, group, {}));
 }
 
 Leftover leftover(const Node& node, const GroupEntry& group, const Selection& what) {
@@ -116,6 +119,12 @@ Leftover leftover(const Node& node, const GroupEntry& group, const Selection& wh
   for (RankId rank : group.machine.members().ids())
     for (const Unbrokered& u : node.ranks.at(rank).unbrokered) stays.unbrokered += u.bytes;
   return stays;
+}
+
+std::uint64_t dropped(const Node& node, const GroupEntry& group, const Selection& what) {
+  return node.allocations
+      .usage(group.id, [&](const Allocation& a) { return what.takes(a.tag) && a.dropped(); })
+      .allocated;
 }
 
 void report_node(const Node& node, const Devices& devices, const Nvml& nvml, Time began,

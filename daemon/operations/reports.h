@@ -32,6 +32,8 @@ struct Leftover {
   std::uint64_t unbrokered = 0;  // of everything only: it has no tags
 };
 Leftover leftover(const Node& node, const GroupEntry& group, const Selection& what);
+/// Bytes of these that are away and come back zeroed.
+std::uint64_t dropped(const Node& node, const GroupEntry& group, const Selection& what);
 
 void report_times(const Histograms& histograms, v1::NodeStatus& status);
 

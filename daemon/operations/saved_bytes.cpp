@@ -15,9 +15,10 @@ constexpr Duration kTeardown = std::chrono::seconds(60);
 
 }  // namespace
 
-Status SavedBytes::take(const GroupEntry& group, const Selection& what, const Devices& devices) {
-  const std::vector<Allocation*> keep = to_save(
-      node_.allocations, group.id, what, [&](const Allocation& a) { return !group.discards(a); });
+Status SavedBytes::take(const GroupEntry& group, const Task& pause, const Devices& devices) {
+  const std::vector<Allocation*> keep =
+      to_save(node_.allocations, group.id, pause.selection,
+              [&](const Allocation& a) { return !group.discards(a, pause.discard); });
   std::vector<ExtentAllocator::Request> requests;
   requests.reserve(keep.size());
   std::vector<SegmentOrder> orders;

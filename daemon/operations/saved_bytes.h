@@ -21,9 +21,9 @@ class SavedBytes {
  public:
   SavedBytes(Node& node, EventLoop& loop) : node_(node), loop_(loop) {}
 
-  /// Takes extents for everything that a pause of `what` must keep, where its keepers reach the
-  /// pool if there is room. kResourceExhausted: the pool is too small, nothing has changed.
-  Status take(const GroupEntry& group, const Selection& what, const Devices& devices);
+  /// Takes extents for everything that this pause must keep, where its keepers reach the pool if
+  /// there is room. kResourceExhausted: the pool is too small, nothing has changed.
+  Status take(const GroupEntry& group, const Task& pause, const Devices& devices);
 
   /// The rank says how it has stored what it was to save in this epoch; what that leaves of the
   /// extents goes back to the pool. kInvalidArgument: it was not to save that, or not there.

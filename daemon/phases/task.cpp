@@ -6,7 +6,8 @@ std::string_view to_string(Operation op) { return op == Operation::kPause ? "pau
 
 std::string to_string(const Selection& selection) {
   if (selection.all()) return "";
-  std::string text = selection.tags.size() > 1 ? "tags" : "tag";
+  std::string text = selection.except ? "all but " : "";
+  text += selection.tags.size() > 1 ? "tags" : "tag";
   const char* before = " ";
   for (const std::string& tag : selection.tags) {
     text += before + tag;
@@ -18,7 +19,9 @@ std::string to_string(const Selection& selection) {
 std::string describe(const Task& task, const std::string& group) {
   std::string text = std::string(to_string(task.op)) + " of ";
   if (!task.selection.all()) text += to_string(task.selection) + " of ";
-  return text + "group '" + group + "'";
+  text += "group '" + group + "'";
+  if (!task.discard.empty()) text += ", dropping " + to_string(Selection{task.discard});
+  return text;
 }
 
 }  // namespace amem

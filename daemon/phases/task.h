@@ -1,5 +1,5 @@
-// Task: what an operation is to do: pause or resume, and which of a group's allocations. Plain
-// values.
+// Task: what an operation is to do: pause or resume, which of a group's allocations, and whose
+// bytes it drops. Plain values.
 #pragma once
 
 #include <cstdint>
@@ -13,28 +13,32 @@ namespace amem {
 enum class Operation : std::uint8_t { kPause, kResume };
 std::string_view to_string(Operation op);
 
-/// Which allocations: those of some tags, or all.
+/// Which allocations: those of some tags, all but those of some tags, or all.
 struct Selection {
   std::set<std::string> tags;  // empty: all
+  bool except = false;         // all but these
 
   bool all() const { return tags.empty(); }
-  bool takes(const std::string& tag) const { return all() || tags.contains(tag); }
+  bool takes(const std::string& tag) const { return all() || tags.contains(tag) != except; }
   friend bool operator==(const Selection&, const Selection&) = default;
 };
 
-/// "tag kv_cache", "tags kv_cache, weights"; "" for all.
+/// "tag kv_cache", "tags kv_cache, weights", "all but tag weights"; "" for all.
 std::string to_string(const Selection& selection);
 
 struct Task {
   // Implicit: a bare operation is one on everything.
-  Task(Operation operation, Selection what = {}) : op(operation), selection(std::move(what)) {}
+  Task(Operation operation, Selection what = {}, std::set<std::string> drops = {})
+      : op(operation), selection(std::move(what)), discard(std::move(drops)) {}
 
   Operation op;
   Selection selection;
+  std::set<std::string> discard;  // of a pause: drops the bytes of these, whatever their policy
   friend bool operator==(const Task&, const Task&) = default;
 };
 
-/// "pause of group 'train'", "resume of tag weights of group 'train'".
+/// "pause of group 'train'", "resume of tag weights of group 'train'", "pause of group 'train',
+/// dropping tag kv_cache".
 std::string describe(const Task& task, const std::string& group);
 
 }  // namespace amem

@@ -28,16 +28,47 @@ bool comes_back(const Allocation& a, const Selection& what) {
 
 }  // namespace
 
-Status known_tags(const Allocations& table, GroupId group, const Selection& what) {
-  for (const std::string& tag : what.tags) {
-    if (table.any(group, [&](const Allocation& a) { return a.tag == tag; })) continue;
-    std::set<std::string> there;
-    for (const Allocation* a : table.of_group(group)) there.insert(a->tag);
-    std::string text = "the group has no memory of tag '" + tag + "'; ";
+Status check_tags(const Allocations& table, GroupId group, const Task& task) {
+  const Selection& what = task.selection;
+  if (what.all() && task.discard.empty()) return {};
+  std::set<std::string> there;
+  for (const Allocation* a : table.of_group(group)) there.insert(a->tag);
+  const auto not_found = [&](const std::string& of) -> Status {
+    const std::string text = "the group has no memory of " + of + "; ";
     if (there.empty()) return {Code::kNotFound, text + "it has no memory at all"};
     return {Code::kNotFound, text + "it has " + to_string(Selection{there})};
+  };
+  for (const std::string& tag : what.tags)
+    if (!there.contains(tag)) return not_found("tag '" + tag + "'");
+  if (std::none_of(there.begin(), there.end(),
+                   [&](const std::string& tag) { return what.takes(tag); }))
+    return not_found(what.all() ? "tag '" + *task.discard.begin() + "'" : "other tags");
+
+  if (task.op == Operation::kResume && !task.discard.empty())
+    return {Code::kInvalidArgument,
+            "a resume cannot drop bytes; it brings back what the pause has kept"};
+  if (task.discard.contains(std::string(kNcclTag))) return nccl_is_kept();
+  for (const std::string& tag : task.discard) {
+    if (!there.contains(tag)) return not_found("tag '" + tag + "'");
+    if (!what.takes(tag))
+      return {Code::kInvalidArgument, "tag '" + tag + "' is to be dropped, but the pause is of " +
+                                          to_string(what) + "; pause that tag too, or keep it"};
   }
+  const std::vector<const Allocation*> held = table.select([&](const Allocation& a) {
+    return a.group == group && a.away && !a.saved.empty() && task.discard.contains(a.tag);
+  });
+  if (!held.empty())
+    return {Code::kFailedPrecondition,
+            "tag '" + held.front()->tag +
+                "' cannot be dropped now: it is paused, and its bytes have been kept. Resume it "
+                "first, or pause without dropping it"};
   return {};
+}
+
+Status nccl_is_kept() {
+  return {Code::kInvalidArgument,
+          "the bytes of tag 'nccl' are always kept: it is not proven that NCCL can do without "
+          "them, and NCCL itself saves them when it suspends"};
 }
 
 std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Selection& what,

@@ -38,8 +38,13 @@ struct RankPlan {
 
 using Plan = std::map<RankId, RankPlan>;
 
-/// kNotFound: the group has no memory of one of these tags; the text has the tags that there are.
-Status known_tags(const Allocations& table, GroupId group, const Selection& what);
+/// Whether the group's memory is such that the task can be meant. kNotFound: it has no memory of a
+/// tag that is named, or none but of those that are excepted; the text has the tags that there are.
+/// kInvalidArgument: a resume drops nothing, a pause neither NCCL's bytes nor what it is not about.
+/// kFailedPrecondition: bytes that are to be dropped have been saved by an earlier pause.
+Status check_tags(const Allocations& table, GroupId group, const Task& task);
+/// Why the bytes of NCCL's tag cannot be dropped.
+Status nccl_is_kept();
 
 /// The allocations of a group whose bytes a pause must keep: on a device, free to leave it, and
 /// `keeps` is true.

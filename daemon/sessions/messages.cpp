@@ -48,6 +48,7 @@ Message release_message(Epoch epoch, const Selection& what, bool undo) {
   release.wave = epoch.wave;
   release.undo = undo;
   for (const std::string& tag : what.tags) set_text(release.tags[release.tags_count++], tag);
+  release.except = what.except;
   return message;
 }
 

@@ -15,6 +15,7 @@
 
 using amem::Code;
 using amem::Status;
+using amem::shim::GroupRequest;
 using amem::shim::log_error;
 using amem::shim::report;
 using amem::shim::Runtime;
@@ -39,12 +40,15 @@ Status turned_off() {
   return {Code::kFailedPrecondition, "amem is turned off in this process (AMEM_DISABLE)"};
 }
 
-Status request(amem_v1_GroupOp op, const char* const* tags, std::size_t tag_count,
-               std::uint32_t timeout_ms) {
+std::vector<std::string> names(const char* const* tags, std::size_t count) {
+  std::vector<std::string> list;
+  for (std::size_t i = 0; i < count; ++i) list.emplace_back(tags[i] != nullptr ? tags[i] : "");
+  return list;
+}
+
+Status request(const GroupRequest& what, std::uint32_t timeout_ms) {
   if (Runtime::disabled()) return turned_off();
-  std::vector<std::string> names;
-  for (std::size_t i = 0; i < tag_count; ++i) names.emplace_back(tags[i] != nullptr ? tags[i] : "");
-  return Runtime::get().group_request(op, names, timeout_ms);
+  return group_request(Runtime::get(), what, timeout_ms);
 }
 
 }  // namespace
@@ -55,12 +59,12 @@ Status request(amem_v1_GroupOp op, const char* const* tags, std::size_t tag_coun
 // Turned off, all five succeed and do nothing, as AMem's do.
 AMEM_PUBLIC ncclResult_t ncclPause(ncclComm_t* /*comm*/) {
   if (Runtime::disabled()) return ncclSuccess;
-  return nccl_result(request(amem_v1_GroupOp_GROUP_OP_PAUSE, nullptr, 0, 0), "ncclPause");
+  return nccl_result(request({amem_v1_GroupOp_GROUP_OP_PAUSE, {}, {}, {}}, 0), "ncclPause");
 }
 
 AMEM_PUBLIC ncclResult_t ncclResume(ncclComm_t* /*comm*/) {
   if (Runtime::disabled()) return ncclSuccess;
-  return nccl_result(request(amem_v1_GroupOp_GROUP_OP_RESUME, nullptr, 0, 0), "ncclResume");
+  return nccl_result(request({amem_v1_GroupOp_GROUP_OP_RESUME, {}, {}, {}}, 0), "ncclResume");
 }
 
 AMEM_PUBLIC ncclResult_t ncclSetGroupID(int id) {
@@ -102,12 +106,28 @@ AMEM_PUBLIC ncclResult_t ncclMemStats() {
 /// No tags: everything that the group has.
 AMEM_PUBLIC int amem_shim_pause(const char* const* tags, std::size_t tag_count,
                                 std::uint32_t timeout_ms, char* error, std::size_t size) {
-  return report(request(amem_v1_GroupOp_GROUP_OP_PAUSE, tags, tag_count, timeout_ms), error, size);
+  return report(
+      request({amem_v1_GroupOp_GROUP_OP_PAUSE, names(tags, tag_count), {}, {}}, timeout_ms), error,
+      size);
 }
 
 AMEM_PUBLIC int amem_shim_resume(const char* const* tags, std::size_t tag_count,
                                  std::uint32_t timeout_ms, char* error, std::size_t size) {
-  return report(request(amem_v1_GroupOp_GROUP_OP_RESUME, tags, tag_count, timeout_ms), error, size);
+  return report(
+      request({amem_v1_GroupOp_GROUP_OP_RESUME, names(tags, tag_count), {}, {}}, timeout_ms), error,
+      size);
+}
+
+/// op: 1 a pause, 2 a resume. Of all but `except`, when there are such; a pause drops the bytes of
+/// `discard`.
+AMEM_PUBLIC int amem_shim_request(int op, const char* const* tags, std::size_t tag_count,
+                                  const char* const* except, std::size_t except_count,
+                                  const char* const* discard, std::size_t discard_count,
+                                  std::uint32_t timeout_ms, char* error, std::size_t size) {
+  return report(request({static_cast<amem_v1_GroupOp>(op), names(tags, tag_count),
+                         names(except, except_count), names(discard, discard_count)},
+                        timeout_ms),
+                error, size);
 }
 
 AMEM_PUBLIC int amem_shim_set_group(const char* group, char* error, std::size_t size) {

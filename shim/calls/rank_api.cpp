@@ -41,6 +41,17 @@ AMEM_PUBLIC int amem_shim_region_end(char* error, std::size_t size) {
   return report(Region::end(), error, size);
 }
 
+/// policy: 1 keep, 2 discard.
+AMEM_PUBLIC int amem_shim_set_policy(const char* tag, int policy, char* error, std::size_t size) {
+  if (Runtime::disabled())
+    return report(
+        {amem::Code::kFailedPrecondition, "amem is turned off in this process (AMEM_DISABLE)"},
+        error, size);
+  return report(set_policy(Runtime::get(), tag != nullptr ? tag : "",
+                           static_cast<amem_v1_RegionPolicy>(policy)),
+                error, size);
+}
+
 /// Python's atexit functions are about to run.
 AMEM_PUBLIC int amem_shim_interpreter_ends() {
   Python::tell_ending();

@@ -85,10 +85,11 @@ void Residency::drop_stale_scratch() {
   });
 }
 
-Status Residency::leave(const std::set<std::string>& tags, std::uint64_t& bytes) {
+Status Residency::leave(const std::set<std::string>& tags, bool except, std::uint64_t& bytes) {
   std::lock_guard lock(holdings_.mutex);
-  return take_away([&](const HeldAllocation& a) { return tags.empty() || tags.contains(a.tag); },
-                   bytes);
+  return take_away(
+      [&](const HeldAllocation& a) { return tags.empty() || tags.contains(a.tag) != except; },
+      bytes);
 }
 
 Status Residency::leave(const std::set<std::uint64_t>& ids, std::uint64_t& bytes) {

@@ -33,11 +33,11 @@ class Residency {
   /// What the driver refuses is left to drop_leftovers().
   void drop_scratch();
 
-  /// Unmaps and releases what has one of the tags, all of it when there are none; what is pinned
-  /// stays. `bytes`: what went. What the driver refuses to unbind, unmap or release is a leftover:
-  /// memory that this process still holds, though the allocation has left and its bytes are the
-  /// broker's. REQUIRES: the gate is shut and nobody inside.
-  Status leave(const std::set<std::string>& tags, std::uint64_t& bytes);
+  /// Unmaps and releases what has one of the tags (`except`: what has none of them), all of it when
+  /// there are none; what is pinned stays. `bytes`: what went. What the driver refuses to unbind,
+  /// unmap or release is a leftover: memory that this process still holds, though the allocation
+  /// has left and its bytes are the broker's. REQUIRES: the gate is shut and nobody inside.
+  Status leave(const std::set<std::string>& tags, bool except, std::uint64_t& bytes);
   /// Likewise these allocations.
   Status leave(const std::set<std::uint64_t>& ids, std::uint64_t& bytes);
   /// Likewise what has come back since the last arrived(): the resume has failed.

@@ -102,7 +102,7 @@ void Phases::release(const amem_v1_Release& release) {
   std::uint64_t bytes = 0;
   const Status s = release.undo     ? undo(bytes)
                    : release.listed ? memory_.residency.leave(listed, bytes)
-                                    : memory_.residency.leave(tags, bytes);
+                                    : memory_.residency.leave(tags, release.except, bytes);
   copy_status_ = {};
   map_status_ = {};
   mapped_bytes_ = 0;

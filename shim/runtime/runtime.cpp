@@ -19,6 +19,8 @@ namespace {
 // The broker's own deadlines bound the phases; this is only for a broker that no longer answers at
 // all.
 constexpr std::chrono::minutes kPhasesDeadline{10};
+/// For what the broker answers at once.
+constexpr std::chrono::seconds kAnswerDeadline{30};
 
 /// How long the end of the driver is put off for what the service thread is doing in it.
 constexpr std::chrono::milliseconds kDriverEndDeadline{300};
@@ -42,6 +44,21 @@ int current_device_of_caller() { return devices_of_gate->current(); }
 bool stream_idle(int device, CUstream stream) { return devices_of_gate->idle(device, stream); }
 
 const char* environment(const char* name) { return std::getenv(name); }
+
+/// Tags into a message's field; kInvalidArgument when they do not fit.
+template <std::size_t N, std::size_t Size>
+Status put_tags(const std::vector<std::string>& tags, char (&field)[N][Size], pb_size_t& count) {
+  if (tags.size() > N)
+    return {Code::kInvalidArgument, std::to_string(tags.size()) + " tags: at most " +
+                                        std::to_string(N) + " can be paused or resumed at once"};
+  for (const std::string& tag : tags) {
+    if (tag.empty() || tag.size() >= Size)
+      return {Code::kInvalidArgument,
+              "\"" + tag + "\" is no tag: 1 to " + std::to_string(Size - 1) + " bytes"};
+    tag.copy(field[count++], tag.size());
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -211,33 +228,44 @@ std::string Runtime::stats() {
                        driver_loaded_.load(std::memory_order_acquire) && !forked());
 }
 
-Status Runtime::group_request(amem_v1_GroupOp op, const std::vector<std::string>& tags,
-                              std::uint32_t timeout_ms) {
+Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t timeout_ms) {
   Message request = amem_v1_SessionMessage_init_zero;
   request.which_body = amem_v1_SessionMessage_group_request_tag;
   auto& body = request.body.group_request;
-  if (tags.size() > std::size(body.tags))
-    return {Code::kInvalidArgument, std::to_string(tags.size()) + " tags: at most " +
-                                        std::to_string(std::size(body.tags)) +
-                                        " can be paused or resumed at once"};
-  for (const std::string& tag : tags) {
-    if (tag.empty() || tag.size() >= sizeof body.tags[0])
-      return {Code::kInvalidArgument, "\"" + tag + "\" is no tag: 1 to " +
-                                          std::to_string(sizeof body.tags[0] - 1) + " bytes"};
-    tag.copy(body.tags[body.tags_count++], tag.size());
-  }
-  if (!connected() && !driver_loaded_.load(std::memory_order_acquire))
+  body.except = !what.except.empty();
+  if (body.except && !what.tags.empty())
+    return {Code::kInvalidArgument, "either tags, or the tags that are excepted; not both"};
+  if (const Status s = put_tags(body.except ? what.except : what.tags, body.tags, body.tags_count);
+      !s.ok())
+    return s;
+  if (const Status s = put_tags(what.discard, body.discard, body.discard_count); !s.ok()) return s;
+  if (timeout_ms == 0)
+    timeout_ms = static_cast<std::uint32_t>(std::min<std::int64_t>(
+        std::chrono::milliseconds(runtime.options().timeout).count(), UINT32_MAX));
+  body.op = what.op;
+  body.timeout_ms = timeout_ms;
+  return runtime.ask(request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline);
+}
+
+Status Runtime::ask(Message& request, std::chrono::milliseconds deadline) {
+  if (connected()) return session_.call(request, deadline).status();
+  if (!driver_loaded_.load(std::memory_order_acquire))
     return {Code::kFailedPrecondition,
             "this process has not initialised CUDA yet, so nothing of it is brokered"};
-  if (!connected())
-    return {Code::kUnavailable, "no broker at " + options_.runtime_dir +
-                                    "/session.sock: start amemd, or set AMEM_RUNTIME_DIR"};
-  if (timeout_ms == 0)
-    timeout_ms = static_cast<std::uint32_t>(
-        std::min<std::int64_t>(std::chrono::milliseconds(options_.timeout).count(), UINT32_MAX));
-  body.op = op;
-  body.timeout_ms = timeout_ms;
-  return session_.call(request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline).status();
+  return {Code::kUnavailable, "no broker at " + options_.runtime_dir +
+                                  "/session.sock: start amemd, or set AMEM_RUNTIME_DIR"};
+}
+
+Status set_policy(Runtime& runtime, const std::string& tag, amem_v1_RegionPolicy policy) {
+  Message request = amem_v1_SessionMessage_init_zero;
+  request.which_body = amem_v1_SessionMessage_set_policy_tag;
+  auto& body = request.body.set_policy;
+  if (tag.empty() || tag.size() >= sizeof body.tag)
+    return {Code::kInvalidArgument,
+            "\"" + tag + "\" is no tag: 1 to " + std::to_string(sizeof body.tag - 1) + " bytes"};
+  set_text(body.tag, tag);
+  body.policy = policy;
+  return runtime.ask(request, kAnswerDeadline);
 }
 
 Status Runtime::set_group(const std::string& name) {

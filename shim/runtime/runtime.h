@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -32,6 +33,15 @@
 
 namespace amem::shim {
 
+/// What a rank asks of its group: of the memory with one of `tags`, or of all but that of `except`,
+/// or of all.
+struct GroupRequest {
+  amem_v1_GroupOp op = amem_v1_GroupOp_GROUP_OP_UNSPECIFIED;
+  std::vector<std::string> tags;
+  std::vector<std::string> except;
+  std::vector<std::string> discard;  // a pause drops the bytes of these
+};
+
 class Runtime {
  public:
   /// The instance. Makes it at the first call. Any thread.
@@ -52,10 +62,8 @@ class Runtime {
   /// nothing: it is not.
   std::optional<Label> label(const void* code_address) const;
 
-  /// Pause or resume asked from inside, of the group's memory with one of the tags, or of all of it
-  /// when there are none. 0: the configured time-out.
-  Status group_request(amem_v1_GroupOp op, const std::vector<std::string>& tags,
-                       std::uint32_t timeout_ms);
+  /// Asks the broker, and waits for its Reply.
+  Status ask(Message& request, std::chrono::milliseconds deadline);
 
   /// Changes the group; only before the session is open.
   Status set_group(const std::string& name);
@@ -121,5 +129,10 @@ class Runtime {
 /// The process's gate, for the wrappers' fast path. Set when the Runtime is made, before any
 /// wrapper is handed out.
 extern Gate* the_gate;
+
+/// Pause or resume asked from inside. 0: the configured time-out.
+Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t timeout_ms);
+/// What a pause does from now on with the bytes of a tag of the group.
+Status set_policy(Runtime& runtime, const std::string& tag, amem_v1_RegionPolicy policy);
 
 }  // namespace amem::shim

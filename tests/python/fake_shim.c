@@ -108,6 +108,18 @@ int amem_shim_resume(const char* const* tags, size_t count, uint32_t timeout_ms,
                      size_t size) {
   return operate("resume", tags, count, timeout_ms, error, size);
 }
+int amem_shim_request(int op, const char* const* tags, size_t count, const char* const* except,
+                      size_t except_count, const char* const* discard, size_t discard_count,
+                      uint32_t timeout_ms, char* error, size_t size) {
+  size_t i;
+  for (i = 0; i < except_count; ++i) note("except %s", except[i]);
+  for (i = 0; i < discard_count; ++i) note("discard %s", discard[i]);
+  return operate(op == 1 ? "pause" : "resume", tags, count, timeout_ms, error, size);
+}
+int amem_shim_set_policy(const char* tag, int policy, char* error, size_t size) {
+  note("policy %s %d", tag, policy);
+  return report(error, size);
+}
 int amem_shim_group(char* name, size_t size) { return snprintf(name, size, "%s", group); }
 int amem_shim_set_group(const char* name, char* error, size_t size) {
   note("set_group %s", name);

@@ -19,6 +19,28 @@ def test_calls_reach_the_shim(shim):
     assert amem.is_active()
 
 
+def test_what_is_excepted_and_discarded(shim):
+    amem.pause(["weights", "kv_cache"], discard=["kv_cache"])
+    amem.resume(except_tags="kv_cache", timeout=1)
+    assert shim.notes == ["discard kv_cache", "pause [weights,kv_cache] 0", "except kv_cache", "resume [] 1000"]
+    amem.pause(discard=[], except_tags=[])
+    assert shim.notes[-1] == "pause [] 0"
+    with pytest.raises(amem.InvalidArgumentError):
+        amem.pause("weights", except_tags="kv_cache")
+
+
+def test_policies(shim):
+    amem.set_policy("kv_cache", "discard")
+    amem.set_policy("kv_cache", "keep")
+    assert shim.notes == ["policy kv_cache 2", "policy kv_cache 1"]
+    for bad in (("kv_cache", "drop"), ("", "keep")):
+        with pytest.raises(amem.InvalidArgumentError):
+            amem.set_policy(*bad)
+    shim.answer(amem.Code.FAILED_PRECONDITION, "tag 'kv_cache' is paused")
+    with pytest.raises(amem.FailedPreconditionError, match="is paused"):
+        amem.set_policy("kv_cache", "keep")
+
+
 def test_its_errors_come_through(shim):
     shim.answer(amem.Code.DEADLINE_EXCEEDED, "rank 3 did not come")
     with pytest.raises(amem.DeadlineExceededError, match="rank 3 did not come") as caught:

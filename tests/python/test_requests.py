@@ -68,10 +68,27 @@ def test_tags_and_times(fake, broker):
     assert [(name, request.group, list(request.tags), request.timeout_ms) for name, request in fake.asked] == [
         ("Pause", "train", ["weights", "kv_cache"], 2500), ("Resume", "train", ["weights"], 0),
         ("Pause", "train", [], 0)]
-    for bad in ([], [""], [str(n) for n in range(9)]):
+    for bad in ([], [""], [str(n) for n in range(65)]):
         with pytest.raises(amem.InvalidArgumentError):
             broker.pause("train", bad)
     assert len(fake.asked) == 3
+
+
+def test_what_is_excepted_and_discarded(fake, broker):
+    done = [{"group": "train", "done": True, "dropped_bytes": 7}]
+    fake.answers = {"Pause": done, "Resume": done, "Swap": done * 2}
+    assert broker.pause("train", discard=["kv_cache"]).dropped_bytes == 7
+    broker.pause("train", except_tags="weights", discard=[])
+    broker.resume("train", except_tags=["kv_cache"])
+    broker.swap("train", "rollout", discard="kv_cache")
+    assert [(name, list(request.except_tags)) for name, request in fake.asked[:3]] == [
+        ("Pause", []), ("Pause", ["weights"]), ("Resume", ["kv_cache"])]
+    assert [list(fake.asked[at][1].discard) for at in (0, 1, 3)] == [["kv_cache"], [], ["kv_cache"]]
+    with pytest.raises(amem.InvalidArgumentError):
+        broker.pause("train", "weights", except_tags="kv_cache")
+    with pytest.raises(amem.InvalidArgumentError):
+        broker.pause("train", discard=[""])
+    assert len(fake.asked) == 4
 
 
 def test_tags_and_unbrokered_memory_in_the_answers(fake, broker):

@@ -62,6 +62,8 @@ std::string result_line(const v1::Progress& progress, const std::string& verb, c
     stays += (stays.empty() ? "" : ", ") + format_bytes(progress.unbrokered_bytes()) +
              " not brokered (amemctl ranks " + printable(progress.group()) + ")";
   if (!stays.empty()) line += "  still on the devices: " + stays + '\n';
+  if (progress.dropped_bytes() > 0)
+    line += "  dropped: " + format_bytes(progress.dropped_bytes()) + ", comes back zeroed\n";
   if (progress.swap_us() > 0) line += "swapped in " + format_micros(progress.swap_us()) + '\n';
   return line;
 }

@@ -41,6 +41,7 @@ std::string group_table(const Groups& groups, const Style& style) {
                    {"ALLOCATED", kRight},
                    {"RESIDENT", kRight},
                    {"SAVED", kRight},
+                   {"DROPPED", kRight},
                    {"PINNED", kRight},
                    {"UNBROKERED", kRight},
                    {"LAST PAUSE", kRight},
@@ -56,6 +57,7 @@ std::string group_table(const Groups& groups, const Style& style) {
                format_bytes(group.allocated_bytes()),
                format_bytes(group.resident_bytes()),
                format_bytes(group.saved_bytes()),
+               format_bytes(group.dropped_bytes()),
                format_bytes(group.pinned_bytes()),
                format_bytes(group.unbrokered_bytes()),
                took(group.last_pause_us()),
@@ -86,14 +88,15 @@ std::string group_tag_table(const Groups& groups, const Style& style) {
                    {"ALLOCATED", kRight},
                    {"RESIDENT", kRight},
                    {"SAVED", kRight},
+                   {"DROPPED", kRight},
                    {"PINNED", kRight},
                    {"DISCARDED", kRight}});
   for (const v1::GroupInfo& group : groups) {
     for (const v1::TagUsage& usage : group.tags()) {
       table.add({group.name(), usage.tag(), std::to_string(usage.allocation_count()),
                  format_bytes(usage.allocated_bytes()), format_bytes(usage.resident_bytes()),
-                 format_bytes(usage.saved_bytes()), format_bytes(usage.pinned_bytes()),
-                 format_bytes(usage.discard_bytes())});
+                 format_bytes(usage.saved_bytes()), format_bytes(usage.dropped_bytes()),
+                 format_bytes(usage.pinned_bytes()), format_bytes(usage.discard_bytes())});
     }
   }
   return table.empty() ? std::string() : "\n" + table.render(style);

@@ -119,23 +119,53 @@ AMEM_API int amem_pause(uint32_t timeout_ms, amem_error* error);
  */
 AMEM_API int amem_resume(uint32_t timeout_ms, amem_error* error);
 
-/* As amem_pause and amem_resume, for the group's memory with one of `count` tags, at most 8; every
+/* As amem_pause and amem_resume, for the group's memory with one of `count` tags, at most 64; every
  * rank asks for the same ones. After a pause of chosen tags the group runs on: nothing waits, and
  * the program must not let the GPU touch that memory until it has been resumed. After a resume of
  * chosen tags of a paused group the group runs, and the same holds for what is still away. count 0:
  * everything, as the two above.
  *   AMEM_ERROR_NOT_FOUND         the group has no memory of a tag
- *   AMEM_ERROR_INVALID_ARGUMENT  more than 8 tags, or an empty one */
+ *   AMEM_ERROR_INVALID_ARGUMENT  more than 64 tags, or an empty one */
 AMEM_API int amem_pause_tags(const char* const* tags, size_t count, uint32_t timeout_ms,
                              amem_error* error);
 AMEM_API int amem_resume_tags(const char* const* tags, size_t count, uint32_t timeout_ms,
                               amem_error* error);
+
+/* Which of a group's memory an operation is about, by tag. Zero what is not used. */
+typedef struct amem_selection {
+  size_t size;             /* sizeof(amem_selection) */
+  const char* const* tags; /* only memory with one of these; none here and below: all */
+  size_t tag_count;
+  const char* const* except_tags; /* or: all memory but that with one of these */
+  size_t except_count;
+  const char* const* discard; /* of a pause: tags whose bytes it drops, whatever their policy */
+  size_t discard_count;
+} amem_selection;
+
+/* As amem_pause and amem_resume, for what is selected; NULL: everything. Every rank asks for the
+ * same. What a pause discards comes back zeroed.
+ *   AMEM_ERROR_NOT_FOUND            the group has no memory of a tag
+ *   AMEM_ERROR_INVALID_ARGUMENT     as amem_client_pause_selected; more than 64 tags
+ *   AMEM_ERROR_FAILED_PRECONDITION  an earlier pause has kept bytes of what is to be dropped; or
+ * the shim of this process is older than this function */
+AMEM_API int amem_pause_selected(const amem_selection* selection, uint32_t timeout_ms,
+                                 amem_error* error);
+AMEM_API int amem_resume_selected(const amem_selection* selection, uint32_t timeout_ms,
+                                  amem_error* error);
 
 typedef enum amem_policy {
   AMEM_POLICY_UNSPECIFIED = 0, /* only for a region: the tag's, which is keep until it is set */
   AMEM_POLICY_KEEP = 1,   /* a pause copies the bytes to the host pool, a resume restores them */
   AMEM_POLICY_DISCARD = 2 /* a pause drops the bytes, they come back zeroed */
 } amem_policy;
+
+/* What a pause does from now on with the bytes of a tag of this rank's group; one rank's call is
+ * enough. It goes before what regions say; what an operator has set (amem_set_policy) goes before
+ * it.
+ *   AMEM_ERROR_INVALID_ARGUMENT     the tag or the policy; or discard for "nccl"
+ *   AMEM_ERROR_FAILED_PRECONDITION  no shim in this process; the group is not running, or some
+ *                                   memory of the tag is away */
+AMEM_API int amem_set_tag_policy(const char* tag, amem_policy policy, amem_error* error);
 
 /* Begins a region of the calling thread: device memory that this thread takes from the driver until
  * amem_region_end gets the tag (1 to 31 of [A-Za-z0-9._-], not "nccl") and the policy. What an
@@ -266,7 +296,7 @@ AMEM_API int amem_client_resume(amem_client* client, const char* group, uint32_t
                                 amem_progress_callback callback, void* user, amem_error* error);
 
 /* As amem_client_pause and amem_client_resume, for the group's memory with one of `count` tags, at
- * most 8; count 0: everything. What that means for the program: amem_pause_tags.
+ * most 64; count 0: everything. What that means for the program: amem_pause_tags.
  *   AMEM_ERROR_NOT_FOUND            no such group, or it has no memory of a tag
  *   AMEM_ERROR_FAILED_PRECONDITION  all of it is released, or back, already */
 AMEM_API int amem_client_pause_tags(amem_client* client, const char* group, const char* const* tags,
@@ -277,6 +307,21 @@ AMEM_API int amem_client_resume_tags(amem_client* client, const char* group,
                                      amem_progress_callback callback, void* user,
                                      amem_error* error);
 
+/* Likewise, for what is selected; NULL: everything. What a pause discards comes back zeroed; the
+ * next pause goes by the policies again.
+ *   AMEM_ERROR_INVALID_ARGUMENT     tags and except_tags at once; to discard "nccl", which is
+ * always kept, or a tag that the pause is not about; a resume's discard
+ *   AMEM_ERROR_FAILED_PRECONDITION  also: an earlier pause has kept bytes of what is to be dropped
+ */
+AMEM_API int amem_client_pause_selected(amem_client* client, const char* group,
+                                        const amem_selection* selection, uint32_t timeout_ms,
+                                        amem_progress_callback callback, void* user,
+                                        amem_error* error);
+AMEM_API int amem_client_resume_selected(amem_client* client, const char* group,
+                                         const amem_selection* selection, uint32_t timeout_ms,
+                                         amem_progress_callback callback, void* user,
+                                         amem_error* error);
+
 /* Pauses `out` and resumes `in`, at the same time as far as memory allows; `in` runs when `out` is
  * paused. When the pause fails `in` stays paused, and of `out` holds what amem_client_pause says;
  * when the resume fails both groups are paused and their bytes safe.
@@ -284,6 +329,12 @@ AMEM_API int amem_client_resume_tags(amem_client* client, const char* group,
 AMEM_API int amem_client_swap(amem_client* client, const char* out, const char* in,
                               uint32_t timeout_ms, amem_progress_callback callback, void* user,
                               amem_error* error);
+
+/* As amem_client_swap; the pause of `out` drops the bytes of `count` tags, as of a selection. */
+AMEM_API int amem_client_swap_discard(amem_client* client, const char* out, const char* in,
+                                      const char* const* discard, size_t count, uint32_t timeout_ms,
+                                      amem_progress_callback callback, void* user,
+                                      amem_error* error);
 
 typedef enum amem_group_state {
   AMEM_GROUP_STATE_UNSPECIFIED = 0,

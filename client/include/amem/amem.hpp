@@ -41,8 +41,15 @@ using Timeout = std::chrono::milliseconds;
 using OnProgress = std::function<bool(const amem_progress&)>;
 using OnEvent = std::function<bool(const amem_event&)>;
 
-/// Labels of memory; at most 8 in a call.
+/// Labels of memory; at most 64 in a call.
 using Tags = std::vector<std::string>;
+
+/// Which of a group's memory an operation is about: amem_selection.
+struct Selection {
+  Tags tags;
+  Tags except_tags;
+  Tags discard;
+};
 
 namespace detail {
 
@@ -62,6 +69,22 @@ inline std::vector<const char*> pointers(const Tags& tags) {
   for (const std::string& tag : tags) out.push_back(tag.c_str());
   return out;
 }
+
+/// A Selection as C has it; points into the one it is made of.
+class RawSelection {
+ public:
+  explicit RawSelection(const Selection& from)
+      : tags_(pointers(from.tags)),
+        except_(pointers(from.except_tags)),
+        discard_(pointers(from.discard)) {}
+  amem_selection get() const {
+    return {sizeof(amem_selection), tags_.data(),    tags_.size(),   except_.data(),
+            except_.size(),         discard_.data(), discard_.size()};
+  }
+
+ private:
+  std::vector<const char*> tags_, except_, discard_;
+};
 
 struct Free {
   void operator()(char* string) const noexcept { amem_free(string); }
@@ -147,6 +170,26 @@ inline void resume(const Tags& tags, Timeout timeout = Timeout::zero()) {
   amem_error error;
   detail::check(amem_resume_tags(names.data(), names.size(), detail::to_ms(timeout), &error),
                 error);
+}
+
+inline void pause(const Selection& what, Timeout timeout = Timeout::zero()) {
+  const detail::RawSelection names(what);
+  const amem_selection selection = names.get();
+  amem_error error;
+  detail::check(amem_pause_selected(&selection, detail::to_ms(timeout), &error), error);
+}
+
+inline void resume(const Selection& what, Timeout timeout = Timeout::zero()) {
+  const detail::RawSelection names(what);
+  const amem_selection selection = names.get();
+  amem_error error;
+  detail::check(amem_resume_selected(&selection, detail::to_ms(timeout), &error), error);
+}
+
+/// Of a tag of this rank's group, from now on.
+inline void set_policy(const std::string& tag, amem_policy policy) {
+  amem_error error;
+  detail::check(amem_set_tag_policy(tag.c_str(), policy, &error), error);
 }
 
 /// What this process holds: JSON, as amem/amem.h describes it.
@@ -248,12 +291,18 @@ class Client {
 
   void pause(const std::string& group, const Tags& tags, Timeout timeout = Timeout::zero(),
              const OnProgress& progress = {}) {
-    const auto names = detail::pointers(tags);
+    pause(group, Selection{tags, {}, {}}, timeout, progress);
+  }
+
+  void pause(const std::string& group, const Selection& what, Timeout timeout = Timeout::zero(),
+             const OnProgress& progress = {}) {
+    const detail::RawSelection names(what);
+    const amem_selection selection = names.get();
     detail::Callback<amem_progress> callback(progress);
     amem_error error;
-    const int code = amem_client_pause_tags(
-        get(), group.c_str(), names.data(), names.size(), detail::to_ms(timeout),
-        &detail::Callback<amem_progress>::call, &callback, &error);
+    const int code =
+        amem_client_pause_selected(get(), group.c_str(), &selection, detail::to_ms(timeout),
+                                   &detail::Callback<amem_progress>::call, &callback, &error);
     callback.finish(code, error);
   }
 
@@ -264,21 +313,35 @@ class Client {
 
   void resume(const std::string& group, const Tags& tags, Timeout timeout = Timeout::zero(),
               const OnProgress& progress = {}) {
-    const auto names = detail::pointers(tags);
+    resume(group, Selection{tags, {}, {}}, timeout, progress);
+  }
+
+  void resume(const std::string& group, const Selection& what, Timeout timeout = Timeout::zero(),
+              const OnProgress& progress = {}) {
+    const detail::RawSelection names(what);
+    const amem_selection selection = names.get();
     detail::Callback<amem_progress> callback(progress);
     amem_error error;
-    const int code = amem_client_resume_tags(
-        get(), group.c_str(), names.data(), names.size(), detail::to_ms(timeout),
-        &detail::Callback<amem_progress>::call, &callback, &error);
+    const int code =
+        amem_client_resume_selected(get(), group.c_str(), &selection, detail::to_ms(timeout),
+                                    &detail::Callback<amem_progress>::call, &callback, &error);
     callback.finish(code, error);
   }
 
   void swap(const std::string& out, const std::string& in, Timeout timeout = Timeout::zero(),
             const OnProgress& progress = {}) {
+    swap(out, in, Tags(), timeout, progress);
+  }
+
+  /// `discard`: tags of `out` whose bytes its pause drops.
+  void swap(const std::string& out, const std::string& in, const Tags& discard,
+            Timeout timeout = Timeout::zero(), const OnProgress& progress = {}) {
+    const auto names = detail::pointers(discard);
     detail::Callback<amem_progress> callback(progress);
     amem_error error;
-    const int code = amem_client_swap(get(), out.c_str(), in.c_str(), detail::to_ms(timeout),
-                                      &detail::Callback<amem_progress>::call, &callback, &error);
+    const int code = amem_client_swap_discard(
+        get(), out.c_str(), in.c_str(), names.data(), names.size(), detail::to_ms(timeout),
+        &detail::Callback<amem_progress>::call, &callback, &error);
     callback.finish(code, error);
   }
 

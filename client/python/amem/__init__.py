@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from amem import _ending
 from amem._background import pause_async, resume_async, swap_async
 from amem._launcher import environment, launch, shim_path, swap
-from amem._rank import group, is_active, pause, resume, set_group, stats
+from amem._rank import group, is_active, pause, resume, set_group, set_policy, stats
 from amem._regions import region
 from amem._version import __version__
 from amem.errors import (
@@ -29,8 +29,8 @@ __all__ = [
     "AbortedError", "Broker", "CancelledError", "Code", "DataLossError", "DeadlineExceededError", "Error",
     "FailedPreconditionError", "InternalError", "InvalidArgumentError", "NotFoundError", "PermissionDeniedError",
     "ResourceExhaustedError", "UnavailableError", "UnimplementedError", "__version__", "environment", "group", "is_active",
-    "launch", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "shim_path", "stats", "swap",
-    "swap_async"]
+    "launch", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "set_policy", "shim_path", "stats",
+    "swap", "swap_async"]
 
 
 _ending.register()

@@ -8,9 +8,9 @@ from typing import Union
 from amem.errors import InvalidArgumentError
 
 Tags = Union[str, Iterable[str], None]
-"""One tag, several (at most 8), or None for all memory."""
+"""One tag, several (at most 64), or None for all memory."""
 
-MAX_TAGS = 8  # broker.proto: PauseRequest.tags
+MAX_TAGS = 64  # broker.proto: PauseRequest.tags
 _LONGEST_MS = (1 << 32) - 1
 _GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
 
@@ -36,6 +36,19 @@ def tag_list(tags: Tags) -> list[str]:
     for name in names:
         tag_name(name)
     return names
+
+
+def selection(tags: Tags, except_tags: Tags) -> dict[str, list[str]]:
+    """Both as lists, by the names of broker.proto; InvalidArgumentError when both are given."""
+    if tags is not None and except_tags:
+        raise InvalidArgumentError("either tags or except_tags, not both")
+    return {"tags": tag_list(tags), "except_tags": optional_tags(except_tags)}
+
+
+def optional_tags(tags: Tags) -> list[str]:
+    """As tag_list, for tags that are taken out of something: none of them is a list too."""
+    names = [tags] if isinstance(tags, str) else list(tags or ())
+    return tag_list(names) if names else []
 
 
 def tag_name(tag: str) -> str:

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from amem import _shim
-from amem._arguments import Tags, group_name, milliseconds, tag_list
+from amem._arguments import Tags, group_name, milliseconds, optional_tags, selection, tag_name
 from amem.errors import InvalidArgumentError
 
 
@@ -38,13 +38,15 @@ def set_group(name: str) -> None:
     _shim.call("amem_shim_set_group", group_name(name).encode())
 
 
-def pause(tags: Tags = None, timeout: float | None = None) -> None:
+def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
+          discard: Tags = None) -> None:
     """Pauses this rank's group: releases its GPU memory and keeps every address. Takes effect when every rank of the
     group has called it; returns when the group is paused. At once when it is paused already.
 
-    `tags`: one tag or at most 8; only memory of these leaves, every rank asks for the same ones, and the group runs
+    `tags`: one tag or at most 64; only memory of these leaves, every rank asks for the same ones, and the group runs
     on: the program must not let the GPU touch that memory until it has been resumed. None: everything; until resume()
-    has returned, threads of this process that launch GPU work wait.
+    has returned, threads of this process that launch GPU work wait. `except_tags`: all memory but that of these.
+    `discard`: tags whose bytes this pause drops, whatever their policy; they come back zeroed. Not "nccl".
     `timeout`: seconds to wait for the other ranks; None: AMEM_TIMEOUT of the environment, else 60.
 
     FailedPreconditionError: no shim in this process. UnavailableError: no broker. DeadlineExceededError: some ranks
@@ -52,18 +54,34 @@ def pause(tags: Tags = None, timeout: float | None = None) -> None:
     hold the bytes; after all of these the group runs on. AbortedError: a rank died or failed; the group runs on or,
     when something had been released already, is paused with its bytes safe.
     """
-    _shim.operate("amem_shim_pause", tag_list(tags), milliseconds(timeout))
+    chosen = selection(tags, except_tags)
+    _shim.operate("amem_shim_pause", chosen["tags"], chosen["except_tags"], optional_tags(discard),
+                  milliseconds(timeout))
 
 
-def resume(tags: Tags = None, timeout: float | None = None) -> None:
+def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> None:
     """Brings the memory of this rank's group back, at the same addresses. As pause() otherwise; when it fails the
     group stays as it was and its bytes are safe.
 
-    `tags`: after a resume of chosen tags of a paused group the group runs, and must not touch what is still away.
+    `tags`, `except_tags`: after a resume of chosen tags of a paused group the group runs, and must not touch what is still away.
     ResourceExhaustedError: a device has too little free memory; the text has both numbers. DataLossError: with
     AMEM_VERIFY=1, bytes did not come back as they were saved.
     """
-    _shim.operate("amem_shim_resume", tag_list(tags), milliseconds(timeout))
+    chosen = selection(tags, except_tags)
+    _shim.operate("amem_shim_resume", chosen["tags"], chosen["except_tags"], [], milliseconds(timeout))
+
+
+def set_policy(tag: str, policy: str) -> None:
+    """What a pause does from now on with the bytes of a tag of this rank's group: "keep" or "discard". One rank's call
+    is enough. It goes before what regions say; what an operator has set goes before it.
+
+    InvalidArgumentError: the tag or the policy; or "discard" for "nccl". FailedPreconditionError: no shim in this
+    process; the group is not running, or some memory of the tag is away.
+    """
+    policies = {"keep": 1, "discard": 2}  # amem_policy
+    if policy not in policies:
+        raise InvalidArgumentError(f"{policy!r} is no policy: keep or discard")
+    _shim.call("amem_shim_set_policy", tag_name(tag).encode(), policies[policy])
 
 
 def stats() -> dict[str, Any]:

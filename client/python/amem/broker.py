@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from amem import _endpoint, _wire
-from amem._arguments import Tags, group_name, milliseconds, tag_list, tag_name
+from amem._arguments import Tags, group_name, milliseconds, optional_tags, selection, tag_name
 from amem._calls import Connection, Ending, Operation, Watch
 from amem.errors import InvalidArgumentError
 from amem.messages import (
@@ -109,12 +109,14 @@ class Broker:
 
     # ---- operations ----
     def pause(self, group: str, tags: Tags = None, timeout: float | None = None,
-              on_progress: OnProgress | None = None) -> Progress:
+              on_progress: OnProgress | None = None, *, except_tags: Tags = None, discard: Tags = None) -> Progress:
         """Pauses a group from outside: its ranks need not expect it. Blocks until it is paused; gives the last
         Progress, which says where the time went.
 
-        `tags`: one tag or at most 8; only memory of these leaves, and the group runs on: its program must leave that
-        memory alone until it has been resumed. None: everything.
+        `tags`: one tag or at most 64; only memory of these leaves, and the group runs on: its program must leave that
+        memory alone until it has been resumed. `except_tags`: likewise, all memory but that of these. None: everything.
+        `discard`: tags whose bytes this pause drops, whatever their policy; they come back zeroed. The last Progress
+        says how much. Not "nccl", whose bytes are always kept.
         `timeout`: seconds for the ranks to become quiet; None: as the broker is configured, as the other phases are.
         `on_progress`: called in this thread for each step; what it raises ends the waiting and comes out of the call.
 
@@ -124,39 +126,43 @@ class Broker:
         AbortedError: a rank died or failed; the group runs on or, when something had been released already, is paused
         with its bytes safe. The same holds for a deadline.
         """
-        return self.pausing(group, tags, timeout).result(on_progress)[0]
+        return self.pausing(group, tags, timeout, except_tags=except_tags, discard=discard).result(on_progress)[0]
 
     def resume(self, group: str, tags: Tags = None, timeout: float | None = None,
-               on_progress: OnProgress | None = None) -> Progress:
+               on_progress: OnProgress | None = None, *, except_tags: Tags = None) -> Progress:
         """Brings the memory of a paused group back. As pause() otherwise; after an error but CancelledError the group
         is as before, with its bytes safe; only a failure in the last phase, "open", leaves it running.
 
         `timeout`: seconds for mapping and loading. ResourceExhaustedError: a device has too little free memory.
         DataLossError: with AMEM_VERIFY=1, bytes did not come back as they were saved.
         """
-        return self.resuming(group, tags, timeout).result(on_progress)[0]
+        return self.resuming(group, tags, timeout, except_tags=except_tags).result(on_progress)[0]
 
     def swap(self, out: str, into: str, timeout: float | None = None,
-             on_progress: OnProgress | None = None) -> tuple[Progress, Progress]:
+             on_progress: OnProgress | None = None, *, discard: Tags = None) -> tuple[Progress, Progress]:
         """Pauses `out` and resumes `into`, at the same time as far as memory allows; gives the last Progress of each.
         When the pause fails `into` stays paused; when the resume fails both groups are paused and their bytes safe.
-        `timeout`: seconds for each."""
-        paused, resumed = self.swapping(out, into, timeout).result(on_progress)
+        `timeout`: seconds for each. `discard`: of `out`, as of pause()."""
+        paused, resumed = self.swapping(out, into, timeout, discard=discard).result(on_progress)
         return paused, resumed
 
-    def pausing(self, group: str, tags: Tags = None, timeout: float | None = None) -> Operation:
+    def pausing(self, group: str, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
+                discard: Tags = None) -> Operation:
         """Begins pause() and gives its progress, an iterator."""
-        return self._operate("Pause", 1, timeout, group=group_name(group), tags=tag_list(tags))
+        return self._operate("Pause", 1, timeout, group=group_name(group), **selection(tags, except_tags),
+                             discard=optional_tags(discard))
 
-    def resuming(self, group: str, tags: Tags = None, timeout: float | None = None) -> Operation:
+    def resuming(self, group: str, tags: Tags = None, timeout: float | None = None, *,
+                 except_tags: Tags = None) -> Operation:
         """Begins resume() and gives its progress, an iterator."""
-        return self._operate("Resume", 1, timeout, group=group_name(group), tags=tag_list(tags))
+        return self._operate("Resume", 1, timeout, group=group_name(group), **selection(tags, except_tags))
 
-    def swapping(self, out: str, into: str, timeout: float | None = None) -> Operation:
+    def swapping(self, out: str, into: str, timeout: float | None = None, *, discard: Tags = None) -> Operation:
         """Begins swap() and gives its progress, an iterator."""
         if out == into:
             raise InvalidArgumentError(f'a swap needs two groups, not "{out}" twice')
-        return self._operate("Swap", 2, timeout, **{"out": group_name(out), "in": group_name(into)})
+        return self._operate("Swap", 2, timeout,
+                             **{"out": group_name(out), "in": group_name(into), "discard": optional_tags(discard)})
 
     def watch(self, group: str = "") -> Watch:
         """Events from the return of this call on, an iterator; close() ends it."""

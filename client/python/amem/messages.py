@@ -82,7 +82,8 @@ class TagUsage:
     resident_bytes: int
     saved_bytes: int
     pinned_bytes: int
-    discard_bytes: int  # of the allocated, what a pause would drop
+    discard_bytes: int  # of the allocated, what a pause would drop by the policies
+    dropped_bytes: int  # of the allocated, what is away and comes back zeroed
 
 
 @_dataclass
@@ -115,6 +116,7 @@ class GroupInfo:
     devices: tuple[GroupDeviceUsage, ...]
     tags: tuple[TagUsage, ...]
     unbrokered_bytes: int  # of all ranks
+    dropped_bytes: int  # of the allocated, what is away and comes back zeroed
 
 
 @_dataclass
@@ -214,6 +216,7 @@ class Progress:
     pinned_bytes: int  # with done, of a pause: still on the devices, because a NIC knows the physical addresses
     unbrokered_bytes: int  # the same, because it is not brokered; 0 for a pause of tags
     swap_us: int  # with done, of a swap's resume: since the swap was asked for
+    dropped_bytes: int  # with done, of a pause: what of the memory that it is about comes back zeroed
 
 
 @_dataclass

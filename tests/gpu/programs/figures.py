@@ -32,7 +32,7 @@ def tag_of(group, tag):
         if usage["tag"] == tag:
             return usage
     return {"tag": tag, "allocation_count": 0, "allocated_bytes": 0, "resident_bytes": 0, "saved_bytes": 0,
-            "pinned_bytes": 0, "discard_bytes": 0}
+            "pinned_bytes": 0, "discard_bytes": 0, "dropped_bytes": 0}
 
 
 # ---- the broker's log -------------------------------------------------------------------------------------------

@@ -44,6 +44,25 @@ def test_an_operators_policy_goes_before_a_regions(node):
     program.verify()
 
 
+def test_a_rank_sets_a_policy(node):
+    program = Program(node)
+    program.ask(f"region begin scratch {KEEP}")
+    program.ask("alloc 0 5000 3")
+    program.ask("region end")
+    program.ask(f"policy scratch {DISCARD}")
+    node.ctl("pause", "train")
+    assert node.ctl.group("train")["dropped_bytes"] > 0
+    node.ctl("resume", "train")
+    program.ask("zero scratch")
+    program.verify()
+    program.ask("rewrite")
+    node.ctl("policy", "train", "scratch", "keep")
+    program.ask(f"policy scratch {DISCARD}")
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    program.verify()
+
+
 def test_a_tag_is_paused_while_the_program_runs(node):
     program = Program(node)
     program.ask("alloc 0 5000 3")
@@ -68,6 +87,36 @@ def test_a_tag_is_paused_while_the_program_runs(node):
     program.ask(f"free {large}")
     assert ("kv", 0) not in program.brokered()
     program.verify()
+
+
+def test_a_pause_drops_what_it_is_told_to_and_excepts(node):
+    program = Program(node)
+    program.ask("alloc 0 5000 3")
+    program.ask(f"region begin kv {KEEP}")
+    program.ask("alloc 0 5000 2")
+    program.ask("region end")
+    program.ask(f"region begin scratch {KEEP}")
+    program.ask(f"alloc 0 {3 * MIB}")
+    program.ask("region end")
+    for pause, resume, rest in (
+            (lambda: node.ctl("pause", "train", "--discard", "scratch"),
+             lambda: node.ctl("resume", "train", "--except", "kv"), lambda: node.ctl("resume", "train")),
+            (lambda: program.ask("pause -scratch"), lambda: program.ask("resume ^kv"), lambda: program.ask("resume"))):
+        pause()
+        assert node.ctl.group("train")["dropped_bytes"] >= 3 * MIB
+        resume()
+        assert program.away()["kv", 0] > 0 and program.away()["heap", 0] == 0
+        rest()
+        program.ask("zero scratch")
+        program.verify()
+        program.ask("rewrite")
+    node.ctl("pause", "train", "--except", "heap", "--discard", "scratch")
+    assert program.away()["heap", 0] == 0 and program.away()["kv", 0] > 0 and program.away()["scratch", 0] > 0
+    node.ctl("resume", "train", "--except", "heap")
+    program.ask("zero scratch")
+    program.verify()
+    answer = node.ctl.try_("pause", "train", "--discard", "cash")
+    assert answer.code == 4 and "it has tags heap, kv, scratch" in answer.error, answer
 
 
 def test_scope_regions(node):

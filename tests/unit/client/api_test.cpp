@@ -137,11 +137,11 @@ TEST_F(ClientApi, TagsArePassedOn) {
   EXPECT_EQ(amem_client_pause(client, "train", 0, nullptr, nullptr, &error), AMEM_OK);
   EXPECT_THAT(broker.asked_tags, ElementsAre());
 
-  const std::vector<const char*> nine(9, "a");
-  EXPECT_EQ(amem_client_pause_tags(client, "train", nine.data(), nine.size(), 0, nullptr, nullptr,
+  const std::vector<const char*> many(65, "a");
+  EXPECT_EQ(amem_client_pause_tags(client, "train", many.data(), many.size(), 0, nullptr, nullptr,
                                    &error),
             AMEM_ERROR_INVALID_ARGUMENT);
-  EXPECT_THAT(error.text, HasSubstr("at most 8"));
+  EXPECT_THAT(error.text, HasSubstr("at most 64"));
   const char* const bad[] = {"weights", nullptr};
   EXPECT_EQ(amem_client_resume_tags(client, "train", bad, 2, 0, nullptr, nullptr, &error),
             AMEM_ERROR_INVALID_ARGUMENT);
@@ -152,6 +152,46 @@ TEST_F(ClientApi, TagsArePassedOn) {
   EXPECT_EQ(broker.asked_timeout_ms, 5000U);
   cpp.resume("train", Tags{"kv_cache"});
   EXPECT_THAT(broker.asked_tags, ElementsAre("kv_cache"));
+}
+
+TEST_F(ClientApi, WhatIsExceptedAndDiscardedIsPassedOn) {
+  broker.progress = {make_done("train", 1)};
+  const char* const weights[] = {"weights"};
+  const char* const cache[] = {"kv_cache"};
+  amem_selection what{};
+  what.size = sizeof what;
+  what.except_tags = weights;
+  what.except_count = 1;
+  what.discard = cache;
+  what.discard_count = 1;
+  EXPECT_EQ(amem_client_pause_selected(client, "train", &what, 0, nullptr, nullptr, &error),
+            AMEM_OK);
+  EXPECT_THAT(broker.asked_tags, ElementsAre());
+  EXPECT_THAT(broker.asked_except, ElementsAre("weights"));
+  EXPECT_THAT(broker.asked_discard, ElementsAre("kv_cache"));
+  EXPECT_EQ(amem_client_resume_selected(client, "train", &what, 0, nullptr, nullptr, &error),
+            AMEM_ERROR_INVALID_ARGUMENT)
+      << "a resume drops nothing";
+  what.tags = weights;
+  what.tag_count = 1;
+  EXPECT_EQ(amem_client_pause_selected(client, "train", &what, 0, nullptr, nullptr, &error),
+            AMEM_ERROR_INVALID_ARGUMENT);
+  EXPECT_THAT(error.text, HasSubstr("not both"));
+  what.size = offsetof(amem_selection, except_tags);  // a program of before the rest was there
+  EXPECT_EQ(amem_client_pause_selected(client, "train", &what, 0, nullptr, nullptr, &error),
+            AMEM_OK);
+  EXPECT_THAT(broker.asked_tags, ElementsAre("weights"));
+  EXPECT_THAT(broker.asked_discard, ElementsAre());
+  what.size = 0;
+  EXPECT_EQ(amem_client_pause_selected(client, "train", &what, 0, nullptr, nullptr, &error),
+            AMEM_ERROR_INVALID_ARGUMENT);
+
+  Client cpp(Options{.runtime_dir = dir.path(), .socket = {}, .query_timeout = {}});
+  cpp.pause("train", Selection{.tags = {}, .except_tags = {"a"}, .discard = {"b", "c"}});
+  EXPECT_THAT(broker.asked_except, ElementsAre("a"));
+  EXPECT_THAT(broker.asked_discard, ElementsAre("b", "c"));
+  cpp.resume("train", Selection{.tags = {}, .except_tags = {"kv_cache"}, .discard = {}});
+  EXPECT_THAT(broker.asked_except, ElementsAre("kv_cache"));
 }
 
 TEST_F(ClientApi, ResumeAndSwapWithoutCallback) {

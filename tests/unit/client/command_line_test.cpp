@@ -127,6 +127,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{{"policy", "a", "nccl", "drop"}, "drop"},
         BadLine{{"pause", "a", "--tag", ""}, "tag is empty"},
         BadLine{{"pause", "a", "--tag"}, "--tag"},
+        BadLine{{"pause", "a", "--tag", "b", "--except", "c"}, "excludes"},
+        BadLine{{"resume", "a", "--discard", "b"}, "--discard"},
         BadLine{{"run", "--group", "a", "--scope", "all", "--", "ls"}, "all"},
         BadLine{{"status", "--timeout", "soon"}, "\"soon\" is no time"},
         BadLine{{"status", "--", "ls"}, "only run and doctor take a command"},

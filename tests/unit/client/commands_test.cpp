@@ -103,6 +103,13 @@ TEST_F(Commands, ChosenTags) {
   EXPECT_EQ(run({"pause", "train", "--tag", "weights", "kv_cache"}), kExitOk);
   EXPECT_THAT(broker.asked_tags, testing::ElementsAre("weights", "kv_cache"));
   EXPECT_EQ(out.str(), "train: paused (weights, kv_cache) in 143 ms\n");
+  EXPECT_EQ(run({"pause", "train", "--except", "weights", "--discard", "kv_cache"}), kExitOk);
+  EXPECT_THAT(broker.asked_tags, testing::ElementsAre());
+  EXPECT_THAT(broker.asked_except, testing::ElementsAre("weights"));
+  EXPECT_THAT(broker.asked_discard, testing::ElementsAre("kv_cache"));
+  EXPECT_EQ(run({"resume", "train", "--except", "kv_cache"}), kExitOk);
+  EXPECT_THAT(broker.asked_except, testing::ElementsAre("kv_cache"));
+  EXPECT_EQ(out.str(), "train: resumed (all but kv_cache) in 143 ms\n");
   broker.end = {grpc::StatusCode::NOT_FOUND, "train has no tag x: nccl, weights"};
   EXPECT_EQ(run({"resume", "train", "--tag", "x"}), kExitNotFound);
   EXPECT_THAT(err.str(), HasSubstr("nccl, weights"));

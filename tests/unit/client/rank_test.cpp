@@ -17,6 +17,8 @@ struct FakeShim {
   int resumes = 0;
   uint32_t timeout_ms = 0;
   std::vector<std::string> tags;
+  std::vector<std::string> except;
+  std::vector<std::string> discard;
   std::string group;
   std::vector<std::string> regions;  // open ones
   int policy = -1;
@@ -31,6 +33,10 @@ void asked(const char* const* tags, size_t count, uint32_t timeout_ms) {
   shim.timeout_ms = timeout_ms;
 }
 
+std::vector<std::string> listed(const char* const* tags, size_t count) {
+  return {tags, tags + count};
+}
+
 int answer(char* error, size_t error_size) {
   if (shim.code != 0) std::snprintf(error, error_size, "rank 3 did not come");
   return shim.code;
@@ -43,6 +49,10 @@ int amem_shim_pause(const char* const* tags, size_t count, uint32_t timeout_ms, 
                     size_t size);
 int amem_shim_resume(const char* const* tags, size_t count, uint32_t timeout_ms, char* error,
                      size_t size);
+int amem_shim_request(int op, const char* const* tags, size_t count, const char* const* except,
+                      size_t except_count, const char* const* discard, size_t discard_count,
+                      uint32_t timeout_ms, char* error, size_t size);
+int amem_shim_set_policy(const char* tag, int policy, char* error, size_t size);
 int amem_shim_set_group(const char* group, char* error, size_t size);
 int amem_shim_group(char* name, size_t size);
 int amem_shim_region_begin(const char* tag, int policy, char* error, size_t size);
@@ -60,6 +70,20 @@ int amem_shim_resume(const char* const* tags, size_t count, uint32_t timeout_ms,
                      size_t size) {
   ++shim.resumes;
   asked(tags, count, timeout_ms);
+  return answer(error, size);
+}
+int amem_shim_request(int op, const char* const* tags, size_t count, const char* const* except,
+                      size_t except_count, const char* const* discard, size_t discard_count,
+                      uint32_t timeout_ms, char* error, size_t size) {
+  ++(op == 1 ? shim.pauses : shim.resumes);
+  asked(tags, count, timeout_ms);
+  shim.except = listed(except, except_count);
+  shim.discard = listed(discard, discard_count);
+  return answer(error, size);
+}
+int amem_shim_set_policy(const char* tag, int policy, char* error, size_t size) {
+  shim.tags = {tag};
+  shim.policy = policy;
   return answer(error, size);
 }
 int amem_shim_set_group(const char* group, char* error, size_t size) {
@@ -128,6 +152,29 @@ TEST_F(Rank, ChosenTags) {
   EXPECT_EQ(shim.timeout_ms, 1000U);
   amem::pause();
   EXPECT_EQ(shim.tags, Tags());
+}
+
+TEST_F(Rank, PoliciesArePassedOn) {
+  amem::set_policy("kv_cache", AMEM_POLICY_DISCARD);
+  EXPECT_EQ(shim.tags, Tags{"kv_cache"});
+  EXPECT_EQ(shim.policy, 2);
+  EXPECT_EQ(amem_set_tag_policy("kv_cache", AMEM_POLICY_UNSPECIFIED, nullptr),
+            AMEM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(amem_set_tag_policy(nullptr, AMEM_POLICY_KEEP, nullptr), AMEM_ERROR_INVALID_ARGUMENT);
+}
+
+TEST_F(Rank, WhatIsExceptedAndDiscardedIsPassedOn) {
+  const int pauses = shim.pauses;
+  amem::pause(amem::Selection{.tags = {}, .except_tags = {"weights"}, .discard = {"a", "b"}});
+  EXPECT_EQ(shim.pauses, pauses + 1);
+  EXPECT_EQ(shim.tags, Tags());
+  EXPECT_EQ(shim.except, Tags{"weights"});
+  EXPECT_EQ(shim.discard, (Tags{"a", "b"}));
+  const int resumes = shim.resumes;
+  EXPECT_EQ(amem_resume_selected(nullptr, 7, nullptr), AMEM_OK) << "everything";
+  EXPECT_EQ(shim.resumes, resumes + 1);
+  EXPECT_EQ(shim.except, Tags());
+  EXPECT_EQ(shim.timeout_ms, 7U);
 }
 
 TEST_F(Rank, Regions) {

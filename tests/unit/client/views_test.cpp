@@ -60,9 +60,11 @@ TEST(StatusView, WholePage) {
       "DEVICE  NAME           TOTAL      USED  BROKERED  UUID\n"
       "     0  NVIDIA H200  140 GiB  70.0 GiB  35.0 GiB  GPU-01234567-89ab-cdef-0123-456789abcdef\n"
       "\n"
-      "GROUP  STATE           SINCE  UID  RANKS  ALLOCS  ALLOCATED  RESIDENT     SAVED  PINNED  "
+      "GROUP  STATE           SINCE  UID  RANKS  ALLOCS  ALLOCATED  RESIDENT     SAVED  DROPPED  "
+      "PINNED  "
       "UNBROKERED  LAST PAUSE  LAST RESUME  NOTE\n"
-      "train  pausing (save)    0 s    0      2     840   4.00 GiB  2.00 GiB  1.00 GiB     0 B  "
+      "train  pausing (save)    0 s    0      2     840   4.00 GiB  2.00 GiB  1.00 GiB      0 B    "
+      " 0 B  "
       "       0 B      143 ms            -\n");
 }
 
@@ -98,14 +100,16 @@ TEST(GroupsView, DevicesAndPolicies) {
   tag->set_allocated_bytes(2 * kGiB);
   tag->set_saved_bytes(kGiB);
   tag->set_discard_bytes(kGiB);
+  tag->set_dropped_bytes(kGiB / 2);
   *groups.mutable_groups(0) = group;
   const std::string text = groups_view(groups, kPlainStyle);
   EXPECT_THAT(text, HasSubstr("train  GPU-01234567   1.00 GiB       0 B\n"));
   EXPECT_THAT(text, HasSubstr("train  nccl  discard  dense\n"));
   EXPECT_THAT(
       text,
-      HasSubstr("GROUP  TAG      ALLOCS  ALLOCATED  RESIDENT     SAVED  PINNED  DISCARDED\n"
-                "train  weights       7   2.00 GiB       0 B  1.00 GiB     0 B   1.00 GiB\n"));
+      HasSubstr(
+          "GROUP  TAG      ALLOCS  ALLOCATED  RESIDENT     SAVED  DROPPED  PINNED  DISCARDED\n"
+          "train  weights       7   2.00 GiB       0 B  1.00 GiB  512 MiB     0 B   1.00 GiB\n"));
 }
 
 TEST(RanksView, UnbrokeredMemoryByKind) {
@@ -269,6 +273,13 @@ TEST(ResultLine, SaysWhereTheTimeWent) {
   }
   EXPECT_EQ(result_line(progress, "paused", {}),
             "train: paused in 143 ms (quiesce 12.0 ms, save 88.0 ms)\n");
+}
+
+TEST(ResultLine, SaysWhatAPauseHasDropped) {
+  v1::Progress progress = make_done("train", 143'000);
+  progress.set_dropped_bytes(2 << 20);
+  EXPECT_EQ(result_line(progress, "paused", {}),
+            "train: paused in 143 ms\n  dropped: 2.00 MiB, comes back zeroed\n");
 }
 
 TEST(ResultLine, SaysWhatAPauseHasLeft) {

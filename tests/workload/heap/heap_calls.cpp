@@ -241,14 +241,37 @@ void ReportStats(Answer* answer) {
   answer->Item("stats", json.data());
 }
 
-void CallShim(const std::string& name, const std::vector<std::string>& tags) {
+void SetPolicy(const std::string& tag, int policy) {
   char error[512] = "";
   const auto call =
-      Preloaded<int (*)(const char* const*, std::size_t, std::uint32_t, char*, std::size_t)>(
-          name.c_str());
-  std::vector<const char*> names;
-  for (const std::string& tag : tags) names.push_back(tag.c_str());
-  CheckShim(call(names.data(), names.size(), 0, error, sizeof error), name, error);
+      Preloaded<int (*)(const char*, int, char*, std::size_t)>("amem_shim_set_policy");
+  CheckShim(call(tag.c_str(), policy, error, sizeof error), "amem_shim_set_policy", error);
+}
+
+void CallShim(const std::string& name, const std::vector<std::string>& tags) {
+  char error[512] = "";
+  std::vector<const char*> chosen, except, discard;
+  for (const std::string& tag : tags) {
+    if (tag.front() == '^')
+      except.push_back(tag.c_str() + 1);
+    else if (tag.front() == '-')
+      discard.push_back(tag.c_str() + 1);
+    else
+      chosen.push_back(tag.c_str());
+  }
+  if (except.empty() && discard.empty()) {
+    const auto call =
+        Preloaded<int (*)(const char* const*, std::size_t, std::uint32_t, char*, std::size_t)>(
+            name.c_str());
+    return CheckShim(call(chosen.data(), chosen.size(), 0, error, sizeof error), name, error);
+  }
+  const auto call =
+      Preloaded<int (*)(int, const char* const*, std::size_t, const char* const*, std::size_t,
+                        const char* const*, std::size_t, std::uint32_t, char*, std::size_t)>(
+          "amem_shim_request");
+  CheckShim(call(name == "amem_shim_pause" ? 1 : 2, chosen.data(), chosen.size(), except.data(),
+                 except.size(), discard.data(), discard.size(), 0, error, sizeof error),
+            name, error);
 }
 
 }  // namespace amem::workload

@@ -41,7 +41,8 @@ void BeginRegion(const std::string& tag, int policy);
 void EndRegion();
 /// amem_shim_stats, as it came.
 void ReportStats(Answer* answer);
-/// amem_shim_pause or amem_shim_resume. No tags: everything.
+void SetPolicy(const std::string& tag, int policy);
+/// amem_shim_pause or amem_shim_resume. No tags: everything. "^tag" is excepted, "-tag" discarded.
 void CallShim(const std::string& name, const std::vector<std::string>& tags);
 
 }  // namespace amem::workload

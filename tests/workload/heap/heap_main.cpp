@@ -172,6 +172,8 @@ const std::map<std::string, Command> kCommands = {
     {"stats", [](Program&, const Words&, Answer* a) { ReportStats(a); }},
     {"pause", [](Program&, const Words& w,
                  Answer*) { CallShim("amem_shim_pause", Words(w.begin() + 1, w.end())); }},
+    {"policy", [](Program&, const Words& w,
+                  Answer*) { SetPolicy(WordAt(w, 1), static_cast<int>(NumberAt(w, 2, 0))); }},
     {"resume", [](Program&, const Words& w,
                   Answer*) { CallShim("amem_shim_resume", Words(w.begin() + 1, w.end())); }},
 };

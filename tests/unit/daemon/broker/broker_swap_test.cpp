@@ -301,5 +301,24 @@ TEST_F(InTurnTest, AFailedResumeLeavesBothPaused) {
   expect_usable();
 }
 
+TEST_F(SwapTest, WhatTheSwapDropsComesBackZeroedAndTheRestIntact) {
+  make_both(10 * kMiB, 10 * kMiB);
+  const std::uint64_t cache = a.create(gpu(0), 4 * kMiB, "kv_cache");
+  a.write(cache, 0x77);
+  const Status unknown = complete(begin_swap("train", "rollout", {}, {"cash"}));
+  EXPECT_EQ(unknown.code(), Code::kNotFound) << unknown.text();
+  expect_states(kRunning, kPaused);
+  ASSERT_TRUE(complete(begin_swap("train", "rollout", {}, {"kv_cache"})).ok());
+  expect_intact(b, rollout);
+  EXPECT_EQ(group("train").dropped_bytes(), 14 * kMiB);
+  ASSERT_TRUE(swap("rollout", "train").ok());
+  EXPECT_TRUE(a.holds(cache, 0));
+  expect_intact(a, train);
+  a.write(cache, 0x77);
+  ASSERT_TRUE(swap("train", "rollout").ok());
+  ASSERT_TRUE(swap("rollout", "train").ok());
+  EXPECT_TRUE(a.holds(cache, 0x77));
+}
+
 }  // namespace
 }  // namespace amem

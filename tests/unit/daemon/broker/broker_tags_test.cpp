@@ -178,6 +178,195 @@ TEST_F(BrokerTagsTest, TheOperatorsPolicyGoesBeforeTheRegions) {
   EXPECT_TRUE(set_policy("weights", v1::POLICY_KEEP).ok());
 }
 
+TEST_F(BrokerTagsTest, APauseDropsWhatItIsToldToWhateverThePolicy) {
+  two_with_tags();
+  ASSERT_TRUE(set_policy("kv_cache", v1::POLICY_KEEP).ok());
+  auto watcher = begin({Operation::kPause, {}, {"weights"}});
+  const Status paused = complete(watcher);
+  ASSERT_TRUE(paused.ok()) << paused.text();
+  EXPECT_EQ(watcher->all().back().dropped_bytes(), 8 * kMiB);
+  EXPECT_EQ(tag("weights").saved_bytes(), 0U);
+  EXPECT_EQ(tag("weights").dropped_bytes(), 8 * kMiB);
+  EXPECT_EQ(tag("weights").discard_bytes(), 0U) << "of the policies";
+  EXPECT_EQ(tag("kv_cache").dropped_bytes(), 0U);
+  EXPECT_EQ(tag("kv_cache").saved_bytes(), 10 * kMiB);
+  EXPECT_EQ(group().dropped_bytes(), 8 * kMiB);
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(weights, 0));
+  EXPECT_TRUE(b.holds(weights, 0));
+  EXPECT_TRUE(a.holds(cache, 0x22)) << "the policy stands";
+  expect_intact();
+  EXPECT_EQ(group().dropped_bytes(), 0U);
+
+  a.write(weights, 0x11);
+  ASSERT_TRUE(pause().ok());
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(b.holds(weights, 0x11)) << "it was of that pause alone";
+}
+
+TEST_F(BrokerTagsTest, WhatIsDroppedByTagStaysDroppedThroughAWholePause) {
+  two_with_tags();
+  ASSERT_TRUE(set_policy("kv_cache", v1::POLICY_KEEP).ok());
+  ASSERT_TRUE(complete(begin({Operation::kPause, {{"kv_cache"}}, {"kv_cache"}})).ok());
+  EXPECT_EQ(status().pool().used_bytes(), 0U);
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(group().dropped_bytes(), 10 * kMiB);
+  const Task rest{Operation::kResume, {{"kv_cache"}, true}};
+  const Status resumed = complete(begin(rest));
+  ASSERT_TRUE(resumed.ok()) << resumed.text();
+  EXPECT_TRUE(b.holds(weights, 0x11));
+  expect_intact();
+  EXPECT_FALSE(b.memory[cache].fd);
+  EXPECT_EQ(group().dropped_bytes(), 10 * kMiB);
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(cache, 0));
+  EXPECT_TRUE(b.holds(weights, 0x11));
+}
+
+TEST_F(BrokerTagsTest, AFailedResumeOfDroppedBytesIsTriedAgain) {
+  two_with_tags();
+  ASSERT_TRUE(complete(begin({Operation::kPause, {}, {"weights"}})).ok());
+  a.moods[amem_v1_SessionMessage_load_tag] = Mood::kFailing;
+  EXPECT_EQ(resume().code(), Code::kAborted);
+  EXPECT_EQ(tag("weights").dropped_bytes(), 8 * kMiB);
+  a.moods.clear();
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(b.holds(weights, 0));
+  expect_intact();
+}
+
+TEST_F(BrokerTagsTest, AllButATagLeavesAndComesBack) {
+  two_with_tags();
+  ASSERT_TRUE(set_policy("kv_cache", v1::POLICY_KEEP).ok());
+  const Selection rest{{"weights"}, true};
+  ASSERT_TRUE(complete(begin({Operation::kPause, rest})).ok());
+  EXPECT_TRUE(a.holds(weights, 0x11)) << "it never left";
+  EXPECT_TRUE(b.memory[weights].fd);
+  EXPECT_FALSE(a.memory[cache].fd);
+  EXPECT_FALSE(b.memory[cache].fd);
+  EXPECT_FALSE(a.gate_shut);
+  EXPECT_EQ(tag("nccl").resident_bytes(), 0U);
+  EXPECT_EQ(tag("weights").resident_bytes(), 8 * kMiB);
+  EXPECT_EQ(a.received[amem_v1_SessionMessage_release_tag], 1);
+  ASSERT_TRUE(complete(begin({Operation::kResume, rest})).ok());
+  expect_intact();
+  EXPECT_TRUE(a.holds(cache, 0x22));
+  EXPECT_EQ(status().pool().used_bytes(), 0U);
+}
+
+TEST_F(BrokerTagsTest, PinnedMemoryOfADroppedTagKeepsItsBytes) {
+  two_with_tags();
+  const std::uint64_t more = b.create(gpu(1), 2 * kMiB, "weights");
+  b.write(more, 0x33);
+  a.pin(weights);
+  settle();
+  ASSERT_TRUE(complete(begin({Operation::kPause, {}, {"weights"}})).ok());
+  EXPECT_EQ(tag("weights").dropped_bytes(), 2 * kMiB);
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(weights, 0x11)) << "it stayed where it was";
+  EXPECT_TRUE(b.holds(weights, 0x11));
+  EXPECT_TRUE(b.holds(more, 0));
+  expect_intact();
+}
+
+TEST_F(BrokerTagsTest, WhatCannotBeMeantIsRefusedAndChangesNothing) {
+  two_with_tags();
+  const auto refused = [&](const Task& task, Code code, const std::string& text) {
+    const Status status = complete(begin(task));
+    EXPECT_EQ(status.code(), code) << status.text();
+    EXPECT_NE(status.text().find(text), std::string::npos) << status.text();
+  };
+  refused({Operation::kPause, {}, {"nccl"}}, Code::kInvalidArgument, "'nccl' are always kept");
+  refused({Operation::kPause, {}, {"cash"}}, Code::kNotFound,
+          "no memory of tag 'cash'; it has tags kv_cache, nccl, weights");
+  refused({Operation::kPause, {{"cash"}, true}}, Code::kNotFound,
+          "no memory of tag 'cash'; it has");
+  refused({Operation::kPause, {{"kv_cache", "nccl", "weights"}, true}}, Code::kNotFound,
+          "no memory of other tags; it has tags kv_cache, nccl, weights");
+  refused({Operation::kPause, {{"kv_cache"}}, {"weights"}}, Code::kInvalidArgument,
+          "tag 'weights' is to be dropped, but the pause is of tag kv_cache");
+  refused({Operation::kPause, {{"weights"}, true}, {"weights"}}, Code::kInvalidArgument,
+          "the pause is of all but tag weights");
+  refused({Operation::kResume, {}, {"weights"}}, Code::kInvalidArgument, "cannot drop");
+  EXPECT_EQ(group().state(), kRunning);
+
+  ASSERT_TRUE(pause_tags({"weights"}).ok());
+  refused({Operation::kPause, {}, {"weights"}}, Code::kFailedPrecondition,
+          "it is paused, and its bytes have been kept");
+  ASSERT_TRUE(resume_tags({"weights"}).ok());
+  EXPECT_TRUE(b.holds(weights, 0x11));
+  expect_intact();
+}
+
+TEST_F(BrokerTagsTest, FromInsideARankDropsAndExcepts) {
+  two_with_tags();
+  constexpr auto kPause = amem_v1_GroupOp_GROUP_OP_PAUSE;
+  constexpr auto kResume = amem_v1_GroupOp_GROUP_OP_RESUME;
+  Packet reply = a.await_reply(a.request(kPause, 0, {}, true));
+  EXPECT_EQ(FakeRank::code(reply), Code::kInvalidArgument) << "all but nothing";
+  reply = a.await_reply(a.request(kPause, 0, {}, false, {"nccl"}));
+  EXPECT_EQ(FakeRank::code(reply), Code::kInvalidArgument);
+  reply = a.await_reply(a.request(kPause, 0, {"cash"}, true));
+  EXPECT_EQ(FakeRank::code(reply), Code::kNotFound);
+
+  const auto both_ask = [&](amem_v1_GroupOp op, bool except, std::vector<std::string> discard) {
+    std::vector<std::string> tags;
+    if (except) tags = {"nccl", "kv_cache"};
+    a.replies.clear();
+    b.replies.clear();
+    a.request(op, 0, tags, except, discard);
+    b.request(op, 0, tags, except, discard);
+    ASSERT_TRUE(eventually([&] { return !a.replies.empty() && !b.replies.empty(); }));
+    EXPECT_EQ(FakeRank::code(a.replies.front()), Code::kOk);
+    EXPECT_EQ(FakeRank::code(b.replies.front()), Code::kOk);
+  };
+  both_ask(kPause, false, {"weights"});
+  EXPECT_EQ(group().state(), kPaused);
+  EXPECT_EQ(tag("weights").dropped_bytes(), 8 * kMiB);
+  both_ask(kResume, true, {});
+  EXPECT_TRUE(b.holds(weights, 0));
+  EXPECT_FALSE(b.memory[cache].fd);
+  ASSERT_TRUE(resume().ok());
+  expect_intact();
+}
+
+TEST_F(BrokerTagsTest, ARankSetsAPolicyAndTheOperatorsGoesBeforeIt) {
+  two_with_tags();
+  std::uint64_t seq = 1'000'000;
+  const auto rank_sets = [&](const std::string& name, amem_v1_RegionPolicy policy) {
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.seq = ++seq;
+    message.which_body = amem_v1_SessionMessage_set_policy_tag;
+    set_text(message.body.set_policy.tag, name);
+    message.body.set_policy.policy = policy;
+    a.send(message);
+    return FakeRank::code(a.await_reply(message.seq));
+  };
+  constexpr auto kKeep = amem_v1_RegionPolicy_REGION_POLICY_KEEP;
+  constexpr auto kDiscard = amem_v1_RegionPolicy_REGION_POLICY_DISCARD;
+  EXPECT_EQ(rank_sets("nccl", kDiscard), Code::kInvalidArgument);
+  EXPECT_EQ(rank_sets("", kKeep), Code::kInvalidArgument);
+  EXPECT_EQ(rank_sets("weights", amem_v1_RegionPolicy_REGION_POLICY_UNSPECIFIED),
+            Code::kInvalidArgument);
+  EXPECT_EQ(rank_sets("weights", kDiscard), Code::kOk);
+  EXPECT_EQ(rank_sets("kv_cache", kKeep), Code::kOk) << "before its region's";
+  EXPECT_EQ(group().policies_size(), 2);
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(rank_sets("weights", kKeep), Code::kFailedPrecondition) << "paused";
+  EXPECT_EQ(group().dropped_bytes(), 8 * kMiB);
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(b.holds(weights, 0));
+  EXPECT_TRUE(a.holds(cache, 0x22));
+
+  a.write(weights, 0x11);
+  ASSERT_TRUE(set_policy("weights", v1::POLICY_KEEP).ok());
+  EXPECT_EQ(rank_sets("weights", kDiscard), Code::kOk);
+  EXPECT_EQ(group().policies(1).policy(), v1::POLICY_KEEP) << "the operator's";
+  ASSERT_TRUE(pause().ok());
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(b.holds(weights, 0x11));
+}
+
 TEST_F(BrokerTagsTest, UnbrokeredMemoryIsReported) {
   join(a);
   Message message = amem_v1_SessionMessage_init_zero;

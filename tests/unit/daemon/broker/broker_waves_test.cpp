@@ -61,6 +61,24 @@ TEST_F(WavesTest, EachWaveMakesRoomForTheOtherGroup) {
   expect_usable();
 }
 
+TEST_F(WavesTest, WhatTheSwapDropsIsNotSavedAndComesBackZeroed) {
+  make_full();
+  a.free(train.kept.back());
+  train.kept.pop_back();
+  settle();
+  const std::uint64_t cache = a.create(gpu(0), 2 * kMiB, "kv_cache");
+  ASSERT_NE(cache, 0U);
+  a.write(cache, 0x77);
+  const Status swapped = complete(begin_swap("train", "rollout", {}, {"kv_cache"}));
+  ASSERT_TRUE(swapped.ok()) << swapped.text();
+  EXPECT_GT(a.received[kRelease], 2) << "in waves";
+  expect_intact(b, rollout);
+  EXPECT_EQ(group("train").dropped_bytes(), 82 * kMiB) << "by this swap and by the policy";
+  ASSERT_TRUE(swap("rollout", "train").ok());
+  EXPECT_TRUE(a.holds(cache, 0));
+  expect_intact(a, train);
+}
+
 TEST_F(WavesTest, AnAnswerOfAnotherWaveDoesNotCount) {
   make_full();
   auto watcher = swap_to_a_late_second_save();

@@ -85,6 +85,48 @@ TEST_F(GroupTagsTest, WithoutItsTagTheGroupRunsOn) {
             "tag weights of group 'train' is already running");
 }
 
+TEST_F(GroupTagsTest, AllButATagComesBackAndTheTagLater) {
+  const Task pause_rest{Operation::kPause, {{"weights"}, true}};
+  EXPECT_EQ(describe(pause_rest, "train"), "pause of all but tag weights of group 'train'");
+  pause(pause_rest);
+  drain();
+  expect_finished(Code::kOk, GroupState::kRunning);
+  EXPECT_FALSE(any({{"weights"}}, true));
+  EXPECT_EQ(group.can_start(pause_rest).text(),
+            "all but tag weights of group 'train' is already paused");
+  pause(Operation::kPause);
+  drain();
+  const Task resume_rest{Operation::kResume, {{"kv"}, true}};
+  resume(resume_rest);
+  drain();
+  expect_finished(Code::kOk, GroupState::kRunning);
+  EXPECT_EQ(find<action::Arrived>()->what, resume_rest.selection);
+  EXPECT_TRUE(any({{"kv"}}, true));
+  resume(kResumeKv);
+  drain();
+  EXPECT_FALSE(any({}, true));
+}
+
+TEST_F(GroupTagsTest, RequestsMustAgreeOnWhatIsDropped) {
+  const Task dropping{Operation::kPause, {}, {"kv"}};
+  group.request(1, 11, dropping, seconds(5), now);
+  group.request(2, 21, Operation::kPause, seconds(5), now);
+  EXPECT_EQ(group.phase(), Phase::kNone);
+  now += seconds(5);
+  group.tick(now);
+  drain();
+  const auto answers = all<action::Answer>();
+  ASSERT_EQ(answers.size(), 2U);
+  EXPECT_EQ(answers[0].status.text(),
+            "pause of group 'train', dropping tag kv from inside: not every rank asked for it in "
+            "time; missing: rank 1 (pid 22); the group is running");
+  group.request(1, 12, dropping, {}, now);
+  group.request(2, 22, dropping, {}, now);
+  EXPECT_EQ(group.phase(), Phase::kQuiesce);
+  drain();
+  EXPECT_EQ(find<action::Begun>()->task, dropping);
+}
+
 TEST_F(GroupTagsTest, ComingBackDisturbsNobody) {
   pause(kPauseKv);
   to_load(kResumeKv);
