@@ -109,7 +109,7 @@ def test_the_real_shims_errors(node, python):
         ctypes.CDLL("libcuda.so.1").cuInit(0)
         amem.set_group("chosen")
         assert amem.is_active()
-        for call in (lambda: amem.pause(["x"] * 8 + ["y"]), lambda: amem.pause("")):
+        for call in (lambda: amem.pause(["x"] * 64 + ["y"]), lambda: amem.pause("")):
             try:
                 call()
                 raise SystemExit("nothing was raised")
