@@ -110,6 +110,14 @@ def test_futures_in_the_order_of_the_calls(shim):
     assert shim.notes == ["pause [a] 0", "resume [a] 1000", "pause [] 0"]
 
 
+def test_futures_take_what_the_calls_take(shim):
+    amem.pause_async(["weights", "kv_cache"], discard="kv_cache").result(20)
+    amem.resume_async(except_tags="kv_cache").result(20)
+    assert shim.notes == ["discard kv_cache", "pause [weights,kv_cache] 0", "except kv_cache", "resume [] 0"]
+    with pytest.raises(amem.InvalidArgumentError):
+        amem.resume_async("weights", except_tags="kv_cache")  # at once
+
+
 def test_futures_carry_errors(shim):
     shim.answer(amem.Code.ABORTED, "rank 1 died")
     assert isinstance(amem.pause_async().exception(20), amem.AbortedError)

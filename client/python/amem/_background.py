@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Optional
 
-from amem._arguments import Tags, milliseconds, tag_list
+from amem._arguments import Tags, milliseconds, optional_tags, selection
 from amem._launcher import swap
 from amem._rank import pause, resume
 
@@ -63,23 +63,25 @@ def _forget_worker() -> None:
 os.register_at_fork(after_in_child=_forget_worker)
 
 
-def pause_async(tags: Tags = None, timeout: float | None = None) -> Future[None]:
+def pause_async(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
+                discard: Tags = None) -> Future[None]:
     """pause() in the background. The future's result is None, or the error that pause() raises.
 
     A daemon thread of this package does what pause_async, resume_async and swap_async are given, one after the other
     in the order of the calls. cancel() works until its turn has come; what has begun is not called off. An operation
     that is under way when the interpreter ends is not waited for. Arguments are checked at once.
     """
-    names = tag_list(tags) or None
+    chosen, drops = selection(tags, except_tags), optional_tags(discard)
     milliseconds(timeout)
-    return _worker.submit(lambda: pause(names, timeout))
+    return _worker.submit(
+        lambda: pause(chosen["tags"] or None, timeout, except_tags=chosen["except_tags"], discard=drops))
 
 
-def resume_async(tags: Tags = None, timeout: float | None = None) -> Future[None]:
+def resume_async(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> Future[None]:
     """resume() in the background; as pause_async()."""
-    names = tag_list(tags) or None
+    chosen = selection(tags, except_tags)
     milliseconds(timeout)
-    return _worker.submit(lambda: resume(names, timeout))
+    return _worker.submit(lambda: resume(chosen["tags"] or None, timeout, except_tags=chosen["except_tags"]))
 
 
 def swap_async(out: str, into: str, timeout: float | None = None, *, runtime_dir: str | None = None) -> Future[None]:
