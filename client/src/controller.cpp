@@ -24,6 +24,7 @@ namespace {
 
 using amem::Code;
 using amem::Status;
+using amem::client::ControlClient;
 using amem::client::give;
 using amem::client::guarded;
 using amem::client::read_selection;
@@ -41,6 +42,14 @@ std::vector<std::string> names(const char* const* tags, size_t count) {
 amem::client::Choice choice(const amem_selection& from) {
   return {names(from.tags, from.tag_count), names(from.except_tags, from.except_count),
           names(from.discard, from.discard_count)};
+}
+
+amem_selection of_tags(const char* const* tags, size_t count) {
+  amem_selection selection{};
+  selection.size = sizeof selection;
+  selection.tags = tags;
+  selection.tag_count = count;
+  return selection;
 }
 
 Status no_client() { return {Code::kInvalidArgument, "the client is NULL"}; }
@@ -70,6 +79,19 @@ amem::client::OnProgress wrap(amem_progress_callback callback, void* user) {
                              .json = json.c_str()};
     return callback(&view, user) == 0;
   };
+}
+
+/// `operation`: ControlClient::pause or resume.
+int operate(decltype(&ControlClient::pause) operation, amem_client* client, const char* group,
+            const amem_selection* selection, uint32_t timeout_ms, amem_progress_callback callback,
+            void* user, amem_error* error) {
+  return guarded(error, [&]() -> Status {
+    if (client == nullptr) return no_client();
+    const auto what = read_selection(selection);
+    if (!what.ok()) return what.status();
+    return (client->broker.*operation)(text_or_empty(group), choice(what.value()), timeout_ms,
+                                       wrap(callback, user));
+  });
 }
 
 }  // namespace
@@ -163,23 +185,15 @@ int amem_client_pause(amem_client* client, const char* group, uint32_t timeout_m
 int amem_client_pause_tags(amem_client* client, const char* group, const char* const* tags,
                            size_t count, uint32_t timeout_ms, amem_progress_callback callback,
                            void* user, amem_error* error) {
-  amem_selection selection{};
-  selection.size = sizeof selection;
-  selection.tags = tags;
-  selection.tag_count = count;
+  const amem_selection selection = of_tags(tags, count);
   return amem_client_pause_selected(client, group, &selection, timeout_ms, callback, user, error);
 }
 
 int amem_client_pause_selected(amem_client* client, const char* group,
                                const amem_selection* selection, uint32_t timeout_ms,
                                amem_progress_callback callback, void* user, amem_error* error) {
-  return guarded(error, [&]() -> Status {
-    if (client == nullptr) return no_client();
-    const auto what = read_selection(selection);
-    if (!what.ok()) return what.status();
-    return client->broker.pause(text_or_empty(group), choice(what.value()), timeout_ms,
-                                wrap(callback, user));
-  });
+  return operate(&ControlClient::pause, client, group, selection, timeout_ms, callback, user,
+                 error);
 }
 
 int amem_client_resume(amem_client* client, const char* group, uint32_t timeout_ms,
@@ -190,23 +204,15 @@ int amem_client_resume(amem_client* client, const char* group, uint32_t timeout_
 int amem_client_resume_tags(amem_client* client, const char* group, const char* const* tags,
                             size_t count, uint32_t timeout_ms, amem_progress_callback callback,
                             void* user, amem_error* error) {
-  amem_selection selection{};
-  selection.size = sizeof selection;
-  selection.tags = tags;
-  selection.tag_count = count;
+  const amem_selection selection = of_tags(tags, count);
   return amem_client_resume_selected(client, group, &selection, timeout_ms, callback, user, error);
 }
 
 int amem_client_resume_selected(amem_client* client, const char* group,
                                 const amem_selection* selection, uint32_t timeout_ms,
                                 amem_progress_callback callback, void* user, amem_error* error) {
-  return guarded(error, [&]() -> Status {
-    if (client == nullptr) return no_client();
-    const auto what = read_selection(selection);
-    if (!what.ok()) return what.status();
-    return client->broker.resume(text_or_empty(group), choice(what.value()), timeout_ms,
-                                 wrap(callback, user));
-  });
+  return operate(&ControlClient::resume, client, group, selection, timeout_ms, callback, user,
+                 error);
 }
 
 int amem_client_swap(amem_client* client, const char* out, const char* in, uint32_t timeout_ms,
