@@ -1,7 +1,7 @@
 # amem_precompile(TARGET HEADER…): large headers of others that most of the target's files include, compiled once; it makes
 # a first build a good deal faster. amem_precompile(TARGET REUSE_FROM OTHER): those of a target with the same flags. A
 # compiler cache does more for later builds and keeps no precompiled headers, so with one (CMAKE_CXX_COMPILER_LAUNCHER)
-# nothing is precompiled.
+# nothing is precompiled. Packages are made without: they are to be the same bytes with a cache and without.
 option(AMEM_PRECOMPILE "Precompile large headers where no compiler cache is used" ON)
 function(amem_precompile target)
   if(NOT AMEM_PRECOMPILE OR CMAKE_CXX_COMPILER_LAUNCHER)

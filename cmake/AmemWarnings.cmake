@@ -24,3 +24,8 @@ if(AMEM_SANITIZE)
     target_compile_options(amem_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-tsan>)
   endif()
 endif()
+
+# What a fuzzer is to find its way through is told by the code itself.
+if(AMEM_BUILD_FUZZERS)
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()

@@ -43,6 +43,11 @@
   X(cuStreamSynchronize, 2000)                \
   X(cuStreamQuery, 2000)                      \
   X(cuThreadExchangeStreamCaptureMode, 10010) \
+  X(cuGraphGetNodes, 10000)                   \
+  X(cuGraphNodeGetType, 10000)                \
+  X(cuGraphMemcpyNodeGetParams, 10000)        \
+  X(cuGraphMemsetNodeGetParams, 10000)        \
+  X(cuGraphChildGraphNodeGetGraph, 10000)     \
   X(cuMemcpyDtoHAsync, 3020)                  \
   X(cuMemcpyHtoDAsync, 3020)                  \
   X(cuMemsetD8Async, 3020)                    \

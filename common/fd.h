@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 namespace amem {
@@ -36,6 +37,17 @@ class Fd {
  private:
   int fd_ = -1;
 };
+
+/// A descriptor that several hold, each for a time of its own.
+using SharedFd = std::shared_ptr<const Fd>;
+
+/// As many open files as the process may have. False: errno says why not.
+inline bool raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
+  limit.rlim_cur = limit.rlim_max;
+  return ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
+}
 
 /// Makes room for so many descriptors in the process's table, as far as its limit allows. The table
 /// grows by itself, but in a process with threads the kernel then waits until no CPU can be reading

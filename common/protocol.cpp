@@ -28,6 +28,16 @@ bool valid_group_name(std::string_view name) {
          std::all_of(name.begin(), name.end(), allowed);
 }
 
+bool valid_group_address(std::string_view address) {
+  constexpr std::size_t kLongestOwner = 300;
+  const std::size_t at = address.find('@');
+  if (at == std::string_view::npos) return valid_group_name(address);
+  const std::string_view owner = address.substr(at + 1);
+  return valid_group_name(address.substr(0, at)) && !owner.empty() &&
+         owner.size() <= kLongestOwner &&
+         std::all_of(owner.begin(), owner.end(), [](char c) { return c > ' ' && c <= '~'; });
+}
+
 std::string default_runtime_dir() {
   auto from_environment = [](const char* name) -> std::string {
     const char* value = std::getenv(name);

@@ -12,17 +12,21 @@
 namespace amem {
 
 /// Raised whenever an old shim and a new broker would misunderstand each other.
-inline constexpr std::uint32_t kProtocolVersion = 6;
+inline constexpr std::uint32_t kProtocolVersion = 9;
 
 /// Copy::segment of a load that clears its range instead of reading the pool.
 inline constexpr std::uint32_t kZeroSegment = 0xffffffffU;
 
 inline constexpr std::size_t kMaxCopiesPerMessage = 256;  // session.options: Copies.copies
 inline constexpr std::size_t kMaxPiecesPerMessage = 256;  // session.options: Saved.pieces
+inline constexpr std::size_t kMaxRangesPerMessage = 256;  // session.options: Measure.ranges
+inline constexpr std::size_t kMaxPartsPerMessage = 256;   // session.options: Measured.parts
+inline constexpr std::size_t kMaxMasksPerMessage = 2048;  // session.options: Measured.masks
 inline constexpr std::size_t kMaxMapsPerMessage =
     128;  // session.options: Map.ids; also descriptors per packet
-inline constexpr std::size_t kMaxDevices = 64;  // session.options: CutStatus.devices
-inline constexpr std::size_t kMaxTags = 64;     // session.options: GroupRequest.tags, Release.tags
+inline constexpr std::size_t kMaxHoldingPerMessage = 256;  // session.options: Holding.items
+inline constexpr std::size_t kMaxDevices = 64;             // session.options: CutStatus.devices
+inline constexpr std::size_t kMaxTags = 64;  // session.options: GroupRequest.tags, Release.tags
 
 inline constexpr std::string_view kSessionSocket = "session.sock";
 inline constexpr std::string_view kControlSocket = "control.sock";
@@ -49,6 +53,8 @@ std::string to_string(const DeviceUuid& uuid);
 
 /// 1 to 63 characters of [A-Za-z0-9._-], not starting with '.' or '-'.
 bool valid_group_name(std::string_view name);
+/// A name, or "name@owner" as an operator calls another owner's group.
+bool valid_group_address(std::string_view address);
 
 /// Where the sockets are when nobody says: $AMEM_RUNTIME_DIR; else /run/amem when it exists or we
 /// are root; else $XDG_RUNTIME_DIR/amem; else /tmp/amem-<uid>.

@@ -5,7 +5,6 @@
 #include <malloc.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -18,7 +17,9 @@
 #include "common/version.h"
 #include "daemon/base/runtime_dir.h"
 #include "daemon/base/units.h"
+#include "daemon/base/unix_listener.h"
 #include "daemon/broker/broker.h"
+#include "daemon/broker/keeper.h"
 #include "daemon/control/control_service.h"
 #include "daemon/settings/arguments.h"
 #include "daemon/settings/log.h"
@@ -28,16 +29,6 @@ namespace {
 
 /// As many as a full node is likely to need; with more the table grows by itself.
 constexpr rlim_t kDescriptors = 65536;
-
-/// One descriptor per allocation, and one per session: as many as we may have.
-void raise_descriptor_limit() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0)
-    spdlog::warn("cannot raise the limit of open files: {}", std::strerror(errno));
-  spdlog::debug("up to {} open files", limit.rlim_cur);
-}
 
 /// Blocked in every thread that comes later, read from the loop.
 Fd take_signals() {
@@ -54,9 +45,42 @@ int fail(const Status& status) {
   return 1;
 }
 
-int serve(const Config& config) {
+/// kInvalidArgument: access.operators names no group; who relies on it must hear of it.
+Result<ControlSettings> control_settings(const Config& config) {
+  ControlSettings settings;
+  settings.socket = {config.runtime_dir + "/" + std::string(kControlSocket), config.control_mode,
+                     config.socket_group_id};
+  settings.isolation = config.isolation;
+  settings.access.see_all = config.see_all;
+  settings.listen = config.listen;
+  settings.tls_dir = config.tls_dir;
+  if (!config.operators.empty()) {
+    const Result<gid_t> operators = group_id(config.operators);
+    if (!operators.ok())
+      return Status(Code::kInvalidArgument, "access.operators: " + operators.status().text());
+    settings.access.operators = operators.value();
+  }
+  return settings;
+}
+
+/// Without the group the sockets are root's, which is safe, and no use to anybody else.
+void find_socket_group(Config& config) {
+  if (config.socket_group.empty()) return;
+  const Result<gid_t> group = group_id(config.socket_group);
+  if (group.ok())
+    config.socket_group_id = group.value();
+  else
+    spdlog::warn(
+        "sockets.group: {}; only {} can open the sockets. Make the group (`groupadd --system {}`) "
+        "and add to it who may run jobs, or set sockets.group",
+        group.status().text(), ::geteuid() == 0 ? "root" : "this user", config.socket_group);
+}
+
+int serve(Config config) {
   const Fd signals = take_signals();
-  raise_descriptor_limit();
+  // One descriptor per allocation, and one per session: as many as we may have.
+  if (!raise_descriptor_limit())
+    spdlog::warn("cannot raise the limit of open files: {}", std::strerror(errno));
   reserve_descriptors(signals.get(), kDescriptors);
 
   RuntimeDir runtime_dir;
@@ -74,15 +98,26 @@ int serve(const Config& config) {
   if (Status status = nvml.open(devices); !status.ok())
     spdlog::warn("device usage is unknown: {}", status.text());
 
+  if (!kernel_tells_ends())
+    spdlog::warn(
+        "this kernel has no pidfd, so a process counts as ended when its session ends, also one "
+        "that runs on with memory of its group; docs/security.md says what follows. Linux 5.3 or "
+        "newer can tell");
+
   EventLoop loop;
   if (Status status = loop.open(); !status.ok()) return fail(status);
-  Broker broker(loop, config, devices, nvml);
+  find_socket_group(config);
+  const Result<ControlSettings> settings = control_settings(config);
+  if (!settings.ok()) return fail(settings.status());
+  Keeper keeper(loop, config);
+  if (Status status = keeper.attach(); !status.ok()) return fail(status);
+  Broker broker(loop, config, devices, nvml, &keeper.record());
+  if (Status status = broker.take_up(keeper.take_stock()); !status.ok()) return fail(status);
   if (Status status = broker.start(); !status.ok()) return fail(status);
   ControlServer control(broker, loop);
-  if (Status status = control.start(config.runtime_dir + "/" + std::string(kControlSocket),
-                                    config.control_mode);
-      !status.ok())
-    return fail(status);
+  if (Status status = control.start(settings.value()); !status.ok()) return fail(status);
+
+  keeper.watch([&] { broker.hold_again(); });
 
   std::thread ending;  // waits for calls that need the loop to end
   const EventLoop::WatchId watch = loop.watch(signals.get(), EPOLLIN, [&](std::uint32_t) {
@@ -96,6 +131,7 @@ int serve(const Config& config) {
     if (ending.joinable()) return;
     spdlog::info("ending: signal {} from pid {}", info.ssi_signo, info.ssi_pid);
     broker.shut();
+    control.close();
     ending = std::thread([&] {
       control.shut();
       loop.stop();

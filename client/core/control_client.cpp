@@ -11,7 +11,9 @@
 
 #include "amem/v1/broker.grpc.pb.h"
 #include "client/core/endpoint.h"
+#include "client/core/tls.h"
 #include "common/protocol.h"
+#include "common/tls_files.h"
 
 namespace amem::client {
 namespace {
@@ -19,9 +21,10 @@ namespace {
 using Clock = std::chrono::system_clock;  // gRPC's deadlines are on it
 using std::chrono::milliseconds;
 
-std::shared_ptr<grpc::Channel> open_channel(const std::string& socket) {
+std::shared_ptr<grpc::Channel> open_channel(
+    const std::string& target, const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
   grpc::ChannelArguments arguments;
-  // The socket is local: trying again is cheap, and a broker that was restarted is there at once.
+  // Trying again is cheap, and a broker that was restarted is there at once.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
@@ -29,19 +32,28 @@ std::shared_ptr<grpc::Channel> open_channel(const std::string& socket) {
   // Two clients of one process stay independent of each other.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(-1);  // the broker is trusted, and lists may be long
-  return grpc::CreateCustomChannel(grpc_target(socket), grpc::InsecureChannelCredentials(),
-                                   arguments);
+  return grpc::CreateCustomChannel(target, credentials, arguments);
 }
 
 Status check_group(const std::string& group) {
-  if (valid_group_name(group)) return {};
+  if (valid_group_address(group)) return {};
   return {Code::kInvalidArgument, "\"" + group +
                                       "\" is no group name: 1 to 63 characters of [A-Za-z0-9._-], "
-                                      "not starting with '.' or '-'"};
+                                      "not starting with '.' or '-'; another user's is NAME@UID"};
 }
 
 Status check_group_or_all(const std::string& group) {
   return group.empty() ? Status() : check_group(group);
+}
+
+Status check_groups(Groups groups) {
+  if (groups.empty()) return {Code::kInvalidArgument, "no group is named"};
+  for (const std::string& group : groups)
+    if (Status status = check_group(group); !status.ok()) return status;
+  std::sort(groups.begin(), groups.end());
+  if (const auto twice = std::adjacent_find(groups.begin(), groups.end()); twice != groups.end())
+    return {Code::kInvalidArgument, "group \"" + *twice + "\" is named twice"};
+  return {};
 }
 
 Status check_tags(const std::vector<std::string>& tags) {
@@ -56,14 +68,18 @@ Status check_tags(const std::vector<std::string>& tags) {
 
 /// Fills in what a pause and a resume both have.
 template <class Request>
-Status choose(Request& request, const std::string& group, const Choice& what,
+Status choose(Request& request, const Groups& groups, const Choice& what,
               std::uint32_t timeout_ms) {
-  if (Status status = check_group(group); !status.ok()) return status;
+  if (Status status = check_groups(groups); !status.ok()) return status;
   if (!what.tags.empty() && !what.except.empty())
     return {Code::kInvalidArgument, "either tags, or the tags that are excepted; not both"};
   for (const auto* tags : {&what.tags, &what.except, &what.discard})
     if (Status status = check_tags(*tags); !status.ok()) return status;
-  request.set_group(group);
+  // A broker that is older than this client knows the first form alone, and refuses the other.
+  if (groups.size() == 1)
+    request.set_group(groups.front());
+  else
+    *request.mutable_groups() = {groups.begin(), groups.end()};
   *request.mutable_tags() = {what.tags.begin(), what.tags.end()};
   *request.mutable_except_tags() = {what.except.begin(), what.except.end()};
   request.set_timeout_ms(timeout_ms);
@@ -77,22 +93,32 @@ std::string in_words(milliseconds time) {
 
 }  // namespace
 
-milliseconds operation_deadline(std::uint32_t timeout_ms, int groups) {
+milliseconds operation_deadline(std::uint32_t timeout_ms, int parts) {
   constexpr milliseconds kConfiguredAtMost = std::chrono::minutes(5);
   constexpr milliseconds kMargin = std::chrono::minutes(5);
-  return groups * ((timeout_ms != 0 ? milliseconds(timeout_ms) : kConfiguredAtMost) + kMargin);
+  return parts * ((timeout_ms != 0 ? milliseconds(timeout_ms) : kConfiguredAtMost) + kMargin);
 }
 
 struct ControlClient::Impl {
   Impl(std::string path, milliseconds timeout)
-      : socket(std::move(path)),
+      : where(std::move(path)),
         query_timeout(timeout),
-        channel(open_channel(socket)),
+        channel(open_channel(grpc_target(where), grpc::InsecureChannelCredentials())),
         stub(v1::Broker::NewStub(channel)) {}
+  Impl(Remote remote, milliseconds timeout)
+      : where(std::move(remote.address)),
+        tls_dir(std::move(remote.tls_dir)),
+        query_timeout(timeout),
+        channel(open_channel(where, mutual_tls(tls_dir))),
+        stub(v1::Broker::NewStub(channel)) {}
+
+  /// What stands in the way, as far as it can be seen from outside of gRPC.
+  Status look() const { return tls_dir.empty() ? probe(where) : check_tls_files(tls_dir); }
 
   class Call;
 
-  const std::string socket;
+  const std::string where;
+  const std::string tls_dir;  // empty: `where` is a socket
   const milliseconds query_timeout;
   const std::shared_ptr<grpc::Channel> channel;
   const std::unique_ptr<v1::Broker::Stub> stub;
@@ -129,9 +155,9 @@ class ControlClient::Impl::Call {
   /// when somebody listens there.
   Status prepare() {
     if (impl_.channel->GetState(false) == GRPC_CHANNEL_READY) return {};
-    if (Status why = probe(impl_.socket); !why.ok()) return why;
+    if (Status why = impl_.look(); !why.ok()) return why;
     if (!timeout_) return connect();
-    context_.set_wait_for_ready(true);
+    context_.set_wait_for_ready(impl_.tls_dir.empty());
     return {};
   }
 
@@ -172,7 +198,7 @@ class ControlClient::Impl::Call {
       case grpc::StatusCode::UNIMPLEMENTED:
         return {
             Code::kUnimplemented,
-            "amemd at " + impl_.socket + " does not know this call; is it older than this client?"};
+            "amemd at " + impl_.where + " does not know this call; is it older than this client?"};
       case grpc::StatusCode::UNAUTHENTICATED:  // the only code that amem::Code lacks
         return {Code::kPermissionDenied, status.error_message()};
       default:
@@ -188,7 +214,7 @@ class ControlClient::Impl::Call {
     const auto until = Clock::now() + impl_.query_timeout;
     while (!impl_.channel->WaitForConnected(Clock::now() + milliseconds(50))) {
       if (stopped_) return stopped();
-      if (Status why = probe(impl_.socket); !why.ok()) return why;
+      if (Status why = impl_.look(); !why.ok()) return why;
       if (Clock::now() >= until) return too_late();
     }
     return {};
@@ -202,8 +228,13 @@ class ControlClient::Impl::Call {
 
   /// gRPC's own text names neither the socket nor a remedy; looking at the socket does.
   Status unavailable(const std::string& text) const {
-    const std::string lost = "the connection to amemd at " + impl_.socket + " was lost";
-    if (const Status why = probe(impl_.socket); !why.ok()) {
+    if (!impl_.tls_dir.empty() && !answered_)
+      return {Code::kUnavailable,
+              "no connection to amemd at " + impl_.where + ": " + text +
+                  ". Is it there (control.listen), and are the certificates of both ends valid and "
+                  "of one authority?"};
+    const std::string lost = "the connection to amemd at " + impl_.where + " was lost";
+    if (const Status why = impl_.look(); !why.ok()) {
       return answered_ ? Status(why.code(), lost + ": " + why.text()) : why;
     }
     return {Code::kUnavailable,
@@ -213,7 +244,7 @@ class ControlClient::Impl::Call {
 
   Status too_late() const {
     return {Code::kDeadlineExceeded,
-            "amemd at " + impl_.socket + " did not answer within " +
+            "amemd at " + impl_.where + " did not answer within " +
                 in_words(timeout_.value_or(impl_.query_timeout)) +
                 (kind_ == Kind::kOperation
                      ? "; the operation may go on there, `amemctl groups` shows its state"
@@ -233,7 +264,10 @@ ControlClient::ControlClient(std::string socket, milliseconds query_timeout)
     : impl_(std::make_unique<Impl>(std::move(socket), query_timeout)) {}
 ControlClient::~ControlClient() = default;
 
-const std::string& ControlClient::socket() const { return impl_->socket; }
+ControlClient::ControlClient(Remote remote, milliseconds query_timeout)
+    : impl_(std::make_unique<Impl>(std::move(remote), query_timeout)) {}
+
+const std::string& ControlClient::where() const { return impl_->where; }
 
 Result<v1::NodeStatus> ControlClient::status() {
   Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
@@ -249,6 +283,15 @@ Result<v1::ListGroupsResponse> ControlClient::groups() {
   if (Status why = call.prepare(); !why.ok()) return why;
   v1::ListGroupsResponse answer;
   Status status = call.end(impl_->stub->ListGroups(call.context(), {}, &answer));
+  if (!status.ok()) return status;
+  return answer;
+}
+
+Result<v1::ListQuotasResponse> ControlClient::quotas() {
+  Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
+  if (Status why = call.prepare(); !why.ok()) return why;
+  v1::ListQuotasResponse answer;
+  Status status = call.end(impl_->stub->ListQuotas(call.context(), {}, &answer));
   if (!status.ok()) return status;
   return answer;
 }
@@ -296,59 +339,69 @@ Status ControlClient::set_policy(const std::string& group, const std::string& ta
 
 /// What pause, resume and swap share. `start` makes the call; `groups` of them must report `done`.
 template <class Start>
-Status ControlClient::operate(std::uint32_t timeout_ms, int groups, const OnProgress& on_progress,
-                              Start start) {
-  Impl::Call call(*impl_, Impl::Call::Kind::kOperation, operation_deadline(timeout_ms, groups));
+Status ControlClient::operate(std::uint32_t timeout_ms, int parts, std::size_t groups,
+                              const OnProgress& on_progress, Start start) {
+  Impl::Call call(*impl_, Impl::Call::Kind::kOperation, operation_deadline(timeout_ms, parts));
   if (Status why = call.prepare(); !why.ok()) return why;
-  int done = 0;
+  std::size_t done = 0;
   const OnProgress count = [&](const v1::Progress& progress) {
     if (progress.done()) ++done;
     return !on_progress || on_progress(progress);
   };
   Status status = call.read(*start(call.context()), count);
   if (status.ok() && done < groups) {
-    return {Code::kInternal, "amemd at " + impl_->socket + " ended the call without a result"};
+    return {Code::kInternal, "amemd at " + impl_->where + " ended the call without a result"};
   }
   return status;
 }
 
-Status ControlClient::pause(const std::string& group, const Choice& what, std::uint32_t timeout_ms,
+Status ControlClient::pause(const Groups& groups, const Choice& what, std::uint32_t timeout_ms,
                             const OnProgress& on_progress) {
   v1::PauseRequest request;
+  request.set_guests(what.guests);
   *request.mutable_discard() = {what.discard.begin(), what.discard.end()};
-  if (Status status = choose(request, group, what, timeout_ms); !status.ok()) return status;
-  return operate(timeout_ms, 1, on_progress, [&](grpc::ClientContext* context) {
+  if (Status status = choose(request, groups, what, timeout_ms); !status.ok()) return status;
+  return operate(timeout_ms, 1, groups.size(), on_progress, [&](grpc::ClientContext* context) {
     return impl_->stub->Pause(context, request);
   });
 }
 
-Status ControlClient::resume(const std::string& group, const Choice& what, std::uint32_t timeout_ms,
+Status ControlClient::resume(const Groups& groups, const Choice& what, std::uint32_t timeout_ms,
                              const OnProgress& on_progress) {
   if (!what.discard.empty())
     return {Code::kInvalidArgument,
             "a resume cannot drop bytes; it brings back what the pause has kept"};
+  if (what.guests != v1::GUEST_POLICY_UNSPECIFIED)
+    return {Code::kInvalidArgument, "a resume waits for no guests; they are a pause's"};
   v1::ResumeRequest request;
-  if (Status status = choose(request, group, what, timeout_ms); !status.ok()) return status;
-  return operate(timeout_ms, 1, on_progress, [&](grpc::ClientContext* context) {
+  if (Status status = choose(request, groups, what, timeout_ms); !status.ok()) return status;
+  return operate(timeout_ms, 1, groups.size(), on_progress, [&](grpc::ClientContext* context) {
     return impl_->stub->Resume(context, request);
   });
 }
 
-Status ControlClient::swap(const std::string& out, const std::string& in,
+Status ControlClient::swap(const Groups& out, const Groups& in,
                            const std::vector<std::string>& discard, std::uint32_t timeout_ms,
-                           const OnProgress& on_progress) {
-  if (Status status = check_group(out); !status.ok()) return status;
-  if (Status status = check_group(in); !status.ok()) return status;
+                           const OnProgress& on_progress, v1::GuestPolicy guests) {
+  if (out.empty() || in.empty())
+    return {Code::kInvalidArgument, "a swap needs groups that go out and groups that come in"};
+  Groups all = out;
+  all.insert(all.end(), in.begin(), in.end());
+  if (Status status = check_groups(all); !status.ok()) return status;
   if (Status status = check_tags(discard); !status.ok()) return status;
-  if (out == in) {
-    return {Code::kInvalidArgument, "a swap needs two groups, and both are \"" + out + "\""};
-  }
   v1::SwapRequest request;
-  request.set_out(out);
-  request.set_in(in);
+  if (out.size() == 1)
+    request.set_out(out.front());
+  else
+    *request.mutable_out_groups() = {out.begin(), out.end()};
+  if (in.size() == 1)
+    request.set_in(in.front());
+  else
+    *request.mutable_in_groups() = {in.begin(), in.end()};
   *request.mutable_discard() = {discard.begin(), discard.end()};
+  request.set_guests(guests);
   request.set_timeout_ms(timeout_ms);
-  return operate(timeout_ms, 2, on_progress,
+  return operate(timeout_ms, 2, all.size(), on_progress,
                  [&](grpc::ClientContext* context) { return impl_->stub->Swap(context, request); });
 }
 
@@ -361,7 +414,7 @@ Status ControlClient::watch(const std::string& group, const OnEvent& on_event) {
   const auto reader = impl_->stub->Watch(call.context(), request);
   Status status = call.read(*reader, on_event);
   if (!status.ok()) return status;
-  return {Code::kUnavailable, "amemd at " + impl_->socket + " ended the stream of events"};
+  return {Code::kUnavailable, "amemd at " + impl_->where + " ended the stream of events"};
 }
 
 void ControlClient::cancel() {

@@ -36,42 +36,59 @@ struct Choice {
   std::vector<std::string> tags;
   std::vector<std::string> except;
   std::vector<std::string> discard;  // of a pause: tags whose bytes it drops, whatever their policy
+  v1::GuestPolicy guests = v1::GUEST_POLICY_UNSPECIFIED;  // of a pause
 };
 
-/// How long a client waits for the broker to answer a pause or resume (of `groups` groups) before
+/// Groups, each once.
+using Groups = std::vector<std::string>;
+
+/// How long a client waits for the broker to answer a pause or resume, or (`parts` 2) both, before
 /// it gives up on it. Every phase has a deadline in the broker, so this only ends the wait for a
 /// broker that hangs: the time asked for (0: a generous guess at the configured one) and a margin.
-std::chrono::milliseconds operation_deadline(std::uint32_t timeout_ms, int groups);
+/// The groups of a set go through their phases together.
+std::chrono::milliseconds operation_deadline(std::uint32_t timeout_ms, int parts);
+
+/// A broker that is reached by TCP.
+struct Remote {
+  std::string address;  // "host:port"; the certificate is the host's
+  std::string tls_dir;  // ca.crt, tls.crt and tls.key
+};
 
 class ControlClient {
  public:
   /// `socket` is a path; see control_socket().
   explicit ControlClient(std::string socket,
                          std::chrono::milliseconds query_timeout = kDefaultQueryTimeout);
+  /// The files are read with the first call.
+  explicit ControlClient(Remote remote,
+                         std::chrono::milliseconds query_timeout = kDefaultQueryTimeout);
   ControlClient(const ControlClient&) = delete;
   ControlClient& operator=(const ControlClient&) = delete;
   ~ControlClient();
 
-  const std::string& socket() const;
+  /// The socket's path, or the address.
+  const std::string& where() const;
 
   // An empty group means all groups.
   Result<v1::NodeStatus> status();
   Result<v1::ListGroupsResponse> groups();
+  Result<v1::ListQuotasResponse> quotas();
   Result<v1::ListRanksResponse> ranks(const std::string& group);
   Status allocations(const std::string& group, const OnAllocation& on_allocation);
   /// Sets what is not UNSPECIFIED; one of the two must be given.
   Status set_policy(const std::string& group, const std::string& tag, v1::Policy policy,
                     v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED);
 
-  // OK once the broker has reported the end. What is stopped or times out here goes on there.
-  Status pause(const std::string& group, const Choice& what, std::uint32_t timeout_ms,
+  // Of all groups, or none. OK once the broker has reported the end. What is stopped or times out
+  // here goes on there.
+  Status pause(const Groups& groups, const Choice& what, std::uint32_t timeout_ms,
                const OnProgress& on_progress);
-  Status resume(const std::string& group, const Choice& what, std::uint32_t timeout_ms,
+  Status resume(const Groups& groups, const Choice& what, std::uint32_t timeout_ms,
                 const OnProgress& on_progress);
-  /// `discard`: tags of `out`, as of a pause.
-  Status swap(const std::string& out, const std::string& in,
-              const std::vector<std::string>& discard, std::uint32_t timeout_ms,
-              const OnProgress& on_progress);
+  /// `discard`: tags of `out`, as of a pause, and so `guests`.
+  Status swap(const Groups& out, const Groups& in, const std::vector<std::string>& discard,
+              std::uint32_t timeout_ms, const OnProgress& on_progress,
+              v1::GuestPolicy guests = v1::GUEST_POLICY_UNSPECIFIED);
 
   /// Never OK: events come until something ends the call.
   Status watch(const std::string& group, const OnEvent& on_event);
@@ -83,7 +100,8 @@ class ControlClient {
   struct Impl;
 
   template <class Start>
-  Status operate(std::uint32_t timeout_ms, int groups, const OnProgress& on_progress, Start start);
+  Status operate(std::uint32_t timeout_ms, int parts, std::size_t groups,
+                 const OnProgress& on_progress, Start start);
 
   std::unique_ptr<Impl> impl_;
 };

@@ -15,10 +15,11 @@ namespace {
 const CLI::Validator& group_name() {
   static const CLI::Validator validator(
       [](std::string& text) {
-        return valid_group_name(text) ? std::string()
-                                      : "\"" + text +
-                                            "\" is no group name: 1 to 63 characters of "
-                                            "[A-Za-z0-9._-], not starting with '.' or '-'";
+        return valid_group_address(text)
+                   ? std::string()
+                   : "\"" + text +
+                         "\" is no group name: 1 to 63 characters of [A-Za-z0-9._-], not starting "
+                         "with '.' or '-'; another user's group is NAME@UID";
       },
       "", "group name");
   return validator;
@@ -48,6 +49,16 @@ void add_globals(CLI::App& app, CommandLine& options) {
   app.add_option("--socket", options.socket,
                  "The broker's control socket, when it is not in the runtime directory")
       ->type_name("PATH");
+  CLI::Option* address =
+      app.add_option("--address", options.address,
+                     "The broker of another node, by TCP with mutual TLS, instead of a socket")
+          ->type_name("HOST:PORT")
+          ->envname("AMEM_ADDRESS");
+  app.add_option("--tls", options.tls_dir,
+                 "Directory with ca.crt, tls.crt and tls.key, for --address")
+      ->type_name("DIR")
+      ->envname("AMEM_TLS")
+      ->needs(address);
   app.add_flag("--json", options.json, "JSON for programs, one object per line");
   add_duration(app, "--timeout", "How long to wait; see \"Times\"",
                [&options](std::chrono::milliseconds time) { options.timeout = time; });
@@ -82,6 +93,10 @@ void add_group(CLI::App& sub, std::string& group, bool required) {
   option->required(required);
 }
 
+void add_groups(CLI::App& sub, std::vector<std::string>& groups, const std::string& help) {
+  sub.add_option("GROUP", groups, help)->type_name("...")->check(group_name())->required();
+}
+
 /// `NAME TAG...`; may be given several times.
 CLI::Option* add_tags(CLI::App& sub, const std::string& name, std::vector<std::string>& tags,
                       const std::string& help) {
@@ -106,6 +121,8 @@ void add_queries(CLI::App& app, CommandLine& o) {
   add_group(
       add(app, o, Command::kGroups, "groups", "Groups: state, memory by device and tag, policies"),
       o.group, false);
+  add(app, o, Command::kQuotas, "quotas",
+      "Quotas: what each user has of what amemd can run out of, and may have");
   add_group(add(app, o, Command::kRanks, "ranks", "Ranks: the processes of the groups"), o.group,
             false);
   CLI::App& allocations =
@@ -120,27 +137,39 @@ void add_explain(CLI::App& sub, CommandLine& o) {
   sub.add_flag("--explain", o.explain, "Say where the time went: by phase, by rank, in the rank");
 }
 
+void add_guests(CLI::App& sub, CommandLine& o) {
+  sub.add_option_function<std::string>(
+         "--guests",
+         [&o](const std::string& text) {
+           o.guests = text == "pin" ? v1::GUEST_POLICY_PIN : v1::GUEST_POLICY_REFUSE;
+         },
+         "What becomes of memory that other groups have open still after a while. pin: it stays on "
+         "its device; refuse: the group runs on")
+      ->type_name("POLICY")
+      ->check(CLI::IsMember({"pin", "refuse"}));
+}
+
 void add_operations(CLI::App& app, CommandLine& o) {
   CLI::App& pause =
-      add(app, o, Command::kPause, "pause", "Release a group's GPU memory, addresses kept");
-  add_group(pause, o.group, true);
+      add(app, o, Command::kPause, "pause", "Release groups' GPU memory, addresses kept");
+  add_groups(pause, o.groups, "The group, or several: all are paused, or none");
   add_selection(pause, o, "on");
   add_tags(pause, "--discard", o.discard, kDiscardHelp);
+  add_guests(pause, o);
   add_explain(pause, o);
-  CLI::App& resume = add(app, o, Command::kResume, "resume", "Bring a paused group's memory back");
-  add_group(resume, o.group, true);
+  CLI::App& resume = add(app, o, Command::kResume, "resume", "Bring paused groups' memory back");
+  add_groups(resume, o.groups, "The group, or several: all are resumed, or none");
   add_selection(resume, o, "then");
   add_explain(resume, o);
-  CLI::App& swap = add(app, o, Command::kSwap, "swap", "Pause one group and resume another");
-  swap.add_option("OUT", o.group, "The group to pause")
-      ->type_name("")
-      ->check(group_name())
-      ->required();
-  swap.add_option("IN", o.in, "The group to resume")
-      ->type_name("")
-      ->check(group_name())
-      ->required();
-  add_tags(swap, "--discard", o.discard, std::string(kDiscardHelp) + ". Of OUT");
+  CLI::App& swap = add(app, o, Command::kSwap, "swap",
+                       "Pause one group and resume another: amemctl swap OUT IN");
+  add_groups(swap, o.groups,
+             "OUT, the group to pause, and IN, the group to resume; with --for: all to pause");
+  swap.add_option("--for", o.into, "The groups to resume, where there are several on either side")
+      ->type_name("IN ...")
+      ->check(group_name());
+  add_tags(swap, "--discard", o.discard, std::string(kDiscardHelp) + ". Of what is paused");
+  add_guests(swap, o);
   add_explain(swap, o);
   CLI::App& policy =
       add(app, o, Command::kPolicy, "policy", "Set what a pause does with the bytes of a tag");
@@ -261,6 +290,15 @@ Parsed parse(std::vector<std::string> arguments) {
     return usage(error.what());
   } catch (const CLI::ParseError& error) {
     return usage(error.what());
+  }
+  if (!options.address.empty() && options.tls_dir.empty())
+    return usage("--address: also --tls DIR (or AMEM_TLS), with ca.crt, tls.crt and tls.key");
+  if (options.command == Command::kSwap && options.into.empty()) {
+    if (options.groups.size() != 2) {
+      return usage("swap: either OUT and IN, or OUT... --for IN...");
+    }
+    options.into = {options.groups.back()};
+    options.groups.pop_back();
   }
   if (options.command == Command::kPolicy && options.policy == v1::POLICY_UNSPECIFIED &&
       options.form == v1::SAVE_FORM_UNSPECIFIED) {

@@ -14,6 +14,7 @@ enum class Command {
   kStatus,
   kGroups,
   kRanks,
+  kQuotas,
   kAllocations,
   kPause,
   kResume,
@@ -32,16 +33,20 @@ struct CommandLine {
   // Global.
   std::string runtime_dir;  // empty: the default
   std::string socket;       // empty: in runtime_dir
+  std::string address;      // "host:port"; empty: a socket
+  std::string tls_dir;      // for the address
   bool json = false;
   bool no_color = false;
   std::optional<std::chrono::milliseconds> timeout;
 
-  std::string group;  // empty: all, where a command allows it; swap: the one that goes out
-  std::string in;     // swap
-  std::string tag;    // policy
-  std::vector<std::string> tags;     // pause, resume, allocations; empty: all
-  std::vector<std::string> except;   // pause, resume
-  std::vector<std::string> discard;  // pause, swap
+  std::string group;                                      // empty: all, where a command allows it
+  std::vector<std::string> groups;                        // pause, resume; swap: those that go out
+  std::vector<std::string> into;                          // swap: those that come in
+  std::string tag;                                        // policy
+  std::vector<std::string> tags;                          // pause, resume, allocations; empty: all
+  std::vector<std::string> except;                        // pause, resume
+  std::vector<std::string> discard;                       // pause, swap
+  v1::GuestPolicy guests = v1::GUEST_POLICY_UNSPECIFIED;  // pause, swap
   v1::Policy policy = v1::POLICY_UNSPECIFIED;
   bool explain = false;                           // pause, resume, swap
   v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED;  // policy

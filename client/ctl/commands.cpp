@@ -53,7 +53,7 @@ Result<v1::ListGroupsResponse> groups(const Invocation& s) {
   if (!answer.ok() || name.empty()) return answer;
   v1::ListGroupsResponse chosen;
   for (const v1::GroupInfo& group : answer.value().groups()) {
-    if (group.name() == name) *chosen.add_groups() = group;
+    if (group.name() == name || group.address() == name) *chosen.add_groups() = group;
   }
   if (chosen.groups().empty()) {
     return Status(Code::kNotFound,
@@ -100,7 +100,8 @@ void tell_states(const Invocation& s, const std::vector<std::string>& names) {
   if (const auto groups = s.broker.groups(); groups.ok()) {
     for (const v1::GroupInfo& group : groups.value().groups()) {
       for (const std::string& name : names) {
-        if (group.name() == name) text += "; " + name + " is " + state_text(group);
+        if (group.name() == name || group.address() == name)
+          text += "; " + name + " is " + state_text(group);
       }
     }
   } else {
@@ -127,9 +128,9 @@ int operate(const Invocation& s) {
     } else {
       s.console.err << view.update(progress) << std::flush;
       if (progress.done()) {
-        // A swap pauses `group` and resumes `in`.
-        const bool paused = o.command == Command::kPause ||
-                            (o.command == Command::kSwap && progress.group() == o.group);
+        const bool paused =
+            o.command != Command::kResume &&
+            std::find(o.groups.begin(), o.groups.end(), progress.group()) != o.groups.end();
         const std::string verb = (paused ? "paused" : "resumed") + tag_text(o);
         s.console.out << result_line(progress, verb, s.console.out_style)
                       << (o.explain ? explain(progress) : "") << std::flush;
@@ -141,17 +142,18 @@ int operate(const Invocation& s) {
   const auto timeout =
       o.timeout ? static_cast<std::uint32_t>(o.timeout->count()) : std::uint32_t{0};
   Status status;
-  std::vector<std::string> groups = {o.group};
   if (o.command == Command::kPause) {
-    status = s.broker.pause(o.group, {o.tags, o.except, o.discard}, timeout, on_progress);
+    status =
+        s.broker.pause(o.groups, {o.tags, o.except, o.discard, o.guests}, timeout, on_progress);
   } else if (o.command == Command::kResume) {
-    status = s.broker.resume(o.group, {o.tags, o.except, {}}, timeout, on_progress);
+    status = s.broker.resume(o.groups, {o.tags, o.except, {}, {}}, timeout, on_progress);
   } else {
-    groups.push_back(o.in);
-    status = s.broker.swap(o.group, o.in, o.discard, timeout, on_progress);
+    status = s.broker.swap(o.groups, o.into, o.discard, timeout, on_progress, o.guests);
   }
   s.console.err << view.clear() << std::flush;
   if (s.interrupted() && status.code() == Code::kCancelled) {
+    std::vector<std::string> groups = o.groups;
+    groups.insert(groups.end(), o.into.begin(), o.into.end());
     tell_states(s, groups);
     return kExitInterrupted;
   }
@@ -211,6 +213,8 @@ int dispatch(const Invocation& s) {
       return show(s, s.broker.status(), status_view);
     case Command::kGroups:
       return show(s, groups(s), groups_view);
+    case Command::kQuotas:
+      return show(s, s.broker.quotas(), quotas_view);
     case Command::kRanks:
       return show(s, s.broker.ranks(s.options.group), ranks_view);
     case Command::kAllocations:

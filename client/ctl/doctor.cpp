@@ -51,20 +51,23 @@ Diagnosis examine(const CommandLine& options, const RunContext& context) {
     }
   }
   const auto program = find_program(options.program, d.environment);
+  std::string runpath;
   if (program.ok()) {
     d.program = program.value().path;
     d.environment = program.value().environment;
+    runpath = program.value().elf.runpath;
     d.add(check_program(program.value(), ::geteuid(), ::getegid()));
   } else {
     d.add({{true, "command", program.status().text(), "the command does not start",
             "name a program that this user may execute"}});
   }
+  d.environment = with_hook_defaults(std::move(d.environment));
   if (shim_is_known) d.add(check_preload(d.environment));
   d.add(check_variables(d.environment));
   d.runtime_dir = value_in(d.environment, "AMEM_RUNTIME_DIR");
   if (d.runtime_dir.empty()) d.runtime_dir = context.runtime_dir;
   d.add(check_broker_in(d.runtime_dir, options.timeout.value_or(client::kDefaultQueryTimeout)));
-  d.add(check_nccl(find_nccl(d.program, d.environment), d.environment));
+  d.add(check_nccl(find_nccl(d.program, runpath, d.environment)));
   rlimit files{};
   rlimit locked{};
   if (::getrlimit(RLIMIT_NOFILE, &files) == 0 && ::getrlimit(RLIMIT_MEMLOCK, &locked) == 0)

@@ -35,8 +35,11 @@ int main(int argc, char** argv) {
     return ctl::exit_code(socket.status().code());
   }
   ctl::Interrupt interrupt;  // before gRPC starts its threads
-  client::ControlClient broker(std::move(socket).value(),
-                               options.timeout.value_or(client::kDefaultQueryTimeout));
+  const auto timeout = options.timeout.value_or(client::kDefaultQueryTimeout);
+  client::ControlClient broker =
+      options.address.empty()
+          ? client::ControlClient(std::move(socket).value(), timeout)
+          : client::ControlClient(client::Remote{options.address, options.tls_dir}, timeout);
   ctl::Console console = ctl::process_console(options.no_color);
   return ctl::execute(options, broker, console, &interrupt);
 }

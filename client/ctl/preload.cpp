@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <system_error>
 
 namespace amem::ctl {
@@ -17,10 +19,17 @@ std::vector<std::string> preload_entries(std::string_view list) {
   return entries;
 }
 
+bool is_hook(const std::string& entry) {
+  if (!std::filesystem::path(entry).filename().string().starts_with(kHookName)) return false;
+  std::ifstream file(entry, std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  return bytes.find("amem_shim_active") != std::string::npos;
+}
+
 bool is_shim(const std::string& entry, const std::string& shim) {
   std::error_code ignored;  // a file that is not there is not the same
   return std::filesystem::path(entry).filename() == kShimName ||
-         std::filesystem::equivalent(entry, shim, ignored);
+         std::filesystem::equivalent(entry, shim, ignored) || is_hook(entry);
 }
 
 std::string with_shim(const std::string& shim, std::string_view before) {

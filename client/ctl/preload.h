@@ -8,11 +8,18 @@
 namespace amem::ctl {
 
 inline constexpr const char* kShimName = "libamem_shim.so";
+/// How the file names of torch_memory_saver's hook libraries begin: the shim's too, when it is
+/// preloaded in their place.
+inline constexpr const char* kHookName = "torch_memory_saver_hook_mode_";
 
 /// The entries of LD_PRELOAD, which spaces and colons separate.
 std::vector<std::string> preload_entries(std::string_view list);
 
-/// Whether an entry is a shim: by its file name, or because it is the file `shim`.
+/// The shim under the name of a hook library, which the original has, too.
+bool is_hook(const std::string& entry);
+
+/// Whether an entry is a shim: by its file name, as a hook library, or because it is the file
+/// `shim`.
 bool is_shim(const std::string& entry, const std::string& shim);
 
 /// The shim first, then the entries of `before` in their order. No second shim, wherever it lies (a

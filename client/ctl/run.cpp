@@ -102,15 +102,10 @@ Result<RunPlan> plan_run(const CommandLine& options, const RunContext& context) 
   plan.environment = {{"AMEM_GROUP", options.group},
                       {"AMEM_RUNTIME_DIR", dir},
                       {"LD_PRELOAD", with_shim(shim.value(), value_of(context, "LD_PRELOAD"))}};
-  // Some frameworks set 0 where it is not set, and old NCCLs have 0 by default.
-  const std::string cumem = value_of(context, "NCCL_CUMEM_ENABLE");
-  if (cumem.empty()) {
+  // Some frameworks set 0 where it is not set, and old NCCLs have 0 by default. What is brokered is
+  // the same, but NCCL's buffers share slabs with 1 only.
+  if (value_of(context, "NCCL_CUMEM_ENABLE").empty())
     plan.environment.emplace_back("NCCL_CUMEM_ENABLE", "1");
-  } else if (cumem == "0") {
-    plan.warnings.push_back(
-        "NCCL_CUMEM_ENABLE=0 is in the environment: NCCL takes its memory with cudaMalloc, and "
-        "amem does not know it as NCCL's; unset it, or set 1");
-  }
   if (!options.scope.empty()) plan.environment.emplace_back("AMEM_SCOPE", options.scope);
   if (options.required) plan.environment.emplace_back("AMEM_REQUIRED", "1");
   if (!options.trace.empty()) {

@@ -41,7 +41,7 @@ std::vector<std::string> names(const char* const* tags, size_t count) {
 
 amem::client::Choice choice(const amem_selection& from) {
   return {names(from.tags, from.tag_count), names(from.except_tags, from.except_count),
-          names(from.discard, from.discard_count)};
+          names(from.discard, from.discard_count), static_cast<v1::GuestPolicy>(from.guests)};
 }
 
 amem_selection of_tags(const char* const* tags, size_t count) {
@@ -82,14 +82,14 @@ amem::client::OnProgress wrap(amem_progress_callback callback, void* user) {
 }
 
 /// `operation`: ControlClient::pause or resume.
-int operate(decltype(&ControlClient::pause) operation, amem_client* client, const char* group,
-            const amem_selection* selection, uint32_t timeout_ms, amem_progress_callback callback,
-            void* user, amem_error* error) {
+int operate(decltype(&ControlClient::pause) operation, amem_client* client,
+            const char* const* groups, size_t count, const amem_selection* selection,
+            uint32_t timeout_ms, amem_progress_callback callback, void* user, amem_error* error) {
   return guarded(error, [&]() -> Status {
     if (client == nullptr) return no_client();
     const auto what = read_selection(selection);
     if (!what.ok()) return what.status();
-    return (client->broker.*operation)(text_or_empty(group), choice(what.value()), timeout_ms,
+    return (client->broker.*operation)(names(groups, count), choice(what.value()), timeout_ms,
                                        wrap(callback, user));
   });
 }
@@ -192,8 +192,14 @@ int amem_client_pause_tags(amem_client* client, const char* group, const char* c
 int amem_client_pause_selected(amem_client* client, const char* group,
                                const amem_selection* selection, uint32_t timeout_ms,
                                amem_progress_callback callback, void* user, amem_error* error) {
-  return operate(&ControlClient::pause, client, group, selection, timeout_ms, callback, user,
-                 error);
+  return amem_client_pause_groups(client, &group, 1, selection, timeout_ms, callback, user, error);
+}
+
+int amem_client_pause_groups(amem_client* client, const char* const* groups, size_t count,
+                             const amem_selection* selection, uint32_t timeout_ms,
+                             amem_progress_callback callback, void* user, amem_error* error) {
+  return operate(&ControlClient::pause, client, groups, count, selection, timeout_ms, callback,
+                 user, error);
 }
 
 int amem_client_resume(amem_client* client, const char* group, uint32_t timeout_ms,
@@ -211,8 +217,14 @@ int amem_client_resume_tags(amem_client* client, const char* group, const char* 
 int amem_client_resume_selected(amem_client* client, const char* group,
                                 const amem_selection* selection, uint32_t timeout_ms,
                                 amem_progress_callback callback, void* user, amem_error* error) {
-  return operate(&ControlClient::resume, client, group, selection, timeout_ms, callback, user,
-                 error);
+  return amem_client_resume_groups(client, &group, 1, selection, timeout_ms, callback, user, error);
+}
+
+int amem_client_resume_groups(amem_client* client, const char* const* groups, size_t count,
+                              const amem_selection* selection, uint32_t timeout_ms,
+                              amem_progress_callback callback, void* user, amem_error* error) {
+  return operate(&ControlClient::resume, client, groups, count, selection, timeout_ms, callback,
+                 user, error);
 }
 
 int amem_client_swap(amem_client* client, const char* out, const char* in, uint32_t timeout_ms,
@@ -223,10 +235,18 @@ int amem_client_swap(amem_client* client, const char* out, const char* in, uint3
 int amem_client_swap_discard(amem_client* client, const char* out, const char* in,
                              const char* const* discard, size_t count, uint32_t timeout_ms,
                              amem_progress_callback callback, void* user, amem_error* error) {
+  return amem_client_swap_groups(client, &out, 1, &in, 1, discard, count, timeout_ms, callback,
+                                 user, error);
+}
+
+int amem_client_swap_groups(amem_client* client, const char* const* out, size_t out_count,
+                            const char* const* in, size_t in_count, const char* const* discard,
+                            size_t discard_count, uint32_t timeout_ms,
+                            amem_progress_callback callback, void* user, amem_error* error) {
   return guarded(error, [&]() -> Status {
     if (client == nullptr) return no_client();
-    return client->broker.swap(text_or_empty(out), text_or_empty(in), names(discard, count),
-                               timeout_ms, wrap(callback, user));
+    return client->broker.swap(names(out, out_count), names(in, in_count),
+                               names(discard, discard_count), timeout_ms, wrap(callback, user));
   });
 }
 

@@ -21,10 +21,11 @@ using ShimOperation = int (*)(const char* const* tags, size_t count, uint32_t ti
                               char* error, size_t size);
 using ShimRequest = int (*)(int op, const char* const* tags, size_t count,
                             const char* const* except_tags, size_t except_count,
-                            const char* const* discard, size_t discard_count, uint32_t timeout_ms,
-                            char* error, size_t size);
+                            const char* const* discard, size_t discard_count, int guests,
+                            uint32_t timeout_ms, char* error, size_t size);
 using ShimSetGroup = int (*)(const char* group, char* error, size_t size);
 using ShimRegionBegin = int (*)(const char* tag, int policy, char* error, size_t size);
+/// Also of unbrokered_begin and unbrokered_end.
 using ShimRegionEnd = int (*)(char* error, size_t size);
 using ShimGroup = int (*)(char* name, size_t size);
 using ShimStats = int (*)(char* json, size_t size);
@@ -72,9 +73,9 @@ int request(int op, const amem_selection* selection, uint32_t timeout_ms, amem_e
     const auto read = amem::client::read_selection(selection);
     if (!read.ok()) return read.status();
     const amem_selection& what = read.value();
-    return call_shim<ShimRequest>("amem_shim_request", op, what.tags, what.tag_count,
+    return call_shim<ShimRequest>("amem_shim_request_2", op, what.tags, what.tag_count,
                                   what.except_tags, what.except_count, what.discard,
-                                  what.discard_count, timeout_ms);
+                                  what.discard_count, static_cast<int>(what.guests), timeout_ms);
   });
 }
 
@@ -168,6 +169,20 @@ int amem_region_end(amem_error* error) {
   return amem::client::guarded(error, [&]() -> Status {
     if (no_shim()) return {};
     return call_shim<ShimRegionEnd>("amem_shim_region_end");
+  });
+}
+
+int amem_unbrokered_begin(amem_error* error) {
+  return amem::client::guarded(error, [&]() -> Status {
+    if (no_shim()) return {};
+    return call_shim<ShimRegionEnd>("amem_shim_unbrokered_begin");
+  });
+}
+
+int amem_unbrokered_end(amem_error* error) {
+  return amem::client::guarded(error, [&]() -> Status {
+    if (no_shim()) return {};
+    return call_shim<ShimRegionEnd>("amem_shim_unbrokered_end");
   });
 }
 

@@ -16,6 +16,13 @@ constexpr Duration kLinger = std::chrono::microseconds(100);
 
 }  // namespace
 
+EventLoop::~EventLoop() {
+  const auto watches = std::move(watches_);
+  const auto timers = std::move(timers_);
+  const std::lock_guard lock(mutex_);
+  const auto jobs = std::move(jobs_);
+}
+
 Status EventLoop::open() {
   epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_) return errno_status(Code::kInternal, "epoll_create1", errno);

@@ -29,6 +29,10 @@ class EventLoop {
   using WatchId = std::uint64_t;  // never 0
   using TimerId = std::pair<Time, std::uint64_t>;
 
+  EventLoop() = default;
+  /// What handlers and jobs hold may cancel timers when it goes.
+  ~EventLoop();
+
   /// Call once, before anything else.
   Status open();
 

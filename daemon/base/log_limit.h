@@ -25,6 +25,13 @@ class LogLimit {
   LogLimit(const LogLimit&) = delete;
   LogLimit& operator=(const LogLimit&) = delete;
 
+  /// No line has been written or left out within the last minute.
+  bool quiet() const { return !timer_; }
+
+  template <class... Arguments>
+  void info(spdlog::format_string_t<Arguments...> format, Arguments&&... arguments) {
+    if (take()) spdlog::info(format, std::forward<Arguments>(arguments)...);
+  }
   template <class... Arguments>
   void warn(spdlog::format_string_t<Arguments...> format, Arguments&&... arguments) {
     if (take()) spdlog::warn(format, std::forward<Arguments>(arguments)...);

@@ -2,39 +2,89 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "daemon/base/units.h"
-#include "daemon/operations/reports.h"
+#include "daemon/node/names.h"
+#include "daemon/node/reports.h"
 #include "daemon/sessions/messages.h"
 
 namespace amem {
-Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml)
+namespace {
+
+constexpr Duration kTellTrouble = std::chrono::minutes(1);  // no more often
+
+/// Of what is in the pool already; else the configured one.
+std::uint64_t chunk_of(const Config& config, const Record* record) {
+  if (record == nullptr || !record->keeps()) return config.pool_chunk;
+  const Result<std::uint64_t> recorded = recorded_chunk(*record->log());
+  if (!recorded.ok() || recorded.value() == 0 || recorded.value() == config.pool_chunk)
+    return config.pool_chunk;
+  spdlog::warn("pool.chunk stays {} as long as something is in the pool",
+               format_size(recorded.value()));
+  return recorded.value();
+}
+
+/// What operators ask for is always told; of others as many lines as their quota says.
+template <class... Arguments>
+void asked(const Caller& caller, spdlog::format_string_t<Arguments...> format,
+           Arguments&&... arguments) {
+  if (caller.operates)
+    spdlog::info(format, std::forward<Arguments>(arguments)...);
+  else
+    caller.account->log().info(format, std::forward<Arguments>(arguments)...);
+}
+
+}  // namespace
+
+Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml,
+               Record* record)
     : loop_(loop),
       config_(config),
       devices_(devices),
       nvml_(nvml),
-      node_(config.pool_chunk),
-      sessions_(loop, ranks_),
+      accounts_(loop, config.quotas.resolve(config.pool_size, config.segment(), devices.total())),
+      node_(chunk_of(config, record), record != nullptr ? *record : no_record_,
+            [this](PoolSegment segment) { pool_.renew(std::move(segment)); }),
+      events_(node_),
+      sessions_(loop, ranks_, accounts_, config.isolation),
       saved_(node_, loop),
       outbox_(node_, sessions_),
       means_{node_, devices, nvml, outbox_, saved_, loop},
       operations_(means_, config.swap_duplex, [this](GroupEntry& group) { groups_.drive(group); }),
       groups_(node_, loop, config.deadlines, sessions_, events_, operations_),
-      requests_(means_, sessions_, operations_, groups_),
+      requests_(means_, nodes_, sessions_, operations_, groups_),
       ranks_(means_, sessions_, events_, operations_, groups_, requests_),
       pool_(devices) {
   node_.pool_configured = config.pool_size;
   node_.pool_form = config.pool_save;
   node_.swap_wave = config.swap_wave;
+  node_.guests = config.guests;
 }
 
 Broker::~Broker() { shut(); }
 
+Status Broker::take_up(Stock stock) {
+  Records& records = node_.records;
+  if (!records.record().keeps()) return {};
+  if (records.record().log()->rows() == 0) {
+    records.begin(node_.pools.chunk());
+    return {};
+  }
+  Status status = Recovery(node_, accounts_, saved_, groups_, ranks_).run(std::move(stock));
+  next_segment_ = std::max(next_segment_, records.life().segments());
+  return status;
+}
+
 Status Broker::start() {
+  if (Status status = guard_devices(); !status.ok()) return status;
   const std::string path = config_.runtime_dir + "/" + std::string(kSessionSocket);
-  if (Status status = sessions_.listen(path, config_.session_mode); !status.ok()) return status;
-  pool_.start(config_.pool_size, config_.segment(),
+  if (Status status = sessions_.listen({path, config_.session_mode, config_.socket_group_id});
+      !status.ok())
+    return status;
+  const std::uint64_t there = node_.pools.total();
+  pool_.start(config_.pool_size - std::min(config_.pool_size, there), config_.segment(),
               {[this](PoolSegment segment) {
                  loop_.post([this, segment = std::move(segment)]() mutable {
                    pool_segment_ready(std::move(segment));
@@ -42,11 +92,38 @@ Status Broker::start() {
                },
                [this](std::string error) {
                  loop_.post([this, error = std::move(error)] { pool_finished(error); });
+               },
+               [this](std::string error) {
+                 loop_.post([this, error = std::move(error)] { pool_troubled(error); });
                }});
   return {};
 }
 
+void Broker::hold_again() {
+  Record& record = node_.records.record();
+  for (const Allocation* a : node_.allocations.select([](const Allocation&) { return true; }))
+    if (a->resident()) record.keep_again(a->kept, a->fd);
+  for (const auto& [id, rank] : node_.ranks)
+    if (rank.peer.process) record.keep_again(rank.kept, rank.peer.process);
+  node_.pools.each([&](const RecordedSegment& segment) {
+    if (segment.segment.fd) record.keep_again(segment.kept, segment.segment.fd);
+  });
+  record.flush();
+}
+
+/// Who names the directory wants every device guarded; else it is done as far as it goes.
+Status Broker::guard_devices() {
+  const DeviceNodes::Gaps gaps = nodes_.open(config_.device_nodes, devices_, nvml_);
+  if (config_.device_nodes_set && !gaps.lines.empty())
+    return {Code::kFailedPrecondition, "isolation.device_nodes: " + gaps.lines.front()};
+  if (gaps.simulated) return {};
+  for (const std::string& line : gaps.lines) spdlog::warn("isolation.device_nodes: {}", line);
+  return {};
+}
+
 void Broker::shut() {
+  // Before anything goes: the next amemd has it all.
+  node_.records.record().detach();
   pool_.stop();
   operations_.close({Code::kUnavailable, "amemd is ending; the operation did not finish"});
   events_.close();
@@ -56,80 +133,136 @@ void Broker::shut() {
 // ---- pool ---------------------------------------------------------------------------------------
 
 void Broker::pool_segment_ready(PoolSegment segment) {
-  node_.extents.add_segment(segment.size);
-  node_.reach.add_segment(segment.size, segment.numa_node);
-  node_.segments.push_back(std::move(segment));
-  for (const auto& [id, rank] : node_.ranks) outbox_.give_segments(id, node_.reach.extend(id));
+  const std::uint64_t number = next_segment_++;
+  node_.records.used_segment(number);
+  node_.pools.add(std::move(segment), number);
+  for (const auto& [id, rank] : node_.ranks) outbox_.extend_reach(id);
+  operations_.look_at_pool();
 }
 
 void Broker::pool_finished(const std::string& error) {
-  node_.pool_error = error;
-  events_.publish("", error.empty() ? "pool" : "error",
-                  "pool: " + format_size(node_.extents.total()) + " of " +
+  pool_made_ = node_.pool_error = error;
+  events_.publish(nullptr, error.empty() ? "pool" : "error",
+                  "pool: " + format_size(node_.pools.total()) + " of " +
                       format_size(node_.pool_configured) + " ready" +
                       (error.empty() ? "" : ": " + error));
 }
 
+void Broker::pool_troubled(const std::string& error) {
+  node_.pool_error = error.empty() ? pool_made_ : error;
+  node_.pools.expect_renewals(error.empty());
+  operations_.look_at_pool();
+  const bool fresh = trouble_told_ == Time{} || Clock::now() - trouble_told_ >= kTellTrouble;
+  if (!error.empty() && fresh) {
+    trouble_told_ = Clock::now();
+    troubled_ = true;
+    spdlog::warn("pool: {}", error);
+    events_.publish(nullptr, "error", "pool: " + error);
+  } else if (error.empty() && std::exchange(troubled_, false)) {
+    spdlog::info("pool: all segments have been made anew");
+    events_.publish(nullptr, "pool", "pool: all segments have been made anew");
+  }
+}
+
 // ---- the control API ----------------------------------------------------------------------------
 
-void Broker::start_operation(const Task& task, const std::string& group, Duration timeout,
-                             const Operations::Observer& observer) {
-  spdlog::info("{} asked for", describe(task, printable(group.c_str())));
-  operations_.start(task, group, timeout, observer);
+void Broker::refused(const Caller& caller, const std::string& what, const Status& status) {
+  const bool stranger = !caller.operates && (status.code() == Code::kPermissionDenied ||
+                                             status.code() == Code::kNotFound);
+  if (stranger)
+    caller.account->refusals_log().warn("{} refused to {}: {}", what, caller.who, status.text());
 }
 
-void Broker::swap(const std::string& out, const std::string& in,
-                  const std::set<std::string>& discard, Duration timeout,
+void Broker::start_operation(const Caller& caller, const Task& task, const Names& names,
+                             Duration timeout, const Operations::Observer& observer) {
+  const Result<std::vector<NamedGroup>> groups = find_to_steer(node_, caller, names);
+  if (!groups.ok()) {
+    refused(caller, std::string(to_string(task.op)), groups.status());
+    return observer->finished(groups.status());
+  }
+  for (const std::string& name : names)
+    asked(caller, "{} asked for by {}{}", describe(task, name), caller.who,
+          names.size() > 1 ? ", as one of " + std::to_string(names.size()) : "");
+  operations_.start(task, groups.value(), timeout, observer);
+}
+
+void Broker::swap(const Caller& caller, const Names& out, const Names& in,
+                  const std::set<std::string>& discard, GuestPolicy guests, Duration timeout,
                   const Operations::Observer& observer) {
-  spdlog::info("swap asked for: '{}' out, '{}' in", printable(out.c_str()), printable(in.c_str()));
-  operations_.swap(out, in, discard, timeout, observer);
+  const Result<std::vector<NamedGroup>> leaving = find_to_steer(node_, caller, out);
+  const Result<std::vector<NamedGroup>> coming = find_to_steer(node_, caller, in);
+  for (const auto* found : {&leaving, &coming}) {
+    if (found->ok()) continue;
+    refused(caller, "swap", found->status());
+    return observer->finished(found->status());
+  }
+  const auto quoted = [](const Names& names) {
+    std::string text;
+    for (const std::string& name : names) text += (text.empty() ? "'" : ", '") + name + "'";
+    return text;
+  };
+  asked(caller, "swap asked for by {}: {} out, {} in", caller.who, quoted(out), quoted(in));
+  operations_.swap(leaving.value(), coming.value(), discard, guests, timeout, observer);
 }
 
-Status Broker::set_policy(const std::string& name, const std::string& tag, v1::Policy policy,
-                          v1::SaveForm form) {
-  GroupEntry* group = node_.find_group(name);
-  if (group == nullptr) return {Code::kNotFound, "no group '" + name + "'"};
+Status Broker::set_policy(const Caller& caller, const std::string& name, const std::string& tag,
+                          v1::Policy policy, v1::SaveForm form) {
+  const Result<GroupEntry*> group = find_to_steer(node_, caller, name);
+  if (!group.ok()) {
+    refused(caller, "policy", group.status());
+    return group.status();
+  }
   const bool sets_policy = policy == v1::POLICY_KEEP || policy == v1::POLICY_DISCARD;
   const std::optional<SaveForm> save_form = from_proto(form);
   if (!sets_policy && (policy != v1::POLICY_UNSPECIFIED || form == v1::SAVE_FORM_UNSPECIFIED))
     return {Code::kInvalidArgument, "a policy is keep or discard"};
   if (!save_form && form != v1::SAVE_FORM_UNSPECIFIED)
     return {Code::kInvalidArgument, "bytes are saved auto, dense or sparse"};
-  if (Status status = groups_.may_set_policy(*group, tag, policy == v1::POLICY_DISCARD);
+  GroupEntry& entry = *group.value();
+  if (Status status = groups_.may_set_policy(entry, tag, policy == v1::POLICY_DISCARD);
       !status.ok())
     return status;
   if (sets_policy) {
-    group->tag_discards[tag] = policy == v1::POLICY_DISCARD;
-    spdlog::info("group '{}': tag '{}' is {} by a pause", name, printable(tag.c_str()),
-                 policy == v1::POLICY_DISCARD ? "discarded" : "kept");
+    entry.tag_discards[tag] = policy == v1::POLICY_DISCARD;
+    asked(caller, "group '{}': tag '{}' is {} by a pause", name, printable(tag.c_str()),
+          policy == v1::POLICY_DISCARD ? "discarded" : "kept");
   }
   if (save_form) {
-    group->tag_forms[tag] = *save_form;
-    spdlog::info("group '{}': tag '{}' is saved {}", name, printable(tag.c_str()),
-                 to_string(*save_form));
+    entry.tag_forms[tag] = *save_form;
+    asked(caller, "group '{}': tag '{}' is saved {}", name, printable(tag.c_str()),
+          to_string(*save_form));
   }
+  node_.records.write(entry);
   return {};
 }
 
-void Broker::status(v1::NodeStatus& status) const {
-  report_node(node_, devices_, nvml_, began_, status);
-  report_times(groups_.histograms(), status);
+void Broker::status(const Caller& caller, v1::NodeStatus& status) const {
+  report_node(node_, caller, devices_, nvml_, began_, status);
+  if (caller.sees_all || caller.operates) report_times(groups_.histograms(), status);
 }
 
-void Broker::groups(v1::ListGroupsResponse& response) const {
-  for (const auto& [id, group] : node_.groups) report_group(node_, group, *response.add_groups());
+void Broker::groups(const Caller& caller, v1::ListGroupsResponse& response) const {
+  for (const auto& [id, group] : node_.groups)
+    if (caller.may_see(*group.account)) report_group(node_, caller, group, *response.add_groups());
 }
 
-Result<std::vector<v1::RankInfo>> Broker::ranks(const std::string& group) const {
-  if (!group.empty() && node_.find_group(group) == nullptr)
-    return Status(Code::kNotFound, "no group '" + group + "'");
-  return report_ranks(node_, group);
+Result<std::vector<v1::RankInfo>> Broker::ranks(const Caller& caller, const std::string& name) {
+  if (name.empty()) return report_ranks(node_, caller, nullptr);
+  const Result<GroupEntry*> group = find_group(node_, caller, name);
+  if (!group.ok()) return group.status();
+  return report_ranks(node_, caller, group.value());
 }
 
-Result<std::vector<v1::AllocationInfo>> Broker::allocations(const std::string& group) const {
-  if (!group.empty() && node_.find_group(group) == nullptr)
-    return Status(Code::kNotFound, "no group '" + group + "'");
-  return report_allocations(node_, group);
+Result<std::vector<v1::AllocationInfo>> Broker::allocations(const Caller& caller,
+                                                            const std::string& name) {
+  if (name.empty()) return report_allocations(node_, caller, nullptr);
+  const Result<GroupEntry*> group = find_group(node_, caller, name);
+  if (!group.ok()) return group.status();
+  return report_allocations(node_, caller, group.value());
+}
+
+void Broker::quotas(const Caller& caller, v1::ListQuotasResponse& response) const {
+  report_quotas(accounts_, caller, response);
 }
 
 }  // namespace amem

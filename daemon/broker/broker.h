@@ -14,14 +14,17 @@
 #include "daemon/broker/groups.h"
 #include "daemon/broker/rank_requests.h"
 #include "daemon/broker/ranks.h"
+#include "daemon/broker/recovery.h"
+#include "daemon/memory/device_nodes.h"
 #include "daemon/memory/devices.h"
 #include "daemon/memory/nvml.h"
 #include "daemon/memory/pool.h"
-#include "daemon/operations/events.h"
-#include "daemon/operations/node.h"
+#include "daemon/node/events.h"
+#include "daemon/node/node.h"
 #include "daemon/operations/operations.h"
 #include "daemon/operations/outbox.h"
 #include "daemon/operations/saved_bytes.h"
+#include "daemon/owners/accounts.h"
 #include "daemon/sessions/session_server.h"
 #include "daemon/settings/config.h"
 
@@ -29,40 +32,60 @@ namespace amem {
 
 class Broker {
  public:
-  /// Everything passed in outlives the broker.
-  Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml);
+  /// Everything passed in outlives the broker. Without a record nothing outlives it.
+  Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml,
+         Record* record = nullptr);
   ~Broker();
 
+  /// Takes up what another amemd has left with the holder. Before start(). kDataLoss: it is not to
+  /// be read; nothing has changed.
+  Status take_up(Stock stock);
   /// Listens on session.sock in the runtime directory and begins to make the pool.
   Status start();
+  /// The holder has ended, and another has nothing yet: gives it everything.
+  void hold_again();
   /// Ends every operation, watch and session. Nothing is served afterwards.
   void shut();
 
   // ---- the control API ----
-  void start_operation(const Task& task, const std::string& group, Duration timeout,
-                       const Operations::Observer& observer);
-  void swap(const std::string& out, const std::string& in, const std::set<std::string>& discard,
-            Duration timeout, const Operations::Observer& observer);
+  // Groups are named as in daemon/node/names.h; what the caller may not steer, or see, is refused.
+  using Names = std::vector<std::string>;
+  /// All of these groups, or none.
+  void start_operation(const Caller& caller, const Task& task, const Names& groups,
+                       Duration timeout, const Operations::Observer& observer);
+  void swap(const Caller& caller, const Names& out, const Names& in,
+            const std::set<std::string>& discard, GuestPolicy guests, Duration timeout,
+            const Operations::Observer& observer);
   /// kNotFound, kFailedPrecondition (the tag is paused), kInvalidArgument (no such policy, or one
   /// that this tag cannot have).
-  Status set_policy(const std::string& group, const std::string& tag, v1::Policy policy,
-                    v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED);
-  void status(v1::NodeStatus& status) const;
-  void groups(v1::ListGroupsResponse& response) const;
-  /// kNotFound: no such group. An empty name: all.
-  Result<std::vector<v1::RankInfo>> ranks(const std::string& group) const;
-  Result<std::vector<v1::AllocationInfo>> allocations(const std::string& group) const;
+  Status set_policy(const Caller& caller, const std::string& group, const std::string& tag,
+                    v1::Policy policy, v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED);
+  void status(const Caller& caller, v1::NodeStatus& status) const;
+  void groups(const Caller& caller, v1::ListGroupsResponse& response) const;
+  /// An empty name: all that the caller sees.
+  Result<std::vector<v1::RankInfo>> ranks(const Caller& caller, const std::string& group);
+  Result<std::vector<v1::AllocationInfo>> allocations(const Caller& caller,
+                                                      const std::string& group);
+  void quotas(const Caller& caller, v1::ListQuotasResponse& response) const;
+  Accounts& accounts() { return accounts_; }
   EventHub& events() { return events_; }
 
  private:
+  Status guard_devices();
+  void refused(const Caller& caller, const std::string& what, const Status& status);
   void pool_segment_ready(PoolSegment segment);
   void pool_finished(const std::string& error);
+  /// Of a segment that is to be made anew; empty: no more.
+  void pool_troubled(const std::string& error);
 
   EventLoop& loop_;
   const Config& config_;
   const Devices& devices_;
   const Nvml& nvml_;
   const Time began_ = Clock::now();
+  Record no_record_;
+  DeviceNodes nodes_;
+  Accounts accounts_;
   Node node_;
   EventHub events_;
   SessionServer sessions_;
@@ -74,6 +97,10 @@ class Broker {
   RankRequests requests_;
   Ranks ranks_;
   HostPool pool_;
+  std::uint64_t next_segment_ = 1;
+  std::string pool_made_;  // the error with which the pool was made
+  Time trouble_told_{};    // when it was last told that segments cannot be made anew
+  bool troubled_ = false;  // it was, and not yet that they have been
 };
 
 }  // namespace amem

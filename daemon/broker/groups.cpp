@@ -5,7 +5,8 @@
 #include <utility>
 
 #include "daemon/base/units.h"
-#include "daemon/operations/reports.h"
+#include "daemon/node/names.h"
+#include "daemon/node/reports.h"
 #include "daemon/plans/plan.h"
 #include "daemon/sessions/messages.h"
 
@@ -17,20 +18,24 @@ Result<GroupEntry*> Groups::join(const std::string& name, const Peer& peer) {
                   "\"" + printable(name.c_str()) +
                       "\" is no group name; use 1 to 63 of the characters A-Z a-z 0-9 . _ -, not "
                       "beginning with . or -");
-  if (GroupEntry* group = node_.find_group(name)) {
-    if (group->uid != peer.uid)
-      return Status(Code::kPermissionDenied, "group '" + name + "' belongs to uid " +
-                                                 std::to_string(group->uid) + ", this is uid " +
-                                                 std::to_string(peer.uid) +
-                                                 "; choose another group name");
-    return group;
-  }
+  if (GroupEntry* group = own_group(node_, *peer.account, name)) return group;
   const GroupId id = next_group_++;
   const auto [it, added] =
-      node_.groups.try_emplace(id, id, name, peer.uid, deadlines_, memory_of(id));
-  spdlog::info("group '{}': begun by uid {}", name, peer.uid);
-  events_.publish(name, "state", "running", v1::GROUP_STATE_RUNNING);
+      node_.groups.try_emplace(id, id, name, peer.account, deadlines_, memory_of(id));
+  node_.records.used_group(id);
+  node_.records.write(it->second);
+  it->second.log().info("group '{}': begun by {}", name, to_string(peer.account->owner()));
+  events_.publish(&it->second, "state", "running", v1::GROUP_STATE_RUNNING);
   return &it->second;
+}
+
+GroupEntry& Groups::restore(GroupId id, const std::string& name, std::shared_ptr<Account> account,
+                            const Standing& standing, Members members) {
+  // A rank that is in the middle of copies comes back when it has done them.
+  return node_.groups
+      .try_emplace(id, id, name, std::move(account), deadlines_, memory_of(id), standing,
+                   std::move(members), deadlines_.save)
+      .first->second;
 }
 
 Status Groups::may_set_policy(const GroupEntry& group, const std::string& tag, bool discard) const {
@@ -38,7 +43,8 @@ Status Groups::may_set_policy(const GroupEntry& group, const std::string& tag, b
   if (tag.empty() || tag.size() > sizeof(amem_v1_Create::tag) - 1)
     return {Code::kInvalidArgument, "a tag has 1 to 31 characters"};
   if (tag == kNcclTag && discard) return nccl_is_kept();
-  if (group.machine.state() != GroupState::kRunning)
+  // While a pause waits for guests the group runs, and nothing of what is to be saved is settled.
+  if (group.machine.state() != GroupState::kRunning && group.machine.phase() != Phase::kGuests)
     return {Code::kFailedPrecondition, "group '" + name + "' is " +
                                            std::string(to_string(group.machine.state())) +
                                            "; a policy can be changed while the group is running"};
@@ -53,11 +59,16 @@ Status Groups::may_set_policy(const GroupEntry& group, const std::string& tag, b
 MemoryView Groups::memory_of(GroupId group) const {
   return {[this, group](const Selection& what) {
             return node_.allocations.any(
-                group, [&](const Allocation& a) { return what.takes(a.tag) && a.can_leave(); });
+                group, [&](const Allocation& a) { return what.takes(a.tag) && a.may_leave(); });
           },
           [this, group](const Selection& what) {
             return node_.allocations.any(
                 group, [&](const Allocation& a) { return what.takes(a.tag) && a.left(); });
+          },
+          [this, group](const Selection& what) {
+            return node_.allocations.any(group, [&](const Allocation& a) {
+              return what.takes(a.tag) && a.may_leave() && a.opened();
+            });
           }};
 }
 
@@ -66,6 +77,7 @@ void Groups::drive(GroupEntry& group) {
     meter_.enter(group.id, first_of_name(group.machine.phase()));
     std::visit([&](const auto& what) { act(group, what); }, *next);
   }
+  operations_.look_at_guests();
   if (group.machine.members().empty()) return forget(group.id);
 
   if (group.timer) loop_.cancel(*group.timer);
@@ -82,7 +94,7 @@ void Groups::drive(GroupEntry& group) {
 void Groups::forget(GroupId id) {
   GroupEntry& group = node_.groups.at(id);
   if (group.timer) loop_.cancel(*group.timer);
-  spdlog::info("group '{}': gone with its last rank", group.machine.name());
+  group.log().info("group '{}': gone with its last rank", group.machine.name());
   node_.groups.erase(id);
 }
 
@@ -92,8 +104,7 @@ void Groups::act(GroupEntry&, const action::Answer& answer) {
 }
 
 void Groups::act(GroupEntry& group, const action::StateChanged& changed) {
-  events_.publish(group.machine.name(), "state", std::string(to_string(changed.state)),
-                  to_proto(changed.state));
+  events_.publish(&group, "state", std::string(to_string(changed.state)), to_proto(changed.state));
 }
 
 void Groups::act(GroupEntry& group, const action::Finished& finished) {
@@ -126,8 +137,9 @@ void Groups::act(GroupEntry& group, const action::Finished& finished) {
           group.machine.name(), stays.pinned, stays.unbrokered);
   } else {
     spdlog::error("{}", outcome.status.text());
-    events_.publish(group.machine.name(), "error", outcome.status.text());
+    events_.publish(&group, "error", outcome.status.text());
   }
+  node_.records.write(group);
   operations_.run(group, told);
 }
 

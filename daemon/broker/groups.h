@@ -3,14 +3,16 @@
 // For the loop's thread; works on the Node's tables.
 #pragma once
 
+#include <algorithm>
+#include <memory>
 #include <string>
 
 #include "daemon/base/event_loop.h"
 #include "daemon/base/ids.h"
+#include "daemon/node/events.h"
+#include "daemon/node/histograms.h"
+#include "daemon/node/node.h"
 #include "daemon/operations/costs.h"
-#include "daemon/operations/events.h"
-#include "daemon/operations/histograms.h"
-#include "daemon/operations/node.h"
 #include "daemon/operations/operations.h"
 #include "daemon/sessions/session_server.h"
 
@@ -28,9 +30,14 @@ class Groups {
         events_(events),
         operations_(operations) {}
 
-  /// The group of that name for a rank of this peer; it begins with its first rank.
-  /// kInvalidArgument: no such name. kPermissionDenied: another user's.
+  /// The owner's group of that name, for a rank of this peer; it begins with its first rank.
+  /// kInvalidArgument: no such name.
   Result<GroupEntry*> join(const std::string& name, const Peer& peer);
+  /// One of another broker's, with its members, who are expected back.
+  GroupEntry& restore(GroupId id, const std::string& name, std::shared_ptr<Account> account,
+                      const Standing& standing, Members members);
+  /// The ids before this one have been used.
+  void continue_at(GroupId next) { next_group_ = std::max(next_group_, next); }
   /// Whether the policy of a tag may be set now. kInvalidArgument: no such tag, or NCCL's is to be
   /// dropped; kFailedPrecondition: the group does not run, or some memory of the tag is away.
   Status may_set_policy(const GroupEntry& group, const std::string& tag, bool discard) const;

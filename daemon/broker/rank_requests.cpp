@@ -1,14 +1,13 @@
 #include "daemon/broker/rank_requests.h"
 
 #include <spdlog/spdlog.h>
-#include <sys/random.h>
 
-#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <iterator>
 #include <utility>
 
+#include "daemon/base/random.h"
 #include "daemon/sessions/messages.h"
 
 namespace amem {
@@ -21,26 +20,24 @@ using std::chrono::milliseconds;
 constexpr Duration kAgainAfter[] = {milliseconds(5), milliseconds(20), milliseconds(50)};
 constexpr Duration kTrimInterval = milliseconds(100);
 
-Result<Token> random_token() {
-  Token token{};
-  if (::getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size()))
-    return errno_status(Code::kInternal, "getrandom", errno);
-  return token;
-}
-
 }  // namespace
 
-RankRequests::RankRequests(const Means& means, SessionServer& sessions, Operations& operations,
-                           Groups& groups)
+RankRequests::RankRequests(const Means& means, const DeviceNodes& nodes, SessionServer& sessions,
+                           Operations& operations, Groups& groups)
     : means_(means),
+      nodes_(nodes),
       node_(means.node),
       sessions_(sessions),
       operations_(operations),
-      groups_(groups),
-      complaints_(means.loop, "requests of ranks that could not be served") {}
+      groups_(groups) {}
 
-void RankRequests::handle(Rank& rank, const Message& message) {
+void RankRequests::handle(Rank& rank, const Packet& packet) {
+  const Message& message = packet.message;
   switch (message.which_body) {
+    case amem_v1_SessionMessage_device_nodes_tag: {
+      const std::vector<DeviceUuid> proved = nodes_.proved(packet.fds);
+      return rank.proved.insert(proved.begin(), proved.end());
+    }
     case amem_v1_SessionMessage_create_tag:
       return create(rank, message.seq, message.body.create);
     case amem_v1_SessionMessage_redeem_tag:
@@ -50,7 +47,9 @@ void RankRequests::handle(Rank& rank, const Message& message) {
     case amem_v1_SessionMessage_settle_tag:
       return sessions_.send(rank.session, reply_message(message.seq, {}));
     case amem_v1_SessionMessage_pin_tag:
-      return pin(rank, message.body.pin.id);
+      return pin(rank, message.body.pin);
+    case amem_v1_SessionMessage_unpin_tag:
+      return unpin(rank, message.body.unpin);
     case amem_v1_SessionMessage_group_request_tag:
       return group_request(rank, message.seq, message.body.group_request);
     case amem_v1_SessionMessage_set_policy_tag:
@@ -66,6 +65,11 @@ void RankRequests::handle(Rank& rank, const Message& message) {
     case amem_v1_SessionMessage_saved_tag:
       if (Status s = means_.saved.stored(node_.group_of(rank), rank, message.body.saved); !s.ok())
         sessions_.close(rank.session, s.text());
+      return;
+    case amem_v1_SessionMessage_measured_tag:
+      if (PauseOperation* pause = operations_.pause_of(rank.group);
+          pause != nullptr && !pause->measured(rank.id, message.body.measured))
+        sessions_.close(rank.session, "it says that it has looked at what it was not told to");
       return;
     case amem_v1_SessionMessage_unbrokered_tag:
       return unbrokered(rank, message.body.unbrokered);
@@ -83,16 +87,33 @@ Status RankRequests::may_allocate(const Rank& rank) const {
                                          "; memory is served when it runs again"};
 }
 
+Status RankRequests::may_open(const Rank& rank, const DeviceUuid& device) const {
+  if (!nodes_.guarded(device) || rank.proved.contains(device)) return {};
+  return {Code::kPermissionDenied,
+          "pid " + std::to_string(rank.peer.pid) + " of " + to_string(rank.peer.account->owner()) +
+              " has not shown that it may open " + nodes_.path(device) + " (" + to_string(device) +
+              "): it must have it open for reading and writing. Give the process or its container "
+              "this device, or set isolation.device_nodes"};
+}
+
 void RankRequests::create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message,
                           std::size_t tries) {
   Result<Allocation*> made = make(rank, message);
   if (made.status().code() == Code::kResourceExhausted && tries < std::size(kAgainAfter)) {
-    if (tries == 0) trim();
+    // Who has reached a quota is helped by what its own ranks keep.
+    const Account* owner = node_.group_of(rank).account.get();
+    Amounts all = of_device_memory(message.size);
+    all[Resource::kAllocations] = 1;
+    if (tries == 0) trim(owner->has_room(all) ? nullptr : &node_.group_of(rank));
     means_.loop.at(Clock::now() + kAgainAfter[tries], [this, id = rank.id, seq, message, tries] {
       if (Rank* again = node_.find_rank(id)) create(*again, seq, message, tries + 1);
     });
     return;
   }
+  if (made.status().code() == Code::kPermissionDenied)
+    node_.group_of(rank).refusals_log().warn("group '{}': create refused: {}",
+                                             node_.group_of(rank).machine.name(),
+                                             made.status().text());
   if (!made.ok()) {
     spdlog::debug("group '{}': {}: create refused: {}", node_.group_of(rank).machine.name(),
                   node_.label(rank), made.status().text());
@@ -104,19 +125,23 @@ void RankRequests::create(Rank& rank, std::uint64_t seq, const amem_v1_Create& m
   let_reach_pool(a);
 }
 
-void RankRequests::trim() {
+void RankRequests::trim(GroupEntry* only) {
   const Time now = Clock::now();
-  if (now - trimmed_ < kTrimInterval) return;  // a rank that asks for too much, again and again
-  trimmed_ = now;
+  Time& last = only != nullptr ? only->trimmed : trimmed_;
+  if (now - last < kTrimInterval) return;  // a rank that asks for too much, again and again
+  last = now;
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_trim_tag;
-  for (const auto& [id, rank] : node_.ranks) sessions_.send(rank.session, message);
+  for (const auto& [id, rank] : node_.ranks)
+    if (only == nullptr || rank.peer.account == only->account)
+      sessions_.send(rank.session, message);
 }
 
 void RankRequests::let_reach_pool(const Allocation& a) {
   if (a.region == RegionPolicy::kDiscard) return;
-  node_.reach.keep(a.keeper(), means_.devices.numa_node(a.device), a.size);
-  means_.outbox.give_segments(a.keeper(), node_.reach.extend(a.keeper()));
+  const Rank& keeper = node_.ranks.at(a.keeper());
+  node_.pool_of(keeper).reach.keep(keeper.id, means_.devices.numa_node(a.device), a.size);
+  means_.outbox.extend_reach(keeper.id);
 }
 
 Result<Allocation*> RankRequests::make(Rank& rank, const amem_v1_Create& message) {
@@ -125,6 +150,12 @@ Result<Allocation*> RankRequests::make(Rank& rank, const amem_v1_Create& message
   const Device* device = means_.devices.find(uuid);
   if (device == nullptr)
     return Status(Code::kInvalidArgument, "the broker sees no device " + to_string(uuid));
+  if (Status status = may_open(rank, uuid); !status.ok()) return status;
+  Account& account = *node_.group_of(rank).account;
+  Result<Charge> entry = account.take(Resource::kAllocations, 1);
+  if (!entry.ok()) return entry.status();
+  Result<Charge> memory = account.take(of_device_memory(message.size));
+  if (!memory.ok()) return memory.status();
   Result<CreatedMemory> made =
       means_.devices.create(*device, message.size, message.gpu_direct_rdma);
   if (!made.ok()) return made.status();
@@ -139,8 +170,18 @@ Result<Allocation*> RankRequests::make(Rank& rank, const amem_v1_Create& message
   a.tag = printable(message.tag);
   a.region = region_policy(message.policy);
   a.holders = {rank.id};
-  a.fd = std::make_shared<const Fd>(std::move(made.value().fd));
-  return &node_.allocations.add(std::move(a));
+  a.charge = std::move(entry).value();
+  a.fd = charged(std::move(made.value().fd), std::move(memory).value());
+  Allocation& added = node_.allocations.add(std::move(a));
+  node_.records.used_allocation(added.id);
+  Record& record = node_.records.record();
+  added.kept = record.keep(HolderKind::kMemory, added.id, added.fd);
+  record.flush();
+  if (Status status = node_.records.write(added); !status.ok()) {
+    (void)node_.allocations.free(added.id, rank.id);
+    return status;
+  }
+  return &added;
 }
 
 void RankRequests::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message) {
@@ -151,31 +192,70 @@ void RankRequests::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& m
   Token token{};
   std::memcpy(token.data(), message.token, token.size());
   const bool loaded = node_.group_of(rank).machine.phase() == Phase::kOpen;
+  const Allocation* known = node_.allocations.find(message.id);
+  const bool guest = known != nullptr && known->group != rank.group;
+  // Of memory that is not its to redeem it is told nothing, nor of the device.
+  const bool its = known != nullptr && known->token == token &&
+                   known->charge.account() == node_.group_of(rank).account;
+  const Status device = its ? may_open(rank, known->device) : Status();
   Result<Allocation*> redeemed =
-      node_.allocations.redeem(message.id, token, rank.group, rank.id, loaded);
+      !device.ok() ? Result<Allocation*>(device)
+      : guest      ? open(rank, *known, token)
+                   : node_.allocations.redeem(message.id, token, rank.group, rank.id, loaded);
   if (!redeemed.ok()) {
-    complaints_.warn("group '{}': {}: {}", node_.group_of(rank).machine.name(), node_.label(rank),
-                     redeemed.status().text());
+    node_.group_of(rank).refusals_log().warn("group '{}': {}: {}",
+                                             node_.group_of(rank).machine.name(), node_.label(rank),
+                                             redeemed.status().text());
     sessions_.send(rank.session, reply_message(seq, redeemed.status()));
     return;
   }
-  const Allocation& a = *redeemed.value();
-  sessions_.send(rank.session, redeemed_message(seq, a), {a.fd});
+  Allocation& a = *redeemed.value();
+  (void)node_.records.write(a);
+  sessions_.send(rank.session, redeemed_message(seq, a, guest), {a.fd});
+}
+
+Result<Allocation*> RankRequests::open(const Rank& rank, const Allocation& a, const Token& token) {
+  const Account& own = *node_.group_of(rank).account;
+  if (a.charge.account().get() != &own) {
+    node_.group_of(rank).refusals_log().warn(
+        "allocation {} belongs to {}, this is {}; groups share memory with groups of the same "
+        "owner only",
+        a.id, to_string(a.charge.account()->owner()), to_string(own.owner()));
+    return freed(a.id);  // whose it is, and that it is, is not theirs to know
+  }
+  bool loaded = false;
+  if (const auto owner = node_.groups.find(a.group); owner != node_.groups.end()) {
+    const GroupEntry& group = owner->second;
+    const PauseOperation* pause = operations_.pause_of(group.id);
+    if (pause != nullptr && pause->takes(a) && !a.opened_by(rank.id))
+      return Status(Code::kFailedPrecondition,
+                    "allocation " + std::to_string(a.id) + " of group '" + group.machine.name() +
+                        "' is being paused; it can be opened when it has been resumed");
+    loaded = group.machine.phase() == Phase::kOpen;
+  }
+  return node_.allocations.open(a.id, token, {rank.id, rank.group}, loaded);
 }
 
 void RankRequests::free(Rank& rank, AllocationId id) {
   GroupEntry& group = node_.group_of(rank);
   const Allocation* a = node_.allocations.find(id);
-  const bool kept = a != nullptr && a->keeper() == rank.id && a->region != RegionPolicy::kDiscard;
-  if (kept) node_.reach.let_go(rank.id, means_.devices.numa_node(a->device), a->size);
+  const bool guest = a != nullptr && a->opened_by(rank.id);
+  const bool kept = a != nullptr && a->held_by(rank.id) && a->keeper() == rank.id &&
+                    a->region != RegionPolicy::kDiscard;
+  if (kept) node_.pool_of(rank).reach.let_go(rank.id, means_.devices.numa_node(a->device), a->size);
   Result<std::optional<Allocation>> freed = node_.allocations.free(id, rank.id);
   if (!freed.ok()) {
-    complaints_.warn("group '{}': {}: free: {}", group.machine.name(), node_.label(rank),
-                     freed.status().text());
+    node_.group_of(rank).refusals_log().warn("group '{}': {}: free: {}", group.machine.name(),
+                                             node_.label(rank), freed.status().text());
     return;
   }
   if (std::optional<Allocation>& orphan = freed.value(); orphan.has_value())
-    return means_.saved.give_back(*orphan);
+    means_.saved.give_back(*orphan);
+  else if (a->group == kNoGroup)
+    means_.saved.give_back(*node_.allocations.find(id));  // of no group's resume any more
+  if (guest || freed.value().has_value() || a->opened()) operations_.look_at_guests();
+  if (guest) return;
+  if (freed.value().has_value() || a->group == kNoGroup) return;  // nobody else holds it
   if (kept) let_reach_pool(*a);  // the next holder is its keeper now
   if (const ResumeOperation* resume = operations_.resume_of(group.id)) {
     const auto loader = resume->loaders().find(id);
@@ -186,9 +266,11 @@ void RankRequests::free(Rank& rank, AllocationId id) {
   }
 }
 
-void RankRequests::pin(Rank& rank, AllocationId id) {
+void RankRequests::pin(Rank& rank, const amem_v1_Pin& message) {
+  const AllocationId id = message.id;
   const GroupEntry& group = node_.group_of(rank);
   Allocation* a = node_.allocations.find(id);
+  if (a != nullptr && a->opened_by(rank.id)) return;  // stays where it is while that is so
   Status status;
   // A rank whose gate is open again may ask before the others have opened theirs.
   const bool back = group.machine.phase() == Phase::kOpen;
@@ -196,13 +278,31 @@ void RankRequests::pin(Rank& rank, AllocationId id) {
     status = {Code::kFailedPrecondition, "allocation " + std::to_string(id) +
                                              " is not on its device; it cannot be pinned now"};
   else
-    status = node_.allocations.pin(id, rank.id);
+    status = node_.allocations.pin(id, {rank.id, pin_reason(message.reason)});
   if (!status.ok()) {
-    complaints_.warn("group '{}': {}: pin: {}", group.machine.name(), node_.label(rank),
-                     status.text());
+    node_.group_of(rank).refusals_log().warn("group '{}': {}: pin: {}", group.machine.name(),
+                                             node_.label(rank), status.text());
     return;
   }
   means_.saved.give_back(*a);  // a pause under way leaves it where it is
+  if (const PauseOperation* pause = operations_.pause_of(group.id); pause && pause->takes(*a)) {
+    a->stayed = true;
+    node_.records.write_saved(*a);
+  }
+}
+
+void RankRequests::unpin(Rank& rank, const amem_v1_Unpin& message) {
+  GroupEntry& group = node_.group_of(rank);
+  if (const Allocation* a = node_.allocations.find(message.id); a && a->opened_by(rank.id)) return;
+  // A pause under way has left it out of what it saves, so its bytes would be lost.
+  const bool under_way = !group.machine.may_allocate(rank.id);
+  const Status status =
+      under_way ? Status(Code::kFailedPrecondition, "allocation " + std::to_string(message.id) +
+                                                        " stays pinned: a pause has found it so")
+                : node_.allocations.unpin(message.id, {rank.id, pin_reason(message.reason)});
+  if (!status.ok())
+    group.refusals_log().warn("group '{}': {}: unpin: {}", group.machine.name(), node_.label(rank),
+                              status.text());
 }
 
 void RankRequests::group_request(Rank& rank, std::uint64_t seq,
@@ -221,6 +321,8 @@ void RankRequests::group_request(Rank& rank, std::uint64_t seq,
   task.selection.except = message.except;
   for (pb_size_t i = 0; i < message.discard_count; ++i)
     task.discard.insert(printable(message.discard[i]));
+  if (message.guests == amem_v1_GuestRule_GUEST_RULE_PIN) task.guests = GuestPolicy::kPin;
+  if (message.guests == amem_v1_GuestRule_GUEST_RULE_REFUSE) task.guests = GuestPolicy::kRefuse;
   Status status = check_tags(node_.allocations, group.id, task);
   if (message.except && message.tags_count == 0)
     status = {Code::kInvalidArgument, "all but which tags? None is given"};
@@ -243,8 +345,9 @@ void RankRequests::set_policy(Rank& rank, std::uint64_t seq, const amem_v1_SetPo
                       : groups_.may_set_policy(group, tag, discard);
   if (status.ok()) {
     group.rank_discards[tag] = discard;
-    spdlog::info("group '{}': {}: tag '{}' is {} by a pause", group.machine.name(),
-                 node_.label(rank), tag, discard ? "discarded" : "kept");
+    node_.records.write(group);
+    group.log().info("group '{}': {}: tag '{}' is {} by a pause", group.machine.name(),
+                     node_.label(rank), tag, discard ? "discarded" : "kept");
   }
   sessions_.send(rank.session, reply_message(seq, status));
 }
@@ -264,13 +367,16 @@ void RankRequests::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
     return sessions_.close(rank.session, "it answered phase " + std::to_string(message.phase) +
                                              ", which is not a rank's to answer");
   GroupEntry& group = node_.group_of(rank);
-  const Status status = phase_status(message);
+  Status status = phase_status(message);
   const Epoch epoch(message.epoch, message.wave);
   means_.saved.answered(rank, epoch, *work);
   if (PauseOperation* pause = operations_.pause_of(group.id);
-      pause != nullptr && *work == Work::kSave && epoch == group.machine.epoch() && !status.ok())
-    pause->save_failed(rank.id);
-  if (!status.ok() && (*work == Work::kSave || *work == Work::kLoad)) node_.reach.doubt(rank.id);
+      pause != nullptr && *work == Work::kSave && epoch == group.machine.epoch()) {
+    if (status.ok()) status = pause->check_saved(rank);
+    if (!status.ok()) pause->save_failed(rank.id);
+  }
+  if (!status.ok() && (*work == Work::kSave || *work == Work::kLoad))
+    node_.pool_of(rank).reach.doubt(rank.id);
   group.machine.tell(
       event::PhaseDone{rank.id, epoch, *work, status, message.bytes, rank_work(message.spent)},
       Clock::now());

@@ -8,8 +8,8 @@
 
 #include "common/packet.h"
 #include "daemon/base/clock.h"
-#include "daemon/base/log_limit.h"
 #include "daemon/broker/groups.h"
+#include "daemon/memory/device_nodes.h"
 #include "daemon/operations/operations.h"
 #include "daemon/sessions/session_server.h"
 
@@ -18,33 +18,40 @@ namespace amem {
 class RankRequests {
  public:
   /// Everything passed in outlives this object.
-  RankRequests(const Means& means, SessionServer& sessions, Operations& operations, Groups& groups);
+  RankRequests(const Means& means, const DeviceNodes& nodes, SessionServer& sessions,
+               Operations& operations, Groups& groups);
 
   /// One packet of a rank that has joined. The rank may be gone afterwards.
-  void handle(Rank& rank, const Message& message);
-
- private:
-  void create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message, std::size_t tries = 0);
-  /// Ranks are to free what they keep for later.
-  void trim();
-  Result<Allocation*> make(Rank& rank, const amem_v1_Create& message);
-  void redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message);
-  Status may_allocate(const Rank& rank) const;
+  void handle(Rank& rank, const Packet& packet);
+  /// The rank has the allocation no longer, as holder or as guest.
   void free(Rank& rank, AllocationId id);
   /// Its keeper may have to save it.
   void let_reach_pool(const Allocation& a);
-  void pin(Rank& rank, AllocationId id);
+
+ private:
+  void create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message, std::size_t tries = 0);
+  /// Ranks are to free what they keep for later: all, or those of this group's owner.
+  void trim(GroupEntry* only);
+  Result<Allocation*> make(Rank& rank, const amem_v1_Create& message);
+  void redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message);
+  /// Of memory that is not its group's.
+  Result<Allocation*> open(const Rank& rank, const Allocation& a, const Token& token);
+  Status may_allocate(const Rank& rank) const;
+  /// kPermissionDenied: the rank has not shown the device's node.
+  Status may_open(const Rank& rank, const DeviceUuid& device) const;
+  void pin(Rank& rank, const amem_v1_Pin& message);
+  void unpin(Rank& rank, const amem_v1_Unpin& message);
   void group_request(Rank& rank, std::uint64_t seq, const amem_v1_GroupRequest& message);
   void set_policy(Rank& rank, std::uint64_t seq, const amem_v1_SetPolicy& message);
   void phase_done(Rank& rank, const amem_v1_PhaseDone& message);
   void unbrokered(Rank& rank, const amem_v1_Unbrokered& message);
 
   const Means& means_;
+  const DeviceNodes& nodes_;
   Node& node_;
   SessionServer& sessions_;
   Operations& operations_;
   Groups& groups_;
-  LogLimit complaints_;
   Time trimmed_{};
 };
 

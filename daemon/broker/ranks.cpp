@@ -1,11 +1,14 @@
 #include "daemon/broker/ranks.h"
 
-#include <poll.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cstring>
+#include <span>
 #include <utility>
+#include <vector>
 
+#include "daemon/base/random.h"
 #include "daemon/plans/plan.h"
 #include "daemon/sessions/messages.h"
 
@@ -14,20 +17,13 @@ namespace {
 
 constexpr Duration kHelloDeadline = std::chrono::seconds(10);
 
-/// Where the kernel cannot tell, a process counts as ended with its session.
-bool lives(const Peer& peer) {
-  if (peer.process == nullptr) return false;
-  pollfd ended{peer.process->get(), POLLIN, 0};
-  return ::poll(&ended, 1, 0) == 0;
-}
+}  // namespace
 
 std::string rank_label(const Rank& rank) {
   const std::string number =
       rank.number >= 0 ? std::to_string(rank.number) : "#" + std::to_string(rank.id);
   return "rank " + number + " (pid " + std::to_string(rank.peer.pid) + ")";
 }
-
-}  // namespace
 
 Ranks::Ranks(const Means& means, SessionServer& sessions, EventHub& events, Operations& operations,
              Groups& groups, RankRequests& requests)
@@ -38,16 +34,23 @@ Ranks::Ranks(const Means& means, SessionServer& sessions, EventHub& events, Oper
       events_(events),
       operations_(operations),
       groups_(groups),
-      requests_(requests),
-      strangers_(loop_, "sessions closed that had not joined a group") {}
+      requests_(requests) {}
+
+Ranks::~Ranks() {
+  for (const auto& [id, leaving] : leaving_) loop_.unwatch(leaving.watch);
+}
 
 // ---- sessions -----------------------------------------------------------------------------------
 
 void Ranks::session_opened(SessionId id, const Peer& peer) {
-  sessions_by_id_[id] = {peer, 0, loop_.at(Clock::now() + kHelloDeadline, [this, id] {
+  sessions_by_id_[id] = {.peer = peer,
+                         .hello_timer = loop_.at(Clock::now() + kHelloDeadline, [this, id] {
                            const auto it = sessions_by_id_.find(id);
-                           if (it != sessions_by_id_.end() && it->second.rank == 0)
+                           if (it == sessions_by_id_.end()) return;
+                           if (it->second.rank == 0)
                              sessions_.close(id, "it sent no Hello");
+                           else if (it->second.returning)
+                             sessions_.close(id, "it did not say what it holds");
                          })};
 }
 
@@ -56,6 +59,12 @@ void Ranks::session_packet(SessionId id, Packet& packet) {
   if (it == sessions_by_id_.end()) return;
   const Session& session = it->second;
   const Message& message = packet.message;
+  if (session.refused) return;
+  if (session.returning) {
+    if (message.which_body != amem_v1_SessionMessage_holding_tag)
+      return sessions_.close(id, "it comes back and does not say what it holds");
+    return holding(id, message.body.holding);
+  }
   const bool is_hello = message.which_body == amem_v1_SessionMessage_hello_tag;
   if (session.rank == 0) {
     if (!is_hello) return sessions_.close(id, "its first message is no Hello");
@@ -64,21 +73,22 @@ void Ranks::session_packet(SessionId id, Packet& packet) {
   Rank* rank = node_.find_rank(session.rank);
   if (rank == nullptr) return;
   if (is_hello) return sessions_.close(id, "it sent a second Hello");
-  const GroupId group = rank->group;
-  requests_.handle(*rank, message);
-  if (message.which_body == amem_v1_SessionMessage_free_tag) remove_harmless(group);
+  requests_.handle(*rank, packet);
+  if (message.which_body == amem_v1_SessionMessage_free_tag) remove_harmless();
 }
 
 void Ranks::session_closed(SessionId id, const std::string& why) {
   const auto it = sessions_by_id_.find(id);
   if (it == sessions_by_id_.end()) return;
-  const Session session = it->second;
+  const Session session = std::move(it->second);
   sessions_by_id_.erase(it);
   loop_.cancel(session.hello_timer);
-  if (session.rank != 0)
+  if (Rank* rank = node_.find_rank(session.rank); session.returning && rank != nullptr)
+    rank->session = 0;  // it may try again
+  else if (session.rank != 0)
     lose(session.rank, why);
   else if (!why.empty())
-    strangers_.warn("session of pid {} closed: {}", session.peer.pid, why);
+    session.peer.account->log().warn("session of pid {} closed: {}", session.peer.pid, why);
 }
 
 // ---- ranks come and go --------------------------------------------------------------------------
@@ -94,6 +104,8 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
                    "the shim (" + printable(message.version) + ") speaks protocol " +
                        std::to_string(message.protocol) + ", this broker " +
                        std::to_string(kProtocolVersion) + "; use the same version of both"});
+  if (Token none{}; std::memcmp(message.session, none.data(), none.size()) != 0)
+    return come_back(session_id, seq, message);
   Result<GroupEntry*> joined = groups_.join(message.group, session.peer);
   if (!joined.ok()) return refuse(joined.status());
   GroupEntry& group = *joined.value();
@@ -111,55 +123,193 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
                                      [this, id = rank.id](std::uint32_t) { process_ended(id); });
   session.rank = rank.id;
   loop_.cancel(session.hello_timer);
+  put_on_record(rank);
   const std::string name = rank_label(rank);
   const std::string& program = rank.program;
   const bool gate_shut = group.machine.join(rank.id, name);
-  spdlog::info("group '{}': {} joined: {}, shim {}", group.machine.name(), name, program,
-               rank.shim_version);
-  events_.publish(group.machine.name(), "rank_joined", name + " " + program);
-  sessions_.send(session_id, welcome_message(seq, rank.id, gate_shut, group.machine.epoch()));
+  group.log().info("group '{}': {} joined: {}, shim {}", group.machine.name(), name, program,
+                   rank.shim_version);
+  events_.publish(&group, "rank_joined", name + " " + program);
+  sessions_.send(session_id,
+                 welcome_message(seq, rank.id, gate_shut, group.machine.epoch(), rank.key));
+  node_.pools.enter(rank.peer.account);
+  node_.pool_of(rank).reach.join(rank.id, group.id);
   node_.ranks.emplace(rank.id, std::move(rank));
   groups_.drive(group);
+}
+
+/// From here on it may come back to the next broker, if that can tell whether it lives.
+void Ranks::put_on_record(Rank& rank) {
+  node_.records.used_rank(rank.id);
+  Record& record = node_.records.record();
+  if (!record.keeps() || !rank.peer.process) return;
+  Result<Token> key = random_token();
+  if (!key.ok()) return spdlog::error("{}", key.status().text());
+  rank.key = key.value();
+  rank.kept = record.keep(HolderKind::kProcess, rank.id, rank.peer.process);
+  record.flush();
+  node_.records.write(rank);
+}
+
+// ---- ranks of the broker before -----------------------------------------------------------------
+
+void Ranks::expect(Rank rank) {
+  rank.process_watch = loop_.watch(rank.peer.process->get(), EPOLLIN,
+                                   [this, id = rank.id](std::uint32_t) { process_ended(id); });
+  node_.pools.enter(rank.peer.account);
+  node_.pool_of(rank).reach.join(rank.id, rank.group);
+  node_.ranks.emplace(rank.id, std::move(rank));
+}
+
+void Ranks::come_back(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& message) {
+  Session& session = sessions_by_id_.at(session_id);
+  Token key{};
+  std::memcpy(key.data(), message.session, key.size());
+  const auto is_it = [&](const auto& entry) {
+    const Rank& rank = entry.second;
+    return rank.session == 0 && same_token(rank.key, key) && rank.peer.pid == session.peer.pid &&
+           rank.peer.uid == session.peer.uid;
+  };
+  const auto found = std::find_if(node_.ranks.begin(), node_.ranks.end(), is_it);
+  if (found == node_.ranks.end()) {
+    sessions_.send(session_id,
+                   reply_message(seq, {Code::kNotFound,
+                                       "this broker does not know the session: it is not one of "
+                                       "pid " +
+                                           std::to_string(session.peer.pid) +
+                                           " that waits to be taken up again"}));
+    session.refused = true;
+    session.peer.account->refusals_log().warn("pid {} of {} wants to come back and is not expected",
+                                              session.peer.pid,
+                                              to_string(session.peer.account->owner()));
+    return;
+  }
+  Rank& rank = found->second;
+  const GroupEntry& group = node_.group_of(rank);
+  rank.session = session_id;
+  session.rank = rank.id;
+  session.returning = true;
+  session.gate_shut = message.gate_shut;
+  sessions_.send(session_id,
+                 welcome_message(seq, rank.id, message.gate_shut, group.machine.epoch(), rank.key));
+}
+
+void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
+  Session& session = sessions_by_id_.at(session_id);
+  for (const amem_v1_Holding_Item& item : std::span(message.items, message.items_count))
+    session.holds.emplace(item.id, item);
+  if (!message.last) return;
+  loop_.cancel(session.hello_timer);
+  session.returning = false;
+  const auto holds = std::exchange(session.holds, {});
+  Rank& rank = node_.ranks.at(session.rank);
+  GroupEntry& group = node_.group_of(rank);
+  std::vector<AllocationId> gone;
+  for (const Allocation* a : node_.allocations.of_group(group.id))
+    if (a->held_by(rank.id) && !holds.contains(a->id)) gone.push_back(a->id);
+  for (const Allocation* a : node_.allocations.opened_by(rank.id))
+    if (!holds.contains(a->id)) gone.push_back(a->id);
+  for (const AllocationId id : gone) requests_.free(rank, id);
+  // It is told anew what it reaches.
+  Reach& reach = node_.pool_of(rank).reach;
+  reach.forget(rank.id);
+  reach.join(rank.id, group.id);
+  std::size_t unknown = 0;
+  for (const auto& [id, item] : holds) {
+    Allocation* a = node_.allocations.find(id);
+    if (a == nullptr || !(a->held_by(rank.id) || a->opened_by(rank.id))) {
+      ++unknown;
+      continue;
+    }
+    for (Guest& guest : a->guests)
+      if (guest.rank == rank.id) guest.away = item.away;
+    for (std::uint32_t reason = 1; reason < 32; ++reason)
+      if ((item.pins >> reason & 1U) != 0)
+        (void)node_.allocations.pin(id,
+                                    {rank.id, pin_reason(static_cast<amem_v1_PinReason>(reason))});
+    if (a->held_by(rank.id) && a->keeper() == rank.id) requests_.let_reach_pool(*a);
+  }
+  const std::string& name = node_.label(rank);
+  group.log().info("group '{}': {} has come back with {} allocations", group.machine.name(), name,
+                   holds.size() - unknown);
+  if (unknown > 0)
+    group.log().warn(
+        "group '{}': {} has {} allocations that are not on record: a pause leaves them where they "
+        "are; restart the rank",
+        group.machine.name(), name, unknown);
+  events_.publish(&group, "rank_joined", name + " has come back");
+  const bool stays_shut = group.machine.join(rank.id, name);
+  if (session.gate_shut && !stays_shut)
+    sessions_.send(session_id, open_message(group.machine.epoch()));
+  groups_.drive(group);
+  remove_harmless();
 }
 
 void Ranks::lose(RankId id, const std::string& why) {
   Rank* rank = node_.find_rank(id);
   if (rank == nullptr) return;
-  if (rank->process_watch == 0 || !lives(rank->peer) || !shares(*rank)) return remove(id, why);
+  if (rank->process_watch == 0 || !rank->peer.lives() || !shares(*rank)) return remove(id, why);
   GroupEntry& group = node_.group_of(*rank);
   const std::string reason = why.empty() ? "its session ended" : "disconnected: " + why;
   const std::string text =
       node_.label(*rank) + ": " + reason +
       ", but its process runs on with memory that other ranks have too; the group can be paused "
       "and resumed again when it has ended";
-  spdlog::warn("group '{}': {}", group.machine.name(), text);
-  events_.publish(group.machine.name(), "error", text);
+  group.log().warn("group '{}': {}", group.machine.name(), text);
+  events_.publish(&group, "error", text);
   group.lost.insert(id);
   group.machine.lose(id, Clock::now());
   groups_.drive(group);
 }
 
 bool Ranks::shares(const Rank& rank) const {
-  const std::set<RankId>& lost = node_.groups.at(rank.group).lost;
-  return node_.allocations.any(rank.group, [&](const Allocation& a) {
-    return a.held_by(rank.id) && std::any_of(a.holders.begin(), a.holders.end(), [&](RankId other) {
-             return other != rank.id && !lost.contains(other);
-           });
-  });
+  const auto serves = [&](RankId other) {
+    return other != rank.id && !node_.groups.at(node_.ranks.at(other).group).lost.contains(other);
+  };
+  const auto shared = [&](const Allocation& a) {
+    return std::any_of(a.holders.begin(), a.holders.end(), serves) ||
+           std::any_of(a.guests.begin(), a.guests.end(),
+                       [&](const Guest& guest) { return serves(guest.rank); });
+  };
+  const std::vector<Allocation*> opened = node_.allocations.opened_by(rank.id);
+  return std::any_of(opened.begin(), opened.end(),
+                     [&](const Allocation* a) { return shared(*a); }) ||
+         node_.allocations.any(
+             rank.group, [&](const Allocation& a) { return a.held_by(rank.id) && shared(a); });
 }
 
 void Ranks::process_ended(RankId id) {
   const Rank* rank = node_.find_rank(id);
   if (rank == nullptr) return;
-  if (node_.group_of(*rank).lost.contains(id)) return remove(id, "");
+  if (rank->session == 0 || node_.group_of(*rank).lost.contains(id)) return remove(id, "");
   sessions_.close(rank->session, "");  // a child that it forked may hold it open
 }
 
-void Ranks::remove_harmless(GroupId id) {
-  const auto it = node_.groups.find(id);
-  if (it == node_.groups.end()) return;
-  for (const RankId rank : it->second.lost)
-    if (!shares(node_.ranks.at(rank))) return remove(rank, "");  // which looks for more
+void Ranks::remove_harmless() {
+  for (const auto& [id, group] : node_.groups)
+    for (const RankId rank : group.lost)
+      if (!shares(node_.ranks.at(rank))) return remove(rank, "");  // which looks for more
+}
+
+/// A process has what it was given of the pool until it ends, session or not.
+void Ranks::let_go_of_pool(const Rank& rank) {
+  if (!rank.peer.lives()) return left(rank.id, rank.peer.account);
+  Leaving& leaving = leaving_[rank.id];
+  leaving.process = std::make_shared<const Fd>(rank.peer.process->duplicate());
+  leaving.account = rank.peer.account;
+  leaving.watch = loop_.watch(leaving.process->get(), EPOLLIN, [this, id = rank.id](std::uint32_t) {
+    const auto ended = leaving_.extract(id);
+    loop_.unwatch(ended.mapped().watch);
+    left(id, ended.mapped().account);
+  });
+  if (leaving.watch != 0) return;
+  leaving_.erase(rank.id);
+  left(rank.id, rank.peer.account);
+}
+
+void Ranks::left(RankId id, const std::shared_ptr<Account>& account) {
+  node_.pools.of(account).reach.forget(id);
+  node_.pools.leave(account);
 }
 
 void Ranks::remove(RankId id, const std::string& why) {
@@ -169,10 +319,10 @@ void Ranks::remove(RankId id, const std::string& why) {
   const std::string name = node_.label(*rank);
   const std::string reason = why.empty() ? "its session ended" : "disconnected: " + why;
   if (why.empty())
-    spdlog::info("group '{}': {} left: {}", group.machine.name(), name, reason);
+    group.log().info("group '{}': {} left: {}", group.machine.name(), name, reason);
   else
-    spdlog::warn("group '{}': {} {}", group.machine.name(), name, reason);
-  events_.publish(group.machine.name(), "rank_left", name + ": " + reason);
+    group.log().warn("group '{}': {} {}", group.machine.name(), name, reason);
+  events_.publish(&group, "rank_left", name + ": " + reason);
 
   const ResumeOperation* resume = operations_.resume_of(group.id);
   const bool leaves_unloaded = resume != nullptr && loads_for_others(node_.allocations, group.id,
@@ -180,13 +330,13 @@ void Ranks::remove(RankId id, const std::string& why) {
   if (rank->process_watch != 0) loop_.unwatch(rank->process_watch);
   saved_.rank_gone(group, *rank);
   for (Allocation& orphan : node_.allocations.drop_rank(id)) saved_.give_back(orphan);
+  for (Allocation* a : node_.allocations.of_group(kNoGroup)) saved_.give_back(*a);
+  let_go_of_pool(*rank);
   node_.ranks.erase(id);
-  node_.reach.forget(id);
   group.lost.erase(id);
   group.machine.leave(id, leaves_unloaded, Clock::now());
-  const GroupId group_id = group.id;
   groups_.drive(group);
-  remove_harmless(group_id);
+  remove_harmless();
 }
 
 }  // namespace amem

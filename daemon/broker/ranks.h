@@ -3,25 +3,37 @@
 // For the loop's thread; works on the Node's tables.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <string>
 
 #include "daemon/base/event_loop.h"
 #include "daemon/base/ids.h"
-#include "daemon/base/log_limit.h"
 #include "daemon/broker/groups.h"
 #include "daemon/broker/rank_requests.h"
-#include "daemon/operations/events.h"
+#include "daemon/node/events.h"
 #include "daemon/operations/operations.h"
 #include "daemon/sessions/session_server.h"
 
 namespace amem {
+
+/// What the rank is called in messages: "rank 3 (pid 123)".
+std::string rank_label(const Rank& rank);
 
 class Ranks final : public SessionHandler {
  public:
   /// Everything passed in outlives this object.
   Ranks(const Means& means, SessionServer& sessions, EventHub& events, Operations& operations,
         Groups& groups, RankRequests& requests);
+  ~Ranks() override;
+  Ranks(const Ranks&) = delete;
+  Ranks& operator=(const Ranks&) = delete;
+
+  /// Of a rank that another broker has served: it may come back, until its process has ended.
+  /// REQUIRES: its group is there and expects it.
+  void expect(Rank rank);
+  /// The ids before this one have been used.
+  void continue_at(RankId next) { next_rank_ = std::max(next_rank_, next); }
 
   // SessionHandler
   void session_opened(SessionId session, const Peer& peer) override;
@@ -32,17 +44,26 @@ class Ranks final : public SessionHandler {
   struct Session {  // that has said Hello when rank is not 0
     Peer peer;
     RankId rank = 0;
-    EventLoop::TimerId hello_timer;
+    EventLoop::TimerId hello_timer = {};
+    bool refused = false;    // it is to close: what it has sent still would make it miss why
+    bool returning = false;  // it is saying what it holds
+    bool gate_shut = false;  // likewise
+    std::map<AllocationId, amem_v1_Holding_Item> holds = {};  // as far as it has said
   };
 
   void hello(SessionId session, std::uint64_t seq, const amem_v1_Hello& message);
+  void put_on_record(Rank& rank);
+  void come_back(SessionId session, std::uint64_t seq, const amem_v1_Hello& message);
+  /// One that comes back says what it holds.
+  void holding(SessionId session, const amem_v1_Holding& message);
   /// Its session has ended: it is removed, at once or when its process has ended too.
   void lose(RankId id, const std::string& why);
-  /// It has memory that a rank with a session has too.
+  /// It has memory that a rank with a session has too, of its group or another.
   bool shares(const Rank& rank) const;
   void process_ended(RankId id);
   /// Removes the lost that share nothing any more.
-  void remove_harmless(GroupId group);
+  void remove_harmless();
+  void let_go_of_pool(const Rank& rank);
   void remove(RankId id, const std::string& why);
 
   Node& node_;
@@ -53,8 +74,16 @@ class Ranks final : public SessionHandler {
   Operations& operations_;
   Groups& groups_;
   RankRequests& requests_;
-  LogLimit strangers_;  // of sessions that ended without a Hello
+  /// A process that may have some of the pool mapped although its rank has gone.
+  struct Leaving {
+    SharedFd process;  // of its own, since others may watch the rank's
+    std::shared_ptr<Account> account;
+    EventLoop::WatchId watch = 0;
+  };
+  void left(RankId id, const std::shared_ptr<Account>& account);
+
   std::map<SessionId, Session> sessions_by_id_;
+  std::map<RankId, Leaving> leaving_;
   RankId next_rank_ = 1;
 };
 

@@ -3,34 +3,35 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <unistd.h>
+#include <grpcpp/server_posix.h>
 
-#include <cerrno>
 #include <chrono>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "amem/v1/broker.grpc.pb.h"
-#include "common/protocol.h"
 #include "daemon/base/event_loop.h"
 #include "daemon/broker/broker.h"
 #include "daemon/control/stream.h"
+#include "daemon/control/tasks.h"
+#include "daemon/control/tls.h"
 
 namespace amem {
 namespace {
 
-constexpr std::size_t kMaxTagLength = sizeof(amem_v1_Create::tag) - 1;
 constexpr std::size_t kWatchBacklog = 1024;  // events that a slow caller may fall behind
 constexpr std::size_t kProgressBacklog = 1024;
+constexpr int kCallsAtOnce = 100;         // of a connection
+constexpr int kLargestRequest = 1 << 20;  // bytes
 /// For calls that come while we end; all others have been ended by then.
 constexpr auto kShutdownPatience = std::chrono::milliseconds(500);
 
 grpc::Status to_grpc(const Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), status.text()};
 }
+
+const grpc::Status kGone(grpc::StatusCode::UNAVAILABLE, "the caller has hung up");
 
 Duration timeout(std::uint32_t ms) { return std::chrono::milliseconds(ms); }
 
@@ -70,13 +71,14 @@ class StreamSink final : public EventSink {
 
 class ControlService final : public v1::Broker::CallbackService {
  public:
-  ControlService(Broker& broker, EventLoop& loop) : broker_(broker), loop_(loop) {}
+  ControlService(Broker& broker, EventLoop& loop, const Callers& callers)
+      : broker_(broker), loop_(loop), callers_(callers) {}
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest*,
                                       v1::NodeStatus* response) override {
-    return on_loop(context, [this, response] {
-      broker_.status(*response);
+    return on_loop(context, [this, response](const Caller& caller) {
+      broker_.status(caller, *response);
       return Status();
     });
   }
@@ -84,8 +86,8 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* ListGroups(grpc::CallbackServerContext* context,
                                        const v1::ListGroupsRequest*,
                                        v1::ListGroupsResponse* response) override {
-    return on_loop(context, [this, response] {
-      broker_.groups(*response);
+    return on_loop(context, [this, response](const Caller& caller) {
+      broker_.groups(caller, *response);
       return Status();
     });
   }
@@ -93,8 +95,8 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* ListRanks(grpc::CallbackServerContext* context,
                                       const v1::ListRanksRequest* request,
                                       v1::ListRanksResponse* response) override {
-    return on_loop(context, [this, request, response] {
-      Result<std::vector<v1::RankInfo>> ranks = broker_.ranks(request->group());
+    return on_loop(context, [this, request, response](const Caller& caller) {
+      Result<std::vector<v1::RankInfo>> ranks = broker_.ranks(caller, request->group());
       if (!ranks.ok()) return ranks.status();
       for (v1::RankInfo& rank : ranks.value()) response->add_ranks()->Swap(&rank);
       return Status();
@@ -104,17 +106,28 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* SetPolicy(grpc::CallbackServerContext* context,
                                       const v1::SetPolicyRequest* request,
                                       v1::SetPolicyResponse*) override {
-    return on_loop(context, [this, request] {
-      return broker_.set_policy(request->group(), request->tag(), request->policy(),
+    return on_loop(context, [this, request](const Caller& caller) {
+      return broker_.set_policy(caller, request->group(), request->tag(), request->policy(),
                                 request->form());
     });
   }
 
+  grpc::ServerUnaryReactor* ListQuotas(grpc::CallbackServerContext* context,
+                                       const v1::ListQuotasRequest*,
+                                       v1::ListQuotasResponse* response) override {
+    return on_loop(context, [this, response](const Caller& caller) {
+      broker_.quotas(caller, *response);
+      return Status();
+    });
+  }
+
   grpc::ServerWriteReactor<v1::AllocationInfo>* ListAllocations(
-      grpc::CallbackServerContext*, const v1::ListAllocationsRequest* request) override {
+      grpc::CallbackServerContext* context, const v1::ListAllocationsRequest* request) override {
     auto stream = Stream<v1::AllocationInfo>::make();
-    loop_.post([this, stream, group = request->group()] {
-      Result<std::vector<v1::AllocationInfo>> allocations = broker_.allocations(group);
+    const std::optional<Caller> caller = caller_of(context);
+    if (!caller) return gone(stream);
+    loop_.post([this, stream, caller = *caller, group = request->group()] {
+      Result<std::vector<v1::AllocationInfo>> allocations = broker_.allocations(caller, group);
       if (!allocations.ok()) return stream->finish(to_grpc(allocations.status()));
       for (v1::AllocationInfo& allocation : allocations.value())
         stream->push(std::move(allocation));
@@ -123,129 +136,155 @@ class ControlService final : public v1::Broker::CallbackService {
     return stream.get();
   }
 
-  grpc::ServerWriteReactor<v1::Progress>* Pause(grpc::CallbackServerContext*,
+  grpc::ServerWriteReactor<v1::Progress>* Pause(grpc::CallbackServerContext* context,
                                                 const v1::PauseRequest* request) override {
-    return operation(Operation::kPause, *request);
+    return operation(context, *request);
   }
 
-  grpc::ServerWriteReactor<v1::Progress>* Resume(grpc::CallbackServerContext*,
+  grpc::ServerWriteReactor<v1::Progress>* Resume(grpc::CallbackServerContext* context,
                                                  const v1::ResumeRequest* request) override {
-    return operation(Operation::kResume, *request);
+    return operation(context, *request);
   }
 
-  grpc::ServerWriteReactor<v1::Progress>* Swap(grpc::CallbackServerContext*,
+  grpc::ServerWriteReactor<v1::Progress>* Swap(grpc::CallbackServerContext* context,
                                                const v1::SwapRequest* request) override {
     auto stream = Stream<v1::Progress>::make();
-    loop_.post([this, stream, swap = *request] {
+    const std::optional<Caller> caller = caller_of(context);
+    if (!caller) return gone(stream);
+    loop_.post([this, stream, caller = *caller, swap = *request] {
       auto observer = std::make_shared<StreamObserver>(stream);
-      const std::set<std::string> discard(swap.discard().begin(), swap.discard().end());
-      if (Status status = check_tags(discard); !status.ok()) return observer->finished(status);
-      broker_.swap(swap.out(), swap.in(), discard, timeout(swap.timeout_ms()), observer);
+      const Result<std::set<std::string>> discard = discard_of(swap);
+      if (!discard.ok()) return observer->finished(discard.status());
+      const Result<GuestPolicy> guests = guest_policy_of(swap.guests());
+      if (!guests.ok()) return observer->finished(guests.status());
+      const auto out = groups_of(swap.out(), swap.out_groups());
+      if (!out.ok()) return observer->finished(out.status());
+      const auto in = groups_of(swap.in(), swap.in_groups());
+      if (!in.ok()) return observer->finished(in.status());
+      broker_.swap(caller, out.value(), in.value(), discard.value(), guests.value(),
+                   timeout(swap.timeout_ms()), observer);
     });
     return stream.get();
   }
 
-  grpc::ServerWriteReactor<v1::Event>* Watch(grpc::CallbackServerContext*,
+  grpc::ServerWriteReactor<v1::Event>* Watch(grpc::CallbackServerContext* context,
                                              const v1::WatchRequest* request) override {
+    const std::optional<Caller> caller = caller_of(context);
+    if (!caller) return gone(Stream<v1::Event>::make());
     auto sink = std::make_shared<StreamSink>();
     auto stream = Stream<v1::Event>::make([this, sink = sink.get()] {
       loop_.post([this, sink] { broker_.events().unsubscribe(sink); });
     });
     sink->attach(stream);
-    loop_.post([this, sink, stream, group = request->group()] {
-      broker_.events().subscribe(group, sink);
+    loop_.post([this, sink, stream, caller = *caller, group = request->group()] {
+      broker_.events().subscribe(caller, group, sink);
       stream->accept();
     });
     return stream.get();
   }
 
  private:
+  std::optional<Caller> caller_of(const grpc::CallbackServerContext* context) const {
+    const std::string peer = context->peer();
+    if (!peer.starts_with("ipv4:") && !peer.starts_with("ipv6:")) return callers_.of(peer);
+    if (!context->auth_context()->IsPeerAuthenticated()) return std::nullopt;
+    Caller operator_elsewhere;  // who has shown a certificate
+    operator_elsewhere.who = peer;
+    return operator_elsewhere;
+  }
+
+  template <class T>
+  static grpc::ServerWriteReactor<T>* gone(const std::shared_ptr<Stream<T>>& stream) {
+    stream->finish(kGone);
+    return stream.get();
+  }
+
   /// Answers a unary call with what `work` returns on the loop's thread. Request and response live
   /// until then, even when the caller has gone.
   template <class Work>
   grpc::ServerUnaryReactor* on_loop(grpc::CallbackServerContext* context, Work work) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    loop_.post([reactor, work = std::move(work)] { reactor->Finish(to_grpc(work())); });
+    std::optional<Caller> caller = caller_of(context);
+    if (!caller)
+      reactor->Finish(kGone);
+    else
+      loop_.post([reactor, caller = *std::move(caller), work = std::move(work)] {
+        reactor->Finish(to_grpc(work(caller)));
+      });
     return reactor;
   }
 
   /// `Request`: PauseRequest or ResumeRequest.
   template <class Request>
-  grpc::ServerWriteReactor<v1::Progress>* operation(Operation op, const Request& request) {
+  grpc::ServerWriteReactor<v1::Progress>* operation(grpc::CallbackServerContext* context,
+                                                    const Request& request) {
     auto stream = Stream<v1::Progress>::make();
-    loop_.post([this, stream, op, request] {
+    const std::optional<Caller> caller = caller_of(context);
+    if (!caller) return gone(stream);
+    loop_.post([this, stream, caller = *caller, request] {
       auto observer = std::make_shared<StreamObserver>(stream);
-      Task task(op);
-      const bool except = request.except_tags_size() > 0;
-      if (except && request.tags_size() > 0)
-        return observer->finished(
-            {Code::kInvalidArgument, "either tags, or the tags that are excepted; not both"});
-      const auto& tags = except ? request.except_tags() : request.tags();
-      task.selection = {{tags.begin(), tags.end()}, except};
-      if constexpr (requires { request.discard(); })
-        task.discard = {request.discard().begin(), request.discard().end()};
-      for (const auto& each : {task.selection.tags, task.discard})
-        if (Status status = check_tags(each); !status.ok()) return observer->finished(status);
-      broker_.start_operation(task, request.group(), timeout(request.timeout_ms()), observer);
+      const Result<Task> task = task_of(request);
+      if (!task.ok()) return observer->finished(task.status());
+      const auto groups = groups_of(request.group(), request.groups());
+      if (!groups.ok()) return observer->finished(groups.status());
+      broker_.start_operation(caller, task.value(), groups.value(), timeout(request.timeout_ms()),
+                              observer);
     });
     return stream.get();
   }
 
-  static Status check_tags(const std::set<std::string>& tags) {
-    if (tags.size() > kMaxTags)
-      return {Code::kInvalidArgument,
-              "an operation takes at most " + std::to_string(kMaxTags) +
-                  " tags; choose fewer, or all but some, or none for everything"};
-    for (const std::string& tag : tags)
-      if (tag.empty() || tag.size() > kMaxTagLength)
-        return {Code::kInvalidArgument,
-                "a tag has 1 to " + std::to_string(kMaxTagLength) + " characters"};
-    return {};
-  }
-
   Broker& broker_;
   EventLoop& loop_;
+  const Callers& callers_;
 };
 
 ControlServer::ControlServer(Broker& broker, EventLoop& loop)
-    : service_(std::make_unique<ControlService>(broker, loop)) {}
+    : broker_(broker),
+      loop_(loop),
+      callers_(loop),
+      service_(std::make_unique<ControlService>(broker, loop, callers_)) {}
 
 ControlServer::~ControlServer() = default;
 
-Status ControlServer::start(const std::string& path, mode_t mode) {
-  if (path.size() >= sizeof(sockaddr_un::sun_path))
-    return {Code::kInvalidArgument, "the path of a socket may have " +
-                                        std::to_string(sizeof(sockaddr_un::sun_path) - 1) +
-                                        " characters, this one has more: " + path};
-  ::unlink(path.c_str());
+Status ControlServer::start(const ControlSettings& settings) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
-  builder.AddListeningPort("unix:" + path, grpc::InsecureServerCredentials());
+  int port = 0;
+  if (!settings.listen.empty()) {
+    const auto credentials = mutual_tls(settings.tls_dir);
+    if (!credentials.ok()) return credentials.status();
+    builder.AddListeningPort(settings.listen, credentials.value(), &port);
+  }
   builder.RegisterService(service_.get());
+  builder.SetMaxReceiveMessageSize(kLargestRequest);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kCallsAtOnce);
   // Health and reflection are synchronous services; they need no more than this.
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 2);
-  // Nobody may connect before the mode is right: the file is created closed to all.
-  const mode_t before = ::umask(0777);
   server_ = builder.BuildAndStart();
-  ::umask(before);
-  if (server_ == nullptr)
-    return {Code::kInternal, "cannot listen on " + path + "; see the messages above"};
-  path_ = path;
-  if (::chmod(path.c_str(), mode) != 0)
-    return errno_status(Code::kInternal, "chmod " + path, errno);
+  if (server_ == nullptr || (!settings.listen.empty() && port == 0))
+    return {Code::kInternal, "cannot serve the control API" +
+                                 (settings.listen.empty() ? "" : " on " + settings.listen) +
+                                 "; see the messages above"};
   if (auto* health = server_->GetHealthCheckService())
     health->SetServingStatus(std::string(v1::Broker::service_full_name()), true);
-  return {};
+  entrance_ = std::make_unique<Entrance>(loop_, broker_.accounts(), callers_, settings.isolation,
+                                         settings.access, [server = server_.get()](Fd socket) {
+                                           grpc::AddInsecureChannelFromFd(server, socket.release());
+                                         });
+  return entrance_->open(settings.socket);
+}
+
+void ControlServer::close() {
+  if (entrance_ != nullptr) entrance_->shut();
 }
 
 void ControlServer::shut() {
   if (server_ == nullptr) return;
   server_->Shutdown(std::chrono::system_clock::now() + kShutdownPatience);
   server_->Wait();
-  ::unlink(path_.c_str());
 }
 
 }  // namespace amem

@@ -1,19 +1,19 @@
-// ControlServer: the control API (proto/amem/v1/broker.proto) on control.sock, with gRPC health and
-// reflection.
+// ControlServer: the control API (proto/amem/v1/broker.proto) on control.sock, and by option on TCP
+// with mutual TLS, with gRPC health and reflection.
 //
 // Calls arrive on gRPC's threads; each posts its work to the loop and answers from there. No thread
 // waits for an operation. A caller that goes away stops nothing.
 //
 // start() and shut(): any one thread, not the loop's for shut(), because calls under way need the
-// loop to end.
+// loop to end. close(): the loop's.
 #pragma once
-
-#include <sys/types.h>
 
 #include <memory>
 #include <string>
 
 #include "common/status.h"
+#include "daemon/control/callers.h"
+#include "daemon/control/entrance.h"
 
 namespace grpc {
 class Server;
@@ -25,23 +25,38 @@ class Broker;
 class ControlService;
 class EventLoop;
 
+/// Where and how the control API is served, and to whom.
+struct ControlSettings {
+  SocketFile socket;
+  Isolation isolation = Isolation::kUid;
+  AccessRules access;
+  std::string listen;   // "host:port" for TCP; empty: none
+  std::string tls_dir;  // ca.crt, tls.crt and tls.key, for TCP
+};
+
 class ControlServer {
  public:
   /// Both outlive this object.
   ControlServer(Broker& broker, EventLoop& loop);
+  /// REQUIRES: the loop has ended, or start() has failed.
   ~ControlServer();
 
   /// Creates the socket file, replacing one that nobody listens on.
-  /// REQUIRES: the caller holds the runtime directory's lock.
-  Status start(const std::string& path, mode_t mode);
+  /// REQUIRES: the caller holds the runtime directory's lock; the loop does not run yet.
+  Status start(const ControlSettings& settings);
+  /// Takes no more connections, and removes the socket file. The loop's thread.
+  void close();
   /// Takes no more calls and returns when those under way have ended; the loop must be running, and
-  /// the broker must have been shut.
+  /// the broker must have been shut, and close() called.
   void shut();
 
  private:
+  Broker& broker_;
+  EventLoop& loop_;
+  Callers callers_;
   std::unique_ptr<ControlService> service_;
   std::unique_ptr<grpc::Server> server_;
-  std::string path_;
+  std::unique_ptr<Entrance> entrance_;
 };
 
 }  // namespace amem

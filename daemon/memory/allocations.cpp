@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "common/rounding.h"
+#include "daemon/base/random.h"
 
 namespace amem {
 namespace {
@@ -12,18 +13,33 @@ bool contains(const std::vector<RankId>& ranks, RankId rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
-/// Compares every byte, so that the time taken tells nothing about the token.
-bool same_token(const Token& a, const Token& b) {
-  unsigned difference = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
-  return difference == 0;
+void forget(std::vector<Pinner>& pinners, RankId rank) {
+  std::erase_if(pinners, [rank](const Pinner& pinner) { return pinner.rank == rank; });
 }
 
 Status not_held(AllocationId id) {
   return {Code::kNotFound, "this rank holds no allocation " + std::to_string(id)};
 }
 
+/// `loaded`: what comes back has its bytes.
+Status check_ticket(const Allocation& allocation, const Token& token, bool loaded) {
+  if (!same_token(allocation.token, token))
+    return {Code::kPermissionDenied, "the ticket for allocation " + std::to_string(allocation.id) +
+                                         " is not the one that its owner was given"};
+  const bool coming_back = allocation.away && !allocation.stayed && !loaded;
+  if (!allocation.resident() || coming_back)
+    return {Code::kFailedPrecondition, "allocation " + std::to_string(allocation.id) +
+                                           " is paused with its tag '" + allocation.tag +
+                                           "'; resume that first"};
+  return {};
+}
+
 }  // namespace
+
+Status freed(AllocationId id) {
+  return {Code::kNotFound, "allocation " + std::to_string(id) +
+                               " of this ticket does not exist; its holders have freed it"};
+}
 
 std::string_view to_string(SaveForm form) {
   switch (form) {
@@ -35,6 +51,22 @@ std::string_view to_string(SaveForm form) {
       break;
   }
   return "sparse";
+}
+
+std::string_view to_string(PinReason reason) {
+  switch (reason) {
+    case PinReason::kNic:
+      return "NIC";
+    case PinReason::kGdrCopy:
+      return "GDRCopy";
+    case PinReason::kDmaBuf:
+      return "dma-buf";
+    case PinReason::kP2pTokens:
+      return "P2P tokens";
+    case PinReason::kUnknown:
+      break;
+  }
+  return "unknown";
 }
 
 std::vector<Stored> Allocation::parts() const {
@@ -58,17 +90,23 @@ bool Allocation::store(const Part& part, std::uint64_t chunk, Extents& left) {
   if (i == all.size() || offset != part.offset) return false;
   Stored& here = all[i];
   const bool told = here.sparse || here.checksum != 0;
-  const bool fits =
-      part.sparse ? part.bytes > 0 && part.bytes < here.length : part.bytes == here.length;
-  if (told || !fits) return false;
-  here = {here.length, part.bytes, part.sparse, part.checksum};
   Extent& extent = saved[i];
+  const bool can_be =
+      part.sparse ? part.bytes > 0 && part.bytes < here.length : part.bytes == here.length;
+  if (told || !can_be || part.bytes > extent.length) return false;
+  here = {here.length, part.bytes, part.sparse, part.checksum};
   const std::uint64_t used = round_up(part.bytes, chunk);
   if (used < extent.length) {
     left.push_back({extent.segment, extent.offset + used, extent.length - used});
     extent.length = used;
   }
   stored = std::move(all);
+  return true;
+}
+
+bool Allocation::fits() const {
+  for (std::size_t i = 0; i < stored.size(); ++i)
+    if (!stored[i].sparse && stored[i].length > saved[i].length) return false;
   return true;
 }
 
@@ -81,14 +119,21 @@ std::uint64_t Allocation::saved_bytes() const {
 }
 
 bool Allocation::held_by(RankId rank) const { return contains(holders, rank); }
-bool Allocation::pinned_by(RankId rank) const { return contains(pinners, rank); }
+bool Allocation::pinned_by(RankId rank) const {
+  return std::any_of(pinners.begin(), pinners.end(),
+                     [rank](const Pinner& pinner) { return pinner.rank == rank; });
+}
+bool Allocation::opened_by(RankId rank) const {
+  return std::any_of(guests.begin(), guests.end(), [&](const Guest& g) { return g.rank == rank; });
+}
 
 Allocation& Allocations::add(Allocation allocation) {
-  allocation.id = next_id_++;
+  if (allocation.id == 0) allocation.id = next_id_++;
   const AllocationId id = allocation.id;
   Table& table = groups_[allocation.group];
   Allocation& added = table.emplace_hint(table.end(), id, std::move(allocation))->second;
   by_id_.emplace(id, &added);
+  for (const Guest& guest : added.guests) opened_[guest.rank].insert(id);
   return added;
 }
 
@@ -100,31 +145,79 @@ Allocation* Allocations::find(AllocationId id) {
 Result<Allocation*> Allocations::redeem(AllocationId id, const Token& token, GroupId group,
                                         RankId rank, bool loaded) {
   Allocation* allocation = find(id);
-  if (allocation == nullptr)
-    return Status(Code::kNotFound, "allocation " + std::to_string(id) +
-                                       " of this ticket does not exist; its holders have freed it");
-  if (allocation->group != group || !same_token(allocation->token, token))
+  if (allocation == nullptr) return freed(id);
+  if (allocation->group != group)
     return Status(Code::kPermissionDenied, "the ticket for allocation " + std::to_string(id) +
                                                " is not one of this rank's group");
-  const bool coming_back = allocation->away && !allocation->stayed && !loaded;
-  if (!allocation->resident() || coming_back)
-    return Status(Code::kFailedPrecondition, "allocation " + std::to_string(id) +
-                                                 " is paused with its tag '" + allocation->tag +
-                                                 "'; resume that first");
+  if (Status status = check_ticket(*allocation, token, loaded); !status.ok()) return status;
   if (!allocation->held_by(rank)) allocation->holders.push_back(rank);
   return allocation;
 }
 
+Result<Allocation*> Allocations::open(AllocationId id, const Token& token, const Guest& guest,
+                                      bool loaded) {
+  Allocation* allocation = find(id);
+  if (allocation == nullptr) return freed(id);
+  if (Status status = check_ticket(*allocation, token, loaded); !status.ok()) return status;
+  if (allocation->opened_by(guest.rank)) return allocation;
+  if (allocation->group == kNoGroup) return freed(id);
+  allocation->guests.push_back(guest);
+  opened_[guest.rank].insert(id);
+  return allocation;
+}
+
+std::vector<Allocation*> Allocations::opened_by(RankId rank) {
+  std::vector<Allocation*> found;
+  if (const auto it = opened_.find(rank); it != opened_.end())
+    for (const AllocationId id : it->second) found.push_back(find(id));
+  return found;
+}
+
+std::vector<const Allocation*> Allocations::opened_by(RankId rank) const {
+  const std::vector<Allocation*> found = const_cast<Allocations*>(this)->opened_by(rank);
+  return {found.begin(), found.end()};
+}
+
+void Allocations::set_away(RankId rank, bool away) {
+  for (Allocation* allocation : opened_by(rank))
+    for (Guest& guest : allocation->guests)
+      if (guest.rank == rank) guest.away = away;
+}
+
+void Allocations::let_go(Allocation& allocation, RankId rank) {
+  std::erase(allocation.holders, rank);
+  forget(allocation.pinners, rank);
+  const auto is_rank = [rank](const Guest& guest) { return guest.rank == rank; };
+  if (std::erase_if(allocation.guests, is_rank) == 0) return;
+  const auto opened = opened_.find(rank);
+  opened->second.erase(allocation.id);
+  if (opened->second.empty()) opened_.erase(opened);
+}
+
+/// After somebody has let go of it: takes it out of its table when nobody has it now, and makes it
+/// nobody's when only guests have. The caller erases a table that is empty.
+std::optional<Allocation> Allocations::settle(Table& table, Table::iterator it) {
+  Allocation& allocation = it->second;
+  if (!allocation.holders.empty()) return std::nullopt;
+  if (!allocation.opened()) {
+    std::optional<Allocation> gone(std::move(allocation));
+    by_id_.erase(gone->id);
+    table.erase(it);
+    return gone;
+  }
+  if (allocation.group == kNoGroup) return std::nullopt;
+  allocation.group = kNoGroup;
+  groups_[kNoGroup].insert(table.extract(it));  // it stays where it is in memory
+  return std::nullopt;
+}
+
 Result<std::optional<Allocation>> Allocations::free(AllocationId id, RankId rank) {
   Allocation* allocation = find(id);
-  if (allocation == nullptr || !allocation->held_by(rank)) return not_held(id);
-  std::erase(allocation->holders, rank);
-  std::erase(allocation->pinners, rank);
-  if (!allocation->holders.empty()) return std::optional<Allocation>();
-  std::optional<Allocation> orphan(std::move(*allocation));
-  by_id_.erase(id);
-  const auto group = groups_.find(orphan->group);
-  group->second.erase(id);
+  if (allocation == nullptr || !(allocation->held_by(rank) || allocation->opened_by(rank)))
+    return not_held(id);
+  let_go(*allocation, rank);
+  const auto group = groups_.find(allocation->group);
+  std::optional<Allocation> orphan = settle(group->second, group->second.find(id));
   if (group->second.empty()) groups_.erase(group);
   return orphan;
 }
@@ -134,27 +227,30 @@ std::vector<Allocation> Allocations::drop_rank(RankId rank) {
   for (auto group = groups_.begin(); group != groups_.end();) {
     Table& table = group->second;
     for (auto it = table.begin(); it != table.end();) {
-      Allocation& allocation = it->second;
-      std::erase(allocation.holders, rank);
-      std::erase(allocation.pinners, rank);
-      if (allocation.holders.empty()) {
-        by_id_.erase(allocation.id);
-        orphans.push_back(std::move(allocation));
-        it = table.erase(it);
-      } else {
-        ++it;
-      }
+      const auto each = it++;
+      let_go(each->second, rank);
+      if (std::optional<Allocation> orphan = settle(table, each); orphan.has_value())
+        orphans.push_back(std::move(*orphan));
     }
     group = table.empty() ? groups_.erase(group) : std::next(group);
   }
   return orphans;
 }
 
-Status Allocations::pin(AllocationId id, RankId rank) {
+Status Allocations::pin(AllocationId id, const Pinner& pinner) {
   Allocation* allocation = find(id);
-  if (allocation == nullptr || !allocation->held_by(rank)) return not_held(id);
-  if (!allocation->pinned_by(rank)) allocation->pinners.push_back(rank);
+  if (allocation == nullptr || !allocation->held_by(pinner.rank)) return not_held(id);
+  std::vector<Pinner>& pinners = allocation->pinners;
+  if (std::find(pinners.begin(), pinners.end(), pinner) == pinners.end()) pinners.push_back(pinner);
   return {};
+}
+
+Status Allocations::unpin(AllocationId id, const Pinner& pinner) {
+  Allocation* allocation = find(id);
+  if (allocation == nullptr || !allocation->held_by(pinner.rank)) return not_held(id);
+  if (std::erase(allocation->pinners, pinner) > 0) return {};
+  return {Code::kNotFound, "this rank has not pinned allocation " + std::to_string(id) + " (" +
+                               std::string(to_string(pinner.reason)) + ")"};
 }
 
 namespace {

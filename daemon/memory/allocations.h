@@ -1,5 +1,9 @@
 // Allocations: the table of every piece of physical GPU memory that the broker has made.
 //
+// An allocation is its holders' group's. Ranks of other groups may open it as guests: they map it
+// and count for nothing else. When its last holder has let go of it before its last guest, it stays
+// in the table as nobody's, of kNoGroup.
+//
 // An Allocation owns its descriptor (the one thing that keeps the memory alive on our side) and
 // names the pool extents that hold its bytes while its group is paused; the extents are the
 // ExtentAllocator's. Ids grow and are never used twice. Does no I/O, but that closing the last
@@ -13,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -23,14 +28,15 @@
 #include "common/status.h"
 #include "daemon/base/ids.h"
 #include "daemon/memory/extents.h"
+#include "daemon/owners/account.h"
+#include "daemon/record/record.h"
 
 namespace amem {
 
-/// A descriptor that a queue of outgoing packets may hold beside the table.
-using SharedFd = std::shared_ptr<const Fd>;
-
 /// The tag of NCCL's own buffers, which are never dropped: it is not proven that they may be.
 inline constexpr std::string_view kNcclTag = "nccl";
+/// What ranks allocate in no region.
+inline constexpr std::string_view kHeapTag = "heap";
 
 /// What the region in which memory was allocated says about its bytes.
 enum class RegionPolicy : std::uint8_t { kNone, kKeep, kDiscard };
@@ -48,6 +54,30 @@ struct Stored {
   std::uint64_t checksum = 0;  // of the part; 0: none was taken
 };
 
+/// How a device came to remember where an allocation is.
+enum class PinReason : std::uint8_t { kUnknown, kNic, kGdrCopy, kDmaBuf, kP2pTokens };
+/// For people: "NIC".
+std::string_view to_string(PinReason reason);
+
+/// A holder that gave an allocation to a device that remembers its address.
+struct Pinner {
+  RankId rank = 0;
+  PinReason reason = PinReason::kUnknown;
+  friend bool operator==(const Pinner&, const Pinner&) = default;
+};
+
+/// What belongs to no group: its guests are all that is left.
+inline constexpr GroupId kNoGroup = 0;
+
+/// A rank of another group that has opened an allocation.
+struct Guest {
+  RankId rank = 0;
+  GroupId group = 0;  // the rank's
+  bool away = false;  // that group is paused: the rank has let go of its mapping
+
+  friend bool operator==(const Guest&, const Guest&) = default;
+};
+
 struct Allocation {
   AllocationId id = 0;
   GroupId group = 0;
@@ -57,23 +87,31 @@ struct Allocation {
   bool gpu_direct_rdma = false;
   std::string tag;
   RegionPolicy region = RegionPolicy::kNone;
-  std::vector<RankId> holders;  // by first hold; never empty in the table
-  std::vector<RankId> pinners;  // the holders that gave it to a device that remembers its address
+  std::vector<RankId> holders;  // by first hold; not empty in a group
+  std::vector<Pinner> pinners;  // each once; of holders only
+  std::vector<Guest> guests;    // by first opening; while there is one it cannot leave its device
   Extents saved;                // where its bytes are while paused; empty: nothing was kept
   RankId saver = 0;             // who is to write them; of no pause: 0
-  std::vector<Stored> stored;   // how, of each extent; empty: byte for byte
+  std::vector<Stored> stored;   // how, of each extent; empty: byte for byte, and all of them fit
   SharedFd fd;                  // null: not on the device
+  Kept kept;                    // of the same memory
+  Charge charge;                // for its entry in the table
   bool away = false;            // the ranks have let go of it, but for those that pinned it
-  bool stayed = false;          // away, but on the device with its bytes in place: it is pinned
+  bool stayed = false;          // away, or about to be, but on the device with its bytes in place
+  Row row;                      // of what does not change
+  Row saved_row;                // of what a pause takes, or has taken
 
   RankId keeper() const { return holders.front(); }
   bool resident() const { return fd != nullptr; }
   /// A resume has something to bring back.
   bool left() const { return !resident() || stayed; }
   bool pinned() const { return !pinners.empty(); }
-  /// A pause has something to take. What stayed away stays until it has been resumed, though
-  /// nobody pins it any more: its keeper may have let go of it.
-  bool can_leave() const { return resident() && !away && !pinned(); }
+  bool opened() const { return !guests.empty(); }
+  /// A pause has something to take, unless guests keep it. What stayed away stays until it has been
+  /// resumed, though nobody pins it any more: its keeper may have let go of it.
+  bool may_leave() const { return resident() && !away && !stayed && !pinned(); }
+  /// A pause takes it.
+  bool can_leave() const { return may_leave() && !opened(); }
   /// How the rank has stored the part that begins at `offset`. `left`: what of its extent, in whole
   /// chunks, is not in use; it is the allocation's no more. False: there is no such part, it was
   /// told before, or it cannot be in its extent.
@@ -84,6 +122,8 @@ struct Allocation {
     std::uint64_t checksum = 0;
   };
   bool store(const Part& part, std::uint64_t chunk, Extents& left);
+  /// Every part that is longer than its extent is known to be sparse.
+  bool fits() const;
   /// Of each extent, how the bytes lie in it.
   std::vector<Stored> parts() const;
   /// It has left its device and its bytes are nowhere: it comes back zeroed.
@@ -92,6 +132,7 @@ struct Allocation {
   std::uint64_t saved_bytes() const;
   bool held_by(RankId rank) const;
   bool pinned_by(RankId rank) const;
+  bool opened_by(RankId rank) const;
 };
 
 struct Usage {
@@ -106,9 +147,11 @@ class Allocations {
  public:
   using Filter = std::function<bool(const Allocation&)>;
 
-  /// Takes an allocation that its creator holds, and gives it its id.
-  /// REQUIRES: allocation.holders has one entry.
+  /// Takes an allocation that its creator holds, and gives it its id; or one from before a restart,
+  /// which has it. REQUIRES: somebody has it.
   Allocation& add(Allocation allocation);
+  /// The ids before this one have been used.
+  void continue_at(AllocationId next) { next_id_ = next; }
 
   Allocation* find(AllocationId id);
 
@@ -118,16 +161,29 @@ class Allocations {
   Result<Allocation*> redeem(AllocationId id, const Token& token, GroupId group, RankId rank,
                              bool loaded = false);
 
-  /// `rank` holds it no longer. The allocation itself, when nobody does now: it has left the table,
-  /// the caller frees its extents, and its end closes its descriptor.
-  /// kNotFound: `rank` does not hold an allocation of that id.
+  /// A rank of another group presents a ticket: makes it a guest, once. As redeem(); kNotFound also
+  /// when only guests are left, and this is none of them.
+  /// REQUIRES: the rank's group may open memory of the allocation's.
+  Result<Allocation*> open(AllocationId id, const Token& token, const Guest& guest,
+                           bool loaded = false);
+  /// What the rank has opened of other groups.
+  std::vector<Allocation*> opened_by(RankId rank);
+  std::vector<const Allocation*> opened_by(RankId rank) const;
+  /// As a guest the rank has let go of all its mappings, or has them again.
+  void set_away(RankId rank, bool away);
+
+  /// `rank` holds it no longer, or has closed it as a guest. The allocation itself, when nobody has
+  /// it now: it has left the table, the caller frees its extents, and its end closes its
+  /// descriptor. kNotFound: `rank` has no allocation of that id.
   Result<std::optional<Allocation>> free(AllocationId id, RankId rank);
 
-  /// `rank` has gone: takes it from all holders; those that nobody holds now, as from free().
+  /// `rank` has gone: takes it from all holders and guests; what nobody has now, as from free().
   std::vector<Allocation> drop_rank(RankId rank);
 
   /// kNotFound: `rank` does not hold an allocation of that id.
-  Status pin(AllocationId id, RankId rank);
+  Status pin(AllocationId id, const Pinner& pinner);
+  /// kNotFound: it is not pinned so.
+  Status unpin(AllocationId id, const Pinner& pinner);
 
   /// Oldest first.
   std::vector<const Allocation*> select(const Filter& filter) const;
@@ -144,9 +200,17 @@ class Allocations {
  private:
   using Table = std::map<AllocationId, Allocation>;
 
+  void let_go(Allocation& allocation, RankId rank);
+  std::optional<Allocation> settle(Table& table, Table::iterator it);
+
   std::map<GroupId, Table> groups_;  // none of them empty
   std::unordered_map<AllocationId, Allocation*> by_id_;
+  std::map<RankId, std::set<AllocationId>> opened_;  // by guests; none of them empty
   AllocationId next_id_ = 1;
 };
+
+/// What is said of a ticket for an allocation that does not exist, or that is none of the asker's
+/// business.
+Status freed(AllocationId id);
 
 }  // namespace amem

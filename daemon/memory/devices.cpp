@@ -92,6 +92,12 @@ Status Devices::inspect(int ordinal, Device& device) const {
   return {};
 }
 
+std::uint64_t Devices::total() const {
+  std::uint64_t bytes = 0;
+  for (const Device& device : devices_) bytes += device.total;
+  return bytes;
+}
+
 int Devices::numa_node(const DeviceUuid& uuid) const {
   const Device* device = find(uuid);
   return device != nullptr ? device->numa_node : -1;

@@ -64,6 +64,8 @@ class Devices {
   Status open();
 
   const std::vector<Device>& all() const { return devices_; }
+  /// Bytes of all devices.
+  std::uint64_t total() const;
   const Device* find(const DeviceUuid& uuid) const;
   /// Of the host, nearest to the device; -1: unknown.
   int numa_node(const DeviceUuid& uuid) const;

@@ -69,6 +69,57 @@ std::uint64_t ExtentAllocator::take_from(std::uint32_t index, std::uint64_t need
   return taken;
 }
 
+std::optional<Extent> ExtentAllocator::find_run(const SegmentOrder& order,
+                                                std::uint64_t size) const {
+  for (const std::uint32_t index : order) {
+    const FreeList& list = segments_[index].free;
+    if (list.empty()) continue;
+    auto run = std::find_if(list.begin(), list.end(),
+                            [size](const auto& each) { return each.second >= size; });
+    if (run == list.end())
+      run = std::max_element(list.begin(), list.end(),
+                             [](const auto& a, const auto& b) { return a.second < b.second; });
+    return Extent{index, run->first, run->second};
+  }
+  return std::nullopt;
+}
+
+void ExtentAllocator::take_run(const Extent& extent) {
+  FreeList& list = segments_[extent.segment].free;
+  const auto run = list.find(extent.offset);
+  const std::uint64_t rest = run->second - extent.length;
+  const auto next = list.erase(run);
+  if (rest > 0) list.emplace_hint(next, extent.offset + extent.length, rest);
+  free_ -= extent.length;
+}
+
+Status ExtentAllocator::take_again(const Extents& extents) {
+  Extents taken;
+  for (const Extent& extent : extents) {
+    if (extent.segment < segments_.size() && extent.length > 0 && extent.offset % chunk_ == 0 &&
+        extent.length % chunk_ == 0) {
+      FreeList& list = segments_[extent.segment].free;
+      auto run = list.upper_bound(extent.offset);
+      if (run != list.begin() && (--run)->first + run->second >= extent.offset &&
+          run->first + run->second - extent.offset >= extent.length) {
+        const auto [offset, length] = *run;
+        list.erase(run);
+        if (offset < extent.offset) list.emplace(offset, extent.offset - offset);
+        const std::uint64_t end = extent.offset + extent.length;
+        if (end < offset + length) list.emplace(end, offset + length - end);
+        free_ -= extent.length;
+        taken.push_back(extent);
+        continue;
+      }
+    }
+    for (const Extent& each : taken) insert(each);
+    return {Code::kDataLoss, "segment " + std::to_string(extent.segment) + ", offset " +
+                                 std::to_string(extent.offset) + ", " +
+                                 std::to_string(extent.length) + " bytes of the pool are not free"};
+  }
+  return {};
+}
+
 bool ExtentAllocator::in_use(const Extent& extent) const {
   if (extent.segment >= segments_.size() || extent.length == 0 || extent.offset % chunk_ != 0 ||
       extent.length % chunk_ != 0)

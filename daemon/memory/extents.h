@@ -1,6 +1,6 @@
-// ExtentAllocator: who uses which bytes of the host pool.
+// ExtentAllocator: who uses which bytes of an owner's part of the host pool.
 //
-// The pool is a list of segments that only grows. Space is handed out in whole chunks; what one
+// It is a list of segments that only grows. Space is handed out in whole chunks; what one
 // request gets may lie in several pieces, so space never goes unusable by fragmentation and a
 // batch fails only when there really are too few chunks left. Holds no memory itself.
 //
@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "common/status.h"
@@ -47,6 +48,16 @@ class ExtentAllocator {
   /// REQUIRES: every order names every segment. None at all: by index.
   Result<std::vector<Extents>> take(const std::vector<Request>& requests,
                                     std::vector<SegmentOrder> orders = {});
+
+  /// A free run in the first segment of the order that has one, which is not taken yet: the first
+  /// that has `size` bytes, else the longest. Nothing: no segment has any.
+  std::optional<Extent> find_run(const SegmentOrder& order, std::uint64_t size) const;
+  /// Takes the beginning of such a run. REQUIRES: whole chunks, all of them free.
+  void take_run(const Extent& extent);
+
+  /// Takes what was handed out before a restart. kDataLoss: some of it is not free, or was never
+  /// handed out; nothing has changed.
+  Status take_again(const Extents& extents);
 
   /// Frees what take() handed out, whole or in chunk-sized parts. kInternal: some of it is not in
   /// use (a double free) or was never handed out; nothing has changed.

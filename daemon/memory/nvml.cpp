@@ -25,12 +25,21 @@ Status Nvml::open(const Devices& devices) {
     return {Code::kUnavailable, "nvmlInit_v2 returned " + std::to_string(result)};
   shutdown_ = shutdown;
   memory_info_ = info;
+  minor_number_ = reinterpret_cast<MinorNumber>(::dlsym(library, "nvmlDeviceGetMinorNumber"));
   for (const Device& device : devices.all()) {
     Handle handle = nullptr;
     if (by_uuid(to_string(device.uuid).c_str(), &handle) == 0)
       handles_.emplace(device.uuid, handle);
   }
   return {};
+}
+
+std::optional<unsigned> Nvml::minor(const DeviceUuid& uuid) const {
+  const auto it = handles_.find(uuid);
+  unsigned minor = 0;
+  if (it == handles_.end() || minor_number_ == nullptr || minor_number_(it->second, &minor) != 0)
+    return std::nullopt;
+  return minor;
 }
 
 Nvml::~Nvml() {

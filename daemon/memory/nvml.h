@@ -32,6 +32,8 @@ class Nvml {
 
   /// Nothing when unknown.
   std::optional<MemoryUse> memory(const DeviceUuid& uuid) const;
+  /// N of /dev/nvidiaN; nothing when unknown.
+  std::optional<unsigned> minor(const DeviceUuid& uuid) const;
 
  private:
   // What we use of nvml.h, so that no header of it is needed.
@@ -42,9 +44,11 @@ class Nvml {
   using Call = int (*)();
   using HandleByUuid = int (*)(const char* uuid, Handle* device);
   using MemoryInfo = int (*)(Handle device, Memory* memory);
+  using MinorNumber = int (*)(Handle device, unsigned* minor);
 
   Call shutdown_ = nullptr;
   MemoryInfo memory_info_ = nullptr;
+  MinorNumber minor_number_ = nullptr;
   std::map<DeviceUuid, Handle> handles_;
 };
 

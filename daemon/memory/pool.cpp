@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "daemon/base/clock.h"
@@ -17,6 +18,17 @@ namespace amem {
 namespace {
 
 constexpr std::uint64_t kMemfdStep = 64ULL << 20;  // reserved at once, so that stop() is prompt
+// Of a segment that could not be made anew: the first retry, and how long it comes to wait.
+constexpr Duration kFirstRetry = std::chrono::seconds(1);
+constexpr Duration kLongestRetry = std::chrono::seconds(60);
+
+/// To the system. Of a memfd that somebody keeps, the pages.
+void give_back(PoolSegment& segment) {
+  if (segment.memfd)
+    ::fallocate(segment.fd->get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                static_cast<off_t>(segment.size));
+  segment.fd.reset();
+}
 
 }  // namespace
 
@@ -25,8 +37,20 @@ void HostPool::start(std::uint64_t size, std::uint64_t segment, Callbacks callba
       [this, size, segment, callbacks = std::move(callbacks)] { run(size, segment, callbacks); });
 }
 
+void HostPool::renew(PoolSegment segment) {
+  {
+    const std::lock_guard lock(mutex_);
+    renewals_.push_back(std::move(segment));
+  }
+  asked_.notify_one();
+}
+
 void HostPool::stop() {
-  stop_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  asked_.notify_one();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -67,6 +91,61 @@ void HostPool::run(std::uint64_t size, std::uint64_t segment, const Callbacks& c
     spdlog::error("pool: only {} of {}: {}. A pause that needs more is refused", format_size(ready),
                   format_size(size), error);
   if (!stop_) callbacks.finished(std::move(error));
+  renew_until_stopped(callbacks);
+}
+
+/// Nobody can take from a process the memory that it has mapped. So what another owner gets is not
+/// cleared, it is other memory, which the system clears. Of a memfd the pages go back to the system
+/// even where somebody has kept a descriptor or a mapping; those of the driver's go with the last
+/// process that has them.
+void HostPool::renew_until_stopped(const Callbacks& callbacks) {
+  std::deque<PoolSegment> missing;  // given back, and not made anew yet
+  bool failed = false;              // to make the first of them
+  Duration delay = kFirstRetry;
+  Time next{};  // attempt, when it has failed
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      const auto asked = [this] { return stop_ || !renewals_.empty(); };
+      if (failed)
+        asked_.wait_until(lock, next, asked);
+      else
+        asked_.wait(lock, asked);
+      if (stop_) return;
+      std::move(renewals_.begin(), renewals_.end(), std::back_inserter(missing));
+      renewals_.clear();
+    }
+    for (PoolSegment& old : missing)
+      if (old.fd != nullptr) give_back(old);
+    while (!missing.empty() && (!failed || Clock::now() >= next)) {
+      Result<PoolSegment> made = create_again(missing.front());
+      if (stop_) return;
+      failed = !made.ok();
+      if (failed) {
+        next = Clock::now() + delay;
+        delay = std::min(2 * delay, kLongestRetry);
+        callbacks.troubled("a segment of " + format_size(missing.front().size) +
+                           " could not be made anew for another user: " + made.status().text() +
+                           "; it is tried again");
+        break;
+      }
+      missing.pop_front();
+      callbacks.ready(std::move(made).value());
+      if (delay != kFirstRetry && missing.empty()) callbacks.troubled("");
+      if (missing.empty()) delay = kFirstRetry;
+    }
+  }
+}
+
+Result<PoolSegment> HostPool::create_again(const PoolSegment& old) {
+  if (const std::uint64_t available = available_host_memory(); old.size > available)
+    return Status(Code::kResourceExhausted,
+                  "the host has " + format_size(available) + " that may be taken");
+  Result<PoolSegment> made = create(old.size, std::max(old.numa_node, 0));
+  if (!made.ok()) return made.status();
+  PoolSegment segment = std::move(made).value();
+  segment.anew = true;
+  return segment;
 }
 
 Result<PoolSegment> HostPool::create(std::uint64_t size, int numa_node) {

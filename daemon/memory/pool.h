@@ -5,18 +5,20 @@
 // driver has it, spread over the devices' NUMA nodes; else memfds, which ranks register. When
 // memory runs out the pool stays as large as it got.
 //
-// start() and the destructor: the loop's thread. The callbacks come on the pool's own thread.
+// start(), renew() and the destructor: the loop's thread. The callbacks come on the pool's own.
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <thread>
-#include <vector>
 
+#include "common/fd.h"
 #include "common/status.h"
-#include "daemon/memory/allocations.h"
 #include "daemon/memory/devices.h"
 
 namespace amem {
@@ -26,14 +28,19 @@ struct PoolSegment {
   std::uint64_t size = 0;
   bool memfd = false;  // else a cuMem descriptor
   int numa_node = -1;
+  bool anew = false;  // by renew()
 };
 
 class HostPool {
  public:
   struct Callbacks {
     std::function<void(PoolSegment)> ready;
-    /// Once, at the end; `error` says why the pool is smaller than configured, or is empty.
+    /// Once, when the pool is complete; `error` says why it is smaller than configured, or is
+    /// empty.
     std::function<void(std::string error)> finished;
+    /// A segment could not be made anew, and why. It is tried again, less and less often. Empty:
+    /// by now all have been made.
+    std::function<void(std::string error)> troubled;
   };
 
   explicit HostPool(const Devices& devices) : devices_(devices) {}
@@ -43,17 +50,27 @@ class HostPool {
 
   /// Begins to create `size` bytes in pieces of `segment`.
   void start(std::uint64_t size, std::uint64_t segment, Callbacks callbacks);
+  /// Gives a segment back to the system and makes another of its size, with nobody's bytes in it,
+  /// after all that was asked for before. Where the host has no memory for it, it tries again until
+  /// there is some. REQUIRES: start().
+  void renew(PoolSegment segment);
   /// Ends the thread; what was being created is given up within a fraction of a second.
   void stop();
 
  private:
   void run(std::uint64_t size, std::uint64_t segment, const Callbacks& callbacks);
+  void renew_until_stopped(const Callbacks& callbacks);
+  /// A segment like that one, which has been given back to the system.
+  Result<PoolSegment> create_again(const PoolSegment& old);
   Result<PoolSegment> create(std::uint64_t size, int numa_node);
   Result<PoolSegment> create_memfd(std::uint64_t size) const;
 
   const Devices& devices_;
   bool use_memfd_ = false;  // of the pool's thread
   std::atomic<bool> stop_ = false;
+  std::mutex mutex_;  // guards renewals_
+  std::condition_variable asked_;
+  std::deque<PoolSegment> renewals_;
   std::thread thread_;
 };
 

@@ -9,33 +9,60 @@ namespace amem {
 
 void Reach::add_segment(std::uint64_t size, int node) { segments_.push_back({size, node, 0}); }
 
+void Reach::join(RankId rank, GroupId group) { places_[rank].group = group; }
+
 void Reach::keep(RankId rank, int node, std::uint64_t bytes) {
-  places_[rank].needs[node].bytes += bytes;
+  Place& place = places_[rank];
+  place.needs[node].bytes += bytes;
+  to_save_[place.group] += bytes;
 }
 
 void Reach::let_go(RankId rank, int node, std::uint64_t bytes) {
-  Need& need = places_[rank].needs[node];
-  need.bytes -= std::min(need.bytes, bytes);
+  Place& place = places_[rank];
+  Need& need = place.needs[node];
+  const std::uint64_t less = std::min(need.bytes, bytes);
+  need.bytes -= less;
+  to_save_[place.group] -= less;
 }
 
-std::vector<std::uint32_t> Reach::extend(RankId rank) {
+std::uint64_t Reach::share(GroupId group, std::uint64_t bytes, std::uint64_t most) const {
+  const auto all = to_save_.find(group);
+  if (all == to_save_.end() || all->second <= most) return bytes;
+  return static_cast<std::uint64_t>(static_cast<double>(bytes) * static_cast<double>(most) /
+                                    static_cast<double>(all->second));
+}
+
+/// Of the segments that there are, the one that the rank is best given next; nothing: it has all.
+std::optional<std::uint32_t> Reach::best(Place& place, int node) const {
+  place.segments.resize(segments_.size());
+  if (place.count == segments_.size()) return std::nullopt;
+  auto badness = [&](std::uint32_t i) {
+    return std::tuple(place.segments[i] != State::kOut, segments_[i].node != node,
+                      segments_[i].ranks);
+  };
+  std::uint32_t best = 0;
+  for (std::uint32_t i = 1; i < segments_.size(); ++i)
+    if (badness(i) < badness(best)) best = i;
+  return best;
+}
+
+std::vector<std::uint32_t> Reach::extend(RankId rank, std::uint64_t most, const Draw& draw) {
   std::vector<std::uint32_t> added;
   const auto it = places_.find(rank);
   if (it == places_.end()) return added;
   Place& place = it->second;
   for (auto& [node, need] : place.needs) {
-    while (need.given < need.bytes && place.count < segments_.size()) {
-      place.segments.resize(segments_.size());
-      std::uint32_t best = 0;
-      auto badness = [&, node = node](std::uint32_t i) {
-        return std::tuple(place.segments[i] != State::kOut, segments_[i].node != node,
-                          segments_[i].ranks);
-      };
-      for (std::uint32_t i = 1; i < segments_.size(); ++i)
-        if (badness(i) < badness(best)) best = i;
-      add(rank, best);
-      need.given += segments_[best].size;
-      added.push_back(best);
+    const std::uint64_t wanted = share(place.group, need.bytes, most);
+    while (need.given < wanted) {
+      std::optional<std::uint32_t> next = best(place, node);
+      const bool far = !next || segments_[*next].node != node;
+      const bool shared = !next || segments_[*next].ranks > 0;
+      if (((far || shared) && draw(node, true)) || (far && shared && draw(node, false)))
+        next = static_cast<std::uint32_t>(segments_.size() - 1);
+      if (!next) break;
+      add(rank, *next);
+      need.given += segments_[*next].size;
+      added.push_back(*next);
     }
   }
   return added;
@@ -63,6 +90,9 @@ void Reach::forget(RankId rank) {
   const std::vector<State>& states = it->second.segments;
   for (std::size_t i = 0; i < states.size(); ++i)
     if (states[i] != State::kOut) --segments_[i].ranks;
+  std::uint64_t& to_save = to_save_[it->second.group];
+  for (const auto& [node, need] : it->second.needs) to_save -= need.bytes;
+  if (to_save == 0) to_save_.erase(it->second.group);
   places_.erase(it);
 }
 

@@ -1,4 +1,4 @@
-// Reach: which segments of the host pool each rank can copy to and from.
+// Reach: which segments of its owner's part of the host pool each rank can copy to and from.
 //
 // To reach a segment costs its rank some 20 ms of the driver's time per GiB and device memory for
 // page tables, so a rank is given as much of the pool as it may have to save, while it allocates,
@@ -9,7 +9,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "daemon/memory/allocations.h"
@@ -22,13 +24,21 @@ class Reach {
   /// The pool's next segment; `node`: NUMA node, -1: none in particular.
   void add_segment(std::uint64_t size, int node);
 
+  /// The rank pauses together with the others of its group.
+  void join(RankId rank, GroupId group);
   /// The rank has so many bytes more to save, of a device that is best served from `node`.
   void keep(RankId rank, int node, std::uint64_t bytes);
   /// So many fewer. More than it has: none are left.
   void let_go(RankId rank, int node, std::uint64_t bytes);
+  /// Adds a segment that was nobody's, with add_segment(): of this node, or, unless `only`, of
+  /// another. False: there is none to be had.
+  using Draw = std::function<bool(int node, bool only)>;
   /// The segments that the rank is to reach from now on besides those that it does, so that all it
-  /// has to save has room; of the right node first, and of these those that fewest ranks reach.
-  std::vector<std::uint32_t> extend(RankId rank);
+  /// has to save has room; of the right node first, and of these those that fewest ranks reach,
+  /// which is what `draw` adds. Of a pool that is smaller than what the group has to save, no more
+  /// than the rank's share. `most`: bytes that the pool can come to have.
+  std::vector<std::uint32_t> extend(
+      RankId rank, std::uint64_t most, const Draw& draw = [](int, bool) { return false; });
   /// The rank is about to copy to or from this one: whether it is to be told of it first. What is
   /// no segment (kZeroSegment) it need not reach.
   bool add(RankId rank, std::uint32_t segment);
@@ -51,12 +61,18 @@ class Reach {
   };
   enum class State : std::uint8_t { kOut, kDoubtful, kTold };  // but for kOut, it is reached
   struct Place {                                               // of a rank
+    GroupId group = 0;
     std::vector<State> segments;
     std::size_t count = 0;      // that are reached
     std::map<int, Need> needs;  // by node
   };
 
+  std::optional<std::uint32_t> best(Place& place, int node) const;
+  /// Of so many bytes that a rank of the group has to save, those that the pool can have room for.
+  std::uint64_t share(GroupId group, std::uint64_t bytes, std::uint64_t most) const;
+
   std::vector<Segment> segments_;
+  std::map<GroupId, std::uint64_t> to_save_;  // bytes of all its ranks
   std::map<RankId, Place> places_;
 };
 

@@ -12,14 +12,20 @@ namespace {
 
 /// What the driver may keep for itself when memory is freed.
 constexpr std::uint64_t kFreeTolerance = 16ULL << 20;
+/// How long what was dropped may take to be closed by the holder, too.
+constexpr Duration kClosing = std::chrono::seconds(5);
 
 }  // namespace
 
 void GroupOperation::run(const action::Open& open) {
+  means_.node.records.write(group_);
   means_.outbox.send_all(open.ranks, open_message(open.epoch));
 }
 
 void GroupOperation::run(const action::Arrived& arrived) {
+  if (arrived.loaded)
+    for (const RankId rank : group_.machine.members().ids())
+      means_.node.allocations.set_away(rank, false);
   for (Allocation* a : means_.node.allocations.of_group(group_.id)) {
     const bool in_place =
         a->resident() && (!a->away || (arrived.loaded && arrived.what.takes(a->tag)));
@@ -28,6 +34,7 @@ void GroupOperation::run(const action::Arrived& arrived) {
     a->saver = 0;
     a->away = false;
     a->stayed = false;
+    a->saved_row.erase();
   }
 }
 
@@ -38,13 +45,18 @@ GroupOperation::BytesByDevice GroupOperation::drop(const Allocations::Filter& le
     if (!a->resident() || !what_.takes(a->tag) || !leaves(*a)) continue;
     a->away = true;
     a->stayed = a->stayed || a->pinned();
-    if (a->stayed) continue;
+    if (a->stayed) {
+      means_.node.records.write_saved(*a);
+      continue;
+    }
     const auto [entry, first] = dropped.try_emplace(a->device);
     if (first) before[a->device] = means_.nvml.memory(a->device);
     entry->second += a->size;
     const InDriver freeing;
     a->fd.reset();
+    a->kept.drop();
   }
+  if (!dropped.empty()) means_.node.records.record().settle(kClosing);
   std::string note;
   for (const auto& [uuid, bytes] : dropped) {
     const std::optional<MemoryUse>& was = before[uuid];

@@ -14,7 +14,7 @@
 #include "daemon/base/event_loop.h"
 #include "daemon/memory/devices.h"
 #include "daemon/memory/nvml.h"
-#include "daemon/operations/node.h"
+#include "daemon/node/node.h"
 #include "daemon/operations/outbox.h"
 #include "daemon/operations/saved_bytes.h"
 

@@ -2,140 +2,184 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
 #include <set>
 #include <utility>
 
-#include "daemon/operations/reports.h"
+#include "daemon/node/reports.h"
 
 namespace amem {
+namespace {
 
-Result<GroupEntry*> Operations::find(const std::string& name) {
-  if (GroupEntry* group = node_.find_group(name)) return group;
-  std::string text = "no group '" + name + "'; ";
-  if (node_.groups.empty()) {
-    text += "there are none, a group begins with its first rank";
-  } else {
-    text += "there are";
-    for (const auto& [id, entry] : node_.groups) text += " '" + entry.machine.name() + "'";
+std::vector<std::string> names_of(const Operations::Groups& groups) {
+  std::vector<std::string> names;
+  for (const NamedGroup& group : groups) names.push_back(group.name);
+  return names;
+}
+
+std::vector<GroupId> ids_of(const Operations::Groups& groups) {
+  std::vector<GroupId> ids;
+  for (const NamedGroup& group : groups) ids.push_back(group.id);
+  return ids;
+}
+
+}  // namespace
+
+Status Operations::check(const Groups& groups, const Task& task) {
+  for (const auto& [id, name] : groups) {
+    const auto is_this = [id = id](const NamedGroup& group) { return group.id == id; };
+    if (std::count_if(groups.begin(), groups.end(), is_this) > 1)
+      return {Code::kInvalidArgument, "group '" + name + "' is named twice"};
+    Status status = check_tags(node_.allocations, id, task);
+    if (!status.ok() && groups.size() > 1)
+      return {status.code(), "group '" + name + "': " + status.text()};
+    if (status.ok()) status = node_.groups.at(id).machine.can_start(task);
+    if (!status.ok()) return status;
   }
-  return Status(Code::kNotFound, text);
+  return {};
 }
 
-void Operations::start(const Task& task, const std::string& name, Duration timeout,
+void Operations::start(const Task& task, const Groups& groups, Duration timeout,
                        const Observer& observer) {
-  Result<GroupEntry*> group = find(name);
-  if (!group.ok()) return observer->finished(group.status());
-  if (Status status = begin(*group.value(), task, timeout, observer, nullptr); !status.ok())
-    observer->finished(status);
+  const bool out = task.op == Operation::kPause;
+  Status status = check(groups, task);
+  if (groups.empty()) status = {Code::kInvalidArgument, "no group is named"};
+  if (!status.ok()) return observer->finished(status);
+  const std::vector<std::string> names = names_of(groups);
+  const std::vector<std::string> none;
+  const auto order = std::make_shared<Order>(
+      Link(out ? names : none, out ? none : names, task, duplex_), task, task, timeout, observer);
+  order->groups = ids_of(groups);
+  (out ? order->exchange.leaving : order->exchange.arriving) = order->groups;
+  start(order);
 }
 
-void Operations::swap(const std::string& out, const std::string& in,
-                      const std::set<std::string>& discard, Duration timeout,
-                      const Observer& observer) {
-  Result<GroupEntry*> first = find(out);
-  if (!first.ok()) return observer->finished(first.status());
-  Result<GroupEntry*> second = find(in);
-  if (!second.ok()) return observer->finished(second.status());
-  if (out == in)
+void Operations::swap(const Groups& out, const Groups& in, const std::set<std::string>& discard,
+                      GuestPolicy guests, Duration timeout, const Observer& observer) {
+  const Task pause(Operation::kPause, {}, discard, guests);
+  const Task resume(Operation::kResume);
+  if (out.empty() || in.empty())
     return observer->finished(
-        {Code::kInvalidArgument, "a swap needs two groups, not '" + out + "' twice"});
+        {Code::kInvalidArgument, "a swap needs groups that go out and groups that come in"});
+  const std::vector<GroupId> coming = ids_of(in);
+  for (const auto& [id, name] : out)
+    if (std::find(coming.begin(), coming.end(), id) != coming.end())
+      return observer->finished(
+          {Code::kInvalidArgument,
+           "group '" + name + "' is to go out and to come in; a swap needs different groups"});
   // Refused before the pause, not after it.
-  if (Status status = second.value()->machine.can_start(Operation::kResume); !status.ok())
-    return observer->finished(status);
-  const auto swap =
-      std::make_shared<Swapping>(Swap(out, in, duplex_), first.value()->id, observer, timeout);
-  swap->link.arriving = second.value()->id;
-  const Task pause(Operation::kPause, {}, discard);
-  if (Status status = begin(*first.value(), pause, timeout, observer, swap); !status.ok())
-    observer->finished(status);
+  Status status = check(out, pause);
+  if (status.ok()) status = check(in, resume);
+  if (!status.ok()) return observer->finished(status);
+  const auto order = std::make_shared<Order>(Link(names_of(out), names_of(in), pause, duplex_),
+                                             pause, resume, timeout, observer);
+  order->exchange = {ids_of(out), coming};
+  order->groups = order->exchange.leaving;
+  order->groups.insert(order->groups.end(), coming.begin(), coming.end());
+  start(order);
+}
+
+// ---- orders -------------------------------------------------------------------------------------
+
+void Operations::start(const OrderPtr& order) {
+  if (!closed_.ok()) return order->observer->finished(closed_);
+  carry_out(order, order->link.start());
+}
+
+/// What a step brings about may call for more steps: these come after it.
+void Operations::carry_out(const OrderPtr& order, const Link::Steps& steps) {
+  order->steps.insert(order->steps.end(), steps.begin(), steps.end());
+  if (std::exchange(order->stepping, true)) return;
+  while (!order->steps.empty()) {
+    const Link::Step step = order->steps.front();
+    order->steps.pop_front();
+    carry_out(order, step);
+  }
+  order->stepping = false;
+}
+
+void Operations::carry_out(const OrderPtr& order, Link::Step step) {
+  if (step.what == Link::Step::kFinish) return finish(*order);
+  if (step.what == Link::Step::kBegin) {
+    if (const Status status = begin(order, step.member); !status.ok())
+      carry_out(order, order->link.ended(step.member, status));
+    return;
+  }
+  const auto running = running_.find(order->groups[step.member]);
+  if (running == running_.end() || running->second.order != order) return;  // it has ended
+  GroupEntry& group = node_.groups.at(running->first);
+  if (step.what == Link::Step::kRoom)
+    group.machine.tell(event::AllLeft{}, Clock::now());
+  else if (step.what == Link::Step::kGoOn)
+    group.machine.tell(event::GoOn{}, Clock::now());
+  else
+    group.machine.tell(event::GiveUp{order->link.why_given_up()}, Clock::now());
+  drive_(group);
 }
 
 /// Not OK: it has not begun, and nobody has been told.
-Status Operations::begin(GroupEntry& group, const Task& task, Duration timeout,
-                         const Observer& observer, const std::shared_ptr<Swapping>& swap,
-                         bool held) {
+Status Operations::begin(const OrderPtr& order, std::size_t member) {
   if (!closed_.ok()) return closed_;
+  const bool out = order->link.goes_out(member);
+  const Task& task = out ? order->pause : order->resume;
+  const auto found = node_.groups.find(order->groups[member]);
+  if (found == node_.groups.end())
+    return {Code::kAborted, "group '" + order->link.name(member) + "' has ended meanwhile"};
+  GroupEntry& group = found->second;
   Status status = check_tags(node_.allocations, group.id, task);
-  if (status.ok()) status = group.machine.start(task, timeout, Clock::now(), held);
+  if (status.ok())
+    status = group.machine.start(task, order->timeout, Clock::now(), order->link.held(member));
   if (!status.ok()) return status;
+  if (!out) order->in_began = Clock::now();
   Running& running = running_[group.id];
-  running.observer = observer;
-  running.swap = swap;
+  running.order = order;
+  running.member = member;
   drive_(group);
   return {};
 }
 
-// ---- swaps --------------------------------------------------------------------------------------
-
-void Operations::carry_out(const std::shared_ptr<Swapping>& swap, Swap::Next next) {
-  switch (next) {
-    case Swap::Next::kNothing:
-      return;
-    case Swap::Next::kBegin:
-    case Swap::Next::kBeginHeld: {
-      const bool held = next == Swap::Next::kBeginHeld;
-      if (const Status status = begin_in(swap, held); !status.ok())
-        carry_out(swap, swap->logic.in_ended(status));
-      return;
-    }
-    case Swap::Next::kGoOn:
-    case Swap::Next::kGiveUp: {
-      const auto in = node_.groups.find(swap->in);
-      if (in == node_.groups.end()) return;
-      swap->link.resume = nullptr;
-      if (next == Swap::Next::kGoOn)
-        in->second.machine.tell(event::GoOn{}, Clock::now());
-      else
-        in->second.machine.tell(event::GiveUp{swap->logic.why_given_up()}, Clock::now());
-      return drive_(in->second);
-    }
-    case Swap::Next::kFinish:
-      return finish(*swap);
-  }
-}
-
-Status Operations::begin_in(const std::shared_ptr<Swapping>& swap, bool held) {
-  Result<GroupEntry*> found = find(swap->logic.in());
-  if (!found.ok()) return found.status();
-  swap->in = found.value()->id;
-  swap->in_began = Clock::now();
-  swap->held = held;
-  return begin(*found.value(), Operation::kResume, swap->timeout, swap->observer, swap, held);
-}
-
-void Operations::finish(const Swapping& swap) {
-  const Status result = swap.logic.result();
+void Operations::finish(const Order& order) {
+  const Status result = order.link.result();
   const auto ms = [](Duration time) { return static_cast<double>(to_us(time)) / 1000; };
-  if (!result.ok()) {
-    spdlog::error("swap of '{}' for '{}' failed: {}", swap.logic.out(), swap.logic.in(),
-                  result.text());
-  } else if (swap.pause && swap.resume) {
+  std::string what;
+  if (order.link.swaps())
+    what = "swap of " + order.link.names(true) + " for " + order.link.names(false);
+  else if (order.groups.size() > 1)
+    what = order.link.goes_out(0) ? "pause of groups " + order.link.names(true)
+                                  : "resume of groups " + order.link.names(false);
+  if (what.empty()) {
+    // Of one group alone its own log line says everything.
+  } else if (!result.ok()) {
+    spdlog::error("{} failed: {}", what, result.text());
+  } else if (order.link.swaps()) {
     spdlog::info(
-        "swap of '{}' for '{}' took {:.1f} ms: pause {:.1f} ms; resume {:.1f} ms, begun {:.1f} ms "
-        "{} the end of the pause",
-        swap.logic.out(), swap.logic.in(), ms(Clock::now() - swap.began), ms(swap.pause->total),
-        ms(swap.resume->total), ms(std::chrono::abs(swap.out_ended - swap.in_began)),
-        swap.in_began < swap.out_ended ? "before" : "after");
+        "{} took {:.1f} ms: pause {:.1f} ms; resume {:.1f} ms, begun {:.1f} ms {} the end of the "
+        "pause",
+        what, ms(Clock::now() - order.began), ms(order.pause_time), ms(order.resume_time),
+        ms(std::chrono::abs(order.out_ended - order.in_began)),
+        order.in_began < order.out_ended ? "before" : "after");
+  } else {
+    spdlog::info("{} took {:.1f} ms", what, ms(Clock::now() - order.began));
   }
-  swap.observer->finished(result);
+  if (order.observer != nullptr) order.observer->finished(result);
 }
 
 // ---- what the groups do -------------------------------------------------------------------------
 
 void Operations::run(GroupEntry& group, const action::Begun& begun) {
   Running& running = running_[group.id];
-  Swapping* const swap = running.swap.get();
+  Order* const order = running.order.get();
+  node_.records.write(group);
   if (begun.task.op == Operation::kPause) {
-    const SwapLink* link = swap != nullptr && duplex_ ? &swap->link : nullptr;
-    running.operation.emplace<PauseOperation>(means_, group, begun.task, link);
+    const bool duplex = order != nullptr && order->link.swaps() && duplex_;
+    running.operation.emplace<PauseOperation>(means_, group, begun.task,
+                                              duplex ? &order->exchange : nullptr);
     return;
   }
-  const bool held = swap != nullptr && swap->held;
-  auto& resume = running.operation.emplace<ResumeOperation>(
-      means_, group, begun.task.selection, held ? std::optional(swap->out) : std::nullopt,
+  running.operation.emplace<ResumeOperation>(
+      means_, group, begun.task.selection, order != nullptr ? &order->exchange : nullptr,
       [this, id = group.id](Epoch epoch) { create_later(id, epoch); });
-  if (held) swap->link.resume = &resume;
 }
 
 void Operations::create_later(GroupId id, Epoch epoch) {
@@ -150,51 +194,97 @@ void Operations::create_later(GroupId id, Epoch epoch) {
   });
 }
 
+void Operations::look_again(Phase phase, void (PauseOperation::*look)()) {
+  const auto awaits = [this, phase](GroupId id) {
+    const auto group = node_.groups.find(id);
+    return group != node_.groups.end() && group->second.machine.phase() == phase;
+  };
+  for (const auto& [group, running] : running_) {
+    if (!awaits(group)) continue;
+    means_.loop.post([this, awaits, look, id = group] {
+      PauseOperation* const pause = pause_of(id);
+      if (pause == nullptr || !awaits(id)) return;
+      (pause->*look)();
+      drive_(node_.groups.at(id));
+    });
+  }
+}
+
+/// Where it waits for room in the pool, it says so: nobody has been told to save anything yet.
+void Operations::run(GroupEntry& group, const action::Save& save) {
+  const auto it = running_.find(group.id);
+  PauseOperation* const pause = pause_of(group.id);
+  if (pause == nullptr) return;
+  pause->run(save);
+  const OrderPtr& order = it->second.order;
+  if (pause->waits_for().empty()) return;
+  spdlog::info("group '{}': the pause waits: {}", group.machine.name(), pause->waits_for());
+  if (order == nullptr || order->observer == nullptr) return;
+  v1::Progress message;
+  message.set_group(order->link.name(it->second.member));
+  message.set_phase(std::string(phase_name(Phase::kSave)));
+  message.set_waits_for(pause->waits_for());
+  message.set_elapsed_us(to_us(Clock::now() - group.machine.since()));
+  order->observer->progress(message);
+}
+
 void Operations::run(GroupEntry& group, const action::Leaves&) {
   const auto it = running_.find(group.id);
-  if (it == running_.end() || it->second.swap == nullptr || !closed_.ok()) return;
-  const std::shared_ptr<Swapping> swap = it->second.swap;
-  carry_out(swap, swap->logic.out_leaves());
+  if (it == running_.end() || it->second.order == nullptr || !closed_.ok()) return;
+  const OrderPtr order = it->second.order;
+  carry_out(order, order->link.leaves(it->second.member));
+}
+
+void Operations::run(GroupEntry& group, const action::Ready&) {
+  const auto it = running_.find(group.id);
+  if (it == running_.end() || it->second.order == nullptr) return;
+  const OrderPtr order = it->second.order;
+  carry_out(order, order->link.ready(it->second.member));
+}
+
+void Operations::run(GroupEntry& group, const action::Unready&) {
+  const auto it = running_.find(group.id);
+  if (it == running_.end() || it->second.order == nullptr) return;
+  it->second.order->link.unready(it->second.member);
 }
 
 void Operations::run(GroupEntry& group, const action::Progress& progress) {
   const auto it = running_.find(group.id);
-  if (it == running_.end() || it->second.observer == nullptr) return;
+  if (it == running_.end()) return;
+  const OrderPtr& order = it->second.order;
+  if (order == nullptr || order->observer == nullptr) return;
   v1::Progress message;
-  message.set_group(group.machine.name());
+  message.set_group(order->link.name(it->second.member));
   message.set_phase(std::string(phase_name(progress.phase)));
   message.set_ranks_done(progress.ranks_done);
   message.set_ranks_total(progress.ranks_total);
   message.set_bytes(progress.bytes);
   message.set_elapsed_us(to_us(progress.elapsed));
-  it->second.observer->progress(message);
+  order->observer->progress(message);
 }
 
 void Operations::run(GroupEntry& group, const action::Finished& finished) {
   const auto ended = running_.extract(group.id);
   if (ended.empty()) return;
   const Running& running = ended.mapped();
-  const std::shared_ptr<Swapping>& swap = running.swap;
-  if (swap != nullptr && group.id == swap->in) swap->link.resume = nullptr;
-  if (running.observer == nullptr) return;
+  const OrderPtr order = running.order;
+  if (order == nullptr) return;
   const Outcome& outcome = finished.outcome;
-  if (outcome.status.ok()) tell_done(group, outcome, running);
-
-  if (swap == nullptr) return running.observer->finished(outcome.status);
-  if (group.id == swap->out) {
-    swap->out_ended = Clock::now();
-    if (outcome.status.ok()) swap->pause = outcome;
-    carry_out(swap, swap->logic.out_ended(outcome.status));
+  if (order->observer != nullptr && outcome.status.ok()) tell_done(group, outcome, running);
+  if (order->link.goes_out(running.member)) {
+    std::erase(order->exchange.leaving, group.id);
+    order->out_ended = Clock::now();
+    order->pause_time = std::max(order->pause_time, outcome.total);
   } else {
-    if (outcome.status.ok()) swap->resume = outcome;
-    carry_out(swap, swap->logic.in_ended(outcome.status));
+    order->resume_time = std::max(order->resume_time, outcome.total);
   }
+  carry_out(order, order->link.ended(running.member, outcome.status));
 }
 
 void Operations::tell_done(const GroupEntry& group, const Outcome& outcome,
                            const Running& running) {
   v1::Progress last;
-  last.set_group(group.machine.name());
+  last.set_group(running.order->link.name(running.member));
   last.set_done(true);
   last.set_elapsed_us(to_us(outcome.total));
   for (const PhaseTime& time : outcome.times) {
@@ -210,17 +300,20 @@ void Operations::tell_done(const GroupEntry& group, const Outcome& outcome,
     last.set_pinned_bytes(stays.pinned);
     last.set_unbrokered_bytes(stays.unbrokered);
     last.set_dropped_bytes(dropped(node_, group, outcome.task.selection));
-  } else if (running.swap != nullptr) {
-    last.set_swap_us(to_us(Clock::now() - running.swap->began));
+    if (const auto* pause = std::get_if<PauseOperation>(&running.operation))
+      for (const GuestUse& use : pause->guests()) report_guest(node_, use, *last.add_guests());
+  } else if (running.order->link.swaps() && running.order->link.last(running.member)) {
+    last.set_swap_us(to_us(Clock::now() - running.order->began));
   }
-  running.observer->progress(last);
+  running.order->observer->progress(last);
 }
 
 void Operations::close(const Status& status) {
   closed_ = status;
-  std::set<Observer> observers;  // one may watch both groups of a swap
+  std::set<Observer> observers;  // one may watch several groups
   for (auto& [id, running] : running_)
-    if (running.observer != nullptr) observers.insert(std::exchange(running.observer, nullptr));
+    if (running.order != nullptr && running.order->observer != nullptr)
+      observers.insert(std::exchange(running.order->observer, nullptr));
   for (const Observer& observer : observers) observer->finished(status);
 }
 

@@ -1,12 +1,13 @@
-// Operations: the pauses and resumes under way, whoever asked for them; the swaps, each of which
-// links two of them; and who watches.
+// Operations: the pauses and resumes under way, whoever asked for them; the orders of operators,
+// each for one group or several, that they are part of; and who watches.
 //
-// An operation goes on to its end whether or not its caller stays. What the two parts of a swap do
-// to each other is decided in daemon/phases/swap.h.
+// An operation goes on to its end whether or not its caller stays. What the operations of an order
+// do to each other is decided in daemon/phases/link.h.
 //
 // For the loop's thread.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,13 +15,16 @@
 #include <set>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "amem/v1/broker.pb.h"
+#include "daemon/node/names.h"
+#include "daemon/node/node.h"
+#include "daemon/operations/exchange.h"
 #include "daemon/operations/group_operation.h"
-#include "daemon/operations/node.h"
 #include "daemon/operations/pause_operation.h"
 #include "daemon/operations/resume_operation.h"
-#include "daemon/phases/swap.h"
+#include "daemon/phases/link.h"
 
 namespace amem {
 
@@ -39,21 +43,25 @@ class Operations {
   /// Carries out the actions of a group that has begun something.
   using Drive = std::function<void(GroupEntry&)>;
 
-  /// `means` outlives this object. `duplex`: a swap's second group comes in while the first goes
-  /// out.
+  using Groups = std::vector<NamedGroup>;  // names: what the observer is told
+
+  /// `means` outlives this object. `duplex`: in a swap one comes in while the other goes out.
   Operations(const Means& means, bool duplex, Drive drive)
       : means_(means), node_(means.node), duplex_(duplex), drive_(std::move(drive)) {}
 
-  /// `timeout` 0: the configured one. What is refused is told to the observer at once.
-  void start(const Task& task, const std::string& group, Duration timeout,
-             const Observer& observer);
-  /// `discard`: tags of `out` whose bytes its pause drops.
-  void swap(const std::string& out, const std::string& in, const std::set<std::string>& discard,
-            Duration timeout, const Observer& observer);
+  /// All of these groups, or none. `timeout` 0: the configured one. What is refused is told to the
+  /// observer at once, and nothing has changed.
+  void start(const Task& task, const Groups& groups, Duration timeout, const Observer& observer);
+  /// `discard`: tags of `out` whose bytes the pause drops. `guests`: of `out`, too.
+  void swap(const Groups& out, const Groups& in, const std::set<std::string>& discard,
+            GuestPolicy guests, Duration timeout, const Observer& observer);
 
   // ---- actions of the groups ----
   void run(GroupEntry& group, const action::Begun& begun);
+  void run(GroupEntry& group, const action::Save& save);
   void run(GroupEntry& group, const action::Leaves& leaves);
+  void run(GroupEntry& group, const action::Ready& ready);
+  void run(GroupEntry& group, const action::Unready& unready);
   void run(GroupEntry& group, const action::Progress& progress);
   void run(GroupEntry& group, const action::Finished& finished);
   /// Those that the operation under way carries out.
@@ -68,6 +76,12 @@ class Operations {
         it->second.operation);
   }
 
+  // The pauses that wait for something look again, in another turn of the loop.
+  /// Guests may have closed, ended or been paused.
+  void look_at_guests() { look_again(Phase::kGuests, &PauseOperation::look_at_guests); }
+  /// Segments of the pool may have come, or not be coming any more.
+  void look_at_pool() { look_again(Phase::kSave, &PauseOperation::look_at_pool); }
+
   /// Null: the group is in no such operation.
   PauseOperation* pause_of(GroupId group) { return operation_of<PauseOperation>(group); }
   const ResumeOperation* resume_of(GroupId group) { return operation_of<ResumeOperation>(group); }
@@ -76,41 +90,53 @@ class Operations {
   void close(const Status& status);
 
  private:
-  struct Swapping {
-    Swapping(Swap how, GroupId out_group, Observer who, Duration limit)
-        : logic(std::move(how)), out(out_group), observer(std::move(who)), timeout(limit) {}
-    Swap logic;
-    GroupId out;
-    GroupId in = 0;     // once it has begun
-    bool held = false;  // it has begun before `out` has left
-    SwapLink link;      // of the two operations, when they go on at the same time
-    Observer observer;
+  /// What an operator has asked for.
+  struct Order {
+    Order(Link how, Task out, Task in, Duration limit, Observer who)
+        : link(std::move(how)),
+          pause(std::move(out)),
+          resume(std::move(in)),
+          timeout(limit),
+          observer(std::move(who)) {}
+    Link link;
+    std::vector<GroupId> groups;  // by the link's members
+    Exchange exchange;
+    Task pause;
+    Task resume;
     Duration timeout;
+    Observer observer;             // null: the broker is ending
+    std::deque<Link::Step> steps;  // to be carried out
+    bool stepping = false;
     Time began = Clock::now();
     Time in_began;
     Time out_ended;
-    std::optional<Outcome> pause;
-    std::optional<Outcome> resume;
+    Duration pause_time{};  // the longest
+    Duration resume_time{};
   };
+  using OrderPtr = std::shared_ptr<Order>;
   struct Running {
-    Observer observer;               // null: asked for from inside
-    std::shared_ptr<Swapping> swap;  // null: a pause or resume alone
+    OrderPtr order;  // null: asked for from inside
+    std::size_t member = 0;
     std::variant<std::monostate, PauseOperation, ResumeOperation> operation;  // from Begun on
   };
 
-  Result<GroupEntry*> find(const std::string& name);
-  Status begin(GroupEntry& group, const Task& task, Duration timeout, const Observer& observer,
-               const std::shared_ptr<Swapping>& swap, bool held = false);
+  /// Whether all of these can begin: each is named once, and in the right state.
+  Status check(const Groups& groups, const Task& task);
+  /// Begins all of it.
+  void start(const OrderPtr& order);
+  void carry_out(const OrderPtr& order, const Link::Steps& steps);
+  void carry_out(const OrderPtr& order, Link::Step step);
+  Status begin(const OrderPtr& order, std::size_t member);
   template <class Kind>
   Kind* operation_of(GroupId group) {
     const auto it = running_.find(group);
     return it != running_.end() ? std::get_if<Kind>(&it->second.operation) : nullptr;
   }
+  /// Those in that phase.
+  void look_again(Phase phase, void (PauseOperation::*look)());
   /// The resume creates its next slice in another turn of the loop.
   void create_later(GroupId group, Epoch epoch);
-  void carry_out(const std::shared_ptr<Swapping>& swap, Swap::Next next);
-  Status begin_in(const std::shared_ptr<Swapping>& swap, bool held);
-  void finish(const Swapping& swap);
+  void finish(const Order& order);
   void tell_done(const GroupEntry& group, const Outcome& outcome, const Running& running);
 
   const Means& means_;

@@ -32,17 +32,35 @@ void Outbox::send_all(const std::vector<RankId>& ranks, const Message& message) 
   for (RankId rank : ranks) send(rank, message);
 }
 
-void Outbox::give_segments(RankId rank, const std::vector<std::uint32_t>& segments) {
+void Outbox::give_segments(RankId id, const std::vector<std::uint32_t>& segments) {
+  const Rank* rank = node_.find_rank(id);
+  if (rank == nullptr) return;
   for (const std::uint32_t index : segments) {
-    const PoolSegment& segment = node_.segments[index];
-    send(rank, pool_segment_message(index, segment.size, segment.memfd), {segment.fd});
+    const PoolSegment& segment = node_.pool_of(*rank).segments[index].of.segment;
+    // Null: it was lost over a restart, with what it had, and has no room.
+    if (segment.fd)
+      send(id, pool_segment_message(index, segment.size, segment.memfd), {segment.fd});
   }
+}
+
+void Outbox::extend_reach(RankId id) {
+  if (const Rank* rank = node_.find_rank(id))
+    give_segments(id, node_.pools.extend(rank->peer.account, id));
+}
+
+void Outbox::send_measure(RankId rank, Epoch epoch, const std::vector<MeasureRange>& ranges) {
+  in_packets(ranges, kMaxRangesPerMessage, true, [&](auto at, auto stop, bool is_last) {
+    send(rank, measure_message(epoch, at, stop, is_last));
+  });
 }
 
 void Outbox::send_copies(RankId rank, CopyKind kind, Epoch epoch,
                          const std::vector<CopyRange>& copies, bool last) {
+  const Rank* to = node_.find_rank(rank);
+  if (to == nullptr) return;
+  Reach& reach = node_.pool_of(*to).reach;
   for (const CopyRange& copy : copies)
-    if (node_.reach.add(rank, copy.segment)) give_segments(rank, {copy.segment});
+    if (reach.add(rank, copy.segment)) give_segments(rank, {copy.segment});
   in_packets(copies, kMaxCopiesPerMessage, last, [&](auto at, auto stop, bool is_last) {
     send(rank, copies_message(kind, epoch, at, stop, is_last));
   });

@@ -8,7 +8,7 @@
 
 #include "daemon/base/ids.h"
 #include "daemon/memory/allocations.h"
-#include "daemon/operations/node.h"
+#include "daemon/node/node.h"
 #include "daemon/plans/plan.h"
 #include "daemon/sessions/messages.h"
 #include "daemon/sessions/session_server.h"
@@ -24,6 +24,10 @@ class Outbox {
   void send_all(const std::vector<RankId>& ranks, const Message& message);
   /// Lets the rank reach these segments of the pool.
   void give_segments(RankId rank, const std::vector<std::uint32_t>& segments);
+  /// Lets it reach as much of the pool as it may have to save.
+  void extend_reach(RankId rank);
+  /// All of them; the rank answers, also where there are none.
+  void send_measure(RankId rank, Epoch epoch, const std::vector<MeasureRange>& ranges);
   /// After the segments that the rank does not reach yet. `last`: with nothing to follow, so that
   /// the rank answers; then a packet goes in any case.
   void send_copies(RankId rank, CopyKind kind, Epoch epoch, const std::vector<CopyRange>& copies,

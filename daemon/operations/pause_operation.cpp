@@ -4,14 +4,44 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "daemon/base/units.h"
+#include "daemon/node/reports.h"
 #include "daemon/operations/resume_operation.h"
 #include "daemon/plans/headroom.h"
 #include "daemon/plans/plan.h"
 
 namespace amem {
+
+void PauseOperation::run(const action::AwaitGuests& await) {
+  const std::vector<GuestUse> guests = find_guests();
+  const auto can_close = [this](const GuestUse& use) {
+    const GroupEntry& group = means_.node.groups.at(use.guest.group);
+    // A process that ends loses its session first. One that lives on holds the pause up to the
+    // deadline, as does any guest that does not close.
+    return group.lost.contains(use.guest.rank) || group.machine.may_allocate(use.guest.rank);
+  };
+  if (!await.late && std::any_of(guests.begin(), guests.end(), can_close)) return;
+  group_.machine.tell(event::GuestsLeft{accept(guests)}, Clock::now());
+}
+
+std::vector<GuestUse> PauseOperation::find_guests() const {
+  return guests_of(means_.node.allocations, group_.id,
+                   [this](const Allocation& a) { return what_.takes(a.tag) && a.may_leave(); });
+}
+
+Status PauseOperation::accept(const std::vector<GuestUse>& guests) const {
+  const GuestPolicy policy =
+      task_.guests == GuestPolicy::kDefault ? means_.node.guests : task_.guests;
+  if (guests.empty() || policy == GuestPolicy::kPin) return {};
+  return {Code::kFailedPrecondition,
+          describe(means_.node, guests) +
+              "; close it there, or pause with guests = pin, which leaves it on its device"};
+}
 
 void PauseOperation::run(const action::Quiesce& quiesce) {
   means_.outbox.send_all(quiesce.ranks, quiesce_message(quiesce.epoch));
@@ -21,10 +51,46 @@ void PauseOperation::run(const action::Step& step) {
   means_.outbox.send(step.step.rank, step_message(step.epoch, step.step));
 }
 
+void PauseOperation::run(const action::Measure& measure) {
+  std::map<RankId, std::vector<MeasureRange>> ranges;
+  measured_.emplace();
+  for (const Allocation* a : means_.saved.kept(group_, task_)) {
+    if (means_.node.form(group_, *a) == SaveForm::kDense) continue;
+    measured_->ask(a->id, a->keeper(), a->size);
+    ranges[a->keeper()].push_back({a->id, a->size});
+  }
+  for (const RankId rank : measure.ranks)
+    means_.outbox.send_measure(rank, measure.epoch, ranges[rank]);
+}
+
+bool PauseOperation::measured(RankId rank, const amem_v1_Measured& told) {
+  // Of an attempt that has been called off, or of none.
+  if (!measured_ || group_.machine.phase() != Phase::kMeasure ||
+      group_.machine.epoch() != Epoch(told.epoch))
+    return true;
+  std::span<const std::uint32_t> masks(told.masks, told.masks_count);
+  for (const amem_v1_Measured_Part& part : std::span(told.parts, told.parts_count)) {
+    if (part.groups > masks.size() ||
+        !measured_->told(rank, part.id, part.first, masks.first(part.groups)))
+      return false;
+    masks = masks.subspan(part.groups);
+  }
+  return true;
+}
+
 void PauseOperation::run(const action::Save& save) {
   Node& node = means_.node;
   event::SaveSent sent;
   if (save.epoch.wave == 0) sent.status = prepare();
+  if (sent.status.code() == Code::kResourceExhausted && !measured_) {
+    spdlog::debug("group '{}': {}; looks for zeros", group_.machine.name(), sent.status.text());
+    sent = {.status = {}, .ranks = {}, .measure = true};
+    return group_.machine.tell(std::move(sent), Clock::now());
+  }
+  // Others' room in the pool is made anew for it. The deadline of the phase runs meanwhile.
+  const bool waits = sent.status.code() == Code::kUnavailable;
+  waits_for_ = waits ? sent.status.text() : "";
+  if (waits) return;
   if (waves_) choose_wave();
   if (sent.status.ok()) {
     const auto form = [&](const Allocation& a) { return node.form(group_, a); };
@@ -42,15 +108,38 @@ void PauseOperation::run(const action::Save& save) {
 }
 
 Status PauseOperation::prepare() {
-  if (Status status = means_.saved.take(group_, task_, means_.devices); !status.ok()) return status;
+  // A guest may have come while the ranks became quiet, or were looking for zeros.
+  guests_ = find_guests();
+  if (Status status = accept(guests_); !status.ok()) return status;
+  const Measurement* measured = measured_ ? &*measured_ : nullptr;
+  if (Status status = means_.saved.take(group_, task_, means_.devices, measured); !status.ok())
+    return status;
+  settled_ = true;
+  // What is not saved must not leave, though those who keep it here may go before the drop.
+  for (Allocation* a : means_.node.allocations.of_group(group_.id))
+    if (what_.takes(a->tag) && a->resident() && !a->away && (a->pinned() || a->opened())) stay(*a);
+  if (!guests_.empty())
+    spdlog::info("group '{}': stays on its device: {}", group_.machine.name(),
+                 describe(means_.node, guests_));
   const Node& node = means_.node;
-  if (link_ == nullptr || node.swap_wave == 0 || !lacks_room(link_->arriving)) return {};
+  if (exchange_ == nullptr || node.swap_wave == 0 || !lacks_room()) return {};
   std::vector<Waves::Item> items;
   for (const Allocation* a : node.allocations.of_group(group_.id))
     if (a->resident() && !a->away) items.push_back({a->id, a->keeper(), a->size});
   waves_.emplace(items, node.swap_wave);
-  spdlog::debug("group '{}': no room for both groups, it leaves in waves of {}",
+  spdlog::debug("group '{}': no room for what comes in, it leaves in waves of {}",
                 group_.machine.name(), format_size(node.swap_wave));
+  return {};
+}
+
+Status PauseOperation::check_saved(const Rank& rank) const {
+  if (!measured_) return {};
+  for (const Allocation* a : means_.node.allocations.of_group(group_.id)) {
+    const bool asked = a->saver == rank.id && a->resident() && (!waves_ || wave_.contains(a->id));
+    if (asked && !a->fits())
+      return {Code::kInternal, "it says that it has saved allocation " + std::to_string(a->id) +
+                                   " and not how, though its place is shorter"};
+  }
   return {};
 }
 
@@ -64,36 +153,61 @@ bool PauseOperation::can_be_released(const Allocation& a) const {
 void PauseOperation::choose_wave() {
   const std::vector<AllocationId> next = waves_->next([&](AllocationId id) {
     const Allocation* a = means_.node.allocations.find(id);
-    if (a == nullptr || !a->resident() || !can_be_released(*a)) return false;
+    if (a == nullptr || a->group != group_.id || !a->resident() || !can_be_released(*a))
+      return false;
     // The pool's extents are of the rank that was to save it.
     return a->saver == 0 || a->saver == a->keeper();
   });
   wave_ = {next.begin(), next.end()};
 }
 
+void PauseOperation::stay(Allocation& a) {
+  a.stayed = true;
+  means_.node.records.write_saved(a);
+}
+
+/// From here on a restart goes on with the release. So what leaves is on record before.
 void PauseOperation::run(const action::Release& release) {
-  if (!waves_)
+  settled_ = true;
+  Records& records = means_.node.records;
+  if (!waves_) {
+    for (Allocation* a : means_.node.allocations.of_group(group_.id))
+      if (what_.takes(a->tag) && a->resident() && !a->stayed && a->saved.empty())
+        records.write_saved(*a);  // its bytes are dropped
+    records.write(group_);
     return means_.outbox.send_all(release.ranks, release_message(release.epoch, what_, false));
+  }
   // What could not be saved stays where it is.
   std::map<RankId, std::vector<AllocationId>> lists;
+  if (release.epoch.wave == 0)
+    for (const RankId rank : release.ranks)
+      for (const Allocation* a : std::as_const(means_.node.allocations).opened_by(rank))
+        lists[rank].push_back(a->id);
   std::erase_if(wave_, [&](AllocationId id) {
-    const Allocation* a = means_.node.allocations.find(id);
+    Allocation* a = means_.node.allocations.find(id);
     if (a == nullptr || !can_be_released(*a)) return true;
     for (RankId rank : a->holders) lists[rank].push_back(id);
+    records.write_saved(*a, true);
     return false;
   });
+  records.write(group_, true);
   for (const RankId rank : release.ranks)
     means_.outbox.send_release(rank, release.epoch, lists[rank]);
 }
 
 void PauseOperation::run(const action::Drop&) {
+  if (what_.all())
+    for (const RankId rank : group_.machine.members().ids())
+      means_.node.allocations.set_away(rank, true);
   const BytesByDevice dropped =
       drop([&](const Allocation& a) { return !waves_ || wave_.contains(a.id); });
-  if (waves_ && link_->resume != nullptr) link_->resume->give_room(dropped);
+  if (exchange_ == nullptr) return;
+  for (const auto& [device, freed] : dropped) exchange_->headroom.give_back(device, freed);
+  for (ResumeOperation* resume : exchange_->resumes) resume->look_for_room();
 }
 
-bool PauseOperation::lacks_room(GroupId arriving) const {
-  const BytesByDevice need = needs(means_.node.allocations, arriving, {});
+bool PauseOperation::lacks_room() const {
+  const BytesByDevice need = needs(means_.node.allocations, exchange_->arriving, {});
   return std::any_of(need.begin(), need.end(), [&](const auto& entry) {
     const std::optional<MemoryUse> memory = means_.nvml.memory(entry.first);
     return !memory || memory->free < entry.second + Headroom::reserve(memory->total);

@@ -6,50 +6,79 @@
 
 #include <optional>
 #include <set>
+#include <string>
+#include <vector>
 
+#include "common/packet.h"
+#include "daemon/operations/exchange.h"
 #include "daemon/operations/group_operation.h"
+#include "daemon/plans/block_map.h"
+#include "daemon/plans/guests.h"
 #include "daemon/plans/waves.h"
 
 namespace amem {
 
-class ResumeOperation;
-
-/// Of a swap whose groups move at the same time: what the pause knows of the resume.
-struct SwapLink {
-  GroupId arriving = 0;
-  ResumeOperation* resume = nullptr;  // while it waits for what the pause makes free
-};
-
 class PauseOperation final : public GroupOperation {
  public:
-  /// `link`, null without a swap, outlives the operation.
-  PauseOperation(const Means& means, GroupEntry& group, const Task& task, const SwapLink* link)
-      : GroupOperation(means, group, task.selection), task_(task), link_(link) {}
+  /// `exchange`: of a swap whose groups move at the same time; else null.
+  PauseOperation(const Means& means, GroupEntry& group, const Task& task, Exchange* exchange)
+      : GroupOperation(means, group, task.selection), task_(task), exchange_(exchange) {}
 
   using GroupOperation::run;
+  void run(const action::AwaitGuests& await);
   void run(const action::Quiesce& quiesce);
   void run(const action::Step& step);
+  void run(const action::Measure& measure);
   void run(const action::Save& save);
   void run(const action::Release& release);
   void run(const action::Drop& drop);
 
+  /// The rank has looked for zeros. False: it was not asked for that.
+  bool measured(RankId rank, const amem_v1_Measured& told);
+  /// The rank says that it has saved what it was last asked for. Not OK: it has not told of a part
+  /// that its place is too short for.
+  Status check_saved(const Rank& rank) const;
   /// The rank could not save what it was last asked for.
   void save_failed(RankId rank) { failed_savers_.insert(rank); }
 
+  /// While it waits for guests: some may have closed, ended, or been paused, and so not be waited
+  /// for any more.
+  void look_at_guests() { run(action::AwaitGuests{}); }
+  /// What the save waits for before ranks are told of it; empty: for nothing.
+  const std::string& waits_for() const { return waits_for_; }
+  /// The pool may have more room: a save that waits for some looks again.
+  void look_at_pool() {
+    if (!waits_for_.empty()) run(action::Save{group_.machine.epoch()});
+  }
+  /// It is settled what becomes of the allocation's bytes, so nobody new may open it.
+  bool takes(const Allocation& a) const { return settled_ && what_.takes(a.tag); }
+  /// Those for whom memory stays on its device.
+  const std::vector<GuestUse>& guests() const { return guests_; }
+
  private:
+  /// Who has open what would leave.
+  std::vector<GuestUse> find_guests() const;
+  /// Whether this pause goes on with these.
+  Status accept(const std::vector<GuestUse>& guests) const;
+  /// It stays on its device, whoever keeps it there.
+  void stay(Allocation& a);
   /// Takes what the pool must have room for, and chooses waves where there is need of them.
   Status prepare();
   void choose_wave();
   /// The pause has the bytes of this, as far as they are to be kept.
   bool can_be_released(const Allocation& a) const;
-  /// The group that comes in has no room before this one leaves.
-  bool lacks_room(GroupId arriving) const;
+  /// What comes in has no room before this group leaves. REQUIRES: exchange_.
+  bool lacks_room() const;
 
   const Task task_;
-  const SwapLink* link_;
-  std::optional<Waves> waves_;   // when the other group has no room before
-  std::set<AllocationId> wave_;  // what of it leaves now
+  Exchange* const exchange_;
+  std::optional<Measurement> measured_;  // when the pool has no room for all bytes as they are
+  std::optional<Waves> waves_;           // when what comes in has no room before
+  std::set<AllocationId> wave_;          // what of it leaves now
   std::set<RankId> failed_savers_;
+  std::string waits_for_;
+  bool settled_ = false;
+  std::vector<GuestUse> guests_;
 };
 
 }  // namespace amem

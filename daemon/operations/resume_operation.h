@@ -8,12 +8,11 @@
 #pragma once
 
 #include <functional>
-#include <optional>
 #include <vector>
 
+#include "daemon/operations/exchange.h"
 #include "daemon/operations/group_operation.h"
 #include "daemon/plans/creation.h"
-#include "daemon/plans/headroom.h"
 #include "daemon/plans/plan.h"
 
 namespace amem {
@@ -23,12 +22,10 @@ class ResumeOperation final : public GroupOperation {
   /// Sees to it that create_slice() is called soon, while the group is in kCreate of this epoch.
   using Later = std::function<void(Epoch)>;
 
-  /// `leaving`: whose memory it waits for: a swap.
-  ResumeOperation(const Means& means, GroupEntry& group, Selection what,
-                  std::optional<GroupId> leaving, Later later)
-      : GroupOperation(means, group, std::move(what)),
-        leaving_(leaving),
-        later_(std::move(later)) {}
+  /// `exchange`: of an order of an operator's; null: begun from inside, by itself.
+  ResumeOperation(const Means& means, GroupEntry& group, Selection what, Exchange* exchange,
+                  Later later);
+  ~ResumeOperation();
 
   using GroupOperation::run;
   void run(const action::Admit& admit);
@@ -42,19 +39,21 @@ class ResumeOperation final : public GroupOperation {
   /// Creates a slice of what is missing and sends it; then tells the group, or comes again later,
   /// when there is room for the next.
   void create_slice();
-  /// So much of the other group has left: this one may take as much.
-  void give_room(const BytesByDevice& bytes);
+  /// Some memory has left: if it waits for that, it tries again.
+  void look_for_room();
   /// Who loads what, as far as it has been sent.
   const Loaders& loaders() const { return loaders_; }
 
  private:
   /// What finds no room while another group leaves is put back, and that is no failure.
   Status create_again(const Creation::Item& item, Allocation& a);
+  /// What its ranks have opened of other groups is there to be mapped.
+  Status check_opened() const;
 
-  const std::optional<GroupId> leaving_;
+  Exchange alone_;  // of one that has no other
+  Exchange& exchange_;
   const Later later_;
-  Epoch epoch_;        // in which it creates
-  Headroom headroom_;  // until the other group has left
+  Epoch epoch_;  // in which it creates
   Creation creation_;
   bool awaits_room_ = false;           // nothing more of it fits in the headroom
   std::vector<MemoryHandle> created_;  // released once it has ended

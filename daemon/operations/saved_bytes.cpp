@@ -4,8 +4,10 @@
 
 #include <utility>
 
+#include "common/rounding.h"
 #include "daemon/base/units.h"
 #include "daemon/plans/plan.h"
+#include "daemon/plans/shortage.h"
 
 namespace amem {
 namespace {
@@ -15,34 +17,118 @@ constexpr Duration kTeardown = std::chrono::seconds(60);
 
 }  // namespace
 
-Status SavedBytes::take(const GroupEntry& group, const Task& pause, const Devices& devices) {
-  const std::vector<Allocation*> keep =
-      to_save(node_.allocations, group.id, pause.selection,
-              [&](const Allocation& a) { return !group.discards(a, pause.discard); });
-  std::vector<ExtentAllocator::Request> requests;
-  requests.reserve(keep.size());
+std::vector<Allocation*> SavedBytes::kept(const GroupEntry& group, const Task& pause) {
+  return to_save(node_.allocations, group.id, pause.selection,
+                 [&](const Allocation& a) { return !group.discards(a, pause.discard); });
+}
+
+std::vector<SegmentOrder> SavedBytes::orders(const OwnPool& pool,
+                                             const std::vector<Allocation*>& keep,
+                                             const Devices& devices,
+                                             std::vector<std::size_t>& order_of) const {
   std::vector<SegmentOrder> orders;
-  std::map<std::pair<RankId, DeviceUuid>, std::size_t> order_of;
+  std::map<std::pair<RankId, DeviceUuid>, std::size_t> known;
   for (const Allocation* a : keep) {
-    const auto [it, first] = order_of.try_emplace({a->keeper(), a->device}, orders.size());
-    if (first) orders.push_back(node_.reach.order(a->keeper(), devices.numa_node(a->device)));
-    requests.push_back({a->size, it->second});
+    const auto [it, first] = known.try_emplace({a->keeper(), a->device}, orders.size());
+    if (first) orders.push_back(pool.reach.order(a->keeper(), devices.numa_node(a->device)));
+    order_of.push_back(it->second);
   }
-  Result<std::vector<Extents>> taken = node_.extents.take(requests, std::move(orders));
-  if (!taken.ok()) {
-    std::string text = taken.status().text();
-    if (node_.extents.total() < node_.pool_configured)
-      text += node_.pool_error.empty() ? " (the pool is still being created, " +
-                                             format_size(node_.pool_configured) + " in all)"
-                                       : " (" + node_.pool_error + ")";
-    return {taken.status().code(), text + "; raise pool.size, or discard a tag"};
-  }
+  return orders;
+}
+
+Status SavedBytes::take(const GroupEntry& group, const Task& pause, const Devices& devices,
+                        const Measurement* measured) {
+  const std::vector<Allocation*> keep = kept(group, pause);
+  Result<std::vector<PoolPlace>> taken =
+      measured != nullptr ? packed(group, keep, devices, *measured) : whole(group, keep, devices);
+  if (!taken.ok()) return taken.status();
   for (std::size_t i = 0; i < keep.size(); ++i) {
-    keep[i]->saved = std::move(taken.value()[i]);
-    keep[i]->stored.clear();
+    keep[i]->saved = std::move(taken.value()[i].extents);
+    keep[i]->stored = std::move(taken.value()[i].parts);
     keep[i]->saver = keep[i]->keeper();
+    node_.records.write_saved(*keep[i]);  // before a rank can write there
   }
   return {};
+}
+
+Result<std::vector<PoolPlace>> SavedBytes::whole(const GroupEntry& group,
+                                                 const std::vector<Allocation*>& keep,
+                                                 const Devices& devices) {
+  std::uint64_t need = 0;
+  for (const Allocation* a : keep) need += round_up(a->size, node_.pools.chunk());
+  if (const Status room = node_.pools.make_room(group.account, need); !room.ok()) return room;
+  OwnPool& pool = node_.pools.of(group.account);
+  std::vector<std::size_t> order_of;
+  std::vector<SegmentOrder> all = orders(pool, keep, devices, order_of);
+  std::vector<ExtentAllocator::Request> requests;
+  requests.reserve(keep.size());
+  for (std::size_t i = 0; i < keep.size(); ++i) requests.push_back({keep[i]->size, order_of[i]});
+  Result<std::vector<Extents>> taken = pool.extents.take(requests, std::move(all));
+  if (!taken.ok()) return taken.status();
+  std::vector<PoolPlace> places;
+  places.reserve(keep.size());
+  for (Extents& extents : taken.value()) places.push_back({std::move(extents), {}});
+  return places;
+}
+
+Result<std::vector<PoolPlace>> SavedBytes::packed(const GroupEntry& group,
+                                                  const std::vector<Allocation*>& keep,
+                                                  const Devices& devices,
+                                                  const Measurement& measured) {
+  // As much as there is, where it is not enough either: the figures are of what there is then.
+  std::uint64_t need = 0;
+  for (const Allocation* a : keep)
+    need += packed_size({a->size, 0, node_.form(group, *a), measured.blocks(a->id)},
+                        node_.pools.chunk());
+  (void)node_.pools.make_room(group.account, need);
+  OwnPool& pool = node_.pools.of(group.account);
+  std::vector<std::size_t> order_of;
+  const std::vector<SegmentOrder> all = orders(pool, keep, devices, order_of);
+  std::vector<PackRequest> requests;
+  requests.reserve(keep.size());
+  for (std::size_t i = 0; i < keep.size(); ++i)
+    requests.push_back(
+        {keep[i]->size, order_of[i], node_.form(group, *keep[i]), measured.blocks(keep[i]->id)});
+  Packing packing = pack(pool.extents, requests, all);
+  if (packing.missing == 0) return std::move(packing.places);
+  if (packing.missing <= node_.pools.coming(*group.account))
+    return Status(Code::kUnavailable,
+                  format_size(packing.missing) +
+                      " of the pool, which were other users', are being made anew");
+
+  Shortage shortage;
+  shortage.missing = packing.missing;
+  shortage.free = pool.extents.available();
+  shortage.total = pool.extents.total();
+  shortage.not_seen = measured.not_seen();
+  for (std::size_t i = 0; i < keep.size(); ++i) {
+    Shortage::Tag& tag = shortage.tags[keep[i]->tag];
+    tag.size += keep[i]->size;
+    tag.stored += packed_size(requests[i], node_.pools.chunk());
+    tag.can_drop = keep[i]->tag != kNcclTag;
+  }
+  shortage.holders = others_bytes(group);
+  return Status(Code::kResourceExhausted, describe(shortage) + why_no_larger(*group.account));
+}
+
+/// Of the owner's other groups: of nobody else's is anything told.
+std::map<std::string, std::uint64_t> SavedBytes::others_bytes(const GroupEntry& group) const {
+  std::map<std::string, std::uint64_t> bytes;
+  for (const auto& [id, entry] : node_.groups) {
+    if (id == group.id || entry.account != group.account) continue;
+    for (const Allocation* a : node_.allocations.of_group(id))
+      for (const Extent& extent : a->saved) bytes[entry.machine.name()] += extent.length;
+  }
+  return bytes;
+}
+
+std::string SavedBytes::why_no_larger(const Account& account) const {
+  if (const std::uint64_t most = account.most(Resource::kPoolBytes); most < node_.pools.total())
+    return " (" + to_string(account.owner()) + " may have " + format_size(most) +
+           " of the pool's " + format_size(node_.pools.total()) + ": quotas.pool)";
+  if (node_.pools.total() >= node_.pool_configured) return "";
+  if (!node_.pool_error.empty()) return " (" + node_.pool_error + ")";
+  return " (the pool is still being created, " + format_size(node_.pool_configured) + " in all)";
 }
 
 Status SavedBytes::stored(const GroupEntry& group, const Rank& rank, const amem_v1_Saved& saved) {
@@ -56,12 +142,14 @@ Status SavedBytes::stored(const GroupEntry& group, const Rank& rank, const amem_
     if (a == nullptr || a->saved.empty()) continue;  // freed, or pinned, meanwhile
     Extents left;
     if (a->saver != rank.id || !a->store({piece.offset, piece.stored, piece.sparse, piece.checksum},
-                                         node_.extents.chunk(), left))
+                                         node_.pools.chunk(), left))
       return {Code::kInvalidArgument, "it says that it has stored " + std::to_string(piece.stored) +
                                           " bytes of allocation " + std::to_string(piece.id) +
                                           " from byte " + std::to_string(piece.offset) +
                                           " on, which it was not told to"};
-    free(left);
+    free(group.account, left);
+    if (i + 1 == saved.pieces_count || saved.pieces[i + 1].id != piece.id)
+      node_.records.write_saved(*a);
   }
   return {};
 }
@@ -71,32 +159,48 @@ void SavedBytes::give_back(Allocation& allocation) {
   allocation.stored.clear();
   Rank* rank = node_.find_rank(allocation.saver);
   if (extents.empty()) return;
-  if (rank != nullptr && !rank->saving.empty())
+  if (rank != nullptr && !rank->saving.empty()) {
     rank->limbo.insert(rank->limbo.end(), extents.begin(), extents.end());
-  else
-    free(extents);
+    node_.records.write_limbo(*rank);
+  }
+  allocation.saved_row.erase();
+  if (rank == nullptr || rank->saving.empty()) free(allocation.charge.account(), extents);
 }
 
 void SavedBytes::answered(Rank& rank, Epoch epoch, Work work) {
+  std::set<Epoch>& saving = rank.saving;
   if (work == Work::kSave)
-    rank.saving.erase(epoch);
-  else
-    rank.saving.erase(rank.saving.begin(), rank.saving.upper_bound(epoch));
-  if (rank.saving.empty()) free(std::exchange(rank.limbo, {}));
+    saving.erase(epoch);
+  else  // the Save of a measure's own epoch comes after it
+    saving.erase(saving.begin(),
+                 work == Work::kMeasure ? saving.lower_bound(epoch) : saving.upper_bound(epoch));
+  if (!saving.empty() || rank.limbo.empty()) return;
+  rank.limbo_row.erase();
+  free(rank.peer.account, std::exchange(rank.limbo, {}));
 }
 
 void SavedBytes::rank_gone(const GroupEntry& group, Rank& rank) {
   if (rank.saving.empty()) return;
   for (Allocation* a : node_.allocations.of_group(group.id)) {
-    // What has been dropped was saved in an earlier wave: others may hold it.
-    if (a->resident() && a->saver == rank.id) give_back(*a);
+    // What has left was saved before, in an earlier wave or pause, and others may hold it. It may
+    // be on its device again, on its way back.
+    if (!a->away && a->saver == rank.id) give_back(*a);
   }
   rank.saving.clear();  // nobody writes to what else it has saved
   if (rank.limbo.empty()) return;
+  await_end(rank.peer.process, rank.peer.account, std::exchange(rank.limbo, {}),
+            std::move(rank.limbo_row), std::move(rank.kept));
+}
+
+void SavedBytes::await_end(SharedFd process, std::shared_ptr<Account> account, Extents extents,
+                           Row row, Kept kept) {
   const std::uint64_t key = next_key_++;
   Ended& ended = ended_[key];
-  ended.process = rank.peer.process;
-  ended.extents = std::exchange(rank.limbo, {});
+  ended.process = std::move(process);
+  ended.account = std::move(account);
+  ended.extents = std::move(extents);
+  ended.row = std::move(row);
+  ended.kept = std::move(kept);
   if (ended.process)
     ended.watch =
         loop_.watch(ended.process->get(), EPOLLIN, [this, key](std::uint32_t) { free_ended(key); });
@@ -107,13 +211,15 @@ void SavedBytes::free_ended(std::uint64_t key) {
   const auto it = ended_.find(key);
   if (it == ended_.end()) return;
   if (it->second.watch != 0) loop_.unwatch(it->second.watch);
-  free(it->second.extents);
+  free(it->second.account, it->second.extents);
   ended_.erase(it);
 }
 
-void SavedBytes::free(const Extents& extents) {
-  if (Status status = node_.extents.give_back(extents); !status.ok())
+void SavedBytes::free(const std::shared_ptr<Account>& account, const Extents& extents) {
+  if (extents.empty()) return;
+  if (Status status = node_.pools.of(account).extents.give_back(extents); !status.ok())
     spdlog::error("pool: {}", status.text());
+  node_.pools.saved_less(account);
 }
 
 }  // namespace amem

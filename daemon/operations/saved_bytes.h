@@ -10,10 +10,15 @@
 #pragma once
 
 #include <map>
+#include <string>
+#include <vector>
 
 #include "common/packet.h"
 #include "daemon/base/event_loop.h"
-#include "daemon/operations/node.h"
+#include "daemon/memory/devices.h"
+#include "daemon/node/node.h"
+#include "daemon/plans/block_map.h"
+#include "daemon/plans/packing.h"
 
 namespace amem {
 
@@ -21,9 +26,14 @@ class SavedBytes {
  public:
   SavedBytes(Node& node, EventLoop& loop) : node_(node), loop_(loop) {}
 
-  /// Takes extents for everything that this pause must keep, where its keepers reach the pool if
-  /// there is room. kResourceExhausted: the pool is too small, nothing has changed.
-  Status take(const GroupEntry& group, const Task& pause, const Devices& devices);
+  /// What this pause must keep.
+  std::vector<Allocation*> kept(const GroupEntry& group, const Task& pause);
+  /// Takes extents for all of that, where its keepers reach the pool if there is room. With
+  /// `measured` no more than that says is needed. kResourceExhausted: the pool is too small,
+  /// nothing has changed. kUnavailable, with `measured`: likewise, but what is missing is being
+  /// made anew, and it may be asked for again when some of that has come.
+  Status take(const GroupEntry& group, const Task& pause, const Devices& devices,
+              const Measurement* measured);
 
   /// The rank says how it has stored what it was to save in this epoch; what that leaves of the
   /// extents goes back to the pool. kInvalidArgument: it was not to save that, or not there.
@@ -38,15 +48,35 @@ class SavedBytes {
   void answered(Rank& rank, Epoch epoch, Work work);
   /// The rank's session has ended. Call before it leaves the tables.
   void rank_gone(const GroupEntry& group, Rank& rank);
+  /// The extents go back to the pool when the process has ended; null: when it surely has.
+  void await_end(SharedFd process, std::shared_ptr<Account> account, Extents extents, Row row,
+                 Kept kept);
 
  private:
   struct Ended {  // a session, perhaps not yet its process
     SharedFd process;
     EventLoop::WatchId watch = 0;
+    std::shared_ptr<Account> account;
     Extents extents;
+    Row row;
+    Kept kept;  // of the process
   };
 
-  void free(const Extents& extents);
+  /// In which orders the pool's segments are used best, and which of them is whose.
+  std::vector<SegmentOrder> orders(const OwnPool& pool, const std::vector<Allocation*>& keep,
+                                   const Devices& devices,
+                                   std::vector<std::size_t>& order_of) const;
+  /// Places for all bytes as they are, or, measured, for what is left of them without zeros.
+  Result<std::vector<PoolPlace>> whole(const GroupEntry& group,
+                                       const std::vector<Allocation*>& keep,
+                                       const Devices& devices);
+  Result<std::vector<PoolPlace>> packed(const GroupEntry& group,
+                                        const std::vector<Allocation*>& keep,
+                                        const Devices& devices, const Measurement& measured);
+  std::map<std::string, std::uint64_t> others_bytes(const GroupEntry& group) const;
+  /// Why the pool has no more than it has.
+  std::string why_no_larger(const Account& account) const;
+  void free(const std::shared_ptr<Account>& account, const Extents& extents);
   void free_ended(std::uint64_t key);
 
   Node& node_;

@@ -34,6 +34,10 @@ namespace action {
 struct Begun {  // an operation, whoever asked for it; the actions up to Finished are its own
   Task task;
 };
+struct AwaitGuests {  // look who has open what is to leave; answered by GuestsLeft as soon as there
+                      // is nobody to wait for
+  bool late = false;  // now, whoever has it open still
+};
 struct Quiesce {  // to these ranks
   Epoch epoch;
   std::vector<RankId> ranks;
@@ -42,11 +46,17 @@ struct Step {
   Epoch epoch;
   Cut::Step step;
 };
+struct Measure {  // to these ranks: what they keep is to be looked at for zeros
+  Epoch epoch;
+  std::vector<RankId> ranks;
+};
 struct Save {   // take extents, send Save to the keepers; answered by SaveSent
   Epoch epoch;  // of a wave after the first: the extents have been taken
 };
-struct Leaves {};  // the cut is taken and the first Save sent: memory is on its way out
-struct Release {   // to these ranks: of a pause what has been saved, of a resume all it has brought
+struct Leaves {};   // the cut is taken and the first Save sent: memory is on its way out
+struct Ready {};    // the operation is held, and has done all that it may before GoOn
+struct Unready {};  // it was Ready, and is on its way back before GoOn
+struct Release {  // to these ranks: of a pause what has been saved, of a resume all it has brought
   Epoch epoch;
   std::vector<RankId> ranks;
 };
@@ -60,7 +70,7 @@ struct Load {  // the last Map and Load to these ranks, which they answer
   Epoch epoch;
   std::vector<RankId> ranks;
 };
-struct Room {  // the swap's other group has left: create what waited for its memory
+struct Room {  // all that was to go out has left: create what waited for its memory
   Epoch epoch;
 };
 struct Open {  // to these ranks
@@ -93,9 +103,10 @@ struct Finished {
 }  // namespace action
 
 using Action =
-    std::variant<action::Begun, action::Quiesce, action::Step, action::Save, action::Leaves,
-                 action::Release, action::Drop, action::Admit, action::Create, action::Load,
-                 action::Room, action::Open, action::Arrived, action::Answer, action::Progress,
+    std::variant<action::Begun, action::AwaitGuests, action::Quiesce, action::Step, action::Measure,
+                 action::Save, action::Leaves, action::Ready, action::Unready, action::Release,
+                 action::Drop, action::Admit, action::Create, action::Load, action::Room,
+                 action::Open, action::Arrived, action::Answer, action::Progress,
                  action::StateChanged, action::Finished>;
 
 }  // namespace amem

@@ -11,23 +11,37 @@ Course::Course(Home home, Terms terms, Epoch epoch, Time now)
     : home_(home), terms_(std::move(terms)), epoch_(epoch), began_(now) {
   const std::vector<RankId> ranks = home_.members.ids();
   participants_.insert(ranks.begin(), ranks.end());
-  enter(terms_.task.op == Operation::kPause ? kPauseBegins : kResumeBegins, now);
+  if (terms_.interrupted)
+    take_up(*terms_.interrupted, now);
+  else if (terms_.task.op == Operation::kResume)
+    enter(kResumeBegins, now);
+  else
+    enter(terms_.guests ? kPauseWithGuestsBegins : kPauseBegins, now);
+}
+
+// ---- a restart of the broker --------------------------------------------------------------------
+
+/// What is not brought to its end is an error, to those who look for it.
+void Course::take_up(const Interrupted& interrupted, Time now) {
+  if (interrupted.restart == OnRestart::kCallOff || interrupted.restart == OnRestart::kRollBack)
+    trouble_ = Status(Code::kAborted, "amemd ended during " + interrupted.phase);
+  loaded_ = interrupted.loaded;
+  enter(first_phase(interrupted.restart), now);
+}
+
+Interrupted Course::interrupted() const {
+  return {terms_.task, rule(phase_).restart, std::string(phase_name(phase_)), loaded_};
 }
 
 // ---- the way through the table ------------------------------------------------------------------
 
 void Course::enter(Phase phase, Time now) {
   close_phase(now);
-  if (phase == Phase::kOpen) loaded_ = phase_ == Phase::kLoad || phase_ == Phase::kTurn;
+  if (phase == Phase::kOpen && phase_ != Phase::kNone)
+    loaded_ = phase_ == Phase::kLoad || phase_ == Phase::kTurn;
   phase_ = phase;
   phase_began_ = now;
-  const bool theirs =
-      terms_.timeout != Duration::zero() && (phase == Phase::kQuiesce || phase == Phase::kLoad);
-  const Deadlines& limits = home_.deadlines;
-  deadline_ = now + (theirs ? terms_.timeout : limits.of(phase));
-  // These may wait for all that the other group has still to do.
-  if (terms_.held && (phase == Phase::kCreate || phase == Phase::kTurn))
-    deadline_ += limits.save + limits.release + limits.create;
+  deadline_ = now + limit(phase);
   bytes_ = 0;
   waiting_.clear();
   mapped_.clear();
@@ -35,15 +49,23 @@ void Course::enter(Phase phase, Time now) {
 
   std::deque<Action>& actions = home_.actions;
   switch (phase) {
+    case Phase::kGuests:
+      actions.push_back(action::AwaitGuests{});
+      break;
     case Phase::kQuiesce:
       waiting_ = participants_;
-      cut_.emplace(participants(), limits.stall, now);
+      cut_.emplace(participants(), home_.deadlines.stall, now);
       actions.push_back(action::Quiesce{epoch_, participants()});
+      break;
+    case Phase::kMeasure:
+      waiting_ = participants_;
+      actions.push_back(action::Measure{epoch_, participants()});
       break;
     case Phase::kSaveMore:
       ++epoch_.wave;
       [[fallthrough]];
     case Phase::kSave:
+      no_room_ = false;
       more_ = false;  // until it is known what is left
       actions.push_back(action::Save{epoch_});
       break;
@@ -75,6 +97,7 @@ void Course::enter(Phase phase, Time now) {
       actions.push_back(action::Open{epoch_, all});
       break;
     }
+    case Phase::kAgree:
     case Phase::kTurn:
     case Phase::kNone:
     case Phase::kPaused:
@@ -83,8 +106,27 @@ void Course::enter(Phase phase, Time now) {
   }
   asked_ = static_cast<std::uint32_t>(waiting_.size());
   report_progress(now);
+  // Last, because with this one the others may go on at once, and tell of it.
+  if (phase == Phase::kAgree || phase == Phase::kTurn) actions.push_back(action::Ready{});
   // In save the broker says first whom it asked.
   if (rule(phase).waits_for_ranks() && rule(phase).answer != Work::kSave) advance_if_done(now);
+}
+
+Duration Course::limit(Phase phase) const {
+  const Deadlines& limits = home_.deadlines;
+  const auto of = [&](Phase each) {
+    const bool asked_for = each == Phase::kQuiesce || each == Phase::kLoad;
+    return asked_for && terms_.timeout != Duration::zero() ? terms_.timeout : limits.of(each);
+  };
+  Duration limit = of(phase);
+  if (!terms_.held) return limit;
+  // These may wait for all that the others have still to do.
+  // The others may have guests to wait for, and measure before they save.
+  if (phase == Phase::kAgree) limit += limits.guests + of(Phase::kQuiesce) + 2 * limits.save;
+  if (phase == Phase::kTurn) limit += limits.create + of(Phase::kLoad);
+  if (phase == Phase::kCreate || phase == Phase::kTurn)
+    limit += limits.save + limits.release + limits.create;
+  return limit;
 }
 
 void Course::close_phase(Time now) {
@@ -114,6 +156,8 @@ void Course::advance(Time now) {
 
 bool Course::holds(Reason reason) const {
   switch (reason) {
+    case Reason::kNoRoom:
+      return no_room_;
     case Reason::kMoreToSave:
       return more_;
     case Reason::kRunsOn:
@@ -141,9 +185,12 @@ void Course::fail(const Status& status, Time now) {
       return finish(GroupState::kRunning, trouble_, now);
     case OnFailure::kGoOn:
       return;
-    case OnFailure::kEnd:
-      return finish(terms_.rest, trouble_, now);
+    case OnFailure::kEnd: {
+      const bool pause = terms_.task.op == Operation::kPause;  // only what runs is paused
+      return finish(pause ? GroupState::kRunning : terms_.rest, trouble_, now);
+    }
     case OnFailure::kRollBack:
+      if (phase_ == Phase::kTurn && terms_.held) home_.actions.push_back(action::Unready{});
       return enter(Phase::kRollback, now);
   }
 }
@@ -225,9 +272,15 @@ void Course::on(const event::FreedUnloaded& event, Time now) {
 
 // ---- what the broker answers --------------------------------------------------------------------
 
+void Course::on(const event::GuestsLeft& event, Time now) {
+  finish_part(Phase::kGuests, event.status, now);
+}
+
 void Course::on(const event::SaveSent& event, Time now) {
   if (rule(phase_).answer != Work::kSave) return;
   if (!event.status.ok()) return fail(event.status, now);
+  no_room_ = event.measure;
+  if (no_room_) return advance(now);
   if (phase_ == Phase::kSave) home_.actions.push_back(action::Leaves{});
   more_ = event.more;
   waiting_ = {event.ranks.begin(), event.ranks.end()};
@@ -255,28 +308,29 @@ void Course::finish_part(Phase phase, const Status& status, Time now) {
   advance(now);
 }
 
-// ---- the other group of a swap ------------------------------------------------------------------
+// ---- the others of its order --------------------------------------------------------------------
+
+void Course::on(const event::AllLeft&, Time) {
+  if (phase_ == Phase::kCreate) home_.actions.push_back(action::Room{epoch_});
+}
 
 void Course::on(const event::GoOn&, Time now) {
   if (!std::exchange(terms_.held, false)) return;
-  if (phase_ == Phase::kCreate)
-    home_.actions.push_back(action::Room{epoch_});
-  else if (phase_ == Phase::kTurn)
-    advance(now);
+  if (phase_ == Phase::kAgree || phase_ == Phase::kTurn) advance(now);
 }
 
 void Course::on(const event::GiveUp& event, Time now) {
   if (!std::exchange(terms_.held, false)) return;
   // What rolls back already needs no second reason.
-  if (rule(phase_).failure == OnFailure::kRollBack) fail(event.why, now);
+  if (rule(phase_).failure != OnFailure::kGoOn) fail(event.why, now);
 }
 
 // ---- ranks come and go --------------------------------------------------------------------------
 
 bool Course::gates_open() const {
   // In the open phase everything has been loaded and Open has been sent. A group that runs goes on
-  // running while some of its memory comes back.
-  return phase_ == Phase::kOpen ||
+  // running while it waits for guests, and while some of its memory comes back.
+  return phase_ == Phase::kGuests || phase_ == Phase::kOpen ||
          (terms_.task.op == Operation::kResume && terms_.rest == GroupState::kRunning);
 }
 
@@ -327,6 +381,11 @@ void Course::tick(Time now) {
     if (phase_ == Phase::kQuiesce) look_at_cut(now);
     return;
   }
+  if (phase_ == Phase::kGuests) {  // the answer comes at once, and says what that means
+    deadline_ = kNever;
+    home_.actions.push_back(action::AwaitGuests{.late = true});
+    return;
+  }
   const Phase late = phase_;
   const Duration limit = deadline_ - phase_began_;
   fail({Code::kDeadlineExceeded, "not done within " + format_duration(limit) + ": " + laggards()},
@@ -361,7 +420,12 @@ std::string Course::laggards() const {
       text += (text.empty() ? "" : ", ") + home_.members.label(rank) + " " + why;
     return text;
   }
-  if (waiting_.empty() && terms_.held) return "the group that is to go out still has its memory";
+  if (phase_ == Phase::kAgree) return "other groups of the set have not saved yet";
+  if (phase_ == Phase::kTurn) return "other groups have not left, or not loaded, yet";
+  if (waiting_.empty() && terms_.held)
+    return "other groups of the swap or set still have the memory, or the broker's own work";
+  if (waiting_.empty() && phase_ == Phase::kSave)
+    return "room in the pool, which is being made anew because it was other users'";
   if (waiting_.empty()) return "the broker's own work";
   return home_.members.names({waiting_.begin(), waiting_.end()}) + " did not answer";
 }

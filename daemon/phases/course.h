@@ -29,6 +29,14 @@
 
 namespace amem {
 
+/// An operation whose broker has ended, as the next one finds it.
+struct Interrupted {
+  Task task = Operation::kPause;
+  OnRestart restart = OnRestart::kCallOff;
+  std::string phase;    // in which it was, for people
+  bool loaded = false;  // of kOpen: what a resume has brought back has its bytes
+};
+
 class Course {
  public:
   /// What is its group's.
@@ -43,7 +51,9 @@ class Course {
     GroupState rest;      // where it ends once the ranks have released
     Duration timeout{};   // not 0: instead of the deadline of quiesce (pause) or map+load (resume)
     bool inside = false;  // begun by the ranks' own requests
-    bool held = false;    // of a resume: not to open before GoOn
+    bool held = false;    // not to release, or to open, before GoOn
+    bool guests = false;  // of a pause: other groups' ranks have some of the memory open
+    std::optional<Interrupted> interrupted = {};  // of the same task: goes on with that
   };
   struct End {
     GroupState state;
@@ -67,6 +77,8 @@ class Course {
   Phase phase() const { return phase_; }
   Epoch epoch() const { return epoch_; }
   bool gates_open() const;
+  /// For a next broker, should this one end now.
+  Interrupted interrupted() const;
   bool takes_part(RankId rank) const { return participants_.contains(rank); }
   /// The phase in which the broker waits for this rank now; empty: it does not.
   std::string_view waiting_for(RankId rank) const;
@@ -77,17 +89,22 @@ class Course {
   Outcome take_outcome(Time now);
 
  private:
+  friend class Insight;  // of the tests: copies it, and says in what state it is
   void on(event::CutStatus event, Time now);
   void on(const event::PhaseDone& event, Time now);
   void on(const event::FreedUnloaded& event, Time now);
+  void on(const event::GuestsLeft& event, Time now);
   void on(const event::SaveSent& event, Time now);
   void on(const event::Dropped& event, Time now);
   void on(const event::Admitted& event, Time now);
   void on(const event::Created& event, Time now);
+  void on(const event::AllLeft& event, Time now);
   void on(const event::GoOn& event, Time now);
   void on(const event::GiveUp& event, Time now);
 
+  void take_up(const Interrupted& interrupted, Time now);
   void enter(Phase phase, Time now);
+  Duration limit(Phase phase) const;
   void close_phase(Time now);
   void advance_if_done(Time now);
   void advance(Time now);
@@ -109,6 +126,7 @@ class Course {
   Phase phase_ = Phase::kNone;
   Time phase_began_;
   Time deadline_ = kNever;
+  bool no_room_ = false;           // in save: the pool has none before zeros are looked for
   bool more_ = false;              // this is a wave, and not the last
   bool loaded_ = false;            // the ranks have everything that was to come back
   std::set<RankId> participants_;  // the ranks that were members when it began

@@ -22,6 +22,21 @@ std::string_view to_string(GroupState state) {
 Group::Group(std::string name, const Deadlines& deadlines, Time now, MemoryView memory)
     : name_(std::move(name)), deadlines_(deadlines), memory_(std::move(memory)), since_(now) {}
 
+Group::Group(std::string name, const Deadlines& deadlines, Time now, MemoryView memory,
+             const Standing& standing, Members members, Duration patience)
+    : Group(std::move(name), deadlines, now, std::move(memory)) {
+  state_ = rest_ = standing.rest;
+  epoch_ = standing.epoch;
+  members_ = std::move(members);
+  for (const RankId rank : members_.ids()) expected_.insert(rank);
+  if (!standing.under_way) return;
+  interrupted_ = standing.under_way;
+  patience_ = now + patience;
+  const bool pause = interrupted_->task.op == Operation::kPause;
+  state_ = pause ? GroupState::kPausing : GroupState::kResuming;
+  note_ = "amemd ended during " + interrupted_->phase + " and has begun again";
+}
+
 std::optional<Action> Group::next_action() {
   if (actions_.empty()) return std::nullopt;
   Action next = std::move(actions_.front());
@@ -32,6 +47,10 @@ std::optional<Action> Group::next_action() {
 // ---- ranks --------------------------------------------------------------------------------------
 
 bool Group::join(RankId rank, std::string label) {
+  if (expected_.erase(rank) > 0) {
+    if (interrupted_ && expected_.empty()) patience_ = {};
+    return !gates_open();
+  }
   members_.add(rank, std::move(label));
   if (course_) course_->join(rank);
   return !gates_open();
@@ -41,8 +60,10 @@ void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
   const std::string who = members_.label(rank);
   members_.remove(rank);
   requests_.forget(rank);
+  if (expected_.erase(rank) > 0 && interrupted_ && expected_.empty()) patience_ = {};
   if (course_) course_->leave(rank, who, leaves_unloaded, now);
   settle_if_ended(now);
+  go_on_if_all_are_back(now);
   look_at_requests(now);
 }
 
@@ -55,13 +76,33 @@ void Group::lose(RankId rank, Time now) {
   settle_if_ended(now);
 }
 
+void Group::go_on_if_all_are_back(Time now) {
+  if (!interrupted_ || members_.empty() || now < patience_) return;
+  const Interrupted what = *std::exchange(interrupted_, std::nullopt);
+  patience_ = kNever;
+  actions_.push_back(action::Begun{what.task});
+  epoch_ = epoch_.attempt + 1;
+  course_.emplace(Course::Home{deadlines_, members_, actions_, note_},
+                  Course::Terms{.task = what.task, .rest = rest_of(what.task), .interrupted = what},
+                  epoch_, now);
+}
+
+Standing standing_of(const Group& group) {
+  const bool at_rest = !group.course_ && !group.interrupted_;
+  return {at_rest ? group.state_ : group.rest_, group.epoch(),
+          group.course_ ? group.course_->interrupted() : group.interrupted_};
+}
+
 bool Group::may_allocate(RankId rank) const {
   // A call that passed the gate before it shut must be able to end; one that joined since has
   // passed nothing. In the open phase some gates are open before all ranks have answered.
-  return gates_open() || (phase() == Phase::kQuiesce && course_->takes_part(rank));
+  // What a restart calls off has gates that are open still.
+  return gates_open() || (phase() == Phase::kQuiesce && course_->takes_part(rank)) ||
+         (interrupted_ && interrupted_->restart == OnRestart::kCallOff);
 }
 
 std::string_view Group::waiting_for(RankId rank) const {
+  if (expected_.contains(rank)) return "comeback";
   return course_ ? course_->waiting_for(rank) : std::string_view();
 }
 
@@ -79,6 +120,10 @@ Status Group::can_start(const Task& task) const {
     return {Code::kFailedPrecondition,
             "group '" + name_ + "' is " + std::string(to_string(state_)) + " (" +
                 std::string(phase_name(phase())) + "); try again when that has ended"};
+  if (interrupted_ || !expected_.empty())
+    return {Code::kUnavailable, "group '" + name_ + "' is not whole since amemd has begun again: " +
+                                    members_.names({expected_.begin(), expected_.end()}) +
+                                    " has not come back; try again, or end that process"};
   if (!satisfied(task)) return {};
   const std::string what = task.selection.all() ? "" : to_string(task.selection) + " of ";
   if (task.op == Operation::kPause && state_ == GroupState::kRunning &&
@@ -100,15 +145,17 @@ Status Group::start(const Task& task, Duration timeout, Time now, bool held) {
 
 void Group::begin(const Task& task, Duration timeout, bool inside, bool held, Time now) {
   const bool pause = task.op == Operation::kPause;
-  const GroupState rest = pause && task.selection.all() ? GroupState::kPaused : state_;
+  rest_ = state_;
+  const GroupState rest = rest_of(task);
   note_.clear();
   state_ = pause ? GroupState::kPausing : GroupState::kResuming;
   since_ = now;
   actions_.push_back(action::Begun{task});
   actions_.push_back(action::StateChanged{state_});
   epoch_ = epoch_.attempt + 1;
+  const bool guests = pause && memory_.opened(task.selection);
   course_.emplace(Course::Home{deadlines_, members_, actions_, note_},
-                  Course::Terms{task, rest, timeout, inside, held}, epoch_, now);
+                  Course::Terms{task, rest, timeout, inside, held, guests}, epoch_, now);
 }
 
 void Group::tell(Event event, Time now) {
@@ -146,7 +193,7 @@ void Group::settle_if_ended(Time now) {
 // ---- time ---------------------------------------------------------------------------------------
 
 Time Group::wakeup() const {
-  Time time = course_ ? course_->wakeup() : kNever;
+  Time time = course_ ? course_->wakeup() : patience_;
   for (const Task& task : requests_.tasks()) time = std::min(time, request_deadline(task));
   return time;
 }
@@ -154,13 +201,14 @@ Time Group::wakeup() const {
 void Group::tick(Time now) {
   for (const Task& task : requests_.tasks()) expire_requests(task, now);
   if (course_) course_->tick(now);
+  go_on_if_all_are_back(now);
   settle_if_ended(now);
 }
 
 // ---- requests from inside -----------------------------------------------------------------------
 
 void Group::request(RankId rank, std::uint64_t seq, const Task& task, Duration timeout, Time now) {
-  if (!course_ && satisfied(task)) {
+  if (!course_ && !interrupted_ && satisfied(task)) {
     actions_.push_back(action::Answer{rank, seq, {}});
     return;
   }
@@ -173,7 +221,7 @@ void Group::request(RankId rank, std::uint64_t seq, const Task& task, Duration t
 }
 
 void Group::look_at_requests(Time now) {
-  if (course_) return;
+  if (course_ || interrupted_) return;
   for (const Task& task : requests_.tasks())
     if (satisfied(task)) answer(task, {});
   for (const Task& task : requests_.tasks())
@@ -189,6 +237,7 @@ void Group::answer(const Task& task, const Status& status) {
 // Requests for what is under way, or will be as soon as the group can, wait for that and not for
 // other ranks.
 Time Group::request_deadline(const Task& task) const {
+  if (interrupted_) return kNever;
   if (course_ && (task == course_->terms().task || requests_.complete(task, members_.ids())))
     return kNever;
   return requests_.deadline(task);

@@ -12,6 +12,7 @@
 #include <deque>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "common/status.h"
@@ -34,11 +35,24 @@ struct MemoryView {
   Question can_leave = [](const Selection&) { return true; };
   /// Some of it is not on a device.
   Question away = [](const Selection&) { return false; };
+  /// Ranks of other groups have open some of what is to leave.
+  Question opened = [](const Selection&) { return false; };
+};
+
+/// What the next broker must know of a group.
+struct Standing {
+  GroupState rest = GroupState::kRunning;  // where it is, or was before what is under way
+  Epoch epoch;                             // the last
+  std::optional<Interrupted> under_way;    // what the next broker goes on with
 };
 
 class Group {
  public:
   Group(std::string name, const Deadlines& deadlines, Time now, MemoryView memory = {});
+  /// As another broker has left it, with these members, of whom none has come back yet. What that
+  /// broker had begun goes on once all have, or `patience` is over.
+  Group(std::string name, const Deadlines& deadlines, Time now, MemoryView memory,
+        const Standing& standing, Members members, Duration patience);
   Group(const Group&) = delete;
 
   /// The next thing to do; nothing when all has been done.
@@ -49,7 +63,7 @@ class Group {
 
   // ---- ranks ----
   /// `label` names the rank in messages: "rank 3 (pid 123)". Returns whether it must start with its
-  /// gate shut; then it gets Open with the others.
+  /// gate shut; then it gets Open with the others. Of a member that is expected: it has come back.
   bool join(RankId rank, std::string label);
   /// REQUIRES: it joined. `leaves_unloaded`: it was to load bytes of allocations that others hold.
   void leave(RankId rank, bool leaves_unloaded, Time now);
@@ -64,7 +78,7 @@ class Group {
   // ---- an operation ----
   /// kFailedPrecondition: the group is in that state already, or in transition. `timeout`, when not
   /// 0, replaces the deadline of quiesce (pause) or map+load (resume).
-  /// `held`: of a resume that is the second part of a swap; it must not open before GoOn.
+  /// `held`: it has others to wait for, and must not release, or open, before GoOn.
   Status start(const Task& task, Duration timeout, Time now, bool held = false);
   /// Whether start() would be refused, and how.
   Status can_start(const Task& task) const;
@@ -78,7 +92,8 @@ class Group {
   Epoch epoch() const { return course_ ? course_->epoch() : epoch_; }
   Time since() const { return since_; }
   const std::string& note() const { return note_; }
-  /// The phase in which the broker waits for this rank now; empty: it does not.
+  /// The phase in which the broker waits for this rank now; "comeback": it has not come back since
+  /// a restart; empty: it does not.
   std::string_view waiting_for(RankId rank) const;
   /// The last one that succeeded; nothing before the first.
   const std::optional<Outcome>& last(Operation op) const {
@@ -86,9 +101,16 @@ class Group {
   }
 
  private:
+  friend class Insight;  // of the tests: copies it, and says in what state it is
+  friend Standing standing_of(const Group& group);
   bool gates_open() const {
     return course_ ? course_->gates_open() : state_ == GroupState::kRunning;
   }
+  GroupState rest_of(const Task& task) const {
+    const bool leaves = task.op == Operation::kPause && task.selection.all();
+    return leaves ? GroupState::kPaused : rest_;
+  }
+  void go_on_if_all_are_back(Time now);
   /// The group is as the task would leave it.
   bool satisfied(const Task& task) const;
   void begin(const Task& task, Duration timeout, bool inside, bool held, Time now);
@@ -104,6 +126,7 @@ class Group {
   std::deque<Action> actions_;
 
   GroupState state_ = GroupState::kRunning;
+  GroupState rest_ = GroupState::kRunning;  // before what is under way
   Time since_;
   Epoch epoch_;  // the last one
   Members members_;
@@ -111,7 +134,12 @@ class Group {
   std::string note_;
   std::optional<Outcome> last_pause_;
   std::optional<Outcome> last_resume_;
-  std::optional<Course> course_;  // the operation under way
+  std::optional<Course> course_;            // the operation under way
+  std::set<RankId> expected_;               // members that have not come back since a restart
+  std::optional<Interrupted> interrupted_;  // waits for them
+  Time patience_ = kNever;
 };
+
+Standing standing_of(const Group& group);
 
 }  // namespace amem

@@ -34,10 +34,14 @@ struct PhaseDone {
 struct FreedUnloaded {  // the rank was to load bytes that others hold too, and has let go of them
   RankId rank;
 };
+struct GuestsLeft {  // those that could, or as far as they were waited for
+  Status status;     // not OK: some have not, and the pause is not to go on without
+};
 struct SaveSent {
   Status status;
   std::vector<RankId> ranks;
-  bool more = false;  // it was a wave, and the next follows when it has been dropped
+  bool more = false;     // it was a wave, and the next follows when it has been dropped
+  bool measure = false;  // nothing was sent: the pool has no room before zeros are looked for
 };
 struct Dropped {
   std::string note;  // what an operator should know (memory that did not become free), or empty
@@ -48,15 +52,16 @@ struct Admitted {
 struct Created {
   Status status;
 };
-struct GoOn {};  // the swap's first group has been paused: the resume that is held may open
-struct GiveUp {  // it has not: the resume that is held is rolled back
+struct AllLeft {};  // what was to go out for the resume has left: it may take all memory there is
+struct GoOn {};     // the others of its order are as far: what is held may release, or open
+struct GiveUp {     // they never will be: what is held is called off, or rolled back
   Status why;
 };
 
 }  // namespace event
 
-using Event =
-    std::variant<event::CutStatus, event::PhaseDone, event::FreedUnloaded, event::SaveSent,
-                 event::Dropped, event::Admitted, event::Created, event::GoOn, event::GiveUp>;
+using Event = std::variant<event::CutStatus, event::PhaseDone, event::FreedUnloaded,
+                           event::GuestsLeft, event::SaveSent, event::Dropped, event::Admitted,
+                           event::Created, event::AllLeft, event::GoOn, event::GiveUp>;
 
 }  // namespace amem

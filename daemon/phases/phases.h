@@ -1,6 +1,6 @@
 // The phases of a pause and a resume, as one table (docs/design.md, "Phases"): what each is called,
-// what ends it, what comes next, and what a failure and a death do. Course follows this table;
-// nothing else decides the order.
+// what ends it, what comes next, and what a failure, a death and a restart of the broker do. Course
+// follows this table; nothing else decides the order.
 #pragma once
 
 #include <array>
@@ -12,16 +12,19 @@
 namespace amem {
 
 enum class Phase : std::uint8_t {
-  kNone,  // in no operation
+  kNone,    // in no operation
+  kGuests,  // of a pause of memory that ranks of other groups have open
   kQuiesce,
+  kMeasure,
   kSave,
+  kAgree,  // the others of its set have not saved yet
   kRelease,
   kDrop,
   kSaveMore,  // "save" again, of a pause in waves
   kAdmit,
   kCreate,
   kLoad,  // "map+load"
-  kTurn,  // of a swap's second group
+  kTurn,  // of what comes in: the others of its order have not loaded, or not left
   kOpen,
   kRollback,  // of a resume: the ranks release again what they had mapped
   kPaused,    // as `next`: the operation has ended there
@@ -29,13 +32,13 @@ enum class Phase : std::uint8_t {
 };
 
 /// What a rank's PhaseDone answers; kQuiet: its CutStatus says so.
-enum class Work : std::uint8_t { kNone, kQuiet, kSave, kRelease, kMap, kLoad, kOpen };
+enum class Work : std::uint8_t { kNone, kQuiet, kMeasure, kSave, kRelease, kMap, kLoad, kOpen };
 
 /// What a failed answer, a passed deadline or a failure of the broker's own work does.
 enum class OnFailure : std::uint8_t {
   kCallOff,   // gates reopen, chunks are returned, RUNNING
   kGoOn,      // noted; the operation goes on and ends with that error
-  kEnd,       // nothing has been done yet: PAUSED
+  kEnd,       // nothing has been done yet: as it was
   kRollBack,  // kRollback comes next: the ranks release again, what was created is dropped, PAUSED
 };
 
@@ -46,6 +49,14 @@ enum class OnDeath : std::uint8_t {
   kRollBackIfNeeded,  // goes on, unless it leaves bytes unloaded that others hold
 };
 
+/// What the next broker does with an operation whose broker has ended in this phase.
+enum class OnRestart : std::uint8_t {
+  kCallOff,   // gates open, chunks are returned, RUNNING
+  kRelease,   // the bytes are safe: the ranks release, again perhaps, and the pause goes on
+  kRollBack,  // as OnFailure
+  kOpen,      // everything is there: the ranks open, again perhaps
+};
+
 struct PhaseRule {
   Phase phase;
   std::string_view name;
@@ -53,41 +64,63 @@ struct PhaseRule {
   Phase next;   // but for what kForks says
   OnFailure failure;
   OnDeath death;
+  OnRestart restart;
 
   constexpr bool waits_for_ranks() const { return answer != Work::kNone; }
 };
 
 // clang-format off
 inline constexpr std::array kPhases = {
-    //        phase             name        answer          next             failure                death
-    PhaseRule{Phase::kQuiesce,  "quiesce",  Work::kQuiet,   Phase::kSave,    OnFailure::kCallOff,   OnDeath::kCallOff},
-    PhaseRule{Phase::kSave,     "save",     Work::kSave,    Phase::kRelease, OnFailure::kCallOff,   OnDeath::kCallOff},
+    //        phase             name        answer          next             failure                death                       restart
+    // The gates are open: who is to close the memory may be waiting for this group's ranks.
+    PhaseRule{Phase::kGuests,   "guests",   Work::kNone,    Phase::kQuiesce, OnFailure::kEnd,       OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kQuiesce,  "quiesce",  Work::kQuiet,   Phase::kSave,    OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kSave,     "save",     Work::kSave,    Phase::kRelease, OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kAgree,    "agree",    Work::kNone,    Phase::kRelease, OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
+    // Where the pool has no room for all bytes as they are: how many are not zero?
+    PhaseRule{Phase::kMeasure,  "measure",  Work::kMeasure, Phase::kSave,    OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
     // The first Release is the point of no return.
-    PhaseRule{Phase::kRelease,  "release",  Work::kRelease, Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn},
-    PhaseRule{Phase::kDrop,     "drop",     Work::kNone,    Phase::kPaused,  OnFailure::kGoOn,      OnDeath::kGoOn},
+    PhaseRule{Phase::kRelease,  "release",  Work::kRelease, Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRelease},
+    PhaseRule{Phase::kDrop,     "drop",     Work::kNone,    Phase::kPaused,  OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRelease},
     // In a swap what leaves may come in waves.
-    PhaseRule{Phase::kSaveMore, "save",     Work::kSave,    Phase::kRelease, OnFailure::kGoOn,      OnDeath::kGoOn},
+    PhaseRule{Phase::kSaveMore, "save",     Work::kSave,    Phase::kRelease, OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRelease},
 
-    PhaseRule{Phase::kAdmit,    "admit",    Work::kNone,    Phase::kCreate,  OnFailure::kEnd,       OnDeath::kGoOn},
+    PhaseRule{Phase::kAdmit,    "admit",    Work::kNone,    Phase::kCreate,  OnFailure::kEnd,       OnDeath::kGoOn,             OnRestart::kRollBack},
     // What has been created goes to its keepers at once, so in create they map and load already.
-    PhaseRule{Phase::kCreate,   "create",   Work::kNone,    Phase::kLoad,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
-    PhaseRule{Phase::kLoad,     "map+load", Work::kLoad,    Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded},
-    PhaseRule{Phase::kTurn,     "turn",     Work::kNone,    Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kGoOn},
+    PhaseRule{Phase::kCreate,   "create",   Work::kNone,    Phase::kLoad,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
+    PhaseRule{Phase::kLoad,     "map+load", Work::kLoad,    Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
+    PhaseRule{Phase::kTurn,     "turn",     Work::kNone,    Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kGoOn,             OnRestart::kRollBack},
     // Ranks that have opened are running: there is no way back, and everything has been loaded.
-    PhaseRule{Phase::kOpen,     "open",     Work::kOpen,    Phase::kRunning, OnFailure::kGoOn,      OnDeath::kGoOn},
+    PhaseRule{Phase::kOpen,     "open",     Work::kOpen,    Phase::kRunning, OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kOpen},
 
-    PhaseRule{Phase::kRollback, "rollback", Work::kRelease, Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn},
+    PhaseRule{Phase::kRollback, "rollback", Work::kRelease, Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRollBack},
 };
 
 /// The first phases.
 inline constexpr Phase kPauseBegins = Phase::kQuiesce;
+inline constexpr Phase kPauseWithGuestsBegins = Phase::kGuests;
 inline constexpr Phase kResumeBegins = Phase::kAdmit;
+
+/// What the next broker begins with.
+constexpr Phase first_phase(OnRestart restart) {
+  switch (restart) {
+    case OnRestart::kRelease:
+      return Phase::kRelease;
+    case OnRestart::kRollBack:
+      return Phase::kRollback;
+    case OnRestart::kCallOff:
+    case OnRestart::kOpen:
+      break;
+  }
+  return Phase::kOpen;
+}
 
 /// Why a phase is not followed by its `next`.
 enum class Reason : std::uint8_t {
+  kNoRoom,      // the pool has none for all bytes as they are, and nothing has been sent
   kMoreToSave,  // this was a wave, and not the last
   kRunsOn,      // without chosen tags, or without those that could not come back, a group runs on
-  kHeld,        // the group that it takes turns with is not paused yet
+  kHeld,        // others of its order (daemon/phases/link.h) are not as far yet
 };
 
 struct Fork {
@@ -98,6 +131,8 @@ struct Fork {
 
 /// The first that holds counts.
 inline constexpr std::array kForks = {
+    Fork{Phase::kSave, Reason::kNoRoom,     Phase::kMeasure},
+    Fork{Phase::kSave, Reason::kHeld,       Phase::kAgree},
     Fork{Phase::kDrop, Reason::kMoreToSave, Phase::kSaveMore},
     Fork{Phase::kDrop, Reason::kRunsOn,     Phase::kOpen},
     Fork{Phase::kLoad, Reason::kHeld,       Phase::kTurn},
@@ -138,13 +173,17 @@ struct Deadlines {
   Duration create = std::chrono::seconds(60);
   Duration load = std::chrono::seconds(60);
   Duration open = std::chrono::seconds(10);
-  Duration request = std::chrono::seconds(60);     // for the other ranks to ask for the same
-  Duration stall = std::chrono::milliseconds(20);  // of a quiesce, see docs/protocol.md
+  Duration request = std::chrono::seconds(60);       // for the other ranks to ask for the same
+  Duration stall = std::chrono::milliseconds(20);    // of a quiesce, see docs/protocol.md
+  Duration guests = std::chrono::milliseconds(500);  // short: a swap is held up by it
 
   Duration of(Phase phase) const {
     switch (phase) {
+      case Phase::kGuests:
+        return guests;
       case Phase::kQuiesce:
         return quiesce;
+      case Phase::kMeasure:
       case Phase::kSave:
       case Phase::kSaveMore:
         return save;

@@ -26,14 +26,23 @@ struct Selection {
 /// "tag kv_cache", "tags kv_cache, weights", "all but tag weights"; "" for all.
 std::string to_string(const Selection& selection);
 
+/// What a pause does with memory that ranks of other groups have open still when it has waited.
+enum class GuestPolicy : std::uint8_t {
+  kDefault,  // the configured one
+  kPin,      // it stays on its device
+  kRefuse,   // the group runs on
+};
+
 struct Task {
   // Implicit: a bare operation is one on everything.
-  Task(Operation operation, Selection what = {}, std::set<std::string> drops = {})
-      : op(operation), selection(std::move(what)), discard(std::move(drops)) {}
+  Task(Operation operation, Selection what = {}, std::set<std::string> drops = {},
+       GuestPolicy policy = GuestPolicy::kDefault)
+      : op(operation), selection(std::move(what)), discard(std::move(drops)), guests(policy) {}
 
   Operation op;
   Selection selection;
   std::set<std::string> discard;  // of a pause: drops the bytes of these, whatever their policy
+  GuestPolicy guests = GuestPolicy::kDefault;  // of a pause
   friend bool operator==(const Task&, const Task&) = default;
 };
 

@@ -4,7 +4,7 @@
 // An account, not a question to the driver: what is free when the swap's second group begins is
 // what it may take, until the first has left. A device without a limit is not counted.
 //
-// Pure. Not synchronised; one GroupEntry owns it.
+// Pure. Not synchronised; one Exchange owns it, for all that comes in together.
 #pragma once
 
 #include <cstdint>

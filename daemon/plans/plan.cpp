@@ -30,6 +30,8 @@ bool comes_back(const Allocation& a, const Selection& what) {
 
 Status check_tags(const Allocations& table, GroupId group, const Task& task) {
   const Selection& what = task.selection;
+  if (task.op == Operation::kResume && task.guests != GuestPolicy::kDefault)
+    return {Code::kInvalidArgument, "a resume waits for no guests; they are a pause's"};
   if (what.all() && task.discard.empty()) return {};
   std::set<std::string> there;
   for (const Allocation* a : table.of_group(group)) there.insert(a->tag);
@@ -38,8 +40,10 @@ Status check_tags(const Allocations& table, GroupId group, const Task& task) {
     if (there.empty()) return {Code::kNotFound, text + "it has no memory at all"};
     return {Code::kNotFound, text + "it has " + to_string(Selection{there})};
   };
+  // These two may be excepted blindly: they are no slip of the pen.
+  const auto given = [](const std::string& tag) { return tag == kNcclTag || tag == kHeapTag; };
   for (const std::string& tag : what.tags)
-    if (!there.contains(tag)) return not_found("tag '" + tag + "'");
+    if (!there.contains(tag) && !(what.except && given(tag))) return not_found("tag '" + tag + "'");
   if (std::none_of(there.begin(), there.end(),
                    [&](const std::string& tag) { return what.takes(tag); }))
     return not_found(what.all() ? "tag '" + *task.discard.begin() + "'" : "other tags");
@@ -83,18 +87,26 @@ Plan plan_save(const Allocations& table, GroupId group, const FormOf& form,
   for (const Allocation* a : table.of_group(group)) {
     if (!a->resident() || a->saved.empty() || !chosen(*a)) continue;
     std::vector<CopyRange>& copies = plan[a->keeper()].copies;
-    const std::size_t before = copies.size();
-    add_copies(*a, copies);
-    for (std::size_t i = before; i < copies.size(); ++i) copies[i].form = form(*a);
+    std::uint64_t offset = 0;
+    std::size_t i = 0;
+    for (const Stored& part : a->parts()) {
+      const Extent& extent = a->saved[i++];
+      const bool shorter = extent.length < part.length;
+      copies.push_back({a->id, offset, part.length, extent.segment, extent.offset,
+                        shorter ? SaveForm::kSparse : form(*a), shorter ? extent.length : 0});
+      offset += part.length;
+    }
   }
   return plan;
 }
 
-std::map<DeviceUuid, std::uint64_t> needs(const Allocations& table, GroupId group,
+std::map<DeviceUuid, std::uint64_t> needs(const Allocations& table,
+                                          const std::vector<GroupId>& groups,
                                           const Selection& what) {
   std::map<DeviceUuid, std::uint64_t> bytes;
-  for (const Allocation* a : table.of_group(group))
-    if (!a->resident() && what.takes(a->tag)) bytes[a->device] += a->size;
+  for (const GroupId group : groups)
+    for (const Allocation* a : table.of_group(group))
+      if (!a->resident() && what.takes(a->tag)) bytes[a->device] += a->size;
   return bytes;
 }
 

@@ -25,7 +25,7 @@ struct CopyRange {
   std::uint32_t segment = 0;
   std::uint64_t segment_offset = 0;
   SaveForm form = SaveForm::kDense;  // of a load: how it is stored, never kAuto
-  std::uint64_t stored = 0;          // of a load, when it is sparse: bytes in the pool
+  std::uint64_t stored = 0;          // of what is or must be sparse: bytes, or room, in the pool
   std::uint64_t checksum = 0;        // of a load: of the range's bytes; 0: not known
 
   friend bool operator==(const CopyRange&, const CopyRange&) = default;
@@ -39,9 +39,10 @@ struct RankPlan {
 using Plan = std::map<RankId, RankPlan>;
 
 /// Whether the group's memory is such that the task can be meant. kNotFound: it has no memory of a
-/// tag that is named, or none but of those that are excepted; the text has the tags that there are.
-/// kInvalidArgument: a resume drops nothing, a pause neither NCCL's bytes nor what it is not about.
-/// kFailedPrecondition: bytes that are to be dropped have been saved by an earlier pause.
+/// tag that is named (but NCCL's and the heap's may be excepted), or none but of those that are
+/// excepted; the text has the tags that there are. kInvalidArgument: a resume drops nothing and has
+/// no guests, a pause neither NCCL's bytes nor what it is not about. kFailedPrecondition: bytes
+/// that are to be dropped have been saved by an earlier pause.
 Status check_tags(const Allocations& table, GroupId group, const Task& task);
 /// Why the bytes of NCCL's tag cannot be dropped.
 Status nccl_is_kept();
@@ -52,14 +53,15 @@ std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Select
                                  const Allocations::Filter& keeps);
 
 /// Save: every allocation of the group that is on a device, has extents and is `chosen`, copied by
-/// its keeper in the form that `form` says.
+/// its keeper in the form that `form` says; sparsely where its place is shorter.
 using FormOf = std::function<SaveForm(const Allocation&)>;
 Plan plan_save(
     const Allocations& table, GroupId group, const FormOf& form,
     const Allocations::Filter& chosen = [](const Allocation&) { return true; });
 
-/// Bytes of each device that a resume takes.
-std::map<DeviceUuid, std::uint64_t> needs(const Allocations& table, GroupId group,
+/// Bytes of each device that a resume of these groups has still to take.
+std::map<DeviceUuid, std::uint64_t> needs(const Allocations& table,
+                                          const std::vector<GroupId>& groups,
                                           const Selection& what);
 
 /// What a resume brings back: everything that the ranks have let go of, oldest first.

@@ -86,13 +86,15 @@ Message reply_message(std::uint64_t seq, const Status& status) {
   return message;
 }
 
-Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch) {
+Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch,
+                        const Token& key) {
   Message message = reply_message(seq, {});
   message.body.reply.which_result = amem_v1_Reply_welcome_tag;
   auto& welcome = message.body.reply.result.welcome;
   welcome.rank_id = rank;
   welcome.gate_shut = gate_shut;
   welcome.epoch = epoch.attempt;
+  std::memcpy(welcome.session, key.data(), key.size());
   return message;
 }
 
@@ -105,7 +107,7 @@ Message created_message(std::uint64_t seq, const Allocation& allocation) {
   return message;
 }
 
-Message redeemed_message(std::uint64_t seq, const Allocation& allocation) {
+Message redeemed_message(std::uint64_t seq, const Allocation& allocation, bool guest) {
   Message message = reply_message(seq, {});
   message.body.reply.which_result = amem_v1_Reply_redeemed_tag;
   auto& redeemed = message.body.reply.result.redeemed;
@@ -114,6 +116,18 @@ Message redeemed_message(std::uint64_t seq, const Allocation& allocation) {
   std::memcpy(redeemed.device, allocation.device.bytes.data(), allocation.device.bytes.size());
   redeemed.gpu_direct_rdma = allocation.gpu_direct_rdma;
   set_text(redeemed.tag, allocation.tag);
+  redeemed.guest = guest;
+  return message;
+}
+
+Message measure_message(Epoch epoch, const MeasureRange* begin, const MeasureRange* end,
+                        bool last) {
+  Message message = message_of(amem_v1_SessionMessage_measure_tag);
+  amem_v1_Measure& measure = message.body.measure;
+  measure.epoch = epoch.attempt;
+  measure.last = last;
+  for (const MeasureRange* range = begin; range != end; ++range)
+    measure.ranges[measure.ranges_count++] = {range->id, range->length};
   return message;
 }
 
@@ -166,8 +180,25 @@ RegionPolicy region_policy(amem_v1_RegionPolicy policy) {
   }
 }
 
+PinReason pin_reason(amem_v1_PinReason reason) {
+  switch (reason) {
+    case amem_v1_PinReason_PIN_REASON_NIC:
+      return PinReason::kNic;
+    case amem_v1_PinReason_PIN_REASON_GDRCOPY:
+      return PinReason::kGdrCopy;
+    case amem_v1_PinReason_PIN_REASON_DMA_BUF:
+      return PinReason::kDmaBuf;
+    case amem_v1_PinReason_PIN_REASON_P2P_TOKENS:
+      return PinReason::kP2pTokens;
+    default:
+      return PinReason::kUnknown;
+  }
+}
+
 std::optional<Work> answered_work(amem_v1_Phase phase) {
   switch (phase) {
+    case amem_v1_Phase_PHASE_MEASURE:
+      return Work::kMeasure;
     case amem_v1_Phase_PHASE_SAVE:
       return Work::kSave;
     case amem_v1_Phase_PHASE_RELEASE:

@@ -25,9 +25,19 @@ Message pool_segment_message(std::uint32_t index, std::uint64_t size, bool memfd
 
 /// A Reply without a result; the caller fills in what else it carries.
 Message reply_message(std::uint64_t seq, const Status& status);
-Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch);
+/// `key`: with which the rank may come back to the next broker.
+Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch,
+                        const Token& key);
 Message created_message(std::uint64_t seq, const Allocation& allocation);
-Message redeemed_message(std::uint64_t seq, const Allocation& allocation);
+Message redeemed_message(std::uint64_t seq, const Allocation& allocation, bool guest);
+
+/// An allocation to be looked at for zeros.
+struct MeasureRange {
+  AllocationId id = 0;
+  std::uint64_t length = 0;
+};
+/// REQUIRES: at most kMaxRangesPerMessage.
+Message measure_message(Epoch epoch, const MeasureRange* begin, const MeasureRange* end, bool last);
 
 /// Ranges [begin, end) as one Save or Load packet. REQUIRES: at most kMaxCopiesPerMessage.
 enum class CopyKind : std::uint8_t { kSave, kLoad };
@@ -40,6 +50,8 @@ Message map_message(Epoch epoch, const Allocation* const* begin, const Allocatio
 CutReport cut_report(const amem_v1_CutStatus& message);
 /// kNone for a number that is no policy.
 RegionPolicy region_policy(amem_v1_RegionPolicy policy);
+/// kUnknown for a number that is no reason.
+PinReason pin_reason(amem_v1_PinReason reason);
 /// Nothing for a phase that no rank answers.
 std::optional<Work> answered_work(amem_v1_Phase phase);
 /// A rank's PhaseDone as a status; a code that is none counts as kUnknown.

@@ -2,9 +2,6 @@
 
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -17,23 +14,9 @@ namespace amem {
 namespace {
 
 constexpr int kPacketsPerTurn = 64;      // so that one busy rank does not keep the others waiting
-constexpr int kAcceptsPerTurn = 16;      // likewise, however many come
 constexpr std::size_t kAllocation = 16;  // what malloc adds to each
-constexpr int kPeerPidfd = 77;           // SO_PEERPIDFD, Linux 6.5, younger than some headers
+constexpr std::uint64_t kDescriptorsOfSession = 2;  // its socket and its process
 constexpr Duration kRetry = std::chrono::milliseconds(5);
-constexpr Duration kAcceptAgain = std::chrono::seconds(1);
-
-/// By its number alone another process could be meant: where the kernel cannot say which process it
-/// was that connected, the number's owner may have changed since.
-SharedFd open_process(int socket, pid_t pid) {
-  int fd = -1;
-  socklen_t size = sizeof fd;
-  if (::getsockopt(socket, SOL_SOCKET, kPeerPidfd, &fd, &size) != 0) {
-    if (errno != ENOPROTOOPT || pid <= 0) return nullptr;
-    fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
-  }
-  return fd >= 0 ? std::make_shared<const Fd>(fd) : nullptr;
-}
 
 }  // namespace
 
@@ -43,79 +26,36 @@ std::size_t SessionServer::Outgoing::cost() const {
   return sizeof(Outgoing) + bytes.capacity() + fds.capacity() * sizeof(SharedFd) + 2 * kAllocation;
 }
 
-Status SessionServer::listen(const std::string& path, mode_t mode) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path)
-    return {Code::kInvalidArgument, "the path of a socket may have " +
-                                        std::to_string(sizeof address.sun_path - 1) +
-                                        " characters, this one has more: " + path};
-  path.copy(address.sun_path, path.size());
-  listener_.reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!listener_) return errno_status(Code::kInternal, "socket for " + path, errno);
-  ::unlink(path.c_str());
-  // Nobody may connect before the mode is right: bind creates the file closed to all.
-  const mode_t before = ::umask(0777);
-  const int bound = ::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address);
-  const int error = errno;
-  ::umask(before);
-  if (bound != 0) return errno_status(Code::kInternal, "bind " + path, error);
-  path_ = path;
-  if (::chmod(path.c_str(), mode) != 0)
-    return errno_status(Code::kInternal, "chmod " + path, errno);
-  if (::listen(listener_.get(), SOMAXCONN) != 0)
-    return errno_status(Code::kInternal, "listen on " + path, errno);
-  listener_watch_ = loop_.watch(listener_.get(), EPOLLIN, [this](std::uint32_t) { accept_some(); });
-  if (listener_watch_ == 0) return errno_status(Code::kInternal, "epoll_ctl for " + path, errno);
-  return {};
-}
-
 void SessionServer::shut() {
-  if (listener_) {
-    loop_.unwatch(listener_watch_);
-    listener_.reset();
-    ::unlink(path_.c_str());
-  }
+  listener_.shut();
   for (auto& [id, session] : sessions_) loop_.unwatch(session.watch);
   sessions_.clear();
 }
 
-void SessionServer::accept_some() {
-  for (int i = 0; i < kAcceptsPerTurn; ++i) {
-    Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        spdlog::error("cannot take another session: {}; trying again in a second",
-                      std::strerror(errno));
-        pause_accepting();
-      }
-      return;
-    }
-    ucred credentials{};
-    socklen_t size = sizeof credentials;
-    if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) continue;
-    if (sessions_.size() >= kMaxSessions) {
-      refusals_.warn("session of pid {} (uid {}) refused: there are {} already", credentials.pid,
-                     credentials.uid, sessions_.size());
-      continue;
-    }
-    const SessionId id = next_id_++;
-    const EventLoop::WatchId watch = loop_.watch(
-        socket.get(), EPOLLIN, [this, id](std::uint32_t events) { on_events(id, events); });
-    if (watch == 0) continue;
-    Session& session = sessions_[id];
-    session.socket = std::move(socket);
-    session.watch = watch;
-    handler_.session_opened(id, {credentials.pid, credentials.uid,
-                                 open_process(session.socket.get(), credentials.pid)});
-  }
-}
-
-void SessionServer::pause_accepting() {
-  loop_.change(listener_watch_, 0);
-  loop_.at(Clock::now() + kAcceptAgain, [this] {
-    if (listener_) loop_.change(listener_watch_, EPOLLIN);
-  });
+void SessionServer::take(Fd socket) {
+  Result<Peer> known = peer_of(socket.get(), isolation_, accounts_);
+  if (!known.ok()) return refusals_.warn("session refused: {}", known.status().text());
+  const Peer& peer = known.value();
+  if (sessions_.size() >= kMaxSessions)
+    return refusals_.warn("session of pid {} ({}) refused: there are {} already", peer.pid,
+                          to_string(peer.account->owner()), sessions_.size());
+  Amounts amounts;
+  amounts[Resource::kSessions] = 1;
+  amounts[Resource::kDescriptors] = kDescriptorsOfSession;
+  Result<Charge> charge = peer.account->take(amounts);
+  if (!charge.ok())
+    return peer.account->refusals_log().warn("session of pid {} refused: {}", peer.pid,
+                                             charge.status().text());
+  const SessionId id = next_id_++;
+  const EventLoop::WatchId watch = loop_.watch(
+      socket.get(), EPOLLIN, [this, id](std::uint32_t events) { on_events(id, events); });
+  if (watch == 0) return;
+  Session& session = sessions_[id];
+  session.socket = std::move(socket);
+  session.account = peer.account;
+  session.charge = std::move(charge).value();
+  session.watch = watch;
+  handler_.session_opened(id, peer);
 }
 
 void SessionServer::on_events(SessionId id, std::uint32_t events) {
@@ -157,7 +97,7 @@ void SessionServer::send(SessionId id, const Message& message, std::vector<Share
   Result<std::string> bytes = encode(message);
   if (!bytes.ok()) return close(id, bytes.status().text());
   const bool answer = message.which_body == amem_v1_SessionMessage_reply_tag;
-  Outgoing out{std::move(bytes).value(), std::move(fds), answer};
+  Outgoing out{std::move(bytes).value(), std::move(fds), answer, {}};
   if (session.queue.empty()) {
     const Status status = send_now(session, out);
     if (status.ok()) return;
@@ -166,6 +106,9 @@ void SessionServer::send(SessionId id, const Message& message, std::vector<Share
     if (status.code() != Code::kResourceExhausted) return close(id, status.text());
     loop_.change(session.watch, EPOLLIN | EPOLLOUT);
   }
+  Result<Charge> charge = session.account->take(Resource::kQueuedBytes, out.cost());
+  if (!charge.ok()) return close(id, "it does not read: " + charge.status().text());
+  out.charge = std::move(charge).value();
   session.queued += out.cost();
   session.answers += out.answer ? 1U : 0U;
   session.queue.push_back(std::move(out));

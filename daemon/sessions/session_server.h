@@ -9,6 +9,7 @@
 // session_closed() always comes from the loop, never from within send() or close().
 #pragma once
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <cstdint>
@@ -21,16 +22,11 @@
 #include "daemon/base/event_loop.h"
 #include "daemon/base/ids.h"
 #include "daemon/base/log_limit.h"
-#include "daemon/memory/allocations.h"
+#include "daemon/base/unix_listener.h"
+#include "daemon/owners/accounts.h"
+#include "daemon/owners/peer.h"
 
 namespace amem {
-
-/// Who is at the other end, as the kernel says.
-struct Peer {
-  pid_t pid = 0;
-  uid_t uid = 0;
-  SharedFd process;  // pidfd: readable once the process has ended; null where the kernel has none
-};
 
 class SessionHandler {
  public:
@@ -50,15 +46,22 @@ class SessionServer {
   static constexpr std::size_t kMaxAnswers = 4096;
   static constexpr std::size_t kMaxSessions = 4096;
 
-  SessionServer(EventLoop& loop, SessionHandler& handler)
-      : loop_(loop), handler_(handler), refusals_(loop, "sessions refused") {}
+  /// Everything passed in outlives this object. Sessions, their descriptors and what waits for them
+  /// are charged to their owners.
+  SessionServer(EventLoop& loop, SessionHandler& handler, Accounts& accounts, Isolation isolation)
+      : loop_(loop),
+        handler_(handler),
+        accounts_(accounts),
+        isolation_(isolation),
+        refusals_(loop, "sessions refused"),
+        listener_(loop, [this](Fd socket) { take(std::move(socket)); }) {}
   ~SessionServer();
   SessionServer(const SessionServer&) = delete;
   SessionServer& operator=(const SessionServer&) = delete;
 
   /// Creates the socket file, replacing one that nobody listens on.
   /// REQUIRES: the caller holds the runtime directory's lock.
-  Status listen(const std::string& path, mode_t mode);
+  Status listen(const SocketFile& file) { return listener_.open(file, SOCK_SEQPACKET); }
 
   /// Takes no more sessions and closes all there are, without telling the handler.
   void shut();
@@ -75,12 +78,15 @@ class SessionServer {
     std::string bytes;
     std::vector<SharedFd> fds;
     bool answer = false;
+    Charge charge;  // while it waits
 
     /// Bytes of memory, the allocator's share included.
     std::size_t cost() const;
   };
   struct Session {
     Fd socket;
+    std::shared_ptr<Account> account;
+    Charge charge;
     EventLoop::WatchId watch = 0;
     std::deque<Outgoing> queue;
     std::size_t queued = 0;   // what the queue costs
@@ -88,8 +94,7 @@ class SessionServer {
     bool closing = false;
   };
 
-  void accept_some();
-  void pause_accepting();
+  void take(Fd socket);
   void on_events(SessionId id, std::uint32_t events);
   void read_some(SessionId id);
   void flush(SessionId id);
@@ -97,10 +102,10 @@ class SessionServer {
 
   EventLoop& loop_;
   SessionHandler& handler_;
-  LogLimit refusals_;
-  std::string path_;
-  Fd listener_;
-  EventLoop::WatchId listener_watch_ = 0;
+  Accounts& accounts_;
+  const Isolation isolation_;
+  LogLimit refusals_;  // of those whose owner is not known, or who are too many together
+  UnixListener listener_;
   SessionId next_id_ = 1;
   std::map<SessionId, Session> sessions_;
 };

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <bit>
 #include <cctype>
+#include <charconv>
 #include <cstdlib>
 #include <utility>
 
+#include "common/utf8.h"
 #include "daemon/base/units.h"
 
 namespace amem {
@@ -63,6 +65,11 @@ Status set_mode(Config& config, std::string_view value) {
   if (mode > 0777)
     return {Code::kInvalidArgument,
             "\"" + std::string(value) + "\" is no file mode; write e.g. \"0660\""};
+  if ((mode & 07U) != 0)
+    return {Code::kInvalidArgument,
+            "\"" + std::string(value) +
+                "\" opens the socket to every user of the node; write \"0660\" and put those who "
+                "may use it into sockets.group"};
   config.*Member = static_cast<mode_t>(mode);
   return {};
 }
@@ -73,8 +80,13 @@ std::string get_mode(const Config& config) {
   return text;
 }
 
+/// What a file cannot say, environment and command line may not either: what amemd prints with
+/// --check-config has to be such a file.
+Status not_utf8() { return {Code::kInvalidArgument, "the value is not UTF-8"}; }
+
 template <std::string Config::*Member>
 Status set_text(Config& config, std::string_view value) {
+  if (!is_utf8(value)) return not_utf8();
   config.*Member = value;
   return {};
 }
@@ -119,9 +131,79 @@ Status set_save(Config& config, std::string_view value) {
   return {};
 }
 std::string get_save(const Config& config) { return std::string(to_string(config.pool_save)); }
+Status set_holder(Config& config, std::string_view value) {
+  std::string text;
+  if (Status status = one_of(text, value, {"auto", "required", "off"}); !status.ok()) return status;
+  config.holder = text == "auto"       ? HolderUse::kAuto
+                  : text == "required" ? HolderUse::kRequired
+                                       : HolderUse::kOff;
+  return {};
+}
+std::string get_holder(const Config& config) {
+  switch (config.holder) {
+    case HolderUse::kAuto:
+      return "auto";
+    case HolderUse::kRequired:
+      return "required";
+    case HolderUse::kOff:
+      break;
+  }
+  return "off";
+}
+Status set_isolation(Config& config, std::string_view value) {
+  std::string text;
+  if (Status status = one_of(text, value, {"uid", "userns", "cgroup"}); !status.ok()) return status;
+  config.isolation = text == "uid"      ? Isolation::kUid
+                     : text == "userns" ? Isolation::kUserNamespace
+                                        : Isolation::kCgroup;
+  return {};
+}
+std::string get_isolation(const Config& config) {
+  switch (config.isolation) {
+    case Isolation::kUserNamespace:
+      return "userns";
+    case Isolation::kCgroup:
+      return "cgroup";
+    case Isolation::kUid:
+      break;
+  }
+  return "uid";
+}
+template <Resource resource>
+Status set_quota(Config& config, std::string_view value) {
+  return config.quotas.set(resource, value);
+}
+template <Resource resource>
+std::string get_quota(const Config& config) {
+  return config.quotas.get(resource);
+}
+Status set_device_nodes(Config& config, std::string_view value) {
+  if (Status status = set_text<&Config::device_nodes>(config, value); !status.ok()) return status;
+  config.device_nodes_set = true;
+  return {};
+}
+Status set_log_lines(Config& config, std::string_view value) {
+  std::uint64_t lines = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), lines);
+  if (error != std::errc() || end != value.data() + value.size() || lines == 0)
+    return {Code::kInvalidArgument, "\"" + std::string(value) + "\" is no number of lines"};
+  config.quotas.log_lines = lines;
+  return {};
+}
+std::string get_log_lines(const Config& config) { return std::to_string(config.quotas.log_lines); }
+Status set_guests(Config& config, std::string_view value) {
+  std::string text;
+  if (Status status = one_of(text, value, {"pin", "refuse"}); !status.ok()) return status;
+  config.guests = text == "pin" ? GuestPolicy::kPin : GuestPolicy::kRefuse;
+  return {};
+}
+std::string get_guests(const Config& config) {
+  return config.guests == GuestPolicy::kPin ? "pin" : "refuse";
+}
 Status set_runtime_dir(Config& config, std::string_view value) {
   if (value.empty() || value.front() != '/')
     return {Code::kInvalidArgument, "\"" + std::string(value) + "\" is not an absolute path"};
+  if (!is_utf8(value)) return not_utf8();
   config.runtime_dir = value;
   return {};
 }
@@ -169,9 +251,8 @@ void apply_table(Config& config, const toml::table& table, const std::string& pr
       errors.push_back(file_name + ":" + std::to_string(line) + ": " + key + ": " + what);
     };
     const bool is_table =
-        prefix.empty() && std::any_of(settings().begin(), settings().end(), [&](const Setting& s) {
-          return table_of(s.key) == name.str();
-        });
+        prefix.empty() && std::any_of(settings().begin(), settings().end(),
+                                      [&](const Setting& s) { return table_of(s.key) == key; });
     if (is_table) {
       if (const toml::table* inner = node.as_table())
         apply_table(config, *inner, key + ".", file_name, errors);
@@ -198,7 +279,10 @@ void apply_table(Config& config, const toml::table& table, const std::string& pr
 Config Config::defaults(bool system, std::string runtime_dir) {
   Config config;
   config.runtime_dir = std::move(runtime_dir);
-  config.session_mode = system ? 0666 : 0600;
+  config.session_mode = system ? 0660 : 0600;
+  if (system) config.socket_group = "amem";
+  if (system) config.device_nodes = "/dev";
+  if (system) config.quotas = QuotaSettings::shared_node();
   config.control_mode = system ? 0660 : 0600;
   return config;
 }
@@ -207,6 +291,12 @@ const std::vector<Setting>& settings() {
   static const std::vector<Setting> all = {
       {"runtime_dir", "directory of the sockets", set_runtime_dir, get_text<&Config::runtime_dir>},
 
+      {"holder",
+       "whether amem-holder keeps what is there over amemd's death: auto, required or off",
+       set_holder, get_holder},
+      {"guests", "what a pause does with memory that other groups have open: pin or refuse",
+       set_guests, get_guests},
+
       {"pool.size", "pinned host memory for saved bytes; 0: none", set_size<&Config::pool_size>,
        get_size<&Config::pool_size>},
       {"pool.segment", "size of each piece of it; auto: by its size", set_segment, get_segment},
@@ -214,6 +304,8 @@ const std::vector<Setting>& settings() {
        get_size<&Config::pool_chunk>},
       {"pool.save", "how bytes are saved: auto, dense or sparse", set_save, get_save},
 
+      {"deadlines.guests", "for other groups' ranks to close what they have opened",
+       set_deadline<&Deadlines::guests>, get_deadline<&Deadlines::guests>},
       {"deadlines.quiesce", "for all ranks to become quiet", set_deadline<&Deadlines::quiesce>,
        get_deadline<&Deadlines::quiesce>},
       {"deadlines.save", "for copying to the pool", set_deadline<&Deadlines::save>,
@@ -244,6 +336,43 @@ const std::vector<Setting>& settings() {
       {"log.file", "log file, reopened on SIGHUP; empty: stderr", set_text<&Config::log_file>,
        get_text<&Config::log_file>},
 
+      {"isolation.by", "what tells owners apart: uid, userns or cgroup", set_isolation,
+       get_isolation},
+
+      {"isolation.device_nodes",
+       "directory of nvidia0, nvidia1, ...: a device is served to who may open its node; empty: to "
+       "everybody",
+       set_device_nodes, get_text<&Config::device_nodes>},
+
+      {"quotas.sessions", "processes that an owner may have at a time; none: no limit",
+       set_quota<Resource::kSessions>, get_quota<Resource::kSessions>},
+      {"quotas.allocations", "pieces of GPU memory that an owner may have",
+       set_quota<Resource::kAllocations>, get_quota<Resource::kAllocations>},
+      {"quotas.device", "GPU memory that an owner may have there, a size or a share of all devices",
+       set_quota<Resource::kDeviceBytes>, get_quota<Resource::kDeviceBytes>},
+      {"quotas.pool", "room in the pool that an owner may have, a size or a share",
+       set_quota<Resource::kPoolBytes>, get_quota<Resource::kPoolBytes>},
+      {"quotas.descriptors", "open files that amemd may have for an owner",
+       set_quota<Resource::kDescriptors>, get_quota<Resource::kDescriptors>},
+      {"quotas.queue", "memory for messages that wait for an owner's processes",
+       set_quota<Resource::kQueuedBytes>, get_quota<Resource::kQueuedBytes>},
+      {"quotas.log_lines", "lines a minute in the log that an owner's processes may cause",
+       set_log_lines, get_log_lines},
+
+      {"access.operators",
+       "group that may steer everybody's groups, besides root and amemd's own user; empty: none",
+       set_text<&Config::operators>, get_text<&Config::operators>},
+      {"access.see_all", "whether everybody sees everybody's groups: true or false",
+       set_flag<&Config::see_all>, get_flag<&Config::see_all>},
+
+      {"control.listen",
+       "host:port of the control API for operators elsewhere, with mutual TLS; empty: none",
+       set_text<&Config::listen>, get_text<&Config::listen>},
+      {"control.tls", "directory with ca.crt, tls.crt and tls.key, for control.listen",
+       set_text<&Config::tls_dir>, get_text<&Config::tls_dir>},
+
+      {"sockets.group", "group of both sockets' files; empty: amemd's own",
+       set_text<&Config::socket_group>, get_text<&Config::socket_group>},
       {"sockets.session_mode", "file mode of session.sock, for ranks",
        set_mode<&Config::session_mode>, get_mode<&Config::session_mode>},
       {"sockets.control_mode", "file mode of control.sock, for operators",
@@ -318,8 +447,20 @@ void check(const Config& config, ConfigErrors& errors) {
       errors.push_back(key + ": " + exact_size(size) + " is not a multiple of pool.chunk, " +
                        exact_size(chunk));  // the rest would be pinned and never used
   };
+  if (!config.listen.empty() && config.tls_dir.empty())
+    errors.push_back("control.listen: " + config.listen +
+                     " needs control.tls, the directory of certificates: TCP is served with mutual "
+                     "TLS only");
   if (config.pool_segment != 0) check_size("pool.segment", config.pool_segment, kPage);
   check_size("pool.size", config.pool_size, 0);
+  const std::uint64_t segment = std::min(config.segment(), config.pool_size);
+  const std::uint64_t most =
+      config.quotas.resolve(config.pool_size, segment, 0).most[Resource::kPoolBytes];
+  if (most > 0 && most < segment)
+    errors.push_back("quotas.pool: " + exact_size(most) +
+                     " gives nobody anything: the pool is handed out in segments of " +
+                     exact_size(segment) +
+                     ". Set at least that, or a share such as 50%, or a smaller pool.segment");
 }
 
 std::uint64_t Config::segment() const {

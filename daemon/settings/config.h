@@ -11,20 +11,28 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "common/status.h"
 #include "daemon/memory/allocations.h"
+#include "daemon/owners/owner.h"
 #include "daemon/phases/phases.h"
+#include "daemon/phases/task.h"
+#include "daemon/settings/quota_settings.h"
 
 namespace amem {
 
 inline constexpr char kDefaultConfigFile[] = "/etc/amem/amemd.toml";
 
+/// Whether descriptors are kept over amemd's death by another process.
+enum class HolderUse : std::uint8_t { kAuto, kRequired, kOff };
+
 struct Config {
   std::string runtime_dir;
+  HolderUse holder = HolderUse::kAuto;
 
   std::uint64_t pool_size = 8ULL << 30;
   std::uint64_t pool_segment = 0;  // 0: segment() chooses
@@ -32,6 +40,7 @@ struct Config {
   SaveForm pool_save = SaveForm::kAuto;
 
   Deadlines deadlines;
+  GuestPolicy guests = GuestPolicy::kPin;
 
   bool swap_duplex = true;
   std::uint64_t swap_wave = 1ULL << 30;  // bytes; 0: no waves
@@ -40,8 +49,20 @@ struct Config {
   std::string log_format = "text";  // or "json"
   std::string log_file;             // empty: stderr
 
+  Isolation isolation = Isolation::kUid;
+  std::string device_nodes;       // directory; empty: whoever may join may use every device
+  bool device_nodes_set = false;  // by somebody: then each device has to have its node there
+  QuotaSettings quotas;
+
+  std::string socket_group;              // empty: amemd's own
+  std::optional<gid_t> socket_group_id;  // of that name, once it has been looked up
   mode_t session_mode = 0600;
   mode_t control_mode = 0600;
+
+  std::string operators;  // the group that may steer everybody's groups; empty: none
+  bool see_all = false;   // everybody sees everybody's groups
+  std::string listen;     // "host:port" of the control API; empty: no TCP
+  std::string tls_dir;    // ca.crt, tls.crt and tls.key, for TCP
 
   /// Of the pool: as asked for, or small enough that a rank with little to save gets access to
   /// little, and large enough that no pool has thousands.

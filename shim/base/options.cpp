@@ -5,14 +5,10 @@
 #include <string_view>
 
 #include "common/protocol.h"
+#include "shim/base/saver_options.h"
 
 namespace amem::shim {
 namespace {
-
-std::string_view value_of(Options::Getenv getenv, const char* name) {
-  const char* value = getenv(name);
-  return value != nullptr ? std::string_view(value) : std::string_view();
-}
 
 std::string complain(const char* name, std::string_view value, const char* expected) {
   return std::string(name) + "=" + std::string(value) + " is not " + expected;
@@ -41,6 +37,26 @@ void read_seconds(Options::Getenv getenv, const char* name, std::chrono::seconds
     complaints.push_back(complain(name, value, "a number of seconds from 1 to a year; ignored"));
 }
 
+/// Seconds, or a number with ms, s or m behind it; 0, too.
+void read_duration(Options::Getenv getenv, const char* name, std::chrono::milliseconds& out,
+                   std::vector<std::string>& complaints) {
+  const std::string_view value = value_of(getenv, name);
+  if (value.empty()) return;
+  unsigned number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  const std::string_view unit(end, static_cast<std::size_t>(value.data() + value.size() - end));
+  const std::int64_t factor = unit.empty() || unit == "s" ? 1000
+                              : unit == "ms"              ? 1
+                              : unit == "m"               ? 60'000
+                                                          : 0;
+  const std::chrono::milliseconds time(number * factor);
+  if (error == std::errc() && factor != 0 && time <= std::chrono::hours(24 * 365))
+    out = time;
+  else
+    complaints.push_back(
+        complain(name, value, "a duration up to a year, such as 30s or 500ms; ignored"));
+}
+
 void read_slab_size(Options::Getenv getenv, std::optional<std::uint64_t>& out,
                     std::vector<std::string>& complaints) {
   const std::string_view value = value_of(getenv, "AMEM_SLAB");
@@ -67,6 +83,11 @@ std::vector<std::string> split(std::string_view list) {
 
 }  // namespace
 
+std::string_view value_of(Options::Getenv getenv, const char* name) {
+  const char* value = getenv(name);
+  return value != nullptr ? std::string_view(value) : std::string_view();
+}
+
 const char* to_string(Scope scope) {
   switch (scope) {
     case Scope::kRegions:
@@ -79,7 +100,8 @@ const char* to_string(Scope scope) {
   return "nccl";
 }
 
-Options Options::parse(Getenv getenv, std::vector<std::string>& complaints) {
+Options Options::parse(Getenv getenv, std::vector<std::string>& complaints,
+                       std::string_view library) {
   Options o;
   o.disabled = read_flag(getenv, "AMEM_DISABLE", false, complaints) ||
                !read_flag(getenv, "AMEM_ENABLE", true, complaints);
@@ -114,6 +136,13 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints) {
     complaints.push_back(complain("AMEM_GATE", gate, "wait or error; using wait"));
   read_seconds(getenv, "AMEM_GATE_TIMEOUT", o.gate_timeout, complaints);
   read_seconds(getenv, "AMEM_TIMEOUT", o.timeout, complaints);
+  read_duration(getenv, "AMEM_RECONNECT", o.reconnect, complaints);
+  if (const std::string_view orphan = value_of(getenv, "AMEM_ORPHAN"); orphan == "exit")
+    o.orphan = OrphanRule::kExit;
+  else if (orphan == "restore")
+    o.orphan = OrphanRule::kRestore;
+  else if (!orphan.empty() && orphan != "wait")
+    complaints.push_back(complain("AMEM_ORPHAN", orphan, "wait, exit or restore; using wait"));
 
   if (const std::string_view level = value_of(getenv, "AMEM_LOG"); level == "error")
     o.log_level = LogLevel::kError;
@@ -124,6 +153,7 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints) {
   else if (!level.empty() && level != "warn")
     complaints.push_back(complain("AMEM_LOG", level, "error, warn, info or debug; using warn"));
   o.offload_free_tag_set = getenv("AMEM_NCCL_OFFLOAD_FREE_TAG") != nullptr;
+  read_saver_options(getenv, library, o, complaints);
   return o;
 }
 

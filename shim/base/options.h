@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "common/packet.h"
 #include "common/status.h"
 
 namespace amem::shim {
@@ -16,12 +18,19 @@ enum class LogLevel { kError, kWarn, kInfo, kDebug };
 
 /// Whose device memory is brokered; each includes the one before.
 enum class Scope {
-  kNccl,     // what NCCL's modules get from cuMemCreate
+  kNccl,     // what NCCL's modules get from cuMemCreate or cuMemAlloc
   kRegions,  // and what a thread allocates inside a region (shim/base/region.h)
   kHeap,     // and what anybody allocates with cuMemCreate or cuMemAlloc
 };
 /// As AMEM_SCOPE names it.
 const char* to_string(Scope scope);
+
+/// What a rank does whose memory is away, and whose broker does not come back.
+enum class OrphanRule {
+  kWait,     // for one, for ever
+  kExit,     // ends the process
+  kRestore,  // brings the bytes back by itself where nobody else has them, and goes on without amem
+};
 
 struct Options {
   bool disabled = false;  // AMEM_DISABLE=1, or AMEM_ENABLE=0
@@ -37,18 +46,31 @@ struct Options {
   bool verify = false;         // AMEM_VERIFY=1: checksums of what is saved and loaded
   // AMEM_SLAB: MiB, bytes here; 0: no slabs; nothing: as the device's memory allows
   std::optional<std::uint64_t> slab_size;
-  bool gate_waits = true;                   // AMEM_GATE=wait|error
-  std::chrono::seconds gate_timeout{3600};  // AMEM_GATE_TIMEOUT
-  std::chrono::seconds timeout{60};         // AMEM_TIMEOUT: ncclPause, ncclResume
-  LogLevel log_level = LogLevel::kWarn;     // AMEM_LOG=error|warn|info|debug
-  bool offload_free_tag_set = false;        // AMEM_NCCL_OFFLOAD_FREE_TAG is in the environment
+  bool gate_waits = true;                       // AMEM_GATE=wait|error
+  std::chrono::seconds gate_timeout{3600};      // AMEM_GATE_TIMEOUT
+  std::chrono::seconds timeout{60};             // AMEM_TIMEOUT: ncclPause, ncclResume
+  std::chrono::milliseconds reconnect{30'000};  // AMEM_RECONNECT: to a new broker; 0: never
+  OrphanRule orphan = OrphanRule::kWait;        // AMEM_ORPHAN=wait|exit|restore
+  LogLevel log_level = LogLevel::kWarn;         // AMEM_LOG=error|warn|info|debug
+  bool offload_free_tag_set = false;            // AMEM_NCCL_OFFLOAD_FREE_TAG is in the environment
+
+  // ---- by torch_memory_saver's launchers (saver_options.h) ----
+  bool alone = false;          // no group is named: this process is one by itself
+  bool whole_process = false;  // TMS_INIT_ENABLE=1, and scope heap: the heap is a region
+  amem_v1_RegionPolicy heap_policy = amem_v1_RegionPolicy_REGION_POLICY_UNSPECIFIED;
+  std::uint64_t memory_margin = 0;  // TMS_MEMORY_MARGIN_BYTES
 
   /// How to look up a variable; nullptr when it is not set. getenv in the program, a table in the
   /// tests.
   using Getenv = const char* (*)(const char* name);
 
-  /// What cannot be understood keeps its default and adds a line to `complaints`.
-  static Options parse(Getenv getenv, std::vector<std::string>& complaints);
+  /// What cannot be understood keeps its default and adds a line to `complaints`. `library`: the
+  /// file name of the shim in this process.
+  static Options parse(Getenv getenv, std::vector<std::string>& complaints,
+                       std::string_view library = {});
 };
+
+/// A variable's value; empty when it is not set.
+std::string_view value_of(Options::Getenv getenv, const char* name);
 
 }  // namespace amem::shim

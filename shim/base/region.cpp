@@ -11,8 +11,15 @@ constexpr std::size_t kMaxTag = 31;  // session.options: Create.tag
 struct State {
   char tag[kMaxTag + 1];  // empty: in no region
   amem_v1_RegionPolicy policy;
+  bool unbrokered;
 };
 thread_local State state __attribute__((tls_model("initial-exec")));
+
+/// What has begun last ends first.
+Status unbrokered_now() {
+  return {Code::kFailedPrecondition,
+          "what this thread allocates is unbrokered now: end that before a region begins or ends"};
+}
 
 bool allowed(char c) {
   return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '.' ||
@@ -36,6 +43,7 @@ Status Region::begin(std::string_view tag, int policy) {
     return {Code::kInvalidArgument, std::to_string(policy) +
                                         " is no policy of a region; use 0 (the "
                                         "tag's), 1 (keep) or 2 (discard)"};
+  if (state.unbrokered) return unbrokered_now();
   if (state.tag[0] != '\0')
     return {Code::kFailedPrecondition, "this thread is in region \"" + std::string(state.tag) +
                                            "\" already: regions do not nest; end it first"};
@@ -45,6 +53,7 @@ Status Region::begin(std::string_view tag, int policy) {
 }
 
 Status Region::end() {
+  if (state.unbrokered) return unbrokered_now();
   if (state.tag[0] == '\0')
     return {Code::kFailedPrecondition,
             "this thread is in no region: a region ends in the thread that began it"};
@@ -56,5 +65,22 @@ std::optional<Label> Region::current() {
   if (state.tag[0] == '\0') return std::nullopt;
   return Label{state.tag, state.policy};
 }
+
+Status Region::begin_unbrokered() {
+  if (state.unbrokered)
+    return {Code::kFailedPrecondition, "what this thread allocates is unbrokered already"};
+  state.unbrokered = true;
+  return {};
+}
+
+Status Region::end_unbrokered() {
+  if (!state.unbrokered)
+    return {Code::kFailedPrecondition,
+            "what this thread allocates is not unbrokered: that ends in the thread that began it"};
+  state.unbrokered = false;
+  return {};
+}
+
+bool Region::unbrokered() { return state.unbrokered; }
 
 }  // namespace amem::shim

@@ -83,7 +83,7 @@ CUresult Ipc::map(const IpcHandle& handle, Mapped& mapped) {
   CUresult r = memory_.handles.import_ticket(&allocation, handle.ticket);
   if (r != CUDA_SUCCESS) {
     log_error("opening the IPC handle that process " + std::to_string(handle.owner_pid) +
-              " gave out: the broker did not redeem it; both processes must be of one group");
+              " gave out: the broker did not redeem it; its reason is above");
     return r;
   }
   if (const auto known = memory_.handles.known(handle.ticket.id); known) mapped.size = known->size;

@@ -33,6 +33,11 @@ Slab* SlabBook::slab_of(std::uint64_t id) {
   return it == slabs_.end() ? nullptr : &it->second;
 }
 
+void SlabBook::retire(const std::vector<std::uint64_t>& ids) {
+  for (const std::uint64_t id : ids)
+    if (Slab* slab = slab_of(id); slab != nullptr) slab->retired = true;
+}
+
 std::optional<Address> SlabBook::take(const SmallBlocks::Pool& pool, std::uint64_t size,
                                       const std::function<bool(const Slab&)>& usable) {
   return room_.take(pool, size, [&](Address slab) { return usable(slabs_.at(slab)); });

@@ -53,6 +53,8 @@ class SlabBook {
   Slab* slab_at(Address address);
   /// By the broker's id.
   Slab* slab_of(std::uint64_t id);
+  /// Nothing more is put into slabs of these ids.
+  void retire(const std::vector<std::uint64_t>& ids);
   /// Room for a piece in one of our own slabs; nothing: add one. `usable`: not every slab is.
   std::optional<Address> take(const SmallBlocks::Pool& pool, std::uint64_t size,
                               const std::function<bool(const Slab&)>& usable);

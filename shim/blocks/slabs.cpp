@@ -483,10 +483,11 @@ std::optional<CUresult> Slabs::address_range(CUdeviceptr* base, std::size_t* siz
   return CUDA_SUCCESS;
 }
 
-void Slabs::pin(CUdeviceptr address, std::size_t size) {
-  memory_.mappings.pin(address, size);
+Result<Pins::Pinned> Slabs::pin(CUdeviceptr address, std::size_t size, amem_v1_PinReason reason) {
+  Result<Pins::Pinned> pinned = memory_.pins.pin(address, size, reason);
   std::lock_guard lock(mutex_);
-  if (Slab* slab = book_.slab_at(address); slab != nullptr) slab->retired = true;
+  if (pinned.ok()) book_.retire(pinned.value().ids);
+  return pinned;
 }
 
 void Slabs::handed_out(CUdeviceptr address) {

@@ -84,9 +84,9 @@ class Slabs {
   std::optional<CUresult> set_access(CUdeviceptr address, std::size_t size,
                                      const CUmemAccessDesc* desc, std::size_t count);
   std::optional<CUresult> address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address);
-  /// A NIC knows what is there, in a slab or not: Mappings::pin(), and nothing more is put into a
+  /// A device knows what is there, in slabs or not: Pins::pin(), and nothing more is put into a
   /// slab that cannot leave.
-  void pin(CUdeviceptr address, std::size_t size);
+  Result<Pins::Pinned> pin(CUdeviceptr address, std::size_t size, amem_v1_PinReason reason);
   /// Another process may come to know the piece there.
   void handed_out(CUdeviceptr address);
 

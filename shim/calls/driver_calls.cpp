@@ -3,6 +3,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "shim/memory/stretches.h"
+#include "shim/runtime/await_memory.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
@@ -22,6 +24,11 @@ constexpr const char* kSymbols[] = {
 
 // ---- calls that give the device work: each passes the gate and goes on to the driver ----
 
+/// Builds a graph, or changes one: no work begins.
+constexpr bool builds_graph(std::string_view symbol) {
+  return symbol.starts_with("cuGraphAdd") || symbol.ends_with("NodeSetParams");
+}
+
 /// Where a call's work goes, from its arguments. What names no stream goes to the default one. The
 /// legacy one's begins when that of all others has ended.
 template <class Arg>
@@ -36,10 +43,28 @@ void look_at(Gate::Work& work, const CUlaunchConfig* config) {
 /// Rows that take no stream, or stream 0, for the calling thread's own are per-thread ones.
 template <CallRow row, class... Args>
 Gate::Work work_of(const Args&... args) {
+  if constexpr (builds_graph(kSymbols[row])) return {};
   constexpr bool kPerThread = is_per_thread(kSymbols[row]);
   Gate::Work work{true, kPerThread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY};
   (look_at(work, args), ...);
   return work;
+}
+
+/// Copies and sets say which memory they touch, also as nodes of graphs. Of kernels nobody can know
+/// it.
+constexpr bool names_memory(std::string_view symbol) {
+  return symbol.starts_with("cuMemcpy") || symbol.starts_with("cuMemset") ||
+         symbol.starts_with("cuGraphLaunch") || builds_graph(symbol);
+}
+
+/// The memory; of a launch what the graph's nodes name.
+template <class... Args>
+Stretches named_by(const Args&... args) {
+  return stretches_of(args...);
+}
+template <>
+Stretches named_by(const CUgraphExec& exec, const CUstream& /*stream*/) {
+  return Runtime::get().memory().graphs.of(exec);
 }
 
 template <CallRow row, class Function = typename Signature<row>::Function>
@@ -48,9 +73,15 @@ struct Gated;
 template <CallRow row, class... Args>
 struct Gated<row, CUresult (*)(Args...)> {
   static CUresult call(Args... args) noexcept {
-    const Pass pass(*the_gate, the_gate->enter([&] { return work_of<row>(args...); }));
-    if (pass.result() != CUDA_SUCCESS) return pass.result();
-    return real<row>()(args...);
+    if constexpr (names_memory(kSymbols[row])) {
+      return with_memory(
+          kSymbols[row], [&] { return the_gate->enter([&] { return work_of<row>(args...); }); },
+          [&] { return named_by(args...); }, [&] { return real<row>()(args...); });
+    } else {
+      const Pass pass(*the_gate, the_gate->enter([&] { return work_of<row>(args...); }));
+      if (pass.result() != CUDA_SUCCESS) return pass.result();
+      return real<row>()(args...);
+    }
   }
 };
 
@@ -76,6 +107,11 @@ const Call kCalls[] = {
   {#api, version, #symbol, reinterpret_cast<void*>(&Pooled<kRow_##symbol>::call), \
    &real_functions[kRow_##symbol]},
 #define WRAPPED(api, version, type, symbol)                           \
+  {#api, version, #symbol, reinterpret_cast<void*>(&answer_##symbol), \
+   &real_functions[kRow_##symbol]},
+#include "shim/calls/driver_calls.inc"
+#define WRAPPED(...)
+#define RENAMED(api, version, symbol)                                 \
   {#api, version, #symbol, reinterpret_cast<void*>(&answer_##symbol), \
    &real_functions[kRow_##symbol]},
 #include "shim/calls/driver_calls.inc"

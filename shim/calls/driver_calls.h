@@ -9,9 +9,15 @@
 #include <cudaTypedefs.h>
 
 #include <atomic>
+#include <cstddef>
 #include <type_traits>
 
 namespace amem::shim {
+
+// cudaTypedefs.h shows these to nobody.
+using PFN_cuGraphInstantiate_v10000 = CUresult (*)(CUgraphExec*, CUgraph, CUgraphNode*, char*,
+                                                   std::size_t);
+using PFN_cuGraphInstantiate_v11000 = PFN_cuGraphInstantiate_v10000;
 
 enum CallRow {
 #define WRAPPED(api, version, type, symbol) kRow_##symbol,

@@ -7,6 +7,11 @@
 
 namespace amem::shim {
 
+/// AMEM_DISABLE=1: what a call that asks for something answers.
+inline Status turned_off() {
+  return {Code::kFailedPrecondition, "amem is turned off in this process (AMEM_DISABLE)"};
+}
+
 /// `error`: where the text goes, cut to `size` bytes with its end; may be null.
 inline int report(const Status& status, char* error, std::size_t size) {
   if (error != nullptr && size > 0) {

@@ -3,6 +3,7 @@
 #include "shim/base/trace.h"
 #include "shim/blocks/pointer_attributes.h"
 #include "shim/calls/driver_calls.h"
+#include "shim/calls/memory_margin.h"
 #include "shim/process/symbols.h"
 #include "shim/runtime/runtime.h"
 
@@ -29,7 +30,8 @@ void count(CUdeviceptr address, std::size_t size) {
 
 /// Nothing: this allocation is none of ours.
 template <class Allocate>
-std::optional<CUresult> allocate_brokered(const void* caller, const Allocate& allocate) {
+std::optional<CUresult> allocate_brokered(const void* caller, std::size_t size,
+                                          const Allocate& allocate) {
   Runtime& runtime = Runtime::get();
   const std::optional<Label> label = runtime.label(caller);
   if (!label) return std::nullopt;
@@ -37,19 +39,35 @@ std::optional<CUresult> allocate_brokered(const void* caller, const Allocate& al
     if (!runtime.options().required) return std::nullopt;
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
+  if (label->tag != kNcclTag) {
+    const Pass pass(*the_gate);  // of a paused group, others have the memory
+    if (pass.result() != CUDA_SUCCESS) return pass.result();
+    if (!within_memory_margin(size)) return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   const std::optional<CUresult> r = allocate(*runtime.heap(), *label);
   if (r == CUDA_SUCCESS) runtime.device_used(runtime.devices()->current());
+  // It has waited for a broker that has not come back.
+  if (r != CUDA_SUCCESS && !runtime.options().required && !runtime.connected()) return std::nullopt;
   return r;
+}
+
+/// The driver's own memory, of which there may be more when the heap keeps none.
+template <class Allocate>
+CUresult allocate_unbrokered(const Allocate& allocate) {
+  Heap* heap = Runtime::get().heap();
+  return heap != nullptr ? heap->ask_driver(allocate) : allocate();
 }
 
 /// Tokens stand for physical addresses: who has them must find the memory there.
 CUresult get_tokens(void* data, CUdeviceptr address) {
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
-  if (!Runtime::get().memory().mappings.arrived(address, 1)) return CUDA_ERROR_SYSTEM_NOT_READY;
+  Runtime& runtime = Runtime::get();
+  const auto pinned = runtime.slabs().pin(address, 1, amem_v1_PinReason_PIN_REASON_P2P_TOKENS);
+  if (!pinned.ok()) return CUDA_ERROR_SYSTEM_NOT_READY;
   const CUresult r =
       found<kRow_cuPointerGetAttribute>()(data, CU_POINTER_ATTRIBUTE_P2P_TOKENS, address);
-  if (r == CUDA_SUCCESS) Runtime::get().slabs().pin(address, 1);
+  if (r != CUDA_SUCCESS) runtime.memory().pins.unpin(pinned.value());
   return r;
 }
 
@@ -95,25 +113,26 @@ CUresult reset_device(CUdevice device) {
 
 CUresult answer_cuMemAlloc_v2(CUdeviceptr* address, std::size_t size) {
   const auto ours = allocate_brokered(
-      __builtin_return_address(0),
+      __builtin_return_address(0), size,
       [&](Heap& heap, const Label& label) { return heap.allocate(address, size, label); });
   if (ours) {
     trace("alloc va=%llx n=%zu rc=%d", *ours == CUDA_SUCCESS ? *address : 0, size, *ours);
     return *ours;
   }
-  const CUresult r = real<kRow_cuMemAlloc_v2>()(address, size);
+  const CUresult r = allocate_unbrokered([&] { return real<kRow_cuMemAlloc_v2>()(address, size); });
   if (r == CUDA_SUCCESS) count(*address, size);
   return r;
 }
 
 CUresult answer_cuMemAllocPitch_v2(CUdeviceptr* address, std::size_t* pitch, std::size_t width,
                                    std::size_t height, unsigned element_size) {
-  const auto ours =
-      allocate_brokered(__builtin_return_address(0), [&](Heap& heap, const Label& label) {
+  const auto ours = allocate_brokered(
+      __builtin_return_address(0), width * height, [&](Heap& heap, const Label& label) {
         return heap.allocate_pitch(address, pitch, width, height, element_size, label);
       });
   if (ours) return *ours;
-  const CUresult r = real<kRow_cuMemAllocPitch_v2>()(address, pitch, width, height, element_size);
+  const CUresult r = allocate_unbrokered(
+      [&] { return real<kRow_cuMemAllocPitch_v2>()(address, pitch, width, height, element_size); });
   if (r == CUDA_SUCCESS) count(*address, *pitch * height);
   return r;
 }
@@ -227,10 +246,9 @@ CUresult answer_cuPointerSetAttribute(const void* value, CUpointer_attribute att
 
 CUresult answer_cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
   const CUresult r = real<kRow_cuCtxEnablePeerAccess>()(peer, flags);
-  Runtime& runtime = Runtime::get();
-  if (r != CUDA_SUCCESS || runtime.options().scope == Scope::kNccl) return r;
-  runtime.connected();  // brokered memory may follow, and has to know
-  Heap* heap = runtime.heap();
+  // Brokered memory may follow, and has to know. That takes the driver, and no broker yet.
+  if (r != CUDA_SUCCESS || Runtime::get().devices() == nullptr) return r;
+  Heap* heap = Runtime::get().heap();
   const CUresult granted = heap != nullptr ? heap->peer_enabled(peer) : CUDA_SUCCESS;
   // Of the driver's own memory, too, there is all or nothing.
   if (granted != CUDA_SUCCESS) found<kRow_cuCtxDisablePeerAccess>()(peer);

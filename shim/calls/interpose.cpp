@@ -1,4 +1,5 @@
-// Interposition: the shim supplies `dlsym`, and wraps what it and cuGetProcAddress hand out.
+// Interposition: the shim supplies `dlsym` and `dlvsym`, and wraps what it and cuGetProcAddress
+// hand out.
 #include <dlfcn.h>
 
 #include <cstring>
@@ -9,6 +10,7 @@
 #include "shim/calls/direct.h"
 #include "shim/calls/driver_calls.h"
 #include "shim/calls/nccl_api.h"
+#include "shim/nic/lookups.h"
 #include "shim/process/symbols.h"
 #include "shim/runtime/runtime.h"
 
@@ -64,20 +66,20 @@ CUresult answer_cuGetProcAddress_v2(const char* api, void** function, int versio
 using amem::shim::Call;
 using amem::shim::Runtime;
 
-/// What dlsym answers instead of the C library's; not ours: ask the C library.
-struct DlsymAnswer {
-  void* address = nullptr;
-  bool ours = false;
-};
+using amem::shim::SymbolAnswer;
 
 /// Called by the assembly below, which takes the answer from two registers. `caller`: the address
-/// that dlsym will return to.
-extern "C" __attribute__((visibility("hidden"), used)) AMEM_RUNS_BEFORE_SANITIZERS DlsymAnswer
-amem_dlsym_answer(void* handle, const char* name, const void* caller) {
+/// that dlsym will return to. What dlvsym has for a version is anything here.
+extern "C" __attribute__((visibility("hidden"), used)) AMEM_RUNS_BEFORE_SANITIZERS SymbolAnswer
+amem_dlsym_answer(void* handle, const char* name, const char* /*version*/, const void* caller) {
   // Nearly every lookup of a process ends here, some of them before malloc works.
   const bool driver = name[0] == 'c' && name[1] == 'u';
   const bool nccl = name[0] == 'n' && name[1] == 'c' && name[2] == 'c';
-  if (!driver && !nccl) return {};
+  // `{}` and not SymbolAnswer(), whose constructor would be instrumented.
+  if (!driver && !nccl) {
+    if (!amem::shim::may_be_nic_call(name)) return {};
+    return amem::shim::find_nic_symbol(handle, name, nullptr, caller);
+  }
   if (nccl) {
     if (Runtime::disabled()) return {};
     // AMem's patched NCCL exports these itself; callers look for them in libnccl. An NCCL that has
@@ -109,34 +111,45 @@ amem_dlsym_answer(void* handle, const char* name, const void* caller) {
   return {call->wrapper, true};
 }
 
+/// The same for dlvsym. The driver's calls and NCCL's have no versions.
+extern "C" __attribute__((visibility("hidden"), used)) AMEM_RUNS_BEFORE_SANITIZERS SymbolAnswer
+amem_dlvsym_answer(void* handle, const char* name, const char* version, const void* caller) {
+  if (!amem::shim::may_be_nic_call(name)) return {};
+  return amem::shim::find_nic_symbol(handle, name, version, caller);
+}
+
 extern "C" __attribute__((visibility("hidden"), used)) AMEM_RUNS_BEFORE_SANITIZERS void*
 amem_real_dlsym() {
   return reinterpret_cast<void*>(amem::shim::real_dlsym());
 }
+extern "C" __attribute__((visibility("hidden"), used)) AMEM_RUNS_BEFORE_SANITIZERS void*
+amem_real_dlvsym() {
+  return reinterpret_cast<void*>(amem::shim::real_dlvsym());
+}
 
-// dlsym(RTLD_NEXT, …) means "after the library that called", which the C library learns from the
-// return address. So what is not ours is answered by a jump, not a call: the C library sees the
-// original caller.
+// dlsym(RTLD_NEXT, …) and dlvsym(RTLD_NEXT, …) mean "after the library that called", which the C
+// library learns from the return address. So what is not ours is answered by a jump, not a call:
+// the C library sees the original caller.
 #if defined(__x86_64__)
 asm(R"(
-    .text
-    .globl dlsym
-    .type dlsym, @function
-dlsym:
+    .macro amem_lookup name
+    .globl \name
+    .type \name, @function
+\name:
     .cfi_startproc
     endbr64
     pushq %rdi
     .cfi_adjust_cfa_offset 8
     pushq %rsi
     .cfi_adjust_cfa_offset 8
-    movq 16(%rsp), %rdx
-    subq $8, %rsp
+    pushq %rdx
     .cfi_adjust_cfa_offset 8
-    call amem_dlsym_answer
+    movq 24(%rsp), %rcx
+    call amem_\name\()_answer
     testb %dl, %dl
     jne 1f
-    call amem_real_dlsym
-    addq $8, %rsp
+    call amem_real_\name
+    popq %rdx
     .cfi_adjust_cfa_offset -8
     popq %rsi
     .cfi_adjust_cfa_offset -8
@@ -148,8 +161,13 @@ dlsym:
     .cfi_adjust_cfa_offset -24
     ret
     .cfi_endproc
-    .size dlsym, .-dlsym
+    .size \name, .-\name
+    .endm
+
+    .text
+    amem_lookup dlsym
+    amem_lookup dlvsym
 )");
 #else
-#error "the shim's dlsym is written for x86-64 only"
+#error "the shim's dlsym and dlvsym are written for x86-64 only"
 #endif

@@ -4,6 +4,7 @@
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
 #include "shim/calls/driver_calls.h"
+#include "shim/calls/memory_margin.h"
 #include "shim/process/modules.h"
 #include "shim/runtime/runtime.h"
 
@@ -42,8 +43,7 @@ std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, st
       prop->allocFlags.compressionType != CU_MEM_ALLOCATION_COMP_NONE ||
       prop->allocFlags.usage != 0)
     return std::nullopt;
-  const std::optional<Label> label =
-      runtime.brokers(caller) ? Label{kNcclTag} : runtime.label(caller);
+  const std::optional<Label> label = runtime.label(caller);
   if (!label) return std::nullopt;
   if (!runtime.connected()) {
     if (!runtime.options().required) return std::nullopt;
@@ -56,12 +56,15 @@ std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, st
   if ((types & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) return std::nullopt;
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
+  if (label->tag != kNcclTag && !within_memory_margin(size)) return CUDA_ERROR_OUT_OF_MEMORY;
   std::optional<CUresult> packed;
   if (label->tag == kNcclTag) packed = runtime.slabs().create(handle, size, *prop, *label);
   const auto create = [&] { return runtime.memory().handles.create(handle, size, *prop, *label); };
   CUresult r = packed ? *packed : create();
   if (Heap* heap = runtime.heap(); heap != nullptr) r = heap->ask_again(r, create);
   if (r == CUDA_SUCCESS) runtime.device_used(prop->location.id);
+  // It has waited for a broker that has not come back.
+  if (r != CUDA_SUCCESS && !runtime.options().required && !runtime.connected()) return std::nullopt;
   return r;
 }
 
@@ -94,7 +97,9 @@ CUresult answer_cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t si
                             const CUmemAllocationProp* prop, unsigned long long flags) {
   const void* caller = __builtin_return_address(0);
   std::optional<CUresult> ours = create_brokered(handle, size, prop, flags, caller);
-  const CUresult r = ours.has_value() ? *ours : real<kRow_cuMemCreate>()(handle, size, prop, flags);
+  const auto create = [&] { return real<kRow_cuMemCreate>()(handle, size, prop, flags); };
+  Heap* heap = Runtime::get().heap();
+  const CUresult r = ours ? *ours : heap != nullptr ? heap->ask_driver(create) : create();
   if (!ours.has_value() && r == CUDA_SUCCESS && !in_forked_child() &&
       prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
     Runtime::get().memory().unbrokered.created(*handle, size, prop->location.id);
@@ -289,9 +294,11 @@ CUresult answer_cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address,
     return real_call(handle, address, size, type, flags);
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
-  if (!memory.mappings.arrived(address, size)) return CUDA_ERROR_SYSTEM_NOT_READY;
+  const auto pinned =
+      Runtime::get().slabs().pin(address, size, amem_v1_PinReason_PIN_REASON_DMA_BUF);
+  if (!pinned.ok()) return CUDA_ERROR_SYSTEM_NOT_READY;
   const CUresult r = real_call(handle, address, size, type, flags);
-  if (r == CUDA_SUCCESS) Runtime::get().slabs().pin(address, size);
+  if (r != CUDA_SUCCESS) memory.pins.unpin(pinned.value());
   return r;
 }
 

@@ -19,6 +19,7 @@ using amem::shim::GroupRequest;
 using amem::shim::log_error;
 using amem::shim::report;
 using amem::shim::Runtime;
+using amem::shim::turned_off;
 
 namespace {
 
@@ -34,10 +35,6 @@ ncclResult_t nccl_result(const Status& status, const char* call) {
     default:
       return ncclSystemError;
   }
-}
-
-Status turned_off() {
-  return {Code::kFailedPrecondition, "amem is turned off in this process (AMEM_DISABLE)"};
 }
 
 std::vector<std::string> names(const char* const* tags, std::size_t count) {
@@ -107,25 +104,32 @@ AMEM_PUBLIC ncclResult_t ncclMemStats() {
 AMEM_PUBLIC int amem_shim_pause(const char* const* tags, std::size_t tag_count,
                                 std::uint32_t timeout_ms, char* error, std::size_t size) {
   return report(
-      request({amem_v1_GroupOp_GROUP_OP_PAUSE, names(tags, tag_count), {}, {}}, timeout_ms), error,
-      size);
+      request({amem_v1_GroupOp_GROUP_OP_PAUSE, names(tags, tag_count), {}, {}, {}}, timeout_ms),
+      error, size);
 }
 
 AMEM_PUBLIC int amem_shim_resume(const char* const* tags, std::size_t tag_count,
                                  std::uint32_t timeout_ms, char* error, std::size_t size) {
   return report(
-      request({amem_v1_GroupOp_GROUP_OP_RESUME, names(tags, tag_count), {}, {}}, timeout_ms), error,
-      size);
+      request({amem_v1_GroupOp_GROUP_OP_RESUME, names(tags, tag_count), {}, {}, {}}, timeout_ms),
+      error, size);
 }
 
-/// op: 1 a pause, 2 a resume. Of all but `except`, when there are such; a pause drops the bytes of
-/// `discard`.
-AMEM_PUBLIC int amem_shim_request(int op, const char* const* tags, std::size_t tag_count,
-                                  const char* const* except, std::size_t except_count,
-                                  const char* const* discard, std::size_t discard_count,
-                                  std::uint32_t timeout_ms, char* error, std::size_t size) {
+/// A client of another version may call it: with other parameters it gets another name, which that
+/// client does not find, and says so. op: 1 a pause, 2 a resume. Of all but `except`, when there
+/// are such; a pause drops the bytes of `discard`. guests: of a pause, 1 pin, 2 refuse, 0 what is
+/// configured.
+AMEM_PUBLIC int amem_shim_request_2(int op, const char* const* tags, std::size_t tag_count,
+                                    const char* const* except, std::size_t except_count,
+                                    const char* const* discard, std::size_t discard_count,
+                                    int guests, std::uint32_t timeout_ms, char* error,
+                                    std::size_t size) {
+  if (guests < _amem_v1_GuestRule_MIN || guests > _amem_v1_GuestRule_MAX)
+    return report({Code::kInvalidArgument, "what a pause does with guests is pin or refuse"}, error,
+                  size);
   return report(request({static_cast<amem_v1_GroupOp>(op), names(tags, tag_count),
-                         names(except, except_count), names(discard, discard_count)},
+                         names(except, except_count), names(discard, discard_count),
+                         static_cast<amem_v1_GuestRule>(guests)},
                         timeout_ms),
                 error, size);
 }

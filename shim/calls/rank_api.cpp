@@ -41,6 +41,14 @@ AMEM_PUBLIC int amem_shim_region_end(char* error, std::size_t size) {
   return report(Region::end(), error, size);
 }
 
+AMEM_PUBLIC int amem_shim_unbrokered_begin(char* error, std::size_t size) {
+  return report(Region::begin_unbrokered(), error, size);
+}
+
+AMEM_PUBLIC int amem_shim_unbrokered_end(char* error, std::size_t size) {
+  return report(Region::end_unbrokered(), error, size);
+}
+
 /// policy: 1 keep, 2 discard.
 AMEM_PUBLIC int amem_shim_set_policy(const char* tag, int policy, char* error, std::size_t size) {
   if (Runtime::disabled())

@@ -8,6 +8,7 @@ namespace amem::shim {
 HeldAllocation& AllocationTable::add(const HeldAllocation& allocation) {
   HeldAllocation& a = allocations_.try_emplace(allocation.id, allocation).first->second;
   ++a.refs;
+  empty_.store(false, std::memory_order_release);
   return a;
 }
 

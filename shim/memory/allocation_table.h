@@ -7,6 +7,7 @@
 // every entry, so that it can be mapped again just so.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -14,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "amem/v1/session.pb.h"
 #include "common/protocol.h"
 
 namespace amem::shim {
@@ -33,6 +35,13 @@ struct Access {
   friend bool operator==(const Access&, const Access&) = default;
 };
 
+/// What has made a device remember where an allocation is.
+struct PinnedBy {
+  amem_v1_PinReason reason = amem_v1_PinReason_PIN_REASON_UNSPECIFIED;
+  std::uint64_t registration = 0;  // of this process, by number
+  friend auto operator<=>(const PinnedBy&, const PinnedBy&) = default;
+};
+
 struct HeldAllocation {
   std::uint64_t id = 0;      // the broker's
   std::uint32_t number = 0;  // in traces: the how-manieth of this process
@@ -41,8 +50,8 @@ struct HeldAllocation {
   std::string tag;
   bool gpu_direct_rdma = false;
   bool imported = false;  // redeemed, not created here
-  bool shared = false;    // a peer was given a ticket for it by an address
-  bool pinned = false;    // handed to a NIC; stays through a pause
+  bool guest = false;     // another group's; its tag is that group's, too
+  bool shared = false;    // a peer may have been given a ticket for it
   bool resident = true;   // physical memory is here
   bool arriving = false;  // it has come back in a resume that has not ended
   Token token{};
@@ -50,6 +59,7 @@ struct HeldAllocation {
   std::vector<Address> mapped_at;  // where its mappings begin
   std::uint32_t bindings = 0;      // to multicast objects; they keep the memory as mappings do
   std::uint64_t real = 0;          // the driver's handle, 0: released (mappings keep the memory)
+  std::set<PinnedBy> pins;         // with one, it stays through a pause
 };
 
 struct Mapping {
@@ -96,7 +106,12 @@ class AllocationTable {
   /// The driver's handle is still needed. Mappings alone do without; of memory that is only bound
   /// it could not be fetched again.
   static bool needs_real(const HeldAllocation& a) { return a.refs > 0 || a.bindings > 0; }
-  void forget(std::uint64_t id) { allocations_.erase(id); }
+  void forget(std::uint64_t id) {
+    allocations_.erase(id);
+    empty_.store(allocations_.empty(), std::memory_order_release);
+  }
+  /// No allocation. Any thread, without a lock.
+  bool empty() const { return empty_.load(std::memory_order_acquire); }
 
   std::map<Address, Mapping>& mappings() { return mappings_; }
   std::unordered_map<std::uint64_t, HeldAllocation>& allocations() { return allocations_; }
@@ -127,6 +142,7 @@ class AllocationTable {
 
  private:
   std::unordered_map<std::uint64_t, HeldAllocation> allocations_;
+  std::atomic<bool> empty_{true};
   std::map<Address, Mapping> mappings_;  // by address
 };
 

@@ -3,11 +3,14 @@
 #include <cstring>
 
 #include "shim/base/log.h"
+#include "shim/process/device_nodes.h"
 
 namespace amem::shim {
 namespace {
 
+/// Beside the time in which a session may come back to the next broker.
 constexpr std::chrono::seconds kBrokerDeadline{30};
+constexpr int kAnyDevice = 63;  // of show_device(): no device has this number
 
 /// Most of all the broker's driver makes the pages of what it creates.
 std::chrono::microseconds usual_answer(std::uint64_t created_bytes) {
@@ -21,10 +24,10 @@ CUresult refuse(const Status& status, const std::string& what) {
                                                    : CUDA_ERROR_SYSTEM_NOT_READY;
 }
 
-/// An answer without what it is about.
-Status no_descriptor() {
-  return {Code::kInternal,
-          std::string("the broker's answer came without its descriptor") + kNoRoomForDescriptors};
+Message device_nodes_message() {
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_device_nodes_tag;
+  return message;
 }
 
 }  // namespace
@@ -33,6 +36,7 @@ Status no_descriptor() {
 CUresult Handles::adopt(CUmemGenericAllocationHandle* handle, HeldAllocation allocation,
                         const Fd& fd) {
   std::lock_guard lock(holdings_.mutex);
+  session_.taken(allocation.id);
   HeldAllocation* known = holdings_.table.find(allocation.id);
   // A reference needs the driver's handle, which mappings alone do without.
   if (known == nullptr || known->real == 0) {
@@ -55,10 +59,41 @@ CUresult Handles::adopt(CUmemGenericAllocationHandle* handle, HeldAllocation all
   return CUDA_SUCCESS;
 }
 
+/// The broker serves a device only to who may open its node. The driver has opened it by now.
+void Handles::show_device(int device) {
+  const std::uint64_t bit = std::uint64_t{1} << static_cast<unsigned>(device);
+  if ((shown_.load(std::memory_order_acquire) & bit) != 0) return;
+  const std::lock_guard lock(showing_);  // nobody's Create goes out before
+  if ((shown_.load(std::memory_order_relaxed) & bit) != 0) return;
+  session_.post(device_nodes_message(), open_device_nodes());
+  shown_.fetch_or(bit, std::memory_order_release);
+}
+
+std::unique_lock<std::mutex> Handles::show_again(std::vector<SendQueue::Parcel>& first) {
+  std::unique_lock lock(showing_);
+  if (shown_.load(std::memory_order_relaxed) == 0) return lock;
+  if (Result<std::string> bytes = encode(device_nodes_message()); bytes.ok())
+    first.push_back({std::move(bytes).value(), open_device_nodes()});
+  return lock;
+}
+
+/// Whose device it is on only the broker knows. What the driver has opened is mostly enough.
+Result<Packet> Handles::ask_for_redeemed(Message& request) {
+  const auto deadline = kBrokerDeadline + session_.reconnect();
+  show_device(kAnyDevice);
+  Result<Packet> answer = session_.call(request, deadline, kUsualAnswer);
+  if (answer.ok() || answer.status().code() != Code::kPermissionDenied) return answer;
+  Message nodes = amem_v1_SessionMessage_init_zero;
+  nodes.which_body = amem_v1_SessionMessage_device_nodes_tag;
+  session_.post(nodes, openable_device_nodes());
+  return session_.call(request, deadline, kUsualAnswer);
+}
+
 CUresult Handles::create(CUmemGenericAllocationHandle* handle, std::size_t size,
                          const CUmemAllocationProp& prop, const Label& label) {
   const int device = prop.location.id;
   if (device < 0 || device >= devices_.count()) return CUDA_ERROR_INVALID_DEVICE;
+  show_device(device);
   Message request = amem_v1_SessionMessage_init_zero;
   request.which_body = amem_v1_SessionMessage_create_tag;
   amem_v1_Create& c = request.body.create;
@@ -67,15 +102,17 @@ CUresult Handles::create(CUmemGenericAllocationHandle* handle, std::size_t size,
   c.gpu_direct_rdma = prop.allocFlags.gpuDirectRDMACapable != 0;
   set_text(c.tag, label.tag);
   c.policy = label.policy;
-  Result<Packet> answer = session_.call(request, kBrokerDeadline, usual_answer(size));
+  Result<Packet> answer =
+      session_.call(request, kBrokerDeadline + session_.reconnect(), usual_answer(size));
   const std::string what =
       "creating " + std::to_string(size) + " bytes on device " + std::to_string(device);
-  if (!answer.ok()) return refuse(answer.status(), what);
-  const amem_v1_Reply& reply = answer.value().message.body.reply;
-  if (reply.which_result != amem_v1_Reply_created_tag || answer.value().fds.size() != 1) {
-    give_back(reply, 0);
-    return refuse(no_descriptor(), what);
+  if (!answer.ok()) {
+    if (answer.status().code() == Code::kPermissionDenied) shown_ = 0;  // shown again next time
+    return refuse(answer.status(), what);
   }
+  const amem_v1_Reply& reply = answer.value().message.body.reply;
+  if (reply.which_result != amem_v1_Reply_created_tag || answer.value().fds.size() != 1)
+    return refuse_empty(reply, 0, what);
 
   HeldAllocation a;
   a.id = reply.result.created.id;
@@ -104,14 +141,12 @@ CUresult Handles::redeem(CUmemGenericAllocationHandle* handle, const Ticket& tic
   request.which_body = amem_v1_SessionMessage_redeem_tag;
   request.body.redeem.id = ticket.id;
   std::memcpy(request.body.redeem.token, ticket.token.data(), ticket.token.size());
-  Result<Packet> answer = session_.call(request, kBrokerDeadline, kUsualAnswer);
+  Result<Packet> answer = ask_for_redeemed(request);
   const std::string what = "redeeming a ticket for allocation " + std::to_string(ticket.id);
   if (!answer.ok()) return refuse(answer.status(), what);
   const amem_v1_Reply& reply = answer.value().message.body.reply;
-  if (reply.which_result != amem_v1_Reply_redeemed_tag || answer.value().fds.size() != 1) {
-    give_back(reply, 1);
-    return refuse(no_descriptor(), what);
-  }
+  if (reply.which_result != amem_v1_Reply_redeemed_tag || answer.value().fds.size() != 1)
+    return refuse_empty(reply, 1, what);
 
   const amem_v1_Redeemed& r = reply.result.redeemed;
   HeldAllocation a;
@@ -121,6 +156,7 @@ CUresult Handles::redeem(CUmemGenericAllocationHandle* handle, const Ticket& tic
   a.tag = r.tag;
   a.gpu_direct_rdma = r.gpu_direct_rdma;
   a.imported = true;
+  a.guest = r.guest;
   a.token = ticket.token;
   return adopt(handle, a, answer.value().fds.front());
 }
@@ -144,8 +180,9 @@ CUresult Handles::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
   Ticket ticket;
   {
     std::lock_guard lock(holdings_.mutex);
-    const HeldAllocation* a = holdings_.table.find(AllocationTable::id_of(handle));
+    HeldAllocation* a = holdings_.table.find(AllocationTable::id_of(handle));
     if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    a->shared = true;
     ticket = ticket_for(*a);
   }
   return write_ticket(fd, ticket);
@@ -222,12 +259,27 @@ Handles::TraceView Handles::trace_view(CUmemGenericAllocationHandle handle) {
   return {a->number, a->imported, a->refs, a->mapped_at.size()};
 }
 
-void Handles::unclaimed(const amem_v1_Reply& reply) { give_back(reply, 0); }
+void Handles::unclaimed(const amem_v1_Reply& reply) {
+  std::lock_guard lock(holdings_.mutex);
+  give_back(reply, 0);
+}
+
+/// An answer without what it is about.
+CUresult Handles::refuse_empty(const amem_v1_Reply& reply, unsigned mine, const std::string& what) {
+  {
+    std::lock_guard lock(holdings_.mutex);
+    if (reply.which_result == amem_v1_Reply_created_tag) session_.taken(reply.result.created.id);
+    if (reply.which_result == amem_v1_Reply_redeemed_tag) session_.taken(reply.result.redeemed.id);
+    give_back(reply, mine);
+  }
+  return refuse({Code::kInternal, std::string("the broker's answer came without its descriptor") +
+                                      kNoRoomForDescriptors},
+                what);
+}
 
 /// Of what a Reply gave us and we do not take. `mine`: calls under way for it that are the
-/// caller's.
+/// caller's. REQUIRES: the lock of the holdings is held.
 void Handles::give_back(const amem_v1_Reply& reply, unsigned mine) {
-  std::lock_guard lock(holdings_.mutex);
   if (reply.which_result == amem_v1_Reply_created_tag)
     return holdings_.tell_free(reply.result.created.id);
   if (reply.which_result != amem_v1_Reply_redeemed_tag) return;

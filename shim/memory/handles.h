@@ -5,7 +5,10 @@
 #pragma once
 
 #include <atomic>
+#include <mutex>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "common/driver.h"
 #include "common/fd.h"
@@ -64,13 +67,21 @@ class Handles {
   /// The launcher's number of this rank, for tickets.
   void set_rank(int rank) { rank_ = rank; }
 
+  /// Adds what the next broker is to be told of the devices. With the lock that is returned nobody
+  /// else tells this one.
+  std::unique_lock<std::mutex> show_again(std::vector<SendQueue::Parcel>& first);
+
   /// An answer whose caller has given up: what it holds is given back. Service thread.
   void unclaimed(const amem_v1_Reply& reply);
 
  private:
   CUresult redeem(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
+  void show_device(int device);
+  /// Asks again where the broker wants to see the node of a device that this process does not use.
+  Result<Packet> ask_for_redeemed(Message& request);
   CUresult adopt(CUmemGenericAllocationHandle* handle, HeldAllocation allocation, const Fd& fd);
   void give_back(const amem_v1_Reply& reply, unsigned mine);
+  CUresult refuse_empty(const amem_v1_Reply& reply, unsigned mine, const std::string& what);
   Ticket ticket_for(const HeldAllocation& a) const {
     return {a.id, 0, a.size, a.token, rank_, a.number};
   }
@@ -81,6 +92,8 @@ class Handles {
   Holdings& holdings_;
   std::atomic<std::uint32_t> next_number_{1};
   int rank_ = -1;
+  std::mutex showing_;
+  std::atomic<std::uint64_t> shown_{0};  // bits of devices whose nodes the broker has been shown
 };
 
 }  // namespace amem::shim

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "shim/base/log.h"
+#include "shim/memory/absence.h"
 #include "shim/process/python.h"
 
 namespace amem::shim {
@@ -53,7 +54,9 @@ void Holdings::settle(HeldAllocation& a) {
   // One that another thread is just redeeming is still ours to the broker.
   if (!AllocationTable::unused(a) || redeeming.contains(a.id)) return;
   const std::uint64_t id = a.id;
+  const bool was_away = !a.resident || a.arriving;
   table.forget(id);
+  if (was_away) Absence::one_gone(*this);
   tell_free(id);
 }
 
@@ -67,9 +70,10 @@ void Holdings::tell_free(std::uint64_t id) {
 
 bool Holdings::wait_arrival(std::unique_lock<std::mutex>& lock,
                             const std::function<bool()>& arriving) {
+  const EndOfCaller end;
   const auto deadline = std::chrono::steady_clock::now() + kArrivalDeadline;
   while (arriving()) {
-    if (ending_.load(std::memory_order_relaxed) || Python::ending_for_caller()) return false;
+    if (end.is_here(ending_.load(std::memory_order_relaxed))) return false;
     if (std::chrono::steady_clock::now() >= deadline) {
       log_error("memory that a resume is bringing back did not arrive; is amemd alive?");
       return false;
@@ -118,16 +122,40 @@ void Holdings::settle_frees() {
     log_debug("waiting for memory to be freed: " + answer.status().text());
 }
 
+std::vector<amem_v1_Holding_Item> Holdings::list(
+    const std::function<std::vector<std::uint64_t>()>& mark) {
+  std::lock_guard lock(mutex);
+  const std::vector<std::uint64_t> given = mark();
+  std::vector<amem_v1_Holding_Item> items;
+  items.reserve(table.allocations().size() + given.size());
+  for (const auto& [id, a] : table.allocations()) {
+    std::uint32_t pins = 0;
+    for (const PinnedBy& by : a.pins) pins |= 1U << static_cast<unsigned>(by.reason);
+    items.push_back({id, pins, !a.resident});
+  }
+  for (const std::uint64_t id : given)
+    if (table.find(id) == nullptr) items.push_back({id, 0, false});
+  return items;
+}
+
 bool Holdings::holds(std::uint64_t id) {
   std::lock_guard lock(mutex);
   return table.find(id) != nullptr;
+}
+
+bool Holdings::holds_nothing() { return table.empty(); }
+
+bool Holdings::is_away(std::uint64_t id) {
+  std::lock_guard lock(mutex);
+  const HeldAllocation* a = table.find(id);
+  return a != nullptr && !a->resident;
 }
 
 std::uint64_t Holdings::bytes_away() {
   std::lock_guard lock(mutex);
   std::uint64_t bytes = 0;
   for (const auto& [id, a] : table.allocations())
-    if (!a.resident) bytes += a.size;
+    if (!a.resident || a.arriving) bytes += a.size;
   return bytes;
 }
 

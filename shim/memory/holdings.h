@@ -60,6 +60,9 @@ struct Holdings {
   Status release_refused();
 
   // ---- the lock is taken ----
+  /// For the next broker: what the rank holds, with what `mark` says that it has been given.
+  /// `mark` is called with the lock held.
+  std::vector<amem_v1_Holding_Item> list(const std::function<std::vector<std::uint64_t>()>& mark);
   /// Waits until the broker has freed all that this process has given up.
   void settle_frees();
   /// The process is ending: nobody waits for memory that is on its way back any more.
@@ -67,7 +70,10 @@ struct Holdings {
   void end() { ending_.store(true, std::memory_order_relaxed); }
   /// The program has it still.
   bool holds(std::uint64_t id);
-  /// Bytes of allocations that are not on their devices.
+  bool holds_nothing();
+  /// The program has it still, and it is not on its device.
+  bool is_away(std::uint64_t id);
+  /// Bytes of allocations that are not on their devices, or on their way back.
   std::uint64_t bytes_away();
   /// For messages: describe(), and its tag.
   std::string name(std::uint64_t id);

@@ -108,6 +108,24 @@ std::optional<Mappings::Absent> Mappings::absent(CUdeviceptr address) {
   return Absent{m->address, m->size, a.device, a.gpu_direct_rdma, m->sync_memops.contains(address)};
 }
 
+Result<std::vector<Mappings::Part>> Mappings::away(CUdeviceptr address, std::uint64_t size) {
+  std::lock_guard lock(holdings_.mutex);
+  std::vector<Part> parts;
+  const CUdeviceptr end = address + size;
+  while (address < end) {
+    const Mapping* m = holdings_.table.mapping_at(address);
+    if (m == nullptr)
+      return Status(Code::kInvalidArgument, "this memory is not brokered, so no pause saves it");
+    if (holdings_.table.find(m->id)->resident)
+      return Status(Code::kNotFound, "this memory is on its device, not saved");
+    const std::uint64_t offset = address - m->address;
+    const std::uint64_t here = std::min<std::uint64_t>(end - address, m->size - offset);
+    parts.push_back({m->id, offset, here});
+    address += here;
+  }
+  return parts;
+}
+
 bool Mappings::resident(CUdeviceptr address) {
   std::lock_guard lock(holdings_.mutex);
   const Mapping* m = holdings_.table.mapping_at(address);
@@ -121,7 +139,7 @@ bool Mappings::reusable(CUdeviceptr address) {
   const Mapping* m = holdings_.table.mapping_at(address);
   if (m == nullptr) return false;
   const HeldAllocation& a = *holdings_.table.find(m->id);
-  return a.resident && !a.arriving && !a.shared && !a.pinned && a.bindings == 0 &&
+  return a.resident && !a.arriving && !a.shared && a.pins.empty() && a.bindings == 0 &&
          a.mapped_at.size() == 1 && m->sync_memops.empty();
 }
 
@@ -138,19 +156,6 @@ void Mappings::set_sync_memops(CUdeviceptr address, bool on) {
     m->sync_memops.insert(address);
   else
     m->sync_memops.erase(address);
-}
-
-void Mappings::pin(CUdeviceptr address, std::size_t size) {
-  std::lock_guard lock(holdings_.mutex);
-  for (const Mapping* m : holdings_.table.overlapping(address, size)) {
-    HeldAllocation& a = *holdings_.table.find(m->id);
-    if (a.pinned) continue;
-    a.pinned = true;
-    Message message = amem_v1_SessionMessage_init_zero;
-    message.which_body = amem_v1_SessionMessage_pin_tag;
-    message.body.pin.id = a.id;
-    session_.post(message);
-  }
 }
 
 CUresult Mappings::hold(CUmemGenericAllocationHandle handle, Held& held) {

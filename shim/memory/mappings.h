@@ -40,6 +40,14 @@ class Mappings {
     bool sync_memops = false;
   };
   std::optional<Absent> absent(CUdeviceptr address);
+  /// The parts of a range whose memory is away, in order. kNotFound: some of it is here.
+  /// kInvalidArgument: some of it is not brokered.
+  struct Part {
+    std::uint64_t id = 0;
+    std::uint64_t offset = 0;  // in the allocation
+    std::uint64_t size = 0;
+  };
+  Result<std::vector<Part>> away(CUdeviceptr address, std::uint64_t size);
   /// A mapping contains the address, and its memory is here and not on its way.
   bool resident(CUdeviceptr address);
   /// Likewise, and nobody but this process's mapping has to do with it.
@@ -49,8 +57,6 @@ class Mappings {
 
   /// The program has set SYNC_MEMOPS there: so it will be set again after a resume.
   void set_sync_memops(CUdeviceptr address, bool on);
-  /// A NIC knows these physical addresses now: their allocations stay through a pause.
-  void pin(CUdeviceptr address, std::size_t size);
 
   /// Memory that is being bound to a multicast object: it stays until let_go().
   struct Held {

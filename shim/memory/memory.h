@@ -1,29 +1,35 @@
 // Memory: the parts that together know this process's device memory, brokered and not.
 #pragma once
 
+#include "shim/memory/graph_copies.h"
 #include "shim/memory/handles.h"
 #include "shim/memory/holdings.h"
 #include "shim/memory/mappings.h"
 #include "shim/memory/multicast.h"
+#include "shim/memory/pins.h"
 #include "shim/memory/residency.h"
 #include "shim/memory/unbrokered_memory.h"
 
 namespace amem::shim {
 
 struct Memory {
-  Memory(const Driver& driver, LocalDevices& devices, Session& session)
+  Memory(const Driver& driver, LocalDevices& devices, Gate& gate, Session& session)
       : multicast(driver),
         holdings(driver, session),
         handles(driver, devices, session, holdings),
         mappings(driver, session, holdings),
-        residency(driver, devices, multicast, holdings) {}
+        pins(gate, session, holdings),
+        residency(driver, devices, multicast, holdings),
+        graphs(driver) {}
 
   Multicast multicast;
   Holdings holdings;
   Handles handles;
   Mappings mappings;
+  Pins pins;
   Residency residency;
   UnbrokeredMemory unbrokered;
+  GraphCopies graphs;
 };
 
 }  // namespace amem::shim

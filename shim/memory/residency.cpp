@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "shim/base/log.h"
+#include "shim/memory/absence.h"
+#include "shim/memory/handles.h"
 
 namespace amem::shim {
 namespace {
@@ -22,7 +24,7 @@ std::vector<CUmemAccessDesc> descs_of(const std::vector<Access>& access) {
   return descs;
 }
 
-bool by_address(const Mapping* a, const Mapping* b) { return a->address < b->address; }
+bool at_lower_address(const Mapping* a, const Mapping* b) { return a->address < b->address; }
 
 }  // namespace
 
@@ -88,7 +90,9 @@ void Residency::drop_stale_scratch() {
 Status Residency::leave(const std::set<std::string>& tags, bool except, std::uint64_t& bytes) {
   std::lock_guard lock(holdings_.mutex);
   return take_away(
-      [&](const HeldAllocation& a) { return tags.empty() || tags.contains(a.tag) != except; },
+      [&](const HeldAllocation& a) {
+        return tags.empty() || (!a.guest && tags.contains(a.tag) != except);
+      },
       bytes);
 }
 
@@ -101,6 +105,7 @@ Status Residency::undo(std::uint64_t& bytes) {
   std::lock_guard lock(holdings_.mutex);
   const Status status = take_away([](const HeldAllocation& a) { return a.arriving; }, bytes);
   holdings_.forget_arrivals();
+  Absence::update(holdings_);
   return status;
 }
 
@@ -112,7 +117,7 @@ Status Residency::take_away(const std::function<bool(const HeldAllocation&)>& ch
 
   std::vector<HeldAllocation*> going;
   for (auto& [id, a] : holdings_.table.allocations())
-    if (a.resident && !a.pinned && chosen(a)) going.push_back(&a);
+    if (a.resident && a.pins.empty() && chosen(a)) going.push_back(&a);
   std::vector<Mapping*> mapped;
   for (HeldAllocation* a : going) {
     a->resident = false;
@@ -120,7 +125,7 @@ Status Residency::take_away(const std::function<bool(const HeldAllocation&)>& ch
     if (a->bindings > 0) multicast_.leave(a->id);
     for (const Address address : a->mapped_at) mapped.push_back(&holdings_.table.mapping(address));
   }
-  std::sort(mapped.begin(), mapped.end(), by_address);
+  std::sort(mapped.begin(), mapped.end(), at_lower_address);
   for (const AllocationTable::Run& run : AllocationTable::runs(mapped, false)) {
     const Timed timed(timings_.unmap);
     // Neighbours may come from different reservations, which a driver may refuse to unmap as one.
@@ -132,6 +137,7 @@ Status Residency::take_away(const std::function<bool(const HeldAllocation&)>& ch
     ++timings_.handles;
     holdings_.drop_real(*a);
   }
+  Absence::update(holdings_);
   const Status status = drop_all_leftovers();
   bytes = 0;
   for (const HeldAllocation* a : going)
@@ -188,6 +194,20 @@ Status Residency::drop_leftovers() {
 }
 
 Status Residency::come_back(std::uint64_t id, const Fd& fd) {
+  return arrive(id, "importing ", [&](const HeldAllocation&, CUmemGenericAllocationHandle* real) {
+    return holdings_.import_descriptor(real, fd);
+  });
+}
+
+Status Residency::make_again(std::uint64_t id) {
+  return arrive(
+      id, "creating ", [this](const HeldAllocation& a, CUmemGenericAllocationHandle* real) {
+        const CUmemAllocationProp prop = Handles::properties_of(a.device, a.gpu_direct_rdma);
+        return driver_.cuMemCreate_(real, a.size, &prop, 0);
+      });
+}
+
+Status Residency::arrive(std::uint64_t id, const char* getting, const GetMemory& get) {
   std::lock_guard lock(holdings_.mutex);
   HeldAllocation* a = holdings_.table.find(id);
   // Of a group that runs while some of its memory comes back, the program may have freed it.
@@ -200,8 +220,8 @@ Status Residency::come_back(std::uint64_t id, const Fd& fd) {
   {
     const Timed timed(timings_.import);
     ++timings_.handles;
-    if (CUresult r = holdings_.import_descriptor(&real, fd); r != CUDA_SUCCESS)
-      return driver_.error(r, "importing " + describe(*a));
+    if (CUresult r = get(*a, &real); r != CUDA_SUCCESS)
+      return driver_.error(r, getting + describe(*a));
   }
   a->real = real;
   for (std::size_t i = 0; i < a->mapped_at.size(); ++i) {
@@ -237,7 +257,7 @@ Status Residency::finish_return(std::uint64_t& bytes) {
   std::vector<Mapping*> mapped;
   mapped.swap(returned_);
   bytes = std::exchange(returned_bytes_, 0);
-  std::sort(mapped.begin(), mapped.end(), by_address);
+  std::sort(mapped.begin(), mapped.end(), at_lower_address);
   for (const AllocationTable::Run& run : AllocationTable::runs(mapped, true)) {
     if (run.access.empty()) continue;
     const Timed timed(timings_.access);
@@ -273,6 +293,7 @@ void Residency::restore_sync_memops(const Mapping& mapping) {
 void Residency::arrived() {
   std::lock_guard lock(holdings_.mutex);
   holdings_.forget_arrivals();
+  Absence::update(holdings_);
 }
 
 }  // namespace amem::shim

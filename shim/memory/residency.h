@@ -34,9 +34,10 @@ class Residency {
   void drop_scratch();
 
   /// Unmaps and releases what has one of the tags (`except`: what has none of them), all of it when
-  /// there are none; what is pinned stays. `bytes`: what went. What the driver refuses to unbind,
-  /// unmap or release is a leftover: memory that this process still holds, though the allocation
-  /// has left and its bytes are the broker's. REQUIRES: the gate is shut and nobody inside.
+  /// there are none; what is pinned stays, and with tags what is another group's. `bytes`: what
+  /// went. What the driver refuses to unbind, unmap or release is a leftover: memory that this
+  /// process still holds, though the allocation has left and its bytes are the broker's. REQUIRES:
+  /// the gate is shut and nobody inside.
   Status leave(const std::set<std::string>& tags, bool except, std::uint64_t& bytes);
   /// Likewise these allocations.
   Status leave(const std::set<std::uint64_t>& ids, std::uint64_t& bytes);
@@ -49,6 +50,8 @@ class Residency {
   /// One that the program has freed meanwhile is passed over. What is left of its old memory goes
   /// first: other ranks have the new one.
   Status come_back(std::uint64_t id, const Fd& fd);
+  /// Likewise with new memory of this process's own instead of the broker's.
+  Status make_again(std::uint64_t id);
   /// Access to what has come back since the last call, one driver call for neighbours.
   Status finish_return(std::uint64_t& bytes);
   /// The resume has ended: what came back is the program's again.
@@ -59,6 +62,9 @@ class Residency {
 
  private:
   Status take_away(const std::function<bool(const HeldAllocation&)>& chosen, std::uint64_t& bytes);
+  using GetMemory =
+      std::function<CUresult(const HeldAllocation& a, CUmemGenericAllocationHandle* real)>;
+  Status arrive(std::uint64_t id, const char* getting, const GetMemory& get);
   CUresult drop_mapping(Mapping& mapping);
   bool is_stale(const HeldAllocation& a);
   Status drop_leftovers_of(HeldAllocation& a);

@@ -48,6 +48,7 @@ void CutMonitor::begin(std::uint64_t epoch) {
   std::lock_guard lock(mutex_);
   if (!monitor_started_) monitor_started_ = start_thread([this] { monitor(); });
   epoch_ = epoch;
+  ++cuts_;
   wake_.notify_all();
 }
 
@@ -67,17 +68,19 @@ void CutMonitor::end() {
 void CutMonitor::monitor() {
   pthread_setname_np(pthread_self(), "amem-cut");
   std::uint64_t version = 0;
-  std::uint64_t reported_epoch = 0;
+  std::uint64_t reported_cut = 0;
   for (;;) {
     std::uint64_t epoch = 0;
+    std::uint64_t cut = 0;
     {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [&] { return epoch_ != 0; });
       epoch = epoch_;
+      cut = cuts_;
     }
-    if (epoch != reported_epoch) {
+    if (cut != reported_cut) {
       std::memset(&last_, 0, sizeof last_);  // epoch 0: differs from anything to be sent
-      reported_epoch = epoch;
+      reported_cut = cut;
     }
     const Gate::Snapshot snapshot = gate_.snapshot();
     report(epoch, snapshot);

@@ -55,7 +55,8 @@ class CutMonitor {
 
   std::mutex mutex_;  // guards what follows; never held over the driver
   std::condition_variable wake_;
-  std::uint64_t epoch_ = 0;                         // 0: not reporting
+  std::uint64_t epoch_ = 0;  // 0: not reporting
+  std::uint64_t cuts_ = 0;   // begun; another broker's may have the same epoch
   std::vector<std::unique_ptr<Drainer>> drainers_;  // by ordinal
   bool monitor_started_ = false;
 

@@ -11,6 +11,11 @@
 namespace amem::shim {
 namespace {
 
+/// Of the piece's place: a sparse copy may lie in one that is shorter than the piece.
+std::uint64_t pool_bytes(const amem_v1_Copy& copy) {
+  return copy.stored != 0 ? copy.stored : copy.length;
+}
+
 bool contains(const std::vector<int>& list, int value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
@@ -18,7 +23,13 @@ bool contains(const std::vector<int>& list, int value) {
 }  // namespace
 
 Status Mover::add_segment(const amem_v1_PoolSegment& message, Fd fd) {
-  if (segments_.contains(message.index)) return {};
+  if (const auto known = segments_.find(message.index); known != segments_.end()) {
+    if (known->second.size == message.size) return {};
+    return {Code::kInternal, "pool segment " + std::to_string(message.index) + " is said to have " +
+                                 std::to_string(message.size) + " bytes, and had " +
+                                 std::to_string(known->second.size) +
+                                 " before: this rank goes on with what it had"};
+  }
   Result<MappedSegment> mapped = map_segment(message, fd);
   if (!mapped.ok()) {
     missing_[message.index] = mapped.status();
@@ -50,6 +61,9 @@ Result<Mover::MappedSegment> Mover::map_segment(const amem_v1_PoolSegment& messa
             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
         r != CUDA_SUCCESS)
       return driver_.error(r, "importing " + what);
+    CUmemAllocationProp properties{};
+    if (driver_.cuMemGetAllocationPropertiesFromHandle_(&properties, handle) == CUDA_SUCCESS)
+      segment.host = properties.location;
     CUresult r = driver_.cuMemAddressReserve_(&segment.address, segment.size, 0, 0, 0);
     if (r == CUDA_SUCCESS) {
       r = driver_.cuMemMap_(segment.address, segment.size, 0, handle, 0);
@@ -123,28 +137,34 @@ Result<CUdeviceptr> Mover::pool_address(const amem_v1_Copy& copy, int device) {
                : Status(Code::kInternal, "no pool segment " + std::to_string(copy.segment));
   }
   MappedSegment& segment = it->second;
-  if (copy.segment_offset > segment.size || copy.length > segment.size - copy.segment_offset)
+  if (copy.segment_offset > segment.size || pool_bytes(copy) > segment.size - copy.segment_offset)
     return Status(Code::kInternal,
                   "a copy reaches beyond pool segment " + std::to_string(copy.segment));
   if (Status s = grant(segment, device); !s.ok()) return s;
   return segment.address + copy.segment_offset;
 }
 
-Result<Piece> Mover::place(const amem_v1_Copy& copy) {
-  Result<Residency::Site> site = memory_.residency.site(copy.id);
+Result<Piece> Mover::piece_of(std::uint64_t id, std::uint64_t offset, std::uint64_t length) {
+  Result<Residency::Site> site = memory_.residency.site(id);
   if (!site.ok()) return site.status();
   Piece piece;
-  piece.id = copy.id;
-  piece.offset = copy.offset;
-  piece.length = copy.length;
+  piece.id = id;
+  piece.offset = offset;
+  piece.length = length;
   piece.device = site.value().device;
-  piece.address = site.value().address + copy.offset;
-  piece.stored = copy.length;
+  piece.address = site.value().address + offset;
+  piece.stored = length;
   sparse_.prepare(piece.device);  // a rank that had only imported until now has not yet
-  if (copy.segment == kZeroSegment) return piece;
-  Result<CUdeviceptr> pool = pool_address(copy, piece.device);
+  return piece;
+}
+
+Result<Piece> Mover::place(const amem_v1_Copy& copy) {
+  Result<Piece> piece = piece_of(copy.id, copy.offset, copy.length);
+  if (!piece.ok() || copy.segment == kZeroSegment) return piece;
+  Result<CUdeviceptr> pool = pool_address(copy, piece.value().device);
   if (!pool.ok()) return pool.status();
-  piece.pool = pool.value();
+  piece.value().pool = pool.value();
+  piece.value().room = pool_bytes(copy);
   return piece;
 }
 
@@ -169,6 +189,93 @@ Status Mover::copy(const Piece& piece, Way way) {
   return {};
 }
 
+Status Mover::measure(const amem_v1_Measure& measure) {
+  for (pb_size_t i = 0; i < measure.ranges_count; ++i) {
+    const amem_v1_Measure_Range& range = measure.ranges[i];
+    Result<Piece> piece = piece_of(range.id, 0, range.length);
+    if (!piece.ok()) return piece.status();
+    if (sparse_.offer(piece.value())) bytes_ += range.length;
+  }
+  return sparse_.scan();
+}
+
+Status Mover::finish_measure(std::uint64_t& bytes, std::vector<Look>& looks) {
+  Status result = sparse_.look(looks);
+  if (Status s = wait(); result.ok()) result = s;
+  memory_.residency.drop_scratch();
+  bytes = std::exchange(bytes_, 0);
+  return result;
+}
+
+Result<Mover::MappedSegment*> Mover::segment_at(CUdeviceptr pool) {
+  const auto it = std::find_if(segments_.begin(), segments_.end(), [&](const auto& entry) {
+    const MappedSegment& s = entry.second;
+    return pool >= s.address && pool - s.address < s.size;
+  });
+  if (it == segments_.end())
+    return Status(Code::kInternal, "saved bytes in no segment of the pool");
+  return &it->second;
+}
+
+Status Mover::make_readable(CUdeviceptr pool) {
+  const Result<MappedSegment*> found = segment_at(pool);
+  if (!found.ok()) return found.status();
+  MappedSegment& segment = *found.value();
+  if (segment.memfd || segment.readable) return {};
+  CUmemAccessDesc desc{};
+  desc.location = segment.host;
+  desc.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
+  if (CUresult r = driver_.cuMemSetAccess_(segment.address, segment.size, &desc, 1);
+      r != CUDA_SUCCESS)
+    return driver_.error(r, "reading saved bytes: letting this process read the host pool");
+  segment.readable = true;
+  return {};
+}
+
+Result<std::vector<Mover::SavedPart>> Mover::saved_parts(CUdeviceptr address, std::uint64_t size) {
+  const Result<std::vector<Mappings::Part>> away = memory_.mappings.away(address, size);
+  if (!away.ok()) return away.status();
+  std::vector<SavedPart> parts;
+  for (const Mappings::Part& range : away.value()) {
+    const std::vector<Piece> pieces = backups_.find(range.id, range.offset, range.size);
+    if (pieces.empty())
+      return Status(Code::kFailedPrecondition,
+                    "the bytes of " + memory_.holdings.name(range.id) +
+                        " are not there: a pause has dropped them (its region or tag says "
+                        "discard), or another rank of the group has saved them");
+    for (const Piece& piece : pieces) {
+      if (Status s = make_readable(piece.pool); !s.ok()) return s;
+      const std::uint64_t begin = std::max(range.offset, piece.offset);
+      const std::uint64_t end = std::min(range.offset + range.size, piece.offset + piece.length);
+      parts.push_back({piece, begin - piece.offset, end - begin});
+    }
+  }
+  return parts;
+}
+
+Status Mover::read(CUdeviceptr address, std::uint64_t size, std::byte* out) {
+  const Result<std::vector<SavedPart>> parts = saved_parts(address, size);
+  if (!parts.ok()) return parts.status();
+  for (const SavedPart& part : parts.value()) {
+    read_copy(part.piece, reinterpret_cast<const std::byte*>(part.piece.pool), part.offset,
+              part.size, out);
+    out += part.size;
+  }
+  return {};
+}
+
+Result<const void*> Mover::view(CUdeviceptr address, std::uint64_t size) {
+  const Result<std::vector<SavedPart>> parts = saved_parts(address, size);
+  if (!parts.ok()) return parts.status();
+  CUdeviceptr next = 0;
+  for (const SavedPart& part : parts.value()) {
+    const CUdeviceptr at = part.piece.pool + part.offset;
+    if (part.piece.sparse || (next != 0 && at != next)) return nullptr;
+    next = at + part.size;
+  }
+  return reinterpret_cast<const void*>(next - size);
+}
+
 Status Mover::save(const amem_v1_Copies& copies) {
   if (!copies_began_) copies_began_ = SteadyClock::now();
   for (pb_size_t i = 0; i < copies.copies_count; ++i) {
@@ -178,8 +285,14 @@ Status Mover::save(const amem_v1_Copies& copies) {
     Piece& piece = placed.value();
     piece.sparse = copy.form == amem_v1_Form_FORM_SPARSE;
     if (copy.form != amem_v1_Form_FORM_DENSE && sparse_.offer(piece)) continue;
+    if (piece.room < piece.length)
+      return {Code::kInternal, memory_.holdings.name(piece.id) + " is to be saved in " +
+                                   std::to_string(piece.room) + " bytes of the pool instead of " +
+                                   std::to_string(piece.length) +
+                                   ", and its zeros can no longer be looked for"};
     piece.sparse = false;
     if (Status s = this->copy(piece, Way::kSave); !s.ok()) return s;
+    backups_.add(piece);
     if (options_.verify) pieces_.push_back(piece);
   }
   return sparse_.scan();
@@ -209,6 +322,32 @@ Status Mover::load(const amem_v1_Copies& copies) {
   return sparse_.scatter(sparse_ones);
 }
 
+Status Mover::restore(std::uint64_t id, std::uint64_t size) {
+  const std::vector<Piece> saved = backups_.find(id, 0, size);
+  if (saved.empty()) {
+    Result<Piece> whole = piece_of(id, 0, size);
+    return whole.ok() ? copy(whole.value(), Way::kClear) : whole.status();
+  }
+  std::vector<Piece> sparse_ones;
+  for (const Piece& from : saved) {
+    Result<Piece> placed = piece_of(id, from.offset, from.length);
+    if (!placed.ok()) return placed.status();
+    Piece& piece = placed.value();
+    piece.pool = from.pool;
+    piece.room = from.room;
+    piece.stored = from.stored;
+    piece.sparse = from.sparse;
+    const Result<MappedSegment*> segment = segment_at(piece.pool);
+    if (!segment.ok()) return segment.status();
+    if (Status s = grant(*segment.value(), piece.device); !s.ok()) return s;
+    if (piece.sparse)
+      sparse_ones.push_back(piece);
+    else if (Status s = copy(piece, Way::kLoad); !s.ok())
+      return s;
+  }
+  return sparse_.scatter(sparse_ones);
+}
+
 Status Mover::wait() {
   Status result = sparse_.finish();
   for (const auto& [device, stream] : streams_) {
@@ -231,6 +370,7 @@ Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored) {
       bytes_ += piece.stored;
     else if (result.ok())
       result = copy(piece, Way::kSave);
+    backups_.add(piece);
   }
   if (Status s = wait(); result.ok()) result = s;
   pieces_.insert(pieces_.end(), decided.begin(), decided.end());

@@ -7,6 +7,7 @@
 // before its memory goes, which it must still have when it has come back. Service thread only.
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <optional>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "shim/base/timings.h"
 #include "shim/driver/local_devices.h"
 #include "shim/memory/memory.h"
+#include "shim/phases/backups.h"
 #include "shim/phases/sparse_copier.h"
 
 namespace amem::shim {
@@ -32,19 +34,32 @@ class Mover {
         sparse_(driver, devices) {}
 
   /// A segment of the pool. Takes the descriptor; the pool's memory stays the broker's. One that is
-  /// here already changes nothing. After an error the copies that need it fail with that, until the
-  /// broker has sent it again.
+  /// here already changes nothing; kInternal if that has another size. After an error the copies
+  /// that need it fail with that, until the broker has sent it again.
   Status add_segment(const amem_v1_PoolSegment& segment, Fd fd);
   /// From now on copies from and to this device may come: makes what they need, and lets it reach
   /// every segment.
   Status prepare(int device);
 
+  /// Of memory that is away: what a program may read (shim/runtime/backup.h).
+  Status read(CUdeviceptr address, std::uint64_t size, std::byte* out);
+  Result<const void*> view(CUdeviceptr address, std::uint64_t size);
+  Backups& backups() { return backups_; }
+
   /// The program has reset this device: its stream went with the context.
   void forget(int device);
 
+  /// Queues a look at whole allocations for zeros.
+  Status measure(const amem_v1_Measure& measure);
+  /// Waits for all of them, also after an error. `bytes`: how many were looked at; what the kernels
+  /// cannot serve is not in `looks`.
+  Status finish_measure(std::uint64_t& bytes, std::vector<Look>& looks);
   /// Queues copies; errors come at once or with the finish.
   Status save(const amem_v1_Copies& copies);
   Status load(const amem_v1_Copies& copies);
+  /// Queues the loading of a whole allocation from where this process has saved it; zeros where no
+  /// save of it is known. It has come back, and its length is `size`.
+  Status restore(std::uint64_t id, std::uint64_t size);
   /// Wait until all queued copies have ended, also after an error. `bytes`: how many went between
   /// device and pool. `stored`: what the broker cannot know, sparse pieces and checksums.
   Status finish_save(std::uint64_t& bytes, std::vector<Piece>& stored);
@@ -61,13 +76,26 @@ class Mover {
     std::uint64_t size = 0;
     bool memfd = false;
     std::vector<int> reachable_from;  // device ordinals that have been granted access
+    CUmemLocation host{CU_MEM_LOCATION_TYPE_HOST, {0}};  // where it is, if it is no memfd
+    bool readable = false;                               // by this process's own code, too
   };
 
   Result<MappedSegment> map_segment(const amem_v1_PoolSegment& message, const Fd& fd);
   Status grant(MappedSegment& segment, int device);
   /// Where the copy's bytes are, here and in the pool.
   Result<Piece> place(const amem_v1_Copy& copy);
+  /// Where `length` bytes from `offset` on are here.
+  Result<Piece> piece_of(std::uint64_t id, std::uint64_t offset, std::uint64_t length);
   Result<CUdeviceptr> pool_address(const amem_v1_Copy& copy, int device);
+  struct SavedPart {
+    Piece piece;
+    std::uint64_t offset = 0;  // in the piece
+    std::uint64_t size = 0;
+  };
+  /// What the range had, in order, readable for this process's own code.
+  Result<std::vector<SavedPart>> saved_parts(CUdeviceptr address, std::uint64_t size);
+  Result<MappedSegment*> segment_at(CUdeviceptr pool);
+  Status make_readable(CUdeviceptr pool);
   Result<CUstream> stream(int device);
   enum class Way : std::uint8_t { kSave, kLoad, kClear };
   Status copy(const Piece& piece, Way way);
@@ -79,6 +107,7 @@ class Mover {
   Memory& memory_;
   const Options& options_;
   SparseCopier sparse_;
+  Backups backups_;
   std::map<std::uint32_t, MappedSegment> segments_;
   std::map<std::uint32_t, Status> missing_;  // segments that could not be taken, and why
   std::map<int, CUstream> streams_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "shim/base/log.h"
+#include "shim/memory/absence.h"
 
 namespace amem::shim {
 namespace {
@@ -26,6 +27,10 @@ void Phases::command(Packet& packet) {
       exit_.arm();  // in front of what libraries loaded meanwhile have registered
       report_.hold();
       heap_.keep(false);
+      // Nothing here may wait for the lock of the holdings: who has it may wait in the driver for
+      // work that only the cut lets through.
+      mover_.backups().begin();
+      shut_ = true;
       cut_.begin(m.body.quiesce.epoch);
       break;
     case amem_v1_SessionMessage_trim_tag:
@@ -33,6 +38,10 @@ void Phases::command(Packet& packet) {
       break;
     case amem_v1_SessionMessage_step_tag:
       cut_.step(m.body.step);
+      break;
+    case amem_v1_SessionMessage_measure_tag:
+      cut_.end();
+      measure(m.body.measure);
       break;
     case amem_v1_SessionMessage_save_tag:
       cut_.end();
@@ -57,10 +66,55 @@ void Phases::command(Packet& packet) {
   }
 }
 
+void Phases::join_shut() {
+  shut_ = true;
+  gate_.close();
+}
+
 void Phases::unclaimed(const Packet& reply) { memory_.handles.unclaimed(reply.message.body.reply); }
+
+void Phases::measure(const amem_v1_Measure& measure) {
+  clock_.begin(amem_v1_Phase_PHASE_MEASURE);
+  copying_ = !measure.last;
+  if (copy_status_.ok()) copy_status_ = mover_.measure(measure);
+  if (!measure.last) return;
+  std::uint64_t bytes = 0;
+  std::vector<Look> looks;
+  const Status finished = mover_.finish_measure(bytes, looks);
+  if (copy_status_.ok()) copy_status_ = finished;
+  if (copy_status_.ok()) measured(measure.epoch, looks);
+  done(measure.epoch, amem_v1_Phase_PHASE_MEASURE, copy_status_, bytes);
+  copy_status_ = {};
+}
+
+void Phases::measured(std::uint64_t epoch, std::span<const Look> looks) {
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_measured_tag;
+  amem_v1_Measured& told = message.body.measured;
+  told.epoch = epoch;
+  const auto post = [&] {
+    session_.post(message);
+    told.parts_count = told.masks_count = 0;
+  };
+  for (const Look& look : looks) {
+    for (std::span<const std::uint32_t> left = look.masks; !left.empty();) {
+      if (told.parts_count == kMaxPartsPerMessage || told.masks_count == kMaxMasksPerMessage)
+        post();
+      const auto part =
+          left.first(std::min<std::size_t>(left.size(), kMaxMasksPerMessage - told.masks_count));
+      told.parts[told.parts_count++] = {look.id, look.masks.size() - left.size(),
+                                        static_cast<std::uint32_t>(part.size())};
+      std::copy(part.begin(), part.end(), told.masks + told.masks_count);
+      told.masks_count = static_cast<pb_size_t>(told.masks_count + part.size());
+      left = left.subspan(part.size());
+    }
+  }
+  if (told.parts_count > 0) post();
+}
 
 void Phases::copy(const amem_v1_Copies& copies, bool save) {
   clock_.begin(save ? amem_v1_Phase_PHASE_SAVE : amem_v1_Phase_PHASE_LOAD);
+  copying_ = !copies.last;
   if (copy_status_.ok()) copy_status_ = save ? mover_.save(copies) : mover_.load(copies);
   if (!copies.last) return;
   std::uint64_t bytes = 0;
@@ -157,10 +211,11 @@ void Phases::map(Packet& packet) {
 }
 
 void Phases::open(std::uint64_t epoch) {
-  away_ = false;
+  away_ = shut_ = false;
   memory_.residency.arrived();
   heap_.keep(true);
   gate_.open();
+  mover_.backups().drop_others([this](std::uint64_t id) { return memory_.holdings.is_away(id); });
   report_.go_on();
   done(epoch, amem_v1_Phase_PHASE_OPEN, {}, 0);
 }
@@ -193,9 +248,41 @@ void Phases::done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status
   session_.post(message);
 }
 
+/// A gate that is open stays so, and one that is shut, too. Of what the dead broker was in the
+/// middle of nothing may be left: its packets, or copies to a pool that the next one has.
+void Phases::disconnected() {
+  cut_.end();
+  if (std::exchange(copying_, false))
+    if (const Status s = mover_.give_up(); !s.ok()) log_warn(s.text());
+  copy_status_ = {};
+  map_status_ = {};
+  mapped_bytes_ = 0;
+  listed_.clear();
+  clock_ = {};
+  memory_.residency.take_timings();
+}
+
+Comeback Phases::comes_back(const Session::Mark& mark) {
+  std::vector<SendQueue::Parcel> first;
+  const auto showing = memory_.handles.show_again(first);
+  report_.tell_again(first);
+  Comeback comeback;
+  comeback.gate_shut = shut_;
+  comeback.items = memory_.holdings.list([&] { return mark(std::move(first)); });
+  return comeback;
+}
+
+void Phases::returned() {
+  orphan_.ends();
+  report_.changed();  // what has changed while there was nobody to tell
+}
+
+bool Phases::holds_out(const Status& why, bool hope) { return orphan_.holds_out(shut_, why, hope); }
+
 void Phases::lost() {
   cut_.end();
-  if (away_) {
+  orphan_.ends();
+  if (away_ && memory_.holdings.bytes_away() > 0) {
     memory_.residency.arrived();
     log_error(
         "the broker is gone while this group was paused: its memory cannot come back, and every "
@@ -204,6 +291,7 @@ void Phases::lost() {
     gate_.fail();
     return;
   }
+  Absence::fail();
   // What a resume was bringing back may not have its bytes.
   std::uint64_t unloaded = 0;
   if (const Status s = undo(unloaded); !s.ok()) log_error(s.text());

@@ -1,5 +1,8 @@
 // Phases: carries out the broker's commands in this rank (docs/protocol.md), one after another, on
 // the service thread.
+//
+// A rank that comes back to the next broker says what it holds and whether its gate is shut. So
+// commands may find done what they ask for: then they change nothing and are answered as ever.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +16,7 @@
 #include "shim/memory/memory.h"
 #include "shim/phases/cut_monitor.h"
 #include "shim/phases/mover.h"
+#include "shim/phases/orphan.h"
 #include "shim/phases/report.h"
 #include "shim/process/exit_handler.h"
 #include "shim/session/session.h"
@@ -23,7 +27,7 @@ class Phases final : public Session::Handler {
  public:
   /// `exit`: runs when the process ends; a pause moves it to the front.
   Phases(LocalDevices& devices, Gate& gate, Memory& memory, Mover& mover, CutMonitor& cut,
-         Report& report, Heap& heap, Session& session, ExitHandler& exit)
+         Report& report, Heap& heap, Session& session, ExitHandler& exit, const Options& options)
       : devices_(devices),
         gate_(gate),
         memory_(memory),
@@ -32,14 +36,26 @@ class Phases final : public Session::Handler {
         report_(report),
         heap_(heap),
         session_(session),
-        exit_(exit) {}
+        exit_(exit),
+        orphan_(memory, mover, session, options) {}
+
+  /// The rank joins a group that does not run: its gate is shut until an Open. Before the service
+  /// thread exists.
+  void join_shut();
 
   void command(Packet& packet) override;
   void unclaimed(const Packet& reply) override;
+  void disconnected() override;
+  Comeback comes_back(const Session::Mark& mark) override;
+  void returned() override;
+  bool holds_out(const Status& why, bool hope) override;
   void lost() override;
 
  private:
   void map(Packet& packet);
+  void measure(const amem_v1_Measure& measure);
+  /// Tells the broker which blocks are not zero.
+  void measured(std::uint64_t epoch, std::span<const Look> looks);
   void copy(const amem_v1_Copies& copies, bool save);
   /// Tells the broker how pieces are stored.
   void saved(const amem_v1_Copies& save, std::span<const Piece> pieces);
@@ -61,9 +77,12 @@ class Phases final : public Session::Handler {
   Heap& heap_;
   Session& session_;
   ExitHandler& exit_;
-  bool away_ = false;               // memory is released
-  bool retrying_ = false;           // drop_leftovers() will be called
-  Status copy_status_;              // first failure since the last PhaseDone of copies
+  Orphan orphan_;
+  bool shut_ = false;      // the gate
+  bool away_ = false;      // memory is released
+  bool copying_ = false;   // more packets follow
+  bool retrying_ = false;  // drop_leftovers() will be called
+  Status copy_status_;     // first failure since the last PhaseDone of copies, or a Measure
   std::set<std::uint64_t> listed_;  // by the packets of a Release so far
   PhaseClock clock_;
   Status map_status_;               // first failure since the last PhaseDone of a Map

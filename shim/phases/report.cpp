@@ -77,10 +77,21 @@ void Report::send(bool always) {
   next_.store(std::chrono::steady_clock::now() + kInterval);
   std::vector<UnbrokeredAmount> now = amounts();
   if (!always && now == sent_) return;
+  session_.post(message(now));
+  sent_ = std::move(now);
+}
+
+void Report::tell_again(std::vector<SendQueue::Parcel>& first) {
+  if (sent_.empty()) return;
+  if (Result<std::string> bytes = encode(message(sent_)); bytes.ok())
+    first.push_back({std::move(bytes).value(), {}});
+}
+
+Message Report::message(const std::vector<UnbrokeredAmount>& amounts) {
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_unbrokered_tag;
   amem_v1_Unbrokered& body = message.body.unbrokered;
-  for (const UnbrokeredAmount& amount : now) {
+  for (const UnbrokeredAmount& amount : amounts) {
     if (body.kinds_count == kMaxKinds || amount.device < 0 || amount.device >= devices_.count())
       continue;
     amem_v1_Unbrokered_Kind& kind = body.kinds[body.kinds_count++];
@@ -89,8 +100,7 @@ void Report::send(bool always) {
     kind.bytes = amount.bytes;
     kind.count = amount.count;
   }
-  session_.post(message);
-  sent_ = std::move(now);
+  return message;
 }
 
 std::string Report::stats(const std::string& group, std::uint32_t rank_id, const char* scope,

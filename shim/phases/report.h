@@ -1,8 +1,7 @@
 // Report: tells the broker, and the program that asks, which device memory of this process is
 // brokered and which is not.
 //
-// changed(), amounts() and stats() from any thread; send(), hold() and go_on() on the service
-// thread.
+// changed(), amounts() and stats() from any thread; the rest on the service thread.
 #pragma once
 
 #include <atomic>
@@ -26,6 +25,8 @@ class Report {
   void changed();
   /// Tells the broker what is not brokered; unless `always`, only when it is news and not on hold.
   void send(bool always);
+  /// Adds for the next broker what the last one was told. Asks the driver nothing.
+  void tell_again(std::vector<SendQueue::Parcel>& first);
   /// From here to go_on() the driver is not asked for news: the service thread has commands to see
   /// to, and who is inside the driver may wait there for what one of them lets through.
   void hold() { held_ = true; }
@@ -40,6 +41,8 @@ class Report {
                     bool loaded);
 
  private:
+  Message message(const std::vector<UnbrokeredAmount>& amounts);
+
   const Driver& driver_;
   LocalDevices& devices_;
   Memory& memory_;

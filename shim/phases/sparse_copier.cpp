@@ -110,30 +110,55 @@ Status SparseCopier::scan() {
   return {};
 }
 
-Status SparseCopier::gather(std::vector<Piece>& decided) {
+Status SparseCopier::scanned(int ordinal, Device& device, std::vector<Place>& places) {
+  places = std::exchange(device.offered, {});
+  device.scanned = 0;
+  return places.empty() ? Status() : wait(ordinal, device);
+}
+
+Status SparseCopier::look(std::vector<Look>& looks) {
   for (auto& [ordinal, device] : ready_) {
-    if (device.offered.empty()) continue;
-    if (Status s = wait(ordinal, device); !s.ok()) return s;
-    if (Status s = decide(ordinal, device, decided); !s.ok()) return s;
+    std::vector<Place> places;
+    if (Status s = scanned(ordinal, device, places); !s.ok()) return s;
+    for (const Place& place : places) {
+      Look& look = looks.emplace_back();
+      look.id = place.piece.id;
+      for (const sparse::Entry& entry : part_of_table<sparse::Entry>(
+               device.table.get(), place.first_entry, entries_of(place.piece)))
+        look.masks.push_back(entry.mask);
+    }
   }
   return {};
 }
 
-Status SparseCopier::decide(int ordinal, Device& device, std::vector<Piece>& decided) {
-  std::vector<Place> sparse_ones;
-  for (Place& place : device.offered) {
+Status SparseCopier::gather(std::vector<Piece>& decided) {
+  for (auto& [ordinal, device] : ready_) {
+    std::vector<Place> places;
+    if (Status s = scanned(ordinal, device, places); !s.ok()) return s;
+    if (Status s = decide(device, places); !s.ok()) return s;
+    for (const Place& place : places) decided.push_back(place.piece);
+    std::erase_if(places, [](const Place& place) { return !place.piece.sparse; });
+    if (Status s = launch(Kernel::kGather, ordinal, device, places); !s.ok()) return s;
+  }
+  return {};
+}
+
+Status SparseCopier::decide(const Device& device, std::vector<Place>& places) {
+  for (Place& place : places) {
     Piece& piece = place.piece;
-    const Content content = count(
+    const sparse::Content content = count(
         part_of_table<sparse::Entry>(device.table.get(), place.first_entry, entries_of(piece)),
         piece.length);
-    piece.sparse = save_sparse(content, piece.length, piece.sparse);
+    piece.sparse = sparse::save_sparse(content, piece.length, piece.sparse);
     piece.stored = piece.sparse ? content.stored : piece.length;
-    if (piece.sparse) sparse_ones.push_back(place);
-    decided.push_back(piece);
+    if (piece.stored > piece.room)
+      return {Code::kAborted,
+              "allocation " + std::to_string(piece.id) + " has changed while it was paused: " +
+                  std::to_string(piece.stored) + " bytes are to be saved from byte " +
+                  std::to_string(piece.offset) + " on, and there were " +
+                  std::to_string(piece.room) + " at most. A NIC or another process writes to it"};
   }
-  device.offered.clear();
-  device.scanned = 0;
-  return launch(Kernel::kGather, ordinal, device, sparse_ones);
+  return {};
 }
 
 Status SparseCopier::scatter(const std::vector<Piece>& pieces) {

@@ -3,9 +3,9 @@
 //
 // Per device it owns a stream, the kernels and a table in pinned memory, all made when the device
 // is prepared: a pause allocates nothing. A save has two steps: scan() looks at the pieces, beside
-// whatever the copy engine does meanwhile; gather() decides and moves. Where the kernels cannot be
-// had (a driver without a compiler for PTX, or too old for it) it takes nothing, says so once, and
-// the caller copies densely. Service thread only.
+// whatever the copy engine does meanwhile; gather() decides and moves, or look() only tells. Where
+// the kernels cannot be had (a driver without a compiler for PTX, or too old for it) it takes
+// nothing, says so once, and the caller copies densely. Service thread only.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,12 @@
 
 namespace amem::shim {
 
+/// What a scan has found of an allocation: a mask for each group of blocks.
+struct Look {
+  std::uint64_t id = 0;
+  std::vector<std::uint32_t> masks;
+};
+
 /// A piece of an allocation, where it is on a device and where its copy is in the pool.
 struct Piece {
   std::uint64_t id = 0;
@@ -29,6 +35,7 @@ struct Piece {
   int device = -1;
   CUdeviceptr address = 0;
   CUdeviceptr pool = 0;
+  std::uint64_t room = 0;      // of a save: bytes of the pool from there on; no more is written
   bool sparse = false;         // once it has been decided; before: wherever that is shorter at all
   std::uint64_t stored = 0;    // bytes of the copy
   std::uint64_t checksum = 0;  // of the piece's bytes; 0: none
@@ -49,8 +56,11 @@ class SparseCopier {
   bool offer(const Piece& piece);
   /// Queues a look at what was offered since the last call.
   Status scan();
+  /// Waits for the looks and tells what they have found. REQUIRES: whole allocations were offered.
+  Status look(std::vector<Look>& looks);
   /// Waits for the looks; queues the sparse copies. Gives back what was offered, `sparse` and
-  /// `stored` set; pieces that are not sparse are left to the caller.
+  /// `stored` set; pieces that are not sparse are left to the caller. kAborted: one does not fit in
+  /// its room; of this device none has been queued.
   Status gather(std::vector<Piece>& decided);
 
   /// Queues loading of sparse copies. kFailedPrecondition: a device has no kernels.
@@ -83,10 +93,12 @@ class SparseCopier {
   };
   enum class Kernel : std::uint8_t { kScan, kGather, kScatter, kChecksum };
 
+  /// The looks at what was offered have ended, and what was offered is forgotten.
+  Status scanned(int ordinal, Device& device, std::vector<Place>& places);
   Status make(int ordinal, Device& device);
   void settle(int ordinal, const Device& device);
   bool serves(const Piece& piece) const;
-  Status decide(int ordinal, Device& device, std::vector<Piece>& decided);
+  static Status decide(const Device& device, std::vector<Place>& places);
   /// In as few launches as the pieces allow.
   Status launch(Kernel kernel, int ordinal, const Device& device, std::span<const Place> places);
   /// REQUIRES: the device's context is current.

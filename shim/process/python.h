@@ -19,12 +19,25 @@ class Python {
   /// Its atexit functions are about to run; told by the package amem, which Python tells.
   static void tell_ending();
 
-  /// ending(), and the caller is to hear of it.
-  static bool ending_for_caller() { return ending() && !ends_this_thread(); }
-
   /// The calling thread is Python's, but not the main one: whoever comes back to an interpreter
   /// that is being finalized is ended there, by pthread_exit before 3.14.
   static bool ends_this_thread();
+};
+
+/// Whether a caller of the program's that waits is to hear that the process is ending. One that
+/// ends with its interpreter is not, once that is ending: back there it would be ended in the
+/// middle of C++ that may not expect it, and abort the process. Nobody waits for such a thread.
+class EndOfCaller {
+ public:
+  /// Asked now: an interpreter that has ended no longer knows its threads.
+  EndOfCaller() : with_interpreter_(Python::ends_this_thread()) {}
+  /// `process_ends`: exit() has begun. Asked again and again: nobody tells of an interpreter's end.
+  bool is_here(bool process_ends) const {
+    return Python::ending() ? !with_interpreter_ : process_ends;
+  }
+
+ private:
+  const bool with_interpreter_;
 };
 
 }  // namespace amem::shim

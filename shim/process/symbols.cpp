@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include "shim/process/c_library.h"
+
 namespace amem::shim {
 namespace {
 
@@ -21,11 +23,22 @@ AMEM_RUNS_BEFORE_SANITIZERS Dlsym real_dlsym() {
   void* real = __atomic_load_n(&cached, __ATOMIC_ACQUIRE);
   if (real == nullptr) {
     // The versions under which the C library has exported dlsym on x86-64: since 2.34, and before.
-    real = ::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
-    if (real == nullptr) real = ::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    const Dlvsym look_up = real_dlvsym();
+    real = look_up(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+    if (real == nullptr) real = look_up(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
     __atomic_store_n(&cached, real, __ATOMIC_RELEASE);
   }
   return reinterpret_cast<Dlsym>(real);
+}
+
+AMEM_RUNS_BEFORE_SANITIZERS Dlvsym real_dlvsym() {
+  static void* cached = nullptr;
+  void* real = __atomic_load_n(&cached, __ATOMIC_ACQUIRE);
+  if (real == nullptr) {
+    real = c_library_symbol("dlvsym");
+    __atomic_store_n(&cached, real, __ATOMIC_RELEASE);
+  }
+  return reinterpret_cast<Dlvsym>(real);
 }
 
 void* driver_symbol(const char* symbol) {
@@ -39,6 +52,17 @@ void* driver_symbol(const char* symbol) {
 }
 
 void* next_symbol(const char* symbol) { return real_dlsym()(RTLD_NEXT, symbol); }
+
+void* symbol_for(const void* code, const char* name, const char* version) {
+  const link_map* map = map_of(code);
+  if (map == nullptr) return nullptr;
+  void* library = ::dlopen(map->l_name[0] != '\0' ? map->l_name : nullptr, RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr) return nullptr;
+  void* found =
+      version != nullptr ? real_dlvsym()(library, name, version) : real_dlsym()(library, name);
+  ::dlclose(library);
+  return found;
+}
 
 bool precedes_us(const void* code) {
   const link_map* theirs = map_of(code);

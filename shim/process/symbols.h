@@ -11,12 +11,26 @@ namespace amem::shim {
 using Dlsym = void* (*)(void* handle, const char* name);
 Dlsym real_dlsym();
 
+/// dlvsym of the C library, likewise.
+using Dlvsym = void* (*)(void* handle, const char* name, const char* version);
+Dlvsym real_dlvsym();
+
+/// What a lookup answers instead of the C library's; not ours: ask the C library.
+struct SymbolAnswer {
+  void* address = nullptr;
+  bool ours = false;
+};
+
 /// The driver's own function, out of libcuda.so.1 itself; nullptr when that is not loaded or has
 /// none. Wrappers go on to this and to nothing else.
 void* driver_symbol(const char* symbol);
 
 /// What the libraries behind us have of this name; nullptr, with dlerror set, when they have none.
 void* next_symbol(const char* symbol);
+
+/// What the library with this code, and those that it is linked to, have of this name; `version`
+/// may be nullptr.
+void* symbol_for(const void* code, const char* name, const char* version);
 
 /// A library that was preloaded in front of us, or the program, has this code.
 bool precedes_us(const void* code);

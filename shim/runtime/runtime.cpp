@@ -4,11 +4,13 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <iterator>
 
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
+#include "shim/memory/absence.h"
 #include "shim/process/modules.h"
 #include "shim/process/python.h"
 #include "shim/process/symbols.h"
@@ -27,6 +29,7 @@ constexpr std::chrono::milliseconds kDriverEndDeadline{300};
 
 Runtime* instance = nullptr;
 pthread_once_t instance_once = PTHREAD_ONCE_INIT;
+std::atomic<bool> made{false};  // for who does not want to make it
 
 int rank_from_environment() {
   for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
@@ -44,6 +47,16 @@ int current_device_of_caller() { return devices_of_gate->current(); }
 bool stream_idle(int device, CUstream stream) { return devices_of_gate->idle(device, stream); }
 
 const char* environment(const char* name) { return std::getenv(name); }
+
+/// For a process of which nobody has said whom it takes turns with. Process ids are the same in
+/// different containers.
+std::string group_of_one() {
+  std::uint32_t number = 0;
+  if (::getentropy(&number, sizeof number) != 0) number = 0;  // then the process id has to do
+  char name[64];
+  std::snprintf(name, sizeof name, "tms-%d-%08x", static_cast<int>(::getpid()), number);
+  return name;
+}
 
 /// Tags into a message's field; kInvalidArgument when they do not fit.
 template <std::size_t N, std::size_t Size>
@@ -73,13 +86,21 @@ bool Runtime::disabled() {
 }
 
 Runtime& Runtime::get() {
-  pthread_once(&instance_once, [] { instance = new Runtime; });
+  pthread_once(&instance_once, [] {
+    instance = new Runtime;
+    made.store(true, std::memory_order_release);
+  });
   return *instance;
 }
 
+Runtime* runtime_if_made() { return made.load(std::memory_order_acquire) ? instance : nullptr; }
+
 Runtime::Runtime() {
   std::vector<std::string> complaints;
-  options_ = Options::parse(&environment, complaints);
+  options_ = Options::parse(&environment, complaints,
+                            module_of(reinterpret_cast<const void*>(&environment)));
+  alone_ = options_.alone;
+  name_group_of_one();
   set_log_level(options_.log_level);
   for (const std::string& complaint : complaints) log_warn(complaint);
   open_trace(options_.trace);
@@ -87,17 +108,19 @@ Runtime::Runtime() {
   the_gate = &gate_;
 }
 
-bool Runtime::brokers(const void* code_address) const {
+bool Runtime::brokers(const void* code_address) const { return !alone_ && is_nccl(code_address); }
+
+bool Runtime::is_nccl(const void* code_address) const {
   const std::string module = module_of(code_address);
   return !module.empty() && matches_module(module.c_str(), options_.modules);
 }
 
 std::optional<Label> Runtime::label(const void* code_address) const {
-  if (options_.scope == Scope::kNccl) return std::nullopt;
+  // NCCL's memory is never dropped and has no region, whoever calls NCCL from where.
+  if (is_nccl(code_address)) return alone_ ? std::nullopt : std::optional<Label>(Label{kNcclTag});
+  if (options_.scope == Scope::kNccl || Region::unbrokered()) return std::nullopt;
   std::optional<Label> label = Region::current();
-  if (!label && options_.scope == Scope::kHeap) label = Label{kHeapTag};
-  // NCCL's memory is never dropped, whoever calls NCCL from where.
-  if (label && brokers(code_address)) label = Label{kNcclTag};
+  if (!label && options_.scope == Scope::kHeap) label = Label{kHeapTag, options_.heap_policy};
   return label;
 }
 
@@ -130,8 +153,15 @@ Status Runtime::load_driver() {
   return {};
 }
 
+void Runtime::name_group_of_one() {
+  if (!alone_ || named_by_ == ::getpid()) return;
+  named_by_ = ::getpid();
+  options_.group = group_of_one();
+}
+
 Status Runtime::open() {
   if (Status s = load_driver(); !s.ok()) return s;
+  name_group_of_one();  // anew for a child of fork, whose parent has only looked the driver up
   devices_of_gate = &devices_;
   Gate::Policy policy{options_.gate_waits, options_.gate_timeout, &current_device_of_caller,
                       &stream_idle};
@@ -149,9 +179,9 @@ Status Runtime::open() {
   identity.program = program_invocation_short_name;
   const std::string path = options_.runtime_dir + "/session.sock";
   // Before the service thread exists: a command of the broker may shut the gate at once.
-  if (Status s = session_.connect(path, identity); !s.ok()) return s;
+  if (Status s = session_.connect(path, identity, options_.reconnect); !s.ok()) return s;
   if (session_.welcome().gate_shut) {
-    gate_.close();
+    phases_.join_shut();
     log_info("group " + options_.group + " is not running: this rank waits for its resume");
   }
   // Before the service thread, which moves it, exists. The first runs before the driver's own end,
@@ -179,6 +209,7 @@ void Runtime::after_fork_in_child() {
   self.forked_.store(true, std::memory_order_release);
   self.session_.abandon_after_fork();
   self.gate_.reset_after_fork();
+  Absence::reset_after_fork();
 }
 
 /// exit() has begun: nothing of ours may hold it up.
@@ -187,6 +218,7 @@ void Runtime::process_ends() {
   if (self.forked()) return;
   self.gate_.end();
   self.memory_.holdings.end();
+  Absence::end();
   self.session_.end();
 }
 
@@ -243,6 +275,7 @@ Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t t
     timeout_ms = static_cast<std::uint32_t>(std::min<std::int64_t>(
         std::chrono::milliseconds(runtime.options().timeout).count(), UINT32_MAX));
   body.op = what.op;
+  body.guests = what.guests;
   body.timeout_ms = timeout_ms;
   return runtime.ask(request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline);
 }
@@ -275,6 +308,7 @@ Status Runtime::set_group(const std::string& name) {
     return {Code::kFailedPrecondition, "this process already belongs to group " + options_.group +
                                            ": set the group before the first brokered allocation"};
   options_.group = name;
+  alone_ = false;
   return {};
 }
 

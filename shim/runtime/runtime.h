@@ -40,6 +40,7 @@ struct GroupRequest {
   std::vector<std::string> tags;
   std::vector<std::string> except;
   std::vector<std::string> discard;  // a pause drops the bytes of these
+  amem_v1_GuestRule guests = amem_v1_GuestRule_GUEST_RULE_UNSPECIFIED;
 };
 
 class Runtime {
@@ -56,10 +57,9 @@ class Runtime {
   /// This is a child of fork without exec.
   bool forked() const { return forked_.load(std::memory_order_relaxed); }
 
-  /// The caller is NCCL.
+  /// The caller is NCCL, and its memory is brokered.
   bool brokers(const void* code_address) const;
-  /// Under what the memory that this thread allocates now is brokered, in a scope beyond NCCL's;
-  /// nothing: it is not.
+  /// Under what the memory that this thread allocates now is brokered; nothing: it is not.
   std::optional<Label> label(const void* code_address) const;
 
   /// Asks the broker, and waits for its Reply.
@@ -72,11 +72,9 @@ class Runtime {
   Captures& captures() { return captures_; }
   Memory& memory() { return memory_; }
   Slabs& slabs() { return slabs_; }
-  /// The heap, when the process may have brokered memory of cuMemAlloc's; else nullptr.
+  /// The heap; nullptr before the driver has been needed, and in a child of fork.
   Heap* heap() {
-    return options_.scope != Scope::kNccl && opened_.load(std::memory_order_acquire) && !forked()
-               ? &heap_
-               : nullptr;
+    return driver_loaded_.load(std::memory_order_acquire) && !forked() ? &heap_ : nullptr;
   }
   /// For accounting of what goes to the driver. The driver must have answered a call before.
   /// nullptr: it cannot be told where memory is.
@@ -99,14 +97,21 @@ class Runtime {
   static void after_fork_in_child();
   static void process_ends();
   static void driver_ends();
+  friend struct BackupAccess;  // shim/runtime/backup.cpp
+  bool is_nccl(const void* code_address) const;
+  void name_group_of_one();
 
   Options options_;
+  /// A group of one process: its NCCL shares memory with processes of other groups, so that stays
+  /// the driver's.
+  std::atomic<bool> alone_{false};
+  int named_by_ = 0;  // the process that has made its name
   Driver driver_;
   LocalDevices devices_{driver_};
   Gate gate_;
   Captures captures_{gate_};
   Session session_;
-  Memory memory_{driver_, devices_, session_};
+  Memory memory_{driver_, devices_, gate_, session_};
   Slabs slabs_{driver_, devices_, memory_};
   Heap heap_{driver_, devices_, gate_, memory_, session_};
   Ipc ipc_{driver_, devices_, memory_};
@@ -115,11 +120,11 @@ class Runtime {
   CutMonitor cut_{driver_, devices_, gate_, heap_, session_};
   ExitHandler before_driver_{&Runtime::driver_ends};
   ExitHandler exit_{&Runtime::process_ends};
-  Phases phases_{devices_, gate_, memory_, mover_, cut_, report_, heap_, session_, exit_};
+  Phases phases_{devices_, gate_, memory_, mover_, cut_, report_, heap_, session_, exit_, options_};
 
   std::mutex driver_mutex_;  // guards loading
   std::atomic<bool> driver_loaded_{false};
-  std::mutex mutex_;  // guards opening, options_.group, prepared_devices_
+  std::mutex mutex_;  // guards opening, options_.group, named_by_, prepared_devices_
   bool tried_ = false;
   std::uint64_t prepared_devices_ = 0;  // bit per ordinal
   std::atomic<bool> opened_{false};
@@ -129,6 +134,9 @@ class Runtime {
 /// The process's gate, for the wrappers' fast path. Set when the Runtime is made, before any
 /// wrapper is handed out.
 extern Gate* the_gate;
+
+/// The instance, if there is one: a process that has used no driver has none.
+Runtime* runtime_if_made();
 
 /// Pause or resume asked from inside. 0: the configured time-out.
 Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t timeout_ms);

@@ -1,13 +1,10 @@
 #include "shim/session/session.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/time.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,85 +15,58 @@
 #include <string>
 #include <system_error>
 
-#include "common/peer.h"
-#include "common/version.h"
 #include "shim/base/log.h"
 
 namespace amem::shim {
 namespace {
 
-constexpr std::chrono::seconds kHelloDeadline{10};
 /// A program's own and those of a resume's packet.
 constexpr rlim_t kDescriptors = 1024;
-
-void set_timeout(int socket, int option, std::chrono::microseconds timeout) {
-  const timeval value{timeout.count() / 1'000'000, timeout.count() % 1'000'000};
-  ::setsockopt(socket, SOL_SOCKET, option, &value, sizeof value);
-}
-
-Result<Fd> connect_to(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path)
-    return Status(Code::kInvalidArgument, "the socket path " + path + " is too long");
-  path.copy(address.sun_path, path.size());
-  Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!socket) return errno_status(Code::kUnavailable, "socket", errno);
-  set_timeout(socket.get(), SO_SNDTIMEO, kHelloDeadline);  // also where too many wait to connect
-  int connected = 0;
-  do
-    connected =
-        ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
-  while (connected != 0 && errno == EINTR);
-  if (connected != 0)
-    return errno_status(Code::kUnavailable, "connecting to the broker at " + path, errno);
-  if (Status s = check_broker(socket.get(), path); !s.ok()) return s;
-  return socket;
-}
 
 Status status_of(const amem_v1_Reply& reply) {
   if (reply.code == 0) return {};
   return {static_cast<Code>(reply.code), reply.text};
 }
 
+Token key_of(const amem_v1_Welcome& welcome) {
+  Token key;
+  std::memcpy(key.data(), welcome.session, key.size());
+  return key;
+}
+
+/// What its answer gives the rank; 0: nothing.
+std::uint64_t given_by(const amem_v1_Reply& reply) {
+  if (reply.code != 0) return 0;
+  if (reply.which_result == amem_v1_Reply_created_tag) return reply.result.created.id;
+  return reply.which_result == amem_v1_Reply_redeemed_tag ? reply.result.redeemed.id : 0;
+}
+
+/// The broker, or whoever is there, will not change its mind about this rank.
+bool final_refusal(Code code) {
+  return code == Code::kNotFound || code == Code::kFailedPrecondition ||
+         code == Code::kPermissionDenied || code == Code::kInvalidArgument;
+}
+
+std::string seconds(std::chrono::milliseconds time) {
+  const auto tenths = time.count() / 100;
+  return std::to_string(tenths / 10) + (tenths % 10 != 0 ? "." + std::to_string(tenths % 10) : "") +
+         " s";
+}
+
 }  // namespace
 
-Status Session::connect(const std::string& socket_path, const Identity& identity) {
-  Result<Fd> connected = connect_to(socket_path);
-  if (!connected.ok()) return connected.status();
-  Fd socket = std::move(connected).value();
-
-  Message hello = amem_v1_SessionMessage_init_zero;
-  hello.seq = next_seq_++;
-  hello.which_body = amem_v1_SessionMessage_hello_tag;
-  amem_v1_Hello& h = hello.body.hello;
-  h.protocol = kProtocolVersion;
-  set_text(h.version, kVersion);
-  set_text(h.group, identity.group);
-  set_text(h.program, identity.program);
-  h.rank = identity.rank;
-  h.pid = ::getpid();
-  if (Status sent = send_message(socket.get(), hello); !sent.ok()) return sent;
-
-  set_timeout(socket.get(), SO_RCVTIMEO, kHelloDeadline);
-  Packet answer;
-  if (Status s = receive(socket.get(), 0, answer); !s.ok()) {
-    if (s.code() == Code::kResourceExhausted)
-      return {Code::kDeadlineExceeded, "the broker at " + socket_path + " did not answer in 10 s"};
-    return s;
-  }
-  if (::fcntl(socket.get(), F_SETFL, O_NONBLOCK) != 0)
-    return errno_status(Code::kUnavailable, "fcntl on a session", errno);
-  if (answer.message.which_body != amem_v1_SessionMessage_reply_tag)
-    return {Code::kInternal,
-            "the broker at " + socket_path + " answered Hello with something else"};
-  const amem_v1_Reply& reply = answer.message.body.reply;
-  if (Status s = status_of(reply); !s.ok()) return s;
-  if (reply.which_result != amem_v1_Reply_welcome_tag)
-    return {Code::kInternal, "the broker at " + socket_path + " sent no Welcome"};
-
-  welcome_ = reply.result.welcome;
-  socket_ = std::move(socket);
+Status Session::connect(const std::string& socket_path, const Identity& identity,
+                        std::chrono::milliseconds reconnect) {
+  NewSocket socket(joining_);
+  if (Status s = socket.connect(socket_path); !s.ok()) return s;
+  Result<amem_v1_Welcome> welcome = say_hello(socket.get(), socket_path, identity);
+  if (!welcome.ok()) return welcome.status();
+  path_ = socket_path;
+  identity_ = identity;
+  reconnect_ = reconnect;
+  welcome_ = welcome.value();
+  key_ = key_of(welcome_);
+  socket_ = socket.take();
   return {};
 }
 
@@ -108,6 +78,8 @@ Status Session::start(Handler& handler) {
     return errno_status(Code::kUnavailable, "eventfd", why);
   }
   handler_ = &handler;
+  online_.store(true);
+  outgoing_.connect(socket_.get());
   alive_.store(true, std::memory_order_release);
 
   // The program's signals are none of the service thread's business.
@@ -124,6 +96,8 @@ Status Session::start(Handler& handler) {
     std::thread([this] { serve(); }).detach();
   } catch (const std::system_error& error) {
     alive_.store(false, std::memory_order_release);
+    online_.store(false);
+    outgoing_.disconnect();
     socket_.reset();  // the broker counts on no rank that nobody speaks for
     started = {Code::kUnavailable, std::string("no thread for the session: ") + error.what()};
   }
@@ -135,11 +109,13 @@ Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadlin
                              std::chrono::microseconds soon) {
   const auto begin = Clock::now();
   Unanswered waiting;
+  waiting.request = &message;
   std::unique_lock lock(mutex_);
   message.seq = next_seq_++;
   waiting_[message.seq] = &waiting;
   lock.unlock();
-  Status sent = alive() ? send(message) : Status(Code::kUnavailable, "the broker is gone");
+  Status sent =
+      alive() ? send(message, {}, &waiting) : Status(Code::kUnavailable, "the broker is gone");
   if (sent.ok() && soon.count() > 0) look_for_answer(waiting, begin + soon);
   lock.lock();
   const auto answered = [&] { return waiting.done || !alive(); };
@@ -153,8 +129,9 @@ Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadlin
     if (!alive()) return Status(Code::kUnavailable, "the broker is gone");
     if (ending_)
       return Status(Code::kUnavailable, "the process is ending and waits for the broker no longer");
-    return Status(Code::kDeadlineExceeded,
-                  "the broker did not answer in " + std::to_string(deadline.count()) + " ms");
+    const char* const what = online_.load() ? "the broker did not answer in "
+                                            : "the broker is gone, and no other has come in ";
+    return Status(Code::kDeadlineExceeded, what + std::to_string(deadline.count()) + " ms");
   }
   if (Status s = status_of(waiting.packet.message.body.reply); !s.ok()) return s;
   return std::move(waiting.packet);
@@ -162,10 +139,12 @@ Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadlin
 
 void Session::look_for_answer(const Unanswered& waiting, Clock::time_point until) {
   const auto seen = [&] { return waiting.done.load(std::memory_order_acquire); };
-  while (!seen() && alive() && Clock::now() < until) {
+  while (!seen() && online_.load(std::memory_order_acquire) && Clock::now() < until) {
     pollfd fd{socket_.get(), POLLIN, 0};
     if (::poll(&fd, 1, 0) <= 0) continue;
     std::unique_lock reading(reading_);
+    // What a broker says that has been given up would not be in the list of what the rank holds.
+    if (!online_.load(std::memory_order_relaxed)) return;
     Incoming in;
     in.status = receive(socket_.get(), MSG_DONTWAIT, in.packet);
     if (in.status.code() == Code::kResourceExhausted) continue;  // another thread has it
@@ -179,54 +158,24 @@ void Session::look_for_answer(const Unanswered& waiting, Clock::time_point until
   }
 }
 
-void Session::post(const Message& message) {
-  if (!alive()) return;
-  if (Status s = send(message); !s.ok()) log_debug(s.text());
+void Session::post(const Message& message, std::vector<Fd> fds) {
+  if (ended()) return;
+  if (Status s = send(message, std::move(fds), nullptr); !s.ok()) log_debug(s.text());
 }
 
-Status Session::send(const Message& message) {
+Status Session::send(const Message& message, std::vector<Fd> fds, Unanswered* request) {
   Result<std::string> bytes = encode(message);
   if (!bytes.ok()) return bytes.status();
-  std::lock_guard lock(sending_);
-  outgoing_.push_back(std::move(bytes).value());
-  flush();
-  if (!outgoing_.empty()) wake();
+  if (outgoing_.add({std::move(bytes).value(), std::move(fds)},
+                    request != nullptr ? &request->sent : nullptr))
+    wake();
   return {};
 }
 
-/// REQUIRES: sending_ is held.
-void Session::flush() {
-  while (!outgoing_.empty()) {
-    const Status sent = send_encoded(socket_.get(), outgoing_.front(), {});
-    if (sent.code() == Code::kResourceExhausted) {
-      if (!full_since_) full_since_ = Clock::now();
-      return;
-    }
-    full_since_.reset();
-    if (sent.ok()) {
-      outgoing_.pop_front();
-      continue;
-    }
-    // It would be missed: a free, or an answer. So the session ends with it.
-    log_debug(sent.text());
-    outgoing_.clear();
-    ::shutdown(socket_.get(), SHUT_RDWR);  // the service thread sees it
-  }
-}
-
-/// False: the broker has read nothing for too long.
-bool Session::flush_in_time() {
-  std::lock_guard lock(sending_);
-  flush();
-  if (!full_since_ || Clock::now() - *full_since_ < send_deadline_) return true;
-  log_error("the broker has read nothing for " + std::to_string(send_deadline_.count()) +
-            " ms: it is stopped, or stuck; this rank gives it up");
-  return false;
-}
-
-bool Session::is_full() {
-  std::lock_guard lock(sending_);
-  return full_since_.has_value();
+void Session::taken(std::uint64_t id) {
+  std::lock_guard lock(mutex_);
+  const auto it = std::find(given_.begin(), given_.end(), id);
+  if (it != given_.end()) given_.erase(it);
 }
 
 void Session::wake() {
@@ -246,6 +195,11 @@ void Session::end() {
   std::lock_guard lock(mutex_);
   ending_ = true;
   answered_.notify_all();
+}
+
+bool Session::ending() {
+  std::lock_guard lock(mutex_);
+  return ending_;
 }
 
 void Session::stop(Clock::time_point deadline) {
@@ -283,11 +237,7 @@ void Session::run_due_tasks() {
 
 /// For poll: -1 when there is nothing to be done at a certain time.
 int Session::milliseconds_to_wait() {
-  std::optional<Clock::time_point> next;
-  {
-    std::lock_guard lock(sending_);
-    if (full_since_) next = *full_since_ + send_deadline_;
-  }
+  std::optional<Clock::time_point> next = outgoing_.full();
   std::lock_guard lock(mutex_);
   for (const DueTask& task : tasks_)
     if (!stopped_ && (!next || task.when < *next)) next = task.when;
@@ -301,14 +251,15 @@ bool Session::deliver(Packet& packet) {
   std::lock_guard lock(mutex_);
   const auto it = waiting_.find(packet.message.seq);
   if (it == waiting_.end()) return false;
+  if (const std::uint64_t id = given_by(packet.message.body.reply); id != 0) given_.push_back(id);
   it->second->packet = std::move(packet);
   it->second->done.store(true, std::memory_order_release);
   answered_.notify_all();
   return true;
 }
 
-/// Handles one packet, first those that others have left. False: the session has ended.
-bool Session::serve_next(bool readable) {
+/// Handles one packet, first those that others have left. Not OK: why the connection has ended.
+Status Session::serve_next(bool readable) {
   Incoming in;
   {
     std::lock_guard reading(reading_);
@@ -318,49 +269,175 @@ bool Session::serve_next(bool readable) {
     } else if (readable) {
       in.status = receive(socket_.get(), MSG_DONTWAIT, in.packet);
     } else {
-      return true;
+      return {};
     }
     if (!left_.empty()) wake();
   }
-  if (in.status.code() == Code::kResourceExhausted) return true;
+  if (in.status.code() == Code::kResourceExhausted) return {};
   if (!in.status.ok()) {
     if (in.status.code() != Code::kUnavailable) log_error("from the broker: " + in.status.text());
-    return false;
+    return in.status;
   }
   if (in.packet.message.which_body != amem_v1_SessionMessage_reply_tag)
     work([&] { handler_->command(in.packet); });
   else if (!deliver(in.packet))
     handler_->unclaimed(in.packet);  // a descriptor beside it closes with the packet
-  return true;
+  return {};
+}
+
+/// Sleeps until one of the descriptors has something, or a wake(). The first one is for that.
+void Session::sleep(pollfd* fds, std::size_t count, int milliseconds) {
+  fds[0] = {wake_.get(), POLLIN, 0};
+  if (::poll(fds, count, milliseconds) <= 0)
+    for (std::size_t i = 0; i < count; ++i) fds[i].revents = 0;
+  if (fds[0].revents == 0) return;
+  std::uint64_t wakes = 0;
+  [[maybe_unused]] const ssize_t n = ::read(wake_.get(), &wakes, sizeof wakes);
+}
+
+/// Until the connection ends, and then why. kUnavailable: the broker's end is closed.
+Status Session::serve_broker() {
+  for (;;) {
+    // No deadline but the tasks' and that of messages that wait: this thread's whole job is to wait
+    // for the broker, whose death ends the wait.
+    const short events = outgoing_.full() ? POLLIN | POLLOUT : POLLIN;
+    pollfd fds[2] = {{}, {socket_.get(), events, 0}};
+    sleep(fds, 2, milliseconds_to_wait());
+    work([&] { run_due_tasks(); });
+    if (!outgoing_.flush()) return {Code::kDeadlineExceeded, "the broker reads nothing"};
+    if (Status s = serve_next((fds[1].revents & ~POLLOUT) != 0); !s.ok()) return s;
+  }
 }
 
 void Session::serve() {
   pthread_setname_np(pthread_self(), "amem-session");
-  pollfd fds[2] = {{socket_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-  for (;;) {
-    // No deadline but the tasks' and that of messages that wait: this thread's whole job is to wait
-    // for the broker, whose death ends the wait.
-    fds[0].events = static_cast<short>(is_full() ? POLLIN | POLLOUT : POLLIN);
-    if (::poll(fds, 2, milliseconds_to_wait()) < 0 && errno != EINTR) break;
-    if (fds[1].revents != 0) {
-      std::uint64_t count = 0;
-      [[maybe_unused]] const ssize_t n = ::read(wake_.get(), &count, sizeof count);
-    }
-    work([&] { run_due_tasks(); });
-    if (!flush_in_time()) break;
-    if (!serve_next((fds[0].revents & ~POLLOUT) != 0)) break;
+  while (come_back(serve_broker())) {
   }
-  {
-    std::lock_guard lock(mutex_);
-    alive_.store(false, std::memory_order_release);
-    answered_.notify_all();
-  }
-  ::shutdown(socket_.get(), SHUT_RDWR);  // not closed: other threads may be about to use the number
+  set_alive(false);
+  ended_.store(true, std::memory_order_release);
   handler_->lost();
+}
+
+void Session::set_alive(bool alive) {
+  std::lock_guard lock(mutex_);
+  alive_.store(alive, std::memory_order_release);
+  answered_.notify_all();
+}
+
+/// Nothing is sent or read any more. The result: why the connection has ended.
+Status Session::leave(const Status& end) {
+  std::lock_guard reading(reading_);
+  online_.store(false, std::memory_order_release);
+  // Of a broker that has died with something of ours unread the kernel says so first: its last
+  // answers are still here.
+  while (end.code() == Code::kUnavailable) {
+    Packet packet;
+    if (!receive(socket_.get(), MSG_DONTWAIT, packet).ok()) break;
+    if (packet.message.which_body == amem_v1_SessionMessage_reply_tag) deliver(packet);
+  }
+  left_.clear();
+  outgoing_.disconnect();
+  ::shutdown(socket_.get(), SHUT_RDWR);
+  const Status failed = outgoing_.failure();
+  return failed.ok() ? end : failed;
+}
+
+/// False: the session is lost.
+bool Session::come_back(const Status& end) {
+  Status why = leave(end);
+  bool hope = why.code() == Code::kUnavailable && key_ != Token() && reconnect_.count() > 0;
+  if (hope) {
+    log_warn("the broker is gone: rank " + std::to_string(rank_id()) + " of group " +
+             identity_.group + " tries to come back for " + seconds(reconnect_) +
+             " (AMEM_RECONNECT)");
+    work([&] { handler_->disconnected(); });
+  }
+  Retries retries(Clock::now(), reconnect_, static_cast<unsigned>(::getpid()));
+  while (hope) {
+    if (!idle_until(retries.next(Clock::now()))) return false;
+    why = try_to_come_back();
+    if (why.ok()) return true;
+    log_debug(why.text());
+    if (why.code() == Code::kAborted) retries.again(Clock::now());
+    hope = !final_refusal(why.code());
+    if (!hope || !retries.over(Clock::now())) continue;
+    set_alive(false);
+    bool holds_out = false;
+    if (!ending()) work([&] { holds_out = handler_->holds_out(why, true); });
+    if (!holds_out) return false;
+    retries.go_on();
+  }
+  set_alive(false);
+  if (!ending()) work([&] { handler_->holds_out(why, false); });
+  return false;
+}
+
+Status Session::try_to_come_back() {
+  NewSocket socket(joining_);
+  if (Status s = socket.connect(path_); !s.ok()) return s;
+  Comeback comeback = handler_->comes_back([this](auto first) { return mark(std::move(first)); });
+  comeback.key = key_;
+  const Result<amem_v1_Welcome> welcome = say_hello(socket.get(), path_, identity_, &comeback);
+  if (!welcome.ok()) {
+    outgoing_.disconnect();
+    return welcome.status();
+  }
+  key_ = key_of(welcome.value());
+  {
+    std::lock_guard reading(reading_);
+    if (::dup3(socket.get(), socket_.get(), O_CLOEXEC) < 0) {
+      outgoing_.disconnect();
+      return errno_status(Code::kUnavailable, "dup3 of a session", errno);
+    }
+    online_.store(true, std::memory_order_release);
+  }
+  set_alive(true);
+  if (outgoing_.connect(socket_.get())) wake();
+  log_warn("rank " + std::to_string(rank_id()) + " of group " + identity_.group +
+           " has come back to the broker at " + path_);
+  work([&] { handler_->returned(); });
+  return {};
+}
+
+std::vector<std::uint64_t> Session::mark(std::vector<SendQueue::Parcel> first) {
+  std::lock_guard lock(mutex_);
+  outgoing_.collect(std::move(first));
+  std::vector<Unanswered*> requests;
+  for (const auto& [seq, request] : waiting_)
+    if (!request->done.load(std::memory_order_relaxed)) requests.push_back(request);
+  std::sort(requests.begin(), requests.end(), [](const Unanswered* a, const Unanswered* b) {
+    return a->request->seq < b->request->seq;
+  });
+  for (Unanswered* request : requests) {
+    Result<std::string> bytes = encode(*request->request);
+    if (bytes.ok()) outgoing_.add({std::move(bytes).value(), {}}, &request->sent);
+  }
+  return given_;
+}
+
+/// Runs tasks meanwhile. False: the driver is about to end.
+bool Session::idle_until(Clock::time_point when) {
+  for (;;) {
+    work([&] { run_due_tasks(); });
+    {
+      std::lock_guard lock(mutex_);
+      if (stopped_) return false;
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(when - Clock::now());
+    if (left.count() <= 0) return true;
+    const int task = milliseconds_to_wait();
+    pollfd fds[1];
+    sleep(
+        fds, 1,
+        task < 0 ? static_cast<int>(left.count()) : std::min(task, static_cast<int>(left.count())));
+  }
 }
 
 void Session::abandon_after_fork() noexcept {
   alive_.store(false, std::memory_order_release);
+  ended_.store(true, std::memory_order_release);
+  online_.store(false, std::memory_order_release);
+  if (const int joining = joining_.exchange(-1); joining >= 0) ::close(joining);
   socket_.reset();
   wake_.reset();
 }

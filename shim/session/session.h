@@ -2,17 +2,22 @@
 //
 // Opened at the first brokered call. A service thread reads the socket: replies go to the threads
 // that wait for them, commands to the Handler, one after another. call() and post() from any
-// thread, but call() not from the handler, which runs on the thread that would read the answer. A
-// lost session is never opened again: the handler hears of it once.
+// thread, but call() not from the handler, which runs on the thread that would read the answer.
+//
+// When the broker ends, the service thread tries to come back to the next one (docs/protocol.md,
+// "Coming back"). Meanwhile calls wait, and are asked again; what has no Reply is dropped, because
+// the rank tells anew what it holds. Once that has taken too long, or is refused, the session is
+// lost: then calls fail at once, and the handler hears of it once. A handler that holds out makes
+// that later: calls fail, and the thread goes on trying.
 //
 // A thread that waits for an answer that is due at once reads the socket, too: to wake the service
 // thread and to be woken by it takes several times as long as the broker's answer. What it finds
 // for others it leaves to the service thread, in order.
 //
-// Sending waits for nobody. Messages go out in the order in which they were given; what the socket
-// has no room for stays here until it has, and the service thread sees to that. It is not bounded:
-// messages without a Reply are few or follow an answer of the broker's, such as Free its Create.
+// Sending waits for nobody (send_queue.h); the service thread sees to what is left.
 #pragma once
+
+#include <poll.h>
 
 #include <atomic>
 #include <chrono>
@@ -20,13 +25,16 @@
 #include <deque>
 #include <functional>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <vector>
 
 #include "common/packet.h"
 #include "common/protocol.h"
+#include "shim/session/connection.h"
+#include "shim/session/retries.h"
+#include "shim/session/send_queue.h"
 
 namespace amem::shim {
 
@@ -41,39 +49,62 @@ class Session {
   static constexpr std::chrono::milliseconds kSendDeadline{60'000};
   static constexpr std::chrono::milliseconds kEndDeadline{500};
   explicit Session(std::chrono::milliseconds send_deadline = kSendDeadline)
-      : send_deadline_(send_deadline) {}
+      : outgoing_(send_deadline) {}
 
+  /// From here on messages are kept for the next broker: first these, then the requests that are
+  /// waited for, then what comes. What came before is dropped. The result: what Replies have given
+  /// callers who have not entered it yet (taken()).
+  using Mark = std::function<std::vector<std::uint64_t>(std::vector<SendQueue::Parcel> first)>;
+
+  /// All of it on the service thread.
   struct Handler {
     virtual ~Handler() = default;
-    /// One command of the broker. On the service thread.
+    /// One command of the broker.
     virtual void command(Packet& packet) = 0;
-    /// A Reply whose caller has given up. On the service thread.
+    /// A Reply whose caller has given up.
     virtual void unclaimed(const Packet& reply) = 0;
-    /// The connection is gone. On the service thread, which ends afterwards.
+    /// The broker has ended, and the session looks for another, which knows nothing of what was
+    /// under way.
+    virtual void disconnected() = 0;
+    /// What the rank says to the next broker, without its key. Calls `mark` once, under the locks
+    /// that others hold when they change what the rank holds and post that.
+    virtual Comeback comes_back(const Mark& mark) = 0;
+    /// It has come back.
+    virtual void returned() = 0;
+    /// No broker has come in time; or, without `hope`, none will ever serve this rank. True: the
+    /// session is to go on trying, which it does if there is hope.
+    virtual bool holds_out(const Status& why, bool hope) = 0;
+    /// The session is lost; the service thread ends afterwards.
     virtual void lost() = 0;
   };
 
-  struct Identity {
-    std::string group;
-    int rank = -1;
-    std::string program;
-  };
+  using Identity = RankIdentity;
 
   /// Connects and says Hello. kUnavailable: no broker there. kPermissionDenied: somebody else plays
-  /// one there (common/peer.h). Otherwise the broker's refusal.
-  Status connect(const std::string& socket_path, const Identity& identity);
+  /// one there (common/peer.h). Otherwise the broker's refusal. `reconnect`: for how long to try to
+  /// come back when the broker has ended.
+  Status connect(const std::string& socket_path, const Identity& identity,
+                 std::chrono::milliseconds reconnect = {});
   /// Starts the service thread; commands may come from now on. The handler must live as long as
   /// the process. REQUIRES: connect() succeeded.
   Status start(Handler& handler);
+  /// What is asked is answered, or waits for a broker. False: it fails at once.
   bool alive() const { return alive_.load(std::memory_order_acquire); }
+  /// The session is lost.
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
+  /// See connect().
+  std::chrono::milliseconds reconnect() const { return reconnect_; }
 
   /// Sends a request and waits for its Reply. A Reply with a code is returned as that Status.
   /// `soon`: for so long it may be worth a core to look for the answer without sleeping.
   Result<Packet> call(Message& message, std::chrono::milliseconds deadline,
                       std::chrono::microseconds soon = {});
-  /// Sends a message that has no Reply, and returns at once. Failure means that the session is
-  /// lost, which the handler hears of.
-  void post(const Message& message);
+  /// Who made the call has entered what its Reply gave: Created.id or Redeemed.id. Once for each.
+  /// Under the lock under which the handler marks.
+  void taken(std::uint64_t id);
+  /// Sends a message that has no Reply, and returns at once. It may be dropped, with a broker that
+  /// ends.
+  void post(const Message& message, std::vector<Fd> fds = {});
   using Clock = std::chrono::steady_clock;
   /// Runs a function on the service thread, between commands.
   void run(std::function<void()> task) { run_at({}, std::move(task)); }
@@ -83,11 +114,13 @@ class Session {
   /// The process is ending: what waits for the broker waits at most kEndDeadline from here on, and
   /// what asks it later likewise.
   void end();
+  bool ending();
   /// The driver is about to end. Tasks and commands, which use it, do not begin any more; the one
   /// that is under way is waited for, at most until `deadline`.
   void stop(Clock::time_point deadline);
 
   std::uint32_t rank_id() const { return welcome_.rank_id; }
+  /// The first one.
   const amem_v1_Welcome& welcome() const { return welcome_; }
 
   /// In a child of fork: closes the child's copy of the socket, so that the parent's end stays the
@@ -96,6 +129,8 @@ class Session {
 
  private:
   struct Unanswered {
+    const Message* request = nullptr;
+    std::uint64_t sent = 0;  // the send queue's
     std::atomic<bool> done{false};
     Packet packet;  // the caller's once done
   };
@@ -105,13 +140,18 @@ class Session {
     std::function<void()> run;
   };
 
-  Status send(const Message& message);
-  void flush();
-  bool flush_in_time();
-  bool is_full();
+  Status send(const Message& message, std::vector<Fd> fds, Unanswered* request);
   void wake();
+  void sleep(pollfd* fds, std::size_t count, int milliseconds);
   void serve();
-  bool serve_next(bool readable);
+  Status serve_broker();
+  Status serve_next(bool readable);
+  Status leave(const Status& end);
+  bool come_back(const Status& end);
+  Status try_to_come_back();
+  std::vector<std::uint64_t> mark(std::vector<SendQueue::Parcel> first);
+  bool idle_until(Clock::time_point when);
+  void set_alive(bool alive);
   void look_for_answer(const Unanswered& waiting, Clock::time_point until);
   void run_due_tasks();
   template <class Work>
@@ -119,12 +159,19 @@ class Session {
   int milliseconds_to_wait();
   bool deliver(Packet& packet);
 
-  const std::chrono::milliseconds send_deadline_;
-  Fd socket_;
-  Fd wake_;  // eventfd: tasks_ has something
+  Fd socket_;  // its number stays the same: other threads may be about to use it
+  Fd wake_;    // eventfd: tasks_ has something
+  std::string path_;
+  Identity identity_;
+  std::chrono::milliseconds reconnect_{};
   amem_v1_Welcome welcome_ = amem_v1_Welcome_init_zero;
+  Token key_{};  // the service thread's; zeros: the rank cannot come back
   Handler* handler_ = nullptr;
   std::atomic<bool> alive_{false};
+  std::atomic<bool> ended_{false};
+  std::atomic<bool> online_{false};  // changes while reading_ is held
+  std::atomic<int> joining_{-1};     // a socket that is not socket_ yet
+  SendQueue outgoing_;
 
   /// What one receive() gave.
   struct Incoming {
@@ -136,17 +183,14 @@ class Session {
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable answered_;
-  std::uint64_t next_seq_ = 1;
+  std::uint64_t next_seq_ = 2;  // after Hello
   std::unordered_map<std::uint64_t, Unanswered*> waiting_;
   std::vector<DueTask> tasks_;
   bool ending_ = false;
   bool serving_ = false;  // a task or command is under way
   bool stopped_ = false;  // none begins any more
   std::condition_variable served_;
-
-  std::mutex sending_;                // guards what follows; held over sends that do not wait
-  std::deque<std::string> outgoing_;  // encoded
-  std::optional<Clock::time_point> full_since_;  // the first of these found no room then
+  std::vector<std::uint64_t> given_;  // by Replies, and not taken() yet
 };
 
 }  // namespace amem::shim

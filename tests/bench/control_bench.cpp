@@ -75,8 +75,8 @@ Status cycle(client::ControlClient& broker, const std::string& group, int cycles
         if (progress.done() && i > 0) note(progress, point.total, *cost);
         return true;
       };
-      const Status status = cost == &point.pause ? broker.pause(group, {}, 0, on_progress)
-                                                 : broker.resume(group, {}, 0, on_progress);
+      const Status status = cost == &point.pause ? broker.pause({group}, {}, 0, on_progress)
+                                                 : broker.resume({group}, {}, 0, on_progress);
       if (!status.ok()) return status;
     }
   }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "tests/puppet/check.h"
+#include "tests/puppet/passing.h"
 #include "tests/workload/base/failure.h"
 #include "tests/workload/base/pattern.h"
 
@@ -39,11 +40,33 @@ std::uint64_t Blocks::Map(std::size_t bytes, bool whole) {
   Block block;
   block.bytes = (bytes + granularity - 1) / granularity * granularity;
   Check(cuMemCreate(&block.handle, block.bytes, &prop, 0), "cuMemCreate");
+  MapAt(block);
+  return Add(block);
+}
+
+void Blocks::MapAt(Block& block) {
   Check(cuMemAddressReserve(&block.address, block.bytes, 0, 0, 0), "cuMemAddressReserve");
   Check(cuMemMap(block.address, block.bytes, 0, block.handle, 0), "cuMemMap");
-  const CUmemAccessDesc access{prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, {device_}},
+                               CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   Check(cuMemSetAccess(block.address, block.bytes, &access, 1), "cuMemSetAccess");
+}
+
+void Blocks::Offer(std::uint64_t id, const std::string& directory) {
+  if (offer_.joinable()) offer_.join();
+  offer_ = puppet::Offer(At(id).handle, directory);
+}
+
+std::uint64_t Blocks::Take(const std::string& directory, std::size_t bytes) {
+  Block block;
+  block.handle = puppet::Take(directory);
+  block.bytes = bytes;
+  MapAt(block);
   return Add(block);
+}
+
+Blocks::~Blocks() {
+  if (offer_.joinable()) offer_.join();
 }
 
 std::uint64_t Blocks::Allocate(std::size_t bytes) {
@@ -51,6 +74,14 @@ std::uint64_t Blocks::Allocate(std::size_t bytes) {
   block.kind = Kind::kPlain;
   block.bytes = bytes;
   Check(cuMemAlloc(&block.address, bytes), "cuMemAlloc");
+  return Add(block);
+}
+
+std::uint64_t Blocks::AllocateManaged(std::size_t bytes) {
+  Block block;
+  block.kind = Kind::kPlain;
+  block.bytes = bytes;
+  Check(cuMemAllocManaged(&block.address, bytes, CU_MEM_ATTACH_GLOBAL), "cuMemAllocManaged");
   return Add(block);
 }
 

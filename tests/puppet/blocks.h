@@ -1,8 +1,8 @@
 // Blocks: the device memory of a puppet, by number.
 //
 // A block is mapped memory (cuMemCreate, cuMemMap), memory of the older calls (cuMemAlloc) or
-// another process's (cuIpcOpenMemHandle). Its content is a function of a seed that the test names.
-// The device's context must be current. One thread; throws workload::Failure.
+// another process's (cuIpcOpenMemHandle; a descriptor). Its content is a function of a seed that
+// the test names. The device's context must be current. One thread; throws workload::Failure.
 #pragma once
 
 #include <cuda.h>
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace amem::puppet {
@@ -21,13 +22,20 @@ std::vector<std::uint64_t> Pattern(std::size_t bytes, std::uint64_t seed);
 class Blocks {
  public:
   explicit Blocks(CUdevice device) : device_(device) {}
+  ~Blocks();
 
   /// Each returns the new block's number.
   /// `whole`: as who asks for the recommended granularity, so that it is never packed.
   std::uint64_t Map(std::size_t bytes, bool whole);
   std::uint64_t Allocate(std::size_t bytes);
+  /// Which the shim never brokers.
+  std::uint64_t AllocateManaged(std::size_t bytes);
   std::uint64_t Open(const std::string& handle, unsigned flags);
+  /// Of a mapped block of another puppet, which offers it through this directory.
+  std::uint64_t Take(const std::string& directory, std::size_t bytes);
   void Free(std::uint64_t id);
+  /// Gives a mapped block to one puppet that takes it through this directory, in a thread.
+  void Offer(std::uint64_t id, const std::string& directory);
   /// Of a mapped block: all of Free but the last call, which frees its address.
   void Unmap(std::uint64_t id);
   /// The interprocess handle of the block's `offset`th byte, in hexadecimal.
@@ -48,10 +56,12 @@ class Blocks {
 
  private:
   std::uint64_t Add(const Block& block);
+  void MapAt(Block& block);
 
   const CUdevice device_;
   std::map<std::uint64_t, Block> blocks_;
   std::uint64_t next_id_ = 1;
+  std::thread offer_;
 };
 
 }  // namespace amem::puppet

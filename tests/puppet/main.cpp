@@ -17,6 +17,7 @@
 #include "tests/puppet/blocks.h"
 #include "tests/puppet/check.h"
 #include "tests/puppet/launcher.h"
+#include "tests/puppet/nic.h"
 #include "tests/puppet/orders.h"
 #include "tests/puppet/team.h"
 #include "tests/workload/base/answer.h"
@@ -29,6 +30,7 @@ using amem::puppet::AtLast;
 using amem::puppet::Blocks;
 using amem::puppet::Check;
 using amem::puppet::Launcher;
+using amem::puppet::Nic;
 using amem::puppet::Team;
 using amem::workload::Answer;
 using amem::workload::Failure;
@@ -39,6 +41,7 @@ struct Puppet {
   Blocks blocks;
   Launcher launcher;
   Team team;
+  Nic nic;
 };
 
 using Words = std::vector<std::string>;
@@ -80,6 +83,31 @@ void DoTeam(Puppet& puppet, const Words& words, Answer*) {
   if (what == "write") return team.Write(Number(words, 2));
   if (what == "set") return team.Set(static_cast<unsigned char>(Number(words, 2)));
   throw Failure("a team cannot " + what);
+}
+
+void DoNic(Puppet& puppet, const Words& words, Answer* answer) {
+  Nic& nic = puppet.nic;
+  const std::string& what = Word(words, 1);
+  const bool fails = words.back() == "fails";
+  if (what == "row") {
+    answer->Number("address", nic.Row(Number(words, 2), Number(words, 3)));
+  } else if (what == "register") {
+    answer->Number("id", nic.Register(Number(words, 2), Number(words, 3), Word(words, 4), fails));
+  } else if (what == "host") {
+    static std::vector<char> memory(1 << 16);
+    const auto address = reinterpret_cast<std::uint64_t>(memory.data());
+    answer->Number("id", nic.Register(address, memory.size(), Word(words, 2), fails));
+  } else if (what == "change") {
+    nic.Change(Number(words, 2), Number(words, 3), Number(words, 4), fails);
+  } else if (what == "deregister") {
+    nic.Deregister(Number(words, 2));
+  } else if (what == "fill") {
+    nic.Fill(Number(words, 2), Number(words, 3));
+  } else if (what == "close-gdr") {
+    nic.CloseGdr();
+  } else {
+    throw Failure("a NIC cannot " + what);
+  }
 }
 
 void Attribute(Puppet& puppet, const Words& words, Answer* answer) {
@@ -189,6 +217,10 @@ const std::map<std::string, Command> kCommands = {
      [](Puppet& puppet, const Words& words, Answer* answer) {
        answer->Number("id", puppet.blocks.Allocate(Number(words, 1)));
      }},
+    {"managed",
+     [](Puppet& puppet, const Words& words, Answer* answer) {
+       answer->Number("id", puppet.blocks.AllocateManaged(Number(words, 1)));
+     }},
     {"free",
      [](Puppet& puppet, const Words& words, Answer*) { puppet.blocks.Free(Number(words, 1)); }},
     {"unmap",
@@ -207,6 +239,12 @@ const std::map<std::string, Command> kCommands = {
        const auto flags = static_cast<unsigned>(Number(words, 2));
        answer->Number("id", puppet.blocks.Open(Word(words, 1), flags));
      }},
+    {"offer", [](Puppet& puppet, const Words& words,
+                 Answer*) { puppet.blocks.Offer(Number(words, 1), Word(words, 2)); }},
+    {"take",
+     [](Puppet& puppet, const Words& words, Answer* answer) {
+       answer->Number("id", puppet.blocks.Take(Word(words, 1), Number(words, 2)));
+     }},
     {"address",
      [](Puppet& puppet, const Words& words, Answer* answer) {
        answer->Number("address", puppet.blocks.At(Number(words, 1)).address);
@@ -214,6 +252,7 @@ const std::map<std::string, Command> kCommands = {
     {"loop", Loop},
     {"meminfo", MemoryInfo},
     {"attribute", Attribute},
+    {"nic", DoNic},
     {"team", DoTeam},
     {"pointer", PointerAttribute},
     {"access", AccessFlags},
@@ -268,7 +307,7 @@ void Run(int ordinal) {
   CUcontext context = nullptr;
   Check(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
   Check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
-  Puppet puppet{device, context, Blocks(device), Launcher(context), Team(device)};
+  Puppet puppet{device, context, Blocks(device), Launcher(context), Team(device), Nic(device)};
   Print(Answer());
   Serve(puppet);
 }

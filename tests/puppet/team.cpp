@@ -1,21 +1,9 @@
 #include "tests/puppet/team.h"
 
-#include <sys/socket.h>
-
-#include <chrono>
-
 #include "tests/puppet/check.h"
-#include "tests/workload/base/failure.h"
-#include "tests/workload/base/unix_socket.h"
+#include "tests/puppet/passing.h"
 
 namespace amem::puppet {
-namespace {
-
-constexpr const char* kSocket = "team.sock";
-constexpr std::chrono::seconds kPatience{20};
-
-}  // namespace
-
 Team::~Team() {
   if (offer_.joinable()) offer_.join();
 }
@@ -33,30 +21,12 @@ void Team::Create(std::size_t bytes, unsigned devices) {
 }
 
 void Team::Offer(const std::string& directory) {
-  int exported = -1;
-  Check(
-      cuMemExportToShareableHandle(&exported, object_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-      "cuMemExportToShareableHandle");
   if (offer_.joinable()) offer_.join();
-  offer_ = std::thread([object = Fd(exported), listener = workload::ListenAt(directory, kSocket)] {
-    const Fd peer(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    const char byte = 0;
-    if (peer) workload::SendPacket(peer.get(), &byte, 1, object.get());
-  });
+  offer_ = puppet::Offer(object_, directory);
 }
 
 void Team::Join(const std::string& directory, std::size_t bytes) {
-  const auto deadline = workload::Clock::now() + kPatience;
-  const Fd socket = workload::ConnectTo(directory, kSocket, deadline);
-  char byte = 0;
-  Fd object;
-  if (!workload::ReceivePacket(socket.get(), &byte, 1, &object, &deadline) || !object) {
-    throw workload::Failure("nobody offers a team");
-  }
-  void* const descriptor = reinterpret_cast<void*>(static_cast<std::intptr_t>(object.get()));
-  Check(cuMemImportFromShareableHandle(&object_, descriptor,
-                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
-        "cuMemImportFromShareableHandle");
+  object_ = Take(directory);
   bytes_ = bytes;
 }
 

@@ -13,9 +13,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "integration"))
 
 from sim_node.child import eventually, patience  # noqa: E402
-from sim_node.fixtures import bare_node, build, node, pytest_addoption, pytest_runtest_makereport  # noqa: E402
+from sim_node.fixtures import bare_node, build, node, node_with, pytest_addoption, pytest_runtest_makereport  # noqa: E402
 
-__all__ = ["bare_node", "build", "node", "pytest_addoption", "pytest_runtest_makereport"]
+__all__ = ["bare_node", "build", "node", "node_with", "pytest_addoption", "pytest_runtest_makereport"]
 
 
 def pytest_configure(config):

@@ -61,7 +61,9 @@ int fake_inside(void) {
   pthread_mutex_unlock(&mutex);
   return now;
 }
+void fake_backup(int one_piece);
 void fake_reset(void) {
+  fake_backup(1);
   notes[0] = '\0';
   fake_answer(0, "", "");
   fake_stats("{}");
@@ -108,10 +110,11 @@ int amem_shim_resume(const char* const* tags, size_t count, uint32_t timeout_ms,
                      size_t size) {
   return operate("resume", tags, count, timeout_ms, error, size);
 }
-int amem_shim_request(int op, const char* const* tags, size_t count, const char* const* except,
-                      size_t except_count, const char* const* discard, size_t discard_count,
-                      uint32_t timeout_ms, char* error, size_t size) {
+int amem_shim_request_2(int op, const char* const* tags, size_t count, const char* const* except,
+                        size_t except_count, const char* const* discard, size_t discard_count,
+                        int guests, uint32_t timeout_ms, char* error, size_t size) {
   size_t i;
+  if (guests != 0) note("guests %d", guests);
   for (i = 0; i < except_count; ++i) note("except %s", except[i]);
   for (i = 0; i < discard_count; ++i) note("discard %s", discard[i]);
   return operate(op == 1 ? "pause" : "resume", tags, count, timeout_ms, error, size);
@@ -132,6 +135,33 @@ int amem_shim_region_begin(const char* tag, int policy, char* error, size_t size
 int amem_shim_region_end(char* error, size_t size) {
   note("end");
   return report(error, size);
+}
+int amem_shim_unbrokered_begin(char* error, size_t size) {
+  note("begin unbrokered");
+  return report(error, size);
+}
+int amem_shim_unbrokered_end(char* error, size_t size) {
+  note("end unbrokered");
+  return report(error, size);
+}
+/* The bytes that every address had. */
+static unsigned char saved[64] = "saved bytes";
+static int in_one_piece = 1;
+void fake_backup(int one_piece) { in_one_piece = one_piece; }
+int amem_shim_backup_read(uint64_t address, uint64_t bytes, void* out, char* error, size_t size) {
+  note("read %llu %llu", (unsigned long long)address, (unsigned long long)bytes);
+  if (answer == 0) memcpy(out, saved, bytes);
+  return report(error, size);
+}
+int amem_shim_backup_view(uint64_t address, uint64_t bytes, const void** view, char* error,
+                          size_t size) {
+  note("view %llu %llu", (unsigned long long)address, (unsigned long long)bytes);
+  *view = answer == 0 && in_one_piece ? saved : NULL;
+  return report(error, size);
+}
+int amem_shim_memory_margin(uint64_t bytes) {
+  note("margin %llu", (unsigned long long)bytes);
+  return 0;
 }
 int amem_shim_stats(char* json, size_t size) { return snprintf(json, size, "%s", stats); }
 

@@ -36,4 +36,5 @@ def make(note, available=True):
     torch = types.ModuleType("torch")
     torch.cuda = cuda
     torch.__version__ = "stub"
+    torch.version = types.SimpleNamespace(hip=None)
     return torch

@@ -1,4 +1,6 @@
-"""torch_memory_saver's interface, with a stub of torch."""
+"""torch_memory_saver's interface, by amem.compat and by the distribution of that name, with a stub of torch."""
+import ctypes
+import importlib
 import os
 import sys
 
@@ -7,8 +9,7 @@ import pytest
 import amem
 import amem.compat
 import stub_torch
-from amem import _regions
-from amem.compat import TorchMemorySaver, configure_subprocess, torch_memory_saver
+from amem import _regions, _saver
 
 
 @pytest.fixture(autouse=True)
@@ -16,15 +17,47 @@ def torch(shim, monkeypatch):
     module = stub_torch.make(shim.note)
     monkeypatch.setitem(sys.modules, "torch", module)
     monkeypatch.setattr(_regions, "_idle", type(_regions._idle)(list))
-    monkeypatch.setattr(TorchMemorySaver, "_tags", set())
+    monkeypatch.delenv("TMS_INIT_ENABLE", raising=False)
+    _saver._scope.cache_clear()
     return module
+
+
+@pytest.fixture
+def dropin(build, monkeypatch):
+    """The distribution's package, from the build tree."""
+    for name in [each for each in sys.modules if each.partition(".")[0] == "torch_memory_saver"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(os.path.join(build.directory, "dropin"))
+    module = importlib.import_module("torch_memory_saver")
+    yield module
+    for name in [each for each in sys.modules if each.partition(".")[0] == "torch_memory_saver"]:
+        del sys.modules[name]
+
+
+@pytest.fixture(params=["compat", "distribution"])
+def module(request):
+    return amem.compat if request.param == "compat" else request.getfixturevalue("dropin")
+
+
+@pytest.fixture
+def torch_memory_saver(module):
+    return module.torch_memory_saver
+
+
+@pytest.fixture
+def whole_process(shim, monkeypatch):
+    monkeypatch.setenv("TMS_INIT_ENABLE", "1")
+    shim.stats('{"scope":"heap"}')
+    _saver._scope.cache_clear()
+    yield
+    _saver._scope.cache_clear()
 
 
 def shim_calls(shim):
     return [each for each in shim.notes if each.split()[0] in ("begin", "end", "pause", "resume")]
 
 
-def test_backup_decides_what_a_pause_does(shim):
+def test_backup_decides_what_a_pause_does(shim, torch_memory_saver):
     with torch_memory_saver.region():
         pass
     with torch_memory_saver.region("weights", enable_cpu_backup=True):
@@ -32,46 +65,40 @@ def test_backup_decides_what_a_pause_does(shim):
     assert shim_calls(shim) == ["begin default 2", "end", "begin weights 1", "end"]
 
 
-def test_one_tag(shim):
+def test_one_tag(shim, torch_memory_saver):
     torch_memory_saver.pause("weights")
     torch_memory_saver.resume(tag="weights")
     assert shim_calls(shim) == ["pause [weights] 0", "resume [weights] 0"]
 
 
-def test_without_a_tag_what_was_used_in_regions(shim):
+def test_without_a_tag_all_but_nccls_and_the_heap(shim, torch_memory_saver):
     torch_memory_saver.pause()
-    assert shim.notes == []
-    for tag in ("weights", "kv_cache"):
-        with torch_memory_saver.region(tag):
-            pass
-    TorchMemorySaver().pause()
     torch_memory_saver.resume()
-    assert shim_calls(shim)[-2:] == ["pause [kv_cache,weights] 0", "resume [kv_cache,weights] 0"]
+    assert shim.notes == ["except nccl", "except heap", "pause [] 0", "except nccl", "except heap", "resume [] 0"]
 
 
-def test_many_tags(shim):
-    names = [f"{number:02}" for number in range(66)]
-    for name in names:
-        with torch_memory_saver.region(name):
-            pass
+def test_a_whole_process(shim, torch_memory_saver, whole_process):
     torch_memory_saver.pause()
-    assert shim_calls(shim)[-2:] == [f"pause [{','.join(names[:64])}] 0", "pause [64,65] 0"]
+    torch_memory_saver.pause("default")
+    with torch_memory_saver.region(enable_cpu_backup=True):
+        pass
+    with torch_memory_saver.region("weights"):
+        pass
+    torch_memory_saver.resume()
+    assert [each for each in shim.notes if "pool" not in each] == [
+        "except nccl", "pause [] 0", "pause [heap] 0", "begin heap 1", "end", "begin weights 2", "end", "except nccl", "resume [] 0"]
 
 
-def test_a_region_without_memory_is_no_obstacle(shim):
-    for tag in ("empty", "weights"):
-        with torch_memory_saver.region(tag):
-            pass
-    shim.answer(amem.Code.NOT_FOUND, "no memory", for_tag="empty")
+def test_without_memory_there_is_nothing_to_do(shim, torch_memory_saver):
+    shim.answer(amem.Code.NOT_FOUND, "no memory")
     torch_memory_saver.pause()
-    assert shim_calls(shim)[-2:] == ["pause [empty] 0", "pause [weights] 0"]
     torch_memory_saver.pause("empty")  # as there
     shim.answer(amem.Code.FAILED_PRECONDITION, "in transition")
     with pytest.raises(amem.FailedPreconditionError):
         torch_memory_saver.pause("weights")
 
 
-def test_regions_within_regions(shim):
+def test_regions_within_regions(shim, torch_memory_saver):
     with torch_memory_saver.region("weights"):
         with torch_memory_saver.region("kv_cache"):
             pass
@@ -80,48 +107,141 @@ def test_regions_within_regions(shim):
     assert begins == ["begin weights 2", "end", "begin kv_cache 2", "end", "begin weights 2", "body", "end"]
 
 
-def test_graphs_allocate_from_their_own_pool(shim):
+def test_graphs_allocate_from_their_own_pool(shim, torch_memory_saver):
     with torch_memory_saver.cuda_graph("g", pool="p", stream="s", capture_error_mode="relaxed", tag="graph"):
         pass
     assert shim.notes == ["graph g p s relaxed", "begin graph 2", "end", "graph ends"]
 
 
-def test_disable_leaves_the_region_for_a_while(shim):
+def test_what_disable_is_around_is_not_brokered(shim, torch_memory_saver):
     with torch_memory_saver.disable():  # outside of any
-        assert shim.notes == []
+        assert shim.notes == ["make pool1", "begin unbrokered", "use pool1"]
     with torch_memory_saver.region("weights", enable_cpu_backup=True):
         with torch_memory_saver.disable():
-            assert shim.notes == ["make pool1", "begin weights 1", "use pool1", "leave pool1", "end"]
-            shim.note("body")
-    assert shim.notes[5:] == ["body", "begin weights 1", "use pool1", "leave pool1", "end"]
+            assert shim.notes[-5:] == ["leave pool2", "end", "make pool3", "begin unbrokered", "use pool3"]
+        assert shim.notes[-4:] == ["leave pool3", "end unbrokered", "begin weights 1", "use pool2"]
+    assert shim.notes[-2:] == ["leave pool2", "end"]
+    for number in (4, 4):  # one that is kept
+        with torch_memory_saver.disable(dispose_mem_pool_after_use=False):
+            assert shim.notes[-1] == f"use pool{number}"
 
 
-def test_disable_within_disable(shim):
+def stretches(shim):
+    return [each for each in shim.notes if each.startswith(("begin", "end"))]
+
+
+def test_disable_within_disable(shim, torch_memory_saver):
     with torch_memory_saver.region("weights"):
         with torch_memory_saver.disable():
             with torch_memory_saver.disable():
                 pass
-            assert shim_calls(shim) == ["begin weights 2", "end"], "still outside"
             with torch_memory_saver.region("other"):
                 pass
-    assert shim_calls(shim)[2:] == ["begin other 2", "end", "begin weights 2", "end"]
+    assert stretches(shim) == [
+        "begin weights 2", "end", *["begin unbrokered", "end unbrokered"] * 3, "begin other 2", "end",
+        "begin unbrokered", "end unbrokered", "begin weights 2", "end"]
 
 
-def test_attributes(shim):
+def test_the_hook_librarys_own_calls(shim, torch_memory_saver, whole_process, monkeypatch):
+    torch_memory_saver._ensure_initialized()
+    cdll = torch_memory_saver._impl._binary_wrapper.cdll
+    monkeypatch.setenv("TMS_INIT_ENABLE_CPU_BACKUP", "1")
+
+    def state():
+        return (cdll.tms_get_interesting_region(), cdll.tms_get_current_tag(), cdll.tms_get_enable_cpu_backup(),
+                cdll.tms_get_cpu_backup_backend())
+
+    assert state() == (True, b"default", True, b"pinned")
+    with torch_memory_saver.region("grads", enable_cpu_backup=False):
+        assert state() == (True, b"grads", False, b"pinned")
+        with torch_memory_saver.disable():
+            assert not cdll.tms_get_interesting_region()
+    with torch_memory_saver.region(enable_cpu_backup=True, cpu_backup_backend="mmap"):
+        assert state() == (True, b"default", True, b"mmap")
+    assert state() == (True, b"default", True, b"pinned")
+    before = len(shim.notes)
+    cdll.tms_set_interesting_region(False)
+    cdll.tms_set_interesting_region(False)
+    assert not cdll.tms_get_interesting_region()
+    cdll.tms_set_interesting_region(True)
+    assert shim.notes[before:] == ["begin unbrokered", "end unbrokered"]
+    cdll.tms_pause(b"weights")
+    assert shim.notes[-1] == "pause [weights] 0"
+    monkeypatch.delenv("TMS_INIT_ENABLE")
+    assert not cdll.tms_get_interesting_region()
+    with pytest.raises(amem.FailedPreconditionError):
+        cdll.tms_set_interesting_region(True)
+
+
+def test_what_is_switched_off_in_a_region_ends_with_it(shim, torch_memory_saver):
+    cdll = torch_memory_saver._impl._binary_wrapper.cdll
+    with torch_memory_saver.region("grads"):
+        cdll.tms_set_interesting_region(False)
+    with torch_memory_saver.region("weights"):
+        assert cdll.tms_get_interesting_region()
+    with torch_memory_saver.disable():
+        cdll.tms_set_interesting_region(False)
+    assert stretches(shim) == [
+        "begin grads 2", "begin unbrokered", "end unbrokered", "end", "begin weights 2", "end",
+        "begin unbrokered", "end unbrokered"]
+
+
+def test_a_region_begins_where_it_was_switched_off(shim, torch_memory_saver, whole_process):
+    cdll = torch_memory_saver._impl._binary_wrapper.cdll
+    cdll.tms_set_interesting_region(False)
+    with torch_memory_saver.region("grads"):
+        assert cdll.tms_get_interesting_region()
+        cdll.tms_set_interesting_region(False)
+        with torch_memory_saver.region("weights"):
+            assert cdll.tms_get_interesting_region()
+        assert not cdll.tms_get_interesting_region()
+    assert not cdll.tms_get_interesting_region()
+    cdll.tms_set_interesting_region(True)
+    assert stretches(shim) == [
+        "begin unbrokered", "end unbrokered",
+        "begin grads 2", "begin unbrokered", "end unbrokered", "end", "begin weights 2", "end",
+        "begin grads 2", "begin unbrokered", "end unbrokered", "end", "begin unbrokered", "end unbrokered"]
+
+
+def test_backends(shim, torch_memory_saver):
+    for backend in ("cpu", "pinned"):
+        with torch_memory_saver.region(enable_cpu_backup=True, cpu_backup_backend=backend):
+            pass
+    for arguments in ({"enable_disk_backup": True}, {"enable_cpu_backup": True, "cpu_backup_backend": "disk"}):
+        with pytest.raises(amem.UnimplementedError, match="enable_cpu_backup=True"):
+            with torch_memory_saver.region(**arguments):
+                raise AssertionError("entered")
+    with pytest.raises(ValueError, match="requires enable_cpu_backup"):
+        with torch_memory_saver.region(cpu_backup_backend="cpu"):
+            raise AssertionError("entered")
+    with pytest.raises(ValueError, match="tape"):
+        with torch_memory_saver.region(enable_cpu_backup=True, cpu_backup_backend="tape"):
+            raise AssertionError("entered")
+    with pytest.raises(amem.UnimplementedError):
+        torch_memory_saver.set_disk_backup_dir("/tmp")
+
+
+def test_attributes(shim, torch_memory_saver):
     assert torch_memory_saver.enabled
     for mode in ("preload", "torch"):
         torch_memory_saver.hook_mode = mode
     assert torch_memory_saver.hook_mode == "preload"
     with pytest.raises(amem.InvalidArgumentError):
         torch_memory_saver.hook_mode = "other"
+    assert torch_memory_saver.retain_cpu_backup is False
+    torch_memory_saver.retain_cpu_backup = True
+    assert torch_memory_saver.retain_cpu_backup is True
     torch_memory_saver.retain_cpu_backup = False
-    assert torch_memory_saver.retain_cpu_backup
-    torch_memory_saver.memory_margin_bytes = 0
-    with pytest.warns(RuntimeWarning):
-        torch_memory_saver.memory_margin_bytes = 1 << 30
-    assert torch_memory_saver.memory_margin_bytes == 0
-    with pytest.raises(amem.UnimplementedError):
-        torch_memory_saver.get_cpu_backup(None)
+    torch_memory_saver.memory_margin_bytes = 1 << 30
+    assert shim.notes == ["margin 1073741824"]
+    assert torch_memory_saver.memory_margin_bytes == 1 << 30
+    with pytest.raises(amem.InvalidArgumentError):
+        torch_memory_saver.memory_margin_bytes = -1
+
+
+def test_retention_by_the_environment(monkeypatch):
+    monkeypatch.setenv("TMS_RETAIN_CPU_BACKUP", "1")
+    assert amem.compat.TorchMemorySaver().retain_cpu_backup is True
 
 
 def test_configure_subprocess(monkeypatch):
@@ -130,14 +250,38 @@ def test_configure_subprocess(monkeypatch):
     monkeypatch.setenv("LD_PRELOAD", "/lib/other.so")
     monkeypatch.setenv("AMEM_GROUP", "train")
     before = dict(os.environ)
-    with configure_subprocess():
+    with amem.compat.configure_subprocess():
         assert os.environ["AMEM_GROUP"] == "train"
         assert os.environ["AMEM_SCOPE"] == "regions"
         assert os.environ["LD_PRELOAD"] == amem.shim_path() + ":/lib/other.so"
     assert dict(os.environ) == before
     monkeypatch.setenv("AMEM_SCOPE", "heap")
-    with torch_memory_saver.configure_subprocess():
+    with amem.compat.torch_memory_saver.configure_subprocess():
         assert os.environ["AMEM_SCOPE"] == "heap"
+
+
+def test_the_distributions_hook_library(build, dropin, monkeypatch):
+    from torch_memory_saver import utils
+
+    hook = os.path.join(build.directory, "dropin", "torch_memory_saver_hook_mode_preload.abi3.so")
+    assert str(utils.get_binary_path_from_package("torch_memory_saver_hook_mode_preload")) == hook
+    assert os.path.samefile(utils.get_binary_path_from_package("torch_memory_saver_hook_mode_torch"), amem.shim_path())
+    with pytest.raises(amem.NotFoundError, match="other"):
+        utils.get_binary_path_from_package("other")
+    for name in ("AMEM_GROUP", "NCCL_CUMEM_ENABLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LD_PRELOAD", f"/lib/other.so:{amem.shim_path()}")
+    before = dict(os.environ)
+    with dropin.configure_subprocess():
+        assert os.environ["LD_PRELOAD"] == f"{hook}:/lib/other.so"
+        assert "NCCL_CUMEM_ENABLE" not in os.environ
+    assert dict(os.environ) == before
+    monkeypatch.setenv("AMEM_GROUP", "train")
+    with dropin.torch_memory_saver.configure_subprocess():
+        assert os.environ["NCCL_CUMEM_ENABLE"] == "1"
+    with utils.change_env("TMS_INIT_ENABLE", "1"):
+        assert os.environ["TMS_INIT_ENABLE"] == "1"
+    assert "TMS_INIT_ENABLE" not in os.environ
 
 
 def test_install(monkeypatch):
@@ -146,7 +290,63 @@ def test_install(monkeypatch):
     amem.compat.install()
     import torch_memory_saver as imported
 
-    assert imported.torch_memory_saver is torch_memory_saver
+    assert imported.torch_memory_saver is amem.compat.torch_memory_saver
     monkeypatch.setitem(sys.modules, "torch_memory_saver", object())
     with pytest.raises(amem.FailedPreconditionError):
         amem.compat.install()
+
+
+class Tensor:
+    """As much of a tensor as get_cpu_backup() asks about."""
+    dtype = "float32"
+    device = "cuda:0"
+    shape = (2, 2)
+    nbytes = 16
+
+    def __init__(self, is_cuda=True, contiguous=True):
+        self.is_cuda = is_cuda
+        self.is_contiguous = lambda: contiguous
+        self.stride = lambda: (1, 2)
+
+    def data_ptr(self):
+        return 0x7000
+
+
+class CopyTensor:
+    def __init__(self, shape, dtype, device):
+        assert (shape, dtype, device) == ((2, 2), "float32", "cpu")
+        self.bytes = ctypes.create_string_buffer(16)
+
+    def data_ptr(self):
+        return ctypes.addressof(self.bytes)
+
+
+class ViewTensor:
+    def __init__(self, buffer, dtype):
+        assert dtype == "uint8" and buffer.readonly
+        self.bytes, self.views = bytes(buffer), []
+
+    def view(self, what):
+        self.views.append(what)
+        return self
+
+
+def test_saved_bytes(shim, torch, torch_memory_saver):
+    torch.uint8, torch.empty, torch.frombuffer = "uint8", CopyTensor, ViewTensor
+    saved = b"saved bytes".ljust(16, b"\0")
+    copy = torch_memory_saver.get_cpu_backup(Tensor())
+    assert copy.bytes.raw == saved
+    view = torch_memory_saver.get_cpu_backup(Tensor(), zero_copy=True)
+    assert view.bytes == saved and view.views == ["float32", (2, 2)]
+    shim.library.fake_backup(0)
+    assert torch_memory_saver.get_cpu_backup(Tensor(), zero_copy=True).bytes.raw == saved
+    assert shim.notes == ["read 28672 16", "view 28672 16", "view 28672 16", "read 28672 16"]
+    for wrong in (Tensor(is_cuda=False), Tensor(contiguous=False)):
+        with pytest.raises(amem.InvalidArgumentError):
+            torch_memory_saver.get_cpu_backup(wrong)
+    shim.answer(amem.Code.NOT_FOUND, "on its device")
+    assert torch_memory_saver.get_cpu_backup(Tensor()) is None
+    assert torch_memory_saver.get_cpu_backup(Tensor(), zero_copy=True) is None
+    shim.answer(amem.Code.FAILED_PRECONDITION, "dropped")
+    with pytest.raises(amem.FailedPreconditionError, match="dropped"):
+        torch_memory_saver.get_cpu_backup(Tensor())

@@ -8,6 +8,8 @@ import time
 import pytest
 from sim_node import Child, eventually, patience
 
+PAUSE = 34  # the system call, on x86-64
+
 # With a block of device memory that is freed when the interpreter takes the module down.
 BEGIN = """
 import ctypes, os, sys, threading, time
@@ -108,6 +110,81 @@ def test_a_daemon_thread_at_the_gate_stays_there(node):
     program.send("")
     program.ends(0)
     assert "came back" not in program.output("out")
+
+
+def test_a_daemon_thread_that_waits_for_memory_of_a_tag_stays_there(node):
+    """Likewise, in a group that runs. The process is held up in exit(), behind the shim."""
+    program = Program(node, """
+        import amem
+        libc = ctypes.CDLL(None)
+        libc.__cxa_atexit(ctypes.cast(libc.pause, ctypes.c_void_p), None, None)
+        with amem.region("kv"):
+            away = Block()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(away))
+        say("made")
+        sys.stdin.readline()
+
+        def work():
+            say(threading.get_native_id())
+            away.set()
+
+        threading.Thread(target=work, daemon=True).start()
+        sys.stdin.readline()
+    """)
+    program.send("")
+    assert program.wait_for("made", stream="out")
+    node.ctl("pause", "train", "--tag", "kv")
+    program.send("")
+    thread = int(program.line())
+    program.wait_for("the call waits for its resume")
+    program.send("")
+    eventually(lambda: program.system_call() == PAUSE, what="exit() is held up")
+
+    def looks():
+        """How often it has begun to wait."""
+        with open(f"/proc/{program.pid}/task/{thread}/status") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt_switches:"))
+
+    before = looks()
+    eventually(lambda: looks() >= before + 3, what="it goes on waiting")
+    program.kill()
+
+
+def test_reading_saved_bytes_does_not_hold_up_the_end(node):
+    """The thread that would read them is busy with a pause."""
+    program = Program(node, """
+        import amem, atexit
+        with amem.region("kv"):
+            away = Block()
+        with amem.region("weights"):
+            other = Block()
+        say("made")
+        sys.stdin.readline()
+
+        def read():
+            try:
+                amem._shim.call("amem_shim_backup_read", away.address.value, 8, ctypes.create_string_buffer(8))
+            except amem.Error as error:
+                say(error)
+
+        read()
+        sys.stdin.readline()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(away))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(other))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(block))
+        atexit.register(read)
+    """)
+    program.send("")
+    assert program.wait_for("made", stream="out")
+    node.ctl("pause", "train", "--tag", "kv")
+    program.send("")
+    program.faults("cuMemUnmap:1:hold")
+    pause = node.ctl.start("pause", "train", "--tag", "weights")
+    pause.wait_phase("release")
+    program.send("")
+    assert program.wait(20) == 0
+    assert "the process is ending" in program.output("out")
+    pause.finish()
 
 
 def test_other_threads_are_waited_for(node):

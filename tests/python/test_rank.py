@@ -25,6 +25,12 @@ def test_what_is_excepted_and_discarded(shim):
     assert shim.notes == ["discard kv_cache", "pause [weights,kv_cache] 0", "except kv_cache", "resume [] 1000"]
     amem.pause(discard=[], except_tags=[])
     assert shim.notes[-1] == "pause [] 0"
+    amem.pause(guests="refuse")
+    amem.pause_async(guests="pin").result(20)
+    assert shim.notes[-4:] == ["guests 2", "pause [] 0", "guests 1", "pause [] 0"]
+    for call in (amem.pause, amem.pause_async):
+        with pytest.raises(amem.InvalidArgumentError):
+            call(guests="wait")
     with pytest.raises(amem.InvalidArgumentError):
         amem.pause("weights", except_tags="kv_cache")
 
@@ -194,11 +200,13 @@ def test_a_shim_of_another_version(tmp_path, python):
     import subprocess
 
     source = tmp_path / "old.c"
-    source.write_text("int amem_shim_active(void) { return 1; }\n")
+    # The second had other parameters once, under this name.
+    source.write_text("int amem_shim_active(void) { return 1; }\n"
+                      "int amem_shim_request(void) { __builtin_trap(); }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "old.so", source], check=True)
     script = """
         import amem
-        for call in (amem.pause, amem.stats, lambda: amem.region("a").__enter__()):
+        for call in (amem.pause, amem.stats, lambda: amem.pause(discard="a"), lambda: amem.region("a").__enter__()):
             try:
                 call()
                 raise SystemExit("nothing was raised")

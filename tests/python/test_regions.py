@@ -115,3 +115,31 @@ def test_bad_tags(shim, tag):
         with amem.region(tag):
             raise AssertionError("entered")
     assert shim.notes == []
+
+
+def test_what_is_not_brokered_has_a_pool_of_its_own(shim, torch):
+    for _ in range(2):
+        with amem.unbrokered():
+            pass
+    assert shim.notes == ["make pool1"] + ["begin unbrokered", "use pool1", "leave pool1", "end unbrokered"] * 2
+
+
+def test_unbrokered_within_a_region(shim, torch):
+    with amem.region("a"):
+        with amem.unbrokered():
+            assert shim.notes[-4:] == ["end", "make pool2", "begin unbrokered", "use pool2"]
+            with amem.unbrokered():
+                assert shim.notes[-2:] == ["begin unbrokered", "use pool2"]
+            assert shim.notes[-2:] == ["begin unbrokered", "use pool2"]
+            with pytest.raises(amem.FailedPreconditionError, match='"b" within an unbrokered stretch'):
+                with amem.region("b"):
+                    raise AssertionError("entered")
+        assert shim.notes[-3:] == ["end unbrokered", "begin a 1", "use pool1"]
+
+
+def test_unbrokered_without_a_shim(python):
+    python.run("""
+        import amem
+        with amem.unbrokered(), amem.unbrokered():
+            pass
+    """)

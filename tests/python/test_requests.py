@@ -76,7 +76,7 @@ def test_tags_and_times(fake, broker):
 
 def test_what_is_excepted_and_discarded(fake, broker):
     done = [{"group": "train", "done": True, "dropped_bytes": 7}]
-    fake.answers = {"Pause": done, "Resume": done, "Swap": done * 2}
+    fake.answers = {"Pause": done, "Resume": done, "Swap": done + [{"group": "rollout", "done": True}]}
     assert broker.pause("train", discard=["kv_cache"]).dropped_bytes == 7
     broker.pause("train", except_tags="weights", discard=[])
     broker.resume("train", except_tags=["kv_cache"])
@@ -89,6 +89,47 @@ def test_what_is_excepted_and_discarded(fake, broker):
     with pytest.raises(amem.InvalidArgumentError):
         broker.pause("train", discard=[""])
     assert len(fake.asked) == 4
+
+
+def test_sets_of_groups(fake, broker):
+    def done(*groups):
+        return [{"group": name, "done": True} for name in groups]
+
+    fake.answers = {"Pause": done("b", "a"), "Resume": done("a"), "Swap": done("b", "a", "c")}
+    assert [progress.group for progress in broker.pause(["a", "b"])] == ["a", "b"], "in their order"
+    assert [progress.group for progress in broker.resume(["a"])] == ["a"]
+    assert broker.resume("a").group == "a"
+    assert [progress.group for progress in broker.swap(["a", "b"], "c", discard="kv")] == ["a", "b", "c"]
+    asked = [request for _, request in fake.asked]
+    assert [(each.group, list(each.groups)) for each in asked[:3]] == [("", ["a", "b"]), ("a", []), ("a", [])]
+    assert (asked[3].out, list(asked[3].out_groups), getattr(asked[3], "in"), list(asked[3].in_groups)) == (
+        "", ["a", "b"], "c", [])
+    for bad in ([], ["a", "a"], ["a", ""]):
+        with pytest.raises(amem.InvalidArgumentError):
+            broker.pause(bad)
+    for out, into in (("a", "a"), (["a", "b"], ["b"]), ([], ["a"])):
+        with pytest.raises(amem.InvalidArgumentError):
+            broker.swap(out, into)
+    with pytest.raises(amem.InternalError):
+        broker.resume(["a", "b"])
+    assert len(fake.asked) == 5
+
+
+def test_guests(fake, broker):
+    guest = {"owner": "train", "guest": "rollout", "rank_id": 9, "rank": 3, "pid": 77, "tag": "weights",
+             "allocation_count": 2, "bytes": 1 << 40, "away": True}
+    done = [{"group": "train", "done": True, "guests": [guest]}]
+    fake.answers = {"Pause": done, "Swap": done * 2,
+                    "ListGroups": {"groups": [{"name": "train", "guests": [guest], "opened": []}]}}
+    [named] = broker.pause("train", guests="pin").guests
+    assert (named.owner, named.guest, named.rank_id, named.rank, named.pid, named.tag, named.allocation_count, named.bytes,
+            named.away) == tuple(guest.values())
+    assert broker.groups()[0].guests == (named,)
+    broker.pause("train")
+    broker.swap("train", "rollout", guests="refuse")
+    assert [request.guests for name, request in fake.asked if name in ("Pause", "Swap")] == [1, 0, 2]
+    with pytest.raises(amem.InvalidArgumentError):
+        broker.pause("train", guests="wait")
 
 
 def test_tags_and_unbrokered_memory_in_the_answers(fake, broker):

@@ -20,3 +20,7 @@ def test_mypy_strict(build):
     done = subprocess.run([*mypy, "--strict", "--config-file", config, "--cache-dir", os.devnull, "-p", "amem"],
                           cwd=package, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    dropin = os.path.join(build.directory, "dropin")
+    done = subprocess.run([*mypy, "--strict", "--config-file", config, "--cache-dir", os.devnull, "-p", "torch_memory_saver"],
+                          cwd=dropin, env={**os.environ, "MYPYPATH": package}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

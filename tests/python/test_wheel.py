@@ -28,8 +28,9 @@ def wheel(build, tmp_path_factory):
     if built.returncode != 0 and OFFLINE.search(built.stdout + built.stderr):
         pytest.skip("no package index can be reached, which pip needs for what the wheel is built with")
     assert built.returncode == 0, built.stdout + built.stderr
-    [path] = glob.glob(f"{folder}/*")
-    assert built.stdout.splitlines()[-1] == path
+    [path] = glob.glob(f"{folder}/amem-*")
+    [saver] = glob.glob(f"{folder}/torch_memory_saver-*")
+    assert built.stdout.splitlines()[-2:] == [saver, path]
     return path
 
 
@@ -104,6 +105,7 @@ def test_libraries(installed, wheel):
     shim = os.path.join(package, "lib", "libamem_shim.so")
     libraries = glob.glob(os.path.join(installed.site, "amem.libs", "*"))
     assert any("libgrpc++" in each for each in libraries)
+    assert set(os.listdir(os.path.join(package, "bin"))) == {"amemd", "amem-holder", "amemctl"}
     for path in [shim, *glob.glob(os.path.join(package, "bin", "*")), *libraries]:
         said = subprocess.run(["ldd", path], env={}, capture_output=True, text=True, check=True).stdout
         outside = {name for name, found in re.findall(r"(\S+) => (\S+)", said)
@@ -123,6 +125,30 @@ def test_licences(installed):
     assert not names & {"libc6.txt", "libstdc++6.txt", "zlib1g.txt"}
 
 
+def test_the_distribution_torch_memory_saver(installed, wheel):
+    """Satisfies whoever requires it, so that an installation does not bring the original; its hook library is the shim."""
+    def pip(*arguments):
+        return subprocess.run([installed.python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments], text=True,
+                              capture_output=True, timeout=120)
+
+    [saver] = glob.glob(os.path.join(os.path.dirname(wheel), "torch_memory_saver-*"))
+    done = pip("install", "--no-index", saver)
+    assert done.returncode == 0, done.stderr
+    for requirement in ("torch-memory-saver>=0.0.9", "torch_memory_saver==0.0.10", "amem"):
+        done = pip("install", "--no-index", "--dry-run", requirement)
+        assert done.returncode == 0 and "already satisfied" in done.stdout, done.stdout + done.stderr
+    hook = os.path.join(installed.site, "torch_memory_saver_hook_mode_preload.abi3.so")
+    with open(hook, "rb") as copy, open(os.path.join(installed.site, "amem", "lib", "libamem_shim.so"), "rb") as shim:
+        assert copy.read() == shim.read()
+    script = """
+from torch_memory_saver import torch_memory_saver, utils
+assert torch_memory_saver.enabled
+print(utils.get_binary_path_from_package("torch_memory_saver_hook_mode_preload"))
+"""
+    done = subprocess.run([installed.python, "-c", script], env={"LD_PRELOAD": hook}, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{hook}\n", done.stderr
+
+
 def test_modules(installed):
     """In the tests' interpreter, which has protobuf for the messages."""
     script = """
@@ -133,8 +159,11 @@ assert amem.shim_path().startswith(sys.argv[1])
 assert _wire.descriptor_of("NodeStatus").fields
 with amem.launch(["/bin/true"], group="train", runtime_dir="/nowhere") as process:
     assert process.wait() == 0
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 assert version("amem") == amem.__version__
+[plugin] = {each.value: each for each in entry_points(group="vllm.general_plugins", name="amem")}.values()
+plugin.load()()  # as vLLM does; nothing is to be had here, and nothing fails
+assert "torch" not in sys.modules and "vllm" not in sys.modules
 print("good")
 """
     done = subprocess.run([sys.executable, "-c", script, installed.site], env={"PYTHONPATH": installed.site},

@@ -115,6 +115,10 @@ SIM_NVML nvmlDeviceGetIndex(nvmlDevice_t device, unsigned* index) {
   return result;
 }
 
+SIM_NVML nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned* minor) {
+  return nvmlDeviceGetIndex(device, minor);
+}
+
 SIM_NVML nvmlDeviceGetUUID(nvmlDevice_t device, char* uuid, unsigned length) {
   const nvmlReturn_t result = sim::CheckDevice(device, uuid);
   if (result != NVML_SUCCESS) return result;

@@ -24,12 +24,13 @@ Findings check_broker_in(const std::string& runtime_dir, std::chrono::millisecon
     return {{true, "broker-hangs", "the broker in " + runtime_dir + " does not answer",
              "ranks wait for it, and run as if amem were not there", answer.status().text()}};
   // Ranks may be allowed where steering is not: then the version stays unknown.
-  if (!answer.ok() || answer.value().version() == kVersion) return {};
-  return {{true, "broker-version",
-           "the broker is amemd " + answer.value().version() + ", this is amem " +
-               std::string(kVersion),
-           "a broker refuses shims that speak another protocol",
-           "install the same version of both, and restart amemd"}};
+  if (!answer.ok() || answer.value().session_protocol() == kProtocolVersion) return {};
+  return {
+      {true, "broker-version",
+       "the broker is amemd " + answer.value().version() + ", which speaks protocol " +
+           std::to_string(answer.value().session_protocol()) + " with ranks; the shim of amem " +
+           std::string(kVersion) + " speaks " + std::to_string(kProtocolVersion),
+       "the broker refuses such a shim", "install the same version of both, and restart amemd"}};
 }
 
 }  // namespace amem::ctl

@@ -17,9 +17,12 @@ namespace amem::ctl {
 namespace {
 
 constexpr const char* kUseRun = "start it with `amemctl run --group NAME -- COMMAND`";
-constexpr NcclVersion kOldestNccl = {2, 18};  // the first one that can use cuMemCreate
-constexpr rlim_t kOpenFiles = 1024;           // a program's own and those of a resume's packet
-constexpr rlim_t kLockedMemory = 8U << 20U;   // the kernel's default
+constexpr NcclVersion kFirstWithCuMem = {2, 18};  // which can use cuMemCreate
+constexpr const char* kNoSlabs =
+    "it takes its memory with cudaMalloc, so its buffers share no slabs, and it starts and pauses "
+    "slower";
+constexpr rlim_t kOpenFiles = 1024;          // a program's own and those of a resume's packet
+constexpr rlim_t kLockedMemory = 8U << 20U;  // the kernel's default
 
 /// As the shim reads a switch.
 bool is_one_of(const std::string& value, std::initializer_list<std::string_view> values) {
@@ -132,6 +135,25 @@ Findings check_preload(const Environment& environment) {
   return findings;
 }
 
+Environment with_hook_defaults(Environment environment) {
+  for (const std::string& entry : preload_entries(value_in(environment, "LD_PRELOAD"))) {
+    if (!is_shim(entry, value_in(environment, "AMEM_SHIM"))) continue;
+    if (!is_hook(entry)) break;  // the first one acts
+    if (value_in(environment, "AMEM_SCOPE").empty())
+      environment["AMEM_SCOPE"] =
+          is_one_of(value_in(environment, "TMS_INIT_ENABLE"), {"1", "true", "TRUE", "yes", "YES"})
+              ? "heap"
+              : "regions";
+    if (value_in(environment, "AMEM_GROUP").empty() &&
+        value_in(environment, "AMEM_GROUPID").empty()) {
+      environment["AMEM_GROUP"] = "tms-PID-NUMBER";
+      environment.erase("NCCL_CUMEM_ENABLE");  // NCCL's memory is the driver's, whatever it says
+    }
+    break;
+  }
+  return environment;
+}
+
 Findings check_variables(const Environment& environment) {
   Findings findings;
   const auto value = [&environment](const char* name) { return value_in(environment, name); };
@@ -149,12 +171,9 @@ Findings check_variables(const Environment& environment) {
     findings.push_back({false, "group", "AMEM_GROUP=" + group + " is no group name",
                         "the shim takes the group \"default\"",
                         "use 1 to 63 characters of [A-Za-z0-9._-], not starting with . or -"});
-  const bool heap = scope_of(environment) == "heap";
   if (value("NCCL_CUMEM_ENABLE") == "0")
     findings.push_back(
-        {!heap, "nccl-cumem", "NCCL_CUMEM_ENABLE is 0",
-         "NCCL takes its memory with cudaMalloc, and amem does not know it as NCCL's",
-         "unset it, or set 1"});
+        {false, "nccl-cumem", "NCCL has NCCL_CUMEM_ENABLE=0", kNoSlabs, "unset it, or set 1"});
   for (const char* name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
     if (scope_of(environment) == "nccl" ||
         value(name).find("backend:cudaMallocAsync") == std::string::npos)
@@ -183,14 +202,13 @@ Findings check_limits(rlim_t open_files, rlim_t locked_memory) {
   return findings;
 }
 
-Findings check_nccl(const std::string& libnccl, const Environment& environment) {
+Findings check_nccl(const std::string& libnccl) {
   const std::optional<NcclVersion> version = nccl_version(libnccl);
-  if (!version || *version >= kOldestNccl) return {};
-  return {{scope_of(environment) != "heap", "nccl-version",
+  if (!version || *version >= kFirstWithCuMem) return {};
+  return {{false, "nccl-version",
            libnccl + " is NCCL " + std::to_string(version->major) + "." +
                std::to_string(version->minor),
-           "it takes its memory with cudaMalloc, and amem does not know it as NCCL's",
-           "use NCCL 2.19 or newer"}};
+           kNoSlabs, "use NCCL 2.19 or newer"}};
 }
 
 }  // namespace amem::ctl

@@ -17,6 +17,10 @@ Findings check_program(const CommandProgram& program, uid_t user, gid_t group);
 /// LD_PRELOAD names the shim, it can be loaded, and nothing comes before it.
 Findings check_preload(const Environment& environment);
 
+/// The variables with those that the shim takes for set where it is torch_memory_saver's hook
+/// library.
+Environment with_hook_defaults(Environment environment);
+
 /// Variables that turn amem off, or take memory out of its reach.
 Findings check_variables(const Environment& environment);
 
@@ -24,6 +28,6 @@ Findings check_variables(const Environment& environment);
 Findings check_limits(rlim_t open_files, rlim_t locked_memory);
 
 /// `libnccl` is a file, or empty when none was found.
-Findings check_nccl(const std::string& libnccl, const Environment& environment);
+Findings check_nccl(const std::string& libnccl);
 
 }  // namespace amem::ctl

@@ -25,6 +25,7 @@ struct ElfFacts {
   bool native = false;               // 64-bit x86-64; of another one nothing else is read
   std::string interpreter;           // the dynamic loader; empty: a library or a static program
   std::vector<std::string> needed;   // DT_NEEDED
+  std::string runpath;               // DT_RUNPATH, else DT_RPATH: directories between colons
   std::vector<std::string> exports;  // dynamic symbols that it defines
 };
 
@@ -63,8 +64,8 @@ inline std::string elf_string(const std::vector<char>& table, std::uint64_t offs
   return {begin, std::find(begin, table.end(), '\0')};
 }
 
-/// Reads DT_NEEDED and the symbols through the section headers, which every linker writes. false: a
-/// table does not lie in the file.
+/// Reads what is in the dynamic section, and the symbols, through the section headers, which every
+/// linker writes. false: a table does not lie in the file.
 inline bool read_elf_sections(const ElfBytes& file, const Elf64_Ehdr& header, ElfFacts& facts) {
   std::vector<Elf64_Shdr> sections;
   if (header.e_shoff == 0) return true;
@@ -84,6 +85,9 @@ inline bool read_elf_sections(const ElfBytes& file, const Elf64_Ehdr& header, El
       for (const Elf64_Dyn& entry : entries) {
         if (entry.d_tag == DT_NULL) break;
         if (entry.d_tag == DT_NEEDED) facts.needed.push_back(elf_string(names, entry.d_un.d_val));
+        // The loader ignores the older one where both are.
+        if (entry.d_tag == DT_RUNPATH || (entry.d_tag == DT_RPATH && facts.runpath.empty()))
+          facts.runpath = elf_string(names, entry.d_un.d_val);
       }
     } else {
       std::vector<Elf64_Sym> symbols;

@@ -25,15 +25,27 @@ std::string first_match(const std::string& pattern) {
   return path;
 }
 
+/// The library in one of the directories, which are apart by colons; empty: in none.
+std::string first_in(const std::string& directories, const std::string& origin) {
+  std::istringstream list(directories);
+  for (std::string dir; std::getline(list, dir, ':');) {
+    for (const std::string_view name : {"$ORIGIN", "${ORIGIN}"})
+      if (dir.starts_with(name)) dir.replace(0, name.size(), origin);
+    const std::string path = dir + "/" + std::string(kName);
+    if (!dir.empty() && ::access(path.c_str(), R_OK) == 0) return path;
+  }
+  return {};
+}
+
 }  // namespace
 
-std::string find_nccl(const std::string& program, const Environment& environment) {
+std::string find_nccl(const std::string& program, const std::string& runpath,
+                      const Environment& environment) {
   const std::string name = "/" + std::string(kName);
-  std::istringstream directories(value_in(environment, "LD_LIBRARY_PATH"));
-  for (std::string dir; std::getline(directories, dir, ':');) {
-    if (!dir.empty() && ::access((dir + name).c_str(), R_OK) == 0) return dir + name;
-  }
   const std::filesystem::path file = std::filesystem::path(program).lexically_normal();
+  for (const std::string& directories : {value_in(environment, "LD_LIBRARY_PATH"), runpath})
+    if (std::string path = first_in(directories, file.parent_path().string()); !path.empty())
+      return path;
   const std::string prefix = file.parent_path().parent_path().string();
   const std::string wheel = "/lib/python3*/site-packages/nvidia/nccl/lib" + name;
   const std::string own = value_in(environment, "HOME") + "/.local";

@@ -17,10 +17,11 @@ struct NcclVersion {
   friend auto operator<=>(const NcclVersion&, const NcclVersion&) = default;
 };
 
-/// The first of: LD_LIBRARY_PATH, the Python or the prefix that `program` belongs to, the system's
-/// library directories. Empty: none there, which is no fault, as not every program has one of its
-/// own.
-std::string find_nccl(const std::string& program, const Environment& environment);
+/// The first of: LD_LIBRARY_PATH, the program's `runpath`, the Python or the prefix that `program`
+/// belongs to, the system's library directories. Empty: none there, which is no fault, as not every
+/// program has one of its own.
+std::string find_nccl(const std::string& program, const std::string& runpath,
+                      const Environment& environment);
 
 /// What the library says of itself; nothing: it is not there, or does not say it.
 std::optional<NcclVersion> nccl_version(const std::string& library);

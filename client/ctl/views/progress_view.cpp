@@ -1,6 +1,7 @@
 #include "client/ctl/views/progress_view.h"
 
 #include "client/ctl/views/format.h"
+#include "client/ctl/views/guests_view.h"
 
 namespace amem::ctl {
 namespace {
@@ -16,8 +17,11 @@ std::string ProgressView::update(const v1::Progress& progress) {
   if (columns_ == 0) {
     // Lines are for logs: one when a phase begins says enough. In a swap the groups take turns, and
     // the phases of waves come again.
-    const std::string now = group + ": " + phase;
-    if (!told_[group].insert(phase).second) return {};
+    const std::string waits = progress.waits_for().empty()
+                                  ? std::string()
+                                  : ", waits: " + printable(progress.waits_for());
+    const std::string now = group + ": " + phase + waits;
+    if (!told_[group].insert(phase + waits).second) return {};
     if (progress.ranks_total() == 0) return now + "\n";
     return now + ", " + std::to_string(progress.ranks_total()) +
            (progress.ranks_total() == 1 ? " rank\n" : " ranks\n");
@@ -31,6 +35,7 @@ std::string ProgressView::update(const v1::Progress& progress) {
     line += ' ' + std::to_string(progress.ranks_done()) + '/' +
             std::to_string(progress.ranks_total()) + " ranks";
   }
+  if (!progress.waits_for().empty()) line += "  waits: " + printable(progress.waits_for());
   if (progress.bytes() > 0) line += "  " + format_bytes(progress.bytes());
   line += "  " + format_micros(progress.elapsed_us());
   // A line that wraps could not be redrawn. All of it is ASCII or a name, so cutting bytes is safe
@@ -61,6 +66,8 @@ std::string result_line(const v1::Progress& progress, const std::string& verb, c
   if (progress.unbrokered_bytes() > 0)
     stays += (stays.empty() ? "" : ", ") + format_bytes(progress.unbrokered_bytes()) +
              " not brokered (amemctl ranks " + printable(progress.group()) + ")";
+  if (const std::string guests = guest_text(progress); !guests.empty())
+    stays += (stays.empty() ? "" : ", ") + guests;
   if (!stays.empty()) line += "  still on the devices: " + stays + '\n';
   if (progress.dropped_bytes() > 0)
     line += "  dropped: " + format_bytes(progress.dropped_bytes()) + ", comes back zeroed\n";

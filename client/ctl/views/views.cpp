@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "client/ctl/views/format.h"
+#include "client/ctl/views/guests_view.h"
 
 namespace amem::ctl {
 namespace {
@@ -238,12 +239,34 @@ std::string pool_line(const v1::PoolStatus& pool, const Style& style) {
 
 std::string status_view(const v1::NodeStatus& status, const Style& style) {
   return node_line(status, style) + pool_line(status.pool(), style) + "\n" +
-         device_table(status, style) + "\n" + group_table(status.groups(), style);
+         device_table(status, style) + "\n" + group_table(status.groups(), style) +
+         guest_table(status.groups(), style);
 }
 
 std::string groups_view(const v1::ListGroupsResponse& groups, const Style& style) {
   return group_table(groups.groups(), style) + group_device_table(groups.groups(), style) +
-         group_tag_table(groups.groups(), style) + policy_lines(groups.groups(), style);
+         group_tag_table(groups.groups(), style) + policy_lines(groups.groups(), style) +
+         guest_table(groups.groups(), style);
+}
+
+std::string quotas_view(const v1::ListQuotasResponse& quotas, const Style& style) {
+  if (quotas.owners().empty()) return none("owners");
+  const auto amount = [](const v1::Quota& quota, std::uint64_t value) {
+    return quota.bytes() ? format_bytes(value) : std::to_string(value);
+  };
+  TextTable table(
+      {{"OWNER"}, {"RESOURCE"}, {"USED", kRight}, {"MOST", kRight}, {"REFUSED", kRight}});
+  for (const v1::OwnerQuotas& owner : quotas.owners()) {
+    for (const v1::Quota& quota : owner.quotas()) {
+      const bool full = quota.limited() && quota.used() >= quota.most();
+      table.add({owner.owner(),
+                 quota.resource(),
+                 {amount(quota, quota.used()), full ? Tone::kBad : Tone::kPlain},
+                 quota.limited() ? amount(quota, quota.most()) : "-",
+                 std::to_string(quota.refusals())});
+    }
+  }
+  return table.render(style);
 }
 
 std::string ranks_view(const v1::ListRanksResponse& ranks, const Style& style) {
@@ -296,9 +319,14 @@ std::string allocations_view(const std::vector<v1::AllocationInfo>& allocations,
     for (const std::uint32_t peer : allocation.peers()) {
       peers += (peers.empty() ? "" : ",") + std::to_string(peer);
     }
-    const char* where = allocation.pinned()     ? "device, pinned"
-                        : allocation.resident() ? "device"
-                                                : "released";
+    std::string where = allocation.resident() ? "device" : "released";
+    if (allocation.guests_size() > 0) where = "device, opened";
+    if (allocation.pinned()) where = "device, pinned";
+    std::string why;
+    for (const v1::Pinner& pinner : allocation.pinners())
+      why += (why.empty() ? " (" : ", ") + printable(pinner.reason()) + " of " +
+             std::to_string(pinner.rank());
+    if (!why.empty()) where += why + ")";
     table.add({std::to_string(allocation.id()),
                allocation.group(),
                names(allocation.device()),

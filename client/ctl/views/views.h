@@ -22,6 +22,7 @@ std::string form_text(v1::SaveForm form);
 
 std::string status_view(const v1::NodeStatus& status, const Style& style);
 std::string groups_view(const v1::ListGroupsResponse& groups, const Style& style);
+std::string quotas_view(const v1::ListQuotasResponse& quotas, const Style& style);
 std::string ranks_view(const v1::ListRanksResponse& ranks, const Style& style);
 std::string allocations_view(const std::vector<v1::AllocationInfo>& allocations,
                              const Style& style);

@@ -131,6 +131,14 @@ AMEM_API int amem_pause_tags(const char* const* tags, size_t count, uint32_t tim
 AMEM_API int amem_resume_tags(const char* const* tags, size_t count, uint32_t timeout_ms,
                               amem_error* error);
 
+/* What a pause does with memory that ranks of other groups have opened, by IPC handle or
+ * descriptor, and have not closed when it has waited for them for deadlines.guests. */
+typedef enum amem_guests {
+  AMEM_GUESTS_UNSPECIFIED = 0, /* as the broker is configured; pin when nobody has said otherwise */
+  AMEM_GUESTS_PIN = 1,         /* it stays on its device, and the pause goes on */
+  AMEM_GUESTS_REFUSE = 2       /* AMEM_ERROR_FAILED_PRECONDITION names them; the group runs on */
+} amem_guests;
+
 /* Which of a group's memory an operation is about, by tag. Zero what is not used. */
 typedef struct amem_selection {
   size_t size;             /* sizeof(amem_selection) */
@@ -140,6 +148,7 @@ typedef struct amem_selection {
   size_t except_count;
   const char* const* discard; /* of a pause: tags whose bytes it drops, whatever their policy */
   size_t discard_count;
+  amem_guests guests; /* of a pause */
 } amem_selection;
 
 /* As amem_pause and amem_resume, for what is selected; NULL: everything. Every rank asks for the
@@ -147,7 +156,8 @@ typedef struct amem_selection {
  *   AMEM_ERROR_NOT_FOUND            the group has no memory of a tag
  *   AMEM_ERROR_INVALID_ARGUMENT     as amem_client_pause_selected; more than 64 tags
  *   AMEM_ERROR_FAILED_PRECONDITION  an earlier pause has kept bytes of what is to be dropped; or
- * the shim of this process is older than this function */
+ * ranks of other groups have memory open that must not stay; or the shim of this process is older
+ * than this function */
 AMEM_API int amem_pause_selected(const amem_selection* selection, uint32_t timeout_ms,
                                  amem_error* error);
 AMEM_API int amem_resume_selected(const amem_selection* selection, uint32_t timeout_ms,
@@ -179,6 +189,16 @@ AMEM_API int amem_set_tag_policy(const char* tag, amem_policy policy, amem_error
  *   AMEM_ERROR_FAILED_PRECONDITION  begin: this thread is in a region; end: it is in none */
 AMEM_API int amem_region_begin(const char* tag, amem_policy policy, amem_error* error);
 AMEM_API int amem_region_end(amem_error* error);
+
+/* Device memory that the calling thread takes from the driver until amem_unbrokered_end is the
+ * driver's own: no pause moves it, and a pause says how much there is of it. For what has to stay,
+ * and for what a NIC or another group is to use. It may be freed at any time, by any thread. Within
+ * a region, which goes on afterwards; regions neither begin nor end in between. NCCL's memory is
+ * brokered all the same. Without a shim both calls do nothing.
+ *   AMEM_ERROR_FAILED_PRECONDITION  begin: it has begun already; end: it has not; or the shim of
+ *                                   this process is older than these functions */
+AMEM_API int amem_unbrokered_begin(amem_error* error);
+AMEM_API int amem_unbrokered_end(amem_error* error);
 
 /* What this process holds, as the shim counts it without asking the broker: one JSON object on one
  * line, which the caller frees with amem_free:
@@ -260,8 +280,8 @@ typedef struct amem_progress {
   uint32_t ranks_total;
   uint64_t bytes;      /* copied, released or mapped in this phase so far */
   uint64_t elapsed_us; /* since the operation began */
-  int32_t done;        /* 1: the operation on this group has ended well; a swap has two of these */
-  const char* json;    /* all of it, as one Progress of broker.proto */
+  int32_t done;     /* 1: the operation on this group has ended well; each group has one of these */
+  const char* json; /* all of it, as one Progress of broker.proto */
 } amem_progress;
 
 /* Runs on the thread that made the call, between its beginning and its return. It may use the
@@ -310,9 +330,9 @@ AMEM_API int amem_client_resume_tags(amem_client* client, const char* group,
 /* Likewise, for what is selected; NULL: everything. What a pause discards comes back zeroed; the
  * next pause goes by the policies again.
  *   AMEM_ERROR_INVALID_ARGUMENT     tags and except_tags at once; to discard "nccl", which is
- * always kept, or a tag that the pause is not about; a resume's discard
- *   AMEM_ERROR_FAILED_PRECONDITION  also: an earlier pause has kept bytes of what is to be dropped
- */
+ * always kept, or a tag that the pause is not about; a resume's discard or guests
+ *   AMEM_ERROR_FAILED_PRECONDITION  also: an earlier pause has kept bytes of what is to be dropped;
+ * ranks of other groups have memory open that must not stay */
 AMEM_API int amem_client_pause_selected(amem_client* client, const char* group,
                                         const amem_selection* selection, uint32_t timeout_ms,
                                         amem_progress_callback callback, void* user,
@@ -321,6 +341,18 @@ AMEM_API int amem_client_resume_selected(amem_client* client, const char* group,
                                          const amem_selection* selection, uint32_t timeout_ms,
                                          amem_progress_callback callback, void* user,
                                          amem_error* error);
+
+/* The same of `count` groups, each named once, as one operation that ends all or none: until the
+ * first of them releases memory, or opens, a failure of one leaves all as they were. The text of an
+ * error names each group and its state. */
+AMEM_API int amem_client_pause_groups(amem_client* client, const char* const* groups, size_t count,
+                                      const amem_selection* selection, uint32_t timeout_ms,
+                                      amem_progress_callback callback, void* user,
+                                      amem_error* error);
+AMEM_API int amem_client_resume_groups(amem_client* client, const char* const* groups, size_t count,
+                                       const amem_selection* selection, uint32_t timeout_ms,
+                                       amem_progress_callback callback, void* user,
+                                       amem_error* error);
 
 /* Pauses `out` and resumes `in`, at the same time as far as memory allows; `in` runs when `out` is
  * paused. When the pause fails `in` stays paused, and of `out` holds what amem_client_pause says;
@@ -335,6 +367,13 @@ AMEM_API int amem_client_swap_discard(amem_client* client, const char* out, cons
                                       const char* const* discard, size_t count, uint32_t timeout_ms,
                                       amem_progress_callback callback, void* user,
                                       amem_error* error);
+
+/* The same of sets: all of `out` go out, all of `in` come in, different groups. */
+AMEM_API int amem_client_swap_groups(amem_client* client, const char* const* out, size_t out_count,
+                                     const char* const* in, size_t in_count,
+                                     const char* const* discard, size_t discard_count,
+                                     uint32_t timeout_ms, amem_progress_callback callback,
+                                     void* user, amem_error* error);
 
 typedef enum amem_group_state {
   AMEM_GROUP_STATE_UNSPECIFIED = 0,

@@ -43,12 +43,14 @@ using OnEvent = std::function<bool(const amem_event&)>;
 
 /// Labels of memory; at most 64 in a call.
 using Tags = std::vector<std::string>;
+using Groups = std::vector<std::string>;
 
 /// Which of a group's memory an operation is about: amem_selection.
 struct Selection {
   Tags tags;
   Tags except_tags;
   Tags discard;
+  amem_guests guests = AMEM_GUESTS_UNSPECIFIED;
 };
 
 namespace detail {
@@ -76,14 +78,16 @@ class RawSelection {
   explicit RawSelection(const Selection& from)
       : tags_(pointers(from.tags)),
         except_(pointers(from.except_tags)),
-        discard_(pointers(from.discard)) {}
+        discard_(pointers(from.discard)),
+        guests_(from.guests) {}
   amem_selection get() const {
-    return {sizeof(amem_selection), tags_.data(),    tags_.size(),   except_.data(),
-            except_.size(),         discard_.data(), discard_.size()};
+    return {sizeof(amem_selection), tags_.data(),    tags_.size(),    except_.data(),
+            except_.size(),         discard_.data(), discard_.size(), guests_};
   }
 
  private:
   std::vector<const char*> tags_, except_, discard_;
+  amem_guests guests_;
 };
 
 struct Free {
@@ -210,6 +214,19 @@ class Region {
   ~Region() { static_cast<void>(amem_region_end(nullptr)); }
 };
 
+/// What this thread takes from the driver within a scope is the driver's own, and stays through a
+/// pause. Made and destroyed by the same thread; may lie within a Region, not within another one.
+class Unbrokered {
+ public:
+  Unbrokered() {
+    amem_error error;
+    detail::check(amem_unbrokered_begin(&error), error);
+  }
+  Unbrokered(const Unbrokered&) = delete;
+  Unbrokered& operator=(const Unbrokered&) = delete;
+  ~Unbrokered() { static_cast<void>(amem_unbrokered_end(nullptr)); }
+};
+
 /// Pauses this rank's group for a scope. The destructor resumes it and, as a destructor must not
 /// throw, swallows a failure: call resume() where that matters.
 class PausedScope {
@@ -296,13 +313,20 @@ class Client {
 
   void pause(const std::string& group, const Selection& what, Timeout timeout = Timeout::zero(),
              const OnProgress& progress = {}) {
+    pause_groups({group}, what, timeout, progress);
+  }
+
+  /// One operation, of all of these groups or none.
+  void pause_groups(const Groups& groups, const Selection& what = {},
+                    Timeout timeout = Timeout::zero(), const OnProgress& progress = {}) {
     const detail::RawSelection names(what);
     const amem_selection selection = names.get();
+    const auto chosen = detail::pointers(groups);
     detail::Callback<amem_progress> callback(progress);
     amem_error error;
-    const int code =
-        amem_client_pause_selected(get(), group.c_str(), &selection, detail::to_ms(timeout),
-                                   &detail::Callback<amem_progress>::call, &callback, &error);
+    const int code = amem_client_pause_groups(
+        get(), chosen.data(), chosen.size(), &selection, detail::to_ms(timeout),
+        &detail::Callback<amem_progress>::call, &callback, &error);
     callback.finish(code, error);
   }
 
@@ -318,13 +342,20 @@ class Client {
 
   void resume(const std::string& group, const Selection& what, Timeout timeout = Timeout::zero(),
               const OnProgress& progress = {}) {
+    resume_groups({group}, what, timeout, progress);
+  }
+
+  /// One operation, of all of these groups or none.
+  void resume_groups(const Groups& groups, const Selection& what = {},
+                     Timeout timeout = Timeout::zero(), const OnProgress& progress = {}) {
     const detail::RawSelection names(what);
     const amem_selection selection = names.get();
+    const auto chosen = detail::pointers(groups);
     detail::Callback<amem_progress> callback(progress);
     amem_error error;
-    const int code =
-        amem_client_resume_selected(get(), group.c_str(), &selection, detail::to_ms(timeout),
-                                    &detail::Callback<amem_progress>::call, &callback, &error);
+    const int code = amem_client_resume_groups(
+        get(), chosen.data(), chosen.size(), &selection, detail::to_ms(timeout),
+        &detail::Callback<amem_progress>::call, &callback, &error);
     callback.finish(code, error);
   }
 
@@ -336,12 +367,20 @@ class Client {
   /// `discard`: tags of `out` whose bytes its pause drops.
   void swap(const std::string& out, const std::string& in, const Tags& discard,
             Timeout timeout = Timeout::zero(), const OnProgress& progress = {}) {
+    swap_groups({out}, {in}, discard, timeout, progress);
+  }
+
+  /// Sets of different groups: all of `out` go out, all of `in` come in.
+  void swap_groups(const Groups& out, const Groups& in, const Tags& discard = {},
+                   Timeout timeout = Timeout::zero(), const OnProgress& progress = {}) {
     const auto names = detail::pointers(discard);
+    const auto going = detail::pointers(out);
+    const auto coming = detail::pointers(in);
     detail::Callback<amem_progress> callback(progress);
     amem_error error;
-    const int code = amem_client_swap_discard(
-        get(), out.c_str(), in.c_str(), names.data(), names.size(), detail::to_ms(timeout),
-        &detail::Callback<amem_progress>::call, &callback, &error);
+    const int code = amem_client_swap_groups(
+        get(), going.data(), going.size(), coming.data(), coming.size(), names.data(), names.size(),
+        detail::to_ms(timeout), &detail::Callback<amem_progress>::call, &callback, &error);
     callback.finish(code, error);
   }
 

@@ -10,9 +10,14 @@ from amem.errors import InvalidArgumentError
 Tags = Union[str, Iterable[str], None]
 """One tag, several (at most 64), or None for all memory."""
 
+Several = Union["list[str]", "tuple[str, ...]"]
+Groups = Union[str, Several]
+"""One group, or several."""
+
 MAX_TAGS = 64  # broker.proto: PauseRequest.tags
 _LONGEST_MS = (1 << 32) - 1
 _GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
+_OWNER = re.compile(r"[!-~]{1,300}")
 
 
 def group_name(name: str) -> str:
@@ -21,6 +26,31 @@ def group_name(name: str) -> str:
         raise InvalidArgumentError(
             f'"{name}" is no group name: 1 to 63 characters of [A-Za-z0-9._-], not starting with "." or "-"')
     return name
+
+
+def group_address(address: str) -> str:
+    """A name, or NAME@UID as an operator calls another user's group; InvalidArgumentError when it is neither."""
+    name, at, owner = address.partition("@")
+    group_name(name)
+    if at and not _OWNER.fullmatch(owner):
+        raise InvalidArgumentError(f'"{address}" names no owner of the group: write NAME@UID')
+    return address
+
+
+def group_list(*groups: Groups) -> list[str]:
+    """All of them as one list; InvalidArgumentError when there is none, or one is named twice."""
+    names = [name for each in groups for name in ([each] if isinstance(each, str) else list(each))]
+    if not names:
+        raise InvalidArgumentError("no group is named")
+    for name in names:
+        if names.count(group_address(name)) > 1:
+            raise InvalidArgumentError(f'group "{name}" is named twice')
+    return names
+
+
+def groups_field(names: list[str], one: str = "group", several: str = "groups") -> dict[str, object]:
+    """As broker.proto has it: an older broker knows the field for one alone, and refuses the other."""
+    return {one: names[0]} if len(names) == 1 else {several: names}
 
 
 def tag_list(tags: Tags) -> list[str]:
@@ -49,6 +79,14 @@ def optional_tags(tags: Tags) -> list[str]:
     """As tag_list, for tags that are taken out of something: none of them is a list too."""
     names = [tags] if isinstance(tags, str) else list(tags or ())
     return tag_list(names) if names else []
+
+
+def guest_policy(guests: str | None) -> int:
+    """As the protocols have it: None is 0, which stands for what the broker is configured to do."""
+    policies = {None: 0, "pin": 1, "refuse": 2}
+    if guests not in policies:
+        raise InvalidArgumentError(f"{guests!r} is no way with guests: pin or refuse")
+    return policies[guests]
 
 
 def tag_name(tag: str) -> str:

@@ -76,7 +76,7 @@ class Ending:
 class Operation(Iterator[Progress]):
     """A pause, resume or swap that has begun: its progress as it comes. For one thread, but for cancel().
 
-    Iterating ends after the last Progress, the one (of a swap: two) with `done`, or raises what went wrong. Leaving
+    Iterating ends after the last Progress, the one with `done` of each group, or raises what went wrong. Leaving
     the iterator alone does not stop the operation, and does not tell how it ends.
     """
 

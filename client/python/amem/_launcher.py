@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from amem import _endpoint
-from amem._arguments import group_name
+from amem._arguments import Groups, group_name
 from amem.errors import InvalidArgumentError, NotFoundError, UnavailableError
 
 _SHIM = "libamem_shim.so"
 _SCOPES = ("nccl", "regions", "heap")
-_NO_CUMEM = ("NCCL_CUMEM_ENABLE=0 is set: NCCL takes its memory with cudaMalloc, and amem does not know it as NCCL's; "
-             "unset it, or set 1")
 
 
 def shim_path() -> str:
@@ -34,11 +32,22 @@ def shim_path() -> str:
     return path
 
 
-def _with_shim(shim: str, before: str) -> str:
-    """LD_PRELOAD with the shim first and the rest in its order; no second shim, wherever it lies: each would have a
-    session and a table of its own."""
+def _is_hook(entry: str) -> bool:
+    """The shim under the name of torch_memory_saver's hook library, which the original has, too."""
+    if not os.path.basename(entry).startswith("torch_memory_saver_hook_mode_"):
+        return False
+    try:
+        return b"amem_shim_active" in pathlib.Path(entry).read_bytes()
+    except OSError:
+        return False
+
+
+def with_shim(shim: str, before: str) -> str:
+    """LD_PRELOAD with the shim first and the rest in its order; no second shim, which would do nothing, wherever it
+    lies."""
     def is_shim(entry: str) -> bool:
-        return os.path.basename(entry) == _SHIM or os.path.realpath(entry) == os.path.realpath(shim)
+        return (os.path.basename(entry) == _SHIM or os.path.realpath(entry) == os.path.realpath(shim)
+                or _is_hook(entry))
 
     return ":".join([shim, *(each for each in re.split("[ :]+", before) if each and not is_shim(each))])
 
@@ -47,8 +56,8 @@ def environment(group: str, scope: str | None = None, *, runtime_dir: str | None
                 base: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that make a process, and all it starts, ranks of a group: what `amemctl run` sets, and nothing
     else. For launchers that take variables, such as Ray's runtime_env; they have to be set before the process starts.
-    NCCL_CUMEM_ENABLE=1 is among them, unless it is set already: some frameworks set 0 where it is not set, and amem
-    would not know NCCL's memory. A RuntimeWarning says so where it is 0.
+    NCCL_CUMEM_ENABLE=1 is among them, unless it is set already: some frameworks set 0 where it is not set, and then
+    NCCL's buffers share no slabs, so a pause has more pieces to go through.
 
     `scope`: which memory is brokered: "nccl", "regions" (also what is allocated in amem.region) or "heap" (all of
     PyTorch's); None: as AMEM_SCOPE of the environment has it.
@@ -66,13 +75,10 @@ def environment(group: str, scope: str | None = None, *, runtime_dir: str | None
         "AMEM_GROUP": group_name(group),
         # Absolute, because the process may change its directory before it connects.
         "AMEM_RUNTIME_DIR": os.path.abspath(runtime_dir or _endpoint.default_runtime_dir()),
-        "LD_PRELOAD": _with_shim(shim_path(), base.get("LD_PRELOAD", "")),
+        "LD_PRELOAD": with_shim(shim_path(), base.get("LD_PRELOAD", "")),
     }
-    cumem = base.get("NCCL_CUMEM_ENABLE", "").strip()
-    if not cumem:
+    if not base.get("NCCL_CUMEM_ENABLE", "").strip():
         variables["NCCL_CUMEM_ENABLE"] = "1"
-    elif cumem == "0":
-        warnings.warn(_NO_CUMEM, RuntimeWarning, stacklevel=2)
     if scope is not None:
         if scope not in _SCOPES:
             raise InvalidArgumentError(f'"{scope}" is no scope: {", ".join(_SCOPES)}')
@@ -103,9 +109,9 @@ def launch(cmd: str | Sequence[str], *, group: str, scope: str | None = None, ru
     return subprocess.Popen(cmd, env={**base, **variables}, **options)
 
 
-def swap(out: str, into: str, timeout: float | None = None, *, runtime_dir: str | None = None) -> None:
-    """Pauses the group `out` and resumes the group `into`, through the broker's control socket: for a controller, or
-    for a rank of neither group. To swap more than once, keep an amem.Broker. Needs grpcio.
+def swap(out: Groups, into: Groups, timeout: float | None = None, *, runtime_dir: str | None = None) -> None:
+    """Pauses the group `out` and resumes the group `into`, either of them several, through the broker's control socket:
+    for a controller, or for a rank of none of them. To swap more than once, keep an amem.Broker. Needs grpcio.
 
     `timeout`: seconds for each of the two; None: as the broker is configured. Errors as Broker.swap.
     """

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from amem import _shim
-from amem._arguments import Tags, group_name, milliseconds, optional_tags, selection, tag_name
+from amem._arguments import Tags, group_name, guest_policy, milliseconds, optional_tags, selection, tag_name
 from amem.errors import InvalidArgumentError
 
 
@@ -39,7 +39,7 @@ def set_group(name: str) -> None:
 
 
 def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-          discard: Tags = None) -> None:
+          discard: Tags = None, guests: str | None = None) -> None:
     """Pauses this rank's group: releases its GPU memory and keeps every address. Takes effect when every rank of the
     group has called it; returns when the group is paused. At once when it is paused already.
 
@@ -47,6 +47,9 @@ def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags 
     on: the program must not let the GPU touch that memory until it has been resumed. None: everything; until resume()
     has returned, threads of this process that launch GPU work wait. `except_tags`: all memory but that of these.
     `discard`: tags whose bytes this pause drops, whatever their policy; they come back zeroed. Not "nccl".
+    `guests`: what becomes of memory that ranks of other groups have open still when the broker has waited for them
+    (`deadlines.guests`): "pin", it stays on its device; "refuse", FailedPreconditionError names them and the group runs
+    on. None: as the broker is configured.
     `timeout`: seconds to wait for the other ranks; None: AMEM_TIMEOUT of the environment, else 60.
 
     FailedPreconditionError: no shim in this process. UnavailableError: no broker. DeadlineExceededError: some ranks
@@ -56,7 +59,7 @@ def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags 
     """
     chosen = selection(tags, except_tags)
     _shim.operate("amem_shim_pause", chosen["tags"], chosen["except_tags"], optional_tags(discard),
-                  milliseconds(timeout))
+                  guest_policy(guests), milliseconds(timeout))
 
 
 def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> None:
@@ -68,7 +71,7 @@ def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags
     AMEM_VERIFY=1, bytes did not come back as they were saved.
     """
     chosen = selection(tags, except_tags)
-    _shim.operate("amem_shim_resume", chosen["tags"], chosen["except_tags"], [], milliseconds(timeout))
+    _shim.operate("amem_shim_resume", chosen["tags"], chosen["except_tags"], [], 0, milliseconds(timeout))
 
 
 def set_policy(tag: str, policy: str) -> None:

@@ -7,7 +7,7 @@ import ctypes
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from amem import _shim
@@ -16,34 +16,37 @@ from amem.errors import FailedPreconditionError
 
 _KEEP, _DISCARD = 1, 2  # amem_policy
 
-# Idle torch.cuda.MemPools by tag, keep and device. Two threads cannot allocate into one pool at the same time, so a
-# region takes a pool and gives it back. Pools live as long as the process: what was freed in one is there for the next.
+# Idle torch.cuda.MemPools by tag, keep and device; what is not brokered has no tag. Two threads cannot allocate into one
+# pool at the same time, so a stretch takes a pool and gives it back. Pools live as long as the process: what was freed in
+# one is there for the next.
 _idle: dict[tuple[str, bool, int], list[Any]] = collections.defaultdict(list)
 _lock = threading.Lock()
 
 
 class _Thread(threading.local):
-    region: _Region | None = None
+    stretch: _Stretch | None = None
 
 
 _thread = _Thread()
 
 
-class _Region:
-    """A region of one thread, which can leave it and come back."""
+class _Stretch:
+    """A stretch of one thread's time, which can leave it and come back. Without a shim it only counts as one."""
 
-    def __init__(self, tag: str, keep: bool, pooled: bool) -> None:
-        self.tag = tag_name(tag)
-        self._keep = keep
-        self._pooled = pooled
+    def __init__(self, name: str, begin: tuple[Any, ...], end: str, pool: Callable[[], _Pool]) -> None:
+        self.name = name
+        self._begin, self._end = begin, end  # calls of the shim
+        self._pool = pool
         self._entered = contextlib.ExitStack()
 
     def enter(self) -> None:
+        if not _shim.is_loaded():
+            return
         with contextlib.ExitStack() as stack:
-            # First, because torch may have to initialise CUDA for it, and what that allocates is not the region's.
-            allocate = stack.enter_context(_pool(self.tag, self._keep)) if self._pooled else contextlib.nullcontext()
-            _shim.call("amem_shim_region_begin", self.tag.encode(), _KEEP if self._keep else _DISCARD)
-            stack.callback(_shim.call, "amem_shim_region_end")
+            # First, because torch may have to initialise CUDA for it, and what that allocates is not the stretch's.
+            allocate = stack.enter_context(self._pool())
+            _shim.call(*self._begin)
+            stack.callback(_shim.call, self._end)
             stack.enter_context(allocate)
             self._entered = stack.pop_all()
 
@@ -51,16 +54,28 @@ class _Region:
         self._entered.close()
 
 
+_Pool = contextlib.AbstractContextManager[contextlib.AbstractContextManager[Any]]
+
+
+def _region(tag: str, keep: bool, pool: Callable[[], _Pool]) -> _Stretch:
+    begin = ("amem_shim_region_begin", tag_name(tag).encode(), _KEEP if keep else _DISCARD)
+    return _Stretch(f'region "{tag}"', begin, "amem_shim_region_end", pool)
+
+
 @contextlib.contextmanager
-def _pool(tag: str, keep: bool) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def _pool_of(tag: str, keep: bool, dispose: bool = False) -> Iterator[contextlib.AbstractContextManager[Any]]:
     """A context in which torch allocates from a pool that nobody else uses meanwhile; one that does nothing without
-    torch or without CUDA."""
+    torch or without CUDA. `dispose`: the pool is new, and goes at the end."""
     torch = sys.modules.get("torch")  # never imported here: a program without torch has no need of it
     if torch is None or not torch.cuda.is_available():
         yield contextlib.nullcontext()
         return
     if not hasattr(torch.cuda, "MemPool") or not hasattr(torch.cuda, "use_mem_pool"):
         raise FailedPreconditionError(f"regions need PyTorch 2.6 or newer; this is {torch.__version__}")
+    if dispose:
+        pool = torch.cuda.MemPool()
+        yield torch.cuda.use_mem_pool(pool)
+        return
     key = (tag, keep, int(torch.cuda.current_device()))
     with _lock:
         pool = _idle[key].pop() if _idle[key] else None
@@ -77,37 +92,22 @@ def _pool(tag: str, keep: bool) -> Iterator[contextlib.AbstractContextManager[An
 
 
 @contextlib.contextmanager
-def _within(entered: _Region) -> Iterator[None]:
-    outer = _thread.region
+def _within(entered: _Stretch) -> Iterator[None]:
+    outer = _thread.stretch
     if outer is not None:
-        raise FailedPreconditionError(f'region "{entered.tag}" within region "{outer.tag}": regions do not nest')
-    if not _shim.is_loaded():
-        entered = _Nowhere(entered.tag)
+        raise FailedPreconditionError(f"{entered.name} within {outer.name}: regions do not nest")
     entered.enter()
-    _thread.region = entered
+    _thread.stretch = entered
     owner = threading.get_ident()
     try:
         yield
     finally:
         if threading.get_ident() == owner:
-            _thread.region = None
+            _thread.stretch = None
             entered.leave()
         else:  # a suspended generator that another thread's garbage collection has closed
-            warnings.warn(f'region "{entered.tag}" was left by a thread that is not in it: its own thread is in it '
-                          "still", RuntimeWarning, stacklevel=2)
-
-
-class _Nowhere(_Region):
-    """A region without a shim: it only counts as one."""
-
-    def __init__(self, tag: str) -> None:
-        super().__init__(tag, keep=True, pooled=False)
-
-    def enter(self) -> None:
-        pass
-
-    def leave(self) -> None:
-        pass
+            warnings.warn(f"{entered.name} was left by a thread that is not in it: its own thread is in it still",
+                          RuntimeWarning, stacklevel=2)
 
 
 @contextlib.contextmanager
@@ -134,28 +134,60 @@ def region(tag: str, keep: bool = True) -> Iterator[None]:
     FailedPreconditionError: within a region, or torch is older than 2.6, which has no such pools.
     InvalidArgumentError: the tag.
     """
-    with _within(_Region(tag, keep, pooled=True)):
+    with _within(_region(tag, keep, lambda: _pool_of(tag, keep))):
         yield
 
 
 @contextlib.contextmanager
 def region_of_callers_pool(tag: str, keep: bool) -> Iterator[None]:
     """A region that leaves it to the caller where torch allocates, e.g. in a graph's pool."""
-    with _within(_Region(tag, keep, pooled=False)):
+    with _within(_region(tag, keep, lambda: contextlib.nullcontext(contextlib.nullcontext()))):
+        yield
+
+
+@contextlib.contextmanager
+def unbrokered() -> Iterator[None]:
+    """Device memory that this thread allocates within is the driver's own, as without amem: no pause moves it, and a
+    pause says how much of it there is. For what has to stay, and for what a NIC or another group is to use.
+
+        with amem.unbrokered():
+            staging = torch.empty(size, device="cuda")
+
+    It may be freed at any time, by any thread. Within a region, which goes on afterwards; within another such stretch
+    it changes nothing; a region within it is refused. NCCL's memory is brokered all the same. With torch the memory
+    comes from a pool of its own, as a region's does; what is freed stays there for the next such stretch. Without a
+    shim it does nothing.
+
+    FailedPreconditionError: torch is older than 2.6; the shim of this process is older than this call.
+    """
+    with unbrokered_stretch(dispose=False):
+        yield
+
+
+@contextlib.contextmanager
+def unbrokered_stretch(dispose: bool) -> Iterator[None]:
+    """`dispose`: torch allocates from a new pool. What is free in it at the end goes back to the driver, and the rest
+    when it is freed."""
+    stretch = _Stretch("an unbrokered stretch", ("amem_shim_unbrokered_begin",), "amem_shim_unbrokered_end",
+                       lambda: _pool_of("", True, dispose))
+    with outside(), _within(stretch):
         yield
 
 
 @contextlib.contextmanager
 def outside() -> Iterator[None]:
-    """Leaves this thread's region, when it is in one, for a while: what is allocated then is ordinary memory."""
-    left = _thread.region
+    """Leaves this thread's region or unbrokered stretch, when it is in one, for a while: what is allocated then is
+    ordinary memory."""
+    left = _thread.stretch
     if left is None:
         yield
         return
     left.leave()
-    _thread.region = None
+    _thread.stretch = None
+    owner = threading.get_ident()
     try:
         yield
     finally:
-        left.enter()
-        _thread.region = left
+        if threading.get_ident() == owner:  # not in a generator that another thread's garbage collection has closed
+            left.enter()
+            _thread.stretch = left

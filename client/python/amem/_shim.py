@@ -22,14 +22,19 @@ _OPERATION = (ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint32,
 _NAMES = (ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t)
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "amem_shim_active": (),
+    "amem_shim_backup_read": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p, *_TEXT),
+    "amem_shim_backup_view": (ctypes.c_uint64, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p), *_TEXT),
     "amem_shim_group": _TEXT,
     "amem_shim_interpreter_ends": (),
+    "amem_shim_memory_margin": (ctypes.c_uint64,),
     "amem_shim_pause": _OPERATION,
     "amem_shim_resume": _OPERATION,
-    "amem_shim_request": (ctypes.c_int, *_NAMES * 3, ctypes.c_uint32, *_TEXT),
+    "amem_shim_request_2": (ctypes.c_int, *_NAMES * 3, ctypes.c_int, ctypes.c_uint32, *_TEXT),
     "amem_shim_set_group": (ctypes.c_char_p, *_TEXT),
     "amem_shim_region_begin": (ctypes.c_char_p, ctypes.c_int, *_TEXT),
     "amem_shim_region_end": _TEXT,
+    "amem_shim_unbrokered_begin": _TEXT,
+    "amem_shim_unbrokered_end": _TEXT,
     "amem_shim_set_policy": (ctypes.c_char_p, ctypes.c_int, *_TEXT),
     "amem_shim_stats": _TEXT,
 }
@@ -75,14 +80,14 @@ def call(name: str, *arguments: Any) -> None:
         raise error_of(code, text.value.decode(errors="replace"))
 
 
-def operate(name: str, tags: list[str], except_tags: list[str], discard: list[str], timeout_ms: int) -> None:
+def operate(name: str, tags: list[str], except_tags: list[str], discard: list[str], guests: int, timeout_ms: int) -> None:
     """amem_shim_pause or amem_shim_resume, which every shim has, when they are enough."""
     names = [(ctypes.c_char_p * len(each))(*(tag.encode() for tag in each)) for each in (tags, except_tags, discard)]
-    if not except_tags and not discard:
+    if not except_tags and not discard and guests == 0:
         call(name, names[0], len(tags), timeout_ms)
         return
     counted = [argument for each in names for argument in (each, len(each))]
-    call("amem_shim_request", {"amem_shim_pause": 1, "amem_shim_resume": 2}[name], *counted, timeout_ms)
+    call("amem_shim_request_2", {"amem_shim_pause": 1, "amem_shim_resume": 2}[name], *counted, guests, timeout_ms)
 
 
 def group() -> str:
@@ -99,6 +104,10 @@ def interpreter_ends() -> None:
     function = _find("amem_shim_interpreter_ends")
     if function is not None:
         function()
+
+
+def set_memory_margin(size: int) -> None:
+    _function("amem_shim_memory_margin")(size)
 
 
 def stats_json() -> str:

@@ -3,6 +3,7 @@
     with amem.Broker() as broker:
         broker.pause("train")
         broker.resume("rollout", tags=["weights"])
+        broker.pause(["engine0", "engine1"])  # one operation, all or none
         for progress in broker.swapping("rollout", "train"):
             print(progress.group, progress.phase)
 """
@@ -10,19 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, overload
 
 import grpc
 
 from amem import _endpoint, _wire
-from amem._arguments import Tags, group_name, milliseconds, optional_tags, selection, tag_name
+from amem._arguments import (
+    Groups, Several, Tags, group_address, group_list, groups_field, guest_policy, milliseconds, optional_tags, selection,
+    tag_name)
 from amem._calls import Connection, Ending, Operation, Watch
 from amem.errors import InvalidArgumentError
 from amem.messages import (
-    AllocationInfo, Event, GroupInfo, GroupState, NodeStatus, Policy, Progress, RankInfo, SaveForm, from_wire)
+    AllocationInfo, Event, GroupInfo, GroupState, NodeStatus, OwnerQuotas, Policy, Progress, RankInfo, SaveForm,
+    from_wire)
 
-__all__ = ["AllocationInfo", "Broker", "Event", "GroupInfo", "GroupState", "NodeStatus", "Operation", "Policy",
-           "Progress", "RankInfo", "SaveForm", "Watch"]
+__all__ = ["AllocationInfo", "Broker", "Event", "GroupInfo", "GroupState", "NodeStatus", "Operation", "OwnerQuotas",
+           "Policy", "Progress", "RankInfo", "SaveForm", "Watch"]
 
 OnProgress = Callable[[Progress], object]
 
@@ -81,6 +85,10 @@ class Broker:
     def groups(self) -> list[GroupInfo]:
         return [from_wire(GroupInfo, each) for each in self._ask("ListGroups").groups]
 
+    def quotas(self) -> list[OwnerQuotas]:
+        """What each owner has of what the broker can run out of: of all owners for who may see them."""
+        return [from_wire(OwnerQuotas, each) for each in self._ask("ListQuotas").owners]
+
     def ranks(self, group: str = "") -> list[RankInfo]:
         return [from_wire(RankInfo, each) for each in self._ask("ListRanks", group=_or_all(group)).ranks]
 
@@ -105,18 +113,33 @@ class Broker:
         form = forms.get(save) if isinstance(save, str) else save
         if save is not None and form not in forms.values():
             raise InvalidArgumentError(f"{save!r} is no way to save: auto, dense or sparse")
-        self._ask("SetPolicy", group=group_name(group), tag=tag_name(tag), policy=int(number or 0), form=int(form or 0))
+        self._ask("SetPolicy", group=group_address(group), tag=tag_name(tag), policy=int(number or 0), form=int(form or 0))
 
     # ---- operations ----
+    @overload
     def pause(self, group: str, tags: Tags = None, timeout: float | None = None,
-              on_progress: OnProgress | None = None, *, except_tags: Tags = None, discard: Tags = None) -> Progress:
+              on_progress: OnProgress | None = None, *, except_tags: Tags = None,
+              discard: Tags = None, guests: str | None = None) -> Progress: ...
+    @overload
+    def pause(self, group: Several, tags: Tags = None, timeout: float | None = None,
+              on_progress: OnProgress | None = None, *, except_tags: Tags = None,
+              discard: Tags = None, guests: str | None = None) -> list[Progress]: ...
+    def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None,
+              on_progress: OnProgress | None = None, *, except_tags: Tags = None,
+              discard: Tags = None, guests: str | None = None) -> Progress | list[Progress]:
         """Pauses a group from outside: its ranks need not expect it. Blocks until it is paused; gives the last
         Progress, which says where the time went.
+
+        Several groups are paused as one operation, all or none: until the first of them releases memory a failure of
+        one leaves all running. The last Progress of each is given, in their order, and an error names each.
 
         `tags`: one tag or at most 64; only memory of these leaves, and the group runs on: its program must leave that
         memory alone until it has been resumed. `except_tags`: likewise, all memory but that of these. None: everything.
         `discard`: tags whose bytes this pause drops, whatever their policy; they come back zeroed. The last Progress
         says how much. Not "nccl", whose bytes are always kept.
+        `guests`: what becomes of memory that ranks of other groups have open still when the broker has waited for them:
+        "pin", it stays on its device, and the last Progress names them; "refuse", FailedPreconditionError does, and the
+        group runs on. None: as the broker is configured.
         `timeout`: seconds for the ranks to become quiet; None: as the broker is configured, as the other phases are.
         `on_progress`: called in this thread for each step; what it raises ends the waiting and comes out of the call.
 
@@ -126,43 +149,62 @@ class Broker:
         AbortedError: a rank died or failed; the group runs on or, when something had been released already, is paused
         with its bytes safe. The same holds for a deadline.
         """
-        return self.pausing(group, tags, timeout, except_tags=except_tags, discard=discard).result(on_progress)[0]
+        names = _names(group)
+        last = self.pausing(names, tags, timeout, except_tags=except_tags, discard=discard,
+                            guests=guests).result(on_progress)
+        return last[0] if isinstance(group, str) else _ordered(last, names)
 
+    @overload
     def resume(self, group: str, tags: Tags = None, timeout: float | None = None,
-               on_progress: OnProgress | None = None, *, except_tags: Tags = None) -> Progress:
+               on_progress: OnProgress | None = None, *, except_tags: Tags = None) -> Progress: ...
+    @overload
+    def resume(self, group: Several, tags: Tags = None, timeout: float | None = None,
+               on_progress: OnProgress | None = None, *, except_tags: Tags = None) -> list[Progress]: ...
+    def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None,
+               on_progress: OnProgress | None = None, *, except_tags: Tags = None) -> Progress | list[Progress]:
         """Brings the memory of a paused group back. As pause() otherwise; after an error but CancelledError the group
         is as before, with its bytes safe; only a failure in the last phase, "open", leaves it running.
+        Of several groups none runs before every one has all its memory.
 
         `timeout`: seconds for mapping and loading. ResourceExhaustedError: a device has too little free memory.
         DataLossError: with AMEM_VERIFY=1, bytes did not come back as they were saved.
         """
-        return self.resuming(group, tags, timeout, except_tags=except_tags).result(on_progress)[0]
+        names = _names(group)
+        last = self.resuming(names, tags, timeout, except_tags=except_tags).result(on_progress)
+        return last[0] if isinstance(group, str) else _ordered(last, names)
 
-    def swap(self, out: str, into: str, timeout: float | None = None,
-             on_progress: OnProgress | None = None, *, discard: Tags = None) -> tuple[Progress, Progress]:
-        """Pauses `out` and resumes `into`, at the same time as far as memory allows; gives the last Progress of each.
-        When the pause fails `into` stays paused; when the resume fails both groups are paused and their bytes safe.
-        `timeout`: seconds for each. `discard`: of `out`, as of pause()."""
-        paused, resumed = self.swapping(out, into, timeout, discard=discard).result(on_progress)
-        return paused, resumed
+    def swap(self, out: Groups, into: Groups, timeout: float | None = None,
+             on_progress: OnProgress | None = None, *, discard: Tags = None,
+             guests: str | None = None) -> tuple[Progress, ...]:
+        """Pauses `out` and resumes `into`, each one group or several, at the same time as far as memory allows; gives
+        the last Progress of each, in their order. When the pause fails `into` stays paused; when the resume fails all
+        groups are paused and their bytes safe. `timeout`: seconds for each. `discard`, `guests`: of
+        `out`, as of pause()."""
+        going, coming = _names(out), _names(into)
+        last = self.swapping(going, coming, timeout, discard=discard, guests=guests).result(on_progress)
+        return tuple(_ordered(last, going + coming))
 
-    def pausing(self, group: str, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-                discard: Tags = None) -> Operation:
+    def pausing(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
+                discard: Tags = None, guests: str | None = None) -> Operation:
         """Begins pause() and gives its progress, an iterator."""
-        return self._operate("Pause", 1, timeout, group=group_name(group), **selection(tags, except_tags),
-                             discard=optional_tags(discard))
+        names = group_list(group)
+        return self._operate("Pause", 1, len(names), timeout, **groups_field(names), **selection(tags, except_tags),
+                             discard=optional_tags(discard), guests=guest_policy(guests))
 
-    def resuming(self, group: str, tags: Tags = None, timeout: float | None = None, *,
+    def resuming(self, group: Groups, tags: Tags = None, timeout: float | None = None, *,
                  except_tags: Tags = None) -> Operation:
         """Begins resume() and gives its progress, an iterator."""
-        return self._operate("Resume", 1, timeout, group=group_name(group), **selection(tags, except_tags))
+        names = group_list(group)
+        return self._operate("Resume", 1, len(names), timeout, **groups_field(names), **selection(tags, except_tags))
 
-    def swapping(self, out: str, into: str, timeout: float | None = None, *, discard: Tags = None) -> Operation:
+    def swapping(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
+                 guests: str | None = None) -> Operation:
         """Begins swap() and gives its progress, an iterator."""
-        if out == into:
-            raise InvalidArgumentError(f'a swap needs two groups, not "{out}" twice')
-        return self._operate("Swap", 2, timeout,
-                             **{"out": group_name(out), "in": group_name(into), "discard": optional_tags(discard)})
+        going, coming = group_list(out), group_list(into)
+        group_list(going, coming)
+        return self._operate("Swap", 2, len(going + coming), timeout, **groups_field(going, "out", "out_groups"),
+                             **groups_field(coming, "in", "in_groups"), discard=optional_tags(discard),
+                             guests=guest_policy(guests))
 
     def watch(self, group: str = "") -> Watch:
         """Events from the return of this call on, an iterator; close() ends it."""
@@ -197,13 +239,21 @@ class Broker:
                 if last or failure.code() != grpc.StatusCode.UNAVAILABLE:
                     raise ending.error(failure) from None
 
-    def _operate(self, name: str, groups: int, timeout: float | None, **fields: Any) -> Operation:
+    def _operate(self, name: str, parts: int, count: int, timeout: float | None, **fields: Any) -> Operation:
         self._reach()
         fields["timeout_ms"] = milliseconds(timeout)
-        wait = groups * ((_CONFIGURED_AT_MOST if timeout is None else fields["timeout_ms"] / 1000) + _MARGIN)
+        wait = parts * ((_CONFIGURED_AT_MOST if timeout is None else fields["timeout_ms"] / 1000) + _MARGIN)
         stream = self._calls(name, fields, timeout=wait, wait_for_ready=True)
-        return Operation(stream, groups, self._connection, wait)
+        return Operation(stream, count, self._connection, wait)
+
+
+def _names(groups: Groups) -> list[str]:
+    return [groups] if isinstance(groups, str) else list(groups)
+
+
+def _ordered(last: list[Progress], names: list[str]) -> list[Progress]:
+    return sorted(last, key=lambda progress: names.index(progress.group))
 
 
 def _or_all(group: str) -> str:
-    return group_name(group) if group else ""
+    return group_address(group) if group else ""

@@ -97,6 +97,21 @@ class UnbrokeredUsage:
 
 
 @_dataclass
+class GuestUsage:
+    """What a rank has opened of the memory of another group: of one group and one tag."""
+
+    owner: str  # the group whose memory it is; empty: its ranks have freed it, or ended
+    guest: str  # the group of the rank
+    rank_id: int
+    rank: int  # the launcher's number, -1 unknown
+    pid: int
+    tag: str
+    allocation_count: int
+    bytes: int  # of whole allocations; small blocks of the owner's share one
+    away: bool  # the rank's group is paused, so that it cannot close it
+
+
+@_dataclass
 class GroupInfo:
     name: str
     state: GroupState
@@ -117,6 +132,27 @@ class GroupInfo:
     tags: tuple[TagUsage, ...]
     unbrokered_bytes: int  # of all ranks
     dropped_bytes: int  # of the allocated, what is away and comes back zeroed
+    guests: tuple[GuestUsage, ...]  # who has opened memory of this group
+    opened: tuple[GuestUsage, ...]  # what its ranks have opened of others; in none of the sums
+    owner: str  # "uid 1000", "/kubepods/pod12ab"
+    address: str  # "train@1000": names it whatever groups others have
+
+
+@_dataclass
+class Quota:
+    resource: str  # "sessions", "allocations", "device", "pool", "descriptors", "queue"
+    used: int
+    limited: bool
+    most: int  # where it is limited
+    bytes: bool  # else a number
+    refusals: int  # for want of it
+
+
+@_dataclass
+class OwnerQuotas:
+    owner: str  # as in GroupInfo
+    uid: int
+    quotas: tuple[Quota, ...]
 
 
 @_dataclass
@@ -129,6 +165,7 @@ class NodeStatus:
     pool: PoolStatus
     groups: tuple[GroupInfo, ...]
     times: tuple[TimeHistogram, ...]  # of pauses and resumes that succeeded
+    session_protocol: int  # the one that it speaks with ranks; it refuses others
 
 
 @_dataclass
@@ -146,6 +183,13 @@ class RankInfo:
     phase: str  # what the broker waits for it to do, empty: nothing
     unbrokered: tuple[UnbrokeredUsage, ...]
     tags: tuple[TagUsage, ...]
+    opened_bytes: int  # of other groups
+
+
+@_dataclass
+class Pinner:
+    rank: int  # rank id
+    reason: str  # "NIC", "GDRCopy", "dma-buf" or "P2P tokens"
 
 
 @_dataclass
@@ -160,6 +204,8 @@ class AllocationInfo:
     policy: Policy
     resident: bool
     pinned: bool
+    pinners: tuple[Pinner, ...]
+    guests: tuple[int, ...]  # rank ids of other groups that have opened it
 
 
 @_dataclass
@@ -217,6 +263,8 @@ class Progress:
     unbrokered_bytes: int  # the same, because it is not brokered; 0 for a pause of tags
     swap_us: int  # with done, of a swap's resume: since the swap was asked for
     dropped_bytes: int  # with done, of a pause: what of the memory that it is about comes back zeroed
+    guests: tuple[GuestUsage, ...]  # with done, of a pause: for whom memory has stayed on its device
+    waits_for: str  # what the phase waits for before its ranks are asked; empty: for them
 
 
 @_dataclass

@@ -135,6 +135,17 @@ def inside_process(bench):
     return f"{times(report)}; {memory(report)}"
 
 
+@case(120)
+def without_cumem(bench):
+    """NCCL_CUMEM_ENABLE=0: NCCL's memory is of cudaMalloc, and leaves all the same."""
+    done = bench.nccl_cycle("--cycles", bench.cycles, "--pause", "inside", env={"NCCL_CUMEM_ENABLE": "0"}).wait(115)
+    report = done.report()
+    gpu = report["device_mib"][0]
+    if gpu["brokered"] < 100 or gpu["freed_min"] < 0.9 * gpu["brokered"]:
+        raise Failure(f"a pause must free NCCL's memory: {memory(report)}")
+    return f"{times(report)}; {memory(report)}"
+
+
 @case(60)
 def inside_split(bench):
     """Communicators made by ncclCommSplit, also of parts of the ranks."""
@@ -299,6 +310,34 @@ def swap_back_and_forth(broker, train, rollout, rounds=3):
     return 2 * rounds
 
 
+@case(240)
+def operator_sets(bench):
+    """Four groups in the middle of collectives: two go out in one operation while the other two come in."""
+    broker = bench.broker()
+    loops = [Loop(bench, f"engine{n}", lambda *a, **k: bench.nccl_cycle(
+        "--comms", 1, "--no-memory-checks", "--watchdog", 45, *a, **k)) for n in range(4)]
+    for loop in loops:
+        broker.wait_group(loop.group, bench.ranks, programs=[loop.program])
+        loop.wait_beyond(4, "at the start", 90)
+    here, away = loops[:2], loops[2:]
+    broker.amemctl("pause", *(loop.group for loop in away))
+    times = []
+    for n in range(1, 5):
+        reached = [loop.iterations() for loop in away]
+        begin = time.monotonic()
+        broker.amemctl("swap", *(loop.group for loop in here), "--for", *(loop.group for loop in away))
+        times.append((time.monotonic() - begin) * 1000)
+        here, away = away, here
+        for loop in away:
+            check_still(broker, loop, f"swap {n}, {loop.group} out")
+        for loop, before in zip(here, reached):
+            loop.wait_beyond(before + 2, f"after swap {n}")
+    broker.amemctl("resume", *(loop.group for loop in away))
+    verified = [loop.finish() for loop in loops]
+    return (f"{len(times)} swaps of 2 groups for 2, max {max(times):.0f} ms; "
+            f"iterations {[r['iterations'] for r in verified]}; {rss(broker)}")
+
+
 # ---- cost and end -----------------------------------------------------------------------------------------------
 
 
@@ -345,6 +384,66 @@ def fresh_pinned(bench):
     if alone["all_zero"] != amem["all_zero"]:
         raise Failure(f"a new block of pinned memory: {answers[0]} without amem, {answers[1]} in scope heap")
     return f"a new block of pinned memory: {answers[1]}, with amem and without"
+
+
+@case(120)
+def nic_memory(bench):
+    """Memory that a NIC knows stays through a pause with its bytes, and leaves once it is deregistered."""
+    report = bench.python_script("nic_memory.py", torch=False, scope="heap").wait(80).report()
+    size = report["bytes"]
+    if not size <= report["registered"] < 2 * size:
+        raise Failure(f"{report['registered']} B stayed in the pause, of which {size} were registered")
+    if report["deregistered"]:
+        raise Failure(f"{report['deregistered']} B stayed in the pause after they had been deregistered")
+    if not report["intact"]:
+        raise Failure("the memory has other bytes after the pauses")
+    return f"{size >> 20} MiB stayed while a NIC knew them, and left afterwards"
+
+
+# ---- a small pool -----------------------------------------------------------------------------------------------
+
+CACHE_MIB = 60 << 10
+CACHE_SHARE = 0.75  # of a smaller GPU
+STEP_S = 100
+
+
+def pause_with_pool(bench, pool_mib, cache_mib, weights_mib):
+    """The phases of a pause of empty_cache.py, in ms, with a pool of this size; every byte is right after the resume."""
+    broker = bench.broker_with(f"{pool_mib}MiB")
+    files = bench.folder / f"cache-{pool_mib}"
+    program = bench.python_script("empty_cache.py", "--files", files, "--cache-mib", cache_mib, "--weights-mib",
+                                  weights_mib, torch=False, scope="heap")
+    end = time.monotonic() + STEP_S
+    while not files.with_suffix(".ready").exists():
+        if not program.running() or time.monotonic() > end:
+            raise Failure("empty_cache.py did not fill its memory")
+        time.sleep(0.05)
+    done = json.loads(broker.amemctl("pause", "train", "--json").splitlines()[-1])
+    saved = broker.group("train")["saved_bytes"] // MIB
+    if saved > pool_mib:
+        raise Failure(f"{saved} MiB are saved in a pool of {pool_mib} MiB")
+    broker.amemctl("resume", "train")
+    files.with_suffix(".check").touch()
+    program.wait(STEP_S)
+    return {each["phase"]: int(each["us"]) / 1000 for each in done["times"]}, saved
+
+
+@case(340)
+def empty_cache(bench):
+    """A largely empty cache of 60 GiB and 4 GiB of weights leave through a pool of 12 GiB, and through one for all of them."""
+    cache = min(CACHE_MIB, int(bench.gpus.total_mib()[0] * CACHE_SHARE))
+    weights, small = cache // 15, cache // 5 // 2 * 2
+    large = (cache + weights + 64) // 2 * 2
+    try:
+        through_small, saved = pause_with_pool(bench, small, cache, weights)
+        through_large, _ = pause_with_pool(bench, large, cache, weights)
+    finally:
+        bench.stop_broker()  # its pool is for this case
+    if "measure" not in through_small or "measure" in through_large:
+        raise Failure(f"only the small pool is to be measured for: {through_small}, {through_large}")
+    return (f"{cache + weights} MiB, {saved} MiB saved; pool of {small} MiB: measure {through_small['measure']:.1f} ms, save "
+            f"{through_small['save']:.1f} ms, pause {sum(through_small.values()):.1f} ms; pool of {large} MiB: save "
+            f"{through_large['save']:.1f} ms, pause {sum(through_large.values()):.1f} ms")
 
 
 @case(60, last=True)

@@ -130,6 +130,15 @@ def ipc_buffers(bench):
     return f"{report['mib']} MiB per rank, {times(report)}"
 
 
+@case(240)
+def guest_tensors(bench):
+    """A rank of another group opens tensors a hundred times, between swaps of the two groups."""
+    report = bench.python_script("guest_share.py", "control", shim=False,
+                                 env={"AMEM_RUNTIME_DIR": str(bench.broker().runtime)}).wait(235).report()
+    return (f"{report['tensors']} tensors opened {report['times']} times, {report['swaps']} swaps; {report['stayed_mib']} MiB "
+            "stayed while they were open")
+
+
 # ---- NCCL's other kinds of memory -------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ sys.path.append(str(PROGRAMS))
 
 import cases  # noqa: E402, F401: registers what it has
 import cases_torch  # noqa: E402, F401
+import cases_vllm  # noqa: E402, F401
 import figures  # noqa: E402
 from harness import (Broker, Failure, Gpus, Program, SKIPPED, Skip, end_processes, find_nccl, has_torch,  # noqa: E402
                      tail, torchrun)
@@ -33,6 +34,7 @@ class Bench:
         self.gpus = Gpus()
         self.ranks = options.gpus or self.gpus.count()
         self.pool = options.pool or f"{3 * self.ranks * self.ranks}GiB"
+        self.one_pool = options.one_pool
         self.cycles = 4 if options.quick else 20
         self.few = 3 if options.quick else 6
         self.operator_pauses = 5 if options.quick else 50
@@ -68,7 +70,9 @@ class Bench:
             self.stop_broker()
 
     def broker(self, pool_gib=0):
-        """The broker that serves all cases; another one when its pool is smaller than this."""
+        """The broker that serves all cases; another one when its pool is smaller than this, but for --one-pool."""
+        if self.one_pool:
+            pool_gib = 0
         if self.running_broker is not None and self.running_broker.pool_gib() < pool_gib:
             self.stop_broker()
         if self.running_broker is None:
@@ -77,6 +81,12 @@ class Bench:
             self.running_broker = Broker(self.prefix, folder, pool, self.environment)
             self.running_broker.wait_ready()
         return self.running_broker
+
+    def broker_with(self, pool):
+        """Another broker, with a pool of just this size. The case stops it at its end."""
+        self.stop_broker()
+        self.running_broker = Broker(self.prefix, self.folder / f"broker-{pool}", pool, self.environment)
+        return self.running_broker.wait_ready()
 
     def stop_broker(self):
         broker, self.running_broker = self.running_broker, None
@@ -208,6 +218,7 @@ def parse(arguments):
     parser.add_argument("--gpus", type=int, default=0, help="GPUs to use; all")
     parser.add_argument("--nccl", type=pathlib.Path, help="libnccl.so.2 to use; PyTorch's")
     parser.add_argument("--pool", help="the broker's host pool; 12GiB for 2 GPUs, 48GiB for 4")
+    parser.add_argument("--one-pool", action="store_true", help="that of --pool for all cases, also for those that want more")
     parser.add_argument("--quick", action="store_true", help="fewer cycles")
     parser.add_argument("--first-use", dest="first_use_s", type=int, default=20, metavar="SECONDS",
                         help="how long first_use starts processes, without amem and with it; 20, at most 120")

@@ -12,6 +12,7 @@ sys.path += [str(HERE), str(PROGRAMS)]
 
 import cases  # noqa: E402, F401
 import cases_torch  # noqa: E402
+import cases_vllm  # noqa: E402
 import registry  # noqa: E402
 
 CTEST_LIMIT_S = 400
@@ -36,7 +37,7 @@ def test_scripts_compile(script):
     compile(script.read_text(encoding="utf-8"), str(script), "exec")
 
 
-@pytest.mark.parametrize("file", [HERE / "cases.py", HERE / "cases_torch.py", HERE / "run_cases.py"],
+@pytest.mark.parametrize("file", [HERE / "cases.py", HERE / "cases_torch.py", HERE / "cases_vllm.py", HERE / "run_cases.py"],
                          ids=lambda each: each.name)
 def test_programs_that_cases_start_exist(file):
     for name in re.findall(r'"(\w+\.py)"', file.read_text(encoding="utf-8")):
@@ -69,3 +70,10 @@ def test_losses_are_compared_with_a_second_run_only_when_they_differ():
     runs = iter([[1.0, 2.0], [1.0, 2.0]])
     with pytest.raises(cases_torch.Failure, match="losses"):
         cases_torch.check_curve({"losses": [1.0, 2.25]}, lambda: next(runs))
+
+
+def test_vllms_times_are_judged_beside_its_own():
+    own = {"first": 4548, "sleep": 170, "wake": 225, "left": 1707}
+    assert cases_vllm.too_much(own, {"first": 227, "sleep": 170, "wake": 157, "left": 1003}) == []
+    wrong = cases_vllm.too_much(own, {"first": 228, "sleep": 171, "wake": 158, "left": 1004})
+    assert [each.split()[0] for each in wrong] == ["first", "sleep", "wake", "left"]

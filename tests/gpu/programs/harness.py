@@ -154,16 +154,23 @@ class Gpus:
     def count(self):
         return len(self.handles)
 
-    def used_mib(self):
-        """Memory in use per GPU, everybody's."""
-        used = []
+    def memory(self):
+        """Of each GPU."""
+        found = []
         for handle in self.handles:
             memory = NvmlMemory()
             result = self.nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
             if result != 0:
                 raise Failure(f"nvmlDeviceGetMemoryInfo returned {result}")
-            used.append(memory.used // MIB)
-        return used
+            found.append(memory)
+        return found
+
+    def used_mib(self):
+        """Memory in use per GPU, everybody's."""
+        return [memory.used // MIB for memory in self.memory()]
+
+    def total_mib(self):
+        return [memory.total // MIB for memory in self.memory()]
 
     @staticmethod
     def processes():

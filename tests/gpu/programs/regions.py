@@ -230,6 +230,28 @@ class Program:
         graph.replay()
         check_equal("that graph after a pause", target, source * 2 + 1)
 
+    def graph_while_away(self):
+        """A graph that copies from memory that is away waits for it. Torch has destroyed the graph that it was made of."""
+        count = 1 << 20
+        target = torch.zeros(count, device=self.device)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            target.copy_(self.weights[:count])
+
+        def replay():
+            torch.cuda.set_device(self.device)
+            graph.replay()
+
+        self.both("pause", [WEIGHTS])
+        launch = Later(replay)
+        waited = launch.waits()
+        self.both("resume", [WEIGHTS])
+        launch.wait("the graph's launch")
+        torch.cuda.synchronize()
+        self.rank.agree(waited, "a graph was launched that copies from memory that is away")
+        check_equal("what the graph has copied", target, self.weights[:count])
+
     def freed_while_away(self):
         """Memory given back while its tag is away: gone from the accounts, and the rest comes back."""
         with amem.region(WEIGHTS, keep=True):
@@ -306,7 +328,7 @@ class Program:
 
     def run(self):
         steps = (self.accounting, self.weights_first, self.everything, self.nested, self.unknown_tag, self.in_capture,
-                 self.freed_while_away, self.waits_at_the_gate, self.policy)
+                 self.graph_while_away, self.freed_while_away, self.waits_at_the_gate, self.policy)
         for step in steps:
             if self.options.only and step.__name__ not in self.options.only:
                 continue

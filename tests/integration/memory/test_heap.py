@@ -336,6 +336,7 @@ def test_memory_outlives_the_broker(node_that_loses_its_broker):
 
 @pytest.fixture
 def node_that_loses_its_broker(bare_node):
+    bare_node.settings["AMEM_RECONNECT"] = "0"
     bare_node.start_broker()
     return bare_node
 

@@ -1,4 +1,6 @@
 """Whose memory is brokered besides NCCL's: scopes, regions, tags, and what is not."""
+import pytest
+
 from sim_node import MIB, Program, eventually
 
 KEEP, DISCARD = 1, 2
@@ -155,6 +157,71 @@ def test_scope_nccl_counts_what_it_does_not_broker(node):
     assert program.stats()["scope"] == "nccl"
     node.ctl("pause", "train")
     node.ctl("resume", "train")
+    program.verify()
+
+
+@pytest.mark.parametrize("scope", ("nccl", "regions", "heap"))
+def test_nccl_without_cumem(node, scope):
+    """NCCL_CUMEM_ENABLE=0: NCCL takes its memory from cuMemAlloc, and passes it on by interprocess handles."""
+    program = Program(node, scope=scope)
+    program.ask("peer on")
+    assert node.ctl.group("train") is None  # peers are noted, and no broker is told
+    program.ask("alloc 0 5000")
+    large = program.ask(f"nccl_block 0 {3 * MIB}")["id"]
+    small = program.ask("nccl_block 1 5000 3")["id"]
+    assert {key: bytes_ for key, bytes_ in program.brokered().items() if key[0] == "nccl"} == {
+        ("nccl", 0): 3 * MIB, ("nccl", 1): 2 * MIB}
+    assert program.ask(f"access {large}") == program.ask(f"access {small}")
+    for _ in range(2):
+        node.ctl("pause", "train")
+        assert node.ctl.devices()[1]["used_bytes"] == node.CONTEXT_BYTES
+        node.ctl("resume", "train")
+        program.verify()
+    program.ask(f"free {large}")
+    program.ask(f"free {small} 3")
+    assert not any(bytes_ for (tag, _), bytes_ in program.brokered().items() if tag == "nccl")
+    program.verify()
+
+
+def test_a_thread_allocates_what_is_not_brokered(node):
+    program = Program(node)
+    program.ask("alloc 0 5000")
+    program.ask(f"region begin kv {KEEP}")
+    program.ask("unbrokered begin")
+    block = program.ask("alloc 0 3000000")["id"]
+    program.ask("pitch 0 1000 33")
+    program.ask(f"expand 0 {2 * MIB} 2")
+    program.ask(f"nccl 0 {2 * MIB}")
+    for refused in ("unbrokered begin", "region end", f"region begin weights {KEEP}"):
+        program.send(refused)
+        assert "code 9" in program.failure()
+    program.ask("unbrokered end")
+    program.ask("alloc 0 5000")
+    program.ask("region end")
+    program.send("unbrokered end")
+    assert "code 9" in program.failure()
+    assert program.brokered() == {("heap", 0): 2 * MIB, ("kv", 0): 2 * MIB, ("nccl", 0): 2 * MIB}
+    stays = program.unbrokered()
+    assert stays["vmm", 0] == 4 * MIB and stays["device", 0] > 3000000 + 33 * 1000
+    paused = node.ctl("pause", "train").json
+    assert paused["unbrokered_bytes"] == sum(stays.values())
+    assert node.ctl.devices()[0]["used_bytes"] >= node.CONTEXT_BYTES + sum(stays.values())
+    node.ctl("resume", "train")
+    program.verify()
+    # Freed anywhere, it goes to the driver.
+    program.ask(f"free {block}")
+    program.ask("drop")
+    assert ("vmm", 0) not in program.unbrokered()
+    assert program.unbrokered()["device", 0] < 100000
+
+
+def test_what_the_heap_keeps_freed_is_there_for_the_driver(node):
+    program = Program(node)
+    size = (node.ctl.devices()[0]["total_bytes"] - node.CONTEXT_BYTES) * 3 // 4
+    program.ask("free %d" % program.ask(f"alloc 0 {min(size, 60 * MIB)}")["id"])
+    program.ask("unbrokered begin")
+    program.ask(f"alloc 0 {size}")
+    program.ask("unbrokered end")
     program.verify()
 
 

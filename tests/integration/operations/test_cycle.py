@@ -2,6 +2,8 @@
 import pytest
 
 from sim_node import Job
+from sim_node.node import MIB
+from sim_node.program import Program
 
 
 def assert_gone(node, *jobs):
@@ -162,3 +164,21 @@ def test_a_rank_that_joins_a_paused_group_waits_for_its_resume(node):
     node.ctl("resume", "train")
     late.verify()
     job.check()
+
+
+def test_a_rank_whose_thread_is_held_in_the_driver_answers(node):
+    """That thread has the lock on the process's memory, and may wait for work that only the cut lets through."""
+    program = Program(node)
+    program.ask(f"expand 0 {2 * MIB} 1")
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    program.faults("cuMemUnmap:1:hold")
+    program.send("drop")
+    program.held()
+    answer = node.ctl.try_("pause", "train", "--timeout", "1s")
+    assert answer.code == 6
+    assert "has work running" in answer.error, answer.error
+    program.faults()
+    program.answer()
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")

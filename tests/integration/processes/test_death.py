@@ -315,7 +315,7 @@ def test_a_driver_that_blocks_in_the_cut_keeps_no_gate_shut(node, call):
     puppet = node.puppet()
     puppet.ask("alloc 100000")
     puppet.ask("loop linked")
-    puppet.ask("plain 100000")
+    puppet.ask("managed 100000")
     # Then the shim has asked the driver whatever else it had to.
     eventually(lambda: node.ctl.group("train")["unbrokered_bytes"] > 0)
     puppet.faults(f"{call}:*:hold")

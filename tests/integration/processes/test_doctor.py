@@ -1,6 +1,7 @@
 """amemctl doctor: what it says of a command is what becomes of it."""
 import json
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -30,6 +31,25 @@ def test_a_program_that_is_brokered(node):
     puppet.ask("plain 3000000")
     assert node.ctl.group("train")["resident_bytes"] >= 3000000
     puppet.leave()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_torch_memory_savers_hook_library(node, tmp_path, whole):
+    lib = os.path.join(node.build.directory, "lib")
+    hook = tmp_path / "torch_memory_saver_hook_mode_preload.abi3.so"
+    shutil.copy(os.path.join(lib, "libamem_shim.so"), hook)
+    env = {"LD_PRELOAD": str(hook), "NCCL_CUMEM_ENABLE": "0", "TMS_INIT_ENABLE": "1" if whole else None}
+    answer, blocking = doctor(node, "sh", env=env, options=())
+    assert (blocking, answer["group"], answer["scope"]) == ([], "tms-PID-NUMBER", "heap" if whole else "regions")
+    answer, _ = doctor(node, "sh", env={**env, "AMEM_GROUP": "train", "AMEM_SCOPE": "nccl"}, options=())
+    assert (answer["group"], answer["scope"]) == ("train", "nccl")
+    # A run leaves out what would be a second shim, and nothing else.
+    original = tmp_path / "original" / hook.name
+    original.parent.mkdir()
+    original.write_bytes(b"the original's")
+    run = subprocess.run([*node.launcher("train"), "printenv", "LD_PRELOAD"], capture_output=True, text=True, check=True,
+                         env=node.env({"LD_PRELOAD": f"{hook}:{original}"}), timeout=patience(30))
+    assert run.stdout.strip().split(":")[1:] == [str(original)]
 
 
 def test_within_a_run(node):

@@ -68,10 +68,11 @@ def test_turned_off(node, variables):
     job.leave()
 
 
-# ---- the broker goes away ----
+# ---- the broker goes away, and no other is waited for (test_comeback.py has the others) ----
 
 def test_broker_dies_while_ranks_run(bare_node):
     node = bare_node
+    node.settings["AMEM_RECONNECT"] = "0"
     node.start_broker()
     job = node.job()
     job.ask("loop on")
@@ -86,6 +87,7 @@ def test_broker_dies_while_ranks_run(bare_node):
 
 def test_broker_dies_while_a_group_is_paused(bare_node):
     node = bare_node
+    node.settings["AMEM_RECONNECT"] = "0"
     node.start_broker()
     job = node.job()
     node.ctl("pause", "train")
@@ -98,6 +100,7 @@ def test_broker_dies_while_a_group_is_paused(bare_node):
 
 def test_broker_dies_in_the_middle_of_a_pause(bare_node):
     node = bare_node
+    node.settings["AMEM_RECONNECT"] = "0"
     node.start_broker()
     job = node.job()
     job.ranks[0].faults("cuMemcpyDtoHAsync:1:hold")
@@ -109,7 +112,7 @@ def test_broker_dies_in_the_middle_of_a_pause(bare_node):
     job.check()
 
 
-def test_a_new_broker_serves_new_jobs_beside_old_ones(bare_node):
+def test_a_new_broker_serves_new_jobs_beside_those_that_come_back(bare_node):
     node = bare_node
     node.start_broker()
     old = node.job("old")
@@ -120,7 +123,7 @@ def test_a_new_broker_serves_new_jobs_beside_old_ones(bare_node):
     old.check()
     node.ctl("resume", "new")
     new.check()
-    assert [group["name"] for group in node.ctl.status()["groups"]] == ["new"]
+    assert sorted(group["name"] for group in node.ctl.status()["groups"]) == ["new", "old"]
 
 
 # ---- forks ----

@@ -1,4 +1,5 @@
 """Broker: a running amemd."""
+import os
 import signal
 
 from sim_node.child import Child
@@ -13,6 +14,8 @@ class Broker(Child):
             "--pool-segment": "16MiB",
             "--pool-chunk": "64KiB",
             "--log-level": "debug",
+            # A group that every Debian has, so that tests can be users who may open the sockets.
+            "--sockets-group": "nogroup" if os.geteuid() == 0 else None,
         }
         argv = [node.build.program("amemd"), "--config", config or "/dev/null"]
         settings.update(dict(zip(flags[::2], flags[1::2])))

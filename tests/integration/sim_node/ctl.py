@@ -50,12 +50,17 @@ class Operation(Child):
 
 
 class Ctl:
-    def __init__(self, node):
+    def __init__(self, node, prefix=()):
         self.node = node
+        self._prefix = list(prefix)
+
+    def by(self, prefix):
+        """The same for somebody else: `prefix` runs it."""
+        return Ctl(self.node, prefix)
 
     def _argv(self, arguments, json_output=True):
         globals_ = ["--runtime-dir", self.node.runtime_dir] + (["--json"] if json_output else [])
-        return [str(each) for each in [self.node.build.program("amemctl"), *globals_, *arguments]]
+        return [str(each) for each in [*self._prefix, self.node.build.program("amemctl"), *globals_, *arguments]]
 
     def try_(self, *arguments, json_output=True, deadline=40):
         """Runs amemctl; whatever comes of it."""

@@ -25,16 +25,25 @@ def bare_node(build, tmp_path):
 
 
 @pytest.fixture
-def node(bare_node):
-    """A simulated node with a broker, which must live through the test and end cleanly."""
-    bare_node.start_broker()
-    yield bare_node
+def node_with(bare_node):
+    """Makes the simulated node with a broker of these flags, which must live through the test and end cleanly."""
+    def with_flags(*flags):
+        bare_node.start_broker(*flags)
+        return bare_node
+
+    yield with_flags
     broker = bare_node.broker
     assert broker.alive(), f"amemd died: {broker.wait()}"
     for child in bare_node.children:
         if child is not broker and child.alive():
             child.kill()
     assert broker.terminate() == 0
+
+
+@pytest.fixture
+def node(node_with):
+    """A simulated node with a broker, likewise."""
+    return node_with()
 
 
 @pytest.hookimpl(hookwrapper=True)

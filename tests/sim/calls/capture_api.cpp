@@ -89,7 +89,11 @@ CUresult Launch(CUgraphExec handle, StreamRef ref) {
   return WithStream(ref, [&](const std::shared_ptr<Stream>& stream) {
     const std::shared_ptr<const GraphExec> exec = FindGraphExec(handle);
     if (exec == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    return Submit(stream, {CU_GRAPH_NODE_TYPE_GRAPH, [exec] { return RunGraph(*exec); }}, nullptr);
+    // In a capture it becomes a child graph, which has nodes of its own.
+    if (stream->capture != nullptr)
+      return Submit(stream, ChildWork(CloneNodes(exec->nodes)), nullptr);
+    return Submit(stream, {CU_GRAPH_NODE_TYPE_GRAPH, [exec] { return RunGraph(exec->nodes); }},
+                  nullptr);
   });
 }
 

@@ -70,7 +70,8 @@ CUresult Copy(Mode mode, StreamRef ref, const Transfer& transfer, Side to, Side 
     }
   }
   std::shared_ptr<Marker> marker;
-  result = Submit(stream, {CU_GRAPH_NODE_TYPE_MEMCPY, std::move(run)}, &marker);
+  result = Submit(stream, {CU_GRAPH_NODE_TYPE_MEMCPY, std::move(run), {Describe(transfer), {}, {}}},
+                  &marker);
   return result != CUDA_SUCCESS || !wait ? result : Wait(lock, marker);
 }
 
@@ -90,50 +91,37 @@ CUresult Set(Mode mode, StreamRef ref, CUdeviceptr to, uint32_t value, unsigned 
   result = CheckFill(fill, device);
   if (result != CUDA_SUCCESS) return result;
   std::shared_ptr<Marker> marker;
-  result =
-      Submit(stream, {CU_GRAPH_NODE_TYPE_MEMSET, [fill, device] { return RunFill(fill, device); }},
-             &marker);
+  result = Submit(stream,
+                  {CU_GRAPH_NODE_TYPE_MEMSET,
+                   [fill, device] { return RunFill(fill, device); },
+                   {{}, Describe(fill), {}}},
+                  &marker);
   return result != CUDA_SUCCESS || mode == Mode::kAsync ? result : Wait(lock, marker);
-}
-
-bool End(CUmemorytype type, const void* host, CUdeviceptr device, uintptr_t* address, Side* side) {
-  switch (type) {
-    case CU_MEMORYTYPE_HOST:
-      *address = Address(host);
-      *side = Side::kHost;
-      return true;
-    case CU_MEMORYTYPE_DEVICE:
-      *address = device;
-      *side = Side::kDevice;
-      return true;
-    case CU_MEMORYTYPE_UNIFIED:
-      *address = device;
-      *side = Side::kAny;
-      return true;
-    default:
-      return false;  // arrays do not exist here
-  }
 }
 
 CUresult Copy2D(Mode mode, StreamRef ref, const CUDA_MEMCPY2D* copy) {
   if (copy == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  CUDA_MEMCPY3D layer{};
+  layer.srcXInBytes = copy->srcXInBytes;
+  layer.srcY = copy->srcY;
+  layer.srcMemoryType = copy->srcMemoryType;
+  layer.srcHost = copy->srcHost;
+  layer.srcDevice = copy->srcDevice;
+  layer.srcPitch = copy->srcPitch;
+  layer.dstXInBytes = copy->dstXInBytes;
+  layer.dstY = copy->dstY;
+  layer.dstMemoryType = copy->dstMemoryType;
+  layer.dstHost = copy->dstHost;
+  layer.dstDevice = copy->dstDevice;
+  layer.dstPitch = copy->dstPitch;
+  layer.WidthInBytes = copy->WidthInBytes;
+  layer.Height = copy->Height;
+  layer.Depth = 1;
   Transfer transfer;
   Side to = Side::kAny;
   Side from = Side::kAny;
-  if (!End(copy->dstMemoryType, copy->dstHost, copy->dstDevice, &transfer.to, &to) ||
-      !End(copy->srcMemoryType, copy->srcHost, copy->srcDevice, &transfer.from, &from)) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  transfer.width = copy->WidthInBytes;
-  transfer.rows = copy->Height;
-  transfer.to_pitch = copy->dstPitch != 0 ? copy->dstPitch : copy->WidthInBytes;
-  transfer.from_pitch = copy->srcPitch != 0 ? copy->srcPitch : copy->WidthInBytes;
-  if (transfer.to_pitch < copy->dstXInBytes + transfer.width ||
-      transfer.from_pitch < copy->srcXInBytes + transfer.width) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  transfer.to += copy->dstY * transfer.to_pitch + copy->dstXInBytes;
-  transfer.from += copy->srcY * transfer.from_pitch + copy->srcXInBytes;
+  const CUresult result = ReadCopy(layer, &transfer, &to, &from);
+  if (result != CUDA_SUCCESS) return result;
   return Copy(mode, ref, transfer, to, from);
 }
 

@@ -1,11 +1,13 @@
 #include "tests/sim/entry/api.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/resource.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
+#include <string>
 
 #include "tests/sim/entry/fault.h"
 #include "tests/sim/memory/address_space.h"
@@ -64,12 +66,24 @@ CUresult Enter(const char* exported_name, Need need) {
   return g_initialized.load(std::memory_order_acquire) ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
 
+/// As the real driver does, of every device that it uses. Where there are no nodes, nobody asks for
+/// them; what may not be opened does not make the device unusable here.
+static void OpenDeviceNodes() {
+  const char* dir = getenv("AMEM_SIM_DEV_DIR");
+  if (dir == nullptr) return;
+  for (const int physical : VisibleDevices()) {
+    const std::string path = std::string(dir) + "/nvidia" + std::to_string(physical);
+    open(path.c_str(), O_RDWR | O_CLOEXEC);  // until the process ends
+  }
+}
+
 CUresult Initialize() {
   if (g_forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   if (VisibleDevices().empty()) return CUDA_ERROR_NO_DEVICE;
   static std::once_flag once;
   std::call_once(once, [] {
     RaiseDescriptorLimit();
+    OpenDeviceNodes();
     std::atexit([] { g_ended.store(true, std::memory_order_release); });
     pthread_atfork(BeforeFork, AfterForkInParent, AfterForkInChild);
     g_initialized.store(true, std::memory_order_release);

@@ -54,12 +54,81 @@ CUresult CheckSide(Side side, const Checked& checked) {
   return wrong ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
+bool ReadEnd(CUmemorytype type, const void* host, CUdeviceptr device, uintptr_t* address,
+             Side* side) {
+  switch (type) {
+    case CU_MEMORYTYPE_HOST:
+      *address = reinterpret_cast<uintptr_t>(host);
+      *side = Side::kHost;
+      return true;
+    case CU_MEMORYTYPE_DEVICE:
+      *address = device;
+      *side = Side::kDevice;
+      return true;
+    case CU_MEMORYTYPE_UNIFIED:
+      *address = device;
+      *side = Side::kAny;
+      return true;
+    default:
+      return false;  // arrays hold nothing here
+  }
+}
+
 template <typename T>
 void FillWith(uintptr_t to, T value, size_t count) {
   std::fill_n(reinterpret_cast<T*>(to), count, value);
 }
 
 }  // namespace
+
+CUresult ReadCopy(const CUDA_MEMCPY3D& copy, Transfer* transfer, Side* to, Side* from) {
+  if (copy.Depth > 1 ||
+      !ReadEnd(copy.dstMemoryType, copy.dstHost, copy.dstDevice, &transfer->to, to) ||
+      !ReadEnd(copy.srcMemoryType, copy.srcHost, copy.srcDevice, &transfer->from, from)) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  transfer->width = copy.WidthInBytes;
+  transfer->rows = copy.Depth == 0 ? 0 : copy.Height;
+  transfer->to_pitch = copy.dstPitch != 0 ? copy.dstPitch : copy.WidthInBytes;
+  transfer->from_pitch = copy.srcPitch != 0 ? copy.srcPitch : copy.WidthInBytes;
+  if (transfer->to_pitch < copy.dstXInBytes + transfer->width ||
+      transfer->from_pitch < copy.srcXInBytes + transfer->width) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  transfer->to += copy.dstY * transfer->to_pitch + copy.dstXInBytes;
+  transfer->from += copy.srcY * transfer->from_pitch + copy.srcXInBytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult ReadSet(const CUDA_MEMSET_NODE_PARAMS& set, Fill* fill) {
+  if (set.height != 1) return CUDA_ERROR_NOT_SUPPORTED;
+  *fill = {set.dst, set.value, set.elementSize, set.width};
+  return fill->width == 1 || fill->width == 2 || fill->width == 4 ? CUDA_SUCCESS
+                                                                  : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUDA_MEMCPY3D Describe(const Transfer& transfer) {
+  CUDA_MEMCPY3D copy{};
+  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+  copy.srcDevice = transfer.from;
+  copy.dstDevice = transfer.to;
+  copy.srcPitch = transfer.from_pitch;
+  copy.dstPitch = transfer.to_pitch;
+  copy.WidthInBytes = transfer.width;
+  copy.Height = transfer.rows;
+  copy.Depth = 1;
+  return copy;
+}
+
+CUDA_MEMSET_NODE_PARAMS Describe(const Fill& fill) {
+  CUDA_MEMSET_NODE_PARAMS set{};
+  set.dst = fill.to;
+  set.value = fill.value;
+  set.elementSize = fill.width;
+  set.width = fill.count;
+  set.height = 1;
+  return set;
+}
 
 CUresult CheckTransfer(const Transfer& transfer, Side to, Side from, int accessor, Checked* to_is,
                        Checked* from_is) {

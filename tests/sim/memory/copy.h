@@ -39,6 +39,14 @@ enum class Side {
   kDevice,  // must be memory known to the driver
 };
 
+/// A copy or set that is told by a struct. CUDA_ERROR_NOT_SUPPORTED: of arrays, or of several
+/// layers; of several rows.
+CUresult ReadCopy(const CUDA_MEMCPY3D& copy, Transfer* transfer, Side* to, Side* from);
+CUresult ReadSet(const CUDA_MEMSET_NODE_PARAMS& set, Fill* fill);
+/// The struct that tells it.
+CUDA_MEMCPY3D Describe(const Transfer& transfer);
+CUDA_MEMSET_NODE_PARAMS Describe(const Fill& fill);
+
 /// Checks both ends for work on physical device `accessor`.
 CUresult CheckTransfer(const Transfer& transfer, Side to, Side from, int accessor, Checked* to_is,
                        Checked* from_is);

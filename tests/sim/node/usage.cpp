@@ -28,6 +28,11 @@ class Scan {
   Scan() : used_(kMaxDevices, 0), prefix_("/memfd:amem-sim:" + Node().id + ":gpu") {}
 
   std::vector<uint64_t> Run() {
+    if (Node().alone) {
+      Descriptors("/proc/self");
+      Mappings("/proc/self");
+      return used_;
+    }
     DIR* proc = opendir("/proc");
     if (proc == nullptr) Die(std::string("cannot read /proc: ") + strerror(errno));
     while (const dirent* entry = readdir(proc)) {

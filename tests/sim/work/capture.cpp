@@ -110,10 +110,10 @@ void AbandonCapture(Stream& stream) {
   stream.capture.reset();
 }
 
-CUresult AddCapturedNode(Stream& stream, CUgraphNodeType type, std::function<CUresult()> run) {
+CUresult AddCapturedNode(Stream& stream, Work work) {
   Capture& capture = *stream.capture;
   if (capture.invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  stream.capture_tail = {capture.graph->Add(type, std::move(run), stream.capture_tail)};
+  stream.capture_tail = {capture.graph->Add(std::move(work), stream.capture_tail)};
   return CUDA_SUCCESS;
 }
 

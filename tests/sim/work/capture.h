@@ -34,7 +34,7 @@ void AbandonCapture(Stream& stream);
 CUresult JoinCapture(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Capture>& capture,
                      const std::vector<CUgraphNode>& after);
 
-CUresult AddCapturedNode(Stream& stream, CUgraphNodeType type, std::function<CUresult()> run);
+CUresult AddCapturedNode(Stream& stream, Work work);
 
 /// For calls that must not happen while certain captures are under way (synchronisation,
 /// allocation, queries): returns CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and invalidates those

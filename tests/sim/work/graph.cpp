@@ -27,14 +27,23 @@ std::unordered_map<CUgraphExec, std::shared_ptr<const GraphExec>>& Execs() {
   return *execs;
 }
 
+GraphNode* FindIn(std::vector<GraphNode>& nodes, CUgraphNode handle) {
+  const auto it = std::find_if(nodes.begin(), nodes.end(),
+                               [&](const GraphNode& node) { return node.handle == handle; });
+  return it == nodes.end() ? nullptr : &*it;
+}
+
 }  // namespace
 
-CUgraphNode Graph::Add(CUgraphNodeType type, std::function<CUresult()> run,
-                       std::vector<CUgraphNode> dependencies) {
+CUgraphNode Graph::Add(Work work, std::vector<CUgraphNode> dependencies) {
   const auto node = NextHandle<CUgraphNode>();
-  nodes.push_back({node, type, std::move(run), std::move(dependencies)});
+  nodes.push_back({node, std::move(work), std::move(dependencies)});
   return node;
 }
+
+GraphNode* Graph::Find(CUgraphNode node) { return FindIn(nodes, node); }
+
+GraphNode* GraphExec::Find(CUgraphNode node) { return FindIn(nodes, node); }
 
 bool Graph::Reaches(const std::vector<CUgraphNode>& from, CUgraphNode node) const {
   std::vector<CUgraphNode> reached = from;
@@ -61,6 +70,31 @@ std::shared_ptr<Graph> FindGraph(CUgraph handle) {
 
 bool EraseGraph(CUgraph handle) { return Graphs().erase(handle) != 0; }
 
+GraphNode* FindNode(CUgraphNode handle) {
+  for (const auto& [graph_handle, graph] : Graphs()) {
+    if (GraphNode* const node = graph->Find(handle); node != nullptr) return node;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<Graph> CloneNodes(const std::vector<GraphNode>& nodes) {
+  std::shared_ptr<Graph> clone = NewGraph();
+  std::unordered_map<CUgraphNode, CUgraphNode> handles;
+  for (const GraphNode& node : nodes) {
+    std::vector<CUgraphNode> dependencies;
+    for (const CUgraphNode each : node.dependencies) dependencies.push_back(handles.at(each));
+    handles[node.handle] = clone->Add(node.work, std::move(dependencies));
+    clone->nodes.back().enabled = node.enabled;
+  }
+  return clone;
+}
+
+Work ChildWork(std::shared_ptr<Graph> child) {
+  Work work{CU_GRAPH_NODE_TYPE_GRAPH, [child] { return RunGraph(child->nodes); }};
+  work.params.child = std::move(child);
+  return work;
+}
+
 CUgraphExec AddGraphExec(std::shared_ptr<const GraphExec> exec) {
   const auto handle = NextHandle<CUgraphExec>();
   Execs().emplace(handle, std::move(exec));
@@ -74,9 +108,14 @@ std::shared_ptr<const GraphExec> FindGraphExec(CUgraphExec handle) {
 
 bool EraseGraphExec(CUgraphExec handle) { return Execs().erase(handle) != 0; }
 
-CUresult RunGraph(const GraphExec& exec) {
-  for (const GraphNode& node : exec.nodes) {
-    const CUresult result = node.run ? node.run() : CUDA_SUCCESS;
+void ReplaceGraphExec(CUgraphExec handle, GraphExec exec) {
+  Execs().at(handle) = std::make_shared<const GraphExec>(std::move(exec));
+}
+
+CUresult RunGraph(const std::vector<GraphNode>& nodes) {
+  for (const GraphNode& node : nodes) {
+    if (!node.enabled || !node.work.run) continue;
+    const CUresult result = node.work.run();
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;

@@ -41,6 +41,23 @@ bool MayUse(uint64_t address, uint64_t bytes, bool write, int device) {
          checked.multicast == nullptr && address % kUnit == 0 && bytes % kUnit == 0;
 }
 
+// Whether the pool has what a gather writes or a scatter reads: a copy's place may be shorter than
+// the range.
+bool MayUsePool(const Launch& launch, const amem::sparse::Range& range, bool write, int device) {
+  const uint64_t index = index_bytes(range.length);
+  if (!MayUse(range.pool, index, write, device)) return false;
+  const auto in_range = static_cast<uint32_t>(amem::sparse::groups(range.length));
+  uint64_t slots = 0;
+  for (uint32_t i = 0; i < in_range; ++i) {
+    const Group group{launch, range, i};
+    const Entry* entry = write ? reinterpret_cast<const Entry*>(group.entry()) : group.index();
+    for (uint32_t block = 0; block < kBlocksPerGroup; ++block) {
+      if ((entry->mask >> block & 1) != 0) slots += group.bytes(block);
+    }
+  }
+  return MayUse(range.pool, std::min(index + slots, std::max(index, range.length)), write, device);
+}
+
 // Each gives the bytes that went over the link.
 uint64_t ScanGroup(const Group& group) {
   uint32_t mask = 0;
@@ -121,7 +138,7 @@ CUresult Run(const Kind& kind, const Launch& launch, const Grid& grid) {
     groups += in_range;
     const uint64_t entries = launch.entries + range.first_entry * sizeof(Entry);
     if (!MayUse(range.device, range.length, kind.writes_device, grid.device) ||
-        (kind.uses_pool && !MayUse(range.pool, range.length, kind.to_pool, grid.device)) ||
+        (kind.uses_pool && !MayUsePool(launch, range, kind.to_pool, grid.device)) ||
         (kind.group != ScatterGroup &&
          CheckAccess(entries, in_range * sizeof(Entry), true, grid.device).memory !=
              Memory::kPinned)) {

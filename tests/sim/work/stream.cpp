@@ -149,7 +149,7 @@ std::shared_ptr<Marker> Enqueue(const std::shared_ptr<Stream>& stream,
 CUresult Submit(const std::shared_ptr<Stream>& stream, Work work, std::shared_ptr<Marker>* out) {
   if (out != nullptr) out->reset();
   if (stream->capture != nullptr) {
-    return AddCapturedNode(*stream, work.type, std::move(work.run));
+    return AddCapturedNode(*stream, std::move(work));
   }
   const CUresult result = CheckImplicitCapture(*stream);
   if (result != CUDA_SUCCESS) return result;

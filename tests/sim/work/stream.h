@@ -16,6 +16,7 @@
 
 #include "tests/sim/entry/api.h"
 #include "tests/sim/work/context.h"
+#include "tests/sim/work/graph.h"
 
 namespace sim {
 
@@ -32,13 +33,6 @@ struct Marker {
 /// Waits until the marker is done (null counts as done) and returns its result. Lets go of the lock
 /// meanwhile.
 CUresult Wait(Lock& lock, std::shared_ptr<Marker> marker);
-
-struct Work {
-  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-  /// Runs on the worker without any lock. An error becomes the context's sticky error. Can run
-  /// often, in a graph.
-  std::function<CUresult()> run;
-};
 
 class Stream {
  public:

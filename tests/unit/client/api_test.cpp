@@ -34,6 +34,8 @@ TEST(WithoutShim, RanksCallsSayHowToLoadItAndRegionsDoNothing) {
   EXPECT_EQ(json, nullptr);
   EXPECT_EQ(amem_region_begin("weights", AMEM_POLICY_KEEP, &error), AMEM_OK);
   EXPECT_EQ(amem_region_end(&error), AMEM_OK);
+  EXPECT_EQ(amem_unbrokered_begin(&error), AMEM_OK);
+  EXPECT_EQ(amem_unbrokered_end(&error), AMEM_OK);
   EXPECT_EQ(amem_region_begin("", AMEM_POLICY_KEEP, &error), AMEM_ERROR_INVALID_ARGUMENT);
 }
 
@@ -164,11 +166,13 @@ TEST_F(ClientApi, WhatIsExceptedAndDiscardedIsPassedOn) {
   what.except_count = 1;
   what.discard = cache;
   what.discard_count = 1;
+  what.guests = AMEM_GUESTS_REFUSE;
   EXPECT_EQ(amem_client_pause_selected(client, "train", &what, 0, nullptr, nullptr, &error),
             AMEM_OK);
   EXPECT_THAT(broker.asked_tags, ElementsAre());
   EXPECT_THAT(broker.asked_except, ElementsAre("weights"));
   EXPECT_THAT(broker.asked_discard, ElementsAre("kv_cache"));
+  EXPECT_EQ(broker.asked_guests, v1::GUEST_POLICY_REFUSE);
   EXPECT_EQ(amem_client_resume_selected(client, "train", &what, 0, nullptr, nullptr, &error),
             AMEM_ERROR_INVALID_ARGUMENT)
       << "a resume drops nothing";
@@ -182,6 +186,7 @@ TEST_F(ClientApi, WhatIsExceptedAndDiscardedIsPassedOn) {
             AMEM_OK);
   EXPECT_THAT(broker.asked_tags, ElementsAre("weights"));
   EXPECT_THAT(broker.asked_discard, ElementsAre());
+  EXPECT_EQ(broker.asked_guests, v1::GUEST_POLICY_UNSPECIFIED);
   what.size = 0;
   EXPECT_EQ(amem_client_pause_selected(client, "train", &what, 0, nullptr, nullptr, &error),
             AMEM_ERROR_INVALID_ARGUMENT);
@@ -192,6 +197,11 @@ TEST_F(ClientApi, WhatIsExceptedAndDiscardedIsPassedOn) {
   EXPECT_THAT(broker.asked_discard, ElementsAre("b", "c"));
   cpp.resume("train", Selection{.tags = {}, .except_tags = {"kv_cache"}, .discard = {}});
   EXPECT_THAT(broker.asked_except, ElementsAre("kv_cache"));
+  Selection pinning;
+  pinning.guests = AMEM_GUESTS_PIN;
+  cpp.pause("train", pinning);
+  EXPECT_EQ(broker.asked_guests, v1::GUEST_POLICY_PIN);
+  EXPECT_THROW(cpp.resume("train", pinning), Error) << "they are a pause's";
 }
 
 TEST_F(ClientApi, ResumeAndSwapWithoutCallback) {
@@ -206,6 +216,40 @@ TEST_F(ClientApi, ResumeAndSwapWithoutCallback) {
   EXPECT_EQ(broker.asked_in, "rollout");
   EXPECT_EQ(amem_client_swap(client, "train", "train", 0, nullptr, nullptr, &error),
             AMEM_ERROR_INVALID_ARGUMENT);
+}
+
+TEST_F(ClientApi, SetsOfGroups) {
+  const char* const groups[] = {"a", "b"};
+  const char* const others[] = {"c", "d"};
+  const char* const tags[] = {"kv"};
+  broker.progress = {make_done("a", 1)};
+  EXPECT_EQ(amem_client_pause_groups(client, groups, 2, nullptr, 0, nullptr, nullptr, &error),
+            AMEM_ERROR_INTERNAL)
+      << "one is missing";
+  broker.progress.push_back(make_done("b", 1));
+  EXPECT_EQ(amem_client_pause_groups(client, groups, 2, nullptr, 0, nullptr, nullptr, &error),
+            AMEM_OK);
+  EXPECT_THAT(broker.asked_groups, ElementsAre("a", "b"));
+  EXPECT_EQ(amem_client_resume_groups(client, groups, 2, nullptr, 0, nullptr, nullptr, &error),
+            AMEM_OK);
+  EXPECT_EQ(amem_client_pause_groups(client, groups, 0, nullptr, 0, nullptr, nullptr, &error),
+            AMEM_ERROR_INVALID_ARGUMENT);
+  broker.progress.push_back(make_done("c", 1));
+  broker.progress.push_back(make_done("d", 1));
+  EXPECT_EQ(
+      amem_client_swap_groups(client, groups, 2, others, 2, tags, 1, 0, nullptr, nullptr, &error),
+      AMEM_OK);
+  EXPECT_THAT(broker.asked_in_groups, ElementsAre("c", "d"));
+  EXPECT_EQ(amem_client_swap_groups(client, groups, 2, groups, 1, nullptr, 0, 0, nullptr, nullptr,
+                                    &error),
+            AMEM_ERROR_INVALID_ARGUMENT);
+
+  Client cpp(Options{.runtime_dir = dir.path(), .socket = {}, .query_timeout = {}});
+  cpp.swap_groups({"a", "b"}, {"c", "d"}, {"kv"});
+  broker.progress.resize(2);
+  cpp.pause_groups({"a", "b"});
+  cpp.resume_groups({"b", "a"});
+  EXPECT_THAT(broker.asked_groups, ElementsAre("b", "a"));
 }
 
 TEST_F(ClientApi, TheBrokersErrorsComeThrough) {

@@ -22,7 +22,9 @@ TEST(CommandLine, CommandsAndTheirArguments) {
   EXPECT_EQ(parse({"ranks"}).options->group, "");
   EXPECT_EQ(parse({"ranks", "train"}).options->group, "train");
   EXPECT_TRUE(parse({"allocations", "train", "--summary"}).options->summary);
-  EXPECT_EQ(parse({"pause", "train"}).options->group, "train");
+  EXPECT_THAT(parse({"pause", "train"}).options->groups, ElementsAre("train"));
+  EXPECT_THAT(parse({"pause", "a", "b", "--tag", "kv"}).options->groups, ElementsAre("a", "b"));
+  EXPECT_THAT(parse({"resume", "a", "b"}).options->groups, ElementsAre("a", "b"));
   EXPECT_EQ(parse({"resume", "train"}).options->command, Command::kResume);
   EXPECT_EQ(parse({"watch"}).options->command, Command::kWatch);
 
@@ -38,8 +40,11 @@ TEST(CommandLine, CommandsAndTheirArguments) {
 
   const CommandLine swap = *parse({"swap", "train", "rollout"}).options;
   EXPECT_EQ(swap.command, Command::kSwap);
-  EXPECT_EQ(swap.group, "train");
-  EXPECT_EQ(swap.in, "rollout");
+  EXPECT_THAT(swap.groups, ElementsAre("train"));
+  EXPECT_THAT(swap.into, ElementsAre("rollout"));
+  const CommandLine sets = *parse({"swap", "a", "b", "--for", "c", "d", "--explain"}).options;
+  EXPECT_THAT(sets.groups, ElementsAre("a", "b"));
+  EXPECT_THAT(sets.into, ElementsAre("c", "d"));
 
   const CommandLine policy = *parse({"policy", "train", "kv_cache", "discard"}).options;
   EXPECT_EQ(policy.tag, "kv_cache");
@@ -123,12 +128,17 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{{}, "subcommand is required"}, BadLine{{"paws"}, "no command \"paws\""},
         BadLine{{"pause"}, "GROUP is required"},
         BadLine{{"pause", "../etc"}, "\"../etc\" is no group name"},
-        BadLine{{"pause", "a", "b"}, "b"}, BadLine{{"swap", "a"}, "IN is required"},
+        BadLine{{"pause", "a", "b/c"}, "\"b/c\" is no group name"},
+        BadLine{{"swap", "a"}, "either OUT and IN, or OUT... --for IN..."},
+        BadLine{{"swap", "a", "b", "c"}, "either OUT and IN, or OUT... --for IN..."},
+        BadLine{{"swap", "--for", "a"}, "GROUP is required"},
         BadLine{{"policy", "a", "nccl", "drop"}, "drop"},
         BadLine{{"pause", "a", "--tag", ""}, "tag is empty"},
         BadLine{{"pause", "a", "--tag"}, "--tag"},
         BadLine{{"pause", "a", "--tag", "b", "--except", "c"}, "excludes"},
         BadLine{{"resume", "a", "--discard", "b"}, "--discard"},
+        BadLine{{"pause", "a", "--guests", "wait"}, "wait"},
+        BadLine{{"resume", "a", "--guests", "pin"}, "--guests"},
         BadLine{{"run", "--group", "a", "--scope", "all", "--", "ls"}, "all"},
         BadLine{{"status", "--timeout", "soon"}, "\"soon\" is no time"},
         BadLine{{"status", "--", "ls"}, "only run and doctor take a command"},

@@ -107,6 +107,9 @@ TEST_F(Commands, ChosenTags) {
   EXPECT_THAT(broker.asked_tags, testing::ElementsAre());
   EXPECT_THAT(broker.asked_except, testing::ElementsAre("weights"));
   EXPECT_THAT(broker.asked_discard, testing::ElementsAre("kv_cache"));
+  EXPECT_EQ(broker.asked_guests, v1::GUEST_POLICY_UNSPECIFIED);
+  EXPECT_EQ(run({"pause", "train", "--guests", "refuse"}), kExitOk);
+  EXPECT_EQ(broker.asked_guests, v1::GUEST_POLICY_REFUSE);
   EXPECT_EQ(run({"resume", "train", "--except", "kv_cache"}), kExitOk);
   EXPECT_THAT(broker.asked_except, testing::ElementsAre("kv_cache"));
   EXPECT_EQ(out.str(), "train: resumed (all but kv_cache) in 143 ms\n");
@@ -141,6 +144,32 @@ TEST_F(Commands, SwapPausesOneAndResumesTheOther) {
   broker.progress = {make_done("train", 1000), make_done("rollout", 2000)};
   EXPECT_EQ(run({"swap", "train", "rollout"}), kExitOk);
   EXPECT_EQ(out.str(), "train: paused in 1.00 ms\nrollout: resumed in 2.00 ms\n");
+}
+
+TEST_F(Commands, SetsOfGroups) {
+  broker.progress = {make_done("a", 1000), make_done("b", 2000)};
+  EXPECT_EQ(run({"pause", "a", "b"}), kExitOk);
+  EXPECT_EQ(broker.asked_group, "") << "an older broker must refuse it";
+  EXPECT_THAT(broker.asked_groups, testing::ElementsAre("a", "b"));
+  EXPECT_EQ(out.str(), "a: paused in 1.00 ms\nb: paused in 2.00 ms\n");
+  EXPECT_EQ(run({"resume", "b", "a", "--tag", "kv"}), kExitOk);
+  EXPECT_THAT(broker.asked_groups, testing::ElementsAre("b", "a"));
+  EXPECT_EQ(run({"resume", "a"}), kExitOk);
+  EXPECT_EQ(broker.asked_group, "a");
+  EXPECT_THAT(broker.asked_groups, testing::ElementsAre());
+  EXPECT_EQ(run({"pause", "a", "b", "a"}), kExitUsage);
+  EXPECT_THAT(err.str(), HasSubstr("\"a\" is named twice"));
+
+  broker.progress.push_back(make_done("c", 3000));
+  EXPECT_EQ(run({"swap", "a", "b", "--for", "c"}), kExitOk);
+  EXPECT_THAT(broker.asked_groups, testing::ElementsAre("a", "b"));
+  EXPECT_EQ(broker.asked_in, "c");
+  EXPECT_EQ(out.str(), "a: paused in 1.00 ms\nb: paused in 2.00 ms\nc: resumed in 3.00 ms\n");
+  EXPECT_EQ(run({"swap", "a", "--for", "b", "c"}), kExitOk);
+  EXPECT_EQ(broker.asked_group, "a");
+  EXPECT_THAT(broker.asked_in_groups, testing::ElementsAre("b", "c"));
+  EXPECT_EQ(run({"swap", "a", "b", "--for", "b", "c"}), kExitUsage);
+  EXPECT_EQ(run({"swap", "a", "b", "--for", "c", "d"}), kExitFailed) << "one is missing";
 }
 
 TEST_F(Commands, FailuresHaveTextAndExitCode) {

@@ -212,9 +212,7 @@ TEST(Diagnosis, Variables) {
 }
 
 TEST(Diagnosis, NcclWithoutCuMem) {
-  EXPECT_THAT(check_variables({{"NCCL_CUMEM_ENABLE", "0"}}), ElementsAre(blocks("nccl-cumem")));
-  EXPECT_THAT(check_variables({{"NCCL_CUMEM_ENABLE", "0"}, {"AMEM_SCOPE", "heap"}}),
-              ElementsAre(warns("nccl-cumem")));
+  EXPECT_THAT(check_variables({{"NCCL_CUMEM_ENABLE", "0"}}), ElementsAre(warns("nccl-cumem")));
   EXPECT_THAT(check_variables({{"NCCL_CUMEM_ENABLE", "1"}}), IsEmpty());
 }
 
@@ -242,27 +240,29 @@ TEST_F(DiagnosisTest, NcclsVersion) {
                                      "\x7f rest NCCL version %d.%d NCCL "
                                      "version 2.17.1+cuda12.0 and more");
   EXPECT_EQ(nccl_version(old), (NcclVersion{2, 17}));
-  EXPECT_THAT(check_nccl(old, {}), ElementsAre(blocks("nccl-version")));
-  EXPECT_THAT(check_nccl(old, {{"AMEM_SCOPE", "heap"}}), ElementsAre(warns("nccl-version")));
+  EXPECT_THAT(check_nccl(old), ElementsAre(warns("nccl-version")));
   // Across the parts in which the file is read.
   const std::string recent = write_file(
       dir / "recent", std::string((1U << 20U) - 15, ' ') + "NCCL version 2.28.9+cuda13.0");
   EXPECT_EQ(nccl_version(recent), (NcclVersion{2, 28}));
-  EXPECT_THAT(check_nccl(recent, {}), IsEmpty());
+  EXPECT_THAT(check_nccl(recent), IsEmpty());
   EXPECT_EQ(nccl_version(write_file(dir / "other", "NCCL version ")), std::nullopt);
-  EXPECT_THAT(check_nccl("", {}), IsEmpty());
+  EXPECT_THAT(check_nccl(""), IsEmpty());
 }
 
 TEST_F(DiagnosisTest, NcclIsFoundWhereTheLoaderOrPythonFindsIt) {
   const std::string wheel = dir / "venv/lib/python3.12/site-packages/nvidia/nccl/lib";
   std::filesystem::create_directories(wheel);
+  std::filesystem::create_directories(dir / "venv/bin");
   std::filesystem::create_directories(dir / "libs");
   write_file(wheel + "/libnccl.so.2", "");
   write_file(dir / "libs/libnccl.so.2", "");
   const std::string python = dir / "venv/bin/python3";
-  EXPECT_EQ(find_nccl(python, {}), wheel + "/libnccl.so.2");
-  EXPECT_EQ(find_nccl(python, {{"LD_LIBRARY_PATH", "/nowhere::" + (dir / "libs")}}),
+  EXPECT_EQ(find_nccl(python, "", {}), wheel + "/libnccl.so.2");
+  EXPECT_EQ(find_nccl(python, "", {{"LD_LIBRARY_PATH", "/nowhere::" + (dir / "libs")}}),
             dir / "libs/libnccl.so.2");
+  EXPECT_EQ(find_nccl(python, "/nowhere:$ORIGIN/../../libs", {}),
+            dir / "venv/bin/../../libs/libnccl.so.2");
 }
 
 }  // namespace

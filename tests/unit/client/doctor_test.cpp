@@ -13,7 +13,7 @@
 #include "client/ctl/diagnosis/broker_check.h"
 #include "client/ctl/exit_code.h"
 #include "common/fd.h"
-#include "common/version.h"
+#include "common/protocol.h"
 #include "tests/unit/fixtures/fake_broker.h"
 #include "tests/unit/fixtures/some_elf.h"
 
@@ -41,7 +41,7 @@ class Doctor : public testing::Test {
     context.runtime_dir = dir.path();
     context.environment["PATH"] = "/usr/bin:/bin";
     broker.emplace(dir / "control.sock");
-    broker->node.set_version(kVersion);
+    broker->node.set_session_protocol(kProtocolVersion);
 
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -77,9 +77,9 @@ TEST_F(Doctor, AsRunWouldStartIt) {
   EXPECT_EQ(run({"doctor", "--group", "train", "--", "no-such-program"}), kExitFailed);
   EXPECT_THAT(out.str(), AllOf(HasSubstr("problem: no-such-program is not there"),
                                HasSubstr("no-such-program would not be brokered")));
-  context.environment["NCCL_CUMEM_ENABLE"] = "0";  // only matters in scope heap
-  EXPECT_EQ(run({"doctor", "--group", "train", "--scope", "heap", "--", "sh"}), kExitOk);
-  EXPECT_THAT(out.str(), HasSubstr("warning: NCCL_CUMEM_ENABLE"));
+  context.environment["NCCL_CUMEM_ENABLE"] = "0";
+  EXPECT_EQ(run({"doctor", "--group", "train", "--", "sh"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr("warning: NCCL has NCCL_CUMEM_ENABLE=0"));
 }
 
 TEST_F(Doctor, AsThisEnvironmentWouldStartIt) {
@@ -112,7 +112,7 @@ TEST_F(Doctor, Json) {
 
 TEST_F(Doctor, TheBroker) {
   EXPECT_THAT(check_broker_in(dir.path(), 5s), IsEmpty());
-  broker->node.set_version("0.0.1");
+  broker->node.set_session_protocol(kProtocolVersion - 1);
   EXPECT_THAT(check_broker_in(dir.path(), 5s),
               ElementsAre(Field(&Finding::check, "broker-version")));
   broker->hang = true;

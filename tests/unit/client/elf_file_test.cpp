@@ -41,6 +41,16 @@ TEST(ElfFile, AllThatAFileSays) {
   EXPECT_FALSE(foreign.value().native);
 }
 
+TEST(ElfFile, WhereTheLoaderLooks) {
+  const test::TempDir dir;
+  const auto runpath = [&dir](const test::SomeElf& wanted) {
+    return read_elf(write_file(dir / "program", some_elf(wanted))).value().runpath;
+  };
+  EXPECT_EQ(runpath({}), "");
+  EXPECT_EQ(runpath({.rpath = "/a:/b"}), "/a:/b");
+  EXPECT_EQ(runpath({.runpath = "$ORIGIN/lib", .rpath = "/a"}), "$ORIGIN/lib");
+}
+
 TEST(ElfFile, WhatIsNone) {
   const test::TempDir dir;
   EXPECT_EQ(read_elf(dir / "none").status().code(), Code::kNotFound);

@@ -20,9 +20,10 @@ TEST(Json, EveryFieldIsPresentAndNumbersAreNumbers) {
   allocation.add_peers(3);
   allocation.set_policy(v1::POLICY_DISCARD);
   allocation.set_resident(true);
-  EXPECT_EQ(to_json(allocation),
-            R"({"id":18446744073709551615,"group":"train","owner":0,"peers":[2,3],"device":"",)"
-            R"("size":0,"tag":"","policy":"POLICY_DISCARD","resident":true,"pinned":false})");
+  EXPECT_EQ(
+      to_json(allocation),
+      R"({"id":18446744073709551615,"group":"train","owner":0,"peers":[2,3],"device":"",)"
+      R"("size":0,"tag":"","policy":"POLICY_DISCARD","resident":true,"pinned":false,"pinners":[],"guests":[]})");
 }
 
 TEST(Json, NestedMessages) {
@@ -35,7 +36,7 @@ TEST(Json, NestedMessages) {
       to_json(progress),
       R"({"group":"","phase":"","ranks_done":0,"ranks_total":0,"bytes":0,"elapsed_us":0,)"
       R"("done":true,"times":[{"phase":"save","us":5,"broker_us":0,"driver_us":0,"ranks":[]}],)"
-      R"("pinned_bytes":0,"unbrokered_bytes":0,"swap_us":0,"dropped_bytes":0})");
+      R"("pinned_bytes":0,"unbrokered_bytes":0,"swap_us":0,"dropped_bytes":0,"guests":[]})");
 }
 
 TEST(Json, ProtobufReadsItBack) {

@@ -19,8 +19,10 @@ struct FakeShim {
   std::vector<std::string> tags;
   std::vector<std::string> except;
   std::vector<std::string> discard;
+  int guests = 0;
   std::string group;
   std::vector<std::string> regions;  // open ones
+  int unbrokered = 0;                // times begun and not ended
   int policy = -1;
   std::string stats = R"({"group":"train"})";
   int code = 0;
@@ -49,14 +51,16 @@ int amem_shim_pause(const char* const* tags, size_t count, uint32_t timeout_ms, 
                     size_t size);
 int amem_shim_resume(const char* const* tags, size_t count, uint32_t timeout_ms, char* error,
                      size_t size);
-int amem_shim_request(int op, const char* const* tags, size_t count, const char* const* except,
-                      size_t except_count, const char* const* discard, size_t discard_count,
-                      uint32_t timeout_ms, char* error, size_t size);
+int amem_shim_request_2(int op, const char* const* tags, size_t count, const char* const* except,
+                        size_t except_count, const char* const* discard, size_t discard_count,
+                        int guests, uint32_t timeout_ms, char* error, size_t size);
 int amem_shim_set_policy(const char* tag, int policy, char* error, size_t size);
 int amem_shim_set_group(const char* group, char* error, size_t size);
 int amem_shim_group(char* name, size_t size);
 int amem_shim_region_begin(const char* tag, int policy, char* error, size_t size);
 int amem_shim_region_end(char* error, size_t size);
+int amem_shim_unbrokered_begin(char* error, size_t size);
+int amem_shim_unbrokered_end(char* error, size_t size);
 int amem_shim_stats(char* json, size_t size);
 int amem_shim_active(void);
 
@@ -72,13 +76,14 @@ int amem_shim_resume(const char* const* tags, size_t count, uint32_t timeout_ms,
   asked(tags, count, timeout_ms);
   return answer(error, size);
 }
-int amem_shim_request(int op, const char* const* tags, size_t count, const char* const* except,
-                      size_t except_count, const char* const* discard, size_t discard_count,
-                      uint32_t timeout_ms, char* error, size_t size) {
+int amem_shim_request_2(int op, const char* const* tags, size_t count, const char* const* except,
+                        size_t except_count, const char* const* discard, size_t discard_count,
+                        int guests, uint32_t timeout_ms, char* error, size_t size) {
   ++(op == 1 ? shim.pauses : shim.resumes);
   asked(tags, count, timeout_ms);
   shim.except = listed(except, except_count);
   shim.discard = listed(discard, discard_count);
+  shim.guests = guests;
   return answer(error, size);
 }
 int amem_shim_set_policy(const char* tag, int policy, char* error, size_t size) {
@@ -100,6 +105,14 @@ int amem_shim_region_begin(const char* tag, int policy, char* error, size_t size
 }
 int amem_shim_region_end(char* error, size_t size) {
   shim.regions.pop_back();
+  return answer(error, size);
+}
+int amem_shim_unbrokered_begin(char* error, size_t size) {
+  ++shim.unbrokered;
+  return answer(error, size);
+}
+int amem_shim_unbrokered_end(char* error, size_t size) {
+  --shim.unbrokered;
   return answer(error, size);
 }
 int amem_shim_stats(char* json, size_t size) {
@@ -170,6 +183,11 @@ TEST_F(Rank, WhatIsExceptedAndDiscardedIsPassedOn) {
   EXPECT_EQ(shim.tags, Tags());
   EXPECT_EQ(shim.except, Tags{"weights"});
   EXPECT_EQ(shim.discard, (Tags{"a", "b"}));
+  EXPECT_EQ(shim.guests, 0);
+  amem::Selection refusing;
+  refusing.guests = AMEM_GUESTS_REFUSE;
+  amem::pause(refusing);
+  EXPECT_EQ(shim.guests, 2);
   const int resumes = shim.resumes;
   EXPECT_EQ(amem_resume_selected(nullptr, 7, nullptr), AMEM_OK) << "everything";
   EXPECT_EQ(shim.resumes, resumes + 1);
@@ -189,6 +207,16 @@ TEST_F(Rank, Regions) {
   EXPECT_EQ(amem_region_begin(nullptr, AMEM_POLICY_KEEP, &error), AMEM_ERROR_INVALID_ARGUMENT);
   shim.code = AMEM_ERROR_FAILED_PRECONDITION;
   EXPECT_THROW(Region("nested"), Error);
+}
+
+TEST_F(Rank, UnbrokeredForAWhile) {
+  {
+    const Unbrokered stays;
+    EXPECT_EQ(shim.unbrokered, 1);
+  }
+  EXPECT_EQ(shim.unbrokered, 0);
+  shim.code = AMEM_ERROR_FAILED_PRECONDITION;
+  EXPECT_THROW(Unbrokered(), Error);
 }
 
 TEST_F(Rank, StatsOfAnyLength) {

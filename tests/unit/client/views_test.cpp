@@ -162,13 +162,17 @@ std::vector<v1::AllocationInfo> make_allocations() {
   list[0].add_peers(4);
   list[1].set_resident(true);
   list[1].set_pinned(true);
+  for (const auto& [rank, reason] : {std::pair{3U, "NIC"}, std::pair{4U, "dma-buf"}}) {
+    list[1].add_pinners()->set_rank(rank);
+    list[1].mutable_pinners()->rbegin()->set_reason(reason);
+  }
   return list;
 }
 
 TEST(AllocationsView, WhereEachIs) {
   const std::string text = allocations_view(make_allocations(), kPlainStyle);
   EXPECT_THAT(text, HasSubstr(" 1  train  GPU-01234567  1.00 GiB  nccl  keep    device"));
-  EXPECT_THAT(text, HasSubstr("device, pinned"));
+  EXPECT_THAT(text, HasSubstr("device, pinned (NIC of 3, dma-buf of 4)"));
   EXPECT_THAT(text, HasSubstr("released"));
   EXPECT_THAT(text, HasSubstr("2,4\n"));
 }
@@ -291,6 +295,44 @@ TEST(ResultLine, SaysWhatAPauseHasLeft) {
   EXPECT_EQ(result_line(progress, "paused", {}),
             "train: paused in 143 ms\n  still on the devices: 2.00 MiB pinned, known to a NIC, "
             "512 MiB not brokered (amemctl ranks train)\n");
+}
+
+v1::GuestUsage make_guest(const std::string& owner) {
+  v1::GuestUsage guest;
+  guest.set_owner(owner);
+  guest.set_guest("rollout");
+  guest.set_rank_id(9);
+  guest.set_rank(3);
+  guest.set_pid(77);
+  guest.set_tag("weights");
+  guest.set_allocation_count(2);
+  guest.set_bytes(2 << 20);
+  return guest;
+}
+
+TEST(ResultLine, SaysForWhomMemoryHasStayed) {
+  v1::Progress progress = make_done("train", 143'000);
+  progress.set_pinned_bytes(2 << 20);
+  *progress.add_guests() = make_guest("train");
+  EXPECT_EQ(result_line(progress, "paused", {}),
+            "train: paused in 143 ms\n  still on the devices: 2.00 MiB pinned, known to a NIC, "
+            "2.00 MiB open in group 'rollout' (rank 3, pid 77, tag weights)\n");
+}
+
+TEST(Views, GuestsAreShownOnce) {
+  v1::ListGroupsResponse groups;
+  *groups.add_groups() = make_group("train", v1::GROUP_STATE_PAUSED);
+  *groups.add_groups() = make_group("rollout", v1::GROUP_STATE_RUNNING);
+  EXPECT_THAT(groups_view(groups, kPlainStyle), Not(HasSubstr("HAS OPENED OF")));
+  *groups.mutable_groups(0)->add_guests() = make_guest("train");
+  *groups.mutable_groups(1)->add_opened() = make_guest("train");
+  *groups.mutable_groups(1)->add_opened() = make_guest("");
+  EXPECT_THAT(
+      groups_view(groups, kPlainStyle),
+      testing::EndsWith(
+          "\nGUEST    RANK  PID  HAS OPENED OF         TAG      ALLOCS      SIZE  GUEST IS\n"
+          "rollout     3   77  train                 weights       2  2.00 MiB  running\n"
+          "rollout     3   77  (freed by its group)  weights       2  2.00 MiB  running\n"));
 }
 
 TEST(Explain, ByPhaseByRankAndInTheRank) {

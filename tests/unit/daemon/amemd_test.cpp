@@ -2,16 +2,23 @@
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <thread>
 
@@ -30,7 +37,9 @@ using std::chrono::seconds;
 /// amemd as a child process; what it prints goes to a file.
 class Process {
  public:
-  Process(const std::string& output, std::vector<std::string> arguments) : output_(output) {
+  Process(
+      const std::string& output, std::vector<std::string> arguments, void (*prepare)() = [] {})
+      : output_(output) {
     arguments.insert(arguments.begin(), AMEMD);
     std::vector<char*> argv;
     for (std::string& a : arguments) argv.push_back(a.data());
@@ -40,6 +49,7 @@ class Process {
       const int fd = ::open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
       ::dup2(fd, 1);
       ::dup2(fd, 2);
+      prepare();
       ::execv(AMEMD, argv.data());
       ::_exit(127);
     }
@@ -285,6 +295,40 @@ TEST_F(AmemdTest, CheckConfig) {
       << bad->output();
   auto serving = run({"--config", dir + "/bad.toml", "--runtime-dir", run_dir});
   EXPECT_EQ(serving->wait(), 2) << "nor does it serve with it";
+}
+
+TEST_F(AmemdTest, ADeviceWithoutANodeKeepsItFromServingWhereNodesAreAskedFor) {
+  fs::create_directory(dir + "/dev");
+  auto amemd = serve({"--isolation-device-nodes", dir + "/dev"});
+  EXPECT_EQ(amemd->wait(), 1);
+  EXPECT_NE(amemd->output().find("isolation.device_nodes: device 0"), std::string::npos)
+      << amemd->output();
+  EXPECT_NE(amemd->output().find(dir + "/dev/nvidia0: No such file"), std::string::npos);
+}
+
+/// As of a kernel that has no such call.
+void refuse_pidfds() {
+  sock_filter rules[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{std::size(rules), rules};
+  ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+  if (::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) ::_exit(126);
+}
+
+TEST_F(AmemdTest, AKernelThatCannotTellWhenAProcessHasEndedIsNamed) {
+  const std::vector<std::string> arguments = {"--runtime-dir", run_dir, "--pool-size", "16MiB"};
+  {
+    Process amemd(dir + "/old.out", arguments, refuse_pidfds);
+    ASSERT_TRUE(amemd.says("this kernel has no pidfd")) << amemd.output();
+    EXPECT_TRUE(amemd.says("serves")) << amemd.output();
+  }
+  Process amemd(dir + "/new.out", arguments);
+  ASSERT_TRUE(amemd.says("serves")) << amemd.output();
+  EXPECT_EQ(amemd.output().find("pidfd"), std::string::npos);
 }
 
 TEST_F(AmemdTest, WithoutADriverItSaysSo) {

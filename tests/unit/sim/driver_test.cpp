@@ -5,9 +5,14 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 
+#include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <string>
 #include <thread>
 
@@ -232,6 +237,105 @@ TEST_F(SimDriver, AnotherProcessKeepsMemoryUntilItEnds) {
     child.Kill();
     EXPECT_EQ(Used(), 0U);
   }
+}
+
+const RegisterRole kCreate("create", [] {
+  ROLE_CHECK(cuInit(0) == CUDA_SUCCESS);
+  const CUmemGenericAllocationHandle handle = Create();
+  const CUdeviceptr base = Reserve(kUnit);
+  ROLE_CHECK(cuMemMap(base, kUnit, 0, handle, 0) == CUDA_SUCCESS);
+  ROLE_CHECK(Grant(base, kUnit) == CUDA_SUCCESS);
+  Bytes(base)[kUnit - 1] = 42;
+  const int fd = Export(handle);
+  sim_test::SendByte(kChildSocket, 'k', fd);
+  sim_test::ReceiveByte(kChildSocket);
+  return 0;
+});
+
+/// A program that knows nothing of the driver, and has this descriptor; what it has of it now.
+class Keeper {
+ public:
+  explicit Keeper(int fd) : pid_(fork()) {
+    if (pid_ == 0) {
+      dup2(fd, STDIN_FILENO);  // without close-on-exec
+      execl("/bin/sleep", "sleep", "600", nullptr);
+      _exit(127);
+    }
+    pidfd_ = amem::Fd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
+  }
+  ~Keeper() { Kill(); }
+  Keeper(const Keeper&) = delete;
+  Keeper& operator=(const Keeper&) = delete;
+
+  /// Whether it is that program by now, with none of this one's descriptors.
+  bool Runs() const {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (std::chrono::steady_clock::now() < until) {
+      const std::string maps = "/proc/" + std::to_string(pid_) + "/maps";
+      std::ifstream file(maps);
+      std::stringstream text;
+      text << file.rdbuf();
+      if (text.str().find("sleep") != std::string::npos)
+        return text.str().find("libcuda") == std::string::npos;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return false;
+  }
+  int TakeBack() const {
+    return static_cast<int>(syscall(SYS_pidfd_getfd, pidfd_.get(), STDIN_FILENO, 0));
+  }
+  void Kill() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+
+ private:
+  pid_t pid_;
+  amem::Fd pidfd_;
+};
+
+TEST_F(SimDriver, ADescriptorKeepsMemoryInAProgramThatNeverLoadedTheDriver) {
+  Child creator("create");
+  int fd = -1;
+  ASSERT_EQ(creator.Receive(&fd), 'k');
+  Keeper keeper(fd);
+  close(fd);
+  ASSERT_TRUE(keeper.Runs());
+  creator.Kill();
+  EXPECT_EQ(Used(), kUnit) << "its creator is dead, and nobody has it mapped";
+  const CUmemAllocationProp prop = Prop();
+  CUmemGenericAllocationHandle handle = 0;
+  EXPECT_EQ(cuMemCreate(&handle, kCapacity, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY);
+
+  fd = keeper.TakeBack();
+  ASSERT_GE(fd, 0) << strerror(errno);
+  keeper.Kill();
+  ASSERT_EQ(Import(&handle, fd), CUDA_SUCCESS);
+  close(fd);
+  const CUdeviceptr base = Reserve(kUnit);
+  ASSERT_EQ(cuMemMap(base, kUnit, 0, handle, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemRelease(handle), CUDA_SUCCESS);
+  EXPECT_EQ(Used(), kUnit) << "the mapping alone has it now";
+  ASSERT_EQ(Grant(base, kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(Bytes(base)[kUnit - 1], 42) << "the same bytes";
+  EXPECT_EQ(cuMemUnmap(base, kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAddressFree(base, kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(Used(), 0U);
+}
+
+TEST_F(SimDriver, MemoryGoesWithTheLastProgramThatHasItsDescriptor) {
+  Child creator("create");
+  int fd = -1;
+  ASSERT_EQ(creator.Receive(&fd), 'k');
+  Keeper keeper(fd);
+  close(fd);
+  ASSERT_TRUE(keeper.Runs());
+  creator.Kill();
+  EXPECT_EQ(Used(), kUnit);
+  keeper.Kill();
+  EXPECT_EQ(Used(), 0U);
 }
 
 const RegisterRole kFill("fill", [] {

@@ -29,9 +29,19 @@
   X(cuGraphLaunch, 10000)                          \
   X(cuGraphDestroy, 10000)                         \
   X(cuGraphExecDestroy, 10000)                     \
+  X(cuGraphCreate, 10000)                          \
+  X(cuGraphAddMemcpyNode, 10000)                   \
+  X(cuGraphAddMemsetNode, 10000)                   \
+  X(cuGraphAddChildGraphNode, 10000)               \
+  X(cuGraphAddNode, 12030)                         \
+  X(cuGraphMemcpyNodeSetParams, 10000)             \
+  X(cuGraphExecMemcpyNodeSetParams, 10020)         \
+  X(cuGraphExecUpdate, 12000)                      \
+  X(cuGraphNodeSetEnabled, 11060)                  \
   X(cuLaunchKernel, 4000)                          \
   X(cuLaunchKernelEx, 11060)                       \
   X(cuMemcpyDtoH, 3020)                            \
+  X(cuMemcpyDtoHAsync, 3020)                       \
   X(cuMemcpyHtoD, 3020)                            \
   X(cuMemGetInfo, 3020)                            \
   X(cuMemGetAddressRange, 3020)                    \

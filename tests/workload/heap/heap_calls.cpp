@@ -233,6 +233,18 @@ void EndRegion() {
   CheckShim(end(error, sizeof error), "region end", error);
 }
 
+void BeginUnbrokered() {
+  char error[256] = "";
+  const auto begin = Preloaded<int (*)(char*, std::size_t)>("amem_shim_unbrokered_begin");
+  CheckShim(begin(error, sizeof error), "unbrokered begin", error);
+}
+
+void EndUnbrokered() {
+  char error[256] = "";
+  const auto end = Preloaded<int (*)(char*, std::size_t)>("amem_shim_unbrokered_end");
+  CheckShim(end(error, sizeof error), "unbrokered end", error);
+}
+
 void ReportStats(Answer* answer) {
   const auto stats = Preloaded<int (*)(char*, std::size_t)>("amem_shim_stats");
   std::vector<char> json(static_cast<std::size_t>(stats(nullptr, 0)) + 1024);
@@ -246,6 +258,16 @@ void SetPolicy(const std::string& tag, int policy) {
   const auto call =
       Preloaded<int (*)(const char*, int, char*, std::size_t)>("amem_shim_set_policy");
   CheckShim(call(tag.c_str(), policy, error, sizeof error), "amem_shim_set_policy", error);
+}
+
+void CallSaver(const std::string& name, const std::string& tag) {
+  const int result =
+      Preloaded<int (*)(const char*)>(name.c_str())(tag.empty() ? nullptr : tag.c_str());
+  if (result != 0) throw Failure(name + " returned " + std::to_string(result));
+}
+
+void SetMemoryMargin(std::uint64_t bytes) {
+  Preloaded<int (*)(std::uint64_t)>("amem_shim_memory_margin")(bytes);
 }
 
 void CallShim(const std::string& name, const std::vector<std::string>& tags) {
@@ -267,10 +289,10 @@ void CallShim(const std::string& name, const std::vector<std::string>& tags) {
   }
   const auto call =
       Preloaded<int (*)(int, const char* const*, std::size_t, const char* const*, std::size_t,
-                        const char* const*, std::size_t, std::uint32_t, char*, std::size_t)>(
-          "amem_shim_request");
+                        const char* const*, std::size_t, int, std::uint32_t, char*, std::size_t)>(
+          "amem_shim_request_2");
   CheckShim(call(name == "amem_shim_pause" ? 1 : 2, chosen.data(), chosen.size(), except.data(),
-                 except.size(), discard.data(), discard.size(), 0, error, sizeof error),
+                 except.size(), discard.data(), discard.size(), 0, 0, error, sizeof error),
             name, error);
 }
 

@@ -39,9 +39,14 @@ void UseContext(int device, std::size_t bytes, Answer* answer);
 
 void BeginRegion(const std::string& tag, int policy);
 void EndRegion();
+void BeginUnbrokered();
+void EndUnbrokered();
 /// amem_shim_stats, as it came.
 void ReportStats(Answer* answer);
 void SetPolicy(const std::string& tag, int policy);
+/// tms_pause or tms_resume; no tag: all that is torch_memory_saver's.
+void CallSaver(const std::string& name, const std::string& tag);
+void SetMemoryMargin(std::uint64_t bytes);
 /// amem_shim_pause or amem_shim_resume. No tags: everything. "^tag" is excepted, "-tag" discarded.
 void CallShim(const std::string& name, const std::vector<std::string>& tags);
 

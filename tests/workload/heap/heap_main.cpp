@@ -15,6 +15,7 @@
 #include "tests/workload/base/cuda_table.h"
 #include "tests/workload/base/failure.h"
 #include "tests/workload/heap/heap_calls.h"
+#include "tests/workload/heap/heap_graphs.h"
 #include "tests/workload/heap/heap_memory.h"
 #include "tests/workload/nccl/nccl_calls.h"
 
@@ -69,6 +70,7 @@ class Background {
 
 struct Program {
   HeapMemory memory;
+  HeapGraph graph{memory};
   Background background;
   std::map<std::uint64_t, CUdeviceptr> of_nccl;
 };
@@ -151,11 +153,20 @@ const std::map<std::string, Command> kCommands = {
        if (WordAt(w, 1) == "drop") return DropCapture();
        AllocateInCapture(NumberAt(w, 2, 1000), a);
      }},
+    {"graph",
+     [](Program& p, const Words& w, Answer*) { p.graph.Do(WordAt(w, 1), NumberAt(w, 2, 0)); }},
     {"unbrokered",
      [](Program& p, const Words& w, Answer*) {
+       if (WordAt(w, 1) == "begin") return BeginUnbrokered();
+       if (WordAt(w, 1) == "end") return EndUnbrokered();
        p.memory.Bind(0);
        if (WordAt(w, 1) == "free") return FreeUnbrokered();
        AllocateUnbrokered(WordAt(w, 1), NumberAt(w, 2, 1U << 20U));
+     }},
+    {"saver",
+     [](Program&, const Words& w, Answer*) {
+       if (WordAt(w, 1) == "margin") return SetMemoryMargin(NumberAt(w, 2, 0));
+       CallSaver("tms_" + WordAt(w, 1), WordAt(w, 2));
      }},
     {"nccl",
      [](Program& p, const Words& w, Answer*) {
@@ -163,6 +174,10 @@ const std::map<std::string, Command> kCommands = {
        p.memory.Bind(DeviceAt(w));
        Handle handle = 0;
        p.of_nccl.emplace(p.of_nccl.size(), calls.Alloc(NumberAt(w, 2, 2U << 20U), false, &handle));
+     }},
+    {"nccl_block",
+     [](Program& p, const Words& w, Answer* a) {
+       a->Number("id", p.memory.Allocate(DeviceAt(w), NumberAt(w, 2, 1), NumberAt(w, 3, 1), true));
      }},
     {"background",
      [](Program& p, const Words& w, Answer* a) {

@@ -6,6 +6,7 @@
 #include "tests/workload/base/cuda_table.h"
 #include "tests/workload/base/failure.h"
 #include "tests/workload/base/pattern.h"
+#include "tests/workload/nccl/nccl_calls.h"
 
 namespace amem::workload {
 namespace {
@@ -104,14 +105,17 @@ void HeapMemory::ExpectZero(const std::string& tag) {
 
 // ---- blocks ----
 
-std::uint64_t HeapMemory::Allocate(int device, std::size_t bytes, std::uint64_t count) {
+std::uint64_t HeapMemory::Allocate(int device, std::size_t bytes, std::uint64_t count,
+                                   bool by_nccl) {
   Bind(device);
   std::uint64_t first = next_id_;
   for (std::uint64_t i = 0; i < count; ++i) {
     Piece piece;
     piece.device = device;
     piece.bytes = bytes;
-    Check(Cuda().cuMemAlloc(&piece.address, bytes), "cuMemAlloc");
+    Check(by_nccl ? NcclCalls::AllocBlock(&piece.address, bytes)
+                  : Cuda().cuMemAlloc(&piece.address, bytes),
+          "cuMemAlloc");
     if (piece.address % 512 != 0) throw Failure("cuMemAlloc gave an address that is not aligned");
     Add(std::move(piece));
   }

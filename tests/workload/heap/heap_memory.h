@@ -27,8 +27,8 @@ class HeapMemory {
   /// Makes the device's primary context current in this thread.
   void Bind(int device) const;
 
-  /// Blocks of cuMemAlloc, filled. The number of the first.
-  std::uint64_t Allocate(int device, std::size_t bytes, std::uint64_t count);
+  /// Blocks of cuMemAlloc, which the program or its NCCL calls, filled. The number of the first.
+  std::uint64_t Allocate(int device, std::size_t bytes, std::uint64_t count, bool by_nccl = false);
   std::uint64_t AllocatePitched(int device, std::size_t width, std::size_t height);
   void Free(std::uint64_t id);
   /// Allocates and frees blocks of all sizes, `rounds` times, checking what it frees.

@@ -30,6 +30,11 @@ CUresult NcclCalls::Create(std::size_t bytes, const CreateArguments& arguments, 
   return result;
 }
 
+CUresult NcclCalls::AllocBlock(CUdeviceptr* address, std::size_t bytes) {
+  const CUresult result = Cuda().cuMemAlloc(address, bytes);
+  return result;
+}
+
 CUdeviceptr NcclCalls::Reserve(std::size_t bytes, std::size_t alignment) {
   CUdeviceptr address = 0;
   Check(Cuda().cuMemAddressReserve(&address, bytes, alignment, 0, 0), "cuMemAddressReserve");

@@ -33,6 +33,8 @@ class WORKLOAD_EXPORT NcclCalls {
 
   /// Returns the driver's answer: NCCL tries handle types that are refused.
   static CUresult Create(std::size_t bytes, const CreateArguments& arguments, Handle* handle);
+  /// What NCCL does instead with NCCL_CUMEM_ENABLE=0.
+  static CUresult AllocBlock(CUdeviceptr* address, std::size_t bytes);
   static CUdeviceptr Reserve(std::size_t bytes, std::size_t alignment);
   static void FreeAddress(CUdeviceptr address, std::size_t bytes);
   static void Map(CUdeviceptr address, std::size_t bytes, std::size_t offset, Handle handle);

@@ -306,6 +306,35 @@ TEST_F(BrokerTest, PinnedMemoryStaysWhereItIs) {
   EXPECT_TRUE(a.holds(of_b, 0xbb));
 }
 
+TEST_F(BrokerTest, UnpinnedMemoryLeavesAgain) {
+  two_sharing();
+  b.pin(of_a);
+  settle();
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(used(0), 4 * kMiB);
+  ASSERT_TRUE(resume().ok());
+  b.unpin(of_a);
+  settle();
+  EXPECT_EQ(group().pinned_bytes(), 0U);
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(used(0), 0U);
+  ASSERT_TRUE(resume().ok());
+  expect_intact();
+}
+
+TEST_F(BrokerTest, APauseThatHasFoundMemoryPinnedKeepsItSo) {
+  two_sharing();
+  b.pin(of_a);
+  settle();
+  ASSERT_TRUE(pause().ok());
+  b.unpin(of_a);  // no shim does
+  b.memory.at(of_a).pinned = true;
+  settle();
+  EXPECT_EQ(group().pinned_bytes(), 4 * kMiB);
+  ASSERT_TRUE(resume().ok());
+  expect_intact();
+}
+
 TEST_F(BrokerTest, LostDataIsToldFromOtherFailures) {
   two_sharing();
   ASSERT_TRUE(pause().ok());

@@ -223,10 +223,10 @@ TEST_F(SwapTest, ASecondGroupThatCannotFitLeavesBothPausedWithAllNumbers) {
   const std::uint64_t large = c.create(gpu(0), 60 * kMiB);
   const Status failed = swap("train", "rollout");
   EXPECT_EQ(failed.code(), Code::kResourceExhausted);
-  EXPECT_NE(
-      failed.text().find(
-          "has 52 MiB free, 106 MiB needed (16 MiB more are free once the other group has left)"),
-      std::string::npos)
+  EXPECT_NE(failed.text().find(
+                "has 52 MiB free, 106 MiB needed (16 MiB more are free once what is to go out has "
+                "left)"),
+            std::string::npos)
       << failed.text();
   expect_states(kPaused, kPaused);
   c.free(large);

@@ -97,6 +97,25 @@ TEST_F(BrokerTagsTest, AFailedResumeTakesNothingElseAway) {
   EXPECT_TRUE(b.holds(weights, 0x11));
 }
 
+// The Save that it has not answered is of a later pause, which was called off.
+TEST_F(BrokerTagsTest, ARankThatDiesWhileATagComesBackTakesNothingWithItThatWasSaved) {
+  two_with_tags();
+  ASSERT_TRUE(pause_tags({"weights"}).ok());
+  for (const int what : {amem_v1_SessionMessage_save_tag, amem_v1_SessionMessage_open_tag,
+                         amem_v1_SessionMessage_map_tag, amem_v1_SessionMessage_load_tag})
+    a.moods[static_cast<pb_size_t>(what)] = Mood::kLate;
+  b.moods[amem_v1_SessionMessage_save_tag] = Mood::kFailing;
+  EXPECT_EQ(pause().code(), Code::kAborted);
+  b.moods.clear();
+  auto resumed = begin({Operation::kResume, {{"weights"}}});
+  ASSERT_TRUE(eventually([&] { return group().phase() == "map+load"; }));
+  a.die();
+  EXPECT_EQ(complete(resumed).code(), Code::kAborted) << "its peer has not loaded them";
+  EXPECT_EQ(tag("weights").saved_bytes(), 8 * kMiB);
+  ASSERT_TRUE(resume_tags({"weights"}).ok());
+  EXPECT_TRUE(b.holds(weights, 0x11));
+}
+
 TEST_F(BrokerTagsTest, PinnedMemoryOfATagStaysAndIsSharedAgain) {
   two_with_tags();
   a.pin(weights);
@@ -107,6 +126,20 @@ TEST_F(BrokerTagsTest, PinnedMemoryOfATagStaysAndIsSharedAgain) {
   ASSERT_TRUE(resume_tags({"kv_cache"}).ok());
   EXPECT_FALSE(b.memory[weights].fd);
   ASSERT_TRUE(resume_tags({"weights"}).ok());
+  EXPECT_TRUE(b.holds(weights, 0x11));
+}
+
+TEST_F(BrokerTagsTest, MemoryThatIsUnpinnedWhileItsTagIsPausedKeepsItsBytes) {
+  two_with_tags();
+  a.pin(weights);
+  settle();
+  ASSERT_TRUE(pause_tags({"weights", "kv_cache"}).ok());
+  a.unpin(weights);
+  settle();
+  ASSERT_TRUE(pause().ok());
+  EXPECT_FALSE(a.memory[weights].fd) << "a pause of everything takes it from its rank";
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(weights, 0x11));
   EXPECT_TRUE(b.holds(weights, 0x11));
 }
 
@@ -295,6 +328,9 @@ TEST_F(BrokerTagsTest, WhatCannotBeMeantIsRefusedAndChangesNothing) {
           "it is paused, and its bytes have been kept");
   ASSERT_TRUE(resume_tags({"weights"}).ok());
   EXPECT_TRUE(b.holds(weights, 0x11));
+  EXPECT_TRUE(complete(begin({Operation::kPause, {{"heap", "nccl"}, true}})).ok())
+      << "NCCL's and the heap's may be excepted without being there";
+  EXPECT_TRUE(complete(begin({Operation::kResume, {{"heap", "nccl"}, true}})).ok());
   expect_intact();
 }
 
@@ -379,7 +415,7 @@ TEST_F(BrokerTagsTest, UnbrokeredMemoryIsReported) {
   u.kinds[0].count = 1;
   a.send(message);
   ASSERT_TRUE(eventually([&] { return group().unbrokered_bytes() == 32 * kMiB; }));
-  const auto infos = on_loop([&] { return broker->ranks(""); });
+  const auto infos = on_loop([&] { return broker->ranks(Caller{}, ""); });
   ASSERT_EQ(infos.value()[0].unbrokered_size(), 1);
   EXPECT_EQ(infos.value()[0].unbrokered(0).kind(), "pool");
   EXPECT_EQ(infos.value()[0].unbrokered(0).uuid(), to_string(gpu(1)));

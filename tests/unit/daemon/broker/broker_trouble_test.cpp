@@ -167,7 +167,7 @@ TEST_F(BrokerTest, WatchersAreTold) {
     std::string text;
   };
   auto sink = std::make_shared<Sink>();
-  on_loop([&] { broker->events().subscribe("train", sink); });
+  on_loop([&] { broker->events().subscribe(Caller{}, "train", sink); });
   join(c, "other");
   join(a, "train");
   ASSERT_TRUE(pause("train").ok());

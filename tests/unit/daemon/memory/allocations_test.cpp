@@ -107,13 +107,30 @@ TEST_F(AllocationsTest, FreeOfWhatIsNotHeldIsAnError) {
 TEST_F(AllocationsTest, PinsGoWithTheirRank) {
   Allocation& a = make(1, 10);
   ASSERT_TRUE(table.redeem(a.id, token(1), kTrain, 2).ok());
-  EXPECT_EQ(table.pin(a.id, 3).code(), Code::kNotFound);
-  ASSERT_TRUE(table.pin(a.id, 2).ok());
-  ASSERT_TRUE(table.pin(a.id, 2).ok());
+  EXPECT_EQ(table.pin(a.id, {3}).code(), Code::kNotFound);
+  ASSERT_TRUE(table.pin(a.id, {2}).ok());
+  ASSERT_TRUE(table.pin(a.id, {2}).ok());
   EXPECT_TRUE(a.pinned());
   EXPECT_TRUE(a.pinned_by(2));
   EXPECT_FALSE(a.pinned_by(1));
   table.drop_rank(2);
+  EXPECT_FALSE(a.pinned());
+}
+
+TEST_F(AllocationsTest, EachReasonToPinGoesByItself) {
+  Allocation& a = make(1, 10);
+  ASSERT_TRUE(table.redeem(a.id, token(1), kTrain, 2).ok());
+  ASSERT_TRUE(table.pin(a.id, {1, PinReason::kNic}).ok());
+  ASSERT_TRUE(table.pin(a.id, {1, PinReason::kDmaBuf}).ok());
+  ASSERT_TRUE(table.pin(a.id, {2, PinReason::kNic}).ok());
+  EXPECT_EQ(table.unpin(a.id, {2, PinReason::kDmaBuf}).code(), Code::kNotFound);
+  EXPECT_EQ(table.unpin(a.id, {3, PinReason::kNic}).code(), Code::kNotFound);
+  ASSERT_TRUE(table.unpin(a.id, {1, PinReason::kNic}).ok());
+  EXPECT_TRUE(a.pinned_by(1)) << "a dma-buf of it is still there";
+  EXPECT_TRUE(a.pinned_by(2)) << "another rank's NIC";
+  ASSERT_TRUE(table.unpin(a.id, {2, PinReason::kNic}).ok());
+  EXPECT_FALSE(a.pinned_by(2));
+  ASSERT_TRUE(table.unpin(a.id, {1, PinReason::kDmaBuf}).ok());
   EXPECT_FALSE(a.pinned());
 }
 
@@ -136,7 +153,7 @@ TEST_F(AllocationsTest, Accounting) {
   Allocation& dropped = make(2, 40);
   dropped.fd.reset();
   Allocation& pinned = make(2, 80);
-  ASSERT_TRUE(table.pin(pinned.id, 2).ok());
+  ASSERT_TRUE(table.pin(pinned.id, {2}).ok());
   make(3, 160, kRollout);
   const Usage usage = table.usage([](const Allocation& a) { return a.group == kTrain; });
   EXPECT_EQ(usage.count, 4U);
@@ -157,7 +174,7 @@ TEST_F(AllocationsTest, WhatComesBackIsRedeemedOnceItIsLoaded) {
 TEST_F(AllocationsTest, WhatStayedAwayDoesNotLeaveAgain) {
   Allocation& a = make(1, 4096);
   EXPECT_TRUE(a.can_leave());
-  ASSERT_TRUE(table.pin(a.id, 1).ok());
+  ASSERT_TRUE(table.pin(a.id, {1}).ok());
   EXPECT_FALSE(a.can_leave());
   a.away = a.stayed = true;
   a.pinners.clear();  // who pinned it has gone
@@ -184,6 +201,24 @@ TEST_F(AllocationsTest, WhatAPartDoesNotNeedIsLeft) {
   EXPECT_TRUE(parts[1].sparse);
 }
 
+TEST_F(AllocationsTest, APartWithAShortPlaceFitsOnceItIsSparse) {
+  constexpr std::uint64_t kChunk = 64;
+  Allocation& a = make(1, 1000);
+  EXPECT_TRUE(a.fits());
+  a.saved = {{0, 0, 128}, {1, 0, 256}};
+  a.stored = {{800, 128, false, 0}, {200, 200, false, 0}};
+  EXPECT_EQ(a.saved_bytes(), 328U);
+  EXPECT_FALSE(a.fits());
+  Extents left;
+  EXPECT_FALSE(a.store({0, 800, false, 5}, kChunk, left)) << "there is no room for that";
+  EXPECT_FALSE(a.store({0, 129, true, 0}, kChunk, left)) << "nor for that";
+  ASSERT_TRUE(a.store({0, 60, true, 0}, kChunk, left));
+  EXPECT_EQ(left, (Extents{{0, 64, 64}})) << "it has become less";
+  EXPECT_TRUE(a.fits());
+  ASSERT_TRUE(a.store({800, 200, false, 7}, kChunk, left));
+  EXPECT_EQ(a.saved_bytes(), 260U);
+}
+
 TEST_F(AllocationsTest, PartsThatCannotBe) {
   Allocation& a = make(1, 1000);
   a.saved = {{0, 0, 512}, {1, 0, 512}};
@@ -196,6 +231,95 @@ TEST_F(AllocationsTest, PartsThatCannotBe) {
   ASSERT_TRUE(a.store({0, 64, true, 0}, 64, left));
   EXPECT_FALSE(a.store({0, 64, true, 0}, 64, left)) << "told before";
   EXPECT_EQ(left.size(), 1U);
+}
+
+// ---- guests -------------------------------------------------------------------------------------
+
+TEST_F(AllocationsTest, AGuestKeepsItOnItsDeviceUntilItCloses) {
+  Allocation& a = make(1, 10);
+  ASSERT_TRUE(table.open(a.id, token(1), {7, kRollout}).ok());
+  ASSERT_TRUE(table.open(a.id, token(1), {7, kRollout}).ok()) << "once more is no second guest";
+  EXPECT_EQ(a.guests, (std::vector<Guest>{{7, kRollout, false}}));
+  EXPECT_EQ(a.holders, (std::vector<RankId>{1})) << "a guest holds nothing";
+  EXPECT_FALSE(a.can_leave());
+  EXPECT_TRUE(a.may_leave());
+  EXPECT_EQ(table.usage(kRollout, [](const Allocation&) { return true; }).allocated, 0U);
+  EXPECT_EQ(table.opened_by(7), (std::vector<Allocation*>{&a}));
+  table.set_away(7, true);
+  EXPECT_TRUE(a.guests.front().away);
+  EXPECT_FALSE(a.can_leave()) << "a guest that is paused keeps it, too";
+  const auto freed = table.free(a.id, 7);
+  ASSERT_TRUE(freed.ok());
+  EXPECT_FALSE(freed.value().has_value());
+  EXPECT_TRUE(a.can_leave());
+  EXPECT_TRUE(table.opened_by(7).empty());
+  EXPECT_EQ(table.free(a.id, 7).status().code(), Code::kNotFound);
+}
+
+TEST_F(AllocationsTest, ATicketOfAGuestIsChecked) {
+  Allocation& a = make(1, 10);
+  EXPECT_EQ(table.open(a.id, token(9), {7, kRollout}).status().code(), Code::kPermissionDenied);
+  EXPECT_EQ(table.open(a.id + 1, token(1), {7, kRollout}).status().code(), Code::kNotFound);
+  a.away = true;
+  EXPECT_EQ(table.open(a.id, token(1), {7, kRollout}).status().code(), Code::kFailedPrecondition)
+      << "it is coming back without its bytes";
+  EXPECT_TRUE(table.open(a.id, token(1), {7, kRollout}, true).ok());
+  a.stayed = true;
+  EXPECT_TRUE(table.open(a.id, token(1), {8, kRollout}).ok()) << "its bytes are in place";
+  a.fd.reset();
+  EXPECT_EQ(table.open(a.id, token(1), {9, kRollout}).status().code(), Code::kFailedPrecondition);
+  EXPECT_EQ(a.guests.size(), 2U);
+}
+
+TEST_F(AllocationsTest, WhatItsGroupHasFreedIsNobodysUntilTheLastGuestCloses) {
+  const AllocationId id = make(1, 10).id;
+  const Allocation* a = table.find(id);
+  make(1, 10);
+  ASSERT_TRUE(table.redeem(id, token(1), kTrain, 2).ok());
+  ASSERT_TRUE(table.open(id, token(1), {7, kRollout}).ok());
+  ASSERT_TRUE(table.open(id, token(1), {8, kRollout}).ok());
+  const int fd = a->fd->get();
+  ASSERT_TRUE(table.free(id, 1).ok());
+  EXPECT_EQ(a->group, kTrain) << "the other holder has it";
+  EXPECT_TRUE(table.drop_rank(2).empty());
+  EXPECT_EQ(table.find(id), a) << "references stay valid";
+  EXPECT_EQ(a->group, kNoGroup);
+  EXPECT_EQ(table.of_group(kTrain).size(), 1U);
+  EXPECT_EQ(table.redeem(id, token(1), kTrain, 3).status().code(), Code::kPermissionDenied);
+  EXPECT_EQ(table.open(id, token(1), {9, kRollout}).status().code(), Code::kNotFound)
+      << "to newcomers it is freed";
+  EXPECT_TRUE(table.open(id, token(1), {8, kRollout}).ok()) << "not to who has it open";
+  auto freed = table.free(id, 8);
+  ASSERT_TRUE(freed.ok());
+  EXPECT_FALSE(freed.value().has_value());
+  EXPECT_GE(::fcntl(fd, F_GETFD), 0);
+  EXPECT_EQ(table.drop_rank(7).size(), 1U) << "the last one; it closes as it goes";
+  EXPECT_LT(::fcntl(fd, F_GETFD), 0);
+  EXPECT_EQ(table.find(id), nullptr);
+  EXPECT_EQ(table.size(), 1U);
+}
+
+TEST_F(AllocationsTest, ARankThatEndsLetsGoOfAllThatItHasOpened) {
+  Allocation& a = make(1, 10);
+  Allocation& b = make(2, 10, kTrain);
+  for (const Allocation* each : {&a, &b})
+    ASSERT_TRUE(table.open(each->id, each->token, {7, kRollout}).ok());
+  make(7, 10, kRollout);
+  EXPECT_EQ(table.drop_rank(7).size(), 1U) << "its own";
+  EXPECT_FALSE(a.opened() || b.opened());
+  EXPECT_EQ(table.size(), 2U);
+}
+
+TEST_F(AllocationsTest, TheLastRankOfAGroupEndsWhileOthersHaveItsMemoryOpen) {
+  Allocation& a = make(1, 10);
+  make(1, 20);
+  ASSERT_TRUE(table.open(a.id, token(1), {7, kRollout}).ok());
+  EXPECT_EQ(table.drop_rank(1).size(), 1U) << "what nobody has open";
+  EXPECT_TRUE(table.of_group(kTrain).empty());
+  EXPECT_EQ(a.group, kNoGroup);
+  EXPECT_EQ(table.opened_by(7).size(), 1U);
+  EXPECT_EQ(table.drop_rank(7).size(), 1U);
+  EXPECT_EQ(table.size(), 0U);
 }
 
 }  // namespace

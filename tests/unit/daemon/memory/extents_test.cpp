@@ -139,6 +139,26 @@ TEST(Extents, RequestsOfOneBatchHaveTheirOwnOrders) {
   EXPECT_EQ(pool.available(), 0U);
 }
 
+TEST(Extents, ARunIsFoundAndItsBeginningTaken) {
+  ExtentAllocator pool(kChunk);
+  pool.add_segment(8 * kChunk);
+  pool.add_segment(2 * kChunk);
+  take_one(pool, 8 * kChunk);
+  const SegmentOrder order = {0, 1};
+  EXPECT_EQ(pool.find_run(order, kChunk), (Extent{1, 0, 2 * kChunk})) << "the first is full";
+  ASSERT_TRUE(pool.give_back({{0, 0, kChunk}, {0, 2 * kChunk, 3 * kChunk}}).ok());
+  EXPECT_EQ(pool.find_run(order, 2 * kChunk), (Extent{0, 2 * kChunk, 3 * kChunk}));
+  EXPECT_EQ(pool.find_run(order, 5 * kChunk), (Extent{0, 2 * kChunk, 3 * kChunk})) << "the longest";
+  pool.take_run({0, 2 * kChunk, 2 * kChunk});
+  EXPECT_EQ(pool.available(), 4 * kChunk);
+  EXPECT_EQ(pool.find_run(order, 5 * kChunk), (Extent{0, 0, kChunk}));
+  pool.take_run({0, 0, kChunk});
+  pool.take_run({0, 4 * kChunk, kChunk});
+  pool.take_run({1, 0, 2 * kChunk});
+  EXPECT_EQ(pool.find_run(order, kChunk), std::nullopt);
+  ASSERT_TRUE(pool.give_back({{0, 0, 8 * kChunk}, {1, 0, 2 * kChunk}}).ok());
+}
+
 TEST(Extents, RandomUseNeverHandsOutAChunkTwice) {
   ExtentAllocator pool(kChunk);
   std::mt19937 random(1);

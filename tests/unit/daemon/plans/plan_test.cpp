@@ -6,14 +6,14 @@
 namespace amem {
 namespace {
 
-constexpr GroupId kGroup = 1;
+constexpr GroupId kOwnGroup = 1;
 
 class PlanTest : public ::testing::Test {
  protected:
   Allocation& make(std::vector<RankId> holders, std::uint64_t size,
                    const std::string& tag = "nccl") {
     Allocation a;
-    a.group = kGroup;
+    a.group = kOwnGroup;
     a.size = size;
     a.tag = tag;
     a.holders = std::move(holders);
@@ -25,7 +25,7 @@ class PlanTest : public ::testing::Test {
   /// What the resume of everything loads, as if in one slice.
   Plan load() {
     std::vector<const Allocation*> slice;
-    for (const Creation::Item& item : to_bring_back(table, kGroup, {}))
+    for (const Creation::Item& item : to_bring_back(table, kOwnGroup, {}))
       slice.push_back(table.find(item.id));
     return plan_load(slice);
   }
@@ -47,17 +47,17 @@ TEST_F(PlanTest, WhatIsPinnedDiscardedOrAwayIsNotSaved) {
   };
   const Allocation& kept = here();
   here("kv_cache");
-  here().pinners = {1};
+  here().pinners = {{1}};
   here().fd.reset();
   Allocation other;
-  other.group = kGroup + 1;
+  other.group = kOwnGroup + 1;
   other.size = 100;
   other.holders = {1};
   other.fd = std::make_shared<const Fd>(::memfd_create("plan_test", MFD_CLOEXEC));
   table.add(std::move(other));
   here().away = true;
   const auto found =
-      to_save(table, kGroup, {}, [](const Allocation& a) { return a.tag != "kv_cache"; });
+      to_save(table, kOwnGroup, {}, [](const Allocation& a) { return a.tag != "kv_cache"; });
   ASSERT_EQ(found.size(), 1U);
   EXPECT_EQ(found.front(), &kept);
 }
@@ -66,11 +66,22 @@ TEST_F(PlanTest, KeepersSaveAndTheLastExtentIsCutToSize) {
   Allocation& a = make({2, 1}, 250);
   a.saved = {{0, 0, 100}, {3, 500, 200}};
   make({1}, 50);  // nothing to save
-  const Plan plan = plan_save(table, kGroup, [](const Allocation&) { return SaveForm::kSparse; });
+  const Plan plan =
+      plan_save(table, kOwnGroup, [](const Allocation&) { return SaveForm::kSparse; });
   ASSERT_EQ(plan.size(), 1U);
   EXPECT_EQ(plan.at(2).copies,
             (std::vector<CopyRange>{{a.id, 0, 100, 0, 0, SaveForm::kSparse},
                                     {a.id, 100, 150, 3, 500, SaveForm::kSparse}}));
+}
+
+TEST_F(PlanTest, WhatHasAShortPlaceIsSavedSparsely) {
+  Allocation& a = make({1}, 1000);
+  a.saved = {{0, 64, 128}, {2, 0, 256}};
+  a.stored = {{800, 128, false, 0}, {200, 200, false, 0}};
+  const Plan plan = plan_save(table, kOwnGroup, [](const Allocation&) { return SaveForm::kAuto; });
+  EXPECT_EQ(plan.at(1).copies,
+            (std::vector<CopyRange>{{a.id, 0, 800, 0, 64, SaveForm::kSparse, 128},
+                                    {a.id, 800, 200, 2, 0, SaveForm::kAuto}}));
 }
 
 TEST_F(PlanTest, OnlyWhatIsAwayIsBroughtBack) {
@@ -79,12 +90,12 @@ TEST_F(PlanTest, OnlyWhatIsAwayIsBroughtBack) {
   make({1}, 100).away = false;
   make({1}, 100, "kv_cache");
   Allocation other;
-  other.group = kGroup + 1;
+  other.group = kOwnGroup + 1;
   other.holders = {1};
   other.away = true;
   table.add(std::move(other));
-  EXPECT_EQ(to_bring_back(table, kGroup, {}).size(), 3U);
-  const auto nccl = to_bring_back(table, kGroup, {{"nccl"}});
+  EXPECT_EQ(to_bring_back(table, kOwnGroup, {}).size(), 3U);
+  const auto nccl = to_bring_back(table, kOwnGroup, {{"nccl"}});
   ASSERT_EQ(nccl.size(), 2U) << "on its device or not";
   EXPECT_EQ(nccl[0], (Creation::Item{gone.id, 1, {}, 100, 0})) << "it never left";
   EXPECT_EQ(nccl[1].needed, 100U);
@@ -117,7 +128,7 @@ TEST_F(PlanTest, PeersMapWhatTheirKeeperLoaded) {
   Allocation& shared = make({1, 2, 3}, 100);
   make({2}, 100);
   const Loaders who = loaders(load());
-  const Plan plan = plan_peers(table, kGroup, {}, who);
+  const Plan plan = plan_peers(table, kOwnGroup, {}, who);
   ASSERT_EQ(plan.size(), 2U);
   EXPECT_EQ(plan.at(2).maps, (std::vector<const Allocation*>{&shared}));
   EXPECT_EQ(plan.at(3).maps, (std::vector<const Allocation*>{&shared}));
@@ -126,11 +137,11 @@ TEST_F(PlanTest, PeersMapWhatTheirKeeperLoaded) {
 TEST_F(PlanTest, ASuccessorThatDidNotLoadIsStillAPeer) {
   Allocation& shared = make({1, 2, 3}, 100);
   const Loaders who = loaders(load());
-  EXPECT_TRUE(loads_for_others(table, kGroup, who, 1));
-  EXPECT_FALSE(loads_for_others(table, kGroup, who, 2));
+  EXPECT_TRUE(loads_for_others(table, kOwnGroup, who, 1));
+  EXPECT_FALSE(loads_for_others(table, kOwnGroup, who, 2));
   table.drop_rank(1);
   EXPECT_EQ(shared.keeper(), 2U);
-  EXPECT_EQ(plan_peers(table, kGroup, {}, who).size(), 2U);
+  EXPECT_EQ(plan_peers(table, kOwnGroup, {}, who).size(), 2U);
 }
 
 TEST_F(PlanTest, MemoryThatStayedIsNotClearedWhenItsPinnerHasGone) {
@@ -142,14 +153,14 @@ TEST_F(PlanTest, MemoryThatStayedIsNotClearedWhenItsPinnerHasGone) {
 
 TEST_F(PlanTest, OnlyItsPinnerStillHasPinnedMemoryMapped) {
   Allocation& by_keeper = make({1, 2}, 100);
-  by_keeper.pinners = {1};
+  by_keeper.pinners = {{1}};
   Allocation& by_peer = make({1, 2}, 100);
-  by_peer.pinners = {2};
+  by_peer.pinners = {{2}};
   by_keeper.stayed = by_peer.stayed = true;
   const Plan keepers = load();
   EXPECT_EQ(keepers.at(1).maps, (std::vector<const Allocation*>{&by_peer}));
   EXPECT_TRUE(keepers.at(1).copies.empty()) << "its bytes never left";
-  const Plan peers = plan_peers(table, kGroup, {}, loaders(keepers));
+  const Plan peers = plan_peers(table, kOwnGroup, {}, loaders(keepers));
   ASSERT_EQ(peers.size(), 1U);
   EXPECT_EQ(peers.at(2).maps, (std::vector<const Allocation*>{&by_keeper}));
 }

@@ -22,7 +22,7 @@ class SessionServerTest : public ::testing::Test, protected SessionHandler {
     ASSERT_NE(::mkdtemp(dir.data()), nullptr);
     path = dir + "/session.sock";
     ASSERT_TRUE(loop.open().ok());
-    const Status listening = server.listen(path, 0600);
+    const Status listening = server.listen({path, 0600, {}});
     ASSERT_TRUE(listening.ok()) << listening.text();
   }
   void TearDown() override {
@@ -76,7 +76,8 @@ class SessionServerTest : public ::testing::Test, protected SessionHandler {
 
   std::string dir, path;
   EventLoop loop;
-  SessionServer server{loop, *this};
+  Accounts accounts{loop, Quotas{}};
+  SessionServer server{loop, *this, accounts, Isolation::kUid};
   std::function<void(SessionId)> on_open;
   std::function<bool()> enough;
   std::function<void()> on_packet;
@@ -207,8 +208,8 @@ TEST_F(SessionServerTest, ClosingFromWithinSendIsToldLater) {
 }
 
 TEST_F(SessionServerTest, AStaleSocketIsReplacedAndModesAreExact) {
-  SessionServer second(loop, *this);
-  ASSERT_TRUE(second.listen(path, 0660).ok());
+  SessionServer second(loop, *this, accounts, Isolation::kUid);
+  ASSERT_TRUE(second.listen({path, 0660, {}}).ok());
   struct stat st {};
   ASSERT_EQ(::stat(path.c_str(), &st), 0);
   EXPECT_EQ(st.st_mode & 07777U, 0660U);
@@ -217,8 +218,8 @@ TEST_F(SessionServerTest, AStaleSocketIsReplacedAndModesAreExact) {
 }
 
 TEST_F(SessionServerTest, APathThatIsTooLongIsNamed) {
-  SessionServer second(loop, *this);
-  const Status status = second.listen("/" + std::string(200, 'x'), 0600);
+  SessionServer second(loop, *this, accounts, Isolation::kUid);
+  const Status status = second.listen({"/" + std::string(200, 'x'), 0600, {}});
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_NE(status.text().find("xxx"), std::string::npos);
 }

@@ -52,10 +52,14 @@ TEST(Config, DefaultsAreGood) {
   EXPECT_EQ(config.pool_chunk, 2ULL << 20);
   EXPECT_EQ(config.deadlines.quiesce, seconds(30));
   EXPECT_EQ(config.deadlines.open, seconds(10));
-  EXPECT_EQ(config.session_mode, 0666U);
+  EXPECT_EQ(config.session_mode, 0660U);
+  EXPECT_EQ(config.socket_group, "amem");
+  EXPECT_EQ(config.quotas.get(Resource::kPoolBytes), "50%");
   EXPECT_EQ(config.control_mode, 0660U);
   const Config own = Config::defaults(false, "/run/user/1/amem");
   EXPECT_EQ(own.session_mode, 0600U);
+  EXPECT_EQ(own.socket_group, "");
+  EXPECT_EQ(own.quotas.get(Resource::kPoolBytes), "none");
   EXPECT_EQ(own.control_mode, 0600U);
 }
 
@@ -64,6 +68,7 @@ TEST(Config, FileSetsEverything) {
   ConfigErrors errors;
   apply_toml(config, R"(
 runtime_dir = "/srv/amem"
+guests = "refuse"
 [pool]
 size = "2GiB"
 segment = 268435456
@@ -72,6 +77,7 @@ chunk = "1MiB"
 quiesce = "5s"
 save = 90
 stall = "50ms"
+guests = "2s"
 open = 1.5
 [swap]
 duplex = false
@@ -91,6 +97,8 @@ session_mode = "0660"
   EXPECT_EQ(config.deadlines.quiesce, seconds(5));
   EXPECT_EQ(config.deadlines.save, seconds(90));
   EXPECT_EQ(config.deadlines.stall, milliseconds(50));
+  EXPECT_EQ(config.deadlines.guests, seconds(2));
+  EXPECT_EQ(config.guests, GuestPolicy::kRefuse);
   EXPECT_EQ(config.deadlines.open, milliseconds(1500));
   EXPECT_EQ(config.deadlines.release, seconds(30)) << "not named, so unchanged";
   EXPECT_FALSE(config.swap_duplex);
@@ -204,8 +212,9 @@ TEST(Config, ErrorsOfTheOtherSourcesNameThem) {
         return std::string(name) == "AMEM_DEADLINES_QUIESCE" ? "soon" : nullptr;
       },
       errors);
-  apply_flags(config, {{"log.format", "xml"}, {"no.such", "x"}}, errors);
-  ASSERT_EQ(errors.size(), 3U);
+  apply_flags(config, {{"log.format", "xml"}, {"no.such", "x"}, {"guests", "wait"}}, errors);
+  ASSERT_EQ(errors.size(), 4U);
+  EXPECT_EQ(errors[3], "--guests: \"wait\" is none of pin refuse");
   EXPECT_TRUE(errors[0].starts_with("environment: AMEM_DEADLINES_QUIESCE: \"soon\""));
   EXPECT_TRUE(errors[1].starts_with("--log-format: \"xml\""));
   EXPECT_TRUE(errors[2].starts_with("no.such: no such setting"));
@@ -218,12 +227,39 @@ TEST(Config, PrintedFormReadsBack) {
   config.log_file = "/tmp/a \"quoted\" \\ name\n";
   config.session_mode = 0;
   config.swap_duplex = false;
+  config.guests = GuestPolicy::kRefuse;
   Config back;
   ConfigErrors errors;
   apply_toml(back, to_toml(config), "printed", errors);
   EXPECT_TRUE(errors.empty()) << errors.front();
   for (const Setting& setting : settings())
     EXPECT_EQ(setting.get(back), setting.get(config)) << setting.key;
+}
+
+TEST(Config, AQuotaThatGivesNobodyAnythingIsAnError) {
+  const ConfigErrors errors = errors_of("[pool]\nsize = \"1GiB\"\n[quotas]\npool = \"32MiB\"\n");
+  ASSERT_EQ(errors.size(), 1U);
+  EXPECT_EQ(errors[0],
+            "quotas.pool: 32MiB gives nobody anything: the pool is handed out in segments of "
+            "64MiB. Set at least that, or a share such as 50%, or a smaller pool.segment");
+  for (const char* quota : {"64MiB", "1%", "0", "none"})
+    EXPECT_TRUE(
+        errors_of("[pool]\nsize = \"1GiB\"\n[quotas]\npool = \"" + std::string(quota) + "\"\n")
+            .empty())
+        << quota;
+}
+
+TEST(Config, WhatNoFileCanSayIsRefused) {
+  Config config = defaults();
+  ConfigErrors errors;
+  apply_flags(config, {{"log.file", "/\xf4mp/log"}, {"runtime_dir", "/run/\xed\xa0\x80"}}, errors);
+  ASSERT_EQ(errors.size(), 2U);
+  EXPECT_EQ(errors[0], "--log-file: the value is not UTF-8");
+  EXPECT_EQ(errors[1], "--runtime-dir: the value is not UTF-8");
+  EXPECT_EQ(config.log_file, defaults().log_file);
+  apply_flags(config, {{"log.file", "/tmp/\xc3\xa4.log"}}, errors);
+  EXPECT_EQ(errors.size(), 2U);
+  EXPECT_EQ(config.log_file, "/tmp/\xc3\xa4.log");
 }
 
 TEST(Config, NamesFollowFromTheKey) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "shim/base/options.h"
+#include "shim/base/saver_options.h"
 #include "shim/process/modules.h"
 
 namespace amem::shim {
@@ -17,10 +18,11 @@ const char* lookup(const char* name) {
   return it == environment.end() ? nullptr : it->second.c_str();
 }
 
-Options parse(std::map<std::string, std::string> variables, std::size_t complaints_expected = 0) {
+Options parse(std::map<std::string, std::string> variables, std::size_t complaints_expected = 0,
+              const char* library = "libamem_shim.so") {
   environment = std::move(variables);
   std::vector<std::string> complaints;
-  Options o = Options::parse(&lookup, complaints);
+  Options o = Options::parse(&lookup, complaints, library);
   EXPECT_EQ(complaints.size(), complaints_expected);
   return o;
 }
@@ -41,6 +43,46 @@ TEST(ShimOptions, AMemsVariablesKeepTheirMeaning) {
   EXPECT_EQ(parse({{"AMEM_GROUPID", "100"}}).group, "100");
   EXPECT_EQ(parse({{"AMEM_GROUPID", "100"}, {"AMEM_GROUP", "train"}}).group, "train");
   EXPECT_TRUE(parse({{"AMEM_NCCL_OFFLOAD_FREE_TAG", "7"}}).offload_free_tag_set);
+}
+
+constexpr const char* kHook = "torch_memory_saver_hook_mode_preload.abi3.so";
+
+TEST(SaverOptions, AProcessUnderTheHooksNameIsAGroupByItselfWithRegions) {
+  Options o = parse({}, 0, kHook);
+  EXPECT_EQ(o.scope, Scope::kRegions);
+  EXPECT_TRUE(o.alone);
+  EXPECT_FALSE(o.whole_process);
+  o = parse({{"AMEM_GROUP", "train"}, {"AMEM_SCOPE", "nccl"}}, 0, kHook);
+  EXPECT_EQ(o.scope, Scope::kNccl) << "what is said goes before what is guessed";
+  EXPECT_FALSE(o.alone);
+  EXPECT_FALSE(parse({{"AMEM_GROUPID", "7"}}, 0, kHook).alone);
+  o = parse({});
+  EXPECT_EQ(o.scope, Scope::kNccl);
+  EXPECT_FALSE(o.alone);
+}
+
+TEST(SaverOptions, AWholeProcess) {
+  Options o = parse({{"TMS_INIT_ENABLE", "1"}}, 0, kHook);
+  EXPECT_EQ(o.scope, Scope::kHeap);
+  EXPECT_TRUE(o.whole_process);
+  EXPECT_EQ(o.heap_policy, amem_v1_RegionPolicy_REGION_POLICY_DISCARD);
+  o = parse({{"TMS_INIT_ENABLE", "TRUE"}, {"TMS_INIT_ENABLE_CPU_BACKUP", "yes"}}, 0, kHook);
+  EXPECT_EQ(o.heap_policy, amem_v1_RegionPolicy_REGION_POLICY_KEEP);
+  o = parse({{"TMS_INIT_ENABLE", "1"}, {"TMS_INIT_ENABLE_DISK_BACKUP", "1"}}, 1, kHook);
+  EXPECT_EQ(o.heap_policy, amem_v1_RegionPolicy_REGION_POLICY_KEEP) << "nothing is lost";
+  o = parse({{"TMS_INIT_ENABLE", "1"}, {"AMEM_SCOPE", "heap"}}, 0, kHook);
+  EXPECT_TRUE(o.whole_process);
+  EXPECT_EQ(o.heap_policy, amem_v1_RegionPolicy_REGION_POLICY_UNSPECIFIED);
+  o = parse({{"TMS_INIT_ENABLE", "1"}});
+  EXPECT_EQ(o.scope, Scope::kNccl) << "the real hook is somewhere behind the shim";
+  EXPECT_FALSE(o.whole_process);
+  EXPECT_EQ(parse({{"TMS_INIT_ENABLE", "maybe"}}, 1, kHook).scope, Scope::kRegions);
+}
+
+TEST(SaverOptions, AMarginOfMemory) {
+  EXPECT_EQ(parse({{"TMS_MEMORY_MARGIN_BYTES", "1048576"}}, 0, kHook).memory_margin, 1U << 20U);
+  EXPECT_EQ(parse({{"TMS_MEMORY_MARGIN_BYTES", "1MiB"}}, 1, kHook).memory_margin, 0U);
+  EXPECT_EQ(parse({{"TMS_MEMORY_MARGIN_BYTES", "1048576"}}).memory_margin, 0U);
 }
 
 TEST(ShimOptions, MulticastIsAskedFor) { EXPECT_TRUE(parse({{"AMEM_NVLS", "1"}}).nvls); }
@@ -64,6 +106,23 @@ TEST(ShimOptions, Scope) {
   for (const Scope scope : {Scope::kNccl, Scope::kRegions, Scope::kHeap})
     EXPECT_EQ(parse({{"AMEM_SCOPE", to_string(scope)}}).scope, scope);
   EXPECT_EQ(parse({{"AMEM_SCOPE", "everything"}}, 1).scope, Scope::kNccl);
+}
+
+TEST(ShimOptions, ForHowLongAndWhatThenWithoutABroker) {
+  using namespace std::chrono_literals;
+  EXPECT_EQ(parse({}).reconnect, 30s);
+  EXPECT_EQ(parse({}).orphan, OrphanRule::kWait);
+  EXPECT_EQ(parse({{"AMEM_RECONNECT", "0"}}).reconnect, 0s);
+  EXPECT_EQ(parse({{"AMEM_RECONNECT", "90"}}).reconnect, 90s);
+  EXPECT_EQ(parse({{"AMEM_RECONNECT", "90s"}}).reconnect, 90s);
+  EXPECT_EQ(parse({{"AMEM_RECONNECT", "1500ms"}}).reconnect, 1500ms);
+  EXPECT_EQ(parse({{"AMEM_RECONNECT", "2m"}}).reconnect, 120s);
+  for (const char* wrong : {"soon", "-1", "5 s", "1h", "s", "4294967295"})
+    EXPECT_EQ(parse({{"AMEM_RECONNECT", wrong}}, 1).reconnect, 30s) << wrong;
+  EXPECT_EQ(parse({{"AMEM_ORPHAN", "wait"}}).orphan, OrphanRule::kWait);
+  EXPECT_EQ(parse({{"AMEM_ORPHAN", "exit"}}).orphan, OrphanRule::kExit);
+  EXPECT_EQ(parse({{"AMEM_ORPHAN", "restore"}}).orphan, OrphanRule::kRestore);
+  EXPECT_EQ(parse({{"AMEM_ORPHAN", "hope"}}, 1).orphan, OrphanRule::kWait);
 }
 
 TEST(ShimOptions, Lists) {

@@ -34,6 +34,22 @@ TEST(ShimRegion, DoesNotNest) {
   EXPECT_EQ(Region::end().code(), Code::kFailedPrecondition);
 }
 
+TEST(ShimRegion, MayBeUnbrokeredForAWhile) {
+  EXPECT_FALSE(Region::unbrokered());
+  EXPECT_EQ(Region::end_unbrokered().code(), Code::kFailedPrecondition);
+  ASSERT_TRUE(Region::begin("weights", 1).ok());
+  ASSERT_TRUE(Region::begin_unbrokered().ok());
+  EXPECT_EQ(Region::begin_unbrokered().code(), Code::kFailedPrecondition);
+  EXPECT_EQ(Region::begin("kv_cache", 1).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(Region::end().code(), Code::kFailedPrecondition) << "what began last ends first";
+  EXPECT_TRUE(Region::unbrokered());
+  std::thread([] { EXPECT_FALSE(Region::unbrokered()); }).join();
+  ASSERT_TRUE(Region::end_unbrokered().ok());
+  EXPECT_FALSE(Region::unbrokered());
+  EXPECT_EQ(Region::current()->tag, "weights");
+  ASSERT_TRUE(Region::end().ok());
+}
+
 TEST(ShimRegion, RefusesWhatIsNoTagOrPolicy) {
   for (const char* tag :
        {"", "nccl", "two words", "a/b", "tag\n", "\xc3\xa4", "12345678901234567890123456789012"})

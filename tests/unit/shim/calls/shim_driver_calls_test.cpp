@@ -99,6 +99,9 @@ TEST(ShimDriverCalls, TheRowIsTheOneThatTheDriverWouldChoose) {
   EXPECT_STREQ(find_call("cuMemCreate", 13000, true)->symbol, "cuMemCreate");
   EXPECT_EQ(find_call("cuMemCreate", 10000, false), nullptr);
   EXPECT_STREQ(find_call("cuMemAlloc", 13000, true)->symbol, "cuMemAlloc_v2");
+  EXPECT_STREQ(find_call("cuGraphInstantiate", 11080, false)->symbol, "cuGraphInstantiate_v2");
+  EXPECT_STREQ(find_call("cuGraphInstantiate", 12000, false)->symbol,
+               "cuGraphInstantiateWithFlags");
   EXPECT_EQ(find_call("cuMemAlloc", 2000, false), nullptr);
   EXPECT_EQ(find_call("cuCtxSynchronize", 13000, false), nullptr);
 }

@@ -84,6 +84,7 @@ class SparseCopierTest : public ::testing::Test {
     p.device = 0;
     p.address = memory + at;
     p.pool = reinterpret_cast<CUdeviceptr>(pool + at);
+    p.room = length;
     p.sparse = wanted;
     return p;
   }
@@ -286,6 +287,50 @@ TEST_F(SparseCopierTest, ABrokenIndexReadsNothingElse) {
   std::memcpy(pool, &broken, sizeof broken);
   load(saved);
   EXPECT_TRUE(get(0, bytes.size()) == Bytes(bytes.size())) << "not even the block that is there";
+}
+
+TEST_F(SparseCopierTest, ALookTellsOfBlocksAndWritesNothing) {
+  Bytes bytes(2 * kGroup + 3 * kBlock);
+  bytes[kBlock] = bytes[kGroup - 1] = bytes[2 * kGroup + 2 * kBlock] = 1;
+  put(0, bytes);
+  ASSERT_TRUE(copier.offer(piece(0, bytes.size())));
+  ASSERT_TRUE(copier.offer(piece(3 * kGroup, kGroup)));
+  ASSERT_TRUE(copier.scan().ok());
+  std::vector<Look> looks;
+  ASSERT_TRUE(copier.look(looks).ok());
+  ASSERT_TRUE(copier.finish().ok());
+  ASSERT_EQ(looks.size(), 2U);
+  EXPECT_EQ(looks[0].id, 0U);
+  EXPECT_EQ(looks[0].masks, (std::vector<std::uint32_t>{0x80000002, 0, 0b100}));
+  EXPECT_EQ(looks[1].masks.size(), 1U);
+  EXPECT_EQ(pool[0], 0x77);
+}
+
+// It had fewer bytes when its place was chosen.
+TEST_F(SparseCopierTest, WhatDoesNotFitInItsPlaceFailsAndWritesNothing) {
+  Bytes bytes(2 * kGroup);
+  bytes[0] = bytes[kGroup] = 1;
+  put(0, bytes);
+  Piece first = piece(0, kGroup);
+  Piece second = piece(kGroup, kGroup);
+  first.room = second.room = 4096 + kBlock;
+  const std::vector<Piece> fit = save({first, second});
+  EXPECT_TRUE(fit[0].sparse && fit[1].sparse);
+  for (const bool whole : {false, true}) {
+    bytes[kGroup + 5 * kBlock] = 1;
+    if (whole) std::fill(bytes.begin() + kGroup, bytes.end(), 1);  // dense is no way out
+    put(0, bytes);
+    std::memset(pool, 0x77, kMemory);
+    ASSERT_TRUE(copier.offer(first) && copier.offer(second));
+    ASSERT_TRUE(copier.scan().ok());
+    std::vector<Piece> decided;
+    const Status status = copier.gather(decided);
+    EXPECT_EQ(status.code(), Code::kAborted);
+    EXPECT_NE(status.text().find("has changed while it was paused"), std::string::npos);
+    EXPECT_TRUE(decided.empty());
+    EXPECT_TRUE(copier.finish().ok());
+    EXPECT_TRUE(std::all_of(pool, pool + kMemory, [](unsigned char c) { return c == 0x77; }));
+  }
 }
 
 TEST_F(SparseCopierTest, WhatItCannotTake) {

@@ -80,6 +80,10 @@ struct Listener : Session::Handler {
     ++done;
   }
   void unclaimed(const Packet&) override {}
+  void disconnected() override {}
+  Comeback comes_back(const Session::Mark&) override { return {}; }
+  void returned() override {}
+  bool holds_out(const Status&, bool) override { return false; }
   void lost() override { is_lost = true; }
   std::atomic<int> commands{0};
   std::atomic<int> done{0};

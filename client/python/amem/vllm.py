@@ -1,0 +1,224 @@
+"""vLLM's sleep mode by amem: `--worker-cls amem.vllm.Worker`, or `--sleep-mode-backend amem`.
+
+vLLM loads register() in each of its processes, by the entry point in its group vllm.general_plugins. For a vLLM that is
+not told to use amem it changes nothing but the help text. Imports neither vLLM nor torch by itself. docs/frameworks.md
+is the manual.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from amem import _endpoint, _shim
+from amem._rank import stats
+from amem.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+
+BACKEND = "amem"
+WORKER = "amem.vllm.Worker"
+OLDEST, NEWEST = (0, 20), (0, 26)  # vLLM's versions whose sleep mode is known
+_TAGS = ("weights", "kv_cache")  # what vLLM may be told to wake
+_LEVELS = (0, 1, 2)
+_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+_HOW_TO_START = "start vLLM with `amemctl run --group NAME --scope heap -- vllm serve ...`"
+_extended: set[Any] = set()  # vLLM's classes that have what is added below
+_logger = logging.getLogger("vllm.amem")  # below vLLM's, so that it is shown where vLLM's lines are
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Worker":  # vLLM and torch come with it, so only a worker imports it
+        from amem._vllm_worker import Worker
+
+        return Worker
+    raise AttributeError(f"module 'amem.vllm' has no attribute {name!r}")
+
+
+def register() -> None:
+    """The entry point. Never raises: a vLLM that does not use amem must not end because of it."""
+    try:
+        arguments = sys.modules.get("vllm.engine.arg_utils")
+        if arguments is not None:  # where options are read
+            _extend_arguments(arguments.EngineArgs)
+        if "vllm.v1.engine.core" in sys.modules:  # in an engine's own process, too
+            _extend_engine()
+    except Exception as error:  # noqa: BLE001: whatever another vLLM has changed
+        _logger.warning("amem: sleep mode by amem is not available in this vLLM: %s: %s", type(error).__name__, error)
+
+
+# ---- early checks: before a model is loaded ----
+def check_version() -> None:
+    """FailedPreconditionError: this vLLM's sleep mode is not known."""
+    from vllm import __version__ as version
+
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or not OLDEST <= (int(numbers[1]), int(numbers[2])) <= NEWEST:
+        raise FailedPreconditionError(
+            f"amem knows the sleep mode of vLLM {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}; this is {version}. "
+            "Use one of these, or a newer amem. `amemctl pause` and `swap` work with any vLLM")
+
+
+def check_process() -> None:
+    """This process can be a rank whose memory is brokered. FailedPreconditionError or UnavailableError: the text says
+    what is missing and what to do."""
+    if not _shim.is_loaded():
+        raise FailedPreconditionError(f"vLLM is to sleep by amem, but libamem_shim.so is not loaded: {_HOW_TO_START}")
+    scope = stats()["scope"]
+    if scope not in ("regions", "heap"):
+        raise FailedPreconditionError(
+            f"vLLM is to sleep by amem, but amem's scope is {scope!r}, which leaves its weights and its cache on the GPU: "
+            f"{_HOW_TO_START}")
+    directory = _endpoint.default_runtime_dir()
+    if not _endpoint.has_broker(directory):
+        raise UnavailableError(
+            f"vLLM is to sleep by amem, but amemd does not run here: there is no socket {directory}/session.sock. Start "
+            f"it with `systemctl start amemd` or `amemd --runtime-dir {directory}`")
+
+
+def check_sleep_mode(enabled: bool) -> None:
+    if not enabled:
+        raise InvalidArgumentError("vLLM is to sleep by amem, but its sleep mode is off: add --enable-sleep-mode")
+
+
+# ---- options ----
+def _prepare(arguments: Any) -> None:
+    """Of an engine that is to sleep by amem, when its options are known."""
+    check_version()
+    check_sleep_mode(arguments.enable_sleep_mode)
+    if arguments.worker_cls not in ("auto", WORKER):
+        raise InvalidArgumentError(
+            f"--sleep-mode-backend amem brings a worker class of its own, so --worker-cls {arguments.worker_cls} cannot be "
+            "used with it; leave one of the two out")
+    arguments.worker_cls = WORKER
+    if arguments.distributed_executor_backend != "ray":  # Ray's workers have an environment of their own
+        check_process()
+    if os.environ.get(_METHOD) != "spawn":
+        # A child of fork has no session with the broker.
+        _logger.info("amem: workers are spawned: %s is %s, and spawn from now on", _METHOD, os.environ.get(_METHOD, "unset"))
+        os.environ[_METHOD] = "spawn"
+    _extend_engine()
+
+
+def _extend_arguments(engine_args: Any) -> None:
+    """--sleep-mode-backend where vLLM has no such option, and what amem needs when it is chosen."""
+    if engine_args in _extended:
+        return
+    _extended.add(engine_args)
+    add, read = engine_args.add_cli_args, engine_args.from_cli_args.__func__
+    create = engine_args.create_engine_config
+
+    @functools.wraps(add)
+    def add_cli_args(parser: Any) -> Any:
+        parser = add(parser)
+        with contextlib.suppress(argparse.ArgumentError):  # vLLM has it by now
+            parser.add_argument("--sleep-mode-backend", choices=["cumem", BACKEND], default=None,
+                                help="What frees and restores GPU memory in sleep mode: vLLM's allocator, or amem's broker.")
+        return parser
+
+    @functools.wraps(read)
+    def from_cli_args(cls: Any, args: argparse.Namespace) -> Any:
+        made = read(cls, args)
+        if getattr(args, "sleep_mode_backend", None) is not None:
+            made.sleep_mode_backend = args.sleep_mode_backend
+        return made
+
+    @functools.wraps(create)
+    def create_engine_config(self: Any, *args: Any, **options: Any) -> Any:
+        chosen = getattr(self, "sleep_mode_backend", None) == BACKEND
+        if chosen or self.worker_cls == WORKER:
+            _prepare(self)
+        config = create(self, *args, **options)
+        if chosen and hasattr(config.model_config, "sleep_mode_backend"):
+            config.model_config.sleep_mode_backend = BACKEND
+        return config
+
+    engine_args.add_cli_args = staticmethod(add_cli_args)
+    engine_args.from_cli_args = classmethod(from_cli_args)
+    engine_args.create_engine_config = create_engine_config
+
+
+# ---- the engine: what a failed sleep or wake leaves behind ----
+def _extend_engine() -> None:
+    """vLLM's executor stops reading its workers' answers at the first failure, and takes the rest for those of the next
+    call; its engine stays without scheduling when it could not sleep. An engine whose workers are amem's goes on as it
+    was instead, and the caller gets the error."""
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor.abstract import Executor
+
+    if Executor in _extended:
+        return
+    _extended.add(Executor)
+    executor_sleep, executor_wake_up, engine_sleep = Executor.sleep, Executor.wake_up, EngineCore.sleep
+
+    @functools.wraps(executor_sleep)
+    def sleep(self: Any, level: int = 1) -> Any:
+        if not _is_ours(self.vllm_config):
+            return executor_sleep(self, level)
+        with _all_answers(self):
+            try:
+                return executor_sleep(self, level)
+            except Exception:
+                # Whatever has left comes back: the engine is awake, for itself and for its callers.
+                self.collective_rpc("amem_come_back", kwargs={})
+                raise
+
+    @functools.wraps(executor_wake_up)
+    def wake_up(self: Any, tags: list[str] | None = None) -> Any:
+        if not _is_ours(self.vllm_config):
+            return executor_wake_up(self, tags)
+        unknown = sorted(set(tags or ()) - set(_TAGS))
+        if unknown:
+            raise InvalidArgumentError(f"there is no tag {', '.join(unknown)} to wake; the tags are {', '.join(_TAGS)}")
+        with _all_answers(self):
+            return executor_wake_up(self, tags)
+
+    @functools.wraps(engine_sleep)
+    def sleep_engine(self: Any, level: int = 1, mode: str = "abort") -> Any:
+        if not _is_ours(self.vllm_config):
+            return engine_sleep(self, level, mode)
+        if level not in _LEVELS:
+            raise InvalidArgumentError(f"there is no sleep level {level}; the levels are 0, 1 and 2")
+        awake = not self.is_sleeping()
+
+        def go_on() -> None:
+            if awake:
+                self.resume_scheduler()
+
+        try:
+            answer = engine_sleep(self, level, mode)
+        except Exception:
+            go_on()
+            raise
+        if hasattr(answer, "add_done_callback"):  # it sleeps when its requests have ended
+            answer.add_done_callback(lambda done: go_on() if done.exception() else None)
+        return answer
+
+    Executor.sleep, Executor.wake_up, EngineCore.sleep = sleep, wake_up, sleep_engine
+
+
+def _is_ours(config: Any) -> bool:
+    return bool(config.parallel_config.worker_cls == WORKER)
+
+
+@contextlib.contextmanager
+def _all_answers(executor: Any) -> Iterator[None]:
+    """Calls of all workers go to Worker.amem_call meanwhile, which answers with a text where vLLM's would raise."""
+    call = executor.collective_rpc
+
+    def collective_rpc(method: str, *, kwargs: dict[str, Any]) -> list[Any]:
+        answers: list[Any] = call("amem_call", args=(method, kwargs))
+        failed = sorted({each for each in answers if each})
+        if failed:
+            raise RuntimeError("; ".join(failed))
+        return answers
+
+    executor.collective_rpc = collective_rpc
+    try:
+        yield
+    finally:
+        del executor.collective_rpc

@@ -1,0 +1,1 @@
+"""How the hook library comes into a process: by LD_PRELOAD, whatever the mode is called."""

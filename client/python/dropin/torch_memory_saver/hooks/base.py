@@ -1,0 +1,4 @@
+"""The modes' names."""
+from typing import Literal
+
+HookMode = Literal["preload", "torch"]

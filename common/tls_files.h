@@ -1,0 +1,19 @@
+// The files of one end of mutual TLS, named as a Secret of Kubernetes names them.
+//
+// Functions without state; any thread.
+#pragma once
+
+#include <string>
+
+#include "common/status.h"
+
+namespace amem {
+
+inline constexpr const char* kTlsAuthority = "/ca.crt";  // in the directory
+inline constexpr const char* kTlsCertificate = "/tls.crt";
+inline constexpr const char* kTlsKey = "/tls.key";
+
+/// kInvalidArgument: names the file that cannot be read, or has nothing in it.
+Status check_tls_files(const std::string& dir);
+
+}  // namespace amem

@@ -1,0 +1,118 @@
+#include "daemon/broker/keeper.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+namespace amem {
+namespace {
+
+constexpr Duration kAgain = std::chrono::seconds(1);
+/// The loop serves nobody while it waits for another holder.
+constexpr Duration kMeanwhile = std::chrono::seconds(2);
+constexpr HolderKey kRecordKey = holder_key(HolderKind::kRecord, 0);
+
+HolderLaunch launch_of(const Config& config) {
+  HolderLaunch launch;
+  launch.path = config.runtime_dir + "/" + std::string(kHolderSocket);
+  launch.log_file = config.log_file;
+  launch.log_level = config.log_level;
+  return launch;
+}
+
+/// What the holder has cannot be made sense of; nothing of it is touched.
+Status unusable(const std::string& path, const Status& why) {
+  return {why.code(), why.text() + ". What the holder at " + path +
+                          " has is left as it is. To begin anew without it, end the holder "
+                          "(amem-holder) first: paused groups are lost then"};
+}
+
+}  // namespace
+
+Keeper::Keeper(EventLoop& loop, const Config& config)
+    : loop_(loop),
+      use_(config.holder),
+      launch_(launch_of(config)),
+      record_(std::make_unique<Record>()) {}
+
+Keeper::~Keeper() {
+  if (watch_ != 0) loop_.unwatch(watch_);
+  if (timer_) loop_.cancel(*timer_);
+}
+
+Result<std::shared_ptr<Holder>> Keeper::find(Duration limit) const {
+  HolderLaunch launch = launch_;
+  launch.limit = limit;
+  Result<std::unique_ptr<Holder>> found = ensure_holder(launch);
+  if (!found.ok()) return found.status();
+  return std::shared_ptr<Holder>(std::move(found).value());
+}
+
+Status Keeper::attach() {
+  if (use_ == HolderUse::kOff) return {};
+  Result<std::shared_ptr<Holder>> found = find(launch_.limit);
+  if (!found.ok()) {
+    if (use_ == HolderUse::kRequired) return found.status();
+    spdlog::warn("{}; amemd serves without a holder: should it end, what is paused is lost",
+                 found.status().text());
+    return {};
+  }
+  const std::shared_ptr<Holder> holder = std::move(found).value();
+  Result<std::map<HolderKey, Fd>> all = holder->list();
+  if (!all.ok()) return all.status();
+  stock_ = std::move(all).value();
+  auto memory = stock_.extract(kRecordKey);
+  if (memory.empty() && !stock_.empty())
+    return unusable(launch_.path,
+                    {Code::kDataLoss, std::to_string(stock_.size()) +
+                                          " descriptors are there without a record of them"});
+  Result<RecordLog> log =
+      memory.empty() ? RecordLog::create() : RecordLog::open(std::move(memory.mapped()));
+  if (!log.ok()) return memory.empty() ? log.status() : unusable(launch_.path, log.status());
+  if (memory.empty()) {
+    holder->put(kRecordKey, log.value().memory().get());
+    if (Status status = holder->flush(); !status.ok()) return status;
+  }
+  record_ = std::make_unique<Record>(loop_, std::move(log).value(), holder);
+  return {};
+}
+
+void Keeper::watch(std::function<void()> everything) {
+  everything_ = std::move(everything);
+  if (const Holder* holder = record_->holder(); holder != nullptr)
+    watch_ = loop_.watch(holder->fd(), EPOLLIN, [this](std::uint32_t) { look(); });
+}
+
+void Keeper::look() {
+  Holder* const holder = record_->holder();
+  if (holder == nullptr) return;
+  const Status status = holder->check();
+  if (status.ok()) return;
+  spdlog::error("{}", status.text());
+  if (!holder->lost()) return;
+  spdlog::error(
+      "the holder at {} has ended: until another has everything, what is paused is lost should "
+      "amemd end",
+      launch_.path);
+  loop_.unwatch(std::exchange(watch_, 0));
+  replace();
+}
+
+void Keeper::replace() {
+  timer_.reset();
+  if (record_->holder() == nullptr) return;  // amemd ends
+  Result<std::shared_ptr<Holder>> found = find(kMeanwhile);
+  if (!found.ok()) {
+    spdlog::error("{}; tries again", found.status().text());
+    timer_ = loop_.at(Clock::now() + kAgain, [this] { replace(); });
+    return;
+  }
+  const std::shared_ptr<Holder> holder = std::move(found).value();
+  holder->put(kRecordKey, record_->log()->memory().get());
+  record_->replace(holder);
+  everything_();
+  watch(everything_);
+  spdlog::info("another holder has everything");
+}
+
+}  // namespace amem

@@ -1,0 +1,52 @@
+// Keeper: amemd's tie to its holder. Finds or starts one, gets what another amemd has left there,
+// and, should the holder end, sees to it that another has everything.
+//
+// For the loop's thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "daemon/base/event_loop.h"
+#include "daemon/broker/recovery.h"
+#include "daemon/holder/launch.h"
+#include "daemon/record/record.h"
+#include "daemon/settings/config.h"
+
+namespace amem {
+
+class Keeper {
+ public:
+  /// Everything passed in outlives this object.
+  Keeper(EventLoop& loop, const Config& config);
+  ~Keeper();
+  Keeper(const Keeper&) = delete;
+  Keeper& operator=(const Keeper&) = delete;
+
+  /// Not OK: amemd must not serve; the text says what to do. Where `holder` is auto and there is
+  /// none to be had, it serves without, and says so.
+  Status attach();
+  /// Keeps nothing without a holder.
+  Record& record() { return *record_; }
+  /// What the holder had. Once.
+  Stock take_stock() { return std::move(stock_); }
+  /// From now on: when the holder ends, `everything` is called to give all there is to another.
+  void watch(std::function<void()> everything);
+
+ private:
+  Result<std::shared_ptr<Holder>> find(Duration limit) const;
+  void look();
+  void replace();
+
+  EventLoop& loop_;
+  const HolderUse use_;
+  const HolderLaunch launch_;
+  std::unique_ptr<Record> record_;
+  Stock stock_;
+  std::function<void()> everything_;
+  EventLoop::WatchId watch_ = 0;
+  std::optional<EventLoop::TimerId> timer_;
+};
+
+}  // namespace amem

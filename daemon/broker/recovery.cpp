@@ -1,0 +1,396 @@
+#include "daemon/broker/recovery.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "daemon/base/units.h"
+
+namespace amem {
+namespace {
+
+template <class Row>
+bool parse(std::string_view bytes, std::uint64_t id, auto& into) {
+  Row row;
+  if (!row.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return false;
+  into[static_cast<typename std::remove_reference_t<decltype(into)>::key_type>(id)] =
+      std::move(row);
+  return true;
+}
+
+Token token_of(const std::string& bytes) {
+  Token token{};
+  std::memcpy(token.data(), bytes.data(), std::min(bytes.size(), token.size()));
+  return token;
+}
+
+std::optional<Fd> take(Stock& stock, HolderKind kind, std::uint64_t id) {
+  const auto found = stock.extract(holder_key(kind, id));
+  if (found.empty()) return std::nullopt;
+  return std::move(found.mapped());
+}
+
+std::optional<Interrupted> interrupted(const v1::record::Group& row) {
+  if (!row.has_under_way()) return std::nullopt;
+  const v1::record::UnderWay& what = row.under_way();
+  Interrupted found;
+  found.task.op = what.resume() ? Operation::kResume : Operation::kPause;
+  found.task.selection.tags = {what.tags().begin(), what.tags().end()};
+  found.task.selection.except = what.except();
+  found.restart = static_cast<OnRestart>(what.restart());
+  found.phase = what.phase();
+  found.loaded = what.loaded();
+  return found;
+}
+
+/// The ranks may be saving, or have been, what no Release has been sent for.
+bool may_be_saving(const v1::record::Group& row) {
+  if (!row.has_under_way() || row.under_way().resume()) return false;
+  return row.under_way().restart() == v1::record::CALL_OFF || row.under_way().waves();
+}
+
+}  // namespace
+
+Result<std::uint64_t> recorded_chunk(const RecordLog& log) {
+  v1::record::Life life;
+  bool read = true;
+  log.each([&](RowKey key, std::string_view bytes) {
+    if (kind_of_row(key) == RowKind::kLife)
+      read = life.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
+  });
+  if (!read || (log.rows() > 0 && life.chunk() == 0))
+    return Status(Code::kDataLoss, "the record of what this node holds says nothing of itself");
+  return life.chunk();
+}
+
+Status Recovery::run(Stock stock) {
+  Record& record = node_.records.record();
+  if (Status status = read(*record.log()); !status.ok()) return status;
+  node_.records.go_on(life_);
+  node_.allocations.continue_at(life_.allocations());
+  ranks_.continue_at(life_.ranks());
+  groups_.continue_at(life_.groups());
+
+  take_pool(stock);
+  find_members(stock);
+  std::map<GroupId, std::map<AllocationId, Memory>> memory;
+  for (auto group = members_.begin(); group != members_.end();) {
+    const std::string missing = find_memory(group->first, stock, memory[group->first]);
+    if (missing.empty()) {
+      ++group;
+      continue;
+    }
+    spdlog::error(
+        "group '{}' cannot be taken up again: {}. Its ranks run on without amem, or wait for ever "
+        "(AMEM_ORPHAN): restart them",
+        groups_read_[group->first].name(), missing);
+    for (const auto& [id, member] : group->second) group_of_.erase(id);
+    group = members_.erase(group);
+  }
+  for (auto& [id, members] : members_) {
+    GroupEntry& group = take_group(id, members);
+    for (const auto& [allocation, what] : memory[id]) take_memory(group, allocation, what, stock);
+  }
+  take_guests_memory(stock);
+  take_limbo(stock);
+  node_.pools.restored();
+  let_go_of_the_rest(stock);
+  for (auto& [id, group] : node_.groups) groups_.drive(group);
+  if (!node_.ranks.empty())
+    spdlog::info("taken up again: {} groups, {} allocations; waits for {} ranks to come back",
+                 node_.groups.size(), node_.allocations.size(), node_.ranks.size());
+  return {};
+}
+
+Status Recovery::read(const RecordLog& log) {
+  std::size_t bad = 0;
+  log.each([&](RowKey key, std::string_view bytes) {
+    const std::uint64_t id = id_of_row(key);
+    bool read = false;
+    switch (kind_of_row(key)) {
+      case RowKind::kLife:
+        read = life_.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
+        break;
+      case RowKind::kGroup:
+        read = parse<v1::record::Group>(bytes, id, groups_read_);
+        break;
+      case RowKind::kRank:
+        read = parse<v1::record::Rank>(bytes, id, ranks_read_);
+        break;
+      case RowKind::kAllocation:
+        read = parse<v1::record::Allocation>(bytes, id, allocations_read_);
+        break;
+      case RowKind::kSaved:
+        read = parse<v1::record::Saved>(bytes, id, saved_read_);
+        break;
+      case RowKind::kSegment:
+        read = parse<v1::record::Segment>(bytes, id, segments_read_);
+        break;
+      case RowKind::kLimbo:
+        read = parse<v1::record::Limbo>(bytes, id, limbo_read_);
+        break;
+    }
+    if (!read) ++bad;
+    if (kind_of_row(key) != RowKind::kLife) rows_.insert(key);
+  });
+  if (bad == 0) return {};
+  return {Code::kDataLoss, std::to_string(bad) + " of " + std::to_string(log.rows()) +
+                               " rows of the record of what this node holds are not to be read"};
+}
+
+// ---- the pool -----------------------------------------------------------------------------------
+
+void Recovery::take_pool(Stock& stock) {
+  struct Drawn {
+    std::uint64_t id;
+    const v1::record::Segment* row;
+  };
+  std::map<Owner, std::map<std::uint32_t, Drawn>> drawn;
+  const auto segment = [&](std::uint64_t id, const v1::record::Segment& row, Fd fd) {
+    RecordedSegment taken;
+    taken.segment = {std::make_shared<const Fd>(std::move(fd)), row.size(), row.memfd(),
+                     row.numa_node()};
+    taken.id = id;
+    taken.row = adopt(RowKind::kSegment, id);
+    taken.kept = node_.records.record().adopt(HolderKind::kSegment, id);
+    return taken;
+  };
+  for (const auto& [id, row] : segments_read_) {
+    if (row.drawn()) {
+      drawn[from_record(row.owner())][row.index()] = {id, &row};
+      continue;
+    }
+    std::optional<Fd> fd = take(stock, HolderKind::kSegment, id);
+    if (!fd) continue;
+    node_.pools.restore(segment(id, row, std::move(*fd)),
+                        row.has_owner() ? std::optional(from_record(row.owner())) : std::nullopt);
+  }
+  for (const auto& [owner, segments] : drawn) {
+    const std::shared_ptr<Account> account = accounts_.of(owner);
+    for (const auto& [index, each] : segments) {
+      std::optional<Fd> fd = take(stock, HolderKind::kSegment, each.id);
+      // Numbers go on without a gap; what was saved in one that is not there is missed later.
+      while (node_.pools.of(account).segments.size() < index)
+        node_.pools.restore(RecordedSegment{}, account);
+      if (fd) node_.pools.restore(segment(each.id, *each.row, std::move(*fd)), account);
+    }
+  }
+}
+
+void Recovery::take_limbo(Stock& stock) {
+  for (const auto& [id, row] : limbo_read_) {
+    const auto rank_row = ranks_read_.find(id);
+    Rank* rank = node_.find_rank(id);
+    std::shared_ptr<Account> account = rank != nullptr ? rank->peer.account : nullptr;
+    if (account == nullptr && rank_row != ranks_read_.end())
+      if (const auto group = groups_read_.find(rank_row->second.group());
+          group != groups_read_.end())
+        account = account_of(group->second.owner());
+    if (account == nullptr) continue;
+    Extents taken;
+    // What is in a Saved as well goes the same way with that.
+    for (const Extent& extent : from_record(row.extents()))
+      if (node_.pools.of(account).extents.take_again({extent}).ok()) taken.push_back(extent);
+    Row kept_row = adopt(RowKind::kLimbo, id);
+    if (rank != nullptr) {
+      rank->limbo = std::move(taken);
+      rank->limbo_row = std::move(kept_row);
+      continue;
+    }
+    std::optional<Fd> process = take(stock, HolderKind::kProcess, id);
+    saved_.await_end(process ? std::make_shared<const Fd>(std::move(*process)) : nullptr, account,
+                     std::move(taken), std::move(kept_row),
+                     node_.records.record().adopt(HolderKind::kProcess, id));
+  }
+}
+
+// ---- groups -------------------------------------------------------------------------------------
+
+void Recovery::find_members(Stock& stock) {
+  for (const auto& [id, row] : ranks_read_) {
+    if (!groups_read_.contains(row.group())) continue;
+    // Without it nobody could say when the process has ended: it has, then.
+    std::optional<Fd> process = take(stock, HolderKind::kProcess, id);
+    if (!process) continue;
+    members_[row.group()][id] = {row, std::move(*process)};
+    group_of_[id] = row.group();
+  }
+}
+
+GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) {
+  const v1::record::Group& row = groups_read_.at(id);
+  const std::shared_ptr<Account> account = account_of(row.owner());
+  std::vector<Rank> ranks;
+  Members labels;
+  for (auto& [rank_id, member] : members) {
+    Rank rank;
+    rank.id = rank_id;
+    rank.group = id;
+    rank.peer.pid = member.row.pid();
+    rank.peer.uid = member.row.uid();
+    rank.peer.groups = {member.row.gids().begin(), member.row.gids().end()};
+    rank.peer.process = std::make_shared<const Fd>(std::move(member.process));
+    rank.peer.account = account;
+    rank.number = member.row.number();
+    rank.program = member.row.program();
+    rank.shim_version = member.row.shim_version();
+    rank.key = token_of(member.row.session());
+    rank.row = adopt(RowKind::kRank, rank_id);
+    rank.kept = node_.records.record().adopt(HolderKind::kProcess, rank_id);
+    // As far as is known; it says more when it comes back.
+    if (may_be_saving(row)) rank.saving.insert(Epoch(row.epoch()));
+    labels.add(rank_id, rank_label(rank));
+    ranks.push_back(std::move(rank));
+  }
+  const Standing standing{row.paused() ? GroupState::kPaused : GroupState::kRunning,
+                          Epoch(row.epoch()), interrupted(row)};
+  GroupEntry& group = groups_.restore(id, row.name(), account, standing, std::move(labels));
+  group.tag_discards = {row.tag_discards().begin(), row.tag_discards().end()};
+  group.rank_discards = {row.rank_discards().begin(), row.rank_discards().end()};
+  for (const auto& [tag, form] : row.tag_forms())
+    group.tag_forms[tag] = static_cast<SaveForm>(form);
+  group.row = adopt(RowKind::kGroup, id);
+  for (Rank& rank : ranks) ranks_.expect(std::move(rank));
+  return group;
+}
+
+// ---- memory -------------------------------------------------------------------------------------
+
+std::string Recovery::find_memory(GroupId id, const Stock& stock,
+                                  std::map<AllocationId, Memory>& found) {
+  const v1::record::Group& group = groups_read_.at(id);
+  const bool rolls_back =
+      group.has_under_way() && group.under_way().restart() == v1::record::ROLL_BACK;
+  ExtentAllocator& pool = node_.pools.of(account_of(group.owner())).extents;
+  std::string missing;
+  for (const auto& [allocation, row] : allocations_read_) {
+    if (row.group() != id) continue;
+    Memory memory{.row = row};
+    for (const RankId rank : row.holders())
+      if (const auto of = group_of_.find(rank); of != group_of_.end() && of->second == id)
+        memory.holders.push_back(rank);
+    if (memory.holders.empty()) continue;  // its guests' alone, perhaps
+    const auto saved = saved_read_.find(allocation);
+    if (saved != saved_read_.end()) memory.saved = &saved->second;
+    const bool left = memory.saved != nullptr && !memory.saved->stayed();
+    memory.incoming = !stock.contains(holder_key(HolderKind::kMemory, allocation));
+    // What a resume has made before it could open is made again by the next.
+    memory.resident =
+        !memory.incoming ||
+        (stock.contains(holder_key(HolderKind::kIncoming, allocation)) && !(rolls_back && left));
+    const std::string name = "allocation " + std::to_string(allocation) + " (" +
+                             format_size(row.size()) + ", tag '" + row.tag() + "')";
+    if (!memory.resident && !left)
+      missing = name + " was on its device, and its descriptor is lost";
+    if (memory.saved != nullptr && missing.empty())
+      if (const Status taken = pool.take_again(from_record(memory.saved->extents())); !taken.ok())
+        missing = name + ": " + taken.text();
+    if (!missing.empty()) break;
+    found.emplace(allocation, std::move(memory));
+  }
+  if (missing.empty()) return {};
+  for (const auto& [allocation, memory] : found)
+    if (memory.saved != nullptr) (void)pool.give_back(from_record(memory.saved->extents()));
+  found.clear();
+  return missing;
+}
+
+void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& memory, Stock& stock) {
+  Allocation a;
+  a.id = id;
+  a.group = group.id;
+  a.holders = memory.holders;
+  fill(a, memory.row, group.account);
+  const auto what = standing_of(group.machine).under_way;
+  if (memory.resident)
+    put_on_device(a, memory.incoming ? HolderKind::kIncoming : HolderKind::kMemory, group.account,
+                  stock);
+  if (memory.saved != nullptr) {
+    const v1::record::Saved& saved = *memory.saved;
+    a.saver = saved.saver();
+    a.saved = from_record(saved.extents());
+    for (const v1::record::Saved::Part& part : saved.parts())
+      a.stored.push_back({part.length(), part.bytes(), part.sparse(), part.checksum()});
+    a.stayed = saved.stayed();
+    a.saved_row = adopt(RowKind::kSaved, id);
+    // It came back in a resume that was opening.
+    const bool back = what && what->restart == OnRestart::kOpen && what->loaded;
+    a.away = !a.resident() || (a.stayed ? saved.away() : back && what->task.selection.takes(a.tag));
+  }
+  // Of a pause that goes on, what no rank was told to let go of, and whose bytes may not be safe.
+  const bool stays = what && what->restart == OnRestart::kRelease && a.resident() && !a.stayed &&
+                     what->task.selection.takes(a.tag) &&
+                     (memory.saved == nullptr ||
+                      (groups_read_.at(group.id).under_way().waves() && !memory.saved->leaves()));
+  Allocation& added = node_.allocations.add(std::move(a));
+  if (!stays) return;
+  saved_.give_back(added);
+  added.saver = 0;
+  added.stayed = true;
+  node_.records.write_saved(added);
+}
+
+void Recovery::fill(Allocation& a, const v1::record::Allocation& row,
+                    const std::shared_ptr<Account>& account) {
+  a.token = token_of(row.token());
+  a.size = row.size();
+  if (row.device().size() == sizeof a.device.bytes) a.device = make_uuid(row.device().data());
+  a.gpu_direct_rdma = row.gpu_direct_rdma();
+  a.tag = row.tag();
+  a.region = static_cast<RegionPolicy>(row.region());
+  for (const RankId rank : row.guests())
+    if (const auto of = group_of_.find(rank); of != group_of_.end())
+      a.guests.push_back({rank, of->second});
+  Amounts entry;
+  entry[Resource::kAllocations] = 1;
+  a.charge = account->charge(entry);
+  a.row = adopt(RowKind::kAllocation, a.id);
+}
+
+void Recovery::put_on_device(Allocation& a, HolderKind kind,
+                             const std::shared_ptr<Account>& account, Stock& stock) {
+  std::optional<Fd> fd = take(stock, kind, a.id);
+  a.fd = charged(std::move(*fd), account->charge(of_device_memory(a.size)));
+  a.kept = node_.records.record().adopt(kind, a.id);
+}
+
+/// Memory whose holders have all gone, and which ranks of other groups have open still.
+void Recovery::take_guests_memory(Stock& stock) {
+  for (const auto& [id, row] : allocations_read_) {
+    if (node_.allocations.find(id) != nullptr) continue;
+    const bool held = std::any_of(row.holders().begin(), row.holders().end(), [&](RankId rank) {
+      return group_of_.contains(rank) && group_of_[rank] == row.group();
+    });
+    const auto guest = std::find_if(row.guests().begin(), row.guests().end(),
+                                    [&](RankId rank) { return group_of_.contains(rank); });
+    if (held || guest == row.guests().end()) continue;
+    HolderKind kind = HolderKind::kMemory;
+    if (!stock.contains(holder_key(kind, id))) kind = HolderKind::kIncoming;
+    if (!stock.contains(holder_key(kind, id))) continue;
+    const std::shared_ptr<Account> account = node_.groups.at(group_of_[*guest]).account;
+    Allocation a;
+    a.id = id;
+    a.group = kNoGroup;
+    fill(a, row, account);
+    put_on_device(a, kind, account, stock);
+    node_.allocations.add(std::move(a));
+  }
+}
+
+// ---- what nobody has any more -------------------------------------------------------------------
+
+Row Recovery::adopt(RowKind kind, std::uint64_t id) {
+  rows_.erase(row_key(kind, id));
+  return node_.records.record().adopt_row(kind, id);
+}
+
+void Recovery::let_go_of_the_rest(const Stock& stock) {
+  Record& record = node_.records.record();
+  for (const RowKey key : rows_) record.adopt_row(kind_of_row(key), id_of_row(key)).erase();
+  for (const auto& [key, fd] : stock) record.adopt(kind_of(key), id_of(key)).drop();
+}
+
+}  // namespace amem

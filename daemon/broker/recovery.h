@@ -1,0 +1,94 @@
+// Recovery: fills the broker's tables with what another amemd has left in the record and with the
+// holder. Ranks are expected then, and say the rest when they come back (daemon/broker/ranks.h);
+// what was under way goes on as the table of phases says.
+//
+// For the loop's thread, before anybody is served.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "amem/v1/record.pb.h"
+#include "common/fd.h"
+#include "daemon/broker/groups.h"
+#include "daemon/broker/ranks.h"
+#include "daemon/holder/wire.h"
+#include "daemon/node/node.h"
+#include "daemon/operations/saved_bytes.h"
+#include "daemon/owners/accounts.h"
+#include "daemon/record/record_log.h"
+
+namespace amem {
+
+/// What the holder had, by its keys.
+using Stock = std::map<HolderKey, Fd>;
+
+/// The chunk of the pool that the rows are about; 0: there are none. kDataLoss: a row that is none.
+Result<std::uint64_t> recorded_chunk(const RecordLog& log);
+
+class Recovery {
+ public:
+  /// Everything passed in outlives this object.
+  Recovery(Node& node, Accounts& accounts, SavedBytes& saved, Groups& groups, Ranks& ranks)
+      : node_(node), accounts_(accounts), saved_(saved), groups_(groups), ranks_(ranks) {}
+
+  /// Takes up what can be; what cannot is named in the log and let go of, and nobody else loses by
+  /// it. kDataLoss: the rows are not to be read, nothing has changed.
+  Status run(Stock stock);
+
+ private:
+  struct Member {
+    v1::record::Rank row;
+    Fd process;
+  };
+  struct Memory {
+    v1::record::Allocation row = {};
+    const v1::record::Saved* saved = nullptr;
+    std::vector<RankId> holders = {};  // that live
+    bool resident = false;
+    bool incoming = false;  // it is on its device by what a resume has made
+  };
+
+  Status read(const RecordLog& log);
+  void find_members(Stock& stock);
+  void take_pool(Stock& stock);
+  /// Which of the group's memory there is. Not empty: what is missing.
+  std::string find_memory(GroupId group, const Stock& stock, std::map<AllocationId, Memory>& found);
+  GroupEntry& take_group(GroupId id, std::map<RankId, Member>& members);
+  void take_memory(GroupEntry& group, AllocationId id, const Memory& memory, Stock& stock);
+  /// What its row says.
+  void fill(Allocation& a, const v1::record::Allocation& row,
+            const std::shared_ptr<Account>& account);
+  void put_on_device(Allocation& a, HolderKind kind, const std::shared_ptr<Account>& account,
+                     Stock& stock);
+  void take_guests_memory(Stock& stock);
+  void take_limbo(Stock& stock);
+  Row adopt(RowKind kind, std::uint64_t id);
+  void let_go_of_the_rest(const Stock& stock);
+  std::shared_ptr<Account> account_of(const v1::record::Owner& owner) {
+    return accounts_.of(from_record(owner));
+  }
+
+  Node& node_;
+  Accounts& accounts_;
+  SavedBytes& saved_;
+  Groups& groups_;
+  Ranks& ranks_;
+
+  v1::record::Life life_;
+  std::map<GroupId, v1::record::Group> groups_read_;
+  std::map<RankId, v1::record::Rank> ranks_read_;
+  std::map<AllocationId, v1::record::Allocation> allocations_read_;
+  std::map<AllocationId, v1::record::Saved> saved_read_;
+  std::map<std::uint64_t, v1::record::Segment> segments_read_;
+  std::map<RankId, v1::record::Limbo> limbo_read_;
+  std::map<GroupId, std::map<RankId, Member>> members_;
+  std::map<RankId, GroupId> group_of_;  // of those that live
+  std::set<RowKey> rows_;               // that nobody has adopted yet
+};
+
+}  // namespace amem

@@ -1,0 +1,33 @@
+#include "daemon/control/entrance.h"
+
+#include <utility>
+
+namespace amem {
+namespace {
+
+constexpr std::uint64_t kDescriptors = 2;  // the socket, and Callers' copy
+
+}  // namespace
+
+void Entrance::take(Fd socket) {
+  const Result<Peer> peer = peer_of(socket.get(), isolation_, accounts_);
+  if (!peer.ok())
+    return refusals_.warn("connection to {} refused: {}", listener_.path(), peer.status().text());
+  Account& account = *peer.value().account;
+  Caller caller = caller_of(peer.value(), isolation_, access_);
+  if (!caller.operates &&
+      (callers_.count_of(account) >= kMaxOfOwner || callers_.count() >= kMaxOfOthers))
+    return account.refusals_log().warn(
+        "connection of {} to {} refused: its owner has {} of {}, all have {}", caller.who,
+        listener_.path(), callers_.count_of(account), kMaxOfOwner, callers_.count());
+  Amounts amounts;
+  amounts[Resource::kDescriptors] = kDescriptors;
+  Result<Charge> charge = account.take(amounts);
+  if (!charge.ok())
+    return account.refusals_log().warn("connection of {} to {} refused: {}", caller.who,
+                                       listener_.path(), charge.status().text());
+  if (!callers_.connected(socket.get(), std::move(caller), std::move(charge).value())) return;
+  serve_(std::move(socket));
+}
+
+}  // namespace amem

@@ -1,0 +1,79 @@
+#include "daemon/control/tasks.h"
+
+#include <cstddef>
+
+#include "common/packet.h"
+#include "common/protocol.h"
+
+namespace amem {
+namespace {
+
+constexpr std::size_t kMaxTagLength = sizeof(amem_v1_Create::tag) - 1;
+
+/// What ranks can be told of.
+Status check_tags(const std::set<std::string>& tags) {
+  if (tags.size() > kMaxTags)
+    return {Code::kInvalidArgument, "an operation takes at most " + std::to_string(kMaxTags) +
+                                        " tags; choose fewer, or all but some, or none for "
+                                        "everything"};
+  for (const std::string& tag : tags)
+    if (tag.empty() || tag.size() > kMaxTagLength)
+      return {Code::kInvalidArgument,
+              "a tag has 1 to " + std::to_string(kMaxTagLength) + " characters"};
+  return {};
+}
+
+/// `Request`: PauseRequest or ResumeRequest.
+template <class Request>
+Result<Task> read(Operation op, const Request& request) {
+  const bool except = request.except_tags_size() > 0;
+  if (except && request.tags_size() > 0)
+    return Status(Code::kInvalidArgument, "either tags, or the tags that are excepted; not both");
+  const auto& tags = except ? request.except_tags() : request.tags();
+  Task task(op, {{tags.begin(), tags.end()}, except});
+  if constexpr (requires { request.discard(); })
+    task.discard = {request.discard().begin(), request.discard().end()};
+  if constexpr (requires { request.guests(); }) {
+    const Result<GuestPolicy> guests = guest_policy_of(request.guests());
+    if (!guests.ok()) return guests.status();
+    task.guests = guests.value();
+  }
+  for (const auto& each : {task.selection.tags, task.discard})
+    if (Status status = check_tags(each); !status.ok()) return status;
+  return task;
+}
+
+}  // namespace
+
+Result<Task> task_of(const v1::PauseRequest& request) { return read(Operation::kPause, request); }
+
+Result<Task> task_of(const v1::ResumeRequest& request) { return read(Operation::kResume, request); }
+
+Result<GuestPolicy> guest_policy_of(v1::GuestPolicy policy) {
+  switch (policy) {
+    case v1::GUEST_POLICY_UNSPECIFIED:
+      return GuestPolicy::kDefault;
+    case v1::GUEST_POLICY_PIN:
+      return GuestPolicy::kPin;
+    case v1::GUEST_POLICY_REFUSE:
+      return GuestPolicy::kRefuse;
+    default:
+      return Status(Code::kInvalidArgument, "what a pause does with guests is pin or refuse");
+  }
+}
+
+Result<std::vector<std::string>> groups_of(
+    const std::string& one, const google::protobuf::RepeatedPtrField<std::string>& several) {
+  if (several.empty()) return std::vector<std::string>{one};
+  if (!one.empty())
+    return Status(Code::kInvalidArgument, "either one group, or a list of groups; not both");
+  return std::vector<std::string>(several.begin(), several.end());
+}
+
+Result<std::set<std::string>> discard_of(const v1::SwapRequest& request) {
+  std::set<std::string> discard(request.discard().begin(), request.discard().end());
+  if (Status status = check_tags(discard); !status.ok()) return status;
+  return discard;
+}
+
+}  // namespace amem

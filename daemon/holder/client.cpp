@@ -1,0 +1,323 @@
+#include "daemon/holder/client.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <thread>
+
+#include "common/descriptors.h"
+
+namespace amem {
+namespace {
+
+constexpr Duration kHelloLimit = std::chrono::seconds(5);
+constexpr Duration kRetry = std::chrono::milliseconds(1);
+
+/// For poll(): at least a millisecond, so that what is left of one does not spin.
+int ms_until(Time until) {
+  const auto left =
+      std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
+  return static_cast<int>(std::clamp<std::int64_t>(left, 1, 60'000));
+}
+
+/// Only a process of this user may have the descriptors of its memory.
+Status check_server(int socket, const std::string& path) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
+    return errno_status(Code::kUnavailable, "SO_PEERCRED of " + path, errno);
+  if (peer.uid == ::geteuid()) return {};
+  return {Code::kPermissionDenied, "uid " + std::to_string(peer.uid) + " serves " + path +
+                                       ", and amemd is uid " + std::to_string(::geteuid()) +
+                                       ": this is no holder of its own; stop that process (pid " +
+                                       std::to_string(peer.pid) + ") and remove the socket"};
+}
+
+Status refusal(const HolderHeader& header, const std::string& path) {
+  const std::string number = std::to_string(header.number);
+  switch (static_cast<HolderRefusal>(header.detail)) {
+    case HolderRefusal::kOtherUser:
+      return {Code::kPermissionDenied, "the holder at " + path + " serves only uid " + number +
+                                           ", and amemd is uid " + std::to_string(::geteuid()) +
+                                           "; run both as one user"};
+    case HolderRefusal::kServesOther:
+      return {Code::kFailedPrecondition, "the holder at " + path + " serves another amemd (pid " +
+                                             number +
+                                             "); stop that one, or choose another directory with "
+                                             "--runtime-dir"};
+    case HolderRefusal::kOtherVersion:
+      return {Code::kUnimplemented,
+              "the holder at " + path + " speaks version " + number + " and this amemd " +
+                  std::to_string(kHolderVersion) +
+                  ": what it keeps cannot be taken over; end the jobs, then the amem-holder"};
+    case HolderRefusal::kMalformed:
+      break;
+  }
+  return {Code::kInternal, "the holder at " + path + " does not understand what amemd sent"};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Holder>> Holder::connect(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path)
+    return Status(Code::kInvalidArgument, "the path of a socket may have " +
+                                              std::to_string(sizeof address.sun_path - 1) +
+                                              " characters, this one has more: " + path);
+  path.copy(address.sun_path, path.size());
+  Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) return errno_status(Code::kInternal, "socket for " + path, errno);
+  if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
+    return errno_status(
+        errno == EACCES || errno == EPERM ? Code::kPermissionDenied : Code::kUnavailable,
+        "connect to the holder at " + path, errno);
+  if (Status status = check_server(socket.get(), path); !status.ok()) return status;
+  std::unique_ptr<Holder> holder(new Holder(path, std::move(socket)));
+  if (Status status = holder->greet(); !status.ok()) return status;
+  return holder;
+}
+
+Status Holder::greet() {
+  const Time until = Clock::now() + kHelloLimit;
+  // One that refuses may have closed its end already; its reason is still there to read.
+  if (Status status = ask(HolderMessage::kHello, kHolderVersion, until);
+      !status.ok() && status.code() != Code::kUnavailable)
+    return status;
+  lost_ = false;
+  HolderPacket packet;
+  std::vector<Fd> fds;
+  const Status status = receive(until, packet, fds);
+  if (status.code() == Code::kDeadlineExceeded)
+    return lose("it has not answered the hello within 5 s");
+  if (!status.ok()) return {Code::kAborted, "the holder at " + path_ + " ended as amemd came"};
+  if (packet.header.message == HolderMessage::kWelcome) return {};
+  return heard(packet);
+}
+
+Result<std::map<Holder::Key, Fd>> Holder::list() {
+  const Time until = Clock::now() + kListLimit;
+  if (Status status = flush(); !status.ok()) return status;
+  const std::uint64_t number = ++asked_;
+  if (Status status = ask(HolderMessage::kList, number, until); !status.ok()) return status;
+  std::map<Key, Fd> all;
+  std::size_t missing = 0;
+  while (true) {
+    HolderPacket packet;
+    std::vector<Fd> fds;
+    if (Status status = receive(until, packet, fds); !status.ok()) return status;
+    const HolderHeader& header = packet.header;
+    if (header.message != HolderMessage::kListed || header.number != number) {
+      if (Status status = heard(packet); !status.ok()) return status;
+      continue;
+    }
+    missing += header.count - fds.size();
+    for (std::size_t i = 0; i < fds.size(); ++i) all[packet.keys[i]] = std::move(fds[i]);
+    if (header.detail == 0) continue;
+    if (missing == 0) return all;
+    return Status(Code::kResourceExhausted,
+                  std::to_string(missing) + " of " + std::to_string(missing + all.size()) +
+                      " descriptors of the holder at " + path_ +
+                      " did not arrive: amemd has no room for so many; raise its limit of open "
+                      "files (LimitNOFILE)");
+  }
+}
+
+void Holder::add(Change change) {
+  if (sends()) changes_.push_back(std::move(change));
+}
+
+void Holder::put(Key key, SharedFd fd) {
+  const int number = fd->get();
+  add({key, true, number, std::move(fd)});
+}
+
+void Holder::put(Key key, int fd) { add({key, true, fd, nullptr}); }
+
+void Holder::drop(Key key) { add({key, false, -1, nullptr}); }
+
+Status Holder::cannot_send() const {
+  if (lost_) return {Code::kUnavailable, why_};
+  return {Code::kFailedPrecondition, "amemd has let go of the holder at " + path_};
+}
+
+Status Holder::flush() {
+  if (!sends()) return cannot_send();
+  const Status trouble = check();
+  const Time until = Clock::now() + kFlushLimit;
+  Status status;
+  // Letting go of a descriptor of held() may add a drop: it goes out in the next turn.
+  while (status.ok() && !changes_.empty()) {
+    std::vector<Change> changes = std::exchange(changes_, {});
+    std::size_t sent = 0;
+    while (status.ok() && sent < changes.size()) status = send_some(changes, sent, until);
+    changes.erase(changes.begin(), changes.begin() + static_cast<std::ptrdiff_t>(sent));
+    if (!sends()) break;
+    changes.insert(changes.end(), std::make_move_iterator(changes_.begin()),
+                   std::make_move_iterator(changes_.end()));
+    changes_ = std::move(changes);
+  }
+  if (!status.ok()) return status;
+  return trouble;
+}
+
+Status Holder::send_some(const std::vector<Change>& changes, std::size_t& first, Time until) {
+  const bool puts = changes[first].puts;
+  HolderPacket packet;
+  packet.header.message = puts ? HolderMessage::kPut : HolderMessage::kDrop;
+  std::vector<int> fds;
+  std::size_t next = first;
+  for (; next < changes.size() && next - first < kMaxHeldPerPacket && changes[next].puts == puts;
+       ++next) {
+    packet.keys[packet.header.count++] = changes[next].key;
+    if (puts) fds.push_back(changes[next].fd);
+  }
+  Status status = send(packet, fds, until);
+  if (status.ok()) first = next;
+  return status;
+}
+
+Status Holder::send(const HolderPacket& packet, const std::vector<int>& fds, Time until) {
+  while (send_with<kMaxHeldPerPacket>(socket_.get(), &packet, packet.bytes(), fds.data(),
+                                      fds.size()) < 0) {
+    const int error = errno;
+    if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) return lose("it has ended");
+    const bool full = error == EAGAIN || error == EWOULDBLOCK;
+    // ETOOMANYREFS: more descriptors in flight than the user may have; the holder makes room.
+    if (!full && error != ETOOMANYREFS)
+      return errno_status(Code::kInternal, "sendmsg to the holder at " + path_, error);
+    if (Clock::now() >= until)
+      return {Code::kDeadlineExceeded,
+              "the holder at " + path_ +
+                  " does not take what amemd gives it; what is left would not outlive amemd, and "
+                  "is sent with the next"};
+    pollfd room{socket_.get(), POLLOUT, 0};
+    if (full)
+      ::poll(&room, 1, ms_until(until));
+    else
+      std::this_thread::sleep_for(kRetry);
+  }
+  return {};
+}
+
+Status Holder::ask(HolderMessage message, std::uint64_t number, Time until) {
+  HolderPacket packet;
+  packet.header.message = message;
+  packet.header.number = number;
+  return send(packet, {}, until);
+}
+
+Status Holder::receive(Time until, HolderPacket& packet, std::vector<Fd>& fds) {
+  while (true) {
+    fds.clear();
+    const auto [n, flags] =
+        receive_with<kMaxHeldPerPacket>(socket_.get(), &packet, sizeof packet, MSG_DONTWAIT,
+                                        [&](Fd fd) { fds.push_back(std::move(fd)); });
+    // It went without reading all that it was sent; what it said is still there.
+    if (n < 0 && errno == ECONNRESET) continue;
+    if (n == 0) return lose("it has ended");
+    if (n > 0) {
+      const bool lost = (flags & MSG_CTRUNC) != 0;
+      if ((flags & MSG_TRUNC) == 0 &&
+          is_whole(packet, static_cast<std::size_t>(n), fds.size(), lost))
+        return {};
+      return lose("it sent what is no packet of the protocol");
+    }
+    if (errno != EAGAIN && errno != EWOULDBLOCK)
+      return lose(errno_status(Code::kInternal, "recvmsg", errno).text());
+    if (Clock::now() >= until)
+      return {Code::kDeadlineExceeded, "the holder at " + path_ + " has not answered in time"};
+    pollfd more{socket_.get(), POLLIN, 0};
+    ::poll(&more, 1, ms_until(until));
+  }
+}
+
+Status Holder::heard(const HolderPacket& packet) {
+  switch (packet.header.message) {
+    case HolderMessage::kLost:
+      return {Code::kResourceExhausted,
+              "the holder at " + path_ + " has no room for " + std::to_string(packet.header.count) +
+                  " descriptors that amemd gave it: that memory would not outlive amemd; raise its "
+                  "limit of open files (LimitNOFILE)"};
+    case HolderMessage::kRefused: {
+      Status status = refusal(packet.header, path_);
+      static_cast<void>(lose(status.text()));
+      return status;
+    }
+    case HolderMessage::kListed:  // answers that came too late
+    case HolderMessage::kSettled:
+      return {};
+    default:
+      return lose("it sent what is no packet of the protocol");
+  }
+}
+
+Status Holder::check() {
+  if (lost_) return {Code::kUnavailable, why_};
+  Status trouble;
+  while (true) {
+    HolderPacket packet;
+    std::vector<Fd> fds;
+    Status status = receive(Clock::now(), packet, fds);
+    if (status.code() == Code::kDeadlineExceeded) return trouble;  // there is nothing more
+    if (status.ok()) status = heard(packet);
+    if (lost_) return status;
+    if (!status.ok()) trouble = std::move(status);
+  }
+}
+
+Status Holder::settle(Duration limit) {
+  const Time until = Clock::now() + limit;
+  if (Status status = flush(); !status.ok()) return status;
+  const std::uint64_t number = ++asked_;
+  if (Status status = ask(HolderMessage::kSettle, number, until); !status.ok()) return status;
+  while (true) {
+    HolderPacket packet;
+    std::vector<Fd> fds;
+    const Status status = receive(until, packet, fds);
+    if (status.code() == Code::kDeadlineExceeded)
+      return {status.code(), "the holder at " + path_ +
+                                 " is still closing descriptors that amemd dropped: the GPU's "
+                                 "driver takes its time to free their memory, or is stuck"};
+    if (!status.ok()) return status;
+    if (packet.header.message == HolderMessage::kSettled && packet.header.number == number)
+      return {};
+    if (Status heard_status = heard(packet); !heard_status.ok()) return heard_status;
+  }
+}
+
+void Holder::detach() {
+  detached_ = true;
+  std::exchange(changes_, {}).clear();
+}
+
+Status Holder::lose(const std::string& why) {
+  lost_ = true;
+  why_ = "the holder at " + path_ + " is lost: " + why +
+         "; the node's memory does not outlive this amemd any more";
+  std::exchange(changes_, {}).clear();
+  return {Code::kUnavailable, why_};
+}
+
+SharedFd held(std::shared_ptr<Holder> holder, HolderKey key, SharedFd fd) {
+  if (holder == nullptr) return fd;
+  struct Dropping {
+    Dropping(std::shared_ptr<Holder> at, HolderKey under, SharedFd what)
+        : holder(std::move(at)), key(under), fd(std::move(what)) {}
+    ~Dropping() { holder->drop(key); }
+    Dropping(const Dropping&) = delete;
+    Dropping& operator=(const Dropping&) = delete;
+    std::shared_ptr<Holder> holder;
+    HolderKey key;
+    SharedFd fd;
+  };
+  auto dropping = std::make_shared<Dropping>(std::move(holder), key, std::move(fd));
+  const Fd* part = dropping->fd.get();
+  return {std::move(dropping), part};
+}
+
+}  // namespace amem

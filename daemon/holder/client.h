@@ -1,0 +1,114 @@
+// Holder: amemd's end of the connection to amem-holder, which keeps descriptors over its death.
+//
+//   put/drop -> buffered, in order -> flush() -> in the kernel: what was put lives on if this
+//   process is killed now, and what was dropped goes.
+//
+// The holder only keeps a second reference: memory is freed when its descriptor is closed here and
+// dropped there. When the connection breaks nothing that is held here is lost, but it would not
+// outlive this process any more: lost() is true, and everything that sends does nothing.
+//
+// For the loop's thread; after detach() a descriptor of held() may be destroyed on any.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/fd.h"
+#include "common/status.h"
+#include "daemon/base/clock.h"
+#include "daemon/holder/wire.h"
+
+namespace amem {
+
+class Holder {
+ public:
+  using Key = HolderKey;
+  static constexpr Duration kListLimit = std::chrono::seconds(10);
+  static constexpr Duration kFlushLimit = std::chrono::seconds(1);
+
+  /// Connects and says hello. kUnavailable: nobody listens at `path`, or it does not answer within
+  /// 5 s. kAborted: it ended meanwhile; try again. kPermissionDenied: it is another user's.
+  /// kFailedPrecondition: it serves another amemd, which the text names. kUnimplemented: it speaks
+  /// another version.
+  static Result<std::unique_ptr<Holder>> connect(const std::string& path);
+
+  ~Holder() { detach(); }
+  Holder(const Holder&) = delete;
+  Holder& operator=(const Holder&) = delete;
+
+  /// All that is held. Flushes first. kResourceExhausted: this process has no room for so many
+  /// descriptors.
+  Result<std::map<Key, Fd>> list();
+
+  /// Replaces what is there. The descriptor is kept open until it has been sent.
+  void put(Key key, SharedFd fd);
+  /// Likewise; whoever calls it keeps the descriptor open until flush() has sent it.
+  void put(Key key, int fd);
+  void drop(Key key);
+
+  /// Sends what is buffered. kDeadlineExceeded: the holder took not all within kFlushLimit; the
+  /// rest stays buffered, in order. kUnavailable: lost(). Also what check() returns.
+  Status flush();
+
+  /// Flushes, then waits until the holder has closed all that was dropped. kDeadlineExceeded: it
+  /// had not within `limit`; the GPU's driver may be stuck.
+  Status settle(Duration limit);
+
+  /// Reads what the holder says unasked; to be called when fd() is readable or hung up.
+  /// kResourceExhausted: the holder had no room for descriptors, and has nothing under their keys.
+  /// kUnavailable: lost().
+  Status check();
+
+  /// From now on nothing is sent: this amemd ends and wants all kept. What is buffered is dropped;
+  /// flush() first.
+  void detach();
+
+  bool lost() const { return lost_; }
+  /// For the loop to watch.
+  int fd() const { return socket_.get(); }
+
+ private:
+  struct Change {
+    Key key;
+    bool puts;
+    int fd;
+    SharedFd kept;  // may be null
+  };
+
+  Holder(std::string path, Fd socket) : path_(std::move(path)), socket_(std::move(socket)) {}
+  Status greet();
+  bool sends() const { return !lost_ && !detached_; }
+  /// kUnavailable: lost; kFailedPrecondition: detached.
+  Status cannot_send() const;
+  void add(Change change);
+  /// Sends the changes from `first` on that go into one packet, and moves `first` behind them.
+  Status send_some(const std::vector<Change>& changes, std::size_t& first, Time until);
+  Status send(const HolderPacket& packet, const std::vector<int>& fds, Time until);
+  Status ask(HolderMessage message, std::uint64_t number, Time until);
+  /// The next packet. kDeadlineExceeded: none came by then.
+  Status receive(Time until, HolderPacket& packet, std::vector<Fd>& fds);
+  /// What came while nothing, or something else, was waited for.
+  Status heard(const HolderPacket& packet);
+  Status lose(const std::string& why);
+
+  const std::string path_;
+  Fd socket_;
+  bool lost_ = false;
+  bool detached_ = false;
+  std::string why_;          // lost
+  std::uint64_t asked_ = 0;  // number of the last question
+  std::vector<Change> changes_;
+};
+
+/// A descriptor whose key the holder drops when the last reference to it here goes. It puts
+/// nothing: put() it, or take it from list(). Without a holder the descriptor alone.
+SharedFd held(std::shared_ptr<Holder> holder, HolderKey key, SharedFd fd);
+inline SharedFd held(std::shared_ptr<Holder> holder, HolderKey key, Fd fd) {
+  return held(std::move(holder), key, std::make_shared<const Fd>(std::move(fd)));
+}
+
+}  // namespace amem

@@ -1,0 +1,188 @@
+#include "daemon/memory/pools.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "amem/v1/record.pb.h"
+#include "daemon/base/units.h"
+
+namespace amem {
+
+void Pools::add(PoolSegment segment, std::uint64_t id) {
+  if (segment.anew) renewing_ -= segment.size;
+  RecordedSegment recorded{std::move(segment), id, {}, {}};
+  if (recorded.segment.fd)
+    recorded.kept = record_.keep(HolderKind::kSegment, id, recorded.segment.fd);
+  record_.flush();
+  write(recorded, std::nullopt, std::nullopt);
+  stock_.push_back({std::move(recorded), std::nullopt});
+}
+
+void Pools::write(RecordedSegment& segment, const std::optional<Owner>& owner,
+                  std::optional<std::uint32_t> drawn) {
+  v1::record::Segment row;
+  row.set_size(segment.segment.size);
+  row.set_memfd(segment.segment.memfd);
+  row.set_numa_node(segment.segment.numa_node);
+  if (owner) {
+    row.mutable_owner()->set_uid(owner->uid);
+    row.mutable_owner()->set_compartment(owner->compartment);
+  }
+  row.set_drawn(drawn.has_value());
+  row.set_index(drawn.value_or(0));
+  (void)record_.write(segment.row, RowKind::kSegment, segment.id, row);
+}
+
+void Pools::restore(RecordedSegment segment, const std::optional<Owner>& last) {
+  stock_.push_back({std::move(segment), last});
+}
+
+void Pools::restore(RecordedSegment segment, const std::shared_ptr<Account>& account) {
+  OwnPool& pool = of(account);
+  Amounts amounts;
+  amounts[Resource::kPoolBytes] = segment.segment.size;
+  pool.extents.add_segment(segment.segment.size);
+  pool.reach.add_segment(segment.segment.size, segment.segment.numa_node);
+  pool.segments.push_back({std::move(segment), account->charge(amounts)});
+}
+
+void Pools::restored() {
+  std::vector<std::shared_ptr<Account>> all;
+  for (const auto& [account, pool] : pools_) all.push_back(account);
+  for (const auto& account : all) dissolve_if_idle(account);
+}
+
+std::uint64_t Pools::coming(const Account& account) const {
+  const std::uint64_t most = account.most(Resource::kPoolBytes);
+  const std::uint64_t used = account.used(Resource::kPoolBytes);
+  return expect_renewals_ ? std::min(renewing_, most - std::min(most, used)) : 0;
+}
+
+OwnPool& Pools::of(const std::shared_ptr<Account>& account) {
+  return pools_.try_emplace(account, chunk_).first->second;
+}
+
+void Pools::leave(const std::shared_ptr<Account>& account) {
+  --of(account).processes;
+  dissolve_if_idle(account);
+}
+
+void Pools::saved_less(const std::shared_ptr<Account>& account) { dissolve_if_idle(account); }
+
+void Pools::dissolve_if_idle(const std::shared_ptr<Account>& account) {
+  const auto it = pools_.find(account);
+  if (it == pools_.end() || it->second.processes > 0 || it->second.extents.used() > 0) return;
+  for (OwnPool::Drawn& segment : it->second.segments) {
+    write(segment.of, account->owner(), std::nullopt);
+    stock_.push_back({std::move(segment.of), account->owner()});
+  }
+  pools_.erase(it);
+}
+
+/// What the owner had itself it gets before what nobody has had, so that little has to be made anew
+/// for others.
+bool Pools::draw(const std::shared_ptr<Account>& account, OwnPool& pool, int node, bool only) {
+  const auto rank = [&](const Stocked& stocked) {
+    const bool near = stocked.of.segment.numa_node == node;
+    if ((only && !near) || was_others(stocked, account->owner())) return 0;
+    return 1 + (near ? 2 : 0) + (stocked.last ? 1 : 0);
+  };
+  const auto best =
+      std::max_element(stock_.begin(), stock_.end(),
+                       [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
+  if (best == stock_.end() || rank(*best) == 0) return false;
+  const PoolSegment& segment = best->of.segment;
+  Result<Charge> charge = account->take(Resource::kPoolBytes, segment.size);
+  if (!charge.ok()) return false;
+  const std::uint32_t index = pool.extents.add_segment(segment.size);
+  pool.reach.add_segment(segment.size, segment.numa_node);
+  write(best->of, account->owner(), index);
+  pool.segments.push_back({std::move(best->of), std::move(charge).value()});
+  stock_.erase(best);
+  return true;
+}
+
+/// The number of a namespace may come again as another's, so what a compartment had is nobody's.
+bool Pools::was_others(const Stocked& stocked, const Owner& owner) {
+  return stocked.last && (*stocked.last != owner || !stocked.last->compartment.empty());
+}
+
+std::uint64_t Pools::renew_one(const Account& account, int node, bool only) {
+  const auto it = std::find_if(stock_.begin(), stock_.end(), [&](const Stocked& stocked) {
+    return was_others(stocked, account.owner()) && (!only || stocked.of.segment.numa_node == node);
+  });
+  if (it == stock_.end()) return 0;
+  const std::uint64_t size = it->of.segment.size;
+  Amounts amounts;
+  amounts[Resource::kPoolBytes] = size;
+  if (!account.has_room(amounts)) return 0;
+  renew_(std::move(it->of.segment));
+  stock_.erase(it);
+  renewing_ += size;
+  return size;
+}
+
+std::vector<std::uint32_t> Pools::extend(const std::shared_ptr<Account>& account, RankId rank) {
+  OwnPool& pool = of(account);
+  std::uint64_t most = pool.extents.total();
+  for (const Stocked& stocked : stock_) most += stocked.of.segment.size;
+  return pool.reach.extend(rank, std::min(most, account->most(Resource::kPoolBytes)),
+                           [&](int node, bool only) {
+                             if (draw(account, pool, node, only)) return true;
+                             renew_one(*account, node, only);
+                             return false;
+                           });
+}
+
+Status Pools::make_room(const std::shared_ptr<Account>& account, std::uint64_t bytes) {
+  OwnPool& pool = of(account);
+  while (pool.extents.available() < bytes && draw(account, pool, -1, false)) continue;
+  if (pool.extents.available() >= bytes) return {};
+  std::uint64_t renewed = renewing_;
+  const std::uint64_t missing = bytes - pool.extents.available();
+  while (renewed < missing)
+    if (const std::uint64_t size = renew_one(*account, -1, false); size > 0)
+      renewed += size;
+    else
+      break;
+  std::string text = "the host pool is too small: " + format_size(bytes) + " needed, " +
+                     format_size(pool.extents.available()) + " of " +
+                     format_size(pool.extents.total()) + " that " + to_string(account->owner()) +
+                     " has of it free";
+  if (const std::uint64_t most = account->most(Resource::kPoolBytes); most < total())
+    text +=
+        ", and it may have " + format_size(most) + " of " + format_size(total()) + " (quotas.pool)";
+  if (renewed > 0)
+    text += "; " + format_size(renewed) +
+            " that others had is being made anew for it: try again in a moment";
+  return {Code::kResourceExhausted, text};
+}
+
+void Pools::each(const std::function<void(const RecordedSegment&)>& segment) const {
+  for (const auto& [account, pool] : pools_)
+    for (const OwnPool::Drawn& drawn : pool.segments) segment(drawn.of);
+  for (const Stocked& stocked : stock_) segment(stocked.of);
+}
+
+std::uint64_t Pools::total() const {
+  std::uint64_t bytes = 0;
+  for (const auto& [account, pool] : pools_) bytes += pool.extents.total();
+  for (const Stocked& stocked : stock_) bytes += stocked.of.segment.size / chunk_ * chunk_;
+  return bytes;
+}
+
+std::uint64_t Pools::used(const std::function<bool(const Account&)>& owners) const {
+  std::uint64_t bytes = 0;
+  for (const auto& [account, pool] : pools_)
+    if (owners(*account)) bytes += pool.extents.used();
+  return bytes;
+}
+
+std::string Pools::kind() const {
+  for (const auto& [account, pool] : pools_)
+    if (!pool.segments.empty())
+      return pool.segments.back().of.segment.memfd ? "memfd" : "host_numa";
+  return stock_.empty() ? "" : stock_.back().of.segment.memfd ? "memfd" : "host_numa";
+}
+
+}  // namespace amem

@@ -1,0 +1,123 @@
+// Pools: the host pool, divided among the owners of ranks.
+//
+// A segment of the pool is one owner's at a time, because whoever has been given a segment can read
+// and write all of it. Owners draw segments as their ranks come to need them, each charged to its
+// account; what an owner has it keeps until the last of its processes has ended and nothing of it
+// is saved. Then its segments are in stock again. Before somebody else gets one, it is made anew.
+//
+// For the loop's thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "daemon/memory/extents.h"
+#include "daemon/memory/pool.h"
+#include "daemon/memory/reach.h"
+#include "daemon/owners/account.h"
+#include "daemon/record/record.h"
+
+namespace amem {
+
+/// A segment, and what the next amemd needs of it.
+struct RecordedSegment {
+  PoolSegment segment;
+  std::uint64_t id = 0;  // never used twice
+  Row row;
+  Kept kept;
+};
+
+/// An owner's part. Segments are numbered from 0 in each, as its ranks know them.
+struct OwnPool {
+  explicit OwnPool(std::uint64_t chunk) : extents(chunk) {}
+
+  ExtentAllocator extents;
+  Reach reach;
+  struct Drawn {
+    RecordedSegment of;
+    Charge charge;
+  };
+  std::vector<Drawn> segments;
+  std::size_t processes = 0;  // that may have some of it mapped
+};
+
+class Pools {
+ public:
+  using Renew = std::function<void(PoolSegment)>;
+
+  /// `renew`: has it made anew; the new one comes back by add(). The record outlives this object.
+  Pools(std::uint64_t chunk, Record& record, Renew renew)
+      : chunk_(chunk), record_(record), renew_(std::move(renew)) {}
+
+  /// A segment that nobody has had. `id`: never used before.
+  void add(PoolSegment segment, std::uint64_t id);
+  /// One from before a restart, with its row and what the holder has of it. What is an owner's now
+  /// comes in the order of its numbers in that owner's part.
+  void restore(RecordedSegment segment, const std::optional<Owner>& last);
+  void restore(RecordedSegment segment, const std::shared_ptr<Account>& account);
+  /// The rows are read. What nobody has anything in any more is in stock again.
+  void restored();
+  /// Whether those that are being made anew are likely to come soon; until it is said otherwise.
+  void expect_renewals(bool expect) { expect_renewals_ = expect; }
+
+  /// The owner's part, empty at first. The reference stays valid until leave() or saved_less().
+  OwnPool& of(const std::shared_ptr<Account>& account);
+
+  /// A process of the owner's may map what its ranks are given, until it leave()s.
+  void enter(const std::shared_ptr<Account>& account) { ++of(account).processes; }
+  void leave(const std::shared_ptr<Account>& account);
+  /// Some room of the owner's part has been given back.
+  void saved_less(const std::shared_ptr<Account>& account);
+
+  /// The segments that the rank is to reach from now on besides those that it does.
+  std::vector<std::uint32_t> extend(const std::shared_ptr<Account>& account, RankId rank);
+  /// Draws segments until so many bytes are free in the owner's part. kResourceExhausted: they are
+  /// not to be had; what there was has been drawn. The text says of what there is too little.
+  Status make_room(const std::shared_ptr<Account>& account, std::uint64_t bytes);
+
+  /// Of all owners, and those in stock.
+  void each(const std::function<void(const RecordedSegment&)>& segment) const;
+  /// Bytes that are being made anew, are likely to come soon, and that this owner may have.
+  std::uint64_t coming(const Account& account) const;
+
+  std::uint64_t chunk() const { return chunk_; }
+  /// Bytes of all that there is, but for what is being made anew.
+  std::uint64_t total() const;
+  /// Bytes that hold something of these owners.
+  std::uint64_t used(const std::function<bool(const Account&)>& owners) const;
+  /// "memfd" or "host_numa"; empty: there is nothing.
+  std::string kind() const;
+
+ private:
+  struct Stocked {
+    RecordedSegment of;
+    std::optional<Owner> last;  // whose it was
+  };
+
+  /// `drawn`: it is the owner's now, with this number.
+  void write(RecordedSegment& segment, const std::optional<Owner>& owner,
+             std::optional<std::uint32_t> drawn);
+
+  bool draw(const std::shared_ptr<Account>& account, OwnPool& pool, int node, bool only);
+  static bool was_others(const Stocked& stocked, const Owner& owner);
+  /// Has one that was others' made anew, for the next who asks. Its size; 0: there is none, or the
+  /// owner may have no more.
+  std::uint64_t renew_one(const Account& account, int node, bool only);
+  void dissolve_if_idle(const std::shared_ptr<Account>& account);
+
+  const std::uint64_t chunk_;
+  Record& record_;
+  const Renew renew_;
+  std::list<Stocked> stock_;
+  std::uint64_t renewing_ = 0;  // bytes
+  bool expect_renewals_ = true;
+  std::map<std::shared_ptr<Account>, OwnPool> pools_;
+};
+
+}  // namespace amem

@@ -1,0 +1,45 @@
+// Names: groups by what callers call them.
+//
+// A name belongs to an owner, so two owners may have a group of one name. "train" is the caller's
+// own group, or else the only one of that name among those that it may see. "train@1000" is that
+// uid's, "train@/kubepods/pod12ab" a compartment's. Groups that the caller may not
+// see are to it as if they were not there.
+//
+// For the loop's thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+#include "daemon/base/ids.h"
+#include "daemon/node/node.h"
+#include "daemon/owners/caller.h"
+
+namespace amem {
+
+/// The owner's own; null: it has none of that name.
+GroupEntry* own_group(Node& node, const Account& owner, const std::string& name);
+
+/// kNotFound: the caller sees no such group; the text names those that it sees. kInvalidArgument:
+/// several owners have one.
+Result<GroupEntry*> find_group(Node& node, const Caller& caller, const std::string& name);
+/// Likewise, of groups that the caller may steer. kPermissionDenied: it only sees it.
+Result<GroupEntry*> find_to_steer(Node& node, const Caller& caller, const std::string& name);
+/// A group, and what the caller has called it.
+struct NamedGroup {
+  GroupId id;
+  std::string name;
+};
+Result<std::vector<NamedGroup>> find_to_steer(Node& node, const Caller& caller,
+                                              const std::vector<std::string>& names);
+
+/// "train@1000", by whatever names others have groups.
+std::string address_of(const GroupEntry& group);
+/// The shortest name by which the caller can call a group that it sees.
+std::string name_for(const Node& node, const Caller& caller, const GroupEntry& group);
+
+/// Whether a group that is called so by somebody who sees all could be this one.
+bool may_be_called(const std::string& name, const GroupEntry& group);
+
+}  // namespace amem

@@ -1,0 +1,139 @@
+// Node: all that the broker knows, as plain tables. Broker, the operations and the reports work
+// on it; it does nothing by itself.
+//
+// The broker's loop owns it.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "daemon/base/event_loop.h"
+#include "daemon/memory/allocations.h"
+#include "daemon/memory/extents.h"
+#include "daemon/memory/pools.h"
+#include "daemon/node/records.h"
+#include "daemon/owners/account.h"
+#include "daemon/owners/peer.h"
+#include "daemon/phases/group.h"
+#include "daemon/sessions/session_server.h"
+
+namespace amem {
+
+/// Device memory of a rank that is not brokered, as the rank reports it.
+struct Unbrokered {
+  DeviceUuid device;
+  std::string kind;
+  std::uint64_t bytes = 0;
+  std::uint32_t count = 0;
+};
+
+struct Rank {
+  RankId id = 0;
+  SessionId session = 0;
+  GroupId group = 0;
+  Peer peer;
+  int number = -1;  // the launcher's
+  std::string program;
+  std::string shim_version;
+  std::vector<Unbrokered> unbrokered;
+  std::set<DeviceUuid> proved;  // devices that it may open
+  EventLoop::WatchId process_watch = 0;
+
+  // A Save that was called off may still be writing to its extents. They go back to the pool when
+  // the rank has answered, or its process has ended.
+  std::set<Epoch> saving;  // Saves sent and not answered
+  Extents limbo;
+
+  Token key{};  // with which it may come back to the next broker; of one that waits for that, it
+                // has no session
+  Kept kept;    // of the process
+  Row row;
+  Row limbo_row;
+};
+
+/// What lives as long as the group; an operation under way is in Operations.
+struct GroupEntry {
+  GroupEntry(GroupId group_id, std::string name, std::shared_ptr<Account> owner,
+             const Deadlines& deadlines, MemoryView memory)
+      : id(group_id),
+        account(std::move(owner)),
+        machine(std::move(name), deadlines, Clock::now(), std::move(memory)) {}
+
+  /// As another broker has left it: Group's second constructor.
+  GroupEntry(GroupId group_id, std::string name, std::shared_ptr<Account> owner,
+             const Deadlines& deadlines, MemoryView memory, const Standing& standing,
+             Members members, Duration patience)
+      : id(group_id),
+        account(std::move(owner)),
+        machine(std::move(name), deadlines, Clock::now(), std::move(memory), standing,
+                std::move(members), patience) {}
+
+  /// A pause drops the bytes of this allocation. NCCL's are always kept; else what the pause itself
+  /// drops (`now`: tags) goes before what an operator has set for the tag, that before what a rank
+  /// has set, and that before what the region says.
+  bool discards(const Allocation& a, const std::set<std::string>& now = {}) const {
+    if (a.tag == kNcclTag) return false;
+    if (now.contains(a.tag)) return true;
+    for (const auto* set : {&tag_discards, &rank_discards})
+      if (const auto it = set->find(a.tag); it != set->end()) return it->second;
+    return a.region == RegionPolicy::kDiscard;
+  }
+
+  // For lines that its ranks can cause at will.
+  LogLimit& log() { return account->log(); }
+  LogLimit& refusals_log() { return account->refusals_log(); }
+
+  GroupId id;
+  std::shared_ptr<Account> account;
+  Group machine;
+  std::map<std::string, bool> tag_discards;   // the tags whose policy an operator has set
+  std::map<std::string, bool> rank_discards;  // or a rank
+  std::map<std::string, SaveForm> tag_forms;  // likewise
+  std::set<RankId> lost;  // session ended, but the process lives and shares memory
+  std::optional<EventLoop::TimerId> timer;
+  Time trimmed{};  // when its owner's ranks were last told to free what they keep
+  Row row;
+};
+
+struct Node {
+  /// The record outlives this object.
+  Node(std::uint64_t chunk, Record& record, Pools::Renew renew)
+      : records(record), pools(chunk, record, std::move(renew)) {}
+
+  Records records;
+  Allocations allocations;
+  Pools pools;
+  std::uint64_t pool_configured = 0;
+  SaveForm pool_form = SaveForm::kAuto;    // of tags for which nobody has set another
+  std::uint64_t swap_wave = 0;             // bytes of each keeper at a time; 0: no waves
+  GuestPolicy guests = GuestPolicy::kPin;  // of pauses that say nothing else
+  std::string pool_error;
+  std::map<RankId, Rank> ranks;
+  std::map<GroupId, GroupEntry> groups;
+
+  /// How a pause saves this allocation's bytes.
+  SaveForm form(const GroupEntry& group, const Allocation& a) const {
+    const auto set = group.tag_forms.find(a.tag);
+    return set != group.tag_forms.end() ? set->second : pool_form;
+  }
+
+  GroupEntry& group_of(const Rank& rank) { return groups.at(rank.group); }
+  /// The part of the pool that the rank's owner has.
+  OwnPool& pool_of(const Rank& rank) { return pools.of(rank.peer.account); }
+  /// What the rank is called in messages.
+  const std::string& label(const Rank& rank) {
+    return group_of(rank).machine.members().label(rank.id);
+  }
+  Rank* find_rank(RankId id) {
+    const auto it = ranks.find(id);
+    return it != ranks.end() ? &it->second : nullptr;
+  }
+};
+
+}  // namespace amem

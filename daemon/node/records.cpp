@@ -1,0 +1,168 @@
+#include "daemon/node/records.h"
+
+#include <string>
+
+#include "daemon/node/node.h"
+
+namespace amem {
+namespace {
+
+// So many ids are reserved at a time, that a new one seldom costs a row.
+constexpr AllocationId kAllocations = 1U << 20U;
+constexpr std::uint32_t kRanks = 256;
+constexpr std::uint32_t kGroups = 256;
+constexpr std::uint64_t kSegments = 4096;
+
+std::string bytes_of(const auto& sixteen) {
+  return {reinterpret_cast<const char*>(sixteen.data()), sixteen.size()};
+}
+
+}  // namespace
+
+void to_record(const Owner& owner, v1::record::Owner& row) {
+  row.set_uid(owner.uid);
+  row.set_compartment(owner.compartment);
+}
+
+Owner from_record(const v1::record::Owner& owner) { return {owner.uid(), owner.compartment()}; }
+
+void to_record(const Extents& extents,
+               google::protobuf::RepeatedPtrField<v1::record::Extent>& rows) {
+  rows.Clear();
+  for (const Extent& extent : extents) {
+    v1::record::Extent& row = *rows.Add();
+    row.set_segment(extent.segment);
+    row.set_offset(extent.offset);
+    row.set_length(extent.length);
+  }
+}
+
+Extents from_record(const google::protobuf::RepeatedPtrField<v1::record::Extent>& rows) {
+  Extents extents;
+  for (const v1::record::Extent& row : rows)
+    extents.push_back({row.segment(), row.offset(), row.length()});
+  return extents;
+}
+
+void Records::write(GroupEntry& group, bool waves) {
+  if (!record_.keeps()) return;
+  v1::record::Group row;
+  row.set_name(group.machine.name());
+  to_record(group.account->owner(), *row.mutable_owner());
+  for (const auto& [tag, discard] : group.tag_discards)
+    (*row.mutable_tag_discards())[tag] = discard;
+  for (const auto& [tag, discard] : group.rank_discards)
+    (*row.mutable_rank_discards())[tag] = discard;
+  for (const auto& [tag, form] : group.tag_forms)
+    (*row.mutable_tag_forms())[tag] = static_cast<std::uint32_t>(form);
+  const Standing standing = standing_of(group.machine);
+  row.set_paused(standing.rest == GroupState::kPaused);
+  row.set_epoch(standing.epoch.attempt);
+  if (const auto& under_way = standing.under_way) {
+    v1::record::UnderWay& what = *row.mutable_under_way();
+    what.set_resume(under_way->task.op == Operation::kResume);
+    for (const std::string& tag : under_way->task.selection.tags) what.add_tags(tag);
+    what.set_except(under_way->task.selection.except);
+    what.set_restart(static_cast<v1::record::Restart>(under_way->restart));
+    what.set_phase(under_way->phase);
+    what.set_loaded(under_way->loaded);
+    what.set_waves(waves);
+  }
+  (void)record_.write(group.row, RowKind::kGroup, group.id, row);
+}
+
+void Records::write(Rank& rank) {
+  if (!record_.keeps()) return;
+  v1::record::Rank row;
+  row.set_group(rank.group);
+  row.set_pid(rank.peer.pid);
+  row.set_uid(rank.peer.uid);
+  for (const gid_t gid : rank.peer.groups) row.add_gids(gid);
+  row.set_number(rank.number);
+  row.set_program(rank.program);
+  row.set_shim_version(rank.shim_version);
+  row.set_session(bytes_of(rank.key));
+  (void)record_.write(rank.row, RowKind::kRank, rank.id, row);
+}
+
+Status Records::write(Allocation& allocation) {
+  if (!record_.keeps()) return {};
+  v1::record::Allocation& row = allocation_;
+  row.Clear();
+  row.set_group(allocation.group);
+  row.set_token(bytes_of(allocation.token));
+  row.set_size(allocation.size);
+  row.set_device(bytes_of(allocation.device.bytes));
+  row.set_gpu_direct_rdma(allocation.gpu_direct_rdma);
+  row.set_tag(allocation.tag);
+  row.set_region(static_cast<std::uint32_t>(allocation.region));
+  for (const RankId rank : allocation.holders) row.add_holders(rank);
+  for (const Guest& guest : allocation.guests) row.add_guests(guest.rank);
+  return record_.write(allocation.row, RowKind::kAllocation, allocation.id, row);
+}
+
+void Records::write_saved(Allocation& allocation, bool leaves) {
+  if (!record_.keeps()) return;
+  v1::record::Saved& row = saved_;
+  row.Clear();
+  row.set_saver(allocation.saver);
+  to_record(allocation.saved, *row.mutable_extents());
+  for (const Stored& stored : allocation.stored) {
+    v1::record::Saved::Part& part = *row.add_parts();
+    part.set_length(stored.length);
+    part.set_bytes(stored.bytes);
+    part.set_sparse(stored.sparse);
+    part.set_checksum(stored.checksum);
+  }
+  row.set_stayed(allocation.stayed);
+  row.set_away(allocation.away);
+  row.set_leaves(leaves);
+  (void)record_.write(allocation.saved_row, RowKind::kSaved, allocation.id, row);
+}
+
+void Records::write_limbo(Rank& rank) {
+  if (!record_.keeps()) return;
+  v1::record::Limbo row;
+  to_record(rank.limbo, *row.mutable_extents());
+  (void)record_.write(rank.limbo_row, RowKind::kLimbo, rank.id, row);
+}
+
+// ---- ids ----------------------------------------------------------------------------------------
+
+void Records::begin(std::uint64_t chunk) {
+  life_.set_chunk(chunk);
+  write_life();
+}
+
+void Records::go_on(const v1::record::Life& life) {
+  life_ = life;
+  life_row_ = record_.adopt_row(RowKind::kLife, 0);
+}
+
+void Records::used_allocation(AllocationId id) {
+  if (id < life_.allocations()) return;
+  life_.set_allocations(id + kAllocations);
+  write_life();
+}
+
+void Records::used_rank(RankId id) {
+  if (id < life_.ranks()) return;
+  life_.set_ranks(id + kRanks);
+  write_life();
+}
+
+void Records::used_group(GroupId id) {
+  if (id < life_.groups()) return;
+  life_.set_groups(id + kGroups);
+  write_life();
+}
+
+void Records::used_segment(std::uint64_t id) {
+  if (id < life_.segments()) return;
+  life_.set_segments(id + kSegments);
+  write_life();
+}
+
+void Records::write_life() { (void)record_.write(life_row_, RowKind::kLife, 0, life_); }
+
+}  // namespace amem

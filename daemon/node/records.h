@@ -1,0 +1,65 @@
+// Records: the tables' rows in the record (proto/amem/v1/record.proto). Each of these writes what
+// the object says now; the row ends with the object.
+//
+// For the loop's thread.
+#pragma once
+
+#include <cstdint>
+
+#include "amem/v1/record.pb.h"
+#include "common/status.h"
+#include "daemon/base/ids.h"
+#include "daemon/memory/allocations.h"
+#include "daemon/record/record.h"
+
+namespace amem {
+
+struct GroupEntry;
+struct Rank;
+
+class Records {
+ public:
+  /// The record outlives this object.
+  explicit Records(Record& record) : record_(record) {}
+
+  Record& record() { return record_; }
+
+  /// What it is, and what of an operation under way a restart must know. `waves`: only what is
+  /// marked so leaves.
+  void write(GroupEntry& group, bool waves = false);
+  void write(Rank& rank);
+  /// kResourceExhausted: the record is full.
+  Status write(Allocation& allocation);
+  /// What a pause takes of it. `leaves`: of a pause in waves, its ranks are told to let go of it.
+  void write_saved(Allocation& allocation, bool leaves = false);
+  void write_limbo(Rank& rank);
+
+  // Ids that are about to be told are never used again, restart or not.
+  void used_allocation(AllocationId id);
+  void used_rank(RankId id);
+  void used_group(GroupId id);
+  void used_segment(std::uint64_t id);
+  /// Of a record without rows: bytes of a chunk of the pool. Of one with rows: what they say.
+  void begin(std::uint64_t chunk);
+  void go_on(const v1::record::Life& life);
+  const v1::record::Life& life() const { return life_; }
+
+ private:
+  void write_life();
+
+  Record& record_;
+  v1::record::Life life_;
+  Row life_row_;
+  // Made again and again, for their memory.
+  v1::record::Allocation allocation_;
+  v1::record::Saved saved_;
+};
+
+/// As rows name them.
+void to_record(const Extents& extents,
+               google::protobuf::RepeatedPtrField<v1::record::Extent>& rows);
+Extents from_record(const google::protobuf::RepeatedPtrField<v1::record::Extent>& rows);
+Owner from_record(const v1::record::Owner& owner);
+void to_record(const Owner& owner, v1::record::Owner& row);
+
+}  // namespace amem

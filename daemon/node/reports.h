@@ -1,0 +1,60 @@
+// Reports: the broker's tables as messages of the control API. Reads only.
+//
+// For the loop's thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "amem/v1/broker.pb.h"
+#include "daemon/memory/devices.h"
+#include "daemon/memory/nvml.h"
+#include "daemon/node/histograms.h"
+#include "daemon/node/node.h"
+#include "daemon/owners/accounts.h"
+#include "daemon/owners/caller.h"
+#include "daemon/phases/task.h"
+#include "daemon/plans/guests.h"
+
+namespace amem {
+
+v1::GroupState to_proto(GroupState state);
+v1::SaveForm to_proto(SaveForm form);
+/// Nothing for a number that is none of them.
+std::optional<SaveForm> from_proto(v1::SaveForm form);
+
+// What a caller is told: of groups that it may see, by the names by which it can call them.
+void report_group(const Node& node, const Caller& caller, const GroupEntry& group,
+                  v1::GroupInfo& info);
+/// Devices and the pool as a whole; of what is in them, the part of the groups that it may see.
+void report_node(const Node& node, const Caller& caller, const Devices& devices, const Nvml& nvml,
+                 Time began, v1::NodeStatus& status);
+/// `only`: of this group; null: of all.
+std::vector<v1::RankInfo> report_ranks(const Node& node, const Caller& caller,
+                                       const GroupEntry* only);
+std::vector<v1::AllocationInfo> report_allocations(const Node& node, const Caller& caller,
+                                                   const GroupEntry* only);
+void report_quotas(const Accounts& accounts, const Caller& caller,
+                   v1::ListQuotasResponse& response);
+
+/// What a pause of these leaves on the devices.
+struct Leftover {
+  std::uint64_t pinned = 0;
+  std::uint64_t unbrokered = 0;  // of everything only: it has no tags
+};
+Leftover leftover(const Node& node, const GroupEntry& group, const Selection& what);
+/// Bytes of these that are away and come back zeroed.
+std::uint64_t dropped(const Node& node, const GroupEntry& group, const Selection& what);
+
+/// Names of groups as their owner, who is the guests' too, calls them.
+void report_guest(const Node& node, const GuestUse& use, v1::GuestUsage& message);
+/// "rank 0 (pid 12) of group 'rollout' has 64 MiB of tag 'heap' open; …": of one group's memory.
+std::string describe(const Node& node, const std::vector<GuestUse>& guests);
+
+void report_times(const Histograms& histograms, v1::NodeStatus& status);
+
+void report_rank_time(const Node& node, const RankTime& time, v1::RankTime& message);
+
+}  // namespace amem

@@ -1,0 +1,79 @@
+#include "daemon/owners/account.h"
+
+#include <algorithm>
+
+#include "daemon/base/units.h"
+
+namespace amem {
+namespace {
+
+constexpr std::string_view kResourceNames[kResources] = {"sessions", "allocations", "device",
+                                                         "pool",     "descriptors", "queue"};
+
+std::string amount(Resource resource, std::uint64_t value) {
+  return is_bytes(resource) ? format_size(value) : std::to_string(value);
+}
+
+}  // namespace
+
+std::string_view to_string(Resource resource) {
+  return kResourceNames[static_cast<std::size_t>(resource)];
+}
+
+Account::Account(Owner owner, const Quotas& quotas, EventLoop& loop)
+    : owner_(std::move(owner)),
+      most_(quotas.most),
+      log_(loop, "lines about processes of " + to_string(owner_), quotas.log_lines),
+      refusals_log_(loop, "lines about refusals to " + to_string(owner_), quotas.log_lines) {}
+
+bool Account::has_room(Resource resource, std::uint64_t amount) const {
+  return amount <= most_[resource] - std::min(used_[resource], most_[resource]);
+}
+
+bool Account::has_room(const Amounts& amounts) const {
+  return std::all_of(std::begin(kAllResources), std::end(kAllResources),
+                     [&](Resource resource) { return has_room(resource, amounts[resource]); });
+}
+
+Result<Charge> Account::take(const Amounts& amounts) {
+  for (const Resource resource : kAllResources) {
+    if (has_room(resource, amounts[resource])) continue;
+    const std::uint64_t used = used_[resource];
+    ++refusals_[resource];
+    const std::string name(to_string(resource));
+    return Status(Code::kResourceExhausted,
+                  to_string(owner_) + " has " + amount(resource, used) + " of " + name +
+                      " and may have " + amount(resource, most_[resource]) + ", not " +
+                      amount(resource, amounts[resource]) +
+                      " more; free some, or ask the operator for a larger quotas." + name);
+  }
+  for (const Resource resource : kAllResources) used_[resource] += amounts[resource];
+  return Charge(shared_from_this(), amounts);
+}
+
+Result<Charge> Account::take(Resource resource, std::uint64_t amount) {
+  Amounts amounts;
+  amounts[resource] = amount;
+  return take(amounts);
+}
+
+Charge Account::charge(const Amounts& amounts) {
+  for (const Resource resource : kAllResources) used_[resource] += amounts[resource];
+  return {shared_from_this(), amounts};
+}
+
+void Account::give_back(const Amounts& amounts) {
+  for (const Resource resource : kAllResources) used_[resource] -= amounts[resource];
+}
+
+SharedFd charged(Fd fd, Charge charge) {
+  struct Held {
+    Fd fd;
+    Charge charge;
+  };
+  auto held = std::make_shared<Held>(Held{std::move(fd), std::move(charge)});
+  const Fd* part = &held->fd;
+  return {std::move(held), part};
+}
+
+}  // namespace amem

@@ -1,0 +1,35 @@
+// Peer: who is at the other end of a socket, by the kernel's word, and whose account pays.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <vector>
+
+#include "common/fd.h"
+#include "common/status.h"
+#include "daemon/owners/account.h"
+#include "daemon/owners/accounts.h"
+#include "daemon/owners/owner.h"
+
+namespace amem {
+
+struct Peer {
+  pid_t pid = 0;
+  uid_t uid = 0;
+  std::vector<gid_t> groups;  // the first is the process's own
+  SharedFd process;  // pidfd: readable once the process has ended; null where the kernel has none
+  std::shared_ptr<Account> account;
+
+  /// The process has not ended. Where the kernel cannot tell, it counts as ended.
+  bool lives() const;
+};
+
+/// Whether this kernel can tell when a process has ended (pidfd, Linux 5.3).
+bool kernel_tells_ends();
+
+/// Of a connected AF_UNIX socket. kUnavailable: it has gone already. kPermissionDenied: whose it is
+/// cannot be told (owner_of).
+Result<Peer> peer_of(int socket, Isolation by, Accounts& accounts);
+
+}  // namespace amem

@@ -1,0 +1,155 @@
+#include "daemon/phases/link.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace amem {
+
+Link::Link(const std::vector<std::string>& out, const std::vector<std::string>& in, Task pause,
+           bool duplex)
+    : outgoing_(out.size()), pause_(std::move(pause)), duplex_(duplex) {
+  for (const auto* names : {&out, &in})
+    for (const std::string& name : *names) members_.push_back({name});
+}
+
+template <class Is>
+bool Link::all(bool out, Is is) const {
+  return std::all_of(members_.begin() + static_cast<std::ptrdiff_t>(first(out)),
+                     members_.begin() + static_cast<std::ptrdiff_t>(end(out)), is);
+}
+
+Link::Steps Link::start() {
+  Steps steps;
+  const bool out = outgoing_ > 0;
+  begin(out, end(out) - first(out) > 1, steps);
+  return steps;
+}
+
+void Link::begin(bool out, bool held, Steps& steps) {
+  for (std::size_t i = first(out); i < end(out); ++i) {
+    members_[i].part = Part::kUnderWay;
+    members_[i].held = held;
+    steps.push_back({Step::kBegin, i});
+  }
+}
+
+Link::Steps Link::leaves(std::size_t member) {
+  Steps steps;
+  Member& m = members_[member];
+  if (m.part != Part::kUnderWay || !failed_.empty()) return steps;
+  m.part = Part::kLeaves;
+  const bool all_leave = all(true, [](const Member& each) { return each.part >= Part::kLeaves; });
+  if (swaps() && duplex_ && all_leave) begin(false, true, steps);
+  return steps;
+}
+
+Link::Steps Link::ready(std::size_t member) {
+  Steps steps;
+  if (members_[member].part >= Part::kReady) return steps;
+  members_[member].part = Part::kReady;
+  if (!goes_out(member))
+    open_if_all_may(steps);
+  else if (all(true, [](const Member& m) { return m.part == Part::kReady; }))
+    go_on(true, steps);
+  return steps;
+}
+
+void Link::unready(std::size_t member) {
+  if (members_[member].part == Part::kReady) members_[member].part = Part::kUnderWay;
+}
+
+Link::Steps Link::ended(std::size_t member, const Status& status) {
+  Steps steps;
+  Member& m = members_[member];
+  m.part = Part::kEnded;
+  m.status = status;
+  const bool out = goes_out(member);
+  if (!status.ok()) {
+    failed_.push_back(member);
+    if (out) give_up(true, steps);
+    give_up(false, steps);
+  }
+  const bool all_out = all(true, [](const Member& each) { return each.part == Part::kEnded; });
+  if (out && all_out && swaps() && failed_.empty()) {
+    if (members_[outgoing_].part == Part::kBefore) {
+      begin(false, members_.size() - outgoing_ > 1, steps);
+    } else {
+      for (std::size_t i = first(false); i < end(false); ++i)
+        if (members_[i].part != Part::kEnded) steps.push_back({Step::kRoom, i});
+      open_if_all_may(steps);
+    }
+  }
+  if (std::all_of(members_.begin(), members_.end(), [&](const Member& each) {
+        return each.part == Part::kEnded || (each.part == Part::kBefore && !failed_.empty());
+      }))
+    steps.push_back({Step::kFinish, member});
+  return steps;
+}
+
+void Link::open_if_all_may(Steps& steps) {
+  const auto has_left = [](const Member& m) { return m.part == Part::kEnded && m.status.ok(); };
+  const auto is_ready = [](const Member& m) { return m.part == Part::kReady; };
+  const bool alone = members_.size() - outgoing_ == 1;  // it has nobody else to wait for
+  if (all(true, has_left) && (alone || all(false, is_ready))) go_on(false, steps);
+}
+
+void Link::go_on(bool out, Steps& steps) {
+  for (std::size_t i = first(out); i < end(out); ++i) {
+    Member& m = members_[i];
+    if (m.part == Part::kEnded) continue;
+    m.part = Part::kReleased;
+    steps.push_back({Step::kGoOn, i});
+  }
+}
+
+void Link::give_up(bool out, Steps& steps) {
+  for (std::size_t i = first(out); i < end(out); ++i) {
+    Member& m = members_[i];
+    if (!m.held || m.part == Part::kBefore || m.part >= Part::kReleased) continue;
+    m.part = Part::kReleased;
+    steps.push_back({Step::kGiveUp, i});
+  }
+}
+
+bool Link::last(std::size_t member) const {
+  for (std::size_t i = 0; i < members_.size(); ++i)
+    if (i != member && members_[i].part != Part::kEnded) return false;
+  return true;
+}
+
+Status Link::why_given_up() const {
+  const std::size_t cause = failed_.front();
+  return {Code::kAborted, std::string("given up, because the ") +
+                              (goes_out(cause) ? "pause" : "resume") + " of group '" +
+                              members_[cause].name + "' failed"};
+}
+
+Status Link::result() const {
+  if (failed_.empty()) return {};
+  // What has gone wrong on the way out comes first.
+  std::vector<std::size_t> order = failed_;
+  std::stable_partition(order.begin(), order.end(), [this](std::size_t i) { return goes_out(i); });
+  std::string text;
+  for (const std::size_t i : order) text += (text.empty() ? "" : "; ") + members_[i].status.text();
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const Member& m = members_[i];
+    if (m.part == Part::kBefore)
+      text += "; group '" + m.name + "' is still paused";
+    else if (!m.status.ok())
+      continue;
+    else if (goes_out(i) && !pause_.selection.all())
+      text += "; the " + describe(pause_, m.name) + " succeeded";
+    else
+      text += "; group '" + m.name + "' is " + (goes_out(i) ? "paused" : "running");
+  }
+  return {members_[order.front()].status.code(), text};
+}
+
+std::string Link::names(bool out) const {
+  std::string text;
+  for (std::size_t i = first(out); i < end(out); ++i)
+    text += (text.empty() ? "'" : ", '") + members_[i].name + "'";
+  return text;
+}
+
+}  // namespace amem

@@ -1,0 +1,98 @@
+// Link: the operations of one order, which end all or none: the pauses of the groups that go out,
+// the resumes of those that come in, or both, a swap. It decides which begins when, who waits for
+// whom, and what becomes of the others when one fails.
+//
+// Out: all begin at once. None releases anything before every one has its cut and has saved; so
+// until then a failure of one calls all of them off. In: all begin at once. None opens before every
+// one has loaded and all that go out are paused; so until then a failure of one rolls all of them
+// back. An order for one group alone waits for nobody.
+//
+// Swap, duplex: those that come in begin as soon as all that go out have their cut, and load while
+// these save. In turn: they begin when all that go out are paused. Either way: when a pause fails
+// those that come in end paused; when a resume fails all end paused.
+//
+// Pure; the caller carries out what a call returns, in order, before the next call; what it brings
+// about may lead to further calls. Not synchronised.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+#include "daemon/phases/task.h"
+
+namespace amem {
+
+class Link {
+ public:
+  struct Step {
+    enum What : std::uint8_t {
+      kBegin,   // the member's operation, held() or not
+      kRoom,    // all memory that was to go out has gone: it may take what there is
+      kGoOn,    // it need not wait for the others any more: release or open
+      kGiveUp,  // it ends as it began, with why_given_up()
+      kFinish,  // all have ended, with result(); of no member
+    };
+    What what;
+    std::size_t member;
+    friend bool operator==(const Step&, const Step&) = default;
+  };
+  using Steps = std::vector<Step>;
+
+  /// Names of groups, all different. Members are counted from 0, those that go out first.
+  /// REQUIRES: there is one. `pause`: the task of those that go out.
+  Link(const std::vector<std::string>& out, const std::vector<std::string>& in, Task pause,
+       bool duplex);
+
+  Steps start();
+  /// The member has its cut: its memory is on its way out.
+  Steps leaves(std::size_t member);
+  /// The member is held, and has done all that it may.
+  Steps ready(std::size_t member);
+  /// It was ready, and has failed; ended() follows once it has rolled back.
+  void unready(std::size_t member);
+  Steps ended(std::size_t member, const Status& status);
+
+  /// Of a member that has begun: whether it began held, which lasts until kGoOn or kGiveUp.
+  bool held(std::size_t member) const { return members_[member].held; }
+  bool goes_out(std::size_t member) const { return member < outgoing_; }
+  const std::string& name(std::size_t member) const { return members_[member].name; }
+  bool swaps() const { return outgoing_ > 0 && outgoing_ < members_.size(); }
+  /// Every other member has ended.
+  bool last(std::size_t member) const;
+  Status why_given_up() const;
+  /// Names each group. REQUIRES: all that have begun have ended.
+  Status result() const;
+  /// The names of those that go out, or come in: "'a', 'b'".
+  std::string names(bool out) const;
+
+ private:
+  friend class Insight;  // of the tests: copies it, and says in what state it is
+  enum class Part : std::uint8_t { kBefore, kUnderWay, kLeaves, kReady, kReleased, kEnded };
+  struct Member {
+    std::string name;
+    Part part = Part::kBefore;
+    bool held = false;
+    Status status = {};
+  };
+
+  std::size_t first(bool out) const { return out ? 0 : outgoing_; }
+  std::size_t end(bool out) const { return out ? outgoing_ : members_.size(); }
+  /// Of all members that go out, or come in.
+  template <class Is>
+  bool all(bool out, Is is) const;
+  void begin(bool out, bool held, Steps& steps);
+  void go_on(bool out, Steps& steps);
+  void give_up(bool out, Steps& steps);
+  void open_if_all_may(Steps& steps);
+
+  std::vector<Member> members_;
+  std::size_t outgoing_;
+  Task pause_;
+  bool duplex_;
+  std::vector<std::size_t> failed_;  // in the order in which they ended
+};
+
+}  // namespace amem

@@ -1,0 +1,98 @@
+#include "daemon/plans/packing.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "common/rounding.h"
+
+namespace amem {
+namespace {
+
+using sparse::kBlock;
+using sparse::kGroup;
+
+/// One request on its way into the pool.
+class Packer {
+ public:
+  explicit Packer(const PackRequest& request)
+      : request_(request),
+        sparse_(request.blocks != nullptr && request.form != SaveForm::kDense &&
+                sparse::save_sparse(request.blocks->content(0, request.size), request.size,
+                                    request.form == SaveForm::kSparse)) {}
+
+  std::uint64_t left() const { return request_.size - at_; }
+  /// Bytes of the pool that the next part of this length takes.
+  std::uint64_t need(std::uint64_t length) const {
+    if (!sparse_) return length;
+    return std::min(length, request_.blocks->content(at_, length).stored);
+  }
+  /// The longest part that comes next and needs no more than `room`.
+  std::uint64_t fit(std::uint64_t room) const {
+    if (need(left()) <= room) return left();
+    // A block fits in any chunk, and the need of a part grows with it.
+    std::uint64_t fits = 1;
+    std::uint64_t too_long = sparse::blocks(left());
+    while (too_long - fits > 1) {
+      const std::uint64_t middle = (fits + too_long) / 2;
+      (need(middle * kBlock) <= room ? fits : too_long) = middle;
+    }
+    const std::uint64_t end = at_ + fits * kBlock;
+    // Parts that begin with a group need no more of the rank's table than the whole would.
+    const std::uint64_t border = end / kGroup * kGroup;
+    return (sparse_ && border > at_ ? border : end) - at_;
+  }
+  void put(const Extent& extent, std::uint64_t length) {
+    place_.extents.push_back(extent);
+    place_.parts.push_back({length, std::min(length, extent.length), false, 0});
+    at_ += length;
+  }
+  PoolPlace take_place() { return std::move(place_); }
+
+ private:
+  const PackRequest& request_;
+  const bool sparse_;
+  std::uint64_t at_ = 0;
+  PoolPlace place_;
+};
+
+/// False: the pool is full. Either way it has taken what the place has so far.
+bool pack_one(ExtentAllocator& pool, const SegmentOrder& order, Packer& packer) {
+  while (packer.left() > 0) {
+    std::optional<Extent> run =
+        pool.find_run(order, round_up(packer.need(packer.left()), pool.chunk()));
+    if (!run) return false;
+    const std::uint64_t length = packer.fit(run->length);
+    run->length = round_up(packer.need(length), pool.chunk());
+    pool.take_run(*run);
+    packer.put(*run, length);
+  }
+  return true;
+}
+
+}  // namespace
+
+std::uint64_t packed_size(const PackRequest& request, std::uint64_t chunk) {
+  return round_up(Packer(request).need(request.size), chunk);
+}
+
+Packing pack(ExtentAllocator& pool, const std::vector<PackRequest>& requests,
+             const std::vector<SegmentOrder>& orders) {
+  Packing packing;
+  for (const PackRequest& request : requests) {
+    if (packing.missing > 0) {
+      packing.missing += packed_size(request, pool.chunk());
+      continue;
+    }
+    Packer packer(request);
+    if (!pack_one(pool, orders[request.order], packer))
+      packing.missing = round_up(packer.need(packer.left()), pool.chunk());
+    packing.places.push_back(packer.take_place());
+  }
+  if (packing.missing == 0) return packing;
+  for (const PoolPlace& place : packing.places) (void)pool.give_back(place.extents);  // as taken
+  packing.places.clear();
+  return packing;
+}
+
+}  // namespace amem

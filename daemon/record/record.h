@@ -1,0 +1,149 @@
+// Record: what the next amemd needs of this one: rows in a RecordLog, and descriptors that the
+// holder (daemon/holder) keeps beside its memory.
+//
+// A Row and a Kept belong to the object that they are of, and end with it: nobody has to remember
+// to erase. What is to be told to a rank is written first, so a rank never knows of what the next
+// amemd does not. A Record that keeps nothing (tests; amemd without a holder) takes everything and
+// does nothing.
+//
+// For the loop's thread. Outlives every Row and Kept.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "common/fd.h"
+#include "common/status.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/event_loop.h"
+#include "daemon/holder/client.h"
+#include "daemon/holder/wire.h"
+#include "daemon/record/record_log.h"
+
+namespace google::protobuf {
+class MessageLite;
+}
+
+namespace amem {
+
+enum class RowKind : std::uint8_t {
+  kLife = 1,  // of the record as a whole; id 0
+  kGroup,
+  kRank,
+  kAllocation,
+  kSaved,  // of an allocation
+  kSegment,
+  kLimbo,  // of a rank
+};
+
+constexpr RowKey row_key(RowKind kind, std::uint64_t id) {
+  return (static_cast<RowKey>(kind) << 56U) | id;
+}
+constexpr RowKind kind_of_row(RowKey key) { return static_cast<RowKind>(key >> 56U); }
+constexpr std::uint64_t id_of_row(RowKey key) { return key & ((1ULL << 56U) - 1); }
+
+class Record;
+
+/// A row of the record, of nothing at first; erased at its end. Move-only.
+class Row {
+ public:
+  Row() = default;
+  Row(Row&& other) noexcept : record_(std::exchange(other.record_, nullptr)), key_(other.key_) {}
+  Row& operator=(Row&& other) noexcept {
+    std::swap(record_, other.record_);
+    std::swap(key_, other.key_);
+    return *this;
+  }
+  ~Row() { erase(); }
+
+  void erase();
+
+ private:
+  friend class Record;
+  Row(Record* record, RowKey key) : record_(record), key_(key) {}
+
+  Record* record_ = nullptr;
+  RowKey key_ = 0;
+};
+
+/// A descriptor that the holder keeps; dropped there at its end. Move-only.
+class Kept {
+ public:
+  Kept() = default;
+  Kept(Kept&& other) noexcept : record_(std::exchange(other.record_, nullptr)), key_(other.key_) {}
+  Kept& operator=(Kept&& other) noexcept {
+    std::swap(record_, other.record_);
+    std::swap(key_, other.key_);
+    return *this;
+  }
+  ~Kept() { drop(); }
+
+  /// Whether there is one.
+  explicit operator bool() const { return record_ != nullptr; }
+  void drop();
+
+ private:
+  friend class Record;
+  Kept(Record* record, HolderKey key) : record_(record), key_(key) {}
+
+  Record* record_ = nullptr;
+  HolderKey key_ = 0;
+};
+
+class Record {
+ public:
+  /// Keeps nothing.
+  Record() = default;
+  /// REQUIRES: the loop outlives this object; the holder has the log's memory, or gets it by
+  /// keep_log().
+  Record(EventLoop& loop, RecordLog log, std::shared_ptr<Holder> holder)
+      : loop_(&loop), log_(std::move(log)), holder_(std::move(holder)) {}
+  Record(const Record&) = delete;
+  Record& operator=(const Record&) = delete;
+
+  bool keeps() const { return log_.has_value(); }
+  const std::optional<RecordLog>& log() const { return log_; }
+
+  /// `row` is what this says from now on. kResourceExhausted: the record is full, and the row as it
+  /// was; said in the log, once.
+  Status write(Row& row, RowKind kind, std::uint64_t id,
+               const google::protobuf::MessageLite& message);
+  /// The row that there is already.
+  Row adopt_row(RowKind kind, std::uint64_t id) { return {this, row_key(kind, id)}; }
+
+  /// The holder gets the descriptor with the next flush().
+  Kept keep(HolderKind kind, std::uint64_t id, SharedFd fd);
+  /// What it has already.
+  Kept adopt(HolderKind kind, std::uint64_t id) { return {this, holder_key(kind, id)}; }
+  /// Once this has returned, what was kept before survives this process.
+  void flush();
+  /// Waits until what was dropped before has been closed, at most so long: its memory is free then.
+  void settle(Duration limit);
+
+  /// From now on nothing is written, erased or dropped: this process ends, and the next goes on
+  /// with what there is.
+  void detach();
+  /// Another holder has taken the place of one that has ended, and has nothing yet but the log's
+  /// memory. What there is goes there by keep_again(), then flush().
+  void replace(std::shared_ptr<Holder> holder);
+  void keep_again(const Kept& kept, SharedFd fd);
+  Holder* holder() const { return holder_.get(); }
+
+ private:
+  friend class Row;
+  friend class Kept;
+  void drop(HolderKey key);
+
+  EventLoop* loop_ = nullptr;
+  std::optional<RecordLog> log_;
+  std::shared_ptr<Holder> holder_;
+  std::string buffer_;
+  bool flush_is_due_ = false;
+  bool full_ = false;
+};
+
+}  // namespace amem

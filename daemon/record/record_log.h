@@ -1,0 +1,86 @@
+// RecordLog: rows of bytes by their keys, in shared memory that outlives the process which writes
+// it.
+//
+// The memory has a header and two halves. Rows are appended to one half; one store of eight bytes,
+// the last, makes a row count. So whoever reads the memory after a kill finds the row as it was, or
+// as it is to be. When a half is full, or mostly of rows that have been replaced, what counts is
+// copied to the other, and the same store changes over. Each row has a checksum: what is torn or
+// somebody else's is found out, not believed.
+//
+// Not synchronised; one process at a time writes, and the descriptor's holder never looks inside.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <unordered_map>
+
+#include "common/fd.h"
+#include "common/status.h"
+
+namespace amem {
+
+using RowKey = std::uint64_t;
+
+class RecordLog {
+ public:
+  /// Bytes of the memory; pages count once they are written.
+  static constexpr std::size_t kSize = 512ULL << 20;
+
+  /// A record without rows, in a memfd of this size, which can never change.
+  static Result<RecordLog> create(std::size_t size = kSize);
+  /// What another process has written. kDataLoss: it is torn, or no record; kFailedPrecondition: of
+  /// another version. The text says where.
+  static Result<RecordLog> open(Fd memory);
+
+  RecordLog(RecordLog&& other) noexcept;
+  RecordLog& operator=(RecordLog&& other) noexcept;
+  ~RecordLog();
+
+  /// The row is this from now on. kResourceExhausted: no room; the row is as it was.
+  Status put(RowKey key, std::string_view row);
+  /// No effect where there is none.
+  Status erase(RowKey key);
+
+  /// All rows, in no order. A view is valid until the next put() or erase().
+  void each(const std::function<void(RowKey, std::string_view)>& row) const;
+  std::size_t rows() const { return rows_.size(); }
+
+  /// The memory's, for whoever is to keep it.
+  const Fd& memory() const { return memory_; }
+  /// Bytes of the half in use that are written; of these, what counts.
+  std::uint64_t written() const { return end_; }
+  std::uint64_t live() const { return live_; }
+
+ private:
+  struct Header;
+  struct RowHeader;
+  struct Place {
+    std::uint64_t offset = 0;  // of its header, in the half
+    std::uint32_t size = 0;    // of the row
+  };
+
+  RecordLog(Fd memory, std::byte* base, std::size_t size);
+  Status load();
+  Status append(RowKey key, std::string_view row, bool erased);
+  void write(std::byte* half, std::uint64_t at, RowKey key, std::string_view row, bool erased);
+  void publish(unsigned half, std::uint64_t end);
+  bool reserve(unsigned half, std::uint64_t end);
+  void compact();
+  std::byte* half(unsigned which) const;
+  std::string_view row_at(const Place& place) const;
+
+  Fd memory_;
+  std::byte* base_ = nullptr;
+  std::size_t size_ = 0;
+  std::uint64_t half_size_ = 0;
+  unsigned active_ = 0;
+  std::uint64_t end_ = 0;
+  std::uint64_t live_ = 0;
+  std::array<std::uint64_t, 2> reserved_{};  // bytes of each half whose pages are there
+  std::unordered_map<RowKey, Place> rows_;
+};
+
+}  // namespace amem

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Builds the packages of this distribution. See --help.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+usage() {
+  cat <<'END'
+Usage: deploy/packages.sh [DIRECTORY]
+Builds amem's packages for the distribution of this machine, Debian 12 or Ubuntu 24.04, into DIRECTORY (default: dist, in the
+checkout): amemd, libamem-shim, libamem-client0, libamem-client-dev, python3-amem and amem-sim-driver. The build is in
+build/package. Needs what deploy/deps.sh installs. The same commit gives the same bytes, in whatever folder.
+Environment: AMEM_CMAKE_ARGS  more arguments for cmake's configuration, e.g. -DAMEM_WERROR=ON
+             AMEM_MAINTAINER  who answers for the packages: Name <address>
+             SOURCE_DATE_EPOCH  the time that everything in the packages has; default: that of the commit
+END
+}
+
+die() {
+  printf 'packages: error: %s\n' "$*" >&2
+  exit 1
+}
+
+case ${1:-} in
+  -h | --help)
+    usage
+    exit 0
+    ;;
+  -*)
+    usage >&2
+    die "unknown argument: $1"
+    ;;
+esac
+[[ $# -le 1 ]] || die "one directory at most, not: $*"
+target=$(realpath -m "${1:-$root/dist}")
+for tool in cpack dpkg-deb dpkg-shlibdeps file gzip help2man; do
+  command -v "$tool" >/dev/null || die "there is no $tool here; deploy/deps.sh installs it"
+done
+if [[ -z ${SOURCE_DATE_EPOCH:-} ]]; then
+  SOURCE_DATE_EPOCH=$(git -C "$root" log -1 --format=%ct) ||
+    die "this is no checkout, so nothing says what time the packages are to have: set SOURCE_DATE_EPOCH"
+fi
+export SOURCE_DATE_EPOCH
+# The programs speak of themselves in the language of the pages, and folders are as others may read them.
+export LC_ALL=C.UTF-8
+umask 022
+
+mkdir -p "$root/build" "$target"
+work=$(mktemp -d "$root/build/packages.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+read -r -a cmake_args <<<"${AMEM_CMAKE_ARGS:-}"
+[[ -z ${AMEM_MAINTAINER:-} ]] || cmake_args+=("-DAMEM_MAINTAINER=$AMEM_MAINTAINER")
+
+cd "$root"
+echo "packages: building into build/package (minutes the first time)"
+# The dates in manual pages and changelog are of this commit.
+rm -f build/package/deploy/man/*.gz build/package/deploy/packages/*.gz
+{ cmake --preset package "${cmake_args[@]}" && cmake --build --preset package; } >"$work/log" 2>&1 || {
+  tail -n 60 "$work/log" >&2
+  die "the build failed, see above; deploy/deps.sh installs what it needs"
+}
+echo "packages: packing"
+cpack --config build/package/CPackConfig.cmake -B "$work/out" >"$work/log" 2>&1 || {
+  tail -n 60 "$work/log" >&2
+  die "cpack could not make the packages, see above"
+}
+if command -v lintian >/dev/null; then
+  lintian --allow-root --fail-on error,warning "$work"/out/*.deb || die "lintian finds fault with the packages, see above"
+else
+  echo "packages: lintian is not here (deploy/deps.sh --dev installs it), so nothing has looked at them"
+fi
+for package in "$work"/out/*.deb; do
+  mv "$package" "$target/"
+  echo "$target/${package##*/}"
+done

@@ -1,0 +1,98 @@
+#include "shim/memory/absence.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdio>
+#include <mutex>
+
+#include "shim/process/python.h"
+
+namespace amem::shim {
+namespace {
+
+/// How often a caller looks whether an interpreter ends, of which nobody tells.
+constexpr std::chrono::milliseconds kInterpreterCheck{100};
+
+std::atomic<bool> ending{false};
+std::atomic<bool> broker_lost{false};
+std::size_t away = 0;  // how many update() has found and are left; with the lock of the holdings
+// With the lock of the holdings. Never destroyed: somebody may wait when the process exits.
+std::condition_variable& changed = *new std::condition_variable;
+
+bool is_away(const HeldAllocation& a) { return !a.resident || a.arriving; }
+
+/// REQUIRES: the lock is held.
+const Mapping* first_away(Holdings& holdings, const Stretch& stretch) {
+  if (stretch.bytes == 0) return nullptr;
+  for (const Mapping* m : holdings.table.overlapping(stretch.address, stretch.bytes))
+    if (is_away(*holdings.table.find(m->id))) return m;
+  return nullptr;
+}
+
+}  // namespace
+
+std::atomic<bool> Absence::any_{false};
+
+std::optional<std::string> Absence::of(Holdings& holdings, std::span<const Stretch> stretches) {
+  if (stretches.empty()) return std::nullopt;
+  const std::lock_guard lock(holdings.mutex);
+  for (const Stretch& stretch : stretches) {
+    const Mapping* m = first_away(holdings, stretch);
+    if (m == nullptr) continue;
+    const HeldAllocation& a = *holdings.table.find(m->id);
+    char address[2 + 16 + 1];
+    std::snprintf(address, sizeof address, "0x%llx",
+                  std::max<CUdeviceptr>(stretch.address, m->address));
+    return std::string(address) + " in " + describe(a) + " is away with its tag '" + a.tag + "'";
+  }
+  return std::nullopt;
+}
+
+Absence::Waited Absence::wait(Holdings& holdings, std::span<const Stretch> stretches,
+                              std::chrono::steady_clock::time_point until) {
+  const EndOfCaller end;
+  std::unique_lock lock(holdings.mutex);
+  while (std::any_of(stretches.begin(), stretches.end(), [&](const Stretch& stretch) {
+    return first_away(holdings, stretch) != nullptr;
+  })) {
+    if (end.is_here(ending.load())) return Waited::kEnding;
+    if (lost()) return Waited::kLost;
+    const auto now = std::chrono::steady_clock::now();
+    if (now >= until) return Waited::kTooLong;
+    changed.wait_until(lock, std::min(until, now + kInterpreterCheck));
+  }
+  return Waited::kIsHere;
+}
+
+void Absence::update(Holdings& holdings) {
+  const auto& all = holdings.table.allocations();
+  away = static_cast<std::size_t>(
+      std::count_if(all.begin(), all.end(), [](const auto& a) { return is_away(a.second); }));
+  any_.store(away > 0, std::memory_order_release);
+  changed.notify_all();
+}
+
+/// Programs give up thousands at a time, so not all of the others are looked at each time. They are
+/// when the last of those counted has gone: some may be away that were not yet.
+void Absence::one_gone(Holdings& holdings) {
+  if (away > 0) --away;
+  if (away == 0) return update(holdings);
+  changed.notify_all();
+}
+
+void Absence::fail() {
+  broker_lost.store(true);
+  changed.notify_all();
+}
+
+bool Absence::lost() { return broker_lost.load(); }
+
+void Absence::reset_after_fork() { any_.store(false); }
+
+void Absence::end() {
+  ending.store(true);
+  changed.notify_all();
+}
+
+}  // namespace amem::shim

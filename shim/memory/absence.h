@@ -1,0 +1,58 @@
+// Absence: which of the program's memory is away while the program may run: of tags that are
+// paused, or on its way back with a resume that has not ended. To the driver such addresses are
+// empty.
+//
+// any() is for the fast path of copies: one load. update(), one_gone(), end(): the shim's threads;
+// all else any. One per process.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "shim/memory/holdings.h"
+
+namespace amem::shim {
+
+/// Memory that a call names.
+struct Stretch {
+  CUdeviceptr address = 0;
+  std::size_t bytes = 0;
+};
+
+class Absence {
+ public:
+  /// False: nothing is away.
+  static bool any() noexcept { return any_.load(std::memory_order_acquire); }
+
+  /// For messages, of the first that is away: its address, allocation and tag. Nothing: none is.
+  static std::optional<std::string> of(Holdings& holdings, std::span<const Stretch> stretches);
+
+  enum class Waited : std::uint8_t { kIsHere, kTooLong, kEnding, kLost };
+  /// Waits until none of these is away. kTooLong: not by then. kLost: without a broker it does not
+  /// come back.
+  static Waited wait(Holdings& holdings, std::span<const Stretch> stretches,
+                     std::chrono::steady_clock::time_point until);
+
+  /// After memory has left or come back. REQUIRES: the lock of `holdings` is held.
+  static void update(Holdings& holdings);
+  /// Instead, after one that was away has been given up. REQUIRES: likewise.
+  static void one_gone(Holdings& holdings);
+  /// The broker is gone.
+  static void fail();
+  /// It is.
+  static bool lost();
+  /// In a child of fork nobody asks: locks may be held for good.
+  static void reset_after_fork();
+  /// The process is ending: nobody waits any more.
+  static void end();
+
+ private:
+  static std::atomic<bool> any_;
+};
+
+}  // namespace amem::shim

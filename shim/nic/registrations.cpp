@@ -1,0 +1,115 @@
+#include "shim/nic/registrations.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "shim/base/log.h"
+#include "shim/runtime/runtime.h"
+
+namespace amem::shim {
+namespace {
+
+int errno_of(CUresult refused) {
+  switch (refused) {
+    case CUDA_ERROR_TIMEOUT:
+      return ETIMEDOUT;
+    case CUDA_ERROR_NOT_READY:
+      return EAGAIN;
+    default:
+      return EIO;  // the broker is gone, or the process is ending
+  }
+}
+
+void tell_once(const char* call, std::size_t size) {
+  static std::atomic<bool> told{false};
+  if (told.exchange(true)) return;
+  log_info(std::string(call) + ": the program registers brokered memory (" + std::to_string(size) +
+           " bytes): it stays on its device through a pause for as long as it is registered");
+}
+
+}  // namespace
+
+Registrations& Registrations::get() {
+  static auto* const all = new Registrations;
+  return *all;
+}
+
+bool Registrations::has_nothing() const {
+  return size_.load(std::memory_order_acquire) == 0 || runtime_if_made()->forked();
+}
+
+void Registrations::add(const Key& key, All pinned) {
+  if (pinned.empty()) return;
+  std::lock_guard lock(mutex_);
+  All& all = book_[key];
+  std::move(pinned.begin(), pinned.end(), std::back_inserter(all));
+  size_.store(book_.size(), std::memory_order_release);
+}
+
+Registrations::All Registrations::take(const Key& key) {
+  if (has_nothing()) return {};
+  std::lock_guard lock(mutex_);
+  auto node = book_.extract(key);
+  size_.store(book_.size(), std::memory_order_release);
+  return node ? std::move(node.mapped()) : All();
+}
+
+std::map<Registrations::Key, Registrations::All> Registrations::take_all(const void* object) {
+  if (has_nothing()) return {};
+  std::lock_guard lock(mutex_);
+  std::map<Key, All> taken;
+  for (auto it = book_.lower_bound({object, 0}); it != book_.end() && it->first.object == object;)
+    taken.insert(book_.extract(it++));
+  size_.store(book_.size(), std::memory_order_release);
+  return taken;
+}
+
+Registering::Registering(const char* call, amem_v1_PinReason reason, std::uint64_t address,
+                         std::size_t size) {
+  Runtime* runtime = runtime_if_made();
+  if (runtime == nullptr || runtime->forked()) return;
+  size = std::min<std::uint64_t>(size, ~std::uint64_t{0} - address);
+  if (size == 0 || !runtime->memory().mappings.brokered(address, size)) return;
+  const Pass pass(*the_gate);
+  if (pass.result() != CUDA_SUCCESS) {
+    error_ = errno_of(pass.result());
+    log_error(std::string(call) + " of " + std::to_string(size) +
+              " bytes of brokered memory is refused: its group is not running");
+    return;
+  }
+  Result<Pins::Pinned> pinned = runtime->slabs().pin(address, size, reason);
+  if (!pinned.ok()) {
+    error_ = EFAULT;  // as for an address where nothing is
+    log_error(std::string(call) + ": " + pinned.status().text());
+    return;
+  }
+  pinned_ = std::move(pinned).value();
+  tell_once(call, size);
+}
+
+Registering::~Registering() {
+  if (!pinned_) return;
+  const int kept = errno;  // the caller's caller is to see it
+  runtime_if_made()->memory().pins.unpin(std::move(*pinned_));
+  errno = kept;
+}
+
+void Registering::keep(const Registrations::Key& key) {
+  if (!pinned_) return;
+  Registrations::get().add(key, {std::move(*pinned_)});
+  pinned_.reset();
+}
+
+void unpin(const Registrations::All& all) {
+  Runtime* runtime = runtime_if_made();
+  if (runtime == nullptr || runtime->forked()) return;
+  const int kept = errno;
+  for (const Pins::Pinned& pinned : all) runtime->memory().pins.unpin(pinned);
+  errno = kept;
+}
+
+}  // namespace amem::shim

@@ -1,0 +1,43 @@
+// Backups: where in the pool this process's saves have put the bytes of allocations, for a program
+// that reads them while its memory is away.
+//
+// An entry is true as long as its allocation is away: the broker leaves the bytes where they are
+// until they have been loaded. The others are dropped when the gate opens. Service thread only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "shim/phases/sparse_copier.h"
+
+namespace amem::shim {
+
+class Backups {
+ public:
+  /// A pause begins.
+  void begin() { ++pauses_; }
+  /// A pause or resume has ended. `away`: whether an allocation is away.
+  void drop_others(const std::function<bool(std::uint64_t id)>& away);
+  /// How many have begun: what was read of one and the same pause fits together.
+  std::uint64_t pauses() const { return pauses_; }
+  /// A piece was saved so.
+  void add(const Piece& piece) { pieces_[piece.id][piece.offset] = piece; }
+  /// Some of it was saved here.
+  bool any(std::uint64_t id) const { return pieces_.contains(id); }
+  /// The pieces that a range of an allocation lies in, in order. None: not all of it was saved
+  /// here.
+  std::vector<Piece> find(std::uint64_t id, std::uint64_t offset, std::uint64_t length) const;
+
+ private:
+  std::map<std::uint64_t, std::map<std::uint64_t, Piece>> pieces_;  // by allocation and offset
+  std::uint64_t pauses_ = 0;
+};
+
+/// Bytes of a piece from `offset` of the piece on, read from its copy at `pool`.
+void read_copy(const Piece& piece, const std::byte* pool, std::uint64_t offset,
+               std::uint64_t length, std::byte* out);
+
+}  // namespace amem::shim

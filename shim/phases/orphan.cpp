@@ -1,0 +1,120 @@
+#include "shim/phases/orphan.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "shim/base/log.h"
+
+namespace amem::shim {
+namespace {
+
+/// EX_TEMPFAIL: whoever has started the program may start it again.
+constexpr int kExitStatus = 75;
+
+/// Memory that others may have, too.
+bool is_shared(const HeldAllocation& a) { return a.imported || a.guest || a.shared; }
+
+}  // namespace
+
+std::string Orphan::who() const {
+  return "rank " + std::to_string(session_.rank_id()) + " of group " + options_.group;
+}
+
+bool Orphan::shares_memory() {
+  std::lock_guard lock(memory_.holdings.mutex);
+  const auto& all = memory_.holdings.table.allocations();
+  return std::any_of(all.begin(), all.end(), [](const auto& a) { return is_shared(a.second); });
+}
+
+bool Orphan::holds_out(bool gate_shut, const Status& why, bool hope) {
+  const std::uint64_t away = memory_.holdings.bytes_away();
+  if (away == 0 && !(gate_shut && shares_memory())) return false;
+  const std::string lost =
+      who() + " has lost its broker (" + why.text() + ") while " +
+      (away > 0 ? std::to_string(away) + " bytes of its memory are away"
+                : std::string("its gate is shut and others have some of its memory"));
+  if (options_.orphan == OrphanRule::kExit) {
+    log_error(lost + ": the process ends with status " + std::to_string(kExitStatus) +
+              " (AMEM_ORPHAN=exit)");
+    ::_exit(kExitStatus);
+  }
+  if (options_.orphan == OrphanRule::kRestore) {
+    const Status restored =
+        away > 0 ? restore()
+                 : Status(Code::kFailedPrecondition, "the memory that is to come back is not here");
+    if (restored.ok()) {
+      log_warn(lost + ": " + std::to_string(away) +
+               " bytes are back from the host pool, in memory of this process's own, which runs on "
+               "without amem (AMEM_ORPHAN=restore)");
+      return false;
+    }
+    log_error(who() +
+              " cannot bring its memory back by itself (AMEM_ORPHAN=restore): " + restored.text());
+  }
+  if (!hope) return false;
+  log_error(lost + ": it waits for a broker; start amemd again" +
+            (options_.orphan == OrphanRule::kWait ? ", or begin the job with AMEM_ORPHAN=restore"
+                                                  : ", or end this process"));
+  remind(++waits_);
+  return true;
+}
+
+/// A line from time to time as long as it waits.
+void Orphan::remind(std::uint64_t wait) {
+  session_.run_at(Session::Clock::now() + reminder_, [this, wait] {
+    if (wait != waits_) return;
+    log_error(who() + " still waits for a broker, with " +
+              std::to_string(memory_.holdings.bytes_away()) +
+              " bytes away: start amemd again, or end this process; AMEM_ORPHAN=restore brings "
+              "back what no other process has");
+    remind(wait);
+  });
+}
+
+Result<std::vector<Orphan::Away>> Orphan::restorable() {
+  std::vector<Away> away;
+  std::lock_guard lock(memory_.holdings.mutex);
+  for (const auto& [id, a] : memory_.holdings.table.allocations()) {
+    if (a.resident && !a.arriving) continue;
+    const char* obstacle = nullptr;
+    if (is_shared(a))
+      obstacle = "other processes may have it, too";
+    else if (a.bindings > 0)
+      obstacle = "it is bound to a multicast object";
+    else if (a.arriving)
+      obstacle = "a resume was bringing it back, and may not have loaded its bytes";
+    else if (mover_.backups().any(id) && mover_.backups().find(id, 0, a.size).empty())
+      obstacle = "not all of its bytes were saved here";
+    if (obstacle != nullptr)
+      return Status(Code::kFailedPrecondition,
+                    describe(a) + ", tag '" + a.tag + "', stays away: " + obstacle);
+    away.push_back({id, a.size});
+  }
+  return away;
+}
+
+/// All of it or nothing. What has no saved bytes was dropped by its pause: only this rank had it,
+/// so nobody else has saved it.
+Status Orphan::restore() {
+  const Result<std::vector<Away>> away = restorable();
+  if (!away.ok()) return away.status();
+  Status status;
+  std::uint64_t bytes = 0;
+  for (const Away& a : away.value())
+    if (status.ok()) status = memory_.residency.make_again(a.id);
+  if (Status s = memory_.residency.finish_return(bytes); status.ok()) status = s;
+  for (const Away& a : away.value())
+    // A program that runs while its memory comes back may have freed this meanwhile.
+    if (status.ok() && memory_.holdings.holds(a.id)) status = mover_.restore(a.id, a.size);
+  if (Status s = mover_.finish_load(bytes); status.ok()) status = s;
+  if (status.ok()) {
+    memory_.residency.arrived();
+  } else if (Status s = memory_.residency.undo(bytes); !s.ok()) {
+    log_error(s.text());
+  }
+  memory_.residency.take_timings();
+  return status;
+}
+
+}  // namespace amem::shim

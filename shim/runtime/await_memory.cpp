@@ -1,0 +1,47 @@
+#include "shim/runtime/await_memory.h"
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "shim/base/log.h"
+
+namespace amem::shim {
+
+CUresult await_memory(const char* call, const Stretches& named) noexcept {
+  Runtime& runtime = Runtime::get();
+  Holdings& holdings = runtime.memory().holdings;
+  const std::optional<std::string> missing = Absence::of(holdings, named);
+  if (!missing) return CUDA_SUCCESS;
+  const std::string what = std::string(call) + ": " + *missing;
+  if (Absence::lost()) {
+    log_error(what + ", and the broker is gone: it cannot come back");
+    return CUDA_ERROR_SYSTEM_NOT_READY;
+  }
+  if (!runtime.options().gate_waits) {
+    log_error(what + "; resume that first (AMEM_GATE=error)");
+    return CUDA_ERROR_NOT_READY;
+  }
+  // A capture that waits could be what keeps a pause, and so a resume, from beginning.
+  if (the_gate->captures() > 0) {
+    log_error(what + "; resume that first: nothing waits for it while a stream capture is open");
+    return CUDA_ERROR_NOT_READY;
+  }
+  log_warn(what + "; the call waits for its resume");
+  switch (Absence::wait(holdings, named,
+                        std::chrono::steady_clock::now() + runtime.options().gate_timeout)) {
+    case Absence::Waited::kIsHere:
+      return CUDA_SUCCESS;
+    case Absence::Waited::kTooLong:
+      log_error(what + " and was not resumed within AMEM_GATE_TIMEOUT");
+      return CUDA_ERROR_TIMEOUT;
+    case Absence::Waited::kLost:
+      log_error(what + ", and the broker is gone: it cannot come back");
+      return CUDA_ERROR_SYSTEM_NOT_READY;
+    case Absence::Waited::kEnding:
+      break;
+  }
+  return CUDA_ERROR_DEINITIALIZED;
+}
+
+}  // namespace amem::shim

@@ -1,0 +1,37 @@
+// Calls that name memory of the program's, some of which may be away while the program runs. Plain
+// functions; the program's threads.
+#pragma once
+
+#include <cuda.h>
+
+#include "shim/gate/gate.h"
+#include "shim/memory/absence.h"
+#include "shim/memory/stretches.h"
+#include "shim/runtime/runtime.h"
+
+namespace amem::shim {
+
+/// Some of this is away: waits for it as callers wait at the gate, outside of it, because what
+/// brings it back may have to shut the gate. `call`: its name, for messages. CUDA_SUCCESS: it is
+/// here, or was when somebody last looked.
+CUresult await_memory(const char* call, const Stretches& named) noexcept;
+
+/// Makes a call when all memory that it names is here. `enter`: passes the gate; `named`: says what
+/// it names, asked only when something is away; `make`: makes it.
+template <class Enter, class Named, class Make>
+CUresult with_memory(const char* call, const Enter& enter, const Named& named,
+                     const Make& make) noexcept {
+  while (true) {
+    {
+      const Pass pass(*the_gate, enter());
+      if (pass.result() != CUDA_SUCCESS) return pass.result();
+      if (!Absence::any()) [[likely]]
+        return make();
+      // What is here stays here as long as the pass lasts.
+      if (!Absence::of(Runtime::get().memory().holdings, named())) return make();
+    }
+    if (const CUresult r = await_memory(call, named()); r != CUDA_SUCCESS) return r;
+  }
+}
+
+}  // namespace amem::shim

@@ -1,0 +1,16 @@
+// require(): what must hold whatever the input is. A fuzz target aborts where it does not, so that
+// libFuzzer keeps the input.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace amem::fuzz {
+
+inline void require(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "does not hold: %s\n", what);
+  std::abort();
+}
+
+}  // namespace amem::fuzz

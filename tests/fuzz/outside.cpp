@@ -1,0 +1,78 @@
+#include "tests/fuzz/outside.h"
+
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+
+#include "common/fd.h"
+#include "common/protocol.h"
+
+namespace amem::fuzz::outside {
+namespace {
+
+constexpr int kPeerPidfd = 77;  // SO_PEERPIDFD, younger than some headers
+
+struct Peer {
+  pid_t pid = 0;
+  uid_t uid = 0;
+  int process = -1;
+};
+
+std::atomic<std::int64_t> now_ns;  // the pool's thread asks, too
+std::uint8_t last_token = 0;
+std::deque<Peer> peers;
+
+}  // namespace
+
+void begin() {
+  now_ns = std::chrono::nanoseconds(std::chrono::hours(1)).count();
+  last_token = 0;
+  peers.clear();
+}
+
+void pass(std::chrono::milliseconds time) { now_ns += std::chrono::nanoseconds(time).count(); }
+
+void connects(pid_t pid, uid_t uid, int process) { peers.push_back({pid, uid, process}); }
+
+}  // namespace amem::fuzz::outside
+
+using amem::fuzz::outside::kPeerPidfd;
+using amem::fuzz::outside::last_token;
+using amem::fuzz::outside::now_ns;
+using amem::fuzz::outside::peers;
+
+extern "C" {
+int __real_getsockopt(int socket, int level, int option, void* value, socklen_t* size);
+ssize_t __real_getrandom(void* buffer, std::size_t size, unsigned flags);
+
+/// std::chrono::steady_clock::now(), whose time_point is returned as what it consists of.
+std::int64_t __wrap__ZNSt6chrono3_V212steady_clock3nowEv() { return now_ns; }
+
+int __wrap_getsockopt(int socket, int level, int option, void* value, socklen_t* size) {
+  if (level != SOL_SOCKET || peers.empty() || (option != SO_PEERCRED && option != kPeerPidfd))
+    return __real_getsockopt(socket, level, option, value, size);
+  const amem::fuzz::outside::Peer peer = peers.front();
+  if (option == SO_PEERCRED) {
+    const ucred credentials{peer.pid, peer.uid, 0};
+    std::memcpy(value, &credentials, sizeof credentials);
+    return 0;
+  }
+  peers.pop_front();  // the broker asks for this last
+  const int process = ::fcntl(peer.process, F_DUPFD_CLOEXEC, 0);
+  if (process < 0) return -1;
+  std::memcpy(value, &process, sizeof process);
+  return 0;
+}
+
+/// Tokens that an input can foresee: the n-th is n, sixteen times.
+ssize_t __wrap_getrandom(void* buffer, std::size_t size, unsigned flags) {
+  if (size != sizeof(amem::Token)) return __real_getrandom(buffer, size, flags);
+  std::memset(buffer, ++last_token, size);
+  return static_cast<ssize_t>(size);
+}
+}

@@ -1,0 +1,20 @@
+// What a broker asks the system for, as an input wants it: the time, who connects, random numbers.
+// The same input so does the same each time. The linker puts these functions in the place of the
+// C library's (CMakeLists.txt).
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+
+namespace amem::fuzz::outside {
+
+/// From the same time and the same random numbers again; nobody connects.
+void begin();
+void pass(std::chrono::milliseconds time);
+
+/// Who the next ones are that connect, in their order. `process`: readable once it has ended; the
+/// caller's.
+void connects(pid_t pid, uid_t uid, int process);
+
+}  // namespace amem::fuzz::outside

@@ -1,0 +1,232 @@
+"""The cases about vLLM: a Llama of 8 B parameters with made-up weights, CUDA graphs, in engines of deploy/vllm_engine.py."""
+
+import contextlib
+import importlib.util
+import json
+import pathlib
+import random
+import socket
+import statistics
+import sys
+import time
+import urllib.error
+import urllib.request
+
+from harness import MARKER, Failure, Skip, tail
+from registry import case
+
+# In a bundle it lies beside the other programs, in a checkout where people start it.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[3] / "deploy"))
+import vllm_engine  # noqa: E402
+import vllm_turns  # noqa: E402
+
+TP = 2
+CACHE_GIB = 2
+# Of amem's times, as shares of those of vLLM's own sleep mode; and what may be left on a GPU.
+FIRST_SLEEP, SLEEP, WAKE = 1 / 20, 1.0, 0.7
+LEFT_MIB = 1003
+TURN_MS = 700
+
+
+@contextlib.contextmanager
+def node_of(bench, *arguments, pool_gib):
+    """What starts engines, with the broker of the cases."""
+    if importlib.util.find_spec("vllm") is None:
+        raise Skip("no vLLM")
+    environment = {**bench.environment, MARKER: bench.marker, "AMEM_RUNTIME_DIR": str(bench.broker(pool_gib).runtime)}
+    options = vllm_turns.parse(["--prefix", str(bench.prefix), *map(str, arguments)])
+    node = vllm_turns.Node(options, bench.folder, environment)
+    try:
+        yield node
+    except vllm_turns.Failure as failure:
+        raise Failure(str(failure)) from None
+    finally:
+        node.end()
+
+
+def started(node, name, sleep):
+    engine = node.start(name, sleep)
+    engine.ask("start", vllm_turns.START_S)
+    engine.ask("generate")
+    return engine, engine.ask("generate")[0]
+
+
+def must_give(engine, tokens, when):
+    if engine.ask("generate")[0] != tokens:
+        raise Failure(engine.why(f"gives other tokens {when}"))
+
+
+def sleep_and_wake(bench, node, sleep):
+    """Times of cycles, and what was left; the engine is awake at the end."""
+    before = node.used_mib()
+    engine, tokens = started(node, "A", sleep)
+    must_give(engine, tokens, "without any sleep")
+    slept, woke = [], []
+    for cycle in range(1, bench.few + 1):
+        slept.append(engine.ask("sleep")[1])
+        if cycle == 1:
+            left = max(now - then for now, then in zip(node.used_mib(), before))
+        woke.append(engine.ask("wake")[1])
+        must_give(engine, tokens, f"after sleep {cycle}")
+    return engine, tokens, {"first": slept[0], "sleep": statistics.median(slept[1:]), "wake": statistics.median(woke),
+                            "left": left}
+
+
+def wakes_in_parts(engine, tokens):
+    engine.ask("sleep")
+    engine.ask("wake", parts=[["weights"], ["kv_cache"]])
+    must_give(engine, tokens, "after a wake in parts")
+    engine.ask("call", method="keep_weights", arguments=[])
+    engine.ask("sleep", level=2)
+    engine.ask("wake", parts=[["weights"]])
+    engine.ask("call", method="restore_weights", arguments=[])
+    engine.ask("wake", parts=[["kv_cache"]])
+    must_give(engine, tokens, "after sleep level 2 and new weights")
+
+
+def too_much(own, amem):
+    """What is more than it may be; empty: nothing."""
+    limits = {"first": own["first"] * FIRST_SLEEP, "sleep": own["sleep"] * SLEEP, "wake": own["wake"] * WAKE,
+              "left": LEFT_MIB}
+    return [f"{what} {amem[what]:.0f}, {limit:.0f} is the limit" for what, limit in limits.items() if amem[what] > limit]
+
+
+def shown(times):
+    return f"first sleep {times['first']:.0f}, later {times['sleep']:.0f}, wake {times['wake']:.0f} ms, {times['left']} MiB left"
+
+
+@case(340)
+def vllm_sleep(bench):
+    """vLLM's sleep mode by amem beside its own, two GPUs: levels 1 and 2, wake in parts, the same tokens."""
+    with node_of(bench, "--tp", TP, "--cache-gib", CACHE_GIB, pool_gib=32) as node:
+        own = sleep_and_wake(bench, node, "own")[2]
+        node.end_engines()
+        engine, tokens, amem = sleep_and_wake(bench, node, "amem")
+        wakes_in_parts(engine, tokens)
+    wrong = too_much(own, amem) if bench.time_limits else []
+    if wrong:
+        raise Failure(f"{'; '.join(wrong)} (its own: {shown(own)})")
+    return f"by amem {shown(amem)}; its own {shown(own)}"
+
+
+@case(340)
+def vllm_stream(bench):
+    """vLLM as it is, two GPUs, paused by amemctl in the middle of requests, gives the same tokens."""
+    with node_of(bench, "--tp", TP, "--cache-gib", CACHE_GIB, pool_gib=32) as node:
+        engine, tokens = started(node, "A", "none")
+        took = {"pause": [], "resume": []}
+        for number in range(1, bench.operator_pauses + 1):
+            engine.tell("generate")
+            time.sleep(random.uniform(0, 0.3))
+            for verb in took:
+                began = time.monotonic()
+                bench.broker().amemctl(verb, "vllm-A")
+                took[verb].append((time.monotonic() - began) * 1000)
+            if engine.answer()[0] != tokens:
+                raise Failure(engine.why(f"gives other tokens after pause {number}"))
+    return (f"{bench.operator_pauses} pauses within requests, all tokens equal; " + ", ".join(
+        f"{verb} median {statistics.median(ms):.0f}, max {max(ms):.0f} ms" for verb, ms in took.items()))
+
+
+@case(340)
+def vllm_swap(bench):
+    """Two vLLM engines as they are on one GPU, swapped by amemctl."""
+    with node_of(bench, "--cache-gib", 20, pool_gib=96) as node:
+        out, tokens = started(node, "A", "none")
+        broker, took = bench.broker(), []
+        broker.amemctl("pause", "vllm-A")
+        awake, others = started(node, "B", "none")
+        expected = {out: tokens, awake: others}
+        for number in range(1, 2 * bench.few + 1):
+            began = time.monotonic()
+            broker.amemctl("swap", *(f"vllm-{engine.name[0]}" for engine in (awake, out)))
+            took.append((time.monotonic() - began) * 1000)
+            awake, out = out, awake
+            must_give(awake, expected[awake], f"after swap {number}")
+    return f"{len(took)} swaps, median {statistics.median(took):.0f} ms, max {max(took):.0f}; all tokens equal"
+
+
+class Server:
+    """`vllm serve`, with amem found by its entry point as where it is installed."""
+
+    def __init__(self, bench):
+        site, model = bench.folder / "site", bench.folder / "model"
+        info = site / "amem-0.dist-info"
+        for folder in (info, model):
+            folder.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: amem\nVersion: 0\n")
+        (info / "entry_points.txt").write_text("[vllm.general_plugins]\namem = amem.vllm:register\n")
+        (model / "config.json").write_text(json.dumps(vllm_engine.LLAMA))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        environment = {name: value for name, value in vllm_engine.ENVIRONMENT.items() if "MULTIPROC" not in name}
+        environment |= {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": f"{site}:{bench.environment['PYTHONPATH']}"}
+        self.program = bench.start(
+            [sys.executable, "-c", "import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())", "serve", model,
+             "--host", "127.0.0.1", "--port", port, "--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager",
+             "--max-model-len", 2048, "--generation-config", "vllm", "--tensor-parallel-size", TP,
+             "--kv-cache-memory-bytes", CACHE_GIB << 30, "--enable-sleep-mode", "--sleep-mode-backend", "amem"],
+            group="vllm", scope="heap", env=environment)
+        end = time.monotonic() + 250
+        while self.ask("GET", "/health") != 200:
+            if not self.program.running():
+                said = tail(self.program.err, 3)
+                raise (Skip if "ModuleNotFoundError" in said else Failure)(f"vllm serve has ended: {said}")
+            if time.monotonic() > end:
+                raise Failure("vllm serve does not serve")
+            time.sleep(0.2)
+
+    def ask(self, method, path):
+        """The status; 0: no answer."""
+        try:
+            with urllib.request.urlopen(urllib.request.Request(self.url + path, method=method), timeout=100) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    def sleeps(self):
+        with urllib.request.urlopen(self.url + "/is_sleeping", timeout=100) as answer:
+            return json.loads(answer.read())["is_sleeping"]
+
+
+@case(340)
+def vllm_serve(bench):
+    """vllm serve --sleep-mode-backend amem: /sleep, /wake_up, /is_sleeping, and what they refuse."""
+    if importlib.util.find_spec("vllm") is None:
+        raise Skip("no vLLM")
+    broker = bench.broker(32)
+    server = Server(bench)
+
+    def must(path, status, sleeps, tags):
+        got = server.ask("POST", path)
+        there = {tag["tag"] for tag in broker.group("vllm")["tags"] if tag["resident_bytes"]} - {"nccl", "heap"}
+        if (got == 200) != (status == 200) or got == 0 or server.sleeps() != sleeps or there != set(tags):
+            raise Failure(f"{path}: status {got}, sleeps {server.sleeps()}, {sorted(there)} on the GPUs; {status}, {sleeps}, "
+                          f"{sorted(tags)} would be right")
+
+    model = ["weights", "kv_cache"]
+    steps = [("/sleep?level=7", 500, False, model), ("/wake_up?tags=nothing", 500, False, model),
+             ("/sleep?level=1", 200, True, []), ("/sleep?level=1", 200, True, []),
+             ("/wake_up?tags=nothing", 500, True, []), ("/wake_up?tags=weights", 200, True, ["weights"]),
+             ("/wake_up?tags=kv_cache", 200, False, model), ("/wake_up", 200, False, model),
+             ("/sleep?level=2", 200, True, []), ("/wake_up", 200, False, model),
+             ("/sleep?level=0", 200, True, model), ("/wake_up?tags=scheduling", 200, False, model)]
+    for step in steps:
+        must(*step)
+    return f"{len(steps)} calls"
+
+
+@case(340)
+def vllm_take_turns(bench):
+    """Two vLLM engines of 90 % of one GPU each take turns by sleep mode; from the telling to the other's first token."""
+    with node_of(bench, "--turns", bench.few, "--no-own", pool_gib=48) as node:
+        ways = vllm_turns.run(node, node.options, lambda text: None)
+    medians = {way: statistics.median(figures["turn_ms"]) for way, figures in ways.items()}
+    text = ", ".join(f"{way} {ms:.0f} ms" for way, ms in medians.items())
+    if bench.time_limits and min(medians.values()) > TURN_MS:
+        raise Failure(f"{text}; {TURN_MS} is the limit")
+    return f"{text}; all tokens equal; {ways['amem']['left_mib']} MiB left of an engine that sleeps"

@@ -1,0 +1,344 @@
+#include "tests/histories/history.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "tests/fuzz/outside.h"
+#include "tests/fuzz/world.h"
+
+namespace amem::histories {
+namespace {
+
+using fuzz::Ground;
+using std::chrono::milliseconds;
+
+constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kKiB = 1024;
+constexpr int kMostRanks = 9;
+constexpr std::uint64_t kMostPages = 8;  // of an allocation
+// Of all: what one device just has. So what one group has, and others' that its guests have open,
+// can come back when all others are away; two groups at once lack the room that a swap needs.
+constexpr std::uint64_t kAllPages = 63;
+const std::string kGroups[] = {"a", "b", "c"};
+const std::string kTags[] = {"heap", "cache"};
+
+class Sink final : public EventSink {
+ public:
+  void event(const v1::Event& event) override { pool_made_ = pool_made_ || event.kind() == "pool"; }
+  void ended() override {}
+  bool pool_made() const { return pool_made_; }
+
+ private:
+  bool pool_made_ = false;
+};
+
+}  // namespace
+
+struct History::Observer final : OperationObserver {
+  explicit Observer(History& of) : history(of) {}
+  void progress(const v1::Progress&) override {
+    if (ended) history.breaks("an order's end is the last that is told of it");
+  }
+  void finished(const Status& how) override {
+    if (ended) history.breaks("an order is answered once");
+    ended = true;
+    status = how;
+    if (history.mishaps_) ++history.orders_.all;
+    if (history.mishaps_ && how.ok()) ++history.orders_.succeeded;
+    history.say("answered: " + (how.ok() ? "OK" : how.text()));
+  }
+  History& history;
+  bool ended = false;
+  Status status;
+};
+
+History::History(std::uint64_t seed, bool trace, bool lies)
+    : trace_(trace),
+      lies_(lies),
+      random_(static_cast<std::uint32_t>(seed * 2654435761U % 2147483646U + 1)) {
+  random_.discard(8);
+  fuzz::outside::begin();
+  config_ = Config::defaults(true, Ground::get().dir());
+  config_.pool_size = 1024 * kKiB;
+  config_.pool_segment = 256 * kKiB;
+  config_.pool_chunk = kPage;
+  config_.swap_wave = 4 * kPage;
+  config_.swap_duplex = below(4) != 0;
+  if (!loop_.open().ok()) breaks("a loop is made");
+  broker_ = std::make_unique<Broker>(loop_, config_, Ground::get().devices(), Ground::get().nvml());
+}
+
+History::~History() = default;
+
+void History::say(const std::string& what) {
+  hash_ = hash_ * 31 + std::hash<std::string>()(what);
+  if (trace_) std::printf("  %s\n", what.c_str());
+}
+
+std::string History::play(int events) {
+  Coroutine all = whole(events);
+  loop_.post([&] { all.begin(); });
+  loop_.run();
+  broker_->shut();
+  return broken_;
+}
+
+Coroutine History::whole(int events) {
+  const auto watch = std::make_shared<Sink>();
+  broker_->events().subscribe(Caller{}, "", watch);
+  if (!broker_->start().ok()) breaks("the broker serves");
+  while (!watch->pool_made()) co_await Turn{loop_};  // by a thread of its own
+  for (int i = 0; i < events && broken_.empty(); ++i) {
+    happen();
+    co_await Turn{loop_};
+    co_await Turn{loop_};
+    read_all();
+    check(false);
+  }
+  if (broken_.empty()) co_await look_at_everything();
+  loop_.stop();
+}
+
+// ---- events -------------------------------------------------------------------------------------
+
+bool History::read_all() {
+  bool any = false;
+  for (RankProcess& rank : ranks_)
+    if (rank.connected()) any = rank.read() || any;
+  return any;
+}
+
+void History::happen() {
+  const std::uint64_t what = below(100);
+  if (joined_ < 3 || (what == 0 && joined_ < kMostRanks)) return join(kGroups[below(3)]);
+  if (what <= 3) return operator_asks();
+  if (what <= 6) {
+    static constexpr milliseconds kTimes[] = {milliseconds(1), milliseconds(30), milliseconds(600)};
+    const milliseconds time = mishap(20) ? milliseconds(70'000) : kTimes[below(3)];
+    say("time passes: " + std::to_string(time.count()) + " ms");
+    return fuzz::outside::pass(time);
+  }
+  RankProcess& rank = somebody();
+  if (!rank.lives()) return;
+  if (mishap(300)) {
+    say("rank " + std::to_string(rank.number()) + " dies");
+    return rank.die();
+  }
+  if (!rank.connected()) return;
+  if (mishap(400)) {
+    say("the session of rank " + std::to_string(rank.number()) + " breaks");
+    return rank.lose_session();
+  }
+  rank_does(rank);
+}
+
+/// One that has something to do, as often as any.
+RankProcess& History::somebody() {
+  std::vector<RankProcess*> busy;
+  for (RankProcess& rank : ranks_)
+    if (rank.connected() && rank.has_command()) busy.push_back(&rank);
+  return busy.empty() || below(2) == 0 ? ranks_[below(ranks_.size())] : *busy[below(busy.size())];
+}
+
+void History::rank_does(RankProcess& rank) {
+  if (!rank.has_command()) return program_does(rank);
+  Mood mood = Mood::kWell;
+  if (mishap(60)) mood = static_cast<Mood>(1 + below(3));
+  if (lies_ && below(20) == 0) mood = Mood::kLies;
+  say("rank " + std::to_string(rank.number()) + " of " + rank.group() + " handles " +
+      rank.next_command() +
+      (mood == Mood::kWell ? "" : ", in mood " + std::to_string(static_cast<int>(mood))));
+  rank.handle(mood);
+}
+
+void History::program_does(RankProcess& rank) {
+  const std::uint64_t chance = below(1000);
+  const std::uint64_t what = below(20);
+  if (what == 0 && !rank.waits()) {
+    say("ranks of " + rank.group() + " ask");
+    const bool pause = rank.runs();
+    for (RankProcess& each : ranks_)
+      if (each.connected() && each.group() == rank.group() && !mishap(20)) each.ask(pause);
+    return;
+  }
+  if (!rank.runs()) return;
+  if (what <= 3) {
+    const auto& device = Ground::get().devices().all()[below(8) == 0 ? 1 : 0];
+    const std::uint64_t pages = 1 + below(kMostPages);
+    if (this->pages() + pages > kAllPages) return;
+    say("rank " + std::to_string(rank.number()) + " creates " + std::to_string(pages));
+    return rank.create(device.uuid, pages * kPage, kTags[below(2)]);
+  }
+  if (what <= 7 && !truths_.empty()) {
+    const auto it =
+        std::next(truths_.begin(), static_cast<std::ptrdiff_t>(chance % truths_.size()));
+    if (it->second.group != rank.group() && below(8) != 0) return;
+    say("rank " + std::to_string(rank.number()) + " opens " + std::to_string(it->first));
+    return rank.open(it->first, it->second.token);
+  }
+  if (what == 8) {
+    say("rank " + std::to_string(rank.number()) + " frees");
+    return rank.free_one(chance);
+  }
+  rank.write_one(chance, static_cast<std::uint8_t>(1 + below(255)));
+}
+
+void History::operator_asks() {
+  if (!all_answered() && below(4) != 0) return;
+  std::vector<std::string> running;
+  std::vector<std::string> paused;
+  for (const auto& [name, group] : groups())
+    (group.state() == v1::GROUP_STATE_PAUSED ? paused : running).push_back(name);
+  // Mostly what can be meant.
+  if (below(8) == 0) running = paused = {std::begin(kGroups), std::end(kGroups)};
+  const auto some_of = [this](std::vector<std::string>& names) {
+    std::shuffle(names.begin(), names.end(), random_);
+    if (names.size() > 1) names.resize(1 + below(2));
+  };
+  some_of(running);
+  some_of(paused);
+  const auto named = [](const std::vector<std::string>& names) {
+    std::string text;
+    for (const std::string& name : names) text += " " + name;
+    return text;
+  };
+  if (!running.empty() && !paused.empty() && below(2) == 0) {
+    say("the operator: swap" + named(running) + " for" + named(paused));
+    return broker_->swap(Caller{}, running, paused, {}, GuestPolicy::kDefault, {}, observe());
+  }
+  const bool pause = !running.empty() && below(2) == 0;
+  Selection what;
+  if (below(3) == 0) what = {{kTags[below(2)]}, below(3) == 0};
+  // What is away of a group that runs comes back, too.
+  const std::vector<std::string>& names = pause || paused.empty() ? running : paused;
+  const Task task(pause ? Operation::kPause : Operation::kResume, what);
+  say("the operator: " + describe(task, named(names)));
+  broker_->start_operation(Caller{}, task, names, {}, observe());
+}
+
+void History::join(const std::string& group) {
+  say("rank " + std::to_string(joined_) + " joins " + group);
+  ranks_.emplace_back(truths_, group, joined_++);
+  ranks_.back().connect(config_.runtime_dir + "/" + std::string(kSessionSocket));
+}
+
+std::shared_ptr<History::Observer> History::observe() {
+  return observers_.emplace_back(std::make_shared<Observer>(*this));
+}
+
+bool History::all_answered() const {
+  return std::all_of(observers_.begin(), observers_.end(),
+                     [](const auto& observer) { return observer->ended; });
+}
+
+std::uint64_t History::pages() const {
+  std::map<std::uint64_t, std::uint64_t> sizes;
+  std::uint64_t bytes = 0;
+  for (const RankProcess& rank : ranks_) rank.count(sizes, bytes);
+  for (const auto& [id, size] : sizes) bytes += size;
+  return bytes / kPage;
+}
+
+void History::check(bool all) {
+  for (const RankProcess& rank : ranks_)
+    if (rank.runs())
+      if (const std::string wrong = rank.check(all); !wrong.empty()) breaks(wrong);
+}
+
+std::map<std::string, v1::GroupInfo> History::groups() const {
+  v1::ListGroupsResponse list;
+  broker_->groups(Caller{}, list);
+  std::map<std::string, v1::GroupInfo> groups;
+  for (const v1::GroupInfo& group : list.groups()) groups[group.name()] = group;
+  return groups;
+}
+
+// ---- the end ------------------------------------------------------------------------------------
+
+/// Everybody does well what is to be done, until nothing is; where nobody can, time passes.
+Coroutine History::settle() {
+  constexpr int kMostWaits = 60;
+  int waits = 0;
+  for (int quiet = 0; quiet < 3 && waits < kMostWaits && broken_.empty();) {
+    co_await Turn{loop_};
+    bool any = read_all();
+    for (RankProcess& rank : ranks_)
+      for (; rank.connected() && rank.has_command(); any = true) rank.handle(Mood::kWell);
+    check(false);
+    quiet = any ? 0 : quiet + 1;
+    if (quiet < 3) continue;
+    const auto all = groups();
+    const bool rest = std::all_of(all.begin(), all.end(), [](const auto& each) {
+      const v1::GroupState state = each.second.state();
+      return state == v1::GROUP_STATE_RUNNING || state == v1::GROUP_STATE_PAUSED;
+    });
+    const bool asking = std::any_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) {
+      return rank.connected() && rank.waits();
+    });
+    if (rest && !asking && all_answered()) continue;
+    fuzz::outside::pass(milliseconds(10'000));
+    ++waits;
+    quiet = 0;
+  }
+  if (waits == kMostWaits) breaks("everything comes to rest");
+}
+
+Coroutine History::begin_and_wait(const Task& task, const std::string& group, bool strict) {
+  say("at the end: " + describe(task, group));
+  const std::shared_ptr<Observer> observer = observe();
+  broker_->start_operation(Caller{}, task, {group}, {}, observer);
+  co_await settle();
+  const bool no_room = !strict && observer->status.code() == Code::kResourceExhausted;
+  if (!observer->ended || !(observer->status.ok() || no_room))
+    breaks("where all goes well the " + describe(task, group) +
+           " succeeds: " + observer->status.text());
+}
+
+/// Nothing goes wrong any more: every byte of every rank must be there, and nothing else.
+Coroutine History::look_at_everything() {
+  mishaps_ = false;
+  say("the end");
+  for (RankProcess& rank : ranks_)
+    if (rank.lives() && !rank.connected())
+      rank.die();
+    else
+      rank.drop_leftovers();
+  co_await settle();
+  // Those with memory, one after another: there is not room for all of them.
+  for (const auto& [name, group] : groups())
+    if (group.state() == v1::GROUP_STATE_PAUSED && broken_.empty() && group.allocated_bytes() == 0)
+      co_await begin_and_wait(Operation::kResume, name);
+  for (RankProcess& rank : ranks_)
+    if (rank.runs()) rank.free_guests();
+  co_await settle();
+  for (const auto& [name, group] : groups())
+    if (group.state() == v1::GROUP_STATE_RUNNING && broken_.empty())
+      co_await begin_and_wait(Operation::kPause, name);
+  // In the first round guests of groups that are paused may still keep others' memory on a device.
+  for (const bool strict : {false, true})
+    for (const auto& [name, group] : groups()) {
+      if (!broken_.empty()) break;
+      co_await begin_and_wait(Operation::kResume, name, strict);
+      if (groups()[name].state() != v1::GROUP_STATE_RUNNING) continue;
+      for (RankProcess& rank : ranks_) {
+        if (rank.group() != name || !rank.connected()) continue;
+        if (!rank.runs()) breaks("a rank of a group that runs runs");
+        rank.free_guests();
+      }
+      co_await settle();
+      check(true);
+      if (broken_.empty()) co_await begin_and_wait(Operation::kPause, name);
+    }
+  for (RankProcess& rank : ranks_)
+    if (rank.lives()) rank.die();
+  for (int i = 0; i < 20; ++i) co_await Turn{loop_};
+  v1::NodeStatus status;
+  broker_->status(Caller{}, status);
+  if (!status.groups().empty()) breaks("a group ends with its last rank");
+  if (status.pool().used_bytes() != 0) breaks("the pool is empty at the end");
+  for (const v1::DeviceStatus& device : status.devices())
+    if (device.brokered_bytes() != 0) breaks("the devices are empty at the end");
+}
+
+}  // namespace amem::histories

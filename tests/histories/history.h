@@ -1,0 +1,87 @@
+// History: a node from its beginning to its end: the real broker on the simulated driver, ranks of
+// three groups and an operator, in one thread and in a time of its own. What happens when follows
+// from a seed, so the same seed does the same again.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "daemon/broker/broker.h"
+#include "tests/histories/coroutine.h"
+#include "tests/histories/rank_process.h"
+
+namespace amem::histories {
+
+class History {
+ public:
+  /// `trace`: says what happens, a line each. `lies`: ranks say now and then that they have saved
+  /// what they have not; that must be found.
+  History(std::uint64_t seed, bool trace, bool lies);
+  ~History();
+  History(const History&) = delete;
+
+  /// Of so many events. What was wrong; empty: nothing. Call once.
+  std::string play(int events);
+  /// Of all that happened: two plays of one seed have the same.
+  std::uint64_t hash() const { return hash_; }
+  struct Orders {
+    std::uint64_t all = 0;
+    std::uint64_t succeeded = 0;
+  };
+  /// Of the operator, but for those at the end.
+  const Orders& orders() const { return orders_; }
+
+ private:
+  struct Observer;
+
+  Coroutine whole(int events);
+  Coroutine settle();
+  /// It must succeed; if not `strict`, or find no memory.
+  Coroutine begin_and_wait(const Task& task, const std::string& group, bool strict = true);
+  Coroutine look_at_everything();
+
+  // ---- one event ----
+  void happen();
+  RankProcess& somebody();
+  void rank_does(RankProcess& rank);
+  void program_does(RankProcess& rank);
+  void operator_asks();
+  void join(const std::string& group);
+  void say(const std::string& what);
+  bool read_all();
+
+  std::uint64_t below(std::uint64_t count) { return random_() % count; }
+  /// Once in so many times, as long as things may go wrong.
+  bool mishap(std::uint64_t in) { return mishaps_ && below(in) == 0; }
+  void breaks(const std::string& what) {
+    if (broken_.empty()) broken_ = what;
+  }
+  std::shared_ptr<Observer> observe();
+  bool all_answered() const;
+  /// Of all programs together.
+  std::uint64_t pages() const;
+  void check(bool all);
+  std::map<std::string, v1::GroupInfo> groups() const;
+
+  const bool trace_;
+  const bool lies_;
+  Orders orders_;
+  std::minstd_rand random_;
+  std::uint64_t hash_ = 0;
+  std::string broken_;
+  bool mishaps_ = true;
+  int joined_ = 0;
+
+  Config config_;
+  EventLoop loop_;
+  Truths truths_;
+  std::unique_ptr<Broker> broker_;
+  std::deque<RankProcess> ranks_;
+  std::vector<std::shared_ptr<Observer>> observers_;
+};
+
+}  // namespace amem::histories

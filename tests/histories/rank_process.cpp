@@ -1,0 +1,385 @@
+#include "tests/histories/rank_process.h"
+
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include "tests/fuzz/check.h"
+#include "tests/fuzz/outside.h"
+
+namespace amem::histories {
+namespace {
+
+using fuzz::require;
+
+constexpr uid_t kUser = 1001;
+constexpr pid_t kFirstPid = 1000;
+
+bool has_bytes(const Fd& fd, std::uint64_t size, std::uint8_t value) {
+  std::string bytes(size, '\0');
+  return ::pread(fd.get(), bytes.data(), size, 0) == static_cast<ssize_t>(size) &&
+         bytes.find_first_not_of(static_cast<char>(value)) == std::string::npos;
+}
+
+void fill(const Fd& fd, std::uint64_t size, std::uint8_t value) {
+  const std::string bytes(size, static_cast<char>(value));
+  require(::pwrite(fd.get(), bytes.data(), size, 0) == static_cast<ssize_t>(size),
+          "memory can be written");
+}
+
+}  // namespace
+
+void RankProcess::connect(const std::string& path) {
+  socket_.reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  require(::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0,
+          "the broker takes sessions");
+  process_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  fuzz::outside::connects(kFirstPid + number_, kUser, process_.get());
+  Message hello = amem_v1_SessionMessage_init_zero;
+  hello.which_body = amem_v1_SessionMessage_hello_tag;
+  hello.body.hello.protocol = kProtocolVersion;
+  hello.body.hello.rank = number_;
+  set_text(hello.body.hello.group, group_);
+  send(hello);
+}
+
+void RankProcess::die() {
+  const std::uint64_t one = 1;
+  require(::write(process_.get(), &one, sizeof one) == sizeof one, "a process ends");
+  process_.reset();  // the broker has its own
+  socket_.reset();
+  memory_.clear();
+  commands_.clear();
+}
+
+void RankProcess::send(Message& message) {
+  message.seq = ++seq_;
+  if (connected()) (void)send_message(socket_.get(), message);
+}
+
+// ---- what comes ---------------------------------------------------------------------------------
+
+bool RankProcess::read() {
+  bool any = false;
+  while (connected()) {
+    Packet packet;
+    const Status status = receive(socket_.get(), MSG_DONTWAIT, packet);
+    if (status.code() == Code::kResourceExhausted) break;
+    if (!status.ok()) {
+      require(status.code() == Code::kUnavailable, "what the broker sends decodes");
+      lose_session();
+      break;
+    }
+    any = true;
+    if (packet.message.which_body == amem_v1_SessionMessage_reply_tag)
+      reply(packet);
+    else
+      commands_.push_back(std::move(packet));
+  }
+  return any;
+}
+
+void RankProcess::reply(Packet& packet) {
+  const std::uint64_t seq = packet.message.seq;
+  const amem_v1_Reply& reply = packet.message.body.reply;
+  if (reply.which_result == amem_v1_Reply_welcome_tag) {
+    joined_ = true;
+    gate_shut_ = reply.result.welcome.gate_shut;
+    return;
+  }
+  if (asks_.erase(seq) > 0) {
+    --asked_;
+    return;
+  }
+  const auto asking = asking_for_.find(seq);
+  require(asking != asking_for_.end(), "what was asked is answered once");
+  Memory memory = std::move(asking->second);
+  asking_for_.erase(asking);
+  --pending_;
+  if (reply.code == 0) {
+    require(packet.fds.size() == 1, "memory comes with a descriptor");
+    memory.fd = std::move(packet.fds.front());
+    std::uint64_t id = 0;
+    if (reply.which_result == amem_v1_Reply_created_tag) {
+      id = reply.result.created.id;
+      Truth& truth = truths_[id];
+      std::memcpy(truth.token.data(), reply.result.created.token, truth.token.size());
+      truth.group = group_;
+      truth.value = static_cast<std::uint8_t>(id);
+      fill(memory.fd, memory.size, truth.value);
+    } else {
+      const amem_v1_Redeemed& redeemed = reply.result.redeemed;
+      id = redeemed.id;
+      memory.size = redeemed.size;
+      memory.tag = redeemed.tag;
+      memory.guest = redeemed.guest;
+    }
+    memory_[id] = std::move(memory);
+  }
+  if (quiescing_) report();
+}
+
+/// What passed the gate before it shut must have returned.
+void RankProcess::report() {
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_cut_status_tag;
+  message.body.cut_status.epoch = epoch_;
+  message.body.cut_status.steps = steps_;
+  message.body.cut_status.captures = static_cast<std::uint32_t>(pending_);
+  send(message);
+}
+
+// ---- commands -----------------------------------------------------------------------------------
+
+std::string RankProcess::next_command() const {
+  switch (commands_.front().message.which_body) {
+    case amem_v1_SessionMessage_quiesce_tag:
+      return "Quiesce";
+    case amem_v1_SessionMessage_measure_tag:
+      return "Measure";
+    case amem_v1_SessionMessage_save_tag:
+      return "Save";
+    case amem_v1_SessionMessage_release_tag:
+      return "Release";
+    case amem_v1_SessionMessage_map_tag:
+      return "Map";
+    case amem_v1_SessionMessage_load_tag:
+      return "Load";
+    case amem_v1_SessionMessage_open_tag:
+      return "Open";
+    default:
+      return "message " + std::to_string(commands_.front().message.which_body);
+  }
+}
+
+void RankProcess::handle(Mood mood) {
+  Packet packet = std::move(commands_.front());
+  commands_.pop_front();
+  const Message& m = packet.message;
+  const bool well = mood != Mood::kFails;
+  if (m.which_body != amem_v1_SessionMessage_pool_segment_tag &&
+      m.which_body != amem_v1_SessionMessage_quiesce_tag &&
+      m.which_body != amem_v1_SessionMessage_step_tag &&
+      m.which_body != amem_v1_SessionMessage_trim_tag)
+    quiescing_ = false;
+  switch (m.which_body) {
+    case amem_v1_SessionMessage_pool_segment_tag:
+      require(packet.fds.size() == 1, "a segment comes with a descriptor");
+      segments_[m.body.pool_segment.index] = std::move(packet.fds.front());
+      return;
+    case amem_v1_SessionMessage_trim_tag:
+      return;
+    case amem_v1_SessionMessage_quiesce_tag:
+      epoch_ = m.body.quiesce.epoch;
+      steps_ = 0;
+      gate_shut_ = quiescing_ = true;
+      if (mood != Mood::kFails && mood != Mood::kSilent) report();
+      return;
+    case amem_v1_SessionMessage_step_tag:
+      ++steps_;
+      return report();
+    case amem_v1_SessionMessage_measure_tag:
+      if (m.body.measure.last)
+        done(amem_v1_Phase_PHASE_MEASURE, m.body.measure.epoch, 0, well, mood);
+      return;
+    case amem_v1_SessionMessage_save_tag:
+      if (mood != Mood::kLies) copy_failed_ = copy_failed_ || !well || !copy(m.body.save, true);
+      if (m.body.save.last)
+        done(amem_v1_Phase_PHASE_SAVE, m.body.save.epoch, m.body.save.wave,
+             !std::exchange(copy_failed_, false), mood);
+      return;
+    case amem_v1_SessionMessage_release_tag:
+      release(m.body.release, well);
+      copy_failed_ = map_failed_ = false;
+      if (!m.body.release.more)
+        done(amem_v1_Phase_PHASE_RELEASE, m.body.release.epoch, m.body.release.wave, well, mood);
+      return;
+    case amem_v1_SessionMessage_map_tag:
+      map_failed_ = map_failed_ || !well || !map(packet);
+      if (m.body.map.last)
+        done(amem_v1_Phase_PHASE_MAP, m.body.map.epoch, 0, !std::exchange(map_failed_, false),
+             mood);
+      return;
+    case amem_v1_SessionMessage_load_tag:
+      copy_failed_ = copy_failed_ || !well || !copy(m.body.load, false);
+      if (m.body.load.last)
+        done(amem_v1_Phase_PHASE_LOAD, m.body.load.epoch, 0, !std::exchange(copy_failed_, false),
+             mood);
+      return;
+    case amem_v1_SessionMessage_open_tag:
+      gate_shut_ = false;
+      for (auto& [id, memory] : memory_) memory.arrived = false;
+      return done(amem_v1_Phase_PHASE_OPEN, m.body.open.epoch, 0, well, mood);
+    default:
+      require(false, "the broker sends what is a broker's to send");
+  }
+}
+
+void RankProcess::done(amem_v1_Phase phase, std::uint64_t epoch, std::uint32_t wave, bool well,
+                       Mood mood) {
+  if (mood == Mood::kSilent) return;
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_phase_done_tag;
+  amem_v1_PhaseDone& answer = message.body.phase_done;
+  answer.phase = phase;
+  answer.epoch = epoch;
+  answer.wave = wave;
+  answer.code = static_cast<std::uint32_t>(well ? Code::kOk : Code::kInternal);
+  send(message);
+  if (mood == Mood::kTwice) send(message);
+}
+
+bool RankProcess::copy(const amem_v1_Copies& copies, bool save) {
+  bool all = true;
+  for (pb_size_t i = 0; i < copies.copies_count; ++i) {
+    const amem_v1_Copy& c = copies.copies[i];
+    const auto found = memory_.find(c.id);
+    if (found == memory_.end()) continue;  // freed meanwhile
+    const int device = found->second.fd.get();
+    const bool zeros = !save && c.segment == kZeroSegment;
+    const auto pool = segments_.find(c.segment);
+    if (device < 0 || (!zeros && pool == segments_.end()) || (save && c.stored != 0)) {
+      all = false;
+      continue;
+    }
+    std::string bytes(c.length, '\0');
+    const auto length = static_cast<ssize_t>(c.length);
+    const auto here = static_cast<off_t>(c.offset);
+    const auto there = static_cast<off_t>(c.segment_offset);
+    if (!zeros) {
+      const int from = save ? device : pool->second.get();
+      require(::pread(from, bytes.data(), c.length, save ? here : there) == length,
+              "bytes are read");
+    }
+    const int to = save ? pool->second.get() : device;
+    require(::pwrite(to, bytes.data(), c.length, save ? there : here) == length,
+            "bytes are written");
+  }
+  return all;
+}
+
+bool RankProcess::map(Packet& packet) {
+  const amem_v1_Map& map = packet.message.body.map;
+  require(packet.fds.size() == map.ids_count, "each allocation has its descriptor");
+  for (pb_size_t i = 0; i < map.ids_count; ++i) {
+    const auto found = memory_.find(map.ids[i]);
+    if (found == memory_.end()) continue;  // freed meanwhile
+    found->second.fd = std::move(packet.fds[i]);
+    found->second.arrived = true;
+    found->second.stale = false;
+  }
+  return true;
+}
+
+void RankProcess::release(const amem_v1_Release& what, bool well) {
+  const std::set<std::string> tags(what.tags, what.tags + what.tags_count);
+  const std::set<std::uint64_t> ids(what.ids, what.ids + what.ids_count);
+  for (auto& [id, held] : memory_) {
+    const bool chosen = what.undo      ? held.arrived
+                        : what.listed  ? ids.contains(id)
+                        : tags.empty() ? true
+                                       : !held.guest && tags.contains(held.tag) != what.except;
+    if (!chosen || !held.fd) continue;
+    held.arrived = false;
+    if (well)
+      held.fd.reset();
+    else
+      held.stale = true;
+  }
+}
+
+void RankProcess::drop_leftovers() {
+  for (auto& [id, memory] : memory_)
+    if (std::exchange(memory.stale, false)) memory.fd.reset();
+}
+
+// ---- the program --------------------------------------------------------------------------------
+
+void RankProcess::create(const DeviceUuid& device, std::uint64_t size, const std::string& tag) {
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_create_tag;
+  message.body.create.size = size;
+  std::memcpy(message.body.create.device, device.bytes.data(), device.bytes.size());
+  set_text(message.body.create.tag, tag);
+  send(message);
+  ++pending_;
+  Memory& memory = asking_for_[message.seq];
+  memory.size = size;
+  memory.tag = tag;
+}
+
+void RankProcess::open(std::uint64_t id, const Token& token) {
+  if (memory_.contains(id)) return;
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_redeem_tag;
+  message.body.redeem.id = id;
+  std::memcpy(message.body.redeem.token, token.data(), token.size());
+  send(message);
+  ++pending_;
+  asking_for_[message.seq];
+}
+
+void RankProcess::free_one(std::uint64_t chance) {
+  if (memory_.empty()) return;
+  const auto it = std::next(memory_.begin(), static_cast<std::ptrdiff_t>(chance % memory_.size()));
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_free_tag;
+  message.body.free.id = it->first;
+  memory_.erase(it);
+  send(message);
+}
+
+void RankProcess::free_guests() {
+  for (std::uint64_t i = 0; i < memory_.size();)
+    if (std::next(memory_.begin(), static_cast<std::ptrdiff_t>(i))->second.guest)
+      free_one(i);
+    else
+      ++i;
+}
+
+void RankProcess::write_one(std::uint64_t chance, std::uint8_t value) {
+  if (memory_.empty()) return;
+  const auto it = std::next(memory_.begin(), static_cast<std::ptrdiff_t>(chance % memory_.size()));
+  if (!it->second.usable()) return;
+  fill(it->second.fd, it->second.size, value);
+  truths_.at(it->first).value = value;
+}
+
+void RankProcess::ask(bool pause) {
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_group_request_tag;
+  message.body.group_request.op =
+      pause ? amem_v1_GroupOp_GROUP_OP_PAUSE : amem_v1_GroupOp_GROUP_OP_RESUME;
+  send(message);
+  asks_[message.seq] = pause;
+  ++asked_;
+}
+
+void RankProcess::count(std::map<std::uint64_t, std::uint64_t>& sizes, std::uint64_t& asked) const {
+  for (const auto& [id, memory] : memory_) sizes[id] = memory.size;
+  for (const auto& [seq, memory] : asking_for_) asked += memory.size;
+}
+
+std::string RankProcess::check(bool all) const {
+  for (const auto& [id, memory] : memory_) {
+    const std::string what = "allocation " + std::to_string(id) + " of rank " +
+                             std::to_string(number_) + " of group " + group_;
+    if (!memory.usable()) {
+      if (all) return what + " is not there";
+      continue;
+    }
+    if (!has_bytes(memory.fd, memory.size, truths_.at(id).value)) return what + " has other bytes";
+  }
+  return "";
+}
+
+}  // namespace amem::histories

@@ -1,0 +1,111 @@
+// RankProcess: a rank of a history: the other end of a session, which does what the broker tells it
+// with the bytes of the simulated driver's memory, well or badly, when it is told to go on; and its
+// program, which writes to what it has and finds there what it should.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/packet.h"
+#include "common/protocol.h"
+
+namespace amem::histories {
+
+/// Every allocation, and what its programs have written there last.
+struct Truth {
+  Token token{};
+  std::string group;
+  std::uint8_t value = 0;
+};
+using Truths = std::map<std::uint64_t, Truth>;
+
+enum class Mood : std::uint8_t { kWell, kFails, kSilent, kTwice, kLies };  // kLies: copies nothing
+
+class RankProcess {
+ public:
+  RankProcess(Truths& truths, std::string group, int number)
+      : truths_(truths), group_(std::move(group)), number_(number) {}
+
+  void connect(const std::string& path);
+  /// Its process ends.
+  void die();
+  /// Its session ends; the process lives on, and its program stands still.
+  void lose_session() { socket_.reset(); }
+
+  bool lives() const { return static_cast<bool>(process_); }
+  bool connected() const { return static_cast<bool>(socket_); }
+  const std::string& group() const { return group_; }
+  int number() const { return number_; }
+  bool runs() const { return connected() && joined_ && !gate_shut_; }
+  bool waits() const { return pending_ > 0 || asked_ > 0; }
+  /// Adds what it has, and what it has asked for.
+  void count(std::map<std::uint64_t, std::uint64_t>& sizes, std::uint64_t& asked) const;
+
+  /// Takes in what has come. Replies count at once; false: nothing has come.
+  bool read();
+  bool has_command() const { return !commands_.empty(); }
+  /// Carries out the next command. REQUIRES: there is one.
+  void handle(Mood mood);
+  /// What the driver did not let go of it lets go of now.
+  void drop_leftovers();
+  /// Of its next command.
+  std::string next_command() const;
+
+  // ---- its program; REQUIRES: runs() ----
+  void create(const DeviceUuid& device, std::uint64_t size, const std::string& tag);
+  void open(std::uint64_t id, const Token& token);
+  void free_one(std::uint64_t chance);
+  void free_guests();
+  void write_one(std::uint64_t chance, std::uint8_t value);
+  /// Not gated.
+  void ask(bool pause);
+  /// Empty: everything that it has is there, with its bytes. `all`: nothing may be away.
+  std::string check(bool all) const;
+
+ private:
+  struct Memory {
+    std::uint64_t size = 0;
+    std::string tag;
+    Fd fd;                 // what is mapped
+    bool guest = false;    // another group's
+    bool arrived = false;  // in the resume under way: not to be touched yet
+    bool stale = false;    // the driver has not let go of it
+    bool usable() const { return fd && !arrived && !stale; }
+  };
+
+  void reply(Packet& packet);
+  void send(Message& message);
+  void report();
+  bool copy(const amem_v1_Copies& copies, bool save);
+  bool map(Packet& packet);
+  void release(const amem_v1_Release& release, bool well);
+  void done(amem_v1_Phase phase, std::uint64_t epoch, std::uint32_t wave, bool well, Mood mood);
+
+  Truths& truths_;
+  const std::string group_;
+  const int number_;
+  Fd socket_;
+  Fd process_;  // an eventfd: readable once it has ended
+  bool joined_ = false;
+  bool gate_shut_ = true;
+  bool quiescing_ = false;
+  bool copy_failed_ = false;
+  bool map_failed_ = false;
+  std::uint64_t epoch_ = 0;
+  std::uint32_t steps_ = 0;
+  std::uint64_t seq_ = 0;
+  int pending_ = 0;                     // calls that have passed the gate
+  std::map<std::uint64_t, bool> asks_;  // by sequence number
+  int asked_ = 0;
+  std::map<std::uint64_t, Memory> asking_for_;  // by sequence number
+  std::map<std::uint64_t, Memory> memory_;
+  std::map<std::uint32_t, Fd> segments_;
+  std::deque<Packet> commands_;
+};
+
+}  // namespace amem::histories

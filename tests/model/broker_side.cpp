@@ -1,0 +1,466 @@
+#include "tests/model/broker_side.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/plans/waves.h"
+
+namespace amem::model {
+namespace {
+
+bool has_saving(const Process& process) {
+  return std::any_of(process.saving.begin(), process.saving.end(), [](auto e) { return e != 0; });
+}
+
+Message message_of(Kind kind, Epoch epoch) {
+  Message message;
+  message.kind = kind;
+  message.attempt = u8(epoch.attempt);
+  message.wave = epoch.wave == 0 ? std::uint8_t{0} : u8(epoch.wave);
+  return message;
+}
+
+}  // namespace
+
+void BrokerSide::drive(int group) {
+  while (std::optional<Action> next = machine(group).next_action())
+    std::visit([&](const auto& what) { act(group, what); }, *next);
+}
+
+void BrokerSide::tell(int group, const Event& event) { machine(group).tell(event, now(group)); }
+
+void BrokerSide::send(int rank, const Message& message) {
+  Process& p = process(rank);
+  if (!p.lives || p.over) return;
+  if (p.in.full()) return m_.breaks("the model's queues are long enough");
+  p.in.push(message);
+}
+
+// ---- a pause ------------------------------------------------------------------------------------
+
+void BrokerSide::act(int group, const action::Begun& begun) {
+  Job& it = job(group);
+  it.under_way = true;
+  it.was_paused = m_.state.paused[at(group)];
+  it.pause = begun.task.op == Operation::kPause;
+  it.whole = begun.task.selection.all();
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
+    if (piece(i).exists && begun.task.selection.takes({piece(i).tag})) set_bit(it.selected, i);
+}
+
+bool BrokerSide::wait_for_guests(int group) {
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
+    if (has(job(group).selected, i) && piece(i).exists && piece(i).opened) return true;
+  return false;
+}
+
+void BrokerSide::act(int group, const action::AwaitGuests& await) {
+  const bool guests = wait_for_guests(group);
+  if (!await.late && guests) return;
+  event::GuestsLeft left;
+  if (guests && m_.fault("the pause is refused because of guests"))
+    left.status = {Code::kFailedPrecondition, "guests"};
+  tell(group, left);
+}
+
+void BrokerSide::act(int, const action::Quiesce& quiesce) {
+  for (const RankId id : quiesce.ranks)
+    send(rank_of(id), message_of(Kind::kQuiesce, quiesce.epoch));
+}
+
+void BrokerSide::act(int group, const action::Measure& measure) {
+  job(group).measured = true;
+  for (const RankId id : measure.ranks)
+    send(rank_of(id), message_of(Kind::kMeasure, measure.epoch));
+}
+
+bool BrokerSide::take_chunks(int group) {
+  if (m_.fault("the pool has no room")) return false;
+  std::vector<std::pair<int, int>> taken;  // piece, chunk
+  int next = 0;
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
+    const Piece& p = piece(i);
+    const bool kept = p.exists && p.keep && has(job(group).selected, i) && p.on_device != 0;
+    if (!kept || p.away || p.stayed || p.opened) continue;
+    const auto& chunks = m_.state.chunks;
+    while (next < m_.state.chunk_count &&
+           (chunks[at(next)].owner != 0 || chunks[at(next)].limbo != 0))
+      ++next;
+    if (next == m_.state.chunk_count) return false;
+    taken.emplace_back(i, next++);
+  }
+  for (const auto& [i, chunk] : taken) {
+    m_.state.chunks[at(chunk)] = {u8(i + 1), 0, Bytes::kNone, 0};
+    piece(i).chunk = u8(chunk + 1);
+    piece(i).saver = piece(i).holders[0];
+  }
+  return true;
+}
+
+bool BrokerSide::can_be_released(const Piece& p) const {
+  if (p.saver == 0) return true;
+  const int saver = p.saver - 1;
+  const Process& of = m_.state.ranks[at(saver)];
+  const Job& it = m_.state.jobs[at(group_of_rank(saver))];
+  return of.member && (it.failed_savers >> (saver % kRanksEach) & 1) == 0 && !has_saving(of);
+}
+
+void BrokerSide::choose_wave(int group) {
+  Job& it = job(group);
+  std::vector<Waves::Item> items;
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
+    if (has(it.later, i) && piece(i).held())
+      items.push_back({static_cast<AllocationId>(i), piece(i).holders[0], 1});
+  Waves waves(items, 1);
+  it.wave = it.later = 0;
+  const auto can_leave = [&](AllocationId id) {
+    const Piece& p = piece(static_cast<int>(id));
+    return p.on_device != 0 && can_be_released(p) && (p.saver == 0 || p.saver == p.holders[0]);
+  };
+  for (const AllocationId id : waves.next(can_leave)) set_bit(it.wave, static_cast<int>(id));
+  while (!waves.done())
+    for (const AllocationId id : waves.next([](AllocationId) { return true; }))
+      set_bit(it.later, static_cast<int>(id));
+}
+
+void BrokerSide::act(int group, const action::Save& save) {
+  Job& it = job(group);
+  event::SaveSent sent;
+  if (save.epoch.wave == 0) {
+    if (!take_chunks(group)) {
+      if (!it.measured) {
+        sent.measure = true;
+        return tell(group, sent);
+      }
+      sent.status = {Code::kResourceExhausted, "the pool"};
+      return tell(group, sent);
+    }
+    for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
+      Piece& p = piece(i);
+      const bool leaves = p.exists && p.on_device != 0 && !p.away;
+      if (leaves && has(it.selected, i) && p.opened) p.stayed = true;
+      if (leaves && m_.scenario.waves && m_.link && m_.link->swaps()) set_bit(it.later, i);
+    }
+    it.in_waves = it.later != 0;
+  }
+  if (it.in_waves) choose_wave(group);
+  std::array<Message, kMostRanks> messages{};
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
+    const Piece& p = piece(i);
+    if (!p.exists || p.on_device == 0 || p.chunk == 0 || (it.in_waves && !has(it.wave, i)))
+      continue;
+    Message& message = messages[at(p.keeper())];
+    set_bit(message.pieces, i);
+    message.place[at(i % kPiecesEach)] = p.chunk;
+  }
+  for (int rank = m_.first_rank(group); rank < m_.end_rank(group); ++rank) {
+    Message& message = messages[at(rank)];
+    if (message.pieces == 0) continue;
+    message.kind = Kind::kSave;
+    message.attempt = u8(save.epoch.attempt);
+    message.wave = u8(save.epoch.wave);
+    auto& saving = process(rank).saving;
+    *std::find(saving.begin(), saving.end(), 0) = packed(save.epoch);
+    send(rank, message);
+    sent.ranks.push_back(id_of(rank));
+  }
+  sent.more = it.later != 0;
+  tell(group, sent);
+}
+
+void BrokerSide::act(int group, const action::Leaves&) {
+  if (job(group).ordered) carry_out(m_.link->leaves(job(group).member));
+}
+
+void BrokerSide::act(int group, const action::Ready&) {
+  if (m_.bug == Bug::kGoesOnAlone) return tell(group, event::GoOn{});
+  if (job(group).ordered) carry_out(m_.link->ready(job(group).member));
+}
+
+void BrokerSide::act(int group, const action::Unready&) {
+  if (job(group).ordered && m_.bug != Bug::kStaysReady) m_.link->unready(job(group).member);
+}
+
+void BrokerSide::act(int group, const action::Release& release) {
+  Job& it = job(group);
+  if (it.pause && !std::exchange(it.released, true)) promises_.no_return(group);
+  if (it.pause && it.in_waves)
+    for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
+      if (has(it.wave, i) && (!piece(i).exists || !can_be_released(piece(i))))
+        clear_bit(it.wave, i);
+  for (const RankId id : release.ranks) {
+    Message message = message_of(Kind::kRelease, release.epoch);
+    message.undo = !it.pause && m_.bug != Bug::kForgetsToUndo;
+    message.last = it.pause && it.whole;
+    if (it.pause) message.pieces = it.in_waves ? it.wave : it.selected;
+    send(rank_of(id), message);
+  }
+}
+
+void BrokerSide::act(int group, const action::Drop&) {
+  const Job& it = job(group);
+  bool kept_one = m_.bug != Bug::kKeepsADescriptor;
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
+    Piece& p = piece(i);
+    const bool all = !it.in_waves || m_.bug == Bug::kDropsAllInAWave;
+    const bool leaves = it.pause ? all || has(it.wave, i) : p.away;
+    if (!p.exists || p.on_device == 0 || !has(it.selected, i) || !leaves) continue;
+    p.away = true;
+    if (p.stayed || !std::exchange(kept_one, true)) continue;
+    p.on_device = 0;
+    if (m_.bug == Bug::kGivesUpWhatIsSaved) give_back(p);
+    if (it.pause && m_.state.limited) ++m_.state.room;
+  }
+  if (it.pause && m_.state.limited)
+    for (Job& other : m_.state.jobs) other.awaits_room = false;
+  tell(group, event::Dropped{});
+}
+
+// ---- a resume -----------------------------------------------------------------------------------
+
+void BrokerSide::act(int group, const action::Admit&) {
+  const bool after = job(group).ordered && m_.link->swaps() && m_.scenario.duplex;
+  if (after && m_.scenario.room >= 0 && !std::exchange(m_.state.limited, true))
+    m_.state.room = u8(m_.scenario.room);
+  Status status;
+  if (m_.fault("there is no memory for it")) status = {Code::kResourceExhausted, "no memory"};
+  tell(group, event::Admitted{status});
+}
+
+void BrokerSide::act(int group, const action::Create&) {
+  Job& it = job(group);
+  it.creating = true;
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
+    piece(i).loader = 0;
+    if (piece(i).exists && piece(i).away && has(it.selected, i)) set_bit(it.to_create, i);
+  }
+  create_slice(group);
+}
+
+std::array<bool, kCopies + 1> BrokerSide::copies_in_use(int index) {
+  std::array<bool, kCopies + 1> used{};
+  used[piece(index).on_device] = true;
+  const int group = group_of_piece(index);
+  const std::size_t i = at(index % kPiecesEach);
+  for (int rank = m_.first_rank(group); rank < m_.end_rank(group); ++rank) {
+    const Process& p = process(rank);
+    used[p.maps[i]] = true;
+    for (int k = 0; k < p.in.count; ++k)
+      if (p.in.messages[at(k)].kind == Kind::kBring) used[p.in.messages[at(k)].place[i]] = true;
+  }
+  return used;
+}
+
+std::uint8_t BrokerSide::new_copy(int index) {
+  const std::array<bool, kCopies + 1> used = copies_in_use(index);
+  for (std::uint8_t copy = 1; copy <= kCopies; ++copy)
+    if (!used[copy]) return copy;
+  m_.breaks("the model has copies enough");
+  return 1;
+}
+
+void BrokerSide::forget_copies(int index) {
+  const std::array<bool, kCopies + 1> used = copies_in_use(index);
+  for (std::size_t copy = 1; copy <= kCopies; ++copy)
+    if (!used[copy]) piece(index).bytes[copy] = Bytes::kNone;
+}
+
+void BrokerSide::create_more(int group) {
+  create_slice(group);
+  drive(group);
+}
+
+void BrokerSide::create_slice(int group) {
+  Job& it = job(group);
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
+    Piece& p = piece(i);
+    if (!has(it.to_create, i)) continue;
+    if (!p.exists) {  // its last holder has died
+      clear_bit(it.to_create, i);
+      continue;
+    }
+    if (p.on_device == 0 && m_.state.limited) {
+      if (m_.state.room == 0) continue;
+      --m_.state.room;
+    }
+    clear_bit(it.to_create, i);
+    if (p.on_device == 0) {
+      if (m_.fault("the driver makes no memory")) {
+        it.creating = false;
+        return tell(group, event::Created{{Code::kResourceExhausted, "the driver"}});
+      }
+      p.on_device = new_copy(i);
+      p.bytes[p.on_device] = Bytes::kWrong;
+    }
+    p.loader = p.holders[0];
+    Message message = message_of(Kind::kBring, machine(group).epoch());
+    set_bit(message.pieces, i);
+    if (!p.stayed) set_bit(message.loads, i);
+    message.place[at(i % kPiecesEach)] = p.on_device;
+    send(p.keeper(), message);
+    break;
+  }
+  if (it.to_create == 0) {
+    it.creating = false;
+    return tell(group, event::Created{});
+  }
+  // The next slice in another turn of the loop, unless nothing of it has room now.
+  it.awaits_room = m_.state.limited && m_.state.room == 0;
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
+    if (has(it.to_create, i) && piece(i).on_device != 0) it.awaits_room = false;
+}
+
+void BrokerSide::act(int group, const action::Load& load) {
+  for (const RankId id : load.ranks) {
+    const int rank = rank_of(id);
+    Message message = message_of(Kind::kBring, load.epoch);
+    message.last = true;
+    for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
+      const Piece& p = piece(i);
+      const bool comes = p.exists && p.away && p.on_device != 0 && has(job(group).selected, i);
+      if (!comes || p.loader == rank + 1 || !p.held_by(rank)) continue;
+      set_bit(message.pieces, i);
+      message.place[at(i % kPiecesEach)] = p.on_device;
+    }
+    send(rank, message);
+  }
+}
+
+void BrokerSide::act(int group, const action::Room&) {
+  m_.state.limited = false;
+  if (std::exchange(job(group).awaits_room, false)) create_slice(group);
+}
+
+void BrokerSide::act(int group, const action::Open& open) {
+  job(group).opened = true;
+  for (const RankId id : open.ranks) {
+    const bool forgotten = m_.bug == Bug::kOpensAllButOne && id == open.ranks.back();
+    if (!forgotten) send(rank_of(id), message_of(Kind::kOpen, open.epoch));
+  }
+}
+
+void BrokerSide::act(int group, const action::Arrived& arrived) {
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
+    Piece& p = piece(i);
+    const bool back = arrived.loaded && arrived.what.takes({p.tag});
+    if (!p.exists || p.on_device == 0 || (p.away && !back)) continue;
+    if (m_.bug != Bug::kKeepsChunks) give_back(p);
+    p.saver = 0;
+    p.away = p.stayed = false;
+  }
+}
+
+// ---- the end ------------------------------------------------------------------------------------
+
+void BrokerSide::act(int, const action::Answer& answer) {
+  Process& p = process(rank_of(answer.rank));
+  if (!p.lives || (m_.bug == Bug::kLosesAnAnswer && answer.rank == 2)) return;
+  if (p.asked == 0) return m_.breaks("a request from inside is answered once");
+  --p.asked;
+}
+
+void BrokerSide::act(int, const action::Progress& progress) {
+  if (progress.ranks_done > progress.ranks_total)
+    m_.breaks("no more ranks have done their part than there are");
+}
+
+void BrokerSide::act(int group, const action::Finished& finished) {
+  if (!job(group).under_way) return m_.breaks("an operation ends once");
+  promises_.finished(group, finished.outcome);
+  const Job ended = std::exchange(job(group), {});
+  if (!ended.ordered) return;
+  carry_out(m_.link->ended(ended.member, finished.outcome.status));
+  if (m_.bug == Bug::kEndsTwice) carry_out(m_.link->ended(ended.member, finished.outcome.status));
+}
+
+void BrokerSide::give_back(Piece& p) {
+  if (p.chunk == 0) return;
+  Chunk& chunk = m_.state.chunks[std::exchange(p.chunk, std::uint8_t{0}) - 1U];
+  const bool may_write = p.saver != 0 && process(p.saver - 1).member &&
+                         has_saving(process(p.saver - 1)) && m_.bug != Bug::kGivesChunksBackAtOnce;
+  chunk = {};
+  if (may_write) chunk.limbo = p.saver;
+}
+
+void BrokerSide::free_limbo(int rank) {
+  for (Chunk& chunk : m_.state.chunks)
+    if (chunk.limbo == rank + 1) chunk = {};
+}
+
+// ---- orders -------------------------------------------------------------------------------------
+
+std::vector<int> members_of(const Request& request) {
+  std::vector<int> all = request.groups;
+  all.insert(all.end(), request.in.begin(), request.in.end());
+  return all;
+}
+
+Task task_of(const Request& request, bool out) {
+  Selection what;
+  if (request.tag != 0) what.tags = {std::string(1, request.tag)};
+  return {out ? Operation::kPause : Operation::kResume, what};
+}
+
+Status BrokerSide::can_begin(int group, const Task& task) {
+  bool any = false;
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
+    any = any || (piece(i).exists && task.selection.takes({piece(i).tag}));
+  if (machine(group).members().empty() || !any) return {Code::kNotFound, "it has ended"};
+  return machine(group).can_start(task);
+}
+
+void BrokerSide::order(const Request& request) {
+  const bool swap = request.what == Request::kSwap;
+  const bool out = swap || request.what == Request::kPause;
+  for (const int group : request.groups)
+    if (!can_begin(group, task_of(request, out)).ok()) return;
+  for (const int group : request.in)
+    if (!can_begin(group, task_of(request, false)).ok()) return;
+  std::vector<std::string> names[2];
+  for (const int group : request.groups) names[out ? 0 : 1].push_back(machine(group).name());
+  for (const int group : request.in) names[1].push_back(machine(group).name());
+  m_.link.emplace(names[0], names[1], task_of(request, out), m_.scenario.duplex);
+  m_.state.ordered = true;
+  m_.state.limited = false;
+  carry_out(m_.link->start());
+}
+
+void BrokerSide::carry_out(const Link::Steps& steps) {
+  steps_.insert(steps_.end(), steps.begin(), steps.end());
+  if (std::exchange(stepping_, true)) return;
+  while (!steps_.empty()) {
+    const Link::Step step = steps_.front();
+    steps_.pop_front();
+    carry_out(step);
+  }
+  stepping_ = false;
+}
+
+void BrokerSide::carry_out(Link::Step step) {
+  const Request& request = m_.scenario.script[at(m_.state.script_at - 1)];
+  if (step.what == Link::Step::kFinish) {
+    if (!std::exchange(m_.state.ordered, false)) m_.breaks("an order is answered once");
+    return promises_.ordered(request, m_.link->result());
+  }
+  const int group = members_of(request)[step.member];
+  if (step.what == Link::Step::kBegin) {
+    const Task task = task_of(request, m_.link->goes_out(step.member));
+    Status status = can_begin(group, task);
+    if (status.ok())
+      status = machine(group).start(task, {}, now(group), m_.link->held(step.member));
+    if (!status.ok()) return carry_out(m_.link->ended(step.member, status));
+    job(group).ordered = true;
+    job(group).member = u8(step.member);
+    return drive(group);
+  }
+  if (!job(group).under_way || !job(group).ordered) return;  // it has ended
+  if (step.what == Link::Step::kRoom)
+    tell(group, event::AllLeft{});
+  else if (step.what == Link::Step::kGoOn)
+    tell(group, event::GoOn{});
+  else
+    tell(group, event::GiveUp{m_.link->why_given_up()});
+  drive(group);
+}
+
+}  // namespace amem::model

@@ -1,0 +1,97 @@
+// BrokerSide: the broker's side of the model: drives the real machines (Group, Link, Waves) as
+// daemon/operations and daemon/broker do, with messages, descriptors and places in the pool that
+// are those of the model.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "tests/model/model.h"
+#include "tests/model/promises.h"
+
+namespace amem::model {
+
+class BrokerSide {
+ public:
+  BrokerSide(Model& model, Promises& promises) : m_(model), promises_(promises) {}
+
+  /// A rank of this group joins. From the beginning: with its gate open.
+  void join(int rank);
+  /// The operator asks for it. What is refused changes nothing.
+  void order(const Request& request);
+  /// The next message of this rank is read.
+  void read(int rank);
+  /// It is seen that its session has ended, or its process.
+  void gone(int rank);
+  /// What wakes up the group next.
+  void tick(int group);
+  /// The next slice is created, in a turn of its own.
+  void create_more(int group);
+  void guest_closes(int piece);
+  /// It had no session any more.
+  void process_ended(int rank);
+  /// Those of this piece that nobody has, and nobody will be given.
+  void forget_copies(int piece);
+
+ private:
+  void drive(int group);
+  void act(int group, const action::Begun& begun);
+  void act(int group, const action::AwaitGuests& await);
+  void act(int group, const action::Quiesce& quiesce);
+  void act(int group, const action::Measure& measure);
+  void act(int group, const action::Save& save);
+  void act(int group, const action::Leaves& leaves);
+  void act(int group, const action::Ready& ready);
+  void act(int group, const action::Unready& unready);
+  void act(int group, const action::Release& release);
+  void act(int group, const action::Drop& drop);
+  void act(int group, const action::Admit& admit);
+  void act(int group, const action::Create& create);
+  void act(int group, const action::Load& load);
+  void act(int group, const action::Room& room);
+  void act(int group, const action::Open& open);
+  void act(int group, const action::Arrived& arrived);
+  void act(int group, const action::Answer& answer);
+  void act(int group, const action::Progress& progress);
+  void act(int group, const action::Finished& finished);
+  void act(int, const action::Step&) {}
+  void act(int, const action::StateChanged&) {}
+
+  Group& machine(int group) { return *m_.groups[at(group)]; }
+  Job& job(int group) { return m_.state.jobs[at(group)]; }
+  Process& process(int rank) { return m_.state.ranks[at(rank)]; }
+  Piece& piece(int index) { return m_.state.pieces[at(index)]; }
+  Time now(int group) const { return m_.state.now[at(group)]; }
+
+  bool wait_for_guests(int group);
+  /// False: the pool has no room.
+  bool take_chunks(int group);
+  bool can_be_released(const Piece& piece) const;
+  void choose_wave(int group);
+  void give_back(Piece& piece);
+  void free_limbo(int rank);
+  void create_slice(int group);
+  std::array<bool, kCopies + 1> copies_in_use(int index);
+  std::uint8_t new_copy(int index);
+  void send(int rank, const Message& message);
+  void tell(int group, const Event& event);
+  void let_go(int rank, int index);
+  bool shares(int rank);
+  void answered(int rank, const Message& message);
+  void tell_answer(int rank, const Message& message);
+  void remove(int rank);
+  void carry_out(const Link::Steps& steps);
+  void carry_out(Link::Step step);
+  Status can_begin(int group, const Task& task);
+
+  Model& m_;
+  Promises& promises_;
+  std::deque<Link::Step> steps_;
+  bool stepping_ = false;
+};
+
+/// The groups of an order, as the Link counts them.
+std::vector<int> members_of(const Request& request);
+Task task_of(const Request& request, bool out);
+
+}  // namespace amem::model

@@ -1,0 +1,106 @@
+#include "tests/model/insight.h"
+
+namespace amem {
+
+std::shared_ptr<const Insight::GroupCopy> Insight::copy(const Group& group) {
+  return std::make_shared<const GroupCopy>(
+      GroupCopy{group.state_, group.epoch_, group.members_, group.requests_, group.course_});
+}
+
+void Insight::put_back(const GroupCopy& copy, Group& group) {
+  group.actions_.clear();
+  group.state_ = copy.state;
+  group.epoch_ = copy.epoch;
+  group.members_ = copy.members;
+  group.requests_ = copy.requests;
+  group.course_.reset();
+  if (copy.course) group.course_.emplace(*copy.course);
+}
+
+std::uint64_t Insight::until(Time time, Time now) {
+  return time == kNever ? ~0ULL : static_cast<std::uint64_t>((time - now).count());
+}
+
+void Insight::add(const Group& group, Time now, model::Digest& digest) {
+  digest.add(static_cast<std::uint64_t>(group.state_));
+  digest.add(group.epoch_.attempt);
+  digest.add_all(group.members_.ids());
+  const std::vector<Task> tasks = group.requests_.tasks();
+  digest.add(tasks.size());
+  for (const Task& task : tasks) {
+    add(task, digest);
+    digest.add_all(group.requests_.missing(task, group.members_.ids()));
+    digest.add(until(group.requests_.deadline(task), now));
+  }
+  digest.add(group.course_.has_value());
+  if (group.course_) add(*group.course_, now, digest);
+}
+
+void Insight::add(const Course& course, Time now, model::Digest& digest) {
+  add(course.terms_.task, digest);
+  digest.add(static_cast<std::uint64_t>(course.terms_.rest));
+  digest.add(static_cast<std::uint64_t>(course.terms_.timeout.count()));
+  digest.add((course.terms_.inside ? 1U : 0U) | (course.terms_.held ? 2U : 0U) |
+             (course.terms_.guests ? 4U : 0U) | (course.no_room_ ? 8U : 0U) |
+             (course.more_ ? 16U : 0U) | (course.loaded_ ? 32U : 0U));
+  digest.add(course.epoch_.attempt);
+  digest.add(course.epoch_.wave);
+  digest.add(static_cast<std::uint64_t>(course.phase_));
+  digest.add(until(course.deadline_, now));
+  digest.add_all(course.participants_);
+  digest.add_all(course.waiting_);
+  digest.add_all(course.mapped_);
+  digest.add(static_cast<std::uint64_t>(course.trouble_.code()));
+  digest.add(course.cut_.has_value());
+  if (course.cut_) add(*course.cut_, now, digest);
+}
+
+void Insight::add(const Task& task, model::Digest& digest) {
+  digest.add(static_cast<std::uint64_t>(task.op));
+  digest.add(to_string(task.selection));
+  digest.add(task.discard.size());
+  for (const std::string& tag : task.discard) digest.add(tag);
+  digest.add(static_cast<std::uint64_t>(task.guests));
+}
+
+void Insight::add(const Cut& cut, Time now, model::Digest& digest) {
+  const auto add_devices = [&](const std::set<DeviceUuid>& devices) {
+    digest.add(devices.size());
+    for (const DeviceUuid& device : devices) digest.add(device.bytes[0]);
+  };
+  digest.add(static_cast<std::uint64_t>(cut.patience_.count()));
+  digest.add(static_cast<std::uint64_t>(cut.expiries_));
+  digest.add(cut.pushed_ ? cut.pushed_->rank : 0U);
+  digest.add(cut.pushed_ ? cut.pushed_->device.bytes[0] : 0U);
+  digest.add(cut.pushes_left_);
+  std::minstd_rand random = cut.random_;
+  digest.add(random());  // its next number is its state
+  digest.add(static_cast<std::uint64_t>((now - cut.last_change_).count()));
+  for (const auto& [id, rank] : cut.ranks_) {
+    digest.add(id);
+    digest.add(rank.reported);
+    digest.add(rank.sent);
+    digest.add(rank.last.steps);
+    digest.add(rank.last.captures);
+    digest.add(rank.last.devices.size());
+    for (const CutReport::Device& device : rank.last.devices) {
+      digest.add(device.device.bytes[0]);
+      digest.add(device.busy);
+      digest.add(device.waiting);
+      digest.add(device.ready);
+    }
+    add_devices(rank.moved);
+    add_devices(rank.stuck);
+  }
+}
+
+void Insight::add(const Link& link, model::Digest& digest) {
+  for (const Link::Member& member : link.members_) {
+    digest.add(static_cast<std::uint64_t>(member.part));
+    digest.add(member.held);
+    digest.add(static_cast<std::uint64_t>(member.status.code()));
+  }
+  digest.add_all(link.failed_);
+}
+
+}  // namespace amem

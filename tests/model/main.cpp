@@ -1,0 +1,107 @@
+// explore: goes through small worlds exhaustively (README.md).
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/model/cut_world.h"
+#include "tests/model/explorer.h"
+#include "tests/model/node_world.h"
+#include "tests/model/scenario.h"
+
+namespace amem::model {
+namespace {
+
+constexpr std::size_t kMostStates = 50'000'000;
+
+std::vector<std::string_view> worlds() {
+  std::vector<std::string_view> names;
+  for (const Scenario& scenario : scenarios()) names.push_back(scenario.name);
+  for (const CutScenario& scenario : cut_scenarios()) names.push_back(scenario.name);
+  return names;
+}
+
+/// `faults` below 0: as in CI.
+Found explore(std::string_view name, int& faults, Bug bug) {
+  for (const Scenario& scenario : scenarios())
+    if (scenario.name == name) {
+      if (faults < 0) faults = scenario.faults;
+      NodeWorld world(scenario, faults, bug);
+      return Explorer<NodeWorld>(world, kMostStates).explore();
+    }
+  for (const CutScenario& scenario : cut_scenarios())
+    if (scenario.name == name) {
+      if (faults < 0) faults = scenario.early;
+      CutWorld world(scenario.threads, scenario.calls, faults, bug);
+      return Explorer<CutWorld>(world, kMostStates).explore();
+    }
+  Found found;
+  found.broken = "there is such a world";
+  return found;
+}
+
+bool holds(std::string_view name, int faults) {
+  const auto began = std::chrono::steady_clock::now();
+  const Found found = explore(name, faults, Bug::kNone);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  std::printf(
+      "%-8s faults %d: %9zu states, %10zu transitions, %6zu at rest, depth %3zu, longest %3zu, "
+      "%.1f s\n",
+      std::string(name).c_str(), faults, found.states, found.transitions, found.rests, found.depth,
+      found.longest, took.count());
+  if (!found.broken.empty()) std::printf("  broken: %s\n", found.broken.c_str());
+  for (std::size_t i = 0; i < found.trace.size(); ++i)
+    std::printf("  %3zu %s\n", i + 1, found.trace[i].c_str());
+  std::fflush(stdout);
+  return found.broken.empty();
+}
+
+/// The fault is found, as the promise that it breaks.
+bool is_found(const Mutation& mutation) {
+  int faults = -1;
+  const Found found = explore(mutation.scenario, faults, mutation.bug);
+  const bool is = !found.broken.empty() && found.broken.find(mutation.found) != std::string::npos;
+  std::printf("%s: %s, in %s after %zu states, by %zu events: %s\n", is ? "found" : "NOT FOUND",
+              std::string(mutation.name).c_str(), std::string(mutation.scenario).c_str(),
+              found.states, found.trace.size(), found.broken.c_str());
+  return is;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Goes through small worlds of groups, ranks and faults exhaustively.");
+  std::vector<std::string> names;
+  int faults = -1;
+  bool broken = false;
+  bool list = false;
+  app.add_option("worlds", names, "which; all of them if none is named");
+  app.add_option("--faults", faults, "that may happen in one history; else as in CI");
+  app.add_flag("--broken", broken, "with what is made wrong on purpose, which must be found");
+  app.add_flag("--list", list, "says which worlds there are");
+  CLI11_PARSE(app, argc, argv);
+  if (list) {
+    for (const Scenario& scenario : scenarios())
+      std::printf("%-8s %s\n", std::string(scenario.name).c_str(),
+                  std::string(scenario.about).c_str());
+    for (const CutScenario& scenario : cut_scenarios())
+      std::printf("%-8s the cut: two ranks of %zu threads, %u collectives each\n",
+                  std::string(scenario.name).c_str(), scenario.threads, scenario.calls);
+    return 0;
+  }
+  bool good = true;
+  if (broken) {
+    for (const Mutation& mutation : mutations()) good = is_found(mutation) && good;
+    return good ? 0 : 1;
+  }
+  if (names.empty())
+    for (const std::string_view name : worlds()) names.emplace_back(name);
+  for (const std::string& name : names) good = holds(name, faults) && good;
+  return good ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace amem::model
+
+int main(int argc, char** argv) { return amem::model::run(argc, argv); }

@@ -1,0 +1,188 @@
+#include "tests/model/promises.h"
+
+#include <algorithm>
+
+namespace amem::model {
+
+void Promises::always() {
+  bytes_are_safe();
+  programs_run_in_turns();
+  chunks_add_up();
+  for (int group = 0; group < m_.scenario.groups; ++group) {
+    const Group& machine = *m_.groups[at(group)];
+    if (machine.phase() == Phase::kNone) continue;
+    if (machine.wakeup() == kNever) m_.breaks("what is under way has a deadline");
+    for (const Operation op : {Operation::kPause, Operation::kResume})
+      if (machine.can_start(op).code() != Code::kFailedPrecondition)
+        m_.breaks("nothing begins while something is under way");
+  }
+}
+
+void Promises::bytes_are_safe() {
+  for (const Piece& piece : m_.state.pieces) {
+    if (!piece.exists || !piece.keep) continue;
+    const bool there = piece.on_device != 0 && piece.bytes[piece.on_device] == Bytes::kTrue;
+    const bool saved = piece.chunk != 0 && m_.state.chunks[piece.chunk - 1U].bytes == Bytes::kTrue;
+    const bool its_own = saved && m_.state.chunks[piece.chunk - 1U].of ==
+                                      static_cast<std::size_t>(&piece - m_.state.pieces.data()) + 1;
+    if (!there && !its_own) m_.breaks("no byte is dropped that has not been saved");
+  }
+}
+
+void Promises::programs_run_in_turns() {
+  bool out_may_run = false;
+  const Request* swap = nullptr;
+  if (m_.state.ordered && m_.scenario.script[at(m_.state.script_at - 1)].what == Request::kSwap)
+    swap = &m_.scenario.script[at(m_.state.script_at - 1)];
+  if (swap != nullptr)
+    for (const int group : swap->groups) {
+      const Group& machine = *m_.groups[at(group)];
+      out_may_run =
+          out_may_run || (!machine.members().empty() && machine.state() != GroupState::kPaused);
+    }
+  for (int rank = 0; rank < kMostRanks; ++rank) {
+    const Process& p = m_.state.ranks[at(rank)];
+    if (!p.runs() || p.lost || !p.member) continue;
+    const int group = group_of_rank(rank);
+    const Group& machine = *m_.groups[at(group)];
+    const Job& job = m_.state.jobs[at(group)];
+    if (machine.state() == GroupState::kPaused) m_.breaks("no rank of a paused group runs");
+    if (job.under_way && job.pause && job.whole && job.released)
+      m_.breaks("no rank runs from the first Release to the next Open");
+    const bool comes_in =
+        swap != nullptr && std::count(swap->in.begin(), swap->in.end(), group) > 0;
+    if (comes_in && out_may_run) m_.breaks("of a swap's groups only one side runs");
+  }
+}
+
+void Promises::chunks_add_up() {
+  for (std::size_t i = 0; i < m_.state.chunk_count; ++i) {
+    const Chunk& chunk = m_.state.chunks[i];
+    if (chunk.owner == 0) continue;
+    if (m_.state.pieces[chunk.owner - 1U].chunk != i + 1)
+      m_.breaks("every place in the pool that is taken is some memory's");
+  }
+  for (std::size_t i = 0; i < kMostPieces; ++i) {
+    const Piece& piece = m_.state.pieces[i];
+    if (piece.chunk != 0 && m_.state.chunks[piece.chunk - 1U].owner != i + 1)
+      m_.breaks("what has a place in the pool has it for itself");
+  }
+}
+
+void Promises::no_return(int group) {
+  for (int rank = m_.first_rank(group); rank < m_.end_rank(group); ++rank)
+    if (m_.state.ranks[at(rank)].lost)
+      m_.breaks("no group goes beyond the point of no return with a rank that may still write");
+  if (!m_.state.jobs[at(group)].ordered) return;
+  const Request& request = m_.scenario.script[at(m_.state.script_at - 1)];
+  for (const int other : request.groups) {
+    // Those of which everything or a first wave has been saved are at the same point.
+    const Job& job = m_.state.jobs[at(other)];
+    if (m_.groups[at(other)]->members().empty()) continue;
+    for (int i = m_.first_piece(other); i < m_.end_piece(other); ++i) {
+      const Piece& piece = m_.state.pieces[at(i)];
+      const bool leaves = !job.in_waves || has(job.wave, i);
+      if (!piece.exists || !piece.keep || !has(job.selected, i) || piece.on_device == 0) continue;
+      if (!leaves || piece.stayed || piece.away) continue;
+      if (piece.chunk == 0 || m_.state.chunks[piece.chunk - 1U].bytes != Bytes::kTrue)
+        m_.breaks("nothing is released before every group of the order has saved");
+    }
+    if (!job.under_way)
+      m_.breaks("no group of a set releases anything when another has been called off");
+  }
+}
+
+void Promises::finished(int group, const Outcome& outcome) {
+  const Group& machine = *m_.groups[at(group)];
+  const Job& job = m_.state.jobs[at(group)];
+  if (machine.members().empty()) return;  // it has ended with its last rank
+  const bool ok = outcome.status.ok();
+  const GroupState is = machine.state();
+  m_.state.paused[at(group)] = is == GroupState::kPaused;
+  if (job.pause || is == GroupState::kRunning) m_.state.erred[at(group)] = job.pause && !ok;
+  if (is != GroupState::kRunning && is != GroupState::kPaused)
+    m_.breaks("an operation ends with a group that runs or is paused");
+  if (job.pause) {
+    const bool left = job.released && job.whole;
+    if (is != (left ? GroupState::kPaused : GroupState::kRunning))
+      m_.breaks("a pause ends running before the point of no return, else paused");
+    if (ok && !job.released) m_.breaks("a pause that succeeds has released");
+  } else {
+    if (ok && is != GroupState::kRunning) m_.breaks("a resume that succeeds ends running");
+    if (!ok && !job.opened && is == GroupState::kRunning && job.was_paused)
+      m_.breaks("a resume that fails before it opens ends as it began");
+    if (job.opened && is != GroupState::kRunning) m_.breaks("a group that has opened runs");
+  }
+}
+
+void Promises::ordered(const Request& request, const Status& result) {
+  int ran[2] = {0, 0};  // of those that are named first, and of those that come in instead
+  int paused[2] = {0, 0};
+  for (const std::vector<int>* side : {&request.groups, &request.in})
+    for (const int group : *side) {
+      const std::size_t of = side == &request.in ? 1 : 0;
+      const Group& machine = *m_.groups[at(group)];
+      if (machine.members().empty()) continue;
+      if (m_.state.jobs[at(group)].under_way) m_.breaks("an order ends after all that it began");
+      ++(machine.state() == GroupState::kPaused ? paused : ran)[of];
+    }
+  if (request.tag != 0) return;
+  for (const std::size_t of : {0U, 1U})
+    if (ran[of] > 0 && paused[of] > 0) m_.breaks("a set ends for all of its groups or for none");
+  if (!request.in.empty() && ran[0] > 0 && ran[1] > 0)
+    m_.breaks("of a swap's groups only one side runs");
+  const bool comes = request.what == Request::kResume;
+  if (result.ok() && ((comes ? paused : ran)[0] > 0 || paused[1] > 0))
+    m_.breaks("an order that succeeds has done what was asked");
+}
+
+void Promises::at_rest() {
+  if (m_.state.ordered) m_.breaks("every order is answered");
+  for (const Process& p : m_.state.ranks)
+    if (p.lives && p.member && !p.lost && p.asked > 0)
+      m_.breaks("every request from inside is answered");
+  for (int group = 0; group < m_.scenario.groups; ++group) {
+    if (m_.groups[at(group)]->phase() != Phase::kNone)
+      m_.breaks("what is under way comes to an end");
+    else
+      whole_group(group);
+  }
+  for (const Chunk& chunk : m_.state.chunks)
+    if (chunk.limbo != 0 && !m_.state.ranks[chunk.limbo - 1U].lives)
+      m_.breaks("a place in the pool comes back when whoever wrote to it has ended");
+}
+
+/// Nothing of it is under way, and every message has been read.
+void Promises::whole_group(int group) {
+  const Group& machine = *m_.groups[at(group)];
+  if (machine.members().empty()) return;
+  const bool runs = machine.state() == GroupState::kRunning;
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
+    const Piece& piece = m_.state.pieces[at(i)];
+    if (!piece.exists) continue;
+    const bool there = piece.on_device != 0;
+    if (runs && !piece.away && (!there || piece.chunk != 0))
+      m_.breaks("a group that runs has its memory, and no place in the pool");
+    if (!runs && !piece.away && !(m_.scenario.waves && m_.state.erred[at(group)]))
+      m_.breaks("a paused group has let go of everything");
+    if (piece.away && there && !piece.stayed) m_.breaks("what is away has left its device");
+    if (piece.away && !there && piece.keep && piece.chunk == 0)
+      m_.breaks("what is away has its bytes in the pool");
+  }
+  for (int rank = m_.first_rank(group); rank < m_.end_rank(group); ++rank) {
+    const Process& p = m_.state.ranks[at(rank)];
+    if (!p.lives || !p.connected || !p.member || p.lost) continue;
+    if ((p.gate == Gate::kOpen) != runs) m_.breaks("the gates of a group are as the group is");
+    for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
+      const Piece& piece = m_.state.pieces[at(i)];
+      if (!has(p.holds, i)) continue;
+      const std::uint8_t here = p.maps[at(i % kPiecesEach)];
+      if (!piece.away && runs && here != piece.on_device)
+        m_.breaks("ranks that run have their memory");
+      if (piece.away && here != 0 && !m_.state.not_let_go)
+        m_.breaks("ranks hold on to nothing that is away");
+    }
+  }
+}
+
+}  // namespace amem::model

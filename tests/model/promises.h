@@ -1,0 +1,33 @@
+// Promises: what must hold of a node whatever happens (docs/design.md), said of bytes, gates and
+// answers and not of the machines' own tables.
+#pragma once
+
+#include "tests/model/model.h"
+
+namespace amem::model {
+
+class Promises {
+ public:
+  explicit Promises(Model& model) : m_(model) {}
+
+  /// In each state.
+  void always();
+  /// Where nothing is under way and nothing can move any more.
+  void at_rest();
+  /// The group's first Release is about to be sent.
+  void no_return(int group);
+  /// REQUIRES: its Job is still as it was.
+  void finished(int group, const Outcome& outcome);
+  /// Of the operator's order.
+  void ordered(const Request& request, const Status& result);
+
+ private:
+  void bytes_are_safe();
+  void programs_run_in_turns();
+  void chunks_add_up();
+  void whole_group(int group);
+
+  Model& m_;
+};
+
+}  // namespace amem::model

@@ -1,0 +1,90 @@
+// Scenario: a small world to be explored: who is there, what is asked for, what may go wrong.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace amem::model {
+
+/// What somebody asks for.
+struct Request {
+  enum What : std::uint8_t { kPause, kResume, kSwap, kInsidePause, kInsideResume };
+  What what = kPause;
+  std::vector<int> groups;   // that go out, or are paused or resumed
+  std::vector<int> in = {};  // of a swap
+  char tag = 0;              // of this alone; 0: of all
+};
+
+struct PieceOf {
+  int group;
+  std::vector<int> holders;  // of its group's ranks, from 0 on, the keeper first
+  char tag = 'a';
+  bool keep = true;
+  bool opened = false;  // a guest has it open
+};
+
+struct Scenario {
+  std::string_view name;
+  std::string_view about;
+  int groups = 1;
+  int ranks = 2;  // of each group
+  std::vector<PieceOf> pieces;
+  std::vector<int> paused = {};  // groups that are, when it begins
+  std::vector<Request> script;   // one after another; what is refused is passed over
+  int chunks = 0;                // of the pool, each for one piece; 0: one for each
+  bool duplex = true;
+  bool waves = false;  // a swap leaves in waves, a piece of each keeper at a time
+  int room = -1;       // pieces that may come in before the others have left; -1: all
+  int joins = 0;       // ranks that may join at any time
+  int faults = 1;      // that happen in one history, in CI
+};
+
+const std::vector<Scenario>& scenarios();
+
+/// Two ranks at the moment when their gates shut, with threads that launch collectives.
+struct CutScenario {
+  std::string_view name;
+  std::size_t threads;  // of each rank
+  std::uint8_t calls;   // of each thread
+  int early = 1;        // times at which the broker looks again before all have spoken
+};
+
+const std::vector<CutScenario>& cut_scenarios();
+
+/// What is made wrong on purpose, so that the explorer is seen to find it.
+enum class Bug : std::uint8_t {
+  kNone,
+  kAnswersBeforeItSaves,
+  kOpensWhenItHasLoaded,
+  kGivesChunksBackAtOnce,
+  kTakesAnyAnswer,
+  kTicksNever,
+  kForgetsWhatIsUnloaded,
+  kGoesOnAlone,
+  kEndsTwice,
+  kLosesAnAnswer,
+  kKeepsADescriptor,
+  kKeepsChunks,
+  kOpensAllButOne,
+  kDropsAllInAWave,
+  kForgetsToUndo,
+  kGivesUpWhatIsSaved,
+  kStaysReady,
+  kGivesBackWhatComesBack,
+  kSaysThatItIsIdle,
+  kForgetsSteps,
+};
+
+struct Mutation {
+  Bug bug;
+  std::string_view name;
+  std::string_view scenario;
+  std::string_view found;  // part of the promise that is broken
+};
+
+const std::vector<Mutation>& mutations();
+
+}  // namespace amem::model

@@ -1,0 +1,70 @@
+#include "tests/model/state.h"
+
+namespace amem::model {
+namespace {
+
+void add_queue(const Queue& queue, Digest& digest) {
+  digest.add(queue.count);
+  for (std::size_t i = 0; i < queue.count; ++i) {
+    const Message& m = queue.messages[i];
+    digest.add(static_cast<std::uint64_t>(m.kind) * 4 + (m.last ? 2 : 0) + (m.undo ? 1 : 0));
+    for (const std::uint8_t part : {m.attempt, m.wave, m.pieces, m.loads}) digest.add(part);
+    digest.add_all(m.place);
+  }
+}
+
+void add_process(const Process& p, Digest& digest) {
+  unsigned flags = 0;
+  for (const bool flag :
+       {p.lives, p.connected, p.over, p.member, p.lost, p.away, p.copy_failed, p.map_failed})
+    flags = 2 * flags + (flag ? 1 : 0);
+  digest.add(flags);
+  digest.add(static_cast<std::uint64_t>(p.gate));
+  digest.add(p.holds);
+  digest.add(p.brought);
+  digest.add(p.asked);
+  digest.add_all(p.maps);
+  digest.add_all(p.saving);
+  add_queue(p.in, digest);
+  add_queue(p.out, digest);
+}
+
+void add_piece(const Piece& p, Digest& digest) {
+  digest.add((p.exists ? 1U : 0U) | (p.away ? 2U : 0U) | (p.stayed ? 4U : 0U) |
+             (p.opened ? 8U : 0U));
+  digest.add_all(p.holders);
+  for (const std::uint8_t part : {p.on_device, p.chunk, p.saver, p.loader}) digest.add(part);
+  digest.add_all(p.bytes);
+}
+
+void add_job(const Job& job, Digest& digest) {
+  unsigned flags = 0;
+  for (const bool flag :
+       {job.under_way, job.pause, job.whole, job.ordered, job.measured, job.in_waves, job.released,
+        job.opened, job.awaits_room, job.creating, job.was_paused})
+    flags = 2 * flags + (flag ? 1 : 0);
+  digest.add(flags);
+  for (const std::uint8_t part :
+       {job.member, job.selected, job.wave, job.later, job.to_create, job.failed_savers})
+    digest.add(part);
+}
+
+}  // namespace
+
+void add(const State& state, Digest& digest) {
+  for (const Process& process : state.ranks) add_process(process, digest);
+  for (const Piece& piece : state.pieces) add_piece(piece, digest);
+  for (std::size_t i = 0; i < state.chunk_count; ++i) {
+    const Chunk& chunk = state.chunks[i];
+    for (const std::uint8_t part : {chunk.owner, chunk.limbo, chunk.of}) digest.add(part);
+    digest.add(static_cast<std::uint64_t>(chunk.bytes));
+  }
+  for (const Job& job : state.jobs) add_job(job, digest);
+  digest.add_all(state.paused);
+  digest.add_all(state.erred);
+  for (const std::uint8_t part : {state.faults, state.joins, state.script_at, state.room})
+    digest.add(part);
+  digest.add((state.not_let_go ? 1U : 0U) | (state.ordered ? 2U : 0U) | (state.limited ? 4U : 0U));
+}
+
+}  // namespace amem::model

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Shows that a release is the same bytes wherever it is built: makes that of HEAD twice, as different as one machine allows, and compares.
+# Usage: tests/packages/reproducible.sh [COMMIT]. Takes two builds, and a Python package index. Exit status 0: no file differs.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+commit=$(git -C "$root" rev-parse --verify "${1:-HEAD}^{commit}")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# A cache would give the second build what the first has made.
+export CCACHE_DISABLE=1
+unset CMAKE_C_COMPILER_LAUNCHER CMAKE_CXX_COMPILER_LAUNCHER
+
+mkdir "$work/a" "$work/a-folder-with-a-longer-name"
+TMPDIR=$work/a "$root/deploy/release.sh" --candidate "$commit" "$work/first"
+(
+  umask 077
+  TMPDIR=$work/a-folder-with-a-longer-name TZ=Pacific/Auckland "$root/deploy/release.sh" --candidate "$commit" "$work/second"
+)
+if ! diff --recursive --brief "$work/first" "$work/second"; then
+  trap - EXIT
+  echo "FAILED: two builds of $commit differ: $work has both" >&2
+  exit 1
+fi
+echo "OK: two builds of $commit in two folders give the same $(find "$work/first" -type f | wc -l) files"

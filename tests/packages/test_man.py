@@ -1,0 +1,45 @@
+"""The manual pages say all that the programs say of themselves."""
+import gzip
+import re
+
+import pytest
+
+COMMANDS = ("status", "groups", "quotas", "ranks", "allocations", "pause", "resume", "swap", "policy", "watch", "top", "run", "doctor", "version")
+PAGES = {"amemd.8": [["amemd"]], "amem-holder.8": [["amem-holder"]], "amemctl.1": [["amemctl"], *(["amemctl", command] for command in COMMANDS)]}
+
+
+def plain(page):
+    """The page's text without its markup."""
+    text = gzip.decompress(page.read_bytes()).decode()
+    return re.sub(r"\s+", " ", re.sub(r"\\f.|(?m:^\.[A-Z]{2}\b)", "", text).replace("\\-", "-").replace("\\&", "").replace("\\(cq", "'")).replace('"', "")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_option_is_in_the_page(build, run, page):
+    text = plain(build / "deploy" / "man" / f"{page}.gz")
+    for program, *command in PAGES[page]:
+        said = run(build / "bin" / program, *command, "--help")
+        options = re.findall(r"(?m)^  (?:-\w,\s*)?(--[a-z-]+)", said)
+        assert "--help" in options
+        # Of a command only its own section counts: others have options of the same name.
+        part = re.split(r"amemctl ([a-z]+) \[OPTIONS\]", text)
+        part = part[part.index(command[0]) + 1] if command else text
+        for option in options:
+            if command and option == "--help":
+                continue
+            assert re.search(rf"{option}(?![a-z-])", part), f"{page} has no {option} of {' '.join([program, *command])}"
+
+
+def test_every_command_is_in_the_page(build, run):
+    listed = run(build / "bin" / "amemctl", "--help").partition("Subcommands:\n")[2].partition("\n\n")[0]
+    assert tuple(re.findall(r"(?m)^  ([a-z]+)", listed)) == COMMANDS
+
+
+@pytest.mark.parametrize("page", [*PAGES, "amem-demo.1"])
+def test_a_page_has_its_sections(build, page):
+    text = gzip.decompress((build / "deploy" / "man" / f"{page}.gz").read_bytes()).decode()
+    name = page.partition(".")[0]
+    assert re.search(rf"^\.TH {name.upper()} ", text, re.MULTILINE | re.IGNORECASE), text[:500]
+    for heading in ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", '"SEE ALSO"'):
+        assert f"\n.SH {heading}\n" in text, f"{page} has no {heading}"
+    assert str(build) not in text, f"{page} names the folder that it was built in"

@@ -1,0 +1,154 @@
+#include "tests/puppet/nic.h"
+
+#include <dlfcn.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "tests/puppet/blocks.h"
+#include "tests/puppet/check.h"
+#include "tests/workload/base/failure.h"
+
+namespace amem::puppet {
+namespace {
+
+using workload::Failure;
+
+constexpr int kFails = 1 << 15;  // of the stand-in's access flags
+
+struct GdrHandle {
+  unsigned long number;
+};
+
+void* Library(const char* name) {
+  void* const library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) throw Failure(dlerror());
+  return library;
+}
+
+/// `version`: nullptr for dlsym.
+template <class Function>
+Function Find(const char* library, const char* name, const char* version = nullptr) {
+  void* const found =
+      version != nullptr ? dlvsym(Library(library), name, version) : dlsym(Library(library), name);
+  if (found == nullptr) throw Failure(dlerror());
+  return reinterpret_cast<Function>(found);
+}
+
+constexpr const char* kVerbs = "libibverbs.so.1";
+constexpr const char* kMlx5 = "libmlx5.so.1";
+constexpr const char* kGdr = "libgdrapi.so.2";
+constexpr const char* kLinked = "libpuppet_rdma.so";
+
+using RegMr = void* (*)(void*, void*, std::size_t, int);
+using Dereg = int (*)(void*);
+
+void CheckErrno(bool good, const std::string& call, int error) {
+  if (!good) throw Failure(call + ": " + std::strerror(error));
+}
+
+}  // namespace
+
+CUdeviceptr Nic::Row(std::size_t bytes, std::size_t count) {
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device_}};
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  CUdeviceptr begin = 0;
+  Check(cuMemAddressReserve(&begin, bytes * count, 0, 0, 0), "cuMemAddressReserve");
+  for (std::size_t i = 0; i < count; ++i) {
+    CUmemGenericAllocationHandle handle = 0;
+    Check(cuMemCreate(&handle, bytes, &prop, 0), "cuMemCreate");
+    Check(cuMemMap(begin + i * bytes, bytes, 0, handle, 0), "cuMemMap");
+    Check(cuMemRelease(handle), "cuMemRelease");
+  }
+  const CUmemAccessDesc access{prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  Check(cuMemSetAccess(begin, bytes * count, &access, 1), "cuMemSetAccess");
+  return begin;
+}
+
+std::uint64_t Nic::Register(std::uint64_t address, std::size_t bytes, const std::string& way,
+                            bool fails) {
+  auto* const at = reinterpret_cast<void*>(address);
+  const int access = fails ? kFails : 0;
+  Region region{way, nullptr, 0, bytes};
+  errno = 0;
+  if (way == "dlsym") {
+    region.object = Find<RegMr>(kVerbs, "ibv_reg_mr")(nullptr, at, bytes, access);
+  } else if (way == "dlvsym") {
+    region.object = Find<RegMr>(kVerbs, "ibv_reg_mr", "IBVERBS_1.1")(nullptr, at, bytes, access);
+  } else if (way == "iova2") {
+    using RegMrIova2 = void* (*)(void*, void*, std::size_t, std::uint64_t, unsigned);
+    region.object = Find<RegMrIova2>(kVerbs, "ibv_reg_mr_iova2", "IBVERBS_1.8")(
+        nullptr, at, bytes, 0, static_cast<unsigned>(access));
+  } else if (way == "linked") {
+    using Linked = void* (*)(void*, std::size_t, int);
+    region.object = Find<Linked>(kLinked, "puppet_register")(at, bytes, access);
+  } else if (way == "umem") {
+    using UmemReg = void* (*)(void*, void*, std::size_t, std::uint32_t);
+    region.object = Find<UmemReg>(kMlx5, "mlx5dv_devx_umem_reg")(
+        nullptr, at, bytes, static_cast<std::uint32_t>(access));
+  } else if (way == "gdr") {
+    if (gdr_ == nullptr) gdr_ = Find<void* (*)()>(kGdr, "gdr_open")();
+    using Pin = int (*)(void*, unsigned long, std::size_t, std::uint32_t, GdrHandle*);
+    GdrHandle handle{0};
+    const int error =
+        Find<Pin>(kGdr, "gdr_pin_buffer_v2")(gdr_, address, fails ? 1 : bytes, 0, &handle);
+    CheckErrno(error == 0, "gdr_pin_buffer_v2", error);
+    region.object = gdr_;
+    region.handle = handle.number;
+  } else {
+    throw Failure("nobody registers by " + way);
+  }
+  CheckErrno(region.object != nullptr, "registering by " + way, errno);
+  regions_.emplace(next_, region);
+  return next_++;
+}
+
+Nic::Region& Nic::At(std::uint64_t number) {
+  const auto found = regions_.find(number);
+  if (found == regions_.end()) throw Failure("no registration " + std::to_string(number));
+  return found->second;
+}
+
+void Nic::Change(std::uint64_t number, std::uint64_t address, std::size_t bytes, bool fails) {
+  using Rereg = int (*)(void*, int, void*, void*, std::size_t, int);
+  Region& region = At(number);
+  const int result = Find<Rereg>(kVerbs, "ibv_rereg_mr")(
+      region.object, 1, nullptr, reinterpret_cast<void*>(address), bytes, fails ? kFails : 0);
+  if (result != 0) throw Failure("ibv_rereg_mr: " + std::to_string(result));
+  region.bytes = bytes;
+}
+
+void Nic::Deregister(std::uint64_t number) {
+  const Region region = At(number);
+  int result = 0;
+  if (region.way == "gdr") {
+    using Unpin = int (*)(void*, GdrHandle);
+    result = Find<Unpin>(kGdr, "gdr_unpin_buffer")(region.object, GdrHandle{region.handle});
+  } else if (region.way == "linked") {
+    result = Find<Dereg>(kLinked, "puppet_deregister")(region.object);
+  } else if (region.way == "umem") {
+    result = Find<Dereg>(kMlx5, "mlx5dv_devx_umem_dereg")(region.object);
+  } else {
+    const char* version = region.way == "dlsym" ? nullptr : "IBVERBS_1.1";
+    result = Find<Dereg>(kVerbs, "ibv_dereg_mr", version)(region.object);
+  }
+  CheckErrno(result == 0, "deregistering", result);
+  regions_.erase(number);
+}
+
+void Nic::Fill(std::uint64_t number, std::uint64_t seed) const {
+  const Region& region = regions_.at(number);
+  using Write = void (*)(void*, std::size_t, const void*, std::size_t);
+  const std::vector<std::uint64_t> words = Pattern(region.bytes, seed);
+  Find<Write>(kVerbs, "rdma_write")(region.object, 0, words.data(), region.bytes);
+}
+
+void Nic::CloseGdr() {
+  const int error = Find<Dereg>(kGdr, "gdr_close")(gdr_);
+  CheckErrno(error == 0, "gdr_close", error);
+  gdr_ = nullptr;
+}
+
+}  // namespace amem::puppet

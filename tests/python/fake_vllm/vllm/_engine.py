@@ -1,0 +1,186 @@
+"""The engine's side: vllm.v1.executor, vllm.v1.engine.core, vllm.engine.arg_utils, vllm.LLM."""
+import argparse
+import concurrent.futures
+import dataclasses
+import importlib
+import multiprocessing
+import os
+import types
+
+_loaded = []
+
+
+def load_general_plugins():
+    """The entry point, where an installed package would have it. Once in each process."""
+    if not _loaded:
+        _loaded.append(True)
+        if os.environ.get("VLLM_PLUGINS") in (None, "amem"):
+            importlib.import_module("amem.vllm").register()
+
+
+def _serve(config, rank, pipe):
+    load_general_plugins()
+    pipe.send((True, None))
+    worker = None
+    while True:
+        method, args, kwargs = pipe.recv()
+        try:
+            if method == "init":
+                worker = _worker_of(config, rank)
+                answer = None
+            else:
+                answer = getattr(worker, method)(*args, **kwargs)
+            pipe.send((True, answer))
+        except Exception as error:  # noqa: BLE001
+            pipe.send((False, str(error)))
+
+
+def _worker_of(config, rank):
+    module, _, name = config.parallel_config.worker_cls.rpartition(".")
+    worker = getattr(importlib.import_module(module), name)(
+        vllm_config=config, local_rank=rank, rank=rank, distributed_init_method="", is_driver_worker=rank == 0)
+    worker.init_device()
+    worker.load_model()
+    worker.initialize_cache()
+    return worker
+
+
+class Executor:
+    """In this process, or with workers of their own, whose answers are read up to the first failure."""
+
+    def __init__(self, vllm_config):
+        self.vllm_config, self.is_sleeping, self.sleeping_tags = vllm_config, False, set()
+        self.pipes = []
+        size = vllm_config.parallel_config.tensor_parallel_size
+        if size == 1:
+            self.worker = _worker_of(vllm_config, 0)
+            return
+        spawn = multiprocessing.get_context(os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "fork"))
+        for rank in range(size):
+            ours, theirs = spawn.Pipe()
+            spawn.Process(target=_serve, args=(vllm_config, rank, theirs), daemon=True).start()
+            self.pipes.append(ours)
+        for pipe in self.pipes:
+            assert pipe.poll(60), "a worker did not start"
+            pipe.recv()
+        self.collective_rpc("init")
+
+    def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+        if not self.pipes:
+            return [getattr(self.worker, method)(*args, **(kwargs or {}))]
+        for pipe in self.pipes:
+            pipe.send((method, args, kwargs or {}))
+        answers = []
+        for pipe in self.pipes:
+            assert pipe.poll(120), f"no answer to {method}"
+            good, answer = pipe.recv()
+            if not good:
+                raise RuntimeError(f"Worker failed with error '{answer}'")
+            answers.append(answer)
+        return answers
+
+    def sleep(self, level=1):
+        if self.is_sleeping:
+            return
+        self.collective_rpc("sleep", kwargs=dict(level=level))
+        self.sleeping_tags = {"weights", "kv_cache"}
+        self.is_sleeping = True
+
+    def wake_up(self, tags=None):
+        if not self.is_sleeping or any(tag not in self.sleeping_tags for tag in tags or ()):
+            return
+        self.collective_rpc("wake_up", kwargs=dict(tags=tags))
+        self.sleeping_tags -= set(tags or self.sleeping_tags)
+        self.is_sleeping = bool(self.sleeping_tags)
+
+
+class EngineCore:
+    def __init__(self, vllm_config):
+        load_general_plugins()
+        self.vllm_config, self.paused = vllm_config, False
+        self.model_executor = Executor(vllm_config)
+
+    def sleep(self, level=1, mode="abort"):
+        self.paused = True
+        if level < 1:
+            return None
+        if mode != "wait":
+            return self.model_executor.sleep(level)
+        self.drained, future = concurrent.futures.Future(), concurrent.futures.Future()
+
+        def pause_complete(done):
+            try:
+                done.result()
+                future.set_result(self.model_executor.sleep(level))
+            except Exception as error:  # noqa: BLE001
+                future.set_exception(error)
+
+        self.drained.add_done_callback(pause_complete)
+        return future
+
+    def wake_up(self, tags=None):
+        if tags is not None:
+            tags = [tag for tag in tags if tag != "scheduling"]
+        if tags is None or tags:
+            self.model_executor.wake_up(tags)
+        if not self.model_executor.is_sleeping:
+            self.resume_scheduler()
+
+    def resume_scheduler(self):
+        self.paused = False
+
+    def is_sleeping(self):
+        return self.paused or self.model_executor.is_sleeping
+
+
+@dataclasses.dataclass
+class EngineArgs:
+    model: str = ""
+    enable_sleep_mode: bool = False
+    worker_cls: str = "auto"
+    distributed_executor_backend: str = None
+    tensor_parallel_size: int = 1
+    more: dict = None
+
+    def __post_init__(self):
+        load_general_plugins()
+
+    @staticmethod
+    def add_cli_args(parser):
+        parser.add_argument("--enable-sleep-mode", action=argparse.BooleanOptionalAction, default=False)
+        parser.add_argument("--worker-cls", default="auto")
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args):
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+
+    def create_engine_config(self, usage_context=None):
+        # All engines' choice is the worker's class by then.
+        worker = "vllm.v1.worker.gpu_worker.Worker" if self.worker_cls == "auto" else self.worker_cls
+        return types.SimpleNamespace(
+            model_config=types.SimpleNamespace(enable_sleep_mode=self.enable_sleep_mode, sleep_mode_backend="cumem"),
+            parallel_config=types.SimpleNamespace(worker_cls=worker, tensor_parallel_size=self.tensor_parallel_size))
+
+
+class LLM:
+    def __init__(self, **options):
+        names = {field.name for field in dataclasses.fields(EngineArgs)}
+        known = {name: value for name, value in options.items() if name in names}
+        config = EngineArgs(**known, more={k: v for k, v in options.items() if k not in names}).create_engine_config()
+        self.core = EngineCore(config)
+        self.llm_engine = types.SimpleNamespace(engine_core=types.SimpleNamespace(shutdown=lambda: None))
+        self.sleep, self.wake_up = self.core.sleep, self.core.wake_up
+
+    def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+        return self.core.model_executor.collective_rpc(method, timeout, args, kwargs)
+
+    def generate(self, prompts, sampling_params=None, use_tqdm=False):
+        assert not self.core.is_sleeping(), "requests wait"
+        outputs = []
+        for prompt in prompts:
+            tokens = self.collective_rpc("execute", args=(
+                [each % 256 for each in prompt["prompt_token_ids"]], sampling_params.max_tokens))[0]
+            outputs.append(types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=tokens)]))
+        return outputs

@@ -1,0 +1,49 @@
+"""vllm.entrypoints.cli.main: `vllm serve`, of which the paths of vLLM's development mode are here."""
+import argparse
+import http.server
+import json
+import sys
+import urllib.parse
+
+from vllm._engine import EngineArgs, EngineCore, load_general_plugins
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    core = None
+
+    def log_message(self, *words):
+        pass
+
+    def answer(self, status, body=None):
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def do_GET(self):
+        self.answer(200, {"is_sleeping": self.core.is_sleeping()} if self.path == "/is_sleeping" else None)
+
+    def do_POST(self):
+        url = urllib.parse.urlsplit(self.path)
+        query = urllib.parse.parse_qs(url.query)
+        try:
+            if url.path == "/sleep":
+                self.core.sleep(int(query.get("level", ["1"])[0]))
+            else:
+                self.core.wake_up(query.get("tags"))
+        except Exception as error:  # noqa: BLE001
+            self.answer(500, str(error))
+        else:
+            self.answer(200)
+
+
+def main():
+    load_general_plugins()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("serve")
+    parser.add_argument("model")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    # Of the others none matters here.
+    arguments, _ = EngineArgs.add_cli_args(parser).parse_known_args(sys.argv[1:])
+    Handler.core = EngineCore(EngineArgs.from_cli_args(arguments).create_engine_config())
+    http.server.HTTPServer(("127.0.0.1", arguments.port), Handler).serve_forever()

@@ -1,0 +1,491 @@
+// Two users on one node: what each is told, may steer and may take. Root plays both.
+#include <gmock/gmock.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include "tests/unit/fixtures/broker_fixture.h"
+
+namespace amem {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr uid_t kAlice = 65533;
+constexpr uid_t kBob = 65534;
+constexpr uid_t kCarol = 65532;
+
+class Heard final : public EventSink {
+ public:
+  void event(const v1::Event& event) override { groups.push_back(event.group()); }
+  void ended() override {}
+  std::vector<std::string> groups;
+};
+
+class OwnersTest : public BrokerTest {
+ protected:
+  void configure(Config& set) const override {
+    ASSERT_TRUE(set.quotas.set(Resource::kSessions, "2").ok());
+    ASSERT_TRUE(set.quotas.set(Resource::kAllocations, "3").ok());
+    ASSERT_TRUE(set.quotas.set(Resource::kDeviceBytes, "16MiB").ok());
+    ASSERT_TRUE(set.quotas.set(Resource::kPoolBytes, "50%").ok());
+  }
+  void SetUp() override {
+    if (::geteuid() != 0) GTEST_SKIP() << "needs root, to be other users";
+    BrokerTest::SetUp();
+  }
+  void TearDown() override {
+    if (broker != nullptr) BrokerTest::TearDown();
+  }
+  /// The raw call changes the thread only.
+  template <class Work>
+  static void as(uid_t uid, Work work) {
+    std::thread([&] {
+      ASSERT_EQ(::syscall(SYS_setresuid, -1, uid, -1), 0);
+      work();
+    }).join();
+  }
+  void join_as(uid_t uid, FakeRank& rank, const std::string& name = "train", int number = 0) {
+    as(uid, [&] { join(rank, name, number); });
+  }
+  Caller caller(uid_t uid, bool sees_all = false) {
+    return on_loop([&] {
+      return Caller{broker->accounts().of({uid, {}}), "a test", false, sees_all};
+    });
+  }
+  v1::NodeStatus status_for(const Caller& caller) {
+    return on_loop([&] {
+      v1::NodeStatus status;
+      broker->status(caller, status);
+      return status;
+    });
+  }
+  Status try_pause(const Caller& caller, const std::string& name) {
+    auto watcher = std::make_shared<Watcher>();
+    on_loop([&] { broker->start_operation(caller, Operation::kPause, {name}, {}, watcher); });
+    return complete(watcher);
+  }
+  v1::Quota quota(uid_t uid, Resource resource) {
+    v1::ListQuotasResponse all;
+    on_loop([&] { broker->quotas(caller_, all); });
+    for (const v1::OwnerQuotas& owner : all.owners())
+      for (const v1::Quota& quota : owner.quotas())
+        if (owner.uid() == uid && quota.resource() == to_string(resource)) return quota;
+    return {};
+  }
+  const Caller caller_;
+};
+
+TEST_F(OwnersTest, EachHasNamesOfItsOwn) {
+  join_as(kAlice, a);
+  join_as(kBob, b);
+  EXPECT_EQ(status().groups_size(), 2);
+  EXPECT_EQ(status().groups(0).name(), "train@65533") << "the name alone is ambiguous";
+  const v1::NodeStatus bobs = status_for(caller(kBob));
+  ASSERT_EQ(bobs.groups_size(), 1);
+  EXPECT_EQ(bobs.groups(0).name(), "train");
+  EXPECT_EQ(bobs.groups(0).address(), "train@65534");
+  EXPECT_EQ(bobs.groups(0).owner(), "uid 65534");
+
+  a.create(gpu(0), 2 * kMiB);
+  EXPECT_TRUE(try_pause(caller(kAlice), "train").ok());
+  EXPECT_EQ(group("train@65533").state(), kPaused);
+  EXPECT_EQ(group("train@65534").state(), kRunning);
+  const Status which = try_pause(Caller{}, "train");
+  EXPECT_EQ(which.code(), Code::kInvalidArgument);
+  EXPECT_THAT(which.text(), HasSubstr("'train@65533' and 'train@65534'"));
+  EXPECT_TRUE(resume("train@65533").ok()) << "an operator can name it";
+}
+
+TEST_F(OwnersTest, NobodySeesOrSteersAnothers) {
+  join_as(kAlice, a, "secret");
+  a.create(gpu(0), 4 * kMiB);
+  const Caller bob = caller(kBob);
+
+  const Status refused = try_pause(bob, "secret");
+  EXPECT_EQ(refused.code(), Code::kNotFound);
+  std::string nothing = try_pause(bob, "nothing").text();
+  EXPECT_EQ(refused.text(), nothing.replace(nothing.find("nothing"), 7, "secret"))
+      << "the same words as for a group that does not exist";
+  EXPECT_EQ(try_pause(bob, "secret@65533").code(), Code::kNotFound);
+  on_loop([&] {
+    EXPECT_EQ(broker->set_policy(bob, "secret", "nccl", v1::POLICY_KEEP).code(), Code::kNotFound);
+    EXPECT_EQ(broker->ranks(bob, "secret").status().code(), Code::kNotFound);
+    EXPECT_EQ(broker->allocations(bob, "secret").status().code(), Code::kNotFound);
+    EXPECT_TRUE(broker->ranks(bob, "").value().empty());
+    EXPECT_TRUE(broker->allocations(bob, "").value().empty());
+    v1::ListGroupsResponse groups;
+    broker->groups(bob, groups);
+    EXPECT_EQ(groups.groups_size(), 0);
+    v1::ListQuotasResponse quotas;
+    broker->quotas(bob, quotas);
+    ASSERT_EQ(quotas.owners_size(), 1);
+    EXPECT_EQ(quotas.owners(0).uid(), kBob);
+  });
+  auto watcher = std::make_shared<Watcher>();
+  on_loop(
+      [&] { broker->swap(bob, {"secret"}, {"secret"}, {}, GuestPolicy::kDefault, {}, watcher); });
+  EXPECT_EQ(complete(watcher).code(), Code::kNotFound);
+  const v1::NodeStatus seen = status_for(bob);
+  EXPECT_EQ(seen.groups_size(), 0);
+  EXPECT_EQ(seen.devices(0).brokered_bytes(), 0U);
+  EXPECT_EQ(seen.times_size(), 0);
+  EXPECT_EQ(group("secret").state(), kRunning);
+
+  EXPECT_TRUE(try_pause(caller(kAlice), "secret").ok());
+  EXPECT_EQ(status_for(bob).pool().used_bytes(), 0U);
+  EXPECT_EQ(status_for(caller(kAlice)).pool().used_bytes(), 4 * kMiB);
+}
+
+TEST_F(OwnersTest, WhereEverybodySeesNobodySteersAnothers) {
+  join_as(kAlice, a, "open");
+  const Caller bob = caller(kBob, true);
+  EXPECT_EQ(status_for(bob).groups_size(), 1);
+  const Status refused = try_pause(bob, "open");
+  EXPECT_EQ(refused.code(), Code::kPermissionDenied);
+  EXPECT_THAT(refused.text(), HasSubstr("belongs to uid 65533"));
+  EXPECT_EQ(group("open").state(), kRunning);
+}
+
+TEST_F(OwnersTest, EventsAreToldToWhoMaySee) {
+  auto bobs = std::make_shared<Heard>();
+  auto all = std::make_shared<Heard>();
+  const Caller bob = caller(kBob);
+  on_loop([&] {
+    broker->events().subscribe(bob, "", bobs);
+    broker->events().subscribe(Caller{}, "", all);
+  });
+  join_as(kAlice, a, "secret");
+  join_as(kBob, b, "own");
+  on_loop([] { return 0; });
+  EXPECT_THAT(bobs->groups, Not(testing::Contains("secret")));
+  EXPECT_THAT(bobs->groups, testing::Contains("own"));
+  EXPECT_THAT(all->groups, testing::IsSupersetOf({"secret", "own"}));
+  on_loop([&] {
+    broker->events().unsubscribe(bobs.get());
+    broker->events().unsubscribe(all.get());
+  });
+}
+
+TEST_F(OwnersTest, MemoryIsNotOpenedAcrossOwners) {
+  join_as(kAlice, a, "one");
+  join_as(kBob, b, "two");
+  const std::uint64_t memory = a.create(gpu(0), 2 * kMiB);
+  const Packet reply = b.try_redeem(memory, a.memory.at(memory).token);
+  EXPECT_EQ(FakeRank::code(reply), Code::kNotFound) << "whose it is is not told";
+  EXPECT_THAT(reply.message.body.reply.text, Not(HasSubstr("65533")));
+  EXPECT_TRUE(reply.fds.empty());
+}
+
+/// What the pool's memory held for one owner, no other finds there.
+TEST_F(OwnersTest, ASegmentOfThePoolIsMadeAnewForAnother) {
+  struct Keep {
+    dev_t device;
+    ino_t inode;
+    auto operator<=>(const Keep&) const = default;
+  };
+  const auto identities = [](const FakeRank& rank) {
+    std::set<Keep> all;
+    for (const auto& [index, fd] : rank.segments) {
+      struct stat st {};
+      EXPECT_EQ(::fstat(fd.get(), &st), 0);
+      all.insert({st.st_dev, st.st_ino});
+    }
+    return all;
+  };
+  // Four segments of 8 MiB, of which each may have two: both together have had all.
+  std::set<Keep> alices;
+  for (int turn = 0; turn < 3; ++turn) {
+    join_as(kAlice, a, "one");
+    const std::uint64_t memory = a.create(gpu(0), 12 * kMiB);
+    a.write(memory, 0xa5);
+    const Status paused = pause("one");
+    ASSERT_TRUE(paused.ok()) << paused.text();
+    ASSERT_TRUE(resume("one").ok());
+    EXPECT_EQ(a.segments.size(), 2U);
+    alices.merge(identities(a));
+    a.die();
+    ASSERT_TRUE(eventually([&] { return status().groups_size() == 0; }));
+
+    join_as(kBob, b, "two");
+    b.create(gpu(1), 12 * kMiB);
+    ASSERT_TRUE(eventually([&] {
+      b.pump(milliseconds(0));
+      return b.segments.size() == 2;
+    }));
+    for (const Keep& keep : identities(b)) EXPECT_FALSE(alices.contains(keep));
+    for (const auto& [index, fd] : b.segments) {
+      std::string bytes(8 * kMiB, 'x');
+      EXPECT_EQ(::pread(fd.get(), bytes.data(), bytes.size(), 0),
+                static_cast<ssize_t>(bytes.size()));
+      EXPECT_EQ(bytes.find_first_not_of('\0'), std::string::npos) << "turn " << turn;
+    }
+    b.die();
+    ASSERT_TRUE(eventually(
+        [&] { return status().groups_size() == 0 && status().pool().ready_bytes() == kPool; }));
+  }
+}
+
+/// All of the pool has been others', and a segment is made anew as the test lets it.
+class RenewedPoolTest : public OwnersTest {
+ protected:
+  class Told final : public EventSink {
+   public:
+    void event(const v1::Event& event) override {
+      if (event.group().empty()) kinds.push_back(event.kind());
+    }
+    void ended() override {}
+    std::vector<std::string> kinds;
+  };
+  void configure(Config& set) const override {
+    OwnersTest::configure(set);
+    set.deadlines.save = seconds(2);
+  }
+  /// `rule`: of all calls that make memory but the first, which is Bob's own.
+  void leave_all_to_bob(const std::string& rule) {
+    join_as(kAlice, a, "one");
+    a.create(gpu(0), 12 * kMiB);
+    join_as(kCarol, c, "three");
+    c.create(gpu(1), 12 * kMiB);
+    a.die();
+    c.die();
+    ASSERT_TRUE(eventually([&] { return status().groups_size() == 0; }));
+    on_loop([&] { broker->events().subscribe(Caller{}, "", told); });
+    faults("cuMemCreate:2+:" + rule);
+    join_as(kBob, b, "two");
+    b.write(b.create(gpu(0), 12 * kMiB), 0xb0);
+  }
+  void TearDown() override {
+    if (broker != nullptr) on_loop([&] { broker->events().unsubscribe(told.get()); });
+    OwnersTest::TearDown();
+  }
+  static std::string waits(const Watcher& watcher) {
+    for (const v1::Progress& progress : watcher.all())
+      if (!progress.waits_for().empty()) return progress.phase() + ": " + progress.waits_for();
+    return "";
+  }
+  const std::shared_ptr<Told> told = std::make_shared<Told>();
+};
+
+TEST_F(RenewedPoolTest, APauseWaitsForWhatIsMadeAnewForIt) {
+  leave_all_to_bob("hold");
+  const auto watcher = begin(Operation::kPause, "two");
+  ASSERT_TRUE(eventually([&] { return !waits(*watcher).empty(); }));
+  EXPECT_EQ(waits(*watcher),
+            "save: 12 MiB of the pool, which were other users', are being made anew");
+  EXPECT_FALSE(watcher->done());
+  faults("");
+  const Status paused = complete(watcher);
+  EXPECT_TRUE(paused.ok()) << paused.text();
+  EXPECT_EQ(group("two").saved_bytes(), 12 * kMiB);
+  EXPECT_TRUE(resume("two").ok());
+}
+
+TEST_F(RenewedPoolTest, WhatDoesNotComeInTimeEndsThePause) {
+  leave_all_to_bob("hold");
+  const Status late = pause("two");
+  EXPECT_EQ(late.code(), Code::kDeadlineExceeded);
+  EXPECT_THAT(late.text(),
+              HasSubstr("save: not done within 2s: room in the pool, which is being "
+                        "made anew because it was other users'; the group is running"));
+  faults("");
+  ASSERT_TRUE(eventually([&] { return b.segments.size() == 2; }));
+  EXPECT_TRUE(pause("two").ok()) << "what comes later is the next one's";
+}
+
+TEST_F(RenewedPoolTest, WhatTheHostHasNoMemoryForIsTriedAgain) {
+  leave_all_to_bob("2");
+  ASSERT_TRUE(eventually([&] { return !status().pool().error().empty(); }));
+  EXPECT_THAT(status().pool().error(),
+              HasSubstr("a segment of 8 MiB could not be made anew for another user"));
+  const Status refused = pause("two");
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted) << "nobody knows when it comes";
+  EXPECT_THAT(refused.text(), HasSubstr("it is tried again"));
+  ASSERT_TRUE(eventually([&] { return on_loop([&] { return told->kinds.size(); }) == 1; }));
+  faults("");
+  ASSERT_TRUE(eventually([&] { return status().pool().error().empty(); }));
+  ASSERT_TRUE(eventually([&] { return status().pool().ready_bytes() == kPool; }));
+  EXPECT_TRUE(pause("two").ok());
+  EXPECT_EQ(on_loop([&] { return told->kinds; }), (std::vector<std::string>{"error", "pool"}));
+}
+
+/// The pool is of memfds, because the driver makes no host memory.
+class MemfdPoolTest : public OwnersTest {
+ protected:
+  void configure(Config& set) const override {
+    OwnersTest::configure(set);
+    faults("cuMemCreate:*:801");
+  }
+  void SetUp() override {
+    OwnersTest::SetUp();
+    faults("");
+  }
+};
+
+TEST_F(MemfdPoolTest, WhoKeepsASegmentAfterItsEndHoldsNoMemoryByIt) {
+  join_as(kAlice, a, "one");
+  const std::uint64_t memory = a.create(gpu(0), 12 * kMiB);
+  a.write(memory, 0xa5);
+  ASSERT_TRUE(pause("one").ok());
+  std::vector<Fd> kept;
+  for (const auto& [index, fd] : a.segments) kept.push_back(fd.duplicate());
+  a.die();
+  ASSERT_TRUE(eventually([&] { return status().groups_size() == 0; }));
+  // Bob takes the two that nobody has had, so that what is left was Alice's.
+  join_as(kBob, b, "two");
+  b.create(gpu(1), 12 * kMiB);
+  join_as(kCarol, c, "three");
+  c.create(gpu(1), 12 * kMiB);
+  ASSERT_EQ(kept.size(), 2U);
+  ASSERT_TRUE(eventually([&] {
+    c.pump(milliseconds(0));
+    return c.segments.size() == 2;
+  }));
+  for (const Fd& fd : kept) {
+    struct stat st {};
+    EXPECT_TRUE(eventually([&] { return ::fstat(fd.get(), &st) == 0 && st.st_blocks == 0; }))
+        << st.st_blocks << " blocks of memory";
+  }
+}
+
+TEST_F(OwnersTest, QuotasRefuseByNameAndHurtNobodyElse) {
+  join_as(kAlice, a, "one");
+  join_as(kAlice, b, "one", 1);
+  as(kAlice, [&] {  // sessions: refused, not queued
+    c.connect(node->dir() + "/session.sock");
+    EXPECT_EQ(FakeRank::code(c.hello("one", 2)), Code::kUnavailable);
+  });
+  join_as(kBob, d, "two");
+  EXPECT_EQ(quota(kAlice, Resource::kSessions).refusals(), 1U);
+
+  // Of a quota only its owner's ranks hear.
+  for (FakeRank* rank : {&a, &b}) rank->moods[amem_v1_SessionMessage_trim_tag] = Mood::kSilent;
+  const std::uint64_t first = a.create(gpu(0), 4 * kMiB);
+  a.create(gpu(0), 4 * kMiB);
+  Packet reply = a.try_create(gpu(0), 12 * kMiB, "heap");
+  EXPECT_EQ(FakeRank::code(reply), Code::kResourceExhausted);
+  EXPECT_THAT(reply.message.body.reply.text,
+              HasSubstr("uid 65533 has 8 MiB of device and may have 16 MiB, not 12 MiB more"));
+  b.create(gpu(0), 2 * kMiB);
+  reply = b.try_create(gpu(0), 2 * kMiB, "heap");
+  EXPECT_EQ(FakeRank::code(reply), Code::kResourceExhausted);
+  EXPECT_THAT(reply.message.body.reply.text, HasSubstr("3 of allocations and may have 3"));
+  EXPECT_NE(d.create(gpu(0), 12 * kMiB), 0U);
+
+  EXPECT_EQ(quota(kAlice, Resource::kDeviceBytes).used(), 10 * kMiB);
+  EXPECT_EQ(quota(kAlice, Resource::kAllocations).used(), 3U);
+  a.free(first);
+  EXPECT_NE(b.create(gpu(0), 4 * kMiB), 0U) << "what is freed is given back";
+  a.die();
+  b.die();
+  EXPECT_TRUE(eventually([&] {
+    return quota(kAlice, Resource::kDeviceBytes).used() == 0 &&
+           quota(kAlice, Resource::kAllocations).used() == 0 &&
+           quota(kAlice, Resource::kSessions).used() == 0 &&
+           quota(kAlice, Resource::kDescriptors).used() == 0 &&
+           quota(kAlice, Resource::kPoolBytes).used() == 0;
+  }));
+}
+
+TEST_F(OwnersTest, ThePoolOfOneDoesNotKeepTheOthersFromPausing) {
+  join_as(kAlice, a, "one");
+  a.create(gpu(0), 16 * kMiB);
+  ASSERT_TRUE(pause("one").ok());
+  join_as(kAlice, b, "more");
+  EXPECT_NE(b.create(gpu(0), 2 * kMiB), 0U) << "what is away is on no device";
+  const Status full = pause("more");
+  EXPECT_EQ(full.code(), Code::kResourceExhausted);
+  EXPECT_THAT(full.text(), HasSubstr("quotas.pool"));
+  join_as(kBob, d, "two");
+  d.create(gpu(0), 16 * kMiB);
+  EXPECT_TRUE(pause("two").ok());
+}
+
+class GuardedTest : public OwnersTest {
+ protected:
+  void configure(Config& set) const override {
+    const std::string dir = node->dir() + "/dev";
+    std::filesystem::remove_all(dir);
+    std::filesystem::create_directory(dir);
+    std::filesystem::create_symlink("/dev/null", dir + "/nvidia0");
+    set.device_nodes = dir;
+  }
+  static void show(FakeRank& rank, const char* path, int flags) {
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.which_body = amem_v1_SessionMessage_device_nodes_tag;
+    const Fd fd(::open(path, flags | O_CLOEXEC));
+    ASSERT_TRUE(fd) << path;
+    (void)send_message(rank.socket(), message, {fd.get()});
+  }
+};
+
+TEST_F(GuardedTest, ADeviceIsServedToWhoMayOpenItsNode) {
+  join_as(kAlice, a);
+  const auto code = [&](std::size_t device) {
+    return FakeRank::code(a.try_create(gpu(device), 2 * kMiB, "heap"));
+  };
+  const Packet refused = a.try_create(gpu(0), 2 * kMiB, "heap");
+  EXPECT_EQ(FakeRank::code(refused), Code::kPermissionDenied);
+  EXPECT_THAT(refused.message.body.reply.text, HasSubstr("/nvidia0"));
+  EXPECT_TRUE(refused.fds.empty());
+  EXPECT_EQ(code(1), Code::kOk) << "has no node, as of a simulated driver";
+  show(a, "/dev/null", O_PATH);  // which needs no right at all
+  EXPECT_EQ(code(0), Code::kPermissionDenied);
+  show(a, "/dev/null", O_RDONLY);
+  EXPECT_EQ(code(0), Code::kPermissionDenied);
+  show(a, "/dev/zero", O_RDWR);
+  EXPECT_EQ(code(0), Code::kPermissionDenied);
+  show(a, "/dev/null", O_RDWR);
+  EXPECT_EQ(code(0), Code::kOk);
+  join_as(kAlice, b, "train", 1);
+  EXPECT_EQ(FakeRank::code(b.try_create(gpu(0), 2 * kMiB, "heap")), Code::kPermissionDenied)
+      << "each process shows its own";
+}
+
+TEST_F(GuardedTest, WhatIsNotGuardedIsNamed) {
+  DeviceNodes nodes;
+  const DeviceNodes::Gaps gaps = nodes.open(config.device_nodes, devices, nvml);
+  EXPECT_FALSE(gaps.simulated);
+  ASSERT_EQ(gaps.lines.size(), 1U);
+  EXPECT_THAT(gaps.lines[0], HasSubstr("device 1 (" + to_string(gpu(1)) +
+                                       ") would be served to "
+                                       "everybody who may join: " +
+                                       config.device_nodes +
+                                       "/nvidia1: No such file or directory. Make the node"));
+  const Nvml none;
+  const DeviceNodes::Gaps unknown = nodes.open(config.device_nodes, devices, none);
+  ASSERT_EQ(unknown.lines.size(), 2U);
+  EXPECT_THAT(unknown.lines[0], HasSubstr("libnvidia-ml.so.1 does not say which node"));
+  EXPECT_FALSE(nodes.guarded(gpu(0)));
+  EXPECT_TRUE(nodes.open("/nowhere", devices, nvml).simulated);
+  EXPECT_TRUE(nodes.open("", devices, nvml).lines.empty());
+  config.device_nodes_set = true;
+  const Status refused = on_loop([&] { return Broker(*loop, config, devices, nvml).start(); });
+  EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
+  EXPECT_THAT(refused.text(), HasSubstr("isolation.device_nodes: device 1"));
+}
+
+TEST_F(GuardedTest, SoIsWhatATicketIsFor) {
+  join_as(kAlice, a);
+  join_as(kAlice, b, "train", 1);
+  join_as(kAlice, c, "guests");
+  show(a, "/dev/null", O_RDWR);
+  const std::uint64_t memory = a.create(gpu(0), 2 * kMiB);
+  for (FakeRank* rank : {&b, &c}) {
+    const Packet refused = rank->try_redeem(memory, a.memory.at(memory).token);
+    EXPECT_EQ(FakeRank::code(refused), Code::kPermissionDenied);
+    EXPECT_THAT(refused.message.body.reply.text, HasSubstr("has not shown that it may open"));
+    EXPECT_THAT(refused.message.body.reply.text, HasSubstr("/nvidia0"));
+    EXPECT_TRUE(refused.fds.empty());
+    const Packet wrong = rank->try_redeem(memory, Token{});
+    EXPECT_THAT(wrong.message.body.reply.text, Not(HasSubstr("/nvidia0")));
+    show(*rank, "/dev/null", O_RDWR);
+    EXPECT_EQ(FakeRank::code(rank->try_redeem(memory, a.memory.at(memory).token)), Code::kOk);
+  }
+  join_as(kBob, d);
+  const Packet others = d.try_redeem(memory, a.memory.at(memory).token);
+  EXPECT_EQ(FakeRank::code(others), Code::kNotFound) << "of others' memory not even the device";
+}
+
+}  // namespace
+}  // namespace amem

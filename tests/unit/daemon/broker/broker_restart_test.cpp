@@ -1,0 +1,443 @@
+// Another broker takes up what one has left with the holder, at any point of what was under way.
+#include <gmock/gmock.h>
+
+#include "daemon/broker/keeper.h"
+#include "daemon/holder/server.h"
+#include "tests/unit/fixtures/broker_fixture.h"
+#include "tests/unit/fixtures/returning_rank.h"
+
+namespace amem {
+namespace {
+
+using ::testing::HasSubstr;
+
+class BrokerRestartTest : public BrokerTest {
+ protected:
+  void SetUp() override {
+    ASSERT_NO_FATAL_FAILURE(begin_holder());
+    BrokerTest::SetUp();
+  }
+  void TearDown() override {
+    for (ReturningRank* rank : {&r1, &r2, &r3}) rank->lose_session();
+    BrokerTest::TearDown();
+    keeper.reset();
+    end_holder();
+  }
+  void begin_holder() {
+    holder_loop = std::make_unique<EventLoop>();
+    ASSERT_TRUE(holder_loop->open().ok());
+    holder = std::make_unique<HolderServer>(
+        *holder_loop, HolderSettings{.path = node->dir() + "/holder.sock"}, [] {});
+    Status started = holder->start();
+    // One that a broker of the test before has started is about to end.
+    for (int i = 0; i < 500 && !started.ok(); ++i, started = holder->start())
+      std::this_thread::sleep_for(milliseconds(10));
+    ASSERT_TRUE(started.ok()) << started.text();
+    holder_thread = std::thread([this] { holder_loop->run(); });
+  }
+  void end_holder() {
+    holder_loop->stop();
+    holder_thread.join();
+    holder.reset();
+    holder_loop.reset();
+  }
+  void make_broker() override {
+    config.holder = HolderUse::kRequired;
+    keeper = std::make_unique<Keeper>(*loop, config);
+    const Status attached = keeper->attach();
+    ASSERT_TRUE(attached.ok()) << attached.text();
+    broker = std::make_unique<Broker>(*loop, config, devices, nvml, &keeper->record());
+    const Status taken = broker->take_up(keeper->take_stock());
+    ASSERT_TRUE(taken.ok()) << taken.text();
+    keeper->watch([this] { broker->hold_again(); });
+  }
+  /// The broker ends without a word to anybody, and another begins.
+  void restart() {
+    end_broker();
+    keeper.reset();
+    ASSERT_NO_FATAL_FAILURE(begin_broker());
+  }
+
+  std::string socket() const { return node->dir() + "/session.sock"; }
+  void join_here(ReturningRank& rank, const std::string& name, int number) {
+    rank.connect_here(socket());
+    ASSERT_EQ(FakeRank::code(rank.hello(name, number)), Code::kOk);
+    ranks.push_back(&rank);
+  }
+  /// Two ranks that share what each has.
+  void two() {
+    join_here(r1, "train", 0);
+    join_here(r2, "train", 1);
+    of_a = r1.create(gpu(0), 4 * kMiB);
+    of_b = r2.create(gpu(1), 6 * kMiB, "weights");
+    r2.share(r1, of_a);
+    r1.share(r2, of_b);
+    r1.write(of_a, 0xaa);
+    r2.write(of_b, 0xbb);
+    alone = used(0);
+  }
+  void both_come_back(bool obey = false) {
+    for (ReturningRank* rank : {&r1, &r2}) {
+      const Packet answer = rank->come_back(socket(), obey);
+      ASSERT_EQ(FakeRank::code(answer), Code::kOk) << answer.message.body.reply.text;
+      ASSERT_EQ(answer.message.body.reply.result.welcome.rank_id, rank->id);
+    }
+    settle();
+  }
+  void expect_whole() {
+    for (ReturningRank* rank : {&r1, &r2}) {
+      EXPECT_TRUE(rank->holds(of_a, 0xaa));
+      EXPECT_TRUE(rank->holds(of_b, 0xbb));
+    }
+    EXPECT_EQ(used(0), alone) << "each is on its device once";
+    EXPECT_EQ(status().pool().used_bytes(), 0U);
+  }
+  bool at_rest() {
+    const auto state = group().state();
+    return state == kRunning || state == kPaused;
+  }
+
+  std::unique_ptr<EventLoop> holder_loop;
+  std::unique_ptr<HolderServer> holder;
+  std::thread holder_thread;
+  std::unique_ptr<Keeper> keeper;
+  ReturningRank r1, r2, r3;
+  std::uint64_t alone = 0;
+};
+
+TEST_F(BrokerRestartTest, ARunningGroupRunsOn) {
+  two();
+  restart();
+  EXPECT_EQ(group().state(), kRunning);
+  EXPECT_EQ(pause().code(), Code::kUnavailable) << "nobody has come back";
+  both_come_back();
+  EXPECT_EQ(r1.received[amem_v1_SessionMessage_open_tag], 0) << "nothing was to be done";
+  const std::uint64_t next = r1.create(gpu(0), 2 * kMiB);
+  EXPECT_GT(next, of_b) << "no id is used twice";
+  r1.free(next);
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(used(0) + 4 * kMiB, alone);
+  ASSERT_TRUE(resume().ok());
+  expect_whole();
+}
+
+TEST_F(BrokerRestartTest, APausedGroupComesBackWithItsBytes) {
+  two();
+  ASSERT_TRUE(pause().ok());
+  for (int i = 0; i < 3; ++i) {
+    restart();
+    both_come_back();
+    EXPECT_EQ(group().state(), kPaused);
+    EXPECT_EQ(status().pool().used_bytes(), 10 * kMiB);
+  }
+  // What it has in the pool nobody else gets.
+  join_here(r3, "other", 0);
+  const std::uint64_t other = r3.create(gpu(0), 20 * kMiB);
+  r3.write(other, 0x33);
+  ASSERT_TRUE(pause("other").ok());
+  restart();
+  both_come_back();
+  ASSERT_EQ(FakeRank::code(r3.come_back(socket())), Code::kOk);
+  settle();
+  ASSERT_TRUE(resume("other").ok());
+  EXPECT_TRUE(r3.holds(other, 0x33));
+  r3.free(other);
+  ASSERT_TRUE(resume().ok());
+  settle();
+  expect_whole();
+}
+
+struct Point {
+  const char* name;
+  pb_size_t command;  // that one of the ranks has not answered when the broker ends
+  bool resume;
+  bool paused;  // it ends so
+};
+class BrokerRestartAtTest : public BrokerRestartTest,
+                            public ::testing::WithParamInterface<std::tuple<Point, bool>> {};
+
+TEST_P(BrokerRestartAtTest, NothingIsLostAndNothingIsBetween) {
+  const auto [point, obeys] = GetParam();
+  two();
+  if (point.resume) {
+    ASSERT_TRUE(pause().ok());
+  }
+  r2.moods[point.command] = Mood::kLate;
+  const auto watcher = begin(point.resume ? Operation::kResume : Operation::kPause);
+  const int before = r2.received[point.command];
+  ASSERT_TRUE(eventually([&] { return r2.received[point.command] > before; }));
+  settle();
+  ASSERT_FALSE(watcher->done());
+  restart();
+  both_come_back(obeys);
+  ASSERT_TRUE(eventually([&] { return at_rest(); })) << group().phase();
+  settle();
+  EXPECT_EQ(group().state(), point.paused ? kPaused : kRunning);
+  EXPECT_EQ(r1.gate_shut, point.paused);
+  EXPECT_EQ(r2.gate_shut, point.paused);
+  if (point.paused) {
+    EXPECT_EQ(used(0) + 4 * kMiB, alone);
+    ASSERT_TRUE(resume().ok());
+  }
+  expect_whole();
+  ASSERT_TRUE(pause().ok());
+  ASSERT_TRUE(resume().ok());
+  expect_whole();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, BrokerRestartAtTest,
+    ::testing::Combine(
+        ::testing::Values(Point{"Quiesce", amem_v1_SessionMessage_quiesce_tag, false, false},
+                          Point{"Save", amem_v1_SessionMessage_save_tag, false, false},
+                          Point{"Release", amem_v1_SessionMessage_release_tag, false, true},
+                          Point{"Map", amem_v1_SessionMessage_map_tag, true, true},
+                          Point{"Load", amem_v1_SessionMessage_load_tag, true, true},
+                          Point{"Open", amem_v1_SessionMessage_open_tag, true, false}),
+        ::testing::Bool()),
+    [](const auto& chosen) {
+      return std::string(std::get<0>(chosen.param).name) +
+             (std::get<1>(chosen.param) ? "Obeyed" : "Unheard");
+    });
+
+TEST_F(BrokerRestartTest, ATagStaysAwayWhileTheRestRuns) {
+  two();
+  ASSERT_TRUE(complete(begin({Operation::kPause, Selection{{"weights"}}})).ok());
+  restart();
+  both_come_back();
+  EXPECT_EQ(group().state(), kRunning);
+  EXPECT_TRUE(r1.holds(of_a, 0xaa));
+  ASSERT_TRUE(complete(begin({Operation::kResume, Selection{{"weights"}}})).ok());
+  expect_whole();
+  // Its memory is there by a resume now, and stays there while that of the other tag comes back.
+  ASSERT_TRUE(complete(begin({Operation::kPause, Selection{{"nccl"}}})).ok());
+  r1.moods[amem_v1_SessionMessage_load_tag] = Mood::kLate;
+  const auto watcher = begin({Operation::kResume, Selection{{"nccl"}}});
+  ASSERT_TRUE(eventually([&] { return group().phase() == "map+load"; }));
+  settle();
+  restart();
+  both_come_back();
+  ASSERT_TRUE(eventually([&] { return at_rest(); }));
+  EXPECT_TRUE(r1.holds(of_b, 0xbb));
+  ASSERT_TRUE(complete(begin({Operation::kResume, Selection{{"nccl"}}})).ok());
+  expect_whole();
+}
+
+TEST_F(BrokerRestartTest, WhatIsDroppedComesBackEmpty) {
+  two();
+  ASSERT_TRUE(set_policy("weights", v1::POLICY_DISCARD).ok());
+  r2.moods[amem_v1_SessionMessage_release_tag] = Mood::kLate;
+  begin(Operation::kPause);
+  ASSERT_TRUE(eventually([&] { return group().phase() == "release"; }));
+  restart();
+  both_come_back();
+  ASSERT_TRUE(eventually([&] { return group().state() == kPaused; }));
+  EXPECT_EQ(status().pool().used_bytes(), 4 * kMiB);
+  restart();
+  both_come_back();
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(r1.holds(of_a, 0xaa));
+  EXPECT_TRUE(r2.holds(of_b, 0)) << "the policy is on record, too";
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(status().pool().used_bytes(), 4 * kMiB);
+}
+
+TEST_F(BrokerRestartTest, WhatARankLetGoOfMeanwhileIsFree) {
+  two();
+  const std::uint64_t own = r1.create(gpu(0), 2 * kMiB);
+  ASSERT_TRUE(pause().ok());
+  ASSERT_TRUE(resume().ok());
+  const std::uint64_t before = used(0);
+  restart();
+  ASSERT_EQ(FakeRank::code(r1.come_back(socket(), false, {own, of_a})), Code::kOk);
+  ASSERT_EQ(FakeRank::code(r2.come_back(socket())), Code::kOk);
+  settle();
+  EXPECT_TRUE(eventually([&] { return used(0) == before - 2 * kMiB; }));
+  EXPECT_TRUE(r2.holds(of_a, 0xaa)) << "the other has it still";
+  ASSERT_TRUE(pause().ok());
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(r2.holds(of_a, 0xaa));
+}
+
+TEST_F(BrokerRestartTest, ARankThatEndsMeanwhileGivesItsMemoryBack) {
+  join(a, "gone", 0);
+  ASSERT_NE(a.create(gpu(0), 8 * kMiB), 0U);
+  ASSERT_NE(a.create(gpu(0), 2 * kMiB), 0U);
+  ASSERT_TRUE(pause("gone").ok());
+  join(b, "alive", 0);
+  const std::uint64_t other = b.create(gpu(0), 2 * kMiB);
+  ASSERT_NE(other, 0U);
+  end_broker();
+  keeper.reset();
+  a.die();
+  a.memory.clear();
+  ASSERT_NO_FATAL_FAILURE(begin_broker());
+  EXPECT_TRUE(eventually([&] { return status().groups_size() == 1; }));
+  EXPECT_EQ(status().pool().used_bytes(), 0U);
+  b.die();
+  b.memory.clear();
+  EXPECT_TRUE(eventually([&] { return status().groups_size() == 0; }));
+  EXPECT_TRUE(eventually([&] { return used(0) == 0; }));
+}
+
+TEST_F(BrokerRestartTest, WhoIsNotExpectedIsRefused) {
+  two();
+  ReturningRank stranger;
+  stranger.key = r1.key;
+  EXPECT_EQ(FakeRank::code(stranger.come_back(socket())), Code::kNotFound)
+      << "the rank has a session";
+  restart();
+  stranger.key[3] ^= 1;
+  const Packet answer = stranger.come_back(socket());
+  EXPECT_EQ(FakeRank::code(answer), Code::kNotFound);
+  EXPECT_THAT(answer.message.body.reply.text, HasSubstr("does not know the session"));
+  both_come_back();
+  ASSERT_TRUE(pause().ok());
+  ASSERT_TRUE(resume().ok());
+  expect_whole();
+}
+
+TEST_F(BrokerRestartTest, GuestsAreGuestsAgain) {
+  two();
+  join_here(r3, "guest", 0);
+  r3.share(r1, of_a);
+  restart();
+  both_come_back();
+  ASSERT_EQ(FakeRank::code(r3.come_back(socket())), Code::kOk);
+  settle();
+  ASSERT_TRUE(complete(begin(Operation::kPause)).ok()) << "it stays where it is";
+  EXPECT_EQ(used(0), alone);
+  EXPECT_TRUE(r3.holds(of_a, 0xaa));
+  ASSERT_TRUE(resume().ok());
+  r3.free(of_a);
+  settle();
+  expect_whole();
+}
+
+TEST_F(BrokerRestartTest, APinHolds) {
+  two();
+  r1.pin(of_a);
+  settle();
+  restart();
+  both_come_back();
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(used(0), alone) << "a NIC knows where it is";
+  restart();
+  both_come_back();
+  ASSERT_TRUE(resume().ok());
+  r1.unpin(of_a);
+  settle();
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(used(0) + 4 * kMiB, alone);
+  ASSERT_TRUE(resume().ok());
+  expect_whole();
+}
+
+TEST_F(BrokerRestartTest, AnotherHolderGetsEverything) {
+  two();
+  ASSERT_TRUE(pause().ok());
+  end_holder();
+  ASSERT_NO_FATAL_FAILURE(begin_holder());
+  ASSERT_TRUE(
+      eventually([&] { return on_loop([&] { return !keeper->record().holder()->lost(); }); }));
+  restart();
+  both_come_back();
+  EXPECT_EQ(group().state(), kPaused);
+  ASSERT_TRUE(resume().ok());
+  expect_whole();
+}
+
+/// What a broker says that cannot make sense of what there is.
+class UnusableTest : public BrokerRestartTest {
+ protected:
+  Status attach() {
+    EventLoop other;
+    EXPECT_TRUE(other.open().ok());
+    return Keeper(other, config).attach();
+  }
+  /// As the broker has left it, and it has gone.
+  std::unique_ptr<Holder> leave() {
+    two();
+    EXPECT_TRUE(pause().ok());
+    end_broker();
+    keeper.reset();
+    return connect();
+  }
+  std::unique_ptr<Holder> connect() {
+    Result<std::unique_ptr<Holder>> found = ensure_holder(
+        {.path = node->dir() + "/holder.sock", .program = "", .log_file = "", .log_level = ""});
+    EXPECT_TRUE(found.ok()) << found.status().text();
+    return std::move(found).value();
+  }
+  void expect_refused(const std::string& why) {
+    for (int i = 0; i < 2; ++i) {
+      const Status status = attach();
+      EXPECT_EQ(status.code(), Code::kDataLoss);
+      EXPECT_THAT(status.text(), HasSubstr(why));
+      EXPECT_THAT(status.text(), HasSubstr("end the holder (amem-holder) first"));
+    }
+  }
+  static constexpr HolderKey kRecord = holder_key(HolderKind::kRecord, 0);
+};
+
+TEST_F(UnusableTest, ATornRecordIsRefusedAndTakenUpOnceItIsWhole) {
+  std::unique_ptr<Holder> all = leave();
+  Result<std::map<HolderKey, Fd>> there = all->list();
+  ASSERT_TRUE(there.ok());
+  const int record = there.value().at(kRecord).get();
+  char byte = 0;
+  ASSERT_EQ(::pread(record, &byte, 1, 4096 + 25), 1);
+  const char torn = static_cast<char>(byte ^ 1);
+  ASSERT_EQ(::pwrite(record, &torn, 1, 4096 + 25), 1);
+  all.reset();
+  expect_refused("damaged: at byte 0");
+  ASSERT_EQ(::pwrite(record, &byte, 1, 4096 + 25), 1);
+  ASSERT_NO_FATAL_FAILURE(begin_broker());
+  both_come_back();
+  ASSERT_TRUE(resume().ok());
+  expect_whole();
+}
+
+TEST_F(UnusableTest, DescriptorsWithoutARecordAreLeftAlone) {
+  std::unique_ptr<Holder> all = leave();
+  Result<std::map<HolderKey, Fd>> there = all->list();
+  ASSERT_TRUE(there.ok());
+  all->drop(kRecord);
+  ASSERT_TRUE(all->settle(seconds(5)).ok());
+  all.reset();
+  expect_refused(std::to_string(there.value().size() - 1) +
+                 " descriptors are there without a record of them");
+  all = connect();
+  EXPECT_EQ(all->list().value().size(), there.value().size() - 1);
+  all->put(kRecord, there.value().at(kRecord).get());
+  ASSERT_TRUE(all->flush().ok());
+  all.reset();
+  ASSERT_NO_FATAL_FAILURE(begin_broker());
+  both_come_back();
+  ASSERT_TRUE(resume().ok());
+  expect_whole();
+}
+
+TEST_F(UnusableTest, AGroupWhoseMemoryIsMissingIsNamedAndOthersAreTakenUp) {
+  join_here(r3, "other", 0);
+  const std::uint64_t others = r3.create(gpu(1), 2 * kMiB);
+  r3.write(others, 0x33);
+  two();
+  end_broker();
+  keeper.reset();
+  std::unique_ptr<Holder> all = connect();
+  all->drop(holder_key(HolderKind::kMemory, of_b));
+  ASSERT_TRUE(all->settle(seconds(5)).ok());
+  all.reset();
+  ASSERT_NO_FATAL_FAILURE(begin_broker());
+  EXPECT_EQ(status().groups_size(), 1);
+  EXPECT_EQ(FakeRank::code(r1.come_back(socket())), Code::kNotFound);
+  ASSERT_EQ(FakeRank::code(r3.come_back(socket())), Code::kOk);
+  settle();
+  ASSERT_TRUE(pause("other").ok());
+  ASSERT_TRUE(resume("other").ok());
+  EXPECT_TRUE(r3.holds(others, 0x33));
+}
+
+}  // namespace
+}  // namespace amem

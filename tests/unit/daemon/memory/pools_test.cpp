@@ -1,0 +1,182 @@
+// The pool divided among owners: nobody is given what somebody else has had.
+#include "daemon/memory/pools.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "daemon/owners/accounts.h"
+
+namespace amem {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr std::uint64_t kSegmentSize = 1 << 20;
+constexpr std::uint64_t kPoolUnit = 1 << 16;
+using Segments = std::vector<std::uint32_t>;
+
+class PoolsTest : public testing::Test {
+ protected:
+  static Quotas quotas() {
+    Quotas quotas;
+    quotas.most[Resource::kPoolBytes] = 3 * kSegmentSize;
+    return quotas;
+  }
+  void fill(int segments) {
+    for (int i = 0; i < segments; ++i) pools.add({nullptr, kSegmentSize, true, i % 2}, ++made);
+  }
+  std::shared_ptr<Account> owner(uid_t uid) { return accounts.of({uid, {}}); }
+  /// A rank of the owner that may have so much to save, near node 0.
+  Segments keep(const std::shared_ptr<Account>& account, RankId rank, std::uint64_t bytes) {
+    pools.of(account).reach.keep(rank, 0, bytes);
+    return pools.extend(account, rank);
+  }
+
+  EventLoop loop;
+  Accounts accounts{loop, quotas()};
+  std::vector<PoolSegment> renewed;
+  std::uint64_t made = 0;
+  Record record;
+  Pools pools{kPoolUnit, record,
+              [this](PoolSegment segment) { renewed.push_back(std::move(segment)); }};
+};
+
+TEST_F(PoolsTest, OwnersGetSegmentsOfTheirOwnAsTheyNeedThem) {
+  fill(6);
+  const auto a = owner(1001);
+  const auto b = owner(1002);
+  EXPECT_EQ(keep(a, 1, kSegmentSize), Segments{0});
+  EXPECT_EQ(keep(b, 2, kSegmentSize), Segments{0}) << "numbered from 0 for each";
+  EXPECT_EQ(keep(a, 3, kSegmentSize), Segments{1})
+      << "another rank has one of its own while there are more";
+  EXPECT_EQ(pools.of(a).extents.total(), 2 * kSegmentSize);
+  EXPECT_EQ(pools.of(b).extents.total(), kSegmentSize);
+  EXPECT_EQ(pools.total(), 6 * kSegmentSize);
+  EXPECT_EQ(a->used(Resource::kPoolBytes), 2 * kSegmentSize);
+  // Of the near node first.
+  EXPECT_EQ(pools.of(a).segments[0].of.segment.numa_node, 0);
+  EXPECT_EQ(pools.of(b).segments[0].of.segment.numa_node, 0);
+}
+
+TEST_F(PoolsTest, RanksShareWhereTheQuotaEnds) {
+  fill(8);
+  const auto a = owner(1001);
+  EXPECT_EQ(keep(a, 1, 3 * kSegmentSize).size(), 3U);
+  EXPECT_EQ(keep(a, 2, kSegmentSize).size(), 1U) << "one that the other reaches, too";
+  EXPECT_EQ(pools.of(a).segments.size(), 3U);
+  const Status status = pools.make_room(a, 4 * kSegmentSize);
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_THAT(status.text(), HasSubstr("it may have 3 MiB of 8 MiB (quotas.pool)"));
+  EXPECT_TRUE(pools.make_room(owner(1002), 3 * kSegmentSize).ok());
+  EXPECT_THAT(renewed, testing::IsEmpty());
+}
+
+TEST_F(PoolsTest, NothingIsHandedOnWhileAProcessMayReachItOrBytesLieInIt) {
+  fill(1);
+  const auto a = owner(1001);
+  const auto b = owner(1002);
+  pools.enter(a);
+  pools.enter(a);
+  EXPECT_EQ(keep(a, 1, kSegmentSize), Segments{0});
+  auto saved = pools.of(a).extents.take({{kPoolUnit, 0}});
+  ASSERT_TRUE(saved.ok());
+  EXPECT_EQ(keep(b, 2, kSegmentSize), Segments());
+  pools.leave(a);
+  EXPECT_EQ(pools.extend(b, 2), Segments());
+  pools.leave(a);
+  EXPECT_EQ(pools.extend(b, 2), Segments()) << "its bytes are still there";
+  EXPECT_THAT(renewed, testing::IsEmpty());
+  ASSERT_TRUE(pools.of(a).extents.give_back(saved.value()[0]).ok());
+  pools.saved_less(a);
+  EXPECT_EQ(a->used(Resource::kPoolBytes), 0U);
+  EXPECT_EQ(pools.extend(b, 2), Segments()) << "not the same memory";
+  ASSERT_EQ(renewed.size(), 1U);
+  EXPECT_EQ(pools.total(), 0U);
+  pools.add(std::move(renewed[0]), ++made);
+  EXPECT_EQ(pools.extend(b, 2), Segments{0});
+}
+
+TEST_F(PoolsTest, AnOwnerThatComesBackGetsWhatItHad) {
+  fill(2);
+  const auto a = owner(1001);
+  pools.enter(a);
+  EXPECT_EQ(keep(a, 1, kSegmentSize), Segments{0});
+  pools.leave(a);
+  EXPECT_EQ(pools.total(), 2 * kSegmentSize);
+  pools.enter(a);
+  EXPECT_EQ(keep(a, 1, kSegmentSize), Segments{0});
+  EXPECT_THAT(renewed, testing::IsEmpty());
+  // Another gets what nobody has had.
+  EXPECT_EQ(keep(owner(1002), 2, kSegmentSize), Segments{0});
+  EXPECT_THAT(renewed, testing::IsEmpty());
+}
+
+TEST_F(PoolsTest, RoomIsDrawnForASave) {
+  fill(3);
+  const auto a = owner(1001);
+  EXPECT_TRUE(pools.make_room(a, kSegmentSize + 1).ok());
+  EXPECT_EQ(pools.of(a).extents.available(), 2 * kSegmentSize);
+  EXPECT_TRUE(pools.make_room(a, kSegmentSize + 1).ok());
+  EXPECT_EQ(pools.of(a).segments.size(), 2U);
+  const Status status = pools.make_room(a, 4 * kSegmentSize);
+  EXPECT_THAT(status.text(),
+              HasSubstr("4 MiB needed, 3 MiB of 3 MiB that uid 1001 has of it free"));
+  EXPECT_THAT(status.text(), Not(HasSubstr("quotas.pool"))) << "it has all that there is";
+  EXPECT_EQ(pools.used([](const Account&) { return true; }), 0U);
+  EXPECT_EQ(pools.kind(), "memfd");
+}
+
+TEST_F(PoolsTest, WhatOthersHadIsMadeAnewForAPauseThatLacksIt) {
+  fill(3);
+  const auto a = owner(1001);
+  pools.enter(a);
+  EXPECT_TRUE(pools.make_room(a, 3 * kSegmentSize).ok());
+  pools.leave(a);
+  const auto b = owner(1002);
+  const Status status = pools.make_room(b, 3 * kSegmentSize);
+  EXPECT_THAT(status.text(), HasSubstr("being made anew for it: try again in a moment"));
+  ASSERT_EQ(renewed.size(), 3U) << "all that is missing at once";
+  for (int i = 0; i < 3; ++i) pools.add({nullptr, kSegmentSize, true, 0, true}, ++made);
+  EXPECT_TRUE(pools.make_room(b, 3 * kSegmentSize).ok());
+}
+
+TEST_F(PoolsTest, WhatIsComingIsWhatTheOwnerMayHaveOfIt) {
+  fill(4);
+  const auto a = owner(1001);
+  const auto b = owner(1002);
+  pools.enter(a);
+  EXPECT_TRUE(pools.make_room(a, 3 * kSegmentSize).ok());
+  pools.leave(a);
+  EXPECT_EQ(pools.coming(*b), 0U);
+  EXPECT_FALSE(pools.make_room(b, 3 * kSegmentSize).ok());
+  EXPECT_EQ(renewed.size(), 2U) << "one that nobody has had there was";
+  EXPECT_EQ(pools.coming(*b), 2 * kSegmentSize);
+  EXPECT_FALSE(pools.make_room(b, 3 * kSegmentSize).ok());
+  EXPECT_EQ(renewed.size(), 2U) << "no more than is missing";
+  pools.expect_renewals(false);
+  EXPECT_EQ(pools.coming(*b), 0U);
+  pools.expect_renewals(true);
+  for (int left = 1; left >= 0; --left) {
+    pools.add({nullptr, kSegmentSize, true, 0, true}, ++made);
+    EXPECT_EQ(pools.coming(*b), static_cast<std::uint64_t>(left) * kSegmentSize);
+  }
+  EXPECT_TRUE(pools.make_room(b, 3 * kSegmentSize).ok());
+}
+
+TEST_F(PoolsTest, WhatACompartmentHadIsNobodys) {
+  fill(1);
+  const Owner pod{0, "user:[12]"};
+  {
+    const auto a = accounts.of(pod);
+    pools.enter(a);
+    EXPECT_TRUE(pools.make_room(a, kSegmentSize).ok());
+    pools.leave(a);
+  }
+  const auto next = accounts.of(pod);  // the number may be another's by now
+  EXPECT_FALSE(pools.make_room(next, kSegmentSize).ok());
+  EXPECT_EQ(renewed.size(), 1U);
+}
+
+}  // namespace
+}  // namespace amem

@@ -1,0 +1,228 @@
+// An operation that has others to wait for: a pause is held before release, a resume before open.
+#include "tests/unit/fixtures/group_fixture.h"
+
+namespace amem {
+namespace {
+
+class HeldTest : public GroupTest {
+ protected:
+  void to_held_create() {
+    to_paused();
+    ASSERT_TRUE(group.start(Operation::kResume, {}, now, true).ok());
+    group.admitted(kOk, now);
+    drain();
+    ASSERT_EQ(group.phase(), Phase::kCreate);
+  }
+  void to_turn() {
+    to_held_create();
+    group.created(kOk, now);
+    both(Work::kMap);
+    both(Work::kLoad);
+    drain();
+    EXPECT_NE(find<action::Ready>(), nullptr);
+    ASSERT_EQ(group.phase(), Phase::kTurn);
+  }
+  void to_held_save() {
+    ASSERT_TRUE(group.start(Operation::kPause, {}, now, true).ok());
+    quiet(1);
+    quiet(2);
+    group.save_sent(kOk, {1}, now);
+    drain();
+    EXPECT_EQ(find<action::Ready>(), nullptr);
+    ASSERT_EQ(group.phase(), Phase::kSave);
+  }
+  void to_agree() {
+    to_held_save();
+    done(1, Work::kSave);
+    drain();
+    EXPECT_NE(find<action::Ready>(), nullptr);
+    ASSERT_EQ(group.phase(), Phase::kAgree);
+  }
+  const Status why{Code::kAborted, "the pause failed"};
+};
+
+TEST_F(HeldTest, ItDoesNotOpenBeforeTheOtherHasLeft) {
+  to_turn();
+  EXPECT_EQ(find<action::Open>(), nullptr);
+  EXPECT_EQ(group.state(), GroupState::kResuming);
+  EXPECT_FALSE(group.may_allocate(1));
+  EXPECT_EQ(phase_name(group.phase()), "turn");
+  now += milliseconds(7);
+  group.go_on(now);
+  expect<action::Open>("Open");
+  both(Work::kOpen);
+  drain();
+  ASSERT_NE(find<action::Arrived>(), nullptr);
+  EXPECT_TRUE(find<action::Arrived>()->loaded);
+  expect_finished(Code::kOk, GroupState::kRunning);
+  const std::vector<PhaseTime> times = find<action::Finished>()->outcome.times;
+  ASSERT_EQ(times.size(), 5U);
+  EXPECT_EQ(times[3].phase, Phase::kTurn);
+  EXPECT_EQ(to_us(times[3].time), 7000U);
+}
+
+TEST_F(HeldTest, WhenTheOtherLeavesFirstThereIsNoWait) {
+  to_held_create();
+  group.room(now);
+  drain();
+  ASSERT_NE(find<action::Room>(), nullptr) << "what waits for memory can be created";
+  EXPECT_EQ(find<action::Room>()->epoch, group.epoch());
+  group.go_on(now);
+  group.created(kOk, now);
+  both(Work::kMap);
+  both(Work::kLoad);
+  drain();
+  EXPECT_EQ(group.phase(), Phase::kOpen);
+}
+
+TEST_F(HeldTest, GoingOnIsNothingToOthers) {
+  to_create();
+  group.go_on(now);
+  group.give_up(why, now);
+  drain();
+  EXPECT_TRUE(actions.empty());
+  EXPECT_EQ(group.phase(), Phase::kCreate);
+  EXPECT_EQ(group.state(), GroupState::kResuming);
+}
+
+TEST_F(HeldTest, GivenUpWhileCreating) {
+  to_held_create();
+  group.give_up(why, now);
+  expect_rollback_to_paused(Code::kAborted, "create: the pause failed");
+}
+
+TEST_F(HeldTest, CreatesDeadlineSaysThatItMayBeTheOthers) {
+  to_held_create();
+  group.tick(now + std::chrono::hours(1));
+  expect_rollback_to_paused(Code::kDeadlineExceeded,
+                            "other groups of the swap or set still have the memory, or");
+}
+
+TEST_F(HeldTest, GivenUpWhileLoading) {
+  to_held_create();
+  group.created(kOk, now);
+  both(Work::kMap);
+  group.give_up(why, now);
+  expect_rollback_to_paused(Code::kAborted, "map+load: the pause failed");
+}
+
+TEST_F(HeldTest, GivenUpWhenAllHasBeenLoaded) {
+  to_turn();
+  group.give_up(why, now);
+  expect_rollback_to_paused(Code::kAborted, "turn: the pause failed");
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok()) << "and it can be resumed alone";
+}
+
+TEST_F(HeldTest, GivenUpInItsOwnRollbackChangesNothing) {
+  to_held_create();
+  group.created({Code::kInternal, "own failure"}, now);
+  group.give_up(why, now);
+  expect_rollback_to_paused(Code::kInternal, "own failure");
+  EXPECT_EQ(group.note().find("the pause failed"), std::string::npos) << group.note();
+}
+
+TEST_F(HeldTest, TheWaitForTheOtherHasADeadline) {
+  to_held_create();
+  // Of its own creating, and of all that the others have still to do.
+  Duration limit = seconds(60) + seconds(60) + seconds(30) + seconds(60);
+  EXPECT_EQ(group.wakeup(), now + limit);
+  group.created(kOk, now);
+  both(Work::kMap);
+  both(Work::kLoad);
+  limit += seconds(60) + seconds(60);  // to create, and to load
+  EXPECT_EQ(group.wakeup(), now + limit);
+  group.tick(now + limit);
+  expect_rollback_to_paused(Code::kDeadlineExceeded, "other groups have not left");
+}
+
+TEST_F(HeldTest, OnItsWayBackItIsReadyNoMore) {
+  to_turn();
+  group.tick(group.wakeup());
+  ASSERT_EQ(group.phase(), Phase::kRollback);
+  expect<action::Unready>("Unready");
+}
+
+TEST_F(HeldTest, GivenUpItNeedNotSaySo) {
+  to_turn();
+  group.give_up(why, now);
+  ASSERT_EQ(group.phase(), Phase::kRollback);
+  drain();
+  EXPECT_EQ(find<action::Unready>(), nullptr);
+}
+
+TEST_F(HeldTest, ARankThatDiesWhileAllWaitIsNotMissed) {
+  to_turn();
+  group.leave(2, true, now);
+  EXPECT_EQ(group.phase(), Phase::kTurn) << "it had loaded";
+  group.go_on(now);
+  drain();
+  EXPECT_EQ(find<action::Open>()->ranks, (std::vector<RankId>{1}));
+}
+
+TEST_F(HeldTest, WhenTheLastRankDiesItEnds) {
+  to_turn();
+  group.leave(1, false, now);
+  group.leave(2, false, now);
+  drain();
+  ASSERT_NE(find<action::Finished>(), nullptr);
+  group.go_on(now);
+  drain();
+  EXPECT_TRUE(actions.empty());
+}
+
+// ---- a pause ------------------------------------------------------------------------------------
+
+TEST_F(HeldTest, ItDoesNotReleaseBeforeTheOthersHaveSaved) {
+  to_agree();
+  EXPECT_EQ(find<action::Release>(), nullptr);
+  EXPECT_EQ(group.state(), GroupState::kPausing);
+  EXPECT_FALSE(group.may_allocate(1));
+  EXPECT_EQ(phase_name(group.phase()), "agree");
+  group.go_on(now);
+  expect<action::Release>("Release");
+  both(Work::kRelease);
+  group.dropped("", now);
+  drain();
+  expect_finished(Code::kOk, GroupState::kPaused);
+}
+
+TEST_F(HeldTest, APauseIsCalledOffAtAnyTimeBefore) {
+  ASSERT_TRUE(group.start(Operation::kPause, {}, now, true).ok());
+  group.give_up(why, now);
+  expect_called_off(Code::kAborted, "quiesce: the pause failed");
+  to_held_save();
+  group.give_up(why, now);
+  expect_called_off(Code::kAborted, "save: the pause failed");
+  to_agree();
+  group.give_up(why, now);
+  expect_called_off(Code::kAborted, "agree: the pause failed");
+}
+
+TEST_F(HeldTest, ARankThatDiesBeforeTheOthersHaveSavedCallsItOff) {
+  to_agree();
+  group.leave(2, false, now);
+  expect_called_off(Code::kAborted, "rank 1 (pid 22) ended during agree");
+}
+
+TEST_F(HeldTest, TheWaitForTheOthersSavesHasADeadline) {
+  ASSERT_TRUE(group.start(Operation::kPause, seconds(5), now, true).ok());
+  quiet(1);
+  quiet(2);
+  group.save_sent(kOk, {}, now);
+  ASSERT_EQ(group.phase(), Phase::kAgree);
+  // The broker's own; the others' guests, quiesce, measure and save.
+  const Duration limit = seconds(60) + Deadlines().guests + seconds(5) + seconds(60) + seconds(60);
+  EXPECT_EQ(group.wakeup(), now + limit);
+  group.tick(now + limit);
+  expect_called_off(Code::kDeadlineExceeded, "other groups of the set have not saved yet");
+}
+
+TEST_F(HeldTest, OnceItReleasesNothingTakesItBack) {
+  to_agree();
+  group.go_on(now);
+  group.give_up(why, now);
+  EXPECT_EQ(group.phase(), Phase::kRelease);
+}
+
+}  // namespace
+}  // namespace amem

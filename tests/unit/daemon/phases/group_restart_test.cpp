@@ -1,0 +1,233 @@
+// What becomes of a group whose broker has ended: another takes it up as it stood.
+#include <gmock/gmock.h>
+
+#include <optional>
+
+#include "tests/unit/fixtures/group_fixture.h"
+
+namespace amem {
+namespace {
+
+using ::testing::HasSubstr;
+
+class GroupRestartTest : public GroupTest {
+ protected:
+  explicit GroupRestartTest(MemoryView memory = {}) : GroupTest(memory), view_(std::move(memory)) {}
+
+  /// The broker ends now, and the next begins; nobody has come back.
+  ToldGroup& restart() {
+    Members members;
+    members.add(1, "rank 0 (pid 11)");
+    members.add(2, "rank 1 (pid 22)");
+    next.emplace("train", Deadlines(), now, view_, standing_of(next ? *next : group),
+                 std::move(members), seconds(60));
+    return *next;
+  }
+  void drain_next() {
+    actions.clear();
+    while (auto action = next->next_action()) actions.push_back(std::move(*action));
+  }
+  void come_back() {
+    next->join(1, "");
+    EXPECT_FALSE(next->next_action()) << "one is missing";
+    next->join(2, "");
+    next->tick(next->wakeup() == kNever ? now : std::max(now, next->wakeup()));
+    drain_next();
+  }
+  void both_of_next(Work work) {
+    for (const RankId rank : {1U, 2U}) next->phase_done(rank, next->epoch(), work, {}, 0, now);
+    drain_next();
+  }
+  void expect_next(Code code, GroupState state, const std::string& text = "") {
+    const auto* finished = find<action::Finished>();
+    ASSERT_NE(finished, nullptr);
+    EXPECT_EQ(finished->outcome.status.code(), code) << finished->outcome.status.text();
+    EXPECT_THAT(finished->outcome.status.text(), HasSubstr(text));
+    EXPECT_EQ(next->state(), state);
+    EXPECT_EQ(next->phase(), Phase::kNone);
+  }
+
+  const MemoryView view_;
+  std::optional<ToldGroup> next;
+};
+
+TEST_F(GroupRestartTest, WhatRunsRunsOn) {
+  restart();
+  EXPECT_EQ(next->state(), GroupState::kRunning);
+  EXPECT_TRUE(next->may_allocate(1));
+  const Status early = next->can_start(Operation::kPause);
+  EXPECT_EQ(early.code(), Code::kUnavailable);
+  EXPECT_THAT(early.text(), HasSubstr("rank 0 (pid 11), rank 1 (pid 22) has not come back"));
+  EXPECT_FALSE(next->join(1, "")) << "its gate stays open";
+  EXPECT_FALSE(next->join(2, ""));
+  EXPECT_TRUE(next->start(Operation::kPause, {}, now).ok());
+}
+
+TEST_F(GroupRestartTest, WhatIsPausedStaysPausedAndComesBack) {
+  to_paused();
+  restart();
+  EXPECT_EQ(next->state(), GroupState::kPaused);
+  EXPECT_EQ(next->can_start(Operation::kResume).code(), Code::kUnavailable);
+  EXPECT_TRUE(next->join(1, "")) << "its gate stays shut";
+  next->leave(2, false, now);  // its process has ended
+  EXPECT_TRUE(next->start(Operation::kResume, {}, now).ok());
+}
+
+TEST_F(GroupRestartTest, APauseBeforeItsFirstReleaseIsCalledOff) {
+  for (const bool saving : {false, true}) {
+    saving ? to_save() : to_quiesce();
+    restart();
+    EXPECT_EQ(next->state(), GroupState::kPausing);
+    EXPECT_TRUE(next->may_allocate(1)) << "what passed the gate must be able to end";
+    EXPECT_THAT(next->can_start(Operation::kPause).text(), HasSubstr("not whole"));
+    come_back();
+    ASSERT_NE(find<action::Open>(), nullptr);
+    EXPECT_EQ(find<action::Release>(), nullptr);
+    EXPECT_GT(find<action::Open>()->epoch, group.epoch());
+    both_of_next(Work::kOpen);
+    EXPECT_FALSE(find<action::Arrived>()->loaded);
+    expect_next(Code::kAborted, GroupState::kRunning,
+                saving ? "amemd ended during save" : "amemd ended during quiesce");
+    next.reset();  // and once more
+    group.tick(now + seconds(100));
+    drain();
+  }
+}
+
+TEST_F(GroupRestartTest, APauseAfterItsFirstReleaseGoesOn) {
+  to_release();
+  done(1, Work::kRelease);
+  restart();
+  come_back();
+  ASSERT_NE(find<action::Begun>(), nullptr);
+  ASSERT_NE(find<action::Release>(), nullptr);
+  EXPECT_EQ(find<action::Release>()->ranks, (std::vector<RankId>{1, 2}));
+  both_of_next(Work::kRelease);
+  ASSERT_NE(find<action::Drop>(), nullptr);
+  next->dropped("", now);
+  drain_next();
+  expect_next(Code::kOk, GroupState::kPaused);
+}
+
+TEST_F(GroupRestartTest, AResumeBeforeItOpensIsRolledBack) {
+  to_paused();
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+  drain();
+  group.admitted(kOk, now);
+  drain();
+  group.created(kOk, now);
+  drain();
+  ASSERT_EQ(group.phase(), Phase::kLoad);
+  restart();
+  EXPECT_FALSE(next->may_allocate(1));
+  come_back();
+  EXPECT_EQ(next->phase(), Phase::kRollback);
+  ASSERT_NE(find<action::Release>(), nullptr);
+  both_of_next(Work::kRelease);
+  next->dropped("", now);
+  drain_next();
+  expect_next(Code::kAborted, GroupState::kPaused, "amemd ended during map+load");
+  EXPECT_TRUE(next->can_start(Operation::kResume).ok());
+}
+
+TEST_F(GroupRestartTest, AResumeThatOpensIsOpened) {
+  to_paused();
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+  drain();
+  group.admitted(kOk, now);
+  group.created(kOk, now);
+  both(Work::kMap);
+  both(Work::kLoad);
+  drain();
+  ASSERT_EQ(group.phase(), Phase::kOpen);
+  done(1, Work::kOpen);
+  restart();
+  come_back();
+  ASSERT_NE(find<action::Open>(), nullptr);
+  both_of_next(Work::kOpen);
+  EXPECT_TRUE(find<action::Arrived>()->loaded);
+  expect_next(Code::kOk, GroupState::kRunning);
+}
+
+TEST_F(GroupRestartTest, AnotherRestartFindsTheSame) {
+  to_release();
+  restart();
+  restart();  // before anybody has come back
+  come_back();
+  EXPECT_EQ(next->phase(), Phase::kRelease);
+  restart();  // while they release again
+  come_back();
+  EXPECT_EQ(next->phase(), Phase::kRelease);
+  both_of_next(Work::kRelease);
+  next->dropped("", now);
+  drain_next();
+  expect_next(Code::kOk, GroupState::kPaused);
+}
+
+TEST_F(GroupRestartTest, ARankThatDoesNotComeBackIsNotWaitedForForEver) {
+  to_release();
+  restart();
+  next->join(1, "");
+  next->tick(now + seconds(59));
+  EXPECT_EQ(next->phase(), Phase::kNone);
+  now += seconds(60);
+  next->tick(now);
+  drain_next();
+  ASSERT_EQ(next->phase(), Phase::kRelease);
+  next->phase_done(1, next->epoch(), Work::kRelease, {}, 0, now);
+  now += Deadlines().release;
+  next->tick(now);
+  next->dropped("", now);
+  drain_next();
+  expect_next(Code::kDeadlineExceeded, GroupState::kPaused, "rank 1 (pid 22)");
+}
+
+TEST_F(GroupRestartTest, OneThatEndsMeanwhileIsNotWaitedFor) {
+  to_quiesce();
+  restart();
+  next->join(1, "");
+  next->leave(2, false, now);
+  next->tick(now);
+  drain_next();
+  ASSERT_NE(find<action::Open>(), nullptr);
+  EXPECT_EQ(find<action::Open>()->ranks, (std::vector<RankId>{1}));
+}
+
+TEST_F(GroupRestartTest, WhatRanksAskForAgainWaitsForTheEndOfWhatWasUnderWay) {
+  to_save();
+  restart();
+  next->join(1, "");
+  next->request(1, 7, Operation::kPause, {}, now);
+  EXPECT_FALSE(next->next_action());
+  next->join(2, "");
+  next->request(2, 8, Operation::kPause, {}, now);
+  next->tick(now);
+  drain_next();
+  ASSERT_NE(find<action::Open>(), nullptr);
+  both_of_next(Work::kOpen);
+  EXPECT_EQ(next->phase(), Phase::kQuiesce) << "then they get what they ask for";
+  EXPECT_EQ(all<action::Answer>().size(), 0U);
+}
+
+TEST_F(GroupRestartTest, APauseOfTagsThatHadNotOpenedOpens) {
+  Task task(Operation::kPause, Selection{{"kv"}});
+  ASSERT_TRUE(group.start(task, {}, now).ok());
+  drain();
+  quiet(1);
+  quiet(2);
+  drain();
+  group.save_sent(kOk, {}, now);
+  both(Work::kRelease);
+  drain();
+  group.dropped("", now);
+  drain();
+  ASSERT_EQ(group.phase(), Phase::kOpen);
+  restart();
+  come_back();
+  both_of_next(Work::kOpen);
+  EXPECT_FALSE(find<action::Arrived>()->loaded);
+  expect_next(Code::kOk, GroupState::kRunning);
+}
+
+}  // namespace
+}  // namespace amem

@@ -1,0 +1,202 @@
+#include "daemon/record/record_log.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <map>
+#include <random>
+#include <string>
+
+namespace amem {
+namespace {
+
+using ::testing::HasSubstr;
+using Rows = std::map<RowKey, std::string>;
+
+Rows rows_of(const RecordLog& log) {
+  Rows rows;
+  log.each([&](RowKey key, std::string_view row) { rows[key] = row; });
+  return rows;
+}
+
+/// What whoever takes the memory over finds.
+Result<Rows> found(const RecordLog& log) {
+  Result<RecordLog> next = RecordLog::open(log.memory().duplicate());
+  if (!next.ok()) return next.status();
+  return rows_of(next.value());
+}
+
+RecordLog make(std::size_t size = RecordLog::kSize) {
+  Result<RecordLog> log = RecordLog::create(size);
+  EXPECT_TRUE(log.ok()) << log.status().text();
+  return std::move(log).value();
+}
+
+std::uint64_t pages_of(const RecordLog& log) {
+  struct stat stat {};
+  EXPECT_EQ(::fstat(log.memory().get(), &stat), 0);
+  return static_cast<std::uint64_t>(stat.st_blocks) * 512;
+}
+
+TEST(RecordLogTest, TheNextFindsWhatWasWritten) {
+  RecordLog log = make();
+  ASSERT_TRUE(log.put(1, "one").ok());
+  ASSERT_TRUE(log.put(2, "").ok());
+  ASSERT_TRUE(log.put(3, std::string(100'000, 'x')).ok());
+  ASSERT_TRUE(log.put(1, "another, and longer").ok());
+  ASSERT_TRUE(log.erase(2).ok());
+  ASSERT_TRUE(log.erase(9).ok()) << "there is none";
+  const Rows expected = {{1, "another, and longer"}, {3, std::string(100'000, 'x')}};
+  EXPECT_EQ(rows_of(log), expected);
+  const Result<Rows> next = found(log);
+  ASSERT_TRUE(next.ok()) << next.status().text();
+  EXPECT_EQ(next.value(), expected);
+}
+
+TEST(RecordLogTest, TheNextGoesOnWriting) {
+  RecordLog log = make();
+  ASSERT_TRUE(log.put(1, "one").ok());
+  Result<RecordLog> next = RecordLog::open(log.memory().duplicate());
+  ASSERT_TRUE(next.ok());
+  ASSERT_TRUE(next.value().put(2, "two").ok());
+  ASSERT_TRUE(next.value().erase(1).ok());
+  EXPECT_EQ(found(next.value()).value(), (Rows{{2, "two"}}));
+}
+
+TEST(RecordLogTest, WhatIsReplacedTakesNoRoomForEver) {
+  RecordLog log = make();
+  const std::string row(200, 'r');
+  for (int round = 0; round < 200; ++round)
+    for (RowKey key = 0; key < 1000; ++key) ASSERT_TRUE(log.put(key, row).ok());
+  EXPECT_EQ(log.rows(), 1000U);
+  EXPECT_LT(pages_of(log), 8U << 20U) << "200 times 224,000 bytes were written";
+  EXPECT_EQ(found(log).value().size(), 1000U);
+}
+
+TEST(RecordLogTest, ManySmallRowsComeThroughChanges) {
+  std::mt19937 random(1);
+  RecordLog log = make(256 << 10);  // changes halves often
+  Rows expected;
+  for (int i = 0; i < 20'000; ++i) {
+    const RowKey key = random() % 300;
+    if (random() % 3 == 0) {
+      ASSERT_TRUE(log.erase(key).ok());
+      expected.erase(key);
+    } else {
+      const std::string row(random() % 200, static_cast<char>('a' + i % 26));
+      ASSERT_TRUE(log.put(key, row).ok());
+      expected[key] = row;
+    }
+    if (i % 500 == 0) {
+      ASSERT_EQ(found(log).value(), expected) << i;
+    }
+  }
+  EXPECT_EQ(rows_of(log), expected);
+}
+
+TEST(RecordLogTest, AFullRecordSaysSoAndKeepsWhatItHas) {
+  RecordLog log = make(64 << 10);
+  const std::string row(1000, 'r');
+  RowKey key = 0;
+  Status status;
+  while (status.ok()) status = log.put(key++, row);
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_THAT(status.text(), HasSubstr(std::to_string(key - 1) + " rows"));
+  EXPECT_EQ(found(log).value().size(), key - 1);
+  ASSERT_TRUE(log.erase(0).ok());
+  EXPECT_TRUE(log.put(key, row).ok()) << "there is room again";
+  EXPECT_EQ(found(log).value().size(), key - 1);
+}
+
+TEST(RecordLogTest, ItsSizeCannotChange) {
+  const RecordLog log = make();
+  EXPECT_NE(::ftruncate(log.memory().get(), 4096), 0);
+  EXPECT_NE(::ftruncate(log.memory().get(), static_cast<off_t>(2 * RecordLog::kSize)), 0);
+}
+
+TEST(RecordLogTest, EveryByteOfARowIsLookedAt) {
+  RecordLog log = make(64 << 10);
+  ASSERT_TRUE(log.put(7, "a row").ok());
+  for (std::uint64_t at = 0; at < 24 + 5; ++at) {
+    char byte = 0;
+    const auto place = static_cast<off_t>(4096 + at);
+    ASSERT_EQ(::pread(log.memory().get(), &byte, 1, place), 1);
+    const char changed = static_cast<char>(byte ^ 4);
+    ASSERT_EQ(::pwrite(log.memory().get(), &changed, 1, place), 1);
+    EXPECT_EQ(found(log).status().code(), Code::kDataLoss) << "byte " << at;
+    ASSERT_EQ(::pwrite(log.memory().get(), &byte, 1, place), 1);
+  }
+  EXPECT_TRUE(found(log).ok());
+}
+
+TEST(RecordLogTest, WhatIsNoRecordIsRefusedByName) {
+  Fd memory(::memfd_create("something", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  EXPECT_THAT(RecordLog::open(memory.duplicate()).status().text(), HasSubstr("0 bytes"));
+  ASSERT_EQ(::ftruncate(memory.get(), 1 << 20), 0);
+  EXPECT_THAT(RecordLog::open(memory.duplicate()).status().text(), HasSubstr("not sealed"));
+  ASSERT_EQ(::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  EXPECT_EQ(RecordLog::open(memory.duplicate()).status().code(), Code::kDataLoss);
+  ASSERT_EQ(::pwrite(memory.get(), "amem record 2\n", 15, 0), 15);
+  const Status other = RecordLog::open(std::move(memory)).status();
+  EXPECT_EQ(other.code(), Code::kFailedPrecondition);
+  EXPECT_THAT(other.text(), HasSubstr("another version"));
+}
+
+/// What a child does to the record; it stops itself first.
+void write_rows(RecordLog& log) {
+  ::raise(SIGSTOP);
+  (void)log.put(1, "new");
+  (void)log.erase(2);
+  (void)log.put(3, std::string(3000, 'c'));  // there is no room in this half
+  ::raise(SIGSTOP);
+}
+
+// A child writes; it is looked at between any two of its instructions.
+TEST(RecordLogTest, AKillBetweenAnyTwoInstructionsLeavesARowAsItWasOrAsItIsToBe) {
+  RecordLog log = make(4096 + 2 * 4096);
+  ASSERT_TRUE(log.put(1, "old").ok());
+  ASSERT_TRUE(log.put(2, "old").ok());
+  for (int i = 0; i < 40; ++i) ASSERT_TRUE(log.put(4, "often").ok());
+  const Rows before = rows_of(log);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(77);
+    write_rows(log);
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  if (WIFEXITED(status)) GTEST_SKIP() << "processes may not be traced here";
+  Rows now = before;
+  std::vector<Rows> seen = {before};
+  std::size_t steps = 0;
+  for (bool begun = false;; ++steps) {
+    ASSERT_EQ(::ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr), 0);
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    if (!WIFSTOPPED(status)) break;
+    if (WSTOPSIG(status) == SIGSTOP && std::exchange(begun, steps > 100)) break;
+    const Result<Rows> rows = found(log);
+    ASSERT_TRUE(rows.ok()) << "after " << steps << " instructions: " << rows.status().text();
+    if (rows.value() != now) seen.push_back(now = rows.value());
+  }
+  ::kill(child, SIGKILL);
+  ::waitpid(child, &status, 0);
+  Rows first = before;
+  first[1] = "new";
+  Rows second = first;
+  second.erase(2);
+  Rows third = second;
+  third[3] = std::string(3000, 'c');
+  EXPECT_EQ(seen, (std::vector<Rows>{before, first, second, third})) << steps << " instructions";
+  EXPECT_GT(steps, 200U);
+}
+
+}  // namespace
+}  // namespace amem

@@ -1,0 +1,78 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "shim/memory/absence.h"
+
+namespace amem::shim {
+namespace {
+
+/// An allocation that the program holds; no broker.
+class ShimAbsence : public testing::Test {
+ protected:
+  ~ShimAbsence() override {
+    holdings.table.allocations().clear();
+    Absence::update(holdings);
+  }
+
+  HeldAllocation& hold(std::uint64_t id, bool resident) {
+    HeldAllocation a;
+    a.id = id;
+    a.resident = resident;
+    return holdings.table.add(a);
+  }
+  void free(HeldAllocation& a) {
+    const std::lock_guard lock(holdings.mutex);
+    a.refs = 0;
+    holdings.settle(a);
+  }
+
+  Driver driver;
+  Session session;
+  Holdings holdings{driver, session};
+};
+
+TEST_F(ShimAbsence, EndsWhenTheLastThatIsAwayIsFreed) {
+  hold(1, true);
+  HeldAllocation& first = hold(2, false);
+  HeldAllocation& second = hold(3, false);
+  Absence::update(holdings);
+  EXPECT_TRUE(Absence::any());
+  free(first);
+  EXPECT_TRUE(Absence::any());
+  free(second);
+  EXPECT_FALSE(Absence::any()) << "copies need no lock any more";
+}
+
+TEST_F(ShimAbsence, WhatHasGoneAwayUncountedIsFoundWithTheLast) {
+  HeldAllocation& first = hold(1, false);
+  HeldAllocation& second = hold(2, true);
+  Absence::update(holdings);
+  second.resident = false;
+  free(first);
+  EXPECT_TRUE(Absence::any());
+  free(second);
+  EXPECT_FALSE(Absence::any());
+}
+
+TEST_F(ShimAbsence, ManyAreGivenUpInATimeThatGrowsWithTheirNumber) {
+  // The best of some: other processes may take the time of one.
+  const auto time_of = [this](std::uint64_t count) {
+    auto best = std::chrono::steady_clock::duration::max();
+    for (int run = 0; run < 5; ++run) {
+      for (std::uint64_t id = 1; id <= count; ++id) hold(id, false);
+      Absence::update(holdings);
+      const auto began = std::chrono::steady_clock::now();
+      for (std::uint64_t id = 1; id <= count; ++id) free(*holdings.table.find(id));
+      best = std::min(best, std::chrono::steady_clock::now() - began);
+      EXPECT_FALSE(Absence::any());
+    }
+    return std::chrono::duration<double>(best).count();
+  };
+  const double few = time_of(2000);
+  EXPECT_LT(time_of(20000), 40 * few) << "ten times as many; with the square it would be a hundred";
+}
+
+}  // namespace
+}  // namespace amem::shim

@@ -1,0 +1,80 @@
+// What a rank that comes back says that it holds.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <future>
+
+#include "shim/memory/holdings.h"
+
+namespace amem::shim {
+namespace {
+
+class ShimHoldings : public testing::Test {
+ protected:
+  HeldAllocation& hold(std::uint64_t id) {
+    HeldAllocation a;
+    a.id = id;
+    return holdings.table.add(a);
+  }
+  std::vector<amem_v1_Holding_Item> list(const std::vector<std::uint64_t>& given = {}) {
+    auto items = holdings.list([&] { return given; });
+    std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
+    return items;
+  }
+
+  Driver driver;
+  Session session;
+  Holdings holdings{driver, session};
+};
+
+TEST_F(ShimHoldings, EveryAllocationWithItsPinsAndWhereItIs) {
+  hold(1).resident = false;
+  hold(2).pins = {{amem_v1_PinReason_PIN_REASON_NIC, 1},
+                  {amem_v1_PinReason_PIN_REASON_NIC, 2},
+                  {amem_v1_PinReason_PIN_REASON_P2P_TOKENS, 3}};
+  hold(3).guest = true;
+  hold(4).arriving = true;  // the next broker takes it away again
+  const auto items = list();
+  ASSERT_EQ(items.size(), 4U);
+  EXPECT_TRUE(items[0].away);
+  EXPECT_EQ(items[0].pins, 0U);
+  EXPECT_FALSE(items[1].away);
+  EXPECT_EQ(items[1].pins,
+            1U << amem_v1_PinReason_PIN_REASON_NIC | 1U << amem_v1_PinReason_PIN_REASON_P2P_TOKENS);
+  EXPECT_EQ(items[2].id, 3U);
+  EXPECT_FALSE(items[3].away);
+}
+
+TEST_F(ShimHoldings, WhatWasGivenAndIsNotEnteredYetOnce) {
+  hold(1);
+  const auto items = list({1, 2});
+  ASSERT_EQ(items.size(), 2U);
+  EXPECT_EQ(items[0].id, 1U);
+  EXPECT_EQ(items[1].id, 2U);
+}
+
+// A Free is in the list or is kept for after it.
+TEST_F(ShimHoldings, NothingChangesBetweenTheListAndWhatIsKept) {
+  hold(1);
+  const auto items = holdings.list([&]() -> std::vector<std::uint64_t> {
+    EXPECT_FALSE(std::async(std::launch::async, [&] {
+                   const bool free = holdings.mutex.try_lock();
+                   if (free) holdings.mutex.unlock();
+                   return free;
+                 }).get());
+    return {};
+  });
+  EXPECT_EQ(items.size(), 1U);
+}
+
+TEST_F(ShimHoldings, WhatIsOnItsWayBackCountsAsAway) {
+  hold(1).size = 5;
+  hold(2).size = 7;
+  EXPECT_EQ(holdings.bytes_away(), 0U);
+  holdings.table.find(1)->resident = false;
+  holdings.table.find(2)->arriving = true;
+  EXPECT_EQ(holdings.bytes_away(), 12U);
+}
+
+}  // namespace
+}  // namespace amem::shim

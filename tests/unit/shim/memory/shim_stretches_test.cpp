@@ -1,0 +1,124 @@
+#include <gtest/gtest.h>
+
+#include "shim/memory/stretches.h"
+
+namespace amem::shim {
+
+bool operator==(const Stretch& a, const Stretch& b) {
+  return a.address == b.address && a.bytes == b.bytes;
+}
+
+namespace {
+
+constexpr CUdeviceptr kA = 0x1000;
+constexpr CUdeviceptr kB = 0x9000;
+const CUstream kStream = nullptr;
+const CUcontext kContext = nullptr;
+
+TEST(StretchesTest, CopiesOfOneStretch) {
+  const std::size_t bytes = 100;
+  EXPECT_EQ(stretches_of(kA, kB, bytes, kStream), (Stretches{{kA, 100}, {kB, 100}}));
+  EXPECT_EQ(stretches_of(kA, kContext, kB, kContext, bytes), (Stretches{{kA, 100}, {kB, 100}}));
+  const CUarray array = nullptr;
+  const std::size_t offset = 7;
+  EXPECT_EQ(stretches_of(array, offset, kA, bytes), (Stretches{{kA, 100}}));
+  void* const unified = reinterpret_cast<void*>(kB);
+  EXPECT_EQ(stretches_of(unified, kA, bytes), (Stretches{{kB, 100}, {kA, 100}}));
+}
+
+TEST(StretchesTest, Sets) {
+  const std::size_t n = 10;
+  EXPECT_EQ(stretches_of(kA, static_cast<unsigned char>(1), n), (Stretches{{kA, 10}}));
+  EXPECT_EQ(stretches_of(kA, static_cast<unsigned short>(1), n), (Stretches{{kA, 20}}));
+  EXPECT_EQ(stretches_of(kA, 1U, n, kStream), (Stretches{{kA, 40}}));
+  const std::size_t pitch = 512;
+  const std::size_t width = 8;
+  const std::size_t height = 3;
+  EXPECT_EQ(stretches_of(kA, pitch, 1U, width, height), (Stretches{{kA, 2 * 512 + 32}}));
+}
+
+TEST(StretchesTest, CopiesOfRowsAndLayers) {
+  CUDA_MEMCPY2D flat{};
+  flat.srcMemoryType = CU_MEMORYTYPE_HOST;
+  flat.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  flat.dstDevice = kA;
+  flat.dstPitch = 256;
+  flat.dstY = 2;
+  flat.dstXInBytes = 5;
+  flat.WidthInBytes = 10;
+  flat.Height = 4;
+  const CUDA_MEMCPY2D* const plane = &flat;
+  EXPECT_EQ(stretches_of(plane), (Stretches{{kA + 517, 3 * 256 + 10}}));
+  CUDA_MEMCPY3D deep{};
+  deep.srcMemoryType = CU_MEMORYTYPE_UNIFIED;
+  deep.srcDevice = kB;
+  deep.srcPitch = 64;
+  deep.srcHeight = 8;
+  deep.srcZ = 1;
+  deep.dstMemoryType = CU_MEMORYTYPE_ARRAY;
+  deep.WidthInBytes = 16;
+  deep.Height = 2;
+  deep.Depth = 3;
+  const CUDA_MEMCPY3D* const volume = &deep;
+  EXPECT_EQ(stretches_of(volume, kStream), (Stretches{{kB + 512, (2 * 8 + 1) * 64 + 16}}));
+}
+
+TEST(StretchesTest, NodesOfGraphs) {
+  CUDA_MEMSET_NODE_PARAMS set{};
+  set.dst = kA;
+  set.pitch = 512;
+  set.elementSize = 4;
+  set.width = 8;
+  set.height = 3;
+  const CUDA_MEMSET_NODE_PARAMS* const filled = &set;
+  const CUgraph graph = nullptr;
+  const std::size_t dependencies = 2;
+  EXPECT_EQ(stretches_of(graph, dependencies, filled, kContext), (Stretches{{kA, 2 * 512 + 32}}));
+  CUgraphNodeParams params{};
+  CUgraphNodeParams* const node = &params;
+  params.type = CU_GRAPH_NODE_TYPE_KERNEL;
+  EXPECT_EQ(stretches_of(graph, dependencies, node), Stretches{});
+  params.type = CU_GRAPH_NODE_TYPE_MEMSET;
+  params.memset.dst = kB;
+  params.memset.elementSize = 1;
+  params.memset.width = 10;
+  params.memset.height = 1;
+  EXPECT_EQ(stretches_of(graph, dependencies, node), (Stretches{{kB, 10}}));
+  params = {};
+  params.type = CU_GRAPH_NODE_TYPE_MEMCPY;
+  params.memcpy.copyParams.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  params.memcpy.copyParams.dstDevice = kA;
+  params.memcpy.copyParams.WidthInBytes = 6;
+  params.memcpy.copyParams.Height = params.memcpy.copyParams.Depth = 1;
+  params.memcpy.copyParams.srcMemoryType = CU_MEMORYTYPE_HOST;
+  EXPECT_EQ(stretches_of(graph, dependencies, node), (Stretches{{kA, 6}}));
+}
+
+TEST(StretchesTest, Batches) {
+  const CUdeviceptr to[] = {kA, kA + 64};
+  const CUdeviceptr from[] = {kB, kB + 64};
+  const std::size_t sizes[] = {8, 16};
+  const std::size_t count = 2;
+  EXPECT_EQ(stretches_of(&to[0], &from[0], &sizes[0], count),
+            (Stretches{{kA, 8}, {kA + 64, 16}, {kB, 8}, {kB + 64, 16}}));
+  CUDA_MEMCPY3D_BATCH_OP op{};
+  op.src.type = CU_MEMCPY_OPERAND_TYPE_POINTER;
+  op.src.op.ptr.ptr = kA;
+  op.src.op.ptr.rowLength = 32;
+  op.src.op.ptr.layerHeight = 4;
+  op.dst.type = CU_MEMCPY_OPERAND_TYPE_ARRAY;
+  op.extent = {16, 2, 2};
+  const std::size_t one = 1;
+  CUDA_MEMCPY3D_BATCH_OP* const operations = &op;
+  EXPECT_EQ(stretches_of(one, operations, 0ULL, kStream), (Stretches{{kA, (4 + 1) * 32 + 16}}));
+}
+
+TEST(StretchesTest, NothingIsNoMemory) {
+  const CUDA_MEMCPY2D* const none = nullptr;
+  EXPECT_EQ(stretches_of(none), Stretches{});
+  EXPECT_EQ(extent(0, 5, 100), 0U);
+  EXPECT_EQ(extent(7, 0, 100), 0U);
+}
+
+}  // namespace
+}  // namespace amem::shim

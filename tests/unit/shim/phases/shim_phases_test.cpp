@@ -1,0 +1,286 @@
+// Commands of a broker that a rank has come back to: they may find done what they ask for.
+#include <dirent.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <functional>
+#include <future>
+#include <string>
+#include <thread>
+
+#include "shim/phases/phases.h"
+#include "tests/unit/fixtures/session_broker.h"
+
+namespace amem::shim {
+namespace {
+
+using namespace std::chrono_literals;
+using test::some_key;
+
+/// A rank without memory, in a process without a driver. Kept for its threads.
+struct Rank {
+  Rank() {
+    driver.cuThreadExchangeStreamCaptureMode_ = [](CUstreamCaptureMode*) { return CUDA_SUCCESS; };
+    gate.prepare({false, 10s, [] { return -1; }});
+    options.group = "train";
+  }
+  Driver driver;
+  LocalDevices devices{driver};
+  Gate gate;
+  Session session{10s};
+  Memory memory{driver, devices, gate, session};
+  Heap heap{driver, devices, gate, memory, session};
+  Report report{driver, devices, memory, session};
+  Options options;
+  Mover mover{driver, devices, memory, options};
+  CutMonitor cut{driver, devices, gate, heap, session};
+  ExitHandler exit{[] {}};
+  Phases phases{devices, gate, memory, mover, cut, report, heap, session, exit, options};
+};
+
+class ShimPhases : public testing::Test {
+ protected:
+  static std::string path() {
+    static int tests = 0;
+    return testing::TempDir() + "amem-phases-" + std::to_string(::getpid()) + "-" +
+           std::to_string(++tests);
+  }
+  void SetUp() override {
+    std::thread serving([&] {
+      broker.accept();
+      broker.welcome(some_key(1));
+    });
+    ASSERT_TRUE(rank.session.connect(broker.path(), {"train", 0, "test"}, 20s).ok());
+    serving.join();
+    ASSERT_TRUE(rank.session.start(rank.phases).ok());
+  }
+  void TearDown() override { rank.session.stop(Session::Clock::now()); }
+
+  /// The broker dies, and another one comes. The result: whether the rank says that its gate is
+  /// shut.
+  bool next_broker() {
+    broker.hang_up();
+    const bool gate_shut = broker.accept().gate_shut;
+    EXPECT_TRUE(broker.items().empty());
+    broker.welcome(some_key(1));
+    return gate_shut;
+  }
+  Message of(pb_size_t which, std::uint64_t epoch) {
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.which_body = which;
+    message.body.open.epoch = epoch;  // the first field of each of them
+    return message;
+  }
+  void quiesce(std::uint64_t epoch) { tell(of(amem_v1_SessionMessage_quiesce_tag, epoch)); }
+  void release(std::uint64_t epoch, bool undo = false) {
+    Message message = of(amem_v1_SessionMessage_release_tag, 0);
+    message.body.release = amem_v1_Release_init_zero;
+    message.body.release.epoch = epoch;
+    message.body.release.undo = undo;
+    tell(message);
+  }
+  void open(std::uint64_t epoch) { tell(of(amem_v1_SessionMessage_open_tag, epoch)); }
+  void tell(const Message& message, const std::vector<int>& fds = {}) {
+    EXPECT_TRUE(send_message(broker.socket(), message, fds).ok());
+  }
+  /// The next answer to a command, which must be a success.
+  void done(std::uint64_t epoch, amem_v1_Phase phase) {
+    Message message = broker.next();
+    while (message.which_body == amem_v1_SessionMessage_unbrokered_tag ||
+           message.which_body == amem_v1_SessionMessage_cut_status_tag)
+      message = broker.next();
+    ASSERT_EQ(message.which_body, amem_v1_SessionMessage_phase_done_tag);
+    EXPECT_EQ(message.body.phase_done.epoch, epoch);
+    EXPECT_EQ(message.body.phase_done.phase, phase);
+    EXPECT_EQ(message.body.phase_done.code, 0U) << message.body.phase_done.text;
+  }
+  void quiet(std::uint64_t epoch) {
+    const Message message = broker.next();
+    ASSERT_EQ(message.which_body, amem_v1_SessionMessage_cut_status_tag);
+    EXPECT_EQ(message.body.cut_status.epoch, epoch);
+  }
+  bool passes() {
+    if (!rank.gate.try_enter()) return false;
+    rank.gate.leave();
+    return true;
+  }
+
+  test::SessionBroker broker{path()};
+  Rank& rank = *new Rank;
+};
+
+TEST_F(ShimPhases, OpenAtAnOpenGate) {
+  EXPECT_FALSE(next_broker());
+  open(3);
+  done(3, amem_v1_Phase_PHASE_OPEN);
+  EXPECT_TRUE(passes());
+}
+
+TEST_F(ShimPhases, AGateThatTheDeadBrokerHasShutStaysShutUntilAnOpen) {
+  quiesce(1);
+  quiet(1);
+  EXPECT_FALSE(passes());
+  EXPECT_TRUE(next_broker());
+  EXPECT_FALSE(passes());
+  open(2);
+  done(2, amem_v1_Phase_PHASE_OPEN);
+  EXPECT_TRUE(passes());
+  EXPECT_FALSE(next_broker());
+}
+
+TEST_F(ShimPhases, AQuiesceAtAShutGateIsAnsweredAnewAlsoUnderTheSameNumber) {
+  quiesce(4);
+  quiet(4);
+  EXPECT_TRUE(next_broker());
+  EXPECT_TRUE(broker.nothing_comes(100)) << "nobody has asked";
+  quiesce(4);
+  quiet(4);
+  EXPECT_TRUE(next_broker());
+  quiesce(5);
+  quiet(5);
+}
+
+TEST_F(ShimPhases, ReleaseOfWhatHasLeftAlready) {
+  quiesce(1);
+  quiet(1);
+  release(1);
+  done(1, amem_v1_Phase_PHASE_RELEASE);
+  EXPECT_TRUE(next_broker());
+  release(2);
+  done(2, amem_v1_Phase_PHASE_RELEASE);
+  release(3, true);
+  done(3, amem_v1_Phase_PHASE_RELEASE);
+  EXPECT_FALSE(passes());
+  open(4);
+  done(4, amem_v1_Phase_PHASE_OPEN);
+  EXPECT_TRUE(passes());
+}
+
+TEST_F(ShimPhases, AnUndoWhereNothingHasComeBack) {
+  EXPECT_FALSE(next_broker());
+  release(1, true);
+  done(1, amem_v1_Phase_PHASE_RELEASE);
+  EXPECT_TRUE(passes());
+}
+
+/// How many descriptors of this file the process has.
+int descriptors_of(int file) {
+  struct stat wanted {};
+  ::fstat(file, &wanted);
+  int found = 0;
+  DIR* const all = ::opendir("/proc/self/fd");
+  while (const dirent* entry = ::readdir(all)) {
+    struct stat st {};
+    if (::fstat(std::atoi(entry->d_name), &st) == 0 && st.st_ino == wanted.st_ino &&
+        st.st_dev == wanted.st_dev)
+      ++found;
+  }
+  ::closedir(all);
+  return found;
+}
+
+TEST_F(ShimPhases, ASegmentThatIsHereAlready) {
+  constexpr std::uint64_t kSize = 1 << 16;
+  const Fd memory(::memfd_create("segment", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(memory.get(), kSize), 0);
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_pool_segment_tag;
+  message.body.pool_segment = {2, kSize, true};
+  tell(message, {memory.get()});
+  EXPECT_FALSE(next_broker());
+  testing::internal::CaptureStderr();
+  tell(message, {memory.get()});
+  open(1);
+  done(1, amem_v1_Phase_PHASE_OPEN);
+  EXPECT_EQ(testing::internal::GetCapturedStderr().find("pool segment"), std::string::npos);
+  testing::internal::CaptureStderr();
+  message.body.pool_segment.size = 2 * kSize;
+  tell(message, {memory.get()});
+  open(2);
+  done(2, amem_v1_Phase_PHASE_OPEN);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("pool segment 2 is said to have 131072 bytes, and had 65536 before"),
+            std::string::npos)
+      << said;
+  EXPECT_EQ(descriptors_of(memory.get()), 1) << "what came is closed";
+}
+
+int lines_with(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1))
+    ++found;
+  return found;
+}
+
+TEST_F(ShimPhases, ARankThatWaitsForABrokerSaysSoAgainAndAgain) {
+  auto& orphan = *new Orphan(rank.memory, rank.mover, rank.session, rank.options, 50ms);
+  HeldAllocation a;
+  a.id = 9;
+  a.size = 4096;
+  a.resident = false;
+  rank.memory.holdings.table.add(a);
+  const auto on_service_thread = [&](const std::function<void()>& work) {
+    std::promise<void> done;
+    rank.session.run([&] {
+      work();
+      done.set_value();
+    });
+    done.get_future().wait();
+  };
+  testing::internal::CaptureStderr();
+  on_service_thread([&] { EXPECT_TRUE(orphan.holds_out(true, {Code::kUnavailable, "no"}, true)); });
+  std::this_thread::sleep_for(300ms);
+  on_service_thread([&] { orphan.ends(); });
+  std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(lines_with(said, "it waits for a broker; start amemd again"), 1) << said;
+  EXPECT_GE(lines_with(said, "rank 7 of group train still waits for a broker, with 4096 bytes"), 2)
+      << said;
+  testing::internal::CaptureStderr();
+  std::this_thread::sleep_for(200ms);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "it has come back";
+  on_service_thread([&] {
+    EXPECT_FALSE(orphan.holds_out(true, {Code::kNotFound, "no"}, false)) << "no broker will come";
+    EXPECT_FALSE(rank.phases.holds_out({Code::kNotFound, "no"}, false));
+  });
+}
+
+// What it has of its own may run on; what others have may have gone.
+TEST_F(ShimPhases, WhoHoldsOutWithAllMemoryHere) {
+  HeldAllocation a;
+  a.id = 9;
+  a.size = 4096;
+  HeldAllocation& mine = rank.memory.holdings.table.add(a);
+  auto& orphan = *new Orphan(rank.memory, rank.mover, rank.session, rank.options);
+  const Status why(Code::kUnavailable, "no");
+  EXPECT_FALSE(orphan.holds_out(false, why, true));
+  EXPECT_FALSE(orphan.holds_out(true, why, true));
+  for (bool HeldAllocation::*shared :
+       {&HeldAllocation::shared, &HeldAllocation::imported, &HeldAllocation::guest}) {
+    mine.*shared = true;
+    EXPECT_TRUE(orphan.holds_out(true, why, true));
+    EXPECT_FALSE(orphan.holds_out(false, why, true)) << "an open gate stays open";
+    EXPECT_FALSE(orphan.holds_out(true, why, false));
+    mine.*shared = false;
+  }
+}
+
+TEST_F(ShimPhases, ARankThatJoinedShutSaysSo) {
+  Rank& late = *new Rank;
+  test::SessionBroker other{path()};
+  std::thread serving([&] {
+    other.accept();
+    other.welcome(some_key(1));
+  });
+  ASSERT_TRUE(late.session.connect(other.path(), {"train", 1, "test"}, 20s).ok());
+  serving.join();
+  late.phases.join_shut();
+  ASSERT_TRUE(late.session.start(late.phases).ok());
+  other.hang_up();
+  EXPECT_TRUE(other.accept().gate_shut);
+  late.session.stop(Session::Clock::now());
+}
+
+}  // namespace
+}  // namespace amem::shim
