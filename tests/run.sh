@@ -104,7 +104,7 @@ run_tests() {
 
 if [[ " ${presets[*]} " == *" release "* && $quick == 0 ]]; then
   gpus=$( (nvidia-smi -L 2>/dev/null || true) | grep -c '^GPU ' || true)
-  echo "run.sh: $gpus GPU(s) here$([[ $gpus -ge 2 ]] || echo ': tests that need two (gpu.*) will be skipped')"
+  echo "run.sh: $gpus GPU(s) here$([[ $gpus -ge 1 ]] || echo ': tests that need one (gpu.*) will be skipped')"
 fi
 for preset in "${presets[@]}"; do
   build "$preset"

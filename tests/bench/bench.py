@@ -30,7 +30,7 @@ class Machine:
         self.folder = folder
         self.bench = Bench(types.SimpleNamespace(prefix=options.prefix, gpus=options.gpus, pool=None, quick=options.quick,
                                                  nccl=options.nccl, time_limits=False, first_use_s=0), folder)
-        self.gpus = self.bench.ranks
+        self.gpus = min(self.bench.ranks, self.bench.gpus.count())
         self.quick = options.quick
         self.runs = options.runs or 5
         self.heap_bytes = options.heap_bytes

@@ -157,6 +157,7 @@ def inside_split(bench):
 @case(90)
 def inside_threads(bench):
     """One process, one thread per GPU; one of them asks."""
+    bench.needs_peers()
     done = bench.nccl_cycle("--mode", "threads", "--cycles", bench.cycles, "--pause", "inside",
                             "--max-bytes", 16 * MIB).wait(85)
     return f"{times(done.report())}; {memory(done.report())}"
@@ -165,6 +166,7 @@ def inside_threads(bench):
 @case(60)
 def inside_all_threads(bench):
     """The same, and every thread asks at once."""
+    bench.needs_peers()
     done = bench.nccl_cycle("--mode", "threads", "--cycles", bench.few, "--pause", "inside",
                             "--comms", 1, "--pause-all-threads", "--max-bytes", MIB).wait(55)
     return times(done.report())
@@ -173,6 +175,7 @@ def inside_all_threads(bench):
 @case(90)
 def inside_single(bench):
     """One thread drives all GPUs by group calls."""
+    bench.needs_peers()
     done = bench.nccl_cycle("--mode", "single", "--cycles", bench.cycles, "--pause", "inside",
                             "--max-bytes", 4 * MIB, "--split").wait(85)
     return f"{times(done.report())}; {memory(done.report())}"

@@ -81,6 +81,7 @@ def heap_malloc(bench):
 @case(180)
 def fsdp2_train(bench):
     """FSDP2 training with its staging buffers in symmetric memory."""
+    bench.needs_peers()
     report, curve = trained(bench, "fsdp2_train.py", "--cycles", bench.few, limit=80)
     return (f"{times(report)}; {curve}; {report['staged_mib']} MiB of buffers; a step before {report['before']}, "
             f"after {report['after']}")
@@ -167,24 +168,28 @@ def nccl_captured(bench):
 @case(120)
 def nccl_window(bench):
     """Windows (symmetric memory) of NCCL's own interface."""
+    bench.needs_peers()
     return nccl_kind(bench, "window")
 
 
 @case(120)
 def nccl_symmetric_kernels(bench):
     """Symmetric kernels are still used after the cycles."""
+    bench.needs_peers()
     return nccl_kind(bench, "symmetric_kernels")
 
 
 @case(120)
 def nccl_copy_engines(bench):
     """An all-gather by copy engines is still run by them after the cycles."""
+    bench.needs_peers()
     return nccl_kind(bench, "copy_engines")
 
 
 @case(120)
 def torch_symmetric(bench):
     """PyTorch's symmetric memory with the NCCL backend."""
+    bench.needs_peers()
     return nccl_kind(bench, "torch_symmetric")
 
 

@@ -20,7 +20,7 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[3] / "deploy"))
 import vllm_engine  # noqa: E402
 import vllm_turns  # noqa: E402
 
-TP = 2
+TP = 2  # at most
 CACHE_GIB = 2
 # Of amem's times, as shares of those of vLLM's own sleep mode; and what may be left on a GPU.
 FIRST_SLEEP, SLEEP, WAKE = 1 / 20, 1.0, 0.7
@@ -97,8 +97,8 @@ def shown(times):
 
 @case(340)
 def vllm_sleep(bench):
-    """vLLM's sleep mode by amem beside its own, two GPUs: levels 1 and 2, wake in parts, the same tokens."""
-    with node_of(bench, "--tp", TP, "--cache-gib", CACHE_GIB, pool_gib=32) as node:
+    """vLLM's sleep mode by amem beside its own, up to two GPUs: levels 1 and 2, wake in parts, the same tokens."""
+    with node_of(bench, "--tp", min(TP, bench.gpus.count()), "--cache-gib", CACHE_GIB, pool_gib=32) as node:
         own = sleep_and_wake(bench, node, "own")[2]
         node.end_engines()
         engine, tokens, amem = sleep_and_wake(bench, node, "amem")
@@ -111,8 +111,8 @@ def vllm_sleep(bench):
 
 @case(340)
 def vllm_stream(bench):
-    """vLLM as it is, two GPUs, paused by amemctl in the middle of requests, gives the same tokens."""
-    with node_of(bench, "--tp", TP, "--cache-gib", CACHE_GIB, pool_gib=32) as node:
+    """vLLM as it is, up to two GPUs, paused by amemctl in the middle of requests, gives the same tokens."""
+    with node_of(bench, "--tp", min(TP, bench.gpus.count()), "--cache-gib", CACHE_GIB, pool_gib=32) as node:
         engine, tokens = started(node, "A", "none")
         took = {"pause": [], "resume": []}
         for number in range(1, bench.operator_pauses + 1):
@@ -166,7 +166,7 @@ class Server:
         self.program = bench.start(
             [sys.executable, "-c", "import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())", "serve", model,
              "--host", "127.0.0.1", "--port", port, "--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager",
-             "--max-model-len", 2048, "--generation-config", "vllm", "--tensor-parallel-size", TP,
+             "--max-model-len", 2048, "--generation-config", "vllm", "--tensor-parallel-size", min(TP, bench.gpus.count()),
              "--kv-cache-memory-bytes", CACHE_GIB << 30, "--enable-sleep-mode", "--sleep-mode-backend", "amem"],
             group="vllm", scope="heap", env=environment)
         end = time.monotonic() + 250

@@ -16,6 +16,7 @@ PROGRAMS = pathlib.Path(__file__).resolve().parents[1] / "programs"
 sys.path.append(str(PROGRAMS))
 
 import cases  # noqa: E402, F401: registers what it has
+import cases_restart  # noqa: E402, F401
 import cases_torch  # noqa: E402, F401
 import cases_vllm  # noqa: E402, F401
 import figures  # noqa: E402
@@ -32,21 +33,23 @@ class Bench:
         self.root = folder
         self.folder = folder
         self.gpus = Gpus()
-        self.ranks = options.gpus or self.gpus.count()
+        self.ranks = options.gpus or max(2, self.gpus.count())
+        # Ranks of one GPU are hosts of their own to NCCL: its sockets carry what NVLink would, and nothing can be timed.
+        self.shared = self.ranks > self.gpus.count()
         self.pool = options.pool or f"{3 * self.ranks * self.ranks}GiB"
         self.one_pool = options.one_pool
         self.cycles = 4 if options.quick else 20
         self.few = 3 if options.quick else 6
         self.operator_pauses = 5 if options.quick else 50
         self.first_use_s = options.first_use_s
-        self.time_limits = options.time_limits
+        self.time_limits = options.time_limits and not self.shared
         self.nccl = options.nccl or find_nccl()
         self.marker = ""
         self.started = []
         self.running_broker = None
         self.environment = {**os.environ,
                             "PATH": f"{self.prefix / 'bin'}:{os.environ.get('PATH', '')}",
-                            "PYTHONUNBUFFERED": "1",
+                            "PYTHONUNBUFFERED": "1", "SHARE_GPUS": "1" if self.shared else "0",
                             # The package amem.
                             "PYTHONPATH": ":".join(filter(None, (str(self.prefix / "python"),
                                                                  os.environ.get("PYTHONPATH"))))}
@@ -108,8 +111,13 @@ class Bench:
         self.started.append(program)
         return program
 
+    def needs_peers(self):
+        """For what NCCL does between GPUs of one host alone, or one process on several."""
+        if self.shared:
+            raise Skip(f"{self.gpus.count()} GPUs, {self.ranks} needed")
+
     def nccl_cycle(self, *arguments, group="train", **how):
-        nccl = ["--nccl", self.nccl] if self.nccl else []
+        nccl = [*(["--nccl", self.nccl] if self.nccl else []), *(["--share"] if self.shared else [])]
         return self.start([self.prefix / "bin" / "amem_nccl_cycle", "--gpus", self.ranks, *nccl, *arguments],
                           group=group, **how)
 
@@ -215,7 +223,7 @@ def parse(arguments):
     parser.add_argument("patterns", nargs="*", metavar="CASE", help="only these; shell patterns")
     parser.add_argument("--prefix", type=pathlib.Path, required=True,
                         help="where bin/ and lib/ are: an installation, a bundle or a build directory")
-    parser.add_argument("--gpus", type=int, default=0, help="GPUs to use; all")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs to use, and ranks; all, at least two ranks")
     parser.add_argument("--nccl", type=pathlib.Path, help="libnccl.so.2 to use; PyTorch's")
     parser.add_argument("--pool", help="the broker's host pool; 12GiB for 2 GPUs, 48GiB for 4")
     parser.add_argument("--one-pool", action="store_true", help="that of --pool for all cases, also for those that want more")
@@ -245,10 +253,11 @@ def main():
         return 2
     with tempfile.TemporaryDirectory(prefix="amem-gpu-") as folder:
         bench = Bench(options, pathlib.Path(folder))
-        if bench.ranks < 2 or bench.gpus.count() < bench.ranks:
-            print(f"SKIP all 0.0s {bench.gpus.count()} GPUs, {max(bench.ranks, 2)} needed")
+        if bench.ranks < 2 or bench.gpus.count() == 0:
+            print(f"SKIP all 0.0s {bench.gpus.count()} GPUs, one at least and two ranks needed")
             return SKIPPED
-        print(f"{bench.ranks} GPUs, pool {bench.pool}, NCCL {bench.nccl or 'by name'}", flush=True)
+        print(f"{bench.gpus.count()} GPUs, {bench.ranks} ranks{' that share them' if bench.shared else ''}, pool {bench.pool}, "
+              f"NCCL {bench.nccl or 'by name'}", flush=True)
         try:
             results = run_all(bench, chosen)
         finally:  # also when somebody interrupts it

@@ -35,6 +35,8 @@ constexpr int kUsage = 2;
   ::setenv("RANK", std::to_string(first).c_str(), 1);
   ::setenv("LOCAL_RANK", std::to_string(first).c_str(), 1);
   ::setenv("WORLD_SIZE", std::to_string(world).c_str(), 1);
+  // NCCL refuses two ranks of a host on one GPU.
+  if (options.share) ::setenv("NCCL_HOSTID", ("rank" + std::to_string(first)).c_str(), 1);
   Cuda cuda;
   Nccl nccl;
   set_current(&control.ranks[static_cast<std::size_t>(first)], first);
@@ -192,6 +194,8 @@ int run(int argc, char** argv) {
          "communicators are destroyed and made anew")
       ->transform(CLI::CheckedTransformer(pauses));
   app.add_option("--gpus", o.gpus, "GPUs to use, 0: all")->check(CLI::Range(0, kMaxRanks));
+  app.add_flag("--share", o.share,
+               "where there are fewer, processes share them, and are hosts of their own to NCCL");
   app.add_option("--comms", o.comms, "communicators of all ranks")
       ->check(CLI::Range(1, kMaxComms - 3));
   app.add_flag("--split", o.split, "make all but the first by ncclCommSplit");
@@ -232,7 +236,8 @@ int run(int argc, char** argv) {
 
   const int gpus = count_gpus();
   const int world = o.gpus == 0 ? gpus : o.gpus;
-  if (world == 0 || world > gpus) {
+  o.share = o.share && o.mode == Mode::kProcess && gpus > 0 && world > gpus;
+  if (world == 0 || (world > gpus && !o.share)) {
     std::fprintf(stderr, "skipped: %d GPUs, %d needed\n", gpus, std::max(world, 1));
     return kSkipped;
   }

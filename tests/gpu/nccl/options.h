@@ -20,7 +20,8 @@ enum class Pause {
 struct Options {
   Mode mode = Mode::kProcess;
   Pause pause = Pause::kAuto;
-  int gpus = 0;  // 0: all
+  int gpus = 0;        // and ranks; 0: all
+  bool share = false;  // ranks may be more than there are GPUs
   int comms = 4;
   bool split = false;    // later communicators by ncclCommSplit of the first
   bool subsets = false;  // and three of parts of the ranks

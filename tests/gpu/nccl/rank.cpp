@@ -78,7 +78,9 @@ void Crew::open_devices() {
 
 void Crew::open(Rank& rank) {
   CUdevice device = 0;
-  cuda(cuda_.cuDeviceGet_(&device, rank.index), "cuDeviceGet");
+  int devices = 0;
+  cuda(cuda_.cuDeviceGetCount_(&devices), "cuDeviceGetCount");
+  cuda(cuda_.cuDeviceGet_(&device, rank.index % devices), "cuDeviceGet");
   CUuuid uuid{};
   cuda(cuda_.cuDeviceGetUuid_(&uuid, device), "cuDeviceGetUuid");
   rank.uuid = amem::to_string(amem::make_uuid(&uuid));

@@ -40,7 +40,8 @@ struct Rank {
 
 class Crew {
  public:
-  /// Ranks `first` to `first + count - 1` of `world`, each on the device of its number.
+  /// Ranks `first` to `first + count - 1` of `world`, each on the device of its number, or, where
+  /// there are fewer, of what is left when it is divided by theirs.
   Crew(const Cuda& cuda, const Nccl& nccl, Control& control, const Options& options, int first,
        int count, int world);
 

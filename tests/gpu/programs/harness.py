@@ -99,7 +99,7 @@ class Program:
         self.err = err
         self.marker = marker
         self.began = time.monotonic()
-        with out.open("wb") as stdout, err.open("ab") as stderr:
+        with out.open("ab") as stdout, err.open("ab") as stderr:
             self.process = start(argv, environment, marker, stdout=stdout, stdin=subprocess.DEVNULL,
                                  stderr=subprocess.STDOUT if err == out else stderr)
 
@@ -196,10 +196,35 @@ class Broker:
         self.environment = {**environment, "AMEM_RUNTIME_DIR": str(self.runtime)}
         self.marker = f"{os.getpid()}.broker.{folder.name}"
         self.ctl = bundle / "bin" / "amemctl"
-        self.daemon = Program(
-            [bundle / "bin" / "amemd", "--runtime-dir", self.runtime, "--pool-size", pool],
-            self.environment, self.log, self.log, self.marker)
+        self.argv = [bundle / "bin" / "amemd", "--runtime-dir", self.runtime, "--pool-size", pool]
+        self.serve()
+
+    def serve(self):
+        self.daemon = Program(self.argv, self.environment, self.log, self.log, self.marker)
         self.pid = self.daemon.process.pid
+
+    def kill_and_start_again(self):
+        """In the same directory. Returns the seconds until it answers."""
+        self.daemon.process.kill()
+        self.daemon.process.wait()
+        began = time.monotonic()
+        self.serve()
+        why = None
+        while time.monotonic() < began + self.READY_S:
+            if not self.daemon.running():
+                raise Failure(f"amemd ended with {self.daemon.process.returncode}:\n{tail(self.log)}")
+            try:
+                self.status()
+                return time.monotonic() - began
+            except Failure as failure:
+                why = failure
+            time.sleep(0.01)
+        raise Failure(f"amemd did not serve again within {self.READY_S} s: {why}")
+
+    def start(self, *arguments):
+        """amemctl, not waited for."""
+        return subprocess.Popen([str(self.ctl), *arguments], env=self.environment, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.DEVNULL)
 
     def amemctl(self, *arguments, limit=60):
         done = subprocess.run([str(self.ctl), *arguments], env=self.environment, text=True, check=False,
@@ -217,6 +242,9 @@ class Broker:
             if group["name"] == name:
                 return group
         return None
+
+    def ranks(self, group):
+        return json.loads(self.amemctl("ranks", group, "--json"))["ranks"]
 
     def pool_gib(self):
         return self.status()["pool"]["configured_bytes"] >> 30

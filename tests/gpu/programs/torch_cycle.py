@@ -19,7 +19,7 @@ import sys
 import time
 
 import torch_rank
-from torch_rank import CheckFailed, Memory, SKIPPED, sums, values
+from torch_rank import CheckFailed, Memory, SKIPPED, missing_gpus, own_device, sums, values
 
 import torch
 import torch.distributed as dist
@@ -128,8 +128,7 @@ class Program:
 
     def __init__(self, options):
         self.options = options
-        local = int(os.environ["LOCAL_RANK"])
-        self.device = torch.device("cuda", local)
+        self.device = own_device()
         torch.cuda.set_device(self.device)
         dist.init_process_group("nccl", device_id=self.device if options.split else None)
         self.rank = dist.get_rank()
@@ -268,8 +267,8 @@ def parse(arguments):
 def main():
     faulthandler.enable()
     options = parse(sys.argv[1:])
-    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-        print(f"skipped: {torch.cuda.device_count()} GPUs", file=sys.stderr)
+    if missing := missing_gpus():
+        print(f"skipped: {missing}", file=sys.stderr)
         return SKIPPED
     try:
         Program(options).run()

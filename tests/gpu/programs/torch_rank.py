@@ -264,12 +264,28 @@ class Memory:
               f"{self.paused_most >> 20} MiB were in use while paused, {self.used() >> 20} MiB are with everything freed")
 
 
+def own_device():
+    """Where there are fewer GPUs than ranks and SHARE_GPUS=1, ranks share them. NCCL, which has not been used yet, refuses two
+    ranks of a host on one GPU, so each is a host of its own then."""
+    local, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if int(os.environ["LOCAL_WORLD_SIZE"]) > count:
+        os.environ["NCCL_HOSTID"] = f"rank{local}"
+    return torch.device("cuda", local % count)
+
+
+def missing_gpus():
+    """Why this rank cannot run here; empty: it can."""
+    wanted, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    shared = count > 0 and os.environ.get("SHARE_GPUS") == "1"
+    return "" if wanted <= count or shared else f"{count} GPUs, {wanted} needed"
+
+
 class Rank:
     """One process of a torchrun program, its device and its groups. `options` has those of add_options()."""
 
     def __init__(self, options, pg_options=None):
         self.options = options
-        self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        self.device = own_device()
         torch.cuda.set_device(self.device)
         self.memory = Memory(self.device, options.tolerance_mib)
         dist.init_process_group("nccl", pg_options=pg_options)
@@ -393,9 +409,8 @@ def run_main(body):
     """Runs a program's body and gives its exit status."""
     faulthandler.enable()
     try:
-        wanted = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        if torch.cuda.device_count() < wanted:
-            raise NotHere(f"{torch.cuda.device_count()} GPUs, {wanted} needed")
+        if missing := missing_gpus():
+            raise NotHere(missing)
         body()
         if Symmetric.used:  # at exit PyTorch would destroy NCCL's device communicator after its communicator
             sys.stdout.flush()
