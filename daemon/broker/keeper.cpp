@@ -17,6 +17,7 @@ HolderLaunch launch_of(const Config& config) {
   launch.path = config.runtime_dir + "/" + std::string(kHolderSocket);
   launch.log_file = config.log_file;
   launch.log_level = config.log_level;
+  launch.log_format = config.log_format;
   return launch;
 }
 

@@ -63,6 +63,7 @@ Status start(const HolderLaunch& launch, const std::string& program, Time until)
   std::vector<std::string> words = {program, "--socket",
                                     std::filesystem::absolute(launch.path, ignored).string()};
   if (!launch.log_level.empty()) words.insert(words.end(), {"--log-level", launch.log_level});
+  if (!launch.log_format.empty()) words.insert(words.end(), {"--log-format", launch.log_format});
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);

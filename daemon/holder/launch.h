@@ -20,7 +20,8 @@ struct HolderLaunch {
   std::string path;       // of the holder's socket
   std::string program;    // empty: amem-holder, in the folder of this process's own executable
   std::string log_file;   // for what it logs; empty: this process's stderr
-  std::string log_level;  // empty: its default
+  std::string log_level;  // empty: its default; likewise
+  std::string log_format;
   Duration limit = std::chrono::seconds(10);
 };
 

@@ -19,18 +19,17 @@
 #include <utility>
 
 #include "common/version.h"
+#include "daemon/base/log_format.h"
 #include "daemon/holder/server.h"
 
 namespace amem {
 namespace {
 
 /// As amemd's lines look: with its own in one file they are told apart by the name.
-constexpr char kPattern[] = "%Y-%m-%dT%H:%M:%S.%e%z %-7l holder: %v";
-
-void set_up_log(const std::string& level) {
+void set_up_log(const std::string& level, bool json) {
   auto logger =
       std::make_shared<spdlog::logger>("holder", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  logger->set_pattern(kPattern);
+  logger->set_formatter(log_formatter(json, "holder: "));
   logger->set_level(spdlog::level::from_str(level));
   spdlog::set_default_logger(std::move(logger));
 }
@@ -95,6 +94,7 @@ int serve(HolderSettings settings) {
 int run(int argc, char** argv) {
   HolderSettings settings;
   std::string level = "info";
+  std::string format = "text";
   CLI::App app("amem-holder, which keeps GPU memory's descriptors while amemd is restarted",
                "amem-holder");
   app.set_version_flag("--version", std::string("amem-holder ") + kVersion);
@@ -104,12 +104,15 @@ int run(int argc, char** argv) {
   app.add_option("--log-level", level, "how much it says on stderr")
       ->check(CLI::IsMember({"trace", "debug", "info", "warning", "error", "critical", "off"}))
       ->capture_default_str();
+  app.add_option("--log-format", format, "text or json (one object a line)")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  set_up_log(level);
+  set_up_log(level, format == "json");
   return serve(std::move(settings));
 }
 

@@ -194,7 +194,7 @@ void Operations::create_later(GroupId id, Epoch epoch) {
   });
 }
 
-void Operations::look_again(Phase phase, void (PauseOperation::*look)()) {
+void Operations::look_again(Phase phase, bool (PauseOperation::*look)()) {
   const auto awaits = [this, phase](GroupId id) {
     const auto group = node_.groups.find(id);
     return group != node_.groups.end() && group->second.machine.phase() == phase;
@@ -204,8 +204,8 @@ void Operations::look_again(Phase phase, void (PauseOperation::*look)()) {
     means_.loop.post([this, awaits, look, id = group] {
       PauseOperation* const pause = pause_of(id);
       if (pause == nullptr || !awaits(id)) return;
-      (pause->*look)();
-      drive_(node_.groups.at(id));
+      // Driving looks again at all that wait: without news this would go on for ever.
+      if ((pause->*look)()) drive_(node_.groups.at(id));
     });
   }
 }

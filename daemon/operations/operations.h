@@ -133,7 +133,7 @@ class Operations {
     return it != running_.end() ? std::get_if<Kind>(&it->second.operation) : nullptr;
   }
   /// Those in that phase.
-  void look_again(Phase phase, void (PauseOperation::*look)());
+  void look_again(Phase phase, bool (PauseOperation::*look)());
   /// The resume creates its next slice in another turn of the loop.
   void create_later(GroupId group, Epoch epoch);
   void finish(const Order& order);

@@ -42,13 +42,18 @@ class PauseOperation final : public GroupOperation {
   void save_failed(RankId rank) { failed_savers_.insert(rank); }
 
   /// While it waits for guests: some may have closed, ended, or been paused, and so not be waited
-  /// for any more.
-  void look_at_guests() { run(action::AwaitGuests{}); }
+  /// for any more. True: it goes on.
+  bool look_at_guests() {
+    run(action::AwaitGuests{});
+    return group_.machine.phase() != Phase::kGuests;
+  }
   /// What the save waits for before ranks are told of it; empty: for nothing.
   const std::string& waits_for() const { return waits_for_; }
-  /// The pool may have more room: a save that waits for some looks again.
-  void look_at_pool() {
-    if (!waits_for_.empty()) run(action::Save{group_.machine.epoch()});
+  /// The pool may have more room: a save that waits for some looks again. True: it goes on.
+  bool look_at_pool() {
+    if (waits_for_.empty()) return false;
+    run(action::Save{group_.machine.epoch()});
+    return waits_for_.empty();
   }
   /// It is settled what becomes of the allocation's bytes, so nobody new may open it.
   bool takes(const Allocation& a) const { return settled_ && what_.takes(a.tag); }

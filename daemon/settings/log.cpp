@@ -1,8 +1,6 @@
 #include "daemon/settings/log.h"
 
 #include <fcntl.h>
-#include <spdlog/formatter.h>
-#include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
@@ -15,49 +13,10 @@
 #include <utility>
 
 #include "common/fd.h"
+#include "daemon/base/log_format.h"
 
 namespace amem {
 namespace {
-
-constexpr char kPattern[] = "%Y-%m-%dT%H:%M:%S.%e%z %-7l %v";
-constexpr char kTimePattern[] = "%Y-%m-%dT%H:%M:%S.%e%z";
-
-/// {"time":"…","level":"info","message":"…"}
-class JsonFormatter final : public spdlog::formatter {
- public:
-  void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
-    append(out, "{\"time\":\"");
-    time_.format(message, out);
-    append(out, "\",\"level\":\"");
-    const auto level = spdlog::level::to_string_view(message.level);
-    append(out, {level.data(), level.size()});
-    append(out, "\",\"message\":\"");
-    for (char c : message.payload) append_escaped(out, c);
-    append(out, "\"}\n");
-  }
-  std::unique_ptr<spdlog::formatter> clone() const override {
-    return std::make_unique<JsonFormatter>();
-  }
-
- private:
-  static void append(spdlog::memory_buf_t& out, std::string_view text) {
-    out.append(text.data(), text.data() + text.size());
-  }
-  static void append_escaped(spdlog::memory_buf_t& out, char c) {
-    if (c == '"' || c == '\\') {
-      out.push_back('\\');
-      out.push_back(c);
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char escaped[8];
-      std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(c));
-      append(out, escaped);
-    } else {
-      out.push_back(c);
-    }
-  }
-
-  spdlog::pattern_formatter time_{kTimePattern, spdlog::pattern_time_type::local, ""};
-};
 
 /// Appends lines to a file with one write each; drops what cannot be written.
 class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
@@ -127,10 +86,7 @@ void set_up_logging(const Config& config) {
   }
   if (sink == nullptr) sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
   auto logger = std::make_shared<spdlog::logger>("amemd", std::move(sink));
-  if (config.log_format == "json")
-    logger->set_formatter(std::make_unique<JsonFormatter>());
-  else
-    logger->set_pattern(kPattern);
+  logger->set_formatter(log_formatter(config.log_format == "json", ""));
   logger->set_level(spdlog::level::from_str(config.log_level));
   spdlog::set_default_logger(std::move(logger));
   if (!trouble.empty()) spdlog::warn("{}", trouble);

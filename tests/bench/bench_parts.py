@@ -240,10 +240,10 @@ def operate(broker, *arguments):
 class Holder:
     """amem_memory_bench hold, under the shim, in a group of its own; or crowd, without."""
 
-    def __init__(self, machine, group, size, shim=True, work="hold"):
+    def __init__(self, machine, group, size, shim=True, work="hold", pieces=0):
         broker = machine.bench.broker()
         self.group = group
-        argv = [machine.program("amem_memory_bench"), work, "--bytes", size]
+        argv = [machine.program("amem_memory_bench"), work, "--bytes", size, *(["--pieces", pieces] if pieces else [])]
         if shim:
             argv = [broker.ctl, "run", "--group", group, "--scope", "heap", "--", *argv]
         log = (machine.folder / f"{group}.err").open("ab")
@@ -299,6 +299,25 @@ def heap(machine):
     yield row(name, "pause", "amem", times["pause"][1:])
     yield row(name, "resume", "amem", times["resume"][1:], note=f"first {times['resume'][0]:.1f}")
     yield from ceiling(machine, name, 1, size, {"first pause": "out", "pause": "out", "resume": "in"})
+
+
+@part(gpus=1, limit=200)
+def record(machine):
+    """1000 allocations of 2 MiB: pauses and resumes of a broker with a holder and its record, and of one without."""
+    pieces, times = 1000, {}
+    for holder in ("off", "required") * 3:  # in turns: what the machine does meanwhile falls on both
+        broker = machine.bench.broker_with("8GiB", "--holder", holder)
+        program = Holder(machine, "heap", pieces << 21, pieces=pieces)
+        for number in range(machine.runs + 1):
+            for verb in ("pause", "resume"):
+                _, done = operate(broker, verb, "heap")
+                if number > 0:
+                    times.setdefault((verb, holder), []).append(int(done[-1]["elapsed_us"]) / 1000)
+        program.ask("check")
+        program.end()
+    machine.bench.stop_broker()
+    for (verb, holder), taken in times.items():
+        yield row(f"heap, {pieces} x 2 MiB", verb, "amem" if holder == "required" else "amem without a holder", taken)
 
 
 def swap_often(machine, broker, out_in, keep):

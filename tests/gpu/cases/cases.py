@@ -141,7 +141,8 @@ def without_cumem(bench):
     done = bench.nccl_cycle("--cycles", bench.cycles, "--pause", "inside", env={"NCCL_CUMEM_ENABLE": "0"}).wait(115)
     report = done.report()
     gpu = report["device_mib"][0]
-    if gpu["brokered"] < 100 or gpu["freed_min"] < 0.9 * gpu["brokered"]:
+    least = 20 if bench.shared else 100  # over sockets NCCL's buffers are the host's
+    if gpu["brokered"] < least or gpu["freed_min"] < 0.9 * gpu["brokered"]:
         raise Failure(f"a pause must free NCCL's memory: {memory(report)}")
     return f"{times(report)}; {memory(report)}"
 

@@ -47,6 +47,7 @@ class Bench:
         self.marker = ""
         self.started = []
         self.running_broker = None
+        self.brokers = 0  # with arguments of their own
         self.environment = {**os.environ,
                             "PATH": f"{self.prefix / 'bin'}:{os.environ.get('PATH', '')}",
                             "PYTHONUNBUFFERED": "1", "SHARE_GPUS": "1" if self.shared else "0",
@@ -85,10 +86,11 @@ class Bench:
             self.running_broker.wait_ready()
         return self.running_broker
 
-    def broker_with(self, pool):
+    def broker_with(self, pool, *arguments):
         """Another broker, with a pool of just this size. The case stops it at its end."""
         self.stop_broker()
-        self.running_broker = Broker(self.prefix, self.folder / f"broker-{pool}", pool, self.environment)
+        self.brokers += 1
+        self.running_broker = Broker(self.prefix, self.folder / f"broker-{self.brokers}", pool, self.environment, *arguments)
         return self.running_broker.wait_ready()
 
     def stop_broker(self):

@@ -28,7 +28,9 @@ DRIVER_OWN_MIB = 16  # what the driver takes or gives when a GPU gets its first 
 WAYS = {
     "sys_exit": 3,
     "exception": 1,
-    "daemon": 0,  # while a daemon thread waits at the gate
+    # While a daemon thread waits at the gate. Before 3.14 Python ends such a thread where it next needs the interpreter, by
+    # unwinding, which C++ frames in between may answer with abort(), with amem and without.
+    "daemon": None,
     "nccl": 0,  # with a communicator
     "atexit": 0,  # with work for the device in an atexit function
     "interrupt": None,  # Ctrl-C while Python waits for a thread that waits at the gate

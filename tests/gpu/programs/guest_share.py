@@ -85,7 +85,9 @@ class Train(Role):
 class Rollout(Role):
     def order_begin(self):
         self.own = [values(count, 7) for count in COUNTS]
-        self.peer = multiprocessing.connection.Client(str(self.folder / "tensors"), "AF_UNIX")
+        meeting = self.folder / "tensors"
+        check(eventually(meeting.exists, True), "train does not listen")
+        self.peer = multiprocessing.connection.Client(str(meeting), "AF_UNIX")
 
     def order_take(self):
         check(self.peer.poll(LIMIT_S), "no tensors came")

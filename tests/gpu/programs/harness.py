@@ -187,7 +187,7 @@ class Broker:
 
     READY_S = 120
 
-    def __init__(self, bundle, folder, pool, environment):
+    def __init__(self, bundle, folder, pool, environment, *arguments):
         self.folder = folder
         folder.mkdir(parents=True)
         self.runtime = folder / "run"
@@ -196,7 +196,7 @@ class Broker:
         self.environment = {**environment, "AMEM_RUNTIME_DIR": str(self.runtime)}
         self.marker = f"{os.getpid()}.broker.{folder.name}"
         self.ctl = bundle / "bin" / "amemctl"
-        self.argv = [bundle / "bin" / "amemd", "--runtime-dir", self.runtime, "--pool-size", pool]
+        self.argv = [bundle / "bin" / "amemd", "--runtime-dir", self.runtime, "--pool-size", pool, *arguments]
         self.serve()
 
     def serve(self):

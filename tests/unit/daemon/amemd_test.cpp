@@ -23,6 +23,7 @@
 #include <thread>
 
 #include "amem/v1/broker.grpc.pb.h"
+#include "common/version.h"
 #include "tests/unit/fixtures/fake_rank.h"
 
 extern char** environ;
@@ -79,6 +80,8 @@ class Process {
     text << file.rdbuf();
     return text.str();
   }
+  /// Its holder, which logs to the same place, says of itself that it serves something else.
+  bool serves() const { return says("amemd " + std::string(kVersion) + " serves"); }
   bool says(const std::string& text) const {
     const auto until = std::chrono::steady_clock::now() + seconds(20);
     while (output().find(text) == std::string::npos) {
@@ -129,7 +132,7 @@ class AmemdTest : public ::testing::Test {
 
 TEST_F(AmemdTest, ServesAndEndsCleanly) {
   auto amemd = serve();
-  ASSERT_TRUE(amemd->says("16 MiB of 16 MiB ready") && amemd->says("serves")) << amemd->output();
+  ASSERT_TRUE(amemd->says("16 MiB of 16 MiB ready") && amemd->serves()) << amemd->output();
   struct stat st {};
   ASSERT_EQ(::stat((run_dir + "/session.sock").c_str(), &st), 0);
   ASSERT_EQ(::stat((run_dir + "/control.sock").c_str(), &st), 0);
@@ -167,7 +170,7 @@ TEST_F(AmemdTest, ServesAndEndsCleanly) {
 
 TEST_F(AmemdTest, ControlCallsOverTheSocket) {
   auto amemd = serve();
-  ASSERT_TRUE(amemd->says("16 MiB of 16 MiB ready") && amemd->says("serves")) << amemd->output();
+  ASSERT_TRUE(amemd->says("16 MiB of 16 MiB ready") && amemd->serves()) << amemd->output();
   FakeRank rank;
   rank.connect(run_dir + "/session.sock");
   ASSERT_EQ(FakeRank::code(rank.hello("train")), Code::kOk);
@@ -226,7 +229,7 @@ TEST_F(AmemdTest, ControlCallsOverTheSocket) {
 
 TEST_F(AmemdTest, ACallerThatLeavesStopsNothing) {
   auto amemd = serve();
-  ASSERT_TRUE(amemd->says("16 MiB of 16 MiB ready") && amemd->says("serves")) << amemd->output();
+  ASSERT_TRUE(amemd->says("16 MiB of 16 MiB ready") && amemd->serves()) << amemd->output();
   FakeRank rank;
   rank.connect(run_dir + "/session.sock");
   ASSERT_EQ(FakeRank::code(rank.hello("train")), Code::kOk);
@@ -256,7 +259,7 @@ TEST_F(AmemdTest, ACallerThatLeavesStopsNothing) {
 
 TEST_F(AmemdTest, ASecondOneIsRefusedAndAKilledOneReplaced) {
   auto first = serve();
-  ASSERT_TRUE(first->says("serves")) << first->output();
+  ASSERT_TRUE(first->serves()) << first->output();
   auto second = run({"--runtime-dir", run_dir});
   EXPECT_EQ(second->wait(), 1);
   EXPECT_NE(second->output().find("another amemd (pid " + std::to_string(first->pid()) + ")"),
@@ -266,7 +269,7 @@ TEST_F(AmemdTest, ASecondOneIsRefusedAndAKilledOneReplaced) {
   EXPECT_EQ(first->wait(), -1);
   ASSERT_TRUE(fs::exists(run_dir + "/control.sock")) << "left behind";
   auto third = serve();
-  ASSERT_TRUE(third->says("serves")) << third->output();
+  ASSERT_TRUE(third->serves()) << third->output();
   grpc::ClientContext context;
   v1::NodeStatus status;
   EXPECT_TRUE(stub()->GetStatus(&context, {}, &status).ok());
@@ -274,7 +277,7 @@ TEST_F(AmemdTest, ASecondOneIsRefusedAndAKilledOneReplaced) {
 
 TEST_F(AmemdTest, EndsPromptlyWhileThePoolIsBeingMade) {
   auto amemd = serve({"--pool-size", "4GiB", "--pool-segment", "64MiB"});
-  ASSERT_TRUE(amemd->says("serves")) << amemd->output();
+  ASSERT_TRUE(amemd->serves()) << amemd->output();
   amemd->signal(SIGINT);
   EXPECT_EQ(amemd->wait(), 0);
   EXPECT_EQ(amemd->output().find("4 GiB of 4 GiB ready"), std::string::npos)
@@ -324,10 +327,10 @@ TEST_F(AmemdTest, AKernelThatCannotTellWhenAProcessHasEndedIsNamed) {
   {
     Process amemd(dir + "/old.out", arguments, refuse_pidfds);
     ASSERT_TRUE(amemd.says("this kernel has no pidfd")) << amemd.output();
-    EXPECT_TRUE(amemd.says("serves")) << amemd.output();
+    EXPECT_TRUE(amemd.serves()) << amemd.output();
   }
   Process amemd(dir + "/new.out", arguments);
-  ASSERT_TRUE(amemd.says("serves")) << amemd.output();
+  ASSERT_TRUE(amemd.serves()) << amemd.output();
   EXPECT_EQ(amemd.output().find("pidfd"), std::string::npos);
 }
 

@@ -364,8 +364,9 @@ class UnusableTest : public BrokerRestartTest {
     return connect();
   }
   std::unique_ptr<Holder> connect() {
-    Result<std::unique_ptr<Holder>> found = ensure_holder(
-        {.path = node->dir() + "/holder.sock", .program = "", .log_file = "", .log_level = ""});
+    HolderLaunch launch;
+    launch.path = node->dir() + "/holder.sock";
+    Result<std::unique_ptr<Holder>> found = ensure_holder(launch);
     EXPECT_TRUE(found.ok()) << found.status().text();
     return std::move(found).value();
   }
