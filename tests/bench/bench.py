@@ -29,7 +29,7 @@ class Machine:
         self.prefix = options.prefix
         self.folder = folder
         self.bench = Bench(types.SimpleNamespace(prefix=options.prefix, gpus=options.gpus, pool=None, quick=options.quick,
-                                                 nccl=options.nccl, time_limits=False, first_use_s=0), folder)
+                                                 nccl=options.nccl, time_limits=False, first_use_s=0, one_pool=False), folder)
         self.gpus = min(self.bench.ranks, self.bench.gpus.count())
         self.quick = options.quick
         self.runs = options.runs or 5

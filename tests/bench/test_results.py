@@ -6,11 +6,17 @@ import xml.etree.ElementTree as xml
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
+import bench  # noqa: E402
 import results  # noqa: E402
 
 ROWS = [results.row("heap", "pause", "amem", [150, 140, 160]),
         results.row("heap", "pause", "plain copy <host>", [150.5, 139, 150]),
         results.row("NCCL", "memory", "amem", [3472, 3470], unit="MiB", note="per GPU")]
+
+
+def test_a_benchmark_has_what_cases_have(tmp_path):
+    machine = bench.Machine(bench.parse(["--prefix", str(tmp_path)]), tmp_path)
+    assert machine.bench.broker and machine.gpus == machine.bench.gpus.count()
 
 
 def test_a_row_has_median_min_and_max():
