@@ -14,7 +14,7 @@ namespace amem {
 namespace {
 
 /// How long what ranks have freed may take to be closed by the holder.
-constexpr Duration kClosing = std::chrono::seconds(1);
+constexpr Duration kRoomWithin = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -31,7 +31,7 @@ ResumeOperation::~ResumeOperation() { std::erase(exchange_.resumes, this); }
 
 /// Asks for all that come in together: one for which there is no room comes back with none.
 void ResumeOperation::run(const action::Admit&) {
-  means_.node.records.record().settle(kClosing);
+  means_.node.records.record().settle(kRoomWithin);
   const Allocations& table = means_.node.allocations;
   BytesByDevice leaves;
   for (const GroupId leaving : exchange_.leaving)
