@@ -91,7 +91,7 @@ run_tests() {
   fi
   if [[ $quick == 1 ]]; then
     echo "run.sh: --quick: without integration tests and those on GPUs"
-    select+=(-L '^(unit|sim)$' -E '^integration[.]')
+    select+=(-L '^(unit|sim)$' -E '^(integration|chaos)[.]')
   fi
   local status=0
   ctest "${select[@]}" 2>&1 | tee "$log" || status=$?

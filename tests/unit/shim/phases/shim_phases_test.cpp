@@ -11,12 +11,14 @@
 #include <thread>
 
 #include "shim/phases/phases.h"
+#include "tests/unit/fixtures/for_good.h"
 #include "tests/unit/fixtures/session_broker.h"
 
 namespace amem::shim {
 namespace {
 
 using namespace std::chrono_literals;
+using test::for_good;
 using test::some_key;
 
 /// A rank without memory, in a process without a driver. Kept for its threads.
@@ -108,7 +110,7 @@ class ShimPhases : public testing::Test {
   }
 
   test::SessionBroker broker{path()};
-  Rank& rank = *new Rank;
+  Rank& rank = for_good<Rank>();
 };
 
 TEST_F(ShimPhases, OpenAtAnOpenGate) {
@@ -215,7 +217,7 @@ int lines_with(const std::string& text, const std::string& part) {
 }
 
 TEST_F(ShimPhases, ARankThatWaitsForABrokerSaysSoAgainAndAgain) {
-  auto& orphan = *new Orphan(rank.memory, rank.mover, rank.session, rank.options, 50ms);
+  auto& orphan = for_good<Orphan>(rank.memory, rank.mover, rank.session, rank.options, 50ms);
   HeldAllocation a;
   a.id = 9;
   a.size = 4096;
@@ -252,7 +254,7 @@ TEST_F(ShimPhases, WhoHoldsOutWithAllMemoryHere) {
   a.id = 9;
   a.size = 4096;
   HeldAllocation& mine = rank.memory.holdings.table.add(a);
-  auto& orphan = *new Orphan(rank.memory, rank.mover, rank.session, rank.options);
+  auto& orphan = for_good<Orphan>(rank.memory, rank.mover, rank.session, rank.options);
   const Status why(Code::kUnavailable, "no");
   EXPECT_FALSE(orphan.holds_out(false, why, true));
   EXPECT_FALSE(orphan.holds_out(true, why, true));
@@ -267,7 +269,7 @@ TEST_F(ShimPhases, WhoHoldsOutWithAllMemoryHere) {
 }
 
 TEST_F(ShimPhases, ARankThatJoinedShutSaysSo) {
-  Rank& late = *new Rank;
+  Rank& late = for_good<Rank>();
   test::SessionBroker other{path()};
   std::thread serving([&] {
     other.accept();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "shim/session/session.h"
+#include "tests/unit/fixtures/for_good.h"
 #include "tests/unit/fixtures/session_broker.h"
 
 namespace amem::shim {
@@ -16,6 +17,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::eventually;
+using test::for_good;
 using test::some_key;
 
 Message settle() {
@@ -80,8 +82,8 @@ class ShimComeback : public testing::Test {
   }
 
   test::SessionBroker broker{path()};
-  Session& session = *new Session(10s);
-  test::SessionListener& listener = *new test::SessionListener;
+  Session& session = for_good<Session>(10s);
+  test::SessionListener& listener = for_good<test::SessionListener>();
 };
 
 TEST_F(ShimComeback, SaysWhoItIsAndWhatItHolds) {

@@ -14,11 +14,13 @@
 
 #include "common/packet.h"
 #include "shim/session/session.h"
+#include "tests/unit/fixtures/for_good.h"
 
 namespace amem::shim {
 namespace {
 
 using namespace std::chrono_literals;
+using test::for_good;
 
 /// Answers one Hello; then it is up to the test.
 class Broker {
@@ -105,13 +107,6 @@ Message free_message(std::uint64_t id) {
   message.which_body = amem_v1_SessionMessage_free_tag;
   message.body.free.id = id;
   return message;
-}
-
-/// For a session's threads, which may use it until the process ends.
-template <class T, class... Arguments>
-T& for_good(Arguments... arguments) {
-  static auto* const kept = new std::vector<T*>;
-  return *kept->emplace_back(new T(arguments...));
 }
 
 class ShimSession : public testing::Test {
