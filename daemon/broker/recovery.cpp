@@ -361,9 +361,10 @@ void Recovery::put_on_device(Allocation& a, HolderKind kind,
 void Recovery::take_guests_memory(Stock& stock) {
   for (const auto& [id, row] : allocations_read_) {
     if (node_.allocations.find(id) != nullptr) continue;
-    const bool held = std::any_of(row.holders().begin(), row.holders().end(), [&](RankId rank) {
-      return group_of_.contains(rank) && group_of_[rank] == row.group();
-    });
+    const auto is_held = [this, of = row.group()](RankId rank) {
+      return group_of_.contains(rank) && group_of_[rank] == of;
+    };
+    const bool held = std::any_of(row.holders().begin(), row.holders().end(), is_held);
     const auto guest = std::find_if(row.guests().begin(), row.guests().end(),
                                     [&](RankId rank) { return group_of_.contains(rank); });
     if (held || guest == row.guests().end()) continue;

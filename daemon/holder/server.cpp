@@ -120,7 +120,7 @@ void HolderServer::take(Fd socket) {
   const EventLoop::WatchId watch =
       loop_.watch(socket.get(), EPOLLIN, [this](std::uint32_t events) { on_events(events); });
   if (watch == 0) return spdlog::error("cannot watch the socket of pid {}", peer.pid);
-  client_.emplace();
+  client_ = Client{};
   client_->id = ++last_id_;
   client_->pid = peer.pid;
   client_->socket = std::move(socket);
