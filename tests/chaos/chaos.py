@@ -68,18 +68,6 @@ class Chaos:
         job.ask("rewrite")
         self.jobs[name] = job
 
-    def find_holder(self):
-        """Its process id."""
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{pid}/cmdline", "rb") as file:
-                    words = file.read().split(b"\0")
-            except OSError:
-                continue
-            if words[0].endswith(b"amem-holder") and any(self.node.runtime_dir.encode() in word for word in words):
-                return int(pid)
-        raise Failure("there is no holder")
-
     def states(self):
         groups = {group["name"]: group for group in self.node.ctl.status()["groups"]}
         for group in groups.values():
@@ -134,7 +122,7 @@ class Chaos:
 
     def holder(self, _words):
         """amemd finds or makes another, and gives it everything: the next kill shows it."""
-        before = self.find_holder()
+        before = self.node.holder_pid()
         os.kill(before, signal.SIGKILL)
         self.node.broker.wait_for("another holder has everything")
 
