@@ -14,13 +14,18 @@
 #include <iostream>
 #include <thread>
 
+#include "common/protocol.h"
 #include "common/version.h"
 #include "daemon/base/runtime_dir.h"
+#include "daemon/base/successor.h"
 #include "daemon/base/units.h"
 #include "daemon/base/unix_listener.h"
 #include "daemon/broker/broker.h"
 #include "daemon/broker/keeper.h"
 #include "daemon/control/control_service.h"
+#include "daemon/control/upgrades.h"
+#include "daemon/holder/wire.h"
+#include "daemon/record/record_log.h"
 #include "daemon/settings/arguments.h"
 #include "daemon/settings/log.h"
 
@@ -38,6 +43,12 @@ Fd take_signals() {
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
   return Fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+}
+
+/// What an amemd and the one that follows it must have in common, or jobs that run are lost.
+std::string speaks() {
+  return "session " + std::to_string(kProtocolVersion) + ", holder " +
+         std::to_string(kHolderVersion) + ", " + kRecordMagic;
 }
 
 int fail(const Status& status) {
@@ -76,7 +87,8 @@ void find_socket_group(Config& config) {
         group.status().text(), ::geteuid() == 0 ? "root" : "this user", config.socket_group);
 }
 
-int serve(Config config) {
+/// `replaced`: not ended for good.
+int serve(Config config, const Successor& successor, bool& replaced) {
   const Fd signals = take_signals();
   // One descriptor per allocation, and one per session: as many as we may have.
   if (!raise_descriptor_limit())
@@ -114,12 +126,27 @@ int serve(Config config) {
   Broker broker(loop, config, devices, nvml, &keeper.record());
   if (Status status = broker.take_up(keeper.take_stock()); !status.ok()) return fail(status);
   if (Status status = broker.start(); !status.ok()) return fail(status);
-  ControlServer control(broker, loop);
+  std::thread ending;  // waits for calls that need the loop to end
+  ControlServer* serving = nullptr;
+  const auto end = [&] {
+    broker.shut();
+    serving->close();
+    ending = std::thread([&] {
+      serving->shut();
+      loop.stop();
+    });
+  };
+  Upgrades upgrades(loop, broker, successor, [&] {
+    if (ending.joinable()) return;
+    replaced = true;
+    end();
+  });
+  ControlServer control(broker, loop, &upgrades);
+  serving = &control;
   if (Status status = control.start(settings.value()); !status.ok()) return fail(status);
 
   keeper.watch([&] { broker.hold_again(); });
 
-  std::thread ending;  // waits for calls that need the loop to end
   const EventLoop::WatchId watch = loop.watch(signals.get(), EPOLLIN, [&](std::uint32_t) {
     signalfd_siginfo info{};
     if (::read(signals.get(), &info, sizeof info) != sizeof info) return;
@@ -128,14 +155,11 @@ int serve(Config config) {
       spdlog::info("log reopened");
       return;
     }
+    // A successor would have the signal no more.
+    replaced = false;
     if (ending.joinable()) return;
     spdlog::info("ending: signal {} from pid {}", info.ssi_signo, info.ssi_pid);
-    broker.shut();
-    control.close();
-    ending = std::thread([&] {
-      control.shut();
-      loop.stop();
-    });
+    end();
   });
   if (watch == 0) return fail(errno_status(Code::kInternal, "epoll_ctl for signals", errno));
 
@@ -152,6 +176,10 @@ int run(int argc, char** argv) {
   int exit_status = 0;
   const std::optional<Arguments> arguments = parse_arguments(argc, argv, exit_status);
   if (!arguments) return exit_status;
+  if (arguments->speaks) {
+    std::cout << speaks();
+    return 0;
+  }
   ConfigErrors errors;
   const Config config = load_config(*arguments, errors);
   for (const std::string& error : errors) std::cerr << "amemd: " << error << "\n";
@@ -161,7 +189,10 @@ int run(int argc, char** argv) {
     return 0;
   }
   set_up_logging(config);
-  return serve(config);
+  const Successor successor(argv, speaks());
+  bool replaced = false;
+  const int ended = serve(config, successor, replaced);
+  return replaced ? fail(successor.become()) : ended;
 }
 
 }  // namespace

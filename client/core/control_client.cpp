@@ -260,6 +260,9 @@ class ControlClient::Impl::Call {
   bool answered_ = false;  // the broker has said something in this call
 };
 
+/// amemd looks at the program first, for 10 s at most.
+constexpr milliseconds kUpgradeTimeout{15'000};
+
 ControlClient::ControlClient(std::string socket, milliseconds query_timeout)
     : impl_(std::make_unique<Impl>(std::move(socket), query_timeout)) {}
 ControlClient::~ControlClient() = default;
@@ -292,6 +295,16 @@ Result<v1::ListQuotasResponse> ControlClient::quotas() {
   if (Status why = call.prepare(); !why.ok()) return why;
   v1::ListQuotasResponse answer;
   Status status = call.end(impl_->stub->ListQuotas(call.context(), {}, &answer));
+  if (!status.ok()) return status;
+  return answer;
+}
+
+Result<v1::UpgradeResponse> ControlClient::upgrade() {
+  Impl::Call call(*impl_, Impl::Call::Kind::kQuery,
+                  std::max<milliseconds>(impl_->query_timeout, kUpgradeTimeout));
+  if (Status why = call.prepare(); !why.ok()) return why;
+  v1::UpgradeResponse answer;
+  Status status = call.end(impl_->stub->Upgrade(call.context(), {}, &answer));
   if (!status.ok()) return status;
   return answer;
 }

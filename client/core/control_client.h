@@ -73,6 +73,8 @@ class ControlClient {
   Result<v1::NodeStatus> status();
   Result<v1::ListGroupsResponse> groups();
   Result<v1::ListQuotasResponse> quotas();
+  /// OK: amemd ends now, and the one that is installed serves soon.
+  Result<v1::UpgradeResponse> upgrade();
   Result<v1::ListRanksResponse> ranks(const std::string& group);
   Status allocations(const std::string& group, const OnAllocation& on_allocation);
   /// Sets what is not UNSPECIFIED; one of the two must be given.

@@ -261,6 +261,9 @@ Parsed parse(std::vector<std::string> arguments) {
   add_views(app, options);
   add_run(app, options);
   add_doctor(app, options);
+  add(app, options, Command::kUpgrade, "upgrade",
+      "Have the amemd that is installed now take the place of the one that runs; ranks run on, "
+      "paused ones stay paused");
   add(app, options, Command::kVersion, "version", "Versions of amemctl and of the broker");
 
   // What follows "--" is another program's command line: CLI11 is not to look at it.

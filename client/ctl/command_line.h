@@ -24,6 +24,7 @@ enum class Command {
   kTop,
   kRun,
   kDoctor,
+  kUpgrade,
   kVersion,
 };
 

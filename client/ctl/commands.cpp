@@ -8,6 +8,7 @@
 #include "client/core/json.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/top.h"
+#include "client/ctl/upgrade.h"
 #include "client/ctl/views/explain.h"
 #include "client/ctl/views/progress_view.h"
 #include "client/ctl/views/summary.h"
@@ -229,6 +230,8 @@ int dispatch(const Invocation& s) {
       return watch(s);
     case Command::kTop:
       return top(s.options, s.broker, s.console, s.interrupt);
+    case Command::kUpgrade:
+      return upgrade(s.options, s.broker, s.console, s.interrupt);
     case Command::kVersion:
       return version(s);
     case Command::kRun:

@@ -173,6 +173,26 @@ void Broker::refused(const Caller& caller, const std::string& what, const Status
     caller.account->refusals_log().warn("{} refused to {}: {}", what, caller.who, status.text());
 }
 
+Status Broker::may_hand_over(const Caller& caller) {
+  if (!caller.operates) {
+    const Status status(Code::kPermissionDenied,
+                        "only root, amemd's own user and the group access.operators may replace "
+                        "amemd");
+    refused(caller, "upgrade", status);
+    return status;
+  }
+  if (!node_.records.record().keeps())
+    return {Code::kFailedPrecondition,
+            "amemd has no holder, so what is paused would be lost with it; what it logged at its "
+            "start says why (the setting holder)"};
+  for (const auto& [id, group] : node_.groups)
+    if (const GroupState state = group.machine.state();
+        state != GroupState::kRunning && state != GroupState::kPaused)
+      return {Code::kAborted, "group '" + group.machine.name() + "' is " +
+                                  std::string(to_string(state)) + "; try again"};
+  return {};
+}
+
 void Broker::start_operation(const Caller& caller, const Task& task, const Names& names,
                              Duration timeout, const Operations::Observer& observer) {
   const Result<std::vector<NamedGroup>> groups = find_to_steer(node_, caller, names);

@@ -67,6 +67,9 @@ class Broker {
   Result<std::vector<v1::AllocationInfo>> allocations(const Caller& caller,
                                                       const std::string& group);
   void quotas(const Caller& caller, v1::ListQuotasResponse& response) const;
+  /// Whether another amemd may take over now: kPermissionDenied; kFailedPrecondition: without a
+  /// holder; kAborted: an operation is under way.
+  Status may_hand_over(const Caller& caller);
   Accounts& accounts() { return accounts_; }
   EventHub& events() { return events_; }
 

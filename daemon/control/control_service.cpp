@@ -16,6 +16,7 @@
 #include "daemon/control/stream.h"
 #include "daemon/control/tasks.h"
 #include "daemon/control/tls.h"
+#include "daemon/control/upgrades.h"
 
 namespace amem {
 namespace {
@@ -71,8 +72,8 @@ class StreamSink final : public EventSink {
 
 class ControlService final : public v1::Broker::CallbackService {
  public:
-  ControlService(Broker& broker, EventLoop& loop, const Callers& callers)
-      : broker_(broker), loop_(loop), callers_(callers) {}
+  ControlService(Broker& broker, EventLoop& loop, const Callers& callers, Upgrades* upgrades)
+      : broker_(broker), loop_(loop), callers_(callers), upgrades_(upgrades) {}
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest*,
@@ -119,6 +120,24 @@ class ControlService final : public v1::Broker::CallbackService {
       broker_.quotas(caller, *response);
       return Status();
     });
+  }
+
+  grpc::ServerUnaryReactor* Upgrade(grpc::CallbackServerContext* context, const v1::UpgradeRequest*,
+                                    v1::UpgradeResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const std::optional<Caller> caller = caller_of(context);
+    if (!caller || upgrades_ == nullptr) {
+      reactor->Finish(caller ? grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "") : kGone);
+      return reactor;
+    }
+    loop_.post([this, reactor, response, caller = *caller] {
+      upgrades_->ask(caller,
+                     [reactor, response](const Status& status, const v1::UpgradeResponse& answer) {
+                       *response = answer;
+                       reactor->Finish(to_grpc(status));
+                     });
+    });
+    return reactor;
   }
 
   grpc::ServerWriteReactor<v1::AllocationInfo>* ListAllocations(
@@ -236,13 +255,14 @@ class ControlService final : public v1::Broker::CallbackService {
   Broker& broker_;
   EventLoop& loop_;
   const Callers& callers_;
+  Upgrades* const upgrades_;
 };
 
-ControlServer::ControlServer(Broker& broker, EventLoop& loop)
+ControlServer::ControlServer(Broker& broker, EventLoop& loop, Upgrades* upgrades)
     : broker_(broker),
       loop_(loop),
       callers_(loop),
-      service_(std::make_unique<ControlService>(broker, loop, callers_)) {}
+      service_(std::make_unique<ControlService>(broker, loop, callers_, upgrades)) {}
 
 ControlServer::~ControlServer() = default;
 

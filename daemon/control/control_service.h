@@ -24,6 +24,7 @@ namespace amem {
 class Broker;
 class ControlService;
 class EventLoop;
+class Upgrades;
 
 /// Where and how the control API is served, and to whom.
 struct ControlSettings {
@@ -36,8 +37,8 @@ struct ControlSettings {
 
 class ControlServer {
  public:
-  /// Both outlive this object.
-  ControlServer(Broker& broker, EventLoop& loop);
+  /// All outlive this object. Without `upgrades` amemd cannot be replaced.
+  ControlServer(Broker& broker, EventLoop& loop, Upgrades* upgrades = nullptr);
   /// REQUIRES: the loop has ended, or start() has failed.
   ~ControlServer();
 

@@ -17,7 +17,6 @@
 namespace amem {
 namespace {
 
-constexpr char kMagic[16] = "amem record 1\n";
 constexpr std::size_t kHeaderSize = 4096;
 constexpr std::uint32_t kErased = 1;
 /// So much of a half is made sure of at a time.
@@ -58,7 +57,7 @@ Status damaged(const std::string& what) {
 }  // namespace
 
 struct RecordLog::Header {
-  char magic[sizeof kMagic];
+  char magic[sizeof kRecordMagic];
   std::uint64_t size;                    // of the memory
   std::atomic<std::uint64_t> committed;  // half and bytes
 };
@@ -84,7 +83,7 @@ Result<RecordLog> RecordLog::create(std::size_t size) {
   header->size = size;
   // Last: before it, this is no record.
   std::atomic_signal_fence(std::memory_order_release);
-  std::memcpy(header->magic, kMagic, sizeof kMagic);
+  std::memcpy(header->magic, kRecordMagic, sizeof kRecordMagic);
   return log;
 }
 
@@ -136,13 +135,13 @@ std::byte* RecordLog::half(unsigned which) const {
 
 Status RecordLog::load() {
   const auto* header = reinterpret_cast<const Header*>(base_);
-  if (std::memcmp(header->magic, kMagic, sizeof kMagic) != 0) {
+  if (std::memcmp(header->magic, kRecordMagic, sizeof kRecordMagic) != 0) {
     constexpr std::size_t kName = 12;  // "amem record "
-    if (std::memcmp(header->magic, kMagic, kName) == 0)
+    if (std::memcmp(header->magic, kRecordMagic, kName) == 0)
       return {Code::kFailedPrecondition,
               "the record of what this node holds is another version's (\"" +
                   std::string(header->magic, kName + 1) + "\", this is \"" +
-                  std::string(kMagic, kName + 1) + "\")"};
+                  std::string(kRecordMagic, kName + 1) + "\")"};
     return damaged("it does not begin as a record does");
   }
   if (header->size != size_) return damaged("it has another size than it says");

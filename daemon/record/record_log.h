@@ -22,6 +22,9 @@
 
 namespace amem {
 
+/// How a record begins; another number is another form.
+inline constexpr char kRecordMagic[16] = "amem record 1\n";
+
 using RowKey = std::uint64_t;
 
 class RecordLog {

@@ -36,6 +36,9 @@ std::optional<Arguments> parse_arguments(int argc, const char* const* argv, int&
       std::string("configuration file (default: ") + kDefaultConfigFile + ", if it exists)");
   app.add_flag("--check-config", arguments.check_config,
                "print the configuration in effect, or what is wrong with it, and exit");
+  // For an amemd that is to be replaced by this one.
+  app.add_flag("--speaks", arguments.speaks, "print the versions of its protocols, and exit")
+      ->group("");
   std::vector<std::string> values(settings().size());
   std::vector<CLI::Option*> options;
   for (std::size_t i = 0; i < settings().size(); ++i) {

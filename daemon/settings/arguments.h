@@ -14,6 +14,7 @@ namespace amem {
 struct Arguments {
   std::string config_file;  // empty: kDefaultConfigFile, if it exists
   bool check_config = false;
+  bool speaks = false;  // only say what it has to have in common with another amemd
   std::vector<std::pair<std::string, std::string>> flags;  // a setting's key, its value
 };
 

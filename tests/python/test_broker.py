@@ -81,6 +81,18 @@ def test_swap(node, broker):
         broker.swap("train", "train")
 
 
+def test_upgrade(node, broker):
+    job = node.job()
+    version = broker.status().version
+    assert broker.upgrade() == (version, version)
+    for rank in job.ranks:
+        rank.wait_for("has come back to the broker")
+    node.ctl("pause", "train")
+    assert broker.groups()[0].state is GroupState.PAUSED
+    broker.resume("train")
+    job.check()
+
+
 def test_errors_have_codes(node, broker):
     with pytest.raises(amem.NotFoundError, match="nothere"):
         broker.pause("nothere")

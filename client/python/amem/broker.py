@@ -89,6 +89,13 @@ class Broker:
         """What each owner has of what the broker can run out of: of all owners for who may see them."""
         return [from_wire(OwnerQuotas, each) for each in self._ask("ListQuotas").owners]
 
+    def upgrade(self) -> tuple[str, str]:
+        """The amemd that is installed now takes the place of the one that runs: the versions of both. Returns before the
+        next one serves; ranks come back to it by themselves. FailedPreconditionError: nothing would outlive amemd, or the
+        other does not take its configuration; AbortedError: an operation is under way."""
+        answer = self._ask("Upgrade")
+        return answer.from_version, answer.to_version
+
     def ranks(self, group: str = "") -> list[RankInfo]:
         return [from_wire(RankInfo, each) for each in self._ask("ListRanks", group=_or_all(group)).ranks]
 

@@ -6,7 +6,7 @@ from sim_node.child import Child
 
 
 class Broker(Child):
-    def __init__(self, node, flags=(), config=None, env=None, name="amemd"):
+    def __init__(self, node, flags=(), config=None, env=None, name="amemd", program=None):
         self.node = node
         settings = {
             "--runtime-dir": node.runtime_dir,
@@ -17,7 +17,7 @@ class Broker(Child):
             # A group that every Debian has, so that tests can be users who may open the sockets.
             "--sockets-group": "nogroup" if os.geteuid() == 0 else None,
         }
-        argv = [node.build.program("amemd"), "--config", config or "/dev/null"]
+        argv = [program or node.build.program("amemd"), "--config", config or "/dev/null"]
         settings.update(dict(zip(flags[::2], flags[1::2])))
         for flag, value in settings.items():
             if value is not None:
