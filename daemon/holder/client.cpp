@@ -14,8 +14,8 @@
 namespace amem {
 namespace {
 
-constexpr Duration kHelloLimit = std::chrono::seconds(5);
-constexpr Duration kRetry = std::chrono::milliseconds(1);
+constexpr Duration kWelcomeLimit = std::chrono::seconds(5);
+constexpr Duration kTryAgain = std::chrono::milliseconds(1);
 
 /// For poll(): at least a millisecond, so that what is left of one does not spin.
 int ms_until(Time until) {
@@ -83,7 +83,7 @@ Result<std::unique_ptr<Holder>> Holder::connect(const std::string& path) {
 }
 
 Status Holder::greet() {
-  const Time until = Clock::now() + kHelloLimit;
+  const Time until = Clock::now() + kWelcomeLimit;
   // One that refuses may have closed its end already; its reason is still there to read.
   if (Status status = ask(HolderMessage::kHello, kHolderVersion, until);
       !status.ok() && status.code() != Code::kUnavailable)
@@ -199,7 +199,7 @@ Status Holder::send(const HolderPacket& packet, const std::vector<int>& fds, Tim
     if (full)
       ::poll(&room, 1, ms_until(until));
     else
-      std::this_thread::sleep_for(kRetry);
+      std::this_thread::sleep_for(kTryAgain);
   }
   return {};
 }
