@@ -37,7 +37,8 @@ Keeper::Keeper(EventLoop& loop, const Config& config)
       record_(std::make_unique<Record>()) {}
 
 Keeper::~Keeper() {
-  if (watch_ != 0) loop_.unwatch(watch_);
+  // Without a holder its socket is closed, and the number may be another's.
+  if (watch_ != 0 && record_->holder() != nullptr) loop_.unwatch(watch_);
   if (timer_) loop_.cancel(*timer_);
 }
 
