@@ -117,6 +117,12 @@ struct ControlClient::Impl {
 
   class Call;
 
+  /// A query with one answer, which may take `at_least` even where queries have less time.
+  template <class Answer, class Request>
+  Result<Answer> ask(grpc::Status (v1::Broker::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                              Answer*),
+                     const Request& request, milliseconds at_least = {});
+
   const std::string where;
   const std::string tls_dir;  // empty: `where` is a socket
   const milliseconds query_timeout;
@@ -260,6 +266,19 @@ class ControlClient::Impl::Call {
   bool answered_ = false;  // the broker has said something in this call
 };
 
+template <class Answer, class Request>
+Result<Answer> ControlClient::Impl::ask(
+    grpc::Status (v1::Broker::Stub::*method)(grpc::ClientContext*, const Request&, Answer*),
+    const Request& request, milliseconds at_least) {
+  Call call(*this, Call::Kind::kQuery, std::max(query_timeout, at_least));
+  if (Status why = call.prepare(); !why.ok()) return why;
+  Answer answer;
+  if (Status status = call.end((stub.get()->*method)(call.context(), request, &answer));
+      !status.ok())
+    return status;
+  return answer;
+}
+
 /// amemd looks at the program first, for 10 s at most.
 constexpr milliseconds kUpgradeTimeout{15'000};
 
@@ -273,52 +292,27 @@ ControlClient::ControlClient(Remote remote, milliseconds query_timeout)
 const std::string& ControlClient::where() const { return impl_->where; }
 
 Result<v1::NodeStatus> ControlClient::status() {
-  Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
-  if (Status why = call.prepare(); !why.ok()) return why;
-  v1::NodeStatus answer;
-  Status status = call.end(impl_->stub->GetStatus(call.context(), {}, &answer));
-  if (!status.ok()) return status;
-  return answer;
+  return impl_->ask<v1::NodeStatus>(&v1::Broker::Stub::GetStatus, v1::GetStatusRequest());
 }
 
 Result<v1::ListGroupsResponse> ControlClient::groups() {
-  Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
-  if (Status why = call.prepare(); !why.ok()) return why;
-  v1::ListGroupsResponse answer;
-  Status status = call.end(impl_->stub->ListGroups(call.context(), {}, &answer));
-  if (!status.ok()) return status;
-  return answer;
+  return impl_->ask<v1::ListGroupsResponse>(&v1::Broker::Stub::ListGroups, v1::ListGroupsRequest());
 }
 
 Result<v1::ListQuotasResponse> ControlClient::quotas() {
-  Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
-  if (Status why = call.prepare(); !why.ok()) return why;
-  v1::ListQuotasResponse answer;
-  Status status = call.end(impl_->stub->ListQuotas(call.context(), {}, &answer));
-  if (!status.ok()) return status;
-  return answer;
+  return impl_->ask<v1::ListQuotasResponse>(&v1::Broker::Stub::ListQuotas, v1::ListQuotasRequest());
 }
 
 Result<v1::UpgradeResponse> ControlClient::upgrade() {
-  Impl::Call call(*impl_, Impl::Call::Kind::kQuery,
-                  std::max<milliseconds>(impl_->query_timeout, kUpgradeTimeout));
-  if (Status why = call.prepare(); !why.ok()) return why;
-  v1::UpgradeResponse answer;
-  Status status = call.end(impl_->stub->Upgrade(call.context(), {}, &answer));
-  if (!status.ok()) return status;
-  return answer;
+  return impl_->ask<v1::UpgradeResponse>(&v1::Broker::Stub::Upgrade, v1::UpgradeRequest(),
+                                         kUpgradeTimeout);
 }
 
 Result<v1::ListRanksResponse> ControlClient::ranks(const std::string& group) {
   if (Status status = check_group_or_all(group); !status.ok()) return status;
-  Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
-  if (Status why = call.prepare(); !why.ok()) return why;
   v1::ListRanksRequest request;
   request.set_group(group);
-  v1::ListRanksResponse answer;
-  Status status = call.end(impl_->stub->ListRanks(call.context(), request, &answer));
-  if (!status.ok()) return status;
-  return answer;
+  return impl_->ask<v1::ListRanksResponse>(&v1::Broker::Stub::ListRanks, request);
 }
 
 Status ControlClient::allocations(const std::string& group, const OnAllocation& on_allocation) {

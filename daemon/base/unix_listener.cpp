@@ -21,18 +21,14 @@ constexpr Duration kAcceptAgain = std::chrono::seconds(1);
 
 Result<Fd> listen_on(const SocketFile& file, int type) {
   const std::string& path = file.path;
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path)
-    return Status(Code::kInvalidArgument, "the path of a socket may have " +
-                                              std::to_string(sizeof address.sun_path - 1) +
-                                              " characters, this one has more: " + path);
-  path.copy(address.sun_path, path.size());
+  const Result<sockaddr_un> address = unix_address(path);
+  if (!address.ok()) return address.status();
   Fd socket(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return errno_status(Code::kInternal, "socket for " + path, errno);
   ::unlink(path.c_str());
   const mode_t before = ::umask(0777);  // bind creates the file closed to all
-  const int bound = ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address);
+  const int bound = ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.value()),
+                           sizeof address.value());
   const int error = errno;
   ::umask(before);
   if (bound != 0) return errno_status(Code::kInternal, "bind " + path, error);
@@ -46,6 +42,17 @@ Result<Fd> listen_on(const SocketFile& file, int type) {
 }
 
 }  // namespace
+
+Result<sockaddr_un> unix_address(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path)
+    return Status(Code::kInvalidArgument, "the path of a socket may have " +
+                                              std::to_string(sizeof address.sun_path - 1) +
+                                              " characters, this one has more: " + path);
+  path.copy(address.sun_path, path.size());
+  return address;
+}
 
 Status UnixListener::open(const SocketFile& file, int type) {
   Result<Fd> socket = listen_on(file, type);

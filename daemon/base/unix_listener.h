@@ -5,6 +5,7 @@
 #pragma once
 
 #include <sys/types.h>
+#include <sys/un.h>
 
 #include <functional>
 #include <optional>
@@ -21,6 +22,9 @@ struct SocketFile {
   mode_t mode = 0600;
   std::optional<gid_t> group;  // nothing: that of the process
 };
+
+/// kInvalidArgument: the path is too long for one.
+Result<sockaddr_un> unix_address(const std::string& path);
 
 class UnixListener {
  public:

@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <thread>
 
 #include "common/descriptors.h"
+#include "daemon/base/unix_listener.h"
 
 namespace amem {
 namespace {
@@ -63,16 +63,12 @@ Status refusal(const HolderHeader& header, const std::string& path) {
 }  // namespace
 
 Result<std::unique_ptr<Holder>> Holder::connect(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path)
-    return Status(Code::kInvalidArgument, "the path of a socket may have " +
-                                              std::to_string(sizeof address.sun_path - 1) +
-                                              " characters, this one has more: " + path);
-  path.copy(address.sun_path, path.size());
+  const Result<sockaddr_un> address = unix_address(path);
+  if (!address.ok()) return address.status();
   Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return errno_status(Code::kInternal, "socket for " + path, errno);
-  if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.value()),
+                sizeof address.value()) != 0)
     return errno_status(
         errno == EACCES || errno == EPERM ? Code::kPermissionDenied : Code::kUnavailable,
         "connect to the holder at " + path, errno);

@@ -102,7 +102,7 @@ def survive(seconds):
         for thread in threads:
             thread.join()
         torch.cuda.synchronize()
-        wrong = [result.sum().item() for result in results.values() if result.sum().item() != size * size]
+        wrong = [total for result in results.values() if (total := result.sum().item()) != size * size]
         if wrong and not errors:
             errors.append(f"sums {wrong}")
         rounds += 1
