@@ -39,11 +39,13 @@ void asked(const Caller& caller, spdlog::format_string_t<Arguments...> format,
 }  // namespace
 
 Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml,
-               Record* record)
+               Record* record, Workers::Place place)
     : loop_(loop),
       config_(config),
       devices_(devices),
       nvml_(nvml),
+      workers_(loop, devices, nvml, place,
+               [this](const std::string& text) { events_.publish(nullptr, "error", text); }),
       accounts_(loop, config.quotas.resolve(config.pool_size, config.segment(), devices.total())),
       node_(chunk_of(config, record), record != nullptr ? *record : no_record_,
             [this](PoolSegment segment) { pool_.renew(std::move(segment)); }),
@@ -51,7 +53,7 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       sessions_(loop, ranks_, accounts_, config.isolation),
       saved_(node_, loop),
       outbox_(node_, sessions_),
-      means_{node_, devices, nvml, outbox_, saved_, loop},
+      means_{node_, devices, workers_, outbox_, saved_, loop, config.deadlines.create * 9 / 10},
       operations_(means_, config.swap_duplex, [this](GroupEntry& group) { groups_.drive(group); }),
       groups_(node_, loop, config.deadlines, sessions_, events_, operations_),
       requests_(means_, nodes_, sessions_, operations_, groups_),
@@ -72,7 +74,7 @@ Status Broker::take_up(Stock stock) {
     records.begin(node_.pools.chunk());
     return {};
   }
-  Status status = Recovery(node_, accounts_, saved_, groups_, ranks_).run(std::move(stock));
+  Status status = Recovery(means_, accounts_, groups_, ranks_).run(std::move(stock));
   next_segment_ = std::max(next_segment_, records.life().segments());
   return status;
 }
@@ -102,7 +104,7 @@ Status Broker::start() {
 void Broker::hold_again() {
   Record& record = node_.records.record();
   for (const Allocation* a : node_.allocations.select([](const Allocation&) { return true; }))
-    if (a->resident()) record.keep_again(a->kept, a->fd);
+    if (a->resident()) record.keep_again(a->kept, a->fd, devices_.lane(a->device));
   for (const auto& [id, rank] : node_.ranks)
     if (rank.peer.process) record.keep_again(rank.kept, rank.peer.process);
   node_.pools.each([&](const RecordedSegment& segment) {
@@ -124,6 +126,7 @@ Status Broker::guard_devices() {
 void Broker::shut() {
   // Before anything goes: the next amemd has it all.
   node_.records.record().detach();
+  workers_.shut();
   pool_.stop();
   operations_.close({Code::kUnavailable, "amemd is ending; the operation did not finish"});
   events_.close();
@@ -256,8 +259,14 @@ Status Broker::set_policy(const Caller& caller, const std::string& name, const s
   return {};
 }
 
+void Broker::look_at_devices(std::function<void()> done) {
+  std::set<DeviceUuid> all;
+  for (const Device& device : devices_.all()) all.insert(device.uuid);
+  workers_.look(all, [done = std::move(done)](const Workers::Uses&) { done(); });
+}
+
 void Broker::status(const Caller& caller, v1::NodeStatus& status) const {
-  report_node(node_, caller, devices_, nvml_, began_, status);
+  report_node(node_, caller, devices_, workers_, began_, status);
   if (caller.sees_all || caller.operates) report_times(groups_.histograms(), status);
 }
 

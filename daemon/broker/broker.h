@@ -5,6 +5,7 @@
 // thread is its own business.
 #pragma once
 
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "daemon/memory/devices.h"
 #include "daemon/memory/nvml.h"
 #include "daemon/memory/pool.h"
+#include "daemon/memory/workers.h"
 #include "daemon/node/events.h"
 #include "daemon/node/node.h"
 #include "daemon/operations/operations.h"
@@ -32,9 +34,10 @@ namespace amem {
 
 class Broker {
  public:
-  /// Everything passed in outlives the broker. Without a record nothing outlives it.
+  /// Everything passed in outlives the broker. Without a record nothing outlives it. `place`: where
+  /// devices are called.
   Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml,
-         Record* record = nullptr);
+         Record* record = nullptr, Workers::Place place = Workers::Place::kThreads);
   ~Broker();
 
   /// Takes up what another amemd has left with the holder. Before start(). kDataLoss: it is not to
@@ -60,6 +63,9 @@ class Broker {
   /// that this tag cannot have).
   Status set_policy(const Caller& caller, const std::string& group, const std::string& tag,
                     v1::Policy policy, v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED);
+  /// Looks how much of the devices is in use, for the next status(); then, or when a device does
+  /// not answer soon, calls `done`, which is destroyed uncalled if the broker ends before.
+  void look_at_devices(std::function<void()> done);
   void status(const Caller& caller, v1::NodeStatus& status) const;
   void groups(const Caller& caller, v1::ListGroupsResponse& response) const;
   /// An empty name: all that the caller sees.
@@ -86,6 +92,7 @@ class Broker {
   const Devices& devices_;
   const Nvml& nvml_;
   const Time began_ = Clock::now();
+  Workers workers_;  // before all that it has made memory for
   Record no_record_;
   DeviceNodes nodes_;
   Accounts accounts_;

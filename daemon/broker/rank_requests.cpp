@@ -19,6 +19,8 @@ using std::chrono::milliseconds;
 /// it, and ranks keep a little of what their programs have freed.
 constexpr Duration kAgainAfter[] = {milliseconds(5), milliseconds(20), milliseconds(50)};
 constexpr Duration kTrimInterval = milliseconds(100);
+/// One for each thread of a rank that allocates.
+constexpr std::size_t kMostCreates = 4096;
 
 }  // namespace
 
@@ -39,7 +41,10 @@ void RankRequests::handle(Rank& rank, const Packet& packet) {
       return rank.proved.insert(proved.begin(), proved.end());
     }
     case amem_v1_SessionMessage_create_tag:
-      return create(rank, message.seq, message.body.create);
+      if (++rank.creating <= kMostCreates)
+        return create(rank, std::make_shared<Request>(Request{message.seq, message.body.create}));
+      return sessions_.close(rank.session, "it waits for " + std::to_string(kMostCreates) +
+                                               " allocations, and asks for more");
     case amem_v1_SessionMessage_redeem_tag:
       return redeem(rank, message.seq, message.body.redeem);
     case amem_v1_SessionMessage_free_tag:
@@ -96,33 +101,67 @@ Status RankRequests::may_open(const Rank& rank, const DeviceUuid& device) const 
               "this device, or set isolation.device_nodes"};
 }
 
-void RankRequests::create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message,
-                          std::size_t tries) {
-  Result<Allocation*> made = make(rank, message);
-  if (made.status().code() == Code::kResourceExhausted && tries < std::size(kAgainAfter)) {
+void RankRequests::create(Rank& rank, const RequestPtr& request) {
+  if (const Status status = admit(rank, *request); !status.ok())
+    return not_created(rank, request, status);
+  const amem_v1_Create& message = request->message;
+  means_.workers.create(*means_.devices.find(make_uuid(message.device)),
+                        {{message.size, message.gpu_direct_rdma}}, means_.create_limit,
+                        [this, id = rank.id, request](Workers::AllMade made) {
+                          if (Rank* again = node_.find_rank(id))
+                            created(*again, request, std::move(made.front()));
+                        });
+}
+
+Status RankRequests::admit(const Rank& rank, Request& request) {
+  if (Status status = may_allocate(rank); !status.ok()) return status;
+  const DeviceUuid uuid = make_uuid(request.message.device);
+  if (means_.devices.find(uuid) == nullptr)
+    return {Code::kInvalidArgument, "the broker sees no device " + to_string(uuid)};
+  if (Status status = may_open(rank, uuid); !status.ok()) return status;
+  Account& account = *node_.group_of(rank).account;
+  Result<Charge> entry = account.take(Resource::kAllocations, 1);
+  if (!entry.ok()) return entry.status();
+  Result<Charge> memory = account.take(of_device_memory(request.message.size));
+  if (!memory.ok()) return memory.status();
+  request.entry = std::move(entry).value();
+  request.memory = std::move(memory).value();
+  return {};
+}
+
+void RankRequests::created(Rank& rank, const RequestPtr& request, Result<Workers::Made> made) {
+  // A pause may have begun meanwhile.
+  Status status = may_allocate(rank);
+  if (status.ok()) status = made.status();
+  if (!status.ok()) return not_created(rank, request, status);
+  const Result<Allocation*> entered = enter(rank, *request, std::move(made.value().fd));
+  if (!entered.ok()) return not_created(rank, request, entered.status());
+  --rank.creating;
+  const Allocation& a = *entered.value();
+  sessions_.send(rank.session, created_message(request->seq, a), {a.fd});
+  let_reach_pool(a);
+}
+
+void RankRequests::not_created(Rank& rank, const RequestPtr& request, const Status& why) {
+  request->entry = Charge();
+  request->memory = Charge();
+  GroupEntry& group = node_.group_of(rank);
+  if (why.code() == Code::kResourceExhausted && request->tries < std::size(kAgainAfter)) {
     // Who has reached a quota is helped by what its own ranks keep.
-    const Account* owner = node_.group_of(rank).account.get();
-    Amounts all = of_device_memory(message.size);
+    Amounts all = of_device_memory(request->message.size);
     all[Resource::kAllocations] = 1;
-    if (tries == 0) trim(owner->has_room(all) ? nullptr : &node_.group_of(rank));
-    means_.loop.at(Clock::now() + kAgainAfter[tries], [this, id = rank.id, seq, message, tries] {
-      if (Rank* again = node_.find_rank(id)) create(*again, seq, message, tries + 1);
+    if (request->tries == 0) trim(group.account->has_room(all) ? nullptr : &group);
+    means_.loop.at(Clock::now() + kAgainAfter[request->tries++], [this, id = rank.id, request] {
+      if (Rank* again = node_.find_rank(id)) create(*again, request);
     });
     return;
   }
-  if (made.status().code() == Code::kPermissionDenied)
-    node_.group_of(rank).refusals_log().warn("group '{}': create refused: {}",
-                                             node_.group_of(rank).machine.name(),
-                                             made.status().text());
-  if (!made.ok()) {
-    spdlog::debug("group '{}': {}: create refused: {}", node_.group_of(rank).machine.name(),
-                  node_.label(rank), made.status().text());
-    sessions_.send(rank.session, reply_message(seq, made.status()));
-    return;
-  }
-  const Allocation& a = *made.value();
-  sessions_.send(rank.session, created_message(seq, a), {a.fd});
-  let_reach_pool(a);
+  --rank.creating;
+  if (why.code() == Code::kPermissionDenied)
+    group.refusals_log().warn("group '{}': create refused: {}", group.machine.name(), why.text());
+  spdlog::debug("group '{}': {}: create refused: {}", group.machine.name(), node_.label(rank),
+                why.text());
+  sessions_.send(rank.session, reply_message(request->seq, why));
 }
 
 void RankRequests::trim(GroupEntry* only) {
@@ -144,38 +183,26 @@ void RankRequests::let_reach_pool(const Allocation& a) {
   means_.outbox.extend_reach(keeper.id);
 }
 
-Result<Allocation*> RankRequests::make(Rank& rank, const amem_v1_Create& message) {
-  if (Status status = may_allocate(rank); !status.ok()) return status;
-  const DeviceUuid uuid = make_uuid(message.device);
-  const Device* device = means_.devices.find(uuid);
-  if (device == nullptr)
-    return Status(Code::kInvalidArgument, "the broker sees no device " + to_string(uuid));
-  if (Status status = may_open(rank, uuid); !status.ok()) return status;
-  Account& account = *node_.group_of(rank).account;
-  Result<Charge> entry = account.take(Resource::kAllocations, 1);
-  if (!entry.ok()) return entry.status();
-  Result<Charge> memory = account.take(of_device_memory(message.size));
-  if (!memory.ok()) return memory.status();
-  Result<CreatedMemory> made =
-      means_.devices.create(*device, message.size, message.gpu_direct_rdma);
-  if (!made.ok()) return made.status();
+Result<Allocation*> RankRequests::enter(Rank& rank, Request& request, SharedFd fd) {
   Result<Token> token = random_token();
   if (!token.ok()) return token.status();
+  const amem_v1_Create& message = request.message;
   Allocation a;
   a.group = rank.group;
   a.token = token.value();
   a.size = message.size;
-  a.device = uuid;
+  a.device = make_uuid(message.device);
   a.gpu_direct_rdma = message.gpu_direct_rdma;
   a.tag = printable(message.tag);
   a.region = region_policy(message.policy);
   a.holders = {rank.id};
-  a.charge = std::move(entry).value();
-  a.fd = charged(std::move(made.value().fd), std::move(memory).value());
+  a.charge = std::move(request.entry);
+  a.fd = charged(std::move(fd), std::move(request.memory));
   Allocation& added = node_.allocations.add(std::move(a));
   node_.records.used_allocation(added.id);
   Record& record = node_.records.record();
-  added.kept = record.keep(HolderKind::kMemory, added.id, added.fd);
+  added.kept =
+      record.keep(HolderKind::kMemory, added.id, added.fd, means_.devices.lane(added.device));
   record.flush();
   if (Status status = node_.records.write(added); !status.ok()) {
     (void)node_.allocations.free(added.id, rank.id);

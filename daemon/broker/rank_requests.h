@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "common/packet.h"
 #include "daemon/base/clock.h"
@@ -29,10 +30,23 @@ class RankRequests {
   void let_reach_pool(const Allocation& a);
 
  private:
-  void create(Rank& rank, std::uint64_t seq, const amem_v1_Create& message, std::size_t tries = 0);
+  struct Request {  // a Create that has not been answered
+    std::uint64_t seq = 0;
+    amem_v1_Create message{};
+    std::size_t tries = 0;
+    Charge entry = {};
+    Charge memory = {};
+  };
+  using RequestPtr = std::shared_ptr<Request>;
+  void create(Rank& rank, const RequestPtr& request);
+  /// What it needs is taken, but for the memory itself.
+  Status admit(const Rank& rank, Request& request);
+  void created(Rank& rank, const RequestPtr& request, Result<Workers::Made> made);
+  /// Tries again, or tells the rank.
+  void not_created(Rank& rank, const RequestPtr& request, const Status& why);
   /// Ranks are to free what they keep for later: all, or those of this group's owner.
   void trim(GroupEntry* only);
-  Result<Allocation*> make(Rank& rank, const amem_v1_Create& message);
+  Result<Allocation*> enter(Rank& rank, Request& request, SharedFd fd);
   void redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message);
   /// Of memory that is not its group's.
   Result<Allocation*> open(const Rank& rank, const Allocation& a, const Token& token);

@@ -353,7 +353,8 @@ void Recovery::fill(Allocation& a, const v1::record::Allocation& row,
 void Recovery::put_on_device(Allocation& a, HolderKind kind,
                              const std::shared_ptr<Account>& account, Stock& stock) {
   std::optional<Fd> fd = take(stock, kind, a.id);
-  a.fd = charged(std::move(*fd), account->charge(of_device_memory(a.size)));
+  a.fd = charged(workers_.closing(a.device, std::move(*fd)),
+                 account->charge(of_device_memory(a.size)));
   a.kept = node_.records.record().adopt(kind, a.id);
 }
 

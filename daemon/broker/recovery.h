@@ -18,7 +18,7 @@
 #include "daemon/broker/ranks.h"
 #include "daemon/holder/wire.h"
 #include "daemon/node/node.h"
-#include "daemon/operations/saved_bytes.h"
+#include "daemon/operations/group_operation.h"
 #include "daemon/owners/accounts.h"
 #include "daemon/record/record_log.h"
 
@@ -33,8 +33,13 @@ Result<std::uint64_t> recorded_chunk(const RecordLog& log);
 class Recovery {
  public:
   /// Everything passed in outlives this object.
-  Recovery(Node& node, Accounts& accounts, SavedBytes& saved, Groups& groups, Ranks& ranks)
-      : node_(node), accounts_(accounts), saved_(saved), groups_(groups), ranks_(ranks) {}
+  Recovery(const Means& means, Accounts& accounts, Groups& groups, Ranks& ranks)
+      : node_(means.node),
+        workers_(means.workers),
+        saved_(means.saved),
+        accounts_(accounts),
+        groups_(groups),
+        ranks_(ranks) {}
 
   /// Takes up what can be; what cannot is named in the log and let go of, and nobody else loses by
   /// it. kDataLoss: the rows are not to be read, nothing has changed.
@@ -74,8 +79,9 @@ class Recovery {
   }
 
   Node& node_;
-  Accounts& accounts_;
+  Workers& workers_;
   SavedBytes& saved_;
+  Accounts& accounts_;
   Groups& groups_;
   Ranks& ranks_;
 

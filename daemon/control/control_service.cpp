@@ -78,10 +78,29 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest*,
                                       v1::NodeStatus* response) override {
-    return on_loop(context, [this, response](const Caller& caller) {
-      broker_.status(caller, *response);
-      return Status();
+    // Finishes however it ends: an amemd that ends looks at no device any more.
+    struct Answer {
+      explicit Answer(grpc::ServerUnaryReactor* to) : reactor(to) {}
+      ~Answer() { reactor->Finish(to_grpc(status)); }
+      Answer(const Answer&) = delete;
+      Answer& operator=(const Answer&) = delete;
+      grpc::ServerUnaryReactor* reactor;
+      Status status{Code::kUnavailable, "amemd is ending"};
+    };
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const std::optional<Caller> caller = caller_of(context);
+    if (!caller) {
+      reactor->Finish(kGone);
+      return reactor;
+    }
+    const auto answer = std::make_shared<Answer>(reactor);
+    loop_.post([this, answer, response, caller = *caller] {
+      broker_.look_at_devices([this, answer, response, caller] {
+        broker_.status(caller, *response);
+        answer->status = {};
+      });
     });
+    return reactor;
   }
 
   grpc::ServerUnaryReactor* ListGroups(grpc::CallbackServerContext* context,

@@ -81,7 +81,7 @@ Result<std::unique_ptr<Holder>> Holder::connect(const std::string& path) {
 Status Holder::greet() {
   const Time until = Clock::now() + kWelcomeLimit;
   // One that refuses may have closed its end already; its reason is still there to read.
-  if (Status status = ask(HolderMessage::kHello, kHolderVersion, until);
+  if (Status status = ask(HolderMessage::kHello, kHolderVersion, 0, until);
       !status.ok() && status.code() != Code::kUnavailable)
     return status;
   lost_ = false;
@@ -99,7 +99,7 @@ Result<std::map<Holder::Key, Fd>> Holder::list() {
   const Time until = Clock::now() + kListLimit;
   if (Status status = flush(); !status.ok()) return status;
   const std::uint64_t number = ++asked_;
-  if (Status status = ask(HolderMessage::kList, number, until); !status.ok()) return status;
+  if (Status status = ask(HolderMessage::kList, number, 0, until); !status.ok()) return status;
   std::map<Key, Fd> all;
   std::size_t missing = 0;
   while (true) {
@@ -127,14 +127,14 @@ void Holder::add(Change change) {
   if (sends()) changes_.push_back(std::move(change));
 }
 
-void Holder::put(Key key, SharedFd fd) {
+void Holder::put(Key key, SharedFd fd, std::uint32_t lane) {
   const int number = fd->get();
-  add({key, true, number, std::move(fd)});
+  add({key, true, number, std::move(fd), lane});
 }
 
-void Holder::put(Key key, int fd) { add({key, true, fd, nullptr}); }
+void Holder::put(Key key, int fd) { add({key, true, fd, nullptr, 0}); }
 
-void Holder::drop(Key key) { add({key, false, -1, nullptr}); }
+void Holder::drop(Key key) { add({key, false, -1, nullptr, 0}); }
 
 Status Holder::cannot_send() const {
   if (lost_) return {Code::kUnavailable, why_};
@@ -165,10 +165,13 @@ Status Holder::send_some(const std::vector<Change>& changes, std::size_t& first,
   const bool puts = changes[first].puts;
   HolderPacket packet;
   packet.header.message = puts ? HolderMessage::kPut : HolderMessage::kDrop;
+  const std::uint32_t lane = packet.header.detail = changes[first].lane;
+  const auto fits = [&](const Change& change) {
+    return change.puts == puts && change.lane == lane;
+  };
   std::vector<int> fds;
   std::size_t next = first;
-  for (; next < changes.size() && next - first < kMaxHeldPerPacket && changes[next].puts == puts;
-       ++next) {
+  for (; next < changes.size() && next - first < kMaxHeldPerPacket && fits(changes[next]); ++next) {
     packet.keys[packet.header.count++] = changes[next].key;
     if (puts) fds.push_back(changes[next].fd);
   }
@@ -200,8 +203,9 @@ Status Holder::send(const HolderPacket& packet, const std::vector<int>& fds, Tim
   return {};
 }
 
-Status Holder::ask(HolderMessage message, std::uint64_t number, Time until) {
+Status Holder::ask(HolderMessage message, std::uint64_t number, std::uint32_t detail, Time until) {
   HolderPacket packet;
+  packet.header.detail = detail;
   packet.header.message = message;
   packet.header.number = number;
   return send(packet, {}, until);
@@ -244,8 +248,10 @@ Status Holder::heard(const HolderPacket& packet) {
       static_cast<void>(lose(status.text()));
       return status;
     }
-    case HolderMessage::kListed:  // answers that came too late
     case HolderMessage::kSettled:
+      if (settled_) settled_(packet.header.number);
+      return {};
+    case HolderMessage::kListed:  // an answer that came too late
       return {};
     default:
       return lose("it sent what is no packet of the protocol");
@@ -266,24 +272,12 @@ Status Holder::check() {
   }
 }
 
-Status Holder::settle(Duration limit) {
-  const Time until = Clock::now() + limit;
+Result<std::uint64_t> Holder::ask_settled(std::uint32_t lane) {
   if (Status status = flush(); !status.ok()) return status;
   const std::uint64_t number = ++asked_;
-  if (Status status = ask(HolderMessage::kSettle, number, until); !status.ok()) return status;
-  while (true) {
-    HolderPacket packet;
-    std::vector<Fd> fds;
-    const Status status = receive(until, packet, fds);
-    if (status.code() == Code::kDeadlineExceeded)
-      return {status.code(), "the holder at " + path_ +
-                                 " is still closing descriptors that amemd dropped: the GPU's "
-                                 "driver takes its time to free their memory, or is stuck"};
-    if (!status.ok()) return status;
-    if (packet.header.message == HolderMessage::kSettled && packet.header.number == number)
-      return {};
-    if (Status heard_status = heard(packet); !heard_status.ok()) return heard_status;
-  }
+  const Time until = Clock::now() + kFlushLimit;
+  if (Status status = ask(HolderMessage::kSettle, number, lane, until); !status.ok()) return status;
+  return number;
 }
 
 void Holder::detach() {

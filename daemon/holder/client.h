@@ -11,6 +11,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -44,8 +45,9 @@ class Holder {
   /// descriptors.
   Result<std::map<Key, Fd>> list();
 
-  /// Replaces what is there. The descriptor is kept open until it has been sent.
-  void put(Key key, SharedFd fd);
+  /// Replaces what is there. The descriptor is kept open until it has been sent. `lane`: in which
+  /// the holder closes it (wire.h).
+  void put(Key key, SharedFd fd, std::uint32_t lane = 0);
   /// Likewise; whoever calls it keeps the descriptor open until flush() has sent it.
   void put(Key key, int fd);
   void drop(Key key);
@@ -54,9 +56,11 @@ class Holder {
   /// rest stays buffered, in order. kUnavailable: lost(). Also what check() returns.
   Status flush();
 
-  /// Flushes, then waits until the holder has closed all that was dropped. kDeadlineExceeded: it
-  /// had not within `limit`; the GPU's driver may be stuck.
-  Status settle(Duration limit);
+  /// Flushes, and asks: the holder says kSettled with this number when it has closed all that was
+  /// dropped in this lane. Not OK: as flush(); it will not.
+  Result<std::uint64_t> ask_settled(std::uint32_t lane);
+  /// Who is told of that, out of whatever reads.
+  void on_settled(std::function<void(std::uint64_t)> settled) { settled_ = std::move(settled); }
 
   /// Reads what the holder says unasked; to be called when fd() is readable or hung up.
   /// kResourceExhausted: the holder had no room for descriptors, and has nothing under their keys.
@@ -77,6 +81,7 @@ class Holder {
     bool puts;
     int fd;
     SharedFd kept;  // may be null
+    std::uint32_t lane;
   };
 
   Holder(std::string path, Fd socket) : path_(std::move(path)), socket_(std::move(socket)) {}
@@ -88,7 +93,7 @@ class Holder {
   /// Sends the changes from `first` on that go into one packet, and moves `first` behind them.
   Status send_some(const std::vector<Change>& changes, std::size_t& first, Time until);
   Status send(const HolderPacket& packet, const std::vector<int>& fds, Time until);
-  Status ask(HolderMessage message, std::uint64_t number, Time until);
+  Status ask(HolderMessage message, std::uint64_t number, std::uint32_t detail, Time until);
   /// The next packet. kDeadlineExceeded: none came by then.
   Status receive(Time until, HolderPacket& packet, std::vector<Fd>& fds);
   /// What came while nothing, or something else, was waited for.
@@ -101,6 +106,7 @@ class Holder {
   bool detached_ = false;
   std::string why_;          // lost
   std::uint64_t asked_ = 0;  // number of the last question
+  std::function<void(std::uint64_t)> settled_;
   std::vector<Change> changes_;
 };
 

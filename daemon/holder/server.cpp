@@ -181,7 +181,7 @@ void HolderServer::handle(const HolderPacket& packet, std::vector<Fd> fds, bool 
     case HolderMessage::kList:
       return list(packet.header.number);
     case HolderMessage::kSettle:
-      return settle(packet.header.number);
+      return settle({packet.header.number, packet.header.detail});
     default:
       return break_with(HolderRefusal::kMalformed, 0);
   }
@@ -206,7 +206,7 @@ void HolderServer::put(const HolderPacket& packet, std::vector<Fd> fds) {
       continue;
     }
     Entry& entry = entries_[key];
-    entry.fd = closer_.shared(std::move(fds[i]));
+    entry.fd = closer(packet.header.detail).shared(std::move(fds[i]));
     if (kind_of(key) != HolderKind::kProcess) continue;
     // What cannot be watched is no process, so nothing lives there.
     entry.watch = loop_.watch(entry.fd->get(), EPOLLIN, [this, key](std::uint32_t) {
@@ -245,9 +245,11 @@ void HolderServer::list(std::uint64_t number) {
   }
 }
 
-void HolderServer::settle(std::uint64_t number) {
-  if (!client_->queue.empty()) return client_->settles.push_back(number);
-  closer_.then([this, number, id = client_->id] {
+Closer& HolderServer::closer(std::uint32_t lane) { return closers_[lane % kHolderLanes]; }
+
+void HolderServer::settle(const Settle& asked) {
+  if (!client_->queue.empty()) return client_->settles.push_back(asked);
+  closer(asked.lane).then([this, number = asked.number, id = client_->id] {
     loop_.post([this, number, id] {
       if (client_ && client_->id == id) send({header(HolderMessage::kSettled, number), {}, {}});
     });
@@ -288,7 +290,7 @@ void HolderServer::flush() {
   }
   client_->queue.clear();
   loop_.change(client_->watch, EPOLLIN);
-  for (const std::uint64_t number : std::exchange(client_->settles, {})) settle(number);
+  for (const Settle& asked : std::exchange(client_->settles, {})) settle(asked);
 }
 
 void HolderServer::break_with(HolderRefusal why, std::uint64_t number) {

@@ -61,6 +61,10 @@ class HolderServer {
     std::vector<HolderKey> keys;
     std::vector<SharedFd> fds;
   };
+  struct Settle {
+    std::uint64_t number = 0;
+    std::uint32_t lane = 0;
+  };
   struct Client {
     std::uint64_t id = 0;
     pid_t pid = 0;
@@ -68,7 +72,7 @@ class HolderServer {
     EventLoop::WatchId watch = 0;
     bool greeted = false;
     std::deque<Outgoing> queue;
-    std::vector<std::uint64_t> settles;  // wait for what is queued: it may have what was dropped
+    std::vector<Settle> settles;  // wait for what is queued: it may have what was dropped
   };
 
   Status lock();
@@ -81,7 +85,8 @@ class HolderServer {
   void put(const HolderPacket& packet, std::vector<Fd> fds);
   void drop(HolderKey key);
   void list(std::uint64_t number);
-  void settle(std::uint64_t number);
+  void settle(const Settle& asked);
+  Closer& closer(std::uint32_t lane);
   void send(Outgoing out);
   void flush();
   void break_with(HolderRefusal why, std::uint64_t number);
@@ -95,7 +100,7 @@ class HolderServer {
   Fd lock_;
   LogLimit refusals_;
   UnixListener listener_;
-  Closer closer_;  // before entries_, which give it their descriptors
+  std::map<std::uint32_t, Closer> closers_;  // by lane; before entries_, which give them theirs
   std::map<HolderKey, Entry> entries_;
   std::size_t living_ = 0;  // processes
   std::optional<Client> client_;

@@ -2,6 +2,8 @@
 //
 // Every packet is a HolderHeader and `count` keys, in this machine's byte order; nothing else is
 // accepted. kPut and kListed carry a descriptor for each of their keys, in order; no other does.
+// What is put is in a lane: descriptors of one lane are closed in order, and one whose close hangs
+// holds up its own lane only. A holder without lanes takes all for one.
 // The client says kHello first. The holder answers kHello, kList and kSettle; kLost and kRefused
 // come unasked. Plain values, any thread.
 #pragma once
@@ -38,16 +40,19 @@ constexpr std::uint64_t id_of(HolderKey key) { return key & kMaxHolderId; }
 /// may meet a newer one.
 inline constexpr std::uint64_t kHolderVersion = 1;
 
+/// Lanes are taken modulo this.
+inline constexpr std::uint32_t kHolderLanes = 64;
+
 /// The most descriptors that the kernel takes with one packet (SCM_MAX_FD).
 inline constexpr std::size_t kMaxHeldPerPacket = 253;
 
 enum class HolderMessage : std::uint16_t {
   // From amemd.
   kHello = 1,   // number: kHolderVersion
-  kPut = 2,     // keys with descriptors; one that is there is replaced
+  kPut = 2,     // keys with descriptors; one that is there is replaced; detail: their lane
   kDrop = 3,    // keys; one that is not there is left out
   kList = 4,    // number: any; all that was put before and not dropped
-  kSettle = 5,  // number: any; answered when all that was dropped before is closed
+  kSettle = 5,  // number: any; detail: a lane; answered when what of it was dropped is closed
   // From the holder.
   kWelcome = 16,  // number: kHolderVersion
   kRefused = 17,  // detail: HolderRefusal; number: as it says; then the socket is closed

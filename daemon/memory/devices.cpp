@@ -103,6 +103,11 @@ int Devices::numa_node(const DeviceUuid& uuid) const {
   return device != nullptr ? device->numa_node : -1;
 }
 
+std::uint32_t Devices::lane(const DeviceUuid& uuid) const {
+  const Device* device = find(uuid);
+  return device != nullptr ? static_cast<std::uint32_t>(device->ordinal) + 1 : 0;
+}
+
 const Device* Devices::find(const DeviceUuid& uuid) const {
   const auto it = std::find_if(devices_.begin(), devices_.end(),
                                [&](const Device& device) { return device.uuid == uuid; });

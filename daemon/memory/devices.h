@@ -70,6 +70,8 @@ class Devices {
   /// Of the host, nearest to the device; -1: unknown.
   int numa_node(const DeviceUuid& uuid) const;
   const Driver& driver() const { return driver_; }
+  /// In which of its lanes (daemon/holder/wire.h) the holder closes memory of this device.
+  std::uint32_t lane(const DeviceUuid& uuid) const;
 
   /// Physical memory on `device`. Who hands the descriptor on at once may keep the handle until
   /// that is done: releasing it takes time of the driver's, and slows down those who import.

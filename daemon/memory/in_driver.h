@@ -16,6 +16,8 @@ class InDriver {
   InDriver(const InDriver&) = delete;
   InDriver& operator=(const InDriver&) = delete;
 
+  /// Of another thread, for this one.
+  static void add(Duration time) { total_ += time; }
   /// Of this thread, so far.
   static Duration total() { return total_; }
 

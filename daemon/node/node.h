@@ -41,6 +41,7 @@ struct Rank {
   int number = -1;  // the launcher's
   std::string program;
   std::string shim_version;
+  std::size_t creating = 0;  // its requests for memory that have not been answered
   std::vector<Unbrokered> unbrokered;
   std::set<DeviceUuid> proved;  // devices that it may open
   EventLoop::WatchId process_watch = 0;

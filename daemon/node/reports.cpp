@@ -166,8 +166,8 @@ std::uint64_t dropped(const Node& node, const GroupEntry& group, const Selection
       .allocated;
 }
 
-void report_node(const Node& node, const Caller& caller, const Devices& devices, const Nvml& nvml,
-                 Time began, v1::NodeStatus& status) {
+void report_node(const Node& node, const Caller& caller, const Devices& devices,
+                 const Workers& workers, Time began, v1::NodeStatus& status) {
   status.set_version(kVersion);
   status.set_session_protocol(kProtocolVersion);
   status.set_pid(::getpid());
@@ -178,11 +178,12 @@ void report_node(const Node& node, const Caller& caller, const Devices& devices,
     d->set_uuid(to_string(device.uuid));
     d->set_ordinal(device.ordinal);
     d->set_name(device.name);
-    if (const auto memory = nvml.memory(device.uuid)) {
+    if (const auto use = workers.seen().find(device.uuid); use != workers.seen().end()) {
       d->set_usage_known(true);
-      d->set_total_bytes(memory->total);
-      d->set_used_bytes(memory->used);
+      d->set_total_bytes(use->second.total);
+      d->set_used_bytes(use->second.used);
     }
+    d->set_trouble(workers.hangs(device.uuid));
     d->set_brokered_bytes(node.allocations
                               .usage([&](const Allocation& a) {
                                 return a.device == device.uuid &&

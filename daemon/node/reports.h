@@ -10,7 +10,7 @@
 
 #include "amem/v1/broker.pb.h"
 #include "daemon/memory/devices.h"
-#include "daemon/memory/nvml.h"
+#include "daemon/memory/workers.h"
 #include "daemon/node/histograms.h"
 #include "daemon/node/node.h"
 #include "daemon/owners/accounts.h"
@@ -29,8 +29,8 @@ std::optional<SaveForm> from_proto(v1::SaveForm form);
 void report_group(const Node& node, const Caller& caller, const GroupEntry& group,
                   v1::GroupInfo& info);
 /// Devices and the pool as a whole; of what is in them, the part of the groups that it may see.
-void report_node(const Node& node, const Caller& caller, const Devices& devices, const Nvml& nvml,
-                 Time began, v1::NodeStatus& status);
+void report_node(const Node& node, const Caller& caller, const Devices& devices,
+                 const Workers& workers, Time began, v1::NodeStatus& status);
 /// `only`: of this group; null: of all.
 std::vector<v1::RankInfo> report_ranks(const Node& node, const Caller& caller,
                                        const GroupEntry* only);

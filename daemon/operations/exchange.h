@@ -8,6 +8,7 @@
 
 #include "daemon/base/ids.h"
 #include "daemon/plans/headroom.h"
+#include "daemon/plans/plan.h"
 
 namespace amem {
 
@@ -17,6 +18,7 @@ struct Exchange {
   std::vector<GroupId> leaving;                // that have not left yet
   std::vector<GroupId> arriving;               // all of them
   std::vector<ResumeOperation*> resumes = {};  // under way
+  BytesByDevice closing = {};                  // have left their group, and not their device yet
   Headroom headroom = {};  // of all that arrive together; without limit once nobody leaves
 };
 

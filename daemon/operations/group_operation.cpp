@@ -2,10 +2,11 @@
 
 #include <spdlog/spdlog.h>
 
-#include <optional>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "daemon/base/units.h"
-#include "daemon/memory/in_driver.h"
 
 namespace amem {
 namespace {
@@ -38,9 +39,20 @@ void GroupOperation::run(const action::Arrived& arrived) {
   }
 }
 
-GroupOperation::BytesByDevice GroupOperation::drop(const Allocations::Filter& leaves) {
-  BytesByDevice dropped;
-  std::map<DeviceUuid, std::optional<MemoryUse>> before;
+/// What has left the tables and is still on its devices.
+struct GroupOperation::Leaving {
+  BytesByDevice bytes;
+  std::vector<SharedFd> fds;
+  std::vector<Kept> kept;
+  Workers::Uses before;
+  std::function<void(const BytesByDevice&)> gone;
+};
+
+BytesByDevice GroupOperation::drop(const Allocations::Filter& leaves,
+                                   std::function<void(const BytesByDevice&)> gone) {
+  const auto leaving = std::make_shared<Leaving>();
+  leaving->gone = std::move(gone);
+  std::set<DeviceUuid> devices;
   for (Allocation* a : means_.node.allocations.of_group(group_.id)) {
     if (!a->resident() || !what_.takes(a->tag) || !leaves(*a)) continue;
     a->away = true;
@@ -49,20 +61,42 @@ GroupOperation::BytesByDevice GroupOperation::drop(const Allocations::Filter& le
       means_.node.records.write_saved(*a);
       continue;
     }
-    const auto [entry, first] = dropped.try_emplace(a->device);
-    if (first) before[a->device] = means_.nvml.memory(a->device);
-    entry->second += a->size;
-    const InDriver freeing;
-    a->fd.reset();
-    a->kept.drop();
+    devices.insert(a->device);
+    leaving->bytes[a->device] += a->size;
+    leaving->fds.push_back(std::exchange(a->fd, nullptr));
+    leaving->kept.push_back(std::exchange(a->kept, {}));
   }
-  if (!dropped.empty()) means_.node.records.record().settle(kClosing);
+  ++drops_;
+  if (devices.empty()) {
+    dropped(*leaving, {});
+    return {};
+  }
+  // Whatever becomes of this operation, the memory goes.
+  const auto report = [this, leaving, back = back_, number = drops_](const Workers::Uses& after) {
+    back([&] {
+      if (number == drops_) dropped(*leaving, after);
+    });
+  };
+  const auto close = [&means = means_, leaving, devices, report,
+                      lanes = lanes_of(devices)](const Workers::Uses& before) {
+    leaving->before = before;
+    leaving->fds.clear();
+    leaving->kept.clear();
+    means.node.records.record().settle(
+        lanes, kClosing, [&means, devices, report] { means.workers.look(devices, report); });
+  };
+  means_.workers.look(devices, close);
+  return leaving->bytes;
+}
+
+void GroupOperation::dropped(const Leaving& leaving, const Workers::Uses& after) {
   std::string note;
-  for (const auto& [uuid, bytes] : dropped) {
-    const std::optional<MemoryUse>& was = before[uuid];
-    const std::optional<MemoryUse> is = means_.nvml.memory(uuid);
-    if (!was || !is) continue;
-    const std::uint64_t freed = was->used > is->used ? was->used - is->used : 0;
+  for (const auto& [uuid, bytes] : leaving.bytes) {
+    const auto was = leaving.before.find(uuid);
+    const auto is = after.find(uuid);
+    if (was == leaving.before.end() || is == after.end()) continue;
+    const std::uint64_t used = was->second.used;
+    const std::uint64_t freed = used > is->second.used ? used - is->second.used : 0;
     spdlog::debug("group '{}': {}: {} dropped, {} became free", group_.machine.name(),
                   to_string(uuid), format_size(bytes), format_size(freed));
     if (freed + kFreeTolerance >= bytes) continue;
@@ -71,8 +105,14 @@ GroupOperation::BytesByDevice GroupOperation::drop(const Allocations::Filter& le
             " only: some process still maps it, or others took memory meanwhile";
   }
   if (!note.empty()) spdlog::warn("group '{}': {}", group_.machine.name(), note);
+  if (leaving.gone) leaving.gone(leaving.bytes);
   group_.machine.tell(event::Dropped{note}, Clock::now());
-  return dropped;
+}
+
+std::set<std::uint32_t> GroupOperation::lanes_of(const std::set<DeviceUuid>& devices) const {
+  std::set<std::uint32_t> lanes;
+  for (const DeviceUuid& device : devices) lanes.insert(means_.devices.lane(device));
+  return lanes;
 }
 
 }  // namespace amem

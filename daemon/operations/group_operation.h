@@ -8,12 +8,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <set>
 #include <string>
 
 #include "daemon/base/event_loop.h"
 #include "daemon/memory/devices.h"
-#include "daemon/memory/nvml.h"
+#include "daemon/memory/workers.h"
 #include "daemon/node/node.h"
 #include "daemon/operations/outbox.h"
 #include "daemon/operations/saved_bytes.h"
@@ -24,11 +26,16 @@ namespace amem {
 struct Means {
   Node& node;
   const Devices& devices;
-  const Nvml& nvml;
+  Workers& workers;
   Outbox& outbox;
   SavedBytes& saved;
   EventLoop& loop;
+  Duration create_limit;  // for what is asked of a device at once; shorter than the phase
 };
+
+/// The way back to an operation from a later turn of the loop: runs `what`, and lets the group go
+/// on. Does nothing when the operation is over. May be copied, and outlives the operation.
+using Back = std::function<void(const std::function<void()>& what)>;
 
 class GroupOperation {
  public:
@@ -39,18 +46,28 @@ class GroupOperation {
   void run(const action::Arrived& arrived);
 
  protected:
-  GroupOperation(const Means& means, GroupEntry& group, Selection what)
-      : means_(means), group_(group), what_(std::move(what)) {}
+  GroupOperation(const Means& means, GroupEntry& group, Selection what, Back back)
+      : means_(means), group_(group), what_(std::move(what)), back_(std::move(back)) {}
   ~GroupOperation() = default;
 
-  using BytesByDevice = std::map<DeviceUuid, std::uint64_t>;
-  /// Closes the descriptors of what is on a device, is of the operation's tags and `leaves`;
-  /// answers the group with what the driver says of it. What was closed.
-  BytesByDevice drop(const Allocations::Filter& leaves);
+  /// Closes the descriptors of what is on a device, is of the operation's tags and `leaves`. When
+  /// the holder has closed them too, calls `gone` with what that was and answers the group with
+  /// what the driver says of it.
+  BytesByDevice drop(const Allocations::Filter& leaves,
+                     std::function<void(const BytesByDevice&)> gone = nullptr);
+  /// In which lanes of the holder memory of these devices is.
+  std::set<std::uint32_t> lanes_of(const std::set<DeviceUuid>& devices) const;
 
   const Means& means_;
   GroupEntry& group_;
   const Selection what_;
+  const Back back_;
+
+ private:
+  struct Leaving;
+  void dropped(const Leaving& leaving, const Workers::Uses& after);
+
+  std::uint64_t drops_ = 0;  // the last is the one that counts
 };
 
 }  // namespace amem

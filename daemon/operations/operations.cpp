@@ -173,25 +173,23 @@ void Operations::run(GroupEntry& group, const action::Begun& begun) {
   node_.records.write(group);
   if (begun.task.op == Operation::kPause) {
     const bool duplex = order != nullptr && order->link.swaps() && duplex_;
-    running.operation.emplace<PauseOperation>(means_, group, begun.task,
-                                              duplex ? &order->exchange : nullptr);
+    running.operation.emplace<PauseOperation>(
+        means_, group, begun.task, duplex ? &order->exchange : nullptr, back_to(group.id));
     return;
   }
-  running.operation.emplace<ResumeOperation>(
-      means_, group, begun.task.selection, order != nullptr ? &order->exchange : nullptr,
-      [this, id = group.id](Epoch epoch) { create_later(id, epoch); });
+  running.operation.emplace<ResumeOperation>(means_, group, begun.task.selection,
+                                             order != nullptr ? &order->exchange : nullptr,
+                                             back_to(group.id));
 }
 
-void Operations::create_later(GroupId id, Epoch epoch) {
-  means_.loop.post([this, id, epoch] {
-    const auto group = node_.groups.find(id);
-    auto* const resume = operation_of<ResumeOperation>(id);
-    if (group == node_.groups.end() || resume == nullptr) return;
-    const Group& machine = group->second.machine;
-    if (machine.phase() != Phase::kCreate || machine.epoch() != epoch) return;
-    resume->create_slice();
-    if (machine.phase() != Phase::kCreate) drive_(group->second);
-  });
+Back Operations::back_to(GroupId id) {
+  const std::uint64_t serial = running_[id].serial = ++last_serial_;
+  return [this, id, serial](const std::function<void()>& what) {
+    const auto running = running_.find(id);
+    if (running == running_.end() || running->second.serial != serial) return;
+    what();
+    drive_(node_.groups.at(id));
+  };
 }
 
 void Operations::look_again(Phase phase, bool (PauseOperation::*look)()) {

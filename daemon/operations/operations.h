@@ -117,6 +117,7 @@ class Operations {
   struct Running {
     OrderPtr order;  // null: asked for from inside
     std::size_t member = 0;
+    std::uint64_t serial = 0;  // of the operation; never used twice
     std::variant<std::monostate, PauseOperation, ResumeOperation> operation;  // from Begun on
   };
 
@@ -134,8 +135,8 @@ class Operations {
   }
   /// Those in that phase.
   void look_again(Phase phase, bool (PauseOperation::*look)());
-  /// The resume creates its next slice in another turn of the loop.
-  void create_later(GroupId group, Epoch epoch);
+  /// To the operation that has just begun.
+  Back back_to(GroupId group);
   void finish(const Order& order);
   void tell_done(const GroupEntry& group, const Outcome& outcome, const Running& running);
 
@@ -144,6 +145,7 @@ class Operations {
   bool duplex_;
   Drive drive_;
   std::map<GroupId, Running> running_;
+  std::uint64_t last_serial_ = 0;
   Status closed_;  // not OK: why nothing is begun any more
 };
 

@@ -80,6 +80,18 @@ bool PauseOperation::measured(RankId rank, const amem_v1_Measured& told) {
 
 void PauseOperation::run(const action::Save& save) {
   Node& node = means_.node;
+  if (save.epoch.wave == 0 && may_need_waves() && !uses_) {
+    std::set<DeviceUuid> devices;
+    for (const auto& [device, bytes] : needs(node.allocations, exchange_->arriving, {}))
+      devices.insert(device);
+    return means_.workers.look(devices, [this, save, back = back_](const Workers::Uses& uses) {
+      back([&] {
+        if (group_.machine.phase() != Phase::kSave || group_.machine.epoch() != save.epoch) return;
+        uses_ = uses;
+        run(save);
+      });
+    });
+  }
   event::SaveSent sent;
   if (save.epoch.wave == 0) sent.status = prepare();
   if (sent.status.code() == Code::kResourceExhausted && !measured_) {
@@ -122,7 +134,7 @@ Status PauseOperation::prepare() {
     spdlog::info("group '{}': stays on its device: {}", group_.machine.name(),
                  describe(means_.node, guests_));
   const Node& node = means_.node;
-  if (exchange_ == nullptr || node.swap_wave == 0 || !lacks_room()) return {};
+  if (!may_need_waves() || !lacks_room(*uses_)) return {};
   std::vector<Waves::Item> items;
   for (const Allocation* a : node.allocations.of_group(group_.id))
     if (a->resident() && !a->away) items.push_back({a->id, a->keeper(), a->size});
@@ -199,18 +211,25 @@ void PauseOperation::run(const action::Drop&) {
   if (what_.all())
     for (const RankId rank : group_.machine.members().ids())
       means_.node.allocations.set_away(rank, true);
-  const BytesByDevice dropped =
-      drop([&](const Allocation& a) { return !waves_ || wave_.contains(a.id); });
+  const auto leaves = [this](const Allocation& a) { return !waves_ || wave_.contains(a.id); };
+  const BytesByDevice closing = drop(leaves, [this](const BytesByDevice& gone) {
+    if (exchange_ == nullptr) return;
+    for (const auto& [device, freed] : gone) {
+      exchange_->closing[device] -= freed;
+      exchange_->headroom.give_back(device, freed);
+    }
+    for (ResumeOperation* resume : exchange_->resumes) resume->look_for_room();
+  });
   if (exchange_ == nullptr) return;
-  for (const auto& [device, freed] : dropped) exchange_->headroom.give_back(device, freed);
-  for (ResumeOperation* resume : exchange_->resumes) resume->look_for_room();
+  for (const auto& [device, bytes] : closing) exchange_->closing[device] += bytes;
 }
 
-bool PauseOperation::lacks_room() const {
+bool PauseOperation::lacks_room(const Workers::Uses& uses) const {
   const BytesByDevice need = needs(means_.node.allocations, exchange_->arriving, {});
   return std::any_of(need.begin(), need.end(), [&](const auto& entry) {
-    const std::optional<MemoryUse> memory = means_.nvml.memory(entry.first);
-    return !memory || memory->free < entry.second + Headroom::reserve(memory->total);
+    const auto use = uses.find(entry.first);
+    return use == uses.end() ||
+           use->second.free < entry.second + Headroom::reserve(use->second.total);
   });
 }
 

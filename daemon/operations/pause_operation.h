@@ -21,8 +21,11 @@ namespace amem {
 class PauseOperation final : public GroupOperation {
  public:
   /// `exchange`: of a swap whose groups move at the same time; else null.
-  PauseOperation(const Means& means, GroupEntry& group, const Task& task, Exchange* exchange)
-      : GroupOperation(means, group, task.selection), task_(task), exchange_(exchange) {}
+  PauseOperation(const Means& means, GroupEntry& group, const Task& task, Exchange* exchange,
+                 Back back)
+      : GroupOperation(means, group, task.selection, std::move(back)),
+        task_(task),
+        exchange_(exchange) {}
 
   using GroupOperation::run;
   void run(const action::AwaitGuests& await);
@@ -72,8 +75,10 @@ class PauseOperation final : public GroupOperation {
   void choose_wave();
   /// The pause has the bytes of this, as far as they are to be kept.
   bool can_be_released(const Allocation& a) const;
+  /// It may leave in waves, so what comes in is looked at first.
+  bool may_need_waves() const { return exchange_ != nullptr && means_.node.swap_wave > 0; }
   /// What comes in has no room before this group leaves. REQUIRES: exchange_.
-  bool lacks_room() const;
+  bool lacks_room(const Workers::Uses& uses) const;
 
   const Task task_;
   Exchange* const exchange_;
@@ -81,6 +86,7 @@ class PauseOperation final : public GroupOperation {
   std::optional<Waves> waves_;           // when what comes in has no room before
   std::set<AllocationId> wave_;          // what of it leaves now
   std::set<RankId> failed_savers_;
+  std::optional<Workers::Uses> uses_;  // of the devices of what comes in
   std::string waits_for_;
   bool settled_ = false;
   std::vector<GuestUse> guests_;

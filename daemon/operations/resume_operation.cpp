@@ -19,38 +19,48 @@ constexpr Duration kRoomWithin = std::chrono::seconds(1);
 }  // namespace
 
 ResumeOperation::ResumeOperation(const Means& means, GroupEntry& group, Selection what,
-                                 Exchange* exchange, Later later)
-    : GroupOperation(means, group, std::move(what)),
+                                 Exchange* exchange, Back back)
+    : GroupOperation(means, group, std::move(what), std::move(back)),
       alone_{{}, {group.id}},
-      exchange_(exchange != nullptr ? *exchange : alone_),
-      later_(std::move(later)) {
+      exchange_(exchange != nullptr ? *exchange : alone_) {
   exchange_.resumes.push_back(this);
 }
 
 ResumeOperation::~ResumeOperation() { std::erase(exchange_.resumes, this); }
 
-/// Asks for all that come in together: one for which there is no room comes back with none.
 void ResumeOperation::run(const action::Admit&) {
-  means_.node.records.record().settle(kRoomWithin);
-  const Allocations& table = means_.node.allocations;
-  BytesByDevice leaves;
+  std::set<DeviceUuid> devices;
+  for (const auto& [uuid, bytes] : needs(means_.node.allocations, exchange_.arriving, what_))
+    devices.insert(uuid);
+  BytesByDevice leaves = exchange_.closing;
   for (const GroupId leaving : exchange_.leaving)
-    for (const Allocation* a : table.of_group(leaving))
+    for (const Allocation* a : std::as_const(means_.node.allocations).of_group(leaving))
       if (a->can_leave()) leaves[a->device] += a->size;
+  const auto answer = [this, leaves, back = back_](const Workers::Uses& uses) {
+    back([&] { admit(uses, leaves); });
+  };
+  means_.node.records.record().settle(
+      lanes_of(devices), kRoomWithin,
+      [&means = means_, devices, answer] { means.workers.look(devices, answer); });
+}
 
+/// Asks for all that come in together: one for which there is no room comes back with none.
+void ResumeOperation::admit(const Workers::Uses& uses, const BytesByDevice& leaves) {
+  const Allocations& table = means_.node.allocations;
   std::string missing;
   for (const auto& [uuid, bytes] : needs(table, exchange_.arriving, what_)) {
-    const std::optional<MemoryUse> memory = means_.nvml.memory(uuid);
-    const std::uint64_t free = memory ? memory->free : 0;
+    const auto use = uses.find(uuid);
+    const MemoryUse memory = use != uses.end() ? use->second : MemoryUse{};
     const auto more = leaves.find(uuid);
     const std::uint64_t to_come = more != leaves.end() ? more->second : 0;
     if (to_come > 0) {
-      const std::uint64_t reserve = Headroom::reserve(memory ? memory->total : 0);
-      exchange_.headroom.limit(uuid, free > reserve ? free - reserve : 0);
+      const std::uint64_t reserve = Headroom::reserve(memory.total);
+      exchange_.headroom.limit(uuid, memory.free > reserve ? memory.free - reserve : 0);
     }
-    if (!memory || bytes <= free + to_come) continue;  // unknown: create will tell
-    missing += (missing.empty() ? "" : "; ") + to_string(uuid) + " has " + format_size(free) +
-               " free, " + format_size(bytes) + " needed";
+    // Unknown: create will tell.
+    if (use == uses.end() || bytes <= memory.free + to_come) continue;
+    missing += (missing.empty() ? "" : "; ") + to_string(uuid) + " has " +
+               format_size(memory.free) + " free, " + format_size(bytes) + " needed";
     if (const std::size_t groups = exchange_.arriving.size(); groups > 1)
       missing += " by the " + std::to_string(groups) + " groups together";
     if (to_come > 0)
@@ -81,65 +91,121 @@ Status ResumeOperation::check_opened() const {
 void ResumeOperation::run(const action::Create& create) {
   epoch_ = create.epoch;
   creation_ = Creation(to_bring_back(means_.node.allocations, group_.id, what_));
-  create_slice();
+  under_way_ = 0;
+  create_more();
 }
 
 void ResumeOperation::run(const action::Room&) {
   exchange_.headroom.lift();
-  if (std::exchange(awaits_room_, false)) create_slice();
+  if (std::exchange(awaits_room_, false)) create_more();
 }
 
 void ResumeOperation::look_for_room() {
-  if (std::exchange(awaits_room_, false)) later_(epoch_);
+  if (!std::exchange(awaits_room_, false)) return;
+  means_.loop.post([this, back = back_] {
+    back([this] {
+      if (creates()) create_more();
+    });
+  });
 }
 
-Status ResumeOperation::create_again(const Creation::Item& item, Allocation& a) {
-  const Device* device = means_.devices.find(a.device);  // was found when it was first made
-  Result<Charge> charge = group_.account->take(of_device_memory(a.size));
-  Result<CreatedMemory> made =
-      charge.ok() ? means_.devices.create(*device, a.size, a.gpu_direct_rdma) : charge.status();
-  if (!made.ok()) {
-    if (made.status().code() == Code::kResourceExhausted && exchange_.headroom.limited(a.device)) {
-      spdlog::debug("group '{}': {}; waits until something has left", group_.machine.name(),
-                    made.status().text());
-      exchange_.headroom.exhaust(a.device);
-      creation_.put_back(item);
-      return {};
-    }
-    return made.status();
+bool ResumeOperation::creates() const {
+  return group_.machine.phase() == Phase::kCreate && group_.machine.epoch() == epoch_;
+}
+
+void ResumeOperation::create_more() {
+  // One that is done, and one that waits, for each device.
+  const std::size_t most = 2 * means_.devices.all().size();
+  while (under_way_ < most) {
+    const std::vector<Creation::Item> slice = creation_.next(exchange_.headroom);
+    if (slice.empty()) break;
+    if (const Status status = create(slice); !status.ok())
+      return group_.machine.tell(event::Created{status}, Clock::now());
   }
-  a.fd = charged(std::move(made.value().fd), std::move(charge).value());
-  created_.push_back(std::move(made.value().handle));
-  return {};
+  if (under_way_ > 0) return;
+  awaits_room_ = !creation_.done();
+  if (!awaits_room_) group_.machine.tell(event::Created{}, Clock::now());
 }
 
-void ResumeOperation::create_slice() {
-  std::vector<const Allocation*> slice;
-  const std::vector<Creation::Item> items = creation_.next(exchange_.headroom);
-  awaits_room_ = items.empty() && !creation_.done();
-  if (awaits_room_) return;
-  for (const Creation::Item& item : items) {
-    Allocation* a = means_.node.allocations.find(item.id);
+Status ResumeOperation::create(const std::vector<Creation::Item>& slice) {
+  std::vector<const Allocation*> there;
+  std::map<DeviceUuid, Batch> batches;
+  for (const Creation::Item& item : slice) {
+    const Allocation* a = means_.node.allocations.find(item.id);
     // Freed meanwhile, or its last holder has died; guests may have it still.
     if (a == nullptr || a->group != group_.id) {
       exchange_.headroom.give_back(item.device, item.needed);
       continue;
     }
-    if (!a->resident()) {
-      if (const Status status = create_again(item, *a); !status.ok())
-        return group_.machine.tell(event::Created{status}, Clock::now());
+    if (a->resident()) {
+      there.push_back(a);
+      continue;
     }
-    if (a->resident()) slice.push_back(a);
+    Result<Charge> charge = group_.account->take(of_device_memory(a->size));
+    if (!charge.ok()) {
+      const bool limited = exchange_.headroom.limited(a->device);
+      if (Status status = not_created(item, limited, charge.status()); !status.ok()) return status;
+      continue;
+    }
+    Batch& batch = batches[a->device];
+    batch.limited = exchange_.headroom.limited(a->device);
+    batch.items.push_back(item);
+    batch.charges.push_back(std::move(charge).value());
+    batch.wishes.push_back({a->size, a->gpu_direct_rdma});
   }
+  send(there);
+  for (auto& [uuid, ready] : batches) {
+    ++under_way_;
+    const auto batch = std::make_shared<Batch>(std::move(ready));
+    const Device& device = *means_.devices.find(uuid);  // was found when it was first made
+    means_.workers.create(device, batch->wishes, means_.create_limit,
+                          [this, batch, back = back_, epoch = epoch_](Workers::AllMade made) {
+                            back([&] {
+                              if (creates() && epoch == epoch_) created(*batch, made);
+                            });
+                          });
+  }
+  return {};
+}
+
+Status ResumeOperation::not_created(const Creation::Item& item, bool limited, const Status& why) {
+  if (why.code() != Code::kResourceExhausted || !limited) return why;
+  spdlog::debug("group '{}': {}; waits until something has left", group_.machine.name(),
+                why.text());
+  exchange_.headroom.exhaust(item.device);
+  creation_.put_back(item);
+  return {};
+}
+
+void ResumeOperation::created(Batch& batch, Workers::AllMade& made) {
+  --under_way_;
+  std::vector<const Allocation*> slice;
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    const Creation::Item& item = batch.items[i];
+    if (!made[i].ok()) {
+      const Status status = not_created(item, batch.limited, made[i].status());
+      if (!status.ok()) return group_.machine.tell(event::Created{status}, Clock::now());
+      continue;
+    }
+    Allocation* a = means_.node.allocations.find(item.id);
+    if (a == nullptr || a->group != group_.id) {
+      exchange_.headroom.give_back(item.device, item.needed);
+      continue;
+    }
+    a->fd = charged(std::move(made[i].value().fd), std::move(batch.charges[i]));
+    created_.push_back(std::move(made[i].value().handle));
+    slice.push_back(a);
+  }
+  send(slice);
+  create_more();
+}
+
+void ResumeOperation::send(const std::vector<const Allocation*>& slice) {
   for (const auto& [rank, work] : plan_load(slice)) {
     for (const Allocation* a : work.maps) loaders_[a->id] = rank;
     means_.outbox.send_maps(rank, epoch_, work.maps, false);
     means_.outbox.send_copies(rank, CopyKind::kLoad, epoch_, work.copies, false);
   }
-  if (creation_.done())
-    group_.machine.tell(event::Created{}, Clock::now());
-  else
-    later_(epoch_);
 }
 
 /// What a rank holds and another loads it maps while its own copies are still under way; it may not
@@ -155,7 +221,8 @@ void ResumeOperation::run(const action::Load& load) {
   Records& records = means_.node.records;
   for (Allocation* a : means_.node.allocations.of_group(group_.id))
     if (a->resident() && !a->kept)
-      a->kept = records.record().keep(HolderKind::kIncoming, a->id, a->fd);
+      a->kept = records.record().keep(HolderKind::kIncoming, a->id, a->fd,
+                                      means_.devices.lane(a->device));
   records.record().flush();
 }
 
@@ -173,8 +240,9 @@ void ResumeOperation::run(const action::Arrived& arrived) {
   GroupOperation::run(arrived);
   if (created_.empty()) return;
   // Not while somebody waits for the end of the resume.
-  means_.loop.post([created = std::make_shared<std::vector<MemoryHandle>>(
-                        std::exchange(created_, {}))] { created->clear(); });
+  means_.loop.post([created = std::make_shared<decltype(created_)>(std::exchange(created_, {}))] {
+    created->clear();
+  });
 }
 
 }  // namespace amem

@@ -1,13 +1,11 @@
 // ResumeOperation: what one resume of a group has while it lasts, and how its actions are carried
 // out: what is still to be created, within which headroom, and who loads it.
 //
-// Memory is created in slices, each of which is sent to its keepers at once; the loop serves others
-// in between.
+// Memory is created in slices, on the devices' threads, and each is sent to its keepers at once.
 //
 // For the loop's thread; works on the Node's tables.
 #pragma once
 
-#include <functional>
 #include <vector>
 
 #include "daemon/operations/exchange.h"
@@ -19,12 +17,9 @@ namespace amem {
 
 class ResumeOperation final : public GroupOperation {
  public:
-  /// Sees to it that create_slice() is called soon, while the group is in kCreate of this epoch.
-  using Later = std::function<void(Epoch)>;
-
   /// `exchange`: of an order of an operator's; null: begun from inside, by itself.
   ResumeOperation(const Means& means, GroupEntry& group, Selection what, Exchange* exchange,
-                  Later later);
+                  Back back);
   ~ResumeOperation();
 
   using GroupOperation::run;
@@ -36,27 +31,41 @@ class ResumeOperation final : public GroupOperation {
   void run(const action::Drop& drop);
   void run(const action::Arrived& arrived);
 
-  /// Creates a slice of what is missing and sends it; then tells the group, or comes again later,
-  /// when there is room for the next.
-  void create_slice();
   /// Some memory has left: if it waits for that, it tries again.
   void look_for_room();
   /// Who loads what, as far as it has been sent.
   const Loaders& loaders() const { return loaders_; }
 
  private:
+  /// With what is in use of the devices that it needs, and what was leaving before that was seen:
+  /// it may be free already. What is counted twice create finds out.
+  void admit(const Workers::Uses& uses, const BytesByDevice& leaves);
+  /// Has slices of what is missing created, some at a time; tells the group when all of it is
+  /// there.
+  void create_more();
+  struct Batch {  // of a slice, on one device
+    std::vector<Creation::Item> items;
+    std::vector<Charge> charges;
+    std::vector<Workers::Wish> wishes;
+    bool limited = false;  // others had memory of the device that was to leave
+  };
+  Status create(const std::vector<Creation::Item>& slice);
+  void created(Batch& batch, Workers::AllMade& made);
   /// What finds no room while another group leaves is put back, and that is no failure.
-  Status create_again(const Creation::Item& item, Allocation& a);
+  Status not_created(const Creation::Item& item, bool limited, const Status& why);
+  /// To its keepers, who map and load it.
+  void send(const std::vector<const Allocation*>& slice);
+  bool creates() const;
   /// What its ranks have opened of other groups is there to be mapped.
   Status check_opened() const;
 
   Exchange alone_;  // of one that has no other
   Exchange& exchange_;
-  const Later later_;
   Epoch epoch_;  // in which it creates
   Creation creation_;
-  bool awaits_room_ = false;           // nothing more of it fits in the headroom
-  std::vector<MemoryHandle> created_;  // released once it has ended
+  std::size_t under_way_ = 0;                         // batches
+  bool awaits_room_ = false;                          // nothing more of it fits in the headroom
+  std::vector<std::shared_ptr<const void>> created_;  // handles, released once it has ended
   Loaders loaders_;
 };
 

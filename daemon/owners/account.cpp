@@ -66,13 +66,13 @@ void Account::give_back(const Amounts& amounts) {
   for (const Resource resource : kAllResources) used_[resource] -= amounts[resource];
 }
 
-SharedFd charged(Fd fd, Charge charge) {
+SharedFd charged(SharedFd fd, Charge charge) {
   struct Held {
-    Fd fd;
+    SharedFd fd;
     Charge charge;
   };
   auto held = std::make_shared<Held>(Held{std::move(fd), std::move(charge)});
-  const Fd* part = &held->fd;
+  const Fd* part = held->fd.get();
   return {std::move(held), part};
 }
 

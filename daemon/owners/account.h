@@ -142,6 +142,6 @@ inline Amounts of_device_memory(std::uint64_t bytes) {
 }
 
 /// A descriptor that is charged for as long as anybody has it.
-SharedFd charged(Fd fd, Charge charge);
+SharedFd charged(SharedFd fd, Charge charge);
 
 }  // namespace amem

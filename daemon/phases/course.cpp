@@ -393,7 +393,7 @@ void Course::tick(Time now) {
   if (phase_ != late) return;
   waiting_.clear();  // goes on without their answers
   deadline_ = kNever;
-  if (rule(phase_).waits_for_ranks()) advance(now);
+  advance(now);
 }
 
 // ---- for people ---------------------------------------------------------------------------------

@@ -100,10 +100,9 @@ Plan plan_save(const Allocations& table, GroupId group, const FormOf& form,
   return plan;
 }
 
-std::map<DeviceUuid, std::uint64_t> needs(const Allocations& table,
-                                          const std::vector<GroupId>& groups,
-                                          const Selection& what) {
-  std::map<DeviceUuid, std::uint64_t> bytes;
+BytesByDevice needs(const Allocations& table, const std::vector<GroupId>& groups,
+                    const Selection& what) {
+  BytesByDevice bytes;
   for (const GroupId group : groups)
     for (const Allocation* a : table.of_group(group))
       if (!a->resident() && what.takes(a->tag)) bytes[a->device] += a->size;

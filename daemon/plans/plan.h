@@ -59,10 +59,11 @@ Plan plan_save(
     const Allocations& table, GroupId group, const FormOf& form,
     const Allocations::Filter& chosen = [](const Allocation&) { return true; });
 
+using BytesByDevice = std::map<DeviceUuid, std::uint64_t>;
+
 /// Bytes of each device that a resume of these groups has still to take.
-std::map<DeviceUuid, std::uint64_t> needs(const Allocations& table,
-                                          const std::vector<GroupId>& groups,
-                                          const Selection& what);
+BytesByDevice needs(const Allocations& table, const std::vector<GroupId>& groups,
+                    const Selection& what);
 
 /// What a resume brings back: everything that the ranks have let go of, oldest first.
 std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId group,

@@ -31,9 +31,9 @@ Status Record::write(Row& row, RowKind kind, std::uint64_t id,
   return status;
 }
 
-Kept Record::keep(HolderKind kind, std::uint64_t id, SharedFd fd) {
+Kept Record::keep(HolderKind kind, std::uint64_t id, SharedFd fd, std::uint32_t lane) {
   if (!holder_) return {};
-  holder_->put(holder_key(kind, id), std::move(fd));
+  holder_->put(holder_key(kind, id), std::move(fd), lane);
   return {this, holder_key(kind, id)};
 }
 
@@ -53,22 +53,57 @@ void Record::drop(HolderKey key) {
   });
 }
 
-void Record::settle(Duration limit) {
-  if (!holder_ || holder_->lost()) return;
-  if (const Status status = holder_->settle(limit); !status.ok()) spdlog::warn("{}", status.text());
+void Record::settle(const std::set<std::uint32_t>& lanes, Duration limit,
+                    std::function<void()> done) {
+  if (!holder_ || lanes.empty()) return done();
+  const auto settling = std::make_shared<Settling>();
+  settling->missing = 1;  // until all are asked: the first may answer while the next is asked
+  settling->done = std::move(done);
+  settling->timer = loop_->at(Clock::now() + limit, [this, settling] {
+    spdlog::warn(
+        "the holder is still closing descriptors that amemd dropped: the GPU's driver takes its "
+        "time to free their memory, or hangs");
+    std::erase_if(questions_, [&](const auto& each) { return each.second == settling; });
+    settling->done();
+  });
+  for (const std::uint32_t lane : lanes) {
+    const Result<std::uint64_t> number = holder_->ask_settled(lane);
+    if (!number.ok()) continue;  // flush() and the keeper tell of it
+    questions_.emplace(number.value(), settling);
+    ++settling->missing;
+  }
+  answered(*settling);
+}
+
+void Record::answered(Settling& settling) {
+  if (--settling.missing > 0) return;
+  loop_->cancel(settling.timer);
+  settling.done();
+}
+
+void Record::settled(std::uint64_t number) {
+  const auto question = questions_.extract(number);
+  if (!question.empty()) answered(*question.mapped());
 }
 
 void Record::detach() {
   flush();
+  for (const auto& [number, settling] : questions_) loop_->cancel(settling->timer);
+  questions_.clear();
   if (holder_) holder_->detach();
   holder_.reset();
   log_.reset();
 }
 
-void Record::replace(std::shared_ptr<Holder> holder) { holder_ = std::move(holder); }
+void Record::replace(std::shared_ptr<Holder> holder) {
+  holder_ = std::move(holder);
+  if (holder_) holder_->on_settled([this](std::uint64_t number) { settled(number); });
+  // The one before has closed everything with its end.
+  while (!questions_.empty()) settled(questions_.begin()->first);
+}
 
-void Record::keep_again(const Kept& kept, SharedFd fd) {
-  if (kept && holder_) holder_->put(kept.key_, std::move(fd));
+void Record::keep_again(const Kept& kept, SharedFd fd, std::uint32_t lane) {
+  if (kept && holder_) holder_->put(kept.key_, std::move(fd), lane);
 }
 
 }  // namespace amem

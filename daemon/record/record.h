@@ -11,8 +11,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -101,7 +103,9 @@ class Record {
   /// REQUIRES: the loop outlives this object; the holder has the log's memory, or gets it by
   /// keep_log().
   Record(EventLoop& loop, RecordLog log, std::shared_ptr<Holder> holder)
-      : loop_(&loop), log_(std::move(log)), holder_(std::move(holder)) {}
+      : loop_(&loop), log_(std::move(log)) {
+    replace(std::move(holder));
+  }
   Record(const Record&) = delete;
   Record& operator=(const Record&) = delete;
 
@@ -115,14 +119,15 @@ class Record {
   /// The row that there is already.
   Row adopt_row(RowKind kind, std::uint64_t id) { return {this, row_key(kind, id)}; }
 
-  /// The holder gets the descriptor with the next flush().
-  Kept keep(HolderKind kind, std::uint64_t id, SharedFd fd);
+  /// The holder gets the descriptor with the next flush(). `lane`: in which it closes it.
+  Kept keep(HolderKind kind, std::uint64_t id, SharedFd fd, std::uint32_t lane = 0);
   /// What it has already.
   Kept adopt(HolderKind kind, std::uint64_t id) { return {this, holder_key(kind, id)}; }
   /// Once this has returned, what was kept before survives this process.
   void flush();
-  /// Waits until what was dropped before has been closed, at most so long: its memory is free then.
-  void settle(Duration limit);
+  /// `done` is called, now or later, when what was dropped in these lanes before has been closed,
+  /// so that its memory is free, or when `limit` has passed. Never after detach().
+  void settle(const std::set<std::uint32_t>& lanes, Duration limit, std::function<void()> done);
 
   /// From now on nothing is written, erased or dropped: this process ends, and the next goes on
   /// with what there is.
@@ -130,7 +135,7 @@ class Record {
   /// Another holder has taken the place of one that has ended, and has nothing yet but the log's
   /// memory. What there is goes there by keep_again(), then flush().
   void replace(std::shared_ptr<Holder> holder);
-  void keep_again(const Kept& kept, SharedFd fd);
+  void keep_again(const Kept& kept, SharedFd fd, std::uint32_t lane = 0);
   Holder* holder() const { return holder_.get(); }
 
  private:
@@ -138,12 +143,22 @@ class Record {
   friend class Kept;
   void drop(HolderKey key);
 
+  struct Settling {
+    std::size_t missing = 0;  // answers
+    std::function<void()> done;
+    EventLoop::TimerId timer;
+  };
+  using Questions = std::map<std::uint64_t, std::shared_ptr<Settling>>;
+  void settled(std::uint64_t number);
+  void answered(Settling& settling);
+
   EventLoop* loop_ = nullptr;
   std::optional<RecordLog> log_;
   std::shared_ptr<Holder> holder_;
   std::string buffer_;
   bool flush_is_due_ = false;
   bool full_ = false;
+  Questions questions_;  // to the holder, by their number
 };
 
 }  // namespace amem

@@ -126,7 +126,8 @@ World::World() {
   config_.pool_chunk = 64 * kKiB;
   config_.swap_wave = 16 * kKiB;
   require(loop_.open().ok(), "a loop is made");
-  broker_ = std::make_unique<Broker>(loop_, config_, Ground::get().devices(), Ground::get().nvml());
+  broker_ = std::make_unique<Broker>(loop_, config_, Ground::get().devices(), Ground::get().nvml(),
+                                     nullptr, Workers::Place::kLoop);
   askers_ = std::make_unique<Askers>(*broker_);
 }
 

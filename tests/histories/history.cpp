@@ -66,7 +66,8 @@ History::History(std::uint64_t seed, bool trace, bool lies)
   config_.swap_wave = 4 * kPage;
   config_.swap_duplex = below(4) != 0;
   if (!loop_.open().ok()) breaks("a loop is made");
-  broker_ = std::make_unique<Broker>(loop_, config_, Ground::get().devices(), Ground::get().nvml());
+  broker_ = std::make_unique<Broker>(loop_, config_, Ground::get().devices(), Ground::get().nvml(),
+                                     nullptr, Workers::Place::kLoop);
 }
 
 History::~History() = default;

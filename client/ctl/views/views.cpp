@@ -161,7 +161,11 @@ std::string device_table(const v1::NodeStatus& status, const Style& style) {
                known ? format_bytes(device.used_bytes()) : "?",
                format_bytes(device.brokered_bytes()), device.uuid()});
   }
-  return table.render(style);
+  std::string text = table.render(style);
+  for (const v1::DeviceStatus& device : status.devices())
+    if (!device.trouble().empty())
+      text += "device " + std::to_string(device.ordinal()) + " hangs: " + device.trouble() + "\n";
+  return text;
 }
 
 }  // namespace

@@ -49,6 +49,7 @@ class DeviceStatus:
     used_bytes: int  # everybody's memory on the device
     brokered_bytes: int  # physical memory that the broker holds
     usage_known: bool  # False: total and used read 0
+    trouble: str  # what hangs there; empty: nothing
 
 
 @_dataclass

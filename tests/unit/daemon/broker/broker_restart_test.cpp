@@ -404,7 +404,7 @@ TEST_F(UnusableTest, DescriptorsWithoutARecordAreLeftAlone) {
   Result<std::map<HolderKey, Fd>> there = all->list();
   ASSERT_TRUE(there.ok());
   all->drop(kRecord);
-  ASSERT_TRUE(all->settle(seconds(5)).ok());
+  ASSERT_TRUE(all->flush().ok());
   all.reset();
   expect_refused(std::to_string(there.value().size() - 1) +
                  " descriptors are there without a record of them");
@@ -428,7 +428,7 @@ TEST_F(UnusableTest, AGroupWhoseMemoryIsMissingIsNamedAndOthersAreTakenUp) {
   keeper.reset();
   std::unique_ptr<Holder> all = connect();
   all->drop(holder_key(HolderKind::kMemory, of_b));
-  ASSERT_TRUE(all->settle(seconds(5)).ok());
+  ASSERT_TRUE(all->flush().ok());
   all.reset();
   ASSERT_NO_FATAL_FAILURE(begin_broker());
   EXPECT_EQ(status().groups_size(), 1);

@@ -94,7 +94,7 @@ TEST_F(HolderClientTest, ThousandsOfDescriptors) {
   ASSERT_EQ(all.value().size(), kMany);
   for (const auto& [key, fd] : all.value()) ASSERT_EQ(text_of(fd), std::to_string(id_of(key)));
   for (std::uint64_t id = 0; id < kMany; id += 2) holder->drop(memory_key(id));
-  ASSERT_TRUE(holder->settle(kLong).ok());
+  ASSERT_TRUE(settle(*holder, kLong).ok());
   EXPECT_EQ(size(), kMany / 2);
 }
 
@@ -109,12 +109,31 @@ TEST_F(HolderClientTest, SettleWaitsUntilWhatWasDroppedIsClosed) {
   slow.forget();
   holder->drop(memory_key(1));
   const Time began = Clock::now();
-  const Status early = holder->settle(milliseconds(200));
+  const Status early = settle(*holder, milliseconds(200));
   EXPECT_EQ(early.code(), Code::kDeadlineExceeded) << early.text();
   EXPECT_EQ(texts(*holder), (Texts{{memory_key(2), "other"}})) << "it answers while it closes";
   EXPECT_LT(Clock::now() - began, milliseconds(1500));
-  const Status status = holder->settle(kLong);
+  const Status status = settle(*holder, kLong);
   EXPECT_TRUE(status.ok()) << status.text();
+  EXPECT_GT(Clock::now() - began, milliseconds(1500));
+}
+
+TEST_F(HolderClientTest, ASlowCloseHoldsUpItsOwnLaneOnly) {
+  serve();
+  const auto holder = connect();
+  SlowToClose slow(2);
+  const SharedFd other = shared_file("other");
+  holder->put(memory_key(1), std::make_shared<const Fd>(slow.fd().duplicate()), 1);
+  holder->put(memory_key(2), other, 2);
+  ASSERT_TRUE(holder->flush().ok());
+  ASSERT_EQ(size(), 2U);
+  slow.forget();
+  holder->drop(memory_key(1));
+  holder->drop(memory_key(2));
+  const Time began = Clock::now();
+  EXPECT_TRUE(settle(*holder, kLong, 2).ok());
+  EXPECT_LT(Clock::now() - began, milliseconds(1000));
+  EXPECT_TRUE(settle(*holder, kLong, 1).ok());
   EXPECT_GT(Clock::now() - began, milliseconds(1500));
 }
 
@@ -173,7 +192,7 @@ TEST_F(HolderClientTest, AHolderThatEndsIsLostAndNothingBlocks) {
   holder->put(memory_key(2), shared_file("none"));
   EXPECT_EQ(holder->flush().code(), Code::kUnavailable);
   EXPECT_EQ(holder->list().status().code(), Code::kUnavailable);
-  EXPECT_EQ(holder->settle(kLong).code(), Code::kUnavailable);
+  EXPECT_EQ(settle(*holder, kLong).code(), Code::kUnavailable);
   EXPECT_NE(holder->flush().text().find(path), std::string::npos);
   EXPECT_EQ(text_of(*kept), "kept");
 }

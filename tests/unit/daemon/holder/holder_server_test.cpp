@@ -188,7 +188,7 @@ TEST_F(HolderServerTest, WithoutProcessesItServesAConnectedAmemdAndEndsAfterIt) 
     holder->put(holder_key(HolderKind::kProcess, 1), std::make_shared<const Fd>(rank.process()));
     // What is no process lives as little as one that has ended.
     holder->put(holder_key(HolderKind::kProcess, 2), std::make_shared<const Fd>(some_file("x")));
-    ASSERT_TRUE(holder->settle(kLong).ok());
+    ASSERT_TRUE(settle(*holder, kLong).ok());
   }
   EXPECT_FALSE(is_over(milliseconds(100)));
   EXPECT_EQ(size(), 2U);

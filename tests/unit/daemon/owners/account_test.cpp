@@ -70,7 +70,8 @@ TEST_F(AccountTest, AllOrNone) {
 TEST_F(AccountTest, ADescriptorIsChargedAsLongAsAnybodyHasIt) {
   Accounts accounts(loop, quotas);
   const auto account = accounts.of({kSomebody, {}});
-  SharedFd table = charged(Fd(::dup(0)), account->take(of_device_memory(1 << 20)).value());
+  SharedFd table = charged(std::make_shared<const Fd>(::dup(0)),
+                           account->take(of_device_memory(1 << 20)).value());
   SharedFd queue = table;
   table.reset();
   EXPECT_EQ(account->used(Resource::kDeviceBytes), 1U << 20);

@@ -1,0 +1,349 @@
+#include "daemon/memory/workers.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "daemon/base/units.h"
+#include "daemon/memory/in_driver.h"
+
+namespace amem {
+namespace {
+
+/// How often it is looked for what is late, while something is under way.
+constexpr Duration kWatch = std::chrono::milliseconds(250);
+/// A call that hangs is told of again.
+constexpr Duration kTellAgain = std::chrono::minutes(1);
+/// Usage is for people and for foresight: neither may wait long for it.
+constexpr Duration kLookLimit = std::chrono::seconds(1);
+
+std::string name_of(const Device& device) {
+  return "device " + std::to_string(device.ordinal) + " (" + to_string(device.uuid) + ")";
+}
+
+std::string seconds_since(Time then) {
+  const auto whole = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - then);
+  return std::to_string(whole.count()) + " s";
+}
+
+}  // namespace
+
+std::string to_string(const DeviceCall& call) {
+  return std::string(call.name) + (call.bytes > 0 ? " of " + format_size(call.bytes) : "");
+}
+
+/// What has been done, on its way to the loop.
+struct Workers::Mailbox {
+  std::mutex mutex;
+  EventLoop* loop = nullptr;  // null: nobody is told any more
+  bool works = false;         // what comes here is still to be done
+  std::vector<JobPtr> done;
+
+  static void put(const std::shared_ptr<Mailbox>& mailbox, JobPtr job) {
+    const std::lock_guard lock(mailbox->mutex);
+    if (mailbox->loop == nullptr) return;
+    mailbox->done.push_back(std::move(job));
+    if (mailbox->done.size() == 1) mailbox->loop->post([mailbox] { deliver(*mailbox); });
+  }
+  static void deliver(Mailbox& mailbox) {
+    std::vector<JobPtr> jobs;
+    {
+      const std::lock_guard lock(mailbox.mutex);
+      jobs.swap(mailbox.done);
+    }
+    for (const JobPtr& job : jobs) {
+      if (mailbox.works)
+        job->work();
+      else
+        InDriver::add(job->in_driver);
+      job->done();
+    }
+  }
+};
+
+/// A device's queue and thread, which lives on by itself when it hangs at the end.
+struct Workers::Lane {
+  explicit Lane(const Device& of) : device(of) {}
+
+  const Device device;
+  std::mutex mutex;
+  std::condition_variable changed;
+  // All under mutex.
+  std::deque<JobPtr> queue;
+  JobPtr current;
+  Time current_since;
+  bool abandoned = false;  // whoever asked for the current one does not wait for it any more
+  Time told{};             // when it was said that the current one hangs
+  bool ends = false;
+  bool ended = false;
+  std::thread thread;
+
+  /// False: nobody works here any more.
+  static bool add(const std::shared_ptr<Lane>& lane, const std::shared_ptr<Mailbox>& mailbox,
+                  JobPtr job) {
+    {
+      const std::lock_guard lock(lane->mutex);
+      if (lane->ends) return false;
+      lane->queue.push_back(std::move(job));
+      if (!lane->thread.joinable())
+        lane->thread = std::thread([lane, mailbox] { lane->run(mailbox); });
+    }
+    lane->changed.notify_all();
+    return true;
+  }
+
+  void run(const std::shared_ptr<Mailbox>& mailbox) {
+    std::unique_lock lock(mutex);
+    while (true) {
+      changed.wait(lock, [this] { return ends || !queue.empty(); });
+      if (queue.empty()) break;
+      JobPtr job = current = std::move(queue.front());
+      queue.pop_front();
+      current_since = Clock::now();
+      abandoned = false;
+      told = {};
+      lock.unlock();
+      const Duration before = InDriver::total();
+      job->work();
+      job->in_driver = InDriver::total() - before;
+      lock.lock();
+      current.reset();
+      const bool awaited = job->late_at != kNever && !abandoned;
+      const bool hung = told != Time{};
+      lock.unlock();
+      if (hung)
+        spdlog::warn("{}: {} has returned after {}", name_of(device), to_string(job->call),
+                     seconds_since(current_since));
+      if (awaited) Mailbox::put(mailbox, std::move(job));
+      job.reset();
+      lock.lock();
+    }
+    ended = true;
+    changed.notify_all();
+  }
+
+  /// The current call, as people read it; "": there is none.
+  std::string doing() const {
+    if (!current) return "";
+    return to_string(current->call) + " has not returned for " + seconds_since(current_since);
+  }
+};
+
+Workers::Workers(EventLoop& loop, const Devices& devices, const Nvml& nvml, Place place,
+                 std::function<void(const std::string&)> trouble)
+    : loop_(loop),
+      devices_(devices),
+      nvml_(nvml),
+      place_(place),
+      trouble_(std::move(trouble)),
+      mailbox_(std::make_shared<Mailbox>()) {
+  mailbox_->loop = &loop;
+  mailbox_->works = place == Place::kLoop;
+  for (const Device& device : devices.all())
+    lanes_.emplace(device.uuid, std::make_shared<Lane>(device));
+}
+
+Workers::~Workers() { shut(); }
+
+void Workers::shut() {
+  if (timer_) loop_.cancel(*timer_);
+  timer_.reset();
+  std::vector<JobPtr> forgotten;
+  {
+    const std::lock_guard lock(mailbox_->mutex);
+    mailbox_->loop = nullptr;
+    forgotten.swap(mailbox_->done);
+  }
+  for (const auto& [uuid, lane] : lanes_) {
+    const std::lock_guard lock(lane->mutex);
+    lane->ends = true;
+    if (lane->current) forgotten.push_back(lane->current);
+    std::erase_if(lane->queue, [&](const JobPtr& job) {
+      if (job->late_at == kNever) return false;
+      forgotten.push_back(job);
+      return true;
+    });
+    lane->changed.notify_all();
+  }
+  for (const JobPtr& job : forgotten) job->forget();
+  const Time until = Clock::now() + kEndLimit;
+  for (const auto& [uuid, lane] : lanes_) {
+    std::unique_lock lock(lane->mutex);
+    if (!lane->thread.joinable()) continue;
+    std::thread thread = std::move(lane->thread);
+    const bool ended = lane->changed.wait_until(lock, until, [&] { return lane->ended; });
+    if (!ended)
+      spdlog::error("{}: {}; amemd ends without it", name_of(lane->device), lane->doing());
+    lock.unlock();
+    ended ? thread.join() : thread.detach();
+  }
+}
+
+void Workers::add(const DeviceUuid& device, JobPtr job) {
+  if (place_ == Place::kLoop) return Mailbox::put(mailbox_, std::move(job));
+  Lane::add(lanes_.at(device), mailbox_, std::move(job));
+  watch();
+}
+
+void Workers::create(const Device& device, std::vector<Wish> wishes, Duration limit,
+                     std::function<void(AllMade)> done) {
+  const std::size_t count = wishes.size();
+  const DeviceCall call{"cuMemCreate", count > 0 ? wishes.front().size : 0};
+  ask(
+      device.uuid, call, limit,
+      [this, &device, wishes = std::move(wishes)] {
+        std::vector<Result<CreatedMemory>> made;
+        for (const Wish& wish : wishes)
+          made.push_back(devices_.create(device, wish.size, wish.gpu_direct_rdma));
+        return made;
+      },
+      [this, &device, count,
+       done = std::move(done)](Result<std::vector<Result<CreatedMemory>>> all) {
+        AllMade answer;
+        for (std::size_t i = 0; i < count; ++i) {
+          if (!all.ok() || !all.value()[i].ok()) {
+            answer.emplace_back(all.ok() ? all.value()[i].status() : all.status());
+            continue;
+          }
+          CreatedMemory& memory = all.value()[i].value();
+          answer.emplace_back(Made{closing(device.uuid, std::move(memory.fd)),
+                                   releasing(device.uuid, std::move(memory.handle))});
+        }
+        done(std::move(answer));
+      });
+}
+
+void Workers::look(const std::set<DeviceUuid>& asked, std::function<void(const Uses&)> done) {
+  std::set<DeviceUuid> devices = asked;
+  std::erase_if(devices, [&](const DeviceUuid& device) {
+    const bool cannot = !lanes_.contains(device) || !hangs(device).empty();
+    if (cannot) seen_.erase(device);
+    return cannot;
+  });
+  struct Look {
+    std::size_t missing;
+    Uses uses;
+    std::function<void(const Uses&)> done;
+  };
+  const auto look = std::make_shared<Look>(Look{devices.size(), {}, std::move(done)});
+  const auto none = [] { return 0; };
+  const auto at_once = [look](const Result<int>&) { look->done({}); };
+  if (devices.empty()) {
+    const auto job = std::make_shared<Asked<decltype(none), decltype(at_once)>>(
+        DeviceCall{}, kLookLimit, none, at_once);
+    job->work();
+    return Mailbox::put(mailbox_, job);
+  }
+  for (const DeviceUuid& device : devices)
+    ask(
+        device, {"nvmlDeviceGetMemoryInfo"}, kLookLimit,
+        [this, device] { return nvml_.memory(device); },
+        [this, device, look](const Result<std::optional<MemoryUse>>& use) {
+          if (use.ok() && use.value())
+            look->uses[device] = seen_[device] = *use.value();
+          else
+            seen_.erase(device);
+          if (--look->missing == 0) look->done(look->uses);
+        });
+}
+
+/// What ends where it is told to: on the device's thread as long as there is one.
+template <class What>
+std::shared_ptr<What> Workers::ending(const DeviceUuid& device, DeviceCall call, What what) {
+  class End final : public Job {
+   public:
+    End(DeviceCall how, What ended) : Job(how, kNever), ended_(std::move(ended)) {}
+    void work() override { ended_.reset(); }
+
+   private:
+    std::optional<What> ended_;
+  };
+  struct Ending {
+    Ending(DeviceCall how, What value) : call(how), what(std::move(value)) {}
+    ~Ending() {
+      if (lane) Lane::add(lane, mailbox, std::make_shared<End>(call, std::move(what)));
+    }
+    Ending(const Ending&) = delete;
+    Ending& operator=(const Ending&) = delete;
+    const DeviceCall call;
+    What what;
+    std::shared_ptr<Lane> lane;  // null: it ends where it is let go of
+    std::shared_ptr<Mailbox> mailbox;
+  };
+  auto held = std::make_shared<Ending>(call, std::move(what));
+  const auto lane = lanes_.find(device);
+  if (place_ == Place::kThreads && lane != lanes_.end()) {
+    held->lane = lane->second;
+    held->mailbox = mailbox_;
+  }
+  What* const part = &held->what;
+  return {std::move(held), part};
+}
+
+SharedFd Workers::closing(const DeviceUuid& device, Fd fd) {
+  return ending(device, {"the close of its memory"}, std::move(fd));
+}
+
+std::shared_ptr<const void> Workers::releasing(const DeviceUuid& device, MemoryHandle handle) {
+  return ending(device, {"cuMemRelease"}, std::move(handle));
+}
+
+std::string Workers::hangs(const DeviceUuid& device) const {
+  const auto found = lanes_.find(device);
+  if (found == lanes_.end()) return "";
+  Lane& lane = *found->second;
+  const std::lock_guard lock(lane.mutex);
+  return lane.current && Clock::now() - lane.current_since >= kSlow ? lane.doing() : "";
+}
+
+void Workers::watch() {
+  if (!timer_)
+    timer_ = loop_.at(Clock::now() + kWatch, [this] {
+      timer_.reset();
+      look_for_trouble();
+    });
+}
+
+void Workers::look_for_trouble() {
+  const Time now = Clock::now();
+  bool busy = false;
+  std::vector<std::pair<JobPtr, Status>> late;
+  std::vector<std::string> hung;
+  for (const auto& [uuid, lane] : lanes_) {
+    const std::lock_guard lock(lane->mutex);
+    if (!lane->current) continue;
+    busy = true;
+    const auto give_up = [&](const JobPtr& job) {
+      const std::string name = name_of(lane->device);
+      const std::string how = lane->doing();
+      late.emplace_back(job, Status(Code::kDeadlineExceeded,
+                                    job == lane->current
+                                        ? name + ": " + how
+                                        : name + ": " + to_string(job->call) + " waits: " + how));
+    };
+    if (now >= lane->current->late_at && !std::exchange(lane->abandoned, true))
+      give_up(lane->current);
+    std::erase_if(lane->queue, [&](const JobPtr& job) {
+      if (now < job->late_at) return false;
+      give_up(job);
+      return true;
+    });
+    if (now - lane->current_since < kSlow) continue;
+    if (lane->told != Time{} && now - lane->told < kTellAgain) continue;
+    lane->told = now;
+    hung.push_back(name_of(lane->device) + " hangs: " + lane->doing() + "; " +
+                   std::to_string(lane->queue.size()) + " calls wait. Other devices go on");
+  }
+  for (const std::string& text : hung) {
+    spdlog::error("{}", text);
+    trouble_(text);
+  }
+  for (const auto& [job, why] : late) job->fail(why);
+  if (busy) watch();
+}
+
+}  // namespace amem
