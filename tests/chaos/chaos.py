@@ -143,7 +143,9 @@ class Chaos:
         self.drops = {words[1]: words[words.index("--discard") + 1:]} if "--discard" in words else {}
         moment = self.random.uniform(0, OPERATION)
         self.told = f"{' '.join(words)}; {kind} after {moment * 1000:.1f} ms"
-        victim = self.inject(words) if kind == "fault" else None
+        # Now and then two things at once; but not where a group is paused by hand, which must succeed.
+        also = kind != "rank" and "fault" in self.kinds and self.random.random() < 0.2
+        victim = self.inject(words) if kind == "fault" or also else None
         operation = self.node.ctl.start(*words)
         self.counts[kind] += 1
         if kind not in ("fault", "allocate"):
