@@ -24,8 +24,10 @@ def figures(pid):
     """What a process uses."""
     with open(f"/proc/{pid}/status") as file:
         status = dict(line.split(":", 1) for line in file)
-    return {"anonymous": 0 if sanitized(pid) else int(status["RssAnon"].split()[0]) << 10, "threads": int(status["Threads"]),
-            "descriptors": len(os.listdir(f"/proc/{pid}/fd")), "maps": sum(1 for _ in open(f"/proc/{pid}/maps"))}
+    counts = {"threads": int(status["Threads"]), "descriptors": len(os.listdir(f"/proc/{pid}/fd"))}
+    if not sanitized(pid):
+        counts.update(anonymous=int(status["RssAnon"].split()[0]) << 10, maps=sum(1 for _ in open(f"/proc/{pid}/maps")))
+    return counts
 
 
 class Cycles:
