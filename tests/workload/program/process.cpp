@@ -19,7 +19,9 @@ const pid_t process = getpid();
 }
 /// LeakSanitizer asks. A forked child has the memory of its parent's other threads and not their
 /// stacks, so that what these have looks lost.
-extern "C" int __lsan_is_turned_off() { return getpid() != process ? 1 : 0; }
+extern "C" __attribute__((visibility("default"))) int __lsan_is_turned_off() {
+  return getpid() != process ? 1 : 0;
+}
 #endif
 
 namespace amem::workload {
