@@ -4,6 +4,8 @@
 #include <pb_encode.h>
 
 #include <cerrno>
+#include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "common/descriptors.h"
@@ -13,6 +15,37 @@ namespace amem {
 namespace {
 
 constexpr std::size_t kMaxFds = kMaxMapsPerMessage;
+
+/// The decoder writes whatever number has come, and to read one that the enum cannot have is
+/// undefined: it becomes the enum's zero.
+template <typename Enum>
+void settle(Enum& value, Enum largest) {
+  std::uint32_t number = 0;
+  static_assert(sizeof number == sizeof value);
+  std::memcpy(&number, &value, sizeof number);
+  if (number > static_cast<std::uint32_t>(largest)) value = Enum{};
+}
+
+/// All enums that a rank sends.
+void settle_enums(Message& message) {
+  switch (message.which_body) {
+    case amem_v1_SessionMessage_create_tag:
+      return settle(message.body.create.policy, _amem_v1_RegionPolicy_MAX);
+    case amem_v1_SessionMessage_set_policy_tag:
+      return settle(message.body.set_policy.policy, _amem_v1_RegionPolicy_MAX);
+    case amem_v1_SessionMessage_pin_tag:
+      return settle(message.body.pin.reason, _amem_v1_PinReason_MAX);
+    case amem_v1_SessionMessage_unpin_tag:
+      return settle(message.body.unpin.reason, _amem_v1_PinReason_MAX);
+    case amem_v1_SessionMessage_group_request_tag:
+      settle(message.body.group_request.guests, _amem_v1_GuestRule_MAX);
+      return settle(message.body.group_request.op, _amem_v1_GroupOp_MAX);
+    case amem_v1_SessionMessage_phase_done_tag:
+      return settle(message.body.phase_done.phase, _amem_v1_Phase_MAX);
+    default:
+      return;
+  }
+}
 
 }  // namespace
 
@@ -69,6 +102,7 @@ Status receive(int socket, int flags, Packet& packet) {
     return {Code::kInvalidArgument,
             std::string("a session packet does not decode: ") + PB_GET_ERROR(&stream)};
   }
+  settle_enums(packet.message);
   return {};
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/version.h"
 #include "daemon/base/random.h"
 #include "daemon/plans/plan.h"
 #include "daemon/sessions/messages.h"
@@ -16,6 +17,19 @@ namespace amem {
 namespace {
 
 constexpr Duration kHelloDeadline = std::chrono::seconds(10);
+
+/// Shims of all versions print it: it is all that a program's user learns.
+Status other_protocol(const amem_v1_Hello& message) {
+  const std::string what_to_do =
+      message.protocol < kProtocolVersion
+          ? "start the program again with the libamem_shim.so of this amemd's version"
+          : "amemd is the older one; restart it when no job runs, or install the version of the "
+            "shim first";
+  return {Code::kFailedPrecondition,
+          "the shim in this process is of amem " + printable(message.version) +
+              " and speaks session protocol " + std::to_string(message.protocol) + ", amemd is " +
+              kVersion + " and speaks " + std::to_string(kProtocolVersion) + ": " + what_to_do};
+}
 
 }  // namespace
 
@@ -99,11 +113,7 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
     sessions_.send(session_id, reply_message(seq, status));
     sessions_.close(session_id, "refused: " + status.text());
   };
-  if (message.protocol != kProtocolVersion)
-    return refuse({Code::kFailedPrecondition,
-                   "the shim (" + printable(message.version) + ") speaks protocol " +
-                       std::to_string(message.protocol) + ", this broker " +
-                       std::to_string(kProtocolVersion) + "; use the same version of both"});
+  if (message.protocol != kProtocolVersion) return refuse(other_protocol(message));
   if (Token none{}; std::memcmp(message.session, none.data(), none.size()) != 0)
     return come_back(session_id, seq, message);
   Result<GroupEntry*> joined = groups_.join(message.group, session.peer);

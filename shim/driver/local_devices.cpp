@@ -79,12 +79,18 @@ CUresult LocalDevices::context(int ordinal, CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
+CUresult LocalDevices::wait(CUstream stream) {
+  const CUresult r = driver_.cuStreamSynchronize_(stream);
+  if (r != CUDA_SUCCESS) driver_.cuCtxSynchronize_();
+  return r;
+}
+
 CUresult LocalDevices::clear(CUdeviceptr address, std::size_t size) {
   CUstream stream = nullptr;
   CUresult r = driver_.cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING);
   if (r != CUDA_SUCCESS) return r;
   r = driver_.cuMemsetD8Async_(address, 0, size, stream);
-  const CUresult done = driver_.cuStreamSynchronize_(stream);
+  const CUresult done = wait(stream);
   driver_.cuStreamDestroy_(stream);
   return r != CUDA_SUCCESS ? r : done;
 }

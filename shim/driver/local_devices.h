@@ -36,6 +36,10 @@ class LocalDevices {
   /// Whether all work on a stream of the device's primary context has ended; false when that is not
   /// known.
   bool idle(int ordinal, CUstream stream);
+  /// Until the work on a stream of the calling thread's context has ended. Where the driver refuses
+  /// to wait for the stream, until all of the context's has: the error does not mean that nothing
+  /// runs.
+  CUresult wait(CUstream stream);
   /// Sets memory to zero in the calling thread's context, and waits for it.
   CUresult clear(CUdeviceptr address, std::size_t size);
   /// The device's primary context; nullptr when it is not active. It is not kept.

@@ -353,7 +353,7 @@ Status Mover::wait() {
   for (const auto& [device, stream] : streams_) {
     LocalDevices::Use use(devices_, device);
     CUresult r = use.result();
-    if (r == CUDA_SUCCESS) r = driver_.cuStreamSynchronize_(stream);
+    if (r == CUDA_SUCCESS) r = devices_.wait(stream);
     if (r != CUDA_SUCCESS && result.ok())
       result = driver_.error(r, "copies on device " + std::to_string(device));
   }

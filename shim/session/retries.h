@@ -11,7 +11,8 @@ class Retries {
  public:
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::milliseconds kFirst{10};
-  static constexpr std::chrono::milliseconds kMost{1000};
+  static constexpr std::chrono::milliseconds kMost{250};  // all are back within a second
+  static constexpr std::chrono::milliseconds kForGood{1000};
 
   /// From `now` on, for `patience`. `seed`: the ranks of a node are not to come all at once.
   Retries(Clock::time_point now, std::chrono::milliseconds patience, unsigned seed)

@@ -11,6 +11,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "integration"))
+from sim_node.child import sanitized  # noqa: E402
 from sim_node.node import Build, Node  # noqa: E402
 
 MIB = 1 << 20
@@ -23,8 +24,10 @@ def figures(pid):
     """What a process uses."""
     with open(f"/proc/{pid}/status") as file:
         status = dict(line.split(":", 1) for line in file)
-    return {"anonymous": int(status["RssAnon"].split()[0]) << 10, "threads": int(status["Threads"]),
-            "descriptors": len(os.listdir(f"/proc/{pid}/fd")), "maps": sum(1 for _ in open(f"/proc/{pid}/maps"))}
+    counts = {"threads": int(status["Threads"]), "descriptors": len(os.listdir(f"/proc/{pid}/fd"))}
+    if not sanitized(pid):
+        counts.update(anonymous=int(status["RssAnon"].split()[0]) << 10, maps=sum(1 for _ in open(f"/proc/{pid}/maps")))
+    return counts
 
 
 class Cycles:

@@ -1,6 +1,7 @@
 """The services: the driver is loaded before amemd, and each is as systemd understands it."""
 import configparser
 import os
+import shlex
 import shutil
 import subprocess
 
@@ -38,6 +39,19 @@ def test_amemd_itself_may_load_and_make_nothing():
     assert not lines("amemd", "ExecStartPre")
     powers = read("amem-driver")["Service"]["CapabilityBoundingSet"].split()
     assert {"CAP_SYS_MODULE", "CAP_MKNOD"} <= set(powers) and len(powers) == 5
+
+
+def test_one_that_was_killed_is_back_at_once_and_one_that_cannot_start_waits(tmp_path):
+    unit = read("amemd")
+    assert unit["Service"]["RestartSec"] == "200ms"
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0", "systemd gives up nothing, however often it is killed"
+    [*shell, script] = shlex.split(unit["Service"]["ExecStopPost"])
+    (tmp_path / "sleep").write_text("#!/bin/sh\necho slept $1\n")
+    (tmp_path / "sleep").chmod(0o755)
+    said = {result: subprocess.run([*shell, script.replace("$$", "$")], env={"PATH": str(tmp_path), "SERVICE_RESULT": result},
+                                   capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+            for result in ("signal", "success", "exit-code")}
+    assert said == {"signal": "", "success": "", "exit-code": "slept 5"}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")

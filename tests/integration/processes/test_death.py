@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from sim_node import eventually, wire
+from sim_node import MIB, Program, eventually, wire
 
 SYS_PIDFD_GETFD = 438
 SHARED_AND_OWN = 9  # allocations of a rank without slabs: 8 and a communicator's
@@ -455,3 +455,21 @@ def test_a_driver_call_fails_in_resume(node, rule):
     node.ctl("resume", "train")
     assert job.addresses() == before
     job.check()
+
+
+@pytest.mark.parametrize("operation, state", [("resume", "paused"), ("pause", "running")])
+def test_the_driver_does_not_wait_for_copies(node, operation, state):
+    """Then they are waited for in another way: what they read or write is not taken away meanwhile."""
+    program = Program(node, env={"AMEM_SIM_BANDWIDTH": "0.05"})
+    program.ask(f"alloc 0 {16 * MIB}")
+    if operation == "resume":
+        node.ctl("pause", "train")
+    program.faults("cuStreamSynchronize:1+:304")
+    answer = node.ctl.try_(operation, "train")
+    program.faults()
+    assert answer.code == 1 and "CUDA_ERROR_OPERATING_SYSTEM" in answer.error, answer
+    assert node.ctl.state("train") == state
+    node.ctl("resume" if state == "paused" else "pause", "train")
+    if state == "running":
+        node.ctl("resume", "train")
+    program.verify()

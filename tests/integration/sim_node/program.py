@@ -5,13 +5,14 @@ from sim_node.child import Told
 
 
 class Program(Told):
-    """The answers to its commands are those of amem-workload. `scope` is AMEM_SCOPE; None: without the shim."""
+    """The answers to its commands are those of amem-workload. `scope` is AMEM_SCOPE; None: without the shim. `group`:
+    another name than its own."""
 
-    def __init__(self, node, name="train", scope="heap", rank=0, env=None):
+    def __init__(self, node, name="train", scope="heap", rank=0, env=None, group=None):
         environment = node.env({"RANK": str(rank), "AMEM_LOG": "debug", **(env or {})})
         if scope is not None:
             shim = os.path.join(node.build.directory, "lib", "libamem_shim.so")
-            environment.update({"AMEM_SCOPE": scope, "AMEM_GROUP": name, "LD_PRELOAD": shim})
+            environment.update({"AMEM_SCOPE": scope, "AMEM_GROUP": group or name, "LD_PRELOAD": shim})
         self.node = node
         self.number = rank
         title = f"{name}-heap{rank}"

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 
 #include "tests/puppet/rdma/nic.h"
 
@@ -13,6 +14,12 @@ struct Gdr {
   unsigned long next = 1;
 };
 
+/// What a process leaves open is the library's at its end, and no leak.
+std::set<Gdr*>& Open() {
+  static auto* const open = new std::set<Gdr*>;
+  return *open;
+}
+
 }  // namespace
 
 struct GdrHandle {
@@ -21,11 +28,12 @@ struct GdrHandle {
 
 #define RDMA_PUBLIC extern "C" __attribute__((visibility("default")))
 
-RDMA_PUBLIC void* gdr_open() { return new Gdr; }
+RDMA_PUBLIC void* gdr_open() { return *Open().insert(new Gdr).first; }
 
 RDMA_PUBLIC int gdr_close(void* gdr) {
   auto* known = static_cast<Gdr*>(gdr);
   for (auto& [number, region] : known->buffers) region.forget();
+  Open().erase(known);
   delete known;
   return 0;
 }

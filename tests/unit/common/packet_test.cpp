@@ -90,6 +90,18 @@ TEST_F(PacketTest, TheLargestMessageFits) {
   EXPECT_EQ(packet.message.body.save.copies[255].segment, kZeroSegment);
 }
 
+TEST_F(PacketTest, AnEnumOfANumberThatItDoesNotHaveIsUnspecified) {
+  const auto sent = [&](const std::string& bytes) -> const Message& {
+    EXPECT_TRUE(send_encoded(a.get(), bytes, {}).ok());
+    EXPECT_TRUE(receive(b.get(), 0, packet).ok());
+    return packet.message;
+  };
+  // The body's field number and length, then the enum's field number and 99.
+  EXPECT_EQ(sent({0x7a, 2, 0x08, 99}).body.group_request.op, amem_v1_GroupOp_GROUP_OP_UNSPECIFIED);
+  EXPECT_EQ(packet.message.which_body, amem_v1_SessionMessage_group_request_tag);
+  EXPECT_EQ(sent({0x7a, 2, 0x08, 2}).body.group_request.op, amem_v1_GroupOp_GROUP_OP_RESUME);
+}
+
 TEST_F(PacketTest, TooManyDescriptorsAreNotSent) {
   const Fd file = memfd();
   const std::vector<int> fds(kMaxMapsPerMessage + 1, file.get());

@@ -130,7 +130,10 @@ const std::map<std::string, Command> kCommands = {
     {"region", Region},
     {"zero", [](Program& p, const Words& w, Answer*) { p.memory.ExpectZero(WordAt(w, 1)); }},
     {"rewrite", [](Program& p, const Words&, Answer*) { p.memory.Rewrite(); }},
-    {"verify", [](Program& p, const Words&, Answer* a) { p.memory.Verify(a); }},
+    {"verify",
+     [](Program& p, const Words& w, Answer* a) {
+       p.memory.Verify({w.begin() + 1, w.end()}, a);
+     }},
     {"list", [](Program& p, const Words&, Answer* a) { p.memory.List(a); }},
     {"attributes",
      [](Program& p, const Words& w, Answer* a) {

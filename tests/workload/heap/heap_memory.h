@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -42,11 +43,12 @@ class HeapMemory {
 
   /// The tag under which what follows is allocated, as the program believes.
   void SetTag(const std::string& tag) { tag_ = tag; }
-  /// Whatever has this tag was discarded: it must be zero until it is written again.
+  /// Whatever has this tag ("heap": none) was discarded: it must be zero until it is written again.
   void ExpectZero(const std::string& tag);
   /// New bytes everywhere.
   void Rewrite();
-  void Verify(Answer* answer) const;
+  /// Everything but what has one of these tags; "heap" is what has none.
+  void Verify(const std::set<std::string>& except, Answer* answer) const;
   /// What was allocated on the device is gone, without a call of ours.
   void Forget(int device);
 
