@@ -163,6 +163,8 @@ void SavedBytes::give_back(Allocation& allocation) {
     rank->limbo.insert(rank->limbo.end(), extents.begin(), extents.end());
     node_.records.write_limbo(*rank);
   }
+  // Of what nobody has any more this goes first: on record without its bytes it would be missed.
+  if (allocation.holders.empty() && !allocation.opened()) allocation.row.erase();
   allocation.saved_row.erase();
   if (rank == nullptr || rank->saving.empty()) free(allocation.charge.account(), extents);
 }
