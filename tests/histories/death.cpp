@@ -66,6 +66,7 @@ ssize_t __real_sendmsg(int socket, const msghdr* message, int flags);
 ssize_t __wrap_sendmsg(int socket, const msghdr* message, int flags) {
   if (others > 0) return __real_sendmsg(socket, message, flags);
   if (!takes_effect()) {
+    if (after_packet) after_packet();
     errno = EPIPE;
     return -1;
   }

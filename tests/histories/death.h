@@ -9,7 +9,8 @@
 
 namespace amem::histories::death {
 
-/// A broker begins. `sent`: after each of its packets; `died`: once, where it is.
+/// A broker begins. `sent`: after each of its packets, also those that
+/// nobody gets; `died`: once, where it is.
 void begin(std::function<void()> sent, std::function<void()> died);
 /// In the place of the so-many-th effect from now; 0: not any more.
 void comes_at(std::uint64_t effect);

@@ -31,6 +31,7 @@ StandInHolder::StandInHolder(const std::string& path)
 
 void StandInHolder::serve() {
   const death::Others not_the_broker;
+  if (death::came()) return refuse();
   if (!client_)
     client_.reset(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   while (client_) {
@@ -44,6 +45,15 @@ void StandInHolder::serve() {
             "what the holder is sent is whole");
     handle(packet, std::move(fds));
   }
+}
+
+/// What is dead yet looks for another holder must not wait for one: its time stands still.
+void StandInHolder::refuse() {
+  const Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  HolderPacket packet;
+  packet.header.message = HolderMessage::kRefused;
+  packet.header.detail = static_cast<std::uint32_t>(HolderRefusal::kMalformed);
+  if (socket) (void)send_with<kMaxHeldPerPacket>(socket.get(), &packet, packet.bytes(), nullptr, 0);
 }
 
 void StandInHolder::handle(const HolderPacket& packet, std::vector<Fd> fds) {

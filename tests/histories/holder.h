@@ -26,6 +26,7 @@ class StandInHolder {
   bool has_anything() const { return !entries_.empty(); }
 
  private:
+  void refuse();
   void handle(const HolderPacket& packet, std::vector<Fd> fds);
   void send(HolderMessage message, std::uint64_t number, std::uint32_t detail = 0,
             const std::vector<HolderKey>& keys = {});
