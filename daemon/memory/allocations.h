@@ -12,6 +12,7 @@
 // Not synchronised: the broker's loop owns it. References stay valid until the allocation goes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -98,8 +99,8 @@ struct Allocation {
   Charge charge;                // for its entry in the table
   bool away = false;            // the ranks have let go of it, but for those that pinned it
   bool stayed = false;          // away, or about to be, but on the device with its bytes in place
-  Row row;                      // of what does not change
   Row saved_row;                // of what a pause takes, or has taken
+  Row row;                      // of what does not change; the last here, so the first to be erased
 
   RankId keeper() const { return holders.front(); }
   bool resident() const { return fd != nullptr; }
@@ -151,7 +152,7 @@ class Allocations {
   /// which has it. REQUIRES: somebody has it.
   Allocation& add(Allocation allocation);
   /// The ids before this one have been used.
-  void continue_at(AllocationId next) { next_id_ = next; }
+  void continue_at(AllocationId next) { next_id_ = std::max(next_id_, next); }
 
   Allocation* find(AllocationId id);
 

@@ -182,6 +182,8 @@ void report_node(const Node& node, const Caller& caller, const Devices& devices,
       d->set_usage_known(true);
       d->set_total_bytes(use->second.total);
       d->set_used_bytes(use->second.used);
+    } else {
+      d->set_total_bytes(device.total);
     }
     d->set_trouble(workers.hangs(device.uuid));
     d->set_brokered_bytes(node.allocations

@@ -163,6 +163,8 @@ void SavedBytes::give_back(Allocation& allocation) {
     rank->limbo.insert(rank->limbo.end(), extents.begin(), extents.end());
     node_.records.write_limbo(*rank);
   }
+  // Of what nobody has any more this goes first: on record without its bytes it would be missed.
+  if (allocation.holders.empty() && !allocation.opened()) allocation.row.erase();
   allocation.saved_row.erase();
   if (rank == nullptr || rank->saving.empty()) free(allocation.charge.account(), extents);
 }
@@ -180,14 +182,14 @@ void SavedBytes::answered(Rank& rank, Epoch epoch, Work work) {
 }
 
 void SavedBytes::rank_gone(const GroupEntry& group, Rank& rank) {
-  if (rank.saving.empty()) return;
   for (Allocation* a : node_.allocations.of_group(group.id)) {
+    if (rank.saving.empty()) break;
     // What has left was saved before, in an earlier wave or pause, and others may hold it. It may
     // be on its device again, on its way back.
     if (!a->away && a->saver == rank.id) give_back(*a);
   }
-  rank.saving.clear();  // nobody writes to what else it has saved
-  if (rank.limbo.empty()) return;
+  rank.saving.clear();             // nobody writes to what else it has saved
+  if (rank.limbo.empty()) return;  // what there is may be of before a restart
   await_end(rank.peer.process, rank.peer.account, std::exchange(rank.limbo, {}),
             std::move(rank.limbo_row), std::move(rank.kept));
 }

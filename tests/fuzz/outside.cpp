@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
 #include <atomic>
 #include <cerrno>
@@ -39,8 +40,23 @@ void pass(std::chrono::milliseconds time) { now_ns += std::chrono::nanoseconds(t
 
 void connects(pid_t pid, uid_t uid, int process) { peers.push_back({pid, uid, process}); }
 
+void nobody_connects() { peers.clear(); }
+
+namespace {
+
+/// Where the broker is the one that connects, the other end listens, and so has a name.
+bool is_taken(int socket) {
+  sockaddr_un address{};
+  socklen_t size = sizeof address;
+  return ::getpeername(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
+         size <= sizeof address.sun_family;
+}
+
+}  // namespace
+
 }  // namespace amem::fuzz::outside
 
+using amem::fuzz::outside::is_taken;
 using amem::fuzz::outside::kPeerPidfd;
 using amem::fuzz::outside::last_token;
 using amem::fuzz::outside::now_ns;
@@ -54,7 +70,8 @@ ssize_t __real_getrandom(void* buffer, std::size_t size, unsigned flags);
 std::int64_t __wrap__ZNSt6chrono3_V212steady_clock3nowEv() { return now_ns; }
 
 int __wrap_getsockopt(int socket, int level, int option, void* value, socklen_t* size) {
-  if (level != SOL_SOCKET || peers.empty() || (option != SO_PEERCRED && option != kPeerPidfd))
+  if (level != SOL_SOCKET || peers.empty() || (option != SO_PEERCRED && option != kPeerPidfd) ||
+      !is_taken(socket))
     return __real_getsockopt(socket, level, option, value, size);
   const amem::fuzz::outside::Peer peer = peers.front();
   if (option == SO_PEERCRED) {

@@ -5,8 +5,6 @@
 #include <exception>
 #include <utility>
 
-#include "daemon/base/event_loop.h"
-
 namespace amem::histories {
 
 class [[nodiscard]] Coroutine {
@@ -52,13 +50,12 @@ class [[nodiscard]] Coroutine {
   std::coroutine_handle<promise_type> it_;
 };
 
-/// Goes on when the loop has looked at its descriptors and timers.
+/// Goes on when the loop has looked at its descriptors and timers. `Loop` has go_on_later(handle).
+template <class Loop>
 struct Turn {
-  EventLoop& loop;
+  Loop& loop;
   bool await_ready() const { return false; }
-  void await_suspend(std::coroutine_handle<> who) {
-    loop.post([who] { who.resume(); });
-  }
+  void await_suspend(std::coroutine_handle<> who) { loop.go_on_later(who); }
   void await_resume() const {}
 };
 

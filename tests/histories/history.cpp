@@ -6,6 +6,7 @@
 
 #include "tests/fuzz/outside.h"
 #include "tests/fuzz/world.h"
+#include "tests/histories/death.h"
 
 namespace amem::histories {
 namespace {
@@ -23,24 +24,16 @@ constexpr std::uint64_t kAllPages = 63;
 const std::string kGroups[] = {"a", "b", "c"};
 const std::string kTags[] = {"heap", "cache"};
 
-class Sink final : public EventSink {
- public:
-  void event(const v1::Event& event) override { pool_made_ = pool_made_ || event.kind() == "pool"; }
-  void ended() override {}
-  bool pool_made() const { return pool_made_; }
-
- private:
-  bool pool_made_ = false;
-};
-
 }  // namespace
 
 struct History::Observer final : OperationObserver {
   explicit Observer(History& of) : history(of) {}
   void progress(const v1::Progress&) override {
+    if (death::came()) return;  // nobody hears it
     if (ended) history.breaks("an order's end is the last that is told of it");
   }
   void finished(const Status& how) override {
+    if (death::came()) return;
     if (ended) history.breaks("an order is answered once");
     ended = true;
     status = how;
@@ -65,9 +58,9 @@ History::History(std::uint64_t seed, bool trace, bool lies)
   config_.pool_chunk = kPage;
   config_.swap_wave = 4 * kPage;
   config_.swap_duplex = below(4) != 0;
-  if (!loop_.open().ok()) breaks("a loop is made");
-  broker_ = std::make_unique<Broker>(loop_, config_, Ground::get().devices(), Ground::get().nvml(),
-                                     nullptr, Workers::Place::kLoop);
+  const bool mortal = below(2) == 0;
+  config_.holder = mortal ? HolderUse::kRequired : HolderUse::kOff;
+  if (mortal) holder_ = std::make_unique<StandInHolder>(config_.runtime_dir + "/" + kHolderSocket);
 }
 
 History::~History() = default;
@@ -79,26 +72,103 @@ void History::say(const std::string& what) {
 
 std::string History::play(int events) {
   Coroutine all = whole(events);
-  loop_.post([&] { all.begin(); });
-  loop_.run();
-  broker_->shut();
+  begin_life();
+  all.begin();
+  life_->loop.run();
+  while (death::came()) {
+    end_life();
+    begin_life();
+    go_on_later(next_);
+    life_->loop.run();
+  }
+  broker().shut();
   return broken_;
 }
 
 Coroutine History::whole(int events) {
-  const auto watch = std::make_shared<Sink>();
-  broker_->events().subscribe(Caller{}, "", watch);
-  if (!broker_->start().ok()) breaks("the broker serves");
-  while (!watch->pool_made()) co_await Turn{loop_};  // by a thread of its own
+  co_await turn();
   for (int i = 0; i < events && broken_.empty(); ++i) {
     happen();
-    co_await Turn{loop_};
-    co_await Turn{loop_};
+    co_await turn();
+    co_await turn();
     read_all();
     check(false);
   }
   if (broken_.empty()) co_await look_at_everything();
-  loop_.stop();
+  death::comes_at(0);
+  life_->loop.stop();
+}
+
+// ---- brokers ------------------------------------------------------------------------------------
+
+void History::go_on_later(std::coroutine_handle<> who) {
+  next_ = who;
+  life_->loop.post([this] {
+    if (death::came()) return;  // play() goes on with another broker
+    if (life_->has_pool())
+      next_.resume();
+    else
+      go_on_later(next_);
+  });
+}
+
+void History::begin_life() {
+  life_ = std::make_unique<Life>(config_);
+  death::begin(
+      [this] {
+        if (holder_) holder_->serve();
+      },
+      [this] {
+        say("the broker dies");
+        life_->loop.stop();
+      });
+  if (const std::string wrong = life_->attach(); !wrong.empty()) return breaks(wrong);
+  if (deaths_ > 0 && mishap(4)) settle_death(6);  // in its recovery, or as ranks come back
+  if (const std::string wrong = life_->begin(); !wrong.empty()) breaks(wrong);
+}
+
+void History::end_life() {
+  ++deaths_;
+  for (RankProcess& rank : ranks_) {
+    if (!life_->is_kept()) unknown_.insert(rank.number());
+    if (!rank.connected()) continue;
+    rank.read();
+    // What it does last nobody hears of; the rest of what it was told it never does.
+    for (std::uint64_t does = below(3); does > 0 && rank.has_command(); --does)
+      handle(rank, Mood::kWell);
+    rank.lose_broker();
+  }
+  fuzz::outside::nobody_connects();
+  life_.reset();
+  holder_->lose_client();
+  for (const auto& observer : observers_) observer->ended = true;  // its connection broke
+}
+
+/// Its death comes soon, or later: the places where something is between are close together.
+void History::settle_death(std::uint64_t scale) {
+  const std::uint64_t effects = 1 + below(std::uint64_t{1} << below(scale));
+  say("the broker has " + std::to_string(effects) + " effects to live");
+  death::comes_at(effects);
+}
+
+void History::come_back(RankProcess& rank) {
+  say("rank " + std::to_string(rank.number()) + " comes back");
+  rank.come_back(sessions());
+}
+
+/// Whom no broker knows: restarted, as its end is all that there is for it.
+void History::end_refused() {
+  for (RankProcess& rank : ranks_) {
+    if (!rank.refused() || !rank.lives()) continue;
+    if (!unknown_.contains(rank.number()))
+      breaks("the next broker knows rank " + std::to_string(rank.number()));
+    say("rank " + std::to_string(rank.number()) + " is refused and ends");
+    rank.die();
+  }
+}
+
+std::string History::sessions() const {
+  return config_.runtime_dir + "/" + std::string(kSessionSocket);
 }
 
 // ---- events -------------------------------------------------------------------------------------
@@ -107,6 +177,7 @@ bool History::read_all() {
   bool any = false;
   for (RankProcess& rank : ranks_)
     if (rank.connected()) any = rank.read() || any;
+  end_refused();
   return any;
 }
 
@@ -120,12 +191,20 @@ void History::happen() {
     say("time passes: " + std::to_string(time.count()) + " ms");
     return fuzz::outside::pass(time);
   }
+  if (holder_ && mishap(150)) return settle_death(8);
+  if (holder_ && mishap(600)) {
+    say("the holder dies");
+    holder_->die();
+    return life_->holder_ends();
+  }
   RankProcess& rank = somebody();
   if (!rank.lives()) return;
   if (mishap(300)) {
     say("rank " + std::to_string(rank.number()) + " dies");
     return rank.die();
   }
+  if (rank.away() && below(3) == 0) return come_back(rank);
+  if (rank.away()) return program_does(rank);
   if (!rank.connected()) return;
   if (mishap(400)) {
     say("the session of rank " + std::to_string(rank.number()) + " breaks");
@@ -147,6 +226,10 @@ void History::rank_does(RankProcess& rank) {
   Mood mood = Mood::kWell;
   if (mishap(60)) mood = static_cast<Mood>(1 + below(3));
   if (lies_ && below(20) == 0) mood = Mood::kLies;
+  handle(rank, mood);
+}
+
+void History::handle(RankProcess& rank, Mood mood) {
   say("rank " + std::to_string(rank.number()) + " of " + rank.group() + " handles " +
       rank.next_command() +
       (mood == Mood::kWell ? "" : ", in mood " + std::to_string(static_cast<int>(mood))));
@@ -160,7 +243,8 @@ void History::program_does(RankProcess& rank) {
     say("ranks of " + rank.group() + " ask");
     const bool pause = rank.runs();
     for (RankProcess& each : ranks_)
-      if (each.connected() && each.group() == rank.group() && !mishap(20)) each.ask(pause);
+      if ((each.connected() || each.away()) && each.group() == rank.group() && !mishap(20))
+        each.ask(pause);
     return;
   }
   if (!rank.runs()) return;
@@ -206,7 +290,7 @@ void History::operator_asks() {
   };
   if (!running.empty() && !paused.empty() && below(2) == 0) {
     say("the operator: swap" + named(running) + " for" + named(paused));
-    return broker_->swap(Caller{}, running, paused, {}, GuestPolicy::kDefault, {}, observe());
+    return broker().swap(Caller{}, running, paused, {}, GuestPolicy::kDefault, {}, observe());
   }
   const bool pause = !running.empty() && below(2) == 0;
   Selection what;
@@ -215,13 +299,13 @@ void History::operator_asks() {
   const std::vector<std::string>& names = pause || paused.empty() ? running : paused;
   const Task task(pause ? Operation::kPause : Operation::kResume, what);
   say("the operator: " + describe(task, named(names)));
-  broker_->start_operation(Caller{}, task, names, {}, observe());
+  broker().start_operation(Caller{}, task, names, {}, observe());
 }
 
 void History::join(const std::string& group) {
   say("rank " + std::to_string(joined_) + " joins " + group);
   ranks_.emplace_back(truths_, group, joined_++);
-  ranks_.back().connect(config_.runtime_dir + "/" + std::string(kSessionSocket));
+  ranks_.back().connect(sessions());
 }
 
 std::shared_ptr<History::Observer> History::observe() {
@@ -249,7 +333,7 @@ void History::check(bool all) {
 
 std::map<std::string, v1::GroupInfo> History::groups() const {
   v1::ListGroupsResponse list;
-  broker_->groups(Caller{}, list);
+  broker().groups(Caller{}, list);
   std::map<std::string, v1::GroupInfo> groups;
   for (const v1::GroupInfo& group : list.groups()) groups[group.name()] = group;
   return groups;
@@ -262,8 +346,13 @@ Coroutine History::settle() {
   constexpr int kMostWaits = 60;
   int waits = 0;
   for (int quiet = 0; quiet < 3 && waits < kMostWaits && broken_.empty();) {
-    co_await Turn{loop_};
+    co_await turn();
     bool any = read_all();
+    for (RankProcess& rank : ranks_)
+      if (rank.away()) {
+        come_back(rank);
+        any = true;
+      }
     for (RankProcess& rank : ranks_)
       for (; rank.connected() && rank.has_command(); any = true) rank.handle(Mood::kWell);
     check(false);
@@ -288,7 +377,7 @@ Coroutine History::settle() {
 Coroutine History::begin_and_wait(const Task& task, const std::string& group, bool strict) {
   say("at the end: " + describe(task, group));
   const std::shared_ptr<Observer> observer = observe();
-  broker_->start_operation(Caller{}, task, {group}, {}, observer);
+  broker().start_operation(Caller{}, task, {group}, {}, observer);
   co_await settle();
   const bool no_room = !strict && observer->status.code() == Code::kResourceExhausted;
   if (!observer->ended || !(observer->status.ok() || no_room))
@@ -299,9 +388,10 @@ Coroutine History::begin_and_wait(const Task& task, const std::string& group, bo
 /// Nothing goes wrong any more: every byte of every rank must be there, and nothing else.
 Coroutine History::look_at_everything() {
   mishaps_ = false;
+  death::comes_at(0);
   say("the end");
   for (RankProcess& rank : ranks_)
-    if (rank.lives() && !rank.connected())
+    if (rank.lives() && !rank.connected() && !rank.away())
       rank.die();
     else
       rank.drop_leftovers();
@@ -333,9 +423,9 @@ Coroutine History::look_at_everything() {
     }
   for (RankProcess& rank : ranks_)
     if (rank.lives()) rank.die();
-  for (int i = 0; i < 20; ++i) co_await Turn{loop_};
+  for (int i = 0; i < 20; ++i) co_await turn();
   v1::NodeStatus status;
-  broker_->status(Caller{}, status);
+  broker().status(Caller{}, status);
   if (!status.groups().empty()) breaks("a group ends with its last rank");
   if (status.pool().used_bytes() != 0) breaks("the pool is empty at the end");
   for (const v1::DeviceStatus& device : status.devices())

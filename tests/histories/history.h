@@ -1,5 +1,6 @@
 // History: a node from its beginning to its end: the real broker on the simulated driver, ranks of
-// three groups and an operator, in one thread and in a time of its own. What happens when follows
+// three groups and an operator, in one thread and in a time of its own. In half of the histories
+// the broker has a holder and dies now and then, and another one goes on. What happens when follows
 // from a seed, so the same seed does the same again.
 #pragma once
 
@@ -7,11 +8,13 @@
 #include <deque>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
-#include "daemon/broker/broker.h"
 #include "tests/histories/coroutine.h"
+#include "tests/histories/holder.h"
+#include "tests/histories/life.h"
 #include "tests/histories/rank_process.h"
 
 namespace amem::histories {
@@ -34,9 +37,15 @@ class History {
   };
   /// Of the operator, but for those at the end.
   const Orders& orders() const { return orders_; }
+  /// Of brokers.
+  std::uint64_t deaths() const { return deaths_; }
+
+  /// Resumes who waits when the broker's loop has gone round, or that of the next one.
+  void go_on_later(std::coroutine_handle<> who);
 
  private:
   struct Observer;
+  Turn<History> turn() { return {*this}; }
 
   Coroutine whole(int events);
   Coroutine settle();
@@ -44,10 +53,21 @@ class History {
   Coroutine begin_and_wait(const Task& task, const std::string& group, bool strict = true);
   Coroutine look_at_everything();
 
+  // ---- brokers ----
+  void begin_life();
+  /// The broker has died. The ranks notice.
+  void end_life();
+  void settle_death(std::uint64_t scale);
+  void come_back(RankProcess& rank);
+  void end_refused();
+  Broker& broker() const { return life_->broker(); }
+  std::string sessions() const;
+
   // ---- one event ----
   void happen();
   RankProcess& somebody();
   void rank_does(RankProcess& rank);
+  void handle(RankProcess& rank, Mood mood);
   void program_does(RankProcess& rank);
   void operator_asks();
   void join(const std::string& group);
@@ -77,9 +97,12 @@ class History {
   int joined_ = 0;
 
   Config config_;
-  EventLoop loop_;
+  std::unique_ptr<StandInHolder> holder_;  // null: no broker dies
+  std::unique_ptr<Life> life_;
+  std::uint64_t deaths_ = 0;
+  std::set<int> unknown_;  // ranks of a broker that died while no holder had everything
+  std::coroutine_handle<> next_;
   Truths truths_;
-  std::unique_ptr<Broker> broker_;
   std::deque<RankProcess> ranks_;
   std::vector<std::shared_ptr<Observer>> observers_;
 };

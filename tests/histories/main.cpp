@@ -1,9 +1,12 @@
 // histories: plays histories of whole nodes, each from a seed (README.md).
+#include <spdlog/spdlog.h>
+
 #include <CLI/CLI.hpp>
 #include <cinttypes>
 #include <cstdio>
 #include <string>
 
+#include "tests/fuzz/world.h"
 #include "tests/histories/history.h"
 
 namespace amem::histories {
@@ -23,7 +26,10 @@ int run(int argc, char** argv) {
   app.add_flag("--broken", lies,
                "ranks say that they have saved what they have not; succeeds when that is found");
   CLI11_PARSE(app, argc, argv);
+  (void)fuzz::Ground::get();  // which switches the broker's log off
+  if (trace) spdlog::set_level(spdlog::level::info);
   History::Orders orders;
+  std::uint64_t deaths = 0;
   for (std::uint64_t seed = first; seed < first + count; ++seed) {
     History history(seed, trace, lies);
     std::string broken = history.play(events);
@@ -34,6 +40,7 @@ int run(int argc, char** argv) {
     }
     orders.all += history.orders().all;
     orders.succeeded += history.orders().succeeded;
+    deaths += history.deaths();
     if (broken.empty()) continue;
     std::printf("seed %" PRIu64 ": broken: %s\n", seed, broken.c_str());
     if (!lies)
@@ -42,8 +49,8 @@ int run(int argc, char** argv) {
     return lies ? 0 : 1;
   }
   std::printf("%" PRIu64 " histories of %d events from seed %" PRIu64 " on; %" PRIu64
-              " orders, of which %" PRIu64 " succeeded\n",
-              count, events, first, orders.all, orders.succeeded);
+              " orders, of which %" PRIu64 " succeeded; %" PRIu64 " deaths of brokers\n",
+              count, events, first, orders.all, orders.succeeded, deaths);
   return lies ? 1 : 0;
 }
 

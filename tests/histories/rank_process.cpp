@@ -5,6 +5,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <set>
@@ -12,6 +13,7 @@
 
 #include "tests/fuzz/check.h"
 #include "tests/fuzz/outside.h"
+#include "tests/histories/death.h"
 
 namespace amem::histories {
 namespace {
@@ -22,9 +24,11 @@ constexpr uid_t kUser = 1001;
 constexpr pid_t kFirstPid = 1000;
 
 bool has_bytes(const Fd& fd, std::uint64_t size, std::uint8_t value) {
-  std::string bytes(size, '\0');
+  static std::string bytes;  // kept: all of everything is looked at after each event
+  bytes.resize(std::max(bytes.size(), size));
   return ::pread(fd.get(), bytes.data(), size, 0) == static_cast<ssize_t>(size) &&
-         bytes.find_first_not_of(static_cast<char>(value)) == std::string::npos;
+         static_cast<std::uint8_t>(bytes[0]) == value &&
+         std::memcmp(bytes.data(), bytes.data() + 1, size - 1) == 0;  // each is as the next
 }
 
 void fill(const Fd& fd, std::uint64_t size, std::uint8_t value) {
@@ -36,20 +40,68 @@ void fill(const Fd& fd, std::uint64_t size, std::uint8_t value) {
 }  // namespace
 
 void RankProcess::connect(const std::string& path) {
+  process_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  connect_socket(path);
+  say_hello();
+}
+
+void RankProcess::connect_socket(const std::string& path) {
   socket_.reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   path.copy(address.sun_path, sizeof address.sun_path - 1);
   require(::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0,
           "the broker takes sessions");
-  process_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   fuzz::outside::connects(kFirstPid + number_, kUser, process_.get());
-  Message hello = amem_v1_SessionMessage_init_zero;
-  hello.which_body = amem_v1_SessionMessage_hello_tag;
-  hello.body.hello.protocol = kProtocolVersion;
-  hello.body.hello.rank = number_;
-  set_text(hello.body.hello.group, group_);
-  send(hello);
+}
+
+void RankProcess::say_hello() {
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_hello_tag;
+  amem_v1_Hello& hello = message.body.hello;
+  hello.protocol = kProtocolVersion;
+  hello.rank = number_;
+  set_text(hello.group, group_);
+  std::memcpy(hello.session, key_.data(), key_.size());
+  hello.gate_shut = gate_shut_;
+  send(message);
+  hello_ = message.seq;
+}
+
+// ---- a broker that dies -------------------------------------------------------------------------
+
+void RankProcess::lose_broker() {
+  if (!connected()) return;
+  // Where it has left something unread the kernel says so once, before what it has sent.
+  for (int ends = 0; ends < 2;) {
+    Packet packet;
+    if (receive(socket_.get(), MSG_DONTWAIT, packet).ok())
+      take(std::move(packet));
+    else
+      ++ends;
+  }
+  socket_.reset();
+  commands_.clear();
+  quiescing_ = copy_failed_ = map_failed_ = false;
+  away_ = joined_;
+}
+
+void RankProcess::come_back(const std::string& path) {
+  away_ = false;
+  connect_socket(path);
+  say_hello();
+  say_holding();
+  for (const auto& [seq, bytes] : unanswered_) send_bytes(bytes);
+}
+
+void RankProcess::say_holding() {
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_holding_tag;
+  amem_v1_Holding& holding = message.body.holding;
+  for (const auto& [id, memory] : memory_)
+    holding.items[holding.items_count++] = {id, 0, !memory.fd || memory.stale};
+  holding.last = true;
+  send(message);
 }
 
 void RankProcess::die() {
@@ -59,11 +111,27 @@ void RankProcess::die() {
   socket_.reset();
   memory_.clear();
   commands_.clear();
+  away_ = false;
 }
 
 void RankProcess::send(Message& message) {
   message.seq = ++seq_;
-  if (connected()) (void)send_message(socket_.get(), message);
+  const Result<std::string> bytes = encode(message);
+  require(bytes.ok(), "what a rank says can be sent");
+  send_bytes(bytes.value());
+}
+
+void RankProcess::ask_for(Message& message) {
+  message.seq = ++seq_;
+  Result<std::string> bytes = encode(message);
+  require(bytes.ok(), "what a rank asks for can be sent");
+  send_bytes(bytes.value());
+  unanswered_[message.seq] = std::move(bytes).value();
+}
+
+void RankProcess::send_bytes(const std::string& bytes) const {
+  const death::Others not_the_broker;
+  if (connected()) (void)send_encoded(socket_.get(), bytes, {});
 }
 
 // ---- what comes ---------------------------------------------------------------------------------
@@ -80,22 +148,32 @@ bool RankProcess::read() {
       break;
     }
     any = true;
-    if (packet.message.which_body == amem_v1_SessionMessage_reply_tag)
-      reply(packet);
-    else
-      commands_.push_back(std::move(packet));
+    take(std::move(packet));
   }
   return any;
+}
+
+void RankProcess::take(Packet packet) {
+  if (packet.message.which_body == amem_v1_SessionMessage_reply_tag)
+    reply(packet);
+  else
+    commands_.push_back(std::move(packet));
 }
 
 void RankProcess::reply(Packet& packet) {
   const std::uint64_t seq = packet.message.seq;
   const amem_v1_Reply& reply = packet.message.body.reply;
-  if (reply.which_result == amem_v1_Reply_welcome_tag) {
+  if (seq == hello_) {
+    refused_ = reply.code != 0;
+    if (refused_) return;
+    const amem_v1_Welcome& welcome = reply.result.welcome;
+    // One that comes back is told otherwise what becomes of its gate.
+    if (!joined_) gate_shut_ = welcome.gate_shut;
     joined_ = true;
-    gate_shut_ = reply.result.welcome.gate_shut;
+    std::memcpy(key_.data(), welcome.session, key_.size());
     return;
   }
+  unanswered_.erase(seq);
   if (asks_.erase(seq) > 0) {
     --asked_;
     return;
@@ -310,7 +388,7 @@ void RankProcess::create(const DeviceUuid& device, std::uint64_t size, const std
   message.body.create.size = size;
   std::memcpy(message.body.create.device, device.bytes.data(), device.bytes.size());
   set_text(message.body.create.tag, tag);
-  send(message);
+  ask_for(message);
   ++pending_;
   Memory& memory = asking_for_[message.seq];
   memory.size = size;
@@ -323,7 +401,7 @@ void RankProcess::open(std::uint64_t id, const Token& token) {
   message.which_body = amem_v1_SessionMessage_redeem_tag;
   message.body.redeem.id = id;
   std::memcpy(message.body.redeem.token, token.data(), token.size());
-  send(message);
+  ask_for(message);
   ++pending_;
   asking_for_[message.seq];
 }
@@ -359,7 +437,7 @@ void RankProcess::ask(bool pause) {
   message.which_body = amem_v1_SessionMessage_group_request_tag;
   message.body.group_request.op =
       pause ? amem_v1_GroupOp_GROUP_OP_PAUSE : amem_v1_GroupOp_GROUP_OP_RESUME;
-  send(message);
+  ask_for(message);
   asks_[message.seq] = pause;
   ++asked_;
 }

@@ -32,6 +32,10 @@ class RankProcess {
       : truths_(truths), group_(std::move(group)), number_(number) {}
 
   void connect(const std::string& path);
+  /// Its broker has died. It takes what answers there are still, gives up what that one had told it
+  /// to do, and may come back. One that has not been welcomed goes on without amem.
+  void lose_broker();
+  void come_back(const std::string& path);
   /// Its process ends.
   void die();
   /// Its session ends; the process lives on, and its program stands still.
@@ -39,9 +43,13 @@ class RankProcess {
 
   bool lives() const { return static_cast<bool>(process_); }
   bool connected() const { return static_cast<bool>(socket_); }
+  /// It has lost its broker and not come back.
+  bool away() const { return away_; }
+  /// The broker to which it came back does not know it.
+  bool refused() const { return refused_; }
   const std::string& group() const { return group_; }
   int number() const { return number_; }
-  bool runs() const { return connected() && joined_ && !gate_shut_; }
+  bool runs() const { return (connected() || away_) && joined_ && !gate_shut_; }
   bool waits() const { return pending_ > 0 || asked_ > 0; }
   /// Adds what it has, and what it has asked for.
   void count(std::map<std::uint64_t, std::uint64_t>& sizes, std::uint64_t& asked) const;
@@ -78,8 +86,15 @@ class RankProcess {
     bool usable() const { return fd && !arrived && !stale; }
   };
 
+  void connect_socket(const std::string& path);
+  void say_hello();
+  void say_holding();
+  void take(Packet packet);
   void reply(Packet& packet);
   void send(Message& message);
+  /// It will be answered, if need be by another broker.
+  void ask_for(Message& message);
+  void send_bytes(const std::string& bytes) const;
   void report();
   bool copy(const amem_v1_Copies& copies, bool save);
   bool map(Packet& packet);
@@ -90,8 +105,11 @@ class RankProcess {
   const std::string group_;
   const int number_;
   Fd socket_;
-  Fd process_;  // an eventfd: readable once it has ended
+  Fd process_;   // an eventfd: readable once it has ended
+  Token key_{};  // with which it may come back
   bool joined_ = false;
+  bool away_ = false;
+  bool refused_ = false;
   bool gate_shut_ = true;
   bool quiescing_ = false;
   bool copy_failed_ = false;
@@ -99,8 +117,10 @@ class RankProcess {
   std::uint64_t epoch_ = 0;
   std::uint32_t steps_ = 0;
   std::uint64_t seq_ = 0;
-  int pending_ = 0;                     // calls that have passed the gate
-  std::map<std::uint64_t, bool> asks_;  // by sequence number
+  std::uint64_t hello_ = 0;                          // its number
+  std::map<std::uint64_t, std::string> unanswered_;  // requests as they are sent, by number
+  int pending_ = 0;                                  // calls that have passed the gate
+  std::map<std::uint64_t, bool> asks_;               // by sequence number
   int asked_ = 0;
   std::map<std::uint64_t, Memory> asking_for_;  // by sequence number
   std::map<std::uint64_t, Memory> memory_;

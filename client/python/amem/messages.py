@@ -48,7 +48,7 @@ class DeviceStatus:
     total_bytes: int
     used_bytes: int  # everybody's memory on the device
     brokered_bytes: int  # physical memory that the broker holds
-    usage_known: bool  # False: total and used read 0
+    usage_known: bool  # False: used reads 0
     trouble: str  # what hangs there; empty: nothing
 
 

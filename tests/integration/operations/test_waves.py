@@ -39,7 +39,7 @@ def test_waves_each_way(swapping):
         assert states(node) == ("paused", "running")
         rollout.check()
         assert len(lines(answer, "train", "drop")) > 3, answer
-        assert lines(answer, "rollout", "create")[0] < lines(answer, "train", "drop")[0]
+        assert lines(answer, "rollout", "create")[0] < lines(answer, "train", "drop")[-1], "while the other leaves"
         node.ctl("swap", "rollout", "train")
         assert states(node) == ("running", "paused")
         train.check()

@@ -280,6 +280,57 @@ TEST_F(BrokerRestartTest, ARankThatEndsMeanwhileGivesItsMemoryBack) {
   EXPECT_TRUE(eventually([&] { return used(0) == 0; }));
 }
 
+TEST_F(BrokerRestartTest, NoIdIsZeroWhereThereWasNone) {
+  join_here(r1, "train", 0);
+  restart();
+  ASSERT_EQ(FakeRank::code(r1.come_back(socket())), Code::kOk);
+  EXPECT_NE(r1.create(gpu(0), 2 * kMiB), 0U);
+}
+
+// An allocation that is away, and whose bytes are nowhere, would be missing: its group is not taken
+// up then.
+TEST_F(BrokerRestartTest, WhatIsFreedWhileAwayIsNotOnRecordWithoutItsBytes) {
+  two();
+  ASSERT_TRUE(set_policy("cache", v1::POLICY_DISCARD).ok());
+  const std::uint64_t kept = r1.create(gpu(0), 2 * kMiB, "weights");
+  const std::uint64_t dropped = r1.create(gpu(0), 2 * kMiB, "cache");
+  ASSERT_TRUE(complete(begin({Operation::kPause, Selection{{"weights", "cache"}}})).ok());
+  const RecordLog& log = *keeper->record().log();
+  const std::uint64_t from = log.written();
+  for (const std::uint64_t id : {kept, dropped}) r1.free(id);
+  settle();
+  std::vector<RowKey> rows;  // in the order in which they were written
+  struct {
+    RowKey key;
+    std::uint32_t size, flags;
+    std::uint64_t sum;
+  } row{};
+  for (std::uint64_t at = from; at < log.written(); at += sizeof row + (row.size + 7) / 8 * 8) {
+    ASSERT_EQ(::pread(log.memory().get(), &row, sizeof row, static_cast<off_t>(4096 + at)),
+              static_cast<ssize_t>(sizeof row));
+    rows.push_back(row.key);
+  }
+  for (const std::uint64_t id : {kept, dropped})
+    EXPECT_LT(std::find(rows.begin(), rows.end(), row_key(RowKind::kAllocation, id)),
+              std::find(rows.begin(), rows.end(), row_key(RowKind::kSaved, id)));
+}
+
+TEST_F(BrokerRestartTest, WhatARankWasSavingToIsFreeWithItsProcess) {
+  two();
+  join(a, "train", 2);
+  r1.share(a, a.create(gpu(0), 2 * kMiB));
+  a.moods[amem_v1_SessionMessage_save_tag] = Mood::kLate;
+  const auto watcher = begin(Operation::kPause);
+  ASSERT_TRUE(eventually([&] { return a.received[amem_v1_SessionMessage_save_tag] > 0; }));
+  a.lose_session();
+  EXPECT_FALSE(complete(watcher).ok());
+  restart();
+  both_come_back();
+  EXPECT_EQ(status().pool().used_bytes(), 2 * kMiB) << "it may be writing there still";
+  a.die();
+  EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }));
+}
+
 TEST_F(BrokerRestartTest, WhoIsNotExpectedIsRefused) {
   two();
   ReturningRank stranger;

@@ -1,0 +1,81 @@
+#include "tests/histories/death.h"
+
+#include <sys/socket.h>
+#include <sys/types.h>
+
+#include <cerrno>
+#include <string_view>
+#include <utility>
+
+#include "common/status.h"
+#include "daemon/record/record_log.h"
+
+namespace amem::histories::death {
+namespace {
+
+std::function<void()> after_packet;
+std::function<void()> at_death;
+std::uint64_t effects_left = 0;  // 0: it lives on
+bool dead = false;
+int others = 0;
+
+bool takes_effect() {
+  if (dead || effects_left == 0) return !dead;
+  dead = --effects_left == 0;
+  if (dead) at_death();
+  return !dead;
+}
+
+}  // namespace
+
+void begin(std::function<void()> sent, std::function<void()> died) {
+  after_packet = std::move(sent);
+  at_death = std::move(died);
+  effects_left = 0;
+  dead = false;
+}
+
+void comes_at(std::uint64_t effect) { effects_left = effect; }
+
+bool came() { return dead; }
+
+Others::Others() { ++others; }
+Others::~Others() { --others; }
+
+// ---- what the linker puts before the real ones --------------------------------------------------
+
+// By their names in the object files: members of a class cannot be named otherwise.
+#define AMEM_PUT "_ZN4amem9RecordLog3putEmSt17basic_string_viewIcSt11char_traitsIcEE"
+#define AMEM_ERASE "_ZN4amem9RecordLog5eraseEm"
+Status real_put(RecordLog* log, RowKey key, std::string_view row) __asm__("__real_" AMEM_PUT);
+Status real_erase(RecordLog* log, RowKey key) __asm__("__real_" AMEM_ERASE);
+Status put(RecordLog* log, RowKey key, std::string_view row) __asm__("__wrap_" AMEM_PUT);
+Status erase(RecordLog* log, RowKey key) __asm__("__wrap_" AMEM_ERASE);
+
+Status put(RecordLog* log, RowKey key, std::string_view row) {
+  return takes_effect() ? real_put(log, key, row) : Status();
+}
+
+Status erase(RecordLog* log, RowKey key) {
+  return takes_effect() ? real_erase(log, key) : Status();
+}
+
+extern "C" {
+ssize_t __real_sendmsg(int socket, const msghdr* message, int flags);
+
+ssize_t __wrap_sendmsg(int socket, const msghdr* message, int flags) {
+  if (others > 0) return __real_sendmsg(socket, message, flags);
+  if (!takes_effect()) {
+    if (after_packet) after_packet();
+    errno = EPIPE;
+    return -1;
+  }
+  const ssize_t sent = __real_sendmsg(socket, message, flags);
+  const int error = errno;
+  if (sent >= 0 && after_packet) after_packet();
+  errno = error;
+  return sent;
+}
+}
+
+}  // namespace amem::histories::death

@@ -1,0 +1,28 @@
+// Death of a broker: at an instant that the history chooses, between any two of the things by which
+// others know of it. These are rows of the record, and packets to ranks and to the holder; the
+// linker puts this before the functions that write and send them (CMakeLists.txt). What a broker
+// does after its death nobody ever sees.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace amem::histories::death {
+
+/// A broker begins. `sent`: after each of its packets, also those that
+/// nobody gets; `died`: once, where it is.
+void begin(std::function<void()> sent, std::function<void()> died);
+/// In the place of the so-many-th effect from now; 0: not any more.
+void comes_at(std::uint64_t effect);
+/// The broker that has begun last is dead.
+bool came();
+
+/// What is sent as long as there is one of these is not the broker's.
+class Others {
+ public:
+  Others();
+  ~Others();
+  Others(const Others&) = delete;
+};
+
+}  // namespace amem::histories::death

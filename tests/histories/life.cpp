@@ -1,0 +1,45 @@
+#include "tests/histories/life.h"
+
+#include <utility>
+
+#include "tests/fuzz/world.h"
+#include "tests/histories/death.h"
+
+namespace amem::histories {
+namespace {
+
+class PoolWatch final : public EventSink {
+ public:
+  explicit PoolWatch(std::shared_ptr<bool> made) : made_(std::move(made)) {}
+  void event(const v1::Event& event) override { *made_ = *made_ || event.kind() == "pool"; }
+  void ended() override {}
+
+ private:
+  std::shared_ptr<bool> made_;
+};
+
+}  // namespace
+
+std::string Life::attach() {
+  if (const Status opened = loop.open(); !opened.ok()) return "a loop is made";
+  const Status attached = keeper_.attach();
+  return attached.ok() ? "" : "the broker finds its holder: " + attached.text();
+}
+
+std::string Life::begin() {
+  const fuzz::Ground& ground = fuzz::Ground::get();
+  broker_ = std::make_unique<Broker>(loop, config_, ground.devices(), ground.nvml(),
+                                     &keeper_.record(), Workers::Place::kLoop);
+  broker_->events().subscribe(Caller{}, "", std::make_shared<PoolWatch>(has_pool_));
+  if (const Status taken = broker_->take_up(keeper_.take_stock()); !taken.ok())
+    return "what a broker has left can be taken up: " + taken.text();
+  keeper_.watch([this] {
+    broker_->hold_again();
+    is_kept_ = !death::came();
+  });
+  if (const Status serves = broker_->start(); !serves.ok())
+    return "the broker serves: " + serves.text();
+  return "";
+}
+
+}  // namespace amem::histories
