@@ -254,7 +254,8 @@ Result<Allocation*> RankRequests::open(const Rank& rank, const Allocation& a, co
   if (const auto owner = node_.groups.find(a.group); owner != node_.groups.end()) {
     const GroupEntry& group = owner->second;
     const PauseOperation* pause = operations_.pause_of(group.id);
-    if (pause != nullptr && pause->takes(a) && !a.opened_by(rank.id))
+    const bool leaves = (pause != nullptr && pause->takes(a)) || will_take(group.machine, a.tag);
+    if (leaves && !a.opened_by(rank.id))
       return Status(Code::kFailedPrecondition,
                     "allocation " + std::to_string(a.id) + " of group '" + group.machine.name() +
                         "' is being paused; it can be opened when it has been resumed");

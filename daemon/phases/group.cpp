@@ -93,6 +93,11 @@ Standing standing_of(const Group& group) {
           group.course_ ? group.course_->interrupted() : group.interrupted_};
 }
 
+bool will_take(const Group& group, const std::string& tag) {
+  const auto what = standing_of(group).under_way;
+  return what && what->restart == OnRestart::kRelease && what->task.selection.takes(tag);
+}
+
 bool Group::may_allocate(RankId rank) const {
   // A call that passed the gate before it shut must be able to end; one that joined since has
   // passed nothing. In the open phase some gates are open before all ranks have answered.

@@ -103,6 +103,9 @@ class Group {
  private:
   friend class Insight;  // of the tests: copies it, and says in what state it is
   friend Standing standing_of(const Group& group);
+  /// A pause that is under way, or that the broker's end has interrupted, takes memory of this tag
+  /// for certain: its first Release has been sent.
+  bool will_take(const Group& group, const std::string& tag);
   bool gates_open() const {
     return course_ ? course_->gates_open() : state_ == GroupState::kRunning;
   }
@@ -141,5 +144,8 @@ class Group {
 };
 
 Standing standing_of(const Group& group);
+/// A pause that is under way, or that the broker's end has interrupted, takes memory of this tag
+/// for certain: its first Release has been sent.
+bool will_take(const Group& group, const std::string& tag);
 
 }  // namespace amem

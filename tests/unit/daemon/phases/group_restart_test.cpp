@@ -80,6 +80,7 @@ TEST_F(GroupRestartTest, APauseBeforeItsFirstReleaseIsCalledOff) {
     EXPECT_EQ(next->state(), GroupState::kPausing);
     EXPECT_TRUE(next->may_allocate(1)) << "what passed the gate must be able to end";
     EXPECT_THAT(next->can_start(Operation::kPause).text(), HasSubstr("not whole"));
+    EXPECT_FALSE(will_take(*next, "nccl"));
     come_back();
     ASSERT_NE(find<action::Open>(), nullptr);
     EXPECT_EQ(find<action::Release>(), nullptr);
@@ -97,7 +98,9 @@ TEST_F(GroupRestartTest, APauseBeforeItsFirstReleaseIsCalledOff) {
 TEST_F(GroupRestartTest, APauseAfterItsFirstReleaseGoesOn) {
   to_release();
   done(1, Work::kRelease);
+  EXPECT_TRUE(will_take(group, "nccl"));
   restart();
+  EXPECT_TRUE(will_take(*next, "nccl")) << "so nobody new may open it meanwhile";
   come_back();
   ASSERT_NE(find<action::Begun>(), nullptr);
   ASSERT_NE(find<action::Release>(), nullptr);
