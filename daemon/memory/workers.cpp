@@ -171,13 +171,13 @@ void Workers::shut() {
   }
   for (const JobPtr& job : forgotten) job->forget();
   const Time until = Clock::now() + kEndLimit;
-  for (const auto& [uuid, lane] : lanes_) {
-    std::unique_lock lock(lane->mutex);
-    if (!lane->thread.joinable()) continue;
-    std::thread thread = std::move(lane->thread);
-    const bool ended = lane->changed.wait_until(lock, until, [&] { return lane->ended; });
-    if (!ended)
-      spdlog::error("{}: {}; amemd ends without it", name_of(lane->device), lane->doing());
+  for (const auto& entry : lanes_) {
+    Lane& lane = *entry.second;
+    std::unique_lock lock(lane.mutex);
+    if (!lane.thread.joinable()) continue;
+    std::thread thread = std::move(lane.thread);
+    const bool ended = lane.changed.wait_until(lock, until, [&] { return lane.ended; });
+    if (!ended) spdlog::error("{}: {}; amemd ends without it", name_of(lane.device), lane.doing());
     lock.unlock();
     ended ? thread.join() : thread.detach();
   }
@@ -313,30 +313,30 @@ void Workers::look_for_trouble() {
   bool busy = false;
   std::vector<std::pair<JobPtr, Status>> late;
   std::vector<std::string> hung;
-  for (const auto& [uuid, lane] : lanes_) {
-    const std::lock_guard lock(lane->mutex);
-    if (!lane->current) continue;
-    busy = true;
+  for (const auto& entry : lanes_) {
+    Lane& lane = *entry.second;
+    const std::lock_guard lock(lane.mutex);
+    busy = busy || lane.current || !lane.queue.empty();
+    if (!lane.current) continue;
     const auto give_up = [&](const JobPtr& job) {
-      const std::string name = name_of(lane->device);
-      const std::string how = lane->doing();
-      late.emplace_back(job, Status(Code::kDeadlineExceeded,
-                                    job == lane->current
-                                        ? name + ": " + how
-                                        : name + ": " + to_string(job->call) + " waits: " + how));
+      const std::string name = name_of(lane.device);
+      const std::string how = lane.doing();
+      late.emplace_back(
+          job, Status(Code::kDeadlineExceeded,
+                      job == lane.current ? name + ": " + how
+                                          : name + ": " + to_string(job->call) + " waits: " + how));
     };
-    if (now >= lane->current->late_at && !std::exchange(lane->abandoned, true))
-      give_up(lane->current);
-    std::erase_if(lane->queue, [&](const JobPtr& job) {
+    if (now >= lane.current->late_at && !std::exchange(lane.abandoned, true)) give_up(lane.current);
+    std::erase_if(lane.queue, [&](const JobPtr& job) {
       if (now < job->late_at) return false;
       give_up(job);
       return true;
     });
-    if (now - lane->current_since < kSlow) continue;
-    if (lane->told != Time{} && now - lane->told < kTellAgain) continue;
-    lane->told = now;
-    hung.push_back(name_of(lane->device) + " hangs: " + lane->doing() + "; " +
-                   std::to_string(lane->queue.size()) + " calls wait. Other devices go on");
+    if (now - lane.current_since < kSlow) continue;
+    if (lane.told != Time{} && now - lane.told < kTellAgain) continue;
+    lane.told = now;
+    hung.push_back(name_of(lane.device) + " hangs: " + lane.doing() + "; " +
+                   std::to_string(lane.queue.size()) + " calls wait. Other devices go on");
   }
   for (const std::string& text : hung) {
     spdlog::error("{}", text);
