@@ -116,6 +116,7 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   if (message.protocol != kProtocolVersion) return refuse(other_protocol(message));
   if (Token none{}; std::memcmp(message.session, none.data(), none.size()) != 0)
     return come_back(session_id, seq, message);
+  forget_unwelcomed(session.peer, message);
   Result<GroupEntry*> joined = groups_.join(message.group, session.peer);
   if (!joined.ok()) return refuse(joined.status());
   GroupEntry& group = *joined.value();
@@ -125,7 +126,7 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   rank.session = session_id;
   rank.group = group.id;
   rank.peer = session.peer;
-  rank.number = message.rank < 0 ? -1 : message.rank;
+  rank.number = std::max(message.rank, -1);
   rank.program = printable(message.program);
   rank.shim_version = printable(message.version);
   if (rank.peer.process)
@@ -146,6 +147,18 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   node_.pool_of(rank).reach.join(rank.id, group.id);
   node_.ranks.emplace(rank.id, std::move(rank));
   groups_.drive(group);
+}
+
+/// The broker before may have died between the row of this rank and its Welcome: the rank does not
+/// know its key, and the row stands for nobody.
+void Ranks::forget_unwelcomed(const Peer& peer, const amem_v1_Hello& message) {
+  const auto found = std::find_if(node_.ranks.begin(), node_.ranks.end(), [&](const auto& entry) {
+    const Rank& rank = entry.second;
+    return rank.session == 0 && rank.peer.pid == peer.pid && rank.peer.uid == peer.uid &&
+           rank.number == std::max(message.rank, -1) &&
+           node_.group_of(rank).machine.name() == message.group;
+  });
+  if (found != node_.ranks.end()) remove(found->first, "it joins anew");
 }
 
 /// From here on it may come back to the next broker, if that can tell whether it lives.

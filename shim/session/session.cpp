@@ -57,13 +57,32 @@ std::string seconds(std::chrono::milliseconds time) {
 
 Status Session::connect(const std::string& socket_path, const Identity& identity,
                         std::chrono::milliseconds reconnect) {
-  NewSocket socket(joining_);
-  if (Status s = socket.connect(socket_path); !s.ok()) return s;
-  Result<amem_v1_Welcome> welcome = say_hello(socket.get(), socket_path, identity);
-  if (!welcome.ok()) return welcome.status();
   path_ = socket_path;
   identity_ = identity;
   reconnect_ = reconnect;
+  const Status first = join();
+  if (first.code() != Code::kAborted || reconnect.count() <= 0) return first;
+  // That broker may have put this rank on record, and then the next one waits for it.
+  log_warn(first.text() + ": this rank of group " + identity.group + " tries to join for " +
+           seconds(reconnect) + " (AMEM_RECONNECT)");
+  Retries retries(Clock::now(), reconnect, static_cast<unsigned>(::getpid()));
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      if (answered_.wait_until(lock, retries.next(Clock::now()), [&] { return ending_; }))
+        return first;
+    }
+    const Status s = join();
+    if (s.code() == Code::kAborted) retries.again(Clock::now());
+    if (s.ok() || final_refusal(s.code()) || retries.over(Clock::now())) return s;
+  }
+}
+
+Status Session::join() {
+  NewSocket socket(joining_);
+  if (Status s = socket.connect(path_); !s.ok()) return s;
+  Result<amem_v1_Welcome> welcome = say_hello(socket.get(), path_, identity_);
+  if (!welcome.ok()) return welcome.status();
   welcome_ = welcome.value();
   key_ = key_of(welcome_);
   socket_ = socket.take();

@@ -82,7 +82,7 @@ class Session {
 
   /// Connects and says Hello. kUnavailable: no broker there. kPermissionDenied: somebody else plays
   /// one there (common/peer.h). Otherwise the broker's refusal. `reconnect`: for how long to try to
-  /// come back when the broker has ended.
+  /// come back when the broker has ended, or to join the next one when it ends before it answers.
   Status connect(const std::string& socket_path, const Identity& identity,
                  std::chrono::milliseconds reconnect = {});
   /// Starts the service thread; commands may come from now on. The handler must live as long as
@@ -140,6 +140,7 @@ class Session {
     std::function<void()> run;
   };
 
+  Status join();
   Status send(const Message& message, std::vector<Fd> fds, Unanswered* request);
   void wake();
   void sleep(pollfd* fds, std::size_t count, int milliseconds);

@@ -83,14 +83,14 @@ void RankProcess::lose_broker() {
   socket_.reset();
   commands_.clear();
   quiescing_ = copy_failed_ = map_failed_ = false;
-  away_ = joined_;
+  away_ = true;
 }
 
 void RankProcess::come_back(const std::string& path) {
   away_ = false;
   connect_socket(path);
   say_hello();
-  say_holding();
+  if (joined_) say_holding();  // else the broker before has not answered its Hello: it joins anew
   for (const auto& [seq, bytes] : unanswered_) send_bytes(bytes);
 }
 

@@ -351,6 +351,61 @@ TEST_F(ShimComeback, OneThatHoldsOutEndsWithARefusal) {
   EXPECT_TRUE(listener.asked_without);
 }
 
+// ---- one that dies before its Welcome -----------------------------------------------------------
+
+TEST_F(ShimComeback, ABrokerThatDiesBeforeItsWelcomeIsFollowedByTheNext) {
+  std::thread serving([&] {
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(key_in(broker.accept()), Token());
+      broker.die();
+      std::this_thread::sleep_for(50ms);  // nobody is there
+      broker.listen();
+    }
+    EXPECT_EQ(key_in(broker.accept()), Token());
+    broker.welcome(some_key(1));
+  });
+  const Status connected = session.connect(broker.path(), {"train", 3, "test"}, 20s);
+  serving.join();
+  ASSERT_TRUE(connected.ok()) << connected.text();
+  ASSERT_TRUE(session.start(listener).ok());
+  EXPECT_EQ(session.rank_id(), 7U);
+}
+
+TEST_F(ShimComeback, NobodyFollowsTheBrokerThatDiesBeforeItsWelcome) {
+  for (const std::chrono::milliseconds reconnect : {0ms, 300ms}) {
+    std::thread serving([&] {
+      broker.accept();
+      broker.die();
+    });
+    const Status connected = session.connect(broker.path(), {"train", 3, "test"}, reconnect);
+    serving.join();
+    EXPECT_EQ(connected.code(), reconnect == 0ms ? Code::kAborted : Code::kUnavailable);
+    broker.listen();
+  }
+}
+
+TEST_F(ShimComeback, TheNextOneRefusesWhoWasNotWelcomed) {
+  std::thread serving([&] {
+    broker.accept();
+    broker.hang_up();
+    broker.accept();
+    broker.refuse(Code::kPermissionDenied, "another user's group");
+  });
+  const Status connected = session.connect(broker.path(), {"train", 3, "test"}, 20s);
+  serving.join();
+  EXPECT_EQ(connected.text(), "another user's group");
+}
+
+TEST_F(ShimComeback, TheEndOfTheProcessDoesNotWaitForAWelcome) {
+  std::thread serving([&] {
+    broker.accept();
+    broker.die();
+    session.end();
+  });
+  EXPECT_EQ(session.connect(broker.path(), {"train", 3, "test"}, 1h).code(), Code::kAborted);
+  serving.join();
+}
+
 TEST_F(ShimComeback, WithoutAKeyThereIsNoWayBack) {
   start(20s, Token());
   broker.hang_up();
@@ -410,38 +465,6 @@ TEST_F(ShimComeback, AForkedChildLeavesTheNewSocketToItsParent) {
   EXPECT_EQ(receive(broker.socket(), 0, packet).code(), Code::kUnavailable);
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
-}
-
-TEST(ShimRetries, TwiceAsLongEachTimeAndNotAllAtOnce) {
-  const Retries::Clock::time_point begin;
-  Retries retries(begin, 1h, 1);
-  auto expected = Retries::kFirst;
-  for (int i = 0; i < 12; ++i) {
-    const auto wait = retries.next(begin) - begin;
-    EXPECT_GE(wait, expected * 3 / 4) << i;
-    EXPECT_LE(wait, expected * 5 / 4) << i;
-    expected = std::min(2 * expected, Retries::kMost);
-  }
-  EXPECT_LE(expected * 5 / 4, 500ms) << "also after long: within a second of a broker's start";
-  Retries other(begin, 1h, 2);
-  EXPECT_NE(other.next(begin), Retries(begin, 1h, 3).next(begin));
-}
-
-TEST(ShimRetries, AsLongAsToldAndThenForEver) {
-  Retries::Clock::time_point now;
-  Retries retries(now, 1s, 1);
-  int attempts = 0;
-  for (; !retries.over(now); ++attempts) now = retries.next(now);
-  EXPECT_EQ(now, Retries::Clock::time_point() + 1s) << "the last one when the time is up";
-  EXPECT_GE(attempts, 6);
-  EXPECT_LE(attempts, 9);
-  retries.again(now);
-  EXPECT_FALSE(retries.over(now));
-  retries.go_on();
-  now += 1h;
-  EXPECT_FALSE(retries.over(now));
-  EXPECT_GE(retries.next(now) - now, 750ms);
-  EXPECT_LE(retries.next(now) - now, 1250ms);
 }
 
 }  // namespace
