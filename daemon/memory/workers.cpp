@@ -65,6 +65,29 @@ struct Workers::Mailbox {
   }
 };
 
+/// What nobody needs any more, as one call after another: memory comes and goes by the thousand,
+/// and to wake a thread for each costs more than what it does.
+class Workers::Endings final : public Job {
+ public:
+  /// So many take well below kSlow.
+  static constexpr std::size_t kMost = 256;
+  explicit Endings(Ended first)
+      : Job({std::holds_alternative<Fd>(first) ? "the close of its memory" : "cuMemRelease"},
+            kNever) {
+    ended_.push_back(std::move(first));
+  }
+  /// False: it is of another kind, or there are too many. REQUIRES: this is queued still.
+  bool add(Ended& what) {
+    if (what.index() != ended_.front().index() || ended_.size() == kMost) return false;
+    ended_.push_back(std::move(what));
+    return true;
+  }
+  void work() override { ended_.clear(); }
+
+ private:
+  std::vector<Ended> ended_;
+};
+
 /// A device's queue and thread, which lives on by itself when it hangs at the end.
 struct Workers::Lane {
   explicit Lane(const Device& of) : device(of) {}
@@ -94,6 +117,17 @@ struct Workers::Lane {
     }
     lane->changed.notify_all();
     return true;
+  }
+
+  static void end(const std::shared_ptr<Lane>& lane, const std::shared_ptr<Mailbox>& mailbox,
+                  Ended what) {
+    {
+      const std::lock_guard lock(lane->mutex);
+      Endings* const last =
+          lane->queue.empty() ? nullptr : dynamic_cast<Endings*>(lane->queue.back().get());
+      if (last != nullptr && last->add(what)) return;
+    }
+    add(lane, mailbox, std::make_shared<Endings>(std::move(what)));
   }
 
   void run(const std::shared_ptr<Mailbox>& mailbox) {
@@ -251,45 +285,38 @@ void Workers::look(const std::set<DeviceUuid>& asked, std::function<void(const U
         });
 }
 
-/// What ends where it is told to: on the device's thread as long as there is one.
-template <class What>
-std::shared_ptr<What> Workers::ending(const DeviceUuid& device, DeviceCall call, What what) {
-  class End final : public Job {
-   public:
-    End(DeviceCall how, What ended) : Job(how, kNever), ended_(std::move(ended)) {}
-    void work() override { ended_.reset(); }
+/// What ends on its device's thread as long as there is one, and else where it is let go of.
+struct Workers::Ending {
+  explicit Ending(Ended value) : what(std::move(value)) {}
+  ~Ending() {
+    if (lane) Lane::end(lane, mailbox, std::move(what));
+  }
+  Ending(const Ending&) = delete;
+  Ending& operator=(const Ending&) = delete;
 
-   private:
-    std::optional<What> ended_;
-  };
-  struct Ending {
-    Ending(DeviceCall how, What value) : call(how), what(std::move(value)) {}
-    ~Ending() {
-      if (lane) Lane::add(lane, mailbox, std::make_shared<End>(call, std::move(what)));
-    }
-    Ending(const Ending&) = delete;
-    Ending& operator=(const Ending&) = delete;
-    const DeviceCall call;
-    What what;
-    std::shared_ptr<Lane> lane;  // null: it ends where it is let go of
-    std::shared_ptr<Mailbox> mailbox;
-  };
-  auto held = std::make_shared<Ending>(call, std::move(what));
+  Ended what;
+  std::shared_ptr<Lane> lane;  // null: none
+  std::shared_ptr<Mailbox> mailbox;
+};
+
+std::shared_ptr<Workers::Ending> Workers::ending(const DeviceUuid& device, Ended what) {
+  auto held = std::make_shared<Ending>(std::move(what));
   const auto lane = lanes_.find(device);
   if (place_ == Place::kThreads && lane != lanes_.end()) {
     held->lane = lane->second;
     held->mailbox = mailbox_;
   }
-  What* const part = &held->what;
-  return {std::move(held), part};
+  return held;
 }
 
 SharedFd Workers::closing(const DeviceUuid& device, Fd fd) {
-  return ending(device, {"the close of its memory"}, std::move(fd));
+  std::shared_ptr<Ending> held = ending(device, std::move(fd));
+  const Fd* const part = &std::get<Fd>(held->what);
+  return {std::move(held), part};
 }
 
 std::shared_ptr<const void> Workers::releasing(const DeviceUuid& device, MemoryHandle handle) {
-  return ending(device, {"cuMemRelease"}, std::move(handle));
+  return ending(device, std::move(handle));
 }
 
 std::string Workers::hangs(const DeviceUuid& device) const {

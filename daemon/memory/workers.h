@@ -21,6 +21,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "common/fd.h"
@@ -138,12 +139,15 @@ class Workers {
     std::optional<Done> done_;
   };
   using JobPtr = std::shared_ptr<Job>;
+  /// Its end is the driver's work.
+  using Ended = std::variant<Fd, MemoryHandle>;
+  class Endings;
+  struct Ending;
   struct Lane;
   struct Mailbox;
 
   void add(const DeviceUuid& device, JobPtr job);
-  template <class What>
-  std::shared_ptr<What> ending(const DeviceUuid& device, DeviceCall call, What what);
+  std::shared_ptr<Ending> ending(const DeviceUuid& device, Ended what);
   std::shared_ptr<const void> releasing(const DeviceUuid& device, MemoryHandle handle);
   void watch();
   void look_for_trouble();
