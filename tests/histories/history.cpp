@@ -1,5 +1,7 @@
 #include "tests/histories/history.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <utility>
@@ -174,9 +176,12 @@ std::string History::sessions() const {
 // ---- events -------------------------------------------------------------------------------------
 
 bool History::read_all() {
-  bool any = false;
-  for (RankProcess& rank : ranks_)
-    if (rank.connected()) any = rank.read() || any;
+  // One call for all of them: mostly nothing has come for most.
+  std::vector<pollfd> sockets;
+  for (const RankProcess& rank : ranks_) sockets.push_back({rank.socket(), POLLIN, 0});
+  bool any = ::poll(sockets.data(), sockets.size(), 0) > 0;
+  for (std::size_t i = 0; any && i < ranks_.size(); ++i)
+    if (sockets[i].revents != 0) any = ranks_[i].read() || any;
   end_refused();
   return any;
 }

@@ -43,6 +43,8 @@ class RankProcess {
 
   bool lives() const { return static_cast<bool>(process_); }
   bool connected() const { return static_cast<bool>(socket_); }
+  /// To the broker; -1: none.
+  int socket() const { return socket_.get(); }
   /// It has lost its broker and not come back.
   bool away() const { return away_; }
   /// The broker to which it came back does not know it.
