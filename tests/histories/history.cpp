@@ -263,9 +263,9 @@ void History::program_does(RankProcess& rank) {
   if (what <= 7 && !truths_.empty()) {
     const auto it =
         std::next(truths_.begin(), static_cast<std::ptrdiff_t>(chance % truths_.size()));
-    if (it->second.group != rank.group() && below(8) != 0) return;
+    if (it->second->group != rank.group() && below(8) != 0) return;
     say("rank " + std::to_string(rank.number()) + " opens " + std::to_string(it->first));
-    return rank.open(it->first, it->second.token);
+    return rank.open(it->first, it->second->token);
   }
   if (what == 8) {
     say("rank " + std::to_string(rank.number()) + " frees");
