@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -249,10 +251,33 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
         group.machine.name(), name, unknown);
   events_.publish(&group, "rank_joined", name + " has come back");
   const bool stays_shut = group.machine.join(rank.id, name);
-  if (session.gate_shut && !stays_shut)
+  release_leftovers(rank, holds);
+  const bool is_told = !group.machine.waiting_for(rank.id).empty();  // by what is under way
+  if (session.gate_shut && !stays_shut && !is_told)
     sessions_.send(session_id, open_message(group.machine.epoch()));
   groups_.drive(group);
   remove_harmless();
+}
+
+void Ranks::release_leftovers(const Rank& rank,
+                              const std::map<AllocationId, amem_v1_Holding_Item>& holds) {
+  const Group& machine = node_.group_of(rank).machine;
+  std::set<std::string> away;
+  std::set<std::string> here;
+  for (const auto& [id, item] : holds) {
+    const Allocation* a = node_.allocations.find(id);
+    if (a == nullptr || item.away || !a->held_by(rank.id)) continue;
+    (a->away && !a->resident() ? away : here).insert(a->tag);
+  }
+  if (away.empty()) return;
+  const Epoch epoch = machine.epoch();  // nobody waits for the answers
+  const Standing is = standing_of(machine);
+  const bool ends_there = !is.under_way || is.under_way->restart == OnRestart::kRollBack;
+  if (is.rest == GroupState::kPaused && ends_there)
+    return sessions_.send(rank.session, release_message(epoch, {}, false));
+  for (const std::string& tag : away)
+    if (!here.contains(tag))
+      sessions_.send(rank.session, release_message(epoch, Selection{{tag}}, false));
 }
 
 void Ranks::lose(RankId id, const std::string& why) {
