@@ -1,109 +1,12 @@
 // Another broker takes up what one has left with the holder, at any point of what was under way.
 #include <gmock/gmock.h>
 
-#include "daemon/broker/keeper.h"
-#include "daemon/holder/server.h"
-#include "tests/unit/fixtures/broker_fixture.h"
-#include "tests/unit/fixtures/returning_rank.h"
+#include "tests/unit/fixtures/restart_fixture.h"
 
 namespace amem {
 namespace {
 
 using ::testing::HasSubstr;
-
-class BrokerRestartTest : public BrokerTest {
- protected:
-  void SetUp() override {
-    ASSERT_NO_FATAL_FAILURE(begin_holder());
-    BrokerTest::SetUp();
-  }
-  void TearDown() override {
-    for (ReturningRank* rank : {&r1, &r2, &r3}) rank->lose_session();
-    BrokerTest::TearDown();
-    keeper.reset();
-    end_holder();
-  }
-  void begin_holder() {
-    holder_loop = std::make_unique<EventLoop>();
-    ASSERT_TRUE(holder_loop->open().ok());
-    holder = std::make_unique<HolderServer>(
-        *holder_loop, HolderSettings{.path = node->dir() + "/holder.sock"}, [] {});
-    Status started = holder->start();
-    // One that a broker of the test before has started is about to end.
-    for (int i = 0; i < 500 && !started.ok(); ++i, started = holder->start())
-      std::this_thread::sleep_for(milliseconds(10));
-    ASSERT_TRUE(started.ok()) << started.text();
-    holder_thread = std::thread([this] { holder_loop->run(); });
-  }
-  void end_holder() {
-    holder_loop->stop();
-    holder_thread.join();
-    holder.reset();
-    holder_loop.reset();
-  }
-  void make_broker() override {
-    config.holder = HolderUse::kRequired;
-    keeper = std::make_unique<Keeper>(*loop, config);
-    const Status attached = keeper->attach();
-    ASSERT_TRUE(attached.ok()) << attached.text();
-    broker = std::make_unique<Broker>(*loop, config, devices, nvml, &keeper->record());
-    const Status taken = broker->take_up(keeper->take_stock());
-    ASSERT_TRUE(taken.ok()) << taken.text();
-    keeper->watch([this] { broker->hold_again(); });
-  }
-  /// The broker ends without a word to anybody, and another begins.
-  void restart() {
-    end_broker();
-    keeper.reset();
-    ASSERT_NO_FATAL_FAILURE(begin_broker());
-  }
-
-  std::string socket() const { return node->dir() + "/session.sock"; }
-  void join_here(ReturningRank& rank, const std::string& name, int number) {
-    rank.connect_here(socket());
-    ASSERT_EQ(FakeRank::code(rank.hello(name, number)), Code::kOk);
-    ranks.push_back(&rank);
-  }
-  /// Two ranks that share what each has.
-  void two() {
-    join_here(r1, "train", 0);
-    join_here(r2, "train", 1);
-    of_a = r1.create(gpu(0), 4 * kMiB);
-    of_b = r2.create(gpu(1), 6 * kMiB, "weights");
-    r2.share(r1, of_a);
-    r1.share(r2, of_b);
-    r1.write(of_a, 0xaa);
-    r2.write(of_b, 0xbb);
-    alone = used(0);
-  }
-  void both_come_back(bool obey = false) {
-    for (ReturningRank* rank : {&r1, &r2}) {
-      const Packet answer = rank->come_back(socket(), obey);
-      ASSERT_EQ(FakeRank::code(answer), Code::kOk) << answer.message.body.reply.text;
-      ASSERT_EQ(answer.message.body.reply.result.welcome.rank_id, rank->id);
-    }
-    settle();
-  }
-  void expect_whole() {
-    for (ReturningRank* rank : {&r1, &r2}) {
-      EXPECT_TRUE(rank->holds(of_a, 0xaa));
-      EXPECT_TRUE(rank->holds(of_b, 0xbb));
-    }
-    EXPECT_EQ(used(0), alone) << "each is on its device once";
-    EXPECT_EQ(status().pool().used_bytes(), 0U);
-  }
-  bool at_rest() {
-    const auto state = group().state();
-    return state == kRunning || state == kPaused;
-  }
-
-  std::unique_ptr<EventLoop> holder_loop;
-  std::unique_ptr<HolderServer> holder;
-  std::thread holder_thread;
-  std::unique_ptr<Keeper> keeper;
-  ReturningRank r1, r2, r3;
-  std::uint64_t alone = 0;
-};
 
 TEST_F(BrokerRestartTest, ARunningGroupRunsOn) {
   two();
