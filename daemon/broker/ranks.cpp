@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <set>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -46,6 +44,7 @@ Ranks::Ranks(const Means& means, SessionServer& sessions, EventHub& events, Oper
     : node_(means.node),
       loop_(means.loop),
       saved_(means.saved),
+      outbox_(means.outbox),
       sessions_(sessions),
       events_(events),
       operations_(operations),
@@ -262,22 +261,20 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
 void Ranks::release_leftovers(const Rank& rank,
                               const std::map<AllocationId, amem_v1_Holding_Item>& holds) {
   const Group& machine = node_.group_of(rank).machine;
-  std::set<std::string> away;
-  std::set<std::string> here;
+  std::vector<AllocationId> away;
   for (const auto& [id, item] : holds) {
     const Allocation* a = node_.allocations.find(id);
-    if (a == nullptr || item.away || !a->held_by(rank.id)) continue;
-    (a->away && !a->resident() ? away : here).insert(a->tag);
+    if (a != nullptr && !item.away && a->held_by(rank.id) && a->away && !a->resident())
+      away.push_back(id);
   }
   if (away.empty()) return;
   const Epoch epoch = machine.epoch();  // nobody waits for the answers
   const Standing is = standing_of(machine);
   const bool ends_there = !is.under_way || is.under_way->restart == OnRestart::kRollBack;
   if (is.rest == GroupState::kPaused && ends_there)
-    return sessions_.send(rank.session, release_message(epoch, {}, false));
-  for (const std::string& tag : away)
-    if (!here.contains(tag))
-      sessions_.send(rank.session, release_message(epoch, Selection{{tag}}, false));
+    sessions_.send(rank.session, release_message(epoch, {}, false));
+  else  // by their ids: it may get others with their tags before it has read this
+    outbox_.send_release(rank.id, epoch, away);
 }
 
 void Ranks::lose(RankId id, const std::string& why) {

@@ -73,6 +73,7 @@ class Ranks final : public SessionHandler {
   Node& node_;
   EventLoop& loop_;
   SavedBytes& saved_;
+  Outbox& outbox_;
   SessionServer& sessions_;
   EventHub& events_;
   Operations& operations_;
