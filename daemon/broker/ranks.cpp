@@ -44,6 +44,7 @@ Ranks::Ranks(const Means& means, SessionServer& sessions, EventHub& events, Oper
     : node_(means.node),
       loop_(means.loop),
       saved_(means.saved),
+      outbox_(means.outbox),
       sessions_(sessions),
       events_(events),
       operations_(operations),
@@ -262,10 +263,31 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
         group.machine.name(), name, unknown);
   events_.publish(&group, "rank_joined", name + " has come back");
   const bool stays_shut = group.machine.join(rank.id, name);
-  if (session.gate_shut && !stays_shut)
+  release_leftovers(rank, holds);
+  const bool is_told = !group.machine.waiting_for(rank.id).empty();  // by what is under way
+  if (session.gate_shut && !stays_shut && !is_told)
     sessions_.send(session_id, open_message(group.machine.epoch()));
   groups_.drive(group);
   remove_harmless();
+}
+
+void Ranks::release_leftovers(const Rank& rank,
+                              const std::map<AllocationId, amem_v1_Holding_Item>& holds) {
+  const Group& machine = node_.group_of(rank).machine;
+  std::vector<AllocationId> away;
+  for (const auto& [id, item] : holds) {
+    const Allocation* a = node_.allocations.find(id);
+    if (a != nullptr && !item.away && a->held_by(rank.id) && a->away && !a->resident())
+      away.push_back(id);
+  }
+  if (away.empty()) return;
+  const Epoch epoch = machine.epoch();  // nobody waits for the answers
+  const Standing is = standing_of(machine);
+  const bool ends_there = !is.under_way || is.under_way->restart == OnRestart::kRollBack;
+  if (is.rest == GroupState::kPaused && ends_there)
+    sessions_.send(rank.session, release_message(epoch, {}, false));
+  else  // by their ids: it may get others with their tags before it has read this
+    outbox_.send_release(rank.id, epoch, away);
 }
 
 void Ranks::lose(RankId id, const std::string& why) {

@@ -57,6 +57,10 @@ class Ranks final : public SessionHandler {
   void come_back(SessionId session, std::uint64_t seq, const amem_v1_Hello& message);
   /// One that comes back says what it holds.
   void holding(SessionId session, const amem_v1_Holding& message);
+  /// It has memory still that is away, since it never heard the command to let go of it, or did not
+  /// get to it: it is told so again. `holds`: what it says that it has.
+  void release_leftovers(const Rank& rank,
+                         const std::map<AllocationId, amem_v1_Holding_Item>& holds);
   /// Its session has ended: it is removed, at once or when its process has ended too.
   void lose(RankId id, const std::string& why);
   /// It has memory that a rank with a session has too, of its group or another.
@@ -70,6 +74,7 @@ class Ranks final : public SessionHandler {
   Node& node_;
   EventLoop& loop_;
   SavedBytes& saved_;
+  Outbox& outbox_;
   SessionServer& sessions_;
   EventHub& events_;
   Operations& operations_;

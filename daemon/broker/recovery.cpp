@@ -320,9 +320,12 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
     const bool back = what && what->restart == OnRestart::kOpen && what->loaded;
     a.away = !a.resident() || (a.stayed ? saved.away() : back && what->task.selection.takes(a.tag));
   }
-  // Of a pause that goes on, what no rank was told to let go of, and whose bytes may not be safe.
-  const bool stays = what && what->restart == OnRestart::kRelease && a.resident() && !a.stayed &&
-                     what->task.selection.takes(a.tag) &&
+  // Of a pause that goes on in waves, what had been saved before its ranks were told: it needs its
+  // saver no more, even should that end before it has come back.
+  const bool goes_on = what && what->restart == OnRestart::kRelease;
+  if (goes_on && memory.saved != nullptr && memory.saved->leaves()) a.saver = 0;
+  // And what no rank was told to let go of, and whose bytes may not be safe.
+  const bool stays = goes_on && a.resident() && !a.stayed && what->task.selection.takes(a.tag) &&
                      (memory.saved == nullptr ||
                       (groups_read_.at(group.id).under_way().waves() && !memory.saved->leaves()));
   Allocation& added = node_.allocations.add(std::move(a));

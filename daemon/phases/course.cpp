@@ -339,6 +339,15 @@ void Course::join(RankId rank) {
   if (gates_open()) participants_.insert(rank);
 }
 
+void Course::come_back(RankId rank) {
+  if (!takes_part(rank)) return;
+  const bool releases = rule(phase_).answer == Work::kRelease || phase_ == Phase::kDrop;
+  if (releases)
+    home_.actions.push_back(action::Release{epoch_, {rank}});
+  else if (phase_ == Phase::kOpen)
+    home_.actions.push_back(action::Open{epoch_, {rank}});
+}
+
 void Course::leave(RankId rank, const std::string& who, bool leaves_unloaded, Time now) {
   const bool took_part = participants_.erase(rank) > 0;
   const bool was_awaited = waiting_.erase(rank) > 0;

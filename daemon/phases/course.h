@@ -67,6 +67,8 @@ class Course {
   void tick(Time now);
   /// The rank has become a member.
   void join(RankId rank);
+  /// A member since before it began, with a session only now: is told what the others were.
+  void come_back(RankId rank);
   /// `who`, a member until now. `leaves_unloaded`: it was to load bytes that others hold.
   void leave(RankId rank, const std::string& who, bool leaves_unloaded, Time now);
   /// `what` has happened: it stays a member that answers nothing.

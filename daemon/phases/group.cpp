@@ -49,6 +49,7 @@ std::optional<Action> Group::next_action() {
 bool Group::join(RankId rank, std::string label) {
   if (expected_.erase(rank) > 0) {
     if (interrupted_ && expected_.empty()) patience_ = {};
+    if (course_) course_->come_back(rank);  // it has begun without it
     return !gates_open();
   }
   members_.add(rank, std::move(label));

@@ -103,11 +103,12 @@ class Group {
  private:
   friend class Insight;  // of the tests: copies it, and says in what state it is
   friend Standing standing_of(const Group& group);
-  /// A pause that is under way, or that the broker's end has interrupted, takes memory of this tag
-  /// for certain: its first Release has been sent.
-  bool will_take(const Group& group, const std::string& tag);
   bool gates_open() const {
-    return course_ ? course_->gates_open() : state_ == GroupState::kRunning;
+    if (course_) return course_->gates_open();
+    // What was coming back to a group that runs goes away again; the group runs.
+    const bool runs_on = interrupted_ && interrupted_->task.op == Operation::kResume &&
+                         rest_ == GroupState::kRunning;
+    return runs_on || state_ == GroupState::kRunning;
   }
   GroupState rest_of(const Task& task) const {
     const bool leaves = task.op == Operation::kPause && task.selection.all();

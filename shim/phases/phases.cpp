@@ -160,7 +160,8 @@ void Phases::release(const amem_v1_Release& release) {
   copy_status_ = {};
   map_status_ = {};
   mapped_bytes_ = 0;
-  if (!release.undo && tags.empty()) {
+  // Of a list at an open gate the rest stays: the rank has missed an earlier command.
+  if (!release.undo && tags.empty() && shut_) {
     away_ = true;
     gate_.hold();
   }

@@ -1,5 +1,7 @@
 #include "tests/histories/history.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <utility>
@@ -174,9 +176,12 @@ std::string History::sessions() const {
 // ---- events -------------------------------------------------------------------------------------
 
 bool History::read_all() {
-  bool any = false;
-  for (RankProcess& rank : ranks_)
-    if (rank.connected()) any = rank.read() || any;
+  // One call for all of them: mostly nothing has come for most.
+  std::vector<pollfd> sockets;
+  for (const RankProcess& rank : ranks_) sockets.push_back({rank.socket(), POLLIN, 0});
+  bool any = ::poll(sockets.data(), sockets.size(), 0) > 0;
+  for (std::size_t i = 0; any && i < ranks_.size(); ++i)
+    if (sockets[i].revents != 0) any = ranks_[i].read() || any;
   end_refused();
   return any;
 }
@@ -258,9 +263,9 @@ void History::program_does(RankProcess& rank) {
   if (what <= 7 && !truths_.empty()) {
     const auto it =
         std::next(truths_.begin(), static_cast<std::ptrdiff_t>(chance % truths_.size()));
-    if (it->second.group != rank.group() && below(8) != 0) return;
+    if (it->second->group != rank.group() && below(8) != 0) return;
     say("rank " + std::to_string(rank.number()) + " opens " + std::to_string(it->first));
-    return rank.open(it->first, it->second.token);
+    return rank.open(it->first, it->second->token);
   }
   if (what == 8) {
     say("rank " + std::to_string(rank.number()) + " frees");

@@ -189,7 +189,8 @@ void RankProcess::reply(Packet& packet) {
     std::uint64_t id = 0;
     if (reply.which_result == amem_v1_Reply_created_tag) {
       id = reply.result.created.id;
-      Truth& truth = truths_[id];
+      memory.truth = truths_[id] = std::make_shared<Truth>();
+      Truth& truth = *memory.truth;
       std::memcpy(truth.token.data(), reply.result.created.token, truth.token.size());
       truth.group = group_;
       truth.value = static_cast<std::uint8_t>(id);
@@ -197,6 +198,7 @@ void RankProcess::reply(Packet& packet) {
     } else {
       const amem_v1_Redeemed& redeemed = reply.result.redeemed;
       id = redeemed.id;
+      memory.truth = truths_.at(id);
       memory.size = redeemed.size;
       memory.tag = redeemed.tag;
       memory.guest = redeemed.guest;
@@ -429,7 +431,7 @@ void RankProcess::write_one(std::uint64_t chance, std::uint8_t value) {
   const auto it = std::next(memory_.begin(), static_cast<std::ptrdiff_t>(chance % memory_.size()));
   if (!it->second.usable()) return;
   fill(it->second.fd, it->second.size, value);
-  truths_.at(it->first).value = value;
+  it->second.truth->value = value;
 }
 
 void RankProcess::ask(bool pause) {
@@ -455,7 +457,7 @@ std::string RankProcess::check(bool all) const {
       if (all) return what + " is not there";
       continue;
     }
-    if (!has_bytes(memory.fd, memory.size, truths_.at(id).value)) return what + " has other bytes";
+    if (!has_bytes(memory.fd, memory.size, memory.truth->value)) return what + " has other bytes";
   }
   return "";
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,8 @@ struct Truth {
   std::string group;
   std::uint8_t value = 0;
 };
-using Truths = std::map<std::uint64_t, Truth>;
+/// By their ids, which begin anew where a broker and its holder have died together.
+using Truths = std::map<std::uint64_t, std::shared_ptr<Truth>>;
 
 enum class Mood : std::uint8_t { kWell, kFails, kSilent, kTwice, kLies };  // kLies: copies nothing
 
@@ -43,6 +45,8 @@ class RankProcess {
 
   bool lives() const { return static_cast<bool>(process_); }
   bool connected() const { return static_cast<bool>(socket_); }
+  /// To the broker; -1: none.
+  int socket() const { return socket_.get(); }
   /// It has lost its broker and not come back.
   bool away() const { return away_; }
   /// The broker to which it came back does not know it.
@@ -79,7 +83,8 @@ class RankProcess {
   struct Memory {
     std::uint64_t size = 0;
     std::string tag;
-    Fd fd;                 // what is mapped
+    Fd fd;  // what is mapped
+    std::shared_ptr<Truth> truth;
     bool guest = false;    // another group's
     bool arrived = false;  // in the resume under way: not to be touched yet
     bool stale = false;    // the driver has not let go of it

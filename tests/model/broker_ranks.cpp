@@ -37,7 +37,7 @@ void BrokerSide::join(int rank) {
 
 void BrokerSide::tick(int group) {
   if (m_.bug == Bug::kTicksNever) return;
-  m_.state.now[at(group)] = machine(group).wakeup();
+  m_.state.now[at(group)] = std::max(now(group), machine(group).wakeup());
   machine(group).tick(now(group));
   drive(group);
 }
@@ -120,8 +120,8 @@ void BrokerSide::let_go(int rank, int index) {
   const auto end = std::remove(p.holders.begin(), p.holders.end(), rank + 1);
   std::fill(end, p.holders.end(), std::uint8_t{0});
   clear_bit(process(rank).holds, index);
-  if (p.held()) return;
-  give_back(p);
+  if (p.held() || !effect()) return;
+  free_chunk(p);
   p = {};
 }
 
@@ -168,7 +168,7 @@ void BrokerSide::remove(int rank) {
   if (!p.lives) free_limbo(rank);
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
     if (piece(i).held_by(rank)) let_go(rank, i);
-  p.member = p.lost = false;
+  p.member = p.lost = p.expected = false;
   p.asked = 0;
   machine(group).leave(id_of(rank), leaves_unloaded, now(group));
   drive(group);

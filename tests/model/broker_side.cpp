@@ -31,7 +31,7 @@ void BrokerSide::tell(int group, const Event& event) { machine(group).tell(event
 
 void BrokerSide::send(int rank, const Message& message) {
   Process& p = process(rank);
-  if (!p.lives || p.over) return;
+  if (!p.lives || p.over || p.expected || !effect()) return;
   if (p.in.full()) return m_.breaks("the model's queues are long enough");
   p.in.push(message);
 }
@@ -40,6 +40,9 @@ void BrokerSide::send(int rank, const Message& message) {
 
 void BrokerSide::act(int group, const action::Begun& begun) {
   Job& it = job(group);
+  const Row& before = m_.state.rows[at(group)];  // of the broker before, if anything is under way
+  it.released = before.under_way && !before.resume && before.restart != u8(OnRestart::kCallOff);
+  record(group);
   it.under_way = true;
   it.was_paused = m_.state.paused[at(group)];
   it.pause = begun.task.op == Operation::kPause;
@@ -90,6 +93,8 @@ bool BrokerSide::take_chunks(int group) {
     taken.emplace_back(i, next++);
   }
   for (const auto& [i, chunk] : taken) {
+    if (!effect()) break;
+    piece(i).row = true;
     m_.state.chunks[at(chunk)] = {u8(i + 1), 0, Bytes::kNone, 0};
     piece(i).chunk = u8(chunk + 1);
     piece(i).saver = piece(i).holders[0];
@@ -138,7 +143,7 @@ void BrokerSide::act(int group, const action::Save& save) {
     for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
       Piece& p = piece(i);
       const bool leaves = p.exists && p.on_device != 0 && !p.away;
-      if (leaves && has(it.selected, i) && p.opened) p.stayed = true;
+      if (leaves && has(it.selected, i) && p.opened && effect()) p.stayed = p.row = true;
       if (leaves && m_.scenario.waves && m_.link && m_.link->swaps()) set_bit(it.later, i);
     }
     it.in_waves = it.later != 0;
@@ -188,6 +193,15 @@ void BrokerSide::act(int group, const action::Release& release) {
     for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
       if (has(it.wave, i) && (!piece(i).exists || !can_be_released(piece(i))))
         clear_bit(it.wave, i);
+  for (int i = m_.first_piece(group); it.pause && i < m_.end_piece(group); ++i) {
+    Piece& p = piece(i);
+    const bool dropped = has(it.selected, i) && p.on_device != 0 && !p.stayed && p.chunk == 0;
+    if (!p.exists || !(it.in_waves ? has(it.wave, i) : dropped) || !effect()) continue;
+    p.row = true;
+    p.leaves = it.in_waves;
+  }
+  const bool late = m_.bug == Bug::kWritesWhenItHasSent;
+  if (it.pause && !late) record(group, it.in_waves);
   for (const RankId id : release.ranks) {
     Message message = message_of(Kind::kRelease, release.epoch);
     message.undo = !it.pause && m_.bug != Bug::kForgetsToUndo;
@@ -195,6 +209,7 @@ void BrokerSide::act(int group, const action::Release& release) {
     if (it.pause) message.pieces = it.in_waves ? it.wave : it.selected;
     send(rank_of(id), message);
   }
+  if (it.pause && late) record(group, it.in_waves);
 }
 
 void BrokerSide::act(int group, const action::Drop&) {
@@ -205,8 +220,11 @@ void BrokerSide::act(int group, const action::Drop&) {
     const bool all = !it.in_waves || m_.bug == Bug::kDropsAllInAWave;
     const bool leaves = it.pause ? all || has(it.wave, i) : p.away;
     if (!p.exists || p.on_device == 0 || !has(it.selected, i) || !leaves) continue;
+    if (p.stayed && effect()) p.away = p.row = true;
+    if (p.stayed) continue;
     p.away = true;
-    if (p.stayed || !std::exchange(kept_one, true)) continue;
+    if (!std::exchange(kept_one, true) || (p.kept != Kept::kNot && !effect())) continue;
+    p.kept = Kept::kNot;
     p.on_device = 0;
     if (m_.bug == Bug::kGivesUpWhatIsSaved) give_back(p);
     if (it.pause && m_.state.limited) ++m_.state.room;
@@ -324,6 +342,10 @@ void BrokerSide::act(int group, const action::Load& load) {
     }
     send(rank, message);
   }
+  if (m_.bug == Bug::kKeepsNothingOfAResume) return;
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
+    if (piece(i).on_device != 0 && piece(i).kept == Kept::kNot && effect())
+      piece(i).kept = Kept::kIncoming;
 }
 
 void BrokerSide::act(int group, const action::Room&) {
@@ -333,6 +355,7 @@ void BrokerSide::act(int group, const action::Room&) {
 
 void BrokerSide::act(int group, const action::Open& open) {
   job(group).opened = true;
+  record(group);
   for (const RankId id : open.ranks) {
     const bool forgotten = m_.bug == Bug::kOpensAllButOne && id == open.ranks.back();
     if (!forgotten) send(rank_of(id), message_of(Kind::kOpen, open.epoch));
@@ -345,8 +368,9 @@ void BrokerSide::act(int group, const action::Arrived& arrived) {
     const bool back = arrived.loaded && arrived.what.takes({p.tag});
     if (!p.exists || p.on_device == 0 || (p.away && !back)) continue;
     if (m_.bug != Bug::kKeepsChunks) give_back(p);
+    if (p.row && !effect()) continue;
     p.saver = 0;
-    p.away = p.stayed = false;
+    p.away = p.stayed = p.row = p.leaves = false;
   }
 }
 
@@ -354,7 +378,7 @@ void BrokerSide::act(int group, const action::Arrived& arrived) {
 
 void BrokerSide::act(int, const action::Answer& answer) {
   Process& p = process(rank_of(answer.rank));
-  if (!p.lives || (m_.bug == Bug::kLosesAnAnswer && answer.rank == 2)) return;
+  if (!p.lives || (m_.bug == Bug::kLosesAnAnswer && answer.rank == 2) || !effect()) return;
   if (p.asked == 0) return m_.breaks("a request from inside is answered once");
   --p.asked;
 }
@@ -366,7 +390,8 @@ void BrokerSide::act(int, const action::Progress& progress) {
 
 void BrokerSide::act(int group, const action::Finished& finished) {
   if (!job(group).under_way) return m_.breaks("an operation ends once");
-  promises_.finished(group, finished.outcome);
+  promises_.finished(group, finished.outcome, ended_in_);
+  record(group);
   const Job ended = std::exchange(job(group), {});
   if (!ended.ordered) return;
   carry_out(m_.link->ended(ended.member, finished.outcome.status));
@@ -374,6 +399,12 @@ void BrokerSide::act(int group, const action::Finished& finished) {
 }
 
 void BrokerSide::give_back(Piece& p) {
+  if (p.chunk == 0 || !effect()) return;
+  free_chunk(p);
+  p.row = false;
+}
+
+void BrokerSide::free_chunk(Piece& p) {
   if (p.chunk == 0) return;
   Chunk& chunk = m_.state.chunks[std::exchange(p.chunk, std::uint8_t{0}) - 1U];
   const bool may_write = p.saver != 0 && process(p.saver - 1).member &&

@@ -30,6 +30,9 @@ class BrokerSide {
   void guest_closes(int piece);
   /// It had no session any more.
   void process_ended(int rank);
+  /// The broker has died, and another begins.
+  void restart();
+  void come_back(int rank);
   /// Those of this piece that nobody has, and nobody will be given.
   void forget_copies(int piece);
 
@@ -55,7 +58,7 @@ class BrokerSide {
   void act(int group, const action::Progress& progress);
   void act(int group, const action::Finished& finished);
   void act(int, const action::Step&) {}
-  void act(int, const action::StateChanged&) {}
+  void act(int, const action::StateChanged& changed) { ended_in_ = changed.state; }
 
   Group& machine(int group) { return *m_.groups[at(group)]; }
   Job& job(int group) { return m_.state.jobs[at(group)]; }
@@ -63,12 +66,22 @@ class BrokerSide {
   Piece& piece(int index) { return m_.state.pieces[at(index)]; }
   Time now(int group) const { return m_.state.now[at(group)]; }
 
+  // ---- what outlives the broker (broker_restart.cpp) ----
+  /// Somebody else learns of what is done next. False: the broker is dead, and nobody does.
+  bool effect();
+  /// Writes the group's row.
+  void record(int group, bool waves = false);
+  void take_up(int group);
+  void take_memory(int group);
+  void release_leftovers(int rank);
+
   bool wait_for_guests(int group);
   /// False: the pool has no room.
   bool take_chunks(int group);
   bool can_be_released(const Piece& piece) const;
   void choose_wave(int group);
   void give_back(Piece& piece);
+  void free_chunk(Piece& piece);
   void free_limbo(int rank);
   void create_slice(int group);
   std::array<bool, kCopies + 1> copies_in_use(int index);
@@ -88,6 +101,7 @@ class BrokerSide {
   Promises& promises_;
   std::deque<Link::Step> steps_;
   bool stepping_ = false;
+  GroupState ended_in_ = GroupState::kRunning;  // the operation that is about to be Finished
 };
 
 /// The groups of an order, as the Link counts them.

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "daemon/phases/cut.h"
-#include "tests/model/choices.h"
-#include "tests/model/digest.h"
+#include "tests/model/explorer/choices.h"
+#include "tests/model/explorer/digest.h"
 #include "tests/model/scenario.h"
 
 namespace amem::model {

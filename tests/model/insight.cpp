@@ -4,21 +4,27 @@ namespace amem {
 
 std::shared_ptr<const Insight::GroupCopy> Insight::copy(const Group& group) {
   return std::make_shared<const GroupCopy>(
-      GroupCopy{group.state_, group.epoch_, group.members_, group.requests_, group.course_});
+      GroupCopy{group.state_, group.rest_, group.epoch_, group.members_, group.requests_,
+                group.course_, group.expected_, group.interrupted_, group.patience_});
 }
 
 void Insight::put_back(const GroupCopy& copy, Group& group) {
   group.actions_.clear();
   group.state_ = copy.state;
+  group.rest_ = copy.rest;
   group.epoch_ = copy.epoch;
   group.members_ = copy.members;
   group.requests_ = copy.requests;
   group.course_.reset();
   if (copy.course) group.course_.emplace(*copy.course);
+  group.expected_ = copy.expected;
+  group.interrupted_ = copy.interrupted;
+  group.patience_ = copy.patience;
 }
 
 std::uint64_t Insight::until(Time time, Time now) {
-  return time == kNever ? ~0ULL : static_cast<std::uint64_t>((time - now).count());
+  if (time == kNever) return ~0ULL;
+  return time < now ? 0 : static_cast<std::uint64_t>((time - now).count());
 }
 
 void Insight::add(const Group& group, Time now, model::Digest& digest) {
@@ -34,6 +40,14 @@ void Insight::add(const Group& group, Time now, model::Digest& digest) {
   }
   digest.add(group.course_.has_value());
   if (group.course_) add(*group.course_, now, digest);
+  digest.add_all(group.expected_);
+  digest.add(group.interrupted_.has_value());
+  if (!group.interrupted_) return;
+  add(group.interrupted_->task, digest);
+  digest.add(static_cast<std::uint64_t>(group.interrupted_->restart));
+  digest.add((group.interrupted_->loaded ? 1U : 0U) |
+             (group.rest_ == GroupState::kPaused ? 2U : 0U));
+  digest.add(until(group.patience_, now));
 }
 
 void Insight::add(const Course& course, Time now, model::Digest& digest) {

@@ -5,11 +5,12 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "daemon/phases/cut.h"
 #include "daemon/phases/group.h"
 #include "daemon/phases/link.h"
-#include "tests/model/digest.h"
+#include "tests/model/explorer/digest.h"
 
 namespace amem {
 
@@ -19,10 +20,14 @@ class Insight {
   /// operations took.
   struct GroupCopy {
     GroupState state;
+    GroupState rest;
     Epoch epoch;
     Members members;
     Requests requests;
     std::optional<Course> course;
+    std::set<RankId> expected;
+    std::optional<Interrupted> interrupted;
+    Time patience;
   };
   /// REQUIRES, as does put_back(): all its actions have been taken.
   static std::shared_ptr<const GroupCopy> copy(const Group& group);

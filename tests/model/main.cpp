@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tests/model/cut_world.h"
-#include "tests/model/explorer.h"
+#include "tests/model/explorer/explorer.h"
 #include "tests/model/node_world.h"
 #include "tests/model/scenario.h"
 

@@ -10,7 +10,7 @@
 
 #include "daemon/phases/group.h"
 #include "daemon/phases/link.h"
-#include "tests/model/choices.h"
+#include "tests/model/explorer/choices.h"
 #include "tests/model/scenario.h"
 #include "tests/model/state.h"
 
@@ -26,16 +26,19 @@ struct Model {
   std::optional<Link> link;  // of the operator's order under way
   Choices* choices = nullptr;
   std::string broken;  // empty: no promise
+  // The broker has died in the event that is being carried out: what else it does nobody sees.
+  bool dead = false;
+  State at_death;
 
   /// Whether this goes wrong now; costs one of the faults that a history may have.
   bool fault(const char* what) {
-    if (state.faults == 0 || choices->choose(2) == 0) return false;
+    if (dead || state.faults == 0 || choices->choose(2) == 0) return false;
     --state.faults;
     choices->note(what);
     return true;
   }
   void breaks(const std::string& promise) {
-    if (broken.empty()) broken = promise;
+    if (broken.empty() && !dead) broken = promise;
   }
   int first_rank(int group) const { return group * kRanksEach; }
   int end_rank(int group) const { return (group + 1) * kRanksEach; }

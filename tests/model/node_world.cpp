@@ -1,6 +1,7 @@
 #include "tests/model/node_world.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace amem::model {
 
@@ -34,6 +35,7 @@ NodeWorld::NodeWorld(const Scenario& scenario, int faults, Bug bug)
   pause_first();
   m_.state.faults = u8(faults);
   m_.state.joins = u8(scenario.joins);
+  m_.state.restarts = u8(scenario.restarts);
 }
 
 void NodeWorld::add_piece(const PieceOf& of) {
@@ -45,6 +47,7 @@ void NodeWorld::add_piece(const PieceOf& of) {
   piece.tag = of.tag;
   piece.opened = of.opened;
   piece.on_device = 1;
+  piece.kept = Kept::kMemory;
   piece.bytes[1] = Bytes::kTrue;
   for (std::size_t i = 0; i < of.holders.size(); ++i) {
     const int rank = m_.first_rank(of.group) + of.holders[i];
@@ -99,25 +102,38 @@ bool NodeWorld::asked() const {
                      [](const Process& p) { return p.lives && p.member && p.asked > 0; });
 }
 
+/// Something goes on, or will, that the broker before had begun.
+bool NodeWorld::taken_up() const {
+  return std::any_of(
+      m_.groups.begin(), m_.groups.begin() + m_.scenario.groups,
+      [](const auto& group) { return !group->members().empty() && standing_of(*group).under_way; });
+}
+
 std::vector<NodeWorld::Event> NodeWorld::due() const {
   std::vector<Event> events;
   for (int rank = 0; rank < kMostRanks; ++rank) {
     const Process& p = m_.state.ranks[at(rank)];
-    if (p.lives && p.connected && p.in.count > 0) events.push_back({Event::kHandle, u8(rank)});
-    if (p.member && !p.lost && p.out.count > 0) events.push_back({Event::kRead, u8(rank)});
-    if (p.member && p.over && (!p.lost || !p.lives)) events.push_back({Event::kGone, u8(rank)});
+    const bool returns = p.lives && p.expected && !p.over;
+    if (returns) events.push_back({Event::kComesBack, u8(rank)});
+    if (p.lives && p.connected && p.in.count > 0 && !returns)
+      events.push_back({Event::kHandle, u8(rank)});
+    if (p.member && !p.lost && !p.expected && p.out.count > 0)
+      events.push_back({Event::kRead, u8(rank)});
+    if (p.member && p.over && (!p.lives || (!p.lost && !p.expected)))
+      events.push_back({Event::kGone, u8(rank)});
     if (p.lives && p.connected && p.over) events.push_back({Event::kSeesEnd, u8(rank)});
   }
   for (int group = 0; group < m_.scenario.groups; ++group) {
     const Job& job = m_.state.jobs[at(group)];
     if (m_.groups[at(group)]->phase() == Phase::kCreate && job.creating && !job.awaits_room)
       events.push_back({Event::kSlice, u8(group)});
+    if (wakes(group)) events.push_back({Event::kTick, u8(group)});
   }
   const bool more = m_.state.script_at < m_.scenario.script.size();
-  if (more && !m_.state.ordered && !asked()) events.push_back({Event::kOrder});
+  if (more && !m_.state.ordered && !asked() && !taken_up()) events.push_back({Event::kOrder});
   if (!events.empty()) return events;
   for (int group = 0; group < m_.scenario.groups; ++group)
-    if (m_.groups[at(group)]->wakeup() != kNever) events.push_back({Event::kTick, u8(group)});
+    if (wakeup(group) != kNever) events.push_back({Event::kTick, u8(group)});
   return events;
 }
 
@@ -131,23 +147,32 @@ std::vector<NodeWorld::Event> NodeWorld::possible() const {
     if (p.lives && p.over) events.push_back({Event::kEnds, u8(rank)});
     if (known && !p.over && !p.lives && rank % kRanksEach == joiner && m_.state.joins > 0)
       events.push_back({Event::kJoins, u8(rank)});
+    // What it has been told it may still do, before it notices.
+    if (p.expected && p.lives && !p.over && p.in.count > 0)
+      events.push_back({Event::kHandle, u8(rank)});
     if (m_.state.faults == 0 || !p.lives || p.over) continue;
     events.push_back({Event::kDies, u8(rank)});
-    events.push_back({Event::kDisconnects, u8(rank)});
+    if (!p.expected) events.push_back({Event::kDisconnects, u8(rank)});
     if (p.gate == Gate::kOpen && p.brought != 0) events.push_back({Event::kFrees, u8(rank)});
   }
   for (int i = 0; i < kMostPieces; ++i)
     if (m_.state.pieces[at(i)].exists && m_.state.pieces[at(i)].opened)
       events.push_back({Event::kGuestCloses, u8(i)});
+  if (m_.state.restarts > 0) events.push_back({Event::kRestart});
   for (int group = 0; group < m_.scenario.groups && m_.state.faults > 0; ++group)
-    if (m_.groups[at(group)]->wakeup() != kNever) events.push_back({Event::kTick, u8(group)});
+    if (wakeup(group) != kNever && !wakes(group)) events.push_back({Event::kTick, u8(group)});
   return events;
 }
 
 std::string NodeWorld::apply(Event event, Choices& choices) {
   m_.choices = &choices;
   m_.broken.clear();
+  m_.dead = false;
   carry_out(event);
+  if (std::exchange(m_.dead, false)) {
+    m_.state = m_.at_death;
+    broker_.restart();
+  }
   processes_.write();
   tidy();
   promises_.always();
@@ -170,6 +195,7 @@ void NodeWorld::ask(const Request& request) {
     message.kind = Kind::kAsks;
     message.undo = request.what == Request::kInsideResume;
     p.out.push(message);
+    p.asks_resume = message.undo;
     ++p.asked;
   }
 }
@@ -195,10 +221,16 @@ void NodeWorld::carry_out(Event event) {
       return broker_.create_more(event.who);
     case Event::kTick: {
       bool early = false;
+      const bool at_once = wakes(event.who);
       for (const Event& other : due()) early = early || other.what != Event::kTick;
-      if (early) --m_.state.faults;
+      if (early && !at_once) --m_.state.faults;
       return broker_.tick(event.who);
     }
+    case Event::kRestart:
+      --m_.state.restarts;
+      return broker_.restart();
+    case Event::kComesBack:
+      return broker_.come_back(event.who);
     case Event::kGuestCloses:
       return broker_.guest_closes(event.who);
     case Event::kEnds:
@@ -281,6 +313,10 @@ std::string NodeWorld::text(Event event) const {
       return "the session of " + rank + " breaks";
     case Event::kFrees:
       return rank + " frees what comes back";
+    case Event::kRestart:
+      return "the broker dies, and another begins";
+    case Event::kComesBack:
+      return rank + " comes back";
   }
   return "";
 }

@@ -34,6 +34,8 @@ class NodeWorld {
       kDies,
       kDisconnects,
       kFrees,
+      kRestart,  // the broker dies, and another begins
+      kComesBack,
     };
     What what = kOrder;
     std::uint8_t who = 0;
@@ -57,7 +59,7 @@ class NodeWorld {
   /// The promise that it breaks; empty: none.
   std::string apply(Event event, Choices& choices);
   /// How many faults may still happen: fewer after an event in which one did.
-  int faults_left() const { return m_.state.faults; }
+  int faults_left() const { return m_.state.faults + m_.state.restarts; }
   /// REQUIRES: nothing is due.
   std::string at_rest();
   std::string text(Event event) const;
@@ -70,6 +72,14 @@ class NodeWorld {
   void tidy();
   bool quiet() const;
   bool asked() const;
+  bool taken_up() const;
+  /// It wakes up now, whatever else happens.
+  bool wakes(int group) const { return wakeup(group) <= m_.state.now[at(group)]; }
+  /// A group ends with its last rank.
+  Time wakeup(int group) const {
+    const Group& machine = *m_.groups[at(group)];
+    return machine.members().empty() ? kNever : machine.wakeup();
+  }
 
   Model m_;
   Promises promises_;

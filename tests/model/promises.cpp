@@ -10,10 +10,12 @@ void Promises::always() {
   chunks_add_up();
   for (int group = 0; group < m_.scenario.groups; ++group) {
     const Group& machine = *m_.groups[at(group)];
-    if (machine.phase() == Phase::kNone) continue;
+    const bool waits = standing_of(machine).under_way.has_value();  // for ranks to come back
+    if (machine.phase() == Phase::kNone && !(waits && !machine.members().empty())) continue;
     if (machine.wakeup() == kNever) m_.breaks("what is under way has a deadline");
     for (const Operation op : {Operation::kPause, Operation::kResume})
-      if (machine.can_start(op).code() != Code::kFailedPrecondition)
+      if (machine.can_start(op).code() !=
+          (machine.phase() == Phase::kNone ? Code::kUnavailable : Code::kFailedPrecondition))
         m_.breaks("nothing begins while something is under way");
   }
 }
@@ -92,12 +94,11 @@ void Promises::no_return(int group) {
   }
 }
 
-void Promises::finished(int group, const Outcome& outcome) {
+void Promises::finished(int group, const Outcome& outcome, GroupState is) {
   const Group& machine = *m_.groups[at(group)];
   const Job& job = m_.state.jobs[at(group)];
   if (machine.members().empty()) return;  // it has ended with its last rank
   const bool ok = outcome.status.ok();
-  const GroupState is = machine.state();
   m_.state.paused[at(group)] = is == GroupState::kPaused;
   if (job.pause || is == GroupState::kRunning) m_.state.erred[at(group)] = job.pause && !ok;
   if (is != GroupState::kRunning && is != GroupState::kPaused)
@@ -142,7 +143,9 @@ void Promises::at_rest() {
     if (p.lives && p.member && !p.lost && p.asked > 0)
       m_.breaks("every request from inside is answered");
   for (int group = 0; group < m_.scenario.groups; ++group) {
-    if (m_.groups[at(group)]->phase() != Phase::kNone)
+    const Group& machine = *m_.groups[at(group)];
+    const bool waits = standing_of(machine).under_way && !machine.members().empty();
+    if (machine.phase() != Phase::kNone || waits)
       m_.breaks("what is under way comes to an end");
     else
       whole_group(group);
@@ -179,8 +182,9 @@ void Promises::whole_group(int group) {
       const std::uint8_t here = p.maps[at(i % kPiecesEach)];
       if (!piece.away && runs && here != piece.on_device)
         m_.breaks("ranks that run have their memory");
-      if (piece.away && here != 0 && !m_.state.not_let_go)
-        m_.breaks("ranks hold on to nothing that is away");
+      // What stays on its device a rank may keep that has missed its Release over a restart.
+      const bool may_keep = m_.state.not_let_go || (piece.stayed && m_.scenario.restarts > 0);
+      if (piece.away && here != 0 && !may_keep) m_.breaks("ranks hold on to nothing that is away");
     }
   }
 }

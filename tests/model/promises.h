@@ -17,7 +17,7 @@ class Promises {
   /// The group's first Release is about to be sent.
   void no_return(int group);
   /// REQUIRES: its Job is still as it was.
-  void finished(int group, const Outcome& outcome);
+  void finished(int group, const Outcome& outcome, GroupState is);
   /// Of the operator's order.
   void ordered(const Request& request, const Status& result);
 

@@ -40,6 +40,7 @@ struct Scenario {
   int room = -1;       // pieces that may come in before the others have left; -1: all
   int joins = 0;       // ranks that may join at any time
   int faults = 1;      // that happen in one history, in CI
+  int restarts = 0;    // of the broker, likewise
 };
 
 const std::vector<Scenario>& scenarios();
@@ -76,6 +77,10 @@ enum class Bug : std::uint8_t {
   kGivesBackWhatComesBack,
   kSaysThatItIsIdle,
   kForgetsSteps,
+  kWritesWhenItHasSent,
+  kKeepsNothingOfAResume,
+  kTakesWhatIsUnloaded,
+  kLeavesWhatIsAway,
 };
 
 struct Mutation {

@@ -1,8 +1,11 @@
+#include <algorithm>
+
 #include "tests/model/scenario.h"
 
 namespace amem::model {
+namespace {
 
-const std::vector<Scenario>& scenarios() {
+const std::vector<Scenario>& worlds() {
   using enum Request::What;
   // A piece that both ranks have, and one that only the second has: both keep something.
   const auto two_of = [](int group) { return std::vector<PieceOf>{{group, {0, 1}}, {group, {1}}}; };
@@ -94,6 +97,38 @@ const std::vector<Scenario>& scenarios() {
   return all;
 }
 
+/// The same worlds, in which the broker dies and another begins.
+std::vector<Scenario> with_restarts(std::vector<Scenario> all) {
+  struct Again {
+    std::string_view name;
+    std::string_view of;
+    int faults;
+  };
+  static constexpr Again kAgain[] = {
+      {"restart-pause", "pause", 1},       {"restart-inside", "inside", 1},
+      {"restart-joins", "joins", 0},       {"restart-discard", "discard", 1},
+      {"restart-tags", "tags", 1},         {"restart-guests", "guests", 1},
+      {"restart-turns", "turns", 1},       {"restart-set", "set", 0},
+      {"restart-swap", "swap", 0},         {"restart-waves", "waves", 1},
+      {"restart-swap-set", "swap-set", 1}, {"restart-in-turn", "in-turn", 1}};
+  for (const Again& again : kAgain) {
+    const auto is_it = [&](const Scenario& each) { return each.name == again.of; };
+    Scenario copy = *std::find_if(all.begin(), all.end(), is_it);
+    copy.name = again.name;
+    copy.faults = again.faults;
+    copy.restarts = 1;
+    all.push_back(copy);
+  }
+  return all;
+}
+
+}  // namespace
+
+const std::vector<Scenario>& scenarios() {
+  static const std::vector<Scenario> all = with_restarts(worlds());
+  return all;
+}
+
 const std::vector<CutScenario>& cut_scenarios() {
   static const std::vector<CutScenario> all = {{"cut", 1, 3}, {"cut-two", 2, 2}};
   return all;
@@ -136,6 +171,14 @@ const std::vector<Mutation>& mutations() {
        "when every device is idle"},
       {Bug::kForgetsSteps, "a rank says nothing of a Step that it has used", "cut",
        "all can come to rest"},
+      {Bug::kWritesWhenItHasSent, "the record says that ranks release when they have been told",
+       "restart-pause", "before every rank has its memory"},
+      {Bug::kKeepsNothingOfAResume, "the holder is not given what a resume has made",
+       "restart-pause", "finds everything that was on a device"},
+      {Bug::kTakesWhatIsUnloaded, "the next broker takes what a resume had not loaded",
+       "restart-pause", "has let go of everything"},
+      {Bug::kLeavesWhatIsAway, "a rank that comes back keeps what is away", "restart-pause",
+       "nothing that is away"},
   };
   return all;
 }

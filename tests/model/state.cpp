@@ -15,8 +15,8 @@ void add_queue(const Queue& queue, Digest& digest) {
 
 void add_process(const Process& p, Digest& digest) {
   unsigned flags = 0;
-  for (const bool flag :
-       {p.lives, p.connected, p.over, p.member, p.lost, p.away, p.copy_failed, p.map_failed})
+  for (const bool flag : {p.lives, p.connected, p.over, p.member, p.lost, p.expected, p.away,
+                          p.copy_failed, p.map_failed, p.asks_resume && p.asked > 0})
     flags = 2 * flags + (flag ? 1 : 0);
   digest.add(flags);
   digest.add(static_cast<std::uint64_t>(p.gate));
@@ -49,6 +49,19 @@ void add_job(const Job& job, Digest& digest) {
     digest.add(part);
 }
 
+/// What only the next broker looks at.
+void add_record(const State& state, Digest& digest) {
+  for (const Row& row : state.rows) {
+    unsigned flags = 0;
+    for (const bool flag : {row.paused, row.under_way, row.resume, row.loaded, row.waves})
+      flags = 2 * flags + (flag ? 1 : 0);
+    digest.add(flags);
+    for (const std::uint8_t part : {u8(row.tag), row.attempt, row.restart}) digest.add(part);
+  }
+  for (const Piece& p : state.pieces)
+    digest.add((p.row ? 1U : 0U) | (p.leaves ? 2U : 0U) | 4U * static_cast<unsigned>(p.kept));
+}
+
 }  // namespace
 
 void add(const State& state, Digest& digest) {
@@ -62,8 +75,10 @@ void add(const State& state, Digest& digest) {
   for (const Job& job : state.jobs) add_job(job, digest);
   digest.add_all(state.paused);
   digest.add_all(state.erred);
-  for (const std::uint8_t part : {state.faults, state.joins, state.script_at, state.room})
+  for (const std::uint8_t part :
+       {state.faults, state.joins, state.restarts, state.script_at, state.room})
     digest.add(part);
+  if (state.restarts > 0) add_record(state, digest);
   digest.add((state.not_let_go ? 1U : 0U) | (state.ordered ? 2U : 0U) | (state.limited ? 4U : 0U));
 }
 

@@ -9,7 +9,7 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/base/ids.h"
-#include "tests/model/digest.h"
+#include "tests/model/explorer/digest.h"
 
 namespace amem::model {
 
@@ -105,6 +105,7 @@ struct Process {
   bool over = false;       // its session has ended, whoever knows
   bool member = false;     // as the broker knows
   bool lost = false;       // likewise: its session has ended, it lives
+  bool expected = false;   // likewise: of the broker before; it has not come back
   Gate gate = Gate::kShut;
   bool away = false;  // has let go of everything in a pause
   bool copy_failed = false;
@@ -113,12 +114,15 @@ struct Process {
   std::uint8_t brought = 0;                      // of these, by the resume under way
   std::array<std::uint8_t, kPiecesEach> maps{};  // which copy; 0: none
   std::uint8_t asked = 0;                        // requests not answered yet
+  bool asks_resume = false;                      // these
   Queue in, out;
   // What the broker keeps of it: Saves that it has not answered, as 16 * attempt + wave.
   std::array<std::uint8_t, 4> saving{};
 
   bool runs() const { return lives && connected && gate == Gate::kOpen; }
 };
+
+enum class Kept : std::uint8_t { kNot, kMemory, kIncoming };
 
 struct Piece {
   bool exists = false;
@@ -132,6 +136,11 @@ struct Piece {
   std::uint8_t chunk = 0;  // from 1 on
   std::uint8_t saver = 0;  // a rank from 1 on
   std::uint8_t loader = 0;
+  // What the next broker finds of it besides: in the record its Saved, which is this piece's as it
+  // stands, and with the holder what is on the device.
+  bool row = false;
+  bool leaves = false;  // it says so: of a pause in waves, ranks are told to let go of it
+  Kept kept = Kept::kNot;
   std::array<Bytes, kCopies + 1> bytes{};  // of each copy, from 1 on
 
   int keeper() const { return holders[0] - 1; }
@@ -172,11 +181,24 @@ struct Job {
   std::uint8_t failed_savers = 0;  // ranks of the group
 };
 
+/// A group's row in the record.
+struct Row {
+  bool paused = false;
+  bool under_way = false;
+  bool resume = false;
+  bool loaded = false;
+  bool waves = false;
+  char tag = 0;
+  std::uint8_t attempt = 0;
+  std::uint8_t restart = 0;
+};
+
 struct State {
   std::array<Process, kMostRanks> ranks{};
   std::array<Piece, kMostPieces> pieces{};
   std::array<Chunk, kMostChunks> chunks{};
   std::array<Job, kMostGroups> jobs{};
+  std::array<Row, kMostGroups> rows{};
   std::array<bool, kMostGroups> paused{};  // where the last operation ended
   std::array<bool, kMostGroups> erred{};   // the pause that it is in
   bool not_let_go = false;                 // the driver has refused to let go of memory
@@ -184,6 +206,7 @@ struct State {
   std::array<Time, kMostGroups> now{};  // each group's own: deadlines pass in every order
   std::uint8_t faults = 0;              // that may still happen
   std::uint8_t joins = 0;               // likewise
+  std::uint8_t restarts = 0;            // likewise: deaths of the broker
   std::uint8_t script_at = 0;
   bool ordered = false;   // an order of the operator is under way
   std::uint8_t room = 0;  // pieces that may be created before those that go out have left

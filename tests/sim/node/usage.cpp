@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -29,8 +30,7 @@ class Scan {
 
   std::vector<uint64_t> Run() {
     if (Node().alone) {
-      Descriptors("/proc/self");
-      Mappings("/proc/self");
+      OwnDescriptors();
       return used_;
     }
     DIR* proc = opendir("/proc");
@@ -48,10 +48,15 @@ class Scan {
   }
 
  private:
+  static constexpr size_t kMostNames = 4096;
+
   void Count(const std::string& path, const Inode& inode) {
-    const std::optional<MemoryName> name = MemoryName::Parse(path);
-    if (!name || name->device < 0 || name->device >= kMaxDevices) return;
-    if (seen_.insert(inode).second) used_[static_cast<size_t>(name->device)] += name->bytes;
+    if (const std::optional<MemoryName> name = MemoryName::Parse(path)) Count(*name, inode);
+  }
+
+  void Count(const MemoryName& name, const Inode& inode) {
+    if (name.device < 0 || name.device >= kMaxDevices) return;
+    if (seen_.insert(inode).second) used_[static_cast<size_t>(name.device)] += name.bytes;
   }
 
   void Descriptors(const std::string& process) {
@@ -65,7 +70,31 @@ class Scan {
       if (view.substr(0, prefix_.size()) != prefix_) continue;
       struct stat info;
       if (fstatat(dirfd(dir), entry->d_name, &info, 0) != 0) continue;
-      Count(std::string(view), {info.st_dev, info.st_ino});
+      Count(std::string(view), Inode{info.st_dev, info.st_ino});
+    }
+    closedir(dir);
+  }
+
+  // Of this process alone, which is asked often: what a file is called is looked up once, and what
+  // the driver has mapped it has a descriptor of.
+  void OwnDescriptors() {
+    static auto* const names = new std::map<Inode, std::optional<MemoryName>>();
+    if (names->size() > kMostNames) names->clear();
+    DIR* dir = opendir("/proc/self/fd");
+    if (dir == nullptr) Die(std::string("cannot read /proc/self/fd: ") + strerror(errno));
+    while (const dirent* entry = readdir(dir)) {
+      struct stat info;
+      if (fstat(atoi(entry->d_name), &info) != 0 || !S_ISREG(info.st_mode)) continue;
+      const Inode inode(info.st_dev, info.st_ino);
+      auto known = names->find(inode);
+      if (known == names->end()) {
+        char target[320];
+        const ssize_t length = readlinkat(dirfd(dir), entry->d_name, target, sizeof target);
+        if (length <= 0) continue;
+        const std::string path(target, static_cast<size_t>(length));
+        known = names->emplace(inode, MemoryName::Parse(path)).first;
+      }
+      if (known->second) Count(*known->second, inode);
     }
     closedir(dir);
   }

@@ -1,7 +1,7 @@
 // Another broker takes up what one has left with the holder, at any point of what was under way.
 #include <gmock/gmock.h>
 
-#include "tests/unit/fixtures/broker_restart_fixture.h"
+#include "tests/unit/fixtures/restart_fixture.h"
 
 namespace amem {
 namespace {

@@ -185,6 +185,53 @@ TEST_F(GroupRestartTest, ARankThatDoesNotComeBackIsNotWaitedForForEver) {
   expect_next(Code::kDeadlineExceeded, GroupState::kPaused, "rank 1 (pid 22)");
 }
 
+TEST_F(GroupRestartTest, ARankThatComesBackLateIsToldWhatTheOthersWere) {
+  to_release();
+  restart();
+  next->join(1, "");
+  now += seconds(60);
+  next->tick(now);
+  drain_next();
+  ASSERT_EQ(next->phase(), Phase::kRelease);
+  next->phase_done(1, next->epoch(), Work::kRelease, {}, 0, now);
+  EXPECT_TRUE(next->join(2, ""));
+  drain_next();
+  ASSERT_NE(find<action::Release>(), nullptr);
+  EXPECT_EQ(find<action::Release>()->ranks, (std::vector<RankId>{2}));
+  next->phase_done(2, next->epoch(), Work::kRelease, {}, 0, now);
+  drain_next();
+  next->dropped("", now);
+  drain_next();
+  expect_next(Code::kOk, GroupState::kPaused);
+}
+
+TEST_F(GroupRestartTest, ARankThatComesBackLateOpensToo) {
+  to_save();
+  restart();
+  next->join(1, "");
+  now += seconds(60);
+  next->tick(now);
+  drain_next();
+  ASSERT_EQ(next->phase(), Phase::kOpen);
+  EXPECT_FALSE(next->join(2, ""));
+  drain_next();
+  ASSERT_NE(find<action::Open>(), nullptr);
+  EXPECT_EQ(find<action::Open>()->ranks, (std::vector<RankId>{2}));
+  both_of_next(Work::kOpen);
+  expect_next(Code::kAborted, GroupState::kRunning);
+}
+
+TEST_F(GroupRestartTest, WhatComesBackToAGroupThatRunsShutsNoGate) {
+  Members members;
+  members.add(1, "");
+  const Interrupted resume{Task(Operation::kResume, Selection{{"kv"}}), OnRestart::kRollBack,
+                           "create"};
+  next.emplace("train", Deadlines(), now, view_, Standing{GroupState::kRunning, 3, resume},
+               std::move(members), seconds(60));
+  EXPECT_TRUE(next->may_allocate(1));
+  EXPECT_FALSE(next->join(1, "")) << "one that has missed its Open is told to open";
+}
+
 TEST_F(GroupRestartTest, OneThatEndsMeanwhileIsNotWaitedFor) {
   to_quiesce();
   restart();

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/model/choices.h"
+#include "tests/model/explorer/choices.h"
 
 namespace amem::model {
 

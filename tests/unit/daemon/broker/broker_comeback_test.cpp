@@ -1,0 +1,128 @@
+// Ranks that come back to another broker late, or with memory that the one before had counted as
+// gone.
+#include <gmock/gmock.h>
+
+#include "tests/unit/fixtures/restart_fixture.h"
+
+namespace amem {
+namespace {
+
+/// Ranks that do not come back are waited for only so long.
+class BrokerComebackTest : public BrokerRestartTest {
+ protected:
+  Duration patience() const override { return milliseconds(700); }
+
+  ReturningRank& come_back(ReturningRank& rank) {
+    EXPECT_EQ(FakeRank::code(rank.come_back(socket())), Code::kOk);
+    settle();
+    return rank;
+  }
+  void configure(Config& settings) const override { settings.swap_wave = 4 * kMiB; }
+  bool in_phase(const std::string& phase) {
+    return eventually([&] { return group().phase() == phase; });
+  }
+};
+
+TEST_F(BrokerComebackTest, WhoIsLateReleasesAsTheOthersDid) {
+  two();
+  r2.moods[amem_v1_SessionMessage_release_tag] = Mood::kLate;
+  begin(Operation::kPause);
+  ASSERT_TRUE(in_phase("release"));
+  restart();
+  come_back(r1);
+  ASSERT_TRUE(in_phase("release")) << "one does not come back";
+  const int before = r2.received[amem_v1_SessionMessage_release_tag];
+  come_back(r2);
+  EXPECT_GT(r2.received[amem_v1_SessionMessage_release_tag], before);
+  ASSERT_TRUE(eventually([&] { return group().state() == kPaused; }));
+  EXPECT_TRUE(eventually([&] { return used(0) + 4 * kMiB == alone; }));
+  ASSERT_TRUE(resume().ok());
+  expect_whole();
+}
+
+TEST_F(BrokerComebackTest, WhoIsLateUndoesAsTheOthersDid) {
+  two();
+  ASSERT_TRUE(pause().ok());
+  const std::uint64_t away = used(0);
+  r1.moods[amem_v1_SessionMessage_load_tag] = Mood::kLate;
+  begin(Operation::kResume);
+  ASSERT_TRUE(in_phase("map+load"));
+  settle();
+  restart();
+  come_back(r1);
+  ASSERT_TRUE(in_phase("rollback"));
+  come_back(r2);
+  ASSERT_TRUE(eventually([&] { return group().state() == kPaused; }));
+  EXPECT_TRUE(eventually([&] { return used(0) == away; })) << "nobody holds what was undone";
+  ASSERT_TRUE(resume().ok());
+  expect_whole();
+}
+
+// It has never heard the Release that it did not answer.
+TEST_F(BrokerComebackTest, NobodyKeepsWhatIsAwayOfAPausedGroup) {
+  two();
+  r2.moods[amem_v1_SessionMessage_release_tag] = Mood::kLate;
+  EXPECT_EQ(pause().code(), Code::kDeadlineExceeded);
+  ASSERT_EQ(group().state(), kPaused);
+  EXPECT_GT(used(0) + 4 * kMiB, alone) << "one has it still";
+  restart();
+  come_back(r1);
+  come_back(r2);
+  EXPECT_TRUE(eventually([&] { return used(0) + 4 * kMiB == alone; }));
+  EXPECT_TRUE(r2.gate_shut);
+  ASSERT_TRUE(resume().ok());
+  expect_whole();
+}
+
+TEST_F(BrokerComebackTest, NobodyKeepsATagThatIsAway) {
+  two();
+  r2.moods[amem_v1_SessionMessage_release_tag] = Mood::kLate;
+  EXPECT_EQ(complete(begin({Operation::kPause, Selection{{"nccl"}}})).code(),
+            Code::kDeadlineExceeded);
+  ASSERT_EQ(group().state(), kRunning);
+  restart();
+  come_back(r1);
+  come_back(r2);
+  EXPECT_TRUE(eventually([&] { return used(0) + 4 * kMiB == alone; }));
+  EXPECT_TRUE(eventually([&] { return r2.received[amem_v1_SessionMessage_open_tag] > 0; }));
+  EXPECT_FALSE(r2.gate_shut);
+  EXPECT_TRUE(r2.holds(of_b, 0xbb)) << "what is not away stays";
+  ASSERT_TRUE(complete(begin({Operation::kResume, Selection{{"nccl"}}})).ok());
+  expect_whole();
+}
+
+// It has answered its Save, so what it has saved is its peers' as well.
+TEST_F(BrokerComebackTest, WhatAWaveHasSavedOutlivesItsSaver) {
+  join_here(r3, "rollout", 0);
+  ASSERT_NE(r3.create(gpu(0), 6 * kMiB), 0U);
+  ASSERT_TRUE(pause("rollout").ok());
+  join(a, "train", 0);
+  join_here(r2, "train", 1);
+  of_a = a.create(gpu(0), 4 * kMiB);
+  r2.share(a, of_a);
+  a.write(of_a, 0xaa);
+  ASSERT_NE(a.create(gpu(0), 4 * kMiB), 0U);
+  join(b, "fill", 0);  // so that not even one piece fits beside train
+  ASSERT_NE(b.create(gpu(0), nvml.memory(gpu(0))->free / (2 * kMiB) * 2 * kMiB), 0U);
+  r2.moods[amem_v1_SessionMessage_release_tag] = Mood::kLate;
+  const auto watcher = std::make_shared<Watcher>();
+  on_loop([&] {
+    broker->swap(Caller{}, {"train"}, {"rollout"}, {}, GuestPolicy::kDefault, {}, watcher);
+  });
+  const bool told = eventually([&] { return r2.received[amem_v1_SessionMessage_release_tag] > 0; });
+  ASSERT_TRUE(told) << complete(watcher).text();
+  restart();
+  for (FakeRank* rank : {&a, &b}) {
+    rank->die();
+    rank->memory.clear();
+  }
+  come_back(r2);
+  ASSERT_TRUE(eventually([&] { return group("train").state() == kPaused; }));
+  ASSERT_TRUE(eventually([&] { return status().groups_size() == 2; })) << "nothing fills it";
+  const Status resumed = resume("train");
+  ASSERT_TRUE(resumed.ok()) << resumed.text();
+  EXPECT_TRUE(r2.holds(of_a, 0xaa));
+}
+
+}  // namespace
+}  // namespace amem
