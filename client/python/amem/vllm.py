@@ -11,14 +11,12 @@ import contextlib
 import functools
 import logging
 import os
-import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from amem import _endpoint, _shim
-from amem._rank import stats
-from amem.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from amem import _frameworks
+from amem.errors import InvalidArgumentError
 
 BACKEND = "amem"
 WORKER = "amem.vllm.Worker"
@@ -56,28 +54,12 @@ def check_version() -> None:
     """FailedPreconditionError: this vLLM's sleep mode is not known."""
     from vllm import __version__ as version
 
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None or not OLDEST <= (int(numbers[1]), int(numbers[2])) <= NEWEST:
-        raise FailedPreconditionError(
-            f"amem knows the sleep mode of vLLM {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}; this is {version}. "
-            "Use one of these, or a newer amem. `amemctl pause` and `swap` work with any vLLM")
+    _frameworks.check_version("the sleep mode of vLLM", version, OLDEST, NEWEST)
 
 
 def check_process() -> None:
-    """This process can be a rank whose memory is brokered. FailedPreconditionError or UnavailableError: the text says
-    what is missing and what to do."""
-    if not _shim.is_loaded():
-        raise FailedPreconditionError(f"vLLM is to sleep by amem, but libamem_shim.so is not loaded: {_HOW_TO_START}")
-    scope = stats()["scope"]
-    if scope not in ("regions", "heap"):
-        raise FailedPreconditionError(
-            f"vLLM is to sleep by amem, but amem's scope is {scope!r}, which leaves its weights and its cache on the GPU: "
-            f"{_HOW_TO_START}")
-    directory = _endpoint.default_runtime_dir()
-    if not _endpoint.has_broker(directory):
-        raise UnavailableError(
-            f"vLLM is to sleep by amem, but amemd does not run here: there is no socket {directory}/session.sock. Start "
-            f"it with `systemctl start amemd` or `amemd --runtime-dir {directory}`")
+    """As _frameworks.check_process()."""
+    _frameworks.check_process("vLLM is to sleep by amem", _HOW_TO_START)
 
 
 def check_sleep_mode(enabled: bool) -> None:
