@@ -145,8 +145,8 @@ class Rollouts:
             yield
             torch.cuda.synchronize()
             begin = time.perf_counter()
-        if hasattr(self.trainer.optimizer, "_amem_late"):  # its calls would wait; here it is to be timed
-            self.trainer.optimizer._amem_late.wait()
+        if hasattr(self.trainer.optimizer, "_amem_state"):  # its calls would wait; here it is to be timed
+            self.trainer.optimizer._amem_state.here()
         torch.cuda.synchronize()
         self.back_ms.append((time.perf_counter() - begin) * 1000)
 

@@ -12,14 +12,15 @@ from amem import _endpoint, _shim
 from amem._rank import stats
 from amem.errors import FailedPreconditionError, UnavailableError
 
-Version = tuple[int, int]
+Version = tuple[int, ...]
 
 
 def check_version(name: str, version: str, oldest: Version, newest: Version) -> None:
-    """`version`: the framework's, of which the first two numbers count. FailedPreconditionError: it is not known."""
-    numbers = re.match(r"v?(\d+)\.(\d+)", version)
-    if numbers is None or not oldest <= (int(numbers[1]), int(numbers[2])) <= newest:
-        known = f"{oldest[0]}.{oldest[1]}" + (f" to {newest[0]}.{newest[1]}" if newest != oldest else "")
+    """`version`: the framework's, of which as many numbers count as the others have. FailedPreconditionError: it is not
+    known."""
+    found = tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:len(oldest)]))
+    if len(found) < len(oldest) or not oldest <= found <= newest or not version[0].isdigit():
+        known = " to ".join(".".join(map(str, each)) for each in dict.fromkeys((oldest, newest)))
         raise FailedPreconditionError(
             f"amem knows {name} {known}; this is {version}. Use one of these, or a newer amem. `amemctl pause` and `swap` work "
             "with any version")
@@ -34,6 +35,11 @@ def check_process(purpose: str, how_to_start: str) -> None:
     if scope not in ("regions", "heap"):
         raise FailedPreconditionError(
             f"{purpose}, but amem's scope is {scope!r}, which leaves its memory on the GPU: {how_to_start}")
+    check_broker(purpose)
+
+
+def check_broker(purpose: str) -> None:
+    """UnavailableError: nothing that this process starts would find a broker."""
     directory = _endpoint.default_runtime_dir()
     if not _endpoint.has_broker(directory):
         raise UnavailableError(
@@ -62,6 +68,14 @@ def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
     original = getattr(owner, name)
     if getattr(original, "_amem", False):
         return
-    changed = functools.wraps(original)(lambda *arguments, **options: function(original, *arguments, **options))
-    changed._amem = True  # type: ignore[attr-defined]
-    setattr(owner, name, changed)
+
+    def changed(*arguments: Any, **options: Any) -> Any:
+        return function(original, *arguments, **options)
+
+    async def changed_later(*arguments: Any, **options: Any) -> Any:
+        return await function(original, *arguments, **options)
+
+    # Frameworks ask whether it is a coroutine's, and keep attributes at it.
+    wrapped = functools.wraps(original)(changed_later if inspect.iscoroutinefunction(original) else changed)
+    wrapped._amem = True  # type: ignore[attr-defined]
+    setattr(owner, name, wrapped)

@@ -27,43 +27,67 @@ def _each(operation: Callable[..., None], tags: list[str], timeout: float | None
 
 
 def take(tags: list[str], timeout: float | None = None) -> None:
-    """amem.pause() of the tags; of those of which there is no memory nothing. What torch keeps for later goes, too. After
-    an error everything is on the GPU, as far as it can come back."""
-    sys.modules["torch"].cuda.empty_cache()
+    """amem.pause() of the tags, of those of which there is memory. After an error everything is on the GPU, as far as it can
+    come back. idle() comes before."""
     try:
         _each(pause, tags, timeout)
     except Error:
         with contextlib.suppress(Error):
-            bring(tags, timeout)
+            _each(resume, tags, timeout)
         raise
 
 
 def bring(tags: list[str], timeout: float | None = None) -> None:
-    """amem.resume() of the tags; likewise."""
+    """amem.resume() of the tags, likewise, in the thread that uses the GPU."""
+    _gate()
     _each(resume, tags, timeout)
 
 
-class Late:
-    """Tags that come back in the background. The methods of `owner` that touch their memory wait, and try once more if it
-    could not come."""
+def _gate() -> None:
+    """Waits while an operator has paused the group, as all GPU work of this thread does. A resume of some tags would set
+    the group running without the rest."""
+    sys.modules["torch"].zeros(1, device="cuda")
+
+
+class State:
+    """Tags whose memory the methods of `owner` touch: these wait for what is on its way back, and bring back what is away."""
 
     def __init__(self, tags: list[str], owner: Any, methods: Iterable[str]) -> None:
         self._tags = tags
         self._coming: Future[None] | None = None
+        self.away = False
         for name in methods:
             if hasattr(owner, name):
                 replace(owner, name, self._after)
 
-    def begin(self, timeout: float | None = None) -> None:
-        self._coming = _background.submit(lambda: bring(self._tags, timeout))
+    def leave(self) -> None:
+        """Errors as take()."""
+        self.here()
+        take(self._tags)
+        self.away = True
 
-    def wait(self) -> None:
+    def come(self, timeout: float | None = None) -> None:
+        """In the background."""
+        if self.away and self._coming is None:
+            _gate()
+            self._coming = _background.submit(lambda: _each(resume, self._tags, timeout))
+
+    def here(self) -> None:
         """Errors as amem.resume(): the memory is away still, and the next call tries again."""
-        if self._coming is not None:
-            if self._coming.exception() is not None:
-                bring(self._tags)
-            self._coming = None
+        coming, self._coming = self._coming, None
+        if self.away and (coming is None or coming.exception() is not None):
+            bring(self._tags)
+        self.away = False
 
     def _after(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        self.wait()
+        self.here()
         return original(*arguments, **options)
+
+
+def idle() -> None:
+    """Nothing that still runs on the GPU may touch what is to leave; what torch keeps for later goes, too. While an operator
+    has paused the group it waits."""
+    torch = sys.modules["torch"]
+    _gate()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()

@@ -20,7 +20,7 @@ from typing import Any
 
 from amem import _background
 from amem._frameworks import check_process, check_version, hook, replace
-from amem._frameworks.phases import Late, bring, take
+from amem._frameworks.phases import State, bring, idle, take
 from amem._regions import move
 from amem.errors import FailedPreconditionError
 
@@ -121,14 +121,15 @@ def prepare(model: Any = None, optimizer: Any = None, *, params: bool = False, g
     return moved
 
 
+def state_of(optimizer: Any) -> State:
+    """What keeps count of an optimizer's state."""
+    if not hasattr(optimizer, "_amem_state"):
+        optimizer._amem_state = State([OPTIMIZER], optimizer, _TOUCHING)
+    state: State = optimizer._amem_state
+    return state
+
+
 # ---- away and back ----
-def _late(optimizer: Any) -> Late:
-    if not hasattr(optimizer, "_amem_late"):
-        optimizer._amem_late = Late([OPTIMIZER], optimizer, _TOUCHING)
-    late: Late = optimizer._amem_late
-    return late
-
-
 @contextlib.contextmanager
 def offloaded(model: Any = None, optimizer: Any = None, *, params: bool = False, grads: bool = True, nccl: bool = False,
               wait: bool = True, late: bool = True, timeout: float | None = None) -> Iterator[Future[None]]:
@@ -143,22 +144,30 @@ def offloaded(model: Any = None, optimizer: Any = None, *, params: bool = False,
     Errors as check(), amem.move(), amem.pause() and amem.resume(). After one of the pause everything is on the GPU.
     """
     check()
-    if optimizer is not None:
-        _late(optimizer).wait()
+    state = None if optimizer is None else state_of(optimizer)
+    if state is not None:
+        state.here()
     prepare(model, optimizer, params=params, grads=grads)
     tags = [tag for tag, on in ((PARAMS, params and model is not None), (GRADS, grads and model is not None), ("nccl", nccl)) if on]
-    state = [] if optimizer is None else [OPTIMIZER]
-    sys.modules["torch"].cuda.synchronize()  # nothing that still runs may touch it
-    away = _background.submit(lambda: take(tags + state, timeout))
+
+    def leave() -> None:
+        take(tags + [OPTIMIZER] if state is not None else tags, timeout)
+        if state is not None:
+            state.away = True
+
+    idle()
+    away = _background.submit(leave)
     try:
         if wait:
             away.result()
         yield away
     finally:
         if away.exception() is None:
-            bring(tags if late else tags + state, timeout)
-            if late and state:
-                _late(optimizer).begin(timeout)
+            bring(tags, timeout)
+            if state is not None:
+                state.come(timeout)
+                if not late:
+                    state.here()
 
 
 # ---- Megatron's own RL loop ----
@@ -171,23 +180,20 @@ def install() -> None:
 
     def drop(_: Any, self: Any, synchronize: bool = True, empty_cache: bool = True) -> None:
         prepare(self)
-        _idle_then_take(GRADS)
+        idle()
+        take([GRADS])
 
     def leave(_: Any, self: Any) -> None:
-        _late(self).wait()
+        state_of(self).here()
         prepare(None, self)
-        _idle_then_take(OPTIMIZER)
+        idle()
+        state_of(self).leave()
 
     replace(DistributedDataParallel, "offload_grad_buffers", drop)
     replace(DistributedDataParallel, "restore_grad_buffers", lambda _, self, synchronize=True: bring([GRADS]))
     for optimizer in (MegatronOptimizer, ChainedOptimizer):
         replace(optimizer, "offload_to_cpu", leave)
-        replace(optimizer, "restore_from_cpu", lambda _, self: _late(self).begin())
-
-
-def _idle_then_take(tag: str) -> None:
-    sys.modules["torch"].cuda.synchronize()
-    take([tag])
+        replace(optimizer, "restore_from_cpu", lambda _, self: state_of(self).come())
 
 
 class _Switch(argparse.Action):
