@@ -1,5 +1,5 @@
-"""amem's modules for SGLang, slime, Miles and verl, on the simulated driver. The frameworks are those of fake_frameworks; NCCL is the
-one of the simulated driver; shim, broker, modules and the distribution torch_memory_saver are real."""
+"""amem's modules for SGLang, slime, Miles and verl, on the simulated driver. The frameworks are those of fake_frameworks; NCCL is
+the one of the simulated driver; shim, broker, modules and the distribution torch_memory_saver are real."""
 import os
 import subprocess
 import sys
@@ -250,7 +250,8 @@ def step(engine):
 """
 
 
-@pytest.mark.parametrize("engine", ["fsdp.FSDPEngine(Module(), Adam())", "megatron.MegatronEngine([DistributedDataParallel()], MegatronOptimizer())"])
+@pytest.mark.parametrize("engine", ["fsdp.FSDPEngine(Module(), Adam())",
+                                    "megatron.MegatronEngine([DistributedDataParallel()], MegatronOptimizer())"])
 def test_verls_trainer_leaves_by_tags(job, engine):
     job(VERL + f"""
 import amem.verl

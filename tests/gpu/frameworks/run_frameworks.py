@@ -21,6 +21,7 @@ sys.path.insert(0, str(HERE.parent / "programs"))
 
 from harness import Broker, Failure, Program, Skip, torchrun  # noqa: E402
 
+HOOK = "torch_memory_saver_hook_mode_preload.abi3.so"
 PARTS = {}
 
 
@@ -44,12 +45,23 @@ class Run:
         self.broker = Broker(options.prefix, folder / "broker", options.pool, self.clean)
         self.broker.wait_ready()
 
+    def hook(self):
+        """The hook library of the distribution torch_memory_saver, beside its package as it is installed; on the path."""
+        site = self.folder / "site"
+        if not site.is_dir():
+            site.mkdir()
+            (site / "torch_memory_saver").symlink_to((self.options.prefix / "dropin" / "torch_memory_saver").resolve())
+            (site / HOOK).symlink_to((self.options.prefix / "lib" / "libamem_shim.so").resolve())
+            for variables in (self.clean, self.broker.environment):
+                variables["PYTHONPATH"] = f"{site}:{variables['PYTHONPATH']}"
+        return site / HOOK
+
     def program(self, argv, *, group=None, scope="regions", variables=None, limit=300):
         """Its report. `group` None: without amem."""
         self.number += 1
         launcher = [self.broker.ctl, "run", "--group", group, "--scope", scope, "--required", "--"] if group else []
         log = self.folder / f"{self.number}.log"
-        environment = {**(self.broker.environment if group else self.clean), **(variables or {})}
+        environment = {**self.broker.environment, **(variables or {})}
         program = Program([*launcher, *argv], environment, log.with_suffix(".out"), log, f"{os.getpid()}.{self.number}")
         try:
             return program.wait(limit).report()
@@ -91,11 +103,28 @@ def megatron(run):
     print(f"  losses, norms and tokens of all are equal bit for bit: {[float.fromhex(each) for each in reports['alone']['losses']]}")
 
 
+@part("torch")
+def weights(run):
+    """slime's, AReaL's and verl's sequences of calls with stand-ins: the same numbers every time."""
+    reports, rows = {}, []
+    for way in ("alone", "slime", "guest"):
+        reports[way] = report = run.program([sys.executable, HERE / "weights_by_ipc.py", "--way", way, "--hook", run.hook(),
+                                             "--rounds", run.options.rounds])
+        rows.append([way, report["rounds"], report["trainer_mib"], report["engine_mib"], report["round_ms"],
+                     *(report["ms"].get(name, "") for name in ("trainer.sleep", "trainer.wake_up", "trainer.bucket", "engine.load",
+                                                               "engine.release", "engine.resume"))])
+    table(["way", "rounds", "trainer MiB", "engine MiB", "round ms", "sleep ms", "wake ms", "bucket ms", "load ms", "release ms",
+           "resume ms"], rows)
+    same(reports, "alone", "sums")
+    print("  every element was right in every round")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--prefix", type=pathlib.Path, required=True)
     parser.add_argument("--pool", default="40GiB")
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--out", type=pathlib.Path, help="keeps the logs there")
     parser.add_argument("--more", action="append", default=[], help="an argument for the programs of the parts")
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], metavar="PART", help=", ".join(PARTS))

@@ -92,10 +92,3 @@ class Parameter(Tensor):
 nn = types.SimpleNamespace(Parameter=Parameter)
 cuda = types.SimpleNamespace(is_available=lambda: False, synchronize=lambda device=None: driver().cuCtxSynchronize(),
                              empty_cache=lambda: None, device=lambda device: contextlib.nullcontext())
-
-
-def zeros(count, device):
-    """What waits at the gate."""
-    address = ctypes.c_uint64()
-    assert driver().cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(count)) == 0
-    assert driver().cuMemFree_v2(address) == 0

@@ -33,7 +33,8 @@ def install(args: Any = None) -> None:
     actor = sys.modules[f"{name}.backends.megatron_utils.actor"]
     for each in _NAMES:
         if getattr(actor, each, None) is not _frameworks.hook(groups, each):
-            raise FailedPreconditionError(f"amem needs {each}() of {actor.__name__}, which is not there: this {name} is not known to amem")
+            raise FailedPreconditionError(
+                f"amem needs {each}() of {actor.__name__}, which is not there: this {name} is not known to amem")
     if not isinstance(sys.modules["torch_memory_saver"].torch_memory_saver, _saver.TorchMemorySaver):
         raise FailedPreconditionError(
             f"{name} has imported the original torch_memory_saver: install the distribution of that name that comes with amem")
