@@ -49,7 +49,8 @@ class Trainer:
         self.node, self.build = node, build
 
     def environment(self, more=None):
-        return self.node.env({"PYTHONPATH": ":".join([os.path.join(self.build.directory, "python"),
+        # What reads memory that is away fails, instead of waiting.
+        return self.node.env({"AMEM_GATE_TIMEOUT": "20", "PYTHONPATH": ":".join([os.path.join(self.build.directory, "python"),
                                                       os.path.join(HERE, "fake_frameworks")]), **(more or {})})
 
     def start(self, script, scope="regions", group="train", env=None, **streams):

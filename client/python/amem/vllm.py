@@ -24,6 +24,8 @@ OLDEST, NEWEST = (0, 20), (0, 26)  # vLLM's versions whose sleep mode is known
 _TAGS = ("weights", "kv_cache")  # what vLLM may be told to wake
 _LEVELS = (0, 1, 2)
 _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+# For programs that start vLLM and have no such option: "all", or "tags", which leaves the rest of the process alone.
+_SWITCH, _WAYS = "AMEM_VLLM_SLEEP", ("all", "tags")
 _HOW_TO_START = "start vLLM with `amemctl run --group NAME --scope heap -- vllm serve ...`"
 _extended: set[Any] = set()  # vLLM's classes that have what is added below
 _logger = logging.getLogger("vllm.amem")  # below vLLM's, so that it is shown where vLLM's lines are
@@ -65,6 +67,18 @@ def check_process() -> None:
 def check_sleep_mode(enabled: bool) -> None:
     if not enabled:
         raise InvalidArgumentError("vLLM is to sleep by amem, but its sleep mode is off: add --enable-sleep-mode")
+
+
+def _switched() -> str:
+    way = os.environ.get(_SWITCH, "")
+    if way and way not in _WAYS:
+        raise InvalidArgumentError(f"{_SWITCH}={way}: {' or '.join(_WAYS)}")
+    return way
+
+
+def only_tags() -> bool:
+    """The engine shares its process with others, such as a trainer, whose memory stays and who run on."""
+    return _switched() == "tags"
 
 
 # ---- options ----
@@ -111,7 +125,7 @@ def _extend_arguments(engine_args: Any) -> None:
 
     @functools.wraps(create)
     def create_engine_config(self: Any, *args: Any, **options: Any) -> Any:
-        chosen = getattr(self, "sleep_mode_backend", None) == BACKEND
+        chosen = getattr(self, "sleep_mode_backend", None) == BACKEND or bool(self.enable_sleep_mode and _switched())
         if chosen or self.worker_cls == WORKER:
             _prepare(self)
         config = create(self, *args, **options)
