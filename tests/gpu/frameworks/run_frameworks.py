@@ -22,6 +22,11 @@ sys.path.insert(0, str(HERE.parent / "programs"))
 from harness import Broker, Failure, Program, Skip, torchrun  # noqa: E402
 
 HOOK = "torch_memory_saver_hook_mode_preload.abi3.so"
+ENTRY_POINTS = """[vllm.general_plugins]
+amem = amem.vllm:register
+[sglang.srt.plugins]
+amem = amem.sglang:register
+"""
 PARTS = {}
 
 
@@ -45,15 +50,16 @@ class Run:
         self.broker = Broker(options.prefix, folder / "broker", options.pool, self.clean)
         self.broker.wait_ready()
 
-    def hook(self):
-        """The hook library of the distribution torch_memory_saver, beside its package as it is installed; on the path."""
+    def install(self):
+        """The two distributions as pip lays them out, on the path. Gives the hook library of torch_memory_saver."""
         site = self.folder / "site"
         if not site.is_dir():
-            site.mkdir()
+            (site / "amem-0.1.0.dist-info").mkdir(parents=True)
+            (site / "amem-0.1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: amem\nVersion: 0.1.0\n")
+            (site / "amem-0.1.0.dist-info" / "entry_points.txt").write_text(ENTRY_POINTS)
             (site / "torch_memory_saver").symlink_to((self.options.prefix / "dropin" / "torch_memory_saver").resolve())
             (site / HOOK).symlink_to((self.options.prefix / "lib" / "libamem_shim.so").resolve())
-            for variables in (self.clean, self.broker.environment):
-                variables["PYTHONPATH"] = f"{site}:{variables['PYTHONPATH']}"
+            self.broker.environment["PYTHONPATH"] = f"{site}:{self.clean['PYTHONPATH']}"
         return site / HOOK
 
     def program(self, argv, *, group=None, scope="regions", variables=None, limit=300):
@@ -108,7 +114,7 @@ def weights(run):
     """slime's, AReaL's and verl's sequences of calls with stand-ins: the same numbers every time."""
     reports, rows = {}, []
     for way in ("alone", "slime", "guest"):
-        reports[way] = report = run.program([sys.executable, HERE / "weights_by_ipc.py", "--way", way, "--hook", run.hook(),
+        reports[way] = report = run.program([sys.executable, HERE / "weights_by_ipc.py", "--way", way, "--hook", run.install(),
                                              "--rounds", run.options.rounds])
         rows.append([way, report["rounds"], report["trainer_mib"], report["engine_mib"], report["round_ms"],
                      *(report["ms"].get(name, "") for name in ("trainer.sleep", "trainer.wake_up", "trainer.bucket", "engine.load",
@@ -117,6 +123,22 @@ def weights(run):
            "resume ms"], rows)
     same(reports, "alone", "sums")
     print("  every element was right in every round")
+
+
+@part("torch", "trl", "vllm", "datasets")
+def trl(run):
+    """TRL's GRPO with vLLM in the trainer's process, which sleeps by itself and by amem."""
+    run.install()
+    reports, rows = {}, []
+    for way in ("vllm", "amem", "awake"):
+        ours = way == "amem"
+        reports[way] = report = run.program([sys.executable, HERE / "trl_colocate.py", "--way", way], group="trl" if ours else None,
+                                            variables={"AMEM_VLLM_SLEEP": "tags"} if ours else None)
+        share = 100 * report["switch_ms"] / report["step_ms"]
+        rows.append([way, report["step_ms"], report["switch_ms"], f"{share:.1f}", [round(each, 4) for each in report["rewards"]]])
+    table(["sleep mode", "step ms", "of it switching", "%", "rewards"], rows)
+    same({way: reports[way] for way in ("vllm", "amem")}, "vllm", "rewards", "losses", "norms")
+    print("  rewards, losses and norms are equal bit for bit")
 
 
 def main():
