@@ -106,7 +106,8 @@ def megatron(run):
                      f"{away:.1f}", f"{back:.1f}", *rate])
     table(["way", "kept GiB", "freed GiB", "away ms", "back ms", "away GB/s", "back GB/s"], rows)
     same(reports, "alone", "losses", "norms", "tokens")
-    print(f"  losses, norms and tokens of all are equal bit for bit: {[float.fromhex(each) for each in reports['alone']['losses']]}")
+    values = [float.fromhex(each) for each in reports["alone"]["losses"]]
+    print(f"  losses, norms and tokens of all are equal bit for bit: {values}")
 
 
 @part("torch")
