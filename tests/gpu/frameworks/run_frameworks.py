@@ -142,6 +142,21 @@ def trl(run):
     print("  rewards, losses and norms are equal bit for bit")
 
 
+@part("torch", "sglang", "sgl_kernel")
+def sglang(run):
+    """SGLang releases and resumes its memory by amem, NCCL's too, and gives the tokens that it gave."""
+    run.install()
+    reports = {}
+    for way in ("alone", "amem"):
+        reports[way] = run.program([sys.executable, HERE / "sglang_release.py", "--way", way, "--ranks", run.options.ranks],
+                                   group="engine0" if way == "amem" else None)
+    ours = reports["amem"]
+    table(["SGLang", "release ms", "resume ms", "on the GPU MiB", "asleep MiB"],
+          [[ours["sglang"], ours["release"], ours["resume"], ours["resident_mib"], ours["asleep_mib"]]])
+    same(reports, "alone", "tokens")
+    print("  all tokens are those of an engine without a memory saver")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--prefix", type=pathlib.Path, required=True)
