@@ -87,7 +87,8 @@ import importlib.metadata, os, amem
 variables = amem.environment("train", "heap", base={})
 assert os.path.realpath(variables["LD_PRELOAD"]) == "/usr/lib/amem/libamem_shim.so", variables
 points = importlib.metadata.distribution("amem").entry_points
-assert [(each.group, each.value) for each in points] == [("vllm.general_plugins", "amem.vllm:register")], points
+assert sorted((each.group, each.value) for each in points) == [
+    ("sglang.srt.plugins", "amem.sglang:register"), ("vllm.general_plugins", "amem.vllm:register")], points
 assert amem.__version__ == importlib.metadata.version("amem")
 END
 

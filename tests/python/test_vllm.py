@@ -343,6 +343,52 @@ def test_the_interface_before_backends(vllm):
     """, env={"FAKE_VLLM_VERSION": "0.24.0"})
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_engine_in_a_trainers_process_leaves_alone(vllm, size):
+    """By its environment, without an option: the rest of the process has its memory, and runs on."""
+    vllm(f"""
+    llm = LLM(model="m", enable_sleep_mode=True, tensor_parallel_size={size})
+    before, sums, there = tokens(llm), llm.collective_rpc("sums"), resident()
+    rest = {{"heap": there["heap"]}}
+    llm.sleep(1)
+    assert resident() == rest, resident()
+    llm.wake_up()
+    assert resident() == there and llm.collective_rpc("sums")[0][0] == sums[0][0]
+    llm.sleep(2)
+    assert resident() == rest
+    fails("wake the tag weights first", llm.wake_up, ["kv_cache"])
+    llm.wake_up(["weights"])
+    assert "kv_cache" not in resident() and len(resident()) == 2
+    llm.collective_rpc("reload_weights")
+    llm.wake_up(["kv_cache"])
+    assert resident() == there and tokens(llm) == before
+    """, env={"AMEM_VLLM_SLEEP": "tags"})
+
+
+def test_an_engine_in_a_trainers_process_that_cannot_sleep_goes_on(bare_node, build):
+    bare_node.start_broker("--pool-size", "2MiB")
+    Vllm(bare_node, build)("""
+    llm = LLM(model="m", enable_sleep_mode=True, tensor_parallel_size=2)
+    before, there = tokens(llm), resident()
+    for _ in range(2):
+        fails("a pool.size of", llm.sleep, 1)
+        assert not llm.core.is_sleeping() and resident() == there and tokens(llm) == before
+    """, env={"AMEM_VLLM_SLEEP": "tags"})
+
+
+def test_the_switch_of_the_environment(vllm):
+    vllm("""
+    llm = LLM(model="m", enable_sleep_mode=True)
+    llm.sleep(1)
+    assert resident() == {}, resident()
+    """, env={"AMEM_VLLM_SLEEP": "all"})
+    vllm("""
+    llm = LLM(model="m")                            # nothing of it sleeps
+    assert llm.core.model_executor.vllm_config.parallel_config.worker_cls == "vllm.v1.worker.gpu_worker.Worker"
+    """, env={"AMEM_VLLM_SLEEP": "all"})
+    vllm("""fails("AMEM_VLLM_SLEEP=some: all or tags", LLM, model="m", enable_sleep_mode=True)""", env={"AMEM_VLLM_SLEEP": "some"})
+
+
 # ---- early errors ----
 def test_an_unknown_version(vllm):
     for version in ("0.27.0", "0.19.1", "1.26.0", "0.0.0.dev1"):

@@ -1,6 +1,6 @@
 """amem: GPU memory that groups of processes take turns with.
 
-In a rank, a process with libamem_shim.so loaded: pause, resume, region, unbrokered, stats, set_group, group, is_active, and
+In a rank, a process with libamem_shim.so loaded: pause, resume, region, move, unbrokered, stats, set_group, group, is_active, and
 pause_async, resume_async. To start ranks: launch, environment. For a controller: Broker, swap, swap_async; these need
 grpcio and protobuf, nothing else here does. amem.compat has torch_memory_saver's names, amem.nccl AMem's NCCL calls.
 
@@ -15,7 +15,7 @@ from amem import _ending
 from amem._background import pause_async, resume_async, swap_async
 from amem._launcher import environment, launch, shim_path, swap
 from amem._rank import group, is_active, pause, resume, set_group, set_policy, stats
-from amem._regions import region, unbrokered
+from amem._regions import move, region, unbrokered
 from amem._version import __version__
 from amem.errors import (
     AbortedError, CancelledError, Code, DataLossError, DeadlineExceededError, Error, FailedPreconditionError,
@@ -29,7 +29,7 @@ __all__ = [
     "AbortedError", "Broker", "CancelledError", "Code", "DataLossError", "DeadlineExceededError", "Error",
     "FailedPreconditionError", "InternalError", "InvalidArgumentError", "NotFoundError", "PermissionDeniedError",
     "ResourceExhaustedError", "UnavailableError", "UnimplementedError", "__version__", "environment", "group", "is_active",
-    "launch", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "set_policy", "shim_path", "stats",
+    "launch", "move", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "set_policy", "shim_path", "stats",
     "swap", "swap_async", "unbrokered"]
 
 

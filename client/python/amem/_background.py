@@ -54,6 +54,11 @@ class _Worker:
 _worker = _Worker()
 
 
+def submit(work: Callable[[], Any]) -> Future[None]:
+    """Does the work in its turn, for the package's own modules."""
+    return _worker.submit(work)
+
+
 def _forget_worker() -> None:
     """The thread is not in a child of fork, and its lock may have been held."""
     global _worker

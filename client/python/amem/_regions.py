@@ -7,12 +7,12 @@ import ctypes
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from amem import _shim
 from amem._arguments import tag_name
-from amem.errors import FailedPreconditionError
+from amem.errors import FailedPreconditionError, ResourceExhaustedError
 
 _KEEP, _DISCARD = 1, 2  # amem_policy
 
@@ -191,3 +191,65 @@ def outside() -> Iterator[None]:
         if threading.get_ident() == owner:  # not in a generator that another thread's garbage collection has closed
             left.enter()
             _thread.stretch = left
+
+
+def move(tensors: Iterable[Any], tag: str, keep: bool = True) -> int:
+    """Moves the memory of CUDA tensors into a region: for what a library has allocated where no region could be entered.
+
+        amem.move(optimizer_state, "optimizer")
+
+    The tensors and all views of them stay valid and have the same bytes, at other addresses. So it comes before CUDA
+    graphs are captured, before buffers are registered with NCCL and before memory is shared by CUDA IPC. Memory that
+    is in such a region already is left alone: a second call is cheap. Tensors on the CPU, and memory that torch cannot
+    resize, stay as they are. Gives the bytes that have been moved. Needs room on the device for one more copy of the
+    largest tensor, else it goes through the CPU's memory. Waits for the device.
+
+    Needs scope "regions" or "heap". Without a shim it does nothing. The other errors are those of region().
+    ResourceExhaustedError: the device has no room in the region; nothing is lost, and what was moved before stays so.
+    """
+    tag_name(tag)
+    if not _shim.is_loaded():
+        return 0
+    storages = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.device.type == "cuda" and storage.nbytes() > 0 and storage.resizable():
+            storages[storage.data_ptr()] = storage
+    # A mark goes with the storage, and says at which address it was made: others may resize it, too.
+    todo = [each for at, each in storages.items() if getattr(each, "_amem_region", None) != (tag, keep, at)]
+    if not todo:
+        return 0
+    torch = sys.modules["torch"]
+    for device in {each.device for each in todo}:
+        torch.cuda.synchronize(device)
+    for storage in todo:
+        with torch.cuda.device(storage.device):
+            _move_one(torch, storage, tag, keep)
+    for device in {each.device for each in todo}:
+        torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()  # where they were
+    return sum(int(each.nbytes()) for each in todo)
+
+
+def _move_one(torch: Any, storage: Any, tag: str, keep: bool) -> None:
+    size = storage.nbytes()
+    with outside():
+        try:
+            copy = storage.clone()
+        except torch.OutOfMemoryError:
+            copy = storage.cpu()
+        storage.resize_(0)
+        for _ in range(2):
+            try:
+                with region(tag, keep):
+                    storage.resize_(size)
+                break
+            except torch.OutOfMemoryError:
+                copy = copy.cpu()
+                torch.cuda.empty_cache()  # with the room that it had
+        else:
+            storage.resize_(size)
+            storage.copy_(copy)
+            raise ResourceExhaustedError(f'{storage.device} has no room for a tensor of {size} bytes in the region "{tag}"')
+        storage.copy_(copy)
+    storage._amem_region = (tag, keep, storage.data_ptr())

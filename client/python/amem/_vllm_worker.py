@@ -13,7 +13,7 @@ from vllm.device_allocator.cumem import CuMemAllocator
 
 from amem import _rank, _regions
 from amem.errors import AbortedError, DeadlineExceededError, Error, FailedPreconditionError, NotFoundError
-from amem.vllm import BACKEND, check_process, check_sleep_mode, check_version
+from amem.vllm import BACKEND, check_process, check_sleep_mode, check_version, only_tags
 
 _logger = logging.getLogger("vllm.amem")
 _CACHE = "kv_cache"
@@ -21,7 +21,7 @@ _CACHE = "kv_cache"
 
 class Allocator:
     """What vLLM's CuMemAllocator is asked for: its pools are regions, its sleep is a pause of the whole group. So NCCL's
-    memory, graphs and workspaces leave, too."""
+    memory, graphs and workspaces leave, too. With only_tags() it is a pause of the pools alone."""
 
     def __init__(self) -> None:
         self._tags: set[str] = set()  # of all pools so far
@@ -52,16 +52,21 @@ class Allocator:
         try:
             if _CACHE in drop and os.environ.get("AMEM_VLLM_CACHE_FIRST") == "1":
                 # Its room is free for another engine while the rest is being copied.
-                self._pause(_CACHE, [_CACHE])
-                self._pause(None, [each for each in drop if each != _CACHE])
+                self._pause([_CACHE], [_CACHE])
+                self._pause(self._rest(), [each for each in drop if each != _CACHE])
             else:
-                self._pause(None, drop)
+                self._pause(self._rest(), drop)
         except NotFoundError:  # a model without a cache
             drop = []
-            self._pause(None, drop)
-        self.asleep, self._dropped, self._rest_away = set(self._tags), set(drop), True
+            self._tags.discard(_CACHE)
+            self._pause(self._rest(), drop)
+        self.asleep, self._dropped, self._rest_away = set(self._tags), set(drop), not only_tags()
 
-    def _pause(self, tags: str | None, drop: list[str]) -> None:
+    def _rest(self) -> list[str] | None:
+        """What a sleep takes, as amem.pause() has it."""
+        return sorted(self._tags) if only_tags() else None
+
+    def _pause(self, tags: list[str] | None, drop: list[str]) -> None:
         try:
             _rank.pause(tags, discard=drop)
         except (AbortedError, DeadlineExceededError):
@@ -77,7 +82,7 @@ class Allocator:
             # vLLM restores buffers, which lie there, with any wake.
             raise FailedPreconditionError("the weights have been dropped; wake the tag weights first, or all")
         if not left:
-            _rank.resume()
+            _rank.resume(self._rest())
         elif self._rest_away:
             # NCCL's memory and workspaces are needed to bring new weights.
             _rank.resume(except_tags=sorted(left))

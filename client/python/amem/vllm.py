@@ -11,14 +11,12 @@ import contextlib
 import functools
 import logging
 import os
-import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from amem import _endpoint, _shim
-from amem._rank import stats
-from amem.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from amem import _frameworks
+from amem.errors import InvalidArgumentError
 
 BACKEND = "amem"
 WORKER = "amem.vllm.Worker"
@@ -26,6 +24,8 @@ OLDEST, NEWEST = (0, 20), (0, 26)  # vLLM's versions whose sleep mode is known
 _TAGS = ("weights", "kv_cache")  # what vLLM may be told to wake
 _LEVELS = (0, 1, 2)
 _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+# For programs that start vLLM and have no such option: "all", or "tags", which leaves the rest of the process alone.
+_SWITCH, _WAYS = "AMEM_VLLM_SLEEP", ("all", "tags")
 _HOW_TO_START = "start vLLM with `amemctl run --group NAME --scope heap -- vllm serve ...`"
 _extended: set[Any] = set()  # vLLM's classes that have what is added below
 _logger = logging.getLogger("vllm.amem")  # below vLLM's, so that it is shown where vLLM's lines are
@@ -56,33 +56,29 @@ def check_version() -> None:
     """FailedPreconditionError: this vLLM's sleep mode is not known."""
     from vllm import __version__ as version
 
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None or not OLDEST <= (int(numbers[1]), int(numbers[2])) <= NEWEST:
-        raise FailedPreconditionError(
-            f"amem knows the sleep mode of vLLM {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}; this is {version}. "
-            "Use one of these, or a newer amem. `amemctl pause` and `swap` work with any vLLM")
+    _frameworks.check_version("the sleep mode of vLLM", version, OLDEST, NEWEST)
 
 
 def check_process() -> None:
-    """This process can be a rank whose memory is brokered. FailedPreconditionError or UnavailableError: the text says
-    what is missing and what to do."""
-    if not _shim.is_loaded():
-        raise FailedPreconditionError(f"vLLM is to sleep by amem, but libamem_shim.so is not loaded: {_HOW_TO_START}")
-    scope = stats()["scope"]
-    if scope not in ("regions", "heap"):
-        raise FailedPreconditionError(
-            f"vLLM is to sleep by amem, but amem's scope is {scope!r}, which leaves its weights and its cache on the GPU: "
-            f"{_HOW_TO_START}")
-    directory = _endpoint.default_runtime_dir()
-    if not _endpoint.has_broker(directory):
-        raise UnavailableError(
-            f"vLLM is to sleep by amem, but amemd does not run here: there is no socket {directory}/session.sock. Start "
-            f"it with `systemctl start amemd` or `amemd --runtime-dir {directory}`")
+    """As _frameworks.check_process()."""
+    _frameworks.check_process("vLLM is to sleep by amem", _HOW_TO_START)
 
 
 def check_sleep_mode(enabled: bool) -> None:
     if not enabled:
         raise InvalidArgumentError("vLLM is to sleep by amem, but its sleep mode is off: add --enable-sleep-mode")
+
+
+def _switched() -> str:
+    way = os.environ.get(_SWITCH, "")
+    if way and way not in _WAYS:
+        raise InvalidArgumentError(f"{_SWITCH}={way}: {' or '.join(_WAYS)}")
+    return way
+
+
+def only_tags() -> bool:
+    """The engine shares its process with others, such as a trainer, whose memory stays and who run on."""
+    return _switched() == "tags"
 
 
 # ---- options ----
@@ -129,7 +125,7 @@ def _extend_arguments(engine_args: Any) -> None:
 
     @functools.wraps(create)
     def create_engine_config(self: Any, *args: Any, **options: Any) -> Any:
-        chosen = getattr(self, "sleep_mode_backend", None) == BACKEND
+        chosen = getattr(self, "sleep_mode_backend", None) == BACKEND or bool(self.enable_sleep_mode and _switched())
         if chosen or self.worker_cls == WORKER:
             _prepare(self)
         config = create(self, *args, **options)

@@ -1,0 +1,95 @@
+"""Tags of this rank's group that leave and come back around a phase of a training step. Every rank asks for the same. Callers'
+threads, and the package's own for what comes back late."""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any
+
+from amem import _background
+from amem._frameworks import replace
+from amem._rank import pause, resume
+from amem.errors import Error, NotFoundError
+
+
+def _each(operation: Callable[..., None], tags: list[str], timeout: float | None) -> None:
+    """Of all at once, unless the group has no memory of some of them yet: then of each that there is."""
+    if not tags:
+        return
+    try:
+        operation(tags, timeout)
+    except NotFoundError:
+        for tag in tags if len(tags) > 1 else ():
+            with contextlib.suppress(NotFoundError):
+                operation([tag], timeout)
+
+
+def take(tags: list[str], timeout: float | None = None) -> None:
+    """amem.pause() of the tags, of those of which there is memory. After an error everything is on the GPU, as far as it can
+    come back. idle() comes before."""
+    try:
+        _each(pause, tags, timeout)
+    except Error:
+        with contextlib.suppress(Error):
+            _each(resume, tags, timeout)
+        raise
+
+
+def bring(tags: list[str], timeout: float | None = None) -> None:
+    """amem.resume() of the tags, likewise, in the thread that uses the GPU."""
+    _gate()
+    _each(resume, tags, timeout)
+
+
+def _gate() -> None:
+    """Waits while an operator has paused the group, as all GPU work of this thread does: a memset of no bytes, which touches
+    nothing. A resume of some tags would set the group running without the rest."""
+    with contextlib.suppress(OSError):  # no driver
+        ctypes.CDLL("libcuda.so.1").cuMemsetD8Async(ctypes.c_uint64(0), ctypes.c_ubyte(0), ctypes.c_size_t(0), None)
+
+
+class State:
+    """Tags whose memory the methods of `owner` touch: these wait for what is on its way back, and bring back what is away."""
+
+    def __init__(self, tags: list[str], owner: Any, methods: Iterable[str]) -> None:
+        self._tags = tags
+        self._coming: Future[None] | None = None
+        self.away = False
+        for name in methods:
+            if hasattr(owner, name):
+                replace(owner, name, self._after)
+
+    def leave(self) -> None:
+        """Errors as take()."""
+        self.here()
+        take(self._tags)
+        self.away = True
+
+    def come(self, timeout: float | None = None) -> None:
+        """In the background."""
+        if self.away and self._coming is None:
+            _gate()
+            self._coming = _background.submit(lambda: _each(resume, self._tags, timeout))
+
+    def here(self) -> None:
+        """Errors as amem.resume(): the memory is away still, and the next call tries again."""
+        coming, self._coming = self._coming, None
+        if self.away and (coming is None or coming.exception() is not None):
+            bring(self._tags)
+        self.away = False
+
+    def _after(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        self.here()
+        return original(*arguments, **options)
+
+
+def idle() -> None:
+    """Nothing that still runs on the GPU may touch what is to leave; what torch keeps for later goes, too. While an operator
+    has paused the group it waits."""
+    torch = sys.modules["torch"]
+    _gate()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()

@@ -1,0 +1,92 @@
+"""SGLang's --enable-memory-saver by amem: its tags by the distribution torch_memory_saver that comes with amem, and NCCL's
+memory, too, when nothing else of the engine is on the GPU.
+
+SGLang loads register() in each of its processes, by the entry point in its group sglang.srt.plugins. For an SGLang that is
+not to use amem it changes nothing. Imports neither SGLang nor torch by itself. docs/frameworks.md is the manual.
+"""
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from amem import _frameworks, _saver, _shim
+from amem._frameworks.phases import bring, idle, take
+from amem.errors import Error, FailedPreconditionError
+
+OLDEST, NEWEST = (0, 5, 15), (0, 5, 23)  # SGLang's versions whose release and resume are known
+_ADAPTER = "sglang.srt.utils.torch_memory_saver_adapter.TorchMemorySaverAdapter"
+_MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_HOW_TO_START = "start SGLang with `amemctl run --group NAME --scope regions -- python -m sglang.launch_server ...`"
+_ENGINE = frozenset(("kv_cache", "weights"))  # with these away no collective runs
+_away = False  # NCCL's memory, of this process's group
+_logger = logging.getLogger("sglang.srt.amem")  # below SGLang's, so that it is shown where SGLang's lines are
+
+
+def register() -> None:
+    """The entry point: SGLang puts these around its own functions."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(f"{_ADAPTER}.create", _create, HookType.AROUND)
+    HookRegistry.register(f"{_MANAGER}.release_memory_occupation", _release, HookType.AROUND)
+    HookRegistry.register(f"{_MANAGER}.resume_memory_occupation", _resume, HookType.AROUND)
+
+
+def _create(original: Callable[..., Any], enable: bool) -> Any:
+    """SGLang asks for its memory saver: in the process that starts the others, and in each of those."""
+    if enable and _chosen():
+        check()
+    return original(enable)
+
+
+def _chosen() -> bool:
+    """SGLang's memory saver is amem's. FailedPreconditionError: it is another one, in a process that amem serves."""
+    module = sys.modules.get("torch_memory_saver")
+    if module is None:
+        return False
+    if isinstance(module.torch_memory_saver, _saver.TorchMemorySaver):
+        return True
+    if _shim.is_loaded():
+        raise FailedPreconditionError(
+            "two memory savers in one process: libamem_shim.so is loaded, and SGLang has imported the original torch_memory_saver. "
+            "Install the distribution torch_memory_saver that comes with amem, or start SGLang without `amemctl run`")
+    return False
+
+
+def check() -> None:
+    """FailedPreconditionError or UnavailableError: this SGLang, or this process, is not one that amem can serve."""
+    import sglang.version
+    from sglang.srt.managers.scheduler_components import weight_updater
+
+    _frameworks.check_version("SGLang", sglang.version.__version__, OLDEST, NEWEST)
+    manager = weight_updater.SchedulerWeightUpdaterManager
+    for name in ("release_memory_occupation", "resume_memory_occupation"):
+        _frameworks.hook(manager, name, "self", "recv_req")
+    if _shim.is_loaded():
+        _frameworks.check_process("SGLang is to release its memory by amem", _HOW_TO_START)
+    else:  # the processes that it starts get the shim from here
+        _frameworks.check_broker("SGLang is to release its memory by amem")
+
+
+def _release(original: Callable[..., Any], manager: Any, request: Any) -> Any:
+    """Every rank of the engine is asked for the same, and does the same."""
+    global _away
+    answer = original(manager, request)
+    if not _away and _ENGINE <= manager.offload_tags and _chosen():
+        try:
+            idle()
+            take(["nccl"])  # nothing, where NCCL's memory is the driver's own
+            _away = True
+        except Error as error:  # the rest is away, as SGLang was told
+            _logger.warning("amem: NCCL's memory stays on the GPU: %s", error)
+    return answer
+
+
+def _resume(original: Callable[..., Any], manager: Any, request: Any) -> Any:
+    """Before anything else comes back: new weights may come by NCCL. Errors as amem.resume(); the engine sleeps on."""
+    global _away
+    if _away:
+        bring(["nccl"])
+        _away = False
+    return original(manager, request)

@@ -1,0 +1,1 @@
+"""As SGLang has it."""

@@ -1,0 +1,9 @@
+import torch_memory_saver
+
+_memory_saver = torch_memory_saver.torch_memory_saver
+
+
+class TorchMemorySaverAdapter:
+    @staticmethod
+    def create(enable: bool):
+        return _memory_saver if enable else None

@@ -1,0 +1,1 @@
+"""As slime has it."""

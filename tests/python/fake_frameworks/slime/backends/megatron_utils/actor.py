@@ -1,0 +1,19 @@
+from torch_memory_saver import torch_memory_saver
+
+from slime.utils.reloadable_process_group import destroy_process_groups, reload_process_groups
+
+
+class MegatronTrainRayActor:
+    def sleep(self):
+        destroy_process_groups()
+        torch_memory_saver.pause()
+
+    def wake_up(self):
+        torch_memory_saver.resume()
+        reload_process_groups()
+
+    def update_weights(self, update):
+        reload_process_groups()
+        with torch_memory_saver.disable():
+            update()
+        destroy_process_groups()

@@ -1,0 +1,105 @@
+"""Tensors that are nothing but memory, on the simulated driver. CPU tensors are bytes."""
+import contextlib
+import ctypes
+import types
+
+_driver = None
+
+
+class OutOfMemoryError(RuntimeError):
+    pass
+
+
+def driver():
+    global _driver
+    if _driver is None:
+        _driver = ctypes.CDLL("libcuda.so.1")
+        context = ctypes.c_void_p()
+        assert _driver.cuInit(0) == 0 and _driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert _driver.cuCtxSetCurrent(context) == 0
+    context = ctypes.c_void_p()
+    assert _driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert _driver.cuCtxSetCurrent(context) == 0  # any thread
+    return _driver
+
+
+class Copy:
+    def __init__(self, data):
+        self.data = data
+
+    def read(self):
+        return self.data
+
+    def cpu(self):
+        return self
+
+
+class Device:
+    type, index = "cuda", 0
+
+
+class Storage:
+    device = Device()
+
+    def __init__(self, size):
+        self.size, self.address = 0, ctypes.c_uint64()
+        self.resize_(size)
+
+    def resize_(self, size):
+        if self.size:
+            assert driver().cuMemFree_v2(self.address) == 0
+        self.size, self.address = 0, ctypes.c_uint64()
+        if size:
+            if driver().cuMemAlloc_v2(ctypes.byref(self.address), ctypes.c_size_t(size)) != 0:
+                raise OutOfMemoryError(f"no {size} bytes")
+            self.size = size
+
+    def nbytes(self):
+        return self.size
+
+    def resizable(self):
+        return True
+
+    def data_ptr(self):
+        return self.address.value or 0
+
+    def cpu(self):
+        return Copy(self.read())
+
+    clone = cpu  # the tests' devices are small
+
+    def copy_(self, other):
+        self.write(other.read())
+
+    def read(self):
+        data = ctypes.create_string_buffer(self.size)
+        assert driver().cuMemcpyDtoH_v2(data, self.address, ctypes.c_size_t(self.size)) == 0
+        return data.raw
+
+    def write(self, data):
+        assert driver().cuMemcpyHtoD_v2(self.address, data, ctypes.c_size_t(len(data))) == 0
+
+
+class Tensor:
+    def __init__(self, size=0, storage=None):
+        self.storage = storage or Storage(size)
+        self.data = self
+
+    def untyped_storage(self):
+        return self.storage
+
+    def fill(self, seed):
+        self.storage.write(bytes((seed + at) % 251 + 1 for at in range(4096)) * (self.storage.size // 4096))
+
+    def sum(self):
+        return sum(self.storage.read()[::61])
+
+
+class Parameter(Tensor):
+    def __init__(self, tensor):
+        self.storage, self.data = tensor.storage, tensor
+
+
+nn = types.SimpleNamespace(Parameter=Parameter)
+cuda = types.SimpleNamespace(is_available=lambda: False, synchronize=lambda device=None: driver().cuCtxSynchronize(),
+                             empty_cache=lambda: None, device=lambda device: contextlib.nullcontext())

@@ -1,0 +1,35 @@
+"""The same for Megatron."""
+from verl.workers.engine.fsdp.transformer_impl import copied
+
+
+def offload_megatron_model_to_cpu(models):
+    copied.append(models)
+
+
+def load_megatron_model_to_gpu(models, load_grad=True, load_frozen_params=True):
+    copied.append(models)
+
+
+def offload_megatron_optimizer(optimizers):
+    copied.append(optimizers)
+
+
+def load_megatron_optimizer(optimizers):
+    copied.append(optimizers)
+
+
+class MegatronEngine:
+    is_param_offload_enabled = True
+
+    def __init__(self, module, optimizer):
+        self.module, self.optimizer = module, optimizer
+
+    def to(self, device, model=True, optimizer=True, grad=True):
+        if device == "cpu":
+            offload_megatron_model_to_cpu(self.module)
+            if optimizer:
+                offload_megatron_optimizer(self.optimizer)
+        else:
+            load_megatron_model_to_gpu(self.module, load_grad=grad)
+            if optimizer:
+                load_megatron_optimizer(self.optimizer)

@@ -1,0 +1,314 @@
+"""amem's modules for SGLang, slime, Miles and verl, on the simulated driver. The frameworks are those of fake_frameworks; NCCL is
+the one of the simulated driver; shim, broker, modules and the distribution torch_memory_saver are real."""
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from sim_node import patience
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+HOOK = "torch_memory_saver_hook_mode_preload.abi3.so"
+BEGIN = """
+import ctypes, logging, os, sys, types
+import torch
+import amem
+
+logging.basicConfig(format="%(name)s: %(message)s")
+MIB = 1 << 20
+
+def fails(text, call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except Exception as error:
+        assert text in str(error), str(error)
+    else:
+        raise AssertionError(f"no error that says {text}")
+
+def here():
+    "The tags of which this process has memory on the GPU."
+    return {each["tag"] for each in amem.stats()["brokered"] if each["resident_bytes"]}
+
+class Id(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_byte * 128)]
+
+def communicator():
+    torch.driver()
+    nccl, name, made = ctypes.CDLL("libnccl.so.2"), Id(), ctypes.c_void_p()
+    assert nccl.ncclGetUniqueId(ctypes.byref(name)) == 0
+    assert nccl.ncclCommInitRank(ctypes.byref(made), 1, name, 0) == 0
+    return made
+
+def memory(tag, size=2 * MIB):
+    with amem.region(tag):
+        made = torch.Tensor(size)
+    made.fill(len(tag))
+    return made
+"""
+
+
+class Job:
+    """Runs scripts in the group job: by the hook library of the distribution, or by amemctl run."""
+
+    def __init__(self, node, build):
+        self.node, self.build = node, build
+
+    def __call__(self, script, hook=True, dropin=True, env=None):
+        """What it wrote to stderr; it must end well."""
+        paths = [os.path.join(self.build.directory, "dropin")] if dropin else []
+        paths += [os.path.join(self.build.directory, "python"), os.path.join(HERE, "fake_frameworks")]
+        variables = self.node.env({"PYTHONPATH": ":".join(paths), **({"AMEM_GROUP": "job"} if hook else {}), **(env or {})})
+        if hook:
+            variables["LD_PRELOAD"] = os.path.join(self.build.directory, "dropin", HOOK)
+        variables = {name: value for name, value in variables.items() if value is not None}
+        done = subprocess.run([sys.executable, "-c", BEGIN + textwrap.dedent(script)], text=True, env=variables,
+                              capture_output=True, timeout=patience(120))
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stderr
+
+
+@pytest.fixture
+def job(node, build):
+    return Job(node, build)
+
+
+# ---- SGLang ----
+SGLANG = """
+def started(enable=True):
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.utils import torch_memory_saver_adapter
+    load_plugins()
+    return torch_memory_saver_adapter.TorchMemorySaverAdapter.create(enable)
+
+def engine():
+    saver = started()
+    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+    kept = [memory(tag) for tag in ("kv_cache", "weights", "cuda_graph")]
+    return SchedulerWeightUpdaterManager(memory_saver_adapter=saver), kept, communicator()
+
+def asked(*tags):
+    return types.SimpleNamespace(tags=list(tags) or None)
+
+ALL = {"kv_cache", "weights", "cuda_graph", "nccl"}
+"""
+
+
+def test_sglang_releases_ncclls_memory_with_the_last_of_the_rest(job):
+    job(SGLANG + """
+manager, kept, _ = engine()
+before = [each.sum() for each in kept]
+assert here() == ALL, here()
+for _ in range(2):
+    assert manager.release_memory_occupation(asked()) == "released" and here() == set(), here()
+    assert manager.resume_memory_occupation(asked()) == "resumed" and here() == ALL
+    manager.release_memory_occupation(asked("kv_cache"))
+    assert here() == ALL - {"kv_cache"}
+    manager.release_memory_occupation(asked("weights"))
+    assert here() == {"cuda_graph"}
+    manager.resume_memory_occupation(asked("weights"))       # new weights may come by NCCL
+    assert here() == ALL - {"kv_cache"}
+    manager.resume_memory_occupation(asked("kv_cache"))
+    assert here() == ALL
+assert [each.sum() for each in kept] == before
+""")
+
+
+def test_sglang_whose_nccl_memory_is_the_drivers_own(job):
+    """A process that is a group by itself."""
+    job(SGLANG + """
+manager, kept, _ = engine()
+assert here() == ALL - {"nccl"}
+manager.release_memory_occupation(asked())
+assert here() == set()
+manager.resume_memory_occupation(asked())
+assert here() == ALL - {"nccl"}
+""", env={"AMEM_GROUP": None})
+
+
+def test_sglang_that_is_busy_keeps_ncclls_memory(job):
+    job(SGLANG + """
+manager, kept, _ = engine()
+manager.idle = False
+fails("only when server is idle", manager.release_memory_occupation, asked())
+assert here() == ALL
+""")
+
+
+def test_sglang_fails_early(job):
+    for version in ("0.5.14", "0.6.0", "0.5.24", "0.0.0.dev0"):
+        job(SGLANG + """fails("amem knows SGLang 0.5.15 to 0.5.23; this is", started)""", env={"FAKE_SGLANG_VERSION": version})
+    job(SGLANG + """fails("amem needs release_memory_occupation() of", started)""", env={"FAKE_SGLANG_MOVED": "1"})
+
+
+def test_sglang_without_a_broker(bare_node, build):
+    for hook in (True, False):  # also in the process that only starts the others
+        Job(bare_node, build)(SGLANG + """fails("amemd does not run here: there is no socket", started)""", hook=hook)
+
+
+def test_sglang_with_another_memory_saver(job):
+    """The original in a process that has the shim; the original without amem is as it was."""
+    original = """
+saver = types.ModuleType("torch_memory_saver")
+saver.torch_memory_saver = object()
+sys.modules["torch_memory_saver"] = saver
+"""
+    job(SGLANG + original + """fails("two memory savers in one process", started)""")
+    job(SGLANG + original + """assert started() is saver.torch_memory_saver""", hook=False, dropin=False,
+        env={"FAKE_SGLANG_VERSION": "0.9.0"})
+
+
+def test_sglang_without_its_memory_saver_is_as_it_was(job):
+    job(SGLANG + """assert started(enable=False) is None""", env={"FAKE_SGLANG_VERSION": "0.9.0"})
+
+
+# ---- slime and Miles ----
+SLIME = """
+import importlib
+import amem.slime
+name = os.environ["NAME"]
+actors = importlib.import_module(f"{name}.backends.megatron_utils.actor")
+groups = importlib.import_module(f"{name}.utils.reloadable_process_group")
+"""
+
+
+@pytest.mark.parametrize("name", ["slime", "miles"])
+def test_a_trainer_that_sleeps_keeps_its_process_groups(job, name):
+    """Its update of weights runs with NCCL alone."""
+    job(SLIME + """
+amem.slime.install(None)
+actor, model, _ = actors.MegatronTrainRayActor(), torch.Tensor(4 * MIB), communicator()
+model.fill(7)
+before, during = model.sum(), []
+assert here() == {"heap", "nccl"}
+for _ in range(3):
+    actor.sleep()
+    assert here() == set(), here()
+    actor.update_weights(lambda: during.append(here()))
+    assert here() == set(), here()
+    actor.wake_up()
+    assert here() == {"heap", "nccl"} and model.sum() == before
+assert during == [{"nccl"}] * 3 and groups.made == []
+""", env={"NAME": name, "TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1"})
+
+
+def test_slime_fails_early(job):
+    whole = {"NAME": "slime", "TMS_INIT_ENABLE": "1"}
+    job(SLIME + """fails("is the group tms-", amem.slime.install)""", env={**whole, "AMEM_GROUP": None})
+    job(SLIME + """fails("AMEM_GROUP", amem.slime.install)""", env={"NAME": "slime"})
+    job(SLIME + """
+del actors.destroy_process_groups
+fails("amem needs destroy_process_groups() of slime.backends.megatron_utils.actor, which is not there", amem.slime.install)
+""", env=whole)
+    job(SLIME + """
+sys.modules["torch_memory_saver"].torch_memory_saver = object()
+fails("the original torch_memory_saver", amem.slime.install)
+""", env=whole)
+    job(SLIME + """
+import importlib.metadata
+importlib.metadata.version = lambda name: "0.4.0"
+fails("amem knows slime 0.3; this is 0.4.0", amem.slime.install)
+""", env=whole)
+    job("""
+import amem.slime
+fails("for the trainer's processes of slime and Miles", amem.slime.install)
+""")
+
+
+# ---- verl ----
+VERL = """
+import asyncio
+import verl
+from verl.workers import engine_workers
+from verl.workers.engine import base
+from verl.workers.engine.fsdp import transformer_impl as fsdp
+from verl.workers.engine.megatron import transformer_impl as megatron
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer
+
+class Module:
+    "As FSDP: parameters are parts of others."
+    def __init__(self):
+        self.part = torch.Tensor(2 * MIB)
+        self.part.fill(11)
+
+    def parameters(self):
+        return [types.SimpleNamespace(data=types.SimpleNamespace(_local_tensor=self.part))]
+
+class Adam:
+    def __init__(self):
+        self.state = {}
+
+    def step(self):
+        self.state = self.state or {"part": {"exp_avg": torch.Tensor(2 * MIB), "step": 1}}
+        self.state["part"]["exp_avg"].fill(1)
+        return self.state["part"]["exp_avg"].sum()
+
+def step(engine):
+    with base.BaseEngineCtx(engine, "train"):
+        return engine.optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("engine", ["fsdp.FSDPEngine(Module(), Adam())",
+                                    "megatron.MegatronEngine([DistributedDataParallel()], MegatronOptimizer())"])
+def test_verls_trainer_leaves_by_tags(job, engine):
+    job(VERL + f"""
+import amem.verl
+engine, _ = {engine}, communicator()
+worker = engine_workers.ActorRolloutRefWorker(engine)
+engine.to("cpu")
+assert here() == {{"nccl"}}, here()
+before = step(engine)
+assert here() == {{"nccl"}}, here()
+for _ in range(3):
+    assert asyncio.run(worker.update_weights(1)) == "updated"
+    assert here() == set(), here()
+    with base.BaseEngineCtx(engine, "train"):
+        assert "nccl" in here() and any("params" in each for each in here())
+        engine.optimizer.step()
+        assert any("optimizer" in each for each in here()), here()
+assert fsdp.copied == []
+""", env={"AMEM_SCOPE": "regions"})
+
+
+def test_verls_engines_have_tags_of_their_own(job):
+    job(VERL + """
+import amem.verl
+one, other = (fsdp.FSDPEngine(Module(), Adam()) for _ in range(2))
+for each in (one, other):
+    step(each)
+assert here() == set()
+with base.BaseEngineCtx(other, "eval"):
+    assert len(here()) == 1, here()
+""")
+
+
+def test_a_worker_whose_other_engine_stays_keeps_ncclls_memory(job):
+    job(VERL + """
+import amem.verl
+engine, _ = fsdp.FSDPEngine(Module(), Adam()), communicator()
+worker = engine_workers.ActorRolloutRefWorker(engine)
+worker.ref = types.SimpleNamespace(engine=types.SimpleNamespace(is_param_offload_enabled=False))
+asyncio.run(worker.update_weights())
+assert here() == {"nccl"}, here()
+""")
+
+
+def test_verl_fails_early(job):
+    job(VERL + """fails("amem knows verl 0.9; this is 0.10.0", __import__, "amem.verl")""", env={"FAKE_VERL_VERSION": "0.10.0"})
+    job(VERL + """
+del fsdp.load_fsdp_optimizer
+fails("amem needs load_fsdp_optimizer() of verl.workers.engine.fsdp.transformer_impl, which is not there", __import__, "amem.verl")
+""")
+    job(VERL + """
+import amem.verl
+fails("libamem_shim.so is not loaded: set LD_PRELOAD and AMEM_GROUP", fsdp.FSDPEngine(Module(), Adam()).to, "cpu")
+""", hook=False)
+
+
+def test_without_verl_its_module_changes_nothing(job):
+    job("""
+import amem.verl
+assert "verl" not in sys.modules
+""", hook=False)

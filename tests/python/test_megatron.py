@@ -1,0 +1,329 @@
+"""A trainer's memory away in phases, on the simulated driver. Megatron is the one of fake_frameworks; shim, broker and module are
+real."""
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from sim_node import patience
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+BEGIN = """
+import argparse, os, sys
+import torch
+import amem, amem.megatron
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
+
+MIB = 1 << 20
+
+def fails(text, call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except Exception as error:
+        assert text in str(error), str(error)
+    else:
+        raise AssertionError(f"no error that says {text}")
+
+def here():
+    "MiB on the GPU by tag, of this process."
+    found = {}
+    for each in amem.stats()["brokered"]:
+        found[each["tag"]] = found.get(each["tag"], 0) + each["resident_bytes"] // MIB
+    return {tag: size for tag, size in found.items() if size and tag.startswith("megatron")}
+
+def enter(context):
+    with context:
+        pass
+
+ALL = {"megatron.grads": 4, "megatron.optimizer": 12}
+model, optimizer = DistributedDataParallel(), MegatronOptimizer()
+"""
+
+
+class Trainer:
+    """Runs scripts in the group train."""
+
+    def __init__(self, node, build):
+        self.node, self.build = node, build
+
+    def environment(self, more=None):
+        # What reads memory that is away fails, instead of waiting.
+        return self.node.env({"AMEM_GATE_TIMEOUT": "20", "PYTHONPATH": ":".join([os.path.join(self.build.directory, "python"),
+                                                      os.path.join(HERE, "fake_frameworks")]), **(more or {})})
+
+    def start(self, script, scope="regions", group="train", env=None, **streams):
+        launcher = [*self.node.launcher(group)[:-1], "--scope", scope, "--"] if group else []
+        return subprocess.Popen([*launcher, sys.executable, "-c", BEGIN + textwrap.dedent(script)], text=True,
+                                env=self.environment(env), stderr=subprocess.PIPE, **streams)
+
+    def __call__(self, script, **options):
+        with self.start(script, **options) as process:
+            error = process.communicate(timeout=patience(120))[1]
+            assert process.returncode == 0, error[-3000:]
+
+
+@pytest.fixture
+def trainer(node, build):
+    return Trainer(node, build)
+
+
+@pytest.mark.parametrize("scope", ["regions", "heap"])
+def test_losses_are_those_of_a_trainer_that_keeps_its_memory(trainer, scope):
+    """The first phase moves what the optimizer has then, the second what the first step has made."""
+    trainer("""
+    other, alone = MegatronOptimizer(), []
+    for _ in range(4):
+        alone.append(other.step())
+    steps = []
+    for number in range(4):
+        with amem.megatron.offloaded(model, optimizer):
+            assert here() == {}, here()
+        assert here()["megatron.grads"] == 4
+        steps.append(optimizer.step())
+        assert here()["megatron.optimizer"] == (12 if number else 4), here()
+        assert not any(model.buffers[0].grad_data.storage.read()), "gradients come back as zeros"
+        model.buffers[0].grad_data.fill(number)
+    assert steps == alone
+    assert model.params[0].storage is model.buffers[0].param_data.storage
+    """, scope=scope)
+
+
+def test_parameters_leave_too_when_asked(trainer):
+    trainer("""
+    optimizer.step()
+    before = model.params[0].sum()
+    with amem.megatron.offloaded(model, optimizer, params=True, nccl=True, late=False):
+        assert here() == {}
+    assert here() == {**ALL, "megatron.params": 2} and model.params[0].sum() == before
+    """)
+
+
+def test_parameters_of_the_model_stay_with_an_optimizer_that_holds_them(trainer):
+    trainer("""
+    optimizer = MegatronOptimizer(model)
+    before = model.params[0].sum()
+    with amem.megatron.offloaded(model, optimizer):
+        assert here() == {} and model.params[0].sum() == before
+    """)
+
+
+def test_nothing_moves_twice(trainer):
+    trainer("""
+    optimizer.step()
+    assert amem.megatron.prepare(model, optimizer, params=True) == 18 * MIB
+    assert amem.megatron.prepare(model, optimizer, params=True) == 0
+    assert here() == {**ALL, "megatron.params": 2}
+    """)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_moving_where_there_is_hardly_room(trainer, failures):
+    """A second try, when what torch keeps has gone; after that the tensor is where it was, with its bytes."""
+    trainer(f"""
+    before, resize, failed = optimizer.main.sum(), torch.Storage.resize_, []
+
+    def refused(self, size):
+        if size and len(failed) < {failures}:
+            failed.append(size)
+            raise torch.OutOfMemoryError("no room")
+        resize(self, size)
+
+    torch.Storage.resize_ = refused
+    if {failures} == 1:
+        assert amem.move([optimizer.main], "optimizer") == 4 * MIB
+    else:
+        fails('has no room for a tensor of 4194304 bytes in the region "optimizer"', amem.move, [optimizer.main], "optimizer")
+    assert optimizer.main.sum() == before and len(failed) == {failures}
+    assert amem.move([optimizer.main], "optimizer") == (0 if {failures} == 1 else 4 * MIB)
+    assert optimizer.main.sum() == before
+    """)
+
+
+def test_what_touches_the_state_waits_for_it(trainer):
+    """Also within the phase, as a checkpoint does: the state comes back for it."""
+    trainer("""
+    optimizer.step()
+    before = optimizer.main.sum()
+    with amem.megatron.offloaded(model, optimizer):
+        assert optimizer.state_dict() == {"main": before}
+        assert here() == {"megatron.optimizer": 12}
+    assert optimizer.state_dict() == {"main": before} and here() == ALL
+    """)
+
+
+def test_without_waiting(trainer):
+    trainer("""
+    with amem.megatron.offloaded(model, optimizer, wait=False) as away:
+        away.result(60)
+        assert here() == {}
+    """)
+
+
+def test_an_error_in_the_phase_comes_out_and_the_memory_comes_back(trainer):
+    trainer("""
+    optimizer.step()
+    def rollout():
+        with amem.megatron.offloaded(model, optimizer, late=False):
+            raise ValueError("no rollout")
+    fails("no rollout", rollout)
+    assert here() == ALL
+    """)
+
+
+def test_megatrons_own_functions_by_an_argument(trainer):
+    trainer("""
+    parser = amem.megatron.add_arguments(argparse.ArgumentParser())
+    assert parser.parse_args([]).rl_amem_offload_during_rollout is False
+    model.offload_grad_buffers()
+    assert model.copied == 1
+    chosen = parser.parse_args(["--rl-amem-offload-during-rollout"])
+    assert chosen.rl_offload_optimizer_during_inference and chosen.rl_amem_offload_during_rollout
+    chained = ChainedOptimizer([optimizer, MegatronOptimizer()])
+    for step in range(3):
+        model.offload_grad_buffers()
+        chained.offload_to_cpu()
+        assert here() == {}, here()
+        model.restore_grad_buffers()
+        chained.restore_from_cpu()
+        chained.step()
+    assert here() == {"megatron.grads": 4, "megatron.optimizer": 24} and model.copied == 1 and optimizer.copied == 0
+    """)
+
+
+def begin_together(ranks):
+    """All of them have memory, so all of them are asked."""
+    assert [each.stdout.readline() for each in ranks] == ["here\n"] * len(ranks), [each.communicate("")[1] for each in ranks]
+    for each in ranks:
+        each.stdin.write("\n")
+        each.stdin.flush()
+
+
+TOGETHER = """
+    amem.megatron.prepare(model, optimizer)
+    print("here", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_two_ranks_leave_together(trainer):
+    script = TOGETHER + """
+    for _ in range(3):
+        with amem.megatron.offloaded(model, optimizer):
+            assert here() == {}
+        optimizer.step()
+    """
+    ranks = [trainer.start(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    begin_together(ranks)
+    errors = [each.communicate(timeout=patience(120))[1] for each in ranks]
+    assert [each.returncode for each in ranks] == [0, 0], errors
+
+
+def test_a_rank_that_does_not_enter_is_missed(trainer):
+    """The one that waits says so in the end, and goes on."""
+    script = TOGETHER + """
+    optimizer.step()
+    if os.environ["RANK"] == "0":
+        fails("missing: rank", enter, amem.megatron.offloaded(model, optimizer, timeout=1))
+        assert here() == ALL and optimizer.step()[0]
+        print("goes on", flush=True)
+    sys.stdin.readline()
+    """
+    ranks = [trainer.start(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"RANK": str(each)}) for each in range(2)]
+    begin_together(ranks)
+    assert ranks[0].stdout.readline() == "goes on\n", ranks[0].communicate("\n")[1]
+    assert [each.communicate("\n", timeout=patience(60)) and each.returncode for each in ranks] == [0, 0]
+
+
+def test_a_rank_that_dies_in_the_phase(trainer):
+    """The other goes on with its own memory."""
+    script = """
+    optimizer.step()
+    before = optimizer.main.sum()
+    amem.megatron.prepare(model, optimizer)
+    print("here", flush=True)
+    sys.stdin.readline()
+    with amem.megatron.offloaded(model, optimizer):
+        print("away", flush=True)
+        sys.stdin.readline()
+    assert optimizer.state_dict() == {"main": before} and here() == ALL
+    print("back", flush=True)
+    """
+    ranks = [trainer.start(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        begin_together(ranks)
+        assert [each.stdout.readline() for each in ranks] == ["away\n"] * 2
+        ranks[1].kill()
+        ranks[1].wait()
+        assert ranks[0].communicate("\n", timeout=patience(60))[0] == "back\n" and ranks[0].returncode == 0
+    finally:
+        for each in ranks:
+            each.kill()
+            each.communicate()
+
+
+def test_beside_an_operator(trainer):
+    """Two controllers. What the operator has paused comes back by the operator alone; a phase that begins or ends meanwhile
+    waits for that, as all GPU work does."""
+    trainer("""
+    import threading
+    optimizer.step()
+    before = optimizer.main.sum()
+    amem.megatron.prepare(model, optimizer)
+    with amem.Broker() as broker:
+        def resume_later():
+            assert {group.name: group.state.name for group in broker.groups()} == {"train": "PAUSED"}
+            broker.resume("train")
+
+        phase = amem.megatron.offloaded(model, optimizer)
+        for step in (phase.__enter__, lambda: phase.__exit__(None, None, None)):
+            broker.pause("train")
+            later = threading.Timer(0.3, resume_later)
+            later.start()
+            step()
+            later.join()
+        assert here()["megatron.grads"] == 4 and optimizer.state_dict() == {"main": before}
+    """)
+
+
+def test_a_pool_that_is_too_small_leaves_everything_on_the_gpu(bare_node, build):
+    bare_node.start_broker("--pool-size", "2MiB")
+    Trainer(bare_node, build)("""
+    optimizer.step()
+    for _ in range(2):
+        fails("a pool.size of", enter, amem.megatron.offloaded(model, optimizer))
+        assert here() == ALL
+        assert optimizer.step()[0]
+    """)
+
+
+# ---- early errors ----
+def test_an_unknown_version(trainer):
+    for version in ("0.18.0", "0.21.0", "1.19.0", "dev"):
+        trainer("""fails("amem knows megatron-core 0.19 to 0.20; this is", enter, amem.megatron.offloaded(model, optimizer))""",
+                env={"FAKE_MEGATRON_VERSION": version})
+
+
+def test_a_version_that_has_moved_the_hook(trainer):
+    trainer("""
+    fails("amem needs offload_grad_buffers() of megatron.core.distributed.DistributedDataParallel, which is not there",
+          enter, amem.megatron.offloaded(model, optimizer))
+    DistributedDataParallel.offload_grad_buffers = lambda self, bucket: None
+    fails("which takes (self, bucket) here", amem.megatron.install)
+    """, env={"FAKE_MEGATRON_MOVED": "1"})
+
+
+def test_without_a_shim(trainer):
+    trainer("""fails("libamem_shim.so is not loaded: start the trainer with", amem.megatron.install)""", group=None)
+
+
+def test_a_scope_that_leaves_it_on_the_gpu(trainer):
+    trainer("""fails("amem's scope is 'nccl'", enter, amem.megatron.offloaded(model, optimizer))""", scope="nccl")
+
+
+def test_other_models(trainer):
+    trainer("""
+    fails("the model is a int", enter, amem.megatron.offloaded(3))
+    fails("registered with NCCL (--use-nccl-ub)", enter, amem.megatron.offloaded(DistributedDataParallel(registered=True)))
+    """)
