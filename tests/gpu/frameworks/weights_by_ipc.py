@@ -21,7 +21,6 @@ import pathlib
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from multiprocessing.reduction import ForkingPickler
 
@@ -69,7 +68,7 @@ class Role:
         return sum(each["resident_bytes"] for each in amem.stats()["brokered"])
 
     def serve(self):
-        with multiprocessing.connection.Client(self.options.address) as line:
+        with multiprocessing.connection.Connection(self.options.line) as line:
             line.send("ready")
             while True:
                 method, arguments = line.recv()
@@ -202,14 +201,16 @@ class Engine(Role):
 
 
 class Remote:
-    def __init__(self, role, options, listener, variables):
-        arguments = [f"--{name}={getattr(options, name)}" for name in ("way", "mib", "cache_mib")]
+    def __init__(self, role, options, variables):
+        arguments = [f"--way={options.way}", f"--mib={options.mib}", f"--cache-mib={options.cache_mib}"]
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         if options.way != "alone":
             environment.update(variables, LD_PRELOAD=str(options.hook), AMEM_REQUIRED="1")
-        self.process = subprocess.Popen([sys.executable, __file__, "--role", role, "--address", listener.address, *arguments],
-                                        env=environment, stdout=sys.stderr)
-        self.line, self.ms = listener.accept(), {}
+        self.line, theirs = multiprocessing.connection.Pipe()
+        with theirs:  # the process's alone, so that its end is the line's
+            self.process = subprocess.Popen([sys.executable, __file__, "--role", role, "--line", str(theirs.fileno()), *arguments],
+                                            env=environment, stdout=sys.stderr, pass_fds=[theirs.fileno()])
+        self.ms = {}
         check(self.line.recv() == "ready", f"the {role} did not start")
 
     def __call__(self, method, *arguments):
@@ -225,40 +226,38 @@ class Remote:
 
 
 def control(options):
-    with tempfile.TemporaryDirectory(prefix="amem-ipc-") as folder, \
-            multiprocessing.connection.Listener(f"{folder}/line") as listener:
-        trainer = Remote("trainer", options, listener, {"AMEM_GROUP": "trainer", "TMS_INIT_ENABLE": "1",
-                                                        "TMS_INIT_ENABLE_CPU_BACKUP": "1", "NCCL_CUMEM_ENABLE": "1"})
-        sleeps = options.way == "slime"
+    trainer = Remote("trainer", options, {"AMEM_GROUP": "trainer", "TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1",
+                                          "NCCL_CUMEM_ENABLE": "1"})
+    sleeps = options.way == "slime"
+    if sleeps:
+        trainer("sleep")
+    engine = Remote("engine", options, {"AMEM_GROUP": "engine0"})
+    sums, rounds_ms = [], []
+    engine("release")
+    for turn in range(1, options.rounds + 1):
+        began = time.perf_counter()
+        if sleeps or turn > 1:
+            trainer("wake_up")
+        trainer("train")
         if sleeps:
             trainer("sleep")
-        engine = Remote("engine", options, listener, {"AMEM_GROUP": "engine0"})
-        sums, rounds_ms = [], []
+        engine("resume", "weights")
+        trainer("before_update")
+        for which in range(TENSORS):
+            engine("load", which, trainer("bucket", which))
+            trainer("dispose")
+        trainer("after_update")
+        if not sleeps:
+            trainer("sleep")
+        engine("resume", "kv_cache")
+        sums.append(engine("generate", turn))
         engine("release")
-        for turn in range(1, options.rounds + 1):
-            began = time.perf_counter()
-            if sleeps or turn > 1:
-                trainer("wake_up")
-            trainer("train")
-            if sleeps:
-                trainer("sleep")
-            engine("resume", "weights")
-            trainer("before_update")
-            for which in range(TENSORS):
-                engine("load", which, trainer("bucket", which))
-                trainer("dispose")
-            trainer("after_update")
-            if not sleeps:
-                trainer("sleep")
-            engine("resume", "kv_cache")
-            sums.append(engine("generate", turn))
-            engine("release")
-            rounds_ms.append((time.perf_counter() - began) * 1000)
-        times = {f"{role}.{name}": round(statistics.median(ms), 1) for role, remote in (("trainer", trainer), ("engine", engine))
-                 for name, ms in remote.ms.items()}
-        trainer("wake_up")
-        engine.end()
-        trainer.end()
+        rounds_ms.append((time.perf_counter() - began) * 1000)
+    times = {f"{role}.{name}": round(statistics.median(ms), 1) for role, remote in (("trainer", trainer), ("engine", engine))
+             for name, ms in remote.ms.items()}
+    trainer("wake_up")
+    engine.end()
+    trainer.end()
     print(json.dumps({"program": "weights_by_ipc", "way": options.way, "rounds": options.rounds, "sums": sums, "ms": times,
                       "round_ms": round(statistics.median(rounds_ms), 1), "trainer_mib": 4 * options.mib,
                       "engine_mib": options.mib + options.cache_mib}), flush=True)
@@ -273,7 +272,7 @@ def main():
     parser.add_argument("--mib", type=int, default=1024, help="of weights")
     parser.add_argument("--cache-mib", type=int, default=8192)
     parser.add_argument("--role", choices=("trainer", "engine"), help=argparse.SUPPRESS)
-    parser.add_argument("--address", help=argparse.SUPPRESS)
+    parser.add_argument("--line", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role:
         {"trainer": Trainer, "engine": Engine}[options.role](options).serve()
@@ -281,7 +280,7 @@ def main():
     try:
         return control(options)
     except (CheckFailed, EOFError) as failure:
-        print(f"FAILED: {failure or 'a process has ended'}", file=sys.stderr)
+        print(f"FAILED: {str(failure) or 'a process has ended'}", file=sys.stderr)
         return 1
 
 
