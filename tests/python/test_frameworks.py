@@ -6,25 +6,18 @@ import sys
 import textwrap
 
 import pytest
+from scripts import FAILS
 from sim_node import patience
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 HOOK = "torch_memory_saver_hook_mode_preload.abi3.so"
-BEGIN = """
+BEGIN = FAILS + """
 import ctypes, logging, os, sys, types
 import torch
 import amem
 
 logging.basicConfig(format="%(name)s: %(message)s")
 MIB = 1 << 20
-
-def fails(text, call, *arguments, **options):
-    try:
-        call(*arguments, **options)
-    except Exception as error:
-        assert text in str(error), str(error)
-    else:
-        raise AssertionError(f"no error that says {text}")
 
 def here():
     "The tags of which this process has memory on the GPU."

@@ -6,10 +6,11 @@ import sys
 import textwrap
 
 import pytest
+from scripts import FAILS
 from sim_node import patience
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-BEGIN = """
+BEGIN = FAILS + """
 import argparse, os, sys
 import torch
 import amem, amem.megatron
@@ -17,14 +18,6 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
 
 MIB = 1 << 20
-
-def fails(text, call, *arguments, **options):
-    try:
-        call(*arguments, **options)
-    except Exception as error:
-        assert text in str(error), str(error)
-    else:
-        raise AssertionError(f"no error that says {text}")
 
 def here():
     "MiB on the GPU by tag, of this process."

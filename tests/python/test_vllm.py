@@ -6,10 +6,11 @@ import sys
 import textwrap
 
 import pytest
+from scripts import FAILS
 from sim_node import patience
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-BEGIN = """
+BEGIN = FAILS + """
 import amem
 from vllm import LLM, SamplingParams
 
@@ -18,14 +19,6 @@ def engine(**options):
 
 def tokens(llm):
     return llm.generate([{"prompt_token_ids": [1, 2, 3]}], SamplingParams(max_tokens=8))[0].outputs[0].token_ids
-
-def fails(text, call, *arguments, **options):
-    try:
-        call(*arguments, **options)
-    except Exception as error:
-        assert text in str(error), str(error)
-    else:
-        raise AssertionError(f"no error that says {text}")
 
 def resident():
     "Bytes on the GPU by tag, of the whole group."
