@@ -131,7 +131,9 @@ Allocation& Allocations::add(Allocation allocation) {
   if (allocation.id == 0) allocation.id = next_id_++;
   const AllocationId id = allocation.id;
   Table& table = groups_[allocation.group];
-  Allocation& added = table.emplace_hint(table.end(), id, std::move(allocation))->second;
+  table.in_order.clear();
+  Allocation& added =
+      table.by_id.emplace_hint(table.by_id.end(), id, std::move(allocation))->second;
   by_id_.emplace(id, &added);
   for (const Guest& guest : added.guests) opened_[guest.rank].insert(id);
   return added;
@@ -196,18 +198,23 @@ void Allocations::let_go(Allocation& allocation, RankId rank) {
 
 /// After somebody has let go of it: takes it out of its table when nobody has it now, and makes it
 /// nobody's when only guests have. The caller erases a table that is empty.
-std::optional<Allocation> Allocations::settle(Table& table, Table::iterator it) {
+std::optional<Allocation> Allocations::settle(Table& table,
+                                              std::map<AllocationId, Allocation>::iterator it) {
   Allocation& allocation = it->second;
   if (!allocation.holders.empty()) return std::nullopt;
   if (!allocation.opened()) {
     std::optional<Allocation> gone(std::move(allocation));
     by_id_.erase(gone->id);
-    table.erase(it);
+    table.in_order.clear();
+    table.by_id.erase(it);
     return gone;
   }
   if (allocation.group == kNoGroup) return std::nullopt;
   allocation.group = kNoGroup;
-  groups_[kNoGroup].insert(table.extract(it));  // it stays where it is in memory
+  Table& nobodys = groups_[kNoGroup];
+  table.in_order.clear();
+  nobodys.in_order.clear();
+  nobodys.by_id.insert(table.by_id.extract(it));  // it stays where it is in memory
   return std::nullopt;
 }
 
@@ -217,8 +224,8 @@ Result<std::optional<Allocation>> Allocations::free(AllocationId id, RankId rank
     return not_held(id);
   let_go(*allocation, rank);
   const auto group = groups_.find(allocation->group);
-  std::optional<Allocation> orphan = settle(group->second, group->second.find(id));
-  if (group->second.empty()) groups_.erase(group);
+  std::optional<Allocation> orphan = settle(group->second, group->second.by_id.find(id));
+  if (group->second.by_id.empty()) groups_.erase(group);
   return orphan;
 }
 
@@ -226,13 +233,13 @@ std::vector<Allocation> Allocations::drop_rank(RankId rank) {
   std::vector<Allocation> orphans;
   for (auto group = groups_.begin(); group != groups_.end();) {
     Table& table = group->second;
-    for (auto it = table.begin(); it != table.end();) {
+    for (auto it = table.by_id.begin(); it != table.by_id.end();) {
       const auto each = it++;
       let_go(each->second, rank);
       if (std::optional<Allocation> orphan = settle(table, each); orphan.has_value())
         orphans.push_back(std::move(*orphan));
     }
-    group = table.empty() ? groups_.erase(group) : std::next(group);
+    group = table.by_id.empty() ? groups_.erase(group) : std::next(group);
   }
   return orphans;
 }
@@ -265,28 +272,33 @@ void count(const Allocation& allocation, Usage& usage) {
 
 }  // namespace
 
+const std::vector<Allocation*>& Allocations::walk(const Table& table) {
+  if (table.in_order.size() == table.by_id.size()) return table.in_order;
+  table.in_order.reserve(table.by_id.size());
+  for (const auto& [id, allocation] : table.by_id)
+    table.in_order.push_back(const_cast<Allocation*>(&allocation));
+  return table.in_order;
+}
+
 std::vector<const Allocation*> Allocations::select(const Filter& filter) const {
   std::vector<const Allocation*> found;
   for (const auto& [group, table] : groups_)
-    for (const auto& [id, allocation] : table)
-      if (filter(allocation)) found.push_back(&allocation);
+    std::copy_if(walk(table).begin(), walk(table).end(), std::back_inserter(found),
+                 [&](const Allocation* a) { return filter(*a); });
   std::sort(found.begin(), found.end(),
             [](const Allocation* a, const Allocation* b) { return a->id < b->id; });
   return found;
 }
 
 std::vector<Allocation*> Allocations::of_group(GroupId group) {
-  std::vector<Allocation*> found;
   const auto it = groups_.find(group);
-  if (it == groups_.end()) return found;
-  found.reserve(it->second.size());
-  for (auto& [id, allocation] : it->second) found.push_back(&allocation);
-  return found;
+  return it != groups_.end() ? walk(it->second) : std::vector<Allocation*>();
 }
 
 std::vector<const Allocation*> Allocations::of_group(GroupId group) const {
-  const std::vector<Allocation*> found = const_cast<Allocations*>(this)->of_group(group);
-  return {found.begin(), found.end()};
+  const auto it = groups_.find(group);
+  if (it == groups_.end()) return {};
+  return {walk(it->second).begin(), walk(it->second).end()};
 }
 
 std::vector<Allocation*> Allocations::of_group(GroupId group, const Filter& filter) {
@@ -297,16 +309,15 @@ std::vector<Allocation*> Allocations::of_group(GroupId group, const Filter& filt
 
 bool Allocations::any(GroupId group, const Filter& filter) const {
   const auto it = groups_.find(group);
-  return it != groups_.end() &&
-         std::any_of(it->second.begin(), it->second.end(),
-                     [&](const auto& entry) { return filter(entry.second); });
+  return it != groups_.end() && std::any_of(walk(it->second).begin(), walk(it->second).end(),
+                                            [&](const Allocation* a) { return filter(*a); });
 }
 
 Usage Allocations::usage(const Filter& filter) const {
   Usage usage;
   for (const auto& [group, table] : groups_)
-    for (const auto& [id, allocation] : table)
-      if (filter(allocation)) count(allocation, usage);
+    for (const Allocation* a : walk(table))
+      if (filter(*a)) count(*a, usage);
   return usage;
 }
 
@@ -314,8 +325,8 @@ Usage Allocations::usage(GroupId group, const Filter& filter) const {
   Usage usage;
   const auto it = groups_.find(group);
   if (it == groups_.end()) return usage;
-  for (const auto& [id, allocation] : it->second)
-    if (filter(allocation)) count(allocation, usage);
+  for (const Allocation* a : walk(it->second))
+    if (filter(*a)) count(*a, usage);
   return usage;
 }
 

@@ -186,7 +186,7 @@ class Allocations {
   /// kNotFound: it is not pinned so.
   Status unpin(AllocationId id, const Pinner& pinner);
 
-  /// Oldest first.
+  /// Oldest first, as are all that follow.
   std::vector<const Allocation*> select(const Filter& filter) const;
   std::vector<Allocation*> of_group(GroupId group);
   std::vector<const Allocation*> of_group(GroupId group) const;
@@ -199,10 +199,15 @@ class Allocations {
   std::size_t size() const { return by_id_.size(); }
 
  private:
-  using Table = std::map<AllocationId, Allocation>;
+  /// What a group has. An operation walks over it a dozen times, so the walk is over a vector.
+  struct Table {
+    std::map<AllocationId, Allocation> by_id;
+    mutable std::vector<Allocation*> in_order;  // of by_id, or empty: to be made anew
+  };
 
+  static const std::vector<Allocation*>& walk(const Table& table);
   void let_go(Allocation& allocation, RankId rank);
-  std::optional<Allocation> settle(Table& table, Table::iterator it);
+  std::optional<Allocation> settle(Table& table, std::map<AllocationId, Allocation>::iterator it);
 
   std::map<GroupId, Table> groups_;  // none of them empty
   std::unordered_map<AllocationId, Allocation*> by_id_;

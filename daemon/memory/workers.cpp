@@ -18,6 +18,9 @@ namespace {
 constexpr Duration kWatch = std::chrono::milliseconds(250);
 /// A call that hangs is told of again.
 constexpr Duration kTellAgain = std::chrono::minutes(1);
+/// How long a thread with nothing to do waits for more of what nobody waits for, unless it is asked
+/// for something: to be woken for each costs more than the call.
+constexpr Duration kLinger = std::chrono::milliseconds(1);
 /// Usage is for people and for foresight: neither may wait long for it.
 constexpr Duration kLookLimit = std::chrono::seconds(1);
 
@@ -65,8 +68,7 @@ struct Workers::Mailbox {
   }
 };
 
-/// What nobody needs any more, as one call after another: memory comes and goes by the thousand,
-/// and to wake a thread for each costs more than what it does.
+/// What nobody needs any more, as one call after another: memory comes and goes by the thousand.
 class Workers::Endings final : public Job {
  public:
   /// So many take well below kSlow.
@@ -101,6 +103,7 @@ struct Workers::Lane {
   Time current_since;
   bool abandoned = false;  // whoever asked for the current one does not wait for it any more
   Time told{};             // when it was said that the current one hangs
+  bool lingers = false;    // wakes by itself for what nobody waits for
   bool ends = false;
   bool ended = false;
   std::thread thread;
@@ -111,7 +114,10 @@ struct Workers::Lane {
     {
       const std::lock_guard lock(lane->mutex);
       if (lane->ends) return false;
+      const bool can_wait = lane->lingers && job->late_at == kNever;
       lane->queue.push_back(std::move(job));
+      if (can_wait) return true;
+      lane->lingers = false;
       if (!lane->thread.joinable())
         lane->thread = std::thread([lane, mailbox] { lane->run(mailbox); });
     }
@@ -146,7 +152,8 @@ struct Workers::Lane {
       job->in_driver = InDriver::total() - before;
       lock.lock();
       current.reset();
-      const bool awaited = job->late_at != kNever && !abandoned;
+      const bool somebody_waits = job->late_at != kNever;
+      const bool awaited = somebody_waits && !abandoned;
       const bool hung = told != Time{};
       lock.unlock();
       if (hung)
@@ -155,6 +162,10 @@ struct Workers::Lane {
       if (awaited) Mailbox::put(mailbox, std::move(job));
       job.reset();
       lock.lock();
+      if (somebody_waits || !queue.empty()) continue;
+      lingers = true;
+      changed.wait_for(lock, kLinger, [this] { return ends || !lingers; });
+      lingers = false;
     }
     ended = true;
     changed.notify_all();
