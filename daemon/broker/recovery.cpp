@@ -246,7 +246,7 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
     ranks.push_back(std::move(rank));
   }
   const Standing standing{row.paused() ? GroupState::kPaused : GroupState::kRunning,
-                          Epoch(row.epoch()), interrupted(row)};
+                          Epoch(row.epoch()), interrupted(row), row.ordered()};
   GroupEntry& group = groups_.restore(id, row.name(), account, standing, std::move(labels));
   group.tag_discards = {row.tag_discards().begin(), row.tag_discards().end()};
   group.rank_discards = {row.rank_discards().begin(), row.rank_discards().end()};

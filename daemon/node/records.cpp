@@ -58,6 +58,7 @@ void Records::write(GroupEntry& group, bool waves) {
   const Standing standing = standing_of(group.machine);
   row.set_paused(standing.rest == GroupState::kPaused);
   row.set_epoch(standing.epoch.attempt);
+  row.set_ordered(standing.ordered);
   if (const auto& under_way = standing.under_way) {
     v1::record::UnderWay& what = *row.mutable_under_way();
     what.set_resume(under_way->task.op == Operation::kResume);

@@ -26,6 +26,7 @@ Group::Group(std::string name, const Deadlines& deadlines, Time now, MemoryView 
              const Standing& standing, Members members, Duration patience)
     : Group(std::move(name), deadlines, now, std::move(memory)) {
   state_ = rest_ = standing.rest;
+  ordered_ = standing.ordered;
   epoch_ = standing.epoch;
   members_ = std::move(members);
   for (const RankId rank : members_.ids()) expected_.insert(rank);
@@ -91,7 +92,7 @@ void Group::go_on_if_all_are_back(Time now) {
 Standing standing_of(const Group& group) {
   const bool at_rest = !group.course_ && !group.interrupted_;
   return {at_rest ? group.state_ : group.rest_, group.epoch(),
-          group.course_ ? group.course_->interrupted() : group.interrupted_};
+          group.course_ ? group.course_->interrupted() : group.interrupted_, group.ordered_};
 }
 
 bool will_take(const Group& group, const std::string& tag) {
@@ -151,6 +152,7 @@ Status Group::start(const Task& task, Duration timeout, Time now, bool held) {
 
 void Group::begin(const Task& task, Duration timeout, bool inside, bool held, Time now) {
   const bool pause = task.op == Operation::kPause;
+  if (pause && task.selection.all()) ordered_ = !inside;
   rest_ = state_;
   const GroupState rest = rest_of(task);
   note_.clear();
@@ -173,6 +175,7 @@ void Group::tell(Event event, Time now) {
 void Group::settle_if_ended(Time now) {
   if (!course_ || !course_->end()) return;
   state_ = course_->end()->state;
+  if (state_ == GroupState::kRunning) ordered_ = false;
   since_ = now;
   epoch_ = course_->epoch();
   const bool inside = course_->terms().inside;
@@ -231,8 +234,14 @@ void Group::look_at_requests(Time now) {
   for (const Task& task : requests_.tasks())
     if (satisfied(task)) answer(task, {});
   for (const Task& task : requests_.tasks())
-    if (requests_.complete(task, members_.ids()) && can_start(task).ok())
+    if (requests_.complete(task, members_.ids()) && !waits_for_operator(task) &&
+        can_start(task).ok())
       return begin(task, Duration::zero(), true, false, now);
+}
+
+bool Group::waits_for_operator(const Task& task) const {
+  return state_ == GroupState::kPaused && ordered_ && task.op == Operation::kResume &&
+         !task.selection.all();
 }
 
 void Group::answer(const Task& task, const Status& status) {
@@ -243,7 +252,7 @@ void Group::answer(const Task& task, const Status& status) {
 // Requests for what is under way, or will be as soon as the group can, wait for that and not for
 // other ranks.
 Time Group::request_deadline(const Task& task) const {
-  if (interrupted_) return kNever;
+  if (interrupted_ || waits_for_operator(task)) return kNever;
   if (course_ && (task == course_->terms().task || requests_.complete(task, members_.ids())))
     return kNever;
   return requests_.deadline(task);

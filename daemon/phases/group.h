@@ -44,6 +44,7 @@ struct Standing {
   GroupState rest = GroupState::kRunning;  // where it is, or was before what is under way
   Epoch epoch;                             // the last
   std::optional<Interrupted> under_way;    // what the next broker goes on with
+  bool ordered = false;                    // an operator has paused all of it, or is about to
 };
 
 class Group {
@@ -72,7 +73,9 @@ class Group {
   void lose(RankId rank, Time now);
   /// Whether Create and Redeem of this rank are served now.
   bool may_allocate(RankId rank) const;
-  /// A pause or resume asked for from inside. `timeout` 0: the configured one.
+  /// A pause or resume asked for from inside. `timeout` 0: the configured one. A resume of some
+  /// tags waits while an operator has all of it paused: it would set the group running without the
+  /// rest.
   void request(RankId rank, std::uint64_t seq, const Task& task, Duration timeout, Time now);
 
   // ---- an operation ----
@@ -120,6 +123,7 @@ class Group {
   void begin(const Task& task, Duration timeout, bool inside, bool held, Time now);
   void settle_if_ended(Time now);
   void look_at_requests(Time now);
+  bool waits_for_operator(const Task& task) const;
   void answer(const Task& task, const Status& status);
   void expire_requests(const Task& task, Time now);
   Time request_deadline(const Task& task) const;
@@ -131,6 +135,7 @@ class Group {
 
   GroupState state_ = GroupState::kRunning;
   GroupState rest_ = GroupState::kRunning;  // before what is under way
+  bool ordered_ = false;                    // an operator has paused all of it, or is about to
   Time since_;
   Epoch epoch_;  // the last one
   Members members_;

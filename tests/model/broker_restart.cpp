@@ -17,6 +17,7 @@ Standing standing_of(const Row& row) {
   Standing standing;
   standing.rest = row.paused ? GroupState::kPaused : GroupState::kRunning;
   standing.epoch = row.attempt;
+  standing.ordered = row.ordered;
   if (!row.under_way) return standing;
   standing.under_way.emplace();
   standing.under_way->task.op = row.resume ? Operation::kResume : Operation::kPause;
@@ -47,6 +48,7 @@ void BrokerSide::record(int group, bool waves) {
   row = {};
   row.paused = standing.rest == GroupState::kPaused;
   row.attempt = u8(standing.epoch.attempt);
+  row.ordered = standing.ordered;
   if (!standing.under_way) return;
   const Interrupted& what = *standing.under_way;
   row.under_way = true;

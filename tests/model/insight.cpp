@@ -3,15 +3,16 @@
 namespace amem {
 
 std::shared_ptr<const Insight::GroupCopy> Insight::copy(const Group& group) {
-  return std::make_shared<const GroupCopy>(
-      GroupCopy{group.state_, group.rest_, group.epoch_, group.members_, group.requests_,
-                group.course_, group.expected_, group.interrupted_, group.patience_});
+  return std::make_shared<const GroupCopy>(GroupCopy{
+      group.state_, group.rest_, group.ordered_, group.epoch_, group.members_, group.requests_,
+      group.course_, group.expected_, group.interrupted_, group.patience_});
 }
 
 void Insight::put_back(const GroupCopy& copy, Group& group) {
   group.actions_.clear();
   group.state_ = copy.state;
   group.rest_ = copy.rest;
+  group.ordered_ = copy.ordered;
   group.epoch_ = copy.epoch;
   group.members_ = copy.members;
   group.requests_ = copy.requests;
@@ -29,6 +30,7 @@ std::uint64_t Insight::until(Time time, Time now) {
 
 void Insight::add(const Group& group, Time now, model::Digest& digest) {
   digest.add(static_cast<std::uint64_t>(group.state_));
+  digest.add(group.ordered_);
   digest.add(group.epoch_.attempt);
   digest.add_all(group.members_.ids());
   const std::vector<Task> tasks = group.requests_.tasks();

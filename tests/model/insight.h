@@ -21,6 +21,7 @@ class Insight {
   struct GroupCopy {
     GroupState state;
     GroupState rest;
+    bool ordered;
     Epoch epoch;
     Members members;
     Requests requests;

@@ -53,7 +53,8 @@ void add_job(const Job& job, Digest& digest) {
 void add_record(const State& state, Digest& digest) {
   for (const Row& row : state.rows) {
     unsigned flags = 0;
-    for (const bool flag : {row.paused, row.under_way, row.resume, row.loaded, row.waves})
+    for (const bool flag :
+         {row.paused, row.under_way, row.resume, row.loaded, row.waves, row.ordered})
       flags = 2 * flags + (flag ? 1 : 0);
     digest.add(flags);
     for (const std::uint8_t part : {u8(row.tag), row.attempt, row.restart}) digest.add(part);

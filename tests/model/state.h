@@ -188,6 +188,7 @@ struct Row {
   bool resume = false;
   bool loaded = false;
   bool waves = false;
+  bool ordered = false;
   char tag = 0;
   std::uint8_t attempt = 0;
   std::uint8_t restart = 0;

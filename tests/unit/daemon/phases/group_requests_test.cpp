@@ -153,6 +153,40 @@ TEST_F(GroupTest, RequestsMadeInTransitionTakeEffectAfterIt) {
   EXPECT_EQ(group.phase(), Phase::kAdmit);
 }
 
+TEST_F(GroupTest, AResumeOfTagsWaitsUntilTheOperatorResumes) {
+  const Task some(Operation::kResume, Selection{{"weights"}});
+  to_paused();
+  group.request(1, 5, some, milliseconds(1), now);
+  group.request(2, 6, some, milliseconds(1), now);
+  now += seconds(1000);
+  group.tick(now);
+  drain();
+  EXPECT_TRUE(actions.empty()) << "it would run without the rest";
+  EXPECT_EQ(group.wakeup(), kNever);
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+  group.admitted(kOk, now);
+  group.created(kOk, now);
+  both(Work::kMap);
+  both(Work::kLoad);
+  both(Work::kOpen);
+  drain();
+  ASSERT_EQ(all<action::Answer>().size(), 2U);
+  for (const auto& answer : all<action::Answer>()) EXPECT_TRUE(answer.status.ok());
+}
+
+TEST_F(GroupTest, WhatRanksHavePausedThemselvesTheyResumeInPart) {
+  for (const RankId rank : {1U, 2U}) group.request(rank, rank, Operation::kPause, {}, now);
+  quiet(1);
+  quiet(2);
+  group.save_sent(kOk, {}, now);
+  both(Work::kRelease);
+  group.dropped("", now);
+  ASSERT_EQ(group.state(), GroupState::kPaused);
+  const Task some(Operation::kResume, Selection{{"weights"}});
+  for (const RankId rank : {1U, 2U}) group.request(rank, 9, some, {}, now);
+  EXPECT_EQ(group.phase(), Phase::kAdmit);
+}
+
 TEST_F(GroupTest, ResumeRequestsAreAnsweredWhenThePauseIsCalledOff) {
   to_quiesce();
   group.request(1, 5, Operation::kResume, {}, now);

@@ -232,6 +232,15 @@ TEST_F(GroupRestartTest, WhatComesBackToAGroupThatRunsShutsNoGate) {
   EXPECT_FALSE(next->join(1, "")) << "one that has missed its Open is told to open";
 }
 
+TEST_F(GroupRestartTest, WhatAnOperatorHasPausedIsStillHis) {
+  to_paused();
+  restart();
+  come_back();
+  for (const RankId rank : {1U, 2U})
+    next->request(rank, 5, Task(Operation::kResume, Selection{{"weights"}}), {}, now);
+  EXPECT_EQ(next->state(), GroupState::kPaused);
+}
+
 TEST_F(GroupRestartTest, OneThatEndsMeanwhileIsNotWaitedFor) {
   to_quiesce();
   restart();
