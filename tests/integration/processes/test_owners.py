@@ -263,7 +263,7 @@ def test_operators_elsewhere_need_a_certificate_of_the_nodes_authority(shared, t
     node.puppet("alice", 0, prefix=member(ALICE)).ask("alloc 2097152")
 
     def try_(tls, *arguments):
-        return node.ctl.try_("--address", address, "--tls", tls, "--timeout", "5s", *arguments)
+        return node.ctl.try_("--address", address, "--tls", tls, "--timeout", "20s", *arguments)
 
     operator = authority.issue("operator")
     assert [group["name"] for group in try_(operator, "status").json["groups"]] == ["train"]

@@ -54,7 +54,8 @@ def test_a_shim_of_another_version_is_refused_in_a_sentence(node, protocol, what
     program = Program(node, env={"AMEM_RUNTIME_DIR": folder, "AMEM_LOG": None})
     program.ask("alloc 0 5000")
     program.verify()
-    assert program.rest() == [f"amem: [{program.pid}] warning: {expected(node, protocol, what_to_do)}; this process runs without amem"]
+    said = [program.line(stream="err"), *program.rest()]
+    assert said == [f"amem: [{program.pid}] warning: {expected(node, protocol, what_to_do)}; this process runs without amem"]
     assert node.ctl.status()["groups"] == []
 
 
