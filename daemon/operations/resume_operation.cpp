@@ -90,7 +90,11 @@ Status ResumeOperation::check_opened() const {
 
 void ResumeOperation::run(const action::Create& create) {
   epoch_ = create.epoch;
-  creation_ = Creation(to_bring_back(means_.node.allocations, group_.id, what_));
+  const std::vector<Creation::Item> items =
+      to_bring_back(means_.node.allocations, group_.id, what_);
+  loaders_.reserve(items.size());
+  created_.reserve(items.size());
+  creation_ = Creation(items);
   under_way_ = 0;
   create_more();
 }
