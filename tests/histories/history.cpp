@@ -390,6 +390,18 @@ Coroutine History::begin_and_wait(const Task& task, const std::string& group, bo
            " succeeds: " + observer->status.text());
 }
 
+/// It may have more than a device has: it allocates while some of its tags are away.
+bool History::fits(const v1::GroupInfo& group) const {
+  v1::NodeStatus status;
+  broker().status(Caller{}, status);
+  const auto fits = [&](const v1::GroupDeviceUsage& usage) {
+    return std::all_of(status.devices().begin(), status.devices().end(), [&](const auto& device) {
+      return device.uuid() != usage.uuid() || usage.allocated_bytes() <= device.total_bytes();
+    });
+  };
+  return std::all_of(group.devices().begin(), group.devices().end(), fits);
+}
+
 /// Nothing goes wrong any more: every byte of every rank must be there, and nothing else.
 Coroutine History::look_at_everything() {
   mishaps_ = false;
@@ -415,7 +427,7 @@ Coroutine History::look_at_everything() {
   for (const bool strict : {false, true})
     for (const auto& [name, group] : groups()) {
       if (!broken_.empty()) break;
-      co_await begin_and_wait(Operation::kResume, name, strict);
+      co_await begin_and_wait(Operation::kResume, name, strict && fits(group));
       if (groups()[name].state() != v1::GROUP_STATE_RUNNING) continue;
       for (RankProcess& rank : ranks_) {
         if (rank.group() != name || !rank.connected()) continue;

@@ -86,6 +86,7 @@ class History {
   std::uint64_t pages() const;
   void check(bool all);
   std::map<std::string, v1::GroupInfo> groups() const;
+  bool fits(const v1::GroupInfo& group) const;
 
   const bool trace_;
   const bool lies_;
