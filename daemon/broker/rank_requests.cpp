@@ -19,6 +19,8 @@ using std::chrono::milliseconds;
 /// it, and ranks keep a little of what their programs have freed.
 constexpr Duration kAgainAfter[] = {milliseconds(5), milliseconds(20), milliseconds(50)};
 constexpr Duration kTrimInterval = milliseconds(100);
+/// How long what a rank has freed may take to be closed by the holder.
+constexpr Duration kSettleLimit = milliseconds(500);
 /// One for each thread of a rank that allocates.
 constexpr std::size_t kMostCreates = 4096;
 
@@ -50,7 +52,7 @@ void RankRequests::handle(Rank& rank, const Packet& packet) {
     case amem_v1_SessionMessage_free_tag:
       return free(rank, message.body.free.id);
     case amem_v1_SessionMessage_settle_tag:
-      return sessions_.send(rank.session, reply_message(message.seq, {}));
+      return settle(rank, message.seq);
     case amem_v1_SessionMessage_pin_tag:
       return pin(rank, message.body.pin);
     case amem_v1_SessionMessage_unpin_tag:
@@ -271,6 +273,7 @@ void RankRequests::free(Rank& rank, AllocationId id) {
   const bool kept = a != nullptr && a->held_by(rank.id) && a->keeper() == rank.id &&
                     a->region != RegionPolicy::kDiscard;
   if (kept) node_.pool_of(rank).reach.let_go(rank.id, means_.devices.numa_node(a->device), a->size);
+  if (a != nullptr && a->resident()) rank.freed.insert(a->device);
   Result<std::optional<Allocation>> freed = node_.allocations.free(id, rank.id);
   if (!freed.ok()) {
     node_.group_of(rank).refusals_log().warn("group '{}': {}: free: {}", group.machine.name(),
@@ -292,6 +295,20 @@ void RankRequests::free(Rank& rank, AllocationId id) {
       groups_.drive(group);
     }
   }
+}
+
+/// Memory is free once its descriptor is closed on its device's thread, and by the holder.
+void RankRequests::settle(Rank& rank, std::uint64_t seq) {
+  const std::set<DeviceUuid> devices = std::exchange(rank.freed, {});
+  std::set<std::uint32_t> lanes;
+  for (const DeviceUuid& device : devices) lanes.insert(means_.devices.lane(device));
+  const auto answer = [this, id = rank.id, seq] {
+    if (const Rank* again = node_.find_rank(id))
+      sessions_.send(again->session, reply_message(seq, {}));
+  };
+  means_.workers.settle(devices, [this, lanes, answer] {
+    node_.records.record().settle(lanes, kSettleLimit, answer);
+  });
 }
 
 void RankRequests::pin(Rank& rank, const amem_v1_Pin& message) {

@@ -23,6 +23,8 @@ constexpr Duration kTellAgain = std::chrono::minutes(1);
 constexpr Duration kLinger = std::chrono::milliseconds(1);
 /// Usage is for people and for foresight: neither may wait long for it.
 constexpr Duration kLookLimit = std::chrono::seconds(1);
+/// A rank waits for it, which then sees less memory free than there will be.
+constexpr Duration kSettleLimit = std::chrono::milliseconds(500);
 
 std::string name_of(const Device& device) {
   return "device " + std::to_string(device.ordinal) + " (" + to_string(device.uuid) + ")";
@@ -294,6 +296,21 @@ void Workers::look(const std::set<DeviceUuid>& asked, std::function<void(const U
             seen_.erase(device);
           if (--look->missing == 0) look->done(look->uses);
         });
+}
+
+void Workers::settle(const std::set<DeviceUuid>& devices, const std::function<void()>& done) {
+  const auto missing = std::make_shared<std::size_t>(1);  // until all are asked
+  const auto one = [missing, done] {
+    if (--*missing == 0) done();
+  };
+  for (const DeviceUuid& device : devices) {
+    if (!lanes_.contains(device) || !hangs(device).empty()) continue;
+    ++*missing;
+    ask(
+        device, {"the close of freed memory"}, kSettleLimit, [] { return 0; },
+        [one](const Result<int>&) { one(); });
+  }
+  one();
 }
 
 /// What ends on its device's thread as long as there is one, and else where it is let go of.

@@ -87,6 +87,9 @@ class Workers {
   /// How much of these devices is in use; of those that are known, and answer soon.
   using Uses = std::map<DeviceUuid, MemoryUse>;
   void look(const std::set<DeviceUuid>& devices, std::function<void(const Uses&)> done);
+  /// `done`, now or later: what was let go of before has been closed on these devices. A device
+  /// that hangs is not waited for, and none for long.
+  void settle(const std::set<DeviceUuid>& devices, const std::function<void()>& done);
   /// As last seen.
   const Uses& seen() const { return seen_; }
 

@@ -44,6 +44,7 @@ struct Rank {
   std::size_t creating = 0;  // its requests for memory that have not been answered
   std::vector<Unbrokered> unbrokered;
   std::set<DeviceUuid> proved;  // devices that it may open
+  std::set<DeviceUuid> freed;   // on which it has freed memory since its last Settle
   EventLoop::WatchId process_watch = 0;
 
   // A Save that was called off may still be writing to its extents. They go back to the pool when

@@ -69,6 +69,30 @@ TEST_F(HangTest, ARankThatAllocatesThereIsTold) {
   EXPECT_EQ(used(0), 6 * kMiB);
 }
 
+TEST_F(HangTest, WhoeverSettlesWaitsForTheCloseOfWhatItFreed) {
+  two_groups();
+  hang();
+  Message create = amem_v1_SessionMessage_init_zero;
+  create.which_body = amem_v1_SessionMessage_create_tag;
+  create.body.create.size = 2 * kMiB;
+  std::memcpy(create.body.create.device, gpu(0).bytes.data(), gpu(0).bytes.size());
+  set_text(create.body.create.tag, "nccl");
+  b.send(create);
+  Message nothing = amem_v1_SessionMessage_init_zero;
+  nothing.which_body = amem_v1_SessionMessage_redeem_tag;
+  b.ask(nothing);  // what it sent before has reached the device's thread
+
+  a.free(of_a);
+  Message settle = amem_v1_SessionMessage_init_zero;
+  settle.which_body = amem_v1_SessionMessage_settle_tag;
+  settle.seq = 1000;
+  a.send(settle);
+  a.ask(nothing);
+  EXPECT_EQ(used(0), 4 * kMiB);
+  end_of_hang();
+  EXPECT_EQ(FakeRank::code(a.await_reply(settle.seq)), Code::kOk) << "not before the close";
+}
+
 TEST_F(HangTest, APauseThereEndsThoughItsMemoryStays) {
   two_groups();
   hang();
