@@ -38,6 +38,8 @@ procps                   the tests look at processes with ps
 openssl                  certificates in the integration tests
 patchelf                 bundles the GPU tests for another machine
 help2man                 manual pages
+mkdocs                   the documentation as a site
+mkdocs-material          how that looks
 abigail-tools            compares the ABI of libamem_client
 file                     packages: finds what is a library
 END

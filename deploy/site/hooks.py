@@ -1,0 +1,59 @@
+"""What mkdocs is told of this source tree: links that leave docs/, and pages that are made of files outside it."""
+import os
+import pathlib
+import posixpath
+import re
+import tempfile
+
+from mkdocs.structure.files import File
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+REPOSITORY = os.environ.get("AMEM_SITE_REPOSITORY", "").rstrip("/")
+COPIED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+REFERENCE = {
+    "reference/c.md": ("C API", "client/include/amem/amem.h"),
+    "reference/grpc.md": ("gRPC API", "proto/amem/v1/broker.proto"),
+}
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
+_made = tempfile.TemporaryDirectory(prefix="amem-site-")  # lives as long as the build
+
+
+def reference(title, source):
+    """The file as it is, in parts: each is a comment at the margin and what it is about."""
+    lines = [f"# {title}", "", f"Made of `{source}`.", ""]
+    parts = re.split(r"\n\s*\n", (ROOT / source).read_text())
+    for part in parts:
+        lines += ["```" + ("c" if source.endswith(".h") else "proto"), part.strip("\n"), "```", ""]
+    return "\n".join(lines)
+
+
+def on_files(files, config):
+    made = {page: reference(*what) for page, what in REFERENCE.items()}
+    made |= {page: (ROOT / source).read_text() for source, page in COPIED.items()}
+    for page, text in made.items():
+        path = pathlib.Path(_made.name) / page
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        files.append(File(page, _made.name, config["site_dir"], config["use_directory_urls"]))
+    return files
+
+
+def on_page_markdown(markdown, page, **_):
+    here = page.file.src_uri
+    came_from = next((source for source, made in COPIED.items() if made == here), "docs/" + here)
+
+    def rewrite(match):
+        text, target = match.groups()
+        if re.match(r"[a-z]+:|#", target):
+            return match[0]
+        path, _, anchor = target.partition("#")
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(came_from), path))
+        anchor = "#" + anchor if anchor else ""
+        inside = COPIED.get(path) or (path[5:] if path.startswith("docs/") and path[5:] else None)
+        if inside and not (ROOT / path).is_dir():
+            return f"[{text}]({posixpath.relpath(inside, posixpath.dirname(here) or '.')}{anchor})"
+        if not (ROOT / path).exists():
+            return match[0]  # strict mode says that it is broken
+        return f"[{text}]({REPOSITORY}/{path}{anchor})" if REPOSITORY else text
+
+    return LINK.sub(rewrite, markdown)

@@ -1,0 +1,45 @@
+"""The documentation as a site: it builds, every link inside it leads somewhere, and one that does not is found."""
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LINKS = ROOT / "deploy" / "site" / "links.py"
+CANNOT = 77
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    made = tmp_path_factory.mktemp("site") / "site"
+    built = subprocess.run([ROOT / "deploy" / "site.sh", made], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    if built.returncode == CANNOT:
+        pytest.skip(built.stdout)
+    assert built.returncode == 0, built.stdout
+    return made
+
+
+def links(folder):
+    return subprocess.run([sys.executable, "-B", LINKS, folder], stdout=subprocess.PIPE, text=True, timeout=60)
+
+
+def test_every_page_is_there(site):
+    pages = {page.relative_to(ROOT / "docs").with_suffix(".html") for page in (ROOT / "docs").rglob("*.md")}
+    assert pages <= {page.relative_to(site) for page in site.rglob("*.html")}
+    assert "amem_pause" in (site / "reference" / "c.html").read_text(encoding="utf-8")
+    assert "PauseRequest" in (site / "reference" / "grpc.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("link, why", [("nowhere.html", "no such file"), ("index.html#nothing-of-that-name", "no such anchor")])
+def test_a_broken_link_is_found(site, tmp_path, link, why):
+    copy = shutil.copytree(site, tmp_path / "site")
+    (copy / "more.html").write_text(f'<a href="{link}">x</a>', encoding="utf-8")
+    found = links(copy)
+    assert found.returncode == 1
+    assert found.stdout == f"more.html: {link}: {why}\n"
+
+
+def test_no_site_is_no_success(tmp_path):
+    assert links(tmp_path).returncode == 1
