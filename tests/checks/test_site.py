@@ -1,5 +1,6 @@
 """The documentation as a site: it builds, every link inside it leads somewhere, and one that does not is found."""
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -25,9 +26,11 @@ def links(folder):
     return subprocess.run([sys.executable, "-B", LINKS, folder], stdout=subprocess.PIPE, text=True, timeout=60)
 
 
-def test_every_page_is_there(site):
-    pages = {page.relative_to(ROOT / "docs").with_suffix(".html") for page in (ROOT / "docs").rglob("*.md")}
-    assert pages <= {page.relative_to(site) for page in site.rglob("*.html")}
+def test_every_page_is_there_and_can_be_found(site):
+    pages = {page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")}
+    assert {page.with_suffix(".html") for page in pages} <= {page.relative_to(site) for page in site.rglob("*.html")}
+    named = set(re.findall(r": ([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {str(page) for page in pages} - named == set()
     assert "amem_pause" in (site / "reference" / "c.html").read_text(encoding="utf-8")
     assert "PauseRequest" in (site / "reference" / "grpc.html").read_text(encoding="utf-8")
 
