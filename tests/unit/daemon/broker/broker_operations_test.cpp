@@ -394,7 +394,8 @@ TEST_F(BrokerTest, TwentyCyclesLeaveNothingBehind) {
     ASSERT_TRUE(resume().ok());
   }
   expect_intact();
-  EXPECT_EQ(open_descriptors(), before);
+  // Devices' threads close what has left when they get to it, also what left before we counted.
+  EXPECT_TRUE(eventually([&] { return open_descriptors() <= before; }));
 }
 
 // ---- the cut ------------------------------------------------------------------------------------
