@@ -25,6 +25,7 @@
 #include "daemon/control/control_service.h"
 #include "daemon/control/upgrades.h"
 #include "daemon/holder/wire.h"
+#include "daemon/metrics/endpoint.h"
 #include "daemon/record/record_log.h"
 #include "daemon/settings/arguments.h"
 #include "daemon/settings/log.h"
@@ -126,10 +127,15 @@ int serve(Config config, const Successor& successor, bool& replaced) {
   Broker broker(loop, config, devices, nvml, &keeper.record());
   if (Status status = broker.take_up(keeper.take_stock()); !status.ok()) return fail(status);
   if (Status status = broker.start(); !status.ok()) return fail(status);
+  MetricsEndpoint metrics(loop, config.metrics_listen, [&](MetricsEndpoint::Answer answer) {
+    broker.look_at_devices(
+        [&broker, answer = std::move(answer)] { answer(broker.metrics(Caller())); });
+  });
   std::thread ending;  // waits for calls that need the loop to end
   ControlServer* serving = nullptr;
   const auto end = [&] {
     broker.shut();
+    metrics.shut();
     serving->close();
     ending = std::thread([&] {
       serving->shut();
@@ -144,6 +150,8 @@ int serve(Config config, const Successor& successor, bool& replaced) {
   ControlServer control(broker, loop, &upgrades);
   serving = &control;
   if (Status status = control.start(settings.value()); !status.ok()) return fail(status);
+
+  metrics.open();
 
   keeper.watch([&] { broker.hold_again(); });
 

@@ -303,6 +303,12 @@ Result<v1::ListQuotasResponse> ControlClient::quotas() {
   return impl_->ask<v1::ListQuotasResponse>(&v1::Broker::Stub::ListQuotas, v1::ListQuotasRequest());
 }
 
+Result<v1::GetMetricsResponse> ControlClient::metrics(v1::MetricsFormat format) {
+  v1::GetMetricsRequest request;
+  request.set_format(format);
+  return impl_->ask<v1::GetMetricsResponse>(&v1::Broker::Stub::GetMetrics, request);
+}
+
 Result<v1::UpgradeResponse> ControlClient::upgrade() {
   return impl_->ask<v1::UpgradeResponse>(&v1::Broker::Stub::Upgrade, v1::UpgradeRequest(),
                                          kUpgradeTimeout);

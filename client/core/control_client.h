@@ -73,6 +73,7 @@ class ControlClient {
   Result<v1::NodeStatus> status();
   Result<v1::ListGroupsResponse> groups();
   Result<v1::ListQuotasResponse> quotas();
+  Result<v1::GetMetricsResponse> metrics(v1::MetricsFormat format);
   /// OK: amemd ends now, and the one that is installed serves soon.
   Result<v1::UpgradeResponse> upgrade();
   Result<v1::ListRanksResponse> ranks(const std::string& group);

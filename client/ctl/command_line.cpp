@@ -123,6 +123,19 @@ void add_queries(CLI::App& app, CommandLine& o) {
       o.group, false);
   add(app, o, Command::kQuotas, "quotas",
       "Quotas: what each user has of what amemd can run out of, and may have");
+  add(app, o, Command::kMetrics, "metrics",
+      "Metrics as text for Prometheus, of the groups that you may see")
+      .add_option_function<std::string>(
+          "--format",
+          [&o](const std::string& text) {
+            o.metrics = text == "prometheus" ? v1::METRICS_FORMAT_PROMETHEUS
+                                             : v1::METRICS_FORMAT_OPENMETRICS;
+          },
+          "openmetrics (default), or prometheus: its own text format, for promtool and the "
+          "textfile "
+          "collector of its node exporter")
+      ->type_name("FORMAT")
+      ->check(CLI::IsMember({"openmetrics", "prometheus"}));
   add_group(add(app, o, Command::kRanks, "ranks", "Ranks: the processes of the groups"), o.group,
             false);
   CLI::App& allocations =

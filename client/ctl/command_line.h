@@ -15,6 +15,7 @@ enum class Command {
   kGroups,
   kRanks,
   kQuotas,
+  kMetrics,
   kAllocations,
   kPause,
   kResume,
@@ -51,9 +52,10 @@ struct CommandLine {
   v1::Policy policy = v1::POLICY_UNSPECIFIED;
   bool explain = false;                           // pause, resume, swap
   v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED;  // policy
-  bool summary = false;                           // allocations
-  bool once = false;                              // top
-  std::chrono::milliseconds interval{1000};       // top
+  v1::MetricsFormat metrics = v1::METRICS_FORMAT_OPENMETRICS;
+  bool summary = false;                      // allocations
+  bool once = false;                         // top
+  std::chrono::milliseconds interval{1000};  // top
 
   // run, doctor
   std::string scope;  // empty: as the environment has it

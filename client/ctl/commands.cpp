@@ -216,6 +216,10 @@ int dispatch(const Invocation& s) {
       return show(s, groups(s), groups_view);
     case Command::kQuotas:
       return show(s, s.broker.quotas(), quotas_view);
+    case Command::kMetrics:
+      return show(
+          s, s.broker.metrics(s.options.metrics),
+          [](const v1::GetMetricsResponse& metrics, const Style&) { return metrics.text(); });
     case Command::kRanks:
       return show(s, s.broker.ranks(s.options.group), ranks_view);
     case Command::kAllocations:

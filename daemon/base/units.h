@@ -1,4 +1,5 @@
-// Sizes and durations as people write and read them: "8GiB", "30s". Stateless, any thread.
+// Sizes, durations and addresses as people write and read them: "8GiB", "30s". Stateless, any
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -26,5 +27,10 @@ Result<Duration> parse_duration(std::string_view text);
 
 /// "30s", "250ms", in a form that parse_duration reads back exactly for whole milliseconds.
 std::string format_duration(Duration duration);
+
+/// "9480" is on the loopback interface, "10.0.0.7:9480" and "[::1]:9480" are as they are: always
+/// with an address, "127.0.0.1:9480". kInvalidArgument: no numeric address, or no port of 1 to
+/// 65535.
+Result<std::string> parse_address(std::string_view text);
 
 }  // namespace amem

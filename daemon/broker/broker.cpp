@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "daemon/base/units.h"
+#include "daemon/metrics/families.h"
 #include "daemon/node/names.h"
 #include "daemon/node/reports.h"
 #include "daemon/sessions/messages.h"
@@ -267,7 +268,7 @@ void Broker::look_at_devices(std::function<void()> done) {
 
 void Broker::status(const Caller& caller, v1::NodeStatus& status) const {
   report_node(node_, caller, devices_, workers_, began_, status);
-  if (caller.sees_all || caller.operates) report_times(groups_.histograms(), status);
+  if (caller.sees_all || caller.operates) report_times(node_.totals, status);
 }
 
 void Broker::groups(const Caller& caller, v1::ListGroupsResponse& response) const {
@@ -288,6 +289,10 @@ Result<std::vector<v1::AllocationInfo>> Broker::allocations(const Caller& caller
   const Result<GroupEntry*> group = find_group(node_, caller, name);
   if (!group.ok()) return group.status();
   return report_allocations(node_, caller, group.value());
+}
+
+Families Broker::metrics(const Caller& caller) const {
+  return metric_families({node_, devices_, workers_, accounts_, events_, began_}, caller);
 }
 
 void Broker::quotas(const Caller& caller, v1::ListQuotasResponse& response) const {

@@ -21,6 +21,7 @@
 #include "daemon/memory/nvml.h"
 #include "daemon/memory/pool.h"
 #include "daemon/memory/workers.h"
+#include "daemon/metrics/book.h"
 #include "daemon/node/events.h"
 #include "daemon/node/node.h"
 #include "daemon/operations/operations.h"
@@ -73,6 +74,8 @@ class Broker {
   Result<std::vector<v1::AllocationInfo>> allocations(const Caller& caller,
                                                       const std::string& group);
   void quotas(const Caller& caller, v1::ListQuotasResponse& response) const;
+  /// Use of devices as the last look_at_devices() has seen it.
+  Families metrics(const Caller& caller) const;
   /// Whether another amemd may take over now: kPermissionDenied; kFailedPrecondition: without a
   /// holder; kAborted: an operation is under way.
   Status may_hand_over(const Caller& caller);

@@ -111,7 +111,7 @@ void Groups::act(GroupEntry& group, const action::Finished& finished) {
   action::Finished told = finished;
   Outcome& outcome = told.outcome;
   meter_.take(group.id, outcome.times);
-  histograms_.add(outcome);
+  node_.totals.add(outcome);
   if (outcome.status.ok()) {
     std::string times;
     for (const PhaseTime& t : outcome.times)

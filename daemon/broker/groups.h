@@ -10,7 +10,6 @@
 #include "daemon/base/event_loop.h"
 #include "daemon/base/ids.h"
 #include "daemon/node/events.h"
-#include "daemon/node/histograms.h"
 #include "daemon/node/node.h"
 #include "daemon/operations/costs.h"
 #include "daemon/operations/operations.h"
@@ -44,9 +43,6 @@ class Groups {
   /// Carries out what the group wants, until it wants nothing; then it may be gone.
   void drive(GroupEntry& group);
 
-  /// How long operations have taken.
-  const Histograms& histograms() const { return histograms_; }
-
  private:
   MemoryView memory_of(GroupId group) const;
   void forget(GroupId id);
@@ -65,7 +61,6 @@ class Groups {
   EventHub& events_;
   Operations& operations_;
   CostMeter meter_;
-  Histograms histograms_;
   GroupId next_group_ = 1;
 };
 

@@ -78,29 +78,21 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest*,
                                       v1::NodeStatus* response) override {
-    // Finishes however it ends: an amemd that ends looks at no device any more.
-    struct Answer {
-      explicit Answer(grpc::ServerUnaryReactor* to) : reactor(to) {}
-      ~Answer() { reactor->Finish(to_grpc(status)); }
-      Answer(const Answer&) = delete;
-      Answer& operator=(const Answer&) = delete;
-      grpc::ServerUnaryReactor* reactor;
-      Status status{Code::kUnavailable, "amemd is ending"};
-    };
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const std::optional<Caller> caller = caller_of(context);
-    if (!caller) {
-      reactor->Finish(kGone);
-      return reactor;
-    }
-    const auto answer = std::make_shared<Answer>(reactor);
-    loop_.post([this, answer, response, caller = *caller] {
-      broker_.look_at_devices([this, answer, response, caller] {
-        broker_.status(caller, *response);
-        answer->status = {};
-      });
+    return on_look(context, [this, response](const Caller& caller) {
+      broker_.status(caller, *response);
+      return Status();
     });
-    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* GetMetrics(grpc::CallbackServerContext* context,
+                                       const v1::GetMetricsRequest* request,
+                                       v1::GetMetricsResponse* response) override {
+    return on_look(context, [this, request, response](const Caller& caller) {
+      const auto text = metrics_writer(request->format());
+      if (!text.ok()) return text.status();
+      response->set_text(text.value()(broker_.metrics(caller)));
+      return Status();
+    });
   }
 
   grpc::ServerUnaryReactor* ListGroups(grpc::CallbackServerContext* context,
@@ -249,6 +241,31 @@ class ControlService final : public v1::Broker::CallbackService {
       loop_.post([reactor, caller = *std::move(caller), work = std::move(work)] {
         reactor->Finish(to_grpc(work(caller)));
       });
+    return reactor;
+  }
+
+  /// As on_loop(), once the devices have been looked at.
+  template <class Work>
+  grpc::ServerUnaryReactor* on_look(grpc::CallbackServerContext* context, Work work) {
+    // Finishes however it ends: an amemd that ends looks at no device any more.
+    struct Answer {
+      explicit Answer(grpc::ServerUnaryReactor* to) : reactor(to) {}
+      ~Answer() { reactor->Finish(to_grpc(status)); }
+      Answer(const Answer&) = delete;
+      Answer& operator=(const Answer&) = delete;
+      grpc::ServerUnaryReactor* reactor;
+      Status status{Code::kUnavailable, "amemd is ending"};
+    };
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    std::optional<Caller> caller = caller_of(context);
+    if (!caller) {
+      reactor->Finish(kGone);
+      return reactor;
+    }
+    const auto answer = std::make_shared<Answer>(reactor);
+    loop_.post([this, answer, caller = *std::move(caller), work = std::move(work)] {
+      broker_.look_at_devices([answer, caller, work] { answer->status = work(caller); });
+    });
     return reactor;
   }
 

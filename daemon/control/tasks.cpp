@@ -62,6 +62,18 @@ Result<GuestPolicy> guest_policy_of(v1::GuestPolicy policy) {
   }
 }
 
+Result<MetricsWriter> metrics_writer(v1::MetricsFormat format) {
+  switch (format) {
+    case v1::METRICS_FORMAT_UNSPECIFIED:
+    case v1::METRICS_FORMAT_OPENMETRICS:
+      return MetricsWriter(open_metrics_text);
+    case v1::METRICS_FORMAT_PROMETHEUS:
+      return MetricsWriter(prometheus_text);
+    default:
+      return Status(Code::kInvalidArgument, "the format of metrics is openmetrics or prometheus");
+  }
+}
+
 Result<std::vector<std::string>> groups_of(
     const std::string& one, const google::protobuf::RepeatedPtrField<std::string>& several) {
   if (several.empty()) return std::vector<std::string>{one};

@@ -2,12 +2,14 @@
 // for one that says nothing sensible. Plain functions; any thread.
 #pragma once
 
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "amem/v1/broker.pb.h"
 #include "common/status.h"
+#include "daemon/metrics/text.h"
 #include "daemon/phases/task.h"
 
 namespace amem {
@@ -21,5 +23,9 @@ Result<std::vector<std::string>> groups_of(
 Result<GuestPolicy> guest_policy_of(v1::GuestPolicy policy);
 /// The tags whose bytes the pause of a swap drops.
 Result<std::set<std::string>> discard_of(const v1::SwapRequest& request);
+
+/// How metrics are written down.
+using MetricsWriter = std::function<std::string(const Families& families)>;
+Result<MetricsWriter> metrics_writer(v1::MetricsFormat format);
 
 }  // namespace amem

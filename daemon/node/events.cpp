@@ -23,6 +23,7 @@ void EventHub::unsubscribe(const EventSink* sink) {
 
 void EventHub::publish(const GroupEntry* group, const std::string& kind, const std::string& text,
                        v1::GroupState state) {
+  ++published_[kind];
   if (subscriptions_.empty()) return;
   v1::Event event;
   event.set_time_ms(

@@ -3,6 +3,8 @@
 // For the loop's thread. Sinks must not block; one that reads too slowly drops events itself.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,6 +36,8 @@ class EventHub {
   /// `group`: null: of the node as a whole.
   void publish(const GroupEntry* group, const std::string& kind, const std::string& text,
                v1::GroupState state = v1::GROUP_STATE_UNSPECIFIED);
+  /// How many have been published, of each kind.
+  const std::map<std::string, std::uint64_t>& published() const { return published_; }
   /// Ends all subscriptions, and those that come later at once.
   void close();
 
@@ -47,6 +51,7 @@ class EventHub {
   };
   const Node& node_;
   std::vector<Subscription> subscriptions_;
+  std::map<std::string, std::uint64_t> published_;
   bool closed_ = false;
 };
 

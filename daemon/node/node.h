@@ -18,6 +18,7 @@
 #include "daemon/memory/extents.h"
 #include "daemon/memory/pools.h"
 #include "daemon/node/records.h"
+#include "daemon/node/totals.h"
 #include "daemon/owners/account.h"
 #include "daemon/owners/peer.h"
 #include "daemon/phases/group.h"
@@ -118,6 +119,7 @@ struct Node {
   std::string pool_error;
   std::map<RankId, Rank> ranks;
   std::map<GroupId, GroupEntry> groups;
+  Totals totals;
 
   /// How a pause saves this allocation's bytes.
   SaveForm form(const GroupEntry& group, const Allocation& a) const {

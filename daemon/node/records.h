@@ -23,6 +23,7 @@ class Records {
   explicit Records(Record& record) : record_(record) {}
 
   Record& record() { return record_; }
+  const Record& record() const { return record_; }
 
   /// What it is, and what of an operation under way a restart must know. `waves`: only what is
   /// marked so leaves.

@@ -204,15 +204,15 @@ void report_node(const Node& node, const Caller& caller, const Devices& devices,
     if (caller.may_see(*group.account)) report_group(node, caller, group, *status.add_groups());
 }
 
-void report_times(const Histograms& histograms, v1::NodeStatus& status) {
-  for (const auto& [what, histogram] : histograms.all()) {
+void report_times(const Totals& totals, v1::NodeStatus& status) {
+  for (const auto& [what, histogram] : totals.times()) {
     v1::TimeHistogram* h = status.add_times();
-    h->set_operation(std::string(to_string(what.first)));
+    h->set_operation(std::string(what.first));
     h->set_phase(std::string(phase_name(what.second)));
-    h->set_count(histogram.count);
-    h->set_sum_us(to_us(histogram.sum));
-    for (auto ms : Histogram::kBoundsMs) h->add_bounds_us(static_cast<std::uint64_t>(ms) * 1000);
-    for (std::uint64_t n : histogram.buckets) h->add_buckets(n);
+    h->set_count(histogram.count());
+    h->set_sum_us(histogram.sum());
+    for (std::uint64_t us : histogram.bounds()) h->add_bounds_us(us);
+    for (std::uint64_t n : histogram.buckets()) h->add_buckets(n);
   }
 }
 

@@ -11,7 +11,6 @@
 #include "amem/v1/broker.pb.h"
 #include "daemon/memory/devices.h"
 #include "daemon/memory/workers.h"
-#include "daemon/node/histograms.h"
 #include "daemon/node/node.h"
 #include "daemon/owners/accounts.h"
 #include "daemon/owners/caller.h"
@@ -53,7 +52,7 @@ void report_guest(const Node& node, const GuestUse& use, v1::GuestUsage& message
 /// "rank 0 (pid 12) of group 'rollout' has 64 MiB of tag 'heap' open; …": of one group's memory.
 std::string describe(const Node& node, const std::vector<GuestUse>& guests);
 
-void report_times(const Histograms& histograms, v1::NodeStatus& status);
+void report_times(const Totals& totals, v1::NodeStatus& status);
 
 void report_rank_time(const Node& node, const RankTime& time, v1::RankTime& message);
 

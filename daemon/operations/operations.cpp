@@ -141,6 +141,7 @@ Status Operations::begin(const OrderPtr& order, std::size_t member) {
 
 void Operations::finish(const Order& order) {
   const Status result = order.link.result();
+  if (order.link.swaps()) node_.totals.add_swap(result.code(), Clock::now() - order.began);
   const auto ms = [](Duration time) { return static_cast<double>(to_us(time)) / 1000; };
   std::string what;
   if (order.link.swaps())

@@ -10,6 +10,7 @@
 #include "common/fd.h"
 #include "common/protocol.h"
 #include "common/version.h"
+#include "daemon/settings/check.h"
 
 namespace amem {
 namespace {

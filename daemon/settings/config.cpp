@@ -95,6 +95,13 @@ std::string get_text(const Config& config) {
   return config.*Member;
 }
 
+template <std::string Config::*Member>
+Status set_address(Config& config, std::string_view value) {
+  const Result<std::string> address = value.empty() ? std::string() : parse_address(value);
+  if (address.ok()) config.*Member = address.value();
+  return address.status();
+}
+
 template <bool Config::*Member>
 Status set_flag(Config& config, std::string_view value) {
   if (value != "true" && value != "false")
@@ -371,6 +378,12 @@ const std::vector<Setting>& settings() {
       {"control.tls", "directory with ca.crt, tls.crt and tls.key, for control.listen",
        set_text<&Config::tls_dir>, get_text<&Config::tls_dir>},
 
+      {"metrics.listen",
+       "port, or address:port, of metrics for Prometheus by HTTP, which say the names of all "
+       "groups; "
+       "empty: none",
+       set_address<&Config::metrics_listen>, get_text<&Config::metrics_listen>},
+
       {"sockets.group", "group of both sockets' files; empty: amemd's own",
        set_text<&Config::socket_group>, get_text<&Config::socket_group>},
       {"sockets.session_mode", "file mode of session.sock, for ranks",
@@ -430,37 +443,6 @@ void apply_flags(Config& config, const std::vector<std::pair<std::string, std::s
       errors.push_back(setting->flag() + ": " + status.text());
     }
   }
-}
-
-void check(const Config& config, ConfigErrors& errors) {
-  constexpr std::uint64_t kSmallestChunk = 64ULL << 10;
-  constexpr std::uint64_t kPage = 2ULL << 20;  // of host memory that the driver pins
-  const std::uint64_t chunk = config.pool_chunk;
-  const bool chunk_is_good = chunk >= kSmallestChunk && (chunk & (chunk - 1)) == 0;
-  if (!chunk_is_good)
-    errors.push_back("pool.chunk: " + exact_size(chunk) +
-                     " is not a power of two of at least 64KiB");
-  const auto check_size = [&](const std::string& key, std::uint64_t size, std::uint64_t least) {
-    if (size < least || size % kPage != 0)
-      errors.push_back(key + ": " + exact_size(size) + " is not a multiple of 2MiB");
-    else if (chunk_is_good && config.pool_size > 0 && size % chunk != 0)
-      errors.push_back(key + ": " + exact_size(size) + " is not a multiple of pool.chunk, " +
-                       exact_size(chunk));  // the rest would be pinned and never used
-  };
-  if (!config.listen.empty() && config.tls_dir.empty())
-    errors.push_back("control.listen: " + config.listen +
-                     " needs control.tls, the directory of certificates: TCP is served with mutual "
-                     "TLS only");
-  if (config.pool_segment != 0) check_size("pool.segment", config.pool_segment, kPage);
-  check_size("pool.size", config.pool_size, 0);
-  const std::uint64_t segment = std::min(config.segment(), config.pool_size);
-  const std::uint64_t most =
-      config.quotas.resolve(config.pool_size, segment, 0).most[Resource::kPoolBytes];
-  if (most > 0 && most < segment)
-    errors.push_back("quotas.pool: " + exact_size(most) +
-                     " gives nobody anything: the pool is handed out in segments of " +
-                     exact_size(segment) +
-                     ". Set at least that, or a share such as 50%, or a smaller pool.segment");
 }
 
 std::uint64_t Config::segment() const {

@@ -64,6 +64,8 @@ struct Config {
   std::string listen;     // "host:port" of the control API; empty: no TCP
   std::string tls_dir;    // ca.crt, tls.crt and tls.key, for TCP
 
+  std::string metrics_listen;  // "address:port" of metrics by HTTP; empty: none
+
   /// Of the pool: as asked for, or small enough that a rank with little to save gets access to
   /// little, and large enough that no pool has thousands.
   std::uint64_t segment() const;
@@ -97,8 +99,6 @@ void apply_environment(Config& config, const Environment& environment, ConfigErr
 /// Flags: pairs of a setting's key and its value.
 void apply_flags(Config& config, const std::vector<std::pair<std::string, std::string>>& flags,
                  ConfigErrors& errors);
-/// Values that are fine alone but not together.
-void check(const Config& config, ConfigErrors& errors);
 
 /// All of it as TOML, which apply_toml reads back.
 std::string to_toml(const Config& config);

@@ -2,6 +2,7 @@
 // amemd reads them.
 // Input: the file's text; then, each after a 0 byte, words: NAME=VALUE for the environment, all
 // others for the command line.
+#include "daemon/settings/check.h"
 #include "daemon/settings/config.h"
 
 #include <cstddef>

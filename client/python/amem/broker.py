@@ -89,6 +89,15 @@ class Broker:
         """What each owner has of what the broker can run out of: of all owners for who may see them."""
         return [from_wire(OwnerQuotas, each) for each in self._ask("ListQuotas").owners]
 
+    def metrics(self, format: str = "openmetrics") -> str:
+        """What the broker measures, of the groups that the caller may see, as text: "openmetrics", or "prometheus" for
+        its own text format. docs/metrics.md lists the metrics."""
+        formats = {"openmetrics": 1, "prometheus": 2}
+        if format not in formats:
+            raise InvalidArgumentError(f"{format!r} is no format of metrics: openmetrics or prometheus")
+        text: str = self._ask("GetMetrics", format=formats[format]).text
+        return text
+
     def upgrade(self) -> tuple[str, str]:
         """The amemd that is installed now takes the place of the one that runs: the versions of both. Returns before the
         next one serves; ranks come back to it by themselves. FailedPreconditionError: nothing would outlive amemd, or the

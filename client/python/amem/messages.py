@@ -238,9 +238,9 @@ class PhaseTime:
 
 @_dataclass
 class TimeHistogram:
-    """How long pauses or resumes have taken, whole or one phase, since the broker began."""
+    """How long pauses, resumes or swaps have taken, whole or one phase, since the broker began."""
 
-    operation: str  # "pause" or "resume"
+    operation: str  # "pause", "resume" or "swap"
     phase: str  # empty: the whole
     count: int
     sum_us: int

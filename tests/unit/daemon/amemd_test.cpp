@@ -20,6 +20,7 @@
 #include <fstream>
 #include <iterator>
 #include <sstream>
+#include <system_error>
 #include <thread>
 
 #include "amem/v1/broker.grpc.pb.h"
@@ -111,7 +112,14 @@ class AmemdTest : public ::testing::Test {
     ::setenv("AMEM_SIM_MEMORY", "67108864", 1);
     run_dir = dir + "/run";
   }
-  void TearDown() override { fs::remove_all(dir); }
+  /// Beside a holder that is ending, and removes its socket.
+  void TearDown() override {
+    const auto until = std::chrono::steady_clock::now() + seconds(20);
+    std::error_code error;
+    while (fs::remove_all(dir, error), error && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(milliseconds(5));
+    EXPECT_FALSE(error) << error.message();
+  }
 
   std::unique_ptr<Process> run(std::vector<std::string> arguments, const std::string& name = "a") {
     return std::make_unique<Process>(dir + "/" + name + ".out", std::move(arguments));

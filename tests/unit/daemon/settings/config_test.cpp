@@ -1,3 +1,4 @@
+#include "daemon/settings/check.h"
 #include "daemon/settings/config.h"
 
 #include <gtest/gtest.h>

@@ -1,0 +1,254 @@
+#include "daemon/metrics/families.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "common/protocol.h"
+#include "common/version.h"
+#include "daemon/memory/host_memory.h"
+#include "daemon/metrics/book.h"
+
+namespace amem {
+namespace {
+
+constexpr double kMicroseconds = 1e6;  // in a second
+
+std::string_view result_name(Code code) {
+  static constexpr std::array<std::string_view, 16> kNames = {"ok",
+                                                              "cancelled",
+                                                              "unknown",
+                                                              "invalid_argument",
+                                                              "deadline_exceeded",
+                                                              "not_found",
+                                                              "already_exists",
+                                                              "permission_denied",
+                                                              "resource_exhausted",
+                                                              "failed_precondition",
+                                                              "aborted",
+                                                              "out_of_range",
+                                                              "unimplemented",
+                                                              "internal",
+                                                              "unavailable",
+                                                              "data_loss"};
+  const auto number = static_cast<std::size_t>(code);
+  return number < kNames.size() ? kNames[number] : kNames[2];
+}
+
+double unix_seconds(Time time) {
+  const auto ago = Clock::now() - time;
+  const auto then = std::chrono::system_clock::now().time_since_epoch() - ago;
+  return std::chrono::duration<double>(then).count();
+}
+
+Labels labels_of(const GroupEntry& group) {
+  return {{"group", group.machine.name()}, {"owner", key_of(group.account->owner())}};
+}
+
+/// A device that is not there any more has no number.
+Labels labels_of(const Devices& devices, const DeviceUuid& uuid) {
+  const Device* device = devices.find(uuid);
+  return {{"device", device != nullptr ? std::to_string(device->ordinal) : ""},
+          {"UUID", to_string(uuid)}};
+}
+
+void add_broker(Book& book, const Measured& m) {
+  book.gauge("amem_build_info", "Version of amemd, and of what it speaks with ranks")
+      .add({{"version", kVersion}, {"session_protocol", std::to_string(kProtocolVersion)}}, 1.0);
+  book.gauge("process_start_time_seconds", "When amemd began, in seconds since 1970")
+      .add({}, unix_seconds(m.began));
+  book.gauge("process_resident_memory_bytes", "Host memory of amemd, without the pool")
+      .add({}, resident_memory());
+  book.gauge("amem_holder_attached",
+             "1: what is paused outlives amemd; 0: there is no holder, so it would be lost")
+      .add({}, m.node.records.record().keeps() ? 1.0 : 0.0);
+}
+
+void add_devices(Book& book, const Measured& m, const Caller& caller) {
+  Family& info = book.gauge("amem_device_info", "GPUs that amemd serves");
+  Family& size = book.gauge("amem_device_size_bytes", "Memory of the device");
+  Family& used =
+      book.gauge("amem_device_used_bytes",
+                 "Memory of the device in use, by anybody; absent while it is not known");
+  Family& brokered =
+      book.gauge("amem_device_brokered_bytes", "Memory of the device that belongs to groups");
+  Family& hangs = book.gauge("amem_device_hanging", "1: a call to the driver does not come back");
+  for (const Device& device : m.devices.all()) {
+    const Labels labels = labels_of(m.devices, device.uuid);
+    info.add(with(labels, {{"model", device.name}}), 1.0);
+    const auto use = m.workers.seen().find(device.uuid);
+    const bool known = use != m.workers.seen().end();
+    size.add(labels, known ? use->second.total : device.total);
+    if (known) used.add(labels, use->second.used);
+    brokered.add(labels, m.node.allocations
+                             .usage([&](const Allocation& a) {
+                               return a.device == device.uuid &&
+                                      caller.may_see(*a.charge.account());
+                             })
+                             .resident);
+    hangs.add(labels, m.workers.hangs(device.uuid).empty() ? 0.0 : 1.0);
+  }
+}
+
+void add_pool(Book& book, const Measured& m, const Caller& caller) {
+  const std::uint64_t ready = m.node.pools.total();
+  const std::uint64_t used = m.node.pools.used([](const Account&) { return true; });
+  book.gauge("amem_pool_configured_bytes", "Pinned host memory that the pool is to have")
+      .add({}, m.node.pool_configured);
+  Family& pool = book.gauge(
+      "amem_pool_bytes", "Pinned host memory of the pool: used holds saved bytes, free is ready");
+  // How much others have saved is theirs to know.
+  if (!caller.sees_all && !caller.operates) return pool.add({{"state", "ready"}}, ready);
+  pool.add({{"state", "used"}}, used);
+  pool.add({{"state", "free"}}, ready - std::min(ready, used));
+}
+
+/// Of a group's memory of one tag on one device.
+struct Share {
+  std::uint64_t resident = 0;
+  std::uint64_t saved = 0;    // away, and its bytes are kept
+  std::uint64_t dropped = 0;  // away, and comes back zeroed
+};
+
+void add_memory(Book& book, const Measured& m, const std::vector<const GroupEntry*>& groups) {
+  Family& memory = book.gauge("amem_group_memory_bytes",
+                              "Memory of a group: resident is on the device, saved away with its "
+                              "bytes in the pool, dropped "
+                              "away and zeroed when it comes back");
+  Family& pool =
+      book.gauge("amem_group_pool_bytes", "Room in the pool that the saved bytes of a group take");
+  Family& pinned =
+      book.gauge("amem_group_pinned_bytes",
+                 "Memory of a group that cannot leave its device, e.g. known to a NIC");
+  for (const GroupEntry* group : groups) {
+    std::map<std::pair<std::string_view, DeviceUuid>, Share> shares;
+    std::map<std::string_view, std::uint64_t> in_pool;
+    std::map<std::string_view, std::uint64_t> stays;
+    for (const Allocation* a : m.node.allocations.of_group(group->id)) {
+      Share& share = shares[{a->tag, a->device}];
+      (a->resident() ? share.resident : a->dropped() ? share.dropped : share.saved) += a->size;
+      in_pool[a->tag] += a->saved_bytes();
+      stays[a->tag] += a->pinned() ? a->size : 0;
+    }
+    const Labels labels = labels_of(*group);
+    for (const auto& [where, share] : shares) {
+      const Labels all = with(with(labels, {{"tag", std::string(where.first)}}),
+                              labels_of(m.devices, where.second));
+      memory.add(with(all, {{"state", "resident"}}), share.resident);
+      memory.add(with(all, {{"state", "saved"}}), share.saved);
+      memory.add(with(all, {{"state", "dropped"}}), share.dropped);
+    }
+    for (const auto& [tag, bytes] : in_pool)
+      pool.add(with(labels, {{"tag", std::string(tag)}}), bytes);
+    for (const auto& [tag, bytes] : stays)
+      pinned.add(with(labels, {{"tag", std::string(tag)}}), bytes);
+  }
+}
+
+void add_ranks(Book& book, const Measured& m, const std::vector<const GroupEntry*>& groups) {
+  Family& ranks = book.gauge(
+      "amem_sessions", "Ranks of a group: connected, or awaited to come back after a restart");
+  Family& waiting =
+      book.gauge("amem_rank_waiting", "1: the group waits for this rank to finish this phase");
+  Family& unbrokered = book.gauge(
+      "amem_group_unbrokered_bytes",
+      "Device memory of a group's ranks that is not brokered, and so stays through a pause");
+  for (const GroupEntry* group : groups) {
+    const Labels labels = labels_of(*group);
+    std::size_t awaited = 0;
+    std::map<std::pair<DeviceUuid, std::string>, std::uint64_t> rest;
+    const auto& ids = group->machine.members().ids();
+    for (const RankId id : ids) {
+      const Rank& rank = m.node.ranks.at(id);
+      if (rank.session == 0) ++awaited;
+      for (const Unbrokered& u : rank.unbrokered) rest[{u.device, u.kind}] += u.bytes;
+      if (const auto phase = group->machine.waiting_for(id); !phase.empty())
+        waiting.add(with(labels, {{"rank", rank.number >= 0 ? std::to_string(rank.number) : ""},
+                                  {"pid", std::to_string(rank.peer.pid)},
+                                  {"phase", std::string(phase)}}),
+                    1.0);
+    }
+    ranks.add(with(labels, {{"state", "connected"}}), static_cast<double>(ids.size() - awaited));
+    ranks.add(with(labels, {{"state", "awaited"}}), static_cast<double>(awaited));
+    for (const auto& [what, bytes] : rest) {
+      unbrokered.add(with(with(labels, {{"kind", what.second}}), labels_of(m.devices, what.first)),
+                     bytes);
+    }
+  }
+}
+
+void add_groups(Book& book, const Measured& m, const Caller& caller) {
+  std::vector<const GroupEntry*> groups;
+  for (const auto& [id, group] : m.node.groups)
+    if (caller.may_see(*group.account)) groups.push_back(&group);
+  Family& state =
+      book.gauge("amem_group_state", "1 for the state that a group is in, 0 for the others");
+  for (const GroupEntry* group : groups)
+    for (const GroupState each :
+         {GroupState::kRunning, GroupState::kPausing, GroupState::kPaused, GroupState::kResuming})
+      state.add(with(labels_of(*group), {{"state", std::string(to_string(each))}}),
+                group->machine.state() == each ? 1.0 : 0.0);
+  add_memory(book, m, groups);
+  add_ranks(book, m, groups);
+}
+
+void add_operations(Book& book, const Measured& m) {
+  const Totals& totals = m.node.totals;
+  Family& results = book.counter(
+      "amem_operations_total",
+      "Operations by result: pauses and resumes of groups, whoever asked for them, and swaps");
+  for (const auto& [what, count] : totals.results())
+    results.add(
+        {{"operation", std::string(what.first)}, {"result", std::string(result_name(what.second))}},
+        count);
+  Family& whole =
+      book.histogram("amem_operation_seconds", "How long operations took that succeeded");
+  Family& parts = book.histogram("amem_transition_seconds",
+                                 "How long each phase took of pauses and resumes that succeeded");
+  for (const auto& [what, histogram] : totals.times()) {
+    Labels labels = {{"operation", std::string(what.first)}};
+    if (what.second == Phase::kNone)
+      whole.add(std::move(labels), histogram, kMicroseconds);
+    else
+      parts.add(with(labels, {{"phase", std::string(phase_name(what.second))}}), histogram,
+                kMicroseconds);
+  }
+  Family& bytes = book.histogram(
+      "amem_transition_bytes",
+      "Bytes that a pause copied to the pool, or a resume from it, where it succeeded");
+  for (const auto& [operation, histogram] : totals.bytes())
+    bytes.add({{"operation", std::string(operation)}}, histogram, 1);
+  Family& events = book.counter("amem_events_total", "Events by kind, those of error among them");
+  for (const auto& [kind, count] : m.events.published()) events.add({{"kind", kind}}, count);
+}
+
+void add_refusals(Book& book, const Measured& m, const Caller& caller) {
+  Family& refusals = book.counter("amem_quota_refusals_total",
+                                  "What owners were refused for want of room in a quota");
+  for (const auto& account : m.accounts.all()) {
+    if (!caller.may_see(*account)) continue;
+    for (const Resource resource : kAllResources)
+      refusals.add(
+          {{"owner", key_of(account->owner())}, {"resource", std::string(to_string(resource))}},
+          account->refusals(resource));
+  }
+}
+
+}  // namespace
+
+Families metric_families(const Measured& measured, const Caller& caller) {
+  Book book;
+  add_broker(book, measured);
+  add_devices(book, measured, caller);
+  add_pool(book, measured, caller);
+  add_groups(book, measured, caller);
+  if (caller.sees_all || caller.operates) add_operations(book, measured);
+  add_refusals(book, measured, caller);
+  return book.take();
+}
+
+}  // namespace amem

@@ -1,0 +1,35 @@
+// Metric families: the node as Prometheus is told of it (docs/metrics.md). Reads only.
+//
+// Names and units follow Prometheus' conventions: bytes, seconds, counters that end in _total. A
+// device has the labels `device`, its number here, and `UUID`, by which DCGM's exporter calls it
+// too. A group has `group` and `owner`: two owners may use one name.
+//
+// For the loop's thread.
+#pragma once
+
+#include "daemon/base/clock.h"
+#include "daemon/memory/devices.h"
+#include "daemon/memory/workers.h"
+#include "daemon/metrics/book.h"
+#include "daemon/node/events.h"
+#include "daemon/node/node.h"
+#include "daemon/owners/accounts.h"
+#include "daemon/owners/caller.h"
+
+namespace amem {
+
+/// What is told of; all of it outlives the call.
+struct Measured {
+  const Node& node;
+  const Devices& devices;
+  const Workers& workers;
+  const Accounts& accounts;
+  const EventHub& events;
+  Time began;
+};
+
+/// Of groups, those that the caller may see; of what operations have come to, nothing to who does
+/// not see all. Use of devices is as last seen. Without empty families.
+Families metric_families(const Measured& measured, const Caller& caller);
+
+}  // namespace amem
