@@ -35,6 +35,7 @@ mypy                     checks the Python package's types
 python3-pip              builds the Python package; fetches the CUDA and NCCL headers where there is no CUDA toolkit
 python3-venv             where Python programs get the package amem, and deploy/wheel.sh its tools
 ca-certificates          headers, as above
+prometheus               reads the metrics in the tests
 procps                   the tests look at processes with ps
 openssl                  certificates in the integration tests
 patchelf                 bundles the GPU tests for another machine

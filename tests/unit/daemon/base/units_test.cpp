@@ -48,5 +48,15 @@ TEST(Units, Durations) {
   EXPECT_EQ(format_duration(milliseconds(1500)), "1500ms");
 }
 
+TEST(Units, AnAddressHasANumericHostAndAPort) {
+  EXPECT_EQ(parse_address("9480").value(), "127.0.0.1:9480");
+  EXPECT_EQ(parse_address("10.0.0.7:1").value(), "10.0.0.7:1");
+  EXPECT_EQ(parse_address("[::1]:65535").value(), "[::1]:65535");
+  for (const char* wrong :
+       {"", "0", "65536", "-1", "9480 ", "0x10", "1.2.3:80", "localhost:80", ":80",
+        "1.2.3.4:", "::1:80", "[::1]", "[]:80", "[1.2.3.4]:80", "1.2.3.4:80:80"})
+    EXPECT_EQ(parse_address(wrong).status().code(), Code::kInvalidArgument) << wrong;
+}
+
 }  // namespace
 }  // namespace amem

@@ -20,13 +20,17 @@ TEST(HistogramTest, ABoundBelongsToItsBucket) {
   EXPECT_EQ(h.sum(), 10U + 1'000 + 1'001 + 10'000'000 + 11'000'000);
 }
 
+RankTime copied(RankId rank, std::uint64_t bytes) {
+  RankTime time;
+  time.rank = rank;
+  time.copied = bytes;
+  return time;
+}
+
 Outcome a_pause() {
-  Outcome pause{Operation::kPause, {}, milliseconds(30), {}};
-  pause.times = {{Phase::kSave,
-                  milliseconds(20),
-                  {{.rank = 1, .copied = 3 * kMiB}, {.rank = 2, .copied = kMiB}}},
-                 {Phase::kDrop, milliseconds(10)}};
-  return pause;
+  PhaseTime save{Phase::kSave, milliseconds(20)};
+  save.ranks = {copied(1, 3 * kMiB), copied(2, kMiB)};
+  return {Operation::kPause, {}, milliseconds(30), {save, {Phase::kDrop, milliseconds(10)}}};
 }
 
 TEST(TotalsTest, OperationsAndPhasesByThemselves) {

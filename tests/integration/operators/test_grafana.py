@@ -1,0 +1,114 @@
+"""The board and the alerts of deploy/grafana, on a real Prometheus that scrapes a node."""
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from sim_node import eventually
+from sim_node.prometheus import Prometheus, free_port
+
+GRAFANA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "deploy", "grafana")
+ALERTS = os.path.normpath(os.path.join(GRAFANA, "alerts.yaml"))
+needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus here (deploy/deps.sh installs it)")
+
+
+def board():
+    with open(os.path.join(GRAFANA, "amem.json"), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def queries():
+    """Titles of panels, and their queries with the variables as Grafana fills them in."""
+    for panel in board()["panels"]:
+        for target in panel.get("targets", []):
+            text = target["expr"].replace("$__rate_interval", "1m").replace('"$instance"', '".*"').replace('"$group"', '".*"')
+            assert "$" not in text, text
+            yield panel["title"], text
+
+
+# What shows nothing on a node on which nothing is wrong.
+QUIET = {"Ranks that are waited for", "Refused for a quota", "Memory that stays through a pause"}
+
+
+@needs_prometheus
+def test_each_panel_shows_what_happened(bare_node):
+    node, port = bare_node, free_port()
+    node.start_broker("--metrics-listen", str(port))
+    prometheus = node.adopt(Prometheus(node, {"amem": port}, ALERTS)).ready()
+    node.job("rollout", allocations=4, size="2MiB")
+    for _ in range(2):  # a rate needs two samples that differ
+        node.ctl("pause", "rollout")
+        count = prometheus.value('sum(amem_operations_total)') or 0
+        node.ctl("resume", "rollout")
+        eventually(lambda: (prometheus.value('sum(amem_operations_total)') or 0) > count + 1 - 1e-9, what="it is scraped")
+    node.ctl("pause", "rollout")
+    node.job("train", allocations=3, size="2MiB")
+    node.ctl("swap", "train", "rollout")
+    node.ctl.try_("pause", "train")
+    eventually(lambda: prometheus.value('amem_operations_total{operation="swap"}') == 1, what="the swap is scraped")
+    empty = [(title, text) for title, text in queries() if title not in QUIET and not prometheus.query(text)]
+    assert not empty
+    states = {each["metric"]["group"]: float(each["value"][1]) for title, text in queries() if title == "State"
+              for each in prometheus.query(text)}
+    assert states == {"train": 2, "rollout": 0}
+    values = {title: prometheus.value(text) for title, text in queries() if title in ("Groups", "Paused", "Brokers that answer")}
+    assert values == {"Groups": 2, "Paused": 1, "Brokers that answer": 1}
+    assert not prometheus.ask("alerts")["alerts"]
+    rules = prometheus.ask("rules")["groups"][0]["rules"]
+    assert rules and all(rule["health"] == "ok" for rule in rules), rules
+
+
+@needs_prometheus
+def test_quiet_panels_show_what_is_wrong(bare_node):
+    node, port = bare_node, free_port()
+    node.start_broker("--metrics-listen", str(port))
+    prometheus = node.adopt(Prometheus(node, {"amem": port})).ready()
+    job = node.job("train", allocations=2, size="2MiB")
+    job.ranks[1].faults("cuMemcpyDtoHAsync:1:hold")
+    pause = node.ctl.start("pause", "train")
+    pause.wait_phase("save")
+    [query] = [text for title, text in queries() if title == "Ranks that are waited for"]
+    eventually(lambda: [each["metric"]["rank"] for each in prometheus.query(query)] == ["1"], what="the panel names rank 1")
+    job.ranks[1].faults()
+    assert pause.finish().code == 0
+
+
+@needs_prometheus
+def test_every_alert_fires_when_it_should(tmp_path):
+    """promtool's unit tests of rules: what goes in, and which alert comes of it."""
+    node = 'instance="n:1", job="amem"'
+    cases = {
+        "AmemdDown": ('up{job="amem", instance="n:1"}', "0x20"),
+        "AmemNoHolder": (f"amem_holder_attached{{{node}}}", "0x20"),
+        "AmemDeviceHangs": (f'amem_device_hanging{{{node}, device="0", UUID="GPU-1"}}', "1x20"),
+        "AmemRankHoldsUpItsGroup": (f'amem_rank_waiting{{{node}, group="train", owner="0", rank="1", pid="12", phase="save"}}', "1x20"),
+        "AmemOperationsFail": (f'amem_operations_total{{{node}, operation="pause", result="aborted"}}', "0+1x20"),
+        "AmemPoolIncomplete": (f"amem_pool_configured_bytes{{{node}}}", "8x20"),
+        "AmemPoolNearlyFull": (f'amem_pool_bytes{{{node}, state="used"}}', "95x20"),
+        "AmemQuotaRefusals": (f'amem_quota_refusals_total{{{node}, owner="1000", resource="pool"}}', "0+1x20"),
+    }
+    with open(ALERTS, encoding="utf-8") as file:
+        assert set(re.findall(r"- alert: (\w+)", file.read())) == set(cases), "each alert has a case here"
+    beside = {  # series that an expression needs besides
+        "AmemPoolIncomplete": [(f'amem_pool_bytes{{{node}, state="free"}}', "4x20")],
+        "AmemPoolNearlyFull": [(f'amem_pool_bytes{{{node}, state="free"}}', "5x20"), (f"amem_pool_configured_bytes{{{node}}}", "100x20")],
+    }
+    for name, (series, values) in cases.items():
+        inputs = [{"series": series, "values": values}] + [{"series": one, "values": of} for one, of in beside.get(name, ())]
+        file = tmp_path / f"{name}.json"  # which is YAML too
+        file.write_text(json.dumps({"rule_files": [ALERTS], "evaluation_interval": "1m", "tests": [{
+            "interval": "1m", "input_series": inputs,
+            "promql_expr_test": [{"expr": f'count(ALERTS{{alertstate="firing", alertname="{name}"}})', "eval_time": "15m",
+                                  "exp_samples": [{"labels": "{}", "value": 1}]},
+                                 {"expr": f'count(ALERTS{{alertname!="{name}"}})', "eval_time": "15m", "exp_samples": []}]}]}))
+        said = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60)
+        assert said.returncode == 0, f"{name}: {said.stdout}{said.stderr}"
+
+
+def test_the_board_is_what_its_script_writes():
+    said = subprocess.run([sys.executable, "-B", os.path.join(GRAFANA, "board.py")], capture_output=True, text=True, timeout=60)
+    assert json.loads(said.stdout) == board(), "board.py > amem.json"
