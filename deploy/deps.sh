@@ -55,6 +55,8 @@ clang-format             checks the layout of the source
 clang-tidy               static checks
 shellcheck               checks the scripts
 lintian                  checks the packages
+zsh                      what it completes after amemctl
+fish                     likewise
 mmdebstrap               fresh roots to try the packages in
 END
   fi
