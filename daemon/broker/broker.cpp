@@ -292,7 +292,7 @@ Result<std::vector<v1::AllocationInfo>> Broker::allocations(const Caller& caller
 }
 
 Families Broker::metrics(const Caller& caller) const {
-  return metric_families({node_, devices_, workers_, accounts_, events_, began_}, caller);
+  return metric_families({node_, devices_, workers_, accounts_, events_, began_at_}, caller);
 }
 
 void Broker::quotas(const Caller& caller, v1::ListQuotasResponse& response) const {

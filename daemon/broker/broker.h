@@ -5,6 +5,7 @@
 // thread is its own business.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <set>
 #include <string>
@@ -95,6 +96,7 @@ class Broker {
   const Devices& devices_;
   const Nvml& nvml_;
   const Time began_ = Clock::now();
+  const std::chrono::system_clock::time_point began_at_ = std::chrono::system_clock::now();
   Workers workers_;  // before all that it has made memory for
   Record no_record_;
   DeviceNodes nodes_;

@@ -39,12 +39,6 @@ std::string_view result_name(Code code) {
   return number < kNames.size() ? kNames[number] : kNames[2];
 }
 
-double unix_seconds(Time time) {
-  const auto ago = Clock::now() - time;
-  const auto then = std::chrono::system_clock::now().time_since_epoch() - ago;
-  return std::chrono::duration<double>(then).count();
-}
-
 Labels labels_of(const GroupEntry& group) {
   return {{"group", group.machine.name()}, {"owner", key_of(group.account->owner())}};
 }
@@ -60,7 +54,7 @@ void add_broker(Book& book, const Measured& m) {
   book.gauge("amem_build_info", "Version of amemd, and of what it speaks with ranks")
       .add({{"version", kVersion}, {"session_protocol", std::to_string(kProtocolVersion)}}, 1.0);
   book.gauge("process_start_time_seconds", "When amemd began, in seconds since 1970")
-      .add({}, unix_seconds(m.began));
+      .add({}, std::chrono::duration<double>(m.began.time_since_epoch()).count());
   book.gauge("process_resident_memory_bytes", "Host memory of amemd, without the pool")
       .add({}, resident_memory());
   book.gauge("amem_holder_attached",

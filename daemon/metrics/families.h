@@ -7,7 +7,8 @@
 // For the loop's thread.
 #pragma once
 
-#include "daemon/base/clock.h"
+#include <chrono>
+
 #include "daemon/memory/devices.h"
 #include "daemon/memory/workers.h"
 #include "daemon/metrics/book.h"
@@ -25,7 +26,7 @@ struct Measured {
   const Workers& workers;
   const Accounts& accounts;
   const EventHub& events;
-  Time began;
+  std::chrono::system_clock::time_point began;
 };
 
 /// Of groups, those that the caller may see; of what operations have come to, nothing to who does
