@@ -2,7 +2,6 @@
 // amemd reads them.
 // Input: the file's text; then, each after a 0 byte, words: NAME=VALUE for the environment, all
 // others for the command line.
-#include "daemon/settings/check.h"
 #include "daemon/settings/config.h"
 
 #include <cstddef>
@@ -15,6 +14,7 @@
 
 #include "daemon/base/units.h"
 #include "daemon/settings/arguments.h"
+#include "daemon/settings/check.h"
 #include "tests/fuzz/check.h"
 
 namespace amem::fuzz {

@@ -1,4 +1,3 @@
-#include "daemon/settings/check.h"
 #include "daemon/settings/config.h"
 
 #include <gtest/gtest.h>
@@ -8,6 +7,7 @@
 #include <set>
 
 #include "daemon/settings/arguments.h"
+#include "daemon/settings/check.h"
 
 namespace amem {
 namespace {
