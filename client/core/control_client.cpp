@@ -309,6 +309,11 @@ Result<v1::GetMetricsResponse> ControlClient::metrics(v1::MetricsFormat format) 
   return impl_->ask<v1::GetMetricsResponse>(&v1::Broker::Stub::GetMetrics, request);
 }
 
+Result<v1::ListHistoryResponse> ControlClient::history(const v1::ListHistoryRequest& request) {
+  if (Status status = check_group_or_all(request.group()); !status.ok()) return status;
+  return impl_->ask<v1::ListHistoryResponse>(&v1::Broker::Stub::ListHistory, request);
+}
+
 Result<v1::UpgradeResponse> ControlClient::upgrade() {
   return impl_->ask<v1::UpgradeResponse>(&v1::Broker::Stub::Upgrade, v1::UpgradeRequest(),
                                          kUpgradeTimeout);

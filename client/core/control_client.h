@@ -74,6 +74,8 @@ class ControlClient {
   Result<v1::ListGroupsResponse> groups();
   Result<v1::ListQuotasResponse> quotas();
   Result<v1::GetMetricsResponse> metrics(v1::MetricsFormat format);
+  /// As broker.proto has it.
+  Result<v1::ListHistoryResponse> history(const v1::ListHistoryRequest& request);
   /// OK: amemd ends now, and the one that is installed serves soon.
   Result<v1::UpgradeResponse> upgrade();
   Result<v1::ListRanksResponse> ranks(const std::string& group);

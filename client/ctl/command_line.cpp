@@ -116,6 +116,10 @@ void add_selection(CLI::App& sub, CommandLine& o, const std::string& then) {
 constexpr const char* kDiscardHelp =
     "Drop the bytes of these tags this time, whatever their policy; they come back zeroed";
 
+void add_trace(CLI::App& sub, CommandLine& o, const std::string& help) {
+  sub.add_option("--trace", o.trace, help)->type_name("FILE");
+}
+
 void add_queries(CLI::App& app, CommandLine& o) {
   add(app, o, Command::kStatus, "status", "The node: broker, pool, devices, groups");
   add_group(
@@ -136,6 +140,12 @@ void add_queries(CLI::App& app, CommandLine& o) {
           "collector of its node exporter")
       ->type_name("FORMAT")
       ->check(CLI::IsMember({"openmetrics", "prometheus"}));
+  CLI::App& history = add(app, o, Command::kHistory, "history",
+                          "The last pauses and resumes: how long they took, how they ended");
+  add_group(history, o.group, false);
+  history.add_option("--most", o.most, "So many, the latest (default: 20; 0: all remembered)")
+      ->type_name("N");
+  add_trace(history, o, "Write them as Chrome's trace events too, which ui.perfetto.dev shows");
   add_group(add(app, o, Command::kRanks, "ranks", "Ranks: the processes of the groups"), o.group,
             false);
   CLI::App& allocations =
@@ -148,6 +158,9 @@ void add_queries(CLI::App& app, CommandLine& o) {
 
 void add_explain(CLI::App& sub, CommandLine& o) {
   sub.add_flag("--explain", o.explain, "Say where the time went: by phase, by rank, in the rank");
+  add_trace(sub, o,
+            "Write when each phase, copy and driver call was, a lane for each rank: Chrome's trace "
+            "events, which ui.perfetto.dev shows");
 }
 
 void add_guests(CLI::App& sub, CommandLine& o) {

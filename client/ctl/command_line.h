@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@ enum class Command {
   kRanks,
   kQuotas,
   kMetrics,
+  kHistory,
   kAllocations,
   kPause,
   kResume,
@@ -54,13 +56,15 @@ struct CommandLine {
   v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED;  // policy
   v1::MetricsFormat metrics = v1::METRICS_FORMAT_OPENMETRICS;
   bool summary = false;                      // allocations
+  std::uint32_t most = 20;                   // history
   bool once = false;                         // top
   std::chrono::milliseconds interval{1000};  // top
+
+  std::string trace;  // a file. run: of driver calls; pause, resume, swap, history: of operations
 
   // run, doctor
   std::string scope;  // empty: as the environment has it
   bool required = false;
-  std::string trace;
   std::vector<std::string> program;
 };
 

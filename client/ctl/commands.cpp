@@ -1,6 +1,9 @@
 #include "client/ctl/commands.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,7 +12,9 @@
 #include "client/ctl/exit_code.h"
 #include "client/ctl/top.h"
 #include "client/ctl/upgrade.h"
+#include "client/ctl/views/chrome_trace.h"
 #include "client/ctl/views/explain.h"
+#include "client/ctl/views/history_view.h"
 #include "client/ctl/views/progress_view.h"
 #include "client/ctl/views/summary.h"
 #include "client/ctl/views/views.h"
@@ -95,6 +100,65 @@ int allocations(const Invocation& s) {
   return kExitOk;
 }
 
+/// Where a trace goes; opened before what it is of begins, so that a bad name stops nothing
+/// halfway.
+class TraceFile {
+ public:
+  /// An empty path: none.
+  explicit TraceFile(std::string path) : path_(std::move(path)) {}
+
+  Status open() {
+    if (path_.empty()) return {};
+    errno = 0;
+    file_.open(path_, std::ios::trunc);
+    return file_ ? Status() : trouble("opening");
+  }
+  explicit operator bool() const { return !path_.empty(); }
+  Status write(const v1::ListHistoryResponse& history) {
+    errno = 0;
+    file_ << chrome_trace(history);
+    file_.close();
+    return file_ ? Status() : trouble("writing");
+  }
+
+ private:
+  Status trouble(const std::string& what) const {
+    return errno_status(Code::kUnknown, what + " the trace " + path_, errno);
+  }
+
+  std::string path_;
+  std::ofstream file_;
+};
+
+int history(const Invocation& s) {
+  TraceFile trace(s.options.trace);
+  if (const Status status = trace.open(); !status.ok()) return s.end(status);
+  v1::ListHistoryRequest request;
+  request.set_group(s.options.group);
+  request.set_most(s.options.most);
+  request.set_spans(static_cast<bool>(trace));
+  auto answer = s.broker.history(request);
+  if (!answer.ok()) return s.end(answer.status());
+  if (trace) {
+    if (const Status status = trace.write(answer.value()); !status.ok()) return s.end(status);
+    // They are in the file.
+    for (v1::PastOperation& operation : *answer.value().mutable_operations())
+      operation.clear_spans();
+  }
+  return show(s, answer, history_view);
+}
+
+/// Of an order that has ended, however that was; 0: nothing has begun.
+Status write_trace(const Invocation& s, TraceFile& trace, std::uint64_t order) {
+  v1::ListHistoryResponse none;
+  if (order == 0) return trace.write(none);
+  v1::ListHistoryRequest request;
+  request.set_order(order);
+  request.set_spans(true);
+  const auto answer = s.broker.history(request);
+  return answer.ok() ? trace.write(answer.value()) : answer.status();
+}
+
 /// After an interrupt: the operation goes on in the broker, so say how far it is.
 void tell_states(const Invocation& s, const std::vector<std::string>& names) {
   std::string text = "interrupted; the broker goes on with what it has begun";
@@ -122,8 +186,12 @@ std::string tag_text(const CommandLine& o) {
 
 int operate(const Invocation& s) {
   const CommandLine& o = s.options;
+  TraceFile trace(o.trace);
+  if (const Status status = trace.open(); !status.ok()) return s.end(status);
+  std::uint64_t order = 0;
   ProgressView view(s.console.err_style, o.json ? 0 : s.console.err_columns);
   const client::OnProgress on_progress = [&](const v1::Progress& progress) {
+    order = progress.order();
     if (o.json) {
       s.console.out << to_json(progress) << std::endl;
     } else {
@@ -158,7 +226,10 @@ int operate(const Invocation& s) {
     tell_states(s, groups);
     return kExitInterrupted;
   }
-  return s.end(status);
+  const int code = s.end(status);
+  if (!trace) return code;
+  const int written = s.end(write_trace(s, trace, order));
+  return code != kExitOk ? code : written;
 }
 
 int set_policy(const Invocation& s) {
@@ -220,6 +291,8 @@ int dispatch(const Invocation& s) {
       return show(
           s, s.broker.metrics(s.options.metrics),
           [](const v1::GetMetricsResponse& metrics, const Style&) { return metrics.text(); });
+    case Command::kHistory:
+      return history(s);
     case Command::kRanks:
       return show(s, s.broker.ranks(s.options.group), ranks_view);
     case Command::kAllocations:

@@ -12,6 +12,7 @@
 #include "client/core/json.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/views/top_view.h"
+#include "client/ctl/views/trends.h"
 
 namespace amem::ctl {
 namespace {
@@ -106,11 +107,18 @@ int top(const CommandLine& options, client::ControlClient& broker, Console& cons
 
   Screen screen(console.out);
   const bool keys = ::isatty(STDIN_FILENO) == 1;
+  Trends trends;
   for (;;) {
     const winsize size = terminal_size();
-    const std::string text = status.ok()
-                                 ? top_view(status.value(), size.ws_col, console.out_style)
-                                 : error_line(status.status(), false) + "Trying again; q quits.\n";
+    std::string text;
+    if (status.ok()) {
+      trends.add(status.value());
+      text = top_view(status.value(), size.ws_col, console.out_style);
+      if (const std::string course = trends.view(size.ws_col, console.out_style); !course.empty())
+        text += "\n" + course;
+    } else {
+      text = error_line(status.status(), false) + "Trying again; q quits.\n";
+    }
     screen.draw(fit_rows(text, size.ws_row > 1 ? size.ws_row - 1U : 1U));
     if (!wait(options.interval, keys, interrupt)) return kExitOk;
     status = broker.status();

@@ -8,6 +8,7 @@
 #include "daemon/base/units.h"
 #include "daemon/metrics/families.h"
 #include "daemon/node/names.h"
+#include "daemon/node/operation_reports.h"
 #include "daemon/node/reports.h"
 #include "daemon/sessions/messages.h"
 
@@ -289,6 +290,11 @@ Result<std::vector<v1::AllocationInfo>> Broker::allocations(const Caller& caller
   const Result<GroupEntry*> group = find_group(node_, caller, name);
   if (!group.ok()) return group.status();
   return report_allocations(node_, caller, group.value());
+}
+
+Status Broker::history(const Caller& caller, const v1::ListHistoryRequest& request,
+                       v1::ListHistoryResponse& response) {
+  return report_history(node_, caller, request, response);
 }
 
 Families Broker::metrics(const Caller& caller) const {

@@ -75,6 +75,9 @@ class Broker {
   Result<std::vector<v1::AllocationInfo>> allocations(const Caller& caller,
                                                       const std::string& group);
   void quotas(const Caller& caller, v1::ListQuotasResponse& response) const;
+  /// As report_history().
+  Status history(const Caller& caller, const v1::ListHistoryRequest& request,
+                 v1::ListHistoryResponse& response);
   /// Use of devices as the last look_at_devices() has seen it.
   Families metrics(const Caller& caller) const;
   /// Whether another amemd may take over now: kPermissionDenied; kFailedPrecondition: without a

@@ -133,6 +133,14 @@ class ControlService final : public v1::Broker::CallbackService {
     });
   }
 
+  grpc::ServerUnaryReactor* ListHistory(grpc::CallbackServerContext* context,
+                                        const v1::ListHistoryRequest* request,
+                                        v1::ListHistoryResponse* response) override {
+    return on_loop(context, [this, request, response](const Caller& caller) {
+      return broker_.history(caller, *request, *response);
+    });
+  }
+
   grpc::ServerUnaryReactor* Upgrade(grpc::CallbackServerContext* context, const v1::UpgradeRequest*,
                                     v1::UpgradeResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();

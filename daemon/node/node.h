@@ -17,6 +17,7 @@
 #include "daemon/memory/allocations.h"
 #include "daemon/memory/extents.h"
 #include "daemon/memory/pools.h"
+#include "daemon/node/history.h"
 #include "daemon/node/records.h"
 #include "daemon/node/totals.h"
 #include "daemon/owners/account.h"
@@ -120,6 +121,7 @@ struct Node {
   std::map<RankId, Rank> ranks;
   std::map<GroupId, GroupEntry> groups;
   Totals totals;
+  History history;
 
   /// How a pause saves this allocation's bytes.
   SaveForm form(const GroupEntry& group, const Allocation& a) const {

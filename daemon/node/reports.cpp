@@ -216,22 +216,6 @@ void report_times(const Totals& totals, v1::NodeStatus& status) {
   }
 }
 
-void report_rank_time(const Node& node, const RankTime& time, v1::RankTime& message) {
-  message.set_id(time.rank);
-  const auto rank = node.ranks.find(time.rank);
-  message.set_rank(rank != node.ranks.end() ? rank->second.number : -1);
-  message.set_us(to_us(time.time));
-  message.set_busy_us(to_us(time.work.busy));
-  message.set_bytes(time.copied);
-  message.set_copy_us(to_us(time.work.copy));
-  message.set_import_us(to_us(time.work.import));
-  message.set_map_us(to_us(time.work.map));
-  message.set_access_us(to_us(time.work.access));
-  message.set_unmap_us(to_us(time.work.unmap));
-  message.set_release_us(to_us(time.work.release));
-  message.set_handles(static_cast<std::uint32_t>(time.work.handles));
-}
-
 std::vector<v1::RankInfo> report_ranks(const Node& node, const Caller& caller,
                                        const GroupEntry* only) {
   struct Share {

@@ -54,6 +54,4 @@ std::string describe(const Node& node, const std::vector<GuestUse>& guests);
 
 void report_times(const Totals& totals, v1::NodeStatus& status);
 
-void report_rank_time(const Node& node, const RankTime& time, v1::RankTime& message);
-
 }  // namespace amem

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "daemon/node/history.h"
+
 namespace amem {
 
 void Histogram::add(std::uint64_t amount) {
@@ -20,12 +22,8 @@ void Totals::add(const Outcome& outcome) {
   ++results_[{operation, outcome.status.code()}];
   if (!outcome.status.ok()) return;
   add_time(operation, Phase::kNone, outcome.total);
-  std::uint64_t copied = 0;
-  for (const PhaseTime& phase : outcome.times) {
-    add_time(operation, phase.phase, phase.time);
-    for (const RankTime& rank : phase.ranks) copied += rank.copied;
-  }
-  bytes_.try_emplace(operation, Histogram::kBytes).first->second.add(copied);
+  for (const PhaseTime& phase : outcome.times) add_time(operation, phase.phase, phase.time);
+  bytes_.try_emplace(operation, Histogram::kBytes).first->second.add(copied(outcome));
 }
 
 void Totals::add_swap(Code result, Duration time) {

@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "daemon/node/operation_reports.h"
 #include "daemon/node/reports.h"
 
 namespace amem {
@@ -84,6 +85,7 @@ void Operations::swap(const Groups& out, const Groups& in, const std::set<std::s
 
 void Operations::start(const OrderPtr& order) {
   if (!closed_.ok()) return order->observer->finished(closed_);
+  order->number = ++last_order_;
   carry_out(order, order->link.start());
 }
 
@@ -219,8 +221,7 @@ void Operations::run(GroupEntry& group, const action::Save& save) {
   if (pause->waits_for().empty()) return;
   spdlog::info("group '{}': the pause waits: {}", group.machine.name(), pause->waits_for());
   if (order == nullptr || order->observer == nullptr) return;
-  v1::Progress message;
-  message.set_group(order->link.name(it->second.member));
+  v1::Progress message = progress_of(it->second);
   message.set_phase(std::string(phase_name(Phase::kSave)));
   message.set_waits_for(pause->waits_for());
   message.set_elapsed_us(to_us(Clock::now() - group.machine.since()));
@@ -252,8 +253,7 @@ void Operations::run(GroupEntry& group, const action::Progress& progress) {
   if (it == running_.end()) return;
   const OrderPtr& order = it->second.order;
   if (order == nullptr || order->observer == nullptr) return;
-  v1::Progress message;
-  message.set_group(order->link.name(it->second.member));
+  v1::Progress message = progress_of(it->second);
   message.set_phase(std::string(phase_name(progress.phase)));
   message.set_ranks_done(progress.ranks_done);
   message.set_ranks_total(progress.ranks_total);
@@ -267,6 +267,7 @@ void Operations::run(GroupEntry& group, const action::Finished& finished) {
   if (ended.empty()) return;
   const Running& running = ended.mapped();
   const OrderPtr order = running.order;
+  remember(group, finished.outcome, order.get());
   if (order == nullptr) return;
   const Outcome& outcome = finished.outcome;
   if (order->observer != nullptr && outcome.status.ok()) tell_done(group, outcome, running);
@@ -280,20 +281,38 @@ void Operations::run(GroupEntry& group, const action::Finished& finished) {
   carry_out(order, order->link.ended(running.member, outcome.status));
 }
 
+void Operations::remember(const GroupEntry& group, const Outcome& outcome, const Order* order) {
+  PastOperation past;
+  past.order = order != nullptr ? order->number : 0;
+  past.swap = order != nullptr && order->link.swaps();
+  past.owner = group.account->owner();
+  past.group = group.machine.name();
+  past.began = std::chrono::system_clock::now() -
+               std::chrono::duration_cast<std::chrono::system_clock::duration>(outcome.total);
+  past.outcome = outcome;
+  for (const RankId id : group.machine.members().ids())
+    if (const Rank* const rank = node_.find_rank(id))
+      past.ranks[id] = {rank->number, rank->peer.pid};
+  node_.history.add(std::move(past));
+}
+
+v1::Progress Operations::progress_of(const Running& running) {
+  v1::Progress progress;
+  progress.set_group(running.order->link.name(running.member));
+  progress.set_order(running.order->number);
+  return progress;
+}
+
 void Operations::tell_done(const GroupEntry& group, const Outcome& outcome,
                            const Running& running) {
-  v1::Progress last;
-  last.set_group(running.order->link.name(running.member));
+  v1::Progress last = progress_of(running);
   last.set_done(true);
   last.set_elapsed_us(to_us(outcome.total));
-  for (const PhaseTime& time : outcome.times) {
-    v1::PhaseTime* t = last.add_times();
-    t->set_phase(std::string(phase_name(time.phase)));
-    t->set_us(to_us(time.time));
-    t->set_broker_us(to_us(time.broker));
-    t->set_driver_us(to_us(time.driver));
-    for (const RankTime& rank : time.ranks) report_rank_time(node_, rank, *t->add_ranks());
-  }
+  const auto number = [this](RankId id) {
+    const Rank* const rank = node_.find_rank(id);
+    return rank != nullptr ? rank->number : -1;
+  };
+  report_phase_times(outcome.times, number, *last.mutable_times());
   if (outcome.task.op == Operation::kPause) {
     const Leftover stays = leftover(node_, group, outcome.task.selection);
     last.set_pinned_bytes(stays.pinned);

@@ -98,6 +98,7 @@ class Operations {
           resume(std::move(in)),
           timeout(limit),
           observer(std::move(who)) {}
+    std::uint64_t number = 0;  // counted since the broker began
     Link link;
     std::vector<GroupId> groups;  // by the link's members
     Exchange exchange;
@@ -138,6 +139,9 @@ class Operations {
   /// To the operation that has just begun.
   Back back_to(GroupId group);
   void finish(const Order& order);
+  void remember(const GroupEntry& group, const Outcome& outcome, const Order* order);
+  /// REQUIRES: it has an order.
+  static v1::Progress progress_of(const Running& running);
   void tell_done(const GroupEntry& group, const Outcome& outcome, const Running& running);
 
   const Means& means_;
@@ -146,6 +150,7 @@ class Operations {
   Drive drive_;
   std::map<GroupId, Running> running_;
   std::uint64_t last_serial_ = 0;
+  std::uint64_t last_order_ = 0;
   Status closed_;  // not OK: why nothing is begun any more
 };
 

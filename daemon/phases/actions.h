@@ -27,6 +27,7 @@ struct Outcome {
   Status status;
   Duration total{};
   std::vector<PhaseTime> times;
+  std::vector<PhaseSpan> spans = {};
 };
 
 namespace action {

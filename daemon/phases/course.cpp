@@ -133,6 +133,7 @@ void Course::close_phase(Time now) {
   if (phase_ == Phase::kNone) return;
   add_time(times_, first_of_name(phase_), now - phase_began_, rank_times_);
   rank_times_.clear();
+  spans_.push_back({phase_, phase_began_ - began_, now - began_, std::exchange(rank_spans_, {})});
 }
 
 void Course::advance_if_done(Time now) {
@@ -202,7 +203,7 @@ void Course::finish(GroupState state, Status status, Time now) {
 }
 
 Outcome Course::take_outcome(Time now) {
-  return {terms_.task, end_->status, now - began_, std::move(times_)};
+  return {terms_.task, end_->status, now - began_, std::move(times_), std::move(spans_)};
 }
 
 void Course::tell(Event event, Time now) {
@@ -215,6 +216,7 @@ void Course::on(event::CutStatus event, Time now) {
   if (phase_ != Phase::kQuiesce || event.epoch != epoch_) return;
   const std::size_t quiet = cut_->quiet_ranks();
   cut_->report(event.rank, std::move(event.report), now);
+  if (cut_->quiet_ranks() > quiet) note_quiet(event.rank, now);
   if (cut_->quiet_ranks() != quiet) report_progress(now);
   look_at_cut(now);
 }
@@ -259,6 +261,15 @@ void Course::note_work(const event::PhaseDone& event, Time now) {
   noted.time = now - phase_began_;
   if (event.work == Work::kSave || event.work == Work::kLoad) noted.copied += event.bytes;
   noted.work += event.spent;
+  rank_spans_.push_back({event.rank, event.work, now - began_, event.bytes, event.spent});
+}
+
+/// One that is not quiet any more, and then again, is shown as quiet from the last time on.
+void Course::note_quiet(RankId rank, Time now) {
+  std::erase_if(rank_spans_, [rank](const RankSpan& span) { return span.rank == rank; });
+  RankWork work;
+  work.busy = now - phase_began_;
+  rank_spans_.push_back({rank, Work::kQuiet, now - began_, 0, work});
 }
 
 void Course::on(const event::FreedUnloaded& event, Time now) {

@@ -117,6 +117,7 @@ class Course {
   void finish(GroupState state, Status status, Time now);
   void look_at_cut(Time now);
   void note_work(const event::PhaseDone& event, Time now);
+  void note_quiet(RankId rank, Time now);
   void report_progress(Time now);
   std::vector<RankId> participants() const;
   std::string laggards() const;
@@ -140,6 +141,8 @@ class Course {
   Status trouble_;                 // what has gone wrong so far
   std::vector<PhaseTime> times_;
   std::map<RankId, RankTime> rank_times_;  // in this phase
+  std::vector<PhaseSpan> spans_;
+  std::vector<RankSpan> rank_spans_;  // in this phase
   std::optional<End> end_;
 };
 

@@ -13,6 +13,7 @@ RankWork& RankWork::operator+=(const RankWork& more) {
   unmap += more.unmap;
   release += more.release;
   handles += more.handles;
+  when_copy = when_import = when_map = when_access = when_unmap = when_release = {};
   return *this;
 }
 

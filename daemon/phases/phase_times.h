@@ -1,4 +1,7 @@
 // Where the time of an operation goes: by phase, and in a phase by rank. Plain values.
+//
+// Times are sums, by which operations are compared. Spans say when each thing was done, for a
+// trace.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +14,12 @@
 
 namespace amem {
 
+/// Since a command's first packet; both 0: not known, or it did no such thing.
+struct Period {
+  Duration from{};
+  Duration to{};
+};
+
 /// What a rank says of its work on one command; zero: it did no such thing. Copies run beside the
 /// rest, so the parts may add up to more than `busy`.
 struct RankWork {
@@ -22,6 +31,13 @@ struct RankWork {
   Duration unmap{};
   Duration release{};
   std::uint64_t handles = 0;  // imported or released
+  // When each of these was; of a sum nobody can say.
+  Period when_copy{};
+  Period when_import{};
+  Period when_map{};
+  Period when_access{};
+  Period when_unmap{};
+  Period when_release{};
 
   RankWork& operator+=(const RankWork& more);
 };
@@ -40,6 +56,23 @@ struct PhaseTime {
   std::vector<RankTime> ranks = {};  // that answered, by id
   Duration broker{};                 // CPU time of the broker's thread meanwhile
   Duration driver{};                 // that it was in driver calls
+};
+
+/// One answer of a rank's.
+struct RankSpan {
+  RankId rank = 0;
+  Work what = Work::kNone;
+  Duration answered{};  // since the operation began
+  std::uint64_t bytes = 0;
+  RankWork work;
+};
+
+/// Once through one phase. Times since the operation began.
+struct PhaseSpan {
+  Phase phase = Phase::kNone;
+  Duration begin{};
+  Duration end{};
+  std::vector<RankSpan> ranks;  // as they answered
 };
 
 /// Adds a phase that has ended; one that comes several times (a pause in waves) is added up.

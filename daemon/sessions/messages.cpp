@@ -219,8 +219,26 @@ RankWork rank_work(const amem_v1_Spent& spent) {
   const auto us = [](std::uint64_t value) -> Duration {
     return std::chrono::microseconds(std::min<std::uint64_t>(value, 3'600'000'000));
   };
-  return {us(spent.busy_us),   us(spent.copy_us),  us(spent.import_us),  us(spent.map_us),
-          us(spent.access_us), us(spent.unmap_us), us(spent.release_us), spent.handles};
+  // Likewise: it lies in the time that the rank was busy, and goes forward.
+  const auto when = [&](bool told, const amem_v1_Stretch& stretch) -> Period {
+    if (!told) return {};
+    const Duration to = std::min(us(stretch.to_us), us(spent.busy_us));
+    return {std::min(us(stretch.from_us), to), to};
+  };
+  return {us(spent.busy_us),
+          us(spent.copy_us),
+          us(spent.import_us),
+          us(spent.map_us),
+          us(spent.access_us),
+          us(spent.unmap_us),
+          us(spent.release_us),
+          spent.handles,
+          when(spent.has_copy, spent.copy),
+          when(spent.has_import, spent.import),
+          when(spent.has_map, spent.map),
+          when(spent.has_access, spent.access),
+          when(spent.has_unmap, spent.unmap),
+          when(spent.has_release, spent.release)};
 }
 
 Status phase_status(const amem_v1_PhaseDone& message) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <utility>
 
 #include "amem/v1/session.pb.h"
 
@@ -12,26 +13,39 @@ namespace amem::shim {
 
 using SteadyClock = std::chrono::steady_clock;
 
+/// Driver calls of one kind, or copies.
+struct CallTime {
+  SteadyClock::duration total{};    // in them
+  SteadyClock::time_point first{};  // when the first began
+  SteadyClock::time_point last{};   // when the last ended
+
+  void add(SteadyClock::time_point begin, SteadyClock::time_point end) {
+    if (last == SteadyClock::time_point()) first = begin;
+    last = end;
+    total += end - begin;
+  }
+};
+
 /// Driver calls since the last answer, each kind by itself.
 struct Timings {
-  SteadyClock::duration import{};
-  SteadyClock::duration map{};
-  SteadyClock::duration access{};
-  SteadyClock::duration unmap{};
-  SteadyClock::duration release{};
+  CallTime import;
+  CallTime map;
+  CallTime access;
+  CallTime unmap;
+  CallTime release;
   std::uint32_t handles = 0;  // imported or released
 };
 
-/// Adds the time of its life to one of them.
+/// Adds its life to one of them.
 class Timed {
  public:
-  explicit Timed(SteadyClock::duration& total) : total_(total) {}
-  ~Timed() { total_ += SteadyClock::now() - began_; }
+  explicit Timed(CallTime& stretch) : stretch_(stretch) {}
+  ~Timed() { stretch_.add(began_, SteadyClock::now()); }
   Timed(const Timed&) = delete;
   Timed& operator=(const Timed&) = delete;
 
  private:
-  SteadyClock::duration& total_;
+  CallTime& stretch_;
   SteadyClock::time_point began_ = SteadyClock::now();
 };
 
@@ -42,13 +56,8 @@ class PhaseClock {
     SteadyClock::time_point& began = began_[phase];
     if (began == SteadyClock::time_point()) began = SteadyClock::now();
   }
-  /// The time since then; begins anew.
-  SteadyClock::duration end(amem_v1_Phase phase) {
-    const SteadyClock::time_point began = began_[phase];
-    began_[phase] = {};
-    if (began == SteadyClock::time_point()) return {};
-    return SteadyClock::now() - began;
-  }
+  /// When it was; nothing: none has come. Begins anew.
+  SteadyClock::time_point end(amem_v1_Phase phase) { return std::exchange(began_[phase], {}); }
 
  private:
   std::array<SteadyClock::time_point, _amem_v1_Phase_ARRAYSIZE> began_{};

@@ -357,7 +357,8 @@ Status Mover::wait() {
     if (r != CUDA_SUCCESS && result.ok())
       result = driver_.error(r, "copies on device " + std::to_string(device));
   }
-  copy_time_ = copies_began_ ? SteadyClock::now() - *copies_began_ : SteadyClock::duration();
+  copies_ = {};
+  if (copies_began_) copies_.add(*copies_began_, SteadyClock::now());
   copies_began_.reset();
   return result;
 }

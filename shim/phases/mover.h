@@ -68,7 +68,7 @@ class Mover {
   /// Waits for whatever was queued; nobody wants to know what has come of it.
   Status give_up();
   /// Of what the finish has waited for last: from the first copy queued to the end of the last.
-  SteadyClock::duration copy_time() const { return copy_time_; }
+  const CallTime& copies() const { return copies_; }
 
  private:
   struct MappedSegment {
@@ -115,7 +115,7 @@ class Mover {
   std::vector<Piece> pieces_;  // of the phase, whose checksums are to be taken
   std::uint64_t bytes_ = 0;
   std::optional<SteadyClock::time_point> copies_began_;
-  SteadyClock::duration copy_time_{};
+  CallTime copies_;
 };
 
 }  // namespace amem::shim

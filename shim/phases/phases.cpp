@@ -234,17 +234,29 @@ void Phases::done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status
   set_text(d.text, status.text());
   d.bytes = bytes;
   d.has_spent = true;
-  d.spent.busy_us = micros(clock_.end(phase));
+  amem_v1_Spent& spent = d.spent;
+  SteadyClock::time_point began = clock_.end(phase);
+  const SteadyClock::time_point now = SteadyClock::now();
+  if (began == SteadyClock::time_point()) began = now;
+  spent.busy_us = micros(now - began);
+  const auto tell = [began](const CallTime& of, std::uint64_t& us, bool& told,
+                            amem_v1_Stretch& when) {
+    us = micros(of.total);
+    told = of.last > began;
+    if (!told) return;
+    when.from_us = micros(std::max(of.first, began) - began);
+    when.to_us = micros(of.last - began);
+  };
   if (phase == amem_v1_Phase_PHASE_SAVE || phase == amem_v1_Phase_PHASE_LOAD) {
-    d.spent.copy_us = micros(mover_.copy_time());
+    tell(mover_.copies(), spent.copy_us, spent.has_copy, spent.copy);
   } else {
     const Timings timings = memory_.residency.take_timings();
-    d.spent.import_us = micros(timings.import);
-    d.spent.map_us = micros(timings.map);
-    d.spent.access_us = micros(timings.access);
-    d.spent.unmap_us = micros(timings.unmap);
-    d.spent.release_us = micros(timings.release);
-    d.spent.handles = timings.handles;
+    tell(timings.import, spent.import_us, spent.has_import, spent.import);
+    tell(timings.map, spent.map_us, spent.has_map, spent.map);
+    tell(timings.access, spent.access_us, spent.has_access, spent.access);
+    tell(timings.unmap, spent.unmap_us, spent.has_unmap, spent.unmap);
+    tell(timings.release, spent.release_us, spent.has_release, spent.release);
+    spent.handles = timings.handles;
   }
   session_.post(message);
 }

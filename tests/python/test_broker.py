@@ -241,13 +241,32 @@ def test_sockets_that_cannot_be(tmp_path):
         broker.status()
 
 
+def test_history(node):
+    with amem.Broker(node.runtime_dir) as broker:
+        with pytest.raises(amem.NotFoundError, match="no group 'nobody'"):
+            broker.history("nobody")
+        with pytest.raises(amem.InvalidArgumentError, match="most is -1"):
+            broker.history(most=-1)
+        node.job("train")
+        broker.pause("train")
+        broker.resume("train")
+        pause, resume = broker.history("train", spans=True)
+        assert (pause.operation, resume.operation, pause.code) == ("pause", "resume", 0)
+        assert pause.order + 1 == resume.order and not pause.swap
+        assert [span.phase for span in pause.spans][:2] == ["quiesce", "save"]
+        [save] = [span for span in pause.spans if span.phase == "save"]
+        assert sum(rank.bytes for rank in save.ranks) == pause.bytes > 0
+        assert all(call.name == "copy" and call.us > 0 for rank in save.ranks for call in rank.calls)
+        assert broker.history(order=resume.order, most=1)[0].spans == ()
+
+
 def test_dataclasses_are_broker_proto():
     from dataclasses import fields, is_dataclass
 
     from amem import _wire
 
     kinds = [kind for kind in vars(messages).values() if isinstance(kind, type) and is_dataclass(kind)]
-    assert len(kinds) == 19
+    assert len(kinds) == 23
     for kind in kinds:
         described = _wire.descriptor_of(kind.__name__)
         assert [each.name for each in fields(kind)] == [each.name for each in described.fields], kind

@@ -22,11 +22,11 @@ from amem._arguments import (
 from amem._calls import Connection, Ending, Operation, Watch
 from amem.errors import InvalidArgumentError
 from amem.messages import (
-    AllocationInfo, Event, GroupInfo, GroupState, NodeStatus, OwnerQuotas, Policy, Progress, RankInfo, SaveForm,
-    from_wire)
+    AllocationInfo, Event, GroupInfo, GroupState, NodeStatus, OwnerQuotas, PastOperation, Policy, Progress, RankInfo,
+    SaveForm, from_wire)
 
 __all__ = ["AllocationInfo", "Broker", "Event", "GroupInfo", "GroupState", "NodeStatus", "Operation", "OwnerQuotas",
-           "Policy", "Progress", "RankInfo", "SaveForm", "Watch"]
+           "PastOperation", "Policy", "Progress", "RankInfo", "SaveForm", "Watch"]
 
 OnProgress = Callable[[Progress], object]
 
@@ -97,6 +97,16 @@ class Broker:
             raise InvalidArgumentError(f"{format!r} is no format of metrics: openmetrics or prometheus")
         text: str = self._ask("GetMetrics", format=formats[format]).text
         return text
+
+    def history(self, group: str = "", *, order: int = 0, most: int = 0, spans: bool = False) -> list[PastOperation]:
+        """The last pauses and resumes, as they ended, of the groups that the caller may see; of `order` only (0: of all),
+        and the latest `most` (0: all that are remembered). `spans`: with when each phase, copy and driver call was.
+        NotFoundError: there is no such group, and none is remembered."""
+        for name, value in (("order", order), ("most", most)):
+            if value < 0:
+                raise InvalidArgumentError(f"{name} is {value}; it counts from 0")
+        answer = self._ask("ListHistory", group=_or_all(group), order=order, most=most, spans=spans)
+        return [from_wire(PastOperation, each) for each in answer.operations]
 
     def upgrade(self) -> tuple[str, str]:
         """The amemd that is installed now takes the place of the one that runs: the versions of both. Returns before the

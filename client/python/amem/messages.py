@@ -266,6 +266,60 @@ class Progress:
     dropped_bytes: int  # with done, of a pause: what of the memory that it is about comes back zeroed
     guests: tuple[GuestUsage, ...]  # with done, of a pause: for whom memory has stayed on its device
     waits_for: str  # what the phase waits for before its ranks are asked; empty: for them
+    order: int  # as in PastOperation
+
+
+@_dataclass
+class CallSpan:
+    """Copies, or all driver calls of one kind, of an answer. Copies run beside calls, and several kinds of calls take
+    turns."""
+
+    name: str  # "copy", or the driver's function: "cuMemMap"
+    begin_us: int  # since the operation began: of the first
+    us: int  # to the end of the last
+    in_calls_us: int  # of these, in such calls
+
+
+@_dataclass
+class RankSpan:
+    """One answer of a rank's."""
+
+    id: int  # as in RankInfo
+    rank: int
+    pid: int  # 0: it has ended meanwhile
+    work: str  # "quiesce", "measure", "save", "release", "map", "load" or "open"
+    begin_us: int  # since the operation began
+    us: int
+    bytes: int  # looked at, copied, released or mapped
+    calls: tuple[CallSpan, ...]
+
+
+@_dataclass
+class PhaseSpan:
+    """Once through one phase. Times in microseconds since the operation began."""
+
+    phase: str
+    begin_us: int
+    us: int
+    ranks: tuple[RankSpan, ...]  # as they answered
+
+
+@_dataclass
+class PastOperation:
+    """A pause or resume of one group that has ended."""
+
+    order: int  # one for all operations of a swap or a set, counted since the broker began; 0: ranks asked
+    swap: bool  # part of one
+    group: str
+    operation: str  # "pause" or "resume"
+    tags: str  # "tag kv_cache", "all but tags a, b"; empty: everything
+    began_us: int  # Unix time in microseconds
+    us: int  # how long it took
+    code: int  # canonical gRPC code; 0: it succeeded
+    error: str
+    bytes: int  # copied
+    times: tuple[PhaseTime, ...]
+    spans: tuple[PhaseSpan, ...]  # in order; with spans=True only
 
 
 @_dataclass

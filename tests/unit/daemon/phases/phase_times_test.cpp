@@ -10,6 +10,8 @@
 namespace amem {
 namespace {
 
+using std::chrono::microseconds;
+
 TEST_F(GroupTest, AnOutcomeSaysWhatEachRankDidInEachPhase) {
   to_load();
   now += milliseconds(3);
@@ -44,6 +46,67 @@ TEST_F(GroupTest, AnOutcomeSaysWhatEachRankDidInEachPhase) {
   EXPECT_EQ(rank.work.copy, milliseconds(4));
   EXPECT_EQ(rank.work.handles, 7U);
   EXPECT_TRUE(times.front().ranks.empty()) << "admit is the broker's own";
+}
+
+TEST_F(GroupTest, AnOutcomeSaysWhenEachThingWas) {
+  to_load();
+  now += milliseconds(3);
+  RankWork mapping;
+  mapping.busy = milliseconds(2);
+  mapping.map = milliseconds(1);
+  mapping.when_map = {microseconds(500), milliseconds(2)};
+  group.phase_done(2, group.epoch(), Work::kMap, kOk, 4096, now, mapping);
+  done(1, Work::kMap);
+  now += milliseconds(5);
+  both(Work::kLoad);
+  drain();
+  both(Work::kOpen);
+  drain();
+  const auto* finished = find<action::Finished>();
+  ASSERT_NE(finished, nullptr);
+  const std::vector<PhaseSpan>& spans = finished->outcome.spans;
+  ASSERT_FALSE(spans.empty());
+  EXPECT_EQ(spans.front().phase, Phase::kAdmit);
+  for (std::size_t i = 1; i < spans.size(); ++i)
+    EXPECT_EQ(spans[i].begin, spans[i - 1].end) << "one follows the other";
+  EXPECT_EQ(spans.back().end, finished->outcome.total);
+  const auto load = std::find_if(spans.begin(), spans.end(),
+                                 [](const PhaseSpan& s) { return s.phase == Phase::kLoad; });
+  ASSERT_NE(load, spans.end());
+  EXPECT_EQ(load->end - load->begin, milliseconds(8));
+  ASSERT_EQ(load->ranks.size(), 4U) << "both have mapped, both have loaded";
+  const RankSpan& first = load->ranks.front();
+  EXPECT_EQ(first.rank, 2U);
+  EXPECT_EQ(first.what, Work::kMap);
+  EXPECT_EQ(first.answered - load->begin, milliseconds(3));
+  EXPECT_EQ(first.bytes, 4096U);
+  EXPECT_EQ(first.work.when_map.from, microseconds(500));
+  EXPECT_EQ(load->ranks.back().what, Work::kLoad);
+}
+
+TEST_F(GroupTest, AnOutcomeSaysWhenEachRankWasQuiet) {
+  to_quiesce();
+  now += milliseconds(2);
+  quiet(2);
+  now += milliseconds(3);
+  quiet(1);
+  drain();
+  group.save_sent(kOk, {1}, now);
+  done(1, Work::kSave);
+  drain();
+  both(Work::kRelease);
+  drain();
+  group.dropped("", now);
+  drain();
+  const auto* finished = find<action::Finished>();
+  ASSERT_NE(finished, nullptr);
+  const PhaseSpan& quiesce = finished->outcome.spans.front();
+  EXPECT_EQ(quiesce.phase, Phase::kQuiesce);
+  ASSERT_EQ(quiesce.ranks.size(), 2U);
+  EXPECT_EQ(quiesce.ranks[0].rank, 2U);
+  EXPECT_EQ(quiesce.ranks[0].answered, milliseconds(2));
+  EXPECT_EQ(quiesce.ranks[1].answered, milliseconds(5));
+  EXPECT_EQ(quiesce.ranks[1].work.busy, milliseconds(5));
 }
 
 Duration cpu() {

@@ -1,0 +1,191 @@
+#include "client/ctl/views/chrome_trace.h"
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "client/core/json.h"
+#include "client/ctl/views/format.h"
+
+namespace amem::ctl {
+namespace {
+
+using client::json_string;
+
+/// A value of an event's arguments, as JSON.
+using Args = std::vector<std::pair<std::string, std::string>>;
+
+std::string object(const Args& args) {
+  std::string text;
+  for (const auto& [name, value] : args)
+    text += (text.empty() ? "" : ",") + json_string(name) + ":" + value;
+  return "{" + text + "}";
+}
+
+/// Where an event is shown; those of one process stand by number.
+struct Lane {
+  int process = 0;
+  int thread = 0;
+};
+
+class Trace {
+ public:
+  void process(int process, const std::string& name) {
+    meta({process, 0}, "process_name", {{"name", json_string(name)}});
+    meta({process, 0}, "process_sort_index", {{"sort_index", std::to_string(process)}});
+  }
+  void lane(Lane lane, const std::string& name) {
+    meta(lane, "thread_name", {{"name", json_string(name)}});
+    meta(lane, "thread_sort_index", {{"sort_index", std::to_string(lane.thread)}});
+  }
+  void slice(Lane lane, const std::string& name, std::uint64_t begin_us, std::uint64_t us,
+             const Args& args) {
+    add({{"ph", "\"X\""},
+         {"pid", std::to_string(lane.process)},
+         {"tid", std::to_string(lane.thread)},
+         {"ts", std::to_string(begin_us)},
+         {"dur", std::to_string(us)},
+         {"name", json_string(name)},
+         {"cat", "\"amem\""},
+         {"args", object(args)}});
+  }
+  std::string text() const {
+    return "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n" + events_ + "\n]}\n";
+  }
+
+ private:
+  void meta(Lane lane, const std::string& what, const Args& args) {
+    add({{"ph", "\"M\""},
+         {"pid", std::to_string(lane.process)},
+         {"tid", std::to_string(lane.thread)},
+         {"name", json_string(what)},
+         {"args", object(args)}});
+  }
+  void add(const Args& event) { events_ += (events_.empty() ? "" : ",\n") + object(event); }
+
+  std::string events_;
+};
+
+/// Numbers of processes and lanes, given out as they are first asked for.
+class Lanes {
+ public:
+  static constexpr int kBroker = 1;
+
+  explicit Lanes(Trace& trace) : trace_(trace) { trace_.process(kBroker, "amemd"); }
+
+  Lane broker(const std::string& group) {
+    return of(kBroker, group_of(group).number, "group " + group);
+  }
+  /// `row`: of the rank's lanes.
+  Lane rank(const std::string& group, const v1::RankSpan& span, int row, const std::string& what) {
+    Group& known = group_of(group);
+    const int next = static_cast<int>(known.ranks.size());
+    const int place = known.ranks.try_emplace(span.id(), next).first->second;
+    std::string name = span.rank() >= 0 ? "rank " + std::to_string(span.rank())
+                                        : "rank #" + std::to_string(span.id());
+    if (!what.empty()) name += ": " + what;
+    return of(known.process, 1 + place * kRows + row, name);
+  }
+
+ private:
+  static constexpr int kRows = 10;  // a rank has no more lanes
+  struct Group {
+    int number = 0;
+    int process = 0;
+    std::map<std::uint32_t, int> ranks;  // by id
+  };
+
+  Group& group_of(const std::string& name) {
+    const int number = static_cast<int>(groups_.size()) + 1;
+    const auto [it, fresh] = groups_.try_emplace(name, Group{number, kBroker + number, {}});
+    if (fresh) trace_.process(it->second.process, "group " + name);
+    return it->second;
+  }
+  Lane of(int process, int thread, const std::string& name) {
+    if (known_.emplace(process, thread).second) trace_.lane({process, thread}, name);
+    return {process, thread};
+  }
+
+  Trace& trace_;
+  std::map<std::string, Group> groups_;
+  std::set<std::pair<int, int>> known_;
+};
+
+// The rows of a rank's lanes.
+constexpr int kWork = 0;
+constexpr int kLoads = 1;
+constexpr int kFirstCalls = 2;
+
+int row_of_calls(const std::string& name) {
+  static const std::vector<std::string> order = {"cuMemImportFromShareableHandle", "cuMemMap",
+                                                 "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"};
+  int row = kFirstCalls;
+  for (const std::string& each : order) {
+    if (each == name) return row;
+    ++row;
+  }
+  return row;  // what a newer broker may tell of
+}
+
+std::string rate(std::uint64_t bytes, std::uint64_t us) {
+  return us == 0 ? "" : format_bytes(bytes * 1'000'000 / us) + "/s";
+}
+
+void add_rank(Trace& trace, Lanes& lanes, const v1::PastOperation& operation,
+              const v1::RankSpan& span) {
+  const bool loads = span.work() == "load";
+  const Lane lane =
+      lanes.rank(operation.group(), span, loads ? kLoads : kWork, loads ? "load" : "");
+  Args args = {{"rank id", std::to_string(span.id())}, {"pid", std::to_string(span.pid())}};
+  if (span.bytes() > 0) args.emplace_back("bytes", std::to_string(span.bytes()));
+  trace.slice(lane, span.work(), operation.began_us() + span.begin_us(), span.us(), args);
+  for (const v1::CallSpan& call : span.calls()) {
+    const std::uint64_t begin = operation.began_us() + call.begin_us();
+    if (call.name() == "copy") {
+      trace.slice(lane, call.name(), begin, call.us(),
+                  {{"bytes", std::to_string(span.bytes())},
+                   {"rate", json_string(rate(span.bytes(), call.us()))}});
+      continue;
+    }
+    const int row = row_of_calls(call.name());
+    trace.slice(lanes.rank(operation.group(), span, row, call.name()), call.name(), begin,
+                call.us(), {{"in calls", json_string(format_micros(call.in_calls_us()))}});
+  }
+}
+
+void add(Trace& trace, Lanes& lanes, const v1::PastOperation& operation) {
+  const Lane lane = lanes.broker(operation.group());
+  Args args;
+  if (operation.order() != 0) args.emplace_back("order", std::to_string(operation.order()));
+  if (operation.swap()) args.emplace_back("swap", "true");
+  args.emplace_back("bytes", std::to_string(operation.bytes()));
+  if (operation.code() != 0) args.emplace_back("error", json_string(operation.error()));
+  for (const v1::PhaseTime& time : operation.times()) {
+    if (time.broker_us() > 0)
+      args.emplace_back(time.phase() + ": broker's CPU",
+                        json_string(format_micros(time.broker_us())));
+    if (time.driver_us() > 0)
+      args.emplace_back(time.phase() + ": broker in the driver",
+                        json_string(format_micros(time.driver_us())));
+  }
+  const std::string what =
+      operation.operation() + (operation.tags().empty() ? "" : " of " + operation.tags());
+  trace.slice(lane, what, operation.began_us(), operation.us(), args);
+  for (const v1::PhaseSpan& phase : operation.spans()) {
+    trace.slice(lane, phase.phase(), operation.began_us() + phase.begin_us(), phase.us(), {});
+    for (const v1::RankSpan& rank : phase.ranks()) add_rank(trace, lanes, operation, rank);
+  }
+}
+
+}  // namespace
+
+std::string chrome_trace(const v1::ListHistoryResponse& history) {
+  Trace trace;
+  Lanes lanes(trace);
+  for (const v1::PastOperation& operation : history.operations()) add(trace, lanes, operation);
+  return trace.text();
+}
+
+}  // namespace amem::ctl

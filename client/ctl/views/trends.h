@@ -1,0 +1,35 @@
+// Trends: what groups had on devices at the last refreshes of `top`, as a line of blocks. A plain
+// value that one thread has.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+
+#include "amem/v1/broker.pb.h"
+#include "client/ctl/views/text_table.h"
+
+namespace amem::ctl {
+
+class Trends {
+ public:
+  static constexpr std::size_t kMost = 240;  // refreshes
+
+  /// A group that is not there any more is forgotten.
+  void add(const v1::NodeStatus& status);
+  /// A line for each group, the newest refresh at its right, on one scale for all; as many columns
+  /// wide as there are. Empty before the second refresh.
+  std::string view(std::size_t columns, const Style& style) const;
+
+ private:
+  struct Course {
+    std::string name;
+    std::deque<std::uint64_t> resident;  // of all refreshes since the group came
+  };
+  std::map<std::string, Course> groups_;  // by address
+  std::size_t refreshes_ = 0;
+};
+
+}  // namespace amem::ctl

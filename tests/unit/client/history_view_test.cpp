@@ -1,0 +1,136 @@
+// The history of operations: as a table, as a trace; and memory over time.
+#include "client/ctl/views/history_view.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "client/ctl/views/chrome_trace.h"
+#include "client/ctl/views/format.h"
+#include "client/ctl/views/trends.h"
+
+namespace amem::ctl {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr Style kPlainStyle;
+
+v1::PastOperation make_past(const std::string& group, const std::string& operation) {
+  v1::PastOperation past;
+  past.set_order(7);
+  past.set_swap(true);
+  past.set_group(group);
+  past.set_operation(operation);
+  past.set_began_us(1'714'567'890'123'000);
+  past.set_us(30'000);
+  past.set_bytes(640ULL << 20);
+  v1::PhaseTime& save = *past.add_times();
+  save.set_phase("save");
+  save.set_us(21'000);
+  save.set_broker_us(500);
+  past.add_times()->set_phase("drop");
+  return past;
+}
+
+TEST(HistoryView, ALineEachAndTheErrors) {
+  v1::ListHistoryResponse history;
+  *history.add_operations() = make_past("train", "pause");
+  v1::PastOperation& failed = *history.add_operations();
+  failed = make_past("rollout", "resume");
+  failed.set_order(0);
+  failed.set_tags("tag kv_cache");
+  failed.set_code(10);
+  failed.set_error("resume of group 'rollout': map+load: rank 0 ended");
+  const std::string when = format_time(1'714'567'890'123);
+  EXPECT_EQ(
+      history_view(history, kPlainStyle),
+      "BEGAN                    ORDER   GROUP    OPERATION                  TOOK   COPIED  LONGEST "
+      "PHASE  RESULT\n" +
+          when +
+          "  7 swap  train    pause                   30.0 ms  640 MiB  save 21.0 ms   ok\n" +
+          when +
+          "  ranks   rollout  resume of tag kv_cache  30.0 ms  640 MiB  save 21.0 ms   ABORTED\n"
+          "\n" +
+          when + "  resume of group 'rollout': map+load: rank 0 ended\n");
+  EXPECT_EQ(history_view({}, kPlainStyle), "no operations since amemd began\n");
+}
+
+TEST(ChromeTrace, ALaneForTheBrokerAndEachRank) {
+  v1::ListHistoryResponse history;
+  v1::PastOperation& past = *history.add_operations();
+  past = make_past("tr\"ain", "pause");
+  v1::PhaseSpan& save = *past.add_spans();
+  save.set_phase("save");
+  save.set_begin_us(1000);
+  save.set_us(21'000);
+  v1::RankSpan& rank = *save.add_ranks();
+  rank.set_id(4);
+  rank.set_rank(1);
+  rank.set_pid(77);
+  rank.set_work("save");
+  rank.set_begin_us(1100);
+  rank.set_us(20'000);
+  rank.set_bytes(640ULL << 20);
+  v1::CallSpan& copy = *rank.add_calls();
+  copy.set_name("copy");
+  copy.set_begin_us(1200);
+  copy.set_us(10'000);
+  v1::PhaseSpan& release = *past.add_spans();
+  release.set_phase("release");
+  v1::RankSpan& unknown = *release.add_ranks();
+  unknown.set_id(5);
+  unknown.set_rank(-1);
+  unknown.set_work("release");
+  v1::CallSpan& unmap = *unknown.add_calls();
+  unmap.set_name("cuMemUnmap");
+  unmap.set_in_calls_us(900);
+  const std::string trace = chrome_trace(history);
+  EXPECT_THAT(trace, HasSubstr(R"("name":"process_name","args":{"name":"amemd"})"));
+  EXPECT_THAT(trace, HasSubstr(R"("name":"process_name","args":{"name":"group tr\"ain"})"));
+  EXPECT_THAT(trace,
+              HasSubstr(R"("pid":1,"tid":1,"ts":1714567890123000,"dur":30000,"name":"pause")"));
+  EXPECT_THAT(trace,
+              HasSubstr(R"("pid":1,"tid":1,"ts":1714567890124000,"dur":21000,"name":"save")"));
+  EXPECT_THAT(trace, HasSubstr(R"("name":"thread_name","args":{"name":"rank 1"})"));
+  EXPECT_THAT(trace,
+              HasSubstr(R"("pid":2,"tid":1,"ts":1714567890124100,"dur":20000,"name":"save")"));
+  EXPECT_THAT(trace, HasSubstr(R"("ts":1714567890124200,"dur":10000,"name":"copy")"));
+  EXPECT_THAT(trace, HasSubstr(R"("rate":"62.5 GiB/s")"));
+  EXPECT_THAT(trace, HasSubstr(R"("name":"thread_name","args":{"name":"rank #5: cuMemUnmap"})"));
+  EXPECT_THAT(trace, HasSubstr(R"("save: broker's CPU":"500 us")"));
+}
+
+v1::NodeStatus with_group(const std::string& name, std::uint64_t resident) {
+  v1::NodeStatus status;
+  v1::GroupInfo& group = *status.add_groups();
+  group.set_name(name);
+  group.set_address(name + "@0");
+  group.set_resident_bytes(resident);
+  return status;
+}
+
+TEST(TrendsTest, ALineForEachGroupOnOneScale) {
+  Trends trends;
+  trends.add(with_group("train", 800));
+  EXPECT_EQ(trends.view(80, kPlainStyle), "");
+  trends.add(with_group("train", 0));
+  v1::NodeStatus both = with_group("train", 1);
+  *both.add_groups() = with_group("rollout", 400).groups(0);
+  trends.add(both);
+  EXPECT_THAT(trends.view(80, kPlainStyle),
+              testing::StartsWith("GROUP    ON DEVICES OVER TIME   MOST\n"
+                                  "rollout    ▅                   400 B\n"
+                                  "train    █.▁                   800 B\n"));
+  trends.add(with_group("rollout", 400));
+  EXPECT_THAT(trends.view(80, kPlainStyle), testing::Not(HasSubstr("train")));
+}
+
+TEST(TrendsTest, TheLatestAreShownWhereTheScreenIsNarrow) {
+  Trends trends;
+  for (std::size_t i = 0; i < Trends::kMost + 50; ++i) trends.add(with_group("g", i < 280 ? 0 : 8));
+  const std::string text = trends.view(60, kPlainStyle);
+  EXPECT_THAT(text, HasSubstr("\ng      " + std::string(31, '.') + "██████████   8 B\n"));
+}
+
+}  // namespace
+}  // namespace amem::ctl
