@@ -7,7 +7,7 @@ import html
 import json
 import sys
 
-WIDTH, LEFT, ROW, GAP, TOP = 1100, 190, 22, 4, 30
+WIDTH, LEFT, ROW, GAP, TOP = 1100, 290, 22, 4, 30
 COLORS = {"pause": "#dfe7f5", "resume": "#e3f1e3", "quiesce": "#c7b9e8", "save": "#7fa8e0", "release": "#e0a36f", "drop": "#c98686",
           "admit": "#c9c97f", "create": "#b7a16a", "map+load": "#79b98c", "map": "#9fd0ad", "load": "#79b98c", "open": "#8fc7c7",
           "copy": "#3f74b8", "turn": "#d9d9d9", "agree": "#d9d9d9"}
@@ -74,6 +74,8 @@ def draw(names, lanes):
     marks = []
     for us in range(0, int(span) + 1, step(span)):
         x = LEFT + us * scale
+        if x > WIDTH - 50:  # no room for its text
+            break
         marks.append(f'<line x1="{x:.1f}" y1="{TOP - 8}" x2="{x:.1f}" y2="{y}" stroke="#ddd"/>'
                      f'<text x="{x + 2:.1f}" y="{TOP - 10}" fill="#666">{time_text(us)}</text>')
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 6}" font-family="sans-serif" font-size="12">\n'

@@ -1,8 +1,13 @@
 """History and traces: what was done is told afterwards, to those who may see it, and as a picture."""
 import json
 import os
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
 
 from sim_node import eventually
+
+DRAW = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "deploy", "draw_trace.py")
 
 
 def history(node, *arguments):
@@ -81,6 +86,9 @@ def test_a_trace_of_a_swap(node, tmp_path):
         for other in slices:
             if (each["pid"], each["tid"]) == (other["pid"], other["tid"]) and each["ts"] < other["ts"]:
                 assert other["ts"] >= each["ts"] + each["dur"] or other["ts"] + other["dur"] <= each["ts"] + each["dur"]
+    drawn = subprocess.run([sys.executable, "-B", DRAW, path], capture_output=True, text=True, timeout=60, check=True).stdout
+    written = {each.text for each in xml.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")}
+    assert set(names.values()) < written, "every lane is drawn"
     copies = [each for each in slices if each["name"] == "copy"]
     assert len(copies) == 4 and all(each["args"]["bytes"] > 0 for each in copies), "each rank saves or loads"
     work = {each["name"] for each in by_lane["rank 0"]}
