@@ -261,8 +261,10 @@ void add_run(CLI::App& app, CommandLine& o) {
 }
 
 void add_doctor(CLI::App& app, CommandLine& o) {
-  CLI::App& doctor = add(app, o, Command::kDoctor, "doctor",
-                         "Say whether a command's processes would be brokered, and if not, why");
+  CLI::App& doctor =
+      add(app, o, Command::kDoctor, "doctor",
+          "Say whether this node is in order, or with a command whether its processes "
+          "would be brokered; and if not, why and what to do");
   add_launch(doctor, o,
              "As `run --group NAME` would start it (else: as it would start in this environment)",
              false);
@@ -335,11 +337,13 @@ Parsed parse(std::vector<std::string> arguments) {
   }
   if (options.command == Command::kRun || options.command == Command::kDoctor) {
     const std::string name = options.command == Command::kRun ? "run" : "doctor";
-    if (options.program.empty()) return usage(name + ": no command; it follows \"--\"");
+    const bool node = name == "doctor" && !separated && options.group.empty();
+    if (options.program.empty() && !node) return usage(name + ": no command; it follows \"--\"");
     if (!options.socket.empty()) {
       return usage(name + ": ranks find the broker by its --runtime-dir, not by a control socket");
     }
-    if (options.group.empty() && (!options.scope.empty() || !options.runtime_dir.empty())) {
+    if (options.group.empty() &&
+        (!options.scope.empty() || (!node && !options.runtime_dir.empty()))) {
       return usage(
           "doctor: without --group the environment alone says what the command would get: "
           "--scope and --runtime-dir need --group");

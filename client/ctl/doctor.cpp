@@ -7,16 +7,28 @@
 #include <utility>
 
 #include "client/core/control_client.h"
+#include "client/core/endpoint.h"
 #include "client/core/json.h"
 #include "client/ctl/diagnosis/broker_check.h"
 #include "client/ctl/diagnosis/checks.h"
+#include "client/ctl/diagnosis/driver_check.h"
 #include "client/ctl/diagnosis/nccl_library.h"
+#include "client/ctl/diagnosis/node_check.h"
 #include "client/ctl/diagnosis/program.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/views/format.h"
 
 namespace amem::ctl {
 namespace {
+
+/// Of this process, which the command would inherit.
+Findings check_limits() {
+  rlimit files{};
+  rlimit locked{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || ::getrlimit(RLIMIT_MEMLOCK, &locked) != 0)
+    return {};
+  return ctl::check_limits(files.rlim_cur, locked.rlim_cur);
+}
 
 struct Diagnosis {
   std::string command;  // as it was given
@@ -68,19 +80,72 @@ Diagnosis examine(const CommandLine& options, const RunContext& context) {
   if (d.runtime_dir.empty()) d.runtime_dir = context.runtime_dir;
   d.add(check_broker_in(d.runtime_dir, options.timeout.value_or(client::kDefaultQueryTimeout)));
   d.add(check_nccl(find_nccl(d.program, runpath, d.environment)));
-  rlimit files{};
-  rlimit locked{};
-  if (::getrlimit(RLIMIT_NOFILE, &files) == 0 && ::getrlimit(RLIMIT_MEMLOCK, &locked) == 0)
-    d.add(check_limits(files.rlim_cur, locked.rlim_cur));
+  d.add(check_limits());
   return d;
 }
 
-std::string as_text(const Diagnosis& d) {
+std::string lines_of(const Findings& findings) {
   std::string text;
-  for (const Finding& f : d.findings) {
+  for (const Finding& f : findings)
     text += (f.blocks ? "problem: " : "warning: ") +
             printable(f.what + ": " + f.why + "; " + f.remedy) + "\n";
+  return text;
+}
+
+std::string json_of(const Findings& findings) {
+  using client::json_string;
+  std::string text;
+  for (const Finding& f : findings)
+    text += std::string(text.empty() ? "" : ",") + "{\"check\":" + json_string(f.check) +
+            ",\"blocks\":" + (f.blocks ? "true" : "false") + ",\"what\":" + json_string(f.what) +
+            ",\"why\":" + json_string(f.why) + ",\"remedy\":" + json_string(f.remedy) + "}";
+  return "[" + text + "]";
+}
+
+bool blocks(const Findings& findings) {
+  return std::any_of(findings.begin(), findings.end(), [](const Finding& f) { return f.blocks; });
+}
+
+/// The node, as this user has it, and what amemd says of itself.
+int diagnose_node(const CommandLine& options, const RunContext& context, Console& console) {
+  const auto timeout = options.timeout.value_or(client::kDefaultQueryTimeout);
+  const DriverFacts driver = look_at_driver(timeout);
+  Findings findings = check_driver(driver, context.environment);
+  const auto add = [&](const Findings& more) {
+    findings.insert(findings.end(), more.begin(), more.end());
+  };
+  const std::string dir = options.runtime_dir.empty() ? context.runtime_dir : options.runtime_dir;
+  add(check_broker_in(dir, timeout));
+  std::string summary;
+  const auto control = client::control_socket(dir, "");
+  if (control.ok() && !blocks(findings)) {
+    client::ControlClient broker(control.value(), timeout);
+    if (const auto status = broker.status(); status.ok()) {
+      const v1::NodeStatus& node = status.value();
+      add(check_node(node, driver, open_files_of(node.pid())));
+      summary = "amemd " + node.version() + " in " + dir + " serves " +
+                std::to_string(node.devices_size()) +
+                (node.devices_size() == 1 ? " GPU" : " GPUs") + ", pool " +
+                format_bytes(node.pool().ready_bytes()) + " (" + node.pool().kind() + ")";
+    }
   }
+  add(check_limits());
+  const bool healthy = !blocks(findings);
+  if (options.json)
+    console.out << std::string("{\"healthy\":") + (healthy ? "true" : "false") +
+                       ",\"runtime_dir\":" + client::json_string(dir) +
+                       ",\"findings\":" + json_of(findings) + "}\n";
+  else
+    console.out << lines_of(findings)
+                << (healthy ? (summary.empty() ? "no problem was found" : printable(summary))
+                            : "ranks on this node would not be brokered, or not all of them")
+                << "\n";
+  console.out.flush();
+  return healthy && console.out ? kExitOk : kExitFailed;
+}
+
+std::string as_text(const Diagnosis& d) {
+  std::string text = lines_of(d.findings);
   text += printable(d.command + (d.program == d.command ? "" : " (" + d.program + ")"));
   if (!d.brokered()) return text + " would not be brokered\n";
   return text + " would be brokered: " +
@@ -91,24 +156,18 @@ std::string as_text(const Diagnosis& d) {
 
 std::string as_json(const Diagnosis& d) {
   using client::json_string;
-  std::string text = "{\"program\":" + json_string(d.program) +
-                     ",\"brokered\":" + (d.brokered() ? "true" : "false") +
-                     ",\"group\":" + json_string(d.chosen("AMEM_GROUP", "default")) +
-                     ",\"scope\":" + json_string(d.chosen("AMEM_SCOPE", "nccl")) +
-                     ",\"runtime_dir\":" + json_string(d.runtime_dir) + ",\"findings\":[";
-  bool first = true;
-  for (const Finding& f : d.findings) {
-    text += std::string(std::exchange(first, false) ? "" : ",") +
-            "{\"check\":" + json_string(f.check) + ",\"blocks\":" + (f.blocks ? "true" : "false") +
-            ",\"what\":" + json_string(f.what) + ",\"why\":" + json_string(f.why) +
-            ",\"remedy\":" + json_string(f.remedy) + "}";
-  }
-  return text + "]}\n";
+  return "{\"program\":" + json_string(d.program) +
+         ",\"brokered\":" + (d.brokered() ? "true" : "false") +
+         ",\"group\":" + json_string(d.chosen("AMEM_GROUP", "default")) +
+         ",\"scope\":" + json_string(d.chosen("AMEM_SCOPE", "nccl")) +
+         ",\"runtime_dir\":" + json_string(d.runtime_dir) + ",\"findings\":" + json_of(d.findings) +
+         "}\n";
 }
 
 }  // namespace
 
 int diagnose(const CommandLine& options, const RunContext& context, Console& console) {
+  if (options.program.empty()) return diagnose_node(options, context, console);
   const Diagnosis diagnosis = examine(options, context);
   console.out << (options.json ? as_json(diagnosis) : as_text(diagnosis)) << std::flush;
   return diagnosis.brokered() && console.out ? kExitOk : kExitFailed;

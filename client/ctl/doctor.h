@@ -1,5 +1,5 @@
-// `amemctl doctor`: whether the processes of a command would be brokered, and if not, why.
-// Plain functions, for a process with one thread.
+// `amemctl doctor`: whether the processes of a command would be brokered, and if not, why; without
+// a command: whether the node is in order. Plain functions, for a process with one thread.
 #pragma once
 
 #include "client/ctl/command_line.h"
@@ -8,9 +8,9 @@
 
 namespace amem::ctl {
 
-/// With a group: of the command as `run` would start it; without: as it would start in `context`.
-/// Writes what it finds, and gives the exit code: kExitOk when it would be brokered, else
-/// kExitFailed.
+/// Without a command: of the driver, amemd and this user's limits. With a group: of the command as
+/// `run` would start it; without: as it would start in `context`. Writes what it finds, and gives
+/// the exit code: kExitOk when there is no problem, else kExitFailed.
 int diagnose(const CommandLine& options, const RunContext& context, Console& console);
 
 }  // namespace amem::ctl

@@ -110,7 +110,7 @@ def test_a_broker_of_another_user(node):
 
 
 def test_usage(node):
-    for arguments in (["doctor"], ["doctor", "--scope", "heap", "--", "sh"]):
+    for arguments in (["doctor", "--group", "train"], ["doctor", "--"], ["doctor", "--scope", "heap", "--", "sh"]):
         done = subprocess.run([node.build.program("amemctl"), *arguments], env=node.env(), capture_output=True, text=True,
                               timeout=patience(20))
         assert done.returncode == 2 and done.stdout == "", done
