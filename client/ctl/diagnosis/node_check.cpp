@@ -11,7 +11,8 @@
 namespace amem::ctl {
 namespace {
 
-constexpr std::uint64_t kOpenFiles = 65'536;  // a descriptor for each allocation, and some more
+constexpr std::uint64_t kFilesOfABroker =
+    65'536;  // a descriptor for each allocation, and some more
 
 Findings check_pool(const v1::PoolStatus& pool) {
   Findings findings;
@@ -75,7 +76,7 @@ Findings check_node(const v1::NodeStatus& status, const DriverFacts& driver,
            "memory on it is not brokered",
            "restart amemd with all GPUs of the node: it looks for them when it starts"});
   }
-  if (open_files && *open_files < kOpenFiles)
+  if (open_files && *open_files < kFilesOfABroker)
     findings.push_back({false, "broker-files",
                         "amemd may have " + std::to_string(*open_files) + " open files",
                         "it has one for each allocation, and refuses more than it may have",

@@ -68,6 +68,32 @@ std::string group_table(const Groups& groups, const Style& style) {
   return table.render(style);
 }
 
+/// The groups in 80 columns, where their names are no longer than 15; `groups` has the rest.
+template <class Groups>
+std::string group_lines(const Groups& groups, const Style& style) {
+  if (groups.empty()) return none("groups");
+  TextTable table({{"GROUP"},
+                   {"STATE"},
+                   {"RANKS", kRight},
+                   {"RESIDENT", kRight},
+                   {"SAVED", kRight},
+                   {"PAUSE", kRight},
+                   {"RESUME", kRight}});
+  std::string notes;
+  for (const v1::GroupInfo& group : groups) {
+    table.add({group.name(),
+               {state_text(group), state_tone(group.state())},
+               std::to_string(group.rank_count()),
+               format_bytes(group.resident_bytes()),
+               format_bytes(group.saved_bytes()),
+               took(group.last_pause_us()),
+               took(group.last_resume_us())});
+    if (!group.note().empty())
+      notes += style(Tone::kBad, printable(group.name() + ": " + group.note())) + "\n";
+  }
+  return table.render(style) + notes;
+}
+
 /// What `pause` does by tag, and how, where somebody has decided: empty when nowhere.
 template <class Groups>
 std::string policy_lines(const Groups& groups, const Style& style) {
@@ -154,12 +180,14 @@ std::string device_table(const v1::NodeStatus& status, const Style& style) {
                    {"USED", kRight},
                    {"BROKERED", kRight},
                    {"UUID"}});
+  DeviceNames names;
+  for (const v1::DeviceStatus& device : status.devices()) names.add(device.uuid());
   for (const v1::DeviceStatus& device : status.devices()) {
     const bool known = device.usage_known();
     table.add({std::to_string(device.ordinal()), device.name(),
                known ? format_bytes(device.total_bytes()) : "?",
                known ? format_bytes(device.used_bytes()) : "?",
-               format_bytes(device.brokered_bytes()), device.uuid()});
+               format_bytes(device.brokered_bytes()), names(device.uuid())});
   }
   std::string text = table.render(style);
   for (const v1::DeviceStatus& device : status.devices())
@@ -243,7 +271,7 @@ std::string pool_line(const v1::PoolStatus& pool, const Style& style) {
 
 std::string status_view(const v1::NodeStatus& status, const Style& style) {
   return node_line(status, style) + pool_line(status.pool(), style) + "\n" +
-         device_table(status, style) + "\n" + group_table(status.groups(), style) +
+         device_table(status, style) + "\n" + group_lines(status.groups(), style) +
          guest_table(status.groups(), style);
 }
 

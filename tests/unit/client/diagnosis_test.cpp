@@ -9,8 +9,11 @@
 #include <filesystem>
 
 #include "client/ctl/diagnosis/checks.h"
+#include "client/ctl/diagnosis/driver_check.h"
 #include "client/ctl/diagnosis/nccl_library.h"
+#include "client/ctl/diagnosis/node_check.h"
 #include "client/ctl/diagnosis/program.h"
+#include "common/version.h"
 #include "tests/unit/fixtures/fake_broker.h"
 #include "tests/unit/fixtures/some_elf.h"
 
@@ -263,6 +266,50 @@ TEST_F(DiagnosisTest, NcclIsFoundWhereTheLoaderOrPythonFindsIt) {
             dir / "libs/libnccl.so.2");
   EXPECT_EQ(find_nccl(python, "/nowhere:$ORIGIN/../../libs", {}),
             dir / "venv/bin/../../libs/libnccl.so.2");
+}
+
+v1::NodeStatus healthy_node() {
+  v1::NodeStatus status;
+  status.set_version(std::string(kVersion));
+  status.mutable_pool()->set_configured_bytes(100);
+  status.mutable_pool()->set_ready_bytes(100);
+  status.mutable_pool()->set_kind("host_numa");
+  status.add_devices()->set_uuid("GPU-1");
+  return status;
+}
+
+DriverFacts with_gpu(const std::string& uuid) {
+  DriverFacts facts;
+  facts.gpus.push_back({uuid, "NVIDIA H200", true, true, true});
+  return facts;
+}
+
+TEST(NodeDiagnosis, ANodeInOrder) {
+  EXPECT_THAT(check_node(healthy_node(), with_gpu("GPU-1"), 1 << 20), IsEmpty());
+  EXPECT_THAT(check_node(healthy_node(), {}, std::nullopt), IsEmpty())
+      << "what cannot be known is no fault";
+  EXPECT_THAT(check_driver(with_gpu("GPU-1"), {}), IsEmpty());
+}
+
+TEST(NodeDiagnosis, WhatAmemdSaysOfItself) {
+  v1::NodeStatus status = healthy_node();
+  status.set_version("0.0.1");
+  status.mutable_devices(0)->set_trouble("cuMemCreate has not answered for 12 s");
+  status.mutable_pool()->set_ready_bytes(0);
+  status.mutable_pool()->set_error("out of memory");
+  EXPECT_THAT(check_node(status, with_gpu("GPU-2"), 1024),
+              ElementsAre(blocks("pool"), warns("version"), blocks("device-hangs"),
+                          blocks("device-unknown"), warns("broker-files")));
+  status.clear_devices();
+  EXPECT_THAT(check_node(status, {}, std::nullopt), testing::Contains(blocks("no-devices")));
+}
+
+TEST(NodeDiagnosis, MulticastMattersWhereAllGpusHaveIt) {
+  DriverFacts facts = with_gpu("GPU-1");
+  EXPECT_THAT(check_driver(facts, {{"AMEM_NVLS", "1"}}), IsEmpty()) << "there is only one";
+  facts.gpus.push_back(facts.gpus.front());
+  EXPECT_THAT(check_driver(facts, {{"AMEM_NVLS", "1"}}), ElementsAre(warns("multicast")));
+  EXPECT_THAT(check_driver(facts, {}), IsEmpty());
 }
 
 }  // namespace

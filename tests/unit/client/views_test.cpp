@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 #include "client/ctl/output.h"
 #include "client/ctl/views/explain.h"
 #include "client/ctl/views/progress_view.h"
@@ -52,20 +54,30 @@ v1::NodeStatus make_status() {
 }
 
 TEST(StatusView, WholePage) {
-  EXPECT_EQ(
-      status_view(make_status(), kPlainStyle),
-      "amemd 0.1.0  pid 4242  up 1 min 5 s  memory 12.0 MiB\n"
-      "pool  3.00 GiB used of 64.0 GiB  host_numa\n"
-      "\n"
-      "DEVICE  NAME           TOTAL      USED  BROKERED  UUID\n"
-      "     0  NVIDIA H200  140 GiB  70.0 GiB  35.0 GiB  GPU-01234567-89ab-cdef-0123-456789abcdef\n"
-      "\n"
-      "GROUP  STATE           SINCE  UID  RANKS  ALLOCS  ALLOCATED  RESIDENT     SAVED  DROPPED  "
-      "PINNED  "
-      "UNBROKERED  LAST PAUSE  LAST RESUME  NOTE\n"
-      "train  pausing (save)    0 s    0      2     840   4.00 GiB  2.00 GiB  1.00 GiB      0 B    "
-      " 0 B  "
-      "       0 B      143 ms            -\n");
+  EXPECT_EQ(status_view(make_status(), kPlainStyle),
+            "amemd 0.1.0  pid 4242  up 1 min 5 s  memory 12.0 MiB\n"
+            "pool  3.00 GiB used of 64.0 GiB  host_numa\n"
+            "\n"
+            "DEVICE  NAME           TOTAL      USED  BROKERED  UUID\n"
+            "     0  NVIDIA H200  140 GiB  70.0 GiB  35.0 GiB  GPU-01234567\n"
+            "\n"
+            "GROUP  STATE           RANKS  RESIDENT     SAVED   PAUSE  RESUME\n"
+            "train  pausing (save)      2  2.00 GiB  1.00 GiB  143 ms       -\n");
+}
+
+TEST(StatusView, EightyColumns) {
+  v1::NodeStatus status = make_status();
+  status.mutable_devices(0)->set_name("NVIDIA H100 80GB HBM3");
+  v1::GroupInfo& group = *status.mutable_groups(0);
+  group.set_name("rollout-engine0");
+  group.set_state(v1::GROUP_STATE_RESUMING);
+  group.set_phase("map+load");
+  group.set_last_resume_us(12'340);
+  group.set_note("rank 3 died in save");
+  std::istringstream text(status_view(status, kPlainStyle));
+  std::string last;
+  for (std::string line; std::getline(text, line); last = line) EXPECT_LE(line.size(), 80U) << line;
+  EXPECT_EQ(last, "rollout-engine0: rank 3 died in save");
 }
 
 TEST(StatusView, UnknownUsagePoolErrorAndEmptyLists) {
