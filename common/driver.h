@@ -74,6 +74,7 @@
 // The same for calls that a driver may lack; its entry is nullptr then.
 #define AMEM_OPTIONAL_DRIVER_CALLS(X) \
   X(cuDeviceCanAccessPeer, 4000)      \
+  X(cuMemAlloc, 3020)                 \
   X(cuMulticastBindMem, 12010)        \
   X(cuMulticastUnbind, 12010)
 

@@ -233,6 +233,37 @@ void add_views(CLI::App& app, CommandLine& o) {
                [&o](std::chrono::milliseconds time) { o.interval = time; });
 }
 
+CLI::Option* add_size(CLI::App& sub, CommandLine& o) {
+  return sub.add_option("--size", o.bytes, "Memory of each GPU: 512MiB, 4GiB, ... (default: 4GiB)")
+      ->type_name("SIZE")
+      ->transform(CLI::AsSizeValue(true))
+      ->check(CLI::Validator(
+          [](std::string& bytes) {
+            const std::uint64_t size = std::stoull(bytes);
+            const bool fits = size >= 1ULL << 20U && size <= 1ULL << 40U;
+            return std::string(fits ? ""
+                                    : "a GPU can have 1MiB to 1TiB here, not " + bytes + " bytes");
+          },
+          ""));
+}
+
+void add_bench(CLI::App& app, CommandLine& o) {
+  CLI::App& bench = add(app, o, Command::kBench, "bench",
+                        "Pause and resume a made-up group on this node, beside plain copies");
+  add_size(bench, o);
+  bench.add_option("--gpus", o.gpus, "So many, the first ones (default: all)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024));
+  bench.add_option("--rounds", o.rounds, "So often (default: 5)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 10'000));
+  // What it becomes under the shim; of no use by itself.
+  CLI::App& rank = add(app, o, Command::kBenchRank, "bench-rank", "A rank of bench");
+  rank.group("");
+  add_size(rank, o);
+  rank.add_option("--gpu", o.gpu)->check(CLI::Range(0, 1023));
+}
+
 /// `--group` and `--scope`, as `run` takes them.
 void add_launch(CLI::App& sub, CommandLine& o, const std::string& group_help, bool required) {
   sub.add_option("--group", o.group, group_help)
@@ -287,6 +318,7 @@ Parsed parse(std::vector<std::string> arguments) {
   add_queries(app, options);
   add_operations(app, options);
   add_views(app, options);
+  add_bench(app, options);
   add_run(app, options);
   add_doctor(app, options);
   add(app, options, Command::kUpgrade, "upgrade",

@@ -25,6 +25,8 @@ enum class Command {
   kPolicy,
   kWatch,
   kTop,
+  kBench,
+  kBenchRank,
   kRun,
   kDoctor,
   kUpgrade,
@@ -61,6 +63,12 @@ struct CommandLine {
   std::chrono::milliseconds interval{1000};  // top
 
   std::string trace;  // a file. run: of driver calls; pause, resume, swap, history: of operations
+
+  // bench
+  std::uint64_t bytes = 4ULL << 30;  // of each GPU
+  int gpus = 0;                      // 0: all
+  int rounds = 5;
+  int gpu = 0;  // its rank's
 
   // run, doctor
   std::string scope;  // empty: as the environment has it

@@ -311,6 +311,8 @@ int dispatch(const Invocation& s) {
       return upgrade(s.options, s.broker, s.console, s.interrupt);
     case Command::kVersion:
       return version(s);
+    case Command::kBench:
+    case Command::kBenchRank:
     case Command::kRun:
     case Command::kDoctor:
       break;  // excluded by REQUIRES

@@ -1,5 +1,5 @@
 // amemctl: see and steer the groups whose GPU memory amemd owns. Parses the command line, then
-// becomes the command of `run`, examines that of `doctor`, or asks the broker.
+// becomes the command of `run`, examines that of `doctor`, measures, or asks the broker.
 #include <iostream>
 #include <string>
 #include <utility>
@@ -7,6 +7,8 @@
 
 #include "client/core/control_client.h"
 #include "client/core/endpoint.h"
+#include "client/ctl/bench/bench.h"
+#include "client/ctl/bench/rank.h"
 #include "client/ctl/command_line.h"
 #include "client/ctl/commands.h"
 #include "client/ctl/doctor.h"
@@ -24,6 +26,8 @@ int main(int argc, char** argv) {
   }
   const ctl::CommandLine& options = *parsed.options;
   if (options.command == ctl::Command::kRun) return ctl::execute_run(options);
+  if (options.command == ctl::Command::kBenchRank)
+    return ctl::bench_rank(options.gpu, options.bytes);
   if (options.command == ctl::Command::kDoctor) {
     ctl::Console console = ctl::process_console(options.no_color);
     return ctl::diagnose(options, ctl::current_context(), console);
@@ -41,5 +45,7 @@ int main(int argc, char** argv) {
           ? client::ControlClient(std::move(socket).value(), timeout)
           : client::ControlClient(client::Remote{options.address, options.tls_dir}, timeout);
   ctl::Console console = ctl::process_console(options.no_color);
+  if (options.command == ctl::Command::kBench)
+    return ctl::bench(options, ctl::current_context(), broker, console, &interrupt);
   return ctl::execute(options, broker, console, &interrupt);
 }

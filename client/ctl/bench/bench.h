@@ -1,0 +1,18 @@
+// `amemctl bench`: pauses and resumes a made-up group on this node, beside plain copies of as many
+// bytes.
+#pragma once
+
+#include "client/core/control_client.h"
+#include "client/ctl/command_line.h"
+#include "client/ctl/interrupt.h"
+#include "client/ctl/output.h"
+#include "client/ctl/run.h"
+
+namespace amem::ctl {
+
+/// A rank for each GPU, in a group of its own that is gone afterwards, however this ends. Every
+/// byte is looked at after each resume. Gives the exit code.
+int bench(const CommandLine& options, const RunContext& context, client::ControlClient& broker,
+          Console& console, const Interrupt* interrupt);
+
+}  // namespace amem::ctl
