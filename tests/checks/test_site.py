@@ -35,6 +35,18 @@ def test_every_page_is_there_and_can_be_found(site):
     assert "PauseRequest" in (site / "reference" / "grpc.html").read_text(encoding="utf-8")
 
 
+def test_the_python_api_has_what_programs_can_use(site):
+    text = (site / "reference" / "python.html").read_text(encoding="utf-8")
+    headings = set(re.findall(r'<h[34] id="[^"]*">(\w+)<', text))
+    package = (ROOT / "client" / "python" / "amem" / "__init__.py").read_text(encoding="utf-8")
+    names = re.findall(r'"(\w+)"', package.split("__all__ = [")[1].split("]")[0])
+    assert len(names) > 20 and set(names) - headings == {"__version__"}, "the build makes the version"
+    broker = (ROOT / "client" / "python" / "amem" / "broker.py").read_text(encoding="utf-8")
+    methods = set(re.findall(r"^    def ([a-z]\w*)\(", broker, re.MULTILINE))
+    assert "swapping" in methods and methods <= headings
+    assert "keeps every address" in text, "with what the docstrings say"
+
+
 @pytest.mark.parametrize("link, why", [("nowhere.html", "no such file"), ("index.html#nothing-of-that-name", "no such anchor")])
 def test_a_broken_link_is_found(site, tmp_path, link, why):
     copy = shutil.copytree(site, tmp_path / "site")

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import xml.etree.ElementTree as xml
 
+import pytest
+
 from sim_node import eventually
 
 DRAW = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "deploy", "draw_trace.py")
@@ -58,6 +60,18 @@ def test_what_ranks_ask_for_is_remembered(node):
     job.ask("ncclResume")
     told = history(node)
     assert [(each["operation"], each["order"]) for each in told] == [("pause", 0), ("resume", 0)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+def test_a_stranger_sees_no_other_groups(bare_node):
+    node = bare_node
+    node.start_broker("--sockets-control-mode", "0660", "--sockets-group", "nogroup")
+    node.job("secret")
+    node.ctl("pause", "secret")
+    nobody = node.ctl.by(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"])
+    assert history(node) and nobody("history").json["operations"] == []
+    said = nobody.try_("history", "secret")
+    assert said.code == 4 and "groups of other users are not shown" in said.error
 
 
 def test_a_trace_of_a_swap(node, tmp_path):
