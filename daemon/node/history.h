@@ -41,7 +41,7 @@ std::uint64_t copied(const Outcome& outcome);
 class History {
  public:
   static constexpr std::size_t kMost = 256;          // operations
-  static constexpr std::size_t kMostSpans = 50'000;  // of ranks, in all: some 15 MB
+  static constexpr std::size_t kMostSpans = 50'000;  // in all: some 10 MB
 
   /// Of too many, the oldest of the owner that has the most goes, so that nobody can push out what
   /// is others'. An operation that has too many spans by itself keeps none.
