@@ -35,9 +35,9 @@ Findings check_pool(const v1::PoolStatus& pool) {
 std::optional<std::uint64_t> open_files_of(std::int64_t pid) {
   std::ifstream limits("/proc/" + std::to_string(pid) + "/limits");
   for (std::string line; std::getline(limits, line);) {
-    constexpr std::string_view kName = "Max open files";
-    if (!line.starts_with(kName)) continue;
-    std::istringstream words(line.substr(kName.size()));
+    constexpr std::string_view kLimitName = "Max open files";
+    if (!line.starts_with(kLimitName)) continue;
+    std::istringstream words(line.substr(kLimitName.size()));
     std::uint64_t soft = 0;
     if (words >> soft) return soft;
   }

@@ -129,7 +129,7 @@ int row_of_calls(const std::string& name) {
   return row;  // what a newer broker may tell of
 }
 
-std::string rate(std::uint64_t bytes, std::uint64_t us) {
+std::string copy_rate(std::uint64_t bytes, std::uint64_t us) {
   return us == 0 ? "" : format_bytes(bytes * 1'000'000 / us) + "/s";
 }
 
@@ -146,7 +146,7 @@ void add_rank(Trace& trace, Lanes& lanes, const v1::PastOperation& operation,
     if (call.name() == "copy") {
       trace.slice(lane, call.name(), begin, call.us(),
                   {{"bytes", std::to_string(span.bytes())},
-                   {"rate", json_string(rate(span.bytes(), call.us()))}});
+                   {"rate", json_string(copy_rate(span.bytes(), call.us()))}});
       continue;
     }
     const int row = row_of_calls(call.name());
