@@ -75,6 +75,8 @@ class Bench {
     launch.trace.clear();
     const auto plan = plan_run(launch, context);
     if (!plan.ok()) return plan.status();
+    if (!plan.value().warnings.empty())  // ranks would run without amem
+      return {Code::kFailedPrecondition, plan.value().warnings.front()};
     std::map<std::string, std::string> environment = context.environment;
     for (const auto& [name, value] : plan.value().environment) environment[name] = value;
     // By its own name, so that ranks are listed as amemctl.

@@ -45,6 +45,12 @@ def test_a_pool_that_is_too_small(bare_node):
     eventually(lambda: not bare_node.ctl("groups").json["groups"], what="nothing is left of it")
 
 
+def test_a_shim_that_is_turned_off(node):
+    node.settings["AMEM_DISABLE"] = "1"
+    said = node.ctl.try_("bench", "--size", "4MiB")
+    assert said.code == 5 and "AMEM_DISABLE" in said.error, said
+
+
 def test_without_a_broker(bare_node):
     assert bare_node.ctl.try_("bench").code == 3
 
