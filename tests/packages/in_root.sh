@@ -127,7 +127,7 @@ END
 unset LD_LIBRARY_PATH
 run upgrade apt-get install --yes --reinstall --no-install-recommends /packages/*.deb
 if grep -Eq '(restart|stop) ' /packages/systemctl; then cat /packages/systemctl; fail "an upgrade has stopped the service"; fi
-grep -q 'a restart calls off what is under way' /packages/upgrade.log || fail "the upgrade does not say that the broker goes on"
+grep -q 'the broker that runs goes on as version' /packages/upgrade.log || fail "the upgrade does not say that the broker goes on"
 kill -0 "$broker" || fail "the upgrade has ended the broker"
 amemctl resume train >/dev/null || fail "the group that was paused before the upgrade does not come back"
 echo checksum >&3 && said 3
