@@ -9,7 +9,7 @@ namespace amem::ctl {
 
 enum ExitCode : int {
   kExitOk = 0,
-  kExitFailed = 1,  // doctor: the command would not be brokered
+  kExitFailed = 1,  // doctor: there is a problem
   kExitUsage = 2,
   kExitUnreachable = 3,
   kExitNotFound = 4,
@@ -26,7 +26,7 @@ enum ExitCode : int {
 inline constexpr std::string_view kExitCodeHelp =
     R"(Exit codes:
   0  ok
-  1  the operation failed; doctor: the command would not be brokered
+  1  the operation failed; doctor: there is a problem
   2  usage, or an argument that the broker refuses
   3  the broker cannot be reached
   4  no such group or tag
