@@ -18,6 +18,7 @@ HolderLaunch launch_of(const Config& config) {
   launch.log_file = config.log_file;
   launch.log_level = config.log_level;
   launch.log_format = config.log_format;
+  launch.start = config.holder != HolderUse::kExternal;
   return launch;
 }
 
@@ -54,7 +55,7 @@ Status Keeper::attach() {
   if (use_ == HolderUse::kOff) return {};
   Result<std::shared_ptr<Holder>> found = find(launch_.limit);
   if (!found.ok()) {
-    if (use_ == HolderUse::kRequired) return found.status();
+    if (use_ != HolderUse::kAuto) return found.status();
     spdlog::warn("{}; amemd serves without a holder: should it end, what is paused is lost",
                  found.status().text());
     return {};

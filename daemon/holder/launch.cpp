@@ -121,12 +121,17 @@ Result<std::unique_ptr<Holder>> ensure_holder(const HolderLaunch& launch) {
     const Time now = Clock::now();
     if (now >= until) {
       if (code == Code::kFailedPrecondition) return holder;
+      if (!launch.start)
+        return Status(Code::kNotFound, "no amem-holder serves " + launch.path + " after " +
+                                           std::to_string(to_us(launch.limit) / 1000) + " ms (" +
+                                           holder.status().text() +
+                                           "); amemd starts none itself (holder = \"external\")");
       return Status(Code::kDeadlineExceeded,
                     program + ", started by amemd, does not serve " + launch.path + " after " +
                         std::to_string(to_us(launch.limit) / 1000) + " ms (" +
                         holder.status().text() + "); what it logs says why");
     }
-    if (code == Code::kUnavailable && now >= start_at) {
+    if (launch.start && code == Code::kUnavailable && now >= start_at) {
       if (Status status = start(launch, program, until); !status.ok()) return status;
       start_at = now + kStartAgain;
     }

@@ -22,13 +22,14 @@ struct HolderLaunch {
   std::string log_file;   // for what it logs; empty: this process's stderr
   std::string log_level;  // empty: its default; likewise
   std::string log_format;
+  bool start = true;  // false: somebody else starts it, and it is waited for
   Duration limit = std::chrono::seconds(10);
 };
 
 /// Connected to the holder at `path`; where nobody listens, to one that it starts there: a process
 /// in a session of its own, with none of our descriptors but those for its output. While it still
 /// serves an amemd that is ending, waits for that. Within `limit`, or kDeadlineExceeded. kNotFound:
-/// the program cannot be started; else as Holder::connect().
+/// the program cannot be started, or nobody has; else as Holder::connect().
 Result<std::unique_ptr<Holder>> ensure_holder(const HolderLaunch& launch);
 
 }  // namespace amem

@@ -1,7 +1,7 @@
 // amem-holder: keeps amemd's descriptors while there is no amemd.
 //
-// Exit status: 0 ended by a signal, or nothing worth keeping is left; 1 cannot serve; 2 wrong
-// usage.
+// Exit status: 0 ended by a signal, or (without --stay) nothing worth keeping is left; 1 cannot
+// serve; 2 wrong usage.
 #include <fcntl.h>
 #include <signal.h>
 #include <spdlog/sinks/stdout_sinks.h>
@@ -98,9 +98,13 @@ int run(int argc, char** argv) {
   CLI::App app("amem-holder, which keeps GPU memory's descriptors while amemd is restarted",
                "amem-holder");
   app.set_version_flag("--version", std::string("amem-holder ") + kVersion);
-  app.add_option("--socket", settings.path, "where amemd finds it; its folder must exist")
+  app.add_option("--socket", settings.path,
+                 "where amemd finds it; its folder is made where it is missing")
       ->required()
       ->type_name("PATH");
+  app.add_flag("--stay", settings.stay,
+               "do not end when no job is left; for Kubernetes, which starts what ends again later "
+               "each time");
   app.add_option("--log-level", level, "how much it says on stderr")
       ->check(CLI::IsMember({"trace", "debug", "info", "warning", "error", "critical", "off"}))
       ->capture_default_str();

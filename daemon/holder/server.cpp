@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 #include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -59,6 +60,18 @@ HolderServer::~HolderServer() {
     if (entry.watch != 0) loop_.unwatch(entry.watch);
 }
 
+Status HolderServer::make_folder() const {
+  const std::string folder = settings_.path.substr(0, settings_.path.rfind('/'));
+  const mode_t mode = ::geteuid() == 0 ? 0755 : 0700;  // as amemd makes it
+  if (folder.empty() || folder == settings_.path) return {};
+  if (::mkdir(folder.c_str(), mode) == 0) {
+    ::chmod(folder.c_str(), mode);  // whatever the umask
+    return {};
+  }
+  return errno == EEXIST ? Status()
+                         : errno_status(Code::kFailedPrecondition, "create " + folder, errno);
+}
+
 Status HolderServer::lock() {
   const std::string path = settings_.path + ".lock";
   lock_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
@@ -80,6 +93,7 @@ Status HolderServer::lock() {
 }
 
 Status HolderServer::start() {
+  if (Status status = make_folder(); !status.ok()) return status;
   if (Status status = lock(); !status.ok()) return status;
   Status status = settings_.listener
                       ? listener_.adopt(std::move(settings_.listener), settings_.path)
@@ -314,6 +328,13 @@ void HolderServer::leave(const std::string& why) {
 
 void HolderServer::weigh() {
   if (client_ || first_wait_ || living_ > 0 || is_over_) return;
+  if (settings_.stay) {
+    if (entries_.empty()) return;
+    spdlog::info("no amemd is connected and no process lives: {} worth nothing, closed",
+                 of_descriptors(size()));
+    while (!entries_.empty()) drop(entries_.begin()->first);
+    return;
+  }
   is_over_ = true;
   spdlog::info("no amemd is connected and no process lives: {} worth nothing, ending",
                of_descriptors(size()));

@@ -3,7 +3,7 @@
 // It never waits for its client: what a socket does not take is queued. A client that breaks the
 // rules of wire.h is told so and let go of; what it has put stays, as after its death. It ends by
 // itself when what it holds is worth nothing: no client is connected, and none of the processes
-// that it has under HolderKind::kProcess lives.
+// that it has under HolderKind::kProcess lives. One that stays closes it instead.
 //
 // For the loop's thread; the loop does not run any more when this object goes.
 #pragma once
@@ -31,9 +31,10 @@
 namespace amem {
 
 struct HolderSettings {
-  std::string path;
+  std::string path;  // whose folder is made where it is missing; not that one's
   Duration first_wait = std::chrono::seconds(60);  // for its first client
-  Fd listener = {};  // listens at the path for somebody who starts us when it is needed
+  Fd listener = {};   // listens at the path for somebody who starts us when it is needed
+  bool stay = false;  // for whoever would take its end for a failure
 };
 
 class HolderServer {
@@ -75,6 +76,7 @@ class HolderServer {
     std::vector<Settle> settles;  // wait for what is queued: it may have what was dropped
   };
 
+  Status make_folder() const;
   Status lock();
   void take(Fd socket);
   void on_events(std::uint32_t events);
@@ -91,7 +93,7 @@ class HolderServer {
   void flush();
   void break_with(HolderRefusal why, std::uint64_t number);
   void leave(const std::string& why);
-  /// Ends when what it holds is worth nothing.
+  /// Ends, or lets go of all, when what it holds is worth nothing.
   void weigh();
 
   EventLoop& loop_;

@@ -140,9 +140,11 @@ Status set_save(Config& config, std::string_view value) {
 std::string get_save(const Config& config) { return std::string(to_string(config.pool_save)); }
 Status set_holder(Config& config, std::string_view value) {
   std::string text;
-  if (Status status = one_of(text, value, {"auto", "required", "off"}); !status.ok()) return status;
+  if (Status status = one_of(text, value, {"auto", "required", "external", "off"}); !status.ok())
+    return status;
   config.holder = text == "auto"       ? HolderUse::kAuto
                   : text == "required" ? HolderUse::kRequired
+                  : text == "external" ? HolderUse::kExternal
                                        : HolderUse::kOff;
   return {};
 }
@@ -152,6 +154,8 @@ std::string get_holder(const Config& config) {
       return "auto";
     case HolderUse::kRequired:
       return "required";
+    case HolderUse::kExternal:
+      return "external";
     case HolderUse::kOff:
       break;
   }
@@ -299,7 +303,8 @@ const std::vector<Setting>& settings() {
       {"runtime_dir", "directory of the sockets", set_runtime_dir, get_text<&Config::runtime_dir>},
 
       {"holder",
-       "whether amem-holder keeps what is there over amemd's death: auto, required or off",
+       "whether amem-holder keeps what is there over amemd's death: auto, required, external or "
+       "off",
        set_holder, get_holder},
       {"guests", "what a pause does with memory that other groups have open: pin or refuse",
        set_guests, get_guests},

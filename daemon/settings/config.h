@@ -28,7 +28,8 @@ namespace amem {
 inline constexpr char kDefaultConfigFile[] = "/etc/amem/amemd.toml";
 
 /// Whether descriptors are kept over amemd's death by another process.
-enum class HolderUse : std::uint8_t { kAuto, kRequired, kOff };
+/// kExternal: by one that somebody else starts, and that has to be there.
+enum class HolderUse : std::uint8_t { kAuto, kRequired, kExternal, kOff };
 
 struct Config {
   std::string runtime_dir;

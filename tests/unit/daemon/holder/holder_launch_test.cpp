@@ -215,6 +215,26 @@ TEST_F(HolderLaunchTest, OneThatDoesNotServeInTimeIsGivenUp) {
   EXPECT_EQ(holder.status().code(), Code::kDeadlineExceeded) << holder.status().text();
 }
 
+TEST_F(HolderLaunchTest, SomebodyElsesIsWaitedForAndNeverStarted) {
+  HolderLaunch with = launch();
+  with.start = false;
+  with.limit = milliseconds(100);
+  const Result<std::unique_ptr<Holder>> none = ensure_holder(with);
+  EXPECT_EQ(none.status().code(), Code::kNotFound);
+  EXPECT_NE(none.status().text().find("no amem-holder serves " + path), std::string::npos)
+      << none.status().text();
+  EXPECT_FALSE(fs::exists(dir + "/log")) << "none was started";
+
+  with.limit = kLong;
+  std::thread somebody([&] {
+    std::this_thread::sleep_for(milliseconds(200));
+    serve();
+  });
+  const Result<std::unique_ptr<Holder>> holder = ensure_holder(with);
+  somebody.join();
+  EXPECT_TRUE(holder.ok()) << holder.status().text();
+}
+
 TEST_F(HolderLaunchTest, OneThatStillServesAnEndingAmemdIsWaitedFor) {
   auto first = ensure();
   ASSERT_NE(first, nullptr);

@@ -202,6 +202,40 @@ TEST_F(HolderServerTest, WaitsOnlySoLongForItsFirstClient) {
   EXPECT_TRUE(is_over(kLong));
 }
 
+TEST_F(HolderServerTest, OneThatStaysClosesWhatIsWorthNothingAndServesOn) {
+  serve(milliseconds(10), true);
+  Sleeper rank;
+  put_and_go(rank);
+  EXPECT_TRUE(becomes_size(2)) << "the process lives";
+  rank.kill();
+  EXPECT_TRUE(becomes_size(0)) << size();
+  {
+    const Sleeper next;
+    put_and_go(next);
+    EXPECT_TRUE(becomes_size(2));
+    const auto holder = connect();
+    ASSERT_NE(holder, nullptr);
+    EXPECT_EQ(texts(*holder).at(memory_key(1)), "memory");
+  }
+  EXPECT_TRUE(becomes_size(0)) << size();
+  EXPECT_FALSE(is_over(milliseconds(100)));
+  EXPECT_NE(connect(), nullptr);
+}
+
+TEST_F(HolderServerTest, MakesItsFolderAndNoMore) {
+  path = dir + "/run/holder.sock";
+  serve();
+  EXPECT_EQ(std::filesystem::status(dir + "/run").permissions(),
+            static_cast<std::filesystem::perms>(::geteuid() == 0 ? 0755 : 0700));
+  EXPECT_NE(connect(), nullptr);
+  HolderSettings deep;
+  deep.path = dir + "/no/such/holder.sock";
+  HolderServer other(loop, std::move(deep), [] {});
+  const Status status = other.start();
+  EXPECT_EQ(status.code(), Code::kFailedPrecondition) << status.text();
+  EXPECT_NE(status.text().find(dir + "/no/such"), std::string::npos) << status.text();
+}
+
 TEST_F(HolderServerTest, ASecondHolderIsRefusedByNameAndALeftSocketReplaced) {
   serve();
   HolderServer second(loop, HolderSettings{path}, [] {});

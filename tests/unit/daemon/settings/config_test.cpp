@@ -169,6 +169,20 @@ TEST(Config, ValuesAreCheckedTogether) {
   EXPECT_EQ(errors_of("[pool]\nsave = \"zip\"\n").size(), 1U);
 }
 
+TEST(Config, WhoStartsTheHolder) {
+  for (const auto& [text, use] : {std::pair("auto", HolderUse::kAuto),
+                                  {"required", HolderUse::kRequired},
+                                  {"external", HolderUse::kExternal},
+                                  {"off", HolderUse::kOff}}) {
+    Config config = defaults();
+    ConfigErrors errors;
+    apply_toml(config, "holder = \"" + std::string(text) + "\"", "f.toml", errors);
+    EXPECT_TRUE(errors.empty()) << errors.front();
+    EXPECT_EQ(config.holder, use);
+    EXPECT_NE(to_toml(config).find("holder = \"" + std::string(text) + "\""), std::string::npos);
+  }
+}
+
 TEST(Config, HowBytesAreSaved) {
   Config config = defaults();
   EXPECT_EQ(config.pool_save, SaveForm::kAuto);

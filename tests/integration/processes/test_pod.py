@@ -1,0 +1,87 @@
+"""As in a pod: the holder is started by somebody else and stays, amemd comes and goes, and probes ask amemctl."""
+import os
+import signal
+
+import pytest
+
+from sim_node import Broker, Child, Died, eventually, patience
+from sim_node.ctl import DEADLINE, UNREACHABLE
+
+
+@pytest.fixture
+def holder(bare_node):
+    """The container of the holder, which makes the folder of the sockets."""
+    path = os.path.join(bare_node.runtime_dir, "holder.sock")
+    child = bare_node.adopt(Child("holder", [bare_node.build.program("amem-holder"), "--stay", "--socket", path], bare_node.env(),
+                                  bare_node.log_file("holder")))
+    child.wait_for("serves")
+    return child
+
+
+def start(node, name="amemd"):
+    return node.start_broker("--holder", "external", name=name)
+
+
+def health(node):
+    return node.ctl.try_("health")
+
+
+def test_an_upgrade_of_amemds_container_loses_nothing(bare_node, holder):
+    node = bare_node
+    first = start(node)
+    assert health(node).json == {"serving": True}
+    running, paused = node.job(), node.job("rollout")
+    node.ctl("pause", "rollout")
+    first.kill()
+    assert health(node).code == UNREACHABLE
+    start(node, "next")
+    assert health(node).code == 0
+    eventually(lambda: {group["name"]: group["state"] for group in node.ctl.status()["groups"]} ==
+               {"train": "running", "rollout": "paused"}, what="both groups are back")
+    node.ctl("resume", "rollout")
+    paused.check()
+    running.check()
+    assert holder.alive() and node.holder_pid() == holder.pid, "no other holder was started"
+
+
+def test_the_holder_stays_and_is_empty_when_nobody_is_left(bare_node, holder):
+    node = bare_node
+    for turn in range(2):
+        broker = start(node, f"amemd{turn}")
+        job = node.job()
+        node.ctl("pause", "train")
+        assert holder.descriptors()["/memfd"] > 0
+        broker.kill()
+        job.close()
+        eventually(lambda: holder.descriptors()["/memfd"] == 0, what="the holder has closed everything")
+    assert holder.alive()
+
+
+def test_without_a_holder_it_says_so_and_ends(bare_node):
+    broker = bare_node.adopt(Broker(bare_node, ("--holder", "external")))
+    assert broker.wait(patience(40)) != 0
+    assert f"no amem-holder serves {bare_node.runtime_dir}/holder.sock" in broker.output()
+    assert 'holder = "external"' in broker.output()
+    with pytest.raises(Died, match="there is no holder"):
+        bare_node.holder_pid()
+
+
+def test_it_comes_when_the_holder_has_come(bare_node):
+    broker = bare_node.adopt(Broker(bare_node, ("--holder", "external")))
+    path = os.path.join(bare_node.runtime_dir, "holder.sock")
+    eventually(lambda: os.path.isdir(bare_node.runtime_dir), what="amemd has begun")
+    bare_node.adopt(Child("holder", [bare_node.build.program("amem-holder"), "--stay", "--socket", path], bare_node.env(),
+                          bare_node.log_file("holder")))
+    broker.ready()
+    assert health(bare_node).code == 0
+
+
+def test_a_broker_that_hangs_is_not_healthy(bare_node, holder):
+    broker = start(bare_node)
+    assert health(bare_node).code == 0
+    broker.signal(signal.SIGSTOP)
+    try:
+        assert bare_node.ctl.try_("--timeout", "300ms", "health").code == DEADLINE
+    finally:
+        broker.signal(signal.SIGCONT)
+    eventually(lambda: health(bare_node).code == 0, what="it answers again")
