@@ -1,5 +1,7 @@
 #include "client/core/control_client.h"
 
+#include <google/protobuf/wrappers.pb.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
@@ -20,6 +22,13 @@ namespace {
 
 using Clock = std::chrono::system_clock;  // gRPC's deadlines are on it
 using std::chrono::milliseconds;
+
+/// The messages of grpc.health.v1 have one field each, a text and a number, as these have. Under
+/// their own names they would collide, in protobuf's registry, with those of a program that uses
+/// this library and has them too.
+using HealthRequest = google::protobuf::StringValue;
+using HealthAnswer = google::protobuf::Int32Value;
+constexpr int kServing = 1;
 
 std::shared_ptr<grpc::Channel> open_channel(
     const std::string& target, const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
@@ -290,6 +299,30 @@ ControlClient::ControlClient(Remote remote, milliseconds query_timeout)
     : impl_(std::make_unique<Impl>(std::move(remote), query_timeout)) {}
 
 const std::string& ControlClient::where() const { return impl_->where; }
+
+Status ControlClient::health() {
+  Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
+  if (Status why = call.prepare(); !why.ok()) return why;
+  HealthRequest request;
+  request.set_value(std::string(v1::Broker::service_full_name()));
+  HealthAnswer answer;
+  grpc::Status ended;
+  static const std::string kMethod = "/grpc.health.v1.Health/Check";
+  grpc::CompletionQueue queue;
+  grpc::TemplatedGenericStub<HealthRequest, HealthAnswer> stub(impl_->channel);
+  const auto asked = stub.PrepareUnaryCall(call.context(), kMethod, request, &queue);
+  asked->StartCall();
+  asked->Finish(&answer, &ended, nullptr);
+  void* tag = nullptr;
+  for (bool ok = false; !queue.Next(&tag, &ok);) {
+  }
+  // Not found: no broker has said yet that it serves.
+  const bool known = ended.error_code() != grpc::StatusCode::NOT_FOUND;
+  if (Status status = known ? call.end(ended) : Status(); !status.ok()) return status;
+  if (known && answer.value() == kServing) return {};
+  return {Code::kUnavailable,
+          "amemd at " + impl_->where + " does not serve, as gRPC's health service there says"};
+}
 
 Result<v1::NodeStatus> ControlClient::status() {
   return impl_->ask<v1::NodeStatus>(&v1::Broker::Stub::GetStatus, v1::GetStatusRequest());

@@ -69,6 +69,9 @@ class ControlClient {
   /// The socket's path, or the address.
   const std::string& where() const;
 
+  /// OK: gRPC's health service there says that the broker serves. kUnavailable: that it does not.
+  /// It answers by itself, so a broker that hangs may be said to serve.
+  Status health();
   // An empty group means all groups.
   Result<v1::NodeStatus> status();
   Result<v1::ListGroupsResponse> groups();

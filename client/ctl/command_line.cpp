@@ -140,6 +140,8 @@ void add_queries(CLI::App& app, CommandLine& o) {
           "collector of its node exporter")
       ->type_name("FORMAT")
       ->check(CLI::IsMember({"openmetrics", "prometheus"}));
+  add(app, o, Command::kHealth, "health",
+      "Whether amemd serves, for probes: exit code 0 when it answers in time");
   CLI::App& history = add(app, o, Command::kHistory, "history",
                           "The last pauses and resumes: how long they took, how they ended");
   add_group(history, o.group, false);

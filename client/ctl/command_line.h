@@ -17,6 +17,7 @@ enum class Command {
   kRanks,
   kQuotas,
   kMetrics,
+  kHealth,
   kHistory,
   kAllocations,
   kPause,

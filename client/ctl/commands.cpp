@@ -130,6 +130,18 @@ class TraceFile {
   std::ofstream file_;
 };
 
+/// gRPC's health is a flag that it answers from by itself; that amemd's loop turns, an answer of
+/// the broker shows.
+int health(const Invocation& s) {
+  Status status = s.broker.health();
+  if (status.ok()) status = s.broker.status().status();
+  if (!status.ok()) return s.end(status);
+  s.console.out << (s.options.json ? "{\"serving\":true}"
+                                   : "amemd at " + s.broker.where() + " serves")
+                << '\n';
+  return kExitOk;
+}
+
 int history(const Invocation& s) {
   TraceFile trace(s.options.trace);
   if (const Status status = trace.open(); !status.ok()) return s.end(status);
@@ -291,6 +303,8 @@ int dispatch(const Invocation& s) {
       return show(
           s, s.broker.metrics(s.options.metrics),
           [](const v1::GetMetricsResponse& metrics, const Style&) { return metrics.text(); });
+    case Command::kHealth:
+      return health(s);
     case Command::kHistory:
       return history(s);
     case Command::kRanks:

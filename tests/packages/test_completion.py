@@ -8,7 +8,7 @@ import pytest
 
 SHELLS = ("bash", "zsh", "fish")
 GROUPS = '{"groups":[{"name":"rollout","tags":[{"tag":"kv_cache"},{"tag":"nccl"}]},{"name":"train","tags":[{"tag":"nccl"}]}]}'
-COMMANDS = {"status", "groups", "quotas", "metrics", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "watch", "top", "bench", "run",
+COMMANDS = {"status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "watch", "top", "bench", "run",
             "doctor", "upgrade", "version"}
 BASH = """
 source "$1"

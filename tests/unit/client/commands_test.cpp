@@ -84,6 +84,28 @@ TEST_F(Commands, QueriesAsTextAndJson) {
   EXPECT_EQ(err.str(), "");
 }
 
+TEST_F(Commands, HealthAsksGrpcAndTheBroker) {
+  const auto serves = [&](bool yes) {
+    broker.health()->SetServingStatus(std::string(v1::Broker::service_full_name()), yes);
+  };
+  EXPECT_EQ(run({"health"}), kExitUnreachable) << "gRPC knows of no such service yet";
+  serves(true);
+  EXPECT_EQ(run({"health"}), kExitOk) << err.str();
+  EXPECT_EQ(out.str(), "amemd at " + (dir / "control.sock") + " serves\n");
+  EXPECT_EQ(run({"health", "--json"}), kExitOk);
+  EXPECT_EQ(out.str(), "{\"serving\":true}\n");
+  serves(false);
+  EXPECT_EQ(run({"health"}), kExitUnreachable);
+  EXPECT_THAT(err.str(), HasSubstr("does not serve"));
+  EXPECT_EQ(out.str(), "");
+  serves(true);
+  broker.hang = true;
+  EXPECT_EQ(run({"health", "--timeout", "100ms"}), kExitDeadline);
+  EXPECT_THAT(err.str(), HasSubstr("did not answer within 100 ms"));
+  broker.stop();
+  EXPECT_EQ(run({"health"}), kExitUnreachable);
+}
+
 TEST_F(Commands, PauseSaysHowItWent) {
   broker.progress = {make_progress("train", "save", 0, 2), make_done("train", 143'000)};
   EXPECT_EQ(run({"pause", "train", "--timeout", "2s"}), kExitOk);
