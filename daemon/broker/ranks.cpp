@@ -155,7 +155,7 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
 void Ranks::forget_unwelcomed(const Peer& peer, const amem_v1_Hello& message) {
   const auto found = std::find_if(node_.ranks.begin(), node_.ranks.end(), [&](const auto& entry) {
     const Rank& rank = entry.second;
-    return rank.session == 0 && rank.peer.pid == peer.pid && rank.peer.uid == peer.uid &&
+    return rank.session == 0 && same_process(rank.peer, peer) &&
            rank.number == std::max(message.rank, -1) &&
            node_.group_of(rank).machine.name() == message.group;
   });
@@ -166,7 +166,13 @@ void Ranks::forget_unwelcomed(const Peer& peer, const amem_v1_Hello& message) {
 void Ranks::put_on_record(Rank& rank) {
   node_.records.used_rank(rank.id);
   Record& record = node_.records.record();
-  if (!record.keeps() || !rank.peer.process) return;
+  if (!record.keeps()) return;
+  if (!rank.peer.process)
+    return rank.peer.account->log().warn(
+        "pid {} cannot come back to another amemd: which process it is, is not to be seen from "
+        "here. Give amemd its pid namespace (hostPID or shareProcessNamespace in Kubernetes, --pid "
+        "host), or a kernel that tells (Linux 6.5)",
+        rank.peer.pid);
   Result<Token> key = random_token();
   if (!key.ok()) return spdlog::error("{}", key.status().text());
   rank.key = key.value();

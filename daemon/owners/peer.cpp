@@ -2,6 +2,8 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -11,7 +13,8 @@
 namespace amem {
 namespace {
 
-constexpr int kPeerPidfd = 77;  // SO_PEERPIDFD, Linux 6.5, younger than some headers
+constexpr int kPeerPidfd = 77;       // SO_PEERPIDFD, Linux 6.5, younger than some headers
+constexpr long kPidfs = 0x50494446;  // statfs's f_type, younger than some headers
 constexpr std::size_t kManyGroups = 32;
 
 /// By its number alone another process could be meant: where the kernel cannot say which process it
@@ -51,6 +54,19 @@ bool Peer::lives() const {
   if (process == nullptr) return false;
   pollfd ended{process->get(), POLLIN, 0};
   return ::poll(&ended, 1, 0) == 0;
+}
+
+bool same_process(const Peer& a, const Peer& b) {
+  if (a.pid != b.pid || a.uid != b.uid) return false;
+  if (a.pid > 0) return true;
+  if (a.process == nullptr || b.process == nullptr) return false;
+  struct statfs system {};
+  struct stat one {};
+  struct stat other {};
+  // Elsewhere all pidfds have one inode.
+  return ::fstatfs(a.process->get(), &system) == 0 && system.f_type == kPidfs &&
+         ::fstat(a.process->get(), &one) == 0 && ::fstat(b.process->get(), &other) == 0 &&
+         one.st_ino == other.st_ino;
 }
 
 Result<Peer> peer_of(int socket, Isolation by, Accounts& accounts) {

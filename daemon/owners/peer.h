@@ -25,6 +25,11 @@ struct Peer {
   bool lives() const;
 };
 
+/// Whether it is one process at both ends, which lives or has lived. Processes of pid namespaces
+/// that amemd does not see all have number 0: without a kernel that tells them apart (pidfs, Linux
+/// 6.9) none of them is another one.
+bool same_process(const Peer& a, const Peer& b);
+
 /// Whether this kernel can tell when a process has ended (pidfd, Linux 5.3).
 bool kernel_tells_ends();
 
