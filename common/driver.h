@@ -42,6 +42,9 @@
   X(cuStreamDestroy, 4000)                    \
   X(cuStreamSynchronize, 2000)                \
   X(cuStreamQuery, 2000)                      \
+  X(cuEventCreate, 2000)                      \
+  X(cuEventRecord, 2000)                      \
+  X(cuEventSynchronize, 2000)                 \
   X(cuThreadExchangeStreamCaptureMode, 10010) \
   X(cuGraphGetNodes, 10000)                   \
   X(cuGraphNodeGetType, 10000)                \

@@ -69,6 +69,14 @@ void RankRequests::handle(Rank& rank, const Packet& packet) {
     }
     case amem_v1_SessionMessage_phase_done_tag:
       return phase_done(rank, message.body.phase_done);
+    case amem_v1_SessionMessage_copied_tag: {
+      GroupEntry& group = node_.group_of(rank);
+      const amem_v1_Copied& copied = message.body.copied;
+      group.machine.tell(
+          event::Copied{rank.id, Epoch(copied.epoch, copied.wave), copied.bytes, copied.of},
+          Clock::now());
+      return groups_.drive(group);
+    }
     case amem_v1_SessionMessage_saved_tag:
       if (Status s = means_.saved.stored(node_.group_of(rank), rank, message.body.saved); !s.ok())
         sessions_.close(rank.session, s.text());

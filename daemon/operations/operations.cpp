@@ -258,6 +258,8 @@ void Operations::run(GroupEntry& group, const action::Progress& progress) {
   message.set_ranks_done(progress.ranks_done);
   message.set_ranks_total(progress.ranks_total);
   message.set_bytes(progress.bytes);
+  message.set_copied_bytes(progress.copied);
+  message.set_to_copy_bytes(progress.to_copy);
   message.set_elapsed_us(to_us(progress.elapsed));
   order->observer->progress(message);
 }

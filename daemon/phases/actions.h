@@ -93,6 +93,8 @@ struct Progress {
   std::uint32_t ranks_total;
   std::uint64_t bytes;
   Duration elapsed;  // since the operation began
+  std::uint64_t copied = 0;
+  std::uint64_t to_copy = 0;  // as far as the ranks have told
 };
 struct StateChanged {
   GroupState state;

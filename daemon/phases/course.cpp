@@ -6,6 +6,12 @@
 #include "daemon/base/units.h"
 
 namespace amem {
+namespace {
+
+/// Who watches an operation is told of ranks' copies no more often.
+constexpr Duration kTellAgain = std::chrono::milliseconds(100);
+
+}  // namespace
 
 Course::Course(Home home, Terms terms, Epoch epoch, Time now)
     : home_(home), terms_(std::move(terms)), epoch_(epoch), began_(now) {
@@ -43,6 +49,8 @@ void Course::enter(Phase phase, Time now) {
   phase_began_ = now;
   deadline_ = now + limit(phase);
   bytes_ = 0;
+  copied_ = 0;
+  under_way_.clear();
   waiting_.clear();
   mapped_.clear();
   if (phase != Phase::kQuiesce) cut_.reset();
@@ -239,6 +247,8 @@ void Course::on(const event::PhaseDone& event, Time now) {
   if (!first_answer && !last_answer) return;
 
   bytes_ += event.bytes;
+  if (event.work == Work::kSave || event.work == Work::kLoad) copied_ += event.bytes;
+  under_way_.erase(event.rank);
   note_work(event, now);
   if (last_answer)
     waiting_.erase(event.rank);
@@ -253,6 +263,17 @@ void Course::on(const event::PhaseDone& event, Time now) {
   }
   report_progress(now);
   if (last_answer || !event.status.ok()) advance_if_done(now);
+}
+
+void Course::on(const event::Copied& event, Time now) {
+  if (event.epoch != epoch_ || !waiting_.contains(event.rank) || event.bytes > event.of) return;
+  if (const Work answer = rule(phase_).answer; answer != Work::kSave && answer != Work::kLoad)
+    return;
+  under_way_[event.rank] = event;
+  // Many ranks tell, and a rank may tell as often as it likes.
+  if (now < tell_at_) return;
+  tell_at_ = now + kTellAgain;
+  report_progress(now);
 }
 
 void Course::note_work(const event::PhaseDone& event, Time now) {
@@ -421,8 +442,17 @@ void Course::tick(Time now) {
 void Course::report_progress(Time now) {
   std::size_t done = asked_ - waiting_.size();
   if (phase_ == Phase::kQuiesce && cut_) done = cut_->quiet_ranks();
-  home_.actions.push_back(
-      action::Progress{phase_, static_cast<std::uint32_t>(done), asked_, bytes_, now - began_});
+  action::Progress progress{phase_, static_cast<std::uint32_t>(done), asked_, bytes_, now - began_};
+  for (const auto& [rank, copies] : under_way_) {
+    if (!waiting_.contains(rank)) continue;  // it has gone
+    progress.copied += copies.bytes;
+    progress.to_copy += copies.of;
+  }
+  if (progress.to_copy > 0) {
+    progress.copied += copied_;
+    progress.to_copy += copied_;
+  }
+  home_.actions.push_back(progress);
 }
 
 std::string_view Course::waiting_for(RankId rank) const {

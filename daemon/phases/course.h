@@ -94,6 +94,7 @@ class Course {
   friend class Insight;  // of the tests: copies it, and says in what state it is
   void on(event::CutStatus event, Time now);
   void on(const event::PhaseDone& event, Time now);
+  void on(const event::Copied& event, Time now);
   void on(const event::FreedUnloaded& event, Time now);
   void on(const event::GuestsLeft& event, Time now);
   void on(const event::SaveSent& event, Time now);
@@ -137,8 +138,11 @@ class Course {
   std::set<RankId> mapped_;        // in map+load: those that have answered Map
   std::uint32_t asked_ = 0;        // ranks that this phase was asked of
   std::uint64_t bytes_ = 0;        // that they did in it
-  std::optional<Cut> cut_;         // in quiesce
-  Status trouble_;                 // what has gone wrong so far
+  std::uint64_t copied_ = 0;       // of these, between devices and pool
+  std::map<RankId, event::Copied> under_way_;  // in this phase, of ranks that are copying
+  Time tell_at_{};                             // before that nobody is told of them again
+  std::optional<Cut> cut_;                     // in quiesce
+  Status trouble_;                             // what has gone wrong so far
   std::vector<PhaseTime> times_;
   std::map<RankId, RankTime> rank_times_;  // in this phase
   std::vector<PhaseSpan> spans_;

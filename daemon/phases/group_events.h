@@ -31,6 +31,12 @@ struct PhaseDone {
   std::uint64_t bytes = 0;
   RankWork spent = {};  // how the rank spent its time, for the Outcome
 };
+struct Copied {  // how far the rank's copies are; for people
+  RankId rank;
+  Epoch epoch;
+  std::uint64_t bytes = 0;
+  std::uint64_t of = 0;
+};
 struct FreedUnloaded {  // the rank was to load bytes that others hold too, and has let go of them
   RankId rank;
 };
@@ -60,7 +66,7 @@ struct GiveUp {     // they never will be: what is held is called off, or rolled
 
 }  // namespace event
 
-using Event = std::variant<event::CutStatus, event::PhaseDone, event::FreedUnloaded,
+using Event = std::variant<event::CutStatus, event::PhaseDone, event::Copied, event::FreedUnloaded,
                            event::GuestsLeft, event::SaveSent, event::Dropped, event::Admitted,
                            event::Created, event::AllLeft, event::GoOn, event::GiveUp>;
 

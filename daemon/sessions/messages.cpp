@@ -7,6 +7,9 @@
 namespace amem {
 namespace {
 
+/// How often a rank says how far its copies are.
+constexpr std::uint32_t kTellMs = 250;
+
 Message message_of(pb_size_t body) {
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = body;
@@ -140,6 +143,7 @@ Message copies_message(CopyKind kind, Epoch epoch, const CopyRange* begin, const
   copies.epoch = epoch.attempt;
   copies.wave = epoch.wave;
   copies.last = last;
+  copies.tell_ms = kTellMs;
   for (const CopyRange* range = begin; range != end; ++range)
     copies.copies[copies.copies_count++] = {
         range->id,      range->offset,         range->length,

@@ -88,6 +88,7 @@ Status Mover::prepare(int device) {
 void Mover::forget(int device) {
   streams_.erase(device);
   sparse_.forget(device);
+  marks_.forget(device);
   std::erase(prepared_, device);
 }
 
@@ -124,6 +125,7 @@ Result<CUstream> Mover::stream(int device) {
   if (r != CUDA_SUCCESS)
     return driver_.error(r, "a stream for copies on device " + std::to_string(device));
   streams_[device] = stream;
+  marks_.prepare(device);
   return stream;
 }
 
@@ -185,7 +187,9 @@ Status Mover::copy(const Piece& piece, Way way) {
                                 std::to_string(piece.length) + " bytes of allocation " +
                                 std::to_string(piece.id) + " on device " +
                                 std::to_string(piece.device));
+  if (way == Way::kClear) return {};
   bytes_ += piece.length;
+  marks_.queued(piece.device, stream.value(), piece.length);
   return {};
 }
 
@@ -348,7 +352,9 @@ Status Mover::restore(std::uint64_t id, std::uint64_t size) {
   return sparse_.scatter(sparse_ones);
 }
 
-Status Mover::wait() {
+Status Mover::wait(const CopyMarks::Follow& follow) {
+  marks_.follow(follow);
+  marks_.clear();
   Status result = sparse_.finish();
   for (const auto& [device, stream] : streams_) {
     LocalDevices::Use use(devices_, device);
@@ -363,7 +369,8 @@ Status Mover::wait() {
   return result;
 }
 
-Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored) {
+Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
+                          const CopyMarks::Follow& follow) {
   std::vector<Piece> decided;
   Status result = sparse_.gather(decided);
   for (const Piece& piece : decided) {
@@ -373,7 +380,7 @@ Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored) {
       result = copy(piece, Way::kSave);
     backups_.add(piece);
   }
-  if (Status s = wait(); result.ok()) result = s;
+  if (Status s = wait(follow); result.ok()) result = s;
   pieces_.insert(pieces_.end(), decided.begin(), decided.end());
   if (result.ok() && options_.verify) result = sparse_.checksums(pieces_);
   stored = std::exchange(pieces_, {});
@@ -383,8 +390,8 @@ Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored) {
   return result;
 }
 
-Status Mover::finish_load(std::uint64_t& bytes) {
-  Status result = wait();
+Status Mover::finish_load(std::uint64_t& bytes, const CopyMarks::Follow& follow) {
+  Status result = wait(follow);
   if (result.ok()) result = verify();
   pieces_.clear();
   memory_.residency.drop_scratch();

@@ -19,6 +19,7 @@
 #include "shim/driver/local_devices.h"
 #include "shim/memory/memory.h"
 #include "shim/phases/backups.h"
+#include "shim/phases/copy_marks.h"
 #include "shim/phases/sparse_copier.h"
 
 namespace amem::shim {
@@ -31,7 +32,8 @@ class Mover {
         devices_(devices),
         memory_(memory),
         options_(options),
-        sparse_(driver, devices) {}
+        sparse_(driver, devices),
+        marks_(driver, devices) {}
 
   /// A segment of the pool. Takes the descriptor; the pool's memory stays the broker's. One that is
   /// here already changes nothing; kInternal if that has another size. After an error the copies
@@ -61,10 +63,12 @@ class Mover {
   /// save of it is known. It has come back, and its length is `size`.
   Status restore(std::uint64_t id, std::uint64_t size);
   /// Wait until all queued copies have ended, also after an error. `bytes`: how many went between
-  /// device and pool. `stored`: what the broker cannot know, sparse pieces and checksums.
-  Status finish_save(std::uint64_t& bytes, std::vector<Piece>& stored);
+  /// device and pool. `stored`: what the broker cannot know, sparse pieces and checksums. `follow`:
+  /// tells meanwhile how far they are.
+  Status finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
+                     const CopyMarks::Follow& follow = {});
   /// kDataLoss: what was loaded is not what was saved.
-  Status finish_load(std::uint64_t& bytes);
+  Status finish_load(std::uint64_t& bytes, const CopyMarks::Follow& follow = {});
   /// Waits for whatever was queued; nobody wants to know what has come of it.
   Status give_up();
   /// Of what the finish has waited for last: from the first copy queued to the end of the last.
@@ -99,7 +103,7 @@ class Mover {
   Result<CUstream> stream(int device);
   enum class Way : std::uint8_t { kSave, kLoad, kClear };
   Status copy(const Piece& piece, Way way);
-  Status wait();
+  Status wait(const CopyMarks::Follow& follow = {});
   Status verify();
 
   const Driver& driver_;
@@ -107,6 +111,7 @@ class Mover {
   Memory& memory_;
   const Options& options_;
   SparseCopier sparse_;
+  CopyMarks marks_;
   Backups backups_;
   std::map<std::uint32_t, MappedSegment> segments_;
   std::map<std::uint32_t, Status> missing_;  // segments that could not be taken, and why

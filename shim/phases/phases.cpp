@@ -119,8 +119,19 @@ void Phases::copy(const amem_v1_Copies& copies, bool save) {
   if (!copies.last) return;
   std::uint64_t bytes = 0;
   std::vector<Piece> stored;
+  CopyMarks::Follow follow;
+  if (copies.tell_ms > 0) {
+    follow.interval = std::chrono::milliseconds(copies.tell_ms);
+    follow.tell = [&](std::uint64_t done, std::uint64_t of) {
+      Message message = amem_v1_SessionMessage_init_zero;
+      message.which_body = amem_v1_SessionMessage_copied_tag;
+      message.body.copied = {copies.epoch, copies.wave, done, of};
+      session_.post(message);
+    };
+  }
   // Also after a failure: nothing may still be in flight.
-  const Status finished = save ? mover_.finish_save(bytes, stored) : mover_.finish_load(bytes);
+  const Status finished =
+      save ? mover_.finish_save(bytes, stored, follow) : mover_.finish_load(bytes, follow);
   if (copy_status_.ok()) copy_status_ = finished;
   if (save && copy_status_.ok()) saved(copies, stored);
   done(copies.epoch, save ? amem_v1_Phase_PHASE_SAVE : amem_v1_Phase_PHASE_LOAD, copy_status_,

@@ -95,6 +95,12 @@ inline Message packet_of(pb_size_t body, const Choose& choose) {
       b.phase_done.bytes = size();
       b.phase_done.wave = choose(4) == 0 ? choose(4) : 0;
       break;
+    case amem_v1_SessionMessage_copied_tag:
+      b.copied.epoch = choose(8);
+      b.copied.wave = choose(4) == 0 ? choose(4) : 0;
+      b.copied.bytes = size();
+      b.copied.of = choose(4) == 0 ? ~std::uint64_t{0} : size();
+      break;
     case amem_v1_SessionMessage_unbrokered_tag:
       b.unbrokered.kinds_count = static_cast<pb_size_t>(choose(3));
       for (pb_size_t i = 0; i < b.unbrokered.kinds_count; ++i) {
@@ -123,13 +129,13 @@ inline Message packet_of(pb_size_t body, const Choose& choose) {
 
 inline std::string some_packet(const Choose& choose) {
   static constexpr pb_size_t kBodies[] = {
-      amem_v1_SessionMessage_hello_tag,       amem_v1_SessionMessage_create_tag,
-      amem_v1_SessionMessage_redeem_tag,      amem_v1_SessionMessage_free_tag,
-      amem_v1_SessionMessage_pin_tag,         amem_v1_SessionMessage_group_request_tag,
-      amem_v1_SessionMessage_cut_status_tag,  amem_v1_SessionMessage_phase_done_tag,
-      amem_v1_SessionMessage_unbrokered_tag,  amem_v1_SessionMessage_settle_tag,
-      amem_v1_SessionMessage_set_policy_tag,  amem_v1_SessionMessage_saved_tag,
-      amem_v1_SessionMessage_pool_segment_tag};
+      amem_v1_SessionMessage_hello_tag,        amem_v1_SessionMessage_create_tag,
+      amem_v1_SessionMessage_redeem_tag,       amem_v1_SessionMessage_free_tag,
+      amem_v1_SessionMessage_pin_tag,          amem_v1_SessionMessage_group_request_tag,
+      amem_v1_SessionMessage_cut_status_tag,   amem_v1_SessionMessage_phase_done_tag,
+      amem_v1_SessionMessage_unbrokered_tag,   amem_v1_SessionMessage_settle_tag,
+      amem_v1_SessionMessage_set_policy_tag,   amem_v1_SessionMessage_saved_tag,
+      amem_v1_SessionMessage_pool_segment_tag, amem_v1_SessionMessage_copied_tag};
   const Result<std::string> bytes = encode(packet_of(kBodies[choose(std::size(kBodies))], choose));
   return bytes.ok() ? bytes.value() : std::string();
 }

@@ -1,5 +1,8 @@
 #include "client/ctl/views/progress_view.h"
 
+#include <algorithm>
+#include <cstdio>
+
 #include "client/ctl/views/format.h"
 #include "client/ctl/views/guests_view.h"
 
@@ -7,6 +10,21 @@ namespace amem::ctl {
 namespace {
 
 constexpr std::size_t kBarWidth = 26;
+
+/// "12.3 GiB of 110 GiB, 47.9 GB/s, 2.05 s left": at the rate since the phase began.
+std::string copies_text(const v1::Progress& progress, std::uint64_t began_us) {
+  std::string text =
+      format_bytes(progress.copied_bytes()) + " of " + format_bytes(progress.to_copy_bytes());
+  const std::uint64_t us = progress.elapsed_us() - std::min(began_us, progress.elapsed_us());
+  if (us == 0 || progress.copied_bytes() == 0) return text;
+  const double rate = static_cast<double>(progress.copied_bytes()) / static_cast<double>(us);
+  const auto left = static_cast<double>(
+      progress.to_copy_bytes() - std::min(progress.copied_bytes(), progress.to_copy_bytes()));
+  char number[32];
+  std::snprintf(number, sizeof number, "%.3g", rate / 1000);  // bytes a microsecond: MB a second
+  return text + ", " + number + " GB/s, " + format_micros(static_cast<std::uint64_t>(left / rate)) +
+         " left";
+}
 
 }  // namespace
 
@@ -27,16 +45,24 @@ std::string ProgressView::update(const v1::Progress& progress) {
            (progress.ranks_total() == 1 ? " rank\n" : " ranks\n");
   }
 
+  Began& began = began_[group];
+  if (began.phase != phase) began = {phase, progress.elapsed_us()};
+  const bool copies = progress.to_copy_bytes() > 0;
   std::string line = group + "  " + phase;
   // The bar keeps its place while the phases change.
   line.append(phase.size() < 8 ? 8 - phase.size() : 0, ' ');
-  line += ' ' + format_bar(progress.ranks_done(), 0, progress.ranks_total(), kBarWidth);
+  line +=
+      ' ' + (copies ? format_bar(progress.copied_bytes(), 0, progress.to_copy_bytes(), kBarWidth)
+                    : format_bar(progress.ranks_done(), 0, progress.ranks_total(), kBarWidth));
   if (progress.ranks_total() > 0) {  // some phases are the broker's alone
     line += ' ' + std::to_string(progress.ranks_done()) + '/' +
             std::to_string(progress.ranks_total()) + " ranks";
   }
   if (!progress.waits_for().empty()) line += "  waits: " + printable(progress.waits_for());
-  if (progress.bytes() > 0) line += "  " + format_bytes(progress.bytes());
+  if (copies)
+    line += "  " + copies_text(progress, began.elapsed_us);
+  else if (progress.bytes() > 0)
+    line += "  " + format_bytes(progress.bytes());
   line += "  " + format_micros(progress.elapsed_us());
   // A line that wraps could not be redrawn. All of it is ASCII or a name, so cutting bytes is safe
   // enough for a line that lives a tenth of a second.

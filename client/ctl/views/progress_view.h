@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <set>
 #include <string>
@@ -28,6 +29,11 @@ class ProgressView {
   std::size_t columns_;
   bool drawn_ = false;
   std::map<std::string, std::set<std::string>> told_;  // by group, phases that have had their line
+  struct Began {
+    std::string phase;
+    std::uint64_t elapsed_us = 0;
+  };
+  std::map<std::string, Began> began_;  // by group: its phase, and when that was seen first
 };
 
 /// "train: paused in 143 ms (quiesce 12.1 ms, save 88.0 ms, ...)", and in a second line what a

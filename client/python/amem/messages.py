@@ -267,6 +267,8 @@ class Progress:
     guests: tuple[GuestUsage, ...]  # with done, of a pause: for whom memory has stayed on its device
     waits_for: str  # what the phase waits for before its ranks are asked; empty: for them
     order: int  # as in PastOperation
+    copied_bytes: int  # while ranks copy, as far as they have told: between devices and pool, in this phase so far
+    to_copy_bytes: int  # of so many; 0: nobody has told
 
 
 @_dataclass

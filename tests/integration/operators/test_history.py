@@ -7,8 +7,9 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-from sim_node import eventually
+from sim_node import MIB, Program, eventually
 
+KEEP = 1  # the policy of a region
 DRAW = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "deploy", "draw_trace.py")
 
 
@@ -52,6 +53,19 @@ def test_what_was_done_and_how_it_ended(node):
     assert len(history(node, "train")) == 3, "what was done outlives the group"
     missing = node.ctl.try_("history", "nobody")
     assert missing.code == 4 and "no group 'nobody'" in missing.error
+
+
+def test_bytes_that_were_dropped_are_not_copied_back(node):
+    program = Program(node, scope="regions")
+    for tag, count in (("weights", 1), ("cache", 4)):
+        program.ask(f"region begin {tag} {KEEP}")
+        program.ask(f"alloc 0 {4 * MIB} {count}")
+        program.ask("region end")
+    node.ctl("pause", "train", "--discard", "cache")
+    node.ctl("resume", "train")
+    program.ask("zero cache")
+    paused, resumed = history(node)
+    assert paused["bytes"] == resumed["bytes"] < 8 * MIB
 
 
 def test_what_ranks_ask_for_is_remembered(node):

@@ -241,6 +241,24 @@ TEST(ProgressView, OneLineThatIsRedrawnOnATerminal) {
   EXPECT_EQ(view.clear(), "");
 }
 
+TEST(ProgressView, WhileRanksCopyItHasBytesRateAndTimeLeft) {
+  ProgressView view({}, 160);
+  v1::Progress progress = make_progress("train", "save", 0, 1);
+  progress.set_elapsed_us(1'000'000);
+  view.update(progress);
+  progress.set_elapsed_us(2'000'000);
+  progress.set_copied_bytes(25 * kGiB);
+  progress.set_to_copy_bytes(100 * kGiB);
+  EXPECT_EQ(
+      view.update(progress),
+      "\rtrain  save     [######                  ] 0/1 ranks  25.0 GiB of 100 GiB, 26.8 GB/s, "
+      "3.00 s left  2.00 s\x1b[K");
+  v1::Progress load = make_progress("train", "map+load", 0, 1);
+  load.set_elapsed_us(5'000'000);
+  load.set_to_copy_bytes(kGiB);
+  EXPECT_THAT(view.update(load), HasSubstr("0 B of 1.00 GiB  5.00 s")) << "no rate yet";
+}
+
 TEST(ProgressView, APhaseOfTheBrokerAloneHasNoRanks) {
   ProgressView view({}, 120);
   EXPECT_EQ(view.update(make_progress("train", "drop", 0, 0)),

@@ -12,6 +12,42 @@ namespace {
 
 using std::chrono::microseconds;
 
+TEST_F(GroupTest, HowFarCopiesAreIsToldButNotTooOften) {
+  to_quiesce();
+  quiet(1);
+  quiet(2);
+  drain();
+  group.save_sent(kOk, {1, 2}, now);
+  drain();
+  const auto copied = [&](RankId rank, Epoch of, std::uint64_t bytes, std::uint64_t all) {
+    group.tell(event::Copied{rank, of, bytes, all}, now);
+    drain();
+    const auto* progress = find<action::Progress>();
+    return progress != nullptr ? std::pair(progress->copied, progress->to_copy)
+                               : std::pair<std::uint64_t, std::uint64_t>();
+  };
+  using Pair = std::pair<std::uint64_t, std::uint64_t>;
+  const Epoch epoch = group.epoch();
+  EXPECT_EQ(copied(1, epoch, 30, 100), Pair(30, 100));
+  now += milliseconds(10);
+  EXPECT_EQ(copied(1, epoch, 40, 100), Pair(0, 0)) << "too soon";
+  now += milliseconds(200);
+  EXPECT_EQ(copied(2, epoch, 10, 50), Pair(50, 150));
+  now += milliseconds(200);
+  EXPECT_EQ(copied(2, epoch, 51, 50), Pair(0, 0)) << "more than there is";
+  EXPECT_EQ(copied(2, epoch.attempt - 1, 20, 50), Pair(0, 0)) << "of another operation";
+  EXPECT_EQ(copied(77, epoch, 20, 50), Pair(0, 0)) << "of no rank";
+  done(1, Work::kSave, {}, 90);
+  drain();
+  const auto* progress = find<action::Progress>();
+  ASSERT_NE(progress, nullptr);
+  EXPECT_EQ(Pair(progress->copied, progress->to_copy), Pair(100, 140));
+  EXPECT_EQ(copied(1, epoch, 95, 100), Pair(0, 0)) << "it has answered";
+  done(2, Work::kSave, {}, 50);
+  drain();
+  for (const auto& each : all<action::Progress>()) EXPECT_EQ(each.to_copy, 0U);
+}
+
 TEST_F(GroupTest, AnOutcomeSaysWhatEachRankDidInEachPhase) {
   to_load();
   now += milliseconds(3);

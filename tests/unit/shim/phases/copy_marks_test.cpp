@@ -1,0 +1,105 @@
+// How far queued copies are, on whatever driver is found: the simulated one, or a GPU's.
+#include "shim/phases/copy_marks.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace amem::shim {
+namespace {
+
+constexpr std::uint64_t kMiB = 1 << 20;
+using std::chrono::milliseconds;
+
+class CopyMarksTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    directory = (std::filesystem::temp_directory_path() / "amem-marks-test-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(directory.data()), nullptr);
+    ::setenv("AMEM_SIM_DIR", directory.c_str(), 1);
+    ASSERT_TRUE(driver.load().ok());
+    ASSERT_EQ(driver.cuInit_(0), CUDA_SUCCESS);
+    ASSERT_TRUE(devices.load().ok());
+    LocalDevices::Use use(devices, 0);
+    ASSERT_EQ(use.result(), CUDA_SUCCESS);
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    CUmemGenericAllocationHandle handle = 0;
+    ASSERT_EQ(driver.cuMemCreate_(&handle, 2 * kMiB, &properties, 0), CUDA_SUCCESS);
+    ASSERT_EQ(driver.cuMemAddressReserve_(&memory, 2 * kMiB, 0, 0, 0), CUDA_SUCCESS);
+    ASSERT_EQ(driver.cuMemMap_(memory, 2 * kMiB, 0, handle, 0), CUDA_SUCCESS);
+    CUmemAccessDesc access{};
+    access.location = properties.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    ASSERT_EQ(driver.cuMemSetAccess_(memory, 2 * kMiB, &access, 1), CUDA_SUCCESS);
+    ASSERT_EQ(driver.cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    marks.prepare(0);
+  }
+  void TearDown() override { std::filesystem::remove_all(directory); }
+
+  void queue(int copies) {
+    LocalDevices::Use use(devices, 0);
+    for (int i = 0; i < copies; ++i) {
+      ASSERT_EQ(driver.cuMemcpyHtoDAsync_(memory, host.data(), kMiB, stream), CUDA_SUCCESS);
+      marks.queued(0, stream, kMiB);
+    }
+  }
+  using Told = std::vector<std::pair<std::uint64_t, std::uint64_t>>;  // done, of; MiB
+  Told follow(milliseconds interval = {}) {
+    Told told;
+    marks.follow({interval, [&](std::uint64_t done, std::uint64_t of) {
+                    told.emplace_back(done / kMiB, of / kMiB);
+                  }});
+    return told;
+  }
+
+  std::string directory;
+  Driver driver;
+  LocalDevices devices{driver};
+  CUdeviceptr memory = 0;
+  CUstream stream = nullptr;
+  std::vector<char> host = std::vector<char>(kMiB);
+  CopyMarks marks{driver, devices, kMiB};
+};
+
+TEST_F(CopyMarksTest, SayHowFarCopiesAreHoweverManyThereAre) {
+  queue(5);
+  EXPECT_EQ(follow(), (Told{{1, 5}, {2, 5}, {3, 5}, {4, 5}, {5, 5}}));
+  marks.clear();
+  EXPECT_EQ(follow(), Told{}) << "of the phase before";
+
+  queue(100);
+  const Told told = follow();
+  // Never more than there are events, and never less than half of them.
+  EXPECT_LE(told.size(), CopyMarks::kEvents);
+  EXPECT_GE(told.size(), CopyMarks::kEvents / 2);
+  std::uint64_t last = 0;
+  for (const auto& [done, of] : told) {
+    EXPECT_EQ(of, 100U);
+    EXPECT_GT(done, last);
+    EXPECT_LE(done - last, 16U) << "they lie about as far apart";
+    last = done;
+  }
+  EXPECT_GT(last, 84U);
+  marks.clear();
+  queue(2);
+  EXPECT_EQ(follow(), (Told{{1, 2}, {2, 2}})) << "as close as at first";
+  EXPECT_EQ(follow(std::chrono::hours(1)), Told{}) << "not so soon again";
+}
+
+TEST_F(CopyMarksTest, ADeviceThatWasNotPreparedHasNone) {
+  marks.forget(0);
+  queue(3);
+  EXPECT_EQ(follow(), Told{});
+  marks.prepare(0);
+  queue(3);
+  EXPECT_EQ(follow().size(), 3U);
+}
+
+}  // namespace
+}  // namespace amem::shim
