@@ -1,6 +1,7 @@
 """The services: the driver is loaded before amemd, and each is as systemd understands it."""
 import configparser
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -56,9 +57,40 @@ def test_one_that_was_killed_is_back_at_once_and_one_that_cannot_start_waits(tmp
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 def test_systemd_understands_them(tmp_path):
-    for name in ("amemd", "amem-driver"):
+    for name in ("amemd", "amem-driver", "amem-holder"):
         with open(f"{DEPLOY}/{name}.service.in", encoding="utf-8") as file:
-            (tmp_path / f"{name}.service").write_text(file.read().replace("@CMAKE_INSTALL_FULL_BINDIR@/amemd", "/bin/true"))
-    said = subprocess.run(["systemd-analyze", "verify", "--man=no", *map(str, sorted(tmp_path.iterdir()))], capture_output=True,
-                          text=True, timeout=60, check=False).stderr
-    assert not [line for line in said.splitlines() if str(tmp_path) in line or "amem" in line and "nknown" in line], said
+            text = re.sub("@CMAKE_INSTALL_FULL_BINDIR@/amem[a-z-]*", "/bin/true", file.read())
+        (tmp_path / f"{name}.service").write_text(text)
+    shutil.copy(f"{DEPLOY}/amem-holder.socket", tmp_path)
+    units = sorted(map(str, tmp_path.iterdir()))
+    (tmp_path / "amemd.service.d").mkdir()
+    shutil.copy(f"{DEPLOY}/pool.conf", tmp_path / "amemd.service.d")
+
+    def faults():
+        said = subprocess.run(["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, timeout=60, check=False).stderr
+        return [line for line in said.splitlines() if str(tmp_path) in line or "amem" in line and "nknown" in line]
+
+    assert not faults()
+    with open(tmp_path / "amemd.service.d" / "pool.conf", "a", encoding="utf-8") as file:
+        file.write("NoSuchSetting=1\n")
+    assert faults(), "the drop-in is not looked at"
+
+
+def test_the_drop_in_sets_what_amemd_knows(build):
+    with open(f"{DEPLOY}/pool.conf", encoding="utf-8") as file:
+        variables = dict(re.findall(r"^#?Environment=(AMEM_\w+)=(\S+)$", file.read(), re.M))
+    assert set(variables) == {"AMEM_POOL_SIZE", "AMEM_ISOLATION_BY"}
+    for name, value in variables.items():
+        done = subprocess.run([build / "bin" / "amemd", "--config", "/dev/null", "--check-config"], env={**os.environ, name: value},
+                              capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0 and f'= "{value}"' in done.stdout, done
+
+
+@pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="no systemd-tmpfiles here")
+def test_tmpfiles_makes_the_folder_of_the_sockets(tmp_path):
+    (tmp_path / "root").mkdir()
+    done = subprocess.run(["systemd-tmpfiles", "--create", f"--root={tmp_path}/root", os.path.abspath(f"{DEPLOY}/amemd.tmpfiles")], capture_output=True,
+                          text=True, timeout=60, check=False)
+    made = tmp_path / "root" / "run" / "amem"
+    assert done.returncode == 0 and made.is_dir(), done
+    assert made.stat().st_mode & 0o7777 == 0o755

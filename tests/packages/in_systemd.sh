@@ -1,0 +1,164 @@
+#!/usr/bin/env bash
+# What systemd.sh does inside of the root that systemd has booted, as root: the packages lie in /packages.
+set -euo pipefail
+
+fail() {
+  echo "FAILED: $*" >&2
+  journalctl --no-pager --lines 60 --unit amemd --unit amem-holder --unit amem-holder.socket >&2 || true
+  exit 1
+}
+
+step() { echo "systemd.sh: $*"; }
+
+# run LOG COMMAND...: the log is shown when it fails.
+run() {
+  local log=/packages/$1.log
+  shift
+  timeout 600 "$@" >"$log" 2>&1 </dev/null || {
+    tail -n 40 "$log" >&2
+    fail "$*"
+  }
+}
+
+# eventually WHAT COMMAND...: within 20 s.
+eventually() {
+  local what=$1
+  shift
+  for _ in $(seq 200); do
+    if "$@" >/dev/null 2>&1; then return 0; fi
+    sleep 0.1
+  done
+  fail "not within 20 s: $what"
+}
+
+pid_of() { systemctl show --property MainPID --value "$1"; }
+state_is() { [[ $(amemctl --json groups train | grep -o '"state":"[A-Z_]*"' | head -n 1) == "\"state\":\"GROUP_STATE_$1\"" ]]; }
+runs_with_another_pid() { [[ $(pid_of "$1") != 0 && $(pid_of "$1") != "$2" ]] && amemctl health; }
+
+step "the simulated driver, in the place of NVIDIA's"
+run update apt-get update
+# Not installed, since the package depends on amemd, which is to come.
+dpkg-deb --extract /packages/amem-sim-driver_*.deb /opt
+mv /opt/usr/lib/amem/sim /opt/sim
+echo /opt/sim >/etc/ld.so.conf.d/sim.conf
+ldconfig
+mkdir -p /etc/systemd/system/amemd.service.d
+mkdir -m 1777 /srv/node
+cat >/etc/systemd/system/amemd.service.d/sim.conf <<'END'
+[Service]
+Environment=AMEM_SIM_DIR=/srv/node AMEM_SIM_DEVICES=2 AMEM_SIM_MEMORY=96MiB AMEM_POOL_SIZE=256MiB
+ReadWritePaths=/srv/node
+END
+export AMEM_SIM_DIR=/srv/node AMEM_SIM_DEVICES=2 AMEM_SIM_MEMORY=96MiB
+
+step "installation"
+run install apt-get install --yes --no-install-recommends /packages/libamem-shim_*.deb /packages/amemd_*.deb
+eventually "amemd serves" amemctl health
+chmod -R a+rwX /srv/node # the simulated driver's state is every user's
+for unit in amemd.service amem-holder.socket amem-holder.service; do
+  systemctl --quiet is-active "$unit" || fail "$unit is not active"
+done
+systemctl --quiet is-enabled amemd.service || fail "amemd is not enabled"
+[[ $(stat -c %a:%U:%G /run/amem/control.sock) == 660:root:amem ]] || fail "control.sock is $(stat -c %a:%U:%G /run/amem/control.sock)"
+for unit in amemd amem-holder; do
+  [[ $(grep CapEff "/proc/$(pid_of $unit)/status" | tr -d '\t') == CapEff:0000000000000000 ]] || fail "$unit has powers of root's"
+done
+step "systemd's own judgement: $(systemd-analyze security --no-pager amemd.service | tail -n 1 | sed 's/^[^A-Za-z]*//')"
+
+step "a member of the group runs a job, and another user may not"
+useradd --create-home --groups amem member
+useradd --create-home stranger
+mkdir -m 1777 /srv/meet
+mkfifo /srv/commands
+as() { setpriv --reuid "$1" --regid "$1" --init-groups --no-new-privs "${@:2}"; }
+as member amemctl run --group train --required -- /opt/sim/amem-workload --ranks 1 --rank 0 --rendezvous /srv/meet --communicators 1 \
+  --allocations 8 --bytes 2097152 </srv/commands >/srv/answers 2>/srv/rank.log &
+exec 3>/srv/commands
+answers=0
+# ask COMMAND: $answer is what the workload says.
+ask() {
+  echo "$1" >&3
+  said
+}
+said() {
+  answers=$((answers + 1))
+  for _ in $(seq 300); do
+    if [[ $(wc -l </srv/answers) -ge $answers ]]; then
+      answer=$(sed -n "${answers}p" /srv/answers)
+      return 0
+    fi
+    sleep 0.1
+  done
+  cat /srv/rank.log >&2
+  fail "the workload did not answer"
+}
+said
+ask checksum
+bytes=$answer
+if as stranger amemctl groups >/dev/null 2>&1; then fail "a user outside of the group is served"; fi
+# comes_back: the group, which is paused, has the bytes that it had.
+comes_back() {
+  eventually "the group is back, and paused" state_is PAUSED
+  as member amemctl resume train >/dev/null
+  ask checksum
+  [[ $answer == "$bytes" ]] || fail "$1: the bytes are not what they were"
+  as member amemctl pause train >/dev/null
+}
+as member amemctl pause train >/dev/null
+
+step "amemd is killed"
+for _ in 1 2 3; do
+  old=$(pid_of amemd)
+  began=$(date +%s%N)
+  kill -KILL "$old"
+  eventually "systemd has started the next amemd" runs_with_another_pid amemd "$old"
+  echo "systemd.sh: the next one served after $((($(date +%s%N) - began) / 1000000)) ms"
+  comes_back "amemd was killed"
+done
+
+step "the holder is killed, then amemd"
+old=$(pid_of amem-holder)
+kill -KILL "$old"
+holder_is_new() { [[ $(pid_of amem-holder) != 0 && $(pid_of amem-holder) != "$old" ]] && journalctl --unit amemd | grep -q 'another holder has everything'; }
+eventually "systemd has started the next holder, and amemd has given it everything" holder_is_new
+old=$(pid_of amemd)
+kill -KILL "$old"
+eventually "systemd has started the next amemd" runs_with_another_pid amemd "$old"
+comes_back "both were killed, one after the other"
+
+step "restart, with the drop-in that the package has as an example"
+cp /usr/share/doc/amemd/examples/pool.conf /etc/systemd/system/amemd.service.d/zz-pool.conf
+sed -i 's/^Environment=AMEM_POOL_SIZE=.*/Environment=AMEM_POOL_SIZE=320MiB/' /etc/systemd/system/amemd.service.d/zz-pool.conf
+systemctl daemon-reload
+systemctl restart amemd
+eventually "amemd serves" amemctl health
+amemctl --json status | grep -q '"configured_bytes":"\?335544320' || fail "the pool is not as large as the drop-in says: $(amemctl --json status)"
+comes_back "amemd was restarted"
+
+step "upgrade"
+old=$(pid_of amemd)
+run reinstall apt-get install --yes --reinstall --no-install-recommends /packages/libamem-shim_*.deb /packages/amemd_*.deb
+[[ $(pid_of amemd) == "$old" ]] || fail "the installation has restarted amemd"
+run upgrade amemctl upgrade
+[[ $(pid_of amemd) == "$old" ]] || fail "after amemctl upgrade systemd has another process"
+systemctl --quiet is-active amemd || fail "after amemctl upgrade systemd takes amemd for dead"
+comes_back "amemd was upgraded"
+
+step "an end by hand, and a start"
+systemctl stop amemd
+systemctl --quiet is-active amem-holder || fail "the holder has gone with amemd"
+systemctl start amemd
+comes_back "amemd was stopped and started"
+as member amemctl resume train >/dev/null
+echo exit >&3
+exec 3>&-
+wait
+
+step "removal and purge"
+run remove apt-get purge --yes amemd
+for unit in amemd.service amem-holder.socket amem-holder.service; do
+  if systemctl --quiet is-active "$unit"; then fail "$unit is still active"; fi
+done
+if pgrep -l 'amemd|amem-holder'; then fail "the above is still there"; fi
+left=$(find /lib/systemd /etc/systemd/system /run/amem /etc/amem -name '*amem*' ! -path '*/amemd.service.d*' 2>/dev/null || true)
+[[ -z $left ]] || fail "the purge has left $left"
