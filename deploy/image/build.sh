@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Builds the image of amem. See --help.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+
+usage() {
+  cat <<'END'
+Usage: deploy/image/build.sh [--base IMAGE] [--commit COMMIT] NAME[:TAG]
+Builds the image NAME from COMMIT (default: HEAD) of this checkout; what is not committed is not in it. Takes docker, podman or buildah,
+whichever is there.
+  --base IMAGE    Debian 12 (default: docker.io/library/debian:12-slim)
+Environment: AMEM_BUILDER  the builder's command and its options, such as "buildah --storage-driver vfs"
+             AMEM_BUILD_ARGS  more arguments for its build, such as "--isolation chroot"
+END
+}
+
+die() {
+  printf 'build.sh: error: %s\n' "$*" >&2
+  exit 1
+}
+
+base='' commit=HEAD name=''
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --base | --commit)
+      [[ $# -ge 2 ]] || die "$1 needs a value"
+      if [[ $1 == --base ]]; then base=$2; else commit=$2; fi
+      shift
+      ;;
+    -h | --help)
+      usage
+      exit 0
+      ;;
+    -*)
+      usage >&2
+      die "unknown argument: $1"
+      ;;
+    *)
+      [[ -z $name ]] || die "one name, not $name and $1"
+      name=$1
+      ;;
+  esac
+  shift
+done
+[[ -n $name ]] || {
+  usage >&2
+  die "what is the image to be called?"
+}
+read -r -a builder <<<"${AMEM_BUILDER:-}"
+if [[ ${#builder[@]} -eq 0 ]]; then
+  for each in docker podman buildah; do
+    if command -v "$each" >/dev/null; then
+      builder=("$each")
+      break
+    fi
+  done
+fi
+[[ ${#builder[@]} -gt 0 ]] || die "there is neither docker nor podman nor buildah here; AMEM_BUILDER may name another"
+read -r -a more <<<"${AMEM_BUILD_ARGS:-}"
+
+mkdir -p "$root/build"
+work=$(mktemp -d "$root/build/image.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+git -C "$root" archive "$commit" | tar -x -C "$work" || die "there is no commit $commit in $root"
+"${builder[@]}" build "${more[@]}" --file "$work/deploy/image/Containerfile" --tag "$name" ${base:+--build-arg "BASE=$base"} \
+  --build-arg "VERSION=$(<"$work/VERSION")" --build-arg "SOURCE_DATE_EPOCH=$(git -C "$root" log -1 --format=%ct "$commit")" "$work"
+echo "build.sh: $name is amem $(<"$work/VERSION") of $(git -C "$root" rev-parse --short "$commit")"

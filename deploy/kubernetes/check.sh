@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Checks the chart and the examples against Helm and Kubernetes' schemas. Needs a Python package index.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+
+usage() {
+  cat <<'END'
+Usage: deploy/kubernetes/check.sh [--render]
+Reads the chart as Helm does, with several sets of values, and what comes of it and the examples as Kubernetes does. The amemd of
+build/release, where it is built, reads the configurations.
+  --render   writes amem.yaml anew instead
+END
+}
+
+case ${1:-} in
+  '' | --render) ;;
+  -h | --help)
+    usage
+    exit 0
+    ;;
+  *)
+    usage >&2
+    exit 2
+    ;;
+esac
+mkdir -p "$root/build"
+work=$(mktemp -d "$root/build/kubernetes.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+python3 -m venv "$work/venv"
+PIP_CONSTRAINT=file://${root// /%20}/deploy/constraints.txt timeout 600 "$work/venv/bin/python" -m pip --disable-pip-version-check install --quiet \
+  --no-compile helm-python-sdk kubernetes-validate pyyaml </dev/null || {
+  echo "check.sh: pip could not fetch helm-python-sdk and kubernetes-validate (its error is shown): a Python package index has to be reachable" >&2
+  exit 1
+}
+if [[ ${1:-} == --render ]]; then
+  "$work/venv/bin/python" "$here/check.py" --render >"$work/amem.yaml"
+  mv "$work/amem.yaml" "$here/amem.yaml"
+  exit 0
+fi
+amemd=()
+[[ ! -x $root/build/release/bin/amemd ]] || amemd=("$root/build/release/bin/amemd")
+"$work/venv/bin/python" -B "$here/check.py" "${amemd[@]}"
