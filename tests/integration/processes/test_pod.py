@@ -6,6 +6,7 @@ import pytest
 
 from sim_node import Broker, Child, Died, eventually, patience
 from sim_node.ctl import DEADLINE, UNREACHABLE
+from sim_node.turns import states
 
 
 @pytest.fixture
@@ -36,8 +37,7 @@ def test_an_upgrade_of_amemds_container_loses_nothing(bare_node, holder):
     assert health(node).code == UNREACHABLE
     start(node, "next")
     assert health(node).code == 0
-    eventually(lambda: {group["name"]: group["state"] for group in node.ctl.status()["groups"]} ==
-               {"train": "running", "rollout": "paused"}, what="both groups are back")
+    eventually(lambda: states(node) == ("running", "paused"), what="both groups are back")
     node.ctl("resume", "rollout")
     paused.check()
     running.check()
@@ -52,7 +52,7 @@ def test_the_holder_stays_and_is_empty_when_nobody_is_left(bare_node, holder):
         node.ctl("pause", "train")
         assert holder.descriptors()["/memfd"] > 0
         broker.kill()
-        job.close()
+        job.kill()
         eventually(lambda: holder.descriptors()["/memfd"] == 0, what="the holder has closed everything")
     assert holder.alive()
 

@@ -17,35 +17,44 @@ using std::chrono::milliseconds;
 
 class CopyMarksTest : public ::testing::Test {
  protected:
+  static void SetUpTestSuite() {
+    directory() = (std::filesystem::temp_directory_path() / "amem-marks-test-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(directory().data()), nullptr);
+    ::setenv("AMEM_SIM_DIR", directory().c_str(), 1);
+    ASSERT_TRUE(driver().load().ok());
+    ASSERT_EQ(driver().cuInit_(0), CUDA_SUCCESS);
+    ASSERT_TRUE(devices().load().ok());
+  }
+  static void TearDownTestSuite() { std::filesystem::remove_all(directory()); }
+
   void SetUp() override {
-    directory = (std::filesystem::temp_directory_path() / "amem-marks-test-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(directory.data()), nullptr);
-    ::setenv("AMEM_SIM_DIR", directory.c_str(), 1);
-    ASSERT_TRUE(driver.load().ok());
-    ASSERT_EQ(driver.cuInit_(0), CUDA_SUCCESS);
-    ASSERT_TRUE(devices.load().ok());
-    LocalDevices::Use use(devices, 0);
+    LocalDevices::Use use(devices(), 0);
     ASSERT_EQ(use.result(), CUDA_SUCCESS);
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
     CUmemGenericAllocationHandle handle = 0;
-    ASSERT_EQ(driver.cuMemCreate_(&handle, 2 * kMiB, &properties, 0), CUDA_SUCCESS);
-    ASSERT_EQ(driver.cuMemAddressReserve_(&memory, 2 * kMiB, 0, 0, 0), CUDA_SUCCESS);
-    ASSERT_EQ(driver.cuMemMap_(memory, 2 * kMiB, 0, handle, 0), CUDA_SUCCESS);
+    ASSERT_EQ(driver().cuMemCreate_(&handle, 2 * kMiB, &properties, 0), CUDA_SUCCESS);
+    ASSERT_EQ(driver().cuMemAddressReserve_(&memory, 2 * kMiB, 0, 0, 0), CUDA_SUCCESS);
+    ASSERT_EQ(driver().cuMemMap_(memory, 2 * kMiB, 0, handle, 0), CUDA_SUCCESS);
+    driver().cuMemRelease_(handle);
     CUmemAccessDesc access{};
     access.location = properties.location;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    ASSERT_EQ(driver.cuMemSetAccess_(memory, 2 * kMiB, &access, 1), CUDA_SUCCESS);
-    ASSERT_EQ(driver.cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    ASSERT_EQ(driver().cuMemSetAccess_(memory, 2 * kMiB, &access, 1), CUDA_SUCCESS);
+    ASSERT_EQ(driver().cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     marks.prepare(0);
   }
-  void TearDown() override { std::filesystem::remove_all(directory); }
+  void TearDown() override {
+    driver().cuMemUnmap_(memory, 2 * kMiB);
+    driver().cuMemAddressFree_(memory, 2 * kMiB);
+    driver().cuStreamDestroy_(stream);
+  }
 
   void queue(int copies) {
-    LocalDevices::Use use(devices, 0);
+    LocalDevices::Use use(devices(), 0);
     for (int i = 0; i < copies; ++i) {
-      ASSERT_EQ(driver.cuMemcpyHtoDAsync_(memory, host.data(), kMiB, stream), CUDA_SUCCESS);
+      ASSERT_EQ(driver().cuMemcpyHtoDAsync_(memory, host.data(), kMiB, stream), CUDA_SUCCESS);
       marks.queued(0, stream, kMiB);
     }
   }
@@ -58,13 +67,24 @@ class CopyMarksTest : public ::testing::Test {
     return told;
   }
 
-  std::string directory;
-  Driver driver;
-  LocalDevices devices{driver};
+  // One driver for all: it is the process's.
+  static std::string& directory() {
+    static std::string path;
+    return path;
+  }
+  static Driver& driver() {
+    static Driver instance;
+    return instance;
+  }
+  static LocalDevices& devices() {
+    static LocalDevices instance(driver());
+    return instance;
+  }
+
   CUdeviceptr memory = 0;
   CUstream stream = nullptr;
   std::vector<char> host = std::vector<char>(kMiB);
-  CopyMarks marks{driver, devices, kMiB};
+  CopyMarks marks{driver(), devices(), kMiB};
 };
 
 TEST_F(CopyMarksTest, SayHowFarCopiesAreHoweverManyThereAre) {
@@ -96,6 +116,7 @@ TEST_F(CopyMarksTest, ADeviceThatWasNotPreparedHasNone) {
   marks.forget(0);
   queue(3);
   EXPECT_EQ(follow(), Told{});
+  LocalDevices::Use use(devices(), 0);
   marks.prepare(0);
   queue(3);
   EXPECT_EQ(follow().size(), 3U);
