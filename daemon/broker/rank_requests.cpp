@@ -410,7 +410,7 @@ void RankRequests::unbrokered(Rank& rank, const amem_v1_Unbrokered& message) {
   for (pb_size_t i = 0; i < message.kinds_count; ++i) {
     const amem_v1_Unbrokered_Kind& kind = message.kinds[i];
     rank.unbrokered.push_back(
-        {make_uuid(kind.device), printable(kind.kind), kind.bytes, kind.count});
+        {make_uuid(kind.device), printable(kind.kind), kind.bytes, kind.count, kind.host});
   }
 }
 

@@ -159,7 +159,8 @@ void add_ranks(Book& book, const Measured& m, const std::vector<const GroupEntry
     for (const RankId id : ids) {
       const Rank& rank = m.node.ranks.at(id);
       if (rank.session == 0) ++awaited;
-      for (const Unbrokered& u : rank.unbrokered) rest[{u.device, u.kind}] += u.bytes;
+      for (const Unbrokered& u : rank.unbrokered)
+        if (!u.host) rest[{u.device, u.kind}] += u.bytes;
       if (const auto phase = group->machine.waiting_for(id); !phase.empty())
         waiting.add(with(labels, {{"rank", rank.number >= 0 ? std::to_string(rank.number) : ""},
                                   {"pid", std::to_string(rank.peer.pid)},

@@ -27,12 +27,13 @@
 
 namespace amem {
 
-/// Device memory of a rank that is not brokered, as the rank reports it.
+/// Memory of a rank that is not brokered, as the rank reports it.
 struct Unbrokered {
   DeviceUuid device;
   std::string kind;
   std::uint64_t bytes = 0;
   std::uint32_t count = 0;
+  bool host = false;  // pinned memory of the host, which is no device's
 };
 
 struct Rank {

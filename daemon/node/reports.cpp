@@ -156,7 +156,8 @@ Leftover leftover(const Node& node, const GroupEntry& group, const Selection& wh
           .resident;
   if (!what.all()) return stays;
   for (RankId rank : group.machine.members().ids())
-    for (const Unbrokered& u : node.ranks.at(rank).unbrokered) stays.unbrokered += u.bytes;
+    for (const Unbrokered& u : node.ranks.at(rank).unbrokered)
+      stays.unbrokered += u.host ? 0 : u.bytes;
   return stays;
 }
 
@@ -259,6 +260,7 @@ std::vector<v1::RankInfo> report_ranks(const Node& node, const Caller& caller,
       usage->set_kind(u.kind);
       usage->set_bytes(u.bytes);
       usage->set_count(u.count);
+      usage->set_host(u.host);
     }
     add_tags(share.tags, *info.mutable_tags());
   }

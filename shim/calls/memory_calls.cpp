@@ -68,6 +68,19 @@ std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, st
   return r;
 }
 
+void count_unbrokered(CUmemGenericAllocationHandle handle, std::size_t size,
+                      const CUmemLocation& where, const void* caller) {
+  Runtime& runtime = Runtime::get();
+  UnbrokeredMemory& unbrokered = runtime.memory().unbrokered;
+  if (where.type == CU_MEM_LOCATION_TYPE_DEVICE)
+    unbrokered.created(handle, size, where.id);
+  else if (LocalDevices* devices = runtime.devices(); devices != nullptr)
+    unbrokered.created_on_host(handle, size, devices->current(),
+                               runtime.brokers(caller) ? UnbrokeredMemory::Whose::kNccl
+                                                       : UnbrokeredMemory::Whose::kOthers);
+  runtime.report().changed();
+}
+
 /// Not brokered; perhaps a multicast object, with which brokered memory may lose a binding.
 CUresult release_object(CUmemGenericAllocationHandle handle) {
   const auto real_call = real<kRow_cuMemRelease>();
@@ -100,11 +113,8 @@ CUresult answer_cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t si
   const auto create = [&] { return real<kRow_cuMemCreate>()(handle, size, prop, flags); };
   Heap* heap = Runtime::get().heap();
   const CUresult r = ours ? *ours : heap != nullptr ? heap->ask_driver(create) : create();
-  if (!ours.has_value() && r == CUDA_SUCCESS && !in_forked_child() &&
-      prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-    Runtime::get().memory().unbrokered.created(*handle, size, prop->location.id);
-    Runtime::get().report().changed();
-  }
+  if (!ours.has_value() && r == CUDA_SUCCESS && !in_forked_child())
+    count_unbrokered(*handle, size, prop->location, caller);
   if (tracing() && prop != nullptr)
     trace("create %s n=%zu loc=%d:%d hty=%d rdma=%d rc=%d mine=%d", module_of(caller).c_str(), size,
           static_cast<int>(prop->location.type), prop->location.id,

@@ -1,5 +1,5 @@
-// Wrappers of the calls that get device memory which is not brokered: they go on to the driver, and
-// are counted so that people can see what a pause cannot give back.
+// Wrappers of the calls that get memory which is not brokered, of a device or pinned on the host:
+// they go on to the driver, and are counted so that people can see what a pause cannot give back.
 #include <algorithm>
 
 #include "shim/calls/driver_calls.h"
@@ -8,12 +8,19 @@
 namespace amem::shim {
 namespace {
 
-void count(UnbrokeredMemory::Kind kind, std::uint64_t key, std::uint64_t bytes) {
+void count(UnbrokeredMemory::Kind kind, std::uint64_t key, std::uint64_t bytes,
+           UnbrokeredMemory::Whose whose = UnbrokeredMemory::Whose::kOthers) {
   Runtime& runtime = Runtime::get();
   LocalDevices* devices = runtime.devices();
   if (devices == nullptr) return;
-  runtime.memory().unbrokered.add(kind, key, bytes, devices->current(), devices->current_context());
+  runtime.memory().unbrokered.add(kind, key, bytes, devices->current(), devices->current_context(),
+                                  whose);
   runtime.report().changed();
+}
+
+UnbrokeredMemory::Whose whose(const void* caller) {
+  return Runtime::get().brokers(caller) ? UnbrokeredMemory::Whose::kNccl
+                                        : UnbrokeredMemory::Whose::kOthers;
 }
 
 void uncount(UnbrokeredMemory::Kind kind, std::uint64_t key) {
@@ -60,6 +67,44 @@ std::uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR& array, unsigned level =
 CUresult answer_cuMemAllocManaged(CUdeviceptr* address, std::size_t size, unsigned flags) {
   const CUresult r = real<kRow_cuMemAllocManaged>()(address, size, flags);
   if (r == CUDA_SUCCESS) count(UnbrokeredMemory::Kind::kManaged, *address, size);
+  return r;
+}
+
+// ---- pinned memory of the host, such as what NCCL's proxies send from ----
+
+CUresult answer_cuMemAllocHost_v2(void** address, std::size_t size) {
+  const CUresult r = real<kRow_cuMemAllocHost_v2>()(address, size);
+  if (r == CUDA_SUCCESS)
+    count(UnbrokeredMemory::Kind::kHost, key_of(*address), size,
+          whose(__builtin_return_address(0)));
+  return r;
+}
+
+CUresult answer_cuMemHostAlloc(void** address, std::size_t size, unsigned flags) {
+  const CUresult r = real<kRow_cuMemHostAlloc>()(address, size, flags);
+  if (r == CUDA_SUCCESS)
+    count(UnbrokeredMemory::Kind::kHost, key_of(*address), size,
+          whose(__builtin_return_address(0)));
+  return r;
+}
+
+CUresult answer_cuMemFreeHost(void* address) {
+  const CUresult r = real<kRow_cuMemFreeHost>()(address);
+  if (r == CUDA_SUCCESS) uncount(UnbrokeredMemory::Kind::kHost, key_of(address));
+  return r;
+}
+
+CUresult answer_cuMemHostRegister_v2(void* address, std::size_t size, unsigned flags) {
+  const CUresult r = real<kRow_cuMemHostRegister_v2>()(address, size, flags);
+  if (r == CUDA_SUCCESS)
+    count(UnbrokeredMemory::Kind::kRegistered, key_of(address), size,
+          whose(__builtin_return_address(0)));
+  return r;
+}
+
+CUresult answer_cuMemHostUnregister(void* address) {
+  const CUresult r = real<kRow_cuMemHostUnregister>()(address);
+  if (r == CUDA_SUCCESS) uncount(UnbrokeredMemory::Kind::kRegistered, key_of(address));
   return r;
 }
 

@@ -3,8 +3,20 @@
 namespace amem::shim {
 namespace {
 
-const char* name_of(UnbrokeredMemory::Kind kind) {
+const char* host_name(UnbrokeredMemory::Whose whose) {
+  return whose == UnbrokeredMemory::Whose::kNccl ? "nccl_host" : "host";
+}
+
+bool of_host(UnbrokeredMemory::Kind kind) {
+  return kind == UnbrokeredMemory::Kind::kHost || kind == UnbrokeredMemory::Kind::kRegistered;
+}
+
+const char* name_of(UnbrokeredMemory::Kind kind, UnbrokeredMemory::Whose whose) {
   switch (kind) {
+    case UnbrokeredMemory::Kind::kHost:
+      return host_name(whose);
+    case UnbrokeredMemory::Kind::kRegistered:
+      return whose == UnbrokeredMemory::Whose::kNccl ? "nccl_registered" : "registered";
     case UnbrokeredMemory::Kind::kManaged:
       return "managed";
     case UnbrokeredMemory::Kind::kArray:
@@ -18,9 +30,9 @@ const char* name_of(UnbrokeredMemory::Kind kind) {
 }  // namespace
 
 void UnbrokeredMemory::add(Kind kind, std::uint64_t key, std::uint64_t bytes, int device,
-                           CUcontext context) {
+                           CUcontext context, Whose whose) {
   std::lock_guard lock(mutex_);
-  entries_[{kind, key}] = {bytes, device, context};
+  entries_[{kind, key}] = {bytes, device, context, whose};
 }
 
 bool UnbrokeredMemory::remove(Kind kind, std::uint64_t key) {
@@ -35,7 +47,13 @@ void UnbrokeredMemory::context_gone(CUcontext context) {
 
 void UnbrokeredMemory::created(std::uint64_t handle, std::uint64_t bytes, int device) {
   std::lock_guard lock(mutex_);
-  handles_[handle] = {bytes, device};
+  handles_[handle] = {.bytes = bytes, .device = device};
+}
+
+void UnbrokeredMemory::created_on_host(std::uint64_t handle, std::uint64_t bytes, int device,
+                                       Whose whose) {
+  std::lock_guard lock(mutex_);
+  handles_[handle] = {.bytes = bytes, .device = device, .host = whose};
 }
 
 void UnbrokeredMemory::retained(std::uint64_t handle) {
@@ -102,15 +120,19 @@ void UnbrokeredMemory::each_pool(const std::function<void(CUmemoryPool, int)>& v
 std::vector<UnbrokeredAmount> UnbrokeredMemory::amounts() {
   std::lock_guard lock(mutex_);
   std::map<std::pair<std::string, int>, UnbrokeredAmount> sums;
-  const auto count = [&](const std::string& kind, int device, std::uint64_t bytes) {
+  const auto count = [&](const std::string& kind, int device, std::uint64_t bytes, bool host) {
     UnbrokeredAmount& sum = sums[{kind, device}];
     sum.kind = kind;
     sum.device = device;
     sum.bytes += bytes;
     ++sum.count;
+    sum.host = host;
   };
-  for (const auto& [key, entry] : entries_) count(name_of(key.first), entry.device, entry.bytes);
-  for (const auto& [handle, entry] : handles_) count("vmm", entry.device, entry.bytes);
+  for (const auto& [key, entry] : entries_)
+    count(name_of(key.first, entry.whose), entry.device, entry.bytes, of_host(key.first));
+  for (const auto& [handle, entry] : handles_)
+    count(entry.host ? host_name(*entry.host) : "vmm", entry.device, entry.bytes,
+          entry.host.has_value());
   std::vector<UnbrokeredAmount> amounts;
   for (const auto& [key, sum] : sums) amounts.push_back(sum);
   return amounts;

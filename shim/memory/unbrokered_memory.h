@@ -1,5 +1,5 @@
-// UnbrokeredMemory: device memory of this process that went to the driver, and so stays through a
-// pause.
+// UnbrokeredMemory: memory of this process that went to the driver, and so stays through a pause:
+// of devices, and of the host what is pinned.
 //
 // Counts only; pools are remembered, for the driver to be asked how much they hold (Report). Any
 // thread.
@@ -17,21 +17,25 @@
 
 namespace amem::shim {
 
-/// What there is of one kind on one device.
+/// What there is of one kind on one device; of the host's: allocated with this device current.
 struct UnbrokeredAmount {
   std::string kind;
   int device = 0;
   std::uint64_t bytes = 0;
   std::uint32_t count = 0;
+  bool host = false;  // no device's memory
   friend bool operator==(const UnbrokeredAmount&, const UnbrokeredAmount&) = default;
 };
 
 class UnbrokeredMemory {
  public:
-  enum class Kind { kDevice, kManaged, kArray };
+  enum class Kind { kDevice, kManaged, kArray, kHost, kRegistered };
+  /// Of the host's memory; that of devices which is NCCL's is brokered.
+  enum class Whose { kNccl, kOthers };
 
-  /// cuMemAlloc, managed memory, arrays: by address or handle.
-  void add(Kind kind, std::uint64_t key, std::uint64_t bytes, int device, CUcontext context);
+  /// cuMemAlloc, managed memory, arrays, pinned memory: by address or handle.
+  void add(Kind kind, std::uint64_t key, std::uint64_t bytes, int device, CUcontext context,
+           Whose whose = Whose::kOthers);
   /// False: it was not counted.
   bool remove(Kind kind, std::uint64_t key);
   /// All that was allocated under a context that is gone.
@@ -39,6 +43,8 @@ class UnbrokeredMemory {
 
   /// cuMemCreate: a handle's memory lives as long as the handle or a mapping of it.
   void created(std::uint64_t handle, std::uint64_t bytes, int device);
+  /// Likewise, on the host.
+  void created_on_host(std::uint64_t handle, std::uint64_t bytes, int device, Whose whose);
   void retained(std::uint64_t handle);
   void released(std::uint64_t handle);
   void mapped(std::uint64_t handle, std::uint64_t address);
@@ -60,12 +66,14 @@ class UnbrokeredMemory {
     std::uint64_t bytes = 0;
     int device = 0;
     CUcontext context = nullptr;
+    Whose whose = Whose::kOthers;
   };
   struct CountedHandle {
     std::uint64_t bytes = 0;
     int device = 0;
     std::uint32_t refs = 1;
     std::uint32_t mappings = 0;
+    std::optional<Whose> host = std::nullopt;
   };
   using CountedHandles = std::map<std::uint64_t, CountedHandle>;
 

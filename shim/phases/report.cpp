@@ -99,6 +99,7 @@ Message Report::message(const std::vector<UnbrokeredAmount>& amounts) {
     set_text(kind.kind, amount.kind);
     kind.bytes = amount.bytes;
     kind.count = amount.count;
+    kind.host = amount.host;
   }
   return message;
 }
@@ -123,7 +124,7 @@ std::string Report::stats(const std::string& group, std::uint32_t rank_id, const
     for (const UnbrokeredAmount& amount : amounts()) {
       json += std::string(comma) + "{\"kind\":" + quoted(amount.kind) +
               ",\"device\":" + std::to_string(amount.device) + member("bytes", amount.bytes) +
-              member("count", amount.count) + "}";
+              member("count", amount.count) + ",\"host\":" + (amount.host ? "true" : "false") + "}";
       comma = ",";
     }
   }

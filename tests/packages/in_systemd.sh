@@ -99,7 +99,7 @@ if as stranger amemctl groups >/dev/null 2>&1; then fail "a user outside of the 
 # comes_back: the group, which is paused, has the bytes that it had.
 comes_back() {
   eventually "the group is back, and paused" state_is PAUSED
-  as member amemctl resume train >/dev/null
+  eventually "its rank is back, too" as member amemctl resume train
   ask checksum
   [[ $answer == "$bytes" ]] || fail "$1: the bytes are not what they were"
   as member amemctl pause train >/dev/null
@@ -159,6 +159,6 @@ run remove apt-get purge --yes amemd
 for unit in amemd.service amem-holder.socket amem-holder.service; do
   if systemctl --quiet is-active "$unit"; then fail "$unit is still active"; fi
 done
-if pgrep -l 'amemd|amem-holder'; then fail "the above is still there"; fi
-left=$(find /lib/systemd /etc/systemd/system /run/amem /etc/amem -name '*amem*' ! -path '*/amemd.service.d*' 2>/dev/null || true)
+if pgrep -l '^amem'; then fail "the above is still there"; fi
+left=$(find /lib/systemd /etc/systemd/system /run/amem* /etc/amem* -path '*amem*' ! -path '*/amemd.service.d*' 2>/dev/null || true)
 [[ -z $left ]] || fail "the purge has left $left"

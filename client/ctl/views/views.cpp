@@ -129,7 +129,8 @@ std::string group_tag_table(const Groups& groups, const Style& style) {
   return table.empty() ? std::string() : "\n" + table.render(style);
 }
 
-/// Memory that stays through a pause, by kind: empty when there is none.
+/// Memory that stays through a pause, of devices and of the host, by kind: empty when there is
+/// none.
 std::string unbrokered_table(const v1::ListRanksResponse& ranks, const Style& style) {
   DeviceNames names;
   for (const v1::RankInfo& rank : ranks.ranks()) {
@@ -152,7 +153,8 @@ std::string unbrokered_table(const v1::ListRanksResponse& ranks, const Style& st
 
 std::uint64_t unbrokered_bytes(const v1::RankInfo& rank) {
   std::uint64_t bytes = 0;
-  for (const v1::UnbrokeredUsage& usage : rank.unbrokered()) bytes += usage.bytes();
+  for (const v1::UnbrokeredUsage& usage : rank.unbrokered())
+    if (!usage.host()) bytes += usage.bytes();
   return bytes;
 }
 

@@ -90,7 +90,7 @@ def set_policy(tag: str, policy: str) -> None:
 def stats() -> dict[str, Any]:
     """What this process holds, as the shim counts it without asking the broker: "group", "rank_id" (at the broker),
     "scope" ("off": turned off), "brokered": dicts of "tag", "device", "resident_bytes", "away_bytes", "imported_bytes"
-    and "allocations", and "unbrokered": dicts of "kind", "device", "bytes" and "count".
+    and "allocations", and "unbrokered": dicts of "kind", "device", "bytes", "count" and "host".
 
     FailedPreconditionError: no shim in this process.
     """

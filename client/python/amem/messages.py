@@ -89,12 +89,13 @@ class TagUsage:
 
 @_dataclass
 class UnbrokeredUsage:
-    """Device memory of a rank that is not brokered, by kind: it stays through a pause."""
+    """Memory of a rank that is not brokered, by kind: it stays through a pause."""
 
     uuid: str
-    kind: str  # "device" (cuMemAlloc), "vmm" (cuMemCreate), "pool" (stream-ordered), "graph", "managed", "array"
+    kind: str  # "device" (cuMemAlloc), "vmm" (cuMemCreate), "pool" (stream-ordered), "graph", "managed", "array"; "host" and others: pinned
     bytes: int
     count: int
+    host: bool  # pinned memory of the host, which is no device's: uuid is that of the device that was current
 
 
 @_dataclass

@@ -160,6 +160,27 @@ def test_scope_nccl_counts_what_it_does_not_broker(node):
     program.verify()
 
 
+@pytest.mark.parametrize("scope", ("nccl", "heap"))
+def test_pinned_host_memory_is_listed_and_stays(node, scope):
+    """NCCL's proxies, say, send from it. It is no device's: no sum of what stays on the devices has it."""
+    program = Program(node, scope=scope)
+    program.ask(f"nccl 0 {2 * MIB}")
+    for kind, size in (("host", 5000), ("host", 6000), ("nccl_host", 7000), ("registered", 8192), ("shared", 2 * MIB)):
+        program.ask(f"unbrokered {kind} {size}")
+    assert program.unbrokered() == {("host", 0): 11000 + 2 * MIB, ("nccl_host", 0): 7000, ("registered", 0): 8192}
+    assert all(each["host"] for each in program.stats()["unbrokered"])
+    paused = node.ctl("pause", "train").json
+    assert paused["unbrokered_bytes"] == 0 and node.ctl.group("train")["unbrokered_bytes"] == 0
+    [rank] = node.ctl.ranks("train")
+    assert {(each["kind"], each["bytes"], each["count"], each["host"]) for each in rank["unbrokered"]} == {
+        ("host", 11000 + 2 * MIB, 3, True), ("nccl_host", 7000, 1, True), ("registered", 8192, 1, True)}
+    assert "nccl_host" in node.ctl("ranks", "train", json_output=False).out
+    assert "unbrokered_bytes{" not in node.ctl("metrics", json_output=False).out
+    node.ctl("resume", "train")
+    program.ask("unbrokered free")
+    assert program.unbrokered() == {}
+
+
 @pytest.mark.parametrize("scope", ("nccl", "regions", "heap"))
 def test_nccl_without_cumem(node, scope):
     """NCCL_CUMEM_ENABLE=0: NCCL takes its memory from cuMemAlloc, and passes it on by interprocess handles."""

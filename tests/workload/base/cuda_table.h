@@ -66,6 +66,11 @@
   X(cuMemAllocPitch, 3020)                         \
   X(cuMemFree, 3020)                               \
   X(cuMemAllocManaged, 6000)                       \
+  X(cuMemAllocHost, 3020)                          \
+  X(cuMemHostAlloc, 2020)                          \
+  X(cuMemFreeHost, 2000)                           \
+  X(cuMemHostRegister, 6050)                       \
+  X(cuMemHostUnregister, 4000)                     \
   X(cuMemAllocAsync, 11020)                        \
   X(cuMemAllocFromPoolAsync, 11020)                \
   X(cuMemFreeAsync, 11020)                         \

@@ -9,6 +9,7 @@
 
 #include "tests/workload/base/cuda_table.h"
 #include "tests/workload/base/failure.h"
+#include "tests/workload/nccl/nccl_calls.h"
 
 namespace amem::workload {
 namespace {
@@ -48,6 +49,10 @@ std::vector<CUdeviceptr> g_async;
 std::vector<CUdeviceptr> g_managed;
 std::vector<CUarray> g_arrays;
 std::vector<CUmemoryPool> g_pools;
+std::vector<void*> g_host;
+std::vector<void*> g_host_of_nccl;
+std::vector<std::vector<char>> g_registered;
+std::vector<CUmemGenericAllocationHandle> g_shared;
 
 }  // namespace
 
@@ -189,6 +194,25 @@ void AllocateUnbrokered(const std::string& kind, std::size_t bytes) {
     CUarray array = nullptr;
     Check(Cuda().cuArrayCreate(&array, &shape), "cuArrayCreate");
     g_arrays.push_back(array);
+  } else if (kind == "host") {
+    void* memory = nullptr;
+    // By turns, as both are asked for.
+    Check(g_host.size() % 2 == 0 ? Cuda().cuMemHostAlloc(&memory, bytes, 0)
+                                 : Cuda().cuMemAllocHost(&memory, bytes),
+          "cuMemHostAlloc");
+    g_host.push_back(memory);
+  } else if (kind == "nccl_host") {
+    g_host_of_nccl.push_back(NcclCalls::AllocHost(bytes));
+  } else if (kind == "registered") {
+    g_registered.emplace_back(bytes);
+    Check(Cuda().cuMemHostRegister(g_registered.back().data(), bytes, 0), "cuMemHostRegister");
+  } else if (kind == "shared") {
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, {0}};
+    CUmemGenericAllocationHandle handle = 0;
+    Check(Cuda().cuMemCreate(&handle, bytes, &properties, 0), "cuMemCreate");
+    g_shared.push_back(handle);
   } else {
     throw Failure("no such kind: " + kind);
   }
@@ -200,7 +224,16 @@ void FreeUnbrokered() {
   for (const CUmemoryPool pool : g_pools) Check(Cuda().cuMemPoolDestroy(pool), "cuMemPoolDestroy");
   for (const CUdeviceptr p : g_managed) Check(Cuda().cuMemFree(p), "cuMemFree");
   for (const CUarray array : g_arrays) Check(Cuda().cuArrayDestroy(array), "cuArrayDestroy");
+  for (void* p : g_host) Check(Cuda().cuMemFreeHost(p), "cuMemFreeHost");
+  for (void* p : g_host_of_nccl) NcclCalls::FreeHost(p);
+  for (auto& memory : g_registered)
+    Check(Cuda().cuMemHostUnregister(memory.data()), "cuMemHostUnregister");
+  for (const auto handle : g_shared) Check(Cuda().cuMemRelease(handle), "cuMemRelease");
   g_async.clear();
+  g_host.clear();
+  g_host_of_nccl.clear();
+  g_registered.clear();
+  g_shared.clear();
   g_pools.clear();
   g_managed.clear();
   g_arrays.clear();

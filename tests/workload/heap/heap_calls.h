@@ -30,7 +30,8 @@ void EndCapture(Answer* answer);
 void DropCapture();
 void AllocateInCapture(std::size_t bytes, Answer* answer);
 
-/// Memory that no scope brokers: "pool", "own_pool", "managed" or "array".
+/// Memory that no scope brokers: "pool", "own_pool", "managed", "array"; of the host "host",
+/// "registered", "shared" (cuMemCreate), and "nccl_host", which NCCL's library allocates.
 void AllocateUnbrokered(const std::string& kind, std::size_t bytes);
 void FreeUnbrokered();
 

@@ -35,6 +35,14 @@ CUresult NcclCalls::AllocBlock(CUdeviceptr* address, std::size_t bytes) {
   return result;
 }
 
+void* NcclCalls::AllocHost(std::size_t bytes) {
+  void* address = nullptr;
+  Check(Cuda().cuMemHostAlloc(&address, bytes, CU_MEMHOSTALLOC_DEVICEMAP), "cuMemHostAlloc");
+  return address;
+}
+
+void NcclCalls::FreeHost(void* address) { Check(Cuda().cuMemFreeHost(address), "cuMemFreeHost"); }
+
 CUdeviceptr NcclCalls::Reserve(std::size_t bytes, std::size_t alignment) {
   CUdeviceptr address = 0;
   Check(Cuda().cuMemAddressReserve(&address, bytes, alignment, 0, 0), "cuMemAddressReserve");

@@ -35,6 +35,9 @@ class WORKLOAD_EXPORT NcclCalls {
   static CUresult Create(std::size_t bytes, const CreateArguments& arguments, Handle* handle);
   /// What NCCL does instead with NCCL_CUMEM_ENABLE=0.
   static CUresult AllocBlock(CUdeviceptr* address, std::size_t bytes);
+  /// Host memory that its proxies send from: cudaHostAlloc.
+  static void* AllocHost(std::size_t bytes);
+  static void FreeHost(void* address);
   static CUdeviceptr Reserve(std::size_t bytes, std::size_t alignment);
   static void FreeAddress(CUdeviceptr address, std::size_t bytes);
   static void Map(CUdeviceptr address, std::size_t bytes, std::size_t offset, Handle handle);
