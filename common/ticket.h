@@ -24,6 +24,10 @@ struct Ticket {
   std::int32_t owner_rank = -1;
   std::uint32_t owner_number = 0;
 
+  /// It names a part of an allocation of so many bytes.
+  bool within(std::uint64_t allocation) const {
+    return size > 0 && offset <= allocation && size <= allocation - offset;
+  }
   friend bool operator==(const Ticket&, const Ticket&) = default;
 };
 

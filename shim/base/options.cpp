@@ -152,7 +152,14 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints,
     o.log_level = LogLevel::kDebug;
   else if (!level.empty() && level != "warn")
     complaints.push_back(complain("AMEM_LOG", level, "error, warn, info or debug; using warn"));
-  o.offload_free_tag_set = getenv("AMEM_NCCL_OFFLOAD_FREE_TAG") != nullptr;
+  if (const std::string_view scratch = value_of(getenv, "AMEM_NCCL_SCRATCH"); scratch == "drop")
+    o.nccl_scratch = NcclScratch::kDrop;
+  else if (scratch == "prove")
+    o.nccl_scratch = NcclScratch::kProve;
+  else if (scratch.empty() && getenv("AMEM_NCCL_OFFLOAD_FREE_TAG") != nullptr)
+    o.nccl_scratch = NcclScratch::kDrop;
+  else if (!scratch.empty() && scratch != "keep")
+    complaints.push_back(complain("AMEM_NCCL_SCRATCH", scratch, "keep, drop or prove; using keep"));
   read_saver_options(getenv, library, o, complaints);
   return o;
 }

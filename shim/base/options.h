@@ -32,6 +32,13 @@ enum class OrphanRule {
   kRestore,  // brings the bytes back by itself where nobody else has them, and goes on without amem
 };
 
+/// What a pause does with those bytes of NCCL's buffers that hold nothing between collectives.
+enum class NcclScratch {
+  kKeep,
+  kDrop,   // where that is proven for NCCL's version
+  kProve,  // whatever the version; they come back as a pattern that no collective may read
+};
+
 struct Options {
   bool disabled = false;  // AMEM_DISABLE=1, or AMEM_ENABLE=0
   bool required = false;  // AMEM_REQUIRED=1: without a broker, brokered calls fail instead of going
@@ -52,7 +59,8 @@ struct Options {
   std::chrono::milliseconds reconnect{30'000};  // AMEM_RECONNECT: to a new broker; 0: never
   OrphanRule orphan = OrphanRule::kWait;        // AMEM_ORPHAN=wait|exit|restore
   LogLevel log_level = LogLevel::kWarn;         // AMEM_LOG=error|warn|info|debug
-  bool offload_free_tag_set = false;            // AMEM_NCCL_OFFLOAD_FREE_TAG is in the environment
+  // AMEM_NCCL_SCRATCH=keep|drop|prove; drop with AMEM_NCCL_OFFLOAD_FREE_TAG
+  NcclScratch nccl_scratch = NcclScratch::kKeep;
 
   // ---- by torch_memory_saver's launchers (saver_options.h) ----
   bool alone = false;          // no group is named: this process is one by itself

@@ -89,6 +89,17 @@ std::uint64_t SlabBook::piece_from(Address address) const {
   return it == piece_addresses_.end() ? 0 : it->second;
 }
 
+std::vector<OwnPiece> SlabBook::own() const {
+  std::vector<OwnPiece> list;
+  for (const auto& [address, number] : piece_addresses_) {
+    const auto slab = std::prev(slabs_.upper_bound(address));
+    const SlabPiece& piece = pieces_.at(number);
+    if (!piece.imported)
+      list.push_back({address, piece.size, piece.device, slab->second.id, address - slab->first});
+  }
+  return list;
+}
+
 void SlabBook::move(SlabPiece& piece, std::uint64_t own) {
   piece.own = own;
   piece_addresses_.erase(std::exchange(piece.address, 0));

@@ -45,6 +45,15 @@ struct SlabPiece {
   Label label;
 };
 
+/// A piece that this process has made, and where it lies.
+struct OwnPiece {
+  Address address = 0;
+  std::uint64_t size = 0;
+  int device = 0;
+  std::uint64_t id = 0;      // of the slab, the broker's
+  std::uint64_t offset = 0;  // in the slab
+};
+
 class SlabBook {
  public:
   // ---- slabs ----
@@ -76,6 +85,8 @@ class SlabBook {
   std::uint64_t piece_at(Address address) const;
   /// The piece that begins there; 0: none.
   std::uint64_t piece_from(Address address) const;
+  /// Those in our own slabs, by address.
+  std::vector<OwnPiece> own() const;
   /// It lies in no slab any more: it is an allocation of its own now.
   void move(SlabPiece& piece, std::uint64_t own);
   /// Forgets and answers a piece that nothing holds.

@@ -12,11 +12,6 @@ namespace {
 
 thread_local NcclOrder order;
 
-/// The ticket names a part of an allocation of this size.
-bool inside(const Ticket& ticket, std::uint64_t size) {
-  return ticket.size > 0 && ticket.offset <= size && ticket.size <= size - ticket.offset;
-}
-
 bool can_be_packed(const CUmemAllocationProp& prop) {
   return prop.type == CU_MEM_ALLOCATION_TYPE_PINNED &&
          prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE && prop.win32HandleMetaData == nullptr &&
@@ -181,7 +176,7 @@ CUresult Slabs::zero(Address address, std::uint64_t size, int device) {
 std::optional<CUresult> Slabs::adopt(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
   std::lock_guard lock(mutex_);
   Slab* slab = book_.slab_of(ticket.id);
-  if (slab == nullptr || !inside(ticket, slab->size)) return std::nullopt;
+  if (slab == nullptr || !ticket.within(slab->size)) return std::nullopt;
   const Address address = slab->address + ticket.offset;
   if (const std::uint64_t known = book_.piece_from(address); known != 0) {
     ++book_.piece(known)->refs;
@@ -211,7 +206,7 @@ CUresult Slabs::import(CUmemGenericAllocationHandle* handle, const Ticket& ticke
     *handle = all;
     return CUDA_SUCCESS;
   }
-  const bool valid = known && inside(ticket, known->size);
+  const bool valid = known && ticket.within(known->size);
   CUresult r = valid ? add_imported(ticket, all, *known) : CUDA_ERROR_INVALID_VALUE;
   memory_.handles.release(all);
   if (r == CUDA_SUCCESS) r = adopt(handle, ticket).value_or(CUDA_ERROR_UNKNOWN);
@@ -263,6 +258,11 @@ std::optional<CUresult> Slabs::reserve(CUdeviceptr* address, std::size_t size,
     rounded_[*address] = real_size;
   }
   return r;
+}
+
+std::vector<OwnPiece> Slabs::own() {
+  std::lock_guard lock(mutex_);
+  return book_.own();
 }
 
 bool Slabs::holds(CUdeviceptr address) {

@@ -38,12 +38,12 @@ class Slabs {
   /// What NCCL is told. Nothing of its buffers needs to be better aligned.
   static constexpr std::uint64_t kGranularity = 4096;
 
-  Slabs(const Driver& driver, LocalDevices& devices, Memory& memory)
-      : driver_(driver), devices_(devices), memory_(memory) {}
+  /// `size`: of the largest slab, bytes; 0: none are made; nothing: kMost, and less on a device of
+  /// which that would be more than a kLeastShare-th.
+  Slabs(const Driver& driver, LocalDevices& devices, Memory& memory,
+        const std::optional<std::uint64_t>& size)
+      : driver_(driver), devices_(devices), memory_(memory), size_(size) {}
 
-  /// The largest slab in bytes; 0: none are made. Before any other call; without it kMost, and less
-  /// on a device of which that would be more than a kLeastShare-th.
-  void set_size(std::uint64_t size) { size_ = size; }
   static constexpr std::uint64_t kMost = 384ULL << 20U;  // the driver is slow with 512 MiB and more
   static constexpr std::uint64_t kLeastShare = 256;
 
@@ -66,6 +66,9 @@ class Slabs {
   std::optional<CUresult> free_address(CUdeviceptr address, std::size_t size);
   /// The address lies in a slab.
   bool holds(CUdeviceptr address);
+
+  /// What NCCL has made here and is packed, by address.
+  std::vector<OwnPiece> own();
 
   // ---- calls with a piece's handle ----
   CUresult release(CUmemGenericAllocationHandle handle);
@@ -113,7 +116,7 @@ class Slabs {
   const Driver& driver_;
   LocalDevices& devices_;
   Memory& memory_;
-  std::optional<std::uint64_t> size_;
+  const std::optional<std::uint64_t>& size_;
   std::atomic<bool> packing_{true};
   std::atomic<bool> told_{false};  // somebody knows the small granularity, or has a piece
 

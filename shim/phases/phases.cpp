@@ -30,6 +30,7 @@ void Phases::command(Packet& packet) {
       // Nothing here may wait for the lock of the holdings: who has it may wait in the driver for
       // work that only the cut lets through.
       mover_.backups().begin();
+      scratch_.begin();
       shut_ = true;
       cut_.begin(m.body.quiesce.epoch);
       break;
@@ -76,6 +77,9 @@ void Phases::unclaimed(const Packet& reply) { memory_.handles.unclaimed(reply.me
 void Phases::measure(const amem_v1_Measure& measure) {
   clock_.begin(amem_v1_Phase_PHASE_MEASURE);
   copying_ = !measure.last;
+  std::set<std::uint64_t> ids;
+  for (pb_size_t i = 0; i < measure.ranges_count; ++i) ids.insert(measure.ranges[i].id);
+  if (copy_status_.ok()) copy_status_ = scratch_.clear(ids);
   if (copy_status_.ok()) copy_status_ = mover_.measure(measure);
   if (!measure.last) return;
   std::uint64_t bytes = 0;
@@ -115,6 +119,9 @@ void Phases::measured(std::uint64_t epoch, std::span<const Look> looks) {
 void Phases::copy(const amem_v1_Copies& copies, bool save) {
   clock_.begin(save ? amem_v1_Phase_PHASE_SAVE : amem_v1_Phase_PHASE_LOAD);
   copying_ = !copies.last;
+  std::set<std::uint64_t> ids;
+  for (pb_size_t i = 0; save && i < copies.copies_count; ++i) ids.insert(copies.copies[i].id);
+  if (copy_status_.ok()) copy_status_ = scratch_.clear(ids);
   if (copy_status_.ok()) copy_status_ = save ? mover_.save(copies) : mover_.load(copies);
   if (!copies.last) return;
   std::uint64_t bytes = 0;
@@ -134,6 +141,7 @@ void Phases::copy(const amem_v1_Copies& copies, bool save) {
       save ? mover_.finish_save(bytes, stored, follow) : mover_.finish_load(bytes, follow);
   if (copy_status_.ok()) copy_status_ = finished;
   if (save && copy_status_.ok()) saved(copies, stored);
+  if (!save && copy_status_.ok()) copy_status_ = scratch_.spoil();
   done(copies.epoch, save ? amem_v1_Phase_PHASE_SAVE : amem_v1_Phase_PHASE_LOAD, copy_status_,
        bytes, copies.wave);
   copy_status_ = {};

@@ -19,6 +19,7 @@
 #include "shim/phases/orphan.h"
 #include "shim/phases/report.h"
 #include "shim/process/exit_handler.h"
+#include "shim/scratch/scratch.h"
 #include "shim/session/session.h"
 
 namespace amem::shim {
@@ -26,12 +27,14 @@ namespace amem::shim {
 class Phases final : public Session::Handler {
  public:
   /// `exit`: runs when the process ends; a pause moves it to the front.
-  Phases(LocalDevices& devices, Gate& gate, Memory& memory, Mover& mover, CutMonitor& cut,
-         Report& report, Heap& heap, Session& session, ExitHandler& exit, const Options& options)
+  Phases(LocalDevices& devices, Gate& gate, Memory& memory, Mover& mover, Scratch& scratch,
+         CutMonitor& cut, Report& report, Heap& heap, Session& session, ExitHandler& exit,
+         const Options& options)
       : devices_(devices),
         gate_(gate),
         memory_(memory),
         mover_(mover),
+        scratch_(scratch),
         cut_(cut),
         report_(report),
         heap_(heap),
@@ -72,6 +75,7 @@ class Phases final : public Session::Handler {
   Gate& gate_;
   Memory& memory_;
   Mover& mover_;
+  Scratch& scratch_;
   CutMonitor& cut_;
   Report& report_;
   Heap& heap_;

@@ -104,7 +104,6 @@ Runtime::Runtime() {
   set_log_level(options_.log_level);
   for (const std::string& complaint : complaints) log_warn(complaint);
   open_trace(options_.trace);
-  if (options_.slab_size) slabs_.set_size(*options_.slab_size);
   the_gate = &gate_;
 }
 
@@ -115,9 +114,13 @@ bool Runtime::is_nccl(const void* code_address) const {
   return !module.empty() && matches_module(module.c_str(), options_.modules);
 }
 
-std::optional<Label> Runtime::label(const void* code_address) const {
+std::optional<Label> Runtime::label(const void* code_address) {
   // NCCL's memory is never dropped and has no region, whoever calls NCCL from where.
-  if (is_nccl(code_address)) return alone_ ? std::nullopt : std::optional<Label>(Label{kNcclTag});
+  if (is_nccl(code_address)) {
+    if (alone_) return std::nullopt;
+    scratch_.of_nccl(code_address);
+    return Label{kNcclTag};
+  }
   if (options_.scope == Scope::kNccl || Region::unbrokered()) return std::nullopt;
   std::optional<Label> label = Region::current();
   if (!label && options_.scope == Scope::kHeap) label = Label{kHeapTag, options_.heap_policy};
@@ -196,11 +199,6 @@ Status Runtime::open() {
   ::pthread_atfork(nullptr, nullptr, &Runtime::after_fork_in_child);
   log_info("rank " + std::to_string(session_.rank_id()) + " of group " + options_.group + " at " +
            path);
-  if (options_.offload_free_tag_set)
-    log_info(
-        "AMEM_NCCL_OFFLOAD_FREE_TAG is set: it is accepted and changes nothing; no NCCL buffer is "
-        "proven "
-        "droppable, so all are saved and restored");
   return {};
 }
 
@@ -250,7 +248,10 @@ void Runtime::device_reset(int device) {
     std::lock_guard lock(mutex_);
     prepared_devices_ &= ~(std::uint64_t{1} << device);
   }
-  session_.run([this, device] { mover_.forget(device); });
+  session_.run([this, device] {
+    mover_.forget(device);
+    scratch_.forget(device);
+  });
 }
 
 std::string Runtime::stats() {

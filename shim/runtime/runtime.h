@@ -29,6 +29,7 @@
 #include "shim/phases/phases.h"
 #include "shim/phases/report.h"
 #include "shim/process/exit_handler.h"
+#include "shim/scratch/scratch.h"
 #include "shim/session/session.h"
 
 namespace amem::shim {
@@ -60,7 +61,7 @@ class Runtime {
   /// The caller is NCCL, and its memory is brokered.
   bool brokers(const void* code_address) const;
   /// Under what the memory that this thread allocates now is brokered; nothing: it is not.
-  std::optional<Label> label(const void* code_address) const;
+  std::optional<Label> label(const void* code_address);
 
   /// Asks the broker, and waits for its Reply.
   Status ask(Message& request, std::chrono::milliseconds deadline);
@@ -112,15 +113,17 @@ class Runtime {
   Captures captures_{gate_};
   Session session_;
   Memory memory_{driver_, devices_, gate_, session_};
-  Slabs slabs_{driver_, devices_, memory_};
+  Slabs slabs_{driver_, devices_, memory_, options_.slab_size};
   Heap heap_{driver_, devices_, gate_, memory_, session_};
   Ipc ipc_{driver_, devices_, memory_};
   Report report_{driver_, devices_, memory_, session_};
+  Scratch scratch_{driver_, devices_, memory_, slabs_, options_};
   Mover mover_{driver_, devices_, memory_, options_};
   CutMonitor cut_{driver_, devices_, gate_, heap_, session_};
   ExitHandler before_driver_{&Runtime::driver_ends};
   ExitHandler exit_{&Runtime::process_ends};
-  Phases phases_{devices_, gate_, memory_, mover_, cut_, report_, heap_, session_, exit_, options_};
+  Phases phases_{devices_, gate_, memory_,  mover_, scratch_, cut_,
+                 report_,  heap_, session_, exit_,  options_};
 
   std::mutex driver_mutex_;  // guards loading
   std::atomic<bool> driver_loaded_{false};

@@ -203,7 +203,8 @@ def main(root, build):
     os.makedirs(f"{root}/sim")
     for name in os.listdir(f"{build}/lib/sim"):
         shutil.copy(f"{build}/lib/sim/{name}", f"{root}/sim/")
-    shutil.copy(f"{build}/bin/amem-workload", f"{root}/sim/")
+    for name in ("bin/amem-workload", "lib/libnccl_workload.so"):
+        shutil.copy(f"{build}/{name}", f"{root}/sim/")
     for folder in ("node", "meet"):
         os.mkdir(f"{root}/{folder}")
         os.chmod(f"{root}/{folder}", 0o777)

@@ -15,6 +15,7 @@
 #include "tests/workload/base/cuda_table.h"
 #include "tests/workload/base/failure.h"
 #include "tests/workload/heap/heap_calls.h"
+#include "tests/workload/heap/heap_fifos.h"
 #include "tests/workload/heap/heap_graphs.h"
 #include "tests/workload/heap/heap_memory.h"
 #include "tests/workload/nccl/nccl_calls.h"
@@ -71,6 +72,7 @@ class Background {
 struct Program {
   HeapMemory memory;
   HeapGraph graph{memory};
+  HeapFifos fifos;
   Background background;
   std::map<std::uint64_t, CUdeviceptr> of_nccl;
 };
@@ -178,6 +180,12 @@ const std::map<std::string, Command> kCommands = {
        Handle handle = 0;
        p.of_nccl.emplace(p.of_nccl.size(), calls.Alloc(NumberAt(w, 2, 2U << 20U), false, &handle));
      }},
+    {"fifo",
+     [](Program& p, const Words& w, Answer*) {
+       p.memory.Bind(DeviceAt(w));
+       p.fifos.Make(DeviceAt(w), WordAt(w, 2));
+     }},
+    {"fifos", [](Program& p, const Words&, Answer* a) { p.fifos.Report(a); }},
     {"nccl_block",
      [](Program& p, const Words& w, Answer* a) {
        a->Number("id", p.memory.Allocate(DeviceAt(w), NumberAt(w, 2, 1), NumberAt(w, 3, 1), true));

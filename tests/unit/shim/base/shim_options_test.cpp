@@ -35,6 +35,14 @@ TEST(ShimOptions, Defaults) {
   EXPECT_EQ(o.group, "default");
   EXPECT_EQ(o.modules, std::vector<std::string>{"libnccl"});
   EXPECT_TRUE(o.gate_waits);
+  EXPECT_EQ(o.nccl_scratch, NcclScratch::kKeep);
+}
+
+TEST(ShimOptions, WhatNeedNotTravelOfNccl) {
+  EXPECT_EQ(parse({{"AMEM_NCCL_SCRATCH", "drop"}}).nccl_scratch, NcclScratch::kDrop);
+  EXPECT_EQ(parse({{"AMEM_NCCL_SCRATCH", "prove"}}).nccl_scratch, NcclScratch::kProve);
+  EXPECT_EQ(parse({{"AMEM_NCCL_SCRATCH", "keep"}}).nccl_scratch, NcclScratch::kKeep);
+  EXPECT_EQ(parse({{"AMEM_NCCL_SCRATCH", "dorp"}}, 1).nccl_scratch, NcclScratch::kKeep);
 }
 
 TEST(ShimOptions, AMemsVariablesKeepTheirMeaning) {
@@ -42,7 +50,10 @@ TEST(ShimOptions, AMemsVariablesKeepTheirMeaning) {
   EXPECT_FALSE(parse({{"AMEM_ENABLE", "1"}}).disabled);
   EXPECT_EQ(parse({{"AMEM_GROUPID", "100"}}).group, "100");
   EXPECT_EQ(parse({{"AMEM_GROUPID", "100"}, {"AMEM_GROUP", "train"}}).group, "train");
-  EXPECT_TRUE(parse({{"AMEM_NCCL_OFFLOAD_FREE_TAG", "7"}}).offload_free_tag_set);
+  EXPECT_EQ(parse({{"AMEM_NCCL_OFFLOAD_FREE_TAG", "7"}}).nccl_scratch, NcclScratch::kDrop);
+  EXPECT_EQ(
+      parse({{"AMEM_NCCL_OFFLOAD_FREE_TAG", "7"}, {"AMEM_NCCL_SCRATCH", "keep"}}).nccl_scratch,
+      NcclScratch::kKeep);
 }
 
 constexpr const char* kHook = "torch_memory_saver_hook_mode_preload.abi3.so";

@@ -37,10 +37,12 @@ struct Rank {
   Heap heap{driver, devices, gate, memory, session};
   Report report{driver, devices, memory, session};
   Options options;
+  Slabs slabs{driver, devices, memory, options.slab_size};
+  Scratch scratch{driver, devices, memory, slabs, options};
   Mover mover{driver, devices, memory, options};
   CutMonitor cut{driver, devices, gate, heap, session};
   ExitHandler exit{[] {}};
-  Phases phases{devices, gate, memory, mover, cut, report, heap, session, exit, options};
+  Phases phases{devices, gate, memory, mover, scratch, cut, report, heap, session, exit, options};
 };
 
 class ShimPhases : public testing::Test {

@@ -1,0 +1,95 @@
+// Scratch: clears what of NCCL's receive buffers holds nothing between collectives, before a pause
+// saves them: the save then finds zeros, which take no room in the pool and no time on the link.
+//
+// In a proof run what was cleared comes back as a pattern that no collective may read: NaN in every
+// floating-point type, and no flag of LL128's. Only of buffers in slabs. Service thread, but for
+// of_nccl().
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/driver.h"
+#include "shim/base/options.h"
+#include "shim/blocks/slabs.h"
+#include "shim/driver/local_devices.h"
+#include "shim/driver/pinned_memory.h"
+#include "shim/memory/memory.h"
+#include "shim/scratch/fifos.h"
+
+namespace amem::shim {
+
+/// What is done with a NCCL of this version (ncclGetVersion's number; 0: it does not say).
+struct ScratchRule {
+  bool drop = false;
+  bool prove = false;
+  std::string refusal;  // why it is not dropped, although that was asked for
+};
+ScratchRule scratch_rule(NcclScratch asked, int version);
+
+class Scratch {
+ public:
+  Scratch(const Driver& driver, LocalDevices& devices, Memory& memory, Slabs& slabs,
+          const Options& options)
+      : driver_(driver), devices_(devices), memory_(memory), slabs_(slabs), options_(options) {}
+
+  /// NCCL, which has this code, allocates: says once what is done with its version. Any thread of
+  /// the program's; looks into the library that the caller is in.
+  void of_nccl(const void* code);
+
+  /// A pause begins: what was found in the last one counts no longer.
+  void begin();
+  /// Clears what need not travel of these allocations. Waits for that. Looks at NCCL's tables when
+  /// it is called first in a pause. REQUIRES: nothing runs on the devices of the group, and since
+  /// begin() nothing has been released before the first call.
+  Status clear(const std::set<std::uint64_t>& ids);
+  /// In a proof run: fills what was cleared, and is here again, with the pattern. Waits for that.
+  Status spoil();
+  /// The program has reset this device.
+  void forget(int device);
+
+ private:
+  struct Range {
+    std::uint64_t offset = 0;  // in the allocation
+    std::uint64_t size = 0;
+  };
+  struct Part {
+    Address address = 0;
+    std::uint64_t size = 0;
+    int device = 0;
+    std::uint64_t id = 0;
+  };
+
+  Status find();
+  /// What the tables among these pieces say.
+  Result<std::vector<Fifo>> fifos(const std::vector<OwnPiece>& pieces);
+  /// The bytes of these parts, one behind the other, until the next call.
+  Result<std::span<const std::byte>> fetch(const std::vector<Part>& parts);
+  /// Queues it for what was found of the allocation. REQUIRES: it is here.
+  Status fill(std::uint64_t id, unsigned char byte);
+  Status wait();
+  Result<CUstream> stream(int device);
+
+  const Driver& driver_;
+  LocalDevices& devices_;
+  Memory& memory_;
+  Slabs& slabs_;
+  const Options& options_;
+  std::atomic<bool> seen_{false};
+  std::atomic<bool> drop_{false};
+  std::atomic<bool> prove_{false};
+  // By allocation, in this pause; nothing: nobody has looked yet.
+  std::optional<std::map<std::uint64_t, std::vector<Range>>> found_;
+  std::set<std::uint64_t> cleared_;  // of these
+  std::map<int, CUstream> streams_;
+  PinnedMemory host_;
+  std::uint64_t room_ = 0;  // bytes of host_
+};
+
+}  // namespace amem::shim

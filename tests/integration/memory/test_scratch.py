@@ -1,0 +1,81 @@
+"""What of NCCL's receive buffers need not travel (AMEM_NCCL_SCRATCH)."""
+import pytest
+
+from sim_node import Program
+
+MIB = 1 << 20
+
+
+def program_with(node, scratch, env=None):
+    program = Program(node, scope="nccl", env={"AMEM_NCCL_SCRATCH": scratch, **(env or {})})
+    for each in ("", "", "simple", "ll128"):
+        program.ask(f"fifo 0 {each}".rstrip())
+    return program
+
+
+def saved(node):
+    return node.ctl.group("train")["saved_bytes"]
+
+
+def test_it_comes_back_spoilt_in_a_proof_run_and_nothing_else_does(node):
+    program = program_with(node, "prove")
+    assert "for proof runs only" in program.wait_for("warning: AMEM_NCCL_SCRATCH=prove")
+    for _ in range(3):
+        node.ctl("pause", "train")
+        # Two buffers of 2.3 MiB, of which the sender is ahead, and of the others the counters and LL.
+        assert 4.5 * MIB < saved(node) < 6 * MIB
+        node.ctl("resume", "train")
+        answer = program.ask("fifos")
+        assert set(answer["counters"]) == set(answer["ll"]) == {"kept"}
+        assert answer["rest"] == ["spoilt", "spoilt", "kept", "kept"]
+
+
+@pytest.mark.parametrize("policy", ("keep", "drop"))
+def test_it_travels_where_it_is_not_asked_for_or_not_proven(node, policy):
+    program = program_with(node, policy)
+    node.ctl("pause", "train")
+    assert saved(node) > 9 * MIB
+    node.ctl("resume", "train")
+    answer = program.ask("fifos")
+    assert set(answer["counters"]) == set(answer["ll"]) == set(answer["rest"]) == {"kept"}
+    refused = [line for line in program.rest() if "is not proven" in line]
+    assert len(refused) == (policy == "drop") and all("does not say its version" in line for line in refused)
+
+
+def test_amems_variable_asks_for_it(node):
+    program = Program(node, scope="nccl", env={"AMEM_NCCL_OFFLOAD_FREE_TAG": "7"})
+    program.ask("fifo 0")
+    assert "is not proven" in program.wait_for("warning: AMEM_NCCL_SCRATCH=drop")
+
+
+def test_tables_that_cannot_be_read_drop_nothing(node):
+    program = program_with(node, "prove", env={"AMEM_SIM_FAULTS": "cuMemcpyDtoHAsync:1"})
+    node.ctl("pause", "train")
+    assert "all of NCCL's buffers are saved" in program.wait_for("reading NCCL's tables on device 0")
+    node.ctl("resume", "train")
+    assert set(program.ask("fifos")["rest"]) == {"kept"}
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    assert program.ask("fifos")["rest"][:2] == ["spoilt", "spoilt"]
+
+
+def test_what_cannot_be_cleared_calls_the_pause_off(node):
+    program = program_with(node, "prove", env={"AMEM_SIM_FAULTS": "cuMemsetD8Async:2"})
+    failed = node.ctl.try_("pause", "train")
+    assert failed.code == 1 and "clearing what need not travel" in failed.error, failed
+    assert node.ctl.state("train") == "running"
+    assert sorted(program.ask("fifos")["rest"]) == ["kept", "kept", "kept", "zero"]
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    assert program.ask("fifos")["rest"] == ["spoilt", "spoilt", "kept", "kept"]
+
+
+def test_several_devices_and_a_pool_that_is_too_small_for_all_bytes(bare_node):
+    bare_node.start_broker("--pool-size", "8MiB", "--pool-segment", "2MiB")
+    program = Program(bare_node, scope="nccl", env={"AMEM_NCCL_SCRATCH": "prove"})
+    for device in (0, 1, 0, 1):
+        program.ask(f"fifo {device}")
+    bare_node.ctl("pause", "train")
+    bare_node.ctl("resume", "train")
+    answer = program.ask("fifos")
+    assert answer["rest"] == ["spoilt"] * 4 and set(answer["ll"]) == {"kept"}

@@ -1,0 +1,77 @@
+#include "tests/workload/heap/heap_fifos.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tests/workload/base/cuda_table.h"
+#include "tests/workload/nccl/nccl_calls.h"
+
+namespace amem::workload {
+namespace {
+
+constexpr std::size_t kCounters = 4096;
+constexpr std::size_t kLl = 64 << 10;
+constexpr std::size_t kLl128 = std::size_t{8} * 128 * 150;
+constexpr std::size_t kStepSize = 256 << 10;
+constexpr std::size_t kPacked = 4096;  // what NCCL is told to round to
+constexpr std::uint64_t kStep = 11;
+
+std::size_t Rounded(std::size_t bytes) { return (bytes + kPacked - 1) / kPacked * kPacked; }
+
+template <class T>
+void Put(std::vector<unsigned char>& bytes, std::size_t at, T value) {
+  std::memcpy(bytes.data() + at, &value, sizeof value);
+}
+
+std::string Became(const unsigned char* now, const unsigned char* before, std::size_t size) {
+  const auto all = [&](unsigned char byte) {
+    return std::all_of(now, now + size, [&](unsigned char each) { return each == byte; });
+  };
+  if (std::memcmp(now, before, size) == 0) return "kept";
+  if (all(0)) return "zero";
+  return all(0xff) ? "spoilt" : "wrong";
+}
+
+}  // namespace
+
+void HeapFifos::Make(int device, const std::string& ahead) {
+  const NcclCalls calls(device);
+  Buffer buffer;
+  buffer.bytes.resize(Rounded(kCounters + kLl + kLl128 + 8 * kStepSize));
+  for (std::size_t i = 0; i < buffer.bytes.size(); ++i)
+    buffer.bytes[i] = static_cast<unsigned char>(1 + i * 7 % 250);
+  Put(buffer.bytes, 0, kStep + (ahead == "simple" ? 1 : 0));
+  Put(buffer.bytes, kCounters + kLl + kStep % 8 * (kLl128 / 8) + 120,
+      kStep + (ahead == "ll128" ? 1 : 0));
+  Handle handle = 0;
+  buffer.address = calls.Alloc(buffer.bytes.size(), false, &handle);
+  Check(Cuda().cuMemcpyHtoD(buffer.address, buffer.bytes.data(), buffer.bytes.size()), "a buffer");
+
+  // A ncclDevChannelPeer, of which the first connection to receive by is this one.
+  constexpr std::size_t kReceive = std::size_t{2} * 152;
+  std::vector<unsigned char> table(kPacked);
+  Put(table, kReceive, buffer.address + kCounters);
+  Put(table, kReceive + 8, buffer.address + kCounters + kLl);
+  Put(table, kReceive + 16, buffer.address + kCounters + kLl + kLl128);
+  Put(table, kReceive + 48, buffer.address);
+  Put(table, kReceive + 72, static_cast<std::int32_t>(kStepSize));
+  Put(table, kReceive + 104, kStep);
+  const CUdeviceptr at = calls.Alloc(table.size(), false, &handle);
+  Check(Cuda().cuMemcpyHtoD(at, table.data(), table.size()), "a table");
+  buffers_.push_back(std::move(buffer));
+}
+
+void HeapFifos::Report(Answer* answer) const {
+  for (const Buffer& buffer : buffers_) {
+    std::vector<unsigned char> now(buffer.bytes.size());
+    Check(Cuda().cuMemcpyDtoH(now.data(), buffer.address, now.size()), "a buffer");
+    const auto item = [&](const char* name, std::size_t at, std::size_t size) {
+      answer->Item(name, '"' + Became(now.data() + at, buffer.bytes.data() + at, size) + '"');
+    };
+    item("counters", 0, kCounters);
+    item("ll", kCounters, kLl);
+    item("rest", kCounters + kLl, now.size() - kCounters - kLl);
+  }
+}
+
+}  // namespace amem::workload
