@@ -85,7 +85,10 @@ amem_dlsym_answer(void* handle, const char* name, const char* /*version*/, const
     // AMem's patched NCCL exports these itself; callers look for them in libnccl. An NCCL that has
     // them keeps them.
     void* ours = amem::shim::find_nccl_call(name);
-    if (ours == nullptr || amem::shim::real_dlsym()(handle, name) != nullptr) return {};
+    void* theirs = amem::shim::real_dlsym()(handle, name);
+    if (const SymbolAnswer instead = amem::shim::replace_nccl_call(name, theirs); instead.ours)
+      return instead;
+    if (ours == nullptr || theirs != nullptr) return {};
     ::dlerror();  // the failed lookup is no news to anybody
     return {ours, true};
   }

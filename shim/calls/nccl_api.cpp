@@ -2,6 +2,7 @@
 
 #include <nccl.h>
 
+#include <atomic>
 #include <charconv>
 #include <cstdio>
 #include <cstring>
@@ -11,6 +12,7 @@
 #include "common/protocol.h"
 #include "shim/base/log.h"
 #include "shim/calls/error_out.h"
+#include "shim/process/symbols.h"
 #include "shim/runtime/runtime.h"
 
 using amem::Code;
@@ -98,6 +100,35 @@ AMEM_PUBLIC ncclResult_t ncclMemStats() {
   return ncclSuccess;
 }
 
+// ---- NCCL's own, since 2.29.7 ----
+
+namespace {
+
+using SuspendCall = ncclResult_t (*)(ncclComm_t comm, int flags);
+std::atomic<SuspendCall> real_suspend{nullptr};
+
+}  // namespace
+
+/// NCCL would unmap its buffers and map new memory in their places, which pieces of a slab do not
+/// have: what it could not map again would be lost.
+AMEM_PUBLIC ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
+  SuspendCall real = real_suspend.load();
+  // Of a caller that is linked to NCCL nobody has looked it up.
+  if (real == nullptr)
+    real = reinterpret_cast<SuspendCall>(amem::shim::next_symbol("ncclCommSuspend"));
+  if (real == nullptr) {
+    log_error("ncclCommSuspend: this NCCL has none; 2.29.7 and newer have");
+    return ncclInvalidUsage;
+  }
+  if (Runtime::disabled() || Runtime::get().options().slab_size == 0 || !Runtime::get().connected())
+    return real(comm, flags);
+  log_error(
+      "ncclCommSuspend is refused under amem: NCCL's memory leaves with a pause of its group "
+      "(amemctl pause, amem.pause, ncclPause), of all communicators at once. With AMEM_SLAB=0 in "
+      "the environment NCCL's own suspend and resume work, too");
+  return ncclInvalidUsage;
+}
+
 // ---- for libamem_client (client/include/amem/amem.h) ----
 
 /// No tags: everything that the group has.
@@ -156,6 +187,15 @@ AMEM_PUBLIC int amem_shim_active() {
 }
 
 namespace amem::shim {
+
+SymbolAnswer replace_nccl_call(const char* name, void* found) {
+  if (found == nullptr || std::strcmp(name, "ncclCommSuspend") != 0) return {};
+  const auto ours = reinterpret_cast<void*>(&ncclCommSuspend);
+  // Looked up in the whole process, it is found here first, whether or not NCCL has it.
+  if (found == ours) return {next_symbol(name) != nullptr ? ours : nullptr, true};
+  real_suspend.store(reinterpret_cast<SuspendCall>(found));
+  return {ours, true};
+}
 
 void* find_nccl_call(const char* name) {
   static const struct {

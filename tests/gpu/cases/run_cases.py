@@ -16,8 +16,8 @@ PROGRAMS = pathlib.Path(__file__).resolve().parents[1] / "programs"
 sys.path.append(str(PROGRAMS))
 
 import cases  # noqa: E402, F401: registers what it has
+import cases_nccl  # noqa: E402, F401
 import cases_restart  # noqa: E402, F401
-import cases_scratch  # noqa: E402, F401
 import cases_torch  # noqa: E402, F401
 import cases_vllm  # noqa: E402, F401
 import figures  # noqa: E402
@@ -45,6 +45,8 @@ class Bench:
         self.first_use_s = options.first_use_s
         self.time_limits = options.time_limits and not self.shared
         self.nccl = options.nccl or find_nccl()
+        # PyTorch finds its own by its path; a library of the same name that is there already goes before.
+        self.torch_environment = {"LD_PRELOAD": str(options.nccl.resolve())} if options.nccl else {}
         self.marker = ""
         self.started = []
         self.running_broker = None
@@ -128,7 +130,8 @@ class Bench:
         """One of the programs, by torchrun, one process per GPU."""
         if not has_torch():
             raise Skip("no PyTorch")
-        return self.start(torchrun(ranks or self.ranks, PROGRAMS / name, *arguments), group=group, **how)
+        environment = {**self.torch_environment, **(how.pop("env", None) or {})}
+        return self.start(torchrun(ranks or self.ranks, PROGRAMS / name, *arguments), group=group, env=environment, **how)
 
     def python_script(self, name, *arguments, torch=True, **how):
         """One that starts its processes itself. `torch`: it needs PyTorch."""
@@ -227,7 +230,7 @@ def parse(arguments):
     parser.add_argument("--prefix", type=pathlib.Path, required=True,
                         help="where bin/ and lib/ are: an installation, a bundle or a build directory")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs to use, and ranks; all, at least two ranks")
-    parser.add_argument("--nccl", type=pathlib.Path, help="libnccl.so.2 to use; PyTorch's")
+    parser.add_argument("--nccl", type=pathlib.Path, help="libnccl.so.2 to use, also by PyTorch's programs; PyTorch's")
     parser.add_argument("--pool", help="the broker's host pool; 12GiB for 2 GPUs, 48GiB for 4")
     parser.add_argument("--one-pool", action="store_true", help="that of --pool for all cases, also for those that want more")
     parser.add_argument("--quick", action="store_true", help="fewer cycles")

@@ -11,8 +11,8 @@ PROGRAMS = HERE.parent / "programs"
 sys.path += [str(HERE), str(PROGRAMS)]
 
 import cases  # noqa: E402, F401
+import cases_nccl  # noqa: E402, F401
 import cases_restart  # noqa: E402, F401
-import cases_scratch  # noqa: E402, F401
 import cases_torch  # noqa: E402
 import cases_vllm  # noqa: E402
 import registry  # noqa: E402
@@ -39,7 +39,7 @@ def test_scripts_compile(script):
     compile(script.read_text(encoding="utf-8"), str(script), "exec")
 
 
-@pytest.mark.parametrize("file", [HERE / "cases.py", HERE / "cases_restart.py", HERE / "cases_scratch.py", HERE / "cases_torch.py", HERE / "cases_vllm.py", HERE / "run_cases.py"],
+@pytest.mark.parametrize("file", [HERE / "cases.py", HERE / "cases_nccl.py", HERE / "cases_restart.py", HERE / "cases_torch.py", HERE / "cases_vllm.py", HERE / "run_cases.py"],
                          ids=lambda each: each.name)
 def test_programs_that_cases_start_exist(file):
     for name in re.findall(r'"(\w+\.py)"', file.read_text(encoding="utf-8")):

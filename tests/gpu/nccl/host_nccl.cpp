@@ -178,7 +178,8 @@ bool copy_in(const ncclComm* c, void* device, const std::byte* host, std::size_t
 // ---- communicators
 // ----------------------------------------------------------------------------------------------
 
-ncclResult_t allocate_own(ncclComm* c) {
+/// New memory at the address that is reserved.
+ncclResult_t place_own(ncclComm* c) {
   const amem::Driver& d = driver();
   CUmemAllocationProp prop{};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -187,15 +188,21 @@ ncclResult_t allocate_own(ncclComm* c) {
   const CUmemAccessDesc access{.location = prop.location,
                                .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   const int signature = kSignature;
-  if (d.cuStreamCreate_(&c->stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS ||
-      d.cuMemCreate_(&c->handle, kOwnBytes, &prop, 0) != CUDA_SUCCESS ||
-      d.cuMemAddressReserve_(&c->own, kOwnBytes, 0, 0, 0) != CUDA_SUCCESS ||
+  if (d.cuMemCreate_(&c->handle, kOwnBytes, &prop, 0) != CUDA_SUCCESS ||
       d.cuMemMap_(c->own, kOwnBytes, 0, c->handle, 0) != CUDA_SUCCESS ||
       d.cuMemSetAccess_(c->own, kOwnBytes, &access, 1) != CUDA_SUCCESS ||
       !copy_in(c, reinterpret_cast<void*>(c->own), reinterpret_cast<const std::byte*>(&signature),
                sizeof signature, c->stream))
     return failed("cannot allocate a communicator's own memory");
   return ncclSuccess;
+}
+
+ncclResult_t allocate_own(ncclComm* c) {
+  const amem::Driver& d = driver();
+  if (d.cuStreamCreate_(&c->stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS ||
+      d.cuMemAddressReserve_(&c->own, kOwnBytes, 0, 0, 0) != CUDA_SUCCESS)
+    return failed("cannot reserve a communicator's addresses");
+  return place_own(c);
 }
 
 ncclResult_t join(const std::string& name, int rank, int ranks, ncclComm_t* out) {
@@ -426,6 +433,18 @@ HOST_NCCL_API ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   delete comm;
   return freed ? ncclSuccess : failed("cannot free a communicator's own memory");
 }
+
+#ifndef HOST_NCCL_OLD
+// As NCCL's: the memory goes, its address stays reserved.
+HOST_NCCL_API ncclResult_t ncclCommSuspend(ncclComm_t comm, int) {
+  const amem::Driver& d = driver();
+  return d.cuMemUnmap_(comm->own, kOwnBytes) == CUDA_SUCCESS &&
+                 d.cuMemRelease_(comm->handle) == CUDA_SUCCESS
+             ? ncclSuccess
+             : failed("cannot suspend");
+}
+HOST_NCCL_API ncclResult_t ncclCommResume(ncclComm_t comm) { return place_own(comm); }
+#endif
 
 HOST_NCCL_API ncclResult_t ncclGroupStart() {
   ++group_depth;

@@ -1,10 +1,14 @@
-"""The proof that NCCL reads nothing of what AMEM_NCCL_SCRATCH=drop drops."""
+"""What amem does about NCCL itself: its own suspend and resume, and what it need not keep of its buffers."""
 
 import itertools
 import re
+import time
 
+from cases import times
 from harness import Failure, MIB, has_torch
 from registry import case
+
+REFUSED = "ncclCommSuspend is refused under amem"
 
 ALGORITHMS = ("Ring", "Tree")
 PROTOCOLS = ("LL", "LL128", "Simple")
@@ -43,3 +47,30 @@ def nccl_scratch(bench):
     for kind in KINDS if has_torch() else ():
         count(bench.torch_script("nccl_kinds.py", kind, "--cycles", bench.cycles, env=prove).wait(120), kind)
     return f"{pauses} pauses of ranks, {least} MiB or more spoilt in each; {verified} collectives verified"
+
+
+@case(200)
+def nccl_suspend(bench):
+    """ncclCommSuspend: refused with slabs; without them it works, also beside an operator's pauses."""
+    arguments = ("--cycles", bench.cycles, "--pause", "suspend", "--max-bytes", MIB)
+    alone = bench.nccl_cycle(*arguments, shim=False).wait(60).report()  # skips itself where NCCL has none
+    refused = bench.nccl_cycle(*arguments).wait_any(60)
+    if refused.code == 0 or REFUSED not in refused.err.read_text(errors="replace"):
+        raise Failure(f"with slabs it ended with {refused.code} and did not say that it is refused")
+    broker = bench.broker()
+    program = bench.nccl_cycle("--cycles", 10 * bench.cycles, "--away-ms", 20, *arguments[2:], env={"AMEM_SLAB": "0"})
+    broker.wait_group("train", bench.ranks, programs=[program])
+    pauses = 0
+    while program.running():
+        try:
+            broker.amemctl("pause", "train")
+            broker.amemctl("resume", "train")
+            pauses += 1
+        except Failure:
+            time.sleep(1)
+            if program.running():  # else it has come to its end meanwhile, and the group with it
+                raise
+    report = program.wait(60).report()
+    if pauses < 3:
+        raise Failure(f"only {pauses} pauses beside {10 * bench.cycles} cycles")
+    return f"without amem {times(alone)}; under amem {times(report)}, {report['verified']} collectives verified beside {pauses} pauses"
