@@ -246,7 +246,7 @@ void Course::on(const event::PhaseDone& event, Time now) {
       event.work == rule(phase_).answer && (!loading || mapped_.contains(event.rank));
   if (!first_answer && !last_answer) return;
 
-  bytes_ += event.bytes;
+  if (!loading || first_answer) bytes_ += event.bytes;  // loaded is what was mapped
   if (event.work == Work::kSave || event.work == Work::kLoad) copied_ += event.bytes;
   under_way_.erase(event.rank);
   note_work(event, now);

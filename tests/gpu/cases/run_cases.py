@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -47,6 +48,7 @@ class Bench:
         self.nccl = options.nccl or find_nccl()
         # PyTorch finds its own by its path; a library of the same name that is there already goes before.
         self.torch_environment = {"LD_PRELOAD": str(options.nccl.resolve())} if options.nccl else {}
+        self.torch_refuses = None  # not asked yet
         self.marker = ""
         self.started = []
         self.running_broker = None
@@ -126,10 +128,22 @@ class Bench:
         return self.start([self.prefix / "bin" / "amem_nccl_cycle", "--gpus", self.ranks, *nccl, *arguments],
                           group=group, **how)
 
+    def check_torch(self):
+        """PyTorch may need more of NCCL than the library of --nccl has."""
+        if not self.torch_environment:
+            return
+        if self.torch_refuses is None:
+            done = subprocess.run([sys.executable, "-c", "import torch"], env={**self.environment, **self.torch_environment},
+                                  stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+            self.torch_refuses = done.stderr.strip().splitlines()[-1] if done.returncode else ""
+        if self.torch_refuses:
+            raise Skip(f"PyTorch does not start with this NCCL: {self.torch_refuses}")
+
     def torch_script(self, name, *arguments, ranks=0, group="train", **how):
         """One of the programs, by torchrun, one process per GPU."""
         if not has_torch():
             raise Skip("no PyTorch")
+        self.check_torch()
         environment = {**self.torch_environment, **(how.pop("env", None) or {})}
         return self.start(torchrun(ranks or self.ranks, PROGRAMS / name, *arguments), group=group, env=environment, **how)
 

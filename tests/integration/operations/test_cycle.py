@@ -182,3 +182,14 @@ def test_a_rank_whose_thread_is_held_in_the_driver_answers(node):
     program.answer()
     node.ctl("pause", "train")
     node.ctl("resume", "train")
+
+
+def test_a_resume_counts_its_bytes_once(node):
+    """They are mapped, then loaded: a person who watches sees how much there is, not twice as much."""
+    job = node.job()
+
+    def counted(verb, phase):
+        return [line["bytes"] for line in node.ctl(verb, "train").lines if line["phase"] == phase][-1]
+
+    assert counted("pause", "release") == counted("resume", "map+load") > 0
+    job.check()
