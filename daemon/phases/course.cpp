@@ -9,7 +9,7 @@ namespace amem {
 namespace {
 
 /// Who watches an operation is told of ranks' copies no more often.
-constexpr Duration kTellAgain = std::chrono::milliseconds(100);
+constexpr Duration kTellCopiesAgain = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -272,7 +272,7 @@ void Course::on(const event::Copied& event, Time now) {
   under_way_[event.rank] = event;
   // Many ranks tell, and a rank may tell as often as it likes.
   if (now < tell_at_) return;
-  tell_at_ = now + kTellAgain;
+  tell_at_ = now + kTellCopiesAgain;
   report_progress(now);
 }
 

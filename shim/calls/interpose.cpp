@@ -85,10 +85,12 @@ amem_dlsym_answer(void* handle, const char* name, const char* /*version*/, const
     // AMem's patched NCCL exports these itself; callers look for them in libnccl. An NCCL that has
     // them keeps them.
     void* ours = amem::shim::find_nccl_call(name);
+    // Who wraps the call and asks for the next one is to get that, and not us again.
+    const bool replaced = handle != RTLD_NEXT && amem::shim::replaces_nccl_call(name);
+    if (ours == nullptr && !replaced) return {};
     void* theirs = amem::shim::real_dlsym()(handle, name);
-    if (const SymbolAnswer instead = amem::shim::replace_nccl_call(name, theirs); instead.ours)
-      return instead;
-    if (ours == nullptr || theirs != nullptr) return {};
+    if (replaced) return amem::shim::replace_nccl_call(name, theirs);
+    if (theirs != nullptr) return {};
     ::dlerror();  // the failed lookup is no news to anybody
     return {ours, true};
   }

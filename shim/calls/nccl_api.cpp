@@ -120,7 +120,10 @@ AMEM_PUBLIC ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
     log_error("ncclCommSuspend: this NCCL has none; 2.29.7 and newer have");
     return ncclInvalidUsage;
   }
-  if (Runtime::disabled() || Runtime::get().options().slab_size == 0 || !Runtime::get().connected())
+  if (Runtime::disabled()) return real(comm, flags);
+  Runtime& runtime = Runtime::get();
+  if (runtime.options().slab_size == 0 || !runtime.brokers(reinterpret_cast<const void*>(real)) ||
+      !runtime.connected())
     return real(comm, flags);
   log_error(
       "ncclCommSuspend is refused under amem: NCCL's memory leaves with a pause of its group "
@@ -188,8 +191,10 @@ AMEM_PUBLIC int amem_shim_active() {
 
 namespace amem::shim {
 
+bool replaces_nccl_call(const char* name) { return std::strcmp(name, "ncclCommSuspend") == 0; }
+
 SymbolAnswer replace_nccl_call(const char* name, void* found) {
-  if (found == nullptr || std::strcmp(name, "ncclCommSuspend") != 0) return {};
+  if (found == nullptr) return {};
   const auto ours = reinterpret_cast<void*>(&ncclCommSuspend);
   // Looked up in the whole process, it is found here first, whether or not NCCL has it.
   if (found == ours) return {next_symbol(name) != nullptr ? ours : nullptr, true};

@@ -13,7 +13,10 @@ namespace amem::shim {
 /// for other names.
 void* find_nccl_call(const char* name);
 
-/// What a lookup of one of NCCL's own calls, which has found this, answers instead.
+/// A lookup of this call of NCCL's own is answered by us.
+bool replaces_nccl_call(const char* name);
+
+/// What such a lookup, which has found this, answers instead. REQUIRES: replaces_nccl_call(name).
 SymbolAnswer replace_nccl_call(const char* name, void* found);
 
 }  // namespace amem::shim

@@ -21,16 +21,19 @@
 #include "shim/phases/backups.h"
 #include "shim/phases/copy_marks.h"
 #include "shim/phases/sparse_copier.h"
+#include "shim/scratch/scratch.h"
 
 namespace amem::shim {
 
 class Mover {
  public:
   /// `options` are read when a phase ends, and may be filled in until then.
-  Mover(const Driver& driver, LocalDevices& devices, Memory& memory, const Options& options)
+  Mover(const Driver& driver, LocalDevices& devices, Memory& memory, Scratch& scratch,
+        const Options& options)
       : driver_(driver),
         devices_(devices),
         memory_(memory),
+        scratch_(scratch),
         options_(options),
         sparse_(driver, devices),
         marks_(driver, devices) {}
@@ -109,6 +112,7 @@ class Mover {
   const Driver& driver_;
   LocalDevices& devices_;
   Memory& memory_;
+  Scratch& scratch_;
   const Options& options_;
   SparseCopier sparse_;
   CopyMarks marks_;

@@ -77,9 +77,6 @@ void Phases::unclaimed(const Packet& reply) { memory_.handles.unclaimed(reply.me
 void Phases::measure(const amem_v1_Measure& measure) {
   clock_.begin(amem_v1_Phase_PHASE_MEASURE);
   copying_ = !measure.last;
-  std::set<std::uint64_t> ids;
-  for (pb_size_t i = 0; i < measure.ranges_count; ++i) ids.insert(measure.ranges[i].id);
-  if (copy_status_.ok()) copy_status_ = scratch_.clear(ids);
   if (copy_status_.ok()) copy_status_ = mover_.measure(measure);
   if (!measure.last) return;
   std::uint64_t bytes = 0;
@@ -119,9 +116,6 @@ void Phases::measured(std::uint64_t epoch, std::span<const Look> looks) {
 void Phases::copy(const amem_v1_Copies& copies, bool save) {
   clock_.begin(save ? amem_v1_Phase_PHASE_SAVE : amem_v1_Phase_PHASE_LOAD);
   copying_ = !copies.last;
-  std::set<std::uint64_t> ids;
-  for (pb_size_t i = 0; save && i < copies.copies_count; ++i) ids.insert(copies.copies[i].id);
-  if (copy_status_.ok()) copy_status_ = scratch_.clear(ids);
   if (copy_status_.ok()) copy_status_ = save ? mover_.save(copies) : mover_.load(copies);
   if (!copies.last) return;
   std::uint64_t bytes = 0;

@@ -27,6 +27,21 @@ Content count(std::span<Entry> entries, std::uint64_t length) {
   return content(length, found, last);
 }
 
+void leave_out(std::span<sparse::Entry> entries, std::uint64_t offset, std::uint64_t length,
+               std::span<const Gap> gaps) {
+  const std::uint64_t end = offset + length;
+  for (const Gap& gap : gaps) {
+    const std::uint64_t from = std::max(gap.offset, offset);
+    const std::uint64_t to = std::min(gap.offset + gap.size, end);
+    if (from >= to) continue;
+    const std::uint64_t first = sparse::blocks(from - offset);  // rounded up
+    // The piece's last block may be short.
+    const std::uint64_t last = to == end ? sparse::blocks(length) : (to - offset) / sparse::kBlock;
+    for (std::uint64_t block = first; block < last; ++block)
+      entries[block / sparse::kBlocksPerGroup].mask &= ~(1U << block % sparse::kBlocksPerGroup);
+  }
+}
+
 std::uint64_t checksum(std::span<const std::uint64_t> sums) {
   const std::uint64_t sum = std::accumulate(sums.begin(), sums.end(), std::uint64_t{0});
   return sum != 0 ? sum : 1;

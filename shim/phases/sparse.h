@@ -6,6 +6,7 @@
 #include <span>
 
 #include "common/sparse_form.h"
+#include "shim/scratch/fifos.h"
 
 namespace amem::shim {
 
@@ -15,6 +16,11 @@ bool fits_kernels(std::uint64_t device_address, std::uint64_t pool_address, std:
 /// Sums up what scan found of one piece: fills in each entry's `first`. Blocks behind the end count
 /// for nothing. REQUIRES: entries.size() == groups(length).
 sparse::Content count(std::span<sparse::Entry> entries, std::uint64_t length);
+
+/// Blocks of a piece, `length` bytes of an allocation from `offset` on, that lie in these gaps
+/// count as zero from now on. A block that a gap has only a part of stays as it was found.
+void leave_out(std::span<sparse::Entry> entries, std::uint64_t offset, std::uint64_t length,
+               std::span<const Gap> gaps);
 
 /// From the sums of a piece's groups; never 0.
 std::uint64_t checksum(std::span<const std::uint64_t> sums);

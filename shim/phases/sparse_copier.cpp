@@ -122,12 +122,18 @@ Status SparseCopier::look(std::vector<Look>& looks) {
     for (const Place& place : places) {
       Look& look = looks.emplace_back();
       look.id = place.piece.id;
-      for (const sparse::Entry& entry : part_of_table<sparse::Entry>(
-               device.table.get(), place.first_entry, entries_of(place.piece)))
-        look.masks.push_back(entry.mask);
+      for (const sparse::Entry& entry : entries(device, place)) look.masks.push_back(entry.mask);
     }
   }
   return {};
+}
+
+std::span<sparse::Entry> SparseCopier::entries(const Device& device, const Place& place) {
+  const auto entries =
+      part_of_table<sparse::Entry>(device.table.get(), place.first_entry, entries_of(place.piece));
+  if (place.piece.left_out != nullptr)
+    leave_out(entries, place.piece.offset, place.piece.length, *place.piece.left_out);
+  return entries;
 }
 
 Status SparseCopier::gather(std::vector<Piece>& decided) {
@@ -145,11 +151,10 @@ Status SparseCopier::gather(std::vector<Piece>& decided) {
 Status SparseCopier::decide(const Device& device, std::vector<Place>& places) {
   for (Place& place : places) {
     Piece& piece = place.piece;
-    const sparse::Content content = count(
-        part_of_table<sparse::Entry>(device.table.get(), place.first_entry, entries_of(piece)),
-        piece.length);
+    const sparse::Content content = count(entries(device, place), piece.length);
     piece.sparse = sparse::save_sparse(content, piece.length, piece.sparse);
     piece.stored = piece.sparse ? content.stored : piece.length;
+    piece.left_out = nullptr;
     if (piece.stored > piece.room)
       return {Code::kAborted,
               "allocation " + std::to_string(piece.id) + " has changed while it was paused: " +

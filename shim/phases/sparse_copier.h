@@ -18,6 +18,7 @@
 #include "common/sparse.h"
 #include "shim/driver/local_devices.h"
 #include "shim/driver/pinned_memory.h"
+#include "shim/scratch/fifos.h"
 
 namespace amem::shim {
 
@@ -39,6 +40,8 @@ struct Piece {
   bool sparse = false;         // once it has been decided; before: wherever that is shorter at all
   std::uint64_t stored = 0;    // bytes of the copy
   std::uint64_t checksum = 0;  // of the piece's bytes; 0: none
+  // Of the allocation: what is not zero, and counts as zero. Somebody else's; nullptr: nothing.
+  const std::vector<Gap>* left_out = nullptr;
 };
 
 class SparseCopier {
@@ -98,6 +101,8 @@ class SparseCopier {
   Status make(int ordinal, Device& device);
   void settle(int ordinal, const Device& device);
   bool serves(const Piece& piece) const;
+  /// What the scan of a piece has found.
+  static std::span<sparse::Entry> entries(const Device& device, const Place& place);
   static Status decide(const Device& device, std::vector<Place>& places);
   /// In as few launches as the pieces allow.
   Status launch(Kernel kernel, int ordinal, const Device& device, std::span<const Place> places);

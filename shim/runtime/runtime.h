@@ -118,7 +118,7 @@ class Runtime {
   Ipc ipc_{driver_, devices_, memory_};
   Report report_{driver_, devices_, memory_, session_};
   Scratch scratch_{driver_, devices_, memory_, slabs_, options_};
-  Mover mover_{driver_, devices_, memory_, options_};
+  Mover mover_{driver_, devices_, memory_, scratch_, options_};
   CutMonitor cut_{driver_, devices_, gate_, heap_, session_};
   ExitHandler before_driver_{&Runtime::driver_ends};
   ExitHandler exit_{&Runtime::process_ends};

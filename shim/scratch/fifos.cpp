@@ -11,9 +11,7 @@ constexpr std::size_t kConnection = 152;  // sizeof(ncclConnInfo)
 constexpr std::size_t kPeer = 4 * kConnection;
 constexpr std::size_t kReceives[] = {2 * kConnection, 3 * kConnection};
 constexpr std::uint64_t kHeader = 4096;          // sizeof(ncclRecvMem)
-constexpr std::uint64_t kSteps = 8;              // NCCL_STEPS
 constexpr std::uint64_t kLine = 128;             // of LL128
-constexpr std::uint64_t kFlagInLine = 120;       // its last word
 constexpr std::uint64_t kGranularity = 2 << 20;  // the driver's: a buffer may end so much later
 
 template <class T>
@@ -37,17 +35,16 @@ std::optional<Fifo> fifo_of(std::span<const OwnPiece> buffers,
   const std::uint64_t end = tail + found->size;
   if (ll != tail + kHeader || ll128 <= ll || simple <= ll128 || simple >= end || step_size <= 0)
     return std::nullopt;
-  const std::uint64_t slot = (simple - ll128) / kSteps;
-  const std::uint64_t used = simple + kSteps * static_cast<std::uint64_t>(step_size);
-  if ((simple - ll128) % kSteps != 0 || slot % kLine != 0 || used > end ||
+  const std::uint64_t slot = (simple - ll128) / Fifo::kSlots;
+  const std::uint64_t used = simple + Fifo::kSlots * static_cast<std::uint64_t>(step_size);
+  if ((simple - ll128) % Fifo::kSlots != 0 || slot % kLine != 0 || used > end ||
       end - used >= kGranularity)
     return std::nullopt;
   Fifo fifo;
   fifo.piece = *found;
   fifo.kept = ll128 - tail;
+  fifo.slot = slot;
   fifo.step = read<std::uint64_t>(connection, 104);
-  fifo.tail = tail;
-  fifo.flag = ll128 + fifo.step % kSteps * slot + kFlagInLine;
   return fifo;
 }
 

@@ -16,22 +16,33 @@
 
 namespace amem::shim {
 
+/// Bytes of an allocation that need not be saved.
+struct Gap {
+  std::uint64_t offset = 0;
+  std::uint64_t size = 0;
+};
+
 /// One that a connection receives by, of memory that the sender writes to.
 struct Fifo {
   OwnPiece piece;
   /// Bytes at its beginning that must be kept: the counters and LL, whose flags lie in the data.
   std::uint64_t kept = 0;
+  /// Bytes of each of LL128's slots, of which the first begins behind what is kept.
+  std::uint64_t slot = 0;
   /// The next step that this end will read.
   std::uint64_t step = 0;
-  /// Where the sender says how far it is with Simple: a word, always in the first page.
-  Address tail = 0;
-  /// Where LL128's flag of the next step would be: a word in the first line of that step's slot.
-  Address flag = 0;
 
-  /// With what these two words are: the sender is not ahead. A send that has returned may have left
-  /// its data here although nothing runs.
-  bool empty(std::uint64_t tail_now, std::uint64_t flag_now) const {
-    return tail_now <= step && flag_now != step + 1;
+  static constexpr std::uint64_t kSlots = 8;  // NCCL_STEPS
+  /// Which slot that step is in.
+  std::uint64_t next_slot() const { return step % kSlots; }
+  /// Where LL128's flag of that slot's step is, from the buffer's beginning on: a word in its first
+  /// line. The buffer's first word is how far the sender is with Simple.
+  std::uint64_t flag_at(std::uint64_t number) const { return kept + number * slot + 120; }
+
+  /// With these two words, the flag being the next slot's: the sender is not ahead. A send that has
+  /// returned may have left its data here although nothing runs.
+  bool empty(std::uint64_t tail, std::uint64_t flag) const {
+    return tail <= step && flag != step + 1;
   }
 };
 

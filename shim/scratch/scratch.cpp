@@ -44,6 +44,8 @@ ScratchRule scratch_rule(NcclScratch asked, int version) {
 
 void Scratch::of_nccl(const void* code) {
   if (options_.nccl_scratch == NcclScratch::kKeep || seen_.exchange(true)) return;
+  if (options_.verify)
+    return log_warn("AMEM_NCCL_SCRATCH: AMEM_VERIFY=1 compares all bytes, so all are saved");
   const ScratchRule rule = scratch_rule(options_.nccl_scratch, version_of(code));
   if (!rule.refusal.empty()) log_warn(rule.refusal);
   if (rule.prove)
@@ -55,7 +57,7 @@ void Scratch::of_nccl(const void* code) {
 
 void Scratch::begin() {
   found_.reset();
-  cleared_.clear();
+  left_out_.clear();
 }
 
 void Scratch::forget(int device) { streams_.erase(device); }
@@ -85,7 +87,7 @@ Status Scratch::wait() {
 
 Result<std::span<const std::byte>> Scratch::fetch(const std::vector<Part>& parts) {
   std::uint64_t size = 0;
-  for (const Part& part : parts) size += part.size;
+  for (const Part& part : parts) size += part.size * part.rows;
   if (parts.empty()) return std::span<const std::byte>();
   if (size > room_) {
     const LocalDevices::Use use(devices_, parts.front().device);
@@ -100,18 +102,34 @@ Result<std::span<const std::byte>> Scratch::fetch(const std::vector<Part>& parts
   }
   auto* to = static_cast<std::byte*>(host_.get());
   Status result;
+  std::optional<LocalDevices::Use> use;
+  int in_use = -1;
   for (const Part& part : parts) {
     Result<CUstream> stream = this->stream(part.device);
     if (!stream.ok()) result = stream.status();
     if (!result.ok()) break;
-    const LocalDevices::Use use(devices_, part.device);
-    CUresult r = use.result();
+    if (std::exchange(in_use, part.device) != part.device) {
+      use.reset();  // the one before goes first: contexts are a stack
+      use.emplace(devices_, part.device);
+    }
+    CUresult r = use->result();
+    CUDA_MEMCPY2D copy{};
+    copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.srcDevice = part.address;
+    copy.srcPitch = part.pitch;
+    copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+    copy.dstHost = to;
+    copy.dstPitch = part.size;
+    copy.WidthInBytes = part.size;
+    copy.Height = part.rows;
     if (r == CUDA_SUCCESS)
-      r = driver_.cuMemcpyDtoHAsync_(to, part.address, part.size, stream.value());
+      r = part.rows == 1 ? driver_.cuMemcpyDtoHAsync_(to, part.address, part.size, stream.value())
+                         : driver_.cuMemcpy2DAsync_(&copy, stream.value());
     if (r != CUDA_SUCCESS)
       result = driver_.error(r, "reading NCCL's tables on device " + std::to_string(part.device));
-    to += part.size;
+    to += part.size * part.rows;
   }
+  use.reset();
   if (Status s = wait(); result.ok()) result = s;
   if (!result.ok()) return result;
   return std::span<const std::byte>(static_cast<std::byte*>(host_.get()), size);
@@ -119,28 +137,72 @@ Result<std::span<const std::byte>> Scratch::fetch(const std::vector<Part>& parts
 
 Result<std::vector<Fifo>> Scratch::fifos(const std::vector<OwnPiece>& pieces) {
   std::vector<Part> parts;
+  std::uint64_t last = 0;  // the slab
   for (const OwnPiece& piece : pieces) {
     if (piece.size > kMostTable) continue;
     // Tables lie side by side: one copy for neighbours.
-    const bool next = !parts.empty() && parts.back().device == piece.device &&
-                      parts.back().id == piece.id &&
-                      parts.back().address + parts.back().size == piece.address;
-    if (next)
+    if (std::exchange(last, piece.id) == piece.id && !parts.empty() &&
+        parts.back().address + parts.back().size == piece.address)
       parts.back().size += piece.size;
     else
-      parts.push_back({piece.address, piece.size, piece.device, piece.id});
+      parts.push_back({piece.address, piece.size, piece.device});
   }
   Result<std::span<const std::byte>> bytes = fetch(parts);
   if (!bytes.ok()) return bytes.status();
-  std::vector<Fifo> fifos;
+  std::map<Address, std::vector<Fifo>> found;  // by buffer
   std::size_t at = 0;
   for (const OwnPiece& piece : pieces) {
     if (piece.size > kMostTable) continue;
-    const std::vector<Fifo> some = find_fifos(pieces, bytes.value().subspan(at, piece.size));
-    fifos.insert(fifos.end(), some.begin(), some.end());
+    for (const Fifo& fifo : find_fifos(pieces, bytes.value().subspan(at, piece.size)))
+      found[fifo.piece.address].push_back(fifo);
     at += piece.size;
   }
+  // Nobody else knows two connections of one buffer, and neither do we.
+  std::vector<Fifo> fifos;
+  for (const auto& [address, of_buffer] : found)
+    if (of_buffer.size() == 1) fifos.push_back(of_buffer.front());
   return fifos;
+}
+
+/// NCCL makes its buffers in rows of one size, so words of many come with one copy: the first one
+/// of each buffer, and the flags of all slots.
+Result<std::vector<bool>> Scratch::empty(const std::vector<Fifo>& fifos) {
+  const auto follows = [](const Fifo& a, const Fifo& b) {
+    return a.piece.address + a.piece.size == b.piece.address && a.piece.size == b.piece.size &&
+           a.piece.id == b.piece.id && a.kept == b.kept && a.slot == b.slot;
+  };
+  std::vector<Part> parts;
+  std::vector<std::size_t> rows;  // where each begins, and where all end
+  for (std::size_t i = 0; i < fifos.size(); ++i)
+    if (i == 0 || !follows(fifos[i - 1], fifos[i])) rows.push_back(i);
+  rows.push_back(fifos.size());
+  for (std::size_t row = 0; row + 1 < rows.size(); ++row) {
+    const Fifo& first = fifos[rows[row]];
+    const OwnPiece& piece = first.piece;
+    const std::uint64_t count = rows[row + 1] - rows[row];
+    parts.push_back({piece.address, kWord, piece.device, count, piece.size});
+    for (std::uint64_t slot = 0; slot < Fifo::kSlots; ++slot)
+      parts.push_back(
+          {piece.address + first.flag_at(slot), kWord, piece.device, count, piece.size});
+  }
+  Result<std::span<const std::byte>> bytes = fetch(parts);
+  if (!bytes.ok()) return bytes.status();
+  std::vector<bool> result;
+  const std::byte* words = bytes.value().data();
+  const auto word = [&](std::uint64_t number) {
+    std::uint64_t value = 0;
+    std::memcpy(&value, words + number * kWord, kWord);
+    return value;
+  };
+  for (std::size_t row = 0; row + 1 < rows.size(); ++row) {
+    const std::uint64_t count = rows[row + 1] - rows[row];
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const Fifo& fifo = fifos[rows[row] + i];
+      result.push_back(fifo.empty(word(i), word((1 + fifo.next_slot()) * count + i)));
+    }
+    words += (1 + Fifo::kSlots) * count * kWord;
+  }
+  return result;
 }
 
 Status Scratch::find() {
@@ -151,41 +213,49 @@ Status Scratch::find() {
   });
   const Result<std::vector<Fifo>> fifos = this->fifos(pieces);
   if (!fifos.ok()) return fifos.status();
-  std::vector<Part> words;
-  for (const Fifo& fifo : fifos.value())
-    for (const Address word : {fifo.tail, fifo.flag})
-      words.push_back({word, kWord, fifo.piece.device, fifo.piece.id});
-  const Result<std::span<const std::byte>> bytes = fetch(words);
-  if (!bytes.ok()) return bytes.status();
-  std::map<Address, bool> empty;  // by buffer; all of its connections have to say so
-  for (std::size_t i = 0; i < fifos.value().size(); ++i) {
-    const Fifo& fifo = fifos.value()[i];
-    std::uint64_t word[2] = {};
-    std::memcpy(word, bytes.value().data() + i * sizeof word, sizeof word);
-    bool& all = empty.try_emplace(fifo.piece.address, true).first->second;
-    all = all && fifo.empty(word[0], word[1]);
-  }
+  const Result<std::vector<bool>> empty = this->empty(fifos.value());
+  if (!empty.ok()) return empty.status();
   std::uint64_t dropped = 0;
   std::uint64_t in_use = 0;
-  for (const Fifo& fifo : fifos.value()) {
-    const auto it = empty.find(fifo.piece.address);
-    if (it == empty.end()) continue;  // named twice
-    if (it->second) {
-      const Range range{fifo.piece.offset + fifo.kept, fifo.piece.size - fifo.kept};
-      (*found_)[fifo.piece.id].push_back(range);
-      dropped += range.size;
-    } else {
-      ++in_use;
-    }
-    empty.erase(it);
+  for (std::size_t i = 0; i < fifos.value().size(); ++i) {
+    const Fifo& fifo = fifos.value()[i];
+    const Gap gap{fifo.piece.offset + fifo.kept, fifo.piece.size - fifo.kept};
+    if (empty.value()[i]) (*found_)[fifo.piece.id].push_back(gap);
+    (empty.value()[i] ? dropped : in_use) += gap.size;
   }
   log_info("AMEM_NCCL_SCRATCH: " + std::to_string(dropped >> 20) +
-           " MiB of NCCL's receive buffers need not travel; " + std::to_string(in_use) +
-           " buffers hold what nobody has received yet and are kept");
+           " MiB of NCCL's receive buffers need not travel; " + std::to_string(in_use >> 20) +
+           " MiB are kept, where senders are ahead");
   return {};
 }
 
-Status Scratch::fill(std::uint64_t id, unsigned char byte) {
+const std::vector<Gap>* Scratch::left_out(std::uint64_t id) {
+  if (!drop_) return nullptr;
+  // What cannot be looked at is saved.
+  if (!found_)
+    if (Status s = find(); !s.ok()) {
+      log_warn(s.text() + "; all of NCCL's buffers are saved");
+      found_.emplace();
+    }
+  const auto it = found_->find(id);
+  if (it == found_->end()) return nullptr;
+  left_out_.insert(id);
+  return &it->second;
+}
+
+Status Scratch::spoil() {
+  if (!prove_) return {};
+  Status result;
+  std::erase_if(left_out_, [&](std::uint64_t id) {
+    if (!result.ok() || memory_.holdings.is_away(id)) return false;
+    if (memory_.holdings.holds(id)) result = fill(id);
+    return true;
+  });
+  if (Status s = wait(); result.ok()) result = s;
+  return result;
+}
+
+Status Scratch::fill(std::uint64_t id) {
   const Result<Residency::Site> site = memory_.residency.site(id);
   if (!site.ok()) return site.status();
   const int device = site.value().device;
@@ -193,40 +263,13 @@ Status Scratch::fill(std::uint64_t id, unsigned char byte) {
   if (!stream.ok()) return stream.status();
   const LocalDevices::Use use(devices_, device);
   CUresult r = use.result();
-  for (const Range& range : found_->at(id))
+  for (const Gap& gap : found_->at(id))
     if (r == CUDA_SUCCESS)
-      r = driver_.cuMemsetD8Async_(site.value().address + range.offset, byte, range.size,
+      r = driver_.cuMemsetD8Async_(site.value().address + gap.offset, kPattern, gap.size,
                                    stream.value());
   if (r == CUDA_SUCCESS) return {};
-  return driver_.error(r, "clearing what need not travel of " + memory_.holdings.name(id) +
+  return driver_.error(r, "spoiling what was left out of " + memory_.holdings.name(id) +
                               " on device " + std::to_string(device));
-}
-
-Status Scratch::clear(const std::set<std::uint64_t>& ids) {
-  if (!drop_) return {};
-  // What cannot be looked at is saved.
-  if (!found_)
-    if (Status s = find(); !s.ok()) {
-      log_warn(s.text() + "; all of NCCL's buffers are saved");
-      found_.emplace();
-    }
-  Status result;
-  for (const std::uint64_t id : ids)
-    if (result.ok() && found_->contains(id) && cleared_.insert(id).second) result = fill(id, 0);
-  if (Status s = wait(); result.ok()) result = s;
-  return result;
-}
-
-Status Scratch::spoil() {
-  if (!prove_) return {};
-  Status result;
-  std::erase_if(cleared_, [&](std::uint64_t id) {
-    if (!result.ok() || memory_.holdings.is_away(id)) return false;
-    if (memory_.holdings.holds(id)) result = fill(id, kPattern);
-    return true;
-  });
-  if (Status s = wait(); result.ok()) result = s;
-  return result;
 }
 
 }  // namespace amem::shim

@@ -1,7 +1,7 @@
-// Scratch: clears what of NCCL's receive buffers holds nothing between collectives, before a pause
-// saves them: the save then finds zeros, which take no room in the pool and no time on the link.
+// Scratch: which bytes of NCCL's receive buffers hold nothing between collectives, so that a pause
+// need not save them. They come back as zeros.
 //
-// In a proof run what was cleared comes back as a pattern that no collective may read: NaN in every
+// In a proof run they come back as a pattern that no collective may read: NaN in every
 // floating-point type, and no flag of LL128's. Only of buffers in slabs. Service thread, but for
 // of_nccl().
 #pragma once
@@ -45,34 +45,34 @@ class Scratch {
 
   /// A pause begins: what was found in the last one counts no longer.
   void begin();
-  /// Clears what need not travel of these allocations. Waits for that. Looks at NCCL's tables when
-  /// it is called first in a pause. REQUIRES: nothing runs on the devices of the group, and since
-  /// begin() nothing has been released before the first call.
-  Status clear(const std::set<std::uint64_t>& ids);
-  /// In a proof run: fills what was cleared, and is here again, with the pattern. Waits for that.
+  /// What of this allocation need not be saved, by offset; nullptr: nothing. Good until begin().
+  /// Looks at NCCL's tables when it is called first in a pause. REQUIRES: nothing runs on the
+  /// devices of the group, and since begin() nothing has been released before the first call.
+  const std::vector<Gap>* left_out(std::uint64_t id);
+  /// In a proof run: fills what was left out, and is here again, with the pattern. Waits for that.
   Status spoil();
   /// The program has reset this device.
   void forget(int device);
 
  private:
-  struct Range {
-    std::uint64_t offset = 0;  // in the allocation
-    std::uint64_t size = 0;
-  };
+  /// Equal parts of memory, `pitch` bytes apart.
   struct Part {
     Address address = 0;
     std::uint64_t size = 0;
     int device = 0;
-    std::uint64_t id = 0;
+    std::uint64_t rows = 1;
+    std::uint64_t pitch = 0;
   };
 
   Status find();
-  /// What the tables among these pieces say.
+  /// What the tables among these pieces say, by address.
   Result<std::vector<Fifo>> fifos(const std::vector<OwnPiece>& pieces);
+  /// Whether they are empty, in this order.
+  Result<std::vector<bool>> empty(const std::vector<Fifo>& fifos);
   /// The bytes of these parts, one behind the other, until the next call.
   Result<std::span<const std::byte>> fetch(const std::vector<Part>& parts);
-  /// Queues it for what was found of the allocation. REQUIRES: it is here.
-  Status fill(std::uint64_t id, unsigned char byte);
+  /// Queues it. REQUIRES: the allocation is here.
+  Status fill(std::uint64_t id);
   Status wait();
   Result<CUstream> stream(int device);
 
@@ -85,8 +85,8 @@ class Scratch {
   std::atomic<bool> drop_{false};
   std::atomic<bool> prove_{false};
   // By allocation, in this pause; nothing: nobody has looked yet.
-  std::optional<std::map<std::uint64_t, std::vector<Range>>> found_;
-  std::set<std::uint64_t> cleared_;  // of these
+  std::optional<std::map<std::uint64_t, std::vector<Gap>>> found_;
+  std::set<std::uint64_t> left_out_;  // of these
   std::map<int, CUstream> streams_;
   PinnedMemory host_;
   std::uint64_t room_ = 0;  // bytes of host_

@@ -7,7 +7,8 @@ MIB = 1 << 20
 
 
 def program_with(node, scratch, env=None):
-    program = Program(node, scope="nccl", env={"AMEM_NCCL_SCRATCH": scratch, **(env or {})})
+    # On a small device slabs would be smaller than these buffers.
+    program = Program(node, scope="nccl", env={"AMEM_NCCL_SCRATCH": scratch, "AMEM_SLAB": "16", **(env or {})})
     for each in ("", "", "simple", "ll128"):
         program.ask(f"fifo 0 {each}".rstrip())
     return program
@@ -34,7 +35,7 @@ def test_it_comes_back_spoilt_in_a_proof_run_and_nothing_else_does(node):
 def test_it_travels_where_it_is_not_asked_for_or_not_proven(node, policy):
     program = program_with(node, policy)
     node.ctl("pause", "train")
-    assert saved(node) > 9 * MIB
+    assert saved(node) >= 9 * MIB
     node.ctl("resume", "train")
     answer = program.ask("fifos")
     assert set(answer["counters"]) == set(answer["ll"]) == set(answer["rest"]) == {"kept"}
@@ -48,8 +49,10 @@ def test_amems_variable_asks_for_it(node):
     assert "is not proven" in program.wait_for("warning: AMEM_NCCL_SCRATCH=drop")
 
 
-def test_tables_that_cannot_be_read_drop_nothing(node):
-    program = program_with(node, "prove", env={"AMEM_SIM_FAULTS": "cuMemcpyDtoHAsync:1"})
+@pytest.mark.parametrize("call", ("cuMemcpyDtoHAsync", "cuMemcpy2DAsync"))
+def test_tables_that_cannot_be_read_drop_nothing(node, call):
+    program = program_with(node, "prove", env={"AMEM_SIM_FAULTS": f"{call}:1"})
+    program.ask("fifo 0 none 4")  # in a row, to be read with one copy
     node.ctl("pause", "train")
     assert "all of NCCL's buffers are saved" in program.wait_for("reading NCCL's tables on device 0")
     node.ctl("resume", "train")
@@ -59,22 +62,27 @@ def test_tables_that_cannot_be_read_drop_nothing(node):
     assert program.ask("fifos")["rest"][:2] == ["spoilt", "spoilt"]
 
 
-def test_what_cannot_be_cleared_calls_the_pause_off(node):
-    program = program_with(node, "prove", env={"AMEM_SIM_FAULTS": "cuMemsetD8Async:2"})
-    failed = node.ctl.try_("pause", "train")
-    assert failed.code == 1 and "clearing what need not travel" in failed.error, failed
-    assert node.ctl.state("train") == "running"
-    assert sorted(program.ask("fifos")["rest"]) == ["kept", "kept", "kept", "zero"]
+def test_a_pause_that_is_called_off_has_changed_nothing(bare_node):
+    bare_node.start_broker("--pool-size", "2MiB", "--pool-segment", "2MiB")
+    program = program_with(bare_node, "prove")
+    assert bare_node.ctl.try_("pause", "train").code != 0
+    assert bare_node.ctl.state("train") == "running"
+    assert set(program.ask("fifos")["rest"]) == {"kept"}
+
+
+def test_with_checksums_of_all_bytes_nothing_is_dropped(node):
+    program = program_with(node, "prove", env={"AMEM_VERIFY": "1"})
+    assert "AMEM_VERIFY=1 compares all bytes" in program.wait_for("warning: AMEM_NCCL_SCRATCH")
     node.ctl("pause", "train")
     node.ctl("resume", "train")
-    assert program.ask("fifos")["rest"] == ["spoilt", "spoilt", "kept", "kept"]
+    assert set(program.ask("fifos")["rest"]) == {"kept"}
 
 
 def test_several_devices_and_a_pool_that_is_too_small_for_all_bytes(bare_node):
     bare_node.start_broker("--pool-size", "8MiB", "--pool-segment", "2MiB")
     program = Program(bare_node, scope="nccl", env={"AMEM_NCCL_SCRATCH": "prove"})
-    for device in (0, 1, 0, 1):
-        program.ask(f"fifo {device}")
+    for device in (0, 1):
+        program.ask(f"fifo {device} none 2")
     bare_node.ctl("pause", "train")
     bare_node.ctl("resume", "train")
     answer = program.ask("fifos")

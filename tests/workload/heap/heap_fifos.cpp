@@ -34,7 +34,13 @@ std::string Became(const unsigned char* now, const unsigned char* before, std::s
 
 }  // namespace
 
-void HeapFifos::Make(int device, const std::string& ahead) {
+void HeapFifos::Make(int device, const std::string& ahead, std::uint64_t count) {
+  const std::size_t before = buffers_.size();
+  for (std::uint64_t i = 0; i < count; ++i) MakeBuffer(device, ahead);
+  for (std::size_t i = before; i < buffers_.size(); ++i) MakeTable(device, buffers_[i].address);
+}
+
+void HeapFifos::MakeBuffer(int device, const std::string& ahead) {
   const NcclCalls calls(device);
   Buffer buffer;
   buffer.bytes.resize(Rounded(kCounters + kLl + kLl128 + 8 * kStepSize));
@@ -46,19 +52,22 @@ void HeapFifos::Make(int device, const std::string& ahead) {
   Handle handle = 0;
   buffer.address = calls.Alloc(buffer.bytes.size(), false, &handle);
   Check(Cuda().cuMemcpyHtoD(buffer.address, buffer.bytes.data(), buffer.bytes.size()), "a buffer");
+  buffers_.push_back(std::move(buffer));
+}
 
-  // A ncclDevChannelPeer, of which the first connection to receive by is this one.
+/// A ncclDevChannelPeer, of which the first connection to receive by is this one.
+void HeapFifos::MakeTable(int device, CUdeviceptr buffer) {
   constexpr std::size_t kReceive = std::size_t{2} * 152;
   std::vector<unsigned char> table(kPacked);
-  Put(table, kReceive, buffer.address + kCounters);
-  Put(table, kReceive + 8, buffer.address + kCounters + kLl);
-  Put(table, kReceive + 16, buffer.address + kCounters + kLl + kLl128);
-  Put(table, kReceive + 48, buffer.address);
+  Put(table, kReceive, buffer + kCounters);
+  Put(table, kReceive + 8, buffer + kCounters + kLl);
+  Put(table, kReceive + 16, buffer + kCounters + kLl + kLl128);
+  Put(table, kReceive + 48, buffer);
   Put(table, kReceive + 72, static_cast<std::int32_t>(kStepSize));
   Put(table, kReceive + 104, kStep);
-  const CUdeviceptr at = calls.Alloc(table.size(), false, &handle);
+  Handle handle = 0;
+  const CUdeviceptr at = NcclCalls(device).Alloc(table.size(), false, &handle);
   Check(Cuda().cuMemcpyHtoD(at, table.data(), table.size()), "a table");
-  buffers_.push_back(std::move(buffer));
 }
 
 void HeapFifos::Report(Answer* answer) const {

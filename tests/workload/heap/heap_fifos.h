@@ -14,13 +14,16 @@ namespace amem::workload {
 
 class HeapFifos {
  public:
-  /// Makes one of NCCL's, filled with bytes that are neither zero nor 0xff. `ahead`: by what its
-  /// sender has sent something that nobody has received: "simple", "ll128" or "".
-  void Make(int device, const std::string& ahead);
+  /// Makes so many of NCCL's in a row, filled with bytes that are neither zero nor 0xff. `ahead`:
+  /// by what their senders have sent something that nobody has received: "simple", "ll128" or "".
+  void Make(int device, const std::string& ahead, std::uint64_t count);
   /// "kept", "zero", "spoilt" or "wrong" of each: item "counters", item "ll", item "rest".
   void Report(Answer* answer) const;
 
  private:
+  void MakeBuffer(int device, const std::string& ahead);
+  static void MakeTable(int device, CUdeviceptr buffer);
+
   struct Buffer {
     CUdeviceptr address = 0;
     std::vector<unsigned char> bytes;

@@ -183,7 +183,8 @@ const std::map<std::string, Command> kCommands = {
     {"fifo",
      [](Program& p, const Words& w, Answer*) {
        p.memory.Bind(DeviceAt(w));
-       p.fifos.Make(DeviceAt(w), WordAt(w, 2));
+       const std::string& ahead = WordAt(w, 2);
+       p.fifos.Make(DeviceAt(w), ahead == "none" ? "" : ahead, NumberAt(w, 3, 1));
      }},
     {"fifos", [](Program& p, const Words&, Answer* a) { p.fifos.Report(a); }},
     {"nccl_block",

@@ -39,7 +39,7 @@ struct Rank {
   Options options;
   Slabs slabs{driver, devices, memory, options.slab_size};
   Scratch scratch{driver, devices, memory, slabs, options};
-  Mover mover{driver, devices, memory, options};
+  Mover mover{driver, devices, memory, scratch, options};
   CutMonitor cut{driver, devices, gate, heap, session};
   ExitHandler exit{[] {}};
   Phases phases{devices, gate, memory, mover, scratch, cut, report, heap, session, exit, options};

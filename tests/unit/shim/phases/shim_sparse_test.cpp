@@ -37,6 +37,29 @@ TEST(Sparse, SlotsFollowEachOtherOverGroups) {
   EXPECT_EQ(content.stored, 4096 + 5 * kBlock);
 }
 
+TEST(Sparse, WhatIsLeftOutCountsAsZero) {
+  const auto after = [](std::uint64_t offset, std::uint64_t length, std::vector<Gap> gaps) {
+    std::vector<Entry> entries(groups(length), {~0U, 0});
+    leave_out(entries, offset, length, gaps);
+    std::vector<std::uint32_t> masks;
+    for (const Entry& entry : entries) masks.push_back(entry.mask);
+    return masks;
+  };
+  using Masks = std::vector<std::uint32_t>;
+  EXPECT_EQ(after(0, kGroup, {}), Masks{~0U});
+  EXPECT_EQ(after(0, kGroup, {{kBlock, 2 * kBlock}}), Masks{~0b110U});
+  EXPECT_EQ(after(0, kGroup, {{1, kBlock}}), Masks{~0U}) << "no block lies in it";
+  EXPECT_EQ(after(0, kGroup, {{kBlock - 16, kBlock + 32}}), Masks{~0b10U});
+  EXPECT_EQ(after(0, kGroup, {{0, kBlock}, {3 * kBlock, kBlock}}), Masks{~0b1001U});
+  // A piece in the middle of the allocation, and one that the gap goes beyond.
+  EXPECT_EQ(after(kGroup, kGroup, {{kGroup + kBlock, kBlock}}), Masks{~0b10U});
+  EXPECT_EQ(after(kGroup, 2 * kGroup, {{0, 4 * kGroup}}), (Masks{0, 0}));
+  EXPECT_EQ(after(kGroup, kGroup, {{0, kGroup}, {2 * kGroup, kGroup}}), Masks{~0U});
+  // The last block is short.
+  EXPECT_EQ(after(0, kBlock + 32, {{kBlock, 32}}), Masks{~0b10U});
+  EXPECT_EQ(after(0, kBlock + 32, {{kBlock, 16}}), Masks{~0U});
+}
+
 TEST(Sparse, AShortLastBlockTakesItsOwnLength) {
   const std::uint64_t length = kGroup + 2 * kBlock + 48;
   std::vector<Entry> entries = {{1, 0}, {0b101, 0}};
