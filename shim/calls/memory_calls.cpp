@@ -75,9 +75,7 @@ void count_unbrokered(CUmemGenericAllocationHandle handle, std::size_t size,
   if (where.type == CU_MEM_LOCATION_TYPE_DEVICE)
     unbrokered.created(handle, size, where.id);
   else if (LocalDevices* devices = runtime.devices(); devices != nullptr)
-    unbrokered.created_on_host(handle, size, devices->current(),
-                               runtime.brokers(caller) ? UnbrokeredMemory::Whose::kNccl
-                                                       : UnbrokeredMemory::Whose::kOthers);
+    unbrokered.created_on_host(handle, size, devices->current(), runtime.brokers(caller));
   runtime.report().changed();
 }
 

@@ -9,18 +9,13 @@ namespace amem::shim {
 namespace {
 
 void count(UnbrokeredMemory::Kind kind, std::uint64_t key, std::uint64_t bytes,
-           UnbrokeredMemory::Whose whose = UnbrokeredMemory::Whose::kOthers) {
+           bool of_nccl = false) {
   Runtime& runtime = Runtime::get();
   LocalDevices* devices = runtime.devices();
   if (devices == nullptr) return;
   runtime.memory().unbrokered.add(kind, key, bytes, devices->current(), devices->current_context(),
-                                  whose);
+                                  of_nccl);
   runtime.report().changed();
-}
-
-UnbrokeredMemory::Whose whose(const void* caller) {
-  return Runtime::get().brokers(caller) ? UnbrokeredMemory::Whose::kNccl
-                                        : UnbrokeredMemory::Whose::kOthers;
 }
 
 void uncount(UnbrokeredMemory::Kind kind, std::uint64_t key) {
@@ -76,7 +71,7 @@ CUresult answer_cuMemAllocHost_v2(void** address, std::size_t size) {
   const CUresult r = real<kRow_cuMemAllocHost_v2>()(address, size);
   if (r == CUDA_SUCCESS)
     count(UnbrokeredMemory::Kind::kHost, key_of(*address), size,
-          whose(__builtin_return_address(0)));
+          Runtime::get().brokers(__builtin_return_address(0)));
   return r;
 }
 
@@ -84,7 +79,7 @@ CUresult answer_cuMemHostAlloc(void** address, std::size_t size, unsigned flags)
   const CUresult r = real<kRow_cuMemHostAlloc>()(address, size, flags);
   if (r == CUDA_SUCCESS)
     count(UnbrokeredMemory::Kind::kHost, key_of(*address), size,
-          whose(__builtin_return_address(0)));
+          Runtime::get().brokers(__builtin_return_address(0)));
   return r;
 }
 
@@ -98,7 +93,7 @@ CUresult answer_cuMemHostRegister_v2(void* address, std::size_t size, unsigned f
   const CUresult r = real<kRow_cuMemHostRegister_v2>()(address, size, flags);
   if (r == CUDA_SUCCESS)
     count(UnbrokeredMemory::Kind::kRegistered, key_of(address), size,
-          whose(__builtin_return_address(0)));
+          Runtime::get().brokers(__builtin_return_address(0)));
   return r;
 }
 

@@ -3,20 +3,18 @@
 namespace amem::shim {
 namespace {
 
-const char* host_name(UnbrokeredMemory::Whose whose) {
-  return whose == UnbrokeredMemory::Whose::kNccl ? "nccl_host" : "host";
-}
+const char* host_name(bool of_nccl) { return of_nccl ? "nccl_host" : "host"; }
 
 bool of_host(UnbrokeredMemory::Kind kind) {
   return kind == UnbrokeredMemory::Kind::kHost || kind == UnbrokeredMemory::Kind::kRegistered;
 }
 
-const char* name_of(UnbrokeredMemory::Kind kind, UnbrokeredMemory::Whose whose) {
+const char* name_of(UnbrokeredMemory::Kind kind, bool of_nccl) {
   switch (kind) {
     case UnbrokeredMemory::Kind::kHost:
-      return host_name(whose);
+      return host_name(of_nccl);
     case UnbrokeredMemory::Kind::kRegistered:
-      return whose == UnbrokeredMemory::Whose::kNccl ? "nccl_registered" : "registered";
+      return of_nccl ? "nccl_registered" : "registered";
     case UnbrokeredMemory::Kind::kManaged:
       return "managed";
     case UnbrokeredMemory::Kind::kArray:
@@ -30,9 +28,9 @@ const char* name_of(UnbrokeredMemory::Kind kind, UnbrokeredMemory::Whose whose) 
 }  // namespace
 
 void UnbrokeredMemory::add(Kind kind, std::uint64_t key, std::uint64_t bytes, int device,
-                           CUcontext context, Whose whose) {
+                           CUcontext context, bool of_nccl) {
   std::lock_guard lock(mutex_);
-  entries_[{kind, key}] = {bytes, device, context, whose};
+  entries_[{kind, key}] = {bytes, device, context, of_nccl};
 }
 
 bool UnbrokeredMemory::remove(Kind kind, std::uint64_t key) {
@@ -51,9 +49,9 @@ void UnbrokeredMemory::created(std::uint64_t handle, std::uint64_t bytes, int de
 }
 
 void UnbrokeredMemory::created_on_host(std::uint64_t handle, std::uint64_t bytes, int device,
-                                       Whose whose) {
+                                       bool of_nccl) {
   std::lock_guard lock(mutex_);
-  handles_[handle] = {.bytes = bytes, .device = device, .host = whose};
+  handles_[handle] = {.bytes = bytes, .device = device, .host = true, .of_nccl = of_nccl};
 }
 
 void UnbrokeredMemory::retained(std::uint64_t handle) {
@@ -129,10 +127,9 @@ std::vector<UnbrokeredAmount> UnbrokeredMemory::amounts() {
     sum.host = host;
   };
   for (const auto& [key, entry] : entries_)
-    count(name_of(key.first, entry.whose), entry.device, entry.bytes, of_host(key.first));
+    count(name_of(key.first, entry.of_nccl), entry.device, entry.bytes, of_host(key.first));
   for (const auto& [handle, entry] : handles_)
-    count(entry.host ? host_name(*entry.host) : "vmm", entry.device, entry.bytes,
-          entry.host.has_value());
+    count(entry.host ? host_name(entry.of_nccl) : "vmm", entry.device, entry.bytes, entry.host);
   std::vector<UnbrokeredAmount> amounts;
   for (const auto& [key, sum] : sums) amounts.push_back(sum);
   return amounts;

@@ -30,12 +30,11 @@ struct UnbrokeredAmount {
 class UnbrokeredMemory {
  public:
   enum class Kind { kDevice, kManaged, kArray, kHost, kRegistered };
-  /// Of the host's memory; that of devices which is NCCL's is brokered.
-  enum class Whose { kNccl, kOthers };
 
-  /// cuMemAlloc, managed memory, arrays, pinned memory: by address or handle.
+  /// cuMemAlloc, managed memory, arrays, pinned memory: by address or handle. `of_nccl`: of the
+  /// host's, since that of devices which is NCCL's is brokered.
   void add(Kind kind, std::uint64_t key, std::uint64_t bytes, int device, CUcontext context,
-           Whose whose = Whose::kOthers);
+           bool of_nccl = false);
   /// False: it was not counted.
   bool remove(Kind kind, std::uint64_t key);
   /// All that was allocated under a context that is gone.
@@ -44,7 +43,7 @@ class UnbrokeredMemory {
   /// cuMemCreate: a handle's memory lives as long as the handle or a mapping of it.
   void created(std::uint64_t handle, std::uint64_t bytes, int device);
   /// Likewise, on the host.
-  void created_on_host(std::uint64_t handle, std::uint64_t bytes, int device, Whose whose);
+  void created_on_host(std::uint64_t handle, std::uint64_t bytes, int device, bool of_nccl);
   void retained(std::uint64_t handle);
   void released(std::uint64_t handle);
   void mapped(std::uint64_t handle, std::uint64_t address);
@@ -66,14 +65,15 @@ class UnbrokeredMemory {
     std::uint64_t bytes = 0;
     int device = 0;
     CUcontext context = nullptr;
-    Whose whose = Whose::kOthers;
+    bool of_nccl = false;
   };
   struct CountedHandle {
     std::uint64_t bytes = 0;
     int device = 0;
     std::uint32_t refs = 1;
     std::uint32_t mappings = 0;
-    std::optional<Whose> host = std::nullopt;
+    bool host = false;
+    bool of_nccl = false;
   };
   using CountedHandles = std::map<std::uint64_t, CountedHandle>;
 

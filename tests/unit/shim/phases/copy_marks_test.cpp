@@ -2,12 +2,12 @@
 #include "shim/phases/copy_marks.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
-#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "tests/unit/fixtures/on_driver.h"
 
 namespace amem::shim {
 namespace {
@@ -15,40 +15,18 @@ namespace {
 constexpr std::uint64_t kMiB = 1 << 20;
 using std::chrono::milliseconds;
 
-class CopyMarksTest : public ::testing::Test {
+class CopyMarksTest : public OnDriver {
  protected:
-  static void SetUpTestSuite() {
-    directory() = (std::filesystem::temp_directory_path() / "amem-marks-test-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(directory().data()), nullptr);
-    ::setenv("AMEM_SIM_DIR", directory().c_str(), 1);
-    ASSERT_TRUE(driver().load().ok());
-    ASSERT_EQ(driver().cuInit_(0), CUDA_SUCCESS);
-    ASSERT_TRUE(devices().load().ok());
-  }
-  static void TearDownTestSuite() { std::filesystem::remove_all(directory()); }
-
   void SetUp() override {
     LocalDevices::Use use(devices(), 0);
     ASSERT_EQ(use.result(), CUDA_SUCCESS);
-    CUmemAllocationProp properties{};
-    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-    CUmemGenericAllocationHandle handle = 0;
-    ASSERT_EQ(driver().cuMemCreate_(&handle, 2 * kMiB, &properties, 0), CUDA_SUCCESS);
-    ASSERT_EQ(driver().cuMemAddressReserve_(&memory, 2 * kMiB, 0, 0, 0), CUDA_SUCCESS);
-    ASSERT_EQ(driver().cuMemMap_(memory, 2 * kMiB, 0, handle, 0), CUDA_SUCCESS);
-    driver().cuMemRelease_(handle);
-    CUmemAccessDesc access{};
-    access.location = properties.location;
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    ASSERT_EQ(driver().cuMemSetAccess_(memory, 2 * kMiB, &access, 1), CUDA_SUCCESS);
+    allocate(2 * kMiB);
     ASSERT_EQ(driver().cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     marks.prepare(0);
   }
   void TearDown() override {
-    driver().cuMemUnmap_(memory, 2 * kMiB);
-    driver().cuMemAddressFree_(memory, 2 * kMiB);
     driver().cuStreamDestroy_(stream);
+    OnDriver::TearDown();
   }
 
   void queue(int copies) {
@@ -67,21 +45,6 @@ class CopyMarksTest : public ::testing::Test {
     return told;
   }
 
-  // One driver for all: it is the process's.
-  static std::string& directory() {
-    static std::string path;
-    return path;
-  }
-  static Driver& driver() {
-    static Driver instance;
-    return instance;
-  }
-  static LocalDevices& devices() {
-    static LocalDevices instance(driver());
-    return instance;
-  }
-
-  CUdeviceptr memory = 0;
   CUstream stream = nullptr;
   std::vector<char> host = std::vector<char>(kMiB);
   CopyMarks marks{driver(), devices(), kMiB};

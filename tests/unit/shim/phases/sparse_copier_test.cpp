@@ -3,16 +3,15 @@
 #include "shim/phases/sparse_copier.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "shim/phases/sparse.h"
+#include "tests/unit/fixtures/on_driver.h"
 
 namespace amem::shim {
 namespace {
@@ -24,43 +23,18 @@ constexpr std::uint64_t kMiB = 1 << 20;
 constexpr std::uint64_t kMemory = 20 * kMiB;
 using Bytes = std::vector<unsigned char>;
 
-class SparseCopierTest : public ::testing::Test {
+class SparseCopierTest : public OnDriver {
  protected:
-  static void SetUpTestSuite() {
-    directory() = (std::filesystem::temp_directory_path() / "amem-sparse-test-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(directory().data()), nullptr);
-    ::setenv("AMEM_SIM_DIR", directory().c_str(), 1);
-    ASSERT_TRUE(driver().load().ok());
-    ASSERT_EQ(driver().cuInit_(0), CUDA_SUCCESS);
-    ASSERT_TRUE(devices().load().ok());
-  }
-  static void TearDownTestSuite() { std::filesystem::remove_all(directory()); }
-
   void SetUp() override {
     LocalDevices::Use use(devices(), 0);
     ASSERT_EQ(use.result(), CUDA_SUCCESS);
-    CUmemAllocationProp properties{};
-    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-    CUmemGenericAllocationHandle handle = 0;
-    ASSERT_EQ(driver().cuMemCreate_(&handle, kMemory, &properties, 0), CUDA_SUCCESS);
-    ASSERT_EQ(driver().cuMemAddressReserve_(&memory, kMemory, 0, 0, 0), CUDA_SUCCESS);
-    ASSERT_EQ(driver().cuMemMap_(memory, kMemory, 0, handle, 0), CUDA_SUCCESS);
-    driver().cuMemRelease_(handle);
-    CUmemAccessDesc access{};
-    access.location = properties.location;
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    ASSERT_EQ(driver().cuMemSetAccess_(memory, kMemory, &access, 1), CUDA_SUCCESS);
+    allocate(kMemory);
     void* host = nullptr;
     ASSERT_EQ(driver().cuMemHostAlloc_(&host, kMemory, 0), CUDA_SUCCESS);
     pool = static_cast<unsigned char*>(host);
     std::memset(pool, 0x77, kMemory);
     ASSERT_EQ(driver().cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     copier.prepare(0);
-  }
-  void TearDown() override {
-    driver().cuMemUnmap_(memory, kMemory);
-    driver().cuMemAddressFree_(memory, kMemory);
   }
 
   void put(std::uint64_t at, const Bytes& bytes) {
@@ -120,21 +94,7 @@ class SparseCopierTest : public ::testing::Test {
     return saved[0].stored;
   }
 
-  static std::string& directory() {
-    static std::string path;
-    return path;
-  }
-  static Driver& driver() {
-    static Driver table;
-    return table;
-  }
-  static LocalDevices& devices() {
-    static LocalDevices all(driver());
-    return all;
-  }
-
   SparseCopier copier{driver(), devices()};
-  CUdeviceptr memory = 0;
   CUstream stream = nullptr;
   unsigned char* pool = nullptr;
 };
