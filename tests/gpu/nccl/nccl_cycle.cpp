@@ -36,7 +36,7 @@ constexpr int kUsage = 2;
   ::setenv("LOCAL_RANK", std::to_string(first).c_str(), 1);
   ::setenv("WORLD_SIZE", std::to_string(world).c_str(), 1);
   // NCCL refuses two ranks of a host on one GPU.
-  if (options.share) ::setenv("NCCL_HOSTID", ("rank" + std::to_string(first)).c_str(), 1);
+  if (options.share || options.hosts) ::setenv("NCCL_HOSTID", ("rank" + std::to_string(first)).c_str(), 1);
   Cuda cuda;
   Nccl nccl;
   set_current(&control.ranks[static_cast<std::size_t>(first)], first);
@@ -196,6 +196,9 @@ int run(int argc, char** argv) {
   app.add_option("--gpus", o.gpus, "GPUs to use, 0: all")->check(CLI::Range(0, kMaxRanks));
   app.add_flag("--share", o.share,
                "where there are fewer, processes share them, and are hosts of their own to NCCL");
+  app.add_flag("--hosts", o.hosts, "each process is a host of its own to NCCL");
+  app.add_flag("--in-place", o.in_place,
+               "in every other round collectives that can be in place are");
   app.add_option("--comms", o.comms, "communicators of all ranks")
       ->check(CLI::Range(1, kMaxComms - 3));
   app.add_flag("--split", o.split, "make all but the first by ncclCommSplit");

@@ -22,6 +22,8 @@ struct Options {
   Pause pause = Pause::kAuto;
   int gpus = 0;        // and ranks; 0: all
   bool share = false;  // ranks may be more than there are GPUs
+  bool hosts = false;  // each rank is a host of its own to NCCL
+  bool in_place = false;  // in every other round, where the operation can be
   int comms = 4;
   bool split = false;    // later communicators by ncclCommSplit of the first
   bool subsets = false;  // and three of parts of the ranks

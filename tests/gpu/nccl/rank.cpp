@@ -204,19 +204,44 @@ std::vector<Crew::Job> Crew::jobs(int c, Op op, Type type, std::size_t bytes, st
   return out;
 }
 
+/// As NCCL says where a buffer must lie for it to be in place.
+Crew::Places Crew::places(const Comm& comm, const Job& job) const {
+  Places at{job.rank->send + job.offset, job.rank->receive + job.offset};
+  if (!job.in_place) return at;
+  const std::size_t mine =
+      static_cast<std::size_t>(comm.me) * job.plan.chunk * size_of(job.plan.type);
+  switch (job.plan.op) {
+    case Op::kAllReduce:
+    case Op::kBroadcast:
+      at.send = at.receive;
+      break;
+    case Op::kAllGather:
+      at.send = at.receive + mine;
+      break;
+    case Op::kReduceScatter:
+      at.receive = at.send + mine;
+      break;
+    case Op::kAllToAll:
+    case Op::kRing:
+      break;
+  }
+  return at;
+}
+
 void Crew::stage_input(int c, const Job& job) {
   Rank& rank = *job.rank;
   const auto stream = rank.streams[static_cast<std::size_t>(c)];
-  const int me = rank.comms[static_cast<std::size_t>(c)].me;
+  const Comm& comm = rank.comms[static_cast<std::size_t>(c)];
+  const Places at = places(comm, job);
   const std::size_t size = size_of(job.plan.type);
   enter(rank);
-  write_input(job.plan, me, rank.staging_in + job.offset);
-  cuda(cuda_.cuMemcpyHtoDAsync_(rank.send + job.offset, rank.staging_in + job.offset,
-                                job.plan.send_count * size, stream),
-       "cuMemcpyHtoDAsync");
-  cuda(cuda_.cuMemsetD8Async_(rank.receive + job.offset, kNothing, job.plan.recv_count * size,
-                              stream),
+  write_input(job.plan, comm.me, rank.staging_in + job.offset);
+  // The input last: in place it lies where the output will.
+  cuda(cuda_.cuMemsetD8Async_(at.receive, kNothing, job.plan.recv_count * size, stream),
        "cuMemsetD8Async");
+  cuda(cuda_.cuMemcpyHtoDAsync_(at.send, rank.staging_in + job.offset, job.plan.send_count * size,
+                                stream),
+       "cuMemcpyHtoDAsync");
 }
 
 void Crew::launch(const Comm& comm, const Job& job, CUstream stream) const {
@@ -225,8 +250,9 @@ void Crew::launch(const Comm& comm, const Job& job, CUstream stream) const {
   const auto at = [](CUdeviceptr address, std::size_t bytes = 0) {
     return reinterpret_cast<void*>(address + bytes);
   };
-  void* send = at(job.rank->send, job.offset);
-  void* receive = at(job.rank->receive, job.offset);
+  const Places places = this->places(comm, job);
+  void* send = at(places.send);
+  void* receive = at(places.receive);
   switch (p.op) {
     case Op::kAllReduce:
       nccl(nccl_.ncclAllReduce(send, receive, p.send_count, type, ncclSum, comm.handle, stream),
@@ -279,7 +305,8 @@ void Crew::check_output(int c, const std::vector<Job>& jobs) {
   for (const Job& job : jobs) {
     Rank& rank = *job.rank;
     enter(rank);
-    cuda(cuda_.cuMemcpyDtoHAsync_(rank.staging_out + job.offset, rank.receive + job.offset,
+    const Places at = places(rank.comms[static_cast<std::size_t>(c)], job);
+    cuda(cuda_.cuMemcpyDtoHAsync_(rank.staging_out + job.offset, at.receive,
                                   job.plan.recv_count * size_of(job.plan.type),
                                   rank.streams[static_cast<std::size_t>(c)]),
          "cuMemcpyDtoHAsync");
@@ -300,8 +327,9 @@ void Crew::check_output(int c, const std::vector<Job>& jobs) {
   }
 }
 
-void Crew::verify(int c, Op op, Type type, std::size_t bytes, std::uint64_t seed) {
-  const std::vector<Job> work = jobs(c, op, type, bytes, seed, 0);
+void Crew::verify(int c, Op op, Type type, std::size_t bytes, std::uint64_t seed, bool in_place) {
+  std::vector<Job> work = jobs(c, op, type, bytes, seed, 0);
+  for (Job& job : work) job.in_place = in_place;
   if (work.empty()) return;
   for (const Job& job : work) stage_input(c, job);
   launch(c, work);
@@ -353,7 +381,8 @@ void Crew::verify_all(std::uint64_t round) {
       for (std::size_t s = 0; s < sizes.size(); ++s) {
         if (sizes[s] > largest) continue;
         const auto type = static_cast<Type>((round + static_cast<std::uint64_t>(o) + s) % kTypes);
-        verify(c, op, type, sizes[s], seed_of(round, c, op, s));
+        verify(c, op, type, sizes[s], seed_of(round, c, op, s),
+               options_.in_place && round % 2 == 1);
       }
     }
   }

@@ -84,6 +84,11 @@ class Crew {
     Rank* rank;
     Plan plan;
     std::size_t offset;  // in the buffers
+    bool in_place = false;
+  };
+  struct Places {
+    CUdeviceptr send;
+    CUdeviceptr receive;
   };
 
   void open(Rank& rank);
@@ -92,6 +97,7 @@ class Crew {
   void split(int c, const std::vector<int>& colors);
   std::vector<Job> jobs(int c, Op op, Type type, std::size_t bytes, std::uint64_t seed,
                         std::size_t offset);
+  Places places(const Comm& comm, const Job& job) const;
   void stage_input(int c, const Job& job);
   void launch(int c, const std::vector<Job>& jobs);
   void launch(const Comm& comm, const Job& job, CUstream stream) const;
@@ -101,7 +107,8 @@ class Crew {
   std::vector<CUgraphExec> capture(const std::vector<Job>& jobs, int length);
   void replay(const std::vector<CUgraphExec>& graphs);
   void check_output(int c, const std::vector<Job>& jobs);
-  void verify(int c, Op op, Type type, std::size_t bytes, std::uint64_t seed);
+  void verify(int c, Op op, Type type, std::size_t bytes, std::uint64_t seed,
+              bool in_place = false);
 
   void cuda(CUresult result, const char* call) const;
   void nccl(ncclResult_t result, const char* call) const;
