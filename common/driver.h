@@ -52,7 +52,6 @@
   X(cuGraphMemsetNodeGetParams, 10000)        \
   X(cuGraphChildGraphNodeGetGraph, 10000)     \
   X(cuMemcpyDtoHAsync, 3020)                  \
-  X(cuMemcpy2DAsync, 3020)                    \
   X(cuMemcpyHtoDAsync, 3020)                  \
   X(cuMemsetD8Async, 3020)                    \
   X(cuMemHostRegister, 6050)                  \

@@ -39,7 +39,7 @@ struct Range {
 
 constexpr uint32_t kMaxRanges = 127;  // a kernel's parameters are at most 4096 bytes
 
-/// The one parameter of every kernel.
+/// The one parameter of every kernel but words.
 struct Launch {
   uint64_t entries;  // address; an Entry each, for the checksum kernel a uint64_t
   uint32_t ranges;
@@ -48,18 +48,28 @@ struct Launch {
 };
 static_assert(sizeof(Launch) <= 4096, "too large for a kernel's parameter");
 
+/// The one parameter of words. The list lies in pinned memory of the host: `count` addresses of
+/// 8-byte words on the device, and behind them room for what is read there.
+struct Words {
+  uint64_t list;  // address
+  uint32_t count;
+};
+
 /// The kernels of shim/kernels/sparse.cu. Each thread block serves a group, or a part of one.
 ///   scan      writes each group's Entry::mask
 ///   gather    takes the entries, with `first` filled in; writes the copies, index and blocks
 ///   scatter   reads the copies; writes all bytes of the ranges
 ///   checksum  writes each group's sum of mixed words; a range's checksum is the sum of these
+///   words     reads single words; each thread one
 constexpr char kScanKernel[] = "amem_sparse_scan";
 constexpr char kGatherKernel[] = "amem_sparse_gather";
 constexpr char kScatterKernel[] = "amem_sparse_scatter";
 constexpr char kChecksumKernel[] = "amem_sparse_checksum";
+constexpr char kWordsKernel[] = "amem_sparse_words";
 
 constexpr uint32_t kScanThreads = 1024;  // a warp for each block of the group
 constexpr uint32_t kCopyThreads = 512;
+constexpr uint32_t kWordsThreads = 256;
 constexpr uint32_t kCopyParts = 4;  // thread blocks for each group, of gather and scatter
 
 constexpr AMEM_GPU_TOO uint64_t blocks(uint64_t length) { return (length + kBlock - 1) / kBlock; }

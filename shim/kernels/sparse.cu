@@ -160,3 +160,11 @@ extern "C" __global__ void __launch_bounds__(kScanThreads)
   for (uint32_t i = 0; i < kBlocksPerGroup; ++i) total += sums[i];
   reinterpret_cast<uint64_t*>(launch.entries)[place.entry] = total;
 }
+
+extern "C" __global__ void __launch_bounds__(kWordsThreads)
+    amem_sparse_words(const __grid_constant__ Words words) {
+  const uint32_t i = blockIdx.x * kWordsThreads + threadIdx.x;
+  if (i >= words.count) return;
+  uint64_t* const list = reinterpret_cast<uint64_t*>(words.list);
+  list[words.count + i] = *reinterpret_cast<const uint64_t*>(list[i]);
+}

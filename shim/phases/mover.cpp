@@ -193,12 +193,18 @@ Status Mover::copy(const Piece& piece, Way way) {
   return {};
 }
 
+const std::vector<Gap>* Mover::left_out(std::uint64_t id) {
+  return scratch_.left_out(id, [this](int device, std::span<const Address> at, auto& words) {
+    return sparse_.read(device, at, words);
+  });
+}
+
 Status Mover::measure(const amem_v1_Measure& measure) {
   for (pb_size_t i = 0; i < measure.ranges_count; ++i) {
     const amem_v1_Measure_Range& range = measure.ranges[i];
     Result<Piece> piece = piece_of(range.id, 0, range.length);
     if (!piece.ok()) return piece.status();
-    piece.value().left_out = scratch_.left_out(range.id);
+    piece.value().left_out = left_out(range.id);
     if (sparse_.offer(piece.value())) bytes_ += range.length;
   }
   return sparse_.scan();
@@ -289,7 +295,7 @@ Status Mover::save(const amem_v1_Copies& copies) {
     if (!placed.ok()) return placed.status();
     Piece& piece = placed.value();
     piece.sparse = copy.form == amem_v1_Form_FORM_SPARSE;
-    piece.left_out = scratch_.left_out(piece.id);
+    piece.left_out = left_out(piece.id);
     if (copy.form != amem_v1_Form_FORM_DENSE && sparse_.offer(piece)) continue;
     if (piece.room < piece.length)
       return {Code::kInternal, memory_.holdings.name(piece.id) + " is to be saved in " +

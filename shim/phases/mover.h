@@ -89,6 +89,8 @@ class Mover {
 
   Result<MappedSegment> map_segment(const amem_v1_PoolSegment& message, const Fd& fd);
   Status grant(MappedSegment& segment, int device);
+  /// What of the allocation need not be saved.
+  const std::vector<Gap>* left_out(std::uint64_t id);
   /// Where the copy's bytes are, here and in the pool.
   Result<Piece> place(const amem_v1_Copy& copy);
   /// Where `length` bytes from `offset` on are here.

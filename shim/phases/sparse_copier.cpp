@@ -61,7 +61,8 @@ Status SparseCopier::make(int ordinal, Device& device) {
       {&device.scan, sparse::kScanKernel},
       {&device.gather, sparse::kGatherKernel},
       {&device.scatter, sparse::kScatterKernel},
-      {&device.checksum, sparse::kChecksumKernel}};
+      {&device.checksum, sparse::kChecksumKernel},
+      {&device.words, sparse::kWordsKernel}};
   for (const auto& [function, name] : kernels)
     if (r == CUDA_SUCCESS) r = driver_.cuModuleGetFunction_(function, device.module, name);
   if (r == CUDA_SUCCESS) r = driver_.cuStreamCreate_(&device.stream, CU_STREAM_NON_BLOCKING);
@@ -75,6 +76,7 @@ Status SparseCopier::make(int ordinal, Device& device) {
   trial.piece.pool = trial.piece.address + sparse::kUnit;
   for (Kernel kernel : {Kernel::kScan, Kernel::kGather, Kernel::kScatter, Kernel::kChecksum})
     if (r == CUDA_SUCCESS) r = launch_all(kernel, device, std::span(&trial, 1));
+  if (r == CUDA_SUCCESS) r = launch_words(device, 0, 0);
   if (r == CUDA_SUCCESS) return {};
   settle(ordinal, device);
   if (device.stream != nullptr) driver_.cuStreamDestroy_(device.stream);
@@ -177,6 +179,44 @@ Status SparseCopier::scatter(const std::vector<Piece>& pieces) {
   for (const auto& [ordinal, places] : by_device)
     if (Status s = launch(Kernel::kScatter, ordinal, ready_.at(ordinal), places); !s.ok()) return s;
   return {};
+}
+
+Status SparseCopier::read(int ordinal, std::span<const Address> at,
+                          std::vector<std::uint64_t>& words) {
+  const auto found = ready_.find(ordinal);
+  if (found == ready_.end())
+    return {Code::kFailedPrecondition, "there are no kernels to look at memory" + on(ordinal)};
+  const Device& device = found->second;
+  const std::uint32_t most = (device.room - device.in_use) / 2;
+  if (most == 0) return {Code::kResourceExhausted, "no room left to look at memory" + on(ordinal)};
+  words.clear();
+  while (!at.empty()) {
+    const std::span<const Address> now = at.first(std::min<std::size_t>(at.size(), most));
+    const auto count = static_cast<std::uint32_t>(now.size());
+    const auto list = part_of_table<std::uint64_t>(device.table.get(), device.in_use, 2 * count);
+    std::copy(now.begin(), now.end(), list.begin());
+    {
+      const LocalDevices::Use use(devices_, ordinal);
+      CUresult r = use.result();
+      if (r == CUDA_SUCCESS) r = launch_words(device, device.in_use, count);
+      if (r != CUDA_SUCCESS) return driver_.error(r, "a look at memory" + on(ordinal));
+    }
+    if (Status s = wait(ordinal, device); !s.ok()) return s;
+    words.insert(words.end(), list.begin() + count, list.end());
+    at = at.subspan(now.size());
+  }
+  return {};
+}
+
+CUresult SparseCopier::launch_words(const Device& device, std::uint32_t first,
+                                    std::uint32_t count) {
+  sparse::Words words{
+      reinterpret_cast<std::uintptr_t>(device.table.get()) + first * sizeof(std::uint64_t), count};
+  void* parameters[] = {&words};
+  const unsigned thread_blocks =
+      std::max(1U, (count + sparse::kWordsThreads - 1) / sparse::kWordsThreads);
+  return driver_.cuLaunchKernel_(device.words, thread_blocks, 1, 1, sparse::kWordsThreads, 1, 1, 0,
+                                 device.stream, parameters, nullptr);
 }
 
 Status SparseCopier::finish() {

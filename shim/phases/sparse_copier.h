@@ -69,6 +69,11 @@ class SparseCopier {
   /// Queues loading of sparse copies. kFailedPrecondition: a device has no kernels.
   Status scatter(const std::vector<Piece>& pieces);
 
+  /// Reads the 8-byte words at these addresses, in order, and waits for them. `words` becomes as
+  /// long. kFailedPrecondition: the device has no kernels. kResourceExhausted: what was offered has
+  /// taken all room.
+  Status read(int device, std::span<const Address> at, std::vector<std::uint64_t>& words);
+
   /// Waits for all that was queued. What was offered and not gathered is forgotten.
   Status finish();
 
@@ -88,6 +93,7 @@ class SparseCopier {
     CUfunction gather = nullptr;
     CUfunction scatter = nullptr;
     CUfunction checksum = nullptr;
+    CUfunction words = nullptr;
     PinnedMemory table;        // an Entry, or a sum, for each group of the pieces
     std::uint32_t room = 0;    // entries of the table
     std::uint32_t in_use = 0;  // of these
@@ -108,6 +114,8 @@ class SparseCopier {
   Status launch(Kernel kernel, int ordinal, const Device& device, std::span<const Place> places);
   /// REQUIRES: the device's context is current.
   CUresult launch_all(Kernel kernel, const Device& device, std::span<const Place> places);
+  /// Reads words by a list at `first` of the table. REQUIRES: as launch_all(); there is room.
+  CUresult launch_words(const Device& device, std::uint32_t first, std::uint32_t count);
   Status wait(int ordinal, const Device& device);
 
   const Driver& driver_;

@@ -13,7 +13,7 @@ namespace {
 
 /// NCCL's versions, as ncclGetVersion numbers them, for which tests/gpu's case nccl_scratch has
 /// passed on GPUs that reach each other; docs/compatibility.md has the runs.
-constexpr std::array<int, 0> kProven{};
+constexpr std::array kProven{22809, 23007};
 
 constexpr unsigned char kPattern = 0xff;
 constexpr std::uint64_t kWord = 8;
@@ -28,6 +28,27 @@ int version_of(const void* code) {
   const auto ask = reinterpret_cast<int (*)(int*)>(symbol_for(code, "ncclGetVersion", nullptr));
   int version = 0;
   return ask != nullptr && ask(&version) == 0 ? version : 0;
+}
+
+/// Whether they are empty, in this order: by the first word of each, and the flag of its next slot.
+Result<std::vector<bool>> are_empty(const std::vector<Fifo>& fifos,
+                                    const Scratch::ReadWords& read) {
+  std::map<int, std::vector<std::size_t>> by_device;
+  for (std::size_t i = 0; i < fifos.size(); ++i) by_device[fifos[i].piece.device].push_back(i);
+  std::vector<bool> result(fifos.size());
+  for (const auto& [device, numbers] : by_device) {
+    std::vector<Address> at;
+    for (const std::size_t i : numbers) {
+      const Fifo& fifo = fifos[i];
+      at.push_back(fifo.piece.address);
+      at.push_back(fifo.piece.address + fifo.flag_at(fifo.next_slot()));
+    }
+    std::vector<std::uint64_t> words;
+    if (Status s = read(device, at, words); !s.ok()) return s;
+    for (std::size_t k = 0; k < numbers.size(); ++k)
+      result[numbers[k]] = fifos[numbers[k]].empty(words[2 * k], words[2 * k + 1]);
+  }
+  return result;
 }
 
 }  // namespace
@@ -87,7 +108,7 @@ Status Scratch::wait() {
 
 Result<std::span<const std::byte>> Scratch::fetch(const std::vector<Part>& parts) {
   std::uint64_t size = 0;
-  for (const Part& part : parts) size += part.size * part.rows;
+  for (const Part& part : parts) size += part.size;
   if (parts.empty()) return std::span<const std::byte>();
   if (size > room_) {
     const LocalDevices::Use use(devices_, parts.front().device);
@@ -113,21 +134,11 @@ Result<std::span<const std::byte>> Scratch::fetch(const std::vector<Part>& parts
       use.emplace(devices_, part.device);
     }
     CUresult r = use->result();
-    CUDA_MEMCPY2D copy{};
-    copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
-    copy.srcDevice = part.address;
-    copy.srcPitch = part.pitch;
-    copy.dstMemoryType = CU_MEMORYTYPE_HOST;
-    copy.dstHost = to;
-    copy.dstPitch = part.size;
-    copy.WidthInBytes = part.size;
-    copy.Height = part.rows;
     if (r == CUDA_SUCCESS)
-      r = part.rows == 1 ? driver_.cuMemcpyDtoHAsync_(to, part.address, part.size, stream.value())
-                         : driver_.cuMemcpy2DAsync_(&copy, stream.value());
+      r = driver_.cuMemcpyDtoHAsync_(to, part.address, part.size, stream.value());
     if (r != CUDA_SUCCESS)
       result = driver_.error(r, "reading NCCL's tables on device " + std::to_string(part.device));
-    to += part.size * part.rows;
+    to += part.size;
   }
   use.reset();
   if (Status s = wait(); result.ok()) result = s;
@@ -164,48 +175,7 @@ Result<std::vector<Fifo>> Scratch::fifos(const std::vector<OwnPiece>& pieces) {
   return fifos;
 }
 
-/// NCCL makes its buffers in rows of one size, so words of many come with one copy: the first one
-/// of each buffer, and the flags of all slots.
-Result<std::vector<bool>> Scratch::empty(const std::vector<Fifo>& fifos) {
-  const auto follows = [](const Fifo& a, const Fifo& b) {
-    return a.piece.address + a.piece.size == b.piece.address && a.piece.size == b.piece.size &&
-           a.piece.id == b.piece.id && a.kept == b.kept && a.slot == b.slot;
-  };
-  std::vector<Part> parts;
-  std::vector<std::size_t> rows;  // where each begins, and where all end
-  for (std::size_t i = 0; i < fifos.size(); ++i)
-    if (i == 0 || !follows(fifos[i - 1], fifos[i])) rows.push_back(i);
-  rows.push_back(fifos.size());
-  for (std::size_t row = 0; row + 1 < rows.size(); ++row) {
-    const Fifo& first = fifos[rows[row]];
-    const OwnPiece& piece = first.piece;
-    const std::uint64_t count = rows[row + 1] - rows[row];
-    parts.push_back({piece.address, kWord, piece.device, count, piece.size});
-    for (std::uint64_t slot = 0; slot < Fifo::kSlots; ++slot)
-      parts.push_back(
-          {piece.address + first.flag_at(slot), kWord, piece.device, count, piece.size});
-  }
-  Result<std::span<const std::byte>> bytes = fetch(parts);
-  if (!bytes.ok()) return bytes.status();
-  std::vector<bool> result;
-  const std::byte* words = bytes.value().data();
-  const auto word = [&](std::uint64_t number) {
-    std::uint64_t value = 0;
-    std::memcpy(&value, words + number * kWord, kWord);
-    return value;
-  };
-  for (std::size_t row = 0; row + 1 < rows.size(); ++row) {
-    const std::uint64_t count = rows[row + 1] - rows[row];
-    for (std::uint64_t i = 0; i < count; ++i) {
-      const Fifo& fifo = fifos[rows[row] + i];
-      result.push_back(fifo.empty(word(i), word((1 + fifo.next_slot()) * count + i)));
-    }
-    words += (1 + Fifo::kSlots) * count * kWord;
-  }
-  return result;
-}
-
-Status Scratch::find() {
+Status Scratch::find(const ReadWords& read) {
   found_.emplace();
   std::vector<OwnPiece> pieces = slabs_.own();
   std::erase_if(pieces, [&](const OwnPiece& piece) {
@@ -213,7 +183,7 @@ Status Scratch::find() {
   });
   const Result<std::vector<Fifo>> fifos = this->fifos(pieces);
   if (!fifos.ok()) return fifos.status();
-  const Result<std::vector<bool>> empty = this->empty(fifos.value());
+  const Result<std::vector<bool>> empty = are_empty(fifos.value(), read);
   if (!empty.ok()) return empty.status();
   std::uint64_t dropped = 0;
   std::uint64_t in_use = 0;
@@ -229,11 +199,11 @@ Status Scratch::find() {
   return {};
 }
 
-const std::vector<Gap>* Scratch::left_out(std::uint64_t id) {
+const std::vector<Gap>* Scratch::left_out(std::uint64_t id, const ReadWords& read) {
   if (!drop_) return nullptr;
   // What cannot be looked at is saved.
   if (!found_)
-    if (Status s = find(); !s.ok()) {
+    if (Status s = find(read); !s.ok()) {
       log_warn(s.text() + "; all of NCCL's buffers are saved");
       found_.emplace();
     }

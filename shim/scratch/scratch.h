@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -35,6 +36,10 @@ ScratchRule scratch_rule(NcclScratch asked, int version);
 
 class Scratch {
  public:
+  /// Reads 8-byte words of a device, by their addresses.
+  using ReadWords =
+      std::function<Status(int device, std::span<const Address> at, std::vector<std::uint64_t>&)>;
+
   Scratch(const Driver& driver, LocalDevices& devices, Memory& memory, Slabs& slabs,
           const Options& options)
       : driver_(driver), devices_(devices), memory_(memory), slabs_(slabs), options_(options) {}
@@ -48,27 +53,22 @@ class Scratch {
   /// What of this allocation need not be saved, by offset; nullptr: nothing. Good until begin().
   /// Looks at NCCL's tables when it is called first in a pause. REQUIRES: nothing runs on the
   /// devices of the group, and since begin() nothing has been released before the first call.
-  const std::vector<Gap>* left_out(std::uint64_t id);
+  const std::vector<Gap>* left_out(std::uint64_t id, const ReadWords& read);
   /// In a proof run: fills what was left out, and is here again, with the pattern. Waits for that.
   Status spoil();
   /// The program has reset this device.
   void forget(int device);
 
  private:
-  /// Equal parts of memory, `pitch` bytes apart.
   struct Part {
     Address address = 0;
     std::uint64_t size = 0;
     int device = 0;
-    std::uint64_t rows = 1;
-    std::uint64_t pitch = 0;
   };
 
-  Status find();
+  Status find(const ReadWords& read);
   /// What the tables among these pieces say, by address.
   Result<std::vector<Fifo>> fifos(const std::vector<OwnPiece>& pieces);
-  /// Whether they are empty, in this order.
-  Result<std::vector<bool>> empty(const std::vector<Fifo>& fifos);
   /// The bytes of these parts, one behind the other, until the next call.
   Result<std::span<const std::byte>> fetch(const std::vector<Part>& parts);
   /// Queues it. REQUIRES: the allocation is here.

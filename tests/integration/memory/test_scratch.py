@@ -49,12 +49,14 @@ def test_amems_variable_asks_for_it(node):
     assert "is not proven" in program.wait_for("warning: AMEM_NCCL_SCRATCH=drop")
 
 
-@pytest.mark.parametrize("call", ("cuMemcpyDtoHAsync", "cuMemcpy2DAsync"))
-def test_tables_that_cannot_be_read_drop_nothing(node, call):
-    program = program_with(node, "prove", env={"AMEM_SIM_FAULTS": f"{call}:1"})
-    program.ask("fifo 0 none 4")  # in a row, to be read with one copy
+@pytest.mark.parametrize("call, said", (("cuMemcpyDtoHAsync", "reading NCCL's tables on device 0"),
+                                        ("cuLaunchKernel", "a look at memory on device 0")))
+def test_tables_that_cannot_be_read_drop_nothing(node, call, said):
+    program = program_with(node, "prove")
+    program.faults(f"{call}:1")
     node.ctl("pause", "train")
-    assert "all of NCCL's buffers are saved" in program.wait_for("reading NCCL's tables on device 0")
+    assert "all of NCCL's buffers are saved" in program.wait_for(said)
+    program.faults()
     node.ctl("resume", "train")
     assert set(program.ask("fifos")["rest"]) == {"kept"}
     node.ctl("pause", "train")

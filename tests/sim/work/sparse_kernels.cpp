@@ -151,6 +151,35 @@ CUresult Run(const Kind& kind, const Launch& launch, const Grid& grid) {
   return CUDA_SUCCESS;
 }
 
+CUresult ReadWords(const Words& words, const Grid& grid) {
+  const uint32_t blocks = std::max(1U, (words.count + kWordsThreads - 1) / kWordsThreads);
+  if (grid.thread_blocks[0] != blocks || grid.threads[0] != kWordsThreads) {
+    return CUDA_ERROR_LAUNCH_FAILED;
+  }
+  const uint64_t bytes = uint64_t{words.count} * 2 * sizeof(uint64_t);
+  if (bytes > 0 && CheckAccess(words.list, bytes, true, grid.device).memory != Memory::kPinned) {
+    return CUDA_ERROR_ILLEGAL_ADDRESS;
+  }
+  for (uint32_t i = 0; i < words.count; ++i) {
+    uint64_t at = 0;
+    memcpy(&at, Bytes(words.list + i * sizeof at), sizeof at);
+    const Checked checked = CheckAccess(at, sizeof at, false, grid.device);
+    if (checked.result != CUDA_SUCCESS || checked.memory == Memory::kPageable ||
+        at % sizeof at != 0) {
+      return CUDA_ERROR_ILLEGAL_ADDRESS;
+    }
+    memcpy(Bytes(words.list + (words.count + i) * sizeof at), Bytes(at), sizeof at);
+  }
+  return CUDA_SUCCESS;
+}
+
+Function MakeWords() {
+  return {[](const Grid& grid, void** values) {
+            return ReadWords(*static_cast<const Words*>(values[0]), grid);
+          },
+          {sizeof(Words)}};
+}
+
 template <const Kind& kKind>
 Function Make() {
   return {[](const Grid& grid, void** values) {
@@ -166,7 +195,8 @@ const std::map<std::string, Function (*)()>& SparseKernels() {
       new std::map<std::string, Function (*)()>{{kScanKernel, Make<kScan>},
                                                 {kGatherKernel, Make<kGather>},
                                                 {kScatterKernel, Make<kScatter>},
-                                                {kChecksumKernel, Make<kChecksum>}};
+                                                {kChecksumKernel, Make<kChecksum>},
+                                                {kWordsKernel, MakeWords}};
   return *kernels;
 }
 

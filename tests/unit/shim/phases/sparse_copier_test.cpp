@@ -305,6 +305,37 @@ TEST_F(SparseCopierTest, WhatItCannotTake) {
   EXPECT_FALSE(copier.offer(piece(0, 4096)));
 }
 
+// Also while looks that were queued before have not been asked about.
+TEST_F(SparseCopierTest, SingleWordsComeInTheirOrder) {
+  std::vector<std::uint64_t> values(kMemory / sizeof(std::uint64_t));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = i * i + 1;
+  const auto* bytes = reinterpret_cast<const unsigned char*>(values.data());
+  put(0, Bytes(bytes, bytes + kMemory));
+  std::vector<Address> at;
+  std::vector<std::uint64_t> right;
+  for (std::size_t i = 0; i < 3000; ++i) {  // more than the table has room for at a time
+    const std::size_t word = i * 7919 % values.size();
+    at.push_back(memory + word * sizeof(std::uint64_t));
+    right.push_back(values[word]);
+  }
+  ASSERT_TRUE(copier.offer(piece(0, kMemory)));
+  ASSERT_TRUE(copier.scan().ok());
+  std::vector<std::uint64_t> words = {1, 2, 3};
+  const Status read = copier.read(0, at, words);
+  ASSERT_TRUE(read.ok()) << read.text();
+  EXPECT_TRUE(words == right);
+  std::vector<Look> looks;
+  ASSERT_TRUE(copier.look(looks).ok());
+  EXPECT_EQ(looks.at(0).masks.at(0), 0xffffffff);
+  EXPECT_TRUE(copier.read(0, {}, words).ok() && words.empty());
+  EXPECT_EQ(copier.read(1, at, words).code(), Code::kFailedPrecondition);
+  EXPECT_TRUE(copier.finish().ok());
+  while (copier.offer(piece(0, kMemory))) continue;
+  while (copier.offer(piece(0, 16))) continue;
+  EXPECT_EQ(copier.read(0, at, words).code(), Code::kResourceExhausted);
+  EXPECT_TRUE(copier.finish().ok());
+}
+
 TEST_F(SparseCopierTest, ATableThatIsFullTakesNoMore) {
   // The last pieces of what the table has room for are let go of by finish().
   int taken = 0;

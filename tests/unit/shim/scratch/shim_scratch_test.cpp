@@ -102,6 +102,10 @@ TEST(ShimScratch, OnlyWhereItIsProven) {
   EXPECT_FALSE(scratch_rule(NcclScratch::kKeep, 22809).drop);
   const ScratchRule proof = scratch_rule(NcclScratch::kProve, 0);
   EXPECT_TRUE(proof.drop && proof.prove);
+  for (const int proven : {22809, 23007}) {
+    const ScratchRule rule = scratch_rule(NcclScratch::kDrop, proven);
+    EXPECT_TRUE(rule.drop && !rule.prove && rule.refusal.empty()) << proven;
+  }
   const ScratchRule unknown = scratch_rule(NcclScratch::kDrop, 0);
   EXPECT_FALSE(unknown.drop);
   EXPECT_NE(unknown.refusal.find("does not say its version"), std::string::npos);
