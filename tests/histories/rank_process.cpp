@@ -405,12 +405,18 @@ void RankProcess::open(std::uint64_t id, const Token& token) {
   std::memcpy(message.body.redeem.token, token.data(), token.size());
   ask_for(message);
   ++pending_;
-  asking_for_[message.seq];
+  asking_for_[message.seq].opens = id;
+}
+
+bool RankProcess::is_opening(std::uint64_t id) const {
+  return std::any_of(asking_for_.begin(), asking_for_.end(),
+                     [id](const auto& asking) { return asking.second.opens == id; });
 }
 
 void RankProcess::free_one(std::uint64_t chance) {
   if (memory_.empty()) return;
   const auto it = std::next(memory_.begin(), static_cast<std::ptrdiff_t>(chance % memory_.size()));
+  if (is_opening(it->first)) return;
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_free_tag;
   message.body.free.id = it->first;
@@ -420,7 +426,8 @@ void RankProcess::free_one(std::uint64_t chance) {
 
 void RankProcess::free_guests() {
   for (std::uint64_t i = 0; i < memory_.size();)
-    if (std::next(memory_.begin(), static_cast<std::ptrdiff_t>(i))->second.guest)
+    if (const auto it = std::next(memory_.begin(), static_cast<std::ptrdiff_t>(i));
+        it->second.guest && !is_opening(it->first))
       free_one(i);
     else
       ++i;

@@ -71,6 +71,8 @@ class RankProcess {
   // ---- its program; REQUIRES: runs() ----
   void create(const DeviceUuid& device, std::uint64_t size, const std::string& tag);
   void open(std::uint64_t id, const Token& token);
+  /// Nothing where the one that chance takes is just being opened once more: to the broker it stays
+  /// this rank's, as the shim sees to.
   void free_one(std::uint64_t chance);
   void free_guests();
   void write_one(std::uint64_t chance, std::uint8_t value);
@@ -85,13 +87,15 @@ class RankProcess {
     std::string tag;
     Fd fd;  // what is mapped
     std::shared_ptr<Truth> truth;
-    bool guest = false;    // another group's
-    bool arrived = false;  // in the resume under way: not to be touched yet
-    bool stale = false;    // the driver has not let go of it
+    bool guest = false;       // another group's
+    std::uint64_t opens = 0;  // not answered yet: the one that is asked for
+    bool arrived = false;     // in the resume under way: not to be touched yet
+    bool stale = false;       // the driver has not let go of it
     bool usable() const { return fd && !arrived && !stale; }
   };
 
   void connect_socket(const std::string& path);
+  bool is_opening(std::uint64_t id) const;
   void say_hello();
   void say_holding();
   void take(Packet packet);
