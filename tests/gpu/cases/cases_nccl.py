@@ -48,7 +48,7 @@ class Proof:
         return max(mib)
 
 
-@case(400)
+@case(330)
 def nccl_scratch(bench):
     """All collectives, algorithms and protocols, with what is dropped spoilt after each pause."""
     bench.needs_peers()
