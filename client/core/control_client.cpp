@@ -121,6 +121,8 @@ struct ControlClient::Impl {
         channel(open_channel(where, mutual_tls(tls_dir))),
         stub(v1::Broker::NewStub(channel)) {}
 
+  std::vector<std::string> nodes;  // that operations are about; empty: the broker's own
+
   /// What stands in the way, as far as it can be seen from outside of gRPC.
   Status look() const { return tls_dir.empty() ? probe(where) : check_tls_files(tls_dir); }
 
@@ -300,6 +302,8 @@ ControlClient::ControlClient(Remote remote, milliseconds query_timeout)
 
 const std::string& ControlClient::where() const { return impl_->where; }
 
+void ControlClient::over(std::vector<std::string> nodes) { impl_->nodes = std::move(nodes); }
+
 Status ControlClient::health() {
   Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
   if (Status why = call.prepare(); !why.ok()) return why;
@@ -400,7 +404,7 @@ Status ControlClient::operate(std::uint32_t timeout_ms, int parts, std::size_t g
     return !on_progress || on_progress(progress);
   };
   Status status = call.read(*start(call.context()), count);
-  if (status.ok() && done < groups) {
+  if (status.ok() && done < groups * std::max<std::size_t>(1, impl_->nodes.size())) {
     return {Code::kInternal, "amemd at " + impl_->where + " ended the call without a result"};
   }
   return status;
@@ -411,6 +415,7 @@ Status ControlClient::pause(const Groups& groups, const Choice& what, std::uint3
   v1::PauseRequest request;
   request.set_guests(what.guests);
   *request.mutable_discard() = {what.discard.begin(), what.discard.end()};
+  *request.mutable_nodes() = {impl_->nodes.begin(), impl_->nodes.end()};
   if (Status status = choose(request, groups, what, timeout_ms); !status.ok()) return status;
   return operate(timeout_ms, 1, groups.size(), on_progress, [&](grpc::ClientContext* context) {
     return impl_->stub->Pause(context, request);
@@ -425,6 +430,7 @@ Status ControlClient::resume(const Groups& groups, const Choice& what, std::uint
   if (what.guests != v1::GUEST_POLICY_UNSPECIFIED)
     return {Code::kInvalidArgument, "a resume waits for no guests; they are a pause's"};
   v1::ResumeRequest request;
+  *request.mutable_nodes() = {impl_->nodes.begin(), impl_->nodes.end()};
   if (Status status = choose(request, groups, what, timeout_ms); !status.ok()) return status;
   return operate(timeout_ms, 1, groups.size(), on_progress, [&](grpc::ClientContext* context) {
     return impl_->stub->Resume(context, request);
@@ -450,6 +456,7 @@ Status ControlClient::swap(const Groups& out, const Groups& in,
   else
     *request.mutable_in_groups() = {in.begin(), in.end()};
   *request.mutable_discard() = {discard.begin(), discard.end()};
+  *request.mutable_nodes() = {impl_->nodes.begin(), impl_->nodes.end()};
   request.set_guests(guests);
   request.set_timeout_ms(timeout_ms);
   return operate(timeout_ms, 2, all.size(), on_progress,

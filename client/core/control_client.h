@@ -68,6 +68,10 @@ class ControlClient {
 
   /// The socket's path, or the address.
   const std::string& where() const;
+  /// From now on a pause, resume or swap is one operation on the groups of all of these nodes
+  /// ("host:port", "unix:PATH"), which the broker here leads. Empty: of its own node alone. Not
+  /// while a call is under way.
+  void over(std::vector<std::string> nodes);
 
   /// OK: gRPC's health service there says that the broker serves. kUnavailable: that it does not.
   /// It answers by itself, so a broker that hangs may be said to serve.

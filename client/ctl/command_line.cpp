@@ -49,16 +49,22 @@ void add_globals(CLI::App& app, CommandLine& options) {
   app.add_option("--socket", options.socket,
                  "The broker's control socket, when it is not in the runtime directory")
       ->type_name("PATH");
-  CLI::Option* address =
-      app.add_option("--address", options.address,
-                     "The broker of another node, by TCP with mutual TLS, instead of a socket")
-          ->type_name("HOST:PORT")
-          ->envname("AMEM_ADDRESS");
+  app.add_option("--address", options.address,
+                 "The broker of another node, by TCP with mutual TLS, instead of a socket")
+      ->type_name("HOST:PORT")
+      ->envname("AMEM_ADDRESS");
   app.add_option("--tls", options.tls_dir,
-                 "Directory with ca.crt, tls.crt and tls.key, for --address")
+                 "Directory with ca.crt, tls.crt and tls.key, for --address and --nodes")
       ->type_name("DIR")
-      ->envname("AMEM_TLS")
-      ->needs(address);
+      ->envname("AMEM_TLS");
+  app.add_option(
+         "--nodes", options.nodes,
+         "For pause, resume, swap: one operation on these nodes, which the broker here leads "
+         "(or that of --address). For status, groups and health: of each of them. A,B,C, or "
+         "@FILE with one in a line")
+      ->type_name("HOST:PORT,...")
+      ->delimiter(',')
+      ->envname("AMEM_NODES");
   app.add_flag("--json", options.json, "JSON for programs, one object per line");
   add_duration(app, "--timeout", "How long to wait; see \"Times\"",
                [&options](std::chrono::milliseconds time) { options.timeout = time; });

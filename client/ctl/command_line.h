@@ -38,10 +38,11 @@ struct CommandLine {
   Command command = Command::kStatus;
 
   // Global.
-  std::string runtime_dir;  // empty: the default
-  std::string socket;       // empty: in runtime_dir
-  std::string address;      // "host:port"; empty: a socket
-  std::string tls_dir;      // for the address
+  std::string runtime_dir;         // empty: the default
+  std::string socket;              // empty: in runtime_dir
+  std::string address;             // "host:port"; empty: a socket
+  std::string tls_dir;             // for the address, and for nodes
+  std::vector<std::string> nodes;  // "host:port", "unix:PATH"; or one "@FILE" that lists them
   bool json = false;
   bool no_color = false;
   std::optional<std::chrono::milliseconds> timeout;

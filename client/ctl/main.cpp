@@ -14,6 +14,7 @@
 #include "client/ctl/doctor.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/interrupt.h"
+#include "client/ctl/nodes/nodes.h"
 #include "client/ctl/output.h"
 #include "client/ctl/run.h"
 
@@ -38,12 +39,22 @@ int main(int argc, char** argv) {
     ctl::write_error(socket.status(), options.json);
     return ctl::exit_code(socket.status().code());
   }
+  const auto nodes = ctl::nodes_of(options);
+  if (!nodes.ok()) {
+    ctl::write_error(nodes.status(), options.json);
+    return ctl::kExitUsage;
+  }
   ctl::Interrupt interrupt;  // before gRPC starts its threads
+  if (!nodes.value().empty() && ctl::asks_each_node(options.command)) {
+    ctl::Console console = ctl::process_console(options.no_color);
+    return ctl::execute_on_each(options, nodes.value(), console, &interrupt);
+  }
   const auto timeout = options.timeout.value_or(client::kDefaultQueryTimeout);
   client::ControlClient broker =
       options.address.empty()
           ? client::ControlClient(std::move(socket).value(), timeout)
           : client::ControlClient(client::Remote{options.address, options.tls_dir}, timeout);
+  broker.over(nodes.value());
   ctl::Console console = ctl::process_console(options.no_color);
   if (options.command == ctl::Command::kBench)
     return ctl::bench(options, ctl::current_context(), broker, console, &interrupt);

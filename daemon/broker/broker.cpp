@@ -198,28 +198,32 @@ Status Broker::may_hand_over(const Caller& caller) {
   return {};
 }
 
-void Broker::start_operation(const Caller& caller, const Task& task, const Names& names,
-                             Duration timeout, const Operations::Observer& observer) {
+std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, const Names& names,
+                                      Duration timeout, const Operations::Observer& observer,
+                                      std::shared_ptr<Abroad> abroad) {
   const Result<std::vector<NamedGroup>> groups = find_to_steer(node_, caller, names);
   if (!groups.ok()) {
     refused(caller, std::string(to_string(task.op)), groups.status());
-    return observer->finished(groups.status());
+    observer->finished(groups.status());
+    return 0;
   }
   for (const std::string& name : names)
     asked(caller, "{} asked for by {}{}", describe(task, name), caller.who,
           names.size() > 1 ? ", as one of " + std::to_string(names.size()) : "");
-  operations_.start(task, groups.value(), timeout, observer);
+  return operations_.start(task, groups.value(), timeout, observer, std::move(abroad));
 }
 
-void Broker::swap(const Caller& caller, const Names& out, const Names& in,
-                  const std::set<std::string>& discard, GuestPolicy guests, Duration timeout,
-                  const Operations::Observer& observer) {
+std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& in,
+                           const std::set<std::string>& discard, GuestPolicy guests,
+                           Duration timeout, const Operations::Observer& observer,
+                           std::shared_ptr<Abroad> abroad) {
   const Result<std::vector<NamedGroup>> leaving = find_to_steer(node_, caller, out);
   const Result<std::vector<NamedGroup>> coming = find_to_steer(node_, caller, in);
   for (const auto* found : {&leaving, &coming}) {
     if (found->ok()) continue;
     refused(caller, "swap", found->status());
-    return observer->finished(found->status());
+    observer->finished(found->status());
+    return 0;
   }
   const auto quoted = [](const Names& names) {
     std::string text;
@@ -227,7 +231,8 @@ void Broker::swap(const Caller& caller, const Names& out, const Names& in,
     return text;
   };
   asked(caller, "swap asked for by {}: {} out, {} in", caller.who, quoted(out), quoted(in));
-  operations_.swap(leaving.value(), coming.value(), discard, guests, timeout, observer);
+  return operations_.swap(leaving.value(), coming.value(), discard, guests, timeout, observer,
+                          std::move(abroad));
 }
 
 Status Broker::set_policy(const Caller& caller, const std::string& name, const std::string& tag,

@@ -55,12 +55,16 @@ class Broker {
   // ---- the control API ----
   // Groups are named as in daemon/node/names.h; what the caller may not steer, or see, is refused.
   using Names = std::vector<std::string>;
-  /// All of these groups, or none.
-  void start_operation(const Caller& caller, const Task& task, const Names& groups,
-                       Duration timeout, const Operations::Observer& observer);
-  void swap(const Caller& caller, const Names& out, const Names& in,
-            const std::set<std::string>& discard, GuestPolicy guests, Duration timeout,
-            const Operations::Observer& observer);
+  /// All of these groups, or none. As of Operations::start().
+  std::uint64_t start_operation(const Caller& caller, const Task& task, const Names& groups,
+                                Duration timeout, const Operations::Observer& observer,
+                                std::shared_ptr<Abroad> abroad = nullptr);
+  std::uint64_t swap(const Caller& caller, const Names& out, const Names& in,
+                     const std::set<std::string>& discard, GuestPolicy guests, Duration timeout,
+                     const Operations::Observer& observer,
+                     std::shared_ptr<Abroad> abroad = nullptr);
+  /// For what other nodes say of an order.
+  Operations& operations() { return operations_; }
   /// kNotFound, kFailedPrecondition (the tag is paused), kInvalidArgument (no such policy, or one
   /// that this tag cannot have).
   Status set_policy(const Caller& caller, const std::string& group, const std::string& tag,

@@ -13,6 +13,8 @@
 #include "amem/v1/broker.grpc.pb.h"
 #include "daemon/base/event_loop.h"
 #include "daemon/broker/broker.h"
+#include "daemon/control/fleet_service.h"
+#include "daemon/control/node_links.h"
 #include "daemon/control/stream.h"
 #include "daemon/control/tasks.h"
 #include "daemon/control/tls.h"
@@ -25,6 +27,9 @@ constexpr std::size_t kWatchBacklog = 1024;  // events that a slow caller may fa
 constexpr std::size_t kProgressBacklog = 1024;
 constexpr int kCallsAtOnce = 100;         // of a connection
 constexpr int kLargestRequest = 1 << 20;  // bytes
+/// Another node's broker that does not answer pings for so long, twice, is lost.
+constexpr int kPingMs = 5000;
+constexpr int kPingsAtMostEveryMs = 1000;
 /// For calls that come while we end; all others have been ended by then.
 constexpr auto kShutdownPatience = std::chrono::milliseconds(500);
 
@@ -34,7 +39,18 @@ grpc::Status to_grpc(const Status& status) {
 
 const grpc::Status kGone(grpc::StatusCode::UNAVAILABLE, "the caller has hung up");
 
-Duration timeout(std::uint32_t ms) { return std::chrono::milliseconds(ms); }
+void put(v1::FleetBegin& begin, const v1::PauseRequest& request) {
+  *begin.mutable_pause() = request;
+  begin.mutable_pause()->clear_nodes();
+}
+void put(v1::FleetBegin& begin, const v1::ResumeRequest& request) {
+  *begin.mutable_resume() = request;
+  begin.mutable_resume()->clear_nodes();
+}
+void put(v1::FleetBegin& begin, const v1::SwapRequest& request) {
+  *begin.mutable_swap() = request;
+  begin.mutable_swap()->clear_nodes();
+}
 
 class StreamObserver final : public OperationObserver {
  public:
@@ -74,6 +90,18 @@ class ControlService final : public v1::Broker::CallbackService {
  public:
   ControlService(Broker& broker, EventLoop& loop, const Callers& callers, Upgrades* upgrades)
       : broker_(broker), loop_(loop), callers_(callers), upgrades_(upgrades) {}
+
+  /// Before it serves.
+  void use(Fleet& fleet) { fleet_ = &fleet; }
+  /// Who calls; nothing: nobody any more.
+  std::optional<Caller> caller_of(const grpc::CallbackServerContext* context) const {
+    const std::string peer = context->peer();
+    if (!peer.starts_with("ipv4:") && !peer.starts_with("ipv6:")) return callers_.of(peer);
+    if (!context->auth_context()->IsPeerAuthenticated()) return std::nullopt;
+    Caller operator_elsewhere;  // who has shown a certificate
+    operator_elsewhere.who = peer;
+    return operator_elsewhere;
+  }
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest*,
@@ -186,23 +214,7 @@ class ControlService final : public v1::Broker::CallbackService {
 
   grpc::ServerWriteReactor<v1::Progress>* Swap(grpc::CallbackServerContext* context,
                                                const v1::SwapRequest* request) override {
-    auto stream = Stream<v1::Progress>::make();
-    const std::optional<Caller> caller = caller_of(context);
-    if (!caller) return gone(stream);
-    loop_.post([this, stream, caller = *caller, swap = *request] {
-      auto observer = std::make_shared<StreamObserver>(stream);
-      const Result<std::set<std::string>> discard = discard_of(swap);
-      if (!discard.ok()) return observer->finished(discard.status());
-      const Result<GuestPolicy> guests = guest_policy_of(swap.guests());
-      if (!guests.ok()) return observer->finished(guests.status());
-      const auto out = groups_of(swap.out(), swap.out_groups());
-      if (!out.ok()) return observer->finished(out.status());
-      const auto in = groups_of(swap.in(), swap.in_groups());
-      if (!in.ok()) return observer->finished(in.status());
-      broker_.swap(caller, out.value(), in.value(), discard.value(), guests.value(),
-                   timeout(swap.timeout_ms()), observer);
-    });
-    return stream.get();
+    return operation(context, *request);
   }
 
   grpc::ServerWriteReactor<v1::Event>* Watch(grpc::CallbackServerContext* context,
@@ -222,15 +234,6 @@ class ControlService final : public v1::Broker::CallbackService {
   }
 
  private:
-  std::optional<Caller> caller_of(const grpc::CallbackServerContext* context) const {
-    const std::string peer = context->peer();
-    if (!peer.starts_with("ipv4:") && !peer.starts_with("ipv6:")) return callers_.of(peer);
-    if (!context->auth_context()->IsPeerAuthenticated()) return std::nullopt;
-    Caller operator_elsewhere;  // who has shown a certificate
-    operator_elsewhere.who = peer;
-    return operator_elsewhere;
-  }
-
   template <class T>
   static grpc::ServerWriteReactor<T>* gone(const std::shared_ptr<Stream<T>>& stream) {
     stream->finish(kGone);
@@ -277,7 +280,7 @@ class ControlService final : public v1::Broker::CallbackService {
     return reactor;
   }
 
-  /// `Request`: PauseRequest or ResumeRequest.
+  /// `Request`: PauseRequest, ResumeRequest or SwapRequest.
   template <class Request>
   grpc::ServerWriteReactor<v1::Progress>* operation(grpc::CallbackServerContext* context,
                                                     const Request& request) {
@@ -286,20 +289,32 @@ class ControlService final : public v1::Broker::CallbackService {
     if (!caller) return gone(stream);
     loop_.post([this, stream, caller = *caller, request] {
       auto observer = std::make_shared<StreamObserver>(stream);
-      const Result<Task> task = task_of(request);
-      if (!task.ok()) return observer->finished(task.status());
-      const auto groups = groups_of(request.group(), request.groups());
-      if (!groups.ok()) return observer->finished(groups.status());
-      broker_.start_operation(caller, task.value(), groups.value(), timeout(request.timeout_ms()),
-                              observer);
+      const Result<FleetOrder> read = order_of(request);
+      if (!read.ok()) return observer->finished(read.status());
+      const FleetOrder& order = read.value();
+      if (request.nodes_size() > 0) return lead(caller, request, observer);
+      if (order.swap)
+        broker_.swap(caller, order.groups, order.in, order.task.discard, order.task.guests,
+                     order.timeout, observer);
+      else
+        broker_.start_operation(caller, order.task, order.groups, order.timeout, observer);
     });
     return stream.get();
+  }
+
+  template <class Request>
+  void lead(const Caller& caller, const Request& request, const Operations::Observer& observer) {
+    v1::FleetBegin begin;
+    put(begin, request);
+    *begin.mutable_nodes() = request.nodes();
+    fleet_->lead(caller, std::move(begin), observer);
   }
 
   Broker& broker_;
   EventLoop& loop_;
   const Callers& callers_;
   Upgrades* const upgrades_;
+  Fleet* fleet_ = nullptr;
 };
 
 ControlServer::ControlServer(Broker& broker, EventLoop& loop, Upgrades* upgrades)
@@ -308,7 +323,7 @@ ControlServer::ControlServer(Broker& broker, EventLoop& loop, Upgrades* upgrades
       callers_(loop),
       service_(std::make_unique<ControlService>(broker, loop, callers_, upgrades)) {}
 
-ControlServer::~ControlServer() = default;
+ControlServer::~ControlServer() { server_.reset(); }
 
 Status ControlServer::start(const ControlSettings& settings) {
   grpc::EnableDefaultHealthCheckService(true);
@@ -320,7 +335,19 @@ Status ControlServer::start(const ControlSettings& settings) {
     if (!credentials.ok()) return credentials.status();
     builder.AddListeningPort(settings.listen, credentials.value(), &port);
   }
+  links_ = std::make_unique<GrpcNodeLinks>(loop_, settings.tls_dir);
+  fleet_ = std::make_unique<Fleet>(broker_, loop_, *links_, settings.stall);
+  fleet_service_ = std::make_unique<FleetService>(
+      *fleet_, loop_, [service = service_.get()](const grpc::CallbackServerContext* context) {
+        return service->caller_of(context);
+      });
+  service_->use(*fleet_);
   builder.RegisterService(service_.get());
+  builder.RegisterService(fleet_service_.get());
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kPingMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingMs);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             kPingsAtMostEveryMs);
   builder.SetMaxReceiveMessageSize(kLargestRequest);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kCallsAtOnce);
   // Health and reflection are synchronous services; they need no more than this.
@@ -342,6 +369,7 @@ Status ControlServer::start(const ControlSettings& settings) {
 }
 
 void ControlServer::close() {
+  if (fleet_ != nullptr) fleet_->shut();
   if (entrance_ != nullptr) entrance_->shut();
 }
 

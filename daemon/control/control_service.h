@@ -12,6 +12,7 @@
 #include <string>
 
 #include "common/status.h"
+#include "daemon/base/clock.h"
 #include "daemon/control/callers.h"
 #include "daemon/control/entrance.h"
 
@@ -24,6 +25,9 @@ namespace amem {
 class Broker;
 class ControlService;
 class EventLoop;
+class Fleet;
+class FleetService;
+class GrpcNodeLinks;
 class Upgrades;
 
 /// Where and how the control API is served, and to whom.
@@ -31,8 +35,9 @@ struct ControlSettings {
   SocketFile socket;
   Isolation isolation = Isolation::kUid;
   AccessRules access;
-  std::string listen;   // "host:port" for TCP; empty: none
-  std::string tls_dir;  // ca.crt, tls.crt and tls.key, for TCP
+  std::string listen;                              // "host:port" for TCP; empty: none
+  std::string tls_dir;                             // ca.crt, tls.crt and tls.key, for TCP
+  Duration stall = std::chrono::milliseconds(20);  // of a cut over several nodes
 };
 
 class ControlServer {
@@ -55,6 +60,10 @@ class ControlServer {
   Broker& broker_;
   EventLoop& loop_;
   Callers callers_;
+  // Of other nodes; made by start().
+  std::unique_ptr<GrpcNodeLinks> links_;
+  std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<FleetService> fleet_service_;
   std::unique_ptr<ControlService> service_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Entrance> entrance_;

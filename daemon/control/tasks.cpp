@@ -1,5 +1,6 @@
 #include "daemon/control/tasks.h"
 
+#include <chrono>
 #include <cstddef>
 
 #include "common/packet.h"
@@ -86,6 +87,60 @@ Result<std::set<std::string>> discard_of(const v1::SwapRequest& request) {
   std::set<std::string> discard(request.discard().begin(), request.discard().end());
   if (Status status = check_tags(discard); !status.ok()) return status;
   return discard;
+}
+
+namespace {
+
+template <class Request>
+Result<FleetOrder> read_order(const Request& request) {
+  const Result<Task> task = task_of(request);
+  if (!task.ok()) return task.status();
+  const auto groups = groups_of(request.group(), request.groups());
+  if (!groups.ok()) return groups.status();
+  FleetOrder order;
+  order.task = task.value();
+  order.groups = groups.value();
+  order.timeout = std::chrono::milliseconds(request.timeout_ms());
+  return order;
+}
+
+}  // namespace
+
+Result<FleetOrder> order_of(const v1::PauseRequest& request) { return read_order(request); }
+
+Result<FleetOrder> order_of(const v1::ResumeRequest& request) { return read_order(request); }
+
+Result<FleetOrder> order_of(const v1::SwapRequest& request) {
+  const Result<std::set<std::string>> discard = discard_of(request);
+  if (!discard.ok()) return discard.status();
+  const Result<GuestPolicy> guests = guest_policy_of(request.guests());
+  if (!guests.ok()) return guests.status();
+  const auto out = groups_of(request.out(), request.out_groups());
+  if (!out.ok()) return out.status();
+  const auto in = groups_of(request.in(), request.in_groups());
+  if (!in.ok()) return in.status();
+  FleetOrder order;
+  order.swap = true;
+  order.task.discard = discard.value();
+  order.task.guests = guests.value();
+  order.groups = out.value();
+  order.in = in.value();
+  order.timeout = std::chrono::milliseconds(request.timeout_ms());
+  return order;
+}
+
+Result<FleetOrder> order_of(const v1::FleetBegin& begin) {
+  switch (begin.what_case()) {
+    case v1::FleetBegin::kPause:
+      return order_of(begin.pause());
+    case v1::FleetBegin::kResume:
+      return order_of(begin.resume());
+    case v1::FleetBegin::kSwap:
+      return order_of(begin.swap());
+    case v1::FleetBegin::WHAT_NOT_SET:
+      break;
+  }
+  return Status(Code::kInvalidArgument, "an operation is a pause, a resume or a swap");
 }
 
 }  // namespace amem

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "amem/v1/broker.pb.h"
+#include "amem/v1/fleet.pb.h"
 #include "common/status.h"
+#include "daemon/fleet/part.h"
 #include "daemon/metrics/text.h"
 #include "daemon/phases/task.h"
 
@@ -23,6 +25,13 @@ Result<std::vector<std::string>> groups_of(
 Result<GuestPolicy> guest_policy_of(v1::GuestPolicy policy);
 /// The tags whose bytes the pause of a swap drops.
 Result<std::set<std::string>> discard_of(const v1::SwapRequest& request);
+
+/// All of a request, without its nodes.
+Result<FleetOrder> order_of(const v1::PauseRequest& request);
+Result<FleetOrder> order_of(const v1::ResumeRequest& request);
+Result<FleetOrder> order_of(const v1::SwapRequest& request);
+/// What another node's broker asks of this one.
+Result<FleetOrder> order_of(const v1::FleetBegin& begin);
 
 /// How metrics are written down.
 using MetricsWriter = std::function<std::string(const Families& families)>;

@@ -41,52 +41,97 @@ Status Operations::check(const Groups& groups, const Task& task) {
   return {};
 }
 
-void Operations::start(const Task& task, const Groups& groups, Duration timeout,
-                       const Observer& observer) {
+std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration timeout,
+                                const Observer& observer, std::shared_ptr<Abroad> abroad) {
   const bool out = task.op == Operation::kPause;
   Status status = check(groups, task);
   if (groups.empty()) status = {Code::kInvalidArgument, "no group is named"};
-  if (!status.ok()) return observer->finished(status);
+  if (!status.ok()) {
+    observer->finished(status);
+    return 0;
+  }
   const std::vector<std::string> names = names_of(groups);
   const std::vector<std::string> none;
   const auto order = std::make_shared<Order>(
-      Link(out ? names : none, out ? none : names, task, duplex_), task, task, timeout, observer);
+      Link(out ? names : none, out ? none : names, task, duplex_, abroad != nullptr), task, task,
+      timeout, observer);
+  order->abroad = std::move(abroad);
   order->groups = ids_of(groups);
   (out ? order->exchange.leaving : order->exchange.arriving) = order->groups;
-  start(order);
+  return start(order);
 }
 
-void Operations::swap(const Groups& out, const Groups& in, const std::set<std::string>& discard,
-                      GuestPolicy guests, Duration timeout, const Observer& observer) {
+std::uint64_t Operations::swap(const Groups& out, const Groups& in,
+                               const std::set<std::string>& discard, GuestPolicy guests,
+                               Duration timeout, const Observer& observer,
+                               std::shared_ptr<Abroad> abroad) {
   const Task pause(Operation::kPause, {}, discard, guests);
   const Task resume(Operation::kResume);
-  if (out.empty() || in.empty())
-    return observer->finished(
-        {Code::kInvalidArgument, "a swap needs groups that go out and groups that come in"});
   const std::vector<GroupId> coming = ids_of(in);
+  Status status;
+  if (out.empty() || in.empty())
+    status = {Code::kInvalidArgument, "a swap needs groups that go out and groups that come in"};
   for (const auto& [id, name] : out)
     if (std::find(coming.begin(), coming.end(), id) != coming.end())
-      return observer->finished(
-          {Code::kInvalidArgument,
-           "group '" + name + "' is to go out and to come in; a swap needs different groups"});
+      status = {Code::kInvalidArgument,
+                "group '" + name + "' is to go out and to come in; a swap needs different groups"};
   // Refused before the pause, not after it.
-  Status status = check(out, pause);
+  if (status.ok()) status = check(out, pause);
   if (status.ok()) status = check(in, resume);
-  if (!status.ok()) return observer->finished(status);
-  const auto order = std::make_shared<Order>(Link(names_of(out), names_of(in), pause, duplex_),
-                                             pause, resume, timeout, observer);
+  if (!status.ok()) {
+    observer->finished(status);
+    return 0;
+  }
+  const auto order =
+      std::make_shared<Order>(Link(names_of(out), names_of(in), pause, duplex_, abroad != nullptr),
+                              pause, resume, timeout, observer);
+  order->abroad = std::move(abroad);
   order->exchange = {ids_of(out), coming};
   order->groups = order->exchange.leaving;
   order->groups.insert(order->groups.end(), coming.begin(), coming.end());
-  start(order);
+  return start(order);
 }
 
 // ---- orders -------------------------------------------------------------------------------------
 
-void Operations::start(const OrderPtr& order) {
-  if (!closed_.ok()) return order->observer->finished(closed_);
+std::uint64_t Operations::start(const OrderPtr& order) {
+  if (!closed_.ok()) {
+    order->observer->finished(closed_);
+    return 0;
+  }
   order->number = ++last_order_;
+  if (order->abroad != nullptr) abroad_[order->number] = order;
   carry_out(order, order->link.start());
+  return order->number;
+}
+
+// ---- orders over several nodes ------------------------------------------------------------------
+
+Operations::OrderPtr Operations::abroad(std::uint64_t number) const {
+  const auto found = abroad_.find(number);
+  return found != abroad_.end() ? found->second.lock() : nullptr;
+}
+
+void Operations::tell(std::uint64_t number, const std::string& group, const Event& event) {
+  const OrderPtr order = abroad(number);
+  if (order == nullptr) return;
+  for (const GroupId id : order->groups) {
+    const auto running = running_.find(id);
+    if (running == running_.end() || running->second.order != order ||
+        name_of(running->second) != group)
+      continue;
+    GroupEntry& entry = node_.groups.at(id);
+    entry.machine.tell(event, Clock::now());
+    return drive_(entry);
+  }
+}
+
+void Operations::may_go_on(std::uint64_t number, bool out) {
+  if (const OrderPtr order = abroad(number)) carry_out(order, order->link.may_go_on(out));
+}
+
+void Operations::give_up(std::uint64_t number, const Status& why) {
+  if (const OrderPtr order = abroad(number)) carry_out(order, order->link.give_up(why));
 }
 
 /// What a step brings about may call for more steps: these come after it.
@@ -103,6 +148,12 @@ void Operations::carry_out(const OrderPtr& order, const Link::Steps& steps) {
 
 void Operations::carry_out(const OrderPtr& order, Link::Step step) {
   if (step.what == Link::Step::kFinish) return finish(*order);
+  if (step.what == Link::Step::kAsk) {
+    // From a turn of its own: the answer may be there at once.
+    means_.loop.post(
+        [abroad = order->abroad, out = order->link.goes_out(step.member)] { abroad->asks(out); });
+    return;
+  }
   if (step.what == Link::Step::kBegin) {
     if (const Status status = begin(order, step.member); !status.ok())
       carry_out(order, order->link.ended(step.member, status));
@@ -131,7 +182,7 @@ Status Operations::begin(const OrderPtr& order, std::size_t member) {
   GroupEntry& group = found->second;
   Status status = check_tags(node_.allocations, group.id, task);
   if (status.ok())
-    status = group.machine.start(task, order->timeout, Clock::now(), order->link.held(member));
+    status = group.machine.start(task, order->timeout, Clock::now(), order->link.hold(member));
   if (!status.ok()) return status;
   if (!out) order->in_began = Clock::now();
   Running& running = running_[group.id];
@@ -142,6 +193,7 @@ Status Operations::begin(const OrderPtr& order, std::size_t member) {
 }
 
 void Operations::finish(const Order& order) {
+  abroad_.erase(order.number);
   const Status result = order.link.result();
   if (order.link.swaps()) node_.totals.add_swap(result.code(), Clock::now() - order.began);
   const auto ms = [](Duration time) { return static_cast<double>(to_us(time)) / 1000; };
@@ -183,6 +235,24 @@ void Operations::run(GroupEntry& group, const action::Begun& begun) {
   running.operation.emplace<ResumeOperation>(means_, group, begun.task.selection,
                                              order != nullptr ? &order->exchange : nullptr,
                                              back_to(group.id));
+}
+
+void Operations::run(GroupEntry& group, const action::Quiesce& quiesce) {
+  const auto it = running_.find(group.id);
+  PauseOperation* const pause = pause_of(group.id);
+  if (pause == nullptr) return;
+  pause->run(quiesce);
+  const Running& running = it->second;
+  if (running.order != nullptr && running.order->abroad != nullptr)
+    running.order->abroad->quiesces(name_of(running), quiesce.ranks);
+}
+
+void Operations::run(GroupEntry& group, const action::Reported& report) {
+  const auto it = running_.find(group.id);
+  if (it == running_.end() || it->second.order == nullptr) return;
+  const Running& running = it->second;
+  if (running.order->abroad != nullptr)
+    running.order->abroad->reported(name_of(running), report.rank, report.what);
 }
 
 Back Operations::back_to(GroupId id) {

@@ -20,6 +20,7 @@
 #include "amem/v1/broker.pb.h"
 #include "daemon/node/names.h"
 #include "daemon/node/node.h"
+#include "daemon/operations/abroad.h"
 #include "daemon/operations/exchange.h"
 #include "daemon/operations/group_operation.h"
 #include "daemon/operations/pause_operation.h"
@@ -50,14 +51,26 @@ class Operations {
       : means_(means), node_(means.node), duplex_(duplex), drive_(std::move(drive)) {}
 
   /// All of these groups, or none. `timeout` 0: the configured one. What is refused is told to the
-  /// observer at once, and nothing has changed.
-  void start(const Task& task, const Groups& groups, Duration timeout, const Observer& observer);
+  /// observer at once, and nothing has changed. `abroad`: other nodes have a part of it, too; it is
+  /// asked as long as the observer is told. Returns the order's number; 0: refused.
+  std::uint64_t start(const Task& task, const Groups& groups, Duration timeout,
+                      const Observer& observer, std::shared_ptr<Abroad> abroad = nullptr);
   /// `discard`: tags of `out` whose bytes the pause drops. `guests`: of `out`, too.
-  void swap(const Groups& out, const Groups& in, const std::set<std::string>& discard,
-            GuestPolicy guests, Duration timeout, const Observer& observer);
+  std::uint64_t swap(const Groups& out, const Groups& in, const std::set<std::string>& discard,
+                     GuestPolicy guests, Duration timeout, const Observer& observer,
+                     std::shared_ptr<Abroad> abroad = nullptr);
+
+  // ---- what other nodes say of an order that they have a part of; nothing once it has ended ----
+  /// StepOf or CutTaken, to its operation on the group of that name.
+  void tell(std::uint64_t order, const std::string& group, const Event& event);
+  void may_go_on(std::uint64_t order, bool out);
+  /// What has not gone on ends as it began.
+  void give_up(std::uint64_t order, const Status& why);
 
   // ---- actions of the groups ----
   void run(GroupEntry& group, const action::Begun& begun);
+  void run(GroupEntry& group, const action::Quiesce& quiesce);
+  void run(GroupEntry& group, const action::Reported& report);
   void run(GroupEntry& group, const action::Save& save);
   void run(GroupEntry& group, const action::Leaves& leaves);
   void run(GroupEntry& group, const action::Ready& ready);
@@ -105,7 +118,8 @@ class Operations {
     Task pause;
     Task resume;
     Duration timeout;
-    Observer observer;             // null: the broker is ending
+    Observer observer;  // null: the broker is ending
+    std::shared_ptr<Abroad> abroad = nullptr;
     std::deque<Link::Step> steps;  // to be carried out
     bool stepping = false;
     Time began = Clock::now();
@@ -125,7 +139,12 @@ class Operations {
   /// Whether all of these can begin: each is named once, and in the right state.
   Status check(const Groups& groups, const Task& task);
   /// Begins all of it.
-  void start(const OrderPtr& order);
+  std::uint64_t start(const OrderPtr& order);
+  /// Of an order over several nodes that has not ended; null: there is none of that number.
+  OrderPtr abroad(std::uint64_t number) const;
+  const std::string& name_of(const Running& running) const {
+    return running.order->link.name(running.member);
+  }
   void carry_out(const OrderPtr& order, const Link::Steps& steps);
   void carry_out(const OrderPtr& order, Link::Step step);
   Status begin(const OrderPtr& order, std::size_t member);
@@ -149,6 +168,7 @@ class Operations {
   bool duplex_;
   Drive drive_;
   std::map<GroupId, Running> running_;
+  std::map<std::uint64_t, std::weak_ptr<Order>> abroad_;  // orders over several nodes
   std::uint64_t last_serial_ = 0;
   std::uint64_t last_order_ = 0;
   Status closed_;  // not OK: why nothing is begun any more

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <variant>
 #include <vector>
@@ -46,6 +47,10 @@ struct Quiesce {  // to these ranks
 struct Step {
   Epoch epoch;
   Cut::Step step;
+};
+struct Reported {  // where the cut is taken elsewhere; answered by StepOf and CutTaken
+  RankId rank;
+  std::optional<CutReport> what;  // nothing: the rank has gone
 };
 struct Measure {  // to these ranks: what they keep is to be looked at for zeros
   Epoch epoch;
@@ -106,10 +111,10 @@ struct Finished {
 }  // namespace action
 
 using Action =
-    std::variant<action::Begun, action::AwaitGuests, action::Quiesce, action::Step, action::Measure,
-                 action::Save, action::Leaves, action::Ready, action::Unready, action::Release,
-                 action::Drop, action::Admit, action::Create, action::Load, action::Room,
-                 action::Open, action::Arrived, action::Answer, action::Progress,
+    std::variant<action::Begun, action::AwaitGuests, action::Quiesce, action::Step, action::Reported,
+                 action::Measure, action::Save, action::Leaves, action::Ready, action::Unready,
+                 action::Release, action::Drop, action::Admit, action::Create, action::Load,
+                 action::Room, action::Open, action::Arrived, action::Answer, action::Progress,
                  action::StateChanged, action::Finished>;
 
 }  // namespace amem

@@ -127,9 +127,8 @@ Duration Course::limit(Phase phase) const {
     return asked_for && terms_.timeout != Duration::zero() ? terms_.timeout : limits.of(each);
   };
   Duration limit = of(phase);
-  if (!terms_.held) return limit;
-  // These may wait for all that the others have still to do.
-  // The others may have guests to wait for, and measure before they save.
+  if (terms_.held == Held::kNo) return limit;
+  // They may wait for all that the others have still to do, such as for guests, or to measure.
   if (phase == Phase::kAgree) limit += limits.guests + of(Phase::kQuiesce) + 2 * limits.save;
   if (phase == Phase::kTurn) limit += limits.create + of(Phase::kLoad);
   if (phase == Phase::kCreate || phase == Phase::kTurn)
@@ -172,7 +171,7 @@ bool Course::holds(Reason reason) const {
     case Reason::kRunsOn:
       return terms_.rest == GroupState::kRunning;
     case Reason::kHeld:
-      return terms_.held;
+      return terms_.held != Held::kNo;
   }
   return false;
 }
@@ -199,7 +198,8 @@ void Course::fail(const Status& status, Time now) {
       return finish(pause ? GroupState::kRunning : terms_.rest, trouble_, now);
     }
     case OnFailure::kRollBack:
-      if (phase_ == Phase::kTurn && terms_.held) home_.actions.push_back(action::Unready{});
+      if (phase_ == Phase::kTurn && terms_.held != Held::kNo)
+        home_.actions.push_back(action::Unready{});
       return enter(Phase::kRollback, now);
   }
 }
@@ -223,6 +223,8 @@ void Course::tell(Event event, Time now) {
 void Course::on(event::CutStatus event, Time now) {
   if (phase_ != Phase::kQuiesce || event.epoch != epoch_) return;
   const std::size_t quiet = cut_->quiet_ranks();
+  if (terms_.held == Held::kAbroad)
+    home_.actions.push_back(action::Reported{event.rank, event.report});
   cut_->report(event.rank, std::move(event.report), now);
   if (cut_->quiet_ranks() > quiet) note_quiet(event.rank, now);
   if (cut_->quiet_ranks() != quiet) report_progress(now);
@@ -230,6 +232,7 @@ void Course::on(event::CutStatus event, Time now) {
 }
 
 void Course::look_at_cut(Time now) {
+  if (terms_.held == Held::kAbroad) return;  // what is quiet here may wait for another node
   if (cut_->taken()) {
     waiting_.clear();
     return advance(now);
@@ -304,10 +307,6 @@ void Course::on(const event::FreedUnloaded& event, Time now) {
 
 // ---- what the broker answers --------------------------------------------------------------------
 
-void Course::on(const event::GuestsLeft& event, Time now) {
-  finish_part(Phase::kGuests, event.status, now);
-}
-
 void Course::on(const event::SaveSent& event, Time now) {
   if (rule(phase_).answer != Work::kSave) return;
   if (!event.status.ok()) return fail(event.status, now);
@@ -326,14 +325,6 @@ void Course::on(const event::Dropped& event, Time now) {
   finish_part(Phase::kDrop, {}, now);
 }
 
-void Course::on(const event::Admitted& event, Time now) {
-  finish_part(Phase::kAdmit, event.status, now);
-}
-
-void Course::on(const event::Created& event, Time now) {
-  finish_part(Phase::kCreate, event.status, now);
-}
-
 void Course::finish_part(Phase phase, const Status& status, Time now) {
   if (phase_ != phase) return;
   if (!status.ok()) return fail(status, now);
@@ -342,17 +333,29 @@ void Course::finish_part(Phase phase, const Status& status, Time now) {
 
 // ---- the others of its order --------------------------------------------------------------------
 
+void Course::on(const event::StepOf& event, Time) {
+  if (phase_ != Phase::kQuiesce || !takes_part(event.step.rank)) return;
+  cut_->sent(event.step.rank);
+  home_.actions.push_back(action::Step{epoch_, event.step});
+}
+
+void Course::on(const event::CutTaken&, Time now) {
+  if (phase_ != Phase::kQuiesce) return;
+  waiting_.clear();
+  advance(now);
+}
+
 void Course::on(const event::AllLeft&, Time) {
   if (phase_ == Phase::kCreate) home_.actions.push_back(action::Room{epoch_});
 }
 
 void Course::on(const event::GoOn&, Time now) {
-  if (!std::exchange(terms_.held, false)) return;
+  if (std::exchange(terms_.held, Held::kNo) == Held::kNo) return;
   if (phase_ == Phase::kAgree || phase_ == Phase::kTurn) advance(now);
 }
 
 void Course::on(const event::GiveUp& event, Time now) {
-  if (!std::exchange(terms_.held, false)) return;
+  if (std::exchange(terms_.held, Held::kNo) == Held::kNo) return;
   // What rolls back already needs no second reason.
   if (rule(phase_).failure != OnFailure::kGoOn) fail(event.why, now);
 }
@@ -360,8 +363,8 @@ void Course::on(const event::GiveUp& event, Time now) {
 // ---- ranks come and go --------------------------------------------------------------------------
 
 bool Course::gates_open() const {
-  // In the open phase everything has been loaded and Open has been sent. A group that runs goes on
-  // running while it waits for guests, and while some of its memory comes back.
+  // In open everything has been loaded. A group that runs goes on running while it waits for
+  // guests, and while some of its memory comes back.
   return phase_ == Phase::kGuests || phase_ == Phase::kOpen ||
          (terms_.task.op == Operation::kResume && terms_.rest == GroupState::kRunning);
 }
@@ -383,6 +386,8 @@ void Course::come_back(RankId rank) {
 void Course::leave(RankId rank, const std::string& who, bool leaves_unloaded, Time now) {
   const bool took_part = participants_.erase(rank) > 0;
   const bool was_awaited = waiting_.erase(rank) > 0;
+  if (cut_ && terms_.held == Held::kAbroad)
+    home_.actions.push_back(action::Reported{rank, std::nullopt});
   if (cut_) cut_->forget(rank);
   if (home_.members.empty()) {
     const bool pause = terms_.task.op == Operation::kPause;
@@ -414,7 +419,8 @@ void Course::lose(RankId rank, const std::string& what, Time now) {
 // ---- time ---------------------------------------------------------------------------------------
 
 Time Course::wakeup() const {
-  return cut_ ? std::min(deadline_, cut_->next_decision()) : deadline_;
+  return cut_ && terms_.held != Held::kAbroad ? std::min(deadline_, cut_->next_decision())
+                                              : deadline_;
 }
 
 void Course::tick(Time now) {
@@ -468,11 +474,15 @@ std::string Course::laggards() const {
     std::string text;
     for (const auto& [rank, why] : cut_->laggards())
       text += (text.empty() ? "" : ", ") + home_.members.label(rank) + " " + why;
-    return text;
+    return text.empty() ? "ranks of other nodes are not quiet yet" : text;
   }
-  if (phase_ == Phase::kAgree) return "other groups of the set have not saved yet";
-  if (phase_ == Phase::kTurn) return "other groups have not left, or not loaded, yet";
-  if (waiting_.empty() && terms_.held)
+  const bool abroad = terms_.held == Held::kAbroad;
+  if (phase_ == Phase::kAgree)
+    return std::string(abroad ? "other nodes" : "other groups of the set") + " have not saved yet";
+  if (phase_ == Phase::kTurn)
+    return std::string(abroad ? "other nodes" : "other groups") +
+           " have not left, or not loaded, yet";
+  if (waiting_.empty() && terms_.held != Held::kNo)
     return "other groups of the swap or set still have the memory, or the broker's own work";
   if (waiting_.empty() && phase_ == Phase::kSave)
     return "room in the pool, which is being made anew because it was other users'";

@@ -22,6 +22,7 @@
 #include "daemon/phases/actions.h"
 #include "daemon/phases/cut.h"
 #include "daemon/phases/group_events.h"
+#include "daemon/phases/held.h"
 #include "daemon/phases/members.h"
 #include "daemon/phases/phase_times.h"
 #include "daemon/phases/phases.h"
@@ -51,7 +52,7 @@ class Course {
     GroupState rest;      // where it ends once the ranks have released
     Duration timeout{};   // not 0: instead of the deadline of quiesce (pause) or map+load (resume)
     bool inside = false;  // begun by the ranks' own requests
-    bool held = false;    // not to release, or to open, before GoOn
+    Held held = Held::kNo;
     bool guests = false;  // of a pause: other groups' ranks have some of the memory open
     std::optional<Interrupted> interrupted = {};  // of the same task: goes on with that
   };
@@ -96,11 +97,19 @@ class Course {
   void on(const event::PhaseDone& event, Time now);
   void on(const event::Copied& event, Time now);
   void on(const event::FreedUnloaded& event, Time now);
-  void on(const event::GuestsLeft& event, Time now);
+  void on(const event::GuestsLeft& event, Time now) {
+    finish_part(Phase::kGuests, event.status, now);
+  }
   void on(const event::SaveSent& event, Time now);
   void on(const event::Dropped& event, Time now);
-  void on(const event::Admitted& event, Time now);
-  void on(const event::Created& event, Time now);
+  void on(const event::Admitted& event, Time now) {
+    finish_part(Phase::kAdmit, event.status, now);
+  }
+  void on(const event::Created& event, Time now) {
+    finish_part(Phase::kCreate, event.status, now);
+  }
+  void on(const event::StepOf& event, Time now);
+  void on(const event::CutTaken& event, Time now);
   void on(const event::AllLeft& event, Time now);
   void on(const event::GoOn& event, Time now);
   void on(const event::GiveUp& event, Time now);

@@ -186,6 +186,10 @@ std::vector<Cut::Step> Cut::decide(Time now) {
   return steps;
 }
 
+void Cut::sent(RankId rank) {
+  if (const auto it = ranks_.find(rank); it != ranks_.end()) ++it->second.sent;
+}
+
 Time Cut::next_decision() const {
   if (!somebody_busy()) return kNever;
   if (!pushed_ && idle_waiters()) return last_change_ + needed_quiet();

@@ -72,6 +72,8 @@ class Cut {
 
   /// The Steps to send now; counts them as sent.
   std::vector<Step> decide(Time now);
+  /// Somebody else has decided on a Step to this rank. Where others decide, decide() is not called.
+  void sent(RankId rank);
   /// When decide() is worth calling again with no further report; kNever: it is not. Never a time
   /// at which it would leave everything as it is: then the next one is later.
   Time next_decision() const;

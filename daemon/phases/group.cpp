@@ -144,13 +144,13 @@ Status Group::can_start(const Task& task) const {
               std::string(task.op == Operation::kPause ? "paused" : "running")};
 }
 
-Status Group::start(const Task& task, Duration timeout, Time now, bool held) {
+Status Group::start(const Task& task, Duration timeout, Time now, Held held) {
   Status status = can_start(task);
   if (status.ok()) begin(task, timeout, false, held, now);
   return status;
 }
 
-void Group::begin(const Task& task, Duration timeout, bool inside, bool held, Time now) {
+void Group::begin(const Task& task, Duration timeout, bool inside, Held held, Time now) {
   const bool pause = task.op == Operation::kPause;
   if (pause && task.selection.all()) ordered_ = !inside;
   rest_ = state_;
@@ -236,7 +236,7 @@ void Group::look_at_requests(Time now) {
   for (const Task& task : requests_.tasks())
     if (requests_.complete(task, members_.ids()) && !waits_for_operator(task) &&
         can_start(task).ok())
-      return begin(task, Duration::zero(), true, false, now);
+      return begin(task, Duration::zero(), true, Held::kNo, now);
 }
 
 bool Group::waits_for_operator(const Task& task) const {

@@ -81,8 +81,7 @@ class Group {
   // ---- an operation ----
   /// kFailedPrecondition: the group is in that state already, or in transition. `timeout`, when not
   /// 0, replaces the deadline of quiesce (pause) or map+load (resume).
-  /// `held`: it has others to wait for, and must not release, or open, before GoOn.
-  Status start(const Task& task, Duration timeout, Time now, bool held = false);
+  Status start(const Task& task, Duration timeout, Time now, Held held = Held::kNo);
   /// Whether start() would be refused, and how.
   Status can_start(const Task& task) const;
   void tell(Event event, Time now);
@@ -120,7 +119,7 @@ class Group {
   void go_on_if_all_are_back(Time now);
   /// The group is as the task would leave it.
   bool satisfied(const Task& task) const;
-  void begin(const Task& task, Duration timeout, bool inside, bool held, Time now);
+  void begin(const Task& task, Duration timeout, bool inside, Held held, Time now);
   void settle_if_ended(Time now);
   void look_at_requests(Time now);
   bool waits_for_operator(const Task& task) const;

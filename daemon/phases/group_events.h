@@ -58,9 +58,13 @@ struct Admitted {
 struct Created {
   Status status;
 };
-struct AllLeft {};  // what was to go out for the resume has left: it may take all memory there is
-struct GoOn {};     // the others of its order are as far: what is held may release, or open
-struct GiveUp {     // they never will be: what is held is called off, or rolled back
+struct StepOf {  // of a cut that is taken elsewhere, over several nodes
+  Cut::Step step;
+};
+struct CutTaken {};  // over all nodes: nothing of the group runs anywhere
+struct AllLeft {};   // what was to go out for the resume has left: it may take all memory there is
+struct GoOn {};      // the others of its order are as far: what is held may release, or open
+struct GiveUp {      // they never will be: what is held is called off, or rolled back
   Status why;
 };
 
@@ -68,6 +72,7 @@ struct GiveUp {     // they never will be: what is held is called off, or rolled
 
 using Event = std::variant<event::CutStatus, event::PhaseDone, event::Copied, event::FreedUnloaded,
                            event::GuestsLeft, event::SaveSent, event::Dropped, event::Admitted,
-                           event::Created, event::AllLeft, event::GoOn, event::GiveUp>;
+                           event::Created, event::StepOf, event::CutTaken, event::AllLeft,
+                           event::GoOn, event::GiveUp>;
 
 }  // namespace amem

@@ -6,8 +6,8 @@
 namespace amem {
 
 Link::Link(const std::vector<std::string>& out, const std::vector<std::string>& in, Task pause,
-           bool duplex)
-    : outgoing_(out.size()), pause_(std::move(pause)), duplex_(duplex) {
+           bool duplex, bool abroad)
+    : outgoing_(out.size()), pause_(std::move(pause)), duplex_(duplex), abroad_(abroad) {
   for (const auto* names : {&out, &in})
     for (const std::string& name : *names) members_.push_back({name});
 }
@@ -21,7 +21,7 @@ bool Link::all(bool out, Is is) const {
 Link::Steps Link::start() {
   Steps steps;
   const bool out = outgoing_ > 0;
-  begin(out, end(out) - first(out) > 1, steps);
+  begin(out, abroad_ || end(out) - first(out) > 1, steps);
   return steps;
 }
 
@@ -36,7 +36,7 @@ void Link::begin(bool out, bool held, Steps& steps) {
 Link::Steps Link::leaves(std::size_t member) {
   Steps steps;
   Member& m = members_[member];
-  if (m.part != Part::kUnderWay || !failed_.empty()) return steps;
+  if (m.part != Part::kUnderWay || broken()) return steps;
   m.part = Part::kLeaves;
   const bool all_leave = all(true, [](const Member& each) { return each.part >= Part::kLeaves; });
   if (swaps() && duplex_ && all_leave) begin(false, true, steps);
@@ -47,15 +47,16 @@ Link::Steps Link::ready(std::size_t member) {
   Steps steps;
   if (members_[member].part >= Part::kReady) return steps;
   members_[member].part = Part::kReady;
-  if (!goes_out(member))
+  if (goes_out(member))
+    release_if_all_may(steps);
+  else
     open_if_all_may(steps);
-  else if (all(true, [](const Member& m) { return m.part == Part::kReady; }))
-    go_on(true, steps);
   return steps;
 }
 
 void Link::unready(std::size_t member) {
   if (members_[member].part == Part::kReady) members_[member].part = Part::kUnderWay;
+  asked_[goes_out(member)] = false;
 }
 
 Link::Steps Link::ended(std::size_t member, const Status& status) {
@@ -70,27 +71,59 @@ Link::Steps Link::ended(std::size_t member, const Status& status) {
     give_up(false, steps);
   }
   const bool all_out = all(true, [](const Member& each) { return each.part == Part::kEnded; });
-  if (out && all_out && swaps() && failed_.empty()) {
+  if (out && all_out && swaps() && !broken()) {
     if (members_[outgoing_].part == Part::kBefore) {
-      begin(false, members_.size() - outgoing_ > 1, steps);
+      begin(false, abroad_ || members_.size() - outgoing_ > 1, steps);
     } else {
       for (std::size_t i = first(false); i < end(false); ++i)
         if (members_[i].part != Part::kEnded) steps.push_back({Step::kRoom, i});
       open_if_all_may(steps);
     }
   }
+  finish_if_ended(member, steps);
+  return steps;
+}
+
+void Link::finish_if_ended(std::size_t member, Steps& steps) {
   if (std::all_of(members_.begin(), members_.end(), [&](const Member& each) {
-        return each.part == Part::kEnded || (each.part == Part::kBefore && !failed_.empty());
+        return each.part == Part::kEnded || (each.part == Part::kBefore && broken());
       }))
     steps.push_back({Step::kFinish, member});
+}
+
+Link::Steps Link::may_go_on(bool out) {
+  Steps steps;
+  if (broken() || std::exchange(may_[out], true)) return steps;
+  if (asked_[out]) go_on(out, steps);
   return steps;
+}
+
+Link::Steps Link::give_up(const Status& why) {
+  Steps steps;
+  if (broken()) return steps;
+  given_up_ = why;
+  give_up(true, steps);
+  give_up(false, steps);
+  // Between the halves of a swap in turn nothing is under way.
+  if (steps.empty()) finish_if_ended(0, steps);
+  return steps;
+}
+
+void Link::go_on_or_ask(bool out, Steps& steps) {
+  if (!abroad_ || may_[out]) return go_on(out, steps);
+  if (!std::exchange(asked_[out], true)) steps.push_back({Step::kAsk, first(out)});
+}
+
+void Link::release_if_all_may(Steps& steps) {
+  if (all(true, [](const Member& m) { return m.part == Part::kReady; })) go_on_or_ask(true, steps);
 }
 
 void Link::open_if_all_may(Steps& steps) {
   const auto has_left = [](const Member& m) { return m.part == Part::kEnded && m.status.ok(); };
   const auto is_ready = [](const Member& m) { return m.part == Part::kReady; };
-  const bool alone = members_.size() - outgoing_ == 1;  // it has nobody else to wait for
-  if (all(true, has_left) && (alone || all(false, is_ready))) go_on(false, steps);
+  // It has nobody else to wait for.
+  const bool alone = !abroad_ && members_.size() - outgoing_ == 1;
+  if (all(true, has_left) && (alone || all(false, is_ready))) go_on_or_ask(false, steps);
 }
 
 void Link::go_on(bool out, Steps& steps) {
@@ -118,6 +151,7 @@ bool Link::last(std::size_t member) const {
 }
 
 Status Link::why_given_up() const {
+  if (failed_.empty()) return {Code::kAborted, "given up: " + given_up_.text()};
   const std::size_t cause = failed_.front();
   return {Code::kAborted, std::string("given up, because the ") +
                               (goes_out(cause) ? "pause" : "resume") + " of group '" +
@@ -125,6 +159,11 @@ Status Link::why_given_up() const {
 }
 
 Status Link::result() const {
+  if (failed_.empty() && !given_up_.ok() &&
+      std::any_of(members_.begin(), members_.end(),
+                  [](const Member& m) { return m.part == Part::kBefore; }))
+    return {given_up_.code(), "the resume was given up: " + given_up_.text() + "; " + names(true) +
+                                  " paused, " + names(false) + " still paused"};
   if (failed_.empty()) return {};
   // What has gone wrong on the way out comes first.
   std::vector<std::size_t> order = failed_;

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "common/status.h"
+#include "daemon/phases/held.h"
 #include "daemon/phases/task.h"
 
 namespace amem {
@@ -33,6 +34,8 @@ class Link {
       kRoom,    // all memory that was to go out has gone: it may take what there is
       kGoOn,    // it need not wait for the others any more: release or open
       kGiveUp,  // it ends as it began, with why_given_up()
+      kAsk,     // all that go out have saved, or all that come in may open: may they, by go_on()?
+                // Of an order over several nodes; the member is the first of them
       kFinish,  // all have ended, with result(); of no member
     };
     What what;
@@ -42,11 +45,16 @@ class Link {
   using Steps = std::vector<Step>;
 
   /// Names of groups, all different. Members are counted from 0, those that go out first.
-  /// REQUIRES: there is one. `pause`: the task of those that go out.
+  /// REQUIRES: there is one. `pause`: the task of those that go out. `abroad`: other nodes have a
+  /// part of the order, too, and decide on it with this one.
   Link(const std::vector<std::string>& out, const std::vector<std::string>& in, Task pause,
-       bool duplex);
+       bool duplex, bool abroad = false);
 
   Steps start();
+  /// All nodes are as far: those that go out may release, or those that come in may open.
+  Steps may_go_on(bool out);
+  /// The other nodes never will be; what has not gone on ends as it began.
+  Steps give_up(const Status& why);
   /// The member has its cut: its memory is on its way out.
   Steps leaves(std::size_t member);
   /// The member is held, and has done all that it may.
@@ -57,6 +65,11 @@ class Link {
 
   /// Of a member that has begun: whether it began held, which lasts until kGoOn or kGiveUp.
   bool held(std::size_t member) const { return members_[member].held; }
+  /// Likewise, and by whom.
+  Held hold(std::size_t member) const {
+    if (!held(member)) return Held::kNo;
+    return abroad_ ? Held::kAbroad : Held::kHere;
+  }
   bool goes_out(std::size_t member) const { return member < outgoing_; }
   const std::string& name(std::size_t member) const { return members_[member].name; }
   bool swaps() const { return outgoing_ > 0 && outgoing_ < members_.size(); }
@@ -86,12 +99,21 @@ class Link {
   void begin(bool out, bool held, Steps& steps);
   void go_on(bool out, Steps& steps);
   void give_up(bool out, Steps& steps);
+  void release_if_all_may(Steps& steps);
   void open_if_all_may(Steps& steps);
+  /// Goes on, or asks first.
+  void go_on_or_ask(bool out, Steps& steps);
+  bool broken() const { return !failed_.empty() || !given_up_.ok(); }
+  void finish_if_ended(std::size_t member, Steps& steps);
 
   std::vector<Member> members_;
   std::size_t outgoing_;
   Task pause_;
   bool duplex_;
+  bool abroad_;
+  bool may_[2] = {false, false};     // by go_on(): those that come in, those that go out
+  bool asked_[2] = {false, false};   // likewise
+  Status given_up_;                  // not OK: why, by the other nodes
   std::vector<std::size_t> failed_;  // in the order in which they ended
 };
 

@@ -478,7 +478,7 @@ void BrokerSide::carry_out(Link::Step step) {
     const Task task = task_of(request, m_.link->goes_out(step.member));
     Status status = can_begin(group, task);
     if (status.ok())
-      status = machine(group).start(task, {}, now(group), m_.link->held(step.member));
+      status = machine(group).start(task, {}, now(group), m_.link->hold(step.member));
     if (!status.ok()) return carry_out(m_.link->ended(step.member, status));
     job(group).ordered = true;
     job(group).member = u8(step.member);

@@ -58,6 +58,7 @@ class BrokerSide {
   void act(int group, const action::Progress& progress);
   void act(int group, const action::Finished& finished);
   void act(int, const action::Step&) {}
+  void act(int, const action::Reported&) {}  // no order of the model spans nodes
   void act(int, const action::StateChanged& changed) { ended_in_ = changed.state; }
 
   Group& machine(int group) { return *m_.groups[at(group)]; }

@@ -26,11 +26,17 @@ std::string copies_text(const v1::Progress& progress, std::uint64_t began_us) {
          " left";
 }
 
+/// With its node, where there are several.
+std::string name_of(const v1::Progress& progress) {
+  const std::string group = printable(progress.group());
+  return progress.node().empty() ? group : printable(progress.node()) + ": " + group;
+}
+
 }  // namespace
 
 std::string ProgressView::update(const v1::Progress& progress) {
   if (progress.done()) return clear();
-  const std::string group = printable(progress.group());
+  const std::string group = name_of(progress);
   const std::string phase = printable(progress.phase());
   if (columns_ == 0) {
     // Lines are for logs: one when a phase begins says enough. In a swap the groups take turns, and
@@ -78,7 +84,7 @@ std::string ProgressView::clear() {
 }
 
 std::string result_line(const v1::Progress& progress, const std::string& verb, const Style& style) {
-  std::string line = printable(progress.group()) + ": " + style(Tone::kGood, verb) + " in " +
+  std::string line = name_of(progress) + ": " + style(Tone::kGood, verb) + " in " +
                      format_micros(progress.elapsed_us());
   std::string times;
   for (const v1::PhaseTime& time : progress.times()) {

@@ -1,0 +1,35 @@
+// FleetService: what other nodes' brokers ask of this one (proto/amem/v1/fleet.proto).
+//
+// gRPC's threads; each call hands its work to the loop.
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "amem/v1/fleet.grpc.pb.h"
+#include "daemon/base/event_loop.h"
+#include "daemon/fleet/fleet.h"
+
+namespace amem {
+
+class FleetService final : public v1::Fleet::CallbackService {
+ public:
+  using CallerOf = std::function<std::optional<Caller>(const grpc::CallbackServerContext*)>;
+
+  /// All outlive this object.
+  FleetService(Fleet& fleet, EventLoop& loop, CallerOf caller_of)
+      : fleet_(fleet), loop_(loop), caller_of_(std::move(caller_of)) {}
+
+  grpc::ServerBidiReactor<v1::FleetCommand, v1::FleetReport>* Take(
+      grpc::CallbackServerContext* context) override;
+  grpc::ServerUnaryReactor* GetStanding(grpc::CallbackServerContext* context,
+                                        const v1::FleetStandingRequest* request,
+                                        v1::FleetStanding* response) override;
+
+ private:
+  Fleet& fleet_;
+  EventLoop& loop_;
+  const CallerOf caller_of_;
+};
+
+}  // namespace amem

@@ -1,0 +1,207 @@
+#include "daemon/fleet/conductor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/base/units.h"
+
+namespace amem {
+
+Conductor::Conductor(std::vector<std::string> nodes, Score score, Time now)
+    : score_(std::move(score)), join_by_(now + score_.to_join) {
+  for (std::string& name : nodes) nodes_.push_back({std::move(name)});
+  stages_[false].is = score_.comes_in;
+  stages_[true].is = score_.goes_out;
+}
+
+template <class Is>
+bool Conductor::all_under_way(Is is) const {
+  for (std::size_t node = 0; node < nodes_.size(); ++node)
+    if (!nodes_[node].over && !is(node)) return false;
+  return true;
+}
+
+std::optional<std::size_t> Conductor::leader() const {
+  for (std::size_t node = 0; node < nodes_.size(); ++node)
+    if (nodes_[node].joined && nodes_[node].instance == score_.instance) return node;
+  return std::nullopt;
+}
+
+void Conductor::send(std::size_t node, v1::FleetCommand command) {
+  if (!nodes_[node].over) steps_.push_back({node, std::move(command)});
+}
+
+std::vector<Conductor::Step> Conductor::take_steps() { return std::exchange(steps_, {}); }
+
+// ---- what nodes report --------------------------------------------------------------------------
+
+void Conductor::told(std::size_t node, const v1::FleetReport& report, Time now) {
+  if (nodes_[node].over) return;
+  switch (report.what_case()) {
+    case v1::FleetReport::kJoined:
+      return joined(node, report.joined());
+    case v1::FleetReport::kQuiesces:
+      cuts_.try_emplace(report.quiesces().group(), nodes_.size(), score_.stall)
+          .first->second.quiesces(node, report.quiesces(), now);
+      return look_at_cuts(now);
+    case v1::FleetReport::kRank:
+      if (const auto cut = cuts_.find(report.rank().group()); cut != cuts_.end())
+        cut->second.reported(node, report.rank(), now);
+      return look_at_cuts(now);
+    case v1::FleetReport::kAsks:
+      stages_[report.asks().out()].asks.insert(node);
+      return go_on_if_all_may(report.asks().out());
+    case v1::FleetReport::kWentOn:
+      stages_[report.went_on().out()].gone.insert(node);
+      return let_leader_go_on(report.went_on().out());
+    case v1::FleetReport::kEnded:
+      return ended(node, Status(static_cast<Code>(report.ended().code()), report.ended().text()),
+                   now);
+    case v1::FleetReport::kProgress:
+    case v1::FleetReport::WHAT_NOT_SET:
+      return;
+  }
+}
+
+void Conductor::joined(std::size_t node, const v1::FleetJoined& joined) {
+  for (const Node& other : nodes_)
+    if (other.joined && other.instance == joined.instance())
+      return give_up({Code::kInvalidArgument, "node '" + nodes_[node].name + "' and node '" +
+                                                  other.name +
+                                                  "' are one and the same; name each node once"});
+  nodes_[node].joined = true;
+  nodes_[node].instance = joined.instance();
+  // Two nodes may have one host name, such as those of an image.
+  const bool taken = std::any_of(nodes_.begin(), nodes_.end(),
+                                 [&](const Node& other) { return other.name == joined.name(); });
+  if (!joined.name().empty() && !taken) nodes_[node].name = joined.name();
+}
+
+void Conductor::ended(std::size_t node, const Status& status, Time now) {
+  Node& it = nodes_[node];
+  it.over = true;
+  it.status = status;
+  if (!status.ok()) {
+    failed_.push_back(node);
+    give_up({Code::kAborted, "node '" + it.name + "' failed: " + status.text()});
+  }
+  for (auto& [group, cut] : cuts_) cut.forget(node, now);
+  look_at_cuts(now);
+  for (const bool out : {true, false}) {
+    go_on_if_all_may(out);
+    let_leader_go_on(out);
+  }
+}
+
+void Conductor::lost(std::size_t node, const Status& why, Time now) {
+  if (nodes_[node].over) return;
+  const Stage& last = stages_[stages_[false].is ? false : true];
+  std::string text = "lost: " + why.text();
+  if (last.told.contains(node)) text += "; its part goes on by itself, ask that node how it stands";
+  ended(node, Status(why.code(), text), now);
+}
+
+// ---- the cut ------------------------------------------------------------------------------------
+
+void Conductor::look_at_cuts(Time now) {
+  for (auto it = cuts_.begin(); it != cuts_.end();) {
+    auto& [group, cut] = *it;
+    if (cut.taken()) {
+      for (std::size_t node = 0; node < nodes_.size(); ++node) {
+        v1::FleetCommand taken;
+        taken.set_cut_taken(group);
+        send(node, std::move(taken));
+      }
+      it = cuts_.erase(it);
+      continue;
+    }
+    for (FleetCut::Step& step : cut.decide(now)) {
+      v1::FleetCommand command;
+      *command.mutable_step() = std::move(step.step);
+      command.mutable_step()->set_group(group);
+      send(step.node, std::move(command));
+    }
+    ++it;
+  }
+}
+
+// ---- together -----------------------------------------------------------------------------------
+
+void Conductor::go_on_if_all_may(bool out) {
+  Stage& stage = stages_[out];
+  if (!stage.is || stage.committed || !given_up_.ok() || stage.asks.empty()) return;
+  if (!all_under_way([&](std::size_t node) { return stage.asks.contains(node); })) return;
+  stage.committed = true;
+  for (std::size_t node = 0; node < nodes_.size(); ++node)
+    if (leader() != node) tell_to_go_on(node, out);
+  let_leader_go_on(out);
+}
+
+void Conductor::let_leader_go_on(bool out) {
+  const Stage& stage = stages_[out];
+  const std::optional<std::size_t> own = leader();
+  if (!stage.committed || !own || stage.told.contains(*own)) return;
+  const bool alone = all_under_way([&](std::size_t node) { return node == *own; });
+  if (alone || !stage.gone.empty()) tell_to_go_on(*own, out);
+}
+
+void Conductor::tell_to_go_on(std::size_t node, bool out) {
+  if (nodes_[node].over || !stages_[out].told.insert(node).second) return;
+  v1::FleetCommand command;
+  command.mutable_go_on()->set_out(out);
+  send(node, std::move(command));
+}
+
+void Conductor::give_up(const Status& why) {
+  if (!given_up_.ok()) return;
+  given_up_ = why;
+  // What is decided is decided.
+  for (const bool out : {true, false})
+    if (const auto own = leader(); own && stages_[out].committed) tell_to_go_on(*own, out);
+  for (std::size_t node = 0; node < nodes_.size(); ++node) {
+    v1::FleetCommand command;
+    command.mutable_give_up()->set_code(static_cast<std::uint32_t>(why.code()));
+    command.mutable_give_up()->set_text(why.text());
+    send(node, std::move(command));
+  }
+}
+
+// ---- time ---------------------------------------------------------------------------------------
+
+Time Conductor::wakeup() const {
+  Time time = kNever;
+  for (const auto& [group, cut] : cuts_) time = std::min(time, cut.next_decision());
+  const bool all = all_under_way([this](std::size_t node) { return nodes_[node].joined; });
+  return all ? time : std::min(time, join_by_);
+}
+
+void Conductor::tick(Time now) {
+  look_at_cuts(now);
+  if (now < join_by_) return;
+  for (std::size_t node = 0; node < nodes_.size(); ++node)
+    if (!nodes_[node].over && !nodes_[node].joined)
+      lost(node,
+           {Code::kDeadlineExceeded,
+            "it has not answered within " + format_duration(score_.to_join) +
+                "; is amemd running there, and does it listen at this address?"},
+           now);
+}
+
+// ---- the end ------------------------------------------------------------------------------------
+
+bool Conductor::ended() const {
+  return std::all_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.over; });
+}
+
+Status Conductor::result() const {
+  if (failed_.empty()) return given_up_;
+  std::string text;
+  for (const std::size_t node : failed_)
+    text += (text.empty() ? "node '" : "; node '") + nodes_[node].name +
+            "': " + nodes_[node].status.text();
+  for (const Node& node : nodes_)
+    if (node.status.ok()) text += "; node '" + node.name + "' has done its part";
+  return {nodes_[failed_.front()].status.code(), text};
+}
+
+}  // namespace amem

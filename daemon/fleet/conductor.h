@@ -1,0 +1,98 @@
+// Conductor: leads one operation on groups that several nodes have.
+//
+// Each node takes its part by the phases that it always takes, held (daemon/phases/link.h). The
+// conductor takes one cut of all ranks, and lets nobody release before all nodes have saved, nobody
+// open before all have loaded and let go of what goes out. Until it has told somebody to release, a
+// failure or loss of one node has all others give up; those that come in likewise until somebody is
+// told to open. The node that leads, if it takes part, is told to go on last: whoever has been told
+// can then tell those who lose their leader.
+//
+// Pure: reports go in, commands come out; time comes in. Not synchronised; the loop's.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "amem/v1/fleet.pb.h"
+#include "common/status.h"
+#include "daemon/base/clock.h"
+#include "daemon/fleet/fleet_cut.h"
+
+namespace amem {
+
+class Conductor {
+ public:
+  struct Score {
+    bool goes_out = false;  // something does, or comes in
+    bool comes_in = false;
+    Duration stall{};        // of the cut
+    Duration to_join{};      // for a node to answer
+    std::string instance{};  // of the amemd that leads
+  };
+  struct Step {
+    std::size_t node;
+    v1::FleetCommand command;
+  };
+
+  /// `nodes`: what they are called until they have told their names; at least one, all different.
+  Conductor(std::vector<std::string> nodes, Score score, Time now);
+
+  // ---- what happens ----
+  void told(std::size_t node, const v1::FleetReport& report, Time now);
+  /// There is no way to the node any more, and it has not ended.
+  void lost(std::size_t node, const Status& why, Time now);
+  void give_up(const Status& why);
+  void tick(Time now);
+
+  // ---- how it stands ----
+  std::vector<Step> take_steps();
+  Time wakeup() const;
+  /// Every node has ended, or is lost.
+  bool ended() const;
+  /// Names each node that has not done its part. REQUIRES: ended.
+  Status result() const;
+  const std::string& name(std::size_t node) const { return nodes_[node].name; }
+
+ private:
+  struct Stage {
+    bool is = false;         // part of the operation
+    bool committed = false;  // somebody has been told to go on
+    std::set<std::size_t> asks;
+    std::set<std::size_t> told;  // to go on
+    std::set<std::size_t> gone;  // have answered
+  };
+  struct Node {
+    std::string name;
+    std::string instance{};
+    bool joined = false;
+    bool over = false;  // ended, or lost
+    Status status{};
+  };
+
+  void joined(std::size_t node, const v1::FleetJoined& joined);
+  void ended(std::size_t node, const Status& status, Time now);
+  void look_at_cuts(Time now);
+  void go_on_if_all_may(bool out);
+  /// The one that leads, once somebody else knows.
+  void let_leader_go_on(bool out);
+  void tell_to_go_on(std::size_t node, bool out);
+  void send(std::size_t node, v1::FleetCommand command);
+  std::optional<std::size_t> leader() const;
+  template <class Is>
+  bool all_under_way(Is is) const;
+
+  const Score score_;
+  const Time join_by_;
+  std::vector<Node> nodes_;
+  Stage stages_[2];  // what comes in, what goes out
+  std::map<std::string, FleetCut> cuts_;
+  Status given_up_;
+  std::vector<std::size_t> failed_;  // in their order
+  std::vector<Step> steps_;
+};
+
+}  // namespace amem

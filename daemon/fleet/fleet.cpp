@@ -1,0 +1,212 @@
+#include "daemon/fleet/fleet.h"
+
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <utility>
+
+#include "common/version.h"
+#include "daemon/base/random.h"
+
+namespace amem {
+namespace {
+
+/// For a node to take up its part.
+constexpr Duration kToJoin = std::chrono::seconds(10);
+/// Parts that have ended are remembered for nodes that lose their leader, so many.
+constexpr std::size_t kRemembered = 256;
+
+std::string random_name() {
+  const Result<Token> token = random_token();
+  if (!token.ok()) return {};
+  return {reinterpret_cast<const char*>(token.value().data()), token.value().size()};
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
+
+}  // namespace
+
+/// One that this node leads.
+struct Fleet::Led {
+  Led(std::vector<std::string> nodes, Conductor::Score score, Operations::Observer who)
+      : conductor(std::move(nodes), std::move(score), Clock::now()), observer(std::move(who)) {}
+  std::string order;
+  Conductor conductor;
+  Operations::Observer observer;
+  std::vector<std::unique_ptr<NodeLink>> links;  // by node; null: it is over
+  std::optional<EventLoop::TimerId> timer;
+  bool carrying_out = false;
+  bool over = false;
+};
+
+Fleet::Fleet(Broker& broker, EventLoop& loop, NodeLinks& links, Duration stall)
+    : broker_(broker),
+      loop_(loop),
+      links_(links),
+      stall_(stall),
+      instance_(random_name()),
+      name_(host_name()) {}
+
+Fleet::~Fleet() { shut(); }
+
+void Fleet::shut() {
+  for (const auto& [order, led] : std::exchange(led_, {})) {
+    led->over = true;
+    if (led->timer) loop_.cancel(*led->timer);
+    led->links.clear();
+    led->observer->finished({Code::kUnavailable,
+                             "amemd is ending; the operation goes on on the "
+                             "nodes that were told to go on"});
+  }
+  parts_.clear();
+}
+
+// ---- leading ------------------------------------------------------------------------------------
+
+void Fleet::lead(const Caller& caller, v1::FleetBegin begin, const Operations::Observer& observer) {
+  const std::set<std::string> different(begin.nodes().begin(), begin.nodes().end());
+  const auto nodes = static_cast<std::size_t>(begin.nodes_size());
+  Status refused;
+  if (!caller.operates)
+    refused = {
+        Code::kPermissionDenied,
+        "only root, amemd's own user and the group access.operators may steer several nodes"};
+  else if (different.size() != nodes)
+    refused = {Code::kInvalidArgument, "a node is named twice"};
+  else if (nodes > kMaxNodes)
+    refused = {Code::kInvalidArgument, std::to_string(nodes) + " nodes are named; " +
+                                           std::to_string(kMaxNodes) + " are the most"};
+  const std::string order = random_name();
+  if (refused.ok() && (order.empty() || instance_.empty()))
+    refused = {Code::kInternal, "the system gave no random numbers"};
+  if (!refused.ok()) return observer->finished(refused);
+
+  begin.set_protocol(kFleetProtocol);
+  begin.set_order(order);
+  begin.set_leader(name_);
+  Conductor::Score score;
+  score.goes_out = !begin.has_resume();
+  score.comes_in = !begin.has_pause();
+  score.stall = stall_;
+  score.to_join = kToJoin;
+  score.instance = instance_;
+  const auto led = std::make_shared<Led>(
+      std::vector<std::string>(begin.nodes().begin(), begin.nodes().end()), score, observer);
+  led->order = order;
+  led_[order] = led;
+  spdlog::info("leads an operation over {} nodes, asked for by {}", nodes, caller.who);
+  for (std::size_t node = 0; node < nodes; ++node) {
+    NodeLink::Heard heard;
+    heard.report = [this, led, node](v1::FleetReport report) {
+      if (led->over) return;
+      led->conductor.told(node, report, Clock::now());
+      if (report.has_progress()) {
+        report.mutable_progress()->set_node(led->conductor.name(node));
+        led->observer->progress(report.progress());
+      }
+      carry_out(led);
+    };
+    heard.over = [this, led, node](const Status& why) {
+      if (led->over) return;
+      led->links[node].reset();
+      led->conductor.lost(
+          node, why.ok() ? Status(Code::kAborted, "it hung up before its end") : why, Clock::now());
+      carry_out(led);
+    };
+    Result<std::unique_ptr<NodeLink>> link =
+        links_.open(begin.nodes(static_cast<int>(node)), std::move(heard));
+    led->links.push_back(link.ok() ? std::move(link).value() : nullptr);
+    if (!link.ok()) led->conductor.lost(node, link.status(), Clock::now());
+    if (led->links.back() == nullptr) continue;
+    v1::FleetCommand first;
+    *first.mutable_begin() = begin;
+    led->links.back()->send(std::move(first));
+  }
+  carry_out(led);
+}
+
+void Fleet::carry_out(const std::shared_ptr<Led>& led) {
+  if (led->over || std::exchange(led->carrying_out, true)) return;
+  for (std::vector<Conductor::Step> steps = led->conductor.take_steps(); !steps.empty();
+       steps = led->conductor.take_steps())
+    for (Conductor::Step& step : steps)
+      if (led->links[step.node] != nullptr) led->links[step.node]->send(std::move(step.command));
+  led->carrying_out = false;
+  if (led->timer) loop_.cancel(*std::exchange(led->timer, std::nullopt));
+  if (led->conductor.ended()) return end(led);
+  const Time wakeup = led->conductor.wakeup();
+  if (wakeup == kNever) return;
+  led->timer = loop_.at(wakeup, [this, led] {
+    led->timer.reset();
+    led->conductor.tick(Clock::now());
+    carry_out(led);
+  });
+}
+
+void Fleet::end(const std::shared_ptr<Led>& led) {
+  led->over = true;
+  const Status result = led->conductor.result();
+  if (!result.ok())
+    spdlog::error("operation over {} nodes failed: {}", led->links.size(), result.text());
+  // The links may be what has called.
+  loop_.post([led] { led->links.clear(); });
+  led_.erase(led->order);
+  led->observer->finished(result);
+}
+
+// ---- parts --------------------------------------------------------------------------------------
+
+std::shared_ptr<Part> Fleet::take(const Caller& caller, const v1::FleetBegin& begin,
+                                  const FleetOrder& order, Part::Report report) {
+  const auto part = std::make_shared<Part>(broker_, loop_, links_, begin, report);
+  Status refused;
+  if (!caller.operates)
+    refused = {Code::kPermissionDenied,
+               "only operators of this node may take it into an operation over several"};
+  else if (begin.protocol() != kFleetProtocol)
+    refused = {Code::kFailedPrecondition,
+               "this node's amemd " + std::string(kVersion) + " speaks version " +
+                   std::to_string(kFleetProtocol) + " with other nodes, and the one that leads " +
+                   std::to_string(begin.protocol()) + "; upgrade the older"};
+  else if (begin.order().size() != sizeof(Token))
+    refused = {Code::kInvalidArgument, "an order's name has 16 bytes"};
+  else if (std::any_of(parts_.begin(), parts_.end(),
+                       [&](const Known& known) { return known.order == begin.order(); }))
+    refused = {Code::kFailedPrecondition,
+               "this node has a part of that operation already; is it named by two addresses?"};
+  if (!refused.ok()) {
+    part->finished(refused);
+    return part;
+  }
+  v1::FleetReport joined;
+  joined.mutable_joined()->set_name(name_);
+  joined.mutable_joined()->set_instance(instance_);
+  joined.mutable_joined()->set_version(kVersion);
+  report(std::move(joined));
+  parts_.push_back({begin.order(), part});
+  while (parts_.size() > kRemembered && parts_.front().part->ended()) parts_.pop_front();
+  part->begin(caller, order);
+  return part;
+}
+
+v1::FleetStanding Fleet::standing(const std::string& order) {
+  v1::FleetStanding standing;
+  const bool leads = led_.contains(order);
+  for (const Known& known : parts_)
+    if (known.order == order) standing = known.part->standing_for_others();
+  if (leads && !standing.known()) {  // it has no part, and so has nothing against it
+    standing.set_known(true);
+    standing.set_asked_out(true);
+    standing.set_asked_in(true);
+  }
+  standing.set_leads(leads);
+  return standing;
+}
+
+}  // namespace amem

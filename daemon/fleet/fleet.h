@@ -1,0 +1,65 @@
+// Fleet: operations over several nodes that this node leads, and those that it has a part of.
+//
+// For the loop's thread.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "amem/v1/fleet.pb.h"
+#include "daemon/base/event_loop.h"
+#include "daemon/broker/broker.h"
+#include "daemon/fleet/conductor.h"
+#include "daemon/fleet/node_link.h"
+#include "daemon/fleet/part.h"
+
+namespace amem {
+
+/// Of what brokers say to each other; others are refused.
+inline constexpr std::uint32_t kFleetProtocol = 1;
+/// Nodes of one operation.
+inline constexpr std::size_t kMaxNodes = 1024;
+
+class Fleet {
+ public:
+  /// Everything passed in outlives this object. `stall`: of a cut.
+  Fleet(Broker& broker, EventLoop& loop, NodeLinks& links, Duration stall);
+  ~Fleet();
+
+  /// Leads it. What is refused is told to the observer at once, and nothing has changed.
+  /// `begin`: what is to be done, with the nodes' addresses; the rest is filled in here.
+  void lead(const Caller& caller, v1::FleetBegin begin, const Operations::Observer& observer);
+  /// This node's part of an operation that another leads, or this one. `report` gets why it is
+  /// refused, too.
+  std::shared_ptr<Part> take(const Caller& caller, const v1::FleetBegin& begin,
+                             const FleetOrder& order, Part::Report report);
+  v1::FleetStanding standing(const std::string& order);
+  /// No leader and no part does anything any more.
+  void shut();
+
+ private:
+  struct Led;
+  struct Known {
+    std::string order;
+    std::shared_ptr<Part> part;
+  };
+
+  void carry_out(const std::shared_ptr<Led>& led);
+  void end(const std::shared_ptr<Led>& led);
+
+  Broker& broker_;
+  EventLoop& loop_;
+  NodeLinks& links_;
+  const Duration stall_;
+  std::string instance_;
+  std::string name_;
+  std::map<std::string, std::shared_ptr<Led>> led_;  // by order
+  std::deque<Known> parts_;                          // the last ones, also such as have ended
+};
+
+}  // namespace amem
