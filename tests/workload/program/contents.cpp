@@ -16,6 +16,8 @@ std::string Describe(const Mapping& mapping) {
          std::to_string(mapping.key.id) + " of rank " + std::to_string(mapping.key.owner);
 }
 
+}  // namespace
+
 CommunicatorBuffer InitialBuffer(const AllocationKey& key, unsigned communicator) {
   CommunicatorBuffer buffer{};
   for (std::size_t i = 0; i < kContributionWords; ++i) {
@@ -23,8 +25,6 @@ CommunicatorBuffer InitialBuffer(const AllocationKey& key, unsigned communicator
   }
   return buffer;
 }
-
-}  // namespace
 
 Contents::Contents(int ranks, unsigned communicators, unsigned zeros) : zeros_(zeros) {
   for (unsigned i = 0; i < communicators; ++i) models_.emplace_back(ranks, i);

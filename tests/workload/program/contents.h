@@ -29,6 +29,9 @@ struct Progress {
   std::uint64_t last(bool imported) const { return interrupted && imported ? round + 1 : round; }
 };
 
+/// What a communicator's buffer holds before the first round.
+CommunicatorBuffer InitialBuffer(const AllocationKey& key, unsigned communicator);
+
 class Contents {
  public:
   /// `zeros`: percent of the blocks of 64 KiB that are zero, but for a stamp.

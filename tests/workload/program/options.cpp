@@ -53,6 +53,11 @@ Options ParseOptions(int argc, char** argv) {
   app.add_option("--shared", options.shared, "Synthetic: fraction that every peer imports")
       ->check(CLI::Range(0.0, 1.0))
       ->excludes(trace);
+  app.add_flag(
+         "--network", options.network,
+         "Synthetic, ranks on several nodes: communicators' buffers in memory of the host, and "
+         "nothing else is shared")
+      ->excludes(trace);
   app.add_option("--zeros", options.zeros, "Percent of the 64-KiB blocks that are zero")
       ->check(CLI::Range(0, 100));
   try {

@@ -26,6 +26,7 @@ struct Options {
   unsigned allocations = 16;
   std::size_t bytes = std::size_t{2} << 20U;
   double shared = 0.5;
+  bool network = false;  // ranks are on several nodes: nothing is shared but memory of the host
 
   unsigned zeros = 0;  // percent of 64-KiB blocks that are zero
 };

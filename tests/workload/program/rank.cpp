@@ -103,28 +103,46 @@ void Rank::SetUpSynthetic() {
   }
 }
 
-void Rank::SetUpCommunicators() {
+std::vector<CommunicatorBuffer*> Rank::DeviceBuffers(unsigned communicator) {
   const std::size_t bytes = Rounded(sizeof(CommunicatorBuffer), false);
-  for (unsigned index = 0; index < options_.communicators; ++index) {
-    const std::uint64_t id = kFirstCommunicatorId + index;
-    Handle handle = 0;
-    const Mapping mapping{calls_.Alloc(bytes, false, &handle), bytes, {number_, id}, false};
-    ledger_.AddMapping(mapping);
-    FillAndPublish(mapping);
+  const std::uint64_t id = kFirstCommunicatorId + communicator;
+  Handle handle = 0;
+  const Mapping mapping{calls_.Alloc(bytes, false, &handle), bytes, {number_, id}, false};
+  ledger_.AddMapping(mapping);
+  FillAndPublish(mapping);
+  std::vector<CommunicatorBuffer*> buffers;
+  for (int peer = 0; peer < options_.ranks; ++peer) {
+    CUdeviceptr address = mapping.address;
+    if (peer != number_) {
+      const Proxy::Fetched got = proxy_.Fetch({peer, id});
+      address = calls_.MapPeer(got.bytes, got.handle);
+      ledger_.AddMapping({address, got.bytes, {peer, id}, true});
+    }
+    buffers.push_back(KernelPointer<CommunicatorBuffer>(address));
+  }
+  return buffers;
+}
 
+std::vector<CommunicatorBuffer*> Rank::NetworkBuffers(const Network& network,
+                                                      unsigned communicator) {
+  *network.buffer(communicator, number_) =
+      InitialBuffer({number_, kFirstCommunicatorId + communicator}, communicator);
+  std::vector<CommunicatorBuffer*> buffers;
+  for (int peer = 0; peer < options_.ranks; ++peer)
+    buffers.push_back(network.buffer(communicator, peer));
+  return buffers;
+}
+
+void Rank::SetUpCommunicators() {
+  std::optional<Network> network;
+  if (options_.network)
+    network.emplace(options_.rendezvous, options_.ranks, options_.communicators);
+  for (unsigned index = 0; index < options_.communicators; ++index) {
     CollectivePlan plan;
     plan.rank = number_;
     plan.communicator = index;
     plan.timeout = options_.kernel_timeout;
-    for (int peer = 0; peer < options_.ranks; ++peer) {
-      CUdeviceptr address = mapping.address;
-      if (peer != number_) {
-        const Proxy::Fetched got = proxy_.Fetch({peer, id});
-        address = calls_.MapPeer(got.bytes, got.handle);
-        ledger_.AddMapping({address, got.bytes, {peer, id}, true});
-      }
-      plan.buffers.push_back(KernelPointer<CommunicatorBuffer>(address));
-    }
+    plan.buffers = network ? NetworkBuffers(*network, index) : DeviceBuffers(index);
 
     std::set<std::uint64_t> stamped;  // a double mapping is one allocation
     for (const Mapping& each : ledger_.Mappings()) {

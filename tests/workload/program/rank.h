@@ -16,6 +16,7 @@
 #include "tests/workload/nccl/proxy.h"
 #include "tests/workload/program/contents.h"
 #include "tests/workload/program/ledger.h"
+#include "tests/workload/program/network.h"
 #include "tests/workload/program/options.h"
 #include "tests/workload/program/replay.h"
 
@@ -88,6 +89,9 @@ class Rank {
   std::size_t Rounded(std::size_t bytes, bool symmetric) const;
   void SetUpSynthetic();
   void SetUpCommunicators();
+  /// Of all ranks, by number: brokered memory of each, or the network's.
+  std::vector<CommunicatorBuffer*> DeviceBuffers(unsigned communicator);
+  std::vector<CommunicatorBuffer*> NetworkBuffers(const Network& network, unsigned communicator);
   void RunLoop(const std::vector<Communicator*>& communicators);
   void RequireStopped(const char* what) const;
   void RequireCollectives(const char* what) const;

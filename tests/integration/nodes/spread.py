@@ -1,0 +1,51 @@
+"""Nodes side by side, and jobs whose ranks are spread over them."""
+from sim_node.job import Job
+from sim_node.node import Node
+
+
+class Nodes:
+    """Each with a broker; the first one is asked, and so leads."""
+
+    def __init__(self, build, logs, count, *flags):
+        self.all = []
+        for number in range(count):
+            folder = logs / f"node{number}"
+            folder.mkdir()
+            node = Node(build, str(folder))
+            node.settings["AMEM_NODE"] = str(number)  # for people who read a process list
+            node.start_broker(*flags)
+            self.all.append(node)
+
+    def __getitem__(self, number):
+        return self.all[number]
+
+    def close(self):
+        for node in self.all:
+            node.close()
+
+    def addresses(self, *numbers):
+        chosen = [self.all[number] for number in numbers] if numbers else self.all
+        return ",".join(f"unix:{node.runtime_dir}/control.sock" for node in chosen)
+
+    def job(self, name, arguments=(), **options):
+        """A rank on each node. They share no memory, as ranks of different nodes do not, and wait for each other."""
+        first = self.all[0]
+        where = {number: {name: node.settings[name] for name in ("AMEM_SIM_DIR", "AMEM_RUNTIME_DIR")}
+                 for number, node in enumerate(self.all)}
+        run = [first.build.program("amemctl"), "run", "--group", name, "--"]
+        return Job(first, name, len(self.all), shared=0, arguments=["--network", *arguments], rank_env=where, run=run, **options).ready()
+
+    def try_(self, *arguments, lead=0, **options):
+        """amemctl on one node, about all."""
+        return self.all[lead].ctl.try_(*arguments, "--nodes", self.addresses(), **options)
+
+    def __call__(self, *arguments, **options):
+        answer = self.try_(*arguments, **options)
+        assert answer.code == 0, f"amemctl {arguments}: {answer!r}"
+        return answer
+
+    def start(self, *arguments, lead=0):
+        return self.all[lead].ctl.start(*arguments, "--nodes", self.addresses())
+
+    def states(self, group):
+        return [node.ctl.state(group) for node in self.all]

@@ -1,0 +1,176 @@
+"""A job that spans nodes pauses, resumes and swaps as one."""
+import pytest
+
+from sim_node.child import eventually
+from spread import Nodes
+
+
+@pytest.fixture
+def nodes(build, tmp_path):
+    nodes = Nodes(build, tmp_path, 2)
+    yield nodes
+    nodes.close()
+
+
+def test_pauses_in_a_loop_of_collectives_between_nodes(nodes):
+    job = nodes.job("train")
+    job.ask("loop on")
+    for _ in range(10):
+        nodes("pause", "train")
+        assert [node.ctl.group("train")["resident_bytes"] for node in nodes.all] == [0, 0]
+        nodes("resume", "train")
+        answers = job.ask("loop status")
+        assert all(answer["mismatches"] == 0 for answer in answers)
+    ended = job.ask("loop off")
+    assert len({answer["rounds"] for answer in ended}) == 1 and ended[0]["rounds"] > 0
+    job.check()
+
+
+def test_a_pause_of_one_node_alone_stalls_where_another_node_waits(nodes):
+    """What the one cut is for."""
+    job = nodes.job("train", arguments=["--communicators", 2, "--loop-threads", 2])
+    job.ask("loop on")
+    for _ in range(3):
+        nodes("pause", "train")
+        nodes("resume", "train")
+    job.ask("loop off")
+    job.check()
+
+
+def test_swaps_of_two_jobs(nodes):
+    train, rollout = nodes.job("train"), nodes.job("rollout")
+    nodes("pause", "rollout")
+    train.ask("loop on")
+    for out, into in (("train", "rollout"), ("rollout", "train")) * 2:
+        nodes("swap", out, into)
+        assert nodes.states(out) == ["paused"] * 2 and nodes.states(into) == ["running"] * 2
+    train.ask("loop off")
+    nodes("resume", "rollout")
+    train.check()
+    rollout.check()
+
+
+def test_progress_names_the_node(nodes):
+    nodes.job("train")
+    done = [line for line in nodes("pause", "train").lines if line.get("done")]
+    assert len(done) == 2 and all(line["group"] == "train" and line["node"] for line in done)
+    assert done[0]["node"] != done[1]["node"]  # also where the host's name is one
+
+
+def test_each_node_is_asked(nodes):
+    nodes.job("train")
+    answers = nodes("groups").lines
+    assert [answer["node"] for answer in answers] == nodes.addresses().split(",")
+    assert all(answer["answer"]["groups"][0]["name"] == "train" for answer in answers)
+    nodes[1].broker.kill()
+    lost = nodes.try_("status")
+    assert lost.code == 1 and len(lost.lines) == 1 and nodes.addresses(1) in lost.err
+
+
+# ---- all or none --------------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_one_node_lacks(nodes):
+    job = nodes[0].job("train")
+    answer = nodes.try_("pause", "train")
+    assert answer.code != 0 and "there is no group" in answer.error and "node '" in answer.error
+    assert nodes[0].ctl.state("train") == "running"
+    job.check()
+
+
+def test_a_save_that_fails_on_one_node_calls_all_off(nodes):
+    job = nodes.job("train")
+    job.ranks[1].faults("cuMemcpyDtoHAsync:*", "cuLaunchKernel:*")
+    answer = nodes.try_("pause", "train")
+    job.ranks[1].faults()
+    assert answer.code != 0 and "save" in answer.error and "rank 1" in answer.error
+    assert nodes.states("train") == ["running"] * 2
+    job.check()
+
+
+def test_a_load_that_fails_on_one_node_rolls_all_back(nodes):
+    job = nodes.job("train")
+    nodes("pause", "train")
+    job.ranks[0].faults("cuMemMap:1")
+    answer = nodes.try_("resume", "train")
+    job.ranks[0].faults()
+    assert answer.code != 0 and "rank 0" in answer.error
+    assert nodes.states("train") == ["paused"] * 2
+    nodes("resume", "train")
+    job.check()
+
+
+def test_one_node_by_two_addresses(nodes):
+    nodes.job("train")
+    same = nodes.addresses(0)
+    odd = same.replace("/control.sock", "/../run/control.sock")
+    for addresses, said in ((f"{same},{same}", "named twice"), (f"{same},{odd}", "two addresses")):
+        answer = nodes[0].ctl.try_("pause", "train", "--nodes", addresses)
+        assert answer.code != 0 and said in answer.error
+    assert nodes.states("train") == ["running"] * 2
+
+
+def test_a_node_that_does_not_answer(nodes):
+    job = nodes.job("train")
+    nodes[1].broker.kill()
+    answer = nodes.try_("pause", "train")
+    assert answer.code != 0 and nodes.addresses(1) in answer.error
+    assert nodes[0].ctl.state("train") == "running"
+    job.ranks[0].kill()
+
+
+def test_two_leaders_at_once(nodes):
+    """One of them wins, or none; never both, and nothing is left between."""
+    job = nodes.job("train")
+    for _ in range(5):
+        operations = [nodes.start("pause", "train", lead=lead) for lead in (0, 1)]
+        codes = [operation.finish().code for operation in operations]
+        assert 0 in codes or nodes.states("train") == ["running"] * 2, codes
+        if nodes.states("train") != ["running"] * 2:
+            assert codes.count(0) == 1 and nodes.states("train") == ["paused"] * 2
+            nodes("resume", "train")
+    job.check()
+
+
+# ---- a node is lost -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost, lead", ((1, 0), (0, 0)))
+def test_a_node_that_is_lost_before_all_have_saved(nodes, lost, lead):
+    """Whoever it is: the others run on. Its own part is called off by the next broker."""
+    job = nodes.job("train")
+    job.ranks[1].faults("cuMemcpyDtoHAsync:1:hold", "cuLaunchKernel:1:hold")
+    pause = nodes.start("pause", "train", lead=lead)
+    eventually(lambda: nodes[1].ctl.group("train")["phase"] == "save", what="node 1 saves")
+    nodes[lost].broker.kill()
+    answer = pause.finish()
+    assert answer.code != 0
+    job.ranks[1].faults()
+    nodes[lost].start_broker(name="amemd2")
+    eventually(lambda: nodes.states("train") == ["running"] * 2, what="both run")
+    job.check()
+    nodes("pause", "train")
+    nodes("resume", "train")
+    job.check()
+
+
+def test_a_leader_that_is_lost_after_a_node_was_told_to_release(build, tmp_path):
+    """The others hear of it from that node. Its own part was told last."""
+    nodes = Nodes(build, tmp_path, 3)
+    try:
+        job = nodes.job("train")
+        job.ranks[1].faults("cuMemUnmap:1:hold")
+        pause = nodes.start("pause", "train")
+        eventually(lambda: nodes[1].ctl.group("train")["phase"] == "release", what="node 1 releases")
+        nodes[0].broker.kill()
+        assert pause.finish().code != 0
+        job.ranks[1].faults()
+        nodes[0].start_broker(name="amemd2")
+        eventually(lambda: nodes.states("train")[1:] == ["paused"] * 2, what="those that were told are paused")
+        eventually(lambda: nodes.states("train")[0] in ("paused", "running"), what="the leader's node is at rest")
+        if nodes.states("train")[0] == "running":
+            nodes[0].ctl("pause", "train")
+        nodes("resume", "train")
+        job.check()
+    finally:
+        nodes.close()
