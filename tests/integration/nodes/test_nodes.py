@@ -73,7 +73,7 @@ def test_each_node_is_asked(nodes):
 def test_a_group_that_one_node_lacks(nodes):
     job = nodes[0].job("train")
     answer = nodes.try_("pause", "train")
-    assert answer.code != 0 and "there is no group" in answer.error and "node '" in answer.error
+    assert answer.code != 0 and "no group 'train'" in answer.error and "node '" in answer.error
     assert nodes[0].ctl.state("train") == "running"
     job.check()
 
