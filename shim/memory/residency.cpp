@@ -24,10 +24,8 @@ std::vector<CUmemAccessDesc> descs_of(const std::vector<Access>& access) {
   return descs;
 }
 
-/// Only what guests or a peer's NIC have kept on its device comes back so.
 constexpr const char* kNotOwn =
-    ", imported because other processes have kept it on its device over the pause (end the group's "
-    "guests, or whoever has registered it with a NIC, before the next)";
+    ", as memory that amemd has made; the driver binds only what this process has made itself";
 
 bool at_lower_address(const Mapping* a, const Mapping* b) { return a->address < b->address; }
 
@@ -222,7 +220,6 @@ void Residency::drop_made() {
 
 Status Residency::come_back(std::uint64_t id, const Fd& fd) {
   return arrive(id, "importing ", [&](HeldAllocation& a, CUmemGenericAllocationHandle* real) {
-    // What stayed for others' sake, though this process has let go of it, is imported like theirs.
     a.own = a.made != 0;
     *real = std::exchange(a.made, 0);
     return a.own ? CUDA_SUCCESS : holdings_.import_descriptor(real, fd);

@@ -207,6 +207,8 @@ void BrokerSide::act(int group, const action::Release& release) {
     message.undo = !it.pause && m_.bug != Bug::kForgetsToUndo;
     message.last = it.pause && it.whole;
     if (it.pause) message.pieces = it.in_waves ? it.wave : it.selected;
+    for (int i = m_.first_piece(group); it.pause && i < m_.end_piece(group); ++i)
+      if (piece(i).stayed && piece(i).maker == id) clear_bit(message.pieces, i);
     send(rank_of(id), message);
   }
   if (it.pause && late) record(group, it.in_waves);

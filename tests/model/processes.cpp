@@ -86,6 +86,7 @@ void Processes::bring(int rank, const Message& message) {
   if (!p.map_failed) p.map_failed = m_.fault("it cannot map");
   for (int i = 0; i < kPiecesEach && !p.map_failed; ++i) {
     if ((message.pieces & p.holds & bit_of(i)) == 0) continue;
+    if (p.maps[at(i)] == message.place[at(i)]) continue;  // it has never left
     p.maps[at(i)] = message.place[at(i)];
     p.brought = static_cast<std::uint8_t>(p.brought | bit_of(i));
   }

@@ -32,6 +32,10 @@ const std::vector<Scenario>& worlds() {
        .pieces = {{0, {0, 1}, 'a', true, false, true}, {0, {1, 0}, 'b'}},
        .script = {{kPause, {0}, {}, 'a'}, {kResume, {0}, {}, 'a'}},
        .faults = 2},
+      {.name = "makes-open",
+       .about = "likewise, and a guest has it open, and may close it",
+       .pieces = {{0, {0, 1}, 'a', true, true, true}, {0, {1}}},
+       .script = {{kPause, {0}}, {kResume, {0}}, {kPause, {0}}, {kResume, {0}}}},
       {.name = "inside",
        .about = "its ranks ask for it themselves",
        .pieces = two_of(0),
@@ -117,13 +121,13 @@ std::vector<Scenario> with_restarts(std::vector<Scenario> all) {
     int faults;
   };
   static constexpr Again kAgain[] = {
-      {"restart-pause", "pause", 1},     {"restart-inside", "inside", 1},
-      {"restart-makes", "makes", 1},     {"restart-joins", "joins", 0},
-      {"restart-discard", "discard", 1}, {"restart-tags", "tags", 1},
-      {"restart-guests", "guests", 1},   {"restart-turns", "turns", 1},
-      {"restart-set", "set", 0},         {"restart-swap", "swap", 0},
-      {"restart-waves", "waves", 1},     {"restart-swap-set", "swap-set", 1},
-      {"restart-in-turn", "in-turn", 1}};
+      {"restart-pause", "pause", 1},       {"restart-inside", "inside", 1},
+      {"restart-makes", "makes", 1},       {"restart-makes-open", "makes-open", 1},
+      {"restart-joins", "joins", 0},       {"restart-discard", "discard", 1},
+      {"restart-tags", "tags", 1},         {"restart-guests", "guests", 1},
+      {"restart-turns", "turns", 1},       {"restart-set", "set", 0},
+      {"restart-swap", "swap", 0},         {"restart-waves", "waves", 1},
+      {"restart-swap-set", "swap-set", 1}, {"restart-in-turn", "in-turn", 1}};
   for (const Again& again : kAgain) {
     const auto is_it = [&](const Scenario& each) { return each.name == again.of; };
     Scenario copy = *std::find_if(all.begin(), all.end(), is_it);

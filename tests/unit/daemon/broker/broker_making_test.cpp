@@ -187,6 +187,31 @@ TEST_F(MakingTest, WhatIsFreedWhileItIsToBeMadeIsMadeByTheBroker) {
   r1.free(more);
 }
 
+// Else it would have to import it, and the driver would not let it bind that.
+TEST_F(MakingTest, WhatAnotherRanksNicKeepsOnItsDeviceItsMakerKeepsToo) {
+  two_making();
+  r1.stays = true;
+  r2.pin(of_a);
+  for (const Selection& what : {Selection(), Selection{{"nccl"}}}) {
+    ASSERT_TRUE(complete(begin({Operation::kPause, what})).ok());
+    EXPECT_EQ(used(0), 4 * kMiB);
+    EXPECT_EQ(used(1), 0U);
+    EXPECT_TRUE(r1.holds(of_a, 0xaa)) << "it was not told to let go of it";
+    EXPECT_FALSE(r1.memory.at(of_b).fd);
+    restart();
+    both_come_back();
+    ASSERT_TRUE(complete(begin({Operation::kResume, what})).ok());
+    EXPECT_EQ(making.makes, 0);
+    expect_whole();
+  }
+  r2.unpin(of_a);
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(used(0), 0U);
+  ASSERT_TRUE(resume().ok());
+  EXPECT_EQ(making.makes, 1);
+  expect_whole();
+}
+
 TEST_F(MakingTest, TheNextBrokerAsksItsMakerToo) {
   two_making();
   restart();

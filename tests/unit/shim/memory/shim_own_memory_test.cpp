@@ -151,12 +151,10 @@ TEST_F(ShimOwnMemory, TheDriversRefusalsAreToldAndLeaveNothing) {
   EXPECT_TRUE(handles.live.empty());
 }
 
-// Other processes have kept it on its device over the pause: the driver binds no other memory
-// there.
-TEST_F(ShimOwnMemory, WhatStayedIsImportedAndCannotBeBound) {
+TEST_F(ShimOwnMemory, WhatItHasNotMadeCannotBeBound) {
   pause();
   const Status status = memory.residency.come_back(kId, unused);
-  EXPECT_NE(status.text().find("kept it on its device"), std::string::npos) << status.text();
+  EXPECT_NE(status.text().find("has made itself"), std::string::npos) << status.text();
   EXPECT_TRUE(handles.live.empty());
 }
 
