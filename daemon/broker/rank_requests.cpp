@@ -44,11 +44,12 @@ void RankRequests::handle(Rank& rank, Packet& packet) {
     }
     case amem_v1_SessionMessage_create_tag:
       if (++rank.creating <= kMostCreates)
-        return create(rank, std::make_shared<Request>(Request{
-                                .seq = message.seq,
-                                .message = message.body.create,
-                                .made = std::move(packet.fds),
-                            }));
+        return create(
+            rank, std::make_shared<Request>(Request{
+                      .seq = message.seq,
+                      .message = message.body.create,
+                      .made = message.body.create.made ? std::move(packet.fds) : std::vector<Fd>(),
+                  }));
       return sessions_.close(rank.session, "it waits for " + std::to_string(kMostCreates) +
                                                " allocations, and asks for more");
     case amem_v1_SessionMessage_redeem_tag:
