@@ -35,7 +35,7 @@ RankRequests::RankRequests(const Means& means, const DeviceNodes& nodes, Session
       operations_(operations),
       groups_(groups) {}
 
-void RankRequests::handle(Rank& rank, const Packet& packet) {
+void RankRequests::handle(Rank& rank, Packet& packet) {
   const Message& message = packet.message;
   switch (message.which_body) {
     case amem_v1_SessionMessage_device_nodes_tag: {
@@ -44,7 +44,12 @@ void RankRequests::handle(Rank& rank, const Packet& packet) {
     }
     case amem_v1_SessionMessage_create_tag:
       if (++rank.creating <= kMostCreates)
-        return create(rank, std::make_shared<Request>(Request{message.seq, message.body.create}));
+        return create(
+            rank, std::make_shared<Request>(Request{
+                      .seq = message.seq,
+                      .message = message.body.create,
+                      .made = message.body.create.made ? std::move(packet.fds) : std::vector<Fd>(),
+                  }));
       return sessions_.close(rank.session, "it waits for " + std::to_string(kMostCreates) +
                                                " allocations, and asks for more");
     case amem_v1_SessionMessage_redeem_tag:
@@ -69,6 +74,8 @@ void RankRequests::handle(Rank& rank, const Packet& packet) {
     }
     case amem_v1_SessionMessage_phase_done_tag:
       return phase_done(rank, message.body.phase_done);
+    case amem_v1_SessionMessage_made_tag:
+      return made(rank, packet);
     case amem_v1_SessionMessage_copied_tag: {
       GroupEntry& group = node_.group_of(rank);
       const amem_v1_Copied& copied = message.body.copied;
@@ -115,12 +122,16 @@ void RankRequests::create(Rank& rank, const RequestPtr& request) {
   if (const Status status = admit(rank, *request); !status.ok())
     return not_created(rank, request, status);
   const amem_v1_Create& message = request->message;
-  means_.workers.create(*means_.devices.find(make_uuid(message.device)),
-                        {{message.size, message.gpu_direct_rdma}}, means_.create_limit,
-                        [this, id = rank.id, request](Workers::AllMade made) {
-                          if (Rank* again = node_.find_rank(id))
-                            created(*again, request, std::move(made.front()));
-                        });
+  const Device& device = *means_.devices.find(make_uuid(message.device));
+  const auto answer = [this, id = rank.id, request](Workers::AllMade made) {
+    if (Rank* again = node_.find_rank(id)) created(*again, request, std::move(made.front()));
+  };
+  if (!message.made)
+    return means_.workers.create(device, {{message.size, message.gpu_direct_rdma}},
+                                 means_.create_limit, answer);
+  std::vector<Workers::Brought> brought;
+  brought.push_back({message.size, std::move(request->made.front())});
+  means_.workers.take(device, std::move(brought), means_.create_limit, answer);
 }
 
 Status RankRequests::admit(const Rank& rank, Request& request) {
@@ -129,6 +140,11 @@ Status RankRequests::admit(const Rank& rank, Request& request) {
   if (means_.devices.find(uuid) == nullptr)
     return {Code::kInvalidArgument, "the broker sees no device " + to_string(uuid)};
   if (Status status = may_open(rank, uuid); !status.ok()) return status;
+  if (request.message.made && request.made.size() != 1)
+    return {Code::kInvalidArgument,
+            "memory that the rank has made came with " + std::to_string(request.made.size()) +
+                " descriptors instead of one; has it, or amemd, too many files open (ulimit -n, "
+                "LimitNOFILE)?"};
   Account& account = *node_.group_of(rank).account;
   Result<Charge> entry = account.take(Resource::kAllocations, 1);
   if (!entry.ok()) return entry.status();
@@ -148,7 +164,10 @@ void RankRequests::created(Rank& rank, const RequestPtr& request, Result<Workers
   if (!entered.ok()) return not_created(rank, request, entered.status());
   --rank.creating;
   const Allocation& a = *entered.value();
-  sessions_.send(rank.session, created_message(request->seq, a), {a.fd});
+  // What the rank has made itself it has.
+  std::vector<SharedFd> fds;
+  if (a.maker == 0) fds.push_back(a.fd);
+  sessions_.send(rank.session, created_message(request->seq, a), std::move(fds));
   let_reach_pool(a);
 }
 
@@ -206,6 +225,7 @@ Result<Allocation*> RankRequests::enter(Rank& rank, Request& request, SharedFd f
   a.tag = printable(message.tag);
   a.region = region_policy(message.policy);
   a.holders = {rank.id};
+  a.maker = message.made ? rank.id : 0;
   a.charge = std::move(request.entry);
   a.fd = charged(std::move(fd), std::move(request.memory));
   Allocation& added = node_.allocations.add(std::move(a));
@@ -434,6 +454,13 @@ void RankRequests::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
       event::PhaseDone{rank.id, epoch, *work, status, message.bytes, rank_work(message.spent)},
       Clock::now());
   groups_.drive(group);
+}
+
+void RankRequests::made(const Rank& rank, Packet& packet) {
+  ResumeOperation* const resume = operations_.resume_of(rank.group);
+  if (resume == nullptr) return;  // it has ended: what was made for it goes with the packet
+  resume->made(rank.id, packet.message.body.made, std::move(packet.fds));
+  groups_.drive(node_.group_of(rank));
 }
 
 }  // namespace amem

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "common/packet.h"
 #include "daemon/base/clock.h"
@@ -23,7 +24,7 @@ class RankRequests {
                Operations& operations, Groups& groups);
 
   /// One packet of a rank that has joined. The rank may be gone afterwards.
-  void handle(Rank& rank, const Packet& packet);
+  void handle(Rank& rank, Packet& packet);
   /// The rank has the allocation no longer, as holder or as guest.
   void free(Rank& rank, AllocationId id);
   /// Its keeper may have to save it.
@@ -36,6 +37,7 @@ class RankRequests {
     std::size_t tries = 0;
     Charge entry = {};
     Charge memory = {};
+    std::vector<Fd> made = {};  // of memory that the rank has made
   };
   using RequestPtr = std::shared_ptr<Request>;
   void create(Rank& rank, const RequestPtr& request);
@@ -59,6 +61,7 @@ class RankRequests {
   void group_request(Rank& rank, std::uint64_t seq, const amem_v1_GroupRequest& message);
   void set_policy(Rank& rank, std::uint64_t seq, const amem_v1_SetPolicy& message);
   void phase_done(Rank& rank, const amem_v1_PhaseDone& message);
+  void made(const Rank& rank, Packet& packet);
   void unbrokered(Rank& rank, const amem_v1_Unbrokered& message);
 
   const Means& means_;

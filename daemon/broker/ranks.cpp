@@ -375,7 +375,7 @@ void Ranks::remove(RankId id, const std::string& why) {
     group.log().warn("group '{}': {} {}", group.machine.name(), name, reason);
   events_.publish(&group, "rank_left", name + ": " + reason);
 
-  const ResumeOperation* resume = operations_.resume_of(group.id);
+  ResumeOperation* const resume = operations_.resume_of(group.id);
   const bool leaves_unloaded = resume != nullptr && loads_for_others(node_.allocations, group.id,
                                                                      resume->loaders(), rank->id);
   if (rank->process_watch != 0) loop_.unwatch(rank->process_watch);
@@ -386,6 +386,7 @@ void Ranks::remove(RankId id, const std::string& why) {
   node_.ranks.erase(id);
   group.lost.erase(id);
   group.machine.leave(id, leaves_unloaded, Clock::now());
+  if (resume != nullptr) resume->maker_gone(id);
   groups_.drive(group);
   remove_harmless();
 }

@@ -303,6 +303,7 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
   a.id = id;
   a.group = group.id;
   a.holders = memory.holders;
+  if (a.held_by(memory.row.maker())) a.maker = memory.row.maker();
   fill(a, memory.row, group.account);
   const auto what = standing_of(group.machine).under_way;
   if (memory.resident)

@@ -188,6 +188,8 @@ void Allocations::set_away(RankId rank, bool away) {
 
 void Allocations::let_go(Allocation& allocation, RankId rank) {
   std::erase(allocation.holders, rank);
+  // Who has what it had made no more has bound none of it.
+  if (allocation.maker == rank) allocation.maker = 0;
   forget(allocation.pinners, rank);
   const auto is_rank = [rank](const Guest& guest) { return guest.rank == rank; };
   if (std::erase_if(allocation.guests, is_rank) == 0) return;

@@ -89,6 +89,7 @@ struct Allocation {
   std::string tag;
   RegionPolicy region = RegionPolicy::kNone;
   std::vector<RankId> holders;  // by first hold; not empty in a group
+  RankId maker = 0;             // of these the first, if it has made the memory; 0: amemd has
   std::vector<Pinner> pinners;  // each once; of holders only
   std::vector<Guest> guests;    // by first opening; while there is one it cannot leave its device
   Extents saved;                // where its bytes are while paused; empty: nothing was kept

@@ -146,16 +146,45 @@ Result<CreatedMemory> Devices::create_and_export(const CUmemAllocationProp& prop
   return CreatedMemory{Fd(fd), std::move(created)};
 }
 
+Status Devices::check_size(const Device& device, std::uint64_t size) {
+  if (size != 0 && size % device.granularity == 0) return {};
+  return {Code::kInvalidArgument, "an allocation of " + std::to_string(size) + " bytes on " +
+                                      describe(device) + ": the size must be a multiple of " +
+                                      std::to_string(device.granularity)};
+}
+
 Result<CreatedMemory> Devices::create(const Device& device, std::uint64_t size,
                                       bool gpu_direct_rdma) const {
-  if (size == 0 || size % device.granularity != 0)
-    return Status(Code::kInvalidArgument,
-                  "an allocation of " + std::to_string(size) + " bytes on " + describe(device) +
-                      ": the size must be a multiple of " + std::to_string(device.granularity));
+  if (Status status = check_size(device, size); !status.ok()) return status;
   return create_and_export(device_properties(device.ordinal, gpu_direct_rdma), size, [&] {
     return format_size(size) + " on " + describe(device) +
            (gpu_direct_rdma ? ", RDMA-capable" : "");
   });
+}
+
+Status Devices::check(const Device& device, std::uint64_t size, const Fd& fd) const {
+  if (Status status = check_size(device, size); !status.ok()) return status;
+  const InDriver timed;
+  const auto refused = [&](const std::string& why) {
+    return Status(Code::kInvalidArgument,
+                  format_size(size) + " that a rank has made: its descriptor is of no memory of " +
+                      describe(device) + ": " + why);
+  };
+  CUmemGenericAllocationHandle handle = 0;
+  CUresult result = driver_.cuMemImportFromShareableHandle_(
+      &handle, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd.get())),
+      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  if (result != CUDA_SUCCESS)
+    return refused("cuMemImportFromShareableHandle: " + driver_.name(result));
+  const MemoryHandle imported(driver_, handle);
+  CUmemAllocationProp properties{};
+  result = driver_.cuMemGetAllocationPropertiesFromHandle_(&properties, handle);
+  if (result != CUDA_SUCCESS)
+    return refused("cuMemGetAllocationPropertiesFromHandle: " + driver_.name(result));
+  if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+      properties.location.id != device.ordinal)
+    return refused("it is elsewhere");
+  return {};
 }
 
 std::set<int> Devices::numa_nodes() const {

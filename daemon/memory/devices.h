@@ -80,6 +80,10 @@ class Devices {
   Result<CreatedMemory> create(const Device& device, std::uint64_t size,
                                bool gpu_direct_rdma) const;
 
+  /// What a process says is memory of `device` that it has made. kInvalidArgument: the descriptor
+  /// is of something else, or size is no multiple of the granularity.
+  Status check(const Device& device, std::uint64_t size, const Fd& fd) const;
+
   /// The NUMA nodes of the devices; empty when unknown.
   std::set<int> numa_nodes() const;
 
@@ -91,6 +95,7 @@ class Devices {
 
  private:
   Status inspect(int ordinal, Device& device) const;
+  static Status check_size(const Device& device, std::uint64_t size);
   /// `what` makes the text of an error.
   template <class What>
   Result<CreatedMemory> create_and_export(const CUmemAllocationProp& properties, std::uint64_t size,

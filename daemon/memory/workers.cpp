@@ -264,6 +264,39 @@ void Workers::create(const Device& device, std::vector<Wish> wishes, Duration li
       });
 }
 
+/// The descriptors are closed on the device's thread whatever comes of it: they may be of anything,
+/// and a close may take long.
+void Workers::take(const Device& device, std::vector<Brought> brought, Duration limit,
+                   std::function<void(AllMade)> done) {
+  struct Taken {
+    std::uint64_t size = 0;
+    SharedFd fd;
+  };
+  std::vector<Taken> all;
+  for (Brought& each : brought)
+    all.push_back({each.size, closing(device.uuid, std::move(each.fd))});
+  const DeviceCall call{"cuMemImportFromShareableHandle", all.empty() ? 0 : all.front().size};
+  ask(
+      device.uuid, call, limit,
+      [this, &device, all] {
+        std::vector<Status> checked;
+        for (const Taken& each : all)
+          checked.push_back(devices_.check(device, each.size, *each.fd));
+        return checked;
+      },
+      [all, done = std::move(done)](Result<std::vector<Status>> checked) {
+        AllMade answer;
+        for (std::size_t i = 0; i < all.size(); ++i) {
+          const Status status = checked.ok() ? checked.value()[i] : checked.status();
+          if (status.ok())
+            answer.emplace_back(Made{all[i].fd, nullptr});
+          else
+            answer.emplace_back(status);
+        }
+        done(std::move(answer));
+      });
+}
+
 void Workers::look(const std::set<DeviceUuid>& asked, std::function<void(const Uses&)> done) {
   std::set<DeviceUuid> devices = asked;
   std::erase_if(devices, [&](const DeviceUuid& device) {

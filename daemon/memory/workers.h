@@ -77,12 +77,21 @@ class Workers {
   /// driver's, and slows down those who import.
   struct Made {
     SharedFd fd;
-    std::shared_ptr<const void> handle;
+    std::shared_ptr<const void> handle;  // null: another process has made it
   };
   /// One for each wish. Errors are Devices::create()'s, and ask()'s.
   using AllMade = std::vector<Result<Made>>;
   void create(const Device& device, std::vector<Wish> wishes, Duration limit,
               std::function<void(AllMade)> done);
+
+  /// Physical memory that a process says it has made: an error of Devices::check()'s, or its
+  /// descriptor without a handle.
+  struct Brought {
+    std::uint64_t size = 0;
+    Fd fd;
+  };
+  void take(const Device& device, std::vector<Brought> brought, Duration limit,
+            std::function<void(AllMade)> done);
 
   /// How much of these devices is in use; of those that are known, and answer soon.
   using Uses = std::map<DeviceUuid, MemoryUse>;

@@ -97,7 +97,7 @@ class Operations {
 
   /// Null: the group is in no such operation.
   PauseOperation* pause_of(GroupId group) { return operation_of<PauseOperation>(group); }
-  const ResumeOperation* resume_of(GroupId group) { return operation_of<ResumeOperation>(group); }
+  ResumeOperation* resume_of(GroupId group) { return operation_of<ResumeOperation>(group); }
 
   /// The broker is ending: tells every observer so, and those that come later at once.
   void close(const Status& status);

@@ -75,6 +75,12 @@ void Outbox::send_maps(RankId rank, Epoch epoch, const std::vector<const Allocat
   });
 }
 
+void Outbox::send_make(RankId rank, Epoch epoch, std::uint64_t number,
+                       const std::vector<AllocationId>& ids) {
+  static_assert(Creation::kSliceCount <= kMaxMapsPerMessage);
+  send(rank, make_message(epoch, number, ids));
+}
+
 void Outbox::send_release(RankId rank, Epoch epoch, const std::vector<AllocationId>& ids) {
   in_packets(ids, kMaxReleasesPerMessage, true, [&](auto at, auto stop, bool is_last) {
     send(rank, release_message(epoch, at, stop, !is_last));

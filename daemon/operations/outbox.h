@@ -34,6 +34,9 @@ class Outbox {
                    bool last);
   /// Likewise.
   void send_maps(RankId rank, Epoch epoch, const std::vector<const Allocation*>& maps, bool last);
+  /// What it has made is to be made anew; the answer has the number.
+  void send_make(RankId rank, Epoch epoch, std::uint64_t number,
+                 const std::vector<AllocationId>& ids);
   /// A Release of these alone.
   void send_release(RankId rank, Epoch epoch, const std::vector<AllocationId>& ids);
 

@@ -187,7 +187,7 @@ void PauseOperation::run(const action::Release& release) {
       if (what_.takes(a->tag) && a->resident() && !a->stayed && a->saved.empty())
         records.write_saved(*a);  // its bytes are dropped
     records.write(group_);
-    return means_.outbox.send_all(release.ranks, release_message(release.epoch, what_, false));
+    return release_all(release);
   }
   // What could not be saved stays where it is.
   std::map<RankId, std::vector<AllocationId>> lists;
@@ -198,13 +198,33 @@ void PauseOperation::run(const action::Release& release) {
   std::erase_if(wave_, [&](AllocationId id) {
     Allocation* a = means_.node.allocations.find(id);
     if (a == nullptr || !can_be_released(*a)) return true;
-    for (RankId rank : a->holders) lists[rank].push_back(id);
+    for (RankId rank : a->holders)
+      if (!keeps(rank, *a)) lists[rank].push_back(id);
     records.write_saved(*a, true);
     return false;
   });
   records.write(group_, true);
   for (const RankId rank : release.ranks)
     means_.outbox.send_release(rank, release.epoch, lists[rank]);
+}
+
+void PauseOperation::release_all(const action::Release& release) {
+  const Allocations& table = means_.node.allocations;
+  std::set<RankId> keepers;  // of something
+  for (const Allocation* a : table.of_group(group_.id))
+    if (what_.takes(a->tag) && a->maker != 0 && keeps(a->maker, *a)) keepers.insert(a->maker);
+  for (const RankId rank : release.ranks) {
+    if (!keepers.contains(rank)) {
+      means_.outbox.send(rank, release_message(release.epoch, what_, false));
+      continue;
+    }
+    std::vector<AllocationId> ids;
+    for (const Allocation* a : table.of_group(group_.id))
+      if (what_.takes(a->tag) && a->held_by(rank) && !keeps(rank, *a)) ids.push_back(a->id);
+    if (what_.all())
+      for (const Allocation* a : table.opened_by(rank)) ids.push_back(a->id);
+    means_.outbox.send_release(rank, release.epoch, ids);
+  }
 }
 
 void PauseOperation::run(const action::Drop&) {

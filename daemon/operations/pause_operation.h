@@ -70,6 +70,10 @@ class PauseOperation final : public GroupOperation {
   Status accept(const std::vector<GuestUse>& guests) const;
   /// It stays on its device, whoever keeps it there.
   void stay(Allocation& a);
+  /// It stays, and the rank, its maker, could not bind again what it would have to import: it is
+  /// not told to let go of it.
+  static bool keeps(RankId rank, const Allocation& a) { return a.stayed && a.maker == rank; }
+  void release_all(const action::Release& release);
   /// Takes what the pool must have room for, and chooses waves where there is need of them.
   Status prepare();
   void choose_wave();

@@ -26,7 +26,10 @@ ResumeOperation::ResumeOperation(const Means& means, GroupEntry& group, Selectio
   exchange_.resumes.push_back(this);
 }
 
-ResumeOperation::~ResumeOperation() { std::erase(exchange_.resumes, this); }
+ResumeOperation::~ResumeOperation() {
+  std::erase(exchange_.resumes, this);
+  for (const auto& [number, asked] : asked_) means_.loop.cancel(asked.late);
+}
 
 void ResumeOperation::run(const action::Admit&) {
   std::set<DeviceUuid> devices;
@@ -96,6 +99,7 @@ void ResumeOperation::run(const action::Create& create) {
   created_.reserve(items.size());
   creation_ = Creation(items);
   under_way_ = 0;
+  asked_.clear();
   create_more();
 }
 
@@ -133,7 +137,7 @@ void ResumeOperation::create_more() {
 
 Status ResumeOperation::create(const std::vector<Creation::Item>& slice) {
   std::vector<const Allocation*> there;
-  std::map<DeviceUuid, Batch> batches;
+  std::map<std::pair<RankId, DeviceUuid>, Batch> batches;  // by maker, too; 0: amemd
   for (const Creation::Item& item : slice) {
     const Allocation* a = means_.node.allocations.find(item.id);
     // Freed meanwhile, or its last holder has died; guests may have it still.
@@ -151,15 +155,20 @@ Status ResumeOperation::create(const std::vector<Creation::Item>& slice) {
       if (Status status = not_created(item, limited, charge.status()); !status.ok()) return status;
       continue;
     }
-    Batch& batch = batches[a->device];
+    Batch& batch = batches[{a->maker, a->device}];
     batch.limited = exchange_.headroom.limited(a->device);
     batch.items.push_back(item);
     batch.charges.push_back(std::move(charge).value());
     batch.wishes.push_back({a->size, a->gpu_direct_rdma});
   }
   send(there);
-  for (auto& [uuid, ready] : batches) {
+  for (auto& [of, ready] : batches) {
     ++under_way_;
+    const auto& [maker, uuid] = of;
+    if (maker != 0) {
+      ask(maker, std::move(ready));
+      continue;
+    }
     const auto batch = std::make_shared<Batch>(std::move(ready));
     const Device& device = *means_.devices.find(uuid);  // was found when it was first made
     means_.workers.create(device, batch->wishes, means_.create_limit,
@@ -197,12 +206,121 @@ void ResumeOperation::created(Batch& batch, Workers::AllMade& made) {
       continue;
     }
     a->fd = charged(std::move(made[i].value().fd), std::move(batch.charges[i]));
-    created_.push_back(std::move(made[i].value().handle));
+    if (made[i].value().handle) created_.push_back(std::move(made[i].value().handle));
     slice.push_back(a);
   }
   send(slice);
   create_more();
 }
+
+// ---- what ranks make ----------------------------------------------------------------------------
+
+void ResumeOperation::Batch::take(Batch& from, std::size_t i) {
+  items.push_back(from.items[i]);
+  charges.push_back(std::move(from.charges[i]));
+  wishes.push_back(from.wishes[i]);
+  limited = from.limited;
+}
+
+void ResumeOperation::ask(RankId maker, Batch batch) {
+  const std::uint64_t number = ++last_asked_;
+  std::vector<AllocationId> ids;
+  for (const Creation::Item& item : batch.items) ids.push_back(item.id);
+  const EventLoop::TimerId late =
+      means_.loop.at(Clock::now() + means_.create_limit,
+                     [this, number, back = back_] { back([&] { not_made(number); }); });
+  asked_.emplace(number, Asked{maker, std::move(batch), late});
+  means_.outbox.send_make(maker, epoch_, number, ids);
+}
+
+void ResumeOperation::made(RankId rank, const amem_v1_Made& message, std::vector<Fd> fds) {
+  const auto found = asked_.find(message.number);
+  if (!creates() || Epoch(message.epoch) != epoch_ || found == asked_.end() ||
+      found->second.maker != rank)
+    return;
+  means_.loop.cancel(found->second.late);
+  Batch all = std::move(found->second.batch);
+  asked_.erase(found);
+  --under_way_;
+  const std::string who = group_.machine.members().label(rank);
+  Status why = made_status(message);
+  if (fds.size() != message.ids_count)
+    why = {Code::kInternal, std::to_string(message.ids_count) + " allocations came with " +
+                                std::to_string(fds.size()) +
+                                " descriptors; has it, or amemd, too many files open (ulimit -n, "
+                                "LimitNOFILE)?"};
+  std::map<AllocationId, Fd> there;
+  for (std::size_t i = 0; i < fds.size() && i < message.ids_count; ++i)
+    there[message.ids[i]] = std::move(fds[i]);
+  const auto batch = std::make_shared<Batch>();
+  std::vector<Workers::Brought> brought;
+  for (std::size_t i = 0; i < all.items.size(); ++i) {
+    const Creation::Item& item = all.items[i];
+    if (const auto fd = there.find(item.id); fd != there.end()) {
+      batch->take(all, i);
+      brought.push_back({item.size, std::move(fd->second)});
+      continue;
+    }
+    const Allocation* a = means_.node.allocations.find(item.id);
+    if (a == nullptr || a->maker != rank) {
+      create_otherwise(item);
+      continue;
+    }
+    if (why.ok()) why = {Code::kInternal, "it leaves out allocation " + std::to_string(item.id)};
+    const Status status =
+        not_created(item, all.limited, {why.code(), who + " has not made it: " + why.text()});
+    if (!status.ok()) return group_.machine.tell(event::Created{status}, Clock::now());
+  }
+  if (!brought.empty()) {
+    ++under_way_;
+    const Device& device = *means_.devices.find(batch->items.front().device);
+    means_.workers.take(device, std::move(brought), means_.create_limit,
+                        [this, batch, back = back_, epoch = epoch_](Workers::AllMade made) {
+                          back([&] {
+                            if (creates() && epoch == epoch_) created(*batch, made);
+                          });
+                        });
+  }
+  create_more();
+}
+
+void ResumeOperation::not_made(std::uint64_t number) {
+  const auto found = asked_.find(number);
+  if (!creates() || found == asked_.end()) return;
+  const Asked& asked = found->second;
+  group_.machine.tell(
+      event::Created{{Code::kDeadlineExceeded,
+                      group_.machine.members().label(asked.maker) + " has not made " +
+                          std::to_string(asked.batch.items.size()) +
+                          " allocations of its own making within " +
+                          format_duration(means_.create_limit) + ", the first of them allocation " +
+                          std::to_string(asked.batch.items.front().id) +
+                          "; it is stopped, or stuck: resume again, or end it"}},
+      Clock::now());
+}
+
+void ResumeOperation::create_otherwise(const Creation::Item& item) {
+  exchange_.headroom.give_back(item.device, item.needed);
+  const Allocation* a = means_.node.allocations.find(item.id);
+  if (a != nullptr && a->group == group_.id) creation_.put_back(item);
+}
+
+void ResumeOperation::maker_gone(RankId rank) {
+  if (!creates()) return;
+  bool any = false;
+  for (auto it = asked_.begin(); it != asked_.end();) {
+    const auto each = it++;
+    if (each->second.maker != rank) continue;
+    means_.loop.cancel(each->second.late);
+    for (const Creation::Item& item : each->second.batch.items) create_otherwise(item);
+    asked_.erase(each);
+    --under_way_;
+    any = true;
+  }
+  if (any) create_more();
+}
+
+// ---- to the ranks -------------------------------------------------------------------------------
 
 void ResumeOperation::send(const std::vector<const Allocation*>& slice) {
   for (const auto& [rank, work] : plan_load(slice)) {

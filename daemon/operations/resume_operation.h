@@ -2,12 +2,18 @@
 // out: what is still to be created, within which headroom, and who loads it.
 //
 // Memory is created in slices, on the devices' threads, and each is sent to its keepers at once.
+// What a rank has made itself, so that the driver lets it bind it to a multicast object, that rank
+// makes again. From then on it is like any other.
 //
 // For the loop's thread; works on the Node's tables.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <vector>
 
+#include "amem/v1/session.pb.h"
+#include "common/fd.h"
 #include "daemon/operations/exchange.h"
 #include "daemon/operations/group_operation.h"
 #include "daemon/plans/creation.h"
@@ -31,6 +37,10 @@ class ResumeOperation final : public GroupOperation {
   void run(const action::Drop& drop);
   void run(const action::Arrived& arrived);
 
+  /// A rank has made what it was to make again, as far as it says so.
+  void made(RankId rank, const amem_v1_Made& message, std::vector<Fd> fds);
+  /// The rank has gone, and is no holder any more: what it was to make others may hold.
+  void maker_gone(RankId rank);
   /// Some memory has left: if it waits for that, it tries again.
   void look_for_room();
   /// Who loads what, as far as it has been sent.
@@ -43,13 +53,24 @@ class ResumeOperation final : public GroupOperation {
   /// Has slices of what is missing created, some at a time; tells the group when all of it is
   /// there.
   void create_more();
-  struct Batch {  // of a slice, on one device
+  struct Batch {  // of a slice, on one device, to be made by amemd or by one rank
     std::vector<Creation::Item> items;
     std::vector<Charge> charges;
     std::vector<Workers::Wish> wishes;
     bool limited = false;  // others had memory of the device that was to leave
+
+    void take(Batch& from, std::size_t i);
+  };
+  struct Asked {  // of a rank
+    RankId maker = 0;
+    Batch batch;
+    EventLoop::TimerId late = {};
   };
   Status create(const std::vector<Creation::Item>& slice);
+  void ask(RankId maker, Batch batch);
+  void not_made(std::uint64_t number);
+  /// It has to be created otherwise, if anybody holds it still.
+  void create_otherwise(const Creation::Item& item);
   void created(Batch& batch, Workers::AllMade& made);
   /// What finds no room while another group leaves is put back, and that is no failure.
   Status not_created(const Creation::Item& item, bool limited, const Status& why);
@@ -63,7 +84,9 @@ class ResumeOperation final : public GroupOperation {
   Exchange& exchange_;
   Epoch epoch_;  // in which it creates
   Creation creation_;
-  std::size_t under_way_ = 0;                         // batches
+  std::size_t under_way_ = 0;             // batches
+  std::map<std::uint64_t, Asked> asked_;  // of these, of ranks; by number
+  std::uint64_t last_asked_ = 0;
   bool awaits_room_ = false;                          // nothing more of it fits in the headroom
   std::vector<std::shared_ptr<const void>> created_;  // handles, released once it has ended
   Loaders loaders_;

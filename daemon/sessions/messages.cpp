@@ -28,6 +28,14 @@ amem_v1_Form form_message(SaveForm form) {
   return amem_v1_Form_FORM_DENSE;
 }
 
+Status told_status(std::uint32_t code, const char* why) {
+  if (code == 0) return {};
+  const bool known = code <= static_cast<std::uint32_t>(Code::kDataLoss);
+  std::string text = printable(why);
+  if (text.empty()) text = "it does not say why";
+  return {known ? static_cast<Code>(code) : Code::kUnknown, std::move(text)};
+}
+
 }  // namespace
 
 Message quiesce_message(Epoch epoch) {
@@ -162,6 +170,15 @@ Message map_message(Epoch epoch, const Allocation* const* begin, const Allocatio
   return message;
 }
 
+Message make_message(Epoch epoch, std::uint64_t number, const std::vector<AllocationId>& ids) {
+  Message message = message_of(amem_v1_SessionMessage_make_tag);
+  amem_v1_Make& make = message.body.make;
+  make.epoch = epoch.attempt;
+  make.number = number;
+  for (const AllocationId id : ids) make.ids[make.ids_count++] = id;
+  return message;
+}
+
 CutReport cut_report(const amem_v1_CutStatus& message) {
   CutReport report;
   report.steps = message.steps;
@@ -246,12 +263,10 @@ RankWork rank_work(const amem_v1_Spent& spent) {
 }
 
 Status phase_status(const amem_v1_PhaseDone& message) {
-  if (message.code == 0) return {};
-  const bool known = message.code <= static_cast<std::uint32_t>(Code::kDataLoss);
-  std::string text = printable(message.text);
-  if (text.empty()) text = "it does not say why";
-  return {known ? static_cast<Code>(message.code) : Code::kUnknown, std::move(text)};
+  return told_status(message.code, message.text);
 }
+
+Status made_status(const amem_v1_Made& message) { return told_status(message.code, message.text); }
 
 std::string printable(const char* text) {
   std::string result = text;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/packet.h"
 #include "daemon/phases/actions.h"
@@ -47,6 +48,9 @@ Message copies_message(CopyKind kind, Epoch epoch, const CopyRange* begin, const
 Message map_message(Epoch epoch, const Allocation* const* begin, const Allocation* const* end,
                     bool last);
 
+/// What the rank has made it is to make anew. REQUIRES: at most kMaxMapsPerMessage.
+Message make_message(Epoch epoch, std::uint64_t number, const std::vector<AllocationId>& ids);
+
 CutReport cut_report(const amem_v1_CutStatus& message);
 /// kNone for a number that is no policy.
 RegionPolicy region_policy(amem_v1_RegionPolicy policy);
@@ -57,6 +61,8 @@ std::optional<Work> answered_work(amem_v1_Phase phase);
 /// A rank's PhaseDone as a status; a code that is none counts as kUnknown.
 RankWork rank_work(const amem_v1_Spent& spent);
 Status phase_status(const amem_v1_PhaseDone& message);
+/// Likewise, of its Made.
+Status made_status(const amem_v1_Made& message);
 
 /// A rank's text as it may appear in logs and answers: printable ASCII, the rest '?'.
 std::string printable(const char* text);

@@ -104,7 +104,7 @@ CUresult Heap::add_segment(const KeptSegments::Kind& kind, bool shared, Address*
   CUdeviceptr at = 0;
   if (CUresult r = driver_.cuMemAddressReserve_(&at, kind.size, 0, 0, 0); r != CUDA_SUCCESS)
     return r;
-  const CUmemAllocationProp prop = Handles::properties_of(kind.device, rdma_capable(kind.device));
+  const CUmemAllocationProp prop = brokered_properties(kind.device, rdma_capable(kind.device));
   CUmemGenericAllocationHandle handle = 0;
   const auto create = [&] { return memory_.handles.create(&handle, kind.size, prop, kind.label); };
   CUresult r = ask_again(create(), create);

@@ -138,7 +138,7 @@ CUresult Slabs::add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size
     std::lock_guard lock(mutex_);
     size = book_.sizes().next(pool, piece_size, unit, most);
   }
-  const CUmemAllocationProp prop = Handles::properties_of(pool.device, pool.rdma);
+  const CUmemAllocationProp prop = brokered_properties(pool.device, pool.rdma);
   CUdeviceptr address = 0;
   if (CUresult r = driver_.cuMemAddressReserve_(&address, size, 0, 0, 0); r != CUDA_SUCCESS)
     return r;
@@ -328,9 +328,9 @@ void Slabs::give_room(std::unique_lock<std::mutex>& lock, Address address, bool 
 CUresult Slabs::move(std::unique_lock<std::mutex>& lock, CUmemGenericAllocationHandle handle) {
   const SlabPiece before = *find(handle);
   lock.unlock();
-  const CUmemAllocationProp prop = Handles::properties_of(before.device, before.rdma);
+  const CUmemAllocationProp prop = brokered_properties(before.device, before.rdma);
   CUmemGenericAllocationHandle own = 0;
-  const CUresult r = memory_.handles.create(&own, whole(before.size), prop, before.label);
+  const CUresult r = memory_.handles.create_bindable(&own, whole(before.size), prop, before.label);
   lock.lock();
   if (r != CUDA_SUCCESS) return r;
   book_.move(*find(handle), own);
@@ -379,7 +379,7 @@ CUresult Slabs::properties(CUmemAllocationProp* prop, CUmemGenericAllocationHand
   std::lock_guard lock(mutex_);
   const SlabPiece* piece = find(handle);
   if (piece == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *prop = Handles::properties_of(piece->device, piece->rdma);
+  *prop = brokered_properties(piece->device, piece->rdma);
   // Who asks that is about to map it once more (ranks that are threads of one process do).
   if (piece->own == 0) order.has(number_of(handle));
   return CUDA_SUCCESS;

@@ -59,7 +59,11 @@ std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, st
   if (label->tag != kNcclTag && !within_memory_margin(size)) return CUDA_ERROR_OUT_OF_MEMORY;
   std::optional<CUresult> packed;
   if (label->tag == kNcclTag) packed = runtime.slabs().create(handle, size, *prop, *label);
-  const auto create = [&] { return runtime.memory().handles.create(handle, size, *prop, *label); };
+  const auto create = [&] {
+    Handles& handles = runtime.memory().handles;
+    return label->tag == kNcclTag ? handles.create_bindable(handle, size, *prop, *label)
+                                  : handles.create(handle, size, *prop, *label);
+  };
   CUresult r = packed ? *packed : create();
   if (Heap* heap = runtime.heap(); heap != nullptr) r = heap->ask_again(r, create);
   if (r == CUDA_SUCCESS) runtime.device_used(prop->location.id);

@@ -16,10 +16,17 @@ CUresult refuse_binding() {
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/// What the driver has bound is remembered; what it refused holds no memory any longer.
+/// What the driver has bound is remembered; what it refused holds no memory any longer. `own`: this
+/// process has made all of it.
 CUresult finish_bind(CUresult r, CUmemGenericAllocationHandle object,
-                     const std::vector<Multicast::Binding>& bindings) {
+                     const std::vector<Multicast::Binding>& bindings, bool own) {
   Runtime& runtime = Runtime::get();
+  if (r != CUDA_SUCCESS && !own)
+    log_error(runtime.memory().holdings.name(bindings.front().id) +
+              " is not bound to a multicast object (CUDA error " + std::to_string(r) +
+              "): the driver binds what a process has made itself, and this is of amemd's making; "
+              "bind memory of NCCL's own (ncclMemAlloc), or keep this out of amem "
+              "(amem.unbrokered, or AMEM_SCOPE=nccl)");
   if (r == CUDA_SUCCESS) runtime.memory().multicast.track(object);
   for (const Multicast::Binding& b : bindings) {
     if (r == CUDA_SUCCESS)
@@ -79,7 +86,7 @@ CUresult answer_cuMulticastBindMem(CUmemGenericAllocationHandle object, std::siz
   if (CUresult r = runtime.memory().mappings.hold(memory, held); r != CUDA_SUCCESS) return r;
   // Waits until all devices of the object's team were added, so no lock is held.
   const CUresult r = real_call(object, at, held.real, from, size, flags);
-  return finish_bind(r, object, {{held.id, held.device, at, from, size}});
+  return finish_bind(r, object, {{held.id, held.device, at, from, size}}, held.own);
 }
 
 CUresult answer_cuMulticastBindAddr(CUmemGenericAllocationHandle object, std::size_t at,
@@ -93,11 +100,14 @@ CUresult answer_cuMulticastBindAddr(CUmemGenericAllocationHandle object, std::si
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   std::vector<Multicast::Binding> bindings;
-  for (const Mappings::Held& held : runtime.memory().mappings.hold(address, size))
+  bool own = true;
+  for (const Mappings::Held& held : runtime.memory().mappings.hold(address, size)) {
     bindings.push_back(
         {held.id, held.device, at + (held.address - address), held.offset, held.size});
+    own = own && held.own;
+  }
   const CUresult r = real_call(object, at, address, size, flags);
-  return finish_bind(r, object, bindings);
+  return finish_bind(r, object, bindings, own);
 }
 
 CUresult answer_cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device,

@@ -52,6 +52,7 @@ struct HeldAllocation {
   bool imported = false;  // redeemed, not created here
   bool guest = false;     // another group's; its tag is that group's, too
   bool shared = false;    // a peer may have been given a ticket for it
+  bool own = false;       // this process has made the memory itself
   bool resident = true;   // physical memory is here
   bool arriving = false;  // it has come back in a resume that has not ended
   Token token{};
@@ -59,6 +60,7 @@ struct HeldAllocation {
   std::vector<Address> mapped_at;  // where its mappings begin
   std::uint32_t bindings = 0;      // to multicast objects; they keep the memory as mappings do
   std::uint64_t real = 0;          // the driver's handle, 0: released (mappings keep the memory)
+  std::uint64_t made = 0;          // likewise, of new memory that a resume is to bring back
   std::set<PinnedBy> pins;         // with one, it stays through a pause
 };
 

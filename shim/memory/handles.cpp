@@ -24,6 +24,34 @@ CUresult refuse(const Status& status, const std::string& what) {
                                                    : CUDA_ERROR_SYSTEM_NOT_READY;
 }
 
+std::string creating(std::size_t size, int device) {
+  return "creating " + std::to_string(size) + " bytes on device " + std::to_string(device);
+}
+
+Message create_message(const DeviceUuid& device, std::size_t size, const CUmemAllocationProp& prop,
+                       const Label& label) {
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_create_tag;
+  amem_v1_Create& c = message.body.create;
+  c.size = size;
+  std::memcpy(c.device, device.bytes.data(), sizeof c.device);
+  c.gpu_direct_rdma = prop.allocFlags.gpuDirectRDMACapable != 0;
+  set_text(c.tag, label.tag);
+  c.policy = label.policy;
+  return message;
+}
+
+HeldAllocation created(const amem_v1_Create& asked, int device, const amem_v1_Created& given) {
+  HeldAllocation a;
+  a.id = given.id;
+  a.size = asked.size;
+  a.device = device;
+  a.tag = asked.tag;
+  a.gpu_direct_rdma = asked.gpu_direct_rdma;
+  std::memcpy(a.token.data(), given.token, a.token.size());
+  return a;
+}
+
 Message device_nodes_message() {
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_device_nodes_tag;
@@ -38,7 +66,10 @@ CUresult Handles::adopt(CUmemGenericAllocationHandle* handle, HeldAllocation all
   std::lock_guard lock(holdings_.mutex);
   session_.taken(allocation.id);
   HeldAllocation* known = holdings_.table.find(allocation.id);
-  // A reference needs the driver's handle, which mappings alone do without.
+  // A reference needs the driver's handle, which mappings alone do without. An imported one would
+  // not do for what the process has made.
+  if (known != nullptr && known->own)
+    if (CUresult r = holdings_.ensure_real(*known); r != CUDA_SUCCESS) return r;
   if (known == nullptr || known->real == 0) {
     CUmemGenericAllocationHandle real = 0;
     if (CUresult r = holdings_.import_descriptor(&real, fd); r != CUDA_SUCCESS) {
@@ -94,18 +125,10 @@ CUresult Handles::create(CUmemGenericAllocationHandle* handle, std::size_t size,
   const int device = prop.location.id;
   if (device < 0 || device >= devices_.count()) return CUDA_ERROR_INVALID_DEVICE;
   show_device(device);
-  Message request = amem_v1_SessionMessage_init_zero;
-  request.which_body = amem_v1_SessionMessage_create_tag;
-  amem_v1_Create& c = request.body.create;
-  c.size = size;
-  std::memcpy(c.device, devices_.uuid(device).bytes.data(), sizeof c.device);
-  c.gpu_direct_rdma = prop.allocFlags.gpuDirectRDMACapable != 0;
-  set_text(c.tag, label.tag);
-  c.policy = label.policy;
+  Message request = create_message(devices_.uuid(device), size, prop, label);
   Result<Packet> answer =
       session_.call(request, kBrokerDeadline + session_.reconnect(), usual_answer(size));
-  const std::string what =
-      "creating " + std::to_string(size) + " bytes on device " + std::to_string(device);
+  const std::string what = creating(size, device);
   if (!answer.ok()) {
     if (answer.status().code() == Code::kPermissionDenied) shown_ = 0;  // shown again next time
     return refuse(answer.status(), what);
@@ -114,14 +137,64 @@ CUresult Handles::create(CUmemGenericAllocationHandle* handle, std::size_t size,
   if (reply.which_result != amem_v1_Reply_created_tag || answer.value().fds.size() != 1)
     return refuse_empty(reply, 0, what);
 
-  HeldAllocation a;
-  a.id = reply.result.created.id;
-  a.size = size;
-  a.device = device;
-  a.tag = label.tag;
-  a.gpu_direct_rdma = c.gpu_direct_rdma;
-  std::memcpy(a.token.data(), reply.result.created.token, a.token.size());
-  return adopt(handle, a, answer.value().fds.front());
+  return adopt(handle, created(request.body.create, device, reply.result.created),
+               answer.value().fds.front());
+}
+
+CUresult Handles::create_bindable(CUmemGenericAllocationHandle* handle, std::size_t size,
+                                  const CUmemAllocationProp& prop, const Label& label) {
+  return binding_ ? create_own(handle, size, prop, label) : create(handle, size, prop, label);
+}
+
+CUresult Handles::create_own(CUmemGenericAllocationHandle* handle, std::size_t size,
+                             const CUmemAllocationProp& prop, const Label& label) {
+  const int device = prop.location.id;
+  if (device < 0 || device >= devices_.count()) return CUDA_ERROR_INVALID_DEVICE;
+  show_device(device);
+  OwnMemory made;
+  if (CUresult r = make(size, prop, label, made); r != CUDA_SUCCESS) return r;
+  Message request = create_message(devices_.uuid(device), size, prop, label);
+  request.body.create.made = true;
+  const Result<Packet> answer =
+      session_.call(request, kBrokerDeadline + session_.reconnect(), kUsualAnswer, &made.fd);
+  const std::string what = "giving " + std::to_string(size) + " bytes of device " +
+                           std::to_string(device) + " to the broker to keep";
+  if (!answer.ok()) {
+    driver_.cuMemRelease_(made.handle);
+    if (answer.status().code() == Code::kPermissionDenied) shown_ = 0;  // shown again next time
+    return refuse(answer.status(), what);
+  }
+  const amem_v1_Reply& reply = answer.value().message.body.reply;
+  if (reply.which_result != amem_v1_Reply_created_tag) {
+    driver_.cuMemRelease_(made.handle);
+    return refuse_empty(reply, 0, what);
+  }
+  HeldAllocation a = created(request.body.create, device, reply.result.created);
+  a.own = true;
+  a.real = made.handle;
+  a.number = take_number();
+  std::lock_guard lock(holdings_.mutex);
+  session_.taken(a.id);
+  holdings_.table.add(a);
+  *handle = AllocationTable::handle_of(a.id);
+  return CUDA_SUCCESS;
+}
+
+/// Where there is no room the broker makes it, because it has others give up what they keep of what
+/// their programs have freed; what it has made is given back at once.
+CUresult Handles::make(std::size_t size, const CUmemAllocationProp& prop, const Label& label,
+                       OwnMemory& made) {
+  const int device = prop.location.id;
+  const auto make_it = [&] {
+    return make_own_memory(driver_, device, prop.allocFlags.gpuDirectRDMACapable != 0, size, made);
+  };
+  CUresult r = make_it();
+  if (r != CUDA_ERROR_OUT_OF_MEMORY) return r;
+  CUmemGenericAllocationHandle other = 0;
+  if (r = create(&other, size, prop, label); r != CUDA_SUCCESS) return r;
+  release(other);
+  holdings_.settle_frees();
+  return make_it();
 }
 
 CUresult Handles::import_ticket(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
@@ -198,18 +271,8 @@ CUresult Handles::write_ticket(int* fd, const Ticket& ticket) {
   return CUDA_SUCCESS;
 }
 
-CUmemAllocationProp Handles::properties_of(int device, bool gpu_direct_rdma) {
-  CUmemAllocationProp prop{};
-  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  prop.location.id = device;
-  prop.allocFlags.gpuDirectRDMACapable = gpu_direct_rdma ? 1 : 0;
-  return prop;
-}
-
 std::uint64_t Handles::granularity(int device) const {
-  const CUmemAllocationProp prop = properties_of(device, false);
+  const CUmemAllocationProp prop = brokered_properties(device, false);
   std::size_t unit = 0;
   const CUresult r =
       driver_.cuMemGetAllocationGranularity_(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
@@ -220,7 +283,7 @@ CUresult Handles::properties(CUmemAllocationProp* prop, CUmemGenericAllocationHa
   std::lock_guard lock(holdings_.mutex);
   const HeldAllocation* a = holdings_.table.find(AllocationTable::id_of(handle));
   if (a == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *prop = properties_of(a->device, a->gpu_direct_rdma);
+  *prop = brokered_properties(a->device, a->gpu_direct_rdma);
   return CUDA_SUCCESS;
 }
 

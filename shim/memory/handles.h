@@ -15,6 +15,7 @@
 #include "common/ticket.h"
 #include "shim/base/region.h"
 #include "shim/driver/local_devices.h"
+#include "shim/driver/own_memory.h"
 #include "shim/memory/holdings.h"
 #include "shim/session/session.h"
 
@@ -30,14 +31,16 @@ class Handles {
 
   CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
                   const CUmemAllocationProp& prop, const Label& label);
+  /// NCCL's, which it may bind to a multicast object: with AMEM_NVLS=1 this process makes the
+  /// memory itself.
+  CUresult create_bindable(CUmemGenericAllocationHandle* handle, std::size_t size,
+                           const CUmemAllocationProp& prop, const Label& label);
   CUresult release(CUmemGenericAllocationHandle handle);
   CUresult export_ticket(int* fd, CUmemGenericAllocationHandle handle);
   /// A descriptor that holds the ticket.
   static CUresult write_ticket(int* fd, const Ticket& ticket);
   CUresult import_ticket(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
   CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle);
-  /// Of device memory that was asked for as NCCL and we ask for it.
-  static CUmemAllocationProp properties_of(int device, bool gpu_direct_rdma);
   /// The driver's unit of such memory, in bytes.
   std::uint64_t granularity(int device) const;
   /// Nothing: the address is not brokered, ask the driver.
@@ -66,6 +69,8 @@ class Handles {
   std::uint32_t take_number() { return next_number_.fetch_add(1); }
   /// The launcher's number of this rank, for tickets.
   void set_rank(int rank) { rank_ = rank; }
+  /// AMEM_NVLS=1.
+  void set_binding(bool binding) { binding_ = binding; }
 
   /// Adds what the next broker is to be told of the devices. With the lock that is returned nobody
   /// else tells this one.
@@ -75,6 +80,10 @@ class Handles {
   void unclaimed(const amem_v1_Reply& reply);
 
  private:
+  CUresult create_own(CUmemGenericAllocationHandle* handle, std::size_t size,
+                      const CUmemAllocationProp& prop, const Label& label);
+  CUresult make(std::size_t size, const CUmemAllocationProp& prop, const Label& label,
+                OwnMemory& made);
   CUresult redeem(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
   void show_device(int device);
   /// Asks again where the broker wants to see the node of a device that this process does not use.
@@ -92,6 +101,7 @@ class Handles {
   Holdings& holdings_;
   std::atomic<std::uint32_t> next_number_{1};
   int rank_ = -1;
+  bool binding_ = false;
   std::mutex showing_;
   std::atomic<std::uint64_t> shown_{0};  // bits of devices whose nodes the broker has been shown
 };

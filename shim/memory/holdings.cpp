@@ -40,19 +40,24 @@ CUresult Holdings::ensure_real(HeldAllocation& a) const {
   return r;
 }
 
-void Holdings::drop_real(HeldAllocation& a) {
-  if (a.real == 0) return;
-  if (CUresult r = driver_.cuMemRelease_(a.real); r != CUDA_SUCCESS) {
+void Holdings::release_handle(const HeldAllocation& a, std::uint64_t& handle) {
+  if (handle == 0) return;
+  if (CUresult r = driver_.cuMemRelease_(handle); r != CUDA_SUCCESS) {
     log_error("releasing " + describe(a) + ": " + driver_.name(r) + "; tried again with a pause");
-    refused_.push_back(a.real);
+    refused_.push_back(handle);
   }
-  a.real = 0;
+  handle = 0;
 }
+
+void Holdings::drop_real(HeldAllocation& a) { release_handle(a, a.real); }
+
+void Holdings::drop_made(HeldAllocation& a) { release_handle(a, a.made); }
 
 void Holdings::settle(HeldAllocation& a) {
   if (!AllocationTable::needs_real(a)) drop_real(a);
   // One that another thread is just redeeming is still ours to the broker.
   if (!AllocationTable::unused(a) || redeeming.contains(a.id)) return;
+  drop_made(a);
   const std::uint64_t id = a.id;
   const bool was_away = !a.resident || a.arriving;
   table.forget(id);

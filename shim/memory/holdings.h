@@ -46,6 +46,8 @@ struct Holdings {
   /// own.
   CUresult ensure_real(HeldAllocation& a) const;
   void drop_real(HeldAllocation& a);
+  /// What was made for a resume goes: that has failed, or nobody needs it.
+  void drop_made(HeldAllocation& a);
   /// After a reference or mapping went: lets go of what nothing needs any more.
   void settle(HeldAllocation& a);
   void tell_free(std::uint64_t id);
@@ -99,6 +101,8 @@ struct Holdings {
   std::vector<TagUsage> usage();
 
  private:
+  void release_handle(const HeldAllocation& a, std::uint64_t& handle);
+
   const Driver& driver_;
   Session& session_;
   std::condition_variable arrivals_;  // some have ended

@@ -164,7 +164,7 @@ CUresult Mappings::hold(CUmemGenericAllocationHandle handle, Held& held) {
   if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (CUresult r = holdings_.ensure_real(*a); r != CUDA_SUCCESS) return r;
   ++a->bindings;
-  held = {a->id, a->real, a->device, 0, 0, a->size};
+  held = {a->id, a->real, a->device, 0, 0, a->size, a->own};
   return CUDA_SUCCESS;
 }
 
@@ -178,7 +178,7 @@ std::vector<Mappings::Held> Mappings::hold(CUdeviceptr address, std::size_t size
     const CUdeviceptr end = std::min<CUdeviceptr>(address + size, m->address + m->size);
     // A handle that cannot be had now is missed only if the memory is unmapped while it is bound.
     holdings_.ensure_real(a);
-    pieces.push_back({a.id, a.real, a.device, begin, begin - m->address, end - begin});
+    pieces.push_back({a.id, a.real, a.device, begin, begin - m->address, end - begin, a.own});
   }
   return pieces;
 }

@@ -66,6 +66,7 @@ class Mappings {
     CUdeviceptr address = 0;  // of a range: where the piece begins, in it,
     std::size_t offset = 0;   // in the allocation,
     std::size_t size = 0;     // and how long it is
+    bool own = false;         // this process has made it
   };
   CUresult hold(CUmemGenericAllocationHandle handle, Held& held);
   /// The pieces of a range, one for each brokered mapping.

@@ -24,6 +24,9 @@ std::vector<CUmemAccessDesc> descs_of(const std::vector<Access>& access) {
   return descs;
 }
 
+constexpr const char* kNotOwn =
+    ", as memory that amemd has made; the driver binds only what this process has made itself";
+
 bool at_lower_address(const Mapping* a, const Mapping* b) { return a->address < b->address; }
 
 }  // namespace
@@ -102,6 +105,7 @@ Status Residency::leave(const std::set<std::uint64_t>& ids, std::uint64_t& bytes
 }
 
 Status Residency::undo(std::uint64_t& bytes) {
+  drop_made();
   std::lock_guard lock(holdings_.mutex);
   const Status status = take_away([](const HeldAllocation& a) { return a.arriving; }, bytes);
   holdings_.forget_arrivals();
@@ -193,18 +197,40 @@ Status Residency::drop_leftovers() {
   return drop_all_leftovers();
 }
 
+Result<Fd> Residency::make(std::uint64_t id) {
+  std::lock_guard lock(holdings_.mutex);
+  HeldAllocation* a = holdings_.table.find(id);
+  if (a == nullptr) return Fd();
+  if (a->resident)
+    return Status(Code::kFailedPrecondition, describe(*a) + " is here, and is not to be made anew");
+  holdings_.drop_made(*a);
+  const Timed timed(timings_.import);
+  OwnMemory made;
+  if (CUresult r = make_own_memory(driver_, a->device, a->gpu_direct_rdma, a->size, made);
+      r != CUDA_SUCCESS)
+    return driver_.error(r, "making " + describe(*a) + " anew");
+  a->made = made.handle;
+  return std::move(made.fd);
+}
+
+void Residency::drop_made() {
+  std::lock_guard lock(holdings_.mutex);
+  for (auto& [id, a] : holdings_.table.allocations()) holdings_.drop_made(a);
+}
+
 Status Residency::come_back(std::uint64_t id, const Fd& fd) {
-  return arrive(id, "importing ", [&](const HeldAllocation&, CUmemGenericAllocationHandle* real) {
-    return holdings_.import_descriptor(real, fd);
+  return arrive(id, "importing ", [&](HeldAllocation& a, CUmemGenericAllocationHandle* real) {
+    a.own = a.made != 0;
+    *real = std::exchange(a.made, 0);
+    return a.own ? CUDA_SUCCESS : holdings_.import_descriptor(real, fd);
   });
 }
 
 Status Residency::make_again(std::uint64_t id) {
-  return arrive(
-      id, "creating ", [this](const HeldAllocation& a, CUmemGenericAllocationHandle* real) {
-        const CUmemAllocationProp prop = Handles::properties_of(a.device, a.gpu_direct_rdma);
-        return driver_.cuMemCreate_(real, a.size, &prop, 0);
-      });
+  return arrive(id, "creating ", [this](HeldAllocation& a, CUmemGenericAllocationHandle* real) {
+    const CUmemAllocationProp prop = brokered_properties(a.device, a.gpu_direct_rdma);
+    return driver_.cuMemCreate_(real, a.size, &prop, 0);
+  });
 }
 
 Status Residency::arrive(std::uint64_t id, const char* getting, const GetMemory& get) {
@@ -237,7 +263,8 @@ Status Residency::arrive(std::uint64_t id, const char* getting, const GetMemory&
       multicast_.leave(id);
       for (Address address : a->mapped_at) drop_mapping(holdings_.table.mapping(address));
       holdings_.drop_real(*a);
-      return driver_.error(r, "binding " + describe(*a) + " to its multicast object again");
+      return driver_.error(r, "binding " + describe(*a) + " to its multicast object again" +
+                                  (a->own ? "" : kNotOwn));
     }
   }
   for (Address address : a->mapped_at) returned_.push_back(&holdings_.table.mapping(address));

@@ -41,12 +41,17 @@ class Residency {
   Status leave(const std::set<std::string>& tags, bool except, std::uint64_t& bytes);
   /// Likewise these allocations.
   Status leave(const std::set<std::uint64_t>& ids, std::uint64_t& bytes);
-  /// Likewise what has come back since the last arrived(): the resume has failed.
+  /// Likewise what has come back since the last arrived(), and what has been made: the resume has
+  /// failed.
   Status undo(std::uint64_t& bytes);
   /// Tries leftovers again. The first that the driver still refuses; OK: there are none.
   Status drop_leftovers();
 
-  /// Imports and maps one allocation wherever it was mapped; access follows with finish_return().
+  /// Makes the memory of one anew that this process had made, for come_back() to map: a descriptor
+  /// for the broker. An empty one: the program has freed it meanwhile.
+  Result<Fd> make(std::uint64_t id);
+  /// Imports and maps one allocation wherever it was mapped, or maps what make() has made; access
+  /// follows with finish_return().
   /// One that the program has freed meanwhile is passed over. What is left of its old memory goes
   /// first: other ranks have the new one.
   Status come_back(std::uint64_t id, const Fd& fd);
@@ -54,6 +59,8 @@ class Residency {
   Status make_again(std::uint64_t id);
   /// Access to what has come back since the last call, one driver call for neighbours.
   Status finish_return(std::uint64_t& bytes);
+  /// What has been made and not come back goes.
+  void drop_made();
   /// The resume has ended: what came back is the program's again.
   void arrived();
 
@@ -62,8 +69,7 @@ class Residency {
 
  private:
   Status take_away(const std::function<bool(const HeldAllocation&)>& chosen, std::uint64_t& bytes);
-  using GetMemory =
-      std::function<CUresult(const HeldAllocation& a, CUmemGenericAllocationHandle* real)>;
+  using GetMemory = std::function<CUresult(HeldAllocation& a, CUmemGenericAllocationHandle* real)>;
   Status arrive(std::uint64_t id, const char* getting, const GetMemory& get);
   CUresult drop_mapping(Mapping& mapping);
   bool is_stale(const HeldAllocation& a);

@@ -52,6 +52,9 @@ void Phases::command(Packet& packet) {
       cut_.end();
       release(m.body.release);
       break;
+    case amem_v1_SessionMessage_make_tag:
+      make(m.body.make);
+      break;
     case amem_v1_SessionMessage_map_tag:
       map(packet);
       break;
@@ -201,6 +204,30 @@ Status Phases::undo(std::uint64_t& bytes) {
   return memory_.residency.undo(bytes);
 }
 
+void Phases::make(const amem_v1_Make& make) {
+  clock_.begin(amem_v1_Phase_PHASE_MAP);
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_made_tag;
+  amem_v1_Made& made = message.body.made;
+  made.epoch = make.epoch;
+  made.number = make.number;
+  std::vector<Fd> fds;
+  for (pb_size_t i = 0; i < make.ids_count; ++i) {
+    Result<Fd> fd = memory_.residency.make(make.ids[i]);
+    if (!fd.ok()) {
+      // In a swap that is no error: the broker asks again when something has left.
+      log_debug(fd.status().text());
+      made.code = static_cast<std::uint32_t>(fd.status().code());
+      set_text(made.text, fd.status().text());
+      break;
+    }
+    if (!fd.value()) continue;  // the program has freed it meanwhile
+    made.ids[made.ids_count++] = make.ids[i];
+    fds.push_back(std::move(fd).value());
+  }
+  session_.post(message, std::move(fds));
+}
+
 // The copies that follow a packet need access to what it has mapped; they run while the next packet
 // is mapped.
 void Phases::map(Packet& packet) {
@@ -284,6 +311,7 @@ void Phases::disconnected() {
   map_status_ = {};
   mapped_bytes_ = 0;
   listed_.clear();
+  memory_.residency.drop_made();
   clock_ = {};
   memory_.residency.take_timings();
 }
@@ -308,6 +336,7 @@ bool Phases::holds_out(const Status& why, bool hope) { return orphan_.holds_out(
 void Phases::lost() {
   cut_.end();
   orphan_.ends();
+  memory_.residency.drop_made();
   if (away_ && memory_.holdings.bytes_away() > 0) {
     memory_.residency.arrived();
     log_error(

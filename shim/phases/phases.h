@@ -55,6 +55,7 @@ class Phases final : public Session::Handler {
   void lost() override;
 
  private:
+  void make(const amem_v1_Make& make);
   void map(Packet& packet);
   void measure(const amem_v1_Measure& measure);
   /// Tells the broker which blocks are not zero.

@@ -179,6 +179,7 @@ Status Runtime::open() {
   identity.group = options_.group;
   identity.rank = rank_from_environment();
   memory_.handles.set_rank(identity.rank);
+  memory_.handles.set_binding(options_.nvls);
   identity.program = program_invocation_short_name;
   const std::string path = options_.runtime_dir + "/session.sock";
   // Before the service thread exists: a command of the broker may shut the gate at once.

@@ -41,6 +41,15 @@ std::uint64_t given_by(const amem_v1_Reply& reply) {
   return reply.which_result == amem_v1_Reply_redeemed_tag ? reply.result.redeemed.id : 0;
 }
 
+/// For a packet, which closes what goes with it. None where the process has no room for one: the
+/// broker misses it then.
+std::vector<Fd> copy_of(const Fd* fd) {
+  std::vector<Fd> fds;
+  if (fd == nullptr) return fds;
+  if (Fd copy = fd->duplicate()) fds.push_back(std::move(copy));
+  return fds;
+}
+
 /// The broker, or whoever is there, will not change its mind about this rank.
 bool final_refusal(Code code) {
   return code == Code::kNotFound || code == Code::kFailedPrecondition ||
@@ -125,16 +134,17 @@ Status Session::start(Handler& handler) {
 }
 
 Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadline,
-                             std::chrono::microseconds soon) {
+                             std::chrono::microseconds soon, const Fd* fd) {
   const auto begin = Clock::now();
   Unanswered waiting;
   waiting.request = &message;
+  waiting.fd = fd;
   std::unique_lock lock(mutex_);
   message.seq = next_seq_++;
   waiting_[message.seq] = &waiting;
   lock.unlock();
-  Status sent =
-      alive() ? send(message, {}, &waiting) : Status(Code::kUnavailable, "the broker is gone");
+  Status sent = alive() ? send(message, copy_of(fd), &waiting)
+                        : Status(Code::kUnavailable, "the broker is gone");
   if (sent.ok() && soon.count() > 0) look_for_answer(waiting, begin + soon);
   lock.lock();
   const auto answered = [&] { return waiting.done || !alive(); };
@@ -429,7 +439,7 @@ std::vector<std::uint64_t> Session::mark(std::vector<SendQueue::Parcel> first) {
   });
   for (Unanswered* request : requests) {
     Result<std::string> bytes = encode(*request->request);
-    if (bytes.ok()) outgoing_.add({std::move(bytes).value(), {}}, &request->sent);
+    if (bytes.ok()) outgoing_.add({std::move(bytes).value(), copy_of(request->fd)}, &request->sent);
   }
   return given_;
 }

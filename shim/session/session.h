@@ -96,9 +96,10 @@ class Session {
   std::chrono::milliseconds reconnect() const { return reconnect_; }
 
   /// Sends a request and waits for its Reply. A Reply with a code is returned as that Status.
-  /// `soon`: for so long it may be worth a core to look for the answer without sleeping.
+  /// `soon`: for so long it may be worth a core to look for the answer without sleeping. `fd`: goes
+  /// with the request, and stays the caller's.
   Result<Packet> call(Message& message, std::chrono::milliseconds deadline,
-                      std::chrono::microseconds soon = {});
+                      std::chrono::microseconds soon = {}, const Fd* fd = nullptr);
   /// Who made the call has entered what its Reply gave: Created.id or Redeemed.id. Once for each.
   /// Under the lock under which the handler marks.
   void taken(std::uint64_t id);
@@ -130,6 +131,7 @@ class Session {
  private:
   struct Unanswered {
     const Message* request = nullptr;
+    const Fd* fd = nullptr;  // beside it
     std::uint64_t sent = 0;  // the send queue's
     std::atomic<bool> done{false};
     Packet packet;  // the caller's once done

@@ -258,7 +258,8 @@ void History::program_does(RankProcess& rank) {
     const std::uint64_t pages = 1 + below(kMostPages);
     if (this->pages() + pages > kAllPages) return;
     say("rank " + std::to_string(rank.number()) + " creates " + std::to_string(pages));
-    return rank.create(device.uuid, pages * kPage, kTags[below(2)]);
+    const std::string& tag = kTags[below(2)];
+    return rank.create(device.uuid, pages * kPage, tag, below(3) == 0);
   }
   if (what <= 7 && !truths_.empty()) {
     const auto it =

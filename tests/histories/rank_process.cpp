@@ -14,6 +14,7 @@
 #include "tests/fuzz/check.h"
 #include "tests/fuzz/outside.h"
 #include "tests/histories/death.h"
+#include "tests/histories/device_memory.h"
 
 namespace amem::histories {
 namespace {
@@ -22,20 +23,6 @@ using fuzz::require;
 
 constexpr uid_t kUser = 1001;
 constexpr pid_t kFirstPid = 1000;
-
-bool has_bytes(const Fd& fd, std::uint64_t size, std::uint8_t value) {
-  static std::string bytes;  // kept: all of everything is looked at after each event
-  bytes.resize(std::max(bytes.size(), size));
-  return ::pread(fd.get(), bytes.data(), size, 0) == static_cast<ssize_t>(size) &&
-         static_cast<std::uint8_t>(bytes[0]) == value &&
-         std::memcmp(bytes.data(), bytes.data() + 1, size - 1) == 0;  // each is as the next
-}
-
-void fill(const Fd& fd, std::uint64_t size, std::uint8_t value) {
-  const std::string bytes(size, static_cast<char>(value));
-  require(::pwrite(fd.get(), bytes.data(), size, 0) == static_cast<ssize_t>(size),
-          "memory can be written");
-}
 
 }  // namespace
 
@@ -83,6 +70,7 @@ void RankProcess::lose_broker() {
   socket_.reset();
   commands_.clear();
   quiescing_ = copy_failed_ = map_failed_ = false;
+  drop_made();
   away_ = true;
 }
 
@@ -91,7 +79,11 @@ void RankProcess::come_back(const std::string& path) {
   connect_socket(path);
   say_hello();
   if (joined_) say_holding();  // else the broker before has not answered its Hello: it joins anew
-  for (const auto& [seq, bytes] : unanswered_) send_bytes(bytes);
+  for (const auto& [seq, bytes] : unanswered_) {
+    const auto asking = asking_for_.find(seq);
+    const bool own = asking != asking_for_.end() && asking->second.own;
+    send_bytes(bytes, own ? std::vector{asking->second.fd.get()} : std::vector<int>());
+  }
 }
 
 void RankProcess::say_holding() {
@@ -121,17 +113,17 @@ void RankProcess::send(Message& message) {
   send_bytes(bytes.value());
 }
 
-void RankProcess::ask_for(Message& message) {
+void RankProcess::ask_for(Message& message, const std::vector<int>& fds) {
   message.seq = ++seq_;
   Result<std::string> bytes = encode(message);
   require(bytes.ok(), "what a rank asks for can be sent");
-  send_bytes(bytes.value());
+  send_bytes(bytes.value(), fds);
   unanswered_[message.seq] = std::move(bytes).value();
 }
 
-void RankProcess::send_bytes(const std::string& bytes) const {
+void RankProcess::send_bytes(const std::string& bytes, const std::vector<int>& fds) const {
   const death::Others not_the_broker;
-  if (connected()) (void)send_encoded(socket_.get(), bytes, {});
+  if (connected()) (void)send_encoded(socket_.get(), bytes, fds);
 }
 
 // ---- what comes ---------------------------------------------------------------------------------
@@ -184,8 +176,9 @@ void RankProcess::reply(Packet& packet) {
   asking_for_.erase(asking);
   --pending_;
   if (reply.code == 0) {
-    require(packet.fds.size() == 1, "memory comes with a descriptor");
-    memory.fd = std::move(packet.fds.front());
+    require(packet.fds.size() == (memory.own ? 0U : 1U),
+            "memory comes with a descriptor, unless the rank has made it");
+    if (!memory.own) memory.fd = std::move(packet.fds.front());
     std::uint64_t id = 0;
     if (reply.which_result == amem_v1_Reply_created_tag) {
       id = reply.result.created.id;
@@ -230,6 +223,8 @@ std::string RankProcess::next_command() const {
       return "Save";
     case amem_v1_SessionMessage_release_tag:
       return "Release";
+    case amem_v1_SessionMessage_make_tag:
+      return "Make";
     case amem_v1_SessionMessage_map_tag:
       return "Map";
     case amem_v1_SessionMessage_load_tag:
@@ -283,6 +278,8 @@ void RankProcess::handle(Mood mood) {
       if (!m.body.release.more)
         done(amem_v1_Phase_PHASE_RELEASE, m.body.release.epoch, m.body.release.wave, well, mood);
       return;
+    case amem_v1_SessionMessage_make_tag:
+      return make(m.body.make, mood);
     case amem_v1_SessionMessage_map_tag:
       map_failed_ = map_failed_ || !well || !map(packet);
       if (m.body.map.last)
@@ -353,9 +350,12 @@ bool RankProcess::map(Packet& packet) {
   for (pb_size_t i = 0; i < map.ids_count; ++i) {
     const auto found = memory_.find(map.ids[i]);
     if (found == memory_.end()) continue;  // freed meanwhile
-    found->second.fd = std::move(packet.fds[i]);
-    found->second.arrived = true;
-    found->second.stale = false;
+    Memory& memory = found->second;
+    if (memory.made)
+      require(same_memory(memory.made, packet.fds[i]), "all have what its maker has made");
+    memory.fd = memory.made ? std::move(memory.made) : std::move(packet.fds[i]);
+    memory.arrived = true;
+    memory.stale = false;
   }
   return true;
 }
@@ -363,6 +363,7 @@ bool RankProcess::map(Packet& packet) {
 void RankProcess::release(const amem_v1_Release& what, bool well) {
   const std::set<std::string> tags(what.tags, what.tags + what.tags_count);
   const std::set<std::uint64_t> ids(what.ids, what.ids + what.ids_count);
+  if (what.undo) drop_made();
   for (auto& [id, held] : memory_) {
     const bool chosen = what.undo      ? held.arrived
                         : what.listed  ? ids.contains(id)
@@ -384,17 +385,27 @@ void RankProcess::drop_leftovers() {
 
 // ---- the program --------------------------------------------------------------------------------
 
-void RankProcess::create(const DeviceUuid& device, std::uint64_t size, const std::string& tag) {
+void RankProcess::create(const DeviceUuid& device, std::uint64_t size, const std::string& tag,
+                         bool own) {
+  Memory memory;
+  memory.size = size;
+  memory.tag = tag;
+  memory.device = device;
+  memory.own = own;
+  if (own) {
+    Result<CreatedMemory> made = made_on(device, size);
+    if (!made.ok()) return;
+    memory.fd = std::move(made.value().fd);
+  }
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_create_tag;
   message.body.create.size = size;
   std::memcpy(message.body.create.device, device.bytes.data(), device.bytes.size());
   set_text(message.body.create.tag, tag);
-  ask_for(message);
+  message.body.create.made = own;
+  ask_for(message, own ? std::vector{memory.fd.get()} : std::vector<int>());
   ++pending_;
-  Memory& memory = asking_for_[message.seq];
-  memory.size = size;
-  memory.tag = tag;
+  asking_for_[message.seq] = std::move(memory);
 }
 
 void RankProcess::open(std::uint64_t id, const Token& token) {

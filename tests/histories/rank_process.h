@@ -69,7 +69,9 @@ class RankProcess {
   std::string next_command() const;
 
   // ---- its program; REQUIRES: runs() ----
-  void create(const DeviceUuid& device, std::uint64_t size, const std::string& tag);
+  /// `own`: it makes the memory itself, and gives it to the broker to keep. Nothing where there is
+  /// no room.
+  void create(const DeviceUuid& device, std::uint64_t size, const std::string& tag, bool own);
   void open(std::uint64_t id, const Token& token);
   /// Nothing where the one that chance takes is just being opened once more: to the broker it stays
   /// this rank's, as the shim sees to.
@@ -85,7 +87,10 @@ class RankProcess {
   struct Memory {
     std::uint64_t size = 0;
     std::string tag;
-    Fd fd;  // what is mapped
+    DeviceUuid device = {};
+    bool own = false;  // of its making
+    Fd made;           // in the resume under way, and not mapped yet
+    Fd fd;             // what is mapped
     std::shared_ptr<Truth> truth;
     bool guest = false;       // another group's
     std::uint64_t opens = 0;  // not answered yet: the one that is asked for
@@ -102,8 +107,10 @@ class RankProcess {
   void reply(Packet& packet);
   void send(Message& message);
   /// It will be answered, if need be by another broker.
-  void ask_for(Message& message);
-  void send_bytes(const std::string& bytes) const;
+  void ask_for(Message& message, const std::vector<int>& fds = {});
+  void send_bytes(const std::string& bytes, const std::vector<int>& fds = {}) const;
+  void make(const amem_v1_Make& make, Mood mood);
+  void drop_made();
   void report();
   bool copy(const amem_v1_Copies& copies, bool save);
   bool map(Packet& packet);

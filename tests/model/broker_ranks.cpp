@@ -69,6 +69,11 @@ void BrokerSide::read(int rank) {
       if (p.exists && loads) tell(group, event::FreedUnloaded{id_of(rank)});
       return drive(group);
     }
+    case Kind::kMade: {
+      const bool twice = m_.fault("it comes twice");
+      made(rank, message);
+      return twice ? made(rank, message) : void();
+    }
     default:
       break;
   }
@@ -119,6 +124,7 @@ void BrokerSide::let_go(int rank, int index) {
   Piece& p = piece(index);
   const auto end = std::remove(p.holders.begin(), p.holders.end(), rank + 1);
   std::fill(end, p.holders.end(), std::uint8_t{0});
+  if (p.maker == rank + 1) p.maker = 0;
   clear_bit(process(rank).holds, index);
   if (p.held() || !effect()) return;
   free_chunk(p);
@@ -171,6 +177,7 @@ void BrokerSide::remove(int rank) {
   p.member = p.lost = p.expected = false;
   p.asked = 0;
   machine(group).leave(id_of(rank), leaves_unloaded, now(group));
+  maker_gone(rank);
   drive(group);
   for (int other = m_.first_rank(group); other < m_.end_rank(group); ++other)
     if (process(other).lost && !shares(other)) return remove(other);

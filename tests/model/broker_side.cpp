@@ -207,6 +207,8 @@ void BrokerSide::act(int group, const action::Release& release) {
     message.undo = !it.pause && m_.bug != Bug::kForgetsToUndo;
     message.last = it.pause && it.whole;
     if (it.pause) message.pieces = it.in_waves ? it.wave : it.selected;
+    for (int i = m_.first_piece(group); it.pause && i < m_.end_piece(group); ++i)
+      if (piece(i).stayed && piece(i).maker == id) clear_bit(message.pieces, i);
     send(rank_of(id), message);
   }
   if (it.pause && late) record(group, it.in_waves);
@@ -302,6 +304,13 @@ void BrokerSide::create_slice(int group) {
       --m_.state.room;
     }
     clear_bit(it.to_create, i);
+    if (p.on_device == 0 && p.maker != 0) {
+      it.asked[at(i % kPiecesEach)] = p.maker;
+      Message message = message_of(Kind::kMake, machine(group).epoch());
+      set_bit(message.pieces, i);
+      send(p.maker - 1, message);
+      break;
+    }
     if (p.on_device == 0) {
       if (m_.fault("the driver makes no memory")) {
         it.creating = false;
@@ -310,22 +319,10 @@ void BrokerSide::create_slice(int group) {
       p.on_device = new_copy(i);
       p.bytes[p.on_device] = Bytes::kWrong;
     }
-    p.loader = p.holders[0];
-    Message message = message_of(Kind::kBring, machine(group).epoch());
-    set_bit(message.pieces, i);
-    if (!p.stayed) set_bit(message.loads, i);
-    message.place[at(i % kPiecesEach)] = p.on_device;
-    send(p.keeper(), message);
+    bring(group, i);
     break;
   }
-  if (it.to_create == 0) {
-    it.creating = false;
-    return tell(group, event::Created{});
-  }
-  // The next slice in another turn of the loop, unless nothing of it has room now.
-  it.awaits_room = m_.state.limited && m_.state.room == 0;
-  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
-    if (has(it.to_create, i) && piece(i).on_device != 0) it.awaits_room = false;
+  created(group);
 }
 
 void BrokerSide::act(int group, const action::Load& load) {

@@ -85,6 +85,12 @@ class BrokerSide {
   void free_chunk(Piece& piece);
   void free_limbo(int rank);
   void create_slice(int group);
+  /// It is on its device: to its keeper.
+  void bring(int group, int index);
+  void created(int group);
+  /// A rank has made what it was asked for, as far as it says so.
+  void made(int rank, const Message& message);
+  void maker_gone(int rank);
   std::array<bool, kCopies + 1> copies_in_use(int index);
   std::uint8_t new_copy(int index);
   void send(int rank, const Message& message);

@@ -46,6 +46,7 @@ void NodeWorld::add_piece(const PieceOf& of) {
   piece.keep = of.keep;
   piece.tag = of.tag;
   piece.opened = of.opened;
+  if (of.made) piece.maker = u8(m_.first_rank(of.group) + of.holders.front() + 1);
   piece.on_device = 1;
   piece.kept = Kept::kMemory;
   piece.bytes[1] = Bytes::kTrue;
@@ -281,16 +282,17 @@ std::string NodeWorld::text(Event event) const {
     case Event::kHandle: {
       const Message& m = m_.state.ranks[event.who].in.messages[0];
       static constexpr std::string_view kNames[] = {"nothing", "Quiesce",   "Measure", "Save",
-                                                    "Release", "Map, Load", "Open"};
+                                                    "Release", "Map, Load", "Open",    "Make"};
       return rank + " handles " + std::string(kNames[static_cast<std::size_t>(m.kind)]) + " of " +
              std::to_string(m.attempt) + "." + std::to_string(m.wave) + (m.undo ? " (undo)" : "");
     }
     case Event::kRead: {
       const Message& m = m_.state.ranks[event.who].out.messages[0];
-      static constexpr std::string_view kNames[] = {
-          "quiet", "measured", "saved", "released", "mapped", "loaded", "opened", "freed", "asks"};
+      static constexpr std::string_view kNames[] = {"quiet",  "measured", "saved",  "released",
+                                                    "mapped", "loaded",   "opened", "freed",
+                                                    "asks",   "made"};
       return "the broker reads of " + rank + ": " +
-             std::string(kNames[static_cast<std::size_t>(m.kind) - 7]) + " " +
+             std::string(kNames[static_cast<std::size_t>(m.kind) - 8]) + " " +
              std::to_string(m.attempt) + "." + std::to_string(m.wave) + (m.undo ? " (failed)" : "");
     }
     case Event::kGone:

@@ -17,6 +17,8 @@ void Processes::handle(int rank) {
       return release(rank, message);
     case Kind::kBring:
       return bring(rank, message);
+    case Kind::kMake:
+      return make(rank, message);
     case Kind::kOpen:
       open(rank, message);
       return answer(rank, Kind::kOpened, message, m_.fault("it says that it could not open"));
@@ -71,11 +73,20 @@ void Processes::release(int rank, const Message& message) {
   answer(rank, Kind::kReleased, message, failed);
 }
 
+/// What it has freed meanwhile it leaves out.
+void Processes::make(int rank, const Message& message) {
+  Process& p = m_.state.ranks[at(rank)];
+  answer(rank, Kind::kMade, message, m_.fault("it cannot make its memory"));
+  Message& made = p.out.messages[at(p.out.count - 1)];
+  if (!made.undo) made.pieces = static_cast<std::uint8_t>(message.pieces & p.holds);
+}
+
 void Processes::bring(int rank, const Message& message) {
   Process& p = m_.state.ranks[at(rank)];
   if (!p.map_failed) p.map_failed = m_.fault("it cannot map");
   for (int i = 0; i < kPiecesEach && !p.map_failed; ++i) {
     if ((message.pieces & p.holds & bit_of(i)) == 0) continue;
+    if (p.maps[at(i)] == message.place[at(i)]) continue;  // it has never left
     p.maps[at(i)] = message.place[at(i)];
     p.brought = static_cast<std::uint8_t>(p.brought | bit_of(i));
   }

@@ -21,6 +21,7 @@ class Processes {
  private:
   void save(int rank, const Message& message);
   void release(int rank, const Message& message);
+  void make(int rank, const Message& message);
   void bring(int rank, const Message& message);
   void open(int rank, const Message& message);
   void answer(int rank, Kind kind, const Message& to, bool failed);

@@ -183,7 +183,9 @@ void Promises::whole_group(int group) {
       if (!piece.away && runs && here != piece.on_device)
         m_.breaks("ranks that run have their memory");
       // What stays on its device a rank may keep that has missed its Release over a restart.
-      const bool may_keep = m_.state.not_let_go || (piece.stayed && m_.scenario.restarts > 0);
+      const bool missed = m_.state.not_let_go || (piece.stayed && m_.scenario.restarts > 0);
+      // What it has made itself it is to keep then.
+      const bool may_keep = missed || (piece.stayed && piece.maker == rank + 1);
       if (piece.away && here != 0 && !may_keep) m_.breaks("ranks hold on to nothing that is away");
     }
   }

@@ -24,6 +24,7 @@ struct PieceOf {
   char tag = 'a';
   bool keep = true;
   bool opened = false;  // a guest has it open
+  bool made = false;    // the keeper has made it itself
 };
 
 struct Scenario {

@@ -33,7 +33,8 @@ void add_piece(const Piece& p, Digest& digest) {
   digest.add((p.exists ? 1U : 0U) | (p.away ? 2U : 0U) | (p.stayed ? 4U : 0U) |
              (p.opened ? 8U : 0U));
   digest.add_all(p.holders);
-  for (const std::uint8_t part : {p.on_device, p.chunk, p.saver, p.loader}) digest.add(part);
+  for (const std::uint8_t part : {p.on_device, p.chunk, p.saver, p.loader, p.maker})
+    digest.add(part);
   digest.add_all(p.bytes);
 }
 
@@ -47,6 +48,7 @@ void add_job(const Job& job, Digest& digest) {
   for (const std::uint8_t part :
        {job.member, job.selected, job.wave, job.later, job.to_create, job.failed_savers})
     digest.add(part);
+  digest.add_all(job.asked);
 }
 
 /// What only the next broker looks at.

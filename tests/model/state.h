@@ -57,6 +57,7 @@ enum class Kind : std::uint8_t {
   kRelease,
   kBring,  // Map, and Load of `loads`
   kOpen,
+  kMake,
   // from a rank
   kQuiet,
   kMeasured,
@@ -67,6 +68,7 @@ enum class Kind : std::uint8_t {
   kOpened,
   kFreed,
   kAsks,
+  kMade,
 };
 
 struct Message {
@@ -136,6 +138,7 @@ struct Piece {
   std::uint8_t chunk = 0;  // from 1 on
   std::uint8_t saver = 0;  // a rank from 1 on
   std::uint8_t loader = 0;
+  std::uint8_t maker = 0;  // the keeper from 1 on, where it has made the memory; 0: the broker does
   // What the next broker finds of it besides: in the record its Saved, which is this piece's as it
   // stands, and with the holder what is on the device.
   bool row = false;
@@ -178,7 +181,8 @@ struct Job {
   std::uint8_t wave = 0;      // pieces that leave now
   std::uint8_t later = 0;     // that leave in later waves
   std::uint8_t to_create = 0;
-  std::uint8_t failed_savers = 0;  // ranks of the group
+  std::array<std::uint8_t, kPiecesEach> asked{};  // to make it: a rank from 1 on
+  std::uint8_t failed_savers = 0;                 // ranks of the group
 };
 
 /// A group's row in the record.

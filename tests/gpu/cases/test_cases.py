@@ -12,6 +12,7 @@ sys.path += [str(HERE), str(PROGRAMS)]
 
 import cases  # noqa: E402, F401
 import cases_nccl  # noqa: E402, F401
+import cases_nvls  # noqa: E402
 import cases_restart  # noqa: E402, F401
 import cases_torch  # noqa: E402
 import cases_vllm  # noqa: E402
@@ -39,7 +40,7 @@ def test_scripts_compile(script):
     compile(script.read_text(encoding="utf-8"), str(script), "exec")
 
 
-@pytest.mark.parametrize("file", [HERE / "cases.py", HERE / "cases_nccl.py", HERE / "cases_restart.py", HERE / "cases_torch.py", HERE / "cases_vllm.py", HERE / "run_cases.py"],
+@pytest.mark.parametrize("file", [HERE / "cases.py", HERE / "cases_nccl.py", HERE / "cases_nvls.py", HERE / "cases_restart.py", HERE / "cases_torch.py", HERE / "cases_vllm.py", HERE / "run_cases.py"],
                          ids=lambda each: each.name)
 def test_programs_that_cases_start_exist(file):
     for name in re.findall(r'"(\w+\.py)"', file.read_text(encoding="utf-8")):
@@ -79,3 +80,28 @@ def test_vllms_times_are_judged_beside_its_own():
     assert cases_vllm.too_much(own, {"first": 227, "sleep": 170, "wake": 157, "left": 1003}) == []
     wrong = cases_vllm.too_much(own, {"first": 228, "sleep": 171, "wake": 158, "left": 1004})
     assert [each.split()[0] for each in wrong] == ["first", "sleep", "wake", "left"]
+
+
+def test_nvls_runs_only_for_whoever_asks_for_it():
+    for environment in ({}, {"NCCL_NVLS_ENABLE": "0"}, {"NCCL_NVLS_ENABLE": "2"}):
+        with pytest.raises(cases_nvls.Skip, match="NCCL_NVLS_ENABLE=1"):
+            cases_nvls.check_asked_for(environment)
+    cases_nvls.check_asked_for({"NCCL_NVLS_ENABLE": "1"})
+
+
+@pytest.mark.parametrize(("look", "why"), [("print(1); print(0)", "1 of 2 GPUs"), ("print(1)", "1 of 2 GPUs"),
+                                           ("raise OSError('no driver')", "no driver"), ("print(1); print(1)", None)])
+def test_nvls_needs_multicast_on_each_gpu(look, why):
+    if why is None:
+        return cases_nvls.check_supported(2, look)
+    with pytest.raises(cases_nvls.Skip, match=why):
+        cases_nvls.check_supported(2, look)
+
+
+def test_nvls_is_shown_by_nccl_and_by_what_the_driver_has_bound(tmp_path):
+    (tmp_path / "log").write_text("h:1:1 [0] NCCL INFO 24 coll channels, 24 collnet channels, 16 nvls channels, 32 p2p channels\n"
+                                  "h:1:1 [0] NCCL INFO 24 coll channels, 0 collnet channels, 0 nvls channels, 32 p2p channels\n")
+    (tmp_path / "trace").write_text("0.1 multicast bind at=0 n=2097152 rc=0\n0.2 multicast bind at=0 n=2097152 rc=1\n"
+                                    "0.3 multicast unbind at=0 n=2097152 rc=0\n")
+    assert cases_nvls.nvls_channels([tmp_path / "log"]) == [16, 0]
+    assert cases_nvls.bindings([tmp_path / "trace"]) == (1, 1)

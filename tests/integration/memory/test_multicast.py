@@ -191,6 +191,124 @@ def test_binding_again_fails(node):
     broadcast(puppets, 5)
 
 
+def test_making_fails(node):
+    """What is bound its rank makes itself, also for a resume: a failure there rolls it back like any other."""
+    puppets = team(node)
+    broadcast(puppets, 1)
+    pause(node)
+    puppets[1].faults("cuMemCreate:1:2")
+    answer = node.ctl.try_("resume", "train")
+    assert answer.code == 7, answer  # as when amemd finds no room
+    assert "has not made it" in answer.error and f"pid {puppets[1].pid}" in answer.error
+    assert node.ctl.state("train") == "paused"
+    assert used(node) == [node.CONTEXT_BYTES] * 2
+    puppets[1].faults("cuMemExportToShareableHandle:1:999")
+    answer = node.ctl.try_("resume", "train")
+    assert answer.code != 0 and "has not made it" in answer.error
+    assert used(node) == [node.CONTEXT_BYTES] * 2
+    puppets[1].faults()
+    resume(node)
+    both(puppets, "verify 1 2")
+    broadcast(puppets, 5)
+
+
+def test_making_takes_too_long(node_with):
+    node = node_with("--deadlines-create", "2s")
+    puppets = team(node)
+    broadcast(puppets, 1)
+    pause(node)
+    puppets[1].faults("cuMemCreate:*:hold")
+    answer = node.ctl.try_("resume", "train")
+    assert answer.code != 0 and "has not made" in answer.error and f"pid {puppets[1].pid}" in answer.error
+    puppets[1].faults()  # it answers now, which counts for nothing, and releases
+    eventually(lambda: node.ctl.state("train") == "paused")
+    eventually(lambda: used(node) == [node.CONTEXT_BYTES] * 2)
+    resume(node)
+    both(puppets, "verify 1 2")
+
+
+def test_its_maker_dies_making_it(node):
+    puppets = team(node)
+    broadcast(puppets, 1)
+    pause(node)
+    puppets[1].faults("cuMemCreate:1:kill")
+    node.ctl("resume", "train")
+    puppets[0].ask("verify 1 2")
+    eventually(lambda: used(node) == [node.CONTEXT_BYTES + SIZE, 0])
+
+
+def test_the_broker_dies_while_it_is_made(bare_node):
+    node = bare_node
+    node.start_broker()
+    puppets = team(node)
+    broadcast(puppets, 1)
+    pause(node)
+    puppets[1].faults("cuMemCreate:*:hold")
+    operation = node.ctl.start("resume", "train")
+    operation.wait_phase("create")
+    node.broker.kill()
+    node.start_broker(name="amemd2")
+    puppets[1].faults()
+    for each in puppets:
+        each.wait_for("has come back to the broker")
+    eventually(lambda: node.ctl.state("train") == "paused" and used(node) == [node.CONTEXT_BYTES] * 2)
+    resume(node)
+    both(puppets, "verify 1 2")
+    broadcast(puppets, 5)
+    pause(node)
+    resume(node)
+    both(puppets, "verify 1 6")
+
+
+def test_it_is_made_after_a_restart_too(bare_node):
+    """The record says whose making it is."""
+    node = bare_node
+    node.start_broker()
+    puppets = team(node)
+    broadcast(puppets, 1)
+    for turn in range(2):
+        if turn == 1:
+            pause(node)
+        node.broker.kill()
+        node.start_broker(name=f"next{turn}")
+        for each in puppets:
+            each.wait_for("has come back to the broker")
+    resume(node)
+    both(puppets, "verify 1 2")
+    broadcast(puppets, 5)
+
+
+def test_what_others_keep_of_freed_memory_makes_room(node):
+    puppets = pair(node)
+    other = node.puppet("other", 0, env={"AMEM_SCOPE": "heap", "AMEM_MODULES": None})
+    other.ask(f"plain {32 * MIB}")
+    left = node.ctl.devices()[0]["total_bytes"] - used(node)[0]
+    other.ask("free 1")  # and kept for half a second
+    puppets[0].ask(f"alloc {left + 16 * MIB} whole")
+
+
+def test_a_job_whose_memory_is_all_of_its_own_making(node):
+    """Its peers import that as ever: one after the other and in one process, also when a rank ends."""
+    for per_process in (1, 2):
+        job = node.job(f"job{per_process}", group=f"g{per_process}", per_process=per_process, env={**NVLS, "AMEM_SLAB": "0"})
+        for _ in range(2):
+            node.ctl("pause", f"g{per_process}")
+            assert node.ctl.group(f"g{per_process}")["resident_bytes"] == 0
+            node.ctl("resume", f"g{per_process}")
+            job.check()
+        job.leave()
+
+
+@pytest.mark.parametrize("way", ["bind", "bind-address"])
+def test_memory_of_amemds_making_is_refused_with_a_sentence(node, way):
+    puppets = pair(node, env={**NVLS, "AMEM_SCOPE": "heap", "AMEM_MODULES": None})
+    both(puppets, "team add")
+    both(puppets, f"alloc {SIZE} whole")
+    refused(puppets[0], f"team {way} 1 0", "CUDA_ERROR_INVALID_VALUE")
+    puppets[0].wait_for("the driver binds what a process has made itself")
+    pause(node)
+
+
 def test_unbinding_fails(node):
     puppets = team(node)
     broadcast(puppets, 1)

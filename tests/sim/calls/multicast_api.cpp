@@ -61,11 +61,10 @@ CUresult AddDevice(CUmemGenericAllocationHandle handle, CUdevice device) {
   return FindDevice(device, &physical) ? object->AddDevice(physical) : CUDA_ERROR_INVALID_DEVICE;
 }
 
-// Also imported memory can be bound to an object that others have; that the real driver allows it
-// has not been seen.
+// Imported memory is refused, as the real driver is reported to do (H100, driver 610).
 bool Fits(const MulticastObject& object, const Allocation& allocation) {
-  return allocation.memory != nullptr && allocation.memory->device() >= 0 &&
-         (!object.shareable() || allocation.imported ||
+  return allocation.memory != nullptr && allocation.memory->device() >= 0 && !allocation.imported &&
+         (!object.shareable() ||
           allocation.properties.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE);
 }
 

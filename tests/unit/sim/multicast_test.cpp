@@ -1,6 +1,7 @@
 // The simulated driver: multicast objects.
 #include <cuda.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <array>
 
@@ -119,6 +120,29 @@ TEST_F(SimMulticast, BindRefusesWhatDoesNotFit) {
   EXPECT_EQ(cuMemGetAllocationPropertiesFromHandle(&prop, object_), CUDA_ERROR_INVALID_VALUE);
   cuMemRelease(private_memory);
   cuMemRelease(memory);
+}
+
+TEST_F(SimMulticast, ImportedMemoryIsRefusedByItsHandleAndByItsAddress) {
+  const auto memory = Memory(0);
+  int fd = -1;
+  ASSERT_EQ(cuMemExportToShareableHandle(&fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+            CUDA_SUCCESS);
+  CUmemGenericAllocationHandle imported = 0;
+  ASSERT_EQ(
+      cuMemImportFromShareableHandle(&imported, reinterpret_cast<void*>(static_cast<intptr_t>(fd)),
+                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+      CUDA_SUCCESS);
+  close(fd);
+  EXPECT_EQ(Bind(imported), CUDA_ERROR_INVALID_VALUE);
+  const CUdeviceptr of_imported = Map(imported);
+  EXPECT_EQ(cuMulticastBindAddr(object_, 0, of_imported, 2 * kUnit, 0), CUDA_ERROR_INVALID_VALUE);
+  const CUdeviceptr of_memory = Map(memory);
+  EXPECT_EQ(cuMulticastBindAddr(object_, 0, of_memory, 2 * kUnit, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuMulticastUnbind(object_, 0, 0, 2 * kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(Bind(memory), CUDA_SUCCESS) << "the process has made it itself";
+  EXPECT_EQ(cuMulticastUnbind(object_, 0, 0, 2 * kUnit), CUDA_SUCCESS);
+  for (const CUdeviceptr base : {of_imported, of_memory}) Unmap(base);
+  for (const auto handle : {imported, memory}) cuMemRelease(handle);
 }
 
 TEST_F(SimMulticast, AWriteReachesAllBoundMemory) {

@@ -1,5 +1,6 @@
 // A session whose broker dies: it comes back to the next one, or is lost.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -152,6 +153,32 @@ TEST_F(ShimComeback, CallsKeepWaitingAndAreAskedAgainInOrder) {
     threads[i].join();
     EXPECT_TRUE(results[i].ok()) << results[i].text();
   }
+}
+
+TEST_F(ShimComeback, TheDescriptorOfARequestGoesWithItEachTime) {
+  start();
+  const Fd memory(::memfd_create("memory", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(memory.get(), 4321), 0);
+  Status result;
+  std::thread caller([&] {
+    Message request = settle();
+    result = session.call(request, 1h, {}, &memory).status();
+  });
+  const auto same = [](const Fd& fd) { return ::lseek(fd.get(), 0, SEEK_END) == 4321; };
+  Packet first;
+  ASSERT_TRUE(receive(broker.socket(), 0, first).ok());
+  ASSERT_EQ(first.fds.size(), 1U);
+  EXPECT_TRUE(same(first.fds.front()));
+  broker.hang_up();
+  serve_again();
+  Packet again;
+  ASSERT_TRUE(receive(broker.socket(), 0, again).ok());
+  EXPECT_EQ(again.message.seq, first.message.seq);
+  ASSERT_EQ(again.fds.size(), 1U);
+  EXPECT_TRUE(same(again.fds.front()));
+  broker.answer(again.message.seq);
+  caller.join();
+  EXPECT_TRUE(result.ok());
 }
 
 TEST_F(ShimComeback, WhatIsAskedMeanwhileWaits) {

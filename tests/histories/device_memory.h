@@ -1,0 +1,17 @@
+// What ranks of a history do with the simulated driver's memory, by its descriptors.
+#pragma once
+
+#include <cstdint>
+
+#include "common/fd.h"
+#include "daemon/memory/devices.h"
+
+namespace amem::histories {
+
+bool has_bytes(const Fd& fd, std::uint64_t size, std::uint8_t value);
+void fill(const Fd& fd, std::uint64_t size, std::uint8_t value);
+/// kResourceExhausted: there is no room.
+Result<CreatedMemory> made_on(const DeviceUuid& device, std::uint64_t size);
+bool same_memory(const Fd& a, const Fd& b);
+
+}  // namespace amem::histories

@@ -1,0 +1,46 @@
+// What a rank of a history makes itself, and makes again when it is told to.
+#include <utility>
+
+#include "tests/fuzz/check.h"
+#include "tests/histories/device_memory.h"
+#include "tests/histories/rank_process.h"
+
+namespace amem::histories {
+
+void RankProcess::make(const amem_v1_Make& make, Mood mood) {
+  if (mood == Mood::kSilent) return;
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_made_tag;
+  amem_v1_Made& made = message.body.made;
+  made.epoch = make.epoch;
+  made.number = make.number;
+  if (mood == Mood::kFails) made.code = static_cast<std::uint32_t>(Code::kInternal);
+  std::vector<int> fds;
+  for (pb_size_t i = 0; i < make.ids_count && made.code == 0; ++i) {
+    const auto found = memory_.find(make.ids[i]);
+    if (found == memory_.end()) continue;  // freed meanwhile
+    Memory& memory = found->second;
+    fuzz::require(memory.own && !memory.usable(),
+                  "what is away a rank makes that has made it before");
+    Result<CreatedMemory> anew = made_on(memory.device, memory.size);
+    if (!anew.ok()) {
+      made.code = static_cast<std::uint32_t>(anew.status().code());
+      break;
+    }
+    memory.made = std::move(anew.value().fd);
+    made.ids[made.ids_count++] = found->first;
+    fds.push_back(memory.made.get());
+  }
+  for (int times = mood == Mood::kTwice ? 2 : 1; times > 0; --times) {
+    message.seq = ++seq_;
+    const Result<std::string> bytes = encode(message);
+    fuzz::require(bytes.ok(), "what a rank says can be sent");
+    send_bytes(bytes.value(), fds);
+  }
+}
+
+void RankProcess::drop_made() {
+  for (auto& [id, memory] : memory_) memory.made.reset();
+}
+
+}  // namespace amem::histories
