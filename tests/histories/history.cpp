@@ -296,7 +296,7 @@ void History::operator_asks() {
   };
   if (!running.empty() && !paused.empty() && below(2) == 0) {
     say("the operator: swap" + named(running) + " for" + named(paused));
-    return broker().swap(Caller{}, running, paused, {}, GuestPolicy::kDefault, {}, observe());
+    return (void)broker().swap(Caller{}, running, paused, {}, GuestPolicy::kDefault, {}, observe());
   }
   const bool pause = !running.empty() && below(2) == 0;
   Selection what;
