@@ -6,15 +6,14 @@ from sim_node.node import Node
 class Nodes:
     """Each with a broker; the first one is asked, and so leads."""
 
-    def __init__(self, build, logs, count, *flags):
+    def __init__(self, build, logs, count, flags_of=lambda number: ()):
         self.all = []
         for number in range(count):
             folder = logs / f"node{number}"
             folder.mkdir()
             node = Node(build, str(folder))
-            node.settings["AMEM_NODE"] = str(number)  # for people who read a process list
-            node.start_broker(*flags)
             self.all.append(node)
+            node.start_broker(*flags_of(number))
 
     def __getitem__(self, number):
         return self.all[number]

@@ -7,9 +7,11 @@ import sys
 import pytest
 
 from sim_node import patience
+from sim_node.authority import Authority
 from sim_node.broker import Broker
 from sim_node.child import eventually
 from sim_node.ctl import NOT_FOUND, OK, PERMISSION, UNREACHABLE, USAGE
+from sim_node.prometheus import free_port
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users")
 
@@ -220,40 +222,6 @@ def test_sockets_for_every_user_are_refused(bare_node):
 
 
 # ---- TCP --------------------------------------------------------------------------------------------------------------
-
-
-def openssl(*arguments):
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
-
-
-class Authority:
-    """Makes certificates. Its own, and those of the hosts and operators that it vouches for."""
-
-    def __init__(self, directory):
-        self.dir = str(directory)
-        os.makedirs(self.dir)
-        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=test",
-                "-days", "2", "-keyout", self.dir + "/ca.key", "-out", self.dir + "/ca.crt")
-
-    def issue(self, name, days=2, trusted=None):
-        """A directory with ca.crt, tls.crt and tls.key. `days` negative: it has run out."""
-        made = os.path.join(self.dir, name)
-        os.makedirs(made)
-        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", f"/CN={name}",
-                "-keyout", made + "/tls.key", "-out", made + "/tls.csr")
-        with open(made + "/names", "w") as names:
-            names.write("subjectAltName=DNS:localhost,IP:127.0.0.1")
-        openssl("x509", "-req", "-in", made + "/tls.csr", "-CA", self.dir + "/ca.crt", "-CAkey", self.dir + "/ca.key",
-                "-CAcreateserial", "-days", str(days), "-extfile", made + "/names", "-out", made + "/tls.crt")
-        with open((trusted or self).dir + "/ca.crt") as ca, open(made + "/ca.crt", "w") as copy:
-            copy.write(ca.read())
-        return made
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_operators_elsewhere_need_a_certificate_of_the_nodes_authority(shared, tmp_path):

@@ -1,0 +1,56 @@
+"""Brokers of an operation over several nodes die at random instants, from a seed. By hand, more often:
+
+    AMEM_NODE_KILLS=1000 python3 -m pytest tests/integration/nodes/test_lost_nodes.py --build-dir build/release
+"""
+import os
+import random
+import time
+
+from sim_node.child import eventually
+from spread import Nodes
+
+KILLS = int(os.environ.get("AMEM_NODE_KILLS", "12"))
+SEED = int(os.environ.get("AMEM_NODE_SEED", "1"))
+AT_REST = ("running", "paused")
+
+
+def bring_to(nodes, group, state):
+    """By each node's own operator, where the nodes are not at one."""
+    for node in nodes.all:
+        if node.ctl.state(group) != state:
+            node.ctl("pause" if state == "paused" else "resume", group)
+
+
+def test_kills_of_brokers(build, tmp_path):
+    """Whatever has been killed when: each node ends running or paused, with all its bytes, and what was asked for is
+    answered within its deadline."""
+    chance = random.Random(SEED)
+    nodes = Nodes(build, tmp_path, 3)
+    parted = 0
+    try:
+        train, rollout = nodes.job("train"), nodes.job("rollout")
+        nodes("pause", "rollout")
+        for kill in range(KILLS):
+            what = f"seed {SEED}, kill {kill}"
+            asked = chance.choice((("pause", "train"), ("swap", "train", "rollout"), ("resume", "rollout")))
+            bring_to(nodes, "rollout", "paused")
+            bring_to(nodes, "train", "running" if asked[-1] != "rollout" or asked[0] == "swap" else "paused")
+            operation = nodes.start(*asked, lead=chance.randrange(3))
+            time.sleep(chance.uniform(0, 0.12))  # what dies when is chance; nothing here waits for a time
+            lost = nodes[chance.randrange(3)]
+            lost.broker.kill()
+            operation.finish()
+            lost.start_broker(name=f"amemd-{kill}")
+            for group in ("train", "rollout"):
+                eventually(lambda group=group: all(state in AT_REST for state in nodes.states(group)),
+                           what=f"{what}: {group} is at rest")
+            parted += any(len(set(nodes.states(group))) > 1 for group in ("train", "rollout"))
+            bring_to(nodes, "rollout", "paused")
+            bring_to(nodes, "train", "running")
+            train.check()
+        bring_to(nodes, "train", "paused")
+        bring_to(nodes, "rollout", "running")
+        rollout.check()
+        print(f"{KILLS} kills; {parted} times the nodes were not at one afterwards")
+    finally:
+        nodes.close()

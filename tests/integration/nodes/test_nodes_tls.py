@@ -1,0 +1,72 @@
+"""Nodes that reach each other by TCP: whom they talk to."""
+import pytest
+
+from sim_node.authority import Authority
+from sim_node.prometheus import free_port
+from spread import Nodes
+
+
+@pytest.fixture
+def far(build, tmp_path):
+    """Makes two nodes; `files`: the directory of certificates of each."""
+    made = []
+
+    def start(*files):
+        ports = [free_port() for _ in files]
+        nodes = Nodes(build, tmp_path, len(files), lambda number: (
+            "--control-listen", f"127.0.0.1:{ports[number]}", "--control-tls", files[number]))
+        made.append(nodes)
+        return nodes, ",".join(f"localhost:{port}" for port in ports)
+
+    yield start
+    for nodes in made:
+        nodes.close()
+
+
+def test_nodes_of_one_authority(far, tmp_path):
+    authority = Authority(tmp_path / "ca")
+    nodes, addresses = far(authority.issue("one"), authority.issue("two"))
+    job = nodes.job("train")
+    job.ask("loop on")
+    for _ in range(3):
+        nodes[0].ctl("pause", "train", "--nodes", addresses)
+        assert nodes.states("train") == ["paused"] * 2
+        # An operator without a node of its own asks any of them.
+        nodes[0].ctl("resume", "train", "--address", addresses.split(",")[1], "--tls", authority.dir + "/one", "--nodes", addresses)
+    job.ask("loop off")
+    job.check()
+    listed = nodes[0].ctl("groups", "--tls", authority.dir + "/one", "--nodes", addresses).lines
+    assert [line["node"] for line in listed] == addresses.split(",")
+    file = tmp_path / "nodes"
+    file.write_text("# the two\n" + addresses.replace(",", "\n") + "\n")
+    nodes[0].ctl("pause", "train", "--nodes", f"@{file}")
+    assert nodes.states("train") == ["paused"] * 2
+
+
+@pytest.mark.parametrize("kind", ("another authority's", "one that has run out"))
+def test_a_strangers_certificate(far, tmp_path, kind):
+    authority, other = Authority(tmp_path / "ca"), Authority(tmp_path / "other")
+    strange = other.issue("two") if kind.startswith("another") else authority.issue("two", days=-1)
+    nodes, addresses = far(authority.issue("one"), strange)
+    job = nodes.job("train")
+    for lead in (0, 1):
+        answer = nodes[lead].ctl.try_("pause", "train", "--nodes", addresses)
+        assert answer.code != 0 and f"node '{addresses.split(',')[1 - lead]}'" in answer.error
+        assert nodes.states("train") == ["running"] * 2
+    job.check()
+
+
+def test_a_node_without_certificates_reaches_none(node):
+    puppet = node.puppet("train")
+    puppet.ask("alloc 2097152")
+    answer = node.ctl.try_("pause", "train", "--nodes", "localhost:1")
+    assert answer.code != 0 and "control.tls is not set" in answer.error
+    answer = node.ctl.try_("pause", "train", "--nodes", "localhost")
+    assert answer.code != 0 and "is no node's address" in answer.error
+    assert node.ctl.state("train") == "running"
+
+
+def test_a_list_that_cannot_be_read(node, tmp_path):
+    assert "No such file" in node.ctl.try_("pause", "train", "--nodes", "@/nowhere").err
+    (tmp_path / "empty").write_text("# none\n")
+    assert "there is no address" in node.ctl.try_("status", "--nodes", f"@{tmp_path}/empty").err
