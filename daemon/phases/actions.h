@@ -111,10 +111,10 @@ struct Finished {
 }  // namespace action
 
 using Action =
-    std::variant<action::Begun, action::AwaitGuests, action::Quiesce, action::Step, action::Reported,
-                 action::Measure, action::Save, action::Leaves, action::Ready, action::Unready,
-                 action::Release, action::Drop, action::Admit, action::Create, action::Load,
-                 action::Room, action::Open, action::Arrived, action::Answer, action::Progress,
-                 action::StateChanged, action::Finished>;
+    std::variant<action::Begun, action::AwaitGuests, action::Quiesce, action::Step,
+                 action::Reported, action::Measure, action::Save, action::Leaves, action::Ready,
+                 action::Unready, action::Release, action::Drop, action::Admit, action::Create,
+                 action::Load, action::Room, action::Open, action::Arrived, action::Answer,
+                 action::Progress, action::StateChanged, action::Finished>;
 
 }  // namespace amem

@@ -102,12 +102,8 @@ class Course {
   }
   void on(const event::SaveSent& event, Time now);
   void on(const event::Dropped& event, Time now);
-  void on(const event::Admitted& event, Time now) {
-    finish_part(Phase::kAdmit, event.status, now);
-  }
-  void on(const event::Created& event, Time now) {
-    finish_part(Phase::kCreate, event.status, now);
-  }
+  void on(const event::Admitted& event, Time now) { finish_part(Phase::kAdmit, event.status, now); }
+  void on(const event::Created& event, Time now) { finish_part(Phase::kCreate, event.status, now); }
   void on(const event::StepOf& event, Time now);
   void on(const event::CutTaken& event, Time now);
   void on(const event::AllLeft& event, Time now);

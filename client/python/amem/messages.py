@@ -270,6 +270,7 @@ class Progress:
     order: int  # as in PastOperation
     copied_bytes: int  # while ranks copy, as far as they have told: between devices and pool, in this phase so far
     to_copy_bytes: int  # of so many; 0: nobody has told
+    node: str  # of an operation over several nodes: whose this is; else empty
 
 
 @_dataclass

@@ -36,7 +36,8 @@ constexpr int kUsage = 2;
   ::setenv("LOCAL_RANK", std::to_string(first).c_str(), 1);
   ::setenv("WORLD_SIZE", std::to_string(world).c_str(), 1);
   // NCCL refuses two ranks of a host on one GPU.
-  if (options.share || options.hosts) ::setenv("NCCL_HOSTID", ("rank" + std::to_string(first)).c_str(), 1);
+  if (options.share || options.hosts)
+    ::setenv("NCCL_HOSTID", ("rank" + std::to_string(first)).c_str(), 1);
   Cuda cuda;
   Nccl nccl;
   set_current(&control.ranks[static_cast<std::size_t>(first)], first);

@@ -20,9 +20,9 @@ enum class Pause {
 struct Options {
   Mode mode = Mode::kProcess;
   Pause pause = Pause::kAuto;
-  int gpus = 0;        // and ranks; 0: all
-  bool share = false;  // ranks may be more than there are GPUs
-  bool hosts = false;  // each rank is a host of its own to NCCL
+  int gpus = 0;           // and ranks; 0: all
+  bool share = false;     // ranks may be more than there are GPUs
+  bool hosts = false;     // each rank is a host of its own to NCCL
   bool in_place = false;  // in every other round, where the operation can be
   int comms = 4;
   bool split = false;    // later communicators by ncclCommSplit of the first
