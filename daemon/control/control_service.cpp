@@ -27,8 +27,6 @@ constexpr std::size_t kWatchBacklog = 1024;  // events that a slow caller may fa
 constexpr std::size_t kProgressBacklog = 1024;
 constexpr int kCallsAtOnce = 100;         // of a connection
 constexpr int kLargestRequest = 1 << 20;  // bytes
-/// Another node's broker that does not answer pings for so long, twice, is lost.
-constexpr int kPingMs = 5000;
 constexpr int kPingsAtMostEveryMs = 1000;
 /// For calls that come while we end; all others have been ended by then.
 constexpr auto kShutdownPatience = std::chrono::milliseconds(500);
@@ -344,8 +342,8 @@ Status ControlServer::start(const ControlSettings& settings) {
   service_->use(*fleet_);
   builder.RegisterService(service_.get());
   builder.RegisterService(fleet_service_.get());
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kPingMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kNodePingMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kNodePingMs);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kPingsAtMostEveryMs);
   builder.SetMaxReceiveMessageSize(kLargestRequest);

@@ -12,8 +12,6 @@
 namespace amem {
 namespace {
 
-/// A node that does not answer pings for so long, twice, is lost.
-constexpr int kPingMs = 5000;
 constexpr auto kToAnswer = std::chrono::seconds(1);
 constexpr auto kToEnd = std::chrono::seconds(2);
 
@@ -25,8 +23,6 @@ std::string read(const std::string& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};
 }
-
-class GrpcLink;
 
 /// Owns itself until gRPC has done with the call.
 class TakeCall final : public Talk<grpc::ClientBidiReactor<v1::FleetCommand, v1::FleetReport>,
@@ -126,8 +122,8 @@ GrpcNodeLinks::~GrpcNodeLinks() {
 
 Result<std::shared_ptr<grpc::Channel>> GrpcNodeLinks::channel(const std::string& address) const {
   grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kPingMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kNodePingMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kNodePingMs);
   // Each way is a connection of its own: what one hears of a node's end the others hear, too.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   if (address.starts_with("unix:"))

@@ -16,6 +16,10 @@
 
 namespace amem {
 
+/// A broker that does not answer pings for so long, twice, is lost to its leader, and a leader to
+/// those that it leads.
+inline constexpr int kNodePingMs = 5000;
+
 class GrpcNodeLinks final : public NodeLinks {
  public:
   /// `tls_dir`: ca.crt, tls.crt and tls.key; empty: only Unix sockets can be reached.
