@@ -1,4 +1,6 @@
 """A job that spans nodes pauses, resumes and swaps as one."""
+import signal
+
 import pytest
 
 from sim_node.child import eventually
@@ -147,6 +149,27 @@ def test_a_node_that_is_lost_before_all_have_saved(nodes, lost, lead):
     assert answer.code != 0
     job.ranks[1].faults()
     nodes[lost].start_broker(name="amemd2")
+    eventually(lambda: nodes.states("train") == ["running"] * 2, what="both run")
+    job.check()
+    nodes("pause", "train")
+    nodes("resume", "train")
+    job.check()
+
+
+@pytest.mark.parametrize("stopped, lead", ((1, 0), (0, 0)))
+def test_a_broker_that_is_stopped_is_lost(nodes, stopped, lead):
+    """Whoever leads notices after ten seconds, and so do those that are led."""
+    job = nodes.job("train")
+    job.ranks[1].faults("cuMemcpyDtoHAsync:1:hold", "cuLaunchKernel:1:hold")
+    pause = nodes.start("pause", "train", lead=lead)
+    eventually(lambda: nodes[1].ctl.group("train")["phase"] == "save", what="node 1 saves")
+    nodes[stopped].broker.signal(signal.SIGSTOP)
+    other = nodes[1 - stopped]
+    job.ranks[1].faults()
+    eventually(lambda: other.ctl.state("train") == "running", deadline=30, what="the other node runs on")
+    nodes[stopped].broker.signal(signal.SIGCONT)
+    answer = pause.finish()
+    assert answer.code != 0 and "lost" in answer.error
     eventually(lambda: nodes.states("train") == ["running"] * 2, what="both run")
     job.check()
     nodes("pause", "train")
