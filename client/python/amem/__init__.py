@@ -1,7 +1,7 @@
 """amem: GPU memory that groups of processes take turns with.
 
 In a rank, a process with libamem_shim.so loaded: pause, resume, region, move, unbrokered, stats, set_group, group, is_active, and
-pause_async, resume_async. To start ranks: launch, environment. For a controller: Broker, swap, swap_async; these need
+pause_async, resume_async. To start ranks: launch, environment. For a controller: Broker, Cluster, swap, swap_async; these need
 grpcio and protobuf, nothing else here does. amem.compat has torch_memory_saver's names, amem.nccl AMem's NCCL calls.
 
 Errors are raised as amem.Error, which carries a code and a text. Times are seconds and sizes bytes unless a name says
@@ -24,9 +24,10 @@ from amem.errors import (
 
 if TYPE_CHECKING:
     from amem.broker import Broker
+    from amem.cluster import Cluster
 
 __all__ = [
-    "AbortedError", "Broker", "CancelledError", "Code", "DataLossError", "DeadlineExceededError", "Error",
+    "AbortedError", "Broker", "CancelledError", "Cluster", "Code", "DataLossError", "DeadlineExceededError", "Error",
     "FailedPreconditionError", "InternalError", "InvalidArgumentError", "NotFoundError", "PermissionDeniedError",
     "ResourceExhaustedError", "UnavailableError", "UnimplementedError", "__version__", "environment", "group", "is_active",
     "launch", "move", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "set_policy", "shim_path", "stats",
@@ -42,4 +43,8 @@ def __getattr__(name: str) -> Any:
         from amem.broker import Broker
 
         return Broker
+    if name == "Cluster":
+        from amem.cluster import Cluster
+
+        return Cluster
     raise AttributeError(f"module 'amem' has no attribute {name!r}")
