@@ -1,4 +1,4 @@
-"""Brokers of an operation over several nodes die at random instants, from a seed. By hand, more often:
+"""Brokers and ranks of an operation over several nodes die at random instants, from a seed. By hand, more often:
 
     AMEM_NODE_KILLS=1000 python3 -m pytest tests/integration/nodes/test_lost_nodes.py --build-dir build/release
 """
@@ -52,5 +52,36 @@ def test_kills_of_brokers(build, tmp_path):
         bring_to(nodes, "rollout", "running")
         rollout.check()
         print(f"{KILLS} kills; {parted} times the nodes were not at one afterwards")
+    finally:
+        nodes.close()
+
+
+def test_kills_of_ranks(build, tmp_path):
+    """The job is over then; what is left of it on each node ends running or paused, and goes with its last rank."""
+    chance = random.Random(SEED)
+    nodes = Nodes(build, tmp_path, 2)
+    try:
+        other = nodes.job("other")
+        for kill in range(max(1, KILLS // 2)):
+            what = f"seed {SEED}, kill {kill}"
+            train = nodes.job("train")
+            asked = chance.choice(("pause", "resume", "swap"))
+            if asked == "resume":
+                nodes("pause", "train")
+            if asked == "swap":
+                nodes("pause", "other")
+            operation = nodes.start(*(("swap", "train", "other") if asked == "swap" else (asked, "train")), lead=chance.randrange(2))
+            time.sleep(chance.uniform(0, 0.12))
+            chance.choice(train.ranks).kill()
+            operation.finish()
+            eventually(lambda: all(group is None or group["state"].removeprefix("GROUP_STATE_").lower() in AT_REST
+                                   for group in (node.ctl.group("train") for node in nodes.all)), what=f"{what}: train is at rest")
+            for rank in train.ranks:
+                rank.kill()
+            eventually(lambda: all(node.ctl.group("train") is None for node in nodes.all), what=f"{what}: train has gone")
+            bring_to(nodes, "other", "running")
+            other.check()
+        for node in nodes.all:
+            assert node.ctl.status()["pool"]["used_bytes"] == 0
     finally:
         nodes.close()
