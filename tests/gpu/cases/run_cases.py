@@ -18,6 +18,7 @@ sys.path.append(str(PROGRAMS))
 
 import cases  # noqa: E402, F401: registers what it has
 import cases_nccl  # noqa: E402, F401
+import cases_nodes  # noqa: E402, F401
 import cases_nvls  # noqa: E402, F401
 import cases_restart  # noqa: E402, F401
 import cases_torch  # noqa: E402, F401

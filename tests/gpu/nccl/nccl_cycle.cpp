@@ -35,6 +35,8 @@ constexpr int kUsage = 2;
   ::setenv("RANK", std::to_string(first).c_str(), 1);
   ::setenv("LOCAL_RANK", std::to_string(first).c_str(), 1);
   ::setenv("WORLD_SIZE", std::to_string(world).c_str(), 1);
+  if (const auto& dirs = options.runtime_dirs; !dirs.empty())
+    ::setenv("AMEM_RUNTIME_DIR", dirs[static_cast<std::size_t>(first) % dirs.size()].c_str(), 1);
   // NCCL refuses two ranks of a host on one GPU.
   if (options.share || options.hosts)
     ::setenv("NCCL_HOSTID", ("rank" + std::to_string(first)).c_str(), 1);
@@ -229,6 +231,8 @@ int run(int argc, char** argv) {
   app.add_option("--watchdog", o.watchdog_seconds, "seconds without progress until it is a hang")
       ->check(CLI::PositiveNumber);
   app.add_option("--group", o.group, "the ranks' group")->envname("AMEM_GROUP");
+  app.add_option("--runtime-dir", o.runtime_dirs,
+                 "the runtime directory of the first rank's broker, of the second's, ...");
   app.add_option("--nccl", o.nccl, "libnccl.so.2 to use");
   app.add_option("--progress", o.progress, "file for the number of iterations so far");
   app.add_option("--stop-file", o.stop_file, "end the loop as soon as this file exists");

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace gpu_test {
 
@@ -41,6 +42,8 @@ struct Options {
   int tolerance_mib = 16;
   int watchdog_seconds = 60;
   std::string group;
+  std::vector<std::string>
+      runtime_dirs;  // of each rank's broker, in turn; empty: the environment's
   std::string nccl;
   std::string progress;
   std::string stop_file;
