@@ -86,10 +86,10 @@ struct Allocation {
   std::uint64_t size = 0;
   DeviceUuid device;
   bool gpu_direct_rdma = false;
+  RankId maker = 0;  // the first of the holders, if it has made the memory; 0: amemd has
   std::string tag;
   RegionPolicy region = RegionPolicy::kNone;
   std::vector<RankId> holders;  // by first hold; not empty in a group
-  RankId maker = 0;             // of these the first, if it has made the memory; 0: amemd has
   std::vector<Pinner> pinners;  // each once; of holders only
   std::vector<Guest> guests;    // by first opening; while there is one it cannot leave its device
   Extents saved;                // where its bytes are while paused; empty: nothing was kept
