@@ -9,8 +9,6 @@
 namespace amem::ctl {
 namespace {
 
-constexpr Align kRight = Align::kRight;
-
 std::string number(double value, const char* unit) {
   char text[48];
   std::snprintf(text, sizeof text, "%.1f%s", value, unit);

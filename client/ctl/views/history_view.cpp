@@ -9,8 +9,6 @@
 namespace amem::ctl {
 namespace {
 
-constexpr Align kRight = Align::kRight;
-
 /// "save 21.3 ms": the phase that took longest.
 std::string longest(const v1::PastOperation& operation) {
   const auto& times = operation.times();

@@ -19,6 +19,7 @@ struct Style {
 };
 
 enum class Align { kLeft, kRight };
+inline constexpr Align kRight = Align::kRight;  // of columns of figures
 
 struct Column {
   std::string title;

@@ -9,8 +9,6 @@
 namespace amem::ctl {
 namespace {
 
-constexpr Align kRight = Align::kRight;
-
 /// Names of devices in a list: the first characters of the UUID when they tell the devices apart.
 class DeviceNames {
  public:
