@@ -23,8 +23,7 @@ from amem.errors import (
     UnimplementedError)
 
 if TYPE_CHECKING:
-    from amem.broker import Broker
-    from amem.cluster import Cluster
+    from amem.broker import Broker, Cluster
 
 __all__ = [
     "AbortedError", "Broker", "CancelledError", "Cluster", "Code", "DataLossError", "DeadlineExceededError", "Error",
@@ -44,7 +43,7 @@ def __getattr__(name: str) -> Any:
 
         return Broker
     if name == "Cluster":
-        from amem.cluster import Cluster
+        from amem.broker import Cluster
 
         return Cluster
     raise AttributeError(f"module 'amem' has no attribute {name!r}")
