@@ -141,8 +141,13 @@ void Conductor::let_leader_go_on(bool out) {
   const Stage& stage = stages_[out];
   const std::optional<std::size_t> own = leader();
   if (!stage.committed || !own || stage.told.contains(*own)) return;
-  const bool alone = all_under_way([&](std::size_t node) { return node == *own; });
-  if (alone || !stage.gone.empty()) tell_to_go_on(*own, out);
+  if (stage.told.empty() || !stage.gone.empty()) {
+    tell_to_go_on(*own, out);
+    if (!given_up_.ok()) send_give_up(*own);
+  } else if (all_under_way([&](std::size_t node) { return node == *own; })) {
+    // Whether anybody has heard of it is not known: its part asks the others, as without a leader.
+    send(*own, {});
+  }
 }
 
 void Conductor::tell_to_go_on(std::size_t node, bool out) {
@@ -155,15 +160,22 @@ void Conductor::tell_to_go_on(std::size_t node, bool out) {
 void Conductor::give_up(const Status& why) {
   if (!given_up_.ok()) return;
   given_up_ = why;
-  // What is decided is decided.
-  for (const bool out : {true, false})
-    if (const auto own = leader(); own && stages_[out].committed) tell_to_go_on(*own, out);
-  for (std::size_t node = 0; node < nodes_.size(); ++node) {
-    v1::FleetCommand command;
-    command.mutable_give_up()->set_code(static_cast<std::uint32_t>(why.code()));
-    command.mutable_give_up()->set_text(why.text());
-    send(node, std::move(command));
-  }
+  // What is decided is decided: it waits for whoever has been told to answer.
+  const std::optional<std::size_t> own = leader();
+  const auto waits = [&](std::size_t node) {
+    return own == node && std::any_of(std::begin(stages_), std::end(stages_), [&](const Stage& s) {
+             return s.committed && !s.told.contains(node);
+           });
+  };
+  for (std::size_t node = 0; node < nodes_.size(); ++node)
+    if (!waits(node)) send_give_up(node);
+}
+
+void Conductor::send_give_up(std::size_t node) {
+  v1::FleetCommand command;
+  command.mutable_give_up()->set_code(static_cast<std::uint32_t>(given_up_.code()));
+  command.mutable_give_up()->set_text(given_up_.text());
+  send(node, std::move(command));
 }
 
 // ---- time ---------------------------------------------------------------------------------------

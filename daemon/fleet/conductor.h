@@ -35,7 +35,7 @@ class Conductor {
   };
   struct Step {
     std::size_t node;
-    v1::FleetCommand command;
+    v1::FleetCommand command;  // nothing: the way to the node is to be broken, and it is lost
   };
 
   /// `nodes`: what they are called until they have told their names; at least one, all different.
@@ -81,6 +81,7 @@ class Conductor {
   void let_leader_go_on(bool out);
   void tell_to_go_on(std::size_t node, bool out);
   void send(std::size_t node, v1::FleetCommand command);
+  void send_give_up(std::size_t node);
   std::optional<std::size_t> leader() const;
   template <class Is>
   bool all_under_way(Is is) const;

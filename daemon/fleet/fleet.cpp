@@ -135,8 +135,17 @@ void Fleet::carry_out(const std::shared_ptr<Led>& led) {
   if (led->over || std::exchange(led->carrying_out, true)) return;
   for (std::vector<Conductor::Step> steps = led->conductor.take_steps(); !steps.empty();
        steps = led->conductor.take_steps())
-    for (Conductor::Step& step : steps)
-      if (led->links[step.node] != nullptr) led->links[step.node]->send(std::move(step.command));
+    for (Conductor::Step& step : steps) {
+      std::unique_ptr<NodeLink>& link = led->links[step.node];
+      if (link == nullptr) continue;
+      if (step.command.what_case() != v1::FleetCommand::WHAT_NOT_SET) {
+        link->send(std::move(step.command));
+        continue;
+      }
+      loop_.post([gone = std::shared_ptr<NodeLink>(std::move(link))] {});
+      led->conductor.lost(step.node, {Code::kAborted, "whether the others go on is not known"},
+                          Clock::now());
+    }
   led->carrying_out = false;
   if (led->timer) loop_.cancel(*std::exchange(led->timer, std::nullopt));
   if (led->conductor.ended()) return end(led);

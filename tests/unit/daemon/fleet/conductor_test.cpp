@@ -79,7 +79,7 @@ class ConductorTest : public ::testing::Test {
       else if (it.has_give_up())
         text += "give up";
       else
-        text += "cut taken";
+        text += it.has_cut_taken() ? "cut taken" : "on its own";
     }
     return text;
   }
@@ -179,14 +179,27 @@ TEST_F(ConductorTest, ANodeThatIsLostLaterLeavesTheOthersToTheirEnd) {
   for (const std::size_t node : {0U, 1U, 2U}) asks(node, true);
   EXPECT_EQ(said(), "1 go on out, 2 go on out");
   conductor->lost(1, {Code::kUnavailable, "connection reset"}, now);
-  // What is decided is decided: the leader, too, goes on, though it has not been told yet.
-  EXPECT_EQ(said(), "0 go on out, 0 give up, 2 give up");
+  EXPECT_EQ(said(), "2 give up") << "which comes too late for it";
+  // What is decided is decided: the leader, too, goes on, once another has answered.
+  went_on(2, true);
+  EXPECT_EQ(said(), "0 go on out, 0 give up");
   ends(0);
   ends(2);
   const std::string text = conductor->result().text();
   EXPECT_NE(text.find("node 'n1': lost: connection reset; its part goes on by itself"),
             std::string::npos);
   EXPECT_NE(text.find("node 'n2' has done its part"), std::string::npos);
+}
+
+TEST_F(ConductorTest, ALeaderWhoseNodesAreAllLostUnheardIsLeftToItself) {
+  begin_joined(2);
+  asks(0, true);
+  asks(1, true);
+  EXPECT_EQ(said(), "1 go on out");
+  conductor->lost(1, {Code::kUnavailable, "connection reset"}, now);
+  EXPECT_EQ(said(), "0 on its own");
+  conductor->lost(0, {Code::kAborted, "not known"}, now);
+  EXPECT_TRUE(conductor->ended());
 }
 
 TEST_F(ConductorTest, ASwapWhoseOutHasGoneIsGivenUpForWhatComesIn) {
