@@ -11,7 +11,8 @@ namespace {
 
 /// A leader's call. Owns itself until gRPC has done with it.
 class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommand, v1::FleetReport>,
-                                     v1::FleetCommand, v1::FleetReport> {
+                                     v1::FleetCommand, v1::FleetReport>,
+                         public std::enable_shared_from_this<TakeServed> {
  public:
   TakeServed(Fleet& fleet, EventLoop& loop, std::optional<Caller> caller)
       : fleet_(fleet), loop_(loop), caller_(std::move(caller)) {}
@@ -41,9 +42,11 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommand, v
   // ---- the loop's ----
   void handle(const v1::FleetCommand& command) {
     if (part_ != nullptr) return part_->handle(command);
+    if (refused_) return;
     Result<FleetOrder> order = Status(Code::kInvalidArgument, "the first command is Begin");
     if (command.has_begin()) order = order_of(command.begin());
     if (!order.ok()) {
+      refused_ = true;
       v1::FleetReport refused;
       refused.mutable_ended()->set_code(static_cast<std::uint32_t>(order.status().code()));
       refused.mutable_ended()->set_text(order.status().text());
@@ -51,7 +54,7 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommand, v
       return close();
     }
     part_ = fleet_.take(*caller_, command.begin(), order.value(),
-                        [self = std::weak_ptr(self_)](v1::FleetReport report) {
+                        [self = weak_from_this()](v1::FleetReport report) {
                           const auto call = self.lock();
                           if (call == nullptr) return;
                           const bool last = report.has_ended();
@@ -64,6 +67,7 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommand, v
   EventLoop& loop_;
   const std::optional<Caller> caller_;
   std::shared_ptr<Part> part_;
+  bool refused_ = false;  // it has no part, and gets none
   grpc::Status result_;
   std::shared_ptr<TakeServed> self_;
 };
