@@ -137,32 +137,39 @@ def test_two_leaders_at_once(nodes):
 # ---- a node is lost -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lost, lead", ((1, 0), (0, 0)))
-def test_a_node_that_is_lost_before_all_have_saved(nodes, lost, lead):
-    """Whoever it is: the others run on. Its own part is called off by the next broker."""
+def pause_held_in_save(nodes, lead):
+    """A job, and a pause of it that waits for the save of node 1, until its rank has no faults any more."""
     job = nodes.job("train")
     job.ranks[1].faults("cuMemcpyDtoHAsync:1:hold", "cuLaunchKernel:1:hold")
     pause = nodes.start("pause", "train", lead=lead)
     eventually(lambda: nodes[1].ctl.group("train")["phase"] == "save", what="node 1 saves")
-    nodes[lost].broker.kill()
-    answer = pause.finish()
-    assert answer.code != 0
-    job.ranks[1].faults()
-    nodes[lost].start_broker(name="amemd2")
-    eventually(lambda: nodes.states("train") == ["running"] * 2, what="both run")
+    return job, pause
+
+
+def check_cycle(nodes, job):
     job.check()
     nodes("pause", "train")
     nodes("resume", "train")
     job.check()
 
 
+@pytest.mark.parametrize("lost, lead", ((1, 0), (0, 0)))
+def test_a_node_that_is_lost_before_all_have_saved(nodes, lost, lead):
+    """Whoever it is: the others run on. Its own part is called off by the next broker."""
+    job, pause = pause_held_in_save(nodes, lead)
+    nodes[lost].broker.kill()
+    answer = pause.finish()
+    assert answer.code != 0
+    job.ranks[1].faults()
+    nodes[lost].start_broker(name="amemd2")
+    eventually(lambda: nodes.states("train") == ["running"] * 2, what="both run")
+    check_cycle(nodes, job)
+
+
 @pytest.mark.parametrize("stopped, lead", ((1, 0), (0, 0)))
 def test_a_broker_that_is_stopped_is_lost(nodes, stopped, lead):
     """Whoever leads notices after ten seconds, and so do those that are led."""
-    job = nodes.job("train")
-    job.ranks[1].faults("cuMemcpyDtoHAsync:1:hold", "cuLaunchKernel:1:hold")
-    pause = nodes.start("pause", "train", lead=lead)
-    eventually(lambda: nodes[1].ctl.group("train")["phase"] == "save", what="node 1 saves")
+    job, pause = pause_held_in_save(nodes, lead)
     nodes[stopped].broker.signal(signal.SIGSTOP)
     other = nodes[1 - stopped]
     job.ranks[1].faults()
@@ -171,10 +178,7 @@ def test_a_broker_that_is_stopped_is_lost(nodes, stopped, lead):
     answer = pause.finish()
     assert answer.code != 0 and "lost" in answer.error
     eventually(lambda: nodes.states("train") == ["running"] * 2, what="both run")
-    job.check()
-    nodes("pause", "train")
-    nodes("resume", "train")
-    job.check()
+    check_cycle(nodes, job)
 
 
 def test_a_leader_that_is_lost_after_a_node_was_told_to_release(build, tmp_path):
