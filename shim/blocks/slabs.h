@@ -93,6 +93,9 @@ class Slabs {
   /// Another process may come to know the piece there.
   void handed_out(CUdeviceptr address);
 
+  /// From now on NCCL is told the driver's granularity; the log says so, and why, once. Any thread.
+  void stop_packing(const std::string& why);
+
  private:
   static std::uint64_t number_of(CUmemGenericAllocationHandle handle) {
     return handle & ~AllocationTable::kTagMask;
@@ -111,7 +114,6 @@ class Slabs {
   void settle(std::unique_lock<std::mutex>& lock, std::uint64_t number);
   void give_room(std::unique_lock<std::mutex>& lock, Address address, bool reusable);
   CUresult move(std::unique_lock<std::mutex>& lock, CUmemGenericAllocationHandle handle);
-  void stop_packing(const std::string& why);
 
   const Driver& driver_;
   LocalDevices& devices_;

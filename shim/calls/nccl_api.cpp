@@ -2,6 +2,8 @@
 
 #include <nccl.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <charconv>
 #include <cstdio>
@@ -12,6 +14,7 @@
 #include "common/protocol.h"
 #include "shim/base/log.h"
 #include "shim/calls/error_out.h"
+#include "shim/process/nccl_version.h"
 #include "shim/process/symbols.h"
 #include "shim/runtime/runtime.h"
 
@@ -100,36 +103,67 @@ AMEM_PUBLIC ncclResult_t ncclMemStats() {
   return ncclSuccess;
 }
 
-// ---- NCCL's own, since 2.29.7 ----
+// ---- NCCL's own ----
 
 namespace {
 
-using SuspendCall = ncclResult_t (*)(ncclComm_t comm, int flags);
-std::atomic<SuspendCall> real_suspend{nullptr};
+enum Replaced : std::size_t { kSuspend, kWindowRegister, kReplacedCalls };
+constexpr std::array<const char*, kReplacedCalls> kReplaced{"ncclCommSuspend",
+                                                            "ncclCommWindowRegister"};
+std::array<std::atomic<void*>, kReplacedCalls> looked_up{};
+
+/// NCCL's own. Of a caller that is linked to NCCL nobody has looked it up. Null, and said: this
+/// NCCL has none.
+template <class Function>
+Function* real(Replaced call, const char* since) {
+  void* found = looked_up[call].load();
+  if (found == nullptr) found = amem::shim::next_symbol(kReplaced[call]);
+  if (found == nullptr)
+    log_error(std::string(kReplaced[call]) + ": this NCCL has none; " + since + " and newer have");
+  return reinterpret_cast<Function*>(found);
+}
+
+/// Its library's buffers are pieces of slabs, or may be.
+bool has_pieces(const void* function) {
+  if (Runtime::disabled()) return false;
+  Runtime& runtime = Runtime::get();
+  return runtime.options().slab_size != 0 && runtime.brokers(function) && runtime.connected();
+}
+
+/// The newest NCCL whose windows are known to be the program's buffers, and ncclMemAlloc's.
+constexpr int kNewestKnown = 23007;
 
 }  // namespace
 
 /// NCCL would unmap its buffers and map new memory in their places, which pieces of a slab do not
 /// have: what it could not map again would be lost.
 AMEM_PUBLIC ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
-  SuspendCall real = real_suspend.load();
-  // Of a caller that is linked to NCCL nobody has looked it up.
-  if (real == nullptr)
-    real = reinterpret_cast<SuspendCall>(amem::shim::next_symbol("ncclCommSuspend"));
-  if (real == nullptr) {
-    log_error("ncclCommSuspend: this NCCL has none; 2.29.7 and newer have");
-    return ncclInvalidUsage;
-  }
-  if (Runtime::disabled()) return real(comm, flags);
-  Runtime& runtime = Runtime::get();
-  if (runtime.options().slab_size == 0 || !runtime.brokers(reinterpret_cast<const void*>(real)) ||
-      !runtime.connected())
-    return real(comm, flags);
+  auto* const theirs = real<ncclResult_t(ncclComm_t, int)>(kSuspend, "2.29.7");
+  if (theirs == nullptr) return ncclInvalidUsage;
+  if (!has_pieces(reinterpret_cast<const void*>(theirs))) return theirs(comm, flags);
   log_error(
       "ncclCommSuspend is refused under amem: NCCL's memory leaves with a pause of its group "
       "(amemctl pause, amem.pause, ncclPause), of all communicators at once. With AMEM_SLAB=0 in "
       "the environment NCCL's own suspend and resume work, too");
   return ncclInvalidUsage;
+}
+
+/// 2.32 makes small buffers of its own windows, too, when the first window is registered: pieces,
+/// which cannot be mapped once more. Which thread makes them is not known here (a group's end may,
+/// or a thread of NCCL's), so nothing is packed from here on.
+AMEM_PUBLIC ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, std::size_t size,
+                                                ncclWindow_t* window, int flags) {
+  auto* const theirs = real<ncclResult_t(ncclComm_t, void*, std::size_t, ncclWindow_t*, int)>(
+      kWindowRegister, "2.27");
+  if (theirs == nullptr) return ncclInvalidUsage;
+  const auto* const code = reinterpret_cast<const void*>(theirs);
+  if (has_pieces(code)) {
+    const int version = amem::shim::nccl_version_of(code);
+    if (version == 0 || version > kNewestKnown)
+      Runtime::get().slabs().stop_packing(amem::shim::nccl_name(version) +
+                                          " may register its own buffers as windows");
+  }
+  return theirs(comm, buffer, size, window, flags);
 }
 
 // ---- for libamem_client (client/include/amem/amem.h) ----
@@ -191,14 +225,19 @@ AMEM_PUBLIC int amem_shim_active() {
 
 namespace amem::shim {
 
-bool replaces_nccl_call(const char* name) { return std::strcmp(name, "ncclCommSuspend") == 0; }
+bool replaces_nccl_call(const char* name) {
+  return std::any_of(kReplaced.begin(), kReplaced.end(),
+                     [&](const char* each) { return std::strcmp(each, name) == 0; });
+}
 
 SymbolAnswer replace_nccl_call(const char* name, void* found) {
   if (found == nullptr) return {};
-  const auto ours = reinterpret_cast<void*>(&ncclCommSuspend);
+  const bool suspend = std::strcmp(name, kReplaced[kSuspend]) == 0;
+  void* const ours = suspend ? reinterpret_cast<void*>(&ncclCommSuspend)
+                             : reinterpret_cast<void*>(&ncclCommWindowRegister);
   // Looked up in the whole process, it is found here first, whether or not NCCL has it.
   if (found == ours) return {next_symbol(name) != nullptr ? ours : nullptr, true};
-  real_suspend.store(reinterpret_cast<SuspendCall>(found));
+  looked_up[suspend ? kSuspend : kWindowRegister].store(found);
   return {ours, true};
 }
 

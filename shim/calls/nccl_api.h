@@ -1,5 +1,5 @@
-// AMem's five NCCL calls, one of NCCL's that is refused, and the entry points of libamem_client's
-// in-process part.
+// AMem's five NCCL calls, two of NCCL's that slabs cannot bear, and the entry points of
+// libamem_client's in-process part.
 #pragma once
 
 #include <cstddef>

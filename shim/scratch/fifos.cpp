@@ -10,8 +10,10 @@ namespace {
 constexpr std::size_t kConnection = 152;  // sizeof(ncclConnInfo)
 constexpr std::size_t kPeer = 4 * kConnection;
 constexpr std::size_t kReceives[] = {2 * kConnection, 3 * kConnection};
-constexpr std::uint64_t kHeader = 4096;          // sizeof(ncclRecvMem)
-constexpr std::uint64_t kLine = 128;             // of LL128
+constexpr std::uint64_t kHeader = 4096;  // sizeof(ncclRecvMem)
+constexpr std::uint64_t kLlLine = 16;
+constexpr std::uint64_t kLl128Line = 128;
+constexpr std::uint64_t kLl128Flag = 120;        // of a line
 constexpr std::uint64_t kGranularity = 2 << 20;  // the driver's: a buffer may end so much later
 
 template <class T>
@@ -35,20 +37,43 @@ std::optional<Fifo> fifo_of(std::span<const OwnPiece> buffers,
   const std::uint64_t end = tail + found->size;
   if (ll != tail + kHeader || ll128 <= ll || simple <= ll128 || simple >= end || step_size <= 0)
     return std::nullopt;
-  const std::uint64_t slot = (simple - ll128) / Fifo::kSlots;
   const std::uint64_t used = simple + Fifo::kSlots * static_cast<std::uint64_t>(step_size);
-  if ((simple - ll128) % Fifo::kSlots != 0 || slot % kLine != 0 || used > end ||
+  if ((ll128 - ll) % (Fifo::kSlots * kLlLine) != 0 ||
+      (simple - ll128) % (Fifo::kSlots * kLl128Line) != 0 || used > end ||
       end - used >= kGranularity)
     return std::nullopt;
   Fifo fifo;
   fifo.piece = *found;
-  fifo.kept = ll128 - tail;
-  fifo.slot = slot;
+  fifo.ll = kHeader;
+  fifo.ll_slot = (ll128 - ll) / Fifo::kSlots;
+  fifo.ll128 = ll128 - tail;
+  fifo.ll128_slot = (simple - ll128) / Fifo::kSlots;
   fifo.step = read<std::uint64_t>(connection, 104);
   return fifo;
 }
 
 }  // namespace
+
+std::array<std::uint64_t, Fifo::kWords> Fifo::looks() const {
+  std::array<std::uint64_t, kWords> at{};  // the first word of all is Simple's
+  for (std::uint64_t i = 0; i < kSlots; ++i) {
+    const std::uint64_t slot = (step + i) % kSlots;
+    at[1 + i] = ll + slot * ll_slot;
+    at[1 + kSlots + i] = ll128 + slot * ll128_slot + kLl128Flag;
+  }
+  return at;
+}
+
+bool Fifo::empty(std::span<const std::uint64_t> words) const {
+  if (words[0] > step) return false;
+  for (std::uint64_t i = 0; i < kSlots; ++i) {
+    // Half of LL's line: data, and then the flag.
+    const std::uint64_t flag = step + i + 1;
+    if (words[1 + i] >> 32U == static_cast<std::uint32_t>(flag)) return false;
+    if (words[1 + kSlots + i] == flag) return false;
+  }
+  return true;
+}
 
 std::vector<Fifo> find_fifos(std::span<const OwnPiece> buffers, std::span<const std::byte> bytes) {
   std::vector<Fifo> fifos;

@@ -7,6 +7,7 @@
 // counts only where all its addresses and sizes fit one buffer. Pure; any thread.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -22,28 +23,33 @@ struct Gap {
   std::uint64_t size = 0;
 };
 
-/// One that a connection receives by, of memory that the sender writes to.
+/// One that a connection receives by, of memory that the sender writes to. Offsets are from the
+/// buffer's beginning on.
 struct Fifo {
-  OwnPiece piece;
-  /// Bytes at its beginning that must be kept: the counters and LL, whose flags lie in the data.
-  std::uint64_t kept = 0;
-  /// Bytes of each of LL128's slots, of which the first begins behind what is kept.
-  std::uint64_t slot = 0;
-  /// The next step that this end will read.
-  std::uint64_t step = 0;
-
   static constexpr std::uint64_t kSlots = 8;  // NCCL_STEPS
-  /// Which slot that step is in.
-  std::uint64_t next_slot() const { return step % kSlots; }
-  /// Where LL128's flag of that slot's step is, from the buffer's beginning on: a word in its first
-  /// line. The buffer's first word is how far the sender is with Simple.
-  std::uint64_t flag_at(std::uint64_t number) const { return kept + number * slot + 120; }
+  static constexpr std::size_t kWords = 1 + 2 * kSlots;
 
-  /// With these two words, the flag being the next slot's: the sender is not ahead. A send that has
-  /// returned may have left its data here although nothing runs.
-  bool empty(std::uint64_t tail, std::uint64_t flag) const {
-    return tail <= step && flag != step + 1;
-  }
+  OwnPiece piece;
+  std::uint64_t ll = 0;  // where LL begins, behind the counters
+  std::uint64_t ll_slot = 0;
+  std::uint64_t ll128 = 0;
+  std::uint64_t ll128_slot = 0;
+  std::uint64_t step = 0;  // the next one that this end will read
+
+  /// Bytes at its beginning that must be kept. LL's flags are steps modulo 2^32, so memory of zeros
+  /// has that of step 2^32 - 1. In half of the steps before it NCCL itself writes all flags of LL
+  /// anew (NCCL_LL_CLEAN_MASK), and from there on LL is kept.
+  std::uint64_t kept() const { return static_cast<std::uint32_t>(step) < kLlAnew ? ll : ll128; }
+
+  /// Where the words are that say whether the sender is ahead: how far it is with Simple; and the
+  /// flags that LL, and then LL128, have in the first line of each slot, in the order of steps.
+  std::array<std::uint64_t, kWords> looks() const;
+  /// With these words it is not. A send that has returned may have left its data here although
+  /// nothing runs. REQUIRES: kWords of them.
+  bool empty(std::span<const std::uint64_t> words) const;
+
+ private:
+  static constexpr std::uint32_t kLlAnew = 0x7ffffff8;
 };
 
 /// Buffers of no more bytes are read as tables: one for thousands of ranks is smaller, and NCCL's

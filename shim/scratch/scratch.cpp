@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "shim/base/log.h"
-#include "shim/process/symbols.h"
+#include "shim/process/nccl_version.h"
 
 namespace amem::shim {
 namespace {
@@ -18,19 +18,7 @@ constexpr std::array kProven{22809, 23007};
 constexpr unsigned char kPattern = 0xff;
 constexpr std::uint64_t kWord = 8;
 
-std::string name_of(int version) {
-  if (version == 0) return "this NCCL, which does not say its version,";
-  return "NCCL " + std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) +
-         "." + std::to_string(version % 100);
-}
-
-int version_of(const void* code) {
-  const auto ask = reinterpret_cast<int (*)(int*)>(symbol_for(code, "ncclGetVersion", nullptr));
-  int version = 0;
-  return ask != nullptr && ask(&version) == 0 ? version : 0;
-}
-
-/// Whether they are empty, in this order: by the first word of each, and the flag of its next slot.
+/// Whether they are empty, in this order.
 Result<std::vector<bool>> are_empty(const std::vector<Fifo>& fifos,
                                     const Scratch::ReadWords& read) {
   std::map<int, std::vector<std::size_t>> by_device;
@@ -39,14 +27,14 @@ Result<std::vector<bool>> are_empty(const std::vector<Fifo>& fifos,
   for (const auto& [device, numbers] : by_device) {
     std::vector<Address> at;
     for (const std::size_t i : numbers) {
-      const Fifo& fifo = fifos[i];
-      at.push_back(fifo.piece.address);
-      at.push_back(fifo.piece.address + fifo.flag_at(fifo.next_slot()));
+      for (const std::uint64_t offset : fifos[i].looks())
+        at.push_back(fifos[i].piece.address + offset);
     }
     std::vector<std::uint64_t> words;
     if (Status s = read(device, at, words); !s.ok()) return s;
     for (std::size_t k = 0; k < numbers.size(); ++k)
-      result[numbers[k]] = fifos[numbers[k]].empty(words[2 * k], words[2 * k + 1]);
+      result[numbers[k]] =
+          fifos[numbers[k]].empty(std::span(words).subspan(k * Fifo::kWords, Fifo::kWords));
   }
   return result;
 }
@@ -58,7 +46,7 @@ ScratchRule scratch_rule(NcclScratch asked, int version) {
   if (asked == NcclScratch::kProve) return {true, true, {}};
   if (std::find(kProven.begin(), kProven.end(), version) != kProven.end()) return {true, false, {}};
   return {false, false,
-          "AMEM_NCCL_SCRATCH=drop: that " + name_of(version) +
+          "AMEM_NCCL_SCRATCH=drop: that " + nccl_name(version) +
               " reads nothing of what would be dropped is not proven, so all of its buffers are "
               "saved; docs/compatibility.md has the versions, and how to prove one"};
 }
@@ -67,7 +55,7 @@ void Scratch::of_nccl(const void* code) {
   if (options_.nccl_scratch == NcclScratch::kKeep || seen_.exchange(true)) return;
   if (options_.verify)
     return log_warn("AMEM_NCCL_SCRATCH: AMEM_VERIFY=1 compares all bytes, so all are saved");
-  const ScratchRule rule = scratch_rule(options_.nccl_scratch, version_of(code));
+  const ScratchRule rule = scratch_rule(options_.nccl_scratch, nccl_version_of(code));
   if (!rule.refusal.empty()) log_warn(rule.refusal);
   if (rule.prove)
     log_warn(
@@ -189,7 +177,8 @@ Status Scratch::find(const ReadWords& read) {
   std::uint64_t in_use = 0;
   for (std::size_t i = 0; i < fifos.value().size(); ++i) {
     const Fifo& fifo = fifos.value()[i];
-    const Gap gap{fifo.piece.offset + fifo.kept, fifo.piece.size - fifo.kept};
+    const std::uint64_t kept = fifo.kept();
+    const Gap gap{fifo.piece.offset + kept, fifo.piece.size - kept};
     if (empty.value()[i]) (*found_)[fifo.piece.id].push_back(gap);
     (empty.value()[i] ? dropped : in_use) += gap.size;
   }

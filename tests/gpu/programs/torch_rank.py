@@ -4,6 +4,7 @@ They are run by torchrun, one process per GPU, with the shim preloaded (amemctl 
 1 a check failed. A program that cannot run here ends with 0 and a report that says why: torchrun knows no status for it.
 """
 
+import ctypes
 import faulthandler
 import gc
 import json
@@ -385,6 +386,11 @@ class Symmetric:
             memory.set_backend("NCCL")
         except (ImportError, RuntimeError) as error:
             raise NotHere(f"PyTorch {torch.__version__} has no symmetric memory by NCCL: {error}") from error
+        built, loaded = torch.cuda.nccl.version(), ctypes.c_int()
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(loaded))
+        if built < (2, 29) and loaded.value >= 22900:
+            # Since 2.29 ncclDevCommCreate refuses requirements that its own macro has not initialized.
+            raise NotHere(f"PyTorch is built for NCCL {'.'.join(map(str, built))}: NCCL {loaded.value} makes it no device communicator")
         self.memory = memory
         dist.all_reduce(torch.ones(1, device=rank.device))  # now there is a communicator
 

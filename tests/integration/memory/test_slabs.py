@@ -1,7 +1,7 @@
 """NCCL's buffers in slabs: packed, moved out, zeroed, given back; and every order of calls works without an error."""
 import pytest
 
-from sim_node import eventually
+from sim_node import Program, eventually
 
 UNIT = 64 << 10  # the simulated device's granularity
 ORDERS = ["remembered", "twice", "elsewhere", "exported-first", "in-between", "reused", "twice-late"]
@@ -137,6 +137,32 @@ def test_another_order_is_said_once(node):
     assert allocations(node) == 3
     puppet.leave()
     assert puppet.output().count("no longer packed") == 1
+
+
+@pytest.mark.parametrize("how", ("", " looked-up"))
+def test_windows_of_a_newer_nccl_end_the_packing(node, how):
+    """It makes a buffer of its own a window, too: one that is packed could not be mapped there."""
+    program = Program(node, scope="nccl", env={"WORKLOAD_NCCL_VERSION": "23203"})
+    program.ask("nccl 0 4096")
+    program.ask(f"window 0{how}")
+    program.ask("window 0")
+    said = program.wait_for("warning: NCCL 2.32.3 may register its own buffers as windows")
+    assert "no longer packed" in said
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    before = allocations(node)
+    program.ask(f"nccl 0 {UNIT}")
+    assert allocations(node) == before + 1
+    assert not [line for line in program.rest() if "warning" in line]
+
+
+def test_windows_of_an_nccl_that_is_known_do_not(node):
+    """The buffer of its own that this one maps twice nevertheless is a piece of a slab, and refused."""
+    program = Program(node, scope="nccl", env={"WORKLOAD_NCCL_VERSION": "23007"})
+    program.ask("nccl 0 4096")
+    program.send("window 0")
+    assert "ncclCommWindowRegister failed" in program.failure()
+    assert "a buffer whose address is known" in program.wait_for("no longer packed")
 
 
 def test_a_size_that_is_none(node):

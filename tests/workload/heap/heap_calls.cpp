@@ -10,6 +10,7 @@
 #include "tests/workload/base/cuda_table.h"
 #include "tests/workload/base/failure.h"
 #include "tests/workload/nccl/nccl_calls.h"
+#include "tests/workload/nccl/windows.h"
 
 namespace amem::workload {
 namespace {
@@ -327,6 +328,20 @@ void CallShim(const std::string& name, const std::vector<std::string>& tags) {
   CheckShim(call(name == "amem_shim_pause" ? 1 : 2, chosen.data(), chosen.size(), except.data(),
                  except.size(), discard.data(), discard.size(), 0, 0, error, sizeof error),
             name, error);
+}
+
+void RegisterWindow(int device, bool looked_up) {
+  auto* call = &ncclCommWindowRegister;
+  if (looked_up) {
+    Dl_info nccl{};
+    dladdr(reinterpret_cast<const void*>(&ncclGetVersion), &nccl);
+    void* const library = dlopen(nccl.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+    if (library == nullptr) throw Failure(dlerror());
+    call = reinterpret_cast<decltype(call)>(dlsym(library, "ncclCommWindowRegister"));
+    dlclose(library);
+  }
+  void* window = nullptr;
+  if (call(&device, nullptr, 0, &window, 0) != 0) throw Failure("ncclCommWindowRegister failed");
 }
 
 }  // namespace amem::workload

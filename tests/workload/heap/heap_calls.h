@@ -50,5 +50,8 @@ void CallSaver(const std::string& name, const std::string& tag);
 void SetMemoryMargin(std::uint64_t bytes);
 /// amem_shim_pause or amem_shim_resume. No tags: everything. "^tag" is excepted, "-tag" discarded.
 void CallShim(const std::string& name, const std::vector<std::string>& tags);
+/// NCCL's ncclCommWindowRegister, as a program that is linked to NCCL calls it, or as one that
+/// looks it up in the library.
+void RegisterWindow(int device, bool looked_up);
 
 }  // namespace amem::workload

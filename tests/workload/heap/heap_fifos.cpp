@@ -15,6 +15,8 @@ constexpr std::size_t kLl128 = std::size_t{8} * 128 * 150;
 constexpr std::size_t kStepSize = 256 << 10;
 constexpr std::size_t kPacked = 4096;  // what NCCL is told to round to
 constexpr std::uint64_t kStep = 11;
+constexpr std::uint64_t kLate =
+    0x7ffffff8;  // the first step for which NCCL writes all of LL's flags
 
 std::size_t Rounded(std::size_t bytes) { return (bytes + kPacked - 1) / kPacked * kPacked; }
 
@@ -37,7 +39,8 @@ std::string Became(const unsigned char* now, const unsigned char* before, std::s
 void HeapFifos::Make(int device, const std::string& ahead, std::uint64_t count) {
   const std::size_t before = buffers_.size();
   for (std::uint64_t i = 0; i < count; ++i) MakeBuffer(device, ahead);
-  for (std::size_t i = before; i < buffers_.size(); ++i) MakeTable(device, buffers_[i].address);
+  for (std::size_t i = before; i < buffers_.size(); ++i)
+    MakeTable(device, buffers_[i].address, ahead == "late" ? kLate : kStep);
 }
 
 void HeapFifos::MakeBuffer(int device, const std::string& ahead) {
@@ -49,6 +52,10 @@ void HeapFifos::MakeBuffer(int device, const std::string& ahead) {
   Put(buffer.bytes, 0, kStep + (ahead == "simple" ? 1 : 0));
   Put(buffer.bytes, kCounters + kLl + kStep % 8 * (kLl128 / 8) + 120,
       kStep + (ahead == "ll128" ? 1 : 0));
+  // An empty message, which has no flag, and one behind it.
+  const std::uint64_t second = kStep + 1;
+  Put(buffer.bytes, kCounters + second % 8 * (kLl / 8) + 4,
+      static_cast<std::uint32_t>(ahead == "ll" ? second + 1 : second - 7));
   Handle handle = 0;
   buffer.address = calls.Alloc(buffer.bytes.size(), false, &handle);
   Check(Cuda().cuMemcpyHtoD(buffer.address, buffer.bytes.data(), buffer.bytes.size()), "a buffer");
@@ -56,7 +63,7 @@ void HeapFifos::MakeBuffer(int device, const std::string& ahead) {
 }
 
 /// A ncclDevChannelPeer, of which the first connection to receive by is this one.
-void HeapFifos::MakeTable(int device, CUdeviceptr buffer) {
+void HeapFifos::MakeTable(int device, CUdeviceptr buffer, std::uint64_t step) {
   constexpr std::size_t kReceive = std::size_t{2} * 152;
   std::vector<unsigned char> table(kPacked);
   Put(table, kReceive, buffer + kCounters);
@@ -64,7 +71,7 @@ void HeapFifos::MakeTable(int device, CUdeviceptr buffer) {
   Put(table, kReceive + 16, buffer + kCounters + kLl + kLl128);
   Put(table, kReceive + 48, buffer);
   Put(table, kReceive + 72, static_cast<std::int32_t>(kStepSize));
-  Put(table, kReceive + 104, kStep);
+  Put(table, kReceive + 104, step);
   Handle handle = 0;
   const CUdeviceptr at = NcclCalls(device).Alloc(table.size(), false, &handle);
   Check(Cuda().cuMemcpyHtoD(at, table.data(), table.size()), "a table");

@@ -15,14 +15,15 @@ namespace amem::workload {
 class HeapFifos {
  public:
   /// Makes so many of NCCL's in a row, filled with bytes that are neither zero nor 0xff. `ahead`:
-  /// by what their senders have sent something that nobody has received: "simple", "ll128" or "".
+  /// by what their senders have sent something that nobody has received: "simple", "ll", "ll128" or
+  /// "". "late": nobody has, and their steps are half way to where LL's flags begin again.
   void Make(int device, const std::string& ahead, std::uint64_t count);
   /// "kept", "zero", "spoilt" or "wrong" of each: item "counters", item "ll", item "rest".
   void Report(Answer* answer) const;
 
  private:
   void MakeBuffer(int device, const std::string& ahead);
-  static void MakeTable(int device, CUdeviceptr buffer);
+  static void MakeTable(int device, CUdeviceptr buffer, std::uint64_t step);
 
   struct Buffer {
     CUdeviceptr address = 0;

@@ -180,6 +180,11 @@ const std::map<std::string, Command> kCommands = {
        Handle handle = 0;
        p.of_nccl.emplace(p.of_nccl.size(), calls.Alloc(NumberAt(w, 2, 2U << 20U), false, &handle));
      }},
+    {"window",
+     [](Program& p, const Words& w, Answer*) {
+       p.memory.Bind(DeviceAt(w));
+       RegisterWindow(DeviceAt(w), WordAt(w, 2) == "looked-up");
+     }},
     {"fifo",
      [](Program& p, const Words& w, Answer*) {
        p.memory.Bind(DeviceAt(w));

@@ -1,6 +1,7 @@
 // Receive buffers in NCCL's tables, and for which versions they are dropped.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 
 #include "shim/scratch/fifos.h"
@@ -45,20 +46,65 @@ const std::vector<OwnPiece> kPieces = {{0x6f0000000000, 4096, 0, 7, 0},
                                        {kBuffer + kSize, kSize, 1, 8, 5 * kSize}};
 constexpr std::size_t kReceive = 2;  // the first of two
 
-TEST(ShimScratch, AReceiveBufferKeepsItsCountersAndLl) {
-  const std::vector<Fifo> fifos = find_fifos(kPieces, Peer().receives(kReceive, kBuffer).bytes());
-  ASSERT_EQ(fifos.size(), 1U);
-  const Fifo& fifo = fifos.front();
+Fifo fifo_at(std::uint64_t step) {
+  const std::vector<Fifo> fifos =
+      find_fifos(kPieces, Peer().receives(kReceive, kBuffer).set(kReceive, 104, step).bytes());
+  return fifos.size() == 1 ? fifos.front() : Fifo{};
+}
+
+TEST(ShimScratch, AReceiveBufferKeepsItsCounters) {
+  const Fifo fifo = fifo_at(kStep);
   EXPECT_EQ(fifo.piece.address, kBuffer);
   EXPECT_EQ(fifo.piece.id, 8U);
   EXPECT_EQ(fifo.piece.offset, 4 * kSize);
-  EXPECT_EQ(fifo.kept, 4096 + kLl);
-  EXPECT_EQ(fifo.next_slot(), kStep % 8);
-  EXPECT_EQ(fifo.flag_at(fifo.next_slot()), 4096 + kLl + kStep % 8 * (kLl128 / 8) + 120);
-  EXPECT_TRUE(fifo.empty(kStep, kStep));
-  EXPECT_TRUE(fifo.empty(0, 0)) << "with LL and LL128 nobody writes the tail";
-  EXPECT_FALSE(fifo.empty(kStep + 1, 0)) << "sent by Simple, and not received yet";
-  EXPECT_FALSE(fifo.empty(kStep, kStep + 1)) << "by LL128";
+  EXPECT_EQ(fifo.step, kStep);
+  EXPECT_EQ(fifo.kept(), 4096U);
+}
+
+TEST(ShimScratch, LlIsKeptWhereZerosCouldBeTakenForItsFlags) {
+  constexpr std::uint64_t kRound = std::uint64_t{1} << 32U;
+  EXPECT_EQ(fifo_at(0x7ffffff7).kept(), 4096U);
+  EXPECT_EQ(fifo_at(0x7ffffff8).kept(), 4096 + kLl);
+  EXPECT_EQ(fifo_at(kRound - 1).kept(), 4096 + kLl);
+  EXPECT_EQ(fifo_at(kRound).kept(), 4096U);
+  EXPECT_EQ(fifo_at(5 * kRound + 0x90000000).kept(), 4096 + kLl);
+}
+
+TEST(ShimScratch, TheFirstLineOfEachSlotIsLookedAtInTheOrderOfSteps) {
+  const auto at = fifo_at(kStep).looks();
+  EXPECT_EQ(at[0], 0U);
+  EXPECT_EQ(at[1], 4096 + kStep % 8 * (kLl / 8));
+  EXPECT_EQ(at[8], 4096 + (kStep + 7) % 8 * (kLl / 8));
+  EXPECT_EQ(at[9], 4096 + kLl + kStep % 8 * (kLl128 / 8) + 120);
+  EXPECT_EQ(at[16], 4096 + kLl + (kStep + 7) % 8 * (kLl128 / 8) + 120);
+}
+
+TEST(ShimScratch, ASenderThatIsAheadBySomeProtocol) {
+  constexpr std::uint64_t kMany = (std::uint64_t{3} << 32U) - 4;  // LL's flags begin again in 4
+  for (const std::uint64_t step : {kStep, kMany}) {
+    const Fifo fifo = fifo_at(step);
+    const auto ll = [](std::uint64_t flag) { return flag << 32U | 0x12345678U; };
+    std::array<std::uint64_t, Fifo::kWords> words{};
+    words[0] = step;
+    // What the last eight steps have left.
+    for (std::uint64_t i = 0; i < 8; ++i) {
+      words[1 + i] = ll(step + i - 7);
+      words[9 + i] = step + i - 7;
+    }
+    EXPECT_TRUE(fifo.empty(words)) << step;
+    const auto with = [&](std::size_t at, std::uint64_t word) {
+      auto changed = words;
+      changed[at] = word;
+      return fifo.empty(changed);
+    };
+    EXPECT_TRUE(with(0, 0)) << "with LL and LL128 nobody writes the tail";
+    EXPECT_FALSE(with(0, step + 1)) << "sent by Simple, and not received yet";
+    // Also behind an empty message, which leaves no flag.
+    for (std::uint64_t i = 0; i < 8; ++i) {
+      EXPECT_FALSE(with(1 + i, ll(step + i + 1))) << "by LL, " << i;
+      EXPECT_FALSE(with(9 + i, step + i + 1)) << "by LL128, " << i;
+    }
+  }
 }
 
 TEST(ShimScratch, EveryPeersBothReceivesOfATableAreFound) {
@@ -86,6 +132,7 @@ TEST(ShimScratch, WhatDoesNotFitInAllIsNoReceiveBuffer) {
   EXPECT_TRUE(none(peer().set(kReceive, 48, Address{0})));
   EXPECT_TRUE(none(peer().set(kReceive, 0, kBuffer + 8192))) << "another header";
   EXPECT_TRUE(none(peer().set(kReceive, 8, kBuffer))) << "LL128 before LL";
+  EXPECT_TRUE(none(peer().set(kReceive, 8, kBuffer + 4096 + 8))) << "LL of half a line";
   EXPECT_TRUE(none(peer().set(kReceive, 16, Address{0x7e0000000000}))) << "the peer's: read mode";
   EXPECT_TRUE(none(peer().set(kReceive, 16, kBuffer + 4096 + kLl + kLl128 + 64)));
   EXPECT_TRUE(none(peer().set(kReceive, 72, std::int32_t{0})));
