@@ -163,19 +163,23 @@ void SavedBytes::give_back(Allocation& allocation) {
     rank->limbo.insert(rank->limbo.end(), extents.begin(), extents.end());
     node_.records.write_limbo(*rank);
   }
-  // Of what nobody has any more this goes first: on record without its bytes it would be missed.
-  if (allocation.holders.empty() && !allocation.opened()) allocation.row.erase();
+  // That its holders are gone is on record first: with them and without its bytes it would be missed.
+  if (allocation.holders.empty()) {
+    if (allocation.opened())
+      (void)node_.records.write(allocation);
+    else
+      allocation.row.erase();
+  }
   allocation.saved_row.erase();
   if (rank == nullptr || rank->saving.empty()) free(allocation.charge.account(), extents);
 }
 
 void SavedBytes::answered(Rank& rank, Epoch epoch, Work work) {
   std::set<Epoch>& saving = rank.saving;
-  if (work == Work::kSave)
-    saving.erase(epoch);
-  else  // the Save of a measure's own epoch comes after it
-    saving.erase(saving.begin(),
-                 work == Work::kMeasure ? saving.lower_bound(epoch) : saving.upper_bound(epoch));
+  // It has got to this packet, so nothing of what was sent before goes on: also where the answer to
+  // that never came. The Save of a measure's own epoch comes after it.
+  saving.erase(saving.begin(),
+               work == Work::kMeasure ? saving.lower_bound(epoch) : saving.upper_bound(epoch));
   if (!saving.empty() || rank.limbo.empty()) return;
   rank.limbo_row.erase();
   free(rank.peer.account, std::exchange(rank.limbo, {}));

@@ -218,6 +218,25 @@ TEST_F(BrokerRestartTest, WhatIsFreedWhileAwayIsNotOnRecordWithoutItsBytes) {
               std::find(rows.begin(), rows.end(), row_key(RowKind::kSaved, id)));
 }
 
+// The one before did not write that the guest has let go of it, and the guest comes back later.
+TEST_F(BrokerRestartTest, WhatIsFreedWhileAwayAndOnlyAGuestsBringsNoGroupDown) {
+  two();
+  join_here(r3, "guest", 0);
+  r3.share(r1, of_a);
+  r3.free(of_a);
+  settle();
+  ASSERT_TRUE(pause().ok());
+  restart();
+  both_come_back();
+  for (FakeRank* rank : {&r1, &r2}) rank->free(of_a);
+  settle();
+  restart();
+  both_come_back();
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(r1.holds(of_b, 0xbb));
+  EXPECT_EQ(status().pool().used_bytes(), 0U);
+}
+
 TEST_F(BrokerRestartTest, WhatARankWasSavingToIsFreeWithItsProcess) {
   two();
   join(a, "train", 2);

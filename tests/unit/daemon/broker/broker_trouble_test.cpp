@@ -133,6 +133,18 @@ TEST_F(ImpatientTest, ChunksOfACalledOffSaveAreNotReusedWhileItMayRun) {
   EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }));
 }
 
+// A rank handles packets in order: once it has answered a Save, it writes for none before.
+TEST_F(ImpatientTest, WhatIsSavedOutlivesASaverThatHasNeverAnsweredTheSaveBefore) {
+  two_sharing();
+  b.moods = {{amem_v1_SessionMessage_save_tag, Mood::kSilent},
+             {amem_v1_SessionMessage_open_tag, Mood::kSilent}};
+  EXPECT_EQ(pause().code(), Code::kDeadlineExceeded);
+  b.moods = {{amem_v1_SessionMessage_release_tag, Mood::kDying}};
+  ASSERT_TRUE(pause().ok());
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(a.holds(of_b, 0xbb));
+}
+
 TEST_F(BrokerTest, ChunksOfADisconnectedRankWaitForItsProcess) {
   join(a, "train", 0);
   join(b, "train", 1);
