@@ -26,13 +26,14 @@ class Nodes:
         chosen = [self.all[number] for number in numbers] if numbers else self.all
         return ",".join(f"unix:{node.runtime_dir}/control.sock" for node in chosen)
 
-    def job(self, name, arguments=(), **options):
-        """A rank on each node. They share no memory, as ranks of different nodes do not, and wait for each other."""
+    def job(self, name, arguments=(), ranks=1, **options):
+        """So many ranks on each node. They share no memory, as ranks of different nodes do not, and wait for each other."""
         first = self.all[0]
-        where = {number: {name: node.settings[name] for name in ("AMEM_SIM_DIR", "AMEM_RUNTIME_DIR")}
-                 for number, node in enumerate(self.all)}
+        where = {number: {name: self.all[number // ranks].settings[name] for name in ("AMEM_SIM_DIR", "AMEM_RUNTIME_DIR")}
+                 for number in range(ranks * len(self.all))}
         run = [first.build.program("amemctl"), "run", "--group", name, "--"]
-        return Job(first, name, len(self.all), shared=0, arguments=["--network", *arguments], rank_env=where, run=run, **options).ready()
+        return Job(first, name, len(where), shared=0, arguments=["--network", *arguments], rank_env=where, run=run,
+                   **options).ready(120)
 
     def try_(self, *arguments, lead=0, **options):
         """amemctl on one node, about all."""

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -24,6 +25,32 @@ namespace {
 
 using Inode = std::pair<dev_t, ino_t>;
 
+// A process of another node, by what its environment says: then it has nothing of ours. What it was
+// found to be holds as long as it lives; its entry in /proc has a number of its own until then.
+bool IsStranger(const std::string& process, ino_t number) {
+  static auto* const strangers = new std::map<std::string, ino_t>();
+  const auto known = strangers->find(process);
+  if (known != strangers->end()) {
+    if (known->second == number) return true;
+    strangers->erase(known);
+  }
+  const int fd = open((process + "/environ").c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  std::string text(1, '\0');
+  char buffer[4096];
+  for (ssize_t n; (n = read(fd, buffer, sizeof buffer)) > 0;)
+    text.append(buffer, static_cast<size_t>(n));
+  close(fd);
+  constexpr std::string_view kName("\0AMEM_SIM_DIR=", 14);
+  const size_t at = text.find(kName);
+  if (at == std::string::npos || text[at + kName.size()] != '/') return false;
+  char resolved[PATH_MAX];
+  if (realpath(text.c_str() + at + kName.size(), resolved) == nullptr || resolved == Node().dir)
+    return false;
+  strangers->emplace(process, number);
+  return true;
+}
+
 class Scan {
  public:
   Scan() : used_(kMaxDevices, 0), prefix_("/memfd:amem-sim:" + Node().id + ":gpu") {}
@@ -38,6 +65,7 @@ class Scan {
     while (const dirent* entry = readdir(proc)) {
       if (entry->d_name[0] < '0' || entry->d_name[0] > '9') continue;
       const std::string process = std::string("/proc/") + entry->d_name;
+      if (IsStranger(process, entry->d_ino)) continue;
       // Descriptors before mappings: a process that maps and then closes is caught by one or the
       // other.
       Descriptors(process);
