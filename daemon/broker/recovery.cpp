@@ -194,12 +194,15 @@ void Recovery::take_limbo(Stock& stock) {
     // What is in a Saved as well goes the same way with that.
     for (const Extent& extent : from_record(row.extents()))
       if (node_.pools.of(account).extents.take_again({extent}).ok()) taken.push_back(extent);
-    Row kept_row = adopt(RowKind::kLimbo, id);
     if (rank != nullptr) {
-      rank->limbo = std::move(taken);
-      rank->limbo_row = std::move(kept_row);
+      // Beside what is there already, of memory that stays where it is.
+      rank->limbo.insert(rank->limbo.end(), taken.begin(), taken.end());
+      if (rank->limbo.empty()) continue;  // and the row goes
+      rows_.erase(row_key(RowKind::kLimbo, id));
+      node_.records.write_limbo(*rank);
       continue;
     }
+    Row kept_row = adopt(RowKind::kLimbo, id);
     std::optional<Fd> process = take(stock, HolderKind::kProcess, id);
     saved_.await_end(process ? std::make_shared<const Fd>(std::move(*process)) : nullptr, account,
                      std::move(taken), std::move(kept_row),
