@@ -49,9 +49,6 @@ class Slabs {
 
   /// Handles of pieces are told apart from allocations' and the driver's by their top bits.
   static constexpr std::uint64_t kHandleTag = 0xa3e4'0000'0000'0000;
-  static bool is_piece(CUmemGenericAllocationHandle handle) {
-    return (handle & AllocationTable::kTagMask) == kHandleTag;
-  }
 
   // ---- calls of NCCL; "nothing": as if there were no slabs ----
   std::optional<std::size_t> granularity(const CUmemAllocationProp* prop,
@@ -127,5 +124,9 @@ class Slabs {
   SlabBook book_;
   std::map<Address, std::uint64_t> rounded_;  // reservations made larger for the driver → its size
 };
+
+inline bool is_piece(CUmemGenericAllocationHandle handle) {
+  return (handle & AllocationTable::kTagMask) == Slabs::kHandleTag;
+}
 
 }  // namespace amem::shim

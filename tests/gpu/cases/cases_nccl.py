@@ -88,7 +88,7 @@ def nccl_suspend(bench):
     if refused.code == 0 or REFUSED not in refused.err.read_text(errors="replace"):
         raise Failure(f"with slabs it ended with {refused.code} and did not say that it is refused")
     broker = bench.broker()
-    program = bench.nccl_cycle("--away-ms", 20, *arguments, env={"AMEM_SLAB": "0"})
+    program = bench.nccl_cycle("--away-ms", 600, *arguments, env={"AMEM_SLAB": "0"})
     broker.wait_group("train", bench.ranks, programs=[program])
     pauses = 0
     while program.running():

@@ -321,4 +321,4 @@ def test_the_shim_shows_nothing_else(build):
     shown = {line.split()[-1] for line in out.splitlines() if line.split()[-2] != "A"}
     others = {each for each in shown if not each.startswith(("cu", "amem_shim_"))}
     assert others == EXPORTS | {"dlsym", "dlvsym", "ncclPause", "ncclResume", "ncclSetGroupID", "ncclGetGroupID",
-                                "ncclCommSuspend", "ncclMemStats", "tms_pause", "tms_resume"}
+                                "ncclCommSuspend", "ncclCommWindowRegister", "ncclMemStats", "tms_pause", "tms_resume"}
