@@ -163,7 +163,8 @@ void SavedBytes::give_back(Allocation& allocation) {
     rank->limbo.insert(rank->limbo.end(), extents.begin(), extents.end());
     node_.records.write_limbo(*rank);
   }
-  // That its holders are gone is on record first: with them and without its bytes it would be missed.
+  // That its holders are gone is on record first: with them and without its bytes it would be
+  // missed.
   if (allocation.holders.empty()) {
     if (allocation.opened())
       (void)node_.records.write(allocation);
