@@ -72,7 +72,7 @@ CUresult answer_cuMulticastBindMem(CUmemGenericAllocationHandle object, std::siz
                                    CUmemGenericAllocationHandle memory, std::size_t from,
                                    std::size_t size, unsigned long long flags) {
   const auto real_call = real<kRow_cuMulticastBindMem>();
-  const bool piece = amem::shim::is_piece(memory);
+  const bool piece = is_piece(memory);
   if (!piece && !AllocationTable::is_virtual(memory))
     return real_call(object, at, memory, from, size, flags);
   if (Runtime::get().forked()) return CUDA_ERROR_NOT_INITIALIZED;

@@ -2,8 +2,6 @@
 
 #include <nccl.h>
 
-#include <algorithm>
-#include <array>
 #include <atomic>
 #include <charconv>
 #include <cstdio>
@@ -107,19 +105,23 @@ AMEM_PUBLIC ncclResult_t ncclMemStats() {
 
 namespace {
 
-enum Replaced : std::size_t { kSuspend, kWindowRegister, kReplacedCalls };
-constexpr std::array<const char*, kReplacedCalls> kReplaced{"ncclCommSuspend",
-                                                            "ncclCommWindowRegister"};
-std::array<std::atomic<void*>, kReplacedCalls> looked_up{};
+/// One that is answered here first.
+struct Replaced {
+  const char* name;
+  const char* since;  // which NCCL has it
+  std::atomic<void*> looked_up{nullptr};
+};
+constinit Replaced suspend{"ncclCommSuspend", "2.29.7"};
+constinit Replaced window_register{"ncclCommWindowRegister", "2.27"};
 
 /// NCCL's own. Of a caller that is linked to NCCL nobody has looked it up. Null, and said: this
 /// NCCL has none.
 template <class Function>
-Function* real(Replaced call, const char* since) {
-  void* found = looked_up[call].load();
-  if (found == nullptr) found = amem::shim::next_symbol(kReplaced[call]);
+Function* real(const Replaced& call) {
+  void* found = call.looked_up.load();
+  if (found == nullptr) found = amem::shim::next_symbol(call.name);
   if (found == nullptr)
-    log_error(std::string(kReplaced[call]) + ": this NCCL has none; " + since + " and newer have");
+    log_error(std::string(call.name) + ": this NCCL has none; " + call.since + " and newer have");
   return reinterpret_cast<Function*>(found);
 }
 
@@ -138,7 +140,7 @@ constexpr int kNewestKnown = 23007;
 /// NCCL would unmap its buffers and map new memory in their places, which pieces of a slab do not
 /// have: what it could not map again would be lost.
 AMEM_PUBLIC ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
-  auto* const theirs = real<ncclResult_t(ncclComm_t, int)>(kSuspend, "2.29.7");
+  auto* const theirs = real<ncclResult_t(ncclComm_t, int)>(suspend);
   if (theirs == nullptr) return ncclInvalidUsage;
   if (!has_pieces(reinterpret_cast<const void*>(theirs))) return theirs(comm, flags);
   log_error(
@@ -153,8 +155,8 @@ AMEM_PUBLIC ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
 /// or a thread of NCCL's), so nothing is packed from here on.
 AMEM_PUBLIC ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, std::size_t size,
                                                 ncclWindow_t* window, int flags) {
-  auto* const theirs = real<ncclResult_t(ncclComm_t, void*, std::size_t, ncclWindow_t*, int)>(
-      kWindowRegister, "2.27");
+  auto* const theirs =
+      real<ncclResult_t(ncclComm_t, void*, std::size_t, ncclWindow_t*, int)>(window_register);
   if (theirs == nullptr) return ncclInvalidUsage;
   const auto* const code = reinterpret_cast<const void*>(theirs);
   if (has_pieces(code)) {
@@ -225,19 +227,33 @@ AMEM_PUBLIC int amem_shim_active() {
 
 namespace amem::shim {
 
-bool replaces_nccl_call(const char* name) {
-  return std::any_of(kReplaced.begin(), kReplaced.end(),
-                     [&](const char* each) { return std::strcmp(each, name) == 0; });
+namespace {
+
+struct Replacement {
+  Replaced* call;
+  void* ours;
+};
+
+/// nullptr: this call is not replaced.
+const Replacement* replacement(const char* name) {
+  static const Replacement kAll[] = {
+      {&suspend, reinterpret_cast<void*>(&ncclCommSuspend)},
+      {&window_register, reinterpret_cast<void*>(&ncclCommWindowRegister)}};
+  for (const Replacement& each : kAll)
+    if (std::strcmp(each.call->name, name) == 0) return &each;
+  return nullptr;
 }
+
+}  // namespace
+
+bool replaces_nccl_call(const char* name) { return replacement(name) != nullptr; }
 
 SymbolAnswer replace_nccl_call(const char* name, void* found) {
   if (found == nullptr) return {};
-  const bool suspend = std::strcmp(name, kReplaced[kSuspend]) == 0;
-  void* const ours = suspend ? reinterpret_cast<void*>(&ncclCommSuspend)
-                             : reinterpret_cast<void*>(&ncclCommWindowRegister);
+  const auto [call, ours] = *replacement(name);
   // Looked up in the whole process, it is found here first, whether or not NCCL has it.
   if (found == ours) return {next_symbol(name) != nullptr ? ours : nullptr, true};
-  looked_up[suspend ? kSuspend : kWindowRegister].store(found);
+  call->looked_up.store(found);
   return {ours, true};
 }
 
