@@ -3,7 +3,6 @@
     AMEM_NODES=64 AMEM_NODE_RANKS=4 AMEM_NODE_SWAPS=100 python3 -m pytest -s tests/integration/nodes/test_many_nodes.py \
         --build-dir build/release
 """
-import json
 import os
 import statistics
 
@@ -41,7 +40,7 @@ def test_swaps_of_many_nodes(build, tmp_path):
         for _ in range(SWAPS):
             out, into = into, out
             answer = nodes("--json", "swap", out.name, into.name, deadline=120)
-            done = [message for message in map(json.loads, answer.out.splitlines()) if message["done"]]
+            done = [message for message in answer.lines if message["done"]]
             assert len({message["node"] for message in done}) == NODES
             whole.append(max(int(message["swap_us"]) for message in done) / 1000)
             slowest.append(max(map(own_ms, done)))
