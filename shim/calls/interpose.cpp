@@ -89,7 +89,7 @@ amem_dlsym_answer(void* handle, const char* name, const char* /*version*/, const
     const bool replaced = handle != RTLD_NEXT && amem::shim::replaces_nccl_call(name);
     if (ours == nullptr && !replaced) return {};
     void* theirs = amem::shim::real_dlsym()(handle, name);
-    if (replaced) return amem::shim::replace_nccl_call(name, theirs);
+    if (replaced) return amem::shim::replace_nccl_call(name, theirs, caller);
     if (theirs != nullptr) return {};
     ::dlerror();  // the failed lookup is no news to anybody
     return {ours, true};

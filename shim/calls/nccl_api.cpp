@@ -114,12 +114,19 @@ struct Replaced {
 constinit Replaced suspend{"ncclCommSuspend", "2.29.7"};
 constinit Replaced window_register{"ncclCommWindowRegister", "2.27"};
 
-/// NCCL's own. Of a caller that is linked to NCCL nobody has looked it up. Null, and said: this
-/// NCCL has none.
+/// NCCL's own, for this caller. One that is linked to NCCL has not looked it up, and its NCCL may be
+/// visible to it alone, as PyTorch's is. `ours`: the answer to `call`. Null: there is none.
+void* theirs_for(const void* caller, const Replaced& call, const void* ours) {
+  void* found = amem::shim::symbol_for(caller, call.name, nullptr);
+  if (found == ours) found = nullptr;
+  if (found == nullptr) found = call.looked_up.load();
+  return found != nullptr ? found : amem::shim::next_symbol(call.name);
+}
+
+/// Likewise; that there is none is said.
 template <class Function>
-Function* real(const Replaced& call) {
-  void* found = call.looked_up.load();
-  if (found == nullptr) found = amem::shim::next_symbol(call.name);
+Function* real(const void* caller, const Replaced& call, Function* ours) {
+  void* found = theirs_for(caller, call, reinterpret_cast<const void*>(ours));
   if (found == nullptr)
     log_error(std::string(call.name) + ": this NCCL has none; " + call.since + " and newer have");
   return reinterpret_cast<Function*>(found);
@@ -140,7 +147,7 @@ constexpr int kNewestKnown = 23007;
 /// NCCL would unmap its buffers and map new memory in their places, which pieces of a slab do not
 /// have: what it could not map again would be lost.
 AMEM_PUBLIC ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
-  auto* const theirs = real<ncclResult_t(ncclComm_t, int)>(suspend);
+  auto* const theirs = real(__builtin_return_address(0), suspend, &ncclCommSuspend);
   if (theirs == nullptr) return ncclInvalidUsage;
   if (!has_pieces(reinterpret_cast<const void*>(theirs))) return theirs(comm, flags);
   log_error(
@@ -155,8 +162,7 @@ AMEM_PUBLIC ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
 /// or a thread of NCCL's), so nothing is packed from here on.
 AMEM_PUBLIC ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, std::size_t size,
                                                 ncclWindow_t* window, int flags) {
-  auto* const theirs =
-      real<ncclResult_t(ncclComm_t, void*, std::size_t, ncclWindow_t*, int)>(window_register);
+  auto* const theirs = real(__builtin_return_address(0), window_register, &ncclCommWindowRegister);
   if (theirs == nullptr) return ncclInvalidUsage;
   const auto* const code = reinterpret_cast<const void*>(theirs);
   if (has_pieces(code)) {
@@ -248,11 +254,11 @@ const Replacement* replacement(const char* name) {
 
 bool replaces_nccl_call(const char* name) { return replacement(name) != nullptr; }
 
-SymbolAnswer replace_nccl_call(const char* name, void* found) {
+SymbolAnswer replace_nccl_call(const char* name, void* found, const void* caller) {
   if (found == nullptr) return {};
   const auto [call, ours] = *replacement(name);
   // Looked up in the whole process, it is found here first, whether or not NCCL has it.
-  if (found == ours) return {next_symbol(name) != nullptr ? ours : nullptr, true};
+  if (found == ours) return {theirs_for(caller, *call, ours) != nullptr ? ours : nullptr, true};
   call->looked_up.store(found);
   return {ours, true};
 }

@@ -167,6 +167,21 @@ print(call().decode())
     assert os.path.basename(out) == library
 
 
+@pytest.mark.parametrize("looked_up", (0, 1))
+@pytest.mark.parametrize("version", ("22809", "23203"))
+def test_nccl_that_only_its_user_sees(node, looked_up, version):
+    """As PyTorch's in Python: the calls of NCCL's that the shim answers go on to it."""
+    module = os.path.join(node.build.directory, "lib", "libuses_nccl.so")
+    code = f"""
+import ctypes
+driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+assert driver.cuInit(0) == driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == driver.cuCtxSetCurrent(context) == 0
+print(ctypes.CDLL({module!r}).uses_nccl_register(0, {looked_up}))
+"""
+    env = {"LD_PRELOAD": shim(node.build), "WORKLOAD_NCCL_VERSION": version, "AMEM_SLAB": "0"}
+    assert run(node, [sys.executable, "-c", code], env) == "0"
+
+
 def library(answer):
     return os.path.basename(answer["library"])
 
