@@ -28,8 +28,16 @@ std::uint64_t SlabSizes::next(const Pool& pool, std::uint64_t size, std::uint64_
   const PieceKind& kind = kinds_[number(pool)];
   std::uint64_t wanted = std::min(most, std::max(kind.bytes / 4, unit));
   if (pool.piece != 0) {
+    const std::uint64_t shared = most / kSharing;
     std::uint64_t pieces = kind.row;
-    if (pieces < kShortestRow) pieces = std::max(pieces, kind.bytes / pool.piece / 4);
+    if (kind.bytes == 0) {
+      pieces = std::max(pieces, kFirst);
+      while (pieces > 1 && pieces * pool.piece > shared) pieces /= 2;
+    } else if (pieces < kShortestRow) {
+      pieces = std::max(pieces, kind.bytes / pool.piece / 4);
+    } else {
+      pieces *= std::max<std::uint64_t>(1, std::min(shared, kind.bytes) / (pieces * pool.piece));
+    }
     // What is too long for one is cut evenly.
     if (pieces * pool.piece > most)
       pieces = divide_up(pieces, divide_up(pieces * pool.piece, std::max(most, pool.piece)));

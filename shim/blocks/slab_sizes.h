@@ -3,8 +3,9 @@
 // NCCL makes its large buffers in rows: as many of one size as a connection has channels, all for
 // the same peer, then as many of another size for another. So large pieces share slabs with pieces
 // of their size only, and a slab has room for as many as the row so far, or the last one, has: most
-// rows get slabs of their own, of which a peer maps only those that are for it, and little room is
-// left over. Small pieces share slabs of at most a quarter of all before, so that little is lost
+// long rows get slabs of their own, of which a peer maps only those that are for it, and little room
+// is left over. Short rows share a slab: to map one more costs a peer more than to map what is for
+// others, too. Small pieces share slabs of at most a quarter of all before, so that little is lost
 // where there is little to pack.
 //
 // Pure bookkeeping, no lock: Slabs owns one and guards it.
@@ -27,6 +28,11 @@ class SlabSizes {
   static constexpr std::uint64_t kLarge = 1ULL << 20U;
   /// Shorter rows tell nothing.
   static constexpr std::uint64_t kShortestRow = 4;
+  /// Pieces of the first slab of a kind, whose row is not known yet.
+  static constexpr std::uint64_t kFirst = 8;
+  /// Rows share a slab up to this part of the largest, and as many as there have been at most. So is
+  /// the first.
+  static constexpr std::uint64_t kSharing = 3;
 
   /// Pool::piece of such pieces.
   static std::uint64_t piece_of(std::uint64_t size) { return size >= kLarge ? size : 0; }

@@ -87,17 +87,17 @@ void communicators(Filled& filled, int ranks, int count) {
 TEST(SlabSizes, RowsOfTwoRanksFillTheirSlabs) {
   Filled filled;
   communicators(filled, 2, 4);
-  EXPECT_LE(filled.left_over(), 16 * kMiB);
-  EXPECT_LE(filled.slabs(), 28U);
+  EXPECT_LE(filled.left_over(), 48 * kMiB);
+  EXPECT_LE(filled.slabs(), 19U);
 }
 
 TEST(SlabSizes, APeerMapsFewSlabsThatAreForOthersToo) {
   for (const int count : {4, 20}) {
     Filled filled;
     communicators(filled, 4, count);
-    EXPECT_LE(filled.left_over(), 40 * kMiB) << count;
-    EXPECT_LE(filled.slabs(), 12U * static_cast<unsigned>(count)) << count;
-    EXPECT_LE(filled.mapped_by_peers(), filled.slabs() * 4 / 3) << count;
+    EXPECT_LE(filled.left_over(), 48 * kMiB) << count;
+    EXPECT_LE(filled.slabs(), 8U * static_cast<unsigned>(count)) << count;
+    EXPECT_LE(filled.mapped_by_peers(), filled.slabs() * 3 / 2) << count;
   }
 }
 
@@ -125,6 +125,7 @@ TEST(SlabSizes, ARowThatIsTooLongForOneSlabIsCutEvenly) {
   SlabSizes::Row row;
   const auto pool = pool_for(10 * kMiB);
   for (int i = 0; i < 33; ++i) sizes.count(pool, row);
+  sizes.added(pool, 10 * kMiB);
   EXPECT_EQ(sizes.next(pool, 10 * kMiB, kUnit, 256 * kMiB), 160 * kMiB);
   EXPECT_EQ(sizes.next(pool, 10 * kMiB, kUnit, 8 * kMiB), 10 * kMiB);
 }
@@ -134,7 +135,31 @@ TEST(SlabSizes, APieceThatIsNoMultipleOfTheUnit) {
   SlabSizes::Row row;
   const auto pool = pool_for(3 * kMiB);
   sizes.count(pool, row);
-  EXPECT_EQ(sizes.next(pool, 3 * kMiB, kUnit, kMost), 4 * kMiB);
+  EXPECT_EQ(sizes.next(pool, 3 * kMiB, kUnit, 8 * kMiB), 4 * kMiB);
+}
+
+TEST(SlabSizes, TheFirstSlabOfAKindIsAThirdOfTheLargestAtMost) {
+  const std::map<std::uint64_t, std::uint64_t> kFirst = {
+      {1, 8}, {10, 80}, {30, 120}, {64, 128}, {100, 100}, {500, 500}};
+  for (const auto& [piece, first] : kFirst) {
+    SlabSizes sizes;
+    SlabSizes::Row row;
+    const auto pool = pool_for(piece * kMiB);
+    sizes.count(pool, row);
+    EXPECT_EQ(sizes.next(pool, piece * kMiB, kUnit, kMost), first * kMiB);
+  }
+}
+
+TEST(SlabSizes, ShortRowsShareASlabAndLongOnesDoNot) {
+  const std::map<std::uint64_t, std::uint64_t> kAfterMany = {{2, 96}, {4, 96}, {10, 240}};
+  for (const auto& [piece, slab] : kAfterMany) {
+    SlabSizes sizes;
+    SlabSizes::Row row;
+    const auto pool = pool_for(piece * kMiB);
+    for (int i = 0; i < 25; ++i) sizes.count(pool, row);
+    sizes.added(pool, 1024 * kMiB);
+    EXPECT_EQ(sizes.next(pool, piece * kMiB, kUnit, kMost), slab * kMiB);
+  }
 }
 
 }  // namespace
