@@ -136,7 +136,7 @@ CUresult Slabs::add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size
   std::uint64_t size = 0;
   {
     std::lock_guard lock(mutex_);
-    size = book_.sizes().next(pool, piece_size, unit, most);
+    size = book_.sizes().next(pool, order.row, piece_size, unit, most);
   }
   const CUmemAllocationProp prop = brokered_properties(pool.device, pool.rdma);
   CUdeviceptr address = 0;

@@ -114,8 +114,8 @@ struct Replaced {
 constinit Replaced suspend{"ncclCommSuspend", "2.29.7"};
 constinit Replaced window_register{"ncclCommWindowRegister", "2.27"};
 
-/// NCCL's own, for this caller. One that is linked to NCCL has not looked it up, and its NCCL may be
-/// visible to it alone, as PyTorch's is. `ours`: the answer to `call`. Null: there is none.
+/// NCCL's own, for this caller. One that is linked to NCCL has not looked it up, and may be alone
+/// in seeing its NCCL, as PyTorch is. `ours`: the answer to `call`. Null: there is none.
 void* theirs_for(const void* caller, const Replaced& call, const void* ours) {
   void* found = amem::shim::symbol_for(caller, call.name, nullptr);
   if (found == ours) found = nullptr;

@@ -5,7 +5,7 @@
 #include "tests/workload/nccl/export.h"
 #include "tests/workload/nccl/windows.h"
 
-/// Registers a window; `looked_up`: by a lookup in the whole process. 0: it did; -1: none was found.
+/// Registers a window; `looked_up`: by a lookup in the whole process. 0: done; -1: none was found.
 extern "C" WORKLOAD_EXPORT int uses_nccl_register(int device, int looked_up) {
   auto* call = &ncclCommWindowRegister;
   if (looked_up != 0)
