@@ -10,8 +10,8 @@ namespace amem {
 namespace {
 
 /// A leader's call. Owns itself until gRPC has done with it.
-class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommand, v1::FleetReport>,
-                                     v1::FleetCommand, v1::FleetReport>,
+class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommands, v1::FleetReports>,
+                                     v1::FleetCommands, v1::FleetReports>,
                          public std::enable_shared_from_this<TakeServed> {
  public:
   TakeServed(Fleet& fleet, EventLoop& loop, std::optional<Caller> caller)
@@ -26,12 +26,15 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommand, v
 
  private:
   // ---- gRPC's threads ----
-  void heard(v1::FleetCommand command) override {
-    loop_.post([self = self_, command = std::move(command)] { self->handle(command); });
+  void heard(v1::FleetCommands commands) override {
+    loop_.post([self = self_, commands = std::move(commands)]() mutable {
+      for (v1::FleetCommand& command : *commands.mutable_each()) self->handle(std::move(command));
+    });
   }
   void silent() override {
     loop_.post([self = self_] {
       if (self->part_ != nullptr) self->part_->leader_lost();
+      if (self->relay_ != nullptr) self->relay_->end();
       self->close();
     });
   }
@@ -40,33 +43,65 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommand, v
   void OnDone() override { self_.reset(); }
 
   // ---- the loop's ----
-  void handle(const v1::FleetCommand& command) {
-    if (part_ != nullptr) return part_->handle(command);
+  void handle(v1::FleetCommand command) {
     if (refused_) return;
+    if (part_ == nullptr) return begin(command);
+    if (command.node() != number_) return relay_->pass(std::move(command));
+    part_->handle(command);
+    if (command.has_hang_up()) part_ends();
+  }
+
+  void begin(const v1::FleetCommand& command) {
     Result<FleetOrder> order = Status(Code::kInvalidArgument, "the first command is Begin");
     if (command.has_begin()) order = order_of(command.begin());
+    number_ = command.begin().number();
     if (!order.ok()) {
       refused_ = true;
       v1::FleetReport refused;
+      refused.set_node(number_);
       refused.mutable_ended()->set_code(static_cast<std::uint32_t>(order.status().code()));
       refused.mutable_ended()->set_text(order.status().text());
       push(std::move(refused));
       return close();
     }
+    relay_ = fleet_.relay([self = weak_from_this()](v1::FleetReport report) {
+                            if (const auto call = self.lock()) call->push(std::move(report));
+                          },
+                          [self = weak_from_this()] {
+                            if (const auto call = self.lock()) call->relay_ends();
+                          });
     part_ = fleet_.take(*caller_, command.begin(), order.value(),
                         [self = weak_from_this()](v1::FleetReport report) {
                           const auto call = self.lock();
                           if (call == nullptr) return;
                           const bool last = report.has_ended();
                           call->push(std::move(report));
-                          if (last) call->close();
+                          if (last) call->part_ends();
                         });
+    // Who is refused passes nothing on.
+    if (part_over_)
+      relay_ends();
+    else
+      relay_->begin(command.begin());
+  }
+
+  void part_ends() {
+    part_over_ = true;
+    if (relay_over_) close();
+  }
+  void relay_ends() {
+    relay_over_ = true;
+    if (part_over_) close();
   }
 
   Fleet& fleet_;
   EventLoop& loop_;
   const std::optional<Caller> caller_;
   std::shared_ptr<Part> part_;
+  std::shared_ptr<Relay> relay_;
+  std::uint32_t number_ = 0;  // this node's
+  bool part_over_ = false;
+  bool relay_over_ = false;
   bool refused_ = false;  // it has no part, and gets none
   grpc::Status result_;
   std::shared_ptr<TakeServed> self_;
@@ -74,7 +109,7 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommand, v
 
 }  // namespace
 
-grpc::ServerBidiReactor<v1::FleetCommand, v1::FleetReport>* FleetService::Take(
+grpc::ServerBidiReactor<v1::FleetCommands, v1::FleetReports>* FleetService::Take(
     grpc::CallbackServerContext* context) {
   const auto call = std::make_shared<TakeServed>(fleet_, loop_, caller_of_(context));
   call->begin(call);

@@ -20,7 +20,7 @@ class FleetService final : public v1::Fleet::CallbackService {
   FleetService(Fleet& fleet, EventLoop& loop, CallerOf caller_of)
       : fleet_(fleet), loop_(loop), caller_of_(std::move(caller_of)) {}
 
-  grpc::ServerBidiReactor<v1::FleetCommand, v1::FleetReport>* Take(
+  grpc::ServerBidiReactor<v1::FleetCommands, v1::FleetReports>* Take(
       grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* GetStanding(grpc::CallbackServerContext* context,
                                         const v1::FleetStandingRequest* request,

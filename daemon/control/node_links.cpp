@@ -25,8 +25,8 @@ std::string read(const std::string& path) {
 }
 
 /// Owns itself until gRPC has done with the call.
-class TakeCall final : public Talk<grpc::ClientBidiReactor<v1::FleetCommand, v1::FleetReport>,
-                                   v1::FleetReport, v1::FleetCommand> {
+class TakeCall final : public Talk<grpc::ClientBidiReactor<v1::FleetCommands, v1::FleetReports>,
+                                   v1::FleetReports, v1::FleetCommands> {
  public:
   TakeCall(EventLoop& loop, const std::shared_ptr<grpc::Channel>& channel, NodeLink::Heard heard,
            std::shared_ptr<GrpcNodeLinks::UnderWay> under_way)
@@ -53,9 +53,9 @@ class TakeCall final : public Talk<grpc::ClientBidiReactor<v1::FleetCommand, v1:
   }
 
  private:
-  void heard(v1::FleetReport report) override {
-    loop_.post([self = self_, report = std::move(report)]() mutable {
-      if (const auto to = self->listener()) to->report(std::move(report));
+  void heard(v1::FleetReports reports) override {
+    loop_.post([self = self_, reports = std::move(reports)]() mutable {
+      if (const auto to = self->listener()) to->reports(std::move(reports));
     });
   }
   void silent() override {

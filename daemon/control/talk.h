@@ -1,13 +1,15 @@
 // Talk: both directions of a bidirectional call, as one end has them: what it says is queued, what
 // it hears comes one after the other, on gRPC's threads.
 //
-// `Base`: grpc::ServerBidiReactor or grpc::ClientBidiReactor. push(): any thread.
+// `Base`: grpc::ServerBidiReactor or grpc::ClientBidiReactor. `In`, `Out`: messages with a repeated
+// field `each`, of which one write takes all that wait. push(): any thread.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
 
 #include <deque>
 #include <mutex>
+#include <type_traits>
 #include <utility>
 
 namespace amem {
@@ -15,16 +17,18 @@ namespace amem {
 template <class Base, class In, class Out>
 class Talk : public Base {
  public:
+  using Item = std::remove_pointer_t<decltype(std::declval<Out&>().add_each())>;
+
   /// No effect once the call has ended, or is about to.
-  void push(Out message) {
+  void push(Item item) {
     std::unique_lock lock(mutex_);
     if (closed_) return;
-    queue_.push_back(std::move(message));
+    queue_.push_back(std::move(item));
     next(lock);
   }
 
  protected:
-  virtual void heard(In message) = 0;
+  virtual void heard(In items) = 0;
   /// Nothing more is heard; `push` has no effect any more. Called once.
   virtual void silent() = 0;
   /// After close(), once what was queued has been written or cannot be.
@@ -39,6 +43,9 @@ class Talk : public Base {
   }
 
  private:
+  /// Of one message, which has to be far below gRPC's limit of 4 MiB.
+  static constexpr std::size_t kAtOnce = 512;
+
   void OnReadDone(bool ok) final {
     if (ok) {
       heard(std::move(in_));
@@ -60,8 +67,11 @@ class Talk : public Base {
     if (writing_ || finished_) return;
     if (!queue_.empty()) {
       writing_ = true;
-      out_ = std::move(queue_.front());
-      queue_.pop_front();
+      out_.Clear();
+      for (std::size_t i = 0; i < kAtOnce && !queue_.empty(); ++i) {
+        *out_.add_each() = std::move(queue_.front());
+        queue_.pop_front();
+      }
       lock.unlock();
       this->StartWrite(&out_);
     } else if (closed_) {
@@ -72,7 +82,7 @@ class Talk : public Base {
   }
 
   std::mutex mutex_;
-  std::deque<Out> queue_;  // the rest under mutex_
+  std::deque<Item> queue_;  // the rest under mutex_
   bool writing_ = false;
   bool closed_ = false;
   bool finished_ = false;

@@ -31,7 +31,10 @@ void Conductor::send(std::size_t node, v1::FleetCommand command) {
   if (!nodes_[node].over) steps_.push_back({node, std::move(command)});
 }
 
-std::vector<Conductor::Step> Conductor::take_steps() { return std::exchange(steps_, {}); }
+std::vector<Conductor::Step> Conductor::take_steps() {
+  if (const auto when = std::exchange(look_at_cuts_, std::nullopt)) look_at_cuts(*when);
+  return std::exchange(steps_, {});
+}
 
 // ---- what nodes report --------------------------------------------------------------------------
 
@@ -43,11 +46,13 @@ void Conductor::told(std::size_t node, const v1::FleetReport& report, Time now) 
     case v1::FleetReport::kQuiesces:
       cuts_.try_emplace(report.quiesces().group(), nodes_.size(), score_.stall)
           .first->second.quiesces(node, report.quiesces(), now);
-      return look_at_cuts(now);
+      look_at_cuts_ = now;
+      return;
     case v1::FleetReport::kRank:
       if (const auto cut = cuts_.find(report.rank().group()); cut != cuts_.end())
         cut->second.reported(node, report.rank(), now);
-      return look_at_cuts(now);
+      look_at_cuts_ = now;
+      return;
     case v1::FleetReport::kAsks:
       stages_[report.asks().out()].asks.insert(node);
       return go_on_if_all_may(report.asks().out());
@@ -57,6 +62,7 @@ void Conductor::told(std::size_t node, const v1::FleetReport& report, Time now) 
     case v1::FleetReport::kEnded:
       return ended(node, Status(static_cast<Code>(report.ended().code()), report.ended().text()),
                    now);
+    case v1::FleetReport::kLost:  // lost() is told
     case v1::FleetReport::kProgress:
     case v1::FleetReport::WHAT_NOT_SET:
       return;

@@ -91,6 +91,7 @@ class Conductor {
   std::vector<Node> nodes_;
   Stage stages_[2];  // what comes in, what goes out
   std::map<std::string, FleetCut> cuts_;
+  std::optional<Time> look_at_cuts_;  // once for all that is told together: a look costs by ranks
   Status given_up_;
   std::vector<std::size_t> failed_;  // in their order
   std::vector<Step> steps_;

@@ -10,6 +10,7 @@
 
 #include "common/version.h"
 #include "daemon/base/random.h"
+#include "daemon/fleet/fan_out.h"
 
 namespace amem {
 namespace {
@@ -39,7 +40,9 @@ struct Fleet::Led {
   std::string order;
   Conductor conductor;
   Operations::Observer observer;
-  std::vector<std::unique_ptr<NodeLink>> links;  // by node; null: it is over
+  std::vector<Branch> branches;
+  std::vector<std::size_t> branch_of;            // by node
+  std::vector<std::unique_ptr<NodeLink>> links;  // by branch; null: it is over
   std::optional<EventLoop::TimerId> timer;
   bool carrying_out = false;
   bool over = false;
@@ -100,34 +103,70 @@ void Fleet::lead(const Caller& caller, v1::FleetBegin begin, const Operations::O
       std::vector<std::string>(begin.nodes().begin(), begin.nodes().end()), score, observer);
   led->order = order;
   led_[order] = led;
+  led->branches = fan_out(nodes);
+  led->branch_of.resize(nodes);
+  led->links.resize(led->branches.size());
   spdlog::info("leads an operation over {} nodes, asked for by {}", nodes, caller.who);
-  for (std::size_t node = 0; node < nodes; ++node) {
-    NodeLink::Heard heard;
-    heard.report = [this, led, node](v1::FleetReport report) {
-      if (led->over) return;
-      led->conductor.told(node, report, Clock::now());
-      if (report.has_progress()) {
-        report.mutable_progress()->set_node(led->conductor.name(node));
-        led->observer->progress(report.progress());
-      }
-      carry_out(led);
-    };
-    heard.over = [this, led, node](const Status& why) {
-      if (led->over) return;
-      led->links[node].reset();
-      led->conductor.lost(
-          node, why.ok() ? Status(Code::kAborted, "it hung up before its end") : why, Clock::now());
-      carry_out(led);
-    };
-    Result<std::unique_ptr<NodeLink>> link =
-        links_.open(begin.nodes(static_cast<int>(node)), std::move(heard));
-    led->links.push_back(link.ok() ? std::move(link).value() : nullptr);
-    if (!link.ok()) led->conductor.lost(node, link.status(), Clock::now());
-    if (led->links.back() == nullptr) continue;
-    v1::FleetCommand first;
-    *first.mutable_begin() = begin;
-    led->links.back()->send(std::move(first));
+  for (std::size_t branch = 0; branch < led->branches.size(); ++branch) open(led, branch, begin);
+  carry_out(led);
+}
+
+void Fleet::open(const std::shared_ptr<Led>& led, std::size_t branch, v1::FleetBegin begin) {
+  const auto& [head, rest] = led->branches[branch];
+  led->branch_of[head] = branch;
+  begin.set_number(static_cast<std::uint32_t>(head));
+  for (const std::size_t node : rest) {
+    led->branch_of[node] = branch;
+    begin.add_passes_on(static_cast<std::uint32_t>(node));
   }
+  NodeLink::Heard heard;
+  heard.reports = [this, led, branch](v1::FleetReports reports) {
+    this->heard(led, branch, std::move(reports));
+  };
+  heard.over = [this, led, branch](const Status& why) { over(led, branch, why); };
+  Result<std::unique_ptr<NodeLink>> link =
+      links_.open(begin.nodes(static_cast<int>(head)), std::move(heard));
+  if (!link.ok()) return over(led, branch, link.status());
+  v1::FleetCommand first;
+  first.set_node(begin.number());
+  *first.mutable_begin() = std::move(begin);
+  (led->links[branch] = std::move(link).value())->send(std::move(first));
+}
+
+void Fleet::heard(const std::shared_ptr<Led>& led, std::size_t branch, v1::FleetReports reports) {
+  if (led->over) return;
+  const Time now = Clock::now();
+  for (v1::FleetReport& report : *reports.mutable_each()) {
+    const std::size_t node = report.node();
+    if (node >= led->branch_of.size() || led->branch_of[node] != branch) continue;
+    if (report.has_lost()) {
+      led->conductor.lost(node, {static_cast<Code>(report.lost().code()), report.lost().text()},
+                          now);
+      continue;
+    }
+    led->conductor.told(node, report, now);
+    if (report.has_progress()) {
+      report.mutable_progress()->set_node(led->conductor.name(node));
+      led->observer->progress(report.progress());
+    }
+  }
+  carry_out(led);
+}
+
+/// Those to whom its head passes on are lost with it.
+void Fleet::over(const std::shared_ptr<Led>& led, std::size_t branch, const Status& why) {
+  if (led->over) return;
+  led->links[branch].reset();
+  const auto& [head, rest] = led->branches[branch];
+  const Time now = Clock::now();
+  const Status status = why.ok() ? Status(Code::kAborted, "it hung up before its end") : why;
+  led->conductor.lost(head, status, now);
+  for (const std::size_t node : rest)
+    led->conductor.lost(node,
+                        {status.code(), "the way to it is through node '" +
+                                            led->conductor.name(head) + "', which is lost: " +
+                                            status.text()},
+                        now);
   carry_out(led);
 }
 
@@ -136,15 +175,15 @@ void Fleet::carry_out(const std::shared_ptr<Led>& led) {
   for (std::vector<Conductor::Step> steps = led->conductor.take_steps(); !steps.empty();
        steps = led->conductor.take_steps())
     for (Conductor::Step& step : steps) {
-      std::unique_ptr<NodeLink>& link = led->links[step.node];
+      const std::unique_ptr<NodeLink>& link = led->links[led->branch_of[step.node]];
       if (link == nullptr) continue;
-      if (step.command.what_case() != v1::FleetCommand::WHAT_NOT_SET) {
-        link->send(std::move(step.command));
-        continue;
-      }
-      loop_.post([gone = std::shared_ptr<NodeLink>(std::move(link))] {});
-      led->conductor.lost(step.node, {Code::kAborted, "whether the others go on is not known"},
-                          Clock::now());
+      step.command.set_node(static_cast<std::uint32_t>(step.node));
+      const bool hang_up = step.command.what_case() == v1::FleetCommand::WHAT_NOT_SET;
+      if (hang_up) step.command.set_hang_up(true);
+      link->send(std::move(step.command));
+      if (hang_up)
+        led->conductor.lost(step.node, {Code::kAborted, "whether the others go on is not known"},
+                            Clock::now());
     }
   led->carrying_out = false;
   if (led->timer) loop_.cancel(*std::exchange(led->timer, std::nullopt));
@@ -162,7 +201,7 @@ void Fleet::end(const std::shared_ptr<Led>& led) {
   led->over = true;
   const Status result = led->conductor.result();
   if (!result.ok())
-    spdlog::error("operation over {} nodes failed: {}", led->links.size(), result.text());
+    spdlog::error("operation over {} nodes failed: {}", led->branch_of.size(), result.text());
   // The links may be what has called.
   loop_.post([led] { led->links.clear(); });
   led_.erase(led->order);
@@ -194,6 +233,7 @@ std::shared_ptr<Part> Fleet::take(const Caller& caller, const v1::FleetBegin& be
     return part;
   }
   v1::FleetReport joined;
+  joined.set_node(begin.number());
   joined.mutable_joined()->set_name(name_);
   joined.mutable_joined()->set_instance(instance_);
   joined.mutable_joined()->set_version(kVersion);
@@ -202,6 +242,10 @@ std::shared_ptr<Part> Fleet::take(const Caller& caller, const v1::FleetBegin& be
   while (parts_.size() > kRemembered && parts_.front().part->ended()) parts_.pop_front();
   part->begin(caller, order);
   return part;
+}
+
+std::shared_ptr<Relay> Fleet::relay(Relay::Report report, std::function<void()> idle) {
+  return std::make_shared<Relay>(links_, loop_, std::move(report), std::move(idle));
 }
 
 v1::FleetStanding Fleet::standing(const std::string& order) {

@@ -17,13 +17,12 @@
 #include "daemon/fleet/conductor.h"
 #include "daemon/fleet/node_link.h"
 #include "daemon/fleet/part.h"
+#include "daemon/fleet/relay.h"
 
 namespace amem {
 
 /// Of what brokers say to each other; others are refused.
-inline constexpr std::uint32_t kFleetProtocol = 1;
-/// Nodes of one operation.
-inline constexpr std::size_t kMaxNodes = 1024;
+inline constexpr std::uint32_t kFleetProtocol = 2;
 
 class Fleet {
  public:
@@ -38,6 +37,8 @@ class Fleet {
   /// refused, too.
   std::shared_ptr<Part> take(const Caller& caller, const v1::FleetBegin& begin,
                              const FleetOrder& order, Part::Report report);
+  /// To pass on what its leader says to other nodes, as the begin asks for.
+  std::shared_ptr<Relay> relay(Relay::Report report, std::function<void()> idle);
   v1::FleetStanding standing(const std::string& order);
   /// No leader and no part does anything any more.
   void shut();
@@ -49,6 +50,9 @@ class Fleet {
     std::shared_ptr<Part> part;
   };
 
+  void open(const std::shared_ptr<Led>& led, std::size_t branch, v1::FleetBegin begin);
+  void heard(const std::shared_ptr<Led>& led, std::size_t branch, v1::FleetReports reports);
+  void over(const std::shared_ptr<Led>& led, std::size_t branch, const Status& why);
   void carry_out(const std::shared_ptr<Led>& led);
   void end(const std::shared_ptr<Led>& led);
 

@@ -1,4 +1,5 @@
-// NodeLink: the way from a leader to one node's part of an operation, and to ask how far a part is.
+// NodeLink: the way from a leader to a node's part of an operation, and to those to which that node
+// passes on; and to ask how far a part is.
 //
 // Whoever provides it calls back on the loop, never from within the call that caused it. For the
 // loop's thread.
@@ -16,7 +17,7 @@ namespace amem {
 class NodeLink {
  public:
   struct Heard {
-    std::function<void(v1::FleetReport report)> report;
+    std::function<void(v1::FleetReports reports)> reports;
     /// The last call. OK: the node has ended it.
     std::function<void(const Status& why)> over;
   };

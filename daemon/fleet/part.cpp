@@ -9,6 +9,8 @@ namespace {
 
 /// Until nodes that could not be asked how far they are, are asked again.
 constexpr Duration kAskAgain = std::chrono::milliseconds(500);
+/// Within a phase, beside its first and its last: what each rank does is too much to hear of.
+constexpr Duration kTellAgain = std::chrono::milliseconds(200);
 
 }  // namespace
 
@@ -29,6 +31,7 @@ void Part::begin(const Caller& caller, const FleetOrder& order) {
 }
 
 void Part::tell(v1::FleetReport report) {
+  report.set_node(begin_.number());
   if (report_) report_(std::move(report));
 }
 
@@ -52,6 +55,8 @@ void Part::handle(const v1::FleetCommand& command) {
       return;
     case v1::FleetCommand::kGiveUp:
       return give_up({static_cast<Code>(command.give_up().code()), command.give_up().text()});
+    case v1::FleetCommand::kHangUp:
+      return leader_lost();
     case v1::FleetCommand::kBegin:  // once, and the one who has made this has seen it
     case v1::FleetCommand::WHAT_NOT_SET:
       return;
@@ -109,6 +114,12 @@ void Part::asks(bool out) {
 }
 
 void Part::progress(const v1::Progress& progress) {
+  Told& told = told_[progress.group()];
+  const Time now = Clock::now();
+  if (!progress.done() && progress.phase() == told.phase &&
+      progress.ranks_done() < progress.ranks_total() && now < told.at + kTellAgain)
+    return;
+  told = {progress.phase(), now};
   v1::FleetReport report;
   *report.mutable_progress() = progress;
   tell(std::move(report));
@@ -143,7 +154,7 @@ void Part::leader_lost() {
 struct Part::Round {
   std::size_t open = 0;         // questions without an answer yet
   std::size_t unreachable = 0;  // nodes
-  bool led = false;             // the leader lives, and will decide
+  bool led = false;             // the leader lives, and will decide, or some node thinks so
   bool decided = false;
 };
 
@@ -164,7 +175,7 @@ void Part::heard(Round& round, const std::string& address,
   if (round.decided || ended_ || given_up_ || !out) return;
   if (standing.ok()) {
     const v1::FleetStanding& it = standing.value();
-    round.led = round.led || it.leads();
+    round.led = round.led || it.leads() || it.led();
     const bool went_on = *out ? it.went_on_out() : it.went_on_in();
     const bool asked = *out ? it.asked_out() : it.asked_in();
     if (went_on) {
@@ -203,6 +214,7 @@ v1::FleetStanding Part::standing_for_others() {
   standing.set_went_on_out(went_on_[true]);
   standing.set_asked_in(asked_[false]);
   standing.set_went_on_in(went_on_[false]);
+  standing.set_led(report_ != nullptr);
   return standing;
 }
 

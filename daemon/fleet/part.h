@@ -4,14 +4,15 @@
 // lost: what has not asked then whether it may go on is given up. What has asked, and has not
 // heard, asks the other nodes how far they are: if one of them was told to go on, so does this one;
 // if one has given up, or has not asked and so never will, or all of them wait like this one, it
-// gives up. While the leader lives, or more than one node cannot be asked, it waits and asks again,
-// at most until the deadline of its phase.
+// gives up. While the leader lives, or some node still has it, or more than one node cannot be asked,
+// it waits and asks again, at most until the deadline of its phase.
 //
 // For the loop's thread.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -62,6 +63,10 @@ class Part final : public Abroad,
 
  private:
   struct Round;  // of questions to the other nodes
+  struct Told {
+    std::string phase;
+    Time at{};
+  };
 
   void go_on(bool out);
   void give_up(const Status& why);
@@ -78,6 +83,7 @@ class Part final : public Abroad,
   Report report_;             // null once the leader is lost
   std::uint64_t number_ = 0;  // of the order here
   bool begun_ = false;
+  std::map<std::string, Told> told_;  // by group: the last progress
   bool asked_[2] = {false, false};    // for what comes in, for what goes out
   bool went_on_[2] = {false, false};  // likewise
   bool given_up_ = false;
