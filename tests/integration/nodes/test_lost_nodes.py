@@ -1,4 +1,5 @@
-"""Brokers and ranks of an operation over several nodes die at random instants, from a seed. By hand, more often:
+"""Brokers and ranks of an operation over several nodes die at random instants, and ways between them break, from a seed. By
+hand, more often:
 
     AMEM_NODE_KILLS=1000 python3 -m pytest tests/integration/nodes/test_lost_nodes.py --build-dir build/release
 """
@@ -52,6 +53,39 @@ def test_kills_of_brokers(build, tmp_path):
         bring_to(nodes, "rollout", "running")
         rollout.check()
         print(f"{KILLS} kills; {parted} times the nodes were not at one afterwards")
+    finally:
+        nodes.close()
+
+
+def test_cuts_of_ways(build, tmp_path):
+    """The way to one node breaks while an operation runs, the leader's to itself among them: all nodes end alike, as all
+    brokers live and learn from each other what was decided."""
+    chance = random.Random(SEED)
+    nodes = Nodes(build, tmp_path, 3, wired=True)
+    done = 0
+    try:
+        train, rollout = nodes.job("train"), nodes.job("rollout")
+        nodes("pause", "rollout")
+        for cut in range(KILLS):
+            what = f"seed {SEED}, cut {cut}"
+            asked = chance.choice((("pause", "train"), ("swap", "train", "rollout"), ("resume", "rollout")))
+            bring_to(nodes, "rollout", "paused")
+            bring_to(nodes, "train", "running" if asked[-1] != "rollout" or asked[0] == "swap" else "paused")
+            operation = nodes.start(*asked, lead=chance.randrange(3))
+            time.sleep(chance.uniform(0, 0.12))
+            wire = chance.choice(nodes.wires)
+            wire.cut()
+            if chance.random() < 0.5:  # as a reset: whoever asks again gets through
+                wire.mend()
+            done += operation.finish().code == 0
+            for group in ("train", "rollout"):
+                eventually(lambda group=group: len(set(nodes.states(group))) == 1 and nodes[0].ctl.state(group) in AT_REST,
+                           what=f"{what}: {group} is at rest, and the nodes are at one: {nodes.states(group)}")
+            wire.mend()
+            for job in (train, rollout):
+                if nodes[0].ctl.state(job.name) == "running":
+                    job.check()
+        print(f"{KILLS} cuts; {done} operations succeeded all the same")
     finally:
         nodes.close()
 
