@@ -201,7 +201,8 @@ def test_a_call_that_is_cancelled_by_the_broker_is_a_lost_connection(node):
         def details(self):
             return "the server shuts down"
 
-    connection = Connection(os.path.join(node.runtime_dir, "control.sock"))
+    path = os.path.join(node.runtime_dir, "control.sock")
+    connection = Connection(path, lambda: None)
     error = Ending(connection, None).error(Failure())
     assert isinstance(error, amem.UnavailableError) and "was lost: the server shuts down" in str(error)
     connection.closed = True

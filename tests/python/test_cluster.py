@@ -2,7 +2,9 @@
 import pytest
 
 import amem
+from sim_node.authority import Authority
 from sim_node.node import Node
+from sim_node.prometheus import free_port
 
 
 @pytest.fixture
@@ -52,3 +54,80 @@ def test_what_one_node_lacks_leaves_the_other_as_it_was(nodes, cluster):
 def test_what_is_no_list_of_nodes(nodes_):
     with pytest.raises(amem.InvalidArgumentError, match="a list of nodes"):
         amem.Cluster(nodes_)
+
+
+# ---- each node's own answers ----
+
+
+def test_what_each_node_says(nodes, cluster):
+    nodes[0].job("train")
+    assert list(cluster.status()) == list(cluster.nodes)
+    assert [len(status.devices) for status in cluster.status().values()] == [2, 2]
+    assert [[group.name for group in groups] for groups in cluster.groups().values()] == [["train"], []]
+    assert [len(ranks) for ranks in cluster.ranks().values()] == [2, 0]
+    nodes[1].broker.kill()
+    first, second = cluster.groups().values()
+    assert [group.name for group in first] == ["train"]
+    assert isinstance(second, amem.UnavailableError) and nodes[1].runtime_dir in second.text
+
+
+def test_a_file_of_nodes(nodes, monkeypatch, tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("# both\n" + "".join(f"unix:{node.runtime_dir}/control.sock  # one\n\n" for node in nodes))
+    monkeypatch.setenv("AMEM_NODES", f"@{file}")
+    for named in (f"@{file}", None):
+        with amem.Cluster(named, nodes[0].runtime_dir) as cluster:
+            assert len(cluster.status()) == 2
+    with pytest.raises(amem.InvalidArgumentError, match="No such file"):
+        amem.Cluster("@/nowhere")
+
+
+# ---- over TCP ----
+
+
+@pytest.fixture
+def far(build, tmp_path):
+    """Two nodes that are reached by mutual TLS: their addresses, and an operator's certificates."""
+    authority, nodes, addresses = Authority(tmp_path / "ca"), [], []
+    for number in range(2):
+        (tmp_path / f"far{number}").mkdir()
+        nodes.append(Node(build, str(tmp_path / f"far{number}")))
+        addresses.append(f"localhost:{free_port()}")
+        nodes[-1].start_broker("--control-listen", addresses[-1].replace("localhost", "127.0.0.1"),
+                               "--control-tls", authority.issue(f"node{number}"))
+    yield nodes, addresses, authority.issue("operator")
+    for node in nodes:
+        node.close()
+
+
+def test_a_controller_without_a_broker_of_its_own(far, monkeypatch):
+    nodes, addresses, tls = far
+    jobs = [node.job("train") for node in nodes]
+    with amem.Cluster(addresses, address=addresses[1], tls=tls) as cluster:
+        assert len(cluster.pause("train")) == 2 and states(nodes, "train") == ["paused"] * 2
+        assert [len(groups) for groups in cluster.groups().values()] == [1, 1]
+        cluster.resume("train")
+    monkeypatch.setenv("AMEM_TLS", tls)
+    with amem.Broker(address=addresses[0]) as broker:
+        assert [group.name for group in broker.groups()] == ["train"]
+    for job in jobs:
+        job.check()
+
+
+def test_a_strangers_certificate(far, tmp_path):
+    _, addresses, tls = far
+    other = Authority(tmp_path / "other").issue("operator")
+    with amem.Broker(address=addresses[0], tls=other) as broker, pytest.raises(amem.UnavailableError, match=addresses[0]):
+        broker.status()
+    with amem.Broker(address="localhost:1", tls=tls) as broker, pytest.raises(amem.UnavailableError, match="localhost:1"):
+        broker.status()
+
+
+def test_what_is_no_address(far, tmp_path, monkeypatch):
+    _, addresses, tls = far
+    monkeypatch.delenv("AMEM_TLS", raising=False)
+    for arguments, said in (({"address": "localhost", "tls": tls}, "HOST:PORT"), ({"address": addresses[0]}, "mutual TLS"),
+                            ({"address": addresses[0], "tls": str(tmp_path)}, "ca.crt: No such file"),
+                            ({"address": addresses[0], "tls": tls, "runtime_dir": "/run/amem"}, "not both")):
+        with pytest.raises(amem.InvalidArgumentError, match=said):
+            amem.Broker(**arguments)

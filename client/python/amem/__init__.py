@@ -23,7 +23,8 @@ from amem.errors import (
     UnimplementedError)
 
 if TYPE_CHECKING:
-    from amem.broker import Broker, Cluster
+    from amem.broker import Broker
+    from amem.cluster import Cluster
 
 __all__ = [
     "AbortedError", "Broker", "CancelledError", "Cluster", "Code", "DataLossError", "DeadlineExceededError", "Error",
@@ -43,7 +44,7 @@ def __getattr__(name: str) -> Any:
 
         return Broker
     if name == "Cluster":
-        from amem.broker import Cluster
+        from amem.cluster import Cluster
 
         return Cluster
     raise AttributeError(f"module 'amem' has no attribute {name!r}")

@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 
-from amem import _endpoint
 from amem.errors import (
     CancelledError, DeadlineExceededError, Error, InternalError, PermissionDeniedError, UnavailableError,
     UnimplementedError, error_of)
@@ -19,9 +18,10 @@ from amem.messages import Event, Progress, from_wire
 
 @dataclasses.dataclass
 class Connection:
-    """What calls know of their Broker."""
+    """What calls know of their Broker. `probe`: what stands in the way of a connection, as far as can be seen from here."""
 
-    socket: str
+    name: str
+    probe: Callable[[], Error | None]
     closed: bool = False
 
 
@@ -48,7 +48,7 @@ class Ending:
             return self.too_late()
         if status == grpc.StatusCode.UNIMPLEMENTED:
             return UnimplementedError(
-                f"amemd at {self._connection.socket} does not know this call; is it older than this package?")
+                f"amemd at {self._connection.name} does not know this call; is it older than this package?")
         if status == grpc.StatusCode.UNAUTHENTICATED:  # the only code that amem lacks
             return PermissionDeniedError(text)
         return error_of(status.value[0], text)
@@ -60,8 +60,8 @@ class Ending:
 
     def _unavailable(self, text: str) -> Error:
         # gRPC's own text names neither the socket nor a remedy; looking at the socket does.
-        lost = f"the connection to amemd at {self._connection.socket} was lost"
-        why = _endpoint.probe(self._connection.socket)
+        lost = f"the connection to amemd at {self._connection.name} was lost"
+        why = self._connection.probe()
         if why is not None:
             return error_of(why.code, f"{lost}: {why.text}") if self.answered else why
         tail = ". `amemctl groups` shows how far it got" if self._operation else ""
@@ -70,7 +70,7 @@ class Ending:
     def too_late(self) -> Error:
         tail = "; the operation may go on there, `amemctl groups` shows its state" if self._operation else ""
         return DeadlineExceededError(
-            f"amemd at {self._connection.socket} did not answer within {self._timeout:g} s{tail}")
+            f"amemd at {self._connection.name} did not answer within {self._timeout:g} s{tail}")
 
 
 class Operation(Iterator[Progress]):
@@ -84,7 +84,7 @@ class Operation(Iterator[Progress]):
         self._stream = stream
         self._groups = groups
         self._ending = Ending(connection, timeout, operation=True)
-        self._socket = connection.socket
+        self._broker = connection.name
         self._done: list[Progress] = []
 
     def __next__(self) -> Progress:
@@ -92,7 +92,7 @@ class Operation(Iterator[Progress]):
             message = next(self._stream)
         except StopIteration:
             if len(self._done) < self._groups:
-                raise InternalError(f"amemd at {self._socket} ended the call without a result") from None
+                raise InternalError(f"amemd at {self._broker} ended the call without a result") from None
             raise
         except grpc.RpcError as failure:
             raise self._ending.error(failure) from None
@@ -128,7 +128,7 @@ class Watch(Iterator[Event]):
     def __init__(self, stream: Any, connection: Connection, timeout: float) -> None:
         """`timeout`: seconds until the watch must be in effect; else DeadlineExceededError."""
         self._stream = stream
-        self._socket = connection.socket
+        self._broker = connection.name
         self._ending = Ending(connection, None)
         late = threading.Event()
 
@@ -153,7 +153,7 @@ class Watch(Iterator[Event]):
         except StopIteration:
             if self._ending.stopped:
                 raise
-            raise UnavailableError(f"amemd at {self._socket} ended the stream of events") from None
+            raise UnavailableError(f"amemd at {self._broker} ended the stream of events") from None
         except grpc.RpcError as failure:
             if self._ending.stopped:
                 raise StopIteration from None

@@ -7,20 +7,17 @@
         for progress in broker.swapping("rollout", "train"):
             print(progress.group, progress.phase)
 
-Cluster: the same for groups that several nodes have, steered as one by the broker of this node (docs/nodes.md).
-
-    with amem.Cluster(["node1:7070", "node2:7070"]) as cluster:
-        cluster.swap("rollout", "train")
+cluster.py has the same for groups that several nodes have.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, overload
 
 import grpc
 
-from amem import _endpoint, _wire
+from amem import _endpoint, _remote, _wire
 from amem._arguments import (
     Groups, Several, Tags, group_address, group_list, groups_field, guest_policy, milliseconds, optional_tags, selection,
     tag_name)
@@ -30,7 +27,7 @@ from amem.messages import (
     AllocationInfo, Event, GroupInfo, GroupState, NodeStatus, OwnerQuotas, PastOperation, Policy, Progress, RankInfo,
     SaveForm, from_wire)
 
-__all__ = ["AllocationInfo", "Broker", "Cluster", "Event", "GroupInfo", "GroupState", "NodeStatus", "Operation", "OwnerQuotas",
+__all__ = ["AllocationInfo", "Broker", "Event", "GroupInfo", "GroupState", "NodeStatus", "Operation", "OwnerQuotas",
            "PastOperation", "Policy", "Progress", "RankInfo", "SaveForm", "Watch"]
 
 OnProgress = Callable[[Progress], object]
@@ -55,7 +52,9 @@ class Broker:
     after fork().
 
     `runtime_dir`: the broker's; None: AMEM_RUNTIME_DIR, else the default. `socket`: the control socket's path, when it
-    is elsewhere. `query_timeout`: seconds that the broker may take to answer calls that ask or set, and to begin a watch.
+    is elsewhere. `address`: instead of these, "host:port" of another node's broker, with `tls`, the directory of ca.crt,
+    tls.crt and tls.key (None: AMEM_TLS). `query_timeout`: seconds that the broker may take to answer calls that ask or set,
+    and to begin a watch.
 
     All calls raise UnavailableError (no broker, or the connection was lost; of an operation: groups() has the state),
     PermissionDeniedError (the socket), InvalidArgumentError (a name that no group or tag can have). An empty group
@@ -63,11 +62,19 @@ class Broker:
     """
 
     def __init__(self, runtime_dir: str | None = None, *, socket: str | None = None,
-                 query_timeout: float = 5.0) -> None:
-        self.socket = _endpoint.control_socket(runtime_dir, socket)
+                 address: str | None = None, tls: str | None = None, query_timeout: float = 5.0) -> None:
         self._query_timeout = query_timeout
-        self._connection = Connection(self.socket)
-        self._channel = grpc.insecure_channel(_endpoint.grpc_target(self.socket), options=_CHANNEL_OPTIONS)
+        self._remote = address is not None
+        if address is not None:
+            if runtime_dir or socket:
+                raise InvalidArgumentError("a broker has a runtime directory or socket here, or an address, not both")
+            self.socket = ""
+            self._connection = Connection(_remote.check_address(address), lambda: None)
+            self._channel = grpc.secure_channel(address, _remote.credentials(tls), options=_CHANNEL_OPTIONS)
+        else:
+            self.socket = path = _endpoint.control_socket(runtime_dir, socket)
+            self._connection = Connection(path, lambda: _endpoint.probe(path))
+            self._channel = grpc.insecure_channel(_endpoint.grpc_target(path), options=_CHANNEL_OPTIONS)
         self._calls = _wire.Calls(self._channel)
 
     def close(self) -> None:
@@ -240,22 +247,22 @@ class Broker:
     def watch(self, group: str = "") -> Watch:
         """Events from the return of this call on, an iterator; close() ends it."""
         self._reach()
-        stream = self._calls("Watch", {"group": _or_all(group)}, wait_for_ready=True)
+        stream = self._calls("Watch", {"group": _or_all(group)}, wait_for_ready=not self._remote)
         return Watch(stream, self._connection, self._query_timeout)
 
     # ---- how ----
     def _reach(self) -> None:
-        # gRPC's own error names neither the socket nor a remedy.
-        error = _endpoint.probe(self.socket)
+        # gRPC's own error names neither the socket nor a remedy. Of another node's broker it is all that there is.
+        error = self._connection.probe()
         if error is not None:
             raise error
 
     def _ask(self, name: str, **fields: Any) -> Any:
-        return self._query(lambda: self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=True))
+        return self._query(lambda: self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=not self._remote))
 
     def _list(self, name: str, **fields: Any) -> list[Any]:
         answer: list[Any] = self._query(
-            lambda: list(self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=True)))
+            lambda: list(self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=not self._remote)))
         return answer
 
     def _query(self, call: Callable[[], Any]) -> Any:
@@ -274,75 +281,8 @@ class Broker:
         self._reach()
         fields["timeout_ms"] = milliseconds(timeout)
         wait = parts * ((_CONFIGURED_AT_MOST if timeout is None else fields["timeout_ms"] / 1000) + _MARGIN)
-        stream = self._calls(name, fields, timeout=wait, wait_for_ready=True)
+        stream = self._calls(name, fields, timeout=wait, wait_for_ready=not self._remote)
         return Operation(stream, count, self._connection, wait)
-
-
-class Cluster:
-    """Each operation is one on the groups of all nodes: a failure of one node leaves all as they were, as docs/nodes.md
-    has it, and is raised with the node's name. Any thread, several at a time; not in a child after fork().
-
-    `nodes`: their brokers' addresses, "host:port" or "unix:PATH", each once. `runtime_dir`, `socket`: of the broker here,
-    which leads and need be none of them, as Broker has it. Only operators may name other nodes: PermissionDeniedError.
-    """
-
-    def __init__(self, nodes: Sequence[str], runtime_dir: str | None = None, *, socket: str | None = None) -> None:
-        if isinstance(nodes, str) or not nodes or not all(isinstance(node, str) and node for node in nodes):
-            raise InvalidArgumentError(f"a cluster has a list of nodes' addresses, not {nodes!r}")
-        self.nodes = tuple(nodes)
-        self._leader = _Leader(self.nodes, runtime_dir, socket)
-
-    def close(self) -> None:
-        """Ends every call under way with CancelledError; operations go on in the brokers."""
-        self._leader.close()
-
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
-        self.close()
-
-    def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None,
-              *, except_tags: Tags = None, discard: Tags = None, guests: str | None = None) -> list[Progress]:
-        """Pauses a group, or several, of all nodes. As Broker.pause(); gives the last Progress of each group of each node."""
-        return self.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests).result(on_progress)
-
-    def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None,
-               *, except_tags: Tags = None) -> list[Progress]:
-        """Likewise as Broker.resume(): no rank of any node runs before all have their memory."""
-        return self.resuming(group, tags, timeout, except_tags=except_tags).result(on_progress)
-
-    def swap(self, out: Groups, into: Groups, timeout: float | None = None, on_progress: OnProgress | None = None, *,
-             discard: Tags = None, guests: str | None = None) -> list[Progress]:
-        """Likewise as Broker.swap()."""
-        return self.swapping(out, into, timeout, discard=discard, guests=guests).result(on_progress)
-
-    def pausing(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-                discard: Tags = None, guests: str | None = None) -> Operation:
-        """Begins pause() and gives its progress, an iterator; Progress.node says whose it is."""
-        return self._leader.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests)
-
-    def resuming(self, group: Groups, tags: Tags = None, timeout: float | None = None, *,
-                 except_tags: Tags = None) -> Operation:
-        """Begins resume() and gives its progress, an iterator."""
-        return self._leader.resuming(group, tags, timeout, except_tags=except_tags)
-
-    def swapping(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
-                 guests: str | None = None) -> Operation:
-        """Begins swap() and gives its progress, an iterator."""
-        return self._leader.swapping(out, into, timeout, discard=discard, guests=guests)
-
-
-class _Leader(Broker):
-    """Whose operations are about all nodes."""
-
-    def __init__(self, nodes: tuple[str, ...], runtime_dir: str | None, socket: str | None) -> None:
-        super().__init__(runtime_dir, socket=socket)
-        self._nodes = nodes
-
-    def _operate(self, name: str, parts: int, count: int, timeout: float | None, **fields: Any) -> Operation:
-        return super()._operate(name, parts, count * len(self._nodes), timeout, nodes=list(self._nodes), **fields)
 
 
 def _names(groups: Groups) -> list[str]:
