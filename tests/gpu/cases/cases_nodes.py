@@ -48,6 +48,15 @@ class Nodes:
             reached = check_still(broker, loop, why)
         return reached
 
+    def network(self, group):
+        """What NCCL has for its way to the other node beside what leaves in a pause: of the first node's rank, by kind."""
+        said = self.brokers[0].amemctl("--json", "ranks", group)
+        ranks = [rank for line in map(json.loads, said.splitlines()) for rank in line.get("ranks", [line])]
+        kinds = [f"{each['kind']} {int(each['bytes']) / 1e6:.1f} MB in {each['count']}"
+                 for rank in ranks for each in rank.get("unbrokered", []) if each.get("host")]
+        pinned = sum(int(tag.get("pinned_bytes", 0)) for rank in ranks for tag in rank.get("tags", []))
+        return f"page-locked memory of the host: {', '.join(kinds) or 'none'}; known to a NIC: {pinned / 1e6:.1f} MB"
+
     def stop(self):
         for broker in self.brokers:
             broker.stop()
@@ -62,6 +71,7 @@ def two_nodes(bench):
         for loop in (train, rollout):
             nodes.wait_group(loop)
         quiesce, swaps = [], []
+        network = nodes.network("train")
         for number in range(bench.operator_pauses):
             quiesce.append(nodes.operate("pause", "train"))
             reached = nodes.check_still(train, f"pause {number}")
@@ -85,4 +95,4 @@ def two_nodes(bench):
         raise Failure(f"quiesce took {median:.1f} ms in the median, {QUIESCE_MS} are right: {sorted(quiesce)}")
     return (f"{bench.operator_pauses} pauses and {bench.operator_pauses} swaps of {bench.ranks} nodes, quiesce median {median:.1f} max "
             f"{max(quiesce):.1f} ms, swap median {statistics.median(swaps):.0f} max {max(swaps):.0f} ms; "
-            f"iterations {[report['iterations'] for report in verified]}")
+            f"iterations {[report['iterations'] for report in verified]}; a rank of one group has {network}")
