@@ -90,7 +90,15 @@ class ControlService final : public v1::Broker::CallbackService {
       : broker_(broker), loop_(loop), callers_(callers), upgrades_(upgrades) {}
 
   /// Before it serves.
-  void use(Fleet& fleet) { fleet_ = &fleet; }
+  void use(Fleet& fleet) {
+    fleet_ = &fleet;
+    if (upgrades_ != nullptr)
+      upgrades_->ask_also([&fleet] {
+        return fleet.leads()
+                   ? Status(Code::kAborted, "this node leads an operation over several; try again")
+                   : Status();
+      });
+  }
   /// Who calls; nothing: nobody any more.
   std::optional<Caller> caller_of(const grpc::CallbackServerContext* context) const {
     const std::string peer = context->peer();

@@ -64,12 +64,13 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommands, 
       push(std::move(refused));
       return close();
     }
-    relay_ = fleet_.relay([self = weak_from_this()](v1::FleetReport report) {
-                            if (const auto call = self.lock()) call->push(std::move(report));
-                          },
-                          [self = weak_from_this()] {
-                            if (const auto call = self.lock()) call->relay_ends();
-                          });
+    relay_ = fleet_.relay(
+        [self = weak_from_this()](v1::FleetReport report) {
+          if (const auto call = self.lock()) call->push(std::move(report));
+        },
+        [self = weak_from_this()] {
+          if (const auto call = self.lock()) call->relay_ends();
+        });
     part_ = fleet_.take(*caller_, command.begin(), order.value(),
                         [self = weak_from_this()](v1::FleetReport report) {
                           const auto call = self.lock();

@@ -25,7 +25,7 @@ Upgrades::~Upgrades() {
 }
 
 void Upgrades::ask(const Caller& caller, Answer answer) {
-  Status status = broker_.may_hand_over(caller);
+  Status status = may_hand_over(caller);
   if (status.ok() && busy_) status = {Code::kAborted, "another upgrade is under way"};
   if (!status.ok()) return answer(status, {});
   busy_ = true;
@@ -36,10 +36,15 @@ void Upgrades::ask(const Caller& caller, Answer answer) {
     loop_.post([this, answer, caller, version = std::move(version)] {
       busy_ = false;
       Result<std::string> last = version;
-      if (const Status may = broker_.may_hand_over(caller); last.ok() && !may.ok()) last = may;
+      if (const Status may = may_hand_over(caller); last.ok() && !may.ok()) last = may;
       examined(last, answer);
     });
   });
+}
+
+Status Upgrades::may_hand_over(const Caller& caller) const {
+  const Status status = broker_.may_hand_over(caller);
+  return status.ok() && also_ ? also_() : status;
 }
 
 void Upgrades::examined(const Result<std::string>& version, const Answer& answer) {

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <thread>
+#include <utility>
 
 #include "amem/v1/broker.pb.h"
 #include "common/status.h"
@@ -33,14 +34,18 @@ class Upgrades {
   /// now, but soon; kPermissionDenied; kFailedPrecondition: there is no holder, or the successor
   /// does not take the configuration.
   void ask(const Caller& caller, Answer answer);
+  /// Who else has to agree. Not OK: why not.
+  void ask_also(std::function<Status()> may) { also_ = std::move(may); }
 
  private:
+  Status may_hand_over(const Caller& caller) const;
   void examined(const Result<std::string>& version, const Answer& answer);
 
   EventLoop& loop_;
   Broker& broker_;
   const Successor& successor_;
   const std::function<void()> begin_;
+  std::function<Status()> also_;
   std::thread examiner_;
   bool busy_ = false;
 };

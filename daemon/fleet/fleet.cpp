@@ -162,11 +162,11 @@ void Fleet::over(const std::shared_ptr<Led>& led, std::size_t branch, const Stat
   const Status status = why.ok() ? Status(Code::kAborted, "it hung up before its end") : why;
   led->conductor.lost(head, status, now);
   for (const std::size_t node : rest)
-    led->conductor.lost(node,
-                        {status.code(), "the way to it is through node '" +
-                                            led->conductor.name(head) + "', which is lost: " +
-                                            status.text()},
-                        now);
+    led->conductor.lost(
+        node,
+        {status.code(), "the way to it is through node '" + led->conductor.name(head) +
+                            "', which is lost: " + status.text()},
+        now);
   carry_out(led);
 }
 

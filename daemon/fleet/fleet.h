@@ -39,6 +39,8 @@ class Fleet {
                              const FleetOrder& order, Part::Report report);
   /// To pass on what its leader says to other nodes, as the begin asks for.
   std::shared_ptr<Relay> relay(Relay::Report report, std::function<void()> idle);
+  /// Its end would call off what has not been decided.
+  bool leads() const { return !led_.empty(); }
   v1::FleetStanding standing(const std::string& order);
   /// No leader and no part does anything any more.
   void shut();

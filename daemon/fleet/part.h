@@ -4,8 +4,8 @@
 // lost: what has not asked then whether it may go on is given up. What has asked, and has not
 // heard, asks the other nodes how far they are: if one of them was told to go on, so does this one;
 // if one has given up, or has not asked and so never will, or all of them wait like this one, it
-// gives up. While the leader lives, or some node still has it, or more than one node cannot be asked,
-// it waits and asks again, at most until the deadline of its phase.
+// gives up. While the leader lives, or some node still has it, or more than one node cannot be
+// asked, it waits and asks again, at most until the deadline of its phase.
 //
 // For the loop's thread.
 #pragma once

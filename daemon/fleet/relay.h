@@ -36,7 +36,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
   EventLoop& loop_;
   Report report_;
   std::function<void()> idle_;
-  std::string name_;                                      // this node's, as the leader has it
+  std::string name_;                                       // this node's, as the leader has it
   std::map<std::uint32_t, std::unique_ptr<NodeLink>> to_;  // by number
 };
 

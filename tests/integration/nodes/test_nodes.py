@@ -146,6 +146,29 @@ def pause_held_in_save(nodes, lead):
     return job, pause
 
 
+def test_who_leads_is_not_upgraded_meanwhile(build, tmp_path):
+    """Its own groups are at rest, as it is none of the nodes."""
+    nodes = Nodes(build, tmp_path, 2)
+    (tmp_path / "leader").mkdir()
+    leader = Nodes(build, tmp_path / "leader", 1)
+    try:
+        job = nodes.job("train")
+        job.ranks[1].faults("cuMemcpyDtoHAsync:1:hold", "cuLaunchKernel:1:hold")
+        pause = leader[0].ctl.start("pause", "train", "--nodes", nodes.addresses())
+        eventually(lambda: nodes[1].ctl.group("train")["phase"] == "save", what="node 1 saves")
+        answer = leader[0].ctl.try_("upgrade", "--timeout", "1s")
+        assert answer.code != 0 and "leads an operation over several" in answer.error
+        job.ranks[1].faults()
+        assert pause.finish().code == 0
+        leader[0].ctl("upgrade")
+        eventually(leader[0].ctl.reachable, what="the next amemd serves")
+        leader[0].ctl("resume", "train", "--nodes", nodes.addresses())
+        job.check()
+    finally:
+        leader.close()
+        nodes.close()
+
+
 def check_cycle(nodes, job):
     job.check()
     nodes("pause", "train")
