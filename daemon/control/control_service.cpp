@@ -326,6 +326,7 @@ class ControlService final : public v1::Broker::CallbackService {
 ControlServer::ControlServer(Broker& broker, EventLoop& loop, Upgrades* upgrades)
     : broker_(broker),
       loop_(loop),
+      log_(loop),
       callers_(loop),
       service_(std::make_unique<ControlService>(broker, loop, callers_, upgrades)) {}
 

@@ -15,6 +15,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/control/callers.h"
 #include "daemon/control/entrance.h"
+#include "daemon/control/grpc_log.h"
 
 namespace grpc {
 class Server;
@@ -59,6 +60,7 @@ class ControlServer {
  private:
   Broker& broker_;
   EventLoop& loop_;
+  GrpcLog log_;
   Callers callers_;
   // Of other nodes; made by start().
   std::unique_ptr<GrpcNodeLinks> links_;

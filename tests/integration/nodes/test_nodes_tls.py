@@ -1,4 +1,6 @@
 """Nodes that reach each other by TCP: whom they talk to."""
+import socket
+
 import pytest
 
 from sim_node.authority import Authority
@@ -54,6 +56,20 @@ def test_a_strangers_certificate(far, tmp_path, kind):
         assert answer.code != 0 and f"node '{addresses.split(',')[1 - lead]}'" in answer.error
         assert nodes.states("train") == ["running"] * 2
     job.check()
+
+
+@pytest.mark.parametrize("kind", ("another authority's", "one that has run out", "none"))
+def test_a_stranger_who_knows_the_node_is_refused_and_logged(far, tmp_path, kind):
+    authority, other = Authority(tmp_path / "ca"), Authority(tmp_path / "other")
+    nodes, addresses = far(authority.issue("one"))
+    if kind == "none":
+        with socket.create_connection(("localhost", int(addresses.rpartition(":")[2]))) as plain:
+            plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            plain.recv(100)
+    else:
+        files = other.issue("who", trusted=authority) if kind.startswith("another") else authority.issue("who", days=-1)
+        assert nodes[0].ctl.try_("status", "--address", addresses, "--tls", files).code != 0
+    nodes[0].broker.wait_for("gRPC: Handshake failed")
 
 
 def test_a_node_without_certificates_reaches_none(node):
