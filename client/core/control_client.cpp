@@ -173,8 +173,9 @@ class ControlClient::Impl::Call {
   Status prepare() {
     if (impl_.channel->GetState(false) == GRPC_CHANNEL_READY) return {};
     if (Status why = impl_.look(); !why.ok()) return why;
-    if (!timeout_) return connect();
-    context_.set_wait_for_ready(impl_.tls_dir.empty());
+    const bool here = impl_.tls_dir.empty();
+    if (!timeout_ || (here && kind_ == Kind::kOperation)) return connect();
+    context_.set_wait_for_ready(here);
     return {};
   }
 
@@ -225,8 +226,8 @@ class ControlClient::Impl::Call {
   }
 
  private:
-  /// For a call without a deadline: it would wait for good for a broker that ends before it is
-  /// connected.
+  /// For a call without a deadline, or with an operation's: it would wait as long for a broker that
+  /// ends before it is connected.
   Status connect() {
     const auto until = Clock::now() + impl_.query_timeout;
     while (!impl_.channel->WaitForConnected(Clock::now() + milliseconds(50))) {

@@ -1,7 +1,10 @@
 """amem.Broker against a real amemd with ranks, on the simulated driver."""
 import os
 import signal
+import socket
+import subprocess
 import threading
+import time
 
 import pytest
 
@@ -207,6 +210,21 @@ def test_a_call_that_is_cancelled_by_the_broker_is_a_lost_connection(node):
     assert isinstance(error, amem.UnavailableError) and "was lost: the server shuts down" in str(error)
     connection.closed = True
     assert isinstance(Ending(connection, None).error(Failure()), amem.CancelledError)
+
+
+def test_an_operation_waits_no_longer_for_a_connection_than_a_question(bare_node, build):
+    """Of a broker that ends just before it is connected, or that hangs: somebody listens, and nobody answers."""
+    path = os.path.join(bare_node.dir, "control.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        began = time.monotonic()
+        with amem.Broker(socket=path, query_timeout=1) as broker, pytest.raises(amem.DeadlineExceededError, match="within 1 s"):
+            broker.pause("train")
+        ctl = subprocess.run([build.program("amemctl"), "--socket", path, "pause", "train"], capture_output=True, text=True,
+                             timeout=60)
+        assert ctl.returncode != 0 and "did not answer" in ctl.stderr
+        assert time.monotonic() - began < 30
 
 
 def test_closing_ends_what_is_under_way(node):

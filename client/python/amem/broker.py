@@ -278,7 +278,9 @@ class Broker:
                     raise ending.error(failure) from None
 
     def _operate(self, name: str, parts: int, count: int, timeout: float | None, **fields: Any) -> Operation:
-        self._reach()
+        # Its own deadline is long: it would wait as long for a broker that ends before it is connected. A question does not.
+        if not self._remote:
+            self._ask("ListGroups")
         fields["timeout_ms"] = milliseconds(timeout)
         wait = parts * ((_CONFIGURED_AT_MOST if timeout is None else fields["timeout_ms"] / 1000) + _MARGIN)
         stream = self._calls(name, fields, timeout=wait, wait_for_ready=not self._remote)
