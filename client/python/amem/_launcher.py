@@ -69,14 +69,15 @@ def environment(group: str, scope: str | None = None, *, runtime_dir: str | None
 
     InvalidArgumentError: the group or the scope. NotFoundError: there is no shim.
     """
-    if base is None:
-        base = os.environ
-    variables = {
-        "AMEM_GROUP": group_name(group),
-        # Absolute, because the process may change its directory before it connects.
-        "AMEM_RUNTIME_DIR": os.path.abspath(runtime_dir or _endpoint.default_runtime_dir()),
-        "LD_PRELOAD": with_shim(shim_path(), base.get("LD_PRELOAD", "")),
-    }
+    # Absolute, because the process may change its directory before it connects.
+    directory = os.path.abspath(runtime_dir or _endpoint.default_runtime_dir())
+    return rank_variables(group, scope, directory, shim_path(), required, os.environ if base is None else base)
+
+
+def rank_variables(group: str, scope: str | None, directory: str, shim: str, required: bool, base: Mapping[str, str]) -> dict[str, str]:
+    """environment() for a machine whose runtime directory and shim are known."""
+    variables = {"AMEM_GROUP": group_name(group), "AMEM_RUNTIME_DIR": directory,
+                 "LD_PRELOAD": with_shim(shim, base.get("LD_PRELOAD", ""))}
     if not base.get("NCCL_CUMEM_ENABLE", "").strip():
         variables["NCCL_CUMEM_ENABLE"] = "1"
     if scope is not None:

@@ -1,0 +1,27 @@
+"""amem.ray: amem on the nodes of a Ray job, for its controller. docs/ray.md is the manual.
+
+    with amem.ray.Cluster(placement_group, pool="64GiB") as cluster:
+        ranks = [Trainer.options(num_gpus=0.5, **cluster.options(bundle, "train")).remote() for bundle in range(4)]
+        cluster.swap("rollout", "train")
+
+Needs what `pip install amem[ray]` brings. `import amem` does not import it.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from amem.ray._cluster import Cluster
+
+__all__ = ["Cluster"]
+
+
+def __getattr__(name: str) -> Any:
+    # The keeper and the certificates are of use without Ray, in tests for example.
+    if name != "Cluster":
+        raise AttributeError(f"module 'amem.ray' has no attribute {name!r}")
+    try:
+        from amem.ray._cluster import Cluster
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"amem.ray needs {error.name}: pip install amem[ray]", name=error.name) from error
+    return Cluster

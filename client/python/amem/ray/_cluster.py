@@ -1,0 +1,326 @@
+"""Cluster: the controller's side."""
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray import exceptions as ray_errors
+from ray.util import placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from amem import _launcher
+from amem._arguments import Groups, Tags
+from amem._version import __version__
+from amem.errors import (
+    CancelledError, DeadlineExceededError, Error, FailedPreconditionError, InternalError, InvalidArgumentError,
+    ResourceExhaustedError, UnavailableError, error_of)
+from amem.messages import NodeStatus, Progress
+from amem.ray._certificates import Authority
+from amem.ray._node import Found, Node, Started, endpoint
+
+_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_POOL_UNIT = 2 << 20
+_ASK_S = 10.0
+_END_S = 60.0
+# An operation's deadlines are the broker's, then those of the leader's call; this is later than both.
+_LONGEST_S = 600.0
+_LATER_S = 30.0
+
+
+def size_of(text: int | str) -> int:
+    """Bytes; of a text such as "64GiB". InvalidArgumentError: it is no size that a pool can have."""
+    found = re.fullmatch(r"(\d+)\s*([KMGT]iB|)", text, re.I) if isinstance(text, str) else None
+    size = int(found[1]) * _UNITS[found[2].upper()] if found else text
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0 or size % _POOL_UNIT != 0:
+        raise InvalidArgumentError(f'{text!r} is no size of a pool: bytes or a text such as "64GiB", a multiple of 2MiB')
+    return size
+
+
+@dataclasses.dataclass
+class _Place:
+    """One node of the cluster."""
+
+    id: str  # Ray's
+    ip: str
+    memory: float  # the resource, bytes
+    actor: Any = None
+    lives: bool = False  # the actor has answered
+    shim: str | None = None
+    started: Started | None = None
+
+    def __str__(self) -> str:
+        return f"node {self.id[:12]} ({self.ip})"
+
+
+class Cluster:
+    """amemd on each node of a placement group, and operations on groups that span them: a failure of one node leaves all as
+    they were, as docs/nodes.md has it. Any thread, several at a time; of the process that made it.
+
+    `placement_group`: one that Ray has placed or is placing, or a list of several, whose bundles are numbered through. Each
+    node that has a bundle gets an actor, which needs no CPU and no GPU. It is the caller's, and stays when this ends.
+    `pool`: host memory for saved bytes of each node, in bytes or as "64GiB". Ray counts it as the resource `memory` of the
+    node. None: amemd has to run on each node already, with its own pool; nothing is counted.
+    `runtime_dir`: where an amemd of a node may run already, which is then used as it is; None: the node's default. It has to
+    run on all nodes or on none. Where there is none, one is started in a directory of its own.
+    `port`: TCP port at which the nodes' amemds reach each other. 0: a free one of each node; amemds that run already need it.
+    `timeout`: seconds for all of it to be ready.
+
+    The amemds end with close(), with this object, or with the job, however that ends. So do their groups' saved bytes: let
+    ranks end or resume before.
+
+    ResourceExhaustedError: a node has not that much memory. DeadlineExceededError: it was not ready in time; the text says
+    what was missing. FailedPreconditionError: amemds that run already cannot be used. UnavailableError: a node or an
+    actor was lost, or one node cannot reach another.
+    """
+
+    def __init__(self, placement_group: Any, *, pool: int | str | None = "64GiB", runtime_dir: str | None = None, port: int = 0,
+                 timeout: float = 120.0) -> None:
+        self._until = time.monotonic() + timeout
+        self._timeout = timeout
+        self._pool = None if pool is None else size_of(pool)
+        if not 0 <= port <= 65535:
+            raise InvalidArgumentError(f"{port} is no TCP port")
+        self._lock = threading.Lock()
+        self._closed = False
+        self._bundles: list[tuple[Any, int, _Place]] = []  # by their number: the group, the number there, the node
+        self._places: list[_Place] = []
+        self._find(placement_group if isinstance(placement_group, (list, tuple)) else [placement_group])
+        self._check_memory()
+        try:
+            self._make_actors(runtime_dir)
+            self._start(port)
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- how it begins ----
+    def _find(self, groups: Sequence[Any]) -> None:
+        known = {each["NodeID"]: each for each in ray.nodes() if each["Alive"]}
+        places: dict[str, _Place] = {}
+        for group in groups:
+            if not group.wait(max(1, int(self._left()))):
+                raise DeadlineExceededError(f"Ray has not placed the placement group {group.id.hex()} after {self._timeout:g} s")
+            nodes = placement_group_table(group)["bundles_to_node_id"]
+            for number in sorted(nodes):
+                node = known.get(nodes[number])
+                if node is None:
+                    raise UnavailableError(f"Ray's node {nodes[number]} has gone, which has bundle {number}")
+                place = places.setdefault(node["NodeID"], _Place(node["NodeID"], node["NodeManagerAddress"],
+                                                                 node["Resources"].get("memory", 0)))
+                self._bundles.append((group, number, place))
+        self._places = list(places.values())
+        if not self._places:
+            raise InvalidArgumentError("the placement group has no bundles")
+
+    def _check_memory(self) -> None:
+        for place in self._places:
+            if self._pool is not None and place.memory < self._pool:
+                raise ResourceExhaustedError(
+                    f"{place} has {place.memory:.0f} bytes of Ray's resource memory, and the pool is to have {self._pool}: ask for a "
+                    "smaller pool, or start the node with more (`ray start --memory`)")
+
+    def _make_actors(self, runtime_dir: str | None) -> None:
+        actor = ray.remote(Node)
+        for place in self._places:
+            place.actor = actor.options(
+                num_cpus=0, num_gpus=0, memory=self._pool or None, max_restarts=0, max_task_retries=0, max_concurrency=8,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(place.id, soft=False),
+                # Ray would hide the GPUs from an actor that has asked for none, and amemd serves all of them.
+                runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}).remote(runtime_dir)
+
+    def _start(self, port: int) -> None:
+        found: list[Found] = self._all("look", missing="its actor has not started; its resource memory may be in use")
+        for place, each in zip(self._places, found):
+            if each.version != __version__:
+                raise FailedPreconditionError(f"{place} has amem {each.version}, and this process {__version__}")
+            place.lives, place.shim = True, each.shim
+        running = [place for place, each in zip(self._places, found) if each.broker is not None]
+        if running and len(running) < len(self._places):
+            lacks = next(place for place in self._places if place not in running)
+            raise FailedPreconditionError(
+                f"amemd runs on {running[0]}, and on {lacks} it does not. Start it on all nodes, or end it on all, or name a "
+                "runtime_dir in which there is none")
+        if running:
+            self._use(port, [str(each.broker) for each in found])
+        elif self._pool is None:
+            raise FailedPreconditionError(f"amemd runs on no node, not on {self._places[0]} for one. Start it, or name a pool")
+        else:
+            self._start_brokers(port, found)
+        if len(self._places) > 1:
+            self._answer(self._places[0], self._places[0].actor.reach.remote(self.addresses), self._left())
+
+    def _use(self, port: int, directories: Sequence[str]) -> None:
+        if port == 0 and len(self._places) > 1:
+            raise FailedPreconditionError(
+                f"amemd runs on {self._places[0]} already, in {directories[0]}. Name the port at which it and the others listen for "
+                "other nodes (control.listen, docs/nodes.md), or a runtime_dir in which there is none")
+        for place, directory in zip(self._places, directories):
+            alone = f"unix:{os.path.join(directory, 'control.sock')}"
+            place.started = Started(alone if len(self._places) == 1 else endpoint(place.ip, port), directory)
+
+    def _start_brokers(self, port: int, found: Sequence[Found]) -> None:
+        job = ray.get_runtime_context().get_job_id()
+        name = f"amem-{os.getuid()}-{job}-{secrets.token_hex(4)}"
+        authority = Authority(name)
+        started = self._all("start", *((name, self._pool, place.ip, port, authority.sign(each.request, place.ip), authority.certificate,
+                                        max(1.0, self._left() - 1)) for place, each in zip(self._places, found)),
+                            missing="amemd is not ready")
+        for place, each in zip(self._places, started):
+            place.started = each
+
+    def _all(self, name: str, *arguments: Sequence[Any], missing: str) -> list[Any]:
+        """A call of every node's actor, at the same time."""
+        calls = [getattr(place.actor, name).remote(*given)
+                 for place, given in zip(self._places, arguments or [()] * len(self._places))]
+        return [self._answer(place, call, self._left(), missing) for place, call in zip(self._places, calls)]
+
+    def _left(self) -> float:
+        return max(0.0, self._until - time.monotonic())
+
+    # ---- what a controller asks ----
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Ray's node ids, in the order of their first bundles."""
+        return tuple(place.id for place in self._places)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of the nodes' amemds, in the order of `nodes`, as amem.Cluster has them."""
+        return tuple(place.started.address for place in self._places if place.started is not None)
+
+    def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
+              discard: Tags = None, guests: str | None = None) -> list[Progress]:
+        """Pauses a group, or several, of all nodes. Arguments and errors as those of amem.Cluster.pause(); an error says which of
+        Ray's nodes an address is. Gives the last Progress of each group of each node.
+
+        UnavailableError also: Ray has lost the actor of the node that leads, or its amemd has ended. The other nodes end what
+        was under way as docs/nodes.md says, and status() tells how. DeadlineExceededError also: the actor does not answer.
+        """
+        return self._operate("pause", 1, (group, tags, timeout), timeout, except_tags=except_tags, discard=discard, guests=guests)
+
+    def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> list[Progress]:
+        """Likewise as amem.Cluster.resume(): no rank of any node runs before all have their memory."""
+        return self._operate("resume", 1, (group, tags, timeout), timeout, except_tags=except_tags)
+
+    def swap(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
+             guests: str | None = None) -> list[Progress]:
+        """Likewise as amem.Cluster.swap()."""
+        return self._operate("swap", 2, (out, into, timeout), timeout, discard=discard, guests=guests)
+
+    def status(self, timeout: float = _ASK_S) -> dict[str, NodeStatus | Error]:
+        """What each node's amemd says, by Ray's node id; of one that does not answer within `timeout` seconds, why."""
+        self._check_open()
+        until = time.monotonic() + timeout
+        calls = [place.actor.status.remote() for place in self._places]
+        answers: dict[str, NodeStatus | Error] = {}
+        for place, call in zip(self._places, calls):
+            try:
+                answers[place.id] = self._answer(place, call, max(0.0, until - time.monotonic()))
+            except Error as error:
+                answers[place.id] = error
+        return answers
+
+    def runtime_env(self, group: str, scope: str | None = "heap", bundle: int | None = None, *, required: bool = True,
+                    base: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """A runtime_env that makes an actor a rank of a group: {"env_vars": base and what amem.environment() gives}.
+
+        `bundle`: the one in which the actor will be. None: it may be on any of the nodes, which have one runtime directory
+        then. FailedPreconditionError: they have not, because several are on one machine. `base`: the env_vars so far;
+        nothing of their LD_PRELOAD is lost. `required`: memory that amemd cannot give is an error in the rank, and not
+        the driver's. InvalidArgumentError: no such bundle; the group or the scope.
+        """
+        self._check_open()
+        places = self._places if bundle is None else [self._bundle(bundle)[2]]
+        found = {(place.started.runtime_dir, place.shim): place for place in places if place.started is not None}
+        if len(found) > 1:
+            ways = " and ".join(f"{directory} with {shim} on {place}" for (directory, shim), place in list(found.items())[:2])
+            raise FailedPreconditionError(f"the nodes' variables differ: {ways}. Say in which bundle the rank will be")
+        [(directory, shim)] = found
+        given = dict(base or {})
+        variables = _launcher.rank_variables(group, scope, directory, shim or _launcher.shim_path(), required, given)
+        return {"env_vars": {**given, **variables}}
+
+    def options(self, bundle: int, group: str, scope: str | None = "heap", *, required: bool = True,
+                base: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """For `.options(**...)` of a rank's actor: its place, which is the bundle, and its runtime_env. What it takes of the
+        bundle is the caller's to say, such as num_gpus. Errors as runtime_env()."""
+        group_of, number, _ = self._bundle(bundle)
+        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group_of, placement_group_bundle_index=number),
+                "runtime_env": self.runtime_env(group, scope, bundle, required=required, base=base)}
+
+    def close(self) -> None:
+        """Ends the amemds that this has started, their directories and the actors; returns when they are gone. Operations under way
+        end with UnavailableError. It raises nothing: what cannot be reached ends by itself."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if not ray.is_initialized():  # then the actors have ended with the job
+            return
+        until = time.monotonic() + _END_S
+        made = [place for place in self._places if place.actor is not None]
+        calls = [place.actor.stop.remote() if place.lives else None for place in made]
+        for place, call in zip(made, calls):
+            try:
+                if call is not None:
+                    ray.get(call, timeout=max(0.0, until - time.monotonic()))
+            except ray_errors.RayError:
+                pass
+            ray.kill(place.actor)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self.close()
+
+    # ---- how ----
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CancelledError("this amem.ray.Cluster is closed")
+
+    def _bundle(self, number: int) -> tuple[Any, int, _Place]:
+        if not 0 <= number < len(self._bundles):
+            raise InvalidArgumentError(f"there is no bundle {number}: they are 0 to {len(self._bundles) - 1}")
+        return self._bundles[number]
+
+    def _operate(self, name: str, parts: int, groups: Sequence[Any], timeout: float | None, **options: Any) -> list[Progress]:
+        self._check_open()
+        wait = parts * (_LONGEST_S + (timeout or 0)) + _LATER_S
+        leader = self._places[0]
+        done: list[Progress] = self._answer(leader, leader.actor.operate.remote(self.addresses, name, groups, options), wait)
+        return done
+
+    def _answer(self, place: _Place, call: Any, timeout: float, missing: str = "its actor does not answer") -> Any:
+        """What the actor of a node gives. Raises the amem.Error that it gives."""
+        try:
+            answer = ray.get(call, timeout=timeout)
+        except ray_errors.GetTimeoutError:
+            raise DeadlineExceededError(f"{place}: {missing} after {timeout:.0f} s") from None
+        except ray_errors.RayActorError as error:
+            raise UnavailableError(f"{place} is lost: {_first_line(error)}") from None
+        except ray_errors.RayError as error:
+            raise InternalError(f"{place}: {_first_line(error)}") from None
+        if isinstance(answer, Error):
+            raise error_of(answer.code, f"{place}: {answer.text}{self._who(answer.text, place)}")
+        return answer
+
+    def _who(self, text: str, teller: _Place) -> str:
+        """Which of Ray's nodes the addresses in a text are."""
+        named = [f"{place.started.address} is {place}" for place in self._places
+                 if place is not teller and place.started is not None and place.started.address in text]
+        return f" ({'; '.join(named)})" if named else ""
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2]) or type(error).__name__

@@ -1,0 +1,119 @@
+"""Kept: an amemd that lives as long as this process wants it, and not longer than this process."""
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from amem import _programs
+from amem.errors import DeadlineExceededError, InternalError, ResourceExhaustedError, UnavailableError
+from amem.ray import _keeper
+
+_LOOK = 0.05
+_TAIL = 8  # lines of the log that an error has
+_TO_END = 3 * _keeper.PATIENCE + 5
+
+
+class Kept:
+    """Any thread. `directory`: amemd's runtime directory, which is there and this user's alone; it goes with amemd. `flags`: of
+    amemd, but --runtime-dir. It reads no configuration file, which is that of another broker of this machine; the variables
+    AMEM_... of this process hold for it.
+
+    NotFoundError: there is no amemd. InternalError: it cannot be started.
+    """
+
+    def __init__(self, directory: str, flags: Sequence[str]) -> None:
+        keeper = [sys.executable, "-I", "-S", _keeper.__file__, directory]
+        daemon = [str(_programs.path("amemd")), "--config", "/dev/null", "--runtime-dir", directory, *flags]
+        self.directory = directory
+        self._lock = threading.Lock()
+        self._said = ""
+        self._log_tail = ""
+        life, self._life = os.pipe2(os.O_CLOEXEC)
+        self._reports, report = os.pipe2(os.O_CLOEXEC)
+        # A shim that this process may have is for ranks.
+        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        try:
+            # From here on the keeper has the directory's end in its hands.
+            subprocess.run([*keeper, *daemon], stdin=life, stdout=report, env=environment, timeout=60, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise InternalError(f"amemd's keeper cannot be started: {error}") from None
+        finally:
+            os.close(life)
+            os.close(report)
+        os.set_blocking(self._reports, False)
+
+    def fault(self) -> str | None:
+        """Why there is no amemd, with the last of what it logged; None: it runs, or is to start yet."""
+        with self._lock:
+            gone = not self._hear()
+            words = [line.partition(" ") for line in self._said.splitlines()]
+        for what, _, rest in words:
+            if what == "cannot":
+                return f"amemd cannot be started: {rest.removeprefix('start ')}"
+            if what == "ended":
+                self._log_tail = self._tail() or self._log_tail
+                how = f"was killed by signal {-int(rest)}" if rest.startswith("-") else f"has ended with status {rest}"
+                return f"amemd {how}" + (f"; the last of what it said:\n{self._log_tail}" if self._log_tail else "")
+        return "amemd's keeper has ended, and amemd with it" if gone else None
+
+    def wait(self, timeout: float) -> None:
+        """Returns when it serves and its pool is complete. DeadlineExceededError, InternalError: its end, with its own words.
+        ResourceExhaustedError: there is too little memory for the pool."""
+        from amem.broker import Broker
+
+        until = time.monotonic() + timeout
+        with Broker(self.directory) as broker:
+            while True:
+                why = self.fault()
+                if why is not None:
+                    raise InternalError(why)
+                try:
+                    pool = broker.status().pool
+                    if pool.error:
+                        raise ResourceExhaustedError(f"the pool has {pool.ready_bytes} of {pool.configured_bytes} bytes: {pool.error}")
+                    if pool.ready_bytes == pool.configured_bytes:
+                        return
+                    state = f"its pool has {pool.ready_bytes} of {pool.configured_bytes} bytes"
+                except UnavailableError:
+                    state = "it does not serve yet"
+                if time.monotonic() >= until:
+                    raise DeadlineExceededError(f"amemd is not ready after {timeout:g} s: {state}")
+                time.sleep(_LOOK)
+
+    def end(self) -> bool:
+        """Ends amemd and what it has started, and removes the directory. Whether that was done in time."""
+        with self._lock:
+            if self._life < 0:
+                return True
+            os.close(self._life)
+            self._life = -1
+        until = time.monotonic() + _TO_END
+        while time.monotonic() < until:
+            with self._lock:
+                if not self._hear():
+                    return True
+            time.sleep(_LOOK)
+        return False
+
+    def _hear(self) -> bool:
+        """Reads what the keeper has said. Whether it lives."""
+        while True:
+            try:
+                said = os.read(self._reports, 4096)
+            except BlockingIOError:
+                return True
+            if not said:
+                return False
+            self._said += said.decode(errors="replace")
+
+    def _tail(self) -> str:
+        try:
+            text = pathlib.Path(self.directory, _keeper.LOG).read_text(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-_TAIL:])

@@ -1,0 +1,187 @@
+"""Node: the actor of one node. It finds amemd there or starts it, and the one that leads asks it about all nodes.
+
+Every call gives what it was asked for, or an amem.Error as a value: what an actor raises Ray gives to the caller as an error
+of another class.
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from amem import _endpoint, _launcher, _programs
+from amem._version import __version__
+from amem.errors import Error, FailedPreconditionError, InternalError, NotFoundError, UnavailableError
+from amem.messages import NodeStatus, Progress
+from amem.ray._certificates import Identity
+from amem.ray._kept import Kept
+
+_PORTS_TO_TRY = 5
+_CONNECT_S = 5.0
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a node has before anything is started."""
+
+    version: str
+    broker: str | None  # the runtime directory of an amemd that runs already
+    shim: str | None  # its path there
+    request: bytes  # to sign
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    address: str  # by which the other nodes reach its amemd
+    runtime_dir: str
+
+
+def endpoint(ip: str, port: int) -> str:
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+def _told(call: _Call) -> _Call:
+    @functools.wraps(call)
+    def answer(*arguments: Any, **options: Any) -> Any:
+        try:
+            return call(*arguments, **options)
+        except Error as error:
+            return error.with_traceback(None)
+        except Exception as error:
+            return InternalError(f"{type(error).__name__}: {error}")
+
+    return answer  # type: ignore[return-value]
+
+
+def _free_port(ip: str) -> int:
+    """One that is free now: amemd is started with a number."""
+    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as listener:
+        listener.bind((ip, 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _made(name: str) -> str:
+    """A new directory for this user alone. Of several nodes on one machine the first gets the name as it is."""
+    parent = tempfile.gettempdir()
+    for number in range(1000):
+        path = os.path.join(parent, f"{name}-{number}" if number else name)
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            continue
+        return path
+    raise FailedPreconditionError(f"{parent} has a thousand directories of the name {name}")
+
+
+class Node:
+    """Several threads at a time. `runtime_dir`: where a broker may run already; None: the default of this node."""
+
+    def __init__(self, runtime_dir: str | None = None) -> None:
+        self._runtime_dir = os.path.abspath(runtime_dir or _endpoint.default_runtime_dir())
+        self._identity = Identity.make()
+        self._lock = threading.Lock()
+        self._kept: Kept | None = None
+        self._cluster: Any = None  # amem.Cluster, where this node leads
+
+    @_told
+    def look(self) -> Found:
+        socket_path = _endpoint.control_socket(self._runtime_dir, None)
+        why = _endpoint.probe(socket_path)
+        if why is not None and not isinstance(why, UnavailableError):
+            raise why  # somebody else's
+        try:
+            shim: str | None = _launcher.shim_path()
+        except NotFoundError:
+            shim = None
+        return Found(__version__, self._runtime_dir if why is None else None, shim, self._identity.request)
+
+    @_told
+    def start(self, name: str, pool: int, ip: str, port: int, certificate: bytes, authority: bytes, timeout: float) -> Started:
+        """amemd, in a new directory of the name, which listens for the other nodes at `ip`. `port` 0: at any free one. Returns
+        when it serves with its whole pool."""
+        for left in reversed(range(_PORTS_TO_TRY if port == 0 else 1)):
+            chosen = port or _free_port(ip)
+            try:
+                return self._start(name, pool, endpoint(ip, chosen), certificate, authority, timeout)
+            except InternalError as error:
+                # Somebody else may have got the port meanwhile.
+                if left == 0 or "cannot serve the control API" not in error.text:
+                    raise
+        raise AssertionError
+
+    def _start(self, name: str, pool: int, address: str, certificate: bytes, authority: bytes, timeout: float) -> Started:
+        _programs.path("amemd")
+        directory = _made(name)
+        try:
+            tls = os.path.join(directory, "tls")
+            self._identity.write(tls, certificate, authority)
+            kept = Kept(directory, ["--control-listen", address, "--control-tls", tls, "--pool-size", str(pool)])
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        try:
+            kept.wait(timeout)
+        except BaseException:
+            kept.end()
+            raise
+        with self._lock:
+            self._kept = kept
+        return Started(address, directory)
+
+    @_told
+    def reach(self, addresses: Sequence[str]) -> None:
+        """UnavailableError: at one of the other nodes' addresses nobody listens, as seen from here."""
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+            except OSError as error:
+                raise UnavailableError(f"{address} cannot be reached: {error.strerror or error}") from None
+
+    @_told
+    def operate(self, addresses: Sequence[str], name: str, groups: Sequence[Any], options: dict[str, Any]) -> list[Progress]:
+        """pause, resume or swap of amem.Cluster, led by this node."""
+        from amem.cluster import Cluster
+
+        self._check()
+        with self._lock:
+            if self._cluster is None or self._cluster.nodes != tuple(addresses):
+                self._cluster = Cluster(list(addresses), self._directory())
+            cluster = self._cluster
+        done: list[Progress] = getattr(cluster, name)(*groups, **options)
+        return done
+
+    @_told
+    def status(self) -> NodeStatus:
+        from amem.broker import Broker
+
+        self._check()
+        with Broker(self._directory()) as broker:
+            return broker.status()
+
+    @_told
+    def stop(self) -> None:
+        """Ends what this actor has started, and returns when it is gone."""
+        with self._lock:
+            kept, cluster = self._kept, self._cluster
+            self._kept = self._cluster = None
+        if cluster is not None:
+            cluster.close()
+        if kept is not None and not kept.end():
+            raise InternalError(f"amemd of {kept.directory} does not end")
+
+    def _directory(self) -> str:
+        return self._kept.directory if self._kept is not None else self._runtime_dir
+
+    def _check(self) -> None:
+        why = self._kept.fault() if self._kept is not None else None
+        if why is not None:
+            raise UnavailableError(why)
