@@ -7,7 +7,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -24,7 +24,7 @@ from amem.errors import (
     ResourceExhaustedError, UnavailableError, error_of)
 from amem.messages import NodeStatus, Progress
 from amem.ray._certificates import Authority
-from amem.ray._node import Found, Node, Started, endpoint
+from amem.ray._node import Found, Node, Outcome, Started, endpoint
 
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _POOL_UNIT = 2 << 20
@@ -53,6 +53,7 @@ class _Place:
     memory: float  # the resource, bytes
     actor: Any = None
     lives: bool = False  # the actor has answered
+    host: str = ""
     shim: str | None = None
     started: Started | None = None
 
@@ -141,7 +142,7 @@ class Cluster:
         for place, each in zip(self._places, found):
             if each.version != __version__:
                 raise FailedPreconditionError(f"{place} has amem {each.version}, and this process {__version__}")
-            place.lives, place.shim = True, each.shim
+            place.lives, place.host, place.shim = True, each.host, each.shim
         running = [place for place, each in zip(self._places, found) if each.broker is not None]
         if running and len(running) < len(self._places):
             lacks = next(place for place in self._places if place not in running)
@@ -199,7 +200,7 @@ class Cluster:
     def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
               discard: Tags = None, guests: str | None = None) -> list[Progress]:
         """Pauses a group, or several, of all nodes. Arguments and errors as those of amem.Cluster.pause(); an error says which of
-        Ray's nodes an address is. Gives the last Progress of each group of each node.
+        Ray's nodes it is about. Gives the last Progress of each group of each node; Progress.node is Ray's node id.
 
         UnavailableError also: Ray has lost the actor of the node that leads, or its amemd has ended. The other nodes end what
         was under way as docs/nodes.md says, and status() tells how. DeadlineExceededError also: the actor does not answer.
@@ -297,8 +298,24 @@ class Cluster:
         self._check_open()
         wait = parts * (_LONGEST_S + (timeout or 0)) + _LATER_S
         leader = self._places[0]
-        done: list[Progress] = self._answer(leader, leader.actor.operate.remote(self.addresses, name, groups, options), wait)
-        return done
+        outcome: Outcome = self._answer(leader, leader.actor.operate.remote(self.addresses, name, groups, options), wait)
+        if outcome.error is not None:
+            raise error_of(outcome.error.code, f"{self._explained(outcome.error.text, outcome.names)} (led by {leader})")
+        who = self._called(outcome.names)
+        return [dataclasses.replace(each, node=who[each.node][0].id if who[each.node] else each.node) for each in outcome.done]
+
+    def _explained(self, text: str, names: Iterable[str]) -> str:
+        """With Ray's names of nodes beside amemd's, where these come first."""
+        for name, places in self._called({*names, *re.findall(r"node '([^']+)'", text)}).items():
+            if places:
+                text = text.replace(f"node '{name}'", f"node '{name}' (Ray's {' or '.join(place.id[:12] for place in places)})", 1)
+        return text
+
+    def _called(self, names: Iterable[str]) -> dict[str, list[_Place]]:
+        """Whom amemd means by a name: one node, or of those of one host all that it may be."""
+        by_address = {place.started.address: place for place in self._places if place.started is not None}
+        others = [place for address, place in by_address.items() if address not in names]
+        return {name: [by_address[name]] if name in by_address else [place for place in others if place.host == name] for name in names}
 
     def _answer(self, place: _Place, call: Any, timeout: float, missing: str = "its actor does not answer") -> Any:
         """What the actor of a node gives. Raises the amem.Error that it gives."""
@@ -311,14 +328,8 @@ class Cluster:
         except ray_errors.RayError as error:
             raise InternalError(f"{place}: {_first_line(error)}") from None
         if isinstance(answer, Error):
-            raise error_of(answer.code, f"{place}: {answer.text}{self._who(answer.text, place)}")
+            raise error_of(answer.code, f"{place}: {answer.text}")
         return answer
-
-    def _who(self, text: str, teller: _Place) -> str:
-        """Which of Ray's nodes the addresses in a text are."""
-        named = [f"{place.started.address} is {place}" for place in self._places
-                 if place is not teller and place.started is not None and place.started.address in text]
-        return f" ({'; '.join(named)})" if named else ""
 
 
 def _first_line(error: BaseException) -> str:

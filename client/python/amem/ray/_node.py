@@ -32,6 +32,7 @@ class Found:
     """What a node has before anything is started."""
 
     version: str
+    host: str  # its name, as amemd has it
     broker: str | None  # the runtime directory of an amemd that runs already
     shim: str | None  # its path there
     request: bytes  # to sign
@@ -41,6 +42,16 @@ class Found:
 class Started:
     address: str  # by which the other nodes reach its amemd
     runtime_dir: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Of an operation. amemd calls a node by the name of its host once it has joined, and by its address where another has that
+    name or before: `names` are those that it has used."""
+
+    done: list[Progress]
+    error: Error | None
+    names: frozenset[str]
 
 
 def endpoint(ip: str, port: int) -> str:
@@ -101,7 +112,7 @@ class Node:
             shim: str | None = _launcher.shim_path()
         except NotFoundError:
             shim = None
-        return Found(__version__, self._runtime_dir if why is None else None, shim, self._identity.request)
+        return Found(__version__, socket.gethostname(), self._runtime_dir if why is None else None, shim, self._identity.request)
 
     @_told
     def start(self, name: str, pool: int, ip: str, port: int, certificate: bytes, authority: bytes, timeout: float) -> Started:
@@ -147,7 +158,7 @@ class Node:
                 raise UnavailableError(f"{address} cannot be reached: {error.strerror or error}") from None
 
     @_told
-    def operate(self, addresses: Sequence[str], name: str, groups: Sequence[Any], options: dict[str, Any]) -> list[Progress]:
+    def operate(self, addresses: Sequence[str], name: str, groups: Sequence[Any], options: dict[str, Any]) -> Outcome:
         """pause, resume or swap of amem.Cluster, led by this node."""
         from amem.cluster import Cluster
 
@@ -156,8 +167,12 @@ class Node:
             if self._cluster is None or self._cluster.nodes != tuple(addresses):
                 self._cluster = Cluster(list(addresses), self._directory())
             cluster = self._cluster
-        done: list[Progress] = getattr(cluster, name)(*groups, **options)
-        return done
+        names: set[str] = set()
+        try:
+            done = getattr(cluster, name)(*groups, on_progress=lambda progress: names.add(progress.node), **options)
+        except Error as error:
+            return Outcome([], error.with_traceback(None), frozenset(names))
+        return Outcome(done, None, frozenset(names))
 
     @_told
     def status(self) -> NodeStatus:

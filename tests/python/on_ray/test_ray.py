@@ -1,0 +1,298 @@
+"""amem.ray on a real Ray: each of four raylets of this machine is a simulated node."""
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+ray = pytest.importorskip("ray", reason="Ray is not installed (pip install ray)")
+pytest.importorskip("cryptography", reason="cryptography is not installed (Debian: python3-cryptography)")
+
+import amem  # noqa: E402
+import amem.ray  # noqa: E402
+from ray_nodes import MIB, POOL, RayNodes, left_behind, nothing_left  # noqa: E402
+from ray_rank import Rank  # noqa: E402
+from sim_node.child import Child, eventually, patience  # noqa: E402
+
+STEPS = 12
+AT_REST = ("RUNNING", "PAUSED")
+LOST_WITHIN = 40  # seconds: Ray's own time to notice, and a machine that does much else
+
+
+@pytest.fixture(scope="module")
+def raylets(build, tmp_path_factory):
+    nodes = RayNodes(build, tmp_path_factory.mktemp("ray"))
+    yield nodes
+    nodes.close()
+
+
+@pytest.fixture
+def nodes(raylets):
+    yield raylets
+    raylets.free()
+    nothing_left()
+
+
+@pytest.fixture
+def own_nodes(build, tmp_path, raylets):
+    """Some of which are to die. Ray has one driver in a process."""
+    ray.shutdown()
+    nodes = RayNodes(build, tmp_path)
+    yield nodes
+    nodes.close()
+    ray.init(address=raylets.cluster.address, log_to_driver=False)
+
+
+def answers(calls, deadline=60):
+    return ray.get(list(calls), timeout=patience(deadline))
+
+
+def start_ranks(cluster, group, bundles=range(4)):
+    """One in each bundle; two groups share its GPU."""
+    actor = ray.remote(Rank)
+    ranks = [actor.options(num_cpus=0, num_gpus=0.5, **cluster.options(bundle, group)).remote(f"{group}{bundle}") for bundle in bundles]
+    answers(rank.check.remote() for rank in ranks)
+    return ranks
+
+
+def end_ranks(*groups):
+    for rank in (each for group in groups for each in group):
+        ray.kill(rank)
+
+
+def states(cluster, group):
+    """Of the nodes that answer."""
+    return [each.state.name for status in cluster.status().values() if not isinstance(status, amem.Error)
+            for each in status.groups if each.name == group]
+
+
+def resident(cluster, group):
+    return [each.resident_bytes for status in cluster.status().values() for each in status.groups if each.name == group]
+
+
+# ---- what it is for -----------------------------------------------------------------------------------------------
+
+
+def test_an_rl_loop_with_two_swaps_a_step(nodes):
+    with amem.ray.Cluster(nodes.placed(), pool="64MiB") as cluster:
+        assert len(set(cluster.nodes)) == 4 and len(set(cluster.addresses)) == 4
+        train = start_ranks(cluster, "train")
+        about = answers(rank.about.remote() for rank in train)
+        assert all(each["shim"] and each["group"] == "train" for each in about) and len({each["directory"] for each in about}) == 4
+        cluster.pause("train")
+        rollout = start_ranks(cluster, "rollout")
+        for step in range(1, STEPS + 1):
+            done = cluster.swap("rollout", "train")
+            assert len(done) == 8 and all(each.done for each in done) and sorted(each.node for each in done) == sorted(cluster.nodes * 2)
+            assert answers(rank.check.remote() for rank in train) == [step - 1] * 4
+            assert resident(cluster, "rollout") == [0] * 4 and resident(cluster, "train") == [4 * MIB] * 4
+            answers(rank.fill.remote(step) for rank in train)
+            cluster.swap("train", "rollout")
+            assert answers(rank.check.remote() for rank in rollout) == [step - 1] * 4
+            answers(rank.fill.remote(step) for rank in rollout)
+        cluster.resume("train")
+        assert answers(rank.check.remote() for rank in train + rollout) == [STEPS] * 8
+        end_ranks(train, rollout)
+
+
+def test_several_placement_groups(nodes):
+    """As verl's: one for each node."""
+    groups = [nodes.placed(number) for number in (2, 1)]
+    with amem.ray.Cluster(groups, pool=POOL) as cluster:
+        assert cluster.nodes == (nodes.raylets[2].node_id, nodes.raylets[1].node_id)
+        ranks = start_ranks(cluster, "train", range(2))
+        cluster.pause("train", timeout=30)
+        cluster.resume("train")
+        answers(rank.check.remote() for rank in ranks)
+        end_ranks(ranks)
+        with pytest.raises(amem.InvalidArgumentError, match="no bundle 2: they are 0 to 1"):
+            cluster.options(2, "train")
+
+
+def test_two_bundles_of_one_node(nodes):
+    with amem.ray.Cluster(nodes.placed(1, 1), pool=POOL) as cluster:
+        assert cluster.nodes == (nodes.raylets[1].node_id,)
+        env = cluster.runtime_env("train", base={"LD_PRELOAD": "/lib/other.so", "A": "b"})["env_vars"]
+        assert env["LD_PRELOAD"] == f"{amem.shim_path()}:/lib/other.so" and env["A"] == "b" and env["AMEM_SCOPE"] == "heap"
+        assert cluster.options(1, "train", "nccl")["scheduling_strategy"].placement_group_bundle_index == 1
+
+
+def test_nodes_of_one_machine_have_directories_of_their_own(nodes):
+    with amem.ray.Cluster(nodes.placed(0, 1), pool=POOL) as cluster:
+        with pytest.raises(amem.FailedPreconditionError, match="Say in which bundle"):
+            cluster.runtime_env("train")
+        directories = [cluster.runtime_env("train", bundle=bundle)["env_vars"]["AMEM_RUNTIME_DIR"] for bundle in (0, 1)]
+        assert len(set(directories)) == 2 and all(os.stat(each).st_mode & 0o777 == 0o700 for each in directories)
+
+
+def test_amemd_serves_all_gpus_of_the_node(nodes):
+    """Though Ray hides them from who has asked for none."""
+    with amem.ray.Cluster(nodes.placed(0), pool=POOL) as cluster:
+        [status] = cluster.status().values()
+        assert len(status.devices) == 2 and status.pool.ready_bytes == POOL
+
+
+# ---- the pool is Ray's resource -----------------------------------------------------------------------------------
+
+
+def test_a_pool_larger_than_the_nodes_memory(nodes):
+    with pytest.raises(amem.ResourceExhaustedError, match=f"has {256 * MIB} bytes .* is to have {512 * MIB}"):
+        amem.ray.Cluster(nodes.placed(), pool="512MiB")
+
+
+def test_memory_that_is_in_use(nodes):
+    group = nodes.placed(0)
+    with amem.ray.Cluster(group, pool="192MiB"):
+        with pytest.raises(amem.DeadlineExceededError, match="its resource memory may be in use"):
+            amem.ray.Cluster(group, pool="128MiB", timeout=5)
+
+
+# ---- amemd that runs already --------------------------------------------------------------------------------------
+
+
+def test_amemd_that_runs_already(nodes, build):
+    first, second = nodes.sims[:2]
+    first.start_broker()
+    try:
+        one, both = nodes.placed(0), nodes.placed(0, 1)
+        with amem.ray.Cluster(one, pool=None) as cluster:
+            assert cluster.addresses == (f"unix:{first.runtime_dir}/control.sock",)
+            [status] = cluster.status().values()
+            assert status.pid == first.broker.pid
+            ranks = start_ranks(cluster, "train", [0])
+            cluster.pause("train")
+            cluster.resume("train")
+            answers(rank.check.remote() for rank in ranks)
+            end_ranks(ranks)
+        assert first.broker.alive()  # it is not ours to end
+        with pytest.raises(amem.FailedPreconditionError, match="Start it on all nodes, or end it on all"):
+            amem.ray.Cluster(both, pool=POOL)
+        second.start_broker()
+        with pytest.raises(amem.FailedPreconditionError, match="Name the port at which it and the others listen"):
+            amem.ray.Cluster(both, pool=POOL)
+        with pytest.raises(amem.UnavailableError, match=":1 cannot be reached"):
+            amem.ray.Cluster(both, pool=POOL, port=1)
+        with amem.ray.Cluster(both, pool=POOL, runtime_dir="/nowhere/amem") as cluster:
+            assert all(status.pid not in (first.broker.pid, second.broker.pid) for status in cluster.status().values())
+    finally:
+        for sim in (first, second):
+            if sim.broker is not None:
+                sim.broker.kill()
+    with pytest.raises(amem.FailedPreconditionError, match="runs on no node"):
+        amem.ray.Cluster(one, pool=None)
+
+
+# ---- what goes wrong ----------------------------------------------------------------------------------------------
+
+
+def test_errors_are_amems_own_and_name_the_node(nodes):
+    with amem.ray.Cluster(nodes.placed(0, 1), pool=POOL) as cluster:
+        ranks = start_ranks(cluster, "train", [0])
+        with pytest.raises(amem.NotFoundError) as caught:
+            cluster.pause("train")
+        assert f"(Ray's {cluster.nodes[1][:12]}" in caught.value.text
+        assert states(cluster, "train") == ["RUNNING"]
+        end_ranks(ranks)
+    with pytest.raises(amem.CancelledError):
+        cluster.pause("train")
+
+
+def test_amemd_that_dies_alone(nodes):
+    with amem.ray.Cluster(nodes.placed(0, 1), pool=POOL) as cluster:
+        pids = [status.pid for status in cluster.status().values()]
+        for number in (1, 0):
+            os.kill(pids[number], signal.SIGKILL)
+            eventually(lambda: isinstance(cluster.status()[cluster.nodes[number]], amem.Error), what="it is noticed")
+            said = cluster.status()[cluster.nodes[number]]
+            assert isinstance(said, amem.UnavailableError) and "amemd was killed by signal 9; the last of what it said:\n" in said.text
+            with pytest.raises(amem.UnavailableError, match=cluster.nodes[number][:12]):
+                cluster.pause("train")
+
+
+@pytest.mark.parametrize("lost", (0, 1), ids=("the_leader", "another"))
+def test_a_raylet_that_is_killed_in_the_middle(own_nodes, lost):
+    """The controller is told which node it was; the other nodes come to rest; close() leaves nothing."""
+    cluster = amem.ray.Cluster(own_nodes.placed(1, 2, 3, 0), pool=POOL)
+    train = start_ranks(cluster, "train")
+    cluster.pause("train")
+    rollout = start_ranks(cluster, "rollout")
+    ended, turns = [], []
+
+    def loop():
+        groups = ["rollout", "train"]
+        try:
+            while True:
+                cluster.swap(*groups)
+                groups.reverse()
+                turns.append(time.monotonic())
+        except Exception as error:
+            ended.append((time.monotonic(), error))
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    eventually(lambda: len(turns) >= 3, what="three swaps")
+    killed = time.monotonic()
+    own_nodes.kill_raylet(cluster.nodes[lost])
+    thread.join(patience(LOST_WITHIN))
+    assert ended, f"the controller was told nothing within {LOST_WITHIN} s"
+    [(at, error)] = ended
+    print(f"told after {at - killed:.1f} s: {error}")
+    assert isinstance(error, (amem.UnavailableError, amem.AbortedError)) and cluster.nodes[lost][:12] in error.text
+    survivors = [node for number, node in enumerate(cluster.nodes) if number != lost]
+    for group in ("train", "rollout"):
+        eventually(lambda group=group: len(states(cluster, group)) == 3 and set(states(cluster, group)) <= set(AT_REST),
+                   what=f"{group} is at rest on {survivors}")
+    with pytest.raises(amem.UnavailableError, match=cluster.nodes[lost][:12]):
+        cluster.swap("train", "rollout")
+    eventually(lambda: isinstance(cluster.status()[cluster.nodes[lost]], amem.UnavailableError), what="Ray knows that it is lost")
+    began = time.monotonic()
+    cluster.close()
+    assert time.monotonic() - began < patience(20)
+    nothing_left(5)
+    end_ranks(train, rollout)
+
+
+# ---- it dies with the job -----------------------------------------------------------------------------------------
+
+DRIVER = """
+import sys, time, ray, amem.ray
+from ray.util import placement_group
+from ray_rank import Rank
+ray.init(address=sys.argv[1], log_to_driver=False)
+group = placement_group([{"CPU": 1, "GPU": 1, f"place{number}": 0.1} for number in range(2)])
+cluster = amem.ray.Cluster(group, pool="64MiB")
+ranks = [ray.remote(Rank).options(num_cpus=0, num_gpus=0.5, **cluster.options(bundle, "train")).remote("train") for bundle in range(2)]
+ray.get([rank.check.remote() for rank in ranks], timeout=60)
+cluster.pause("train")
+print("paused", flush=True)
+if sys.argv[2] == "waits":
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("end", ("killed", "returns"))
+def test_a_driver_that_ends_leaves_nothing(nodes, build, tmp_path, end):
+    """By SIGKILL, or without close(); its group is paused."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((os.path.join(build.directory, "python"), os.path.dirname(os.path.abspath(__file__))))}
+    driver = Child("driver", [sys.executable, "-c", textwrap.dedent(DRIVER), nodes.cluster.address, "waits" if end == "killed" else "ends"],
+                   env, str(tmp_path / "driver.log"))
+    try:
+        driver.wait_for("paused", 90, "out")
+        if end == "killed":
+            assert len(left_behind()) >= 8  # of each node: the directory, keeper, amemd and holder
+            driver.kill()
+        nothing_left(60)
+        driver.wait(60)
+    finally:
+        driver.close()
+
+
+def test_without_the_word_there_is_no_ray():
+    script = "import sys, amem, amem.ray; assert 'ray' not in sys.modules and 'cryptography' not in sys.modules; print('good')"
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True,
+                          text=True, timeout=60)
+    assert done.stdout == "good\n", done.stderr

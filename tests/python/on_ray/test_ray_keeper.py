@@ -1,0 +1,150 @@
+"""The keeper of amem.ray: amemd lives as long as who wants it, and leaves nothing. It needs neither Ray nor certificates."""
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+
+import pytest
+
+import amem
+from amem.ray._kept import Kept
+from sim_node.child import Child, eventually, patience
+
+FLAGS = ["--pool-size", "64MiB", "--pool-segment", "16MiB", "--pool-chunk", "64KiB"]
+
+
+@pytest.fixture
+def directory(bare_node, monkeypatch):
+    """Of an amemd on a simulated node."""
+    for name, value in bare_node.settings.items():
+        monkeypatch.setenv(name, value)
+    return tempfile.mkdtemp(prefix="kept-", dir=bare_node.dir)
+
+
+def left(directory):
+    """The processes that have to do with the directory, and itself: a name for each."""
+    found = ["directory"] if os.path.exists(directory) else []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+        except OSError:
+            continue
+        if int(pid) != os.getpid() and any(word.startswith(directory.encode()) for word in words):
+            program = next((name for name in ("amem-holder", "_keeper.py") if any(name.encode() in word for word in words)), "amemd")
+            found.append(f"{program} {pid}")
+    return sorted(found)
+
+
+def pid_of(program, directory):
+    [pid] = [each.split()[1] for each in left(directory) if each.startswith(program)]
+    return int(pid)
+
+
+def gone(directory, deadline=20):
+    eventually(lambda: not left(directory), deadline, "nothing is left")
+
+
+def test_end_returns_when_nothing_is_left(directory):
+    kept = Kept(directory, FLAGS)
+    kept.wait(patience(30))
+    assert kept.fault() is None
+    assert [each.split()[0] for each in left(directory)] == ["_keeper.py", "amem-holder", "amemd", "directory"]
+    keeper = pid_of("_keeper.py", directory)
+    assert os.getsid(keeper) != os.getsid(0) and os.getpgid(keeper) != os.getpgid(0)  # out of reach of who kills the group
+    assert kept.end()
+    assert left(directory) == []
+    assert kept.end()
+
+
+@pytest.mark.parametrize("stopped", ("amemd", "amem-holder"))
+def test_who_does_not_obey_is_killed(directory, monkeypatch, stopped):
+    kept = Kept(directory, FLAGS)
+    kept.wait(patience(30))
+    os.kill(pid_of(stopped, directory), signal.SIGSTOP)
+    assert kept.end()
+    assert left(directory) == []
+
+
+def test_with_ranks_that_live_on(bare_node, directory):
+    """What they have stays theirs; the holder, which would wait for them, does not."""
+    kept = Kept(directory, FLAGS)
+    kept.wait(patience(30))
+    bare_node.settings["AMEM_RUNTIME_DIR"] = bare_node.runtime_dir = directory
+    job = bare_node.job("train")
+    assert kept.end()
+    assert left(directory) == []
+    job.check()
+
+
+SCRIPT = """
+import os, signal, sys, time
+from amem.ray._kept import Kept
+kept = Kept(sys.argv[1], sys.argv[2:])
+kept.wait(60)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_ends_with_a_process_that_is_killed(build, bare_node, directory):
+    env = bare_node.env({"PYTHONPATH": os.path.join(build.directory, "python")})
+    process = bare_node.adopt(Child("actor", [sys.executable, "-c", textwrap.dedent(SCRIPT), directory, *FLAGS], env, bare_node.log_file("actor")))
+    process.wait_for("ready", 60, "out")
+    os.killpg(process.pid, signal.SIGKILL)  # with all of its group
+    process.wait()
+    gone(directory)
+
+
+@pytest.mark.parametrize("number, rest", ((signal.SIGTERM, []), (signal.SIGKILL, ["directory"])))
+def test_a_keeper_that_is_ended(directory, number, rest):
+    """By SIGTERM, as a service manager does, or worse: then only the directory is left."""
+    kept = Kept(directory, FLAGS)
+    kept.wait(patience(30))
+    os.kill(pid_of("_keeper.py", directory), number)
+    eventually(lambda: left(directory) == rest, what="amemd and its holder have ended")
+    assert kept.fault() == "amemd's keeper has ended, and amemd with it"
+
+
+def test_amemd_that_is_killed(directory):
+    kept = Kept(directory, FLAGS)
+    kept.wait(patience(30))
+    os.kill(pid_of("amemd", directory), signal.SIGKILL)
+    eventually(kept.fault, what="it is told")
+    assert kept.fault().startswith("amemd was killed by signal 9; the last of what it said:\n")
+    assert kept.end()
+    assert left(directory) == []
+
+
+def test_amemd_that_does_not_start(directory, tmp_path):
+    kept = Kept(directory, ["--pool-size", "much"])
+    with pytest.raises(amem.InternalError, match="(?s)amemd has ended with status .*much"):
+        kept.wait(patience(30))
+    assert kept.end()
+    gone(directory)
+
+
+def test_there_is_no_amemd(directory, monkeypatch):
+    monkeypatch.setattr("amem._programs.__file__", "/nowhere/_programs.py")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(amem.NotFoundError, match="there is no /nowhere/bin/amemd, and no amemd in PATH"):
+        Kept(directory, FLAGS)
+
+
+def test_ready_or_why_not(directory):
+    kept = Kept(directory, FLAGS)
+    with pytest.raises(amem.DeadlineExceededError, match="not ready after 0 s: it does not serve yet"):
+        kept.wait(0)
+    began = time.monotonic()
+    assert kept.end() and time.monotonic() - began < patience(20)
+    gone(directory)
+
+
+def test_the_keeper_imports_nothing_of_amem():
+    from amem.ray import _keeper
+
+    script = f"import runpy, sys; runpy.run_path({_keeper.__file__!r}); assert not [name for name in sys.modules if name.startswith('amem')]"
+    subprocess.run([sys.executable, "-I", "-S", "-c", script], check=True, timeout=60)
