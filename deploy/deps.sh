@@ -31,6 +31,7 @@ libbenchmark-dev         micro-benchmarks
 python3                  the test runners and deploy/try.sh
 python3-pytest           integration tests
 python3-grpcio           tests of the Python package
+python3-cryptography     certificates that amem.ray makes, in its tests
 mypy                     checks the Python package's types
 python3-pip              builds the Python package; fetches the CUDA and NCCL headers where there is no CUDA toolkit
 python3-venv             where Python programs get the package amem, and deploy/wheel.sh its tools

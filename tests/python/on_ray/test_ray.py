@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 
@@ -59,6 +58,11 @@ def start_ranks(cluster, group, bundles=range(4)):
     return ranks
 
 
+def driver_environment(nodes, build):
+    path = os.pathsep.join((os.path.join(build.directory, "python"), os.path.dirname(os.path.abspath(__file__))))
+    return {**os.environ, "PYTHONPATH": path, "RAY_ADDRESS": nodes.cluster.address}
+
+
 def end_ranks(*groups):
     for rank in (each for group in groups for each in group):
         ray.kill(rank)
@@ -99,6 +103,52 @@ def test_an_rl_loop_with_two_swaps_a_step(nodes):
         end_ranks(train, rollout)
 
 
+MY_JOB = """
+from ray_rank import Rank
+
+
+class Trainer(Rank):
+    def __init__(self, bundle):
+        super().__init__(f"train{bundle}")
+        self.step = 0
+
+    def ready(self):
+        return self.check()
+
+    def train(self, batch):
+        assert batch == self.check()
+        return self.fill(batch + 1)
+
+
+class Rollout(Rank):
+    def __init__(self, bundle):
+        super().__init__(f"rollout{bundle}")
+
+    def ready(self):
+        return self.check()
+
+    def generate(self):
+        return self.check()
+
+    def load(self, weights):
+        self.fill(weights)
+"""
+
+
+def test_the_example_of_the_manual(nodes, build, tmp_path):
+    manual = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "docs", "ray.md")
+    with open(manual, encoding="utf-8") as file:
+        example = file.read().split("```python\n")[1].split("```")[0]
+    small = example.replace('"64GiB"', '"64MiB"').replace("range(100)", "range(3)")
+    assert small.count("64MiB") == 1 and small.count("range(3)") == 1
+    (tmp_path / "controller.py").write_text(small + 'print(step, samples, weights)\n')
+    (tmp_path / "my_job.py").write_text(MY_JOB)
+    done = subprocess.run([sys.executable, "controller.py"], cwd=tmp_path, env=driver_environment(nodes, build), capture_output=True,
+                          text=True, timeout=patience(120))
+    assert done.returncode == 0, done.stderr
+    assert "2 [2, 2, 2, 2] [3, 3, 3, 3]" in done.stdout.splitlines(), done.stdout
+
+
 def test_several_placement_groups(nodes):
     """As verl's: one for each node."""
     groups = [nodes.placed(number) for number in (2, 1)]
@@ -134,6 +184,7 @@ def test_amemd_serves_all_gpus_of_the_node(nodes):
     with amem.ray.Cluster(nodes.placed(0), pool=POOL) as cluster:
         [status] = cluster.status().values()
         assert len(status.devices) == 2 and status.pool.ready_bytes == POOL
+    assert left_behind() == []  # when close() has returned
 
 
 # ---- the pool is Ray's resource -----------------------------------------------------------------------------------
@@ -241,7 +292,8 @@ def test_a_raylet_that_is_killed_in_the_middle(own_nodes, lost):
     assert ended, f"the controller was told nothing within {LOST_WITHIN} s"
     [(at, error)] = ended
     print(f"told after {at - killed:.1f} s: {error}")
-    assert isinstance(error, (amem.UnavailableError, amem.AbortedError)) and cluster.nodes[lost][:12] in error.text
+    # Its ranks may have gone before the rest of it: then a group is missing there.
+    assert isinstance(error, (amem.UnavailableError, amem.AbortedError, amem.NotFoundError)) and cluster.nodes[lost][:12] in error.text
     survivors = [node for number, node in enumerate(cluster.nodes) if number != lost]
     for group in ("train", "rollout"):
         eventually(lambda group=group: len(states(cluster, group)) == 3 and set(states(cluster, group)) <= set(AT_REST),
@@ -262,14 +314,14 @@ DRIVER = """
 import sys, time, ray, amem.ray
 from ray.util import placement_group
 from ray_rank import Rank
-ray.init(address=sys.argv[1], log_to_driver=False)
+ray.init(log_to_driver=False)
 group = placement_group([{"CPU": 1, "GPU": 1, f"place{number}": 0.1} for number in range(2)])
 cluster = amem.ray.Cluster(group, pool="64MiB")
 ranks = [ray.remote(Rank).options(num_cpus=0, num_gpus=0.5, **cluster.options(bundle, "train")).remote("train") for bundle in range(2)]
 ray.get([rank.check.remote() for rank in ranks], timeout=60)
 cluster.pause("train")
 print("paused", flush=True)
-if sys.argv[2] == "waits":
+if sys.argv[1] == "waits":
     time.sleep(600)
 """
 
@@ -277,9 +329,8 @@ if sys.argv[2] == "waits":
 @pytest.mark.parametrize("end", ("killed", "returns"))
 def test_a_driver_that_ends_leaves_nothing(nodes, build, tmp_path, end):
     """By SIGKILL, or without close(); its group is paused."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join((os.path.join(build.directory, "python"), os.path.dirname(os.path.abspath(__file__))))}
-    driver = Child("driver", [sys.executable, "-c", textwrap.dedent(DRIVER), nodes.cluster.address, "waits" if end == "killed" else "ends"],
-                   env, str(tmp_path / "driver.log"))
+    driver = Child("driver", [sys.executable, "-c", DRIVER, "waits" if end == "killed" else "ends"], driver_environment(nodes, build),
+                   str(tmp_path / "driver.log"))
     try:
         driver.wait_for("paused", 90, "out")
         if end == "killed":

@@ -29,6 +29,7 @@ from amem.ray._node import Found, Node, Outcome, Started, endpoint
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _POOL_UNIT = 2 << 20
 _ASK_S = 10.0
+_LOOK_S = 2.0
 _END_S = 60.0
 # An operation's deadlines are the broker's, then those of the leader's call; this is later than both.
 _LONGEST_S = 600.0
@@ -300,9 +301,12 @@ class Cluster:
         leader = self._places[0]
         outcome: Outcome = self._answer(leader, leader.actor.operate.remote(self.addresses, name, groups, options), wait)
         if outcome.error is not None:
-            raise error_of(outcome.error.code, f"{self._explained(outcome.error.text, outcome.names)} (led by {leader})")
+            text = f"{self._explained(outcome.error.text, outcome.names)} (led by {leader})"
+            # Of a node that goes its ranks may go first, and then a group is missing there; what is wrong is more than that.
+            lost = [why.text for why in self.status(_LOOK_S).values() if isinstance(why, UnavailableError)]
+            raise UnavailableError(f"{'; '.join(lost)}; so {name} failed: {text}") if lost else error_of(outcome.error.code, text)
         who = self._called(outcome.names)
-        return [dataclasses.replace(each, node=who[each.node][0].id if who[each.node] else each.node) for each in outcome.done]
+        return [_of_node(each, who[each.node][0].id if who[each.node] else each.node) for each in outcome.done]
 
     def _explained(self, text: str, names: Iterable[str]) -> str:
         """With Ray's names of nodes beside amemd's, where these come first."""
@@ -330,6 +334,11 @@ class Cluster:
         if isinstance(answer, Error):
             raise error_of(answer.code, f"{place}: {answer.text}")
         return answer
+
+
+def _of_node(progress: Any, node: str) -> Progress:
+    named: Progress = dataclasses.replace(progress, node=node)
+    return named
 
 
 def _first_line(error: BaseException) -> str:
