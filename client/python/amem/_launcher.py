@@ -74,7 +74,8 @@ def environment(group: str, scope: str | None = None, *, runtime_dir: str | None
     return rank_variables(group, scope, directory, shim_path(), required, os.environ if base is None else base)
 
 
-def rank_variables(group: str, scope: str | None, directory: str, shim: str, required: bool, base: Mapping[str, str]) -> dict[str, str]:
+def rank_variables(group: str, scope: str | None, directory: str, shim: str, required: bool,
+                   base: Mapping[str, str]) -> dict[str, str]:
     """environment() for a machine whose runtime directory and shim are known."""
     variables = {"AMEM_GROUP": group_name(group), "AMEM_RUNTIME_DIR": directory,
                  "LD_PRELOAD": with_shim(shim, base.get("LD_PRELOAD", ""))}

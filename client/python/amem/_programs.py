@@ -12,11 +12,12 @@ from amem.errors import NotFoundError
 
 
 def path(name: str) -> pathlib.Path:
-    """Of a program: amem/bin/NAME, else what is installed beside a package that has no programs. NotFoundError: there is none."""
+    """Of a program: amem/bin/NAME, else what PATH has, beside a package that has none. NotFoundError: there is none."""
     own = pathlib.Path(__file__).parent / "bin" / name
     found = str(own) if own.is_file() else shutil.which(name)
     if found is None:
-        raise NotFoundError(f"there is no {own}, and no {name} in PATH: install the wheel, which has it (docs/python.md)")
+        raise NotFoundError(
+            f"there is no {own}, and no {name} in PATH: install the wheel, which has it (docs/python.md)")
     return pathlib.Path(found)
 
 

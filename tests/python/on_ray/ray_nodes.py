@@ -31,8 +31,8 @@ class RayNodes:
                    "PYTHONPATH": os.pathsep.join((os.path.join(build.directory, "python"), HERE))}
             more = {"include_dashboard": False} if number == 0 else {}
             self.raylets.append(self.cluster.add_node(
-                num_cpus=2, num_gpus=2, memory=memory, object_store_memory=80 * MIB, env_vars=env, resources={f"place{number}": 1},
-                **more))
+                num_cpus=2, num_gpus=2, memory=memory, object_store_memory=80 * MIB, env_vars=env,
+                resources={f"place{number}": 1}, **more))
         ray.init(address=self.cluster.address, log_to_driver=False)
 
     def placed(self, *numbers):

@@ -42,12 +42,15 @@ class Rank:
     def _enter(self):
         must(self.cuda.cuCtxSetCurrent(self.context))  # an actor's calls need not come on one thread
 
+    def _expected(self, number):
+        return pattern(self.seed + self.step * 10 + number, self.size)
+
     def fill(self, step):
         """New bytes everywhere, which depend on the step."""
         self._enter()
         self.step = step
         for number, block in enumerate(self.blocks):
-            must(self.cuda.cuMemcpyHtoD_v2(block, pattern(self.seed + step * 10 + number, self.size), ctypes.c_size_t(self.size)))
+            must(self.cuda.cuMemcpyHtoD_v2(block, self._expected(number), ctypes.c_size_t(self.size)))
         return step
 
     def check(self):
@@ -56,7 +59,7 @@ class Rank:
         for number, block in enumerate(self.blocks):
             held = ctypes.create_string_buffer(self.size)
             must(self.cuda.cuMemcpyDtoH_v2(held, block, ctypes.c_size_t(self.size)))
-            assert held.raw == pattern(self.seed + self.step * 10 + number, self.size), f"block {number} is not as step {self.step} left it"
+            assert held.raw == self._expected(number), f"block {number} is not as step {self.step} left it"
         return self.step
 
     def about(self):

@@ -1,4 +1,5 @@
 """amem.ray on a real Ray: each of four raylets of this machine is a simulated node."""
+import gc
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ pytest.importorskip("cryptography", reason="cryptography is not installed (Debia
 
 import amem  # noqa: E402
 import amem.ray  # noqa: E402
+from amem.ray._cluster import size_of  # noqa: E402
 from ray_nodes import MIB, POOL, RayNodes, left_behind, nothing_left  # noqa: E402
 from ray_rank import Rank  # noqa: E402
 from sim_node.child import Child, eventually, patience  # noqa: E402
@@ -53,7 +55,8 @@ def answers(calls, deadline=60):
 def start_ranks(cluster, group, bundles=range(4)):
     """One in each bundle; two groups share its GPU."""
     actor = ray.remote(Rank)
-    ranks = [actor.options(num_cpus=0, num_gpus=0.5, **cluster.options(bundle, group)).remote(f"{group}{bundle}") for bundle in bundles]
+    ranks = [actor.options(num_cpus=0, num_gpus=0.5, **cluster.options(bundle, group)).remote(f"{group}{bundle}")
+             for bundle in bundles]
     answers(rank.check.remote() for rank in ranks)
     return ranks
 
@@ -86,12 +89,14 @@ def test_an_rl_loop_with_two_swaps_a_step(nodes):
         assert len(set(cluster.nodes)) == 4 and len(set(cluster.addresses)) == 4
         train = start_ranks(cluster, "train")
         about = answers(rank.about.remote() for rank in train)
-        assert all(each["shim"] and each["group"] == "train" for each in about) and len({each["directory"] for each in about}) == 4
+        assert all(each["shim"] and each["group"] == "train" for each in about)
+        assert len({each["directory"] for each in about}) == 4
         cluster.pause("train")
         rollout = start_ranks(cluster, "rollout")
         for step in range(1, STEPS + 1):
             done = cluster.swap("rollout", "train")
-            assert len(done) == 8 and all(each.done for each in done) and sorted(each.node for each in done) == sorted(cluster.nodes * 2)
+            assert len(done) == 8 and all(each.done for each in done)
+            assert sorted(each.node for each in done) == sorted(cluster.nodes * 2)
             assert answers(rank.check.remote() for rank in train) == [step - 1] * 4
             assert resident(cluster, "rollout") == [0] * 4 and resident(cluster, "train") == [4 * MIB] * 4
             answers(rank.fill.remote(step) for rank in train)
@@ -143,8 +148,8 @@ def test_the_example_of_the_manual(nodes, build, tmp_path):
     assert small.count("64MiB") == 1 and small.count("range(3)") == 1
     (tmp_path / "controller.py").write_text(small + 'print(step, samples, weights)\n')
     (tmp_path / "my_job.py").write_text(MY_JOB)
-    done = subprocess.run([sys.executable, "controller.py"], cwd=tmp_path, env=driver_environment(nodes, build), capture_output=True,
-                          text=True, timeout=patience(120))
+    done = subprocess.run([sys.executable, "controller.py"], cwd=tmp_path, env=driver_environment(nodes, build),
+                          capture_output=True, text=True, timeout=patience(120))
     assert done.returncode == 0, done.stderr
     assert "2 [2, 2, 2, 2] [3, 3, 3, 3]" in done.stdout.splitlines(), done.stdout
 
@@ -167,7 +172,8 @@ def test_two_bundles_of_one_node(nodes):
     with amem.ray.Cluster(nodes.placed(1, 1), pool=POOL) as cluster:
         assert cluster.nodes == (nodes.raylets[1].node_id,)
         env = cluster.runtime_env("train", base={"LD_PRELOAD": "/lib/other.so", "A": "b"})["env_vars"]
-        assert env["LD_PRELOAD"] == f"{amem.shim_path()}:/lib/other.so" and env["A"] == "b" and env["AMEM_SCOPE"] == "heap"
+        assert env["LD_PRELOAD"] == f"{amem.shim_path()}:/lib/other.so"
+        assert (env["A"], env["AMEM_SCOPE"], env["AMEM_REQUIRED"]) == ("b", "heap", "1")
         assert cluster.options(1, "train", "nccl")["scheduling_strategy"].placement_group_bundle_index == 1
 
 
@@ -180,7 +186,7 @@ def test_nodes_of_one_machine_have_directories_of_their_own(nodes):
 
 
 def test_amemd_serves_all_gpus_of_the_node(nodes):
-    """Though Ray hides them from who has asked for none."""
+    """Though Ray may hide them from who has asked for none."""
     with amem.ray.Cluster(nodes.placed(0), pool=POOL) as cluster:
         [status] = cluster.status().values()
         assert len(status.devices) == 2 and status.pool.ready_bytes == POOL
@@ -200,6 +206,17 @@ def test_memory_that_is_in_use(nodes):
     with amem.ray.Cluster(group, pool="192MiB"):
         with pytest.raises(amem.DeadlineExceededError, match="its resource memory may be in use"):
             amem.ray.Cluster(group, pool="128MiB", timeout=5)
+
+
+@pytest.mark.parametrize("text, size", (("64GiB", 64 << 30), ("2 mib", 2 << 20), ("4194304", 4 << 20), (0, 0)))
+def test_sizes(text, size):
+    assert size_of(text) == size
+
+
+@pytest.mark.parametrize("text", ("64GB", "", "1MiB", "much", -2 << 20, 5, 2.5, True))
+def test_what_is_no_size(text):
+    with pytest.raises(amem.InvalidArgumentError, match="is no size of a pool"):
+        size_of(text)
 
 
 # ---- amemd that runs already --------------------------------------------------------------------------------------
@@ -259,7 +276,8 @@ def test_amemd_that_dies_alone(nodes):
             os.kill(pids[number], signal.SIGKILL)
             eventually(lambda: isinstance(cluster.status()[cluster.nodes[number]], amem.Error), what="it is noticed")
             said = cluster.status()[cluster.nodes[number]]
-            assert isinstance(said, amem.UnavailableError) and "amemd was killed by signal 9; the last of what it said:\n" in said.text
+            assert isinstance(said, amem.UnavailableError)
+            assert "amemd was killed by signal 9; the last of what it said:\n" in said.text
             with pytest.raises(amem.UnavailableError, match=cluster.nodes[number][:12]):
                 cluster.pause("train")
 
@@ -293,19 +311,53 @@ def test_a_raylet_that_is_killed_in_the_middle(own_nodes, lost):
     [(at, error)] = ended
     print(f"told after {at - killed:.1f} s: {error}")
     # Its ranks may have gone before the rest of it: then a group is missing there.
-    assert isinstance(error, (amem.UnavailableError, amem.AbortedError, amem.NotFoundError)) and cluster.nodes[lost][:12] in error.text
+    assert isinstance(error, (amem.UnavailableError, amem.AbortedError, amem.NotFoundError))
+    assert cluster.nodes[lost][:12] in error.text
     survivors = [node for number, node in enumerate(cluster.nodes) if number != lost]
     for group in ("train", "rollout"):
         eventually(lambda group=group: len(states(cluster, group)) == 3 and set(states(cluster, group)) <= set(AT_REST),
                    what=f"{group} is at rest on {survivors}")
     with pytest.raises(amem.UnavailableError, match=cluster.nodes[lost][:12]):
         cluster.swap("train", "rollout")
-    eventually(lambda: isinstance(cluster.status()[cluster.nodes[lost]], amem.UnavailableError), what="Ray knows that it is lost")
+    eventually(lambda: isinstance(cluster.status()[cluster.nodes[lost]], amem.UnavailableError), what="Ray knows it")
     began = time.monotonic()
     cluster.close()
     assert time.monotonic() - began < patience(20)
     nothing_left(5)
     end_ranks(train, rollout)
+
+
+def test_close_in_the_middle(nodes):
+    """Of operations of another thread, which are told."""
+    cluster = amem.ray.Cluster(nodes.placed(0, 1), pool=POOL)
+    ranks = start_ranks(cluster, "train", range(2))
+    turns, ended = [], []
+
+    def loop():
+        try:
+            while True:
+                cluster.pause("train")
+                cluster.resume("train")
+                turns.append(1)
+        except Exception as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    eventually(lambda: len(turns) >= 2, what="two turns")
+    cluster.close()
+    assert left_behind() == []
+    thread.join(patience(20))
+    assert len(ended) == 1 and isinstance(ended[0], (amem.CancelledError, amem.UnavailableError)), ended
+    end_ranks(ranks)
+
+
+def test_a_cluster_that_nobody_has_any_more(nodes):
+    cluster = amem.ray.Cluster(nodes.placed(0), pool=POOL)
+    assert left_behind()
+    del cluster
+    gc.collect()
+    nothing_left()
 
 
 # ---- it dies with the job -----------------------------------------------------------------------------------------
@@ -317,7 +369,8 @@ from ray_rank import Rank
 ray.init(log_to_driver=False)
 group = placement_group([{"CPU": 1, "GPU": 1, f"place{number}": 0.1} for number in range(2)])
 cluster = amem.ray.Cluster(group, pool="64MiB")
-ranks = [ray.remote(Rank).options(num_cpus=0, num_gpus=0.5, **cluster.options(bundle, "train")).remote("train") for bundle in range(2)]
+ranks = [ray.remote(Rank).options(num_cpus=0, num_gpus=0.5, **cluster.options(bundle, "train")).remote("train")
+         for bundle in range(2)]
 ray.get([rank.check.remote() for rank in ranks], timeout=60)
 cluster.pause("train")
 print("paused", flush=True)
@@ -329,8 +382,8 @@ if sys.argv[1] == "waits":
 @pytest.mark.parametrize("end", ("killed", "returns"))
 def test_a_driver_that_ends_leaves_nothing(nodes, build, tmp_path, end):
     """By SIGKILL, or without close(); its group is paused."""
-    driver = Child("driver", [sys.executable, "-c", DRIVER, "waits" if end == "killed" else "ends"], driver_environment(nodes, build),
-                   str(tmp_path / "driver.log"))
+    driver = Child("driver", [sys.executable, "-c", DRIVER, "waits" if end == "killed" else "ends"],
+                   driver_environment(nodes, build), str(tmp_path / "driver.log"))
     try:
         driver.wait_for("paused", 90, "out")
         if end == "killed":
@@ -343,7 +396,7 @@ def test_a_driver_that_ends_leaves_nothing(nodes, build, tmp_path, end):
 
 
 def test_without_the_word_there_is_no_ray():
-    script = "import sys, amem, amem.ray; assert 'ray' not in sys.modules and 'cryptography' not in sys.modules; print('good')"
-    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True,
-                          text=True, timeout=60)
+    script = "import sys, amem, amem.ray; assert not {'ray', 'cryptography'} & set(sys.modules); print('good')"
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                          capture_output=True, text=True, timeout=60)
     assert done.stdout == "good\n", done.stderr

@@ -45,8 +45,9 @@ def test_what_a_certificate_says(tmp_path):
     assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
     assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length == 0
-    [dates] = re.findall(r"notAfter=(.*)", subprocess.run(["openssl", "x509", "-noout", "-dates"], input=made.public_bytes(PEM),
-                                                          capture_output=True, check=True).stdout.decode())
+    said = subprocess.run(["openssl", "x509", "-noout", "-dates"], input=made.public_bytes(PEM), capture_output=True,
+                          check=True)
+    [dates] = re.findall(r"notAfter=(.*)", said.stdout.decode())
     left = datetime.datetime.strptime(dates, "%b %d %H:%M:%S %Y %Z") - datetime.datetime.utcnow()
     assert datetime.timedelta(DAYS - 1) < left <= datetime.timedelta(DAYS)
 
@@ -93,7 +94,8 @@ def test_amemds_take_those_of_one_authority_for_their_own_addresses(build, tmp_p
             job.check()
         context = ssl.create_default_context(cadata=one.certificate.decode())
         with socket.create_connection(("127.0.0.1", int(addresses[0].rpartition(":")[2])), 10) as plain:
-            with context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:  # who shows none sees the name, and gets no further
+            # Who shows no certificate sees the other's, and gets no further.
+            with context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
                 secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
                 with pytest.raises(OSError):
                     assert secure.recv(1) == b"", "it talks to who shows no certificate"
@@ -107,4 +109,5 @@ def test_errors_come_over_whole():
     """As values of an actor's answers."""
     for code in amem.Code:
         error = pickle.loads(pickle.dumps(amem.errors.error_of(code, "rank 3 did not come")))
-        assert type(error) is type(amem.errors.error_of(code, "")) and (error.code, error.text) == (code, "rank 3 did not come")
+        assert type(error) is type(amem.errors.error_of(code, ""))
+        assert (error.code, error.text) == (code, "rank 3 did not come")

@@ -1,10 +1,10 @@
-"""The keeper of amem.ray: amemd lives as long as who wants it, and leaves nothing. It needs neither Ray nor certificates."""
+"""The keeper of amem.ray: amemd lives as long as who wants it, and leaves nothing. It needs neither Ray nor
+certificates."""
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 
 import pytest
@@ -34,8 +34,8 @@ def left(directory):
         except OSError:
             continue
         if int(pid) != os.getpid() and any(word.startswith(directory.encode()) for word in words):
-            program = next((name for name in ("amem-holder", "_keeper.py") if any(name.encode() in word for word in words)), "amemd")
-            found.append(f"{program} {pid}")
+            line = b" ".join(words).decode()
+            found.append(f"{next((name for name in ('amem-holder', '_keeper.py') if name in line), 'amemd')} {pid}")
     return sorted(found)
 
 
@@ -54,7 +54,8 @@ def test_end_returns_when_nothing_is_left(directory):
     assert kept.fault() is None
     assert [each.split()[0] for each in left(directory)] == ["_keeper.py", "amem-holder", "amemd", "directory"]
     keeper = pid_of("_keeper.py", directory)
-    assert os.getsid(keeper) != os.getsid(0) and os.getpgid(keeper) != os.getpgid(0)  # out of reach of who kills the group
+    # Out of reach of who kills the group.
+    assert os.getsid(keeper) != os.getsid(0) and os.getpgid(keeper) != os.getpgid(0)
     assert kept.end()
     assert left(directory) == []
     assert kept.end()
@@ -92,7 +93,8 @@ time.sleep(600)
 
 def test_it_ends_with_a_process_that_is_killed(build, bare_node, directory):
     env = bare_node.env({"PYTHONPATH": os.path.join(build.directory, "python")})
-    process = bare_node.adopt(Child("actor", [sys.executable, "-c", textwrap.dedent(SCRIPT), directory, *FLAGS], env, bare_node.log_file("actor")))
+    process = bare_node.adopt(Child("actor", [sys.executable, "-c", SCRIPT, directory, *FLAGS], env,
+                                    bare_node.log_file("actor")))
     process.wait_for("ready", 60, "out")
     os.killpg(process.pid, signal.SIGKILL)  # with all of its group
     process.wait()
@@ -146,5 +148,6 @@ def test_ready_or_why_not(directory):
 def test_the_keeper_imports_nothing_of_amem():
     from amem.ray import _keeper
 
-    script = f"import runpy, sys; runpy.run_path({_keeper.__file__!r}); assert not [name for name in sys.modules if name.startswith('amem')]"
+    script = (f"import runpy, sys; runpy.run_path({_keeper.__file__!r}); "
+              "assert not [name for name in sys.modules if name.startswith('amem')]")
     subprocess.run([sys.executable, "-I", "-S", "-c", script], check=True, timeout=60)

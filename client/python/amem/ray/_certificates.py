@@ -1,5 +1,5 @@
-"""Certificates for the brokers of one cluster. Its authority is in the controller's memory and vouches for nobody else; a
-node's key never leaves the node. docs/security.md says what a certificate lets its owner do."""
+"""Certificates for the brokers of one cluster. Its authority is in the controller's memory and vouches for nobody else;
+a node's key never leaves the node. docs/security.md says what a certificate lets its owner do."""
 from __future__ import annotations
 
 import dataclasses
@@ -17,6 +17,7 @@ from amem.errors import InvalidArgumentError
 
 DAYS = 30
 _EARLIER = datetime.timedelta(days=1)  # clocks of nodes differ
+_BOTH_ENDS = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 _PEM = serialization.Encoding.PEM
 
 
@@ -51,8 +52,9 @@ class Authority:
         """The authority's own, as PEM: a node's ca.crt."""
 
     def sign(self, request: bytes, ip: str) -> bytes:
-        """A certificate, as PEM, for the key of a signing request (PEM). Whom it is for says the caller: of the request nothing
-        is taken but the key. InvalidArgumentError: it is no request, or was not made by who has the key; `ip` is no address."""
+        """A certificate, as PEM, for the key of a signing request (PEM). Whom it is for says the caller: of the request
+        nothing is taken but the key. InvalidArgumentError: it is no request, or was not made by who has the key; `ip`
+        is no address."""
         try:
             asked = x509.load_pem_x509_csr(request)
             address = ipaddress.ip_address(ip)
@@ -66,7 +68,7 @@ class Authority:
                 .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
                 .add_extension(_usage(signs=False), critical=True)
                 # A broker that leads is a client of the others.
-                .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+                .add_extension(x509.ExtendedKeyUsage(_BOTH_ENDS), critical=False)
                 .sign(self._key, hashes.SHA256()))
         certificate: bytes = made.public_bytes(_PEM)
         return certificate

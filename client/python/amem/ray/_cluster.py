@@ -28,6 +28,7 @@ from amem.ray._node import Found, Node, Outcome, Started, endpoint
 
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _POOL_UNIT = 2 << 20
+_CALLS_AT_ONCE = 8  # of one node's actor; more wait
 _ASK_S = 10.0
 _LOOK_S = 2.0
 _END_S = 60.0
@@ -41,7 +42,8 @@ def size_of(text: int | str) -> int:
     found = re.fullmatch(r"(\d+)\s*([KMGT]iB|)", text, re.I) if isinstance(text, str) else None
     size = int(found[1]) * _UNITS[found[2].upper()] if found else text
     if isinstance(size, bool) or not isinstance(size, int) or size < 0 or size % _POOL_UNIT != 0:
-        raise InvalidArgumentError(f'{text!r} is no size of a pool: bytes or a text such as "64GiB", a multiple of 2MiB')
+        raise InvalidArgumentError(
+            f'{text!r} is no size of a pool: bytes or a text such as "64GiB", a multiple of 2MiB')
     return size
 
 
@@ -63,28 +65,29 @@ class _Place:
 
 
 class Cluster:
-    """amemd on each node of a placement group, and operations on groups that span them: a failure of one node leaves all as
-    they were, as docs/nodes.md has it. Any thread, several at a time; of the process that made it.
+    """amemd on each node of a placement group, and operations on groups that span them: a failure of one node leaves
+    all as they were, as docs/nodes.md has it. Any thread, several at a time; of the process that made it.
 
-    `placement_group`: one that Ray has placed or is placing, or a list of several, whose bundles are numbered through. Each
-    node that has a bundle gets an actor, which needs no CPU and no GPU. It is the caller's, and stays when this ends.
-    `pool`: host memory for saved bytes of each node, in bytes or as "64GiB". Ray counts it as the resource `memory` of the
-    node. None: amemd has to run on each node already, with its own pool; nothing is counted.
-    `runtime_dir`: where an amemd of a node may run already, which is then used as it is; None: the node's default. It has to
-    run on all nodes or on none. Where there is none, one is started in a directory of its own.
-    `port`: TCP port at which the nodes' amemds reach each other. 0: a free one of each node; amemds that run already need it.
+    `placement_group`: one that Ray has placed or is placing, or a list of several, whose bundles are numbered through.
+    Each node that has a bundle gets an actor, which needs no CPU and no GPU. The groups stay when this ends.
+    `pool`: host memory for saved bytes of each node, in bytes or as "64GiB". Ray counts it as the resource `memory` of
+    the node. None: amemd has to run on each node already, with its own pool; nothing is counted.
+    `runtime_dir`: where an amemd of a node may run already, which is then used as it is; None: the node's default. It
+    has to run on all nodes or on none. Where there is none, one is started in a directory of its own.
+    `port`: TCP port at which the nodes' amemds reach each other. 0: a free one of each node; amemds that run already
+    need it.
     `timeout`: seconds for all of it to be ready.
 
-    The amemds end with close(), with this object, or with the job, however that ends. So do their groups' saved bytes: let
-    ranks end or resume before.
+    The amemds end with close(), with this object, or with the job, however that ends. So do their groups' saved bytes:
+    let ranks end or resume before.
 
-    ResourceExhaustedError: a node has not that much memory. DeadlineExceededError: it was not ready in time; the text says
-    what was missing. FailedPreconditionError: amemds that run already cannot be used. UnavailableError: a node or an
-    actor was lost, or one node cannot reach another.
+    ResourceExhaustedError: a node has not that much memory. DeadlineExceededError: it was not ready in time; the text
+    says what was missing. FailedPreconditionError: amemds that run already cannot be used. UnavailableError: a node or
+    an actor was lost, or one node cannot reach another.
     """
 
-    def __init__(self, placement_group: Any, *, pool: int | str | None = "64GiB", runtime_dir: str | None = None, port: int = 0,
-                 timeout: float = 120.0) -> None:
+    def __init__(self, placement_group: Any, *, pool: int | str | None = "64GiB", runtime_dir: str | None = None,
+                 port: int = 0, timeout: float = 120.0) -> None:
         self._until = time.monotonic() + timeout
         self._timeout = timeout
         self._pool = None if pool is None else size_of(pool)
@@ -109,7 +112,8 @@ class Cluster:
         places: dict[str, _Place] = {}
         for group in groups:
             if not group.wait(max(1, int(self._left()))):
-                raise DeadlineExceededError(f"Ray has not placed the placement group {group.id.hex()} after {self._timeout:g} s")
+                raise DeadlineExceededError(
+                    f"Ray has not placed the placement group {group.id.hex()} after {self._timeout:g} s")
             nodes = placement_group_table(group)["bundles_to_node_id"]
             for number in sorted(nodes):
                 node = known.get(nodes[number])
@@ -126,17 +130,16 @@ class Cluster:
         for place in self._places:
             if self._pool is not None and place.memory < self._pool:
                 raise ResourceExhaustedError(
-                    f"{place} has {place.memory:.0f} bytes of Ray's resource memory, and the pool is to have {self._pool}: ask for a "
-                    "smaller pool, or start the node with more (`ray start --memory`)")
+                    f"{place} has {place.memory:.0f} bytes of Ray's resource memory, and the pool is to have "
+                    f"{self._pool}: ask for a smaller pool, or start the node with more (`ray start --memory`)")
 
     def _make_actors(self, runtime_dir: str | None) -> None:
         actor = ray.remote(Node)
         for place in self._places:
             place.actor = actor.options(
-                num_cpus=0, num_gpus=0, memory=self._pool or None, max_restarts=0, max_task_retries=0, max_concurrency=8,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(place.id, soft=False),
-                # Ray would hide the GPUs from an actor that has asked for none, and amemd serves all of them.
-                runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}).remote(runtime_dir)
+                num_cpus=0, num_gpus=0, memory=self._pool or None, max_restarts=0, max_task_retries=0,
+                max_concurrency=_CALLS_AT_ONCE,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(place.id, soft=False)).remote(runtime_dir)
 
     def _start(self, port: int) -> None:
         found: list[Found] = self._all("look", missing="its actor has not started; its resource memory may be in use")
@@ -148,12 +151,13 @@ class Cluster:
         if running and len(running) < len(self._places):
             lacks = next(place for place in self._places if place not in running)
             raise FailedPreconditionError(
-                f"amemd runs on {running[0]}, and on {lacks} it does not. Start it on all nodes, or end it on all, or name a "
-                "runtime_dir in which there is none")
+                f"amemd runs on {running[0]}, and on {lacks} it does not. Start it on all nodes, or end it on all, or "
+                "name a runtime_dir with none")
         if running:
             self._use(port, [str(each.broker) for each in found])
         elif self._pool is None:
-            raise FailedPreconditionError(f"amemd runs on no node, not on {self._places[0]} for one. Start it, or name a pool")
+            raise FailedPreconditionError(
+                f"amemd runs on no node, not on {self._places[0]} for one. Start it, or name a pool")
         else:
             self._start_brokers(port, found)
         if len(self._places) > 1:
@@ -162,8 +166,8 @@ class Cluster:
     def _use(self, port: int, directories: Sequence[str]) -> None:
         if port == 0 and len(self._places) > 1:
             raise FailedPreconditionError(
-                f"amemd runs on {self._places[0]} already, in {directories[0]}. Name the port at which it and the others listen for "
-                "other nodes (control.listen, docs/nodes.md), or a runtime_dir in which there is none")
+                f"amemd runs on {self._places[0]} already, in {directories[0]}. Name the port at which it and the "
+                "others listen for other nodes (control.listen, docs/nodes.md), or a runtime_dir with none")
         for place, directory in zip(self._places, directories):
             alone = f"unix:{os.path.join(directory, 'control.sock')}"
             place.started = Started(alone if len(self._places) == 1 else endpoint(place.ip, port), directory)
@@ -172,9 +176,10 @@ class Cluster:
         job = ray.get_runtime_context().get_job_id()
         name = f"amem-{os.getuid()}-{job}-{secrets.token_hex(4)}"
         authority = Authority(name)
-        started = self._all("start", *((name, self._pool, place.ip, port, authority.sign(each.request, place.ip), authority.certificate,
-                                        max(1.0, self._left() - 1)) for place, each in zip(self._places, found)),
-                            missing="amemd is not ready")
+        wait = max(1.0, self._left() - 1)
+        given = [(name, self._pool, place.ip, port, authority.sign(each.request, place.ip), authority.certificate, wait)
+                 for place, each in zip(self._places, found)]
+        started = self._all("start", *given, missing="amemd is not ready")
         for place, each in zip(self._places, started):
             place.started = each
 
@@ -200,15 +205,19 @@ class Cluster:
 
     def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
               discard: Tags = None, guests: str | None = None) -> list[Progress]:
-        """Pauses a group, or several, of all nodes. Arguments and errors as those of amem.Cluster.pause(); an error says which of
-        Ray's nodes it is about. Gives the last Progress of each group of each node; Progress.node is Ray's node id.
+        """Pauses a group, or several, of all nodes. Arguments and errors as those of amem.Cluster.pause(); an error
+        says which of Ray's nodes it is about. Gives the last Progress of each group of each node; Progress.node is
+        Ray's node id.
 
-        UnavailableError also: Ray has lost the actor of the node that leads, or its amemd has ended. The other nodes end what
-        was under way as docs/nodes.md says, and status() tells how. DeadlineExceededError also: the actor does not answer.
+        UnavailableError also: Ray has lost the actor of the node that leads, or its amemd has ended. The other nodes
+        end what was under way as docs/nodes.md says, and status() tells how. DeadlineExceededError also: the actor does
+        not answer.
         """
-        return self._operate("pause", 1, (group, tags, timeout), timeout, except_tags=except_tags, discard=discard, guests=guests)
+        return self._operate("pause", 1, (group, tags, timeout), timeout, except_tags=except_tags, discard=discard,
+                             guests=guests)
 
-    def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> list[Progress]:
+    def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None, *,
+               except_tags: Tags = None) -> list[Progress]:
         """Likewise as amem.Cluster.resume(): no rank of any node runs before all have their memory."""
         return self._operate("resume", 1, (group, tags, timeout), timeout, except_tags=except_tags)
 
@@ -234,17 +243,18 @@ class Cluster:
                     base: Mapping[str, str] | None = None) -> dict[str, Any]:
         """A runtime_env that makes an actor a rank of a group: {"env_vars": base and what amem.environment() gives}.
 
-        `bundle`: the one in which the actor will be. None: it may be on any of the nodes, which have one runtime directory
-        then. FailedPreconditionError: they have not, because several are on one machine. `base`: the env_vars so far;
-        nothing of their LD_PRELOAD is lost. `required`: memory that amemd cannot give is an error in the rank, and not
-        the driver's. InvalidArgumentError: no such bundle; the group or the scope.
+        `bundle`: the one in which the actor will be. None: it may be on any of the nodes, which have one runtime
+        directory then. FailedPreconditionError: they have not, because several are on one machine. `base`: the env_vars
+        so far; nothing of their LD_PRELOAD is lost. `required`: memory that amemd cannot give is an error in the rank,
+        and not the driver's. InvalidArgumentError: no such bundle; the group or the scope.
         """
         self._check_open()
         places = self._places if bundle is None else [self._bundle(bundle)[2]]
         found = {(place.started.runtime_dir, place.shim): place for place in places if place.started is not None}
         if len(found) > 1:
-            ways = " and ".join(f"{directory} with {shim} on {place}" for (directory, shim), place in list(found.items())[:2])
-            raise FailedPreconditionError(f"the nodes' variables differ: {ways}. Say in which bundle the rank will be")
+            ways = [f"{directory} with {shim} on {place}" for (directory, shim), place in found.items()]
+            raise FailedPreconditionError(
+                f"the nodes' variables differ: {ways[0]}, {ways[1]}. Say in which bundle the rank will be")
         [(directory, shim)] = found
         given = dict(base or {})
         variables = _launcher.rank_variables(group, scope, directory, shim or _launcher.shim_path(), required, given)
@@ -252,15 +262,16 @@ class Cluster:
 
     def options(self, bundle: int, group: str, scope: str | None = "heap", *, required: bool = True,
                 base: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """For `.options(**...)` of a rank's actor: its place, which is the bundle, and its runtime_env. What it takes of the
-        bundle is the caller's to say, such as num_gpus. Errors as runtime_env()."""
+        """For `.options(**...)` of a rank's actor: its place, which is the bundle, and its runtime_env. What it takes
+        of the bundle is the caller's to say, such as num_gpus. Errors as runtime_env()."""
         group_of, number, _ = self._bundle(bundle)
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group_of, placement_group_bundle_index=number),
                 "runtime_env": self.runtime_env(group, scope, bundle, required=required, base=base)}
 
     def close(self) -> None:
-        """Ends the amemds that this has started, their directories and the actors; returns when they are gone. Operations under way
-        end with UnavailableError. It raises nothing: what cannot be reached ends by itself."""
+        """Ends the amemds that this has started, their directories and the actors; returns when they are gone.
+        Operations under way end with CancelledError or UnavailableError. It raises nothing: what cannot be reached ends
+        by itself."""
         with self._lock:
             if self._closed:
                 return
@@ -295,16 +306,20 @@ class Cluster:
             raise InvalidArgumentError(f"there is no bundle {number}: they are 0 to {len(self._bundles) - 1}")
         return self._bundles[number]
 
-    def _operate(self, name: str, parts: int, groups: Sequence[Any], timeout: float | None, **options: Any) -> list[Progress]:
+    def _operate(self, name: str, parts: int, groups: Sequence[Any], timeout: float | None,
+                 **options: Any) -> list[Progress]:
         self._check_open()
         wait = parts * (_LONGEST_S + (timeout or 0)) + _LATER_S
         leader = self._places[0]
-        outcome: Outcome = self._answer(leader, leader.actor.operate.remote(self.addresses, name, groups, options), wait)
+        call = leader.actor.operate.remote(self.addresses, name, groups, options)
+        outcome: Outcome = self._answer(leader, call, wait)
         if outcome.error is not None:
             text = f"{self._explained(outcome.error.text, outcome.names)} (led by {leader})"
-            # Of a node that goes its ranks may go first, and then a group is missing there; what is wrong is more than that.
+            # Of a node that goes its ranks may go first: a group is missing there then, and that is not all.
             lost = [why.text for why in self.status(_LOOK_S).values() if isinstance(why, UnavailableError)]
-            raise UnavailableError(f"{'; '.join(lost)}; so {name} failed: {text}") if lost else error_of(outcome.error.code, text)
+            if lost:
+                raise UnavailableError(f"{'; '.join(lost)}; so {name} failed: {text}")
+            raise error_of(outcome.error.code, text)
         who = self._called(outcome.names)
         return [_of_node(each, who[each.node][0].id if who[each.node] else each.node) for each in outcome.done]
 
@@ -312,14 +327,16 @@ class Cluster:
         """With Ray's names of nodes beside amemd's, where these come first."""
         for name, places in self._called({*names, *re.findall(r"node '([^']+)'", text)}).items():
             if places:
-                text = text.replace(f"node '{name}'", f"node '{name}' (Ray's {' or '.join(place.id[:12] for place in places)})", 1)
+                ids = " or ".join(place.id[:12] for place in places)
+                text = text.replace(f"node '{name}'", f"node '{name}' (Ray's {ids})", 1)
         return text
 
     def _called(self, names: Iterable[str]) -> dict[str, list[_Place]]:
         """Whom amemd means by a name: one node, or of those of one host all that it may be."""
         by_address = {place.started.address: place for place in self._places if place.started is not None}
         others = [place for address, place in by_address.items() if address not in names]
-        return {name: [by_address[name]] if name in by_address else [place for place in others if place.host == name] for name in names}
+        return {name: [by_address[name]] if name in by_address else [place for place in others if place.host == name]
+                for name in names}
 
     def _answer(self, place: _Place, call: Any, timeout: float, missing: str = "its actor does not answer") -> Any:
         """What the actor of a node gives. Raises the amem.Error that it gives."""

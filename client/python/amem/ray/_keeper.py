@@ -2,10 +2,11 @@
 
     python -I -S _keeper.py DIRECTORY amemd ARGUMENTS...
 
-An actor of Ray's may end by SIGKILL, and Ray kills what a worker has started. So the keeper leaves both: it is a grandchild, in
-a session of its own. Standard input is a pipe of which the actor has the other end. At its end the keeper ends amemd and
-amem-holder, each by SIGTERM and after a while by SIGKILL, removes DIRECTORY, and ends. So it does when it gets SIGTERM itself.
-Standard output has a line for each of: amemd was started (its pid), amemd has ended (its status), amemd cannot be started (why).
+An actor of Ray's may end by SIGKILL, and Ray kills what a worker has started. So the keeper leaves both: it is a
+grandchild, in a session of its own. Standard input is a pipe of which the actor has the other end. At its end the
+keeper ends amemd and amem-holder, each by SIGTERM and after a while by SIGKILL, removes DIRECTORY, and ends. So it does
+when it gets SIGTERM itself. Standard output has a line for each of: amemd was started (its pid), amemd has ended (its
+status), amemd cannot be started (why).
 
 A script by itself: it imports nothing of amem, so that it is small and cannot fail with it.
 """

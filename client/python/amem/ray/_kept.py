@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from amem import _programs
 from amem.errors import DeadlineExceededError, InternalError, ResourceExhaustedError, UnavailableError
+from amem.messages import PoolStatus
 from amem.ray import _keeper
 
 _LOOK = 0.05
@@ -19,9 +20,9 @@ _TO_END = 3 * _keeper.PATIENCE + 5
 
 
 class Kept:
-    """Any thread. `directory`: amemd's runtime directory, which is there and this user's alone; it goes with amemd. `flags`: of
-    amemd, but --runtime-dir. It reads no configuration file, which is that of another broker of this machine; the variables
-    AMEM_... of this process hold for it.
+    """Any thread. `directory`: amemd's runtime directory, which is there and this user's alone; it goes with amemd.
+    `flags`: of amemd, but --runtime-dir. It reads no configuration file, which is that of another broker of this
+    machine; the variables AMEM_... of this process hold for it.
 
     NotFoundError: there is no amemd. InternalError: it cannot be started.
     """
@@ -62,7 +63,8 @@ class Kept:
         return "amemd's keeper has ended, and amemd with it" if gone else None
 
     def wait(self, timeout: float) -> None:
-        """Returns when it serves and its pool is complete. DeadlineExceededError, InternalError: its end, with its own words.
+        """Returns when it serves and its pool is complete. DeadlineExceededError, InternalError: its end, with its own
+        words.
         ResourceExhaustedError: there is too little memory for the pool."""
         from amem.broker import Broker
 
@@ -75,10 +77,10 @@ class Kept:
                 try:
                     pool = broker.status().pool
                     if pool.error:
-                        raise ResourceExhaustedError(f"the pool has {pool.ready_bytes} of {pool.configured_bytes} bytes: {pool.error}")
+                        raise ResourceExhaustedError(f"the pool has {_part(pool)}: {pool.error}")
                     if pool.ready_bytes == pool.configured_bytes:
                         return
-                    state = f"its pool has {pool.ready_bytes} of {pool.configured_bytes} bytes"
+                    state = f"its pool has {_part(pool)}"
                 except UnavailableError:
                     state = "it does not serve yet"
                 if time.monotonic() >= until:
@@ -117,3 +119,7 @@ class Kept:
         except OSError:
             return ""
         return "\n".join(text.splitlines()[-_TAIL:])
+
+
+def _part(pool: PoolStatus) -> str:
+    return f"{pool.ready_bytes} of {pool.configured_bytes} bytes"

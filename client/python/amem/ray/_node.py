@@ -1,7 +1,7 @@
 """Node: the actor of one node. It finds amemd there or starts it, and the one that leads asks it about all nodes.
 
-Every call gives what it was asked for, or an amem.Error as a value: what an actor raises Ray gives to the caller as an error
-of another class.
+Every call gives what it was asked for, or an amem.Error as a value: what an actor raises Ray gives to the caller as an
+error of another class.
 """
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Started:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Of an operation. amemd calls a node by the name of its host once it has joined, and by its address where another has that
-    name or before: `names` are those that it has used."""
+    """Of an operation. amemd calls a node by the name of its host once it has joined, and by its address where another
+    has that name or before: `names` are those that it has used."""
 
     done: list[Progress]
     error: Error | None
@@ -112,12 +112,14 @@ class Node:
             shim: str | None = _launcher.shim_path()
         except NotFoundError:
             shim = None
-        return Found(__version__, socket.gethostname(), self._runtime_dir if why is None else None, shim, self._identity.request)
+        running = self._runtime_dir if why is None else None
+        return Found(__version__, socket.gethostname(), running, shim, self._identity.request)
 
     @_told
-    def start(self, name: str, pool: int, ip: str, port: int, certificate: bytes, authority: bytes, timeout: float) -> Started:
-        """amemd, in a new directory of the name, which listens for the other nodes at `ip`. `port` 0: at any free one. Returns
-        when it serves with its whole pool."""
+    def start(self, name: str, pool: int, ip: str, port: int, certificate: bytes, authority: bytes,
+              timeout: float) -> Started:
+        """amemd, in a new directory of the name, which listens for the other nodes at `ip`. `port` 0: at any free one.
+        Returns when it serves with its whole pool."""
         for left in reversed(range(_PORTS_TO_TRY if port == 0 else 1)):
             chosen = port or _free_port(ip)
             try:
@@ -128,7 +130,8 @@ class Node:
                     raise
         raise AssertionError
 
-    def _start(self, name: str, pool: int, address: str, certificate: bytes, authority: bytes, timeout: float) -> Started:
+    def _start(self, name: str, pool: int, address: str, certificate: bytes, authority: bytes,
+               timeout: float) -> Started:
         _programs.path("amemd")
         directory = _made(name)
         try:
