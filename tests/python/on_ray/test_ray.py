@@ -14,7 +14,8 @@ pytest.importorskip("cryptography", reason="cryptography is not installed (Debia
 
 import amem  # noqa: E402
 import amem.ray  # noqa: E402
-from amem.ray._cluster import size_of  # noqa: E402
+from amem.ray._cluster import Cluster, _Place, size_of  # noqa: E402
+from amem.ray._node import Started  # noqa: E402
 from ray_nodes import MIB, POOL, RayNodes, left_behind, nothing_left  # noqa: E402
 from ray_rank import Rank  # noqa: E402
 from sim_node.child import Child, eventually, patience  # noqa: E402
@@ -183,6 +184,28 @@ def test_nodes_of_one_machine_have_directories_of_their_own(nodes):
             cluster.runtime_env("train")
         directories = [cluster.runtime_env("train", bundle=bundle)["env_vars"]["AMEM_RUNTIME_DIR"] for bundle in (0, 1)]
         assert len(set(directories)) == 2 and all(os.stat(each).st_mode & 0o777 == 0o700 for each in directories)
+
+
+def machines():
+    """A cluster of three nodes, as it is where each is a machine of its own."""
+    cluster = object.__new__(Cluster)
+    cluster._closed = False
+    cluster._places = [_Place(f"{number}" * 56, f"10.0.0.{number}", 0, host=f"host{number}", shim="/amem/shim.so",
+                              started=Started(f"10.0.0.{number}:7070", "/tmp/amem-0-job")) for number in range(3)]
+    return cluster
+
+
+def test_nodes_that_are_machines_have_one_environment():
+    env = machines().runtime_env("train", "regions", required=False)["env_vars"]
+    assert env == {"AMEM_GROUP": "train", "AMEM_RUNTIME_DIR": "/tmp/amem-0-job", "LD_PRELOAD": "/amem/shim.so",
+                   "NCCL_CUMEM_ENABLE": "1", "AMEM_SCOPE": "regions"}
+
+
+def test_names_of_nodes_that_are_machines():
+    """amemd says the host's name, or the address of one that has not joined."""
+    said = machines()._explained("node 'host1' failed: x; node '10.0.0.2:7070': gone; node 'else' knows", ["host0", "host1"])
+    assert said == (f"node 'host1' (Ray's {'1' * 12}) failed: x; node '10.0.0.2:7070' (Ray's {'2' * 12}): gone; "
+                    "node 'else' knows")
 
 
 def test_amemd_serves_all_gpus_of_the_node(nodes):
