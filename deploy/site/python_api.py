@@ -4,7 +4,7 @@ import ast
 import inspect
 
 # In the order of the page. Of `amem` itself: what its __all__ names, wherever it is defined.
-MODULES = ("amem", "amem.broker", "amem.messages", "amem.errors", "amem.nccl", "amem.compat", "amem.vllm", "amem.ray")
+MODULES = ("amem", "amem.broker", "amem.cluster", "amem.messages", "amem.errors", "amem.nccl", "amem.compat", "amem.vllm", "amem.ray")
 
 
 def _parse(root, module):

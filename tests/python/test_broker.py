@@ -195,7 +195,7 @@ def test_waiting_can_be_stopped(node, broker):
 
 def test_a_call_that_is_cancelled_by_the_broker_is_a_lost_connection(node):
     import grpc
-    from amem._calls import Connection, Ending
+    from amem._connection.calls import Connection, Ending
 
     class Failure:
         def code(self):

@@ -17,11 +17,12 @@ from typing import Any, overload
 
 import grpc
 
-from amem import _endpoint, _remote, _wire
+from amem import _endpoint, _wire
 from amem._arguments import (
     Groups, Several, Tags, group_address, group_list, groups_field, guest_policy, milliseconds, optional_tags, selection,
     tag_name)
-from amem._calls import Connection, Ending, Operation, Watch
+from amem._connection import remote
+from amem._connection.calls import Connection, Ending, Operation, Watch
 from amem.errors import InvalidArgumentError
 from amem.messages import (
     AllocationInfo, Event, GroupInfo, GroupState, NodeStatus, OwnerQuotas, PastOperation, Policy, Progress, RankInfo,
@@ -69,8 +70,8 @@ class Broker:
             if runtime_dir or socket:
                 raise InvalidArgumentError("a broker has a runtime directory or socket here, or an address, not both")
             self.socket = ""
-            self._connection = Connection(_remote.check_address(address), lambda: None)
-            self._channel = grpc.secure_channel(address, _remote.credentials(tls), options=_CHANNEL_OPTIONS)
+            self._connection = Connection(remote.check_address(address), lambda: None)
+            self._channel = grpc.secure_channel(address, remote.credentials(tls), options=_CHANNEL_OPTIONS)
         else:
             self.socket = path = _endpoint.control_socket(runtime_dir, socket)
             self._connection = Connection(path, lambda: _endpoint.probe(path))

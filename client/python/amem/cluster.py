@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from amem._arguments import Groups, Tags
-from amem._calls import Operation
+from amem._connection.calls import Operation
 from amem.broker import Broker, OnProgress
 from amem.errors import Error, InvalidArgumentError
 from amem.messages import GroupInfo, NodeStatus, Progress, RankInfo
