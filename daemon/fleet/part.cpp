@@ -9,7 +9,7 @@ namespace {
 
 /// Until nodes that could not be asked how far they are, are asked again.
 constexpr Duration kAskAgain = std::chrono::milliseconds(500);
-/// Within a phase, beside its first and its last: what each rank does is too much to hear of.
+/// Within a phase, beside its beginning: what each rank does is too much to hear of.
 constexpr Duration kTellAgain = std::chrono::milliseconds(200);
 
 }  // namespace
@@ -116,9 +116,7 @@ void Part::asks(bool out) {
 void Part::progress(const v1::Progress& progress) {
   Told& told = told_[progress.group()];
   const Time now = Clock::now();
-  if (!progress.done() && progress.phase() == told.phase &&
-      progress.ranks_done() < progress.ranks_total() && now < told.at + kTellAgain)
-    return;
+  if (!progress.done() && progress.phase() == told.phase && now < told.at + kTellAgain) return;
   told = {progress.phase(), now};
   v1::FleetReport report;
   *report.mutable_progress() = progress;
