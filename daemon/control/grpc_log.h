@@ -4,8 +4,6 @@
 // One at a time. Lines come from any thread, and are written by the loop's.
 #pragma once
 
-#include <memory>
-
 #include "daemon/base/event_loop.h"
 #include "daemon/base/log_limit.h"
 

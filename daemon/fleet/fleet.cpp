@@ -159,7 +159,7 @@ void Fleet::over(const std::shared_ptr<Led>& led, std::size_t branch, const Stat
   led->links[branch].reset();
   const auto& [head, rest] = led->branches[branch];
   const Time now = Clock::now();
-  const Status status = why.ok() ? Status(Code::kAborted, "it hung up before its end") : why;
+  const Status status = lost_by(why);
   led->conductor.lost(head, status, now);
   for (const std::size_t node : rest)
     led->conductor.lost(

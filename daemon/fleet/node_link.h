@@ -27,6 +27,11 @@ class NodeLink {
   virtual void send(v1::FleetCommand command) = 0;
 };
 
+/// Why a node that has not ended is lost, of a way that is `over`.
+inline Status lost_by(const Status& why) {
+  return why.ok() ? Status(Code::kAborted, "it hung up before its end") : why;
+}
+
 /// Ways to other nodes, by their addresses.
 class NodeLinks {
  public:

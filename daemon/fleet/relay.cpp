@@ -57,11 +57,10 @@ void Relay::over(std::uint32_t node, const Status& why) {
   if (report_) {
     v1::FleetReport report;
     report.set_node(node);
-    const Code code = why.ok() ? Code::kAborted : why.code();
-    report.mutable_lost()->set_code(static_cast<std::uint32_t>(code));
-    report.mutable_lost()->set_text(
-        (why.ok() ? std::string("it hung up before its end") : why.text()) +
-        " (the way to it is through node '" + name_ + "')");
+    const Status status = lost_by(why);
+    report.mutable_lost()->set_code(static_cast<std::uint32_t>(status.code()));
+    report.mutable_lost()->set_text(status.text() + " (the way to it is through node '" + name_ +
+                                    "')");
     report_(std::move(report));
   }
   if (to_.empty()) idle_();

@@ -22,6 +22,17 @@ def bring_to(nodes, group, state):
             node.ctl("pause" if state == "paused" else "resume", group)
 
 
+def begin_somewhere(nodes, chance):
+    """A pause, swap or resume that is under way, or not begun yet, or over: what dies when is chance, and nothing here waits for
+    a time."""
+    asked = chance.choice((("pause", "train"), ("swap", "train", "rollout"), ("resume", "rollout")))
+    bring_to(nodes, "rollout", "paused")
+    bring_to(nodes, "train", "running" if asked[-1] != "rollout" or asked[0] == "swap" else "paused")
+    operation = nodes.start(*asked, lead=chance.randrange(3))
+    time.sleep(chance.uniform(0, 0.12))
+    return operation
+
+
 def test_kills_of_brokers(build, tmp_path):
     """Whatever has been killed when: each node ends running or paused, with all its bytes, and what was asked for is
     answered within its deadline."""
@@ -33,11 +44,7 @@ def test_kills_of_brokers(build, tmp_path):
         nodes("pause", "rollout")
         for kill in range(KILLS):
             what = f"seed {SEED}, kill {kill}"
-            asked = chance.choice((("pause", "train"), ("swap", "train", "rollout"), ("resume", "rollout")))
-            bring_to(nodes, "rollout", "paused")
-            bring_to(nodes, "train", "running" if asked[-1] != "rollout" or asked[0] == "swap" else "paused")
-            operation = nodes.start(*asked, lead=chance.randrange(3))
-            time.sleep(chance.uniform(0, 0.12))  # what dies when is chance; nothing here waits for a time
+            operation = begin_somewhere(nodes, chance)
             lost = nodes[chance.randrange(3)]
             lost.broker.kill()
             operation.finish()
@@ -68,11 +75,7 @@ def test_cuts_of_ways(build, tmp_path):
         nodes("pause", "rollout")
         for cut in range(KILLS):
             what = f"seed {SEED}, cut {cut}"
-            asked = chance.choice((("pause", "train"), ("swap", "train", "rollout"), ("resume", "rollout")))
-            bring_to(nodes, "rollout", "paused")
-            bring_to(nodes, "train", "running" if asked[-1] != "rollout" or asked[0] == "swap" else "paused")
-            operation = nodes.start(*asked, lead=chance.randrange(3))
-            time.sleep(chance.uniform(0, 0.12))
+            operation = begin_somewhere(nodes, chance)
             wire = chance.choice(nodes.wires)
             wire.cut()
             if chance.random() < 0.5:  # as a reset: whoever asks again gets through

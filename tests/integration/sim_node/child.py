@@ -29,6 +29,16 @@ def eventually(condition, deadline=20, what="condition"):
         time.sleep(0.01)
 
 
+def processes():
+    """Of all that there are: the pid, and the words of the command line."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                yield int(pid), file.read().split(b"\0")
+        except OSError:
+            continue
+
+
 def sanitized(pid):
     """Sanitizers keep what has been freed for a while, and their own memory beside it: how much there is says nothing."""
     with open(f"/proc/{pid}/maps") as file:

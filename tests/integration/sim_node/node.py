@@ -5,7 +5,7 @@ import shutil
 import tempfile
 
 from sim_node.broker import Broker
-from sim_node.child import Died, eventually
+from sim_node.child import Died, eventually, processes
 from sim_node.ctl import Ctl
 from sim_node.job import Job
 from sim_node.puppet import Puppet
@@ -95,14 +95,9 @@ class Node:
 
     def holder_pid(self):
         """The process id of the broker's holder."""
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{pid}/cmdline", "rb") as file:
-                    words = file.read().split(b"\0")
-            except OSError:
-                continue
+        for pid, words in processes():
             if words[0].endswith(b"amem-holder") and any(self.runtime_dir.encode() in word for word in words):
-                return int(pid)
+                return pid
         raise Died("there is no holder")
 
     def job(self, name="train", ranks=2, **options):

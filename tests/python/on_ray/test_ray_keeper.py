@@ -11,7 +11,7 @@ import pytest
 
 import amem
 from amem.ray._kept import Kept
-from sim_node.child import Child, eventually, patience
+from sim_node.child import Child, eventually, patience, processes
 
 FLAGS = ["--pool-size", "64MiB", "--pool-segment", "16MiB", "--pool-chunk", "64KiB"]
 
@@ -27,13 +27,8 @@ def directory(bare_node, monkeypatch):
 def left(directory):
     """The processes that have to do with the directory, and itself: a name for each."""
     found = ["directory"] if os.path.exists(directory) else []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-        except OSError:
-            continue
-        if int(pid) != os.getpid() and any(word.startswith(directory.encode()) for word in words):
+    for pid, words in processes():
+        if pid != os.getpid() and any(word.startswith(directory.encode()) for word in words):
             line = b" ".join(words).decode()
             found.append(f"{next((name for name in ('amem-holder', '_keeper.py') if name in line), 'amemd')} {pid}")
     return sorted(found)
