@@ -42,6 +42,21 @@ void leave_out(std::span<sparse::Entry> entries, std::uint64_t offset, std::uint
   }
 }
 
+std::vector<GroupRun> groups_beside(std::uint64_t offset, std::uint64_t length,
+                                    std::span<const Gap> gaps) {
+  std::vector<Entry> entries(sparse::groups(length), Entry{~0U, 0});
+  entries.back().mask >>=
+      (kBlocksPerGroup - sparse::blocks(length) % kBlocksPerGroup) % kBlocksPerGroup;
+  leave_out(entries, offset, length, gaps);
+  std::vector<GroupRun> runs;
+  for (std::uint32_t group = 0; group < entries.size(); ++group) {
+    if (entries[group].mask == 0) continue;
+    if (runs.empty() || runs.back().first + runs.back().count != group) runs.push_back({group, 0});
+    ++runs.back().count;
+  }
+  return runs;
+}
+
 std::uint64_t checksum(std::span<const std::uint64_t> sums) {
   const std::uint64_t sum = std::accumulate(sums.begin(), sums.end(), std::uint64_t{0});
   return sum != 0 ? sum : 1;

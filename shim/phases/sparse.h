@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "common/sparse_form.h"
 #include "shim/scratch/fifos.h"
@@ -21,6 +22,17 @@ sparse::Content count(std::span<sparse::Entry> entries, std::uint64_t length);
 /// count as zero from now on. A block that a gap has only a part of stays as it was found.
 void leave_out(std::span<sparse::Entry> entries, std::uint64_t offset, std::uint64_t length,
                std::span<const Gap> gaps);
+
+/// Groups of a piece, next to each other.
+struct GroupRun {
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+};
+
+/// Groups of the piece, as in leave_out(), of which these gaps leave anything; in order, as few
+/// runs as it takes.
+std::vector<GroupRun> groups_beside(std::uint64_t offset, std::uint64_t length,
+                                    std::span<const Gap> gaps);
 
 /// From the sums of a piece's groups; never 0.
 std::uint64_t checksum(std::span<const std::uint64_t> sums);

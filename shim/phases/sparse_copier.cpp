@@ -104,11 +104,35 @@ bool SparseCopier::offer(const Piece& piece) {
 
 Status SparseCopier::scan() {
   for (auto& [ordinal, device] : ready_) {
-    const std::span<const Place> places = std::span(device.offered).subspan(device.scanned);
+    const std::vector<Place> places =
+        without_gaps(device, std::span(device.offered).subspan(device.scanned));
     device.scanned = device.offered.size();
     if (Status s = launch(Kernel::kScan, ordinal, device, places); !s.ok()) return s;
   }
   return {};
+}
+
+std::vector<SparseCopier::Place> SparseCopier::without_gaps(const Device& device,
+                                                            std::span<const Place> places) {
+  std::vector<Place> parts;
+  for (const Place& place : places) {
+    const Piece& piece = place.piece;
+    if (piece.left_out == nullptr) {
+      parts.push_back(place);
+      continue;
+    }
+    for (sparse::Entry& entry :
+         part_of_table<sparse::Entry>(device.table.get(), place.first_entry, entries_of(piece)))
+      entry.mask = 0;
+    for (const auto& [first, count] : groups_beside(piece.offset, piece.length, *piece.left_out)) {
+      Place& part = parts.emplace_back(place);
+      const std::uint64_t skipped = first * sparse::kGroup;
+      part.piece.address += skipped;
+      part.piece.length = std::min(piece.length - skipped, count * sparse::kGroup);
+      part.first_entry += first;
+    }
+  }
+  return parts;
 }
 
 Status SparseCopier::scanned(int ordinal, Device& device, std::vector<Place>& places) {

@@ -102,6 +102,8 @@ class SparseCopier {
   };
   enum class Kernel : std::uint8_t { kScan, kGather, kScatter, kChecksum };
 
+  /// What a scan has to look at: groups that lie in gaps are nothing, which the table then says.
+  static std::vector<Place> without_gaps(const Device& device, std::span<const Place> places);
   /// The looks at what was offered have ended, and what was offered is forgotten.
   Status scanned(int ordinal, Device& device, std::vector<Place>& places);
   Status make(int ordinal, Device& device);

@@ -60,6 +60,26 @@ TEST(Sparse, WhatIsLeftOutCountsAsZero) {
   EXPECT_EQ(after(0, kBlock + 32, {{kBlock, 16}}), Masks{~0U});
 }
 
+TEST(Sparse, GroupsThatLieInGapsNeedNoLook) {
+  using Runs = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
+  const auto beside = [](std::uint64_t offset, std::uint64_t length, const std::vector<Gap>& gaps) {
+    Runs runs;
+    for (const GroupRun& run : groups_beside(offset, length, gaps))
+      runs.emplace_back(run.first, run.count);
+    return runs;
+  };
+  EXPECT_EQ(beside(0, 5 * kGroup, {}), (Runs{{0, 5}}));
+  EXPECT_EQ(beside(0, 5 * kGroup, {{kGroup, kGroup}, {3 * kGroup, kGroup}}),
+            (Runs{{0, 1}, {2, 1}, {4, 1}}));
+  EXPECT_EQ(beside(0, 5 * kGroup, {{kGroup + 1, kGroup}}), (Runs{{0, 5}})) << "blocks are left";
+  EXPECT_EQ(beside(0, 5 * kGroup, {{kGroup, kBlock}, {kGroup + kBlock, 2 * kGroup - kBlock}}),
+            (Runs{{0, 1}, {3, 2}}));
+  EXPECT_EQ(beside(0, 2 * kGroup, {{0, 2 * kGroup}}), Runs{});
+  // A piece in the middle of its allocation, whose last group is short.
+  EXPECT_EQ(beside(4 * kGroup, kGroup + 3 * kBlock, {{5 * kGroup, kGroup}}), (Runs{{0, 1}}));
+  EXPECT_EQ(beside(4 * kGroup, kGroup + 3 * kBlock, {{4 * kGroup, kGroup}}), (Runs{{1, 1}}));
+}
+
 TEST(Sparse, AShortLastBlockTakesItsOwnLength) {
   const std::uint64_t length = kGroup + 2 * kBlock + 48;
   std::vector<Entry> entries = {{1, 0}, {0b101, 0}};

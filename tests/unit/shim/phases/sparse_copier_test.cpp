@@ -267,6 +267,29 @@ TEST_F(SparseCopierTest, ALookTellsOfBlocksAndWritesNothing) {
 }
 
 // It had fewer bytes when its place was chosen.
+TEST_F(SparseCopierTest, WhatIsLeftOutComesBackAsZeros) {
+  const Bytes ones(4 * kGroup, 1);
+  put(0, ones);
+  save({piece(0, 4 * kGroup)});  // the table has seen other masks
+  const std::vector<Gap> gaps = {{kGroup / 2, 2 * kGroup}};
+  Piece most = piece(0, 4 * kGroup);
+  most.left_out = &gaps;
+  Piece all = piece(5 * kGroup, kGroup);
+  const std::vector<Gap> everything = {{0, kGroup}};
+  all.left_out = &everything;
+  put(5 * kGroup, Bytes(kGroup, 1));
+  const std::vector<Piece> saved = save({most, all});
+  EXPECT_EQ(saved[0].stored, 4096 + 2 * kGroup);
+  EXPECT_EQ(saved[1].stored, 4096U);
+  put(0, Bytes(kMemory));
+  ASSERT_TRUE(copier.scatter(saved).ok());
+  ASSERT_TRUE(copier.finish().ok());
+  Bytes expected = ones;
+  std::fill_n(expected.begin() + kGroup / 2, 2 * kGroup, std::uint8_t{0});
+  EXPECT_TRUE(get(0, 4 * kGroup) == expected);
+  EXPECT_TRUE(get(5 * kGroup, kGroup) == Bytes(kGroup));
+}
+
 TEST_F(SparseCopierTest, WhatDoesNotFitInItsPlaceFailsAndWritesNothing) {
   Bytes bytes(2 * kGroup);
   bytes[0] = bytes[kGroup] = 1;
