@@ -41,8 +41,7 @@ def main():
     parser.add_argument("--limit", type=float, default=1, help="seconds that none may take longer than")
     arguments = parser.parse_args()
     node = Node(Build(arguments.build_dir), tempfile.mkdtemp(prefix="amem-comeback-", dir="/tmp"))
-    node.settings.update(AMEM_SIM_MEMORY="4GiB", AMEM_SIM_GRANULARITY=str(PAGE),
-                         AMEM_SIM_ALONE="1")  # else the simulated driver looks at every descriptor of every process
+    node.settings.update(AMEM_SIM_MEMORY="4GiB", AMEM_SIM_GRANULARITY=str(PAGE))
     pauses = resource.getrlimit(resource.RLIMIT_NOFILE)[1] > 2 * arguments.ranks * arguments.allocations
     took = []
     try:

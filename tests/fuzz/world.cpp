@@ -90,8 +90,10 @@ Ground::Ground() {
   require(::mkdtemp(dir_.data()) != nullptr, "a folder is made");
   // Small, so that a page is much: an input fills device and pool, and costs little.
   const std::pair<const char*, std::string> settings[] = {
-      {"AMEM_SIM_DIR", dir_ + "/sim"},  {"AMEM_SIM_DEVICES", "2"}, {"AMEM_SIM_MEMORY", "262144"},
-      {"AMEM_SIM_GRANULARITY", "4096"}, {"AMEM_SIM_ALONE", "1"},
+      {"AMEM_SIM_DIR", dir_ + "/sim"},
+      {"AMEM_SIM_DEVICES", "2"},
+      {"AMEM_SIM_MEMORY", "262144"},
+      {"AMEM_SIM_GRANULARITY", "4096"},
   };
   std::filesystem::create_directory(dir_ + "/sim");
   for (const auto& [name, value] : settings) ::setenv(name, value.c_str(), 1);

@@ -37,7 +37,8 @@ std::unordered_map<CUmemGenericAllocationHandle, std::shared_ptr<Allocation>>& A
 int MakeMemfd(const MemoryName& name) {
   const int fd = memfd_create(name.Format().c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return -1;
-  if (ftruncate(fd, static_cast<off_t>(name.bytes)) != 0 || fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
+  if (ftruncate(fd, static_cast<off_t>(name.bytes)) != 0 || fcntl(fd, F_ADD_SEALS, kSeals) != 0 ||
+      !HoldMemory(fd, name)) {
     close(fd);
     return -1;
   }
@@ -109,7 +110,8 @@ CUresult Physical::Import(int fd, std::shared_ptr<Physical>* out) {
   std::optional<MemoryName> name;
   if (length > 0) name = MemoryName::Parse(std::string(path, static_cast<size_t>(length)));
   const int seals = fcntl(held, F_GET_SEALS);
-  if (!name || seals < 0 || (seals & kSeals) != kSeals) {
+  // It may have been opened anew, by its owner's entry in /proc.
+  if (!name || seals < 0 || (seals & kSeals) != kSeals || !HoldMemory(held, *name)) {
     HeldDescriptors::Close(held);
     return CUDA_ERROR_UNKNOWN;
   }

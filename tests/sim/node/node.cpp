@@ -98,8 +98,6 @@ NodeConfig ReadConfig() {
   }
   config.context_bytes = Bytes("AMEM_SIM_CONTEXT_BYTES", uint64_t{8} << 20);
   config.bandwidth = Bandwidth();
-  const char* alone = getenv("AMEM_SIM_ALONE");
-  config.alone = alone != nullptr && std::string(alone) == "1";
   return config;
 }
 

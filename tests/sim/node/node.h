@@ -20,7 +20,6 @@ struct NodeConfig {
   uint64_t memory = 0;         // AMEM_SIM_MEMORY, bytes per device
   uint64_t granularity = 0;    // AMEM_SIM_GRANULARITY
   uint64_t context_bytes = 0;  // AMEM_SIM_CONTEXT_BYTES
-  bool alone = false;          // AMEM_SIM_ALONE: no other process is of this node
   double bandwidth = 0;        // AMEM_SIM_BANDWIDTH, GB/s per direction; 0: unlimited
 };
 

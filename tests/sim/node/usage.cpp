@@ -1,21 +1,17 @@
 #include "tests/sim/node/usage.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <set>
-#include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "tests/sim/node/node.h"
@@ -23,144 +19,71 @@
 namespace sim {
 namespace {
 
-using Inode = std::pair<dev_t, ino_t>;
+// What keeps a lock's two ends apart, whatever they are.
+constexpr off_t kEnds = off_t{1} << 62;
 
-// A process of another node, by what its environment says: then it has nothing of ours. What it was
-// found to be holds as long as it lives; its entry in /proc has a number of its own until then.
-bool IsStranger(const std::string& process, ino_t number) {
-  static auto* const strangers = new std::map<std::string, ino_t>();
-  const auto known = strangers->find(process);
-  if (known != strangers->end()) {
-    if (known->second == number) return true;
-    strangers->erase(known);
-  }
-  const int fd = open((process + "/environ").c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return false;
-  std::string text(1, '\0');
-  char buffer[4096];
-  for (ssize_t n; (n = read(fd, buffer, sizeof buffer)) > 0;)
-    text.append(buffer, static_cast<size_t>(n));
-  close(fd);
-  constexpr std::string_view kName("\0AMEM_SIM_DIR=", 14);
-  const size_t at = text.find(kName);
-  if (at == std::string::npos || text[at + kName.size()] != '/') return false;
-  char resolved[PATH_MAX];
-  if (realpath(text.c_str() + at + kName.size(), resolved) == nullptr || resolved == Node().dir)
-    return false;
-  strangers->emplace(process, number);
-  return true;
+// Where locks of a device's memory begin: at no byte of the file, but at a number that names node
+// and device.
+off_t LockStart(int device) {
+  return static_cast<off_t>((std::stoull(Node().id, nullptr, 16) & (kEnds - 1) & ~0xffULL) |
+                            static_cast<unsigned>(device));
 }
 
-class Scan {
- public:
-  Scan() : used_(kMaxDevices, 0), prefix_("/memfd:amem-sim:" + Node().id + ":gpu") {}
+// The locks of our memory that the kernel has now: inode, device and bytes.
+using Held = std::set<std::tuple<std::string, int, uint64_t>>;
+using Bytes = std::array<uint64_t, kMaxDevices>;  // by device
 
-  std::vector<uint64_t> Run() {
-    if (Node().alone) {
-      OwnDescriptors();
-      return used_;
+Bytes Sum(const Held& held) {
+  Bytes sum{};
+  for (const auto& [inode, device, bytes] : held) sum[static_cast<size_t>(device)] += bytes;
+  return sum;
+}
+
+std::string ReadAll(const char* path) {
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) Die(std::string("cannot open ") + path + ": " + strerror(errno));
+  std::string text;
+  for (ssize_t n = 1; n != 0;) {
+    constexpr size_t kMore = 65536;
+    const size_t size = text.size();
+    text.resize(size + kMore);
+    n = read(fd, text.data() + size, kMore);
+    if (n < 0 && errno != EINTR) Die(std::string("cannot read ") + path + ": " + strerror(errno));
+    text.resize(size + static_cast<size_t>(std::max<ssize_t>(n, 0)));
+  }
+  close(fd);
+  return text;
+}
+
+Held ReadLocks() {
+  const std::string text = ReadAll("/proc/locks");
+  Held held;
+  for (int device = 0; device < Node().devices; ++device) {
+    // "1: OFDLCK  ADVISORY  READ -1 00:01:1034 4611 4612"
+    const std::string start = ' ' + std::to_string(LockStart(device)) + ' ';
+    for (size_t at = 0; (at = text.find(start, at)) != std::string::npos; at += start.size()) {
+      const size_t inode = text.rfind(' ', at - 1) + 1;
+      const long long end = strtoll(text.c_str() + at + start.size(), nullptr, 10);
+      if (end >= kEnds)
+        held.emplace(text.substr(inode, at - inode), device, static_cast<uint64_t>(end - kEnds));
     }
-    DIR* proc = opendir("/proc");
-    if (proc == nullptr) Die(std::string("cannot read /proc: ") + strerror(errno));
-    while (const dirent* entry = readdir(proc)) {
-      if (entry->d_name[0] < '0' || entry->d_name[0] > '9') continue;
-      const std::string process = std::string("/proc/") + entry->d_name;
-      if (IsStranger(process, entry->d_ino)) continue;
-      // Descriptors before mappings: a process that maps and then closes is caught by one or the
-      // other.
-      Descriptors(process);
-      Mappings(process);
-    }
-    closedir(proc);
-    return used_;
   }
+  return held;
+}
 
- private:
-  static constexpr size_t kMostNames = 4096;
-
-  void Count(const std::string& path, const Inode& inode) {
-    if (const std::optional<MemoryName> name = MemoryName::Parse(path)) Count(*name, inode);
+// Bytes in use. `bound`: they are no more than these.
+Bytes Scan(const Bytes& bound) {
+  // The kernel gives the list a page at a time. A lock that goes meanwhile moves those behind it,
+  // and one of ours can fall between two pages. So a reading is right if it has all that there can
+  // be, or if the next one is the same.
+  Held held = ReadLocks();
+  for (int tries = 0; tries < 20 && Sum(held) != bound; ++tries) {
+    Held again = ReadLocks();
+    if (again == held) break;
+    held = std::move(again);
   }
-
-  void Count(const MemoryName& name, const Inode& inode) {
-    if (name.device < 0 || name.device >= kMaxDevices) return;
-    if (seen_.insert(inode).second) used_[static_cast<size_t>(name.device)] += name.bytes;
-  }
-
-  void Descriptors(const std::string& process) {
-    DIR* dir = opendir((process + "/fd").c_str());
-    if (dir == nullptr) return;
-    char target[320];
-    while (const dirent* entry = readdir(dir)) {
-      const ssize_t length = readlinkat(dirfd(dir), entry->d_name, target, sizeof target - 1);
-      if (length <= 0) continue;
-      const std::string_view view(target, static_cast<size_t>(length));
-      if (view.substr(0, prefix_.size()) != prefix_) continue;
-      struct stat info;
-      if (fstatat(dirfd(dir), entry->d_name, &info, 0) != 0) continue;
-      Count(std::string(view), Inode{info.st_dev, info.st_ino});
-    }
-    closedir(dir);
-  }
-
-  // Of this process alone, which is asked often: what a file is called is looked up once, and what
-  // the driver has mapped it has a descriptor of.
-  void OwnDescriptors() {
-    static auto* const names = new std::map<Inode, std::optional<MemoryName>>();
-    if (names->size() > kMostNames) names->clear();
-    DIR* dir = opendir("/proc/self/fd");
-    if (dir == nullptr) Die(std::string("cannot read /proc/self/fd: ") + strerror(errno));
-    while (const dirent* entry = readdir(dir)) {
-      struct stat info;
-      if (fstat(atoi(entry->d_name), &info) != 0 || !S_ISREG(info.st_mode)) continue;
-      const Inode inode(info.st_dev, info.st_ino);
-      auto known = names->find(inode);
-      if (known == names->end()) {
-        char target[320];
-        const ssize_t length = readlinkat(dirfd(dir), entry->d_name, target, sizeof target);
-        if (length <= 0) continue;
-        const std::string path(target, static_cast<size_t>(length));
-        known = names->emplace(inode, MemoryName::Parse(path)).first;
-      }
-      if (known->second) Count(*known->second, inode);
-    }
-    closedir(dir);
-  }
-
-  void Mappings(const std::string& process) {
-    const int fd = open((process + "/maps").c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return;
-    std::string text;
-    char buffer[65536];
-    for (;;) {
-      const ssize_t n = read(fd, buffer, sizeof buffer);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) break;
-      text.append(buffer, static_cast<size_t>(n));
-      size_t begin = 0;
-      for (size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
-        Line(text.substr(begin, end - begin));
-      }
-      text.erase(0, begin);
-    }
-    close(fd);
-  }
-
-  // "7f00-7f20 rw-s 00000000 00:01 1234    /memfd:amem-sim:... (deleted)"
-  void Line(const std::string& line) {
-    const size_t path = line.find(prefix_);
-    if (path == std::string::npos) return;
-    unsigned major_id = 0;
-    unsigned minor_id = 0;
-    unsigned long long inode = 0;
-    if (sscanf(line.c_str(), "%*s %*s %*s %x:%x %llu", &major_id, &minor_id, &inode) != 3) return;
-    Count(line.substr(path), {makedev(major_id, minor_id), static_cast<ino_t>(inode)});
-  }
-
-  std::vector<uint64_t> used_;
-  const std::string prefix_;
-  std::set<Inode> seen_;
-};
+  return Sum(held);
+}
 
 // The file of upper bounds, locked for as long as this object lives. Opened anew each time, so that
 // flock excludes threads as well as processes.
@@ -175,7 +98,9 @@ class Ledger {
     }
     const ssize_t n = pread(fd_, &content_, sizeof content_, 0);
     // New or damaged: nothing is known, so ask the kernel.
-    if (n != sizeof content_ || content_.magic != kMagic) TrueUp();
+    if (n == sizeof content_ && content_.magic == kMagic) return;
+    content_.bound.fill(UINT64_MAX);
+    TrueUp();
   }
 
   ~Ledger() {
@@ -194,16 +119,15 @@ class Ledger {
   uint64_t& Bound(int device) { return content_.bound[static_cast<size_t>(device)]; }
 
   void TrueUp() {
-    const std::vector<uint64_t> used = Scan().Run();
     content_.magic = kMagic;
-    for (size_t i = 0; i < used.size(); ++i) content_.bound[i] = used[i];
+    content_.bound = Scan(content_.bound);
   }
 
  private:
   static constexpr uint64_t kMagic = 0x314d49534d454d41ULL;  // "AMEMSIM1"
   struct Content {
     uint64_t magic = 0;
-    std::array<uint64_t, kMaxDevices> bound{};
+    Bytes bound{};
   };
 
   int fd_ = -1;
@@ -231,6 +155,16 @@ std::optional<MemoryName> MemoryName::Parse(const std::string& path) {
   }
   name.bytes = bytes;
   return name;
+}
+
+bool HoldMemory(int fd, const MemoryName& name) {
+  if (name.device == kHostMemory) return true;
+  struct flock lock = {};
+  lock.l_type = F_RDLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = LockStart(name.device);
+  lock.l_len = kEnds + static_cast<off_t>(name.bytes) - lock.l_start + 1;
+  return fcntl(fd, F_OFD_SETLK, &lock) == 0;
 }
 
 std::vector<uint64_t> UsedBytes() {

@@ -1,13 +1,13 @@
 // How much memory of each simulated device is in use, according to the kernel.
 //
 // Every simulated allocation is a memfd whose name tells node, device and size. What is in use is
-// what some process still holds: a descriptor or a mapping, found in /proc. No bookkeeping of ours
-// can disagree with that. Because a scan costs milliseconds, a file in the node's directory keeps
-// an upper bound per device, under flock; only when the bound would exceed the capacity is it
-// brought down to the truth.
+// what somebody still holds: a descriptor, also one on its way through a socket, or a mapping. For
+// that each open file has a lock (HoldMemory), which the kernel lets go with the last of them; the
+// locks' ends name node, device and size, and /proc/locks lists them. No bookkeeping of ours can
+// disagree with that. A file in the node's directory keeps an upper bound per device, under flock;
+// only when the bound would exceed the capacity is it brought down to the truth.
 //
-// Not seen by a scan: memory of processes whose /proc entries we may not read, and a descriptor
-// that is in flight in a socket and open nowhere. Any thread, any process; also in a forked child.
+// Any thread, any process; also in a forked child.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +34,10 @@ struct MemoryName {
   /// memory of this node.
   static std::optional<MemoryName> Parse(const std::string& path);
 };
+
+/// Makes the memory behind `fd` count for as long as somebody holds this open file. False if the
+/// kernel has no such locks.
+bool HoldMemory(int fd, const MemoryName& name);
 
 /// Bytes in use per physical device. Brings the bound down too.
 std::vector<uint64_t> UsedBytes();
