@@ -10,8 +10,9 @@
 namespace amem {
 namespace {
 
-/// Whoever has just been served often asks again at once, and to sleep and be woken takes several
-/// times as long as to answer.
+/// Whoever asks again and again is waited for without sleep: to sleep and be woken takes several
+/// times as long as to answer. So after two events within this time; after a single one nobody
+/// comes, and on a machine that is short of cores waiting takes them from whoever would.
 constexpr Duration kLinger = std::chrono::microseconds(100);
 
 }  // namespace
@@ -39,11 +40,13 @@ Status EventLoop::open() {
 
 void EventLoop::run() {
   std::array<epoll_event, 64> events;
-  Time sleepless_until{};
+  Time served{};  // the last event
+  bool again = false;
   while (!stopped_) {
-    const int patience = Clock::now() < sleepless_until ? 0 : wait_ms();
+    const int patience = again && Clock::now() < served + kLinger ? 0 : wait_ms();
     const int n =
         ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), patience);
+    if (n > 0) again = Clock::now() < served + kLinger;
     for (int i = 0; i < n && !stopped_; ++i) {
       const epoll_event& event = events[static_cast<std::size_t>(i)];
       // By id and not by descriptor: a handler before this one may have closed it.
@@ -52,7 +55,7 @@ void EventLoop::run() {
       const std::shared_ptr<Handler> handler = it->second.handler;  // may unwatch itself
       (*handler)(event.events);
     }
-    if (n > 0) sleepless_until = Clock::now() + kLinger;
+    if (n > 0) served = Clock::now();
     run_timers();
   }
 }

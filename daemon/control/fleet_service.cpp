@@ -1,5 +1,6 @@
 #include "daemon/control/fleet_service.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -28,7 +29,13 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommands, 
   // ---- gRPC's threads ----
   void heard(v1::FleetCommands commands) override {
     loop_.post([self = self_, commands = std::move(commands)]() mutable {
-      for (v1::FleetCommand& command : *commands.mutable_each()) self->handle(std::move(command));
+      auto& each = *commands.mutable_each();
+      // What others wait for first: this node's own work would delay it.
+      if (self->part_ != nullptr)
+        std::stable_partition(each.begin(), each.end(), [&](const v1::FleetCommand& command) {
+          return command.node() != self->number_;
+        });
+      for (v1::FleetCommand& command : each) self->handle(std::move(command));
     });
   }
   void silent() override {
@@ -65,18 +72,18 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommands, 
       return close();
     }
     relay_ = fleet_.relay(
-        [self = weak_from_this()](v1::FleetReport report) {
-          if (const auto call = self.lock()) call->push(std::move(report));
+        [self = weak_from_this()](v1::FleetReport report, bool more) {
+          if (const auto call = self.lock()) call->push(std::move(report), more);
         },
         [self = weak_from_this()] {
           if (const auto call = self.lock()) call->relay_ends();
         });
     part_ = fleet_.take(*caller_, command.begin(), order.value(),
-                        [self = weak_from_this()](v1::FleetReport report) {
+                        [self = weak_from_this()](v1::FleetReport report, bool more) {
                           const auto call = self.lock();
                           if (call == nullptr) return;
                           const bool last = report.has_ended();
-                          call->push(std::move(report));
+                          call->push(std::move(report), more);
                           if (last) call->part_ends();
                         });
     // Who is refused passes nothing on.

@@ -19,12 +19,13 @@ class Talk : public Base {
  public:
   using Item = std::remove_pointer_t<decltype(std::declval<Out&>().add_each())>;
 
-  /// No effect once the call has ended, or is about to.
-  void push(Item item) {
+  /// No effect once the call has ended, or is about to. `more`: another item follows at once, and
+  /// may go in the same message.
+  void push(Item item, bool more = false) {
     std::unique_lock lock(mutex_);
     if (closed_) return;
     queue_.push_back(std::move(item));
-    next(lock);
+    if (!more) next(lock);
   }
 
  protected:

@@ -237,7 +237,7 @@ std::shared_ptr<Part> Fleet::take(const Caller& caller, const v1::FleetBegin& be
   joined.mutable_joined()->set_name(name_);
   joined.mutable_joined()->set_instance(instance_);
   joined.mutable_joined()->set_version(kVersion);
-  report(std::move(joined));
+  report(std::move(joined), false);
   parts_.push_back({begin.order(), part});
   while (parts_.size() > kRemembered && parts_.front().part->ended()) parts_.pop_front();
   part->begin(caller, order);

@@ -11,6 +11,9 @@ namespace {
 constexpr Duration kAskAgain = std::chrono::milliseconds(500);
 /// Within a phase, beside its beginning: what each rank does is too much to hear of.
 constexpr Duration kTellAgain = std::chrono::milliseconds(200);
+/// Progress waits so long for a report that it can go with: a message of its own costs the leader,
+/// who hears all nodes, as much as one for which somebody waits.
+constexpr Duration kTellWithin = std::chrono::milliseconds(50);
 
 }  // namespace
 
@@ -31,8 +34,10 @@ void Part::begin(const Caller& caller, const FleetOrder& order) {
 }
 
 void Part::tell(v1::FleetReport report) {
+  for (v1::FleetReport& progress : take_progress())
+    if (report_) report_(std::move(progress), true);
   report.set_node(begin_.number());
-  if (report_) report_(std::move(report));
+  if (report_) report_(std::move(report), false);
 }
 
 // ---- what the leader says -----------------------------------------------------------------------
@@ -118,9 +123,27 @@ void Part::progress(const v1::Progress& progress) {
   const Time now = Clock::now();
   if (!progress.done() && progress.phase() == told.phase && now < told.at + kTellAgain) return;
   told = {progress.phase(), now};
-  v1::FleetReport report;
-  *report.mutable_progress() = progress;
-  tell(std::move(report));
+  if (progress_.empty())
+    loop_.at(now + kTellWithin, [self = weak_from_this()] {
+      if (const auto part = self.lock()) part->tell_progress();
+    });
+  progress_[progress.group()] = progress;
+}
+
+std::vector<v1::FleetReport> Part::take_progress() {
+  std::vector<v1::FleetReport> reports;
+  for (auto& [group, progress] : std::exchange(progress_, {})) {
+    v1::FleetReport& report = reports.emplace_back();
+    report.set_node(begin_.number());
+    *report.mutable_progress() = std::move(progress);
+  }
+  return reports;
+}
+
+void Part::tell_progress() {
+  std::vector<v1::FleetReport> reports = take_progress();
+  for (std::size_t i = 0; i < reports.size(); ++i)
+    if (report_) report_(std::move(reports[i]), i + 1 < reports.size());
 }
 
 void Part::finished(const Status& status) {

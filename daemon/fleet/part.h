@@ -39,7 +39,8 @@ class Part final : public Abroad,
                    public OperationObserver,
                    public std::enable_shared_from_this<Part> {
  public:
-  using Report = std::function<void(v1::FleetReport report)>;
+  /// `more`: another follows at once.
+  using Report = std::function<void(v1::FleetReport report, bool more)>;
 
   /// Everything passed in outlives this object.
   Part(Broker& broker, EventLoop& loop, NodeLinks& links, v1::FleetBegin begin, Report report);
@@ -74,7 +75,10 @@ class Part final : public Abroad,
   std::optional<bool> waits() const;
   void ask_the_others();
   void heard(Round& round, const std::string& address, const Result<v1::FleetStanding>& standing);
+  /// With the progress that has waited.
   void tell(v1::FleetReport report);
+  std::vector<v1::FleetReport> take_progress();
+  void tell_progress();
 
   Broker& broker_;
   EventLoop& loop_;
@@ -83,9 +87,10 @@ class Part final : public Abroad,
   Report report_;             // null once the leader is lost
   std::uint64_t number_ = 0;  // of the order here
   bool begun_ = false;
-  std::map<std::string, Told> told_;  // by group: the last progress
-  bool asked_[2] = {false, false};    // for what comes in, for what goes out
-  bool went_on_[2] = {false, false};  // likewise
+  std::map<std::string, Told> told_;              // by group: the last progress
+  std::map<std::string, v1::Progress> progress_;  // by group: what waits to be told
+  bool asked_[2] = {false, false};                // for what comes in, for what goes out
+  bool went_on_[2] = {false, false};              // likewise
   bool given_up_ = false;
   bool ended_ = false;
 };

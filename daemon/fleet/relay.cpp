@@ -18,9 +18,10 @@ void Relay::begin(const v1::FleetBegin& begin) {
     heard.reports = [self = weak_from_this(), node](v1::FleetReports reports) {
       const auto relay = self.lock();
       if (relay == nullptr || relay->report_ == nullptr) return;
-      for (v1::FleetReport& report : *reports.mutable_each()) {
+      for (int i = 0; i < reports.each_size(); ++i) {
+        v1::FleetReport& report = *reports.mutable_each(i);
         report.set_node(node);
-        relay->report_(std::move(report));
+        relay->report_(std::move(report), i + 1 < reports.each_size());
       }
     };
     heard.over = [self = weak_from_this(), node](const Status& why) {
@@ -61,7 +62,7 @@ void Relay::over(std::uint32_t node, const Status& why) {
     report.mutable_lost()->set_code(static_cast<std::uint32_t>(status.code()));
     report.mutable_lost()->set_text(status.text() + " (the way to it is through node '" + name_ +
                                     "')");
-    report_(std::move(report));
+    report_(std::move(report), false);
   }
   if (to_.empty()) idle_();
 }

@@ -16,7 +16,8 @@ namespace amem {
 
 class Relay : public std::enable_shared_from_this<Relay> {
  public:
-  using Report = std::function<void(v1::FleetReport report)>;
+  /// `more`: another follows at once.
+  using Report = std::function<void(v1::FleetReport report, bool more)>;
 
   /// `report`: to the leader. `idle`: nobody is left to pass on to; called once, from begin() where
   /// there never was. Everything passed in outlives this object, or its end().

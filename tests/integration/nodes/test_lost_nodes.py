@@ -1,7 +1,7 @@
-"""Brokers and ranks of an operation over several nodes die at random instants, and ways between them break, from a seed. By
-hand, more often:
+"""Brokers and ranks of an operation over several nodes die at random instants, and ways between them break or fall silent, from a
+seed. By hand, more often:
 
-    AMEM_NODE_KILLS=1000 python3 -m pytest tests/integration/nodes/test_lost_nodes.py --build-dir build/release
+    AMEM_NODE_KILLS=1000 AMEM_NODE_SILENCES=100 python3 -m pytest tests/integration/nodes/test_lost_nodes.py --build-dir build/release
 """
 import os
 import random
@@ -11,6 +11,7 @@ from sim_node.child import eventually
 from spread import Nodes
 
 KILLS = int(os.environ.get("AMEM_NODE_KILLS", "12"))
+SILENCES = int(os.environ.get("AMEM_NODE_SILENCES", "3"))  # some take 10 s and more
 SEED = int(os.environ.get("AMEM_NODE_SEED", "1"))
 AT_REST = ("running", "paused")
 
@@ -89,6 +90,41 @@ def test_cuts_of_ways(build, tmp_path):
                 if nodes[0].ctl.state(job.name) == "running":
                     job.check()
         print(f"{KILLS} cuts; {done} operations succeeded all the same")
+    finally:
+        nodes.close()
+
+
+def test_silent_ways(build, tmp_path):
+    """Nothing comes through to one node while an operation runs, and no end is told: for two seconds at most, which nobody
+    notices, or until the operation has ended by what the leader waits for at most. Then all nodes end alike."""
+    chance = random.Random(SEED)
+    nodes = Nodes(build, tmp_path, 3, wired=True)
+    failed = 0
+    try:
+        jobs = [nodes.job(name) for name in ("train", "rollout")]
+        nodes("pause", "rollout")
+        for hush in range(SILENCES):
+            what = f"seed {SEED}, silence {hush}"
+            before = hush == 0  # so that one operation at least meets it
+            short = not before and chance.random() < 0.5
+            wire = chance.choice(nodes.wires)
+            if before:
+                wire.hush()
+            operation = begin_somewhere(nodes, chance)
+            wire.hush()
+            if short:
+                time.sleep(chance.uniform(0, 2))
+                wire.mend()
+            answer = operation.finish()
+            assert (answer.code != 0 if before else answer.code == 0 or not short), f"{what}: {answer!r}"
+            failed += answer.code != 0
+            wire.mend()
+            for job in jobs:
+                eventually(lambda job=job: len(set(nodes.states(job.name))) == 1 and nodes[0].ctl.state(job.name) in AT_REST,
+                           what=f"{what}: {job.name} is at rest, and the nodes are at one: {nodes.states(job.name)}")
+                if nodes[0].ctl.state(job.name) == "running":
+                    job.check()
+        print(f"{SILENCES} silences; {failed} operations failed")
     finally:
         nodes.close()
 

@@ -1,4 +1,4 @@
-"""A way between brokers that a test can cut."""
+"""A way between brokers that a test can cut, or make silent."""
 import contextlib
 import os
 import socket
@@ -12,6 +12,8 @@ class Wire:
         self.path, self._target = path, target
         self._lock = threading.Lock()
         self._whole = True
+        self._flows = threading.Event()
+        self._flows.set()
         self._ends = set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(path)
@@ -27,12 +29,19 @@ class Wire:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
+    def hush(self):
+        """Nothing gets through from now on, and no end is told."""
+        self._flows.clear()
+
     def mend(self):
+        """What a hush has kept back comes now."""
         with self._lock:
             self._whole = True
+        self._flows.set()
 
     def close(self):
         self.cut()
+        self._flows.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -61,6 +70,7 @@ class Wire:
     def _pass(self, one, other):
         with contextlib.suppress(OSError):
             while data := one.recv(65536):
+                self._flows.wait()
                 other.sendall(data)
         for end in (one, other):
             with contextlib.suppress(OSError):

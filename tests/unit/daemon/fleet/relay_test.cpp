@@ -53,7 +53,7 @@ class RelayTest : public ::testing::Test {
     begin.set_order("order");
     for (const std::uint32_t node : to) begin.add_passes_on(node);
     relay = std::make_shared<Relay>(
-        links, loop, [this](v1::FleetReport report) { told.push_back(std::move(report)); },
+        links, loop, [this](v1::FleetReport report, bool) { told.push_back(std::move(report)); },
         [this] { ++idle; });
     relay->begin(begin);
   }
