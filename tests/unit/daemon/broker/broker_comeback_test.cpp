@@ -124,5 +124,55 @@ TEST_F(BrokerComebackTest, WhatAWaveHasSavedOutlivesItsSaver) {
   EXPECT_TRUE(r2.holds(of_a, 0xaa));
 }
 
+// The one before had taken up another's, and ended when it had written where the rank may be
+// writing still, and not yet that nothing is saved there.
+TEST_F(BrokerComebackTest, WhatIsGivenBackTwiceIsNotLostToThePool) {
+  join_here(r3, "rollout", 0);
+  ASSERT_NE(r3.create(gpu(0), 6 * kMiB), 0U);
+  ASSERT_TRUE(pause("rollout").ok());
+  const std::uint64_t before = status().pool().used_bytes();
+  join_here(r1, "train", 0);
+  for (int wave = 0; wave < 2; ++wave) ASSERT_NE(r1.create(gpu(0), 4 * kMiB), 0U);
+  join(b, "fill", 0);  // so that not even one piece fits beside train
+  ASSERT_NE(b.create(gpu(0), nvml.memory(gpu(0))->free / (2 * kMiB) * 2 * kMiB), 0U);
+  const pb_size_t save = amem_v1_SessionMessage_save_tag;
+  r1.moods[save] = Mood::kLate;
+  on_loop([&] {
+    broker->swap(Caller{}, {"train"}, {"rollout"}, {}, GuestPolicy::kDefault, {},
+                 std::make_shared<Watcher>());
+  });
+  ASSERT_TRUE(eventually([&] { return r1.received[save] == 1; }));
+  r1.catch_up();
+  r1.moods[save] = Mood::kLate;
+  ASSERT_TRUE(eventually([&] { return r1.received[amem_v1_SessionMessage_release_tag] == 1; }));
+  ASSERT_TRUE(eventually([&] { return r1.received[save] > 1; }));
+  settle();
+  Fd memory(::dup(keeper->record().log()->memory().get()));
+  end_broker();
+  {
+    Result<RecordLog> log = RecordLog::open(std::move(memory));
+    ASSERT_TRUE(log.ok()) << log.status().text();
+    v1::record::Limbo limbo;
+    log.value().each([&](RowKey key, std::string_view bytes) {
+      v1::record::Saved saved;
+      if (kind_of_row(key) != RowKind::kSaved || !saved.ParseFromString(std::string(bytes))) return;
+      if (saved.saver() == r1.id && !saved.leaves()) *limbo.mutable_extents() = saved.extents();
+    });
+    ASSERT_GT(limbo.extents_size(), 0) << "the second wave is being saved";
+    ASSERT_TRUE(log.value().put(row_key(RowKind::kLimbo, r1.id), limbo.SerializeAsString()).ok());
+  }
+  keeper.reset();
+  ASSERT_NO_FATAL_FAILURE(begin_broker());
+  b.die();
+  b.memory.clear();
+  come_back(r1);
+  come_back(r3);
+  ASSERT_TRUE(eventually([&] { return group("train").state() == kPaused; }));
+  ASSERT_TRUE(eventually([&] { return status().groups_size() == 2; })) << "nothing fills it";
+  const Status resumed = resume("train");
+  ASSERT_TRUE(resumed.ok()) << resumed.text();
+  EXPECT_EQ(status().pool().used_bytes(), before);
+}
+
 }  // namespace
 }  // namespace amem
