@@ -175,15 +175,16 @@ class Child:
         self._log.close()
 
     # ---- what the kernel says of it ----
-    def descriptors(self):
-        """How many descriptors are open, by what they refer to; anonymous files by their kind."""
+    def descriptors(self, pool=True):
+        """How many descriptors are open, by what they refer to; anonymous files by their kind. Without `pool` not its segments."""
         counts = collections.Counter()
         for name in os.listdir(f"/proc/{self.pid}/fd"):
             try:
                 target = os.readlink(f"/proc/{self.pid}/fd/{name}")
             except OSError:
                 continue  # closed meanwhile
-            counts[target.split(":")[0]] += 1
+            if pool or ":host0:" not in target:
+                counts[target.split(":")[0]] += 1
         return counts
 
     def _status(self, name):
