@@ -90,12 +90,12 @@ Status Recovery::run(Stock stock) {
     for (const auto& [id, member] : group->second) group_of_.erase(id);
     group = members_.erase(group);
   }
-  for (auto& [id, members] : members_) {
-    GroupEntry& group = take_group(id, members);
-    for (const auto& [allocation, what] : memory[id]) take_memory(group, allocation, what, stock);
-  }
+  for (auto& [id, members] : members_) take_group(id, members);
+  take_limbo(stock);  // what is given back is written beside it
+  for (const auto& [id, members] : members_)
+    for (const auto& [allocation, what] : memory[id])
+      take_memory(node_.groups.at(id), allocation, what, stock);
   take_guests_memory(stock);
-  take_limbo(stock);
   node_.pools.restored();
   let_go_of_the_rest(stock);
   for (auto& [id, group] : node_.groups) groups_.drive(group);
@@ -195,11 +195,12 @@ void Recovery::take_limbo(Stock& stock) {
     for (const Extent& extent : from_record(row.extents()))
       if (node_.pools.of(account).extents.take_again({extent}).ok()) taken.push_back(extent);
     if (rank != nullptr) {
-      // Beside what is there already, of memory that stays where it is.
-      rank->limbo.insert(rank->limbo.end(), taken.begin(), taken.end());
-      if (rank->limbo.empty()) continue;  // and the row goes
-      rows_.erase(row_key(RowKind::kLimbo, id));
-      node_.records.write_limbo(*rank);
+      rank->limbo = std::move(taken);
+      rank->limbo_row = adopt(RowKind::kLimbo, id);
+      if (rank->limbo.empty())
+        rank->limbo_row.erase();
+      else
+        node_.records.write_limbo(*rank);
       continue;
     }
     Row kept_row = adopt(RowKind::kLimbo, id);

@@ -161,6 +161,44 @@ TEST_F(BrokerComebackTest, WhatIsGivenBackJoinsWhatARestartFindsInLimbo) {
       << status().pool().used_bytes() << ", but only rollout and the first wave are saved";
 }
 
+// The next may end after any row that it writes, and another finds what it has written by then.
+TEST_F(BrokerComebackTest, WhatIsInLimboIsOnRecordAllTheTime) {
+  ASSERT_NO_FATAL_FAILURE(swap_to_a_late_second_save({2 * kMiB, 2 * kMiB}));
+  r1.free(r1.memory.rbegin()->first);
+  settle();
+  const std::uint64_t from = keeper->record().log()->written();
+  restart();
+  const RecordLog& log = *keeper->record().log();
+  struct {
+    RowKey key;
+    std::uint32_t size, flags;
+    std::uint64_t sum;
+  } row{};
+  std::map<RowKey, std::uint64_t> saved;  // what of the pool each row has
+  for (std::uint64_t at = 0; at < log.written(); at += sizeof row + (row.size + 7) / 8 * 8) {
+    const auto place = static_cast<off_t>(4096 + at);
+    ASSERT_EQ(::pread(log.memory().get(), &row, sizeof row, place), ssize_t{sizeof row});
+    std::string bytes(row.size, '\0');
+    ASSERT_EQ(::pread(log.memory().get(), bytes.data(), row.size, place + off_t{sizeof row}),
+              static_cast<ssize_t>(row.size));
+    v1::record::Limbo limbo;  // an erased row is empty
+    v1::record::Saved of_one;
+    if (kind_of_row(row.key) == RowKind::kLimbo) {
+      ASSERT_TRUE(limbo.ParseFromString(bytes));
+    } else if (kind_of_row(row.key) == RowKind::kSaved) {
+      ASSERT_TRUE(of_one.ParseFromString(bytes));
+    }
+    limbo.mutable_extents()->MergeFrom(of_one.extents());
+    saved[row.key] = 0;
+    for (const v1::record::Extent& extent : limbo.extents()) saved[row.key] += extent.length();
+    std::uint64_t all = 0;
+    for (const auto& [key, length] : saved) all += length;
+    if (at >= from) {
+      EXPECT_GE(all, kRollout + 8 * kMiB) << "after the row at " << at;
+    }
+  }
+}
+
 // The one before had taken up another's, and ended when it had written where the rank may be
 // writing still, and not yet that nothing is saved there.
 TEST_F(BrokerComebackTest, WhatIsGivenBackTwiceIsNotLostToThePool) {
