@@ -34,8 +34,7 @@ void Part::begin(const Caller& caller, const FleetOrder& order) {
 }
 
 void Part::tell(v1::FleetReport report) {
-  for (v1::FleetReport& progress : take_progress())
-    if (report_) report_(std::move(progress), true);
+  tell_progress(true);
   report.set_node(begin_.number());
   if (report_) report_(std::move(report), false);
 }
@@ -125,25 +124,18 @@ void Part::progress(const v1::Progress& progress) {
   told = {progress.phase(), now};
   if (progress_.empty())
     loop_.at(now + kTellWithin, [self = weak_from_this()] {
-      if (const auto part = self.lock()) part->tell_progress();
+      if (const auto part = self.lock()) part->tell_progress(false);
     });
   progress_[progress.group()] = progress;
 }
 
-std::vector<v1::FleetReport> Part::take_progress() {
-  std::vector<v1::FleetReport> reports;
-  for (auto& [group, progress] : std::exchange(progress_, {})) {
-    v1::FleetReport& report = reports.emplace_back();
+void Part::tell_progress(bool more) {
+  while (!progress_.empty()) {
+    v1::FleetReport report;
     report.set_node(begin_.number());
-    *report.mutable_progress() = std::move(progress);
+    *report.mutable_progress() = std::move(progress_.extract(progress_.begin()).mapped());
+    if (report_) report_(std::move(report), more || !progress_.empty());
   }
-  return reports;
-}
-
-void Part::tell_progress() {
-  std::vector<v1::FleetReport> reports = take_progress();
-  for (std::size_t i = 0; i < reports.size(); ++i)
-    if (report_) report_(std::move(reports[i]), i + 1 < reports.size());
 }
 
 void Part::finished(const Status& status) {

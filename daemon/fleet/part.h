@@ -77,8 +77,8 @@ class Part final : public Abroad,
   void heard(Round& round, const std::string& address, const Result<v1::FleetStanding>& standing);
   /// With the progress that has waited.
   void tell(v1::FleetReport report);
-  std::vector<v1::FleetReport> take_progress();
-  void tell_progress();
+  /// `more`: a report follows at once.
+  void tell_progress(bool more);
 
   Broker& broker_;
   EventLoop& loop_;

@@ -166,37 +166,24 @@ TEST_F(BrokerComebackTest, WhatIsInLimboIsOnRecordAllTheTime) {
   ASSERT_NO_FATAL_FAILURE(swap_to_a_late_second_save({2 * kMiB, 2 * kMiB}));
   r1.free(r1.memory.rbegin()->first);
   settle();
-  const auto written = [&] { return keeper->record().log()->written(); };
-  const std::uint64_t from = on_loop(written);
+  const std::uint64_t from = written();
   restart();
-  const std::uint64_t end = on_loop(written);
-  const int memory = keeper->record().log()->memory().get();  // what is written stays as it is
-  struct {
-    RowKey key;
-    std::uint32_t size, flags;
-    std::uint64_t sum;
-  } row{};
   std::map<RowKey, std::uint64_t> saved;  // what of the pool each row has
-  for (std::uint64_t at = 0; at < end; at += sizeof row + (row.size + 7) / 8 * 8) {
-    const auto place = static_cast<off_t>(4096 + at);
-    ASSERT_EQ(::pread(memory, &row, sizeof row, place), ssize_t{sizeof row});
-    std::string bytes(row.size, '\0');
-    ASSERT_EQ(::pread(memory, bytes.data(), row.size, place + off_t{sizeof row}),
-              static_cast<ssize_t>(row.size));
+  for (const WrittenRow& row : rows_written()) {
     v1::record::Limbo limbo;  // an erased row is empty
     v1::record::Saved of_one;
     if (kind_of_row(row.key) == RowKind::kLimbo) {
-      ASSERT_TRUE(limbo.ParseFromString(bytes));
+      ASSERT_TRUE(limbo.ParseFromString(row.bytes));
     } else if (kind_of_row(row.key) == RowKind::kSaved) {
-      ASSERT_TRUE(of_one.ParseFromString(bytes));
+      ASSERT_TRUE(of_one.ParseFromString(row.bytes));
     }
     limbo.mutable_extents()->MergeFrom(of_one.extents());
     saved[row.key] = 0;
     for (const v1::record::Extent& extent : limbo.extents()) saved[row.key] += extent.length();
     std::uint64_t all = 0;
     for (const auto& [key, length] : saved) all += length;
-    if (at >= from) {
-      EXPECT_GE(all, kRollout + 8 * kMiB) << "after the row at " << at;
+    if (row.end > from) {
+      EXPECT_GE(all, kRollout + 8 * kMiB) << "after the row that ends at " << row.end;
     }
   }
 }

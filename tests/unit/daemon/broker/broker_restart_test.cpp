@@ -198,21 +198,11 @@ TEST_F(BrokerRestartTest, WhatIsFreedWhileAwayIsNotOnRecordWithoutItsBytes) {
   const std::uint64_t kept = r1.create(gpu(0), 2 * kMiB, "weights");
   const std::uint64_t dropped = r1.create(gpu(0), 2 * kMiB, "cache");
   ASSERT_TRUE(complete(begin({Operation::kPause, Selection{{"weights", "cache"}}})).ok());
-  const RecordLog& log = *keeper->record().log();
-  const std::uint64_t from = log.written();
+  const std::uint64_t from = written();
   for (const std::uint64_t id : {kept, dropped}) r1.free(id);
   settle();
-  std::vector<RowKey> rows;  // in the order in which they were written
-  struct {
-    RowKey key;
-    std::uint32_t size, flags;
-    std::uint64_t sum;
-  } row{};
-  for (std::uint64_t at = from; at < log.written(); at += sizeof row + (row.size + 7) / 8 * 8) {
-    ASSERT_EQ(::pread(log.memory().get(), &row, sizeof row, static_cast<off_t>(4096 + at)),
-              static_cast<ssize_t>(sizeof row));
-    rows.push_back(row.key);
-  }
+  std::vector<RowKey> rows;
+  for (const WrittenRow& row : rows_written(from)) rows.push_back(row.key);
   for (const std::uint64_t id : {kept, dropped})
     EXPECT_LT(std::find(rows.begin(), rows.end(), row_key(RowKind::kAllocation, id)),
               std::find(rows.begin(), rows.end(), row_key(RowKind::kSaved, id)));

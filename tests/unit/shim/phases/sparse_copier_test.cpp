@@ -266,7 +266,6 @@ TEST_F(SparseCopierTest, ALookTellsOfBlocksAndWritesNothing) {
   EXPECT_EQ(pool[0], 0x77);
 }
 
-// It had fewer bytes when its place was chosen.
 TEST_F(SparseCopierTest, WhatIsLeftOutComesBackAsZeros) {
   const Bytes ones(4 * kGroup, 1);
   put(0, ones);
@@ -290,6 +289,7 @@ TEST_F(SparseCopierTest, WhatIsLeftOutComesBackAsZeros) {
   EXPECT_TRUE(get(5 * kGroup, kGroup) == Bytes(kGroup));
 }
 
+// It had fewer bytes when its place was chosen.
 TEST_F(SparseCopierTest, WhatDoesNotFitInItsPlaceFailsAndWritesNothing) {
   Bytes bytes(2 * kGroup);
   bytes[0] = bytes[kGroup] = 1;
