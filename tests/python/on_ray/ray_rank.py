@@ -67,3 +67,6 @@ class Rank:
             shim = any("libamem_shim" in line for line in maps)
         return {"pid": os.getpid(), "shim": shim, "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
                 "directory": os.environ.get("AMEM_RUNTIME_DIR"), "group": os.environ.get("AMEM_GROUP")}
+
+    def variable(self, name):
+        return os.environ.get(name)

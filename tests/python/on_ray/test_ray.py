@@ -11,6 +11,7 @@ import pytest
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install ray)")
 pytest.importorskip("cryptography", reason="cryptography is not installed (Debian: python3-cryptography)")
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: E402
 
 import amem  # noqa: E402
 import amem.ray  # noqa: E402
@@ -184,6 +185,30 @@ def test_nodes_of_one_machine_have_directories_of_their_own(nodes):
             cluster.runtime_env("train")
         directories = [cluster.runtime_env("train", bundle=bundle)["env_vars"]["AMEM_RUNTIME_DIR"] for bundle in (0, 1)]
         assert len(set(directories)) == 2 and all(os.stat(each).st_mode & 0o777 == 0o700 for each in directories)
+
+
+def test_an_actor_class_for_code_that_makes_the_actors(nodes):
+    placed = nodes.placed(0, 1)
+    with amem.ray.Cluster(placed, pool=POOL) as cluster:
+        ranks = cluster.actor(ray.remote(num_cpus=0, runtime_env={"env_vars": {"OF": "the class"}})(Rank), "train")
+        assert ranks.__ray_actor_class__ is Rank and "check" in dir(ranks)
+
+        def made(number, **more):
+            where = PlacementGroupSchedulingStrategy(placed, placement_group_bundle_index=number)
+            return ranks.options(num_gpus=0.5, scheduling_strategy=where, **more).remote("rank")
+
+        actors = [made(1), made(0, runtime_env={"env_vars": {"OF": "the call"}})]
+        about = answers(actor.about.remote() for actor in actors)
+        assert [each["group"] for each in about] == ["train"] * 2 and all(each["shim"] for each in about)
+        assert [each["directory"] for each in about] == [
+            cluster.runtime_env("train", bundle=bundle)["env_vars"]["AMEM_RUNTIME_DIR"] for bundle in (1, 0)]
+        assert answers(actor.variable.remote("OF") for actor in actors) == ["the class", "the call"]
+        end_ranks(actors)
+        for without_bundle in (ranks.remote, lambda name: made(-1)):
+            with pytest.raises(amem.FailedPreconditionError, match="Say in which bundle"):
+                without_bundle("rank")
+        with pytest.raises(amem.InvalidArgumentError, match="is no actor class: ray.remote"):
+            cluster.actor(Rank, "train")
 
 
 def machines():

@@ -25,6 +25,7 @@ from amem.errors import (
 from amem.messages import NodeStatus, Progress
 from amem.ray._certificates import Authority
 from amem.ray._node import Found, Node, Outcome, Started, endpoint
+from amem.ray._rank_class import RankClass
 
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _POOL_UNIT = 2 << 20
@@ -268,6 +269,12 @@ class Cluster:
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group_of, placement_group_bundle_index=number),
                 "runtime_env": self.runtime_env(group, scope, bundle, required=required, base=base)}
 
+    def actor(self, actor_class: Any, group: str, scope: str | None = "heap", *, required: bool = True) -> RankClass:
+        """An actor class whose actors are ranks of a group, for code that calls `.options(...)` or `.remote(...)`
+        itself, as frameworks do. `actor_class`: what ray.remote() gives. Errors of its calls as runtime_env()."""
+        return RankClass(actor_class, lambda bundle, base: self.runtime_env(
+            group, scope, bundle, required=required, base=base), self._number)
+
     def close(self) -> None:
         """Ends the amemds that this has started, their directories and the actors; returns when they are gone.
         Operations under way end with CancelledError or UnavailableError. It raises nothing: what cannot be reached ends
@@ -305,6 +312,13 @@ class Cluster:
         if not 0 <= number < len(self._bundles):
             raise InvalidArgumentError(f"there is no bundle {number}: they are 0 to {len(self._bundles) - 1}")
         return self._bundles[number]
+
+    def _number(self, group: Any, index: int) -> int | None:
+        """Of a bundle of a placement group. None: any of the group's, or the group is not this cluster's."""
+        for number, (each, place_in_group, _) in enumerate(self._bundles):
+            if each.id == group.id and place_in_group == index:
+                return number
+        return None
 
     def _operate(self, name: str, parts: int, groups: Sequence[Any], timeout: float | None,
                  **options: Any) -> list[Progress]:

@@ -1,0 +1,49 @@
+"""RankClass: an actor class for frameworks, which make the actors themselves."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from amem.errors import InvalidArgumentError
+
+# Of a bundle's number, or None, and the env_vars so far.
+_Environment = Callable[[int | None, Mapping[str, str]], dict[str, Any]]
+
+
+class RankClass:
+    """Is used as the actor class that it stands for, and gives each actor the environment of a rank.
+
+    The bundle is the one that the call's scheduling strategy names. Whatever else the call or the class says stays,
+    also of its runtime_env.
+    """
+
+    def __init__(self, actor_class: Any, environment: _Environment,
+                 number: Callable[[Any, int], int | None]) -> None:
+        """`number`: of a placement group and a bundle there, that of the cluster; None: of none."""
+        if not hasattr(actor_class, "options") or not hasattr(actor_class, "remote"):
+            raise InvalidArgumentError(f"{actor_class!r} is no actor class: ray.remote() makes one")
+        self._actor_class = actor_class
+        self._environment = environment
+        self._number = number
+
+    def options(self, **given: Any) -> Any:
+        strategy = given.get("scheduling_strategy")
+        bundle = None
+        if isinstance(strategy, PlacementGroupSchedulingStrategy):
+            bundle = self._number(strategy.placement_group, strategy.placement_group_bundle_index)
+        so_far = given.get("runtime_env")
+        if so_far is None:  # what the call says Ray takes instead of what the class says
+            so_far = getattr(self._actor_class, "_default_options", {}).get("runtime_env") or {}
+        variables = self._environment(bundle, so_far.get("env_vars") or {})
+        return self._actor_class.options(**{**given, "runtime_env": {**so_far, **variables}})
+
+    def remote(self, *arguments: Any, **named: Any) -> Any:
+        return self.options().remote(*arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._actor_class, name)
+
+    def __dir__(self) -> list[str]:
+        return dir(self._actor_class)  # verl looks for the methods of the class there
