@@ -185,6 +185,7 @@ void Recovery::take_limbo(Stock& stock) {
     const auto rank_row = ranks_read_.find(id);
     Rank* rank = node_.find_rank(id);
     std::shared_ptr<Account> account = rank != nullptr ? rank->peer.account : nullptr;
+    if (account == nullptr && row.has_owner()) account = accounts_.of(from_record(row.owner()));
     if (account == nullptr && rank_row != ranks_read_.end())
       if (const auto group = groups_read_.find(rank_row->second.group());
           group != groups_read_.end())

@@ -126,6 +126,7 @@ void Records::write_limbo(Rank& rank) {
   if (!record_.keeps()) return;
   v1::record::Limbo row;
   to_record(rank.limbo, *row.mutable_extents());
+  to_record(rank.peer.account->owner(), *row.mutable_owner());
   (void)record_.write(rank.limbo_row, RowKind::kLimbo, rank.id, row);
 }
 

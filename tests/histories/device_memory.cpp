@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 
 #include "tests/fuzz/check.h"
 #include "tests/fuzz/world.h"
@@ -32,10 +31,22 @@ bool same_memory(const Fd& a, const Fd& b) {
          one.st_ino == other.st_ino && one.st_dev == other.st_dev;
 }
 
+std::string read_bytes(const Fd& fd, std::uint64_t offset, std::uint64_t length) {
+  std::string bytes(length, '\0');
+  fuzz::require(::pread(fd.get(), bytes.data(), length, static_cast<off_t>(offset)) ==
+                    static_cast<ssize_t>(length),
+                "bytes are read");
+  return bytes;
+}
+
+void write_bytes(const Fd& fd, std::uint64_t offset, const std::string& bytes) {
+  fuzz::require(::pwrite(fd.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset)) ==
+                    static_cast<ssize_t>(bytes.size()),
+                "bytes are written");
+}
+
 void fill(const Fd& fd, std::uint64_t size, std::uint8_t value) {
-  const std::string bytes(size, static_cast<char>(value));
-  fuzz::require(::pwrite(fd.get(), bytes.data(), size, 0) == static_cast<ssize_t>(size),
-                "memory can be written");
+  write_bytes(fd, 0, std::string(size, static_cast<char>(value)));
 }
 
 }  // namespace amem::histories

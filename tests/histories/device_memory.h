@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "common/fd.h"
 #include "daemon/memory/devices.h"
@@ -9,6 +10,8 @@
 namespace amem::histories {
 
 bool has_bytes(const Fd& fd, std::uint64_t size, std::uint8_t value);
+std::string read_bytes(const Fd& fd, std::uint64_t offset, std::uint64_t length);
+void write_bytes(const Fd& fd, std::uint64_t offset, const std::string& bytes);
 void fill(const Fd& fd, std::uint64_t size, std::uint8_t value);
 /// kResourceExhausted: there is no room.
 Result<CreatedMemory> made_on(const DeviceUuid& device, std::uint64_t size);

@@ -105,7 +105,8 @@ Coroutine History::whole(int events) {
 
 void History::go_on_later(std::coroutine_handle<> who) {
   next_ = who;
-  life_->loop.post([this] {
+  // A timer that is due: nothing need wake the loop.
+  life_->loop.at(Clock::now(), [this] {
     if (death::came()) return;  // play() goes on with another broker
     if (life_->has_pool())
       next_.resume();
@@ -208,6 +209,11 @@ void History::happen() {
     say("rank " + std::to_string(rank.number()) + " dies");
     return rank.die();
   }
+  if (rank.saves() && !rank.connected()) {
+    if (below(16) != 0) return;  // much can happen meanwhile
+    say("rank " + std::to_string(rank.number()) + " has saved, and nobody asks");
+    return rank.end_save();
+  }
   if (rank.away() && below(3) == 0) return come_back(rank);
   if (rank.away()) return program_does(rank);
   if (!rank.connected()) return;
@@ -227,8 +233,8 @@ RankProcess& History::somebody() {
 }
 
 void History::rank_does(RankProcess& rank) {
-  if (!rank.has_command()) return program_does(rank);
-  Mood mood = Mood::kWell;
+  if (!rank.has_command() || (rank.saves() && below(2) == 0)) return program_does(rank);
+  Mood mood = mishap(3) ? Mood::kSlow : Mood::kWell;
   if (mishap(60)) mood = static_cast<Mood>(1 + below(3));
   if (lies_ && below(20) == 0) mood = Mood::kLies;
   handle(rank, mood);
@@ -237,7 +243,9 @@ void History::rank_does(RankProcess& rank) {
 void History::handle(RankProcess& rank, Mood mood) {
   say("rank " + std::to_string(rank.number()) + " of " + rank.group() + " handles " +
       rank.next_command() +
-      (mood == Mood::kWell ? "" : ", in mood " + std::to_string(static_cast<int>(mood))));
+      (mood == Mood::kWell || mood == Mood::kSlow
+           ? ""
+           : ", in mood " + std::to_string(static_cast<int>(mood))));
   rank.handle(mood);
 }
 
@@ -252,7 +260,15 @@ void History::program_does(RankProcess& rank) {
         each.ask(pause);
     return;
   }
-  if (!rank.runs()) return;
+  if (!rank.runs()) {
+    // The shim's frees wait at the gate; others' need not, whatever the broker is just doing. But
+    // whoever is to save what others have as well must have it until then.
+    if ((what == 8 || rank.saves()) && rank.connected() && mishap(4)) {
+      say("rank " + std::to_string(rank.number()) + " frees at a shut gate");
+      rank.free_one(chance, true);
+    }
+    return;
+  }
   if (what <= 3) {
     const auto& device = Ground::get().devices().all()[below(8) == 0 ? 1 : 0];
     const std::uint64_t pages = 1 + below(kMostPages);

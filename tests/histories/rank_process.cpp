@@ -74,7 +74,13 @@ void RankProcess::lose_broker() {
   away_ = true;
 }
 
+void RankProcess::lose_session() {
+  socket_.reset();
+  commands_.clear();
+}
+
 void RankProcess::come_back(const std::string& path) {
+  end_save();  // who copies is who comes back
   away_ = false;
   connect_socket(path);
   say_hello();
@@ -103,6 +109,7 @@ void RankProcess::die() {
   socket_.reset();
   memory_.clear();
   commands_.clear();
+  saves_.reset();
   away_ = false;
 }
 
@@ -214,6 +221,7 @@ void RankProcess::report() {
 // ---- commands -----------------------------------------------------------------------------------
 
 std::string RankProcess::next_command() const {
+  if (saves_) return "the rest of a Save";
   switch (commands_.front().message.which_body) {
     case amem_v1_SessionMessage_quiesce_tag:
       return "Quiesce";
@@ -237,6 +245,12 @@ std::string RankProcess::next_command() const {
 }
 
 void RankProcess::handle(Mood mood) {
+  if (saves_) {
+    const amem_v1_Copies what = saves_->what;
+    copy_failed_ = copy_failed_ || mood == Mood::kFails;
+    end_save();
+    return saved(what, mood);
+  }
   Packet packet = std::move(commands_.front());
   commands_.pop_front();
   const Message& m = packet.message;
@@ -267,11 +281,10 @@ void RankProcess::handle(Mood mood) {
         done(amem_v1_Phase_PHASE_MEASURE, m.body.measure.epoch, 0, well, mood);
       return;
     case amem_v1_SessionMessage_save_tag:
-      if (mood != Mood::kLies) copy_failed_ = copy_failed_ || !well || !copy(m.body.save, true);
-      if (m.body.save.last)
-        done(amem_v1_Phase_PHASE_SAVE, m.body.save.epoch, m.body.save.wave,
-             !std::exchange(copy_failed_, false), mood);
-      return;
+      if (mood != Mood::kLies) begin_save(m.body.save, well);
+      if (mood == Mood::kSlow) return;
+      end_save();
+      return saved(m.body.save, mood);
     case amem_v1_SessionMessage_release_tag:
       release(m.body.release, well);
       copy_failed_ = map_failed_ = false;
@@ -287,7 +300,7 @@ void RankProcess::handle(Mood mood) {
              mood);
       return;
     case amem_v1_SessionMessage_load_tag:
-      copy_failed_ = copy_failed_ || !well || !copy(m.body.load, false);
+      copy_failed_ = copy_failed_ || !well || !load(m.body.load);
       if (m.body.load.last)
         done(amem_v1_Phase_PHASE_LOAD, m.body.load.epoch, 0, !std::exchange(copy_failed_, false),
              mood);
@@ -313,35 +326,6 @@ void RankProcess::done(amem_v1_Phase phase, std::uint64_t epoch, std::uint32_t w
   answer.code = static_cast<std::uint32_t>(well ? Code::kOk : Code::kInternal);
   send(message);
   if (mood == Mood::kTwice) send(message);
-}
-
-bool RankProcess::copy(const amem_v1_Copies& copies, bool save) {
-  bool all = true;
-  for (pb_size_t i = 0; i < copies.copies_count; ++i) {
-    const amem_v1_Copy& c = copies.copies[i];
-    const auto found = memory_.find(c.id);
-    if (found == memory_.end()) continue;  // freed meanwhile
-    const int device = found->second.fd.get();
-    const bool zeros = !save && c.segment == kZeroSegment;
-    const auto pool = segments_.find(c.segment);
-    if (device < 0 || (!zeros && pool == segments_.end()) || (save && c.stored != 0)) {
-      all = false;
-      continue;
-    }
-    std::string bytes(c.length, '\0');
-    const auto length = static_cast<ssize_t>(c.length);
-    const auto here = static_cast<off_t>(c.offset);
-    const auto there = static_cast<off_t>(c.segment_offset);
-    if (!zeros) {
-      const int from = save ? device : pool->second.get();
-      require(::pread(from, bytes.data(), c.length, save ? here : there) == length,
-              "bytes are read");
-    }
-    const int to = save ? pool->second.get() : device;
-    require(::pwrite(to, bytes.data(), c.length, save ? there : here) == length,
-            "bytes are written");
-  }
-  return all;
 }
 
 bool RankProcess::map(Packet& packet) {
@@ -424,10 +408,11 @@ bool RankProcess::is_opening(std::uint64_t id) const {
                      [id](const auto& asking) { return asking.second.opens == id; });
 }
 
-void RankProcess::free_one(std::uint64_t chance) {
+void RankProcess::free_one(std::uint64_t chance, bool only_its_own) {
   if (memory_.empty()) return;
   const auto it = std::next(memory_.begin(), static_cast<std::ptrdiff_t>(chance % memory_.size()));
   if (is_opening(it->first)) return;
+  if (only_its_own && it->second.truth.use_count() > 2) return;  // beside the table of all
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_free_tag;
   message.body.free.id = it->first;

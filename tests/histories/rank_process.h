@@ -9,6 +9,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,8 @@ struct Truth {
 /// By their ids, which begin anew where a broker and its holder have died together.
 using Truths = std::map<std::uint64_t, std::shared_ptr<Truth>>;
 
-enum class Mood : std::uint8_t { kWell, kFails, kSilent, kTwice, kLies };  // kLies: copies nothing
+/// kSlow: it begins a Save, and ends it with the next command. kLies: copies nothing.
+enum class Mood : std::uint8_t { kWell, kFails, kSilent, kTwice, kSlow, kLies };
 
 class RankProcess {
  public:
@@ -35,13 +37,17 @@ class RankProcess {
 
   void connect(const std::string& path);
   /// Its broker has died. It takes what answers there are still, gives up what that one had told it
-  /// to do, and may come back. One that has not been welcomed goes on without amem.
+  /// to do, and may come back. One that has not been welcomed goes on without amem. A Save that it
+  /// has begun goes on, also where its session ends.
   void lose_broker();
   void come_back(const std::string& path);
   /// Its process ends.
   void die();
   /// Its session ends; the process lives on, and its program stands still.
-  void lose_session() { socket_.reset(); }
+  void lose_session();
+  /// Has begun a Save, and not ended it.
+  bool saves() const { return saves_.has_value(); }
+  void end_save();
 
   bool lives() const { return static_cast<bool>(process_); }
   bool connected() const { return static_cast<bool>(socket_); }
@@ -60,7 +66,7 @@ class RankProcess {
 
   /// Takes in what has come. Replies count at once; false: nothing has come.
   bool read();
-  bool has_command() const { return !commands_.empty(); }
+  bool has_command() const { return saves_ || !commands_.empty(); }
   /// Carries out the next command. REQUIRES: there is one.
   void handle(Mood mood);
   /// What the driver did not let go of it lets go of now.
@@ -68,14 +74,14 @@ class RankProcess {
   /// Of its next command.
   std::string next_command() const;
 
-  // ---- its program; REQUIRES: runs() ----
+  // ---- its program; REQUIRES: runs(), but for frees ----
   /// `own`: it makes the memory itself, and gives it to the broker to keep. Nothing where there is
   /// no room.
   void create(const DeviceUuid& device, std::uint64_t size, const std::string& tag, bool own);
   void open(std::uint64_t id, const Token& token);
   /// Nothing where the one that chance takes is just being opened once more: to the broker it stays
-  /// this rank's, as the shim sees to.
-  void free_one(std::uint64_t chance);
+  /// this rank's, as the shim sees to. `only_its_own`: nor where any other has it.
+  void free_one(std::uint64_t chance, bool only_its_own = false);
   void free_guests();
   void write_one(std::uint64_t chance, std::uint8_t value);
   /// Not gated.
@@ -99,6 +105,17 @@ class RankProcess {
     bool usable() const { return fd && !arrived && !stale; }
   };
 
+  /// What has been read from a device, and where it is to be written.
+  struct Write {
+    const Fd* segment;
+    std::uint64_t offset;
+    std::string bytes;
+  };
+  struct Saves {
+    amem_v1_Copies what{};
+    std::vector<Write> writes;
+  };
+
   void connect_socket(const std::string& path);
   bool is_opening(std::uint64_t id) const;
   void say_hello();
@@ -112,7 +129,9 @@ class RankProcess {
   void make(const amem_v1_Make& make, Mood mood);
   void drop_made();
   void report();
-  bool copy(const amem_v1_Copies& copies, bool save);
+  void begin_save(const amem_v1_Copies& copies, bool well);
+  void saved(const amem_v1_Copies& what, Mood mood);
+  bool load(const amem_v1_Copies& copies);
   bool map(Packet& packet);
   void release(const amem_v1_Release& release, bool well);
   void done(amem_v1_Phase phase, std::uint64_t epoch, std::uint32_t wave, bool well, Mood mood);
@@ -142,6 +161,7 @@ class RankProcess {
   std::map<std::uint64_t, Memory> memory_;
   std::map<std::uint32_t, Fd> segments_;
   std::deque<Packet> commands_;
+  std::optional<Saves> saves_;  // just now
 };
 
 }  // namespace amem::histories

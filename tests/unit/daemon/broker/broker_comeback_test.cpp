@@ -188,6 +188,25 @@ TEST_F(BrokerComebackTest, WhatIsInLimboIsOnRecordAllTheTime) {
   }
 }
 
+// Its session has ended, its process not: what it was saving it may be saving still. Neither its
+// row nor its group's is on record any more.
+TEST_F(BrokerComebackTest, WhatSomebodyGoneMayBeWritingToStaysHisUntilHeEnds) {
+  join(a, "train", 0);
+  ASSERT_NE(a.create(gpu(0), 4 * kMiB), 0U);
+  a.moods[amem_v1_SessionMessage_save_tag] = Mood::kLate;
+  begin(Operation::kPause);
+  ASSERT_TRUE(in_phase("save"));
+  a.lose_session();
+  ASSERT_TRUE(eventually([&] { return status().groups_size() == 0; }));
+  EXPECT_EQ(status().pool().used_bytes(), 4 * kMiB);
+  for (int i = 0; i < 2; ++i) {
+    restart();
+    EXPECT_EQ(status().pool().used_bytes(), 4 * kMiB) << "after restart " << i;
+  }
+  a.die();
+  EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }));
+}
+
 // The one before had taken up another's, and ended when it had written where the rank may be
 // writing still, and not yet that nothing is saved there.
 TEST_F(BrokerComebackTest, WhatIsGivenBackTwiceIsNotLostToThePool) {
