@@ -109,6 +109,7 @@ void Broker::hold_again() {
     if (a->resident()) record.keep_again(a->kept, a->fd, devices_.lane(a->device));
   for (const auto& [id, rank] : node_.ranks)
     if (rank.peer.process) record.keep_again(rank.kept, rank.peer.process);
+  saved_.hold_again();
   node_.pools.each([&](const RecordedSegment& segment) {
     if (segment.segment.fd) record.keep_again(segment.kept, segment.segment.fd);
   });

@@ -222,6 +222,11 @@ void SavedBytes::free_ended(std::uint64_t key) {
   ended_.erase(it);
 }
 
+void SavedBytes::hold_again() {
+  for (const auto& [key, ended] : ended_)
+    if (ended.process) node_.records.record().keep_again(ended.kept, ended.process);
+}
+
 void SavedBytes::free(const std::shared_ptr<Account>& account, const Extents& extents) {
   if (extents.empty()) return;
   if (Status status = node_.pools.of(account).extents.give_back(extents); !status.ok())

@@ -51,6 +51,8 @@ class SavedBytes {
   /// The extents go back to the pool when the process has ended; null: when it surely has.
   void await_end(SharedFd process, std::shared_ptr<Account> account, Extents extents, Row row,
                  Kept kept);
+  /// Gives another holder the processes whose ends are awaited.
+  void hold_again();
 
  private:
   struct Ended {  // a session, perhaps not yet its process
@@ -58,8 +60,8 @@ class SavedBytes {
     EventLoop::WatchId watch = 0;
     std::shared_ptr<Account> account;
     Extents extents;
-    Row row;
     Kept kept;  // of the process
+    Row row;    // goes first: without the process the next broker would have to wait for a time
   };
 
   /// In which orders the pool's segments are used best, and which of them is whose.

@@ -202,7 +202,9 @@ TEST_F(BrokerComebackTest, WhatSomebodyGoneMayBeWritingToStaysHisUntilHeEnds) {
   for (int i = 0; i < 2; ++i) {
     restart();
     EXPECT_EQ(status().pool().used_bytes(), 4 * kMiB) << "after restart " << i;
+    ASSERT_NO_FATAL_FAILURE(replace_holder());  // which must know the process, too
   }
+  restart();
   a.die();
   EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }));
 }

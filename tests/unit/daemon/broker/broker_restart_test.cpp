@@ -325,14 +325,7 @@ TEST_F(BrokerRestartTest, APinHolds) {
 TEST_F(BrokerRestartTest, AnotherHolderGetsEverything) {
   two();
   ASSERT_TRUE(pause().ok());
-  // On the loop: before it sees that the holder has gone, and starts one of its own.
-  on_loop([&] {
-    end_holder();
-    begin_holder();
-  });
-  ASSERT_FALSE(HasFatalFailure());
-  ASSERT_TRUE(
-      eventually([&] { return on_loop([&] { return !keeper->record().holder()->lost(); }); }));
+  ASSERT_NO_FATAL_FAILURE(replace_holder());
   restart();
   both_come_back();
   EXPECT_EQ(group().state(), kPaused);
