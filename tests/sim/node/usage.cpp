@@ -14,6 +14,7 @@
 #include <tuple>
 #include <utility>
 
+#include "tests/sim/node/lock_list.h"
 #include "tests/sim/node/node.h"
 
 namespace sim {
@@ -39,24 +40,8 @@ Bytes Sum(const Held& held) {
   return sum;
 }
 
-std::string ReadAll(const char* path) {
-  const int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) Die(std::string("cannot open ") + path + ": " + strerror(errno));
-  std::string text;
-  for (ssize_t n = 1; n != 0;) {
-    constexpr size_t kMore = 65536;
-    const size_t size = text.size();
-    text.resize(size + kMore);
-    n = read(fd, text.data() + size, kMore);
-    if (n < 0 && errno != EINTR) Die(std::string("cannot read ") + path + ": " + strerror(errno));
-    text.resize(size + static_cast<size_t>(std::max<ssize_t>(n, 0)));
-  }
-  close(fd);
-  return text;
-}
-
 Held ReadLocks() {
-  const std::string text = ReadAll("/proc/locks");
+  const std::string text = LockList();
   Held held;
   for (int device = 0; device < Node().devices; ++device) {
     // "1: OFDLCK  ADVISORY  READ -1 00:01:1034 4611 4612"
