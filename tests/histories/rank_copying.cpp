@@ -1,4 +1,6 @@
 // How a rank copies: what it saves it reads at the beginning, and writes at the end.
+#include <utility>
+
 #include "tests/histories/device_memory.h"
 #include "tests/histories/rank_process.h"
 
