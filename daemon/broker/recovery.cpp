@@ -52,6 +52,13 @@ bool may_be_saving(const v1::record::Group& row) {
   return row.under_way().restart() == v1::record::CALL_OFF || row.under_way().waves();
 }
 
+/// What of its bytes is saved is not all of them yet, as far as is on record.
+bool is_being_saved(const v1::record::Group& group, const v1::record::Saved& saved) {
+  if (saved.leaves()) return false;
+  return saved.attempt() > group.epoch() ||
+         (saved.attempt() == group.epoch() && may_be_saving(group));
+}
+
 }  // namespace
 
 Result<std::uint64_t> recorded_chunk(const RecordLog& log) {
@@ -88,6 +95,7 @@ Status Recovery::run(Stock stock) {
         "(AMEM_ORPHAN): restart them",
         groups_read_[group->first].name(), missing);
     for (const auto& [id, member] : group->second) group_of_.erase(id);
+    leave_to_writers(group->first, group->second, stock);
     group = members_.erase(group);
   }
   for (auto& [id, members] : members_) take_group(id, members);
@@ -180,6 +188,23 @@ void Recovery::take_pool(Stock& stock) {
   }
 }
 
+/// The group is not taken up: what its ranks may be saving to is in their limbo.
+void Recovery::leave_to_writers(GroupId id, std::map<RankId, Member>& members, Stock& stock) {
+  const v1::record::Group& group = groups_read_.at(id);
+  for (const auto& [allocation, saved] : saved_read_) {
+    const auto of = allocations_read_.find(allocation);
+    if (!may_be_saving(group) || of == allocations_read_.end() || of->second.group() != id)
+      continue;
+    if (!members.contains(saved.saver())) continue;  // its process has ended
+    v1::record::Limbo& limbo = limbo_read_[saved.saver()];
+    limbo.mutable_extents()->MergeFrom(saved.extents());
+    *limbo.mutable_owner() = group.owner();
+  }
+  for (auto& [rank, member] : members)
+    if (limbo_read_.contains(rank))
+      stock.emplace(holder_key(HolderKind::kProcess, rank), std::move(member.process));
+}
+
 void Recovery::take_limbo(Stock& stock) {
   for (const auto& [id, row] : limbo_read_) {
     const auto rank_row = ranks_read_.find(id);
@@ -204,7 +229,11 @@ void Recovery::take_limbo(Stock& stock) {
         node_.records.write_limbo(*rank);
       continue;
     }
+    v1::record::Limbo still;
+    to_record(taken, *still.mutable_extents());
+    to_record(account->owner(), *still.mutable_owner());
     Row kept_row = adopt(RowKind::kLimbo, id);
+    (void)node_.records.record().write(kept_row, RowKind::kLimbo, id, still);
     std::optional<Fd> process = take(stock, HolderKind::kProcess, id);
     saved_.await_end(process ? std::make_shared<const Fd>(std::move(*process)) : nullptr, account,
                      std::move(taken), std::move(kept_row),
@@ -280,7 +309,8 @@ std::string Recovery::find_memory(GroupId id, const Stock& stock,
     if (memory.holders.empty()) continue;  // its guests' alone, perhaps
     const auto saved = saved_read_.find(allocation);
     if (saved != saved_read_.end()) memory.saved = &saved->second;
-    const bool left = memory.saved != nullptr && !memory.saved->stayed();
+    const bool left =
+        memory.saved != nullptr && !memory.saved->stayed() && !is_being_saved(group, *memory.saved);
     memory.incoming = !stock.contains(holder_key(HolderKind::kMemory, allocation));
     // What a resume has made before it could open is made again by the next.
     memory.resident =
@@ -317,6 +347,7 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
   if (memory.saved != nullptr) {
     const v1::record::Saved& saved = *memory.saved;
     a.saver = saved.saver();
+    a.saved_in = saved.attempt();
     a.saved = from_record(saved.extents());
     for (const v1::record::Saved::Part& part : saved.parts())
       a.stored.push_back({part.length(), part.bytes(), part.sparse(), part.checksum()});

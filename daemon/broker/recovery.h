@@ -71,6 +71,7 @@ class Recovery {
   void put_on_device(Allocation& a, HolderKind kind, const std::shared_ptr<Account>& account,
                      Stock& stock);
   void take_guests_memory(Stock& stock);
+  void leave_to_writers(GroupId id, std::map<RankId, Member>& members, Stock& stock);
   void take_limbo(Stock& stock);
   Row adopt(RowKind kind, std::uint64_t id);
   void let_go_of_the_rest(const Stock& stock);

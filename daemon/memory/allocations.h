@@ -94,6 +94,7 @@ struct Allocation {
   std::vector<Guest> guests;    // by first opening; while there is one it cannot leave its device
   Extents saved;                // where its bytes are while paused; empty: nothing was kept
   RankId saver = 0;             // who is to write them; of no pause: 0
+  std::uint64_t saved_in = 0;   // the pause that has taken them: its Epoch::attempt
   std::vector<Stored> stored;   // how, of each extent; empty: byte for byte, and all of them fit
   SharedFd fd;                  // null: not on the device
   Kept kept;                    // of the same memory

@@ -108,6 +108,7 @@ void Records::write_saved(Allocation& allocation, bool leaves) {
   v1::record::Saved& row = saved_;
   row.Clear();
   row.set_saver(allocation.saver);
+  row.set_attempt(allocation.saved_in);
   to_record(allocation.saved, *row.mutable_extents());
   for (const Stored& stored : allocation.stored) {
     v1::record::Saved::Part& part = *row.add_parts();

@@ -184,8 +184,10 @@ void PauseOperation::run(const action::Release& release) {
   Records& records = means_.node.records;
   if (!waves_) {
     for (Allocation* a : means_.node.allocations.of_group(group_.id))
-      if (what_.takes(a->tag) && a->resident() && !a->stayed && a->saved.empty())
+      if (what_.takes(a->tag) && a->resident() && !a->stayed && a->saved.empty()) {
+        a->saved_in = release.epoch.attempt;
         records.write_saved(*a);  // its bytes are dropped
+      }
     records.write(group_);
     return release_all(release);
   }

@@ -46,6 +46,7 @@ Status SavedBytes::take(const GroupEntry& group, const Task& pause, const Device
     keep[i]->saved = std::move(taken.value()[i].extents);
     keep[i]->stored = std::move(taken.value()[i].parts);
     keep[i]->saver = keep[i]->keeper();
+    keep[i]->saved_in = group.machine.epoch().attempt;
     node_.records.write_saved(*keep[i]);  // before a rank can write there
   }
   return {};

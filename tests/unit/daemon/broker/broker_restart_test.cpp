@@ -356,6 +356,16 @@ class UnusableTest : public BrokerRestartTest {
     EXPECT_TRUE(found.ok()) << found.status().text();
     return std::move(found).value();
   }
+  /// The broker ends, and the next finds the descriptor of that memory lost.
+  void restart_without(std::uint64_t allocation) {
+    end_broker();
+    keeper.reset();
+    std::unique_ptr<Holder> all = connect();
+    all->drop(holder_key(HolderKind::kMemory, allocation));
+    ASSERT_TRUE(all->flush().ok());
+    all.reset();
+    ASSERT_NO_FATAL_FAILURE(begin_broker());
+  }
   void expect_refused(const std::string& why) {
     for (int i = 0; i < 2; ++i) {
       const Status status = attach();
@@ -410,13 +420,7 @@ TEST_F(UnusableTest, AGroupWhoseMemoryIsMissingIsNamedAndOthersAreTakenUp) {
   const std::uint64_t others = r3.create(gpu(1), 2 * kMiB);
   r3.write(others, 0x33);
   two();
-  end_broker();
-  keeper.reset();
-  std::unique_ptr<Holder> all = connect();
-  all->drop(holder_key(HolderKind::kMemory, of_b));
-  ASSERT_TRUE(all->flush().ok());
-  all.reset();
-  ASSERT_NO_FATAL_FAILURE(begin_broker());
+  ASSERT_NO_FATAL_FAILURE(restart_without(of_b));
   EXPECT_EQ(status().groups_size(), 1);
   EXPECT_EQ(FakeRank::code(r1.come_back(socket())), Code::kNotFound);
   ASSERT_EQ(FakeRank::code(r3.come_back(socket())), Code::kOk);
@@ -424,6 +428,23 @@ TEST_F(UnusableTest, AGroupWhoseMemoryIsMissingIsNamedAndOthersAreTakenUp) {
   ASSERT_TRUE(pause("other").ok());
   ASSERT_TRUE(resume("other").ok());
   EXPECT_TRUE(r3.holds(others, 0x33));
+}
+
+// It may be saving still when its group is not taken up any more.
+TEST_F(UnusableTest, WhatItsRanksMayBeWritingToIsNobodysUntilTheyEnd) {
+  join(a, "train", 0);
+  ASSERT_NE(a.create(gpu(0), 4 * kMiB), 0U);
+  const std::uint64_t lost = a.create(gpu(0), 2 * kMiB);
+  a.moods[amem_v1_SessionMessage_save_tag] = Mood::kLate;
+  begin(Operation::kPause);
+  ASSERT_TRUE(eventually([&] { return a.received[amem_v1_SessionMessage_save_tag] > 0; }));
+  ASSERT_NO_FATAL_FAILURE(restart_without(lost));
+  EXPECT_EQ(status().groups_size(), 0);
+  EXPECT_EQ(status().pool().used_bytes(), 6 * kMiB);
+  restart();
+  EXPECT_EQ(status().pool().used_bytes(), 6 * kMiB);
+  a.die();
+  EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }));
 }
 
 }  // namespace
