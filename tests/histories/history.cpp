@@ -201,6 +201,7 @@ void History::happen() {
   if (holder_ && mishap(600)) {
     say("the holder dies");
     holder_->die();
+    if (below(2) == 0) settle_death(6);  // before another has everything, or soon after
     return life_->holder_ends();
   }
   RankProcess& rank = somebody();
