@@ -191,10 +191,10 @@ void Recovery::take_pool(Stock& stock) {
 /// The group is not taken up: what its ranks may be saving to is in their limbo.
 void Recovery::leave_to_writers(GroupId id, std::map<RankId, Member>& members, Stock& stock) {
   const v1::record::Group& group = groups_read_.at(id);
+  const bool saving = may_be_saving(group);
   for (const auto& [allocation, saved] : saved_read_) {
     const auto of = allocations_read_.find(allocation);
-    if (!may_be_saving(group) || of == allocations_read_.end() || of->second.group() != id)
-      continue;
+    if (!saving || of == allocations_read_.end() || of->second.group() != id) continue;
     if (!members.contains(saved.saver())) continue;  // its process has ended
     v1::record::Limbo& limbo = limbo_read_[saved.saver()];
     limbo.mutable_extents()->MergeFrom(saved.extents());
@@ -229,11 +229,8 @@ void Recovery::take_limbo(Stock& stock) {
         node_.records.write_limbo(*rank);
       continue;
     }
-    v1::record::Limbo still;
-    to_record(taken, *still.mutable_extents());
-    to_record(account->owner(), *still.mutable_owner());
     Row kept_row = adopt(RowKind::kLimbo, id);
-    (void)node_.records.record().write(kept_row, RowKind::kLimbo, id, still);
+    node_.records.write_limbo(kept_row, id, taken, account->owner());
     std::optional<Fd> process = take(stock, HolderKind::kProcess, id);
     saved_.await_end(process ? std::make_shared<const Fd>(std::move(*process)) : nullptr, account,
                      std::move(taken), std::move(kept_row),

@@ -124,11 +124,15 @@ void Records::write_saved(Allocation& allocation, bool leaves) {
 }
 
 void Records::write_limbo(Rank& rank) {
+  write_limbo(rank.limbo_row, rank.id, rank.limbo, rank.peer.account->owner());
+}
+
+void Records::write_limbo(Row& row, RankId rank, const Extents& extents, const Owner& owner) {
   if (!record_.keeps()) return;
-  v1::record::Limbo row;
-  to_record(rank.limbo, *row.mutable_extents());
-  to_record(rank.peer.account->owner(), *row.mutable_owner());
-  (void)record_.write(rank.limbo_row, RowKind::kLimbo, rank.id, row);
+  v1::record::Limbo limbo;
+  to_record(extents, *limbo.mutable_extents());
+  to_record(owner, *limbo.mutable_owner());
+  (void)record_.write(row, RowKind::kLimbo, rank, limbo);
 }
 
 // ---- ids ----------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ class Records {
   /// What a pause takes of it. `leaves`: of a pause in waves, its ranks are told to let go of it.
   void write_saved(Allocation& allocation, bool leaves = false);
   void write_limbo(Rank& rank);
+  /// Of a rank that may have gone.
+  void write_limbo(Row& row, RankId rank, const Extents& extents, const Owner& owner);
 
   // Ids that are about to be told are never used again, restart or not.
   void used_allocation(AllocationId id);
