@@ -4,6 +4,7 @@ import argparse
 import fnmatch
 import pathlib
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path += [str(HERE), *(str(HERE.parent / tests / room) for tests in ("gpu", "gpu-tests") for room in ("cases", "programs"))]
 
 import bench_parts  # noqa: E402
+import heap_parts  # noqa: E402, F401: registers what it has
 import results  # noqa: E402
 from harness import Failure, Skip  # noqa: E402
 from run_cases import Bench, show_logs  # noqa: E402
@@ -35,6 +37,7 @@ class Machine:
         self.runs = options.runs or 5
         self.heap_bytes = options.heap_bytes
         self.swap_bytes = options.swap_bytes
+        self.rank_bytes = options.rank_bytes
         self.max_bytes = options.max_bytes
         self.small_pool = options.pool
         self.peer_limit = 60 if options.quick else 150
@@ -119,19 +122,24 @@ def run_part(report, machine, name, function, limit):
     machine.folder = machine.bench.folder
     begin = time.monotonic()
     verdict = "done"
+
+    def out_of_time(_signal, _frame):
+        raise Failure(f"its time, {limit} s, is over")
+    signal.signal(signal.SIGALRM, out_of_time)
+    signal.alarm(limit)
     try:
         for row in function(machine):
             report.rows.append(row)
             print(f"  {row['part']}: {row['work']}: {row['who']}: {results.number(row['median'])} {row['unit']} "
                   f"({results.number(row['min'])} to {results.number(row['max'])}, {row['n']}) {row['note']}", flush=True)
             report.write()
-            if time.monotonic() - begin > limit:
-                raise Failure(f"its time, {limit} s, is over")
     except Skip as skip:
         verdict = f"skipped: {skip}"
     except Exception as error:  # noqa: BLE001: whatever one part does, the next one must run
         verdict = f"failed: {error if isinstance(error, Failure) else f'{type(error).__name__}: {error}'}"
         show_logs(machine.bench)
+    finally:
+        signal.alarm(0)
     machine.bench.end(failed=not verdict.startswith("done"))
     print(f"{name}: {verdict} ({time.monotonic() - begin:.1f} s)", flush=True)
     if verdict != "done":
@@ -160,6 +168,7 @@ def parse(arguments):
     parser.add_argument("--quick", action="store_true", help="fewer sizes and peers")
     parser.add_argument("--heap-bytes", type=size, default=8 * GIB)
     parser.add_argument("--swap-bytes", type=size, default=16 * GIB)
+    parser.add_argument("--rank-bytes", type=size, default=15 * GIB, help="on each GPU, in heap_all and swap_all")
     parser.add_argument("--max-bytes", type=size, default=256 << 20, help="largest collective")
     parser.add_argument("--pool", type=int, help="the broker's pool in GiB; as the part needs")
     parser.add_argument("--list", action="store_true", help="name the parts and stop")

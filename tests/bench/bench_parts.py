@@ -1,18 +1,13 @@
 """The parts of the benchmarks. A part is a function that takes a Machine and yields rows (results.py); it raises Skip or
 Failure like a GPU test. Limits and repetitions are of the machine's options."""
 
-import importlib.util
 import json
 import pathlib
-import subprocess
-import sys
-import time
 
 import figures
-from harness import Failure, Skip, start
+from harness import Failure, Skip
 from results import from_report, row
 
-SCRIPTS = pathlib.Path(__file__).resolve().parent
 GIB = 1 << 30
 PARTS = []
 
@@ -61,6 +56,27 @@ def gate(machine):
         text = machine.run([program, "--check-limit-ns=1000000"])
         costs.append(float(text.split("the gate costs ")[1].split(" ns")[0]))
     yield row("gate", "a call through the gate", "amem", costs, unit="ns")
+
+
+def host_memory():
+    """Bytes that programs may still have."""
+    for line in pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    raise Failure("/proc/meminfo has no MemAvailable")
+
+
+def ceiling(machine, name, gpus, size, works):
+    """Plain copies of the same bytes by the same number of GPUs, at once; of fewer, where the host's memory does not hold them
+    twice, as copies both ways need them. `works`: what they are the ceiling of, and the way."""
+    machine.bench.stop_broker()  # its pool is the host's memory, too
+    copied = min(size, host_memory() * 3 // 4 // (2 * gpus) >> 20 << 20)
+    text = machine.run([machine.program("amem_memory_bench"), "copy", "--bytes", copied, "--gpus", gpus, "--runs", machine.runs])
+    report = json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
+    note = f"{size >> 20} MiB per GPU" + (f", reckoned from {copied >> 20}" if copied < size else "")
+    for work, way in works.items():
+        figure = {each: value if each == "n" else value * size / copied for each, value in report[f"{way}_ms"].items()}
+        yield from_report(name, work, "plain copy, page-locked", figure, note=note)
 
 
 # ---- NCCL -------------------------------------------------------------------------------------------------------
@@ -125,7 +141,9 @@ def start_ups(machine, gpus, comms, name):
 def nccl(machine, gpus, comms, peers):
     """One warm-up cycle is in amem's times: the first one is in the note."""
     name = f"NCCL, {gpus} ranks x {comms} communicators"
-    pool = max(16, gpus * (12 if comms > 8 else 8) * (3 if comms > 8 else 1))
+    # All of NCCL's memory, which grows with the square of the ranks, as far as the host has as much: a smaller pool is first
+    # measured for.
+    pool = min(max(72, 9 * gpus * gpus) if comms > 8 else max(16, 2 * gpus * gpus), host_memory() * 3 // 4 // GIB)
     broker = machine.bench.broker(pool_gib=machine.pool_gib(pool))
     cycles = ["--cycles", machine.runs + 1]
     held = 0
@@ -190,6 +208,18 @@ def nccl_4x20(machine):
     yield from nccl(machine, 4, 20, () if in_short(machine, 20) else ("recreate", "suspend"))
 
 
+@part(gpus=8, limit=500)
+def nccl_8x4(machine):
+    """The same: 8 ranks, 4 communicators."""
+    yield from nccl(machine, 8, 4, ("suspend", "recreate"))
+
+
+@part(gpus=8, limit=590)
+def nccl_8x20(machine):
+    """The same: 8 ranks, 20 communicators."""
+    yield from nccl(machine, 8, 20, () if in_short(machine, 20) else ("recreate", "suspend"))
+
+
 @part(gpus=2, limit=260)
 def collectives(machine):
     """All-reduces of 8 B to 256 MiB: NCCL alone, with amem, with slabs and without, before a cycle and after each.
@@ -222,185 +252,7 @@ def collectives(machine):
         yield row(name, what + (", in a graph" if captured else ""), who, values, unit="us", note="each a median of its own")
 
 
-# ---- the heap ---------------------------------------------------------------------------------------------------
-
-
-def operate(broker, *arguments):
-    """amemctl pause, resume or swap: (milliseconds from its beginning in the broker to its end, the `done` messages).
-    The time between the first message and the last is taken here, so it is that of a swap's both halves."""
-    with subprocess.Popen([str(broker.ctl), "--json", *arguments], env=broker.environment, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        first, last, done, lead = None, None, [], 0
-        for line in process.stdout:
-            if not line.startswith("{"):
-                continue
-            last = time.monotonic()
-            message = json.loads(line)
-            if first is None:
-                first, lead = last, int(message.get("elapsed_us", 0))
-            if message.get("done"):
-                done.append(message)
-        errors = process.stderr.read()
-        if process.wait(60) != 0 or not done:
-            raise Failure(f"amemctl {' '.join(arguments)}: {errors.strip()}")
-    return (last - first) * 1000 + lead / 1000, done
-
-
-class Holder:
-    """amem_memory_bench hold, under the shim, in a group of its own; or crowd, without."""
-
-    def __init__(self, machine, group, size, shim=True, work="hold", pieces=0):
-        broker = machine.bench.broker()
-        self.group = group
-        argv = [machine.program("amem_memory_bench"), work, "--bytes", size, *(["--pieces", pieces] if pieces else [])]
-        if shim:
-            argv = [broker.ctl, "run", "--group", group, "--scope", "heap", "--", *argv]
-        log = (machine.folder / f"{group}.err").open("ab")
-        self.process = start(argv, broker.environment, machine.bench.marker, text=True,
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
-        log.close()
-        self.expect("ready")
-
-    def expect(self, answer):
-        line = self.process.stdout.readline().strip()
-        if line != answer:
-            raise Failure(f"{self.group}: the holder said \"{line}\", not \"{answer}\"")
-
-    def ask(self, what):
-        self.process.stdin.write(what + "\n")
-        self.process.stdin.flush()
-        self.expect("ok")
-
-    def end(self):
-        self.process.stdin.write("end\n")
-        self.process.stdin.close()
-        if self.process.wait(60) != 0:
-            raise Failure(f"{self.group}: the holder ended with {self.process.returncode}")
-
-
-def ceiling(machine, name, gpus, size, works):
-    """Plain copies of the same bytes by the same number of GPUs, at once. `works`: what they are the ceiling of, and the way."""
-    text = machine.run([machine.program("amem_memory_bench"), "copy", "--bytes", size, "--gpus", gpus, "--runs", machine.runs])
-    report = json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
-    for work, way in works.items():
-        yield from_report(name, work, "plain copy, page-locked", report[f"{way}_ms"], note=f"{size >> 20} MiB per GPU")
-
-
-@part(gpus=1, limit=115)
-def heap(machine):
-    """8 GiB of one process, dense, kept: first pause, later pauses, resumes, against a plain copy."""
-    size = machine.heap_bytes
-    name = f"heap, {size / GIB:g} GiB, dense"
-    broker = machine.bench.broker(pool_gib=machine.pool_gib(size // GIB + 4))
-    holder = Holder(machine, "heap", size)
-    times = {"pause": [], "resume": []}
-    explained = {}
-    for number in range(machine.runs + 1):
-        for verb, taken in times.items():
-            _, done = operate(broker, verb, "heap")
-            taken.append(int(done[-1]["elapsed_us"]) / 1000)
-            explained[verb] = done[-1]
-        if not machine.quick or number in (0, machine.runs):
-            holder.ask("check")
-    machine.keep["heap"] = explained
-    holder.end()
-    yield row(name, "first pause", "amem", times["pause"][:1])
-    yield row(name, "pause", "amem", times["pause"][1:])
-    yield row(name, "resume", "amem", times["resume"][1:], note=f"first {times['resume'][0]:.1f}")
-    yield from ceiling(machine, name, 1, size, {"first pause": "out", "pause": "out", "resume": "in"})
-
-
-@part(gpus=1, limit=200)
-def record(machine):
-    """1000 allocations of 2 MiB: pauses and resumes of a broker with a holder and its record, and of one without."""
-    pieces, times = 1000, {}
-    for holder in ("off", "required") * 3:  # in turns: what the machine does meanwhile falls on both
-        broker = machine.bench.broker_with("8GiB", "--holder", holder)
-        program = Holder(machine, "heap", pieces << 21, pieces=pieces)
-        for number in range(machine.runs + 1):
-            for verb in ("pause", "resume"):
-                _, done = operate(broker, verb, "heap")
-                if number > 0:
-                    times.setdefault((verb, holder), []).append(int(done[-1]["elapsed_us"]) / 1000)
-        program.ask("check")
-        program.end()
-    machine.bench.stop_broker()
-    for (verb, holder), taken in times.items():
-        yield row(f"heap, {pieces} x 2 MiB", verb, "amem" if holder == "required" else "amem without a holder", taken)
-
-
-def swap_often(machine, broker, out_in, keep):
-    """Swaps to and fro: (milliseconds of each, who would go out and come in next)."""
-    times = []
-    for _ in range(machine.runs + 1):
-        ms, done = operate(broker, "swap", *out_in)
-        times.append(ms)
-        machine.keep[keep] = done
-        out_in = out_in[::-1]
-    return times, out_in
-
-
-def check_both(broker, holders, out_in):
-    """Every byte of both; the second runs afterwards."""
-    holders[out_in[0]].ask("check")
-    operate(broker, "swap", *out_in)
-    holders[out_in[1]].ask("check")
-
-
-@part(gpus=1, limit=115)
-def swap(machine):
-    """16 GiB out and 16 GiB in on one GPU, two processes, against the longer of the two copies alone."""
-    size = machine.swap_bytes
-    name = f"swap, {size / GIB:g} GiB out, {size / GIB:g} GiB in"
-    broker = machine.bench.broker(pool_gib=machine.pool_gib(2 * (size // GIB) + 8))
-    one, two = Holder(machine, "one", size), Holder(machine, "two", size)
-    operate(broker, "pause", "two")
-    times, out_in = swap_often(machine, broker, ("one", "two"), "swap")
-    holders = {"one": one, "two": two}
-    check_both(broker, holders, out_in)
-    operate(broker, "resume", out_in[0])
-    for holder in (one, two):
-        holder.end()
-    yield row(name, "swap", "amem", times[1:], note=f"first {times[0]:.1f}")
-    yield from ceiling(machine, name, 1, size, {"out alone": "out", "in alone": "in", "both at once": "both"})
-
-
-@part(gpus=1, limit=115)
-def swap_full(machine):
-    """The same where there is no room for both, so that one leaves in waves; against a pause, then a resume."""
-    size = machine.swap_bytes
-    name = f"swap without room, {size / GIB:g} GiB out, {size / GIB:g} GiB in"
-    broker = machine.bench.broker(pool_gib=machine.pool_gib(2 * (size // GIB) + 8))
-    holders = {"one": Holder(machine, "one", size)}
-    operate(broker, "pause", "one")
-    holders["two"] = Holder(machine, "two", size)
-    crowd = Holder(machine, "crowd", 2 * GIB, shim=False, work="crowd")
-    times, out_in = swap_often(machine, broker, ("two", "one"), "swap_full")
-    in_turn = []
-    for _ in range(machine.runs):
-        in_turn.append(operate(broker, "pause", out_in[0])[0] + operate(broker, "resume", out_in[1])[0])
-        out_in = out_in[::-1]
-    check_both(broker, holders, out_in)
-    crowd.end()
-    operate(broker, "resume", out_in[0])
-    for holder in holders.values():
-        holder.end()
-    yield row(name, "swap", "amem", times[1:], note=f"first {times[0]:.1f}")
-    yield row(name, "swap", "amem, a pause and then a resume", in_turn)
-
-
-@part(gpus=1, limit=115)
-def saver(machine):
-    """torch_memory_saver with the same 8 GiB, where it is installed."""
-    if importlib.util.find_spec("torch_memory_saver") is None:
-        raise Skip("torch_memory_saver is not installed")
-    name = f"heap, {machine.heap_bytes / GIB:g} GiB, dense"
-    for who, how in (("torch_memory_saver, CPU backup", []), ("torch_memory_saver, CPU backup retained", ["--retain"])):
-        text = machine.run([sys.executable, SCRIPTS / "saver_bench.py", "--bytes", machine.heap_bytes, "--runs", machine.runs, *how])
-        report = json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
-        yield row(name, "first pause", who, report["pause_ms"][:1])
-        yield row(name, "pause", who, report["pause_ms"][1:])
-        yield row(name, "resume", who, report["resume_ms"][1:])
+# ---- single calls ------------------------------------------------------------------------------------------------
 
 
 @part(gpus=1, limit=60)

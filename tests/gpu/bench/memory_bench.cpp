@@ -3,12 +3,12 @@
 //   amem_memory_bench copy --bytes N [--gpus G] [--runs R]
 //       the ceiling: a plain copy of N bytes between each of G devices and page-locked memory, all
 //       devices at once: out, in, and both ways at once. One line of JSON.
-//   amem_memory_bench hold --bytes N [--pieces P]
-//       allocates N bytes on device 0, fills them with data that has no zeros, says "ready", and
-//       then obeys lines on stdin: "check" compares every byte and answers "ok", "change" writes
-//       other data, "end" ends. What `amemctl pause` pauses meanwhile is this.
-//   amem_memory_bench crowd --bytes N
-//       takes all memory of device 0 but N bytes, says "ready", and ends with its stdin.
+//   amem_memory_bench hold --bytes N [--gpu D] [--pieces P]
+//       allocates N bytes on device D, 0 by default, fills them with data that has no zeros, says
+//       "ready", and then obeys lines on stdin: "check" compares every byte and answers "ok",
+//       "change" writes other data, "end" ends. What `amemctl pause` pauses meanwhile is this.
+//   amem_memory_bench crowd --bytes N [--gpu D]
+//       takes all memory of device D but N bytes, says "ready", and ends with its stdin.
 //
 // Exit status: 0, 1 on an error, 2 wrong options, 77 without enough GPUs.
 #include <signal.h>
@@ -38,6 +38,7 @@ constexpr std::size_t kPart = 16U << 20;  // of a copy: several in a row, as a p
 struct Options {
   std::size_t bytes = std::size_t{1} << 30;
   int gpus = 1;
+  int gpu = 0;
   int runs = 5;
   int pieces = 16;
 };
@@ -219,7 +220,8 @@ void fill(std::vector<std::uint64_t>& words, std::uint64_t seed) {
 class Holder {
  public:
   explicit Holder(const Options& options)
-      : device_(0), step_(std::min(kStep, options.bytes / static_cast<unsigned>(options.pieces))) {
+      : device_(options.gpu),
+        step_(std::min(kStep, options.bytes / static_cast<unsigned>(options.pieces))) {
     const std::size_t piece = options.bytes / static_cast<unsigned>(options.pieces);
     for (int i = 0; i < options.pieces; ++i) pieces_.push_back(device_.allocate(piece));
     piece_ = piece;
@@ -293,7 +295,7 @@ int hold(const Options& options) {
 }
 
 int crowd(const Options& options) {
-  Device device(0);
+  Device device(options.gpu);
   const std::size_t free = device.free_memory();
   for (std::size_t left = free > options.bytes ? free - options.bytes : 0; left >= kStep;) {
     const std::size_t piece = std::min(left, std::size_t{1} << 30) / kStep * kStep;
@@ -313,6 +315,8 @@ int run(int argc, char** argv) {
   app.add_option("--bytes", options.bytes, "bytes on each device")
       ->check(CLI::Range(std::size_t{1} << 20, std::size_t{1} << 40));
   app.add_option("--gpus", options.gpus, "devices to copy on")->check(CLI::Range(1, kMaxRanks));
+  app.add_option("--gpu", options.gpu, "device to hold memory on")
+      ->check(CLI::Range(0, kMaxRanks - 1));
   app.add_option("--runs", options.runs, "after the first")->check(CLI::Range(1, 1000));
   app.add_option("--pieces", options.pieces, "allocations to hold")->check(CLI::Range(1, 1024));
   app.fallthrough();

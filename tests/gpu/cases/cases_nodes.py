@@ -1,4 +1,4 @@
-"""Several nodes on one machine: a broker, a rank and a GPU each, and NCCL over sockets between them."""
+"""Several nodes on one machine: a broker and GPUs of its own each, and NCCL over sockets between them."""
 
 import json
 import statistics
@@ -13,28 +13,30 @@ QUIESCE_MS = 50
 
 
 class Nodes:
-    """The first one leads."""
+    """The first one leads. Two where the ranks can be halved, so that NCCL also does within a node what it does there."""
 
     def __init__(self, bench):
         self.bench = bench
-        self.brokers = [Broker(bench.prefix, bench.folder / f"node{number}", bench.pool, bench.environment)
-                        for number in range(bench.ranks)]
+        count = 2 if bench.ranks % 2 == 0 else bench.ranks
+        self.ranks_each = bench.ranks // count
+        self.brokers = [Broker(bench.prefix, bench.folder / f"node{number}", bench.pool_of(self.ranks_each), bench.environment)
+                        for number in range(count)]
         self.addresses = ",".join(f"unix:{broker.runtime}/control.sock" for broker in self.brokers)
         for broker in self.brokers:
             broker.wait_ready()
 
     def start(self, *arguments, group):
-        """Ranks that are hosts of their own to NCCL, each with its node's broker."""
+        """Ranks on as many hosts to NCCL as there are nodes, with their nodes' brokers."""
         bench = self.bench
-        argv = [bench.prefix / "bin" / "amem_nccl_cycle", "--gpus", bench.ranks, "--hosts", "--comms", 2, "--no-memory-checks",
-                "--watchdog", 60, *(["--nccl", bench.nccl] if bench.nccl else []), *(["--share"] if bench.shared else [])]
+        argv = [bench.prefix / "bin" / "amem_nccl_cycle", "--gpus", bench.ranks, "--hosts", len(self.brokers), "--comms", 2,
+                "--no-memory-checks", "--watchdog", 60, *(["--nccl", bench.nccl] if bench.nccl else []), *(["--share"] if bench.shared else [])]
         for broker in self.brokers:
             argv += ["--runtime-dir", broker.runtime]
         return bench.start([*argv, *arguments], group=group, preload=True)
 
     def wait_group(self, loop):
         for broker in self.brokers:
-            broker.wait_group(loop.group, 1, programs=[loop.program])
+            broker.wait_group(loop.group, self.ranks_each, programs=[loop.program])
         loop.wait_beyond(4, "at the start", 90)
 
     def operate(self, *arguments):
@@ -49,7 +51,7 @@ class Nodes:
         return reached
 
     def network(self, group):
-        """What NCCL has for its way to the other node beside what leaves in a pause: of the first node's rank, by kind."""
+        """What NCCL has for its way to the other node beside what leaves in a pause: of the first node's ranks, by kind."""
         said = self.brokers[0].amemctl("--json", "ranks", group)
         ranks = [rank for line in map(json.loads, said.splitlines()) for rank in line.get("ranks", [line])]
         kinds = [f"{each['kind']} {int(each['bytes']) / 1e6:.1f} MB in {each['count']}"
@@ -93,6 +95,6 @@ def two_nodes(bench):
     median = statistics.median(quiesce)
     if bench.time_limits and median > QUIESCE_MS:
         raise Failure(f"quiesce took {median:.1f} ms in the median, {QUIESCE_MS} are right: {sorted(quiesce)}")
-    return (f"{bench.operator_pauses} pauses and {bench.operator_pauses} swaps of {bench.ranks} nodes, quiesce median {median:.1f} max "
-            f"{max(quiesce):.1f} ms, swap median {statistics.median(swaps):.0f} max {max(swaps):.0f} ms; "
-            f"iterations {[report['iterations'] for report in verified]}; a rank of one group has {network}")
+    return (f"{bench.operator_pauses} pauses and {bench.operator_pauses} swaps of {len(nodes.brokers)} nodes, "
+            f"{bench.ranks} ranks in all, quiesce median {median:.1f} max {max(quiesce):.1f} ms, swap median {statistics.median(swaps):.0f} max "
+            f"{max(swaps):.0f} ms; iterations {[report['iterations'] for report in verified]}; the first node's of one group have {network}")

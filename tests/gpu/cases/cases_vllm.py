@@ -20,12 +20,22 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[3] / "deploy"))
 import vllm_engine  # noqa: E402
 import vllm_turns  # noqa: E402
 
-TP = 2  # at most
-CACHE_GIB = 2
+TP = 8  # at most: as many heads of keys has the model
+CACHE_GIB = 2  # a GPU
 # Of amem's times, as shares of those of vLLM's own sleep mode; and what may be left on a GPU.
 FIRST_SLEEP, SLEEP, WAKE = 1 / 20, 1.0, 0.7
 LEFT_MIB = 1003
 TURN_MS = 700
+
+
+def tp_of(bench):
+    """As many GPUs as there are and the model can be divided among, which are powers of two."""
+    return 1 << (min(TP, bench.gpus.count()).bit_length() - 1)
+
+
+def pool_of(tp):
+    """Weights of 16 GiB, and each GPU's cache and NCCL."""
+    return 24 + 5 * tp
 
 
 @contextlib.contextmanager
@@ -97,8 +107,8 @@ def shown(times):
 
 @case(340)
 def vllm_sleep(bench):
-    """vLLM's sleep mode by amem beside its own, up to two GPUs: levels 1 and 2, wake in parts, the same tokens."""
-    with node_of(bench, "--tp", min(TP, bench.gpus.count()), "--cache-gib", CACHE_GIB, pool_gib=32) as node:
+    """vLLM's sleep mode by amem beside its own, up to eight GPUs: levels 1 and 2, wake in parts, the same tokens."""
+    with node_of(bench, "--tp", tp_of(bench), "--cache-gib", CACHE_GIB, pool_gib=pool_of(tp_of(bench))) as node:
         own = sleep_and_wake(bench, node, "own")[2]
         node.end_engines()
         engine, tokens, amem = sleep_and_wake(bench, node, "amem")
@@ -111,8 +121,8 @@ def vllm_sleep(bench):
 
 @case(340)
 def vllm_stream(bench):
-    """vLLM as it is, up to two GPUs, paused by amemctl in the middle of requests, gives the same tokens."""
-    with node_of(bench, "--tp", min(TP, bench.gpus.count()), "--cache-gib", CACHE_GIB, pool_gib=32) as node:
+    """vLLM as it is, up to eight GPUs, paused by amemctl in the middle of requests, gives the same tokens."""
+    with node_of(bench, "--tp", tp_of(bench), "--cache-gib", CACHE_GIB, pool_gib=pool_of(tp_of(bench))) as node:
         engine, tokens = started(node, "A", "none")
         took = {"pause": [], "resume": []}
         for number in range(1, bench.operator_pauses + 1):
@@ -166,7 +176,7 @@ class Server:
         self.program = bench.start(
             [sys.executable, "-c", "import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())", "serve", model,
              "--host", "127.0.0.1", "--port", port, "--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager",
-             "--max-model-len", 2048, "--generation-config", "vllm", "--tensor-parallel-size", min(TP, bench.gpus.count()),
+             "--max-model-len", 2048, "--generation-config", "vllm", "--tensor-parallel-size", tp_of(bench),
              "--kv-cache-memory-bytes", CACHE_GIB << 30, "--enable-sleep-mode", "--sleep-mode-backend", "amem"],
             group="vllm", scope="heap", env=environment)
         end = time.monotonic() + 250
@@ -198,7 +208,7 @@ def vllm_serve(bench):
     """vllm serve --sleep-mode-backend amem: /sleep, /wake_up, /is_sleeping, and what they refuse."""
     if importlib.util.find_spec("vllm") is None:
         raise Skip("no vLLM")
-    broker = bench.broker(32)
+    broker = bench.broker(pool_of(tp_of(bench)))
     server = Server(bench)
 
     def must(path, status, sleeps, tags):

@@ -40,7 +40,8 @@ class Bench:
         self.ranks = options.gpus or max(2, self.gpus.count())
         # Ranks of one GPU are hosts of their own to NCCL: its sockets carry what NVLink would, and nothing can be timed.
         self.shared = self.ranks > self.gpus.count()
-        self.pool = options.pool or f"{3 * self.ranks * self.ranks}GiB"
+        self.given_pool = options.pool
+        self.pool = self.pool_of(self.ranks)
         self.one_pool = options.one_pool
         self.cycles = 4 if options.quick else 20
         self.few = 3 if options.quick else 6
@@ -67,6 +68,10 @@ class Bench:
         for name in ("LD_PRELOAD", "AMEM_GROUP", "AMEM_GROUPID", "AMEM_DISABLE", "AMEM_REQUIRED", "AMEM_SCOPE",
                      "AMEM_GATE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             self.environment.pop(name, None)
+
+    def pool_of(self, ranks):
+        """For so many of the ranks: NCCL's memory of each grows with the number of all."""
+        return self.given_pool or f"{3 * self.ranks * ranks}GiB"
 
     def begin(self, name):
         self.folder = self.root / name
@@ -247,7 +252,7 @@ def parse(arguments):
                         help="where bin/ and lib/ are: an installation, a bundle or a build directory")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs to use, and ranks; all, at least two ranks")
     parser.add_argument("--nccl", type=pathlib.Path, help="libnccl.so.2 to use, also by PyTorch's programs; PyTorch's")
-    parser.add_argument("--pool", help="the broker's host pool; 12GiB for 2 GPUs, 48GiB for 4")
+    parser.add_argument("--pool", help="the broker's host pool; 12GiB for 2 GPUs, 48GiB for 4, 192GiB for 8")
     parser.add_argument("--one-pool", action="store_true", help="that of --pool for all cases, also for those that want more")
     parser.add_argument("--quick", action="store_true", help="fewer cycles")
     parser.add_argument("--first-use", dest="first_use_s", type=int, default=20, metavar="SECONDS",

@@ -3,6 +3,7 @@
 import pathlib
 import re
 import sys
+import types
 
 import pytest
 
@@ -80,6 +81,11 @@ def test_vllms_times_are_judged_beside_its_own():
     assert cases_vllm.too_much(own, {"first": 227, "sleep": 170, "wake": 157, "left": 1003}) == []
     wrong = cases_vllm.too_much(own, {"first": 228, "sleep": 171, "wake": 158, "left": 1004})
     assert [each.split()[0] for each in wrong] == ["first", "sleep", "wake", "left"]
+
+
+@pytest.mark.parametrize(("gpus", "tp"), [(1, 1), (2, 2), (3, 2), (4, 4), (7, 4), (8, 8), (16, 8)])
+def test_vllm_takes_as_many_gpus_as_its_model_can_be_divided_among(gpus, tp):
+    assert cases_vllm.tp_of(types.SimpleNamespace(gpus=types.SimpleNamespace(count=lambda: gpus))) == tp
 
 
 def test_nvls_runs_only_for_whoever_asks_for_it():

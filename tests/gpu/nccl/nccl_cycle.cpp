@@ -26,6 +26,11 @@ namespace {
 
 constexpr int kUsage = 2;
 
+// Each node has as many ranks, one after another, as launchers place them.
+std::size_t node_of(int rank, int world, std::size_t nodes) {
+  return static_cast<std::size_t>(rank) * nodes / static_cast<std::size_t>(world);
+}
+
 // The body of one process: `count` ranks from `first` on.
 [[noreturn]] void be_ranks(Control& control, const Options& options, int first, int count,
                            int world) {
@@ -36,10 +41,11 @@ constexpr int kUsage = 2;
   ::setenv("LOCAL_RANK", std::to_string(first).c_str(), 1);
   ::setenv("WORLD_SIZE", std::to_string(world).c_str(), 1);
   if (const auto& dirs = options.runtime_dirs; !dirs.empty())
-    ::setenv("AMEM_RUNTIME_DIR", dirs[static_cast<std::size_t>(first) % dirs.size()].c_str(), 1);
+    ::setenv("AMEM_RUNTIME_DIR", dirs[node_of(first, world, dirs.size())].c_str(), 1);
   // NCCL refuses two ranks of a host on one GPU.
-  if (options.share || options.hosts)
-    ::setenv("NCCL_HOSTID", ("rank" + std::to_string(first)).c_str(), 1);
+  const auto hosts = static_cast<std::size_t>(options.share ? world : options.hosts);
+  if (hosts > 0)
+    ::setenv("NCCL_HOSTID", ("host" + std::to_string(node_of(first, world, hosts))).c_str(), 1);
   Cuda cuda;
   Nccl nccl;
   set_current(&control.ranks[static_cast<std::size_t>(first)], first);
@@ -199,7 +205,8 @@ int run(int argc, char** argv) {
   app.add_option("--gpus", o.gpus, "GPUs to use, 0: all")->check(CLI::Range(0, kMaxRanks));
   app.add_flag("--share", o.share,
                "where there are fewer, processes share them, and are hosts of their own to NCCL");
-  app.add_flag("--hosts", o.hosts, "each process is a host of its own to NCCL");
+  app.add_option("--hosts", o.hosts, "so many hosts to NCCL, with as many ranks each, 0: one")
+      ->check(CLI::Range(0, kMaxRanks));
   app.add_flag("--in-place", o.in_place,
                "in every other round collectives that can be in place are");
   app.add_option("--comms", o.comms, "communicators of all ranks")
@@ -232,7 +239,7 @@ int run(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--group", o.group, "the ranks' group")->envname("AMEM_GROUP");
   app.add_option("--runtime-dir", o.runtime_dirs,
-                 "the runtime directory of the first rank's broker, of the second's, ...");
+                 "the runtime directory of the first node's broker, of the second's, ...");
   app.add_option("--nccl", o.nccl, "libnccl.so.2 to use");
   app.add_option("--progress", o.progress, "file for the number of iterations so far");
   app.add_option("--stop-file", o.stop_file, "end the loop as soon as this file exists");
@@ -249,6 +256,12 @@ int run(int argc, char** argv) {
     std::fprintf(stderr, "skipped: %d GPUs, %d needed\n", gpus, std::max(world, 1));
     return kSkipped;
   }
+  for (const int nodes : {o.hosts, static_cast<int>(o.runtime_dirs.size())})
+    if (nodes > 0 && world % nodes != 0) {
+      std::fprintf(stderr, "%d ranks cannot be placed on %d nodes, as many on each\n", world,
+                   nodes);
+      return kUsage;
+    }
   Control* control = Control::create();
   if (control == nullptr) {
     std::perror("mmap");

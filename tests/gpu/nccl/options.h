@@ -23,7 +23,7 @@ struct Options {
   Pause pause = Pause::kAuto;
   int gpus = 0;           // and ranks; 0: all
   bool share = false;     // ranks may be more than there are GPUs
-  bool hosts = false;     // each rank is a host of its own to NCCL
+  int hosts = 0;          // > 0: so many hosts to NCCL, with as many ranks each, one after another
   bool in_place = false;  // in every other round, where the operation can be
   int comms = 4;
   bool split = false;    // later communicators by ncclCommSplit of the first
@@ -42,8 +42,7 @@ struct Options {
   int tolerance_mib = 16;
   int watchdog_seconds = 60;
   std::string group;
-  std::vector<std::string>
-      runtime_dirs;  // of each rank's broker, in turn; empty: the environment's
+  std::vector<std::string> runtime_dirs;  // of each node's broker; empty: the environment's
   std::string nccl;
   std::string progress;
   std::string stop_file;
