@@ -186,6 +186,7 @@ class Broker:
     """amemd in a runtime directory of its own."""
 
     READY_S = 120
+    READY_S_PER_GIB = 1  # three times what page-locked memory takes
 
     def __init__(self, bundle, folder, pool, environment, *arguments):
         self.folder = folder
@@ -259,14 +260,23 @@ class Broker:
             return log.read().decode(errors="replace")
 
     def wait_ready(self):
-        """Until the whole pool is there."""
-        end = time.monotonic() + self.READY_S
+        """Until the whole pool is there. That has a deadline of its own: hundreds of GiB take longer than many a case may."""
+        left = signal.alarm(0)
+        try:
+            return self.wait_for_pool()
+        finally:
+            signal.alarm(left)
+
+    def wait_for_pool(self):
+        begin = time.monotonic()
+        limit = self.READY_S
         why = "it never answered"
-        while time.monotonic() < end:
+        while time.monotonic() < begin + limit:
             if not self.daemon.running():
                 raise Failure(f"amemd ended with {self.daemon.process.returncode}:\n{tail(self.log)}")
             try:
                 pool = self.status()["pool"]
+                limit = self.READY_S + self.READY_S_PER_GIB * (pool["configured_bytes"] >> 30)
                 if pool["error"]:
                     raise Failure(f"the pool is smaller than asked for: {pool['error']}")
                 if pool["ready_bytes"] >= pool["configured_bytes"] > 0:
@@ -277,7 +287,7 @@ class Broker:
                     raise
                 why = str(failure)
             time.sleep(0.1)
-        raise Failure(f"the pool was not ready within {self.READY_S} s: {why}")
+        raise Failure(f"the pool was not ready within {limit} s: {why}")
 
     def wait_group(self, name, ranks, limit=90, programs=()):
         """Until a group has so many ranks."""
