@@ -1,6 +1,5 @@
 #include "tests/histories/death.h"
 
-#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <cerrno>
@@ -15,6 +14,7 @@ namespace {
 
 std::function<void()> after_packet;
 std::function<void()> at_death;
+std::function<void(int, const msghdr&)> at_unsent;
 std::uint64_t effects_left = 0;  // 0: it lives on
 bool dead = false;
 int others = 0;
@@ -28,9 +28,11 @@ bool takes_effect() {
 
 }  // namespace
 
-void begin(std::function<void()> sent, std::function<void()> died) {
+void begin(std::function<void()> sent, std::function<void()> died,
+           std::function<void(int socket, const msghdr& packet)> unsent) {
   after_packet = std::move(sent);
   at_death = std::move(died);
+  at_unsent = std::move(unsent);
   effects_left = 0;
   dead = false;
 }
@@ -65,7 +67,8 @@ ssize_t __real_sendmsg(int socket, const msghdr* message, int flags);
 
 ssize_t __wrap_sendmsg(int socket, const msghdr* message, int flags) {
   if (others > 0) return __real_sendmsg(socket, message, flags);
-  if (!takes_effect()) {
+  if (const bool lived = !dead; !takes_effect()) {
+    if (lived) at_unsent(socket, *message);
     if (after_packet) after_packet();
     errno = EPIPE;
     return -1;

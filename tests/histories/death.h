@@ -4,14 +4,17 @@
 // does after its death nobody ever sees.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <cstdint>
 #include <functional>
 
 namespace amem::histories::death {
 
-/// A broker begins. `sent`: after each of its packets, also those that
-/// nobody gets; `died`: once, where it is.
-void begin(std::function<void()> sent, std::function<void()> died);
+/// A broker begins. `sent`: after each of its packets, also those that nobody gets; `died`: once,
+/// where it is; `unsent`: then, where it is in a packet's place, of that packet.
+void begin(std::function<void()> sent, std::function<void()> died,
+           std::function<void(int socket, const msghdr& packet)> unsent);
 /// In the place of the so-many-th effect from now; 0: not any more.
 void comes_at(std::uint64_t effect);
 /// The broker that has begun last is dead.

@@ -56,7 +56,7 @@ History::History(std::uint64_t seed, bool trace, bool lies)
   fuzz::outside::begin();
   config_ = Config::defaults(true, Ground::get().dir());
   config_.pool_size = 1024 * kKiB;
-  config_.pool_segment = 256 * kKiB;
+  config_.pool_segment = (below(2) == 0 ? 256 : 32) * kKiB;
   config_.pool_chunk = kPage;
   config_.swap_wave = 4 * kPage;
   config_.swap_duplex = below(4) != 0;
@@ -124,6 +124,9 @@ void History::begin_life() {
       [this] {
         say("the broker dies");
         life_->loop.stop();
+      },
+      [this](int socket, const msghdr& packet) {
+        if (holder_) holder_->get_some(socket, packet, random_());
       });
   if (const std::string wrong = life_->attach(); !wrong.empty()) return breaks(wrong);
   if (deaths_ > 0 && mishap(4)) settle_death(6);  // in its recovery, or as ranks come back
@@ -198,7 +201,10 @@ void History::happen() {
     return fuzz::outside::pass(time);
   }
   if (holder_ && mishap(150)) return settle_death(8);
-  if (holder_ && mishap(600)) {
+  // What it takes most to take up again is a save that goes on.
+  const bool saves = std::any_of(ranks_.begin(), ranks_.end(),
+                                 [](const RankProcess& rank) { return rank.saves(); });
+  if (holder_ && mishap(saves ? 60 : 600)) {
     say("the holder dies");
     holder_->die();
     if (below(2) == 0) settle_death(6);  // before another has everything, or soon after

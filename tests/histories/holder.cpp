@@ -1,7 +1,7 @@
 #include "tests/histories/holder.h"
 
+#include <fcntl.h>
 #include <poll.h>
-#include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ namespace amem::histories {
 using fuzz::require;
 
 StandInHolder::StandInHolder(const std::string& path)
-    : listener_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
+    : path_(path), listener_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   path.copy(address.sun_path, sizeof address.sun_path - 1);
@@ -45,6 +45,21 @@ void StandInHolder::serve() {
             "what the holder is sent is whole");
     handle(packet, std::move(fds));
   }
+}
+
+void StandInHolder::get_some(int socket, const msghdr& sent, std::uint64_t chance) {
+  sockaddr_un peer{};
+  socklen_t length = sizeof peer;
+  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &length) != 0 ||
+      path_ != peer.sun_path)
+    return;
+  const auto& packet = *static_cast<const HolderPacket*>(sent.msg_iov->iov_base);
+  if (packet.header.message != HolderMessage::kPut) return;
+  const cmsghdr* const control = CMSG_FIRSTHDR(&sent);
+  require(control != nullptr && control->cmsg_type == SCM_RIGHTS, "what is put comes along");
+  const auto* const fds = reinterpret_cast<const int*>(CMSG_DATA(control));
+  for (std::size_t i = 0; i < chance % packet.header.count; ++i)
+    entries_.insert_or_assign(packet.keys[i], Fd(::fcntl(fds[i], F_DUPFD_CLOEXEC, 0)));
 }
 
 /// What is dead yet looks for another holder must not wait for one: its time stands still.

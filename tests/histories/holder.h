@@ -3,6 +3,9 @@
 // when the system would let it run.
 #pragma once
 
+#include <sys/socket.h>
+
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -19,6 +22,10 @@ class StandInHolder {
 
   /// Does what it has been asked.
   void serve();
+  /// The broker dies instead of sending this packet. Where it is one of descriptors to keep for the
+  /// holder, it gets some of them, `chance` says how many: with more before them they would have
+  /// gone in more packets.
+  void get_some(int socket, const msghdr& packet, std::uint64_t chance);
   /// The broker has ended.
   void lose_client();
   /// It ends, and another one, that has nothing, listens in its place.
@@ -32,6 +39,7 @@ class StandInHolder {
             const std::vector<HolderKey>& keys = {});
   bool somebody_lives() const;
 
+  const std::string path_;
   Fd listener_;
   Fd client_;
   std::map<HolderKey, Fd> entries_;
