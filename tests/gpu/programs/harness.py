@@ -186,7 +186,7 @@ class Broker:
     """amemd in a runtime directory of its own."""
 
     READY_S = 120
-    READY_S_PER_GIB = 1  # three times what page-locked memory takes
+    READY_S_PER_GIB = 1  # more than twice what page-locked memory has taken
 
     def __init__(self, bundle, folder, pool, environment, *arguments):
         self.folder = folder
