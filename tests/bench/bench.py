@@ -4,7 +4,6 @@ import argparse
 import fnmatch
 import pathlib
 import platform
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ sys.path += [str(HERE), *(str(HERE.parent / tests / room) for tests in ("gpu", "
 import bench_parts  # noqa: E402
 import heap_parts  # noqa: E402, F401: registers what it has
 import results  # noqa: E402
-from harness import Failure, Skip  # noqa: E402
+from harness import Failure, Skip, time_limit  # noqa: E402
 from run_cases import Bench, show_logs  # noqa: E402
 
 GIB = 1 << 30
@@ -122,24 +121,18 @@ def run_part(report, machine, name, function, limit):
     machine.folder = machine.bench.folder
     begin = time.monotonic()
     verdict = "done"
-
-    def out_of_time(_signal, _frame):
-        raise Failure(f"its time, {limit} s, is over")
-    signal.signal(signal.SIGALRM, out_of_time)
-    signal.alarm(limit)
     try:
-        for row in function(machine):
-            report.rows.append(row)
-            print(f"  {row['part']}: {row['work']}: {row['who']}: {results.number(row['median'])} {row['unit']} "
-                  f"({results.number(row['min'])} to {results.number(row['max'])}, {row['n']}) {row['note']}", flush=True)
-            report.write()
+        with time_limit(limit, f"its time, {limit} s, is over"):
+            for row in function(machine):
+                report.rows.append(row)
+                print(f"  {row['part']}: {row['work']}: {row['who']}: {results.number(row['median'])} {row['unit']} "
+                      f"({results.number(row['min'])} to {results.number(row['max'])}, {row['n']}) {row['note']}", flush=True)
+                report.write()
     except Skip as skip:
         verdict = f"skipped: {skip}"
     except Exception as error:  # noqa: BLE001: whatever one part does, the next one must run
         verdict = f"failed: {error if isinstance(error, Failure) else f'{type(error).__name__}: {error}'}"
         show_logs(machine.bench)
-    finally:
-        signal.alarm(0)
     machine.bench.end(failed=not verdict.startswith("done"))
     print(f"{name}: {verdict} ({time.monotonic() - begin:.1f} s)", flush=True)
     if verdict != "done":

@@ -138,7 +138,7 @@ def start_ups(machine, gpus, comms, name):
     yield from nccl_rows(machine, name, "without amem", reports["without amem"][-1])
 
 
-def nccl(machine, gpus, comms, peers):
+def nccl(machine, gpus, comms):
     """One warm-up cycle is in amem's times: the first one is in the note."""
     name = f"NCCL, {gpus} ranks x {comms} communicators"
     # All of NCCL's memory, which grows with the square of the ranks, as far as the host has as much: a smaller pool is first
@@ -169,6 +169,7 @@ def nccl(machine, gpus, comms, peers):
     yield from start_ups(machine, gpus, comms, name)
     if held > 0 and not in_short(machine, comms):
         yield from ceiling(machine, name, gpus, held << 20, {"pause": "out", "resume": "in"})
+    peers = ("suspend", "recreate") if comms <= 8 else () if in_short(machine, comms) else ("recreate", "suspend")
     for who in peers:
         try:
             report = cycle(machine, gpus, comms, "--pause", who, "--cycles", machine.peer_runs(comms), shim=False,
@@ -187,37 +188,37 @@ def freed_per_gpu(report):
 @part(gpus=2, limit=115)
 def nccl_2x4(machine):
     """Pause and resume, start-up and memory: 2 ranks, 4 communicators."""
-    yield from nccl(machine, 2, 4, ("suspend", "recreate"))
+    yield from nccl(machine, 2, 4)
 
 
 @part(gpus=2, limit=300)
 def nccl_2x20(machine):
     """The same: 2 ranks, 20 communicators."""
-    yield from nccl(machine, 2, 20, () if in_short(machine, 20) else ("recreate", "suspend"))
+    yield from nccl(machine, 2, 20)
 
 
 @part(gpus=4, limit=170)
 def nccl_4x4(machine):
     """The same: 4 ranks, 4 communicators."""
-    yield from nccl(machine, 4, 4, ("suspend", "recreate"))
+    yield from nccl(machine, 4, 4)
 
 
 @part(gpus=4, limit=400)
 def nccl_4x20(machine):
     """The same: 4 ranks, 20 communicators."""
-    yield from nccl(machine, 4, 20, () if in_short(machine, 20) else ("recreate", "suspend"))
+    yield from nccl(machine, 4, 20)
 
 
 @part(gpus=8, limit=500)
 def nccl_8x4(machine):
     """The same: 8 ranks, 4 communicators."""
-    yield from nccl(machine, 8, 4, ("suspend", "recreate"))
+    yield from nccl(machine, 8, 4)
 
 
 @part(gpus=8, limit=590)
 def nccl_8x20(machine):
     """The same: 8 ranks, 20 communicators."""
-    yield from nccl(machine, 8, 20, () if in_short(machine, 20) else ("recreate", "suspend"))
+    yield from nccl(machine, 8, 20)
 
 
 @part(gpus=2, limit=260)

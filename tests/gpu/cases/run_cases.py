@@ -5,7 +5,6 @@ import fnmatch
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import tarfile
@@ -25,7 +24,7 @@ import cases_torch  # noqa: E402, F401
 import cases_vllm  # noqa: E402, F401
 import figures  # noqa: E402
 from harness import (Broker, Failure, Gpus, Program, SKIPPED, Skip, end_processes, find_nccl, has_torch,  # noqa: E402
-                     tail, torchrun)
+                     tail, time_limit, torchrun)
 from registry import all_cases  # noqa: E402
 
 
@@ -193,24 +192,17 @@ def show_logs(bench):
             print(f"---- {log.relative_to(bench.root)}\n{text}")
 
 
-def out_of_time(_signal, _frame):
-    raise Failure("the case's time is over")
-
-
 def run_case(bench, name, function, limit):
     """Returns ("PASS" or "FAIL" or "SKIP", detail)."""
-    signal.signal(signal.SIGALRM, out_of_time)
-    signal.alarm(limit)
     try:
-        return "PASS", function(bench)
+        with time_limit(limit, "the case's time is over"):
+            return "PASS", function(bench)
     except Skip as skip:
         return "SKIP", str(skip)
     except Failure as failure:
         return "FAIL", str(failure)
     except Exception as error:  # noqa: BLE001: whatever one case does, the next one must run
         return "FAIL", f"{type(error).__name__} in {name}: {error}"
-    finally:
-        signal.alarm(0)
 
 
 def run_all(bench, chosen):

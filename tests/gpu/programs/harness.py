@@ -29,6 +29,19 @@ class Skip(Exception):
     """A case cannot run here; the text says why."""
 
 
+@contextlib.contextmanager
+def time_limit(seconds, why):
+    """A Failure that says why where what is done meanwhile takes longer. For the main thread, one at a time."""
+    def over(_signal, _frame):
+        raise Failure(why)
+    signal.signal(signal.SIGALRM, over)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
 def environment_of(pid):
     try:
         return pathlib.Path(f"/proc/{pid}/environ").read_bytes()
