@@ -118,11 +118,14 @@ install_packages() {
 
 # cuda_version DIR: CUDA_VERSION of the headers in DIR, 0 when they are not all there.
 cuda_version() {
-  if [[ -r $1/cuda.h && -r $1/cudaTypedefs.h ]]; then
-    awk '$1 == "#define" && $2 == "CUDA_VERSION" {print $3; found = 1; exit} END {if (!found) print 0}' "$1/cuda.h"
-  else
-    echo 0
-  fi
+  local header
+  while read -r header; do
+    if [[ ! -r $1/$header ]]; then
+      echo 0
+      return
+    fi
+  done < <(grep -v '^#' "$root/cmake/cuda_headers.txt")
+  awk '$1 == "#define" && $2 == "CUDA_VERSION" {print $3; found = 1; exit} END {if (!found) print 0}' "$1/cuda.h"
 }
 
 # nccl_minor DIR: 28 for NCCL 2.28, 0 when there is no nccl.h of NCCL 2.
@@ -135,7 +138,7 @@ nccl_minor() {
   fi
 }
 
-# The places where cmake/AmemDependencies.cmake looks.
+# The places where cmake/AmemHeaders.cmake looks.
 find_headers() {
   local dir
   cuda_found='' nccl_found=''
@@ -163,16 +166,17 @@ fetch_headers() {
   fi
   [[ $(uname -m) == x86_64 ]] || die "amem runs on x86-64 only for now"
   local wanted=() wheels=() python=python3
-  # nccl.h includes cuda_runtime.h and cuda_fp16.h, which include crt/ and nv/target of the two other packages.
+  # nccl.h includes cuda_runtime.h and cuda_fp16.h, which include crt/ and nv/target of two other packages. The last one has
+  # cudaProfiler.h.
   if [[ -z $cuda_found ]]; then
     wanted+=("CUDA 13")
-    wheels+=("nvidia-cuda-runtime==13.0.*" "nvidia-cuda-crt==13.0.*" "nvidia-cuda-cccl==13.0.*")
+    wheels+=("nvidia-cuda-runtime==13.0.*" "nvidia-cuda-crt==13.0.*" "nvidia-cuda-cccl==13.0.*" "nvidia-cuda-profiler-api==13.0.*")
   fi
   if [[ -z $nccl_found ]]; then
     wanted+=("NCCL 2.27 or newer")
     wheels+=("nvidia-nccl-cu13==2.28.9")
   fi
-  say "no headers here of: $(IFS=,; echo "${wanted[*]}"). Taking the include folders out of NVIDIA's Python packages"
+  say "no folder here has all headers (cmake/cuda_headers.txt) of: $(IFS=,; echo "${wanted[*]}"). Taking the include folders out of NVIDIA's Python packages"
   say "${wheels[*]} (up to 200 MB to download; nothing is installed)"
   "$python" -m pip --version >/dev/null 2>&1 || python=/usr/bin/python3
   timeout 1800 "$python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
