@@ -7,7 +7,7 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-from sim_node import MIB, Program, eventually
+from sim_node import MIB, NOBODY, Program, as_user, eventually
 
 KEEP = 1  # the policy of a region
 DRAW = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "deploy", "draw_trace.py")
@@ -82,7 +82,7 @@ def test_a_stranger_sees_no_other_groups(bare_node):
     node.start_broker("--sockets-control-mode", "0660", "--sockets-group", "nogroup")
     node.job("secret")
     node.ctl("pause", "secret")
-    nobody = node.ctl.by(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"])
+    nobody = node.ctl.by(as_user(NOBODY))
     assert history(node) and nobody("history").json["operations"] == []
     said = nobody.try_("history", "secret")
     assert said.code == 4 and "groups of other users are not shown" in said.error

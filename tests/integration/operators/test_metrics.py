@@ -12,7 +12,7 @@ import urllib.error
 
 import pytest
 
-from sim_node import eventually
+from sim_node import NOBODY, as_user, eventually
 from sim_node.prometheus import Prometheus, free_port, get
 
 needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus here (deploy/deps.sh installs it)")
@@ -215,7 +215,7 @@ def test_a_stranger_sees_no_other_groups(node_with):
     node.job("secret")
     mine = node.ctl("metrics", json_output=False).out
     assert 'group="secret"' in mine and "amem_events_total" in mine
-    nobody = node.ctl.by(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"])
+    nobody = node.ctl.by(as_user(NOBODY))
     text = nobody("metrics", json_output=False).out
     assert "amem_build_info" in text and "secret" not in text
     assert "amem_operations" not in text and "amem_events" not in text and 'state="used"' not in text

@@ -5,6 +5,8 @@ import subprocess
 
 import pytest
 
+from sim_node import NOBODY, as_user
+
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), *[".."] * 3, "docs", "configuration.md")
 
 
@@ -44,7 +46,7 @@ def test_every_setting_with_its_default(build, who):
     if who == 0 and os.geteuid() != 0:
         pytest.skip("needs root")
     if who == 1 and os.geteuid() == 0:
-        prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        prefix, build = as_user(NOBODY), build.for_others()
     actual = dict(settings(build.program("amemd"), prefix))
     page = dict(documented())
     assert len(actual) > 30 and list(page) == list(actual)

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from sim_node import patience
+from sim_node import NOBODY, as_user, patience
 
 
 def doctor(node, *command, env=None, options=("--group", "train", "--scope", "heap"), run=()):
@@ -90,18 +90,13 @@ def test_an_empty_environment(node):
 def test_a_broker_of_another_user(node):
     if os.geteuid() != 0:
         pytest.skip("needs root, to be another user")
-    # Root's broker serves everybody; a user's serves himself only.
-    argv = [node.build.program("amemctl"), "doctor", "--json", "--group", "train", "--", "/bin/sh"]
-
-    def as_nobody():
-        os.setgroups([])
-        os.setresgid(65534, 65534, 65534)
-        os.setresuid(65534, 65534, 65534)
+    nobody = node.ctl.by(as_user(NOBODY))
 
     def findings():
-        done = subprocess.run(argv, env=node.env(), capture_output=True, text=True, timeout=patience(30),
-                              preexec_fn=as_nobody)
-        return {each["check"]: each for each in json.loads(done.stdout)["findings"] if each["blocks"]}
+        told = nobody.try_("doctor", "--group", "train", "--", "/bin/sh").json["findings"]
+        return {each["check"]: each for each in told if each["blocks"]}
+
+    # Root's broker serves everybody; a user's serves himself only.
 
     assert findings() == {}
     socket = os.path.join(node.runtime_dir, "session.sock")

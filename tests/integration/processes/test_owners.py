@@ -1,29 +1,26 @@
 """Users who share a node: real processes of three uids beside root's broker, its two sockets and TCP."""
+import contextlib
+import inspect
 import os
 import socket
 import subprocess
-import sys
 
 import pytest
 
-from sim_node import patience
+from sim_node import as_user, patience, wire
 from sim_node.authority import Authority
 from sim_node.broker import Broker
 from sim_node.child import eventually
 from sim_node.ctl import NOT_FOUND, OK, PERMISSION, UNREACHABLE, USAGE
+from sim_node.node import Build, CopiedBuild
 from sim_node.prometheus import free_port
+from sim_node.user import PYTHON
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users")
 
 ALICE, BOB, STRANGER = 65531, 65532, 65533
 MEMBERS, OPERATORS = "nogroup", "daemon"  # that every Debian has
 MIB = 1 << 20
-
-
-def as_user(uid, *groups):
-    """A prefix that makes a command this user's."""
-    gids = ",".join(str(subprocess.check_output(["getent", "group", name], text=True).split(":")[2]) for name in groups)
-    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", f"--groups={gids}" if gids else "--clear-groups"]
 
 
 def member(uid, *more):
@@ -81,6 +78,22 @@ def test_each_user_has_groups_of_their_own(shared):
     assert f"uid {ALICE}" in node.ctl("quotas", json_output=False).out
 
 
+def test_a_build_that_only_root_may_enter(shared, bare_node):
+    """As below root's home. What another user runs is a copy: else these tests would depend on where the checkout is."""
+    with contextlib.closing(CopiedBuild(bare_node.build)) as private:
+        for name in ("amemd", "amem-holder", "amemctl", "amem-puppet"):
+            private.program(name)
+        os.chmod(private.directory, 0o700)
+        with contextlib.closing(Build(private.directory)) as bare_node.build:
+            bare_node.settings["LD_LIBRARY_PATH"] = bare_node.build.sim_libraries
+            node = shared()
+            hers = node.puppet("alice", 0, prefix=member(ALICE))
+            hers.ask("alloc 4194304")
+            node.ctl.by(member(ALICE))("pause", "train")
+            assert node.ctl.group("train")["owner"] == f"uid {ALICE}"
+            hers.kill()
+
+
 def test_who_is_in_no_group_opens_neither_socket(shared):
     node = shared()
     stranger = node.ctl.by(as_user(STRANGER))
@@ -88,7 +101,7 @@ def test_who_is_in_no_group_opens_neither_socket(shared):
     assert refused.code == PERMISSION
     assert "control.sock" in refused.error
     code = "import socket,sys; s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET); s.connect(sys.argv[1])"
-    tried = subprocess.run([*as_user(STRANGER), sys.executable, "-c", code, node.runtime_dir + "/session.sock"],
+    tried = subprocess.run([*as_user(STRANGER), PYTHON, "-c", code, node.runtime_dir + "/session.sock"],
                            capture_output=True, text=True)
     assert "PermissionError" in tried.stderr
     assert os.stat(node.runtime_dir + "/session.sock").st_mode & 0o777 == 0o660
@@ -149,7 +162,7 @@ sys.stdin.readline()
 @pytest.mark.parametrize("kind, name, most", [("SOCK_SEQPACKET", "session.sock", 4), ("SOCK_STREAM", "control.sock", 64)])
 def test_a_flood_of_connections_ends_at_its_senders_quota(shared, kind, name, most):
     node = shared()
-    flood = subprocess.Popen([*member(ALICE), sys.executable, "-c", FLOOD, kind, f"{node.runtime_dir}/{name}", "300"],
+    flood = subprocess.Popen([*member(ALICE), PYTHON, "-c", FLOOD, kind, f"{node.runtime_dir}/{name}", "300"],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert int(flood.stdout.readline()) == 300 - most
@@ -166,12 +179,13 @@ def test_a_flood_of_connections_ends_at_its_senders_quota(shared, kind, name, mo
 
 def test_a_flood_of_refused_requests_does_not_flood_the_log(shared):
     node = shared()
-    code = ("import sys; sys.path.insert(0, sys.argv[2]); from sim_node import wire\n"
-            "s = wire.Session(sys.argv[1]); s.hello('bad')\n"
-            "for i in range(3000): s.ask(wire.REDEEM, {1: 12345, 2: bytes(16)})")
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    subprocess.run([*member(ALICE), sys.executable, "-B", "-c", code, node.runtime_dir, here], check=True,
-                   timeout=patience(60))
+    # With the module's text, as she may not reach its file.
+    code = inspect.getsource(wire) + """
+import sys
+s = Session(sys.argv[1]); s.hello('bad')
+for i in range(3000): s.ask(REDEEM, {1: 12345, 2: bytes(16)})
+"""
+    subprocess.run([*member(ALICE), PYTHON, "-c", code, node.runtime_dir], check=True, timeout=patience(60))
     assert len([line for line in lines(node.broker) if " debug " not in line and str(ALICE) in line or "12345" in line]) <= 21
     his = node.puppet("bob", 1, prefix=member(BOB))
     his.ask("alloc 2097152")
@@ -180,7 +194,8 @@ def test_a_flood_of_refused_requests_does_not_flood_the_log(shared):
 
 def test_devices_are_for_those_who_may_open_their_nodes(shared, bare_node):
     nodes = os.path.join(bare_node.dir, "dev")
-    os.mkdir(nodes, 0o755)
+    os.mkdir(nodes)
+    os.chmod(nodes, 0o755)  # whatever the umask is
     for number, (device, mode) in enumerate([((1, 3), 0o666), ((1, 5), 0o600)]):
         path = f"{nodes}/nvidia{number}"
         try:

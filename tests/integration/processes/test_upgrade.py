@@ -1,11 +1,10 @@
 """amemctl upgrade: the amemd that is installed takes the place of the one that runs, in the same process."""
 import os
 import shutil
-import subprocess
 
 import pytest
 
-from sim_node import eventually
+from sim_node import NOBODY, as_user, eventually
 from sim_node.ctl import DEADLINE, PERMISSION, WRONG_STATE
 
 
@@ -134,8 +133,6 @@ def test_a_new_one_that_does_not_serve_is_named(bare_node, installed):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 def test_not_everybody_may(bare_node, installed):
     node = bare_node
-    argv = [node.build.program("amemctl"), "--runtime-dir", node.runtime_dir, "--json", "upgrade"]
-    done = subprocess.run(argv, env=node.env(), user=65534, group=65534, extra_groups=[], capture_output=True, text=True,
-                          timeout=20)
-    assert done.returncode == PERMISSION and "access.operators" in done.stderr
+    refused = node.ctl.by(as_user(NOBODY)).try_("upgrade")
+    assert refused.code == PERMISSION and "access.operators" in refused.error
     node.broker.wait_for("upgrade refused to")

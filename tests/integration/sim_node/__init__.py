@@ -6,7 +6,8 @@ from sim_node.job import Job, Rank
 from sim_node.node import MIB, Build, Node
 from sim_node.program import Program
 from sim_node.puppet import Puppet
+from sim_node.user import NOBODY, as_user
 
 __all__ = [
-    "LOCK", "MIB", "SLEEP", "Broker", "Build", "Child", "Ctl", "Died", "Job", "Node", "Operation", "Program", "Puppet", "Rank",
-    "eventually", "patience"]
+    "LOCK", "MIB", "NOBODY", "SLEEP", "Broker", "Build", "Child", "Ctl", "Died", "Job", "Node", "Operation", "Program", "Puppet", "Rank",
+    "as_user", "eventually", "patience"]

@@ -55,17 +55,23 @@ class Ctl:
         self._prefix = list(prefix)
 
     def by(self, prefix):
-        """The same for somebody else: `prefix` runs it."""
+        """The same by another user: `prefix` is as_user()."""
         return Ctl(self.node, prefix)
 
     def _argv(self, arguments, json_output=True):
         globals_ = ["--runtime-dir", self.node.runtime_dir] + (["--json"] if json_output else [])
-        return [str(each) for each in [*self._prefix, self.node.build.program("amemctl"), *globals_, *arguments]]
+        return [str(each) for each in [*self._prefix, self._build().program("amemctl"), *globals_, *arguments]]
+
+    def _build(self):
+        return self.node.build.for_others() if self._prefix else self.node.build
+
+    def _env(self):
+        return self.node.env(build=self._build())
 
     def try_(self, *arguments, json_output=True, deadline=40):
         """Runs amemctl; whatever comes of it."""
         argv = self._argv(arguments, json_output)
-        done = subprocess.run(argv, env=self.node.env(), capture_output=True, text=True, timeout=patience(deadline))
+        done = subprocess.run(argv, env=self._env(), capture_output=True, text=True, timeout=patience(deadline))
         with open(self.node.log_file("amemctl"), "a") as log:
             log.write(f"$ {' '.join(argv[1:])}\n{done.stdout}{done.stderr}-> {done.returncode}\n")
         return Answer(done.returncode, done.stdout, done.stderr)
@@ -79,7 +85,7 @@ class Ctl:
     def start(self, *arguments):
         """Runs amemctl in the background."""
         return self.node.adopt(Operation(f"amemctl {' '.join(map(str, arguments))}", self._argv(arguments),
-                                         self.node.env(), self.node.log_file("amemctl-" + arguments[0])))
+                                         self._env(), self.node.log_file("amemctl-" + arguments[0])))
 
     def reachable(self):
         try:

@@ -13,7 +13,9 @@ def pytest_addoption(parser):
 
 @pytest.fixture(scope="session")
 def build(request):
-    return Build(request.config.getoption("--build-dir"))
+    build = Build(request.config.getoption("--build-dir"))
+    yield build
+    build.close()
 
 
 @pytest.fixture

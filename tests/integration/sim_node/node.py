@@ -9,6 +9,7 @@ from sim_node.child import Died, eventually, processes
 from sim_node.ctl import Ctl
 from sim_node.job import Job
 from sim_node.puppet import Puppet
+from sim_node.user import Copies
 
 MIB = 1 << 20
 
@@ -18,6 +19,7 @@ class Build:
 
     def __init__(self, directory):
         self.directory = os.path.abspath(directory)
+        self._for_others = None
 
     def program(self, name):
         path = os.path.join(self.directory, "bin", name)
@@ -27,6 +29,37 @@ class Build:
     @property
     def sim_libraries(self):
         return os.path.join(self.directory, "lib", "sim")
+
+    def for_others(self):
+        """The same build where other users reach it."""
+        if self._for_others is None:
+            self._for_others = CopiedBuild(self)
+        return self._for_others
+
+    def close(self):
+        if self._for_others is not None:
+            self._for_others.close()
+
+
+class CopiedBuild(Build):
+    """Copies of the programs that are asked for, of the shim and of the simulated driver."""
+
+    def __init__(self, original):
+        self._original = original
+        self._copies = Copies()
+        super().__init__(self._copies.directory)
+        for name in ("libamem_shim.so", "sim"):
+            self._copies.of(os.path.join(original.directory, "lib", name), original.directory)
+
+    def program(self, name):
+        return self._copies.of(self._original.program(name), self._original.directory)
+
+    def for_others(self):
+        return self
+
+    def close(self):
+        self._copies.close()
+
 
 # Every fast path off, by AMEM_TEST_PLAIN=1.
 PLAIN = {"AMEM_SLAB": "0", "AMEM_POOL_SAVE": "dense", "AMEM_SWAP_DUPLEX": "false"}
@@ -59,13 +92,15 @@ class Node:
         self.broker = None
         self.ctl = Ctl(self)
 
-    def env(self, more=None):
-        """The environment of every process of the node."""
+    def env(self, more=None, build=None):
+        """The environment of every process of the node. `build`: of another user's, who does not reach the node's own build."""
         env = {name: value for name, value in os.environ.items()
                if not name.startswith(("AMEM_", "CUDA_", "LD_", "NCCL_")) and name not in ("RANK", "WORLD_SIZE")}
         if os.environ.get("AMEM_TEST_PLAIN") == "1":
             env.update(PLAIN)
         env.update(self.settings)
+        if build is not None:
+            env["LD_LIBRARY_PATH"] = build.sim_libraries
         env.update(more or {})
         return {name: value for name, value in env.items() if value is not None}
 
@@ -90,8 +125,8 @@ class Node:
 
         eventually(ready, what=f"{broker.name} serves")
 
-    def launcher(self, group):
-        return [self.build.program("amemctl"), "--runtime-dir", self.runtime_dir, "run", "--group", group, "--"]
+    def launcher(self, group, build=None):
+        return [(build or self.build).program("amemctl"), "--runtime-dir", self.runtime_dir, "run", "--group", group, "--"]
 
     def holder_pid(self):
         """The process id of the broker's holder."""
