@@ -18,14 +18,15 @@ shows that
   - a purge leaves nothing.
 The packages must be of that distribution. Needs root, mmdebstrap and the distribution's archive. The last line says OK or FAILED.
 END
-  root_options
+  root_options "this machine's"
 }
 
-root_arguments "$@"
+package_arguments "$@"
 
 work=$(mktemp -d)
 guest=$work/root
 leave() {
+  end_contained
   umount --recursive "$guest/proc" 2>/dev/null || true
   if [[ $keep == 1 ]]; then
     echo "root.sh: the root is $guest"
@@ -34,8 +35,9 @@ leave() {
   fi
 }
 trap leave EXIT
+trap 'fail "interrupted"' INT TERM HUP
 
-make_root "$guest" apt "$here/in_root.sh"
+make_package_root "$guest" apt "$here/in_root.sh"
 mount -t proc proc "$guest/proc"
 # Of a process of its own: whatever is left in it ends with it.
 timeout 1500 unshare --fork --pid --kill-child chroot "$guest" /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \

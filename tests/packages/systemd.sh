@@ -19,16 +19,17 @@ and shows, on the simulated driver, that under a real systemd
   - removal stops everything, and a purge leaves no unit.
 Needs root, mmdebstrap, systemd-nspawn (systemd-container) and the distribution's archive. The last line says OK or FAILED.
 END
-  root_options
+  root_options "this machine's"
 }
 
-root_arguments "$@"
+package_arguments "$@"
 command -v systemd-nspawn >/dev/null || fail "there is no systemd-nspawn here; apt-get install systemd-container"
 
 work=$(mktemp -d)
 guest=$work/amem-guest
 leader=''
 leave() {
+  end_contained
   # Its first process: the kernel ends all others with it.
   [[ -z $leader ]] || kill -KILL "$leader" 2>/dev/null || true
   wait
@@ -39,8 +40,9 @@ leave() {
   fi
 }
 trap leave EXIT
+trap 'fail "interrupted"' INT TERM HUP
 
-make_root "$guest" apt,systemd,systemd-sysv,dbus,procps,util-linux "$here/in_systemd.sh"
+make_package_root "$guest" apt,systemd,systemd-sysv,dbus,procps,util-linux "$here/in_systemd.sh"
 
 echo "systemd.sh: booting it"
 # On a node as this one is: nothing is registered with a systemd of the host, which need not be there.
