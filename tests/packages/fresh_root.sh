@@ -85,7 +85,7 @@ make_root() {
   local components=main
   [[ $mirror != *ubuntu* ]] || components=main,universe
   echo "${0##*/}: making a root of $suite"
-  contain timeout 900 mmdebstrap --quiet --variant=minbase --include="$2" --components="$components" ${keyring:+--keyring="$keyring"} "$suite" "$1" "$mirror" ||
+  contain timeout 1800 mmdebstrap --quiet --variant=minbase --include="$2" --components="$components" ${keyring:+--keyring="$keyring"} "$suite" "$1" "$mirror" ||
     fail "mmdebstrap could not make a root of $suite from $mirror"
 }
 
