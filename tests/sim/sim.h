@@ -23,6 +23,11 @@ typedef void (*amemSimKernel)(void** params);
 CUresult amemSimFunctionCreate(CUfunction* function, amemSimKernel kernel, unsigned param_count,
                                const size_t* param_bytes);
 
+/// A place in a program's code, or in the shim's, where a rule for faults may hold or delay the
+/// thread, or end the process: `name` stands there as a call's does. An error in a rule has no
+/// effect. Any thread.
+void amemSimFaultPoint(const char* name);
+
 #ifdef __cplusplus
 }
 #endif
