@@ -42,8 +42,12 @@
   X(cuStreamDestroy, 4000)                    \
   X(cuStreamSynchronize, 2000)                \
   X(cuStreamQuery, 2000)                      \
+  X(cuStreamGetCtx, 9020)                     \
+  X(cuStreamIsCapturing, 10000)               \
   X(cuEventCreate, 2000)                      \
+  X(cuEventDestroy, 4000)                     \
   X(cuEventRecord, 2000)                      \
+  X(cuEventQuery, 2000)                       \
   X(cuEventSynchronize, 2000)                 \
   X(cuThreadExchangeStreamCaptureMode, 10010) \
   X(cuGraphGetNodes, 10000)                   \

@@ -293,7 +293,7 @@ void Ranks::release_leftovers(const Rank& rank,
   if (is.rest == GroupState::kPaused && ends_there)
     sessions_.send(rank.session, release_message(epoch, {}, false));
   else  // by their ids: it may get others with their tags before it has read this
-    outbox_.send_release(rank.id, epoch, away);
+    outbox_.send_release(rank.id, epoch, away, true);
 }
 
 void Ranks::lose(RankId id, const std::string& why) {

@@ -81,9 +81,10 @@ void Outbox::send_make(RankId rank, Epoch epoch, std::uint64_t number,
   send(rank, make_message(epoch, number, ids));
 }
 
-void Outbox::send_release(RankId rank, Epoch epoch, const std::vector<AllocationId>& ids) {
+void Outbox::send_release(RankId rank, Epoch epoch, const std::vector<AllocationId>& ids,
+                          bool more_waves) {
   in_packets(ids, kMaxReleasesPerMessage, true, [&](auto at, auto stop, bool is_last) {
-    send(rank, release_message(epoch, at, stop, !is_last));
+    send(rank, release_message(epoch, at, stop, !is_last, more_waves));
   });
 }
 

@@ -38,7 +38,8 @@ class Outbox {
   void send_make(RankId rank, Epoch epoch, std::uint64_t number,
                  const std::vector<AllocationId>& ids);
   /// A Release of these alone.
-  void send_release(RankId rank, Epoch epoch, const std::vector<AllocationId>& ids);
+  void send_release(RankId rank, Epoch epoch, const std::vector<AllocationId>& ids,
+                    bool more_waves);
 
  private:
   Node& node_;

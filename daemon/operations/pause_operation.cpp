@@ -207,7 +207,7 @@ void PauseOperation::run(const action::Release& release) {
   });
   records.write(group_, true);
   for (const RankId rank : release.ranks)
-    means_.outbox.send_release(rank, release.epoch, lists[rank]);
+    means_.outbox.send_release(rank, release.epoch, lists[rank], !waves_->done());
 }
 
 void PauseOperation::release_all(const action::Release& release) {
@@ -225,7 +225,7 @@ void PauseOperation::release_all(const action::Release& release) {
       if (what_.takes(a->tag) && a->held_by(rank) && !keeps(rank, *a)) ids.push_back(a->id);
     if (what_.all())
       for (const Allocation* a : table.opened_by(rank)) ids.push_back(a->id);
-    means_.outbox.send_release(rank, release.epoch, ids);
+    means_.outbox.send_release(rank, release.epoch, ids, false);
   }
 }
 

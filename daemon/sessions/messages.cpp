@@ -63,14 +63,15 @@ Message release_message(Epoch epoch, const Selection& what, bool undo) {
   return message;
 }
 
-Message release_message(Epoch epoch, const AllocationId* begin, const AllocationId* end,
-                        bool more) {
+Message release_message(Epoch epoch, const AllocationId* begin, const AllocationId* end, bool more,
+                        bool more_waves) {
   Message message = message_of(amem_v1_SessionMessage_release_tag);
   amem_v1_Release& release = message.body.release;
   release.epoch = epoch.attempt;
   release.wave = epoch.wave;
   release.listed = true;
   release.more = more;
+  release.more_waves = more_waves;
   for (const AllocationId* id = begin; id != end; ++id) release.ids[release.ids_count++] = *id;
   return message;
 }

@@ -20,7 +20,8 @@ Message release_message(Epoch epoch, const Selection& what, bool undo);
 /// Of these alone; `more`: another packet follows. REQUIRES: at most kMaxReleasesPerMessage.
 inline constexpr std::ptrdiff_t kMaxReleasesPerMessage =
     sizeof(amem_v1_Release::ids) / sizeof(amem_v1_Release::ids[0]);
-Message release_message(Epoch epoch, const AllocationId* begin, const AllocationId* end, bool more);
+Message release_message(Epoch epoch, const AllocationId* begin, const AllocationId* end, bool more,
+                        bool more_waves);
 Message open_message(Epoch epoch);
 Message pool_segment_message(std::uint32_t index, std::uint64_t size, bool memfd);
 

@@ -1,11 +1,13 @@
 #include "shim/blocks/heap.h"
 
+#include <algorithm>
 #include <iterator>
 #include <set>
 #include <utility>
 
 #include "common/rounding.h"
 #include "shim/base/log.h"
+#include "shim/memory/free_pass.h"
 
 namespace amem::shim {
 namespace {
@@ -216,22 +218,32 @@ CUresult Heap::wait_until_unused(const Block& block) {
   return CUDA_SUCCESS;
 }
 
+/// Takes a block out of the books: a second free finds nothing.
+std::optional<Heap::Block> Heap::take_block(Address address) {
+  std::lock_guard lock(mutex_);
+  const auto it = blocks_.find(address);
+  if (it == blocks_.end()) return std::nullopt;
+  const Block block = it->second;
+  blocks_.erase(it);
+  return block;
+}
+
+/// The program has it still: its free has failed.
+void Heap::put_back(const Block& block) {
+  std::lock_guard lock(mutex_);
+  blocks_.emplace(block.address, block);
+}
+
 std::optional<CUresult> Heap::free(CUdeviceptr address) {
   if (devices_.current() < 0) return std::nullopt;  // the driver knows the error for this
   if (!owns(address)) return std::nullopt;
   if (CUresult r = unsafe_in_capture(); r != CUDA_SUCCESS) return r;
-  Block block;
-  {
-    std::lock_guard lock(mutex_);
-    const auto it = blocks_.find(address);
-    if (it == blocks_.end()) return CUDA_ERROR_INVALID_VALUE;
-    block = it->second;
-    blocks_.erase(it);  // a second free finds nothing
-  }
+  const std::optional<Block> block = take_block(address);
+  if (!block) return CUDA_ERROR_INVALID_VALUE;
   release_deferred();
   const auto put_off = [&] {
     std::lock_guard lock(mutex_);
-    deferred_.push_back(block);
+    deferred_.push_back({*block, nullptr});
   };
   // A wait for the context would break the capture, whatever its mode, which the driver's own free
   // does not. The program must not use the memory from here on, so it may as well go later.
@@ -239,40 +251,154 @@ std::optional<CUresult> Heap::free(CUdeviceptr address) {
     put_off();
     return CUDA_SUCCESS;
   }
-  CUresult r = wait_until_unused(block);
+  CUresult r = wait_until_unused(*block);
   if (r == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) {  // one has begun just now
     put_off();
     return CUDA_SUCCESS;
   }
-  const Pass pass(gate_, r == CUDA_SUCCESS ? gate_.enter() : r);
-  if (pass.result() != CUDA_SUCCESS) {
-    std::lock_guard lock(mutex_);
-    blocks_.emplace(block.address, block);
-    return pass.result();
+  if (r == CUDA_SUCCESS) {
+    const FreePass pass(gate_, memory_.holdings);
+    r = pass.result();
+    if (r == CUDA_SUCCESS) release(*block);
   }
-  release(block);
+  if (r != CUDA_SUCCESS) put_back(*block);
+  return r;
+}
+
+/// An event behind what the stream has to do now.
+CUresult Heap::record(CUstream stream, CUevent* event) {
+  CUcontext context = nullptr;
+  if (CUresult r = driver_.cuStreamGetCtx_(stream, &context); r != CUDA_SUCCESS) return r;
+  if (CUresult r = driver_.cuCtxPushCurrent_(context); r != CUDA_SUCCESS) return r;
+  CUresult r = driver_.cuEventCreate_(event, CU_EVENT_DISABLE_TIMING);
+  if (r == CUDA_SUCCESS) {
+    r = driver_.cuEventRecord_(*event, stream);
+    if (r != CUDA_SUCCESS) driver_.cuEventDestroy_(*event);
+  }
+  CUcontext popped = nullptr;
+  driver_.cuCtxPopCurrent_(&popped);
+  return r;
+}
+
+std::optional<CUresult> Heap::free_async(CUdeviceptr address, CUstream stream, bool per_thread) {
+  if (!owns(address)) return std::nullopt;
+  if (stream == nullptr) stream = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+  CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (CUresult r = driver_.cuStreamIsCapturing_(stream, &capturing); r != CUDA_SUCCESS) return r;
+  // The capture would get a node that frees, and such nodes free only the graph's own memory.
+  if (capturing != CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_ERROR_INVALID_VALUE;
+  const std::optional<Block> block = take_block(address);
+  if (!block) return CUDA_ERROR_INVALID_VALUE;
+  Deferred deferred{*block, nullptr};
+  // Beside an open capture it waits for the capture's end, and then for the whole context.
+  if (gate_.captures() == 0)
+    if (CUresult r = record(stream, &deferred.after); r != CUDA_SUCCESS) {
+      put_back(*block);
+      return r;
+    }
+  {
+    std::lock_guard lock(mutex_);
+    deferred_.push_back(deferred);
+  }
+  release_deferred();
+  drop_later();
   return CUDA_SUCCESS;
+}
+
+/// A block leaves its segment. What is not kept leaves the books: the caller drops it. REQUIRES:
+/// the lock is held.
+std::vector<AddressRange> Heap::retire(const Block& block) {
+  auto segment = segments_.find(block.address);
+  if (segment == segments_.end() || segment->second.shared) {
+    const std::optional<Address> empty = small_.give(block.address);
+    if (!empty) return {};
+    segment = segments_.find(*empty);
+    segment->second.shared = false;
+  }
+  std::vector<Address> gone = {segment->first};
+  if (keeps_ && memory_.mappings.reusable(segment->first))
+    gone = kept_.keep(segment->second.kind(), segment->first, std::chrono::steady_clock::now());
+  return forget(gone);
 }
 
 /// Gives a block's memory back, or keeps it for a moment. Inside the gate.
 void Heap::release(const Block& block) {
-  std::unique_lock lock(mutex_);
-  auto segment = segments_.find(block.address);
-  if (segment == segments_.end() || segment->second.shared) {
-    const std::optional<Address> empty = small_.give(block.address);
-    if (!empty) return;
-    segment = segments_.find(*empty);
-    segment->second.shared = false;
+  std::vector<AddressRange> ranges;
+  {
+    std::lock_guard lock(mutex_);
+    ranges = retire(block);
   }
-  const auto now = std::chrono::steady_clock::now();
-  std::vector<Address> gone = {segment->first};
-  if (keeps_ && memory_.mappings.reusable(segment->first))
-    gone = kept_.keep(segment->second.kind(), segment->first, now);
-  const bool ask = kept_.oldest() && !std::exchange(drop_is_due_, true);
-  const std::vector<AddressRange> ranges = forget(gone);
-  lock.unlock();
-  if (ask) session_.run_at(now + kKeepFor, [this] { drop_old(); });
+  drop_later();
   drop(ranges);
+}
+
+/// Has drop_old() look after what is kept and what waits behind streams.
+void Heap::drop_later() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!kept_.oldest() && !any_behind_streams()) return;
+    if (std::exchange(drop_is_due_, true)) return;
+  }
+  session_.run_at(std::chrono::steady_clock::now() + kKeepFor, [this] { drop_old(); });
+}
+
+/// REQUIRES: the lock is held.
+bool Heap::any_behind_streams() const {
+  return std::any_of(deferred_.begin(), deferred_.end(),
+                     [](const Deferred& deferred) { return deferred.after != nullptr; });
+}
+
+/// What was freed behind streams that have come so far. REQUIRES: the lock is held, and no capture
+/// is open, which the question may break.
+std::vector<Heap::Deferred> Heap::take_passed() {
+  std::vector<Deferred> passed;
+  std::erase_if(deferred_, [&](const Deferred& deferred) {
+    if (deferred.after == nullptr) return false;
+    const LocalDevices::Use use(devices_, deferred.block.device);
+    if (use.result() != CUDA_SUCCESS || driver_.cuEventQuery_(deferred.after) != CUDA_SUCCESS)
+      return false;
+    driver_.cuEventDestroy_(deferred.after);
+    passed.push_back(deferred);
+    return true;
+  });
+  return passed;
+}
+
+/// They leave their segments; the caller drops what leaves the books. As take_passed().
+std::vector<AddressRange> Heap::retire_passed() {
+  std::vector<AddressRange> ranges;
+  for (const Deferred& deferred : take_passed()) {
+    const std::vector<AddressRange> more = retire(deferred.block);
+    ranges.insert(ranges.end(), more.begin(), more.end());
+  }
+  return ranges;
+}
+
+/// Waits for the streams, as the driver does before it says that there is no memory. False: nothing
+/// was behind any. Inside the gate.
+bool Heap::release_behind_streams() {
+  if (gate_.captures() > 0) return false;
+  std::vector<Deferred> behind;
+  {
+    std::lock_guard lock(mutex_);
+    std::erase_if(deferred_, [&](const Deferred& deferred) {
+      if (deferred.after != nullptr) behind.push_back(deferred);
+      return deferred.after != nullptr;
+    });
+  }
+  for (const Deferred& deferred : behind) {
+    const LocalDevices::Use use(devices_, deferred.block.device);
+    const CUresult r =
+        use.result() == CUDA_SUCCESS ? driver_.cuEventSynchronize_(deferred.after) : use.result();
+    if (r == CUDA_SUCCESS) {
+      driver_.cuEventDestroy_(deferred.after);
+      release(deferred.block);
+      continue;
+    }
+    std::lock_guard lock(mutex_);
+    deferred_.push_back(deferred);
+  }
+  return !behind.empty();
 }
 
 /// Takes segments out of the books. REQUIRES: the lock is held, and no block is in them.
@@ -305,13 +431,15 @@ std::vector<AddressRange> Heap::take_kept(KeptSegments::Time since) {
       kept_.take_older(since, [this](Address kept) { return memory_.mappings.reusable(kept); }));
 }
 
-/// Frees what is kept, but for what is away. False: nothing was. Inside the gate.
-bool Heap::drop_kept() {
+/// Frees what is kept, but for what is away. `streams`: also what waits behind streams, once these
+/// have come so far. False: nothing was. Inside the gate.
+bool Heap::drop_kept(bool streams) {
+  const bool waited = streams && release_behind_streams();
   std::unique_lock lock(mutex_);
   const std::vector<AddressRange> kept = take_kept(KeptSegments::Time::max());
   lock.unlock();
   drop(kept);
-  return !kept.empty();
+  return waited || !kept.empty();
 }
 
 // The shim's threads do not wait for the lock: a thread of the program may hold it in a driver call
@@ -322,7 +450,11 @@ bool Heap::at_rest() {
   {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return false;
-    if (!keeps_) kept = take_kept(KeptSegments::Time::max());  // else the gate is open again
+    if (!keeps_) {  // else the gate is open again
+      kept = retire_passed();
+      const std::vector<AddressRange> more = take_kept(KeptSegments::Time::max());
+      kept.insert(kept.end(), more.begin(), more.end());
+    }
   }
   drop(kept);
   return true;
@@ -344,7 +476,11 @@ void Heap::drop_old() {
     std::vector<AddressRange> old;
     if (std::unique_lock lock(mutex_, std::try_to_lock); lock) {
       old = take_kept(now - kKeepFor);
-      more = drop_is_due_ = kept_.oldest().has_value();
+      if (gate_.captures() == 0) {
+        const std::vector<AddressRange> passed = retire_passed();
+        old.insert(old.end(), passed.begin(), passed.end());
+      }
+      more = drop_is_due_ = kept_.oldest() || any_behind_streams();
     }
     drop(old);
     gate_.leave();
@@ -352,32 +488,40 @@ void Heap::drop_old() {
   if (more) session_.run_at(now + kKeepFor, [this] { drop_old(); });
 }
 
-void Heap::settle() {
+void Heap::settle(bool streams) {
   if (gate_.try_enter()) {
-    drop_kept();
+    drop_kept(streams);
     gate_.leave();
   }
   memory_.holdings.settle_frees();
 }
 
 void Heap::release_deferred(std::uint32_t captures) {
-  std::vector<Block> blocks;
+  std::vector<Deferred> blocks;
   {
     std::lock_guard lock(mutex_);
     if (deferred_.empty() || gate_.captures() > captures) return;
-    blocks.swap(deferred_);
+    if (gate_.captures() == 0) blocks = take_passed();
+    std::erase_if(deferred_, [&](const Deferred& deferred) {
+      if (deferred.after == nullptr) blocks.push_back(deferred);
+      return deferred.after == nullptr;
+    });
   }
+  if (blocks.empty()) return;
   CUresult r = CUDA_SUCCESS;
   std::set<std::pair<int, CUcontext>> waited;
-  for (const Block& block : blocks)
-    if (r == CUDA_SUCCESS && waited.emplace(block.device, block.context).second)
+  for (const auto& [block, after] : blocks)
+    if (r == CUDA_SUCCESS && after == nullptr && waited.emplace(block.device, block.context).second)
       r = wait_until_unused(block);
-  const Pass pass(gate_, r == CUDA_SUCCESS ? gate_.enter() : r);
-  if (pass.result() == CUDA_SUCCESS) {
-    for (const Block& block : blocks) release(block);
-    return;
+  if (r == CUDA_SUCCESS) {
+    const FreePass pass(gate_, memory_.holdings);
+    r = pass.result();
+    if (r == CUDA_SUCCESS)
+      for (const Deferred& deferred : blocks) release(deferred.block);
   }
+  if (r == CUDA_SUCCESS) return;
   std::lock_guard lock(mutex_);
+  for (Deferred& deferred : blocks) deferred.after = nullptr;  // its event has gone
   deferred_.insert(deferred_.end(), blocks.begin(), blocks.end());
 }
 
@@ -436,7 +580,7 @@ CUresult Heap::peer_enabled(CUcontext context) {
 CUresult Heap::peer_disabled(CUcontext context) {
   const auto peer = peer_of_caller(context);
   if (!peer) return CUDA_SUCCESS;
-  const Pass pass(gate_);
+  const FreePass pass(gate_, memory_.holdings);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   forget_peer(*peer);
   return revoke(*peer);
@@ -463,9 +607,10 @@ void Heap::context_gone(CUcontext context) {
     for (const auto& [address, block] : blocks_)
       if (block.context == context) gone.push_back(block);
     for (const Block& block : gone) blocks_.erase(block.address);
-    std::erase_if(deferred_, [&](const Block& block) {
-      if (block.context == context) gone.push_back(block);
-      return block.context == context;
+    // The events of its streams have gone with it.
+    std::erase_if(deferred_, [&](const Deferred& deferred) {
+      if (deferred.block.context == context) gone.push_back(deferred.block);
+      return deferred.block.context == context;
     });
   }
   for (const Block& block : gone) release(block);
@@ -476,7 +621,7 @@ void Heap::context_gone(CUcontext context) {
     ended = peers_.context_gone(context);
   }
   for (const PeerAccess& peer : ended) revoke(peer);
-  drop_kept();
+  drop_kept(false);
 }
 
 }  // namespace amem::shim

@@ -55,6 +55,9 @@ class Heap {
                                          unsigned element_size, const Label& label);
   /// Nothing: it is none of ours.
   std::optional<CUresult> free(CUdeviceptr address);
+  /// Frees it once the work that the stream has now is done (cuMemFreeAsync), and does not wait for
+  /// that. `per_thread`: stream 0 is the calling thread's own. Nothing: it is none of ours.
+  std::optional<CUresult> free_async(CUdeviceptr address, CUstream stream, bool per_thread);
 
   /// The block that contains this address.
   std::optional<Block> find(CUdeviceptr address);
@@ -64,22 +67,23 @@ class Heap {
   unsigned access_flags(const Block& block);
   void set_sync_memops(CUdeviceptr address, bool value);
 
-  /// Frees what was put off while captures were open, unless more than this many still are. One,
-  /// when the last one has just ended and the gate has not been told: then nobody waits there.
+  /// Frees what was put off while captures were open, and behind streams whose work is done, unless
+  /// more than this many captures still are open. One, when the last one has just ended and the
+  /// gate has not been told: then nobody waits there.
   void release_deferred(std::uint32_t captures = 0);
 
   /// What `ask` has answered; where that is "no memory", frees what is kept and asks again. The
   /// caller is inside the gate.
   template <class Ask>
   CUresult ask_again(CUresult answer, const Ask& ask) {
-    return answer == CUDA_ERROR_OUT_OF_MEMORY && drop_kept() ? ask() : answer;
+    return answer == CUDA_ERROR_OUT_OF_MEMORY && drop_kept(true) ? ask() : answer;
   }
   /// The same for memory that is the driver's own: the caller need not be inside the gate.
   template <class Ask>
   CUresult ask_driver(const Ask& ask) {
     const CUresult answer = ask();
     if (answer != CUDA_ERROR_OUT_OF_MEMORY) return answer;
-    settle();
+    settle(true);
     return ask();
   }
   /// Frees what is kept, as far as that needs no wait: for another process, which finds no memory.
@@ -91,8 +95,9 @@ class Heap {
   /// ask again. REQUIRES: keep(false), the gate is shut.
   bool at_rest();
   /// Frees what is kept, unless that would have to wait for the gate; then waits until the broker
-  /// has freed it: what the driver says of free memory counts it.
-  void settle();
+  /// has freed it: what the driver says of free memory counts it. `streams`: waits for the streams
+  /// behind which memory was freed, too.
+  void settle(bool streams = false);
 
   /// The driver has let the caller's context use the peer's memory; or no longer does.
   CUresult peer_enabled(CUcontext peer);
@@ -110,6 +115,12 @@ class Heap {
     KeptSegments::Kind kind() const { return {device, size, label}; }
   };
 
+  /// A block that the program has freed and that could not go at once.
+  struct Deferred {
+    Block block;
+    CUevent after = nullptr;  // of the stream that it was freed behind; else it waited for captures
+  };
+
   CUresult unsafe_in_capture();
   CUresult add_segment(const KeptSegments::Kind& kind, bool shared, Address* address);
   CUresult place(Block& block, const Label& label);
@@ -117,11 +128,20 @@ class Heap {
                        const Segment& segment);
   bool rdma_capable(int device);
   CUresult wait_until_unused(const Block& block);
+  std::optional<Block> take_block(Address address);
+  void put_back(const Block& block);
+  CUresult record(CUstream stream, CUevent* event);
+  std::vector<Deferred> take_passed();
+  std::vector<AddressRange> retire_passed();
+  bool any_behind_streams() const;
+  bool release_behind_streams();
+  std::vector<AddressRange> retire(const Block& block);
+  void drop_later();
   void release(const Block& block);
   std::vector<AddressRange> forget(const std::vector<Address>& segments);
   std::vector<AddressRange> take_kept(KeptSegments::Time since);
   void drop(const std::vector<AddressRange>& ranges);
-  bool drop_kept();
+  bool drop_kept(bool streams);
   void drop_old();
   std::optional<PeerAccess> peer_of_caller(CUcontext peer);
   CUresult grant(const PeerAccess& peer, CUmemAccess_flags flags);
@@ -140,7 +160,7 @@ class Heap {
   std::mutex mutex_;  // guards what follows; taken before Holdings'
   std::map<Address, Segment> segments_;
   std::map<Address, Block> blocks_;
-  std::vector<Block> deferred_;  // freed by the program while a capture was open
+  std::vector<Deferred> deferred_;
   SmallBlocks small_;
   KeptSegments kept_;
   bool drop_is_due_ = false;  // drop_old() will be called

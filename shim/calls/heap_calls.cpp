@@ -4,6 +4,7 @@
 #include "shim/blocks/pointer_attributes.h"
 #include "shim/calls/driver_calls.h"
 #include "shim/calls/memory_margin.h"
+#include "shim/memory/free_pass.h"
 #include "shim/process/symbols.h"
 #include "shim/runtime/runtime.h"
 
@@ -80,13 +81,31 @@ std::optional<CUresult> attribute_of(Heap& heap, const Heap::Block& block, void*
   return pointer_attribute(block, access, address, attribute, data);
 }
 
+/// The driver frees memory of cuMemAlloc so, too, not only of pools.
+template <CallRow row, bool kPerThread>
+CUresult free_async(CUdeviceptr address, CUstream stream) {
+  Runtime& runtime = Runtime::get();
+  if (Heap* heap = runtime.heap(); heap != nullptr) {
+    if (const auto r = heap->free_async(address, stream, kPerThread); r.has_value()) {
+      trace("free async va=%llx rc=%d", address, *r);
+      return *r;
+    }
+  }
+  const CUresult r = real<row>()(address, stream);
+  if (runtime.forked()) return r;
+  if (r == CUDA_SUCCESS)
+    runtime.memory().unbrokered.remove(UnbrokeredMemory::Kind::kDevice, address);
+  runtime.report().changed();  // also what pools hold
+  return r;
+}
+
 /// Calls the driver, which destroys the context; what it owned of ours goes too.
 template <class Destroy>
 CUresult end_context(CUcontext context, const Destroy& destroy) {
   Runtime& runtime = Runtime::get();
   Heap* heap = runtime.heap();
-  std::optional<Pass> pass;
-  if (heap != nullptr) pass.emplace(*the_gate);
+  std::optional<FreePass> pass;
+  if (heap != nullptr) pass.emplace(*the_gate, runtime.memory().holdings);
   if (pass && pass->result() != CUDA_SUCCESS) return pass->result();
   const CUresult r = destroy();
   if (r != CUDA_SUCCESS || context == nullptr || runtime.forked()) return r;
@@ -151,6 +170,14 @@ CUresult answer_cuMemFree_v2(CUdeviceptr address) {
        runtime.memory().unbrokered.remove(UnbrokeredMemory::Kind::kManaged, address)))
     runtime.report().changed();
   return r;
+}
+
+CUresult answer_cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+  return free_async<kRow_cuMemFreeAsync, false>(address, stream);
+}
+
+CUresult answer_cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
+  return free_async<kRow_cuMemFreeAsync_ptsz, true>(address, stream);
 }
 
 // ---- what can be asked; answered while the group is paused, too ----

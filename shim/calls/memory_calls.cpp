@@ -5,6 +5,7 @@
 #include "shim/base/trace.h"
 #include "shim/calls/driver_calls.h"
 #include "shim/calls/memory_margin.h"
+#include "shim/memory/free_pass.h"
 #include "shim/process/modules.h"
 #include "shim/runtime/runtime.h"
 
@@ -96,7 +97,7 @@ CUresult release_object(CUmemGenericAllocationHandle handle) {
     }
     return r;
   }
-  const Pass pass(*the_gate);
+  const FreePass pass(*the_gate, runtime.memory().holdings);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = real_call(handle);
   if (r == CUDA_SUCCESS)
@@ -128,13 +129,13 @@ CUresult answer_cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t si
 CUresult answer_cuMemRelease(CUmemGenericAllocationHandle handle) {
   if (!ours(handle)) return release_object(handle);
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
-  const Pass pass(*the_gate);
+  Runtime& runtime = Runtime::get();
+  const FreePass pass(*the_gate, runtime.memory().holdings);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   if (tracing()) {
     const Handles::TraceView v = trace_view(handle);
     trace("release vh=%x refs=%u maps=%zu", v.number, v.refs - 1, v.mappings);
   }
-  Runtime& runtime = Runtime::get();
   return is_piece(handle) ? runtime.slabs().release(handle)
                           : runtime.memory().handles.release(handle);
 }
@@ -238,7 +239,7 @@ CUresult answer_cuMemUnmap(CUdeviceptr address, std::size_t size) {
   Multicast& multicast = Runtime::get().memory().multicast;
   if (!in_forked_child() && memory.mappings.brokered(address, size)) {
     if (of_heap(address)) return CUDA_ERROR_INVALID_VALUE;
-    const Pass pass(*the_gate);
+    const FreePass pass(*the_gate, memory.holdings);
     if (pass.result() != CUDA_SUCCESS) return pass.result();
     std::optional<CUresult> r = Runtime::get().slabs().unmap(address, size);
     if (!r) r = memory.mappings.unmap(address, size);
@@ -256,7 +257,7 @@ CUresult answer_cuMemUnmap(CUdeviceptr address, std::size_t size) {
     }
     return r;
   }
-  const Pass pass(*the_gate);
+  const FreePass pass(*the_gate, memory.holdings);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = real_call(address, size);
   if (r == CUDA_SUCCESS) memory.mappings.let_go(multicast.unmap(address, size));

@@ -4,6 +4,7 @@
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
 #include "shim/calls/driver_calls.h"
+#include "shim/memory/free_pass.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
@@ -116,11 +117,13 @@ CUresult answer_cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice 
   Runtime& runtime = Runtime::get();
   if (runtime.forked() || !runtime.memory().multicast.tracked(object))
     return real_call(object, device, at, size);
-  const Pass pass(*the_gate);
+  Memory& memory = runtime.memory();
+  const FreePass pass(*the_gate, memory.holdings);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
-  const CUresult r = real_call(object, device, at, size);
-  if (r == CUDA_SUCCESS)
-    runtime.memory().mappings.let_go(runtime.memory().multicast.unbind(object, device, at, size));
+  // A pause has unbound it in the driver already.
+  const bool away = memory.multicast.away(object, device, at, size);
+  const CUresult r = away ? CUDA_SUCCESS : real_call(object, device, at, size);
+  if (r == CUDA_SUCCESS) memory.mappings.let_go(memory.multicast.unbind(object, device, at, size));
   trace("multicast unbind at=%zu n=%zu rc=%d", at, size, r);
   return r;
 }

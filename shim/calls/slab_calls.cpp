@@ -4,6 +4,7 @@
 
 #include "shim/base/trace.h"
 #include "shim/calls/driver_calls.h"
+#include "shim/memory/free_pass.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
@@ -31,9 +32,9 @@ CUresult answer_cuMemAddressReserve(CUdeviceptr* address, std::size_t size, std:
 CUresult answer_cuMemAddressFree(CUdeviceptr address, std::size_t size) {
   if (!Runtime::get().forked()) {
     Slabs& slabs = Runtime::get().slabs();
-    std::optional<Pass> pass;
+    std::optional<FreePass> pass;
     if (slabs.holds(address)) {
-      pass.emplace(*the_gate);
+      pass.emplace(*the_gate, Runtime::get().memory().holdings);
       if (pass->result() != CUDA_SUCCESS) return pass->result();
     }
     if (const auto r = slabs.free_address(address, size); r) return *r;

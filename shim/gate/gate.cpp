@@ -61,7 +61,8 @@ void Gate::prepare(const Policy& policy) {
     fence_needed_.store(true, std::memory_order_relaxed);
 }
 
-CUresult Gate::wait(ThreadState& self, bool may_step, const Work& work) noexcept {
+CUresult Gate::wait(ThreadState& self, Caller caller, const Work& work) noexcept {
+  const bool may_step = caller != Caller::kCaptures;
   int ordinal = policy_.current_device != nullptr ? policy_.current_device() : 0;
   const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
   const Clock::time_point deadline = Clock::now() + policy_.timeout;
@@ -85,7 +86,7 @@ CUresult Gate::wait(ThreadState& self, bool may_step, const Work& work) noexcept
 
   CUresult result = CUDA_SUCCESS;
   while (shut_.load(std::memory_order_relaxed) && captures_ == 0) {
-    if (waiter.stepped) break;
+    if (waiter.stepped || (caller == Caller::kFrees && frees_pass_)) break;
     if (failed_) result = CUDA_ERROR_SYSTEM_NOT_READY;
     if (held_ && !policy_.wait) result = CUDA_ERROR_NOT_READY;
     if (result == CUDA_SUCCESS && ends(with_interpreter)) result = CUDA_ERROR_DEINITIALIZED;
@@ -140,7 +141,7 @@ void Gate::close() {
     steps_used_ = 0;
     ++passes_;
     ++version_;
-    held_ = false;
+    held_ = frees_pass_ = false;
     shut_.store(true, std::memory_order_seq_cst);
   }
   if (!fence_needed_.load(std::memory_order_relaxed)) membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
@@ -150,7 +151,7 @@ void Gate::close() {
 void Gate::open() {
   std::lock_guard lock(mutex_);
   shut_.store(false, std::memory_order_release);
-  held_ = false;
+  held_ = frees_pass_ = false;
   ++version_;
   waiters_.notify_all();
   watcher_.notify_all();
@@ -160,6 +161,12 @@ void Gate::hold() {
   std::lock_guard lock(mutex_);
   held_ = true;
   waiters_.notify_all();
+}
+
+void Gate::let_frees_pass(bool on) {
+  std::lock_guard lock(mutex_);
+  frees_pass_ = on;
+  if (on) waiters_.notify_all();
 }
 
 void Gate::fail() {

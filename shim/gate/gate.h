@@ -76,14 +76,18 @@ class Gate {
   /// `work`: where the caller's goes; asked only when it has to wait.
   template <class Lookup = AnyWork>
   CUresult enter(const Lookup& work = {}) noexcept {
-    return pass(true, work);
+    return pass(Caller::kWorks, work);
   }
+
+  /// The same for a call that only frees, unmaps, releases, closes or destroys. It also passes a
+  /// shut gate while frees pass (let_frees_pass).
+  CUresult enter_to_free() noexcept { return pass(Caller::kFrees, AnyWork()); }
 
   /// The same for the beginning of a stream capture, which no step lets through: the devices are
   /// being waited for, and that wait, begun beside an open capture, would break it. For the same
   /// reason it waits, a second at most, where such a wait was about to begin when the gate opened.
   CUresult enter_capture() noexcept {
-    const CUresult result = pass(false, AnyWork());
+    const CUresult result = pass(Caller::kCaptures, AnyWork());
     if (result == CUDA_SUCCESS) await_drains();
     return result;
   }
@@ -118,6 +122,13 @@ class Gate {
   void open();
   /// The group is paused: from here on the policy may answer waiting callers with an error.
   void hold();
+  /// Whether callers that only free pass the shut gate. They may while the group is paused and no
+  /// phase is under way. open() and close() end it.
+  void let_frees_pass(bool on);
+  /// The gate is shut, or about to open. Any thread.
+  bool shut() const { return shut_.load(std::memory_order_relaxed); }
+  /// The calling thread has passed and not left.
+  static bool inside() noexcept { return state_ != nullptr && state_->depth > 0; }
   /// Nothing will ever open this gate again: every waiting and later caller gets
   /// CUDA_ERROR_SYSTEM_NOT_READY.
   void fail();
@@ -149,6 +160,9 @@ class Gate {
   void reset_after_fork() noexcept;
 
  private:
+  /// What a caller is about to do.
+  enum class Caller : std::uint8_t { kWorks, kCaptures, kFrees };
+
   struct alignas(64) ThreadState {
     std::atomic<bool> active{false};
     std::uint32_t depth = 0;
@@ -169,14 +183,14 @@ class Gate {
   };
 
   template <class Lookup>
-  CUresult pass(bool may_step, const Lookup& work) noexcept {
+  CUresult pass(Caller caller, const Lookup& work) noexcept {
     ThreadState& self = this_thread();
     if (self.depth++ > 0) return CUDA_SUCCESS;
     self.active.store(true, std::memory_order_relaxed);
     barrier();
     if (!shut_.load(std::memory_order_relaxed)) [[likely]]
       return CUDA_SUCCESS;
-    return wait(self, may_step, work());
+    return wait(self, caller, work());
   }
 
   static ThreadState& this_thread() noexcept {
@@ -193,7 +207,7 @@ class Gate {
       std::atomic_signal_fence(std::memory_order_seq_cst);
   }
 
-  CUresult wait(ThreadState& self, bool may_step, const Work& work) noexcept;
+  CUresult wait(ThreadState& self, Caller caller, const Work& work) noexcept;
   bool ends(bool with_interpreter) const;
   bool ready(const Waiter& waiter) const;
   void look_at(Waiter& waiter, std::unique_lock<std::mutex>& lock);
@@ -222,6 +236,7 @@ class Gate {
   std::uint32_t steps_used_ = 0;
   std::uint32_t captures_ = 0;
   bool held_ = false;
+  bool frees_pass_ = false;
   bool failed_ = false;
   bool ending_ = false;
 };

@@ -119,12 +119,10 @@ Status Holdings::release_refused() {
 
 void Holdings::settle_frees() {
   if (!frees_under_way_.exchange(false)) return;
-  Message request = amem_v1_SessionMessage_init_zero;
-  request.which_body = amem_v1_SessionMessage_settle_tag;
   // Where the broker is late the program sees less memory free than there will be, as when another
   // process is about to free some.
-  if (const auto answer = session_.call(request, kSettleDeadline, kUsualAnswer); !answer.ok())
-    log_debug("waiting for memory to be freed: " + answer.status().text());
+  if (const Status s = session_.settle(kSettleDeadline, kUsualAnswer); !s.ok())
+    log_debug("waiting for memory to be freed: " + s.text());
 }
 
 std::vector<amem_v1_Holding_Item> Holdings::list(

@@ -105,11 +105,25 @@ Multicast::Freed Multicast::unbind(CUmemGenericAllocationHandle object, int devi
   const auto it = objects_.find(object);
   if (it == objects_.end()) return freed;
   std::erase_if(it->second.bindings, [&](const Binding& b) {
-    const bool goes = b.device == device && b.at < at + size && at < b.at + b.size;
+    const bool goes = b.within(device, at, size);
     if (goes) freed.push_back(b.id);
     return goes;
   });
   return freed;
+}
+
+bool Multicast::away(CUmemGenericAllocationHandle object, int device, std::size_t at,
+                     std::size_t size) {
+  std::lock_guard lock(mutex_);
+  const auto it = objects_.find(object);
+  if (it == objects_.end()) return false;
+  bool any = false;
+  for (const Binding& b : it->second.bindings) {
+    if (!b.within(device, at, size)) continue;
+    if (b.bound) return false;
+    any = true;
+  }
+  return any;
 }
 
 /// Calls `use` with a handle of the object that is valid now.

@@ -5,16 +5,33 @@
 
 #include "shim/base/log.h"
 #include "shim/memory/absence.h"
+#include "shim/process/fault_points.h"
 
 namespace amem::shim {
 namespace {
 
 constexpr std::chrono::milliseconds kRetry{250};
 
+/// A step of a pause or resume, which frees wait for.
+bool is_step(pb_size_t command) {
+  switch (command) {
+    case amem_v1_SessionMessage_measure_tag:
+    case amem_v1_SessionMessage_save_tag:
+    case amem_v1_SessionMessage_release_tag:
+    case amem_v1_SessionMessage_make_tag:
+    case amem_v1_SessionMessage_map_tag:
+    case amem_v1_SessionMessage_load_tag:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 void Phases::command(Packet& packet) {
   const Message& m = packet.message;
+  if (is_step(m.which_body)) rest(false);
   switch (m.which_body) {
     case amem_v1_SessionMessage_pool_segment_tag:
       // The copies that would need it fail and say so to the broker.
@@ -73,6 +90,15 @@ void Phases::command(Packet& packet) {
 void Phases::join_shut() {
   shut_ = true;
   gate_.close();
+  rest(true);
+}
+
+/// A free that is inside already when a step begins goes on beside it. That is safe: it holds the
+/// lock of the holdings while it changes the table, and waits there for memory that is on its way
+/// back.
+void Phases::rest(bool on) {
+  rests_ = on;
+  gate_.let_frees_pass(on);
 }
 
 void Phases::unclaimed(const Packet& reply) { memory_.handles.unclaimed(reply.message.body.reply); }
@@ -119,6 +145,7 @@ void Phases::measured(std::uint64_t epoch, std::span<const Look> looks) {
 void Phases::copy(const amem_v1_Copies& copies, bool save) {
   clock_.begin(save ? amem_v1_Phase_PHASE_SAVE : amem_v1_Phase_PHASE_LOAD);
   copying_ = !copies.last;
+  if (!save) fault_point("loadBegins");
   if (copy_status_.ok()) copy_status_ = save ? mover_.save(copies) : mover_.load(copies);
   if (!copies.last) return;
   std::uint64_t bytes = 0;
@@ -161,6 +188,7 @@ void Phases::saved(const amem_v1_Copies& save, std::span<const Piece> pieces) {
 
 void Phases::release(const amem_v1_Release& release) {
   clock_.begin(amem_v1_Phase_PHASE_RELEASE);
+  fault_point("releaseBegins");
   listed_.insert(release.ids, release.ids + release.ids_count);
   if (release.more) return;
   // Nothing runs on the devices now: no lock of the driver's is held by somebody who waits for work
@@ -173,6 +201,7 @@ void Phases::release(const amem_v1_Release& release) {
   const Status s = release.undo     ? undo(bytes)
                    : release.listed ? memory_.residency.leave(listed, bytes)
                                     : memory_.residency.leave(tags, release.except, bytes);
+  fault_point("releaseDone");
   copy_status_ = {};
   map_status_ = {};
   mapped_bytes_ = 0;
@@ -181,6 +210,8 @@ void Phases::release(const amem_v1_Release& release) {
     away_ = true;
     gate_.hold();
   }
+  // Between two waves a free could take what the next one is to save.
+  if (shut_ && !release.more_waves && (release.undo || tags.empty())) rest(true);
   if (!s.ok() && !std::exchange(retrying_, true))
     session_.run_at(Session::Clock::now() + kRetry, [this] { drop_leftovers(); });
   done(release.epoch, amem_v1_Phase_PHASE_RELEASE, s, bytes, release.wave);
@@ -245,6 +276,7 @@ void Phases::map(Packet& packet) {
   const Status granted = memory_.residency.finish_return(bytes);
   if (map_status_.ok()) map_status_ = granted;
   mapped_bytes_ += bytes;
+  fault_point("mapDone");
   if (!map.last) return;
   done(map.epoch, amem_v1_Phase_PHASE_MAP, map_status_, mapped_bytes_);
   map_status_ = {};
@@ -252,7 +284,7 @@ void Phases::map(Packet& packet) {
 }
 
 void Phases::open(std::uint64_t epoch) {
-  away_ = shut_ = false;
+  away_ = shut_ = rests_ = false;
   memory_.residency.arrived();
   heap_.keep(true);
   gate_.open();
@@ -331,7 +363,13 @@ void Phases::returned() {
   report_.changed();  // what has changed while there was nobody to tell
 }
 
-bool Phases::holds_out(const Status& why, bool hope) { return orphan_.holds_out(shut_, why, hope); }
+bool Phases::holds_out(const Status& why, bool hope) {
+  const bool rested = rests_;
+  rest(false);  // it may bring the memory back
+  const bool waits = orphan_.holds_out(shut_, why, hope);
+  rest(rested);
+  return waits;
+}
 
 void Phases::lost() {
   cut_.end();
@@ -343,6 +381,7 @@ void Phases::lost() {
         "the broker is gone while this group was paused: its memory cannot come back, and every "
         "call that "
         "needs it fails from now on; restart the job");
+    rest(true);  // what only frees goes on
     gate_.fail();
     return;
   }

@@ -64,6 +64,7 @@ class Phases final : public Session::Handler {
   /// Tells the broker how pieces are stored.
   void saved(const amem_v1_Copies& save, std::span<const Piece> pieces);
   void release(const amem_v1_Release& release);
+  void rest(bool on);
   Status undo(std::uint64_t& bytes);
   /// Tries what the driver would not let go of again and again: until then the device is short of
   /// it, and a resume may find no room.
@@ -84,6 +85,7 @@ class Phases final : public Session::Handler {
   ExitHandler& exit_;
   Orphan orphan_;
   bool shut_ = false;      // the gate
+  bool rests_ = false;     // it is, and no step is under way or to come: frees pass
   bool away_ = false;      // memory is released
   bool copying_ = false;   // more packets follow
   bool retrying_ = false;  // drop_leftovers() will be called

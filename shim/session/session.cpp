@@ -135,19 +135,33 @@ Status Session::start(Handler& handler) {
 
 Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadline,
                              std::chrono::microseconds soon, const Fd* fd) {
-  const auto begin = Clock::now();
   Unanswered waiting;
-  waiting.request = &message;
   waiting.fd = fd;
+  return call(message, deadline, soon, waiting);
+}
+
+Status Session::settle(std::chrono::milliseconds deadline, std::chrono::microseconds soon) {
+  Message request = amem_v1_SessionMessage_init_zero;
+  request.which_body = amem_v1_SessionMessage_settle_tag;
+  Unanswered waiting;
+  waiting.of_this_broker = true;
+  return call(request, deadline, soon, waiting).status();
+}
+
+Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadline,
+                             std::chrono::microseconds soon, Unanswered& waiting) {
+  const auto begin = Clock::now();
+  waiting.request = &message;
   std::unique_lock lock(mutex_);
   message.seq = next_seq_++;
   waiting_[message.seq] = &waiting;
   lock.unlock();
-  Status sent = alive() ? send(message, copy_of(fd), &waiting)
-                        : Status(Code::kUnavailable, "the broker is gone");
+  const auto given_up = [&] { return !alive() || (waiting.of_this_broker && !online()); };
+  Status sent = given_up() ? Status(Code::kUnavailable, "the broker is gone")
+                           : send(message, copy_of(waiting.fd), &waiting);
   if (sent.ok() && soon.count() > 0) look_for_answer(waiting, begin + soon);
   lock.lock();
-  const auto answered = [&] { return waiting.done || !alive(); };
+  const auto answered = [&] { return waiting.done || given_up(); };
   if (sent.ok())
     answered_.wait_until(lock, begin + deadline, [&] { return answered() || ending_; });
   if (sent.ok() && ending_)
@@ -155,7 +169,7 @@ Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadlin
   waiting_.erase(message.seq);
   if (!sent.ok()) return sent;
   if (!waiting.done) {
-    if (!alive()) return Status(Code::kUnavailable, "the broker is gone");
+    if (given_up()) return Status(Code::kUnavailable, "the broker is gone");
     if (ending_)
       return Status(Code::kUnavailable, "the process is ending and waits for the broker no longer");
     const char* const what = online_.load() ? "the broker did not answer in "
@@ -367,6 +381,10 @@ Status Session::leave(const Status& end) {
   left_.clear();
   outgoing_.disconnect();
   ::shutdown(socket_.get(), SHUT_RDWR);
+  {
+    std::lock_guard lock(mutex_);
+    answered_.notify_all();  // those who wait for this broker only
+  }
   const Status failed = outgoing_.failure();
   return failed.ok() ? end : failed;
 }

@@ -90,6 +90,8 @@ class Session {
   Status start(Handler& handler);
   /// What is asked is answered, or waits for a broker. False: it fails at once.
   bool alive() const { return alive_.load(std::memory_order_acquire); }
+  /// A broker is connected now.
+  bool online() const { return online_.load(std::memory_order_acquire); }
   /// The session is lost.
   bool ended() const { return ended_.load(std::memory_order_acquire); }
   /// See connect().
@@ -100,6 +102,9 @@ class Session {
   /// with the request, and stays the caller's.
   Result<Packet> call(Message& message, std::chrono::milliseconds deadline,
                       std::chrono::microseconds soon = {}, const Fd* fd = nullptr);
+  /// Waits until the broker has done what was sent before, at most `deadline`. kUnavailable: no
+  /// broker is connected, or this one ended meanwhile; the next one hears of it at the reconnect.
+  Status settle(std::chrono::milliseconds deadline, std::chrono::microseconds soon);
   /// Who made the call has entered what its Reply gave: Created.id or Redeemed.id. Once for each.
   /// Under the lock under which the handler marks.
   void taken(std::uint64_t id);
@@ -131,8 +136,9 @@ class Session {
  private:
   struct Unanswered {
     const Message* request = nullptr;
-    const Fd* fd = nullptr;  // beside it
-    std::uint64_t sent = 0;  // the send queue's
+    const Fd* fd = nullptr;       // beside it
+    std::uint64_t sent = 0;       // the send queue's
+    bool of_this_broker = false;  // nobody waits for another broker's answer
     std::atomic<bool> done{false};
     Packet packet;  // the caller's once done
   };
@@ -143,6 +149,8 @@ class Session {
   };
 
   Status join();
+  Result<Packet> call(Message& message, std::chrono::milliseconds deadline,
+                      std::chrono::microseconds soon, Unanswered& waiting);
   Status send(const Message& message, std::vector<Fd> fds, Unanswered* request);
   void wake();
   void sleep(pollfd* fds, std::size_t count, int milliseconds);

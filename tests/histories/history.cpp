@@ -268,8 +268,12 @@ void History::program_does(RankProcess& rank) {
     return;
   }
   if (!rank.runs()) {
-    // The shim's frees wait at the gate; others' need not, whatever the broker is just doing. But
-    // whoever is to save what others have as well must have it until then.
+    if (rank.rests() && (what == 8 || what == 9)) {
+      say("rank " + std::to_string(rank.number()) + " frees while it is paused");
+      return rank.free_one(chance);
+    }
+    // Otherwise the shim's frees wait at the gate; others' need not, whatever the broker is just
+    // doing. But whoever is to save what others have as well must have it until then.
     if ((what == 8 || rank.saves()) && rank.connected() && mishap(4)) {
       say("rank " + std::to_string(rank.number()) + " frees at a shut gate");
       rank.free_one(chance, true);

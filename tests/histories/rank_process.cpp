@@ -260,6 +260,9 @@ void RankProcess::handle(Mood mood) {
       m.which_body != amem_v1_SessionMessage_step_tag &&
       m.which_body != amem_v1_SessionMessage_trim_tag)
     quiescing_ = false;
+  if (m.which_body != amem_v1_SessionMessage_pool_segment_tag &&
+      m.which_body != amem_v1_SessionMessage_trim_tag)
+    rests_ = false;
   switch (m.which_body) {
     case amem_v1_SessionMessage_pool_segment_tag:
       require(packet.fds.size() == 1, "a segment comes with a descriptor");
@@ -288,9 +291,11 @@ void RankProcess::handle(Mood mood) {
     case amem_v1_SessionMessage_release_tag:
       release(m.body.release, well);
       copy_failed_ = map_failed_ = false;
-      if (!m.body.release.more)
-        done(amem_v1_Phase_PHASE_RELEASE, m.body.release.epoch, m.body.release.wave, well, mood);
-      return;
+      if (m.body.release.more) return;
+      rests_ = gate_shut_ && !m.body.release.more_waves &&
+               (m.body.release.undo || m.body.release.tags_count == 0);
+      return done(amem_v1_Phase_PHASE_RELEASE, m.body.release.epoch, m.body.release.wave, well,
+                  mood);
     case amem_v1_SessionMessage_make_tag:
       return make(m.body.make, mood);
     case amem_v1_SessionMessage_map_tag:

@@ -61,6 +61,8 @@ class RankProcess {
   int number() const { return number_; }
   bool runs() const { return (connected() || away_) && joined_ && !gate_shut_; }
   bool waits() const { return pending_ > 0 || asked_ > 0; }
+  /// Its group is paused, and no step is under way or to come: its program frees what it likes.
+  bool rests() const { return (connected() || away_) && rests_; }
   /// Adds what it has, and what it has asked for.
   void count(std::map<std::uint64_t, std::uint64_t>& sizes, std::uint64_t& asked) const;
 
@@ -147,6 +149,7 @@ class RankProcess {
   bool refused_ = false;
   bool gate_shut_ = true;
   bool quiescing_ = false;
+  bool rests_ = false;
   bool copy_failed_ = false;
   bool map_failed_ = false;
   std::uint64_t epoch_ = 0;

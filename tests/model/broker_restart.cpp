@@ -166,7 +166,7 @@ void BrokerSide::release_leftovers(int rank) {
   Message release;
   release.kind = Kind::kRelease;
   release.attempt = u8(machine.epoch().attempt);
-  release.last = is.rest == GroupState::kPaused && ends_there;
+  release.last = release.rests = is.rest == GroupState::kPaused && ends_there;
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
     const bool has_it = piece(i).exists && has(p.holds, i) && p.maps[at(i % kPiecesEach)] != 0;
     if (has_it && piece(i).away && piece(i).on_device == 0) set_bit(release.pieces, i);

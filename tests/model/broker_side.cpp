@@ -206,6 +206,7 @@ void BrokerSide::act(int group, const action::Release& release) {
     Message message = message_of(Kind::kRelease, release.epoch);
     message.undo = !it.pause && m_.bug != Bug::kForgetsToUndo;
     message.last = it.pause && it.whole;
+    message.rests = message.undo || (it.whole && it.later == 0);
     if (it.pause) message.pieces = it.in_waves ? it.wave : it.selected;
     for (int i = m_.first_piece(group); it.pause && i < m_.end_piece(group); ++i)
       if (piece(i).stayed && piece(i).maker == id) clear_bit(message.pieces, i);

@@ -155,6 +155,7 @@ std::vector<NodeWorld::Event> NodeWorld::possible() const {
     events.push_back({Event::kDies, u8(rank)});
     if (!p.expected) events.push_back({Event::kDisconnects, u8(rank)});
     if (p.gate == Gate::kOpen && p.brought != 0) events.push_back({Event::kFrees, u8(rank)});
+    if (p.rests && p.holds != 0) events.push_back({Event::kFreesAtRest, u8(rank)});
   }
   for (int i = 0; i < kMostPieces; ++i)
     if (m_.state.pieces[at(i)].exists && m_.state.pieces[at(i)].opened)
@@ -247,17 +248,23 @@ void NodeWorld::carry_out(Event event) {
       --m_.state.faults;
       p.over = true;
       return;
-    case Event::kFrees: {
-      --m_.state.faults;
-      Message message;
-      message.kind = Kind::kFreed;
-      while ((p.brought >> message.place[0] & 1) == 0) ++message.place[0];
-      p.maps[message.place[0]] = 0;
-      clear_bit(p.brought, message.place[0]);
-      clear_bit(p.holds, message.place[0]);
-      p.out.push(message);
-    }
+    case Event::kFrees:
+      return frees(p, p.brought);
+    case Event::kFreesAtRest:
+      return frees(p, p.holds);
   }
+}
+
+/// The first of these pieces.
+void NodeWorld::frees(Process& p, std::uint8_t of) {
+  --m_.state.faults;
+  Message message;
+  message.kind = Kind::kFreed;
+  while ((of >> message.place[0] & 1) == 0) ++message.place[0];
+  p.maps[message.place[0]] = 0;
+  clear_bit(p.brought, message.place[0]);
+  clear_bit(p.holds, message.place[0]);
+  p.out.push(message);
 }
 
 /// Copies that nobody has any more are gone; what counts for nothing is forgotten.
@@ -315,6 +322,8 @@ std::string NodeWorld::text(Event event) const {
       return "the session of " + rank + " breaks";
     case Event::kFrees:
       return rank + " frees what comes back";
+    case Event::kFreesAtRest:
+      return rank + " frees while it is paused";
     case Event::kRestart:
       return "the broker dies, and another begins";
     case Event::kComesBack:

@@ -34,6 +34,7 @@ class NodeWorld {
       kDies,
       kDisconnects,
       kFrees,
+      kFreesAtRest,
       kRestart,  // the broker dies, and another begins
       kComesBack,
     };
@@ -69,6 +70,7 @@ class NodeWorld {
   void pause_first();
   void carry_out(Event event);
   void ask(const Request& request);
+  void frees(Process& p, std::uint8_t of);
   void tidy();
   bool quiet() const;
   bool asked() const;

@@ -5,6 +5,7 @@ namespace amem::model {
 void Processes::handle(int rank) {
   Process& p = m_.state.ranks[at(rank)];
   const Message message = p.in.pop();
+  p.rests = false;
   switch (message.kind) {
     case Kind::kQuiesce:
       p.gate = Gate::kShut;
@@ -70,6 +71,7 @@ void Processes::release(int rank, const Message& message) {
   if (message.undo && !failed) p.brought = 0;  // calls about what is still there go on waiting
   p.copy_failed = p.map_failed = false;
   if (!message.undo && message.last) p.away = true;
+  p.rests = p.gate == Gate::kShut && message.rests;
   answer(rank, Kind::kReleased, message, failed);
 }
 

@@ -7,7 +7,8 @@ void add_queue(const Queue& queue, Digest& digest) {
   digest.add(queue.count);
   for (std::size_t i = 0; i < queue.count; ++i) {
     const Message& m = queue.messages[i];
-    digest.add(static_cast<std::uint64_t>(m.kind) * 4 + (m.last ? 2 : 0) + (m.undo ? 1 : 0));
+    digest.add(static_cast<std::uint64_t>(m.kind) * 8 + (m.rests ? 4 : 0) + (m.last ? 2 : 0) +
+               (m.undo ? 1 : 0));
     for (const std::uint8_t part : {m.attempt, m.wave, m.pieces, m.loads}) digest.add(part);
     digest.add_all(m.place);
   }
@@ -16,7 +17,7 @@ void add_queue(const Queue& queue, Digest& digest) {
 void add_process(const Process& p, Digest& digest) {
   unsigned flags = 0;
   for (const bool flag : {p.lives, p.connected, p.over, p.member, p.lost, p.expected, p.away,
-                          p.copy_failed, p.map_failed, p.asks_resume && p.asked > 0})
+                          p.rests, p.copy_failed, p.map_failed, p.asks_resume && p.asked > 0})
     flags = 2 * flags + (flag ? 1 : 0);
   digest.add(flags);
   digest.add(static_cast<std::uint64_t>(p.gate));

@@ -79,6 +79,7 @@ struct Message {
   std::uint8_t loads = 0;   // of these, with bytes from the pool
   bool last = false;        // or whole, of a Release: the rank has nothing to run with any more
   bool undo = false;        // or failed, of an answer
+  bool rests = false;       // of a Release: no step follows before the group is resumed
   std::array<std::uint8_t, kPiecesEach> place{};  // the copy to map, or the chunk, from 1 on
 
   Epoch epoch() const { return {attempt, wave}; }
@@ -109,7 +110,8 @@ struct Process {
   bool lost = false;       // likewise: its session has ended, it lives
   bool expected = false;   // likewise: of the broker before; it has not come back
   Gate gate = Gate::kShut;
-  bool away = false;  // has let go of everything in a pause
+  bool away = false;   // has let go of everything in a pause
+  bool rests = false;  // its gate is shut, and its program may free
   bool copy_failed = false;
   bool map_failed = false;
   std::uint8_t holds = 0;                        // pieces

@@ -145,16 +145,19 @@ CUresult FreeAsync(CUdeviceptr address, StreamRef ref) {
   const CUresult result = FindStream(ref, &stream);
   if (result != CUDA_SUCCESS) return result;
   if (stream->capture != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  bool pooled = false;
   {
     const MemoryLock memory_lock(MemoryMutex());
     const Range* const range = FindRange(address);
-    if (range == nullptr || range->base != address || range->kind != RangeKind::kPool) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
+    if (range == nullptr || range->base != address) return CUDA_ERROR_INVALID_VALUE;
+    pooled = range->kind == RangeKind::kPool;
+    // It frees what cuMemAlloc gave, too.
+    if (!pooled && range->kind != RangeKind::kDevice) return CUDA_ERROR_INVALID_VALUE;
   }
-  Enqueue(stream, [address] {
+  Enqueue(stream, [address, pooled] {
     const MemoryLock memory_lock(MemoryMutex());
-    return FreePoolMemory(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    const bool freed = pooled ? FreePoolMemory(address) : RemoveRange(address, RangeKind::kDevice);
+    return freed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
   return CUDA_SUCCESS;
 }

@@ -23,6 +23,7 @@
   X(cuStreamCreate, 2000)                          \
   X(cuStreamDestroy, 4000)                         \
   X(cuStreamSynchronize, 2000)                     \
+  X(cuLaunchHostFunc, 10000)                       \
   X(cuStreamBeginCapture, 10010)                   \
   X(cuStreamEndCapture, 10000)                     \
   X(cuGraphInstantiateWithFlags, 11040)            \

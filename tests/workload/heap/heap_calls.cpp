@@ -3,7 +3,10 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <iterator>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -45,7 +48,8 @@ constexpr NamedAttribute kAttributes[] = {
     {"handle_types", CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES},
 };
 
-CUstream g_stream = nullptr;  // that is being captured
+CUstream g_stream = nullptr;               // that is being captured
+std::atomic<std::uint64_t> g_held_for{0};  // milliseconds
 std::vector<CUdeviceptr> g_async;
 std::vector<CUdeviceptr> g_managed;
 std::vector<CUarray> g_arrays;
@@ -170,6 +174,28 @@ void AllocateInCapture(std::size_t bytes, Answer* answer) {
   answer->Number("free", static_cast<std::uint64_t>(Cuda().cuMemFree(p)));
   answer->Number("free_twice", static_cast<std::uint64_t>(Cuda().cuMemFree(p)));
 }
+
+// ---- a stream with work ----
+
+CUstream IdleStream(const HeapMemory& memory) {
+  static CUstream stream = [&] {
+    memory.Bind(0);
+    CUstream made = nullptr;
+    Check(Cuda().cuStreamCreate(&made, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    return made;
+  }();
+  return stream;
+}
+
+void HoldStream(const HeapMemory& memory, std::uint64_t most) {
+  g_held_for = most;
+  const auto wait = [](void*) {
+    for (; g_held_for > 0; --g_held_for) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  Check(Cuda().cuLaunchHostFunc(IdleStream(memory), wait, nullptr), "cuLaunchHostFunc");
+}
+
+void ReleaseStream() { g_held_for = 0; }
 
 // ---- what is not brokered ----
 

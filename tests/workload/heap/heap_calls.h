@@ -30,6 +30,12 @@ void EndCapture(Answer* answer);
 void DropCapture();
 void AllocateInCapture(std::size_t bytes, Answer* answer);
 
+/// A stream of device 0 that has nothing to do.
+CUstream IdleStream(const HeapMemory& memory);
+/// Gives it work that ends with ReleaseStream(), or after so many milliseconds.
+void HoldStream(const HeapMemory& memory, std::uint64_t most);
+void ReleaseStream();
+
 /// Memory that no scope brokers: "pool", "own_pool", "managed", "array"; of the host "host",
 /// "registered", "shared" (cuMemCreate), and "nccl_host", which NCCL's library allocates.
 void AllocateUnbrokered(const std::string& kind, std::size_t bytes);

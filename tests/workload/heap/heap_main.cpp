@@ -121,6 +121,13 @@ const std::map<std::string, Command> kCommands = {
      [](Program& p, const Words& w, Answer*) {
        for (std::uint64_t i = 0; i < NumberAt(w, 2, 1); ++i) p.memory.Free(NumberAt(w, 1, 0) + i);
      }},
+    {"free_async", [](Program& p, const Words& w,
+                      Answer*) { p.memory.FreeAsync(NumberAt(w, 1, 0), IdleStream(p.memory)); }},
+    {"stream",
+     [](Program& p, const Words& w, Answer*) {
+       if (WordAt(w, 1) == "hold") return HoldStream(p.memory, NumberAt(w, 2, 60'000));
+       ReleaseStream();
+     }},
     {"churn",
      [](Program& p, const Words& w, Answer*) { p.memory.Churn(DeviceAt(w), NumberAt(w, 2, 100)); }},
     {"expand",

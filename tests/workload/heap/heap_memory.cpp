@@ -144,6 +144,14 @@ void HeapMemory::Free(std::uint64_t id) {
   pieces_.erase(it);
 }
 
+void HeapMemory::FreeAsync(std::uint64_t id, CUstream stream) {
+  const auto it = pieces_.find(id);
+  if (it == pieces_.end() || !it->second.block) throw Failure("no block " + std::to_string(id));
+  Bind(it->second.device);
+  Check(Cuda().cuMemFreeAsync(it->second.address, stream), "cuMemFreeAsync");
+  pieces_.erase(it);
+}
+
 void HeapMemory::Churn(int device, std::uint64_t rounds) {
   std::vector<std::uint64_t> live;
   const auto drop = [&] {

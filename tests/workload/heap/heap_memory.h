@@ -32,6 +32,8 @@ class HeapMemory {
   std::uint64_t Allocate(int device, std::size_t bytes, std::uint64_t count, bool by_nccl = false);
   std::uint64_t AllocatePitched(int device, std::size_t width, std::size_t height);
   void Free(std::uint64_t id);
+  /// By cuMemFreeAsync, behind what the stream has to do.
+  void FreeAsync(std::uint64_t id, CUstream stream);
   /// Allocates and frees blocks of all sizes, `rounds` times, checking what it frees.
   void Churn(int device, std::uint64_t rounds);
 

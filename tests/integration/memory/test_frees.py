@@ -1,0 +1,263 @@
+"""Calls that only free, unmap, release, close or destroy: they never wait for a resume."""
+import pytest
+
+from sim_node import MIB, Program, eventually
+
+LAZY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+
+
+def saved(node):
+    """Bytes of the pool that are in use."""
+    return node.ctl("status").json["pool"]["used_bytes"]
+
+
+def allocated(node, group="train"):
+    return node.ctl.group(group)["allocated_bytes"]
+
+
+def started(node, **env):
+    """A program with memory of every sort: the ids of two blocks."""
+    program = Program(node, env=env)
+    large = program.ask(f"alloc 0 {5 * MIB}")["id"]
+    small = program.ask("alloc 0 3000 4")["id"]
+    program.ask(f"alloc 1 {3 * MIB}")
+    program.ask(f"expand 0 {2 * MIB} 3")
+    return program, large, small
+
+
+def test_memory_of_a_paused_group_is_freed_at_once_and_its_bytes_go(node):
+    program, large, small = started(node)
+    node.ctl("pause", "train")
+    before = saved(node)
+    program.ask(f"free {large}")
+    program.ask(f"free {small} 4")
+    program.ask("drop")  # cuMemUnmap, cuMemRelease, cuMemAddressFree
+    assert saved(node) <= before - 11 * MIB
+    assert allocated(node) < 4 * MIB
+    node.ctl("resume", "train")
+    program.verify()
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    program.verify()
+
+
+def test_a_program_that_paused_itself_frees_before_it_resumes(node):
+    program, large, small = started(node)
+    program.ask("pause")
+    program.ask(f"free {large}")
+    program.ask(f"free {small} 4")
+    program.ask("drop")
+    program.ask("resume")
+    program.verify()
+
+
+def test_peer_access_and_contexts_end_while_the_group_is_paused(node):
+    program, _, _ = started(node)
+    program.ask("peer on")
+    node.ctl("pause", "train")
+    program.ask("peer off")
+    program.ask("reset 1")
+    node.ctl("resume", "train")
+    program.verify()
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    program.verify()
+
+
+def test_with_errors_at_the_gate_frees_succeed(node):
+    program, large, _ = started(node, AMEM_GATE="error")
+    node.ctl("pause", "train")
+    program.send("alloc 0 1000")
+    assert "NOT_READY" in program.failure()
+    program.ask(f"free {large}")
+    node.ctl("resume", "train")
+    program.verify()
+
+
+@pytest.mark.parametrize("kind", ["alloc", "plain"])
+def test_bytes_stay_until_the_last_rank_has_freed_them(node, kind):
+    scope = "nccl" if kind == "alloc" else "heap"
+    owner, peer = (node.puppet(f"puppet{i}", i, scope=scope) for i in range(2))
+    mine = owner.ask(f"{kind} {3 * MIB}")["id"]
+    owner.ask(f"fill {mine} 7")
+    theirs = peer.ask(f"open {owner.ask(f'share {mine}')['handle']} {LAZY}")["id"] if kind == "plain" else None
+    if theirs is None:
+        owner.ask(f"offer {mine} {node.dir}")
+        theirs = peer.ask(f"take {node.dir} {3 * MIB}")["id"]
+    node.ctl("pause", "train")
+    before = saved(node)
+    assert before >= 3 * MIB
+    owner.ask(f"free {mine}")
+    assert saved(node) == before, "another rank holds it"
+    node.ctl("resume", "train")
+    peer.ask(f"verify {theirs} 7")
+    node.ctl("pause", "train")
+    peer.ask(f"free {theirs}")
+    assert saved(node) == 0 and allocated(node) == 0
+    node.ctl("resume", "train")
+
+
+def test_the_record_has_it_before_the_call_returns(bare_node):
+    node = bare_node
+    node.start_broker()
+    program, large, small = started(node)
+    node.ctl("pause", "train")
+    program.ask(f"free {large}")
+    program.ask(f"free {small} 4")
+    rest = (saved(node), allocated(node))
+    node.broker.kill()
+    program.wait_for("tries to come back")
+    node.start_broker(name="amemd2")
+    program.wait_for("has come back to the broker")
+    assert (saved(node), allocated(node)) == rest
+    node.ctl("resume", "train")
+    program.verify()
+
+
+def test_without_a_broker_a_free_does_not_wait_and_the_next_one_hears_of_it(bare_node):
+    node = bare_node
+    node.start_broker()
+    program, large, small = started(node)
+    node.ctl("pause", "train")
+    before = saved(node)
+    node.broker.kill()
+    program.wait_for("tries to come back")
+    program.send(f"free {large}")
+    program.answer(3)
+    program.ask(f"free {small} 4")
+    node.start_broker(name="amemd2")
+    program.wait_for("has come back to the broker")
+    eventually(lambda: saved(node) <= before - 5 * MIB, what="the next broker drops the bytes")
+    node.ctl("resume", "train")
+    program.verify()
+
+
+@pytest.mark.parametrize("rule, phase", [("cuMemcpyDtoHAsync:1:hold", "save"), ("releaseBegins:1:hold", "release")])
+def test_a_free_waits_for_a_step_of_a_pause_and_no_longer(node, rule, phase):
+    node.settings["AMEM_POOL_SAVE"] = "dense"
+    program, large, _ = started(node)
+    program.faults(rule)
+    pause = node.ctl.start("pause", "train")
+    pause.wait_phase(phase)
+    program.send(f"free {large}")
+    program.stands()
+    program.faults()
+    assert pause.finish().code == 0
+    program.answer()
+    assert node.ctl.state("train") == "paused"
+    assert allocated(node) < 12 * MIB
+    node.ctl("resume", "train")
+    program.verify()
+
+
+@pytest.mark.parametrize("rule", ["mapDone:1:hold", "loadBegins:1:hold", "cuMemcpyHtoDAsync:1:hold"])
+def test_a_free_waits_for_a_load_and_no_longer(node, rule):
+    program, large, _ = started(node)
+    node.ctl("pause", "train")
+    program.faults(rule)
+    resume = node.ctl.start("resume", "train")
+    resume.wait_phase("map+load")
+    program.send(f"free {large}")
+    program.stands()
+    program.faults()
+    assert resume.finish().code == 0
+    program.answer()
+    program.verify()
+    assert allocated(node) < 12 * MIB
+
+
+def test_a_resume_comes_while_a_free_is_inside(node):
+    """The memory is mapped and loaded before the free changes anything: then it waits for the resume's end."""
+    program, large, _ = started(node)
+    node.ctl("pause", "train")
+    program.faults("freePasses:1:hold;loadBegins:1:hold")
+    program.send(f"free {large}")
+    program.stands()
+    resume = node.ctl.start("resume", "train")
+    resume.wait_phase("map+load")
+    program.faults("loadBegins:1:hold")  # the free goes on, and finds memory that is on its way back
+    program.stands()
+    program.faults()
+    assert resume.finish().code == 0
+    program.answer()
+    program.verify()
+    assert allocated(node) < 12 * MIB
+
+
+def test_a_free_that_crosses_the_load_of_its_memory(node):
+    """The broker has told the rank to load, and the rank has not read it yet."""
+    program, large, _ = started(node)
+    node.ctl("pause", "train")
+    program.faults("freeDone:1:hold;mapDone:1:hold")
+    program.send(f"free {large}")
+    program.stands()
+    resume = node.ctl.start("resume", "train")
+    resume.wait_phase("map+load")
+    program.faults()
+    assert resume.finish().code == 0
+    program.answer()
+    program.verify()
+    assert allocated(node) < 12 * MIB
+
+
+def test_a_resume_that_fails_lets_frees_pass_again(node):
+    program, large, _ = started(node)
+    node.ctl("pause", "train")
+    program.faults("cuMemMap:2:801")
+    assert node.ctl.try_("resume", "train").code != 0
+    program.faults()
+    assert node.ctl.state("train") == "paused"
+    program.ask(f"free {large}")
+    assert allocated(node) < 12 * MIB
+    node.ctl("resume", "train")
+    program.verify()
+
+
+# ---- cuMemFreeAsync ----
+
+def test_memory_of_cuMemAlloc_is_freed_behind_a_stream(node):
+    program, large, small = started(node)
+    program.ask("stream hold")
+    rest = allocated(node)
+    program.ask(f"free_async {large}")
+    program.ask(f"free_async {small}")
+    assert allocated(node) == rest, "the stream may use it still"
+    program.ask("stream go")
+    eventually(lambda: allocated(node) <= rest - 5 * MIB, what="it goes without another call")
+    program.verify()
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    program.verify()
+
+
+def test_what_was_freed_behind_a_stream_is_not_saved(node):
+    program, large, _ = started(node)
+    program.ask("stream hold")
+    program.ask(f"free_async {large}")
+    pause = node.ctl.start("pause", "train")
+    pause.wait_phase("quiesce")
+    program.ask("stream go")
+    assert pause.finish().code == 0
+    assert allocated(node) < 12 * MIB
+    node.ctl("resume", "train")
+    program.verify()
+
+
+def test_while_paused_it_goes_at_once(node):
+    program, large, _ = started(node)
+    program.ask("stream hold")
+    program.ask("stream go")
+    node.ctl("pause", "train")
+    program.ask(f"free_async {large}")
+    assert allocated(node) < 12 * MIB
+    node.ctl("resume", "train")
+    program.verify()
+
+
+def test_who_finds_no_memory_waits_for_what_was_freed_behind_a_stream(node):
+    program = Program(node)
+    first = program.ask(f"alloc 0 {60 * MIB}")["id"]
+    program.ask("stream hold 300")
+    program.ask(f"free_async {first}")
+    program.ask(f"alloc 0 {60 * MIB}")
+    program.verify()

@@ -1,0 +1,115 @@
+// Callers that only free, at a shut gate.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "tests/unit/fixtures/gate_fixture.h"
+
+namespace amem::shim {
+namespace {
+
+class GateFreesTest : public GateTest {
+ protected:
+  void TearDown() override {
+    gate_.open();
+    if (caller_.joinable()) caller_.join();
+  }
+
+  void begins_to_free() {
+    caller_ = std::thread([this] {
+      result_ = gate_.enter_to_free();
+      if (result_ == CUDA_SUCCESS) gate_.leave();
+      passed_ = true;
+    });
+  }
+  bool waits() {
+    return eventually([](const auto& s) { return waiting(s, 0) == 1; });
+  }
+  bool passes() {
+    const auto deadline = Gate::Clock::now() + 5s;
+    while (!passed_ && Gate::Clock::now() < deadline) std::this_thread::sleep_for(1ms);
+    return passed_;
+  }
+
+  std::thread caller_;
+  std::atomic<bool> passed_{false};
+  std::atomic<CUresult> result_{CUDA_ERROR_UNKNOWN};
+};
+
+TEST_F(GateFreesTest, AFreeWaitsAtAShutGateAsOthersDo) {
+  gate_.close();
+  begins_to_free();
+  EXPECT_TRUE(waits());
+  EXPECT_FALSE(passed_);
+  gate_.open();
+  EXPECT_TRUE(passes());
+  EXPECT_EQ(result_, CUDA_SUCCESS);
+}
+
+TEST_F(GateFreesTest, AFreeThatWaitsPassesOnceFreesPass) {
+  gate_.close();
+  begins_to_free();
+  ASSERT_TRUE(waits());
+  gate_.hold();
+  EXPECT_FALSE(passed_);
+  gate_.let_frees_pass(true);
+  EXPECT_TRUE(passes());
+  EXPECT_EQ(result_, CUDA_SUCCESS);
+}
+
+TEST_F(GateFreesTest, OthersGoOnWaitingWhileFreesPass) {
+  gate_.close();
+  gate_.let_frees_pass(true);
+  std::atomic<bool> worked{false};
+  std::thread worker([&] {
+    const Pass pass(gate_);
+    worked = true;
+  });
+  EXPECT_TRUE(waits());
+  ASSERT_EQ(gate_.enter_to_free(), CUDA_SUCCESS);
+  EXPECT_TRUE(Gate::inside());
+  EXPECT_TRUE(gate_.snapshot().any_active);
+  gate_.leave();
+  EXPECT_FALSE(Gate::inside());
+  EXPECT_FALSE(worked);
+  gate_.open();
+  worker.join();
+}
+
+TEST_F(GateFreesTest, AFreeThatComesAfterAStepHasBegunWaits) {
+  gate_.close();
+  gate_.let_frees_pass(true);
+  gate_.let_frees_pass(false);
+  begins_to_free();
+  EXPECT_TRUE(waits());
+  EXPECT_FALSE(passed_);
+}
+
+TEST_F(GateFreesTest, ANewPauseStopsFreesAgain) {
+  gate_.close();
+  gate_.let_frees_pass(true);
+  gate_.open();
+  gate_.close();
+  begins_to_free();
+  EXPECT_TRUE(waits());
+  EXPECT_FALSE(passed_);
+}
+
+TEST_F(GateFreesTest, AFreePassesWhereOthersGetAnError) {
+  Gate strict;
+  strict.prepare({false, 10s, &device_of_test});
+  strict.close();
+  strict.hold();
+  strict.let_frees_pass(true);
+  EXPECT_EQ(strict.enter(), CUDA_ERROR_NOT_READY);
+  ASSERT_EQ(strict.enter_to_free(), CUDA_SUCCESS);
+  strict.leave();
+  strict.fail();
+  EXPECT_EQ(strict.enter(), CUDA_ERROR_SYSTEM_NOT_READY);
+  ASSERT_EQ(strict.enter_to_free(), CUDA_SUCCESS) << "what cannot come back can still be freed";
+  strict.leave();
+}
+
+}  // namespace
+}  // namespace amem::shim
