@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <set>
 #include <string>
 
@@ -53,27 +54,43 @@ CUresult Ipc::open(CUdeviceptr* address, const IpcHandle& handle, unsigned flags
   if (const auto known = memory_.handles.known(ticket.id); known && !known->imported)
     return CUDA_ERROR_INVALID_CONTEXT;
 
-  std::lock_guard lock(mutex_);
-  auto [it, fresh] = mappings_.try_emplace(ticket.id);
-  Mapped& mapped = it->second;
-  CUresult r = fresh ? map(handle, mapped) : CUDA_SUCCESS;
-  if (r == CUDA_SUCCESS) {
-    const auto known = memory_.handles.known(ticket.id);
-    if (ticket.offset > mapped.size || ticket.size > mapped.size - ticket.offset)
-      r = CUDA_ERROR_INVALID_HANDLE;
-    else if ((flags & kLazyPeers) == 0 && (!known || known->device != device))
-      r = CUDA_ERROR_INVALID_VALUE;
-    else
-      r = grant(mapped, device);
+  std::lock_guard opening(opening_);
+  std::unique_lock lock(mutex_);
+  auto it = mappings_.find(ticket.id);
+  if (it == mappings_.end()) {
+    lock.unlock();
+    Mapped fresh;
+    if (CUresult r = map(handle, fresh); r != CUDA_SUCCESS) return r;
+    lock.lock();
+    by_base_[fresh.base] = ticket.id;
+    it = mappings_.emplace(ticket.id, fresh).first;
   }
+  Mapped& mapped = it->second;
+  const CUdeviceptr here = mapped.base + ticket.offset;
+  const auto known = memory_.handles.known(ticket.id);
+  CUresult r = CUDA_SUCCESS;
+  if (ticket.offset > mapped.size || ticket.size > mapped.size - ticket.offset)
+    r = CUDA_ERROR_INVALID_HANDLE;
+  else if ((flags & kLazyPeers) == 0 && (!known || known->device != device))
+    r = CUDA_ERROR_INVALID_VALUE;
   if (r == CUDA_SUCCESS) {
-    *address = mapped.base + ticket.offset;
-    Opened& opened = mapped.opens[*address];
+    // Counted before access is granted: who closes another piece meanwhile leaves it mapped.
+    Opened& opened = mapped.opens[here];
     opened.size = ticket.size;
     ++opened.count;
-  } else if (mapped.opens.empty()) {
-    unmap(it);
+    lock.unlock();
+    r = grant(ticket.id, device);
+    if (r == CUDA_SUCCESS) {
+      *address = here;
+      return r;
+    }
+    close(here, false);
+    lock.lock();
   }
+  // Nobody has been given an address in it, unless it was open before.
+  const std::optional<Mapped> unused = take_closed(mappings_.find(ticket.id));
+  lock.unlock();
+  if (unused) this->unmap(*unused);
   return r;
 }
 
@@ -100,32 +117,44 @@ CUresult Ipc::map(const IpcHandle& handle, Mapped& mapped) {
   return r;
 }
 
-CUresult Ipc::grant(Mapped& mapped, int device) {
+/// REQUIRES: opening_ is held, and the mapping is open.
+CUresult Ipc::grant(std::uint64_t id, int device) {
+  Mapped mapped;
+  {
+    std::lock_guard lock(mutex_);
+    mapped = mappings_.at(id);
+  }
   if (std::find(mapped.devices.begin(), mapped.devices.end(), device) != mapped.devices.end())
     return CUDA_SUCCESS;
   const CUmemAccessDesc desc = device_access(device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   const CUresult r = memory_.mappings.set_access(mapped.base, mapped.size, &desc, 1)
                          .value_or(CUDA_ERROR_INVALID_VALUE);
-  if (r == CUDA_SUCCESS) mapped.devices.push_back(device);
-  return r;
+  if (r != CUDA_SUCCESS) return r;
+  std::lock_guard lock(mutex_);
+  mappings_.at(id).devices.push_back(device);
+  return CUDA_SUCCESS;
 }
 
-Ipc::MappedById::iterator Ipc::find(CUdeviceptr address) {
-  return std::find_if(mappings_.begin(), mappings_.end(),
-                      [&](const auto& entry) { return entry.second.opens.count(address) != 0; });
+/// The mapping that contains the address. REQUIRES: the lock is held.
+Ipc::MappedById::iterator Ipc::at(CUdeviceptr address) {
+  const auto next = by_base_.upper_bound(address);
+  if (next == by_base_.begin()) return mappings_.end();
+  const auto found = mappings_.find(std::prev(next)->second);
+  return address - found->second.base < found->second.size ? found : mappings_.end();
 }
 
 bool Ipc::opened(CUdeviceptr address) {
   std::lock_guard lock(mutex_);
-  return find(address) != mappings_.end();
+  const auto it = at(address);
+  return it != mappings_.end() && it->second.opens.count(address) != 0;
 }
 
 std::optional<AddressRange> Ipc::piece(CUdeviceptr address) {
   std::lock_guard lock(mutex_);
-  for (const auto& [id, mapped] : mappings_)
-    for (const auto& [begin, opened] : mapped.opens)
-      if (address >= begin && address - begin < opened.size)
-        return AddressRange{begin, opened.size};
+  const auto it = at(address);
+  if (it == mappings_.end()) return std::nullopt;
+  for (const auto& [begin, opened] : it->second.opens)
+    if (address >= begin && address - begin < opened.size) return AddressRange{begin, opened.size};
   return std::nullopt;
 }
 
@@ -145,29 +174,47 @@ CUresult Ipc::wait_until_unused() {
 }
 
 std::optional<CUresult> Ipc::close(CUdeviceptr address, bool unmap) {
-  std::lock_guard lock(mutex_);
-  const auto it = find(address);
-  if (it == mappings_.end()) return std::nullopt;
-  Mapped& mapped = it->second;
-  if (--mapped.opens[address].count > 0) return CUDA_SUCCESS;
-  mapped.opens.erase(address);
-  return unmap ? unmap_idle() : CUDA_SUCCESS;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = at(address);
+    if (it == mappings_.end()) return std::nullopt;
+    const auto opened = it->second.opens.find(address);
+    if (opened == it->second.opens.end()) return std::nullopt;
+    if (--opened->second.count > 0) return CUDA_SUCCESS;
+    it->second.opens.erase(opened);
+  }
+  return unmap ? unmap_closed() : CUDA_SUCCESS;
 }
 
-CUresult Ipc::unmap_idle() {
-  CUresult result = CUDA_SUCCESS;
-  for (auto it = mappings_.begin(); it != mappings_.end();) {
-    const auto each = it++;
-    if (!each->second.opens.empty()) continue;
-    if (CUresult r = this->unmap(each); result == CUDA_SUCCESS) result = r;
+bool Ipc::any_closed() {
+  std::lock_guard lock(mutex_);
+  return std::any_of(mappings_.begin(), mappings_.end(),
+                     [](const auto& entry) { return entry.second.opens.empty(); });
+}
+
+/// Takes a mapping out of the books that is open no more. REQUIRES: the lock is held.
+std::optional<Ipc::Mapped> Ipc::take_closed(MappedById::iterator it) {
+  if (it == mappings_.end() || !it->second.opens.empty()) return std::nullopt;
+  std::optional<Mapped> mapped = std::move(it->second);
+  by_base_.erase(mapped->base);
+  mappings_.erase(it);
+  return mapped;
+}
+
+CUresult Ipc::unmap_closed() {
+  std::vector<Mapped> closed;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto it = mappings_.begin(); it != mappings_.end();)
+      if (std::optional<Mapped> mapped = take_closed(it++)) closed.push_back(std::move(*mapped));
   }
+  CUresult result = CUDA_SUCCESS;
+  for (const Mapped& mapped : closed)
+    if (CUresult r = this->unmap(mapped); result == CUDA_SUCCESS) result = r;
   return result;
 }
 
-CUresult Ipc::unmap(MappedById::iterator it) {
-  const Mapped mapped = it->second;
-  mappings_.erase(it);
-  if (mapped.base == 0) return CUDA_SUCCESS;
+CUresult Ipc::unmap(const Mapped& mapped) {
   const CUresult r =
       memory_.mappings.unmap(mapped.base, mapped.size).value_or(CUDA_ERROR_INVALID_VALUE);
   if (r == CUDA_SUCCESS) driver_.cuMemAddressFree_(mapped.base, mapped.size);

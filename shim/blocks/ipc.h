@@ -5,8 +5,8 @@
 // allocation at an address of ours; Memory keeps that mapping through pauses like any other. Owns
 // those addresses, and how often each piece of memory was opened.
 //
-// Any thread. open() and close() come through the gate. The lock is held over waits for the broker:
-// no phase takes it.
+// Any thread. open() and close() come through the gate. Only one thread opens at a time, and it may
+// wait for the broker meanwhile. No lock that a question or a close takes is held over such a wait.
 #pragma once
 
 #include <cuda.h>
@@ -49,6 +49,11 @@ class Ipc {
   /// Nothing: not one of ours. `unmap` false: what is open no more is unmapped by a later close.
   std::optional<CUresult> close(CUdeviceptr address, bool unmap);
 
+  /// Some of what was closed waits to be unmapped.
+  bool any_closed();
+  /// Unmaps it. Inside the gate; REQUIRES: nobody's work uses it any more.
+  CUresult unmap_closed();
+
  private:
   struct Opened {
     std::uint64_t size = 0;
@@ -64,16 +69,18 @@ class Ipc {
   using MappedById = std::map<std::uint64_t, Mapped>;  // by the broker's id
 
   CUresult map(const IpcHandle& handle, Mapped& mapped);
-  CUresult grant(Mapped& mapped, int device);
-  MappedById::iterator find(CUdeviceptr address);
-  CUresult unmap(MappedById::iterator it);
-  CUresult unmap_idle();
+  CUresult grant(std::uint64_t id, int device);
+  MappedById::iterator at(CUdeviceptr address);
+  std::optional<Mapped> take_closed(MappedById::iterator it);
+  CUresult unmap(const Mapped& mapped);
 
   const Driver& driver_;
   LocalDevices& devices_;
   Memory& memory_;
-  std::mutex mutex_;  // guards mappings_
+  std::mutex opening_;  // held by the thread that opens; taken before mutex_
+  std::mutex mutex_;    // guards what follows; never held over a wait
   MappedById mappings_;
+  std::map<CUdeviceptr, std::uint64_t> by_base_;  // the ids of mappings_
 };
 
 }  // namespace amem::shim

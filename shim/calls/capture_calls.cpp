@@ -1,5 +1,6 @@
 // Wrappers of the calls that begin and end stream captures. A pause waits until none is open.
 #include "shim/calls/driver_calls.h"
+#include "shim/calls/ipc_calls.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
@@ -24,6 +25,7 @@ void over(CUstream stream, bool per_thread) {
   Runtime& runtime = Runtime::get();
   // While this capture still counts, the gate lets frees that were put off through.
   if (Heap* heap = runtime.heap(); heap != nullptr) heap->release_deferred(1);
+  close_deferred(1);
   runtime.captures().ended(stream, per_thread);
 }
 

@@ -1,8 +1,11 @@
 // Wrappers of the calls that pass device memory between processes by handle. Handles and addresses
 // of brokered memory are answered by Ipc, everything else by the driver.
+#include "shim/calls/ipc_calls.h"
+
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
 #include "shim/calls/driver_calls.h"
+#include "shim/memory/free_pass.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
@@ -20,6 +23,7 @@ CUresult open(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
         "it at");
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
+  close_deferred(0);
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = runtime.ipc().open(address, *ours, flags);
@@ -29,6 +33,14 @@ CUresult open(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
 }
 
 }  // namespace
+
+void close_deferred(std::uint32_t captures) {
+  Runtime& runtime = Runtime::get();
+  if (runtime.forked() || !runtime.ipc().any_closed() || the_gate->captures() > captures) return;
+  if (runtime.ipc().wait_until_unused() != CUDA_SUCCESS) return;
+  const FreePass pass(*the_gate, runtime.memory().holdings);
+  if (pass.result() == CUDA_SUCCESS) runtime.ipc().unmap_closed();
+}
 
 CUresult answer_cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
   Runtime& runtime = Runtime::get();
@@ -60,7 +72,7 @@ CUresult answer_cuIpcCloseMemHandle(CUdeviceptr address) {
     const CUresult unused = captures ? CUDA_SUCCESS : runtime.ipc().wait_until_unused();
     const bool unmap = !captures && unused != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (unmap && unused != CUDA_SUCCESS) return unused;
-    const Pass pass(*the_gate);
+    const FreePass pass(*the_gate, runtime.memory().holdings);
     if (pass.result() != CUDA_SUCCESS) return pass.result();
     if (auto r = runtime.ipc().close(address, unmap); r.has_value()) {
       trace("ipc close va=%llx rc=%d", address, *r);
