@@ -1,29 +1,103 @@
 #include "shim/blocks/small_blocks.h"
 
+#include <algorithm>
+#include <bit>
 #include <iterator>
+
+#include "common/rounding.h"
 
 namespace amem::shim {
 
-std::optional<Address> SmallBlocks::take(const Pool& pool, std::uint64_t size,
-                                         const std::function<bool(Address chunk)>& usable) {
-  size = (size + kAlignment - 1) / kAlignment * kAlignment;
-  for (auto& [base, chunk] : chunks_) {
-    if (chunk.pool != pool) continue;
-    for (auto gap = chunk.free.begin(); gap != chunk.free.end(); ++gap) {
-      const auto [address, room] = *gap;
-      if (room < size) continue;
-      if (usable != nullptr && !usable(base)) break;
-      chunk.free.erase(gap);
-      if (room > size) chunk.free.emplace(address + size, room - size);
-      chunk.taken.emplace(address, size);
-      return address;
-    }
+void SmallBlocks::Largest::set(std::size_t slot, std::uint64_t size) {
+  if (slot >= leaves_) {
+    const std::size_t leaves = std::bit_ceil(slot + 1);
+    std::vector<std::uint64_t> nodes(2 * leaves);
+    std::copy_n(nodes_.begin() + static_cast<std::ptrdiff_t>(leaves_), leaves_,
+                nodes.begin() + static_cast<std::ptrdiff_t>(leaves));
+    nodes_ = std::move(nodes);
+    leaves_ = leaves;
+    for (std::size_t node = leaves_ - 1; node > 0; --node)
+      nodes_[node] = std::max(nodes_[2 * node], nodes_[2 * node + 1]);
   }
-  return std::nullopt;
+  std::size_t node = leaves_ + slot;
+  nodes_[node] = size;
+  for (node /= 2; node > 0; node /= 2)
+    nodes_[node] = std::max(nodes_[2 * node], nodes_[2 * node + 1]);
 }
 
-void SmallBlocks::add(const Pool& pool, Address chunk, std::uint64_t size) {
-  chunks_.emplace(chunk, Chunk{pool, size, {{chunk, size}}, {}});
+std::optional<std::size_t> SmallBlocks::Largest::first(std::size_t slot, std::uint64_t size) const {
+  if (slot >= leaves_) return std::nullopt;
+  std::size_t node = leaves_ + slot;
+  while (nodes_[node] < size) {
+    // Behind what this node covers; where that is the end, a node of its own row is a power of two.
+    ++node;
+    if (std::has_single_bit(node)) return std::nullopt;
+    while (node % 2 == 0) node /= 2;
+  }
+  while (node < leaves_) {
+    node *= 2;
+    if (nodes_[node] < size) ++node;
+  }
+  return node - leaves_;
+}
+
+void SmallBlocks::Chunk::add_gap(Address address, std::uint64_t gap) {
+  free.emplace(address, gap);
+  sizes.insert(gap);
+}
+
+void SmallBlocks::Chunk::remove_gap(std::map<Address, std::uint64_t>::iterator gap) {
+  sizes.erase(sizes.find(gap->second));
+  free.erase(gap);
+}
+
+void SmallBlocks::changed(const Chunk& chunk) {
+  rooms_.at(chunk.pool).largest.set(chunk.slot, chunk.sizes.empty() ? 0 : *chunk.sizes.rbegin());
+}
+
+std::optional<Address> SmallBlocks::take(const Pool& pool, std::uint64_t size,
+                                         const std::function<bool(Address chunk)>& usable) {
+  size = round_up(size, kAlignment);
+  const auto found = rooms_.find(pool);
+  if (found == rooms_.end()) return std::nullopt;
+  const Room& room = found->second;
+  std::optional<std::size_t> slot = room.largest.first(0, size);
+  while (slot && usable != nullptr && !usable(room.chunks[*slot]))
+    slot = room.largest.first(*slot + 1, size);
+  if (!slot) return std::nullopt;
+  Chunk& chunk = chunks_.at(room.chunks[*slot]);
+  const auto gap = std::find_if(chunk.free.begin(), chunk.free.end(),
+                                [&](const auto& each) { return each.second >= size; });
+  const auto [address, left] = *gap;
+  chunk.remove_gap(gap);
+  if (left > size) chunk.add_gap(address + size, left - size);
+  chunk.taken.emplace(address, size);
+  changed(chunk);
+  return address;
+}
+
+void SmallBlocks::add(const Pool& pool, Address address, std::uint64_t size) {
+  Room& room = rooms_[pool];
+  Chunk& chunk =
+      chunks_.emplace(address, Chunk{pool, room.chunks.size(), size, {}, {}, {}}).first->second;
+  if (room.left_over.empty()) {
+    room.chunks.push_back(address);
+  } else {
+    chunk.slot = *room.left_over.begin();
+    room.left_over.erase(room.left_over.begin());
+    room.chunks[chunk.slot] = address;
+  }
+  chunk.add_gap(address, size);
+  changed(chunk);
+}
+
+void SmallBlocks::forget(std::map<Address, Chunk>::iterator chunk) {
+  const auto found = rooms_.find(chunk->second.pool);
+  Room& room = found->second;
+  room.largest.set(chunk->second.slot, 0);
+  room.left_over.insert(chunk->second.slot);
+  if (room.left_over.size() == room.chunks.size()) rooms_.erase(found);
+  chunks_.erase(chunk);
 }
 
 std::optional<Address> SmallBlocks::give(Address address, bool reusable) {
@@ -34,24 +108,27 @@ std::optional<Address> SmallBlocks::give(Address address, bool reusable) {
   chunk.taken.erase(piece);
   if (chunk.taken.empty()) {
     const Address base = it->first;
-    chunks_.erase(it);
+    forget(it);
     return base;
   }
   if (!reusable) return std::nullopt;
   // One gap of the piece and the gaps that it touches.
-  auto after = chunk.free.lower_bound(address);
-  if (after != chunk.free.end() && after->first == address + size) {
-    size += after->second;
-    after = chunk.free.erase(after);
-  }
+  Address begin = address;
+  const auto after = chunk.free.lower_bound(address);
   if (after != chunk.free.begin()) {
     const auto before = std::prev(after);
     if (before->first + before->second == address) {
-      before->second += size;
-      return std::nullopt;
+      begin = before->first;
+      size += before->second;
+      chunk.remove_gap(before);
     }
   }
-  chunk.free.emplace_hint(after, address, size);
+  if (after != chunk.free.end() && after->first == begin + size) {
+    size += after->second;
+    chunk.remove_gap(after);
+  }
+  chunk.add_gap(begin, size);
+  changed(chunk);
   return std::nullopt;
 }
 

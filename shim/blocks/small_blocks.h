@@ -3,15 +3,20 @@
 //
 // Pure bookkeeping over addresses, no driver calls, no lock: Heap and Slabs own one each and guard
 // it. Chunks are the caller's: it adds one when nothing fits, and frees one when the last piece has
-// come back. First fit by address: a chunk fills from its beginning, so that later ones run empty.
+// come back. First fit, the chunks in the order in which they came and each by address: a chunk
+// fills from its beginning, so that later ones run empty. A chunk that has gone leaves its place in
+// that order to the next one. To take and to give costs the logarithm of the number of chunks.
 // A chunk serves one device and one label, because a pause saves, drops or leaves whole
 // allocations.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
+#include <vector>
 
 #include "shim/base/region.h"
 #include "shim/memory/allocation_table.h"
@@ -47,14 +52,43 @@ class SmallBlocks {
   std::optional<Address> give(Address address, bool reusable = true);
 
  private:
-  struct Chunk {
-    Pool pool;
-    std::uint64_t size = 0;
-    std::map<Address, std::uint64_t> free;   // by address; no two touch
-    std::map<Address, std::uint64_t> taken;  // rounded sizes
+  /// The largest gap of each of a pool's chunks, which have a slot each: a tree of maxima, by which
+  /// the first slot with a gap that is large enough is found without a look at the others.
+  class Largest {
+   public:
+    void set(std::size_t slot, std::uint64_t size);
+    /// The first slot from `slot` on that has as much; nothing: none.
+    std::optional<std::size_t> first(std::size_t slot, std::uint64_t size) const;
+
+   private:
+    std::vector<std::uint64_t> nodes_;  // 1 is the root, n's children are 2n and 2n + 1
+    std::size_t leaves_ = 0;            // a power of two; the second half of nodes_
   };
 
+  struct Room {
+    Largest largest;
+    std::vector<Address> chunks;      // by slot
+    std::set<std::size_t> left_over;  // slots whose chunks have gone
+  };
+
+  struct Chunk {
+    Pool pool;
+    std::size_t slot = 0;
+    std::uint64_t size = 0;
+    std::map<Address, std::uint64_t> free;   // by address; no two touch
+    std::multiset<std::uint64_t> sizes;      // of `free`
+    std::map<Address, std::uint64_t> taken;  // rounded sizes
+
+    void add_gap(Address address, std::uint64_t size);
+    void remove_gap(std::map<Address, std::uint64_t>::iterator gap);
+  };
+
+  /// The chunk's gaps have changed.
+  void changed(const Chunk& chunk);
+  void forget(std::map<Address, Chunk>::iterator chunk);
+
   std::map<Address, Chunk> chunks_;
+  std::map<Pool, Room> rooms_;
 };
 
 }  // namespace amem::shim
