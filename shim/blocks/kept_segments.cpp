@@ -6,6 +6,7 @@
 namespace amem::shim {
 
 std::vector<Address> KeptSegments::keep(const Kind& kind, Address address, Time now) {
+  if (kind.size > kMost) return {address};
   kept_.push_back({kind, address, now});
   bytes_ += kind.size;
   std::vector<Address> out;
