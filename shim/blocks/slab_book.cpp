@@ -11,6 +11,8 @@ Access access_of(const CUmemAccessDesc& desc) {
   return {static_cast<int>(desc.location.type), desc.location.id, static_cast<int>(desc.flags)};
 }
 
+bool same_place(const Access& a, const Access& b) { return a.type == b.type && a.id == b.id; }
+
 }  // namespace
 
 void SlabBook::add(const Slab& slab) {
@@ -56,15 +58,24 @@ std::vector<CUmemAccessDesc> SlabBook::fresh(const Slab& slab, const CUmemAccess
                                              std::size_t count) {
   std::vector<CUmemAccessDesc> fresh;
   std::copy_if(grants, grants + count, std::back_inserter(fresh), [&](const CUmemAccessDesc& d) {
-    return d.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE &&
-           std::find(slab.access.begin(), slab.access.end(), access_of(d)) == slab.access.end();
+    const Access wanted = access_of(d);
+    // Each flag is more than the ones of lower numbers.
+    return wanted.flags != CU_MEM_ACCESS_FLAGS_PROT_NONE &&
+           std::none_of(slab.access.begin(), slab.access.end(), [&](const Access& there) {
+             return same_place(there, wanted) && there.flags >= wanted.flags;
+           });
   });
   return fresh;
 }
 
 void SlabBook::grant(Address address, const std::vector<CUmemAccessDesc>& grants) {
-  if (const auto slab = slabs_.find(address); slab != slabs_.end())
-    for (const CUmemAccessDesc& desc : grants) slab->second.access.push_back(access_of(desc));
+  const auto slab = slabs_.find(address);
+  if (slab == slabs_.end()) return;
+  for (const CUmemAccessDesc& desc : grants) {
+    const Access more = access_of(desc);
+    std::erase_if(slab->second.access, [&](const Access& a) { return same_place(a, more); });
+    slab->second.access.push_back(more);
+  }
 }
 
 void SlabBook::add(std::uint64_t number, const SlabPiece& piece) {

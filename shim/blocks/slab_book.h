@@ -71,8 +71,8 @@ class SlabBook {
   /// gone: a kernel of the peer's may be late with its last word to a communicator that has ended
   /// here. Answers the slab when it is empty now; it is forgotten.
   std::optional<Slab> give(Address address, bool reusable);
-  /// Those of the grants that the slab has not got yet. Access is the whole slab's: what one piece
-  /// may no longer do, the others still do.
+  /// Those of the grants that are more than the slab has got. Access is the whole slab's: what one
+  /// piece may no longer do, the others still do.
   static std::vector<CUmemAccessDesc> fresh(const Slab& slab, const CUmemAccessDesc* grants,
                                             std::size_t count);
   void grant(Address slab, const std::vector<CUmemAccessDesc>& grants);

@@ -144,6 +144,15 @@ void AccessFlags(Puppet& puppet, const Words& words, Answer* answer) {
   answer->Number("flags", flags);
 }
 
+void Grant(Puppet& puppet, const Words& words, Answer*) {
+  const Blocks::Block& block = puppet.blocks.At(Number(words, 1));
+  CUmemAccessDesc access{};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = static_cast<int>(Number(words, 2));
+  access.flags = static_cast<CUmemAccess_flags>(Number(words, 3));
+  Check(cuMemSetAccess(block.address, block.bytes, &access, 1), "cuMemSetAccess");
+}
+
 /// Which library answers a lookup.
 void Lookup(Puppet&, const Words& words, Answer* answer) {
   void* function = nullptr;
@@ -256,6 +265,7 @@ const std::map<std::string, Command> kCommands = {
     {"team", DoTeam},
     {"pointer", PointerAttribute},
     {"access", AccessFlags},
+    {"grant", Grant},
     {"upload", [](Puppet&, const Words&,
                   Answer*) { Check(cuGraphUpload(nullptr, nullptr), "cuGraphUpload"); }},
     {"decompress",

@@ -1,0 +1,52 @@
+// What a slab may be used by.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "shim/blocks/slab_book.h"
+
+namespace amem::shim {
+namespace {
+
+constexpr Address kSlab = 0x7f00'0000'0000;
+constexpr std::uint64_t kMiB = 1 << 20;
+
+Slab slab_of(std::uint64_t size) {
+  Slab slab;
+  slab.address = kSlab;
+  slab.size = size;
+  slab.id = 7;
+  return slab;
+}
+
+CUmemAccessDesc desc(int device, CUmemAccess_flags flags) {
+  return {{CU_MEM_LOCATION_TYPE_DEVICE, {device}}, flags};
+}
+
+constexpr auto kNone = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+constexpr auto kRead = CU_MEM_ACCESS_FLAGS_PROT_READ;
+constexpr auto kReadWrite = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+
+TEST(ShimSlabBook, ASlabGetsWhatIsMoreThanItHas) {
+  SlabBook book;
+  book.add(slab_of(kMiB));
+  const auto grant = [&](int device, CUmemAccess_flags flags) {
+    const CUmemAccessDesc asked = desc(device, flags);
+    const auto fresh = SlabBook::fresh(*book.slab_at(kSlab), &asked, 1);
+    book.grant(kSlab, fresh);
+    return !fresh.empty();
+  };
+  EXPECT_FALSE(grant(0, kNone));
+  EXPECT_TRUE(grant(0, kReadWrite));
+  EXPECT_FALSE(grant(0, kReadWrite));
+  EXPECT_FALSE(grant(0, kRead)) << "other pieces are written to";
+  EXPECT_TRUE(grant(1, kRead));
+  EXPECT_FALSE(grant(1, kRead));
+  EXPECT_TRUE(grant(1, kReadWrite));
+  EXPECT_FALSE(grant(1, kRead));
+  EXPECT_FALSE(grant(1, kNone));
+  EXPECT_EQ(book.slab_at(kSlab)->access.size(), 2U);
+}
+
+}  // namespace
+}  // namespace amem::shim
