@@ -22,8 +22,8 @@ namespace amem::shim {
 struct Slab {
   Address address = 0;
   std::uint64_t size = 0;
-  std::uint64_t id = 0;    // the broker's
-  SmallBlocks::Pool pool;  // device -1: not visible in this process
+  std::uint64_t id = 0;      // the broker's
+  SmallBlocks::Pool pool{};  // device -1: not visible in this process
   bool imported = false;
   bool retired = false;
   bool reused = false;     // a piece has come back: what is taken may be dirty

@@ -138,6 +138,14 @@ CUresult Slabs::add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size
     std::lock_guard lock(mutex_);
     size = book_.sizes().next(pool, order.row, piece_size, unit, most);
   }
+  const CUresult r = make_slab(pool, size);
+  // Without slabs NCCL would need no more than this. One more try, as each asks all other ranks to
+  // give up what they keep.
+  const std::uint64_t least = round_up(piece_size, unit);
+  return r == CUDA_ERROR_OUT_OF_MEMORY && least < size ? make_slab(pool, least) : r;
+}
+
+CUresult Slabs::make_slab(const SmallBlocks::Pool& pool, std::uint64_t size) {
   const CUmemAllocationProp prop = brokered_properties(pool.device, pool.rdma);
   CUdeviceptr address = 0;
   if (CUresult r = driver_.cuMemAddressReserve_(&address, size, 0, 0, 0); r != CUDA_SUCCESS)
@@ -153,12 +161,7 @@ CUresult Slabs::add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size
     return r;
   }
   std::lock_guard lock(mutex_);
-  Slab slab;
-  slab.address = address;
-  slab.size = size;
-  slab.id = AllocationTable::id_of(handle);
-  slab.pool = pool;
-  book_.add(slab);
+  book_.add({address, size, AllocationTable::id_of(handle), pool});
   return CUDA_SUCCESS;
 }
 
@@ -224,14 +227,8 @@ CUresult Slabs::add_imported(const Ticket& ticket, CUmemGenericAllocationHandle 
     return r;
   }
   std::lock_guard lock(mutex_);
-  Slab slab;
-  slab.address = address;
-  slab.size = known.size;
-  slab.id = ticket.id;
-  slab.pool.device = known.device;
-  slab.pool.rdma = known.gpu_direct_rdma;
-  slab.imported = true;
-  book_.add(slab);
+  const SmallBlocks::Pool pool{known.device, {}, known.gpu_direct_rdma};
+  book_.add({address, known.size, ticket.id, pool, true});
   return CUDA_SUCCESS;
 }
 

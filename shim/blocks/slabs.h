@@ -104,6 +104,7 @@ class Slabs {
   bool asked_for(const SlabPiece& piece, std::uint64_t size);
   std::uint64_t most(int device) const;
   CUresult add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size);
+  CUresult make_slab(const SmallBlocks::Pool& pool, std::uint64_t size);
   CUresult add_imported(const Ticket& ticket, CUmemGenericAllocationHandle handle,
                         const Handles::Known& known);
   CUresult zero(Address address, std::uint64_t size, int device);

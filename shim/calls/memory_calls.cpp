@@ -1,5 +1,6 @@
 // Wrappers of the virtual memory calls. Virtual handles and brokered
 // addresses are answered by Handles and Mappings, everything else by the driver.
+#include "common/rounding.h"
 #include "common/ticket.h"
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
@@ -33,6 +34,13 @@ bool of_heap(CUdeviceptr address) {
   return heap != nullptr && heap->owns(address);
 }
 
+/// As the driver sees it. Of a device that there is not, it has something else to say.
+bool valid_size(std::size_t size, int device) {
+  Runtime& runtime = Runtime::get();
+  if (device < 0 || device >= runtime.devices()->count()) return true;
+  return size != 0 && size % runtime.memory().handles.granularity(device) == 0;
+}
+
 /// Nothing: this creation is none of ours.
 std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, std::size_t size,
                                         const CUmemAllocationProp* prop, unsigned long long flags,
@@ -60,10 +68,13 @@ std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, st
   if (label->tag != kNcclTag && !within_memory_margin(size)) return CUDA_ERROR_OUT_OF_MEMORY;
   std::optional<CUresult> packed;
   if (label->tag == kNcclTag) packed = runtime.slabs().create(handle, size, *prop, *label);
+  if (!packed && !valid_size(size, prop->location.id)) return CUDA_ERROR_INVALID_VALUE;
   const auto create = [&] {
     Handles& handles = runtime.memory().handles;
-    return label->tag == kNcclTag ? handles.create_bindable(handle, size, *prop, *label)
-                                  : handles.create(handle, size, *prop, *label);
+    if (label->tag != kNcclTag) return handles.create(handle, size, *prop, *label);
+    // What slabs had no room for has the size of a piece.
+    const std::uint64_t whole = round_up(size, handles.granularity(prop->location.id));
+    return handles.create_bindable(handle, whole, *prop, *label);
   };
   CUresult r = packed ? *packed : create();
   if (Heap* heap = runtime.heap(); heap != nullptr) r = heap->ask_again(r, create);

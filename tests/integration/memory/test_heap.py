@@ -173,7 +173,8 @@ def test_mistakes_are_answered_as_by_the_driver(node, scope):
     expected = {
         "alloc_nothing": INVALID_VALUE, "alloc_too_much": OUT_OF_MEMORY, "alloc_everything": OUT_OF_MEMORY,
         "pitch_element": INVALID_VALUE, "pitch_nothing": INVALID_VALUE, "free_null": SUCCESS,
-        "free_unknown": INVALID_VALUE, "alloc_without_context": INVALID_CONTEXT}
+        "free_unknown": INVALID_VALUE, "create_nothing": INVALID_VALUE, "create_half": INVALID_VALUE,
+        "alloc_without_context": INVALID_CONTEXT}
     for size in ("small_", "large_"):
         expected.update({size + "free_inside": INVALID_VALUE, size + "unmap": INVALID_VALUE,
                          size + "retain": INVALID_VALUE, size + "free": SUCCESS, size + "free_twice": INVALID_VALUE,

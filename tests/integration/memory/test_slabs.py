@@ -3,6 +3,7 @@ import pytest
 
 from sim_node import Program, eventually
 
+MIB = 1 << 20
 UNIT = 64 << 10  # the simulated device's granularity
 ORDERS = ["remembered", "twice", "elsewhere", "exported-first", "in-between", "reused", "twice-late"]
 
@@ -107,6 +108,49 @@ def test_the_end_of_a_slab_waits_for_a_pause(node):
     node.ctl("resume", "train")
     puppet.answer()
     eventually(lambda: allocations(node) == 0)
+    puppet.leave()
+
+
+def test_a_buffer_that_fits_is_made_where_a_larger_slab_does_not_fit(node):
+    """Of a kind whose slabs have room for many, and of one that is new."""
+    puppet = node.puppet("puppet", env={"AMEM_SLAB": "64"})
+    room = puppet.ask("meminfo")["free"]
+    puppet.ask(f"alloc {room - 10 * MIB} whole")
+    block = puppet.ask(f"alloc {4 * MIB}")["id"]
+    puppet.ask(f"alloc {4 * MIB}")
+    puppet.ask("alloc 4096")
+    puppet.ask(f"fill {block} 1")
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    puppet.ask(f"verify {block} 1")
+    puppet.send(f"alloc {4 * MIB}")
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in puppet.failure()
+
+
+def test_a_buffer_gets_what_the_heap_keeps_of_freed_memory(node):
+    """Also where it is no multiple of the driver's granularity."""
+    puppet = node.puppet("puppet", scope="heap")
+    block = puppet.ask(f"plain {4 * MIB}")["id"]
+    puppet.ask(f"alloc {puppet.ask('meminfo')['free']} whole")
+    assert puppet.ask("meminfo")["free"] == 0
+    puppet.ask(f"free {block}")
+    puppet.ask("alloc 12288")
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    puppet.leave()
+
+
+def test_read_only_access(node):
+    """To a piece it is given as to any memory; what the slab has more of it keeps."""
+    puppet = node.puppet("puppet")
+    block = puppet.ask("alloc 4096")["id"]
+    assert puppet.ask(f"access {block} 1")["flags"] == 0
+    for given, has in ((1, 1), (3, 3), (1, 3), (0, 3)):
+        puppet.ask(f"grant {block} 1 {given}")
+        assert puppet.ask(f"access {block} 1")["flags"] == has
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    assert puppet.ask(f"access {block} 1")["flags"] == 3
     puppet.leave()
 
 

@@ -124,6 +124,14 @@ void ReportMistakes(const HeapMemory& memory, Answer* answer) {
   report("pitch_nothing", Cuda().cuMemAllocPitch(&p, &pitch, 0, 2, 4));
   report("free_null", Cuda().cuMemFree(0));
   report("free_unknown", Cuda().cuMemFree(0x1000));
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  for (const auto& [name, bytes] :
+       {std::pair<std::string, std::size_t>("create_nothing", 0), {"create_half", 4096}}) {
+    CUmemGenericAllocationHandle handle = 0;
+    report(name, Cuda().cuMemCreate(&handle, bytes, &properties, 0));
+  }
   for (const auto& [kind, bytes] :
        {std::pair<std::string, std::size_t>("small_", 1000), {"large_", std::size_t{3} << 20U}}) {
     Check(Cuda().cuMemAlloc(&p, bytes), "cuMemAlloc");
