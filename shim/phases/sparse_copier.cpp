@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "common/rounding.h"
 #include "shim/base/log.h"
 #include "shim/phases/sparse.h"
 #include "shim/phases/sparse_ptx.h"
@@ -14,6 +15,8 @@ namespace {
 
 /// Beside an entry for each group of the device's memory: pieces that do not fill a group.
 constexpr std::uint64_t kSpareEntries = 4096;
+/// For the kernels' trial: an entry, a unit of memory, and a copy of that.
+constexpr std::uint64_t kTrialBytes = 2 * sparse::kUnit + sparse::index_bytes(sparse::kUnit);
 
 std::string on(int ordinal) { return " on device " + std::to_string(ordinal); }
 
@@ -41,15 +44,22 @@ void SparseCopier::settle(int ordinal, const Device& device) {
 void SparseCopier::prepare(int ordinal) {
   if (!tried_.insert(ordinal).second) return;
   Device device;
-  if (Status s = make(ordinal, device); s.ok())
+  const CUresult r = make(ordinal, device);
+  if (r == CUDA_SUCCESS) {
     ready_[ordinal] = std::move(device);
-  else if (!std::exchange(warned_, true))
-    log_warn(s.text() + "; memory is copied whole, its zeros too, and AMEM_VERIFY has no effect");
+    return;
+  }
+  const bool no_memory = r == CUDA_ERROR_OUT_OF_MEMORY;
+  if (no_memory) no_memory_.insert(ordinal);
+  if (!std::exchange(warned_, true))
+    log_warn(driver_.error(r, "the kernels of sparse copies" + on(ordinal)).text() +
+             "; memory is copied whole, its zeros too, and AMEM_VERIFY has no effect" +
+             (no_memory ? ", until there is room for them" : ""));
 }
 
-Status SparseCopier::make(int ordinal, Device& device) {
+CUresult SparseCopier::make(int ordinal, Device& device) {
   LocalDevices::Use use(devices_, ordinal);
-  if (use.result() != CUDA_SUCCESS) return driver_.error(use.result(), "the context" + on(ordinal));
+  if (use.result() != CUDA_SUCCESS) return use.result();
   int same_pointers = 0;
   std::size_t memory = 0;
   CUresult r = driver_.cuDeviceGetAttribute_(
@@ -66,27 +76,33 @@ Status SparseCopier::make(int ordinal, Device& device) {
   for (const auto& [function, name] : kernels)
     if (r == CUDA_SUCCESS) r = driver_.cuModuleGetFunction_(function, device.module, name);
   if (r == CUDA_SUCCESS) r = driver_.cuStreamCreate_(&device.stream, CU_STREAM_NON_BLOCKING);
-  device.room = static_cast<std::uint32_t>(sparse::groups(memory) + kSpareEntries);
-  if (r == CUDA_SUCCESS) r = device.table.make(driver_, device.room * sizeof(sparse::Entry));
-  // A driver may load a kernel only when it is launched, which is not to be in a pause. So each
-  // runs once, on a few zeros behind the table's first entry.
+  device.room = static_cast<std::uint32_t>(
+      round_up(sparse::groups(memory) + kSpareEntries, sparse::kUnit / sizeof(sparse::Entry)));
+  const std::uint64_t bytes = device.room * sizeof(sparse::Entry);
+  if (r == CUDA_SUCCESS) r = device.table.make(driver_, bytes + kTrialBytes);
+  // A driver may load a kernel only when it is launched, which must not be in a pause. So each runs
+  // once, on an entry and a few zeros behind the table's end: nobody waits for them, as the
+  // program's own kernels may keep them waiting, and the table may be in use when they run.
   Place trial;
+  trial.first_entry = device.room;
   trial.piece.length = sparse::kUnit;
-  trial.piece.address = reinterpret_cast<std::uintptr_t>(device.table.get()) + sparse::kUnit;
+  trial.piece.address =
+      reinterpret_cast<std::uintptr_t>(device.table.get()) + bytes + sparse::kUnit;
   trial.piece.pool = trial.piece.address + sparse::kUnit;
   for (Kernel kernel : {Kernel::kScan, Kernel::kGather, Kernel::kScatter, Kernel::kChecksum})
     if (r == CUDA_SUCCESS) r = launch_all(kernel, device, std::span(&trial, 1));
   if (r == CUDA_SUCCESS) r = launch_words(device, 0, 0);
-  if (r == CUDA_SUCCESS) return {};
+  if (r == CUDA_SUCCESS) return CUDA_SUCCESS;
   settle(ordinal, device);
   if (device.stream != nullptr) driver_.cuStreamDestroy_(device.stream);
   if (device.module != nullptr) driver_.cuModuleUnload_(device.module);
-  return driver_.error(r, "the kernels of sparse copies" + on(ordinal));
+  return r;
 }
 
 void SparseCopier::forget(int ordinal) {
   ready_.erase(ordinal);
   tried_.erase(ordinal);
+  no_memory_.erase(ordinal);
 }
 
 bool SparseCopier::serves(const Piece& piece) const {
@@ -245,6 +261,7 @@ CUresult SparseCopier::launch_words(const Device& device, std::uint32_t first,
 
 Status SparseCopier::finish() {
   Status result;
+  for (const int ordinal : std::exchange(no_memory_, {})) tried_.erase(ordinal);
   for (auto& [ordinal, device] : ready_) {
     device.offered.clear();
     device.scanned = 0;

@@ -49,7 +49,8 @@ class SparseCopier {
   SparseCopier(const Driver& driver, LocalDevices& devices) : driver_(driver), devices_(devices) {}
   ~SparseCopier();
 
-  /// Loads the kernels and makes what they need. REQUIRES: the device is in use.
+  /// Loads the kernels and makes what they need. Where there was no memory for that it is tried
+  /// again once in each phase that copies. REQUIRES: the device is in use.
   void prepare(int device);
   /// The program has reset this device: all of it went with the context, or is idle.
   void forget(int device);
@@ -74,7 +75,7 @@ class SparseCopier {
   /// taken all room.
   Status read(int device, std::span<const Address> at, std::vector<std::uint64_t>& words);
 
-  /// Waits for all that was queued. What was offered and not gathered is forgotten.
+  /// The phase ends: waits for all that was queued. What was offered and not gathered is forgotten.
   Status finish();
 
   /// Sets the checksums of the pieces from what is on their devices now, and waits for that; of
@@ -106,7 +107,7 @@ class SparseCopier {
   static std::vector<Place> without_gaps(const Device& device, std::span<const Place> places);
   /// The looks at what was offered have ended, and what was offered is forgotten.
   Status scanned(int ordinal, Device& device, std::vector<Place>& places);
-  Status make(int ordinal, Device& device);
+  CUresult make(int ordinal, Device& device);
   void settle(int ordinal, const Device& device);
   bool serves(const Piece& piece) const;
   /// What the scan of a piece has found.
@@ -122,7 +123,8 @@ class SparseCopier {
 
   const Driver& driver_;
   LocalDevices& devices_;
-  std::set<int> tried_;  // prepare() once each
+  std::set<int> tried_;      // what prepare() need not try again
+  std::set<int> no_memory_;  // of these, in this phase
   std::map<int, Device> ready_;
   bool warned_ = false;
 };

@@ -135,6 +135,89 @@ TEST_F(SparseCopierTest, WhatCannotBePreparedLeavesNothing) {
   EXPECT_EQ(registered, 0);
 }
 
+CUresult load_result = CUDA_SUCCESS;
+int loads = 0;
+
+TEST_F(SparseCopierTest, WhereThereWasNoMemoryForTheKernelsTheNextPhaseTriesAgain) {
+  static const Driver* real;
+  real = &driver();
+  Driver failing = driver();
+  failing.cuModuleLoadData_ = [](CUmodule* module, const void* image) {
+    ++loads;
+    return load_result == CUDA_SUCCESS ? real->cuModuleLoadData_(module, image) : load_result;
+  };
+  for (const auto& [result, tries] :
+       {std::pair(CUDA_ERROR_OUT_OF_MEMORY, 2), std::pair(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, 1)}) {
+    loads = 0;
+    load_result = result;
+    SparseCopier other(failing, devices());
+    for (int i = 0; i < 3; ++i) other.prepare(0);
+    EXPECT_FALSE(other.offer(piece(0, kGroup)));
+    EXPECT_EQ(loads, 1) << "once in a phase";
+    EXPECT_TRUE(other.finish().ok());
+    load_result = CUDA_SUCCESS;
+    other.prepare(0);
+    EXPECT_EQ(loads, tries);
+    EXPECT_EQ(other.offer(piece(0, kGroup)), tries == 2);
+    EXPECT_TRUE(other.finish().ok());
+    other.prepare(0);
+    EXPECT_EQ(loads, tries);
+  }
+}
+
+/// The driver, which runs the first kernels only when the device has been given another.
+Driver late(const Driver& driver) {
+  struct Launch {
+    CUfunction function;
+    unsigned blocks;
+    unsigned threads;
+    CUstream stream;
+    std::vector<unsigned char> parameter;
+  };
+  static const Driver* real;
+  static std::vector<Launch> held;
+  real = &driver;
+  held.clear();
+  Driver late = driver;
+  late.cuLaunchKernel_ = [](CUfunction function, unsigned blocks, unsigned, unsigned,
+                            unsigned threads, unsigned, unsigned, unsigned, CUstream stream,
+                            void** parameters, void**) {
+    const auto* const bytes = static_cast<const unsigned char*>(parameters[0]);
+    if (held.size() < 5) {  // each kernel's trial; words has the smallest parameter and comes last
+      const std::size_t size = held.size() < 4 ? sizeof(sparse::Launch) : sizeof(sparse::Words);
+      held.push_back({function, blocks, threads, stream, {bytes, bytes + size}});
+      return CUDA_SUCCESS;
+    }
+    for (Launch& launch : held) {
+      void* parameter[] = {launch.parameter.data()};
+      if (launch.blocks == 0) continue;
+      EXPECT_EQ(real->cuLaunchKernel_(launch.function, launch.blocks, 1, 1, launch.threads, 1, 1, 0,
+                                      launch.stream, parameter, nullptr),
+                CUDA_SUCCESS);
+      launch.blocks = 0;
+    }
+    return real->cuLaunchKernel_(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters,
+                                 nullptr);
+  };
+  return late;
+}
+
+// A program's own kernels may keep them waiting until the table is in use.
+TEST_F(SparseCopierTest, TrialsThatRunLateTouchNothing) {
+  Bytes bytes(kMiB);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<unsigned char>(i * 7);
+  put(0, bytes);
+  const Driver slow = late(driver());
+  SparseCopier other(slow, devices());
+  other.prepare(0);
+  std::vector<Address> at;
+  for (std::uint64_t i = 0; i < 100; ++i) at.push_back(memory + 8 * i);
+  std::vector<std::uint64_t> words;
+  const Status status = other.read(0, at, words);
+  ASSERT_TRUE(status.ok()) << status.text();
+  EXPECT_EQ(std::memcmp(words.data(), bytes.data(), 8 * words.size()), 0);
+}
+
 // There it would keep a chunk alive that the program's blocks are cut from, and their next ones
 // would not be zero as they are without us.
 TEST_F(SparseCopierTest, TheTableIsNoBlockOfTheDriversHeapOfPinnedMemory) {
