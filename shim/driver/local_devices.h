@@ -29,6 +29,7 @@ class LocalDevices {
 
   /// Devices whose primary context is active, made so by the program or by us.
   std::vector<int> active() const;
+  bool active(int ordinal) const;
   /// The calling thread's current device, -1 without a context.
   int current() const;
   /// The calling thread's context, nullptr without one.
@@ -64,7 +65,6 @@ class LocalDevices {
   };
 
  private:
-  bool active(int ordinal) const;
   CUresult context(int ordinal, CUcontext* context);
 
   const Driver& driver_;

@@ -45,34 +45,41 @@ Result<Residency::Site> Residency::site(std::uint64_t id) {
           return Site{address, access.id};
     return std::nullopt;
   };
-  if (auto found = reachable_from([&](int device) { return device == a->device; })) return *found;
+  const auto is_own = [&](int device) { return device == a->device; };
+  const std::optional<Site> own = reachable_from(is_own);
+  if (own && devices_.active(a->device)) return *own;
 
   // Access may have been given to devices on which this process has no context: to copy there
   // would make one, some hundred MiB for good.
   const std::vector<int> active = devices_.active();
-  if (active.empty()) return Status(Code::kFailedPrecondition, "no device has a context");
   const auto is_active = [&](int device) {
     return std::find(active.begin(), active.end(), device) != active.end();
   };
   if (auto found = reachable_from(is_active)) return *found;
+  if (active.empty())
+    return own ? Result<Site>(*own) : Status(Code::kFailedPrecondition, "no device has a context");
+  Result<Site> borrowed = borrow(*a, is_active(a->device) ? a->device : active.front());
+  // Devices that do not reach each other: rather a context than no pause.
+  return !borrowed.ok() && own ? Result<Site>(*own) : std::move(borrowed);
+}
 
-  // Mapped nowhere that a copy could use: give it an address for the length of this phase.
-  const bool own = is_active(a->device);
-  const int device = own ? a->device : active.front();
-  if (CUresult r = holdings_.ensure_real(*a); r != CUDA_SUCCESS)
-    return driver_.error(r, "the handle of " + describe(*a));
+/// Of what is mapped nowhere that a copy could use: an address for the length of this phase.
+/// REQUIRES: the lock is held.
+Result<Residency::Site> Residency::borrow(HeldAllocation& a, int device) {
+  if (CUresult r = holdings_.ensure_real(a); r != CUDA_SUCCESS)
+    return driver_.error(r, "the handle of " + describe(a));
   CUdeviceptr address = 0;
-  if (CUresult r = driver_.cuMemAddressReserve_(&address, a->size, 0, 0, 0); r != CUDA_SUCCESS)
-    return driver_.error(r, "an address for " + describe(*a));
-  if (CUresult r = driver_.cuMemMap_(address, a->size, 0, a->real, 0); r != CUDA_SUCCESS) {
-    driver_.cuMemAddressFree_(address, a->size);
-    return driver_.error(r, "mapping " + describe(*a) + " for its copy");
+  if (CUresult r = driver_.cuMemAddressReserve_(&address, a.size, 0, 0, 0); r != CUDA_SUCCESS)
+    return driver_.error(r, "an address for " + describe(a));
+  if (CUresult r = driver_.cuMemMap_(address, a.size, 0, a.real, 0); r != CUDA_SUCCESS) {
+    driver_.cuMemAddressFree_(address, a.size);
+    return driver_.error(r, "mapping " + describe(a) + " for its copy");
   }
-  scratch_.push_back({address, a->size});
+  scratch_.push_back({address, a.size});
   const CUmemAccessDesc desc =
       desc_of({CU_MEM_LOCATION_TYPE_DEVICE, device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
-  if (CUresult r = driver_.cuMemSetAccess_(address, a->size, &desc, 1); r != CUDA_SUCCESS)
-    return driver_.error(r, "access to " + describe(*a) + " for its copy");
+  if (CUresult r = driver_.cuMemSetAccess_(address, a.size, &desc, 1); r != CUDA_SUCCESS)
+    return driver_.error(r, "access to " + describe(a) + " for its copy");
   return Site{address, device};
 }
 

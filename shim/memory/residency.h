@@ -68,6 +68,7 @@ class Residency {
   Timings take_timings() { return std::exchange(timings_, {}); }
 
  private:
+  Result<Site> borrow(HeldAllocation& a, int device);
   Status take_away(const std::function<bool(const HeldAllocation&)>& chosen, std::uint64_t& bytes);
   using GetMemory = std::function<CUresult(HeldAllocation& a, CUmemGenericAllocationHandle* real)>;
   Status arrive(std::uint64_t id, const char* getting, const GetMemory& get);

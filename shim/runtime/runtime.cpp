@@ -230,6 +230,9 @@ void Runtime::driver_ends() {
 
 void Runtime::device_used(int device) {
   if (device < 0 || device >= 64) return;
+  // To prepare a device on which the program has no context would make one, some hundred MiB for
+  // good.
+  if (devices_.current() != device && !devices_.active(device)) return;
   {
     std::lock_guard lock(mutex_);
     const std::uint64_t bit = std::uint64_t{1} << device;

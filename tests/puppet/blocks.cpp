@@ -27,10 +27,10 @@ const Blocks::Block& Blocks::At(std::uint64_t id) const {
   return found->second;
 }
 
-std::uint64_t Blocks::Map(std::size_t bytes, bool whole) {
+std::uint64_t Blocks::Map(std::size_t bytes, bool whole, CUdevice device) {
   CUmemAllocationProp prop{};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device_}};
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
   prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   std::size_t granularity = 0;
   Check(cuMemGetAllocationGranularity(
@@ -40,14 +40,14 @@ std::uint64_t Blocks::Map(std::size_t bytes, bool whole) {
   Block block;
   block.bytes = (bytes + granularity - 1) / granularity * granularity;
   Check(cuMemCreate(&block.handle, block.bytes, &prop, 0), "cuMemCreate");
-  MapAt(block);
+  MapAt(block, device);
   return Add(block);
 }
 
-void Blocks::MapAt(Block& block) {
+void Blocks::MapAt(Block& block, CUdevice device) {
   Check(cuMemAddressReserve(&block.address, block.bytes, 0, 0, 0), "cuMemAddressReserve");
   Check(cuMemMap(block.address, block.bytes, 0, block.handle, 0), "cuMemMap");
-  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, {device_}},
+  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, {device}},
                                CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   Check(cuMemSetAccess(block.address, block.bytes, &access, 1), "cuMemSetAccess");
 }
@@ -61,7 +61,7 @@ std::uint64_t Blocks::Take(const std::string& directory, std::size_t bytes) {
   Block block;
   block.handle = puppet::Take(directory);
   block.bytes = bytes;
-  MapAt(block);
+  MapAt(block, device_);
   return Add(block);
 }
 
@@ -135,8 +135,15 @@ void Blocks::Fill(std::uint64_t id, std::uint64_t seed) const {
 }
 
 void Blocks::Verify(std::uint64_t id, std::uint64_t seed) const {
+  Expect(id, Pattern(At(id).bytes, seed));
+}
+
+void Blocks::ExpectZero(std::uint64_t id) const {
+  Expect(id, std::vector<std::uint64_t>(At(id).bytes / sizeof(std::uint64_t)));
+}
+
+void Blocks::Expect(std::uint64_t id, const std::vector<std::uint64_t>& expected) const {
   const Block& block = At(id);
-  const auto expected = Pattern(block.bytes, seed);
   std::vector<std::uint64_t> words(expected.size());
   Check(cuMemcpyDtoH(words.data(), block.address, block.bytes), "cuMemcpyDtoH");
   for (std::size_t i = 0; i < words.size(); ++i) {

@@ -26,7 +26,9 @@ class Blocks {
 
   /// Each returns the new block's number.
   /// `whole`: as who asks for the recommended granularity, so that it is never packed.
-  std::uint64_t Map(std::size_t bytes, bool whole);
+  /// On the device, whose context need not be there.
+  std::uint64_t Map(std::size_t bytes, bool whole, CUdevice device);
+  std::uint64_t Map(std::size_t bytes, bool whole) { return Map(bytes, whole, device_); }
   std::uint64_t Allocate(std::size_t bytes);
   /// Which the shim never brokers.
   std::uint64_t AllocateManaged(std::size_t bytes);
@@ -44,6 +46,8 @@ class Blocks {
   void Fill(std::uint64_t id, std::uint64_t seed) const;
   /// Throws unless every byte is as Fill with this seed left it.
   void Verify(std::uint64_t id, std::uint64_t seed) const;
+  /// Throws unless every byte is zero.
+  void ExpectZero(std::uint64_t id) const;
 
   enum class Kind { kMapped, kPlain, kShared };
   struct Block {
@@ -56,7 +60,8 @@ class Blocks {
 
  private:
   std::uint64_t Add(const Block& block);
-  void MapAt(Block& block);
+  void Expect(std::uint64_t id, const std::vector<std::uint64_t>& expected) const;
+  void MapAt(Block& block, CUdevice device);
 
   const CUdevice device_;
   std::map<std::uint64_t, Block> blocks_;

@@ -218,6 +218,11 @@ const std::map<std::string, Command> kCommands = {
        const bool whole = words.size() > 2 && words[2] == "whole";
        answer->Number("id", puppet.blocks.Map(Number(words, 1), whole));
      }},
+    {"alloc-on",
+     [](Puppet& puppet, const Words& words, Answer* answer) {
+       const auto device = static_cast<CUdevice>(Number(words, 1));
+       answer->Number("id", puppet.blocks.Map(Number(words, 2), true, device));
+     }},
     {"order",
      [](Puppet& puppet, const Words& words, Answer* answer) {
        amem::puppet::RunOrder(puppet.device, Word(words, 1), answer);

@@ -40,6 +40,20 @@ def pause_and_resume(node, job):
     job.check()
 
 
+def test_memory_of_a_device_without_a_context_makes_none(node):
+    puppet = node.puppet("puppet")
+    block = puppet.ask(f"alloc-on 1 {MIB}")["id"]
+    puppet.ask(f"fill {block} 1")
+    assert node.ctl.devices()[1]["used_bytes"] == MIB
+    for _ in range(2):
+        node.ctl("pause", "train")
+        assert node.ctl.devices()[1]["used_bytes"] == 0
+        node.ctl("resume", "train")
+        puppet.ask(f"verify {block} 1")
+    assert node.ctl.devices()[1]["used_bytes"] == MIB
+    puppet.leave()
+
+
 def test_bytes_addresses_and_figures(node):
     job = node.job()
     job.check()
