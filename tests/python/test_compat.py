@@ -57,6 +57,13 @@ def shim_calls(shim):
     return [each for each in shim.notes if each.split()[0] in ("begin", "end", "pause", "resume")]
 
 
+def test_a_region_gets_what_torchs_ordinary_cache_has_free(torch, torch_memory_saver):
+    cache = torch.cuda.cache
+    cache.free(cache.allocate(600))
+    with torch_memory_saver.region(tag="kv_cache"):
+        cache.allocate(600)
+
+
 def test_backup_decides_what_a_pause_does(shim, torch_memory_saver):
     with torch_memory_saver.region():
         pass

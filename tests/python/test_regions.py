@@ -14,6 +14,8 @@ def torch(shim, monkeypatch):
     module = stub_torch.make(shim.note)
     monkeypatch.setitem(sys.modules, "torch", module)
     monkeypatch.setattr(_regions, "_idle", type(_regions._idle)(list))
+    for name, value in (("_tags", {}), ("_observing", False), ("_explained", False)):
+        monkeypatch.setattr(_regions, name, value, raising=False)
     return module
 
 
@@ -135,6 +137,93 @@ def test_unbrokered_within_a_region(shim, torch):
                 with amem.region("b"):
                     raise AssertionError("entered")
         assert shim.notes[-3:] == ["end unbrokered", "begin a 1", "use pool1"]
+
+
+@pytest.mark.parametrize("enter", [lambda: amem.region("kv_cache", keep=False), amem.unbrokered])
+def test_a_stretch_gets_what_the_ordinary_cache_has_free(shim, torch, enter):
+    cache = torch.cuda.cache
+    cache.free(cache.allocate(600))
+    with enter():
+        cache.allocate(600)
+    assert shim.notes[0] == "empty_cache"  # before any pool is in use
+    cache.free(cache.allocate(300))
+    with amem.region("other"):
+        with _regions.outside():  # comes back
+            assert cache.device_free() == 400
+            cache.free(cache.allocate(400))
+        cache.allocate(400)
+
+
+def test_the_cache_is_left_alone_where_it_has_little(shim, torch):
+    cache = torch.cuda.cache
+    cache.free(cache.allocate(30))
+    with amem.region("a"):
+        cache.allocate(900)
+    assert "empty_cache" not in shim.notes
+    with amem.region("a"):  # 30 of 70 are much
+        pass
+    assert "empty_cache" in shim.notes
+
+
+def test_the_cache_is_left_alone_in_a_capture(shim, torch):
+    cache = torch.cuda.cache
+    cache.free(cache.allocate(600))
+    torch.cuda.capturing = True
+    with amem.region("a"):
+        pass
+    assert "empty_cache" not in shim.notes
+
+
+def test_a_torch_that_refuses_to_empty_its_cache_is_no_obstacle(shim, torch):
+    cache = torch.cuda.cache
+    cache.free(cache.allocate(600))
+    cache.raises = True
+    with amem.region("a"):
+        cache.allocate(400)
+    assert "empty_cache" in shim.notes
+
+
+def test_what_a_region_cannot_get_is_explained_once(shim, torch, caplog):
+    cache = torch.cuda.cache
+    held = cache.allocate(600)
+    for _ in range(2):
+        with amem.region("kv_cache", keep=False):
+            cache.free(held)
+            with pytest.raises(stub_torch.OutOfMemoryError):
+                cache.allocate(500)
+        held = cache.allocate(600)
+    [record] = caplog.records
+    assert 'no room for 500 bytes in region "kv_cache". PyTorch\'s ordinary cache has up to 600 bytes' in record.getMessage()
+    with amem.region("kv_cache", keep=False):
+        pass
+    assert len(cache.observers) == 1
+
+
+def test_what_a_region_keeps_from_ordinary_memory_is_explained(shim, torch, caplog):
+    cache = torch.cuda.cache
+    with amem.region("kv_cache", keep=False):
+        cache.free(cache.allocate(600))
+    with pytest.raises(stub_torch.OutOfMemoryError):
+        cache.allocate(500)
+    [record] = caplog.records
+    assert "these regions: kv_cache 600. Allocate" in record.getMessage()
+
+
+def test_a_shortage_of_everything_needs_no_explanation(shim, torch, caplog):
+    with amem.region("a"):
+        with pytest.raises(stub_torch.OutOfMemoryError):
+            torch.cuda.cache.allocate(5000)
+    with pytest.raises(stub_torch.OutOfMemoryError):
+        torch.cuda.cache.allocate(5000)
+    assert not caplog.records
+
+
+def test_an_explanation_that_fails_leaves_torchs_error(shim, torch, caplog):
+    with amem.region("a"):
+        torch.cuda.memory_snapshot = None
+        with pytest.raises(stub_torch.OutOfMemoryError):
+            torch.cuda.cache.allocate(5000)
+    assert not caplog.records
 
 
 def test_unbrokered_without_a_shim(python):

@@ -4,6 +4,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import logging
 import sys
 import threading
 import warnings
@@ -14,12 +15,18 @@ from amem import _shim
 from amem._arguments import tag_name
 from amem.errors import FailedPreconditionError, ResourceExhaustedError
 
+_logger = logging.getLogger("amem")
+
 _KEEP, _DISCARD = 1, 2  # amem_policy
+_WORTH_EMPTYING = 1 / 32  # of the device's free memory; see _make_room()
 
 # Idle torch.cuda.MemPools by tag, keep and device; what is not brokered has no tag. Two threads cannot allocate into one
 # pool at the same time, so a stretch takes a pool and gives it back. Pools live as long as the process: what was freed in
 # one is there for the next.
 _idle: dict[tuple[str, bool, int], list[Any]] = collections.defaultdict(list)
+_tags: dict[tuple[Any, ...], str] = {}  # of all of them, by torch's id
+_observing = False  # _explain_shortage() is attached
+_explained = False  # and has spoken
 _lock = threading.Lock()
 
 
@@ -72,6 +79,8 @@ def _pool_of(tag: str, keep: bool, dispose: bool = False) -> Iterator[contextlib
         return
     if not hasattr(torch.cuda, "MemPool") or not hasattr(torch.cuda, "use_mem_pool"):
         raise FailedPreconditionError(f"regions need PyTorch 2.6 or newer; this is {torch.__version__}")
+    _make_room(torch)
+    _observe_shortages(torch)
     if dispose:
         pool = torch.cuda.MemPool()
         yield torch.cuda.use_mem_pool(pool)
@@ -84,11 +93,92 @@ def _pool_of(tag: str, keep: bool, dispose: bool = False) -> Iterator[contextlib
         # Never destroyed, not even with the interpreter: its end would free memory, which fails while the group is
         # paused, and torch throws that error out of the pool's destructor, which aborts the process.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
+        _tags[tuple(pool.id)] = tag
     try:
         yield torch.cuda.use_mem_pool(pool)
     finally:
         with _lock:
             _idle[key].append(pool)
+
+
+def _make_room(torch: Any) -> None:
+    """Gives the device what is free in PyTorch's ordinary cache, for the stretch that is about to be entered.
+
+    When an ordinary allocation finds no room, PyTorch empties its cache and tries again. While a pool is in use it does
+    not: PyTorch 2.6 to 2.11 take every pool for a graph's capture (c10/cuda/CUDACachingAllocator.cpp). Inside the stretch
+    torch.cuda.empty_cache() leaves the ordinary cache alone for the same reason. No later place is safe:
+    - Where the shim finds no room, the calling thread holds the lock of PyTorch's allocator.
+    - PyTorch calls its FreeMemoryCallbacks with that lock held, too.
+    - PyTorch calls its observers of missing memory without the lock, but raises the error whatever they do.
+    - A failed call cannot simply be made again: it may have changed memory before it failed.
+    For the other direction MemPool(use_on_oom=True) would do, but ordinary memory would get the region's tag and policy.
+    Here no pool is in use by this thread yet, and the thread is in Python, so it holds no lock of PyTorch's. empty_cache()
+    takes the allocator's lock itself and releases the interpreter's meanwhile.
+
+    Nobody knows how much the stretch will allocate. Emptying costs a wait for the device, and new segments afterwards. So
+    the cache is emptied only where it has more than 1/32 of what the device has free: less would rarely help.
+    """
+    device = torch.cuda.current_device()
+    if torch.cuda.is_current_stream_capturing():
+        return  # giving memory back would break the capture
+    stats = torch.cuda.memory_stats(device)
+    # The most that there can be: pools have some of it, and a segment that is partly in use is given back only if it is
+    # expandable.
+    cached = stats.get("reserved_bytes.all.current", 0) - stats.get("active_bytes.all.current", 0)
+    if cached <= 0 or cached <= torch.cuda.mem_get_info(device)[0] * _WORTH_EMPTYING:
+        return
+    # While another thread captures or is in a pool, PyTorch 2.6 and 2.7 raise, and newer ones do nothing. A device that has
+    # failed says so in the next call.
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.empty_cache()
+
+
+def _observe_shortages(torch: Any) -> None:
+    global _observing
+    with _lock:
+        if _observing:
+            return
+        _observing = True
+    with contextlib.suppress(AttributeError, RuntimeError):  # not every PyTorch and not every allocator of it has observers
+        torch._C._cuda_attach_out_of_memory_observer(_explain_shortage)
+
+
+def _explain_shortage(device: int, wanted: int, _total: int, _free: int) -> None:
+    """Says once in the log where PyTorch has free memory that the failed allocation could not get. PyTorch calls it without
+    its allocator's lock, and then raises its own error; one from here would replace that."""
+    global _explained
+    if _explained:
+        return
+    with contextlib.suppress(Exception):
+        cached, pools = _free_in_segments(device)
+        stretch = _thread.stretch
+        if stretch is not None and cached > 0:
+            _explained = True
+            _logger.warning(
+                "amem: device %d has no room for %d bytes in %s. PyTorch's ordinary cache has up to %d bytes free, which it does "
+                "not give back while a region is entered: free memory before the region is entered, or leave the region and "
+                "enter it again", device, wanted, stretch.name, cached)
+        elif stretch is None and pools:
+            _explained = True
+            _logger.warning(
+                "amem: device %d has no room for %d bytes. The pools of regions have bytes free that PyTorch gives only to "
+                "these regions: %s. Allocate this memory in such a region, or before the region", device, wanted,
+                ", ".join(f"{tag or 'unbrokered'} {size}" for tag, size in sorted(pools.items())))
+
+
+def _free_in_segments(device: int) -> tuple[int, dict[str, int]]:
+    """What PyTorch has free of a device: in its ordinary cache, and in pools of ours by tag."""
+    cached, pools = 0, collections.Counter[str]()
+    for segment in sys.modules["torch"].cuda.memory_snapshot():
+        size = segment["total_size"] - segment["active_size"]
+        if segment["device"] != device or size <= 0:
+            continue
+        pool = tuple(segment["segment_pool_id"])
+        if pool == (0, 0):
+            cached += size
+        elif pool in _tags:
+            pools[_tags[pool]] += size
+    return cached, pools
 
 
 @contextlib.contextmanager
@@ -127,6 +217,10 @@ def region(tag: str, keep: bool = True) -> Iterator[None]:
     allocated by this thread within the region, which is where the shim gives them the tag. That is all it takes: a
     pluggable allocator would only be told of the same segments by another way. What is freed goes back to the pool,
     for the next region of that tag.
+
+    While a region is entered torch does not take memory from its ordinary cache. So entering a region first gives the
+    device what is free there, if that is more than 1/32 of what the device has free. Memory freed later, inside of the
+    region, stays in the cache until a region is entered again.
 
     With torch before 2.8 a pool takes what all threads allocate while a region is entered: use regions there only
     while no other thread allocates.
