@@ -27,20 +27,13 @@ CUipcMemHandle Ipc::write(const IpcHandle& handle) {
   return out;
 }
 
-std::optional<CUresult> Ipc::get(CUipcMemHandle* handle, CUdeviceptr address,
-                                 const std::optional<AddressRange>& block) {
-  std::optional<Ticket> ticket = memory_.handles.ticket_at(address);
-  if (!ticket) return std::nullopt;
-  if (block) {
-    CUdeviceptr base = 0;
-    if (memory_.mappings.address_range(&base, nullptr, address) != CUDA_SUCCESS)
-      return CUDA_ERROR_INVALID_VALUE;  // freed meanwhile
-    ticket->offset = block->address - base;
-    ticket->size = block->size;
-  }
-  // As in the driver: only the process that made the memory hands it out.
-  const std::optional<Handles::Known> known = memory_.handles.known(ticket->id);
-  if (!known || known->imported) return CUDA_ERROR_INVALID_VALUE;
+CUresult Ipc::get(CUipcMemHandle* handle, const AddressRange& block) {
+  std::optional<Ticket> ticket = memory_.handles.ticket_at(block.address);
+  CUdeviceptr base = 0;
+  if (!ticket || memory_.mappings.address_range(&base, nullptr, block.address) != CUDA_SUCCESS)
+    return CUDA_ERROR_INVALID_VALUE;  // freed meanwhile
+  ticket->offset = block.address - base;
+  ticket->size = block.size;
   *handle = write({*ticket, ::getpid()});
   return CUDA_SUCCESS;
 }

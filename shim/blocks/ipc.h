@@ -1,5 +1,5 @@
-// Ipc: interprocess handles of brokered memory (cuIpcGetMemHandle and its kin), which the driver
-// refuses for mapped memory.
+// Ipc: interprocess handles (cuIpcGetMemHandle and its kin) of the heap's blocks. To the driver
+// these are mapped memory, for which it refuses such handles.
 //
 // A handle holds a ticket (common/ipc_handle.h). Opening it redeems the ticket and maps the
 // allocation at an address of ours; Memory keeps that mapping through pauses like any other. Owns
@@ -28,10 +28,8 @@ class Ipc {
   Ipc(const Driver& driver, LocalDevices& devices, Memory& memory)
       : driver_(driver), devices_(devices), memory_(memory) {}
 
-  /// The handle of `block`, which lies at the address; without one, of the whole allocation there.
-  /// Nothing: not brokered, ask the driver.
-  std::optional<CUresult> get(CUipcMemHandle* handle, CUdeviceptr address,
-                              const std::optional<AddressRange>& block);
+  /// The handle of a block of the heap's.
+  CUresult get(CUipcMemHandle* handle, const AddressRange& block);
   /// What a handle holds; nothing when it is the driver's.
   static std::optional<IpcHandle> read(const CUipcMemHandle& handle);
   static CUipcMemHandle write(const IpcHandle& handle);

@@ -487,10 +487,4 @@ Result<Pins::Pinned> Slabs::pin(CUdeviceptr address, std::size_t size, amem_v1_P
   return pinned;
 }
 
-void Slabs::handed_out(CUdeviceptr address) {
-  std::lock_guard lock(mutex_);
-  if (SlabPiece* piece = book_.piece(book_.piece_at(address)); piece != nullptr)
-    piece->exported = true;
-}
-
 }  // namespace amem::shim

@@ -87,8 +87,6 @@ class Slabs {
   /// A device knows what is there, in slabs or not: Pins::pin(), and nothing more is put into a
   /// slab that cannot leave.
   Result<Pins::Pinned> pin(CUdeviceptr address, std::size_t size, amem_v1_PinReason reason);
-  /// Another process may come to know the piece there.
-  void handed_out(CUdeviceptr address);
 
   /// From now on NCCL is told the driver's granularity; the log says so, and why, once. Any thread.
   void stop_packing(const std::string& why);

@@ -42,25 +42,22 @@ void close_deferred(std::uint32_t captures) {
   if (pass.result() == CUDA_SUCCESS) runtime.ipc().unmap_closed();
 }
 
+/// Only memory of cuMemAlloc's has such a handle. Of mapped memory the driver refuses it, and a
+/// program that asks then takes another way. A handle of one mapping would be a part of what the
+/// program means: PyTorch's expandable segments are many mappings side by side.
 CUresult answer_cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
   Runtime& runtime = Runtime::get();
   if (handle != nullptr && !runtime.forked()) {
-    std::optional<AddressRange> piece;
-    if (Heap* heap = runtime.heap(); heap != nullptr) {
-      const std::optional<Heap::Block> block = heap->find(address);
-      if (!block && heap->owns(address)) return CUDA_ERROR_INVALID_VALUE;  // between two blocks
-      if (block) piece = AddressRange{block->address, block->size};
+    std::optional<Heap::Block> block;
+    if (Heap* heap = runtime.heap(); heap != nullptr) block = heap->find(address);
+    if (block) {
+      const CUresult r = runtime.ipc().get(handle, {block->address, block->size});
+      trace("ipc get va=%llx rc=%d", address, r);
+      return r;
     }
-    if (CUdeviceptr base = 0; !piece) {
-      std::size_t size = 0;
-      const auto packed = runtime.slabs().address_range(&base, &size, address);
-      if (packed == CUDA_SUCCESS) piece = AddressRange{base, size};
-    }
-    if (auto r = runtime.ipc().get(handle, address, piece); r.has_value()) {
-      if (r == CUDA_SUCCESS) runtime.slabs().handed_out(address);
-      trace("ipc get va=%llx rc=%d", address, *r);
-      return *r;
-    }
+    // Also between two blocks, and what another process has made. Away, it is unknown to the
+    // driver.
+    if (runtime.memory().mappings.brokered(address, 1)) return CUDA_ERROR_INVALID_VALUE;
   }
   return real<kRow_cuIpcGetMemHandle>()(handle, address);
 }

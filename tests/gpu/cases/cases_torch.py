@@ -172,6 +172,20 @@ def nccl_window(bench):
     bench.needs_peers()
     return nccl_kind(bench, "window")
 
+@case(180)
+def ipc_expandable(bench):
+    """Memory of cuMemCreate has no older IPC handle, with amem as without, and is shared by descriptor."""
+    def run(*arguments, **how):
+        return bench.python_script("ipc_share.py", "expandable", "--cycles", bench.few, *arguments, env=EXPANDABLE,
+                                   **how).wait(80).report()
+    alone, amem = run("--pause", "none", shim=False), run(scope="heap")
+    if alone["handles"] != amem["handles"]:
+        raise Failure(f"cudaIpcGetMemHandle gives {amem['handles']} with amem, {alone['handles']} without")
+    if 0 in amem["handles"][:2] or amem["handles"][2] != 0:
+        raise Failure(f"cudaIpcGetMemHandle gives {amem['handles']}; errors for cuMemCreate's memory and 0 for cudaMalloc's are right")
+    return f"cudaIpcGetMemHandle gives {amem['handles']} with amem and without; {amem['checks']} checks of shared tensors"
+
+
 
 @case(120)
 def nccl_symmetric_kernels(bench):

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """CUDA IPC across pauses: tensors shared by torch.multiprocessing, and buffers shared by cudaIpcGetMemHandle.
 
-With all memory brokered (scope heap) and without expandable segments. Run as the name of a part says:
+With all memory brokered (scope heap). Run as the name of a part says, the first and the last without expandable segments:
 
     amemctl run --group train --scope heap -- python3 ipc_share.py tensors
+    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \\
+    amemctl run --group train --scope heap -- python3 ipc_share.py expandable
     amemctl run --group train --scope heap -- torchrun --standalone --nproc-per-node 2 ipc_share.py buffers
 
-"tensors": two processes on one GPU. "buffers": each rank reads its peers' buffers, as all-reduces that programs bring along
+"tensors": two processes on one GPU. "expandable": the same with memory of cuMemCreate, of which cudaIpcGetMemHandle must give no
+handle; with --pause none it runs without amem. "buffers": each rank reads its peers' buffers, as all-reduces that programs bring along
 do. Exit status: torch_rank.py.
 """
 
@@ -115,6 +118,32 @@ class Tensors:
                           "cycles": self.options.cycles, "freed_mib": freed}), flush=True)
 
 
+class Expandable(Tensors):
+    def handle_results(self):
+        """What cudaIpcGetMemHandle gives for a tensor, for an address within it, and for memory of cudaMalloc."""
+        at = self.mine[-1].data_ptr()
+        return [self.runtime.handle_result(address) for address in (at, at + 40 * MIB, self.own.value)]
+
+    def run(self):
+        """The program falls back to what PyTorch's tensor sharing does: descriptors of all pieces."""
+        self.runtime = Runtime()
+        self.own = self.runtime.allocate(MIB)
+        self.share(64 * MIB // 4, 1)
+        results = [self.handle_results()]
+        self.exchange(1000)
+        for cycle in range(1, self.options.cycles + 1 if self.options.pause != "none" else 1):
+            self.operator.run("pause", self.options.group)
+            results.append(self.handle_results())
+            self.operator.run("resume", self.options.group)
+            results.append(self.handle_results())
+            self.exchange(1000 * (cycle + 1))
+        self.tell("end")
+        self.other.join(LIMIT_S)
+        check(all(each == results[0] for each in results), f"cudaIpcGetMemHandle gives {results}")
+        print(json.dumps({"program": "ipc_share expandable", "handles": results[0], "checks": self.checks,
+                          "cycles": self.options.cycles}), flush=True)
+
+
 # ---- a buffer per GPU -------------------------------------------------------------------------------------------
 
 
@@ -143,6 +172,11 @@ class Runtime:
         handle = Handle()
         self.call("cudaIpcGetMemHandle", ctypes.byref(handle), address)
         return bytes(handle)
+
+    def handle_result(self, address):
+        result = self.library.cudaIpcGetMemHandle(ctypes.byref(Handle()), ctypes.c_void_p(address))
+        self.library.cudaGetLastError()  # PyTorch must not take it for its own
+        return result
 
     def open(self, handle):
         address = ctypes.c_void_p()
@@ -199,7 +233,7 @@ class Buffers:
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("part", choices=("tensors", "buffers"))
+    parser.add_argument("part", choices=("tensors", "expandable", "buffers"))
     parser.add_argument("--mib", type=int, default=64, help="size of each buffer")
     torch_rank.add_options(parser, cycles=4)
     return parser.parse_args(arguments)
@@ -213,7 +247,7 @@ def main():
         print(json.dumps({"skipped": "no GPU"}))
         return 0
     try:
-        Tensors(options).run()
+        {"tensors": Tensors, "expandable": Expandable}[options.part](options).run()
     except CheckFailed as failure:
         print(f"FAILED: {failure}", file=sys.stderr)
         return 1

@@ -82,7 +82,7 @@ def test_a_hundred_times_between_swaps(node_with, way):
 def test_a_pause_of_each_while_it_is_open(node_with, scopes, way):
     node = node_with(*SHORT)
     owner, guest = two(node, *scopes, device=1)
-    kind = "plain" if way == "ipc" and scopes[0] == "heap" else "alloc"
+    kind = "plain" if way == "ipc" else "alloc"
     weights = block(owner, 1, kind)
     if way == "ipc":
         theirs = open_ipc(owner, guest, weights)

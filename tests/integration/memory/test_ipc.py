@@ -18,9 +18,9 @@ def cycle(node, group="train"):
     node.ctl("resume", group)
 
 
-def share(owner, importer, seed, offset=0, kind="alloc"):
+def share(owner, importer, seed, offset=0):
     """A block of the owner's, filled and opened by the importer: both numbers."""
-    mine = owner.ask(f"{kind} {SIZE}")["id"]
+    mine = owner.ask(f"plain {SIZE}")["id"]
     owner.ask(f"fill {mine} {seed}")
     handle = owner.ask(f"share {mine} {offset}")["handle"]
     return mine, importer.ask(f"open {handle} {LAZY}")["id"]
@@ -63,7 +63,7 @@ def test_both_ways_before_and_after_cycles(node):
 
 def test_a_handle_given_out_before_a_cycle(node):
     owner, importer = node.puppet("owner", 0), node.puppet("importer", 1)
-    mine = owner.ask(f"alloc {SIZE}")["id"]
+    mine = owner.ask(f"plain {SIZE}")["id"]
     owner.ask(f"fill {mine} 4")
     handle = owner.ask(f"share {mine}")["handle"]
     node.ctl("pause", "train")
@@ -123,7 +123,7 @@ def test_what_the_driver_refuses_is_refused(node):
 
 def test_a_handle_with_another_token(node):
     owner, friend = node.puppet("owner", 0), node.puppet("friend", 1)
-    mine = owner.ask(f"alloc {SIZE}")["id"]
+    mine = owner.ask(f"plain {SIZE}")["id"]
     handle = owner.ask(f"share {mine}")["handle"]
     forged = handle[:80] + "00" * 16 + handle[112:]
     refused(friend, f"open {forged} {LAZY}", "CUDA_ERROR_SYSTEM_NOT_READY")
@@ -136,13 +136,13 @@ def test_a_handle_with_another_token(node):
 
 def test_a_piece_outside_its_allocation(node):
     owner, importer = node.puppet("owner", 0), node.puppet("importer", 1)
-    mine = owner.ask(f"alloc {SIZE}")["id"]
+    mine = owner.ask(f"plain {SIZE}")["id"]
     handle = owner.ask(f"share {mine}")["handle"]
     within = handle[:48] + (65536).to_bytes(8, "little").hex() + (65536).to_bytes(8, "little").hex() + handle[80:]
     piece = importer.ask(f"open {within} {LAZY}")["id"]
     whole = importer.ask(f"open {handle} {LAZY}")["id"]
     assert address(importer, piece) == address(importer, whole) + 65536
-    beyond = handle[:48] + (65536).to_bytes(8, "little").hex() + handle[64:]
+    beyond = handle[:48] + (2 << 20).to_bytes(8, "little").hex() + handle[64:]
     refused(importer, f"open {beyond} {LAZY}", "CUDA_ERROR_INVALID_HANDLE")
     importer.ask(f"free {whole}")
     cycle(node)
@@ -170,7 +170,7 @@ def test_the_owner_dies(node):
 def test_memory_that_is_not_brokered(node, group):
     """Goes to the driver, which has handles for memory of cuMemAlloc only."""
     owner, importer = node.puppet("owner", 0, group=group), node.puppet("importer", 1, group=group)
-    mine, theirs = share(owner, importer, 3, kind="plain")
+    mine, theirs = share(owner, importer, 3)
     importer.ask(f"verify {theirs} 3")
     handle = owner.ask(f"share {mine}")["handle"]
     again = importer.ask(f"open {handle} {LAZY}")["id"]
@@ -182,9 +182,29 @@ def test_memory_that_is_not_brokered(node, group):
     owner.ask(f"free {mine}")
     importer.ask(f"verify {theirs} 3")
     importer.ask(f"free {theirs}")
+
+
+@pytest.mark.parametrize("group, scope, modules", [(None, "nccl", ""), ("train", "nccl", "amem-puppet"),
+                                                   ("train", "heap", "amem-puppet"), ("train", "heap", "libnccl")])
+@pytest.mark.parametrize("kind", ["alloc {}", "alloc {} whole"])
+def test_mapped_memory_has_no_handle(node, group, scope, modules, kind):
+    """As the driver says of all memory of cuMemCreate: programs then exchange it by descriptor. It may be one of many pieces
+    side by side, as in PyTorch's expandable segments, and a handle would be of that piece only."""
+    owner = node.puppet("owner", 0, group=group, scope=scope, env={"AMEM_MODULES": modules})
+    importer = node.puppet("importer", 1, group=group, scope=scope, env={"AMEM_MODULES": modules})
+    mapped = owner.ask(kind.format(4 << 20))["id"]
+    for offset in (0, 65536, (2 << 20) + 1):
+        refused(owner, f"share {mapped} {offset}", "CUDA_ERROR_INVALID_VALUE")
+    owner.ask(f"offer {mapped} {node.dir}")
+    taken = importer.ask(f"take {node.dir} {4 << 20}")["id"]
+    refused(importer, f"share {taken}", "CUDA_ERROR_INVALID_VALUE")
     if group is None:
-        mapped = owner.ask(f"alloc {SIZE}")["id"]
-        refused(owner, f"share {mapped}", "CUDA_ERROR_INVALID_VALUE")
+        return
+    node.ctl("pause", group)  # nobody's handle is asked for at the gate
+    refused(owner, f"share {mapped}", "CUDA_ERROR_INVALID_VALUE")
+    refused(importer, f"share {taken}", "CUDA_ERROR_INVALID_VALUE")
+    node.ctl("resume", group)
+    refused(owner, f"share {mapped}", "CUDA_ERROR_INVALID_VALUE")
 
 
 def test_blocks_of_the_heap(node):

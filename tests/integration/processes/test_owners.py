@@ -220,7 +220,7 @@ def test_devices_are_for_those_who_may_open_their_nodes(shared, bare_node):
     # She may open the node of a device that her second process does not use.
     os.chmod(f"{nodes}/nvidia1", 0o666)
     hers = node.puppet("hers", 1, prefix=member(ALICE))
-    block = hers.ask("alloc 2097152")["id"]
+    block = hers.ask("plain 2097152")["id"]
     opener = node.puppet("opener", 0, prefix=member(ALICE))
     opener.ask(f"open {hers.ask(f'share {block}')['handle']} 1")
     os.chmod(f"{nodes}/nvidia1", 0o600)
