@@ -85,7 +85,7 @@ std::optional<CUresult> pointer_attribute(const Mappings::Absent& mapping, CUdev
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
       return put<unsigned>(data, 0);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-      return put<unsigned long long>(data, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+      return put<unsigned long long>(data, mapping.handle_types);
     default:
       return common_attribute({mapping.address, mapping.size, mapping.device,
                                mapping.gpu_direct_rdma, mapping.sync_memops},

@@ -99,6 +99,16 @@ CUresult free_async(CUdeviceptr address, CUstream stream) {
   return r;
 }
 
+std::optional<unsigned long long> handle_types(CUdeviceptr address) {
+  Runtime& runtime = Runtime::get();
+  return runtime.forked() ? std::nullopt : runtime.memory().mappings.handle_types(address);
+}
+
+CUresult put_handle_types(void* data, unsigned long long types) {
+  *static_cast<unsigned long long*>(data) = types;
+  return CUDA_SUCCESS;
+}
+
 /// Calls the driver, which destroys the context; what it owned of ours goes too.
 template <class Destroy>
 CUresult end_context(CUcontext context, const Destroy& destroy) {
@@ -220,6 +230,9 @@ CUresult answer_cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
       return CUDA_ERROR_INVALID_VALUE;
     }
   }
+  if (data != nullptr && attribute == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES)
+    if (const auto types = handle_types(address); types.has_value())
+      return put_handle_types(data, *types);
   const CUresult r = real<kRow_cuPointerGetAttribute>()(data, attribute, address);
   // Of memory that is away the driver knows nothing. No wait at the gate: whoever asks may hold a
   // lock that the caller of a resume needs.
@@ -237,7 +250,14 @@ CUresult answer_cuPointerGetAttributes(unsigned count, CUpointer_attribute* attr
   Heap* heap = runtime.heap();
   const bool of_heap = heap != nullptr && heap->owns(address);
   const auto absent = of_heap ? std::nullopt : runtime.memory().mappings.absent(address);
-  if (!of_heap && !absent) return real_call(count, attributes, data, address);
+  if (!of_heap && !absent) {
+    const CUresult r = real_call(count, attributes, data, address);
+    for (unsigned i = 0; r == CUDA_SUCCESS && i < count; ++i)
+      if (attributes[i] == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES)
+        if (const auto types = handle_types(address); types.has_value())
+          put_handle_types(data[i], *types);
+    return r;
+  }
   const auto block = of_heap ? heap->find(address) : std::nullopt;
   for (unsigned i = 0; i < count; ++i) {
     if (data[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;

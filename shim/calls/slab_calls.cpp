@@ -33,7 +33,11 @@ CUresult answer_cuMemAddressFree(CUdeviceptr address, std::size_t size) {
   if (!Runtime::get().forked()) {
     Slabs& slabs = Runtime::get().slabs();
     std::optional<FreePass> pass;
-    if (slabs.holds(address)) {
+    const bool of_slab = slabs.holds(address);
+    // What is mapped is not freed. Of memory that is away the driver does not know that it is.
+    if (!of_slab && Runtime::get().memory().mappings.brokered(address, size))
+      return CUDA_ERROR_INVALID_VALUE;
+    if (of_slab) {
       pass.emplace(*the_gate, Runtime::get().memory().holdings);
       if (pass->result() != CUDA_SUCCESS) return pass->result();
     }

@@ -86,6 +86,11 @@ class AllocationTable {
   /// Adds an allocation with one reference, or one more reference to one that is known.
   HeldAllocation& add(const HeldAllocation& allocation);
   HeldAllocation* find(std::uint64_t id);
+  /// The allocation of a handle that the program holds; nullptr also once it has released all.
+  HeldAllocation* of_handle(std::uint64_t handle) {
+    HeldAllocation* a = find(id_of(handle));
+    return a != nullptr && a->refs > 0 ? a : nullptr;
+  }
 
   /// REQUIRES: the allocation is known and the range overlaps no mapping.
   Mapping& add_mapping(std::uint64_t id, Address address);

@@ -242,8 +242,8 @@ CUresult Handles::release(CUmemGenericAllocationHandle handle) {
     return a != nullptr && a->arriving;
   });
   if (!in_time) return CUDA_ERROR_SYSTEM_NOT_READY;
-  HeldAllocation* a = holdings_.table.find(id);
-  if (a == nullptr || a->refs == 0) return CUDA_ERROR_INVALID_VALUE;
+  HeldAllocation* a = holdings_.table.of_handle(handle);
+  if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
   --a->refs;
   holdings_.settle(*a);
   return CUDA_SUCCESS;
@@ -253,7 +253,7 @@ CUresult Handles::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
   Ticket ticket;
   {
     std::lock_guard lock(holdings_.mutex);
-    HeldAllocation* a = holdings_.table.find(AllocationTable::id_of(handle));
+    HeldAllocation* a = holdings_.table.of_handle(handle);
     if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
     a->shared = true;
     ticket = ticket_for(*a);
@@ -281,7 +281,7 @@ std::uint64_t Handles::granularity(int device) const {
 
 CUresult Handles::properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
   std::lock_guard lock(holdings_.mutex);
-  const HeldAllocation* a = holdings_.table.find(AllocationTable::id_of(handle));
+  const HeldAllocation* a = holdings_.table.of_handle(handle);
   if (a == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *prop = brokered_properties(a->device, a->gpu_direct_rdma);
   return CUDA_SUCCESS;

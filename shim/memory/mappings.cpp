@@ -6,6 +6,14 @@
 
 namespace amem::shim {
 
+namespace {
+
+unsigned long long handle_types_of(const HeldAllocation& a) {
+  return a.imported ? 0 : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+}
+
+}  // namespace
+
 CUmemAccessDesc device_access(int device, CUmemAccess_flags flags) {
   CUmemAccessDesc desc{};
   desc.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -17,7 +25,7 @@ CUmemAccessDesc device_access(int device, CUmemAccess_flags flags) {
 CUresult Mappings::map(CUdeviceptr address, std::size_t size, std::size_t offset,
                        CUmemGenericAllocationHandle handle, unsigned long long flags) {
   std::lock_guard lock(holdings_.mutex);
-  HeldAllocation* a = holdings_.table.find(AllocationTable::id_of(handle));
+  HeldAllocation* a = holdings_.table.of_handle(handle);
   if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (!a->resident) {
     log_error("mapping " + describe(*a) + ": it is paused with its tag '" + a->tag +
@@ -105,7 +113,16 @@ std::optional<Mappings::Absent> Mappings::absent(CUdeviceptr address) {
   if (m == nullptr) return std::nullopt;
   const HeldAllocation& a = *holdings_.table.find(m->id);
   if (a.resident) return std::nullopt;
-  return Absent{m->address, m->size, a.device, a.gpu_direct_rdma, m->sync_memops.contains(address)};
+  return Absent{
+      m->address,        m->size, a.device, a.gpu_direct_rdma, m->sync_memops.contains(address),
+      handle_types_of(a)};
+}
+
+std::optional<unsigned long long> Mappings::handle_types(CUdeviceptr address) {
+  std::lock_guard lock(holdings_.mutex);
+  const Mapping* m = holdings_.table.mapping_at(address);
+  if (m == nullptr) return std::nullopt;
+  return handle_types_of(*holdings_.table.find(m->id));
 }
 
 Result<std::vector<Mappings::Part>> Mappings::away(CUdeviceptr address, std::uint64_t size) {
@@ -160,7 +177,7 @@ void Mappings::set_sync_memops(CUdeviceptr address, bool on) {
 
 CUresult Mappings::hold(CUmemGenericAllocationHandle handle, Held& held) {
   std::lock_guard lock(holdings_.mutex);
-  HeldAllocation* a = holdings_.table.find(AllocationTable::id_of(handle));
+  HeldAllocation* a = holdings_.table.of_handle(handle);
   if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (CUresult r = holdings_.ensure_real(*a); r != CUDA_SUCCESS) return r;
   ++a->bindings;

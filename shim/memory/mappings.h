@@ -38,8 +38,12 @@ class Mappings {
     int device = 0;
     bool gpu_direct_rdma = false;
     bool sync_memops = false;
+    unsigned long long handle_types = 0;
   };
   std::optional<Absent> absent(CUdeviceptr address);
+  /// What the driver would say of the memory as the program made it (CU_POINTER_ATTRIBUTE_ALLOWED_
+  /// HANDLE_TYPES). To the driver it is imported memory, which has none. Nothing: not brokered.
+  std::optional<unsigned long long> handle_types(CUdeviceptr address);
   /// The parts of a range whose memory is away, in order. kNotFound: some of it is here.
   /// kInvalidArgument: some of it is not brokered.
   struct Part {

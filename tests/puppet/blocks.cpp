@@ -128,6 +128,11 @@ void Blocks::Unmap(std::uint64_t id) {
   block.handle = 0;
 }
 
+void Blocks::FreeAddress(std::uint64_t id) {
+  Check(cuMemAddressFree(At(id).address, At(id).bytes), "cuMemAddressFree");
+  blocks_.erase(id);
+}
+
 void Blocks::Fill(std::uint64_t id, std::uint64_t seed) const {
   const Block& block = At(id);
   const auto words = Pattern(block.bytes, seed);

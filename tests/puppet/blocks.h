@@ -40,6 +40,8 @@ class Blocks {
   void Offer(std::uint64_t id, const std::string& directory);
   /// Of a mapped block: all of Free but the last call, which frees its address.
   void Unmap(std::uint64_t id);
+  /// Whether anything is mapped there or not; of the block nothing is left when that works.
+  void FreeAddress(std::uint64_t id);
   /// The interprocess handle of the block's `offset`th byte, in hexadecimal.
   std::string Share(std::uint64_t id, std::size_t offset) const;
 

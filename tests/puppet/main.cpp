@@ -239,6 +239,8 @@ const std::map<std::string, Command> kCommands = {
      [](Puppet& puppet, const Words& words, Answer*) { puppet.blocks.Free(Number(words, 1)); }},
     {"unmap",
      [](Puppet& puppet, const Words& words, Answer*) { puppet.blocks.Unmap(Number(words, 1)); }},
+    {"free-address", [](Puppet& puppet, const Words& words,
+                        Answer*) { puppet.blocks.FreeAddress(Number(words, 1)); }},
     {"fill", [](Puppet& puppet, const Words& words,
                 Answer*) { puppet.blocks.Fill(Number(words, 1), Number(words, 2)); }},
     {"verify", [](Puppet& puppet, const Words& words,

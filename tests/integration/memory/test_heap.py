@@ -175,6 +175,9 @@ def test_mistakes_are_answered_as_by_the_driver(node, scope):
         "pitch_element": INVALID_VALUE, "pitch_nothing": INVALID_VALUE, "free_null": SUCCESS,
         "free_unknown": INVALID_VALUE, "create_nothing": INVALID_VALUE, "create_half": INVALID_VALUE,
         "alloc_without_context": INVALID_CONTEXT}
+    expected.update({"mapped_" + mistake: INVALID_VALUE for mistake in (
+        "release_twice", "map_released", "export_released", "properties_released", "free_address")})
+    expected.update(mapped_retained_properties=SUCCESS, unmapped_free_address=SUCCESS)
     for size in ("small_", "large_"):
         expected.update({size + "free_inside": INVALID_VALUE, size + "unmap": INVALID_VALUE,
                          size + "retain": INVALID_VALUE, size + "free": SUCCESS, size + "free_twice": INVALID_VALUE,

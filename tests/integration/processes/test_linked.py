@@ -119,6 +119,41 @@ def test_access_is_known_while_memory_is_away(node):
     assert flags() == [3, 0]
 
 
+@pytest.mark.parametrize("group", [None, "train"])
+@pytest.mark.parametrize("size", ["65536", "4194304 whole"])
+def test_handle_types_are_those_of_who_made_the_memory(node, group, size):
+    """Of imported memory the driver names none, and to it all brokered memory is imported."""
+    owner, importer = (node.puppet(name, 0, group=group) for name in ("owner", "importer"))
+    mine = owner.ask(f"alloc {size}")["id"]
+    owner.ask(f"offer {mine} {node.dir}")
+    theirs = importer.ask(f"take {node.dir} {max(65536, int(size.split()[0]))}")["id"]
+
+    def types():
+        return [puppet.ask(f"pointer {each} 14")["value"] for puppet, each in ((owner, mine), (importer, theirs))]
+
+    assert types() == [1, 0]
+    if group is not None:
+        node.ctl("pause", group)
+        assert types() == [1, 0]
+        node.ctl("resume", group)
+        assert types() == [1, 0]
+
+
+def test_addresses_of_memory_that_is_away_are_not_freed(node):
+    """Else somebody else's memory could come there, and the resume of the whole group would fail."""
+    puppet = node.puppet(scope="heap", env={"AMEM_MODULES": "libnccl"})
+    each = puppet.ask(f"alloc {4 << 20}")["id"]
+    puppet.ask(f"fill {each} 1")
+    for operation in (None, "pause", "resume"):
+        if operation is not None:
+            node.ctl(operation, "train", "--tag", "heap")
+        puppet.send(f"free-address {each}")
+        assert "cuMemAddressFree: CUDA_ERROR_INVALID_VALUE" in puppet.failure()
+    puppet.ask(f"verify {each} 1")
+    puppet.ask(f"unmap {each}")
+    puppet.ask(f"free-address {each}")
+
+
 @pytest.mark.parametrize("call, refused", [("upload", "INVALID_VALUE"), ("decompress", "NOT_SUPPORTED")])
 def test_calls_that_give_the_device_work_come_to_the_gate(node, call, refused):
     puppet = node.puppet(env={"AMEM_GATE": "error"})

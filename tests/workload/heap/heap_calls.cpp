@@ -110,6 +110,42 @@ void SetSyncMemops(const HeapMemory& memory, std::uint64_t id) {
 
 // ---- mistakes ----
 
+namespace {
+
+/// With memory of cuMemCreate.
+template <class Report>
+void ReportMappedMistakes(const Report& report) {
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  constexpr std::size_t kBytes = std::size_t{2} << 20U;
+  CUmemGenericAllocationHandle handle = 0;
+  CUdeviceptr p = 0;
+  int fd = -1;
+  Check(Cuda().cuMemCreate(&handle, kBytes, &prop, 0), "cuMemCreate");
+  Check(Cuda().cuMemAddressReserve(&p, 2 * kBytes, 0, 0, 0), "cuMemAddressReserve");
+  Check(Cuda().cuMemMap(p, kBytes, 0, handle, 0), "cuMemMap");
+  CUmemGenericAllocationHandle again = 0;
+  Check(Cuda().cuMemRetainAllocationHandle(&again, reinterpret_cast<void*>(p)),
+        "cuMemRetainAllocationHandle");
+  Check(Cuda().cuMemRelease(handle), "cuMemRelease");
+  report("mapped_retained_properties",
+         Cuda().cuMemGetAllocationPropertiesFromHandle(&prop, handle));
+  Check(Cuda().cuMemRelease(handle), "cuMemRelease");
+  report("mapped_release_twice", Cuda().cuMemRelease(handle));
+  report("mapped_map_released", Cuda().cuMemMap(p + kBytes, kBytes, 0, handle, 0));
+  report("mapped_export_released", Cuda().cuMemExportToShareableHandle(
+                                       &fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+  report("mapped_properties_released",
+         Cuda().cuMemGetAllocationPropertiesFromHandle(&prop, handle));
+  report("mapped_free_address", Cuda().cuMemAddressFree(p, 2 * kBytes));
+  Check(Cuda().cuMemUnmap(p, kBytes), "cuMemUnmap");
+  report("unmapped_free_address", Cuda().cuMemAddressFree(p, 2 * kBytes));
+}
+
+}  // namespace
+
 void ReportMistakes(const HeapMemory& memory, Answer* answer) {
   memory.Bind(0);
   const auto report = [&](const std::string& name, CUresult result) {
@@ -146,6 +182,7 @@ void ReportMistakes(const HeapMemory& memory, Answer* answer) {
     report(kind + "attribute_of_freed",
            Cuda().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p));
   }
+  ReportMappedMistakes(report);
   Check(Cuda().cuCtxSetCurrent(nullptr), "cuCtxSetCurrent");
   report("alloc_without_context", Cuda().cuMemAlloc(&p, 100));
   memory.Bind(0);
