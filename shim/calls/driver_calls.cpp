@@ -5,6 +5,7 @@
 
 #include "shim/memory/stretches.h"
 #include "shim/runtime/await_memory.h"
+#include "shim/runtime/notices.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
@@ -76,16 +77,38 @@ struct Gated<row, CUresult (*)(Args...)> {
     if constexpr (names_memory(kSymbols[row])) {
       return with_memory(
           kSymbols[row], [&] { return the_gate->enter([&] { return work_of<row>(args...); }); },
-          [&] { return named_by(args...); }, [&] { return real<row>()(args...); });
+          [&] { return named_by(args...); },
+          [&] { return explained(kSymbols[row], real<row>()(args...)); });
     } else {
       const Pass pass(*the_gate, the_gate->enter([&] { return work_of<row>(args...); }));
       if (pass.result() != CUDA_SUCCESS) return pass.result();
-      return real<row>()(args...);
+      return explained(kSymbols[row], real<row>()(args...));
     }
   }
 };
 
+// ---- calls that wait for the device: each goes on to the driver ----
+
+template <CallRow row, class Function = typename Signature<row>::Function>
+struct Watched;
+
+template <CallRow row, class... Args>
+struct Watched<row, CUresult (*)(Args...)> {
+  static CUresult call(Args... args) noexcept {
+    return explained(kSymbols[row], real<row>()(args...));
+  }
+};
+
 // ---- calls that change what pools hold ----
+
+/// How much a call allocates; nothing of those that do not.
+template <class... Args>
+void note_allocated(const char* /*symbol*/, const Args&... /*args*/) {}
+template <class... Rest>
+void note_allocated(const char* symbol, CUdeviceptr* const& /*address*/, const std::size_t& bytes,
+                    const Rest&... /*rest*/) {
+  stays(symbol, bytes);
+}
 
 template <CallRow row, class Function = typename Signature<row>::Function>
 struct Pooled;
@@ -94,6 +117,7 @@ template <CallRow row, class... Args>
 struct Pooled<row, CUresult (*)(Args...)> {
   static CUresult call(Args... args) {
     const CUresult r = real<row>()(args...);
+    if (r == CUDA_SUCCESS) note_allocated(kSymbols[row], args...);
     Runtime::get().report().changed();
     return r;
   }
@@ -102,6 +126,9 @@ struct Pooled<row, CUresult (*)(Args...)> {
 const Call kCalls[] = {
 #define GATED(api, version, type, symbol)                                        \
   {#api, version, #symbol, reinterpret_cast<void*>(&Gated<kRow_##symbol>::call), \
+   &real_functions[kRow_##symbol]},
+#define WATCHED(api, version, type, symbol)                                        \
+  {#api, version, #symbol, reinterpret_cast<void*>(&Watched<kRow_##symbol>::call), \
    &real_functions[kRow_##symbol]},
 #define POOLED(api, version, type, symbol)                                        \
   {#api, version, #symbol, reinterpret_cast<void*>(&Pooled<kRow_##symbol>::call), \

@@ -46,6 +46,7 @@ auto real() {
 
 #define GATED(...)
 #define POOLED(...)
+#define WATCHED(...)
 #define WRAPPED(api, version, type, symbol) \
   std::remove_pointer_t<PFN_##api##_##type> answer_##symbol;
 #include "shim/calls/driver_calls.inc"

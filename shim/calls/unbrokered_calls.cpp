@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "shim/calls/driver_calls.h"
+#include "shim/runtime/notices.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
@@ -61,7 +62,10 @@ std::uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR& array, unsigned level =
 
 CUresult answer_cuMemAllocManaged(CUdeviceptr* address, std::size_t size, unsigned flags) {
   const CUresult r = real<kRow_cuMemAllocManaged>()(address, size, flags);
-  if (r == CUDA_SUCCESS) count(UnbrokeredMemory::Kind::kManaged, *address, size);
+  if (r == CUDA_SUCCESS) {
+    stays("cuMemAllocManaged", size);
+    count(UnbrokeredMemory::Kind::kManaged, *address, size);
+  }
   return r;
 }
 

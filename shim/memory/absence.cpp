@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
+#include <map>
 #include <mutex>
 
 #include "shim/process/python.h"
@@ -47,6 +49,19 @@ std::optional<std::string> Absence::of(Holdings& holdings, std::span<const Stret
     return std::string(address) + " in " + describe(a) + " is away with its tag '" + a.tag + "'";
   }
   return std::nullopt;
+}
+
+std::string Absence::tags(Holdings& holdings) {
+  std::map<std::string, std::uint64_t> bytes;
+  {
+    const std::lock_guard lock(holdings.mutex);
+    for (const auto& [id, a] : holdings.table.allocations())
+      if (is_away(a)) bytes[a.tag] += a.size;
+  }
+  std::string text;
+  for (const auto& [tag, size] : bytes)
+    text += (text.empty() ? "tag '" : ", '") + tag + "' (" + std::to_string(size) + " bytes)";
+  return text;
 }
 
 Absence::Waited Absence::wait(Holdings& holdings, std::span<const Stretch> stretches,

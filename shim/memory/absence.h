@@ -32,6 +32,9 @@ class Absence {
   /// For messages, of the first that is away: its address, allocation and tag. Nothing: none is.
   static std::optional<std::string> of(Holdings& holdings, std::span<const Stretch> stretches);
 
+  /// For messages: the tags of what is away, with their bytes. Empty: nothing is.
+  static std::string tags(Holdings& holdings);
+
   enum class Waited : std::uint8_t { kIsHere, kTooLong, kEnding, kLost };
   /// Waits until none of these is away. kTooLong: not by then. kLost: without a broker it does not
   /// come back.

@@ -2,6 +2,7 @@
 clear error."""
 import pytest
 
+from sim_node.child import eventually
 from sim_node.node import MIB
 from sim_node.program import Program
 
@@ -237,3 +238,38 @@ def test_a_node_waits_while_the_whole_group_is_paused(node):
     node.ctl("resume", "train")
     graphs.program.answer()
     graphs.steps("make", "launch")
+
+
+def loop_fails(puppet, call, way):
+    """Its launches go on until that call gives CUDA_ERROR_ILLEGAL_ADDRESS."""
+    puppet.faults(f"{call}:1:700")
+    puppet.ask(f"loop {way}")
+    eventually(lambda: "ILLEGAL_ADDRESS" in str(puppet.loop_error()), what="the loop has ended")
+
+
+@pytest.mark.parametrize("call", ["cuCtxSynchronize", "cuLaunchKernel"])
+@pytest.mark.parametrize("away", [True, False])
+def test_an_illegal_address_is_explained_by_what_is_away(node, call, away):
+    """The driver does not say which address a kernel has touched."""
+    puppet = node.puppet(scope="heap", env={"AMEM_MODULES": "libnccl"})
+    puppet.ask(f"alloc {4 * MIB}")
+    puppet.ask(f"alloc {2 * MIB}")
+    if away:
+        node.ctl("pause", "train", "--tag", "heap")
+    for _ in range(2):
+        loop_fails(puppet, call, "looked-up")
+    puppet.faults()
+    puppet.leave()
+    said = [line for line in puppet.output("err").splitlines() if "ILLEGAL_ADDRESS (700) while memory" in line]
+    assert len(said) == (1 if away else 0)
+    if away:
+        assert f"error: {call}: " in said[0] and f"tag 'heap' ({6 * MIB} bytes)" in said[0]
+
+
+def test_a_wait_for_a_stream_is_explained_too(node, started):
+    program = started()
+    program.faults("cuStreamSynchronize:1:700")
+    program.ask(f"unbrokered pool {MIB}")
+    program.send("unbrokered free")
+    program.failure()
+    assert "tag 'kv'" in program.wait_for("cuStreamSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS (700) while memory")

@@ -296,6 +296,40 @@ def test_the_broker_is_told_what_is_not_brokered(node):
     assert paused["unbrokered_bytes"] == 0
 
 
+@pytest.mark.parametrize("kind, call", [("pool", "cuMemAllocAsync"), ("own_pool", "cuMemAllocFromPoolAsync"),
+                                        ("managed", "cuMemAllocManaged")])
+@pytest.mark.parametrize("scope", ["heap", "regions"])
+def test_a_program_with_nothing_but_the_drivers_memory_is_in_its_group(node, scope, kind, call):
+    """As PyTorch with cudaMallocAsync is, and JAX with cuda_async. In scope regions it is about regions only."""
+    program = Program(node, scope=scope)
+    if scope == "regions":
+        program.ask(f"unbrokered {kind} {MIB}")
+        assert node.ctl("status").json["groups"] == []
+        program.ask(f"region begin weights {KEEP}")
+    else:
+        program.ask("unbrokered begin")
+        program.ask(f"unbrokered {kind} {MIB}")
+        program.ask("unbrokered end")
+        assert node.ctl("status").json["groups"] == []
+    for _ in range(2):
+        program.ask(f"unbrokered {kind} {MIB}")
+    program.wait_for(f"warning: {call} of {MIB} bytes: amem does not own memory of this kind")
+    paused = node.ctl("pause", "train").json
+    assert paused["unbrokered_bytes"] == 3 * MIB
+    node.ctl("resume", "train")
+    program.leave()
+    assert program.output("err").count("amem does not own memory") == 1
+
+
+def test_in_scope_nccl_the_drivers_memory_is_no_news(node):
+    program = Program(node, scope="nccl")
+    program.ask(f"unbrokered pool {MIB}")
+    program.ask(f"unbrokered managed {MIB}")
+    assert node.ctl("status").json["groups"] == []
+    program.leave()
+    assert "amem does not own memory" not in program.output("err")
+
+
 def test_stats(node):
     program = Program(node)
     program.ask("alloc 1 100")

@@ -1,0 +1,47 @@
+#include "shim/runtime/notices.h"
+
+#include <string>
+
+#include "shim/base/log.h"
+#include "shim/memory/absence.h"
+#include "shim/runtime/runtime.h"
+
+namespace amem::shim {
+namespace {
+
+std::atomic<bool> fault_seen{false};
+
+/// Memory of cudaMalloc would now be brokered.
+bool would_be_brokered(const Runtime& runtime) {
+  if (Region::unbrokered()) return false;
+  return runtime.options().scope == Scope::kHeap ||
+         (runtime.options().scope == Scope::kRegions && Region::current().has_value());
+}
+
+}  // namespace
+
+std::atomic<bool> stays_noted{false};
+
+void explain_fault(const char* call) noexcept {
+  // After the first one the context answers every call so.
+  if (fault_seen.exchange(true) || !Absence::any()) return;
+  const std::string away = Absence::tags(Runtime::get().memory().holdings);
+  if (away.empty()) return;
+  log_error(std::string(call) +
+            ": CUDA_ERROR_ILLEGAL_ADDRESS (700) while memory of this process is away: " + away +
+            ". A kernel that touches such memory ends its context: resume these tags before work "
+            "that uses them is launched");
+}
+
+void note_stays(const char* call, std::size_t bytes) {
+  Runtime& runtime = Runtime::get();
+  if (runtime.forked() || !would_be_brokered(runtime) || stays_noted.exchange(true)) return;
+  if (!runtime.connected()) return;  // on its own, and the log says why
+  log_warn(std::string(call) + " of " + std::to_string(bytes) +
+           " bytes: amem does not own memory of this kind, so it stays on its device through every "
+           "pause, which says how much of it there is. To have it leave, let the program allocate "
+           "by cudaMalloc (PyTorch: without backend:cudaMallocAsync in PYTORCH_CUDA_ALLOC_CONF; "
+           "JAX: XLA_PYTHON_CLIENT_ALLOCATOR other than cuda_async)");
+}
+
+}  // namespace amem::shim
