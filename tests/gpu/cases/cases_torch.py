@@ -115,6 +115,53 @@ def compat_layer(bench):
     return f"tags {', '.join(report['tags'])}"
 
 
+@case(240)
+def region_beside_cache(bench):
+    """A region gets the 60 % of a GPU that PyTorch's ordinary cache has free."""
+    def run(**how):
+        return bench.python_script("one_process.py", "beside_cache", **how).wait(70).report()
+    alone, regions, heap = run(shim=False), run(scope="regions"), run(scope="heap")
+    return (f"{regions['mib']} MiB; PyTorch {regions['torch']}'s own pools find {alone['bare_pool']} without amem, "
+            f"{regions['bare_pool']} in scope regions, {heap['bare_pool']} in scope heap; entering a region takes "
+            f"{regions['entered_ms']} ms, in scope heap {heap['entered_ms']}")
+
+
+@case(100)
+def touch_away(bench):
+    """A kernel that reads memory which is away ends its context, and the log says which tag it was."""
+    done = bench.python_script("one_process.py", "touch_away", scope="regions").wait(90)
+    said = [line for line in done.err.read_text(errors="replace").splitlines() if "ILLEGAL_ADDRESS" in line and "amem:" in line]
+    if len(said) != 1 or "away: tag 'kv_cache'" not in said[0]:
+        raise Failure(f"{len(said)} lines of amem say what was away: {said[:2]}")
+    return f"{done.report()['error'][:60]}; {said[0][:140]}"
+
+
+# ---- frees while the group is paused ----------------------------------------------------------------------------
+
+
+@case(220)
+def free_while_paused(bench):
+    """A process pauses itself, empties PyTorch's cache, deletes tensors, a graph and a stream, and resumes."""
+    def run(env=None):
+        return bench.python_script("one_process.py", "free_while_paused", scope="heap", env=env).wait(105).report()
+    malloc, expandable = run(), run(EXPANDABLE)
+    return f"ms for the frees of each pause: {malloc['freed_ms']}, expandable segments {expandable['freed_ms']}"
+
+
+# ---- memory of the driver's pools -------------------------------------------------------------------------------
+
+
+@case(100)
+def driver_pools(bench):
+    """A process with nothing but cudaMallocAsync's memory is in its group, and the log says that this memory stays."""
+    done = bench.python_script("one_process.py", "driver_pools", scope="heap",
+                               env={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}).wait(90)
+    said = [line for line in done.err.read_text(errors="replace").splitlines() if "amem does not own memory of this kind" in line]
+    if len(said) != 1:
+        raise Failure(f"{len(said)} lines of amem say that this memory stays")
+    return f"{done.report()['pool_mib']} MiB in pools; {said[0][:100]}"
+
+
 # ---- CUDA IPC ---------------------------------------------------------------------------------------------------
 
 
@@ -123,6 +170,20 @@ def ipc_tensors(bench):
     """Two processes on one GPU share tensors."""
     report = bench.python_script("ipc_share.py", "tensors", "--cycles", bench.few, scope="heap").wait(55).report()
     return f"{report['tensors']} tensors, {report['checks']} checks, freed {report['freed_mib']} MiB"
+
+
+@case(180)
+def ipc_expandable(bench):
+    """Memory of cuMemCreate has no older IPC handle, with amem as without, and is shared by descriptor."""
+    def run(*arguments, **how):
+        return bench.python_script("ipc_share.py", "expandable", "--cycles", bench.few, *arguments, env=EXPANDABLE,
+                                   **how).wait(80).report()
+    alone, amem = run("--pause", "none", shim=False), run(scope="heap")
+    if alone["handles"] != amem["handles"]:
+        raise Failure(f"cudaIpcGetMemHandle gives {amem['handles']} with amem, {alone['handles']} without")
+    if 0 in amem["handles"][:2] or amem["handles"][2] != 0:
+        raise Failure(f"cudaIpcGetMemHandle gives {amem['handles']}; errors for cuMemCreate's memory and 0 for cudaMalloc's are right")
+    return f"cudaIpcGetMemHandle gives {amem['handles']} with amem and without; {amem['checks']} checks of shared tensors"
 
 
 @case(60)
@@ -171,20 +232,6 @@ def nccl_window(bench):
     """Windows (symmetric memory) of NCCL's own interface."""
     bench.needs_peers()
     return nccl_kind(bench, "window")
-
-@case(180)
-def ipc_expandable(bench):
-    """Memory of cuMemCreate has no older IPC handle, with amem as without, and is shared by descriptor."""
-    def run(*arguments, **how):
-        return bench.python_script("ipc_share.py", "expandable", "--cycles", bench.few, *arguments, env=EXPANDABLE,
-                                   **how).wait(80).report()
-    alone, amem = run("--pause", "none", shim=False), run(scope="heap")
-    if alone["handles"] != amem["handles"]:
-        raise Failure(f"cudaIpcGetMemHandle gives {amem['handles']} with amem, {alone['handles']} without")
-    if 0 in amem["handles"][:2] or amem["handles"][2] != 0:
-        raise Failure(f"cudaIpcGetMemHandle gives {amem['handles']}; errors for cuMemCreate's memory and 0 for cudaMalloc's are right")
-    return f"cudaIpcGetMemHandle gives {amem['handles']} with amem and without; {amem['checks']} checks of shared tensors"
-
 
 
 @case(120)
