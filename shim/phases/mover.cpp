@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <string>
 
+#include "shim/base/log.h"
 #include "shim/session/session.h"
 
 namespace amem::shim {
@@ -90,6 +91,13 @@ void Mover::forget(int device) {
   sparse_.forget(device);
   marks_.forget(device);
   std::erase(prepared_, device);
+  for (auto& [index, segment] : segments_) {
+    std::erase(segment.reachable_from, device);
+    // A registration reaches every context, and goes with the one that has made it.
+    if (segment.registered_by == device) segment.reachable_from.clear();
+    for (const int other : prepared_)
+      if (Status s = grant(segment, other); !s.ok()) log_error(s.text());
+  }
 }
 
 Status Mover::grant(MappedSegment& segment, int device) {
@@ -100,9 +108,11 @@ Status Mover::grant(MappedSegment& segment, int device) {
   CUresult r = CUDA_SUCCESS;
   if (segment.memfd) {
     // Portable registration reaches every context of the process, so once is enough.
-    if (segment.reachable_from.empty())
+    if (segment.reachable_from.empty()) {
       r = driver_.cuMemHostRegister_(reinterpret_cast<void*>(segment.address), segment.size,
                                      CU_MEMHOSTREGISTER_PORTABLE);
+      if (r == CUDA_SUCCESS) segment.registered_by = device;
+    }
   } else {
     CUmemAccessDesc desc{};
     desc.location.type = CU_MEM_LOCATION_TYPE_DEVICE;

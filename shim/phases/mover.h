@@ -51,7 +51,8 @@ class Mover {
   Result<const void*> view(CUdeviceptr address, std::uint64_t size);
   Backups& backups() { return backups_; }
 
-  /// The program has reset this device: its stream went with the context.
+  /// The program has reset this device: what was made in its context has gone, the stream and the
+  /// registrations of segments, too.
   void forget(int device);
 
   /// Queues a look at whole allocations for zeros.
@@ -83,6 +84,7 @@ class Mover {
     std::uint64_t size = 0;
     bool memfd = false;
     std::vector<int> reachable_from;  // device ordinals that have been granted access
+    int registered_by = -1;           // memfd: the device in whose context it is registered
     CUmemLocation host{CU_MEM_LOCATION_TYPE_HOST, {0}};  // where it is, if it is no memfd
     bool readable = false;                               // by this process's own code, too
   };

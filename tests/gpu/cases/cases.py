@@ -411,17 +411,21 @@ CACHE_SHARE = 0.75  # of a smaller GPU
 STEP_S = 100
 
 
+def wait_for_file(file, program, what):
+    end = time.monotonic() + STEP_S
+    while not file.exists():
+        if not program.running() or time.monotonic() > end:
+            raise Failure(what)
+        time.sleep(0.05)
+
+
 def pause_with_pool(bench, pool_mib, cache_mib, weights_mib):
     """The phases of a pause of empty_cache.py, in ms, with a pool of this size; every byte is right after the resume."""
     broker = bench.broker_with(f"{pool_mib}MiB")
     files = bench.folder / f"cache-{pool_mib}"
     program = bench.python_script("empty_cache.py", "--files", files, "--cache-mib", cache_mib, "--weights-mib",
                                   weights_mib, torch=False, scope="heap")
-    end = time.monotonic() + STEP_S
-    while not files.with_suffix(".ready").exists():
-        if not program.running() or time.monotonic() > end:
-            raise Failure("empty_cache.py did not fill its memory")
-        time.sleep(0.05)
+    wait_for_file(files.with_suffix(".ready"), program, "empty_cache.py did not fill its memory")
     done = json.loads(broker.amemctl("pause", "train", "--json").splitlines()[-1])
     saved = broker.group("train")["saved_bytes"] // MIB
     if saved > pool_mib:
@@ -448,6 +452,25 @@ def empty_cache(bench):
     return (f"{cache + weights} MiB, {saved} MiB saved; pool of {small} MiB: measure {through_small['measure']:.1f} ms, save "
             f"{through_small['save']:.1f} ms, pause {sum(through_small.values()):.1f} ms; pool of {large} MiB: save "
             f"{through_large['save']:.1f} ms, pause {sum(through_large.values()):.1f} ms")
+
+
+RESETS = 4
+
+
+@case(150)
+def device_reset(bench):
+    """A program resets its device between pauses; the pool is reached again, and every byte is right."""
+    broker = bench.broker()
+    files = bench.folder / "reset"
+    program = bench.python_script("empty_cache.py", "--files", files, "--cache-mib", 64, "--weights-mib", 16, "--resets", RESETS,
+                                  torch=False, scope="heap")
+    for reset in range(RESETS + 1):
+        wait_for_file(files.with_suffix(f".ready{reset or ''}"), program, f"empty_cache.py did not come to its reset {reset}")
+        broker.amemctl("pause", "train")
+        broker.amemctl("resume", "train")
+        files.with_suffix(f".check{reset or ''}").touch()
+    report = program.wait(60).report()
+    return f"{RESETS} resets, a pool of {broker.status()['pool']['kind']}, {report['bytes'] // MIB} MiB compared after each"
 
 
 @case(60, last=True)

@@ -6,6 +6,9 @@ and resume it. On device 0:
 
     amemctl run --group train --scope heap -- python3 empty_cache.py --files /tmp/cache --cache-mib 61440 --weights-mib 4096
 
+With `--resets N` it then resets the device (cudaDeviceReset) and does all of that again, so often: FILES.ready1 and FILES.check1
+are the second time's. With the context goes what the shim has made in it, too.
+
 Exit status: 0, 1 when a call fails or a byte is wrong.
 """
 
@@ -73,14 +76,7 @@ def wait_for(file):
         time.sleep(0.02)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--files", type=pathlib.Path, required=True)
-    parser.add_argument("--cache-mib", type=int, required=True)
-    parser.add_argument("--weights-mib", type=int, required=True)
-    options = parser.parse_args()
-    driver = Driver()
-    driver.enter_device()
+def filled(driver, options):
     memory = Memory(driver)
     memory.add(options.weights_mib * MIB, options.weights_mib * MIB)
     layers = max(1, min(MOST_LAYERS, options.cache_mib // LEAST_LAYER_MIB))
@@ -88,9 +84,25 @@ def main():
     for _ in range(layers):
         memory.add(layer, layer * FILLED_PERCENT // 100 // 4096 * 4096)
     memory.fill()
-    options.files.with_suffix(".ready").touch()
-    wait_for(options.files.with_suffix(".check"))
-    memory.check()
+    return memory
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--files", type=pathlib.Path, required=True)
+    parser.add_argument("--cache-mib", type=int, required=True)
+    parser.add_argument("--weights-mib", type=int, required=True)
+    parser.add_argument("--resets", type=int, default=0)
+    options = parser.parse_args()
+    driver = Driver()
+    for reset in range(options.resets + 1):
+        if reset > 0:
+            driver.call("cuDevicePrimaryCtxReset_v2", 0)
+        driver.enter_device()
+        memory = filled(driver, options)
+        options.files.with_suffix(f".ready{reset or ''}").touch()
+        wait_for(options.files.with_suffix(f".check{reset or ''}"))
+        memory.check()
     print(json.dumps({"program": "empty_cache", "bytes": sum(size for _, size, _ in memory.blocks)}), flush=True)
 
 

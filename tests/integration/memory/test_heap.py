@@ -241,7 +241,11 @@ def test_peers_get_access_and_keep_it(node):
     program.verify()
 
 
-def test_memory_goes_with_its_context(node):
+@pytest.mark.parametrize("pool", ("host_numa", "memfd"))
+def test_memory_goes_with_its_context(bare_node, pool):
+    node = bare_node
+    node.start_broker(env={"AMEM_SIM_FAULTS": "cuMemCreate:1:801"} if pool == "memfd" else {})
+    assert node.ctl.status()["pool"]["kind"] == pool
     program = Program(node)
     program.ask("alloc 0 1000 3")
     program.ask("alloc 1 3000000")
@@ -252,6 +256,29 @@ def test_memory_goes_with_its_context(node):
     program.ask("reset 0")
     assert program.brokered() == {("heap", 1): before["heap", 1]}
     program.ask("alloc 0 1000 3")
+    for device in (None, 1, 0):
+        if device is not None:
+            program.ask(f"reset {device}")
+        program.ask("alloc 0 3000000")
+        program.ask("alloc 1 3000000")
+        node.ctl("pause", "train")
+        node.ctl("resume", "train")
+        program.verify()
+
+
+def test_a_pause_does_not_save_what_is_freed_of_a_chunk(node):
+    program = Program(node)
+    first = program.ask(f"alloc 0 {128 << 10} 16")["id"]
+    assert program.brokered() == {("heap", 0): 2 * MIB}
+    program.ask(f"free {first} 5")
+    program.ask(f"free {first + 6} 10")
+    for _ in range(2):
+        node.ctl("pause", "train")
+        assert 128 << 10 <= node.ctl.group("train")["saved_bytes"] < 192 << 10
+        node.ctl("resume", "train")
+        program.verify()
+    program.ask(f"alloc 0 {128 << 10} 15")
+    assert program.brokered() == {("heap", 0): 2 * MIB}
     node.ctl("pause", "train")
     node.ctl("resume", "train")
     program.verify()

@@ -296,6 +296,16 @@ void RemoveRangesOf(CUcontext context) {
   for (const auto& [base, kind] : doomed) RemoveRange(base, kind);
 }
 
+void RevokeHostMemory(int device) {
+  for (auto& [base, range] : AllRanges()) {
+    if (range.kind != RangeKind::kMapping || range.on_device()) continue;
+    std::erase_if(range.access, [&](const Access& access) {
+      return access.type == CU_MEM_LOCATION_TYPE_DEVICE && access.physical == device;
+    });
+    mprotect(Pointer(range.base), range.bytes, Protection(range));
+  }
+}
+
 bool SetSyncMemops(uintptr_t address, bool value) {
   const auto it = AtOrBefore(AllRanges(), address);
   if (it == AllRanges().end() || address >= it->second.end()) return false;

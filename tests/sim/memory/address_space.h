@@ -79,6 +79,8 @@ CUresult RegisterHostMemory(uintptr_t base, size_t bytes, CUcontext context, uns
 bool RemoveRange(uintptr_t base, RangeKind kind);
 /// Takes out everything that the older calls allocated in a context that goes away.
 void RemoveRangesOf(CUcontext context);
+/// The device, whose primary context goes, has no access to mapped memory of the host any more.
+void RevokeHostMemory(int device);
 
 /// False: nothing is known of the address.
 bool SetSyncMemops(uintptr_t address, bool value);

@@ -144,6 +144,7 @@ void DestroyContext(Lock& lock, Context& context) {
   const std::lock_guard<std::mutex> memory_lock(MemoryMutex());
   RemoveRangesOf(context.handle());
   RemoveArraysOf(context.handle());
+  if (context.primary) RevokeHostMemory(context.physical);
 }
 
 CUresult SynchronizeDevice(Lock& lock, int physical) {
