@@ -488,6 +488,14 @@ void Heap::drop_old() {
   if (more) session_.run_at(now + kKeepFor, [this] { drop_old(); });
 }
 
+Gaps Heap::unused(std::uint64_t least) {
+  std::lock_guard lock(mutex_);
+  Gaps gaps;
+  for (auto& [chunk, unused] : small_.unused(least))
+    if (const auto id = memory_.mappings.id_at(chunk); id) gaps.emplace(*id, unused);
+  return gaps;
+}
+
 void Heap::settle(bool streams) {
   if (gate_.try_enter()) {
     drop_kept(streams);

@@ -94,6 +94,10 @@ class Heap {
   /// Nothing is kept that a pause would save. False: that is not known while somebody is inside;
   /// ask again. REQUIRES: keep(false), the gate is shut.
   bool at_rest();
+  /// Room of segments with small blocks that no block is in, in gaps of `least` bytes and more. A
+  /// block that gets it later finds anything there, as it would with the driver. REQUIRES: the gate
+  /// is shut and nobody is inside.
+  Gaps unused(std::uint64_t least);
   /// Frees what is kept, unless that would have to wait for the gate; then waits until the broker
   /// has freed it: what the driver says of free memory counts it. `streams`: waits for the streams
   /// behind which memory was freed, too.

@@ -78,6 +78,12 @@ void SlabBook::grant(Address address, const std::vector<CUmemAccessDesc>& grants
   }
 }
 
+Gaps SlabBook::unused(std::uint64_t least) const {
+  Gaps gaps;
+  for (auto& [address, unused] : room_.unused(least)) gaps.emplace(slabs_.at(address).id, unused);
+  return gaps;
+}
+
 void SlabBook::add(std::uint64_t number, const SlabPiece& piece) {
   piece_addresses_.emplace(piece.address, number);
   pieces_.emplace(number, piece);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "shim/base/region.h"
+#include "shim/blocks/gap.h"
 #include "shim/blocks/slab_sizes.h"
 #include "shim/blocks/small_blocks.h"
 #include "shim/memory/allocation_table.h"
@@ -76,6 +77,8 @@ class SlabBook {
   static std::vector<CUmemAccessDesc> fresh(const Slab& slab, const CUmemAccessDesc* grants,
                                             std::size_t count);
   void grant(Address slab, const std::vector<CUmemAccessDesc>& grants);
+  /// Of our own slabs: where no piece is, in gaps of `least` bytes and more.
+  Gaps unused(std::uint64_t least) const;
   SlabSizes& sizes() { return sizes_; }  // of our own slabs
 
   // ---- pieces, by number ----

@@ -257,9 +257,9 @@ std::optional<CUresult> Slabs::reserve(CUdeviceptr* address, std::size_t size,
   return r;
 }
 
-std::vector<OwnPiece> Slabs::own() {
+Slabs::Contents Slabs::contents(std::uint64_t least) {
   std::lock_guard lock(mutex_);
-  return book_.own();
+  return {book_.own(), book_.unused(least)};
 }
 
 bool Slabs::holds(CUdeviceptr address) {

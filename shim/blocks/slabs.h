@@ -64,8 +64,15 @@ class Slabs {
   /// The address lies in a slab.
   bool holds(CUdeviceptr address);
 
-  /// What NCCL has made here and is packed, by address.
-  std::vector<OwnPiece> own();
+  /// Of the slabs made here. What comes back after a pause where no buffer is does not matter, if
+  /// it is no other allocation's: a buffer that gets used room is zeroed first, and room that has
+  /// never been used is zero and comes back so. What a peer was given and its owner has freed holds
+  /// nothing that the peer reads.
+  struct Contents {
+    std::vector<OwnPiece> buffers;  // by address
+    Gaps unused;                    // room that no buffer is in, `least` bytes and more each
+  };
+  Contents contents(std::uint64_t least);
 
   // ---- calls with a piece's handle ----
   CUresult release(CUmemGenericAllocationHandle handle);

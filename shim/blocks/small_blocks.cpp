@@ -132,4 +132,20 @@ std::optional<Address> SmallBlocks::give(Address address, bool reusable) {
   return std::nullopt;
 }
 
+std::map<Address, std::vector<Gap>> SmallBlocks::unused(std::uint64_t least) const {
+  std::map<Address, std::vector<Gap>> unused;
+  for (const auto& [base, chunk] : chunks_) {
+    Address next = base;
+    const auto until = [&, base = base](Address end) {
+      if (end - next >= least) unused[base].push_back({next - base, end - next});
+    };
+    for (const auto& [address, size] : chunk.taken) {
+      until(address);
+      next = address + size;
+    }
+    until(base + chunk.size);
+  }
+  return unused;
+}
+
 }  // namespace amem::shim

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "shim/base/region.h"
+#include "shim/blocks/gap.h"
 #include "shim/memory/allocation_table.h"
 
 namespace amem::shim {
@@ -50,6 +51,8 @@ class SmallBlocks {
   /// nobody gets that room again as long as the chunk lives.
   /// REQUIRES: take() gave this address.
   std::optional<Address> give(Address address, bool reusable = true);
+  /// Where no piece is, by chunk; what is not reusable, too. Only of `least` bytes and more.
+  std::map<Address, std::vector<Gap>> unused(std::uint64_t least) const;
 
  private:
   /// The largest gap of each of a pool's chunks, which have a slot each: a tree of maxima, by which

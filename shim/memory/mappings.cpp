@@ -143,6 +143,13 @@ Result<std::vector<Mappings::Part>> Mappings::away(CUdeviceptr address, std::uin
   return parts;
 }
 
+std::optional<std::uint64_t> Mappings::id_at(CUdeviceptr address) {
+  std::lock_guard lock(holdings_.mutex);
+  const Mapping* m = holdings_.table.mapping_at(address);
+  if (m == nullptr) return std::nullopt;
+  return m->id;
+}
+
 bool Mappings::resident(CUdeviceptr address) {
   std::lock_guard lock(holdings_.mutex);
   const Mapping* m = holdings_.table.mapping_at(address);

@@ -117,7 +117,7 @@ class Runtime {
   Heap heap_{driver_, devices_, gate_, memory_, session_};
   Ipc ipc_{driver_, devices_, memory_};
   Report report_{driver_, devices_, memory_, session_};
-  Scratch scratch_{driver_, devices_, memory_, slabs_, options_};
+  Scratch scratch_{driver_, devices_, memory_, slabs_, heap_, options_};
   Mover mover_{driver_, devices_, memory_, scratch_, options_};
   CutMonitor cut_{driver_, devices_, gate_, heap_, session_};
   ExitHandler before_driver_{&Runtime::driver_ends};

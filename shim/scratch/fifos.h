@@ -17,12 +17,6 @@
 
 namespace amem::shim {
 
-/// Bytes of an allocation that need not be saved.
-struct Gap {
-  std::uint64_t offset = 0;
-  std::uint64_t size = 0;
-};
-
 /// One that a connection receives by, of memory that the sender writes to. Offsets are from the
 /// buffer's beginning on.
 struct Fifo {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "common/sparse.h"
 #include "shim/base/log.h"
 #include "shim/process/nccl_version.h"
 
@@ -66,6 +67,7 @@ void Scratch::of_nccl(const void* code) {
 
 void Scratch::begin() {
   found_.reset();
+  of_nccl_.clear();
   left_out_.clear();
 }
 
@@ -163,9 +165,7 @@ Result<std::vector<Fifo>> Scratch::fifos(const std::vector<OwnPiece>& pieces) {
   return fifos;
 }
 
-Status Scratch::find(const ReadWords& read) {
-  found_.emplace();
-  std::vector<OwnPiece> pieces = slabs_.own();
+Status Scratch::find(std::vector<OwnPiece> pieces, const ReadWords& read) {
   std::erase_if(pieces, [&](const OwnPiece& piece) {
     return !memory_.holdings.holds(piece.id) || memory_.holdings.is_away(piece.id);
   });
@@ -179,7 +179,7 @@ Status Scratch::find(const ReadWords& read) {
     const Fifo& fifo = fifos.value()[i];
     const std::uint64_t kept = fifo.kept();
     const Gap gap{fifo.piece.offset + kept, fifo.piece.size - kept};
-    if (empty.value()[i]) (*found_)[fifo.piece.id].push_back(gap);
+    if (empty.value()[i]) of_nccl_[fifo.piece.id].push_back(gap);
     (empty.value()[i] ? dropped : in_use) += gap.size;
   }
   log_info("AMEM_NCCL_SCRATCH: " + std::to_string(dropped >> 20) +
@@ -188,17 +188,28 @@ Status Scratch::find(const ReadWords& read) {
   return {};
 }
 
-const std::vector<Gap>* Scratch::left_out(std::uint64_t id, const ReadWords& read) {
-  if (!drop_) return nullptr;
+void Scratch::look(const ReadWords& read) {
+  const Slabs::Contents slabs = slabs_.contents(sparse::kBlock);
   // What cannot be looked at is saved.
-  if (!found_)
-    if (Status s = find(read); !s.ok()) {
+  if (drop_)
+    if (Status s = find(slabs.buffers, read); !s.ok()) {
       log_warn(s.text() + "; all of NCCL's buffers are saved");
-      found_.emplace();
+      of_nccl_.clear();
     }
+  found_ = of_nccl_;
+  if (options_.verify) return;  // it compares all bytes
+  for (const Gaps& unused : {slabs.unused, heap_.unused(sparse::kBlock)})
+    for (const auto& [id, gaps] : unused) {
+      std::vector<Gap>& all = (*found_)[id];
+      all.insert(all.end(), gaps.begin(), gaps.end());
+    }
+}
+
+const std::vector<Gap>* Scratch::left_out(std::uint64_t id, const ReadWords& read) {
+  if (!found_) look(read);
   const auto it = found_->find(id);
   if (it == found_->end()) return nullptr;
-  left_out_.insert(id);
+  if (of_nccl_.contains(id)) left_out_.insert(id);
   return &it->second;
 }
 
@@ -222,7 +233,7 @@ Status Scratch::fill(std::uint64_t id) {
   if (!stream.ok()) return stream.status();
   const LocalDevices::Use use(devices_, device);
   CUresult r = use.result();
-  for (const Gap& gap : found_->at(id))
+  for (const Gap& gap : of_nccl_.at(id))
     if (r == CUDA_SUCCESS)
       r = driver_.cuMemsetD8Async_(site.value().address + gap.offset, kPattern, gap.size,
                                    stream.value());

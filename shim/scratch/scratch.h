@@ -1,7 +1,8 @@
-// Scratch: which bytes of NCCL's receive buffers hold nothing between collectives, so that a pause
-// need not save them. They come back as zeros.
+// Scratch: which bytes a pause need not save, because they hold nothing: room that no buffer is in,
+// and what NCCL's receive buffers leave behind between collectives, where that is asked for. They
+// come back as zeros, or as they were where leaving them out saves nothing.
 //
-// In a proof run they come back as a pattern that no collective may read: NaN in every
+// In a proof run NCCL's come back as a pattern that no collective may read: NaN in every
 // floating-point type, and no flag of LL128's. Only of buffers in slabs. Service thread, but for
 // of_nccl().
 #pragma once
@@ -18,6 +19,8 @@
 
 #include "common/driver.h"
 #include "shim/base/options.h"
+#include "shim/blocks/gap.h"
+#include "shim/blocks/heap.h"
 #include "shim/blocks/slabs.h"
 #include "shim/driver/local_devices.h"
 #include "shim/driver/pinned_memory.h"
@@ -40,9 +43,14 @@ class Scratch {
   using ReadWords =
       std::function<Status(int device, std::span<const Address> at, std::vector<std::uint64_t>&)>;
 
-  Scratch(const Driver& driver, LocalDevices& devices, Memory& memory, Slabs& slabs,
+  Scratch(const Driver& driver, LocalDevices& devices, Memory& memory, Slabs& slabs, Heap& heap,
           const Options& options)
-      : driver_(driver), devices_(devices), memory_(memory), slabs_(slabs), options_(options) {}
+      : driver_(driver),
+        devices_(devices),
+        memory_(memory),
+        slabs_(slabs),
+        heap_(heap),
+        options_(options) {}
 
   /// NCCL, which has this code, allocates: says once what is done with its version. Any thread of
   /// the program's; looks into the library that the caller is in.
@@ -50,8 +58,9 @@ class Scratch {
 
   /// A pause begins: what was found in the last one counts no longer.
   void begin();
-  /// What of this allocation need not be saved, by offset; nullptr: nothing. Good until begin().
-  /// Looks at NCCL's tables when it is called first in a pause. REQUIRES: nothing runs on the
+  /// What of this allocation need not be saved; nullptr: nothing. Good until begin(). The first
+  /// call in a pause looks at NCCL's tables and at what is free: what the program frees later in
+  /// the pause is saved. REQUIRES: the gate is shut, so that no room is taken; nothing runs on the
   /// devices of the group, and since begin() nothing has been released before the first call.
   const std::vector<Gap>* left_out(std::uint64_t id, const ReadWords& read);
   /// In a proof run: fills what was left out, and is here again, with the pattern. Waits for that.
@@ -66,7 +75,8 @@ class Scratch {
     int device = 0;
   };
 
-  Status find(const ReadWords& read);
+  void look(const ReadWords& read);
+  Status find(std::vector<OwnPiece> pieces, const ReadWords& read);
   /// What the tables among these pieces say, by address.
   Result<std::vector<Fifo>> fifos(const std::vector<OwnPiece>& pieces);
   /// The bytes of these parts, one behind the other, until the next call.
@@ -80,13 +90,14 @@ class Scratch {
   LocalDevices& devices_;
   Memory& memory_;
   Slabs& slabs_;
+  Heap& heap_;
   const Options& options_;
   std::atomic<bool> seen_{false};
   std::atomic<bool> drop_{false};
   std::atomic<bool> prove_{false};
-  // By allocation, in this pause; nothing: nobody has looked yet.
-  std::optional<std::map<std::uint64_t, std::vector<Gap>>> found_;
-  std::set<std::uint64_t> left_out_;  // of these
+  std::optional<Gaps> found_;         // in this pause; nothing: nobody has looked yet
+  Gaps of_nccl_;                      // of these, in NCCL's receive buffers
+  std::set<std::uint64_t> left_out_;  // allocations with such, that were asked about
   std::map<int, CUstream> streams_;
   PinnedMemory host_;
   std::uint64_t room_ = 0;  // bytes of host_

@@ -245,6 +245,8 @@ const std::map<std::string, Command> kCommands = {
                 Answer*) { puppet.blocks.Fill(Number(words, 1), Number(words, 2)); }},
     {"verify", [](Puppet& puppet, const Words& words,
                   Answer*) { puppet.blocks.Verify(Number(words, 1), Number(words, 2)); }},
+    {"zero", [](Puppet& puppet, const Words& words,
+                Answer*) { puppet.blocks.ExpectZero(Number(words, 1)); }},
     {"share",
      [](Puppet& puppet, const Words& words, Answer* answer) {
        const std::size_t offset = words.size() > 2 ? Number(words, 2) : 0;

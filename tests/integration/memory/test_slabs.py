@@ -88,6 +88,54 @@ def test_what_a_peer_was_given_is_not_used_again(node):
     puppet.leave()
 
 
+@pytest.mark.parametrize("shared", (True, False))
+def test_a_pause_does_not_save_what_is_freed(node, shared):
+    """Also what a peer was given, and has open still: nobody uses that room again as long as the slab lives."""
+    puppet = node.puppet("puppet", env={"AMEM_SLAB": "64"})
+    peer = node.puppet("peer", device=1)
+    blocks = [puppet.ask(f"alloc {MIB}")["id"] for _ in range(8)]
+    assert allocations(node) == 1
+    for block in blocks:
+        puppet.ask(f"fill {block} {block}")
+    opened = []
+    if shared:
+        for block in blocks:
+            puppet.ask(f"offer {block} {node.dir}")
+            opened.append(peer.ask(f"take {node.dir} {MIB}")["id"])
+    node.ctl("pause", "train")
+    assert node.ctl.group("train")["saved_bytes"] == 8 * MIB
+    node.ctl("resume", "train")
+    for block in blocks[:3] + blocks[4:]:
+        puppet.ask(f"free {block}")
+    for _ in range(2):
+        node.ctl("pause", "train")
+        assert MIB <= node.ctl.group("train")["saved_bytes"] < MIB + UNIT
+        node.ctl("resume", "train")
+        puppet.ask(f"verify {blocks[3]} {blocks[3]}")
+    if shared:
+        peer.ask(f"verify {opened[3]} {blocks[3]}")
+        peer.ask(f"fill {opened[5]} 5")  # late, and harmless
+        puppet.ask(f"verify {blocks[3]} {blocks[3]}")
+    # What gets the room next finds zeros, as in memory of the driver's.
+    again = [puppet.ask(f"alloc {MIB}")["id"] for _ in range(7)]
+    for block in again:
+        puppet.ask(f"zero {block}")
+    puppet.ask(f"verify {blocks[3]} {blocks[3]}")
+
+
+def test_a_pause_that_compares_all_bytes_saves_what_is_freed(node):
+    puppet = node.puppet("puppet", env={"AMEM_SLAB": "64", "AMEM_VERIFY": "1"})
+    blocks = [puppet.ask(f"alloc {MIB}")["id"] for _ in range(8)]
+    for block in blocks:
+        puppet.ask(f"fill {block} {block}")
+    for block in blocks[1:]:
+        puppet.ask(f"free {block}")
+    node.ctl("pause", "train")
+    assert node.ctl.group("train")["saved_bytes"] == 8 * MIB
+    node.ctl("resume", "train")
+    puppet.ask(f"verify {blocks[0]} {blocks[0]}")
+
+
 def test_what_is_freed_here_cannot_be_imported_again(node):
     puppet = node.puppet("puppet")
     assert puppet.ask("order freed-and-imported")["result"] == 1  # CUDA_ERROR_INVALID_VALUE

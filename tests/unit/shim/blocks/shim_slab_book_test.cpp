@@ -1,4 +1,4 @@
-// What a slab may be used by.
+// What a slab may be used by, and which room in it nothing is in.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -46,6 +46,32 @@ TEST(ShimSlabBook, ASlabGetsWhatIsMoreThanItHas) {
   EXPECT_FALSE(grant(1, kRead));
   EXPECT_FALSE(grant(1, kNone));
   EXPECT_EQ(book.slab_at(kSlab)->access.size(), 2U);
+}
+
+TEST(ShimSlabBook, RoomThatNoPieceIsInOfOurOwnSlabs) {
+  SlabBook book;
+  Slab own = slab_of(4 * kMiB);
+  book.add(own);
+  Slab imported = slab_of(4 * kMiB);
+  imported.address += 4 * kMiB;
+  imported.id = 8;
+  imported.imported = true;
+  book.add(imported);
+  std::vector<Address> pieces;
+  for (int i = 0; i < 4; ++i)
+    pieces.push_back(*book.take(own.pool, kMiB, [](const Slab&) { return true; }));
+  EXPECT_TRUE(book.unused(1).empty());
+  EXPECT_FALSE(book.give(pieces[0], true));
+  EXPECT_FALSE(book.give(pieces[2], false));
+  EXPECT_FALSE(book.give(pieces[3], false));
+  const Gaps unused = book.unused(1);
+  ASSERT_EQ(unused.size(), 1U);
+  const std::vector<Gap>& gaps = unused.at(7);
+  ASSERT_EQ(gaps.size(), 2U);
+  EXPECT_EQ(gaps[0].offset, 0U);
+  EXPECT_EQ(gaps[0].size, kMiB);
+  EXPECT_EQ(gaps[1].offset, 2 * kMiB);
+  EXPECT_EQ(gaps[1].size, 2 * kMiB);
 }
 
 }  // namespace

@@ -127,6 +127,34 @@ TEST(ShimSmallBlocks, TheFirstChunkThatFitsInTheOrderInWhichTheyCame) {
   EXPECT_EQ(blocks.take(kPool, 1024), kBase);
 }
 
+TEST(ShimSmallBlocks, WhereNoPieceIs) {
+  SmallBlocks blocks;
+  constexpr std::uint64_t kKiB = 1024;
+  const auto unused = [&](std::uint64_t least) {
+    std::vector<std::vector<std::uint64_t>> list;  // chunk, offset, size
+    for (const auto& [chunk, gaps] : blocks.unused(least))
+      for (const Gap& gap : gaps)
+        list.push_back({(chunk - kBase) / kChunk, gap.offset / kKiB, gap.size / kKiB});
+    return list;
+  };
+  using List = std::vector<std::vector<std::uint64_t>>;
+  EXPECT_EQ(unused(1), List{});
+  blocks.add(kPool, kBase, kChunk);
+  blocks.add(kPool, kBase + kChunk, kChunk);
+  EXPECT_EQ(unused(1), (List{{0, 0, 2048}, {1, 0, 2048}}));
+  std::vector<Address> taken;
+  for (int i = 0; i < 4; ++i) taken.push_back(*blocks.take(kPool, 512 * kKiB));
+  EXPECT_EQ(unused(1), (List{{1, 0, 2048}}));
+  blocks.give(taken[1]);
+  EXPECT_EQ(unused(1), (List{{0, 512, 512}, {1, 0, 2048}}));
+  blocks.give(taken[2], false);
+  EXPECT_EQ(unused(1), (List{{0, 512, 1024}, {1, 0, 2048}})) << "not used again, and nothing in it";
+  ASSERT_EQ(blocks.take(kPool, 512), taken[1]);
+  EXPECT_EQ(unused(1024 * kKiB), (List{{1, 0, 2048}})) << "the other gap is smaller";
+  blocks.give(taken[3]);
+  EXPECT_EQ(unused(1024 * kKiB), (List{{0, 512, 1535}, {1, 0, 2048}}));
+}
+
 double cpu_ms() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
