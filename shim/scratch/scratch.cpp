@@ -127,7 +127,9 @@ Result<std::span<const std::byte>> Scratch::fetch(const std::vector<Part>& parts
     if (r == CUDA_SUCCESS)
       r = driver_.cuMemcpyDtoHAsync_(to, part.address, part.size, stream.value());
     if (r != CUDA_SUCCESS)
-      result = driver_.error(r, "reading NCCL's tables on device " + std::to_string(part.device));
+      result = driver_.error(r, "reading NCCL's tables on device " + std::to_string(part.device) +
+                                    ", " + std::to_string(part.size) + " bytes of " +
+                                    memory_.holdings.name(part.id));
     to += part.size;
   }
   use.reset();
@@ -146,7 +148,7 @@ Result<std::vector<Fifo>> Scratch::fifos(const std::vector<OwnPiece>& pieces) {
         parts.back().address + parts.back().size == piece.address)
       parts.back().size += piece.size;
     else
-      parts.push_back({piece.address, piece.size, piece.device});
+      parts.push_back({piece.address, piece.size, piece.device, piece.id});
   }
   Result<std::span<const std::byte>> bytes = fetch(parts);
   if (!bytes.ok()) return bytes.status();
@@ -165,9 +167,18 @@ Result<std::vector<Fifo>> Scratch::fifos(const std::vector<OwnPiece>& pieces) {
   return fifos;
 }
 
+bool Scratch::readable(const OwnPiece& piece) {
+  const auto access = memory_.mappings.access(
+      piece.address, device_access(piece.device, CU_MEM_ACCESS_FLAGS_PROT_READ).location);
+  return access && *access != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+}
+
 Status Scratch::find(std::vector<OwnPiece> pieces, const ReadWords& read) {
+  // A slab gets access with its first buffer, and a pause may come in between: nobody has written
+  // to it yet, and a look at it would be refused, or be the end of the context.
   std::erase_if(pieces, [&](const OwnPiece& piece) {
-    return !memory_.holdings.holds(piece.id) || memory_.holdings.is_away(piece.id);
+    return !memory_.holdings.holds(piece.id) || memory_.holdings.is_away(piece.id) ||
+           !readable(piece);
   });
   const Result<std::vector<Fifo>> fifos = this->fifos(pieces);
   if (!fifos.ok()) return fifos.status();

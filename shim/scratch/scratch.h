@@ -73,10 +73,13 @@ class Scratch {
     Address address = 0;
     std::uint64_t size = 0;
     int device = 0;
+    std::uint64_t id = 0;  // of the slab
   };
 
   void look(const ReadWords& read);
   Status find(std::vector<OwnPiece> pieces, const ReadWords& read);
+  /// Its device has access to it.
+  bool readable(const OwnPiece& piece);
   /// What the tables among these pieces say, by address.
   Result<std::vector<Fifo>> fifos(const std::vector<OwnPiece>& pieces);
   /// The bytes of these parts, one behind the other, until the next call.

@@ -15,6 +15,7 @@ ALGORITHMS = {"Ring": "ring", "Tree": "ring;allreduce:tree"}
 # Between hosts alone, with one GPU each. What goes by the network NCCL receives in memory of the host.
 PAT = "ring;allgather:pat;reducescatter:pat"
 PROTOCOLS = ("LL", "LL128", "Simple")
+KEPT_ALL = "all of NCCL's buffers are saved"
 LEAST_MIB = 20  # per pause and rank: two connections' LL128 and Simple
 # PyTorch's programs, and what each must drop. Windows and symmetric kernels take no receive buffers: there it is shown that
 # nothing of theirs is taken for one.
@@ -78,6 +79,44 @@ def nccl_scratch_kinds(bench):
     return f"{proof.pauses} pauses of ranks, {proof.least} MiB or more spoilt in each that has any; {', '.join(kinds)}"
 
 
+def pause_to_its_end(broker, program, rest_s):
+    """An operator pauses again and again until the program has ended, so long apart. How often."""
+    pauses = 0
+    while program.running():
+        try:
+            broker.amemctl("pause", "train")
+            broker.amemctl("resume", "train")
+            pauses += 1
+            time.sleep(rest_s)  # or the program comes no further than to its next call of the driver
+        except Failure:
+            time.sleep(1)
+            if program.running():  # else it has come to its end meanwhile, and the group with it
+                raise
+    return pauses
+
+
+@case(300)
+def nccl_scratch_threads(bench):
+    """One process with a rank on each GPU, paused while NCCL makes its buffers: scratch is dropped in every pause."""
+    bench.needs_peers()
+    broker = bench.broker()
+    shown = []
+    for mode in ("threads", "single"):
+        program = bench.nccl_cycle("--mode", mode, "--comms", 4, "--cycles", bench.few, "--pause", "recreate", "--max-bytes",
+                                   MIB, "--no-memory-checks", env=Proof.environment)
+        broker.wait_group("train", 1, programs=[program])
+        pauses = pause_to_its_end(broker, program, 0.05)
+        finished = program.wait(60)
+        report = finished.report()
+        for line in finished.err.read_text(errors="replace").splitlines():
+            if KEPT_ALL in line:
+                raise Failure(f"{mode}: {line}")
+        if max(dropped(finished), default=0) < LEAST_MIB:
+            raise Failure(f"{mode}: nothing was dropped in {pauses} pauses")
+        shown.append(f"{mode}: {pauses} pauses, {max(dropped(finished))} MiB spoilt at most, {report['verified']} collectives verified")
+    return "; ".join(shown)
+
+
 @case(200)
 def nccl_suspend(bench):
     """ncclCommSuspend: refused with slabs; without them it works, also beside an operator's pauses."""
@@ -90,17 +129,7 @@ def nccl_suspend(bench):
     broker = bench.broker()
     program = bench.nccl_cycle("--away-ms", 600, *arguments, env={"AMEM_SLAB": "0"})
     broker.wait_group("train", bench.ranks, programs=[program])
-    pauses = 0
-    while program.running():
-        try:
-            broker.amemctl("pause", "train")
-            broker.amemctl("resume", "train")
-            pauses += 1
-            time.sleep(0.2)  # or the program comes no further than to its next call of the driver
-        except Failure:
-            time.sleep(1)
-            if program.running():  # else it has come to its end meanwhile, and the group with it
-                raise
+    pauses = pause_to_its_end(broker, program, 0.2)
     report = program.wait(60).report()
     if pauses < 3:
         raise Failure(f"only {pauses} pauses beside {bench.few} cycles")

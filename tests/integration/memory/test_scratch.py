@@ -67,6 +67,18 @@ def test_tables_that_cannot_be_read_drop_nothing(node, call, said):
     assert program.ask("fifos")["rest"][:2] == ["spoilt", "spoilt"]
 
 
+def test_a_buffer_that_nobody_has_access_to_yet(node):
+    """A pause comes while NCCL makes one, the first in its slab: what is found elsewhere is dropped all the same."""
+    program = Program(node, scope="nccl", env={"AMEM_NCCL_SCRATCH": "prove"})
+    program.ask("fifo 0")
+    for device in (0, 1):
+        program.ask(f"nccl_begun {device} {64 << 10}")
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    assert program.ask("fifos")["rest"] == ["spoilt"]
+    assert not [line for line in program.rest() if "all of NCCL's buffers are saved" in line]
+
+
 def test_a_pause_that_is_called_off_has_changed_nothing(bare_node):
     bare_node.start_broker("--pool-size", "2MiB", "--pool-segment", "2MiB")
     program = program_with(bare_node, "prove")

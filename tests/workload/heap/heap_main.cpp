@@ -187,6 +187,17 @@ const std::map<std::string, Command> kCommands = {
        Handle handle = 0;
        p.of_nccl.emplace(p.of_nccl.size(), calls.Alloc(NumberAt(w, 2, 2U << 20U), false, &handle));
      }},
+    {"nccl_begun",
+     [](Program& p, const Words& w, Answer*) {
+       NcclCalls calls(DeviceAt(w));
+       p.memory.Bind(DeviceAt(w));
+       calls.Granularity(false);
+       CreateArguments arguments;
+       arguments.location_id = DeviceAt(w);
+       arguments.handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+       Handle handle = 0;
+       Check(calls.Create(NumberAt(w, 2, 64U << 10U), arguments, &handle), "cuMemCreate");
+     }},
     {"window",
      [](Program& p, const Words& w, Answer*) {
        p.memory.Bind(DeviceAt(w));
