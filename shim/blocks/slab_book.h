@@ -29,7 +29,7 @@ struct Slab {
   bool retired = false;
   bool reused = false;     // a piece has come back: what is taken may be dirty
   std::size_t pieces = 0;  // of an imported one; SmallBlocks counts our own
-  std::vector<Access> access;
+  std::vector<Access> access{};
 };
 
 struct SlabPiece {
