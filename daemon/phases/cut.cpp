@@ -17,6 +17,15 @@ bool can_be_pushed(const CutReport::Device& device) {
   return device.busy && device.ready > 0 && device.waiting > 0;
 }
 
+/// For people: why nobody knows whether it is idle, and what to do.
+std::string refusal(const CutReport::Device& device) {
+  if (device.error.empty()) return {};
+  const bool capture = device.error.find("STREAM_CAPTURE") != std::string::npos;
+  return " (its driver refuses to wait for it: " + device.error + "; " +
+         (capture ? "end the stream capture that amem does not see, and pause again)"
+                  : "pause again, and if that does not help restart the process)");
+}
+
 }  // namespace
 
 Cut::Cut(const std::vector<RankId>& ranks, Duration stall, Time now)
@@ -215,7 +224,7 @@ std::map<RankId, std::string> Cut::laggards() const {
     } else {
       why = "has work running on";
       for (const CutReport::Device& device : rank.last.devices)
-        if (device.busy) why += " " + to_string(device.device);
+        if (device.busy) why += " " + to_string(device.device) + refusal(device);
     }
     late.emplace(id, std::move(why));
   }

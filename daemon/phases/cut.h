@@ -44,6 +44,7 @@ struct CutReport {
     bool busy = false;          // work on it, or a call that passed the gate has not returned
     std::uint32_t waiting = 0;  // callers at the gate with this device current
     std::uint32_t ready = 0;    // of these, the ones whose work could begin at once
+    std::string error = {};     // its driver has refused to wait for it: busy, and why
   };
   std::uint32_t steps = 0;     // Steps of this epoch that it has used up
   std::uint32_t captures = 0;  // stream captures under way
@@ -78,7 +79,7 @@ class Cut {
   /// at which it would leave everything as it is: then the next one is later.
   Time next_decision() const;
 
-  /// The ranks that are not quiet, each with why: "work running on GPU-…".
+  /// The ranks that are not quiet, each with why: "has work running on GPU-…".
   std::map<RankId, std::string> laggards() const;
 
  private:

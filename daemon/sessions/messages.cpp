@@ -186,7 +186,8 @@ CutReport cut_report(const amem_v1_CutStatus& message) {
   report.captures = message.captures;
   for (pb_size_t i = 0; i < message.devices_count; ++i) {
     const amem_v1_DeviceCut& device = message.devices[i];
-    report.devices.push_back({make_uuid(device.device), device.busy, device.waiting, device.ready});
+    report.devices.push_back({make_uuid(device.device), device.busy, device.waiting, device.ready,
+                              printable(device.error)});
   }
   return report;
 }

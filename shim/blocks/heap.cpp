@@ -7,6 +7,7 @@
 
 #include "common/rounding.h"
 #include "shim/base/log.h"
+#include "shim/driver/context_errors.h"
 #include "shim/memory/free_pass.h"
 
 namespace amem::shim {
@@ -209,8 +210,11 @@ CUresult Heap::wait_until_unused(const Block& block) {
   }
   for (CUcontext context : contexts) {
     CUcontext popped = nullptr;
-    // One that is gone has no work.
-    if (context != current && driver_.cuCtxPushCurrent_(context) != CUDA_SUCCESS) continue;
+    if (context != current) {
+      const CUresult pushed = driver_.cuCtxPushCurrent_(context);
+      if (context_is_gone(pushed)) continue;  // and has no work
+      if (pushed != CUDA_SUCCESS) return pushed;
+    }
     const CUresult r = driver_.cuCtxSynchronize_();
     if (context != current) driver_.cuCtxPopCurrent_(&popped);
     if (r != CUDA_SUCCESS) return r;

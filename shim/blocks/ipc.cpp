@@ -9,6 +9,7 @@
 #include <string>
 
 #include "shim/base/log.h"
+#include "shim/driver/context_errors.h"
 
 namespace amem::shim {
 
@@ -160,7 +161,8 @@ CUresult Ipc::wait_until_unused() {
   }
   for (const int device : devices) {
     const LocalDevices::Use use(devices_, device);
-    if (use.result() != CUDA_SUCCESS) continue;  // one that is gone has no work
+    if (context_is_gone(use.result())) continue;  // and has no work
+    if (use.result() != CUDA_SUCCESS) return use.result();
     if (CUresult r = driver_.cuCtxSynchronize_(); r != CUDA_SUCCESS) return r;
   }
   return CUDA_SUCCESS;

@@ -52,6 +52,14 @@ CUresult destroy(CUstream stream) {
 
 }  // namespace
 
+CUresult answer_cuStreamBeginCapture(CUstream stream) {
+  return begin<kRow_cuStreamBeginCapture, false>(stream);
+}
+
+CUresult answer_cuStreamBeginCapture_ptsz(CUstream stream) {
+  return begin<kRow_cuStreamBeginCapture_ptsz, true>(stream);
+}
+
 CUresult answer_cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
   return begin<kRow_cuStreamBeginCapture_v2, false>(stream, mode);
 }

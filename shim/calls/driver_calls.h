@@ -18,6 +18,8 @@ namespace amem::shim {
 using PFN_cuGraphInstantiate_v10000 = CUresult (*)(CUgraphExec*, CUgraph, CUgraphNode*, char*,
                                                    std::size_t);
 using PFN_cuGraphInstantiate_v11000 = PFN_cuGraphInstantiate_v10000;
+using PFN_cuStreamBeginCapture_v10000 = CUresult (*)(CUstream);
+using PFN_cuStreamBeginCapture_v10000_ptsz = PFN_cuStreamBeginCapture_v10000;
 
 enum CallRow {
 #define WRAPPED(api, version, type, symbol) kRow_##symbol,

@@ -1,8 +1,21 @@
 #include "shim/driver/local_devices.h"
 
 #include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "shim/base/log.h"
+#include "shim/driver/context_errors.h"
 
 namespace amem::shim {
+namespace {
+
+/// Between two waits of which the driver has refused the first, and for how long they go on.
+constexpr std::chrono::milliseconds kWaitAgain{20};
+constexpr std::chrono::seconds kWaitDeadline{30};
+
+}  // namespace
 
 Status LocalDevices::load() {
   int count = 0;
@@ -34,8 +47,15 @@ bool LocalDevices::active(int ordinal) const {
 std::vector<int> LocalDevices::active() const {
   std::vector<int> found;
   for (int i = 0; i < count(); ++i)
-    if (active(i)) found.push_back(i);
+    if (may_be_active(i)) found.push_back(i);
   return found;
+}
+
+bool LocalDevices::may_be_active(int ordinal) const {
+  unsigned flags = 0;
+  int is_active = 0;
+  const CUresult r = driver_.cuDevicePrimaryCtxGetState_(ordinal, &flags, &is_active);
+  return r == CUDA_SUCCESS ? is_active != 0 : !ends_context(r);
 }
 
 int LocalDevices::current() const {
@@ -79,10 +99,38 @@ CUresult LocalDevices::context(int ordinal, CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
+/// `wait(again)`: for the stream, or `again` for its whole context. The first result; whoever has
+/// given the work takes back what it uses next.
+template <class Wait>
+CUresult LocalDevices::wait_until_idle(const Wait& wait) {
+  const CUresult first = wait(false);
+  if (first == CUDA_SUCCESS || ends_context(first)) return first;
+  const auto deadline = std::chrono::steady_clock::now() + kWaitDeadline;
+  for (;;) {
+    const CUresult r = wait(true);
+    if (r == CUDA_SUCCESS || ends_context(r)) return first;
+    if (std::chrono::steady_clock::now() >= deadline) {
+      log_error("work of the shim may still run: the driver has refused to wait for it for " +
+                std::to_string(kWaitDeadline.count()) + " s: " + driver_.name(r));
+      return first;
+    }
+    std::this_thread::sleep_for(kWaitAgain);
+  }
+}
+
 CUresult LocalDevices::wait(CUstream stream) {
-  const CUresult r = driver_.cuStreamSynchronize_(stream);
-  if (r != CUDA_SUCCESS) driver_.cuCtxSynchronize_();
-  return r;
+  return wait_until_idle([&](bool again) {
+    return again ? driver_.cuCtxSynchronize_() : driver_.cuStreamSynchronize_(stream);
+  });
+}
+
+CUresult LocalDevices::wait(int ordinal, CUstream stream) {
+  return wait_until_idle([&](bool again) {
+    const Use use(*this, ordinal);
+    if (use.result() != CUDA_SUCCESS)
+      return context_is_gone(use.result()) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : use.result();
+    return again ? driver_.cuCtxSynchronize_() : driver_.cuStreamSynchronize_(stream);
+  });
 }
 
 CUresult LocalDevices::clear(CUdeviceptr address, std::size_t size) {

@@ -27,9 +27,11 @@ class LocalDevices {
   /// -1: not visible in this process.
   int ordinal(const DeviceUuid& uuid) const;
 
-  /// Devices whose primary context is active, made so by the program or by us.
+  /// Devices whose primary context is active, made so by the program or by us, or may be.
   std::vector<int> active() const;
   bool active(int ordinal) const;
+  /// The device is one of these, or the driver does not say.
+  bool may_be_active(int ordinal) const;
   /// The calling thread's current device, -1 without a context.
   int current() const;
   /// The calling thread's context, nullptr without one.
@@ -39,8 +41,10 @@ class LocalDevices {
   bool idle(int ordinal, CUstream stream);
   /// Until the work on a stream of the calling thread's context has ended. Where the driver refuses
   /// to wait for the stream, until all of the context's has: the error does not mean that nothing
-  /// runs.
+  /// runs. Where it refuses that, too, the wait is tried again, for 30 s.
   CUresult wait(CUstream stream);
+  /// The same for a stream of the device's primary context.
+  CUresult wait(int ordinal, CUstream stream);
   /// Sets memory to zero in the calling thread's context, and waits for it.
   CUresult clear(CUdeviceptr address, std::size_t size);
   /// The device's primary context; nullptr when it is not active. It is not kept.
@@ -65,6 +69,8 @@ class LocalDevices {
   };
 
  private:
+  template <class Wait>
+  CUresult wait_until_idle(const Wait& wait);
   CUresult context(int ordinal, CUcontext* context);
 
   const Driver& driver_;

@@ -8,13 +8,17 @@
 #include <system_error>
 #include <utility>
 
+#include "common/packet.h"
 #include "shim/base/log.h"
+#include "shim/driver/context_errors.h"
 
 namespace amem::shim {
 namespace {
 
 // Everything that can change is announced; this only bounds what a lost wake-up would cost.
 constexpr std::chrono::milliseconds kRecheck{5};
+/// Between two waits for a device, of which the driver has refused the first.
+constexpr std::chrono::milliseconds kDrainAgain{50};
 
 /// Without one nobody says that the rank is quiet: the pause is called off at its deadline, and the
 /// program runs on.
@@ -116,6 +120,8 @@ void CutMonitor::report(std::uint64_t epoch, const Gate::Snapshot& snapshot) {
       amem_v1_DeviceCut& cut = status.devices[status.devices_count++];
       std::memcpy(cut.device, devices_.uuid(device).bytes.data(), sizeof cut.device);
       cut.busy = moving || drainer.drained != snapshot.passes;
+      if (cut.busy && drainer.refused != CUDA_SUCCESS)
+        set_text(cut.error, driver_.name(drainer.refused));
       if (index >= snapshot.waiting.size()) continue;
       cut.waiting = snapshot.waiting[index].callers;
       cut.ready = snapshot.waiting[index].ready;
@@ -129,34 +135,50 @@ void CutMonitor::report(std::uint64_t epoch, const Gate::Snapshot& snapshot) {
   session_.post(message);
 }
 
+/// Success: nothing runs on the device any more. A context that has ended does no more work; the
+/// program gets its error from its own calls.
+CUresult CutMonitor::wait_until_idle(int device, CUresult refused_before) {
+  CUresult r = CUDA_SUCCESS;
+  {
+    LocalDevices::Use use(devices_, device);
+    r = use.result() == CUDA_SUCCESS ? driver_.cuCtxSynchronize_() : use.result();
+  }
+  if (r == CUDA_SUCCESS) return r;
+  const bool gone = ends_context(r) || !devices_.may_be_active(device);
+  if (gone || r != refused_before)
+    log_warn("waiting for device " + std::to_string(device) + " to be idle: " + driver_.name(r) +
+             (gone ? "; its context has ended, so nothing runs there"
+                   : "; it counts as busy, and the wait is tried again"));
+  return gone ? CUDA_SUCCESS : r;
+}
+
 void CutMonitor::drain(int device, Drainer& drainer) {
   pthread_setname_np(pthread_self(), "amem-drain");
   for (;;) {
     std::uint64_t target = 0;
+    CUresult refused = CUDA_SUCCESS;
     {
       std::unique_lock lock(mutex_);
+      if (drainer.refused != CUDA_SUCCESS)
+        wake_.wait_for(lock, kDrainAgain, [&] { return epoch_ == 0; });
       wake_.wait(lock, [&] { return drainer.wanted != drainer.drained; });
       // A context-wide wait breaks every stream capture in the context. While the gate is shut and
       // no capture is open none can begin (Gate::enter_capture); once it is open again it is too
       // late.
       if (epoch_ == 0 || !gate_.drain_begins()) {
         drainer.wanted = drainer.drained;
+        drainer.refused = CUDA_SUCCESS;
         continue;
       }
       target = drainer.wanted;
+      refused = drainer.refused;
     }
-    CUresult r = CUDA_SUCCESS;
-    {
-      LocalDevices::Use use(devices_, device);
-      r = use.result() == CUDA_SUCCESS ? driver_.cuCtxSynchronize_() : use.result();
-    }
+    const CUresult r = wait_until_idle(device, refused);
     gate_.drain_ended();
-    // A context that is broken does no more work; its program will hear of it from its own calls.
-    if (r != CUDA_SUCCESS)
-      log_warn("waiting for device " + std::to_string(device) + " to be idle: " + driver_.name(r));
     {
       std::lock_guard lock(mutex_);
-      drainer.drained = target;
+      drainer.refused = r;
+      if (r == CUDA_SUCCESS) drainer.drained = target;
     }
     gate_.changed();
   }

@@ -4,7 +4,9 @@
 // One monitor thread turns the gate's snapshots and the devices' state into CutStatus messages; one
 // drainer thread per device waits for that device to be idle (a context-wide synchronize, which
 // sees every stream whoever made it). A drain counts only if nobody has passed the gate since it
-// began. begin/end/step from the service thread.
+// began. A wait that the driver refuses says nothing of the device, unless its context has ended:
+// it stays busy, the broker hears why, and the drainer asks again. begin/end/step from the service
+// thread.
 #pragma once
 
 #include <condition_variable>
@@ -38,12 +40,14 @@ class CutMonitor {
  private:
   struct Drainer {
     bool started = false;
-    std::uint64_t wanted = 0;   // passes count to drain for
-    std::uint64_t drained = 0;  // last one reached
+    std::uint64_t wanted = 0;         // passes count to drain for
+    std::uint64_t drained = 0;        // last one reached
+    CUresult refused = CUDA_SUCCESS;  // why the last wait failed, and left it busy
   };
 
   void monitor();
   void drain(int device, Drainer& drainer);
+  CUresult wait_until_idle(int device, CUresult refused_before);
   void report(std::uint64_t epoch, const Gate::Snapshot& snapshot);
   void start_drainers();
 

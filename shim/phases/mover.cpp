@@ -375,9 +375,7 @@ Status Mover::wait(const CopyMarks::Follow& follow) {
   marks_.clear();
   Status result = sparse_.finish();
   for (const auto& [device, stream] : streams_) {
-    LocalDevices::Use use(devices_, device);
-    CUresult r = use.result();
-    if (r == CUDA_SUCCESS) r = devices_.wait(stream);
+    const CUresult r = devices_.wait(device, stream);
     if (r != CUDA_SUCCESS && result.ok())
       result = driver_.error(r, "copies on device " + std::to_string(device));
   }

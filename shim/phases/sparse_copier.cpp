@@ -37,8 +37,7 @@ SparseCopier::~SparseCopier() {
 
 /// Its kernels write to its table: they have ended before that goes.
 void SparseCopier::settle(int ordinal, const Device& device) {
-  const LocalDevices::Use use(devices_, ordinal);
-  if (use.result() == CUDA_SUCCESS && device.stream != nullptr) devices_.wait(device.stream);
+  if (device.stream != nullptr) devices_.wait(ordinal, device.stream);
 }
 
 void SparseCopier::prepare(int ordinal) {
@@ -340,9 +339,7 @@ CUresult SparseCopier::launch_all(Kernel kernel, const Device& device,
 }
 
 Status SparseCopier::wait(int ordinal, const Device& device) {
-  LocalDevices::Use use(devices_, ordinal);
-  CUresult r = use.result();
-  if (r == CUDA_SUCCESS) r = devices_.wait(device.stream);
+  const CUresult r = devices_.wait(ordinal, device.stream);
   return r == CUDA_SUCCESS ? Status() : driver_.error(r, "sparse copies" + on(ordinal));
 }
 

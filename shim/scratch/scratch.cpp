@@ -87,9 +87,7 @@ Result<CUstream> Scratch::stream(int device) {
 Status Scratch::wait() {
   Status result;
   for (const auto& [device, stream] : streams_) {
-    const LocalDevices::Use use(devices_, device);
-    CUresult r = use.result();
-    if (r == CUDA_SUCCESS) r = devices_.wait(stream);
+    const CUresult r = devices_.wait(device, stream);
     if (r != CUDA_SUCCESS && result.ok())
       result = driver_.error(r, "looking at NCCL's buffers on device " + std::to_string(device));
   }

@@ -19,6 +19,7 @@
 #include "tests/puppet/launcher.h"
 #include "tests/puppet/nic.h"
 #include "tests/puppet/orders.h"
+#include "tests/puppet/streams.h"
 #include "tests/puppet/team.h"
 #include "tests/workload/base/answer.h"
 #include "tests/workload/base/failure.h"
@@ -31,6 +32,7 @@ using amem::puppet::Blocks;
 using amem::puppet::Check;
 using amem::puppet::Launcher;
 using amem::puppet::Nic;
+using amem::puppet::Streams;
 using amem::puppet::Team;
 using amem::workload::Answer;
 using amem::workload::Failure;
@@ -42,6 +44,7 @@ struct Puppet {
   Launcher launcher;
   Team team;
   Nic nic;
+  Streams streams;
 };
 
 using Words = std::vector<std::string>;
@@ -268,6 +271,13 @@ const std::map<std::string, Command> kCommands = {
        answer->Number("address", puppet.blocks.At(Number(words, 1)).address);
      }},
     {"loop", Loop},
+    {"busy", [](Puppet& puppet, const Words& words,
+                Answer*) { puppet.streams.Busy(static_cast<unsigned>(Number(words, 1))); }},
+    {"capture",
+     [](Puppet& puppet, const Words& words, Answer* answer) {
+       if (Word(words, 1) == "begin") return puppet.streams.BeginCapture();
+       answer->Number("result", static_cast<std::uint64_t>(puppet.streams.EndCapture()));
+     }},
     {"meminfo", MemoryInfo},
     {"attribute", Attribute},
     {"nic", DoNic},
@@ -326,7 +336,8 @@ void Run(int ordinal) {
   CUcontext context = nullptr;
   Check(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
   Check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
-  Puppet puppet{device, context, Blocks(device), Launcher(context), Team(device), Nic(device)};
+  Puppet puppet{device,       context,     Blocks(device), Launcher(context),
+                Team(device), Nic(device), Streams()};
   Print(Answer());
   Serve(puppet);
 }

@@ -392,6 +392,26 @@ TEST(Cut, LaggardsSayWhy) {
   EXPECT_EQ(late.at(4), "has not used the step it was given");
 }
 
+TEST(Cut, ALaggardThatCannotBeWaitedForSaysWhyAndWhatToDo) {
+  const Time t;
+  Cut cut({1, 2}, kStall, t);
+  for (const RankId rank : {1, 2}) {
+    CutReport report = one(true, 0);
+    report.devices[0].error =
+        rank == 1 ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (900)" : "CUDA_ERROR_OUT_OF_MEMORY (2)";
+    cut.report(rank, std::move(report), t);
+  }
+  const std::string device = "has work running on " + to_string(some_device(0));
+  EXPECT_EQ(cut.laggards().at(1),
+            device +
+                " (its driver refuses to wait for it: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED "
+                "(900); end the stream capture that amem does not see, and pause again)");
+  EXPECT_EQ(cut.laggards().at(2),
+            device +
+                " (its driver refuses to wait for it: CUDA_ERROR_OUT_OF_MEMORY (2); pause "
+                "again, and if that does not help restart the process)");
+}
+
 TEST(Cut, WhatARankReportsNoMoreIsForgotten) {
   const Time t;
   Cut cut({1, 2}, kStall, t);
