@@ -211,7 +211,7 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
   for (const std::string& name : names)
     asked(caller, "{} asked for by {}{}", describe(task, name), caller.who,
           names.size() > 1 ? ", as one of " + std::to_string(names.size()) : "");
-  return operations_.start(task, groups.value(), timeout, observer, std::move(abroad));
+  return operations_.start(task, groups.value(), timeout, observer, caller.who, std::move(abroad));
 }
 
 std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& in,
@@ -233,7 +233,7 @@ std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& 
   };
   asked(caller, "swap asked for by {}: {} out, {} in", caller.who, quoted(out), quoted(in));
   return operations_.swap(leaving.value(), coming.value(), discard, guests, timeout, observer,
-                          std::move(abroad));
+                          caller.who, std::move(abroad));
 }
 
 Status Broker::set_policy(const Caller& caller, const std::string& name, const std::string& tag,

@@ -142,8 +142,8 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   group.log().info("group '{}': {} joined: {}, shim {}", group.machine.name(), name, program,
                    rank.shim_version);
   events_.publish(&group, "rank_joined", name + " " + program);
-  sessions_.send(session_id,
-                 welcome_message(seq, rank.id, gate_shut, group.machine.epoch(), rank.key));
+  sessions_.send(session_id, welcome_message(seq, rank.id, gate_shut, group.machine.epoch(),
+                                             rank.key, gate_shut ? group.paused_by : ""));
   node_.pools.enter(rank.peer.account);
   node_.pool_of(rank).reach.join(rank.id, group.id);
   node_.ranks.emplace(rank.id, std::move(rank));

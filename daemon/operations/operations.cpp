@@ -42,7 +42,8 @@ Status Operations::check(const Groups& groups, const Task& task) {
 }
 
 std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration timeout,
-                                const Observer& observer, std::shared_ptr<Abroad> abroad) {
+                                const Observer& observer, const std::string& who,
+                                std::shared_ptr<Abroad> abroad) {
   const bool out = task.op == Operation::kPause;
   Status status = check(groups, task);
   if (groups.empty()) status = {Code::kInvalidArgument, "no group is named"};
@@ -56,6 +57,7 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
       Link(out ? names : none, out ? none : names, task, duplex_, abroad != nullptr), task, task,
       timeout, observer);
   order->abroad = std::move(abroad);
+  order->who = who;
   order->groups = ids_of(groups);
   (out ? order->exchange.leaving : order->exchange.arriving) = order->groups;
   return start(order);
@@ -63,7 +65,7 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
 
 std::uint64_t Operations::swap(const Groups& out, const Groups& in,
                                const std::set<std::string>& discard, GuestPolicy guests,
-                               Duration timeout, const Observer& observer,
+                               Duration timeout, const Observer& observer, const std::string& who,
                                std::shared_ptr<Abroad> abroad) {
   const Task pause(Operation::kPause, {}, discard, guests);
   const Task resume(Operation::kResume);
@@ -86,6 +88,7 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in,
       std::make_shared<Order>(Link(names_of(out), names_of(in), pause, duplex_, abroad != nullptr),
                               pause, resume, timeout, observer);
   order->abroad = std::move(abroad);
+  order->who = who;
   order->exchange = {ids_of(out), coming};
   order->groups = order->exchange.leaving;
   order->groups.insert(order->groups.end(), coming.begin(), coming.end());
@@ -227,6 +230,7 @@ void Operations::run(GroupEntry& group, const action::Begun& begun) {
   Order* const order = running.order.get();
   node_.records.write(group);
   if (begun.task.op == Operation::kPause) {
+    group.paused_by = order != nullptr ? order->who : "the group itself";
     const bool duplex = order != nullptr && order->link.swaps() && duplex_;
     running.operation.emplace<PauseOperation>(
         means_, group, begun.task, duplex ? &order->exchange : nullptr, back_to(group.id));

@@ -52,13 +52,15 @@ class Operations {
 
   /// All of these groups, or none. `timeout` 0: the configured one. What is refused is told to the
   /// observer at once, and nothing has changed. `abroad`: other nodes have a part of it, too; it is
-  /// asked as long as the observer is told. Returns the order's number; 0: refused.
+  /// asked as long as the observer is told. `who`: has asked for it; the ranks are told. Returns
+  /// the order's number; 0: refused.
   std::uint64_t start(const Task& task, const Groups& groups, Duration timeout,
-                      const Observer& observer, std::shared_ptr<Abroad> abroad = nullptr);
+                      const Observer& observer, const std::string& who,
+                      std::shared_ptr<Abroad> abroad = nullptr);
   /// `discard`: tags of `out` whose bytes the pause drops. `guests`: of `out`, too.
   std::uint64_t swap(const Groups& out, const Groups& in, const std::set<std::string>& discard,
                      GuestPolicy guests, Duration timeout, const Observer& observer,
-                     std::shared_ptr<Abroad> abroad = nullptr);
+                     const std::string& who, std::shared_ptr<Abroad> abroad = nullptr);
 
   // ---- what other nodes say of an order that they have a part of; nothing once it has ended ----
   /// StepOf or CutTaken, to its operation on the group of that name.
@@ -120,6 +122,7 @@ class Operations {
     Duration timeout;
     Observer observer;  // null: the broker is ending
     std::shared_ptr<Abroad> abroad = nullptr;
+    std::string who;               // has asked for it, for people
     std::deque<Link::Step> steps;  // to be carried out
     bool stepping = false;
     Time began = Clock::now();

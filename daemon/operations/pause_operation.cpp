@@ -44,7 +44,7 @@ Status PauseOperation::accept(const std::vector<GuestUse>& guests) const {
 }
 
 void PauseOperation::run(const action::Quiesce& quiesce) {
-  means_.outbox.send_all(quiesce.ranks, quiesce_message(quiesce.epoch));
+  means_.outbox.send_all(quiesce.ranks, quiesce_message(quiesce.epoch, group_.paused_by));
 }
 
 void PauseOperation::run(const action::Step& step) {

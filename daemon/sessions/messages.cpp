@@ -38,9 +38,10 @@ Status told_status(std::uint32_t code, const char* why) {
 
 }  // namespace
 
-Message quiesce_message(Epoch epoch) {
+Message quiesce_message(Epoch epoch, const std::string& paused_by) {
   Message message = message_of(amem_v1_SessionMessage_quiesce_tag);
   message.body.quiesce.epoch = epoch.attempt;
+  set_text(message.body.quiesce.paused_by, paused_by);
   return message;
 }
 
@@ -99,13 +100,14 @@ Message reply_message(std::uint64_t seq, const Status& status) {
 }
 
 Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch,
-                        const Token& key) {
+                        const Token& key, const std::string& paused_by) {
   Message message = reply_message(seq, {});
   message.body.reply.which_result = amem_v1_Reply_welcome_tag;
   auto& welcome = message.body.reply.result.welcome;
   welcome.rank_id = rank;
   welcome.gate_shut = gate_shut;
   welcome.epoch = epoch.attempt;
+  set_text(welcome.paused_by, paused_by);
   std::memcpy(welcome.session, key.data(), key.size());
   return message;
 }

@@ -14,7 +14,7 @@
 
 namespace amem {
 
-Message quiesce_message(Epoch epoch);
+Message quiesce_message(Epoch epoch, const std::string& paused_by);
 Message step_message(Epoch epoch, const Cut::Step& step);
 Message release_message(Epoch epoch, const Selection& what, bool undo);
 /// Of these alone; `more`: another packet follows. REQUIRES: at most kMaxReleasesPerMessage.
@@ -27,9 +27,10 @@ Message pool_segment_message(std::uint32_t index, std::uint64_t size, bool memfd
 
 /// A Reply without a result; the caller fills in what else it carries.
 Message reply_message(std::uint64_t seq, const Status& status);
-/// `key`: with which the rank may come back to the next broker.
+/// `key`: with which the rank may come back to the next broker. `paused_by`: of a gate that is
+/// shut.
 Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch,
-                        const Token& key);
+                        const Token& key, const std::string& paused_by = {});
 Message created_message(std::uint64_t seq, const Allocation& allocation);
 Message redeemed_message(std::uint64_t seq, const Allocation& allocation, bool guest);
 

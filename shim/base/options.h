@@ -54,7 +54,7 @@ struct Options {
   // AMEM_SLAB: MiB, bytes here; 0: no slabs; nothing: as the device's memory allows
   std::optional<std::uint64_t> slab_size;
   bool gate_waits = true;                       // AMEM_GATE=wait|error
-  std::chrono::seconds gate_timeout{3600};      // AMEM_GATE_TIMEOUT
+  std::chrono::seconds gate_timeout{};          // AMEM_GATE_TIMEOUT; 0: none
   std::chrono::seconds timeout{60};             // AMEM_TIMEOUT: ncclPause, ncclResume
   std::chrono::milliseconds reconnect{30'000};  // AMEM_RECONNECT: to a new broker; 0: never
   OrphanRule orphan = OrphanRule::kWait;        // AMEM_ORPHAN=wait|exit|restore

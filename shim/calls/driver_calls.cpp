@@ -44,9 +44,9 @@ void look_at(Gate::Work& work, const CUlaunchConfig* config) {
 /// Rows that take no stream, or stream 0, for the calling thread's own are per-thread ones.
 template <CallRow row, class... Args>
 Gate::Work work_of(const Args&... args) {
-  if constexpr (builds_graph(kSymbols[row])) return {};
+  if constexpr (builds_graph(kSymbols[row])) return {false, nullptr, kSymbols[row]};
   constexpr bool kPerThread = is_per_thread(kSymbols[row]);
-  Gate::Work work{true, kPerThread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY};
+  Gate::Work work{true, kPerThread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY, kSymbols[row]};
   (look_at(work, args), ...);
   return work;
 }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "shim/base/log.h"
+#include "shim/gate/wait_log.h"
 
 namespace amem::shim {
 namespace {
@@ -57,6 +58,7 @@ Gate::ThreadState* Gate::register_thread() noexcept {
 
 void Gate::prepare(const Policy& policy) {
   policy_ = policy;
+  wait_log().prepare(policy.group, policy.reminder);
   if (membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0)
     fence_needed_.store(true, std::memory_order_relaxed);
 }
@@ -65,7 +67,6 @@ CUresult Gate::wait(ThreadState& self, Caller caller, const Work& work) noexcept
   const bool may_step = caller != Caller::kCaptures;
   int ordinal = policy_.current_device != nullptr ? policy_.current_device() : 0;
   const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
-  const Clock::time_point deadline = Clock::now() + policy_.timeout;
   // Asked now: an interpreter that has ended no longer knows its threads.
   const bool with_interpreter =
       policy_.ends_with_interpreter != nullptr && policy_.ends_with_interpreter();
@@ -85,6 +86,9 @@ CUresult Gate::wait(ThreadState& self, Caller caller, const Work& work) noexcept
   watcher_.notify_all();
 
   CUresult result = CUDA_SUCCESS;
+  bool said = false;
+  std::uint64_t shuts = shuts_;
+  Clock::time_point began = Clock::now();
   while (shut_.load(std::memory_order_relaxed) && captures_ == 0) {
     if (waiter.stepped || (caller == Caller::kFrees && frees_pass_)) break;
     if (failed_) result = CUDA_ERROR_SYSTEM_NOT_READY;
@@ -101,12 +105,29 @@ CUresult Gate::wait(ThreadState& self, Caller caller, const Work& work) noexcept
       continue;
     }
     const Clock::time_point now = Clock::now();
+    // It has been open meanwhile, for too short a time: this is another wait.
+    if (std::exchange(shuts, shuts_) != shuts_) began = now;
+    const Clock::time_point deadline =
+        policy_.timeout.count() > 0 ? began + policy_.timeout : Clock::time_point::max();
     if (now >= deadline) {
       result = CUDA_ERROR_TIMEOUT;
       break;
     }
-    const bool check = policy_.interpreter_ends != nullptr;
-    waiters_.wait_until(lock, check ? std::min(deadline, now + kInterpreterCheck) : deadline);
+    if (held_ && !std::exchange(said, true)) {
+      lock.unlock();
+      wait_log().waits_for_itself(work.call, true);
+      lock.lock();
+      continue;
+    }
+    if (wait_log().due(began, now)) {
+      lock.unlock();
+      wait_log().still_waits("calls of this process wait", began, now);
+      lock.lock();
+      continue;
+    }
+    Clock::time_point until = std::min(deadline, wait_log().next(began));
+    if (policy_.interpreter_ends != nullptr) until = std::min(until, now + kInterpreterCheck);
+    waiters_.wait_until(lock, until);
   }
   if (may_step) {
     waiter.leaving = true;
@@ -139,6 +160,8 @@ void Gate::close() {
     std::lock_guard lock(mutex_);
     for (Waiter* w = first_waiter_; w != nullptr; w = w->next) w->stepped = false;
     steps_used_ = 0;
+    ++shuts_;
+    wait_log().shut();
     ++passes_;
     ++version_;
     held_ = frees_pass_ = false;
@@ -150,6 +173,7 @@ void Gate::close() {
 
 void Gate::open() {
   std::lock_guard lock(mutex_);
+  wait_log().opened();
   shut_.store(false, std::memory_order_release);
   held_ = frees_pass_ = false;
   ++version_;

@@ -2,8 +2,9 @@
 // to the driver.
 //
 // Open, it costs a thread-local store and one load. Shut, callers wait at it, one condition
-// variable for all, until it opens, a step lets one of them through, or their patience ends. The
-// gate also knows whether any caller that passed is still inside the driver, which is what makes
+// variable for all, until it opens, a step lets one of them through, or their patience ends, if
+// they have any; meanwhile a line in the log says once a minute that they wait (WaitLog). The gate
+// also knows whether any caller that passed is still inside the driver, which is what makes
 // shutting it a promise: after close() and any_active() == false no brokered call is under way.
 //
 // How the open gate stays cheap: a passing thread publishes "I am inside" with a plain store and
@@ -22,6 +23,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <string>
 #include <vector>
 
 namespace amem::shim {
@@ -32,7 +34,7 @@ class Gate {
 
   struct Policy {
     bool wait = true;                     // false: an error at once while the group is paused
-    std::chrono::milliseconds timeout{};  // how long a caller waits at most
+    std::chrono::milliseconds timeout{};  // how long a caller waits at most; 0: as long as it takes
     int (*current_device)() = nullptr;    // ordinal of the caller's device, -1 when it has none
     /// Whether nothing is left to do on a stream of this device. Must not pass a gate. Asked about
     /// a thread's own default stream in that thread, which alone can name it.
@@ -42,12 +44,15 @@ class Gate {
     bool (*interpreter_ends)() = nullptr;
     /// The calling thread is one that the interpreter ends when it comes back to it.
     bool (*ends_with_interpreter)() = nullptr;
+    std::string group = {};                      // its name, for messages
+    std::chrono::milliseconds reminder{60'000};  // between two lines that say that callers wait
   };
 
   /// Where a caller's work goes.
   struct Work {
-    bool on_stream = false;     // false: it is done when the call returns
-    CUstream stream = nullptr;  // CU_STREAM_PER_THREAD: the caller's
+    bool on_stream = false;      // false: it is done when the call returns
+    CUstream stream = nullptr;   // CU_STREAM_PER_THREAD: the caller's
+    const char* call = nullptr;  // its name, if known; for messages
   };
   struct AnyWork {
     Work operator()() const { return {}; }
@@ -235,6 +240,7 @@ class Gate {
   std::uint64_t version_ = 0;
   std::uint32_t steps_used_ = 0;
   std::uint32_t captures_ = 0;
+  std::uint64_t shuts_ = 0;  // how often it was shut
   bool held_ = false;
   bool frees_pass_ = false;
   bool failed_ = false;

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "shim/process/python.h"
 
@@ -18,6 +19,7 @@ constexpr std::chrono::milliseconds kInterpreterCheck{100};
 
 std::atomic<bool> ending{false};
 std::atomic<bool> broker_lost{false};
+std::uint64_t returns = 0;  // how often some of it came back; with the lock of the holdings
 std::size_t away = 0;  // how many update() has found and are left; with the lock of the holdings
 // With the lock of the holdings. Never destroyed: somebody may wait when the process exits.
 std::condition_variable& changed = *new std::condition_variable;
@@ -65,25 +67,39 @@ std::string Absence::tags(Holdings& holdings) {
 }
 
 Absence::Waited Absence::wait(Holdings& holdings, std::span<const Stretch> stretches,
-                              std::chrono::steady_clock::time_point until) {
+                              std::chrono::milliseconds patience, WaitLog& waits,
+                              const std::string& what) {
+  using Clock = std::chrono::steady_clock;
   const EndOfCaller end;
   std::unique_lock lock(holdings.mutex);
+  std::uint64_t seen = returns;
+  Clock::time_point began = Clock::now();
   while (std::any_of(stretches.begin(), stretches.end(), [&](const Stretch& stretch) {
     return first_away(holdings, stretch) != nullptr;
   })) {
     if (end.is_here(ending.load())) return Waited::kEnding;
     if (lost()) return Waited::kLost;
-    const auto now = std::chrono::steady_clock::now();
-    if (now >= until) return Waited::kTooLong;
-    changed.wait_until(lock, std::min(until, now + kInterpreterCheck));
+    const auto now = Clock::now();
+    // It may have been here meanwhile, for too short a time: this is another wait.
+    if (std::exchange(seen, returns) != returns) began = now;
+    if (patience.count() > 0 && now >= began + patience) return Waited::kTooLong;
+    if (waits.due(began, now)) {
+      lock.unlock();
+      waits.still_waits(what + "; the call waits", began, now);
+      lock.lock();
+      continue;
+    }
+    changed.wait_until(lock, now + kInterpreterCheck);
   }
   return Waited::kIsHere;
 }
 
 void Absence::update(Holdings& holdings) {
   const auto& all = holdings.table.allocations();
+  const std::size_t before = away;
   away = static_cast<std::size_t>(
       std::count_if(all.begin(), all.end(), [](const auto& a) { return is_away(a.second); }));
+  if (away < before) ++returns;
   any_.store(away > 0, std::memory_order_release);
   changed.notify_all();
 }

@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 
+#include "shim/gate/wait_log.h"
 #include "shim/memory/holdings.h"
 
 namespace amem::shim {
@@ -36,10 +37,11 @@ class Absence {
   static std::string tags(Holdings& holdings);
 
   enum class Waited : std::uint8_t { kIsHere, kTooLong, kEnding, kLost };
-  /// Waits until none of these is away. kTooLong: not by then. kLost: without a broker it does not
-  /// come back.
+  /// Waits until none of these is away. kTooLong: not in `patience`, where that is not 0, since the
+  /// process's memory last came back. kLost: without a broker it does not come back. `what`: of the
+  /// lines that say that somebody waits.
   static Waited wait(Holdings& holdings, std::span<const Stretch> stretches,
-                     std::chrono::steady_clock::time_point until);
+                     std::chrono::milliseconds patience, WaitLog& waits, const std::string& what);
 
   /// After memory has left or come back. REQUIRES: the lock of `holdings` is held.
   static void update(Holdings& holdings);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "shim/base/log.h"
+#include "shim/gate/wait_log.h"
 #include "shim/memory/absence.h"
 #include "shim/process/fault_points.h"
 
@@ -49,6 +50,7 @@ void Phases::command(Packet& packet) {
       mover_.backups().begin();
       scratch_.begin();
       shut_ = true;
+      wait_log().paused_by(m.body.quiesce.paused_by);
       cut_.begin(m.body.quiesce.epoch);
       break;
     case amem_v1_SessionMessage_trim_tag:
@@ -87,8 +89,9 @@ void Phases::command(Packet& packet) {
   }
 }
 
-void Phases::join_shut() {
+void Phases::join_shut(const std::string& paused_by) {
   shut_ = true;
+  wait_log().paused_by(paused_by);
   gate_.close();
   rest(true);
 }

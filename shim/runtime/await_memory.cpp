@@ -5,6 +5,7 @@
 #include <string>
 
 #include "shim/base/log.h"
+#include "shim/gate/wait_log.h"
 
 namespace amem::shim {
 
@@ -28,8 +29,8 @@ CUresult await_memory(const char* call, const Stretches& named) noexcept {
     return CUDA_ERROR_NOT_READY;
   }
   log_warn(what + "; the call waits for its resume");
-  switch (Absence::wait(holdings, named,
-                        std::chrono::steady_clock::now() + runtime.options().gate_timeout)) {
+  wait_log().waits_for_itself(call, false);
+  switch (Absence::wait(holdings, named, runtime.options().gate_timeout, wait_log(), what)) {
     case Absence::Waited::kIsHere:
       return CUDA_SUCCESS;
     case Absence::Waited::kTooLong:

@@ -10,6 +10,7 @@
 
 #include "shim/base/log.h"
 #include "shim/base/trace.h"
+#include "shim/gate/wait_log.h"
 #include "shim/memory/absence.h"
 #include "shim/process/modules.h"
 #include "shim/process/python.h"
@@ -173,6 +174,7 @@ Status Runtime::open() {
     policy.interpreter_ends = &Python::ending;
     policy.ends_with_interpreter = &Python::ends_this_thread;
   }
+  policy.group = options_.group;
   gate_.prepare(policy);
 
   Session::Identity identity;
@@ -185,7 +187,7 @@ Status Runtime::open() {
   // Before the service thread exists: a command of the broker may shut the gate at once.
   if (Status s = session_.connect(path, identity, options_.reconnect); !s.ok()) return s;
   if (session_.welcome().gate_shut) {
-    phases_.join_shut();
+    phases_.join_shut(session_.welcome().paused_by);
     log_info("group " + options_.group + " is not running: this rank waits for its resume");
   }
   // Before the service thread, which moves it, exists. The first runs before the driver's own end,
@@ -282,7 +284,13 @@ Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t t
   body.op = what.op;
   body.guests = what.guests;
   body.timeout_ms = timeout_ms;
-  return runtime.ask(request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline);
+  const Status status =
+      runtime.ask(request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline);
+  if (status.ok() && what.op == amem_v1_GroupOp_GROUP_OP_PAUSE)
+    wait_log().paused_here(what.tags.empty() && what.except.empty());
+  else if (status.ok())
+    WaitLog::resumed_here();
+  return status;
 }
 
 Status Runtime::ask(Message& request, std::chrono::milliseconds deadline) {

@@ -1,6 +1,8 @@
 """Pause and resume asked for by the ranks themselves."""
 import os
 
+from sim_node.program import Program
+
 
 def test_pause_and_resume(node):
     job = node.job()
@@ -95,3 +97,39 @@ def test_amems_group_numbers(node):
     assert node.ctl.state("7") == "paused"
     job.ask("ncclResume")
     job.check()
+
+
+def test_a_thread_that_waits_for_its_own_resume_says_so(node):
+    program = Program(node)
+    program.ask("alloc 0 1000")
+    program.ask("pause")
+    program.send("verify")
+    program.wait_for("cuMemcpyDtoH_v2 waits for the resume of group train, and the thread that makes it has paused that group "
+                     "itself")
+    program.stands()
+    node.ctl("resume", "train")
+    program.answer()
+    program.ask("pause")
+    program.send("alloc 0 1000")
+    program.wait_for("a call that allocates, frees or maps memory waits for the resume of group train")
+    node.ctl("resume", "train")
+    program.answer()
+    node.ctl("pause", "train")
+    program.send("verify")
+    program.stands()
+    node.ctl("resume", "train")
+    program.answer()
+    program.leave()
+    assert program.output().count("has paused that group itself") == 2, "not of an operator's pause"
+
+
+def test_a_thread_that_copies_from_a_tag_that_it_has_paused_says_so(node):
+    program = Program(node)
+    program.ask("region begin kv 1")
+    program.ask("alloc 0 5000")
+    program.ask("region end")
+    program.ask("pause kv")
+    program.send("verify")
+    program.wait_for("the thread that makes it has paused that group itself")
+    node.ctl("resume", "train", "--tag", "kv")
+    program.answer()

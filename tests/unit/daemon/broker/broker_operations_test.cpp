@@ -282,6 +282,28 @@ TEST_F(BrokerTest, ALateJoinerIsOpenedWithTheOthers) {
   EXPECT_NE(c.create(gpu(0), 2 * kMiB), 0U);
 }
 
+TEST_F(BrokerTest, TheRanksAreToldWhoHasPausedThem) {
+  two_sharing();
+  Caller caller;
+  caller.who = "pid 12 of uid 1000";
+  auto watcher = std::make_shared<Watcher>();
+  on_loop([&] { broker->start_operation(caller, Operation::kPause, {"train"}, {}, watcher); });
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  EXPECT_EQ(a.paused_by, "pid 12 of uid 1000");
+  EXPECT_EQ(b.paused_by, a.paused_by);
+  c.connect(node->dir() + "/session.sock");
+  const Packet welcome = c.hello("train", 2);
+  ASSERT_EQ(FakeRank::code(welcome), Code::kOk);
+  EXPECT_TRUE(welcome.message.body.reply.result.welcome.gate_shut);
+  EXPECT_STREQ(welcome.message.body.reply.result.welcome.paused_by, "pid 12 of uid 1000");
+  c.die();
+  ASSERT_TRUE(resume().ok());
+  a.request(amem_v1_GroupOp_GROUP_OP_PAUSE);
+  b.request(amem_v1_GroupOp_GROUP_OP_PAUSE);
+  ASSERT_TRUE(eventually([&] { return group().state() == kPaused; }));
+  EXPECT_EQ(a.paused_by, "the group itself");
+}
+
 TEST_F(BrokerTest, TheNextHolderTakesOverFromADeadKeeper) {
   two_sharing();
   ASSERT_TRUE(pause().ok());

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <thread>
 
+#include "shim/gate/wait_log.h"
 #include "shim/phases/phases.h"
 #include "tests/unit/fixtures/for_good.h"
 #include "tests/unit/fixtures/session_broker.h"
@@ -60,7 +61,7 @@ class ShimPhases : public testing::Test {
     });
     ASSERT_TRUE(rank.session.connect(broker.path(), {"train", 0, "test"}, 20s).ok());
     serving.join();
-    if (shut) rank.phases.join_shut();
+    if (shut) rank.phases.join_shut("pid 12 of uid 1000");
     ASSERT_TRUE(rank.session.start(rank.phases).ok());
   }
   void TearDown() override { rank.session.stop(Session::Clock::now()); }
@@ -135,6 +136,23 @@ TEST_F(ShimPhases, AGateThatTheDeadBrokerHasShutStaysShutUntilAnOpen) {
   done(2, amem_v1_Phase_PHASE_OPEN);
   EXPECT_TRUE(passes());
   EXPECT_FALSE(next_broker());
+}
+
+TEST_F(ShimPhases, ACallerThatWaitsLongSaysWhoHasPausedItsGroup) {
+  Message message = of(amem_v1_SessionMessage_quiesce_tag, 1);
+  set_text(message.body.quiesce.paused_by, "pid 12 of uid 1000");
+  tell(message);
+  quiet(1);
+  wait_log().prepare("train", 50ms);
+  testing::internal::CaptureStderr();
+  std::thread caller([&] { const Pass pass(rank.gate); });
+  std::this_thread::sleep_for(200ms);
+  open(2);
+  caller.join();
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("for the resume of group train, paused by pid 12 of uid 1000"),
+            std::string::npos)
+      << said;
 }
 
 TEST_F(ShimPhases, AQuiesceAtAShutGateIsAnsweredAnewAlsoUnderTheSameNumber) {

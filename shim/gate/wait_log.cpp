@@ -1,0 +1,111 @@
+#include "shim/gate/wait_log.h"
+
+#include <algorithm>
+#include <ctime>
+#include <utility>
+
+#include "shim/base/log.h"
+
+namespace amem::shim {
+namespace {
+
+/// What the thread has paused from inside.
+struct Paused {
+  bool everything = false;
+  std::uint64_t pause = 0;  // which; 0: nothing
+};
+thread_local Paused paused_by_this_thread;
+
+/// "2026-11-26 00:37:14 UTC".
+std::string time_of(WaitLog::Clock::time_point then, WaitLog::Clock::time_point now) {
+  const auto wall = std::chrono::system_clock::now() -
+                    std::chrono::duration_cast<std::chrono::system_clock::duration>(now - then);
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(wall);
+  std::tm parts{};
+  char text[32];
+  if (::gmtime_r(&seconds, &parts) == nullptr) return "?";
+  text[std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts)] = '\0';
+  return text;
+}
+
+}  // namespace
+
+void WaitLog::prepare(const std::string& group, std::chrono::milliseconds interval) {
+  group_ = group;
+  interval_ = interval;
+  last_.store(0, std::memory_order_relaxed);
+}
+
+void WaitLog::shut() {
+  std::lock_guard lock(mutex_);
+  if (!std::exchange(is_shut_, true)) shut_since_ = Clock::now();
+}
+
+void WaitLog::opened() {
+  std::lock_guard lock(mutex_);
+  if (std::exchange(is_shut_, false)) shut_before_ += Clock::now() - shut_since_;
+}
+
+std::chrono::milliseconds WaitLog::shut_time() const {
+  std::lock_guard lock(mutex_);
+  const Clock::duration now = is_shut_ ? Clock::now() - shut_since_ : Clock::duration();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(shut_before_ + now);
+}
+
+void WaitLog::paused_by(const std::string& who) {
+  std::lock_guard lock(mutex_);
+  who_ = who;
+  ++pauses_;
+}
+
+std::string WaitLog::pauser() const {
+  std::lock_guard lock(mutex_);
+  return who_.empty() ? "" : ", paused by " + who_;
+}
+
+WaitLog::Clock::time_point WaitLog::next(Clock::time_point began) const {
+  const Clock::time_point last{Clock::duration(last_.load(std::memory_order_relaxed))};
+  return std::max(began, last) + interval_;
+}
+
+bool WaitLog::due(Clock::time_point began, Clock::time_point now) {
+  Clock::rep last = last_.load(std::memory_order_relaxed);
+  if (now < std::max(began, Clock::time_point(Clock::duration(last))) + interval_) return false;
+  return last_.compare_exchange_strong(last, now.time_since_epoch().count());
+}
+
+void WaitLog::still_waits(const std::string& what, Clock::time_point since,
+                          Clock::time_point now) const {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - since);
+  log_warn(what + " since " + time_of(since, now) + " (" + std::to_string(seconds.count()) +
+           " s) for the resume of group " + group_ + pauser() + ": amemctl resume " + group_);
+}
+
+void WaitLog::paused_here(bool everything) const {
+  std::lock_guard lock(mutex_);
+  paused_by_this_thread = {everything, pauses_};
+}
+
+void WaitLog::resumed_here() { paused_by_this_thread = {}; }
+
+void WaitLog::waits_for_itself(const char* call, bool everything) const {
+  {
+    std::lock_guard lock(mutex_);
+    const Paused paused = paused_by_this_thread;
+    if (paused.pause == 0 || paused.pause != pauses_ || paused.everything != everything) return;
+  }
+  paused_by_this_thread = {};
+  log_warn(std::string(call != nullptr ? call : "a call that allocates, frees or maps memory") +
+           " waits for the resume of group " + group_ +
+           ", and the thread that makes it has paused that group itself: let it resume the group "
+           "before this call (amem.resume(), ncclResume), or let another thread do so, or an "
+           "operator (amemctl resume " +
+           group_ + ")");
+}
+
+WaitLog& wait_log() {
+  static auto* const log = new WaitLog;
+  return *log;
+}
+
+}  // namespace amem::shim
