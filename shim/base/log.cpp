@@ -4,6 +4,8 @@
 
 #include <atomic>
 
+#include "shim/base/no_cancel.h"
+
 namespace amem::shim {
 namespace {
 
@@ -20,6 +22,7 @@ void log(LogLevel level, const std::string& text) {
 }
 
 void say(const std::string& text) {
+  const NoCancel no_cancel;
   const std::string line = "amem: [" + std::to_string(::getpid()) + "] " + text + "\n";
   // Nothing can be done about a standard error that takes no more.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());

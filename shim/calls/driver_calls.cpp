@@ -73,7 +73,8 @@ struct Gated;
 
 template <CallRow row, class... Args>
 struct Gated<row, CUresult (*)(Args...)> {
-  static CUresult call(Args... args) noexcept {
+  // Not noexcept: a thread that is cancelled inside the driver is unwound through this.
+  static CUresult call(Args... args) {
     if constexpr (names_memory(kSymbols[row])) {
       return with_memory(
           kSymbols[row], [&] { return the_gate->enter([&] { return work_of<row>(args...); }); },

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "shim/base/log.h"
+#include "shim/base/no_cancel.h"
 #include "shim/gate/wait_log.h"
 
 namespace amem::shim {
@@ -23,6 +24,7 @@ constexpr std::chrono::seconds kDrainBegins{1};
 long membarrier(int command) { return ::syscall(SYS_membarrier, command, 0, 0); }
 
 pthread_key_t exit_key;
+bool has_exit_key = false;  // a process has 1024 keys at most
 pthread_once_t exit_key_once = PTHREAD_ONCE_INIT;
 
 }  // namespace
@@ -32,12 +34,14 @@ std::atomic<Gate::ThreadState*> Gate::threads_{nullptr};
 
 Gate::ThreadState* Gate::register_thread() noexcept {
   // A record goes back when its thread ends, through a pthread key: thread_local destructors would
-  // run too early for libraries that still call the driver from theirs.
+  // run too early for libraries that still call the driver from theirs. Without a key it stays
+  // taken.
   pthread_once(&exit_key_once, [] {
-    pthread_key_create(&exit_key, [](void* record) {
-      state_ = nullptr;
-      static_cast<ThreadState*>(record)->taken.store(false, std::memory_order_release);
-    });
+    has_exit_key =
+        pthread_key_create(&exit_key, [](void* record) {
+          state_ = nullptr;
+          static_cast<ThreadState*>(record)->taken.store(false, std::memory_order_release);
+        }) == 0;
   });
   ThreadState* record = threads_.load(std::memory_order_acquire);
   for (; record != nullptr; record = record->next) {
@@ -52,7 +56,7 @@ Gate::ThreadState* Gate::register_thread() noexcept {
     }
   }
   record->depth = 0;
-  pthread_setspecific(exit_key, record);
+  if (has_exit_key) pthread_setspecific(exit_key, record);
   return record;
 }
 
@@ -64,6 +68,7 @@ void Gate::prepare(const Policy& policy) {
 }
 
 CUresult Gate::wait(ThreadState& self, Caller caller, const Work& work) noexcept {
+  const NoCancel no_cancel;
   const bool may_step = caller != Caller::kCaptures;
   int ordinal = policy_.current_device != nullptr ? policy_.current_device() : 0;
   const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
@@ -269,6 +274,7 @@ void Gate::drain_ended() {
 /// Only the beginning of a drain does harm, and nobody sees it inside the driver: it is there after
 /// so long.
 void Gate::await_drains() noexcept {
+  const NoCancel no_cancel;
   std::unique_lock lock(mutex_);
   drained_.wait_until(lock, last_drain_ + kDrainBegins, [&] { return drains_ == 0; });
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "shim/base/log.h"
+#include "shim/base/no_cancel.h"
 #include "shim/memory/absence.h"
 #include "shim/process/python.h"
 
@@ -75,6 +76,7 @@ void Holdings::tell_free(std::uint64_t id) {
 
 bool Holdings::wait_arrival(std::unique_lock<std::mutex>& lock,
                             const std::function<bool()>& arriving) {
+  const NoCancel no_cancel;
   const EndOfCaller end;
   const auto deadline = std::chrono::steady_clock::now() + kArrivalDeadline;
   while (arriving()) {

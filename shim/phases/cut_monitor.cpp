@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <string>
 #include <system_error>
@@ -19,12 +20,23 @@ namespace {
 constexpr std::chrono::milliseconds kRecheck{5};
 /// Between two waits for a device, of which the driver has refused the first.
 constexpr std::chrono::milliseconds kDrainAgain{50};
+/// Before a thread that has failed begins again.
+constexpr std::chrono::milliseconds kRunAgain{500};
 
 /// Without one nobody says that the rank is quiet: the pause is called off at its deadline, and the
 /// program runs on.
 bool start_thread(std::function<void()> run) {
   try {
-    std::thread(std::move(run)).detach();
+    std::thread([run = std::move(run)] {
+      for (;;) {
+        try {
+          run();
+        } catch (const std::exception& error) {  // as bad_alloc; the pause is called off meanwhile
+          log_error(std::string("watching the devices: ") + error.what());
+          std::this_thread::sleep_for(kRunAgain);
+        }
+      }
+    }).detach();
     return true;
   } catch (const std::system_error& error) {
     log_error(std::string("no thread to watch the devices: ") + error.what());

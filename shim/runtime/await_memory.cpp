@@ -5,11 +5,13 @@
 #include <string>
 
 #include "shim/base/log.h"
+#include "shim/base/no_cancel.h"
 #include "shim/gate/wait_log.h"
 
 namespace amem::shim {
 
 CUresult await_memory(const char* call, const Stretches& named) noexcept {
+  const NoCancel no_cancel;
   Runtime& runtime = Runtime::get();
   Holdings& holdings = runtime.memory().holdings;
   const std::optional<std::string> missing = Absence::of(holdings, named);

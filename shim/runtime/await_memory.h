@@ -19,8 +19,7 @@ CUresult await_memory(const char* call, const Stretches& named) noexcept;
 /// Makes a call when all memory that it names is here. `enter`: passes the gate; `named`: says what
 /// it names, asked only when something is away; `make`: makes it.
 template <class Enter, class Named, class Make>
-CUresult with_memory(const char* call, const Enter& enter, const Named& named,
-                     const Make& make) noexcept {
+CUresult with_memory(const char* call, const Enter& enter, const Named& named, const Make& make) {
   while (true) {
     {
       const Pass pass(*the_gate, enter());

@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "shim/base/no_cancel.h"
 #include "shim/process/python.h"
 #include "shim/runtime/runtime.h"
 
@@ -39,6 +40,7 @@ struct Errand {
 Status on_service_thread(Runtime& runtime, std::function<Status(Mover&)> work) {
   if (!runtime.connected()) return {Code::kUnavailable, "there is no broker, so nothing is saved"};
   using Clock = std::chrono::steady_clock;
+  const NoCancel no_cancel;
   const EndOfCaller end;
   Session& session = BackupAccess::session(runtime);
   const auto errand = std::make_shared<Errand>();

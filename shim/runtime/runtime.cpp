@@ -7,8 +7,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
+#include <new>
 
 #include "shim/base/log.h"
+#include "shim/base/no_cancel.h"
 #include "shim/base/trace.h"
 #include "shim/gate/wait_log.h"
 #include "shim/memory/absence.h"
@@ -133,6 +135,7 @@ bool Runtime::connected() {
   if (opened_.load(std::memory_order_acquire)) return session_.alive();
   // Before cuInit there is nothing to try: the driver does not tell its devices yet.
   if (!driver_loaded_.load(std::memory_order_acquire) && !load_driver().ok()) return false;
+  const NoCancel no_cancel;
   std::lock_guard lock(mutex_);
   if (!tried_) {
     tried_ = true;
@@ -165,6 +168,10 @@ void Runtime::name_group_of_one() {
 
 Status Runtime::open() {
   if (Status s = load_driver(); !s.ok()) return s;
+  // First: to connect may take long, and another thread may fork meanwhile.
+  if (const int error = ::pthread_atfork(nullptr, nullptr, &Runtime::after_fork_in_child);
+      error != 0)
+    return errno_status(Code::kUnavailable, "pthread_atfork", error);
   name_group_of_one();  // anew for a child of fork, whose parent has only looked the driver up
   devices_of_gate = &devices_;
   Gate::Policy policy{options_.gate_waits, options_.gate_timeout, &current_device_of_caller,
@@ -199,7 +206,6 @@ Status Runtime::open() {
     return s;
   }
   report_.changed();
-  ::pthread_atfork(nullptr, nullptr, &Runtime::after_fork_in_child);
   log_info("rank " + std::to_string(session_.rank_id()) + " of group " + options_.group + " at " +
            path);
   return {};
@@ -208,6 +214,9 @@ Status Runtime::open() {
 void Runtime::after_fork_in_child() {
   Runtime& self = *instance;
   self.forked_.store(true, std::memory_order_release);
+  // A thread that is not here may have them.
+  new (&self.driver_mutex_) std::mutex;
+  new (&self.mutex_) std::mutex;
   self.session_.abandon_after_fork();
   self.gate_.reset_after_fork();
   Absence::reset_after_fork();
@@ -295,6 +304,17 @@ Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t t
 
 Status Runtime::ask(Message& request, std::chrono::milliseconds deadline) {
   if (connected()) return session_.call(request, deadline).status();
+  if (forked())
+    return {
+        Code::kFailedPrecondition,
+        "this process is a child of fork(), which has no part in its parent's group: ask in the "
+        "parent, or start it as a program of its own"};
+  if (opened_.load(std::memory_order_acquire) && session_.ended())
+    return {Code::kUnavailable,
+            "this process has lost its broker and runs without amem: restart the job"};
+  if (opened_.load(std::memory_order_acquire))
+    return {Code::kUnavailable,
+            "the broker is gone, and this process waits for another: start amemd again"};
   if (!driver_loaded_.load(std::memory_order_acquire))
     return {Code::kFailedPrecondition,
             "this process has not initialised CUDA yet, so nothing of it is brokered"};

@@ -10,12 +10,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <iterator>
 #include <optional>
 #include <string>
 #include <system_error>
 
 #include "shim/base/log.h"
+#include "shim/base/no_cancel.h"
 
 namespace amem::shim {
 namespace {
@@ -150,6 +152,7 @@ Status Session::settle(std::chrono::milliseconds deadline, std::chrono::microsec
 
 Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadline,
                              std::chrono::microseconds soon, Unanswered& waiting) {
+  const NoCancel no_cancel;
   const auto begin = Clock::now();
   waiting.request = &message;
   std::unique_lock lock(mutex_);
@@ -203,6 +206,7 @@ void Session::look_for_answer(const Unanswered& waiting, Clock::time_point until
 
 void Session::post(const Message& message, std::vector<Fd> fds) {
   if (ended()) return;
+  const NoCancel no_cancel;
   if (Status s = send(message, std::move(fds), nullptr); !s.ok()) log_debug(s.text());
 }
 
@@ -222,6 +226,7 @@ void Session::taken(std::uint64_t id) {
 }
 
 void Session::wake() {
+  const NoCancel no_cancel;
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
 }
@@ -246,6 +251,7 @@ bool Session::ending() {
 }
 
 void Session::stop(Clock::time_point deadline) {
+  const NoCancel no_cancel;
   std::unique_lock lock(mutex_);
   stopped_ = true;
   served_.wait_until(lock, deadline, [&] { return !serving_; });
@@ -259,10 +265,14 @@ void Session::work(const Work& work) {
     if (stopped_) return;
     serving_ = true;
   }
+  const Served served(*this);
   work();
-  std::lock_guard lock(mutex_);
-  serving_ = false;
-  served_.notify_all();
+}
+
+Session::Served::~Served() {
+  std::lock_guard lock(session_.mutex_);
+  session_.serving_ = false;
+  session_.served_.notify_all();
 }
 
 void Session::run_due_tasks() {
@@ -354,7 +364,15 @@ Status Session::serve_broker() {
 
 void Session::serve() {
   pthread_setname_np(pthread_self(), "amem-session");
-  while (come_back(serve_broker())) {
+  try {
+    while (come_back(serve_broker())) {
+    }
+  } catch (const std::exception& error) {
+    // The process has no memory left, or no thread. The program may go on without a broker; what
+    // this one has been told and has not done is not known, so nothing of it is answered.
+    log_error(std::string("the session with the broker ends: the shim has failed: ") +
+              error.what());
+    (void)leave({Code::kInternal, "the shim has failed"});
   }
   set_alive(false);
   ended_.store(true, std::memory_order_release);

@@ -167,6 +167,17 @@ class Session {
   void run_due_tasks();
   template <class Work>
   void work(const Work& work);
+  /// Of work(): its end, however that comes.
+  class Served {
+   public:
+    explicit Served(Session& session) : session_(session) {}
+    ~Served();
+    Served(const Served&) = delete;
+    Served& operator=(const Served&) = delete;
+
+   private:
+    Session& session_;
+  };
   int milliseconds_to_wait();
   bool deliver(Packet& packet);
 

@@ -1,6 +1,7 @@
 """The shim inside programs that do not expect it: no broker, turned off, forks, programs without CUDA."""
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -164,6 +165,58 @@ def test_descriptors_are_close_on_exec(node):
             if int(name) > 2 and not flags & os.O_CLOEXEC:
                 open_ones.append(os.readlink(f"/proc/{rank.pid}/fd/{name}"))
         assert open_ones == []
+
+
+FORKS_WHILE_IT_CONNECTS = """
+import ctypes, os, signal, sys, threading
+cuda = ctypes.CDLL("libcuda.so.1")
+everything = ctypes.CDLL(None)
+context = ctypes.c_void_p()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+
+def allocate():
+    assert cuda.cuCtxSetCurrent(context) == 0
+    address = ctypes.c_uint64()
+    cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1 << 21))
+
+threading.Thread(target=allocate, daemon=True).start()
+sys.stdin.readline()  # it has come to connect
+child = os.fork()
+if child == 0:
+    signal.alarm(5)
+    group = ctypes.c_int()
+    active = everything.amem_shim_active()
+    name = ctypes.create_string_buffer(64)
+    everything.amem_shim_group(name, ctypes.c_size_t(64))
+    error = ctypes.create_string_buffer(512)
+    everything.amem_shim_resume(None, ctypes.c_size_t(0), 1000, error, ctypes.c_size_t(512))
+    sockets = sum(os.readlink("/proc/self/fd/" + each).startswith("socket:")
+                  for each in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + each))
+    print(active, name.value.decode(), sockets, error.value.decode(), flush=True)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_fork_while_another_thread_connects(bare_node):
+    """To a broker that does not answer."""
+    node = bare_node
+    os.makedirs(node.runtime_dir, exist_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as mute:
+        mute.bind(os.path.join(node.runtime_dir, "session.sock"))
+        mute.listen(1)
+        environment = node.env({"LD_PRELOAD": shim(node.build), "AMEM_SCOPE": "heap", "AMEM_GROUP": "train"})
+        with subprocess.Popen([sys.executable, "-c", FORKS_WHILE_IT_CONNECTS], env=environment, text=True,
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+            mute.settimeout(patience(20))
+            rank, _ = mute.accept()
+            with rank:
+                out, _ = program.communicate("go\n", timeout=patience(20))
+    child, parent = out.splitlines()
+    assert child.startswith("0 train 0 "), "it is on its own, and has nothing of the session"
+    assert "child of fork()" in child and "start amemd" not in child, child
+    assert parent == "0"
 
 
 # ---- programs that are none of our business ----

@@ -395,7 +395,7 @@ TEST(Cut, LaggardsSayWhy) {
 TEST(Cut, ALaggardThatCannotBeWaitedForSaysWhyAndWhatToDo) {
   const Time t;
   Cut cut({1, 2}, kStall, t);
-  for (const RankId rank : {1, 2}) {
+  for (const RankId rank : {1U, 2U}) {
     CutReport report = one(true, 0);
     report.devices[0].error =
         rank == 1 ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (900)" : "CUDA_ERROR_OUT_OF_MEMORY (2)";

@@ -1,5 +1,10 @@
 // Callers that wait long at the gate: what is said of them, and that nothing ends them.
+#include <pthread.h>
+
+#include <array>
 #include <atomic>
+#include <climits>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -107,6 +112,57 @@ TEST_F(LongWaitTest, AThreadThatHasPausedItsGroupAndWaitsForItIsNamedOnce) {
   EXPECT_EQ(lines_with(testing::internal::GetCapturedStderr(), "itself"), 0)
       << "that pause was another's";
   gate_.open();
+}
+
+TEST_F(LongWaitTest, AThreadThatIsCancelledAtTheGateEndsBehindIt) {
+  gate_.close();
+  static std::atomic<bool> passed;
+  passed = false;
+  pthread_t caller{};
+  ASSERT_EQ(pthread_create(
+                &caller, nullptr,
+                [](void* gate) -> void* {
+                  {
+                    const Pass pass(*static_cast<Gate*>(gate));
+                    passed = pass.result() == CUDA_SUCCESS;
+                  }
+                  pthread_testcancel();
+                  return nullptr;
+                },
+                &gate_),
+            0);
+  ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
+  ASSERT_EQ(pthread_cancel(caller), 0);
+  std::this_thread::sleep_for(100ms);
+  EXPECT_FALSE(passed);
+  gate_.open();
+  void* result = nullptr;
+  ASSERT_EQ(pthread_join(caller, &result), 0);
+  EXPECT_TRUE(passed);
+  EXPECT_EQ(result, PTHREAD_CANCELED);
+  EXPECT_FALSE(gate_.snapshot().any_active);
+}
+
+/// Whether a first pass of the gate leaves the values of all keys as they are when there is no key
+/// left.
+bool keeps_keys() {
+  pthread_key_t key = 0;
+  while (pthread_key_create(&key, nullptr) == 0) {
+  }
+  std::array<const void*, PTHREAD_KEYS_MAX> before{};
+  for (pthread_key_t k = 0; k < before.size(); ++k) before[k] = pthread_getspecific(k);
+  Gate gate;
+  if (gate.enter() != CUDA_SUCCESS) return false;
+  gate.leave();
+  for (pthread_key_t k = 0; k < before.size(); ++k)
+    if (before[k] != pthread_getspecific(k)) return false;
+  return true;
+}
+
+// In a process of its own, which is started anew: the first pass takes the key.
+TEST(GateKeysDeathTest, AProcessWithoutAKeyLeftKeepsWhatItsKeysHold) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(std::_Exit(keeps_keys() ? 0 : 1), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -131,6 +132,30 @@ TEST_F(ShimSession, EndsWithTheBroker) {
   EXPECT_FALSE(session.alive());
   Message request = free_message(1);
   EXPECT_EQ(session.call(request, 1s).status().code(), Code::kUnavailable);
+}
+
+struct Failing : Listener {
+  void command(Packet&) override { throw std::bad_alloc(); }
+};
+
+TEST_F(ShimSession, AFailureOfTheShimEndsTheSessionAndNotTheProgram) {
+  Broker broker;
+  auto& failing = for_good<Failing>();
+  ASSERT_TRUE(session.connect(broker.path(), identity).ok());
+  ASSERT_TRUE(session.start(failing).ok());
+  Message command = amem_v1_SessionMessage_init_zero;
+  command.which_body = amem_v1_SessionMessage_open_tag;
+  testing::internal::CaptureStderr();
+  ASSERT_TRUE(send_message(broker.socket(), command).ok());
+  EXPECT_TRUE(eventually([&] { return failing.is_lost.load(); }));
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("the session with the broker ends: the shim has failed"), std::string::npos)
+      << said;
+  Packet packet;
+  EXPECT_EQ(receive(broker.socket(), 0, packet).code(), Code::kUnavailable) << "the broker sees it";
+  const auto begin = std::chrono::steady_clock::now();
+  session.stop(begin + 5s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 4s) << "nothing is under way any more";
 }
 
 TEST_F(ShimSession, ARefusalIsTheBrokers) {
