@@ -12,6 +12,7 @@
 #include "common/protocol.h"
 #include "shim/base/log.h"
 #include "shim/calls/error_out.h"
+#include "shim/gate/wait_log.h"
 #include "shim/process/nccl_version.h"
 #include "shim/process/symbols.h"
 #include "shim/runtime/runtime.h"
@@ -225,6 +226,14 @@ AMEM_PUBLIC int amem_shim_set_group(const char* group, char* error, std::size_t 
 AMEM_PUBLIC int amem_shim_group(char* name, std::size_t size) {
   const std::string group = Runtime::disabled() ? "" : Runtime::get().group();
   return std::snprintf(name, size, "%s", group.c_str());
+}
+
+/// For how many milliseconds calls of this process have had to wait for its group so far: what a
+/// program's own time limits should not count. Waits for nothing.
+AMEM_PUBLIC std::uint64_t amem_shim_shut_ms() {
+  const Runtime* const made = Runtime::disabled() ? nullptr : amem::shim::runtime_if_made();
+  if (made == nullptr || made->forked()) return 0;
+  return static_cast<std::uint64_t>(amem::shim::wait_log().shut_time().count());
 }
 
 AMEM_PUBLIC int amem_shim_active() {

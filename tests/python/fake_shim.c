@@ -15,6 +15,7 @@ static char answer_text[256];
 static char answer_for_tag[64]; /* when not empty: only calls with this tag fail */
 static char stats[1 << 16] = "{}";
 static char group[64];
+static uint64_t shut_ms;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 static int held;   /* pause and resume wait until it is 0 */
 static int inside; /* calls that wait */
@@ -48,6 +49,7 @@ void fake_answer(int code, const char* text, const char* for_tag) {
 }
 void fake_stats(const char* json) { snprintf(stats, sizeof stats, "%s", json); }
 void fake_group(const char* name) { snprintf(group, sizeof group, "%s", name); }
+void fake_shut(uint64_t milliseconds) { shut_ms = milliseconds; }
 void fake_hold(int hold) {
   pthread_mutex_lock(&mutex);
   held = hold;
@@ -69,6 +71,7 @@ void fake_reset(void) {
   fake_stats("{}");
   fake_group("");
   fake_hold(0);
+  fake_shut(0);
 }
 
 /* ---- the shim's functions ---- */
@@ -102,6 +105,7 @@ static int operate(const char* what, const char* const* tags, size_t count, uint
 }
 
 int amem_shim_active(void) { return 1; }
+uint64_t amem_shim_shut_ms(void) { return shut_ms; }
 int amem_shim_pause(const char* const* tags, size_t count, uint32_t timeout_ms, char* error,
                     size_t size) {
   return operate("pause", tags, count, timeout_ms, error, size);

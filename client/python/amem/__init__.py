@@ -1,7 +1,7 @@
 """amem: GPU memory that groups of processes take turns with.
 
-In a rank, a process with libamem_shim.so loaded: pause, resume, region, move, unbrokered, stats, set_group, group, is_active, and
-pause_async, resume_async. To start ranks: launch, environment. For a controller: Broker, Cluster, swap, swap_async; these need
+In a rank, a process with libamem_shim.so loaded: pause, resume, region, move, unbrokered, stats, set_group, group, is_active,
+extend_timeouts, and pause_async, resume_async. To start ranks: launch, environment. For a controller: Broker, Cluster, swap, swap_async; these need
 grpcio and protobuf, nothing else here does. amem.compat has torch_memory_saver's names, amem.nccl AMem's NCCL calls.
 
 Errors are raised as amem.Error, which carries a code and a text. Times are seconds and sizes bytes unless a name says
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from amem import _ending
 from amem._background import pause_async, resume_async, swap_async
+from amem._frameworks.timeouts import extend_timeouts
 from amem._launcher import environment, launch, shim_path, swap
 from amem._rank import group, is_active, pause, resume, set_group, set_policy, stats
 from amem._regions import move, region, unbrokered
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AbortedError", "Broker", "CancelledError", "Cluster", "Code", "DataLossError", "DeadlineExceededError", "Error",
     "FailedPreconditionError", "InternalError", "InvalidArgumentError", "NotFoundError", "PermissionDeniedError",
-    "ResourceExhaustedError", "UnavailableError", "UnimplementedError", "__version__", "environment", "group", "is_active",
+    "ResourceExhaustedError", "UnavailableError", "UnimplementedError", "__version__", "environment", "extend_timeouts", "group", "is_active",
     "launch", "move", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "set_policy", "shim_path", "stats",
     "swap", "swap_async", "unbrokered"]
 

@@ -36,8 +36,10 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "amem_shim_unbrokered_begin": _TEXT,
     "amem_shim_unbrokered_end": _TEXT,
     "amem_shim_set_policy": (ctypes.c_char_p, ctypes.c_int, *_TEXT),
+    "amem_shim_shut_ms": (),
     "amem_shim_stats": _TEXT,
 }
+_RESULTS: dict[str, Any] = {"amem_shim_shut_ms": ctypes.c_uint64}
 
 
 @functools.lru_cache(maxsize=None)
@@ -48,7 +50,7 @@ def _find(name: str) -> Any:
     except AttributeError:
         return None
     function.argtypes = _ARGUMENTS[name]
-    function.restype = ctypes.c_int
+    function.restype = _RESULTS.get(name, ctypes.c_int)
     return function
 
 
@@ -97,6 +99,11 @@ def group() -> str:
     if function is not None:
         function(name, len(name))
     return name.value.decode(errors="replace")
+
+
+def shut_ms() -> int:
+    """For how long calls of this process have had to wait for its group so far."""
+    return int(_function("amem_shim_shut_ms")())
 
 
 def interpreter_ends() -> None:

@@ -283,6 +283,39 @@ def first_use(bench):
     return shown
 
 
+# ---- time limits ------------------------------------------------------------------------------------------------
+
+
+def watchdog_outcomes(bench, *arguments, amem=True):
+    """What became of a job that was stopped for longer than the time limit of its process groups."""
+    how = ("--how", "pause" if amem else "signal")
+    environment = {"AMEM_RUNTIME_DIR": str(bench.broker().runtime)} if amem else {}
+    return bench.python_script("limits/torch_watchdog.py", "control", "--ranks", bench.ranks, *how, *arguments, shim=False,
+                               env=environment).wait(335).report()
+
+
+def judged(report, must_survive=False):
+    try:
+        return figures.watchdog(report, must_survive)
+    except ValueError as wrong:
+        raise Failure(str(wrong)) from None
+
+
+@case(340)
+def torch_watchdog(bench):
+    """A job whose ranks call amem.extend_timeouts() survives pauses that are longer than its collectives' time limit."""
+    bench.needs_peers()
+    return judged(watchdog_outcomes(bench, "--extend", "--times", bench.cycles // 2), must_survive=True)
+
+
+@case(340)
+def torch_watchdog_plain(bench):
+    """Without that call nothing but PyTorch's time limit may end it, which ends a job that a signal stops, too."""
+    bench.needs_peers()
+    paused = judged(watchdog_outcomes(bench, "--times", 1))
+    return f"{paused}; {judged(watchdog_outcomes(bench, '--times', 1, amem=False))}"
+
+
 # ---- an RL loop -------------------------------------------------------------------------------------------------
 
 

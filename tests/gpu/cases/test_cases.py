@@ -21,7 +21,7 @@ import registry  # noqa: E402
 
 CTEST_LIMIT_S = 480
 BROKER_START_S = 140  # with the pool for eight GPUs
-SCRIPTS = sorted([*HERE.glob("*.py"), *PROGRAMS.glob("*.py")])
+SCRIPTS = sorted([*HERE.glob("*.py"), *PROGRAMS.rglob("*.py")])
 
 
 def test_names_are_unique_and_fit_ctest():
@@ -44,7 +44,7 @@ def test_scripts_compile(script):
 @pytest.mark.parametrize("file", [HERE / "cases.py", HERE / "cases_nccl.py", HERE / "cases_nvls.py", HERE / "cases_restart.py", HERE / "cases_torch.py", HERE / "cases_vllm.py", HERE / "run_cases.py"],
                          ids=lambda each: each.name)
 def test_programs_that_cases_start_exist(file):
-    for name in re.findall(r'"(\w+\.py)"', file.read_text(encoding="utf-8")):
+    for name in re.findall(r'"([\w/]+\.py)"', file.read_text(encoding="utf-8")):
         assert (PROGRAMS / name).is_file(), name
 
 

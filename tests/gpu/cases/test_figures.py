@@ -200,3 +200,20 @@ def test_first_uses_with_a_wrong_result_on_either_side():
     died = first_use_report(texts=["a process ended with -11"])
     assert figures.first_uses(first_use_report(), wrong, 0.7)[0] == "in scope heap: seed 5: sort: 3 away"
     assert figures.first_uses(died, first_use_report(), 0.7)[0] == "without amem: a process ended with -11"
+
+
+def stops(*outcomes, extend=False):
+    return {"how": "pause", "extend": extend, "timeout_s": 5, "stop_s": 12.0, "torch": "2.9", "outcomes": list(outcomes)}
+
+
+def test_what_became_of_a_job_that_was_stopped():
+    survived = {"kind": "async", "survived": True}
+    ended = {"kind": "barrier", "survived": False, "when": "after the stop", "by": "the NCCL watchdog", "text": "too long"}
+    assert figures.watchdog(stops(survived, survived), must_survive=True) == (
+        "12 s pauses, limit 5 s: async 2 of 2 survived (PyTorch 2.9)")
+    text = figures.watchdog(stops(survived, ended, extend=True))
+    assert "with extend_timeouts(), limit" in text and "barrier 0 of 1 survived, ended by the NCCL watchdog" in text
+    with pytest.raises(ValueError, match="barrier collectives was ended after the stop by the NCCL watchdog: too long"):
+        figures.watchdog(stops(survived, ended), must_survive=True)
+    with pytest.raises(ValueError, match="by a CUDA error"):
+        figures.watchdog(stops({**ended, "by": "a CUDA error"}))

@@ -243,3 +243,26 @@ def registrations(log):
     """How often NCCL's log (NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=REG) says that a peer mapped a registered buffer, and that
     it could not."""
     return {"peers": log.count(" - IPC register buffer "), "failed": log.count(" failed to IPC register ")}
+
+
+# ---- stops longer than the time limit of collectives ------------------------------------------------------------
+
+OWN_LIMITS = ("the NCCL watchdog", "a blocking wait")  # PyTorch's, as torch_watchdog.py names them
+
+
+def watchdog(report, must_survive=False):
+    """What became of a job in a report of torch_watchdog.py, as text. ValueError: it did not survive where it must, or was
+    ended by anything but PyTorch's own time limit."""
+    how = "pauses" if report["how"] == "pause" else "stops by a signal"
+    if report["extend"]:
+        how += ", with extend_timeouts()"
+    parts = []
+    for kind in sorted({each["kind"] for each in report["outcomes"]}):
+        of_kind = [each for each in report["outcomes"] if each["kind"] == kind]
+        ended = [each for each in of_kind if not each["survived"]]
+        for each in ended:
+            if must_survive or each["by"] not in OWN_LIMITS:
+                raise ValueError(f"{how}: a job with {kind} collectives was ended {each['when']} by {each['by']}: {each['text']}")
+        parts.append(f"{kind} {len(of_kind) - len(ended)} of {len(of_kind)} survived"
+                     + (f", ended by {ended[0]['by']}" if ended else ""))
+    return f"{report['stop_s']:.0f} s {how}, limit {report['timeout_s']} s: {', '.join(parts)} (PyTorch {report['torch']})"

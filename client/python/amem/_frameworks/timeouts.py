@@ -1,0 +1,87 @@
+"""PyTorch's time limit for collectives does not count the time in which their group was paused.
+
+ProcessGroupNCCL compares the clock with the time at which a collective was made. One that waits at the gate is made before
+the resume and starts after it, so its watchdog would end the job as soon as it looks. PyTorch gives such a collective more
+time if that is said before it starts. A thread says so while the gate is shut; it looks once a second.
+"""
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from amem import _shim
+from amem.errors import FailedPreconditionError
+
+_LOOK_EVERY = 1.0  # seconds
+_AHEAD_MS = 5000  # said in advance: the resume may come at once, and the thread may be late
+
+
+class Extension:
+    """How much more time has been asked for. `shut_ms`: for how long the gate has been shut, in all."""
+
+    def __init__(self, shut_ms: int) -> None:
+        self._seen = shut_ms
+        self._said = shut_ms
+
+    def look(self, shut_ms: int) -> int:
+        """How many milliseconds more a collective needs that waits now. 0: none waits, or that has been said."""
+        shut, self._seen = shut_ms > self._seen, shut_ms
+        if not shut:  # what was said for the last pause is not for the next one
+            self._said = shut_ms
+            return 0
+        more = max(0, shut_ms + _AHEAD_MS - self._said)
+        self._said += more
+        return more
+
+
+def _extender() -> Callable[[timedelta], Any]:
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    extend = getattr(distributed, "_add_ephemeral_timeout_for_all_pgs", None)
+    if extend is None:
+        raise FailedPreconditionError(
+            "PyTorch's process groups cannot be given more time: torch.distributed is not imported, or this PyTorch has no "
+            "_add_ephemeral_timeout_for_all_pgs; make the groups with a timeout that is longer than any pause")
+    return extend  # type: ignore[no-any-return]
+
+
+def _watch(extend: Callable[[timedelta], Any]) -> None:
+    extension = Extension(_shim.shut_ms())
+    while True:
+        time.sleep(_LOOK_EVERY)
+        more = extension.look(_shim.shut_ms())
+        if more == 0:
+            continue
+        try:
+            extend(timedelta(milliseconds=more))
+        except Exception as error:  # a group was made meanwhile, or the function has changed: the program must not end of it
+            warnings.warn(f"amem: this pause counts in the time limit of PyTorch's collectives: {error}", RuntimeWarning,
+                          stacklevel=1)
+
+
+_lock = threading.Lock()
+_started = False
+
+
+def extend_timeouts() -> None:
+    """From now on PyTorch's time limit for collectives (the timeout of its NCCL process groups) does not count the time in
+    which this rank's group was paused. Call it in every rank when torch.distributed has been imported; once is enough, and
+    more often is no error. A daemon thread does it from then on; a child of fork has none.
+
+    Not for a wait() that is given a timeout of its own, nor for other backends: their time limits go on
+    (docs/frameworks.md, "Time limits of the job").
+
+    FailedPreconditionError: no shim in this process, or one of another version; or PyTorch cannot do it.
+    """
+    global _started
+    _shim.shut_ms()
+    extend = _extender()
+    with _lock:
+        if _started:
+            return
+        threading.Thread(target=_watch, args=(extend,), name="amem-timeouts", daemon=True).start()
+        _started = True

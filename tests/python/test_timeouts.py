@@ -1,0 +1,63 @@
+"""PyTorch's time limit for collectives during a pause, with a PyTorch and a shim that only take notes."""
+import ctypes
+import sys
+import threading
+import time
+import types
+from datetime import timedelta
+
+import pytest
+
+import amem
+from amem._frameworks import timeouts as _timeouts
+
+AHEAD = _timeouts._AHEAD_MS
+
+
+def test_more_time_is_asked_for_as_long_as_a_pause_lasts():
+    extension = _timeouts.Extension(0)
+    assert extension.look(0) == 0, "the group runs"
+    assert extension.look(1000) == 1000 + AHEAD
+    assert extension.look(2000) == 1000
+    assert extension.look(12000) == 10000
+    assert extension.look(12400) == 400, "the last second of the pause"
+    assert extension.look(12400) == 0, "it runs again"
+    assert extension.look(12400) == 0
+    assert extension.look(13400) == 1000 + AHEAD, "another pause needs as much again"
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    """What is asked of PyTorch, as a list of seconds."""
+    asked = []
+    module = types.ModuleType("torch.distributed.distributed_c10d")
+    module._add_ephemeral_timeout_for_all_pgs = lambda more: asked.append(more / timedelta(seconds=1))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return types.SimpleNamespace(asked=asked, module=module)
+
+
+def shut(shim, milliseconds):
+    shim.library.fake_shut(ctypes.c_uint64(milliseconds))
+
+
+def test_a_thread_asks_while_the_gate_is_shut(shim, torch, monkeypatch):
+    monkeypatch.setattr(_timeouts, "_LOOK_EVERY", 0.02)
+    monkeypatch.setattr(_timeouts, "_started", False)
+    amem.extend_timeouts()
+    amem.extend_timeouts()
+    assert sum(thread.name == "amem-timeouts" for thread in threading.enumerate()) == 1
+    time.sleep(0.2)
+    assert torch.asked == []
+    shut(shim, 3000)
+    end = time.monotonic() + 10
+    while not torch.asked and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert torch.asked == [3 + AHEAD / 1000], "once for one pause"
+
+
+def test_what_cannot_be_extended_is_an_error(shim, torch, monkeypatch):
+    monkeypatch.setattr(_timeouts, "_started", False)
+    del torch.module._add_ephemeral_timeout_for_all_pgs
+    with pytest.raises(amem.FailedPreconditionError, match="longer than any pause"):
+        amem.extend_timeouts()
