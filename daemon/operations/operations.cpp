@@ -57,7 +57,7 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
       Link(out ? names : none, out ? none : names, task, duplex_, abroad != nullptr), task, task,
       timeout, observer);
   order->abroad = std::move(abroad);
-  order->who = who;
+  order->asker = who;
   order->groups = ids_of(groups);
   (out ? order->exchange.leaving : order->exchange.arriving) = order->groups;
   return start(order);
@@ -88,7 +88,7 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in,
       std::make_shared<Order>(Link(names_of(out), names_of(in), pause, duplex_, abroad != nullptr),
                               pause, resume, timeout, observer);
   order->abroad = std::move(abroad);
-  order->who = who;
+  order->asker = who;
   order->exchange = {ids_of(out), coming};
   order->groups = order->exchange.leaving;
   order->groups.insert(order->groups.end(), coming.begin(), coming.end());
@@ -230,7 +230,7 @@ void Operations::run(GroupEntry& group, const action::Begun& begun) {
   Order* const order = running.order.get();
   node_.records.write(group);
   if (begun.task.op == Operation::kPause) {
-    group.paused_by = order != nullptr ? order->who : "the group itself";
+    group.paused_by = order != nullptr ? order->asker : "the group itself";
     const bool duplex = order != nullptr && order->link.swaps() && duplex_;
     running.operation.emplace<PauseOperation>(
         means_, group, begun.task, duplex ? &order->exchange : nullptr, back_to(group.id));

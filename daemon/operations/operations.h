@@ -122,7 +122,7 @@ class Operations {
     Duration timeout;
     Observer observer;  // null: the broker is ending
     std::shared_ptr<Abroad> abroad = nullptr;
-    std::string who;               // has asked for it, for people
+    std::string asker;             // who has asked for it, for people
     std::deque<Link::Step> steps;  // to be carried out
     bool stepping = false;
     Time began = Clock::now();

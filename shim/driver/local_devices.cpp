@@ -11,7 +11,7 @@
 namespace amem::shim {
 namespace {
 
-/// Between two waits of which the driver has refused the first, and for how long they go on.
+/// Before a wait that the driver has refused is tried again, and for how long that goes on.
 constexpr std::chrono::milliseconds kWaitAgain{20};
 constexpr std::chrono::seconds kWaitDeadline{30};
 

@@ -18,7 +18,7 @@ namespace {
 
 // Everything that can change is announced; this only bounds what a lost wake-up would cost.
 constexpr std::chrono::milliseconds kRecheck{5};
-/// Between two waits for a device, of which the driver has refused the first.
+/// Before a wait for a device that the driver has refused is tried again.
 constexpr std::chrono::milliseconds kDrainAgain{50};
 /// Before a thread that has failed begins again.
 constexpr std::chrono::milliseconds kRunAgain{500};

@@ -1,4 +1,4 @@
-"""What counts as an idle device in a pause: one whose work has ended, not one of which the driver says nothing."""
+"""Which device is idle in a pause: one whose work has ended. One that the driver refuses to wait for is not."""
 import re
 import time
 

@@ -58,7 +58,7 @@ def _watch(extend: Callable[[timedelta], Any]) -> None:
             continue
         try:
             extend(timedelta(milliseconds=more))
-        except Exception as error:  # a group was made meanwhile, or the function has changed: the program must not end of it
+        except Exception as error:  # a group was made meanwhile, or PyTorch has changed: that must not end the program
             warnings.warn(f"amem: this pause counts in the time limit of PyTorch's collectives: {error}", RuntimeWarning,
                           stacklevel=1)
 

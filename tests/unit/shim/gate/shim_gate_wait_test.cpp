@@ -159,7 +159,7 @@ bool keeps_keys() {
   return true;
 }
 
-// In a process of its own, which is started anew: the first pass takes the key.
+// In a new process: the first pass takes the key.
 TEST(GateKeysDeathTest, AProcessWithoutAKeyLeftKeepsWhatItsKeysHold) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(std::_Exit(keeps_keys() ? 0 : 1), testing::ExitedWithCode(0), "");
