@@ -118,7 +118,7 @@ CUresult Gate::wait(ThreadState& self, Caller caller, const Work& work) noexcept
       result = CUDA_ERROR_TIMEOUT;
       break;
     }
-    if (held_ && !std::exchange(said, true)) {
+    if (held_ && caller != Caller::kFrees && !std::exchange(said, true)) {
       lock.unlock();
       wait_log().waits_for_itself(work.call, true);
       lock.lock();
