@@ -1,7 +1,11 @@
 #include "shim/process/modules.h"
 
 #include <dlfcn.h>
+#include <errno.h>
+#include <features.h>
+#include <link.h>
 
+#include <cstdint>
 #include <cstring>
 
 namespace amem::shim {
@@ -12,19 +16,58 @@ const char* base_name(const char* path) {
   return slash != nullptr ? slash + 1 : path;
 }
 
+/// The loader has no name for the program itself.
+const char* or_program(const char* name) {
+  return name[0] != '\0' ? name : program_invocation_name;
+}
+
+struct Search {
+  std::uintptr_t address;
+  const char* found;
+};
+
+int look_in(dl_phdr_info* object, std::size_t /*size*/, void* data) {
+  auto& search = *static_cast<Search*>(data);
+  for (int i = 0; i < object->dlpi_phnum; ++i) {
+    const ElfW(Phdr)& segment = object->dlpi_phdr[i];
+    if (segment.p_type != PT_LOAD ||
+        search.address - object->dlpi_addr - segment.p_vaddr >= segment.p_memsz)
+      continue;
+    search.found = or_program(object->dlpi_name);
+    return 1;
+  }
+  return 0;
+}
+
 }  // namespace
 
+bool matches_module(const char* path, const char* prefix) {
+  return std::strncmp(base_name(path), prefix, std::strlen(prefix)) == 0;
+}
+
 bool matches_module(const char* path, const std::vector<std::string>& prefixes) {
-  const char* name = base_name(path);
   for (const std::string& prefix : prefixes)
-    if (std::strncmp(name, prefix.c_str(), prefix.size()) == 0) return true;
+    if (matches_module(path, prefix.c_str())) return true;
   return false;
 }
 
-std::string module_of(const void* code_address) {
-  Dl_info info{};
-  if (::dladdr(code_address, &info) == 0 || info.dli_fname == nullptr) return {};
-  return base_name(info.dli_fname);
+const char* file_of_by_walk(const void* code_address) {
+  Search search{reinterpret_cast<std::uintptr_t>(code_address), ""};
+  ::dl_iterate_phdr(&look_in, &search);
+  return search.found;
 }
+
+const char* file_of(const void* code_address) {
+#if __GLIBC_PREREQ(2, 35)
+  dl_find_object object{};
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): it only reads the address itself
+  if (::_dl_find_object(const_cast<void*>(code_address), &object) != 0) return "";
+  return or_program(object.dlfo_link_map->l_name);
+#else
+  return file_of_by_walk(code_address);
+#endif
+}
+
+std::string module_of(const void* code_address) { return base_name(file_of(code_address)); }
 
 }  // namespace amem::shim

@@ -1,4 +1,7 @@
 // Which libraries' memory is brokered: decided by the file a call comes from. Any thread.
+//
+// Every allocation asks. So the answer needs no lock of the loader's: whoever loads a library holds
+// that while the library's constructors run, and these may wait for a thread that allocates.
 #pragma once
 
 #include <string>
@@ -6,8 +9,16 @@
 
 namespace amem::shim {
 
-/// True when the file's base name begins with one of the prefixes.
+/// True when the file's base name begins with the prefix, or with one of them.
+bool matches_module(const char* path, const char* prefix);
 bool matches_module(const char* path, const std::vector<std::string>& prefixes);
+
+/// Path of the file that this code address belongs to, as the loader has it; "" when it belongs to
+/// none. Valid for as long as that file stays loaded, as it does while its code calls.
+const char* file_of(const void* code_address);
+/// The same for C libraries without _dl_find_object (before 2.35): slower, and with the lock that
+/// the loader holds while it adds an object to its list.
+const char* file_of_by_walk(const void* code_address);
 
 /// Base name of the file that this code address belongs to; "" when it belongs to none.
 std::string module_of(const void* code_address);

@@ -113,8 +113,8 @@ Runtime::Runtime() {
 bool Runtime::brokers(const void* code_address) const { return !alone_ && is_nccl(code_address); }
 
 bool Runtime::is_nccl(const void* code_address) const {
-  const std::string module = module_of(code_address);
-  return !module.empty() && matches_module(module.c_str(), options_.modules);
+  const char* file = file_of(code_address);
+  return *file != '\0' && matches_module(file, options_.modules);
 }
 
 std::optional<Label> Runtime::label(const void* code_address) {
