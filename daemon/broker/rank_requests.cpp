@@ -441,6 +441,8 @@ void RankRequests::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
                                              ", which is not a rank's to answer");
   GroupEntry& group = node_.group_of(rank);
   Status status = phase_status(message);
+  if (*work == Work::kQuiet && status.ok())
+    return sessions_.close(rank.session, "it is quiet by its PhaseDone, not by its CutStatus");
   const Epoch epoch(message.epoch, message.wave);
   means_.saved.answered(rank, epoch, *work);
   if (PauseOperation* pause = operations_.pause_of(group.id);

@@ -224,6 +224,8 @@ std::optional<Work> answered_work(amem_v1_Phase phase) {
   switch (phase) {
     case amem_v1_Phase_PHASE_MEASURE:
       return Work::kMeasure;
+    case amem_v1_Phase_PHASE_QUIESCE:
+      return Work::kQuiet;
     case amem_v1_Phase_PHASE_SAVE:
       return Work::kSave;
     case amem_v1_Phase_PHASE_RELEASE:

@@ -120,6 +120,12 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints,
   o.runtime_dir = value_of(getenv, "AMEM_RUNTIME_DIR");
   if (o.runtime_dir.empty()) o.runtime_dir = default_runtime_dir();
   if (auto modules = split(value_of(getenv, "AMEM_MODULES")); !modules.empty()) o.modules = modules;
+  // Read by itself when a library is loaded (shim/process/deep_binding.cpp); here for the
+  // complaint.
+  if (const std::string_view deep = value_of(getenv, "AMEM_DEEPBIND");
+      !deep.empty() && deep != "keep" && deep != "clear")
+    complaints.push_back(complain("AMEM_DEEPBIND", deep, "keep or clear; using keep"));
+  o.bypass_allowed = split(value_of(getenv, "AMEM_BYPASS_ALLOWED"));
   if (const std::string_view scope = value_of(getenv, "AMEM_SCOPE"); scope == "regions")
     o.scope = Scope::kRegions;
   else if (scope == "heap")

@@ -46,7 +46,10 @@ struct Options {
   std::string group = "default";  // AMEM_GROUP; else AMEM_GROUPID (a number, as in AMem)
   std::string runtime_dir;        // AMEM_RUNTIME_DIR; else common/protocol.h's default
   std::vector<std::string> modules = {
-      "libnccl"};              // AMEM_MODULES: prefixes of the file names that count as NCCL
+      "libnccl"};  // AMEM_MODULES: prefixes of the file names that count as NCCL
+  // AMEM_BYPASS_ALLOWED: prefixes of the file names of libraries that may reach the driver past the
+  // shim (shim/process/bypass.h)
+  std::vector<std::string> bypass_allowed;
   Scope scope = Scope::kNccl;  // AMEM_SCOPE=nccl|regions|heap
   std::string trace;           // AMEM_TRACE: file to write calls to; %p is the pid
   bool nvls = false;           // AMEM_NVLS=1: NCCL may use multicast, with brokered memory

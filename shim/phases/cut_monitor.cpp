@@ -85,6 +85,7 @@ void CutMonitor::monitor() {
   pthread_setname_np(pthread_self(), "amem-cut");
   std::uint64_t version = 0;
   std::uint64_t reported_cut = 0;
+  bool refused = false;  // this cut
   for (;;) {
     std::uint64_t epoch = 0;
     std::uint64_t cut = 0;
@@ -97,11 +98,35 @@ void CutMonitor::monitor() {
     if (cut != reported_cut) {
       std::memset(&last_, 0, sizeof last_);  // epoch 0: differs from anything to be sent
       reported_cut = cut;
+      refused = false;
     }
-    const Gate::Snapshot snapshot = gate_.snapshot();
-    report(epoch, snapshot);
+    // Each time: a library may be loaded at any moment, and bind its calls later.
+    if (!refused) refused = refuse_bypass(epoch);
+    if (!refused) report(epoch, gate_.snapshot());
     version = gate_.wait_change(version, kRecheck);
   }
+}
+
+bool CutMonitor::refuse_bypass(std::uint64_t epoch) {
+  const std::vector<Bypass::Finding> findings = bypass_.look();
+  if (findings.empty()) return false;
+  for (const Bypass::Finding& finding : findings)
+    log_error("no pause: " + finding.library + " reaches the CUDA driver past amem: its " +
+              finding.symbol + " is not the shim's");
+  const std::string& path = findings.front().library;
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_phase_done_tag;
+  amem_v1_PhaseDone& done = message.body.phase_done;
+  done.epoch = epoch;
+  done.phase = amem_v1_Phase_PHASE_QUIESCE;
+  done.code = static_cast<std::uint32_t>(Code::kFailedPrecondition);
+  set_text(done.text, path.substr(path.rfind('/') + 1) + " reaches CUDA past amem (its " +
+                          findings.front().symbol +
+                          " is not the shim's, as after dlopen with RTLD_DEEPBIND): load it "
+                          "without that, or set AMEM_DEEPBIND=clear; AMEM_BYPASS_ALLOWED=NAME, if "
+                          "it leaves brokered memory alone");
+  session_.post(message);
+  return true;
 }
 
 void CutMonitor::report(std::uint64_t epoch, const Gate::Snapshot& snapshot) {

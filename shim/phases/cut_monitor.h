@@ -19,14 +19,21 @@
 #include "shim/blocks/heap.h"
 #include "shim/driver/local_devices.h"
 #include "shim/gate/gate.h"
+#include "shim/process/bypass.h"
 #include "shim/session/session.h"
 
 namespace amem::shim {
 
 class CutMonitor {
  public:
-  CutMonitor(const Driver& driver, LocalDevices& devices, Gate& gate, Heap& heap, Session& session)
-      : driver_(driver), devices_(devices), gate_(gate), heap_(heap), session_(session) {}
+  CutMonitor(const Driver& driver, LocalDevices& devices, Gate& gate, Heap& heap, Bypass& bypass,
+             Session& session)
+      : driver_(driver),
+        devices_(devices),
+        gate_(gate),
+        heap_(heap),
+        bypass_(bypass),
+        session_(session) {}
 
   /// Shuts the gate and starts to report under this epoch. Like step() and end() it asks the driver
   /// nothing: one that blocks keeps the monitor from reporting, not the service thread from opening
@@ -48,6 +55,8 @@ class CutMonitor {
   void monitor();
   void drain(int device, Drainer& drainer);
   CUresult wait_until_idle(int device, CUresult refused_before);
+  /// A library works past the gate: the pause must not go on, and the broker hears why.
+  bool refuse_bypass(std::uint64_t epoch);
   void report(std::uint64_t epoch, const Gate::Snapshot& snapshot);
   void start_drainers();
 
@@ -55,6 +64,7 @@ class CutMonitor {
   LocalDevices& devices_;
   Gate& gate_;
   Heap& heap_;
+  Bypass& bypass_;  // monitor thread
   Session& session_;
 
   std::mutex mutex_;  // guards what follows; never held over the driver

@@ -55,7 +55,9 @@ AMEM_RUNS_BEFORE_SANITIZERS Tables tables_of(const link_map& library) {
   return tables;
 }
 
-AMEM_RUNS_BEFORE_SANITIZERS void* find(const link_map& library, const char* name) {
+}  // namespace
+
+AMEM_RUNS_BEFORE_SANITIZERS void* exported_function(const link_map& library, const char* name) {
   const Tables tables = tables_of(library);
   if (tables.symbols == nullptr || tables.names == nullptr || tables.hashes == nullptr)
     return nullptr;
@@ -79,12 +81,10 @@ AMEM_RUNS_BEFORE_SANITIZERS void* find(const link_map& library, const char* name
   return nullptr;
 }
 
-}  // namespace
-
 AMEM_RUNS_BEFORE_SANITIZERS void* c_library_symbol(const char* name) {
   for (const link_map* library = _r_debug.r_map; library != nullptr; library = library->l_next) {
     if (!is_c_library(library->l_name)) continue;
-    if (void* found = find(*library, name); found != nullptr) return found;
+    if (void* found = exported_function(*library, name); found != nullptr) return found;
   }
   return nullptr;
 }

@@ -28,6 +28,7 @@
 #include "shim/phases/mover.h"
 #include "shim/phases/phases.h"
 #include "shim/phases/report.h"
+#include "shim/process/bypass.h"
 #include "shim/process/exit_handler.h"
 #include "shim/scratch/scratch.h"
 #include "shim/session/session.h"
@@ -119,7 +120,8 @@ class Runtime {
   Report report_{driver_, devices_, memory_, session_};
   Scratch scratch_{driver_, devices_, memory_, slabs_, heap_, options_};
   Mover mover_{driver_, devices_, memory_, scratch_, options_};
-  CutMonitor cut_{driver_, devices_, gate_, heap_, session_};
+  Bypass bypass_{options_.bypass_allowed};
+  CutMonitor cut_{driver_, devices_, gate_, heap_, bypass_, session_};
   ExitHandler before_driver_{&Runtime::driver_ends};
   ExitHandler exit_{&Runtime::process_ends};
   Phases phases_{devices_, gate_, memory_,  mover_, scratch_, cut_,

@@ -3,6 +3,7 @@
 #include <cuda.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -127,6 +128,32 @@ void MemoryInfo(Puppet&, const Words&, Answer* answer) {
   Check(cuMemGetInfo(&free, &total), "cuMemGetInfo");
   answer->Number("free", free);
   answer->Number("total", total);
+/// Libraries by their files, as dlopen gave them.
+std::map<std::string, void*>& Loaded() {
+  static auto* const loaded = new std::map<std::string, void*>;
+  return *loaded;
+}
+
+void Load(Puppet&, const Words& words, Answer*) {
+  const auto has = [&](const char* word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
+  };
+  const int mode = (has("lazy") ? RTLD_LAZY : RTLD_NOW) | (has("deep") ? RTLD_DEEPBIND : 0);
+  void* const library = dlopen(Word(words, 1).c_str(), mode | RTLD_LOCAL);
+  if (library == nullptr) throw Failure(dlerror());
+  Loaded()[words[1]] = library;
+}
+
+void Unload(Puppet&, const Words& words, Answer*) {
+  if (dlclose(Loaded().at(Word(words, 1))) != 0) throw Failure(dlerror());
+}
+
+void CallLoaded(Puppet&, const Words& words, Answer* answer) {
+  void* const found = dlsym(Loaded().at(Word(words, 1)), Word(words, 2).c_str());
+  if (found == nullptr) throw Failure(dlerror());
+  answer->Number("result", static_cast<std::uint64_t>(reinterpret_cast<int (*)()>(found)()));
+}
+
 }
 
 void PointerAttribute(Puppet& puppet, const Words& words, Answer* answer) {
@@ -296,6 +323,9 @@ const std::map<std::string, Command> kCommands = {
     {"lookup-name", LookupByName},
     {"lookup-elsewhere", LookupElsewhere},
     {"context", UseContext},
+    {"load", Load},
+    {"unload", Unload},
+    {"call", CallLoaded},
     {"at-exit", [](Puppet& puppet, const Words& words, Answer*) { AtExit(Order(puppet, words)); }},
     {"at-last", [](Puppet& puppet, const Words& words, Answer*) { AtLast(Order(puppet, words)); }},
     {"on-term",

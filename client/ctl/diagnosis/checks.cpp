@@ -171,6 +171,14 @@ Findings check_variables(const Environment& environment) {
     findings.push_back({false, "group", "AMEM_GROUP=" + group + " is no group name",
                         "the shim takes the group \"default\"",
                         "use 1 to 63 characters of [A-Za-z0-9._-], not starting with . or -"});
+  if (const std::string libraries = value("AMEM_BYPASS_ALLOWED"); !libraries.empty())
+    findings.push_back({false, "bypass", "AMEM_BYPASS_ALLOWED=" + libraries,
+                        "what these libraries give the device past the shim runs on while the "
+                        "group is paused, and must leave brokered memory alone",
+                        "unset it, or keep it for libraries that you know"});
+  if (const std::string deep = value("AMEM_DEEPBIND"); !is_one_of(deep, {"", "keep", "clear"}))
+    findings.push_back({false, "deepbind", "AMEM_DEEPBIND=" + deep + " is neither keep nor clear",
+                        "the shim takes keep", "set keep or clear"});
   if (value("NCCL_CUMEM_ENABLE") == "0")
     findings.push_back(
         {false, "nccl-cumem", "NCCL has NCCL_CUMEM_ENABLE=0", kNoSlabs, "unset it, or set 1"});

@@ -320,5 +320,5 @@ def test_the_shim_shows_nothing_else(build):
                          capture_output=True, text=True, timeout=patience(20), check=True).stdout
     shown = {line.split()[-1] for line in out.splitlines() if line.split()[-2] != "A"}
     others = {each for each in shown if not each.startswith(("cu", "amem_shim_"))}
-    assert others == EXPORTS | {"dlsym", "dlvsym", "ncclPause", "ncclResume", "ncclSetGroupID", "ncclGetGroupID",
+    assert others == EXPORTS | {"dlopen", "dlsym", "dlvsym", "ncclPause", "ncclResume", "ncclSetGroupID", "ncclGetGroupID",
                                 "ncclCommSuspend", "ncclCommWindowRegister", "ncclMemStats", "tms_pause", "tms_resume"}

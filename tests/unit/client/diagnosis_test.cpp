@@ -212,6 +212,9 @@ TEST(Diagnosis, Variables) {
   EXPECT_THAT(check_variables({{"AMEM_ENABLE", "0"}}), ElementsAre(blocks("disabled")));
   EXPECT_THAT(check_variables({{"AMEM_SCOPE", "all"}}), ElementsAre(blocks("scope")));
   EXPECT_THAT(check_variables({{"AMEM_GROUP", "a b"}}), ElementsAre(warns("group")));
+  EXPECT_THAT(check_variables({{"AMEM_BYPASS_ALLOWED", "libmine"}}), ElementsAre(warns("bypass")));
+  EXPECT_THAT(check_variables({{"AMEM_DEEPBIND", "1"}}), ElementsAre(warns("deepbind")));
+  EXPECT_THAT(check_variables({{"AMEM_DEEPBIND", "clear"}}), IsEmpty());
 }
 
 TEST(Diagnosis, NcclWithoutCuMem) {

@@ -129,6 +129,8 @@ TEST_F(BrokerTest, WrongMessagesDisconnectOnlyTheirSender) {
   });
   expect_disconnected("answer to a phase of the broker's",
                       [](FakeRank& r) { r.done(amem_v1_Phase_PHASE_DROP, 1); });
+  expect_disconnected("quiet by the wrong message",
+                      [](FakeRank& r) { r.done(amem_v1_Phase_PHASE_QUIESCE, 1); });
   FakeRank silent;
   silent.connect(node->dir() + "/session.sock");
   Message message = amem_v1_SessionMessage_init_zero;

@@ -144,6 +144,15 @@ TEST_F(GroupTest, AStallIsFoundByTick) {
   EXPECT_EQ(all<action::Step>().size(), 2U);
 }
 
+TEST_F(GroupTest, ARankThatCannotBecomeQuietCallsThePauseOff) {
+  to_quiesce();
+  quiet(1);
+  done(2, Work::kQuiet, {Code::kFailedPrecondition, "libother.so reaches CUDA past amem"});
+  expect<action::Open>("Open");
+  expect_finished(Code::kAborted, GroupState::kRunning,
+                  "quiesce: rank 1 (pid 22) failed: libother.so reaches CUDA past amem");
+}
+
 TEST_F(GroupTest, QuiesceDeadlineReopensTheGatesAndNamesTheSlow) {
   to_quiesce();
   CutReport busy;

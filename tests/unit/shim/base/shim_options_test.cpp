@@ -139,6 +139,14 @@ TEST(ShimOptions, ForHowLongAndWhatThenWithoutABroker) {
 TEST(ShimOptions, Lists) {
   EXPECT_EQ(parse({{"AMEM_MODULES", "libnccl,,libtorch_cuda"}}).modules,
             (std::vector<std::string>{"libnccl", "libtorch_cuda"}));
+  EXPECT_EQ(parse({{"AMEM_BYPASS_ALLOWED", "libone,libother.so"}}).bypass_allowed,
+            (std::vector<std::string>{"libone", "libother.so"}));
+  EXPECT_TRUE(parse({}).bypass_allowed.empty());
+}
+
+TEST(ShimOptions, DeepBinding) {
+  for (const char* fine : {"clear", "keep", ""}) parse({{"AMEM_DEEPBIND", fine}}, 0);
+  parse({{"AMEM_DEEPBIND", "1"}}, 1);
 }
 
 TEST(ShimModules, TheFileNameDecides) {

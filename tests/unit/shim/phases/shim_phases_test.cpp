@@ -41,7 +41,8 @@ struct Rank {
   Slabs slabs{driver, devices, memory, options.slab_size};
   Scratch scratch{driver, devices, memory, slabs, options};
   Mover mover{driver, devices, memory, scratch, options};
-  CutMonitor cut{driver, devices, gate, heap, session};
+  Bypass bypass{options.bypass_allowed};
+  CutMonitor cut{driver, devices, gate, heap, bypass, session};
   ExitHandler exit{[] {}};
   Phases phases{devices, gate, memory, mover, scratch, cut, report, heap, session, exit, options};
 };

@@ -1,0 +1,163 @@
+#include "shim/process/bypass.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "shim/process/c_library.h"
+#include "shim/process/modules.h"
+#include "shim/process/symbols.h"
+
+// The linker's name for where the shim itself begins.
+extern "C" __attribute__((visibility("hidden"))) const ElfW(Ehdr) __ehdr_start;
+
+namespace amem::shim {
+namespace {
+
+constexpr const char* kDriver = "libcuda.so.";
+
+/// Prefixes of the names of files that may reach the driver past the shim.
+constexpr const char* kHarmless[] = {
+    // The C library and the loader, whose dlsym it is.
+    "libc.so.", "libdl.so.", "libpthread.so.", "ld-linux",
+    // The driver, and what it loads for itself: they work for calls that have passed the gate.
+    kDriver, "libcudadebugger.so", "libnvidia-",
+    // Tools that the driver loads and calls: CUPTI, Nsight Systems, Nsight Compute, Compute
+    // Sanitizer. What they give the device concerns memory of their own.
+    "libcupti.so", "libnvperf_", "libcuinj64.so", "libaccinj64.so", "libToolsInjection",
+    "libcuda-injection.so", "libInterceptorInjection", "libTreeLauncher", "libsanitizer-"};
+
+/// What a library has that looks the driver up.
+bool signs_of_lookups(const LoadedObject& object) {
+  return has_text(object, "cuGetProcAddress") || has_text(object, "libcuda.so") ||
+         needs_library(object, "libcuda.so");
+}
+
+/// The shim's own tables. Not by asking the loader, which may take its lock.
+link_map own_map() {
+  link_map own{};
+  own.l_addr = reinterpret_cast<ElfW(Addr)>(&__ehdr_start);
+  own.l_ld = _DYNAMIC;
+  return own;
+}
+
+bool is_dlsym(const char* symbol) { return std::strcmp(symbol, "dlsym") == 0; }
+
+bool matters(const char* symbol) {
+  return is_dlsym(symbol) ||
+         (symbol[0] == 'c' && symbol[1] == 'u' && exported_function(own_map(), symbol) != nullptr);
+}
+
+/// A dlsym that goes past the shim's.
+bool is_c_librarys(const Reference& reference, const void* value) {
+  return is_dlsym(reference.symbol) && value == reinterpret_cast<void*>(real_dlsym());
+}
+
+std::uintptr_t number(const void* address) { return reinterpret_cast<std::uintptr_t>(address); }
+
+}  // namespace
+
+bool Bypass::allowed(const LoadedObject& object) const {
+  return object.contains(number(&__ehdr_start)) ||
+         std::any_of(std::begin(kHarmless), std::end(kHarmless),
+                     [&](const char* name) { return matches_module(object.path.c_str(), name); }) ||
+         matches_module(object.path.c_str(), allowed_);
+}
+
+/// REQUIRES: the object is loaded, and stays so meanwhile.
+void Bypass::read(Object& object) const {
+  object.values.clear();
+  for (const Reference& reference : object.references) {
+    void* const value = __atomic_load_n(reference.slot, __ATOMIC_ACQUIRE);
+    object.values.push_back(value);
+    // Only now: the text of a large library is long.
+    if (is_c_librarys(reference, value) && !object.looks_driver_up)
+      object.looks_driver_up = signs_of_lookups(object.loaded);
+  }
+}
+
+/// Called for each object, with the lock that keeps them loaded.
+int Bypass::visit(dl_phdr_info* info, std::size_t /*size*/, void* data) {
+  auto& self = *static_cast<Bypass*>(data);
+  if (!self.all_) {
+    if (info->dlpi_adds == self.adds_ && info->dlpi_subs == self.subs_) {
+      for (Object& object : self.objects_) self.read(object);
+      return 1;
+    }
+    self.all_ = true;
+    self.adds_ = info->dlpi_adds;
+    self.subs_ = info->dlpi_subs;
+    self.objects_.clear();
+    self.libcuda_.clear();
+  }
+  Object object;
+  object.loaded = loaded_object(*info);
+  if (matches_module(object.loaded.path.c_str(), kDriver))
+    self.libcuda_.insert(self.libcuda_.end(), object.loaded.mapped.begin(),
+                         object.loaded.mapped.end());
+  if (self.allowed(object.loaded)) return 0;
+  object.references = references(object.loaded, &matters);
+  if (object.references.empty()) return 0;
+  self.read(object);
+  self.objects_.push_back(std::move(object));
+  return 0;
+}
+
+/// Has each dlsym bound that is not yet. True: there was one.
+bool Bypass::bind_calls() {
+  bool bound = false;
+  for (const Object& object : objects_) {
+    for (std::size_t i = 0; i < object.references.size(); ++i) {
+      const Reference& reference = object.references[i];
+      if (!is_dlsym(reference.symbol) || !object.loaded.contains(number(object.values[i])))
+        continue;
+      const char* path = object.loaded.path.empty() ? nullptr : object.loaded.path.c_str();
+      void* const handle = ::dlopen(path, RTLD_LAZY | RTLD_NOLOAD);  // it stays loaded now
+      if (handle == nullptr) continue;
+      const link_map* map = nullptr;
+      if (::dlinfo(handle, RTLD_DI_LINKMAP, static_cast<void*>(&map)) == 0 &&
+          map->l_addr == object.loaded.base) {
+        // As the library itself would call it.
+        const auto call =
+            reinterpret_cast<Dlsym>(__atomic_load_n(reference.slot, __ATOMIC_ACQUIRE));
+        call(RTLD_DEFAULT, "dlsym");
+        bound = true;
+      }
+      ::dlclose(handle);
+    }
+  }
+  return bound;
+}
+
+bool Bypass::in_driver(const void* code) const {
+  return std::any_of(libcuda_.begin(), libcuda_.end(),
+                     [code](const MappedRange& range) { return range.contains(number(code)); });
+}
+
+std::vector<Bypass::Finding> Bypass::look() {
+  const auto walk = [this] {
+    all_ = false;
+    ::dl_iterate_phdr(&visit, this);
+  };
+  walk();
+  if (bind_calls()) walk();
+  std::vector<Finding> findings;
+  for (const Object& object : objects_) {
+    for (std::size_t i = 0; i < object.references.size(); ++i) {
+      const Reference& reference = object.references[i];
+      const void* value = object.values[i];
+      const bool past = is_dlsym(reference.symbol)
+                            ? is_c_librarys(reference, value) && object.looks_driver_up.value()
+                            : in_driver(value);
+      if (!past) continue;
+      findings.push_back({object.loaded.path, reference.symbol});
+      break;
+    }
+  }
+  return findings;
+}
+
+}  // namespace amem::shim

@@ -1,0 +1,67 @@
+// Bypass: which libraries of this process reach the CUDA driver past the shim. What these give the
+// device passes no gate, so a pause would take the memory away under their work.
+//
+// A library that is loaded with RTLD_DEEPBIND, and what comes with it, prefers the functions of the
+// libraries that it needs itself. So its dlsym is the C library's, and its driver calls are
+// libcuda's. No call shows that. But the loader writes into a library's own memory where each of
+// its calls leads to, and that can be read:
+//   - A driver call that the shim exports, and that leads into libcuda, goes past the shim.
+//   - A dlsym that is the C library's goes past the shim, but only matters if the library looks the
+//     driver up: it has the text "libcuda.so" or "cuGetProcAddress", as the static CUDA runtime
+//     has, or needs libcuda.so itself. Without such a sign it is somebody's extension that looks up
+//     other things.
+//   - A dlsym that was never called may not lead anywhere yet. It is called once, by way of the
+//     library, for a name that everybody may ask for, which binds it as the library's own call
+//     will.
+//   - A driver call that was never made is not held against a library: it has no work under way. It
+//     is read again at each pause.
+// The C library, the driver's own parts, and tools that the driver loads (profilers, debuggers) may
+// do this. So may what AMEM_BYPASS_ALLOWED names.
+//
+// One thread. It must be one that may wait for the loader's lock.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shim/process/references.h"
+
+namespace amem::shim {
+
+class Bypass {
+ public:
+  /// `allowed`: prefixes of file names.
+  explicit Bypass(const std::vector<std::string>& allowed) : allowed_(allowed) {}
+
+  struct Finding {
+    std::string library;  // its path
+    std::string symbol;   // by which it reaches the driver
+  };
+  /// All that are loaded now. Cheap when nothing was loaded or unloaded since the last time.
+  std::vector<Finding> look();
+
+ private:
+  struct Object {
+    LoadedObject loaded;
+    std::vector<Reference> references;
+    std::vector<void*> values;              // of the references' slots, as read last
+    std::optional<bool> looks_driver_up{};  // once somebody needed to know
+  };
+
+  static int visit(dl_phdr_info* info, std::size_t size, void* self);
+  void read(Object& object) const;
+  bool bind_calls();
+  bool in_driver(const void* code) const;
+  bool allowed(const LoadedObject& object) const;
+
+  const std::vector<std::string>& allowed_;
+  unsigned long long adds_ = 0;  // the loader's counts at the last look
+  unsigned long long subs_ = 0;
+  bool all_ = false;                  // of the objects are seen in this look
+  std::vector<Object> objects_;       // those that refer to what matters
+  std::vector<MappedRange> libcuda_;  // the driver's code and data
+};
+
+}  // namespace amem::shim

@@ -1,0 +1,50 @@
+// References: what a loaded object refers to in other objects, by the tables that the loader reads
+// (ELF). Pure: reads the object's own memory and asks the loader nothing.
+#pragma once
+
+#include <link.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace amem::shim {
+
+struct MappedRange {
+  std::uintptr_t begin = 0;
+  std::uintptr_t end = 0;
+  bool contains(std::uintptr_t address) const { return address >= begin && address < end; }
+};
+
+/// An object in this process. Valid while it is loaded.
+struct LoadedObject {
+  std::string path;  // as the loader has it; empty for the program itself
+  ElfW(Addr) base = 0;
+  const ElfW(Dyn) * dynamic = nullptr;
+  std::vector<MappedRange> mapped;     // its segments
+  std::vector<MappedRange> constants;  // those of them that are read and never written
+
+  bool contains(std::uintptr_t address) const;
+};
+
+/// As dl_iterate_phdr shows it.
+LoadedObject loaded_object(const dl_phdr_info& info);
+
+/// A place into which the loader puts the address of a function, and from which the object calls
+/// it. Until the first call of a lazily bound one the place leads back into the object.
+struct Reference {
+  const char* symbol = nullptr;
+  void* const* slot = nullptr;
+};
+
+/// Of the functions that the object does not define itself, those of these names.
+std::vector<Reference> references(const LoadedObject& object, bool (*wanted)(const char* symbol));
+
+/// The object names a library that begins so among those that it needs.
+bool needs_library(const LoadedObject& object, std::string_view prefix);
+
+/// The text stands in what nobody writes to.
+bool has_text(const LoadedObject& object, std::string_view text);
+
+}  // namespace amem::shim
