@@ -63,6 +63,8 @@ std::string_view to_string(PinReason reason) {
       return "dma-buf";
     case PinReason::kP2pTokens:
       return "P2P tokens";
+    case PinReason::kStorage:
+      return "GPUDirect Storage";
     case PinReason::kUnknown:
       break;
   }

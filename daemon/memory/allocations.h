@@ -56,7 +56,7 @@ struct Stored {
 };
 
 /// How a device came to remember where an allocation is.
-enum class PinReason : std::uint8_t { kUnknown, kNic, kGdrCopy, kDmaBuf, kP2pTokens };
+enum class PinReason : std::uint8_t { kUnknown, kNic, kGdrCopy, kDmaBuf, kP2pTokens, kStorage };
 /// For people: "NIC".
 std::string_view to_string(PinReason reason);
 

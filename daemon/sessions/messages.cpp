@@ -215,6 +215,8 @@ PinReason pin_reason(amem_v1_PinReason reason) {
       return PinReason::kDmaBuf;
     case amem_v1_PinReason_PIN_REASON_P2P_TOKENS:
       return PinReason::kP2pTokens;
+    case amem_v1_PinReason_PIN_REASON_STORAGE:
+      return PinReason::kStorage;
     default:
       return PinReason::kUnknown;
   }
@@ -222,10 +224,10 @@ PinReason pin_reason(amem_v1_PinReason reason) {
 
 std::optional<Work> answered_work(amem_v1_Phase phase) {
   switch (phase) {
-    case amem_v1_Phase_PHASE_MEASURE:
-      return Work::kMeasure;
     case amem_v1_Phase_PHASE_QUIESCE:
       return Work::kQuiet;
+    case amem_v1_Phase_PHASE_MEASURE:
+      return Work::kMeasure;
     case amem_v1_Phase_PHASE_SAVE:
       return Work::kSave;
     case amem_v1_Phase_PHASE_RELEASE:

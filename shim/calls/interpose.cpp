@@ -76,10 +76,9 @@ amem_dlsym_answer(void* handle, const char* name, const char* /*version*/, const
   const bool driver = name[0] == 'c' && name[1] == 'u';
   const bool nccl = name[0] == 'n' && name[1] == 'c' && name[2] == 'c';
   // `{}` and not SymbolAnswer(), whose constructor would be instrumented.
-  if (!driver && !nccl) {
-    if (!amem::shim::may_be_nic_call(name)) return {};
+  if (amem::shim::may_be_nic_call(name))
     return amem::shim::find_nic_symbol(handle, name, nullptr, caller);
-  }
+  if (!driver && !nccl) return {};
   if (nccl) {
     if (Runtime::disabled()) return {};
     // AMem's patched NCCL exports these itself; callers look for them in libnccl. An NCCL that has

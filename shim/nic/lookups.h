@@ -10,7 +10,8 @@ namespace amem::shim {
 AMEM_RUNS_BEFORE_SANITIZERS inline bool may_be_nic_call(const char* name) {
   return (name[0] == 'i' && name[1] == 'b' && name[2] == 'v') ||
          (name[0] == 'm' && name[1] == 'l' && name[2] == 'x') ||
-         (name[0] == 'g' && name[1] == 'd' && name[2] == 'r');
+         (name[0] == 'g' && name[1] == 'd' && name[2] == 'r') ||
+         (name[0] == 'c' && name[1] == 'u' && name[2] == 'F' && name[3] == 'i' && name[4] == 'l');
 }
 
 /// `version`: dlvsym's; nullptr for dlsym.

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "shim/base/log.h"
+#include "shim/nic/file_calls.h"
 #include "shim/nic/lookups.h"
 #include "shim/nic/registrations.h"
 
@@ -215,12 +216,15 @@ std::atomic<void*> slots[kNicRows][kSlots];
 
 template <class R>
 R no_library() {
-  if constexpr (std::is_pointer_v<R>) {
-    errno = ENOSYS;
+  errno = ENOSYS;
+  if constexpr (std::is_same_v<R, FileError>)
+    return kNoFileLibrary;
+  else if constexpr (std::is_same_v<R, ssize_t>)
+    return -1;
+  else if constexpr (std::is_pointer_v<R>)
     return nullptr;
-  } else {
+  else if constexpr (!std::is_void_v<R>)
     return ENOSYS;
-  }
 }
 
 template <NicRow row, auto answer>
@@ -254,12 +258,14 @@ struct Entry<row, answer> {
 
 const NicCall kCalls[] = {
 #define LINKED(symbol, library, version) {#symbol, library, version},
+#define EXPORTED(symbol, library) {#symbol, library, nullptr},
 #define LOOKED_UP(symbol) {#symbol, nullptr, nullptr},
 #include "shim/nic/nic_calls.inc"
 };
 
 void* (*const kWrapperOf[])(std::size_t) = {
 #define LINKED(symbol, library, version) &Entry<kNic_##symbol, &answer_##symbol>::wrapper_of,
+#define EXPORTED(symbol, library) &Entry<kNic_##symbol, &answer_##symbol>::wrapper_of,
 #define LOOKED_UP(symbol) &Entry<kNic_##symbol, &answer_##symbol>::wrapper_of,
 #include "shim/nic/nic_calls.inc"
 };
@@ -321,18 +327,19 @@ void* nic_wrapper(NicRow row, void* real) {
 
 // What each export jumps to; by row.
 extern "C" __attribute__((visibility("hidden"), used)) void* const amem_nic_targets[] = {
-#define LINKED(symbol, library, version) \
-  reinterpret_cast<void*>(               \
+#define EXPORTED(symbol, library) \
+  reinterpret_cast<void*>(        \
       &amem::shim::Entry<amem::shim::kNic_##symbol, &amem::shim::answer_##symbol>::linked),
+#define LINKED(symbol, library, version) EXPORTED(symbol, library)
 #include "shim/nic/nic_calls.inc"
 };
 
-// The exports. A jump, so that the return address is the program's. Only under the version that
-// programs are linked to, and not as the default one: lookups without a version, and weak
-// references of programs that are not linked to the library, find nothing.
+// The exports. A jump, so that the return address is the program's. Where the library has versions
+// only under the one that programs are linked to, and not as the default one: lookups without a
+// version, and weak references of programs that are not linked to the library, find nothing.
 asm(R"(
     .set amem_nic_row, 0
-    .macro amem_nic symbol version
+    .macro amem_nic_jump symbol
     .pushsection amem_nic, "ax", @progbits
     .balign 16
     .globl amem_nic_\symbol
@@ -344,11 +351,21 @@ amem_nic_\symbol:
     .cfi_endproc
     .size amem_nic_\symbol, .-amem_nic_\symbol
     .popsection
-    .symver amem_nic_\symbol, \symbol@\version, remove
     .set amem_nic_row, amem_nic_row + 1
+    .endm
+    .macro amem_nic symbol version
+    amem_nic_jump \symbol
+    .symver amem_nic_\symbol, \symbol@\version, remove
+    .endm
+    .macro amem_nic_unversioned symbol
+    amem_nic_jump \symbol
+    .globl \symbol
+    .type \symbol, @function
+    .set \symbol, amem_nic_\symbol
     .endm
 )");
 #define LINKED(symbol, library, version) asm("amem_nic " #symbol " " version);
+#define EXPORTED(symbol, library) asm("amem_nic_unversioned " #symbol);
 #include "shim/nic/nic_calls.inc"
 
 // The linker's names for the bounds of the section that the jumps lie in.

@@ -9,6 +9,7 @@ namespace amem::shim {
 
 enum NicRow {
 #define LINKED(symbol, library, version) kNic_##symbol,
+#define EXPORTED(symbol, library) kNic_##symbol,
 #define LOOKED_UP(symbol) kNic_##symbol,
 #include "shim/nic/nic_calls.inc"
   kNicRows
@@ -16,8 +17,8 @@ enum NicRow {
 
 struct NicCall {
   const char* symbol;
-  const char* library;  // nullptr, as the version, where nobody is linked to it
-  const char* version;
+  const char* library;  // nullptr where nobody is linked to it
+  const char* version;  // nullptr where it has none
 };
 const NicCall& nic_call(NicRow row);
 /// kNicRows: none of ours.

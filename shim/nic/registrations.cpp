@@ -50,6 +50,12 @@ void Registrations::add(const Key& key, All pinned) {
   size_.store(book_.size(), std::memory_order_release);
 }
 
+bool Registrations::has(const Key& key) {
+  if (has_nothing()) return false;
+  std::lock_guard lock(mutex_);
+  return book_.contains(key);
+}
+
 Registrations::All Registrations::take(const Key& key) {
   if (has_nothing()) return {};
   std::lock_guard lock(mutex_);
@@ -68,19 +74,34 @@ std::map<Registrations::Key, Registrations::All> Registrations::take_all(const v
   return taken;
 }
 
+namespace {
+
+/// The process's runtime, where some of the range is brokered by it. Cuts off a range that goes
+/// round the end of all addresses.
+Runtime* broker_of(std::uint64_t address, std::size_t& size) {
+  Runtime* runtime = runtime_if_made();
+  if (runtime == nullptr || runtime->forked()) return nullptr;
+  size = std::min<std::uint64_t>(size, ~std::uint64_t{0} - address);
+  return size != 0 && runtime->memory().mappings.brokered(address, size) ? runtime : nullptr;
+}
+
+/// 0: the pass lets the call through.
+int refusal(const Pass& pass, const char* call, std::size_t size) {
+  if (pass.result() == CUDA_SUCCESS) return 0;
+  log_error(std::string(call) + " of " + std::to_string(size) +
+            " bytes of brokered memory is refused: its group is not running");
+  return errno_of(pass.result());
+}
+
+}  // namespace
+
 Registering::Registering(const char* call, amem_v1_PinReason reason, std::uint64_t address,
                          std::size_t size) {
-  Runtime* runtime = runtime_if_made();
-  if (runtime == nullptr || runtime->forked()) return;
-  size = std::min<std::uint64_t>(size, ~std::uint64_t{0} - address);
-  if (size == 0 || !runtime->memory().mappings.brokered(address, size)) return;
+  Runtime* const runtime = broker_of(address, size);
+  if (runtime == nullptr) return;
   const Pass pass(*the_gate);
-  if (pass.result() != CUDA_SUCCESS) {
-    error_ = errno_of(pass.result());
-    log_error(std::string(call) + " of " + std::to_string(size) +
-              " bytes of brokered memory is refused: its group is not running");
-    return;
-  }
+  error_ = refusal(pass, call, size);
+  if (error_ != 0) return;
   Result<Pins::Pinned> pinned = runtime->slabs().pin(address, size, reason);
   if (!pinned.ok()) {
     error_ = EFAULT;  // as for an address where nothing is
@@ -102,6 +123,10 @@ void Registering::keep(const Registrations::Key& key) {
   if (!pinned_) return;
   Registrations::get().add(key, {std::move(*pinned_)});
   pinned_.reset();
+}
+
+Transferring::Transferring(const char* call, std::uint64_t address, std::size_t size) {
+  if (broker_of(address, size) != nullptr) error_ = refusal(pass_.emplace(*the_gate), call, size);
 }
 
 void unpin(const Registrations::All& all) {

@@ -13,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "shim/gate/gate.h"
 #include "shim/memory/pins.h"
 
 namespace amem::shim {
@@ -21,15 +22,18 @@ class Registrations {
  public:
   static Registrations& get();
 
-  /// A memory region has a pointer; a buffer of GDRCopy's has its library's handle and a number.
+  /// A memory region has a pointer; a buffer of GDRCopy's has its library's handle and a number;
+  /// one of cuFile's its library and address; a batch of transfers itself, and their ranges.
   struct Key {
     const void* object = nullptr;
     unsigned long number = 0;
+    std::size_t size = 0;
     friend auto operator<=>(const Key&, const Key&) = default;
   };
   using All = std::vector<Pins::Pinned>;
 
   void add(const Key& key, All pinned);
+  bool has(const Key& key);
   /// They are the caller's then: he unpins them, or adds them again.
   All take(const Key& key);
   /// All of an object.
@@ -60,6 +64,20 @@ class Registering {
 
  private:
   std::optional<Pins::Pinned> pinned_;
+  int error_ = 0;
+};
+
+/// A range that a device reads or writes while a call lasts, without the driver. What of it is
+/// brokered stays where it is until the end of this object: a pause waits for it.
+class Transferring {
+ public:
+  /// As Registering's.
+  Transferring(const char* call, std::uint64_t address, std::size_t size);
+  /// As Registering's.
+  int error() const { return error_; }
+
+ private:
+  std::optional<Pass> pass_;
   int error_ = 0;
 };
 

@@ -27,6 +27,10 @@ constexpr std::chrono::minutes kPhasesDeadline{10};
 /// For what the broker answers at once.
 constexpr std::chrono::seconds kAnswerDeadline{30};
 
+/// Libraries whose own memory devices know by its address, so that it cannot move: the buffers by
+/// way of which GPUDirect Storage reads and writes.
+constexpr const char* kImmovable = "libcufile";
+
 /// How long the end of the driver is put off for what the service thread is doing in it.
 constexpr std::chrono::milliseconds kDriverEndDeadline{300};
 
@@ -125,6 +129,7 @@ std::optional<Label> Runtime::label(const void* code_address) {
     return Label{kNcclTag};
   }
   if (options_.scope == Scope::kNccl || Region::unbrokered()) return std::nullopt;
+  if (matches_module(file_of(code_address), kImmovable)) return std::nullopt;
   std::optional<Label> label = Region::current();
   if (!label && options_.scope == Scope::kHeap) label = Label{kHeapTag, options_.heap_policy};
   return label;

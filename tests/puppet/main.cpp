@@ -109,25 +109,25 @@ void DoNic(Puppet& puppet, const Words& words, Answer* answer) {
     nic.Fill(Number(words, 2), Number(words, 3));
   } else if (what == "close-gdr") {
     nic.CloseGdr();
+  } else if (what == "open-files") {
+    nic.OpenFiles();
+  } else if (what == "close-files") {
+    nic.CloseFiles();
+  } else if (what == "read") {
+    nic.ReadFile(Number(words, 2), Number(words, 3), Word(words, 4));
+  } else if (what == "write") {
+    nic.WriteFile(Number(words, 2), Number(words, 3), Word(words, 4));
+  } else if (what == "submit") {
+    nic.SubmitBatch(Number(words, 2), Number(words, 3));
+  } else if (what == "arrive") {
+    nic.BatchArrives(Number(words, 2), Number(words, 3));
+  } else if (what == "destroy") {
+    nic.DestroyBatch();
   } else {
     throw Failure("a NIC cannot " + what);
   }
 }
 
-void Attribute(Puppet& puppet, const Words& words, Answer* answer) {
-  int value = 0;
-  Check(cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(Number(words, 1)),
-                             puppet.device),
-        "cuDeviceGetAttribute");
-  answer->Number("value", static_cast<std::uint64_t>(value));
-}
-
-void MemoryInfo(Puppet&, const Words&, Answer* answer) {
-  std::size_t free = 0;
-  std::size_t total = 0;
-  Check(cuMemGetInfo(&free, &total), "cuMemGetInfo");
-  answer->Number("free", free);
-  answer->Number("total", total);
 /// Libraries by their files, as dlopen gave them.
 std::map<std::string, void*>& Loaded() {
   static auto* const loaded = new std::map<std::string, void*>;
@@ -154,6 +154,20 @@ void CallLoaded(Puppet&, const Words& words, Answer* answer) {
   answer->Number("result", static_cast<std::uint64_t>(reinterpret_cast<int (*)()>(found)()));
 }
 
+void Attribute(Puppet& puppet, const Words& words, Answer* answer) {
+  int value = 0;
+  Check(cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(Number(words, 1)),
+                             puppet.device),
+        "cuDeviceGetAttribute");
+  answer->Number("value", static_cast<std::uint64_t>(value));
+}
+
+void MemoryInfo(Puppet&, const Words&, Answer* answer) {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  Check(cuMemGetInfo(&free, &total), "cuMemGetInfo");
+  answer->Number("free", free);
+  answer->Number("total", total);
 }
 
 void PointerAttribute(Puppet& puppet, const Words& words, Answer* answer) {
@@ -308,6 +322,9 @@ const std::map<std::string, Command> kCommands = {
     {"meminfo", MemoryInfo},
     {"attribute", Attribute},
     {"nic", DoNic},
+    {"load", Load},
+    {"unload", Unload},
+    {"call", CallLoaded},
     {"team", DoTeam},
     {"pointer", PointerAttribute},
     {"access", AccessFlags},
@@ -323,9 +340,6 @@ const std::map<std::string, Command> kCommands = {
     {"lookup-name", LookupByName},
     {"lookup-elsewhere", LookupElsewhere},
     {"context", UseContext},
-    {"load", Load},
-    {"unload", Unload},
-    {"call", CallLoaded},
     {"at-exit", [](Puppet& puppet, const Words& words, Answer*) { AtExit(Order(puppet, words)); }},
     {"at-last", [](Puppet& puppet, const Words& words, Answer*) { AtLast(Order(puppet, words)); }},
     {"on-term",

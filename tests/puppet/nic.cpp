@@ -1,6 +1,9 @@
 #include "tests/puppet/nic.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -39,6 +42,29 @@ constexpr const char* kVerbs = "libibverbs.so.1";
 constexpr const char* kMlx5 = "libmlx5.so.1";
 constexpr const char* kGdr = "libgdrapi.so.2";
 constexpr const char* kLinked = "libpuppet_rdma.so";
+constexpr const char* kFile = "libcufile.so.0";
+constexpr const char* kFileLinked = "libpuppet_file.so";
+
+/// CUfileError_t
+struct FileError {
+  int code;
+  int driver;
+};
+/// CUfileIOParams_t, of a batch
+struct FileTransfer {
+  int mode;
+  void* base;
+  off_t file_offset;
+  off_t offset;
+  std::size_t size;
+  void* file;
+  int opcode;
+  void* cookie;
+};
+
+void CheckFile(FileError error, const std::string& call) {
+  if (error.code != 0) throw Failure(call + ": " + std::to_string(error.code));
+}
 
 using RegMr = void* (*)(void*, void*, std::size_t, int);
 using Dereg = int (*)(void*);
@@ -97,6 +123,14 @@ std::uint64_t Nic::Register(std::uint64_t address, std::size_t bytes, const std:
     CheckErrno(error == 0, "gdr_pin_buffer_v2", error);
     region.object = gdr_;
     region.handle = handle.number;
+  } else if (way == "file" || way == "file-linked") {
+    using RegisterBuffer = FileError (*)(const void*, std::size_t, int);
+    CheckFile(way == "file"
+                  ? Find<RegisterBuffer>(kFile, "cuFileBufRegister")(at, bytes, access)
+                  : Find<RegisterBuffer>(kFileLinked, "puppet_register_buffer")(at, bytes, access),
+              "cuFileBufRegister");
+    region.object = Find<void* (*)(const void*)>(kFile, "file_region")(at);
+    region.handle = address;
   } else {
     throw Failure("nobody registers by " + way);
   }
@@ -126,6 +160,13 @@ void Nic::Deregister(std::uint64_t number) {
   if (region.way == "gdr") {
     using Unpin = int (*)(void*, GdrHandle);
     result = Find<Unpin>(kGdr, "gdr_unpin_buffer")(region.object, GdrHandle{region.handle});
+  } else if (region.way == "file" || region.way == "file-linked") {
+    using DeregisterBuffer = FileError (*)(const void*);
+    const auto* const at = reinterpret_cast<const void*>(region.handle);
+    CheckFile(region.way == "file"
+                  ? Find<DeregisterBuffer>(kFile, "cuFileBufDeregister")(at)
+                  : Find<DeregisterBuffer>(kFileLinked, "puppet_deregister_buffer")(at),
+              "cuFileBufDeregister");
   } else if (region.way == "linked") {
     result = Find<Dereg>(kLinked, "puppet_deregister")(region.object);
   } else if (region.way == "umem") {
@@ -149,6 +190,68 @@ void Nic::CloseGdr() {
   const int error = Find<Dereg>(kGdr, "gdr_close")(gdr_);
   CheckErrno(error == 0, "gdr_close", error);
   gdr_ = nullptr;
+}
+
+void Nic::OpenFiles() {
+  CheckFile(Find<FileError (*)()>(kFile, "cuFileDriverOpen")(), "cuFileDriverOpen");
+}
+
+void Nic::CloseFiles() {
+  CheckFile(Find<FileError (*)()>(kFile, "cuFileDriverClose_v2")(), "cuFileDriverClose");
+}
+
+void Nic::ReadFile(std::uint64_t address, std::size_t bytes, const std::string& path) {
+  using Read = ssize_t (*)(void*, void*, std::size_t, off_t, off_t);
+  const auto read = Find<Read>(kFile, "cuFileRead");
+  const int file = ::open(path.c_str(), O_RDONLY);
+  if (file < 0) throw Failure(path + ": " + std::strerror(errno));
+  // The second half by an offset.
+  const auto half = static_cast<off_t>(bytes / 2);
+  const ssize_t got =
+      read(reinterpret_cast<void*>(static_cast<std::intptr_t>(file)),
+           reinterpret_cast<void*>(address - static_cast<std::uint64_t>(half)), bytes, 0, half);
+  const int error = errno;
+  ::close(file);
+  CheckErrno(got == static_cast<ssize_t>(bytes), "cuFileRead", error);
+}
+
+void Nic::WriteFile(std::uint64_t address, std::size_t bytes, const std::string& path) {
+  using Write = ssize_t (*)(void*, const void*, std::size_t, off_t, off_t);
+  const auto write = Find<Write>(kFile, "cuFileWrite");
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  if (file < 0) throw Failure(path + ": " + std::strerror(errno));
+  const ssize_t written = write(reinterpret_cast<void*>(static_cast<std::intptr_t>(file)),
+                                reinterpret_cast<const void*>(address), bytes, 0, 0);
+  const int error = errno;
+  ::close(file);
+  CheckErrno(written == static_cast<ssize_t>(bytes), "cuFileWrite", error);
+}
+
+void Nic::SubmitBatch(std::uint64_t address, std::size_t bytes) {
+  if (batch_ == nullptr)
+    CheckFile(Find<FileError (*)(void**, unsigned)>(kFile, "cuFileBatchIOSetUp")(&batch_, 8),
+              "cuFileBatchIOSetUp");
+  FileTransfer transfers[2] = {};
+  const std::size_t half = bytes / 2;
+  for (FileTransfer& each : transfers) {
+    each.base = reinterpret_cast<void*>(address);
+    each.size = half;
+  }
+  transfers[1].offset = static_cast<off_t>(half);
+  using Submit = FileError (*)(void*, unsigned, FileTransfer*, unsigned);
+  CheckFile(Find<Submit>(kFile, "cuFileBatchIOSubmit")(batch_, 2, transfers, 0),
+            "cuFileBatchIOSubmit");
+}
+
+void Nic::BatchArrives(std::size_t bytes, std::uint64_t seed) const {
+  const std::vector<std::uint64_t> words = Pattern(bytes, seed);
+  Find<void (*)(void*, const char*)>(kFile, "file_arrives")(
+      batch_, reinterpret_cast<const char*>(words.data()));
+}
+
+void Nic::DestroyBatch() {
+  Find<void (*)(void*)>(kFile, "cuFileBatchIODestroy")(batch_);
+  batch_ = nullptr;
 }
 
 }  // namespace amem::puppet

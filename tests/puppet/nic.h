@@ -1,4 +1,5 @@
-// Nic: what a puppet registers with the stand-ins of libibverbs, libmlx5 and libgdrapi
+// Nic: what a puppet registers with the stand-ins of libibverbs, libmlx5, libgdrapi and
+// libcufile
 // (tests/puppet/rdma), by number. Loads each as programs do that can do without it.
 //
 // One thread; throws workload::Failure.
@@ -30,6 +31,17 @@ class Nic {
   void Fill(std::uint64_t number, std::uint64_t seed) const;
   /// GDRCopy's handle goes with all that was pinned through it.
   void CloseGdr();
+  /// Of libcufile, which takes memory of its own at the first.
+  void OpenFiles();
+  void CloseFiles();
+  /// Reads so much of a file, which may be a FIFO.
+  void ReadFile(std::uint64_t address, std::size_t bytes, const std::string& path);
+  void WriteFile(std::uint64_t address, std::size_t bytes, const std::string& path);
+  /// Begins to read so much in a batch; what arrives later, as Blocks::Fill would write it; its
+  /// end.
+  void SubmitBatch(std::uint64_t address, std::size_t bytes);
+  void BatchArrives(std::size_t bytes, std::uint64_t seed) const;
+  void DestroyBatch();
 
  private:
   struct Region {
@@ -42,6 +54,7 @@ class Nic {
 
   const CUdevice device_;
   void* gdr_ = nullptr;
+  void* batch_ = nullptr;
   std::map<std::uint64_t, Region> regions_;
   std::uint64_t next_ = 1;
 };

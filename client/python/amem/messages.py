@@ -191,7 +191,7 @@ class RankInfo:
 @_dataclass
 class Pinner:
     rank: int  # rank id
-    reason: str  # "NIC", "GDRCopy", "dma-buf" or "P2P tokens"
+    reason: str  # "NIC", "GDRCopy", "dma-buf", "P2P tokens" or "GPUDirect Storage"
 
 
 @_dataclass
