@@ -29,7 +29,7 @@ root_arguments "$@"
 while [[ ${#others[@]} -gt 0 ]]; do
   case ${others[0]} in
     --ccache)
-      [[ ${#others[@]} -gt 1 ]] || fail "--ccache needs a folder"
+      [[ -d ${others[1]:-} ]] || fail "--ccache needs a folder that is there"
       cache=$(realpath "${others[1]}")
       others=("${others[@]:1}")
       ;;
@@ -57,7 +57,7 @@ trap 'fail "interrupted"' INT TERM HUP
 # as_here: apt and pip in the root get their packages as on this machine.
 as_here() {
   local certificates=${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt} name
-  cp -L /etc/resolv.conf /etc/hosts "$guest/etc/"
+  cp -L --remove-destination /etc/resolv.conf /etc/hosts "$guest/etc/"
   # Not of the indices: those are the suite's.
   apt-config dump Acquire | grep -v '^Acquire::IndexTargets' >"$guest/etc/apt/apt.conf.d/90here"
   [[ ! -f /etc/pip.conf ]] || cp /etc/pip.conf "$guest/etc/"
@@ -73,11 +73,12 @@ as_here() {
   fi
 }
 
-# in_root SCRIPT: bash runs it in the root. It is the first process there, so that others have a parent that reaps them.
+# in_root LOG SCRIPT: bash runs it in the root. It is the first process there, so that others have a parent that reaps them.
 in_root() {
   # shellcheck disable=SC2016  # the inner shell's
   contain bash -euc '
     guest=$1 cache=$2
+    exec >"$3" 2>&1
     mount -t proc proc "$guest/proc"
     mount --rbind /sys "$guest/sys"
     mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts "$guest/dev/pts"
@@ -87,7 +88,7 @@ in_root() {
       mount --bind "$cache" "$guest/root/.cache/ccache"
     fi
     umask 022
-    exec chroot "$guest" /usr/bin/env -i --default-signal "${@:3}"' - "$guest" "$cache" "${environment[@]}" bash -c "$1"
+    exec chroot "$guest" /usr/bin/env -i --default-signal "${@:4}"' - "$guest" "$cache" "$1" "${environment[@]}" bash -c "$2"
 }
 
 [[ -z $(git -C "$root" status --porcelain) ]] || echo "fresh.sh: what is not committed is not tried"
@@ -108,7 +109,7 @@ for command in "${commands[@]}"; do
   began=$SECONDS
   echo "fresh.sh: $command of $commit; its log is $log"
   status=0
-  in_root "cd ~/amem && timeout --signal=KILL $limit_s $command; exit \$?" >"$log" 2>&1 || status=$?
+  in_root "$log" "cd ~/amem && timeout --signal=KILL $limit_s $command; exit \$?" || status=$?
   if [[ $status != 0 ]]; then
     tail -n 40 "$log" >&2
     ((SECONDS - began < limit_s)) || fail "$command of $commit was not done within $limit_s s; its log is $log"
