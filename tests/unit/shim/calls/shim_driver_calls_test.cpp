@@ -103,7 +103,7 @@ TEST(ShimDriverCalls, TheRowIsTheOneThatTheDriverWouldChoose) {
   EXPECT_STREQ(find_call("cuGraphInstantiate", 12000, false)->symbol,
                "cuGraphInstantiateWithFlags");
   EXPECT_EQ(find_call("cuMemAlloc", 2000, false), nullptr);
-  EXPECT_EQ(find_call("cuCtxSynchronize", 13000, false), nullptr);
+  EXPECT_EQ(find_call("cuEventQuery", 13000, false), nullptr);
 }
 
 }  // namespace
