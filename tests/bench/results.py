@@ -31,6 +31,14 @@ def ratio(rows, part, work, who, other):
     return one["median"] / two["median"] if one and two and two["median"] > 0 else None
 
 
+def slower_by(base, again, new, allowed=None):
+    """The share by which a new build's figure is above the base's, and whether that is too much: more than 2 % (`allowed`: so much,
+    in the figure's unit) beyond the difference that two copies of the base show."""
+    least = min(base, again)
+    limit = 0.02 * least if allowed is None else allowed
+    return (new - least) / least, new - max(base, again) > limit + abs(again - base)
+
+
 def number(value):
     """About three digits."""
     if value == 0:

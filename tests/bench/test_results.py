@@ -34,6 +34,16 @@ def test_numbers_have_about_three_digits():
         "0", "0.0123", "1.23", "12.3", "123", "12345"]
 
 
+def test_slower_is_what_two_copies_of_one_build_do_not_explain():
+    assert results.slower_by(100, 100, 101.9)[1] is False
+    assert results.slower_by(100, 100, 102.1)[1] is True
+    assert results.slower_by(100, 103, 107)[1] is False, "the two copies differ by 3"
+    assert results.slower_by(100, 103, 108.1)[1] is True
+    assert results.slower_by(5.0, 5.1, 6.0, allowed=1.0)[1] is False
+    assert results.slower_by(5.0, 5.1, 6.3, allowed=1.0)[1] is True
+    assert results.slower_by(100, 100, 90)[0] == -0.1
+
+
 def test_the_table_has_a_heading_per_part():
     text = results.markdown(ROWS, {"machine": "one"})
     assert text.count("### ") == 2

@@ -325,3 +325,19 @@ def test_waves(bare_node, node_with):
         guest.ask(f"verify {theirs} 1")
         for i, each in enumerate(own):
             guest.ask(f"verify {each} {20 + i}")
+
+
+def test_what_is_closed_during_a_capture_goes_at_its_end(node_with):
+    """A wait for the context would break the capture. So the memory is unmapped when the last one has ended."""
+    node = node_with(*LONG)
+    owner, guest = two(node)
+    mine = block(owner, 1)
+    theirs = open_ipc(owner, guest, mine)
+    guest.ask("capture begin")
+    guest.ask(f"free {theirs}")
+    guest.ask("capture end")
+    eventually(lambda: node.ctl.group("train")["guests"] == [], what="the guest has closed it")
+    node.ctl("pause", "train")
+    assert used(node) == 2 * node.CONTEXT_BYTES, "nothing of it stays for a guest that has closed it"
+    node.ctl("resume", "train")
+    owner.ask(f"verify {mine} 1")
