@@ -95,7 +95,7 @@ struct Watched;
 
 template <CallRow row, class... Args>
 struct Watched<row, CUresult (*)(Args...)> {
-  static CUresult call(Args... args) noexcept {
+  static CUresult call(Args... args) {
     return explained(kSymbols[row], real<row>()(args...));
   }
 };
