@@ -24,6 +24,30 @@ constexpr std::uint64_t kFirstBlockId = 1ULL << 62U;
 
 constexpr std::chrono::milliseconds kKeepFor{500};
 
+/// Makes a context current for a scope, and capture mode relaxed, as LocalDevices::Use does for
+/// primary ones.
+class Current {
+ public:
+  Current(const Driver& driver, CUcontext context)
+      : driver_(driver), result_(driver.cuCtxPushCurrent_(context)) {
+    if (result_ == CUDA_SUCCESS) driver_.cuThreadExchangeStreamCaptureMode_(&mode_);
+  }
+  ~Current() {
+    if (result_ != CUDA_SUCCESS) return;
+    driver_.cuThreadExchangeStreamCaptureMode_(&mode_);
+    CUcontext popped = nullptr;
+    driver_.cuCtxPopCurrent_(&popped);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+  CUresult result() const { return result_; }
+
+ private:
+  const Driver& driver_;
+  CUresult result_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
 }  // namespace
 
 // ---- looking up; the lock is held ----
@@ -247,7 +271,7 @@ std::optional<CUresult> Heap::free(CUdeviceptr address) {
   release_deferred();
   const auto put_off = [&] {
     std::lock_guard lock(mutex_);
-    deferred_.push_back({*block, nullptr});
+    deferred_.push_back({*block});
   };
   // A wait for the context would break the capture, whatever its mode, which the driver's own free
   // does not. The program must not use the memory from here on, so it may as well go later.
@@ -270,18 +294,28 @@ std::optional<CUresult> Heap::free(CUdeviceptr address) {
 }
 
 /// An event behind what the stream has to do now.
-CUresult Heap::record(CUstream stream, CUevent* event) {
-  CUcontext context = nullptr;
-  if (CUresult r = driver_.cuStreamGetCtx_(stream, &context); r != CUDA_SUCCESS) return r;
-  if (CUresult r = driver_.cuCtxPushCurrent_(context); r != CUDA_SUCCESS) return r;
-  CUresult r = driver_.cuEventCreate_(event, CU_EVENT_DISABLE_TIMING);
+CUresult Heap::record(Deferred& deferred) {
+  if (CUresult r = driver_.cuStreamGetCtx_(deferred.stream, &deferred.context); r != CUDA_SUCCESS)
+    return r;
+  const Current current(driver_, deferred.context);
+  if (current.result() != CUDA_SUCCESS) return current.result();
+  CUresult r = driver_.cuEventCreate_(&deferred.after, CU_EVENT_DISABLE_TIMING);
   if (r == CUDA_SUCCESS) {
-    r = driver_.cuEventRecord_(*event, stream);
-    if (r != CUDA_SUCCESS) driver_.cuEventDestroy_(*event);
+    r = driver_.cuEventRecord_(deferred.after, deferred.stream);
+    if (r != CUDA_SUCCESS) driver_.cuEventDestroy_(deferred.after);
   }
-  CUcontext popped = nullptr;
-  driver_.cuCtxPopCurrent_(&popped);
   return r;
+}
+
+/// Whether the stream has come to the event; then that has gone. A context that has ended does
+/// nothing more. `wait`: for that.
+bool Heap::has_passed(const Deferred& deferred, bool wait) {
+  const Current current(driver_, deferred.context);
+  if (current.result() != CUDA_SUCCESS) return context_is_gone(current.result());
+  const CUresult r =
+      wait ? driver_.cuEventSynchronize_(deferred.after) : driver_.cuEventQuery_(deferred.after);
+  if (r == CUDA_SUCCESS) driver_.cuEventDestroy_(deferred.after);
+  return r == CUDA_SUCCESS || ends_context(r);
 }
 
 std::optional<CUresult> Heap::free_async(CUdeviceptr address, CUstream stream, bool per_thread) {
@@ -293,13 +327,17 @@ std::optional<CUresult> Heap::free_async(CUdeviceptr address, CUstream stream, b
   if (capturing != CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_ERROR_INVALID_VALUE;
   const std::optional<Block> block = take_block(address);
   if (!block) return CUDA_ERROR_INVALID_VALUE;
-  Deferred deferred{*block, nullptr};
+  Deferred deferred{*block};
+  deferred.stream = stream;
   // Beside an open capture it waits for the capture's end, and then for the whole context.
   if (gate_.captures() == 0)
-    if (CUresult r = record(stream, &deferred.after); r != CUDA_SUCCESS) {
+    if (CUresult r = record(deferred); r != CUDA_SUCCESS) {
       put_back(*block);
       return r;
     }
+  // Of a group that is paused no stream has anything to do.
+  if (deferred.after != nullptr && gate_.frees_pass() && has_passed(deferred, true))
+    deferred.after = nullptr;
   {
     std::lock_guard lock(mutex_);
     deferred_.push_back(deferred);
@@ -352,16 +390,20 @@ bool Heap::any_behind_streams() const {
                      [](const Deferred& deferred) { return deferred.after != nullptr; });
 }
 
-/// What was freed behind streams that have come so far. REQUIRES: the lock is held, and no capture
-/// is open, which the question may break.
+/// What was freed behind streams that have come so far; not what is on its way back, as with
+/// take_kept(). REQUIRES: the lock is held, and no capture is open.
 std::vector<Heap::Deferred> Heap::take_passed() {
   std::vector<Deferred> passed;
+  std::set<std::pair<CUcontext, CUstream>> behind;  // these have not come to what they were asked
   std::erase_if(deferred_, [&](const Deferred& deferred) {
-    if (deferred.after == nullptr) return false;
-    const LocalDevices::Use use(devices_, deferred.block.device);
-    if (use.result() != CUDA_SUCCESS || driver_.cuEventQuery_(deferred.after) != CUDA_SUCCESS)
+    if (deferred.after == nullptr || memory_.mappings.arriving(deferred.block.address))
       return false;
-    driver_.cuEventDestroy_(deferred.after);
+    const std::pair of(deferred.context, deferred.stream);
+    if (behind.contains(of)) return false;
+    if (!has_passed(deferred, false)) {
+      behind.insert(of);
+      return false;
+    }
     passed.push_back(deferred);
     return true;
   });
@@ -391,11 +433,7 @@ bool Heap::release_behind_streams() {
     });
   }
   for (const Deferred& deferred : behind) {
-    const LocalDevices::Use use(devices_, deferred.block.device);
-    const CUresult r =
-        use.result() == CUDA_SUCCESS ? driver_.cuEventSynchronize_(deferred.after) : use.result();
-    if (r == CUDA_SUCCESS) {
-      driver_.cuEventDestroy_(deferred.after);
+    if (has_passed(deferred, true)) {
       release(deferred.block);
       continue;
     }
@@ -522,8 +560,9 @@ void Heap::release_deferred(std::uint32_t captures) {
   if (blocks.empty()) return;
   CUresult r = CUDA_SUCCESS;
   std::set<std::pair<int, CUcontext>> waited;
-  for (const auto& [block, after] : blocks)
-    if (r == CUDA_SUCCESS && after == nullptr && waited.emplace(block.device, block.context).second)
+  for (const Deferred& deferred : blocks)
+    if (const Block& block = deferred.block; r == CUDA_SUCCESS && deferred.after == nullptr &&
+                                             waited.emplace(block.device, block.context).second)
       r = wait_until_unused(block);
   if (r == CUDA_SUCCESS) {
     const FreePass pass(gate_, memory_.holdings);
@@ -619,10 +658,11 @@ void Heap::context_gone(CUcontext context) {
     for (const auto& [address, block] : blocks_)
       if (block.context == context) gone.push_back(block);
     for (const Block& block : gone) blocks_.erase(block.address);
-    // The events of its streams have gone with it.
+    // The events of its streams have gone with it, and no stream of its works any more.
     std::erase_if(deferred_, [&](const Deferred& deferred) {
-      if (deferred.block.context == context) gone.push_back(deferred.block);
-      return deferred.block.context == context;
+      const bool goes = deferred.block.context == context || deferred.context == context;
+      if (goes) gone.push_back(deferred.block);
+      return goes;
     });
   }
   for (const Block& block : gone) release(block);

@@ -92,7 +92,8 @@ class Heap {
   /// Whether to keep anything from now on. Service thread.
   void keep(bool on) { keeps_ = on; }
   /// Nothing is kept that a pause would save. False: that is not known while somebody is inside;
-  /// ask again. REQUIRES: keep(false), the gate is shut.
+  /// ask again. Frees what is kept, so not once the broker may have this rank save. REQUIRES:
+  /// keep(false), the gate is shut.
   bool at_rest();
   /// Room of segments with small blocks that no block is in, in gaps of `least` bytes and more. A
   /// block that gets it later finds anything there, as it would with the driver. REQUIRES: the gate
@@ -122,7 +123,10 @@ class Heap {
   /// A block that the program has freed and that could not go at once.
   struct Deferred {
     Block block;
-    CUevent after = nullptr;  // of the stream that it was freed behind; else it waited for captures
+    // Behind a stream: an event there, and the context of both. Else it waited for captures.
+    CUevent after = nullptr;
+    CUstream stream = nullptr;
+    CUcontext context = nullptr;
   };
 
   CUresult unsafe_in_capture();
@@ -134,7 +138,8 @@ class Heap {
   CUresult wait_until_unused(const Block& block);
   std::optional<Block> take_block(Address address);
   void put_back(const Block& block);
-  CUresult record(CUstream stream, CUevent* event);
+  CUresult record(Deferred& deferred);
+  bool has_passed(const Deferred& deferred, bool wait);
   std::vector<Deferred> take_passed();
   std::vector<AddressRange> retire_passed();
   bool any_behind_streams() const;

@@ -109,29 +109,38 @@ CUresult put_handle_types(void* data, unsigned long long types) {
   return CUDA_SUCCESS;
 }
 
-/// Calls the driver, which destroys the context; what it owned of ours goes too.
-template <class Destroy>
-CUresult end_context(CUcontext context, const Destroy& destroy) {
+/// The driver has destroyed the context (`r`); what it owned of ours goes too. Inside the gate.
+CUresult context_ended(CUresult r, CUcontext context) {
   Runtime& runtime = Runtime::get();
-  Heap* heap = runtime.heap();
-  std::optional<FreePass> pass;
-  if (heap != nullptr) pass.emplace(*the_gate, runtime.memory().holdings);
-  if (pass && pass->result() != CUDA_SUCCESS) return pass->result();
-  const CUresult r = destroy();
   if (r != CUDA_SUCCESS || context == nullptr || runtime.forked()) return r;
-  if (heap != nullptr) heap->context_gone(context);
+  if (Heap* heap = runtime.heap(); heap != nullptr) heap->context_gone(context);
   runtime.captures().context_gone(context);
   runtime.memory().unbrokered.context_gone(context);
   runtime.report().changed();
   return r;
 }
 
+/// One of the program's own. Not a primary one, which only a reset destroys.
+template <CallRow row>
+CUresult destroy_context(CUcontext context) {
+  Runtime& runtime = Runtime::get();
+  std::optional<FreePass> pass;
+  if (runtime.heap() != nullptr) pass.emplace(*the_gate, runtime.memory().holdings);
+  if (pass && pass->result() != CUDA_SUCCESS) return pass->result();
+  return context_ended(real<row>()(context), context);
+}
+
+/// It waits for a resume: the shim's own streams are in that context, and a step of the resume must
+/// not begin while it goes.
 template <CallRow row>
 CUresult reset_device(CUdevice device) {
   Runtime& runtime = Runtime::get();
   LocalDevices* devices = runtime.devices();
   const CUcontext context = devices != nullptr ? devices->primary(device) : nullptr;
-  const CUresult r = end_context(context, [&] { return real<row>()(device); });
+  std::optional<Pass> pass;
+  if (runtime.heap() != nullptr) pass.emplace(*the_gate);
+  if (pass && pass->result() != CUDA_SUCCESS) return pass->result();
+  const CUresult r = context_ended(real<row>()(device), context);
   if (r == CUDA_SUCCESS && context != nullptr) runtime.device_reset(device);
   return r;
 }
@@ -309,11 +318,11 @@ CUresult answer_cuCtxDisablePeerAccess(CUcontext peer) {
 }
 
 CUresult answer_cuCtxDestroy(CUcontext context) {
-  return end_context(context, [&] { return real<kRow_cuCtxDestroy>()(context); });
+  return destroy_context<kRow_cuCtxDestroy>(context);
 }
 
 CUresult answer_cuCtxDestroy_v2(CUcontext context) {
-  return end_context(context, [&] { return real<kRow_cuCtxDestroy_v2>()(context); });
+  return destroy_context<kRow_cuCtxDestroy_v2>(context);
 }
 
 CUresult answer_cuDevicePrimaryCtxReset(CUdevice device) {

@@ -97,7 +97,7 @@ CUresult Gate::wait(ThreadState& self, Caller caller, const Work& work) noexcept
   while (shut_.load(std::memory_order_relaxed) && captures_ == 0) {
     if (waiter.stepped || (caller == Caller::kFrees && frees_pass_)) break;
     if (failed_) result = CUDA_ERROR_SYSTEM_NOT_READY;
-    if (held_ && !policy_.wait) result = CUDA_ERROR_NOT_READY;
+    if (held_ && !policy_.wait && caller != Caller::kFrees) result = CUDA_ERROR_NOT_READY;
     if (result == CUDA_SUCCESS && ends(with_interpreter)) result = CUDA_ERROR_DEINITIALIZED;
     if (result != CUDA_SUCCESS) break;
     if (waiter.asked) {
@@ -196,6 +196,11 @@ void Gate::let_frees_pass(bool on) {
   std::lock_guard lock(mutex_);
   frees_pass_ = on;
   if (on) waiters_.notify_all();
+}
+
+bool Gate::frees_pass() {
+  std::lock_guard lock(mutex_);
+  return frees_pass_;
 }
 
 void Gate::fail() {

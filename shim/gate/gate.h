@@ -130,6 +130,7 @@ class Gate {
   /// Whether callers that only free pass the shut gate. They may while the group is paused and no
   /// phase is under way. open() and close() end it.
   void let_frees_pass(bool on);
+  bool frees_pass();
   /// The gate is shut, or about to open. Any thread.
   bool shut() const { return shut_.load(std::memory_order_relaxed); }
   /// The calling thread has passed and not left.

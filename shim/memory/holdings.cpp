@@ -71,7 +71,7 @@ void Holdings::tell_free(std::uint64_t id) {
   message.which_body = amem_v1_SessionMessage_free_tag;
   message.body.free.id = id;
   session_.post(message);
-  frees_under_way_.store(true);
+  frees_sent_.fetch_add(1);
 }
 
 bool Holdings::wait_arrival(std::unique_lock<std::mutex>& lock,
@@ -120,11 +120,16 @@ Status Holdings::release_refused() {
 }
 
 void Holdings::settle_frees() {
-  if (!frees_under_way_.exchange(false)) return;
+  const std::uint64_t sent = frees_sent_.load();
+  if (frees_settled_.load() >= sent) return;
   // Where the broker is late the program sees less memory free than there will be, as when another
   // process is about to free some.
   if (const Status s = session_.settle(kSettleDeadline, kUsualAnswer); !s.ok())
     log_debug("waiting for memory to be freed: " + s.text());
+  // Whoever has sent a Free meanwhile asks for itself.
+  std::uint64_t settled = frees_settled_.load();
+  while (settled < sent && !frees_settled_.compare_exchange_weak(settled, sent)) {
+  }
 }
 
 std::vector<amem_v1_Holding_Item> Holdings::list(

@@ -109,7 +109,8 @@ struct Holdings {
   /// Handles that the driver has refused to release; guarded by the lock.
   std::vector<CUmemGenericAllocationHandle> refused_;
   std::atomic<bool> ending_{false};
-  std::atomic<bool> frees_under_way_{false};
+  std::atomic<std::uint64_t> frees_sent_{0};
+  std::atomic<std::uint64_t> frees_settled_{0};  // of these, asked about
 };
 
 }  // namespace amem::shim

@@ -150,6 +150,12 @@ std::optional<std::uint64_t> Mappings::id_at(CUdeviceptr address) {
   return m->id;
 }
 
+bool Mappings::arriving(CUdeviceptr address) {
+  std::lock_guard lock(holdings_.mutex);
+  const Mapping* m = holdings_.table.mapping_at(address);
+  return m != nullptr && holdings_.table.find(m->id)->arriving;
+}
+
 bool Mappings::resident(CUdeviceptr address) {
   std::lock_guard lock(holdings_.mutex);
   const Mapping* m = holdings_.table.mapping_at(address);

@@ -54,6 +54,8 @@ class Mappings {
   Result<std::vector<Part>> away(CUdeviceptr address, std::uint64_t size);
   /// Of the allocation that is mapped there, the broker's.
   std::optional<std::uint64_t> id_at(CUdeviceptr address);
+  /// The memory there is on its way back.
+  bool arriving(CUdeviceptr address);
   /// A mapping contains the address, and its memory is here and not on its way.
   bool resident(CUdeviceptr address);
   /// Likewise, and nobody but this process's mapping has to do with it.

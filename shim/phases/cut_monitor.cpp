@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -135,7 +136,9 @@ void CutMonitor::report(std::uint64_t epoch, const Gate::Snapshot& snapshot) {
   status.epoch = epoch;
   status.steps = snapshot.steps_used;
   status.captures = snapshot.captures;
-  const bool moving = snapshot.any_active || snapshot.captures > 0 || !heap_.at_rest();
+  // Once the rank has been reported quiet the broker may have it save: nothing is freed any more.
+  const bool settled = snapshot.passes == quiet_at_;
+  const bool moving = snapshot.any_active || snapshot.captures > 0 || !(settled || heap_.at_rest());
   // The gate has shut since, which counts as a pass; or callers passed while a capture was open,
   // and one may have come to use another device.
   if (snapshot.passes != watched_at_) {
@@ -164,6 +167,10 @@ void CutMonitor::report(std::uint64_t epoch, const Gate::Snapshot& snapshot) {
       cut.ready = snapshot.waiting[index].ready;
     }
   }
+  const amem_v1_DeviceCut* const first = status.devices;
+  const auto is_busy = [](const amem_v1_DeviceCut& cut) { return cut.busy; };
+  if (!moving && std::none_of(first, first + status.devices_count, is_busy))
+    quiet_at_ = snapshot.passes;
   if (std::memcmp(&status, &last_, sizeof status) == 0) return;
   last_ = status;
   Message message = amem_v1_SessionMessage_init_zero;

@@ -76,6 +76,7 @@ class CutMonitor {
 
   std::vector<int> watched_;      // monitor thread, as what follows: the devices in use
   std::uint64_t watched_at_ = 0;  // the gate's passes then
+  std::uint64_t quiet_at_ = 0;    // the gate's passes with which the rank was reported quiet
   amem_v1_CutStatus last_ = amem_v1_CutStatus_init_zero;
 };
 

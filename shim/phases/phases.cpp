@@ -213,11 +213,11 @@ void Phases::release(const amem_v1_Release& release) {
     away_ = true;
     gate_.hold();
   }
-  // Between two waves a free could take what the next one is to save.
-  if (shut_ && !release.more_waves && (release.undo || tags.empty())) rest(true);
   if (!s.ok() && !std::exchange(retrying_, true))
     session_.run_at(Session::Clock::now() + kRetry, [this] { drop_leftovers(); });
   done(release.epoch, amem_v1_Phase_PHASE_RELEASE, s, bytes, release.wave);
+  // Between two waves a free could take what the next one is to save.
+  if (shut_ && !release.more_waves && (release.undo || tags.empty())) rest(true);
 }
 
 void Phases::drop_leftovers() {

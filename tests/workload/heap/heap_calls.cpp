@@ -49,7 +49,8 @@ constexpr NamedAttribute kAttributes[] = {
 };
 
 CUstream g_stream = nullptr;               // that is being captured
-std::atomic<std::uint64_t> g_held_for{0};  // milliseconds
+std::atomic<bool> g_held{false};
+std::atomic<std::uint64_t> g_most{0};  // milliseconds
 std::vector<CUdeviceptr> g_async;
 std::vector<CUdeviceptr> g_managed;
 std::vector<CUarray> g_arrays;
@@ -233,14 +234,16 @@ CUstream IdleStream(const HeapMemory& memory) {
 }
 
 void HoldStream(const HeapMemory& memory, std::uint64_t most) {
-  g_held_for = most;
+  g_held = true;
+  g_most = most;
   const auto wait = [](void*) {
-    for (; g_held_for > 0; --g_held_for) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (std::uint64_t i = 0; g_held && i < g_most; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
   };
   Check(Cuda().cuLaunchHostFunc(IdleStream(memory), wait, nullptr), "cuLaunchHostFunc");
 }
 
-void ReleaseStream() { g_held_for = 0; }
+void ReleaseStream() { g_held = false; }
 
 // ---- what is not brokered ----
 

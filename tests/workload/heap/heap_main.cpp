@@ -135,7 +135,8 @@ const std::map<std::string, Command> kCommands = {
        p.memory.Expand(DeviceAt(w), NumberAt(w, 2, 2U << 20U), NumberAt(w, 3, 1));
      }},
     {"shuffle", [](Program& p, const Words&, Answer*) { p.memory.Shuffle(); }},
-    {"drop", [](Program& p, const Words&, Answer*) { p.memory.DropSegments(); }},
+    {"drop",
+     [](Program& p, const Words& w, Answer*) { p.memory.DropSegments(WordAt(w, 1) == "unseen"); }},
     {"region", Region},
     {"zero", [](Program& p, const Words& w, Answer*) { p.memory.ExpectZero(WordAt(w, 1)); }},
     {"rewrite", [](Program& p, const Words&, Answer*) { p.memory.Rewrite(); }},

@@ -211,9 +211,10 @@ void HeapMemory::MapSlot(Segment& segment, std::size_t slot) {
   segment.slots[slot] = Segment::Slot{handle, Add(std::move(piece))};
 }
 
-void HeapMemory::UnmapSlot(Segment& segment, std::size_t slot) {
+void HeapMemory::UnmapSlot(Segment& segment, std::size_t slot, bool unseen) {
   const Segment::Slot taken = *segment.slots[slot];
-  if (const auto wrong = Wrong(taken.id, pieces_.at(taken.id))) throw Failure(*wrong);
+  if (!unseen)
+    if (const auto wrong = Wrong(taken.id, pieces_.at(taken.id))) throw Failure(*wrong);
   Check(Cuda().cuMemUnmap(segment.base + slot * segment.piece, segment.piece), "cuMemUnmap");
   Check(Cuda().cuMemRelease(taken.handle), "cuMemRelease");
   pieces_.erase(taken.id);
@@ -250,11 +251,11 @@ void HeapMemory::Shuffle() {
   }
 }
 
-void HeapMemory::DropSegments() {
+void HeapMemory::DropSegments(bool unseen) {
   for (Segment& segment : segments_) {
     Bind(segment.device);
     for (std::size_t i = 0; i < segment.slots.size(); ++i)
-      if (segment.slots[i]) UnmapSlot(segment, i);
+      if (segment.slots[i]) UnmapSlot(segment, i, unseen);
     Check(Cuda().cuMemAddressFree(segment.base, segment.slots.size() * segment.piece),
           "cuMemAddressFree");
   }

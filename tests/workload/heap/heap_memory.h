@@ -41,7 +41,8 @@ class HeapMemory {
   void Expand(int device, std::size_t piece, std::size_t count);
   /// Drops pieces of every segment at random and maps as many new ones elsewhere in it.
   void Shuffle();
-  void DropSegments();
+  /// `unseen`: without a look at their bytes, which the gate may keep from the program.
+  void DropSegments(bool unseen);
 
   /// The tag under which what follows is allocated, as the program believes.
   void SetTag(const std::string& tag) { tag_ = tag; }
@@ -82,7 +83,7 @@ class HeapMemory {
   void Fill(std::uint64_t id, Piece& piece) const;
   std::optional<std::string> Wrong(std::uint64_t id, const Piece& piece) const;
   void MapSlot(Segment& segment, std::size_t slot);
-  void UnmapSlot(Segment& segment, std::size_t slot);
+  void UnmapSlot(Segment& segment, std::size_t slot, bool unseen = false);
 
   std::vector<CUcontext> contexts_;
   std::map<std::uint64_t, Piece> pieces_;

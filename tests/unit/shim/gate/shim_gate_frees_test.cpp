@@ -101,7 +101,15 @@ TEST_F(GateFreesTest, AFreePassesWhereOthersGetAnError) {
   strict.prepare({false, 10s, &device_of_test});
   strict.close();
   strict.hold();
+  std::thread caller([&] {
+    EXPECT_EQ(strict.enter_to_free(), CUDA_SUCCESS) << "it waits for a step, and gets no error";
+    strict.leave();
+  });
+  const auto deadline = Gate::Clock::now() + 5s;
+  while (waiting(strict.snapshot(), 0) == 0 && Gate::Clock::now() < deadline)
+    std::this_thread::sleep_for(1ms);
   strict.let_frees_pass(true);
+  caller.join();
   EXPECT_EQ(strict.enter(), CUDA_ERROR_NOT_READY);
   ASSERT_EQ(strict.enter_to_free(), CUDA_SUCCESS);
   strict.leave();

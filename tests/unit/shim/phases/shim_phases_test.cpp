@@ -39,7 +39,7 @@ struct Rank {
   Report report{driver, devices, memory, session};
   Options options;
   Slabs slabs{driver, devices, memory, options.slab_size};
-  Scratch scratch{driver, devices, memory, slabs, options};
+  Scratch scratch{driver, devices, memory, slabs, heap, options};
   Mover mover{driver, devices, memory, scratch, options};
   Bypass bypass{options.bypass_allowed};
   CutMonitor cut{driver, devices, gate, heap, bypass, session};
