@@ -58,7 +58,7 @@ def nccl_scratch(bench):
     for mode, algorithm, protocol in itertools.product(("process", "threads"), ALGORITHMS, PROTOCOLS):
         env = {**proof.environment, "NCCL_ALGO": ALGORITHMS[algorithm], "NCCL_PROTO": protocol}
         proof.add(bench.nccl_cycle("--mode", mode, *arguments, env=env).wait(120), f"{mode}, {algorithm}, {protocol}")
-    pat = proof.add(bench.nccl_cycle("--hosts", *arguments, env={**proof.environment, "NCCL_ALGO": PAT}).wait(120), "PAT", 0)
+    pat = proof.add(bench.nccl_cycle("--hosts", bench.ranks, *arguments, env={**proof.environment, "NCCL_ALGO": PAT}).wait(120), "PAT", 0)
     return (f"{proof.pauses} pauses of ranks, {proof.least} MiB or more spoilt in each (PAT, one GPU a host: {pat} MiB); "
             f"{proof.verified} collectives verified")
 
