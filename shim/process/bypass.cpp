@@ -3,8 +3,8 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
+#include <string_view>
 #include <utility>
 
 #include "shim/process/c_library.h"
@@ -44,7 +44,7 @@ link_map own_map() {
   return own;
 }
 
-bool is_dlsym(const char* symbol) { return std::strcmp(symbol, "dlsym") == 0; }
+bool is_dlsym(std::string_view symbol) { return symbol == "dlsym"; }
 
 bool matters(const char* symbol) {
   return is_dlsym(symbol) ||

@@ -34,8 +34,8 @@ LoadedObject loaded_object(const dl_phdr_info& info);
 /// A place into which the loader puts the address of a function, and from which the object calls
 /// it. Until the first call of a lazily bound one the place leads back into the object.
 struct Reference {
-  const char* symbol = nullptr;
-  void* const* slot = nullptr;
+  std::string symbol;           // a copy: lives longer than the object
+  void* const* slot = nullptr;  // in the object: may be read while that is loaded
 };
 
 /// Of the functions that the object does not define itself, those of these names.

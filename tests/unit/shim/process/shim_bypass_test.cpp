@@ -65,9 +65,9 @@ TEST(ShimReferences, AreTheSlotsOfWhatAnObjectDoesNotHaveItself) {
   Tables tables;
   const std::vector<Reference> found = references(tables.object(), &any);
   ASSERT_EQ(found.size(), 3U);
-  EXPECT_STREQ(found[0].symbol, "cuInit");
+  EXPECT_EQ(found[0].symbol, "cuInit");
   EXPECT_EQ(found[0].slot, &tables.slots[1]);
-  EXPECT_STREQ(found[1].symbol, "dlsym");
+  EXPECT_EQ(found[1].symbol, "dlsym");
   EXPECT_EQ(found[1].slot, &tables.slots[2]) << "a pointer in its data";
   EXPECT_EQ(found[2].slot, &tables.slots[4]) << "the slot of a call";
 }
