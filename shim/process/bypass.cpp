@@ -83,11 +83,12 @@ void Bypass::read(Object& object) const {
 int Bypass::visit(dl_phdr_info* info, std::size_t /*size*/, void* data) {
   auto& self = *static_cast<Bypass*>(data);
   if (!self.all_) {
-    if (info->dlpi_adds == self.adds_ && info->dlpi_subs == self.subs_) {
+    if (self.complete_ && info->dlpi_adds == self.adds_ && info->dlpi_subs == self.subs_) {
       for (Object& object : self.objects_) self.read(object);
       return 1;
     }
     self.all_ = true;
+    self.complete_ = false;
     self.adds_ = info->dlpi_adds;
     self.subs_ = info->dlpi_subs;
     self.objects_.clear();
@@ -141,6 +142,7 @@ std::vector<Bypass::Finding> Bypass::look() {
   const auto walk = [this] {
     all_ = false;
     ::dl_iterate_phdr(&visit, this);
+    complete_ = true;
   };
   walk();
   if (bind_calls()) walk();

@@ -59,6 +59,7 @@ class Bypass {
   const std::vector<std::string>& allowed_;
   unsigned long long adds_ = 0;  // the loader's counts at the last look
   unsigned long long subs_ = 0;
+  bool complete_ = false;             // false: that look ended early, as by bad_alloc
   bool all_ = false;                  // of the objects are seen in this look
   std::vector<Object> objects_;       // those that refer to what matters
   std::vector<MappedRange> libcuda_;  // the driver's code and data
