@@ -17,7 +17,8 @@ extern "C" __attribute__((visibility("hidden"))) const ElfW(Ehdr) __ehdr_start;
 namespace amem::shim {
 namespace {
 
-constexpr const char* kDriver = "libcuda.so.";
+/// Also without a version: some programs load it so, and the loader keeps that name.
+constexpr const char* kDriver = "libcuda.so";
 
 /// Prefixes of the names of files that may reach the driver past the shim.
 constexpr const char* kHarmless[] = {
@@ -32,8 +33,8 @@ constexpr const char* kHarmless[] = {
 
 /// What a library has that looks the driver up.
 bool signs_of_lookups(const LoadedObject& object) {
-  return has_text(object, "cuGetProcAddress") || has_text(object, "libcuda.so") ||
-         needs_library(object, "libcuda.so");
+  return has_text(object, "cuGetProcAddress") || has_text(object, kDriver) ||
+         needs_library(object, kDriver);
 }
 
 /// The shim's own tables. Not by asking the loader, which may take its lock.

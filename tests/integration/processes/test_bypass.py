@@ -71,6 +71,18 @@ def test_a_library_that_is_linked_to_the_driver(node):
     pauses(node, puppet, block)
 
 
+def test_a_driver_that_is_loaded_by_its_other_name(node):
+    """The loader knows it as libcuda.so, without a version: as Numba loads it."""
+    driver = os.path.join(node.build.sim_libraries, "libcuda.so")
+    shim = os.path.join(node.build.directory, "lib", "libamem_shim.so")
+    puppet, block = rank(node, preload=f"{shim}:{driver}")
+    puppet.ask(f"load {library(node, 'module')} deep")
+    said = refused(node)
+    assert "libpuppet_module.so" in said and "its cuGetProcAddress_v2 is not the shim's" in said
+    puppet.ask(f"unload {library(node, 'module')}")
+    pauses(node, puppet, block)
+
+
 def test_one_rank_of_two(node):
     (first, one), (second, two) = rank(node, name="first"), rank(node, name="second", device=1)
     second.ask(f"load {library(node)} deep")
