@@ -1,10 +1,15 @@
 #include "shim/process/bypass.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <iterator>
+#include <mutex>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "shim/process/c_library.h"
@@ -19,6 +24,9 @@ namespace {
 
 /// Also without a version: some programs load it so, and the loader keeps that name.
 constexpr const char* kDriver = "libcuda.so";
+
+/// For a thread that binds. It needs a moment, unless somebody loads a library meanwhile.
+constexpr std::chrono::milliseconds kBindWait{200};
 
 /// Prefixes of the names of files that may reach the driver past the shim.
 constexpr const char* kHarmless[] = {
@@ -59,7 +67,35 @@ bool is_c_librarys(const Reference& reference, const void* value) {
 
 std::uintptr_t number(const void* address) { return reinterpret_cast<std::uintptr_t>(address); }
 
+/// A dlsym that was never called, and the library that has it.
+struct Unbound {
+  std::string path;
+  ElfW(Addr) base = 0;
+  void* const* slot = nullptr;
+};
+
+/// Waits for the loader's lock, however long somebody holds it.
+void bind_call(const Unbound& unbound) {
+  const char* path = unbound.path.empty() ? nullptr : unbound.path.c_str();
+  void* const handle = ::dlopen(path, RTLD_LAZY | RTLD_NOLOAD);  // it stays loaded now
+  if (handle == nullptr) return;
+  const link_map* map = nullptr;
+  if (::dlinfo(handle, RTLD_DI_LINKMAP, static_cast<void*>(&map)) == 0 &&
+      map->l_addr == unbound.base) {
+    // As the library itself would call it.
+    const auto call = reinterpret_cast<Dlsym>(__atomic_load_n(unbound.slot, __ATOMIC_ACQUIRE));
+    call(RTLD_DEFAULT, "dlsym");
+  }
+  ::dlclose(handle);
+}
+
 }  // namespace
+
+struct Bypass::Binding {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool ended = false;
+};
 
 bool Bypass::allowed(const LoadedObject& object) const {
   return object.contains(number(&__ehdr_start)) ||
@@ -94,6 +130,7 @@ int Bypass::visit(dl_phdr_info* info, std::size_t /*size*/, void* data) {
     self.subs_ = info->dlpi_subs;
     self.objects_.clear();
     self.libcuda_.clear();
+    self.given_.clear();
   }
   Object object;
   object.loaded = loaded_object(*info);
@@ -108,30 +145,37 @@ int Bypass::visit(dl_phdr_info* info, std::size_t /*size*/, void* data) {
   return 0;
 }
 
-/// Has each dlsym bound that is not yet. True: there was one.
+/// Has each dlsym bound that is not yet. True: done. The thread may outlast this call and the
+/// object, so it has copies of all that it needs. A child of fork needs none.
 bool Bypass::bind_calls() {
-  bool bound = false;
+  if (binding_ != nullptr) {
+    std::lock_guard lock(binding_->mutex);
+    if (!binding_->ended) return false;  // another one would wait for the same lock
+  }
+  std::vector<Unbound> unbound;
+  std::set<void* const*> given = given_;
   for (const Object& object : objects_) {
     for (std::size_t i = 0; i < object.references.size(); ++i) {
       const Reference& reference = object.references[i];
-      if (!is_dlsym(reference.symbol) || !object.loaded.contains(number(object.values[i])))
-        continue;
-      const char* path = object.loaded.path.empty() ? nullptr : object.loaded.path.c_str();
-      void* const handle = ::dlopen(path, RTLD_LAZY | RTLD_NOLOAD);  // it stays loaded now
-      if (handle == nullptr) continue;
-      const link_map* map = nullptr;
-      if (::dlinfo(handle, RTLD_DI_LINKMAP, static_cast<void*>(&map)) == 0 &&
-          map->l_addr == object.loaded.base) {
-        // As the library itself would call it.
-        const auto call =
-            reinterpret_cast<Dlsym>(__atomic_load_n(reference.slot, __ATOMIC_ACQUIRE));
-        call(RTLD_DEFAULT, "dlsym");
-        bound = true;
-      }
-      ::dlclose(handle);
+      if (is_dlsym(reference.symbol) && object.loaded.contains(number(object.values[i])) &&
+          given.insert(reference.slot).second)
+        unbound.push_back({object.loaded.path, object.loaded.base, reference.slot});
     }
   }
-  return bound;
+  if (unbound.empty()) return false;
+  const auto binding = std::make_shared<Binding>();
+  // It inherits this thread's signal mask.
+  std::thread([binding, unbound = std::move(unbound)] {
+    pthread_setname_np(pthread_self(), "amem-bind");
+    for (const Unbound& call : unbound) bind_call(call);
+    std::lock_guard lock(binding->mutex);
+    binding->ended = true;
+    binding->changed.notify_all();
+  }).detach();
+  binding_ = binding;
+  given_ = std::move(given);
+  std::unique_lock lock(binding->mutex);
+  return binding->changed.wait_for(lock, kBindWait, [&] { return binding->ended; });
 }
 
 bool Bypass::in_driver(const void* code) const {

@@ -10,19 +10,22 @@
 //     driver up: it has the text "libcuda.so" or "cuGetProcAddress", as the static CUDA runtime
 //     has, or needs libcuda.so itself. Without such a sign it is somebody's extension that looks up
 //     other things.
-//   - A dlsym that was never called may not lead anywhere yet. It is called once, by way of the
-//     library, for a name that everybody may ask for, which binds it as the library's own call
-//     will.
+//   - A dlsym that was never called may not lead anywhere yet. Another thread calls it once, by way
+//     of the library, for a name that everybody may ask for. That binds it as the library's own
+//     call will.
 //   - A driver call that was never made is not held against a library: it has no work under way. It
 //     is read again at each pause.
 // The C library, the driver's own parts, and tools that the driver loads (profilers, debuggers) may
 // do this. So may what AMEM_BYPASS_ALLOWED names.
 //
-// One thread. It must be one that may wait for the loader's lock.
+// One thread. It takes no lock under which the loader runs constructors, because one of these may
+// wait at the gate until this thread has done its part. Only the thread that binds takes that lock.
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -39,7 +42,9 @@ class Bypass {
     std::string library;  // its path
     std::string symbol;   // by which it reaches the driver
   };
-  /// All that are loaded now. Cheap when nothing was loaded or unloaded since the last time.
+  /// All that are loaded now. Cheap when nothing was loaded or unloaded since the last time. While
+  /// somebody loads a library, a dlsym that was never called may stay unbound: its library does not
+  /// count then, and a later look finds it. Throws std::system_error when no thread can be started.
   std::vector<Finding> look();
 
  private:
@@ -49,6 +54,8 @@ class Bypass {
     std::vector<void*> values;              // of the references' slots, as read last
     std::optional<bool> looks_driver_up{};  // once somebody needed to know
   };
+
+  struct Binding;  // a thread that binds
 
   static int visit(dl_phdr_info* info, std::size_t size, void* self);
   void read(Object& object) const;
@@ -63,6 +70,8 @@ class Bypass {
   bool all_ = false;                  // of the objects are seen in this look
   std::vector<Object> objects_;       // those that refer to what matters
   std::vector<MappedRange> libcuda_;  // the driver's code and data
+  std::set<void* const*> given_;      // slots of objects_ that a thread has been given to bind
+  std::shared_ptr<Binding> binding_;  // the last one
 };
 
 }  // namespace amem::shim

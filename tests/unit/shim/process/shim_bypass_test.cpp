@@ -4,14 +4,22 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "shim/process/bypass.h"
 
 namespace amem::shim {
 namespace {
+
+using namespace std::chrono_literals;
 
 /// An object's tables as a loader would have them; its slots lie in `slots`.
 struct Tables {
@@ -139,6 +147,39 @@ TEST_F(ShimBypass, ACallThatIsBoundLaterIsFoundThen) {
   ASSERT_NE(find, nullptr);
   find("cuInit");
   EXPECT_EQ(look(), std::vector<std::string>{DRIVER_LOOKUPS});
+  ::dlclose(library);
+}
+
+std::function<void()> look_meanwhile;
+std::future<void> looked;
+bool looked_in_time = false;
+
+/// As a library's constructor that waits at the gate, with the loader's lock.
+void wait_for_a_look() {
+  looked = std::async(std::launch::async, look_meanwhile);
+  looked_in_time = looked.wait_for(10s) == std::future_status::ready;
+}
+
+TEST_F(ShimBypass, ALookDoesNotWaitForALibraryThatIsBeingLoaded) {
+  look();
+  void* const library = load(DRIVER_LOOKUPS, RTLD_LAZY);
+  look_meanwhile = [this] {
+    for (int i = 0; i < 3; ++i)
+      EXPECT_EQ(look(), std::vector<std::string>{}) << "who has bound its dlsym?";
+  };
+  ::setenv("AMEM_TEST_WHILE_LOADING",
+           std::to_string(reinterpret_cast<std::uintptr_t>(&wait_for_a_look)).c_str(), 1);
+  void* const slow = ::dlopen(SLOW_LIBRARY, RTLD_NOW);
+  ::unsetenv("AMEM_TEST_WHILE_LOADING");
+  ASSERT_NE(slow, nullptr) << ::dlerror();
+  looked.get();
+  EXPECT_TRUE(looked_in_time) << "it has waited for the loader's lock";
+  const auto deadline = std::chrono::steady_clock::now() + 10s;
+  std::vector<std::string> found;
+  while ((found = look()).empty() && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(found, std::vector<std::string>{DRIVER_LOOKUPS});
+  ::dlclose(slow);
   ::dlclose(library);
 }
 
