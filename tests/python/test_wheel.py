@@ -19,12 +19,15 @@ FROM_THE_MACHINE = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1",
 SECONDS = 60
 
 
+def make_wheel(build, folder, **more):
+    return subprocess.run([os.path.join(TREE, "deploy", "wheel.sh"), folder],
+                          env={**os.environ, "BUILD_DIR": build.directory, **more}, capture_output=True, text=True, timeout=900)
+
+
 @pytest.fixture(scope="module")
 def wheel(build, tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    env = {**os.environ, "BUILD_DIR": build.directory}
-    built = subprocess.run([os.path.join(TREE, "deploy", "wheel.sh"), folder], env=env, capture_output=True, text=True,
-                           timeout=900)
+    built = make_wheel(build, folder, WITH_FAULT_POINTS="1")
     if built.returncode != 0 and OFFLINE.search(built.stdout + built.stderr):
         pytest.skip("no package index can be reached, which pip needs for what the wheel is built with")
     assert built.returncode == 0, built.stdout + built.stderr
@@ -68,6 +71,13 @@ def bare(installed, tmp_path):
     node = BareNode(installed, str(tmp_path))
     yield node
     node.close()
+
+
+def test_a_build_for_tests_is_refused(build, tmp_path):
+    made = make_wheel(build, tmp_path)
+    assert made.returncode == 1
+    assert "has the fault points of tests" in made.stderr and "-DAMEM_FAULT_POINTS=OFF" in made.stderr
+    assert not os.listdir(tmp_path)
 
 
 def test_from_install_to_first_swap(bare, installed, capsys):
