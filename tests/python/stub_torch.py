@@ -57,7 +57,8 @@ class Cache:
                 "active_bytes.all.current": sum(size for _, size, used in self.segments if used)}
 
     def snapshot(self):
-        return [{"device": 0, "total_size": size, "active_size": size if used else 0, "segment_pool_id": pool}
+        return [{"device": 0, "total_size": size, "active_size": size if used else 0, "segment_pool_id": pool,
+                 "is_expandable": False}
                 for pool, size, used in self.segments]
 
 

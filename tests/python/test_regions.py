@@ -165,6 +165,60 @@ def test_the_cache_is_left_alone_where_it_has_little(shim, torch):
     assert "empty_cache" in shim.notes
 
 
+def test_what_pools_have_free_does_not_count(shim, torch):
+    """It would be too much at each entry, and the ordinary cache would be emptied each time."""
+    cache = torch.cuda.cache
+    with amem.region("a"):
+        cache.free(cache.allocate(600))
+    cache.free(cache.allocate(10))  # 10 of 390 are little
+    for _ in range(2):
+        with amem.region("a"):
+            pass
+    assert "empty_cache" not in shim.notes
+    cache.free(cache.allocate(100))
+    with amem.region("a"):
+        pass
+    assert shim.notes.count("empty_cache") == 1
+
+
+def segment(**changed):
+    return {"device": 0, "total_size": 600, "active_size": 0, "segment_pool_id": (0, 0), "is_expandable": False, **changed}
+
+
+@pytest.mark.parametrize(("changed", "emptied"), [
+    ({}, True), ({"active_size": 10}, False), ({"active_size": 10, "is_expandable": True}, True), ({"device": 1}, False),
+    ({"active_size": 595, "is_expandable": True}, False)])
+def test_only_what_would_be_given_back_counts(shim, torch, changed, emptied):
+    torch.cuda.cache.free(torch.cuda.cache.allocate(600))
+    torch.cuda.memory_snapshot = lambda: [segment(**changed)]
+    with amem.region("a"):
+        pass
+    assert ("empty_cache" in shim.notes) == emptied
+
+
+@pytest.mark.parametrize("lacks", ["segment_pool_id", "is_expandable", "active_size"])
+def test_an_older_snapshot_that_says_less(shim, torch, lacks):
+    torch.cuda.cache.free(torch.cuda.cache.allocate(600))
+    torch.cuda.memory_snapshot = lambda: [{key: value for key, value in segment().items() if key != lacks}]
+    with amem.region("a"):
+        pass
+    assert "empty_cache" in shim.notes
+
+
+@pytest.mark.parametrize("name", ["memory_stats", "mem_get_info", "memory_snapshot"])
+@pytest.mark.parametrize("error", [NotImplementedError, RuntimeError])
+def test_an_allocator_without_numbers_is_no_obstacle(shim, torch, name, error):
+    """As a pluggable one: "does not yet support getDeviceStats"."""
+    def refuses(*_):
+        raise error("CUDAPluggableAllocator does not yet support getDeviceStats")
+
+    torch.cuda.cache.free(torch.cuda.cache.allocate(600))
+    setattr(torch.cuda, name, refuses)
+    with amem.region("a"):
+        assert shim.notes[-1] == "use pool1"
+    assert "empty_cache" not in shim.notes
+
+
 def test_the_cache_is_left_alone_in_a_capture(shim, torch):
     cache = torch.cuda.cache
     cache.free(cache.allocate(600))

@@ -5,6 +5,7 @@ import collections
 import contextlib
 import ctypes
 import logging
+import math
 import sys
 import threading
 import warnings
@@ -116,21 +117,39 @@ def _make_room(torch: Any) -> None:
     takes the allocator's lock itself and releases the interpreter's meanwhile.
 
     Nobody knows how much the stretch will allocate. Emptying costs a wait for the device, and new segments afterwards. So
-    the cache is emptied only where it has more than 1/32 of what the device has free: less would rarely help.
+    the cache is emptied only where it has more than 1/32 of what the device has free: less would rarely help. Free memory
+    in the pools of regions does not count, because emptying leaves it there.
     """
     device = torch.cuda.current_device()
     if torch.cuda.is_current_stream_capturing():
         return  # giving memory back would break the capture
-    stats = torch.cuda.memory_stats(device)
-    # The most that there can be: pools have some of it, and a segment that is partly in use is given back only if it is
-    # expandable.
-    cached = stats.get("reserved_bytes.all.current", 0) - stats.get("active_bytes.all.current", 0)
-    if cached <= 0 or cached <= torch.cuda.mem_get_info(device)[0] * _WORTH_EMPTYING:
-        return
-    # While another thread captures or is in a pool, PyTorch 2.6 and 2.7 raise, and newer ones do nothing. A device that has
-    # failed says so in the next call.
+    # A pluggable allocator has no numbers and raises. So does a device that has failed: it says so in the next call.
     with contextlib.suppress(RuntimeError):
-        torch.cuda.empty_cache()
+        stats = torch.cuda.memory_stats(device)
+        # The most that there can be: pools have some of it, and a segment that is partly in use is given back only if it
+        # is expandable.
+        cached = stats.get("reserved_bytes.all.current", 0) - stats.get("active_bytes.all.current", 0)
+        if cached <= 0:
+            return
+        least = torch.cuda.mem_get_info(device)[0] * _WORTH_EMPTYING
+        # While another thread captures or is in a pool, PyTorch 2.6 and 2.7 raise, and newer ones do nothing.
+        if cached > least and _would_be_given_back(torch, device) > least:
+            torch.cuda.empty_cache()
+
+
+def _would_be_given_back(torch: Any, device: int) -> float:
+    """How many bytes of a device PyTorch's ordinary cache gives back when it is emptied. Infinite where the snapshot of
+    this PyTorch does not say it."""
+    free = 0
+    try:
+        for segment in torch.cuda.memory_snapshot():
+            if segment["device"] != device or tuple(segment["segment_pool_id"]) != (0, 0):
+                continue
+            if segment["active_size"] == 0 or segment["is_expandable"]:
+                free += segment["total_size"] - segment["active_size"]
+    except (KeyError, TypeError):
+        return math.inf
+    return free
 
 
 def _observe_shortages(torch: Any) -> None:
