@@ -1,5 +1,6 @@
 """PyTorch's time limit for collectives during a pause, with a PyTorch and a shim that only take notes."""
 import ctypes
+import os
 import sys
 import threading
 import time
@@ -54,6 +55,46 @@ def test_a_thread_asks_while_the_gate_is_shut(shim, torch, monkeypatch):
         time.sleep(0.01)
     time.sleep(0.2)
     assert torch.asked == [3 + AHEAD / 1000], "once for one pause"
+
+
+def test_what_pytorch_refuses_is_in_the_log(shim, torch, monkeypatch, caplog):
+    monkeypatch.setattr(_timeouts, "_LOOK_EVERY", 0.02)
+    monkeypatch.setattr(_timeouts, "_started", False)
+
+    def refuses(more):
+        torch.asked.append(more)
+        raise RuntimeError("no such group")
+
+    torch.module._add_ephemeral_timeout_for_all_pgs = refuses
+    amem.extend_timeouts()
+    time.sleep(0.2)
+    for milliseconds in (3000, 6000):  # the thread goes on after the first
+        asked = len(torch.asked)
+        shut(shim, milliseconds)
+        end = time.monotonic() + 10
+        while len(torch.asked) == asked and time.monotonic() < end:
+            time.sleep(0.01)
+        assert len(torch.asked) > asked
+    time.sleep(0.2)
+    assert "time limit of PyTorch's collectives: no such group" in caplog.text
+
+
+def test_a_child_of_fork_starts_a_thread_of_its_own(shim, torch, monkeypatch):
+    monkeypatch.setattr(_timeouts, "_started", False)
+    amem.extend_timeouts()
+    with _timeouts._lock:  # as another thread may have it
+        child = os.fork()
+        if child == 0:
+            threads = []
+            try:
+                lock = _timeouts._lock.acquire(timeout=10)
+                if lock:
+                    _timeouts._lock.release()
+                    amem.extend_timeouts()
+                    threads = [thread for thread in threading.enumerate() if thread.name == "amem-timeouts"]
+            finally:
+                os._exit(0 if len(threads) == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_what_cannot_be_extended_is_an_error(shim, torch, monkeypatch):

@@ -2,20 +2,23 @@
 
 ProcessGroupNCCL compares the clock with the time at which a collective was made. One that waits at the gate is made before
 the resume and starts after it, so its watchdog would end the job as soon as it looks. PyTorch gives such a collective more
-time if that is said before it starts. A thread says so while the gate is shut; it looks once a second.
+time if that is said before its launch returns. A thread says so while the gate is shut; it looks once a second.
 """
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from amem import _shim
 from amem.errors import FailedPreconditionError
+
+_logger = logging.getLogger("amem")
 
 _LOOK_EVERY = 1.0  # seconds
 _AHEAD_MS = 5000  # said in advance: the resume may come at once, and the thread may be late
@@ -58,22 +61,33 @@ def _watch(extend: Callable[[timedelta], Any]) -> None:
             continue
         try:
             extend(timedelta(milliseconds=more))
-        except Exception as error:  # a group was made meanwhile, or PyTorch has changed: that must not end the program
-            warnings.warn(f"amem: this pause counts in the time limit of PyTorch's collectives: {error}", RuntimeWarning,
-                          stacklevel=1)
+        except Exception as error:  # a group was made meanwhile, or PyTorch has changed: the thread goes on
+            _logger.warning("amem: this pause counts in the time limit of PyTorch's collectives: %s", error)
 
 
 _lock = threading.Lock()
 _started = False
 
 
+def _forget_thread() -> None:
+    """The thread is not in a child of fork, and its lock may have been held."""
+    global _lock, _started
+    _lock = threading.Lock()
+    _started = False
+
+
+os.register_at_fork(after_in_child=_forget_thread)
+
+
 def extend_timeouts() -> None:
     """From now on PyTorch's time limit for collectives (the timeout of its NCCL process groups) does not count the time in
     which this rank's group was paused. Call it in every rank when torch.distributed has been imported; once is enough, and
-    more often is no error. A daemon thread does it from then on; a child of fork has none.
+    more often is no error. A daemon thread does it from then on; a child of fork has none until it calls this itself.
 
-    Not for a wait() that is given a timeout of its own, nor for other backends: their time limits go on
-    (docs/frameworks.md, "Time limits of the job").
+    Not for batch_isend_irecv and other coalesced calls: PyTorch gives these their limit before the launch, which waits at
+    the gate. A job that uses them (pipeline parallelism) needs a timeout that is longer than any pause. Nor for a wait()
+    that is given a timeout of its own, nor for other backends: their time limits go on (docs/frameworks.md, "Time limits of
+    the job").
 
     FailedPreconditionError: no shim in this process, or one of another version; or PyTorch cannot do it.
     """
