@@ -108,7 +108,6 @@ FileError answer_cuFileBatchIOSubmit(FileError (*real)(void*, unsigned, FileTran
   for (unsigned i = 0; transfers != nullptr && i < count; ++i) {
     const FileTransfer& each = transfers[i];
     const Registrations::Key key{batch, address_of(each.base, each.offset), each.size};
-    if (Registrations::get().has(key)) continue;  // since an earlier submission
     Registering& registering =
         all.emplace_back(
                std::piecewise_construct, std::forward_as_tuple(key),
@@ -117,8 +116,14 @@ FileError answer_cuFileBatchIOSubmit(FileError (*real)(void*, unsigned, FileTran
     if (registering.error() != 0) return {kBatchSubmitFailed, 0};
   }
   const FileError result = real(batch, count, transfers, flags);
-  // After a failure some may be under way.
-  for (auto& [key, registering] : all) registering.keep(key);
+  // After a failure some may be under way. Where an earlier submission had the same range, its
+  // memory may be gone, and this may be other memory at the same address: this one's pin replaces
+  // the earlier one's.
+  for (auto& [key, registering] : all) {
+    const Registrations::All earlier = Registrations::get().take(key);
+    registering.keep(key);
+    unpin(earlier);
+  }
   return result;
 }
 

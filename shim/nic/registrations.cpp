@@ -8,6 +8,9 @@
 #include <utility>
 
 #include "shim/base/log.h"
+#include "shim/memory/absence.h"
+#include "shim/memory/stretches.h"
+#include "shim/runtime/await_memory.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
@@ -48,12 +51,6 @@ void Registrations::add(const Key& key, All pinned) {
   All& all = book_[key];
   std::move(pinned.begin(), pinned.end(), std::back_inserter(all));
   size_.store(book_.size(), std::memory_order_release);
-}
-
-bool Registrations::has(const Key& key) {
-  if (has_nothing()) return false;
-  std::lock_guard lock(mutex_);
-  return book_.contains(key);
 }
 
 Registrations::All Registrations::take(const Key& key) {
@@ -126,7 +123,20 @@ void Registering::keep(const Registrations::Key& key) {
 }
 
 Transferring::Transferring(const char* call, std::uint64_t address, std::size_t size) {
-  if (broker_of(address, size) != nullptr) error_ = refusal(pass_.emplace(*the_gate), call, size);
+  Runtime* const runtime = broker_of(address, size);
+  if (runtime == nullptr) return;
+  const Stretches named{{address, size}};
+  while (true) {
+    error_ = refusal(pass_.emplace(*the_gate), call, size);
+    if (error_ != 0) return;
+    // What is here stays here as long as the pass lasts.
+    if (!Absence::any() || !Absence::of(runtime->memory().holdings, named)) return;
+    pass_.reset();
+    if (const CUresult r = await_memory(call, named); r != CUDA_SUCCESS) {
+      error_ = errno_of(r);
+      return;
+    }
+  }
 }
 
 void unpin(const Registrations::All& all) {

@@ -33,7 +33,6 @@ class Registrations {
   using All = std::vector<Pins::Pinned>;
 
   void add(const Key& key, All pinned);
-  bool has(const Key& key);
   /// They are the caller's then: he unpins them, or adds them again.
   All take(const Key& key);
   /// All of an object.
@@ -71,7 +70,7 @@ class Registering {
 /// brokered stays where it is until the end of this object: a pause waits for it.
 class Transferring {
  public:
-  /// As Registering's.
+  /// As Registering's; also waits for memory whose tag is away.
   Transferring(const char* call, std::uint64_t address, std::size_t size);
   /// As Registering's.
   int error() const { return error_; }

@@ -98,6 +98,51 @@ def test_a_read_that_may_not_wait(node, tmp_path):
     node.ctl("resume", "train")
 
 
+def away(node, tmp_path, **env):
+    """A running program with a block whose tag is away, and what a read is to bring."""
+    puppet = opened(node, env={"AMEM_MODULES": None, **env})
+    five = saved(puppet, 5, tmp_path)
+    mine, address = block(puppet, 1, "plain", MIB)
+    node.ctl("pause", "train", "--tag", "heap")
+    return puppet, five, mine, address
+
+
+def test_a_read_waits_for_its_tag(node, tmp_path):
+    puppet, five, mine, address = away(node, tmp_path)
+    with half_read(puppet, address, tmp_path) as file:
+        puppet.stands()
+        assert "away with its tag 'heap'" in puppet.wait_for("cuFileRead: 0x")
+        node.ctl("pause", "train")  # the call is not inside the gate
+        node.ctl("resume", "train")
+        file.write(five)
+    puppet.answer()
+    puppet.ask(f"verify {mine} 5")
+
+
+def test_a_write_waits_for_its_tag(node, tmp_path):
+    puppet, _, _, address = away(node, tmp_path)
+    puppet.send(f"nic write {address} {MIB} {tmp_path / 'again'}")
+    puppet.stands()
+    node.ctl("resume", "train", "--tag", "heap")
+    puppet.answer()
+    puppet.ask(f"nic write {address} {MIB} {tmp_path / 'once-more'}")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "once-more").read_bytes()
+
+
+@pytest.mark.parametrize("settings, error, line", [
+    ({"AMEM_GATE": "error"}, "Resource temporarily unavailable", "resume that first (AMEM_GATE=error)"),
+    ({"AMEM_GATE_TIMEOUT": "1"}, "Connection timed out", "was not resumed within AMEM_GATE_TIMEOUT")])
+def test_a_read_that_may_not_wait_for_its_tag(node, tmp_path, settings, error, line):
+    puppet, five, mine, address = away(node, tmp_path, **settings)
+    with half_read(puppet, address, tmp_path):
+        assert f"cuFileRead: {error}" in puppet.failure()
+    assert "cuFileRead: 0x" in puppet.wait_for(line)
+    node.ctl("resume", "train", "--tag", "heap")
+    (tmp_path / "again").write_bytes(five)
+    puppet.ask(f"nic read {address} {MIB} {tmp_path / 'again'}")
+    puppet.ask(f"verify {mine} 5")
+
+
 def test_memory_of_a_batch_stays_until_its_end(node):
     puppet = opened(node)
     mine, address = block(puppet, 1, "plain")
@@ -110,6 +155,33 @@ def test_memory_of_a_batch_stays_until_its_end(node):
     node.ctl("resume", "train")
     puppet.ask(f"verify {mine} 3")
     puppet.ask(f"verify {other} 2")
+    puppet.ask("nic destroy")
+    eventually(lambda: pinned(node) == 0, what="it is unpinned")
+
+
+def test_a_batch_pins_new_memory_at_an_address_that_it_had_before(node):
+    puppet = opened(node)
+    before = set()
+    for _ in range(10):  # what else the process maps may take the address of a freed block
+        blocks = [block(puppet, 1, "alloc") for _ in range(4)]
+        again = [each for each in blocks if each[1] in before]
+        if again:
+            break
+        for _, address in blocks:
+            puppet.ask(f"nic submit {address} {SIZE}")
+            before.add(address)
+        for mine, _ in blocks:
+            puppet.ask(f"free {mine}")
+    else:
+        pytest.fail("no new block has the address of one that was freed")
+    second, address = again[0]
+    eventually(lambda: pinned(node) == 0, what="only freed memory was pinned")
+    puppet.ask(f"nic submit {address} {SIZE}")
+    assert SIZE <= pinned(node) < 2 * SIZE
+    node.ctl("pause", "train")
+    puppet.ask(f"nic arrive {SIZE} 3")
+    node.ctl("resume", "train")
+    puppet.ask(f"verify {second} 3")
     puppet.ask("nic destroy")
     eventually(lambda: pinned(node) == 0, what="it is unpinned")
 
