@@ -217,3 +217,11 @@ def test_what_became_of_a_job_that_was_stopped():
         figures.watchdog(stops(survived, ended), must_survive=True)
     with pytest.raises(ValueError, match="by a CUDA error"):
         figures.watchdog(stops({**ended, "by": "a CUDA error"}))
+
+
+def test_a_watchdog_that_ends_nothing():
+    survived = {"kind": "async", "survived": True}
+    ended = {"kind": "async", "survived": False, "when": "after the stop", "by": "the NCCL watchdog", "text": "too long"}
+    assert figures.watchdog_ended_none([stops(survived), stops(survived)])
+    assert figures.watchdog_ended_none([stops({**ended, "by": "a blocking wait"})])
+    assert not figures.watchdog_ended_none([stops(survived), stops(survived, ended)])

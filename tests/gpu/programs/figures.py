@@ -265,4 +265,9 @@ def watchdog(report, must_survive=False):
                 raise ValueError(f"{how}: a job with {kind} collectives was ended {each['when']} by {each['by']}: {each['text']}")
         parts.append(f"{kind} {len(of_kind) - len(ended)} of {len(of_kind)} survived"
                      + (f", ended by {ended[0]['by']}" if ended else ""))
-    return f"{report['stop_s']:.0f} s {how}, limit {report['timeout_s']} s: {', '.join(parts)} (PyTorch {report['torch']})"
+    return f"{report['stop_s']:.0f} s {how}, limit {report['timeout_s']:.0f} s: {', '.join(parts)} (PyTorch {report['torch']})"
+
+
+def watchdog_ended_none(reports):
+    """PyTorch's watchdog has ended no job of these reports. Where it should have, survival proves nothing."""
+    return all(each.get("by") != OWN_LIMITS[0] for report in reports for each in report["outcomes"])

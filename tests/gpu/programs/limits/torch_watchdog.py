@@ -5,15 +5,19 @@ Ranks run collectives all the time, in process groups whose timeout is 5 s. The 
 middle of them, again and again, and says of each time what became of the job: it went on, or who ended it and in which
 words. A job that has ended is started again. Run the controller, with a broker and amemctl in the PATH:
 
-    AMEM_RUNTIME_DIR=... python3 torch_watchdog.py control --how pause --extend
+    AMEM_RUNTIME_DIR=... python3 torch_watchdog.py control --how pause --extend --times 20
 
 `--how pause`: an operator's pause and resume (amemctl). `--how signal`: SIGSTOP and SIGCONT for all ranks, without amem:
-what such a stop does to any PyTorch job. `--extend`: the ranks call amem.extend_timeouts().
+what such a stop does to any PyTorch job. `--extend`: the ranks call amem.extend_timeouts(). `--times`: stops of each kind of
+collectives (`--kinds`); each takes about 14 s, and up to 35 s more where the job ends. `--timeout`: the time limit, for a job
+that has to survive with one that is longer than a stop.
+The ranks end themselves soon after a controller that is killed.
 Exit status: torch_rank.py; what became of the job is no failure of this program.
 """
 
 import argparse
 import contextlib
+import ctypes
 import datetime
 import json
 import os
@@ -23,6 +27,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -34,11 +39,13 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 GROUP = "watchdog"
-KINDS = ("async", "barrier")
-TIMEOUT_S = 5  # of the process groups
+KINDS = ("async", "barrier", "coalesced")
 START_S = 90
 # After a stop: the watchdog looks every 100 ms, and gives others 2 s before it ends the process.
 GOES_ON_S = 12
+LOOK_EVERY_S = 2  # a rank, whether its controller is there
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
 ENVIRONMENT = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 # In the order in which they say more.
 REASONS = (("the NCCL watchdog", "Watchdog caught collective operation timeout"),
@@ -60,7 +67,7 @@ class Worker:
         self.options = options
         self.device = own_device()
         torch.cuda.set_device(self.device)
-        limit = datetime.timedelta(seconds=TIMEOUT_S)
+        limit = datetime.timedelta(seconds=options.timeout)
         dist.init_process_group("nccl", timeout=limit)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.groups = [dist.new_group(timeout=limit) for _ in range(2)]
@@ -92,8 +99,19 @@ class Worker:
         check_equal("all-reduce", data, sums(self.world, 0, self.COUNT, seed, self.device))
         dist.barrier(group=self.groups[1])
 
+    def round_coalesced(self, seed):
+        """Sends round a ring, each with the receive beside it in one launch."""
+        ahead, behind = (self.rank + 1) % self.world, (self.rank - 1) % self.world
+        for number in range(4):
+            mine = values(self.rank, 0, self.COUNT, seed + number, self.device)
+            got = torch.empty_like(mine)
+            for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, ahead), dist.P2POp(dist.irecv, got, behind)]):
+                work.wait()
+            check_equal("ring", got, values(behind, 0, self.COUNT, seed + number, self.device))
+
     def run(self):
-        round_ = {"async": self.round_async, "barrier": self.round_barrier}[self.options.kind]
+        round_ = {"async": self.round_async, "barrier": self.round_barrier,
+                  "coalesced": self.round_coalesced}[self.options.kind]
         rounds = 0
         while self.stop.item() == 0:
             round_(100 * rounds)
@@ -105,6 +123,22 @@ class Worker:
             dist.all_reduce(self.stop, op=dist.ReduceOp.MAX)
         torch.cuda.synchronize()
         dist.destroy_process_group()
+
+
+def end_with(controller):
+    """Ends this process when the controller has gone, also one that was killed."""
+    def watch():
+        while pathlib.Path(f"/proc/{controller}").exists():
+            time.sleep(LOOK_EVERY_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def dies_with_parent():
+    """This process is killed when the thread that started it ends."""
+    if LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        os._exit(1)
 
 
 def write_whole(path, text):
@@ -132,14 +166,16 @@ class Job:
         for name in ("stop", "progress"):
             (folder / name).unlink(missing_ok=True)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks),
-                   "--max-restarts", "0", __file__, "worker", "--kind", kind, "--folder", str(folder)]
+                   "--max-restarts", "0", __file__, "worker", "--kind", kind, "--folder", str(folder), "--timeout",
+                   str(options.timeout), "--controller", str(os.getpid())]
         if options.extend:
             command.append("--extend")
         if options.how == "pause":
             command = ["amemctl", "run", "--group", GROUP, "--scope", "heap", "--", *command]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                                            start_new_session=True, env={**os.environ, **ENVIRONMENT})
+                                            start_new_session=True, preexec_fn=dies_with_parent,
+                                            env={**os.environ, **ENVIRONMENT})
 
     def running(self):
         return self.process.poll() is None
@@ -244,7 +280,7 @@ class Controller:
                     else:
                         job.end()
         print(json.dumps({"program": "torch_watchdog", "torch": torch.__version__, "how": self.options.how,
-                          "extend": self.options.extend, "timeout_s": TIMEOUT_S, "stop_s": self.options.seconds,
+                          "extend": self.options.extend, "timeout_s": self.options.timeout, "stop_s": self.options.seconds,
                           "starts": self.starts, "outcomes": self.outcomes}), flush=True)
 
 
@@ -269,10 +305,12 @@ def parse(arguments):
     parser.add_argument("--extend", action="store_true", help="the ranks call amem.extend_timeouts()")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--times", type=int, default=10, help="stops of each kind")
+    parser.add_argument("--timeout", type=float, default=5, help="of the process groups, in seconds")
     parser.add_argument("--seconds", type=float, default=12, help="that a stop lasts")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS[:2])
     parser.add_argument("--kind", choices=KINDS, help="of a worker")
     parser.add_argument("--folder", type=pathlib.Path, help="where they meet")
+    parser.add_argument("--controller", type=int, help="its pid, for a worker")
     return parser.parse_args(arguments)
 
 
@@ -280,6 +318,8 @@ def main():
     options = parse(sys.argv[1:])
     if options.role == "control":
         return control(options)
+    dies_with_parent()  # also where it stands still after a signal
+    end_with(options.controller)
     return torch_rank.run_main(lambda: Worker(options).run())
 
 
