@@ -95,9 +95,7 @@ struct Watched;
 
 template <CallRow row, class... Args>
 struct Watched<row, CUresult (*)(Args...)> {
-  static CUresult call(Args... args) {
-    return explained(kSymbols[row], real<row>()(args...));
-  }
+  static CUresult call(Args... args) { return explained(kSymbols[row], real<row>()(args...)); }
 };
 
 // ---- calls that change what pools hold ----

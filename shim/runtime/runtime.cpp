@@ -14,6 +14,7 @@
 #include "shim/base/trace.h"
 #include "shim/gate/wait_log.h"
 #include "shim/memory/absence.h"
+#include "shim/process/fault_points.h"
 #include "shim/process/modules.h"
 #include "shim/process/python.h"
 #include "shim/process/symbols.h"
@@ -161,6 +162,7 @@ Status Runtime::load_driver() {
   if (driver_loaded_.load(std::memory_order_relaxed)) return {};
   if (Status s = driver_.load(real_dlsym()); !s.ok()) return s;
   if (Status s = devices_.load(); !s.ok()) return s;
+  find_fault_points();
   driver_loaded_.store(true, std::memory_order_release);
   return {};
 }

@@ -13,7 +13,6 @@
 #include "tests/sim/memory/address_space.h"
 #include "tests/sim/memory/physical.h"
 #include "tests/sim/node/node.h"
-#include "tests/sim/sim.h"
 
 namespace sim {
 namespace {
@@ -96,7 +95,3 @@ HostFunctionScope::HostFunctionScope() { t_in_host_function = true; }
 HostFunctionScope::~HostFunctionScope() { t_in_host_function = false; }
 
 }  // namespace sim
-
-extern "C" __attribute__((visibility("default"))) void amemSimFaultPoint(const char* name) {
-  sim::CheckFaults(name);
-}

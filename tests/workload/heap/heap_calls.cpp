@@ -48,7 +48,7 @@ constexpr NamedAttribute kAttributes[] = {
     {"handle_types", CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES},
 };
 
-CUstream g_stream = nullptr;               // that is being captured
+CUstream g_stream = nullptr;  // that is being captured
 std::atomic<bool> g_held{false};
 std::atomic<std::uint64_t> g_most{0};  // milliseconds
 std::vector<CUdeviceptr> g_async;
