@@ -86,7 +86,6 @@ def main():
                 for turn in range(options.turns + 1):
                     for who in WHO:
                         value = function(machines[who])
-                        machines[who].bench.stop_broker()
                         if turn > 0:  # the first one warms up
                             read[who].append(value)
                 for figure in read["new"][0]:
