@@ -198,17 +198,18 @@ Status Scratch::find(std::vector<OwnPiece> pieces, const ReadWords& read) {
 }
 
 void Scratch::look(const ReadWords& read) {
-  const Slabs::Contents slabs = slabs_.contents(sparse::kBlock);
+  Slabs::Contents slabs = slabs_.contents(sparse::kBlock);
   // What cannot be looked at is saved.
   if (drop_)
-    if (Status s = find(slabs.buffers, read); !s.ok()) {
+    if (Status s = find(std::move(slabs.buffers), read); !s.ok()) {
       log_warn(s.text() + "; all of NCCL's buffers are saved");
       of_nccl_.clear();
     }
   found_ = of_nccl_;
   if (options_.verify) return;  // it compares all bytes
-  for (const Gaps& unused : {slabs.unused, heap_.unused(sparse::kBlock)})
-    for (const auto& [id, gaps] : unused) {
+  const Gaps of_heap = heap_.unused(sparse::kBlock);
+  for (const Gaps* unused : {&slabs.unused, &of_heap})
+    for (const auto& [id, gaps] : *unused) {
       std::vector<Gap>& all = (*found_)[id];
       all.insert(all.end(), gaps.begin(), gaps.end());
     }

@@ -144,18 +144,21 @@ def test_what_is_freed_here_cannot_be_imported_again(node):
     puppet.leave()
 
 
-def test_the_end_of_a_slab_waits_for_a_pause(node):
+def test_the_end_of_a_slab_does_not_wait_for_a_resume(node):
     """Its last address is freed by the program after its memory: the slab goes then, and not while it is saved."""
     puppet = node.puppet("puppet")
     block = puppet.ask("alloc 4096")["id"]
     puppet.ask(f"unmap {block}")
-    node.ctl("pause", "train")
+    puppet.faults("releaseBegins:1:hold")
+    pause = node.ctl.start("pause", "train")
+    pause.wait_phase("release")
     puppet.send(f"free {block}")
     puppet.stands()
     assert allocations(node) == 1
-    node.ctl("resume", "train")
+    puppet.faults()
     puppet.answer()
-    eventually(lambda: allocations(node) == 0)
+    assert pause.finish().code == 0
+    assert allocations(node) == 0
     puppet.leave()
 
 
