@@ -208,7 +208,7 @@ void Scratch::look(const ReadWords& read) {
   found_ = of_nccl_;
   if (options_.verify) return;  // it compares all bytes
   const Gaps of_heap = heap_.unused(sparse::kBlock);
-  for (const Gaps* unused : {&slabs.unused, &of_heap})
+  for (const Gaps* unused : {&std::as_const(slabs.unused), &of_heap})
     for (const auto& [id, gaps] : *unused) {
       std::vector<Gap>& all = (*found_)[id];
       all.insert(all.end(), gaps.begin(), gaps.end());

@@ -303,8 +303,8 @@ def judged(report, must_survive=False):
 
 @case(340)
 def torch_watchdog(bench):
-    """A job whose ranks call amem.extend_timeouts() survives pauses that are longer than its collectives' time limit; one
-    with coalesced calls needs a longer limit, and without one it is only said what becomes of it."""
+    """A job whose ranks call amem.extend_timeouts() survives pauses longer than its collectives' time limit."""
+    # Coalesced calls need a longer limit; without one this only reports what happened to the job.
     bench.needs_peers()
     times = max(1, bench.cycles // 6)
     coalesced = ("--kinds", "coalesced", "--times", 1)
