@@ -9,8 +9,8 @@
 namespace amem::shim {
 
 #ifdef AMEM_FAULT_POINTS
-/// Looks for the rules in the driver, once it is loaded: that takes the loader's lock, which no step
-/// of a pause may wait for.
+/// Looks for the rules in the driver, once it is loaded: that takes the loader's lock, which no
+/// step of a pause may wait for.
 void find_fault_points() noexcept;
 void fault_point(const char* name) noexcept;
 #else
