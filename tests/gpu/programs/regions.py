@@ -275,7 +275,7 @@ class Program:
         check_equal("memory freed while away and taken again", again, pattern(1 << 22, 13, self.device))
 
     def waits_at_the_gate(self):
-        """Allocating and freeing while everything is paused: the calls wait and then do it."""
+        """Everything is paused: a free is done at once, and an allocation waits for the resume."""
         with amem.region(WEIGHTS, keep=True):
             old = self.runtime.allocate(32 * MIB)
 
@@ -294,7 +294,8 @@ class Program:
                 return torch.full((80 * MIB,), 5, dtype=torch.uint8, device=self.device)
 
         self.rank.pause(2)
-        calls = {"cudaMalloc": Later(allocate), "cudaFree": Later(free)}
+        Later(free).wait("cudaFree")
+        calls = {"cudaMalloc": Later(allocate)}
         waited = {name: call.waits() for name, call in calls.items()}
         # Last: from here on that thread has the lock of torch's allocator, which entering a region needs too.
         calls["torch.full"] = Later(torch_allocates)

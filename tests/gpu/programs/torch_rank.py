@@ -127,7 +127,7 @@ class Later:
 
     def wait(self, what, seconds=20):
         self.thread.join(seconds)
-        check(not self.thread.is_alive(), f"{what} still waits {seconds} s after the resume")
+        check(not self.thread.is_alive(), f"{what} has not ended after {seconds} s")
         check(self.error is None, f"{what}: {self.error!r}")
         return self.result
 
