@@ -272,7 +272,7 @@ class Controller:
                 job = Job(self.options, kind, self.folder, self.starts)
                 with contextlib.ExitStack() as cleanup:
                     cleanup.callback(job.kill)
-                    check(job.goes_on(START_S), f"the job does not start: {job.text()[-2000:]}")
+                    check(job.goes_on(START_S), f"the job does not start: {job.text()[-8000:]}")
                     while left > 0:
                         left -= 1
                         if not self.stop_once(job, kind):
