@@ -66,7 +66,7 @@ class Ctl:
         return self.node.build.for_others() if self._prefix else self.node.build
 
     def _env(self):
-        return self.node.env(build=self._build())
+        return self.node.env(build=self._build()) if self._prefix else self.node.env()
 
     def try_(self, *arguments, json_output=True, deadline=40):
         """Runs amemctl; whatever comes of it."""
