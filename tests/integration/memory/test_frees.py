@@ -162,6 +162,15 @@ def test_a_free_waits_for_a_step_of_a_pause_and_no_longer(node, rule, phase):
     program.verify()
 
 
+def the_free_follows(node, program, resume):
+    """What was held goes on: the resume ends well, and then the free that is under way."""
+    program.faults()
+    assert resume.finish().code == 0
+    program.answer()
+    program.verify()
+    eventually(lambda: allocated(node) < 12 * MIB, what="it is freed")
+
+
 @pytest.mark.parametrize("rule", ["mapDone:1:hold", "loadBegins:1:hold", "cuMemcpyHtoDAsync:1:hold"])
 def test_a_free_waits_for_a_load_and_no_longer(node, rule):
     program, large, _ = started(node)
@@ -171,11 +180,7 @@ def test_a_free_waits_for_a_load_and_no_longer(node, rule):
     resume.wait_phase("map+load")
     program.send(f"free {large}")
     program.stands()
-    program.faults()
-    assert resume.finish().code == 0
-    program.answer()
-    program.verify()
-    eventually(lambda: allocated(node) < 12 * MIB, what="it is freed")
+    the_free_follows(node, program, resume)
 
 
 def test_a_resume_comes_while_a_free_is_inside(node):
@@ -189,11 +194,7 @@ def test_a_resume_comes_while_a_free_is_inside(node):
     resume.wait_phase("map+load")
     program.faults("loadBegins:1:hold")  # the free goes on, and finds memory that is on its way back
     program.stands()
-    program.faults()
-    assert resume.finish().code == 0
-    program.answer()
-    program.verify()
-    eventually(lambda: allocated(node) < 12 * MIB, what="it is freed")
+    the_free_follows(node, program, resume)
 
 
 def test_a_free_that_crosses_the_load_of_its_memory(node):
@@ -205,11 +206,7 @@ def test_a_free_that_crosses_the_load_of_its_memory(node):
     program.held()
     resume = node.ctl.start("resume", "train")
     resume.wait_phase("map+load")
-    program.faults()
-    assert resume.finish().code == 0
-    program.answer()
-    program.verify()
-    eventually(lambda: allocated(node) < 12 * MIB, what="it is freed")
+    the_free_follows(node, program, resume)
 
 
 def test_a_resume_that_fails_lets_frees_pass_again(node):
