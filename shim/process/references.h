@@ -38,10 +38,10 @@ struct Reference {
   void* const* slot = nullptr;  // in the object: may be read while that is loaded
 };
 
-/// Of the functions that the object does not define itself, those of these names.
+/// The references to functions that the object does not define itself and whose names are wanted.
 std::vector<Reference> references(const LoadedObject& object, bool (*wanted)(const char* symbol));
 
-/// The object names a library that begins so among those that it needs.
+/// Whether the object needs (DT_NEEDED) a library whose name begins so.
 bool needs_library(const LoadedObject& object, std::string_view prefix);
 
 /// The text stands in what nobody writes to.

@@ -28,8 +28,8 @@ constexpr std::chrono::minutes kPhasesDeadline{10};
 /// For what the broker answers at once.
 constexpr std::chrono::seconds kAnswerDeadline{30};
 
-/// Libraries whose own memory devices know by its address, so that it cannot move: the buffers by
-/// way of which GPUDirect Storage reads and writes.
+/// Libraries whose own memory is registered with devices by its address, so that it cannot move:
+/// GPUDirect Storage reads and writes through such buffers.
 constexpr const char* kImmovable = "libcufile";
 
 /// How long the end of the driver is put off for what the service thread is doing in it.
