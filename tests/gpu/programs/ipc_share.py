@@ -151,22 +151,11 @@ class Handle(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_byte * 64)]
 
 
-class Runtime:
-    """The calls of libcudart that a program with kernels of its own makes."""
-
+class Runtime(torch_rank.Runtime):
     def __init__(self):
-        self.library = ctypes.CDLL("libcudart.so.13")
+        super().__init__()
         # By value: 64 bytes on the stack.
         self.library.cudaIpcOpenMemHandle.argtypes = [ctypes.POINTER(ctypes.c_void_p), Handle, ctypes.c_uint]
-
-    def call(self, name, *arguments):
-        result = getattr(self.library, name)(*arguments)
-        check(result == 0, f"{name} returned {result}")
-
-    def allocate(self, size):
-        address = ctypes.c_void_p()
-        self.call("cudaMalloc", ctypes.byref(address), ctypes.c_size_t(size))
-        return address
 
     def handle_of(self, address):
         handle = Handle()

@@ -109,21 +109,7 @@ def beside_cache():
 # ---- frees while the group is paused ------------------------------------------------------------------------------
 
 
-class Runtime:
-    """The calls of libcudart that PyTorch offers no way to."""
-
-    def __init__(self):
-        self.library = ctypes.CDLL("libcudart.so.13")
-
-    def call(self, name, *arguments):
-        result = getattr(self.library, name)(*arguments)
-        check(result == 0, f"{name} returned {result}")
-
-    def allocate(self, size):
-        address = ctypes.c_void_p()
-        self.call("cudaMalloc", ctypes.byref(address), ctypes.c_size_t(size))
-        return address
-
+class Runtime(torch_rank.Runtime):
     def stream(self):
         stream = ctypes.c_void_p()
         self.call("cudaStreamCreate", ctypes.byref(stream))

@@ -29,25 +29,12 @@ def pattern(count, seed, device):
     return torch_rank.values(3, 0, count, seed, device)
 
 
-class Runtime:
-    """cudaMalloc and cudaFree themselves: torch keeps what a program frees."""
-
-    def __init__(self):
-        self.library = ctypes.CDLL("libcudart.so.13")
-
-    def allocate(self, size):
-        address = ctypes.c_void_p()
-        result = self.library.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size))
-        check(result == 0, f"cudaMalloc of {size} bytes returned {result}")
-        return address
-
+class Runtime(torch_rank.Runtime):
     def free(self, address):
-        result = self.library.cudaFree(address)
-        check(result == 0, f"cudaFree returned {result}")
+        self.call("cudaFree", address)
 
     def fill(self, address, byte, size):
-        result = self.library.cudaMemset(address, ctypes.c_int(byte), ctypes.c_size_t(size))
-        check(result == 0, f"cudaMemset returned {result}")
+        self.call("cudaMemset", address, ctypes.c_int(byte), ctypes.c_size_t(size))
 
 
 @contextlib.contextmanager

@@ -104,6 +104,23 @@ def profiled(body):
     return figures.count_kinds([event.name for event in profiler.events()])
 
 
+class Runtime:
+    """libcudart's own calls: PyTorch keeps what a program frees, and has no way to some others."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL("libcudart.so.13")
+
+    def call(self, name, *arguments):
+        result = getattr(self.library, name)(*arguments)
+        check(result == 0, f"{name} returned {result}")
+
+    def allocate(self, size):
+        address = ctypes.c_void_p()
+        result = self.library.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size))
+        check(result == 0, f"cudaMalloc of {size} bytes returned {result}")
+        return address
+
+
 class Later:
     """A call in a thread of its own, to see whether it waits."""
 
