@@ -10,6 +10,7 @@
 
 #include "tests/puppet/blocks.h"
 #include "tests/puppet/check.h"
+#include "tests/puppet/rdma/cufile.h"
 #include "tests/workload/base/failure.h"
 
 namespace amem::puppet {
@@ -45,22 +46,8 @@ constexpr const char* kLinked = "libpuppet_rdma.so";
 constexpr const char* kFile = "libcufile.so.0";
 constexpr const char* kFileLinked = "libpuppet_file.so";
 
-/// CUfileError_t
-struct FileError {
-  int code;
-  int driver;
-};
-/// CUfileIOParams_t, of a batch
-struct FileTransfer {
-  int mode;
-  void* base;
-  off_t file_offset;
-  off_t offset;
-  std::size_t size;
-  void* file;
-  int opcode;
-  void* cookie;
-};
+using amem::rdma::FileError;
+using amem::rdma::FileTransfer;
 
 void CheckFile(FileError error, const std::string& call) {
   if (error.code != 0) throw Failure(call + ": " + std::to_string(error.code));

@@ -1,5 +1,7 @@
 // libcufile.so.0: "nvidia-fs" knows registered buffers, and those of transfers under way, by their
 // physical memory. A file is a descriptor, cast to a pointer. Without versions, as the library.
+#include "tests/puppet/rdma/cufile.h"
+
 #include <cuda.h>
 #include <dlfcn.h>
 #include <sys/types.h>
@@ -20,22 +22,8 @@ constexpr int kNotRegistered = 5024;
 constexpr int kAlreadyRegistered = 5023;
 constexpr int kPinningFailed = 5036;
 
-struct Error {
-  int code = 0;
-  int driver = 0;
-};
-
-struct Transfer {
-  int mode;
-  void* base;
-  off_t file_offset;
-  off_t offset;
-  std::size_t size;
-  void* file;
-  int opcode;
-  void* cookie;
-};
-
+using Error = amem::rdma::FileError;
+using Transfer = amem::rdma::FileTransfer;
 using amem::rdma::Region;
 
 /// What a process leaves open is the library's at its end, and no leak.
