@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "tests/sim/entry/api.h"
+#include "tests/sim/entry/newer_calls.h"
 #include "tests/sim/work/capture.h"
 #include "tests/sim/work/graph.h"
 #include "tests/sim/work/stream.h"
@@ -20,6 +21,20 @@ CUresult WithStream(StreamRef ref, const Body& body) {
 CUresult Begin(StreamRef ref, CUstreamCaptureMode mode) {
   if (mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
   return WithStream(ref, [&](const auto& stream) { return BeginCapture(stream, mode); });
+}
+
+/// The graph gets what is captured in place of what it has. Nobody is told what differs.
+CUresult Recapture(StreamRef ref, CUstreamCaptureMode mode, CUgraph handle) {
+  if (mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
+  return WithStream(ref, [&](const auto& stream) {
+    const std::shared_ptr<Graph> graph = FindGraph(handle);
+    if (graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const CUresult result = BeginCapture(stream, mode);
+    if (result != CUDA_SUCCESS) return result;
+    graph->nodes.clear();
+    stream->capture->graph = graph;
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult End(StreamRef ref, CUgraph* out) {
@@ -134,6 +149,10 @@ SIM_CALL_PTSZ(cuStreamBeginCapture, (CUstream stream),
               Begin({stream, kDefault}, CU_STREAM_CAPTURE_MODE_GLOBAL))
 SIM_CALL_PTSZ(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode),
               Begin({stream, kDefault}, mode))
+SIM_CALL_PTSZ(cuStreamBeginRecaptureToGraph,
+              (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, SimRecaptureCallback,
+               void*),
+              Recapture({stream, kDefault}, mode, graph))
 SIM_CALL_PTSZ(cuStreamEndCapture, (CUstream stream, CUgraph* graph), End({stream, kDefault}, graph))
 SIM_CALL_PTSZ(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus* status),
               Info({stream, kDefault}, {.status = status}))

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "tests/sim/entry/api.h"
+#include "tests/sim/entry/newer_calls.h"
 #include "tests/sim/memory/copy.h"
 #include "tests/sim/work/capture.h"
 #include "tests/sim/work/context.h"
@@ -125,6 +126,24 @@ CUresult Copy2D(Mode mode, StreamRef ref, const CUDA_MEMCPY2D* copy) {
   return Copy(mode, ref, transfer, to, from);
 }
 
+/// Of addresses alone: there are no logical endpoints.
+CUresult CopyBatch(StreamRef ref, const amem::cuda::FabricCopy* copies, size_t count,
+                   unsigned long long flags) {
+  if (copies == nullptr || count == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count; ++i) {
+    if (copies[i].source.type != amem::cuda::kFabricPointer ||
+        copies[i].destination.type != amem::cuda::kFabricPointer) {
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    const CUresult result =
+        Copy(Mode::kAsync, ref,
+             Plain(copies[i].destination.address, copies[i].source.address, copies[i].size),
+             Side::kAny, Side::kAny);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
 }  // namespace
 }  // namespace sim
 
@@ -147,6 +166,22 @@ SIM_CALL_PTDS(cuMemcpy2D_v2, (const CUDA_MEMCPY2D* copy),
 
 SIM_CALL_PTSZ(cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream),
               Copy(Mode::kAsync, {stream, kDefault}, Plain(to, from, n), Side::kAny, Side::kAny))
+SIM_CALL_PTSZ(cuMemcpyWithAttributesAsync,
+              (CUdeviceptr to, CUdeviceptr from, size_t n, CUmemcpyAttributes* attributes,
+               CUstream stream),
+              attributes == nullptr ? CUDA_ERROR_INVALID_VALUE
+                                    : Copy(Mode::kAsync, {stream, kDefault}, Plain(to, from, n),
+                                           Side::kAny, Side::kAny))
+SIM_CALL_PTSZ(cuFabricCpyBatchAsync,
+              (size_t count, amem::cuda::FabricCopy* copies, unsigned long long flags,
+               CUstream stream),
+              CopyBatch({stream, kDefault}, copies, count, flags))
+SIM_CALL(cuTeleportAsync, (CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream),
+         Copy(Mode::kAsync, {stream, DefaultStream::kLegacy}, Plain(to, from, n), Side::kAny,
+              Side::kAny))
+SIM_CALL(cuMemTeleportAsync, (CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream),
+         Copy(Mode::kAsync, {stream, DefaultStream::kLegacy}, Plain(to, from, n), Side::kAny,
+              Side::kAny))
 SIM_CALL_PTSZ(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void* from, size_t n, CUstream stream),
               Copy(Mode::kAsync, {stream, kDefault}, Plain(to, Address(from), n), Side::kDevice,
                    Side::kAny))

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tests/sim/entry/api.h"
+#include "tests/sim/entry/newer_calls.h"
 #include "tests/sim/entry/proc_address.h"
 #include "tests/sim/node/node.h"
 #include "tests/sim/work/device.h"
@@ -14,6 +15,7 @@ namespace sim {
 namespace {
 
 int Attribute(CUdevice_attribute attribute, int physical) {
+  if (amem::cuda::of_logical_endpoints(attribute)) return 1;
   switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
     case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X:
@@ -123,7 +125,7 @@ SIM_API cuInit(unsigned flags) {
 SIM_API cuDriverGetVersion(int* version) {
   return sim::Call("cuDriverGetVersion", sim::Need::kNothing, [&]() -> CUresult {
     if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *version = sim::kDriverVersion;
+    *version = sim::DriverVersion();
     return CUDA_SUCCESS;
   });
 }
@@ -167,7 +169,7 @@ SIM_CALL(cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device), [&] {
 
 SIM_CALL(cuDeviceGetAttribute, (int* value, CUdevice_attribute attribute, CUdevice device), [&] {
   int physical = 0;
-  if (value == nullptr || attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX) {
+  if (value == nullptr || attribute <= 0 || attribute > AttributesOf(DriverVersion())) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (!FindDevice(device, &physical)) return CUDA_ERROR_INVALID_DEVICE;
@@ -195,3 +197,19 @@ SIM_CALL(cuDeviceGetP2PAttribute,
            *value = attribute == CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK ? 0 : 1;
            return CUDA_SUCCESS;
          }())
+
+SIM_CALL(cuDeviceGetCliqueCount, (size_t * count, CUdevice device), [&] {
+  int physical = 0;
+  if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!FindDevice(device, &physical)) return CUDA_ERROR_INVALID_DEVICE;
+  *count = 1;
+  return CUDA_SUCCESS;
+}())
+
+SIM_CALL(cuDeviceGetTeleportCount, (int* count, CUdevice device), [&] {
+  int physical = 0;
+  if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!FindDevice(device, &physical)) return CUDA_ERROR_INVALID_DEVICE;
+  *count = 42;
+  return CUDA_SUCCESS;
+}())

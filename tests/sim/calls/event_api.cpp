@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "tests/sim/entry/api.h"
+#include "tests/sim/entry/newer_calls.h"
 #include "tests/sim/work/capture.h"
 #include "tests/sim/work/event.h"
 #include "tests/sim/work/stream.h"
@@ -148,6 +149,7 @@ SIM_CALL(cuEventCreate, (CUevent * event, unsigned flags), Create(event, flags))
 SIM_CALL(cuEventDestroy, (CUevent event), Destroy(event))
 SIM_CALL(cuEventDestroy_v2, (CUevent event), Destroy(event))
 SIM_CALL(cuEventQuery, (CUevent event), Query(event))
+SIM_CALL(cuEventQuery_v2, (CUevent event, unsigned), Query(event))
 SIM_CALL(cuEventSynchronize, (CUevent event), Synchronize(event))
 SIM_CALL(cuEventElapsedTime, (float* ms, CUevent start, CUevent end), ElapsedTime(ms, start, end))
 SIM_CALL(cuEventElapsedTime_v2, (float* ms, CUevent start, CUevent end),

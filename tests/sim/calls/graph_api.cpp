@@ -1,9 +1,12 @@
 // Graphs that are made node by node; what is asked of nodes, and what is changed in them and in
 // executable graphs.
 #include <algorithm>
+#include <cstring>
+#include <memory>
 #include <utility>
 
 #include "tests/sim/entry/api.h"
+#include "tests/sim/entry/newer_calls.h"
 #include "tests/sim/memory/copy.h"
 #include "tests/sim/work/context.h"
 #include "tests/sim/work/graph.h"
@@ -66,8 +69,39 @@ CUresult MakeChild(CUgraph handle, Work* out) {
   return CUDA_SUCCESS;
 }
 
+constexpr auto kCopyBatch = static_cast<CUgraphNodeType>(amem::cuda::kCopyBatch);
+
+CUresult MakeBatch(const amem::cuda::CopyBatchNode& given, Work* out) {
+  if (given.count == 0 || given.destinations == nullptr || given.sources == nullptr ||
+      given.sizes == nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  int device = 0;
+  const CUresult result = DeviceOf(nullptr, &device);
+  if (result != CUDA_SUCCESS) return result;
+  const auto batch = std::make_shared<NodeParams::Batch>(
+      NodeParams::Batch{{given.destinations, given.destinations + given.count},
+                        {given.sources, given.sources + given.count},
+                        {given.sizes, given.sizes + given.count}});
+  *out = {kCopyBatch, [batch, device] {
+            for (size_t i = 0; i < batch->sizes.size(); ++i) {
+              const CUresult copied =
+                  RunTransfer({batch->to[i], batch->from[i], batch->sizes[i]}, device);
+              if (copied != CUDA_SUCCESS) return copied;
+            }
+            return CUDA_SUCCESS;
+          }};
+  out->params.batch = batch;
+  return CUDA_SUCCESS;
+}
+
 CUresult Make(const CUgraphNodeParams* params, Work* out) {
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (params->type == kCopyBatch) {
+    amem::cuda::CopyBatchNode batch;
+    memcpy(&batch, &params->reserved1, sizeof batch);
+    return MakeBatch(batch, out);
+  }
   switch (params->type) {
     case CU_GRAPH_NODE_TYPE_EMPTY:
       return CUDA_SUCCESS;
@@ -198,6 +232,27 @@ CUresult Type(CUgraphNode handle, CUgraphNodeType* type) {
   return CUDA_SUCCESS;
 }
 
+CUresult Params(CUgraphNode handle, CUgraphNodeParams* out) {
+  const Lock lock = LockDriver();
+  const GraphNode* const node = FindNode(handle);
+  if (node == nullptr || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *out = {};
+  out->type = node->work.type;
+  const NodeParams& params = node->work.params;
+  if (out->type == CU_GRAPH_NODE_TYPE_MEMCPY) out->memcpy.copyParams = params.copy;
+  if (out->type == CU_GRAPH_NODE_TYPE_MEMSET) {
+    const CUDA_MEMSET_NODE_PARAMS& set = params.set;
+    out->memset = {set.dst, set.pitch, set.value, set.elementSize, set.width, set.height, nullptr};
+  }
+  if (out->type == kCopyBatch) {
+    NodeParams::Batch& batch = *params.batch;
+    const amem::cuda::CopyBatchNode told{batch.sizes.size(), batch.to.data(), batch.from.data(),
+                                         batch.sizes.data()};
+    memcpy(&out->reserved1, &told, sizeof told);
+  }
+  return CUDA_SUCCESS;
+}
+
 CUresult Child(CUgraphNode node, CUgraph* out) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return Ask(node, CU_GRAPH_NODE_TYPE_GRAPH, [&](const NodeParams& params) {
@@ -232,7 +287,12 @@ SIM_CALL(cuGraphAddNode_v2,
          (CUgraphNode * node, CUgraph graph, const CUgraphNode* dependencies,
           const CUgraphEdgeData*, size_t count, CUgraphNodeParams* params),
          Add(node, graph, dependencies, count, [&](Work* work) { return Make(params, work); }))
+SIM_CALL(cuGraphAddNode_v3,
+         (CUgraphNode * node, CUgraph graph, const CUgraphNode* dependencies,
+          const CUgraphEdgeData*, size_t count, CUgraphNodeParams* params),
+         Add(node, graph, dependencies, count, [&](Work* work) { return Make(params, work); }))
 
+SIM_CALL(cuGraphNodeGetParams, (CUgraphNode node, CUgraphNodeParams* params), Params(node, params))
 SIM_CALL(cuGraphNodeGetType, (CUgraphNode node, CUgraphNodeType* type), Type(node, type))
 SIM_CALL(cuGraphMemcpyNodeGetParams, (CUgraphNode node, CUDA_MEMCPY3D* copy),
          Ask(node, CU_GRAPH_NODE_TYPE_MEMCPY, [&](const NodeParams& of) { *copy = of.copy; }))
@@ -245,6 +305,8 @@ SIM_CALL(cuGraphMemcpyNodeSetParams, (CUgraphNode node, const CUDA_MEMCPY3D* cop
 SIM_CALL(cuGraphMemsetNodeSetParams, (CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS* set),
          SetParams(node, [&](Work* work) { return MakeSet(set, nullptr, work); }))
 SIM_CALL(cuGraphNodeSetParams, (CUgraphNode node, CUgraphNodeParams* params),
+         SetParams(node, [&](Work* work) { return Make(params, work); }))
+SIM_CALL(cuGraphNodeSetParams_v2, (CUgraphNode node, CUgraphNodeParams* params),
          SetParams(node, [&](Work* work) { return Make(params, work); }))
 
 SIM_CALL(cuGraphExecMemcpyNodeSetParams,

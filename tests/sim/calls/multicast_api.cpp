@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "tests/sim/entry/api.h"
+#include "tests/sim/entry/newer_calls.h"
 #include "tests/sim/memory/address_space.h"
 #include "tests/sim/memory/multicast.h"
 #include "tests/sim/memory/physical.h"
@@ -68,9 +69,13 @@ bool Fits(const MulticastObject& object, const Allocation& allocation) {
           allocation.properties.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE);
 }
 
+/// The older calls name no device: memory is bound for the one that it is of. The newer ones refuse
+/// another one.
+constexpr CUdevice kOfMemory = -1;
+
 template <typename Find>
 CUresult Bind(CUmemGenericAllocationHandle handle, size_t at, size_t bytes,
-              unsigned long long flags, const Find& find) {
+              unsigned long long flags, CUdevice device, const Find& find) {
   const std::shared_ptr<MulticastObject> object = FindObject(handle);
   if (object == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   object->AwaitTeam();
@@ -78,21 +83,26 @@ CUresult Bind(CUmemGenericAllocationHandle handle, size_t at, size_t bytes,
   size_t from = 0;
   const std::shared_ptr<Allocation> allocation = find(&from);
   if (allocation == nullptr || !Fits(*object, *allocation)) return CUDA_ERROR_INVALID_VALUE;
+  int physical = 0;
+  if (device != kOfMemory &&
+      (!FindDevice(device, &physical) || physical != allocation->memory->device())) {
+    return CUDA_ERROR_INVALID_DEVICE;
+  }
   return object->Bind(allocation->memory, at, from, bytes);
 }
 
 CUresult BindMemory(CUmemGenericAllocationHandle handle, size_t at,
                     CUmemGenericAllocationHandle memory, size_t from, size_t bytes,
-                    unsigned long long flags) {
-  return Bind(handle, at, bytes, flags, [&](size_t* out) {
+                    unsigned long long flags, CUdevice device = kOfMemory) {
+  return Bind(handle, at, bytes, flags, device, [&](size_t* out) {
     *out = from;
     return FindAllocation(memory);
   });
 }
 
 CUresult BindAddress(CUmemGenericAllocationHandle handle, size_t at, CUdeviceptr address,
-                     size_t bytes, unsigned long long flags) {
-  return Bind(handle, at, bytes, flags, [&](size_t* out) {
+                     size_t bytes, unsigned long long flags, CUdevice device = kOfMemory) {
+  return Bind(handle, at, bytes, flags, device, [&](size_t* out) {
     const Range* const range = FindRange(address);
     if (range == nullptr) return std::shared_ptr<Allocation>();
     *out = address - range->base;
@@ -125,15 +135,18 @@ SIM_CALL(cuMulticastBindMem,
          (CUmemGenericAllocationHandle handle, size_t at, CUmemGenericAllocationHandle memory,
           size_t from, size_t bytes, unsigned long long flags),
          BindMemory(handle, at, memory, from, bytes, flags))
-// Of CUDA 13.1: newer than the headers that this is built with.
 SIM_CALL(cuMulticastBindMem_v2,
-         (CUmemGenericAllocationHandle handle, CUdevice, size_t at,
+         (CUmemGenericAllocationHandle handle, CUdevice device, size_t at,
           CUmemGenericAllocationHandle memory, size_t from, size_t bytes, unsigned long long flags),
-         BindMemory(handle, at, memory, from, bytes, flags))
+         BindMemory(handle, at, memory, from, bytes, flags, device))
 SIM_CALL(cuMulticastBindAddr,
          (CUmemGenericAllocationHandle handle, size_t at, CUdeviceptr address, size_t bytes,
           unsigned long long flags),
          BindAddress(handle, at, address, bytes, flags))
+SIM_CALL(cuMulticastBindAddr_v2,
+         (CUmemGenericAllocationHandle handle, CUdevice device, size_t at, CUdeviceptr address,
+          size_t bytes, unsigned long long flags),
+         BindAddress(handle, at, address, bytes, flags, device))
 SIM_CALL(cuMulticastUnbind,
          (CUmemGenericAllocationHandle handle, CUdevice device, size_t at, size_t bytes),
          Unbind(handle, device, at, bytes))

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tests/sim/entry/api.h"
+#include "tests/sim/entry/newer_calls.h"
 #include "tests/sim/memory/address_space.h"
 #include "tests/sim/node/node.h"
 #include "tests/sim/work/capture.h"
@@ -203,6 +204,10 @@ SIM_CALL_PTSZ(cuStreamGetDevice, (CUstream stream, CUdevice* device),
                    [](Stream& s) { return VisibleOrdinal(s.context().physical); }))
 SIM_CALL_PTSZ(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void* data),
               HostFunction({stream, kDefault}, function, data))
+SIM_CALL_PTSZ(cuLaunchHostFunc_v2,
+              (CUstream stream, CUhostFn function, void* data, unsigned sync_mode),
+              sync_mode > 1 ? CUDA_ERROR_INVALID_VALUE
+                            : HostFunction({stream, kDefault}, function, data))
 SIM_CALL_PTSZ(cuStreamAddCallback,
               (CUstream stream, CUstreamCallback callback, void* data, unsigned flags),
               Callback({stream, kDefault}, callback, data, flags))

@@ -3,6 +3,7 @@
 // Each answers CUDA_ERROR_NOT_SUPPORTED, so that a program takes its fallback path instead of
 // failing to load.
 #include "tests/sim/entry/api.h"
+#include "tests/sim/entry/newer_calls.h"
 
 #define SIM_UNSUPPORTED(name, parameters) SIM_CALL(name, parameters, CUDA_ERROR_NOT_SUPPORTED)
 
@@ -14,6 +15,9 @@ SIM_UNSUPPORTED(cuMemGetHandleForAddressRange,
 SIM_CALL_PTSZ(cuMemBatchDecompressAsync,
               (CUmemDecompressParams*, size_t, unsigned, size_t*, CUstream),
               CUDA_ERROR_NOT_SUPPORTED)
+
+SIM_UNSUPPORTED(cuLogicalEndpointIdReserve, (unsigned*, unsigned))
+SIM_UNSUPPORTED(cuLogicalEndpointIdRelease, (unsigned, unsigned))
 
 SIM_UNSUPPORTED(cuIpcGetEventHandle, (CUipcEventHandle*, CUevent))
 SIM_UNSUPPORTED(cuIpcOpenEventHandle, (CUevent*, CUipcEventHandle))

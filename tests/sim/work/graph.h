@@ -20,6 +20,12 @@ struct NodeParams {
   CUDA_MEMCPY3D copy{};
   CUDA_MEMSET_NODE_PARAMS set{};
   std::shared_ptr<Graph> child;
+  struct Batch {
+    std::vector<CUdeviceptr> to;
+    std::vector<CUdeviceptr> from;
+    std::vector<size_t> sizes;
+  };
+  std::shared_ptr<Batch> batch{};  // of copies
 };
 
 /// Work of a stream, or a node's.

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -453,6 +454,61 @@ TEST_F(SimDriver, GetProcAddressFindsVersionsAndVariants) {
   EXPECT_EQ(found, nullptr);
   EXPECT_EQ(cuGetProcAddress("cuInit", &found, 99000, 0, &status), CUDA_ERROR_INVALID_VALUE);
   dlclose(cuda);
+}
+
+const RegisterRole kVersion("version", [] {
+  int version = 0;
+  ROLE_CHECK(cuDriverGetVersion(&version) == CUDA_SUCCESS);
+  ROLE_CHECK(std::to_string(version) == getenv("EXPECT_VERSION"));
+  ROLE_CHECK(cuInit(0) == CUDA_SUCCESS);
+  void* const cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  struct Case {
+    int since;
+    const char* name;
+    const char* symbol;
+  };
+  for (const Case& each :
+       {Case{12080, "cuStreamGetDevice", "cuStreamGetDevice"},
+        Case{13000, "cuCtxSynchronize", "cuCtxSynchronize_v2"},
+        Case{13010, "cuMulticastBindMem", "cuMulticastBindMem_v2"},
+        Case{13020, "cuMemcpyWithAttributesAsync", "cuMemcpyWithAttributesAsync_ptsz"},
+        Case{13040, "cuGraphAddNode", "cuGraphAddNode_v3"},
+        Case{13050, "cuFabricCpyBatchAsync", "cuFabricCpyBatchAsync"},
+        Case{14000, "cuTeleportAsync", "cuTeleportAsync"}}) {
+    dlerror();
+    void* const exported = dlsym(cuda, each.symbol);
+    const bool there = version >= each.since;
+    ROLE_CHECK((exported != nullptr) == there && (dlerror() == nullptr) == there);
+    void* found = nullptr;
+    const bool per_thread = std::string(each.symbol).ends_with("_ptsz");
+    cuGetProcAddress(each.name, &found, version, per_thread ? 2 : 0, nullptr);
+    ROLE_CHECK((found != nullptr && found == exported) == there);
+  }
+  // Older versions of the same calls stay.
+  for (const char* symbol : {"cuCtxSynchronize", "cuMulticastBindMem", "cuGraphAddNode_v2"})
+    ROLE_CHECK(dlsym(cuda, symbol) != nullptr);
+  int value = 0;
+  const auto attribute = [&](int number) {
+    return cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(number), 0);
+  };
+  ROLE_CHECK((attribute(143) == CUDA_SUCCESS) == (version >= 12080));
+  ROLE_CHECK((attribute(153) == CUDA_SUCCESS) == (version >= 13030));
+  return 0;
+});
+
+TEST_F(SimDriver, VersionsDecideWhichCallsThereAre) {
+  for (const auto& [text, number] : std::map<std::string, std::string>{{"12.4", "12040"},
+                                                                       {"12.9", "12090"},
+                                                                       {"13.0", "13000"},
+                                                                       {"", "13010"},
+                                                                       {"13.2", "13020"},
+                                                                       {"13.3", "13030"},
+                                                                       {"13.5", "13050"},
+                                                                       {"14.0", "14000"}}) {
+    EXPECT_EQ(RunRole("version", {{"AMEM_SIM_DRIVER", text}, {"EXPECT_VERSION", number}}), 0)
+        << text;
+  }
+  EXPECT_NE(RunRole("version", {{"AMEM_SIM_DRIVER", "13.6"}, {"EXPECT_VERSION", "13060"}}), 0);
 }
 
 TEST_F(SimDriver, ErrorsHaveNames) {
