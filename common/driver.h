@@ -83,9 +83,14 @@
   X(cuDeviceCanAccessPeer, 4000)      \
   X(cuMemAlloc, 3020)                 \
   X(cuMulticastBindMem, 12010)        \
-  X(cuMulticastUnbind, 12010)
+  X(cuMulticastUnbind, 12010)         \
+  X(cuGraphNodeGetParams, 13020)      \
+  X(cuDriverGetVersion, 2020)
 
 namespace amem {
+
+// Headers of CUDA 13.0 do not show it.
+using PFN_cuGraphNodeGetParams_v13020 = CUresult (*)(CUgraphNode, CUgraphNodeParams*);
 
 struct Driver {
 #define AMEM_DECLARE(name, version) PFN_##name##_v##version name##_ = nullptr;

@@ -29,9 +29,9 @@ void over(CUstream stream, bool per_thread) {
   runtime.captures().ended(stream, per_thread);
 }
 
-template <CallRow row, bool kPerThread>
-CUresult end(CUstream stream, CUgraph* graph) {
-  const CUresult r = real<row>()(stream, graph);
+template <CallRow row, bool kPerThread, class... Rest>
+CUresult end(CUstream stream, Rest... rest) {
+  const CUresult r = real<row>()(stream, rest...);
   // These say that this call ended nothing: the wrong thread asked, or the stream was not
   // capturing.
   if (r != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && r != CUDA_ERROR_INVALID_VALUE &&
@@ -81,6 +81,38 @@ CUresult answer_cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
   return begin<kRow_cuStreamBeginCaptureToGraph_ptsz, true>(stream, graph, nodes, edges, count,
                                                             mode);
 }
+
+CUresult answer_cuStreamBeginRecaptureToGraph(CUstream stream, CUstreamCaptureMode mode,
+                                              CUgraph graph, GraphRecaptureCallback callback,
+                                              void* data) {
+  return begin<kRow_cuStreamBeginRecaptureToGraph, false>(stream, mode, graph, callback, data);
+}
+
+CUresult answer_cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, CUstreamCaptureMode mode,
+                                                   CUgraph graph, GraphRecaptureCallback callback,
+                                                   void* data) {
+  return begin<kRow_cuStreamBeginRecaptureToGraph_ptsz, true>(stream, mode, graph, callback, data);
+}
+
+// ---- into a command list of a graphics API ----
+
+CUresult answer_cuStreamBeginCaptureToCig(CUstream stream, void* params) {
+  return begin<kRow_cuStreamBeginCaptureToCig, false>(stream, params);
+}
+
+CUresult answer_cuStreamBeginCaptureToCig_ptsz(CUstream stream, void* params) {
+  return begin<kRow_cuStreamBeginCaptureToCig_ptsz, true>(stream, params);
+}
+
+CUresult answer_cuStreamEndCaptureToCig(CUstream stream) {
+  return end<kRow_cuStreamEndCaptureToCig, false>(stream);
+}
+
+CUresult answer_cuStreamEndCaptureToCig_ptsz(CUstream stream) {
+  return end<kRow_cuStreamEndCaptureToCig_ptsz, true>(stream);
+}
+
+// ---- their end ----
 
 CUresult answer_cuStreamEndCapture(CUstream stream, CUgraph* graph) {
   return end<kRow_cuStreamEndCapture, false>(stream, graph);

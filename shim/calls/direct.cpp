@@ -89,10 +89,11 @@ extern "C" __attribute__((visibility("hidden"), used)) void* amem_direct_target(
   }
   if (!Runtime::disabled()) {
     warn_of_bypassed(slot->symbol, target);
-    const Call* call = find_symbol(slot->symbol);
-    Runtime::get();
-    call->real->store(target, std::memory_order_release);
-    target = call->wrapper;
+    if (const Call* call = find_symbol(slot->symbol); call != nullptr) {
+      Runtime::get();
+      call->real->store(target, std::memory_order_release);
+      target = call->wrapper;
+    }
     trace("direct %s", slot->symbol);
   }
   __atomic_store_n(&slot->target, target, __ATOMIC_RELEASE);

@@ -12,6 +12,9 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "common/newer_cuda.h"
+#include "shim/process/unknown_calls.h"
+
 namespace amem::shim {
 
 // cudaTypedefs.h shows these to nobody.
@@ -20,6 +23,39 @@ using PFN_cuGraphInstantiate_v10000 = CUresult (*)(CUgraphExec*, CUgraph, CUgrap
 using PFN_cuGraphInstantiate_v11000 = PFN_cuGraphInstantiate_v10000;
 using PFN_cuStreamBeginCapture_v10000 = CUresult (*)(CUstream);
 using PFN_cuStreamBeginCapture_v10000_ptsz = PFN_cuStreamBeginCapture_v10000;
+
+// Newer than CUDA 13.0's headers. The shim's own, whatever it is built with.
+using PFN_cuMulticastBindMem_v13010 = CUresult (*)(CUmemGenericAllocationHandle, CUdevice,
+                                                   std::size_t, CUmemGenericAllocationHandle,
+                                                   std::size_t, std::size_t, unsigned long long);
+using PFN_cuMulticastBindAddr_v13010 = CUresult (*)(CUmemGenericAllocationHandle, CUdevice,
+                                                    std::size_t, CUdeviceptr, std::size_t,
+                                                    unsigned long long);
+using PFN_cuMemcpyWithAttributesAsync_v13020 = CUresult (*)(CUdeviceptr, CUdeviceptr, std::size_t,
+                                                            CUmemcpyAttributes*, CUstream);
+using PFN_cuMemcpyWithAttributesAsync_v13020_ptsz = PFN_cuMemcpyWithAttributesAsync_v13020;
+using PFN_cuMemcpy3DWithAttributesAsync_v13020 = CUresult (*)(CUDA_MEMCPY3D_BATCH_OP*,
+                                                              unsigned long long, CUstream);
+using PFN_cuMemcpy3DWithAttributesAsync_v13020_ptsz = PFN_cuMemcpy3DWithAttributesAsync_v13020;
+using PFN_cuStreamBeginCaptureToCig_v13010 = CUresult (*)(CUstream, void* params);
+using PFN_cuStreamBeginCaptureToCig_v13010_ptsz = PFN_cuStreamBeginCaptureToCig_v13010;
+using PFN_cuStreamEndCaptureToCig_v13010 = CUresult (*)(CUstream);
+using PFN_cuStreamEndCaptureToCig_v13010_ptsz = PFN_cuStreamEndCaptureToCig_v13010;
+using GraphRecaptureCallback = CUresult (*)(void*, CUgraphNode, const CUgraphNodeParams*,
+                                            const CUgraphNodeParams*, int status);
+using PFN_cuStreamBeginRecaptureToGraph_v13030 = CUresult (*)(CUstream, CUstreamCaptureMode,
+                                                              CUgraph, GraphRecaptureCallback,
+                                                              void*);
+using PFN_cuStreamBeginRecaptureToGraph_v13030_ptsz = PFN_cuStreamBeginRecaptureToGraph_v13030;
+using PFN_cuGraphAddNode_v13040 = CUresult (*)(CUgraphNode*, CUgraph, const CUgraphNode*,
+                                               const CUgraphEdgeData*, std::size_t,
+                                               CUgraphNodeParams*);
+using PFN_cuGraphNodeSetParams_v13040 = CUresult (*)(CUgraphNode, CUgraphNodeParams*);
+using PFN_cuMemGetLocationInfo_v13040 = CUresult (*)(CUdeviceptr, std::size_t, std::size_t,
+                                                     std::size_t, CUmemLocation*);
+using PFN_cuFabricCpyBatchAsync_v13050 = CUresult (*)(std::size_t, cuda::FabricCopy*,
+                                                      unsigned long long, CUstream);
+using PFN_cuFabricCpyBatchAsync_v13050_ptsz = PFN_cuFabricCpyBatchAsync_v13050;
 
 enum CallRow {
 #define WRAPPED(api, version, type, symbol) kRow_##symbol,

@@ -23,6 +23,7 @@ namespace amem::shim {
 struct Stretch {
   CUdeviceptr address = 0;
   std::size_t bytes = 0;
+  bool operator==(const Stretch&) const = default;
 };
 
 class Absence {

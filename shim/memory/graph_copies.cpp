@@ -5,6 +5,15 @@
 
 namespace amem::shim {
 
+/// A node of a type that CUDA 13.0 does not have. What its driver does not tell may be anything.
+Stretches GraphCopies::of_newer(CUgraphNode node) const {
+  CUgraphNodeParams params{};
+  if (driver_.cuGraphNodeGetParams_ == nullptr ||
+      driver_.cuGraphNodeGetParams_(node, &params) != CUDA_SUCCESS)
+    return {kAnything};
+  return stretches_of(&params);
+}
+
 void GraphCopies::read(CUgraph graph, Nodes& nodes) const {
   std::size_t count = 0;
   if (driver_.cuGraphGetNodes_(graph, nullptr, &count) != CUDA_SUCCESS) return;
@@ -25,6 +34,9 @@ void GraphCopies::read(CUgraph graph, Nodes& nodes) const {
     if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
         driver_.cuGraphChildGraphNodeGetGraph_(node, &child) == CUDA_SUCCESS)
       read(child, nodes);
+    if (type != CU_GRAPH_NODE_TYPE_MEMCPY && type != CU_GRAPH_NODE_TYPE_MEMSET &&
+        !names_no_memory(type))
+      nodes[node].named = of_newer(node);
   }
 }
 

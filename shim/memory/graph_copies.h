@@ -5,7 +5,8 @@
 // or be gone. So the nodes are read when it is made, or updated from another graph, and what is
 // changed in a node later is noted. Where it cannot be told which node that is, or a child graph
 // has been changed as a whole, nothing is known any more: a launch must not wait for memory that it
-// does not touch. Any thread.
+// does not touch. A node of a type that amem does not know is unknown work: it may touch anything.
+// Any thread.
 #pragma once
 
 #include <cuda.h>
@@ -46,6 +47,7 @@ class GraphCopies {
     bool updated = false;  // they are those of another graph; who changes one names its own
   };
   void read(CUgraph graph, Nodes& nodes) const;
+  Stretches of_newer(CUgraphNode node) const;
 
   const Driver& driver_;
   std::mutex mutex_;  // guards what follows; never held over the driver

@@ -7,8 +7,12 @@
 #include <cuda.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
 #include <vector>
 
+#include "common/newer_cuda.h"
 #include "shim/memory/absence.h"
 
 namespace amem::shim {
@@ -24,15 +28,38 @@ struct NamedMemory {
   const std::size_t* size_list = nullptr;         // its first
   Stretches stretches;                            // of copies that are told by a struct
   const CUDA_MEMCPY3D_BATCH_OP* operations = nullptr;
+  const cuda::FabricCopy* fabric = nullptr;
 };
+
+/// What nobody can tell may be all there is.
+inline constexpr Stretch kAnything{0, SIZE_MAX};
 
 /// Length of rows of `width` bytes, `pitch` apart.
 inline std::size_t extent(std::size_t width, std::size_t rows, std::size_t pitch) {
   return width == 0 || rows == 0 ? 0 : (rows - 1) * pitch + width;
 }
 
+/// The address of a struct or union that CUDA's headers define. The driver's handles are addresses
+/// of structs that nobody defines.
+template <class Arg>
+concept AddressOfStruct = std::is_pointer_v<Arg> && requires {
+  sizeof(std::remove_pointer_t<Arg>);
+} &&(std::is_class_v<std::remove_pointer_t<Arg>> || std::is_union_v<std::remove_pointer_t<Arg>>);
+
+/// Structs that name no memory of their own: attributes of copies, how nodes of a graph depend.
+template <class Struct>
+inline constexpr bool kNamesNoMemory = false;
+template <>
+inline constexpr bool kNamesNoMemory<CUmemcpyAttributes> = true;
+template <>
+inline constexpr bool kNamesNoMemory<CUgraphEdgeData> = true;
+
 template <class Arg>
 void find_memory(NamedMemory&, const Arg&) {}
+/// A struct that nothing here knows does not compile: somebody has to look into it.
+template <AddressOfStruct Arg>
+requires(!kNamesNoMemory<std::remove_cv_t<std::remove_pointer_t<Arg>>>) void find_memory(
+    NamedMemory&, const Arg&) = delete;
 inline void find_memory(NamedMemory& m, CUdeviceptr address) { m.addresses.push_back(address); }
 // A pointer of the host's may be one of the device's: there is one address space.
 inline void find_memory(NamedMemory& m, const void* address) {
@@ -56,6 +83,7 @@ inline void find_memory(NamedMemory& m, std::size_t* list) {
   find_memory(m, static_cast<const std::size_t*>(list));
 }
 inline void find_memory(NamedMemory& m, CUDA_MEMCPY3D_BATCH_OP* list) { m.operations = list; }
+inline void find_memory(NamedMemory& m, cuda::FabricCopy* list) { m.fabric = list; }
 
 inline bool by_address(CUmemorytype type) {
   return type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_UNIFIED;
@@ -88,6 +116,36 @@ void find_memory_3d(NamedMemory& m, const Copy* c) {
 inline void find_memory(NamedMemory& m, const CUDA_MEMCPY3D* c) { find_memory_3d(m, c); }
 inline void find_memory(NamedMemory& m, const CUDA_MEMCPY3D_PEER* c) { find_memory_3d(m, c); }
 
+inline void find_memory_of_fabric(NamedMemory& m, const cuda::FabricCopy* copies,
+                                  std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i)
+    for (const cuda::FabricOperand* side : {&copies[i].source, &copies[i].destination})
+      if (side->type == cuda::kFabricPointer)
+        m.stretches.push_back({side->address, copies[i].size});
+}
+
+/// Nodes that copy and set nothing that could be told from them: kernels, whatever waits, signals
+/// or orders, memory that the graph owns. All but these, copies and sets, is unknown work.
+constexpr bool names_no_memory(CUgraphNodeType type) {
+  switch (type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+    case CU_GRAPH_NODE_TYPE_HOST:
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+    case CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL:
+    case CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT:
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      return true;
+    default:
+      return false;
+  }
+}
+
 /// `Set`: CUDA_MEMSET_NODE_PARAMS or its second version.
 template <class Set>
 void find_memory_of_set(NamedMemory& m, const Set& s) {
@@ -96,11 +154,36 @@ void find_memory_of_set(NamedMemory& m, const Set& s) {
 inline void find_memory(NamedMemory& m, const CUDA_MEMSET_NODE_PARAMS* s) {
   if (s != nullptr) find_memory_of_set(m, *s);
 }
+/// What headers of CUDA 13.0 do not show of a node.
+template <class Params>
+Params params_of(const CUgraphNodeParams& node) {
+  Params params;
+  std::memcpy(&params, &node.reserved1, sizeof params);
+  return params;
+}
 /// Of any node.
 inline void find_memory(NamedMemory& m, CUgraphNodeParams* node) {
   if (node == nullptr) return;
-  if (node->type == CU_GRAPH_NODE_TYPE_MEMCPY) find_memory_3d(m, &node->memcpy.copyParams);
-  if (node->type == CU_GRAPH_NODE_TYPE_MEMSET) find_memory_of_set(m, node->memset);
+  switch (static_cast<int>(node->type)) {
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      return find_memory_3d(m, &node->memcpy.copyParams);
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+      return find_memory_of_set(m, node->memset);
+    case cuda::kCopyBatch: {
+      const auto batch = params_of<cuda::CopyBatchNode>(*node);
+      for (std::size_t i = 0; i < batch.count; ++i) {
+        m.stretches.push_back({batch.destinations[i], batch.sizes[i]});
+        m.stretches.push_back({batch.sources[i], batch.sizes[i]});
+      }
+      return;
+    }
+    case cuda::kFabricCopyBatch: {
+      const auto batch = params_of<cuda::FabricBatchNode>(*node);
+      return find_memory_of_fabric(m, batch.copies, batch.count);
+    }
+    default:
+      if (!names_no_memory(node->type)) m.stretches.push_back(kAnything);
+  }
 }
 
 /// What a copy or set with these arguments reads and writes. Memory of arrays is never brokered.
@@ -109,7 +192,8 @@ Stretches stretches_of(const Args&... args) {
   NamedMemory m;
   (find_memory(m, args), ...);
   if (m.element == 0 && m.operations != nullptr) {
-    for (std::size_t i = 0; i < m.sizes.front(); ++i) {
+    const std::size_t count = m.sizes.empty() ? 1 : m.sizes.front();
+    for (std::size_t i = 0; i < count; ++i) {
       const CUDA_MEMCPY3D_BATCH_OP& op = m.operations[i];
       for (const CUmemcpy3DOperand* side : {&op.src, &op.dst}) {
         if (side->type != CU_MEMCPY_OPERAND_TYPE_POINTER) continue;
@@ -121,6 +205,8 @@ Stretches stretches_of(const Args&... args) {
         m.stretches.push_back({at.ptr, extent(op.extent.width, rows, row)});
       }
     }
+  } else if (m.fabric != nullptr) {
+    find_memory_of_fabric(m, m.fabric, m.sizes.front());
   } else if (m.size_list != nullptr) {
     for (const CUdeviceptr* list : m.address_lists)
       for (std::size_t i = 0; i < m.sizes.front(); ++i)

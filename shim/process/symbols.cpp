@@ -51,6 +51,16 @@ void* driver_symbol(const char* symbol) {
   return found;
 }
 
+void* no_such_symbol(const char* symbol) {
+  // In our own file, which has none of that name. It stays open: to close it would succeed, and
+  // dlerror would have nothing to say.
+  static void* const own = [] {
+    const link_map* map = map_of(reinterpret_cast<const void*>(&no_such_symbol));
+    return map != nullptr ? ::dlopen(map->l_name, RTLD_NOW | RTLD_NOLOAD) : nullptr;
+  }();
+  return own != nullptr ? real_dlsym()(own, symbol) : nullptr;
+}
+
 void* next_symbol(const char* symbol) { return real_dlsym()(RTLD_NEXT, symbol); }
 
 void* symbol_for(const void* code, const char* name, const char* version) {

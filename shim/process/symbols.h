@@ -25,6 +25,9 @@ struct SymbolAnswer {
 /// none. Wrappers go on to this and to nothing else.
 void* driver_symbol(const char* symbol);
 
+/// Answers a lookup as when no library has the symbol: nullptr, and dlerror says so.
+void* no_such_symbol(const char* symbol);
+
 /// What the libraries behind us have of this name; nullptr, with dlerror set, when they have none.
 void* next_symbol(const char* symbol);
 

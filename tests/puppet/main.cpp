@@ -18,6 +18,7 @@
 #include "tests/puppet/blocks.h"
 #include "tests/puppet/check.h"
 #include "tests/puppet/launcher.h"
+#include "tests/puppet/newer.h"
 #include "tests/puppet/nic.h"
 #include "tests/puppet/orders.h"
 #include "tests/puppet/streams.h"
@@ -31,6 +32,7 @@ using amem::puppet::AtExit;
 using amem::puppet::AtLast;
 using amem::puppet::Blocks;
 using amem::puppet::Check;
+using amem::puppet::Copier;
 using amem::puppet::Launcher;
 using amem::puppet::Nic;
 using amem::puppet::Streams;
@@ -46,6 +48,7 @@ struct Puppet {
   Team team;
   Nic nic;
   Streams streams;
+  Copier copier;
 };
 
 using Words = std::vector<std::string>;
@@ -80,6 +83,8 @@ void DoTeam(Puppet& puppet, const Words& words, Answer*) {
   if (what == "add") return team.AddDevice();
   if (what == "bind") return team.Bind(block(), Number(words, 3));
   if (what == "bind-address") return team.BindAddress(block(), Number(words, 3));
+  if (what == "bind-for") return team.BindFor(block(), Number(words, 3));
+  if (what == "bind-address-for") return team.BindAddressFor(block(), Number(words, 3));
   if (what == "unbind") return team.Unbind(block(), Number(words, 3));
   if (what == "map") return team.Map();
   if (what == "unmap") return team.Unmap();
@@ -195,6 +200,19 @@ void Grant(Puppet& puppet, const Words& words, Answer*) {
   access.location.id = static_cast<int>(Number(words, 2));
   access.flags = static_cast<CUmemAccess_flags>(Number(words, 3));
   Check(cuMemSetAccess(block.address, block.bytes, &access, 1), "cuMemSetAccess");
+}
+
+void Copies(Puppet& puppet, const Words& words, Answer* answer) {
+  const std::string& way = Word(words, 1);
+  if (way == "off") {
+    puppet.copier.Stop();
+  } else if (way != "status") {
+    const Blocks::Block& from = puppet.blocks.At(Number(words, 2));
+    const Blocks::Block& to = puppet.blocks.At(Number(words, 3));
+    void* const call = amem::puppet::FindCall(Word(words, 4), way, 14000, answer);
+    puppet.copier.Start(call, to.address, from.address, from.bytes);
+  }
+  answer->Number("copies", puppet.copier.Count());
 }
 
 /// Which library answers a lookup.
@@ -317,6 +335,7 @@ const std::map<std::string, Command> kCommands = {
     {"capture",
      [](Puppet& puppet, const Words& words, Answer* answer) {
        if (Word(words, 1) == "begin") return puppet.streams.BeginCapture();
+       if (Word(words, 1) == "again") return puppet.streams.BeginRecapture();
        answer->Number("result", static_cast<std::uint64_t>(puppet.streams.EndCapture()));
      }},
     {"meminfo", MemoryInfo},
@@ -331,11 +350,19 @@ const std::map<std::string, Command> kCommands = {
     {"grant", Grant},
     {"upload", [](Puppet&, const Words&,
                   Answer*) { Check(cuGraphUpload(nullptr, nullptr), "cuGraphUpload"); }},
+    {"newer-copy",
+     [](Puppet&, const Words& words, Answer*) { amem::puppet::CopyNothing(Word(words, 1)); }},
     {"decompress",
      [](Puppet&, const Words&, Answer*) {
        Check(cuMemBatchDecompressAsync(nullptr, 0, 0, nullptr, nullptr),
              "cuMemBatchDecompressAsync");
      }},
+    {"find",
+     [](Puppet&, const Words& words, Answer* answer) {
+       amem::puppet::FindCall(Word(words, 1), Word(words, 2), static_cast<int>(Number(words, 3)),
+                              answer);
+     }},
+    {"copies", Copies},
     {"lookup", Lookup},
     {"lookup-name", LookupByName},
     {"lookup-elsewhere", LookupElsewhere},
@@ -381,7 +408,7 @@ void Run(int ordinal) {
   Check(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
   Check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
   Puppet puppet{device,       context,     Blocks(device), Launcher(context),
-                Team(device), Nic(device), Streams()};
+                Team(device), Nic(device), Streams(),      Copier(context)};
   Print(Answer());
   Serve(puppet);
 }

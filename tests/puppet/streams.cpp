@@ -40,6 +40,18 @@ void Streams::BeginCapture() {
   Check(reinterpret_cast<CUresult (*)(CUstream)>(begin)(Made(captured_)), "cuStreamBeginCapture");
 }
 
+void Streams::BeginRecapture() {
+  using Begin = CUresult (*)(CUstream, CUstreamCaptureMode, CUgraph, void*, void*);
+  void* begin = nullptr;
+  Check(cuGetProcAddress("cuStreamBeginRecaptureToGraph", &begin, 13030,
+                         CU_GET_PROC_ADDRESS_DEFAULT, nullptr),
+        "cuGetProcAddress");
+  Check(cuGraphCreate(&again_, 0), "cuGraphCreate");
+  Check(reinterpret_cast<Begin>(begin)(Made(captured_), CU_STREAM_CAPTURE_MODE_RELAXED, again_,
+                                       nullptr, nullptr),
+        "cuStreamBeginRecaptureToGraph");
+}
+
 CUresult Streams::EndCapture() {
   CUgraph graph = nullptr;
   const CUresult result = cuStreamEndCapture(captured_, &graph);

@@ -1,4 +1,5 @@
-// Streams: work that takes its time, and a stream capture as programs of CUDA 10.0 begin it.
+// Streams: work that takes its time, and a stream capture as programs of CUDA 10.0 begin it, or
+// into a graph that there is.
 //
 // One thread; throws workload::Failure.
 #pragma once
@@ -15,12 +16,15 @@ class Streams {
   void Busy(unsigned milliseconds);
   /// By cuStreamBeginCapture as CUDA 10.0 had it, without a mode, on another stream.
   void BeginCapture();
+  /// By cuStreamBeginRecaptureToGraph of CUDA 13.3, into a graph with nothing in it.
+  void BeginRecapture();
   /// The driver's result.
   CUresult EndCapture();
 
  private:
   CUstream busy_ = nullptr;
   CUstream captured_ = nullptr;
+  CUgraph again_ = nullptr;  // what is captured into
 };
 
 }  // namespace amem::puppet

@@ -42,6 +42,27 @@ void Team::BindAddress(const Blocks::Block& block, std::size_t at) const {
   Check(cuMulticastBindAddr(object_, at, block.address, block.bytes, 0), "cuMulticastBindAddr");
 }
 
+void Team::BindFor(const Blocks::Block& block, std::size_t at) const {
+  using Call =
+      CUresult (*)(CUmemGenericAllocationHandle, CUdevice, std::size_t,
+                   CUmemGenericAllocationHandle, std::size_t, std::size_t, unsigned long long);
+  void* bind = nullptr;
+  Check(cuGetProcAddress("cuMulticastBindMem", &bind, 13010, CU_GET_PROC_ADDRESS_DEFAULT, nullptr),
+        "cuGetProcAddress");
+  Check(reinterpret_cast<Call>(bind)(object_, device_, at, block.handle, 0, block.bytes, 0),
+        "cuMulticastBindMem_v2");
+}
+
+void Team::BindAddressFor(const Blocks::Block& block, std::size_t at) const {
+  using Call = CUresult (*)(CUmemGenericAllocationHandle, CUdevice, std::size_t, CUdeviceptr,
+                            std::size_t, unsigned long long);
+  void* bind = nullptr;
+  Check(cuGetProcAddress("cuMulticastBindAddr", &bind, 13010, CU_GET_PROC_ADDRESS_DEFAULT, nullptr),
+        "cuGetProcAddress");
+  Check(reinterpret_cast<Call>(bind)(object_, device_, at, block.address, block.bytes, 0),
+        "cuMulticastBindAddr_v2");
+}
+
 void Team::Unbind(const Blocks::Block& block, std::size_t at) const {
   Check(cuMulticastUnbind(object_, device_, at, block.bytes), "cuMulticastUnbind");
 }

@@ -30,6 +30,9 @@ class Team {
   /// The whole of the block, at this place of the object; by its handle or by its address.
   void Bind(const Blocks::Block& block, std::size_t at) const;
   void BindAddress(const Blocks::Block& block, std::size_t at) const;
+  /// The same by the calls of CUDA 13.1, which name the device.
+  void BindFor(const Blocks::Block& block, std::size_t at) const;
+  void BindAddressFor(const Blocks::Block& block, std::size_t at) const;
   void Unbind(const Blocks::Block& block, std::size_t at) const;
 
   void Map();

@@ -59,7 +59,7 @@ def resume(node):
     assert used(node) == [node.CONTEXT_BYTES + SIZE] * 2
 
 
-@pytest.mark.parametrize("way", ["bind", "bind-address"])
+@pytest.mark.parametrize("way", ["bind", "bind-address", "bind-for", "bind-address-for"])
 def test_twenty_cycles(node, way):
     puppets = team(node, way)
     broadcast(puppets, 1)

@@ -1,4 +1,5 @@
 """Graphs that were captured before a pause, and captures that are open when one comes."""
+import time
 
 
 def test_a_graph_captured_before_runs_after(node):
@@ -64,3 +65,18 @@ def test_launches_go_into_a_capture_while_a_pause_waits(node):
     job.ranks[1].ask("capture")
     job.ask("graph 1")
     job.check()
+
+
+def test_a_pause_waits_for_a_capture_into_a_graph_that_there_is(node):
+    """cuStreamBeginRecaptureToGraph of CUDA 13.3. A capture that the shim does not know is broken by the wait for the device."""
+    puppet = node.puppet(env={"AMEM_SIM_DRIVER": "13.5"})
+    block = puppet.ask("alloc 1000000")["id"]
+    puppet.ask(f"fill {block} 7")
+    puppet.ask("capture again")
+    pause = node.ctl.start("pause", "train")
+    pause.wait_phase("quiesce")
+    time.sleep(0.3)  # in which a rank that knows of no capture would have waited for its device
+    assert puppet.ask("capture end")["result"] == 0
+    assert pause.finish().code == 0
+    node.ctl("resume", "train")
+    puppet.ask(f"verify {block} 7")

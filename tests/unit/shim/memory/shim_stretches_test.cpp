@@ -1,13 +1,10 @@
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "shim/memory/stretches.h"
 
 namespace amem::shim {
-
-bool operator==(const Stretch& a, const Stretch& b) {
-  return a.address == b.address && a.bytes == b.bytes;
-}
-
 namespace {
 
 constexpr CUdeviceptr kA = 0x1000;
@@ -112,6 +109,77 @@ TEST(StretchesTest, Batches) {
   CUDA_MEMCPY3D_BATCH_OP* const operations = &op;
   EXPECT_EQ(stretches_of(one, operations, 0ULL, kStream), (Stretches{{kA, (4 + 1) * 32 + 16}}));
 }
+
+TEST(StretchesTest, CallsOfCuda13AndLater) {
+  CUmemcpyAttributes attributes{};
+  CUmemcpyAttributes* const given = &attributes;
+  const std::size_t bytes = 100;
+  EXPECT_EQ(stretches_of(kA, kB, bytes, given, kStream), (Stretches{{kA, 100}, {kB, 100}}));
+  // One operation without a count.
+  CUDA_MEMCPY3D_BATCH_OP op{};
+  op.src.type = op.dst.type = CU_MEMCPY_OPERAND_TYPE_POINTER;
+  op.src.op.ptr.ptr = kA;
+  op.dst.op.ptr.ptr = kB;
+  op.extent = {16, 1, 1};
+  CUDA_MEMCPY3D_BATCH_OP* const operation = &op;
+  EXPECT_EQ(stretches_of(operation, 0ULL, kStream), (Stretches{{kA, 16}, {kB, 16}}));
+  cuda::FabricCopy copies[2];
+  copies[0] = {{cuda::kFabricPointer, kA, {}}, {cuda::kFabricPointer, kB, {}}, 8, 0};
+  copies[1] = {{2, 7, {}}, {cuda::kFabricPointer, kB + 64, {}}, 16, 0};  // of a logical endpoint
+  cuda::FabricCopy* const list = copies;
+  const std::size_t count = 2;
+  EXPECT_EQ(stretches_of(count, list, 0ULL, kStream), (Stretches{{kA, 8}, {kB, 8}, {kB + 64, 16}}));
+}
+
+/// As a newer driver says it: the headers' enum has no such value.
+CUgraphNodeType node_type(int number) {
+  CUgraphNodeType type{};
+  std::memcpy(&type, &number, sizeof type);
+  return type;
+}
+
+TEST(StretchesTest, NodesOfNewerTypes) {
+  CUgraphNodeParams params{};
+  CUgraphNodeParams* const node = &params;
+  CUdeviceptr to[] = {kA, kA + 64};
+  CUdeviceptr from[] = {kB, kB + 64};
+  std::size_t sizes[] = {8, 16};
+  const cuda::CopyBatchNode batch{2, to, from, sizes};
+  params.type = node_type(cuda::kCopyBatch);
+  std::memcpy(&params.reserved1, &batch, sizeof batch);
+  EXPECT_EQ(stretches_of(node), (Stretches{{kA, 8}, {kB, 8}, {kA + 64, 16}, {kB + 64, 16}}));
+  cuda::FabricCopy copy{{cuda::kFabricPointer, kA, {}}, {cuda::kFabricPointer, kB, {}}, 8, 0};
+  const cuda::FabricBatchNode fabric{1, &copy};
+  params = {};
+  params.type = node_type(cuda::kFabricCopyBatch);
+  std::memcpy(&params.reserved1, &fabric, sizeof fabric);
+  EXPECT_EQ(stretches_of(node), (Stretches{{kA, 8}, {kB, 8}}));
+  // What nobody knows may touch anything.
+  for (const int type : {15, 16, 17, 19, 99}) {
+    params = {};
+    params.type = node_type(type);
+    EXPECT_EQ(stretches_of(node), Stretches{kAnything}) << type;
+  }
+  for (int type = CU_GRAPH_NODE_TYPE_KERNEL; type <= CU_GRAPH_NODE_TYPE_CONDITIONAL; ++type) {
+    if (type == CU_GRAPH_NODE_TYPE_MEMCPY || type == CU_GRAPH_NODE_TYPE_MEMSET) continue;
+    params = {};
+    params.type = node_type(type);
+    EXPECT_EQ(stretches_of(node), Stretches{}) << type;
+  }
+}
+
+struct OfANewerCuda {
+  CUdeviceptr memory;
+};
+template <class Arg>
+concept Understood = requires(NamedMemory& m, const Arg& arg) {
+  find_memory(m, arg);
+};
+static_assert(!Understood<OfANewerCuda*> && !Understood<const OfANewerCuda*>,
+              "a struct that nobody has looked into does not compile");
+static_assert(Understood<const CUDA_MEMCPY2D*> && Understood<CUmemcpyAttributes*> &&
+              Understood<CUstream> && Understood<CUgraphNode*> && Understood<const void*> &&
+              Understood<std::size_t>);
 
 TEST(StretchesTest, NothingIsNoMemory) {
   const CUDA_MEMCPY2D* const none = nullptr;
