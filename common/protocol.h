@@ -12,7 +12,7 @@
 namespace amem {
 
 /// Raised whenever an old shim and a new broker would misunderstand each other.
-inline constexpr std::uint32_t kProtocolVersion = 11;
+inline constexpr std::uint32_t kProtocolVersion = 12;
 
 /// Copy::segment of a load that clears its range instead of reading the pool.
 inline constexpr std::uint32_t kZeroSegment = 0xffffffffU;
@@ -24,8 +24,9 @@ inline constexpr std::size_t kMaxPartsPerMessage = 256;   // session.options: Me
 inline constexpr std::size_t kMaxMasksPerMessage = 2048;  // session.options: Measured.masks
 inline constexpr std::size_t kMaxMapsPerMessage =
     128;  // session.options: Map.ids, Make.ids, Made.ids; also descriptors per packet
-inline constexpr std::size_t kMaxHoldingPerMessage = 256;  // session.options: Holding.items
-inline constexpr std::size_t kMaxDevices = 64;             // session.options: CutStatus.devices
+inline constexpr std::size_t kMaxHoldingPerMessage = 256;      // session.options: Holding.items
+inline constexpr std::size_t kMaxUnknownCallsPerMessage = 32;  // session.options
+inline constexpr std::size_t kMaxDevices = 64;                 // session.options: CutStatus.devices
 inline constexpr std::size_t kMaxTags = 64;  // session.options: GroupRequest.tags, Release.tags
 
 inline constexpr std::string_view kSessionSocket = "session.sock";

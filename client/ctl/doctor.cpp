@@ -123,6 +123,7 @@ int diagnose_node(const CommandLine& options, const RunContext& context, Console
     if (const auto status = broker.status(); status.ok()) {
       const v1::NodeStatus& node = status.value();
       add(check_node(node, driver, open_files_of(node.pid())));
+      if (const auto ranks = broker.ranks(""); ranks.ok()) add(check_ranks(ranks.value()));
       summary = "amemd " + node.version() + " in " + dir + " serves " +
                 std::to_string(node.devices_size()) +
                 (node.devices_size() == 1 ? " GPU" : " GPUs") + ", pool " +

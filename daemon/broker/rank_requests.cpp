@@ -95,6 +95,8 @@ void RankRequests::handle(Rank& rank, Packet& packet) {
       return;
     case amem_v1_SessionMessage_unbrokered_tag:
       return unbrokered(rank, message.body.unbrokered);
+    case amem_v1_SessionMessage_unknown_calls_tag:
+      return unknown_calls(rank, message.body.unknown_calls);
     default:
       sessions_.close(rank.session, "it sent message " + std::to_string(message.which_body) +
                                         ", which is not a rank's to send");
@@ -431,6 +433,26 @@ void RankRequests::unbrokered(Rank& rank, const amem_v1_Unbrokered& message) {
     const amem_v1_Unbrokered_Kind& kind = message.kinds[i];
     rank.unbrokered.push_back(
         {make_uuid(kind.device), printable(kind.kind), kind.bytes, kind.count, kind.host});
+  }
+}
+
+void RankRequests::unknown_calls(Rank& rank, const amem_v1_UnknownCalls& message) {
+  const auto fate_name = [](amem_v1_UnknownCalls_Fate fate) {
+    return fate == amem_v1_UnknownCalls_Fate_FATE_LISTED   ? "listed"
+           : fate == amem_v1_UnknownCalls_Fate_FATE_LINKED ? "linked"
+                                                           : "hidden";
+  };
+  const std::size_t known_before = rank.unknown_calls.size();
+  rank.unknown_calls.clear();
+  for (pb_size_t i = 0; i < message.calls_count; ++i) {
+    const amem_v1_UnknownCalls_Call& call = message.calls[i];
+    rank.unknown_calls.push_back(
+        {printable(call.name), fate_name(call.fate), printable(call.library)});
+  }
+  if (known_before == 0 && !rank.unknown_calls.empty()) {
+    GroupEntry& group = node_.group_of(rank);
+    group.log().warn("group '{}': {} asks for driver calls that its shim does not know, such as {}",
+                     group.machine.name(), node_.label(rank), rank.unknown_calls.front().name);
   }
 }
 

@@ -63,6 +63,7 @@ class RankRequests {
   void phase_done(Rank& rank, const amem_v1_PhaseDone& message);
   void made(const Rank& rank, Packet& packet);
   void unbrokered(Rank& rank, const amem_v1_Unbrokered& message);
+  void unknown_calls(Rank& rank, const amem_v1_UnknownCalls& message);
 
   const Means& means_;
   const DeviceNodes& nodes_;

@@ -36,6 +36,13 @@ struct Unbrokered {
   bool host = false;  // pinned memory of the host, which is no device's
 };
 
+/// A driver call that a rank's shim does not know, as the rank reports it.
+struct UnknownCall {
+  std::string name;
+  std::string fate;     // as the API names it
+  std::string library;  // that is linked to it
+};
+
 struct Rank {
   RankId id = 0;
   SessionId session = 0;
@@ -46,6 +53,7 @@ struct Rank {
   std::string shim_version;
   std::size_t creating = 0;  // its requests for memory that have not been answered
   std::vector<Unbrokered> unbrokered;
+  std::vector<UnknownCall> unknown_calls;
   std::set<DeviceUuid> proved;  // devices that it may open
   std::set<DeviceUuid> freed;   // on which it has freed memory since its last Settle
   EventLoop::WatchId process_watch = 0;

@@ -2,6 +2,9 @@
 
 #include <unistd.h>
 
+#include <set>
+#include <string>
+
 #include "common/protocol.h"
 #include "common/version.h"
 #include "daemon/base/units.h"
@@ -154,6 +157,10 @@ Leftover leftover(const Node& node, const GroupEntry& group, const Selection& wh
       node.allocations
           .usage(group.id, [&](const Allocation& a) { return what.takes(a.tag) && a.pinned(); })
           .resident;
+  std::set<std::string> unknown;
+  for (RankId rank : group.machine.members().ids())
+    for (const UnknownCall& call : node.ranks.at(rank).unknown_calls) unknown.insert(call.name);
+  stays.unknown_calls = static_cast<std::uint32_t>(unknown.size());
   if (!what.all()) return stays;
   for (RankId rank : group.machine.members().ids())
     for (const Unbrokered& u : node.ranks.at(rank).unbrokered)
@@ -261,6 +268,12 @@ std::vector<v1::RankInfo> report_ranks(const Node& node, const Caller& caller,
       usage->set_bytes(u.bytes);
       usage->set_count(u.count);
       usage->set_host(u.host);
+    }
+    for (const UnknownCall& call : rank.unknown_calls) {
+      v1::UnknownCall* told = info.add_unknown_calls();
+      told->set_name(call.name);
+      told->set_fate(call.fate);
+      told->set_library(call.library);
     }
     add_tags(share.tags, *info.mutable_tags());
   }

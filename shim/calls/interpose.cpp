@@ -12,34 +12,56 @@
 #include "shim/calls/nccl_api.h"
 #include "shim/nic/lookups.h"
 #include "shim/process/symbols.h"
+#include "shim/process/unknown_calls.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
 namespace {
 
-/// A newer toolkit's programs may ask for an API version that we do not know. Where the driver then
-/// has another function than for ours, its signature may be another one too.
-template <class Lookup>
-bool known(const char* api, const void* function, int version, const Lookup& lookup) {
-  if (version <= CUDA_VERSION) return true;
-  void* ours = nullptr;
-  if (lookup(&ours, CUDA_VERSION) == CUDA_SUCCESS && ours == function) return true;
-  log_warn(std::string("the program uses ") + api + " of CUDA " + std::to_string(version / 1000) +
-           "." + std::to_string(version % 1000 / 10) +
-           ", which is newer than this amem: memory that it gets there is not brokered");
-  return false;
+/// Asked for in place of a call that is hidden: so the driver itself says how it answers for a call
+/// that it does not have.
+constexpr const char* kNoSuchCall = "cuNoDriverHasThisCall";
+
+/// Whether the program may have a call that libcuda has. `version`: what it asked for; 0: it did
+/// not say.
+bool may_have(const char* name, int version = 0) {
+  switch (knowledge_of(name)) {
+    case Knowledge::kKnown:
+      return true;
+    case Knowledge::kHidden:
+      log_debug(std::string(name) + " is hidden from the program");
+      return false;
+    case Knowledge::kUnknown:
+      break;
+  }
+  return UnknownCalls::get().may_have(name, version);
 }
 
-/// Replaces the driver's function by our wrapper for it. `lookup`: the same lookup for another
-/// version.
+/// A newer toolkit's programs may ask for a version that the table does not have. Where the driver
+/// then has another function than for the table's, its signature may be another one too.
 template <class Lookup>
-void wrap(const char* api, void** function, int version, cuuint64_t flags, const Lookup& lookup) {
-  if (function == nullptr || *function == nullptr) return;
+bool newer_than_table(const void* function, int version, const Lookup& lookup) {
+  if (version <= kTableVersion) return false;
+  void* ours = nullptr;
+  return lookup(&ours, kTableVersion) != CUDA_SUCCESS || ours != function;
+}
+
+/// Replaces the driver's function by our wrapper for it. False: the program may not have it.
+/// `lookup`: the same lookup for another version.
+template <class Lookup>
+bool wrap(const char* api, void** function, int version, cuuint64_t flags, const Lookup& lookup) {
+  if (function == nullptr || !like_driver_call(api)) return true;
+  // The driver says of what it has for a newer version that the version does not suffice.
+  if (*function == nullptr) return knowledge_of(api) == Knowledge::kKnown;
   const bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
   const Call* call = find_call(api, version, per_thread);
-  if (call == nullptr || !known(api, *function, version, lookup)) return;
+  if (call == nullptr) call = find_symbol(api);
+  if (knowledge_of(api) == Knowledge::kKnown && newer_than_table(*function, version, lookup))
+    return UnknownCalls::get().may_have(api, version, call == nullptr);
+  if (call == nullptr) return may_have(api, version);
   call->real->store(*function, std::memory_order_release);
   *function = call->wrapper;
+  return true;
 }
 
 }  // namespace
@@ -48,8 +70,9 @@ CUresult answer_cuGetProcAddress(const char* api, void** function, int version, 
   const auto get = real<kRow_cuGetProcAddress>();
   const CUresult r = get(api, function, version, flags);
   const auto again = [&](void** f, int v) { return get(api, f, v, flags); };
-  if (r == CUDA_SUCCESS) wrap(api, function, version, flags, again);
-  return r;
+  if (r != CUDA_SUCCESS || wrap(api, function, version, flags, again)) return r;
+  *function = nullptr;
+  return get(kNoSuchCall, function, version, flags);
 }
 
 CUresult answer_cuGetProcAddress_v2(const char* api, void** function, int version, cuuint64_t flags,
@@ -57,8 +80,9 @@ CUresult answer_cuGetProcAddress_v2(const char* api, void** function, int versio
   const auto get = real<kRow_cuGetProcAddress_v2>();
   const CUresult r = get(api, function, version, flags, found);
   const auto again = [&](void** f, int v) { return get(api, f, v, flags, nullptr); };
-  if (r == CUDA_SUCCESS) wrap(api, function, version, flags, again);
-  return r;
+  if (r != CUDA_SUCCESS || wrap(api, function, version, flags, again)) return r;
+  *function = nullptr;
+  return get(kNoSuchCall, function, version, flags, found);
 }
 
 }  // namespace amem::shim
@@ -68,33 +92,21 @@ using amem::shim::Runtime;
 
 using amem::shim::SymbolAnswer;
 
-/// Called by the assembly below, which takes the answer from two registers. `caller`: the address
-/// that dlsym will return to. What dlvsym has for a version is anything here.
-extern "C" __attribute__((visibility("hidden"), used)) AMEM_RUNS_BEFORE_SANITIZERS SymbolAnswer
-amem_dlsym_answer(void* handle, const char* name, const char* /*version*/, const void* caller) {
-  // Nearly every lookup of a process ends here, some of them before malloc works.
-  const bool driver = name[0] == 'c' && name[1] == 'u';
-  const bool nccl = name[0] == 'n' && name[1] == 'c' && name[2] == 'c';
-  // `{}` and not SymbolAnswer(), whose constructor would be instrumented.
-  if (amem::shim::may_be_nic_call(name))
-    return amem::shim::find_nic_symbol(handle, name, nullptr, caller);
-  if (!driver && !nccl) return {};
-  if (nccl) {
-    if (Runtime::disabled()) return {};
-    // AMem's patched NCCL exports these itself; callers look for them in libnccl. An NCCL that has
-    // them keeps them.
-    void* ours = amem::shim::find_nccl_call(name);
-    // Who wraps the call and asks for the next one is to get that, and not us again.
-    const bool replaced = handle != RTLD_NEXT && amem::shim::replaces_nccl_call(name);
-    if (ours == nullptr && !replaced) return {};
-    void* theirs = amem::shim::real_dlsym()(handle, name);
-    if (replaced) return amem::shim::replace_nccl_call(name, theirs, caller);
-    if (theirs != nullptr) return {};
-    ::dlerror();  // the failed lookup is no news to anybody
-    return {ours, true};
-  }
+/// A lookup of a driver call that is in no row of wrapped calls: what the table does not know of
+/// libcuda's is not found.
+static SymbolAnswer unwrapped_answer(void* handle, const char* name) {
+  if (amem::shim::knowledge_of(name) == amem::shim::Knowledge::kKnown) return {};
+  // Not the driver's, or another library's function of that name, or nothing at all.
+  const void* real = amem::shim::driver_symbol(name);
+  if (real == nullptr || Runtime::disabled()) return {};
+  if (amem::shim::real_dlsym()(handle, name) != real || amem::shim::may_have(name)) return {};
+  return {amem::shim::no_such_symbol(name), true};
+}
+
+/// A lookup of a driver call.
+static SymbolAnswer driver_answer(void* handle, const char* name, const void* caller) {
   const Call* call = amem::shim::find_symbol(name);
-  if (call == nullptr) return {};
+  if (call == nullptr) return unwrapped_answer(handle, name);
   void* real = amem::shim::driver_symbol(name);
   // Of a library in front of us the next one lies between us, or is our own export.
   const bool next = handle == RTLD_NEXT;
@@ -115,7 +127,35 @@ amem_dlsym_answer(void* handle, const char* name, const char* /*version*/, const
   return {call->wrapper, true};
 }
 
-/// The same for dlvsym. The driver's calls and NCCL's have no versions.
+/// Called by the assembly below, which takes the answer from two registers. `caller`: the address
+/// that dlsym will return to. What dlvsym has for a version is anything here.
+extern "C" __attribute__((visibility("hidden"), used)) AMEM_RUNS_BEFORE_SANITIZERS SymbolAnswer
+amem_dlsym_answer(void* handle, const char* name, const char* /*version*/, const void* caller) {
+  // Nearly every lookup of a process ends here, some of them before malloc works.
+  const bool driver = amem::shim::like_driver_call(name);
+  const bool nccl = name[0] == 'n' && name[1] == 'c' && name[2] == 'c';
+  // `{}` and not SymbolAnswer(), whose constructor would be instrumented.
+  if (amem::shim::may_be_nic_call(name))
+    return amem::shim::find_nic_symbol(handle, name, nullptr, caller);
+  if (!driver && !nccl) return {};
+  if (nccl) {
+    if (Runtime::disabled()) return {};
+    // AMem's patched NCCL exports these itself; callers look for them in libnccl. An NCCL that has
+    // them keeps them.
+    void* ours = amem::shim::find_nccl_call(name);
+    // Who wraps the call and asks for the next one is to get that, and not us again.
+    const bool replaced = handle != RTLD_NEXT && amem::shim::replaces_nccl_call(name);
+    if (ours == nullptr && !replaced) return {};
+    void* theirs = amem::shim::real_dlsym()(handle, name);
+    if (replaced) return amem::shim::replace_nccl_call(name, theirs, caller);
+    if (theirs != nullptr) return {};
+    ::dlerror();  // the failed lookup is no news to anybody
+    return {ours, true};
+  }
+  return driver_answer(handle, name, caller);
+}
+
+/// The same for dlvsym. The driver's calls and NCCL's have no versions, and so are not found by it.
 extern "C" __attribute__((visibility("hidden"), used)) AMEM_RUNS_BEFORE_SANITIZERS SymbolAnswer
 amem_dlvsym_answer(void* handle, const char* name, const char* version, const void* caller) {
   if (!amem::shim::may_be_nic_call(name)) return {};

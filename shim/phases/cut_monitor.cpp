@@ -13,6 +13,7 @@
 #include "common/packet.h"
 #include "shim/base/log.h"
 #include "shim/driver/context_errors.h"
+#include "shim/process/unknown_calls.h"
 
 namespace amem::shim {
 namespace {
@@ -23,6 +24,21 @@ constexpr std::chrono::milliseconds kRecheck{5};
 constexpr std::chrono::milliseconds kDrainAgain{50};
 /// Before a thread that has failed begins again.
 constexpr std::chrono::milliseconds kRunAgain{500};
+
+std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+/// Why there is no pause while this library is loaded, and what to do.
+std::string why_refused(const Bypass::Finding& finding) {
+  const std::string library = base_name(finding.library);
+  if (finding.unknown)
+    return library + " is linked to " + finding.symbol +
+           ", a driver call that amem does not know: use an amem that knows it, or sign it off "
+           "in " +
+           kCallListName + "; AMEM_BYPASS_ALLOWED=NAME, if it leaves brokered memory alone";
+  return library + " reaches CUDA past amem (its " + finding.symbol +
+         " is not the shim's, as after dlopen with RTLD_DEEPBIND): load it without that, or set "
+         "AMEM_DEEPBIND=clear; AMEM_BYPASS_ALLOWED=NAME, if it leaves brokered memory alone";
+}
 
 /// Without one nobody says that the rank is quiet: the pause is called off at its deadline, and the
 /// program runs on.
@@ -111,21 +127,23 @@ void CutMonitor::monitor() {
 bool CutMonitor::refuse_bypass(std::uint64_t epoch) {
   const std::vector<Bypass::Finding> findings = bypass_.look();
   if (findings.empty()) return false;
-  for (const Bypass::Finding& finding : findings)
-    log_error("no pause: " + finding.library + " reaches the CUDA driver past amem: its " +
-              finding.symbol + " is not the shim's");
-  const std::string& path = findings.front().library;
+  for (const Bypass::Finding& finding : findings) {
+    if (finding.unknown) {
+      UnknownCalls::get().linked(finding.symbol, base_name(finding.library));
+      log_error("no pause: " + finding.library + " is linked to " + finding.symbol +
+                ", a driver call that amem does not know");
+    } else {
+      log_error("no pause: " + finding.library + " reaches the CUDA driver past amem: its " +
+                finding.symbol + " is not the shim's");
+    }
+  }
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_phase_done_tag;
   amem_v1_PhaseDone& done = message.body.phase_done;
   done.epoch = epoch;
   done.phase = amem_v1_Phase_PHASE_QUIESCE;
   done.code = static_cast<std::uint32_t>(Code::kFailedPrecondition);
-  set_text(done.text, path.substr(path.rfind('/') + 1) + " reaches CUDA past amem (its " +
-                          findings.front().symbol +
-                          " is not the shim's, as after dlopen with RTLD_DEEPBIND): load it "
-                          "without that, or set AMEM_DEEPBIND=clear; AMEM_BYPASS_ALLOWED=NAME, if "
-                          "it leaves brokered memory alone");
+  set_text(done.text, why_refused(findings.front()));
   session_.post(message);
   return true;
 }

@@ -20,6 +20,18 @@ std::string quoted(const std::string& text) {
   return out + '"';
 }
 
+amem_v1_UnknownCalls_Fate fate_of(UnknownCalls::Fate fate) {
+  switch (fate) {
+    case UnknownCalls::Fate::kListed:
+      return amem_v1_UnknownCalls_Fate_FATE_LISTED;
+    case UnknownCalls::Fate::kLinked:
+      return amem_v1_UnknownCalls_Fate_FATE_LINKED;
+    case UnknownCalls::Fate::kHidden:
+      break;
+  }
+  return amem_v1_UnknownCalls_Fate_FATE_HIDDEN;
+}
+
 std::string member(const char* name, std::uint64_t value) {
   return std::string(",\"") + name + "\":" + std::to_string(value);
 }
@@ -75,6 +87,10 @@ void Report::send(bool always) {
     return;
   }
   next_.store(std::chrono::steady_clock::now() + kInterval);
+  if (std::vector<UnknownCalls::Call> calls = UnknownCalls::get().noted(); calls != sent_calls_) {
+    session_.post(message(calls));
+    sent_calls_ = std::move(calls);
+  }
   std::vector<UnbrokeredAmount> now = amounts();
   if (!always && now == sent_) return;
   session_.post(message(now));
@@ -82,9 +98,29 @@ void Report::send(bool always) {
 }
 
 void Report::tell_again(std::vector<SendQueue::Parcel>& first) {
-  if (sent_.empty()) return;
-  if (Result<std::string> bytes = encode(message(sent_)); bytes.ok())
-    first.push_back({std::move(bytes).value(), {}});
+  const auto add = [&first](const Message& message) {
+    if (Result<std::string> bytes = encode(message); bytes.ok())
+      first.push_back({std::move(bytes).value(), {}});
+  };
+  if (!sent_.empty()) add(message(sent_));
+  if (!sent_calls_.empty()) add(message(sent_calls_));
+}
+
+Message Report::message(const std::vector<UnknownCalls::Call>& calls) {
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_unknown_calls_tag;
+  amem_v1_UnknownCalls& body = message.body.unknown_calls;
+  for (const UnknownCalls::Call& call : calls) {
+    if (body.calls_count == kMaxUnknownCallsPerMessage) {
+      ++body.more;
+      continue;
+    }
+    amem_v1_UnknownCalls_Call& told = body.calls[body.calls_count++];
+    set_text(told.name, call.name);
+    set_text(told.library, call.library);
+    told.fate = fate_of(call.fate);
+  }
+  return message;
 }
 
 Message Report::message(const std::vector<UnbrokeredAmount>& amounts) {

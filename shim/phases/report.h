@@ -1,5 +1,6 @@
 // Report: tells the broker, and the program that asks, which device memory of this process is
-// brokered and which is not.
+// brokered and which is not; and the broker, which driver calls the program asked for that amem
+// does not know.
 //
 // changed(), amounts() and stats() from any thread; the rest on the service thread.
 #pragma once
@@ -12,6 +13,7 @@
 #include "common/driver.h"
 #include "shim/driver/local_devices.h"
 #include "shim/memory/memory.h"
+#include "shim/process/unknown_calls.h"
 #include "shim/session/session.h"
 
 namespace amem::shim {
@@ -21,7 +23,8 @@ class Report {
   Report(const Driver& driver, LocalDevices& devices, Memory& memory, Session& session)
       : driver_(driver), devices_(devices), memory_(memory), session_(session) {}
 
-  /// What is not brokered may have changed: the broker hears of it, at most once a second.
+  /// What is not brokered, or the unknown calls, may have changed: the broker hears of it, at most
+  /// once a second.
   void changed();
   /// Tells the broker what is not brokered; unless `always`, only when it is news and not on hold.
   void send(bool always);
@@ -42,6 +45,7 @@ class Report {
 
  private:
   Message message(const std::vector<UnbrokeredAmount>& amounts);
+  static Message message(const std::vector<UnknownCalls::Call>& calls);
 
   const Driver& driver_;
   LocalDevices& devices_;
@@ -50,6 +54,7 @@ class Report {
   std::atomic<bool> due_{false};
   std::atomic<std::chrono::steady_clock::time_point> next_{};  // not before then
   std::vector<UnbrokeredAmount> sent_;                         // service thread
+  std::vector<UnknownCalls::Call> sent_calls_;                 // likewise
   bool held_ = false;                                          // likewise
   bool missed_ = false;                                        // likewise; changed while held
 };

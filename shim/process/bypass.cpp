@@ -15,6 +15,7 @@
 #include "shim/process/c_library.h"
 #include "shim/process/modules.h"
 #include "shim/process/symbols.h"
+#include "shim/process/unknown_calls.h"
 
 // The linker's name for where the shim itself begins.
 extern "C" __attribute__((visibility("hidden"))) const ElfW(Ehdr) __ehdr_start;
@@ -55,9 +56,15 @@ link_map own_map() {
 
 bool is_dlsym(std::string_view symbol) { return symbol == "dlsym"; }
 
+/// A driver call that libraries should not be linked to: nothing of the shim's is before it.
+bool is_unknown(const char* symbol) {
+  return like_driver_call(symbol) && !UnknownCalls::get().may_be_linked(symbol);
+}
+
 bool matters(const char* symbol) {
   return is_dlsym(symbol) ||
-         (symbol[0] == 'c' && symbol[1] == 'u' && exported_function(own_map(), symbol) != nullptr);
+         (like_driver_call(symbol) &&
+          (exported_function(own_map(), symbol) != nullptr || is_unknown(symbol)));
 }
 
 /// A dlsym that goes past the shim's.
@@ -130,13 +137,18 @@ int Bypass::visit(dl_phdr_info* info, std::size_t /*size*/, void* data) {
     self.subs_ = info->dlpi_subs;
     self.objects_.clear();
     self.libcuda_.clear();
+    self.drivers_.clear();
     self.given_.clear();
   }
   Object object;
   object.loaded = loaded_object(*info);
-  if (matches_module(object.loaded.path.c_str(), kDriver))
+  if (matches_module(object.loaded.path.c_str(), kDriver)) {
+    link_map& tables = self.drivers_.emplace_back();
+    tables.l_addr = object.loaded.base;
+    tables.l_ld = const_cast<ElfW(Dyn)*>(object.loaded.dynamic);
     self.libcuda_.insert(self.libcuda_.end(), object.loaded.mapped.begin(),
                          object.loaded.mapped.end());
+  }
   if (self.allowed(object.loaded)) return 0;
   object.references = references(object.loaded, &matters);
   if (object.references.empty()) return 0;
@@ -183,7 +195,18 @@ bool Bypass::in_driver(const void* code) const {
                      [code](const MappedRange& range) { return range.contains(number(code)); });
 }
 
+/// The call is libcuda's now, or would be when it is first made.
+bool Bypass::leads_to_driver(const Object& object, const Reference& reference,
+                             const void* value) const {
+  if (in_driver(value)) return true;
+  return object.loaded.contains(number(value)) &&
+         std::any_of(drivers_.begin(), drivers_.end(), [&](const link_map& driver) {
+           return exported_function(driver, reference.symbol.c_str()) != nullptr;
+         });
+}
+
 std::vector<Bypass::Finding> Bypass::look() {
+  UnknownCalls::get();  // reads its list before a lock of the loader's is held
   const auto walk = [this] {
     all_ = false;
     ::dl_iterate_phdr(&visit, this);
@@ -196,11 +219,13 @@ std::vector<Bypass::Finding> Bypass::look() {
     for (std::size_t i = 0; i < object.references.size(); ++i) {
       const Reference& reference = object.references[i];
       const void* value = object.values[i];
+      const bool unknown = is_unknown(reference.symbol.c_str());
       const bool past = is_dlsym(reference.symbol)
                             ? is_c_librarys(reference, value) && object.looks_driver_up.value()
-                            : in_driver(value);
+                        : unknown ? leads_to_driver(object, reference, value)
+                                  : in_driver(value);
       if (!past) continue;
-      findings.push_back({object.loaded.path, reference.symbol});
+      findings.push_back({object.loaded.path, reference.symbol, unknown});
       break;
     }
   }

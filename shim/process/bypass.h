@@ -15,6 +15,8 @@
 //     call will.
 //   - A driver call that was never made is not held against a library: it has no work under way. It
 //     is read again at each pause.
+//   - A driver call that amem does not know (unknown_calls.h), and that is libcuda's, goes past the
+//     shim, also before it is made for the first time: then it would be too late.
 // The C library, the driver's own parts, and tools that the driver loads (profilers, debuggers) may
 // do this. So may what AMEM_BYPASS_ALLOWED names.
 //
@@ -39,8 +41,9 @@ class Bypass {
   explicit Bypass(const std::vector<std::string>& allowed) : allowed_(allowed) {}
 
   struct Finding {
-    std::string library;  // its path
-    std::string symbol;   // by which it reaches the driver
+    std::string library;   // its path
+    std::string symbol;    // by which it reaches the driver
+    bool unknown = false;  // a driver call that amem does not know
   };
   /// All that are loaded now. Cheap when nothing was loaded or unloaded since the last time. While
   /// somebody loads a library, a dlsym that was never called may stay unbound: its library does not
@@ -61,6 +64,7 @@ class Bypass {
   void read(Object& object) const;
   bool bind_calls();
   bool in_driver(const void* code) const;
+  bool leads_to_driver(const Object& object, const Reference& reference, const void* value) const;
   bool allowed(const LoadedObject& object) const;
 
   const std::vector<std::string>& allowed_;
@@ -70,6 +74,7 @@ class Bypass {
   bool all_ = false;                  // of the objects are seen in this look
   std::vector<Object> objects_;       // those that refer to what matters
   std::vector<MappedRange> libcuda_;  // the driver's code and data
+  std::vector<link_map> drivers_;     // its tables (l_addr, l_ld)
   std::set<void* const*> given_;      // slots of objects_ that a thread has been given to bind
   std::shared_ptr<Binding> binding_;  // the last one
 };

@@ -18,6 +18,7 @@
 #include "shim/process/modules.h"
 #include "shim/process/python.h"
 #include "shim/process/symbols.h"
+#include "shim/process/unknown_calls.h"
 
 namespace amem::shim {
 namespace {
@@ -55,6 +56,21 @@ int current_device_of_caller() { return devices_of_gate->current(); }
 bool stream_idle(int device, CUstream stream) { return devices_of_gate->idle(device, stream); }
 
 const char* environment(const char* name) { return std::getenv(name); }
+
+/// A driver whose calls the table was never compared with is worth a line.
+void compare_with_table(const Driver& driver) {
+  int version = 0;
+  if (driver.cuDriverGetVersion_ == nullptr || driver.cuDriverGetVersion_(&version) != CUDA_SUCCESS)
+    return;
+  if (version > kTableVersion)
+    log_warn("the driver is of CUDA " + cuda_version(version) +
+             ", and this amem knows driver calls up to CUDA " + cuda_version(kTableVersion) +
+             ": newer ones are hidden from the program");
+  else if (version < kOldestVersion)
+    log_warn("the driver is of CUDA " + cuda_version(version) +
+             ", and this amem has been compared with CUDA " + cuda_version(kOldestVersion) +
+             " and newer");
+}
 
 /// For a process of which nobody has said whom it takes turns with. Process ids are the same in
 /// different containers.
@@ -163,6 +179,7 @@ Status Runtime::load_driver() {
   if (Status s = driver_.load(real_dlsym()); !s.ok()) return s;
   if (Status s = devices_.load(); !s.ok()) return s;
   find_fault_points();
+  compare_with_table(driver_);
   driver_loaded_.store(true, std::memory_order_release);
   return {};
 }
@@ -175,6 +192,7 @@ void Runtime::name_group_of_one() {
 
 Status Runtime::open() {
   if (Status s = load_driver(); !s.ok()) return s;
+  UnknownCalls::get();  // made before a child can find it half made
   // First: to connect may take long, and another thread may fork meanwhile.
   if (const int error = ::pthread_atfork(nullptr, nullptr, &Runtime::after_fork_in_child);
       error != 0)
@@ -212,6 +230,7 @@ Status Runtime::open() {
     if (session_.welcome().gate_shut) gate_.open();  // nobody else would
     return s;
   }
+  UnknownCalls::get().on_news([] { instance->report_.changed(); });
   report_.changed();
   log_info("rank " + std::to_string(session_.rank_id()) + " of group " + options_.group + " at " +
            path);
@@ -225,6 +244,7 @@ void Runtime::after_fork_in_child() {
   new (&self.driver_mutex_) std::mutex;
   new (&self.mutex_) std::mutex;
   self.session_.abandon_after_fork();
+  UnknownCalls::get().reset_after_fork();
   self.gate_.reset_after_fork();
   Absence::reset_after_fork();
 }

@@ -109,6 +109,13 @@ inline Message packet_of(pb_size_t body, const Choose& choose) {
         b.unbrokered.kinds[i].bytes = choose(2) != 0 ? size() : ~std::uint64_t{0};
       }
       break;
+    case amem_v1_SessionMessage_unknown_calls_tag:
+      b.unknown_calls.calls_count = static_cast<pb_size_t>(choose(3));
+      for (pb_size_t i = 0; i < b.unknown_calls.calls_count; ++i) {
+        set_text(b.unknown_calls.calls[i].name, "cuExample");
+        b.unknown_calls.calls[i].fate = static_cast<amem_v1_UnknownCalls_Fate>(choose(5));
+      }
+      break;
     case amem_v1_SessionMessage_saved_tag:
       b.saved.epoch = choose(8);
       b.saved.wave = choose(4) == 0 ? choose(4) : 0;

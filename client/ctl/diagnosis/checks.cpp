@@ -11,6 +11,7 @@
 
 #include "client/ctl/diagnosis/nccl_library.h"
 #include "client/ctl/preload.h"
+#include "common/call_list.h"
 #include "common/protocol.h"
 
 namespace amem::ctl {
@@ -63,6 +64,13 @@ Findings check_shim_file(const std::string& shim) {
   if (wrapped_call(elf.value()).empty())
     return {{true, "shim-unreadable", shim + " exports no driver call", "it is no shim of amem",
              "install amem again, or name the right file with AMEM_SHIM"}};
+  struct stat st {};
+  const std::string list = shim.substr(0, shim.rfind('/') + 1) + kCallListName;
+  const Result<std::vector<ListedCall>> calls =
+      read_call_list(list, ::stat(shim.c_str(), &st) == 0 ? st.st_uid : 0);
+  if (!calls.ok() && calls.status().code() != Code::kNotFound)
+    return {{false, "driver-calls", list + ": " + calls.status().text(),
+             "it lets no driver call through", "write it again, or remove it"}};
   return {};
 }
 

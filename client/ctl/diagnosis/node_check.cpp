@@ -84,4 +84,25 @@ Findings check_node(const v1::NodeStatus& status, const DriverFacts& driver,
   return findings;
 }
 
+Findings check_ranks(const v1::ListRanksResponse& ranks) {
+  Findings findings;
+  for (const v1::RankInfo& rank : ranks.ranks()) {
+    std::string names;
+    bool linked = false;
+    for (const v1::UnknownCall& call : rank.unknown_calls()) {
+      names += (names.empty() ? "" : ", ") + call.name();
+      linked = linked || call.fate() == "linked";
+    }
+    if (names.empty()) continue;
+    findings.push_back(
+        {linked, "driver-calls",
+         "pid " + std::to_string(rank.pid()) + " of group '" + rank.group() +
+             "' asks for driver calls that its shim does not know: " + names,
+         linked ? "it is linked to one of them, so pauses of the group fail"
+                : "it is told that there are none, as on an older driver",
+         "use a newer amem, or sign them off (docs/decisions/unknown-driver-calls.md)"});
+  }
+  return findings;
+}
+
 }  // namespace amem::ctl

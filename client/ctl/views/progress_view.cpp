@@ -101,6 +101,9 @@ std::string result_line(const v1::Progress& progress, const std::string& verb, c
   if (const std::string guests = guest_text(progress); !guests.empty())
     stays += (stays.empty() ? "" : ", ") + guests;
   if (!stays.empty()) line += "  still on the devices: " + stays + '\n';
+  if (progress.unknown_calls() > 0)
+    line += "  driver calls that amem does not know: " + std::to_string(progress.unknown_calls()) +
+            " (amemctl ranks " + printable(progress.group()) + ")\n";
   if (progress.dropped_bytes() > 0)
     line += "  dropped: " + format_bytes(progress.dropped_bytes()) + ", comes back zeroed\n";
   if (progress.swap_us() > 0) line += "swapped in " + format_micros(progress.swap_us()) + '\n';

@@ -149,6 +149,16 @@ std::string unbrokered_table(const v1::ListRanksResponse& ranks, const Style& st
   return table.empty() ? std::string() : "\n" + table.render(style);
 }
 
+/// Driver calls that ranks' shims do not know: empty when there are none.
+std::string unknown_calls_table(const v1::ListRanksResponse& ranks, const Style& style) {
+  TextTable table({{"ID", kRight}, {"GROUP"}, {"UNKNOWN DRIVER CALL"}, {"FATE"}, {"LIBRARY"}});
+  for (const v1::RankInfo& rank : ranks.ranks())
+    for (const v1::UnknownCall& call : rank.unknown_calls())
+      table.add({std::to_string(rank.id()), rank.group(), call.name(), call.fate(),
+                 call.library().empty() ? "-" : call.library()});
+  return table.empty() ? std::string() : "\n" + table.render(style);
+}
+
 std::uint64_t unbrokered_bytes(const v1::RankInfo& rank) {
   std::uint64_t bytes = 0;
   for (const v1::UnbrokeredUsage& usage : rank.unbrokered())
@@ -329,7 +339,7 @@ std::string ranks_view(const v1::ListRanksResponse& ranks, const Style& style) {
                rank.shim_version(),
                {rank.phase(), Tone::kBusy}});
   }
-  return table.render(style) + unbrokered_table(ranks, style);
+  return table.render(style) + unbrokered_table(ranks, style) + unknown_calls_table(ranks, style);
 }
 
 std::string allocations_view(const std::vector<v1::AllocationInfo>& allocations,

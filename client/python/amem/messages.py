@@ -99,6 +99,15 @@ class UnbrokeredUsage:
 
 
 @_dataclass
+class UnknownCall:
+    """A driver call that a rank's program has asked for and that the rank's shim does not know."""
+
+    name: str
+    fate: str  # "hidden", "listed" (somebody has signed it off) or "linked" (a library is linked to it, and pauses fail)
+    library: str  # its file name; of "linked"
+
+
+@_dataclass
 class GuestUsage:
     """What a rank has opened of the memory of another group: of one group and one tag."""
 
@@ -186,6 +195,7 @@ class RankInfo:
     unbrokered: tuple[UnbrokeredUsage, ...]
     tags: tuple[TagUsage, ...]
     opened_bytes: int  # of other groups
+    unknown_calls: tuple[UnknownCall, ...]
 
 
 @_dataclass
@@ -270,6 +280,7 @@ class Progress:
     order: int  # as in PastOperation
     copied_bytes: int  # while ranks copy, as far as they have told: between devices and pool, in this phase so far
     to_copy_bytes: int  # of so many; 0: nobody has told
+    unknown_calls: int  # with done, of a pause: driver calls that ranks of the group asked for and their shims do not know
     node: str  # of an operation over several nodes: whose this is; else empty
 
 

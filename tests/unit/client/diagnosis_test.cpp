@@ -307,6 +307,19 @@ TEST(NodeDiagnosis, WhatAmemdSaysOfItself) {
   EXPECT_THAT(check_node(status, {}, std::nullopt), testing::Contains(blocks("no-devices")));
 }
 
+TEST(NodeDiagnosis, DriverCallsThatRanksShimsDoNotKnow) {
+  v1::ListRanksResponse ranks;
+  v1::RankInfo* rank = ranks.add_ranks();
+  EXPECT_THAT(check_ranks(ranks), IsEmpty());
+  v1::UnknownCall* call = rank->add_unknown_calls();
+  call->set_name("cuTeleportAsync");
+  call->set_fate("hidden");
+  EXPECT_THAT(check_ranks(ranks), ElementsAre(warns("driver-calls")));
+  EXPECT_THAT(check_ranks(ranks)[0].what, HasSubstr("cuTeleportAsync"));
+  call->set_fate("linked");
+  EXPECT_THAT(check_ranks(ranks), ElementsAre(blocks("driver-calls"))) << "pauses fail";
+}
+
 TEST(NodeDiagnosis, MulticastMattersWhereAllGpusHaveIt) {
   DriverFacts facts = with_gpu("GPU-1");
   EXPECT_THAT(check_driver(facts, {{"AMEM_NVLS", "1"}}), IsEmpty()) << "there is only one";

@@ -144,6 +144,21 @@ TEST(RanksView, UnbrokeredMemoryByKind) {
                               " 3  train  GPU-01234567  graph            2  1.00 GiB\n"));
 }
 
+TEST(RanksView, DriverCallsThatShimsDoNotKnow) {
+  v1::ListRanksResponse ranks;
+  v1::RankInfo* rank = ranks.add_ranks();
+  rank->set_id(3);
+  rank->set_group("train");
+  EXPECT_THAT(ranks_view(ranks, kPlainStyle), Not(HasSubstr("DRIVER CALL")));
+  v1::UnknownCall* call = rank->add_unknown_calls();
+  call->set_name("cuTeleportAsync");
+  call->set_fate("linked");
+  call->set_library("libfoo.so");
+  EXPECT_THAT(ranks_view(ranks, kPlainStyle),
+              HasSubstr("ID  GROUP  UNKNOWN DRIVER CALL  FATE    LIBRARY\n"
+                        " 3  train  cuTeleportAsync      linked  libfoo.so\n"));
+}
+
 TEST(RanksView, UnknownRankNumberAndWaiting) {
   v1::ListRanksResponse ranks;
   EXPECT_EQ(ranks_view(ranks, kPlainStyle), "no ranks\n");
@@ -325,6 +340,14 @@ TEST(ResultLine, SaysWhatAPauseHasLeft) {
   EXPECT_EQ(result_line(progress, "paused", {}),
             "train: paused in 143 ms\n  still on the devices: 2.00 MiB pinned, known to a NIC, "
             "512 MiB not brokered (amemctl ranks train)\n");
+}
+
+TEST(ResultLine, SaysHowManyDriverCallsAreUnknown) {
+  v1::Progress progress = make_done("train", 143'000);
+  progress.set_unknown_calls(2);
+  EXPECT_EQ(result_line(progress, "paused", {}),
+            "train: paused in 143 ms\n"
+            "  driver calls that amem does not know: 2 (amemctl ranks train)\n");
 }
 
 v1::GuestUsage make_guest(const std::string& owner) {
