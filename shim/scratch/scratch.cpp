@@ -13,7 +13,7 @@ namespace amem::shim {
 namespace {
 
 /// NCCL's versions, as ncclGetVersion numbers them, for which tests/gpu's case nccl_scratch has
-/// passed on GPUs that reach each other; docs/compatibility.md has the runs.
+/// passed on GPUs that reach each other; docs/versions.md has the runs.
 constexpr std::array kProven{22809, 23007};
 
 constexpr unsigned char kPattern = 0xff;
@@ -49,7 +49,7 @@ ScratchRule scratch_rule(NcclScratch asked, int version) {
   return {false, false,
           "AMEM_NCCL_SCRATCH=drop: that " + nccl_name(version) +
               " reads nothing of what would be dropped is not proven, so all of its buffers are "
-              "saved; docs/compatibility.md has the versions, and how to prove one"};
+              "saved; docs/versions.md has the versions, and how to prove one"};
 }
 
 void Scratch::of_nccl(const void* code) {

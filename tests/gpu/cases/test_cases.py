@@ -49,7 +49,7 @@ def test_programs_that_cases_start_exist(file):
 
 
 def test_the_page_on_compatibility_has_every_case_that_pauses():
-    page = (HERE.parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    page = (HERE.parents[2] / "docs" / "versions.md").read_text(encoding="utf-8")
     alone = {"broker_footprint", "broker_afterwards", "launch_cost", "without_shim", "disabled", "broker_absent",
              "broker_required"}
     missing = [name for name, _, _ in registry.all_cases() if name not in alone and f"`{name}`" not in page]
