@@ -49,8 +49,13 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       workers_(loop, devices, nvml, place,
                [this](const std::string& text) { events_.publish(nullptr, "error", text); }),
       accounts_(loop, config.quotas.resolve(config.pool_size, config.segment(), devices.total())),
-      node_(chunk_of(config, record), record != nullptr ? *record : no_record_,
-            [this](PoolSegment segment) { pool_.renew(std::move(segment)); }),
+      node_(
+          chunk_of(config, record), record != nullptr ? *record : no_record_,
+          [this](PoolSegment segment) { pool_.renew(std::move(segment)); },
+          [this](PoolSegment segment) {
+            pool_.release(std::move(segment));
+            loop_.post([this] { look_at_excess(); });
+          }),
       events_(node_),
       sessions_(loop, ranks_, accounts_, config.isolation),
       saved_(node_, loop),
@@ -87,6 +92,8 @@ Status Broker::start() {
   if (Status status = sessions_.listen({path, config_.session_mode, config_.socket_group_id});
       !status.ok())
     return status;
+  node_.pools.limit(config_.pool_size);
+  look_at_excess();
   const std::uint64_t there = node_.pools.total();
   pool_.start(config_.pool_size - std::min(config_.pool_size, there), config_.segment(),
               {[this](PoolSegment segment) {
@@ -148,10 +155,25 @@ void Broker::pool_segment_ready(PoolSegment segment) {
 
 void Broker::pool_finished(const std::string& error) {
   pool_made_ = node_.pool_error = error;
+  if (node_.pools.excess() > 0) return;  // that has been said
   events_.publish(nullptr, error.empty() ? "pool" : "error",
                   "pool: " + format_size(node_.pools.total()) + " of " +
                       format_size(node_.pool_configured) + " ready" +
                       (error.empty() ? "" : ": " + error));
+}
+
+void Broker::look_at_excess() {
+  const std::uint64_t excess = node_.pools.excess();
+  if (std::exchange(excess_told_, excess) == excess) return;
+  const std::string text =
+      "pool: " + format_size(node_.pools.total()) + " are there and " +
+      format_size(node_.pool_configured) + " are configured" +
+      (excess == 0 ? ", it has shrunk"
+                   : "; " + format_size(excess) +
+                         " go back to the host when the processes that may have it mapped have "
+                         "ended and nothing is saved in it");
+  spdlog::info("{}", text);
+  events_.publish(nullptr, "pool", text);
 }
 
 void Broker::pool_troubled(const std::string& error) {

@@ -95,6 +95,8 @@ class Broker {
   void refused(const Caller& caller, const std::string& what, const Status& status);
   void pool_segment_ready(PoolSegment segment);
   void pool_finished(const std::string& error);
+  /// The pool has more than is configured, or has shrunk to that.
+  void look_at_excess();
   /// Of a segment that is to be made anew; empty: no more.
   void pool_troubled(const std::string& error);
 
@@ -120,6 +122,7 @@ class Broker {
   Ranks ranks_;
   HostPool pool_;
   std::uint64_t next_segment_ = 1;
+  std::uint64_t excess_told_ = 0;
   std::string pool_made_;  // the error with which the pool was made
   Time trouble_told_{};    // when it was last told that segments cannot be made anew
   bool troubled_ = false;  // it was, and not yet that they have been

@@ -52,6 +52,14 @@ void HostPool::renew(PoolSegment segment) {
   asked_.notify_one();
 }
 
+void HostPool::release(PoolSegment segment) {
+  {
+    const std::lock_guard lock(mutex_);
+    releases_.push_back(std::move(segment));
+  }
+  asked_.notify_one();
+}
+
 void HostPool::stop() {
   {
     const std::lock_guard lock(mutex_);
@@ -116,6 +124,7 @@ void HostPool::renew_until_stopped(const Callbacks& callbacks) {
   Duration delay = kFirstRetry;
   Time next{};  // attempt, when it has failed
   for (;;) {
+    std::deque<PoolSegment> released;
     {
       std::unique_lock lock(mutex_);
       const auto asked = [this] { return stop_ || !renewals_.empty() || !releases_.empty(); };
@@ -126,7 +135,10 @@ void HostPool::renew_until_stopped(const Callbacks& callbacks) {
       if (stop_) return;
       std::move(renewals_.begin(), renewals_.end(), std::back_inserter(missing));
       renewals_.clear();
+      released.swap(releases_);
     }
+    for (PoolSegment& segment : released)
+      if (segment.fd != nullptr) give_back(segment);
     for (PoolSegment& old : missing)
       if (old.fd != nullptr) give_back(old);
     while (!missing.empty() && (!failed || Clock::now() >= next)) {

@@ -109,8 +109,8 @@ struct GroupEntry {
 
 struct Node {
   /// The record outlives this object.
-  Node(std::uint64_t chunk, Record& record, Pools::Renew renew)
-      : records(record), pools(chunk, record, std::move(renew)) {}
+  Node(std::uint64_t chunk, Record& record, Pools::Use renew, Pools::Use release)
+      : records(record), pools(chunk, record, std::move(renew), std::move(release)) {}
 
   Records records;
   Allocations allocations;

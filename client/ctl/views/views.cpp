@@ -264,6 +264,8 @@ std::string pool_line(const v1::PoolStatus& pool, const Style& style) {
   if (pool.ready_bytes() != pool.configured_bytes()) {
     line += " ready, " + format_bytes(pool.configured_bytes()) + " configured";
   }
+  if (pool.ready_bytes() > pool.configured_bytes())
+    line += "  " + style(Tone::kBusy, "shrinks as jobs end");
   if (!pool.kind().empty()) line += "  " + printable(pool.kind());
   if (!pool.error().empty()) line += "  " + style(Tone::kBad, printable(pool.error()));
   return line + "\n";
