@@ -26,6 +26,7 @@
 #include "daemon/control/upgrades.h"
 #include "daemon/holder/wire.h"
 #include "daemon/metrics/endpoint.h"
+#include "daemon/owners/owner.h"
 #include "daemon/record/record_log.h"
 #include "daemon/settings/arguments.h"
 #include "daemon/settings/log.h"
@@ -123,6 +124,7 @@ int serve(Config config, const Successor& successor, bool& replaced) {
   find_socket_group(config);
   const Result<ControlSettings> settings = control_settings(config);
   if (!settings.ok()) return fail(settings.status());
+  if (Status status = can_isolate(config.isolation); !status.ok()) return fail(status);
   Keeper keeper(loop, config);
   if (Status status = keeper.attach(); !status.ok()) return fail(status);
   Broker broker(loop, config, devices, nvml, &keeper.record());
