@@ -147,7 +147,7 @@ void Broker::shut() {
 
 void Broker::pool_segment_ready(PoolSegment segment) {
   const std::uint64_t number = next_segment_++;
-  node_.records.used_segment(number);
+  (void)node_.records.used_segment(number);
   node_.pools.add(std::move(segment), number);
   for (const auto& [id, rank] : node_.ranks) outbox_.extend_reach(id);
   operations_.look_at_pool();
@@ -275,17 +275,21 @@ Status Broker::set_policy(const Caller& caller, const std::string& name, const s
   if (Status status = groups_.may_set_policy(entry, tag, policy == v1::POLICY_DISCARD);
       !status.ok())
     return status;
-  if (sets_policy) {
-    entry.tag_discards[tag] = policy == v1::POLICY_DISCARD;
+  const auto discards = entry.tag_discards;
+  const auto forms = entry.tag_forms;
+  if (sets_policy) entry.tag_discards[tag] = policy == v1::POLICY_DISCARD;
+  if (save_form) entry.tag_forms[tag] = *save_form;
+  if (Status status = node_.records.write(entry); !status.ok()) {
+    entry.tag_discards = discards;
+    entry.tag_forms = forms;
+    return status;
+  }
+  if (sets_policy)
     asked(caller, "group '{}': tag '{}' is {} by a pause", name, printable(tag.c_str()),
           policy == v1::POLICY_DISCARD ? "discarded" : "kept");
-  }
-  if (save_form) {
-    entry.tag_forms[tag] = *save_form;
+  if (save_form)
     asked(caller, "group '{}': tag '{}' is saved {}", name, printable(tag.c_str()),
           to_string(*save_form));
-  }
-  node_.records.write(entry);
   return {};
 }
 

@@ -229,12 +229,13 @@ Result<Allocation*> RankRequests::enter(Rank& rank, Request& request, SharedFd f
   a.charge = std::move(request.entry);
   a.fd = charged(std::move(fd), std::move(request.memory));
   Allocation& added = node_.allocations.add(std::move(a));
-  node_.records.used_allocation(added.id);
+  Status status = node_.records.used_allocation(added.id);
   Record& record = node_.records.record();
   added.kept =
       record.keep(HolderKind::kMemory, added.id, added.fd, means_.devices.lane(added.device));
   record.flush();
-  if (Status status = node_.records.write(added); !status.ok()) {
+  if (status.ok()) status = node_.records.write(added);
+  if (!status.ok()) {
     (void)node_.allocations.free(added.id, rank.id);
     return status;
   }
@@ -267,7 +268,11 @@ void RankRequests::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& m
     return;
   }
   Allocation& a = *redeemed.value();
-  (void)node_.records.write(a);
+  if (const Status status = node_.records.write(a); !status.ok()) {
+    free(rank, a.id);
+    sessions_.send(rank.session, reply_message(seq, status));
+    return;
+  }
   sessions_.send(rank.session, redeemed_message(seq, a, guest), {a.fd});
 }
 
@@ -360,7 +365,7 @@ void RankRequests::pin(Rank& rank, const amem_v1_Pin& message) {
   means_.saved.give_back(*a);  // a pause under way leaves it where it is
   if (const PauseOperation* pause = operations_.pause_of(group.id); pause && pause->takes(*a)) {
     a->stayed = true;
-    node_.records.write_saved(*a);
+    (void)node_.records.write_saved(*a);
   }
 }
 
@@ -417,11 +422,14 @@ void RankRequests::set_policy(Rank& rank, std::uint64_t seq, const amem_v1_SetPo
                       ? Status(Code::kInvalidArgument, "a policy is keep or discard")
                       : groups_.may_set_policy(group, tag, discard);
   if (status.ok()) {
+    const auto discards = group.rank_discards;
     group.rank_discards[tag] = discard;
-    node_.records.write(group);
+    status = node_.records.write(group);
+    if (!status.ok()) group.rank_discards = discards;
+  }
+  if (status.ok())
     group.log().info("group '{}': {}: tag '{}' is {} by a pause", group.machine.name(),
                      node_.label(rank), tag, discard ? "discarded" : "kept");
-  }
   sessions_.send(rank.session, reply_message(seq, status));
 }
 

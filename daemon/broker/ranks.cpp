@@ -133,9 +133,13 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   if (rank.peer.process)
     rank.process_watch = loop_.watch(rank.peer.process->get(), EPOLLIN,
                                      [this, id = rank.id](std::uint32_t) { process_ended(id); });
+  if (Status status = put_on_record(rank); !status.ok()) {
+    if (rank.process_watch != 0) loop_.unwatch(rank.process_watch);
+    groups_.drive(group);  // which is gone if this was to be its first
+    return refuse(status);
+  }
   session.rank = rank.id;
   loop_.cancel(session.hello_timer);
-  put_on_record(rank);
   const std::string name = rank_label(rank);
   const std::string& program = rank.program;
   const bool gate_shut = group.machine.join(rank.id, name);
@@ -163,22 +167,24 @@ void Ranks::forget_unwelcomed(const Peer& peer, const amem_v1_Hello& message) {
 }
 
 /// From here on it may come back to the next broker, if that can tell whether it lives.
-void Ranks::put_on_record(Rank& rank) {
-  node_.records.used_rank(rank.id);
+Status Ranks::put_on_record(Rank& rank) {
+  if (Status status = node_.records.used_rank(rank.id); !status.ok()) return status;
   Record& record = node_.records.record();
-  if (!record.keeps()) return;
-  if (!rank.peer.process)
-    return rank.peer.account->log().warn(
+  if (!record.keeps()) return {};
+  if (!rank.peer.process) {
+    rank.peer.account->log().warn(
         "pid {} cannot come back to another amemd: which process it is, is not to be seen from "
         "here. Give amemd its pid namespace (hostPID or shareProcessNamespace in Kubernetes, --pid "
         "host), or a kernel that tells (Linux 6.5)",
         rank.peer.pid);
+    return {};
+  }
   Result<Token> key = random_token();
-  if (!key.ok()) return spdlog::error("{}", key.status().text());
+  if (!key.ok()) return key.status();
   rank.key = key.value();
   rank.kept = record.keep(HolderKind::kProcess, rank.id, rank.peer.process);
   record.flush();
-  node_.records.write(rank);
+  return node_.records.write(rank);
 }
 
 // ---- ranks of the broker before -----------------------------------------------------------------

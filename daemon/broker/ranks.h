@@ -53,7 +53,7 @@ class Ranks final : public SessionHandler {
 
   void hello(SessionId session, std::uint64_t seq, const amem_v1_Hello& message);
   void forget_unwelcomed(const Peer& peer, const amem_v1_Hello& message);
-  void put_on_record(Rank& rank);
+  Status put_on_record(Rank& rank);
   void come_back(SessionId session, std::uint64_t seq, const amem_v1_Hello& message);
   /// One that comes back says what it holds.
   void holding(SessionId session, const amem_v1_Holding& message);

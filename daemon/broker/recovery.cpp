@@ -226,11 +226,11 @@ void Recovery::take_limbo(Stock& stock) {
       if (rank->limbo.empty())
         rank->limbo_row.erase();
       else
-        node_.records.write_limbo(*rank);
+        (void)node_.records.write_limbo(*rank);
       continue;
     }
     Row kept_row = adopt(RowKind::kLimbo, id);
-    node_.records.write_limbo(kept_row, id, taken, account->owner());
+    (void)node_.records.write_limbo(kept_row, id, taken, account->owner());
     std::optional<Fd> process = take(stock, HolderKind::kProcess, id);
     saved_.await_end(process ? std::make_shared<const Fd>(std::move(*process)) : nullptr, account,
                      std::move(taken), std::move(kept_row),
@@ -367,7 +367,7 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
   saved_.give_back(added);
   added.saver = 0;
   added.stayed = true;
-  node_.records.write_saved(added);
+  (void)node_.records.write_saved(added);
 }
 
 void Recovery::fill(Allocation& a, const v1::record::Allocation& row,

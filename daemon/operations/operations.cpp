@@ -228,7 +228,7 @@ void Operations::finish(const Order& order) {
 void Operations::run(GroupEntry& group, const action::Begun& begun) {
   Running& running = running_[group.id];
   Order* const order = running.order.get();
-  node_.records.write(group);
+  (void)node_.records.write(group);  // a pause looks again in its save, a resume in admit
   if (begun.task.op == Operation::kPause) {
     group.paused_by = order != nullptr ? order->asker : "the group itself";
     const bool duplex = order != nullptr && order->link.swaps() && duplex_;

@@ -12,16 +12,21 @@ void Row::erase() {
     spdlog::error("{}", status.text());
 }
 
+RowRoom::~RowRoom() {
+  if (record_ != nullptr && record_->log_) record_->log_->release(bytes_);
+}
+
 void Kept::drop() {
   if (Record* const record = std::exchange(record_, nullptr)) record->drop(key_);
 }
 
 Status Record::write(Row& row, RowKind kind, std::uint64_t id,
-                     const google::protobuf::MessageLite& message) {
+                     const google::protobuf::MessageLite& message, RowRoom* room) {
   if (!log_) return {};
   buffer_.clear();
   message.AppendToString(&buffer_);
-  const Status status = log_->put(row_key(kind, id), buffer_);
+  const Status status =
+      log_->put(row_key(kind, id), buffer_, room != nullptr ? &room->bytes_ : nullptr);
   if (status.ok()) {
     row.record_ = this;
     row.key_ = row_key(kind, id);
@@ -29,6 +34,16 @@ Status Record::write(Row& row, RowKind kind, std::uint64_t id,
     spdlog::error("{}; should amemd end now, what it could not write is lost", status.text());
   }
   return status;
+}
+
+Result<RowRoom> Record::make_room(std::uint64_t bytes) {
+  if (!log_) return RowRoom();
+  if (Status status = log_->promise(bytes); !status.ok()) return status;
+  return RowRoom(this, bytes);
+}
+
+std::uint64_t Record::bytes_of(const google::protobuf::MessageLite& message) {
+  return RecordLog::bytes_of(message.ByteSizeLong());
 }
 
 Kept Record::keep(HolderKind kind, std::uint64_t id, SharedFd fd, std::uint32_t lane) {

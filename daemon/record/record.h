@@ -6,7 +6,7 @@
 // amemd does not. A Record that keeps nothing (tests; amemd without a holder) takes everything and
 // does nothing.
 //
-// For the loop's thread. Outlives every Row and Kept.
+// For the loop's thread. Outlives every Row, RowRoom and Kept.
 #pragma once
 
 #include <cstdint>
@@ -49,6 +49,29 @@ constexpr RowKind kind_of_row(RowKey key) { return static_cast<RowKind>(key >> 5
 constexpr std::uint64_t id_of_row(RowKey key) { return key & ((1ULL << 56U) - 1); }
 
 class Record;
+
+/// Bytes of the record that are kept for rows to come, so that these can be written when nothing
+/// can be called off any more. Nothing of it at first; what is left goes back at its end.
+/// Move-only.
+class RowRoom {
+ public:
+  RowRoom() = default;
+  RowRoom(RowRoom&& other) noexcept
+      : record_(std::exchange(other.record_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  RowRoom& operator=(RowRoom&& other) noexcept {
+    std::swap(record_, other.record_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~RowRoom();
+
+ private:
+  friend class Record;
+  RowRoom(Record* record, std::uint64_t bytes) : record_(record), bytes_(bytes) {}
+
+  Record* record_ = nullptr;
+  std::uint64_t bytes_ = 0;
+};
 
 /// A row of the record, of nothing at first; erased at its end. Move-only.
 class Row {
@@ -113,9 +136,12 @@ class Record {
   const std::optional<RecordLog>& log() const { return log_; }
 
   /// `row` is what this says from now on. kResourceExhausted: the record is full, and the row as it
-  /// was; said in the log, once.
+  /// was; said in the log, once. `room`: which it may use; null: none.
   Status write(Row& row, RowKind kind, std::uint64_t id,
-               const google::protobuf::MessageLite& message);
+               const google::protobuf::MessageLite& message, RowRoom* room = nullptr);
+  /// For rows of so many bytes, each as bytes_of() says. kResourceExhausted: as write().
+  Result<RowRoom> make_room(std::uint64_t bytes);
+  static std::uint64_t bytes_of(const google::protobuf::MessageLite& message);
   /// The row that there is already.
   Row adopt_row(RowKind kind, std::uint64_t id) { return {this, row_key(kind, id)}; }
 
@@ -140,6 +166,7 @@ class Record {
 
  private:
   friend class Row;
+  friend class RowRoom;
   friend class Kept;
   void drop(HolderKey key);
 
