@@ -120,7 +120,7 @@ void Broker::hold_again() {
   node_.pools.each([&](const RecordedSegment& segment) {
     if (segment.segment.fd) record.keep_again(segment.kept, segment.segment.fd);
   });
-  record.flush();
+  record.flush_soon();
 }
 
 /// Who names the directory wants every device guarded; else it is done as far as it goes.
@@ -209,10 +209,17 @@ Status Broker::may_hand_over(const Caller& caller) {
     refused(caller, "upgrade", status);
     return status;
   }
-  if (!node_.records.record().keeps())
-    return {Code::kFailedPrecondition,
-            "amemd has no holder, so what is paused would be lost with it; what it logged at its "
-            "start says why (the setting holder)"};
+  node_.records.record().flush();
+  if (const Status outlives = node_.records.record().outlives(); !outlives.ok())
+    return {outlives.code() == Code::kUnavailable ? Code::kAborted : outlives.code(),
+            outlives.text() + "; an upgrade needs a holder that has everything"};
+  // The kernel does not replace a process while one of its threads is stuck in the driver.
+  for (const Device& device : devices_.all())
+    if (const std::string hangs = workers_.hangs(device.uuid); !hangs.empty())
+      return {Code::kFailedPrecondition,
+              "device " + to_string(device.uuid) + " hangs (" + hangs +
+                  "), and a process that is stuck in the driver cannot be replaced; wait for the "
+                  "driver, or reset the device"};
   for (const auto& [id, group] : node_.groups)
     if (const GroupState state = group.machine.state();
         state != GroupState::kRunning && state != GroupState::kPaused)

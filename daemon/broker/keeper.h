@@ -1,12 +1,15 @@
-// Keeper: amemd's tie to its holder. Finds or starts one, gets what another amemd has left there,
-// and, should the holder end, sees to it that another has everything.
+// Keeper: amemd's connection to its holder. Finds or starts one, gets what another amemd has left
+// there, and, should the holder end, sees to it that another has everything.
 //
-// For the loop's thread.
+// For the loop's thread. attach() waits for a holder, before the loop runs; later the search for
+// another has a thread of its own, so the loop serves on.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
+#include <thread>
 
 #include "daemon/base/event_loop.h"
 #include "daemon/broker/recovery.h"
@@ -35,9 +38,11 @@ class Keeper {
   void watch(std::function<void()> everything);
 
  private:
-  Result<std::shared_ptr<Holder>> find(Duration limit) const;
+  Result<std::shared_ptr<Holder>> find(const HolderLaunch& launch,
+                                       const std::stop_token& stop = {}) const;
   void look();
-  void replace();
+  void search();
+  void found(const Result<std::shared_ptr<Holder>>& holder);
 
   EventLoop& loop_;
   const HolderUse use_;
@@ -47,6 +52,7 @@ class Keeper {
   std::function<void()> everything_;
   EventLoop::WatchId watch_ = 0;
   std::optional<EventLoop::TimerId> timer_;
+  std::jthread searcher_;
 };
 
 }  // namespace amem

@@ -132,7 +132,10 @@ class Record {
   Record(const Record&) = delete;
   Record& operator=(const Record&) = delete;
 
+  /// Whether there is a log of rows; a holder need not have it at the moment.
   bool keeps() const { return log_.has_value(); }
+  /// Whether all of this outlives the process, should it end now. Not OK: why not, and what to do.
+  Status outlives() const;
   const std::optional<RecordLog>& log() const { return log_; }
 
   /// `row` is what this says from now on. kResourceExhausted: the record is full, and the row as it
@@ -149,8 +152,12 @@ class Record {
   Kept keep(HolderKind kind, std::uint64_t id, SharedFd fd, std::uint32_t lane = 0);
   /// What it has already.
   Kept adopt(HolderKind kind, std::uint64_t id) { return {this, holder_key(kind, id)}; }
-  /// Once this has returned, what was kept before survives this process.
+  /// Once this has returned, what was kept before survives this process; but for a holder that is
+  /// lost, or takes nothing for a second. Such a holder is given the rest as soon as it takes it,
+  /// and nobody waits for it again until it has everything.
   void flush();
+  /// The same without waiting at all.
+  void flush_soon();
   /// `done` is called, now or later, when what was dropped in these lanes before has been closed,
   /// so that its memory is free, or when `limit` has passed. Never after detach().
   void settle(const std::set<std::uint32_t>& lanes, Duration limit, std::function<void()> done);
@@ -176,6 +183,7 @@ class Record {
     EventLoop::TimerId timer;
   };
   using Questions = std::map<std::uint64_t, std::shared_ptr<Settling>>;
+  void flush_within(Duration limit);
   void settled(std::uint64_t number);
   void answered(Settling& settling);
 
@@ -184,6 +192,7 @@ class Record {
   std::shared_ptr<Holder> holder_;
   std::string buffer_;
   bool flush_is_due_ = false;
+  std::optional<EventLoop::TimerId> again_;  // the holder is behind
   bool full_ = false;
   Questions questions_;  // to the holder, by their number
 };
