@@ -124,6 +124,8 @@ Result<std::shared_ptr<grpc::Channel>> GrpcNodeLinks::channel(const std::string&
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kNodePingMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kNodePingMs);
+  // A leader may have nothing to say for minutes. By default gRPC would stop after two pings.
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // Each way is a connection of its own: what one hears of a node's end the others hear, too.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   if (address.starts_with("unix:"))
