@@ -4,14 +4,15 @@
 #include <utility>
 
 #include "daemon/base/units.h"
+#include "daemon/fleet/stages.h"
 
 namespace amem {
 
 Conductor::Conductor(std::vector<std::string> nodes, Score score, Time now)
     : score_(std::move(score)), join_by_(now + score_.to_join) {
   for (std::string& name : nodes) nodes_.push_back({std::move(name)});
-  stages_[false].is = score_.comes_in;
-  stages_[true].is = score_.goes_out;
+  barriers_[Stage::kIn].is = score_.comes_in;
+  barriers_[Stage::kOut].is = score_.goes_out;
 }
 
 template <class Is>
@@ -54,11 +55,11 @@ void Conductor::told(std::size_t node, const v1::FleetReport& report, Time now) 
       look_at_cuts_ = now;
       return;
     case v1::FleetReport::kAsks:
-      stages_[report.asks().out()].asks.insert(node);
-      return go_on_if_all_may(report.asks().out());
+      barriers_[stage_of(report.asks())].asks.insert(node);
+      return go_on_if_all_may(stage_of(report.asks()));
     case v1::FleetReport::kWentOn:
-      stages_[report.went_on().out()].gone.insert(node);
-      return let_leader_go_on(report.went_on().out());
+      barriers_[stage_of(report.went_on())].gone.insert(node);
+      return let_leader_go_on(stage_of(report.went_on()));
     case v1::FleetReport::kEnded:
       return ended(node, Status(static_cast<Code>(report.ended().code()), report.ended().text()),
                    now);
@@ -93,15 +94,15 @@ void Conductor::ended(std::size_t node, const Status& status, Time now) {
   }
   for (auto& [group, cut] : cuts_) cut.forget(node, now);
   look_at_cuts(now);
-  for (const bool out : {true, false}) {
-    go_on_if_all_may(out);
-    let_leader_go_on(out);
+  for (const Stage stage : kStages) {
+    go_on_if_all_may(stage);
+    let_leader_go_on(stage);
   }
 }
 
 void Conductor::lost(std::size_t node, const Status& why, Time now) {
   if (nodes_[node].over) return;
-  const Stage& last = stages_[stages_[false].is ? false : true];
+  const Barrier& last = barriers_[barriers_[Stage::kIn].is ? Stage::kIn : Stage::kOut];
   std::string text = "lost: " + why.text();
   if (last.told.contains(node)) text += "; its part goes on by itself, ask that node how it stands";
   ended(node, Status(why.code(), text), now);
@@ -133,22 +134,22 @@ void Conductor::look_at_cuts(Time now) {
 
 // ---- together -----------------------------------------------------------------------------------
 
-void Conductor::go_on_if_all_may(bool out) {
-  Stage& stage = stages_[out];
-  if (!stage.is || stage.committed || !given_up_.ok() || stage.asks.empty()) return;
-  if (!all_under_way([&](std::size_t node) { return stage.asks.contains(node); })) return;
-  stage.committed = true;
+void Conductor::go_on_if_all_may(Stage stage) {
+  Barrier& barrier = barriers_[stage];
+  if (!barrier.is || barrier.committed || !given_up_.ok() || barrier.asks.empty()) return;
+  if (!all_under_way([&](std::size_t node) { return barrier.asks.contains(node); })) return;
+  barrier.committed = true;
   for (std::size_t node = 0; node < nodes_.size(); ++node)
-    if (leader() != node) tell_to_go_on(node, out);
-  let_leader_go_on(out);
+    if (leader() != node) tell_to_go_on(node, stage);
+  let_leader_go_on(stage);
 }
 
-void Conductor::let_leader_go_on(bool out) {
-  const Stage& stage = stages_[out];
+void Conductor::let_leader_go_on(Stage stage) {
+  const Barrier& barrier = barriers_[stage];
   const std::optional<std::size_t> own = leader();
-  if (!stage.committed || !own || stage.told.contains(*own)) return;
-  if (stage.told.empty() || !stage.gone.empty()) {
-    tell_to_go_on(*own, out);
+  if (!barrier.committed || !own || barrier.told.contains(*own)) return;
+  if (barrier.told.empty() || !barrier.gone.empty()) {
+    tell_to_go_on(*own, stage);
     if (!given_up_.ok()) send_give_up(*own);
   } else if (all_under_way([&](std::size_t node) { return node == *own; })) {
     // Whether anybody has heard of it is not known: its part asks the others, as without a leader.
@@ -156,10 +157,10 @@ void Conductor::let_leader_go_on(bool out) {
   }
 }
 
-void Conductor::tell_to_go_on(std::size_t node, bool out) {
-  if (nodes_[node].over || !stages_[out].told.insert(node).second) return;
+void Conductor::tell_to_go_on(std::size_t node, Stage stage) {
+  if (nodes_[node].over || !barriers_[stage].told.insert(node).second) return;
   v1::FleetCommand command;
-  command.mutable_go_on()->set_out(out);
+  put(stage, *command.mutable_go_on());
   send(node, std::move(command));
 }
 
@@ -169,8 +170,8 @@ void Conductor::give_up(const Status& why) {
   // What is decided is decided: it waits for whoever has been told to answer.
   const std::optional<std::size_t> own = leader();
   const auto waits = [&](std::size_t node) {
-    return own == node && std::any_of(std::begin(stages_), std::end(stages_), [&](const Stage& s) {
-             return s.committed && !s.told.contains(node);
+    return own == node && std::any_of(barriers_.begin(), barriers_.end(), [&](const Barrier& b) {
+             return b.committed && !b.told.contains(node);
            });
   };
   for (std::size_t node = 0; node < nodes_.size(); ++node)

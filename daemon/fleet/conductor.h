@@ -21,6 +21,7 @@
 #include "common/status.h"
 #include "daemon/base/clock.h"
 #include "daemon/fleet/fleet_cut.h"
+#include "daemon/phases/stage.h"
 
 namespace amem {
 
@@ -58,7 +59,7 @@ class Conductor {
   const std::string& name(std::size_t node) const { return nodes_[node].name; }
 
  private:
-  struct Stage {
+  struct Barrier {
     bool is = false;         // part of the operation
     bool committed = false;  // somebody has been told to go on
     std::set<std::size_t> asks;
@@ -76,10 +77,10 @@ class Conductor {
   void joined(std::size_t node, const v1::FleetJoined& joined);
   void ended(std::size_t node, const Status& status, Time now);
   void look_at_cuts(Time now);
-  void go_on_if_all_may(bool out);
+  void go_on_if_all_may(Stage stage);
   /// The one that leads, once somebody else knows.
-  void let_leader_go_on(bool out);
-  void tell_to_go_on(std::size_t node, bool out);
+  void let_leader_go_on(Stage stage);
+  void tell_to_go_on(std::size_t node, Stage stage);
   void send(std::size_t node, v1::FleetCommand command);
   void send_give_up(std::size_t node);
   std::optional<std::size_t> leader() const;
@@ -89,7 +90,7 @@ class Conductor {
   const Score score_;
   const Time join_by_;
   std::vector<Node> nodes_;
-  Stage stages_[2];  // what comes in, what goes out
+  PerStage<Barrier> barriers_;
   std::map<std::string, FleetCut> cuts_;
   std::optional<Time> look_at_cuts_;  // once for all that is told together: a look costs by ranks
   Status given_up_;

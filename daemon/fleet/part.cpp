@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "daemon/fleet/stages.h"
+
 namespace amem {
 namespace {
 
@@ -55,7 +57,7 @@ void Part::handle(const v1::FleetCommand& command) {
     case v1::FleetCommand::kCutTaken:
       return broker_.operations().tell(number_, command.cut_taken(), event::CutTaken{});
     case v1::FleetCommand::kGoOn:
-      go_on(command.go_on().out());
+      go_on(stage_of(command.go_on()));
       return;
     case v1::FleetCommand::kGiveUp:
       return give_up({static_cast<Code>(command.give_up().code()), command.give_up().text()});
@@ -67,11 +69,11 @@ void Part::handle(const v1::FleetCommand& command) {
   }
 }
 
-void Part::go_on(bool out) {
-  if (given_up_ || !asked_[out]) return;
-  if (!std::exchange(went_on_[out], true)) broker_.operations().may_go_on(number_, out);
+void Part::go_on(Stage stage) {
+  if (given_up_ || !asked_[stage]) return;
+  if (!std::exchange(went_on_[stage], true)) broker_.operations().may_go_on(number_, stage);
   v1::FleetReport report;
-  report.mutable_went_on()->set_out(out);
+  put(stage, *report.mutable_went_on());
   tell(std::move(report));
 }
 
@@ -109,10 +111,10 @@ void Part::reported(const std::string& group, RankId rank, const std::optional<C
   tell(std::move(report));
 }
 
-void Part::asks(bool out) {
-  asked_[out] = true;
+void Part::asks(Stage stage) {
+  asked_[stage] = true;
   v1::FleetReport report;
-  report.mutable_asks()->set_out(out);
+  put(stage, *report.mutable_asks());
   tell(std::move(report));
   if (!report_) leader_lost();
 }
@@ -149,9 +151,9 @@ void Part::finished(const Status& status) {
 
 // ---- without a leader ---------------------------------------------------------------------------
 
-std::optional<bool> Part::waits() const {
-  for (const bool out : {true, false})
-    if (asked_[out] && !went_on_[out]) return out;
+std::optional<Stage> Part::waits() const {
+  for (const Stage stage : kStages)
+    if (asked_[stage] && !went_on_[stage]) return stage;
   return std::nullopt;
 }
 
@@ -184,17 +186,17 @@ void Part::ask_the_others() {
 void Part::heard(Round& round, const std::string& address,
                  const Result<v1::FleetStanding>& standing) {
   --round.open;
-  const std::optional<bool> out = waits();
-  if (round.decided || ended_ || given_up_ || !out) return;
+  const std::optional<Stage> stage = waits();
+  if (round.decided || ended_ || given_up_ || !stage) return;
   if (standing.ok()) {
     const v1::FleetStanding& it = standing.value();
     round.led = round.led || it.leads() || it.led();
-    const bool went_on = *out ? it.went_on_out() : it.went_on_in();
-    const bool asked = *out ? it.asked_out() : it.asked_in();
+    const bool went_on = *stage == Stage::kOut ? it.went_on_out() : it.went_on_in();
+    const bool asked = *stage == Stage::kOut ? it.asked_out() : it.asked_in();
     if (went_on) {
       spdlog::info("node {} was told to go on, so this one goes on, too", address);
       round.decided = true;
-      return go_on(*out);
+      return go_on(*stage);
     }
     if (it.given_up() || !it.known() || !asked) {
       round.decided = true;
@@ -218,15 +220,15 @@ v1::FleetStanding Part::standing_for_others() {
   v1::FleetStanding standing;
   standing.set_known(true);
   // Whoever asks takes this for a promise.
-  const bool may_ask_yet = !ended_ && !given_up_ && !waits() && !went_on_[false];
+  const bool may_ask_yet = !ended_ && !given_up_ && !waits() && !went_on_[Stage::kIn];
   if (may_ask_yet)
     give_up({Code::kAborted,
              "another node has lost the node that leads, " + begin_.leader() + ", and gives up"});
   standing.set_given_up(given_up_);
-  standing.set_asked_out(asked_[true]);
-  standing.set_went_on_out(went_on_[true]);
-  standing.set_asked_in(asked_[false]);
-  standing.set_went_on_in(went_on_[false]);
+  standing.set_asked_out(asked_[Stage::kOut]);
+  standing.set_went_on_out(went_on_[Stage::kOut]);
+  standing.set_asked_in(asked_[Stage::kIn]);
+  standing.set_went_on_in(went_on_[Stage::kIn]);
   standing.set_led(report_ != nullptr);
   return standing;
 }

@@ -57,7 +57,7 @@ class Part final : public Abroad,
   void quiesces(const std::string& group, const std::vector<RankId>& ranks) override;
   void reported(const std::string& group, RankId rank,
                 const std::optional<CutReport>& report) override;
-  void asks(bool out) override;
+  void asks(Stage stage) override;
   // ---- OperationObserver ----
   void progress(const v1::Progress& progress) override;
   void finished(const Status& status) override;
@@ -69,10 +69,10 @@ class Part final : public Abroad,
     Time at{};
   };
 
-  void go_on(bool out);
+  void go_on(Stage stage);
   void give_up(const Status& why);
   /// The stage for which it has asked and has not heard.
-  std::optional<bool> waits() const;
+  std::optional<Stage> waits() const;
   void ask_the_others();
   void heard(Round& round, const std::string& address, const Result<v1::FleetStanding>& standing);
   /// With the progress that has waited.
@@ -89,8 +89,8 @@ class Part final : public Abroad,
   bool begun_ = false;
   std::map<std::string, Told> told_;              // by group: the last progress
   std::map<std::string, v1::Progress> progress_;  // by group: what waits to be told
-  bool asked_[2] = {false, false};                // for what comes in, for what goes out
-  bool went_on_[2] = {false, false};              // likewise
+  PerStage<bool> asked_;
+  PerStage<bool> went_on_;
   bool given_up_ = false;
   bool ended_ = false;
 };

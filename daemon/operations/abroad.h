@@ -11,6 +11,7 @@
 
 #include "daemon/base/ids.h"
 #include "daemon/phases/cut.h"
+#include "daemon/phases/stage.h"
 
 namespace amem {
 
@@ -24,7 +25,7 @@ class Abroad {
                         const std::optional<CutReport>& report) = 0;
   /// All that go out here have saved, or all that come in have loaded and may open as far as this
   /// node is concerned. Answered by may_go_on() or give_up().
-  virtual void asks(bool out) = 0;
+  virtual void asks(Stage stage) = 0;
 };
 
 }  // namespace amem

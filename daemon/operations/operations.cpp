@@ -129,8 +129,8 @@ void Operations::tell(std::uint64_t number, const std::string& group, const Even
   }
 }
 
-void Operations::may_go_on(std::uint64_t number, bool out) {
-  if (const OrderPtr order = abroad(number)) carry_out(order, order->link.may_go_on(out));
+void Operations::may_go_on(std::uint64_t number, Stage stage) {
+  if (const OrderPtr order = abroad(number)) carry_out(order, order->link.may_go_on(stage));
 }
 
 void Operations::give_up(std::uint64_t number, const Status& why) {
@@ -153,8 +153,9 @@ void Operations::carry_out(const OrderPtr& order, Link::Step step) {
   if (step.what == Link::Step::kFinish) return finish(*order);
   if (step.what == Link::Step::kAsk) {
     // From a turn of its own: the answer may be there at once.
-    means_.loop.post(
-        [abroad = order->abroad, out = order->link.goes_out(step.member)] { abroad->asks(out); });
+    means_.loop.post([abroad = order->abroad, stage = order->link.stage_of(step.member)] {
+      abroad->asks(stage);
+    });
     return;
   }
   if (step.what == Link::Step::kBegin) {
@@ -202,10 +203,10 @@ void Operations::finish(const Order& order) {
   const auto ms = [](Duration time) { return static_cast<double>(to_us(time)) / 1000; };
   std::string what;
   if (order.link.swaps())
-    what = "swap of " + order.link.names(true) + " for " + order.link.names(false);
+    what = "swap of " + order.link.names(Stage::kOut) + " for " + order.link.names(Stage::kIn);
   else if (order.groups.size() > 1)
-    what = order.link.goes_out(0) ? "pause of groups " + order.link.names(true)
-                                  : "resume of groups " + order.link.names(false);
+    what = order.link.goes_out(0) ? "pause of groups " + order.link.names(Stage::kOut)
+                                  : "resume of groups " + order.link.names(Stage::kIn);
   if (what.empty()) {
     // Of one group alone its own log line says everything.
   } else if (!result.ok()) {

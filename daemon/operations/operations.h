@@ -65,7 +65,7 @@ class Operations {
   // ---- what other nodes say of an order that they have a part of; nothing once it has ended ----
   /// StepOf or CutTaken, to its operation on the group of that name.
   void tell(std::uint64_t order, const std::string& group, const Event& event);
-  void may_go_on(std::uint64_t order, bool out);
+  void may_go_on(std::uint64_t order, Stage stage);
   /// What has not gone on ends as it began.
   void give_up(std::uint64_t order, const Status& why);
 

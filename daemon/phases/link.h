@@ -22,6 +22,7 @@
 
 #include "common/status.h"
 #include "daemon/phases/held.h"
+#include "daemon/phases/stage.h"
 #include "daemon/phases/task.h"
 
 namespace amem {
@@ -52,7 +53,7 @@ class Link {
 
   Steps start();
   /// All nodes are as far: those that go out may release, or those that come in may open.
-  Steps may_go_on(bool out);
+  Steps may_go_on(Stage stage);
   /// The other nodes never will be; what has not gone on ends as it began.
   Steps give_up(const Status& why);
   /// The member has its cut: its memory is on its way out.
@@ -70,7 +71,8 @@ class Link {
     if (!held(member)) return Held::kNo;
     return abroad_ ? Held::kAbroad : Held::kHere;
   }
-  bool goes_out(std::size_t member) const { return member < outgoing_; }
+  Stage stage_of(std::size_t member) const { return member < outgoing_ ? Stage::kOut : Stage::kIn; }
+  bool goes_out(std::size_t member) const { return stage_of(member) == Stage::kOut; }
   const std::string& name(std::size_t member) const { return members_[member].name; }
   bool swaps() const { return outgoing_ > 0 && outgoing_ < members_.size(); }
   /// Every other member has ended.
@@ -79,7 +81,7 @@ class Link {
   /// Names each group. REQUIRES: all that have begun have ended.
   Status result() const;
   /// The names of those that go out, or come in: "'a', 'b'".
-  std::string names(bool out) const;
+  std::string names(Stage stage) const;
 
  private:
   friend class Insight;  // of the tests: copies it, and says in what state it is
@@ -91,18 +93,18 @@ class Link {
     Status status = {};
   };
 
-  std::size_t first(bool out) const { return out ? 0 : outgoing_; }
-  std::size_t end(bool out) const { return out ? outgoing_ : members_.size(); }
+  std::size_t first(Stage stage) const { return stage == Stage::kOut ? 0 : outgoing_; }
+  std::size_t end(Stage stage) const { return stage == Stage::kOut ? outgoing_ : members_.size(); }
   /// Of all members that go out, or come in.
   template <class Is>
-  bool all(bool out, Is is) const;
-  void begin(bool out, bool held, Steps& steps);
-  void go_on(bool out, Steps& steps);
-  void give_up(bool out, Steps& steps);
+  bool all(Stage stage, Is is) const;
+  void begin(Stage stage, bool held, Steps& steps);
+  void go_on(Stage stage, Steps& steps);
+  void give_up(Stage stage, Steps& steps);
   void release_if_all_may(Steps& steps);
   void open_if_all_may(Steps& steps);
   /// Goes on, or asks first.
-  void go_on_or_ask(bool out, Steps& steps);
+  void go_on_or_ask(Stage stage, Steps& steps);
   bool broken() const { return !failed_.empty() || !given_up_.ok(); }
   void finish_if_ended(std::size_t member, Steps& steps);
 
@@ -111,8 +113,8 @@ class Link {
   Task pause_;
   bool duplex_;
   bool abroad_;
-  bool may_[2] = {false, false};     // by go_on(): those that come in, those that go out
-  bool asked_[2] = {false, false};   // likewise
+  PerStage<bool> may_;               // by may_go_on()
+  PerStage<bool> asked_;             // whether they may
   Status given_up_;                  // not OK: why, by the other nodes
   std::vector<std::size_t> failed_;  // in the order in which they ended
 };
