@@ -7,6 +7,11 @@
 #include "daemon/fleet/stages.h"
 
 namespace amem {
+namespace {
+
+constexpr std::chrono::microseconds kMostSilence = std::chrono::hours(24 * 365);
+
+}  // namespace
 
 Conductor::Conductor(std::vector<std::string> nodes, Score score, Time now)
     : score_(std::move(score)), join_by_(now + score_.to_join) {
@@ -41,6 +46,7 @@ std::vector<Conductor::Step> Conductor::take_steps() {
 
 void Conductor::told(std::size_t node, const v1::FleetReport& report, Time now) {
   if (nodes_[node].over) return;
+  nodes_[node].heard = now;
   switch (report.what_case()) {
     case v1::FleetReport::kJoined:
       return joined(node, report.joined());
@@ -82,6 +88,10 @@ void Conductor::joined(std::size_t node, const v1::FleetJoined& joined) {
   const bool taken = std::any_of(nodes_.begin(), nodes_.end(),
                                  [&](const Node& other) { return other.name == joined.name(); });
   if (!joined.name().empty() && !taken) nodes_[node].name = joined.name();
+  const auto told =
+      static_cast<std::int64_t>(std::min<std::uint64_t>(joined.silence_us(), kMostSilence.count()));
+  nodes_[node].silence = std::chrono::microseconds(told) + score_.timeout;
+  look_for_silence_ = std::min(look_for_silence_, nodes_[node].heard + nodes_[node].silence);
 }
 
 void Conductor::ended(std::size_t node, const Status& status, Time now) {
@@ -188,7 +198,7 @@ void Conductor::send_give_up(std::size_t node) {
 // ---- time ---------------------------------------------------------------------------------------
 
 Time Conductor::wakeup() const {
-  Time time = kNever;
+  Time time = look_for_silence_;
   for (const auto& [group, cut] : cuts_) time = std::min(time, cut.next_decision());
   const bool all = all_under_way([this](std::size_t node) { return nodes_[node].joined; });
   return all ? time : std::min(time, join_by_);
@@ -196,6 +206,7 @@ Time Conductor::wakeup() const {
 
 void Conductor::tick(Time now) {
   look_at_cuts(now);
+  if (now >= look_for_silence_) lose_silent_nodes(now);
   if (now < join_by_) return;
   for (std::size_t node = 0; node < nodes_.size(); ++node)
     if (!nodes_[node].over && !nodes_[node].joined)
@@ -204,6 +215,25 @@ void Conductor::tick(Time now) {
             "it has not answered within " + format_duration(score_.to_join) +
                 "; is amemd running there, and does it listen at this address?"},
            now);
+}
+
+void Conductor::lose_silent_nodes(Time now) {
+  look_for_silence_ = kNever;
+  for (std::size_t node = 0; node < nodes_.size(); ++node) {
+    const Node& it = nodes_[node];
+    if (it.over || !it.joined) continue;
+    if (now < it.heard + it.silence) {
+      look_for_silence_ = std::min(look_for_silence_, it.heard + it.silence);
+      continue;
+    }
+    const Duration silence = it.silence;
+    send(node, {});  // should it go on some time
+    lost(node,
+         {Code::kDeadlineExceeded, "it has said nothing for " + format_duration(silence) +
+                                       ", and no phase lasts as long there; does amemd hang? Its "
+                                       "log may say on what"},
+         now);
+  }
 }
 
 // ---- the end ------------------------------------------------------------------------------------

@@ -7,6 +7,9 @@
 // told to open. The node that leads, if it takes part, is told to go on last: whoever has been told
 // can then tell those who lose their leader.
 //
+// A node that says nothing for longer than any of its phases lasts is lost, even if pings come
+// back.
+//
 // Pure: reports go in, commands come out; time comes in. Not synchronised; the loop's.
 #pragma once
 
@@ -32,6 +35,7 @@ class Conductor {
     bool comes_in = false;
     Duration stall{};        // of the cut
     Duration to_join{};      // for a node to answer
+    Duration timeout{};      // of the operation
     std::string instance{};  // of the amemd that leads
   };
   struct Step {
@@ -70,11 +74,14 @@ class Conductor {
     std::string name;
     std::string instance{};
     bool joined = false;
-    bool over = false;  // ended, or lost
+    Duration silence{};  // it says something at least so often
+    Time heard{};        // when it has, the last time
+    bool over = false;   // ended, or lost
     Status status{};
   };
 
   void joined(std::size_t node, const v1::FleetJoined& joined);
+  void lose_silent_nodes(Time now);
   void ended(std::size_t node, const Status& status, Time now);
   void look_at_cuts(Time now);
   void go_on_if_all_may(Stage stage);
@@ -92,6 +99,7 @@ class Conductor {
   std::vector<Node> nodes_;
   PerStage<Barrier> barriers_;
   std::map<std::string, FleetCut> cuts_;
+  Time look_for_silence_ = kNever;
   std::optional<Time> look_at_cuts_;  // once for all that is told together: a look costs by ranks
   Status given_up_;
   std::vector<std::size_t> failed_;  // in their order

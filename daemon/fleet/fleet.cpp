@@ -48,11 +48,11 @@ struct Fleet::Led {
   bool over = false;
 };
 
-Fleet::Fleet(Broker& broker, EventLoop& loop, NodeLinks& links, Duration stall)
+Fleet::Fleet(Broker& broker, EventLoop& loop, NodeLinks& links, const Deadlines& deadlines)
     : broker_(broker),
       loop_(loop),
       links_(links),
-      stall_(stall),
+      deadlines_(deadlines),
       instance_(random_name()),
       name_(host_name()) {}
 
@@ -96,9 +96,13 @@ void Fleet::lead(const Caller& caller, v1::FleetBegin begin, const Operations::O
   Conductor::Score score;
   score.goes_out = !begin.has_resume();
   score.comes_in = !begin.has_pause();
-  score.stall = stall_;
+  score.stall = deadlines_.stall;
   score.to_join = kToJoin;
   score.instance = instance_;
+  const auto timeout_ms = begin.has_pause()    ? begin.pause().timeout_ms()
+                          : begin.has_resume() ? begin.resume().timeout_ms()
+                                               : begin.swap().timeout_ms();
+  score.timeout = std::chrono::milliseconds(timeout_ms);
   const auto led = std::make_shared<Led>(
       std::vector<std::string>(begin.nodes().begin(), begin.nodes().end()), score, observer);
   led->order = order;
@@ -237,6 +241,7 @@ std::shared_ptr<Part> Fleet::take(const Caller& caller, const v1::FleetBegin& be
   joined.mutable_joined()->set_name(name_);
   joined.mutable_joined()->set_instance(instance_);
   joined.mutable_joined()->set_version(kVersion);
+  joined.mutable_joined()->set_silence_us(to_us(deadlines_.longest()));
   report(std::move(joined), false);
   parts_.push_back({begin.order(), part});
   while (parts_.size() > kRemembered && parts_.front().part->ended()) parts_.pop_front();

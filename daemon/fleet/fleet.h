@@ -22,12 +22,12 @@
 namespace amem {
 
 /// Of what brokers say to each other; others are refused.
-inline constexpr std::uint32_t kFleetProtocol = 2;
+inline constexpr std::uint32_t kFleetProtocol = 3;
 
 class Fleet {
  public:
-  /// Everything passed in outlives this object. `stall`: of a cut.
-  Fleet(Broker& broker, EventLoop& loop, NodeLinks& links, Duration stall);
+  /// Everything passed in outlives this object. `deadlines`: of this node's phases.
+  Fleet(Broker& broker, EventLoop& loop, NodeLinks& links, const Deadlines& deadlines);
   ~Fleet();
 
   /// Leads it. What is refused is told to the observer at once, and nothing has changed.
@@ -61,7 +61,7 @@ class Fleet {
   Broker& broker_;
   EventLoop& loop_;
   NodeLinks& links_;
-  const Duration stall_;
+  const Deadlines deadlines_;
   std::string instance_;
   std::string name_;
   std::map<std::string, std::shared_ptr<Led>> led_;  // by order

@@ -8,6 +8,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+constexpr Duration kSilence = std::chrono::minutes(6);
 
 std::string instance(std::size_t node) { return std::string(16, static_cast<char>('0' + node)); }
 
@@ -29,6 +30,7 @@ class ConductorTest : public ::testing::Test {
   void joins(std::size_t node, const std::string& who) {
     v1::FleetReport report;
     report.mutable_joined()->set_instance(who);
+    report.mutable_joined()->set_silence_us(to_us(kSilence));
     conductor->told(node, report, now);
   }
   void quiesces(std::size_t node, std::initializer_list<std::uint32_t> ranks) {
@@ -249,6 +251,27 @@ TEST_F(ConductorTest, OneNodeByTwoAddresses) {
   ends(0, {Code::kAborted, "given up"});
   ends(1, {Code::kAborted, "given up"});
   EXPECT_TRUE(conductor->ended());
+}
+
+TEST_F(ConductorTest, ANodeThatSaysNothingForTooLongIsLost) {
+  begin_joined(2);
+  ends(0, {Code::kDeadlineExceeded, "quiesce: not in time"});
+  EXPECT_EQ(said(), "1 give up");
+  EXPECT_EQ(conductor->wakeup(), now + kSilence);
+  now += kSilence - seconds(1);
+  conductor->tick(now);
+  EXPECT_FALSE(conductor->ended());
+  reports(1, 1, true);  // it still says something
+  now += kSilence - seconds(1);
+  conductor->tick(now);
+  EXPECT_FALSE(conductor->ended());
+  now += seconds(1);
+  conductor->tick(now);
+  EXPECT_EQ(said(), "1 on its own");
+  EXPECT_TRUE(conductor->ended());
+  EXPECT_NE(conductor->result().text().find("node 'n1': lost: it has said nothing for 6m"),
+            std::string::npos)
+      << conductor->result().text();
 }
 
 TEST_F(ConductorTest, WhatComesAfterTheEndIsNothing) {
