@@ -23,7 +23,7 @@ Result<GroupEntry*> Groups::join(const std::string& name, const Peer& peer) {
   const auto [it, added] =
       node_.groups.try_emplace(id, id, name, peer.account, deadlines_, memory_of(id));
   node_.records.used_group(id);
-  node_.records.write(it->second);
+  (void)node_.records.write(it->second);
   it->second.log().info("group '{}': begun by {}", name, to_string(peer.account->owner()));
   events_.publish(&it->second, "state", "running", v1::GROUP_STATE_RUNNING);
   return &it->second;
@@ -139,7 +139,7 @@ void Groups::act(GroupEntry& group, const action::Finished& finished) {
     spdlog::error("{}", outcome.status.text());
     events_.publish(&group, "error", outcome.status.text());
   }
-  node_.records.write(group);
+  (void)node_.records.write(group);
   operations_.run(group, told);
 }
 

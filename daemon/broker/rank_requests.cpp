@@ -418,7 +418,7 @@ void RankRequests::set_policy(Rank& rank, std::uint64_t seq, const amem_v1_SetPo
                       : groups_.may_set_policy(group, tag, discard);
   if (status.ok()) {
     group.rank_discards[tag] = discard;
-    node_.records.write(group);
+    (void)node_.records.write(group);
     group.log().info("group '{}': {}: tag '{}' is {} by a pause", group.machine.name(),
                      node_.label(rank), tag, discard ? "discarded" : "kept");
   }

@@ -63,6 +63,8 @@ void Conductor::told(std::size_t node, const v1::FleetReport& report, Time now) 
     case v1::FleetReport::kAsks:
       barriers_[stage_of(report.asks())].asks.insert(node);
       return go_on_if_all_may(stage_of(report.asks()));
+    case v1::FleetReport::kWithdraws:
+      return withdraws(node, stage_of(report.withdraws()));
     case v1::FleetReport::kWentOn:
       barriers_[stage_of(report.went_on())].gone.insert(node);
       return let_leader_go_on(stage_of(report.went_on()));
@@ -92,6 +94,18 @@ void Conductor::joined(std::size_t node, const v1::FleetJoined& joined) {
       static_cast<std::int64_t>(std::min<std::uint64_t>(joined.silence_us(), kMostSilence.count()));
   nodes_[node].silence = std::chrono::microseconds(told) + score_.timeout;
   look_for_silence_ = std::min(look_for_silence_, nodes_[node].heard + nodes_[node].silence);
+  if (joined.instance() != score_.instance) return;
+  for (std::size_t other = 0; other < nodes_.size(); ++other) {
+    v1::FleetCommand command;
+    command.mutable_leader()->set_number(static_cast<std::uint32_t>(node));
+    send(other, std::move(command));
+  }
+}
+
+/// Its error follows. If it comes too late, others have been told to go on, and go on.
+void Conductor::withdraws(std::size_t node, Stage stage) {
+  if (barriers_[stage].committed) return;
+  give_up({Code::kAborted, "node '" + nodes_[node].name + "' failed while it waited for others"});
 }
 
 void Conductor::ended(std::size_t node, const Status& status, Time now) {
@@ -149,8 +163,9 @@ void Conductor::go_on_if_all_may(Stage stage) {
   if (!barrier.is || barrier.committed || !given_up_.ok() || barrier.asks.empty()) return;
   if (!all_under_way([&](std::size_t node) { return barrier.asks.contains(node); })) return;
   barrier.committed = true;
+  const std::optional<std::size_t> own = leader();
   for (std::size_t node = 0; node < nodes_.size(); ++node)
-    if (leader() != node) tell_to_go_on(node, stage);
+    if (own != node) tell_to_go_on(node, stage);
   let_leader_go_on(stage);
 }
 

@@ -5,7 +5,7 @@
 // open before all have loaded and let go of what goes out. Until it has told somebody to release, a
 // failure or loss of one node has all others give up; those that come in likewise until somebody is
 // told to open. The node that leads, if it takes part, is told to go on last: whoever has been told
-// can then tell those who lose their leader.
+// can then tell those who lose their leader. All are told which node that is.
 //
 // A node that says nothing for longer than any of its phases lasts is lost, even if pings come
 // back.
@@ -63,6 +63,7 @@ class Conductor {
   const std::string& name(std::size_t node) const { return nodes_[node].name; }
 
  private:
+  friend class Insight;  // of the tests: says in what state it is
   struct Barrier {
     bool is = false;         // part of the operation
     bool committed = false;  // somebody has been told to go on
@@ -81,6 +82,7 @@ class Conductor {
   };
 
   void joined(std::size_t node, const v1::FleetJoined& joined);
+  void withdraws(std::size_t node, Stage stage);
   void lose_silent_nodes(Time now);
   void ended(std::size_t node, const Status& status, Time now);
   void look_at_cuts(Time now);

@@ -44,8 +44,8 @@ Extents from_record(const google::protobuf::RepeatedPtrField<v1::record::Extent>
   return extents;
 }
 
-void Records::write(GroupEntry& group, bool waves) {
-  if (!record_.keeps()) return;
+Status Records::write(GroupEntry& group, bool waves) {
+  if (!record_.keeps()) return {};
   v1::record::Group row;
   row.set_name(group.machine.name());
   to_record(group.account->owner(), *row.mutable_owner());
@@ -59,6 +59,14 @@ void Records::write(GroupEntry& group, bool waves) {
   row.set_paused(standing.rest == GroupState::kPaused);
   row.set_epoch(standing.epoch.attempt);
   row.set_ordered(standing.ordered);
+  for (const FleetShare& share : group.shares) {
+    v1::record::Share& each = *row.add_shares();
+    each.set_order(share.order);
+    each.set_out(share.stage == Stage::kOut);
+    each.set_asked(share.asked);
+    each.set_went_on(share.went_on);
+    each.set_given_up(share.given_up);
+  }
   if (const auto& under_way = standing.under_way) {
     v1::record::UnderWay& what = *row.mutable_under_way();
     what.set_resume(under_way->task.op == Operation::kResume);
@@ -69,7 +77,7 @@ void Records::write(GroupEntry& group, bool waves) {
     what.set_loaded(under_way->loaded);
     what.set_waves(waves);
   }
-  (void)record_.write(group.row, RowKind::kGroup, group.id, row);
+  return record_.write(group.row, RowKind::kGroup, group.id, row);
 }
 
 void Records::write(Rank& rank) {

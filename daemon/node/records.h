@@ -26,8 +26,8 @@ class Records {
   const Record& record() const { return record_; }
 
   /// What it is, and what of an operation under way a restart must know. `waves`: only what is
-  /// marked so leaves.
-  void write(GroupEntry& group, bool waves = false);
+  /// marked so leaves. kResourceExhausted: the record is full.
+  Status write(GroupEntry& group, bool waves = false);
   void write(Rank& rank);
   /// kResourceExhausted: the record is full.
   Status write(Allocation& allocation);

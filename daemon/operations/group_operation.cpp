@@ -19,7 +19,7 @@ constexpr Duration kClosing = std::chrono::seconds(5);
 }  // namespace
 
 void GroupOperation::run(const action::Open& open) {
-  means_.node.records.write(group_);
+  (void)means_.node.records.write(group_);
   means_.outbox.send_all(open.ranks, open_message(open.epoch));
 }
 

@@ -188,7 +188,7 @@ void PauseOperation::run(const action::Release& release) {
         a->saved_in = release.epoch.attempt;
         records.write_saved(*a);  // its bytes are dropped
       }
-    records.write(group_);
+    (void)records.write(group_);
     return release_all(release);
   }
   // What could not be saved stays where it is.
@@ -205,7 +205,7 @@ void PauseOperation::run(const action::Release& release) {
     records.write_saved(*a, true);
     return false;
   });
-  records.write(group_, true);
+  (void)records.write(group_, true);
   for (const RankId rank : release.ranks)
     means_.outbox.send_release(rank, release.epoch, lists[rank], !waves_->done());
 }

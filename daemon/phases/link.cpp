@@ -55,9 +55,13 @@ Link::Steps Link::ready(std::size_t member) {
   return steps;
 }
 
-void Link::unready(std::size_t member) {
+Link::Steps Link::unready(std::size_t member) {
+  Steps steps;
+  const Stage stage = stage_of(member);
   if (members_[member].part == Part::kReady) members_[member].part = Part::kUnderWay;
-  asked_[stage_of(member)] = false;
+  if (asked_[stage] && !may_[stage] && !std::exchange(withdrawn_[stage], true))
+    steps.push_back({Step::kWithdraw, first(stage)});
+  return steps;
 }
 
 Link::Steps Link::ended(std::size_t member, const Status& status) {
@@ -95,7 +99,7 @@ void Link::finish_if_ended(std::size_t member, Steps& steps) {
 
 Link::Steps Link::may_go_on(Stage stage) {
   Steps steps;
-  if (broken() || std::exchange(may_[stage], true)) return steps;
+  if (broken() || withdrawn_[stage] || std::exchange(may_[stage], true)) return steps;
   if (asked_[stage]) go_on(stage, steps);
   return steps;
 }

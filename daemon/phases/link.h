@@ -31,13 +31,14 @@ class Link {
  public:
   struct Step {
     enum What : std::uint8_t {
-      kBegin,   // the member's operation, held() or not
-      kRoom,    // all memory that was to go out has gone: it may take what there is
-      kGoOn,    // it need not wait for the others any more: release or open
-      kGiveUp,  // it ends as it began, with why_given_up()
-      kAsk,     // all that go out have saved, or all that come in may open: may they, by go_on()?
-                // Of an order over several nodes; the member is the first of them
-      kFinish,  // all have ended, with result(); of no member
+      kBegin,     // the member's operation, held() or not
+      kRoom,      // all memory that was to go out has gone: it may take what there is
+      kGoOn,      // it need not wait for the others any more: release or open
+      kGiveUp,    // it ends as it began, with why_given_up()
+      kAsk,       // all that go out have saved, or all that come in may open: may they, by go_on()?
+                  // Of an order over several nodes; the member is the first of them
+      kWithdraw,  // what was asked does not hold any more; likewise
+      kFinish,    // all have ended, with result(); of no member
     };
     What what;
     std::size_t member;
@@ -52,7 +53,8 @@ class Link {
        bool duplex, bool abroad = false);
 
   Steps start();
-  /// All nodes are as far: those that go out may release, or those that come in may open.
+  /// All nodes are as far: those that go out may release, or those that come in may open. Nothing:
+  /// they do not.
   Steps may_go_on(Stage stage);
   /// The other nodes never will be; what has not gone on ends as it began.
   Steps give_up(const Status& why);
@@ -61,7 +63,7 @@ class Link {
   /// The member is held, and has done all that it may.
   Steps ready(std::size_t member);
   /// It was ready, and has failed; ended() follows once it has rolled back.
-  void unready(std::size_t member);
+  Steps unready(std::size_t member);
   Steps ended(std::size_t member, const Status& status);
 
   /// Of a member that has begun: whether it began held, which lasts until kGoOn or kGiveUp.
@@ -113,8 +115,9 @@ class Link {
   Task pause_;
   bool duplex_;
   bool abroad_;
-  PerStage<bool> may_;               // by may_go_on()
-  PerStage<bool> asked_;             // whether they may
+  PerStage<bool> may_;    // by may_go_on()
+  PerStage<bool> asked_;  // whether they may
+  PerStage<bool> withdrawn_;
   Status given_up_;                  // not OK: why, by the other nodes
   std::vector<std::size_t> failed_;  // in the order in which they ended
 };

@@ -51,12 +51,21 @@ TEST(LinkAbroadTest, GivenUpBeforeItMayGoOn) {
   EXPECT_FALSE(link.result().ok());
 }
 
-TEST(LinkAbroadTest, OneThatIsNotReadyAnyMoreAsksAgain) {
+TEST(LinkAbroadTest, OneThatIsNotReadyAnyMoreWithdrawsWhatItHasAsked) {
   Link link({}, {"train"}, Operation::kResume, true, true);
   (void)link.start();
   EXPECT_EQ(link.ready(0), of(Step::kAsk, 0));
-  link.unready(0);
-  EXPECT_EQ(link.ready(0), of(Step::kAsk, 0));
+  EXPECT_EQ(link.unready(0), of(Step::kWithdraw, 0));
+  EXPECT_EQ(link.may_go_on(Stage::kIn), Steps()) << "that comes too late";
+  EXPECT_EQ(link.ended(0, kLost), of(Step::kFinish, 0));
+}
+
+TEST(LinkAbroadTest, OneThatIsNotReadyAnyMoreBeforeTheOthersAreHasNothingToWithdraw) {
+  Link link({}, {"a", "b"}, Operation::kResume, true, true);
+  (void)link.start();
+  EXPECT_EQ(link.ready(0), Steps());
+  EXPECT_EQ(link.unready(0), Steps());
+  EXPECT_EQ(link.ready(1), Steps());
 }
 
 TEST(LinkAbroadTest, ASwapAsksTwice) {
