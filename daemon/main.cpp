@@ -67,7 +67,7 @@ Result<ControlSettings> control_settings(const Config& config) {
   settings.access.see_all = config.see_all;
   settings.listen = config.listen;
   settings.tls_dir = config.tls_dir;
-  settings.stall = config.deadlines.stall;
+  settings.deadlines = config.deadlines;
   if (!config.operators.empty()) {
     const Result<gid_t> operators = group_id(config.operators);
     if (!operators.ok())

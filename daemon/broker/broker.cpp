@@ -265,6 +265,13 @@ std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& 
                           caller.who, std::move(abroad));
 }
 
+std::vector<FleetShare> Broker::shares() const {
+  std::vector<FleetShare> all;
+  for (const auto& [id, group] : node_.groups)
+    all.insert(all.end(), group.shares.begin(), group.shares.end());
+  return all;
+}
+
 Status Broker::set_policy(const Caller& caller, const std::string& name, const std::string& tag,
                           v1::Policy policy, v1::SaveForm form) {
   const Result<GroupEntry*> group = find_to_steer(node_, caller, name);

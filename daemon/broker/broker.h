@@ -65,6 +65,10 @@ class Broker {
                      std::shared_ptr<Abroad> abroad = nullptr);
   /// For what other nodes say of an order.
   Operations& operations() { return operations_; }
+  /// What groups have, or had, of orders over several nodes.
+  std::vector<FleetShare> shares() const;
+  /// Has, by its record, what the amemd before it knew of them.
+  bool remembers() const { return node_.records.record().keeps(); }
   /// kNotFound, kFailedPrecondition (the tag is paused), kInvalidArgument (no such policy, or one
   /// that this tag cannot have).
   Status set_policy(const Caller& caller, const std::string& group, const std::string& tag,

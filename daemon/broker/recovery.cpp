@@ -283,6 +283,9 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
   group.rank_discards = {row.rank_discards().begin(), row.rank_discards().end()};
   for (const auto& [tag, form] : row.tag_forms())
     group.tag_forms[tag] = static_cast<SaveForm>(form);
+  for (const v1::record::Share& share : row.shares())
+    group.shares.push_back({share.order(), share.out() ? Stage::kOut : Stage::kIn, share.asked(),
+                            share.went_on(), share.given_up()});
   group.row = adopt(RowKind::kGroup, id);
   for (Rank& rank : ranks) ranks_.expect(std::move(rank));
   return group;

@@ -343,7 +343,7 @@ Status ControlServer::start(const ControlSettings& settings) {
     builder.AddListeningPort(settings.listen, credentials.value(), &port);
   }
   links_ = std::make_unique<GrpcNodeLinks>(loop_, settings.tls_dir);
-  fleet_ = std::make_unique<Fleet>(broker_, loop_, *links_, settings.stall);
+  fleet_ = std::make_unique<Fleet>(broker_, loop_, *links_, settings.deadlines);
   fleet_service_ = std::make_unique<FleetService>(
       *fleet_, loop_, [service = service_.get()](const grpc::CallbackServerContext* context) {
         return service->caller_of(context);

@@ -16,6 +16,7 @@
 #include "daemon/control/callers.h"
 #include "daemon/control/entrance.h"
 #include "daemon/control/grpc_log.h"
+#include "daemon/phases/phases.h"
 
 namespace grpc {
 class Server;
@@ -36,9 +37,9 @@ struct ControlSettings {
   SocketFile socket;
   Isolation isolation = Isolation::kUid;
   AccessRules access;
-  std::string listen;                              // "host:port" for TCP; empty: none
-  std::string tls_dir;                             // ca.crt, tls.crt and tls.key, for TCP
-  Duration stall = std::chrono::milliseconds(20);  // of a cut over several nodes
+  std::string listen;   // "host:port" for TCP; empty: none
+  std::string tls_dir;  // ca.crt, tls.crt and tls.key, for TCP
+  Deadlines deadlines;  // of this node's phases
 };
 
 class ControlServer {

@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -23,6 +24,7 @@
 #include "daemon/owners/account.h"
 #include "daemon/owners/peer.h"
 #include "daemon/phases/group.h"
+#include "daemon/phases/stage.h"
 #include "daemon/sessions/session_server.h"
 
 namespace amem {
@@ -60,6 +62,15 @@ struct Rank {
   Kept kept;    // of the process
   Row row;
   Row limbo_row;
+};
+
+/// A group's share of an order over several nodes: what others that lose their leader may ask.
+struct FleetShare {
+  std::string order;  // its name on all nodes
+  Stage stage = Stage::kOut;
+  bool asked = false;  // whether it may go on, or is about to
+  bool went_on = false;
+  bool given_up = false;  // before it had gone on, and nobody was told to
 };
 
 /// What lives as long as the group; an operation under way is in Operations.
@@ -104,6 +115,7 @@ struct GroupEntry {
   std::optional<EventLoop::TimerId> timer;
   std::string paused_by;  // who has asked for the last pause, for people; empty: another broker's
   Time trimmed{};         // when its owner's ranks were last told to free what they keep
+  std::deque<FleetShare> shares;  // the last ones, the newest first
   Row row;
 };
 

@@ -60,6 +60,14 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
   row.set_paused(standing.rest == GroupState::kPaused);
   row.set_epoch(standing.epoch.attempt);
   row.set_ordered(standing.ordered);
+  for (const FleetShare& share : group.shares) {
+    v1::record::Share& each = *row.add_shares();
+    each.set_order(share.order);
+    each.set_out(share.stage == Stage::kOut);
+    each.set_asked(share.asked);
+    each.set_went_on(share.went_on);
+    each.set_given_up(share.given_up);
+  }
   if (const auto& under_way = standing.under_way) {
     v1::record::UnderWay& what = *row.mutable_under_way();
     what.set_resume(under_way->task.op == Operation::kResume);
@@ -98,8 +106,8 @@ Status Records::write(GroupEntry& group, bool waves, RowRoom* room) {
 }
 
 std::uint64_t Records::bytes_of_release(const GroupEntry& group) const {
-  constexpr std::uint64_t kOtherPhase = 64;  // its name is longer, and what a wave adds
-  return Record::bytes_of(row_of(group, true)) + kOtherPhase;
+  constexpr std::uint64_t kLater = 128;  // a longer name of the phase, what waves add, a share that goes on
+  return Record::bytes_of(row_of(group, true)) + kLater;
 }
 
 std::uint64_t Records::bytes_of_release(const Allocation& allocation) const {

@@ -65,8 +65,9 @@ class Operations {
   // ---- what other nodes say of an order that they have a part of; nothing once it has ended ----
   /// StepOf or CutTaken, to its operation on the group of that name.
   void tell(std::uint64_t order, const std::string& group, const Event& event);
-  void may_go_on(std::uint64_t order, bool out);
-  /// What has not gone on ends as it began.
+  /// False: it does not, as it has ended, or is about to.
+  bool may_go_on(std::uint64_t order, Stage stage);
+  /// What has not gone on ends as it began. REQUIRES: no node was told to go on with that.
   void give_up(std::uint64_t order, const Status& why);
 
   // ---- actions of the groups ----
@@ -151,6 +152,10 @@ class Operations {
   void carry_out(const OrderPtr& order, const Link::Steps& steps);
   void carry_out(const OrderPtr& order, Link::Step step);
   Status begin(const OrderPtr& order, std::size_t member);
+  /// The group's of an order over several nodes; null: it has none.
+  static FleetShare* share_of(const Order& order, GroupEntry& group);
+  /// Of these groups' shares that have not gone on, on record.
+  Status note(const Order& order, const std::vector<GroupId>& groups, bool FleetShare::*what);
   template <class Kind>
   Kind* operation_of(GroupId group) {
     const auto it = running_.find(group);

@@ -177,6 +177,10 @@ struct Deadlines {
   Duration stall = std::chrono::milliseconds(20);    // of a quiesce, see docs/protocol.md
   Duration guests = std::chrono::milliseconds(500);  // short: a swap is held up by it
 
+  /// No phase lasts longer, whatever its operation waits for; but for what a timeout adds.
+  Duration longest() const {
+    return guests + quiesce + 3 * save + 2 * release + 4 * create + load + open;
+  }
   Duration of(Phase phase) const {
     switch (phase) {
       case Phase::kGuests:

@@ -82,6 +82,8 @@ enum class Bug : std::uint8_t {
   kKeepsNothingOfAResume,
   kTakesWhatIsUnloaded,
   kLeavesWhatIsAway,
+  kAsksOffTheRecord,
+  kForgetsOrders,
 };
 
 struct Mutation {
