@@ -126,6 +126,12 @@ Status Broker::guard_devices() {
   return {};
 }
 
+void Broker::take_no_more() {
+  operations_.take_no_more(
+      {Code::kUnavailable,
+       "amemd is ending and begins no new operation; nothing has changed. Ask the next amemd"});
+}
+
 void Broker::shut() {
   // Before anything goes: the next amemd has it all.
   node_.records.record().detach();
@@ -191,11 +197,17 @@ Status Broker::may_hand_over(const Caller& caller) {
     return {Code::kFailedPrecondition,
             "amemd has no holder, so what is paused would be lost with it; what it logged at its "
             "start says why (the setting holder)"};
+  if (!refusal().ok()) return refusal();
+  if (const std::string what = under_way(); !what.empty())
+    return {Code::kAborted, what + "; try again"};
+  return {};
+}
+
+std::string Broker::under_way() const {
   for (const auto& [id, group] : node_.groups)
     if (const GroupState state = group.machine.state();
         state != GroupState::kRunning && state != GroupState::kPaused)
-      return {Code::kAborted, "group '" + group.machine.name() + "' is " +
-                                  std::string(to_string(state)) + "; try again"};
+      return "group '" + group.machine.name() + "' is " + std::string(to_string(state));
   return {};
 }
 
