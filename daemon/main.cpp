@@ -23,6 +23,7 @@
 #include "daemon/broker/broker.h"
 #include "daemon/broker/keeper.h"
 #include "daemon/control/control_service.h"
+#include "daemon/control/ending.h"
 #include "daemon/control/upgrades.h"
 #include "daemon/holder/wire.h"
 #include "daemon/metrics/endpoint.h"
@@ -158,6 +159,8 @@ int serve(Config config, const Successor& successor, bool& replaced) {
 
   keeper.watch([&] { broker.hold_again(); });
 
+  const auto under_way = [&] { return control.under_way(); };
+  Ending when_idle(loop, config.end, under_way, end);
   const EventLoop::WatchId watch = loop.watch(signals.get(), EPOLLIN, [&](std::uint32_t) {
     signalfd_siginfo info{};
     if (::read(signals.get(), &info, sizeof info) != sizeof info) return;
@@ -170,7 +173,8 @@ int serve(Config config, const Successor& successor, bool& replaced) {
     replaced = false;
     if (ending.joinable()) return;
     spdlog::info("ending: signal {} from pid {}", info.ssi_signo, info.ssi_pid);
-    end();
+    broker.take_no_more();
+    when_idle.begin();
   });
   if (watch == 0) return fail(errno_status(Code::kInternal, "epoll_ctl for signals", errno));
 

@@ -133,6 +133,12 @@ Status Broker::guard_devices() {
   return {};
 }
 
+void Broker::take_no_more() {
+  operations_.take_no_more(
+      {Code::kUnavailable,
+       "amemd is ending and begins no new operation; nothing has changed. Ask the next amemd"});
+}
+
 void Broker::shut() {
   // Before anything goes: the next amemd has it all.
   node_.records.record().detach();
@@ -220,11 +226,17 @@ Status Broker::may_hand_over(const Caller& caller) {
               "device " + to_string(device.uuid) + " hangs (" + hangs +
                   "), and a process that is stuck in the driver cannot be replaced; wait for the "
                   "driver, or reset the device"};
+  if (!refusal().ok()) return refusal();
+  if (const std::string what = under_way(); !what.empty())
+    return {Code::kAborted, what + "; try again"};
+  return {};
+}
+
+std::string Broker::under_way() const {
   for (const auto& [id, group] : node_.groups)
     if (const GroupState state = group.machine.state();
         state != GroupState::kRunning && state != GroupState::kPaused)
-      return {Code::kAborted, "group '" + group.machine.name() + "' is " +
-                                  std::string(to_string(state)) + "; try again"};
+      return "group '" + group.machine.name() + "' is " + std::string(to_string(state));
   return {};
 }
 

@@ -49,6 +49,8 @@ class Broker {
   Status start();
   /// The holder has ended, and another has nothing yet: gives it everything.
   void hold_again();
+  /// It is to end soon: no operation begins any more, whoever asks. All else is served.
+  void take_no_more();
   /// Ends every operation, watch and session. Nothing is served afterwards.
   void shut();
 
@@ -89,8 +91,12 @@ class Broker {
   /// Use of devices as the last look_at_devices() has seen it.
   Families metrics(const Caller& caller) const;
   /// Whether another amemd may take over now: kPermissionDenied; kFailedPrecondition: without a
-  /// holder; kAborted: an operation is under way.
+  /// holder; kUnavailable: this one is ending; kAborted: an operation is under way.
   Status may_hand_over(const Caller& caller);
+  /// Not OK: no operation begins any more, and why.
+  const Status& refusal() const { return operations_.refusal(); }
+  /// What an end would call off, such as "group 'train' is pausing"; empty: nothing.
+  std::string under_way() const;
   Accounts& accounts() { return accounts_; }
   EventHub& events() { return events_; }
 

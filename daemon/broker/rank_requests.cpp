@@ -404,6 +404,7 @@ void RankRequests::group_request(Rank& rank, std::uint64_t seq,
   Status status = check_tags(node_.allocations, group.id, task);
   if (message.except && message.tags_count == 0)
     status = {Code::kInvalidArgument, "all but which tags? None is given"};
+  if (status.ok()) status = operations_.refusal();
   if (!status.ok()) {
     sessions_.send(rank.session, reply_message(seq, status));
     return;

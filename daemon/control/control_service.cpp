@@ -8,6 +8,7 @@
 #include <chrono>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "amem/v1/broker.grpc.pb.h"
@@ -34,6 +35,8 @@ constexpr auto kShutdownPatience = std::chrono::milliseconds(500);
 grpc::Status to_grpc(const Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), status.text()};
 }
+
+constexpr std::string_view kLeads = "this node leads an operation over several";
 
 const grpc::Status kGone(grpc::StatusCode::UNAVAILABLE, "the caller has hung up");
 
@@ -93,11 +96,15 @@ class ControlService final : public v1::Broker::CallbackService {
   void use(Fleet& fleet) {
     fleet_ = &fleet;
     if (upgrades_ != nullptr)
-      upgrades_->ask_also([&fleet] {
-        return fleet.leads()
-                   ? Status(Code::kAborted, "this node leads an operation over several; try again")
-                   : Status();
+      upgrades_->ask_also([this] {
+        return fleet_->leads() ? Status(Code::kAborted, std::string(kLeads) + "; try again")
+                               : Status();
       });
+  }
+  /// As Broker::under_way(), with what this node leads.
+  std::string under_way() const {
+    const std::string own = broker_.under_way();
+    return own.empty() && fleet_ != nullptr && fleet_->leads() ? std::string(kLeads) : own;
   }
   /// Who calls; nothing: nobody any more.
   std::optional<Caller> caller_of(const grpc::CallbackServerContext* context) const {
@@ -310,6 +317,7 @@ class ControlService final : public v1::Broker::CallbackService {
 
   template <class Request>
   void lead(const Caller& caller, const Request& request, const Operations::Observer& observer) {
+    if (!broker_.refusal().ok()) return observer->finished(broker_.refusal());
     v1::FleetBegin begin;
     put(begin, request);
     *begin.mutable_nodes() = request.nodes();
@@ -374,6 +382,8 @@ Status ControlServer::start(const ControlSettings& settings) {
                                          });
   return entrance_->open(settings.socket);
 }
+
+std::string ControlServer::under_way() const { return service_->under_way(); }
 
 void ControlServer::close() {
   if (fleet_ != nullptr) fleet_->shut();

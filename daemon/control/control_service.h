@@ -52,6 +52,9 @@ class ControlServer {
   /// Creates the socket file, replacing one that nobody listens on.
   /// REQUIRES: the caller holds the runtime directory's lock; the loop does not run yet.
   Status start(const ControlSettings& settings);
+  /// What an end would call off, of this node's groups or of an operation that it leads, for
+  /// people; empty: nothing. The loop's thread.
+  std::string under_way() const;
   /// Takes no more connections, and removes the socket file. The loop's thread.
   void close();
   /// Takes no more calls and returns when those under way have ended; the loop must be running, and

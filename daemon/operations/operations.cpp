@@ -101,8 +101,8 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in,
 // ---- orders -------------------------------------------------------------------------------------
 
 std::uint64_t Operations::start(const OrderPtr& order) {
-  if (!closed_.ok()) {
-    order->observer->finished(closed_);
+  if (const Status& why = closed_.ok() ? refusal_ : closed_; !why.ok()) {
+    order->observer->finished(why);
     return 0;
   }
   order->number = ++last_order_;

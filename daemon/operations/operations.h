@@ -102,6 +102,10 @@ class Operations {
   PauseOperation* pause_of(GroupId group) { return operation_of<PauseOperation>(group); }
   ResumeOperation* resume_of(GroupId group) { return operation_of<ResumeOperation>(group); }
 
+  /// The broker is to end: what is under way goes on to its end, and nothing new begins.
+  void take_no_more(const Status& why) { refusal_ = why; }
+  /// Not OK: why nothing new begins. Ranks that ask for their own group are told the same.
+  const Status& refusal() const { return refusal_; }
   /// The broker is ending: tells every observer so, and those that come later at once.
   void close(const Status& status);
 
@@ -179,7 +183,8 @@ class Operations {
   std::map<std::uint64_t, std::weak_ptr<Order>> abroad_;  // orders over several nodes
   std::uint64_t last_serial_ = 0;
   std::uint64_t last_order_ = 0;
-  Status closed_;  // not OK: why nothing is begun any more
+  Status closed_;   // not OK: why nothing goes on, and nothing is begun any more
+  Status refusal_;  // not OK: why nothing new is begun
 };
 
 }  // namespace amem

@@ -1,6 +1,6 @@
 // The phases of a pause and a resume, as one table (docs/design.md, "Phases"): what each is called,
 // what ends it, what comes next, and what a failure, a death and a restart of the broker do. Course
-// follows this table; nothing else decides the order.
+// follows this table, and has what a phase does when it begins.
 #pragma once
 
 #include <array>

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-COMMANDS = ("status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "watch", "top", "bench", "run", "doctor", "upgrade", "version")
+COMMANDS = ("status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "watch", "top", "bench", "run", "doctor", "upgrade", "wait-idle", "version")
 PAGES = {"amemd.8": [["amemd"]], "amem-holder.8": [["amem-holder"]], "amemctl.1": [["amemctl"], *(["amemctl", command] for command in COMMANDS)]}
 
 
