@@ -159,7 +159,13 @@ int serve(Config config, const Successor& successor, bool& replaced) {
 
   keeper.watch([&] { broker.hold_again(); });
 
-  const auto under_way = [&] { return control.under_way(); };
+  // What no holder has would be lost, too.
+  const auto under_way = [&] {
+    const std::string what = control.under_way();
+    const Status outlives = keeper.record().outlives();
+    const bool waits = outlives.code() == Code::kUnavailable && broker.serves_groups();
+    return what.empty() && waits ? outlives.text() : what;
+  };
   Ending when_idle(loop, config.end, under_way, end);
   const EventLoop::WatchId watch = loop.watch(signals.get(), EPOLLIN, [&](std::uint32_t) {
     signalfd_siginfo info{};

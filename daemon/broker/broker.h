@@ -95,6 +95,7 @@ class Broker {
   Status may_hand_over(const Caller& caller);
   /// Not OK: no operation begins any more, and why.
   const Status& refusal() const { return operations_.refusal(); }
+  bool serves_groups() const { return !node_.groups.empty(); }
   /// What an end would call off, such as "group 'train' is pausing"; empty: nothing.
   std::string under_way() const;
   Accounts& accounts() { return accounts_; }

@@ -16,10 +16,10 @@ constexpr std::size_t kBefore = 900;
 
 class Play {
  public:
-  explicit Play(std::uint64_t seed) : chance_(seed), scenario_(draw_scenario()) {}
+  Play(std::uint64_t seed, Bug bug) : bug_(bug), chance_(seed), scenario_(draw_scenario()) {}
 
   std::string play(Orders& orders) {
-    FleetWorld world(scenario_, kManyFaults, Bug::kNone);
+    FleetWorld world(scenario_, kManyFaults, bug_);
     world.forget_history();
     const bool decided = below(3) != 0;  // when the leader dies
     const Stage stage =
@@ -67,6 +67,7 @@ class Play {
     return possible.empty() ? otherwise : possible[below(possible.size())];
   }
 
+  const Bug bug_;
   std::mt19937_64 chance_;
   const FleetScenario scenario_;
   const std::function<std::size_t(std::size_t)> drawn_ = [this](std::size_t n) { return below(n); };
@@ -74,10 +75,10 @@ class Play {
 
 }  // namespace
 
-Orders play_orders(std::uint64_t first_seed, std::uint64_t count) {
+Orders play_orders(std::uint64_t first_seed, std::uint64_t count, Bug bug) {
   Orders orders;
   for (std::uint64_t seed = first_seed; seed < first_seed + count && orders.broken.empty(); ++seed)
-    if (const std::string broken = Play(seed).play(orders); !broken.empty())
+    if (const std::string broken = Play(seed, bug).play(orders); !broken.empty())
       orders.broken = "seed " + std::to_string(seed) + ": " + broken;
   return orders;
 }

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "tests/model/scenario.h"
+
 namespace amem::model {
 
 struct Orders {
@@ -16,6 +18,7 @@ struct Orders {
   std::string broken;           // with its seed; empty: no promise
 };
 
-Orders play_orders(std::uint64_t first_seed, std::uint64_t count);
+/// Until a promise is broken.
+Orders play_orders(std::uint64_t first_seed, std::uint64_t count, Bug bug);
 
 }  // namespace amem::model

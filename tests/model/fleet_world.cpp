@@ -95,7 +95,7 @@ class FleetWorld::Doing final : public Here {
     switch (node().work) {
       case Node::kWorks:
         node().work = Node::kAboutToAsk;
-        if (world_.bug_ != Bug::kAsksOffTheRecord) node().record[node().stage]->asked = true;
+        node().record[node().stage]->asked = true;
         return world_.push(FleetWorld::Event::kDone, number_);
       case Node::kAboutToAsk:
         node().work = Node::kHeld;

@@ -20,6 +20,9 @@ namespace amem::model {
 namespace {
 
 constexpr std::size_t kMostStates = 50'000'000;
+/// In which what is made wrong on purpose has to show.
+constexpr std::uint64_t kMostOrders = 5000;
+constexpr std::string_view kOrdersOfHundred = "orders";
 
 std::vector<std::string_view> worlds() {
   std::vector<std::string_view> names;
@@ -72,7 +75,7 @@ bool holds(std::string_view name, int faults) {
 
 bool play(std::uint64_t seed, std::uint64_t count) {
   const auto began = std::chrono::steady_clock::now();
-  const Orders orders = play_orders(seed, count);
+  const Orders orders = play_orders(seed, count, Bug::kNone);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   std::printf(
       "%llu orders: all went on in %llu, all gave up in %llu, nobody who knew could be asked in "
@@ -88,6 +91,14 @@ bool play(std::uint64_t seed, std::uint64_t count) {
 
 /// The fault is found, as the promise that it breaks.
 bool is_found(const Mutation& mutation) {
+  if (mutation.scenario == kOrdersOfHundred) {
+    const Orders orders = play_orders(1, kMostOrders, mutation.bug);
+    const bool is = orders.broken.find(mutation.found) != std::string::npos;
+    std::printf("%s: %s, in %s: %s\n", is ? "found" : "NOT FOUND",
+                std::string(mutation.name).c_str(), std::string(mutation.scenario).c_str(),
+                orders.broken.c_str());
+    return is;
+  }
   int faults = -1;
   const Found found = explore(mutation.scenario, faults, mutation.bug);
   const bool is = !found.broken.empty() && found.broken.find(mutation.found) != std::string::npos;

@@ -82,7 +82,6 @@ enum class Bug : std::uint8_t {
   kKeepsNothingOfAResume,
   kTakesWhatIsUnloaded,
   kLeavesWhatIsAway,
-  kAsksOffTheRecord,
   kForgetsOrders,
 };
 

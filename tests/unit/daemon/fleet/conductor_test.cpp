@@ -17,7 +17,7 @@ std::string instance(std::size_t node) { return std::string(16, static_cast<char
 class ConductorTest : public ::testing::Test {
  protected:
   static Conductor::Score score(bool out, bool in) {
-    return {out, in, milliseconds(20), seconds(10), instance(0)};
+    return {out, in, milliseconds(20), seconds(10), {}, instance(0)};
   }
   /// Node 0 leads.
   void begin(std::size_t nodes, bool out = true, bool in = false) {
@@ -311,7 +311,7 @@ TEST_F(ConductorTest, ANodeThatSaysNothingForTooLongIsLost) {
   conductor->tick(now);
   EXPECT_EQ(said(), "1 on its own");
   EXPECT_TRUE(conductor->ended());
-  EXPECT_NE(conductor->result().text().find("node 'n1': lost: it has said nothing for 6m"),
+  EXPECT_NE(conductor->result().text().find("node 'n1': lost: it has said nothing for 360s"),
             std::string::npos)
       << conductor->result().text();
 }
