@@ -88,8 +88,11 @@ void Ranks::session_packet(SessionId id, Packet& packet) {
   Rank* rank = node_.find_rank(session.rank);
   if (rank == nullptr) return;
   if (is_hello) return sessions_.close(id, "it sent a second Hello");
+  // Only this may end what a rank that is lost shares.
+  const bool lets_go = message.which_body == amem_v1_SessionMessage_free_tag &&
+                       has_lost(node_.allocations.find(message.body.free.id));
   requests_.handle(*rank, packet);
-  if (message.which_body == amem_v1_SessionMessage_free_tag) remove_harmless();
+  if (lets_go) remove_harmless();
 }
 
 void Ranks::session_closed(SessionId id, const std::string& why) {
@@ -323,10 +326,19 @@ bool Ranks::shares(const Rank& rank) const {
                        [&](const Guest& guest) { return serves(guest.rank); });
   };
   const std::vector<Allocation*> opened = node_.allocations.opened_by(rank.id);
-  return std::any_of(opened.begin(), opened.end(),
-                     [&](const Allocation* a) { return shared(*a); }) ||
-         node_.allocations.any(
-             rank.group, [&](const Allocation& a) { return a.held_by(rank.id) && shared(a); });
+  const std::vector<const Allocation*> held = std::as_const(node_.allocations).held_by(rank.id);
+  const auto is_shared = [&](const Allocation* a) { return shared(*a); };
+  return std::any_of(opened.begin(), opened.end(), is_shared) ||
+         std::any_of(held.begin(), held.end(), is_shared);
+}
+
+bool Ranks::has_lost(const Allocation* a) const {
+  const auto lost = [&](RankId rank) {
+    return node_.groups.at(node_.ranks.at(rank).group).lost.contains(rank);
+  };
+  return a != nullptr && (std::any_of(a->holders.begin(), a->holders.end(), lost) ||
+                          std::any_of(a->guests.begin(), a->guests.end(),
+                                      [&](const Guest& guest) { return lost(guest.rank); }));
 }
 
 void Ranks::process_ended(RankId id) {

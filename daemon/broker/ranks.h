@@ -65,6 +65,8 @@ class Ranks final : public SessionHandler {
   void lose(RankId id, const std::string& why);
   /// It has memory that a rank with a session has too, of its group or another.
   bool shares(const Rank& rank) const;
+  /// A rank without its session has this; null: nothing.
+  bool has_lost(const Allocation* a) const;
   void process_ended(RankId id);
   /// Removes the lost that share nothing any more.
   void remove_harmless();
