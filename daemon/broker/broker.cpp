@@ -250,8 +250,7 @@ Status Broker::set_policy(const Caller& caller, const std::string& name, const s
   if (!save_form && form != v1::SAVE_FORM_UNSPECIFIED)
     return {Code::kInvalidArgument, "bytes are saved auto, dense or sparse"};
   GroupEntry& entry = *group.value();
-  if (Status status = groups_.may_set_policy(entry, tag, policy == v1::POLICY_DISCARD);
-      !status.ok())
+  if (Status status = groups_.take_policy(entry, tag, policy == v1::POLICY_DISCARD); !status.ok())
     return status;
   if (sets_policy) {
     entry.tag_discards[tag] = policy == v1::POLICY_DISCARD;

@@ -415,7 +415,7 @@ void RankRequests::set_policy(Rank& rank, std::uint64_t seq, const amem_v1_SetPo
   const bool discard = policy == RegionPolicy::kDiscard;
   Status status = policy == RegionPolicy::kNone
                       ? Status(Code::kInvalidArgument, "a policy is keep or discard")
-                      : groups_.may_set_policy(group, tag, discard);
+                      : groups_.take_policy(group, tag, discard);
   if (status.ok()) {
     group.rank_discards[tag] = discard;
     node_.records.write(group);

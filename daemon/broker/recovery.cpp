@@ -285,6 +285,15 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
   group.rank_discards = {row.rank_discards().begin(), row.rank_discards().end()};
   for (const auto& [tag, form] : row.tag_forms())
     group.tag_forms[tag] = static_cast<SaveForm>(form);
+  Amounts one;
+  one[Resource::kPolicies] = 1;
+  const auto charge = [&](const auto& policies) {
+    for (const auto& [tag, policy] : policies)
+      if (!group.policies.contains(tag)) group.policies.emplace(tag, account->charge(one));
+  };
+  charge(group.tag_discards);
+  charge(group.rank_discards);
+  charge(group.tag_forms);
   group.row = adopt(RowKind::kGroup, id);
   for (Rank& rank : ranks) ranks_.expect(std::move(rank));
   return group;

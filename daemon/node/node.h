@@ -100,6 +100,7 @@ struct GroupEntry {
   std::map<std::string, bool> tag_discards;   // the tags whose policy an operator has set
   std::map<std::string, bool> rank_discards;  // or a rank
   std::map<std::string, SaveForm> tag_forms;  // likewise
+  std::map<std::string, Charge> policies;     // of each tag that is in one of these
   std::set<RankId> lost;  // session ended, but the process lives and shares memory
   std::optional<EventLoop::TimerId> timer;
   std::string paused_by;  // who has asked for the last pause, for people; empty: another broker's

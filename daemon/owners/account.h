@@ -29,11 +29,13 @@ enum class Resource : std::uint8_t {
   kDeviceBytes,  // resident, on all devices
   kPoolBytes,    // in segments that are the owner's
   kDescriptors,  // open in the broker
-  kQueuedBytes,  // of messages that wait for the owner's ranks
+  kQueuedBytes,  // of messages that wait for the owner's processes
+  kCalls,        // of the control API, under way
+  kPolicies,     // tags of the owner's groups for which one is set
 };
-inline constexpr Resource kAllResources[] = {Resource::kSessions,    Resource::kAllocations,
-                                             Resource::kDeviceBytes, Resource::kPoolBytes,
-                                             Resource::kDescriptors, Resource::kQueuedBytes};
+inline constexpr Resource kAllResources[] = {
+    Resource::kSessions,    Resource::kAllocations, Resource::kDeviceBytes, Resource::kPoolBytes,
+    Resource::kDescriptors, Resource::kQueuedBytes, Resource::kCalls,       Resource::kPolicies};
 inline constexpr std::size_t kResources = std::size(kAllResources);
 std::string_view to_string(Resource resource);
 /// Whether its amounts are bytes.
