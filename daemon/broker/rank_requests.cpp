@@ -19,6 +19,9 @@ using std::chrono::milliseconds;
 /// it, and ranks keep a little of what their programs have freed.
 constexpr Duration kAgainAfter[] = {milliseconds(5), milliseconds(20), milliseconds(50)};
 constexpr Duration kTrimInterval = milliseconds(100);
+/// What others keep is little, and costs them to get again: it is asked of them no more often for
+/// one owner, however often that one's ranks ask for too much.
+constexpr Duration kTrimOthersInterval = std::chrono::seconds(1);
 /// How long what a rank has freed may take to be closed by the holder.
 constexpr Duration kSettleLimit = milliseconds(500);
 /// One for each thread of a rank that allocates.
@@ -179,7 +182,7 @@ void RankRequests::not_created(Rank& rank, const RequestPtr& request, const Stat
     // Who has reached a quota is helped by what its own ranks keep.
     Amounts all = of_device_memory(request->message.size);
     all[Resource::kAllocations] = 1;
-    if (request->tries == 0) trim(group.account->has_room(all) ? nullptr : &group);
+    if (request->tries == 0) trim(*group.account, !group.account->has_room(all));
     means_.loop.at(Clock::now() + kAgainAfter[request->tries++], [this, id = rank.id, request] {
       if (Rank* again = node_.find_rank(id)) create(*again, request);
     });
@@ -193,16 +196,18 @@ void RankRequests::not_created(Rank& rank, const RequestPtr& request, const Stat
   sessions_.send(rank.session, reply_message(request->seq, why));
 }
 
-void RankRequests::trim(GroupEntry* only) {
+void RankRequests::trim(Account& owner, bool only_its) {
   const Time now = Clock::now();
-  Time& last = only != nullptr ? only->trimmed : trimmed_;
-  if (now - last < kTrimInterval) return;  // a rank that asks for too much, again and again
-  last = now;
+  Account::Trims& last = owner.trims();
+  // A rank may ask for too much again and again.
+  const bool all = !only_its && now - last.all >= kTrimOthersInterval;
+  if (!all && now - last.own < kTrimInterval) return;
+  last.own = now;
+  if (all) last.all = now;
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_trim_tag;
   for (const auto& [id, rank] : node_.ranks)
-    if (only == nullptr || rank.peer.account == only->account)
-      sessions_.send(rank.session, message);
+    if (all || rank.peer.account.get() == &owner) sessions_.send(rank.session, message);
 }
 
 void RankRequests::let_reach_pool(const Allocation& a) {

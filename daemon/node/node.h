@@ -104,7 +104,6 @@ struct GroupEntry {
   std::set<RankId> lost;  // session ended, but the process lives and shares memory
   std::optional<EventLoop::TimerId> timer;
   std::string paused_by;  // who has asked for the last pause, for people; empty: another broker's
-  Time trimmed{};         // when its owner's ranks were last told to free what they keep
   Row row;
 };
 

@@ -17,6 +17,7 @@
 
 #include "common/fd.h"
 #include "common/status.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/event_loop.h"
 #include "daemon/base/log_limit.h"
 #include "daemon/owners/owner.h"
@@ -90,6 +91,14 @@ class Account : public std::enable_shared_from_this<Account> {
   /// What the owner has already, from before a restart: over its quotas if they are smaller now.
   Charge charge(const Amounts& amounts);
 
+  /// When ranks were last told to free what they keep because this owner's lacked memory: the
+  /// owner's own, and everybody's.
+  struct Trims {
+    Time own{};
+    Time all{};
+  };
+  Trims& trims() { return trims_; }
+
   // Lines that the owner's processes cause, of each kind as many a minute as its quota says: that
   // they come and go; what they were refused. So who is refused much still ends with a line.
   LogLimit& log() { return log_; }
@@ -104,6 +113,7 @@ class Account : public std::enable_shared_from_this<Account> {
   const Amounts most_;
   Amounts used_;
   Amounts refusals_;
+  Trims trims_;
   LogLimit log_;
   LogLimit refusals_log_;
 };
