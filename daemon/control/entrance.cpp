@@ -15,11 +15,12 @@ void Entrance::take(Fd socket) {
     return refusals_.warn("connection to {} refused: {}", listener_.path(), peer.status().text());
   Account& account = *peer.value().account;
   Caller caller = caller_of(peer.value(), isolation_, access_);
-  if (!caller.operates &&
-      (callers_.count_of(account) >= kMaxOfOwner || callers_.count() >= kMaxOfOthers))
+  const std::size_t has = callers_.count_of(account);
+  const std::size_t all = callers_.count();
+  if (!caller.operates && (has >= kMaxOfOwner || !leaves_a_share(has, all, kMaxOfOthers)))
     return account.refusals_log().warn(
-        "connection of {} to {} refused: its owner has {} of {}, all have {}", caller.who,
-        listener_.path(), callers_.count_of(account), kMaxOfOwner, callers_.count());
+        "connection of {} to {} refused: its owner has {} of {}, all have {} of {}", caller.who,
+        listener_.path(), has, kMaxOfOwner, all, kMaxOfOthers);
   Amounts amounts;
   amounts[Resource::kDescriptors] = kDescriptors;
   Result<Charge> charge = account.take(amounts);

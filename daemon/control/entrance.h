@@ -19,7 +19,8 @@ namespace amem {
 
 class Entrance {
  public:
-  /// What others than operators may have open: each owner, and all together.
+  /// What others than operators may have open: each owner, and all together; of these an owner gets
+  /// another while more are free than it has.
   static constexpr std::size_t kMaxOfOwner = 64;
   static constexpr std::size_t kMaxOfOthers = 1024;
 

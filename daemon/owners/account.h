@@ -57,6 +57,13 @@ class Amounts {
   std::array<std::uint64_t, kResources> of_{};
 };
 
+/// Whether an owner that has so many of something gets one more where all have `all` and there are
+/// no more than `most`: while more are free than it has. So there is a share for who comes later,
+/// however much those before have taken.
+constexpr bool leaves_a_share(std::size_t has, std::size_t all, std::size_t most) {
+  return all < most && has < most - all;
+}
+
 /// All there is.
 inline constexpr std::uint64_t kNoQuota = ~std::uint64_t{0};
 
