@@ -27,8 +27,9 @@ void Entrance::take(Fd socket) {
   if (!charge.ok())
     return account.refusals_log().warn("connection of {} to {} refused: {}", caller.who,
                                        listener_.path(), charge.status().text());
-  if (!callers_.connected(socket.get(), std::move(caller), std::move(charge).value())) return;
-  serve_(std::move(socket));
+  const bool operates = caller.operates;
+  if (callers_.connected(socket.get(), std::move(caller), std::move(charge).value()))
+    serve_(std::move(socket), operates);
 }
 
 }  // namespace amem

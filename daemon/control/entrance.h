@@ -24,8 +24,8 @@ class Entrance {
   static constexpr std::size_t kMaxOfOwner = 64;
   static constexpr std::size_t kMaxOfOthers = 1024;
 
-  /// Serves the socket, which it is given.
-  using Serve = std::function<void(Fd socket)>;
+  /// Serves the socket, which it is given, of one who operates or does not.
+  using Serve = std::function<void(Fd socket, bool operates)>;
 
   /// Everything passed in outlives this object.
   Entrance(EventLoop& loop, Accounts& accounts, Callers& callers, Isolation isolation,
