@@ -46,13 +46,7 @@ void RankRequests::handle(Rank& rank, Packet& packet) {
       return rank.proved.insert(proved.begin(), proved.end());
     }
     case amem_v1_SessionMessage_create_tag:
-      if (++rank.creating <= kMostCreates)
-        return create(
-            rank, std::make_shared<Request>(Request{
-                      .seq = message.seq,
-                      .message = message.body.create,
-                      .made = message.body.create.made ? std::move(packet.fds) : std::vector<Fd>(),
-                  }));
+      if (++rank.creating <= kMostCreates) return asked_to_create(rank, packet);
       return sessions_.close(rank.session, "it waits for " + std::to_string(kMostCreates) +
                                                " allocations, and asks for more");
     case amem_v1_SessionMessage_redeem_tag:
@@ -121,6 +115,22 @@ Status RankRequests::may_open(const Rank& rank, const DeviceUuid& device) const 
               "this device, or set isolation.device_nodes"};
 }
 
+/// What it brings is charged for from now on, as it may wait.
+void RankRequests::asked_to_create(Rank& rank, Packet& packet) {
+  const auto request = std::make_shared<Request>(
+      Request{.seq = packet.message.seq, .message = packet.message.body.create});
+  if (!request->message.made) return create(rank, request);
+  Result<Charge> files =
+      node_.group_of(rank).account->take(Resource::kDescriptors, packet.fds.size());
+  if (!files.ok()) {
+    --rank.creating;
+    return sessions_.send(rank.session, reply_message(request->seq, files.status()));
+  }
+  request->files = std::move(files).value();
+  request->made = std::move(packet.fds);
+  create(rank, request);
+}
+
 void RankRequests::create(Rank& rank, const RequestPtr& request) {
   if (const Status status = admit(rank, *request); !status.ok())
     return not_created(rank, request, status);
@@ -148,6 +158,11 @@ Status RankRequests::admit(const Rank& rank, Request& request) {
             "memory that the rank has made came with " + std::to_string(request.made.size()) +
                 " descriptors instead of one; has it, or amemd, too many files open (ulimit -n, "
                 "LimitNOFILE)?"};
+  if (node_.allocations.too_many_tags(rank.group, printable(request.message.tag)))
+    return {Code::kResourceExhausted,
+            "the memory of group '" + node_.group_of(rank).machine.name() + "' has " +
+                std::to_string(Allocations::kMostTags) +
+                " tags, and may have no more; free all of some tag first, or use tags again"};
   Account& account = *node_.group_of(rank).account;
   Result<Charge> entry = account.take(Resource::kAllocations, 1);
   if (!entry.ok()) return entry.status();

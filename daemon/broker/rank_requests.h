@@ -38,8 +38,10 @@ class RankRequests {
     Charge entry = {};
     Charge memory = {};
     std::vector<Fd> made = {};  // of memory that the rank has made
+    Charge files = {};          // for these
   };
   using RequestPtr = std::shared_ptr<Request>;
+  void asked_to_create(Rank& rank, Packet& packet);
   void create(Rank& rank, const RequestPtr& request);
   /// What it needs is taken, but for the memory itself.
   Status admit(const Rank& rank, Request& request);

@@ -187,6 +187,7 @@ void Ranks::put_on_record(Rank& rank) {
 // ---- ranks of the broker before -----------------------------------------------------------------
 
 void Ranks::expect(Rank rank) {
+  rank.has_pool = true;  // for all that is known
   rank.process_watch = loop_.watch(rank.peer.process->get(), EPOLLIN,
                                    [this, id = rank.id](std::uint32_t) { process_ended(id); });
   node_.pools.enter(rank.peer.account);
@@ -229,8 +230,14 @@ void Ranks::come_back(SessionId session_id, std::uint64_t seq, const amem_v1_Hel
 
 void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
   Session& session = sessions_by_id_.at(session_id);
-  for (const amem_v1_Holding_Item& item : std::span(message.items, message.items_count))
-    session.holds.emplace(item.id, item);
+  const RankId its = session.rank;
+  for (const amem_v1_Holding_Item& item : std::span(message.items, message.items_count)) {
+    const Allocation* a = node_.allocations.find(item.id);
+    if (a != nullptr && (a->held_by(its) || a->opened_by(its)))
+      session.holds.emplace(item.id, item);
+    else
+      ++session.unknown;
+  }
   if (!message.last) return;
   loop_.cancel(session.hello_timer);
   session.returning = false;
@@ -247,7 +254,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
   Reach& reach = node_.pool_of(rank).reach;
   reach.forget(rank.id);
   reach.join(rank.id, group.id);
-  std::size_t unknown = 0;
+  std::uint64_t unknown = session.unknown;
   for (const auto& [id, item] : holds) {
     Allocation* a = node_.allocations.find(id);
     if (a == nullptr || !(a->held_by(rank.id) || a->opened_by(rank.id))) {
@@ -264,7 +271,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
   }
   const std::string& name = node_.label(rank);
   group.log().info("group '{}': {} has come back with {} allocations", group.machine.name(), name,
-                   holds.size() - unknown);
+                   holds.size() + session.unknown - unknown);
   if (unknown > 0)
     group.log().warn(
         "group '{}': {} has {} allocations that are not on record: a pause leaves them where they "
@@ -356,8 +363,11 @@ void Ranks::remove_harmless() {
 
 /// A process has what it was given of the pool until it ends, session or not.
 void Ranks::let_go_of_pool(const Rank& rank) {
-  if (!rank.peer.lives()) return left(rank.id, rank.peer.account);
+  if (!rank.has_pool || !rank.peer.lives()) return left(rank.id, rank.peer.account);
   Leaving& leaving = leaving_[rank.id];
+  Amounts amounts;
+  amounts[Resource::kSessions] = amounts[Resource::kDescriptors] = 1;
+  leaving.charge = rank.peer.account->charge(amounts);
   leaving.process = std::make_shared<const Fd>(rank.peer.process->duplicate());
   leaving.account = rank.peer.account;
   leaving.watch = loop_.watch(leaving.process->get(), EPOLLIN, [this, id = rank.id](std::uint32_t) {

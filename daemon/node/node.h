@@ -44,6 +44,7 @@ struct Rank {
   int number = -1;  // the launcher's
   std::string program;
   std::string shim_version;
+  bool has_pool = false;     // it was given some of the pool
   std::size_t creating = 0;  // its requests for memory that have not been answered
   std::vector<Unbrokered> unbrokered;
   std::set<DeviceUuid> proved;  // devices that it may open
