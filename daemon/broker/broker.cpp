@@ -298,8 +298,7 @@ Status Broker::set_policy(const Caller& caller, const std::string& name, const s
   if (!save_form && form != v1::SAVE_FORM_UNSPECIFIED)
     return {Code::kInvalidArgument, "bytes are saved auto, dense or sparse"};
   GroupEntry& entry = *group.value();
-  if (Status status = groups_.may_set_policy(entry, tag, policy == v1::POLICY_DISCARD);
-      !status.ok())
+  if (Status status = groups_.take_policy(entry, tag, policy == v1::POLICY_DISCARD); !status.ok())
     return status;
   const auto discards = entry.tag_discards;
   const auto forms = entry.tag_forms;
@@ -342,12 +341,16 @@ Result<std::vector<v1::RankInfo>> Broker::ranks(const Caller& caller, const std:
   return report_ranks(node_, caller, group.value());
 }
 
-Result<std::vector<v1::AllocationInfo>> Broker::allocations(const Caller& caller,
-                                                            const std::string& name) {
-  if (name.empty()) return report_allocations(node_, caller, nullptr);
+Result<AllocationList> Broker::list_allocations(const Caller& caller, const std::string& name) {
+  if (name.empty()) return AllocationList();
   const Result<GroupEntry*> group = find_group(node_, caller, name);
   if (!group.ok()) return group.status();
-  return report_allocations(node_, caller, group.value());
+  return AllocationList{.only = group.value()->id};
+}
+
+std::vector<v1::AllocationInfo> Broker::allocations(const Caller& caller, AllocationList& list,
+                                                    std::size_t most, std::size_t bytes) {
+  return report_allocations(node_, caller, list, most, bytes);
 }
 
 Status Broker::history(const Caller& caller, const v1::ListHistoryRequest& request,

@@ -25,6 +25,7 @@
 #include "daemon/metrics/book.h"
 #include "daemon/node/events.h"
 #include "daemon/node/node.h"
+#include "daemon/node/reports.h"
 #include "daemon/operations/operations.h"
 #include "daemon/operations/outbox.h"
 #include "daemon/operations/saved_bytes.h"
@@ -82,8 +83,10 @@ class Broker {
   void groups(const Caller& caller, v1::ListGroupsResponse& response) const;
   /// An empty name: all that the caller sees.
   Result<std::vector<v1::RankInfo>> ranks(const Caller& caller, const std::string& group);
-  Result<std::vector<v1::AllocationInfo>> allocations(const Caller& caller,
-                                                      const std::string& group);
+  /// A list of what the caller sees, of one group or all, and its next part: report_allocations().
+  Result<AllocationList> list_allocations(const Caller& caller, const std::string& group);
+  std::vector<v1::AllocationInfo> allocations(const Caller& caller, AllocationList& list,
+                                              std::size_t most, std::size_t bytes);
   void quotas(const Caller& caller, v1::ListQuotasResponse& response) const;
   /// As report_history().
   Status history(const Caller& caller, const v1::ListHistoryRequest& request,

@@ -42,7 +42,7 @@ GroupEntry& Groups::restore(GroupId id, const std::string& name, std::shared_ptr
       .first->second;
 }
 
-Status Groups::may_set_policy(const GroupEntry& group, const std::string& tag, bool discard) const {
+Status Groups::take_policy(GroupEntry& group, const std::string& tag, bool discard) {
   const std::string& name = group.machine.name();
   if (tag.empty() || tag.size() > sizeof(amem_v1_Create::tag) - 1)
     return {Code::kInvalidArgument, "a tag has 1 to 31 characters"};
@@ -57,6 +57,15 @@ Status Groups::may_set_policy(const GroupEntry& group, const std::string& tag, b
     return {Code::kFailedPrecondition, "tag '" + tag + "' of group '" + name +
                                            "' is paused; its policy can be changed once it is "
                                            "resumed"};
+  if (group.policies.contains(tag)) return {};
+  if (group.policies.size() >= kMostPolicies)
+    return {Code::kResourceExhausted,
+            "group '" + name + "' has policies of " + std::to_string(group.policies.size()) +
+                " tags, and no tag more may have one; use tags again, or say the policy with the "
+                "region"};
+  Result<Charge> charge = group.account->take(Resource::kPolicies, 1);
+  if (!charge.ok()) return charge.status();
+  group.policies.emplace(tag, std::move(charge).value());
   return {};
 }
 

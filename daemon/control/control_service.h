@@ -71,7 +71,8 @@ class ControlServer {
   std::unique_ptr<Fleet> fleet_;
   std::unique_ptr<FleetService> fleet_service_;
   std::unique_ptr<ControlService> service_;
-  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<grpc::Server> server_;         // of operators
+  std::unique_ptr<grpc::Server> others_server_;  // where a connection may have less under way
   std::unique_ptr<Entrance> entrance_;
 };
 

@@ -46,6 +46,7 @@ struct Rank {
   int number = -1;  // the launcher's
   std::string program;
   std::string shim_version;
+  bool has_pool = false;     // it was given some of the pool
   std::size_t creating = 0;  // its requests for memory that have not been answered
   std::vector<Unbrokered> unbrokered;
   std::set<DeviceUuid> proved;  // devices that it may open
@@ -111,10 +112,10 @@ struct GroupEntry {
   std::map<std::string, bool> tag_discards;   // the tags whose policy an operator has set
   std::map<std::string, bool> rank_discards;  // or a rank
   std::map<std::string, SaveForm> tag_forms;  // likewise
+  std::map<std::string, Charge> policies;     // of each tag that is in one of these
   std::set<RankId> lost;  // session ended, but the process lives and shares memory
   std::optional<EventLoop::TimerId> timer;
   std::string paused_by;  // who has asked for the last pause, for people; empty: another broker's
-  Time trimmed{};         // when its owner's ranks were last told to free what they keep
   std::deque<FleetShare> shares;  // the last ones, the newest first
   Row row;
 };

@@ -374,6 +374,10 @@ const std::vector<Setting>& settings() {
        set_quota<Resource::kDescriptors>, get_quota<Resource::kDescriptors>},
       {"quotas.queue", "memory for messages that wait for an owner's processes",
        set_quota<Resource::kQueuedBytes>, get_quota<Resource::kQueuedBytes>},
+      {"quotas.calls", "calls of the control API that an owner may have under way",
+       set_quota<Resource::kCalls>, get_quota<Resource::kCalls>},
+      {"quotas.policies", "tags with a policy that an owner's groups may have",
+       set_quota<Resource::kPolicies>, get_quota<Resource::kPolicies>},
       {"quotas.log_lines", "lines a minute in the log that an owner's processes may cause",
        set_log_lines, get_log_lines},
 

@@ -49,6 +49,8 @@ class Askers {
   /// Of the group that it means; `steer`: and wants to steer.
   Code finds(unsigned n, const std::string& name, bool steer, std::string& address) const;
   v1::ListGroupsResponse groups() const;
+  /// All that it sees, in parts.
+  std::vector<v1::AllocationInfo> allocations(const Caller& caller) const;
 
   Broker& broker_;
 };

@@ -396,7 +396,10 @@ std::string summary_view(const std::vector<SummaryRow>& rows, const Style& style
 
 std::string event_line(const v1::Event& event, const Style& style) {
   std::string line = style(Tone::kDim, format_time(event.time_ms()));
-  if (event.lost()) line += "  " + style(Tone::kBad, "(events before this one were lost)");
+  if (event.lost()) {
+    const std::string many = event.missed() > 0 ? std::to_string(event.missed()) + " " : "";
+    line += "  " + style(Tone::kBad, "(" + many + "events before this one were lost)");
+  }
   if (!event.group().empty()) line += "  " + printable(event.group());
   std::string text = printable(event.text());
   if (event.kind() == "state") {
