@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
+#include "tests/unit/fixtures/all_allocations.h"
 #include "tests/unit/fixtures/broker_fixture.h"
 
 namespace amem {
@@ -112,9 +113,9 @@ TEST_F(OwnersTest, NobodySeesOrSteersAnothers) {
   on_loop([&] {
     EXPECT_EQ(broker->set_policy(bob, "secret", "nccl", v1::POLICY_KEEP).code(), Code::kNotFound);
     EXPECT_EQ(broker->ranks(bob, "secret").status().code(), Code::kNotFound);
-    EXPECT_EQ(broker->allocations(bob, "secret").status().code(), Code::kNotFound);
+    EXPECT_EQ(all_allocations(*broker, bob, "secret").status().code(), Code::kNotFound);
     EXPECT_TRUE(broker->ranks(bob, "").value().empty());
-    EXPECT_TRUE(broker->allocations(bob, "").value().empty());
+    EXPECT_TRUE(all_allocations(*broker, bob, "").value().empty());
     v1::ListGroupsResponse groups;
     broker->groups(bob, groups);
     EXPECT_EQ(groups.groups_size(), 0);
