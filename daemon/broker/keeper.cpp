@@ -31,9 +31,10 @@ Status unusable(const std::string& path, const Status& why) {
 
 }  // namespace
 
-Keeper::Keeper(EventLoop& loop, const Config& config)
+Keeper::Keeper(EventLoop& loop, const Config& config, Workers::Place place)
     : loop_(loop),
       use_(config.holder),
+      place_(place),
       launch_(launch_of(config)),
       record_(std::make_unique<Record>()) {}
 
@@ -103,9 +104,10 @@ void Keeper::look() {
 void Keeper::search() {
   timer_.reset();
   if (record_->holder() == nullptr) return;  // amemd ends
-  searcher_ = std::jthread([this](const std::stop_token& stop) {
-    HolderLaunch launch = launch_;
-    launch.welcome = kWelcome;
+  HolderLaunch launch = launch_;
+  launch.welcome = kWelcome;
+  if (place_ == Workers::Place::kLoop) return found(find(launch));
+  searcher_ = std::jthread([this, launch = std::move(launch)](const std::stop_token& stop) {
     Result<std::shared_ptr<Holder>> holder = find(launch, stop);
     loop_.post([this, holder = std::move(holder)] { found(holder); });
   });

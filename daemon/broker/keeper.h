@@ -14,6 +14,7 @@
 #include "daemon/base/event_loop.h"
 #include "daemon/broker/recovery.h"
 #include "daemon/holder/launch.h"
+#include "daemon/memory/workers.h"
 #include "daemon/record/record.h"
 #include "daemon/settings/config.h"
 
@@ -21,8 +22,8 @@ namespace amem {
 
 class Keeper {
  public:
-  /// Everything passed in outlives this object.
-  Keeper(EventLoop& loop, const Config& config);
+  /// Everything passed in outlives this object. `place`: where another holder is looked for.
+  Keeper(EventLoop& loop, const Config& config, Workers::Place place = Workers::Place::kThreads);
   ~Keeper();
   Keeper(const Keeper&) = delete;
   Keeper& operator=(const Keeper&) = delete;
@@ -46,6 +47,7 @@ class Keeper {
 
   EventLoop& loop_;
   const HolderUse use_;
+  const Workers::Place place_;
   const HolderLaunch launch_;
   std::unique_ptr<Record> record_;
   Stock stock_;

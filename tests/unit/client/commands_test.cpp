@@ -119,7 +119,7 @@ TEST_F(Commands, WaitIdleNamesWhatIsUnderWayStill) {
   EXPECT_THAT(err.str(), HasSubstr("group train is pausing (quiesce), after 100 ms"));
   EXPECT_EQ(out.str(), "");
   broker.node.mutable_groups(1)->set_state(v1::GROUP_STATE_RESUMING);
-  EXPECT_EQ(run({"wait-idle", "--timeout", "0"}), kExitDeadline);
+  EXPECT_EQ(run({"wait-idle", "--timeout", "1ms"}), kExitDeadline);
   broker.stop();
   EXPECT_EQ(run({"wait-idle"}), kExitUnreachable);
 }
