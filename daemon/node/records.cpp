@@ -106,7 +106,8 @@ Status Records::write(GroupEntry& group, bool waves, RowRoom* room) {
 }
 
 std::uint64_t Records::bytes_of_release(const GroupEntry& group) const {
-  constexpr std::uint64_t kLater = 128;  // a longer name of the phase, what waves add, a share that goes on
+  // A longer name of the phase, what waves add, a share that goes on.
+  constexpr std::uint64_t kLater = 128;
   return Record::bytes_of(row_of(group, true)) + kLater;
 }
 
