@@ -23,9 +23,11 @@
 #include "daemon/broker/broker.h"
 #include "daemon/broker/keeper.h"
 #include "daemon/control/control_service.h"
+#include "daemon/control/ending.h"
 #include "daemon/control/upgrades.h"
 #include "daemon/holder/wire.h"
 #include "daemon/metrics/endpoint.h"
+#include "daemon/owners/owner.h"
 #include "daemon/record/record_log.h"
 #include "daemon/settings/arguments.h"
 #include "daemon/settings/log.h"
@@ -66,7 +68,7 @@ Result<ControlSettings> control_settings(const Config& config) {
   settings.access.see_all = config.see_all;
   settings.listen = config.listen;
   settings.tls_dir = config.tls_dir;
-  settings.stall = config.deadlines.stall;
+  settings.deadlines = config.deadlines;
   if (!config.operators.empty()) {
     const Result<gid_t> operators = group_id(config.operators);
     if (!operators.ok())
@@ -123,6 +125,7 @@ int serve(Config config, const Successor& successor, bool& replaced) {
   find_socket_group(config);
   const Result<ControlSettings> settings = control_settings(config);
   if (!settings.ok()) return fail(settings.status());
+  if (Status status = can_isolate(config.isolation); !status.ok()) return fail(status);
   Keeper keeper(loop, config);
   if (Status status = keeper.attach(); !status.ok()) return fail(status);
   Broker broker(loop, config, devices, nvml, &keeper.record());
@@ -156,6 +159,14 @@ int serve(Config config, const Successor& successor, bool& replaced) {
 
   keeper.watch([&] { broker.hold_again(); });
 
+  // What no holder has would be lost, too.
+  const auto under_way = [&] {
+    const std::string what = control.under_way();
+    const Status outlives = keeper.record().outlives();
+    const bool waits = outlives.code() == Code::kUnavailable && broker.serves_groups();
+    return what.empty() && waits ? outlives.text() : what;
+  };
+  Ending when_idle(loop, config.end, under_way, end);
   const EventLoop::WatchId watch = loop.watch(signals.get(), EPOLLIN, [&](std::uint32_t) {
     signalfd_siginfo info{};
     if (::read(signals.get(), &info, sizeof info) != sizeof info) return;
@@ -168,7 +179,8 @@ int serve(Config config, const Successor& successor, bool& replaced) {
     replaced = false;
     if (ending.joinable()) return;
     spdlog::info("ending: signal {} from pid {}", info.ssi_signo, info.ssi_pid);
-    end();
+    broker.take_no_more();
+    when_idle.begin();
   });
   if (watch == 0) return fail(errno_status(Code::kInternal, "epoll_ctl for signals", errno));
 

@@ -9,8 +9,8 @@ usage() {
   cat <<'END'
 Usage: deploy/wheel.sh [DIRECTORY]
 Builds amem-VERSION-py3-none-manylinux_*.whl into DIRECTORY (default: dist, in the checkout). It holds amemd, amem-holder, amemctl,
-the shim, the Python modules, and the libraries that they need. Beside it torch_memory_saver-*+amemVERSION-*.whl, which needs the
-former and is installed in place of that package. A wheel's name says the oldest glibc that it runs with: it is this machine's,
+the shim, the Python modules, and the libraries that they need. Beside it torch_memory_saver-*+amemVERSION-*.whl, which is
+installed together with the former, in place of that package. A wheel's name says the oldest glibc that it runs with: it is this machine's,
 or an older one. Needs what deploy/deps.sh installs, and a Python package index.
 Environment: BUILD_DIR  takes the programs of this build tree, instead of building build/wheel
              WITH_FAULT_POINTS=1  also if its shim has the fault points of tests: for tests, not to give away

@@ -77,8 +77,8 @@ constexpr std::string_view kGlobalHelp = R"(Where the broker is:
 
 Times:
   TIME is 500ms, 30s, 2m, or a number of seconds. For pause, resume and swap --timeout is how long
-  the ranks may take (default: as the broker is configured); for other commands how long the broker
-  may take to answer (default: 5s).
+  the ranks may take (default: as the broker is configured); for wait-idle how long to wait (default:
+  30s); for other commands how long the broker may take to answer (default: 5s).
 
 )";
 
@@ -332,6 +332,8 @@ Parsed parse(std::vector<std::string> arguments) {
   add(app, options, Command::kUpgrade, "upgrade",
       "Have the amemd that is installed now take the place of the one that runs; ranks run on, "
       "paused ones stay paused");
+  add(app, options, Command::kWaitIdle, "wait-idle",
+      "Wait until no pause, resume or swap is under way, at most for --timeout (default: 30s)");
   add(app, options, Command::kVersion, "version", "Versions of amemctl and of the broker");
 
   // What follows "--" is another program's command line: CLI11 is not to look at it.

@@ -31,6 +31,7 @@ enum class Command {
   kRun,
   kDoctor,
   kUpgrade,
+  kWaitIdle,
   kVersion,
 };
 

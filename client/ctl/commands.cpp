@@ -18,6 +18,7 @@
 #include "client/ctl/views/progress_view.h"
 #include "client/ctl/views/summary.h"
 #include "client/ctl/views/views.h"
+#include "client/ctl/wait_idle.h"
 #include "common/version.h"
 
 namespace amem::ctl {
@@ -323,6 +324,8 @@ int dispatch(const Invocation& s) {
       return top(s.options, s.broker, s.console, s.interrupt);
     case Command::kUpgrade:
       return upgrade(s.options, s.broker, s.console, s.interrupt);
+    case Command::kWaitIdle:
+      return wait_idle(s.options, s.broker, s.console, s.interrupt);
     case Command::kVersion:
       return version(s);
     case Command::kBench:

@@ -1,5 +1,6 @@
 // amemctl: see and steer the groups whose GPU memory amemd owns. Parses the command line, then
 // becomes the command of `run`, examines that of `doctor`, measures, or asks the broker.
+#include <algorithm>
 #include <iostream>
 #include <string>
 #include <utility>
@@ -49,7 +50,10 @@ int main(int argc, char** argv) {
     ctl::Console console = ctl::process_console(options.no_color);
     return ctl::execute_on_each(options, nodes.value(), console, &interrupt);
   }
-  const auto timeout = options.timeout.value_or(client::kDefaultQueryTimeout);
+  auto timeout = options.timeout.value_or(client::kDefaultQueryTimeout);
+  // It asks again and again, so the broker may not take all of that for one answer.
+  if (options.command == ctl::Command::kWaitIdle)
+    timeout = std::min(timeout, client::kDefaultQueryTimeout);
   client::ControlClient broker =
       options.address.empty()
           ? client::ControlClient(std::move(socket).value(), timeout)

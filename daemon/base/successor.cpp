@@ -13,6 +13,9 @@
 #include <cerrno>
 #include <chrono>
 #include <climits>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -99,6 +102,18 @@ Result<std::string> output_of(char* const* argv, Time until) {
   return output;
 }
 
+/// Every descriptor but the standard streams: one of memory, left open in the successor, would keep
+/// that memory for good.
+void close_on_exec() {
+  if (::syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC) == 0) return;
+  // Linux 5.10 and older do not know the flag.
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    if (fd > STDERR_FILENO) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  }
+}
+
 }  // namespace
 
 Successor::Successor(char* const* argv, std::string speaks)
@@ -129,7 +144,7 @@ Result<std::string> Successor::examine(Duration limit) const {
 }
 
 Status Successor::become() const {
-  ::syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
+  close_on_exec();
   ::execv(program_.c_str(), argv_);
   return errno_status(Code::kInternal, "execute " + program_, errno);
 }

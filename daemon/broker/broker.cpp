@@ -49,8 +49,13 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       workers_(loop, devices, nvml, place,
                [this](const std::string& text) { events_.publish(nullptr, "error", text); }),
       accounts_(loop, config.quotas.resolve(config.pool_size, config.segment(), devices.total())),
-      node_(chunk_of(config, record), record != nullptr ? *record : no_record_,
-            [this](PoolSegment segment) { pool_.renew(std::move(segment)); }),
+      node_(
+          chunk_of(config, record), record != nullptr ? *record : no_record_,
+          [this](PoolSegment segment) { pool_.renew(std::move(segment)); },
+          [this](PoolSegment segment) {
+            pool_.release(std::move(segment));
+            loop_.post([this] { look_at_excess(); });
+          }),
       events_(node_),
       sessions_(loop, ranks_, accounts_, config.isolation),
       saved_(node_, loop),
@@ -87,6 +92,8 @@ Status Broker::start() {
   if (Status status = sessions_.listen({path, config_.session_mode, config_.socket_group_id});
       !status.ok())
     return status;
+  node_.pools.limit(config_.pool_size);
+  look_at_excess();
   const std::uint64_t there = node_.pools.total();
   pool_.start(config_.pool_size - std::min(config_.pool_size, there), config_.segment(),
               {[this](PoolSegment segment) {
@@ -113,7 +120,7 @@ void Broker::hold_again() {
   node_.pools.each([&](const RecordedSegment& segment) {
     if (segment.segment.fd) record.keep_again(segment.kept, segment.segment.fd);
   });
-  record.flush();
+  record.flush_soon();
 }
 
 /// Who names the directory wants every device guarded; else it is done as far as it goes.
@@ -124,6 +131,12 @@ Status Broker::guard_devices() {
   if (gaps.simulated) return {};
   for (const std::string& line : gaps.lines) spdlog::warn("isolation.device_nodes: {}", line);
   return {};
+}
+
+void Broker::take_no_more() {
+  operations_.take_no_more(
+      {Code::kUnavailable,
+       "amemd is ending and begins no new operation; nothing has changed. Ask the next amemd"});
 }
 
 void Broker::shut() {
@@ -140,7 +153,7 @@ void Broker::shut() {
 
 void Broker::pool_segment_ready(PoolSegment segment) {
   const std::uint64_t number = next_segment_++;
-  node_.records.used_segment(number);
+  (void)node_.records.used_segment(number);
   node_.pools.add(std::move(segment), number);
   for (const auto& [id, rank] : node_.ranks) outbox_.extend_reach(id);
   operations_.look_at_pool();
@@ -148,10 +161,25 @@ void Broker::pool_segment_ready(PoolSegment segment) {
 
 void Broker::pool_finished(const std::string& error) {
   pool_made_ = node_.pool_error = error;
+  if (node_.pools.excess() > 0) return;  // that has been said
   events_.publish(nullptr, error.empty() ? "pool" : "error",
                   "pool: " + format_size(node_.pools.total()) + " of " +
                       format_size(node_.pool_configured) + " ready" +
                       (error.empty() ? "" : ": " + error));
+}
+
+void Broker::look_at_excess() {
+  const std::uint64_t excess = node_.pools.excess();
+  if (std::exchange(excess_told_, excess) == excess) return;
+  const std::string text =
+      "pool: " + format_size(node_.pools.total()) + " are there and " +
+      format_size(node_.pool_configured) + " are configured" +
+      (excess == 0 ? ", it has shrunk"
+                   : "; " + format_size(excess) +
+                         " go back to the host when the processes that may have it mapped have "
+                         "ended and nothing is saved in it");
+  spdlog::info("{}", text);
+  events_.publish(nullptr, "pool", text);
 }
 
 void Broker::pool_troubled(const std::string& error) {
@@ -187,15 +215,28 @@ Status Broker::may_hand_over(const Caller& caller) {
     refused(caller, "upgrade", status);
     return status;
   }
-  if (!node_.records.record().keeps())
-    return {Code::kFailedPrecondition,
-            "amemd has no holder, so what is paused would be lost with it; what it logged at its "
-            "start says why (the setting holder)"};
+  node_.records.record().flush();
+  if (const Status outlives = node_.records.record().outlives(); !outlives.ok())
+    return {outlives.code() == Code::kUnavailable ? Code::kAborted : outlives.code(),
+            outlives.text() + "; an upgrade needs a holder that has everything"};
+  // The kernel does not replace a process while one of its threads is stuck in the driver.
+  for (const Device& device : devices_.all())
+    if (const std::string hangs = workers_.hangs(device.uuid); !hangs.empty())
+      return {Code::kFailedPrecondition,
+              "device " + to_string(device.uuid) + " hangs (" + hangs +
+                  "), and a process that is stuck in the driver cannot be replaced; wait for the "
+                  "driver, or reset the device"};
+  if (!refusal().ok()) return refusal();
+  if (const std::string what = under_way(); !what.empty())
+    return {Code::kAborted, what + "; try again"};
+  return {};
+}
+
+std::string Broker::under_way() const {
   for (const auto& [id, group] : node_.groups)
     if (const GroupState state = group.machine.state();
         state != GroupState::kRunning && state != GroupState::kPaused)
-      return {Code::kAborted, "group '" + group.machine.name() + "' is " +
-                                  std::string(to_string(state)) + "; try again"};
+      return "group '" + group.machine.name() + "' is " + std::string(to_string(state));
   return {};
 }
 
@@ -236,6 +277,13 @@ std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& 
                           caller.who, std::move(abroad));
 }
 
+std::vector<FleetShare> Broker::shares() const {
+  std::vector<FleetShare> all;
+  for (const auto& [id, group] : node_.groups)
+    all.insert(all.end(), group.shares.begin(), group.shares.end());
+  return all;
+}
+
 Status Broker::set_policy(const Caller& caller, const std::string& name, const std::string& tag,
                           v1::Policy policy, v1::SaveForm form) {
   const Result<GroupEntry*> group = find_to_steer(node_, caller, name);
@@ -250,20 +298,23 @@ Status Broker::set_policy(const Caller& caller, const std::string& name, const s
   if (!save_form && form != v1::SAVE_FORM_UNSPECIFIED)
     return {Code::kInvalidArgument, "bytes are saved auto, dense or sparse"};
   GroupEntry& entry = *group.value();
-  if (Status status = groups_.may_set_policy(entry, tag, policy == v1::POLICY_DISCARD);
-      !status.ok())
+  if (Status status = groups_.take_policy(entry, tag, policy == v1::POLICY_DISCARD); !status.ok())
     return status;
-  if (sets_policy) {
-    entry.tag_discards[tag] = policy == v1::POLICY_DISCARD;
+  const auto discards = entry.tag_discards;
+  const auto forms = entry.tag_forms;
+  if (sets_policy) entry.tag_discards[tag] = policy == v1::POLICY_DISCARD;
+  if (save_form) entry.tag_forms[tag] = *save_form;
+  if (Status status = node_.records.write(entry); !status.ok()) {
+    entry.tag_discards = discards;
+    entry.tag_forms = forms;
+    return status;
+  }
+  if (sets_policy)
     asked(caller, "group '{}': tag '{}' is {} by a pause", name, printable(tag.c_str()),
           policy == v1::POLICY_DISCARD ? "discarded" : "kept");
-  }
-  if (save_form) {
-    entry.tag_forms[tag] = *save_form;
+  if (save_form)
     asked(caller, "group '{}': tag '{}' is saved {}", name, printable(tag.c_str()),
           to_string(*save_form));
-  }
-  node_.records.write(entry);
   return {};
 }
 
@@ -290,12 +341,16 @@ Result<std::vector<v1::RankInfo>> Broker::ranks(const Caller& caller, const std:
   return report_ranks(node_, caller, group.value());
 }
 
-Result<std::vector<v1::AllocationInfo>> Broker::allocations(const Caller& caller,
-                                                            const std::string& name) {
-  if (name.empty()) return report_allocations(node_, caller, nullptr);
+Result<AllocationList> Broker::list_allocations(const Caller& caller, const std::string& name) {
+  if (name.empty()) return AllocationList();
   const Result<GroupEntry*> group = find_group(node_, caller, name);
   if (!group.ok()) return group.status();
-  return report_allocations(node_, caller, group.value());
+  return AllocationList{.only = group.value()->id};
+}
+
+std::vector<v1::AllocationInfo> Broker::allocations(const Caller& caller, AllocationList& list,
+                                                    std::size_t most, std::size_t bytes) {
+  return report_allocations(node_, caller, list, most, bytes);
 }
 
 Status Broker::history(const Caller& caller, const v1::ListHistoryRequest& request,

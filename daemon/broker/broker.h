@@ -25,6 +25,7 @@
 #include "daemon/metrics/book.h"
 #include "daemon/node/events.h"
 #include "daemon/node/node.h"
+#include "daemon/node/reports.h"
 #include "daemon/operations/operations.h"
 #include "daemon/operations/outbox.h"
 #include "daemon/operations/saved_bytes.h"
@@ -49,6 +50,8 @@ class Broker {
   Status start();
   /// The holder has ended, and another has nothing yet: gives it everything.
   void hold_again();
+  /// It is to end soon: no operation begins any more, whoever asks. All else is served.
+  void take_no_more();
   /// Ends every operation, watch and session. Nothing is served afterwards.
   void shut();
 
@@ -65,6 +68,10 @@ class Broker {
                      std::shared_ptr<Abroad> abroad = nullptr);
   /// For what other nodes say of an order.
   Operations& operations() { return operations_; }
+  /// What groups have, or had, of orders over several nodes.
+  std::vector<FleetShare> shares() const;
+  /// Has, by its record, what the amemd before it knew of them.
+  bool remembers() const { return node_.records.record().keeps(); }
   /// kNotFound, kFailedPrecondition (the tag is paused), kInvalidArgument (no such policy, or one
   /// that this tag cannot have).
   Status set_policy(const Caller& caller, const std::string& group, const std::string& tag,
@@ -76,8 +83,10 @@ class Broker {
   void groups(const Caller& caller, v1::ListGroupsResponse& response) const;
   /// An empty name: all that the caller sees.
   Result<std::vector<v1::RankInfo>> ranks(const Caller& caller, const std::string& group);
-  Result<std::vector<v1::AllocationInfo>> allocations(const Caller& caller,
-                                                      const std::string& group);
+  /// A list of what the caller sees, of one group or all, and its next part: report_allocations().
+  Result<AllocationList> list_allocations(const Caller& caller, const std::string& group);
+  std::vector<v1::AllocationInfo> allocations(const Caller& caller, AllocationList& list,
+                                              std::size_t most, std::size_t bytes);
   void quotas(const Caller& caller, v1::ListQuotasResponse& response) const;
   /// As report_history().
   Status history(const Caller& caller, const v1::ListHistoryRequest& request,
@@ -85,8 +94,13 @@ class Broker {
   /// Use of devices as the last look_at_devices() has seen it.
   Families metrics(const Caller& caller) const;
   /// Whether another amemd may take over now: kPermissionDenied; kFailedPrecondition: without a
-  /// holder; kAborted: an operation is under way.
+  /// holder; kUnavailable: this one is ending; kAborted: an operation is under way.
   Status may_hand_over(const Caller& caller);
+  /// Not OK: no operation begins any more, and why.
+  const Status& refusal() const { return operations_.refusal(); }
+  bool serves_groups() const { return !node_.groups.empty(); }
+  /// What an end would call off, such as "group 'train' is pausing"; empty: nothing.
+  std::string under_way() const;
   Accounts& accounts() { return accounts_; }
   EventHub& events() { return events_; }
 
@@ -95,6 +109,8 @@ class Broker {
   void refused(const Caller& caller, const std::string& what, const Status& status);
   void pool_segment_ready(PoolSegment segment);
   void pool_finished(const std::string& error);
+  /// The pool has more than is configured, or has shrunk to that.
+  void look_at_excess();
   /// Of a segment that is to be made anew; empty: no more.
   void pool_troubled(const std::string& error);
 
@@ -120,6 +136,7 @@ class Broker {
   Ranks ranks_;
   HostPool pool_;
   std::uint64_t next_segment_ = 1;
+  std::uint64_t excess_told_ = 0;
   std::string pool_made_;  // the error with which the pool was made
   Time trouble_told_{};    // when it was last told that segments cannot be made anew
   bool troubled_ = false;  // it was, and not yet that they have been

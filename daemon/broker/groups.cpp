@@ -22,8 +22,12 @@ Result<GroupEntry*> Groups::join(const std::string& name, const Peer& peer) {
   const GroupId id = next_group_++;
   const auto [it, added] =
       node_.groups.try_emplace(id, id, name, peer.account, deadlines_, memory_of(id));
-  node_.records.used_group(id);
-  node_.records.write(it->second);
+  Status status = node_.records.used_group(id);
+  if (status.ok()) status = node_.records.write(it->second);
+  if (!status.ok()) {
+    node_.groups.erase(it);
+    return status;
+  }
   it->second.log().info("group '{}': begun by {}", name, to_string(peer.account->owner()));
   events_.publish(&it->second, "state", "running", v1::GROUP_STATE_RUNNING);
   return &it->second;
@@ -38,7 +42,7 @@ GroupEntry& Groups::restore(GroupId id, const std::string& name, std::shared_ptr
       .first->second;
 }
 
-Status Groups::may_set_policy(const GroupEntry& group, const std::string& tag, bool discard) const {
+Status Groups::take_policy(GroupEntry& group, const std::string& tag, bool discard) {
   const std::string& name = group.machine.name();
   if (tag.empty() || tag.size() > sizeof(amem_v1_Create::tag) - 1)
     return {Code::kInvalidArgument, "a tag has 1 to 31 characters"};
@@ -53,6 +57,15 @@ Status Groups::may_set_policy(const GroupEntry& group, const std::string& tag, b
     return {Code::kFailedPrecondition, "tag '" + tag + "' of group '" + name +
                                            "' is paused; its policy can be changed once it is "
                                            "resumed"};
+  if (group.policies.contains(tag)) return {};
+  if (group.policies.size() >= kMostPolicies)
+    return {Code::kResourceExhausted,
+            "group '" + name + "' has policies of " + std::to_string(group.policies.size()) +
+                " tags, and no tag more may have one; use tags again, or say the policy with the "
+                "region"};
+  Result<Charge> charge = group.account->take(Resource::kPolicies, 1);
+  if (!charge.ok()) return charge.status();
+  group.policies.emplace(tag, std::move(charge).value());
   return {};
 }
 
@@ -139,7 +152,7 @@ void Groups::act(GroupEntry& group, const action::Finished& finished) {
     spdlog::error("{}", outcome.status.text());
     events_.publish(&group, "error", outcome.status.text());
   }
-  node_.records.write(group);
+  (void)node_.records.write(group);  // what it says yet ends the same way after a restart
   operations_.run(group, told);
 }
 

@@ -37,9 +37,12 @@ class Groups {
                       const Standing& standing, Members members);
   /// The ids before this one have been used.
   void continue_at(GroupId next) { next_group_ = std::max(next_group_, next); }
-  /// Whether the policy of a tag may be set now. kInvalidArgument: no such tag, or NCCL's is to be
-  /// dropped; kFailedPrecondition: the group does not run, or some memory of the tag is away.
-  Status may_set_policy(const GroupEntry& group, const std::string& tag, bool discard) const;
+  /// Tags of a group that may have a policy: all of them are on record, which each phase writes.
+  static constexpr std::size_t kMostPolicies = 1024;
+  /// Whether the policy of a tag may be set now; the owner is charged for it then.
+  /// kInvalidArgument: no such tag, or NCCL's is to be dropped; kFailedPrecondition: the group does
+  /// not run, or some memory of the tag is away; kResourceExhausted: too many tags have one.
+  Status take_policy(GroupEntry& group, const std::string& tag, bool discard);
   /// Carries out what the group wants, until it wants nothing; then it may be gone.
   void drive(GroupEntry& group);
 

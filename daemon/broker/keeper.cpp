@@ -8,8 +8,8 @@ namespace amem {
 namespace {
 
 constexpr Duration kAgain = std::chrono::seconds(1);
-/// The loop serves nobody while it waits for another holder.
-constexpr Duration kMeanwhile = std::chrono::seconds(2);
+/// Of a holder that is looked for while amemd serves: amemd's end waits no longer for the search.
+constexpr Duration kWelcome = std::chrono::seconds(1);
 constexpr HolderKey kRecordKey = holder_key(HolderKind::kRecord, 0);
 
 HolderLaunch launch_of(const Config& config) {
@@ -31,9 +31,10 @@ Status unusable(const std::string& path, const Status& why) {
 
 }  // namespace
 
-Keeper::Keeper(EventLoop& loop, const Config& config)
+Keeper::Keeper(EventLoop& loop, const Config& config, Workers::Place place)
     : loop_(loop),
       use_(config.holder),
+      place_(place),
       launch_(launch_of(config)),
       record_(std::make_unique<Record>()) {}
 
@@ -43,17 +44,16 @@ Keeper::~Keeper() {
   if (timer_) loop_.cancel(*timer_);
 }
 
-Result<std::shared_ptr<Holder>> Keeper::find(Duration limit) const {
-  HolderLaunch launch = launch_;
-  launch.limit = limit;
-  Result<std::unique_ptr<Holder>> found = ensure_holder(launch);
+Result<std::shared_ptr<Holder>> Keeper::find(const HolderLaunch& launch,
+                                             const std::stop_token& stop) const {
+  Result<std::unique_ptr<Holder>> found = ensure_holder(launch, stop);
   if (!found.ok()) return found.status();
   return std::shared_ptr<Holder>(std::move(found).value());
 }
 
 Status Keeper::attach() {
   if (use_ == HolderUse::kOff) return {};
-  Result<std::shared_ptr<Holder>> found = find(launch_.limit);
+  Result<std::shared_ptr<Holder>> found = find(launch_);
   if (!found.ok()) {
     if (use_ != HolderUse::kAuto) return found.status();
     spdlog::warn("{}; amemd serves without a holder: should it end, what is paused is lost",
@@ -98,24 +98,36 @@ void Keeper::look() {
       "amemd end",
       launch_.path);
   loop_.unwatch(std::exchange(watch_, 0));
-  replace();
+  search();
 }
 
-void Keeper::replace() {
+void Keeper::search() {
   timer_.reset();
   if (record_->holder() == nullptr) return;  // amemd ends
-  Result<std::shared_ptr<Holder>> found = find(kMeanwhile);
-  if (!found.ok()) {
-    spdlog::error("{}; tries again", found.status().text());
-    timer_ = loop_.at(Clock::now() + kAgain, [this] { replace(); });
+  HolderLaunch launch = launch_;
+  launch.welcome = kWelcome;
+  if (place_ == Workers::Place::kLoop) return found(find(launch));
+  searcher_ = std::jthread([this, launch = std::move(launch)](const std::stop_token& stop) {
+    Result<std::shared_ptr<Holder>> holder = find(launch, stop);
+    loop_.post([this, holder = std::move(holder)] { found(holder); });
+  });
+}
+
+void Keeper::found(const Result<std::shared_ptr<Holder>>& holder) {
+  if (record_->holder() == nullptr) return;  // amemd ends
+  if (!holder.ok()) {
+    spdlog::error("{}; tries again", holder.status().text());
+    timer_ = loop_.at(Clock::now() + kAgain, [this] { search(); });
     return;
   }
-  const std::shared_ptr<Holder> holder = std::move(found).value();
-  holder->put(kRecordKey, record_->log()->memory().get());
-  record_->replace(holder);
+  holder.value()->put(kRecordKey, record_->log()->memory().get());
+  record_->replace(holder.value());
   everything_();
   watch(everything_);
-  spdlog::info("another holder has everything");
+  if (const Status status = record_->outlives(); status.ok())
+    spdlog::info("another holder has everything");
+  else
+    spdlog::warn("another holder is there: {}", status.text());
 }
 
 }  // namespace amem

@@ -1,16 +1,20 @@
-// Keeper: amemd's tie to its holder. Finds or starts one, gets what another amemd has left there,
-// and, should the holder end, sees to it that another has everything.
+// Keeper: amemd's connection to its holder. Finds or starts one, gets what another amemd has left
+// there, and, should the holder end, sees to it that another has everything.
 //
-// For the loop's thread.
+// For the loop's thread. attach() waits for a holder, before the loop runs; later the search for
+// another has a thread of its own, so the loop serves on.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
+#include <thread>
 
 #include "daemon/base/event_loop.h"
 #include "daemon/broker/recovery.h"
 #include "daemon/holder/launch.h"
+#include "daemon/memory/workers.h"
 #include "daemon/record/record.h"
 #include "daemon/settings/config.h"
 
@@ -18,8 +22,8 @@ namespace amem {
 
 class Keeper {
  public:
-  /// Everything passed in outlives this object.
-  Keeper(EventLoop& loop, const Config& config);
+  /// Everything passed in outlives this object. `place`: where another holder is looked for.
+  Keeper(EventLoop& loop, const Config& config, Workers::Place place = Workers::Place::kThreads);
   ~Keeper();
   Keeper(const Keeper&) = delete;
   Keeper& operator=(const Keeper&) = delete;
@@ -35,18 +39,22 @@ class Keeper {
   void watch(std::function<void()> everything);
 
  private:
-  Result<std::shared_ptr<Holder>> find(Duration limit) const;
+  Result<std::shared_ptr<Holder>> find(const HolderLaunch& launch,
+                                       const std::stop_token& stop = {}) const;
   void look();
-  void replace();
+  void search();
+  void found(const Result<std::shared_ptr<Holder>>& holder);
 
   EventLoop& loop_;
   const HolderUse use_;
+  const Workers::Place place_;
   const HolderLaunch launch_;
   std::unique_ptr<Record> record_;
   Stock stock_;
   std::function<void()> everything_;
   EventLoop::WatchId watch_ = 0;
   std::optional<EventLoop::TimerId> timer_;
+  std::jthread searcher_;
 };
 
 }  // namespace amem

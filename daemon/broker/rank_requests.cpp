@@ -19,6 +19,9 @@ using std::chrono::milliseconds;
 /// it, and ranks keep a little of what their programs have freed.
 constexpr Duration kAgainAfter[] = {milliseconds(5), milliseconds(20), milliseconds(50)};
 constexpr Duration kTrimInterval = milliseconds(100);
+/// What others keep is little, and costs them to get again: it is asked of them no more often for
+/// one owner, however often that one's ranks ask for too much.
+constexpr Duration kTrimOthersInterval = std::chrono::seconds(1);
 /// How long what a rank has freed may take to be closed by the holder.
 constexpr Duration kSettleLimit = milliseconds(500);
 /// One for each thread of a rank that allocates.
@@ -43,13 +46,7 @@ void RankRequests::handle(Rank& rank, Packet& packet) {
       return rank.proved.insert(proved.begin(), proved.end());
     }
     case amem_v1_SessionMessage_create_tag:
-      if (++rank.creating <= kMostCreates)
-        return create(
-            rank, std::make_shared<Request>(Request{
-                      .seq = message.seq,
-                      .message = message.body.create,
-                      .made = message.body.create.made ? std::move(packet.fds) : std::vector<Fd>(),
-                  }));
+      if (++rank.creating <= kMostCreates) return asked_to_create(rank, packet);
       return sessions_.close(rank.session, "it waits for " + std::to_string(kMostCreates) +
                                                " allocations, and asks for more");
     case amem_v1_SessionMessage_redeem_tag:
@@ -120,6 +117,22 @@ Status RankRequests::may_open(const Rank& rank, const DeviceUuid& device) const 
               "this device, or set isolation.device_nodes"};
 }
 
+/// What it brings is charged for from now on, as it may wait.
+void RankRequests::asked_to_create(Rank& rank, Packet& packet) {
+  const auto request = std::make_shared<Request>(
+      Request{.seq = packet.message.seq, .message = packet.message.body.create});
+  if (!request->message.made) return create(rank, request);
+  Result<Charge> files =
+      node_.group_of(rank).account->take(Resource::kDescriptors, packet.fds.size());
+  if (!files.ok()) {
+    --rank.creating;
+    return sessions_.send(rank.session, reply_message(request->seq, files.status()));
+  }
+  request->files = std::move(files).value();
+  request->made = std::move(packet.fds);
+  create(rank, request);
+}
+
 void RankRequests::create(Rank& rank, const RequestPtr& request) {
   if (const Status status = admit(rank, *request); !status.ok())
     return not_created(rank, request, status);
@@ -147,6 +160,11 @@ Status RankRequests::admit(const Rank& rank, Request& request) {
             "memory that the rank has made came with " + std::to_string(request.made.size()) +
                 " descriptors instead of one; has it, or amemd, too many files open (ulimit -n, "
                 "LimitNOFILE)?"};
+  if (node_.allocations.too_many_tags(rank.group, printable(request.message.tag)))
+    return {Code::kResourceExhausted,
+            "the memory of group '" + node_.group_of(rank).machine.name() + "' has " +
+                std::to_string(Allocations::kMostTags) +
+                " tags, and may have no more; free all of some tag first, or use tags again"};
   Account& account = *node_.group_of(rank).account;
   Result<Charge> entry = account.take(Resource::kAllocations, 1);
   if (!entry.ok()) return entry.status();
@@ -181,7 +199,7 @@ void RankRequests::not_created(Rank& rank, const RequestPtr& request, const Stat
     // Who has reached a quota is helped by what its own ranks keep.
     Amounts all = of_device_memory(request->message.size);
     all[Resource::kAllocations] = 1;
-    if (request->tries == 0) trim(group.account->has_room(all) ? nullptr : &group);
+    if (request->tries == 0) trim(*group.account, !group.account->has_room(all));
     means_.loop.at(Clock::now() + kAgainAfter[request->tries++], [this, id = rank.id, request] {
       if (Rank* again = node_.find_rank(id)) create(*again, request);
     });
@@ -195,16 +213,18 @@ void RankRequests::not_created(Rank& rank, const RequestPtr& request, const Stat
   sessions_.send(rank.session, reply_message(request->seq, why));
 }
 
-void RankRequests::trim(GroupEntry* only) {
+void RankRequests::trim(Account& owner, bool only_its) {
   const Time now = Clock::now();
-  Time& last = only != nullptr ? only->trimmed : trimmed_;
-  if (now - last < kTrimInterval) return;  // a rank that asks for too much, again and again
-  last = now;
+  Account::Trims& last = owner.trims();
+  // A rank may ask for too much again and again.
+  const bool all = !only_its && now - last.all >= kTrimOthersInterval;
+  if (!all && now - last.own < kTrimInterval) return;
+  last.own = now;
+  if (all) last.all = now;
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_trim_tag;
   for (const auto& [id, rank] : node_.ranks)
-    if (only == nullptr || rank.peer.account == only->account)
-      sessions_.send(rank.session, message);
+    if (all || rank.peer.account.get() == &owner) sessions_.send(rank.session, message);
 }
 
 void RankRequests::let_reach_pool(const Allocation& a) {
@@ -231,12 +251,13 @@ Result<Allocation*> RankRequests::enter(Rank& rank, Request& request, SharedFd f
   a.charge = std::move(request.entry);
   a.fd = charged(std::move(fd), std::move(request.memory));
   Allocation& added = node_.allocations.add(std::move(a));
-  node_.records.used_allocation(added.id);
+  Status status = node_.records.used_allocation(added.id);
   Record& record = node_.records.record();
   added.kept =
       record.keep(HolderKind::kMemory, added.id, added.fd, means_.devices.lane(added.device));
   record.flush();
-  if (Status status = node_.records.write(added); !status.ok()) {
+  if (status.ok()) status = node_.records.write(added);
+  if (!status.ok()) {
     (void)node_.allocations.free(added.id, rank.id);
     return status;
   }
@@ -269,7 +290,11 @@ void RankRequests::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& m
     return;
   }
   Allocation& a = *redeemed.value();
-  (void)node_.records.write(a);
+  if (const Status status = node_.records.write(a); !status.ok()) {
+    free(rank, a.id);
+    sessions_.send(rank.session, reply_message(seq, status));
+    return;
+  }
   sessions_.send(rank.session, redeemed_message(seq, a, guest), {a.fd});
 }
 
@@ -362,7 +387,7 @@ void RankRequests::pin(Rank& rank, const amem_v1_Pin& message) {
   means_.saved.give_back(*a);  // a pause under way leaves it where it is
   if (const PauseOperation* pause = operations_.pause_of(group.id); pause && pause->takes(*a)) {
     a->stayed = true;
-    node_.records.write_saved(*a);
+    (void)node_.records.write_saved(*a);
   }
 }
 
@@ -401,6 +426,7 @@ void RankRequests::group_request(Rank& rank, std::uint64_t seq,
   Status status = check_tags(node_.allocations, group.id, task);
   if (message.except && message.tags_count == 0)
     status = {Code::kInvalidArgument, "all but which tags? None is given"};
+  if (status.ok()) status = operations_.refusal();
   if (!status.ok()) {
     sessions_.send(rank.session, reply_message(seq, status));
     return;
@@ -417,13 +443,16 @@ void RankRequests::set_policy(Rank& rank, std::uint64_t seq, const amem_v1_SetPo
   const bool discard = policy == RegionPolicy::kDiscard;
   Status status = policy == RegionPolicy::kNone
                       ? Status(Code::kInvalidArgument, "a policy is keep or discard")
-                      : groups_.may_set_policy(group, tag, discard);
+                      : groups_.take_policy(group, tag, discard);
   if (status.ok()) {
+    const auto discards = group.rank_discards;
     group.rank_discards[tag] = discard;
-    node_.records.write(group);
+    status = node_.records.write(group);
+    if (!status.ok()) group.rank_discards = discards;
+  }
+  if (status.ok())
     group.log().info("group '{}': {}: tag '{}' is {} by a pause", group.machine.name(),
                      node_.label(rank), tag, discard ? "discarded" : "kept");
-  }
   sessions_.send(rank.session, reply_message(seq, status));
 }
 

@@ -38,16 +38,19 @@ class RankRequests {
     Charge entry = {};
     Charge memory = {};
     std::vector<Fd> made = {};  // of memory that the rank has made
+    Charge files = {};          // for these
   };
   using RequestPtr = std::shared_ptr<Request>;
+  void asked_to_create(Rank& rank, Packet& packet);
   void create(Rank& rank, const RequestPtr& request);
   /// What it needs is taken, but for the memory itself.
   Status admit(const Rank& rank, Request& request);
   void created(Rank& rank, const RequestPtr& request, Result<Workers::Made> made);
   /// Tries again, or tells the rank.
   void not_created(Rank& rank, const RequestPtr& request, const Status& why);
-  /// Ranks are to free what they keep for later: all, or those of this group's owner.
-  void trim(GroupEntry* only);
+  /// Ranks are to free what they keep for later, since the owner's lack memory: the owner's own,
+  /// and now and then, unless it lacks a quota, all.
+  void trim(Account& owner, bool only_its);
   Result<Allocation*> enter(Rank& rank, Request& request, SharedFd fd);
   void redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message);
   /// Of memory that is not its group's.
@@ -71,7 +74,6 @@ class RankRequests {
   SessionServer& sessions_;
   Operations& operations_;
   Groups& groups_;
-  Time trimmed_{};
 };
 
 }  // namespace amem

@@ -88,8 +88,11 @@ void Ranks::session_packet(SessionId id, Packet& packet) {
   Rank* rank = node_.find_rank(session.rank);
   if (rank == nullptr) return;
   if (is_hello) return sessions_.close(id, "it sent a second Hello");
+  // Only this may end what a rank that is lost shares.
+  const bool lets_go = message.which_body == amem_v1_SessionMessage_free_tag &&
+                       has_lost(node_.allocations.find(message.body.free.id));
   requests_.handle(*rank, packet);
-  if (message.which_body == amem_v1_SessionMessage_free_tag) remove_harmless();
+  if (lets_go) remove_harmless();
 }
 
 void Ranks::session_closed(SessionId id, const std::string& why) {
@@ -133,9 +136,13 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   if (rank.peer.process)
     rank.process_watch = loop_.watch(rank.peer.process->get(), EPOLLIN,
                                      [this, id = rank.id](std::uint32_t) { process_ended(id); });
+  if (Status status = put_on_record(rank); !status.ok()) {
+    if (rank.process_watch != 0) loop_.unwatch(rank.process_watch);
+    groups_.drive(group);  // which is gone if this was to be its first
+    return refuse(status);
+  }
   session.rank = rank.id;
   loop_.cancel(session.hello_timer);
-  put_on_record(rank);
   const std::string name = rank_label(rank);
   const std::string& program = rank.program;
   const bool gate_shut = group.machine.join(rank.id, name);
@@ -163,27 +170,30 @@ void Ranks::forget_unwelcomed(const Peer& peer, const amem_v1_Hello& message) {
 }
 
 /// From here on it may come back to the next broker, if that can tell whether it lives.
-void Ranks::put_on_record(Rank& rank) {
-  node_.records.used_rank(rank.id);
+Status Ranks::put_on_record(Rank& rank) {
+  if (Status status = node_.records.used_rank(rank.id); !status.ok()) return status;
   Record& record = node_.records.record();
-  if (!record.keeps()) return;
-  if (!rank.peer.process)
-    return rank.peer.account->log().warn(
+  if (!record.keeps()) return {};
+  if (!rank.peer.process) {
+    rank.peer.account->log().warn(
         "pid {} cannot come back to another amemd: which process it is, is not to be seen from "
         "here. Give amemd its pid namespace (hostPID or shareProcessNamespace in Kubernetes, --pid "
         "host), or a kernel that tells (Linux 6.5)",
         rank.peer.pid);
+    return {};
+  }
   Result<Token> key = random_token();
-  if (!key.ok()) return spdlog::error("{}", key.status().text());
+  if (!key.ok()) return key.status();
   rank.key = key.value();
   rank.kept = record.keep(HolderKind::kProcess, rank.id, rank.peer.process);
   record.flush();
-  node_.records.write(rank);
+  return node_.records.write(rank);
 }
 
 // ---- ranks of the broker before -----------------------------------------------------------------
 
 void Ranks::expect(Rank rank) {
+  rank.has_pool = true;  // for all that is known
   rank.process_watch = loop_.watch(rank.peer.process->get(), EPOLLIN,
                                    [this, id = rank.id](std::uint32_t) { process_ended(id); });
   node_.pools.enter(rank.peer.account);
@@ -226,8 +236,14 @@ void Ranks::come_back(SessionId session_id, std::uint64_t seq, const amem_v1_Hel
 
 void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
   Session& session = sessions_by_id_.at(session_id);
-  for (const amem_v1_Holding_Item& item : std::span(message.items, message.items_count))
-    session.holds.emplace(item.id, item);
+  const RankId its = session.rank;
+  for (const amem_v1_Holding_Item& item : std::span(message.items, message.items_count)) {
+    const Allocation* a = node_.allocations.find(item.id);
+    if (a != nullptr && (a->held_by(its) || a->opened_by(its)))
+      session.holds.emplace(item.id, item);
+    else
+      ++session.unknown;
+  }
   if (!message.last) return;
   loop_.cancel(session.hello_timer);
   session.returning = false;
@@ -244,7 +260,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
   Reach& reach = node_.pool_of(rank).reach;
   reach.forget(rank.id);
   reach.join(rank.id, group.id);
-  std::size_t unknown = 0;
+  std::uint64_t unknown = session.unknown;
   for (const auto& [id, item] : holds) {
     Allocation* a = node_.allocations.find(id);
     if (a == nullptr || !(a->held_by(rank.id) || a->opened_by(rank.id))) {
@@ -261,7 +277,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
   }
   const std::string& name = node_.label(rank);
   group.log().info("group '{}': {} has come back with {} allocations", group.machine.name(), name,
-                   holds.size() - unknown);
+                   holds.size() + session.unknown - unknown);
   if (unknown > 0)
     group.log().warn(
         "group '{}': {} has {} allocations that are not on record: a pause leaves them where they "
@@ -323,10 +339,19 @@ bool Ranks::shares(const Rank& rank) const {
                        [&](const Guest& guest) { return serves(guest.rank); });
   };
   const std::vector<Allocation*> opened = node_.allocations.opened_by(rank.id);
-  return std::any_of(opened.begin(), opened.end(),
-                     [&](const Allocation* a) { return shared(*a); }) ||
-         node_.allocations.any(
-             rank.group, [&](const Allocation& a) { return a.held_by(rank.id) && shared(a); });
+  const std::vector<const Allocation*> held = std::as_const(node_.allocations).held_by(rank.id);
+  const auto is_shared = [&](const Allocation* a) { return shared(*a); };
+  return std::any_of(opened.begin(), opened.end(), is_shared) ||
+         std::any_of(held.begin(), held.end(), is_shared);
+}
+
+bool Ranks::has_lost(const Allocation* a) const {
+  const auto lost = [&](RankId rank) {
+    return node_.groups.at(node_.ranks.at(rank).group).lost.contains(rank);
+  };
+  return a != nullptr && (std::any_of(a->holders.begin(), a->holders.end(), lost) ||
+                          std::any_of(a->guests.begin(), a->guests.end(),
+                                      [&](const Guest& guest) { return lost(guest.rank); }));
 }
 
 void Ranks::process_ended(RankId id) {
@@ -344,8 +369,11 @@ void Ranks::remove_harmless() {
 
 /// A process has what it was given of the pool until it ends, session or not.
 void Ranks::let_go_of_pool(const Rank& rank) {
-  if (!rank.peer.lives()) return left(rank.id, rank.peer.account);
+  if (!rank.has_pool || !rank.peer.lives()) return left(rank.id, rank.peer.account);
   Leaving& leaving = leaving_[rank.id];
+  Amounts amounts;
+  amounts[Resource::kSessions] = amounts[Resource::kDescriptors] = 1;
+  leaving.charge = rank.peer.account->charge(amounts);
   leaving.process = std::make_shared<const Fd>(rank.peer.process->duplicate());
   leaving.account = rank.peer.account;
   leaving.watch = loop_.watch(leaving.process->get(), EPOLLIN, [this, id = rank.id](std::uint32_t) {

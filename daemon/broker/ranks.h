@@ -48,12 +48,13 @@ class Ranks final : public SessionHandler {
     bool refused = false;    // it is to close: what it has sent still would make it miss why
     bool returning = false;  // it is saying what it holds
     bool gate_shut = false;  // likewise
-    std::map<AllocationId, amem_v1_Holding_Item> holds = {};  // as far as it has said
+    std::map<AllocationId, amem_v1_Holding_Item> holds = {};  // as far as it has said, and we know
+    std::uint64_t unknown = 0;                                // what it holds besides
   };
 
   void hello(SessionId session, std::uint64_t seq, const amem_v1_Hello& message);
   void forget_unwelcomed(const Peer& peer, const amem_v1_Hello& message);
-  void put_on_record(Rank& rank);
+  Status put_on_record(Rank& rank);
   void come_back(SessionId session, std::uint64_t seq, const amem_v1_Hello& message);
   /// One that comes back says what it holds.
   void holding(SessionId session, const amem_v1_Holding& message);
@@ -65,6 +66,8 @@ class Ranks final : public SessionHandler {
   void lose(RankId id, const std::string& why);
   /// It has memory that a rank with a session has too, of its group or another.
   bool shares(const Rank& rank) const;
+  /// A rank without its session has this; null: nothing.
+  bool has_lost(const Allocation* a) const;
   void process_ended(RankId id);
   /// Removes the lost that share nothing any more.
   void remove_harmless();
@@ -84,6 +87,7 @@ class Ranks final : public SessionHandler {
   struct Leaving {
     SharedFd process;  // of its own, since others may watch the rank's
     std::shared_ptr<Account> account;
+    Charge charge;  // as for a session: who connects again and again has as many of these
     EventLoop::WatchId watch = 0;
   };
   void left(RankId id, const std::shared_ptr<Account>& account);

@@ -83,6 +83,7 @@ Status Recovery::run(Stock stock) {
 
   take_pool(stock);
   find_members(stock);
+  for (const auto& [id, row] : allocations_read_) of_group_[row.group()].push_back(id);
   std::map<GroupId, std::map<AllocationId, Memory>> memory;
   for (auto group = members_.begin(); group != members_.end();) {
     const std::string missing = find_memory(group->first, stock, memory[group->first]);
@@ -192,9 +193,10 @@ void Recovery::take_pool(Stock& stock) {
 void Recovery::leave_to_writers(GroupId id, std::map<RankId, Member>& members, Stock& stock) {
   const v1::record::Group& group = groups_read_.at(id);
   const bool saving = may_be_saving(group);
-  for (const auto& [allocation, saved] : saved_read_) {
-    const auto of = allocations_read_.find(allocation);
-    if (!saving || of == allocations_read_.end() || of->second.group() != id) continue;
+  for (const AllocationId allocation : of_group_[id]) {
+    const auto found = saved_read_.find(allocation);
+    if (!saving || found == saved_read_.end()) continue;
+    const v1::record::Saved& saved = found->second;
     if (!members.contains(saved.saver())) continue;  // its process has ended
     v1::record::Limbo& limbo = limbo_read_[saved.saver()];
     limbo.mutable_extents()->MergeFrom(saved.extents());
@@ -226,11 +228,11 @@ void Recovery::take_limbo(Stock& stock) {
       if (rank->limbo.empty())
         rank->limbo_row.erase();
       else
-        node_.records.write_limbo(*rank);
+        (void)node_.records.write_limbo(*rank);
       continue;
     }
     Row kept_row = adopt(RowKind::kLimbo, id);
-    node_.records.write_limbo(kept_row, id, taken, account->owner());
+    (void)node_.records.write_limbo(kept_row, id, taken, account->owner());
     std::optional<Fd> process = take(stock, HolderKind::kProcess, id);
     saved_.await_end(process ? std::make_shared<const Fd>(std::move(*process)) : nullptr, account,
                      std::move(taken), std::move(kept_row),
@@ -283,6 +285,18 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
   group.rank_discards = {row.rank_discards().begin(), row.rank_discards().end()};
   for (const auto& [tag, form] : row.tag_forms())
     group.tag_forms[tag] = static_cast<SaveForm>(form);
+  for (const v1::record::Share& share : row.shares())
+    group.shares.push_back({share.order(), share.out() ? Stage::kOut : Stage::kIn, share.asked(),
+                            share.went_on(), share.given_up()});
+  Amounts one;
+  one[Resource::kPolicies] = 1;
+  const auto charge = [&](const auto& policies) {
+    for (const auto& [tag, policy] : policies)
+      if (!group.policies.contains(tag)) group.policies.emplace(tag, account->charge(one));
+  };
+  charge(group.tag_discards);
+  charge(group.rank_discards);
+  charge(group.tag_forms);
   group.row = adopt(RowKind::kGroup, id);
   for (Rank& rank : ranks) ranks_.expect(std::move(rank));
   return group;
@@ -297,8 +311,8 @@ std::string Recovery::find_memory(GroupId id, const Stock& stock,
       group.has_under_way() && group.under_way().restart() == v1::record::ROLL_BACK;
   ExtentAllocator& pool = node_.pools.of(account_of(group.owner())).extents;
   std::string missing;
-  for (const auto& [allocation, row] : allocations_read_) {
-    if (row.group() != id) continue;
+  for (const AllocationId allocation : of_group_[id]) {
+    const v1::record::Allocation& row = allocations_read_.at(allocation);
     Memory memory{.row = row};
     for (const RankId rank : row.holders())
       if (const auto of = group_of_.find(rank); of != group_of_.end() && of->second == id)
@@ -367,7 +381,7 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
   saved_.give_back(added);
   added.saver = 0;
   added.stayed = true;
-  node_.records.write_saved(added);
+  (void)node_.records.write_saved(added);
 }
 
 void Recovery::fill(Allocation& a, const v1::record::Allocation& row,

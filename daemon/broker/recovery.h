@@ -90,6 +90,7 @@ class Recovery {
   std::map<GroupId, v1::record::Group> groups_read_;
   std::map<RankId, v1::record::Rank> ranks_read_;
   std::map<AllocationId, v1::record::Allocation> allocations_read_;
+  std::map<GroupId, std::vector<AllocationId>> of_group_;  // of these, by their ids
   std::map<AllocationId, v1::record::Saved> saved_read_;
   std::map<std::uint64_t, v1::record::Segment> segments_read_;
   std::map<RankId, v1::record::Limbo> limbo_read_;

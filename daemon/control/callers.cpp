@@ -47,14 +47,18 @@ std::optional<Caller> Callers::of(const std::string& peer) const {
 
 std::size_t Callers::count_of(const Account& owner) const {
   const std::lock_guard lock(mutex_);
-  return static_cast<std::size_t>(std::count_if(
-      connections_.begin(), connections_.end(),
-      [&](const auto& connection) { return connection.second.caller.account.get() == &owner; }));
+  return static_cast<std::size_t>(
+      std::count_if(connections_.begin(), connections_.end(), [&](const auto& connection) {
+        const Caller& caller = connection.second.caller;
+        return !caller.operates && caller.account.get() == &owner;
+      }));
 }
 
 std::size_t Callers::count() const {
   const std::lock_guard lock(mutex_);
-  return connections_.size();
+  return static_cast<std::size_t>(
+      std::count_if(connections_.begin(), connections_.end(),
+                    [](const auto& connection) { return !connection.second.caller.operates; }));
 }
 
 }  // namespace amem

@@ -34,7 +34,7 @@ class Callers {
   bool connected(int socket, Caller caller, Charge charge);
   /// Who calls, by ServerContext::peer(); nothing: it has hung up, or has come another way.
   std::optional<Caller> of(const std::string& peer) const;
-  /// Connections of this owner.
+  // Connections of those who do not operate.
   std::size_t count_of(const Account& owner) const;
   std::size_t count() const;
 

@@ -3,16 +3,21 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/server_posix.h>
 
 #include <chrono>
+#include <cstdint>
+#include <functional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "amem/v1/broker.grpc.pb.h"
 #include "daemon/base/event_loop.h"
 #include "daemon/broker/broker.h"
+#include "daemon/control/call_charge.h"
 #include "daemon/control/fleet_service.h"
 #include "daemon/control/node_links.h"
 #include "daemon/control/stream.h"
@@ -23,10 +28,18 @@
 namespace amem {
 namespace {
 
-constexpr std::size_t kWatchBacklog = 1024;  // events that a slow caller may fall behind
-constexpr std::size_t kProgressBacklog = 1024;
-constexpr int kCallsAtOnce = 100;         // of a connection
-constexpr int kLargestRequest = 1 << 20;  // bytes
+/// Bytes that may wait for the caller of a stream that reads too slowly.
+constexpr std::size_t kBacklog = 256 << 10;
+constexpr std::size_t kAllocationsAtOnce = 128;  // of a list, while the one before is being read
+/// Of a connection: calls under way, and the bytes of a request.
+struct Limits {
+  int calls;
+  int request;
+};
+constexpr Limits kOfOperators = {100, 1 << 20};
+constexpr Limits kOfOthers = {8, 64 << 10};
+/// Of gRPC's reflection, whose every call takes one while it lasts.
+constexpr int kThreads = 8;
 constexpr int kPingsAtMostEveryMs = 1000;
 /// For calls that come while we end; all others have been ended by then.
 constexpr auto kShutdownPatience = std::chrono::milliseconds(500);
@@ -34,6 +47,8 @@ constexpr auto kShutdownPatience = std::chrono::milliseconds(500);
 grpc::Status to_grpc(const Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), status.text()};
 }
+
+constexpr std::string_view kLeads = "this node leads an operation over several";
 
 const grpc::Status kGone(grpc::StatusCode::UNAVAILABLE, "the caller has hung up");
 
@@ -59,7 +74,7 @@ class StreamObserver final : public OperationObserver {
     if (progress.done())
       stream_->push(progress);
     else
-      stream_->try_push(progress, kProgressBacklog);
+      stream_->try_push(progress, kBacklog);
   }
   void finished(const Status& status) override { stream_->finish(to_grpc(status)); }
 
@@ -72,14 +87,39 @@ class StreamSink final : public EventSink {
   void attach(std::shared_ptr<Stream<v1::Event>> stream) { stream_ = std::move(stream); }
   void event(const v1::Event& event) override {
     v1::Event copy = event;
-    copy.set_lost(lost_);
-    lost_ = !stream_->try_push(std::move(copy), kWatchBacklog);
+    copy.set_lost(missed_ > 0);
+    copy.set_missed(missed_);
+    missed_ = stream_->try_push(std::move(copy), kBacklog) ? 0 : missed_ + 1;
   }
   void ended() override { stream_->finish({grpc::StatusCode::UNAVAILABLE, "amemd is ending"}); }
 
  private:
   std::shared_ptr<Stream<v1::Event>> stream_;
-  bool lost_ = false;
+  std::uint64_t missed_ = 0;  // since the last that was queued
+};
+
+/// A call with one answer, until gRPC has sent that.
+class UnaryCall final : public grpc::ServerUnaryReactor {
+ public:
+  explicit UnaryCall(EventLoop& loop) : charge_(CallCharge::make(loop)) {}
+
+  // The loop's thread.
+  Status begin(const Caller& caller) { return charge_->take(caller, of_call(0)); }
+  /// With what `work` has put into `response`, which is charged for while it is on its way.
+  template <class Work>
+  Status end(const Caller& caller, google::protobuf::Message& response, const Work& work) {
+    Status status = work(caller);
+    Amounts bytes;
+    bytes[Resource::kQueuedBytes] = response.SpaceUsedLong() + response.ByteSizeLong();
+    if (status.ok()) status = charge_->take(caller, bytes);
+    if (!status.ok()) response.Clear();
+    return status;
+  }
+
+ private:
+  void OnDone() override { delete this; }
+
+  const std::shared_ptr<CallCharge> charge_;
 };
 
 }  // namespace
@@ -93,11 +133,15 @@ class ControlService final : public v1::Broker::CallbackService {
   void use(Fleet& fleet) {
     fleet_ = &fleet;
     if (upgrades_ != nullptr)
-      upgrades_->ask_also([&fleet] {
-        return fleet.leads()
-                   ? Status(Code::kAborted, "this node leads an operation over several; try again")
-                   : Status();
+      upgrades_->ask_also([this] {
+        return fleet_->leads() ? Status(Code::kAborted, std::string(kLeads) + "; try again")
+                               : Status();
       });
+  }
+  /// As Broker::under_way(), with what this node leads.
+  std::string under_way() const {
+    const std::string own = broker_.under_way();
+    return own.empty() && fleet_ != nullptr && fleet_->leads() ? std::string(kLeads) : own;
   }
   /// Who calls; nothing: nobody any more.
   std::optional<Caller> caller_of(const grpc::CallbackServerContext* context) const {
@@ -112,7 +156,7 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest*,
                                       v1::NodeStatus* response) override {
-    return on_look(context, [this, response](const Caller& caller) {
+    return on_look(context, response, [this, response](const Caller& caller) {
       broker_.status(caller, *response);
       return Status();
     });
@@ -121,7 +165,7 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* GetMetrics(grpc::CallbackServerContext* context,
                                        const v1::GetMetricsRequest* request,
                                        v1::GetMetricsResponse* response) override {
-    return on_look(context, [this, request, response](const Caller& caller) {
+    return on_look(context, response, [this, request, response](const Caller& caller) {
       const auto text = metrics_writer(request->format());
       if (!text.ok()) return text.status();
       response->set_text(text.value()(broker_.metrics(caller)));
@@ -132,7 +176,7 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* ListGroups(grpc::CallbackServerContext* context,
                                        const v1::ListGroupsRequest*,
                                        v1::ListGroupsResponse* response) override {
-    return on_loop(context, [this, response](const Caller& caller) {
+    return on_loop(context, response, [this, response](const Caller& caller) {
       broker_.groups(caller, *response);
       return Status();
     });
@@ -141,7 +185,7 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* ListRanks(grpc::CallbackServerContext* context,
                                       const v1::ListRanksRequest* request,
                                       v1::ListRanksResponse* response) override {
-    return on_loop(context, [this, request, response](const Caller& caller) {
+    return on_loop(context, response, [this, request, response](const Caller& caller) {
       Result<std::vector<v1::RankInfo>> ranks = broker_.ranks(caller, request->group());
       if (!ranks.ok()) return ranks.status();
       for (v1::RankInfo& rank : ranks.value()) response->add_ranks()->Swap(&rank);
@@ -151,8 +195,8 @@ class ControlService final : public v1::Broker::CallbackService {
 
   grpc::ServerUnaryReactor* SetPolicy(grpc::CallbackServerContext* context,
                                       const v1::SetPolicyRequest* request,
-                                      v1::SetPolicyResponse*) override {
-    return on_loop(context, [this, request](const Caller& caller) {
+                                      v1::SetPolicyResponse* response) override {
+    return on_loop(context, response, [this, request](const Caller& caller) {
       return broker_.set_policy(caller, request->group(), request->tag(), request->policy(),
                                 request->form());
     });
@@ -161,7 +205,7 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* ListQuotas(grpc::CallbackServerContext* context,
                                        const v1::ListQuotasRequest*,
                                        v1::ListQuotasResponse* response) override {
-    return on_loop(context, [this, response](const Caller& caller) {
+    return on_loop(context, response, [this, response](const Caller& caller) {
       broker_.quotas(caller, *response);
       return Status();
     });
@@ -170,7 +214,7 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* ListHistory(grpc::CallbackServerContext* context,
                                         const v1::ListHistoryRequest* request,
                                         v1::ListHistoryResponse* response) override {
-    return on_loop(context, [this, request, response](const Caller& caller) {
+    return on_loop(context, response, [this, request, response](const Caller& caller) {
       return broker_.history(caller, *request, *response);
     });
   }
@@ -195,15 +239,26 @@ class ControlService final : public v1::Broker::CallbackService {
 
   grpc::ServerWriteReactor<v1::AllocationInfo>* ListAllocations(
       grpc::CallbackServerContext* context, const v1::ListAllocationsRequest* request) override {
-    auto stream = Stream<v1::AllocationInfo>::make();
     const std::optional<Caller> caller = caller_of(context);
-    if (!caller) return gone(stream);
-    loop_.post([this, stream, caller = *caller, group = request->group()] {
-      Result<std::vector<v1::AllocationInfo>> allocations = broker_.allocations(caller, group);
-      if (!allocations.ok()) return stream->finish(to_grpc(allocations.status()));
-      for (v1::AllocationInfo& allocation : allocations.value())
-        stream->push(std::move(allocation));
-      stream->finish(grpc::Status::OK);
+    if (!caller) return gone(Stream<v1::AllocationInfo>::make());
+    const auto charge = CallCharge::make(loop_);
+    const auto stream = Stream<v1::AllocationInfo>::make([charge] {});
+    const auto list = std::make_shared<AllocationList>();
+    const auto more = [this, stream, list, caller = *caller] {
+      auto part = broker_.allocations(caller, *list, kAllocationsAtOnce, kBacklog);
+      if (part.empty()) return stream->finish(grpc::Status::OK);
+      stream->push(std::move(part));
+    };
+    // Each part is made when the one before has been written, so that a caller that does not read
+    // has us keep no more than one.
+    stream->use([this, more] { loop_.post(more); });
+    loop_.post([this, stream, charge, list, more, caller = *caller, group = request->group()] {
+      if (Status status = charge->take(caller, of_call(kBacklog)); !status.ok())
+        return stream->finish(to_grpc(status));
+      const Result<AllocationList> asked = broker_.list_allocations(caller, group);
+      if (!asked.ok()) return stream->finish(to_grpc(asked.status()));
+      *list = asked.value();
+      more();
     });
     return stream.get();
   }
@@ -228,11 +283,14 @@ class ControlService final : public v1::Broker::CallbackService {
     const std::optional<Caller> caller = caller_of(context);
     if (!caller) return gone(Stream<v1::Event>::make());
     auto sink = std::make_shared<StreamSink>();
-    auto stream = Stream<v1::Event>::make([this, sink = sink.get()] {
+    const auto charge = CallCharge::make(loop_);
+    const auto stream = Stream<v1::Event>::make([this, charge, sink = sink.get()] {
       loop_.post([this, sink] { broker_.events().unsubscribe(sink); });
     });
     sink->attach(stream);
-    loop_.post([this, sink, stream, caller = *caller, group = request->group()] {
+    loop_.post([this, sink, stream, charge, caller = *caller, group = request->group()] {
+      if (Status status = charge->take(caller, of_call(kBacklog)); !status.ok())
+        return stream->finish(to_grpc(status));
       broker_.events().subscribe(caller, group, sink);
       stream->accept();
     });
@@ -248,52 +306,65 @@ class ControlService final : public v1::Broker::CallbackService {
 
   /// Answers a unary call with what `work` returns on the loop's thread. Request and response live
   /// until then, even when the caller has gone.
-  template <class Work>
-  grpc::ServerUnaryReactor* on_loop(grpc::CallbackServerContext* context, Work work) {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  template <class Response, class Work>
+  grpc::ServerUnaryReactor* on_loop(grpc::CallbackServerContext* context, Response* response,
+                                    Work work) {
+    auto* call = new UnaryCall(loop_);
     std::optional<Caller> caller = caller_of(context);
     if (!caller)
-      reactor->Finish(kGone);
+      call->Finish(kGone);
     else
-      loop_.post([reactor, caller = *std::move(caller), work = std::move(work)] {
-        reactor->Finish(to_grpc(work(caller)));
+      loop_.post([call, response, caller = *std::move(caller), work = std::move(work)] {
+        Status status = call->begin(caller);
+        if (status.ok()) status = call->end(caller, *response, work);
+        call->Finish(to_grpc(status));
       });
-    return reactor;
+    return call;
   }
 
   /// As on_loop(), once the devices have been looked at.
-  template <class Work>
-  grpc::ServerUnaryReactor* on_look(grpc::CallbackServerContext* context, Work work) {
+  template <class Response, class Work>
+  grpc::ServerUnaryReactor* on_look(grpc::CallbackServerContext* context, Response* response,
+                                    Work work) {
     // Finishes however it ends: an amemd that ends looks at no device any more.
-    struct Answer {
-      explicit Answer(grpc::ServerUnaryReactor* to) : reactor(to) {}
-      ~Answer() { reactor->Finish(to_grpc(status)); }
-      Answer(const Answer&) = delete;
-      Answer& operator=(const Answer&) = delete;
-      grpc::ServerUnaryReactor* reactor;
+    struct Finish {
+      explicit Finish(UnaryCall* of) : call(of) {}
+      ~Finish() { call->Finish(to_grpc(status)); }
+      Finish(const Finish&) = delete;
+      Finish& operator=(const Finish&) = delete;
+      UnaryCall* call;
       Status status{Code::kUnavailable, "amemd is ending"};
     };
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    auto* call = new UnaryCall(loop_);
     std::optional<Caller> caller = caller_of(context);
     if (!caller) {
-      reactor->Finish(kGone);
-      return reactor;
+      call->Finish(kGone);
+      return call;
     }
-    const auto answer = std::make_shared<Answer>(reactor);
-    loop_.post([this, answer, caller = *std::move(caller), work = std::move(work)] {
-      broker_.look_at_devices([answer, caller, work] { answer->status = work(caller); });
+    const auto finish = std::make_shared<Finish>(call);
+    loop_.post([this, finish, response, caller = *std::move(caller), work = std::move(work)] {
+      if (Status status = finish->call->begin(caller); !status.ok()) {
+        finish->status = status;
+        return;
+      }
+      broker_.look_at_devices([finish, response, caller, work] {
+        finish->status = finish->call->end(caller, *response, work);
+      });
     });
-    return reactor;
+    return call;
   }
 
   /// `Request`: PauseRequest, ResumeRequest or SwapRequest.
   template <class Request>
   grpc::ServerWriteReactor<v1::Progress>* operation(grpc::CallbackServerContext* context,
                                                     const Request& request) {
-    auto stream = Stream<v1::Progress>::make();
     const std::optional<Caller> caller = caller_of(context);
-    if (!caller) return gone(stream);
-    loop_.post([this, stream, caller = *caller, request] {
+    if (!caller) return gone(Stream<v1::Progress>::make());
+    const auto charge = CallCharge::make(loop_);
+    const auto stream = Stream<v1::Progress>::make([charge] {});
+    loop_.post([this, stream, charge, caller = *caller, request] {
+      if (Status status = charge->take(caller, of_call(kBacklog)); !status.ok())
+        return stream->finish(to_grpc(status));
       auto observer = std::make_shared<StreamObserver>(stream);
       const Result<FleetOrder> read = order_of(request);
       if (!read.ok()) return observer->finished(read.status());
@@ -310,6 +381,7 @@ class ControlService final : public v1::Broker::CallbackService {
 
   template <class Request>
   void lead(const Caller& caller, const Request& request, const Operations::Observer& observer) {
+    if (!broker_.refusal().ok()) return observer->finished(broker_.refusal());
     v1::FleetBegin begin;
     put(begin, request);
     *begin.mutable_nodes() = request.nodes();
@@ -330,11 +402,29 @@ ControlServer::ControlServer(Broker& broker, EventLoop& loop, Upgrades* upgrades
       callers_(loop),
       service_(std::make_unique<ControlService>(broker, loop, callers_, upgrades)) {}
 
-ControlServer::~ControlServer() { server_.reset(); }
+ControlServer::~ControlServer() {
+  server_.reset();
+  others_server_.reset();
+}
 
 Status ControlServer::start(const ControlSettings& settings) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  const auto prepare = [this](grpc::ServerBuilder& builder, const Limits& limits) {
+    builder.RegisterService(service_.get());
+    builder.RegisterService(fleet_service_.get());
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kNodePingMs);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kNodePingMs);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                               kPingsAtMostEveryMs);
+    builder.SetMaxReceiveMessageSize(limits.request);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, limits.calls);
+    // Health and reflection are synchronous services; they need no more than this.
+    builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+    builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
+    builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 2);
+    builder.SetResourceQuota(grpc::ResourceQuota().SetMaxThreads(kThreads));
+  };
   grpc::ServerBuilder builder;
   int port = 0;
   if (!settings.listen.empty()) {
@@ -343,37 +433,34 @@ Status ControlServer::start(const ControlSettings& settings) {
     builder.AddListeningPort(settings.listen, credentials.value(), &port);
   }
   links_ = std::make_unique<GrpcNodeLinks>(loop_, settings.tls_dir);
-  fleet_ = std::make_unique<Fleet>(broker_, loop_, *links_, settings.stall);
+  fleet_ = std::make_unique<Fleet>(broker_, loop_, *links_, settings.deadlines);
   fleet_service_ = std::make_unique<FleetService>(
       *fleet_, loop_, [service = service_.get()](const grpc::CallbackServerContext* context) {
         return service->caller_of(context);
       });
   service_->use(*fleet_);
-  builder.RegisterService(service_.get());
-  builder.RegisterService(fleet_service_.get());
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kNodePingMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kNodePingMs);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                             kPingsAtMostEveryMs);
-  builder.SetMaxReceiveMessageSize(kLargestRequest);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kCallsAtOnce);
-  // Health and reflection are synchronous services; they need no more than this.
-  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 2);
+  prepare(builder, kOfOperators);
   server_ = builder.BuildAndStart();
-  if (server_ == nullptr || (!settings.listen.empty() && port == 0))
+  grpc::ServerBuilder for_others;
+  prepare(for_others, kOfOthers);
+  others_server_ = for_others.BuildAndStart();
+  if (server_ == nullptr || others_server_ == nullptr || (!settings.listen.empty() && port == 0))
     return {Code::kInternal, "cannot serve the control API" +
                                  (settings.listen.empty() ? "" : " on " + settings.listen) +
                                  "; see the messages above"};
-  if (auto* health = server_->GetHealthCheckService())
-    health->SetServingStatus(std::string(v1::Broker::service_full_name()), true);
+  for (grpc::Server* server : {server_.get(), others_server_.get()})
+    if (auto* health = server->GetHealthCheckService())
+      health->SetServingStatus(std::string(v1::Broker::service_full_name()), true);
   entrance_ = std::make_unique<Entrance>(loop_, broker_.accounts(), callers_, settings.isolation,
-                                         settings.access, [server = server_.get()](Fd socket) {
-                                           grpc::AddInsecureChannelFromFd(server, socket.release());
+                                         settings.access, [this](Fd socket, bool operates) {
+                                           grpc::AddInsecureChannelFromFd(
+                                               operates ? server_.get() : others_server_.get(),
+                                               socket.release());
                                          });
   return entrance_->open(settings.socket);
 }
+
+std::string ControlServer::under_way() const { return service_->under_way(); }
 
 void ControlServer::close() {
   if (fleet_ != nullptr) fleet_->shut();
@@ -381,9 +468,12 @@ void ControlServer::close() {
 }
 
 void ControlServer::shut() {
-  if (server_ == nullptr) return;
-  server_->Shutdown(std::chrono::system_clock::now() + kShutdownPatience);
-  server_->Wait();
+  const auto limit = std::chrono::system_clock::now() + kShutdownPatience;
+  for (grpc::Server* server : {server_.get(), others_server_.get()}) {
+    if (server == nullptr) continue;
+    server->Shutdown(limit);
+    server->Wait();
+  }
 }
 
 }  // namespace amem

@@ -16,6 +16,7 @@
 #include "daemon/control/callers.h"
 #include "daemon/control/entrance.h"
 #include "daemon/control/grpc_log.h"
+#include "daemon/phases/phases.h"
 
 namespace grpc {
 class Server;
@@ -36,9 +37,9 @@ struct ControlSettings {
   SocketFile socket;
   Isolation isolation = Isolation::kUid;
   AccessRules access;
-  std::string listen;                              // "host:port" for TCP; empty: none
-  std::string tls_dir;                             // ca.crt, tls.crt and tls.key, for TCP
-  Duration stall = std::chrono::milliseconds(20);  // of a cut over several nodes
+  std::string listen;   // "host:port" for TCP; empty: none
+  std::string tls_dir;  // ca.crt, tls.crt and tls.key, for TCP
+  Deadlines deadlines;  // of this node's phases
 };
 
 class ControlServer {
@@ -51,6 +52,9 @@ class ControlServer {
   /// Creates the socket file, replacing one that nobody listens on.
   /// REQUIRES: the caller holds the runtime directory's lock; the loop does not run yet.
   Status start(const ControlSettings& settings);
+  /// What an end would call off, of this node's groups or of an operation that it leads, for
+  /// people; empty: nothing. The loop's thread.
+  std::string under_way() const;
   /// Takes no more connections, and removes the socket file. The loop's thread.
   void close();
   /// Takes no more calls and returns when those under way have ended; the loop must be running, and
@@ -67,7 +71,8 @@ class ControlServer {
   std::unique_ptr<Fleet> fleet_;
   std::unique_ptr<FleetService> fleet_service_;
   std::unique_ptr<ControlService> service_;
-  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<grpc::Server> server_;         // of operators
+  std::unique_ptr<grpc::Server> others_server_;  // where a connection may have less under way
   std::unique_ptr<Entrance> entrance_;
 };
 

@@ -15,19 +15,21 @@ void Entrance::take(Fd socket) {
     return refusals_.warn("connection to {} refused: {}", listener_.path(), peer.status().text());
   Account& account = *peer.value().account;
   Caller caller = caller_of(peer.value(), isolation_, access_);
-  if (!caller.operates &&
-      (callers_.count_of(account) >= kMaxOfOwner || callers_.count() >= kMaxOfOthers))
+  const std::size_t has = callers_.count_of(account);
+  const std::size_t all = callers_.count();
+  if (!caller.operates && (has >= kMaxOfOwner || !leaves_a_share(has, all, kMaxOfOthers)))
     return account.refusals_log().warn(
-        "connection of {} to {} refused: its owner has {} of {}, all have {}", caller.who,
-        listener_.path(), callers_.count_of(account), kMaxOfOwner, callers_.count());
+        "connection of {} to {} refused: its owner has {} of {}, all have {} of {}", caller.who,
+        listener_.path(), has, kMaxOfOwner, all, kMaxOfOthers);
   Amounts amounts;
   amounts[Resource::kDescriptors] = kDescriptors;
   Result<Charge> charge = account.take(amounts);
   if (!charge.ok())
     return account.refusals_log().warn("connection of {} to {} refused: {}", caller.who,
                                        listener_.path(), charge.status().text());
-  if (!callers_.connected(socket.get(), std::move(caller), std::move(charge).value())) return;
-  serve_(std::move(socket));
+  const bool operates = caller.operates;
+  if (callers_.connected(socket.get(), std::move(caller), std::move(charge).value()))
+    serve_(std::move(socket), operates);
 }
 
 }  // namespace amem

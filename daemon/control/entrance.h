@@ -19,12 +19,13 @@ namespace amem {
 
 class Entrance {
  public:
-  /// What others than operators may have open: each owner, and all together.
+  /// What others than operators may have open: each owner, and all together; of these an owner gets
+  /// another while more are free than it has.
   static constexpr std::size_t kMaxOfOwner = 64;
   static constexpr std::size_t kMaxOfOthers = 1024;
 
-  /// Serves the socket, which it is given.
-  using Serve = std::function<void(Fd socket)>;
+  /// Serves the socket, which it is given, of one who operates or does not.
+  using Serve = std::function<void(Fd socket, bool operates)>;
 
   /// Everything passed in outlives this object.
   Entrance(EventLoop& loop, Accounts& accounts, Callers& callers, Isolation isolation,

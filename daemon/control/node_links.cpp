@@ -1,9 +1,13 @@
 #include "daemon/control/node_links.h"
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "amem/v1/fleet.grpc.pb.h"
 #include "common/tls_files.h"
@@ -14,6 +18,8 @@ namespace {
 
 constexpr auto kToAnswer = std::chrono::seconds(1);
 constexpr auto kToEnd = std::chrono::seconds(2);
+/// Questions in one turn of the loop.
+constexpr std::size_t kAtOnce = 4;
 
 Status from_grpc(const grpc::Status& status) {
   return {static_cast<Code>(status.error_code()), status.error_message()};
@@ -93,11 +99,93 @@ class GrpcLink final : public NodeLink {
   std::shared_ptr<TakeCall> call_;
 };
 
-struct Question {
-  grpc::ClientContext context;
-  v1::FleetStandingRequest request;
-  v1::FleetStanding standing;
-  std::unique_ptr<v1::Fleet::Stub> stub;
+/// Those that have not been asked yet, some in each turn of the loop: to make a way takes
+/// milliseconds.
+class GrpcQuestions final : public Questions {
+ public:
+  GrpcQuestions(EventLoop& loop, const std::string& tls_dir, const std::string& order,
+                std::shared_ptr<GrpcNodeLinks::UnderWay> under_way)
+      : all_(std::make_shared<All>(loop, tls_dir, order, std::move(under_way))) {}
+  ~GrpcQuestions() override { all_->round.reset(); }
+
+  void ask(std::vector<Question> round) override {
+    all_->round = std::make_shared<Round>();
+    all_->round->open = std::move(round);
+    all_->keys.reset();
+    go_on(all_, all_->round);
+  }
+
+ private:
+  struct Round {
+    std::vector<Question> open;
+    std::size_t next = 0;
+  };
+  struct All {
+    All(EventLoop& of, std::string dir, std::string name,
+        std::shared_ptr<GrpcNodeLinks::UnderWay> calls)
+        : loop(of), tls_dir(std::move(dir)), order(std::move(name)), under_way(std::move(calls)) {}
+    EventLoop& loop;
+    const std::string tls_dir;
+    const std::string order;
+    const std::shared_ptr<GrpcNodeLinks::UnderWay> under_way;
+    std::optional<GrpcNodeLinks::Keys> keys;  // of this round, once they are needed
+    std::map<std::string, std::shared_ptr<grpc::Channel>> channels;
+    std::shared_ptr<Round> round;  // null: nobody listens any more
+  };
+  struct Call {
+    grpc::ClientContext context;
+    v1::FleetStandingRequest request;
+    v1::FleetStanding standing;
+    std::unique_ptr<v1::Fleet::Stub> stub;
+  };
+
+  static void go_on(const std::shared_ptr<All>& all, const std::shared_ptr<Round>& round) {
+    if (all->round != round) return;
+    const std::size_t end = std::min(round->next + kAtOnce, round->open.size());
+    while (round->next < end) ask(all, round, round->next++);
+    if (round->next < round->open.size())
+      all->loop.at(Clock::now(), [all, round] { go_on(all, round); });
+  }
+
+  static void ask(const std::shared_ptr<All>& all, const std::shared_ptr<Round>& round,
+                  std::size_t number) {
+    const std::string& address = round->open[number].address;
+    std::shared_ptr<grpc::Channel>& channel = all->channels[address];
+    if (channel == nullptr) {
+      if (!all->keys) all->keys.emplace(all->tls_dir);
+      const auto made = all->keys->channel(address);
+      if (!made.ok())
+        return all->loop.post([all, round, number, status = made.status()] {
+          if (all->round == round) round->open[number].answer(status);
+        });
+      channel = made.value();
+    }
+    const auto call = std::make_shared<Call>();
+    call->stub = v1::Fleet::NewStub(channel);
+    call->request.set_order(all->order);
+    call->context.set_deadline(std::chrono::system_clock::now() + kToAnswer);
+    all->under_way->begin();
+    call->stub->async()->GetStanding(
+        &call->context, &call->request, &call->standing,
+        [all, round, number, call, under_way = all->under_way](const grpc::Status& status) {
+          all->loop.post([all, round, number, call, status] {
+            if (all->round == round) answered(all, round, number, call->standing, status);
+          });
+          under_way->end();
+        });
+  }
+
+  static void answered(const std::shared_ptr<All>& all, const std::shared_ptr<Round>& round,
+                       std::size_t number, const v1::FleetStanding& standing,
+                       const grpc::Status& status) {
+    const Question& question = round->open[number];
+    if (status.ok()) return question.answer(standing);
+    // gRPC would wait longer and longer before it connects again.
+    if (status.error_code() == grpc::StatusCode::UNAVAILABLE) all->channels.erase(question.address);
+    question.answer(from_grpc(status));
+  }
+
+  const std::shared_ptr<All> all_;
 };
 
 }  // namespace
@@ -120,10 +208,27 @@ GrpcNodeLinks::~GrpcNodeLinks() {
   under_way_->none.wait_for(lock, kToEnd, [this] { return under_way_->calls == 0; });
 }
 
-Result<std::shared_ptr<grpc::Channel>> GrpcNodeLinks::channel(const std::string& address) const {
+GrpcNodeLinks::Keys::Keys(const std::string& tls_dir) {
+  if (tls_dir.empty())
+    status_ = {Code::kFailedPrecondition,
+               "other nodes are reached by mutual TLS, and control.tls is not set"};
+  else if (const Status status = check_tls_files(tls_dir); !status.ok())
+    status_ = {status.code(), "control.tls: " + status.text()};
+  if (!status_.ok()) return;
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = read(tls_dir + kTlsAuthority);
+  options.pem_cert_chain = read(tls_dir + kTlsCertificate);
+  options.pem_private_key = read(tls_dir + kTlsKey);
+  credentials_ = grpc::SslCredentials(options);
+}
+
+Result<std::shared_ptr<grpc::Channel>> GrpcNodeLinks::Keys::channel(
+    const std::string& address) const {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kNodePingMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kNodePingMs);
+  // A leader may have nothing to say for minutes. By default gRPC would stop after two pings.
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // Each way is a connection of its own: what one hears of a node's end the others hear, too.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   if (address.starts_with("unix:"))
@@ -131,21 +236,13 @@ Result<std::shared_ptr<grpc::Channel>> GrpcNodeLinks::channel(const std::string&
   if (address.rfind(':') == std::string::npos || address.ends_with(':'))
     return Status(Code::kInvalidArgument,
                   "\"" + address + "\" is no node's address; it is HOST:PORT, or unix:PATH");
-  if (tls_dir_.empty())
-    return Status(Code::kFailedPrecondition,
-                  "other nodes are reached by mutual TLS, and control.tls is not set");
-  if (const Status status = check_tls_files(tls_dir_); !status.ok())
-    return Status(status.code(), "control.tls: " + status.text());
-  grpc::SslCredentialsOptions options;
-  options.pem_root_certs = read(tls_dir_ + kTlsAuthority);
-  options.pem_cert_chain = read(tls_dir_ + kTlsCertificate);
-  options.pem_private_key = read(tls_dir_ + kTlsKey);
-  return grpc::CreateCustomChannel(address, grpc::SslCredentials(options), arguments);
+  if (!status_.ok()) return status_;
+  return grpc::CreateCustomChannel(address, credentials_, arguments);
 }
 
 Result<std::unique_ptr<NodeLink>> GrpcNodeLinks::open(const std::string& address,
                                                       NodeLink::Heard heard) {
-  const auto channel = this->channel(address);
+  const auto channel = Keys(tls_dir_).channel(address);
   if (!channel.ok()) return channel.status();
   const auto call =
       std::make_shared<TakeCall>(loop_, channel.value(), std::move(heard), under_way_);
@@ -153,26 +250,8 @@ Result<std::unique_ptr<NodeLink>> GrpcNodeLinks::open(const std::string& address
   return std::unique_ptr<NodeLink>(std::make_unique<GrpcLink>(call));
 }
 
-void GrpcNodeLinks::ask(const std::string& address, const std::string& order, Answer answer) {
-  const auto channel = this->channel(address);
-  if (!channel.ok())
-    return loop_.post([answer = std::move(answer), status = channel.status()] { answer(status); });
-  const auto question = std::make_shared<Question>();
-  question->stub = v1::Fleet::NewStub(channel.value());
-  question->request.set_order(order);
-  question->context.set_deadline(std::chrono::system_clock::now() + kToAnswer);
-  under_way_->begin();
-  question->stub->async()->GetStanding(&question->context, &question->request, &question->standing,
-                                       [this, question, answer = std::move(answer),
-                                        under_way = under_way_](const grpc::Status& status) {
-                                         loop_.post([question, answer, status] {
-                                           if (status.ok())
-                                             answer(question->standing);
-                                           else
-                                             answer(from_grpc(status));
-                                         });
-                                         under_way->end();
-                                       });
+std::unique_ptr<Questions> GrpcNodeLinks::questions(const std::string& order) {
+  return std::make_unique<GrpcQuestions>(loop_, tls_dir_, order, under_way_);
 }
 
 }  // namespace amem

@@ -29,7 +29,19 @@ class GrpcNodeLinks final : public NodeLinks {
 
   Result<std::unique_ptr<NodeLink>> open(const std::string& address,
                                          NodeLink::Heard heard) override;
-  void ask(const std::string& address, const std::string& order, Answer answer) override;
+  std::unique_ptr<Questions> questions(const std::string& order) override;
+
+  /// How the others are reached. They may change: read anew for each link, and each round of
+  /// questions.
+  class Keys {
+   public:
+    explicit Keys(const std::string& tls_dir);
+    Result<std::shared_ptr<grpc::Channel>> channel(const std::string& address) const;
+
+   private:
+    Status status_;  // not OK: why only Unix sockets can be reached
+    std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  };
 
   /// Calls that have not ended; shared with them, as they may outlive this.
   struct UnderWay {
@@ -41,8 +53,6 @@ class GrpcNodeLinks final : public NodeLinks {
   };
 
  private:
-  Result<std::shared_ptr<grpc::Channel>> channel(const std::string& address) const;
-
   EventLoop& loop_;
   const std::string tls_dir_;
   const std::shared_ptr<UnderWay> under_way_ = std::make_shared<UnderWay>();

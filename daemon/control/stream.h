@@ -1,7 +1,8 @@
 // Stream<T>: the sending half of a server-streaming call, fed from the broker's loop.
 //
-// push() and finish() queue and return at once; gRPC's threads do the writing. The object lives
-// until gRPC has done with the call and the last reference has gone. Any thread.
+// push() and finish() queue and return at once; gRPC's threads do the writing. What is queued is
+// bounded: by try_push(), or because whoever pushes waits for `on_drained` before the next. The
+// object lives until gRPC has done with the call and the last reference has gone. Any thread.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -12,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace amem {
 
@@ -26,21 +28,32 @@ class Stream final : public grpc::ServerWriteReactor<T> {
     stream->self_ = stream;
     return stream;
   }
+  /// `on_drained` runs whenever all that was queued has been written and the call goes on, on one
+  /// of gRPC's threads. Before the call is gRPC's.
+  void use(std::function<void()> on_drained) { on_drained_ = std::move(on_drained); }
 
   /// No effect once finished or cancelled.
   void push(T message) {
     std::unique_lock lock(mutex_);
     if (status_) return;
-    queue_.push_back(std::move(message));
+    enter(std::move(message));
     next(lock);
   }
 
-  /// Like push(), unless `limit` messages wait already: then false.
+  /// All of them before any is written, so that `on_drained` runs once they all have been.
+  void push(std::vector<T> messages) {
+    std::unique_lock lock(mutex_);
+    if (status_) return;
+    for (T& message : messages) enter(std::move(message));
+    next(lock);
+  }
+
+  /// Like push(), unless `limit` bytes wait already: then false.
   bool try_push(T message, std::size_t limit) {
     std::unique_lock lock(mutex_);
     if (status_) return true;
-    if (queue_.size() >= limit) return false;
-    queue_.push_back(std::move(message));
+    if (queued_ >= limit) return false;
+    enter(std::move(message));
     next(lock);
     return true;
   }
@@ -71,7 +84,9 @@ class Stream final : public grpc::ServerWriteReactor<T> {
     std::unique_lock lock(mutex_);
     writing_ = false;
     if (!ok) give_up();
-    next(lock);
+    if (!on_drained_ || !queue_.empty() || status_) return next(lock);
+    lock.unlock();
+    on_drained_();
   }
 
   void OnCancel() override {
@@ -82,12 +97,19 @@ class Stream final : public grpc::ServerWriteReactor<T> {
 
   void OnDone() override {
     if (on_done_) on_done_();
-    self_.reset();  // may be the end of this object
+    on_done_ = on_drained_ = {};  // they may hold this object
+    self_.reset();                // may be the end of it
   }
 
-  /// REQUIRES: mutex_ held.
+  // REQUIRE: mutex_ held.
+  static std::size_t cost(const T& message) { return sizeof message + message.ByteSizeLong(); }
+  void enter(T message) {
+    queued_ += cost(message);
+    queue_.push_back(std::move(message));
+  }
   void give_up() {
     queue_.clear();
+    queued_ = 0;
     if (!status_) status_ = grpc::Status(grpc::StatusCode::CANCELLED, "cancelled by the caller");
   }
 
@@ -99,6 +121,7 @@ class Stream final : public grpc::ServerWriteReactor<T> {
       writing_ = true;
       current_ = std::move(queue_.front());
       queue_.pop_front();
+      queued_ -= cost(current_);
       lock.unlock();
       this->StartWrite(&current_);
     } else if (status_) {
@@ -111,12 +134,14 @@ class Stream final : public grpc::ServerWriteReactor<T> {
 
   std::mutex mutex_;
   std::deque<T> queue_;                 // the rest under mutex_
+  std::size_t queued_ = 0;              // bytes that these take
   std::optional<grpc::Status> status_;  // set: nothing more is queued
   bool writing_ = false;
   bool finished_ = false;
   T current_;  // being written while writing_
 
   std::function<void()> on_done_;
+  std::function<void()> on_drained_;
   std::shared_ptr<Stream> self_;  // gRPC's reference
 };
 

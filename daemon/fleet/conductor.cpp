@@ -4,14 +4,20 @@
 #include <utility>
 
 #include "daemon/base/units.h"
+#include "daemon/fleet/stages.h"
 
 namespace amem {
+namespace {
+
+constexpr std::chrono::microseconds kMostSilence = std::chrono::hours(24 * 365);
+
+}  // namespace
 
 Conductor::Conductor(std::vector<std::string> nodes, Score score, Time now)
     : score_(std::move(score)), join_by_(now + score_.to_join) {
   for (std::string& name : nodes) nodes_.push_back({std::move(name)});
-  stages_[false].is = score_.comes_in;
-  stages_[true].is = score_.goes_out;
+  barriers_[Stage::kIn].is = score_.comes_in;
+  barriers_[Stage::kOut].is = score_.goes_out;
 }
 
 template <class Is>
@@ -40,6 +46,7 @@ std::vector<Conductor::Step> Conductor::take_steps() {
 
 void Conductor::told(std::size_t node, const v1::FleetReport& report, Time now) {
   if (nodes_[node].over) return;
+  nodes_[node].heard = now;
   switch (report.what_case()) {
     case v1::FleetReport::kJoined:
       return joined(node, report.joined());
@@ -54,11 +61,13 @@ void Conductor::told(std::size_t node, const v1::FleetReport& report, Time now) 
       look_at_cuts_ = now;
       return;
     case v1::FleetReport::kAsks:
-      stages_[report.asks().out()].asks.insert(node);
-      return go_on_if_all_may(report.asks().out());
+      barriers_[stage_of(report.asks())].asks.insert(node);
+      return go_on_if_all_may(stage_of(report.asks()));
+    case v1::FleetReport::kWithdraws:
+      return withdraws(node, stage_of(report.withdraws()));
     case v1::FleetReport::kWentOn:
-      stages_[report.went_on().out()].gone.insert(node);
-      return let_leader_go_on(report.went_on().out());
+      barriers_[stage_of(report.went_on())].gone.insert(node);
+      return let_leader_go_on(stage_of(report.went_on()));
     case v1::FleetReport::kEnded:
       return ended(node, Status(static_cast<Code>(report.ended().code()), report.ended().text()),
                    now);
@@ -81,6 +90,22 @@ void Conductor::joined(std::size_t node, const v1::FleetJoined& joined) {
   const bool taken = std::any_of(nodes_.begin(), nodes_.end(),
                                  [&](const Node& other) { return other.name == joined.name(); });
   if (!joined.name().empty() && !taken) nodes_[node].name = joined.name();
+  const auto told =
+      static_cast<std::int64_t>(std::min<std::uint64_t>(joined.silence_us(), kMostSilence.count()));
+  nodes_[node].silence = std::chrono::microseconds(told) + score_.timeout;
+  look_for_silence_ = std::min(look_for_silence_, nodes_[node].heard + nodes_[node].silence);
+  if (joined.instance() != score_.instance) return;
+  for (std::size_t other = 0; other < nodes_.size(); ++other) {
+    v1::FleetCommand command;
+    command.mutable_leader()->set_number(static_cast<std::uint32_t>(node));
+    send(other, std::move(command));
+  }
+}
+
+/// Its error follows. If it comes too late, others have been told to go on, and go on.
+void Conductor::withdraws(std::size_t node, Stage stage) {
+  if (barriers_[stage].committed) return;
+  give_up({Code::kAborted, "node '" + nodes_[node].name + "' failed while it waited for others"});
 }
 
 void Conductor::ended(std::size_t node, const Status& status, Time now) {
@@ -93,15 +118,15 @@ void Conductor::ended(std::size_t node, const Status& status, Time now) {
   }
   for (auto& [group, cut] : cuts_) cut.forget(node, now);
   look_at_cuts(now);
-  for (const bool out : {true, false}) {
-    go_on_if_all_may(out);
-    let_leader_go_on(out);
+  for (const Stage stage : kStages) {
+    go_on_if_all_may(stage);
+    let_leader_go_on(stage);
   }
 }
 
 void Conductor::lost(std::size_t node, const Status& why, Time now) {
   if (nodes_[node].over) return;
-  const Stage& last = stages_[stages_[false].is ? false : true];
+  const Barrier& last = barriers_[barriers_[Stage::kIn].is ? Stage::kIn : Stage::kOut];
   std::string text = "lost: " + why.text();
   if (last.told.contains(node)) text += "; its part goes on by itself, ask that node how it stands";
   ended(node, Status(why.code(), text), now);
@@ -133,22 +158,23 @@ void Conductor::look_at_cuts(Time now) {
 
 // ---- together -----------------------------------------------------------------------------------
 
-void Conductor::go_on_if_all_may(bool out) {
-  Stage& stage = stages_[out];
-  if (!stage.is || stage.committed || !given_up_.ok() || stage.asks.empty()) return;
-  if (!all_under_way([&](std::size_t node) { return stage.asks.contains(node); })) return;
-  stage.committed = true;
+void Conductor::go_on_if_all_may(Stage stage) {
+  Barrier& barrier = barriers_[stage];
+  if (!barrier.is || barrier.committed || !given_up_.ok() || barrier.asks.empty()) return;
+  if (!all_under_way([&](std::size_t node) { return barrier.asks.contains(node); })) return;
+  barrier.committed = true;
+  const std::optional<std::size_t> own = leader();
   for (std::size_t node = 0; node < nodes_.size(); ++node)
-    if (leader() != node) tell_to_go_on(node, out);
-  let_leader_go_on(out);
+    if (own != node) tell_to_go_on(node, stage);
+  let_leader_go_on(stage);
 }
 
-void Conductor::let_leader_go_on(bool out) {
-  const Stage& stage = stages_[out];
+void Conductor::let_leader_go_on(Stage stage) {
+  const Barrier& barrier = barriers_[stage];
   const std::optional<std::size_t> own = leader();
-  if (!stage.committed || !own || stage.told.contains(*own)) return;
-  if (stage.told.empty() || !stage.gone.empty()) {
-    tell_to_go_on(*own, out);
+  if (!barrier.committed || !own || barrier.told.contains(*own)) return;
+  if (barrier.told.empty() || !barrier.gone.empty()) {
+    tell_to_go_on(*own, stage);
     if (!given_up_.ok()) send_give_up(*own);
   } else if (all_under_way([&](std::size_t node) { return node == *own; })) {
     // Whether anybody has heard of it is not known: its part asks the others, as without a leader.
@@ -156,10 +182,10 @@ void Conductor::let_leader_go_on(bool out) {
   }
 }
 
-void Conductor::tell_to_go_on(std::size_t node, bool out) {
-  if (nodes_[node].over || !stages_[out].told.insert(node).second) return;
+void Conductor::tell_to_go_on(std::size_t node, Stage stage) {
+  if (nodes_[node].over || !barriers_[stage].told.insert(node).second) return;
   v1::FleetCommand command;
-  command.mutable_go_on()->set_out(out);
+  put(stage, *command.mutable_go_on());
   send(node, std::move(command));
 }
 
@@ -169,8 +195,8 @@ void Conductor::give_up(const Status& why) {
   // What is decided is decided: it waits for whoever has been told to answer.
   const std::optional<std::size_t> own = leader();
   const auto waits = [&](std::size_t node) {
-    return own == node && std::any_of(std::begin(stages_), std::end(stages_), [&](const Stage& s) {
-             return s.committed && !s.told.contains(node);
+    return own == node && std::any_of(barriers_.begin(), barriers_.end(), [&](const Barrier& b) {
+             return b.committed && !b.told.contains(node);
            });
   };
   for (std::size_t node = 0; node < nodes_.size(); ++node)
@@ -187,7 +213,7 @@ void Conductor::send_give_up(std::size_t node) {
 // ---- time ---------------------------------------------------------------------------------------
 
 Time Conductor::wakeup() const {
-  Time time = kNever;
+  Time time = look_for_silence_;
   for (const auto& [group, cut] : cuts_) time = std::min(time, cut.next_decision());
   const bool all = all_under_way([this](std::size_t node) { return nodes_[node].joined; });
   return all ? time : std::min(time, join_by_);
@@ -195,6 +221,7 @@ Time Conductor::wakeup() const {
 
 void Conductor::tick(Time now) {
   look_at_cuts(now);
+  if (now >= look_for_silence_) lose_silent_nodes(now);
   if (now < join_by_) return;
   for (std::size_t node = 0; node < nodes_.size(); ++node)
     if (!nodes_[node].over && !nodes_[node].joined)
@@ -203,6 +230,25 @@ void Conductor::tick(Time now) {
             "it has not answered within " + format_duration(score_.to_join) +
                 "; is amemd running there, and does it listen at this address?"},
            now);
+}
+
+void Conductor::lose_silent_nodes(Time now) {
+  look_for_silence_ = kNever;
+  for (std::size_t node = 0; node < nodes_.size(); ++node) {
+    const Node& it = nodes_[node];
+    if (it.over || !it.joined) continue;
+    if (now < it.heard + it.silence) {
+      look_for_silence_ = std::min(look_for_silence_, it.heard + it.silence);
+      continue;
+    }
+    const Duration silence = it.silence;
+    send(node, {});  // should it go on some time
+    lost(node,
+         {Code::kDeadlineExceeded, "it has said nothing for " + format_duration(silence) +
+                                       ", and no phase lasts as long there; does amemd hang? Its "
+                                       "log may say on what"},
+         now);
+  }
 }
 
 // ---- the end ------------------------------------------------------------------------------------

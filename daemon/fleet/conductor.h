@@ -5,7 +5,10 @@
 // open before all have loaded and let go of what goes out. Until it has told somebody to release, a
 // failure or loss of one node has all others give up; those that come in likewise until somebody is
 // told to open. The node that leads, if it takes part, is told to go on last: whoever has been told
-// can then tell those who lose their leader.
+// can then tell those who lose their leader. All are told which node that is.
+//
+// A node that says nothing for longer than any of its phases lasts is lost, even if pings come
+// back.
 //
 // Pure: reports go in, commands come out; time comes in. Not synchronised; the loop's.
 #pragma once
@@ -21,6 +24,7 @@
 #include "common/status.h"
 #include "daemon/base/clock.h"
 #include "daemon/fleet/fleet_cut.h"
+#include "daemon/phases/stage.h"
 
 namespace amem {
 
@@ -31,6 +35,7 @@ class Conductor {
     bool comes_in = false;
     Duration stall{};        // of the cut
     Duration to_join{};      // for a node to answer
+    Duration timeout{};      // of the operation
     std::string instance{};  // of the amemd that leads
   };
   struct Step {
@@ -58,7 +63,8 @@ class Conductor {
   const std::string& name(std::size_t node) const { return nodes_[node].name; }
 
  private:
-  struct Stage {
+  friend class Insight;  // of the tests: says in what state it is
+  struct Barrier {
     bool is = false;         // part of the operation
     bool committed = false;  // somebody has been told to go on
     std::set<std::size_t> asks;
@@ -69,17 +75,21 @@ class Conductor {
     std::string name;
     std::string instance{};
     bool joined = false;
-    bool over = false;  // ended, or lost
+    Duration silence{};  // it says something at least so often
+    Time heard{};        // when it has, the last time
+    bool over = false;   // ended, or lost
     Status status{};
   };
 
   void joined(std::size_t node, const v1::FleetJoined& joined);
+  void withdraws(std::size_t node, Stage stage);
+  void lose_silent_nodes(Time now);
   void ended(std::size_t node, const Status& status, Time now);
   void look_at_cuts(Time now);
-  void go_on_if_all_may(bool out);
+  void go_on_if_all_may(Stage stage);
   /// The one that leads, once somebody else knows.
-  void let_leader_go_on(bool out);
-  void tell_to_go_on(std::size_t node, bool out);
+  void let_leader_go_on(Stage stage);
+  void tell_to_go_on(std::size_t node, Stage stage);
   void send(std::size_t node, v1::FleetCommand command);
   void send_give_up(std::size_t node);
   std::optional<std::size_t> leader() const;
@@ -89,8 +99,9 @@ class Conductor {
   const Score score_;
   const Time join_by_;
   std::vector<Node> nodes_;
-  Stage stages_[2];  // what comes in, what goes out
+  PerStage<Barrier> barriers_;
   std::map<std::string, FleetCut> cuts_;
+  Time look_for_silence_ = kNever;
   std::optional<Time> look_at_cuts_;  // once for all that is told together: a look costs by ranks
   Status given_up_;
   std::vector<std::size_t> failed_;  // in their order

@@ -17,8 +17,31 @@ namespace {
 
 /// For a node to take up its part.
 constexpr Duration kToJoin = std::chrono::seconds(10);
-/// Parts that have ended are remembered for nodes that lose their leader, so many.
-constexpr std::size_t kRemembered = 256;
+class OnBroker final : public Here {
+ public:
+  explicit OnBroker(Broker& broker) : broker_(broker) {}
+  std::uint64_t begin(const Caller& caller, const FleetOrder& order,
+                      const Operations::Observer& observer,
+                      std::shared_ptr<Abroad> abroad) override {
+    if (order.swap)
+      return broker_.swap(caller, order.groups, order.in, order.task.discard, order.task.guests,
+                          order.timeout, observer, std::move(abroad));
+    return broker_.start_operation(caller, order.task, order.groups, order.timeout, observer,
+                                   std::move(abroad));
+  }
+  void tell(std::uint64_t number, const std::string& group, const Event& event) override {
+    broker_.operations().tell(number, group, event);
+  }
+  bool may_go_on(std::uint64_t number, Stage stage) override {
+    return broker_.operations().may_go_on(number, stage);
+  }
+  void give_up(std::uint64_t number, const Status& why) override {
+    broker_.operations().give_up(number, why);
+  }
+
+ private:
+  Broker& broker_;
+};
 
 std::string random_name() {
   const Result<Token> token = random_token();
@@ -48,13 +71,15 @@ struct Fleet::Led {
   bool over = false;
 };
 
-Fleet::Fleet(Broker& broker, EventLoop& loop, NodeLinks& links, Duration stall)
+Fleet::Fleet(Broker& broker, EventLoop& loop, NodeLinks& links, const Deadlines& deadlines)
     : broker_(broker),
       loop_(loop),
       links_(links),
-      stall_(stall),
+      deadlines_(deadlines),
+      here_(std::make_unique<OnBroker>(broker)),
       instance_(random_name()),
-      name_(host_name()) {}
+      name_(host_name()),
+      orders_(broker.shares(), broker.remembers()) {}
 
 Fleet::~Fleet() { shut(); }
 
@@ -67,7 +92,7 @@ void Fleet::shut() {
                              "amemd is ending; the operation goes on on the "
                              "nodes that were told to go on"});
   }
-  parts_.clear();
+  orders_.shut();
 }
 
 // ---- leading ------------------------------------------------------------------------------------
@@ -96,9 +121,13 @@ void Fleet::lead(const Caller& caller, v1::FleetBegin begin, const Operations::O
   Conductor::Score score;
   score.goes_out = !begin.has_resume();
   score.comes_in = !begin.has_pause();
-  score.stall = stall_;
+  score.stall = deadlines_.stall;
   score.to_join = kToJoin;
   score.instance = instance_;
+  const auto timeout_ms = begin.has_pause()    ? begin.pause().timeout_ms()
+                          : begin.has_resume() ? begin.resume().timeout_ms()
+                                               : begin.swap().timeout_ms();
+  score.timeout = std::chrono::milliseconds(timeout_ms);
   const auto led = std::make_shared<Led>(
       std::vector<std::string>(begin.nodes().begin(), begin.nodes().end()), score, observer);
   led->order = order;
@@ -212,7 +241,10 @@ void Fleet::end(const std::shared_ptr<Led>& led) {
 
 std::shared_ptr<Part> Fleet::take(const Caller& caller, const v1::FleetBegin& begin,
                                   const FleetOrder& order, Part::Report report) {
-  const auto part = std::make_shared<Part>(broker_, loop_, links_, begin, report);
+  const auto part = std::make_shared<Part>(
+      *here_, links_,
+      [this](Duration time, EventLoop::Job job) { loop_.at(Clock::now() + time, std::move(job)); },
+      begin, report);
   Status refused;
   if (!caller.operates)
     refused = {Code::kPermissionDenied,
@@ -224,10 +256,8 @@ std::shared_ptr<Part> Fleet::take(const Caller& caller, const v1::FleetBegin& be
                    std::to_string(begin.protocol()) + "; upgrade the older"};
   else if (begin.order().size() != sizeof(Token))
     refused = {Code::kInvalidArgument, "an order's name has 16 bytes"};
-  else if (std::any_of(parts_.begin(), parts_.end(),
-                       [&](const Known& known) { return known.order == begin.order(); }))
-    refused = {Code::kFailedPrecondition,
-               "this node has a part of that operation already; is it named by two addresses?"};
+  else
+    refused = orders_.refuses(begin);
   if (!refused.ok()) {
     part->finished(refused);
     return part;
@@ -237,9 +267,9 @@ std::shared_ptr<Part> Fleet::take(const Caller& caller, const v1::FleetBegin& be
   joined.mutable_joined()->set_name(name_);
   joined.mutable_joined()->set_instance(instance_);
   joined.mutable_joined()->set_version(kVersion);
+  joined.mutable_joined()->set_silence_us(to_us(deadlines_.longest()));
   report(std::move(joined), false);
-  parts_.push_back({begin.order(), part});
-  while (parts_.size() > kRemembered && parts_.front().part->ended()) parts_.pop_front();
+  orders_.add(begin.order(), part);
   part->begin(caller, order);
   return part;
 }
@@ -249,17 +279,7 @@ std::shared_ptr<Relay> Fleet::relay(Relay::Report report, std::function<void()> 
 }
 
 v1::FleetStanding Fleet::standing(const std::string& order) {
-  v1::FleetStanding standing;
-  const bool leads = led_.contains(order);
-  for (const Known& known : parts_)
-    if (known.order == order) standing = known.part->standing_for_others();
-  if (leads && !standing.known()) {  // it has no part, and so has nothing against it
-    standing.set_known(true);
-    standing.set_asked_out(true);
-    standing.set_asked_in(true);
-  }
-  standing.set_leads(leads);
-  return standing;
+  return orders_.standing(order, led_.contains(order));
 }
 
 }  // namespace amem

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <chrono>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -15,6 +14,7 @@
 #include "daemon/base/event_loop.h"
 #include "daemon/broker/broker.h"
 #include "daemon/fleet/conductor.h"
+#include "daemon/fleet/known_orders.h"
 #include "daemon/fleet/node_link.h"
 #include "daemon/fleet/part.h"
 #include "daemon/fleet/relay.h"
@@ -22,12 +22,13 @@
 namespace amem {
 
 /// Of what brokers say to each other; others are refused.
-inline constexpr std::uint32_t kFleetProtocol = 2;
+inline constexpr std::uint32_t kFleetProtocol = 3;
 
 class Fleet {
  public:
-  /// Everything passed in outlives this object. `stall`: of a cut.
-  Fleet(Broker& broker, EventLoop& loop, NodeLinks& links, Duration stall);
+  /// Everything passed in outlives this object. `deadlines`: of this node's phases. What the broker
+  /// has taken up of another is known here.
+  Fleet(Broker& broker, EventLoop& loop, NodeLinks& links, const Deadlines& deadlines);
   ~Fleet();
 
   /// Leads it. What is refused is told to the observer at once, and nothing has changed.
@@ -41,17 +42,13 @@ class Fleet {
   std::shared_ptr<Relay> relay(Relay::Report report, std::function<void()> idle);
   /// Its end would call off what has not been decided.
   bool leads() const { return !led_.empty(); }
+  /// Asked by another node that has lost its leader. As KnownOrders::standing().
   v1::FleetStanding standing(const std::string& order);
   /// No leader and no part does anything any more.
   void shut();
 
  private:
   struct Led;
-  struct Known {
-    std::string order;
-    std::shared_ptr<Part> part;
-  };
-
   void open(const std::shared_ptr<Led>& led, std::size_t branch, v1::FleetBegin begin);
   void heard(const std::shared_ptr<Led>& led, std::size_t branch, v1::FleetReports reports);
   void over(const std::shared_ptr<Led>& led, std::size_t branch, const Status& why);
@@ -61,11 +58,12 @@ class Fleet {
   Broker& broker_;
   EventLoop& loop_;
   NodeLinks& links_;
-  const Duration stall_;
+  const Deadlines deadlines_;
+  const std::unique_ptr<Here> here_;
   std::string instance_;
   std::string name_;
   std::map<std::string, std::shared_ptr<Led>> led_;  // by order
-  std::deque<Known> parts_;                          // the last ones, also such as have ended
+  KnownOrders orders_;
 };
 
 }  // namespace amem

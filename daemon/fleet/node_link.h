@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "amem/v1/fleet.pb.h"
 #include "common/status.h"
@@ -32,6 +33,21 @@ inline Status lost_by(const Status& why) {
   return why.ok() ? Status(Code::kAborted, "it hung up before its end") : why;
 }
 
+/// Of one order. Its ways to nodes are kept from one round to the next.
+class Questions {
+ public:
+  struct Question {
+    std::string address;
+    /// Within a second or so. Not OK: nobody has answered.
+    std::function<void(const Result<v1::FleetStanding>& standing)> answer;
+  };
+
+  /// Nothing is heard any more.
+  virtual ~Questions() = default;
+  /// Of many each has its second once it is its turn. REQUIRES: the round before has been answered.
+  virtual void ask(std::vector<Question> round) = 0;
+};
+
 /// Ways to other nodes, by their addresses.
 class NodeLinks {
  public:
@@ -39,9 +55,8 @@ class NodeLinks {
   /// What cannot be reached is heard as `over`. kInvalidArgument: no address.
   virtual Result<std::unique_ptr<NodeLink>> open(const std::string& address,
                                                  NodeLink::Heard heard) = 0;
-  /// Within a second or so. Not OK: nobody has answered.
-  using Answer = std::function<void(const Result<v1::FleetStanding>& standing)>;
-  virtual void ask(const std::string& address, const std::string& order, Answer answer) = 0;
+  /// To nodes that have a part of this order, how far they are.
+  virtual std::unique_ptr<Questions> questions(const std::string& order) = 0;
 };
 
 }  // namespace amem

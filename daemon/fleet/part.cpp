@@ -4,11 +4,11 @@
 
 #include <utility>
 
+#include "daemon/fleet/stages.h"
+
 namespace amem {
 namespace {
 
-/// Until nodes that could not be asked how far they are, are asked again.
-constexpr Duration kAskAgain = std::chrono::milliseconds(500);
 /// Within a phase, beside its beginning: what each rank does is too much to hear of.
 constexpr Duration kTellAgain = std::chrono::milliseconds(200);
 /// Progress waits so long for a report that it can go with: a message of its own costs the leader,
@@ -17,20 +17,17 @@ constexpr Duration kTellWithin = std::chrono::milliseconds(50);
 
 }  // namespace
 
-Part::Part(Broker& broker, EventLoop& loop, NodeLinks& links, v1::FleetBegin begin, Report report)
-    : broker_(broker),
-      loop_(loop),
+Part::Part(Here& here, NodeLinks& links, Later later, v1::FleetBegin begin, Report report)
+    : here_(here),
       links_(links),
+      later_(std::move(later)),
       begin_(std::move(begin)),
       report_(std::move(report)) {}
 
 void Part::begin(const Caller& caller, const FleetOrder& order) {
-  begun_ = true;
+  last_ = order.last();
   const auto self = shared_from_this();
-  number_ = order.swap ? broker_.swap(caller, order.groups, order.in, order.task.discard,
-                                      order.task.guests, order.timeout, self, self)
-                       : broker_.start_operation(caller, order.task, order.groups, order.timeout,
-                                                 self, self);
+  number_ = here_.begin(caller, order, self, self);
 }
 
 void Part::tell(v1::FleetReport report) {
@@ -50,15 +47,18 @@ void Part::handle(const v1::FleetCommand& command) {
       if (told.device().size() != step.device.bytes.size()) return;
       step.device = make_uuid(told.device().data());
       step.in_turn = told.in_turn();
-      return broker_.operations().tell(number_, told.group(), event::StepOf{step});
+      return here_.tell(number_, told.group(), event::StepOf{step});
     }
     case v1::FleetCommand::kCutTaken:
-      return broker_.operations().tell(number_, command.cut_taken(), event::CutTaken{});
+      return here_.tell(number_, command.cut_taken(), event::CutTaken{});
     case v1::FleetCommand::kGoOn:
-      go_on(command.go_on().out());
+      go_on(stage_of(command.go_on()));
       return;
     case v1::FleetCommand::kGiveUp:
       return give_up({static_cast<Code>(command.give_up().code()), command.give_up().text()});
+    case v1::FleetCommand::kLeader:
+      leader_ = command.leader().number();
+      return;
     case v1::FleetCommand::kHangUp:
       return leader_lost();
     case v1::FleetCommand::kBegin:  // once, and the one who has made this has seen it
@@ -67,17 +67,19 @@ void Part::handle(const v1::FleetCommand& command) {
   }
 }
 
-void Part::go_on(bool out) {
-  if (given_up_ || !asked_[out]) return;
-  if (!std::exchange(went_on_[out], true)) broker_.operations().may_go_on(number_, out);
+/// Who has not gone on does not say so, even if told to: the leader's own part goes by that.
+void Part::go_on(Stage stage) {
+  if (given_up_ || !asked_[stage]) return;
+  if (!went_on_[stage]) went_on_[stage] = here_.may_go_on(number_, stage);
+  if (!went_on_[stage]) return;
   v1::FleetReport report;
-  report.mutable_went_on()->set_out(out);
+  put(stage, *report.mutable_went_on());
   tell(std::move(report));
 }
 
 void Part::give_up(const Status& why) {
-  if (std::exchange(given_up_, true)) return;
-  broker_.operations().give_up(number_, why);
+  if (ended_ || withdrawn_ || std::exchange(given_up_, true)) return;
+  here_.give_up(number_, why);
 }
 
 // ---- what the leader is told --------------------------------------------------------------------
@@ -109,12 +111,21 @@ void Part::reported(const std::string& group, RankId rank, const std::optional<C
   tell(std::move(report));
 }
 
-void Part::asks(bool out) {
-  asked_[out] = true;
+void Part::asks(Stage stage) {
+  if (ended_ || given_up_) return;
+  if (promised_ || !report_) return give_up(leader_is_lost(""));
+  asked_[stage] = true;
   v1::FleetReport report;
-  report.mutable_asks()->set_out(out);
+  put(stage, *report.mutable_asks());
   tell(std::move(report));
-  if (!report_) leader_lost();
+}
+
+void Part::withdraws(Stage stage) {
+  if (ended_ || given_up_ || !asked_[stage]) return;
+  withdrawn_ = true;
+  v1::FleetReport report;
+  put(stage, *report.mutable_withdraws());
+  tell(std::move(report));
 }
 
 void Part::progress(const v1::Progress& progress) {
@@ -123,7 +134,7 @@ void Part::progress(const v1::Progress& progress) {
   if (!progress.done() && progress.phase() == told.phase && now < told.at + kTellAgain) return;
   told = {progress.phase(), now};
   if (progress_.empty())
-    loop_.at(now + kTellWithin, [self = weak_from_this()] {
+    later_(kTellWithin, [self = weak_from_this()] {
       if (const auto part = self.lock()) part->tell_progress(false);
     });
   progress_[progress.group()] = progress;
@@ -149,85 +160,85 @@ void Part::finished(const Status& status) {
 
 // ---- without a leader ---------------------------------------------------------------------------
 
-std::optional<bool> Part::waits() const {
-  for (const bool out : {true, false})
-    if (asked_[out] && !went_on_[out]) return out;
+std::optional<Stage> Part::waits() const {
+  if (ended_ || given_up_ || withdrawn_) return std::nullopt;
+  for (const Stage stage : kStages)
+    if (asked_[stage] && !went_on_[stage]) return stage;
   return std::nullopt;
 }
 
+Status Part::leader_is_lost(const std::string& and_what) const {
+  return {Code::kAborted, "the node that leads, " + begin_.leader() + ", is lost" + and_what};
+}
+
 void Part::leader_lost() {
-  if (ended_ || given_up_) return;
+  if (ended_) return;
   if (std::exchange(report_, nullptr))
     spdlog::warn("the leader of an operation over several nodes, {}, is lost", begin_.leader());
-  if (waits()) return ask_the_others();
+  if (const std::optional<Stage> stage = waits()) {
+    if (inquiry_) return;
+    inquiry_ = std::make_shared<Inquiry>(static_cast<std::size_t>(begin_.nodes_size()),
+                                         begin_.number(), *stage, leader_);
+    questions_ = links_.questions(begin_.order());
+    return ask_the_others();
+  }
   // Of a swap what goes out may have gone on; then only what comes in is given up.
-  give_up({Code::kAborted, "the node that leads, " + begin_.leader() + ", is lost"});
+  if (!went_on_[last_]) give_up(leader_is_lost(""));
 }
-
-struct Part::Round {
-  std::size_t open = 0;         // questions without an answer yet
-  std::size_t unreachable = 0;  // nodes
-  bool led = false;             // the leader lives, and will decide, or some node thinks so
-  bool decided = false;
-};
 
 void Part::ask_the_others() {
-  const auto round = std::make_shared<Round>();
-  round->open = static_cast<std::size_t>(begin_.nodes_size());
-  for (const std::string& address : begin_.nodes())
-    links_.ask(address, begin_.order(),
-               [self = shared_from_this(), round, address](const Result<v1::FleetStanding>& told) {
-                 self->heard(*round, address, told);
-               });
+  std::vector<Questions::Question> round;
+  for (const std::size_t node : inquiry_->next_round())
+    round.push_back({name_of(node), [self = shared_from_this(), inquiry = inquiry_,
+                                     node](const Result<v1::FleetStanding>& told) {
+                       self->heard(inquiry, node, told);
+                     }});
+  if (round.empty()) return decide(inquiry_);
+  questions_->ask(std::move(round));
 }
 
-void Part::heard(Round& round, const std::string& address,
+void Part::heard(const std::shared_ptr<Inquiry>& inquiry, std::size_t node,
                  const Result<v1::FleetStanding>& standing) {
-  --round.open;
-  const std::optional<bool> out = waits();
-  if (round.decided || ended_ || given_up_ || !out) return;
-  if (standing.ok()) {
-    const v1::FleetStanding& it = standing.value();
-    round.led = round.led || it.leads() || it.led();
-    const bool went_on = *out ? it.went_on_out() : it.went_on_in();
-    const bool asked = *out ? it.asked_out() : it.asked_in();
-    if (went_on) {
-      spdlog::info("node {} was told to go on, so this one goes on, too", address);
-      round.decided = true;
-      return go_on(*out);
-    }
-    if (it.given_up() || !it.known() || !asked) {
-      round.decided = true;
-      return give_up({Code::kAborted, "the node that leads, " + begin_.leader() +
-                                          ", is lost, and node " + address + " has given up"});
-    }
-  } else {
-    ++round.unreachable;
+  if (inquiry != inquiry_) return;  // it has been decided
+  inquiry->heard(node, standing.ok() ? &standing.value() : nullptr);
+  decide(inquiry);
+}
+
+void Part::decide(const std::shared_ptr<Inquiry>& inquiry) {
+  const std::optional<Stage> stage = waits();
+  const Inquiry::Verdict verdict = inquiry->verdict();
+  if (stage && verdict != Inquiry::Verdict::kGoOn && !inquiry->round_has_ended()) return;
+  if (stage && verdict == Inquiry::Verdict::kAskAgain) {
+    later_(inquiry->pause(), [self = shared_from_this(), inquiry] {
+      if (self->inquiry_ != inquiry) return;
+      self->waits() ? self->ask_the_others() : self->decide(inquiry);
+    });
+    return;
   }
-  if (round.open > 0) return;
-  // The leader is told to go on last. So where it alone has gone, somebody else would know.
-  if (!round.led && round.unreachable <= 1)
-    return give_up({Code::kAborted, "the node that leads, " + begin_.leader() +
-                                        ", is lost, and no node was told to go on"});
-  loop_.at(Clock::now() + kAskAgain, [self = shared_from_this()] {
-    if (!self->ended_ && !self->given_up_ && self->waits()) self->ask_the_others();
-  });
+  inquiry_ = nullptr;
+  questions_ = nullptr;
+  if (!stage) return;  // its own deadline has passed meanwhile
+  const std::optional<std::size_t>& by = inquiry->by();
+  if (verdict == Inquiry::Verdict::kGoOn) {
+    spdlog::info("node {} was told to go on, so this one goes on, too", name_of(*by));
+    return go_on(*stage);
+  }
+  give_up(leader_is_lost(by ? ", and node " + name_of(*by) + " has given up"
+                            : ", and no node was told to go on"));
 }
 
 v1::FleetStanding Part::standing_for_others() {
+  promised_ = true;
+  if (!waits() && !went_on_[last_]) give_up(leader_is_lost(" to another node, which gives up"));
   v1::FleetStanding standing;
   standing.set_known(true);
-  // Whoever asks takes this for a promise.
-  const bool may_ask_yet = !ended_ && !given_up_ && !waits() && !went_on_[false];
-  if (may_ask_yet)
-    give_up({Code::kAborted,
-             "another node has lost the node that leads, " + begin_.leader() + ", and gives up"});
   standing.set_given_up(given_up_);
-  standing.set_asked_out(asked_[true]);
-  standing.set_went_on_out(went_on_[true]);
-  standing.set_asked_in(asked_[false]);
-  standing.set_went_on_in(went_on_[false]);
+  standing.set_asked_out(asked_[Stage::kOut]);
+  standing.set_went_on_out(went_on_[Stage::kOut]);
+  standing.set_asked_in(asked_[Stage::kIn]);
+  standing.set_went_on_in(went_on_[Stage::kIn]);
   standing.set_led(report_ != nullptr);
+  if (leader_) standing.mutable_leader()->set_number(static_cast<std::uint32_t>(*leader_));
   return standing;
 }
 

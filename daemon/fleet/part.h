@@ -1,11 +1,18 @@
 // Part: this node's share of an operation over several nodes.
 //
 // It begins as any operation on the node's groups does, and reports to its leader, which may be
-// lost: what has not asked then whether it may go on is given up. What has asked, and has not
-// heard, asks the other nodes how far they are: if one of them was told to go on, so does this one;
-// if one has given up, or has not asked and so never will, or all of them wait like this one, it
-// gives up. While the leader lives, or some node still has it, or more than one node cannot be
-// asked, it waits and asks again, at most until the deadline of its phase.
+// lost. What has not asked then whether it may go on is given up. What has asked, and has not
+// heard, asks the other nodes how far they are (daemon/fleet/inquiry.h says what follows from their
+// answers), again and again, at most until the deadline of its phase.
+//
+// What it says to others holds:
+// - "Has gone on": it has, and so does its next amemd.
+// - "Has not asked": it never will. Being asked is the promise: whoever asks has lost the leader,
+//   without whom nothing more is decided. What has been asked is on record before the leader hears.
+// - "Has given up": nobody was told to go on, and nobody will be. So it says that only if its
+//   leader has said so, or before it has asked, or by what others say. What fails by itself after
+//   it has asked may have been told to go on meanwhile, and says nothing; it is withdrawn, so that
+//   the leader does not decide on it any more.
 //
 // For the loop's thread.
 #pragma once
@@ -19,21 +26,12 @@
 #include <vector>
 
 #include "amem/v1/fleet.pb.h"
-#include "daemon/base/event_loop.h"
-#include "daemon/broker/broker.h"
+#include "daemon/fleet/here.h"
+#include "daemon/fleet/inquiry.h"
 #include "daemon/fleet/node_link.h"
 #include "daemon/operations/abroad.h"
 
 namespace amem {
-
-/// What an operation over several nodes is to do on each of them.
-struct FleetOrder {
-  Task task = Operation::kPause;
-  bool swap = false;
-  std::vector<std::string> groups;  // of a swap those that go out
-  std::vector<std::string> in;      // of a swap
-  Duration timeout{};
-};
 
 class Part final : public Abroad,
                    public OperationObserver,
@@ -41,9 +39,11 @@ class Part final : public Abroad,
  public:
   /// `more`: another follows at once.
   using Report = std::function<void(v1::FleetReport report, bool more)>;
+  /// Runs the job later, once, on the loop.
+  using Later = std::function<void(Duration, std::function<void()>)>;
 
   /// Everything passed in outlives this object.
-  Part(Broker& broker, EventLoop& loop, NodeLinks& links, v1::FleetBegin begin, Report report);
+  Part(Here& here, NodeLinks& links, Later later, v1::FleetBegin begin, Report report);
 
   /// Once, first. `order` is what the begin says.
   void begin(const Caller& caller, const FleetOrder& order);
@@ -54,45 +54,56 @@ class Part final : public Abroad,
   bool ended() const { return ended_; }
 
   // ---- Abroad ----
+  const std::string& order() const override { return begin_.order(); }
   void quiesces(const std::string& group, const std::vector<RankId>& ranks) override;
   void reported(const std::string& group, RankId rank,
                 const std::optional<CutReport>& report) override;
-  void asks(bool out) override;
+  void asks(Stage stage) override;
+  void withdraws(Stage stage) override;
   // ---- OperationObserver ----
   void progress(const v1::Progress& progress) override;
   void finished(const Status& status) override;
 
  private:
-  struct Round;  // of questions to the other nodes
+  friend class Insight;  // of the tests: says in what state it is
   struct Told {
     std::string phase;
     Time at{};
   };
 
-  void go_on(bool out);
+  void go_on(Stage stage);
   void give_up(const Status& why);
+  Status leader_is_lost(const std::string& and_what) const;
   /// The stage for which it has asked and has not heard.
-  std::optional<bool> waits() const;
+  std::optional<Stage> waits() const;
   void ask_the_others();
-  void heard(Round& round, const std::string& address, const Result<v1::FleetStanding>& standing);
+  void heard(const std::shared_ptr<Inquiry>& inquiry, std::size_t node,
+             const Result<v1::FleetStanding>& standing);
+  void decide(const std::shared_ptr<Inquiry>& inquiry);
+  std::string name_of(std::size_t node) const { return begin_.nodes(static_cast<int>(node)); }
   /// With the progress that has waited.
   void tell(v1::FleetReport report);
   /// `more`: a report follows at once.
   void tell_progress(bool more);
 
-  Broker& broker_;
-  EventLoop& loop_;
+  Here& here_;
   NodeLinks& links_;
+  const Later later_;
   const v1::FleetBegin begin_;
   Report report_;             // null once the leader is lost
   std::uint64_t number_ = 0;  // of the order here
-  bool begun_ = false;
+  Stage last_ = Stage::kOut;
   std::map<std::string, Told> told_;              // by group: the last progress
   std::map<std::string, v1::Progress> progress_;  // by group: what waits to be told
-  bool asked_[2] = {false, false};                // for what comes in, for what goes out
-  bool went_on_[2] = {false, false};              // likewise
+  PerStage<bool> asked_;
+  PerStage<bool> went_on_;
+  bool withdrawn_ = false;  // the last stage that it has asked about
+  bool promised_ = false;   // to ask about nothing more
   bool given_up_ = false;
   bool ended_ = false;
+  std::optional<std::size_t> leader_;     // which of the nodes
+  std::shared_ptr<Inquiry> inquiry_;      // null: the leader is there, or nothing is to be asked
+  std::unique_ptr<Questions> questions_;  // of the inquiry
 };
 
 }  // namespace amem

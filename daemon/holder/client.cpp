@@ -9,12 +9,12 @@
 #include <thread>
 
 #include "common/descriptors.h"
+#include "daemon/base/units.h"
 #include "daemon/base/unix_listener.h"
 
 namespace amem {
 namespace {
 
-constexpr Duration kWelcomeLimit = std::chrono::seconds(5);
 constexpr Duration kTryAgain = std::chrono::milliseconds(1);
 
 /// For poll(): at least a millisecond, so that what is left of one does not spin.
@@ -62,7 +62,7 @@ Status refusal(const HolderHeader& header, const std::string& path) {
 
 }  // namespace
 
-Result<std::unique_ptr<Holder>> Holder::connect(const std::string& path) {
+Result<std::unique_ptr<Holder>> Holder::connect(const std::string& path, Duration limit) {
   const Result<sockaddr_un> address = unix_address(path);
   if (!address.ok()) return address.status();
   Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -74,12 +74,12 @@ Result<std::unique_ptr<Holder>> Holder::connect(const std::string& path) {
         "connect to the holder at " + path, errno);
   if (Status status = check_server(socket.get(), path); !status.ok()) return status;
   std::unique_ptr<Holder> holder(new Holder(path, std::move(socket)));
-  if (Status status = holder->greet(); !status.ok()) return status;
+  if (Status status = holder->greet(limit); !status.ok()) return status;
   return holder;
 }
 
-Status Holder::greet() {
-  const Time until = Clock::now() + kWelcomeLimit;
+Status Holder::greet(Duration limit) {
+  const Time until = Clock::now() + limit;
   // One that refuses may have closed its end already; its reason is still there to read.
   if (Status status = ask(HolderMessage::kHello, kHolderVersion, 0, until);
       !status.ok() && status.code() != Code::kUnavailable)
@@ -89,7 +89,7 @@ Status Holder::greet() {
   std::vector<Fd> fds;
   const Status status = receive(until, packet, fds);
   if (status.code() == Code::kDeadlineExceeded)
-    return lose("it has not answered the hello within 5 s");
+    return lose("it has not answered the hello within " + format_duration(limit));
   if (!status.ok()) return {Code::kAborted, "the holder at " + path_ + " ended as amemd came"};
   if (packet.header.message == HolderMessage::kWelcome) return {};
   return heard(packet);
@@ -124,7 +124,9 @@ Result<std::map<Holder::Key, Fd>> Holder::list() {
 }
 
 void Holder::add(Change change) {
-  if (sends()) changes_.push_back(std::move(change));
+  if (!sends()) return;
+  refused_.erase(change.key);
+  changes_.push_back(std::move(change));
 }
 
 void Holder::put(Key key, SharedFd fd, std::uint32_t lane) {
@@ -141,10 +143,24 @@ Status Holder::cannot_send() const {
   return {Code::kFailedPrecondition, "amemd has let go of the holder at " + path_};
 }
 
-Status Holder::flush() {
+Status Holder::has_everything() const {
+  if (!sends()) return cannot_send();
+  if (behind())
+    return {Code::kUnavailable, "the holder at " + path_ + " has not taken " +
+                                    std::to_string(changes_.size()) +
+                                    " changes yet, and what they put would not outlive amemd"};
+  if (!refused_.empty())
+    return {Code::kUnavailable, "the holder at " + path_ + " had no room for " +
+                                    std::to_string(refused_.size()) +
+                                    " descriptors, and their memory would not outlive amemd; raise "
+                                    "its limit of open files (LimitNOFILE) and restart it"};
+  return {};
+}
+
+Status Holder::flush(Duration limit) {
   if (!sends()) return cannot_send();
   const Status trouble = check();
-  const Time until = Clock::now() + kFlushLimit;
+  const Time until = Clock::now() + limit;
   Status status;
   // Letting go of a descriptor of held() may add a drop: it goes out in the next turn.
   while (status.ok() && !changes_.empty()) {
@@ -193,7 +209,7 @@ Status Holder::send(const HolderPacket& packet, const std::vector<int>& fds, Tim
       return {Code::kDeadlineExceeded,
               "the holder at " + path_ +
                   " does not take what amemd gives it; what is left would not outlive amemd, and "
-                  "is sent with the next"};
+                  "is sent again"};
     pollfd room{socket_.get(), POLLOUT, 0};
     if (full)
       ::poll(&room, 1, ms_until(until));
@@ -239,6 +255,7 @@ Status Holder::receive(Time until, HolderPacket& packet, std::vector<Fd>& fds) {
 Status Holder::heard(const HolderPacket& packet) {
   switch (packet.header.message) {
     case HolderMessage::kLost:
+      refused_.insert(packet.keys, packet.keys + packet.header.count);
       return {Code::kResourceExhausted,
               "the holder at " + path_ + " has no room for " + std::to_string(packet.header.count) +
                   " descriptors that amemd gave it: that memory would not outlive amemd; raise its "
@@ -272,10 +289,10 @@ Status Holder::check() {
   }
 }
 
-Result<std::uint64_t> Holder::ask_settled(std::uint32_t lane) {
-  if (Status status = flush(); !status.ok()) return status;
+Result<std::uint64_t> Holder::ask_settled(std::uint32_t lane, Duration limit) {
+  if (Status status = flush(limit); !status.ok()) return status;
   const std::uint64_t number = ++asked_;
-  const Time until = Clock::now() + kFlushLimit;
+  const Time until = Clock::now() + limit;
   if (Status status = ask(HolderMessage::kSettle, number, lane, until); !status.ok()) return status;
   return number;
 }

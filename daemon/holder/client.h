@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,12 +31,14 @@ class Holder {
   using Key = HolderKey;
   static constexpr Duration kListLimit = std::chrono::seconds(10);
   static constexpr Duration kFlushLimit = std::chrono::seconds(1);
+  static constexpr Duration kWelcomeLimit = std::chrono::seconds(5);
 
   /// Connects and says hello. kUnavailable: nobody listens at `path`, or it does not answer within
-  /// 5 s. kAborted: it ended meanwhile; try again. kPermissionDenied: it is another user's.
+  /// `limit`. kAborted: it ended meanwhile; try again. kPermissionDenied: it is another user's.
   /// kFailedPrecondition: it serves another amemd, which the text names. kUnimplemented: it speaks
   /// another version.
-  static Result<std::unique_ptr<Holder>> connect(const std::string& path);
+  static Result<std::unique_ptr<Holder>> connect(const std::string& path,
+                                                 Duration limit = kWelcomeLimit);
 
   ~Holder() { detach(); }
   Holder(const Holder&) = delete;
@@ -52,13 +55,18 @@ class Holder {
   void put(Key key, int fd);
   void drop(Key key);
 
-  /// Sends what is buffered. kDeadlineExceeded: the holder took not all within kFlushLimit; the
-  /// rest stays buffered, in order. kUnavailable: lost(). Also what check() returns.
-  Status flush();
+  /// Sends what is buffered. kDeadlineExceeded: the holder did not take all of it within `limit`
+  /// (zero: without waiting); the rest stays buffered, in order. kUnavailable: lost(). Also what
+  /// check() returns.
+  Status flush(Duration limit = kFlushLimit);
+  /// Whether something is buffered.
+  bool behind() const { return !changes_.empty(); }
+  /// Whether what was put lives on should this process end now. Not OK: why not.
+  Status has_everything() const;
 
   /// Flushes, and asks: the holder says kSettled with this number when it has closed all that was
   /// dropped in this lane. Not OK: as flush(); it will not.
-  Result<std::uint64_t> ask_settled(std::uint32_t lane);
+  Result<std::uint64_t> ask_settled(std::uint32_t lane, Duration limit = kFlushLimit);
   /// Who is told of that, out of whatever reads.
   void on_settled(std::function<void(std::uint64_t)> settled) { settled_ = std::move(settled); }
 
@@ -85,7 +93,7 @@ class Holder {
   };
 
   Holder(std::string path, Fd socket) : path_(std::move(path)), socket_(std::move(socket)) {}
-  Status greet();
+  Status greet(Duration limit);
   bool sends() const { return !lost_ && !detached_; }
   /// kUnavailable: lost; kFailedPrecondition: detached.
   Status cannot_send() const;
@@ -108,6 +116,7 @@ class Holder {
   std::uint64_t asked_ = 0;  // number of the last question
   std::function<void(std::uint64_t)> settled_;
   std::vector<Change> changes_;
+  std::set<Key> refused_;  // put, and the holder had no room for the descriptor
 };
 
 /// A descriptor whose key the holder drops when the last reference to it here goes. It puts

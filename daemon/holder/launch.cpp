@@ -107,17 +107,19 @@ Status start(const HolderLaunch& launch, const std::string& program, Time until)
 
 }  // namespace
 
-Result<std::unique_ptr<Holder>> ensure_holder(const HolderLaunch& launch) {
+Result<std::unique_ptr<Holder>> ensure_holder(const HolderLaunch& launch,
+                                              const std::stop_token& stop) {
   const std::string program = launch.program.empty() ? own_program() : launch.program;
   const Time until = Clock::now() + launch.limit;
   Time start_at = Clock::now();
   while (true) {
-    Result<std::unique_ptr<Holder>> holder = Holder::connect(launch.path);
+    Result<std::unique_ptr<Holder>> holder = Holder::connect(launch.path, launch.welcome);
     const Code code = holder.status().code();
     // One that serves another may not have seen yet that this one ended; and one that ends comes
     // again where a service manager starts it.
     if (code != Code::kUnavailable && code != Code::kFailedPrecondition && code != Code::kAborted)
       return holder;
+    if (stop.stop_requested()) return Status(Code::kCancelled, "amemd is ending");
     const Time now = Clock::now();
     if (now >= until) {
       if (code == Code::kFailedPrecondition) return holder;

@@ -1,10 +1,11 @@
 // How amemd finds its holder, or starts one that outlives it.
 //
-// For amemd's start, before the loop runs; forks.
+// Forks. Any thread: between fork and exec the child only makes system calls.
 #pragma once
 
 #include <chrono>
 #include <memory>
+#include <stop_token>
 #include <string>
 
 #include "common/status.h"
@@ -24,12 +25,15 @@ struct HolderLaunch {
   std::string log_format;
   bool start = true;  // false: somebody else starts it, and it is waited for
   Duration limit = std::chrono::seconds(10);
+  Duration welcome = Holder::kWelcomeLimit;  // for each connection's hello
 };
 
 /// Connected to the holder at `path`; where nobody listens, to one that it starts there: a process
 /// in a session of its own, with none of our descriptors but those for its output. While it still
 /// serves an amemd that is ending, waits for that. Within `limit`, or kDeadlineExceeded. kNotFound:
-/// the program cannot be started, or nobody has; else as Holder::connect().
-Result<std::unique_ptr<Holder>> ensure_holder(const HolderLaunch& launch);
+/// the program cannot be started, or nobody has; else as Holder::connect(). A stop is noticed
+/// within `welcome`, and ends it with kCancelled.
+Result<std::unique_ptr<Holder>> ensure_holder(const HolderLaunch& launch,
+                                              const std::stop_token& stop = {});
 
 }  // namespace amem

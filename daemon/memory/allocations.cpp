@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <queue>
+#include <span>
 
 #include "common/rounding.h"
 #include "daemon/base/random.h"
@@ -13,8 +15,15 @@ bool contains(const std::vector<RankId>& ranks, RankId rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
-void forget(std::vector<Pinner>& pinners, RankId rank) {
-  std::erase_if(pinners, [rank](const Pinner& pinner) { return pinner.rank == rank; });
+/// The owner is charged for who has it beside the first, whom the entry in the table is for.
+Result<Charge> charge_for_another(const Allocation& allocation) {
+  const std::shared_ptr<Account>& owner = allocation.charge.account();
+  return owner != nullptr ? owner->take(Resource::kAllocations, 1) : Result<Charge>(Charge());
+}
+
+void forget_tag(std::map<std::string, std::size_t>& tags, const std::string& tag) {
+  const auto count = tags.find(tag);
+  if (--count->second == 0) tags.erase(count);
 }
 
 Status not_held(AllocationId id) {
@@ -137,7 +146,16 @@ Allocation& Allocations::add(Allocation allocation) {
   Allocation& added =
       table.by_id.emplace_hint(table.by_id.end(), id, std::move(allocation))->second;
   by_id_.emplace(id, &added);
-  for (const Guest& guest : added.guests) opened_[guest.rank].insert(id);
+  ++table.tags[added.tag];
+  // Of one from before a restart they may be several: they are charged for, quota or not.
+  Amounts one;
+  one[Resource::kAllocations] = 1;
+  const std::shared_ptr<Account>& owner = added.charge.account();
+  const auto enter = [&](Index& index, RankId rank, bool first) {
+    index[rank].emplace(id, owner != nullptr && !first ? owner->charge(one) : Charge());
+  };
+  for (const RankId rank : added.holders) enter(held_, rank, rank == added.holders.front());
+  for (const Guest& guest : added.guests) enter(opened_, guest.rank, false);
   return added;
 }
 
@@ -154,7 +172,11 @@ Result<Allocation*> Allocations::redeem(AllocationId id, const Token& token, Gro
     return Status(Code::kPermissionDenied, "the ticket for allocation " + std::to_string(id) +
                                                " is not one of this rank's group");
   if (Status status = check_ticket(*allocation, token, loaded); !status.ok()) return status;
-  if (!allocation->held_by(rank)) allocation->holders.push_back(rank);
+  if (allocation->held_by(rank)) return allocation;
+  Result<Charge> charge = charge_for_another(*allocation);
+  if (!charge.ok()) return charge.status();
+  allocation->holders.push_back(rank);
+  held_[rank].emplace(id, std::move(charge).value());
   return allocation;
 }
 
@@ -165,15 +187,24 @@ Result<Allocation*> Allocations::open(AllocationId id, const Token& token, const
   if (Status status = check_ticket(*allocation, token, loaded); !status.ok()) return status;
   if (allocation->opened_by(guest.rank)) return allocation;
   if (allocation->group == kNoGroup) return freed(id);
+  Result<Charge> charge = charge_for_another(*allocation);
+  if (!charge.ok()) return charge.status();
   allocation->guests.push_back(guest);
-  opened_[guest.rank].insert(id);
+  opened_[guest.rank].emplace(id, std::move(charge).value());
   return allocation;
+}
+
+std::vector<const Allocation*> Allocations::held_by(RankId rank) const {
+  std::vector<const Allocation*> found;
+  if (const auto it = held_.find(rank); it != held_.end())
+    for (const auto& [id, charge] : it->second) found.push_back(by_id_.at(id));
+  return found;
 }
 
 std::vector<Allocation*> Allocations::opened_by(RankId rank) {
   std::vector<Allocation*> found;
   if (const auto it = opened_.find(rank); it != opened_.end())
-    for (const AllocationId id : it->second) found.push_back(find(id));
+    for (const auto& [id, charge] : it->second) found.push_back(find(id));
   return found;
 }
 
@@ -188,16 +219,19 @@ void Allocations::set_away(RankId rank, bool away) {
       if (guest.rank == rank) guest.away = away;
 }
 
+void Allocations::forget(Index& index, RankId rank, AllocationId id) {
+  const auto has = index.find(rank);
+  has->second.erase(id);
+  if (has->second.empty()) index.erase(has);
+}
+
 void Allocations::let_go(Allocation& allocation, RankId rank) {
-  std::erase(allocation.holders, rank);
+  if (std::erase(allocation.holders, rank) > 0) forget(held_, rank, allocation.id);
   // Who has what it had made no more has bound none of it.
   if (allocation.maker == rank) allocation.maker = 0;
-  forget(allocation.pinners, rank);
+  std::erase_if(allocation.pinners, [rank](const Pinner& pinner) { return pinner.rank == rank; });
   const auto is_rank = [rank](const Guest& guest) { return guest.rank == rank; };
-  if (std::erase_if(allocation.guests, is_rank) == 0) return;
-  const auto opened = opened_.find(rank);
-  opened->second.erase(allocation.id);
-  if (opened->second.empty()) opened_.erase(opened);
+  if (std::erase_if(allocation.guests, is_rank) > 0) forget(opened_, rank, allocation.id);
 }
 
 /// After somebody has let go of it: takes it out of its table when nobody has it now, and makes it
@@ -207,6 +241,7 @@ std::optional<Allocation> Allocations::settle(Table& table,
   Allocation& allocation = it->second;
   if (!allocation.holders.empty()) return std::nullopt;
   if (!allocation.opened()) {
+    forget_tag(table.tags, allocation.tag);
     std::optional<Allocation> gone(std::move(allocation));
     by_id_.erase(gone->id);
     table.in_order.clear();
@@ -216,6 +251,8 @@ std::optional<Allocation> Allocations::settle(Table& table,
   if (allocation.group == kNoGroup) return std::nullopt;
   allocation.group = kNoGroup;
   Table& nobodys = groups_[kNoGroup];
+  forget_tag(table.tags, allocation.tag);
+  ++nobodys.tags[allocation.tag];
   table.in_order.clear();
   nobodys.in_order.clear();
   nobodys.by_id.insert(table.by_id.extract(it));  // it stays where it is in memory
@@ -234,17 +271,14 @@ Result<std::optional<Allocation>> Allocations::free(AllocationId id, RankId rank
 }
 
 std::vector<Allocation> Allocations::drop_rank(RankId rank) {
+  std::vector<AllocationId> ids;
+  for (const Index* index : {&held_, &opened_})
+    if (const auto has = index->find(rank); has != index->end())
+      for (const auto& [id, charge] : has->second) ids.push_back(id);
   std::vector<Allocation> orphans;
-  for (auto group = groups_.begin(); group != groups_.end();) {
-    Table& table = group->second;
-    for (auto it = table.by_id.begin(); it != table.by_id.end();) {
-      const auto each = it++;
-      let_go(each->second, rank);
-      if (std::optional<Allocation> orphan = settle(table, each); orphan.has_value())
-        orphans.push_back(std::move(*orphan));
-    }
-    group = table.by_id.empty() ? groups_.erase(group) : std::next(group);
-  }
+  for (const AllocationId id : ids)
+    if (Result<std::optional<Allocation>> freed = free(id, rank); freed.ok() && freed.value())
+      orphans.push_back(std::move(*freed.value()));
   return orphans;
 }
 
@@ -262,6 +296,12 @@ Status Allocations::unpin(AllocationId id, const Pinner& pinner) {
   if (std::erase(allocation->pinners, pinner) > 0) return {};
   return {Code::kNotFound, "this rank has not pinned allocation " + std::to_string(id) + " (" +
                                std::string(to_string(pinner.reason)) + ")"};
+}
+
+bool Allocations::too_many_tags(GroupId group, const std::string& tag) const {
+  const auto it = groups_.find(group);
+  return it != groups_.end() && it->second.tags.size() >= kMostTags &&
+         !it->second.tags.contains(tag);
 }
 
 namespace {
@@ -282,6 +322,29 @@ const std::vector<Allocation*>& Allocations::walk(const Table& table) {
   for (const auto& [id, allocation] : table.by_id)
     table.in_order.push_back(const_cast<Allocation*>(&allocation));
   return table.in_order;
+}
+
+std::vector<const Allocation*> Allocations::some(const std::function<bool(GroupId)>& of,
+                                                 AllocationId first, std::size_t most) const {
+  using Rest = std::span<Allocation* const>;
+  const auto later = [](const Rest& a, const Rest& b) { return a.front()->id > b.front()->id; };
+  std::priority_queue<Rest, std::vector<Rest>, decltype(later)> rests(later);
+  for (const auto& [group, table] : groups_) {
+    if (!of(group)) continue;
+    const std::vector<Allocation*>& all = walk(table);
+    const auto begin =
+        std::lower_bound(all.begin(), all.end(), first,
+                         [](const Allocation* a, AllocationId id) { return a->id < id; });
+    if (begin != all.end()) rests.push(Rest(begin, all.end()));
+  }
+  std::vector<const Allocation*> found;
+  while (!rests.empty() && found.size() < most) {
+    const Rest rest = rests.top();
+    rests.pop();
+    found.push_back(rest.front());
+    if (rest.size() > 1) rests.push(rest.subspan(1));
+  }
+  return found;
 }
 
 std::vector<const Allocation*> Allocations::select(const Filter& filter) const {

@@ -161,6 +161,8 @@ class Allocations {
   /// `rank` of `group` presents a ticket: makes it a holder, once. kNotFound: no such allocation
   /// (any more). kPermissionDenied: another group's, or the wrong token. kFailedPrecondition: it is
   /// not on its device, or without its bytes: `loaded` says that what comes back has them.
+  /// kResourceExhausted: its owner is charged for each rank that has it beside the first, and may
+  /// have no more.
   Result<Allocation*> redeem(AllocationId id, const Token& token, GroupId group, RankId rank,
                              bool loaded = false);
 
@@ -169,6 +171,8 @@ class Allocations {
   /// REQUIRES: the rank's group may open memory of the allocation's.
   Result<Allocation*> open(AllocationId id, const Token& token, const Guest& guest,
                            bool loaded = false);
+  /// What the rank holds.
+  std::vector<const Allocation*> held_by(RankId rank) const;
   /// What the rank has opened of other groups.
   std::vector<Allocation*> opened_by(RankId rank);
   std::vector<const Allocation*> opened_by(RankId rank) const;
@@ -188,6 +192,9 @@ class Allocations {
   /// kNotFound: it is not pinned so.
   Status unpin(AllocationId id, const Pinner& pinner);
 
+  /// The oldest of these groups' whose ids are not below `first`; at most so many.
+  std::vector<const Allocation*> some(const std::function<bool(GroupId)>& of, AllocationId first,
+                                      std::size_t most) const;
   /// Oldest first, as are all that follow.
   std::vector<const Allocation*> select(const Filter& filter) const;
   std::vector<Allocation*> of_group(GroupId group);
@@ -199,21 +206,33 @@ class Allocations {
   Usage usage(const Filter& filter) const;
   Usage usage(GroupId group, const Filter& filter) const;
   std::size_t size() const { return by_id_.size(); }
+  /// Whether the group's memory has as many different tags as it may have, and this is none of
+  /// them.
+  bool too_many_tags(GroupId group, const std::string& tag) const;
+  /// Reports and metrics have a line for each.
+  static constexpr std::size_t kMostTags = 1024;
 
  private:
   /// What a group has. An operation walks over it a dozen times, so the walk is over a vector.
   struct Table {
     std::map<AllocationId, Allocation> by_id;
     mutable std::vector<Allocation*> in_order;  // of by_id, or empty: to be made anew
+    std::map<std::string, std::size_t> tags;    // how much of by_id has each
   };
 
+  /// What a rank has, with what its owner was charged for that.
+  using Has = std::map<AllocationId, Charge>;
+  using Index = std::map<RankId, Has>;  // none of them empty
+
   static const std::vector<Allocation*>& walk(const Table& table);
+  static void forget(Index& index, RankId rank, AllocationId id);
   void let_go(Allocation& allocation, RankId rank);
   std::optional<Allocation> settle(Table& table, std::map<AllocationId, Allocation>::iterator it);
 
   std::map<GroupId, Table> groups_;  // none of them empty
   std::unordered_map<AllocationId, Allocation*> by_id_;
-  std::map<RankId, std::set<AllocationId>> opened_;  // by guests; none of them empty
+  Index held_;
+  Index opened_;  // by guests
   AllocationId next_id_ = 1;
 };
 

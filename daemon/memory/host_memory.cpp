@@ -7,6 +7,8 @@
 #include <limits>
 #include <optional>
 
+#include "daemon/base/units.h"
+
 namespace amem {
 namespace {
 
@@ -17,9 +19,9 @@ struct Meminfo {
   std::uint64_t available = kUnlimited;
 };
 
-Meminfo meminfo() {
+Meminfo meminfo(const std::string& root) {
   Meminfo info;
-  std::ifstream file("/proc/meminfo");
+  std::ifstream file(root + "/proc/meminfo");
   std::string key;
   std::string unit;
   std::uint64_t kib = 0;
@@ -30,6 +32,10 @@ Meminfo meminfo() {
   return info;
 }
 
+std::uint64_t less(std::uint64_t from, std::uint64_t bytes) {
+  return from > bytes ? from - bytes : 0;
+}
+
 std::optional<std::uint64_t> number_in(const std::string& path) {
   std::ifstream file(path);
   std::uint64_t number = 0;
@@ -37,22 +43,38 @@ std::optional<std::uint64_t> number_in(const std::string& path) {
   return std::nullopt;  // no such file, or "max"
 }
 
+/// What the kernel takes back before it refuses memory: of files read long ago, and of its own.
+std::uint64_t reclaimable(const std::string& group) {
+  std::ifstream file(group + "/memory.stat");
+  std::string key;
+  std::uint64_t value = 0;
+  std::uint64_t bytes = 0;
+  while (file >> key >> value)
+    if (key == "inactive_file" || key == "slab_reclaimable") bytes += value;
+  return bytes;
+}
+
 /// What our control group (version 2) and those above it leave.
-std::uint64_t cgroup_headroom() {
-  std::ifstream file("/proc/self/cgroup");
+HostMemory cgroup_headroom(const std::string& root) {
+  std::ifstream file(root + "/proc/self/cgroup");
   std::string line;
-  std::uint64_t headroom = kUnlimited;
+  HostMemory headroom{kUnlimited, {}};
   while (std::getline(file, line)) {
     if (!line.starts_with("0::")) continue;
     std::string path = line.substr(3);
     for (;;) {
-      const std::string dir = "/sys/fs/cgroup" + path;
+      const std::string dir = root + "/sys/fs/cgroup" + path;
       const auto limit = number_in(dir + "/memory.max");
       const auto used = number_in(dir + "/memory.current");
-      if (limit && used) headroom = std::min(headroom, *limit > *used ? *limit - *used : 0);
+      if (limit && used) {
+        const std::uint64_t left = less(*limit, less(*used, reclaimable(dir)));
+        if (left < headroom.bytes)
+          headroom = {left, "memory.max of control group " + path + ", " + format_size(*limit) +
+                                ", with " + format_size(*used) + " used"};
+      }
       const std::size_t slash = path.rfind('/');
       if (slash == std::string::npos || path.size() <= 1) break;
-      path.resize(slash);
+      path.resize(slash == 0 ? 1 : slash);
     }
   }
   return headroom;
@@ -60,11 +82,12 @@ std::uint64_t cgroup_headroom() {
 
 }  // namespace
 
-std::uint64_t available_host_memory() {
-  const Meminfo info = meminfo();
-  const std::uint64_t available = std::min(info.available, cgroup_headroom());
+HostMemory available_host_memory(const std::string& root) {
+  const Meminfo info = meminfo(root);
   const std::uint64_t reserve = info.total == kUnlimited ? 0 : info.total / 16;
-  return available > reserve ? available - reserve : 0;
+  const HostMemory host{less(info.available, reserve), "the host"};
+  HostMemory headroom = cgroup_headroom(root);
+  return headroom.bytes < host.bytes ? headroom : host;
 }
 
 std::uint64_t resident_memory() {

@@ -30,6 +30,13 @@ void give_back(PoolSegment& segment) {
   segment.fd.reset();
 }
 
+Status has_room(std::uint64_t bytes) {
+  const HostMemory left = available_host_memory();
+  if (bytes <= left.bytes) return {};
+  return {Code::kResourceExhausted, "another " + format_size(bytes) + " do not fit: " +
+                                        left.limited_by + " leaves " + format_size(left.bytes)};
+}
+
 }  // namespace
 
 void HostPool::start(std::uint64_t size, std::uint64_t segment, Callbacks callbacks) {
@@ -41,6 +48,14 @@ void HostPool::renew(PoolSegment segment) {
   {
     const std::lock_guard lock(mutex_);
     renewals_.push_back(std::move(segment));
+  }
+  asked_.notify_one();
+}
+
+void HostPool::release(PoolSegment segment) {
+  {
+    const std::lock_guard lock(mutex_);
+    releases_.push_back(std::move(segment));
   }
   asked_.notify_one();
 }
@@ -68,12 +83,17 @@ void HostPool::run(std::uint64_t size, std::uint64_t segment, const Callbacks& c
   int tenths = 0;
   for (std::size_t i = 0; ready < size && !stop_; ++i) {
     const std::uint64_t want = std::min(segment, size - ready);
-    if (const std::uint64_t available = available_host_memory(); want > available) {
-      error = "the host has too little memory for another " + format_size(want) + " (" +
-              format_size(available) + " may be taken)";
+    if (const Status room = has_room(want); !room.ok()) {
+      error = room.text();
       break;
     }
-    Result<PoolSegment> made = create(want, order[i % order.size()]);
+    const std::size_t turn = i % order.size();
+    Result<PoolSegment> made = create(want, order[turn]);
+    if (!made.ok() && made.status().code() == Code::kResourceExhausted && order.size() > 1) {
+      spdlog::info("pool: NUMA node {} has no more: {}", order[turn], made.status().text());
+      order.erase(order.begin() + static_cast<std::ptrdiff_t>(turn));
+      continue;
+    }
     if (!made.ok()) {
       if (!stop_) error = made.status().text();
       break;
@@ -104,9 +124,10 @@ void HostPool::renew_until_stopped(const Callbacks& callbacks) {
   Duration delay = kFirstRetry;
   Time next{};  // attempt, when it has failed
   for (;;) {
+    std::deque<PoolSegment> released;
     {
       std::unique_lock lock(mutex_);
-      const auto asked = [this] { return stop_ || !renewals_.empty(); };
+      const auto asked = [this] { return stop_ || !renewals_.empty() || !releases_.empty(); };
       if (failed)
         asked_.wait_until(lock, next, asked);
       else
@@ -114,7 +135,10 @@ void HostPool::renew_until_stopped(const Callbacks& callbacks) {
       if (stop_) return;
       std::move(renewals_.begin(), renewals_.end(), std::back_inserter(missing));
       renewals_.clear();
+      released.swap(releases_);
     }
+    for (PoolSegment& segment : released)
+      if (segment.fd != nullptr) give_back(segment);
     for (PoolSegment& old : missing)
       if (old.fd != nullptr) give_back(old);
     while (!missing.empty() && (!failed || Clock::now() >= next)) {
@@ -138,9 +162,7 @@ void HostPool::renew_until_stopped(const Callbacks& callbacks) {
 }
 
 Result<PoolSegment> HostPool::create_again(const PoolSegment& old) {
-  if (const std::uint64_t available = available_host_memory(); old.size > available)
-    return Status(Code::kResourceExhausted,
-                  "the host has " + format_size(available) + " that may be taken");
+  if (Status room = has_room(old.size); !room.ok()) return room;
   Result<PoolSegment> made = create(old.size, std::max(old.numa_node, 0));
   if (!made.ok()) return made.status();
   PoolSegment segment = std::move(made).value();

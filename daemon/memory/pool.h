@@ -5,7 +5,8 @@
 // driver has it, spread over the devices' NUMA nodes; else memfds, which ranks register. When
 // memory runs out the pool stays as large as it got.
 //
-// start(), renew() and the destructor: the loop's thread. The callbacks come on the pool's own.
+// start(), renew(), release() and the destructor: the loop's thread. The callbacks come on the
+// pool's own.
 #pragma once
 
 #include <atomic>
@@ -54,6 +55,8 @@ class HostPool {
   /// after all that was asked for before. Where the host has no memory for it, it tries again until
   /// there is some. REQUIRES: start().
   void renew(PoolSegment segment);
+  /// Gives a segment back to the system, which may take seconds, and makes no other.
+  void release(PoolSegment segment);
   /// Ends the thread; what was being created is given up within a fraction of a second.
   void stop();
 
@@ -68,9 +71,10 @@ class HostPool {
   const Devices& devices_;
   bool use_memfd_ = false;  // of the pool's thread
   std::atomic<bool> stop_ = false;
-  std::mutex mutex_;  // guards renewals_
+  std::mutex mutex_;  // guards renewals_ and releases_
   std::condition_variable asked_;
   std::deque<PoolSegment> renewals_;
+  std::deque<PoolSegment> releases_;
   std::thread thread_;
 };
 

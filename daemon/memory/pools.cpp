@@ -16,6 +16,42 @@ void Pools::add(PoolSegment segment, std::uint64_t id) {
   record_.flush();
   write(recorded, std::nullopt, std::nullopt);
   stock_.push_back({std::move(recorded), std::nullopt});
+  shrink();
+}
+
+void Pools::limit(std::uint64_t bytes) {
+  most_ = bytes;
+  shrink();
+}
+
+std::uint64_t Pools::excess() const {
+  const std::uint64_t all = total() + renewing_;
+  return all > most_ ? all - most_ : 0;
+}
+
+void Pools::shrink() {
+  if (excess() == 0) return;
+  const auto less = [](const Stocked& a, const Stocked& b) {
+    return a.of.segment.size < b.of.segment.size;
+  };
+  while (const std::uint64_t over = excess()) {
+    if (stock_.empty()) return;
+    // The largest that is too much as a whole; else the smallest.
+    const auto fits = [over](const Stocked& s) { return s.of.segment.size <= over; };
+    auto chosen = stock_.end();
+    for (auto it = stock_.begin(); it != stock_.end(); ++it)
+      if (fits(*it) && (chosen == stock_.end() || less(*chosen, *it))) chosen = it;
+    if (chosen == stock_.end()) chosen = std::min_element(stock_.begin(), stock_.end(), less);
+    release_(std::move(chosen->of.segment));
+    stock_.erase(chosen);
+  }
+  const std::uint64_t all = total() + renewing_;
+  const std::uint64_t rest = (most_ - all) / chunk_ * chunk_;
+  if (rest == 0) return;
+  PoolSegment wanted;
+  wanted.size = rest;
+  renewing_ += rest;
+  renew_(std::move(wanted));
 }
 
 void Pools::write(RecordedSegment& segment, const std::optional<Owner>& owner,
@@ -77,6 +113,7 @@ void Pools::dissolve_if_idle(const std::shared_ptr<Account>& account) {
     stock_.push_back({std::move(segment.of), account->owner()});
   }
   pools_.erase(it);
+  shrink();
 }
 
 /// What the owner had itself it gets before what nobody has had, so that little has to be made anew

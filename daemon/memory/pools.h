@@ -5,11 +5,15 @@
 // account; what an owner has it keeps until the last of its processes has ended and nothing of it
 // is saved. Then its segments are in stock again. Before somebody else gets one, it is made anew.
 //
+// A pool that is larger than configured, because pool.size was smaller at the last start of amemd,
+// gives segments back to the system as soon as they are in stock.
+//
 // For the loop's thread.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <list>
 #include <map>
 #include <memory>
@@ -49,11 +53,12 @@ struct OwnPool {
 
 class Pools {
  public:
-  using Renew = std::function<void(PoolSegment)>;
+  using Use = std::function<void(PoolSegment)>;
 
-  /// `renew`: has it made anew; the new one comes back by add(). The record outlives this object.
-  Pools(std::uint64_t chunk, Record& record, Renew renew)
-      : chunk_(chunk), record_(record), renew_(std::move(renew)) {}
+  /// `renew`: has it made anew; the new one comes back by add(). `release`: gives it back to the
+  /// system. The record outlives this object.
+  Pools(std::uint64_t chunk, Record& record, Use renew, Use release)
+      : chunk_(chunk), record_(record), renew_(std::move(renew)), release_(std::move(release)) {}
 
   /// A segment that nobody has had. `id`: never used before.
   void add(PoolSegment segment, std::uint64_t id);
@@ -63,6 +68,11 @@ class Pools {
   void restore(RecordedSegment segment, const std::shared_ptr<Account>& account);
   /// The rows are read. What nobody has anything in any more is in stock again.
   void restored();
+  /// From now on the pool is to have no more than so many bytes. Once restored(); to be called
+  /// once.
+  void limit(std::uint64_t bytes);
+  /// Bytes that it has beyond that, because their owners' processes may have them mapped.
+  std::uint64_t excess() const;
   /// Whether those that are being made anew are likely to come soon; until it is said otherwise.
   void expect_renewals(bool expect) { expect_renewals_ = expect; }
 
@@ -110,10 +120,15 @@ class Pools {
   /// owner may have no more.
   std::uint64_t renew_one(const Account& account, int node, bool only);
   void dissolve_if_idle(const std::shared_ptr<Account>& account);
+  /// Gives back from the stock what is too much. Of the last segment only a part may be: then one
+  /// of the rest's size is made in its place.
+  void shrink();
 
   const std::uint64_t chunk_;
   Record& record_;
-  const Renew renew_;
+  const Use renew_;
+  const Use release_;
+  std::uint64_t most_ = std::numeric_limits<std::uint64_t>::max();
   std::list<Stocked> stock_;
   std::uint64_t renewing_ = 0;  // bytes
   bool expect_renewals_ = true;

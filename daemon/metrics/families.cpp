@@ -58,8 +58,8 @@ void add_broker(Book& book, const Measured& m) {
   book.gauge("process_resident_memory_bytes", "Host memory of amemd, without the pool")
       .add({}, resident_memory());
   book.gauge("amem_holder_attached",
-             "1: what is paused outlives amemd; 0: there is no holder, so it would be lost")
-      .add({}, m.node.records.record().keeps() ? 1.0 : 0.0);
+             "1: what is paused outlives amemd; 0: no holder has everything, so it would be lost")
+      .add({}, m.node.records.record().outlives().ok() ? 1.0 : 0.0);
 }
 
 void add_devices(Book& book, const Measured& m, const Caller& caller) {

@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -23,6 +24,7 @@
 #include "daemon/owners/account.h"
 #include "daemon/owners/peer.h"
 #include "daemon/phases/group.h"
+#include "daemon/phases/stage.h"
 #include "daemon/sessions/session_server.h"
 
 namespace amem {
@@ -51,6 +53,7 @@ struct Rank {
   int number = -1;  // the launcher's
   std::string program;
   std::string shim_version;
+  bool has_pool = false;     // it was given some of the pool
   std::size_t creating = 0;  // its requests for memory that have not been answered
   std::vector<Unbrokered> unbrokered;
   std::vector<UnknownCall> unknown_calls;
@@ -68,6 +71,15 @@ struct Rank {
   Kept kept;    // of the process
   Row row;
   Row limbo_row;
+};
+
+/// A group's share of an order over several nodes: what others that lose their leader may ask.
+struct FleetShare {
+  std::string order;  // its name on all nodes
+  Stage stage = Stage::kOut;
+  bool asked = false;  // whether it may go on, or is about to
+  bool went_on = false;
+  bool given_up = false;  // before it had gone on, and nobody was told to
 };
 
 /// What lives as long as the group; an operation under way is in Operations.
@@ -108,17 +120,18 @@ struct GroupEntry {
   std::map<std::string, bool> tag_discards;   // the tags whose policy an operator has set
   std::map<std::string, bool> rank_discards;  // or a rank
   std::map<std::string, SaveForm> tag_forms;  // likewise
+  std::map<std::string, Charge> policies;     // of each tag that is in one of these
   std::set<RankId> lost;  // session ended, but the process lives and shares memory
   std::optional<EventLoop::TimerId> timer;
   std::string paused_by;  // who has asked for the last pause, for people; empty: another broker's
-  Time trimmed{};         // when its owner's ranks were last told to free what they keep
+  std::deque<FleetShare> shares;  // the last ones, the newest first
   Row row;
 };
 
 struct Node {
   /// The record outlives this object.
-  Node(std::uint64_t chunk, Record& record, Pools::Renew renew)
-      : records(record), pools(chunk, record, std::move(renew)) {}
+  Node(std::uint64_t chunk, Record& record, Pools::Use renew, Pools::Use release)
+      : records(record), pools(chunk, record, std::move(renew), std::move(release)) {}
 
   Records records;
   Allocations allocations;

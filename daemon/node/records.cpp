@@ -44,8 +44,9 @@ Extents from_record(const google::protobuf::RepeatedPtrField<v1::record::Extent>
   return extents;
 }
 
-void Records::write(GroupEntry& group, bool waves) {
-  if (!record_.keeps()) return;
+namespace {
+
+v1::record::Group row_of(const GroupEntry& group, bool waves) {
   v1::record::Group row;
   row.set_name(group.machine.name());
   to_record(group.account->owner(), *row.mutable_owner());
@@ -59,6 +60,14 @@ void Records::write(GroupEntry& group, bool waves) {
   row.set_paused(standing.rest == GroupState::kPaused);
   row.set_epoch(standing.epoch.attempt);
   row.set_ordered(standing.ordered);
+  for (const FleetShare& share : group.shares) {
+    v1::record::Share& each = *row.add_shares();
+    each.set_order(share.order);
+    each.set_out(share.stage == Stage::kOut);
+    each.set_asked(share.asked);
+    each.set_went_on(share.went_on);
+    each.set_given_up(share.given_up);
+  }
   if (const auto& under_way = standing.under_way) {
     v1::record::UnderWay& what = *row.mutable_under_way();
     what.set_resume(under_way->task.op == Operation::kResume);
@@ -69,11 +78,48 @@ void Records::write(GroupEntry& group, bool waves) {
     what.set_loaded(under_way->loaded);
     what.set_waves(waves);
   }
-  (void)record_.write(group.row, RowKind::kGroup, group.id, row);
+  return row;
 }
 
-void Records::write(Rank& rank) {
-  if (!record_.keeps()) return;
+void to_record(const Allocation& allocation, bool leaves, v1::record::Saved& row) {
+  row.Clear();
+  row.set_saver(allocation.saver);
+  row.set_attempt(allocation.saved_in);
+  to_record(allocation.saved, *row.mutable_extents());
+  for (const Stored& stored : allocation.stored) {
+    v1::record::Saved::Part& part = *row.add_parts();
+    part.set_length(stored.length);
+    part.set_bytes(stored.bytes);
+    part.set_sparse(stored.sparse);
+    part.set_checksum(stored.checksum);
+  }
+  row.set_stayed(allocation.stayed);
+  row.set_away(allocation.away);
+  row.set_leaves(leaves);
+}
+
+}  // namespace
+
+Status Records::write(GroupEntry& group, bool waves, RowRoom* room) {
+  if (!record_.keeps()) return {};
+  return record_.write(group.row, RowKind::kGroup, group.id, row_of(group, waves), room);
+}
+
+std::uint64_t Records::bytes_of_release(const GroupEntry& group) const {
+  // A longer name of the phase, what waves add, a share that goes on.
+  constexpr std::uint64_t kLater = 128;
+  return Record::bytes_of(row_of(group, true)) + kLater;
+}
+
+std::uint64_t Records::bytes_of_release(const Allocation& allocation) const {
+  constexpr std::uint64_t kPart = 48;  // of each extent, once it has been saved
+  v1::record::Saved row;
+  to_record(allocation, true, row);
+  return Record::bytes_of(row) + kPart * (allocation.saved.size() - allocation.stored.size());
+}
+
+Status Records::write(Rank& rank) {
+  if (!record_.keeps()) return {};
   v1::record::Rank row;
   row.set_group(rank.group);
   row.set_pid(rank.peer.pid);
@@ -83,7 +129,7 @@ void Records::write(Rank& rank) {
   row.set_program(rank.program);
   row.set_shim_version(rank.shim_version);
   row.set_session(bytes_of(rank.key));
-  (void)record_.write(rank.row, RowKind::kRank, rank.id, row);
+  return record_.write(rank.row, RowKind::kRank, rank.id, row);
 }
 
 Status Records::write(Allocation& allocation) {
@@ -103,43 +149,29 @@ Status Records::write(Allocation& allocation) {
   return record_.write(allocation.row, RowKind::kAllocation, allocation.id, row);
 }
 
-void Records::write_saved(Allocation& allocation, bool leaves) {
-  if (!record_.keeps()) return;
-  v1::record::Saved& row = saved_;
-  row.Clear();
-  row.set_saver(allocation.saver);
-  row.set_attempt(allocation.saved_in);
-  to_record(allocation.saved, *row.mutable_extents());
-  for (const Stored& stored : allocation.stored) {
-    v1::record::Saved::Part& part = *row.add_parts();
-    part.set_length(stored.length);
-    part.set_bytes(stored.bytes);
-    part.set_sparse(stored.sparse);
-    part.set_checksum(stored.checksum);
-  }
-  row.set_stayed(allocation.stayed);
-  row.set_away(allocation.away);
-  row.set_leaves(leaves);
-  (void)record_.write(allocation.saved_row, RowKind::kSaved, allocation.id, row);
+Status Records::write_saved(Allocation& allocation, bool leaves, RowRoom* room) {
+  if (!record_.keeps()) return {};
+  to_record(allocation, leaves, saved_);
+  return record_.write(allocation.saved_row, RowKind::kSaved, allocation.id, saved_, room);
 }
 
-void Records::write_limbo(Rank& rank) {
-  write_limbo(rank.limbo_row, rank.id, rank.limbo, rank.peer.account->owner());
+Status Records::write_limbo(Rank& rank) {
+  return write_limbo(rank.limbo_row, rank.id, rank.limbo, rank.peer.account->owner());
 }
 
-void Records::write_limbo(Row& row, RankId rank, const Extents& extents, const Owner& owner) {
-  if (!record_.keeps()) return;
+Status Records::write_limbo(Row& row, RankId rank, const Extents& extents, const Owner& owner) {
+  if (!record_.keeps()) return {};
   v1::record::Limbo limbo;
   to_record(extents, *limbo.mutable_extents());
   to_record(owner, *limbo.mutable_owner());
-  (void)record_.write(row, RowKind::kLimbo, rank, limbo);
+  return record_.write(row, RowKind::kLimbo, rank, limbo);
 }
 
 // ---- ids ----------------------------------------------------------------------------------------
 
 void Records::begin(std::uint64_t chunk) {
   life_.set_chunk(chunk);
-  write_life();
+  (void)write_life();  // it is empty
 }
 
 void Records::go_on(const v1::record::Life& life) {
@@ -147,30 +179,30 @@ void Records::go_on(const v1::record::Life& life) {
   life_row_ = record_.adopt_row(RowKind::kLife, 0);
 }
 
-void Records::used_allocation(AllocationId id) {
-  if (id < life_.allocations()) return;
+Status Records::used_allocation(AllocationId id) {
+  if (id < life_.allocations()) return {};
   life_.set_allocations(id + kAllocations);
-  write_life();
+  return write_life();
 }
 
-void Records::used_rank(RankId id) {
-  if (id < life_.ranks()) return;
+Status Records::used_rank(RankId id) {
+  if (id < life_.ranks()) return {};
   life_.set_ranks(id + kRanks);
-  write_life();
+  return write_life();
 }
 
-void Records::used_group(GroupId id) {
-  if (id < life_.groups()) return;
+Status Records::used_group(GroupId id) {
+  if (id < life_.groups()) return {};
   life_.set_groups(id + kGroups);
-  write_life();
+  return write_life();
 }
 
-void Records::used_segment(std::uint64_t id) {
-  if (id < life_.segments()) return;
+Status Records::used_segment(std::uint64_t id) {
+  if (id < life_.segments()) return {};
   life_.set_segments(id + kSegments);
-  write_life();
+  return write_life();
 }
 
-void Records::write_life() { (void)record_.write(life_row_, RowKind::kLife, 0, life_); }
+Status Records::write_life() { return record_.write(life_row_, RowKind::kLife, 0, life_); }
 
 }  // namespace amem

@@ -1,5 +1,6 @@
 // Records: the tables' rows in the record (proto/amem/v1/record.proto). Each of these writes what
-// the object says now; the row ends with the object.
+// the object says now; the row ends with the object. kResourceExhausted: the record is full, and
+// the row says what it said before. Whoever can still refuse what the row is of does so.
 //
 // For the loop's thread.
 #pragma once
@@ -27,28 +28,30 @@ class Records {
 
   /// What it is, and what of an operation under way a restart must know. `waves`: only what is
   /// marked so leaves.
-  void write(GroupEntry& group, bool waves = false);
-  void write(Rank& rank);
-  /// kResourceExhausted: the record is full.
+  Status write(GroupEntry& group, bool waves = false, RowRoom* room = nullptr);
+  Status write(Rank& rank);
   Status write(Allocation& allocation);
   /// What a pause takes of it. `leaves`: of a pause in waves, its ranks are told to let go of it.
-  void write_saved(Allocation& allocation, bool leaves = false);
-  void write_limbo(Rank& rank);
+  Status write_saved(Allocation& allocation, bool leaves = false, RowRoom* room = nullptr);
+  Status write_limbo(Rank& rank);
   /// Of a rank that may have gone.
-  void write_limbo(Row& row, RankId rank, const Extents& extents, const Owner& owner);
+  Status write_limbo(Row& row, RankId rank, const Extents& extents, const Owner& owner);
+  /// What the release of a pause writes of these, at the most.
+  std::uint64_t bytes_of_release(const GroupEntry& group) const;
+  std::uint64_t bytes_of_release(const Allocation& allocation) const;
 
   // Ids that are about to be told are never used again, restart or not.
-  void used_allocation(AllocationId id);
-  void used_rank(RankId id);
-  void used_group(GroupId id);
-  void used_segment(std::uint64_t id);
+  Status used_allocation(AllocationId id);
+  Status used_rank(RankId id);
+  Status used_group(GroupId id);
+  Status used_segment(std::uint64_t id);
   /// Of a record without rows: bytes of a chunk of the pool. Of one with rows: what they say.
   void begin(std::uint64_t chunk);
   void go_on(const v1::record::Life& life);
   const v1::record::Life& life() const { return life_; }
 
  private:
-  void write_life();
+  Status write_life();
 
   Record& record_;
   v1::record::Life life_;

@@ -281,13 +281,18 @@ std::vector<v1::RankInfo> report_ranks(const Node& node, const Caller& caller,
 }
 
 std::vector<v1::AllocationInfo> report_allocations(const Node& node, const Caller& caller,
-                                                   const GroupEntry* only) {
+                                                   AllocationList& list, std::size_t most,
+                                                   std::size_t bytes) {
+  const auto seen = [&](GroupId id) {
+    if (list.only && *list.only != id) return false;
+    const auto entry = node.groups.find(id);
+    return entry != node.groups.end() && caller.may_see(*entry->second.account);
+  };
   std::vector<v1::AllocationInfo> allocations;
-  for (const Allocation* a : node.allocations.select([](const Allocation&) { return true; })) {
-    const auto entry = node.groups.find(a->group);
-    if (entry == node.groups.end()) continue;
-    const GroupEntry& group = entry->second;
-    if ((only != nullptr && only != &group) || !caller.may_see(*group.account)) continue;
+  std::size_t taken = 0;
+  for (const Allocation* a : node.allocations.some(seen, list.next, most)) {
+    if (taken >= bytes) break;
+    const GroupEntry& group = node.groups.at(a->group);
     v1::AllocationInfo& info = allocations.emplace_back();
     info.set_id(a->id);
     info.set_group(name_for(node, caller, group));
@@ -305,6 +310,8 @@ std::vector<v1::AllocationInfo> report_allocations(const Node& node, const Calle
       shown.set_rank(pinner.rank);
       shown.set_reason(std::string(to_string(pinner.reason)));
     }
+    taken += sizeof info + info.ByteSizeLong();
+    list.next = a->id + 1;
   }
   return allocations;
 }

@@ -33,8 +33,16 @@ void report_node(const Node& node, const Caller& caller, const Devices& devices,
 /// `only`: of this group; null: of all.
 std::vector<v1::RankInfo> report_ranks(const Node& node, const Caller& caller,
                                        const GroupEntry* only);
+/// The next of a list of allocations, oldest first. It is as long as its last part makes it: what
+/// comes and goes between two parts is or is not in it.
+struct AllocationList {
+  std::optional<GroupId> only;  // nothing: of all groups
+  AllocationId next = 0;
+};
+/// So many at most, and no more once they have so many bytes. None: there are no more.
 std::vector<v1::AllocationInfo> report_allocations(const Node& node, const Caller& caller,
-                                                   const GroupEntry* only);
+                                                   AllocationList& list, std::size_t most,
+                                                   std::size_t bytes);
 void report_quotas(const Accounts& accounts, const Caller& caller,
                    v1::ListQuotasResponse& response);
 

@@ -11,12 +11,15 @@
 
 #include "daemon/base/ids.h"
 #include "daemon/phases/cut.h"
+#include "daemon/phases/stage.h"
 
 namespace amem {
 
 class Abroad {
  public:
   virtual ~Abroad() = default;
+  /// What the order is called on all nodes.
+  virtual const std::string& order() const = 0;
   /// These ranks of a group that goes out are told to be quiet. Answered by step() and cut_taken().
   virtual void quiesces(const std::string& group, const std::vector<RankId>& ranks) = 0;
   /// One of them has reported; nothing: it has gone.
@@ -24,7 +27,10 @@ class Abroad {
                         const std::optional<CutReport>& report) = 0;
   /// All that go out here have saved, or all that come in have loaded and may open as far as this
   /// node is concerned. Answered by may_go_on() or give_up().
-  virtual void asks(bool out) = 0;
+  virtual void asks(Stage stage) = 0;
+  /// One of them is on its way back: what was asked does not hold any more, and the order will end
+  /// with an error here.
+  virtual void withdraws(Stage stage) = 0;
 };
 
 }  // namespace amem

@@ -19,7 +19,7 @@ constexpr Duration kClosing = std::chrono::seconds(5);
 }  // namespace
 
 void GroupOperation::run(const action::Open& open) {
-  means_.node.records.write(group_);
+  (void)means_.node.records.write(group_);
   means_.outbox.send_all(open.ranks, open_message(open.epoch));
 }
 
@@ -58,7 +58,7 @@ BytesByDevice GroupOperation::drop(const Allocations::Filter& leaves,
     a->away = true;
     a->stayed = a->stayed || a->pinned();
     if (a->stayed) {
-      means_.node.records.write_saved(*a);
+      (void)means_.node.records.write_saved(*a);
       continue;
     }
     devices.insert(a->device);

@@ -25,6 +25,9 @@ std::vector<GroupId> ids_of(const Operations::Groups& groups) {
   return ids;
 }
 
+/// Of a group, for nodes that ask late: after the next operation on it, and two more.
+constexpr std::size_t kSharesKept = 4;
+
 }  // namespace
 
 Status Operations::check(const Groups& groups, const Task& task) {
@@ -98,8 +101,8 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in,
 // ---- orders -------------------------------------------------------------------------------------
 
 std::uint64_t Operations::start(const OrderPtr& order) {
-  if (!closed_.ok()) {
-    order->observer->finished(closed_);
+  if (const Status& why = closed_.ok() ? refusal_ : closed_; !why.ok()) {
+    order->observer->finished(why);
     return 0;
   }
   order->number = ++last_order_;
@@ -129,12 +132,40 @@ void Operations::tell(std::uint64_t number, const std::string& group, const Even
   }
 }
 
-void Operations::may_go_on(std::uint64_t number, bool out) {
-  if (const OrderPtr order = abroad(number)) carry_out(order, order->link.may_go_on(out));
+bool Operations::may_go_on(std::uint64_t number, Stage stage) {
+  const OrderPtr order = abroad(number);
+  if (order == nullptr) return false;
+  const Link::Steps steps = order->link.may_go_on(stage);
+  carry_out(order, steps);
+  return !steps.empty();
 }
 
 void Operations::give_up(std::uint64_t number, const Status& why) {
-  if (const OrderPtr order = abroad(number)) carry_out(order, order->link.give_up(why));
+  const OrderPtr order = abroad(number);
+  if (order == nullptr) return;
+  (void)note(*order, order->groups, &FleetShare::given_up);
+  carry_out(order, order->link.give_up(why));
+}
+
+FleetShare* Operations::share_of(const Order& order, GroupEntry& group) {
+  if (order.abroad == nullptr) return nullptr;
+  const auto found =
+      std::find_if(group.shares.begin(), group.shares.end(),
+                   [&](const FleetShare& share) { return share.order == order.abroad->order(); });
+  return found != group.shares.end() ? &*found : nullptr;
+}
+
+Status Operations::note(const Order& order, const std::vector<GroupId>& groups,
+                        bool FleetShare::*what) {
+  Status status;
+  for (const GroupId id : groups) {
+    const auto group = node_.groups.find(id);
+    if (group == node_.groups.end()) continue;
+    FleetShare* const share = share_of(order, group->second);
+    if (share == nullptr || share->went_on || std::exchange(share->*what, true)) continue;
+    if (const Status written = node_.records.write(group->second); !written.ok()) status = written;
+  }
+  return status;
 }
 
 /// What a step brings about may call for more steps: these come after it.
@@ -151,10 +182,21 @@ void Operations::carry_out(const OrderPtr& order, const Link::Steps& steps) {
 
 void Operations::carry_out(const OrderPtr& order, Link::Step step) {
   if (step.what == Link::Step::kFinish) return finish(*order);
-  if (step.what == Link::Step::kAsk) {
+  if (step.what == Link::Step::kAsk || step.what == Link::Step::kWithdraw) {
+    const Stage stage = order->link.stage_of(step.member);
+    const bool asks = step.what == Link::Step::kAsk;
+    // On record before anybody is asked: the next broker must not take it for one that never will.
+    if (asks) {
+      std::vector<GroupId> groups;
+      for (std::size_t member = 0; member < order->groups.size(); ++member)
+        if (order->link.stage_of(member) == stage) groups.push_back(order->groups[member]);
+      if (const Status status = note(*order, groups, &FleetShare::asked); !status.ok())
+        return carry_out(order, order->link.give_up(status));
+    }
     // From a turn of its own: the answer may be there at once.
-    means_.loop.post(
-        [abroad = order->abroad, out = order->link.goes_out(step.member)] { abroad->asks(out); });
+    means_.loop.post([abroad = order->abroad, stage, asks] {
+      asks ? abroad->asks(stage) : abroad->withdraws(stage);
+    });
     return;
   }
   if (step.what == Link::Step::kBegin) {
@@ -167,10 +209,13 @@ void Operations::carry_out(const OrderPtr& order, Link::Step step) {
   GroupEntry& group = node_.groups.at(running->first);
   if (step.what == Link::Step::kRoom)
     group.machine.tell(event::AllLeft{}, Clock::now());
-  else if (step.what == Link::Step::kGoOn)
-    group.machine.tell(event::GoOn{}, Clock::now());
-  else
+  else if (step.what == Link::Step::kGiveUp)
     group.machine.tell(event::GiveUp{order->link.why_given_up()}, Clock::now());
+  if (step.what == Link::Step::kGoOn) {
+    // The row that says that it releases, or opens, says this, too.
+    if (FleetShare* const share = share_of(*order, group)) share->went_on = true;
+    group.machine.tell(event::GoOn{}, Clock::now());
+  }
   drive_(group);
 }
 
@@ -202,10 +247,10 @@ void Operations::finish(const Order& order) {
   const auto ms = [](Duration time) { return static_cast<double>(to_us(time)) / 1000; };
   std::string what;
   if (order.link.swaps())
-    what = "swap of " + order.link.names(true) + " for " + order.link.names(false);
+    what = "swap of " + order.link.names(Stage::kOut) + " for " + order.link.names(Stage::kIn);
   else if (order.groups.size() > 1)
-    what = order.link.goes_out(0) ? "pause of groups " + order.link.names(true)
-                                  : "resume of groups " + order.link.names(false);
+    what = order.link.goes_out(0) ? "pause of groups " + order.link.names(Stage::kOut)
+                                  : "resume of groups " + order.link.names(Stage::kIn);
   if (what.empty()) {
     // Of one group alone its own log line says everything.
   } else if (!result.ok()) {
@@ -228,7 +273,11 @@ void Operations::finish(const Order& order) {
 void Operations::run(GroupEntry& group, const action::Begun& begun) {
   Running& running = running_[group.id];
   Order* const order = running.order.get();
-  node_.records.write(group);
+  if (order != nullptr && order->abroad != nullptr) {
+    group.shares.push_front({order->abroad->order(), order->link.stage_of(running.member)});
+    if (group.shares.size() > kSharesKept) group.shares.pop_back();
+  }
+  (void)node_.records.write(group);  // a pause looks again in its save, a resume in admit
   if (begun.task.op == Operation::kPause) {
     group.paused_by = order != nullptr ? order->asker : "the group itself";
     const bool duplex = order != nullptr && order->link.swaps() && duplex_;
@@ -319,7 +368,8 @@ void Operations::run(GroupEntry& group, const action::Ready&) {
 void Operations::run(GroupEntry& group, const action::Unready&) {
   const auto it = running_.find(group.id);
   if (it == running_.end() || it->second.order == nullptr) return;
-  it->second.order->link.unready(it->second.member);
+  const OrderPtr order = it->second.order;
+  carry_out(order, order->link.unready(it->second.member));
 }
 
 void Operations::run(GroupEntry& group, const action::Progress& progress) {

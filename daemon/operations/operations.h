@@ -65,8 +65,9 @@ class Operations {
   // ---- what other nodes say of an order that they have a part of; nothing once it has ended ----
   /// StepOf or CutTaken, to its operation on the group of that name.
   void tell(std::uint64_t order, const std::string& group, const Event& event);
-  void may_go_on(std::uint64_t order, bool out);
-  /// What has not gone on ends as it began.
+  /// False: it does not, as it has ended, or is about to.
+  bool may_go_on(std::uint64_t order, Stage stage);
+  /// What has not gone on ends as it began. REQUIRES: no node was told to go on with that.
   void give_up(std::uint64_t order, const Status& why);
 
   // ---- actions of the groups ----
@@ -101,6 +102,10 @@ class Operations {
   PauseOperation* pause_of(GroupId group) { return operation_of<PauseOperation>(group); }
   ResumeOperation* resume_of(GroupId group) { return operation_of<ResumeOperation>(group); }
 
+  /// The broker is to end: what is under way goes on to its end, and nothing new begins.
+  void take_no_more(const Status& why) { refusal_ = why; }
+  /// Not OK: why nothing new begins. Ranks that ask for their own group are told the same.
+  const Status& refusal() const { return refusal_; }
   /// The broker is ending: tells every observer so, and those that come later at once.
   void close(const Status& status);
 
@@ -151,6 +156,10 @@ class Operations {
   void carry_out(const OrderPtr& order, const Link::Steps& steps);
   void carry_out(const OrderPtr& order, Link::Step step);
   Status begin(const OrderPtr& order, std::size_t member);
+  /// The group's of an order over several nodes; null: it has none.
+  static FleetShare* share_of(const Order& order, GroupEntry& group);
+  /// Of these groups' shares that have not gone on, on record.
+  Status note(const Order& order, const std::vector<GroupId>& groups, bool FleetShare::*what);
   template <class Kind>
   Kind* operation_of(GroupId group) {
     const auto it = running_.find(group);
@@ -174,7 +183,8 @@ class Operations {
   std::map<std::uint64_t, std::weak_ptr<Order>> abroad_;  // orders over several nodes
   std::uint64_t last_serial_ = 0;
   std::uint64_t last_order_ = 0;
-  Status closed_;  // not OK: why nothing is begun any more
+  Status closed_;   // not OK: why nothing goes on, and nothing is begun any more
+  Status refusal_;  // not OK: why nothing new is begun
 };
 
 }  // namespace amem

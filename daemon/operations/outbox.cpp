@@ -33,13 +33,14 @@ void Outbox::send_all(const std::vector<RankId>& ranks, const Message& message) 
 }
 
 void Outbox::give_segments(RankId id, const std::vector<std::uint32_t>& segments) {
-  const Rank* rank = node_.find_rank(id);
+  Rank* rank = node_.find_rank(id);
   if (rank == nullptr) return;
   for (const std::uint32_t index : segments) {
     const PoolSegment& segment = node_.pool_of(*rank).segments[index].of.segment;
     // Null: it was lost over a restart, with what it had, and has no room.
-    if (segment.fd)
-      send(id, pool_segment_message(index, segment.size, segment.memfd), {segment.fd});
+    if (!segment.fd) continue;
+    rank->has_pool = true;
+    send(id, pool_segment_message(index, segment.size, segment.memfd), {segment.fd});
   }
 }
 

@@ -104,6 +104,7 @@ void PauseOperation::run(const action::Save& save) {
   waits_for_ = waits ? sent.status.text() : "";
   if (waits) return;
   if (waves_) choose_wave();
+  if (sent.status.ok() && save.epoch.wave == 0) sent.status = put_on_record();
   if (sent.status.ok()) {
     const auto form = [&](const Allocation& a) { return node.form(group_, a); };
     const auto chosen = [&](const Allocation& a) { return !waves_ || wave_.contains(a.id); };
@@ -144,6 +145,21 @@ Status PauseOperation::prepare() {
   return {};
 }
 
+Status PauseOperation::put_on_record() {
+  Records& records = means_.node.records;
+  std::uint64_t bytes = records.bytes_of_release(group_);
+  for (Allocation* a : means_.node.allocations.of_group(group_.id)) {
+    if (!what_.takes(a->tag) || !a->resident() || a->stayed) continue;
+    if (!a->saved.empty())
+      if (Status status = records.write_saved(*a); !status.ok()) return status;
+    if (a->saved.empty() || waves_) bytes += records.bytes_of_release(*a);
+  }
+  Result<RowRoom> room = records.record().make_room(bytes);
+  if (!room.ok()) return room.status();
+  room_ = std::move(room).value();
+  return {};
+}
+
 Status PauseOperation::check_saved(const Rank& rank) const {
   if (!measured_) return {};
   for (const Allocation* a : means_.node.allocations.of_group(group_.id)) {
@@ -175,7 +191,7 @@ void PauseOperation::choose_wave() {
 
 void PauseOperation::stay(Allocation& a) {
   a.stayed = true;
-  means_.node.records.write_saved(a);
+  (void)means_.node.records.write_saved(a);  // also without it, for nothing of it is saved
 }
 
 /// From here on a restart goes on with the release. So what leaves is on record before.
@@ -186,9 +202,9 @@ void PauseOperation::run(const action::Release& release) {
     for (Allocation* a : means_.node.allocations.of_group(group_.id))
       if (what_.takes(a->tag) && a->resident() && !a->stayed && a->saved.empty()) {
         a->saved_in = release.epoch.attempt;
-        records.write_saved(*a);  // its bytes are dropped
+        (void)records.write_saved(*a, false, &room_);  // its bytes are dropped
       }
-    records.write(group_);
+    (void)records.write(group_, false, &room_);
     return release_all(release);
   }
   // What could not be saved stays where it is.
@@ -202,10 +218,10 @@ void PauseOperation::run(const action::Release& release) {
     if (a == nullptr || !can_be_released(*a)) return true;
     for (RankId rank : a->holders)
       if (!keeps(rank, *a)) lists[rank].push_back(id);
-    records.write_saved(*a, true);
+    (void)records.write_saved(*a, true, &room_);
     return false;
   });
-  records.write(group_, true);
+  (void)records.write(group_, true, &room_);
   for (const RankId rank : release.ranks)
     means_.outbox.send_release(rank, release.epoch, lists[rank], !waves_->done());
 }

@@ -76,6 +76,9 @@ class PauseOperation final : public GroupOperation {
   void release_all(const action::Release& release);
   /// Takes what the pool must have room for, and chooses waves where there is need of them.
   Status prepare();
+  /// What is to be saved, before a rank can write there; and room for all that the release will
+  /// write, because from there on nothing is called off. kResourceExhausted: the record is full.
+  Status put_on_record();
   void choose_wave();
   /// The pause has the bytes of this, as far as they are to be kept.
   bool can_be_released(const Allocation& a) const;
@@ -93,6 +96,7 @@ class PauseOperation final : public GroupOperation {
   std::optional<Workers::Uses> uses_;  // of the devices of what comes in
   std::string waits_for_;
   bool settled_ = false;
+  RowRoom room_;  // for the rows of the release
   std::vector<GuestUse> guests_;
 };
 

@@ -32,6 +32,9 @@ ResumeOperation::~ResumeOperation() {
 }
 
 void ResumeOperation::run(const action::Admit&) {
+  // Else the next amemd would not know that this has begun to change what the ranks have.
+  if (Status status = means_.node.records.write(group_); !status.ok())
+    return group_.machine.tell(event::Admitted{status}, Clock::now());
   std::set<DeviceUuid> devices;
   for (const auto& [uuid, bytes] : needs(means_.node.allocations, exchange_.arriving, what_))
     devices.insert(uuid);

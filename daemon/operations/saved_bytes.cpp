@@ -47,7 +47,6 @@ Status SavedBytes::take(const GroupEntry& group, const Task& pause, const Device
     keep[i]->stored = std::move(taken.value()[i].parts);
     keep[i]->saver = keep[i]->keeper();
     keep[i]->saved_in = group.machine.epoch().attempt;
-    node_.records.write_saved(*keep[i]);  // before a rank can write there
   }
   return {};
 }
@@ -150,7 +149,7 @@ Status SavedBytes::stored(const GroupEntry& group, const Rank& rank, const amem_
                                           " on, which it was not told to"};
     free(group.account, left);
     if (i + 1 == saved.pieces_count || saved.pieces[i + 1].id != piece.id)
-      node_.records.write_saved(*a);
+      if (Status status = node_.records.write_saved(*a); !status.ok()) return status;
   }
   return {};
 }
@@ -162,7 +161,7 @@ void SavedBytes::give_back(Allocation& allocation) {
   if (extents.empty()) return;
   if (rank != nullptr && !rank->saving.empty()) {
     rank->limbo.insert(rank->limbo.end(), extents.begin(), extents.end());
-    node_.records.write_limbo(*rank);
+    (void)node_.records.write_limbo(*rank);
   }
   // That its holders are gone is on record first: with them and without its bytes it would be
   // missed.

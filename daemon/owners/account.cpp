@@ -7,8 +7,8 @@
 namespace amem {
 namespace {
 
-constexpr std::string_view kResourceNames[kResources] = {"sessions", "allocations", "device",
-                                                         "pool",     "descriptors", "queue"};
+constexpr std::string_view kResourceNames[kResources] = {
+    "sessions", "allocations", "device", "pool", "descriptors", "queue", "calls", "policies"};
 
 std::string amount(Resource resource, std::uint64_t value) {
   return is_bytes(resource) ? format_size(value) : std::to_string(value);

@@ -17,6 +17,7 @@
 
 #include "common/fd.h"
 #include "common/status.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/event_loop.h"
 #include "daemon/base/log_limit.h"
 #include "daemon/owners/owner.h"
@@ -29,11 +30,13 @@ enum class Resource : std::uint8_t {
   kDeviceBytes,  // resident, on all devices
   kPoolBytes,    // in segments that are the owner's
   kDescriptors,  // open in the broker
-  kQueuedBytes,  // of messages that wait for the owner's ranks
+  kQueuedBytes,  // of messages that wait for the owner's processes
+  kCalls,        // of the control API, under way
+  kPolicies,     // tags of the owner's groups for which one is set
 };
-inline constexpr Resource kAllResources[] = {Resource::kSessions,    Resource::kAllocations,
-                                             Resource::kDeviceBytes, Resource::kPoolBytes,
-                                             Resource::kDescriptors, Resource::kQueuedBytes};
+inline constexpr Resource kAllResources[] = {
+    Resource::kSessions,    Resource::kAllocations, Resource::kDeviceBytes, Resource::kPoolBytes,
+    Resource::kDescriptors, Resource::kQueuedBytes, Resource::kCalls,       Resource::kPolicies};
 inline constexpr std::size_t kResources = std::size(kAllResources);
 std::string_view to_string(Resource resource);
 /// Whether its amounts are bytes.
@@ -53,6 +56,13 @@ class Amounts {
  private:
   std::array<std::uint64_t, kResources> of_{};
 };
+
+/// Whether an owner that has so many of something gets one more where all have `all` and there are
+/// no more than `most`: while more are free than it has. So there is a share for who comes later,
+/// however much those before have taken.
+constexpr bool leaves_a_share(std::size_t has, std::size_t all, std::size_t most) {
+  return all < most && has < most - all;
+}
 
 /// All there is.
 inline constexpr std::uint64_t kNoQuota = ~std::uint64_t{0};
@@ -88,6 +98,14 @@ class Account : public std::enable_shared_from_this<Account> {
   /// What the owner has already, from before a restart: over its quotas if they are smaller now.
   Charge charge(const Amounts& amounts);
 
+  /// When ranks were last told to free what they keep because this owner's lacked memory: the
+  /// owner's own, and everybody's.
+  struct Trims {
+    Time own{};
+    Time all{};
+  };
+  Trims& trims() { return trims_; }
+
   // Lines that the owner's processes cause, of each kind as many a minute as its quota says: that
   // they come and go; what they were refused. So who is refused much still ends with a line.
   LogLimit& log() { return log_; }
@@ -102,6 +120,7 @@ class Account : public std::enable_shared_from_this<Account> {
   const Amounts most_;
   Amounts used_;
   Amounts refusals_;
+  Trims trims_;
   LogLimit log_;
   LogLimit refusals_log_;
 };

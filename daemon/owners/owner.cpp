@@ -45,13 +45,9 @@ Result<std::string> user_namespace_of(pid_t pid) {
 Result<std::string> cgroup_of(pid_t pid) {
   const std::string path = "/proc/" + std::to_string(pid) + "/cgroup";
   std::ifstream file(path);
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("0::")) {
-      // Seen from a cgroup namespace of amemd's own, all others would look alike.
-      if (line.starts_with("0::/..")) return untold(pid, path + " has a path beyond amemd's own");
-      return compartment_of_cgroup(line.substr(3));
-    }
-  return untold(pid, path + " has no line of cgroup v2");
+  const Result<std::string> group = unified_cgroup(file);
+  if (!group.ok()) return untold(pid, path + " " + group.status().text());
+  return compartment_of_cgroup(group.value());
 }
 
 }  // namespace
@@ -62,6 +58,33 @@ std::string to_string(const Owner& owner) {
 
 std::string key_of(const Owner& owner) {
   return owner.compartment.empty() ? std::to_string(owner.uid) : owner.compartment;
+}
+
+Result<std::string> unified_cgroup(std::istream& file) {
+  std::string unified;
+  for (std::string line; std::getline(file, line);) {
+    // There containers are in groups of version 1, and may all be in one of version 2.
+    if (!line.starts_with("0::"))
+      return Status(Code::kFailedPrecondition,
+                    "has groups of cgroup v1 (" + line.substr(0, line.find(":/")) +
+                        "), as on a host with both versions; boot it with "
+                        "systemd.unified_cgroup_hierarchy=1, or set isolation.by to uid or userns");
+    unified = line.substr(3);
+  }
+  if (unified.empty()) return Status(Code::kFailedPrecondition, "has no line of cgroup v2");
+  // Seen from a cgroup namespace of amemd's own, all others would look alike.
+  if (unified.starts_with("/.."))
+    return Status(Code::kFailedPrecondition, "has a path beyond amemd's own");
+  return unified;
+}
+
+Status can_isolate(Isolation by) {
+  if (by != Isolation::kCgroup) return {};
+  std::ifstream file("/proc/self/cgroup");
+  const Result<std::string> own = unified_cgroup(file);
+  if (own.ok()) return {};
+  return {own.status().code(),
+          "isolation.by = \"cgroup\": /proc/self/cgroup " + own.status().text()};
 }
 
 std::string compartment_of_cgroup(std::string_view path) {

@@ -9,6 +9,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <istream>
 #include <string>
 #include <string_view>
 
@@ -34,6 +35,14 @@ std::string key_of(const Owner& owner);
 /// Of a process that is certain to live meanwhile: the caller looks at its pidfd afterwards.
 /// kPermissionDenied: its compartment cannot be told, and it must not pass for somebody else.
 Result<Owner> owner_of(pid_t pid, uid_t uid, Isolation by);
+
+/// Whether this host tells processes apart in this way. kFailedPrecondition: why not, and what to
+/// do.
+Status can_isolate(Isolation by);
+
+/// The path of a process in cgroup v2, of its /proc/PID/cgroup. kFailedPrecondition: it has none
+/// that tells containers apart; the text goes on from the file's name.
+Result<std::string> unified_cgroup(std::istream& file);
 
 /// What of a cgroup's path, as /proc/PID/cgroup has it, the process itself cannot change: down to a
 /// pod of Kubernetes, else the first two names ("/user.slice/user-1000.slice",

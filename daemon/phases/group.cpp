@@ -223,7 +223,8 @@ void Group::request(RankId rank, std::uint64_t seq, const Task& task, Duration t
   }
   if (timeout == Duration::zero()) timeout = deadlines_.request;
   if (Status status = requests_.add({rank, seq, task, now + timeout}); !status.ok()) {
-    actions_.push_back(action::Answer{rank, seq, std::move(status)});
+    actions_.push_back(
+        action::Answer{rank, seq, {status.code(), "group '" + name_ + "': " + status.text()}});
     return;
   }
   look_at_requests(now);

@@ -13,20 +13,20 @@ Link::Link(const std::vector<std::string>& out, const std::vector<std::string>& 
 }
 
 template <class Is>
-bool Link::all(bool out, Is is) const {
-  return std::all_of(members_.begin() + static_cast<std::ptrdiff_t>(first(out)),
-                     members_.begin() + static_cast<std::ptrdiff_t>(end(out)), is);
+bool Link::all(Stage stage, Is is) const {
+  return std::all_of(members_.begin() + static_cast<std::ptrdiff_t>(first(stage)),
+                     members_.begin() + static_cast<std::ptrdiff_t>(end(stage)), is);
 }
 
 Link::Steps Link::start() {
   Steps steps;
-  const bool out = outgoing_ > 0;
-  begin(out, abroad_ || end(out) - first(out) > 1, steps);
+  const Stage stage = outgoing_ > 0 ? Stage::kOut : Stage::kIn;
+  begin(stage, abroad_ || end(stage) - first(stage) > 1, steps);
   return steps;
 }
 
-void Link::begin(bool out, bool held, Steps& steps) {
-  for (std::size_t i = first(out); i < end(out); ++i) {
+void Link::begin(Stage stage, bool held, Steps& steps) {
+  for (std::size_t i = first(stage); i < end(stage); ++i) {
     members_[i].part = Part::kUnderWay;
     members_[i].held = held;
     steps.push_back({Step::kBegin, i});
@@ -38,8 +38,9 @@ Link::Steps Link::leaves(std::size_t member) {
   Member& m = members_[member];
   if (m.part != Part::kUnderWay || broken()) return steps;
   m.part = Part::kLeaves;
-  const bool all_leave = all(true, [](const Member& each) { return each.part >= Part::kLeaves; });
-  if (swaps() && duplex_ && all_leave) begin(false, true, steps);
+  const bool all_leave =
+      all(Stage::kOut, [](const Member& each) { return each.part >= Part::kLeaves; });
+  if (swaps() && duplex_ && all_leave) begin(Stage::kIn, true, steps);
   return steps;
 }
 
@@ -54,9 +55,13 @@ Link::Steps Link::ready(std::size_t member) {
   return steps;
 }
 
-void Link::unready(std::size_t member) {
+Link::Steps Link::unready(std::size_t member) {
+  Steps steps;
+  const Stage stage = stage_of(member);
   if (members_[member].part == Part::kReady) members_[member].part = Part::kUnderWay;
-  asked_[goes_out(member)] = false;
+  if (asked_[stage] && !may_[stage] && !std::exchange(withdrawn_[stage], true))
+    steps.push_back({Step::kWithdraw, first(stage)});
+  return steps;
 }
 
 Link::Steps Link::ended(std::size_t member, const Status& status) {
@@ -67,15 +72,16 @@ Link::Steps Link::ended(std::size_t member, const Status& status) {
   const bool out = goes_out(member);
   if (!status.ok()) {
     failed_.push_back(member);
-    if (out) give_up(true, steps);
-    give_up(false, steps);
+    if (out) give_up(Stage::kOut, steps);
+    give_up(Stage::kIn, steps);
   }
-  const bool all_out = all(true, [](const Member& each) { return each.part == Part::kEnded; });
+  const bool all_out =
+      all(Stage::kOut, [](const Member& each) { return each.part == Part::kEnded; });
   if (out && all_out && swaps() && !broken()) {
     if (members_[outgoing_].part == Part::kBefore) {
-      begin(false, abroad_ || members_.size() - outgoing_ > 1, steps);
+      begin(Stage::kIn, abroad_ || members_.size() - outgoing_ > 1, steps);
     } else {
-      for (std::size_t i = first(false); i < end(false); ++i)
+      for (std::size_t i = first(Stage::kIn); i < end(Stage::kIn); ++i)
         if (members_[i].part != Part::kEnded) steps.push_back({Step::kRoom, i});
       open_if_all_may(steps);
     }
@@ -91,10 +97,10 @@ void Link::finish_if_ended(std::size_t member, Steps& steps) {
     steps.push_back({Step::kFinish, member});
 }
 
-Link::Steps Link::may_go_on(bool out) {
+Link::Steps Link::may_go_on(Stage stage) {
   Steps steps;
-  if (broken() || std::exchange(may_[out], true)) return steps;
-  if (asked_[out]) go_on(out, steps);
+  if (broken() || withdrawn_[stage] || std::exchange(may_[stage], true)) return steps;
+  if (asked_[stage]) go_on(stage, steps);
   return steps;
 }
 
@@ -102,20 +108,21 @@ Link::Steps Link::give_up(const Status& why) {
   Steps steps;
   if (broken()) return steps;
   given_up_ = why;
-  give_up(true, steps);
-  give_up(false, steps);
+  give_up(Stage::kOut, steps);
+  give_up(Stage::kIn, steps);
   // Between the halves of a swap in turn nothing is under way.
   if (steps.empty()) finish_if_ended(0, steps);
   return steps;
 }
 
-void Link::go_on_or_ask(bool out, Steps& steps) {
-  if (!abroad_ || may_[out]) return go_on(out, steps);
-  if (!std::exchange(asked_[out], true)) steps.push_back({Step::kAsk, first(out)});
+void Link::go_on_or_ask(Stage stage, Steps& steps) {
+  if (!abroad_ || may_[stage]) return go_on(stage, steps);
+  if (!std::exchange(asked_[stage], true)) steps.push_back({Step::kAsk, first(stage)});
 }
 
 void Link::release_if_all_may(Steps& steps) {
-  if (all(true, [](const Member& m) { return m.part == Part::kReady; })) go_on_or_ask(true, steps);
+  if (all(Stage::kOut, [](const Member& m) { return m.part == Part::kReady; }))
+    go_on_or_ask(Stage::kOut, steps);
 }
 
 void Link::open_if_all_may(Steps& steps) {
@@ -123,11 +130,12 @@ void Link::open_if_all_may(Steps& steps) {
   const auto is_ready = [](const Member& m) { return m.part == Part::kReady; };
   // It has nobody else to wait for.
   const bool alone = !abroad_ && members_.size() - outgoing_ == 1;
-  if (all(true, has_left) && (alone || all(false, is_ready))) go_on_or_ask(false, steps);
+  if (all(Stage::kOut, has_left) && (alone || all(Stage::kIn, is_ready)))
+    go_on_or_ask(Stage::kIn, steps);
 }
 
-void Link::go_on(bool out, Steps& steps) {
-  for (std::size_t i = first(out); i < end(out); ++i) {
+void Link::go_on(Stage stage, Steps& steps) {
+  for (std::size_t i = first(stage); i < end(stage); ++i) {
     Member& m = members_[i];
     if (m.part == Part::kEnded) continue;
     m.part = Part::kReleased;
@@ -135,8 +143,8 @@ void Link::go_on(bool out, Steps& steps) {
   }
 }
 
-void Link::give_up(bool out, Steps& steps) {
-  for (std::size_t i = first(out); i < end(out); ++i) {
+void Link::give_up(Stage stage, Steps& steps) {
+  for (std::size_t i = first(stage); i < end(stage); ++i) {
     Member& m = members_[i];
     if (!m.held || m.part == Part::kBefore || m.part >= Part::kReleased) continue;
     m.part = Part::kReleased;
@@ -162,8 +170,9 @@ Status Link::result() const {
   if (failed_.empty() && !given_up_.ok() &&
       std::any_of(members_.begin(), members_.end(),
                   [](const Member& m) { return m.part == Part::kBefore; }))
-    return {given_up_.code(), "the resume was given up: " + given_up_.text() + "; " + names(true) +
-                                  " paused, " + names(false) + " still paused"};
+    return {given_up_.code(), "the resume was given up: " + given_up_.text() + "; " +
+                                  names(Stage::kOut) + " paused, " + names(Stage::kIn) +
+                                  " still paused"};
   if (failed_.empty()) return {};
   // What has gone wrong on the way out comes first.
   std::vector<std::size_t> order = failed_;
@@ -184,9 +193,9 @@ Status Link::result() const {
   return {members_[order.front()].status.code(), text};
 }
 
-std::string Link::names(bool out) const {
+std::string Link::names(Stage stage) const {
   std::string text;
-  for (std::size_t i = first(out); i < end(out); ++i)
+  for (std::size_t i = first(stage); i < end(stage); ++i)
     text += (text.empty() ? "'" : ", '") + members_[i].name + "'";
   return text;
 }

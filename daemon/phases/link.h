@@ -22,6 +22,7 @@
 
 #include "common/status.h"
 #include "daemon/phases/held.h"
+#include "daemon/phases/stage.h"
 #include "daemon/phases/task.h"
 
 namespace amem {
@@ -30,13 +31,14 @@ class Link {
  public:
   struct Step {
     enum What : std::uint8_t {
-      kBegin,   // the member's operation, held() or not
-      kRoom,    // all memory that was to go out has gone: it may take what there is
-      kGoOn,    // it need not wait for the others any more: release or open
-      kGiveUp,  // it ends as it began, with why_given_up()
-      kAsk,     // all that go out have saved, or all that come in may open: may they, by go_on()?
-                // Of an order over several nodes; the member is the first of them
-      kFinish,  // all have ended, with result(); of no member
+      kBegin,     // the member's operation, held() or not
+      kRoom,      // all memory that was to go out has gone: it may take what there is
+      kGoOn,      // it need not wait for the others any more: release or open
+      kGiveUp,    // it ends as it began, with why_given_up()
+      kAsk,       // all that go out have saved, or all that come in may open: may they, by go_on()?
+                  // Of an order over several nodes; the member is the first of them
+      kWithdraw,  // what was asked does not hold any more; likewise
+      kFinish,    // all have ended, with result(); of no member
     };
     What what;
     std::size_t member;
@@ -51,8 +53,9 @@ class Link {
        bool duplex, bool abroad = false);
 
   Steps start();
-  /// All nodes are as far: those that go out may release, or those that come in may open.
-  Steps may_go_on(bool out);
+  /// All nodes are as far: those that go out may release, or those that come in may open. Nothing:
+  /// they do not.
+  Steps may_go_on(Stage stage);
   /// The other nodes never will be; what has not gone on ends as it began.
   Steps give_up(const Status& why);
   /// The member has its cut: its memory is on its way out.
@@ -60,7 +63,7 @@ class Link {
   /// The member is held, and has done all that it may.
   Steps ready(std::size_t member);
   /// It was ready, and has failed; ended() follows once it has rolled back.
-  void unready(std::size_t member);
+  Steps unready(std::size_t member);
   Steps ended(std::size_t member, const Status& status);
 
   /// Of a member that has begun: whether it began held, which lasts until kGoOn or kGiveUp.
@@ -70,7 +73,8 @@ class Link {
     if (!held(member)) return Held::kNo;
     return abroad_ ? Held::kAbroad : Held::kHere;
   }
-  bool goes_out(std::size_t member) const { return member < outgoing_; }
+  Stage stage_of(std::size_t member) const { return member < outgoing_ ? Stage::kOut : Stage::kIn; }
+  bool goes_out(std::size_t member) const { return stage_of(member) == Stage::kOut; }
   const std::string& name(std::size_t member) const { return members_[member].name; }
   bool swaps() const { return outgoing_ > 0 && outgoing_ < members_.size(); }
   /// Every other member has ended.
@@ -79,7 +83,7 @@ class Link {
   /// Names each group. REQUIRES: all that have begun have ended.
   Status result() const;
   /// The names of those that go out, or come in: "'a', 'b'".
-  std::string names(bool out) const;
+  std::string names(Stage stage) const;
 
  private:
   friend class Insight;  // of the tests: copies it, and says in what state it is
@@ -91,18 +95,18 @@ class Link {
     Status status = {};
   };
 
-  std::size_t first(bool out) const { return out ? 0 : outgoing_; }
-  std::size_t end(bool out) const { return out ? outgoing_ : members_.size(); }
+  std::size_t first(Stage stage) const { return stage == Stage::kOut ? 0 : outgoing_; }
+  std::size_t end(Stage stage) const { return stage == Stage::kOut ? outgoing_ : members_.size(); }
   /// Of all members that go out, or come in.
   template <class Is>
-  bool all(bool out, Is is) const;
-  void begin(bool out, bool held, Steps& steps);
-  void go_on(bool out, Steps& steps);
-  void give_up(bool out, Steps& steps);
+  bool all(Stage stage, Is is) const;
+  void begin(Stage stage, bool held, Steps& steps);
+  void go_on(Stage stage, Steps& steps);
+  void give_up(Stage stage, Steps& steps);
   void release_if_all_may(Steps& steps);
   void open_if_all_may(Steps& steps);
   /// Goes on, or asks first.
-  void go_on_or_ask(bool out, Steps& steps);
+  void go_on_or_ask(Stage stage, Steps& steps);
   bool broken() const { return !failed_.empty() || !given_up_.ok(); }
   void finish_if_ended(std::size_t member, Steps& steps);
 
@@ -111,8 +115,9 @@ class Link {
   Task pause_;
   bool duplex_;
   bool abroad_;
-  bool may_[2] = {false, false};     // by go_on(): those that come in, those that go out
-  bool asked_[2] = {false, false};   // likewise
+  PerStage<bool> may_;    // by may_go_on()
+  PerStage<bool> asked_;  // whether they may
+  PerStage<bool> withdrawn_;
   Status given_up_;                  // not OK: why, by the other nodes
   std::vector<std::size_t> failed_;  // in the order in which they ended
 };

@@ -1,6 +1,6 @@
 // The phases of a pause and a resume, as one table (docs/design.md, "Phases"): what each is called,
 // what ends it, what comes next, and what a failure, a death and a restart of the broker do. Course
-// follows this table; nothing else decides the order.
+// follows this table, and has what a phase does when it begins.
 #pragma once
 
 #include <array>
@@ -177,6 +177,10 @@ struct Deadlines {
   Duration stall = std::chrono::milliseconds(20);    // of a quiesce, see docs/protocol.md
   Duration guests = std::chrono::milliseconds(500);  // short: a swap is held up by it
 
+  /// No phase lasts longer, whatever its operation waits for; but for what a timeout adds.
+  Duration longest() const {
+    return guests + quiesce + 3 * save + 2 * release + 4 * create + load + open;
+  }
   Duration of(Phase phase) const {
     switch (phase) {
       case Phase::kGuests:

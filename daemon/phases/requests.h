@@ -4,10 +4,15 @@
 // who has asked, who has not, and when patience ends. It answers nobody: what it returns is to be
 // answered by the caller.
 //
+// Each event of a group asks what waits, so what waits is kept by task, and few different tasks do.
+//
 // Pure; time comes in. Not synchronised; one Group owns it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
+#include <set>
 #include <vector>
 
 #include "common/status.h"
@@ -28,8 +33,11 @@ class Requests {
 
   /// A rank may have several threads ask, but not without limit.
   static constexpr std::size_t kMaxPerRank = 256;
+  /// Ranks that pause together ask for the same, so few different tasks wait at a time.
+  static constexpr std::size_t kMaxTasks = 16;
 
-  /// kResourceExhausted: the rank has too many requests waiting; this one was not taken.
+  /// kResourceExhausted: the rank has too many requests waiting, or the group too many different
+  /// ones; this one was not taken.
   Status add(const Request& request);
 
   /// The rank has gone: its requests are forgotten.
@@ -50,7 +58,16 @@ class Requests {
   Time deadline(const Task& task) const;
 
  private:
-  std::vector<Request> waiting_;
+  struct Waiting {
+    Task task = Operation::kPause;
+    std::vector<Request> requests;  // not empty
+    std::set<RankId> ranks;         // that have asked
+    Time deadline = kNever;         // the earliest
+  };
+  const Waiting* find(const Task& task) const;
+
+  std::vector<Waiting> waiting_;  // by the first request for each
+  std::map<RankId, std::size_t> counts_;
 };
 
 }  // namespace amem

@@ -58,14 +58,12 @@ Status check_tags(const Allocations& table, GroupId group, const Task& task) {
       return {Code::kInvalidArgument, "tag '" + tag + "' is to be dropped, but the pause is of " +
                                           to_string(what) + "; pause that tag too, or keep it"};
   }
-  const std::vector<const Allocation*> held = table.select([&](const Allocation& a) {
-    return a.group == group && a.away && !a.saved.empty() && task.discard.contains(a.tag);
-  });
-  if (!held.empty())
-    return {Code::kFailedPrecondition,
-            "tag '" + held.front()->tag +
-                "' cannot be dropped now: it is paused, and its bytes have been kept. Resume it "
-                "first, or pause without dropping it"};
+  for (const Allocation* a : table.of_group(group))
+    if (a->away && !a->saved.empty() && task.discard.contains(a->tag))
+      return {Code::kFailedPrecondition,
+              "tag '" + a->tag +
+                  "' cannot be dropped now: it is paused, and its bytes have been kept. Resume it "
+                  "first, or pause without dropping it"};
   return {};
 }
 

@@ -3,7 +3,15 @@
 #include <google/protobuf/message_lite.h>
 #include <spdlog/spdlog.h>
 
+#include <chrono>
+
 namespace amem {
+namespace {
+
+/// Until a holder that is behind is given what is left.
+constexpr Duration kFlushAgain = std::chrono::milliseconds(20);
+
+}  // namespace
 
 void Row::erase() {
   Record* const record = std::exchange(record_, nullptr);
@@ -12,16 +20,21 @@ void Row::erase() {
     spdlog::error("{}", status.text());
 }
 
+RowRoom::~RowRoom() {
+  if (record_ != nullptr && record_->log_) record_->log_->release(bytes_);
+}
+
 void Kept::drop() {
   if (Record* const record = std::exchange(record_, nullptr)) record->drop(key_);
 }
 
 Status Record::write(Row& row, RowKind kind, std::uint64_t id,
-                     const google::protobuf::MessageLite& message) {
+                     const google::protobuf::MessageLite& message, RowRoom* room) {
   if (!log_) return {};
   buffer_.clear();
   message.AppendToString(&buffer_);
-  const Status status = log_->put(row_key(kind, id), buffer_);
+  const Status status =
+      log_->put(row_key(kind, id), buffer_, room != nullptr ? &room->bytes_ : nullptr);
   if (status.ok()) {
     row.record_ = this;
     row.key_ = row_key(kind, id);
@@ -31,16 +44,44 @@ Status Record::write(Row& row, RowKind kind, std::uint64_t id,
   return status;
 }
 
+Result<RowRoom> Record::make_room(std::uint64_t bytes) {
+  if (!log_) return RowRoom();
+  if (Status status = log_->promise(bytes); !status.ok()) return status;
+  return RowRoom(this, bytes);
+}
+
+std::uint64_t Record::bytes_of(const google::protobuf::MessageLite& message) {
+  return RecordLog::bytes_of(message.ByteSizeLong());
+}
+
 Kept Record::keep(HolderKind kind, std::uint64_t id, SharedFd fd, std::uint32_t lane) {
   if (!holder_) return {};
   holder_->put(holder_key(kind, id), std::move(fd), lane);
   return {this, holder_key(kind, id)};
 }
 
-void Record::flush() {
+void Record::flush() { flush_within(again_ ? Duration::zero() : Holder::kFlushLimit); }
+
+void Record::flush_soon() { flush_within(Duration::zero()); }
+
+void Record::flush_within(Duration limit) {
   if (!holder_) return;
-  if (const Status status = holder_->flush(); !status.ok() && !holder_->lost())
-    spdlog::error("{}", status.text());
+  const bool again = again_.has_value();
+  if (again) loop_->cancel(*std::exchange(again_, std::nullopt));
+  const Status status = holder_->flush(limit);
+  if (holder_->lost()) return;  // the keeper finds another
+  if (holder_->behind()) again_ = loop_->at(Clock::now() + kFlushAgain, [this] { flush_soon(); });
+  // Once for a holder that is behind, however often it is asked.
+  if (!status.ok() && !(again && holder_->behind())) spdlog::error("{}", status.text());
+  if (again && !holder_->behind()) spdlog::info("the holder has taken everything");
+}
+
+Status Record::outlives() const {
+  if (!holder_)
+    return {Code::kFailedPrecondition,
+            "amemd has no holder, so what is paused would be lost with it; what it logged at its "
+            "start says why (the setting holder)"};
+  return holder_->has_everything();
 }
 
 void Record::drop(HolderKey key) {
@@ -67,8 +108,9 @@ void Record::settle(const std::set<std::uint32_t>& lanes, Duration limit,
     settling->done();
   });
   for (const std::uint32_t lane : lanes) {
-    const Result<std::uint64_t> number = holder_->ask_settled(lane);
-    if (!number.ok()) continue;  // flush() and the keeper tell of it
+    const Result<std::uint64_t> number =
+        holder_->ask_settled(lane, again_ ? Duration::zero() : Holder::kFlushLimit);
+    if (!number.ok()) continue;  // flush() and the keeper report it
     questions_.emplace(number.value(), settling);
     ++settling->missing;
   }
@@ -87,7 +129,8 @@ void Record::settled(std::uint64_t number) {
 }
 
 void Record::detach() {
-  flush();
+  flush_within(Holder::kFlushLimit);
+  if (again_) loop_->cancel(*std::exchange(again_, std::nullopt));
   for (const auto& [number, settling] : questions_) loop_->cancel(settling->timer);
   questions_.clear();
   if (holder_) holder_->detach();
@@ -96,6 +139,7 @@ void Record::detach() {
 }
 
 void Record::replace(std::shared_ptr<Holder> holder) {
+  if (again_) loop_->cancel(*std::exchange(again_, std::nullopt));
   holder_ = std::move(holder);
   if (holder_) holder_->on_settled([this](std::uint64_t number) { settled(number); });
   // The one before has closed everything with its end.

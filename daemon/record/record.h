@@ -6,7 +6,7 @@
 // amemd does not. A Record that keeps nothing (tests; amemd without a holder) takes everything and
 // does nothing.
 //
-// For the loop's thread. Outlives every Row and Kept.
+// For the loop's thread. Outlives every Row, RowRoom and Kept.
 #pragma once
 
 #include <cstdint>
@@ -49,6 +49,29 @@ constexpr RowKind kind_of_row(RowKey key) { return static_cast<RowKind>(key >> 5
 constexpr std::uint64_t id_of_row(RowKey key) { return key & ((1ULL << 56U) - 1); }
 
 class Record;
+
+/// Bytes of the record that are kept for rows to come, so that these can be written when nothing
+/// can be called off any more. Nothing of it at first; what is left goes back at its end.
+/// Move-only.
+class RowRoom {
+ public:
+  RowRoom() = default;
+  RowRoom(RowRoom&& other) noexcept
+      : record_(std::exchange(other.record_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  RowRoom& operator=(RowRoom&& other) noexcept {
+    std::swap(record_, other.record_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~RowRoom();
+
+ private:
+  friend class Record;
+  RowRoom(Record* record, std::uint64_t bytes) : record_(record), bytes_(bytes) {}
+
+  Record* record_ = nullptr;
+  std::uint64_t bytes_ = 0;
+};
 
 /// A row of the record, of nothing at first; erased at its end. Move-only.
 class Row {
@@ -109,13 +132,19 @@ class Record {
   Record(const Record&) = delete;
   Record& operator=(const Record&) = delete;
 
+  /// Whether there is a log of rows; a holder need not have it at the moment.
   bool keeps() const { return log_.has_value(); }
+  /// Whether all of this outlives the process, should it end now. Not OK: why not, and what to do.
+  Status outlives() const;
   const std::optional<RecordLog>& log() const { return log_; }
 
   /// `row` is what this says from now on. kResourceExhausted: the record is full, and the row as it
-  /// was; said in the log, once.
+  /// was; said in the log, once. `room`: which it may use; null: none.
   Status write(Row& row, RowKind kind, std::uint64_t id,
-               const google::protobuf::MessageLite& message);
+               const google::protobuf::MessageLite& message, RowRoom* room = nullptr);
+  /// For rows of so many bytes, each as bytes_of() says. kResourceExhausted: as write().
+  Result<RowRoom> make_room(std::uint64_t bytes);
+  static std::uint64_t bytes_of(const google::protobuf::MessageLite& message);
   /// The row that there is already.
   Row adopt_row(RowKind kind, std::uint64_t id) { return {this, row_key(kind, id)}; }
 
@@ -123,8 +152,12 @@ class Record {
   Kept keep(HolderKind kind, std::uint64_t id, SharedFd fd, std::uint32_t lane = 0);
   /// What it has already.
   Kept adopt(HolderKind kind, std::uint64_t id) { return {this, holder_key(kind, id)}; }
-  /// Once this has returned, what was kept before survives this process.
+  /// Once this has returned, what was kept before survives this process; but for a holder that is
+  /// lost, or takes nothing for a second. Such a holder is given the rest as soon as it takes it,
+  /// and nobody waits for it again until it has everything.
   void flush();
+  /// The same without waiting at all.
+  void flush_soon();
   /// `done` is called, now or later, when what was dropped in these lanes before has been closed,
   /// so that its memory is free, or when `limit` has passed. Never after detach().
   void settle(const std::set<std::uint32_t>& lanes, Duration limit, std::function<void()> done);
@@ -140,6 +173,7 @@ class Record {
 
  private:
   friend class Row;
+  friend class RowRoom;
   friend class Kept;
   void drop(HolderKey key);
 
@@ -149,6 +183,7 @@ class Record {
     EventLoop::TimerId timer;
   };
   using Questions = std::map<std::uint64_t, std::shared_ptr<Settling>>;
+  void flush_within(Duration limit);
   void settled(std::uint64_t number);
   void answered(Settling& settling);
 
@@ -157,6 +192,7 @@ class Record {
   std::shared_ptr<Holder> holder_;
   std::string buffer_;
   bool flush_is_due_ = false;
+  std::optional<EventLoop::TimerId> again_;  // the holder is behind
   bool full_ = false;
   Questions questions_;  // to the holder, by their number
 };

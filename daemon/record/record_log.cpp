@@ -120,6 +120,7 @@ RecordLog& RecordLog::operator=(RecordLog&& other) noexcept {
   std::swap(active_, other.active_);
   std::swap(end_, other.end_);
   std::swap(live_, other.live_);
+  std::swap(promised_, other.promised_);
   std::swap(reserved_, other.reserved_);
   std::swap(rows_, other.rows_);
   return *this;
@@ -210,26 +211,44 @@ bool RecordLog::reserve(unsigned half, std::uint64_t end) {
   return true;
 }
 
-Status RecordLog::append(RowKey key, std::string_view row, bool erased) {
-  const std::uint64_t length = sizeof(RowHeader) + round_up(std::uint64_t{row.size()}, 8);
-  const bool full = end_ + length > half_size_;
+std::uint64_t RecordLog::bytes_of(std::size_t row) {
+  return sizeof(RowHeader) + round_up(std::uint64_t{row}, 8);
+}
+
+Status RecordLog::make_room(std::uint64_t bytes, std::uint64_t others) {
+  const bool full = end_ + bytes + others > half_size_;
   if (full || (end_ > kWorthCompacting && end_ > 4 * live_)) compact();
-  if (end_ + length > half_size_ || !reserve(active_, end_ + length))
-    return {Code::kResourceExhausted,
-            "the record of what this node holds is full, or host memory is: " +
-                std::to_string(rows_.size()) + " rows of together " + std::to_string(live_) +
-                " bytes"};
-  write(half(active_), end_, key, row, erased);
-  publish(active_, end_ + length);
+  if (end_ + bytes + others <= half_size_ && reserve(active_, end_ + bytes + others)) return {};
+  return {Code::kResourceExhausted,
+          "the record of what this node holds is full, or the host has no memory for more of it: " +
+              std::to_string(rows_.size()) + " rows of together " + std::to_string(live_) +
+              " bytes; end jobs that nobody needs, or free host memory"};
+}
+
+Status RecordLog::promise(std::uint64_t bytes) {
+  if (Status status = make_room(bytes, promised_); !status.ok()) return status;
+  promised_ += bytes;
   return {};
 }
 
-Status RecordLog::put(RowKey key, std::string_view row) {
+Status RecordLog::append(RowKey key, std::string_view row, bool erased, std::uint64_t* promised) {
+  const std::uint64_t length = bytes_of(row.size());
+  const std::uint64_t own = promised != nullptr ? *promised : 0;
+  if (Status status = make_room(length, promised_ - own); !status.ok()) return status;
+  write(half(active_), end_, key, row, erased);
+  publish(active_, end_ + length);
+  const std::uint64_t used = std::min(own, length);
+  promised_ -= used;
+  if (promised != nullptr) *promised -= used;
+  return {};
+}
+
+Status RecordLog::put(RowKey key, std::string_view row, std::uint64_t* promised) {
   if (row.size() > half_size_) return {Code::kInvalidArgument, "a row of the record is too long"};
-  if (Status status = append(key, row, false); !status.ok()) return status;
-  const std::uint64_t length = sizeof(RowHeader) + round_up(std::uint64_t{row.size()}, 8);
+  if (Status status = append(key, row, false, promised); !status.ok()) return status;
+  const std::uint64_t length = bytes_of(row.size());
   const auto [it, added] = rows_.try_emplace(key);
-  if (!added) live_ -= sizeof(RowHeader) + round_up(std::uint64_t{it->second.size}, 8);
+  if (!added) live_ -= bytes_of(it->second.size);
   it->second = {end_ - length, static_cast<std::uint32_t>(row.size())};
   live_ += length;
   return {};
@@ -239,17 +258,17 @@ Status RecordLog::erase(RowKey key) {
   const auto it = rows_.find(key);
   if (it == rows_.end()) return {};
   // Out of the table first: should this copy what counts, it does not count any more.
-  live_ -= sizeof(RowHeader) + round_up(std::uint64_t{it->second.size}, 8);
+  live_ -= bytes_of(it->second.size);
   rows_.erase(it);
   return append(key, {}, true);
 }
 
 void RecordLog::compact() {
   const unsigned other = 1 - active_;
-  if (!reserve(other, live_)) return;
+  if (!reserve(other, live_ + promised_)) return;
   std::uint64_t end = 0;
   for (auto& [key, place] : rows_) {
-    const std::uint64_t length = sizeof(RowHeader) + round_up(std::uint64_t{place.size}, 8);
+    const std::uint64_t length = bytes_of(place.size);
     std::memcpy(half(other) + end, half(active_) + place.offset, length);
     place.offset = end;
     end += length;

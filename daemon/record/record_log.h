@@ -42,10 +42,18 @@ class RecordLog {
   RecordLog& operator=(RecordLog&& other) noexcept;
   ~RecordLog();
 
-  /// The row is this from now on. kResourceExhausted: no room; the row is as it was.
-  Status put(RowKey key, std::string_view row);
+  /// The row is this from now on. kResourceExhausted: no room; the row is as it was. `promised`:
+  /// what is left of a promise, which it may use, and which becomes less by its bytes.
+  Status put(RowKey key, std::string_view row, std::uint64_t* promised = nullptr);
   /// No effect where there is none.
   Status erase(RowKey key);
+
+  /// Bytes that such a row takes.
+  static std::uint64_t bytes_of(std::size_t row);
+  /// Rows of so many bytes can be put from now on, whatever else is put. kResourceExhausted: there
+  /// is no room for them. What is left of it is given back by release().
+  Status promise(std::uint64_t bytes);
+  void release(std::uint64_t bytes) { promised_ -= bytes; }
 
   /// All rows, in no order. A view is valid until the next put() or erase().
   void each(const std::function<void(RowKey, std::string_view)>& row) const;
@@ -67,7 +75,9 @@ class RecordLog {
 
   RecordLog(Fd memory, std::byte* base, std::size_t size);
   Status load();
-  Status append(RowKey key, std::string_view row, bool erased);
+  Status append(RowKey key, std::string_view row, bool erased, std::uint64_t* promised = nullptr);
+  /// So many bytes can be appended, besides what is promised to others.
+  Status make_room(std::uint64_t bytes, std::uint64_t others);
   void write(std::byte* half, std::uint64_t at, RowKey key, std::string_view row, bool erased);
   void publish(unsigned half, std::uint64_t end);
   bool reserve(unsigned half, std::uint64_t end);
@@ -82,6 +92,7 @@ class RecordLog {
   unsigned active_ = 0;
   std::uint64_t end_ = 0;
   std::uint64_t live_ = 0;
+  std::uint64_t promised_ = 0;
   std::array<std::uint64_t, 2> reserved_{};  // bytes of each half whose pages are there
   std::unordered_map<RowKey, Place> rows_;
 };

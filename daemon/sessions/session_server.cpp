@@ -36,9 +36,14 @@ void SessionServer::take(Fd socket) {
   Result<Peer> known = peer_of(socket.get(), isolation_, accounts_);
   if (!known.ok()) return refusals_.warn("session refused: {}", known.status().text());
   const Peer& peer = known.value();
-  if (sessions_.size() >= kMaxSessions)
-    return refusals_.warn("session of pid {} ({}) refused: there are {} already", peer.pid,
-                          to_string(peer.account->owner()), sessions_.size());
+  const std::uint64_t has = peer.account->used(Resource::kSessions);
+  // Who has no quota shares with nobody: it is root's, or the only one.
+  const bool shares = peer.account->most(Resource::kSessions) != kNoQuota;
+  if (sessions_.size() >= kMaxSessions ||
+      (shares && !leaves_a_share(has, sessions_.size(), kMaxSessions)))
+    return (shares ? peer.account->refusals_log() : refusals_)
+        .warn("session of pid {} ({}) refused: it has {}, and {} of {} are taken", peer.pid,
+              to_string(peer.account->owner()), has, sessions_.size(), kMaxSessions);
   Amounts amounts;
   amounts[Resource::kSessions] = 1;
   amounts[Resource::kDescriptors] = kDescriptorsOfSession;

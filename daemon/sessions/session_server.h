@@ -44,6 +44,7 @@ class SessionServer {
   /// Replies among that. A thread of a rank waits for one before it asks again, so no rank that
   /// reads has so many; one that does not could have us keep a descriptor with each.
   static constexpr std::size_t kMaxAnswers = 4096;
+  /// Of all owners; one that has quotas gets another while more are free than it has.
   static constexpr std::size_t kMaxSessions = 4096;
 
   /// Everything passed in outlives this object. Sessions, their descriptors and what waits for them

@@ -42,14 +42,17 @@ std::string get_segment(const Config& config) {
   return config.pool_segment == 0 ? "auto" : exact_size(config.pool_segment);
 }
 
+Status set_duration(Duration& duration, std::string_view value) {
+  Result<Duration> parsed = parse_duration(value);
+  if (!parsed.ok()) return parsed.status();
+  if (parsed.value() < std::chrono::milliseconds(1))
+    return {Code::kInvalidArgument, "must be at least 1ms"};
+  duration = parsed.value();
+  return {};
+}
 template <Duration Deadlines::*Member>
 Status set_deadline(Config& config, std::string_view value) {
-  Result<Duration> duration = parse_duration(value);
-  if (!duration.ok()) return duration.status();
-  if (duration.value() < std::chrono::milliseconds(1))
-    return {Code::kInvalidArgument, "must be at least 1ms"};
-  config.deadlines.*Member = duration.value();
-  return {};
+  return set_duration(config.deadlines.*Member, value);
 }
 template <Duration Deadlines::*Member>
 std::string get_deadline(const Config& config) {
@@ -334,6 +337,9 @@ const std::vector<Setting>& settings() {
        set_deadline<&Deadlines::request>, get_deadline<&Deadlines::request>},
       {"deadlines.stall", "of a quiesce, before busy devices are stepped too",
        set_deadline<&Deadlines::stall>, get_deadline<&Deadlines::stall>},
+      {"deadlines.end", "for operations under way to end when amemd is told to end",
+       [](Config& config, std::string_view value) { return set_duration(config.end, value); },
+       [](const Config& config) { return format_duration(config.end); }},
 
       {"swap.duplex", "whether a swap brings one group in while the other goes out: true or false",
        set_flag<&Config::swap_duplex>, get_flag<&Config::swap_duplex>},
@@ -368,6 +374,10 @@ const std::vector<Setting>& settings() {
        set_quota<Resource::kDescriptors>, get_quota<Resource::kDescriptors>},
       {"quotas.queue", "memory for messages that wait for an owner's processes",
        set_quota<Resource::kQueuedBytes>, get_quota<Resource::kQueuedBytes>},
+      {"quotas.calls", "calls of the control API that an owner may have under way",
+       set_quota<Resource::kCalls>, get_quota<Resource::kCalls>},
+      {"quotas.policies", "tags with a policy that an owner's groups may have",
+       set_quota<Resource::kPolicies>, get_quota<Resource::kPolicies>},
       {"quotas.log_lines", "lines a minute in the log that an owner's processes may cause",
        set_log_lines, get_log_lines},
 

@@ -67,6 +67,9 @@ struct Config {
 
   std::string metrics_listen;  // "address:port" of metrics by HTTP; empty: none
 
+  /// deadlines.end: for operations under way, when amemd is told to end.
+  Duration end = std::chrono::seconds(30);
+
   /// Of the pool: as asked for, or small enough that a rank with little to save gets access to
   /// little, and large enough that no pool has thousands.
   std::uint64_t segment() const;

@@ -26,6 +26,8 @@ QuotaSettings QuotaSettings::shared_node() {
   s.of(Resource::kAllocations) = {std::uint64_t{1} << 18U, false};
   s.of(Resource::kDescriptors) = {300000, false};
   s.of(Resource::kQueuedBytes) = {std::uint64_t{512} << 20U, false};
+  s.of(Resource::kCalls) = {256, false};
+  s.of(Resource::kPolicies) = {8192, false};
   // As tmpfs has it: nobody can keep the others from pausing by being first.
   s.of(Resource::kPoolBytes) = {50, true};
   return s;

@@ -28,7 +28,7 @@ def main():
     program = sys.argv[1]
     top = said(program, "--help")
     top = re.sub(r"(?m)^(usage|options):", lambda found: found[0].capitalize(), top)  # of argparse
-    names = re.findall(r"(?m)^  ([a-z]+) ", top.partition("\nSubcommands:\n")[2].partition("\n\n")[0])
+    names = re.findall(r"(?m)^  ([a-z-]+) ", top.partition("\nSubcommands:\n")[2].partition("\n\n")[0])
     text = top
     if names:
         text += "\n*Commands*\n\n" + "\n\n".join(section(name, program, said(program, name, "--help")) for name in names)

@@ -100,6 +100,17 @@ void Askers::check_refusal(unsigned n, const std::string& text, const std::strin
             "a refusal tells nobody of groups that it does not see");
 }
 
+std::vector<v1::AllocationInfo> Askers::allocations(const Caller& caller) const {
+  Result<AllocationList> list = broker_.list_allocations(caller, "");
+  require(list.ok(), "everybody may ask for what it sees");
+  std::vector<v1::AllocationInfo> all;
+  while (true) {
+    const auto part = broker_.allocations(caller, list.value(), 3, 1 << 20);
+    if (part.empty()) return all;
+    all.insert(all.end(), part.begin(), part.end());
+  }
+}
+
 void Askers::check_lists(unsigned n) const {
   const Kind& kind = kKinds[n];
   const Caller who = caller(n);
@@ -120,17 +131,16 @@ void Askers::check_lists(unsigned n) const {
 
   const auto all_ranks = broker_.ranks(Caller{}, "");
   const auto ranks = broker_.ranks(who, "");
-  const auto all_allocations = broker_.allocations(Caller{}, "");
-  const auto allocations = broker_.allocations(who, "");
-  require(all_ranks.ok() && ranks.ok() && all_allocations.ok() && allocations.ok(),
-          "everybody may ask for what it sees");
+  const auto all_allocations = this->allocations(Caller{});
+  const auto allocations = this->allocations(who);
+  require(all_ranks.ok() && ranks.ok(), "everybody may ask for what it sees");
   std::set<std::uint32_t> ranks_seen;
   for (const v1::RankInfo& rank : all_ranks.value())
     if (may_see(kind, rank.uid())) ranks_seen.insert(rank.id());
   std::set<std::uint64_t> memory_seen;
-  for (const v1::AllocationInfo& a : all_allocations.value())
+  for (const v1::AllocationInfo& a : all_allocations)
     if (ranks_seen.contains(a.owner())) memory_seen.insert(a.id());
-  for (const v1::AllocationInfo& a : allocations.value())
+  for (const v1::AllocationInfo& a : allocations)
     require(memory_seen.erase(a.id()) == 1, "nobody is told of others' memory");
   require(memory_seen.empty(), "everybody is told of its memory");
   for (const v1::RankInfo& rank : ranks.value())

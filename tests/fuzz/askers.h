@@ -39,6 +39,8 @@ class Askers {
   void check_refusal(unsigned n, const std::string& text, const std::string& asked) const;
   /// The lists that the n-th gets have what it may see, all of it, by names that it can use.
   void check_lists(unsigned n) const;
+  /// What it may see, all parts of the list together.
+  std::vector<v1::AllocationInfo> allocations(const Caller& caller) const;
   /// So does the node's status.
   void check_status(unsigned n) const;
   /// Whether an event of a group that is called so may be told to the n-th: who does not see all

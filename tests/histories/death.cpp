@@ -47,15 +47,17 @@ Others::~Others() { --others; }
 // ---- what the linker puts before the real ones --------------------------------------------------
 
 // By their names in the object files: members of a class cannot be named otherwise.
-#define AMEM_PUT "_ZN4amem9RecordLog3putEmSt17basic_string_viewIcSt11char_traitsIcEE"
+#define AMEM_PUT "_ZN4amem9RecordLog3putEmSt17basic_string_viewIcSt11char_traitsIcEEPm"
 #define AMEM_ERASE "_ZN4amem9RecordLog5eraseEm"
-Status real_put(RecordLog* log, RowKey key, std::string_view row) __asm__("__real_" AMEM_PUT);
+Status real_put(RecordLog* log, RowKey key, std::string_view row,
+                std::uint64_t* promised) __asm__("__real_" AMEM_PUT);
 Status real_erase(RecordLog* log, RowKey key) __asm__("__real_" AMEM_ERASE);
-Status put(RecordLog* log, RowKey key, std::string_view row) __asm__("__wrap_" AMEM_PUT);
+Status put(RecordLog* log, RowKey key, std::string_view row,
+           std::uint64_t* promised) __asm__("__wrap_" AMEM_PUT);
 Status erase(RecordLog* log, RowKey key) __asm__("__wrap_" AMEM_ERASE);
 
-Status put(RecordLog* log, RowKey key, std::string_view row) {
-  return takes_effect() ? real_put(log, key, row) : Status();
+Status put(RecordLog* log, RowKey key, std::string_view row, std::uint64_t* promised) {
+  return takes_effect() ? real_put(log, key, row, promised) : Status();
 }
 
 Status erase(RecordLog* log, RowKey key) {

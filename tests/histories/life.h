@@ -12,7 +12,8 @@ namespace amem::histories {
 class Life {
  public:
   /// The config outlives it.
-  explicit Life(const Config& config) : config_(config), keeper_(loop, config) {}
+  explicit Life(const Config& config)
+      : config_(config), keeper_(loop, config, Workers::Place::kLoop) {}
   Life(const Life&) = delete;
 
   /// Gets what the one before has left with the holder. Not empty: what is wrong; likewise below.

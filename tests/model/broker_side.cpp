@@ -183,7 +183,8 @@ void BrokerSide::act(int group, const action::Ready&) {
 }
 
 void BrokerSide::act(int group, const action::Unready&) {
-  if (job(group).ordered && m_.bug != Bug::kStaysReady) m_.link->unready(job(group).member);
+  if (job(group).ordered && m_.bug != Bug::kStaysReady)
+    carry_out(m_.link->unready(job(group).member));
 }
 
 void BrokerSide::act(int group, const action::Release& release) {

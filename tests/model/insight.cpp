@@ -119,4 +119,35 @@ void Insight::add(const Link& link, model::Digest& digest) {
   digest.add_all(link.failed_);
 }
 
+void Insight::add(const Conductor& conductor, model::Digest& digest) {
+  digest.add(static_cast<std::uint64_t>(conductor.given_up_.code()));
+  for (const Conductor::Barrier& barrier : conductor.barriers_) {
+    digest.add(barrier.committed);
+    for (const auto* nodes : {&barrier.asks, &barrier.told, &barrier.gone}) digest.add_all(*nodes);
+  }
+  for (const Conductor::Node& node : conductor.nodes_)
+    digest.add((node.joined ? 1U : 0U) | (node.over ? 2U : 0U) | (node.status.ok() ? 4U : 0U));
+}
+
+void Insight::add(const Part& part, model::Digest& digest) {
+  for (const Stage stage : kStages)
+    digest.add((part.asked_[stage] ? 1U : 0U) | (part.went_on_[stage] ? 2U : 0U));
+  digest.add((part.report_ ? 1U : 0U) | (part.withdrawn_ ? 2U : 0U) | (part.promised_ ? 4U : 0U) |
+             (part.given_up_ ? 8U : 0U) | (part.ended_ ? 16U : 0U));
+  const auto add_node = [&](const std::optional<std::size_t>& node) {
+    digest.add(node ? *node + 1 : 0);
+  };
+  add_node(part.leader_);
+  digest.add(part.inquiry_ != nullptr);
+  if (part.inquiry_ == nullptr) return;
+  const Inquiry& inquiry = *part.inquiry_;
+  add_node(inquiry.leader_);
+  digest.add(inquiry.round_);
+  digest.add(inquiry.open_);
+  digest.add_all(inquiry.silent_);
+  digest.add((inquiry.led_ ? 1U : 0U) | (inquiry.never_ ? 2U : 0U));
+  add_node(inquiry.gone_on_);
+  add_node(inquiry.given_up_);
+}
+
 }  // namespace amem

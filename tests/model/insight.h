@@ -1,12 +1,14 @@
-// Insight: copies the machines of daemon/phases, puts them back and says what state they are in. An
-// explorer comes back to a state many times, and must know it again; the machines' own interfaces
-// have no use for either.
+// Insight: copies the machines of daemon/phases and daemon/fleet, puts them back and says what
+// state they are in. An explorer comes back to a state many times, and must know it again; the
+// machines' own interfaces have no use for either.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <set>
 
+#include "daemon/fleet/conductor.h"
+#include "daemon/fleet/part.h"
 #include "daemon/phases/cut.h"
 #include "daemon/phases/group.h"
 #include "daemon/phases/link.h"
@@ -39,6 +41,8 @@ class Insight {
   static void add(const Group& group, Time now, model::Digest& digest);
   static void add(const Cut& cut, Time now, model::Digest& digest);
   static void add(const Link& link, model::Digest& digest);
+  static void add(const Conductor& conductor, model::Digest& digest);
+  static void add(const Part& part, model::Digest& digest);
 
  private:
   static void add(const Course& course, Time now, model::Digest& digest);

@@ -1,4 +1,6 @@
 // explore: goes through small worlds exhaustively (README.md).
+#include <spdlog/spdlog.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -9,6 +11,8 @@
 
 #include "tests/model/cut_world.h"
 #include "tests/model/explorer/explorer.h"
+#include "tests/model/fleet_orders.h"
+#include "tests/model/fleet_world.h"
 #include "tests/model/node_world.h"
 #include "tests/model/scenario.h"
 
@@ -16,11 +20,15 @@ namespace amem::model {
 namespace {
 
 constexpr std::size_t kMostStates = 50'000'000;
+/// In which what is made wrong on purpose has to show.
+constexpr std::uint64_t kMostOrders = 5000;
+constexpr std::string_view kOrdersOfHundred = "orders";
 
 std::vector<std::string_view> worlds() {
   std::vector<std::string_view> names;
   for (const Scenario& scenario : scenarios()) names.push_back(scenario.name);
   for (const CutScenario& scenario : cut_scenarios()) names.push_back(scenario.name);
+  for (const FleetScenario& scenario : fleet_scenarios()) names.push_back(scenario.name);
   return names;
 }
 
@@ -37,6 +45,12 @@ Found explore(std::string_view name, int& faults, Bug bug) {
       if (faults < 0) faults = scenario.early;
       CutWorld world(scenario.threads, scenario.calls, faults, bug);
       return Explorer<CutWorld>(world, kMostStates).explore();
+    }
+  for (const FleetScenario& scenario : fleet_scenarios())
+    if (scenario.name == name) {
+      if (faults < 0) faults = scenario.faults;
+      FleetWorld world(scenario, faults, bug);
+      return Explorer<FleetWorld>(world, kMostStates).explore();
     }
   Found found;
   found.broken = "there is such a world";
@@ -59,8 +73,32 @@ bool holds(std::string_view name, int faults) {
   return found.broken.empty();
 }
 
+bool play(std::uint64_t seed, std::uint64_t count) {
+  const auto began = std::chrono::steady_clock::now();
+  const Orders orders = play_orders(seed, count, Bug::kNone);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  std::printf(
+      "%llu orders: all went on in %llu, all gave up in %llu, nobody who knew could be asked in "
+      "%llu; at most %llu questions; %.1f s\n",
+      static_cast<unsigned long long>(orders.played),
+      static_cast<unsigned long long>(orders.gone_on),
+      static_cast<unsigned long long>(orders.given_up),
+      static_cast<unsigned long long>(orders.in_vain),
+      static_cast<unsigned long long>(orders.questions), took.count());
+  if (!orders.broken.empty()) std::printf("  broken: %s\n", orders.broken.c_str());
+  return orders.broken.empty();
+}
+
 /// The fault is found, as the promise that it breaks.
 bool is_found(const Mutation& mutation) {
+  if (mutation.scenario == kOrdersOfHundred) {
+    const Orders orders = play_orders(1, kMostOrders, mutation.bug);
+    const bool is = orders.broken.find(mutation.found) != std::string::npos;
+    std::printf("%s: %s, in %s: %s\n", is ? "found" : "NOT FOUND",
+                std::string(mutation.name).c_str(), std::string(mutation.scenario).c_str(),
+                orders.broken.c_str());
+    return is;
+  }
   int faults = -1;
   const Found found = explore(mutation.scenario, faults, mutation.bug);
   const bool is = !found.broken.empty() && found.broken.find(mutation.found) != std::string::npos;
@@ -71,15 +109,21 @@ bool is_found(const Mutation& mutation) {
 }
 
 int run(int argc, char** argv) {
+  spdlog::set_level(spdlog::level::off);  // what the parts of an operation say in the log
   CLI::App app("Goes through small worlds of groups, ranks and faults exhaustively.");
   std::vector<std::string> names;
   int faults = -1;
   bool broken = false;
   bool list = false;
+  std::uint64_t orders = 0;
+  std::uint64_t seed = 1;
   app.add_option("worlds", names, "which; all of them if none is named");
   app.add_option("--faults", faults, "that may happen in one history; else as in CI");
   app.add_flag("--broken", broken, "with what is made wrong on purpose, which must be found");
   app.add_flag("--list", list, "says which worlds there are");
+  app.add_option("--orders", orders,
+                 "instead: so many orders of events in which 100 nodes lose their leader");
+  app.add_option("--seed", seed, "of the first of these");
   CLI11_PARSE(app, argc, argv);
   if (list) {
     for (const Scenario& scenario : scenarios())
@@ -88,8 +132,12 @@ int run(int argc, char** argv) {
     for (const CutScenario& scenario : cut_scenarios())
       std::printf("%-8s the cut: two ranks of %zu threads, %u collectives each\n",
                   std::string(scenario.name).c_str(), scenario.threads, scenario.calls);
+    for (const FleetScenario& scenario : fleet_scenarios())
+      std::printf("%-8s %s\n", std::string(scenario.name).c_str(),
+                  std::string(scenario.about).c_str());
     return 0;
   }
+  if (orders > 0) return play(seed, orders) ? 0 : 1;
   bool good = true;
   if (broken) {
     for (const Mutation& mutation : mutations()) good = is_found(mutation) && good;

@@ -82,6 +82,7 @@ enum class Bug : std::uint8_t {
   kKeepsNothingOfAResume,
   kTakesWhatIsUnloaded,
   kLeavesWhatIsAway,
+  kForgetsOrders,
 };
 
 struct Mutation {

@@ -196,6 +196,10 @@ const std::vector<Mutation>& mutations() {
        "restart-pause", "has let go of everything"},
       {Bug::kLeavesWhatIsAway, "a rank that comes back keeps what is away", "restart-pause",
        "nothing that is away"},
+      {Bug::kForgetsOrders, "the next broker knows nothing of what the one before has asked",
+       "nodes-resume", "no node gives up what another"},
+      {Bug::kForgetsOrders, "the next broker knows nothing of what the one before has asked",
+       "orders", "no node gives up what another"},
   };
   return all;
 }

@@ -71,6 +71,8 @@ class Container:
         return pathlib.Path(self.root, f"{self.name}.log").read_text(encoding="utf-8")
 
     def end(self, number=signal.SIGTERM):
+        if number == signal.SIGTERM and "lifecycle" in self.spec:  # as the kubelet does
+            self.run(*self.spec["lifecycle"]["preStop"]["exec"]["command"])
         self.process.send_signal(number)
         self.process.wait(20)
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-COMMANDS = ("status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "watch", "top", "bench", "run", "doctor", "upgrade", "version")
+COMMANDS = ("status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "watch", "top", "bench", "run", "doctor", "upgrade", "wait-idle", "version")
 PAGES = {"amemd.8": [["amemd"]], "amem-holder.8": [["amem-holder"]], "amemctl.1": [["amemctl"], *(["amemctl", command] for command in COMMANDS)]}
 
 
@@ -22,7 +22,7 @@ def test_every_option_is_in_the_page(build, run, page):
         options = re.findall(r"(?m)^  (?:-\w,\s*)?(--[a-z-]+)", said)
         assert "--help" in options
         # Of a command only its own section counts: others have options of the same name.
-        part = re.split(r"amemctl ([a-z]+) \[OPTIONS\]", text)
+        part = re.split(r"amemctl ([a-z-]+) \[OPTIONS\]", text)
         part = part[part.index(command[0]) + 1] if command else text
         for option in options:
             if command and option == "--help":
@@ -32,7 +32,7 @@ def test_every_option_is_in_the_page(build, run, page):
 
 def test_every_command_is_in_the_page(build, run):
     listed = run(build / "bin" / "amemctl", "--help").partition("Subcommands:\n")[2].partition("\n\n")[0]
-    assert tuple(re.findall(r"(?m)^  ([a-z]+)", listed)) == COMMANDS
+    assert tuple(re.findall(r"(?m)^  ([a-z-]+)", listed)) == COMMANDS
 
 
 @pytest.mark.parametrize("page", [*PAGES, "amem-demo.1"])

@@ -55,6 +55,14 @@ def test_one_that_was_killed_is_back_at_once_and_one_that_cannot_start_waits(tmp
     assert said == {"signal": "", "success": "", "exit-code": "slept 5"}
 
 
+def test_amemd_has_the_time_to_wait_for_what_is_under_way(build):
+    """systemd kills it only after deadlines.end, which it reads here as the service does, and after the 2 s that a device has."""
+    known = subprocess.run([f"{build}/bin/amemd", "--check-config", "--config", "/dev/null"], env={}, capture_output=True, text=True, timeout=20,
+                           check=True).stdout
+    [end] = re.findall(r'^end = "(\d+)s"', known.partition("[deadlines]")[2].partition("\n[")[0], re.MULTILINE)
+    assert int(read("amemd")["Service"]["TimeoutStopSec"]) >= int(end) + 10
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 def test_systemd_understands_them(tmp_path):
     for name in ("amemd", "amem-driver", "amem-holder"):

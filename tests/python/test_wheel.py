@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 
 import pytest
 from sim_node.child import Child
@@ -157,6 +158,55 @@ print(utils.get_binary_path_from_package("torch_memory_saver_hook_mode_preload")
 """
     done = subprocess.run([installed.python, "-c", script], env={"LD_PRELOAD": hook}, capture_output=True, text=True, timeout=60)
     assert done.stdout == f"{hook}\n", done.stderr
+
+
+def test_no_amem_of_others_comes_with_the_distribution(wheel, tmp_path):
+    """Whoever owns the name amem in a package index may offer any version. pip takes none of them for torch_memory_saver."""
+    [saver] = glob.glob(os.path.join(os.path.dirname(wheel), "torch_memory_saver-*"))
+    ours = os.path.basename(wheel).split("-")[1]
+    folder = tmp_path / "index" / "amem"
+    folder.mkdir(parents=True)
+    for version in (ours, f"{ours}+evil", "9.9.9"):
+        with zipfile.ZipFile(folder / f"amem-{version}-py3-none-any.whl", "w") as archive:
+            info = f"amem-{version}.dist-info"
+            archive.writestr("amem/__init__.py", "raise SystemExit('an amem of others was imported')\n")
+            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: amem\nVersion: {version}\n")
+            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(f"{info}/RECORD", "")
+    links = "".join(f'<a href="{each.name.replace("+", "%2B")}">{each.name}</a>\n' for each in sorted(folder.iterdir()))
+    (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
+    python = str(tmp_path / "venv" / "bin" / "python")
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
+
+    def pip(*arguments):
+        done = subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "--isolated", "--no-input", *arguments], text=True,
+                              capture_output=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    hostile = ("--index-url", folder.parent.as_uri(), "--find-links", str(folder))
+    assert "9.9.9" in pip("install", "--dry-run", *hostile, "amem"), "the index does offer it"
+    for more in ((), ("--upgrade",), ("--upgrade", "--upgrade-strategy", "eager")):
+        said = pip("install", *more, *hostile, saver)
+        assert not re.search(r"\bamem-", said), said
+    assert "amem" not in {each.split("==")[0] for each in pip("freeze").splitlines()}
+    alone = subprocess.run([python, "-c", "import torch_memory_saver"], capture_output=True, text=True, timeout=60)
+    assert alone.returncode == 1 and f"amem {ours}" in alone.stderr and "from the folder of this wheel" in alone.stderr, alone.stderr
+    pip("install", *hostile, saver, wheel)
+    both = subprocess.run([python, "-c", "import torch_memory_saver, amem; print(amem.__version__, amem.shim_path())"],
+                          capture_output=True, text=True, timeout=60)
+    assert both.stdout.split()[0] == ours and str(tmp_path) in both.stdout, both.stdout + both.stderr
+
+
+def test_an_amem_of_another_version_is_refused_by_the_distribution(installed, wheel, tmp_path):
+    [saver] = glob.glob(os.path.join(os.path.dirname(wheel), "torch_memory_saver-*"))
+    with zipfile.ZipFile(saver) as archive:
+        archive.extractall(tmp_path)
+    (tmp_path / "amem").mkdir()
+    (tmp_path / "amem" / "__init__.py").write_text("__version__ = '9.9.9'\n")
+    done = subprocess.run([installed.python, "-c", "import torch_memory_saver"], env={"PYTHONPATH": str(tmp_path)}, capture_output=True,
+                          text=True, timeout=60)
+    assert done.returncode == 1 and "and amem 9.9.9 is installed" in done.stderr, done.stderr
 
 
 def test_modules(installed):

@@ -23,6 +23,13 @@ Findings check_pool(const v1::PoolStatus& pool) {
                             " it should have: " + pool.error(),
                         "a pause that needs more is called off",
                         "free host memory, or set a smaller pool.size, then restart amemd"});
+  if (pool.ready_bytes() > pool.configured_bytes())
+    findings.push_back(
+        {false, "pool-larger",
+         "the pool has " + format_bytes(pool.ready_bytes()) + " and pool.size is " +
+             format_bytes(pool.configured_bytes()),
+         "the host lacks the rest, and a container's memory request does not cover it",
+         "it goes back to the host when the jobs that may have it mapped end"});
   if (pool.kind() == "memfd" && pool.ready_bytes() > 0)
     findings.push_back({false, "pool-kind", "the pool is of memfds",
                         "each rank has to register it by itself, which counts as its locked memory",

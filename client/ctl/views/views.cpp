@@ -274,6 +274,8 @@ std::string pool_line(const v1::PoolStatus& pool, const Style& style) {
   if (pool.ready_bytes() != pool.configured_bytes()) {
     line += " ready, " + format_bytes(pool.configured_bytes()) + " configured";
   }
+  if (pool.ready_bytes() > pool.configured_bytes())
+    line += "  " + style(Tone::kBusy, "shrinks as jobs end");
   if (!pool.kind().empty()) line += "  " + printable(pool.kind());
   if (!pool.error().empty()) line += "  " + style(Tone::kBad, printable(pool.error()));
   return line + "\n";
@@ -404,7 +406,10 @@ std::string summary_view(const std::vector<SummaryRow>& rows, const Style& style
 
 std::string event_line(const v1::Event& event, const Style& style) {
   std::string line = style(Tone::kDim, format_time(event.time_ms()));
-  if (event.lost()) line += "  " + style(Tone::kBad, "(events before this one were lost)");
+  if (event.lost()) {
+    const std::string many = event.missed() > 0 ? std::to_string(event.missed()) + " " : "";
+    line += "  " + style(Tone::kBad, "(" + many + "events before this one were lost)");
+  }
   if (!event.group().empty()) line += "  " + printable(event.group());
   std::string text = printable(event.text());
   if (event.kind() == "state") {

@@ -96,6 +96,7 @@ class Broker:
         return from_wire(NodeStatus, self._ask("GetStatus"))
 
     def groups(self) -> list[GroupInfo]:
+        """The groups that the caller may see: state, memory by device and tag, policies."""
         return [from_wire(GroupInfo, each) for each in self._ask("ListGroups").groups]
 
     def quotas(self) -> list[OwnerQuotas]:
@@ -129,6 +130,7 @@ class Broker:
         return answer.from_version, answer.to_version
 
     def ranks(self, group: str = "") -> list[RankInfo]:
+        """The ranks of one group, or of all that the caller may see. NotFoundError: there is no such group."""
         return [from_wire(RankInfo, each) for each in self._ask("ListRanks", group=_or_all(group)).ranks]
 
     def allocations(self, group: str = "", tag: str | None = None) -> list[AllocationInfo]:

@@ -345,6 +345,7 @@ class Event:
     text: str
     state: GroupState  # with kind "state"
     lost: bool  # events before this one were dropped because this reader was too slow
+    missed: int  # how many
 
 
 _T = TypeVar("_T")

@@ -2,6 +2,8 @@
 seed. By hand, more often:
 
     AMEM_NODE_KILLS=1000 AMEM_NODE_SILENCES=100 python3 -m pytest tests/integration/nodes/test_lost_nodes.py --build-dir build/release
+    AMEM_NODE_COUNT=16 AMEM_NODE_LEADER_KILLS=50 python3 -m pytest -s tests/integration/nodes/test_lost_nodes.py \
+        --build-dir build/release -k leaders
 """
 import os
 import random
@@ -14,6 +16,8 @@ from spread import Nodes
 
 KILLS = int(os.environ.get("AMEM_NODE_KILLS", "12"))
 SILENCES = int(os.environ.get("AMEM_NODE_SILENCES", "3"))  # some take 10 s and more
+COUNT = int(os.environ.get("AMEM_NODE_COUNT", "4"))  # of nodes that lose their leader
+LEADER_KILLS = int(os.environ.get("AMEM_NODE_LEADER_KILLS", "8"))
 SEED = int(os.environ.get("AMEM_NODE_SEED", "1"))
 AT_REST = ("running", "paused")
 
@@ -63,6 +67,50 @@ def test_kills_of_brokers(build, tmp_path):
         bring_to(nodes, "rollout", "running")
         rollout.check()
         print(f"{KILLS} kills; {parted} times the nodes were not at one afterwards")
+    finally:
+        nodes.close()
+
+
+def test_kills_of_leaders(build, tmp_path):
+    """All that have lost their leader end alike, as they can ask each other. Its own node may have asked and not heard."""
+    chance = random.Random(SEED)
+    nodes = Nodes(build, tmp_path, COUNT)
+    went_on = behind = 0
+    try:
+        train, rollout = nodes.job("train"), nodes.job("rollout")
+        nodes("pause", "rollout")
+        longest = 0.12
+        for kill in range(LEADER_KILLS):
+            what = f"seed {SEED}, kill {kill}"
+            bring_to(nodes, "rollout", "paused")
+            bring_to(nodes, "train", "running")
+            began = time.monotonic()
+            if kill == 0:  # how long one takes here
+                nodes("swap", "train", "rollout")
+                longest = time.monotonic() - began
+                nodes("swap", "rollout", "train")
+            asked = ("swap", "train", "rollout") if chance.random() < 0.7 else ("pause", "train")
+            lead = chance.randrange(COUNT)
+            operation = nodes.start(*asked, lead=lead)
+            time.sleep(chance.uniform(0, longest))
+            nodes[lead].broker.kill()
+            operation.finish()
+            nodes[lead].start_broker(name=f"amemd-{kill}")
+            for group in ("train", "rollout"):
+                eventually(lambda group=group: all(state in AT_REST for state in nodes.states(group)), deadline=60,
+                           what=f"{what}: {group} is at rest")
+                states = nodes.states(group)
+                own = states.pop(lead)
+                assert len(set(states)) == 1, f"{what}: {group} of the other nodes than {lead}: {states}"
+                behind += own != states[0]
+            went_on += nodes[(lead + 1) % COUNT].ctl.state("train") == "paused"
+        bring_to(nodes, "rollout", "paused")
+        bring_to(nodes, "train", "running")
+        train.check()
+        bring_to(nodes, "train", "paused")
+        bring_to(nodes, "rollout", "running")
+        rollout.check()
+        print(f"{COUNT} nodes, {LEADER_KILLS} kills of the leader: train left in {went_on}; a group of its own node was behind in {behind}")
     finally:
         nodes.close()
 

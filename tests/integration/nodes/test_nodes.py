@@ -1,5 +1,12 @@
-"""A job that spans nodes pauses, resumes and swaps as one."""
+"""A job that spans nodes pauses, resumes and swaps as one.
+
+By hand, with nothing said between the nodes for a minute, and for ten:
+
+    AMEM_NODE_QUIET=60,600 python3 -m pytest -s tests/integration/nodes/test_nodes.py --build-dir build/release -k quiet
+"""
+import os
 import signal
+import time
 
 import pytest
 
@@ -202,6 +209,28 @@ def test_a_broker_that_is_stopped_is_lost(nodes, stopped, lead):
     assert answer.code != 0 and "lost" in answer.error
     eventually(lambda: nodes.states("train") == ["running"] * 2, what="both run")
     check_cycle(nodes, job)
+
+
+@pytest.mark.parametrize("quiet", os.environ.get("AMEM_NODE_QUIET", "27").split(","))
+def test_a_node_that_is_stopped_after_a_quiet_time_is_lost(build, tmp_path, quiet):
+    """Pings do not end while nobody has anything to say: the leader notices after ten seconds, however long that was."""
+    nodes = Nodes(build, tmp_path, 2, flags_of=lambda number: ("--deadlines-save", f"{int(quiet) + 120}s"))
+    try:
+        job, pause = pause_held_in_save(nodes, lead=0)
+        time.sleep(int(quiet))
+        assert nodes.states("train") == ["pausing"] * 2
+        nodes[1].broker.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        eventually(lambda: nodes[0].ctl.state("train") == "running", deadline=12, what="the leader's own node runs on")
+        print(f"quiet for {quiet} s: noticed after {time.monotonic() - began:.1f} s")
+        job.ranks[1].faults()
+        nodes[1].broker.signal(signal.SIGCONT)
+        answer = pause.finish()
+        assert answer.code != 0 and "lost" in answer.error
+        eventually(lambda: nodes.states("train") == ["running"] * 2, what="both run")
+        check_cycle(nodes, job)
+    finally:
+        nodes.close()
 
 
 def test_a_leader_that_is_lost_after_a_node_was_told_to_release(build, tmp_path):

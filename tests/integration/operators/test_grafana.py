@@ -88,6 +88,7 @@ def test_every_alert_fires_when_it_should(tmp_path):
         "AmemRankHoldsUpItsGroup": (f'amem_rank_waiting{{{node}, group="train", owner="0", rank="1", pid="12", phase="save"}}', "1x20"),
         "AmemOperationsFail": (f'amem_operations_total{{{node}, operation="pause", result="aborted"}}', "0+1x20"),
         "AmemPoolIncomplete": (f"amem_pool_configured_bytes{{{node}}}", "8x20"),
+        "AmemPoolTooLarge": (f'amem_pool_bytes{{{node}, state="free"}}', "8x20"),
         "AmemPoolNearlyFull": (f'amem_pool_bytes{{{node}, state="used"}}', "95x20"),
         "AmemQuotaRefusals": (f'amem_quota_refusals_total{{{node}, owner="1000", resource="pool"}}', "0+1x20"),
     }
@@ -95,6 +96,7 @@ def test_every_alert_fires_when_it_should(tmp_path):
         assert set(re.findall(r"- alert: (\w+)", file.read())) == set(cases), "each alert has a case here"
     beside = {  # series that an expression needs besides
         "AmemPoolIncomplete": [(f'amem_pool_bytes{{{node}, state="free"}}', "4x20")],
+        "AmemPoolTooLarge": [(f"amem_pool_configured_bytes{{{node}}}", "4x20")],
         "AmemPoolNearlyFull": [(f'amem_pool_bytes{{{node}, state="free"}}', "5x20"), (f"amem_pool_configured_bytes{{{node}}}", "100x20")],
     }
     for name, (series, values) in cases.items():

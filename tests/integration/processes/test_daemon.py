@@ -8,6 +8,8 @@ import pytest
 
 from sim_node import Broker, eventually, patience, wire
 from sim_node.child import sanitized
+from sim_node.ctl import DEADLINE, UNREACHABLE
+from sim_node.turns import states
 
 
 def check_config(node, *flags, text=None, env=None):
@@ -144,15 +146,73 @@ def test_a_signal_ends_it_cleanly(bare_node, number):
 def test_a_signal_while_a_pause_is_under_way(bare_node):
     node = bare_node
     node.start_broker()
+    job, other = node.job(), node.job("rollout")
+    job.ranks[0].ask("capture begin")
+    pause = node.ctl.start("pause", "train")
+    pause.wait_phase("quiesce")
+    waits = node.ctl.start("wait-idle")
+    node.broker.signal(signal.SIGTERM)
+    node.broker.wait_for("group 'train' is pausing: waits for it, at most 30s")
+    refused = node.ctl.try_("pause", "rollout")
+    assert refused.code == UNREACHABLE and "amemd is ending and begins no new operation" in refused.error, refused
+    other.send("ncclPause")
+    for rank in other.ranks:
+        rank.failure()
+        rank.wait_for("amemd is ending and begins no new operation")
+    assert node.ctl.state("rollout") == "running" and pause.alive() and waits.alive()
+    job.ranks[0].ask("capture end")
+    assert pause.finish().code == 0
+    assert node.broker.wait() == 0
+    assert waits.finish().code in (0, UNREACHABLE)  # amemd may be gone before the next look
+    node.start_broker(name="amemd-2")
+    eventually(lambda: states(node) == ("paused", "running"), what="both groups are back")
+    node.ctl("resume", "train")
+    job.check()
+    other.check()
+
+
+def test_a_pause_that_takes_longer_than_an_ending_amemd_waits(bare_node):
+    node = bare_node
+    node.start_broker("--deadlines-end", "300ms")
     job = node.job()
     job.ranks[0].ask("capture begin")
     pause = node.ctl.start("pause", "train")
     pause.wait_phase("quiesce")
     assert node.broker.terminate() == 0
-    assert pause.finish().code == 3
+    assert "ends although group 'train' is pausing: deadlines.end (300ms) has passed" in node.broker.output()
+    assert pause.finish().code == UNREACHABLE
     node.start_broker(name="amemd-2")  # which calls the pause off
     job.ranks[0].ask("capture end")
     job.check()
+
+
+def test_a_second_signal_ends_it_at_once(bare_node):
+    node = bare_node
+    node.start_broker("--deadlines-end", "10m")
+    job = node.job()
+    job.ranks[0].ask("capture begin")
+    pause = node.ctl.start("pause", "train")
+    pause.wait_phase("quiesce")
+    node.broker.signal(signal.SIGTERM)
+    node.broker.wait_for("waits for it")
+    assert node.ctl.try_("upgrade").code == UNREACHABLE, "nor does another amemd take over"
+    assert node.broker.terminate() == 0
+    assert "told to end again: ends at once, although group 'train' is pausing" in node.broker.output()
+    assert pause.finish().code == UNREACHABLE
+
+
+def test_wait_idle_waits_for_an_operation(node):
+    job = node.job()
+    assert node.ctl("wait-idle").json == {"idle": True}
+    job.ranks[0].ask("capture begin")
+    pause = node.ctl.start("pause", "train")
+    pause.wait_phase("quiesce")
+    waited = node.ctl.try_("wait-idle", "--timeout", "200ms")
+    assert waited.code == DEADLINE and "group train is pausing (quiesce)" in waited.error
+    waits = node.ctl.start("wait-idle")
+    job.ranks[0].ask("capture end")
+    assert pause.finish().code == 0
+    assert waits.finish().json == {"idle": True}
 
 
 def test_a_second_broker_on_the_same_directory(node):

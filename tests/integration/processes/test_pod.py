@@ -57,6 +57,31 @@ def test_the_holder_stays_and_is_empty_when_nobody_is_left(bare_node, holder):
     assert holder.alive()
 
 
+def test_a_smaller_pool_shrinks_when_nobody_has_its_segments(bare_node, holder):
+    """As with `helm upgrade --set pool.sizeGiB=…`: what jobs have stays until they end, and amemd says so."""
+    node = bare_node
+    first = node.start_broker("--holder", "external", "--pool-size", "128MiB")
+    job = node.job()
+    node.ctl("pause", "train")
+    first.kill()
+    second = node.start_broker("--holder", "external", "--pool-size", "16MiB", name="next")
+    second.wait_for("go back to the host when the processes that may have it mapped have ended")
+    pool = node.ctl.status()["pool"]
+    assert pool["configured_bytes"] == 16 << 20 and pool["ready_bytes"] == 32 << 20, "a segment of each rank's"
+    assert "32.0 MiB ready, 16.0 MiB configured  shrinks as jobs end" in node.ctl("status", json_output=False).out
+    assert "pool-larger" in node.ctl.try_("doctor").out
+    node.ctl("resume", "train")
+    job.check()
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    job.check()
+    job.kill()
+    second.wait_for("it has shrunk")
+    assert node.ctl.status()["pool"]["ready_bytes"] == 16 << 20
+    eventually(lambda: holder.descriptors()["/memfd"] == 1 + 1, what="the holder has the record and a segment")
+    node.job("later").check()
+
+
 def test_without_a_holder_it_says_so_and_ends(bare_node):
     broker = bare_node.adopt(Broker(bare_node, ("--holder", "external")))
     assert broker.wait(patience(40)) != 0

@@ -8,18 +8,6 @@ from sim_node import NOBODY, as_user, eventually
 from sim_node.ctl import DEADLINE, PERMISSION, WRONG_STATE
 
 
-@pytest.fixture
-def installed(bare_node):
-    """amemd's path on a node on which it may be replaced. It serves."""
-    folder = os.path.join(bare_node.dir, "bin")
-    os.mkdir(folder)
-    for name in ("amemd", "amem-holder"):
-        shutil.copy(bare_node.build.program(name), folder)
-    path = os.path.join(folder, "amemd")
-    bare_node.start_broker(program=path)
-    return path
-
-
 def replace(path, script):
     """As a package does: a new file in the place of the old one."""
     with open(path + ".new", "w") as file:

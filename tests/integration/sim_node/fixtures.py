@@ -1,5 +1,6 @@
 """Fixtures of tests on a simulated node, and the logs of all processes with every failure. A conftest imports them."""
 import os
+import shutil
 
 import pytest
 
@@ -24,6 +25,18 @@ def bare_node(build, tmp_path):
     node = Node(build, str(tmp_path))
     yield node
     node.close()
+
+
+@pytest.fixture
+def installed(bare_node):
+    """amemd's path on a node on which it may be replaced. It serves."""
+    folder = os.path.join(bare_node.dir, "bin")
+    os.mkdir(folder)
+    for name in ("amemd", "amem-holder"):
+        shutil.copy(bare_node.build.program(name), folder)
+    path = os.path.join(folder, "amemd")
+    bare_node.start_broker(program=path)
+    return path
 
 
 @pytest.fixture

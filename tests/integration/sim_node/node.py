@@ -122,7 +122,7 @@ class Node:
             if not os.path.exists(os.path.join(self.runtime_dir, "control.sock")) or not self.ctl.reachable():
                 return False
             pool = self.ctl.status()["pool"]
-            return pool["ready_bytes"] == pool["configured_bytes"] or pool["error"]
+            return pool["ready_bytes"] >= pool["configured_bytes"] or pool["error"]
 
         eventually(ready, what=f"{broker.name} serves")
 

@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace amem::model {
@@ -13,9 +15,12 @@ class Choices {
  public:
   Choices() = default;
   explicit Choices(std::vector<std::uint8_t> taken) : taken_(std::move(taken)) {}
+  /// One of so many is drawn; next() and taken() are not for these.
+  explicit Choices(std::function<std::size_t(std::size_t)> below) : below_(std::move(below)) {}
 
   /// One of `count`; the first time the first.
   std::size_t choose(std::size_t count) {
+    if (below_) return below_(count);
     if (at_ == taken_.size()) taken_.push_back(0);
     counts_.resize(at_ + 1);
     counts_[at_] = static_cast<std::uint8_t>(count);
@@ -40,6 +45,7 @@ class Choices {
   std::vector<std::uint8_t> taken_;
   std::vector<std::uint8_t> counts_;
   std::size_t at_ = 0;
+  std::function<std::size_t(std::size_t)> below_;
   std::string notes_;
 };
 

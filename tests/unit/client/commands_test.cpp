@@ -106,6 +106,24 @@ TEST_F(Commands, HealthAsksGrpcAndTheBroker) {
   EXPECT_EQ(run({"health"}), kExitUnreachable);
 }
 
+TEST_F(Commands, WaitIdleNamesWhatIsUnderWayStill) {
+  *broker.node.add_groups() = make_group("rollout", v1::GROUP_STATE_PAUSED);
+  *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_RUNNING);
+  EXPECT_EQ(run({"wait-idle"}), kExitOk) << err.str();
+  EXPECT_EQ(out.str(), "no operation is under way\n");
+  EXPECT_EQ(run({"wait-idle", "--json"}), kExitOk);
+  EXPECT_EQ(out.str(), "{\"idle\":true}\n");
+  broker.node.mutable_groups(1)->set_state(v1::GROUP_STATE_PAUSING);
+  broker.node.mutable_groups(1)->set_phase("quiesce");
+  EXPECT_EQ(run({"wait-idle", "--timeout", "100ms"}), kExitDeadline);
+  EXPECT_THAT(err.str(), HasSubstr("group train is pausing (quiesce), after 100 ms"));
+  EXPECT_EQ(out.str(), "");
+  broker.node.mutable_groups(1)->set_state(v1::GROUP_STATE_RESUMING);
+  EXPECT_EQ(run({"wait-idle", "--timeout", "1ms"}), kExitDeadline);
+  broker.stop();
+  EXPECT_EQ(run({"wait-idle"}), kExitUnreachable);
+}
+
 TEST_F(Commands, PauseSaysHowItWent) {
   broker.progress = {make_progress("train", "save", 0, 2), make_done("train", 143'000)};
   EXPECT_EQ(run({"pause", "train", "--timeout", "2s"}), kExitOk);

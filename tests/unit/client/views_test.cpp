@@ -241,8 +241,9 @@ TEST(EventLine, StatesErrorsAndLoss) {
   event.set_kind("error");
   event.set_text("rank 3 died\n");
   event.set_lost(true);
+  event.set_missed(12);
   EXPECT_THAT(event_line(event, kPlainStyle),
-              HasSubstr("  (events before this one were lost)  train  error  rank 3 died?\n"));
+              HasSubstr("  (12 events before this one were lost)  train  error  rank 3 died?\n"));
 }
 
 TEST(ProgressView, OneLineThatIsRedrawnOnATerminal) {

@@ -5,7 +5,7 @@
     train_step()                                         # the optimizer's state may still be on its way; step() waits
 
 or, for Megatron's own RL loop, `--rl-amem-offload-during-rollout` by `extra_args_provider=amem.megatron.add_arguments`. Each
-of the three is a tag of the group, so a rollout in the same process goes on meanwhile. docs/frameworks.md is the manual.
+of the three is a tag of the group, so a rollout in the same process goes on meanwhile. docs/rl-frameworks.md is the manual.
 Imports neither Megatron nor torch by itself.
 """
 from __future__ import annotations

@@ -29,7 +29,8 @@ class Kept:
 
     def __init__(self, directory: str, flags: Sequence[str]) -> None:
         keeper = [sys.executable, "-I", "-S", _keeper.__file__, directory]
-        daemon = [str(_programs.path("amemd")), "--config", "/dev/null", "--runtime-dir", directory, *flags]
+        daemon = [str(_programs.path("amemd")), "--config", "/dev/null", "--runtime-dir", directory,
+                  "--deadlines-end", f"{_keeper.PATIENCE / 2:g}s", *flags]
         self.directory = directory
         self._lock = threading.Lock()
         self._said = ""
@@ -78,7 +79,7 @@ class Kept:
                     pool = broker.status().pool
                     if pool.error:
                         raise ResourceExhaustedError(f"the pool has {_part(pool)}: {pool.error}")
-                    if pool.ready_bytes == pool.configured_bytes:
+                    if pool.ready_bytes >= pool.configured_bytes:
                         return
                     state = f"its pool has {_part(pool)}"
                 except UnavailableError:

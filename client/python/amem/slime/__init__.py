@@ -2,7 +2,7 @@
 destruction and making of process groups a pause and a resume of NCCL's memory.
 
 The rest of the trainer leaves by the distribution torch_memory_saver that comes with amem, which both of them use as it is.
-docs/frameworks.md is the manual. Imports neither by itself.
+docs/rl-frameworks.md is the manual. Imports neither by itself.
 """
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """verl: what its trainers copy to the CPU and back leaves and comes back by amem. `actor_rollout_ref.model.external_lib=amem.verl`
 is the switch: importing this module is what that does. verl's param_offload and optimizer_offload say what leaves, as always.
 
-docs/frameworks.md is the manual. Without verl it is an ordinary module, which changes nothing.
+docs/rl-frameworks.md is the manual. Without verl it is an ordinary module, which changes nothing.
 """
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _check() -> None:
     global _checked
     if not _checked:
         _frameworks.check_process("verl's trainer is to leave the GPU by amem", "set LD_PRELOAD and AMEM_GROUP of its workers by "
-                                  "amem.environment(), as docs/frameworks.md says")
+                                  "amem.environment(), as docs/rl-frameworks.md says")
         _checked = True
 
 

@@ -9,6 +9,11 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
+{{- /* What amemd of the image prints with --speaks; check.py compares them. */ -}}
+{{- define "amem.speaks" -}}
+{{ .Files.Get "files/speaks" | trim }}
+{{- end }}
+
 {{- define "amem.selector" -}}
 app.kubernetes.io/name: amem
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
+#include "tests/unit/fixtures/all_allocations.h"
 #include "tests/unit/fixtures/broker_fixture.h"
 
 namespace amem {
@@ -29,6 +30,7 @@ class OwnersTest : public BrokerTest {
     ASSERT_TRUE(set.quotas.set(Resource::kAllocations, "3").ok());
     ASSERT_TRUE(set.quotas.set(Resource::kDeviceBytes, "16MiB").ok());
     ASSERT_TRUE(set.quotas.set(Resource::kPoolBytes, "50%").ok());
+    ASSERT_TRUE(set.quotas.set(Resource::kPolicies, "2").ok());
   }
   void SetUp() override {
     if (::geteuid() != 0) GTEST_SKIP() << "needs root, to be other users";
@@ -111,9 +113,9 @@ TEST_F(OwnersTest, NobodySeesOrSteersAnothers) {
   on_loop([&] {
     EXPECT_EQ(broker->set_policy(bob, "secret", "nccl", v1::POLICY_KEEP).code(), Code::kNotFound);
     EXPECT_EQ(broker->ranks(bob, "secret").status().code(), Code::kNotFound);
-    EXPECT_EQ(broker->allocations(bob, "secret").status().code(), Code::kNotFound);
+    EXPECT_EQ(all_allocations(*broker, bob, "secret").status().code(), Code::kNotFound);
     EXPECT_TRUE(broker->ranks(bob, "").value().empty());
-    EXPECT_TRUE(broker->allocations(bob, "").value().empty());
+    EXPECT_TRUE(all_allocations(*broker, bob, "").value().empty());
     v1::ListGroupsResponse groups;
     broker->groups(bob, groups);
     EXPECT_EQ(groups.groups_size(), 0);
@@ -384,6 +386,32 @@ TEST_F(OwnersTest, QuotasRefuseByNameAndHurtNobodyElse) {
            quota(kAlice, Resource::kSessions).used() == 0 &&
            quota(kAlice, Resource::kDescriptors).used() == 0 &&
            quota(kAlice, Resource::kPoolBytes).used() == 0;
+  }));
+}
+
+TEST_F(OwnersTest, PoliciesAndOpenedMemoryAreChargedToTheGroupsOwner) {
+  join_as(kAlice, a, "train", 0);
+  join_as(kAlice, b, "train", 1);
+  const auto set = [&](const std::string& tag, v1::Policy policy, v1::SaveForm form) {
+    return on_loop([&] { return broker->set_policy(caller_, "train", tag, policy, form); });
+  };
+  EXPECT_TRUE(set("kv", v1::POLICY_DISCARD, v1::SAVE_FORM_UNSPECIFIED).ok());
+  EXPECT_TRUE(set("kv", v1::POLICY_KEEP, v1::SAVE_FORM_DENSE).ok());
+  EXPECT_TRUE(set("more", v1::POLICY_UNSPECIFIED, v1::SAVE_FORM_DENSE).ok());
+  EXPECT_EQ(quota(kAlice, Resource::kPolicies).used(), 2U);
+  const Status refused = set("third", v1::POLICY_DISCARD, v1::SAVE_FORM_UNSPECIFIED);
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  EXPECT_THAT(refused.text(), HasSubstr("quotas.policies"));
+  EXPECT_EQ(group("train").policies_size(), 2) << "what is refused is not set";
+
+  const std::uint64_t id = a.create(gpu(0), 2 * kMiB);
+  b.share(a, id);
+  EXPECT_EQ(quota(kAlice, Resource::kAllocations).used(), 2U);
+  a.die();
+  b.die();
+  EXPECT_TRUE(eventually([&] {
+    return quota(kAlice, Resource::kPolicies).used() == 0 &&
+           quota(kAlice, Resource::kAllocations).used() == 0;
   }));
 }
 

@@ -322,6 +322,72 @@ TEST_F(BrokerRestartTest, APinHolds) {
   expect_whole();
 }
 
+class NoHolderTest : public BrokerRestartTest {
+ protected:
+  void SetUp() override {
+    use = HolderUse::kExternal;  // nobody starts another
+    BrokerRestartTest::SetUp();
+  }
+  Status may_hand_over() {
+    return on_loop([&] { return broker->may_hand_over(Caller{}); });
+  }
+};
+
+TEST_F(NoHolderTest, NothingIsHandedOverBeforeAnotherHolderHasEverything) {
+  two();
+  ASSERT_TRUE(pause().ok());
+  ASSERT_TRUE(may_hand_over().ok());
+  end_holder();
+  const Status refused = may_hand_over();
+  EXPECT_EQ(refused.code(), Code::kAborted) << "it may be tried again";
+  EXPECT_THAT(refused.text(), HasSubstr("is lost: it has ended"));
+  EXPECT_THAT(refused.text(), HasSubstr("an upgrade needs a holder that has everything"));
+  ASSERT_NO_FATAL_FAILURE(begin_holder());
+  ASSERT_TRUE(eventually([&] { return may_hand_over().ok(); }));
+  restart();
+  both_come_back();
+  EXPECT_EQ(group().state(), kPaused);
+  ASSERT_TRUE(resume().ok());
+  expect_whole();
+}
+
+TEST_F(NoHolderTest, TheLoopServesOnWhileThereIsNone) {
+  two();
+  end_holder();
+  Duration longest{};
+  for (const Time until = Clock::now() + seconds(3); Clock::now() < until;) {
+    const Time asked = Clock::now();
+    status();
+    longest = std::max(longest, Clock::now() - asked);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  EXPECT_LT(longest, seconds(1));
+  ASSERT_TRUE(pause().ok()) << "operations go on";
+  ASSERT_TRUE(resume().ok());
+  expect_whole();
+  ASSERT_NO_FATAL_FAILURE(begin_holder());
+  EXPECT_TRUE(eventually([&] { return may_hand_over().ok(); }));
+}
+
+TEST_F(BrokerRestartTest, NothingIsHandedOverWhileADeviceHangs) {
+  two();
+  ASSERT_TRUE(pause().ok());
+  faults("cuMemCreate:1:hold");
+  const auto stuck = begin(Operation::kResume);
+  ASSERT_TRUE(eventually([&] {
+    const v1::NodeStatus node_status = status();
+    return std::any_of(node_status.devices().begin(), node_status.devices().end(),
+                       [](const auto& device) { return !device.trouble().empty(); });
+  }));
+  const Status refused = on_loop([&] { return broker->may_hand_over(Caller{}); });
+  EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
+  EXPECT_THAT(refused.text(), HasSubstr("hangs (cuMemCreate of"));
+  std::filesystem::remove(node->fault_file());
+  ASSERT_TRUE(complete(stuck).ok());
+  EXPECT_TRUE(on_loop([&] { return broker->may_hand_over(Caller{}); }).ok());
+  expect_whole();
+}
+
 TEST_F(BrokerRestartTest, AnotherHolderGetsEverything) {
   two();
   ASSERT_TRUE(pause().ok());

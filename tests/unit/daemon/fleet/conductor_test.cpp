@@ -3,18 +3,21 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 namespace amem {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+constexpr Duration kSilence = std::chrono::minutes(6);
 
 std::string instance(std::size_t node) { return std::string(16, static_cast<char>('0' + node)); }
 
 class ConductorTest : public ::testing::Test {
  protected:
   static Conductor::Score score(bool out, bool in) {
-    return {out, in, milliseconds(20), seconds(10), instance(0)};
+    return {out, in, milliseconds(20), seconds(10), {}, instance(0)};
   }
   /// Node 0 leads.
   void begin(std::size_t nodes, bool out = true, bool in = false) {
@@ -29,6 +32,7 @@ class ConductorTest : public ::testing::Test {
   void joins(std::size_t node, const std::string& who) {
     v1::FleetReport report;
     report.mutable_joined()->set_instance(who);
+    report.mutable_joined()->set_silence_us(to_us(kSilence));
     conductor->told(node, report, now);
   }
   void quiesces(std::size_t node, std::initializer_list<std::uint32_t> ranks) {
@@ -66,10 +70,19 @@ class ConductorTest : public ::testing::Test {
     report.mutable_ended()->set_text(status.text());
     conductor->told(node, report, now);
   }
-  /// "1 go on out, 2 give up".
+  void withdraws(std::size_t node, bool out) {
+    v1::FleetReport report;
+    report.mutable_withdraws()->set_out(out);
+    conductor->told(node, report, now);
+  }
+  /// "1 go on out, 2 give up"; who leads apart.
   std::string said() {
     std::string text;
     for (const Conductor::Step& step : conductor->take_steps()) {
+      if (step.command.has_leader()) {
+        leader_told[step.node] = step.command.leader().number();
+        continue;
+      }
       text += (text.empty() ? "" : ", ") + std::to_string(step.node) + " ";
       const v1::FleetCommand& it = step.command;
       if (it.has_step())
@@ -86,6 +99,7 @@ class ConductorTest : public ::testing::Test {
 
   Time now{seconds(100)};
   std::optional<Conductor> conductor;
+  std::map<std::size_t, std::size_t> leader_told;  // to each node: which of them it is
 };
 
 TEST_F(ConductorTest, OneCutOverTheRanksOfAllNodes) {
@@ -249,6 +263,57 @@ TEST_F(ConductorTest, OneNodeByTwoAddresses) {
   ends(0, {Code::kAborted, "given up"});
   ends(1, {Code::kAborted, "given up"});
   EXPECT_TRUE(conductor->ended());
+}
+
+TEST_F(ConductorTest, AllAreToldWhichNodeLeads) {
+  begin(3);
+  joins(2, instance(2));
+  EXPECT_EQ(said(), "");
+  EXPECT_TRUE(leader_told.empty());
+  joins(0, instance(0));
+  EXPECT_EQ(said(), "");
+  EXPECT_EQ(leader_told, (std::map<std::size_t, std::size_t>{{0, 0}, {1, 0}, {2, 0}}));
+}
+
+TEST_F(ConductorTest, ANodeThatWithdrawsWhatItHasAskedHasAllGiveUp) {
+  begin_joined(3, false, true);
+  asks(0, false);
+  asks(1, false);
+  withdraws(1, false);
+  EXPECT_EQ(said(), "0 give up, 1 give up, 2 give up");
+  asks(2, false);
+  EXPECT_EQ(said(), "") << "nobody opens any more";
+}
+
+TEST_F(ConductorTest, AWithdrawalThatComesTooLateChangesNothing) {
+  begin_joined(3, false, true);
+  for (const std::size_t node : {0U, 1U, 2U}) asks(node, false);
+  EXPECT_EQ(said(), "1 go on in, 2 go on in");
+  withdraws(1, false);
+  EXPECT_EQ(said(), "");
+  went_on(2, false);
+  EXPECT_EQ(said(), "0 go on in");
+}
+
+TEST_F(ConductorTest, ANodeThatSaysNothingForTooLongIsLost) {
+  begin_joined(2);
+  ends(0, {Code::kDeadlineExceeded, "quiesce: not in time"});
+  EXPECT_EQ(said(), "1 give up");
+  EXPECT_EQ(conductor->wakeup(), now + kSilence);
+  now += kSilence - seconds(1);
+  conductor->tick(now);
+  EXPECT_FALSE(conductor->ended());
+  reports(1, 1, true);  // it still says something
+  now += kSilence - seconds(1);
+  conductor->tick(now);
+  EXPECT_FALSE(conductor->ended());
+  now += seconds(1);
+  conductor->tick(now);
+  EXPECT_EQ(said(), "1 on its own");
+  EXPECT_TRUE(conductor->ended());
+  EXPECT_NE(conductor->result().text().find("node 'n1': lost: it has said nothing for 360s"),
+            std::string::npos)
+      << conductor->result().text();
 }
 
 TEST_F(ConductorTest, WhatComesAfterTheEndIsNothing) {

@@ -25,7 +25,7 @@ class FakeLinks final : public NodeLinks {
     way.heard = std::move(heard);
     return std::unique_ptr<NodeLink>(std::make_unique<Link>(way));
   }
-  void ask(const std::string&, const std::string&, Answer) override {}
+  std::unique_ptr<Questions> questions(const std::string&) override { return nullptr; }
 
   std::map<std::string, Way> ways;
 

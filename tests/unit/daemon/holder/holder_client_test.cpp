@@ -256,6 +256,11 @@ TEST_F(HolderClientTest, WhatTheHolderDoesNotTakeStaysBufferedInOrder) {
   EXPECT_GE(Clock::now() - began, Holder::kFlushLimit);
   EXPECT_LT(Clock::now() - began, Holder::kFlushLimit + seconds(5));
   EXPECT_FALSE(holder->lost());
+  EXPECT_TRUE(holder->behind());
+  EXPECT_NE(holder->has_everything().text().find("has not taken"), std::string::npos);
+  const Time again = Clock::now();
+  EXPECT_EQ(holder->flush(Duration::zero()).code(), Code::kDeadlineExceeded);
+  EXPECT_LT(Clock::now() - again, Holder::kFlushLimit / 2) << "nothing is waited for";
   std::uint64_t out_of_order = 0;
   std::thread reading([&] {
     for (std::uint64_t i = 0; i < 2 * kMany; ++i) {
@@ -269,6 +274,7 @@ TEST_F(HolderClientTest, WhatTheHolderDoesNotTakeStaysBufferedInOrder) {
   const Status status = holder->flush();
   reading.join();
   EXPECT_TRUE(status.ok()) << status.text();
+  EXPECT_TRUE(holder->has_everything().ok());
   EXPECT_EQ(out_of_order, 0U);
 }
 
@@ -283,11 +289,16 @@ TEST_F(HolderClientTest, TornPacketsOfAHolderEndTheConnection) {
   HolderPacket lost;
   lost.header.message = HolderMessage::kLost;
   lost.header.count = 3;
+  for (std::uint64_t id = 0; id < 3; ++id) lost.keys[id] = memory_key(id);
   deaf.say(lost);
   const Status status = holder->flush();
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
   EXPECT_NE(status.text().find("no room for 3 descriptors"), std::string::npos) << status.text();
   EXPECT_TRUE(holder->flush().ok()) << "it is said once";
+  EXPECT_NE(holder->has_everything().text().find("no room for 3 descriptors"), std::string::npos);
+  for (std::uint64_t id = 0; id < 3; ++id) holder->drop(memory_key(id));
+  ASSERT_TRUE(holder->flush().ok());
+  EXPECT_TRUE(holder->has_everything().ok()) << "nothing of it is there any more";
   HolderPacket torn;
   torn.header.message = HolderMessage::kListed;
   torn.header.count = 2;  // without descriptors

@@ -3,6 +3,11 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "tests/unit/fixtures/some_device.h"
 
 namespace amem {
@@ -320,6 +325,68 @@ TEST_F(AllocationsTest, TheLastRankOfAGroupEndsWhileOthersHaveItsMemoryOpen) {
   EXPECT_EQ(table.opened_by(7).size(), 1U);
   EXPECT_EQ(table.drop_rank(7).size(), 1U);
   EXPECT_EQ(table.size(), 0U);
+}
+
+TEST_F(AllocationsTest, SomeAreTheOldestFromAnIdOn) {
+  for (RankId rank = 1; rank <= 3; ++rank)
+    for (int i = 0; i < 4; ++i) make(rank, 10, rank);
+  const auto but_two = [](GroupId group) { return group != 2; };
+  std::vector<AllocationId> seen;
+  for (AllocationId next = 0;;) {
+    const auto part = table.some(but_two, next, 3);
+    if (part.empty()) break;
+    EXPECT_LE(part.size(), 3U);
+    for (const Allocation* a : part) seen.push_back(a->id);
+    next = seen.back() + 1;
+  }
+  EXPECT_EQ(seen, (std::vector<AllocationId>{1, 2, 3, 4, 9, 10, 11, 12}));
+}
+
+TEST_F(AllocationsTest, ARankThatGoesIsLookedForInItsOwnOnly) {
+  constexpr RankId kRanks = 500;
+  constexpr int kEach = 100;
+  for (RankId rank = 1; rank <= kRanks; ++rank)
+    for (int i = 0; i < kEach; ++i) {
+      Allocation a;
+      a.group = kTrain;
+      a.size = 10;
+      a.holders = {rank};
+      table.add(std::move(a));
+    }
+  const auto begun = std::chrono::steady_clock::now();
+  for (RankId rank = 1; rank <= kRanks; ++rank) EXPECT_EQ(table.drop_rank(rank).size(), kEach);
+  // A walk over everything for each takes a minute.
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5));
+  EXPECT_EQ(table.size(), 0U);
+}
+
+TEST_F(AllocationsTest, HeldByIsWhatARankHolds) {
+  const AllocationId own = make(1, 10).id;
+  const AllocationId other = make(2, 10).id;
+  ASSERT_TRUE(table.redeem(other, token(2), kTrain, 1).ok());
+  EXPECT_EQ(std::as_const(table).held_by(1).size(), 2U);
+  ASSERT_TRUE(table.free(own, 1).ok());
+  ASSERT_EQ(std::as_const(table).held_by(1).size(), 1U);
+  EXPECT_EQ(std::as_const(table).held_by(1).front()->id, other);
+  EXPECT_TRUE(table.drop_rank(2).empty());
+  EXPECT_EQ(table.drop_rank(1).size(), 1U);
+  EXPECT_TRUE(std::as_const(table).held_by(1).empty());
+}
+
+TEST_F(AllocationsTest, AGroupsMemoryHasSoManyTags) {
+  std::vector<AllocationId> ids;
+  for (std::size_t i = 0; i < Allocations::kMostTags; ++i) {
+    EXPECT_FALSE(table.too_many_tags(kTrain, "new"));
+    ids.push_back(make(1, 10, kTrain, "kv_" + std::to_string(i)).id);
+  }
+  EXPECT_TRUE(table.too_many_tags(kTrain, "new"));
+  EXPECT_FALSE(table.too_many_tags(kTrain, "kv_7")) << "it is there";
+  EXPECT_FALSE(table.too_many_tags(kRollout, "new"));
+  make(1, 10, kTrain, "kv_0");
+  ASSERT_TRUE(table.free(ids[0], 1).ok());
+  EXPECT_TRUE(table.too_many_tags(kTrain, "new")) << "one is left of that tag";
+  ASSERT_TRUE(table.free(ids[1], 1).ok());
+  EXPECT_FALSE(table.too_many_tags(kTrain, "new"));
 }
 
 }  // namespace

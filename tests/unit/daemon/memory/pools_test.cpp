@@ -36,10 +36,12 @@ class PoolsTest : public testing::Test {
   EventLoop loop;
   Accounts accounts{loop, quotas()};
   std::vector<PoolSegment> renewed;
+  std::vector<PoolSegment> released;
   std::uint64_t made = 0;
   Record record;
   Pools pools{kPoolUnit, record,
-              [this](PoolSegment segment) { renewed.push_back(std::move(segment)); }};
+              [this](PoolSegment segment) { renewed.push_back(std::move(segment)); },
+              [this](PoolSegment segment) { released.push_back(std::move(segment)); }};
 };
 
 TEST_F(PoolsTest, OwnersGetSegmentsOfTheirOwnAsTheyNeedThem) {
@@ -95,6 +97,61 @@ TEST_F(PoolsTest, NothingIsHandedOnWhileAProcessMayReachItOrBytesLieInIt) {
   EXPECT_EQ(pools.total(), 0U);
   pools.add(std::move(renewed[0]), ++made);
   EXPECT_EQ(pools.extend(b, 2), Segments{0});
+}
+
+TEST_F(PoolsTest, APoolThatIsTooLargeShrinksAsItsOwnersEnd) {
+  fill(6);
+  const auto a = owner(1001);
+  const auto b = owner(1002);
+  for (const auto& account : {a, b}) pools.enter(account);
+  keep(a, 1, 2 * kSegmentSize);
+  keep(b, 2, 2 * kSegmentSize);
+  auto saved = pools.of(b).extents.take({{kPoolUnit, 0}});
+  ASSERT_TRUE(saved.ok());
+  EXPECT_EQ(pools.excess(), 0U);
+
+  pools.limit(kSegmentSize);
+  EXPECT_EQ(released.size(), 2U) << "what nobody had, at once";
+  EXPECT_EQ(pools.total(), 4 * kSegmentSize);
+  EXPECT_EQ(pools.excess(), 3 * kSegmentSize);
+  pools.leave(a);
+  EXPECT_EQ(released.size(), 4U);
+  pools.leave(b);
+  EXPECT_EQ(pools.excess(), kSegmentSize) << "something is saved there still";
+  ASSERT_TRUE(pools.of(b).extents.give_back(saved.value()[0]).ok());
+  pools.saved_less(b);
+  EXPECT_EQ(released.size(), 5U);
+  EXPECT_EQ(pools.excess(), 0U);
+  EXPECT_EQ(pools.total(), kSegmentSize);
+  EXPECT_THAT(renewed, testing::IsEmpty());
+}
+
+TEST_F(PoolsTest, OfASegmentThatIsTooMuchInPartTheRestIsMadeAnew) {
+  fill(2);
+  pools.limit(kSegmentSize + 3 * kPoolUnit);
+  ASSERT_EQ(released.size(), 1U);
+  ASSERT_EQ(renewed.size(), 1U);
+  EXPECT_EQ(renewed[0].size, 3 * kPoolUnit);
+  EXPECT_EQ(renewed[0].fd, nullptr) << "there is nothing to give back";
+  EXPECT_EQ(pools.excess(), 0U);
+  pools.add({nullptr, 3 * kPoolUnit, true, 0, true}, ++made);
+  EXPECT_EQ(pools.total(), kSegmentSize + 3 * kPoolUnit);
+  EXPECT_EQ(released.size(), 1U);
+}
+
+TEST_F(PoolsTest, WhatIsBeingMadeAnewCountsWhenThePoolIsTooLarge) {
+  fill(1);
+  const auto a = owner(1001);
+  pools.enter(a);
+  keep(a, 1, kSegmentSize);
+  pools.leave(a);
+  keep(owner(1002), 2, kSegmentSize);
+  ASSERT_EQ(renewed.size(), 1U);
+  pools.limit(0);
+  EXPECT_EQ(pools.excess(), kSegmentSize);
+  pools.add({nullptr, kSegmentSize, true, 0, true}, ++made);
+  EXPECT_EQ(released.size(), 1U);
+  EXPECT_EQ(pools.total() + pools.excess(), 0U);
 }
 
 TEST_F(PoolsTest, AnOwnerThatComesBackGetsWhatItHad) {

@@ -111,5 +111,19 @@ TEST_F(AccountTest, AnAccountIsForgottenWhenItHasNothingAndNoRecentLine) {
   EXPECT_THAT(uids, testing::ElementsAre(kSomebody, kSomebody + 1, kSomebody + 3));
 }
 
+TEST(LeavesAShare, WhoComesLaterGetsSomeToo) {
+  constexpr std::size_t kMost = 4096;
+  std::size_t all = 0;
+  std::vector<std::size_t> got;
+  for (int owner = 0; owner < 6; ++owner) {
+    std::size_t has = 0;
+    for (; has < 1024 && leaves_a_share(has, all, kMost); ++all) ++has;
+    got.push_back(has);
+  }
+  EXPECT_EQ(got, (std::vector<std::size_t>{1024, 1024, 1024, 512, 256, 128}));
+  EXPECT_TRUE(leaves_a_share(0, kMost - 1, kMost));
+  EXPECT_FALSE(leaves_a_share(0, kMost, kMost));
+}
+
 }  // namespace
 }  // namespace amem

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <sstream>
 
 namespace amem {
 namespace {
@@ -49,15 +50,36 @@ TEST(OwnerOf, ByUid) {
 
 TEST(OwnerOf, ByCgroup) {
   std::ifstream file("/proc/self/cgroup");
-  std::string line;
-  while (std::getline(file, line) && !line.starts_with("0::")) continue;
+  const auto group = unified_cgroup(file);
   const auto owner = owner_of(::getpid(), 1000, Isolation::kCgroup);
-  if (!line.starts_with("0::")) {
+  EXPECT_EQ(can_isolate(Isolation::kCgroup).ok(), group.ok());
+  EXPECT_TRUE(can_isolate(Isolation::kUid).ok());
+  if (!group.ok()) {
     EXPECT_EQ(owner.status().code(), Code::kPermissionDenied);
+    EXPECT_THAT(owner.status().text(), HasSubstr(group.status().text()));
     return;
   }
   ASSERT_TRUE(owner.ok()) << owner.status().text();
   EXPECT_THAT(to_string(owner.value()), StartsWith("/"));
+}
+
+Result<std::string> unified(const std::string& text) {
+  std::istringstream file(text);
+  return unified_cgroup(file);
+}
+
+TEST(UnifiedCgroup, TellsContainersApartOnlyWhereThereIsVersion2Alone) {
+  EXPECT_EQ(unified("0::/kubepods.slice/pod1/a\n").value(), "/kubepods.slice/pod1/a");
+  EXPECT_EQ(unified("0::/\n").value(), "/");
+  // All pods of such a host are in containerd's group of version 2.
+  const auto both = unified(
+      "12:memory:/kubepods/pod1/a\n1:name=systemd:/kubepods/pod1/a\n0::/system.slice/"
+      "containerd.service\n");
+  EXPECT_EQ(both.status().code(), Code::kFailedPrecondition);
+  EXPECT_THAT(both.status().text(), HasSubstr("cgroup v1 (12:memory)"));
+  EXPECT_THAT(unified("1:name=systemd:/a\n0::/b\n").status().text(), HasSubstr("name=systemd"));
+  EXPECT_THAT(unified("").status().text(), HasSubstr("no line of cgroup v2"));
+  EXPECT_THAT(unified("0::/../../a\n").status().text(), HasSubstr("beyond amemd's own"));
 }
 
 TEST(OwnerOf, ByUserNamespace) {

@@ -50,5 +50,35 @@ TEST(Requests, ARankCannotFillTheBroker) {
   EXPECT_TRUE(requests.add({2, 1, Operation::kPause, kNever}).ok());
 }
 
+Task dropping(std::size_t number) {
+  return {Operation::kPause, {}, {"tag" + std::to_string(number)}};
+}
+
+TEST(Requests, FewDifferentOnesWait) {
+  Requests requests;
+  for (std::size_t i = 0; i < Requests::kMaxTasks; ++i)
+    ASSERT_TRUE(requests.add({1, i, dropping(i), kNever}).ok());
+  EXPECT_EQ(requests.add({1, 99, dropping(99), kNever}).code(), Code::kResourceExhausted);
+  EXPECT_TRUE(requests.add({2, 1, dropping(7), kNever}).ok()) << "another rank's for the same";
+  EXPECT_EQ(requests.tasks().size(), Requests::kMaxTasks);
+  EXPECT_TRUE(requests.complete(dropping(7), {1, 2}));
+  EXPECT_EQ(requests.take(dropping(7)).size(), 2U);
+  EXPECT_TRUE(requests.add({1, 99, dropping(99), kNever}).ok()) << "there is room again";
+  requests.forget(1);
+  EXPECT_TRUE(requests.tasks().empty());
+  for (std::size_t i = 0; i < Requests::kMaxPerRank; ++i)
+    EXPECT_TRUE(requests.add({1, i, Operation::kPause, kNever}).ok()) << "none counts any more";
+}
+
+TEST(Requests, WhoIsForgottenHoldsUpNoDeadline) {
+  Requests requests;
+  const Time t;
+  ASSERT_TRUE(requests.add({1, 1, Operation::kPause, t + seconds(3)}).ok());
+  ASSERT_TRUE(requests.add({2, 2, Operation::kPause, t + seconds(5)}).ok());
+  requests.forget(1);
+  EXPECT_EQ(requests.deadline(Operation::kPause), t + seconds(5));
+  EXPECT_EQ(requests.missing(Operation::kPause, {1, 2}), std::vector<RankId>{1});
+}
+
 }  // namespace
 }  // namespace amem

@@ -115,6 +115,39 @@ TEST(RecordLogTest, AFullRecordSaysSoAndKeepsWhatItHas) {
   EXPECT_EQ(found(log).value().size(), key - 1);
 }
 
+TEST(RecordLogTest, WhatIsPromisedCanBeWrittenHoweverFullTheRestIs) {
+  RecordLog log = make(64 << 10);
+  const std::string row(1000, 'r');
+  const std::string longer(3000, 'l');
+  ASSERT_TRUE(log.put(0, row).ok());
+  std::uint64_t promised = 2 * RecordLog::bytes_of(longer.size());
+  ASSERT_TRUE(log.promise(promised).ok());
+  RowKey key = 1;
+  while (log.put(key, row).ok()) ++key;
+  const RowKey first = 1'000'000;
+  const RowKey second = 1'000'001;
+  EXPECT_FALSE(log.put(first, longer).ok()) << "without the promise";
+  ASSERT_TRUE(log.put(first, longer, &promised).ok());
+  EXPECT_EQ(promised, RecordLog::bytes_of(longer.size()));
+  EXPECT_FALSE(log.put(key, row).ok()) << "the rest of it is still promised";
+  ASSERT_TRUE(log.put(second, longer, &promised).ok());
+  EXPECT_EQ(promised, 0U);
+  const Rows rows = found(log).value();
+  EXPECT_EQ(rows.at(first), longer);
+  EXPECT_EQ(rows.at(second), longer);
+  EXPECT_EQ(rows.size(), key + 2);
+}
+
+TEST(RecordLogTest, APromiseThatDoesNotFitIsRefusedAndOneThatIsReleasedMakesRoom) {
+  RecordLog log = make(64 << 10);
+  EXPECT_EQ(log.promise(1 << 20).code(), Code::kResourceExhausted);
+  ASSERT_TRUE(log.promise(28 << 10).ok());
+  const std::string row(8000, 'r');
+  EXPECT_FALSE(log.put(1, row).ok());
+  log.release(28 << 10);
+  EXPECT_TRUE(log.put(1, row).ok());
+}
+
 TEST(RecordLogTest, ItsSizeCannotChange) {
   const RecordLog log = make();
   EXPECT_NE(::ftruncate(log.memory().get(), 4096), 0);

@@ -1,0 +1,76 @@
+#include "daemon/fleet/known_orders.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace amem {
+namespace {
+
+/// Nodes may ask as long as their deadlines last.
+constexpr std::size_t kRemembered = 4096;
+
+}  // namespace
+
+KnownOrders::KnownOrders(const std::vector<FleetShare>& shares, bool complete)
+    : complete_(complete) {
+  std::map<std::string, v1::FleetStanding> had;  // several groups may have had a share of one
+  for (const FleetShare& share : shares) {
+    v1::FleetStanding& standing = had[share.order];
+    standing.set_known(true);
+    standing.set_given_up(standing.given_up() || share.given_up);
+    if (share.stage == Stage::kOut) {
+      standing.set_asked_out(standing.asked_out() || share.asked);
+      standing.set_went_on_out(standing.went_on_out() || share.went_on);
+    } else {
+      standing.set_asked_in(standing.asked_in() || share.asked);
+      standing.set_went_on_in(standing.went_on_in() || share.went_on);
+    }
+  }
+  for (const auto& [order, standing] : had) known_.push_back({order, nullptr, standing});
+}
+
+Status KnownOrders::refuses(const v1::FleetBegin& begin) const {
+  if (std::any_of(known_.begin(), known_.end(),
+                  [&](const Known& known) { return known.order == begin.order(); }))
+    return {Code::kFailedPrecondition,
+            "this node has a part of that operation already; is it named by two addresses?"};
+  if (std::find(never_.begin(), never_.end(), begin.order()) != never_.end())
+    return {Code::kAborted,
+            "another node has lost the node that leads, " + begin.leader() + ", and has given up"};
+  return {};
+}
+
+void KnownOrders::add(const std::string& order, std::shared_ptr<Part> part) {
+  for (Known& known : known_)
+    if (known.part != nullptr && known.part->ended())
+      known.standing = std::exchange(known.part, nullptr)->standing_for_others();
+  known_.push_back({order, std::move(part), {}});
+  while (known_.size() > kRemembered && known_.front().part == nullptr) known_.pop_front();
+}
+
+v1::FleetStanding KnownOrders::standing(const std::string& order, bool leads) {
+  v1::FleetStanding standing;
+  for (const Known& known : known_)
+    if (known.order == order)
+      standing = known.part != nullptr ? known.part->standing_for_others() : known.standing;
+  if (leads && !standing.known()) {  // it has no part, and so has nothing against it
+    standing.set_known(true);
+    standing.set_asked_out(true);
+    standing.set_asked_in(true);
+  }
+  standing.set_leads(leads);
+  // Without a record nobody knows what an amemd before this one has asked.
+  if (standing.known() || !complete_) return standing;
+  if (std::find(never_.begin(), never_.end(), order) == never_.end()) never_.push_back(order);
+  if (never_.size() > kRemembered) never_.pop_front();
+  standing.set_never(true);
+  return standing;
+}
+
+void KnownOrders::shut() {
+  known_.clear();
+  complete_ = false;
+}
+
+}  // namespace amem

@@ -1,0 +1,45 @@
+// KnownOrders: the orders that this node has, or has had, a part of, for nodes that have lost their
+// leader; those of amemds before this one by the record.
+//
+// For the loop's thread.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "amem/v1/fleet.pb.h"
+#include "common/status.h"
+#include "daemon/fleet/part.h"
+#include "daemon/node/node.h"
+
+namespace amem {
+
+class KnownOrders {
+ public:
+  /// What the record says of groups. `complete`: there is one, so what it does not say has not
+  /// been.
+  KnownOrders(const std::vector<FleetShare>& shares, bool complete);
+
+  /// Why this node takes no part of that order.
+  Status refuses(const v1::FleetBegin& begin) const;
+  void add(const std::string& order, std::shared_ptr<Part> part);
+  /// How far this node is. What it does not know it never will. `leads`: it leads the order.
+  v1::FleetStanding standing(const std::string& order, bool leads);
+  /// Ends all parts, and vouches for nothing any more.
+  void shut();
+
+ private:
+  struct Known {
+    std::string order;
+    std::shared_ptr<Part> part;  // null: it has ended, with this:
+    v1::FleetStanding standing;
+  };
+
+  std::deque<Known> known_;        // the last ones
+  std::deque<std::string> never_;  // orders of which it takes no part any more
+  bool complete_;
+};
+
+}  // namespace amem

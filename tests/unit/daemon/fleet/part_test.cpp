@@ -1,0 +1,220 @@
+// A node's share of an operation over several nodes: what it tells its leader and the others, and
+// what it does without a leader. Its node, the ways and the time are the test's. Orders of events
+// are tests/model's.
+#include "daemon/fleet/part.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "daemon/fleet/stages.h"
+
+namespace amem {
+namespace {
+
+class FakeHere final : public Here {
+ public:
+  std::uint64_t begin(const Caller&, const FleetOrder&, const Operations::Observer&,
+                      std::shared_ptr<Abroad>) override {
+    return 7;
+  }
+  void tell(std::uint64_t, const std::string&, const Event&) override {}
+  bool may_go_on(std::uint64_t, Stage stage) override {
+    if (!goes_on) return false;
+    went_on = stage;
+    return true;
+  }
+  void give_up(std::uint64_t, const Status& why) override { given_up = why; }
+
+  bool goes_on = true;
+  std::optional<Stage> went_on;
+  Status given_up;
+};
+
+class FakeLinks final : public NodeLinks {
+ public:
+  Result<std::unique_ptr<NodeLink>> open(const std::string&, NodeLink::Heard) override {
+    return Status(Code::kInternal, "none");
+  }
+  std::unique_ptr<Questions> questions(const std::string&) override {
+    return std::make_unique<Asking>(*this);
+  }
+  std::vector<Questions::Question> asked;
+
+ private:
+  struct Asking final : Questions {
+    explicit Asking(FakeLinks& of) : links(of) {}
+    void ask(std::vector<Question> round) override { links.asked = std::move(round); }
+    FakeLinks& links;
+  };
+};
+
+class PartTest : public ::testing::Test {
+ protected:
+  /// Node 1 of three.
+  void begin(bool swap = false) {
+    v1::FleetBegin begin;
+    for (const char* node : {"n0", "n1", "n2"}) begin.add_nodes(node);
+    begin.set_number(1);
+    begin.set_order("order");
+    begin.set_leader("n0");
+    part = std::make_shared<Part>(
+        here, links, [this](Duration, std::function<void()> job) { later.push_back(job); }, begin,
+        [this](v1::FleetReport report, bool) { told.push_back(std::move(report)); });
+    FleetOrder order;
+    order.swap = swap;
+    part->begin(Caller{}, order);
+    v1::FleetCommand command;
+    command.mutable_leader()->set_number(0);
+    part->handle(command);
+  }
+  void go_on(Stage stage) {
+    v1::FleetCommand command;
+    put(stage, *command.mutable_go_on());
+    part->handle(command);
+  }
+  bool has_told(v1::FleetReport::WhatCase what) const {
+    for (const v1::FleetReport& report : told)
+      if (report.what_case() == what) return true;
+    return false;
+  }
+  static v1::FleetStanding waits() {
+    v1::FleetStanding standing;
+    standing.set_known(true);
+    standing.set_asked_out(true);
+    return standing;
+  }
+  void answers(std::size_t which, const Result<v1::FleetStanding>& standing) {
+    const auto answer = links.asked.at(which).answer;
+    answer(standing);
+  }
+  const Status none{Code::kUnavailable, "no answer"};
+
+  FakeHere here;
+  FakeLinks links;
+  std::vector<std::function<void()>> later;
+  std::vector<v1::FleetReport> told;
+  std::shared_ptr<Part> part;
+};
+
+TEST_F(PartTest, GoesOnWhenItIsToldToAndSaysSo) {
+  begin();
+  part->asks(Stage::kOut);
+  EXPECT_TRUE(has_told(v1::FleetReport::kAsks));
+  go_on(Stage::kOut);
+  EXPECT_EQ(here.went_on, Stage::kOut);
+  EXPECT_TRUE(has_told(v1::FleetReport::kWentOn));
+  part->leader_lost();
+  EXPECT_TRUE(here.given_up.ok()) << "nothing is left to be given up";
+}
+
+TEST_F(PartTest, WhatHasPromisedNeverToAskDoesNot) {
+  begin();
+  EXPECT_FALSE(part->standing_for_others().asked_out());
+  part->asks(Stage::kOut);  // in the same turn of the loop
+  EXPECT_FALSE(has_told(v1::FleetReport::kAsks));
+  EXPECT_FALSE(here.given_up.ok());
+  EXPECT_TRUE(part->standing_for_others().given_up());
+}
+
+TEST_F(PartTest, WhatGoesOutIsHeldToItsPromiseForWhatComesIn) {
+  begin(true);
+  part->asks(Stage::kOut);
+  EXPECT_FALSE(part->standing_for_others().asked_in());
+  EXPECT_TRUE(here.given_up.ok()) << "it may still be told to go on with what goes out";
+  go_on(Stage::kOut);
+  EXPECT_EQ(here.went_on, Stage::kOut);
+  told.clear();
+  part->asks(Stage::kIn);
+  EXPECT_FALSE(has_told(v1::FleetReport::kAsks));
+  EXPECT_FALSE(here.given_up.ok());
+}
+
+TEST_F(PartTest, WhatLosesItsLeaderBeforeItHasAskedGivesUp) {
+  begin();
+  part->leader_lost();
+  EXPECT_FALSE(here.given_up.ok());
+  EXPECT_TRUE(links.asked.empty());
+}
+
+TEST_F(PartTest, WhatIsWithdrawnDoesNotGoOnAndProvesNothing) {
+  begin(true);
+  part->asks(Stage::kOut);
+  go_on(Stage::kOut);
+  part->asks(Stage::kIn);
+  part->withdraws(Stage::kIn);
+  EXPECT_TRUE(has_told(v1::FleetReport::kWithdraws));
+  here.goes_on = false;
+  told.clear();
+  go_on(Stage::kIn);
+  EXPECT_FALSE(has_told(v1::FleetReport::kWentOn));
+  v1::FleetCommand give_up;
+  give_up.mutable_give_up()->set_code(static_cast<std::uint32_t>(Code::kAborted));
+  part->handle(give_up);
+  part->leader_lost();
+  const v1::FleetStanding standing = part->standing_for_others();
+  EXPECT_TRUE(standing.asked_in());
+  EXPECT_FALSE(standing.given_up() || standing.went_on_in());
+}
+
+TEST_F(PartTest, WaitsForTheEndOfTheRoundUnlessOneHasGoneOn) {
+  begin();
+  part->asks(Stage::kOut);
+  part->leader_lost();
+  ASSERT_EQ(links.asked.size(), 2U) << "all but itself";
+  v1::FleetStanding never;
+  never.set_never(true);
+  answers(0, never);
+  EXPECT_TRUE(here.given_up.ok());
+  v1::FleetStanding gone_on = waits();
+  gone_on.set_went_on_out(true);
+  answers(1, gone_on);
+  EXPECT_EQ(here.went_on, Stage::kOut);
+  EXPECT_TRUE(here.given_up.ok());
+}
+
+TEST_F(PartTest, AsksAgainWhileOneThatMayKnowDoesNotAnswer) {
+  begin();
+  part->asks(Stage::kOut);
+  part->leader_lost();
+  for (int round = 0; round < 3; ++round) {
+    answers(0, none);
+    answers(1, none);
+    EXPECT_TRUE(here.given_up.ok());
+    ASSERT_EQ(later.size(), 1U);
+    std::exchange(later, {}).front()();
+  }
+  answers(0, none);
+  answers(1, waits());
+  EXPECT_FALSE(here.given_up.ok()) << "the leader's own node is told last";
+}
+
+TEST_F(PartTest, AnswersThatComeTooLateAreNothing) {
+  begin();
+  part->asks(Stage::kOut);
+  part->leader_lost();
+  const auto late = links.asked.at(0).answer;
+  v1::FleetStanding gone_on = waits();
+  gone_on.set_went_on_out(true);
+  answers(1, gone_on);
+  v1::FleetStanding given_up = waits();
+  given_up.set_given_up(true);
+  late(given_up);
+  EXPECT_TRUE(here.given_up.ok());
+}
+
+TEST_F(PartTest, OneWhoseDeadlineHasPassedAsksNoMore) {
+  begin();
+  part->asks(Stage::kOut);
+  part->leader_lost();
+  answers(0, none);
+  answers(1, none);
+  part->finished({Code::kDeadlineExceeded, "agree: not in time"});
+  links.asked.clear();
+  std::exchange(later, {}).front()();
+  EXPECT_TRUE(links.asked.empty());
+  EXPECT_FALSE(part->standing_for_others().given_up()) << "it may have been told meanwhile";
+}
+
+}  // namespace
+}  // namespace amem
