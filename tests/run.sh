@@ -6,13 +6,14 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage() {
   cat <<'END'
-Usage: tests/run.sh [--quick] [--sanitizers | --only-sanitizers] [--no-deps]
+Usage: tests/run.sh [--quick] [--sanitizers | --only-sanitizers | --only PRESET] [--no-deps]
 Installs what is needed (deploy/deps.sh), builds build/release and runs all tests with ctest. Tests that need GPUs are
 shown as skipped where there are too few. Exit status 0 when tests ran and none failed.
   --quick             the unit tests and those of the simulated driver alone: without integration tests and GPUs
   --sanitizers        then the same without GPUs under AddressSanitizer and UndefinedBehaviorSanitizer (build/asan) and
                       under ThreadSanitizer (build/tsan)
   --only-sanitizers   those alone
+  --only PRESET       one build alone: release, asan or tsan
   --no-deps           do not look for packages: everything is installed
 Environment: AMEM_CMAKE_ARGS  more arguments for cmake's configuration, e.g. -DAMEM_WERROR=ON
 END
@@ -21,11 +22,20 @@ END
 deps=1
 quick=0
 presets=(release)
-for argument in "$@"; do
+while [[ $# -gt 0 ]]; do
+  argument=$1
   case $argument in
     --quick) quick=1 ;;
     --sanitizers) presets=(release asan tsan) ;;
     --only-sanitizers) presets=(asan tsan) ;;
+    --only)
+      [[ ${2:-} =~ ^(release|asan|tsan)$ ]] || {
+        echo "run.sh: --only takes release, asan or tsan, not \"${2:-}\"" >&2
+        exit 2
+      }
+      presets=("$2")
+      shift
+      ;;
     --no-deps) deps=0 ;;
     -h | --help)
       usage
@@ -37,6 +47,7 @@ for argument in "$@"; do
       exit 2
       ;;
   esac
+  shift
 done
 
 cd "$root"

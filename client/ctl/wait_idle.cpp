@@ -14,8 +14,8 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr milliseconds kPatience{30'000};
-constexpr milliseconds kLook{50};
+constexpr milliseconds kIdleWithin{30'000};
+constexpr milliseconds kIdleLook{50};
 
 /// Empty: nothing.
 std::string under_way(const v1::ListGroupsResponse& answer) {
@@ -32,7 +32,7 @@ std::string under_way(const v1::ListGroupsResponse& answer) {
 
 int wait_idle(const CommandLine& options, client::ControlClient& broker, Console& console,
               const Interrupt* interrupt) {
-  const milliseconds patience = options.timeout.value_or(kPatience);
+  const milliseconds patience = options.timeout.value_or(kIdleWithin);
   const auto until = Clock::now() + patience;
   const auto fail = [&](const Status& status) {
     console.err << error_line(status, options.json);
@@ -48,7 +48,7 @@ int wait_idle(const CommandLine& options, client::ControlClient& broker, Console
       return fail(
           {Code::kDeadlineExceeded, what + ", after " + std::to_string(patience.count()) +
                                         " ms; `amemctl ranks` shows whom the broker waits for"});
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kIdleLook);
   }
   console.out << (options.json ? "{\"idle\":true}" : "no operation is under way") << '\n';
   return kExitOk;

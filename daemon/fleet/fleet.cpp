@@ -72,8 +72,7 @@ struct Fleet::Led {
 };
 
 Fleet::Fleet(Broker& broker, EventLoop& loop, NodeLinks& links, const Deadlines& deadlines)
-    : broker_(broker),
-      loop_(loop),
+    : loop_(loop),
       links_(links),
       deadlines_(deadlines),
       here_(std::make_unique<OnBroker>(broker)),

@@ -55,7 +55,6 @@ class Fleet {
   void carry_out(const std::shared_ptr<Led>& led);
   void end(const std::shared_ptr<Led>& led);
 
-  Broker& broker_;
   EventLoop& loop_;
   NodeLinks& links_;
   const Deadlines deadlines_;

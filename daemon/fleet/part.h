@@ -7,8 +7,9 @@
 //
 // What it says to others holds:
 // - "Has gone on": it has, and so does its next amemd.
-// - "Has not asked": it never will. Being asked is the promise: whoever asks has lost the leader,
-//   without whom nothing more is decided. What has been asked is on record before the leader hears.
+// - "Has not asked": it never will. A node promises this with its answer. Whoever asks has lost
+//   the leader, and nothing more is decided without the leader. A node records that it asks before
+//   it tells the leader.
 // - "Has given up": nobody was told to go on, and nobody will be. So it says that only if its
 //   leader has said so, or before it has asked, or by what others say. What fails by itself after
 //   it has asked may have been told to go on meanwhile, and says nothing; it is withdrawn, so that

@@ -50,8 +50,8 @@ constexpr std::uint64_t id_of_row(RowKey key) { return key & ((1ULL << 56U) - 1)
 
 class Record;
 
-/// Bytes of the record that are kept for rows to come, so that these can be written when nothing
-/// can be called off any more. Nothing of it at first; what is left goes back at its end.
+/// Reserves bytes of the record for later rows, so that they can be written when an operation can
+/// no longer be called off. A new object reserves none. The destructor releases the unused bytes.
 /// Move-only.
 class RowRoom {
  public:

@@ -40,6 +40,13 @@ def begin_somewhere(nodes, chance):
     return operation
 
 
+def takes_turn(nodes, job, group, other):
+    """The group runs in place of the other one, and has its bytes."""
+    bring_to(nodes, other, "paused")
+    bring_to(nodes, group, "running")
+    job.check()
+
+
 def test_kills_of_brokers(build, tmp_path):
     """Whatever has been killed when: each node ends running or paused, with all its bytes, and what was asked for is
     answered within its deadline."""
@@ -60,12 +67,8 @@ def test_kills_of_brokers(build, tmp_path):
                 eventually(lambda group=group: all(state in AT_REST for state in nodes.states(group)),
                            what=f"{what}: {group} is at rest")
             parted += any(len(set(nodes.states(group))) > 1 for group in ("train", "rollout"))
-            bring_to(nodes, "rollout", "paused")
-            bring_to(nodes, "train", "running")
-            train.check()
-        bring_to(nodes, "train", "paused")
-        bring_to(nodes, "rollout", "running")
-        rollout.check()
+            takes_turn(nodes, train, "train", "rollout")
+        takes_turn(nodes, rollout, "rollout", "train")
         print(f"{KILLS} kills; {parted} times the nodes were not at one afterwards")
     finally:
         nodes.close()
@@ -104,12 +107,8 @@ def test_kills_of_leaders(build, tmp_path):
                 assert len(set(states)) == 1, f"{what}: {group} of the other nodes than {lead}: {states}"
                 behind += own != states[0]
             went_on += nodes[(lead + 1) % COUNT].ctl.state("train") == "paused"
-        bring_to(nodes, "rollout", "paused")
-        bring_to(nodes, "train", "running")
-        train.check()
-        bring_to(nodes, "train", "paused")
-        bring_to(nodes, "rollout", "running")
-        rollout.check()
+        takes_turn(nodes, train, "train", "rollout")
+        takes_turn(nodes, rollout, "rollout", "train")
         print(f"{COUNT} nodes, {LEADER_KILLS} kills of the leader: train left in {went_on}; a group of its own node was behind in {behind}")
     finally:
         nodes.close()

@@ -144,10 +144,10 @@ def test_two_leaders_at_once(nodes):
 # ---- a node is lost -----------------------------------------------------------------------------------------------
 
 
-def pause_held_in_save(nodes, lead):
-    """A job, and a pause of it that waits for the save of node 1, until its rank has no faults any more."""
+def pause_held_in_save(nodes, lead, limit_s=60):
+    """A job, and a pause of it that waits for the save of node 1, until its rank has no faults any more or `limit_s` have passed."""
     job = nodes.job("train")
-    job.ranks[1].faults("cuMemcpyDtoHAsync:1:hold", "cuLaunchKernel:1:hold")
+    job.ranks[1].faults(f"cuMemcpyDtoHAsync:1:hold={limit_s}", f"cuLaunchKernel:1:hold={limit_s}")
     pause = nodes.start("pause", "train", lead=lead)
     eventually(lambda: nodes[1].ctl.group("train")["phase"] == "save", what="node 1 saves")
     return job, pause
@@ -214,9 +214,10 @@ def test_a_broker_that_is_stopped_is_lost(nodes, stopped, lead):
 @pytest.mark.parametrize("quiet", os.environ.get("AMEM_NODE_QUIET", "27").split(","))
 def test_a_node_that_is_stopped_after_a_quiet_time_is_lost(build, tmp_path, quiet):
     """Pings do not end while nobody has anything to say: the leader notices after ten seconds, however long that was."""
-    nodes = Nodes(build, tmp_path, 2, flags_of=lambda number: ("--deadlines-save", f"{int(quiet) + 120}s"))
+    limit_s = int(quiet) + 120
+    nodes = Nodes(build, tmp_path, 2, flags_of=lambda number: ("--deadlines-save", f"{limit_s}s"))
     try:
-        job, pause = pause_held_in_save(nodes, lead=0)
+        job, pause = pause_held_in_save(nodes, lead=0, limit_s=limit_s)
         time.sleep(int(quiet))
         assert nodes.states("train") == ["pausing"] * 2
         nodes[1].broker.signal(signal.SIGSTOP)

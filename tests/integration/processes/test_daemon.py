@@ -171,13 +171,19 @@ def test_a_signal_while_a_pause_is_under_way(bare_node):
     other.check()
 
 
-def test_a_pause_that_takes_longer_than_an_ending_amemd_waits(bare_node):
-    node = bare_node
-    node.start_broker("--deadlines-end", "300ms")
+def pause_that_waits(node, deadline):
+    """A job, and a pause of it that waits for the end of a capture. amemd waits for the pause for `deadline` when it is told to end."""
+    node.start_broker("--deadlines-end", deadline)
     job = node.job()
     job.ranks[0].ask("capture begin")
     pause = node.ctl.start("pause", "train")
     pause.wait_phase("quiesce")
+    return job, pause
+
+
+def test_a_pause_that_takes_longer_than_an_ending_amemd_waits(bare_node):
+    node = bare_node
+    job, pause = pause_that_waits(node, "300ms")
     assert node.broker.terminate() == 0
     assert "ends although group 'train' is pausing: deadlines.end (300ms) has passed" in node.broker.output()
     assert pause.finish().code == UNREACHABLE
@@ -188,11 +194,7 @@ def test_a_pause_that_takes_longer_than_an_ending_amemd_waits(bare_node):
 
 def test_a_second_signal_ends_it_at_once(bare_node):
     node = bare_node
-    node.start_broker("--deadlines-end", "10m")
-    job = node.job()
-    job.ranks[0].ask("capture begin")
-    pause = node.ctl.start("pause", "train")
-    pause.wait_phase("quiesce")
+    job, pause = pause_that_waits(node, "10m")
     node.broker.signal(signal.SIGTERM)
     node.broker.wait_for("waits for it")
     assert node.ctl.try_("upgrade").code == UNREACHABLE, "nor does another amemd take over"

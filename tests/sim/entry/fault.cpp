@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/sim/entry/proc_address.h"
@@ -29,13 +30,14 @@ struct Rule {
   uint64_t first = 1;
   uint64_t last = UINT64_MAX;
   Action action = Action::kError;
-  int value = CUDA_ERROR_UNKNOWN;  // the error, or milliseconds
+  int value = CUDA_ERROR_UNKNOWN;  // the error, milliseconds of a delay, seconds of a hold
   uint64_t calls = 0;
 };
 
 [[noreturn]] void BadRule(const std::string& rule, const std::string& why) {
   Die("bad fault '" + rule + "': " + why +
-      " (expected name:nth[:action]; nth: 5, 5+ or *; action: error number, delay=MS, hold, kill)");
+      " (expected name:nth[:action]; nth: 5, 5+ or *; action: error number, delay=MS, hold, "
+      "hold=SECONDS, kill)");
 }
 
 std::optional<int> Number(const std::string& text) {
@@ -74,13 +76,17 @@ Rule ParseRule(const std::string& text) {
   if (second == std::string::npos) return rule;
 
   std::string action = text.substr(second + 1);
-  if (action == "kill" || action == "hold") {
-    rule.action = action == "kill" ? Rule::Action::kKill : Rule::Action::kHold;
+  if (action == "kill") {
+    rule.action = Rule::Action::kKill;
     return rule;
   }
-  if (action.rfind("delay=", 0) == 0) {
-    rule.action = Rule::Action::kDelay;
-    action.erase(0, 6);
+  if (action == "hold") action += "=60";
+  for (const auto& [word, with_value] :
+       {std::pair{"delay=", Rule::Action::kDelay}, std::pair{"hold=", Rule::Action::kHold}}) {
+    if (action.rfind(word, 0) != 0) continue;
+    rule.action = with_value;
+    action.erase(0, std::string(word).size());
+    break;
   }
   const std::optional<int> value = Number(action);
   const bool error = rule.action == Rule::Action::kError;
@@ -148,9 +154,9 @@ class Faults {
   }
 
  private:
-  /// Until the rule is in the file no more.
+  /// Until the rule has left the file, or for as long as it says.
   void Hold(const Rule& rule) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(rule.value);
     const auto is_held = [&] {
       const std::lock_guard<std::mutex> lock(mutex_);
       Reload();

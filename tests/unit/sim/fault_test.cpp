@@ -46,6 +46,7 @@ TEST(SimFaults, NthCallFails) {
       {"cuMemAddressReserve:*", "uuuuu"},
       {"cuMemCreate:1:2; cuMemAddressReserve:2:2;cuMemAddressReserve:4", "omouo"},
       {"cuMemAddressReserve:1:delay=1", "ooooo"},
+      {"cuMemAddressReserve:1:hold=1", "ooooo"},
       {"", "ooooo"},
   };
   for (const auto& [faults, expect] : cases) {
@@ -59,8 +60,9 @@ TEST(SimFaults, KillsAtTheCall) {
 }
 
 TEST(SimFaults, ABadRuleEndsTheProcess) {
-  for (const char* rule : {"cuMemCreate", "cuMemCreate:0", "cuMemCreate:x", "cuMemCreat:1",
-                           "cuMemCreate:1:slow", "cuMemCreate:1:delay=", "cuMemCreate:1:0"}) {
+  for (const char* rule :
+       {"cuMemCreate", "cuMemCreate:0", "cuMemCreate:x", "cuMemCreat:1", "cuMemCreate:1:slow",
+        "cuMemCreate:1:delay=", "cuMemCreate:1:hold=", "cuMemCreate:1:0"}) {
     EXPECT_EQ(RunRole("five-calls", {{"AMEM_SIM_FAULTS", rule}, {"EXPECT", ""}}), -SIGABRT) << rule;
   }
 }
