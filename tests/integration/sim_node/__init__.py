@@ -1,6 +1,7 @@
 """A simulated GPU node for tests: the simulated driver, amemd, amemctl, and ranks that play NCCL."""
 from sim_node.broker import Broker
 from sim_node.child import LOCK, SLEEP, Child, Died, eventually, patience
+from sim_node.combinations import chosen
 from sim_node.ctl import Ctl, Operation
 from sim_node.job import Job, Rank
 from sim_node.node import MIB, Build, Node
@@ -10,4 +11,4 @@ from sim_node.user import NOBODY, as_user
 
 __all__ = [
     "LOCK", "MIB", "NOBODY", "SLEEP", "Broker", "Build", "Child", "Ctl", "Died", "Job", "Node", "Operation", "Program", "Puppet", "Rank",
-    "as_user", "eventually", "patience"]
+    "as_user", "chosen", "eventually", "patience"]

@@ -6,6 +6,7 @@ import tempfile
 
 from sim_node.broker import Broker
 from sim_node.child import Died, eventually, processes
+from sim_node.combinations import chosen
 from sim_node.ctl import Ctl
 from sim_node.job import Job
 from sim_node.puppet import Puppet
@@ -61,10 +62,6 @@ class CopiedBuild(Build):
         self._copies.close()
 
 
-# Every fast path off, by AMEM_TEST_PLAIN=1.
-PLAIN = {"AMEM_SLAB": "0", "AMEM_POOL_SAVE": "dense", "AMEM_SWAP_DUPLEX": "false"}
-
-
 class Node:
     """Ends all that it started when it is closed. Device memory is small: tests fill it on purpose."""
 
@@ -85,7 +82,6 @@ class Node:
             "AMEM_SIM_MEMORY": str(self.MEMORY),
             "AMEM_SIM_GRANULARITY": "64KiB",
             "AMEM_SIM_CONTEXT_BYTES": str(self.CONTEXT_BYTES),
-            "AMEM_SIM_DRIVER": os.environ.get("AMEM_TEST_DRIVER"),
             "AMEM_RUNTIME_DIR": self.runtime_dir,
             "LD_LIBRARY_PATH": build.sim_libraries,
         }
@@ -97,8 +93,7 @@ class Node:
         """The environment of every process of the node. `build`: of another user's, who does not reach the node's own build."""
         env = {name: value for name, value in os.environ.items()
                if not name.startswith(("AMEM_", "CUDA_", "LD_", "NCCL_")) and name not in ("RANK", "WORLD_SIZE")}
-        if os.environ.get("AMEM_TEST_PLAIN") == "1":
-            env.update(PLAIN)
+        env.update(chosen())
         env.update(self.settings)
         if build is not None:
             env["LD_LIBRARY_PATH"] = build.sim_libraries

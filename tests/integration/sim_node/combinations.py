@@ -1,0 +1,26 @@
+"""What else tests run with than the default: another driver, another form of saved bytes, fast paths off.
+
+AMEM_TEST_COMBINATION has the name of one; tests/matrix.py sets it. A test that sets a variable itself keeps its own value.
+"""
+import os
+
+DRIVERS = ("12.4", "12.6", "12.8", "12.9", "13.0", "13.2", "13.3", "13.4", "13.5")  # besides the default, 13.1
+SWITCHES = {"slab": {"AMEM_SLAB": "0"}, "duplex": {"AMEM_SWAP_DUPLEX": "false"}, "holder": {"AMEM_HOLDER": "off"}}
+
+# By name: the environment of every process of a node.
+COMBINATIONS = {
+    **{f"driver-{version}": {"AMEM_SIM_DRIVER": version} for version in DRIVERS},
+    **{f"form-{form}": {"AMEM_POOL_SAVE": form} for form in ("dense", "sparse")},
+    **{f"without-{switch}": settings for switch, settings in SWITCHES.items()},
+    "plain": {**SWITCHES["slab"], **SWITCHES["duplex"], "AMEM_POOL_SAVE": "dense"},
+}
+
+
+def chosen():
+    """The environment of the combination that AMEM_TEST_COMBINATION names; nothing without one."""
+    name = os.environ.get("AMEM_TEST_COMBINATION")
+    if not name:
+        return {}
+    if name not in COMBINATIONS:
+        raise SystemExit(f"AMEM_TEST_COMBINATION={name} is none of {', '.join(COMBINATIONS)}")
+    return COMBINATIONS[name]

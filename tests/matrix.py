@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Runs integration tests again with another driver, another form of saved bytes, or without a fast path.
+
+    tests/matrix.py             all combinations, one after the other: some half an hour on two cores
+    tests/matrix.py NAME...     these
+    tests/matrix.py --commit    the one that the commit's id chooses, as CI does; three minutes at the most
+    tests/matrix.py --list      says which there are, and which tests each runs
+
+Needs a build (tests/run.sh makes build/release). tests/integration/sim_node/combinations.py has what each sets. Exit status 0 when all
+tests passed, 1 when one failed, 2 for wrong usage.
+"""
+import argparse
+import os
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "tests/integration"))
+from sim_node.combinations import COMBINATIONS  # noqa: E402
+
+# By the name's first word: what depends on it.
+TESTS = {
+    "driver": ("bypass", "cycle", "graphs", "inside", "ipc", "linked", "multicast"),
+    "form": ("away", "cycle", "frees", "inside", "loop", "small_pool", "traces"),
+    "without": ("cycle", "frees", "inside", "loop", "scopes", "traces"),
+    "plain": ("cycle", "inside", "loop", "traces"),
+}
+
+
+def tests_of(name):
+    return TESTS[name.split("-")[0]]
+
+
+def of_commit():
+    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    names = list(COMBINATIONS)
+    return names[int(commit[:12], 16) % len(names)]
+
+
+def run(name, build, parallel):
+    """Whether all tests of the combination passed."""
+    pattern = rf"^integration\.({'|'.join(tests_of(name))})$"
+    command = ["ctest", "--test-dir", build, "--output-on-failure", "--no-tests=error", "--parallel", str(parallel), "-R", pattern]
+    if os.environ.get("CI"):  # as tests/run.sh does
+        command += ["--repeat", "until-pass:2"]
+    began = time.monotonic()
+    print(f"matrix.py: {name}: {' '.join(f'{key}={value}' for key, value in COMBINATIONS[name].items())}", flush=True)
+    status = subprocess.run(command, env={**os.environ, "AMEM_TEST_COMBINATION": name}, stdin=subprocess.DEVNULL, check=False).returncode
+    print(f"matrix.py: {name}: {'passed' if status == 0 else 'FAILED'} in {time.monotonic() - began:.0f} s", flush=True)
+    return status == 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--commit", action="store_true", help="the one that the commit's id chooses")
+    parser.add_argument("--list", action="store_true", help="say which there are")
+    parser.add_argument("--build-dir", default="build/release")
+    parser.add_argument("--parallel", type=int, default=(os.cpu_count() or 1) + 1, help="tests at a time")
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        if name not in COMBINATIONS:
+            parser.error(f'no combination "{name}"; there are: {", ".join(COMBINATIONS)}')
+    if arguments.list:
+        for name in COMBINATIONS:
+            print(f"{name:15} {' '.join(tests_of(name))}")
+        return 0
+    if arguments.commit and arguments.names:
+        parser.error("--commit chooses; name none")
+    names = [of_commit()] if arguments.commit else arguments.names or list(COMBINATIONS)
+    failed = [name for name in names if not run(name, os.path.join(ROOT, arguments.build_dir), arguments.parallel)]
+    print(f"matrix.py: {len(names) - len(failed)} of {len(names)} combinations passed" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
