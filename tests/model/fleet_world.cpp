@@ -25,7 +25,7 @@ const std::vector<FleetScenario>& fleet_scenarios() {
       {"nodes-resume", "two nodes resume, and one of them leads", 2, false, true, true, 2},
       {"nodes-swap", "two nodes swap, and one of them leads", 2, true, true, true, 1},
       {"nodes-led", "two nodes pause, and the leader is none of them", 2, true, false, false, 2},
-      {"nodes-three", "three nodes pause, and one of them leads", 3, true, false, true, 1, false},
+      {"nodes-three", "three nodes pause, and one of them leads", 3, true, false, true, 0, false},
   };
   return all;
 }

@@ -148,7 +148,7 @@ def pause_held_in_save(nodes, lead, limit_s=60):
     """A job, and a pause of it that waits for the save of node 1, until its rank has no faults any more or `limit_s` have passed."""
     job = nodes.job("train")
     job.ranks[1].faults(f"cuMemcpyDtoHAsync:1:hold={limit_s}", f"cuLaunchKernel:1:hold={limit_s}")
-    pause = nodes.start("pause", "train", lead=lead)
+    pause = nodes.start("pause", "train", "--timeout", f"{limit_s + 540}s", lead=lead)
     eventually(lambda: nodes[1].ctl.group("train")["phase"] == "save", what="node 1 saves")
     return job, pause
 
