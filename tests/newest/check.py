@@ -2,10 +2,11 @@
 """What amem would meet in versions that it was not written for: check.py [PACKAGE[==VERSION] ...] [--unpacked PACKAGE=FOLDER ...]
 
 Reads the newest release of each project that amem has hooks in (hooks.py), or those that are named, from the Python package index:
-metadata, source files, and names of driver calls in binaries. Prints a table. Nothing is imported or run.
+metadata, source files, and names of driver calls in binaries. Prints a table. Nothing is imported or run. The index does not have slime
+and Miles: of these the table says that they are not read, and --unpacked reads a checkout.
 
 Exit status 0: amem knows all of it. 1: amem would refuse a version, a hook is gone or takes other parameters, or a driver call has no
-row, so that it is hidden. 2: something could not be read."""
+row, so that it is hidden. 2: something could not be read, such as a project that is named and that the index does not have."""
 import argparse
 import ast
 import re
@@ -41,15 +42,27 @@ class Report:
         return "\n".join([shape.format(*head), shape.format(*("-" * width for width in widths)), *(shape.format(*line) for line in self.lines)])
 
 
-def function_of(source, owner, name):
-    """The parameters of a function in a source text; nothing: it is not there."""
-    scope = ast.parse(source).body
+def function_of(wheel, file, owner, name):
+    """The parameters of a function that a file has, or imports from another of the wheel; of a value, none. Nothing: it is not there."""
+    scope = ast.parse(wheel.read(file)).body
     if owner is not None:
         scope = next((node.body for node in scope if isinstance(node, ast.ClassDef) and node.name == owner), [])
     for node in scope:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
             return tuple(argument.arg for argument in [*node.args.posonlyargs, *node.args.args])
+        if isinstance(node, ast.Assign) and any(isinstance(target, ast.Name) and target.id == name for target in node.targets):
+            return ()
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            if (alias.asname or alias.name) == name:
+                source = source_of(wheel, file, node)
+                return None if source is None else function_of(wheel, source, None, alias.name)
     return None
+
+
+def source_of(wheel, file, node):
+    """The wheel's file that an import reads; nothing: it has none."""
+    parts = [*(file.split("/")[:-node.level] if node.level else ()), *(node.module.split(".") if node.module else ())]
+    return next((each for each in ("/".join(parts) + ".py", "/".join([*parts, "__init__.py"])) if each in wheel.names()), None)
 
 
 def check_hooks(report, project, wheel):
@@ -59,7 +72,7 @@ def check_hooks(report, project, wheel):
         if hook.file not in names:
             report.fault(project.package, wheel.version, what, f"gone: there is no {hook.file}")
             continue
-        found = function_of(wheel.read(hook.file), hook.owner, hook.name)
+        found = function_of(wheel, hook.file, hook.owner, hook.name)
         if found is None:
             report.fault(project.package, wheel.version, what, f"gone from {hook.file}")
         elif found[:len(hook.parameters)] != hook.parameters:
@@ -173,6 +186,12 @@ def main(arguments):
     for package, folder in unpacked.items():
         check(report, projects[package], wheels.Folder(folder), options.quick)
     for package, version in wanted.items():
+        if projects[package].repository:
+            said = f"not read: no package index has it; --unpacked {package}=CHECKOUT reads {projects[package].repository}"
+            report.row(package, "-", "hooks", said)
+            if options.packages:
+                unread.append(f"{package}: {said}")
+            continue
         try:
             with wheels.newest(package, version) as wheel:
                 check(report, projects[package], wheel, options.quick)

@@ -1,6 +1,6 @@
 """What amem needs of other projects: functions by file, class and first parameters, and the versions that it takes.
 
-The package client/python/amem asks for these at run time; test_check.py sees that the two agree."""
+The package client/python/amem asks for these at run time; test_check.py sees that none is missing here."""
 import collections
 import pathlib
 import re
@@ -8,13 +8,22 @@ import re
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "client" / "python" / "amem"
 
+# `file`: where amem asks for it. That file may import it from another.
 Hook = collections.namedtuple("Hook", "file owner name parameters")
 # `taken_by`: the file of amem's with OLDEST and NEWEST; none: any version. `binaries`: their names of driver calls are read.
-Project = collections.namedtuple("Project", "package hooks taken_by binaries headers", defaults=((), None, False, False))
+# `repository`: where a project is that no package index has.
+Project = collections.namedtuple("Project", "package hooks taken_by binaries headers repository", defaults=((), None, False, False, None))
 
 
 def _hooks(file, owner, **functions):
     return tuple(Hook(file, owner, name, parameters) for name, parameters in functions.items())
+
+
+def _trainer(name):
+    """Of slime, and of Miles, which began as a copy of it."""
+    return tuple(Hook(f"{name}/{file}.py", None, function, ())
+                 for file in ("utils/reloadable_process_group", "backends/megatron_utils/actor")
+                 for function in ("destroy_process_groups", "reload_process_groups"))
 
 
 _ENGINES = "verl/workers/engine"
@@ -22,19 +31,34 @@ PROJECTS = (
     Project("vllm", (
         *_hooks("vllm/engine/arg_utils.py", "EngineArgs", add_cli_args=("parser",), from_cli_args=("cls", "args"),
                 create_engine_config=("self",)),
-        *_hooks("vllm/v1/worker/gpu_worker.py", "Worker", __init__=("self", "vllm_config"), sleep=("self", "level"), wake_up=("self", "tags")),
+        *_hooks("vllm/v1/engine/core.py", "EngineCore", sleep=("self", "level", "mode"), is_sleeping=("self",), resume_scheduler=("self",)),
+        *_hooks("vllm/v1/executor/abstract.py", "Executor", sleep=("self", "level"), wake_up=("self", "tags"),
+                collective_rpc=("self", "method", "timeout", "args", "kwargs")),
+        *_hooks("vllm/v1/worker/gpu_worker.py", "Worker", __init__=("self", "vllm_config"), init_device=("self",),
+                sleep=("self", "level"), wake_up=("self", "tags"), shutdown=("self",)),
         *_hooks("vllm/device_allocator/cumem.py", "CuMemAllocator", get_instance=(), use_memory_pool=("self", "tag"))), "vllm.py", True),
     Project("sglang", (
+        *_hooks("sglang/srt/plugins/hook_registry.py", "HookRegistry", register=("cls", "target", "hook", "hook_type")),
+        *_hooks("sglang/srt/plugins/hook_registry.py", "HookType", AROUND=()),
+        *_hooks("sglang/srt/utils/torch_memory_saver_adapter.py", "TorchMemorySaverAdapter", create=("enable",)),
         *_hooks("sglang/srt/managers/scheduler_components/weight_updater.py", "SchedulerWeightUpdaterManager",
                 release_memory_occupation=("self", "recv_req"), resume_memory_occupation=("self", "recv_req")),), "sglang/__init__.py"),
     Project("torch", (
         *_hooks("torch/cuda/memory.py", "MemPool", __init__=("self", "allocator")),
-        *_hooks("torch/cuda/memory.py", None, use_mem_pool=("pool",), empty_cache=())), None, True),
+        *_hooks("torch/cuda/memory.py", None, use_mem_pool=("pool",), empty_cache=()),
+        *_hooks("torch/distributed/distributed_c10d.py", None, _add_ephemeral_timeout_for_all_pgs=("timeout",))), None, True),
     Project("nvidia-nccl-cu13", (), None, True),
     Project("trl", (), None),
     Project("verl", (
         *_hooks("verl/workers/engine_workers.py", "ActorRolloutRefWorker", update_weights=("self", "global_steps")),
-        *_hooks(f"{_ENGINES}/base.py", "BaseEngineCtx", __enter__=("self",))), "verl/__init__.py"),
+        *_hooks(f"{_ENGINES}/base.py", "BaseEngineCtx", __enter__=("self",)),
+        *_hooks(f"{_ENGINES}/fsdp/transformer_impl.py", None, offload_fsdp_model_to_cpu=("model",), load_fsdp_model_to_gpu=("model",),
+                offload_fsdp_optimizer=("optimizer",), load_fsdp_optimizer=("optimizer",)),
+        *_hooks(f"{_ENGINES}/megatron/transformer_impl.py", None, offload_megatron_model_to_cpu=("models",),
+                load_megatron_model_to_gpu=("models", "load_grad"), offload_megatron_optimizer=("optimizers",),
+                load_megatron_optimizer=("optimizers",))), "verl/__init__.py"),
+    Project("slime", _trainer("slime"), "slime/__init__.py", repository="https://github.com/THUDM/slime"),
+    Project("miles", _trainer("miles"), repository="https://github.com/radixark/miles"),
     Project("megatron-core", (
         *_hooks("megatron/core/distributed/distributed_data_parallel.py", "DistributedDataParallel",
                 offload_grad_buffers=("self", "synchronize", "empty_cache"), restore_grad_buffers=("self", "synchronize")),
