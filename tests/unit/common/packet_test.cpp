@@ -100,6 +100,8 @@ TEST_F(PacketTest, AnEnumOfANumberThatItDoesNotHaveIsUnspecified) {
   EXPECT_EQ(sent({0x7a, 2, 0x08, 99}).body.group_request.op, amem_v1_GroupOp_GROUP_OP_UNSPECIFIED);
   EXPECT_EQ(packet.message.which_body, amem_v1_SessionMessage_group_request_tag);
   EXPECT_EQ(sent({0x7a, 2, 0x08, 2}).body.group_request.op, amem_v1_GroupOp_GROUP_OP_RESUME);
+  EXPECT_EQ(sent("\xe2\x01\x04\x0a\x02\x10\x63").body.unknown_calls.calls[0].fate,
+            amem_v1_UnknownCalls_Fate_FATE_UNSPECIFIED);
 }
 
 TEST_F(PacketTest, TooManyDescriptorsAreNotSent) {
