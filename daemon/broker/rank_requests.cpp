@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <iterator>
@@ -471,18 +472,32 @@ void RankRequests::unknown_calls(Rank& rank, const amem_v1_UnknownCalls& message
            : fate == amem_v1_UnknownCalls_Fate_FATE_LINKED ? "linked"
                                                            : "hidden";
   };
-  const std::size_t known_before = rank.unknown_calls.size();
-  rank.unknown_calls.clear();
+  std::vector<UnknownCall>& known = rank.unknown_calls;
+  const bool first = known.empty();
+  std::uint64_t not_kept = 0;
   for (pb_size_t i = 0; i < message.calls_count; ++i) {
     const amem_v1_UnknownCalls_Call& call = message.calls[i];
-    rank.unknown_calls.push_back(
-        {printable(call.name), fate_name(call.fate), printable(call.library)});
+    UnknownCall told{printable(call.name), fate_name(call.fate), printable(call.library)};
+    const auto before = std::find_if(known.begin(), known.end(), [&](const UnknownCall& each) {
+      return each.name == told.name;
+    });
+    if (before != known.end())
+      *before = std::move(told);
+    else if (known.size() < kMostUnknownCalls)
+      known.push_back(std::move(told));
+    else
+      ++not_kept;
   }
-  if (known_before == 0 && !rank.unknown_calls.empty()) {
-    GroupEntry& group = node_.group_of(rank);
+  GroupEntry& group = node_.group_of(rank);
+  if (first && !known.empty())
     group.log().warn("group '{}': {} asks for driver calls that its shim does not know, such as {}",
-                     group.machine.name(), node_.label(rank), rank.unknown_calls.front().name);
-  }
+                     group.machine.name(), node_.label(rank), known.front().name);
+  if (not_kept == 0 || std::exchange(rank.unknown_calls_full, true)) return;
+  not_kept += message.more;  // in the messages that follow are new names, too
+  group.log().warn(
+      "group '{}': {} tells of more driver calls that its shim does not know than the {} that are "
+      "kept of a rank: {} are not kept",
+      group.machine.name(), node_.label(rank), kMostUnknownCalls, not_kept);
 }
 
 void RankRequests::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {

@@ -45,6 +45,12 @@ struct UnknownCall {
   std::string library;  // that is linked to it
 };
 
+/// So many unknown calls of a rank are kept. NVIDIA adds some forty calls a year, so a driver that
+/// is years ahead of a shim has fewer. No account is charged for them, because they cost at most
+/// 64 KiB a rank: 96 bytes each, and twice 80 where name and library have all of their 63
+/// characters. An answer to ListRanks has 36 KiB of them.
+inline constexpr std::size_t kMostUnknownCalls = 256;
+
 struct Rank {
   RankId id = 0;
   SessionId session = 0;
@@ -56,9 +62,10 @@ struct Rank {
   bool has_pool = false;     // it was given some of the pool
   std::size_t creating = 0;  // its requests for memory that have not been answered
   std::vector<Unbrokered> unbrokered;
-  std::vector<UnknownCall> unknown_calls;
-  std::set<DeviceUuid> proved;  // devices that it may open
-  std::set<DeviceUuid> freed;   // on which it has freed memory since its last Settle
+  std::vector<UnknownCall> unknown_calls;  // one of each name, kMostUnknownCalls at most
+  bool unknown_calls_full = false;         // it has told more, and the log says so
+  std::set<DeviceUuid> proved;             // devices that it may open
+  std::set<DeviceUuid> freed;              // on which it has freed memory since its last Settle
   EventLoop::WatchId process_watch = 0;
 
   // A Save that was called off may still be writing to its extents. They go back to the pool when

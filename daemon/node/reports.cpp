@@ -159,7 +159,8 @@ Leftover leftover(const Node& node, const GroupEntry& group, const Selection& wh
           .resident;
   std::set<std::string> unknown;
   for (RankId rank : group.machine.members().ids())
-    for (const UnknownCall& call : node.ranks.at(rank).unknown_calls) unknown.insert(call.name);
+    for (const UnknownCall& call : node.ranks.at(rank).unknown_calls)
+      if (call.fate != "listed") unknown.insert(call.name);  // it is signed off: nobody need look
   stays.unknown_calls = static_cast<std::uint32_t>(unknown.size());
   if (!what.all()) return stays;
   for (RankId rank : group.machine.members().ids())

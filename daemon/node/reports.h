@@ -49,8 +49,9 @@ void report_quotas(const Accounts& accounts, const Caller& caller,
 /// What a pause of these leaves on the devices.
 struct Leftover {
   std::uint64_t pinned = 0;
-  std::uint64_t unbrokered = 0;     // of everything only: it has no tags
-  std::uint32_t unknown_calls = 0;  // different ones, of all ranks; whatever the tags
+  std::uint64_t unbrokered = 0;  // of everything only: it has no tags
+  // Different ones, of all ranks, but for those that are signed off; whatever the tags.
+  std::uint32_t unknown_calls = 0;
 };
 Leftover leftover(const Node& node, const GroupEntry& group, const Selection& what);
 /// Bytes of these that are away and come back zeroed.

@@ -1,7 +1,9 @@
 #include "shim/phases/report.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
+#include <map>
 #include <utility>
 
 namespace amem::shim {
@@ -30,6 +32,48 @@ amem_v1_UnknownCalls_Fate fate_of(UnknownCalls::Fate fate) {
       break;
   }
   return amem_v1_UnknownCalls_Fate_FATE_HIDDEN;
+}
+
+/// A call that pauses fail of is told as that, whatever else became of it.
+int gravity(UnknownCalls::Fate fate) {
+  switch (fate) {
+    case UnknownCalls::Fate::kListed:
+      return 0;
+    case UnknownCalls::Fate::kHidden:
+      return 1;
+    case UnknownCalls::Fate::kLinked:
+      break;
+  }
+  return 2;
+}
+
+/// One of each name, with its gravest fate, because the broker keeps one. A name keeps its place
+/// when more is noted.
+std::vector<UnknownCalls::Call> by_name(const std::vector<UnknownCalls::Call>& noted) {
+  std::vector<UnknownCalls::Call> calls;
+  std::map<std::string, std::size_t> places;
+  for (const UnknownCalls::Call& call : noted) {
+    const auto [place, first] = places.emplace(call.name, calls.size());
+    if (first)
+      calls.push_back(call);
+    else if (gravity(call.fate) > gravity(calls[place->second].fate))
+      calls[place->second] = call;
+  }
+  return calls;
+}
+
+/// Those that the broker has not been told, or was told another fate of.
+std::vector<UnknownCalls::Call> news_in(const std::vector<UnknownCalls::Call>& calls,
+                                        const std::vector<UnknownCalls::Call>& sent) {
+  std::vector<UnknownCalls::Call> news;
+  for (std::size_t i = 0; i < calls.size(); ++i)
+    if (i >= sent.size() || calls[i] != sent[i]) news.push_back(calls[i]);
+  return news;
+}
+
+/// Takes those away that the message tells.
+void take_told(std::vector<UnknownCalls::Call>& calls, const Message& message) {
+  calls.erase(calls.begin(), calls.begin() + message.body.unknown_calls.calls_count);
 }
 
 std::string member(const char* name, std::uint64_t value) {
@@ -87,10 +131,13 @@ void Report::send(bool always) {
     return;
   }
   next_.store(std::chrono::steady_clock::now() + kInterval);
-  if (std::vector<UnknownCalls::Call> calls = UnknownCalls::get().noted(); calls != sent_calls_) {
-    session_.post(message(calls));
-    sent_calls_ = std::move(calls);
+  std::vector<UnknownCalls::Call> calls = by_name(UnknownCalls::get().noted());
+  for (std::vector<UnknownCalls::Call> news = news_in(calls, sent_calls_); !news.empty();) {
+    const Message told = message(news);
+    session_.post(told);
+    take_told(news, told);
   }
+  sent_calls_ = std::move(calls);
   std::vector<UnbrokeredAmount> now = amounts();
   if (!always && now == sent_) return;
   session_.post(message(now));
@@ -103,7 +150,11 @@ void Report::tell_again(std::vector<SendQueue::Parcel>& first) {
       first.push_back({std::move(bytes).value(), {}});
   };
   if (!sent_.empty()) add(message(sent_));
-  if (!sent_calls_.empty()) add(message(sent_calls_));
+  for (std::vector<UnknownCalls::Call> calls = sent_calls_; !calls.empty();) {
+    const Message told = message(calls);
+    add(told);
+    take_told(calls, told);
+  }
 }
 
 Message Report::message(const std::vector<UnknownCalls::Call>& calls) {
@@ -112,7 +163,7 @@ Message Report::message(const std::vector<UnknownCalls::Call>& calls) {
   amem_v1_UnknownCalls& body = message.body.unknown_calls;
   for (const UnknownCalls::Call& call : calls) {
     if (body.calls_count == kMaxUnknownCallsPerMessage) {
-      ++body.more;
+      ++body.more;  // the next message's
       continue;
     }
     amem_v1_UnknownCalls_Call& told = body.calls[body.calls_count++];

@@ -285,7 +285,7 @@ def test_dataclasses_are_broker_proto():
     from amem import _wire
 
     kinds = [kind for kind in vars(messages).values() if isinstance(kind, type) and is_dataclass(kind)]
-    assert len(kinds) == 23
+    assert len(kinds) == 24
     for kind in kinds:
         described = _wire.descriptor_of(kind.__name__)
         assert [each.name for each in fields(kind)] == [each.name for each in described.fields], kind

@@ -18,7 +18,7 @@ std::optional<std::uint64_t> open_files_of(std::int64_t pid);
 Findings check_node(const v1::NodeStatus& status, const DriverFacts& driver,
                     std::optional<std::uint64_t> open_files);
 
-/// Pure. Driver calls that ranks' shims do not know.
+/// Pure. Driver calls that ranks' shims do not know, and that nobody has signed off.
 Findings check_ranks(const v1::ListRanksResponse& ranks);
 
 }  // namespace amem::ctl

@@ -280,7 +280,7 @@ class Progress:
     order: int  # as in PastOperation
     copied_bytes: int  # while ranks copy, as far as they have told: between devices and pool, in this phase so far
     to_copy_bytes: int  # of so many; 0: nobody has told
-    unknown_calls: int  # with done, of a pause: driver calls that ranks of the group asked for and their shims do not know
+    unknown_calls: int  # with done, of a pause: driver calls that ranks of the group asked for, that their shims do not know and that nobody has signed off
     node: str  # of an operation over several nodes: whose this is; else empty
 
 

@@ -320,6 +320,20 @@ TEST(NodeDiagnosis, DriverCallsThatRanksShimsDoNotKnow) {
   EXPECT_THAT(check_ranks(ranks), ElementsAre(blocks("driver-calls"))) << "pauses fail";
 }
 
+TEST(NodeDiagnosis, DriverCallsThatAreSignedOffAreNoFault) {
+  v1::ListRanksResponse ranks;
+  v1::RankInfo* rank = ranks.add_ranks();
+  v1::UnknownCall* call = rank->add_unknown_calls();
+  call->set_name("cuDeviceGetTeleportCount");
+  call->set_fate("listed");
+  EXPECT_THAT(check_ranks(ranks), IsEmpty());
+  call = rank->add_unknown_calls();
+  call->set_name("cuTeleportAsync");
+  call->set_fate("hidden");
+  EXPECT_THAT(check_ranks(ranks), ElementsAre(warns("driver-calls")));
+  EXPECT_THAT(check_ranks(ranks)[0].what, testing::Not(HasSubstr("cuDeviceGetTeleportCount")));
+}
+
 TEST(NodeDiagnosis, MulticastMattersWhereAllGpusHaveIt) {
   DriverFacts facts = with_gpu("GPU-1");
   EXPECT_THAT(check_driver(facts, {{"AMEM_NVLS", "1"}}), IsEmpty()) << "there is only one";

@@ -421,30 +421,5 @@ TEST_F(BrokerTagsTest, UnbrokeredMemoryIsReported) {
   EXPECT_EQ(infos.value()[0].unbrokered(0).uuid(), to_string(gpu(1)));
 }
 
-TEST_F(BrokerTagsTest, UnknownDriverCallsAreReported) {
-  join(a);
-  Message message = amem_v1_SessionMessage_init_zero;
-  message.which_body = amem_v1_SessionMessage_unknown_calls_tag;
-  amem_v1_UnknownCalls& u = message.body.unknown_calls;
-  u.calls_count = 2;
-  set_text(u.calls[0].name, "cuOne\n");
-  u.calls[0].fate = amem_v1_UnknownCalls_Fate_FATE_HIDDEN;
-  set_text(u.calls[1].name, "cuOther");
-  u.calls[1].fate = amem_v1_UnknownCalls_Fate_FATE_LINKED;
-  set_text(u.calls[1].library, "libfoo.so");
-  a.send(message);
-  const auto calls = [&] {
-    return on_loop([&] { return broker->ranks(Caller{}, ""); }).value()[0].unknown_calls();
-  };
-  ASSERT_TRUE(eventually([&] { return calls().size() == 2; }));
-  EXPECT_EQ(calls()[0].name().find('\n'), std::string::npos) << "made printable";
-  EXPECT_EQ(calls()[0].fate(), "hidden");
-  EXPECT_EQ(calls()[1].fate(), "linked");
-  EXPECT_EQ(calls()[1].library(), "libfoo.so");
-  u.calls_count = 0;
-  a.send(message);
-  EXPECT_TRUE(eventually([&] { return calls().empty(); })) << "replaces what was sent before";
-}
-
 }  // namespace
 }  // namespace amem

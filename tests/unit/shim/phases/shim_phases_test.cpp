@@ -1,4 +1,5 @@
-// Commands of a broker that a rank has come back to: they may find done what they ask for.
+// Commands of a broker that a rank has come back to: they may find done what they ask for. And what
+// the rank tells each broker.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -7,6 +8,8 @@
 #include <filesystem>
 #include <functional>
 #include <future>
+#include <map>
+#include <set>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -98,6 +101,7 @@ class ShimPhases : public testing::Test {
   void done(std::uint64_t epoch, amem_v1_Phase phase) {
     Message message = broker.next();
     while (message.which_body == amem_v1_SessionMessage_unbrokered_tag ||
+           message.which_body == amem_v1_SessionMessage_unknown_calls_tag ||
            message.which_body == amem_v1_SessionMessage_cut_status_tag)
       message = broker.next();
     ASSERT_EQ(message.which_body, amem_v1_SessionMessage_phase_done_tag);
@@ -109,6 +113,28 @@ class ShimPhases : public testing::Test {
     const Message message = broker.next();
     ASSERT_EQ(message.which_body, amem_v1_SessionMessage_cut_status_tag);
     EXPECT_EQ(message.body.cut_status.epoch, epoch);
+  }
+  void on_service_thread(const std::function<void()>& work) {
+    std::promise<void> done;
+    rank.session.run([&] {
+      work();
+      done.set_value();
+    });
+    done.get_future().wait();
+  }
+  /// The unknown calls of the next report, which may take several messages.
+  std::map<std::string, amem_v1_UnknownCalls_Fate> told_calls() {
+    std::map<std::string, amem_v1_UnknownCalls_Fate> calls;
+    for (bool last = false; !last;) {
+      const Message message = broker.next();
+      EXPECT_EQ(message.which_body, amem_v1_SessionMessage_unknown_calls_tag);
+      if (message.which_body != amem_v1_SessionMessage_unknown_calls_tag) break;
+      const amem_v1_UnknownCalls& body = message.body.unknown_calls;
+      for (pb_size_t i = 0; i < body.calls_count; ++i)
+        calls[body.calls[i].name] = body.calls[i].fate;
+      last = body.more == 0;
+    }
+    return calls;
   }
   bool passes() {
     if (!rank.gate.try_enter()) return false;
@@ -240,14 +266,6 @@ TEST_F(ShimPhases, ARankThatWaitsForABrokerSaysSoAgainAndAgain) {
   a.size = 4096;
   a.resident = false;
   rank.memory.holdings.table.add(a);
-  const auto on_service_thread = [&](const std::function<void()>& work) {
-    std::promise<void> done;
-    rank.session.run([&] {
-      work();
-      done.set_value();
-    });
-    done.get_future().wait();
-  };
   testing::internal::CaptureStderr();
   on_service_thread([&] { EXPECT_TRUE(orphan.holds_out(true, {Code::kUnavailable, "no"}, true)); });
   std::this_thread::sleep_for(300ms);
@@ -283,6 +301,39 @@ TEST_F(ShimPhases, WhoHoldsOutWithAllMemoryHere) {
     EXPECT_FALSE(orphan.holds_out(true, why, false));
     mine.*shared = false;
   }
+}
+
+TEST_F(ShimPhases, AllUnknownCallsAreToldAndToldToTheNextBroker) {
+  using Told = std::map<std::string, amem_v1_UnknownCalls_Fate>;
+  UnknownCalls& calls = UnknownCalls::get();
+  // Of this run alone: what is noted stays for the next one in this process.
+  const std::string asked = "cuAsked" + std::to_string(calls.noted().size());
+  const auto ask = [&](const std::string& name) {
+    EXPECT_FALSE(calls.may_have(name.c_str(), [](int) { return true; }));
+  };
+  const auto names = [&] {
+    std::set<std::string> all;
+    for (const UnknownCalls::Call& call : calls.noted()) all.insert(call.name);
+    return all.size();
+  };
+  const auto report = [&] { on_service_thread([&] { rank.report.send(false); }); };
+  for (int i = 0; i < 70; ++i) calls.linked("cuReported" + std::to_string(i), "libfoo.so");
+  report();
+  EXPECT_EQ(told_calls().size(), names());
+  calls.linked("cuReported1", "libbar.so");
+  ask("cuReported2");
+  report();
+  EXPECT_TRUE(broker.nothing_comes(100)) << "that it is linked is told already, and is graver";
+  ask(asked);
+  report();
+  EXPECT_EQ(told_calls(), (Told{{asked, amem_v1_UnknownCalls_Fate_FATE_HIDDEN}}));
+  calls.linked(asked, "libfoo.so");
+  report();
+  EXPECT_EQ(told_calls(), (Told{{asked, amem_v1_UnknownCalls_Fate_FATE_LINKED}}));
+  EXPECT_FALSE(next_broker());
+  const Told again = told_calls();
+  EXPECT_EQ(again.size(), names());
+  EXPECT_EQ(again.at(asked), amem_v1_UnknownCalls_Fate_FATE_LINKED);
 }
 
 class ShimPhasesShut : public ShimPhases {
