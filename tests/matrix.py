@@ -2,8 +2,8 @@
 """Runs integration tests again with another driver, another form of saved bytes, or without a fast path.
 
     tests/matrix.py             all combinations, one after the other: some half an hour on two cores
-    tests/matrix.py NAME...     these
-    tests/matrix.py --commit    the one that the commit's id chooses, as CI does; three minutes at the most
+    tests/matrix.py NAME...     these; driver-12.4+form-dense is both at once
+    tests/matrix.py --commit    a driver and something else that the commit's id chooses, as CI does; three minutes at the most
     tests/matrix.py --list      says which there are, and which tests each runs
 
 Needs a build (tests/run.sh makes build/release). tests/integration/sim_node/combinations.py has what each sets. Exit status 0 when all
@@ -17,25 +17,28 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tests/integration"))
-from sim_node.combinations import COMBINATIONS  # noqa: E402
+from sim_node.combinations import COMBINATIONS, settings_of  # noqa: E402
 
 # By the name's first word: what depends on it.
 TESTS = {
-    "driver": ("bypass", "cycle", "graphs", "inside", "ipc", "linked", "multicast"),
+    "driver": ("bypass", "cycle", "graphs", "inside", "ipc", "linked", "multicast", "unknown_calls"),
     "form": ("away", "cycle", "frees", "inside", "loop", "small_pool", "traces"),
     "without": ("cycle", "frees", "inside", "loop", "scopes", "traces"),
     "plain": ("cycle", "inside", "loop", "traces"),
 }
 
 
-def tests_of(name):
-    return TESTS[name.split("-")[0]]
+def tests_of(combination):
+    return sorted({test for name in combination.split("+") for test in TESTS[name.split("-")[0]]})
 
 
 def of_commit():
+    """A version of the driver, together with something else."""
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    names = list(COMBINATIONS)
-    return names[int(commit[:12], 16) % len(names)]
+    number = int(commit[:12], 16)
+    drivers = [name for name in COMBINATIONS if name.startswith("driver-")]
+    others = [name for name in COMBINATIONS if name not in drivers]
+    return f"{drivers[number % len(drivers)]}+{others[number // len(drivers) % len(others)]}"
 
 
 def run(name, build, parallel):
@@ -45,7 +48,7 @@ def run(name, build, parallel):
     if os.environ.get("CI"):  # as tests/run.sh does
         command += ["--repeat", "until-pass:2"]
     began = time.monotonic()
-    print(f"matrix.py: {name}: {' '.join(f'{key}={value}' for key, value in COMBINATIONS[name].items())}", flush=True)
+    print(f"matrix.py: {name}: {' '.join(f'{key}={value}' for key, value in settings_of(name).items())}", flush=True)
     status = subprocess.run(command, env={**os.environ, "AMEM_TEST_COMBINATION": name}, stdin=subprocess.DEVNULL, check=False).returncode
     print(f"matrix.py: {name}: {'passed' if status == 0 else 'FAILED'} in {time.monotonic() - began:.0f} s", flush=True)
     return status == 0
@@ -54,14 +57,13 @@ def run(name, build, parallel):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--commit", action="store_true", help="the one that the commit's id chooses")
+    parser.add_argument("--commit", action="store_true", help="what the commit's id chooses")
     parser.add_argument("--list", action="store_true", help="say which there are")
     parser.add_argument("--build-dir", default="build/release")
     parser.add_argument("--parallel", type=int, default=(os.cpu_count() or 1) + 1, help="tests at a time")
     arguments = parser.parse_args()
     for name in arguments.names:
-        if name not in COMBINATIONS:
-            parser.error(f'no combination "{name}"; there are: {", ".join(COMBINATIONS)}')
+        settings_of(name)
     if arguments.list:
         for name in COMBINATIONS:
             print(f"{name:15} {' '.join(tests_of(name))}")

@@ -1,7 +1,7 @@
 """Multicast objects (NVLS): brokered memory that is bound to one goes and comes like any other."""
 import pytest
 
-from sim_node import MIB, SLEEP, eventually
+from sim_node import MIB, SLEEP, chosen, eventually
 from sim_node.footprint import Footprint
 
 MULTICAST_SUPPORTED = 132  # CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
@@ -61,6 +61,8 @@ def resume(node):
 
 @pytest.mark.parametrize("way", ["bind", "bind-address", "bind-for", "bind-address-for"])
 def test_twenty_cycles(node, way):
+    if way.endswith("-for") and float(chosen().get("AMEM_SIM_DRIVER", "13.1")) < 13.1:
+        pytest.skip("these calls are of CUDA 13.1")
     puppets = team(node, way)
     broadcast(puppets, 1)
 

@@ -1,6 +1,6 @@
 """What else tests run with than the default: another driver, another form of saved bytes, fast paths off.
 
-AMEM_TEST_COMBINATION has the name of one; tests/matrix.py sets it. A test that sets a variable itself keeps its own value.
+AMEM_TEST_COMBINATION has the name of one, or of several with "+" between; tests/matrix.py sets it. A test that sets a variable itself keeps its own value.
 """
 import os
 
@@ -16,11 +16,16 @@ COMBINATIONS = {
 }
 
 
+def settings_of(combination):
+    """The environment of "driver-12.4+form-dense"; nothing of ""."""
+    settings = {}
+    for name in combination.split("+") if combination else ():
+        if name not in COMBINATIONS:
+            raise SystemExit(f"there is no combination {name}, but {', '.join(COMBINATIONS)}")
+        settings.update(COMBINATIONS[name])
+    return settings
+
+
 def chosen():
     """The environment of the combination that AMEM_TEST_COMBINATION names; nothing without one."""
-    name = os.environ.get("AMEM_TEST_COMBINATION")
-    if not name:
-        return {}
-    if name not in COMBINATIONS:
-        raise SystemExit(f"AMEM_TEST_COMBINATION={name} is none of {', '.join(COMBINATIONS)}")
-    return COMBINATIONS[name]
+    return settings_of(os.environ.get("AMEM_TEST_COMBINATION", ""))
