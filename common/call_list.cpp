@@ -18,6 +18,11 @@ namespace {
 constexpr std::size_t kMostBytes = 64U << 10U;
 
 bool is_call_name(std::string_view name) {
+  if (const std::string_view attribute = kListedAttribute; name.starts_with(attribute)) {
+    name.remove_prefix(attribute.size());
+    return !name.empty() && std::all_of(name.begin(), name.end(),
+                                        [](unsigned char c) { return std::isdigit(c) != 0; });
+  }
   return name.size() > 2 && name.starts_with("cu") && name[2] >= 'A' && name[2] <= 'Z' &&
          std::all_of(name.begin(), name.end(),
                      [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });

@@ -16,6 +16,9 @@ namespace amem {
 
 inline constexpr const char* kCallListName = "amem_driver_calls.txt";
 
+/// A device attribute is listed by its number: CU_DEVICE_ATTRIBUTE_165.
+inline constexpr const char* kListedAttribute = "CU_DEVICE_ATTRIBUTE_";
+
 struct ListedCall {
   std::string name;
   int version = 0;  // of CUDA, in which the call appeared: 13060

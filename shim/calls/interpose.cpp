@@ -2,6 +2,8 @@
 // hand out.
 #include <dlfcn.h>
 
+#include <atomic>
+#include <climits>
 #include <cstring>
 #include <string>
 
@@ -22,9 +24,8 @@ namespace {
 /// that it does not have.
 constexpr const char* kNoSuchCall = "cuNoDriverHasThisCall";
 
-/// Whether the program may have a call that libcuda has. `version`: what it asked for; 0: it did
-/// not say.
-bool may_have(const char* name, int version = 0) {
+/// Whether the program may have a call that libcuda has.
+bool may_have(const char* name, const UnknownCalls::IsOf& is_of) {
   switch (knowledge_of(name)) {
     case Knowledge::kKnown:
       return true;
@@ -34,7 +35,24 @@ bool may_have(const char* name, int version = 0) {
     case Knowledge::kUnknown:
       break;
   }
-  return UnknownCalls::get().may_have(name, version);
+  return UnknownCalls::get().may_have(name, is_of);
+}
+
+/// What a program asks for that was built with a newer toolkit than the driver's: said once.
+template <class Lookup>
+void compare_with_driver(int version, const Lookup& lookup) {
+  static std::atomic<int> compared = kOldestVersion;  // with what is not newer it is not compared
+  int before = compared.load(std::memory_order_relaxed);
+  if (version <= before) return;
+  void* found = nullptr;
+  int driver = 0;
+  if (lookup("cuDriverGetVersion", &found, kOldestVersion) != CUDA_SUCCESS || found == nullptr ||
+      reinterpret_cast<CUresult (*)(int*)>(found)(&driver) != CUDA_SUCCESS)
+    return;
+  const bool newer = version > driver;
+  if (!compared.compare_exchange_strong(before, newer ? INT_MAX : driver) || !newer) return;
+  log_info("the program asks for driver calls of CUDA " + cuda_version(version) +
+           ", and the driver is of CUDA " + cuda_version(driver) + ": it has no newer ones");
 }
 
 /// A newer toolkit's programs may ask for a version that the table does not have. Where the driver
@@ -54,11 +72,15 @@ bool wrap(const char* api, void** function, int version, cuuint64_t flags, const
   // The driver says of what it has for a newer version that the version does not suffice.
   if (*function == nullptr) return knowledge_of(api) == Knowledge::kKnown;
   const bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
+  const auto is_of = [&](int listed) {
+    void* theirs = nullptr;
+    return lookup(&theirs, listed) == CUDA_SUCCESS && theirs == *function;
+  };
   const Call* call = find_call(api, version, per_thread);
   if (call == nullptr) call = find_symbol(api);
   if (knowledge_of(api) == Knowledge::kKnown && newer_than_table(*function, version, lookup))
-    return UnknownCalls::get().may_have(api, version, call == nullptr);
-  if (call == nullptr) return may_have(api, version);
+    return UnknownCalls::get().may_have(api, is_of, call == nullptr);
+  if (call == nullptr) return may_have(api, is_of);
   call->real->store(*function, std::memory_order_release);
   *function = call->wrapper;
   return true;
@@ -70,6 +92,8 @@ CUresult answer_cuGetProcAddress(const char* api, void** function, int version, 
   const auto get = real<kRow_cuGetProcAddress>();
   const CUresult r = get(api, function, version, flags);
   const auto again = [&](void** f, int v) { return get(api, f, v, flags); };
+  compare_with_driver(version,
+                      [&](const char* name, void** f, int v) { return get(name, f, v, flags); });
   if (r != CUDA_SUCCESS || wrap(api, function, version, flags, again)) return r;
   *function = nullptr;
   return get(kNoSuchCall, function, version, flags);
@@ -80,6 +104,8 @@ CUresult answer_cuGetProcAddress_v2(const char* api, void** function, int versio
   const auto get = real<kRow_cuGetProcAddress_v2>();
   const CUresult r = get(api, function, version, flags, found);
   const auto again = [&](void** f, int v) { return get(api, f, v, flags, nullptr); };
+  compare_with_driver(
+      version, [&](const char* name, void** f, int v) { return get(name, f, v, flags, nullptr); });
   if (r != CUDA_SUCCESS || wrap(api, function, version, flags, again)) return r;
   *function = nullptr;
   return get(kNoSuchCall, function, version, flags, found);
@@ -94,19 +120,27 @@ using amem::shim::SymbolAnswer;
 
 /// A lookup of a driver call that is in no row of wrapped calls: what the table does not know of
 /// libcuda's is not found.
-static SymbolAnswer unwrapped_answer(void* handle, const char* name) {
+static SymbolAnswer unwrapped_answer(void* handle, const char* name, const void* caller) {
   if (amem::shim::knowledge_of(name) == amem::shim::Knowledge::kKnown) return {};
   // Not the driver's, or another library's function of that name, or nothing at all.
   const void* real = amem::shim::driver_symbol(name);
   if (real == nullptr || Runtime::disabled()) return {};
-  if (amem::shim::real_dlsym()(handle, name) != real || amem::shim::may_have(name)) return {};
+  // RTLD_DEFAULT and RTLD_NEXT go by who asks, and our own lookup is made by us. A library that was
+  // loaded with RTLD_LOCAL sees its own libcuda. What comes after a library is the driver's in the
+  // end, even where another interposer is between.
+  const bool drivers =
+      handle == RTLD_NEXT || amem::shim::real_dlsym()(handle, name) == real ||
+      (handle == RTLD_DEFAULT && amem::shim::symbol_for(caller, name, nullptr) == real);
+  if (!drivers) return {};
+  Runtime::get();  // the log's level
+  if (amem::shim::may_have(name, [](int) { return true; })) return {};
   return {amem::shim::no_such_symbol(name), true};
 }
 
 /// A lookup of a driver call.
 static SymbolAnswer driver_answer(void* handle, const char* name, const void* caller) {
   const Call* call = amem::shim::find_symbol(name);
-  if (call == nullptr) return unwrapped_answer(handle, name);
+  if (call == nullptr) return unwrapped_answer(handle, name, caller);
   void* real = amem::shim::driver_symbol(name);
   // Of a library in front of us the next one lies between us, or is our own export.
   const bool next = handle == RTLD_NEXT;

@@ -5,6 +5,7 @@
 #include "shim/base/trace.h"
 #include "shim/calls/driver_calls.h"
 #include "shim/memory/free_pass.h"
+#include "shim/process/unknown_calls.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
@@ -45,7 +46,8 @@ CUresult answer_cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, C
   const CUresult r = real<kRow_cuDeviceGetAttribute>()(value, attribute, device);
   if (r != CUDA_SUCCESS) return r;
   // As on a driver without the calls that are hidden (docs/decisions/unknown-driver-calls.md).
-  if (attribute > cuda::kLastAttribute) return CUDA_ERROR_INVALID_VALUE;
+  if (attribute > cuda::kLastAttribute && !UnknownCalls::get().may_have_attribute(attribute))
+    return CUDA_ERROR_INVALID_VALUE;
   if (cuda::of_logical_endpoints(attribute)) *value = 0;
   if (attribute == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED && *value != 0) {
     Runtime& runtime = Runtime::get();

@@ -30,11 +30,16 @@ std::string base_name(const std::string& path) { return path.substr(path.rfind('
 /// Why there is no pause while this library is loaded, and what to do.
 std::string why_refused(const Bypass::Finding& finding) {
   const std::string library = base_name(finding.library);
-  if (finding.unknown)
-    return library + " is linked to " + finding.symbol +
-           ", a driver call that amem does not know: use an amem that knows it, or sign it off "
-           "in " +
-           kCallListName + "; AMEM_BYPASS_ALLOWED=NAME, if it leaves brokered memory alone";
+  if (finding.unknown) {
+    const bool signable =
+        knowledge_of(finding.symbol) == Knowledge::kUnknown && !says_memory(finding.symbol);
+    return library + " is linked to the driver call " + finding.symbol +
+           ", which this amem does not support: use a newer amem" +
+           (signable ? std::string(", or add the call to ") + kCallListName +
+                           " if it gives neither work nor memory"
+                     : "") +
+           "; if the library does not touch brokered memory, set AMEM_BYPASS_ALLOWED=" + library;
+  }
   return library + " reaches CUDA past amem (its " + finding.symbol +
          " is not the shim's, as after dlopen with RTLD_DEEPBIND): load it without that, or set "
          "AMEM_DEEPBIND=clear; AMEM_BYPASS_ALLOWED=NAME, if it leaves brokered memory alone";

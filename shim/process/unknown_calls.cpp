@@ -1,13 +1,14 @@
 #include "shim/process/unknown_calls.h"
 
+#include <pthread.h>
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <new>
 #include <utility>
 
 #include "shim/base/log.h"
 #include "shim/process/modules.h"
+#include "shim/process/symbols.h"
 
 namespace amem::shim {
 namespace {
@@ -18,14 +19,25 @@ std::string list_beside(const std::string& file) {
   return file.substr(0, file.rfind('/') + 1) + kCallListName;
 }
 
-std::vector<ListedCall> read_list(const std::string& path) {
+std::vector<ListedCall> read_list(const std::string& path, const std::string& own) {
   struct stat shim {};
-  const uid_t owner = ::stat(own_file().c_str(), &shim) == 0 ? shim.st_uid : 0;
+  const uid_t owner = ::stat(own.c_str(), &shim) == 0 ? shim.st_uid : 0;
   Result<std::vector<ListedCall>> list = read_call_list(path, owner);
   if (list.ok()) return std::move(list).value();
   if (list.status().code() != Code::kNotFound)
     log_error(path + " lets no driver call through: " + list.status().text());
   return {};
+}
+
+/// What is made here needs a lock of the loader's. Made later, by two threads at once, each could
+/// hold what the other one waits for.
+[[gnu::constructor]] void make_at_load() {
+  UnknownCalls::get();
+  no_such_symbol("cu");
+  const int error = ::pthread_atfork([] { UnknownCalls::get().lock_for_fork(); },
+                                     [] { UnknownCalls::get().unlock_after_fork(); },
+                                     [] { UnknownCalls::get().unlock_after_fork(); });
+  if (error != 0) log_error(errno_status(Code::kUnavailable, "pthread_atfork", error).text());
 }
 
 }  // namespace
@@ -39,33 +51,56 @@ UnknownCalls& UnknownCalls::get() {
   return calls;
 }
 
-UnknownCalls::UnknownCalls() : list_path_(list_beside(own_file())), list_(read_list(list_path_)) {}
+UnknownCalls::UnknownCalls() : shim_(own_file()), list_path_(list_beside(shim_)) {}
 
-bool UnknownCalls::listed(std::string_view name, int version) const {
-  return !says_memory(name) && std::any_of(list_.begin(), list_.end(), [&](const ListedCall& call) {
-    return call.name == name && (version == 0 || call.version <= version);
-  });
+std::vector<int> UnknownCalls::listed_versions(std::string_view name) {
+  if (says_memory(name)) return {};
+  const std::lock_guard lock(mutex_);
+  if (!std::exchange(list_is_read_, true)) list_ = read_list(list_path_, shim_);
+  std::vector<int> versions;
+  for (const ListedCall& call : list_)
+    if (call.name == name) versions.push_back(call.version);
+  return versions;
 }
 
-bool UnknownCalls::may_have(const char* name, int version, bool signable) {
-  if (signable && listed(name, version)) {
+bool UnknownCalls::may_have(const char* name, const IsOf& is_of, bool signable) {
+  return answer(name, "driver call", is_of, signable);
+}
+
+bool UnknownCalls::may_have_attribute(int attribute) {
+  return answer(
+      kListedAttribute + std::to_string(attribute), "device attribute", [](int) { return true; },
+      true);
+}
+
+bool UnknownCalls::answer(const std::string& name, const char* what, const IsOf& is_of,
+                          bool signable) {
+  const std::vector<int> versions = signable ? listed_versions(name) : std::vector<int>();
+  if (std::any_of(versions.begin(), versions.end(), is_of)) {
     if (note({name, Fate::kListed, {}}))
-      log_info(std::string(name) + " is a driver call that this amem does not know; " + list_path_ +
+      log_info("amem does not know the " + std::string(what) + " " + name + "; " + list_path_ +
                " lets it through");
     return true;
   }
   if (note({name, Fate::kHidden, {}}))
-    log_warn("the program asks for " + std::string(name) +
-             ", a driver call that this amem does not know: it is told that there is none, as on "
-             "an older driver; a newer amem may know it" +
+    log_warn("amem hides the " + std::string(what) + " " + name +
+             ", which it does not know, as an older driver would; a newer amem may know it" +
              (!signable || says_memory(name)
                   ? ""
-                  : ", or add it to " + list_path_ + " if it is harmless"));
+                  : "; if it gives neither work nor memory, add it to " + list_path_));
   return false;
 }
 
 bool UnknownCalls::may_be_linked(const char* name) {
-  return knowledge_of(name) == Knowledge::kKnown || listed(name, 0);
+  switch (knowledge_of(name)) {
+    case Knowledge::kKnown:
+      return true;
+    case Knowledge::kHidden:
+      return false;
+    case Knowledge::kUnknown:
+      break;
+  }
+  return !listed_versions(name).empty();
 }
 
 void UnknownCalls::linked(const std::string& name, const std::string& library) {
@@ -94,9 +129,6 @@ void UnknownCalls::on_news(void (*news)()) {
   news_ = news;
 }
 
-void UnknownCalls::reset_after_fork() {
-  new (&mutex_) std::mutex;
-  news_ = nullptr;
-}
+void UnknownCalls::reset_after_fork() { on_news(nullptr); }
 
 }  // namespace amem::shim

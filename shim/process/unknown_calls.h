@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -50,10 +51,15 @@ class UnknownCalls {
 
   static UnknownCalls& get();
 
-  /// Whether the program may have a call that the table does not know: the list has it. `version`:
-  /// what the program asked for; 0: it did not say. `signable`: false of a call of which the table
-  /// wraps an older version. Notes the call.
-  bool may_have(const char* name, int version, bool signable = true);
+  /// Whether the function that the program would get is the driver's for this version, too.
+  using IsOf = std::function<bool(int version)>;
+
+  /// Whether the program may have a call that the table does not know: the list has it, and the
+  /// function is that of the version which was signed off. `signable`: false of a call of which the
+  /// table wraps an older version. Notes the call.
+  bool may_have(const char* name, const IsOf& is_of, bool signable = true);
+  /// The same of an attribute of devices that is newer than the table, by its number.
+  bool may_have_attribute(int attribute);
   /// Whether a library may be linked to a driver call of this name. Notes nothing.
   bool may_be_linked(const char* name);
   void linked(const std::string& name, const std::string& library);
@@ -62,17 +68,24 @@ class UnknownCalls {
   std::vector<Call> noted();
   /// Called after a call was noted, by the thread that did so.
   void on_news(void (*news)());
-  /// In a child of fork, where a thread that is not there may hold the lock.
+  /// In a child of fork: it has no broker yet.
   void reset_after_fork();
+
+  // Around a fork, so that the child does not find a half-changed list.
+  void lock_for_fork() { mutex_.lock(); }
+  void unlock_after_fork() { mutex_.unlock(); }
 
  private:
   UnknownCalls();
-  bool listed(std::string_view name, int version) const;
+  bool answer(const std::string& name, const char* what, const IsOf& is_of, bool signable);
+  std::vector<int> listed_versions(std::string_view name);
   bool note(Call call);
 
-  const std::string list_path_;
+  const std::string shim_;       // its file
+  const std::string list_path_;  // beside it
+  std::mutex mutex_;             // guards what follows
+  bool list_is_read_ = false;
   std::vector<ListedCall> list_;
-  std::mutex mutex_;  // guards what follows
   std::vector<Call> noted_;
   void (*news_)() = nullptr;
 };

@@ -44,7 +44,7 @@ void* Find(const std::string& name, const std::string& way, int version, workloa
     return found;
   }
   if (way == "v2") return AskProcAddress(&cuGetProcAddress_v2, name, version, answer);
-  if (way == "runtime") {
+  if (way == "v2-by-dlsym") {
     void* const get = dlsym(Driver(), "cuGetProcAddress_v2");
     return AskProcAddress(reinterpret_cast<GetProcAddress>(get), name, version, answer);
   }

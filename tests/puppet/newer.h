@@ -18,7 +18,7 @@
 namespace amem::puppet {
 
 /// Says how a lookup of a driver call ended: "found", and what the way says besides. `way`:
-/// "dlsym", "v1", "v2" (cuGetProcAddress, for this version of CUDA), "runtime" (as
+/// "dlsym", "v1", "v2" (cuGetProcAddress, for this version of CUDA), "v2-by-dlsym" (as
 /// cudaGetDriverEntryPoint of libcudart does it), or the path of a library that is loaded and
 /// linked to it.
 void* FindCall(const std::string& name, const std::string& way, int version,

@@ -175,7 +175,7 @@ def hidden_calls(bench):
     there = bench.python_script("hidden_calls.py", *FORGOTTEN, "--found", shim=False).wait(60).report()
     done = bench.python_script("hidden_calls.py", *FORGOTTEN, "--cycles", bench.few, scope="heap", env=forget).wait(80)
     said = done.err.read_text(errors="replace")
-    missing = [name for name in FORGOTTEN if said.count(f"the program asks for {name}, a driver call that this amem does not know") != 1]
+    missing = [name for name in FORGOTTEN if said.count(f"amem hides the driver call {name}, ") != 1]
     if missing:
         raise Failure(f"the log does not say once each that {', '.join(missing)} are hidden")
     report = done.report()

@@ -1,6 +1,8 @@
 """Driver calls that amem does not know, on a driver that is newer than its table (docs/decisions/unknown-driver-calls.md)."""
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -8,7 +10,7 @@ from sim_node import eventually
 from sim_node.child import sanitized
 
 MADE_UP = {"AMEM_SIM_DRIVER": "14.0"}
-LOOKUPS = ["dlsym", "v1", "v2", "runtime"]
+LOOKUPS = ["dlsym", "v1", "v2", "v2-by-dlsym"]  # libcudart's own lookup: the GPU case hidden_calls
 SIZE = 3000000
 NOT_FOUND, SYMBOL_NOT_FOUND = 500, 1  # CUDA_ERROR_NOT_FOUND, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND
 UNICAST, HANDLE_TYPES = 153, 158  # device attributes of logical endpoints
@@ -52,12 +54,12 @@ def test_a_copy_is_hidden_reported_and_a_pause_beside_it_loses_nothing(node, way
     puppet.ask(f"verify {other} 7")
     eventually(lambda: told(node) == {"cuTeleportAsync": "hidden"}, what="the broker hears of it")
     puppet.leave()
-    assert puppet.output("err").count("the program asks for cuTeleportAsync") == 1, "said once"
+    assert puppet.output("err").count("amem hides the driver call cuTeleportAsync") == 1, "said once"
 
 
 @pytest.mark.parametrize("way, answer", [
     ("v1", {"result": NOT_FOUND}), ("v2", {"result": 0, "status": SYMBOL_NOT_FOUND}),
-    ("runtime", {"result": 0, "status": SYMBOL_NOT_FOUND}), ("dlsym", {})])
+    ("v2-by-dlsym", {"result": 0, "status": SYMBOL_NOT_FOUND}), ("dlsym", {})])
 def test_the_answer_is_that_of_a_driver_without_the_call(node, way, answer):
     """Also before the process is a rank, and of calls that are known and hidden; and as the 13.1 driver says it."""
     older, puppet = node.puppet("older", group=None), node.puppet(env=MADE_UP)
@@ -108,6 +110,27 @@ def test_a_newer_version_of_a_known_call(node):
     assert os.path.basename(library) == "libamem_shim.so"
 
 
+LOOK_UP = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])  # by RTLD_LOCAL: nobody else sees its libcuda
+library.puppet_look_up.restype = ctypes.c_void_p
+for name in (b"cuInit", b"cuTeleportAsync"):
+    print(int(library.puppet_look_up(name, int(sys.argv[2])) is not None))
+"""
+
+
+@pytest.mark.parametrize("way", ["RTLD_DEFAULT", "RTLD_NEXT"])
+def test_a_library_that_alone_sees_libcuda(node, way):
+    if sanitized(node.broker.pid):
+        pytest.skip("Python is not made with the sanitizer")
+    found = subprocess.run(
+        [sys.executable, "-c", LOOK_UP, os.path.join(node.build.directory, "lib", "libpuppet_local.so"), str(int(way == "RTLD_NEXT"))],
+        env=node.env({**MADE_UP, "AMEM_GROUP": "train", "LD_PRELOAD": os.path.join(node.build.directory, "lib", "libamem_shim.so")}),
+        check=True, capture_output=True, text=True, timeout=60)
+    assert found.stdout.split() == ["1", "0"], found.stderr
+    assert found.stderr.count("amem hides the driver call cuTeleportAsync") == 1
+
+
 def test_a_library_that_is_linked_to_one(node):
     """Nothing of amem's can be before its call. The pause fails and names it, also before the call is first made."""
     puppet = node.puppet(env=MADE_UP)
@@ -120,7 +143,7 @@ def test_a_library_that_is_linked_to_one(node):
     def refused():
         answer = node.ctl.try_("pause", "train")
         assert answer.code != 0, "the group is paused although a library is linked to a call that passes no gate"
-        assert "libpuppet_newer.so is linked to cuTeleportAsync" in answer.err and "amem_driver_calls.txt" in answer.err
+        assert "libpuppet_newer.so is linked to the driver call cuTeleportAsync" in answer.err and "amem_driver_calls.txt" in answer.err
         assert node.ctl.state("train") == "running"
 
     refused()
@@ -140,19 +163,30 @@ def test_a_library_that_is_linked_to_one(node):
 def test_the_list_lets_a_harmless_one_through(node):
     """By every way, also by a link. What says itself that it is about memory is hidden whatever the list says."""
     shim = own_shim(node, "# signed off\ncuDeviceGetTeleportCount 14000 pass\ncuMemTeleportAsync 14000 pass\n"
-                          "cuTeleportAsync 14000 pass\ncuEventQuery 14000 pass\nend\n")
+                          "cuTeleportAsync 14000 pass\ncuEventQuery 14000 pass\nCU_DEVICE_ATTRIBUTE_165 14000 pass\nend\n")
     puppet = node.puppet(env={**MADE_UP, "AMEM_SHIM": shim})
     for way in LOOKUPS:
         assert puppet.ask(f"find cuDeviceGetTeleportCount {way} 14000")["found"] == 1
         assert puppet.ask(f"find cuMemTeleportAsync {way} 14000")["found"] == 0
     assert puppet.ask("find cuEventQuery v2 14000")["found"] == 1
     assert puppet.ask("find cuDeviceGetTeleportCount v2 13050")["found"] == 0, "older than the call"
+    assert puppet.ask("attribute 165")["value"] == 0
+    puppet.send("attribute 166")
+    assert "CUDA_ERROR_INVALID_VALUE" in puppet.failure()
     puppet.ask(f"alloc {SIZE}")
     puppet.ask(f"load {library(node)}")
     node.ctl("pause", "train")
     node.ctl("resume", "train")
-    eventually(lambda: told(node) == {"cuDeviceGetTeleportCount": "listed", "cuMemTeleportAsync": "hidden", "cuEventQuery": "listed"},
+    eventually(lambda: told(node) == {"cuDeviceGetTeleportCount": "listed", "cuMemTeleportAsync": "hidden", "cuEventQuery": "listed",
+                                      "CU_DEVICE_ATTRIBUTE_165": "listed", "CU_DEVICE_ATTRIBUTE_166": "hidden"},
                what="the broker hears of them")
+
+
+def test_the_list_is_about_the_function_that_was_read(node):
+    """Another version of the same name is another function, which nobody has read."""
+    puppet = node.puppet(env={**MADE_UP, "AMEM_SHIM": own_shim(node, "cuEventQuery 13050 pass\nend\n")})
+    assert puppet.ask("find cuEventQuery v2 13050")["found"] == 1
+    assert puppet.ask("find cuEventQuery v2 14000")["found"] == 0
 
 
 @pytest.mark.parametrize("text, mode, why", [
@@ -198,6 +232,14 @@ def test_operators_are_shown_it(node):
     assert "the driver is of CUDA 14.0, and this amem knows driver calls up to CUDA 13.5" in puppet.output("err")
 
 
+def test_a_program_that_is_newer_than_the_driver(node):
+    puppet = node.puppet(env={"AMEM_SIM_DRIVER": "13.0"})
+    for version in (13000, 13050, 13050):
+        puppet.ask(f"find cuInit v2 {version}")
+    puppet.leave()
+    assert puppet.output("err").count("asks for driver calls of CUDA 13.5, and the driver is of CUDA 13.0") == 1
+
+
 def test_the_next_broker_hears_of_it_too(node):
     puppet = node.puppet(env=MADE_UP)
     puppet.ask(f"alloc {SIZE}")
@@ -210,10 +252,13 @@ def test_the_next_broker_hears_of_it_too(node):
 
 def test_rows_can_be_forgotten_for_a_test(node):
     """As on a driver that is newer than the table: what tests on GPUs do with calls that their driver has."""
-    puppet = node.puppet(env={"AMEM_FORGET_CALLS": "cuMemcpyBatchAsync,cuStreamGetId"})
+    forgotten = ("cuMemcpyAsync", "cuStreamGetId")  # a call that the shim wraps, and one that it lets through
+    puppet = node.puppet(env={"AMEM_FORGET_CALLS": ",".join(forgotten)})
     if puppet.ask("find cuStreamGetPriority v2 12080")["found"] != 1:
         pytest.fail("what is not named is known")
-    for way in LOOKUPS:
-        assert puppet.ask(f"find cuStreamGetId {way} 12080")["found"] == 0
+    for call in forgotten:
+        for way in LOOKUPS:
+            assert puppet.ask(f"find {call} {way} 12080")["found"] == 0
     puppet.leave()
-    assert "the program asks for cuStreamGetId" in puppet.output("err")
+    for call in forgotten:
+        assert f"amem hides the driver call {call}, " in puppet.output("err")
