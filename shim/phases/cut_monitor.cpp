@@ -131,10 +131,14 @@ void CutMonitor::monitor() {
 
 bool CutMonitor::refuse_bypass(std::uint64_t epoch) {
   const std::vector<Bypass::Finding> findings = bypass_.look();
+  std::vector<UnknownCalls::Call> linked;
+  for (const Bypass::Finding& finding : findings)
+    if (finding.unknown)
+      linked.push_back({finding.symbol, UnknownCalls::Fate::kLinked, base_name(finding.library)});
+  UnknownCalls::get().set_linked(linked);
   if (findings.empty()) return false;
   for (const Bypass::Finding& finding : findings) {
     if (finding.unknown) {
-      UnknownCalls::get().linked(finding.symbol, base_name(finding.library));
       log_error("no pause: " + finding.library + " is linked to " + finding.symbol +
                 ", a driver call that amem does not know");
     } else {

@@ -103,8 +103,25 @@ bool UnknownCalls::may_be_linked(const char* name) {
   return !listed_versions(name).empty();
 }
 
-void UnknownCalls::linked(const std::string& name, const std::string& library) {
-  note({name, Fate::kLinked, library});
+void UnknownCalls::set_linked(const std::vector<Call>& calls) {
+  void (*news)() = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto has = [](const std::vector<Call>& all, const Call& call) {
+      return std::find(all.begin(), all.end(), call) != all.end();
+    };
+    for (Call& call : noted_) {
+      if (call.fate != Fate::kLinked || has(calls, call)) continue;
+      call = {call.name, Fate::kHidden, {}};
+      news = news_;
+    }
+    for (const Call& call : calls) {
+      if (has(noted_, call)) continue;
+      noted_.push_back(call);
+      news = news_;
+    }
+  }
+  if (news != nullptr) news();
 }
 
 bool UnknownCalls::note(Call call) {

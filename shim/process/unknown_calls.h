@@ -62,7 +62,9 @@ class UnknownCalls {
   bool may_have_attribute(int attribute);
   /// Whether a library may be linked to a driver call of this name. Notes nothing.
   bool may_be_linked(const char* name);
-  void linked(const std::string& name, const std::string& library);
+  /// The libraries that are linked to unknown calls now, each with a fate of kLinked. What was
+  /// linked before and is not any more, because its library was unloaded, is hidden since.
+  void set_linked(const std::vector<Call>& calls);
 
   /// All that was noted, in that order.
   std::vector<Call> noted();

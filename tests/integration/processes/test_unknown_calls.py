@@ -157,6 +157,7 @@ def test_a_library_that_is_linked_to_one(node):
     puppet.ask(f"unload {library(node)}")
     node.ctl("pause", "train")
     node.ctl("resume", "train")
+    eventually(lambda: told(node) == {"cuTeleportAsync": "hidden"}, what="the broker hears that nothing is linked to it any more")
     puppet.ask(f"verify {one} 7")
 
 

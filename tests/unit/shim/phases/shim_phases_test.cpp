@@ -311,29 +311,38 @@ TEST_F(ShimPhases, AllUnknownCallsAreToldAndToldToTheNextBroker) {
   const auto ask = [&](const std::string& name) {
     EXPECT_FALSE(calls.may_have(name.c_str(), [](int) { return true; }));
   };
+  std::vector<UnknownCalls::Call> linked;
+  const auto link = [&](const std::string& name, const char* library) {
+    linked.push_back({name, UnknownCalls::Fate::kLinked, library});
+    calls.set_linked(linked);
+  };
   const auto names = [&] {
     std::set<std::string> all;
     for (const UnknownCalls::Call& call : calls.noted()) all.insert(call.name);
     return all.size();
   };
   const auto report = [&] { on_service_thread([&] { rank.report.send(false); }); };
-  for (int i = 0; i < 70; ++i) calls.linked("cuReported" + std::to_string(i), "libfoo.so");
+  for (int i = 0; i < 70; ++i) link("cuReported" + std::to_string(i), "libfoo.so");
   report();
   EXPECT_EQ(told_calls().size(), names());
-  calls.linked("cuReported1", "libbar.so");
+  link("cuReported1", "libbar.so");
   ask("cuReported2");
   report();
   EXPECT_TRUE(broker.nothing_comes(100)) << "that it is linked is told already, and is graver";
   ask(asked);
   report();
   EXPECT_EQ(told_calls(), (Told{{asked, amem_v1_UnknownCalls_Fate_FATE_HIDDEN}}));
-  calls.linked(asked, "libfoo.so");
+  link(asked, "libfoo.so");
   report();
   EXPECT_EQ(told_calls(), (Told{{asked, amem_v1_UnknownCalls_Fate_FATE_LINKED}}));
   EXPECT_FALSE(next_broker());
   const Told again = told_calls();
   EXPECT_EQ(again.size(), names());
   EXPECT_EQ(again.at(asked), amem_v1_UnknownCalls_Fate_FATE_LINKED);
+  linked.pop_back();
+  calls.set_linked(linked);  // its library was unloaded
+  report();
+  EXPECT_EQ(told_calls(), (Told{{asked, amem_v1_UnknownCalls_Fate_FATE_HIDDEN}}));
 }
 
 class ShimPhasesShut : public ShimPhases {
