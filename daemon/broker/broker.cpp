@@ -298,20 +298,15 @@ Status Broker::set_policy(const Caller& caller, const std::string& name, const s
   if (!save_form && form != v1::SAVE_FORM_UNSPECIFIED)
     return {Code::kInvalidArgument, "bytes are saved auto, dense or sparse"};
   GroupEntry& entry = *group.value();
-  if (Status status = groups_.take_policy(entry, tag, policy == v1::POLICY_DISCARD); !status.ok())
-    return status;
-  const auto discards = entry.tag_discards;
-  const auto forms = entry.tag_forms;
-  if (sets_policy) entry.tag_discards[tag] = policy == v1::POLICY_DISCARD;
-  if (save_form) entry.tag_forms[tag] = *save_form;
-  if (Status status = node_.records.write(entry); !status.ok()) {
-    entry.tag_discards = discards;
-    entry.tag_forms = forms;
-    return status;
-  }
+  const bool discard = policy == v1::POLICY_DISCARD;
+  const auto change = [&](GroupEntry& changed) {
+    if (sets_policy) changed.tag_discards[tag] = discard;
+    if (save_form) changed.tag_forms[tag] = *save_form;
+  };
+  if (Status status = groups_.set_policy(entry, tag, discard, change); !status.ok()) return status;
   if (sets_policy)
     asked(caller, "group '{}': tag '{}' is {} by a pause", name, printable(tag.c_str()),
-          policy == v1::POLICY_DISCARD ? "discarded" : "kept");
+          discard ? "discarded" : "kept");
   if (save_form)
     asked(caller, "group '{}': tag '{}' is saved {}", name, printable(tag.c_str()),
           to_string(*save_form));

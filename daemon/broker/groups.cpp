@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <tuple>
 #include <utility>
 
 #include "daemon/base/units.h"
@@ -42,7 +43,7 @@ GroupEntry& Groups::restore(GroupId id, const std::string& name, std::shared_ptr
       .first->second;
 }
 
-Status Groups::take_policy(GroupEntry& group, const std::string& tag, bool discard) {
+Status Groups::may_set_policy(const GroupEntry& group, const std::string& tag, bool discard) const {
   const std::string& name = group.machine.name();
   if (tag.empty() || tag.size() > sizeof(amem_v1_Create::tag) - 1)
     return {Code::kInvalidArgument, "a tag has 1 to 31 characters"};
@@ -57,16 +58,30 @@ Status Groups::take_policy(GroupEntry& group, const std::string& tag, bool disca
     return {Code::kFailedPrecondition, "tag '" + tag + "' of group '" + name +
                                            "' is paused; its policy can be changed once it is "
                                            "resumed"};
-  if (group.policies.contains(tag)) return {};
-  if (group.policies.size() >= kMostPolicies)
+  if (!group.policies.contains(tag) && group.policies.size() >= kMostPolicies)
     return {Code::kResourceExhausted,
             "group '" + name + "' has policies of " + std::to_string(group.policies.size()) +
                 " tags, and no tag more may have one; use tags again, or say the policy with the "
                 "region"};
-  Result<Charge> charge = group.account->take(Resource::kPolicies, 1);
-  if (!charge.ok()) return charge.status();
-  group.policies.emplace(tag, std::move(charge).value());
   return {};
+}
+
+Status Groups::set_policy(GroupEntry& group, const std::string& tag, bool discard,
+                          const std::function<void(GroupEntry&)>& change) {
+  if (Status status = may_set_policy(group, tag, discard); !status.ok()) return status;
+  const bool first = !group.policies.contains(tag);
+  if (first) {
+    Result<Charge> charge = group.account->take(Resource::kPolicies, 1);
+    if (!charge.ok()) return charge.status();
+    group.policies.emplace(tag, std::move(charge).value());
+  }
+  const auto before = std::tuple(group.tag_discards, group.tag_forms, group.rank_discards);
+  change(group);
+  Status status = node_.records.write(group);
+  if (status.ok()) return status;
+  std::tie(group.tag_discards, group.tag_forms, group.rank_discards) = before;
+  if (first) group.policies.erase(tag);
+  return status;
 }
 
 MemoryView Groups::memory_of(GroupId group) const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -39,14 +40,17 @@ class Groups {
   void continue_at(GroupId next) { next_group_ = std::max(next_group_, next); }
   /// Tags of a group that may have a policy: all of them are on record, which each phase writes.
   static constexpr std::size_t kMostPolicies = 1024;
-  /// Whether the policy of a tag may be set now; the owner is charged for it then.
-  /// kInvalidArgument: no such tag, or NCCL's is to be dropped; kFailedPrecondition: the group does
-  /// not run, or some memory of the tag is away; kResourceExhausted: too many tags have one.
-  Status take_policy(GroupEntry& group, const std::string& tag, bool discard);
+  /// `change` sets the policy of a tag, which is on record afterwards; the owner is charged for it.
+  /// After an error everything is as before. kInvalidArgument: no such tag, or NCCL's is to be
+  /// dropped; kFailedPrecondition: the group does not run, or some memory of the tag is away;
+  /// kResourceExhausted: too many tags have one; what a write of the record answers.
+  Status set_policy(GroupEntry& group, const std::string& tag, bool discard,
+                    const std::function<void(GroupEntry&)>& change);
   /// Carries out what the group wants, until it wants nothing; then it may be gone.
   void drive(GroupEntry& group);
 
  private:
+  Status may_set_policy(const GroupEntry& group, const std::string& tag, bool discard) const;
   MemoryView memory_of(GroupId group) const;
   void forget(GroupId id);
   void act(GroupEntry& group, const action::Answer& answer);

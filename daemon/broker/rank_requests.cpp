@@ -442,15 +442,10 @@ void RankRequests::set_policy(Rank& rank, std::uint64_t seq, const amem_v1_SetPo
   const std::string tag = printable(message.tag);
   const RegionPolicy policy = region_policy(message.policy);
   const bool discard = policy == RegionPolicy::kDiscard;
-  Status status = policy == RegionPolicy::kNone
-                      ? Status(Code::kInvalidArgument, "a policy is keep or discard")
-                      : groups_.take_policy(group, tag, discard);
-  if (status.ok()) {
-    const auto discards = group.rank_discards;
-    group.rank_discards[tag] = discard;
-    status = node_.records.write(group);
-    if (!status.ok()) group.rank_discards = discards;
-  }
+  const auto change = [&](GroupEntry& changed) { changed.rank_discards[tag] = discard; };
+  const Status status = policy == RegionPolicy::kNone
+                            ? Status(Code::kInvalidArgument, "a policy is keep or discard")
+                            : groups_.set_policy(group, tag, discard, change);
   if (status.ok())
     group.log().info("group '{}': {}: tag '{}' is {} by a pause", group.machine.name(),
                      node_.label(rank), tag, discard ? "discarded" : "kept");

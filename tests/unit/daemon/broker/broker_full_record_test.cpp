@@ -142,6 +142,17 @@ TEST_F(FullRecordTest, WhatCannotBeOnRecordIsRefused) {
   EXPECT_EQ(FakeRank::code(other.hello("other", 0)), Code::kResourceExhausted);
   EXPECT_EQ(status().groups().size(), 1) << "no group without a rank is left";
   EXPECT_EQ(set_policy("weights", v1::POLICY_DISCARD).code(), Code::kResourceExhausted);
+  EXPECT_EQ(on_loop([&] {
+              v1::ListQuotasResponse all;
+              broker->quotas(Caller{}, all);
+              std::uint64_t policies = 0;
+              for (const v1::OwnerQuotas& owner : all.owners())
+                for (const v1::Quota& quota : owner.quotas())
+                  if (quota.resource() == to_string(Resource::kPolicies)) policies += quota.used();
+              return policies;
+            }),
+            0U)
+      << "nobody is charged for it";
   empty();
   ASSERT_TRUE(pause().ok());
   ASSERT_TRUE(resume().ok());
