@@ -19,7 +19,7 @@ import sys
 import time
 
 import torch_rank
-from torch_rank import CheckFailed, Memory, SKIPPED, missing_gpus, own_device, sums, values
+from torch_rank import CheckFailed, Memory, SKIPPED, loaded_nccl, missing_gpus, own_device, sums, values
 
 import torch
 import torch.distributed as dist
@@ -235,7 +235,7 @@ class Program:
         torch.cuda.synchronize()
         dist.barrier(group=self.host_group)
         report = {"program": "torch_cycle", "torch": torch.__version__,
-                  "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+                  "nccl": loaded_nccl(),
                   "ranks": dist.get_world_size(), "groups": len(self.sets), "pause": self.options.pause,
                   "iterations": iterations, **self.pauses.summary(), "device_mib": self.memory.figures}
         dist.destroy_process_group()

@@ -378,7 +378,7 @@ class Rank:
         if self.rank == 0:
             print(json.dumps({
                 "program": program, "torch": torch.__version__,
-                "nccl": ".".join(map(str, torch.cuda.nccl.version())), "ranks": self.world,
+                "nccl": loaded_nccl(), "ranks": self.world,
                 "pause": self.options.pause, **self.pauses.summary(), "saved_bytes": self.saved_bytes,
                 "device_mib": self.memory.figures, **more}), flush=True)
 
@@ -387,6 +387,13 @@ class Rank:
         self.barrier()
         dist.destroy_process_group()
         faulthandler.cancel_dump_traceback_later()
+
+
+def loaded_nccl():
+    """The version of the library that is loaded. torch.cuda.nccl.version() is the one that PyTorch was built for."""
+    version = ctypes.c_int()
+    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
+    return f"{version.value // 10000}.{version.value // 100 % 100}.{version.value % 100}"
 
 
 class Symmetric:
@@ -403,11 +410,10 @@ class Symmetric:
             memory.set_backend("NCCL")
         except (ImportError, RuntimeError) as error:
             raise NotHere(f"PyTorch {torch.__version__} has no symmetric memory by NCCL: {error}") from error
-        built, loaded = torch.cuda.nccl.version(), ctypes.c_int()
-        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(loaded))
-        if built < (2, 29) and loaded.value >= 22900:
+        built, loaded = torch.cuda.nccl.version(), loaded_nccl()
+        if built < (2, 29) and tuple(map(int, loaded.split("."))) >= (2, 29):
             # Since 2.29 ncclDevCommCreate refuses requirements that its own macro has not initialized.
-            raise NotHere(f"PyTorch is built for NCCL {'.'.join(map(str, built))}: NCCL {loaded.value} makes it no device communicator")
+            raise NotHere(f"PyTorch is built for NCCL {'.'.join(map(str, built))}: NCCL {loaded} makes it no device communicator")
         self.memory = memory
         dist.all_reduce(torch.ones(1, device=rank.device))  # now there is a communicator
 
