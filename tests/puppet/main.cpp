@@ -26,6 +26,8 @@
 #include "tests/workload/base/answer.h"
 #include "tests/workload/base/failure.h"
 
+extern "C" CUresult cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device);
+
 namespace {
 
 using amem::puppet::AtExit;
@@ -244,10 +246,11 @@ void LookupElsewhere(Puppet&, const Words& words, Answer* answer) {
   answer->Text("library", info.dli_fname);
 }
 
-/// A context that comes and goes.
+/// A context that comes and goes. By the version of the call that every driver has; since CUDA 13
+/// the header's name means another.
 void UseContext(Puppet& puppet, const Words&, Answer*) {
   CUcontext context = nullptr;
-  Check(cuCtxCreate(&context, nullptr, 0, puppet.device), "cuCtxCreate");
+  Check(cuCtxCreate_v2(&context, 0, puppet.device), "cuCtxCreate");
   Check(cuCtxDestroy(context), "cuCtxDestroy");
   Check(cuCtxSetCurrent(puppet.context), "cuCtxSetCurrent");
 }

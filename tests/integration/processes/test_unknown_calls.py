@@ -62,7 +62,7 @@ def test_a_copy_is_hidden_reported_and_a_pause_beside_it_loses_nothing(node, way
     ("v2-by-dlsym", {"result": 0, "status": SYMBOL_NOT_FOUND}), ("dlsym", {})])
 def test_the_answer_is_that_of_a_driver_without_the_call(node, way, answer):
     """Also before the process is a rank, and of calls that are known and hidden; and as the 13.1 driver says it."""
-    older, puppet = node.puppet("older", group=None), node.puppet(env=MADE_UP)
+    older, puppet = node.puppet("older", group=None, env={"AMEM_SIM_DRIVER": "13.1"}), node.puppet(env=MADE_UP)
     for call in ("cuTeleportAsync", "cuLogicalEndpointIdReserve", "cuDeviceGetCliqueCount", "cuThereIsNoSuchCall"):
         missing = older.ask(f"find {call} {way} 13010")
         for version in (13010, 14000):
@@ -254,7 +254,7 @@ def test_the_next_broker_hears_of_it_too(node):
 def test_rows_can_be_forgotten_for_a_test(node):
     """As on a driver that is newer than the table: what tests on GPUs do with calls that their driver has."""
     forgotten = ("cuMemcpyAsync", "cuStreamGetId")  # a call that the shim wraps, and one that it lets through
-    puppet = node.puppet(env={"AMEM_FORGET_CALLS": ",".join(forgotten)})
+    puppet = node.puppet(env={"AMEM_FORGET_CALLS": ",".join(forgotten), "AMEM_SIM_DRIVER": "13.1"})
     if puppet.ask("find cuStreamGetPriority v2 12080")["found"] != 1:
         pytest.fail("what is not named is known")
     for call in forgotten:
