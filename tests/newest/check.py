@@ -5,8 +5,8 @@ Reads the newest release of each project that amem has hooks in (hooks.py), or t
 metadata, source files, and names of driver calls in binaries. Prints a table. Nothing is imported or run. The index does not have slime
 and Miles: of these the table says that they are not read, and --unpacked reads a checkout.
 
-Exit status 0: amem knows all of it. 1: amem would refuse a version, a hook is gone or takes other parameters, or a driver call has no
-row, so that it is hidden. 2: something could not be read, such as a project that is named and that the index does not have."""
+Exit status 0: amem knows all of it. 1: a hook is gone or takes other parameters, so that amem would refuse this version, or a driver
+call has no row, so that it is hidden. 2: something could not be read, such as a project that is named and that the index does not have."""
 import argparse
 import ast
 import re
@@ -69,11 +69,13 @@ def check_hooks(report, project, wheel):
     names = wheel.names()
     for hook in project.hooks:
         what = ".".join(filter(None, (hook.owner, hook.name)))
-        if hook.file not in names:
+        if hook.file not in names and not hook.optional:
             report.fault(project.package, wheel.version, what, f"gone: there is no {hook.file}")
             continue
-        found = function_of(wheel, hook.file, hook.owner, hook.name)
-        if found is None:
+        found = function_of(wheel, hook.file, hook.owner, hook.name) if hook.file in names else None
+        if found is None and hook.optional:
+            report.row(project.package, wheel.version, what, "not there: amem does without")
+        elif found is None:
             report.fault(project.package, wheel.version, what, f"gone from {hook.file}")
         elif found[:len(hook.parameters)] != hook.parameters:
             report.fault(project.package, wheel.version, what, f"changed: takes ({', '.join(found)}), not ({', '.join(hook.parameters)})")
@@ -89,11 +91,11 @@ def check_version(report, project, wheel):
     numbers = tuple(int(each) for each in re.findall(r"\d+", wheel.version)[:len(oldest)])
     taken = " to ".join(".".join(map(str, each)) for each in dict.fromkeys(window))
     if not numbers:  # unpacked, so nobody says which it is
-        report.row(project.package, wheel.version, "version", f"amem takes {taken}")
+        report.row(project.package, wheel.version, "version", f"amem was tried with {taken}")
     elif oldest <= numbers <= newest:
-        report.row(project.package, wheel.version, "version", f"taken: {taken}")
+        report.row(project.package, wheel.version, "version", f"known: amem was tried with {taken}")
     else:
-        report.fault(project.package, wheel.version, "version", f"refused: amem takes {taken}")
+        report.row(project.package, wheel.version, "version", f"new: amem was tried with {taken}, and warns")
 
 
 def names_in(pieces):

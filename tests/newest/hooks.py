@@ -8,15 +8,15 @@ import re
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "client" / "python" / "amem"
 
-# `file`: where amem asks for it. That file may import it from another.
-Hook = collections.namedtuple("Hook", "file owner name parameters")
-# `taken_by`: the file of amem's with OLDEST and NEWEST; none: any version. `binaries`: their names of driver calls are read.
+# `file`: where amem asks for it. That file may import it from another. `optional`: older versions lack it, and amem does without.
+Hook = collections.namedtuple("Hook", "file owner name parameters optional", defaults=(False,))
+# `taken_by`: the file of amem's with OLDEST and NEWEST, the versions that it was tried with or read for; none: any version. `binaries`: their names of driver calls are read.
 # `repository`: where a project is that no package index has.
 Project = collections.namedtuple("Project", "package hooks taken_by binaries headers repository", defaults=((), None, False, False, None))
 
 
-def _hooks(file, owner, **functions):
-    return tuple(Hook(file, owner, name, parameters) for name, parameters in functions.items())
+def _hooks(file, owner, optional=False, **functions):
+    return tuple(Hook(file, owner, name, parameters, optional) for name, parameters in functions.items())
 
 
 def _trainer(name):
@@ -36,7 +36,14 @@ PROJECTS = (
                 collective_rpc=("self", "method", "timeout", "args", "kwargs")),
         *_hooks("vllm/v1/worker/gpu_worker.py", "Worker", __init__=("self", "vllm_config"), init_device=("self",),
                 sleep=("self", "level"), wake_up=("self", "tags"), shutdown=("self",)),
-        *_hooks("vllm/device_allocator/cumem.py", "CuMemAllocator", get_instance=(), use_memory_pool=("self", "tag"))), "vllm.py", True),
+        *_hooks("vllm/device_allocator/cumem.py", "CuMemAllocator", get_instance=(), use_memory_pool=("self", "tag")),
+        *_hooks("vllm/v1/executor/abstract.py", "Executor", True, discard=("self", "tags")),
+        *_hooks("vllm/v1/worker/gpu_worker.py", "Worker", True, discard=("self", "tags")),
+        *_hooks("vllm/device_allocator/sleep_mode_backend.py", "CuMemBackend", True, suspend=("self", "level"), resume=("self", "tags"),
+                discard=("self", "tags")),
+        *_hooks("vllm/device_allocator/sleep_mode_backend.py", "SleepModeBackendFactory", True, _registry=(),
+                register_backend=("cls", "name", "module_path", "class_name")),
+        *_hooks("vllm/v1/worker/gpu_worker.py", None, True, has_kv_transfer_group=(), get_kv_transfer_group=())), "vllm.py", True),
     Project("sglang", (
         *_hooks("sglang/srt/plugins/hook_registry.py", "HookRegistry", register=("cls", "target", "hook", "hook_type")),
         *_hooks("sglang/srt/plugins/hook_registry.py", "HookType", AROUND=()),
@@ -70,7 +77,7 @@ PROJECTS = (
 
 
 def window(project):
-    """The oldest and newest version that amem takes, as tuples; nothing: any."""
+    """The oldest and newest version that amem was tried with or read for, as tuples; nothing: any."""
     if project.taken_by is None:
         return None
     text = (CLIENT / project.taken_by).read_text(encoding="utf-8")

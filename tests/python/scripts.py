@@ -9,3 +9,15 @@ def fails(text, call, *arguments, **options):
     else:
         raise AssertionError(f"no error that says {text}")
 """
+
+WARNED = """
+import io, logging
+said = io.StringIO()
+for name in ("amem", "vllm.amem", "sglang.srt.amem"):
+    logging.getLogger(name).addHandler(logging.StreamHandler(said))
+
+def warned(text):
+    "One warning of a version that was not tried, which says what amem has found."
+    [line] = [each for each in said.getvalue().splitlines() if "amem was tried with" in each]
+    assert text in line and " It has what amem needs: " in line, line
+"""

@@ -1,12 +1,12 @@
 """Engines that sleep by amem, on the simulated driver. vLLM is the one of fake_vllm, with the interface of 0.26.0 or, where a
-test says so, of 0.24.0; shim, broker and plugin are real."""
+test says so, of another version; shim, broker and plugin are real."""
 import os
 import subprocess
 import sys
 import textwrap
 
 import pytest
-from scripts import FAILS
+from scripts import FAILS, WARNED
 from sim_node import patience
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -26,6 +26,8 @@ def resident():
         [group] = [each for each in broker.groups() if each.name == "vllm"]
         return {tag.tag: tag.resident_bytes for tag in group.tags if tag.resident_bytes}
 """
+SHAPES = ["0.20.0", "0.25.0", "0.26.0", "0.27.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0"]  # fake_vllm has what differs
+NEWEST = {"FAKE_VLLM_VERSION": "0.33.0"}
 ALL = {"weights": 2 << 20, "kv_cache": 4 << 20, "heap": 2 << 20}
 
 
@@ -55,8 +57,8 @@ def vllm(node, build):
     return Vllm(node, build)
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_level_1_keeps_weights_and_drops_the_cache(vllm, size):
+@pytest.mark.parametrize("size, version", [(1, each) for each in SHAPES] + [(2, "0.26.0"), (2, "0.33.0")])
+def test_level_1_keeps_weights_and_drops_the_cache(vllm, size, version):
     """Everything leaves, also what is in no pool, and comes back at the same addresses."""
     vllm(f"""
     llm = engine(tensor_parallel_size={size})
@@ -72,18 +74,17 @@ def test_level_1_keeps_weights_and_drops_the_cache(vllm, size):
         for (weights, cache), (same, other) in zip(llm.collective_rpc("sums"), sums):
             assert weights == same and cache != other
         assert tokens(llm) == before
-    """)
+    """, env={"FAKE_VLLM_VERSION": version})
 
 
-def test_level_2_drops_the_weights_too(vllm):
+@pytest.mark.parametrize("version", SHAPES)
+def test_level_2_drops_the_weights_too(vllm, version):
     vllm("""
     llm = engine()
     before, [[weights, _]] = tokens(llm), llm.collective_rpc("sums")
     llm.sleep(2)
     with amem.Broker() as broker:
         assert broker.status().pool.used_bytes <= 2 << 20, broker.status().pool  # of the workspace alone
-    fails("wake the tag weights first", llm.wake_up, ["kv_cache"])
-    assert resident() == {}
     llm.wake_up(["weights"])
     assert "kv_cache" not in resident() and len(resident()) == 2, resident()
     assert llm.core.is_sleeping()
@@ -91,7 +92,24 @@ def test_level_2_drops_the_weights_too(vllm):
     llm.wake_up(["kv_cache"])
     assert llm.collective_rpc("sums")[0][0] == weights
     assert tokens(llm) == before
-    """)
+    """, env={"FAKE_VLLM_VERSION": version})
+
+
+@pytest.mark.parametrize("version", SHAPES)
+def test_level_2_with_the_cache_first(vllm, version):
+    """Buffers, which lie among the weights, are restored when these are there."""
+    vllm("""
+    llm = engine()
+    before, worker = tokens(llm), llm.core.model_executor.worker
+    llm.sleep(2)
+    llm.wake_up(["kv_cache"])
+    assert "weights" not in resident() and len(resident()) == 2, resident()
+    llm.wake_up(["weights"])
+    data = worker.weights.read()
+    assert any(data[:64]) and not any(data[64:])
+    llm.collective_rpc("reload_weights")
+    assert tokens(llm) == before
+    """, env={"FAKE_VLLM_VERSION": version})
 
 
 def test_level_2_without_new_weights_is_zeros(vllm):
@@ -105,8 +123,9 @@ def test_level_2_without_new_weights_is_zeros(vllm):
     """)
 
 
+@pytest.mark.parametrize("version", SHAPES)
 @pytest.mark.parametrize("order", ["weights kv_cache", "kv_cache weights"])
-def test_wake_in_parts(vllm, order):
+def test_wake_in_parts(vllm, order, version):
     vllm(f"""
     first, second = {order.split()!r}
     llm = engine(tensor_parallel_size=2)
@@ -117,7 +136,7 @@ def test_wake_in_parts(vllm, order):
     llm.wake_up([second])
     assert len(resident()) == 3 and not llm.core.is_sleeping()
     assert tokens(llm) == before
-    """)
+    """, env={"FAKE_VLLM_VERSION": version})
 
 
 def test_level_0_leaves_memory_alone(vllm):
@@ -324,16 +343,209 @@ def test_the_cache_may_leave_first(vllm):
         assert sum("pause of tag kv_cache took" in line for line in log) == 3
 
 
-def test_the_interface_before_backends(vllm):
+# ---- what newer versions have ----
+def test_a_wake_brings_all_tags_but_the_one_that_is_left(vllm):
     vllm("""
-    import vllm
-    llm = engine()
-    before = tokens(llm)
-    llm.sleep(1)
+    llm = engine(lora=True)
+    before, there = tokens(llm), resident()
+    assert there["runtime"] == 2 << 20
+    worker = llm.core.model_executor.worker
+    worker.adapter.write(b"an adapter")
+    llm.sleep(2)                            # keeps it, unlike the weights
     assert resident() == {}
+    llm.wake_up(["weights"])
+    assert resident() == {tag: size for tag, size in there.items() if tag != "kv_cache"}, resident()
+    assert worker.adapter.read(10) == b"an adapter"
+    llm.collective_rpc("reload_weights")
+    llm.wake_up(["kv_cache"])
+    assert resident() == there and tokens(llm) == before
+    """, env=NEWEST)
+
+
+def test_a_pool_without_memory(vllm):
+    """vLLM has entered it, and nothing was allocated. The group has no memory of that tag."""
+    vllm("""
+    llm = engine(lora=False)
+    before, there = tokens(llm), resident()
+    assert "runtime" not in there
+    for wake in ([None], [["weights"], ["kv_cache"]], [["kv_cache"], ["weights"]]):
+        llm.sleep(1)
+        assert resident() == {}
+        for tags in wake:
+            llm.wake_up(tags)
+        assert resident() == there and tokens(llm) == before
+    """, env=NEWEST)
+
+
+@pytest.mark.parametrize("way", ["all", "tags"])
+def test_the_cache_is_discarded_while_the_engine_is_paused(vllm, way):
+    """release_kv_cache_memory(), also before a sleep."""
+    vllm("""
+    llm = LLM(model="m", enable_sleep_mode=True, tensor_parallel_size=2)
+    before, there = tokens(llm), resident()
+    without = {tag: size for tag, size in there.items() if tag != "kv_cache"}
+    fails("requires a completed pause", llm.release_kv_cache_memory)
+    llm.sleep(0)
+    llm.release_kv_cache_memory()
+    assert resident() == without, resident()
+    fails("memory to be resident", llm.release_kv_cache_memory)
+    assert llm.wake_up(["kv_cache"]) is True
+    assert resident() == there and tokens(llm) == before
+
+    llm.sleep(0)
+    llm.release_kv_cache_memory()
+    llm.sleep(1)
+    assert set(resident()) <= {"heap"}, resident()
+    assert llm.wake_up(["weights"]) is False
+    assert resident() == without
+    llm.sleep(1)                            # again, with the cache away
+    assert set(resident()) <= {"heap"}, resident()
     llm.wake_up()
+    assert resident() == there and tokens(llm) == before
+    """, env={**NEWEST, "AMEM_VLLM_SLEEP": way})
+
+
+@pytest.mark.parametrize("way", ["all", "tags"])
+def test_a_sleep_that_fails_after_the_cache_was_discarded(bare_node, build, way):
+    """The cache is away still, and the weights are where they were."""
+    bare_node.start_broker("--pool-size", "2MiB")
+    Vllm(bare_node, build)("""
+    llm = LLM(model="m", enable_sleep_mode=True, tensor_parallel_size=2)
+    before, there = tokens(llm), resident()
+    llm.sleep(0)
+    llm.release_kv_cache_memory()
+    without = resident()
+    for _ in range(2):
+        fails("a pool.size of", llm.sleep, 1)
+        assert resident() == without, resident()
+    llm.wake_up()
+    assert resident() == there and tokens(llm) == before
+    """, env={**NEWEST, "AMEM_VLLM_SLEEP": way})
+
+
+def test_parameters_that_vllm_preserves_over_level_2(vllm):
+    vllm("""
+    llm = engine(sleep_preserve_parameter_names=["table.*"])
+    worker = llm.core.model_executor.worker
+    table = worker.weights.read(64, 64)
+    llm.sleep(2)
+    llm.wake_up(["kv_cache"])
+    llm.wake_up(["weights"])
+    data = worker.weights.read()
+    assert data[64:128] == table and any(data[:64]) and not any(data[128:])
+    llm = None
+    """, env=NEWEST)
+    vllm("""
+    llm = engine(sleep_preserve_parameter_names=["chair.*"])
+    before = tokens(llm)
+    fails("No parameter matches sleep retention: chair", llm.sleep, 2)
+    assert not llm.core.is_sleeping() and tokens(llm) == before
+    """, env=NEWEST)
+
+
+@pytest.mark.parametrize("version", ["0.30.0", "0.33.0"])
+@pytest.mark.parametrize("way", ["all", "tags"])
+def test_ncclCommSuspend_is_not_called(vllm, version, way):
+    """It would be refused, and would fail the sleep."""
+    vllm("""
+    llm = LLM(model="m", enable_sleep_mode=True, enable_nccl_comm_suspend=True, tensor_parallel_size=2)
+    before, there = tokens(llm), resident()
+    llm.sleep(1)
+    assert set(resident()) <= {"heap"}
+    llm.wake_up()
+    assert resident() == there and tokens(llm) == before
+    """, env={"FAKE_VLLM_VERSION": version, "AMEM_VLLM_SLEEP": way})
+
+
+def test_nccls_memory_leaves_with_the_pools(vllm):
+    """In a trainer's process, where vLLM was told to suspend its communicators. The tag is the stand-in's: no NCCL is here."""
+    vllm("""
+    from amem import _vllm_worker
+    llm = LLM(model="m", enable_sleep_mode=True, enable_nccl_comm_suspend=True)
+    asked = []
+    pause, resume = _vllm_worker._rank.pause, _vllm_worker._rank.resume
+    _vllm_worker._rank.pause = lambda tags, discard: (asked.append((list(tags), list(discard))), pause(tags, discard=discard))
+    llm.sleep(2)
+    assert asked == [(["kv_cache", "nccl", "weights"], ["kv_cache", "weights"]), (["kv_cache", "weights"], ["kv_cache", "weights"])], asked
+    llm.wake_up()
+    """, env={**NEWEST, "AMEM_VLLM_SLEEP": "tags"})
+
+
+@pytest.mark.parametrize("way", ["all", "tags"])
+def test_offloaded_graphs(vllm, way):
+    """sleep_mode_offload_cudagraph: in a trainer's process they have a pool, else they leave with everything."""
+    vllm(f"""
+    llm = LLM(model="m", enable_sleep_mode=True, sleep_mode_offload_cudagraph=True)
+    before, there, worker = tokens(llm), resident(), llm.core.model_executor.worker
+    assert ("cudagraph" in there) == ({way!r} == "tags"), there
+    llm.sleep(2)
+    assert set(resident()) <= {{"heap"}}, resident()
+    llm.wake_up(["weights"])
+    assert "kv_cache" not in resident() and len(resident()) == len(there) - 1, resident()
+    llm.collective_rpc("reload_weights")
+    llm.wake_up(["kv_cache"])
+    assert resident() == there and tokens(llm) == before
+    if "cudagraph" in there:
+        assert worker.graphs.read(7) == b"a graph"
+    """, env={**NEWEST, "AMEM_VLLM_SLEEP": way})
+
+
+def test_a_cache_that_a_nic_knows_leaves(vllm, build):
+    """vLLM unregisters it before the pause looks what is registered, and waits for a transfer."""
+    vllm("""
+    import time
+    from vllm import _worker
+    llm = engine(connector=True)
+    before, there, connector = tokens(llm), resident(), _worker.get_kv_transfer_group()
+    with amem.Broker() as broker:
+        broker.pause("vllm")
+        assert resident() == {"kv_cache": there["kv_cache"]}    # an operator's pause leaves it where the NIC has it
+        broker.resume("vllm")
+    connector.transfers_until = time.monotonic() + 0.5
+    llm.sleep(1)
+    assert time.monotonic() >= connector.transfers_until and resident() == {}, resident()
+    llm.wake_up(["weights"])
+    llm.wake_up(["kv_cache"])
+    assert connector.calls == ["restore", "unregister", "restore"] and tokens(llm) == before
+    with amem.Broker() as broker:
+        broker.pause("vllm")
+        fails("Resume it first", llm.sleep, 1)                  # and it has not unregistered the cache
+        broker.resume("vllm")
+    assert connector.region is not None and tokens(llm) == before
+    """, env={**NEWEST, "LD_LIBRARY_PATH": ":".join([build.sim_libraries, os.path.join(build.directory, "lib", "rdma"),
+                                                     os.path.join(build.directory, "lib")])})
+
+
+def test_a_cache_is_registered_again_when_a_sleep_fails(bare_node, build):
+    bare_node.start_broker("--pool-size", "2MiB")
+    Vllm(bare_node, build)("""
+    from vllm import _worker
+    llm = engine(connector=True)
+    before, connector = tokens(llm), _worker.get_kv_transfer_group()
+    fails("a pool.size of", llm.sleep, 1)
+    assert connector.calls == ["restore", "unregister", "restore"] and connector.region is not None
     assert tokens(llm) == before
-    """, env={"FAKE_VLLM_VERSION": "0.24.0"})
+    """, env={**NEWEST, "LD_LIBRARY_PATH": ":".join([build.sim_libraries, os.path.join(build.directory, "lib", "rdma"),
+                                                     os.path.join(build.directory, "lib")])})
+
+
+def test_what_the_backend_says_of_itself(vllm):
+    vllm("""
+    llm = engine()
+    llm.sleep(0)
+    llm.release_kv_cache_memory()
+    backend = llm.core.model_executor.worker._sleep_mode_backend
+    assert type(backend).__module__ == "amem._vllm_backend" and backend.state() == "SUSPENDED"
+    llm.wake_up()
+    assert backend.state() == "RUNNING"
+    assert backend.is_supported() and backend.preserves_communicators() and backend.preserves_compiled_artifacts()
+    assert backend.preserves_graphs_with_communicators() and not backend.supports_durable_storage()
+    with amem.Broker() as broker:
+        broker.pause("vllm")
+        fails("Resume it first", llm.sleep, 1)
+        broker.resume("vllm")
+    assert backend.state() == "RUNNING"
+    """, env=NEWEST)
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -349,7 +561,6 @@ def test_an_engine_in_a_trainers_process_leaves_alone(vllm, size):
     assert resident() == there and llm.collective_rpc("sums")[0][0] == sums[0][0]
     llm.sleep(2)
     assert resident() == rest
-    fails("wake the tag weights first", llm.wake_up, ["kv_cache"])
     llm.wake_up(["weights"])
     assert "kv_cache" not in resident() and len(resident()) == 2
     llm.collective_rpc("reload_weights")
@@ -383,10 +594,42 @@ def test_the_switch_of_the_environment(vllm):
 
 
 # ---- early errors ----
-def test_an_unknown_version(vllm):
-    for version in ("0.27.0", "0.19.1", "1.26.0", "0.0.0.dev1"):
-        vllm("""fails("amem knows the sleep mode of vLLM 0.20 to 0.26; this is", engine)""",
-             env={"FAKE_VLLM_VERSION": version})
+@pytest.mark.parametrize("version", ["0.34.0", "1.2.0", "0.35.0.dev7+gabcdef", "0.19.1"])
+def test_a_version_that_was_not_tried(vllm, version):
+    """It has all that amem needs, so it runs, with one warning."""
+    vllm(WARNED + f"""
+llm = LLM(model="m", enable_sleep_mode=True, tensor_parallel_size=2)
+before = tokens(llm)
+llm.sleep(1)
+assert resident() == {{}}
+llm.wake_up()
+assert tokens(llm) == before
+warned("this is vLLM {version}; amem was tried with 0.20 to 0.33.")
+assert "Executor.sleep" in said.getvalue()
+""", env={"FAKE_VLLM_VERSION": version, "AMEM_VLLM_SLEEP": "all"})
+
+
+@pytest.mark.parametrize("place, name", [
+    ("vllm.v1.executor.abstract:Executor.wake_up", "wake_up"), ("vllm.v1.engine.core:EngineCore.resume_scheduler", "resume_scheduler"),
+    ("vllm.v1.worker.gpu_worker:Worker.wake_up", "wake_up"), ("vllm.device_allocator.cumem:CuMemAllocator.use_memory_pool", "use_memory_pool")])
+def test_a_function_that_was_moved(vllm, place, name):
+    """Also of a version that is known by its number."""
+    owner = place.partition(":")[2].partition(".")[0]
+    vllm(f"""
+    try:
+        LLM(model="m", enable_sleep_mode=True)
+    except amem.FailedPreconditionError as error:
+        assert f"amem needs {name}() of " in str(error) and {owner!r} in str(error), error
+        assert "not known to amem. Use an older version, or a newer amem" in str(error)
+    else:
+        raise SystemExit("it runs")
+    """, env={**NEWEST, "FAKE_VLLM_LACKS": place, "AMEM_VLLM_SLEEP": "all"})
+
+
+def test_two_backends(vllm):
+    vllm("""
+    fails("two sleep-mode backends: --sleep-mode-backend criu, and amem", LLM, model="m", enable_sleep_mode=True, sleep_mode_backend="criu")
+    """, env={**NEWEST, "AMEM_VLLM_SLEEP": "all"})
 
 
 def test_without_a_shim(vllm):
@@ -427,22 +670,23 @@ def parsed(*argv):
 """
 
 
-def test_the_option(vllm):
+@pytest.mark.parametrize("version", ["0.24.0", "0.26.0", "0.33.0"])
+def test_the_option(vllm, version):
     vllm(PARSE + """
 config = parsed("--enable-sleep-mode", "--sleep-mode-backend", "amem").create_engine_config()
-assert config.model_config.sleep_mode_backend == "amem"
 assert config.parallel_config.worker_cls == "amem.vllm.Worker"
 import os
 assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
 from vllm.v1.engine.core import EngineCore
 core = EngineCore(config)
+assert getattr(config.model_config, "sleep_mode_backend", "amem") == "amem"
 core.sleep(1)
 assert resident() == {}, resident()
 core.wake_up()
 fails("add --enable-sleep-mode", parsed("--sleep-mode-backend", "amem").create_engine_config)
 fails("--worker-cls other.Worker cannot be used with it",
       parsed("--enable-sleep-mode", "--worker-cls", "other.Worker", "--sleep-mode-backend", "amem").create_engine_config)
-""")
+""", env={"FAKE_VLLM_VERSION": version})
 
 
 def test_vllm_without_amem_is_as_it_was(vllm):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import time
 from typing import Any
 
 from amem.errors import FailedPreconditionError, InternalError, error_of
@@ -104,6 +105,13 @@ def group() -> str:
 def shut_ms() -> int:
     """For how long calls of this process have had to wait for its group so far."""
     return int(_function("amem_shim_shut_ms")())
+
+
+def is_shut() -> bool:
+    """Whether calls of this process that need the GPU have to wait now, because its group is paused. Takes some milliseconds."""
+    before = shut_ms()
+    time.sleep(0.003)
+    return shut_ms() > before
 
 
 def interpreter_ends() -> None:

@@ -2,21 +2,26 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import importlib
 import logging
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 import vllm.v1.worker.gpu_worker
 from vllm.device_allocator.cumem import CuMemAllocator
 
-from amem import _rank, _regions
+from amem import _rank, _regions, _shim
+from amem._frameworks import hook
 from amem.errors import AbortedError, DeadlineExceededError, Error, FailedPreconditionError, NotFoundError
-from amem.vllm import BACKEND, check_process, check_sleep_mode, check_version, only_tags
+from amem.vllm import BACKEND, DEFERRABLE, check_process, check_sleep_mode, only_tags
 
 _logger = logging.getLogger("vllm.amem")
-_CACHE = "kv_cache"
+_CACHE, _GRAPHS, _NCCL = "kv_cache", "cudagraph", "nccl"
+_NOT_THERE = re.compile(r"no memory of tag '([^']+)'")
 
 
 class Allocator:
@@ -25,15 +30,17 @@ class Allocator:
 
     def __init__(self) -> None:
         self._tags: set[str] = set()  # of all pools so far
+        self._graphs: Any = None  # torch's pool
         self.forget()
 
     def forget(self) -> None:
         """As before the first pool: the engine has ended."""
         self._tags.clear()
         self.asleep: set[str] = set()
-        self._dropped: set[str] = set()  # of these, whose bytes do not come back
         self.away = False  # a pause of ours has taken something, or may have
+        self.torn = False  # it has failed meanwhile
         self._rest_away = False  # also what is in no pool
+        self.takes_nccl = False  # with only_tags(): NCCL's memory leaves with the pools
 
     @contextlib.contextmanager
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
@@ -43,57 +50,86 @@ class Allocator:
         with _regions.outside(), _regions.region(tag):  # vLLM's pools nest
             yield
 
+    @contextlib.contextmanager
+    def cudagraph_pool(self) -> Iterator[tuple[int, int]]:
+        """The pool that vLLM captures its graphs into. Where the whole group leaves, vLLM needs none: see _choose_backend()."""
+        if self._graphs is None:
+            self._graphs = torch.cuda.MemPool()
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._graphs))  # it lives on, as the pools of regions do
+        self._tags.add(_GRAPHS)
+        with _regions.outside(), _regions.region_of_callers_pool(_GRAPHS, keep=True):
+            yield self._graphs.id
+
     def sleep(self, offload_tags: Iterable[str] | str | None = None) -> None:
-        if self.asleep:
-            raise FailedPreconditionError("the engine is asleep already; wake it up first")
         kept = {"default"} if offload_tags is None else {offload_tags} if isinstance(offload_tags, str) else set(offload_tags)
-        drop = sorted(self._tags - kept)  # every rank asks for the same
+        tags = self._tags | {_NCCL} if self.takes_nccl else self._tags
+        going = tags - self.asleep  # the others left by an earlier sleep, or have been discarded
+        if not going and (self._rest_away or only_tags()):
+            raise FailedPreconditionError("the engine is asleep already; wake it up first")
         torch.cuda.empty_cache()  # what torch keeps for later need not be copied
-        try:
-            if _CACHE in drop and os.environ.get("AMEM_VLLM_CACHE_FIRST") == "1":
-                # Its room is free for another engine while the rest is being copied.
-                self._pause([_CACHE], [_CACHE])
-                self._pause(self._rest(), [each for each in drop if each != _CACHE])
-            else:
-                self._pause(self._rest(), drop)
-        except NotFoundError:  # a model without a cache
-            drop = []
-            self._tags.discard(_CACHE)
-            self._pause(self._rest(), drop)
-        self.asleep, self._dropped, self._rest_away = set(self._tags), set(drop), not only_tags()
+        drop = going - kept - {_NCCL}  # every rank asks for the same
+        if _CACHE in drop and os.environ.get("AMEM_VLLM_CACHE_FIRST") == "1":
+            # Its room is free for another engine while the rest is being copied.
+            self._pause({_CACHE}, {_CACHE})
+            going, drop = going - {_CACHE}, drop - {_CACHE}
+        self._pause(going, drop, whole=not only_tags())
 
-    def _rest(self) -> list[str] | None:
-        """What a sleep takes, as amem.pause() has it."""
-        return sorted(self._tags) if only_tags() else None
+    def discard(self, tags: Iterable[str] | str) -> None:
+        """The bytes of these tags; the rest runs on."""
+        going = {tags} if isinstance(tags, str) else set(tags)
+        going = going & self._tags - self.asleep
+        self._pause(going, going)
 
-    def _pause(self, tags: list[str] | None, drop: list[str]) -> None:
+    def _pause(self, going: set[str], drop: set[str], whole: bool = False) -> None:
+        """Of the tags `going`, or of everything."""
         try:
-            _rank.pause(tags, discard=drop)
+            there = _of_those_there(going, lambda tags: _rank.pause(None if whole else tags, discard=sorted(drop.intersection(tags))),
+                                    whole)
         except (AbortedError, DeadlineExceededError):
-            self.away = True  # some of it may have left; after other errors the group is as it was
+            # Some of it may have left; after other errors the group is as it was.
+            self.away = self.torn = True
+            self._rest_away |= whole
             raise
-        self.away = True
+        if there or whole:
+            self.away = True
+            self.asleep = self.asleep | there
+            self._rest_away |= whole
 
     def wake_up(self, tags: Iterable[str] | None = None) -> None:
+        self.wake(set() if tags is None else self.asleep.intersection(DEFERRABLE) - set(tags))
+
+    def wake(self, left: set[str]) -> None:
+        """All but the tags that are `left`."""
         if not self.away:
             return  # nothing to bring back
-        left = self.asleep - set(tags) if tags is not None else set()
-        if "weights" in left & self._dropped:
-            # vLLM restores buffers, which lie there, with any wake.
-            raise FailedPreconditionError("the weights have been dropped; wake the tag weights first, or all")
-        if not left:
-            _rank.resume(self._rest())
+        if not left and not only_tags():
+            _rank.resume()
         elif self._rest_away:
             # NCCL's memory and workspaces are needed to bring new weights.
             _rank.resume(except_tags=sorted(left))
-        elif self.asleep - left:
-            _rank.resume(sorted(self.asleep - left))
-        self.asleep, self.away, self._rest_away = left, bool(left), False
+        else:
+            _of_those_there((self._tags if self.torn else self.asleep) - left, _rank.resume)
+        self.asleep, self.away, self._rest_away, self.torn = self.asleep & left, bool(left), False, False
 
     def get_current_usage(self) -> int:
         """Bytes of the pools. vLLM asks whether another engine of this process has some."""
         return sum(int(each["resident_bytes"]) + int(each["away_bytes"])
                    for each in _rank.stats()["brokered"] if each["tag"] in self._tags)
+
+
+def _of_those_there(tags: set[str], operate: Callable[[list[str]], None], whole: bool = False) -> set[str]:
+    """Operates on the tags, without those that the group has no memory of: a pool that nothing was allocated from. Gives the
+    tags that there are. `whole`: also on none."""
+    while tags or whole:
+        try:
+            operate(sorted(tags))
+            break
+        except NotFoundError as error:  # all ranks of the group get the same one
+            absent = tags.intersection(_NOT_THERE.findall(str(error)))
+            if not absent:
+                raise
+            tags = tags - absent
+    return tags
 
 
 _allocator = Allocator()
@@ -103,13 +139,14 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
     """--worker-cls amem.vllm.Worker"""
 
     def __init__(self, vllm_config: Any, *args: Any, **options: Any) -> None:
-        check_version()
+        _check_worker()
         check_sleep_mode(vllm_config.model_config.enable_sleep_mode)
         check_process()
+        self._amem_before: set[str] = set()  # what was asleep before the sleep under way
         super().__init__(vllm_config, *args, **options)
         # All of vLLM's ways to its allocator end there.
         CuMemAllocator.get_instance = staticmethod(lambda: _allocator)
-        _register_backend()
+        _choose_backend(vllm_config.model_config)
 
     def init_device(self) -> None:
         super().init_device()
@@ -119,18 +156,40 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
                 "its log says why. A worker that was forked has none: set VLLM_WORKER_MULTIPROC_METHOD=spawn")
 
     def sleep(self, level: int = 1) -> None:
+        self._amem_begin()
         try:
             super().sleep(level)
         except AssertionError as error:
             # vLLM compares the device's free memory at the end. Another engine may have taken its turn by then.
-            if not _allocator.asleep:
+            if not _allocator.asleep - self._amem_before:
                 raise
             _logger.info("amem: the engine sleeps; %s", error)
 
-    def amem_call(self, method: str, options: dict[str, Any]) -> str:
-        """Calls sleep or wake_up; the answer is empty, or says what went wrong."""
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        saved: dict[str, Any] = getattr(self, "_sleep_saved_buffers", {})
+        later = saved and tags is not None and "weights" not in tags and "weights" in _allocator.asleep
+        if later:  # until 0.26 vLLM restores buffers, which lie among the weights, with any wake
+            self._sleep_saved_buffers = {}
         try:
-            getattr(self, method)(**options)
+            super().wake_up(tags)
+        finally:
+            if later:
+                self._sleep_saved_buffers = saved
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        self._amem_begin()
+        super().discard(tags)
+
+    def _amem_begin(self) -> None:
+        """Before vLLM touches the GPU or unregisters its cache. FailedPreconditionError: an operator has paused the group."""
+        self._amem_before = set(_allocator.asleep)
+        if _shim.is_shut():
+            raise FailedPreconditionError(f"an operator has paused the group '{_rank.group()}'. Resume it first")
+
+    def amem_call(self, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> str:
+        """Calls sleep, wake_up or discard; the answer is empty, or says what went wrong."""
+        try:
+            getattr(self, method)(*args, **options)
         except Error as error:
             return f"{method}: {error}"
         except Exception as error:  # noqa: BLE001: the other workers' answers must be read, too
@@ -139,22 +198,60 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
         return ""
 
     def amem_come_back(self) -> None:
-        """After a sleep that failed, here or in another worker. What an operator has paused is the operator's."""
-        if _allocator.away:
-            self.wake_up()
-        else:
-            self._sleep_saved_buffers: dict[str, Any] = {}  # of level 2: they are where they were
+        """After a sleep or a discard that failed, here or in another worker: what it has taken is on the GPU again. What an
+        operator has paused is the operator's."""
+        before = self._amem_before
+        if _allocator.torn or _allocator.asleep != before:
+            if not before:
+                super().wake_up()
+                return
+            _allocator.wake(before)
+        for name, saved in vars(self).items():  # what vLLM has saved of the weights, for level 2: it is where it was
+            if name.startswith("_sleep_saved_"):
+                saved.clear()
+        if _CACHE not in before and not _shim.is_shut():
+            _register_cache()
 
     def shutdown(self) -> None:
         super().shutdown()
         _allocator.forget()
 
 
-def _register_backend() -> None:
-    """Where vLLM has a choice of sleep-mode backends, 0.25 and later, amem's is vLLM's own over the allocator above."""
-    try:
-        from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
-    except ModuleNotFoundError:
+def _register_cache() -> None:
+    """With the KV connector that has unregistered it for a sleep, in vLLM 0.33 and later. Does nothing where it is registered."""
+    worker = vllm.v1.worker.gpu_worker
+    if hasattr(worker, "has_kv_transfer_group") and worker.has_kv_transfer_group():
+        restore = getattr(worker.get_kv_transfer_group(), "restore_kv_caches", None)
+        if restore is not None:
+            restore()
+
+
+def _check_worker() -> None:
+    """FailedPreconditionError: this vLLM has moved what amem needs of its workers."""
+    worker = vllm.v1.worker.gpu_worker.Worker
+    hook(worker, "init_device", "self")
+    hook(worker, "sleep", "self", "level")
+    hook(worker, "wake_up", "self", "tags")
+    hook(worker, "shutdown", "self")
+    hook(CuMemAllocator, "get_instance")
+    hook(CuMemAllocator, "use_memory_pool", "self", "tag")
+
+
+def _choose_backend(model_config: Any) -> None:
+    """Where vLLM has a choice of sleep-mode backends, 0.25 and later; and options of vLLM's that are amem's matter now."""
+    if getattr(model_config, "enable_nccl_comm_suspend", False):
+        # ncclCommSuspend() would be refused in a group that is paused. NCCL's memory leaves in the pause itself.
+        _logger.info("amem: NCCL's memory leaves with the rest, so vLLM does not suspend its communicators (enable_nccl_comm_suspend)")
+        model_config.enable_nccl_comm_suspend = False
+        _allocator.takes_nccl = only_tags()
+    if not hasattr(model_config, "sleep_mode_backend"):
         return
-    if BACKEND not in SleepModeBackendFactory._registry:
-        SleepModeBackendFactory.register_backend(BACKEND, "vllm.device_allocator.sleep_mode_backend", "CuMemBackend")
+    if only_tags() and getattr(model_config, "sleep_mode_offload_cudagraph", False):
+        # vLLM makes a pool for its graphs if the backend is called cumem. The allocator is amem's in either case. Where
+        # everything leaves, graphs leave without a pool.
+        model_config.sleep_mode_backend = "cumem"
+        return
+    backends = importlib.import_module("vllm.device_allocator.sleep_mode_backend")
+    if BACKEND not in backends.SleepModeBackendFactory._registry:
+        backends.SleepModeBackendFactory.register_backend(BACKEND, "amem._vllm_backend", "Backend")
+    model_config.sleep_mode_backend = BACKEND

@@ -20,8 +20,8 @@ from amem.errors import InvalidArgumentError
 
 BACKEND = "amem"
 WORKER = "amem.vllm.Worker"
-OLDEST, NEWEST = (0, 20), (0, 26)  # vLLM's versions whose sleep mode is known
-_TAGS = ("weights", "kv_cache")  # what vLLM may be told to wake
+OLDEST, NEWEST = (0, 20), (0, 33)  # vLLM's versions that it was tried with, or read for
+DEFERRABLE = ("weights", "kv_cache")  # what vLLM may be told to wake; a wake brings all other tags
 _LEVELS = (0, 1, 2)
 _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 # For programs that start vLLM and have no such option: "all", or "tags", which leaves the rest of the process alone.
@@ -52,11 +52,19 @@ def register() -> None:
 
 
 # ---- early checks: before a model is loaded ----
-def check_version() -> None:
-    """FailedPreconditionError: this vLLM's sleep mode is not known."""
+def check_engine() -> None:
+    """FailedPreconditionError: this vLLM has moved what amem needs of its engine."""
     from vllm import __version__ as version
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor.abstract import Executor
 
-    _frameworks.check_version("the sleep mode of vLLM", version, OLDEST, NEWEST)
+    hook = _frameworks.hook
+    found = [hook(EngineArgs, "create_engine_config", "self"),
+             hook(EngineCore, "sleep", "self", "level", "mode"), hook(EngineCore, "is_sleeping", "self"),
+             hook(EngineCore, "resume_scheduler", "self"), hook(Executor, "sleep", "self", "level"),
+             hook(Executor, "wake_up", "self", "tags"), hook(Executor, "collective_rpc", "self", "method", "timeout", "args", "kwargs")]
+    _frameworks.warn_of_version(_logger, "vLLM", version, OLDEST, NEWEST, found)
 
 
 def check_process() -> None:
@@ -84,8 +92,12 @@ def only_tags() -> bool:
 # ---- options ----
 def _prepare(arguments: Any) -> None:
     """Of an engine that is to sleep by amem, when its options are known."""
-    check_version()
+    check_engine()
     check_sleep_mode(arguments.enable_sleep_mode)
+    other = getattr(arguments, "sleep_mode_backend", None)
+    if other not in (None, "cumem", BACKEND):  # cumem is what vLLM has where nothing is said
+        raise InvalidArgumentError(
+            f"two sleep-mode backends: --sleep-mode-backend {other}, and amem by {_SWITCH} or --worker-cls {WORKER}; leave one of the two out")
     if arguments.worker_cls not in ("auto", WORKER):
         raise InvalidArgumentError(
             f"--sleep-mode-backend amem brings a worker class of its own, so --worker-cls {arguments.worker_cls} cannot be "
@@ -125,13 +137,10 @@ def _extend_arguments(engine_args: Any) -> None:
 
     @functools.wraps(create)
     def create_engine_config(self: Any, *args: Any, **options: Any) -> Any:
-        chosen = getattr(self, "sleep_mode_backend", None) == BACKEND or bool(self.enable_sleep_mode and _switched())
-        if chosen or self.worker_cls == WORKER:
+        if (getattr(self, "sleep_mode_backend", None) == BACKEND or self.worker_cls == WORKER
+                or self.enable_sleep_mode and _switched()):
             _prepare(self)
-        config = create(self, *args, **options)
-        if chosen and hasattr(config.model_config, "sleep_mode_backend"):
-            config.model_config.sleep_mode_backend = BACKEND
-        return config
+        return create(self, *args, **options)
 
     engine_args.add_cli_args = staticmethod(add_cli_args)
     engine_args.from_cli_args = classmethod(from_cli_args)
@@ -150,6 +159,7 @@ def _extend_engine() -> None:
         return
     _extended.add(Executor)
     executor_sleep, executor_wake_up, engine_sleep = Executor.sleep, Executor.wake_up, EngineCore.sleep
+    executor_discard: Any = getattr(Executor, "discard", None)  # since 0.31
 
     @functools.wraps(executor_sleep)
     def sleep(self: Any, level: int = 1) -> Any:
@@ -167,11 +177,24 @@ def _extend_engine() -> None:
     def wake_up(self: Any, tags: list[str] | None = None) -> Any:
         if not _is_ours(self.vllm_config):
             return executor_wake_up(self, tags)
-        unknown = sorted(set(tags or ()) - set(_TAGS))
+        unknown = sorted(set(tags or ()) - set(DEFERRABLE))
         if unknown:
-            raise InvalidArgumentError(f"there is no tag {', '.join(unknown)} to wake; the tags are {', '.join(_TAGS)}")
+            raise InvalidArgumentError(f"there is no tag {', '.join(unknown)} to wake; the tags are {', '.join(DEFERRABLE)}")
         with _all_answers(self):
             return executor_wake_up(self, tags)
+
+    def discard(self: Any, tags: tuple[str, ...]) -> None:
+        if not _is_ours(self.vllm_config):
+            executor_discard(self, tags)
+            return
+        asleep = set(self.sleeping_tags)
+        with _all_answers(self):
+            try:
+                executor_discard(self, tags)
+            except Exception:
+                self.collective_rpc("amem_come_back", kwargs={})
+                self.sleeping_tags = asleep  # vLLM takes them for asleep, whatever has happened
+                raise
 
     @functools.wraps(engine_sleep)
     def sleep_engine(self: Any, level: int = 1, mode: str = "abort") -> Any:
@@ -195,6 +218,8 @@ def _extend_engine() -> None:
         return answer
 
     Executor.sleep, Executor.wake_up, EngineCore.sleep = sleep, wake_up, sleep_engine
+    if executor_discard is not None:
+        Executor.discard = functools.wraps(executor_discard)(discard)
 
 
 def _is_ours(config: Any) -> bool:
@@ -206,8 +231,8 @@ def _all_answers(executor: Any) -> Iterator[None]:
     """Calls of all workers go to Worker.amem_call meanwhile, which answers with a text where vLLM's would raise."""
     call = executor.collective_rpc
 
-    def collective_rpc(method: str, *, kwargs: dict[str, Any]) -> list[Any]:
-        answers: list[Any] = call("amem_call", args=(method, kwargs))
+    def collective_rpc(method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> list[Any]:
+        answers: list[Any] = call("amem_call", args=(method, args, kwargs or {}))
         failed = sorted({each for each in answers if each})
         if failed:
             raise RuntimeError("; ".join(failed))

@@ -1,7 +1,11 @@
 """As much of torch as vLLM's worker and the plugin meet here: blocks that were freed are kept, and there are no tensors."""
 import types
 
-cuda = types.SimpleNamespace(kept=[], is_available=lambda: False)
+class MemPool:
+    id = (0, 1)
+
+
+cuda = types.SimpleNamespace(kept=[], is_available=lambda: False, MemPool=MemPool)
 
 
 def empty_cache():

@@ -1,11 +1,12 @@
-"""What the modules for frameworks ask before they change anything: a version that amem knows, functions that are where they
-were, a process that can be a rank. Imports no framework. Any thread."""
+"""What the modules for frameworks ask before they change anything: functions that are where they were, a process that can be a
+rank. Imports no framework. Any thread."""
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from amem import _endpoint, _shim
@@ -15,15 +16,16 @@ from amem.errors import FailedPreconditionError, UnavailableError
 Version = tuple[int, ...]
 
 
-def check_version(name: str, version: str, oldest: Version, newest: Version) -> None:
-    """`version`: the framework's, of which as many numbers count as the others have. FailedPreconditionError: it is not
-    known."""
-    found = tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:len(oldest)]))
-    if len(found) < len(oldest) or not oldest <= found <= newest or not version[0].isdigit():
-        known = " to ".join(".".join(map(str, each)) for each in dict.fromkeys((oldest, newest)))
-        raise FailedPreconditionError(
-            f"amem knows {name} {known}; this is {version}. Use one of these, or a newer amem. `amemctl pause` and `swap` work "
-            "with any version")
+def warn_of_version(logger: logging.Logger, name: str, version: str, oldest: Version, newest: Version,
+                    found: Iterable[Callable[..., Any]]) -> None:
+    """One warning where this version is not among those that amem was tried with. It runs: what is there decides, never a
+    number. `version`: the framework's, of which as many numbers count as the others have. `found`: what hook() has returned."""
+    numbers = tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:len(oldest)]))
+    if len(numbers) == len(oldest) and oldest <= numbers <= newest:
+        return
+    tried = " to ".join(".".join(map(str, each)) for each in dict.fromkeys((oldest, newest)))
+    logger.warning("amem: this is %s %s; amem was tried with %s. It has what amem needs: %s", name, version, tried,
+                   ", ".join(each.__qualname__ for each in found))
 
 
 def check_process(purpose: str, how_to_start: str) -> None:
@@ -54,12 +56,13 @@ def hook(owner: Any, name: str, *parameters: str) -> Callable[..., Any]:
     function = inspect.getattr_static(owner, name, None)
     function = getattr(function, "__func__", function)  # of a static or class method
     if not callable(function):
-        raise FailedPreconditionError(f"amem needs {name}() of {where}, which is not there: this version is not known to amem")
+        raise FailedPreconditionError(f"amem needs {name}() of {where}, which is not there: this version is not known to amem. Use "
+                                      "an older version, or a newer amem. `amemctl pause` and `swap` work with any version")
     found = tuple(inspect.signature(function).parameters)
     if found[:len(parameters)] != parameters:
         raise FailedPreconditionError(
             f"amem needs {where}.{name}({', '.join(parameters)}, ...), which takes ({', '.join(found)}) here: this version is not "
-            "known to amem")
+            "known to amem. Use an older version, or a newer amem. `amemctl pause` and `swap` work with any version")
     return function  # type: ignore[no-any-return]
 
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 from amem import _background
-from amem._frameworks import check_process, check_version, hook, replace
+from amem._frameworks import check_process, hook, replace, warn_of_version
 from amem._frameworks.phases import State, bring, idle, take
 from amem._regions import move
 from amem.errors import FailedPreconditionError
@@ -28,7 +29,8 @@ __all__ = ["GRADS", "OPTIMIZER", "PARAMS", "add_arguments", "check", "install", 
 
 PARAMS, GRADS, OPTIMIZER = "megatron.params", "megatron.grads", "megatron.optimizer"
 _KEEP = {PARAMS: True, GRADS: False, OPTIMIZER: True}  # Megatron, too, brings gradients back as zeros
-OLDEST, NEWEST = (0, 19), (0, 20)  # megatron-core's versions whose buffers and optimizers are known
+OLDEST, NEWEST = (0, 19), (0, 20)  # megatron-core's versions that it was tried with, or read for
+_logger = logging.getLogger("amem")
 _HOW_TO_START = "start the trainer with `amemctl run --group NAME --scope regions -- torchrun ...`"
 # What of an optimizer touches its state.
 _TOUCHING = ("step", "prepare_grads", "step_with_ready_grads", "state_dict", "load_state_dict", "sharded_state_dict",
@@ -42,12 +44,11 @@ def check() -> None:
     from megatron.core.distributed import DistributedDataParallel
     from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
 
-    check_version("megatron-core", megatron.core.__version__, OLDEST, NEWEST)
-    hook(DistributedDataParallel, "offload_grad_buffers", "self", "synchronize", "empty_cache")
-    hook(DistributedDataParallel, "restore_grad_buffers", "self", "synchronize")
+    found = [hook(DistributedDataParallel, "offload_grad_buffers", "self", "synchronize", "empty_cache"),
+             hook(DistributedDataParallel, "restore_grad_buffers", "self", "synchronize")]
     for optimizer in (MegatronOptimizer, ChainedOptimizer):
-        hook(optimizer, "offload_to_cpu", "self")
-        hook(optimizer, "restore_from_cpu", "self")
+        found += [hook(optimizer, "offload_to_cpu", "self"), hook(optimizer, "restore_from_cpu", "self")]
+    warn_of_version(_logger, "megatron-core", megatron.core.__version__, OLDEST, NEWEST, found)
     check_process("Megatron is to offload by amem", _HOW_TO_START)
 
 

@@ -15,7 +15,7 @@ from amem import _frameworks, _saver, _shim
 from amem._frameworks.phases import bring, idle, take
 from amem.errors import Error, FailedPreconditionError
 
-OLDEST, NEWEST = (0, 5, 15), (0, 5, 23)  # SGLang's versions whose release and resume are known
+OLDEST, NEWEST = (0, 5, 15), (0, 5, 23)  # SGLang's versions that it was tried with, or read for
 _ADAPTER = "sglang.srt.utils.torch_memory_saver_adapter.TorchMemorySaverAdapter"
 _MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _HOW_TO_START = "start SGLang with `amemctl run --group NAME --scope regions -- python -m sglang.launch_server ...`"
@@ -59,10 +59,9 @@ def check() -> None:
     import sglang.version
     from sglang.srt.managers.scheduler_components import weight_updater
 
-    _frameworks.check_version("SGLang", sglang.version.__version__, OLDEST, NEWEST)
     manager = weight_updater.SchedulerWeightUpdaterManager
-    for name in ("release_memory_occupation", "resume_memory_occupation"):
-        _frameworks.hook(manager, name, "self", "recv_req")
+    found = [_frameworks.hook(manager, name, "self", "recv_req") for name in ("release_memory_occupation", "resume_memory_occupation")]
+    _frameworks.warn_of_version(_logger, "SGLang", sglang.version.__version__, OLDEST, NEWEST, found)
     if _shim.is_loaded():
         _frameworks.check_process("SGLang is to release its memory by amem", _HOW_TO_START)
     else:  # the processes that it starts get the shim from here

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import logging
 import os
 import sys
 from typing import Any
@@ -16,8 +17,9 @@ from amem import _frameworks, _rank, _saver
 from amem._frameworks.phases import bring, idle, take
 from amem.errors import FailedPreconditionError
 
-OLDEST, NEWEST = (0, 3), (0, 3)  # slime's versions whose sleep and wake-up are known; Miles says none
+OLDEST, NEWEST = (0, 3), (0, 3)  # slime's versions that it was tried with, or read for; Miles says none
 _NAMES = ("destroy_process_groups", "reload_process_groups")
+_logger = logging.getLogger("amem")
 _HOW = """give the trainer a group: --train-env-vars '{"AMEM_GROUP": "trainer", "NCCL_CUMEM_ENABLE": "1"}'"""
 
 
@@ -27,12 +29,11 @@ def install(args: Any = None) -> None:
     name = next((each for each in ("slime", "miles") if f"{each}.backends.megatron_utils.actor" in sys.modules), None)
     if name is None:
         raise FailedPreconditionError("amem.slime.install is for the trainer's processes of slime and Miles, with Megatron")
-    if name == "slime":
-        _frameworks.check_version("slime", importlib.metadata.version("slime"), OLDEST, NEWEST)
     groups = importlib.import_module(f"{name}.utils.reloadable_process_group")
     actor = sys.modules[f"{name}.backends.megatron_utils.actor"]
-    for each in _NAMES:
-        if getattr(actor, each, None) is not _frameworks.hook(groups, each):
+    found = [_frameworks.hook(groups, each) for each in _NAMES]
+    for each, function in zip(_NAMES, found):
+        if getattr(actor, each, None) is not function:
             raise FailedPreconditionError(
                 f"amem needs {each}() of {actor.__name__}, which is not there: this {name} is not known to amem")
     if not isinstance(sys.modules["torch_memory_saver"].torch_memory_saver, _saver.TorchMemorySaver):
@@ -42,6 +43,8 @@ def install(args: Any = None) -> None:
     if not (os.environ.get("AMEM_GROUP") or os.environ.get("AMEM_GROUPID")) or not _saver.whole_process():
         raise FailedPreconditionError(
             f"{name}'s trainer is the group {_rank.group()}, of this process alone, so NCCL's memory is not brokered: {_HOW}")
+    if name == "slime":
+        _frameworks.warn_of_version(_logger, "slime", importlib.metadata.version("slime"), OLDEST, NEWEST, found)
     for each, function in zip(_NAMES, (_away, _here)):
         setattr(actor, each, function)
         setattr(groups, each, function)

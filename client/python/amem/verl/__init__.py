@@ -5,8 +5,10 @@ docs/rl-frameworks.md is the manual. Without verl it is an ordinary module, whic
 """
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
+import logging
 import sys
 import weakref
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from amem import _frameworks, _regions
 from amem import megatron as _megatron
 from amem._frameworks.phases import State, bring, idle, take
 
-OLDEST, NEWEST = (0, 9), (0, 9)  # verl's versions whose ways to the CPU and back are known
+OLDEST, NEWEST = (0, 9), (0, 9)  # verl's versions that it was tried with, or read for
 _ENGINES = "verl.workers.engine.{}.transformer_impl"
 _HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
     "fsdp": {"offload_fsdp_model_to_cpu": ("model",), "load_fsdp_model_to_gpu": ("model",),
@@ -24,6 +26,7 @@ _HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
     "megatron": {"offload_megatron_model_to_cpu": ("models",), "load_megatron_model_to_gpu": ("models", "load_grad"),
                  "offload_megatron_optimizer": ("optimizers",), "load_megatron_optimizer": ("optimizers",)},
 }
+_logger = logging.getLogger("amem")
 _TOUCHING = ("step", "state_dict", "load_state_dict")
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _next = itertools.count()
@@ -124,22 +127,25 @@ def _enter(original: Callable[..., Any], context: Any) -> Any:
 
 
 def install() -> None:
-    """FailedPreconditionError: this verl is not known, or has moved what amem replaces."""
+    """FailedPreconditionError: this verl has moved what amem replaces."""
     import verl
     from verl.workers import engine_workers
     from verl.workers.engine import base
 
-    _frameworks.check_version("verl", verl.__version__, OLDEST, NEWEST)
-    _frameworks.hook(engine_workers.ActorRolloutRefWorker, "update_weights", "self", "global_steps")
-    _frameworks.hook(base.BaseEngineCtx, "__enter__", "self")
+    found = [_frameworks.hook(engine_workers.ActorRolloutRefWorker, "update_weights", "self", "global_steps"),
+             _frameworks.hook(base.BaseEngineCtx, "__enter__", "self")]
+    changes = []
     for engine, hooks in _HOOKS.items():
         try:
             module = importlib.import_module(_ENGINES.format(engine))
         except ImportError:  # no Megatron here, for example
             continue
         for (name, parameters), function in zip(hooks.items(), _functions(engine)):
-            _frameworks.hook(module, name, *parameters)
-            setattr(module, name, function)
+            found.append(_frameworks.hook(module, name, *parameters))
+            changes.append(functools.partial(setattr, module, name, function))
+    _frameworks.warn_of_version(_logger, "verl", verl.__version__, OLDEST, NEWEST, found)
+    for change in changes:  # nothing is changed before all of it has been found
+        change()
     _frameworks.replace(engine_workers.ActorRolloutRefWorker, "update_weights", _update_weights)
     _frameworks.replace(base.BaseEngineCtx, "__enter__", _enter)
 

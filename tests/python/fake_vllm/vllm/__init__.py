@@ -1,13 +1,13 @@
-"""As much of vLLM 0.26.0 as amem.vllm meets, with its names and its order of calls, for machines without vLLM. The memory is
-the simulated driver's, by ctypes. `FAKE_VLLM_VERSION` is another version; before 0.25 there are no backends."""
+"""As much of vLLM as amem.vllm meets, with its names and its order of calls, for machines without vLLM. The memory is the
+simulated driver's, by ctypes. `FAKE_VLLM_VERSION` is the version, else 0.26.0; _shapes.py says what differs.
+`FAKE_VLLM_LACKS=module:Class.name` takes a function away, as a version that has moved it."""
+import importlib
 import os
 import sys
 import types
 
 from vllm import _engine, _worker
-
-__version__ = os.environ.get("FAKE_VLLM_VERSION", "0.26.0+fake")
-_OLD = tuple(int(each) for each in __version__.split(".")[:2]) < (0, 25)
+from vllm._shapes import __version__, since
 
 
 def _serve():
@@ -29,10 +29,10 @@ def _module(name, **members):
 
 
 _module("device_allocator.cumem", CuMemAllocator=_worker.CuMemAllocator)
-if not _OLD:
+if since(25):
     _module("device_allocator.sleep_mode_backend", SleepModeBackendFactory=_worker.SleepModeBackendFactory,
             CuMemBackend=_worker.CuMemBackend)
-_module("v1.worker.gpu_worker", Worker=_worker.OldWorker if _OLD else _worker.Worker)
+_module("v1.worker.gpu_worker", Worker=_worker.Worker, **_worker.connectors())
 _module("v1.executor.abstract", Executor=_engine.Executor)
 _module("v1.engine.core", EngineCore=_engine.EngineCore)
 _module("engine.arg_utils", EngineArgs=_engine.EngineArgs)
@@ -42,3 +42,8 @@ _module("plugins", load_general_plugins=_engine.load_general_plugins)
 
 LLM = _engine.LLM
 SamplingParams = types.SimpleNamespace
+
+if "FAKE_VLLM_LACKS" in os.environ:
+    _file, _, _place = os.environ["FAKE_VLLM_LACKS"].partition(":")
+    _class, _, _function = _place.partition(".")
+    delattr(getattr(importlib.import_module(_file), _class), _function)

@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import types
 
+from vllm._shapes import since
+
 _loaded = []
 
 
@@ -49,7 +51,7 @@ class Executor:
     """In this process, or with workers of their own, whose answers are read up to the first failure."""
 
     def __init__(self, vllm_config):
-        self.vllm_config, self.is_sleeping, self.sleeping_tags = vllm_config, False, set()
+        self.vllm_config, self.sleeping_tags = vllm_config, set()
         self.pipes = []
         size = vllm_config.parallel_config.tensor_parallel_size
         if size == 1:
@@ -79,19 +81,31 @@ class Executor:
             answers.append(answer)
         return answers
 
+    @property
+    def is_sleeping(self):
+        return bool(self.sleeping_tags)
+
     def sleep(self, level=1):
-        if self.is_sleeping:
+        if "weights" in self.sleeping_tags or self.sleeping_tags and not since(31):
             return
         self.collective_rpc("sleep", kwargs=dict(level=level))
-        self.sleeping_tags = {"weights", "kv_cache"}
-        self.is_sleeping = True
+        self.sleeping_tags |= {"weights", "kv_cache"}
 
     def wake_up(self, tags=None):
         if not self.is_sleeping or any(tag not in self.sleeping_tags for tag in tags or ()):
             return
         self.collective_rpc("wake_up", kwargs=dict(tags=tags))
         self.sleeping_tags -= set(tags or self.sleeping_tags)
-        self.is_sleeping = bool(self.sleeping_tags)
+
+    if since(31):
+        def discard(self, tags):
+            going = set(tags) - self.sleeping_tags
+            if not going:
+                return
+            try:
+                self.collective_rpc("discard", args=(tuple(going),))
+            finally:
+                self.sleeping_tags |= going
 
 
 class EngineCore:
@@ -123,8 +137,16 @@ class EngineCore:
             tags = [tag for tag in tags if tag != "scheduling"]
         if tags is None or tags:
             self.model_executor.wake_up(tags)
-        if not self.model_executor.is_sleeping:
+        awake = not self.model_executor.is_sleeping
+        if awake:
             self.resume_scheduler()
+        return awake if since(31) else None
+
+    if since(31):
+        def release_kv_cache_memory(self):
+            if not self.paused or self.model_executor.is_sleeping:
+                raise RuntimeError("release_kv_cache_memory() requires a completed pause first, and all executor memory to be resident")
+            self.model_executor.discard(("kv_cache",))
 
     def resume_scheduler(self):
         self.paused = False
@@ -141,6 +163,14 @@ class EngineArgs:
     distributed_executor_backend: str = None
     tensor_parallel_size: int = 1
     more: dict = None
+    if since(30):
+        enable_nccl_comm_suspend: bool = False
+    if since(31):
+        sleep_preserve_parameter_names: tuple = ()
+    if since(32):
+        sleep_mode_offload_cudagraph: bool = False
+    if since(33):
+        sleep_mode_backend: str = "cumem"
 
     def __post_init__(self):
         load_general_plugins()
@@ -149,6 +179,9 @@ class EngineArgs:
     def add_cli_args(parser):
         parser.add_argument("--enable-sleep-mode", action=argparse.BooleanOptionalAction, default=False)
         parser.add_argument("--worker-cls", default="auto")
+        if since(33):
+            parser.add_argument("--sleep-mode-backend", default="cumem")
+            parser.add_argument("--enable-nccl-comm-suspend", action=argparse.BooleanOptionalAction, default=False)
         return parser
 
     @classmethod
@@ -159,8 +192,12 @@ class EngineArgs:
     def create_engine_config(self, usage_context=None):
         # All engines' choice is the worker's class by then.
         worker = "vllm.v1.worker.gpu_worker.Worker" if self.worker_cls == "auto" else self.worker_cls
+        names = ("enable_sleep_mode", "sleep_mode_backend", "enable_nccl_comm_suspend", "sleep_preserve_parameter_names",
+                 "sleep_mode_offload_cudagraph")
+        options = {"sleep_mode_backend": "cumem"} if since(25) else {}
+        options |= {name: getattr(self, name) for name in names if name in {field.name for field in dataclasses.fields(self)}}
         return types.SimpleNamespace(
-            model_config=types.SimpleNamespace(enable_sleep_mode=self.enable_sleep_mode, sleep_mode_backend="cumem"),
+            more=self.more, model_config=types.SimpleNamespace(**options),
             parallel_config=types.SimpleNamespace(worker_cls=worker, tensor_parallel_size=self.tensor_parallel_size))
 
 
@@ -172,6 +209,7 @@ class LLM:
         self.core = EngineCore(config)
         self.llm_engine = types.SimpleNamespace(engine_core=types.SimpleNamespace(shutdown=lambda: None))
         self.sleep, self.wake_up = self.core.sleep, self.core.wake_up
+        self.release_kv_cache_memory = getattr(self.core, "release_kv_cache_memory", None)
 
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         return self.core.model_executor.collective_rpc(method, timeout, args, kwargs)

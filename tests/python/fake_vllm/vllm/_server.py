@@ -28,6 +28,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         try:
             if url.path == "/sleep":
                 self.core.sleep(int(query.get("level", ["1"])[0]))
+            elif url.path == "/release_kv_cache_memory":
+                self.core.release_kv_cache_memory()
             else:
                 self.core.wake_up(query.get("tags"))
         except Exception as error:  # noqa: BLE001

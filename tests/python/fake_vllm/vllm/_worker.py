@@ -2,8 +2,12 @@
 import contextlib
 import ctypes
 import hashlib
+import fnmatch
 import importlib
 import os
+import time
+
+from vllm._shapes import since
 
 cuda = None
 MIB = 1 << 20
@@ -66,11 +70,26 @@ def get_mem_allocator_instance():
 
 
 class CuMemBackend:
+    def __init__(self):
+        self._state = "RUNNING"
+
     def suspend(self, level=1):
-        get_mem_allocator_instance().sleep(offload_tags=("weights",) if level == 1 else ())
+        self._state = "SUSPENDED"
+        kept = ("runtime", "cudagraph") if since(32) else ()
+        get_mem_allocator_instance().sleep(offload_tags=("weights", *kept) if level == 1 else kept)
 
     def resume(self, tags=None):
+        self._state = "RESUMING"
         get_mem_allocator_instance().wake_up(tags)
+        self._state = "RUNNING"
+
+    if since(31):
+        def discard(self, tags):
+            get_mem_allocator_instance().discard(tags)
+            self._state = "SUSPENDED"
+
+    def state(self):
+        return self._state
 
 
 class SleepModeBackendFactory:
@@ -86,7 +105,59 @@ class SleepModeBackendFactory:
     def create_backend(cls, model_config):
         if model_config.sleep_mode_backend not in cls._registry:
             raise ValueError(f"Unsupported sleep-mode backend '{model_config.sleep_mode_backend}'.")
-        return cls._registry[model_config.sleep_mode_backend]()()
+        backend = cls._registry[model_config.sleep_mode_backend]()
+        if hasattr(backend, "is_supported") and not backend.is_supported():
+            raise ValueError(f"Sleep-mode backend '{model_config.sleep_mode_backend}' is not supported on this platform.")
+        return backend()
+
+
+# ---- KV connectors: one whose NIC has the cache registered, for `more={"connector": True}` ----
+class Connector:
+    """By the stand-in for libibverbs. A transfer that `transfers_until` says is waited for before the cache is unregistered."""
+
+    def __init__(self, cache):
+        self.verbs = ctypes.CDLL("libibverbs.so.1")
+        self.verbs.ibv_reg_mr.restype = ctypes.c_void_p
+        self.cache, self.region, self.transfers_until, self.calls = cache, None, 0, []
+        self.restore_kv_caches()
+
+    def unregister_kv_caches(self):
+        self.calls.append("unregister")
+        if self.region is None:
+            return
+        time.sleep(max(0, self.transfers_until - time.monotonic()))
+        assert self.verbs.ibv_dereg_mr(ctypes.c_void_p(self.region)) == 0
+        self.region = None
+
+    def restore_kv_caches(self):
+        self.calls.append("restore")
+        if self.region is None:
+            self.region = self.verbs.ibv_reg_mr(None, self.cache.address, ctypes.c_size_t(self.cache.size), 1)
+            assert self.region, "the NIC does not take the cache"
+
+
+_connector = None
+
+
+def has_kv_transfer_group():
+    return _connector is not None
+
+
+def get_kv_transfer_group():
+    return _connector
+
+
+def connectors():
+    """What gpu_worker imports of them."""
+    return {"has_kv_transfer_group": has_kv_transfer_group, "get_kv_transfer_group": get_kv_transfer_group} if since(33) else {}
+
+
+# ---- NCCL's own suspend, which fails where amem has paused the group ----
+def suspend_device_comms():
+    raise RuntimeError("ncclCommSuspend: invalid usage")
+
+
+resume_device_comms = suspend_device_comms
 
 
 class Worker:
@@ -99,8 +170,9 @@ class Worker:
 
     def __init__(self, vllm_config, local_rank, rank, distributed_init_method, is_driver_worker=False):
         self.vllm_config, self.local_rank, self.rank = vllm_config, local_rank, rank
-        self._sleep_saved_buffers = b""
+        self._sleep_saved_buffers, self._sleep_saved_parameters = {}, {}
         self._sleep_mode_backend = None
+        self.more = getattr(vllm_config, "more", None) or {}
 
     def init_device(self):
         global cuda
@@ -122,44 +194,87 @@ class Worker:
     def load_model(self):
         with self._maybe_get_memory_pool_context(tag="weights"):
             self.weights = Block(self.WEIGHTS)
+            if since(33) and "lora" in self.more:
+                with self._maybe_get_memory_pool_context(tag="runtime"):
+                    self.adapter = Block(self.WORKSPACE) if self.more["lora"] else None
         self.reload_weights()
 
     def reload_weights(self):
         self.weights.write(bytes(1 + (7 * at + self.rank) % 255 for at in range(4096)) * (self.WEIGHTS // 4096))
 
     def initialize_cache(self):
+        global _connector
         with self._maybe_get_memory_pool_context(tag="kv_cache"):
             self.cache = Block(self.CACHE)
+        if self.more.get("connector"):
+            _connector = Connector(self.cache)
+        config = self.vllm_config.model_config
+        if since(32) and config.sleep_mode_offload_cudagraph and config.sleep_mode_backend == "cumem":
+            with get_mem_allocator_instance().cudagraph_pool():
+                self.graphs = Block(self.WORKSPACE)
+            self.graphs.write(b"a graph")
 
     def sleep(self, level=1):
         must(cuda.cuCtxSynchronize())
         before = free_memory()[0]
         if level == 2:
-            self._sleep_saved_buffers = self.weights.read(64)
+            self._save_parameters()
+            self._sleep_saved_buffers = {"buffer": self.weights.read(64)}
+        if since(33) and has_kv_transfer_group():
+            get_kv_transfer_group().unregister_kv_caches()
         self._suspend(level)
+        if since(30) and self.vllm_config.model_config.enable_nccl_comm_suspend:
+            suspend_device_comms()
         must(cuda.cuCtxSynchronize())
         assert free_memory()[0] - before >= 0, "Memory usage increased after sleeping."
 
+    def _save_parameters(self):
+        """The model has one, after its buffer."""
+        for pattern in getattr(self.vllm_config.model_config, "sleep_preserve_parameter_names", ()):
+            if not fnmatch.filter(["table.weight"], pattern):
+                raise ValueError(f"No parameter matches sleep retention: {pattern}")
+            self._sleep_saved_parameters = {"table.weight": self.weights.read(64, 64)}
+
     def wake_up(self, tags=None):
         self._resume(tags)
+        if since(33) and has_kv_transfer_group() and (tags is None or "kv_cache" in tags):
+            get_kv_transfer_group().restore_kv_caches()
+        if since(30) and self.vllm_config.model_config.enable_nccl_comm_suspend:
+            resume_device_comms()
         if os.environ.get("FAKE_VLLM_FORGETS"):
             self.weights.write(b"forgotten")
-        if self._sleep_saved_buffers:
-            self.weights.write(self._sleep_saved_buffers)
-            self._sleep_saved_buffers = b""
+        wake_weights = not since(27) or tags is None or "weights" in tags
+        if wake_weights and self._sleep_saved_parameters:
+            self.weights.write(self._sleep_saved_parameters["table.weight"], 64)
+            self._sleep_saved_parameters.clear()
+        if wake_weights and self._sleep_saved_buffers:
+            self.weights.write(self._sleep_saved_buffers["buffer"])
+            self._sleep_saved_buffers = {}
         if tags is None or "kv_cache" in tags:
             self.cache.write(b"layout")  # post_kv_cache_wake_up
 
-    def _get_sleep_mode_backend(self):
+    if since(31):
+        def discard(self, tags):
+            if since(33) and has_kv_transfer_group() and "kv_cache" in tags:
+                get_kv_transfer_group().unregister_kv_caches()
+            self._backend().discard(tags)
+
+    def _backend(self):
         if self._sleep_mode_backend is None:
             self._sleep_mode_backend = SleepModeBackendFactory.create_backend(self.vllm_config.model_config)
         return self._sleep_mode_backend
 
     def _suspend(self, level):
-        self._get_sleep_mode_backend().suspend(level)
+        if since(25):
+            self._backend().suspend(level)
+        else:
+            get_mem_allocator_instance().sleep(offload_tags=("weights",) if level == 1 else ())
 
     def _resume(self, tags):
-        self._get_sleep_mode_backend().resume(tags)
+        if since(25):
+            self._backend().resume(tags)
+        else:
+            get_mem_allocator_instance().wake_up(tags)
 
     def execute(self, prompt, count):
         state = hashlib.sha256(self.weights.read(1 << 16) + bytes(prompt)).digest()
@@ -189,13 +304,3 @@ class Worker:
 
     def shutdown(self):
         pass
-
-
-class OldWorker(Worker):
-    """Of 0.20 to 0.24."""
-
-    def _suspend(self, level):
-        CuMemAllocator.get_instance().sleep(offload_tags=("weights",) if level == 1 else ())
-
-    def _resume(self, tags):
-        CuMemAllocator.get_instance().wake_up(tags)
