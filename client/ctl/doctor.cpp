@@ -12,6 +12,7 @@
 #include "client/ctl/diagnosis/broker_check.h"
 #include "client/ctl/diagnosis/checks.h"
 #include "client/ctl/diagnosis/driver_check.h"
+#include "client/ctl/diagnosis/host_check.h"
 #include "client/ctl/diagnosis/nccl_library.h"
 #include "client/ctl/diagnosis/node_check.h"
 #include "client/ctl/diagnosis/program.h"
@@ -73,6 +74,7 @@ Diagnosis examine(const CommandLine& options, const RunContext& context) {
     d.add({{true, "command", program.status().text(), "the command does not start",
             "name a program that this user may execute"}});
   }
+  d.add(check_host(look_at_host(d.environment)));
   d.environment = with_hook_defaults(std::move(d.environment));
   if (shim_is_known) d.add(check_preload(d.environment));
   d.add(check_variables(d.environment));
@@ -115,6 +117,7 @@ int diagnose_node(const CommandLine& options, const RunContext& context, Console
     findings.insert(findings.end(), more.begin(), more.end());
   };
   const std::string dir = options.runtime_dir.empty() ? context.runtime_dir : options.runtime_dir;
+  add(check_host(look_at_host(context.environment)));
   add(check_broker_in(dir, timeout));
   std::string summary;
   const auto control = client::control_socket(dir, "");

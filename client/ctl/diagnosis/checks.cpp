@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <filesystem>
 #include <sstream>
 #include <string_view>
@@ -22,6 +23,7 @@ constexpr NcclVersion kFirstWithCuMem = {2, 18};  // which can use cuMemCreate
 constexpr const char* kNoSlabs =
     "it takes its memory with cudaMalloc, so its buffers share no slabs, and it starts and pauses "
     "slower";
+constexpr int kOldestPython = 10;            // of the package amem: 3.10
 constexpr rlim_t kOpenFiles = 1024;          // a program's own and those of a resume's packet
 constexpr rlim_t kLockedMemory = 8U << 20U;  // the kernel's default
 
@@ -87,6 +89,18 @@ Findings check_before_shim(const std::string& entry) {
            "what it wraps is found there first", std::string("put the shim first, or ") + kUseRun}};
 }
 
+/// 11 for a file "python3.11", also behind links; 0: it is no Python that says its version.
+int minor_of_python(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path file = std::filesystem::canonical(path, error);
+  const std::string name = error ? path.substr(path.rfind('/') + 1) : file.filename().string();
+  constexpr std::string_view kName = "python3.";
+  int minor = 0;
+  if (name.starts_with(kName))
+    std::from_chars(name.data() + kName.size(), name.data() + name.size(), minor);
+  return minor;
+}
+
 }  // namespace
 
 Findings check_program(const CommandProgram& program, uid_t user, gid_t group) {
@@ -110,6 +124,11 @@ Findings check_program(const CommandProgram& program, uid_t user, gid_t group) {
     findings.push_back({true, "musl", name + " is linked to musl",
                         "the shim needs glibc, and musl's loader cannot load it",
                         "use a build for glibc"});
+
+  if (const int minor = minor_of_python(path); minor != 0 && minor < kOldestPython)
+    findings.push_back({false, "python", name + " is older than 3.10",
+                        "it is brokered all the same, but the package amem cannot be imported",
+                        "use Python 3.10 or newer where the program is to use `import amem`"});
 
   // What gains rights is started without LD_PRELOAD. Root gains none by capabilities.
   struct stat st {};

@@ -29,6 +29,13 @@ DriverFacts::Gpu gpu_of(const Driver& driver, CUdevice device) {
   gpu.host_memory =
       has(driver, device, CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
   gpu.multicast = has(driver, device, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED);
+  int major = 0;
+  int minor = 0;
+  if (driver.cuDeviceGetAttribute_(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) ==
+          CUDA_SUCCESS &&
+      driver.cuDeviceGetAttribute_(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device) ==
+          CUDA_SUCCESS)
+    gpu.generation = major * 10 + minor;
   return gpu;
 }
 
@@ -48,6 +55,7 @@ DriverFacts look() {
     facts.error = driver.name(result);
     return true;
   };
+  if (driver.cuDriverGetVersion_ != nullptr) driver.cuDriverGetVersion_(&facts.version);
   int count = 0;
   if (failed(driver.cuInit_(0)) || failed(driver.cuDeviceGetCount_(&count))) return facts;
   std::vector<CUdevice> devices;
@@ -88,6 +96,40 @@ std::string remedy_of_init(int result) {
   }
 }
 
+/// The API of driver 525, from which on amem is built to work; and the oldest that it is tested
+/// with, in part on the simulated driver.
+constexpr int kOldest = 12000;
+constexpr int kOldestTested = 12040;
+constexpr int kGenerationThatRan = 90;  // H100, H200
+
+std::string dotted(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+/// What docs/getting-started.md requires, and what of it has run.
+void check_requirements(const DriverFacts& facts, Findings* findings) {
+  if (facts.version != 0 && facts.version < kOldestTested)
+    findings->push_back({facts.version < kOldest, "driver-version",
+                         "the driver is of CUDA " + dotted(facts.version),
+                         facts.version < kOldest ? "amem needs driver 525 or newer"
+                                                 : "amem has been tested with CUDA 12.4 and newer",
+                         "install a newer driver"});
+  for (const DriverFacts::Gpu& gpu : facts.gpus) {
+    if (gpu.generation != 0 && gpu.generation != kGenerationThatRan)
+      findings->push_back({false, "gpu-generation",
+                           gpu.name + " " + gpu.uuid + " has compute capability " +
+                               std::to_string(gpu.generation / 10) + "." +
+                               std::to_string(gpu.generation % 10),
+                           "amem has run on 9.0 (H100, H200) only",
+                           "run its tests on this node first: share/amem/gpu-tests/run.sh"});
+    if (gpu.name.find(" MIG ") != std::string::npos)
+      findings->push_back({false, "mig", gpu.name + " " + gpu.uuid + " is a MIG instance",
+                           "amem has never run on one",
+                           "use whole GPUs, or run amem's tests on this node first: "
+                           "share/amem/gpu-tests/run.sh"});
+  }
+}
+
 }  // namespace
 
 DriverFacts look_at_driver(std::chrono::milliseconds timeout) {
@@ -121,6 +163,7 @@ Findings check_driver(const DriverFacts& facts, const Environment& environment) 
       break;
   }
   Findings findings;
+  check_requirements(facts, &findings);
   std::size_t without_host_memory = 0;
   for (const DriverFacts::Gpu& gpu : facts.gpus) {
     without_host_memory += gpu.host_memory ? 0 : 1;

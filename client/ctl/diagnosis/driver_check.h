@@ -18,11 +18,13 @@ struct DriverFacts {
     bool cumem = false;        // cuMemCreate, and handles that are file descriptors
     bool host_memory = false;  // cuMemCreate on the host's NUMA nodes
     bool multicast = false;
+    int generation = 0;  // compute capability, 90 for 9.0; 0: not known
   };
   enum class Trouble { kNone, kMissing, kInit, kHangs };
   Trouble trouble = Trouble::kNone;
   int result = 0;     // kInit: of the call
   std::string error;  // what the loader or the driver says
+  int version = 0;    // of the driver's API, 13010 for 13.1; 0: not known
   std::vector<Gpu> gpus;
   std::vector<std::pair<std::string, std::string>> strangers;  // UUIDs of GPUs without peer access
 };

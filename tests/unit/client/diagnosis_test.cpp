@@ -10,6 +10,7 @@
 
 #include "client/ctl/diagnosis/checks.h"
 #include "client/ctl/diagnosis/driver_check.h"
+#include "client/ctl/diagnosis/host_check.h"
 #include "client/ctl/diagnosis/nccl_library.h"
 #include "client/ctl/diagnosis/node_check.h"
 #include "client/ctl/diagnosis/program.h"
@@ -283,7 +284,8 @@ v1::NodeStatus healthy_node() {
 
 DriverFacts with_gpu(const std::string& uuid) {
   DriverFacts facts;
-  facts.gpus.push_back({uuid, "NVIDIA H200", true, true, true});
+  facts.version = 13000;
+  facts.gpus.push_back({uuid, "NVIDIA H200", true, true, true, 90});
   return facts;
 }
 
@@ -340,6 +342,68 @@ TEST(NodeDiagnosis, MulticastMattersWhereAllGpusHaveIt) {
   facts.gpus.push_back(facts.gpus.front());
   EXPECT_THAT(check_driver(facts, {{"AMEM_NVLS", "1"}}), ElementsAre(warns("multicast")));
   EXPECT_THAT(check_driver(facts, {}), IsEmpty());
+}
+
+// ---- the requirements: docs/getting-started.md ----
+TEST(NodeDiagnosis, DriversThatAreTooOldOrUntested) {
+  for (const auto& [version, finding] :
+       {std::pair(11080, blocks("driver-version")), std::pair(12020, warns("driver-version"))}) {
+    DriverFacts facts = with_gpu("GPU-1");
+    facts.version = version;
+    EXPECT_THAT(check_driver(facts, {}), ElementsAre(finding)) << version;
+  }
+  for (const int version : {0, 12040, 13050, 14000}) {
+    DriverFacts facts = with_gpu("GPU-1");
+    facts.version = version;
+    EXPECT_THAT(check_driver(facts, {}), IsEmpty()) << version << ": what it has decides";
+  }
+}
+
+TEST(NodeDiagnosis, GpusThatAmemHasNotRunOn) {
+  DriverFacts facts = with_gpu("GPU-1");
+  facts.gpus[0].generation = 100;
+  EXPECT_THAT(check_driver(facts, {}), ElementsAre(warns("gpu-generation")));
+  EXPECT_THAT(check_driver(facts, {})[0].what, HasSubstr("compute capability 10.0"));
+  facts.gpus[0].generation = 0;
+  EXPECT_THAT(check_driver(facts, {}), IsEmpty()) << "nobody knows";
+  facts = with_gpu("GPU-1");
+  facts.gpus[0].name = "NVIDIA H200 MIG 1g.18gb";
+  EXPECT_THAT(check_driver(facts, {}), ElementsAre(warns("mig")));
+}
+
+TEST(HostDiagnosis, KernelGlibcAndMps) {
+  for (const char* kernel : {"5.3.0", "6.1.0-18-amd64", "5.14.0-427.el9.x86_64", "6.8"})
+    EXPECT_THAT(check_host({kernel, "2.35", ""}), IsEmpty()) << kernel;
+  for (const char* kernel : {"4.18.0-553.el8_10.x86_64", "5.2.21", "", "?"})
+    EXPECT_THAT(check_host({kernel, "2.36", ""}), ElementsAre(warns("kernel"))) << kernel;
+  EXPECT_THAT(check_host({"6.1", "2.34", ""}), ElementsAre(warns("glibc")));
+  EXPECT_THAT(check_host({"6.1", "2.100", ""}), IsEmpty());
+  EXPECT_THAT(check_host({"6.1", "2.36", "/tmp/nvidia-mps/control"}), ElementsAre(warns("mps")));
+}
+
+TEST_F(DiagnosisTest, MpsIsFoundWhereItsClientsLookForIt) {
+  const Environment environment = {{"CUDA_MPS_PIPE_DIRECTORY", dir.path()}};
+  const HostFacts none = look_at_host(environment);
+  EXPECT_THAT(none.mps_pipe, IsEmpty());
+  EXPECT_THAT(check_host(none), IsEmpty());
+  write_file(dir / "control", "");
+  EXPECT_EQ(look_at_host(environment).mps_pipe, dir / "control");
+}
+
+TEST_F(DiagnosisTest, APythonThatIsTooOldForThePackage) {
+  const auto findings = [&](const std::string& name) {
+    const auto program = find_program({dir / name}, {});
+    EXPECT_TRUE(program.ok()) << program.status().text();
+    return check_program(program.value(), ::geteuid(), ::getegid());
+  };
+  const std::string old = executable("python3.9", some_elf({}));
+  EXPECT_THAT(findings("python3.9"), ElementsAre(warns("python")));
+  std::filesystem::create_symlink(old, dir / "python");
+  EXPECT_THAT(findings("python"), ElementsAre(warns("python")));
+  for (const char* name : {"python3.10", "python3.14", "python3", "python3.", "pythonic"}) {
+    executable(name, some_elf({}));
+    EXPECT_THAT(findings(name), IsEmpty()) << name;
+  }
 }
 
 }  // namespace
