@@ -210,9 +210,14 @@ class Pauses:
         import amem
         {"pause": amem.pause, "resume": amem.resume}[verb](tags)
 
+    def together(self):
+        """All ranks are here. Not dist.barrier(), which since PyTorch 2.15 takes the lock of PyTorch's allocator, also with Gloo: a thread
+        that waits at the gate may have that."""
+        dist.all_reduce(torch.zeros(1), group=self.host_group)
+
     def do(self, verb, cycle=1, tags=None):
         """`tags`: a list, or None for everything."""
-        dist.barrier(group=self.host_group)
+        self.together()
         begin = time.perf_counter()
         if self.way(cycle) == "inside":
             self.from_inside(verb, tags)
