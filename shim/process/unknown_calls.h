@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/call_list.h"
+#include "shim/process/symbols.h"
 
 namespace amem::shim {
 
@@ -30,8 +31,9 @@ enum class Knowledge : std::uint8_t { kKnown, kHidden, kUnknown };
 /// Of a name like a driver call's. Defined with the table (shim/calls/driver_calls.cpp).
 Knowledge knowledge_of(std::string_view name);
 
-/// The driver's calls are named so; libcuda's other exports, such as cudbgApiInit, are not.
-constexpr bool like_driver_call(const char* name) {
+/// The driver's calls are named so; libcuda's other exports, such as cudbgApiInit, are not. For our
+/// dlsym, which is called before a sanitizer's runtime has begun.
+AMEM_RUNS_BEFORE_SANITIZERS constexpr bool like_driver_call(const char* name) {
   return name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
 }
 
