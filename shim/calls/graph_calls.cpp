@@ -97,7 +97,7 @@ CUresult answer_cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode nod
 CUresult answer_cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                          CUgraphNodeParams* params) {
   const CUresult r = set_params<kRow_cuGraphExecNodeSetParams>(exec, node, params);
-  const bool child = r == CUDA_SUCCESS && params->type == CU_GRAPH_NODE_TYPE_GRAPH;
+  const bool child = r == CUDA_SUCCESS && number_of(params->type) == CU_GRAPH_NODE_TYPE_GRAPH;
   return child ? changed_as_a_whole(r, exec) : r;
 }
 

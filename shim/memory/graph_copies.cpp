@@ -20,8 +20,9 @@ void GraphCopies::read(CUgraph graph, Nodes& nodes) const {
   std::vector<CUgraphNode> all(count);
   if (driver_.cuGraphGetNodes_(graph, all.data(), &count) != CUDA_SUCCESS) return;
   for (const CUgraphNode node : all) {
-    CUgraphNodeType type{};
-    if (driver_.cuGraphNodeGetType_(node, &type) != CUDA_SUCCESS) continue;
+    CUgraphNodeType said{};
+    if (driver_.cuGraphNodeGetType_(node, &said) != CUDA_SUCCESS) continue;
+    const int type = number_of(said);
     CUDA_MEMCPY3D copy{};
     CUDA_MEMSET_NODE_PARAMS set{};
     CUgraph child = nullptr;

@@ -124,9 +124,17 @@ inline void find_memory_of_fabric(NamedMemory& m, const cuda::FabricCopy* copies
         m.stretches.push_back({side->address, copies[i].size});
 }
 
+/// A newer driver may say what is no value of the headers' enum, and must not be read as one.
+inline int number_of(const CUgraphNodeType& type) {
+  static_assert(sizeof(CUgraphNodeType) == sizeof(int));
+  int number = 0;
+  std::memcpy(&number, &type, sizeof number);
+  return number;
+}
+
 /// Nodes that copy and set nothing that could be told from them: kernels, whatever waits, signals
 /// or orders, memory that the graph owns. All but these, copies and sets, is unknown work.
-constexpr bool names_no_memory(CUgraphNodeType type) {
+constexpr bool names_no_memory(int type) {
   switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
     case CU_GRAPH_NODE_TYPE_HOST:
@@ -164,7 +172,7 @@ Params params_of(const CUgraphNodeParams& node) {
 /// Of any node.
 inline void find_memory(NamedMemory& m, CUgraphNodeParams* node) {
   if (node == nullptr) return;
-  switch (static_cast<int>(node->type)) {
+  switch (number_of(node->type)) {
     case CU_GRAPH_NODE_TYPE_MEMCPY:
       return find_memory_3d(m, &node->memcpy.copyParams);
     case CU_GRAPH_NODE_TYPE_MEMSET:
@@ -182,7 +190,7 @@ inline void find_memory(NamedMemory& m, CUgraphNodeParams* node) {
       return find_memory_of_fabric(m, batch.copies, batch.count);
     }
     default:
-      if (!names_no_memory(node->type)) m.stretches.push_back(kAnything);
+      if (!names_no_memory(number_of(node->type))) m.stretches.push_back(kAnything);
   }
 }
 

@@ -21,12 +21,8 @@ Handle handle(std::uintptr_t number) {
   return reinterpret_cast<Handle>(number);
 }
 
-/// As a newer driver says it: the headers' enum has no such value.
-CUgraphNodeType node_type(int number) {
-  CUgraphNodeType type{};
-  std::memcpy(&type, &number, sizeof type);
-  return type;
-}
+/// As a newer driver does: the headers' enum has no such value.
+void say_type(CUgraphNodeType* type, int number) { std::memcpy(type, &number, sizeof *type); }
 
 class ShimGraphCopies : public testing::Test {
  protected:
@@ -103,13 +99,13 @@ TEST_F(ShimGraphCopies, WhatCannotBeToldOfAnUpdatedOneIsForgotten) {
 /// A launch waits for all that is away then, rather than to copy into what is not there.
 TEST_F(ShimGraphCopies, ANodeOfAnUnknownTypeMayTouchAnything) {
   driver.cuGraphNodeGetType_ = [](CUgraphNode, CUgraphNodeType* type) {
-    *type = node_type(17);
+    say_type(type, 17);
     return CUDA_SUCCESS;
   };
   copies.made(exec, first);
   EXPECT_EQ(copies.of(exec), (Stretches{kAnything, kAnything})) << "the driver tells nothing";
   driver.cuGraphNodeGetParams_ = [](CUgraphNode, CUgraphNodeParams* params) {
-    params->type = node_type(17);
+    say_type(&params->type, 17);
     return CUDA_SUCCESS;
   };
   copies.made(exec, first);
@@ -118,14 +114,14 @@ TEST_F(ShimGraphCopies, ANodeOfAnUnknownTypeMayTouchAnything) {
 
 TEST_F(ShimGraphCopies, BatchesOfCopiesAreReadWhereTheDriverTellsThem) {
   driver.cuGraphNodeGetType_ = [](CUgraphNode, CUgraphNodeType* type) {
-    *type = node_type(cuda::kCopyBatch);
+    say_type(type, cuda::kCopyBatch);
     return CUDA_SUCCESS;
   };
   static CUdeviceptr to = 0x7000;
   static CUdeviceptr from = 0x8000;
   static std::size_t size = 1;
   driver.cuGraphNodeGetParams_ = [](CUgraphNode, CUgraphNodeParams* params) {
-    params->type = node_type(cuda::kCopyBatch);
+    say_type(&params->type, cuda::kCopyBatch);
     const cuda::CopyBatchNode batch{1, &to, &from, &size};
     std::memcpy(&params->reserved1, &batch, sizeof batch);
     return CUDA_SUCCESS;

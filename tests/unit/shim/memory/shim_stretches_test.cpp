@@ -132,11 +132,7 @@ TEST(StretchesTest, CallsOfCuda13AndLater) {
 }
 
 /// As a newer driver says it: the headers' enum has no such value.
-CUgraphNodeType node_type(int number) {
-  CUgraphNodeType type{};
-  std::memcpy(&type, &number, sizeof type);
-  return type;
-}
+void say_type(CUgraphNodeType* type, int number) { std::memcpy(type, &number, sizeof *type); }
 
 TEST(StretchesTest, NodesOfNewerTypes) {
   CUgraphNodeParams params{};
@@ -145,25 +141,25 @@ TEST(StretchesTest, NodesOfNewerTypes) {
   CUdeviceptr from[] = {kB, kB + 64};
   std::size_t sizes[] = {8, 16};
   const cuda::CopyBatchNode batch{2, to, from, sizes};
-  params.type = node_type(cuda::kCopyBatch);
+  say_type(&params.type, cuda::kCopyBatch);
   std::memcpy(&params.reserved1, &batch, sizeof batch);
   EXPECT_EQ(stretches_of(node), (Stretches{{kA, 8}, {kB, 8}, {kA + 64, 16}, {kB + 64, 16}}));
   cuda::FabricCopy copy{{cuda::kFabricPointer, kA, {}}, {cuda::kFabricPointer, kB, {}}, 8, 0};
   const cuda::FabricBatchNode fabric{1, &copy};
   params = {};
-  params.type = node_type(cuda::kFabricCopyBatch);
+  say_type(&params.type, cuda::kFabricCopyBatch);
   std::memcpy(&params.reserved1, &fabric, sizeof fabric);
   EXPECT_EQ(stretches_of(node), (Stretches{{kA, 8}, {kB, 8}}));
   // What nobody knows may touch anything.
   for (const int type : {15, 16, 17, 19, 99}) {
     params = {};
-    params.type = node_type(type);
+    say_type(&params.type, type);
     EXPECT_EQ(stretches_of(node), Stretches{kAnything}) << type;
   }
   for (int type = CU_GRAPH_NODE_TYPE_KERNEL; type <= CU_GRAPH_NODE_TYPE_CONDITIONAL; ++type) {
     if (type == CU_GRAPH_NODE_TYPE_MEMCPY || type == CU_GRAPH_NODE_TYPE_MEMSET) continue;
     params = {};
-    params.type = node_type(type);
+    say_type(&params.type, type);
     EXPECT_EQ(stretches_of(node), Stretches{}) << type;
   }
 }
