@@ -68,9 +68,9 @@ def test_other_tokens_are_a_failure(demo):
 
 def test_an_engine_that_does_not_start(demo):
     demo.node.start_broker()
-    done = demo.start("--no-own", env={"FAKE_VLLM_VERSION": "0.33.0"})
+    done = demo.start("--no-own", env={"FAKE_VLLM_LACKS": "vllm.v1.worker.gpu_worker:Worker.wake_up"})
     assert done.returncode == 1
-    assert "engine A (amem): FailedPreconditionError: amem knows the sleep mode of vLLM" in done.stderr, done.stderr
+    assert "engine A (amem): FailedPreconditionError: amem needs wake_up() of " in done.stderr, done.stderr
 
 
 def test_without_amems_programs(demo):
