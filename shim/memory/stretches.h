@@ -124,7 +124,7 @@ inline void find_memory_of_fabric(NamedMemory& m, const cuda::FabricCopy* copies
         m.stretches.push_back({side->address, copies[i].size});
 }
 
-/// A newer driver may say what is no value of the headers' enum, and must not be read as one.
+/// The type as a number: a newer driver may return a value that the headers' enum does not have.
 inline int number_of(const CUgraphNodeType& type) {
   static_assert(sizeof(CUgraphNodeType) == sizeof(int));
   int number = 0;
@@ -172,7 +172,8 @@ Params params_of(const CUgraphNodeParams& node) {
 /// Of any node.
 inline void find_memory(NamedMemory& m, CUgraphNodeParams* node) {
   if (node == nullptr) return;
-  switch (number_of(node->type)) {
+  const int type = number_of(node->type);
+  switch (type) {
     case CU_GRAPH_NODE_TYPE_MEMCPY:
       return find_memory_3d(m, &node->memcpy.copyParams);
     case CU_GRAPH_NODE_TYPE_MEMSET:
@@ -190,7 +191,7 @@ inline void find_memory(NamedMemory& m, CUgraphNodeParams* node) {
       return find_memory_of_fabric(m, batch.copies, batch.count);
     }
     default:
-      if (!names_no_memory(number_of(node->type))) m.stretches.push_back(kAnything);
+      if (!names_no_memory(type)) m.stretches.push_back(kAnything);
   }
 }
 

@@ -14,7 +14,8 @@ struct HostFacts {
   std::string mps_pipe;  // the socket of an MPS daemon; empty: none
 };
 
-/// Reads them. `environment`: of the processes that are to be brokered.
+/// Reads the facts of this host. `environment`: the variables of the processes that amem is to
+/// broker; CUDA_MPS_PIPE_DIRECTORY counts.
 HostFacts look_at_host(const Environment& environment);
 
 /// Pure.

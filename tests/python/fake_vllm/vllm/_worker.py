@@ -1,8 +1,8 @@
 """The worker's side: vllm.v1.worker.gpu_worker, vllm.device_allocator."""
 import contextlib
 import ctypes
-import hashlib
 import fnmatch
+import hashlib
 import importlib
 import os
 import time
