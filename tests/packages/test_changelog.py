@@ -29,7 +29,7 @@ def test_ours_is_of_this_version(run, convert, tmp_path):
     text = convert(ROOT / "CHANGELOG.md")[1]
     (tmp_path / "changelog").write_text(text)
     read = run("dpkg-parsechangelog", "-l", tmp_path / "changelog")
-    assert f"Version: {VERSION}-1~deb12\n" in read and "Source: amem\n" in read and "warning" not in read, read
+    assert f"Version: {VERSION}-1~deb12\n" in read and "Source: amem\n" in read and "dpkg-parsechangelog: warning" not in read, read
 
 
 def test_each_version_has_its_date_and_its_items(convert, tmp_path):
