@@ -21,7 +21,7 @@
 #include "daemon/base/units.h"
 #include "daemon/base/unix_listener.h"
 #include "daemon/broker/broker.h"
-#include "daemon/broker/keeper.h"
+#include "daemon/broker/holder_supervisor.h"
 #include "daemon/control/control_service.h"
 #include "daemon/control/ending.h"
 #include "daemon/control/upgrades.h"
@@ -126,10 +126,10 @@ int serve(Config config, const Successor& successor, bool& replaced) {
   const Result<ControlSettings> settings = control_settings(config);
   if (!settings.ok()) return fail(settings.status());
   if (Status status = can_isolate(config.isolation); !status.ok()) return fail(status);
-  Keeper keeper(loop, config);
-  if (Status status = keeper.attach(); !status.ok()) return fail(status);
-  Broker broker(loop, config, devices, nvml, &keeper.record());
-  if (Status status = broker.take_up(keeper.take_stock()); !status.ok()) return fail(status);
+  HolderSupervisor supervisor(loop, config);
+  if (Status status = supervisor.attach(); !status.ok()) return fail(status);
+  Broker broker(loop, config, devices, nvml, &supervisor.record());
+  if (Status status = broker.take_up(supervisor.take_stock()); !status.ok()) return fail(status);
   if (Status status = broker.start(); !status.ok()) return fail(status);
   MetricsEndpoint metrics(loop, config.metrics_listen, [&](MetricsEndpoint::Answer answer) {
     broker.look_at_devices(
@@ -157,12 +157,12 @@ int serve(Config config, const Successor& successor, bool& replaced) {
 
   metrics.open();
 
-  keeper.watch([&] { broker.hold_again(); });
+  supervisor.watch([&] { broker.hold_again(); });
 
   // What no holder has would be lost, too.
   const auto under_way = [&] {
     const std::string what = control.under_way();
-    const Status outlives = keeper.record().outlives();
+    const Status outlives = supervisor.record().outlives();
     const bool waits = outlives.code() == Code::kUnavailable && broker.serves_groups();
     return what.empty() && waits ? outlives.text() : what;
   };

@@ -69,7 +69,7 @@ void Record::flush_within(Duration limit) {
   const bool again = again_.has_value();
   if (again) loop_->cancel(*std::exchange(again_, std::nullopt));
   const Status status = holder_->flush(limit);
-  if (holder_->lost()) return;  // the keeper finds another
+  if (holder_->lost()) return;  // the supervisor finds another
   if (holder_->behind()) again_ = loop_->at(Clock::now() + kFlushAgain, [this] { flush_soon(); });
   // Once for a holder that is behind, however often it is asked.
   if (!status.ok() && !(again && holder_->behind())) spdlog::error("{}", status.text());
@@ -110,7 +110,7 @@ void Record::settle(const std::set<std::uint32_t>& lanes, Duration limit,
   for (const std::uint32_t lane : lanes) {
     const Result<std::uint64_t> number =
         holder_->ask_settled(lane, again_ ? Duration::zero() : Holder::kFlushLimit);
-    if (!number.ok()) continue;  // flush() and the keeper report it
+    if (!number.ok()) continue;  // flush() and the supervisor report it
     questions_.emplace(number.value(), settling);
     ++settling->missing;
   }

@@ -22,18 +22,18 @@ class PoolWatch final : public EventSink {
 
 std::string Life::attach() {
   if (const Status opened = loop.open(); !opened.ok()) return "a loop is made";
-  const Status attached = keeper_.attach();
+  const Status attached = supervisor_.attach();
   return attached.ok() ? "" : "the broker finds its holder: " + attached.text();
 }
 
 std::string Life::begin() {
   const fuzz::Ground& ground = fuzz::Ground::get();
   broker_ = std::make_unique<Broker>(loop, config_, ground.devices(), ground.nvml(),
-                                     &keeper_.record(), Workers::Place::kLoop);
+                                     &supervisor_.record(), Workers::Place::kLoop);
   broker_->events().subscribe(Caller{}, "", std::make_shared<PoolWatch>(has_pool_));
-  if (const Status taken = broker_->take_up(keeper_.take_stock()); !taken.ok())
+  if (const Status taken = broker_->take_up(supervisor_.take_stock()); !taken.ok())
     return "what a broker has left can be taken up: " + taken.text();
-  keeper_.watch([this] {
+  supervisor_.watch([this] {
     broker_->hold_again();
     is_kept_ = !death::came();
   });

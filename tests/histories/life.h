@@ -5,7 +5,7 @@
 #include <string>
 
 #include "daemon/broker/broker.h"
-#include "daemon/broker/keeper.h"
+#include "daemon/broker/holder_supervisor.h"
 
 namespace amem::histories {
 
@@ -13,7 +13,7 @@ class Life {
  public:
   /// The config outlives it.
   explicit Life(const Config& config)
-      : config_(config), keeper_(loop, config, Workers::Place::kLoop) {}
+      : config_(config), supervisor_(loop, config, Workers::Place::kLoop) {}
   Life(const Life&) = delete;
 
   /// Gets what the one before has left with the holder. Not empty: what is wrong; likewise below.
@@ -31,7 +31,7 @@ class Life {
 
  private:
   const Config& config_;
-  Keeper keeper_;
+  HolderSupervisor supervisor_;
   std::unique_ptr<Broker> broker_;
   std::shared_ptr<bool> has_pool_ = std::make_shared<bool>(false);
   bool is_kept_ = true;

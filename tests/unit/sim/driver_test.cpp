@@ -254,9 +254,9 @@ const RegisterRole kCreate("create", [] {
 });
 
 /// A program that knows nothing of the driver, and has this descriptor; what it has of it now.
-class Keeper {
+class DescriptorHolder {
  public:
-  explicit Keeper(int fd) : pid_(fork()) {
+  explicit DescriptorHolder(int fd) : pid_(fork()) {
     if (pid_ == 0) {
       dup2(fd, STDIN_FILENO);  // without close-on-exec
       execl("/bin/sleep", "sleep", "600", nullptr);
@@ -264,9 +264,9 @@ class Keeper {
     }
     pidfd_ = amem::Fd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
   }
-  ~Keeper() { Kill(); }
-  Keeper(const Keeper&) = delete;
-  Keeper& operator=(const Keeper&) = delete;
+  ~DescriptorHolder() { Kill(); }
+  DescriptorHolder(const DescriptorHolder&) = delete;
+  DescriptorHolder& operator=(const DescriptorHolder&) = delete;
 
   /// Whether it is that program by now, with none of this one's descriptors.
   bool Runs() const {
@@ -301,18 +301,18 @@ TEST_F(SimDriver, ADescriptorKeepsMemoryInAProgramThatNeverLoadedTheDriver) {
   Child creator("create");
   int fd = -1;
   ASSERT_EQ(creator.Receive(&fd), 'k');
-  Keeper keeper(fd);
+  DescriptorHolder holder(fd);
   close(fd);
-  ASSERT_TRUE(keeper.Runs());
+  ASSERT_TRUE(holder.Runs());
   creator.Kill();
   EXPECT_EQ(Used(), kUnit) << "its creator is dead, and nobody has it mapped";
   const CUmemAllocationProp prop = Prop();
   CUmemGenericAllocationHandle handle = 0;
   EXPECT_EQ(cuMemCreate(&handle, kCapacity, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY);
 
-  fd = keeper.TakeBack();
+  fd = holder.TakeBack();
   ASSERT_GE(fd, 0) << strerror(errno);
-  keeper.Kill();
+  holder.Kill();
   ASSERT_EQ(Import(&handle, fd), CUDA_SUCCESS);
   close(fd);
   const CUdeviceptr base = Reserve(kUnit);
@@ -330,12 +330,12 @@ TEST_F(SimDriver, MemoryGoesWithTheLastProgramThatHasItsDescriptor) {
   Child creator("create");
   int fd = -1;
   ASSERT_EQ(creator.Receive(&fd), 'k');
-  Keeper keeper(fd);
+  DescriptorHolder holder(fd);
   close(fd);
-  ASSERT_TRUE(keeper.Runs());
+  ASSERT_TRUE(holder.Runs());
   creator.Kill();
   EXPECT_EQ(Used(), kUnit);
-  keeper.Kill();
+  holder.Kill();
   EXPECT_EQ(Used(), 0U);
 }
 

@@ -213,7 +213,7 @@ TEST_F(BrokerComebackTest, WhatSomebodyGoneMayBeWritingToStaysHisUntilHeEnds) {
 // writing still, and not yet that nothing is saved there.
 TEST_F(BrokerComebackTest, WhatIsGivenBackTwiceIsNotLostToThePool) {
   ASSERT_NO_FATAL_FAILURE(swap_to_a_late_second_save({4 * kMiB}));
-  Fd memory(::dup(keeper->record().log()->memory().get()));
+  Fd memory(::dup(supervisor->record().log()->memory().get()));
   end_broker();
   {
     Result<RecordLog> log = RecordLog::open(std::move(memory));
@@ -227,7 +227,7 @@ TEST_F(BrokerComebackTest, WhatIsGivenBackTwiceIsNotLostToThePool) {
     ASSERT_GT(limbo.extents_size(), 0) << "the second wave is being saved";
     ASSERT_TRUE(log.value().put(row_key(RowKind::kLimbo, r1.id), limbo.SerializeAsString()).ok());
   }
-  keeper.reset();
+  supervisor.reset();
   ASSERT_NO_FATAL_FAILURE(begin_broker());
   b.die();
   b.memory.clear();

@@ -171,7 +171,7 @@ TEST_F(BrokerRestartTest, ARankThatEndsMeanwhileGivesItsMemoryBack) {
   const std::uint64_t other = b.create(gpu(0), 2 * kMiB);
   ASSERT_NE(other, 0U);
   end_broker();
-  keeper.reset();
+  supervisor.reset();
   a.die();
   a.memory.clear();
   ASSERT_NO_FATAL_FAILURE(begin_broker());
@@ -405,14 +405,14 @@ class UnusableTest : public BrokerRestartTest {
   Status attach() {
     EventLoop other;
     EXPECT_TRUE(other.open().ok());
-    return Keeper(other, config).attach();
+    return HolderSupervisor(other, config).attach();
   }
   /// As the broker has left it, and it has gone.
   std::unique_ptr<Holder> leave() {
     two();
     EXPECT_TRUE(pause().ok());
     end_broker();
-    keeper.reset();
+    supervisor.reset();
     return connect();
   }
   std::unique_ptr<Holder> connect() {
@@ -425,7 +425,7 @@ class UnusableTest : public BrokerRestartTest {
   /// The broker ends, and the next finds the descriptor of that memory lost.
   void restart_without(std::uint64_t allocation) {
     end_broker();
-    keeper.reset();
+    supervisor.reset();
     std::unique_ptr<Holder> all = connect();
     all->drop(holder_key(HolderKind::kMemory, allocation));
     ASSERT_TRUE(all->flush().ok());

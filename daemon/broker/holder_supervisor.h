@@ -1,5 +1,5 @@
-// Keeper: amemd's connection to its holder. Finds or starts one, gets what another amemd has left
-// there, and, should the holder end, sees to it that another has everything.
+// HolderSupervisor: amemd's connection to its holder. Finds or starts one, gets what another amemd
+// has left there, and, should the holder end, sees to it that another has everything.
 //
 // For the loop's thread. attach() waits for a holder, before the loop runs; later the search for
 // another has a thread of its own, so the loop serves on.
@@ -20,13 +20,14 @@
 
 namespace amem {
 
-class Keeper {
+class HolderSupervisor {
  public:
   /// Everything passed in outlives this object. `place`: where another holder is looked for.
-  Keeper(EventLoop& loop, const Config& config, Workers::Place place = Workers::Place::kThreads);
-  ~Keeper();
-  Keeper(const Keeper&) = delete;
-  Keeper& operator=(const Keeper&) = delete;
+  HolderSupervisor(EventLoop& loop, const Config& config,
+                   Workers::Place place = Workers::Place::kThreads);
+  ~HolderSupervisor();
+  HolderSupervisor(const HolderSupervisor&) = delete;
+  HolderSupervisor& operator=(const HolderSupervisor&) = delete;
 
   /// Not OK: amemd must not serve; the text says what to do. Where `holder` is auto and there is
   /// none to be had, it serves without, and says so.

@@ -1,4 +1,4 @@
-#include "daemon/broker/keeper.h"
+#include "daemon/broker/holder_supervisor.h"
 
 #include <spdlog/spdlog.h>
 
@@ -31,27 +31,27 @@ Status unusable(const std::string& path, const Status& why) {
 
 }  // namespace
 
-Keeper::Keeper(EventLoop& loop, const Config& config, Workers::Place place)
+HolderSupervisor::HolderSupervisor(EventLoop& loop, const Config& config, Workers::Place place)
     : loop_(loop),
       use_(config.holder),
       place_(place),
       launch_(launch_of(config)),
       record_(std::make_unique<Record>()) {}
 
-Keeper::~Keeper() {
+HolderSupervisor::~HolderSupervisor() {
   // Without a holder its socket is closed, and the number may be another's.
   if (watch_ != 0 && record_->holder() != nullptr) loop_.unwatch(watch_);
   if (timer_) loop_.cancel(*timer_);
 }
 
-Result<std::shared_ptr<Holder>> Keeper::find(const HolderLaunch& launch,
-                                             const std::stop_token& stop) const {
+Result<std::shared_ptr<Holder>> HolderSupervisor::find(const HolderLaunch& launch,
+                                                       const std::stop_token& stop) const {
   Result<std::unique_ptr<Holder>> found = ensure_holder(launch, stop);
   if (!found.ok()) return found.status();
   return std::shared_ptr<Holder>(std::move(found).value());
 }
 
-Status Keeper::attach() {
+Status HolderSupervisor::attach() {
   if (use_ == HolderUse::kOff) return {};
   Result<std::shared_ptr<Holder>> found = find(launch_);
   if (!found.ok()) {
@@ -80,13 +80,13 @@ Status Keeper::attach() {
   return {};
 }
 
-void Keeper::watch(std::function<void()> everything) {
+void HolderSupervisor::watch(std::function<void()> everything) {
   everything_ = std::move(everything);
   if (const Holder* holder = record_->holder(); holder != nullptr)
     watch_ = loop_.watch(holder->fd(), EPOLLIN, [this](std::uint32_t) { look(); });
 }
 
-void Keeper::look() {
+void HolderSupervisor::look() {
   Holder* const holder = record_->holder();
   if (holder == nullptr) return;
   const Status status = holder->check();
@@ -101,7 +101,7 @@ void Keeper::look() {
   search();
 }
 
-void Keeper::search() {
+void HolderSupervisor::search() {
   timer_.reset();
   if (record_->holder() == nullptr) return;  // amemd ends
   HolderLaunch launch = launch_;
@@ -113,7 +113,7 @@ void Keeper::search() {
   });
 }
 
-void Keeper::found(const Result<std::shared_ptr<Holder>>& holder) {
+void HolderSupervisor::found(const Result<std::shared_ptr<Holder>>& holder) {
   if (record_->holder() == nullptr) return;  // amemd ends
   if (!holder.ok()) {
     spdlog::error("{}; tries again", holder.status().text());
