@@ -44,23 +44,23 @@ HolderSupervisor::~HolderSupervisor() {
   if (timer_) loop_.cancel(*timer_);
 }
 
-Result<std::shared_ptr<Holder>> HolderSupervisor::find(const HolderLaunch& launch,
-                                                       const std::stop_token& stop) const {
-  Result<std::unique_ptr<Holder>> found = ensure_holder(launch, stop);
+Result<std::shared_ptr<HolderClient>> HolderSupervisor::find(const HolderLaunch& launch,
+                                                             const std::stop_token& stop) const {
+  Result<std::unique_ptr<HolderClient>> found = ensure_holder(launch, stop);
   if (!found.ok()) return found.status();
-  return std::shared_ptr<Holder>(std::move(found).value());
+  return std::shared_ptr<HolderClient>(std::move(found).value());
 }
 
 Status HolderSupervisor::attach() {
   if (use_ == HolderUse::kOff) return {};
-  Result<std::shared_ptr<Holder>> found = find(launch_);
+  Result<std::shared_ptr<HolderClient>> found = find(launch_);
   if (!found.ok()) {
     if (use_ != HolderUse::kAuto) return found.status();
     spdlog::warn("{}; amemd serves without a holder: should it end, what is paused is lost",
                  found.status().text());
     return {};
   }
-  const std::shared_ptr<Holder> holder = std::move(found).value();
+  const std::shared_ptr<HolderClient> holder = std::move(found).value();
   Result<std::map<HolderKey, Fd>> all = holder->list();
   if (!all.ok()) return all.status();
   stock_ = std::move(all).value();
@@ -82,12 +82,12 @@ Status HolderSupervisor::attach() {
 
 void HolderSupervisor::watch(std::function<void()> everything) {
   everything_ = std::move(everything);
-  if (const Holder* holder = record_->holder(); holder != nullptr)
+  if (const HolderClient* holder = record_->holder(); holder != nullptr)
     watch_ = loop_.watch(holder->fd(), EPOLLIN, [this](std::uint32_t) { look(); });
 }
 
 void HolderSupervisor::look() {
-  Holder* const holder = record_->holder();
+  HolderClient* const holder = record_->holder();
   if (holder == nullptr) return;
   const Status status = holder->check();
   if (status.ok()) return;
@@ -108,12 +108,12 @@ void HolderSupervisor::search() {
   launch.welcome = kWelcome;
   if (place_ == Workers::Place::kLoop) return found(find(launch));
   searcher_ = std::jthread([this, launch = std::move(launch)](const std::stop_token& stop) {
-    Result<std::shared_ptr<Holder>> holder = find(launch, stop);
+    Result<std::shared_ptr<HolderClient>> holder = find(launch, stop);
     loop_.post([this, holder = std::move(holder)] { found(holder); });
   });
 }
 
-void HolderSupervisor::found(const Result<std::shared_ptr<Holder>>& holder) {
+void HolderSupervisor::found(const Result<std::shared_ptr<HolderClient>>& holder) {
   if (record_->holder() == nullptr) return;  // amemd ends
   if (!holder.ok()) {
     spdlog::error("{}; tries again", holder.status().text());

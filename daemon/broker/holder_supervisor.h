@@ -40,11 +40,11 @@ class HolderSupervisor {
   void watch(std::function<void()> everything);
 
  private:
-  Result<std::shared_ptr<Holder>> find(const HolderLaunch& launch,
-                                       const std::stop_token& stop = {}) const;
+  Result<std::shared_ptr<HolderClient>> find(const HolderLaunch& launch,
+                                             const std::stop_token& stop = {}) const;
   void look();
   void search();
-  void found(const Result<std::shared_ptr<Holder>>& holder);
+  void found(const Result<std::shared_ptr<HolderClient>>& holder);
 
   EventLoop& loop_;
   const HolderUse use_;

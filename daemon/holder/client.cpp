@@ -62,7 +62,8 @@ Status refusal(const HolderHeader& header, const std::string& path) {
 
 }  // namespace
 
-Result<std::unique_ptr<Holder>> Holder::connect(const std::string& path, Duration limit) {
+Result<std::unique_ptr<HolderClient>> HolderClient::connect(const std::string& path,
+                                                            Duration limit) {
   const Result<sockaddr_un> address = unix_address(path);
   if (!address.ok()) return address.status();
   Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -73,12 +74,12 @@ Result<std::unique_ptr<Holder>> Holder::connect(const std::string& path, Duratio
         errno == EACCES || errno == EPERM ? Code::kPermissionDenied : Code::kUnavailable,
         "connect to the holder at " + path, errno);
   if (Status status = check_server(socket.get(), path); !status.ok()) return status;
-  std::unique_ptr<Holder> holder(new Holder(path, std::move(socket)));
+  std::unique_ptr<HolderClient> holder(new HolderClient(path, std::move(socket)));
   if (Status status = holder->greet(limit); !status.ok()) return status;
   return holder;
 }
 
-Status Holder::greet(Duration limit) {
+Status HolderClient::greet(Duration limit) {
   const Time until = Clock::now() + limit;
   // One that refuses may have closed its end already; its reason is still there to read.
   if (Status status = ask(HolderMessage::kHello, kHolderVersion, 0, until);
@@ -95,7 +96,7 @@ Status Holder::greet(Duration limit) {
   return heard(packet);
 }
 
-Result<std::map<Holder::Key, Fd>> Holder::list() {
+Result<std::map<HolderClient::Key, Fd>> HolderClient::list() {
   const Time until = Clock::now() + kListLimit;
   if (Status status = flush(); !status.ok()) return status;
   const std::uint64_t number = ++asked_;
@@ -123,27 +124,27 @@ Result<std::map<Holder::Key, Fd>> Holder::list() {
   }
 }
 
-void Holder::add(Change change) {
+void HolderClient::add(Change change) {
   if (!sends()) return;
   refused_.erase(change.key);
   changes_.push_back(std::move(change));
 }
 
-void Holder::put(Key key, SharedFd fd, std::uint32_t lane) {
+void HolderClient::put(Key key, SharedFd fd, std::uint32_t lane) {
   const int number = fd->get();
   add({key, true, number, std::move(fd), lane});
 }
 
-void Holder::put(Key key, int fd) { add({key, true, fd, nullptr, 0}); }
+void HolderClient::put(Key key, int fd) { add({key, true, fd, nullptr, 0}); }
 
-void Holder::drop(Key key) { add({key, false, -1, nullptr, 0}); }
+void HolderClient::drop(Key key) { add({key, false, -1, nullptr, 0}); }
 
-Status Holder::cannot_send() const {
+Status HolderClient::cannot_send() const {
   if (lost_) return {Code::kUnavailable, why_};
   return {Code::kFailedPrecondition, "amemd has let go of the holder at " + path_};
 }
 
-Status Holder::has_everything() const {
+Status HolderClient::has_everything() const {
   if (!sends()) return cannot_send();
   if (behind())
     return {Code::kUnavailable, "the holder at " + path_ + " has not taken " +
@@ -157,7 +158,7 @@ Status Holder::has_everything() const {
   return {};
 }
 
-Status Holder::flush(Duration limit) {
+Status HolderClient::flush(Duration limit) {
   if (!sends()) return cannot_send();
   const Status trouble = check();
   const Time until = Clock::now() + limit;
@@ -177,7 +178,7 @@ Status Holder::flush(Duration limit) {
   return trouble;
 }
 
-Status Holder::send_some(const std::vector<Change>& changes, std::size_t& first, Time until) {
+Status HolderClient::send_some(const std::vector<Change>& changes, std::size_t& first, Time until) {
   const bool puts = changes[first].puts;
   HolderPacket packet;
   packet.header.message = puts ? HolderMessage::kPut : HolderMessage::kDrop;
@@ -196,7 +197,7 @@ Status Holder::send_some(const std::vector<Change>& changes, std::size_t& first,
   return status;
 }
 
-Status Holder::send(const HolderPacket& packet, const std::vector<int>& fds, Time until) {
+Status HolderClient::send(const HolderPacket& packet, const std::vector<int>& fds, Time until) {
   while (send_with<kMaxHeldPerPacket>(socket_.get(), &packet, packet.bytes(), fds.data(),
                                       fds.size()) < 0) {
     const int error = errno;
@@ -219,7 +220,8 @@ Status Holder::send(const HolderPacket& packet, const std::vector<int>& fds, Tim
   return {};
 }
 
-Status Holder::ask(HolderMessage message, std::uint64_t number, std::uint32_t detail, Time until) {
+Status HolderClient::ask(HolderMessage message, std::uint64_t number, std::uint32_t detail,
+                         Time until) {
   HolderPacket packet;
   packet.header.detail = detail;
   packet.header.message = message;
@@ -227,7 +229,7 @@ Status Holder::ask(HolderMessage message, std::uint64_t number, std::uint32_t de
   return send(packet, {}, until);
 }
 
-Status Holder::receive(Time until, HolderPacket& packet, std::vector<Fd>& fds) {
+Status HolderClient::receive(Time until, HolderPacket& packet, std::vector<Fd>& fds) {
   while (true) {
     fds.clear();
     const auto [n, flags] =
@@ -252,7 +254,7 @@ Status Holder::receive(Time until, HolderPacket& packet, std::vector<Fd>& fds) {
   }
 }
 
-Status Holder::heard(const HolderPacket& packet) {
+Status HolderClient::heard(const HolderPacket& packet) {
   switch (packet.header.message) {
     case HolderMessage::kLost:
       refused_.insert(packet.keys, packet.keys + packet.header.count);
@@ -275,7 +277,7 @@ Status Holder::heard(const HolderPacket& packet) {
   }
 }
 
-Status Holder::check() {
+Status HolderClient::check() {
   if (lost_) return {Code::kUnavailable, why_};
   Status trouble;
   while (true) {
@@ -289,7 +291,7 @@ Status Holder::check() {
   }
 }
 
-Result<std::uint64_t> Holder::ask_settled(std::uint32_t lane, Duration limit) {
+Result<std::uint64_t> HolderClient::ask_settled(std::uint32_t lane, Duration limit) {
   if (Status status = flush(limit); !status.ok()) return status;
   const std::uint64_t number = ++asked_;
   const Time until = Clock::now() + limit;
@@ -297,12 +299,12 @@ Result<std::uint64_t> Holder::ask_settled(std::uint32_t lane, Duration limit) {
   return number;
 }
 
-void Holder::detach() {
+void HolderClient::detach() {
   detached_ = true;
   std::exchange(changes_, {}).clear();
 }
 
-Status Holder::lose(const std::string& why) {
+Status HolderClient::lose(const std::string& why) {
   lost_ = true;
   why_ = "the holder at " + path_ + " is lost: " + why +
          "; the node's memory does not outlive this amemd any more";
@@ -310,15 +312,15 @@ Status Holder::lose(const std::string& why) {
   return {Code::kUnavailable, why_};
 }
 
-SharedFd held(std::shared_ptr<Holder> holder, HolderKey key, SharedFd fd) {
+SharedFd held(std::shared_ptr<HolderClient> holder, HolderKey key, SharedFd fd) {
   if (holder == nullptr) return fd;
   struct Dropping {
-    Dropping(std::shared_ptr<Holder> at, HolderKey under, SharedFd what)
+    Dropping(std::shared_ptr<HolderClient> at, HolderKey under, SharedFd what)
         : holder(std::move(at)), key(under), fd(std::move(what)) {}
     ~Dropping() { holder->drop(key); }
     Dropping(const Dropping&) = delete;
     Dropping& operator=(const Dropping&) = delete;
-    std::shared_ptr<Holder> holder;
+    std::shared_ptr<HolderClient> holder;
     HolderKey key;
     SharedFd fd;
   };

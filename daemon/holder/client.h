@@ -1,4 +1,5 @@
-// Holder: amemd's end of the connection to amem-holder, which keeps descriptors over its death.
+// HolderClient: amemd's end of the connection to amem-holder, which keeps descriptors over its
+// death.
 //
 //   put/drop -> buffered, in order -> flush() -> in the kernel: what was put lives on if this
 //   process is killed now, and what was dropped goes.
@@ -26,7 +27,7 @@
 
 namespace amem {
 
-class Holder {
+class HolderClient {
  public:
   using Key = HolderKey;
   static constexpr Duration kListLimit = std::chrono::seconds(10);
@@ -37,12 +38,12 @@ class Holder {
   /// `limit`. kAborted: it ended meanwhile; try again. kPermissionDenied: it is another user's.
   /// kFailedPrecondition: it serves another amemd, which the text names. kUnimplemented: it speaks
   /// another version.
-  static Result<std::unique_ptr<Holder>> connect(const std::string& path,
-                                                 Duration limit = kWelcomeLimit);
+  static Result<std::unique_ptr<HolderClient>> connect(const std::string& path,
+                                                       Duration limit = kWelcomeLimit);
 
-  ~Holder() { detach(); }
-  Holder(const Holder&) = delete;
-  Holder& operator=(const Holder&) = delete;
+  ~HolderClient() { detach(); }
+  HolderClient(const HolderClient&) = delete;
+  HolderClient& operator=(const HolderClient&) = delete;
 
   /// All that is held. Flushes first. kResourceExhausted: this process has no room for so many
   /// descriptors.
@@ -92,7 +93,7 @@ class Holder {
     std::uint32_t lane;
   };
 
-  Holder(std::string path, Fd socket) : path_(std::move(path)), socket_(std::move(socket)) {}
+  HolderClient(std::string path, Fd socket) : path_(std::move(path)), socket_(std::move(socket)) {}
   Status greet(Duration limit);
   bool sends() const { return !lost_ && !detached_; }
   /// kUnavailable: lost; kFailedPrecondition: detached.
@@ -121,8 +122,8 @@ class Holder {
 
 /// A descriptor whose key the holder drops when the last reference to it here goes. It puts
 /// nothing: put() it, or take it from list(). Without a holder the descriptor alone.
-SharedFd held(std::shared_ptr<Holder> holder, HolderKey key, SharedFd fd);
-inline SharedFd held(std::shared_ptr<Holder> holder, HolderKey key, Fd fd) {
+SharedFd held(std::shared_ptr<HolderClient> holder, HolderKey key, SharedFd fd);
+inline SharedFd held(std::shared_ptr<HolderClient> holder, HolderKey key, Fd fd) {
   return held(std::move(holder), key, std::make_shared<const Fd>(std::move(fd)));
 }
 

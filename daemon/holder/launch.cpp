@@ -107,13 +107,14 @@ Status start(const HolderLaunch& launch, const std::string& program, Time until)
 
 }  // namespace
 
-Result<std::unique_ptr<Holder>> ensure_holder(const HolderLaunch& launch,
-                                              const std::stop_token& stop) {
+Result<std::unique_ptr<HolderClient>> ensure_holder(const HolderLaunch& launch,
+                                                    const std::stop_token& stop) {
   const std::string program = launch.program.empty() ? own_program() : launch.program;
   const Time until = Clock::now() + launch.limit;
   Time start_at = Clock::now();
   while (true) {
-    Result<std::unique_ptr<Holder>> holder = Holder::connect(launch.path, launch.welcome);
+    Result<std::unique_ptr<HolderClient>> holder =
+        HolderClient::connect(launch.path, launch.welcome);
     const Code code = holder.status().code();
     // One that serves another may not have seen yet that this one ended; and one that ends comes
     // again where a service manager starts it.

@@ -25,15 +25,15 @@ struct HolderLaunch {
   std::string log_format;
   bool start = true;  // false: somebody else starts it, and it is waited for
   Duration limit = std::chrono::seconds(10);
-  Duration welcome = Holder::kWelcomeLimit;  // for each connection's hello
+  Duration welcome = HolderClient::kWelcomeLimit;  // for each connection's hello
 };
 
 /// Connected to the holder at `path`; where nobody listens, to one that it starts there: a process
 /// in a session of its own, with none of our descriptors but those for its output. While it still
 /// serves an amemd that is ending, waits for that. Within `limit`, or kDeadlineExceeded. kNotFound:
-/// the program cannot be started, or nobody has; else as Holder::connect(). A stop is noticed
+/// the program cannot be started, or nobody has; else as HolderClient::connect(). A stop is noticed
 /// within `welcome`, and ends it with kCancelled.
-Result<std::unique_ptr<Holder>> ensure_holder(const HolderLaunch& launch,
-                                              const std::stop_token& stop = {});
+Result<std::unique_ptr<HolderClient>> ensure_holder(const HolderLaunch& launch,
+                                                    const std::stop_token& stop = {});
 
 }  // namespace amem

@@ -60,7 +60,7 @@ Kept Record::keep(HolderKind kind, std::uint64_t id, SharedFd fd, std::uint32_t 
   return {this, holder_key(kind, id)};
 }
 
-void Record::flush() { flush_within(again_ ? Duration::zero() : Holder::kFlushLimit); }
+void Record::flush() { flush_within(again_ ? Duration::zero() : HolderClient::kFlushLimit); }
 
 void Record::flush_soon() { flush_within(Duration::zero()); }
 
@@ -109,7 +109,7 @@ void Record::settle(const std::set<std::uint32_t>& lanes, Duration limit,
   });
   for (const std::uint32_t lane : lanes) {
     const Result<std::uint64_t> number =
-        holder_->ask_settled(lane, again_ ? Duration::zero() : Holder::kFlushLimit);
+        holder_->ask_settled(lane, again_ ? Duration::zero() : HolderClient::kFlushLimit);
     if (!number.ok()) continue;  // flush() and the supervisor report it
     questions_.emplace(number.value(), settling);
     ++settling->missing;
@@ -129,7 +129,7 @@ void Record::settled(std::uint64_t number) {
 }
 
 void Record::detach() {
-  flush_within(Holder::kFlushLimit);
+  flush_within(HolderClient::kFlushLimit);
   if (again_) loop_->cancel(*std::exchange(again_, std::nullopt));
   for (const auto& [number, settling] : questions_) loop_->cancel(settling->timer);
   questions_.clear();
@@ -138,7 +138,7 @@ void Record::detach() {
   log_.reset();
 }
 
-void Record::replace(std::shared_ptr<Holder> holder) {
+void Record::replace(std::shared_ptr<HolderClient> holder) {
   if (again_) loop_->cancel(*std::exchange(again_, std::nullopt));
   holder_ = std::move(holder);
   if (holder_) holder_->on_settled([this](std::uint64_t number) { settled(number); });

@@ -125,7 +125,7 @@ class Record {
   Record() = default;
   /// REQUIRES: the loop outlives this object; the holder has the log's memory, or gets it by
   /// keep_log().
-  Record(EventLoop& loop, RecordLog log, std::shared_ptr<Holder> holder)
+  Record(EventLoop& loop, RecordLog log, std::shared_ptr<HolderClient> holder)
       : loop_(&loop), log_(std::move(log)) {
     replace(std::move(holder));
   }
@@ -167,9 +167,9 @@ class Record {
   void detach();
   /// Another holder has taken the place of one that has ended, and has nothing yet but the log's
   /// memory. What there is goes there by keep_again(), then flush().
-  void replace(std::shared_ptr<Holder> holder);
+  void replace(std::shared_ptr<HolderClient> holder);
   void keep_again(const Kept& kept, SharedFd fd, std::uint32_t lane = 0);
-  Holder* holder() const { return holder_.get(); }
+  HolderClient* holder() const { return holder_.get(); }
 
  private:
   friend class Row;
@@ -189,7 +189,7 @@ class Record {
 
   EventLoop* loop_ = nullptr;
   std::optional<RecordLog> log_;
-  std::shared_ptr<Holder> holder_;
+  std::shared_ptr<HolderClient> holder_;
   std::string buffer_;
   bool flush_is_due_ = false;
   std::optional<EventLoop::TimerId> again_;  // the holder is behind

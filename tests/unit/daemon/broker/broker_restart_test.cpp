@@ -408,17 +408,17 @@ class UnusableTest : public BrokerRestartTest {
     return HolderSupervisor(other, config).attach();
   }
   /// As the broker has left it, and it has gone.
-  std::unique_ptr<Holder> leave() {
+  std::unique_ptr<HolderClient> leave() {
     two();
     EXPECT_TRUE(pause().ok());
     end_broker();
     supervisor.reset();
     return connect();
   }
-  std::unique_ptr<Holder> connect() {
+  std::unique_ptr<HolderClient> connect() {
     HolderLaunch launch;
     launch.path = node->dir() + "/holder.sock";
-    Result<std::unique_ptr<Holder>> found = ensure_holder(launch);
+    Result<std::unique_ptr<HolderClient>> found = ensure_holder(launch);
     EXPECT_TRUE(found.ok()) << found.status().text();
     return std::move(found).value();
   }
@@ -426,7 +426,7 @@ class UnusableTest : public BrokerRestartTest {
   void restart_without(std::uint64_t allocation) {
     end_broker();
     supervisor.reset();
-    std::unique_ptr<Holder> all = connect();
+    std::unique_ptr<HolderClient> all = connect();
     all->drop(holder_key(HolderKind::kMemory, allocation));
     ASSERT_TRUE(all->flush().ok());
     all.reset();
@@ -444,7 +444,7 @@ class UnusableTest : public BrokerRestartTest {
 };
 
 TEST_F(UnusableTest, ATornRecordIsRefusedAndTakenUpOnceItIsWhole) {
-  std::unique_ptr<Holder> all = leave();
+  std::unique_ptr<HolderClient> all = leave();
   Result<std::map<HolderKey, Fd>> there = all->list();
   ASSERT_TRUE(there.ok());
   const int record = there.value().at(kRecord).get();
@@ -462,7 +462,7 @@ TEST_F(UnusableTest, ATornRecordIsRefusedAndTakenUpOnceItIsWhole) {
 }
 
 TEST_F(UnusableTest, DescriptorsWithoutARecordAreLeftAlone) {
-  std::unique_ptr<Holder> all = leave();
+  std::unique_ptr<HolderClient> all = leave();
   Result<std::map<HolderKey, Fd>> there = all->list();
   ASSERT_TRUE(there.ok());
   all->drop(kRecord);

@@ -198,8 +198,8 @@ TEST_F(HolderClientTest, AHolderThatEndsIsLostAndNothingBlocks) {
 }
 
 TEST_F(HolderClientTest, NobodyThereIsSaidSo) {
-  EXPECT_EQ(Holder::connect(path).status().code(), Code::kUnavailable);
-  EXPECT_EQ(Holder::connect(dir + "/" + std::string(200, 'x')).status().code(),
+  EXPECT_EQ(HolderClient::connect(path).status().code(), Code::kUnavailable);
+  EXPECT_EQ(HolderClient::connect(dir + "/" + std::string(200, 'x')).status().code(),
             Code::kInvalidArgument);
 }
 
@@ -253,14 +253,14 @@ TEST_F(HolderClientTest, WhatTheHolderDoesNotTakeStaysBufferedInOrder) {
   const Time began = Clock::now();
   const Status full = holder->flush();
   EXPECT_EQ(full.code(), Code::kDeadlineExceeded) << full.text();
-  EXPECT_GE(Clock::now() - began, Holder::kFlushLimit);
-  EXPECT_LT(Clock::now() - began, Holder::kFlushLimit + seconds(5));
+  EXPECT_GE(Clock::now() - began, HolderClient::kFlushLimit);
+  EXPECT_LT(Clock::now() - began, HolderClient::kFlushLimit + seconds(5));
   EXPECT_FALSE(holder->lost());
   EXPECT_TRUE(holder->behind());
   EXPECT_NE(holder->has_everything().text().find("has not taken"), std::string::npos);
   const Time again = Clock::now();
   EXPECT_EQ(holder->flush(Duration::zero()).code(), Code::kDeadlineExceeded);
-  EXPECT_LT(Clock::now() - again, Holder::kFlushLimit / 2) << "nothing is waited for";
+  EXPECT_LT(Clock::now() - again, HolderClient::kFlushLimit / 2) << "nothing is waited for";
   std::uint64_t out_of_order = 0;
   std::thread reading([&] {
     for (std::uint64_t i = 0; i < 2 * kMany; ++i) {
@@ -327,7 +327,7 @@ TEST_F(HolderClientTest, AnotherUsersHolderIsNotTrusted) {
   char said = 0;
   const bool serves = ::read(ready[0], &said, 1) == 1;
   ::close(ready[0]);
-  const Result<std::unique_ptr<Holder>> holder = Holder::connect(path);
+  const Result<std::unique_ptr<HolderClient>> holder = HolderClient::connect(path);
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
   ASSERT_TRUE(serves);

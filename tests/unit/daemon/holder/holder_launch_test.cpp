@@ -32,8 +32,8 @@ class HolderLaunchTest : public HolderFixture {
     with.limit = seconds(20);
     return with;
   }
-  std::shared_ptr<Holder> ensure() {
-    Result<std::unique_ptr<Holder>> holder = ensure_holder(launch());
+  std::shared_ptr<HolderClient> ensure() {
+    Result<std::unique_ptr<HolderClient>> holder = ensure_holder(launch());
     EXPECT_TRUE(holder.ok()) << holder.status().text() << "\n" << log();
     if (!holder.ok()) return nullptr;
     ucred peer{};
@@ -80,9 +80,9 @@ class HolderLaunchTest : public HolderFixture {
 TEST_F(HolderLaunchTest, OutlivesAKilledAmemdWithAllThatWasFlushed) {
   const Fd rank = self();
   const int status = in_child([&] {
-    Result<std::unique_ptr<Holder>> holder = ensure_holder(launch());
+    Result<std::unique_ptr<HolderClient>> holder = ensure_holder(launch());
     if (!holder.ok()) ::_exit(1);
-    Holder& its = *holder.value();
+    HolderClient& its = *holder.value();
     its.put(holder_key(HolderKind::kProcess, 1), rank.get());
     for (std::uint64_t id = 0; id < 300; ++id)
       its.put(memory_key(id), std::make_shared<const Fd>(some_file(std::to_string(id))));
@@ -162,7 +162,7 @@ TEST_F(HolderLaunchTest, DescriptorsThatItHasNoRoomForAreNamedNotLostSilently) {
   const int status = in_child([&] {
     const rlimit few{64, 64};
     ::setrlimit(RLIMIT_NOFILE, &few);
-    Result<std::unique_ptr<Holder>> holder = ensure_holder(launch());
+    Result<std::unique_ptr<HolderClient>> holder = ensure_holder(launch());
     if (!holder.ok()) ::_exit(1);
     holder.value()->put(holder_key(HolderKind::kProcess, 1), rank.get());
     if (!holder.value()->flush().ok()) ::_exit(2);
@@ -201,7 +201,7 @@ TEST_F(HolderLaunchTest, DescriptorsThatItHasNoRoomForAreNamedNotLostSilently) {
 TEST_F(HolderLaunchTest, WithoutTheProgramItSaysWhichOne) {
   HolderLaunch with = launch();
   with.program = dir + "/amem-holder";
-  const Result<std::unique_ptr<Holder>> holder = ensure_holder(with);
+  const Result<std::unique_ptr<HolderClient>> holder = ensure_holder(with);
   EXPECT_EQ(holder.status().code(), Code::kNotFound);
   EXPECT_NE(holder.status().text().find(with.program + ": No such file"), std::string::npos)
       << holder.status().text();
@@ -211,7 +211,7 @@ TEST_F(HolderLaunchTest, OneThatDoesNotServeInTimeIsGivenUp) {
   HolderLaunch with = launch();
   with.program = "/bin/true";
   with.limit = milliseconds(300);
-  const Result<std::unique_ptr<Holder>> holder = ensure_holder(with);
+  const Result<std::unique_ptr<HolderClient>> holder = ensure_holder(with);
   EXPECT_EQ(holder.status().code(), Code::kDeadlineExceeded) << holder.status().text();
 }
 
@@ -219,7 +219,7 @@ TEST_F(HolderLaunchTest, SomebodyElsesIsWaitedForAndNeverStarted) {
   HolderLaunch with = launch();
   with.start = false;
   with.limit = milliseconds(100);
-  const Result<std::unique_ptr<Holder>> none = ensure_holder(with);
+  const Result<std::unique_ptr<HolderClient>> none = ensure_holder(with);
   EXPECT_EQ(none.status().code(), Code::kNotFound);
   EXPECT_NE(none.status().text().find("no amem-holder serves " + path), std::string::npos)
       << none.status().text();
@@ -230,7 +230,7 @@ TEST_F(HolderLaunchTest, SomebodyElsesIsWaitedForAndNeverStarted) {
     std::this_thread::sleep_for(milliseconds(200));
     serve();
   });
-  const Result<std::unique_ptr<Holder>> holder = ensure_holder(with);
+  const Result<std::unique_ptr<HolderClient>> holder = ensure_holder(with);
   somebody.join();
   EXPECT_TRUE(holder.ok()) << holder.status().text();
 }

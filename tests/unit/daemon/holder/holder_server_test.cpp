@@ -52,7 +52,7 @@ TEST_F(HolderServerTest, ASecondAmemdIsRefusedByTheFirstsPidUntilThatHasGone) {
   Sleeper rank;
   put_and_go(rank);
   auto first = connect();
-  const Result<std::unique_ptr<Holder>> second = Holder::connect(path);
+  const Result<std::unique_ptr<HolderClient>> second = HolderClient::connect(path);
   ASSERT_FALSE(second.ok());
   EXPECT_EQ(second.status().code(), Code::kFailedPrecondition);
   EXPECT_NE(second.status().text().find("another amemd (pid " + std::to_string(::getpid()) + ")"),
