@@ -435,7 +435,7 @@ def test_a_driver_that_ends_leaves_nothing(nodes, build, tmp_path, end):
     try:
         driver.wait_for("paused", 90, "out")
         if end == "killed":
-            assert len(left_behind()) >= 8  # of each node: the directory, keeper, amemd and holder
+            assert len(left_behind()) >= 8  # of each node: the directory, supervisor, amemd and holder
             driver.kill()
         nothing_left(60)
         driver.wait(60)

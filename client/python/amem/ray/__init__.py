@@ -17,7 +17,7 @@ __all__ = ["Cluster"]
 
 
 def __getattr__(name: str) -> Any:
-    # The keeper and the certificates are of use without Ray, in tests for example.
+    # The supervisor and the certificates are of use without Ray, in tests for example.
     if name != "Cluster":
         raise AttributeError(f"module 'amem.ray' has no attribute {name!r}")
     try:

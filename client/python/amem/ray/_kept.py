@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from amem import _programs
 from amem.errors import DeadlineExceededError, InternalError, ResourceExhaustedError, UnavailableError
 from amem.messages import PoolStatus
-from amem.ray import _keeper
+from amem.ray import _supervisor
 
 _LOOK = 0.05
 _TAIL = 8  # lines of the log that an error has
-_TO_END = 3 * _keeper.PATIENCE + 5
+_TO_END = 3 * _supervisor.PATIENCE + 5
 
 
 class Kept:
@@ -28,9 +28,9 @@ class Kept:
     """
 
     def __init__(self, directory: str, flags: Sequence[str]) -> None:
-        keeper = [sys.executable, "-I", "-S", _keeper.__file__, directory]
+        supervisor = [sys.executable, "-I", "-S", _supervisor.__file__, directory]
         daemon = [str(_programs.path("amemd")), "--config", "/dev/null", "--runtime-dir", directory,
-                  "--deadlines-end", f"{_keeper.PATIENCE / 2:g}s", *flags]
+                  "--deadlines-end", f"{_supervisor.PATIENCE / 2:g}s", *flags]
         self.directory = directory
         self._lock = threading.Lock()
         self._said = ""
@@ -40,10 +40,10 @@ class Kept:
         # A shim that this process may have is for ranks.
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         try:
-            # From here on the keeper has the directory's end in its hands.
-            subprocess.run([*keeper, *daemon], stdin=life, stdout=report, env=environment, timeout=60, check=True)
+            # From here on the supervisor has the directory's end in its hands.
+            subprocess.run([*supervisor, *daemon], stdin=life, stdout=report, env=environment, timeout=60, check=True)
         except (OSError, subprocess.SubprocessError) as error:
-            raise InternalError(f"amemd's keeper cannot be started: {error}") from None
+            raise InternalError(f"amemd's supervisor cannot be started: {error}") from None
         finally:
             os.close(life)
             os.close(report)
@@ -61,7 +61,7 @@ class Kept:
                 self._log_tail = self._tail() or self._log_tail
                 how = f"was killed by signal {-int(rest)}" if rest.startswith("-") else f"has ended with status {rest}"
                 return f"amemd {how}" + (f"; the last of what it said:\n{self._log_tail}" if self._log_tail else "")
-        return "amemd's keeper has ended, and amemd with it" if gone else None
+        return "amemd's supervisor has ended, and amemd with it" if gone else None
 
     def wait(self, timeout: float) -> None:
         """Returns when it serves and its pool is complete. DeadlineExceededError, InternalError: its end, with its own
@@ -104,7 +104,7 @@ class Kept:
         return False
 
     def _hear(self) -> bool:
-        """Reads what the keeper has said. Whether it lives."""
+        """Reads what the supervisor has said. Whether it lives."""
         while True:
             try:
                 said = os.read(self._reports, 4096)
@@ -116,7 +116,7 @@ class Kept:
 
     def _tail(self) -> str:
         try:
-            text = pathlib.Path(self.directory, _keeper.LOG).read_text(errors="replace")
+            text = pathlib.Path(self.directory, _supervisor.LOG).read_text(errors="replace")
         except OSError:
             return ""
         return "\n".join(text.splitlines()[-_TAIL:])

@@ -1,10 +1,10 @@
-"""The keeper: a process that starts amemd, outlives the actor that wanted it, and then leaves nothing of it behind.
+"""The supervisor: a process that starts amemd, outlives the actor that wanted it, and then leaves nothing of it behind.
 
-    python -I -S _keeper.py DIRECTORY amemd ARGUMENTS...
+    python -I -S _supervisor.py DIRECTORY amemd ARGUMENTS...
 
-An actor of Ray's may end by SIGKILL, and Ray kills what a worker has started. So the keeper leaves both: it is a
+An actor of Ray's may end by SIGKILL, and Ray kills what a worker has started. So the supervisor leaves both: it is a
 grandchild, in a session of its own. Standard input is a pipe of which the actor has the other end. At its end the
-keeper ends amemd and amem-holder, each by SIGTERM and after a while by SIGKILL, removes DIRECTORY, and ends. So it does
+supervisor ends amemd and amem-holder, each by SIGTERM and after a while by SIGKILL, removes DIRECTORY, and ends. So it does
 when it gets SIGTERM itself. Standard output has a line for each of: amemd was started (its pid), amemd has ended (its
 status), amemd cannot be started (why).
 
@@ -95,7 +95,7 @@ def end(daemon: subprocess.Popen[bytes], directory: str, patience: float = PATIE
 
 def _start(directory: str, command: list[str]) -> subprocess.Popen[bytes]:
     def before() -> None:
-        # A keeper that is killed takes amemd with it; amem-holder ends by itself then, with the last rank.
+        # A supervisor that is killed takes amemd with it; amem-holder ends by itself then, with the last rank.
         _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
     with open(os.path.join(directory, LOG), "ab") as log:

@@ -1,4 +1,4 @@
-"""The keeper of amem.ray: amemd lives as long as who wants it, and leaves nothing. It needs neither Ray nor
+"""The supervisor of amem.ray: amemd lives as long as who wants it, and leaves nothing. It needs neither Ray nor
 certificates."""
 import os
 import signal
@@ -30,7 +30,7 @@ def left(directory):
     for pid, words in processes():
         if pid != os.getpid() and any(word.startswith(directory.encode()) for word in words):
             line = b" ".join(words).decode()
-            found.append(f"{next((name for name in ('amem-holder', '_keeper.py') if name in line), 'amemd')} {pid}")
+            found.append(f"{next((name for name in ('amem-holder', '_supervisor.py') if name in line), 'amemd')} {pid}")
     return sorted(found)
 
 
@@ -47,10 +47,10 @@ def test_end_returns_when_nothing_is_left(directory):
     kept = Kept(directory, FLAGS)
     kept.wait(patience(30))
     assert kept.fault() is None
-    assert [each.split()[0] for each in left(directory)] == ["_keeper.py", "amem-holder", "amemd", "directory"]
-    keeper = pid_of("_keeper.py", directory)
+    assert [each.split()[0] for each in left(directory)] == ["_supervisor.py", "amem-holder", "amemd", "directory"]
+    supervisor = pid_of("_supervisor.py", directory)
     # Out of reach of who kills the group.
-    assert os.getsid(keeper) != os.getsid(0) and os.getpgid(keeper) != os.getpgid(0)
+    assert os.getsid(supervisor) != os.getsid(0) and os.getpgid(supervisor) != os.getpgid(0)
     assert kept.end()
     assert left(directory) == []
     assert kept.end()
@@ -101,10 +101,10 @@ def test_a_keeper_that_is_ended(directory, number, rest):
     """By SIGTERM, as a service manager does, or worse: then only the directory is left."""
     kept = Kept(directory, FLAGS)
     kept.wait(patience(30))
-    os.kill(pid_of("_keeper.py", directory), number)
+    os.kill(pid_of("_supervisor.py", directory), number)
     eventually(lambda: left(directory) == rest, what="amemd and its holder have ended")
     # A process that ends loses its command line before its pipes.
-    assert eventually(kept.fault, what="it is told") == "amemd's keeper has ended, and amemd with it"
+    assert eventually(kept.fault, what="it is told") == "amemd's supervisor has ended, and amemd with it"
 
 
 def test_amemd_that_is_killed(directory):
@@ -147,8 +147,8 @@ def test_ready_or_why_not(directory, monkeypatch):
 
 
 def test_the_keeper_imports_nothing_of_amem():
-    from amem.ray import _keeper
+    from amem.ray import _supervisor
 
-    script = (f"import runpy, sys; runpy.run_path({_keeper.__file__!r}); "
+    script = (f"import runpy, sys; runpy.run_path({_supervisor.__file__!r}); "
               "assert not [name for name in sys.modules if name.startswith('amem')]")
     subprocess.run([sys.executable, "-I", "-S", "-c", script], check=True, timeout=60)
