@@ -247,7 +247,7 @@ Result<Allocation*> RankRequests::enter(Rank& rank, Request& request, SharedFd f
   a.gpu_direct_rdma = message.gpu_direct_rdma;
   a.tag = printable(message.tag);
   a.region = region_policy(message.policy);
-  a.holders = {rank.id};
+  a.sharers = {rank.id};
   a.maker = message.made ? rank.id : 0;
   a.charge = std::move(request.entry);
   a.fd = charged(std::move(fd), std::move(request.memory));
@@ -326,7 +326,7 @@ void RankRequests::free(Rank& rank, AllocationId id) {
   GroupEntry& group = node_.group_of(rank);
   const Allocation* a = node_.allocations.find(id);
   const bool guest = a != nullptr && a->opened_by(rank.id);
-  const bool kept = a != nullptr && a->held_by(rank.id) && a->keeper() == rank.id &&
+  const bool kept = a != nullptr && a->shared_by(rank.id) && a->keeper() == rank.id &&
                     a->region != RegionPolicy::kDiscard;
   if (kept) node_.pool_of(rank).reach.let_go(rank.id, means_.devices.numa_node(a->device), a->size);
   if (a != nullptr && a->resident()) rank.freed.insert(a->device);
@@ -343,7 +343,7 @@ void RankRequests::free(Rank& rank, AllocationId id) {
   if (guest || freed.value().has_value() || a->opened()) operations_.look_at_guests();
   if (guest) return;
   if (freed.value().has_value() || a->group == kNoGroup) return;  // nobody else holds it
-  if (kept) let_reach_pool(*a);  // the next holder is its keeper now
+  if (kept) let_reach_pool(*a);  // the next sharer is its keeper now
   if (const ResumeOperation* resume = operations_.resume_of(group.id)) {
     const auto loader = resume->loaders().find(id);
     if (loader != resume->loaders().end() && loader->second == rank.id) {

@@ -25,7 +25,7 @@ class RankRequests {
 
   /// One packet of a rank that has joined. The rank may be gone afterwards.
   void handle(Rank& rank, Packet& packet);
-  /// The rank has the allocation no longer, as holder or as guest.
+  /// The rank has the allocation no longer, as sharer or as guest.
   void free(Rank& rank, AllocationId id);
   /// Its keeper may have to save it.
   void let_reach_pool(const Allocation& a);

@@ -239,7 +239,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
   const RankId its = session.rank;
   for (const amem_v1_Holding_Item& item : std::span(message.items, message.items_count)) {
     const Allocation* a = node_.allocations.find(item.id);
-    if (a != nullptr && (a->held_by(its) || a->opened_by(its)))
+    if (a != nullptr && (a->shared_by(its) || a->opened_by(its)))
       session.holds.emplace(item.id, item);
     else
       ++session.unknown;
@@ -252,7 +252,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
   GroupEntry& group = node_.group_of(rank);
   std::vector<AllocationId> gone;
   for (const Allocation* a : node_.allocations.of_group(group.id))
-    if (a->held_by(rank.id) && !holds.contains(a->id)) gone.push_back(a->id);
+    if (a->shared_by(rank.id) && !holds.contains(a->id)) gone.push_back(a->id);
   for (const Allocation* a : node_.allocations.opened_by(rank.id))
     if (!holds.contains(a->id)) gone.push_back(a->id);
   for (const AllocationId id : gone) requests_.free(rank, id);
@@ -263,7 +263,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
   std::uint64_t unknown = session.unknown;
   for (const auto& [id, item] : holds) {
     Allocation* a = node_.allocations.find(id);
-    if (a == nullptr || !(a->held_by(rank.id) || a->opened_by(rank.id))) {
+    if (a == nullptr || !(a->shared_by(rank.id) || a->opened_by(rank.id))) {
       ++unknown;
       continue;
     }
@@ -273,7 +273,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
       if ((item.pins >> reason & 1U) != 0)
         (void)node_.allocations.pin(id,
                                     {rank.id, pin_reason(static_cast<amem_v1_PinReason>(reason))});
-    if (a->held_by(rank.id) && a->keeper() == rank.id) requests_.let_reach_pool(*a);
+    if (a->shared_by(rank.id) && a->keeper() == rank.id) requests_.let_reach_pool(*a);
   }
   const std::string& name = node_.label(rank);
   group.log().info("group '{}': {} has come back with {} allocations", group.machine.name(), name,
@@ -299,7 +299,7 @@ void Ranks::release_leftovers(const Rank& rank,
   std::vector<AllocationId> away;
   for (const auto& [id, item] : holds) {
     const Allocation* a = node_.allocations.find(id);
-    if (a != nullptr && !item.away && a->held_by(rank.id) && a->away && !a->resident())
+    if (a != nullptr && !item.away && a->shared_by(rank.id) && a->away && !a->resident())
       away.push_back(id);
   }
   if (away.empty()) return;
@@ -334,12 +334,12 @@ bool Ranks::shares(const Rank& rank) const {
     return other != rank.id && !node_.groups.at(node_.ranks.at(other).group).lost.contains(other);
   };
   const auto shared = [&](const Allocation& a) {
-    return std::any_of(a.holders.begin(), a.holders.end(), serves) ||
+    return std::any_of(a.sharers.begin(), a.sharers.end(), serves) ||
            std::any_of(a.guests.begin(), a.guests.end(),
                        [&](const Guest& guest) { return serves(guest.rank); });
   };
   const std::vector<Allocation*> opened = node_.allocations.opened_by(rank.id);
-  const std::vector<const Allocation*> held = std::as_const(node_.allocations).held_by(rank.id);
+  const std::vector<const Allocation*> held = std::as_const(node_.allocations).shared_by(rank.id);
   const auto is_shared = [&](const Allocation* a) { return shared(*a); };
   return std::any_of(opened.begin(), opened.end(), is_shared) ||
          std::any_of(held.begin(), held.end(), is_shared);
@@ -349,7 +349,7 @@ bool Ranks::has_lost(const Allocation* a) const {
   const auto lost = [&](RankId rank) {
     return node_.groups.at(node_.ranks.at(rank).group).lost.contains(rank);
   };
-  return a != nullptr && (std::any_of(a->holders.begin(), a->holders.end(), lost) ||
+  return a != nullptr && (std::any_of(a->sharers.begin(), a->sharers.end(), lost) ||
                           std::any_of(a->guests.begin(), a->guests.end(),
                                       [&](const Guest& guest) { return lost(guest.rank); }));
 }

@@ -314,10 +314,10 @@ std::string Recovery::find_memory(GroupId id, const Stock& stock,
   for (const AllocationId allocation : of_group_[id]) {
     const v1::record::Allocation& row = allocations_read_.at(allocation);
     Memory memory{.row = row};
-    for (const RankId rank : row.holders())
+    for (const RankId rank : row.sharers())
       if (const auto of = group_of_.find(rank); of != group_of_.end() && of->second == id)
-        memory.holders.push_back(rank);
-    if (memory.holders.empty()) continue;  // its guests' alone, perhaps
+        memory.sharers.push_back(rank);
+    if (memory.sharers.empty()) continue;  // its guests' alone, perhaps
     const auto saved = saved_read_.find(allocation);
     if (saved != saved_read_.end()) memory.saved = &saved->second;
     const bool left =
@@ -348,8 +348,8 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
   Allocation a;
   a.id = id;
   a.group = group.id;
-  a.holders = memory.holders;
-  if (a.held_by(memory.row.maker())) a.maker = memory.row.maker();
+  a.sharers = memory.sharers;
+  if (a.shared_by(memory.row.maker())) a.maker = memory.row.maker();
   fill(a, memory.row, group.account);
   const auto what = standing_of(group.machine).under_way;
   if (memory.resident)
@@ -409,14 +409,14 @@ void Recovery::put_on_device(Allocation& a, HolderKind kind,
   a.kept = node_.records.record().adopt(kind, a.id);
 }
 
-/// Memory whose holders have all gone, and which ranks of other groups have open still.
+/// Memory whose sharers have all gone, and which ranks of other groups have open still.
 void Recovery::take_guests_memory(Stock& stock) {
   for (const auto& [id, row] : allocations_read_) {
     if (node_.allocations.find(id) != nullptr) continue;
     const auto is_held = [this, of = row.group()](RankId rank) {
       return group_of_.contains(rank) && group_of_[rank] == of;
     };
-    const bool held = std::any_of(row.holders().begin(), row.holders().end(), is_held);
+    const bool held = std::any_of(row.sharers().begin(), row.sharers().end(), is_held);
     const auto guest = std::find_if(row.guests().begin(), row.guests().end(),
                                     [&](RankId rank) { return group_of_.contains(rank); });
     if (held || guest == row.guests().end()) continue;

@@ -53,7 +53,7 @@ class Recovery {
   struct Memory {
     v1::record::Allocation row = {};
     const v1::record::Saved* saved = nullptr;
-    std::vector<RankId> holders = {};  // that live
+    std::vector<RankId> sharers = {};  // that live
     bool resident = false;
     bool incoming = false;  // it is on its device by what a resume has made
   };

@@ -47,7 +47,7 @@ Status check_ticket(const Allocation& allocation, const Token& token, bool loade
 
 Status freed(AllocationId id) {
   return {Code::kNotFound, "allocation " + std::to_string(id) +
-                               " of this ticket does not exist; its holders have freed it"};
+                               " of this ticket does not exist; its sharers have freed it"};
 }
 
 std::string_view to_string(SaveForm form) {
@@ -129,7 +129,7 @@ std::uint64_t Allocation::saved_bytes() const {
   return bytes;
 }
 
-bool Allocation::held_by(RankId rank) const { return contains(holders, rank); }
+bool Allocation::shared_by(RankId rank) const { return contains(sharers, rank); }
 bool Allocation::pinned_by(RankId rank) const {
   return std::any_of(pinners.begin(), pinners.end(),
                      [rank](const Pinner& pinner) { return pinner.rank == rank; });
@@ -154,7 +154,7 @@ Allocation& Allocations::add(Allocation allocation) {
   const auto enter = [&](Index& index, RankId rank, bool first) {
     index[rank].emplace(id, owner != nullptr && !first ? owner->charge(one) : Charge());
   };
-  for (const RankId rank : added.holders) enter(held_, rank, rank == added.holders.front());
+  for (const RankId rank : added.sharers) enter(held_, rank, rank == added.sharers.front());
   for (const Guest& guest : added.guests) enter(opened_, guest.rank, false);
   return added;
 }
@@ -172,10 +172,10 @@ Result<Allocation*> Allocations::redeem(AllocationId id, const Token& token, Gro
     return Status(Code::kPermissionDenied, "the ticket for allocation " + std::to_string(id) +
                                                " is not one of this rank's group");
   if (Status status = check_ticket(*allocation, token, loaded); !status.ok()) return status;
-  if (allocation->held_by(rank)) return allocation;
+  if (allocation->shared_by(rank)) return allocation;
   Result<Charge> charge = charge_for_another(*allocation);
   if (!charge.ok()) return charge.status();
-  allocation->holders.push_back(rank);
+  allocation->sharers.push_back(rank);
   held_[rank].emplace(id, std::move(charge).value());
   return allocation;
 }
@@ -194,7 +194,7 @@ Result<Allocation*> Allocations::open(AllocationId id, const Token& token, const
   return allocation;
 }
 
-std::vector<const Allocation*> Allocations::held_by(RankId rank) const {
+std::vector<const Allocation*> Allocations::shared_by(RankId rank) const {
   std::vector<const Allocation*> found;
   if (const auto it = held_.find(rank); it != held_.end())
     for (const auto& [id, charge] : it->second) found.push_back(by_id_.at(id));
@@ -226,7 +226,7 @@ void Allocations::forget(Index& index, RankId rank, AllocationId id) {
 }
 
 void Allocations::let_go(Allocation& allocation, RankId rank) {
-  if (std::erase(allocation.holders, rank) > 0) forget(held_, rank, allocation.id);
+  if (std::erase(allocation.sharers, rank) > 0) forget(held_, rank, allocation.id);
   // Who has what it had made no more has bound none of it.
   if (allocation.maker == rank) allocation.maker = 0;
   std::erase_if(allocation.pinners, [rank](const Pinner& pinner) { return pinner.rank == rank; });
@@ -239,7 +239,7 @@ void Allocations::let_go(Allocation& allocation, RankId rank) {
 std::optional<Allocation> Allocations::settle(Table& table,
                                               std::map<AllocationId, Allocation>::iterator it) {
   Allocation& allocation = it->second;
-  if (!allocation.holders.empty()) return std::nullopt;
+  if (!allocation.sharers.empty()) return std::nullopt;
   if (!allocation.opened()) {
     forget_tag(table.tags, allocation.tag);
     std::optional<Allocation> gone(std::move(allocation));
@@ -261,7 +261,7 @@ std::optional<Allocation> Allocations::settle(Table& table,
 
 Result<std::optional<Allocation>> Allocations::free(AllocationId id, RankId rank) {
   Allocation* allocation = find(id);
-  if (allocation == nullptr || !(allocation->held_by(rank) || allocation->opened_by(rank)))
+  if (allocation == nullptr || !(allocation->shared_by(rank) || allocation->opened_by(rank)))
     return not_held(id);
   let_go(*allocation, rank);
   const auto group = groups_.find(allocation->group);
@@ -284,7 +284,7 @@ std::vector<Allocation> Allocations::drop_rank(RankId rank) {
 
 Status Allocations::pin(AllocationId id, const Pinner& pinner) {
   Allocation* allocation = find(id);
-  if (allocation == nullptr || !allocation->held_by(pinner.rank)) return not_held(id);
+  if (allocation == nullptr || !allocation->shared_by(pinner.rank)) return not_held(id);
   std::vector<Pinner>& pinners = allocation->pinners;
   if (std::find(pinners.begin(), pinners.end(), pinner) == pinners.end()) pinners.push_back(pinner);
   return {};
@@ -292,7 +292,7 @@ Status Allocations::pin(AllocationId id, const Pinner& pinner) {
 
 Status Allocations::unpin(AllocationId id, const Pinner& pinner) {
   Allocation* allocation = find(id);
-  if (allocation == nullptr || !allocation->held_by(pinner.rank)) return not_held(id);
+  if (allocation == nullptr || !allocation->shared_by(pinner.rank)) return not_held(id);
   if (std::erase(allocation->pinners, pinner) > 0) return {};
   return {Code::kNotFound, "this rank has not pinned allocation " + std::to_string(id) + " (" +
                                std::string(to_string(pinner.reason)) + ")"};

@@ -1,7 +1,7 @@
 // Allocations: the table of every piece of physical GPU memory that the broker has made.
 //
-// An allocation is its holders' group's. Ranks of other groups may open it as guests: they map it
-// and count for nothing else. When its last holder has let go of it before its last guest, it stays
+// An allocation is its sharers' group's. Ranks of other groups may open it as guests: they map it
+// and count for nothing else. When its last sharer has let go of it before its last guest, it stays
 // in the table as nobody's, of kNoGroup.
 //
 // An Allocation owns its descriptor (the one thing that keeps the memory alive on our side) and
@@ -60,7 +60,7 @@ enum class PinReason : std::uint8_t { kUnknown, kNic, kGdrCopy, kDmaBuf, kP2pTok
 /// For people: "NIC".
 std::string_view to_string(PinReason reason);
 
-/// A holder that gave an allocation to a device that remembers its address.
+/// A sharer that gave an allocation to a device that remembers its address.
 struct Pinner {
   RankId rank = 0;
   PinReason reason = PinReason::kUnknown;
@@ -86,11 +86,11 @@ struct Allocation {
   std::uint64_t size = 0;
   DeviceUuid device;
   bool gpu_direct_rdma = false;
-  RankId maker = 0;  // the first of the holders, if it has made the memory; 0: amemd has
+  RankId maker = 0;  // the first of the sharers, if it has made the memory; 0: amemd has
   std::string tag;
   RegionPolicy region = RegionPolicy::kNone;
-  std::vector<RankId> holders;  // by first hold; not empty in a group
-  std::vector<Pinner> pinners;  // each once; of holders only
+  std::vector<RankId> sharers;  // by first hold; not empty in a group
+  std::vector<Pinner> pinners;  // each once; of sharers only
   std::vector<Guest> guests;    // by first opening; while there is one it cannot leave its device
   Extents saved;                // where its bytes are while paused; empty: nothing was kept
   RankId saver = 0;             // who is to write them; of no pause: 0
@@ -104,7 +104,7 @@ struct Allocation {
   Row saved_row;                // of what a pause takes, or has taken
   Row row;                      // of what does not change; the last here, so the first to be erased
 
-  RankId keeper() const { return holders.front(); }
+  RankId keeper() const { return sharers.front(); }
   bool resident() const { return fd != nullptr; }
   /// A resume has something to bring back.
   bool left() const { return !resident() || stayed; }
@@ -133,7 +133,7 @@ struct Allocation {
   bool dropped() const { return away && !resident() && saved.empty(); }
   /// Bytes of the pool that hold its bytes.
   std::uint64_t saved_bytes() const;
-  bool held_by(RankId rank) const;
+  bool shared_by(RankId rank) const;
   bool pinned_by(RankId rank) const;
   bool opened_by(RankId rank) const;
 };
@@ -158,7 +158,7 @@ class Allocations {
 
   Allocation* find(AllocationId id);
 
-  /// `rank` of `group` presents a ticket: makes it a holder, once. kNotFound: no such allocation
+  /// `rank` of `group` presents a ticket: makes it a sharer, once. kNotFound: no such allocation
   /// (any more). kPermissionDenied: another group's, or the wrong token. kFailedPrecondition: it is
   /// not on its device, or without its bytes: `loaded` says that what comes back has them.
   /// kResourceExhausted: its owner is charged for each rank that has it beside the first, and may
@@ -172,7 +172,7 @@ class Allocations {
   Result<Allocation*> open(AllocationId id, const Token& token, const Guest& guest,
                            bool loaded = false);
   /// What the rank holds.
-  std::vector<const Allocation*> held_by(RankId rank) const;
+  std::vector<const Allocation*> shared_by(RankId rank) const;
   /// What the rank has opened of other groups.
   std::vector<Allocation*> opened_by(RankId rank);
   std::vector<const Allocation*> opened_by(RankId rank) const;
@@ -184,7 +184,7 @@ class Allocations {
   /// descriptor. kNotFound: `rank` has no allocation of that id.
   Result<std::optional<Allocation>> free(AllocationId id, RankId rank);
 
-  /// `rank` has gone: takes it from all holders and guests; what nobody has now, as from free().
+  /// `rank` has gone: takes it from all sharers and guests; what nobody has now, as from free().
   std::vector<Allocation> drop_rank(RankId rank);
 
   /// kNotFound: `rank` does not hold an allocation of that id.

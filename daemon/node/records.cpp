@@ -143,7 +143,7 @@ Status Records::write(Allocation& allocation) {
   row.set_gpu_direct_rdma(allocation.gpu_direct_rdma);
   row.set_tag(allocation.tag);
   row.set_region(static_cast<std::uint32_t>(allocation.region));
-  for (const RankId rank : allocation.holders) row.add_holders(rank);
+  for (const RankId rank : allocation.sharers) row.add_sharers(rank);
   for (const Guest& guest : allocation.guests) row.add_guests(guest.rank);
   row.set_maker(allocation.maker);
   return record_.write(allocation.row, RowKind::kAllocation, allocation.id, row);

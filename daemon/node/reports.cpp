@@ -233,10 +233,10 @@ std::vector<v1::RankInfo> report_ranks(const Node& node, const Caller& caller,
   };
   std::map<RankId, Share> shares;
   for (const Allocation* a : node.allocations.select([](const Allocation&) { return true; })) {
-    for (RankId holder : a->holders) {
-      Share& share = shares[holder];
+    for (RankId sharer : a->sharers) {
+      Share& share = shares[sharer];
       ++share.count;
-      (holder == a->keeper() ? share.owned : share.imported) += a->size;
+      (sharer == a->keeper() ? share.owned : share.imported) += a->size;
     }
     for (const Guest& guest : a->guests) shares[guest.rank].opened += a->size;
     if (a->group != kNoGroup) count(*a, node.groups.at(a->group), shares[a->keeper()].tags[a->tag]);
@@ -298,7 +298,7 @@ std::vector<v1::AllocationInfo> report_allocations(const Node& node, const Calle
     info.set_id(a->id);
     info.set_group(name_for(node, caller, group));
     info.set_owner(a->keeper());
-    for (std::size_t i = 1; i < a->holders.size(); ++i) info.add_peers(a->holders[i]);
+    for (std::size_t i = 1; i < a->sharers.size(); ++i) info.add_peers(a->sharers[i]);
     for (const Guest& guest : a->guests) info.add_guests(guest.rank);
     info.set_device(to_string(a->device));
     info.set_size(a->size);

@@ -216,7 +216,7 @@ void PauseOperation::run(const action::Release& release) {
   std::erase_if(wave_, [&](AllocationId id) {
     Allocation* a = means_.node.allocations.find(id);
     if (a == nullptr || !can_be_released(*a)) return true;
-    for (RankId rank : a->holders)
+    for (RankId rank : a->sharers)
       if (!keeps(rank, *a)) lists[rank].push_back(id);
     (void)records.write_saved(*a, true, &room_);
     return false;
@@ -238,7 +238,7 @@ void PauseOperation::release_all(const action::Release& release) {
     }
     std::vector<AllocationId> ids;
     for (const Allocation* a : table.of_group(group_.id))
-      if (what_.takes(a->tag) && a->held_by(rank) && !keeps(rank, *a)) ids.push_back(a->id);
+      if (what_.takes(a->tag) && a->shared_by(rank) && !keeps(rank, *a)) ids.push_back(a->id);
     if (what_.all())
       for (const Allocation* a : table.opened_by(rank)) ids.push_back(a->id);
     means_.outbox.send_release(rank, release.epoch, ids, false);

@@ -143,7 +143,7 @@ Status ResumeOperation::create(const std::vector<Creation::Item>& slice) {
   std::map<std::pair<RankId, DeviceUuid>, Batch> batches;  // by maker, too; 0: amemd
   for (const Creation::Item& item : slice) {
     const Allocation* a = means_.node.allocations.find(item.id);
-    // Freed meanwhile, or its last holder has died; guests may have it still.
+    // Freed meanwhile, or its last sharer has died; guests may have it still.
     if (a == nullptr || a->group != group_.id) {
       exchange_.headroom.give_back(item.device, item.needed);
       continue;

@@ -39,7 +39,7 @@ class ResumeOperation final : public GroupOperation {
 
   /// A rank has made what it was to make again, as far as it says so.
   void made(RankId rank, const amem_v1_Made& message, std::vector<Fd> fds);
-  /// The rank has gone, and is no holder any more: what it was to make others may hold.
+  /// The rank has gone, and is no sharer any more: what it was to make others may hold.
   void maker_gone(RankId rank);
   /// Some memory has left: if it waits for that, it tries again.
   void look_for_room();

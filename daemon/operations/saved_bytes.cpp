@@ -107,7 +107,7 @@ Result<std::vector<PoolPlace>> SavedBytes::packed(const GroupEntry& group,
     tag.stored += packed_size(requests[i], node_.pools.chunk());
     tag.can_drop = keep[i]->tag != kNcclTag;
   }
-  shortage.holders = others_bytes(group);
+  shortage.others = others_bytes(group);
   return Status(Code::kResourceExhausted, describe(shortage) + why_no_larger(*group.account));
 }
 
@@ -163,9 +163,9 @@ void SavedBytes::give_back(Allocation& allocation) {
     rank->limbo.insert(rank->limbo.end(), extents.begin(), extents.end());
     (void)node_.records.write_limbo(*rank);
   }
-  // That its holders are gone is on record first: with them and without its bytes it would be
+  // That its sharers are gone is on record first: with them and without its bytes it would be
   // missed.
-  if (allocation.holders.empty()) {
+  if (allocation.sharers.empty()) {
     if (allocation.opened())
       (void)node_.records.write(allocation);
     else

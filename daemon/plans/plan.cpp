@@ -133,7 +133,7 @@ Plan plan_peers(const Allocations& table, GroupId group, const Selection& what,
   for (const Allocation* a : table.of_group(group)) {
     if (!comes_back(*a, what)) continue;
     const auto loader = loaders.find(a->id);
-    for (RankId rank : a->holders) {
+    for (RankId rank : a->sharers) {
       const bool has_it = (loader != loaders.end() && loader->second == rank) || a->pinned_by(rank);
       if (!has_it) plan[rank].maps.push_back(a);
     }
@@ -146,7 +146,7 @@ bool loads_for_others(const Allocations& table, GroupId group, const Loaders& lo
   for (const Allocation* a : table.of_group(group)) {
     const auto loader = loaders.find(a->id);
     if (loader == loaders.end() || loader->second != rank) continue;
-    if (std::any_of(a->holders.begin(), a->holders.end(), [rank](RankId h) { return h != rank; }))
+    if (std::any_of(a->sharers.begin(), a->sharers.end(), [rank](RankId h) { return h != rank; }))
       return true;
   }
   return false;

@@ -77,7 +77,7 @@ Plan plan_load(const std::vector<const Allocation*>& slice);
 /// Who loads what.
 using Loaders = std::unordered_map<AllocationId, RankId>;
 
-/// Peers: each holder maps what its loader has loaded. Only ranks with something to map.
+/// Peers: each sharer maps what its loader has loaded. Only ranks with something to map.
 Plan plan_peers(const Allocations& table, GroupId group, const Selection& what,
                 const Loaders& loaders);
 

@@ -35,12 +35,12 @@ std::string advice(const Shortage& shortage, const std::vector<NamedTag>& tags) 
   if (largest != tags.end())
     text += "; to discard tag '" + largest->first + "' (" + format_size(largest->second.stored) +
             " less)";
-  const auto holder =
-      std::max_element(shortage.holders.begin(), shortage.holders.end(),
+  const auto other =
+      std::max_element(shortage.others.begin(), shortage.others.end(),
                        [](const auto& a, const auto& b) { return a.second < b.second; });
-  if (holder != shortage.holders.end())
-    text += "; to resume or end group '" + holder->first + "', which has " +
-            format_size(holder->second) + " in the pool";
+  if (other != shortage.others.end())
+    text += "; to resume or end group '" + other->first + "', which has " +
+            format_size(other->second) + " in the pool";
   return text;
 }
 

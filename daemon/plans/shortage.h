@@ -20,7 +20,7 @@ struct Shortage {
   std::uint64_t total = 0;
   std::uint64_t not_seen = 0;  // bytes that ranks could not look at
   std::map<std::string, Tag> tags;
-  std::map<std::string, std::uint64_t> holders;  // other groups with bytes in the pool
+  std::map<std::string, std::uint64_t> others;  // other groups with bytes in the pool
 };
 
 /// "the host pool is too small, even without zeros: …".

@@ -16,7 +16,7 @@ void BrokerSide::created(int group) {
 
 void BrokerSide::bring(int group, int index) {
   Piece& p = piece(index);
-  p.loader = p.holders[0];
+  p.loader = p.sharers[0];
   Message message;
   message.kind = Kind::kBring;
   message.attempt = u8(machine(group).epoch().attempt);

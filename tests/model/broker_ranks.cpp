@@ -122,8 +122,8 @@ void BrokerSide::tell_answer(int rank, const Message& message) {
 
 void BrokerSide::let_go(int rank, int index) {
   Piece& p = piece(index);
-  const auto end = std::remove(p.holders.begin(), p.holders.end(), rank + 1);
-  std::fill(end, p.holders.end(), std::uint8_t{0});
+  const auto end = std::remove(p.sharers.begin(), p.sharers.end(), rank + 1);
+  std::fill(end, p.sharers.end(), std::uint8_t{0});
   if (p.maker == rank + 1) p.maker = 0;
   clear_bit(process(rank).holds, index);
   if (p.held() || !effect()) return;
@@ -134,10 +134,10 @@ void BrokerSide::let_go(int rank, int index) {
 bool BrokerSide::shares(int rank) {
   for (int i = m_.first_piece(group_of_rank(rank)); i < m_.end_piece(group_of_rank(rank)); ++i) {
     const Piece& p = piece(i);
-    if (!p.held_by(rank)) continue;
+    if (!p.shared_by(rank)) continue;
     if (p.opened) return true;
-    for (const std::uint8_t holder : p.holders)
-      if (holder != 0 && holder != rank + 1 && !process(holder - 1).lost) return true;
+    for (const std::uint8_t sharer : p.sharers)
+      if (sharer != 0 && sharer != rank + 1 && !process(sharer - 1).lost) return true;
   }
   return false;
 }
@@ -161,7 +161,7 @@ void BrokerSide::remove(int rank) {
   bool leaves_unloaded = false;
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
     if (piece(i).exists && piece(i).loader == rank + 1 && job(group).under_way && !job(group).pause)
-      leaves_unloaded = leaves_unloaded || piece(i).holders[1] != 0;
+      leaves_unloaded = leaves_unloaded || piece(i).sharers[1] != 0;
   if (m_.bug == Bug::kForgetsWhatIsUnloaded) leaves_unloaded = false;
   if (p.saving != decltype(p.saving){}) {
     for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
@@ -173,7 +173,7 @@ void BrokerSide::remove(int rank) {
   }
   if (!p.lives) free_limbo(rank);
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
-    if (piece(i).held_by(rank)) let_go(rank, i);
+    if (piece(i).shared_by(rank)) let_go(rank, i);
   p.member = p.lost = p.expected = false;
   p.asked = 0;
   machine(group).leave(id_of(rank), leaves_unloaded, now(group));

@@ -138,7 +138,7 @@ void BrokerSide::come_back(int rank) {
   p.out.clear();
   p.map_failed = p.copy_failed = p.expected = false;
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
-    if (piece(i).exists && piece(i).held_by(rank) && !has(p.holds, i)) let_go(rank, i);
+    if (piece(i).exists && piece(i).shared_by(rank) && !has(p.holds, i)) let_go(rank, i);
   const bool stays_shut = machine(group).join(id_of(rank), rank_name(rank));
   const bool is_told = !machine(group).waiting_for(id_of(rank)).empty();
   release_leftovers(rank);

@@ -97,7 +97,7 @@ bool BrokerSide::take_chunks(int group) {
     piece(i).row = true;
     m_.state.chunks[at(chunk)] = {u8(i + 1), 0, Bytes::kNone, 0};
     piece(i).chunk = u8(chunk + 1);
-    piece(i).saver = piece(i).holders[0];
+    piece(i).saver = piece(i).sharers[0];
   }
   return true;
 }
@@ -115,12 +115,12 @@ void BrokerSide::choose_wave(int group) {
   std::vector<Waves::Item> items;
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
     if (has(it.later, i) && piece(i).held())
-      items.push_back({static_cast<AllocationId>(i), piece(i).holders[0], 1});
+      items.push_back({static_cast<AllocationId>(i), piece(i).sharers[0], 1});
   Waves waves(items, 1);
   it.wave = it.later = 0;
   const auto can_leave = [&](AllocationId id) {
     const Piece& p = piece(static_cast<int>(id));
-    return p.on_device != 0 && can_be_released(p) && (p.saver == 0 || p.saver == p.holders[0]);
+    return p.on_device != 0 && can_be_released(p) && (p.saver == 0 || p.saver == p.sharers[0]);
   };
   for (const AllocationId id : waves.next(can_leave)) set_bit(it.wave, static_cast<int>(id));
   while (!waves.done())
@@ -297,7 +297,7 @@ void BrokerSide::create_slice(int group) {
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
     Piece& p = piece(i);
     if (!has(it.to_create, i)) continue;
-    if (!p.exists) {  // its last holder has died
+    if (!p.exists) {  // its last sharer has died
       clear_bit(it.to_create, i);
       continue;
     }
@@ -335,7 +335,7 @@ void BrokerSide::act(int group, const action::Load& load) {
     for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
       const Piece& p = piece(i);
       const bool comes = p.exists && p.away && p.on_device != 0 && has(job(group).selected, i);
-      if (!comes || p.loader == rank + 1 || !p.held_by(rank)) continue;
+      if (!comes || p.loader == rank + 1 || !p.shared_by(rank)) continue;
       set_bit(message.pieces, i);
       message.place[at(i % kPiecesEach)] = p.on_device;
     }

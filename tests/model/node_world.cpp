@@ -46,13 +46,13 @@ void NodeWorld::add_piece(const PieceOf& of) {
   piece.keep = of.keep;
   piece.tag = of.tag;
   piece.opened = of.opened;
-  if (of.made) piece.maker = u8(m_.first_rank(of.group) + of.holders.front() + 1);
+  if (of.made) piece.maker = u8(m_.first_rank(of.group) + of.sharers.front() + 1);
   piece.on_device = 1;
   piece.kept = Kept::kMemory;
   piece.bytes[1] = Bytes::kTrue;
-  for (std::size_t i = 0; i < of.holders.size(); ++i) {
-    const int rank = m_.first_rank(of.group) + of.holders[i];
-    piece.holders[i] = u8(rank + 1);
+  for (std::size_t i = 0; i < of.sharers.size(); ++i) {
+    const int rank = m_.first_rank(of.group) + of.sharers[i];
+    piece.sharers[i] = u8(rank + 1);
     set_bit(m_.state.ranks[at(rank)].holds, index);
     m_.state.ranks[at(rank)].maps[at(index % kPiecesEach)] = 1;
   }

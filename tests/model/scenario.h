@@ -20,7 +20,7 @@ struct Request {
 
 struct PieceOf {
   int group;
-  std::vector<int> holders;  // of its group's ranks, from 0 on, the keeper first
+  std::vector<int> sharers;  // of its group's ranks, from 0 on, the keeper first
   char tag = 'a';
   bool keep = true;
   bool opened = false;  // a guest has it open

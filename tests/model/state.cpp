@@ -33,7 +33,7 @@ void add_process(const Process& p, Digest& digest) {
 void add_piece(const Piece& p, Digest& digest) {
   digest.add((p.exists ? 1U : 0U) | (p.away ? 2U : 0U) | (p.stayed ? 4U : 0U) |
              (p.opened ? 8U : 0U));
-  digest.add_all(p.holders);
+  digest.add_all(p.sharers);
   for (const std::uint8_t part : {p.on_device, p.chunk, p.saver, p.loader, p.maker})
     digest.add(part);
   digest.add_all(p.bytes);

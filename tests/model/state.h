@@ -132,7 +132,7 @@ struct Piece {
   bool exists = false;
   bool keep = true;  // else a pause drops its bytes
   char tag = 'a';
-  std::array<std::uint8_t, kRanksEach> holders{};  // ranks from 1 on, in their order; 0: no more
+  std::array<std::uint8_t, kRanksEach> sharers{};  // ranks from 1 on, in their order; 0: no more
   std::uint8_t on_device = 0;                      // the copy that the broker has
   bool away = false;
   bool stayed = false;
@@ -142,17 +142,17 @@ struct Piece {
   std::uint8_t loader = 0;
   std::uint8_t maker = 0;  // the keeper from 1 on, where it has made the memory; 0: the broker does
   // What the next broker finds of it besides: in the record its Saved, which is this piece's as it
-  // stands, and with the holder what is on the device.
+  // stands, and with the sharer what is on the device.
   bool row = false;
   bool leaves = false;  // it says so: of a pause in waves, ranks are told to let go of it
   Kept kept = Kept::kNot;
   std::array<Bytes, kCopies + 1> bytes{};  // of each copy, from 1 on
 
-  int keeper() const { return holders[0] - 1; }
-  bool held() const { return holders[0] != 0; }
-  bool held_by(int rank) const {
-    for (const std::uint8_t holder : holders)
-      if (holder == rank + 1) return true;
+  int keeper() const { return sharers[0] - 1; }
+  bool held() const { return sharers[0] != 0; }
+  bool shared_by(int rank) const {
+    for (const std::uint8_t sharer : sharers)
+      if (sharer == rank + 1) return true;
     return false;
   }
   bool left() const { return on_device == 0 || stayed; }

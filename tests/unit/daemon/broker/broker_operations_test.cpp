@@ -304,7 +304,7 @@ TEST_F(BrokerTest, TheRanksAreToldWhoHasPausedThem) {
   EXPECT_EQ(a.paused_by, "the group itself");
 }
 
-TEST_F(BrokerTest, TheNextHolderTakesOverFromADeadKeeper) {
+TEST_F(BrokerTest, TheNextSharerTakesOverFromADeadKeeper) {
   two_sharing();
   ASSERT_TRUE(pause().ok());
   a.memory.clear();
@@ -312,7 +312,7 @@ TEST_F(BrokerTest, TheNextHolderTakesOverFromADeadKeeper) {
   EXPECT_TRUE(eventually([&] { return group().rank_count() == 1; }));
   const Status resumed = resume();
   ASSERT_TRUE(resumed.ok()) << resumed.text();
-  EXPECT_TRUE(b.holds(of_a, 0xaa)) << "loaded by the next holder";
+  EXPECT_TRUE(b.holds(of_a, 0xaa)) << "loaded by the next sharer";
   EXPECT_TRUE(b.holds(of_b, 0xbb));
 }
 

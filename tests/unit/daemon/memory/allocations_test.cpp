@@ -36,7 +36,7 @@ class AllocationsTest : public ::testing::Test {
     a.device = some_device(dev);
     a.tag = tag;
     a.token = token(static_cast<std::uint8_t>(owner));
-    a.holders = {owner};
+    a.sharers = {owner};
     a.fd = some_fd();
     return table.add(std::move(a));
   }
@@ -58,7 +58,7 @@ TEST_F(AllocationsTest, LookupsByGroupRankDeviceAndTag) {
   make(3, 40, kRollout, "nccl", 1);
   auto count = [&](const Allocations::Filter& filter) { return table.select(filter).size(); };
   EXPECT_EQ(table.of_group(kTrain).size(), 3U);
-  EXPECT_EQ(count([](const Allocation& a) { return a.held_by(1); }), 2U);
+  EXPECT_EQ(count([](const Allocation& a) { return a.shared_by(1); }), 2U);
   EXPECT_EQ(count([](const Allocation& a) { return a.device == some_device(1); }), 3U);
   EXPECT_EQ(count([](const Allocation& a) { return a.tag == "weights"; }), 1U);
   EXPECT_EQ(table.of_group(kTrain).front()->size, 10U) << "oldest first";
@@ -70,7 +70,7 @@ TEST_F(AllocationsTest, HoldersFollowEachOtherAsKeeper) {
   ASSERT_TRUE(table.redeem(id, token(1), kTrain, 5).ok());
   ASSERT_TRUE(table.redeem(id, token(1), kTrain, 3).ok());
   ASSERT_TRUE(table.redeem(id, token(1), kTrain, 5).ok()) << "once more is no second hold";
-  EXPECT_EQ(a.holders, (std::vector<RankId>{1, 5, 3}));
+  EXPECT_EQ(a.sharers, (std::vector<RankId>{1, 5, 3}));
   EXPECT_EQ(a.keeper(), 1U);
   auto freed = table.free(id, 1);
   ASSERT_TRUE(freed.ok());
@@ -98,7 +98,7 @@ TEST_F(AllocationsTest, RedeemChecksGroupAndToken) {
   EXPECT_EQ(table.redeem(id, token(1), kRollout, 9).status().code(), Code::kPermissionDenied);
   EXPECT_EQ(table.redeem(id, token(2), kTrain, 2).status().code(), Code::kPermissionDenied);
   EXPECT_EQ(table.redeem(id + 1, token(1), kTrain, 2).status().code(), Code::kNotFound);
-  EXPECT_EQ(table.find(id)->holders.size(), 1U);
+  EXPECT_EQ(table.find(id)->sharers.size(), 1U);
 }
 
 TEST_F(AllocationsTest, FreeOfWhatIsNotHeldIsAnError) {
@@ -172,7 +172,7 @@ TEST_F(AllocationsTest, WhatComesBackIsRedeemedOnceItIsLoaded) {
   Allocation& a = make(1, 4096);
   a.away = true;  // its descriptor is there already: a resume has created it
   EXPECT_EQ(table.redeem(a.id, token(1), kTrain, 2).status().code(), Code::kFailedPrecondition);
-  EXPECT_FALSE(a.held_by(2));
+  EXPECT_FALSE(a.shared_by(2));
   EXPECT_TRUE(table.redeem(a.id, token(1), kTrain, 2, true).ok());
 }
 
@@ -245,7 +245,7 @@ TEST_F(AllocationsTest, AGuestKeepsItOnItsDeviceUntilItCloses) {
   ASSERT_TRUE(table.open(a.id, token(1), {7, kRollout}).ok());
   ASSERT_TRUE(table.open(a.id, token(1), {7, kRollout}).ok()) << "once more is no second guest";
   EXPECT_EQ(a.guests, (std::vector<Guest>{{7, kRollout, false}}));
-  EXPECT_EQ(a.holders, (std::vector<RankId>{1})) << "a guest holds nothing";
+  EXPECT_EQ(a.sharers, (std::vector<RankId>{1})) << "a guest holds nothing";
   EXPECT_FALSE(a.can_leave());
   EXPECT_TRUE(a.may_leave());
   EXPECT_EQ(table.usage(kRollout, [](const Allocation&) { return true; }).allocated, 0U);
@@ -285,7 +285,7 @@ TEST_F(AllocationsTest, WhatItsGroupHasFreedIsNobodysUntilTheLastGuestCloses) {
   ASSERT_TRUE(table.open(id, token(1), {8, kRollout}).ok());
   const int fd = a->fd->get();
   ASSERT_TRUE(table.free(id, 1).ok());
-  EXPECT_EQ(a->group, kTrain) << "the other holder has it";
+  EXPECT_EQ(a->group, kTrain) << "the other sharer has it";
   EXPECT_TRUE(table.drop_rank(2).empty());
   EXPECT_EQ(table.find(id), a) << "references stay valid";
   EXPECT_EQ(a->group, kNoGroup);
@@ -350,7 +350,7 @@ TEST_F(AllocationsTest, ARankThatGoesIsLookedForInItsOwnOnly) {
       Allocation a;
       a.group = kTrain;
       a.size = 10;
-      a.holders = {rank};
+      a.sharers = {rank};
       table.add(std::move(a));
     }
   const auto begun = std::chrono::steady_clock::now();
@@ -364,13 +364,13 @@ TEST_F(AllocationsTest, HeldByIsWhatARankHolds) {
   const AllocationId own = make(1, 10).id;
   const AllocationId other = make(2, 10).id;
   ASSERT_TRUE(table.redeem(other, token(2), kTrain, 1).ok());
-  EXPECT_EQ(std::as_const(table).held_by(1).size(), 2U);
+  EXPECT_EQ(std::as_const(table).shared_by(1).size(), 2U);
   ASSERT_TRUE(table.free(own, 1).ok());
-  ASSERT_EQ(std::as_const(table).held_by(1).size(), 1U);
-  EXPECT_EQ(std::as_const(table).held_by(1).front()->id, other);
+  ASSERT_EQ(std::as_const(table).shared_by(1).size(), 1U);
+  EXPECT_EQ(std::as_const(table).shared_by(1).front()->id, other);
   EXPECT_TRUE(table.drop_rank(2).empty());
   EXPECT_EQ(table.drop_rank(1).size(), 1U);
-  EXPECT_TRUE(std::as_const(table).held_by(1).empty());
+  EXPECT_TRUE(std::as_const(table).shared_by(1).empty());
 }
 
 TEST_F(AllocationsTest, AGroupsMemoryHasSoManyTags) {

@@ -17,7 +17,7 @@ class GuestsPlanTest : public ::testing::Test {
     a.group = kTrain;
     a.size = size;
     a.tag = tag;
-    a.holders = {1};
+    a.sharers = {1};
     a.fd = std::make_shared<const Fd>(::memfd_create("guests_test", MFD_CLOEXEC));
     Allocation& added = table.add(std::move(a));
     for (const RankId guest : guests) EXPECT_TRUE(table.open(added.id, {}, {guest, kRollout}).ok());
@@ -46,7 +46,7 @@ TEST_F(GuestsPlanTest, UsesAreAddedUpByGuestAndTag) {
             (Sums{{8, "kv_cache", 1, 3}}));
   EXPECT_TRUE(guests_of(table, kRollout).empty());
   EXPECT_EQ(sums(opened_by(table, 9)), (Sums{{9, "weights", 1, 100}}));
-  EXPECT_TRUE(opened_by(table, 1).empty()) << "a holder is no guest";
+  EXPECT_TRUE(opened_by(table, 1).empty()) << "a sharer is no guest";
 }
 
 TEST_F(GuestsPlanTest, NothingOfWhatIsOpenedIsSavedOrCountedAsNeeded) {

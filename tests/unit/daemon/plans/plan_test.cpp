@@ -10,13 +10,13 @@ constexpr GroupId kOwnGroup = 1;
 
 class PlanTest : public ::testing::Test {
  protected:
-  Allocation& make(std::vector<RankId> holders, std::uint64_t size,
+  Allocation& make(std::vector<RankId> sharers, std::uint64_t size,
                    const std::string& tag = "nccl") {
     Allocation a;
     a.group = kOwnGroup;
     a.size = size;
     a.tag = tag;
-    a.holders = std::move(holders);
+    a.sharers = std::move(sharers);
     a.fd = std::make_shared<const Fd>(::memfd_create("plan_test", MFD_CLOEXEC));
     a.away = true;  // as in a resume
     return table.add(std::move(a));
@@ -52,7 +52,7 @@ TEST_F(PlanTest, WhatIsPinnedDiscardedOrAwayIsNotSaved) {
   Allocation other;
   other.group = kOwnGroup + 1;
   other.size = 100;
-  other.holders = {1};
+  other.sharers = {1};
   other.fd = std::make_shared<const Fd>(::memfd_create("plan_test", MFD_CLOEXEC));
   table.add(std::move(other));
   here().away = true;
@@ -91,7 +91,7 @@ TEST_F(PlanTest, OnlyWhatIsAwayIsBroughtBack) {
   make({1}, 100, "kv_cache");
   Allocation other;
   other.group = kOwnGroup + 1;
-  other.holders = {1};
+  other.sharers = {1};
   other.away = true;
   table.add(std::move(other));
   EXPECT_EQ(to_bring_back(table, kOwnGroup, {}).size(), 3U);

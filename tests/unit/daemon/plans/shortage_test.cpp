@@ -15,7 +15,7 @@ TEST(ShortageTest, SaysHowMuchWhoseAndWhatWouldHelp) {
   shortage.tags = {{"kv_cache", {60 * kGiB, 9 * kGiB}},
                    {"nccl", {10 * kGiB, 10 * kGiB, false}},
                    {"weights", {4 * kGiB, 4 * kGiB}}};
-  shortage.holders = {{"small", kGiB}, {"rollout", 3 * kGiB}};
+  shortage.others = {{"small", kGiB}, {"rollout", 3 * kGiB}};
   EXPECT_EQ(describe(shortage),
             "the host pool is too small, even without zeros: 13 GiB needed, 8 GiB of 12 GiB free. "
             "To be saved: tag 'nccl' 10 GiB of 10 GiB, tag 'kv_cache' 9 GiB of 60 GiB, tag "
