@@ -31,7 +31,7 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommands, 
     loop_.post([self = self_, commands = std::move(commands)]() mutable {
       auto& each = *commands.mutable_each();
       // What others wait for first: this node's own work would delay it.
-      if (self->part_ != nullptr)
+      if (self->participant_ != nullptr)
         std::stable_partition(each.begin(), each.end(), [&](const v1::FleetCommand& command) {
           return command.node() != self->number_;
         });
@@ -40,7 +40,7 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommands, 
   }
   void silent() override {
     loop_.post([self = self_] {
-      if (self->part_ != nullptr) self->part_->leader_lost();
+      if (self->participant_ != nullptr) self->participant_->leader_lost();
       if (self->relay_ != nullptr) self->relay_->end();
       self->close();
     });
@@ -52,9 +52,9 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommands, 
   // ---- the loop's ----
   void handle(v1::FleetCommand command) {
     if (refused_) return;
-    if (part_ == nullptr) return begin(command);
+    if (participant_ == nullptr) return begin(command);
     if (command.node() != number_) return relay_->pass(std::move(command));
-    part_->handle(command);
+    participant_->handle(command);
     if (command.has_hang_up()) part_ends();
   }
 
@@ -78,14 +78,14 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommands, 
         [self = weak_from_this()] {
           if (const auto call = self.lock()) call->relay_ends();
         });
-    part_ = fleet_.take(*caller_, command.begin(), order.value(),
-                        [self = weak_from_this()](v1::FleetReport report, bool more) {
-                          const auto call = self.lock();
-                          if (call == nullptr) return;
-                          const bool last = report.has_ended();
-                          call->push(std::move(report), more);
-                          if (last) call->part_ends();
-                        });
+    participant_ = fleet_.take(*caller_, command.begin(), order.value(),
+                               [self = weak_from_this()](v1::FleetReport report, bool more) {
+                                 const auto call = self.lock();
+                                 if (call == nullptr) return;
+                                 const bool last = report.has_ended();
+                                 call->push(std::move(report), more);
+                                 if (last) call->part_ends();
+                               });
     // Who is refused passes nothing on.
     if (part_over_)
       relay_ends();
@@ -105,7 +105,7 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommands, 
   Fleet& fleet_;
   EventLoop& loop_;
   const std::optional<Caller> caller_;
-  std::shared_ptr<Part> part_;
+  std::shared_ptr<Participant> participant_;
   std::shared_ptr<Relay> relay_;
   std::uint32_t number_ = 0;  // this node's
   bool part_over_ = false;

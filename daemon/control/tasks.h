@@ -10,7 +10,7 @@
 #include "amem/v1/broker.pb.h"
 #include "amem/v1/fleet.pb.h"
 #include "common/status.h"
-#include "daemon/fleet/part.h"
+#include "daemon/fleet/participant.h"
 #include "daemon/metrics/text.h"
 #include "daemon/phases/task.h"
 

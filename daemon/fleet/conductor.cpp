@@ -177,7 +177,8 @@ void Conductor::let_leader_go_on(Stage stage) {
     tell_to_go_on(*own, stage);
     if (!given_up_.ok()) send_give_up(*own);
   } else if (all_under_way([&](std::size_t node) { return node == *own; })) {
-    // Whether anybody has heard of it is not known: its part asks the others, as without a leader.
+    // Whether anybody has heard of it is not known: its participant asks the others, as without a
+    // leader.
     send(*own, {});
   }
 }

@@ -1,6 +1,6 @@
 // Conductor: leads one operation on groups that several nodes have.
 //
-// Each node takes its part by the phases that it always takes, held (daemon/phases/link.h). The
+// Each node takes part by the phases that it always takes, held (daemon/phases/link.h). The
 // conductor takes one cut of all ranks, and lets nobody release before all nodes have saved, nobody
 // open before all have loaded and let go of what goes out. Until it has told somebody to release, a
 // failure or loss of one node has all others give up; those that come in likewise until somebody is
@@ -58,7 +58,7 @@ class Conductor {
   Time wakeup() const;
   /// Every node has ended, or is lost.
   bool ended() const;
-  /// Names each node that has not done its part. REQUIRES: ended.
+  /// Names each node that has not done its share. REQUIRES: ended.
   Status result() const;
   const std::string& name(std::size_t node) const { return nodes_[node].name; }
 

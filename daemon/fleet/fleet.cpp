@@ -15,7 +15,7 @@
 namespace amem {
 namespace {
 
-/// For a node to take up its part.
+/// For a node to take up its share.
 constexpr Duration kToJoin = std::chrono::seconds(10);
 class OnBroker final : public Here {
  public:
@@ -236,11 +236,12 @@ void Fleet::end(const std::shared_ptr<Led>& led) {
   led->observer->finished(result);
 }
 
-// ---- parts --------------------------------------------------------------------------------------
+// ---- participants
+// --------------------------------------------------------------------------------
 
-std::shared_ptr<Part> Fleet::take(const Caller& caller, const v1::FleetBegin& begin,
-                                  const FleetOrder& order, Part::Report report) {
-  const auto part = std::make_shared<Part>(
+std::shared_ptr<Participant> Fleet::take(const Caller& caller, const v1::FleetBegin& begin,
+                                         const FleetOrder& order, Participant::Report report) {
+  const auto participant = std::make_shared<Participant>(
       *here_, links_,
       [this](Duration time, EventLoop::Job job) { loop_.at(Clock::now() + time, std::move(job)); },
       begin, report);
@@ -258,8 +259,8 @@ std::shared_ptr<Part> Fleet::take(const Caller& caller, const v1::FleetBegin& be
   else
     refused = orders_.refuses(begin);
   if (!refused.ok()) {
-    part->finished(refused);
-    return part;
+    participant->finished(refused);
+    return participant;
   }
   v1::FleetReport joined;
   joined.set_node(begin.number());
@@ -268,9 +269,9 @@ std::shared_ptr<Part> Fleet::take(const Caller& caller, const v1::FleetBegin& be
   joined.mutable_joined()->set_version(kVersion);
   joined.mutable_joined()->set_silence_us(to_us(deadlines_.longest()));
   report(std::move(joined), false);
-  orders_.add(begin.order(), part);
-  part->begin(caller, order);
-  return part;
+  orders_.add(begin.order(), participant);
+  participant->begin(caller, order);
+  return participant;
 }
 
 std::shared_ptr<Relay> Fleet::relay(Relay::Report report, std::function<void()> idle) {

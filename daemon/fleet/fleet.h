@@ -1,4 +1,4 @@
-// Fleet: operations over several nodes that this node leads, and those that it has a part of.
+// Fleet: operations over several nodes that this node leads, and those that it takes part in.
 //
 // For the loop's thread.
 #pragma once
@@ -16,7 +16,7 @@
 #include "daemon/fleet/conductor.h"
 #include "daemon/fleet/known_orders.h"
 #include "daemon/fleet/node_link.h"
-#include "daemon/fleet/part.h"
+#include "daemon/fleet/participant.h"
 #include "daemon/fleet/relay.h"
 
 namespace amem {
@@ -34,17 +34,17 @@ class Fleet {
   /// Leads it. What is refused is told to the observer at once, and nothing has changed.
   /// `begin`: what is to be done, with the nodes' addresses; the rest is filled in here.
   void lead(const Caller& caller, v1::FleetBegin begin, const Operations::Observer& observer);
-  /// This node's part of an operation that another leads, or this one. `report` gets why it is
-  /// refused, too.
-  std::shared_ptr<Part> take(const Caller& caller, const v1::FleetBegin& begin,
-                             const FleetOrder& order, Part::Report report);
+  /// This node's participant of an operation that another leads, or this one. `report` gets why it
+  /// is refused, too.
+  std::shared_ptr<Participant> take(const Caller& caller, const v1::FleetBegin& begin,
+                                    const FleetOrder& order, Participant::Report report);
   /// To pass on what its leader says to other nodes, as the begin asks for.
   std::shared_ptr<Relay> relay(Relay::Report report, std::function<void()> idle);
   /// Its end would call off what has not been decided.
   bool leads() const { return !led_.empty(); }
   /// Asked by another node that has lost its leader. As KnownOrders::standing().
   v1::FleetStanding standing(const std::string& order);
-  /// No leader and no part does anything any more.
+  /// No leader and no participant does anything any more.
   void shut();
 
  private:

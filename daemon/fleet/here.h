@@ -1,4 +1,4 @@
-// Here: what a part of an operation over several nodes has its own node do.
+// Here: what a participant of an operation over several nodes has its own node do.
 //
 // For the loop's thread.
 #pragma once

@@ -41,19 +41,20 @@ Status KnownOrders::refuses(const v1::FleetBegin& begin) const {
   return {};
 }
 
-void KnownOrders::add(const std::string& order, std::shared_ptr<Part> part) {
+void KnownOrders::add(const std::string& order, std::shared_ptr<Participant> participant) {
   for (Known& known : known_)
-    if (known.part != nullptr && known.part->ended())
-      known.standing = std::exchange(known.part, nullptr)->standing_for_others();
-  known_.push_back({order, std::move(part), {}});
-  while (known_.size() > kRemembered && known_.front().part == nullptr) known_.pop_front();
+    if (known.participant != nullptr && known.participant->ended())
+      known.standing = std::exchange(known.participant, nullptr)->standing_for_others();
+  known_.push_back({order, std::move(participant), {}});
+  while (known_.size() > kRemembered && known_.front().participant == nullptr) known_.pop_front();
 }
 
 v1::FleetStanding KnownOrders::standing(const std::string& order, bool leads) {
   v1::FleetStanding standing;
   for (const Known& known : known_)
     if (known.order == order)
-      standing = known.part != nullptr ? known.part->standing_for_others() : known.standing;
+      standing =
+          known.participant != nullptr ? known.participant->standing_for_others() : known.standing;
   if (leads && !standing.known()) {  // it has no part, and so has nothing against it
     standing.set_known(true);
     standing.set_asked_out(true);

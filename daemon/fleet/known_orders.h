@@ -11,7 +11,7 @@
 
 #include "amem/v1/fleet.pb.h"
 #include "common/status.h"
-#include "daemon/fleet/part.h"
+#include "daemon/fleet/participant.h"
 #include "daemon/node/node.h"
 
 namespace amem {
@@ -24,16 +24,16 @@ class KnownOrders {
 
   /// Why this node takes no part of that order.
   Status refuses(const v1::FleetBegin& begin) const;
-  void add(const std::string& order, std::shared_ptr<Part> part);
+  void add(const std::string& order, std::shared_ptr<Participant> participant);
   /// How far this node is. What it does not know it never will. `leads`: it leads the order.
   v1::FleetStanding standing(const std::string& order, bool leads);
-  /// Ends all parts, and vouches for nothing any more.
+  /// Ends all participants, and vouches for nothing any more.
   void shut();
 
  private:
   struct Known {
     std::string order;
-    std::shared_ptr<Part> part;  // null: it has ended, with this:
+    std::shared_ptr<Participant> participant;  // null: it has ended, with this:
     v1::FleetStanding standing;
   };
 

@@ -1,5 +1,5 @@
-// NodeLink: the way from a leader to a node's part of an operation, and to those to which that node
-// passes on; and to ask how far a part is.
+// NodeLink: the way from a leader to a node's participant of an operation, and to those to which
+// that node passes on; and to ask how far a participant is.
 //
 // Whoever provides it calls back on the loop, never from within the call that caused it. For the
 // loop's thread.

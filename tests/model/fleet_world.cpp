@@ -47,7 +47,7 @@ struct FleetWorld::Node {
   std::unique_ptr<KnownOrders> known;
   std::unique_ptr<Links> links;
   std::unique_ptr<Doing> doing;
-  std::shared_ptr<Part> part;
+  std::shared_ptr<Participant> participant;
   std::deque<v1::FleetCommand> in;
   std::deque<v1::FleetReport> out;
   std::vector<std::function<void()>> timers;
@@ -370,9 +370,10 @@ void FleetWorld::deliver(std::size_t number) {
   const v1::FleetCommand command = std::move(node.in.front());
   node.in.pop_front();
   if (!command.has_begin()) {
-    if (node.part == nullptr) return;
-    return command.what_case() == v1::FleetCommand::WHAT_NOT_SET ? node.part->leader_lost()
-                                                                 : node.part->handle(command);
+    if (node.participant == nullptr) return;
+    return command.what_case() == v1::FleetCommand::WHAT_NOT_SET
+               ? node.participant->leader_lost()
+               : node.participant->handle(command);
   }
   const auto tell = [this, number, life = node.life](v1::FleetReport report, bool) {
     if (nodes_[number]->life != life || !nodes_[number]->linked || !conductor_) return;
@@ -387,17 +388,17 @@ void FleetWorld::deliver(std::size_t number) {
   first.mutable_joined()->set_instance(instance(number));
   first.mutable_joined()->set_silence_us(to_us(std::chrono::hours(1)));
   tell(first, false);
-  node.part = std::make_shared<Part>(
+  node.participant = std::make_shared<Participant>(
       *node.doing, *node.links,
       [this, number, life = node.life](Duration, std::function<void()> job) {
         if (nodes_[number]->life == life) nodes_[number]->timers.push_back(std::move(job));
       },
       command.begin(), tell);
-  node.known->add(kOrder, node.part);
+  node.known->add(kOrder, node.participant);
   FleetOrder order;
   order.swap = scenario_.out && scenario_.in;
   if (!scenario_.out) order.task = Operation::kResume;
-  node.part->begin(Caller(), order);
+  node.participant->begin(Caller(), order);
 }
 
 void FleetWorld::report(std::size_t number) {
@@ -489,7 +490,7 @@ void FleetWorld::dies(std::size_t number) {
   }
   // What its next broker does with it is not told to anybody.
   node.work = Node::kEnded;
-  node.part.reset();
+  node.participant.reset();
   node.known.reset();
   node.doing = std::make_unique<Doing>(*this, number);
 }
@@ -583,8 +584,8 @@ std::uint64_t FleetWorld::hash() const {
     for (const v1::FleetCommand& command : node->in) digest.add(command.SerializeAsString());
     digest.add(node->out.size());
     for (const v1::FleetReport& report : node->out) digest.add(report.SerializeAsString());
-    digest.add(node->part != nullptr);
-    if (node->part) Insight::add(*node->part, digest);
+    digest.add(node->participant != nullptr);
+    if (node->participant) Insight::add(*node->participant, digest);
   }
   std::vector<std::string> events;
   for (const Event& event : ready_) {

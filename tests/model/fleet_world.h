@@ -18,7 +18,7 @@
 
 #include "daemon/fleet/conductor.h"
 #include "daemon/fleet/known_orders.h"
-#include "daemon/fleet/part.h"
+#include "daemon/fleet/participant.h"
 #include "tests/model/explorer/choices.h"
 #include "tests/model/explorer/digest.h"
 #include "tests/model/scenario.h"

@@ -112,7 +112,7 @@ void Insight::add(const Cut& cut, Time now, model::Digest& digest) {
 
 void Insight::add(const Link& link, model::Digest& digest) {
   for (const Link::Member& member : link.members_) {
-    digest.add(static_cast<std::uint64_t>(member.part));
+    digest.add(static_cast<std::uint64_t>(member.participant));
     digest.add(member.held);
     digest.add(static_cast<std::uint64_t>(member.status.code()));
   }
@@ -129,18 +129,19 @@ void Insight::add(const Conductor& conductor, model::Digest& digest) {
     digest.add((node.joined ? 1U : 0U) | (node.over ? 2U : 0U) | (node.status.ok() ? 4U : 0U));
 }
 
-void Insight::add(const Part& part, model::Digest& digest) {
+void Insight::add(const Participant& participant, model::Digest& digest) {
   for (const Stage stage : kStages)
-    digest.add((part.asked_[stage] ? 1U : 0U) | (part.went_on_[stage] ? 2U : 0U));
-  digest.add((part.report_ ? 1U : 0U) | (part.withdrawn_ ? 2U : 0U) | (part.promised_ ? 4U : 0U) |
-             (part.given_up_ ? 8U : 0U) | (part.ended_ ? 16U : 0U));
+    digest.add((participant.asked_[stage] ? 1U : 0U) | (participant.went_on_[stage] ? 2U : 0U));
+  digest.add((participant.report_ ? 1U : 0U) | (participant.withdrawn_ ? 2U : 0U) |
+             (participant.promised_ ? 4U : 0U) | (participant.given_up_ ? 8U : 0U) |
+             (participant.ended_ ? 16U : 0U));
   const auto add_node = [&](const std::optional<std::size_t>& node) {
     digest.add(node ? *node + 1 : 0);
   };
-  add_node(part.leader_);
-  digest.add(part.inquiry_ != nullptr);
-  if (part.inquiry_ == nullptr) return;
-  const Inquiry& inquiry = *part.inquiry_;
+  add_node(participant.leader_);
+  digest.add(participant.inquiry_ != nullptr);
+  if (participant.inquiry_ == nullptr) return;
+  const Inquiry& inquiry = *participant.inquiry_;
   add_node(inquiry.leader_);
   digest.add(inquiry.round_);
   digest.add(inquiry.open_);

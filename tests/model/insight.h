@@ -8,7 +8,7 @@
 #include <set>
 
 #include "daemon/fleet/conductor.h"
-#include "daemon/fleet/part.h"
+#include "daemon/fleet/participant.h"
 #include "daemon/phases/cut.h"
 #include "daemon/phases/group.h"
 #include "daemon/phases/link.h"
@@ -42,7 +42,7 @@ class Insight {
   static void add(const Cut& cut, Time now, model::Digest& digest);
   static void add(const Link& link, model::Digest& digest);
   static void add(const Conductor& conductor, model::Digest& digest);
-  static void add(const Part& part, model::Digest& digest);
+  static void add(const Participant& participant, model::Digest& digest);
 
  private:
   static void add(const Course& course, Time now, model::Digest& digest);

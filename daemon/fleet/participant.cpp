@@ -1,4 +1,4 @@
-#include "daemon/fleet/part.h"
+#include "daemon/fleet/participant.h"
 
 #include <spdlog/spdlog.h>
 
@@ -17,20 +17,21 @@ constexpr Duration kTellWithin = std::chrono::milliseconds(50);
 
 }  // namespace
 
-Part::Part(Here& here, NodeLinks& links, Later later, v1::FleetBegin begin, Report report)
+Participant::Participant(Here& here, NodeLinks& links, Later later, v1::FleetBegin begin,
+                         Report report)
     : here_(here),
       links_(links),
       later_(std::move(later)),
       begin_(std::move(begin)),
       report_(std::move(report)) {}
 
-void Part::begin(const Caller& caller, const FleetOrder& order) {
+void Participant::begin(const Caller& caller, const FleetOrder& order) {
   last_ = order.last();
   const auto self = shared_from_this();
   number_ = here_.begin(caller, order, self, self);
 }
 
-void Part::tell(v1::FleetReport report) {
+void Participant::tell(v1::FleetReport report) {
   tell_progress(true);
   report.set_node(begin_.number());
   if (report_) report_(std::move(report), false);
@@ -38,7 +39,7 @@ void Part::tell(v1::FleetReport report) {
 
 // ---- what the leader says -----------------------------------------------------------------------
 
-void Part::handle(const v1::FleetCommand& command) {
+void Participant::handle(const v1::FleetCommand& command) {
   switch (command.what_case()) {
     case v1::FleetCommand::kStep: {
       const v1::FleetStep& told = command.step();
@@ -68,7 +69,7 @@ void Part::handle(const v1::FleetCommand& command) {
 }
 
 /// Who has not gone on does not say so, even if told to: the leader's own part goes by that.
-void Part::go_on(Stage stage) {
+void Participant::go_on(Stage stage) {
   if (given_up_ || !asked_[stage]) return;
   if (!went_on_[stage]) went_on_[stage] = here_.may_go_on(number_, stage);
   if (!went_on_[stage]) return;
@@ -77,21 +78,22 @@ void Part::go_on(Stage stage) {
   tell(std::move(report));
 }
 
-void Part::give_up(const Status& why) {
+void Participant::give_up(const Status& why) {
   if (ended_ || withdrawn_ || std::exchange(given_up_, true)) return;
   here_.give_up(number_, why);
 }
 
 // ---- what the leader is told --------------------------------------------------------------------
 
-void Part::quiesces(const std::string& group, const std::vector<RankId>& ranks) {
+void Participant::quiesces(const std::string& group, const std::vector<RankId>& ranks) {
   v1::FleetReport report;
   report.mutable_quiesces()->set_group(group);
   for (const RankId rank : ranks) report.mutable_quiesces()->add_ranks(rank);
   tell(std::move(report));
 }
 
-void Part::reported(const std::string& group, RankId rank, const std::optional<CutReport>& cut) {
+void Participant::reported(const std::string& group, RankId rank,
+                           const std::optional<CutReport>& cut) {
   v1::FleetReport report;
   v1::FleetRank& told = *report.mutable_rank();
   told.set_group(group);
@@ -111,7 +113,7 @@ void Part::reported(const std::string& group, RankId rank, const std::optional<C
   tell(std::move(report));
 }
 
-void Part::asks(Stage stage) {
+void Participant::asks(Stage stage) {
   if (ended_ || given_up_) return;
   if (promised_ || !report_) return give_up(leader_is_lost(""));
   asked_[stage] = true;
@@ -120,7 +122,7 @@ void Part::asks(Stage stage) {
   tell(std::move(report));
 }
 
-void Part::withdraws(Stage stage) {
+void Participant::withdraws(Stage stage) {
   if (ended_ || given_up_ || !asked_[stage]) return;
   withdrawn_ = true;
   v1::FleetReport report;
@@ -128,19 +130,19 @@ void Part::withdraws(Stage stage) {
   tell(std::move(report));
 }
 
-void Part::progress(const v1::Progress& progress) {
+void Participant::progress(const v1::Progress& progress) {
   Told& told = told_[progress.group()];
   const Time now = Clock::now();
   if (!progress.done() && progress.phase() == told.phase && now < told.at + kTellAgain) return;
   told = {progress.phase(), now};
   if (progress_.empty())
     later_(kTellWithin, [self = weak_from_this()] {
-      if (const auto part = self.lock()) part->tell_progress(false);
+      if (const auto participant = self.lock()) participant->tell_progress(false);
     });
   progress_[progress.group()] = progress;
 }
 
-void Part::tell_progress(bool more) {
+void Participant::tell_progress(bool more) {
   while (!progress_.empty()) {
     v1::FleetReport report;
     report.set_node(begin_.number());
@@ -149,7 +151,7 @@ void Part::tell_progress(bool more) {
   }
 }
 
-void Part::finished(const Status& status) {
+void Participant::finished(const Status& status) {
   ended_ = true;
   v1::FleetReport report;
   report.mutable_ended()->set_code(static_cast<std::uint32_t>(status.code()));
@@ -160,18 +162,18 @@ void Part::finished(const Status& status) {
 
 // ---- without a leader ---------------------------------------------------------------------------
 
-std::optional<Stage> Part::waits() const {
+std::optional<Stage> Participant::waits() const {
   if (ended_ || given_up_ || withdrawn_) return std::nullopt;
   for (const Stage stage : kStages)
     if (asked_[stage] && !went_on_[stage]) return stage;
   return std::nullopt;
 }
 
-Status Part::leader_is_lost(const std::string& and_what) const {
+Status Participant::leader_is_lost(const std::string& and_what) const {
   return {Code::kAborted, "the node that leads, " + begin_.leader() + ", is lost" + and_what};
 }
 
-void Part::leader_lost() {
+void Participant::leader_lost() {
   if (ended_) return;
   if (std::exchange(report_, nullptr))
     spdlog::warn("the leader of an operation over several nodes, {}, is lost", begin_.leader());
@@ -186,7 +188,7 @@ void Part::leader_lost() {
   if (!went_on_[last_]) give_up(leader_is_lost(""));
 }
 
-void Part::ask_the_others() {
+void Participant::ask_the_others() {
   std::vector<Questions::Question> round;
   for (const std::size_t node : inquiry_->next_round())
     round.push_back({name_of(node), [self = shared_from_this(), inquiry = inquiry_,
@@ -197,14 +199,14 @@ void Part::ask_the_others() {
   questions_->ask(std::move(round));
 }
 
-void Part::heard(const std::shared_ptr<Inquiry>& inquiry, std::size_t node,
-                 const Result<v1::FleetStanding>& standing) {
+void Participant::heard(const std::shared_ptr<Inquiry>& inquiry, std::size_t node,
+                        const Result<v1::FleetStanding>& standing) {
   if (inquiry != inquiry_) return;  // it has been decided
   inquiry->heard(node, standing.ok() ? &standing.value() : nullptr);
   decide(inquiry);
 }
 
-void Part::decide(const std::shared_ptr<Inquiry>& inquiry) {
+void Participant::decide(const std::shared_ptr<Inquiry>& inquiry) {
   const std::optional<Stage> stage = waits();
   const Inquiry::Verdict verdict = inquiry->verdict();
   if (stage && verdict != Inquiry::Verdict::kGoOn && !inquiry->round_has_ended()) return;
@@ -227,7 +229,7 @@ void Part::decide(const std::shared_ptr<Inquiry>& inquiry) {
                             : ", and no node was told to go on"));
 }
 
-v1::FleetStanding Part::standing_for_others() {
+v1::FleetStanding Participant::standing_for_others() {
   promised_ = true;
   if (!waits() && !went_on_[last_]) give_up(leader_is_lost(" to another node, which gives up"));
   v1::FleetStanding standing;

@@ -1,4 +1,4 @@
-// Part: this node's share of an operation over several nodes.
+// Participant: this node's share of an operation over several nodes.
 //
 // It begins as any operation on the node's groups does, and reports to its leader, which may be
 // lost. What has not asked then whether it may go on is given up. What has asked, and has not
@@ -34,9 +34,9 @@
 
 namespace amem {
 
-class Part final : public Abroad,
-                   public OperationObserver,
-                   public std::enable_shared_from_this<Part> {
+class Participant final : public Abroad,
+                          public OperationObserver,
+                          public std::enable_shared_from_this<Participant> {
  public:
   /// `more`: another follows at once.
   using Report = std::function<void(v1::FleetReport report, bool more)>;
@@ -44,7 +44,7 @@ class Part final : public Abroad,
   using Later = std::function<void(Duration, std::function<void()>)>;
 
   /// Everything passed in outlives this object.
-  Part(Here& here, NodeLinks& links, Later later, v1::FleetBegin begin, Report report);
+  Participant(Here& here, NodeLinks& links, Later later, v1::FleetBegin begin, Report report);
 
   /// Once, first. `order` is what the begin says.
   void begin(const Caller& caller, const FleetOrder& order);

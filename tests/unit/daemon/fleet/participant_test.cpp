@@ -1,7 +1,7 @@
 // A node's share of an operation over several nodes: what it tells its leader and the others, and
 // what it does without a leader. Its node, the ways and the time are the test's. Orders of events
 // are tests/model's.
-#include "daemon/fleet/part.h"
+#include "daemon/fleet/participant.h"
 
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ class FakeLinks final : public NodeLinks {
   };
 };
 
-class PartTest : public ::testing::Test {
+class ParticipantTest : public ::testing::Test {
  protected:
   /// Node 1 of three.
   void begin(bool swap = false) {
@@ -58,20 +58,20 @@ class PartTest : public ::testing::Test {
     begin.set_number(1);
     begin.set_order("order");
     begin.set_leader("n0");
-    part = std::make_shared<Part>(
+    participant = std::make_shared<Participant>(
         here, links, [this](Duration, std::function<void()> job) { later.push_back(job); }, begin,
         [this](v1::FleetReport report, bool) { told.push_back(std::move(report)); });
     FleetOrder order;
     order.swap = swap;
-    part->begin(Caller{}, order);
+    participant->begin(Caller{}, order);
     v1::FleetCommand command;
     command.mutable_leader()->set_number(0);
-    part->handle(command);
+    participant->handle(command);
   }
   void go_on(Stage stage) {
     v1::FleetCommand command;
     put(stage, *command.mutable_go_on());
-    part->handle(command);
+    participant->handle(command);
   }
   bool has_told(v1::FleetReport::WhatCase what) const {
     for (const v1::FleetReport& report : told)
@@ -94,55 +94,55 @@ class PartTest : public ::testing::Test {
   FakeLinks links;
   std::vector<std::function<void()>> later;
   std::vector<v1::FleetReport> told;
-  std::shared_ptr<Part> part;
+  std::shared_ptr<Participant> participant;
 };
 
-TEST_F(PartTest, GoesOnWhenItIsToldToAndSaysSo) {
+TEST_F(ParticipantTest, GoesOnWhenItIsToldToAndSaysSo) {
   begin();
-  part->asks(Stage::kOut);
+  participant->asks(Stage::kOut);
   EXPECT_TRUE(has_told(v1::FleetReport::kAsks));
   go_on(Stage::kOut);
   EXPECT_EQ(here.went_on, Stage::kOut);
   EXPECT_TRUE(has_told(v1::FleetReport::kWentOn));
-  part->leader_lost();
+  participant->leader_lost();
   EXPECT_TRUE(here.given_up.ok()) << "nothing is left to be given up";
 }
 
-TEST_F(PartTest, WhatHasPromisedNeverToAskDoesNot) {
+TEST_F(ParticipantTest, WhatHasPromisedNeverToAskDoesNot) {
   begin();
-  EXPECT_FALSE(part->standing_for_others().asked_out());
-  part->asks(Stage::kOut);  // in the same turn of the loop
+  EXPECT_FALSE(participant->standing_for_others().asked_out());
+  participant->asks(Stage::kOut);  // in the same turn of the loop
   EXPECT_FALSE(has_told(v1::FleetReport::kAsks));
   EXPECT_FALSE(here.given_up.ok());
-  EXPECT_TRUE(part->standing_for_others().given_up());
+  EXPECT_TRUE(participant->standing_for_others().given_up());
 }
 
-TEST_F(PartTest, WhatGoesOutIsHeldToItsPromiseForWhatComesIn) {
+TEST_F(ParticipantTest, WhatGoesOutIsHeldToItsPromiseForWhatComesIn) {
   begin(true);
-  part->asks(Stage::kOut);
-  EXPECT_FALSE(part->standing_for_others().asked_in());
+  participant->asks(Stage::kOut);
+  EXPECT_FALSE(participant->standing_for_others().asked_in());
   EXPECT_TRUE(here.given_up.ok()) << "it may still be told to go on with what goes out";
   go_on(Stage::kOut);
   EXPECT_EQ(here.went_on, Stage::kOut);
   told.clear();
-  part->asks(Stage::kIn);
+  participant->asks(Stage::kIn);
   EXPECT_FALSE(has_told(v1::FleetReport::kAsks));
   EXPECT_FALSE(here.given_up.ok());
 }
 
-TEST_F(PartTest, WhatLosesItsLeaderBeforeItHasAskedGivesUp) {
+TEST_F(ParticipantTest, WhatLosesItsLeaderBeforeItHasAskedGivesUp) {
   begin();
-  part->leader_lost();
+  participant->leader_lost();
   EXPECT_FALSE(here.given_up.ok());
   EXPECT_TRUE(links.asked.empty());
 }
 
-TEST_F(PartTest, WhatIsWithdrawnDoesNotGoOnAndProvesNothing) {
+TEST_F(ParticipantTest, WhatIsWithdrawnDoesNotGoOnAndProvesNothing) {
   begin(true);
-  part->asks(Stage::kOut);
+  participant->asks(Stage::kOut);
   go_on(Stage::kOut);
-  part->asks(Stage::kIn);
-  part->withdraws(Stage::kIn);
+  participant->asks(Stage::kIn);
+  participant->withdraws(Stage::kIn);
   EXPECT_TRUE(has_told(v1::FleetReport::kWithdraws));
   here.goes_on = false;
   told.clear();
@@ -150,17 +150,17 @@ TEST_F(PartTest, WhatIsWithdrawnDoesNotGoOnAndProvesNothing) {
   EXPECT_FALSE(has_told(v1::FleetReport::kWentOn));
   v1::FleetCommand give_up;
   give_up.mutable_give_up()->set_code(static_cast<std::uint32_t>(Code::kAborted));
-  part->handle(give_up);
-  part->leader_lost();
-  const v1::FleetStanding standing = part->standing_for_others();
+  participant->handle(give_up);
+  participant->leader_lost();
+  const v1::FleetStanding standing = participant->standing_for_others();
   EXPECT_TRUE(standing.asked_in());
   EXPECT_FALSE(standing.given_up() || standing.went_on_in());
 }
 
-TEST_F(PartTest, WaitsForTheEndOfTheRoundUnlessOneHasGoneOn) {
+TEST_F(ParticipantTest, WaitsForTheEndOfTheRoundUnlessOneHasGoneOn) {
   begin();
-  part->asks(Stage::kOut);
-  part->leader_lost();
+  participant->asks(Stage::kOut);
+  participant->leader_lost();
   ASSERT_EQ(links.asked.size(), 2U) << "all but itself";
   v1::FleetStanding never;
   never.set_never(true);
@@ -173,10 +173,10 @@ TEST_F(PartTest, WaitsForTheEndOfTheRoundUnlessOneHasGoneOn) {
   EXPECT_TRUE(here.given_up.ok());
 }
 
-TEST_F(PartTest, AsksAgainWhileOneThatMayKnowDoesNotAnswer) {
+TEST_F(ParticipantTest, AsksAgainWhileOneThatMayKnowDoesNotAnswer) {
   begin();
-  part->asks(Stage::kOut);
-  part->leader_lost();
+  participant->asks(Stage::kOut);
+  participant->leader_lost();
   for (int round = 0; round < 3; ++round) {
     answers(0, none);
     answers(1, none);
@@ -189,10 +189,10 @@ TEST_F(PartTest, AsksAgainWhileOneThatMayKnowDoesNotAnswer) {
   EXPECT_FALSE(here.given_up.ok()) << "the leader's own node is told last";
 }
 
-TEST_F(PartTest, AnswersThatComeTooLateAreNothing) {
+TEST_F(ParticipantTest, AnswersThatComeTooLateAreNothing) {
   begin();
-  part->asks(Stage::kOut);
-  part->leader_lost();
+  participant->asks(Stage::kOut);
+  participant->leader_lost();
   const auto late = links.asked.at(0).answer;
   v1::FleetStanding gone_on = waits();
   gone_on.set_went_on_out(true);
@@ -203,17 +203,17 @@ TEST_F(PartTest, AnswersThatComeTooLateAreNothing) {
   EXPECT_TRUE(here.given_up.ok());
 }
 
-TEST_F(PartTest, OneWhoseDeadlineHasPassedAsksNoMore) {
+TEST_F(ParticipantTest, OneWhoseDeadlineHasPassedAsksNoMore) {
   begin();
-  part->asks(Stage::kOut);
-  part->leader_lost();
+  participant->asks(Stage::kOut);
+  participant->leader_lost();
   answers(0, none);
   answers(1, none);
-  part->finished({Code::kDeadlineExceeded, "agree: not in time"});
+  participant->finished({Code::kDeadlineExceeded, "agree: not in time"});
   links.asked.clear();
   std::exchange(later, {}).front()();
   EXPECT_TRUE(links.asked.empty());
-  EXPECT_FALSE(part->standing_for_others().given_up()) << "it may have been told meanwhile";
+  EXPECT_FALSE(participant->standing_for_others().given_up()) << "it may have been told meanwhile";
 }
 
 }  // namespace
