@@ -27,7 +27,7 @@ Link::Steps Link::start() {
 
 void Link::begin(Stage stage, bool held, Steps& steps) {
   for (std::size_t i = first(stage); i < end(stage); ++i) {
-    members_[i].part = Part::kUnderWay;
+    members_[i].state = MemberState::kUnderWay;
     members_[i].held = held;
     steps.push_back({Step::kBegin, i});
   }
@@ -36,18 +36,18 @@ void Link::begin(Stage stage, bool held, Steps& steps) {
 Link::Steps Link::leaves(std::size_t member) {
   Steps steps;
   Member& m = members_[member];
-  if (m.part != Part::kUnderWay || broken()) return steps;
-  m.part = Part::kLeaves;
+  if (m.state != MemberState::kUnderWay || broken()) return steps;
+  m.state = MemberState::kLeaves;
   const bool all_leave =
-      all(Stage::kOut, [](const Member& each) { return each.part >= Part::kLeaves; });
+      all(Stage::kOut, [](const Member& each) { return each.state >= MemberState::kLeaves; });
   if (swaps() && duplex_ && all_leave) begin(Stage::kIn, true, steps);
   return steps;
 }
 
 Link::Steps Link::ready(std::size_t member) {
   Steps steps;
-  if (members_[member].part >= Part::kReady) return steps;
-  members_[member].part = Part::kReady;
+  if (members_[member].state >= MemberState::kReady) return steps;
+  members_[member].state = MemberState::kReady;
   if (goes_out(member))
     release_if_all_may(steps);
   else
@@ -58,7 +58,8 @@ Link::Steps Link::ready(std::size_t member) {
 Link::Steps Link::unready(std::size_t member) {
   Steps steps;
   const Stage stage = stage_of(member);
-  if (members_[member].part == Part::kReady) members_[member].part = Part::kUnderWay;
+  if (members_[member].state == MemberState::kReady)
+    members_[member].state = MemberState::kUnderWay;
   if (asked_[stage] && !may_[stage] && !std::exchange(withdrawn_[stage], true))
     steps.push_back({Step::kWithdraw, first(stage)});
   return steps;
@@ -67,7 +68,7 @@ Link::Steps Link::unready(std::size_t member) {
 Link::Steps Link::ended(std::size_t member, const Status& status) {
   Steps steps;
   Member& m = members_[member];
-  m.part = Part::kEnded;
+  m.state = MemberState::kEnded;
   m.status = status;
   const bool out = goes_out(member);
   if (!status.ok()) {
@@ -76,13 +77,13 @@ Link::Steps Link::ended(std::size_t member, const Status& status) {
     give_up(Stage::kIn, steps);
   }
   const bool all_out =
-      all(Stage::kOut, [](const Member& each) { return each.part == Part::kEnded; });
+      all(Stage::kOut, [](const Member& each) { return each.state == MemberState::kEnded; });
   if (out && all_out && swaps() && !broken()) {
-    if (members_[outgoing_].part == Part::kBefore) {
+    if (members_[outgoing_].state == MemberState::kBefore) {
       begin(Stage::kIn, abroad_ || members_.size() - outgoing_ > 1, steps);
     } else {
       for (std::size_t i = first(Stage::kIn); i < end(Stage::kIn); ++i)
-        if (members_[i].part != Part::kEnded) steps.push_back({Step::kRoom, i});
+        if (members_[i].state != MemberState::kEnded) steps.push_back({Step::kRoom, i});
       open_if_all_may(steps);
     }
   }
@@ -92,7 +93,8 @@ Link::Steps Link::ended(std::size_t member, const Status& status) {
 
 void Link::finish_if_ended(std::size_t member, Steps& steps) {
   if (std::all_of(members_.begin(), members_.end(), [&](const Member& each) {
-        return each.part == Part::kEnded || (each.part == Part::kBefore && broken());
+        return each.state == MemberState::kEnded ||
+               (each.state == MemberState::kBefore && broken());
       }))
     steps.push_back({Step::kFinish, member});
 }
@@ -121,13 +123,15 @@ void Link::go_on_or_ask(Stage stage, Steps& steps) {
 }
 
 void Link::release_if_all_may(Steps& steps) {
-  if (all(Stage::kOut, [](const Member& m) { return m.part == Part::kReady; }))
+  if (all(Stage::kOut, [](const Member& m) { return m.state == MemberState::kReady; }))
     go_on_or_ask(Stage::kOut, steps);
 }
 
 void Link::open_if_all_may(Steps& steps) {
-  const auto has_left = [](const Member& m) { return m.part == Part::kEnded && m.status.ok(); };
-  const auto is_ready = [](const Member& m) { return m.part == Part::kReady; };
+  const auto has_left = [](const Member& m) {
+    return m.state == MemberState::kEnded && m.status.ok();
+  };
+  const auto is_ready = [](const Member& m) { return m.state == MemberState::kReady; };
   // It has nobody else to wait for.
   const bool alone = !abroad_ && members_.size() - outgoing_ == 1;
   if (all(Stage::kOut, has_left) && (alone || all(Stage::kIn, is_ready)))
@@ -137,8 +141,8 @@ void Link::open_if_all_may(Steps& steps) {
 void Link::go_on(Stage stage, Steps& steps) {
   for (std::size_t i = first(stage); i < end(stage); ++i) {
     Member& m = members_[i];
-    if (m.part == Part::kEnded) continue;
-    m.part = Part::kReleased;
+    if (m.state == MemberState::kEnded) continue;
+    m.state = MemberState::kReleased;
     steps.push_back({Step::kGoOn, i});
   }
 }
@@ -146,15 +150,15 @@ void Link::go_on(Stage stage, Steps& steps) {
 void Link::give_up(Stage stage, Steps& steps) {
   for (std::size_t i = first(stage); i < end(stage); ++i) {
     Member& m = members_[i];
-    if (!m.held || m.part == Part::kBefore || m.part >= Part::kReleased) continue;
-    m.part = Part::kReleased;
+    if (!m.held || m.state == MemberState::kBefore || m.state >= MemberState::kReleased) continue;
+    m.state = MemberState::kReleased;
     steps.push_back({Step::kGiveUp, i});
   }
 }
 
 bool Link::last(std::size_t member) const {
   for (std::size_t i = 0; i < members_.size(); ++i)
-    if (i != member && members_[i].part != Part::kEnded) return false;
+    if (i != member && members_[i].state != MemberState::kEnded) return false;
   return true;
 }
 
@@ -169,7 +173,7 @@ Status Link::why_given_up() const {
 Status Link::result() const {
   if (failed_.empty() && !given_up_.ok() &&
       std::any_of(members_.begin(), members_.end(),
-                  [](const Member& m) { return m.part == Part::kBefore; }))
+                  [](const Member& m) { return m.state == MemberState::kBefore; }))
     return {given_up_.code(), "the resume was given up: " + given_up_.text() + "; " +
                                   names(Stage::kOut) + " paused, " + names(Stage::kIn) +
                                   " still paused"};
@@ -181,7 +185,7 @@ Status Link::result() const {
   for (const std::size_t i : order) text += (text.empty() ? "" : "; ") + members_[i].status.text();
   for (std::size_t i = 0; i < members_.size(); ++i) {
     const Member& m = members_[i];
-    if (m.part == Part::kBefore)
+    if (m.state == MemberState::kBefore)
       text += "; group '" + m.name + "' is still paused";
     else if (!m.status.ok())
       continue;

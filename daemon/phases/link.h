@@ -87,10 +87,10 @@ class Link {
 
  private:
   friend class Insight;  // of the tests: copies it, and says in what state it is
-  enum class Part : std::uint8_t { kBefore, kUnderWay, kLeaves, kReady, kReleased, kEnded };
+  enum class MemberState : std::uint8_t { kBefore, kUnderWay, kLeaves, kReady, kReleased, kEnded };
   struct Member {
     std::string name;
-    Part part = Part::kBefore;
+    MemberState state = MemberState::kBefore;
     bool held = false;
     Status status = {};
   };
