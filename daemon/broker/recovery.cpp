@@ -360,8 +360,8 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
     a.saver = saved.saver();
     a.saved_in = saved.attempt();
     a.saved = from_record(saved.extents());
-    for (const v1::record::Saved::Part& part : saved.parts())
-      a.stored.push_back({part.length(), part.bytes(), part.sparse(), part.checksum()});
+    for (const v1::record::Saved::Piece& piece : saved.pieces())
+      a.stored.push_back({piece.length(), piece.bytes(), piece.sparse(), piece.checksum()});
     a.stayed = saved.stayed();
     a.saved_row = adopt(RowKind::kSaved, id);
     // It came back in a resume that was opening.

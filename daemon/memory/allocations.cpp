@@ -80,33 +80,33 @@ std::string_view to_string(PinReason reason) {
   return "unknown";
 }
 
-std::vector<Stored> Allocation::parts() const {
+std::vector<Stored> Allocation::pieces() const {
   if (!stored.empty()) return stored;
-  std::vector<Stored> parts;
+  std::vector<Stored> pieces;
   std::uint64_t offset = 0;
   for (const Extent& extent : saved) {
     // Extents are whole chunks; the last may reach beyond the allocation.
     const std::uint64_t length = std::min(extent.length, size - offset);
-    parts.push_back({length, length, false, 0});
+    pieces.push_back({length, length, false, 0});
     offset += length;
   }
-  return parts;
+  return pieces;
 }
 
-bool Allocation::store(const Part& part, std::uint64_t chunk, Extents& left) {
-  std::vector<Stored> all = parts();
+bool Allocation::store(const Piece& piece, std::uint64_t chunk, Extents& left) {
+  std::vector<Stored> all = pieces();
   std::uint64_t offset = 0;
   std::size_t i = 0;
-  while (i < all.size() && offset < part.offset) offset += all[i++].length;
-  if (i == all.size() || offset != part.offset) return false;
+  while (i < all.size() && offset < piece.offset) offset += all[i++].length;
+  if (i == all.size() || offset != piece.offset) return false;
   Stored& here = all[i];
   const bool told = here.sparse || here.checksum != 0;
   Extent& extent = saved[i];
   const bool can_be =
-      part.sparse ? part.bytes > 0 && part.bytes < here.length : part.bytes == here.length;
-  if (told || !can_be || part.bytes > extent.length) return false;
-  here = {here.length, part.bytes, part.sparse, part.checksum};
-  const std::uint64_t used = round_up(part.bytes, chunk);
+      piece.sparse ? piece.bytes > 0 && piece.bytes < here.length : piece.bytes == here.length;
+  if (told || !can_be || piece.bytes > extent.length) return false;
+  here = {here.length, piece.bytes, piece.sparse, piece.checksum};
+  const std::uint64_t used = round_up(piece.bytes, chunk);
   if (used < extent.length) {
     left.push_back({extent.segment, extent.offset + used, extent.length - used});
     extent.length = used;
@@ -125,7 +125,7 @@ std::uint64_t Allocation::saved_bytes() const {
   if (saved.empty()) return 0;
   if (stored.empty()) return size;
   std::uint64_t bytes = 0;
-  for (const Stored& part : stored) bytes += part.bytes;
+  for (const Stored& piece : stored) bytes += piece.bytes;
   return bytes;
 }
 

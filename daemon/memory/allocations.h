@@ -47,12 +47,12 @@ enum class SaveForm : std::uint8_t { kAuto, kDense, kSparse };
 /// "auto", "dense", "sparse".
 std::string_view to_string(SaveForm form);
 
-/// How a rank has stored the part of an allocation that one extent is for.
+/// How a rank has stored the piece of an allocation that one extent is for.
 struct Stored {
   std::uint64_t length = 0;    // of the allocation
   std::uint64_t bytes = 0;     // of the pool
   bool sparse = false;         // an index and the blocks that are not zero; else byte for byte
-  std::uint64_t checksum = 0;  // of the part; 0: none was taken
+  std::uint64_t checksum = 0;  // of the piece; 0: none was taken
 };
 
 /// How a device came to remember where an allocation is.
@@ -115,20 +115,20 @@ struct Allocation {
   bool may_leave() const { return resident() && !away && !stayed && !pinned(); }
   /// A pause takes it.
   bool can_leave() const { return may_leave() && !opened(); }
-  /// How the rank has stored the part that begins at `offset`. `left`: what of its extent, in whole
-  /// chunks, is not in use; it is the allocation's no more. False: there is no such part, it was
-  /// told before, or it cannot be in its extent.
-  struct Part {
+  /// How the rank has stored the piece that begins at `offset`. `left`: what of its extent, in
+  /// whole chunks, is not in use; it is the allocation's no more. False: there is no such piece, it
+  /// was told before, or it cannot be in its extent.
+  struct Piece {
     std::uint64_t offset = 0;
     std::uint64_t bytes = 0;
     bool sparse = false;
     std::uint64_t checksum = 0;
   };
-  bool store(const Part& part, std::uint64_t chunk, Extents& left);
-  /// Every part that is longer than its extent is known to be sparse.
+  bool store(const Piece& piece, std::uint64_t chunk, Extents& left);
+  /// Every piece that is longer than its extent is known to be sparse.
   bool fits() const;
   /// Of each extent, how the bytes lie in it.
-  std::vector<Stored> parts() const;
+  std::vector<Stored> pieces() const;
   /// It has left its device and its bytes are nowhere: it comes back zeroed.
   bool dropped() const { return away && !resident() && saved.empty(); }
   /// Bytes of the pool that hold its bytes.

@@ -87,11 +87,11 @@ void to_record(const Allocation& allocation, bool leaves, v1::record::Saved& row
   row.set_attempt(allocation.saved_in);
   to_record(allocation.saved, *row.mutable_extents());
   for (const Stored& stored : allocation.stored) {
-    v1::record::Saved::Part& part = *row.add_parts();
-    part.set_length(stored.length);
-    part.set_bytes(stored.bytes);
-    part.set_sparse(stored.sparse);
-    part.set_checksum(stored.checksum);
+    v1::record::Saved::Piece& piece = *row.add_pieces();
+    piece.set_length(stored.length);
+    piece.set_bytes(stored.bytes);
+    piece.set_sparse(stored.sparse);
+    piece.set_checksum(stored.checksum);
   }
   row.set_stayed(allocation.stayed);
   row.set_away(allocation.away);

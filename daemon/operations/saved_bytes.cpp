@@ -44,7 +44,7 @@ Status SavedBytes::take(const GroupEntry& group, const Task& pause, const Device
   if (!taken.ok()) return taken.status();
   for (std::size_t i = 0; i < keep.size(); ++i) {
     keep[i]->saved = std::move(taken.value()[i].extents);
-    keep[i]->stored = std::move(taken.value()[i].parts);
+    keep[i]->stored = std::move(taken.value()[i].pieces);
     keep[i]->saver = keep[i]->keeper();
     keep[i]->saved_in = group.machine.epoch().attempt;
   }

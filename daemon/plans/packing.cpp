@@ -44,7 +44,7 @@ class Packer {
   }
   void put(const Extent& extent, std::uint64_t length) {
     place_.extents.push_back(extent);
-    place_.parts.push_back({length, std::min(length, extent.length), false, 0});
+    place_.pieces.push_back({length, std::min(length, extent.length), false, 0});
     at_ += length;
   }
   PoolPlace take_place() { return std::move(place_); }

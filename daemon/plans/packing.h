@@ -24,7 +24,7 @@ struct PackRequest {
 
 struct PoolPlace {
   Extents extents;
-  std::vector<Stored> parts;  // one for each extent
+  std::vector<Stored> pieces;  // one for each extent
 };
 
 struct Packing {

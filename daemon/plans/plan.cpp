@@ -12,12 +12,12 @@ void add_copies(const Allocation& allocation, std::vector<CopyRange>& copies) {
   }
   std::uint64_t offset = 0;
   std::size_t i = 0;
-  for (const Stored& part : allocation.parts()) {
+  for (const Stored& piece : allocation.pieces()) {
     const Extent& extent = allocation.saved[i++];
-    copies.push_back({allocation.id, offset, part.length, extent.segment, extent.offset,
-                      part.sparse ? SaveForm::kSparse : SaveForm::kDense,
-                      part.sparse ? part.bytes : 0, part.checksum});
-    offset += part.length;
+    copies.push_back({allocation.id, offset, piece.length, extent.segment, extent.offset,
+                      piece.sparse ? SaveForm::kSparse : SaveForm::kDense,
+                      piece.sparse ? piece.bytes : 0, piece.checksum});
+    offset += piece.length;
   }
 }
 
@@ -87,12 +87,12 @@ Plan plan_save(const Allocations& table, GroupId group, const FormOf& form,
     std::vector<CopyRange>& copies = plan[a->keeper()].copies;
     std::uint64_t offset = 0;
     std::size_t i = 0;
-    for (const Stored& part : a->parts()) {
+    for (const Stored& piece : a->pieces()) {
       const Extent& extent = a->saved[i++];
-      const bool shorter = extent.length < part.length;
-      copies.push_back({a->id, offset, part.length, extent.segment, extent.offset,
+      const bool shorter = extent.length < piece.length;
+      copies.push_back({a->id, offset, piece.length, extent.segment, extent.offset,
                         shorter ? SaveForm::kSparse : form(*a), shorter ? extent.length : 0});
-      offset += part.length;
+      offset += piece.length;
     }
   }
   return plan;

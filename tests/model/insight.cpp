@@ -112,7 +112,7 @@ void Insight::add(const Cut& cut, Time now, model::Digest& digest) {
 
 void Insight::add(const Link& link, model::Digest& digest) {
   for (const Link::Member& member : link.members_) {
-    digest.add(static_cast<std::uint64_t>(member.participant));
+    digest.add(static_cast<std::uint64_t>(member.state));
     digest.add(member.held);
     digest.add(static_cast<std::uint64_t>(member.status.code()));
   }

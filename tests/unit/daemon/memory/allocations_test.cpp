@@ -199,11 +199,11 @@ TEST_F(AllocationsTest, WhatAPartDoesNotNeedIsLeft) {
   EXPECT_EQ(a.saved_bytes(), 512 + 65U);
   ASSERT_TRUE(a.store({0, 512, false, 9}, kChunk, left)) << "only a checksum";
   EXPECT_EQ(left.size(), 1U);
-  const std::vector<Stored> parts = a.parts();
-  ASSERT_EQ(parts.size(), 2U);
-  EXPECT_EQ(parts[0].checksum, 9U);
-  EXPECT_EQ(parts[1].length, 488U);
-  EXPECT_TRUE(parts[1].sparse);
+  const std::vector<Stored> pieces = a.pieces();
+  ASSERT_EQ(pieces.size(), 2U);
+  EXPECT_EQ(pieces[0].checksum, 9U);
+  EXPECT_EQ(pieces[1].length, 488U);
+  EXPECT_TRUE(pieces[1].sparse);
 }
 
 TEST_F(AllocationsTest, APartWithAShortPlaceFitsOnceItIsSparse) {

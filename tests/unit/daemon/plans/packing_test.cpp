@@ -32,14 +32,14 @@ class PackingTest : public ::testing::Test {
   }
   /// What must be true of any place.
   void check(const PoolPlace& place, const PackRequest& request) {
-    ASSERT_EQ(place.parts.size(), place.extents.size());
+    ASSERT_EQ(place.pieces.size(), place.extents.size());
     std::uint64_t offset = 0;
-    for (std::size_t i = 0; i < place.parts.size(); ++i) {
-      const std::uint64_t length = place.parts[i].length;
+    for (std::size_t i = 0; i < place.pieces.size(); ++i) {
+      const std::uint64_t length = place.pieces[i].length;
       const std::uint64_t room = place.extents[i].length;
       EXPECT_EQ(room % pool.chunk(), 0U);
       EXPECT_TRUE(room >= length || request.blocks->content(offset, length).stored <= room);
-      EXPECT_FALSE(place.parts[i].sparse) << "the rank tells that";
+      EXPECT_FALSE(place.pieces[i].sparse) << "the rank tells that";
       offset += length;
     }
     EXPECT_EQ(offset, request.size);
