@@ -17,11 +17,11 @@ inline constexpr std::uint32_t kProtocolVersion = 12;
 /// Copy::segment of a load that clears its range instead of reading the pool.
 inline constexpr std::uint32_t kZeroSegment = 0xffffffffU;
 
-inline constexpr std::size_t kMaxCopiesPerMessage = 256;  // session.options: Copies.copies
-inline constexpr std::size_t kMaxPiecesPerMessage = 256;  // session.options: Saved.pieces
-inline constexpr std::size_t kMaxRangesPerMessage = 256;  // session.options: Measure.ranges
-inline constexpr std::size_t kMaxPartsPerMessage = 256;   // session.options: Measured.parts
-inline constexpr std::size_t kMaxMasksPerMessage = 2048;  // session.options: Measured.masks
+inline constexpr std::size_t kMaxCopiesPerMessage = 256;    // session.options: Copies.copies
+inline constexpr std::size_t kMaxPiecesPerMessage = 256;    // session.options: Saved.pieces
+inline constexpr std::size_t kMaxRangesPerMessage = 256;    // session.options: Measure.ranges
+inline constexpr std::size_t kMaxSectionsPerMessage = 256;  // session.options: Measured.sections
+inline constexpr std::size_t kMaxMasksPerMessage = 2048;    // session.options: Measured.masks
 inline constexpr std::size_t kMaxMapsPerMessage =
     128;  // session.options: Map.ids, Make.ids, Made.ids; also descriptors per packet
 inline constexpr std::size_t kMaxHoldingPerMessage = 256;      // session.options: Holding.items

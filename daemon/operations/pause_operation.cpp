@@ -69,11 +69,11 @@ bool PauseOperation::measured(RankId rank, const amem_v1_Measured& told) {
       group_.machine.epoch() != Epoch(told.epoch))
     return true;
   std::span<const std::uint32_t> masks(told.masks, told.masks_count);
-  for (const amem_v1_Measured_Part& part : std::span(told.parts, told.parts_count)) {
-    if (part.groups > masks.size() ||
-        !measured_->told(rank, part.id, part.first, masks.first(part.groups)))
+  for (const amem_v1_Measured_Section& section : std::span(told.sections, told.sections_count)) {
+    if (section.groups > masks.size() ||
+        !measured_->told(rank, section.id, section.first, masks.first(section.groups)))
       return false;
-    masks = masks.subspan(part.groups);
+    masks = masks.subspan(section.groups);
   }
   return true;
 }

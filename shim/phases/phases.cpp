@@ -127,22 +127,22 @@ void Phases::measured(std::uint64_t epoch, std::span<const Look> looks) {
   told.epoch = epoch;
   const auto post = [&] {
     session_.post(message);
-    told.parts_count = told.masks_count = 0;
+    told.sections_count = told.masks_count = 0;
   };
   for (const Look& look : looks) {
     for (std::span<const std::uint32_t> left = look.masks; !left.empty();) {
-      if (told.parts_count == kMaxPartsPerMessage || told.masks_count == kMaxMasksPerMessage)
+      if (told.sections_count == kMaxSectionsPerMessage || told.masks_count == kMaxMasksPerMessage)
         post();
-      const auto part =
+      const auto section =
           left.first(std::min<std::size_t>(left.size(), kMaxMasksPerMessage - told.masks_count));
-      told.parts[told.parts_count++] = {look.id, look.masks.size() - left.size(),
-                                        static_cast<std::uint32_t>(part.size())};
-      std::copy(part.begin(), part.end(), told.masks + told.masks_count);
-      told.masks_count = static_cast<pb_size_t>(told.masks_count + part.size());
-      left = left.subspan(part.size());
+      told.sections[told.sections_count++] = {look.id, look.masks.size() - left.size(),
+                                              static_cast<std::uint32_t>(section.size())};
+      std::copy(section.begin(), section.end(), told.masks + told.masks_count);
+      told.masks_count = static_cast<pb_size_t>(told.masks_count + section.size());
+      left = left.subspan(section.size());
     }
   }
-  if (told.parts_count > 0) post();
+  if (told.sections_count > 0) post();
 }
 
 void Phases::copy(const amem_v1_Copies& copies, bool save) {

@@ -185,7 +185,7 @@ void Player::measured(const amem_v1_Measure& measure) {
   amem_v1_Measured& measured = message.body.measured;
   measured.epoch = measure.epoch;
   for (pb_size_t i = 0; i < measure.ranges_count; ++i) {
-    measured.parts[measured.parts_count++] = {measure.ranges[i].id, 0, 1};
+    measured.sections[measured.sections_count++] = {measure.ranges[i].id, 0, 1};
     measured.masks[measured.masks_count++] = i % 4 == 0 ? 1 : 0;
   }
   send_message(message);
