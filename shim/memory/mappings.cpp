@@ -125,9 +125,9 @@ std::optional<unsigned long long> Mappings::handle_types(CUdeviceptr address) {
   return handle_types_of(*holdings_.table.find(m->id));
 }
 
-Result<std::vector<Mappings::Part>> Mappings::away(CUdeviceptr address, std::uint64_t size) {
+Result<std::vector<Mappings::AbsentRange>> Mappings::away(CUdeviceptr address, std::uint64_t size) {
   std::lock_guard lock(holdings_.mutex);
-  std::vector<Part> parts;
+  std::vector<AbsentRange> ranges;
   const CUdeviceptr end = address + size;
   while (address < end) {
     const Mapping* m = holdings_.table.mapping_at(address);
@@ -137,10 +137,10 @@ Result<std::vector<Mappings::Part>> Mappings::away(CUdeviceptr address, std::uin
       return Status(Code::kNotFound, "this memory is on its device, not saved");
     const std::uint64_t offset = address - m->address;
     const std::uint64_t here = std::min<std::uint64_t>(end - address, m->size - offset);
-    parts.push_back({m->id, offset, here});
+    ranges.push_back({m->id, offset, here});
     address += here;
   }
-  return parts;
+  return ranges;
 }
 
 std::optional<std::uint64_t> Mappings::id_at(CUdeviceptr address) {

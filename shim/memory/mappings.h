@@ -46,12 +46,12 @@ class Mappings {
   std::optional<unsigned long long> handle_types(CUdeviceptr address);
   /// The parts of a range whose memory is away, in order. kNotFound: some of it is here.
   /// kInvalidArgument: some of it is not brokered.
-  struct Part {
+  struct AbsentRange {
     std::uint64_t id = 0;
     std::uint64_t offset = 0;  // in the allocation
     std::uint64_t size = 0;
   };
-  Result<std::vector<Part>> away(CUdeviceptr address, std::uint64_t size);
+  Result<std::vector<AbsentRange>> away(CUdeviceptr address, std::uint64_t size);
   /// Of the allocation that is mapped there, the broker's.
   std::optional<std::uint64_t> id_at(CUdeviceptr address);
   /// The memory there is on its way back.

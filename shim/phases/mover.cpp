@@ -253,11 +253,12 @@ Status Mover::make_readable(CUdeviceptr pool) {
   return {};
 }
 
-Result<std::vector<Mover::SavedPart>> Mover::saved_parts(CUdeviceptr address, std::uint64_t size) {
-  const Result<std::vector<Mappings::Part>> away = memory_.mappings.away(address, size);
+Result<std::vector<Mover::SavedRange>> Mover::saved_ranges(CUdeviceptr address,
+                                                           std::uint64_t size) {
+  const Result<std::vector<Mappings::AbsentRange>> away = memory_.mappings.away(address, size);
   if (!away.ok()) return away.status();
-  std::vector<SavedPart> parts;
-  for (const Mappings::Part& range : away.value()) {
+  std::vector<SavedRange> ranges;
+  for (const Mappings::AbsentRange& range : away.value()) {
     const std::vector<Piece> pieces = backups_.find(range.id, range.offset, range.size);
     if (pieces.empty())
       return Status(Code::kFailedPrecondition,
@@ -268,31 +269,31 @@ Result<std::vector<Mover::SavedPart>> Mover::saved_parts(CUdeviceptr address, st
       if (Status s = make_readable(piece.pool); !s.ok()) return s;
       const std::uint64_t begin = std::max(range.offset, piece.offset);
       const std::uint64_t end = std::min(range.offset + range.size, piece.offset + piece.length);
-      parts.push_back({piece, begin - piece.offset, end - begin});
+      ranges.push_back({piece, begin - piece.offset, end - begin});
     }
   }
-  return parts;
+  return ranges;
 }
 
 Status Mover::read(CUdeviceptr address, std::uint64_t size, std::byte* out) {
-  const Result<std::vector<SavedPart>> parts = saved_parts(address, size);
-  if (!parts.ok()) return parts.status();
-  for (const SavedPart& part : parts.value()) {
-    read_copy(part.piece, reinterpret_cast<const std::byte*>(part.piece.pool), part.offset,
-              part.size, out);
-    out += part.size;
+  const Result<std::vector<SavedRange>> ranges = saved_ranges(address, size);
+  if (!ranges.ok()) return ranges.status();
+  for (const SavedRange& range : ranges.value()) {
+    read_copy(range.piece, reinterpret_cast<const std::byte*>(range.piece.pool), range.offset,
+              range.size, out);
+    out += range.size;
   }
   return {};
 }
 
 Result<const void*> Mover::view(CUdeviceptr address, std::uint64_t size) {
-  const Result<std::vector<SavedPart>> parts = saved_parts(address, size);
-  if (!parts.ok()) return parts.status();
+  const Result<std::vector<SavedRange>> ranges = saved_ranges(address, size);
+  if (!ranges.ok()) return ranges.status();
   CUdeviceptr next = 0;
-  for (const SavedPart& part : parts.value()) {
-    const CUdeviceptr at = part.piece.pool + part.offset;
-    if (part.piece.sparse || (next != 0 && at != next)) return nullptr;
-    next = at + part.size;
+  for (const SavedRange& range : ranges.value()) {
+    const CUdeviceptr at = range.piece.pool + range.offset;
+    if (range.piece.sparse || (next != 0 && at != next)) return nullptr;
+    next = at + range.size;
   }
   return reinterpret_cast<const void*>(next - size);
 }

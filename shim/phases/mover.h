@@ -98,13 +98,13 @@ class Mover {
   /// Where `length` bytes from `offset` on are here.
   Result<Piece> piece_of(std::uint64_t id, std::uint64_t offset, std::uint64_t length);
   Result<CUdeviceptr> pool_address(const amem_v1_Copy& copy, int device);
-  struct SavedPart {
+  struct SavedRange {
     Piece piece;
     std::uint64_t offset = 0;  // in the piece
     std::uint64_t size = 0;
   };
   /// What the range had, in order, readable for this process's own code.
-  Result<std::vector<SavedPart>> saved_parts(CUdeviceptr address, std::uint64_t size);
+  Result<std::vector<SavedRange>> saved_ranges(CUdeviceptr address, std::uint64_t size);
   Result<MappedSegment*> segment_at(CUdeviceptr pool);
   Status make_readable(CUdeviceptr pool);
   Result<CUstream> stream(int device);

@@ -94,12 +94,12 @@ Status Scratch::wait() {
   return result;
 }
 
-Result<std::span<const std::byte>> Scratch::fetch(const std::vector<Part>& parts) {
+Result<std::span<const std::byte>> Scratch::fetch(const std::vector<SlabRange>& ranges) {
   std::uint64_t size = 0;
-  for (const Part& part : parts) size += part.size;
-  if (parts.empty()) return std::span<const std::byte>();
+  for (const SlabRange& range : ranges) size += range.size;
+  if (ranges.empty()) return std::span<const std::byte>();
   if (size > room_) {
-    const LocalDevices::Use use(devices_, parts.front().device);
+    const LocalDevices::Use use(devices_, ranges.front().device);
     host_ = {};
     room_ = 0;
     CUresult r = use.result();
@@ -113,22 +113,22 @@ Result<std::span<const std::byte>> Scratch::fetch(const std::vector<Part>& parts
   Status result;
   std::optional<LocalDevices::Use> use;
   int in_use = -1;
-  for (const Part& part : parts) {
-    Result<CUstream> stream = this->stream(part.device);
+  for (const SlabRange& range : ranges) {
+    Result<CUstream> stream = this->stream(range.device);
     if (!stream.ok()) result = stream.status();
     if (!result.ok()) break;
-    if (std::exchange(in_use, part.device) != part.device) {
+    if (std::exchange(in_use, range.device) != range.device) {
       use.reset();  // the one before goes first: contexts are a stack
-      use.emplace(devices_, part.device);
+      use.emplace(devices_, range.device);
     }
     CUresult r = use->result();
     if (r == CUDA_SUCCESS)
-      r = driver_.cuMemcpyDtoHAsync_(to, part.address, part.size, stream.value());
+      r = driver_.cuMemcpyDtoHAsync_(to, range.address, range.size, stream.value());
     if (r != CUDA_SUCCESS)
-      result = driver_.error(r, "reading NCCL's tables on device " + std::to_string(part.device) +
-                                    ", " + std::to_string(part.size) + " bytes of " +
-                                    memory_.holdings.name(part.id));
-    to += part.size;
+      result = driver_.error(r, "reading NCCL's tables on device " + std::to_string(range.device) +
+                                    ", " + std::to_string(range.size) + " bytes of " +
+                                    memory_.holdings.name(range.id));
+    to += range.size;
   }
   use.reset();
   if (Status s = wait(); result.ok()) result = s;
@@ -137,18 +137,18 @@ Result<std::span<const std::byte>> Scratch::fetch(const std::vector<Part>& parts
 }
 
 Result<std::vector<Fifo>> Scratch::fifos(const std::vector<OwnPiece>& pieces) {
-  std::vector<Part> parts;
+  std::vector<SlabRange> ranges;
   std::uint64_t last = 0;  // the slab
   for (const OwnPiece& piece : pieces) {
     if (piece.size > kMostTable) continue;
     // Tables lie side by side: one copy for neighbours.
-    if (std::exchange(last, piece.id) == piece.id && !parts.empty() &&
-        parts.back().address + parts.back().size == piece.address)
-      parts.back().size += piece.size;
+    if (std::exchange(last, piece.id) == piece.id && !ranges.empty() &&
+        ranges.back().address + ranges.back().size == piece.address)
+      ranges.back().size += piece.size;
     else
-      parts.push_back({piece.address, piece.size, piece.device, piece.id});
+      ranges.push_back({piece.address, piece.size, piece.device, piece.id});
   }
-  Result<std::span<const std::byte>> bytes = fetch(parts);
+  Result<std::span<const std::byte>> bytes = fetch(ranges);
   if (!bytes.ok()) return bytes.status();
   std::map<Address, std::vector<Fifo>> found;  // by buffer
   std::size_t at = 0;

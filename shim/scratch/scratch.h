@@ -69,7 +69,7 @@ class Scratch {
   void forget(int device);
 
  private:
-  struct Part {
+  struct SlabRange {
     Address address = 0;
     std::uint64_t size = 0;
     int device = 0;
@@ -82,8 +82,8 @@ class Scratch {
   bool readable(const OwnPiece& piece);
   /// What the tables among these pieces say, by address.
   Result<std::vector<Fifo>> fifos(const std::vector<OwnPiece>& pieces);
-  /// The bytes of these parts, one behind the other, until the next call.
-  Result<std::span<const std::byte>> fetch(const std::vector<Part>& parts);
+  /// The bytes of these ranges, one behind the other, until the next call.
+  Result<std::span<const std::byte>> fetch(const std::vector<SlabRange>& ranges);
   /// Queues it. REQUIRES: the allocation is here.
   Status fill(std::uint64_t id);
   Status wait();
