@@ -496,25 +496,25 @@ void RankRequests::unknown_calls(Rank& rank, const amem_v1_UnknownCalls& message
 }
 
 void RankRequests::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
-  const std::optional<Work> work = answered_work(message.phase);
-  if (!work)
+  const std::optional<RankPhase> phase = answered_phase(message.phase);
+  if (!phase)
     return sessions_.close(rank.session, "it answered phase " + std::to_string(message.phase) +
                                              ", which is not a rank's to answer");
   GroupEntry& group = node_.group_of(rank);
   Status status = phase_status(message);
-  if (*work == Work::kQuiet && status.ok())
+  if (*phase == RankPhase::kQuiet && status.ok())
     return sessions_.close(rank.session, "it is quiet by its PhaseDone, not by its CutStatus");
   const Epoch epoch(message.epoch, message.wave);
-  means_.saved.answered(rank, epoch, *work);
+  means_.saved.answered(rank, epoch, *phase);
   if (PauseOperation* pause = operations_.pause_of(group.id);
-      pause != nullptr && *work == Work::kSave && epoch == group.machine.epoch()) {
+      pause != nullptr && *phase == RankPhase::kSave && epoch == group.machine.epoch()) {
     if (status.ok()) status = pause->check_saved(rank);
     if (!status.ok()) pause->save_failed(rank.id);
   }
-  if (!status.ok() && (*work == Work::kSave || *work == Work::kLoad))
+  if (!status.ok() && (*phase == RankPhase::kSave || *phase == RankPhase::kLoad))
     node_.pool_of(rank).reach.doubt(rank.id);
   group.machine.tell(
-      event::PhaseDone{rank.id, epoch, *work, status, message.bytes, rank_work(message.spent)},
+      event::PhaseDone{rank.id, epoch, *phase, status, message.bytes, command_times(message.spent)},
       Clock::now());
   groups_.drive(group);
 }

@@ -34,23 +34,23 @@ bool asked_for(const v1::ListHistoryRequest& request, const PastOperation& past)
   return name.find('@') == std::string::npos ? name == past.group : name == address_of(past);
 }
 
-std::string_view name_of(Work work) {
-  switch (work) {
-    case Work::kNone:
+std::string_view name_of(RankPhase phase) {
+  switch (phase) {
+    case RankPhase::kNone:
       return "";
-    case Work::kQuiet:
+    case RankPhase::kQuiet:
       return "quiesce";
-    case Work::kMeasure:
+    case RankPhase::kMeasure:
       return "measure";
-    case Work::kSave:
+    case RankPhase::kSave:
       return "save";
-    case Work::kRelease:
+    case RankPhase::kRelease:
       return "release";
-    case Work::kMap:
+    case RankPhase::kMap:
       return "map";
-    case Work::kLoad:
+    case RankPhase::kLoad:
       return "load";
-    case Work::kOpen:
+    case RankPhase::kOpen:
       return "open";
   }
   return "";
@@ -73,18 +73,18 @@ void report_span(const PastOperation& past, const RankSpan& span, v1::RankSpan& 
   if (face != past.ranks.end()) message.set_pid(face->second.pid);
   message.set_work(std::string(name_of(span.what)));
   // A rank says for how long it was busy, not since when; the answer's way here is counted too.
-  const RankWork& work = span.work;
-  const Duration busy = std::min(work.busy, span.answered);
+  const CommandTimes& spent = span.spent;
+  const Duration busy = std::min(spent.busy, span.answered);
   const Duration command = span.answered - busy;
   message.set_begin_us(to_us(command));
   message.set_us(to_us(busy));
   message.set_bytes(span.bytes);
-  report_calls(command, "copy", work.copy, work.when_copy, message);
-  report_calls(command, "cuMemImportFromShareableHandle", work.import, work.when_import, message);
-  report_calls(command, "cuMemMap", work.map, work.when_map, message);
-  report_calls(command, "cuMemSetAccess", work.access, work.when_access, message);
-  report_calls(command, "cuMemUnmap", work.unmap, work.when_unmap, message);
-  report_calls(command, "cuMemRelease", work.release, work.when_release, message);
+  report_calls(command, "copy", spent.copy, spent.when_copy, message);
+  report_calls(command, "cuMemImportFromShareableHandle", spent.import, spent.when_import, message);
+  report_calls(command, "cuMemMap", spent.map, spent.when_map, message);
+  report_calls(command, "cuMemSetAccess", spent.access, spent.when_access, message);
+  report_calls(command, "cuMemUnmap", spent.unmap, spent.when_unmap, message);
+  report_calls(command, "cuMemRelease", spent.release, spent.when_release, message);
 }
 
 void report_past(const PastOperation& past, bool spans, v1::PastOperation& message) {
@@ -128,15 +128,15 @@ void report_phase_times(const std::vector<PhaseTime>& times, const RankNumber& n
       rank.set_id(each.rank);
       rank.set_rank(number(each.rank));
       rank.set_us(to_us(each.time));
-      rank.set_busy_us(to_us(each.work.busy));
+      rank.set_busy_us(to_us(each.spent.busy));
       rank.set_bytes(each.copied);
-      rank.set_copy_us(to_us(each.work.copy));
-      rank.set_import_us(to_us(each.work.import));
-      rank.set_map_us(to_us(each.work.map));
-      rank.set_access_us(to_us(each.work.access));
-      rank.set_unmap_us(to_us(each.work.unmap));
-      rank.set_release_us(to_us(each.work.release));
-      rank.set_handles(static_cast<std::uint32_t>(each.work.handles));
+      rank.set_copy_us(to_us(each.spent.copy));
+      rank.set_import_us(to_us(each.spent.import));
+      rank.set_map_us(to_us(each.spent.map));
+      rank.set_access_us(to_us(each.spent.access));
+      rank.set_unmap_us(to_us(each.spent.unmap));
+      rank.set_release_us(to_us(each.spent.release));
+      rank.set_handles(static_cast<std::uint32_t>(each.spent.handles));
     }
   }
 }

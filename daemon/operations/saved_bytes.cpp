@@ -133,7 +133,7 @@ std::string SavedBytes::why_no_larger(const Account& account) const {
 
 Status SavedBytes::stored(const GroupEntry& group, const Rank& rank, const amem_v1_Saved& saved) {
   // Of a pause that has been called off: all of it goes back anyway.
-  if (rule(group.machine.phase()).answer != Work::kSave ||
+  if (rule(group.machine.phase()).answer != RankPhase::kSave ||
       group.machine.epoch() != Epoch(saved.epoch, saved.wave))
     return {};
   for (pb_size_t i = 0; i < saved.pieces_count; ++i) {
@@ -175,12 +175,12 @@ void SavedBytes::give_back(Allocation& allocation) {
   if (rank == nullptr || rank->saving.empty()) free(allocation.charge.account(), extents);
 }
 
-void SavedBytes::answered(Rank& rank, Epoch epoch, Work work) {
+void SavedBytes::answered(Rank& rank, Epoch epoch, RankPhase phase) {
   std::set<Epoch>& saving = rank.saving;
   // It has got to this packet, so nothing of what was sent before goes on: also where the answer to
   // that never came. The Save of a measure's own epoch comes after it.
-  saving.erase(saving.begin(),
-               work == Work::kMeasure ? saving.lower_bound(epoch) : saving.upper_bound(epoch));
+  saving.erase(saving.begin(), phase == RankPhase::kMeasure ? saving.lower_bound(epoch)
+                                                            : saving.upper_bound(epoch));
   if (!saving.empty() || rank.limbo.empty()) return;
   rank.limbo_row.erase();
   free(rank.peer.account, std::exchange(rank.limbo, {}));

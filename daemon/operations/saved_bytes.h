@@ -45,7 +45,7 @@ class SavedBytes {
   /// The rank has been sent a Save of this epoch.
   void sent(Rank& rank, Epoch epoch) { rank.saving.insert(epoch); }
   /// The rank has answered something of this epoch, and handles packets in order.
-  void answered(Rank& rank, Epoch epoch, Work work);
+  void answered(Rank& rank, Epoch epoch, RankPhase phase);
   /// The rank's session has ended. Call before it leaves the tables.
   void rank_gone(const GroupEntry& group, Rank& rank);
   /// The extents go back to the pool when the process has ended; null: when it surely has.

@@ -117,7 +117,7 @@ void Course::enter(Phase phase, Time now) {
   // Last, because with this one the others may go on at once, and tell of it.
   if (phase == Phase::kAgree || phase == Phase::kTurn) actions.push_back(action::Ready{});
   // In save the broker says first whom it asked.
-  if (rule(phase).waits_for_ranks() && rule(phase).answer != Work::kSave) advance_if_done(now);
+  if (rule(phase).waits_for_ranks() && rule(phase).answer != RankPhase::kSave) advance_if_done(now);
 }
 
 Duration Course::limit(Phase phase) const {
@@ -244,13 +244,13 @@ void Course::look_at_cut(Time now) {
 void Course::on(const event::PhaseDone& event, Time now) {
   if (event.epoch != epoch_ || !waiting_.contains(event.rank)) return;
   const bool loading = phase_ == Phase::kLoad;
-  const bool first_answer = loading && event.work == Work::kMap;
+  const bool first_answer = loading && event.phase == RankPhase::kMap;
   const bool last_answer =
-      event.work == rule(phase_).answer && (!loading || mapped_.contains(event.rank));
+      event.phase == rule(phase_).answer && (!loading || mapped_.contains(event.rank));
   if (!first_answer && !last_answer) return;
 
   if (!loading || first_answer) bytes_ += event.bytes;  // loaded is what was mapped
-  if (event.work == Work::kSave || event.work == Work::kLoad) copied_ += event.bytes;
+  if (event.phase == RankPhase::kSave || event.phase == RankPhase::kLoad) copied_ += event.bytes;
   under_way_.erase(event.rank);
   note_work(event, now);
   if (last_answer)
@@ -270,7 +270,8 @@ void Course::on(const event::PhaseDone& event, Time now) {
 
 void Course::on(const event::Copied& event, Time now) {
   if (event.epoch != epoch_ || !waiting_.contains(event.rank) || event.bytes > event.of) return;
-  if (const Work answer = rule(phase_).answer; answer != Work::kSave && answer != Work::kLoad)
+  if (const RankPhase answer = rule(phase_).answer;
+      answer != RankPhase::kSave && answer != RankPhase::kLoad)
     return;
   under_way_[event.rank] = event;
   // Many ranks tell, and a rank may tell as often as it likes.
@@ -283,17 +284,18 @@ void Course::note_work(const event::PhaseDone& event, Time now) {
   RankTime& noted = rank_times_[event.rank];
   noted.rank = event.rank;
   noted.time = now - phase_began_;
-  if (event.work == Work::kSave || event.work == Work::kLoad) noted.copied += event.bytes;
-  noted.work += event.spent;
-  rank_spans_.push_back({event.rank, event.work, now - began_, event.bytes, event.spent});
+  if (event.phase == RankPhase::kSave || event.phase == RankPhase::kLoad)
+    noted.copied += event.bytes;
+  noted.spent += event.spent;
+  rank_spans_.push_back({event.rank, event.phase, now - began_, event.bytes, event.spent});
 }
 
 /// One that is not quiet any more, and then again, is shown as quiet from the last time on.
 void Course::note_quiet(RankId rank, Time now) {
   std::erase_if(rank_spans_, [rank](const RankSpan& span) { return span.rank == rank; });
-  RankWork work;
-  work.busy = now - phase_began_;
-  rank_spans_.push_back({rank, Work::kQuiet, now - began_, 0, work});
+  CommandTimes spent;
+  spent.busy = now - phase_began_;
+  rank_spans_.push_back({rank, RankPhase::kQuiet, now - began_, 0, spent});
 }
 
 void Course::on(const event::FreedUnloaded& event, Time now) {
@@ -308,7 +310,7 @@ void Course::on(const event::FreedUnloaded& event, Time now) {
 // ---- what the broker answers --------------------------------------------------------------------
 
 void Course::on(const event::SaveSent& event, Time now) {
-  if (rule(phase_).answer != Work::kSave) return;
+  if (rule(phase_).answer != RankPhase::kSave) return;
   if (!event.status.ok()) return fail(event.status, now);
   no_room_ = event.measure;
   if (no_room_) return advance(now);
@@ -376,7 +378,7 @@ void Course::join(RankId rank) {
 
 void Course::come_back(RankId rank) {
   if (!takes_part(rank)) return;
-  const bool releases = rule(phase_).answer == Work::kRelease || phase_ == Phase::kDrop;
+  const bool releases = rule(phase_).answer == RankPhase::kRelease || phase_ == Phase::kDrop;
   if (releases)
     home_.actions.push_back(action::Release{epoch_, {rank}});
   else if (phase_ == Phase::kOpen)

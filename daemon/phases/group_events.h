@@ -26,10 +26,10 @@ struct CutStatus {
 struct PhaseDone {
   RankId rank;
   Epoch epoch;
-  Work work;
+  RankPhase phase;
   Status status;
   std::uint64_t bytes = 0;
-  RankWork spent = {};  // how the rank spent its time, for the Outcome
+  CommandTimes spent = {};  // how the rank spent its time, for the Outcome
 };
 struct Copied {  // how far the rank's copies are; for people
   RankId rank;

@@ -4,7 +4,7 @@
 
 namespace amem {
 
-RankWork& RankWork::operator+=(const RankWork& more) {
+CommandTimes& CommandTimes::operator+=(const CommandTimes& more) {
   busy += more.busy;
   copy += more.copy;
   import += more.import;
@@ -27,10 +27,10 @@ void add_time(std::vector<PhaseTime>& times, Phase phase, Duration time,
     auto it = std::find_if(sum->ranks.begin(), sum->ranks.end(),
                            [id = id](const RankTime& r) { return r.rank >= id; });
     if (it == sum->ranks.end() || it->rank != id)
-      it = sum->ranks.insert(it, {.rank = id, .time = {}, .copied = 0, .work = {}});
+      it = sum->ranks.insert(it, {.rank = id, .time = {}, .copied = 0, .spent = {}});
     it->time += rank.time;
     it->copied += rank.copied;
-    it->work += rank.work;
+    it->spent += rank.spent;
   }
 }
 

@@ -22,7 +22,7 @@ struct Period {
 
 /// What a rank says of its work on one command; zero: it did no such thing. Copies run beside the
 /// rest, so the parts may add up to more than `busy`.
-struct RankWork {
+struct CommandTimes {
   Duration busy{};  // from the command's first packet to the answer
   Duration copy{};  // from the first copy queued to the end of the last one
   Duration import{};
@@ -39,7 +39,7 @@ struct RankWork {
   Period when_unmap{};
   Period when_release{};
 
-  RankWork& operator+=(const RankWork& more);
+  CommandTimes& operator+=(const CommandTimes& more);
 };
 
 /// What one rank did in one phase; two answers (map, then load) are added up.
@@ -47,7 +47,7 @@ struct RankTime {
   RankId rank = 0;
   Duration time{};  // from the beginning of the phase to the rank's last answer
   std::uint64_t copied = 0;
-  RankWork work;
+  CommandTimes spent;
 };
 
 struct PhaseTime {
@@ -61,10 +61,10 @@ struct PhaseTime {
 /// One answer of a rank's.
 struct RankSpan {
   RankId rank = 0;
-  Work what = Work::kNone;
+  RankPhase what = RankPhase::kNone;
   Duration answered{};  // since the operation began
   std::uint64_t bytes = 0;
-  RankWork work;
+  CommandTimes spent;
 };
 
 /// Once through one phase. Times since the operation began.

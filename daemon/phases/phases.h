@@ -32,7 +32,16 @@ enum class Phase : std::uint8_t {
 };
 
 /// What a rank's PhaseDone answers; kQuiet: its CutStatus says so.
-enum class Work : std::uint8_t { kNone, kQuiet, kMeasure, kSave, kRelease, kMap, kLoad, kOpen };
+enum class RankPhase : std::uint8_t {
+  kNone,
+  kQuiet,
+  kMeasure,
+  kSave,
+  kRelease,
+  kMap,
+  kLoad,
+  kOpen
+};
 
 /// What a failed answer, a passed deadline or a failure of the broker's own work does.
 enum class OnFailure : std::uint8_t {
@@ -60,40 +69,41 @@ enum class OnRestart : std::uint8_t {
 struct PhaseRule {
   Phase phase;
   std::string_view name;
-  Work answer;  // of each rank, with which it has done its part; kNone: the broker does it alone
-  Phase next;   // but for what kForks says
+  RankPhase
+      answer;  // of each rank, with which it has done its part; kNone: the broker does it alone
+  Phase next;  // but for what kForks says
   OnFailure failure;
   OnDeath death;
   OnRestart restart;
 
-  constexpr bool waits_for_ranks() const { return answer != Work::kNone; }
+  constexpr bool waits_for_ranks() const { return answer != RankPhase::kNone; }
 };
 
 // clang-format off
 inline constexpr std::array kPhases = {
     //        phase             name        answer          next             failure                death                       restart
     // The gates are open: who is to close the memory may be waiting for this group's ranks.
-    PhaseRule{Phase::kGuests,   "guests",   Work::kNone,    Phase::kQuiesce, OnFailure::kEnd,       OnDeath::kCallOff,          OnRestart::kCallOff},
-    PhaseRule{Phase::kQuiesce,  "quiesce",  Work::kQuiet,   Phase::kSave,    OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
-    PhaseRule{Phase::kSave,     "save",     Work::kSave,    Phase::kRelease, OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
-    PhaseRule{Phase::kAgree,    "agree",    Work::kNone,    Phase::kRelease, OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kGuests,   "guests",   RankPhase::kNone,    Phase::kQuiesce, OnFailure::kEnd,       OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kQuiesce,  "quiesce",  RankPhase::kQuiet,   Phase::kSave,    OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kSave,     "save",     RankPhase::kSave,    Phase::kRelease, OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kAgree,    "agree",    RankPhase::kNone,    Phase::kRelease, OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
     // Where the pool has no room for all bytes as they are: how many are not zero?
-    PhaseRule{Phase::kMeasure,  "measure",  Work::kMeasure, Phase::kSave,    OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kMeasure,  "measure",  RankPhase::kMeasure, Phase::kSave,    OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
     // The first Release is the point of no return.
-    PhaseRule{Phase::kRelease,  "release",  Work::kRelease, Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRelease},
-    PhaseRule{Phase::kDrop,     "drop",     Work::kNone,    Phase::kPaused,  OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRelease},
+    PhaseRule{Phase::kRelease,  "release",  RankPhase::kRelease, Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRelease},
+    PhaseRule{Phase::kDrop,     "drop",     RankPhase::kNone,    Phase::kPaused,  OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRelease},
     // In a swap what leaves may come in waves.
-    PhaseRule{Phase::kSaveMore, "save",     Work::kSave,    Phase::kRelease, OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRelease},
+    PhaseRule{Phase::kSaveMore, "save",     RankPhase::kSave,    Phase::kRelease, OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRelease},
 
-    PhaseRule{Phase::kAdmit,    "admit",    Work::kNone,    Phase::kCreate,  OnFailure::kEnd,       OnDeath::kGoOn,             OnRestart::kRollBack},
+    PhaseRule{Phase::kAdmit,    "admit",    RankPhase::kNone,    Phase::kCreate,  OnFailure::kEnd,       OnDeath::kGoOn,             OnRestart::kRollBack},
     // What has been created goes to its keepers at once, so in create they map and load already.
-    PhaseRule{Phase::kCreate,   "create",   Work::kNone,    Phase::kLoad,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
-    PhaseRule{Phase::kLoad,     "map+load", Work::kLoad,    Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
-    PhaseRule{Phase::kTurn,     "turn",     Work::kNone,    Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kGoOn,             OnRestart::kRollBack},
+    PhaseRule{Phase::kCreate,   "create",   RankPhase::kNone,    Phase::kLoad,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
+    PhaseRule{Phase::kLoad,     "map+load", RankPhase::kLoad,    Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
+    PhaseRule{Phase::kTurn,     "turn",     RankPhase::kNone,    Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kGoOn,             OnRestart::kRollBack},
     // Ranks that have opened are running: there is no way back, and everything has been loaded.
-    PhaseRule{Phase::kOpen,     "open",     Work::kOpen,    Phase::kRunning, OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kOpen},
+    PhaseRule{Phase::kOpen,     "open",     RankPhase::kOpen,    Phase::kRunning, OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kOpen},
 
-    PhaseRule{Phase::kRollback, "rollback", Work::kRelease, Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRollBack},
+    PhaseRule{Phase::kRollback, "rollback", RankPhase::kRelease, Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRollBack},
 };
 
 /// The first phases.

@@ -222,28 +222,28 @@ PinReason pin_reason(amem_v1_PinReason reason) {
   }
 }
 
-std::optional<Work> answered_work(amem_v1_Phase phase) {
+std::optional<RankPhase> answered_phase(amem_v1_Phase phase) {
   switch (phase) {
     case amem_v1_Phase_PHASE_QUIESCE:
-      return Work::kQuiet;
+      return RankPhase::kQuiet;
     case amem_v1_Phase_PHASE_MEASURE:
-      return Work::kMeasure;
+      return RankPhase::kMeasure;
     case amem_v1_Phase_PHASE_SAVE:
-      return Work::kSave;
+      return RankPhase::kSave;
     case amem_v1_Phase_PHASE_RELEASE:
-      return Work::kRelease;
+      return RankPhase::kRelease;
     case amem_v1_Phase_PHASE_MAP:
-      return Work::kMap;
+      return RankPhase::kMap;
     case amem_v1_Phase_PHASE_LOAD:
-      return Work::kLoad;
+      return RankPhase::kLoad;
     case amem_v1_Phase_PHASE_OPEN:
-      return Work::kOpen;
+      return RankPhase::kOpen;
     default:
       return std::nullopt;
   }
 }
 
-RankWork rank_work(const amem_v1_Spent& spent) {
+CommandTimes command_times(const amem_v1_Spent& spent) {
   // A rank's numbers are for people only; nonsense in them must not overflow.
   const auto us = [](std::uint64_t value) -> Duration {
     return std::chrono::microseconds(std::min<std::uint64_t>(value, 3'600'000'000));

@@ -59,9 +59,9 @@ RegionPolicy region_policy(amem_v1_RegionPolicy policy);
 /// kUnknown for a number that is no reason.
 PinReason pin_reason(amem_v1_PinReason reason);
 /// Nothing for a phase that no rank answers.
-std::optional<Work> answered_work(amem_v1_Phase phase);
+std::optional<RankPhase> answered_phase(amem_v1_Phase phase);
 /// A rank's PhaseDone as a status; a code that is none counts as kUnknown.
-RankWork rank_work(const amem_v1_Spent& spent);
+CommandTimes command_times(const amem_v1_Spent& spent);
 Status phase_status(const amem_v1_PhaseDone& message);
 /// Likewise, of its Made.
 Status made_status(const amem_v1_Made& message);

@@ -7,20 +7,20 @@
 namespace amem::model {
 namespace {
 
-Work work_of(Kind kind) {
+RankPhase phase_of(Kind kind) {
   switch (kind) {
     case Kind::kMeasured:
-      return Work::kMeasure;
+      return RankPhase::kMeasure;
     case Kind::kSaved:
-      return Work::kSave;
+      return RankPhase::kSave;
     case Kind::kReleased:
-      return Work::kRelease;
+      return RankPhase::kRelease;
     case Kind::kMapped:
-      return Work::kMap;
+      return RankPhase::kMap;
     case Kind::kLoaded:
-      return Work::kLoad;
+      return RankPhase::kLoad;
     default:
-      return Work::kOpen;
+      return RankPhase::kOpen;
   }
 }
 
@@ -88,18 +88,18 @@ void BrokerSide::read(int rank) {
 }
 
 void BrokerSide::answered(int rank, const Message& message) {
-  const Work work = work_of(message.kind);
+  const RankPhase phase = phase_of(message.kind);
   const Epoch epoch = message.epoch();
   Process& p = process(rank);
   if (message.kind != Kind::kQuiet) {
     for (std::uint8_t& saving : p.saving) {
-      const bool before = saving < packed(epoch) && work != Work::kSave;
-      const bool this_one = saving == packed(epoch) && work != Work::kMeasure;
+      const bool before = saving < packed(epoch) && phase != RankPhase::kSave;
+      const bool this_one = saving == packed(epoch) && phase != RankPhase::kMeasure;
       if (before || this_one) saving = 0;
     }
     if (p.saving == decltype(p.saving){}) free_limbo(rank);
     Job& it = job(group_of_rank(rank));
-    if (it.pause && work == Work::kSave && message.undo &&
+    if (it.pause && phase == RankPhase::kSave && message.undo &&
         epoch == machine(group_of_rank(rank)).epoch())
       it.failed_savers = u8(it.failed_savers | 1U << (rank % kRanksEach));
   }
@@ -114,7 +114,7 @@ void BrokerSide::tell_answer(int rank, const Message& message) {
   if (message.kind == Kind::kQuiet)
     tell(group, event::CutStatus{id_of(rank), epoch, {}});
   else
-    tell(group, event::PhaseDone{id_of(rank), epoch, work_of(message.kind), status});
+    tell(group, event::PhaseDone{id_of(rank), epoch, phase_of(message.kind), status});
   drive(group);
 }
 

@@ -40,8 +40,8 @@ class OwnersTest : public BrokerTest {
     if (broker != nullptr) BrokerTest::TearDown();
   }
   /// The raw call changes the thread only.
-  template <class Work>
-  static void as(uid_t uid, Work work) {
+  template <class Function>
+  static void as(uid_t uid, Function work) {
     std::thread([&] {
       ASSERT_EQ(::syscall(SYS_setresuid, -1, uid, -1), 0);
       work();

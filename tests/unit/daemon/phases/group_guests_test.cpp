@@ -49,7 +49,7 @@ TEST_F(GuestsTest, TheWaitIsTimedAsAPhase) {
   quiet(2);
   drain();
   group.save_sent(kOk, {}, now);
-  both(Work::kRelease);
+  both(RankPhase::kRelease);
   group.dropped("", now);
   drain();
   expect_finished(Code::kOk, GroupState::kPaused);

@@ -16,8 +16,8 @@ class HeldTest : public GroupTest {
   void to_turn() {
     to_held_create();
     group.created(kOk, now);
-    both(Work::kMap);
-    both(Work::kLoad);
+    both(RankPhase::kMap);
+    both(RankPhase::kLoad);
     drain();
     EXPECT_NE(find<action::Ready>(), nullptr);
     ASSERT_EQ(group.phase(), Phase::kTurn);
@@ -33,7 +33,7 @@ class HeldTest : public GroupTest {
   }
   void to_agree() {
     to_held_save();
-    done(1, Work::kSave);
+    done(1, RankPhase::kSave);
     drain();
     EXPECT_NE(find<action::Ready>(), nullptr);
     ASSERT_EQ(group.phase(), Phase::kAgree);
@@ -50,7 +50,7 @@ TEST_F(HeldTest, ItDoesNotOpenBeforeTheOtherHasLeft) {
   now += milliseconds(7);
   group.go_on(now);
   expect<action::Open>("Open");
-  both(Work::kOpen);
+  both(RankPhase::kOpen);
   drain();
   ASSERT_NE(find<action::Arrived>(), nullptr);
   EXPECT_TRUE(find<action::Arrived>()->loaded);
@@ -69,8 +69,8 @@ TEST_F(HeldTest, WhenTheOtherLeavesFirstThereIsNoWait) {
   EXPECT_EQ(find<action::Room>()->epoch, group.epoch());
   group.go_on(now);
   group.created(kOk, now);
-  both(Work::kMap);
-  both(Work::kLoad);
+  both(RankPhase::kMap);
+  both(RankPhase::kLoad);
   drain();
   EXPECT_EQ(group.phase(), Phase::kOpen);
 }
@@ -101,7 +101,7 @@ TEST_F(HeldTest, CreatesDeadlineSaysThatItMayBeTheOthers) {
 TEST_F(HeldTest, GivenUpWhileLoading) {
   to_held_create();
   group.created(kOk, now);
-  both(Work::kMap);
+  both(RankPhase::kMap);
   group.give_up(why, now);
   expect_rollback_to_paused(Code::kAborted, "map+load: the pause failed");
 }
@@ -127,8 +127,8 @@ TEST_F(HeldTest, TheWaitForTheOtherHasADeadline) {
   Duration limit = seconds(60) + seconds(60) + seconds(30) + seconds(60);
   EXPECT_EQ(group.wakeup(), now + limit);
   group.created(kOk, now);
-  both(Work::kMap);
-  both(Work::kLoad);
+  both(RankPhase::kMap);
+  both(RankPhase::kLoad);
   limit += seconds(60) + seconds(60);  // to create, and to load
   EXPECT_EQ(group.wakeup(), now + limit);
   group.tick(now + limit);
@@ -180,7 +180,7 @@ TEST_F(HeldTest, ItDoesNotReleaseBeforeTheOthersHaveSaved) {
   EXPECT_EQ(phase_name(group.phase()), "agree");
   group.go_on(now);
   expect<action::Release>("Release");
-  both(Work::kRelease);
+  both(RankPhase::kRelease);
   group.dropped("", now);
   drain();
   expect_finished(Code::kOk, GroupState::kPaused);

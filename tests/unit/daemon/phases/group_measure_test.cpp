@@ -25,7 +25,7 @@ class GroupMeasureTest : public GroupTest {
   void to_second_save() {
     to_measure();
     now += milliseconds(7);
-    both(Work::kMeasure);
+    both(RankPhase::kMeasure);
     drain();
     ASSERT_EQ(group.phase(), Phase::kSave);
     ASSERT_NE(find<action::Save>(), nullptr);
@@ -37,10 +37,10 @@ TEST_F(GroupMeasureTest, TheSaveFollowsTheMeasurement) {
   to_second_save();
   group.save_sent(kOk, {1}, now);
   expect<action::Leaves>("Leaves");
-  done(1, Work::kSave);
+  done(1, RankPhase::kSave);
   drain();
   ASSERT_EQ(group.phase(), Phase::kRelease);
-  both(Work::kRelease);
+  both(RankPhase::kRelease);
   group.dropped("", now);
   drain();
   expect_finished(Code::kOk, GroupState::kPaused);
@@ -60,17 +60,17 @@ TEST_F(GroupMeasureTest, TheNextPauseBeginsAnew) {
 
 TEST_F(GroupMeasureTest, EveryRankIsWaitedFor) {
   to_measure();
-  done(1, Work::kMeasure);
-  done(1, Work::kSave);
+  done(1, RankPhase::kMeasure);
+  done(1, RankPhase::kSave);
   EXPECT_EQ(group.phase(), Phase::kMeasure);
   EXPECT_EQ(group.waiting_for(2), "measure");
-  done(2, Work::kMeasure);
+  done(2, RankPhase::kMeasure);
   EXPECT_EQ(group.phase(), Phase::kSave);
 }
 
 TEST_F(GroupMeasureTest, AFailureCallsThePauseOff) {
   to_measure();
-  done(2, Work::kMeasure, {Code::kInternal, "no luck"});
+  done(2, RankPhase::kMeasure, {Code::kInternal, "no luck"});
   expect_called_off(Code::kAborted, "measure: rank 1 (pid 22) failed: no luck");
 }
 
@@ -88,7 +88,7 @@ TEST_F(GroupMeasureTest, ALostSessionCallsThePauseOff) {
 
 TEST_F(GroupMeasureTest, TheDeadlineIsThatOfTheSave) {
   to_measure();
-  done(1, Work::kMeasure);
+  done(1, RankPhase::kMeasure);
   now += Deadlines().save;
   group.tick(now);
   expect_called_off(Code::kDeadlineExceeded, "rank 1 (pid 22) did not answer");

@@ -24,16 +24,16 @@ TEST_F(GroupTest, NewcomersWaitAtTheirGatesAndTakeNoPart) {
 TEST_F(GroupTest, NewcomersAreOpenedWithTheOthers) {
   to_load();
   EXPECT_TRUE(group.join(3, "rank 2 (pid 33)"));
-  both(Work::kMap);
-  both(Work::kLoad);
+  both(RankPhase::kMap);
+  both(RankPhase::kLoad);
   drain();
   ASSERT_NE(find<action::Open>(), nullptr);
   EXPECT_EQ(find<action::Open>()->ranks, (std::vector<RankId>{1, 2, 3}));
   EXPECT_FALSE(group.join(4, "rank 3 (pid 44)")) << "nothing to wait for any more";
   EXPECT_TRUE(group.may_allocate(1)) << "its gate may be open already";
-  both(Work::kOpen);
+  both(RankPhase::kOpen);
   EXPECT_EQ(group.state(), GroupState::kResuming);
-  done(3, Work::kOpen);
+  done(3, RankPhase::kOpen);
   EXPECT_EQ(group.state(), GroupState::kRunning);
   EXPECT_TRUE(group.may_allocate(3));
 }
@@ -66,7 +66,7 @@ TEST_F(GroupTest, RequestsStartWhenAllHaveAsked) {
   quiet(1);
   quiet(2);
   group.save_sent(kOk, {}, now);
-  both(Work::kRelease);
+  both(RankPhase::kRelease);
   drain();
   EXPECT_TRUE(all<action::Answer>().empty()) << "not before it has ended";
   group.dropped("", now);
@@ -134,7 +134,7 @@ TEST_F(GroupTest, AnOperatorsPauseAnswersRequestsToo) {
   quiet(1);
   quiet(2);
   group.save_sent(kOk, {}, now);
-  both(Work::kRelease);
+  both(RankPhase::kRelease);
   group.dropped("", now);
   drain();
   ASSERT_EQ(all<action::Answer>().size(), 1U);
@@ -148,7 +148,7 @@ TEST_F(GroupTest, RequestsMadeInTransitionTakeEffectAfterIt) {
   quiet(1);
   quiet(2);
   group.save_sent(kOk, {}, now);
-  both(Work::kRelease);
+  both(RankPhase::kRelease);
   group.dropped("", now);
   EXPECT_EQ(group.phase(), Phase::kAdmit);
 }
@@ -166,9 +166,9 @@ TEST_F(GroupTest, AResumeOfTagsWaitsUntilTheOperatorResumes) {
   ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
   group.admitted(kOk, now);
   group.created(kOk, now);
-  both(Work::kMap);
-  both(Work::kLoad);
-  both(Work::kOpen);
+  both(RankPhase::kMap);
+  both(RankPhase::kLoad);
+  both(RankPhase::kOpen);
   drain();
   ASSERT_EQ(all<action::Answer>().size(), 2U);
   for (const auto& answer : all<action::Answer>()) EXPECT_TRUE(answer.status.ok());
@@ -179,7 +179,7 @@ TEST_F(GroupTest, WhatRanksHavePausedThemselvesTheyResumeInPart) {
   quiet(1);
   quiet(2);
   group.save_sent(kOk, {}, now);
-  both(Work::kRelease);
+  both(RankPhase::kRelease);
   group.dropped("", now);
   ASSERT_EQ(group.state(), GroupState::kPaused);
   const Task some(Operation::kResume, Selection{{"weights"}});

@@ -34,8 +34,8 @@ class GroupRestartTest : public GroupTest {
     next->tick(next->wakeup() == kNever ? now : std::max(now, next->wakeup()));
     drain_next();
   }
-  void both_of_next(Work work) {
-    for (const RankId rank : {1U, 2U}) next->phase_done(rank, next->epoch(), work, {}, 0, now);
+  void both_of_next(RankPhase phase) {
+    for (const RankId rank : {1U, 2U}) next->phase_done(rank, next->epoch(), phase, {}, 0, now);
     drain_next();
   }
   void expect_next(Code code, GroupState state, const std::string& text = "") {
@@ -85,7 +85,7 @@ TEST_F(GroupRestartTest, APauseBeforeItsFirstReleaseIsCalledOff) {
     ASSERT_NE(find<action::Open>(), nullptr);
     EXPECT_EQ(find<action::Release>(), nullptr);
     EXPECT_GT(find<action::Open>()->epoch, group.epoch());
-    both_of_next(Work::kOpen);
+    both_of_next(RankPhase::kOpen);
     EXPECT_FALSE(find<action::Arrived>()->loaded);
     expect_next(Code::kAborted, GroupState::kRunning,
                 saving ? "amemd ended during save" : "amemd ended during quiesce");
@@ -97,7 +97,7 @@ TEST_F(GroupRestartTest, APauseBeforeItsFirstReleaseIsCalledOff) {
 
 TEST_F(GroupRestartTest, APauseAfterItsFirstReleaseGoesOn) {
   to_release();
-  done(1, Work::kRelease);
+  done(1, RankPhase::kRelease);
   EXPECT_TRUE(will_take(group, "nccl"));
   restart();
   EXPECT_TRUE(will_take(*next, "nccl")) << "so nobody new may open it meanwhile";
@@ -105,7 +105,7 @@ TEST_F(GroupRestartTest, APauseAfterItsFirstReleaseGoesOn) {
   ASSERT_NE(find<action::Begun>(), nullptr);
   ASSERT_NE(find<action::Release>(), nullptr);
   EXPECT_EQ(find<action::Release>()->ranks, (std::vector<RankId>{1, 2}));
-  both_of_next(Work::kRelease);
+  both_of_next(RankPhase::kRelease);
   ASSERT_NE(find<action::Drop>(), nullptr);
   next->dropped("", now);
   drain_next();
@@ -126,7 +126,7 @@ TEST_F(GroupRestartTest, AResumeBeforeItOpensIsRolledBack) {
   come_back();
   EXPECT_EQ(next->phase(), Phase::kRollback);
   ASSERT_NE(find<action::Release>(), nullptr);
-  both_of_next(Work::kRelease);
+  both_of_next(RankPhase::kRelease);
   next->dropped("", now);
   drain_next();
   expect_next(Code::kAborted, GroupState::kPaused, "amemd ended during map+load");
@@ -139,15 +139,15 @@ TEST_F(GroupRestartTest, AResumeThatOpensIsOpened) {
   drain();
   group.admitted(kOk, now);
   group.created(kOk, now);
-  both(Work::kMap);
-  both(Work::kLoad);
+  both(RankPhase::kMap);
+  both(RankPhase::kLoad);
   drain();
   ASSERT_EQ(group.phase(), Phase::kOpen);
-  done(1, Work::kOpen);
+  done(1, RankPhase::kOpen);
   restart();
   come_back();
   ASSERT_NE(find<action::Open>(), nullptr);
-  both_of_next(Work::kOpen);
+  both_of_next(RankPhase::kOpen);
   EXPECT_TRUE(find<action::Arrived>()->loaded);
   expect_next(Code::kOk, GroupState::kRunning);
 }
@@ -161,7 +161,7 @@ TEST_F(GroupRestartTest, AnotherRestartFindsTheSame) {
   restart();  // while they release again
   come_back();
   EXPECT_EQ(next->phase(), Phase::kRelease);
-  both_of_next(Work::kRelease);
+  both_of_next(RankPhase::kRelease);
   next->dropped("", now);
   drain_next();
   expect_next(Code::kOk, GroupState::kPaused);
@@ -177,7 +177,7 @@ TEST_F(GroupRestartTest, ARankThatDoesNotComeBackIsNotWaitedForForEver) {
   next->tick(now);
   drain_next();
   ASSERT_EQ(next->phase(), Phase::kRelease);
-  next->phase_done(1, next->epoch(), Work::kRelease, {}, 0, now);
+  next->phase_done(1, next->epoch(), RankPhase::kRelease, {}, 0, now);
   now += Deadlines().release;
   next->tick(now);
   next->dropped("", now);
@@ -193,12 +193,12 @@ TEST_F(GroupRestartTest, ARankThatComesBackLateIsToldWhatTheOthersWere) {
   next->tick(now);
   drain_next();
   ASSERT_EQ(next->phase(), Phase::kRelease);
-  next->phase_done(1, next->epoch(), Work::kRelease, {}, 0, now);
+  next->phase_done(1, next->epoch(), RankPhase::kRelease, {}, 0, now);
   EXPECT_TRUE(next->join(2, ""));
   drain_next();
   ASSERT_NE(find<action::Release>(), nullptr);
   EXPECT_EQ(find<action::Release>()->ranks, (std::vector<RankId>{2}));
-  next->phase_done(2, next->epoch(), Work::kRelease, {}, 0, now);
+  next->phase_done(2, next->epoch(), RankPhase::kRelease, {}, 0, now);
   drain_next();
   next->dropped("", now);
   drain_next();
@@ -217,7 +217,7 @@ TEST_F(GroupRestartTest, ARankThatComesBackLateOpensToo) {
   drain_next();
   ASSERT_NE(find<action::Open>(), nullptr);
   EXPECT_EQ(find<action::Open>()->ranks, (std::vector<RankId>{2}));
-  both_of_next(Work::kOpen);
+  both_of_next(RankPhase::kOpen);
   expect_next(Code::kAborted, GroupState::kRunning);
 }
 
@@ -263,7 +263,7 @@ TEST_F(GroupRestartTest, WhatRanksAskForAgainWaitsForTheEndOfWhatWasUnderWay) {
   next->tick(now);
   drain_next();
   ASSERT_NE(find<action::Open>(), nullptr);
-  both_of_next(Work::kOpen);
+  both_of_next(RankPhase::kOpen);
   EXPECT_EQ(next->phase(), Phase::kQuiesce) << "then they get what they ask for";
   EXPECT_EQ(all<action::Answer>().size(), 0U);
 }
@@ -276,14 +276,14 @@ TEST_F(GroupRestartTest, APauseOfTagsThatHadNotOpenedOpens) {
   quiet(2);
   drain();
   group.save_sent(kOk, {}, now);
-  both(Work::kRelease);
+  both(RankPhase::kRelease);
   drain();
   group.dropped("", now);
   drain();
   ASSERT_EQ(group.phase(), Phase::kOpen);
   restart();
   come_back();
-  both_of_next(Work::kOpen);
+  both_of_next(RankPhase::kOpen);
   EXPECT_FALSE(find<action::Arrived>()->loaded);
   expect_next(Code::kOk, GroupState::kRunning);
 }

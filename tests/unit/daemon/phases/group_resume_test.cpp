@@ -51,22 +51,22 @@ TEST_F(GroupTest, WhatAKeeperFreesUnloadedWhileTheBrokerCreatesRollsBack) {
 TEST_F(GroupTest, AFailedMapRollsBack) {
   to_load();
   const Epoch before = group.epoch();
-  done(1, Work::kMap, {Code::kInternal, "cuMemMap refused"});
+  done(1, RankPhase::kMap, {Code::kInternal, "cuMemMap refused"});
   EXPECT_EQ(group.epoch(), Epoch(before.attempt + 1));
   expect_rollback_to_paused(Code::kAborted, "cuMemMap refused");
 }
 
 TEST_F(GroupTest, AFailedLoadRollsBack) {
   to_load();
-  both(Work::kMap);
-  done(2, Work::kLoad, {Code::kInternal, "copy failed"});
+  both(RankPhase::kMap);
+  done(2, RankPhase::kLoad, {Code::kInternal, "copy failed"});
   expect_rollback_to_paused(Code::kAborted, "copy failed");
 }
 
 TEST_F(GroupTest, LoadDeadlineRollsBack) {
   to_load();
-  both(Work::kMap);
-  done(1, Work::kLoad);
+  both(RankPhase::kMap);
+  done(1, RankPhase::kLoad);
   now += seconds(60);
   group.tick(now);
   expect_rollback_to_paused(Code::kDeadlineExceeded, "rank 1 (pid 22) did not answer");
@@ -84,32 +84,32 @@ TEST_F(GroupTest, DeathInLoadGoesOnWithoutTheRank) {
   to_load();
   group.leave(2, false, now);
   EXPECT_EQ(group.phase(), Phase::kLoad);
-  done(1, Work::kMap);
-  done(1, Work::kLoad);
+  done(1, RankPhase::kMap);
+  done(1, RankPhase::kLoad);
   EXPECT_EQ(group.phase(), Phase::kOpen);
 }
 
 TEST_F(GroupTest, DeathOfAKeeperBeforeItsLoadRollsBack) {
   to_load();
-  done(1, Work::kMap);
+  done(1, RankPhase::kMap);
   group.leave(1, true, now);
   expect_rollback_to_paused(Code::kAborted, "rank 0 (pid 11) ended during map+load");
 }
 
 TEST_F(GroupTest, DeathOfAKeeperAfterItsLoadDoesNoHarm) {
   to_load();
-  done(1, Work::kMap);
-  done(1, Work::kLoad);
+  done(1, RankPhase::kMap);
+  done(1, RankPhase::kLoad);
   group.leave(1, true, now);
   EXPECT_EQ(group.phase(), Phase::kLoad);
-  done(2, Work::kMap);
-  done(2, Work::kLoad);
+  done(2, RankPhase::kMap);
+  done(2, RankPhase::kLoad);
   EXPECT_EQ(group.phase(), Phase::kOpen);
 }
 
 TEST_F(GroupTest, AfterARollbackAnotherResumeWorks) {
   to_load();
-  done(1, Work::kMap, {Code::kInternal, "x"});
+  done(1, RankPhase::kMap, {Code::kInternal, "x"});
   expect_rollback_to_paused(Code::kAborted, "x");
   ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
   EXPECT_EQ(group.phase(), Phase::kAdmit);
@@ -117,8 +117,8 @@ TEST_F(GroupTest, AfterARollbackAnotherResumeWorks) {
 
 TEST_F(GroupTest, TroubleInTheRollbackIsTold) {
   to_load();
-  done(1, Work::kMap, {Code::kInternal, "first thing"});
-  done(1, Work::kRelease);
+  done(1, RankPhase::kMap, {Code::kInternal, "first thing"});
+  done(1, RankPhase::kRelease);
   drain();
   group.tick(now + seconds(30));
   expect<action::Drop>("Drop");
@@ -132,15 +132,15 @@ TEST_F(GroupTest, TroubleInTheRollbackIsTold) {
 
 TEST_F(GroupTest, DeathInTheRollbackGoesOn) {
   to_load();
-  done(1, Work::kMap, {Code::kInternal, "x"});
-  done(1, Work::kRelease);
+  done(1, RankPhase::kMap, {Code::kInternal, "x"});
+  done(1, RankPhase::kRelease);
   group.leave(2, false, now);
   EXPECT_EQ(group.phase(), Phase::kDrop);
 }
 
 TEST_F(GroupTest, OpenDeadlineEndsRunningWithAnError) {
   to_open();
-  done(1, Work::kOpen);
+  done(1, RankPhase::kOpen);
   group.tick(now + seconds(10));
   drain();
   EXPECT_NE(find<action::Arrived>(), nullptr) << "all had loaded";
@@ -149,17 +149,17 @@ TEST_F(GroupTest, OpenDeadlineEndsRunningWithAnError) {
 
 TEST_F(GroupTest, RanksThatHaveOpenedAreServedAtOnce) {
   to_load();
-  both(Work::kMap);
-  done(1, Work::kLoad);
+  both(RankPhase::kMap);
+  done(1, RankPhase::kLoad);
   EXPECT_FALSE(group.may_allocate(1));
-  done(2, Work::kLoad);
+  done(2, RankPhase::kLoad);
   ASSERT_EQ(group.phase(), Phase::kOpen);
   EXPECT_TRUE(group.may_allocate(1));
 }
 
 TEST_F(GroupTest, DeathInOpenGoesOn) {
   to_open();
-  done(1, Work::kOpen);
+  done(1, RankPhase::kOpen);
   group.leave(2, false, now);
   drain();
   EXPECT_EQ(group.state(), GroupState::kRunning);
@@ -168,17 +168,17 @@ TEST_F(GroupTest, DeathInOpenGoesOn) {
 
 TEST_F(GroupTest, AnswersOutOfOrderAreIgnored) {
   to_load();
-  done(1, Work::kOpen);
-  done(1, Work::kSave);
-  group.phase_done(1, group.epoch().attempt - 1, Work::kLoad, {}, 0, now);
-  group.phase_done(77, group.epoch(), Work::kLoad, {}, 0, now);
+  done(1, RankPhase::kOpen);
+  done(1, RankPhase::kSave);
+  group.phase_done(1, group.epoch().attempt - 1, RankPhase::kLoad, {}, 0, now);
+  group.phase_done(77, group.epoch(), RankPhase::kLoad, {}, 0, now);
   EXPECT_EQ(group.waiting_for(1), "map+load");
-  done(1, Work::kLoad);
+  done(1, RankPhase::kLoad);
   EXPECT_EQ(group.waiting_for(1), "map+load") << "Map comes first";
-  done(1, Work::kMap);
-  done(1, Work::kLoad);
+  done(1, RankPhase::kMap);
+  done(1, RankPhase::kLoad);
   EXPECT_EQ(group.waiting_for(1), "");
-  done(1, Work::kLoad, {Code::kInternal, "twice"});
+  done(1, RankPhase::kLoad, {Code::kInternal, "twice"});
   EXPECT_EQ(group.phase(), Phase::kLoad) << "the second answer does not count";
 }
 

@@ -36,7 +36,7 @@ class GroupTagsTest : public GroupTest {
     const auto* release = find<action::Release>();
     ASSERT_NE(release, nullptr);
     EXPECT_EQ(group.phase(), Phase::kRelease);
-    both(Work::kRelease);
+    both(RankPhase::kRelease);
     drain();
     set_away(task.selection, true);
     group.dropped("", now);
@@ -44,7 +44,7 @@ class GroupTagsTest : public GroupTest {
     drain();
     EXPECT_NE(find<action::Open>(), nullptr) << "it runs on";
     EXPECT_EQ(group.phase(), Phase::kOpen);
-    both(Work::kOpen);
+    both(RankPhase::kOpen);
   }
   /// To the load phase of a resume of these.
   void to_load(const Task& task) {
@@ -58,10 +58,10 @@ class GroupTagsTest : public GroupTest {
   }
   void resume(const Task& task) {
     to_load(task);
-    both(Work::kMap);
-    both(Work::kLoad);
+    both(RankPhase::kMap);
+    both(RankPhase::kLoad);
     drain();
-    both(Work::kOpen);
+    both(RankPhase::kOpen);
   }
 
   std::map<std::string, bool> memory = {{"kv", false}, {"weights", false}};  // → away
@@ -133,11 +133,11 @@ TEST_F(GroupTagsTest, ComingBackDisturbsNobody) {
   EXPECT_EQ(group.state(), GroupState::kResuming);
   EXPECT_TRUE(group.may_allocate(1)) << "the group runs";
   EXPECT_FALSE(group.join(3, "rank 2 (pid 33)")) << "nor does one that comes now wait";
-  both(Work::kMap);
-  both(Work::kLoad);
+  both(RankPhase::kMap);
+  both(RankPhase::kLoad);
   drain();
-  both(Work::kOpen);
-  done(3, Work::kOpen);
+  both(RankPhase::kOpen);
+  done(3, RankPhase::kOpen);
   drain();
   expect_finished(Code::kOk, GroupState::kRunning);
   EXPECT_TRUE(find<action::Arrived>()->loaded);
@@ -161,17 +161,17 @@ TEST_F(GroupTagsTest, WeightsFirstThenTheRest) {
 TEST_F(GroupTagsTest, WhenItCannotComeBackTheGroupStillRuns) {
   pause(kPauseKv);
   to_load(kResumeKv);
-  done(1, Work::kMap, {Code::kInternal, "no"});
+  done(1, RankPhase::kMap, {Code::kInternal, "no"});
   ASSERT_EQ(group.phase(), Phase::kRollback);
   drain();
   EXPECT_NE(find<action::Release>(), nullptr);
-  both(Work::kRelease);
+  both(RankPhase::kRelease);
   drain();
   set_away(kResumeKv.selection, true);
   group.dropped("", now);
   drain();
   EXPECT_NE(find<action::Open>(), nullptr);
-  both(Work::kOpen);
+  both(RankPhase::kOpen);
   drain();
   EXPECT_FALSE(find<action::Arrived>()->loaded) << "its bytes stay in the pool";
   expect_finished(Code::kAborted, GroupState::kRunning, "resume of tag kv of group 'train'");
@@ -233,20 +233,20 @@ TEST_F(GroupTagsTest, WhoWaitsForATagIsAnsweredByAnyResumeThatBringsIt) {
 TEST_F(GroupTagsTest, WhatTheLoaderFreesIsNotGivenToTheOthers) {
   pause(kPauseKv);
   to_load(kResumeKv);
-  done(2, Work::kMap);
-  done(2, Work::kLoad);
+  done(2, RankPhase::kMap);
+  done(2, RankPhase::kLoad);
   group.freed_unloaded(2, now);
   EXPECT_EQ(group.phase(), Phase::kLoad) << "it had loaded it";
   group.freed_unloaded(1, now);
   drain();
   ASSERT_EQ(group.phase(), Phase::kRollback);
   ASSERT_NE(find<action::Release>(), nullptr);
-  both(Work::kRelease);
+  both(RankPhase::kRelease);
   drain();
   set_away(kResumeKv.selection, true);
   group.dropped("", now);
   drain();
-  both(Work::kOpen);
+  both(RankPhase::kOpen);
   drain();
   expect_finished(Code::kAborted, GroupState::kRunning, "before it had loaded");
 }
@@ -255,11 +255,11 @@ TEST_F(GroupTagsTest, WhoJoinsWhileMemoryComesBackIsInOnItsEnd) {
   pause(kPauseKv);
   to_load(kResumeKv);
   EXPECT_FALSE(group.join(3, "rank 2 (pid 33)")) << "the group runs";
-  done(1, Work::kMap, {Code::kInternal, "no memory"});
+  done(1, RankPhase::kMap, {Code::kInternal, "no memory"});
   drain();
   ASSERT_EQ(group.phase(), Phase::kRollback);
   EXPECT_EQ(find<action::Release>()->ranks, (std::vector<RankId>{1, 2, 3}));
-  both(Work::kRelease);
+  both(RankPhase::kRelease);
   EXPECT_EQ(group.phase(), Phase::kRollback);
   group.leave(3, false, now);
   drain();

@@ -22,9 +22,9 @@ TEST_F(GroupTest, PauseAndResume) {
   EXPECT_EQ(group.waiting_for(1), "");
   EXPECT_EQ(group.waiting_for(2), "save");
   now += milliseconds(5);
-  done(2, Work::kSave, {}, 4096);
+  done(2, RankPhase::kSave, {}, 4096);
   expect<action::Release>("Release");
-  both(Work::kRelease);
+  both(RankPhase::kRelease);
   expect<action::Drop>("Drop");
   group.dropped("", now);
   drain();
@@ -49,13 +49,13 @@ TEST_F(GroupTest, PauseAndResume) {
   drain();
   ASSERT_NE(find<action::Load>(), nullptr);
   EXPECT_EQ(find<action::Load>()->ranks, (std::vector<RankId>{1, 2}));
-  both(Work::kMap);
+  both(RankPhase::kMap);
   EXPECT_EQ(group.phase(), Phase::kLoad);
-  done(1, Work::kLoad);
+  done(1, RankPhase::kLoad);
   EXPECT_EQ(group.phase(), Phase::kLoad) << "no rank goes on before all have loaded";
-  done(2, Work::kLoad);
+  done(2, RankPhase::kLoad);
   expect<action::Open>("Open");
-  both(Work::kOpen);
+  both(RankPhase::kOpen);
   drain();
   EXPECT_NE(find<action::Arrived>(), nullptr);
   expect_finished(Code::kOk, GroupState::kRunning);
@@ -84,7 +84,7 @@ TEST_F(GroupTest, ProgressIsReported) {
   group.save_sent(kOk, {1, 2}, now);
   drain();
   now += milliseconds(2);
-  done(1, Work::kSave, {}, 100);
+  done(1, RankPhase::kSave, {}, 100);
   drain();
   const auto* progress = find<action::Progress>();
   ASSERT_NE(progress, nullptr);
@@ -147,7 +147,7 @@ TEST_F(GroupTest, AStallIsFoundByTick) {
 TEST_F(GroupTest, ARankThatCannotBecomeQuietCallsThePauseOff) {
   to_quiesce();
   quiet(1);
-  done(2, Work::kQuiet, {Code::kFailedPrecondition, "libother.so reaches CUDA past amem"});
+  done(2, RankPhase::kQuiet, {Code::kFailedPrecondition, "libother.so reaches CUDA past amem"});
   expect<action::Open>("Open");
   expect_finished(Code::kAborted, GroupState::kRunning,
                   "quiesce: rank 1 (pid 22) failed: libother.so reaches CUDA past amem");
@@ -206,7 +206,7 @@ TEST_F(GroupTest, ALostSessionCallsOffWhatCanBeAndIsNamedUntilTheProcessEnds) {
 TEST_F(GroupTest, ALostSessionInReleaseIsAwaitedAsItsProcessIs) {
   to_release();
   group.lose(2, now);
-  done(1, Work::kRelease);
+  done(1, RankPhase::kRelease);
   EXPECT_EQ(group.phase(), Phase::kRelease) << "it may still have what is to be dropped";
   group.leave(2, false, now);
   EXPECT_EQ(group.phase(), Phase::kDrop);
@@ -236,7 +236,7 @@ TEST_F(GroupTest, APoolTooSmallCallsThePauseOff) {
 
 TEST_F(GroupTest, AFailedSaveCallsThePauseOff) {
   to_save();
-  done(1, Work::kSave, {Code::kInternal, "copy: CUDA_ERROR_UNKNOWN"});
+  done(1, RankPhase::kSave, {Code::kInternal, "copy: CUDA_ERROR_UNKNOWN"});
   expect_called_off(Code::kAborted, "rank 0 (pid 11) failed: copy");
 }
 
@@ -257,8 +257,8 @@ TEST_F(GroupTest, LateAnswersAfterACallOffAreIgnored) {
   to_save();
   group.tick(now + seconds(60));
   drain();
-  done(1, Work::kSave);
-  both(Work::kOpen);
+  done(1, RankPhase::kSave);
+  both(RankPhase::kOpen);
   drain();
   EXPECT_TRUE(actions.empty());
   EXPECT_EQ(group.state(), GroupState::kRunning);
@@ -268,7 +268,7 @@ TEST_F(GroupTest, LateAnswersAfterACallOffAreIgnored) {
 
 TEST_F(GroupTest, DeathInReleaseDropsTheRank) {
   to_release();
-  done(1, Work::kRelease);
+  done(1, RankPhase::kRelease);
   group.leave(2, false, now);
   expect<action::Drop>("Drop");
   group.dropped("", now);
@@ -282,7 +282,7 @@ TEST_F(GroupTest, DeathInReleaseDropsTheRank) {
 
 TEST_F(GroupTest, ReleaseDeadlineEndsPausedWithAnError) {
   to_release();
-  done(1, Work::kRelease);
+  done(1, RankPhase::kRelease);
   now += seconds(30);
   group.tick(now);
   expect<action::Drop>("Drop");
@@ -295,9 +295,9 @@ TEST_F(GroupTest, ReleaseDeadlineEndsPausedWithAnError) {
 
 TEST_F(GroupTest, AFailedReleaseEndsPausedWithAnError) {
   to_release();
-  done(1, Work::kRelease, {Code::kInternal, "unmap refused"});
+  done(1, RankPhase::kRelease, {Code::kInternal, "unmap refused"});
   EXPECT_EQ(group.phase(), Phase::kRelease) << "the others go on";
-  done(2, Work::kRelease);
+  done(2, RankPhase::kRelease);
   expect<action::Drop>("Drop");
   group.dropped("", now);
   drain();
@@ -306,7 +306,7 @@ TEST_F(GroupTest, AFailedReleaseEndsPausedWithAnError) {
 
 TEST_F(GroupTest, MemoryThatDidNotComeFreeIsNoted) {
   to_release();
-  both(Work::kRelease);
+  both(RankPhase::kRelease);
   drain();
   group.dropped("2 GiB still in use", now);
   drain();

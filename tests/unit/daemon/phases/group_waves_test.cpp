@@ -15,7 +15,7 @@ class GroupWavesTest : public GroupTest {
     EXPECT_EQ(find<action::Save>()->epoch.wave, 0U);
     group.save_sent(kOk, {1, 2}, now, true);
     now += milliseconds(10);
-    both(Work::kSave);
+    both(RankPhase::kSave);
     to_drop();
     group.dropped("", now);
     drain();
@@ -28,7 +28,7 @@ class GroupWavesTest : public GroupTest {
   void to_drop() {
     drain();
     ASSERT_EQ(group.phase(), Phase::kRelease);
-    both(Work::kRelease);
+    both(RankPhase::kRelease);
     drain();
     ASSERT_NE(find<action::Drop>(), nullptr);
   }
@@ -37,7 +37,7 @@ class GroupWavesTest : public GroupTest {
 TEST_F(GroupWavesTest, AFurtherPartFollowsTheDropOfTheOneBefore) {
   to_second_save();
   now += milliseconds(5);
-  both(Work::kSave);
+  both(RankPhase::kSave);
   to_drop();
   group.dropped("", now);
   drain();
@@ -57,9 +57,9 @@ TEST_F(GroupWavesTest, ALateAnswerOfOneWaveDoesNotCountForTheNext) {
   drain();
   group.save_sent(kOk, {1, 2}, now, true);
   const Epoch first = group.epoch();
-  done(1, Work::kSave);
-  done(2, Work::kSave);
-  done(1, Work::kRelease);
+  done(1, RankPhase::kSave);
+  done(2, RankPhase::kSave);
+  done(1, RankPhase::kRelease);
   now += Deadlines().release;
   group.tick(now);  // without rank 1's
   group.dropped("", now);
@@ -67,20 +67,20 @@ TEST_F(GroupWavesTest, ALateAnswerOfOneWaveDoesNotCountForTheNext) {
   ASSERT_EQ(group.phase(), Phase::kSaveMore);
   EXPECT_EQ(find<action::Save>()->epoch, group.epoch());
   group.save_sent(kOk, {1}, now, false);
-  done(1, Work::kSave);
-  done(1, Work::kRelease);
+  done(1, RankPhase::kSave);
+  done(1, RankPhase::kRelease);
   ASSERT_EQ(group.phase(), Phase::kRelease);
-  group.phase_done(2, first, Work::kRelease, kOk, 0, now);
+  group.phase_done(2, first, RankPhase::kRelease, kOk, 0, now);
   EXPECT_EQ(group.phase(), Phase::kRelease) << "that was the first wave";
-  done(2, Work::kRelease);
+  done(2, RankPhase::kRelease);
   EXPECT_EQ(group.phase(), Phase::kDrop);
 }
 
 TEST_F(GroupWavesTest, AFailureAfterTheFirstReleaseEndsPaused) {
   to_second_save();
-  done(1, Work::kSave, {Code::kInternal, "no luck"});
+  done(1, RankPhase::kSave, {Code::kInternal, "no luck"});
   EXPECT_EQ(group.phase(), Phase::kSaveMore) << "the other rank's part may leave";
-  done(2, Work::kSave);
+  done(2, RankPhase::kSave);
   to_drop();
   group.dropped("", now);
   drain();
@@ -90,7 +90,7 @@ TEST_F(GroupWavesTest, AFailureAfterTheFirstReleaseEndsPaused) {
 
 TEST_F(GroupWavesTest, ADeadlineAfterTheFirstReleaseEndsPaused) {
   to_second_save();
-  done(1, Work::kSave);
+  done(1, RankPhase::kSave);
   now += Deadlines().save;
   group.tick(now);
   to_drop();
@@ -101,11 +101,11 @@ TEST_F(GroupWavesTest, ADeadlineAfterTheFirstReleaseEndsPaused) {
 
 TEST_F(GroupWavesTest, ADeathAfterTheFirstReleaseCallsNothingOff) {
   to_second_save();
-  done(1, Work::kSave);
+  done(1, RankPhase::kSave);
   group.leave(2, true, now);
   drain();
   ASSERT_EQ(group.phase(), Phase::kRelease);
-  done(1, Work::kRelease);
+  done(1, RankPhase::kRelease);
   drain();
   group.dropped("", now);
   drain();
@@ -120,11 +120,11 @@ TEST_F(GroupWavesTest, AFailureBeforeTheFirstReleaseIsCalledOff) {
   quiet(2);
   drain();
   group.save_sent(kOk, {1, 2}, now, true);
-  done(1, Work::kSave, {Code::kInternal, "no luck"});
+  done(1, RankPhase::kSave, {Code::kInternal, "no luck"});
   expect_called_off(Code::kAborted, "no luck");
   // And the next pause has no further part.
   to_release();
-  both(Work::kRelease);
+  both(RankPhase::kRelease);
   group.dropped("", now);
   drain();
   EXPECT_EQ(group.state(), GroupState::kPaused);

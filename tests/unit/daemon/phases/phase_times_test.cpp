@@ -37,13 +37,13 @@ TEST_F(GroupTest, HowFarCopiesAreIsToldButNotTooOften) {
   EXPECT_EQ(copied(2, epoch, 51, 50), Pair(0, 0)) << "more than there is";
   EXPECT_EQ(copied(2, epoch.attempt - 1, 20, 50), Pair(0, 0)) << "of another operation";
   EXPECT_EQ(copied(77, epoch, 20, 50), Pair(0, 0)) << "of no rank";
-  done(1, Work::kSave, {}, 90);
+  done(1, RankPhase::kSave, {}, 90);
   drain();
   const auto* progress = find<action::Progress>();
   ASSERT_NE(progress, nullptr);
   EXPECT_EQ(Pair(progress->copied, progress->to_copy), Pair(100, 140));
   EXPECT_EQ(copied(1, epoch, 95, 100), Pair(0, 0)) << "it has answered";
-  done(2, Work::kSave, {}, 50);
+  done(2, RankPhase::kSave, {}, 50);
   drain();
   for (const auto& each : all<action::Progress>()) EXPECT_EQ(each.to_copy, 0U);
 }
@@ -51,20 +51,20 @@ TEST_F(GroupTest, HowFarCopiesAreIsToldButNotTooOften) {
 TEST_F(GroupTest, AnOutcomeSaysWhatEachRankDidInEachPhase) {
   to_load();
   now += milliseconds(3);
-  RankWork mapping;
+  CommandTimes mapping;
   mapping.busy = milliseconds(2);
   mapping.import = milliseconds(1);
   mapping.handles = 7;
-  group.phase_done(2, group.epoch(), Work::kMap, kOk, 4096, now, mapping);
+  group.phase_done(2, group.epoch(), RankPhase::kMap, kOk, 4096, now, mapping);
   now += milliseconds(5);
-  RankWork copying;
+  CommandTimes copying;
   copying.busy = milliseconds(5);
   copying.copy = milliseconds(4);
-  group.phase_done(2, group.epoch(), Work::kLoad, kOk, 100, now, copying);
-  both(Work::kMap);
-  done(1, Work::kLoad);
+  group.phase_done(2, group.epoch(), RankPhase::kLoad, kOk, 100, now, copying);
+  both(RankPhase::kMap);
+  done(1, RankPhase::kLoad);
   drain();
-  both(Work::kOpen);
+  both(RankPhase::kOpen);
   drain();
   const auto* finished = find<action::Finished>();
   ASSERT_NE(finished, nullptr);
@@ -77,26 +77,26 @@ TEST_F(GroupTest, AnOutcomeSaysWhatEachRankDidInEachPhase) {
   EXPECT_EQ(rank.rank, 2U);
   EXPECT_EQ(rank.time, milliseconds(8)) << "to its last answer";
   EXPECT_EQ(rank.copied, 100U) << "what was mapped is not copied";
-  EXPECT_EQ(rank.work.busy, milliseconds(7));
-  EXPECT_EQ(rank.work.import, milliseconds(1));
-  EXPECT_EQ(rank.work.copy, milliseconds(4));
-  EXPECT_EQ(rank.work.handles, 7U);
+  EXPECT_EQ(rank.spent.busy, milliseconds(7));
+  EXPECT_EQ(rank.spent.import, milliseconds(1));
+  EXPECT_EQ(rank.spent.copy, milliseconds(4));
+  EXPECT_EQ(rank.spent.handles, 7U);
   EXPECT_TRUE(times.front().ranks.empty()) << "admit is the broker's own";
 }
 
 TEST_F(GroupTest, AnOutcomeSaysWhenEachThingWas) {
   to_load();
   now += milliseconds(3);
-  RankWork mapping;
+  CommandTimes mapping;
   mapping.busy = milliseconds(2);
   mapping.map = milliseconds(1);
   mapping.when_map = {microseconds(500), milliseconds(2)};
-  group.phase_done(2, group.epoch(), Work::kMap, kOk, 4096, now, mapping);
-  done(1, Work::kMap);
+  group.phase_done(2, group.epoch(), RankPhase::kMap, kOk, 4096, now, mapping);
+  done(1, RankPhase::kMap);
   now += milliseconds(5);
-  both(Work::kLoad);
+  both(RankPhase::kLoad);
   drain();
-  both(Work::kOpen);
+  both(RankPhase::kOpen);
   drain();
   const auto* finished = find<action::Finished>();
   ASSERT_NE(finished, nullptr);
@@ -113,11 +113,11 @@ TEST_F(GroupTest, AnOutcomeSaysWhenEachThingWas) {
   ASSERT_EQ(load->ranks.size(), 4U) << "both have mapped, both have loaded";
   const RankSpan& first = load->ranks.front();
   EXPECT_EQ(first.rank, 2U);
-  EXPECT_EQ(first.what, Work::kMap);
+  EXPECT_EQ(first.what, RankPhase::kMap);
   EXPECT_EQ(first.answered - load->begin, milliseconds(3));
   EXPECT_EQ(first.bytes, 4096U);
-  EXPECT_EQ(first.work.when_map.from, microseconds(500));
-  EXPECT_EQ(load->ranks.back().what, Work::kLoad);
+  EXPECT_EQ(first.spent.when_map.from, microseconds(500));
+  EXPECT_EQ(load->ranks.back().what, RankPhase::kLoad);
 }
 
 TEST_F(GroupTest, AnOutcomeSaysWhenEachRankWasQuiet) {
@@ -128,9 +128,9 @@ TEST_F(GroupTest, AnOutcomeSaysWhenEachRankWasQuiet) {
   quiet(1);
   drain();
   group.save_sent(kOk, {1}, now);
-  done(1, Work::kSave);
+  done(1, RankPhase::kSave);
   drain();
-  both(Work::kRelease);
+  both(RankPhase::kRelease);
   drain();
   group.dropped("", now);
   drain();
@@ -142,7 +142,7 @@ TEST_F(GroupTest, AnOutcomeSaysWhenEachRankWasQuiet) {
   EXPECT_EQ(quiesce.ranks[0].rank, 2U);
   EXPECT_EQ(quiesce.ranks[0].answered, milliseconds(2));
   EXPECT_EQ(quiesce.ranks[1].answered, milliseconds(5));
-  EXPECT_EQ(quiesce.ranks[1].work.busy, milliseconds(5));
+  EXPECT_EQ(quiesce.ranks[1].spent.busy, milliseconds(5));
 }
 
 Duration cpu() {
