@@ -106,8 +106,8 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   // The loop's thread.
   Status begin(const Caller& caller) { return charge_->take(caller, of_call(0)); }
   /// With what `work` has put into `response`, which is charged for while it is on its way.
-  template <class Work>
-  Status end(const Caller& caller, google::protobuf::Message& response, const Work& work) {
+  template <class Function>
+  Status end(const Caller& caller, google::protobuf::Message& response, const Function& work) {
     Status status = work(caller);
     Amounts bytes;
     bytes[Resource::kQueuedBytes] = response.SpaceUsedLong() + response.ByteSizeLong();
@@ -306,9 +306,9 @@ class ControlService final : public v1::Broker::CallbackService {
 
   /// Answers a unary call with what `work` returns on the loop's thread. Request and response live
   /// until then, even when the caller has gone.
-  template <class Response, class Work>
+  template <class Response, class Function>
   grpc::ServerUnaryReactor* on_loop(grpc::CallbackServerContext* context, Response* response,
-                                    Work work) {
+                                    Function work) {
     auto* call = new UnaryCall(loop_);
     std::optional<Caller> caller = caller_of(context);
     if (!caller)
@@ -323,9 +323,9 @@ class ControlService final : public v1::Broker::CallbackService {
   }
 
   /// As on_loop(), once the devices have been looked at.
-  template <class Response, class Work>
+  template <class Response, class Function>
   grpc::ServerUnaryReactor* on_look(grpc::CallbackServerContext* context, Response* response,
-                                    Work work) {
+                                    Function work) {
     // Finishes however it ends: an amemd that ends looks at no device any more.
     struct Finish {
       explicit Finish(UnaryCall* of) : call(of) {}

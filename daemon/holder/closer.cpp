@@ -33,10 +33,10 @@ SharedFd Closer::shared(Fd fd) {
   return {std::move(given), part};
 }
 
-void Closer::add(Work work) {
+void Closer::add(Job job) {
   {
     const std::lock_guard lock(mutex_);
-    work_.push_back(std::move(work));
+    jobs_.push_back(std::move(job));
   }
   more_.notify_one();
 }
@@ -44,14 +44,14 @@ void Closer::add(Work work) {
 void Closer::run() {
   std::unique_lock lock(mutex_);
   while (true) {
-    more_.wait(lock, [this] { return ends_ || !work_.empty(); });
-    if (work_.empty()) return;
-    Work work = std::move(work_.front());
-    work_.pop_front();
+    more_.wait(lock, [this] { return ends_ || !jobs_.empty(); });
+    if (jobs_.empty()) return;
+    Job job = std::move(jobs_.front());
+    jobs_.pop_front();
     lock.unlock();
-    work.fd.reset();
-    if (work.job) work.job();
-    work.job = nullptr;
+    job.fd.reset();
+    if (job.work) job.work();
+    job.work = nullptr;
     lock.lock();
   }
 }

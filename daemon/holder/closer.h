@@ -29,18 +29,18 @@ class Closer {
   SharedFd shared(Fd fd);
 
  private:
-  struct Work {
+  struct Job {
     Fd fd;
-    std::function<void()> job;
+    std::function<void()> work;
   };
-  void add(Work work);
+  void add(Job job);
   void run();
 
   std::mutex mutex_;
   std::condition_variable more_;
-  std::deque<Work> work_;  // under mutex_
-  bool ends_ = false;      // under mutex_
-  std::thread thread_;     // last: it uses the others
+  std::deque<Job> jobs_;  // under mutex_
+  bool ends_ = false;     // under mutex_
+  std::thread thread_;    // last: it uses the others
 };
 
 }  // namespace amem

@@ -63,9 +63,10 @@ class Workers {
   /// `work` runs on the device's thread, and `done` on the loop's with a Result of what it returns:
   /// kDeadlineExceeded, which names device and call, when that took longer than `limit`. Exactly
   /// one call, in a later turn of the loop; none after shut(). REQUIRES: one of the devices.
-  template <class Work, class Done>
-  void ask(const DeviceUuid& device, DeviceCall call, Duration limit, Work work, Done done) {
-    add(device, std::make_shared<Asked<Work, Done>>(call, limit, std::move(work), std::move(done)));
+  template <class Function, class Done>
+  void ask(const DeviceUuid& device, DeviceCall call, Duration limit, Function work, Done done) {
+    add(device,
+        std::make_shared<Asked<Function, Done>>(call, limit, std::move(work), std::move(done)));
   }
 
   struct Wish {
@@ -129,11 +130,11 @@ class Workers {
     const Time late_at;  // kNever: nobody waits for it
     Duration in_driver{};
   };
-  template <class Work, class Done>
+  template <class Function, class Done>
   class Asked final : public Job {
    public:
-    using Value = std::invoke_result_t<Work>;
-    Asked(DeviceCall what, Duration limit, Work work, Done done)
+    using Value = std::invoke_result_t<Function>;
+    Asked(DeviceCall what, Duration limit, Function work, Done done)
         : Job(what, Clock::now() + limit), work_(std::move(work)), done_(std::move(done)) {}
     void work() override { value_.emplace(work_()); }
     void done() override { answer(Result<Value>(*std::exchange(value_, std::nullopt))); }
@@ -146,7 +147,7 @@ class Workers {
       std::optional<Done> done = std::exchange(done_, std::nullopt);
       if (done) (*done)(std::move(result));
     }
-    Work work_;
+    Function work_;
     std::optional<Value> value_;
     std::optional<Done> done_;
   };

@@ -65,30 +65,31 @@ template <>
 constexpr bool kNamesNoStream<cuda::FabricCopy> = true;
 
 template <class Arg>
-void look_at(Gate::Work&, const Arg&) {}
+void look_at(Gate::Submission&, const Arg&) {}
 /// As of memory (shim/memory/stretches.h): a struct that nothing here knows does not compile.
 template <AddressOfStruct Arg>
 requires(!kNamesNoStream<std::remove_cv_t<std::remove_pointer_t<Arg>>>) void look_at(
-    Gate::Work&, const Arg&) = delete;
-void look_at(Gate::Work& work, CUstream stream) {
-  if (stream != nullptr) work.stream = stream;
+    Gate::Submission&, const Arg&) = delete;
+void look_at(Gate::Submission& submission, CUstream stream) {
+  if (stream != nullptr) submission.stream = stream;
 }
-void look_at(Gate::Work& work, const CUlaunchConfig* config) {
-  if (config != nullptr) look_at(work, config->hStream);
+void look_at(Gate::Submission& submission, const CUlaunchConfig* config) {
+  if (config != nullptr) look_at(submission, config->hStream);
 }
 /// Of launches on several devices the first is looked at.
-void look_at(Gate::Work& work, CUDA_LAUNCH_PARAMS* launches) {
-  if (launches != nullptr) look_at(work, launches->hStream);
+void look_at(Gate::Submission& submission, CUDA_LAUNCH_PARAMS* launches) {
+  if (launches != nullptr) look_at(submission, launches->hStream);
 }
 
 /// Rows that take no stream, or stream 0, for the calling thread's own are per-thread ones.
 template <CallRow row, class... Args>
-Gate::Work work_of(const Args&... args) {
+Gate::Submission submission_of(const Args&... args) {
   if constexpr (builds_graph(kSymbols[row])) return {false, nullptr, kSymbols[row]};
   constexpr bool kPerThread = is_per_thread(kSymbols[row]);
-  Gate::Work work{true, kPerThread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY, kSymbols[row]};
-  (look_at(work, args), ...);
-  return work;
+  Gate::Submission submission{true, kPerThread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY,
+                              kSymbols[row]};
+  (look_at(submission, args), ...);
+  return submission;
 }
 
 /// Copies and sets say which memory they touch, also as nodes of graphs. Of kernels nobody can know
@@ -118,11 +119,12 @@ struct Gated<row, CUresult (*)(Args...)> {
   static CUresult call(Args... args) {
     if constexpr (names_memory(kSymbols[row])) {
       return with_memory(
-          kSymbols[row], [&] { return the_gate->enter([&] { return work_of<row>(args...); }); },
+          kSymbols[row],
+          [&] { return the_gate->enter([&] { return submission_of<row>(args...); }); },
           [&] { return named_by(args...); },
           [&] { return explained(kSymbols[row], real<row>()(args...)); });
     } else {
-      const Pass pass(*the_gate, the_gate->enter([&] { return work_of<row>(args...); }));
+      const Pass pass(*the_gate, the_gate->enter([&] { return submission_of<row>(args...); }));
       if (pass.result() != CUDA_SUCCESS) return pass.result();
       return explained(kSymbols[row], real<row>()(args...));
     }

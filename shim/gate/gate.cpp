@@ -67,7 +67,7 @@ void Gate::prepare(const Policy& policy) {
     fence_needed_.store(true, std::memory_order_relaxed);
 }
 
-CUresult Gate::wait(ThreadState& self, Caller caller, const Work& work) noexcept {
+CUresult Gate::wait(ThreadState& self, Caller caller, const Submission& submission) noexcept {
   const NoCancel no_cancel;
   const bool may_step = caller != Caller::kCaptures;
   int ordinal = policy_.current_device != nullptr ? policy_.current_device() : 0;
@@ -81,7 +81,7 @@ CUresult Gate::wait(ThreadState& self, Caller caller, const Work& work) noexcept
   self.depth = 0;  // a signal handler that calls exit() comes here again, and must not pass
   Waiter waiter;
   waiter.device = device;
-  if (ordinal >= 0) waiter.work = work;
+  if (ordinal >= 0) waiter.submission = submission;
   Waiter** link = &first_waiter_;
   if (may_step) {
     while (*link != nullptr) link = &(*link)->next;
@@ -120,7 +120,7 @@ CUresult Gate::wait(ThreadState& self, Caller caller, const Work& work) noexcept
     }
     if (held_ && caller != Caller::kFrees && !std::exchange(said, true)) {
       lock.unlock();
-      wait_log().waits_for_itself(work.call, true);
+      wait_log().waits_for_itself(submission.call, true);
       lock.lock();
       continue;
     }
@@ -291,15 +291,15 @@ bool Gate::any_active() const {
 }
 
 bool Gate::ready(const Waiter& waiter) const {
-  return !waiter.work.on_stream || policy_.stream_idle == nullptr ||
-         policy_.stream_idle(static_cast<int>(waiter.device), waiter.work.stream);
+  return !waiter.submission.on_stream || policy_.stream_idle == nullptr ||
+         policy_.stream_idle(static_cast<int>(waiter.device), waiter.submission.stream);
 }
 
 /// Asks the driver, which may block, without the lock. The waiter does not leave meanwhile: its
 /// stream lives until it does.
 void Gate::look_at(Waiter& waiter, std::unique_lock<std::mutex>& lock) {
   waiter.looked_at = true;
-  if (waiter.work.on_stream && waiter.work.stream == CU_STREAM_PER_THREAD) {
+  if (waiter.submission.on_stream && waiter.submission.stream == CU_STREAM_PER_THREAD) {
     waiter.asked = true;
     waiters_.notify_all();
     // It answers at once, or leaves; else the driver keeps it, as it would keep us.

@@ -49,13 +49,13 @@ class Gate {
   };
 
   /// Where a caller's work goes.
-  struct Work {
+  struct Submission {
     bool on_stream = false;      // false: it is done when the call returns
     CUstream stream = nullptr;   // CU_STREAM_PER_THREAD: the caller's
     const char* call = nullptr;  // its name, if known; for messages
   };
   struct AnyWork {
-    Work operator()() const { return {}; }
+    Submission operator()() const { return {}; }
   };
 
   /// What the cut monitor reports; one consistent reading.
@@ -179,7 +179,7 @@ class Gate {
   /// A caller that waits; on its stack.
   struct Waiter {
     std::size_t device = 0;
-    Work work;
+    Submission submission;
     bool ready = false;      // when snapshot() last looked
     bool looked_at = false;  // the driver is being asked about its stream: it must not leave
     bool asked = false;      // it is to ask the driver itself
@@ -213,7 +213,7 @@ class Gate {
       std::atomic_signal_fence(std::memory_order_seq_cst);
   }
 
-  CUresult wait(ThreadState& self, Caller caller, const Work& work) noexcept;
+  CUresult wait(ThreadState& self, Caller caller, const Submission& submission) noexcept;
   bool ends(bool with_interpreter) const;
   bool ready(const Waiter& waiter) const;
   void look_at(Waiter& waiter, std::unique_lock<std::mutex>& lock);

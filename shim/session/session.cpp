@@ -258,8 +258,8 @@ void Session::stop(Clock::time_point deadline) {
 }
 
 /// What may use the driver: not once that is about to end.
-template <class Work>
-void Session::work(const Work& work) {
+template <class Function>
+void Session::work(const Function& work) {
   {
     std::lock_guard lock(mutex_);
     if (stopped_) return;

@@ -165,8 +165,8 @@ class Session {
   void set_alive(bool alive);
   void look_for_answer(const Unanswered& waiting, Clock::time_point until);
   void run_due_tasks();
-  template <class Work>
-  void work(const Work& work);
+  template <class Function>
+  void work(const Function& work);
   /// Of work(): its end, however that comes.
   class Served {
    public:

@@ -86,7 +86,7 @@ class StreamsGateTest : public GateTest {
     gate_.close();
     for (const std::uint32_t n : {1U, 2U}) {
       callers.emplace_back([this, n] {
-        const Pass pass(gate_, gate_.enter([&] { return Gate::Work{true, stream(n)}; }));
+        const Pass pass(gate_, gate_.enter([&] { return Gate::Submission{true, stream(n)}; }));
         ++passed[n];
       });
       ASSERT_TRUE(eventually([&](const auto& s) { return waiting(s, 0) == n; }));
@@ -145,7 +145,7 @@ TEST_F(GateTest, ADriverThatBlocksKeepsNobodyButTheCallerItIsAskedAbout) {
   gate_.close();
   std::atomic<bool> passed{false};
   std::thread caller([&] {
-    const Pass pass(gate_, gate_.enter([] { return Gate::Work{true, stream(1)}; }));
+    const Pass pass(gate_, gate_.enter([] { return Gate::Submission{true, stream(1)}; }));
     passed = true;
   });
   ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
@@ -178,7 +178,7 @@ TEST_F(GateTest, NothingIsAskedOfTheDriverBesideACallerInside) {
   while (!inside) std::this_thread::yield();
   gate_.close();
   std::thread other([&] {
-    const Pass pass(gate_, gate_.enter([] { return Gate::Work{true, stream(1)}; }));
+    const Pass pass(gate_, gate_.enter([] { return Gate::Submission{true, stream(1)}; }));
   });
   ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
   EXPECT_EQ(gate_.snapshot().waiting[0].ready, 0U);
@@ -200,7 +200,9 @@ TEST_F(GateTest, AThreadsOwnStreamIsLookedAtInThatThread) {
   for (const bool idle : {true, false})
     callers.emplace_back([&, idle] {
       my_stream_is_idle = idle;
-      const Pass pass(gate_, gate_.enter([] { return Gate::Work{true, CU_STREAM_PER_THREAD}; }));
+      const Pass pass(gate_, gate_.enter([] {
+        return Gate::Submission{true, CU_STREAM_PER_THREAD};
+      }));
     });
   ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 2; }));
   EXPECT_EQ(gate_.snapshot().waiting[0].ready, 1U);
@@ -219,7 +221,9 @@ TEST_F(GateTest, ACallerLeavesWhileItIsAskedAboutItsStream) {
   for (int i = 0; i < 3; ++i)
     callers.emplace_back([&] {
       while (!stop)
-        const Pass pass(gate_, gate_.enter([] { return Gate::Work{true, CU_STREAM_PER_THREAD}; }));
+        const Pass pass(gate_, gate_.enter([] {
+          return Gate::Submission{true, CU_STREAM_PER_THREAD};
+        }));
     });
   for (int round = 0; round < 300; ++round) {
     gate_.close();

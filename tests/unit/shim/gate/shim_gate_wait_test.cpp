@@ -91,7 +91,7 @@ TEST_F(LongWaitTest, AThreadThatHasPausedItsGroupAndWaitsForItIsNamedOnce) {
   testing::internal::CaptureStderr();
   for (int i = 0; i < 2; ++i)
     EXPECT_EQ(gate_.enter([] {
-      return Gate::Work{false, nullptr, "cuLaunchKernel"};
+      return Gate::Submission{false, nullptr, "cuLaunchKernel"};
     }),
               CUDA_ERROR_TIMEOUT);
   std::string said = testing::internal::GetCapturedStderr();
