@@ -39,13 +39,13 @@ struct Timings {
 /// Adds its life to one of them.
 class Timed {
  public:
-  explicit Timed(CallTime& stretch) : stretch_(stretch) {}
-  ~Timed() { stretch_.add(began_, SteadyClock::now()); }
+  explicit Timed(CallTime& call) : call_(call) {}
+  ~Timed() { call_.add(began_, SteadyClock::now()); }
   Timed(const Timed&) = delete;
   Timed& operator=(const Timed&) = delete;
 
  private:
-  CallTime& stretch_;
+  CallTime& call_;
   SteadyClock::time_point began_ = SteadyClock::now();
 };
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "shim/memory/stretches.h"
+#include "shim/memory/operands.h"
 #include "shim/runtime/await_memory.h"
 #include "shim/runtime/notices.h"
 #include "shim/runtime/runtime.h"
@@ -66,7 +66,7 @@ constexpr bool kNamesNoStream<cuda::FabricCopy> = true;
 
 template <class Arg>
 void look_at(Gate::Submission&, const Arg&) {}
-/// As of memory (shim/memory/stretches.h): a struct that nothing here knows does not compile.
+/// As of memory (shim/memory/operands.h): a struct that nothing here knows does not compile.
 template <AddressOfStruct Arg>
 requires(!kNamesNoStream<std::remove_cv_t<std::remove_pointer_t<Arg>>>) void look_at(
     Gate::Submission&, const Arg&) = delete;
@@ -102,11 +102,11 @@ constexpr bool names_memory(std::string_view symbol) {
 
 /// The memory; of a launch what the graph's nodes name.
 template <class... Args>
-Stretches named_by(const Args&... args) {
-  return stretches_of(args...);
+Operands named_by(const Args&... args) {
+  return operands_of(args...);
 }
 template <>
-Stretches named_by(const CUgraphExec& exec, const CUstream& /*stream*/) {
+Operands named_by(const CUgraphExec& exec, const CUstream& /*stream*/) {
   return Runtime::get().memory().graphs.of(exec);
 }
 

@@ -1,7 +1,7 @@
 // Wrappers of the calls that make executable graphs, change them and end them: what they copy is
 // noted, for launches while some memory is away. They name memory as copies and sets do.
 #include "shim/calls/driver_calls.h"
-#include "shim/memory/stretches.h"
+#include "shim/memory/operands.h"
 #include "shim/runtime/await_memory.h"
 #include "shim/runtime/runtime.h"
 
@@ -28,10 +28,10 @@ CUresult made(CUresult result, const CUgraphExec* exec, CUgraph graph) {
 template <CallRow row, class Params, class... Rest>
 CUresult set_params(CUgraphExec exec, CUgraphNode node, Params* params, Rest... rest) {
   return with_memory(
-      symbol_of(row), [] { return the_gate->enter(); }, [&] { return stretches_of(params); },
+      symbol_of(row), [] { return the_gate->enter(); }, [&] { return operands_of(params); },
       [&] {
         const CUresult r = real<row>()(exec, node, params, rest...);
-        if (r == CUDA_SUCCESS) graphs()->changed(exec, node, stretches_of(params));
+        if (r == CUDA_SUCCESS) graphs()->changed(exec, node, operands_of(params));
         return r;
       });
 }

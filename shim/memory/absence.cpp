@@ -27,9 +27,9 @@ std::condition_variable& changed = *new std::condition_variable;
 bool is_away(const HeldAllocation& a) { return !a.resident || a.arriving; }
 
 /// REQUIRES: the lock is held.
-const Mapping* first_away(Holdings& holdings, const Stretch& stretch) {
-  if (stretch.bytes == 0) return nullptr;
-  for (const Mapping* m : holdings.table.overlapping(stretch.address, stretch.bytes))
+const Mapping* first_away(Holdings& holdings, const Operand& operand) {
+  if (operand.bytes == 0) return nullptr;
+  for (const Mapping* m : holdings.table.overlapping(operand.address, operand.bytes))
     if (is_away(*holdings.table.find(m->id))) return m;
   return nullptr;
 }
@@ -38,16 +38,16 @@ const Mapping* first_away(Holdings& holdings, const Stretch& stretch) {
 
 std::atomic<bool> Absence::any_{false};
 
-std::optional<std::string> Absence::of(Holdings& holdings, std::span<const Stretch> stretches) {
-  if (stretches.empty()) return std::nullopt;
+std::optional<std::string> Absence::of(Holdings& holdings, std::span<const Operand> operands) {
+  if (operands.empty()) return std::nullopt;
   const std::lock_guard lock(holdings.mutex);
-  for (const Stretch& stretch : stretches) {
-    const Mapping* m = first_away(holdings, stretch);
+  for (const Operand& operand : operands) {
+    const Mapping* m = first_away(holdings, operand);
     if (m == nullptr) continue;
     const HeldAllocation& a = *holdings.table.find(m->id);
     char address[2 + 16 + 1];
     std::snprintf(address, sizeof address, "0x%llx",
-                  std::max<CUdeviceptr>(stretch.address, m->address));
+                  std::max<CUdeviceptr>(operand.address, m->address));
     return std::string(address) + " in " + describe(a) + " is away with its tag '" + a.tag + "'";
   }
   return std::nullopt;
@@ -66,7 +66,7 @@ std::string Absence::tags(Holdings& holdings) {
   return text;
 }
 
-Absence::Waited Absence::wait(Holdings& holdings, std::span<const Stretch> stretches,
+Absence::Waited Absence::wait(Holdings& holdings, std::span<const Operand> operands,
                               std::chrono::milliseconds patience, WaitLog& waits,
                               const std::string& what) {
   using Clock = std::chrono::steady_clock;
@@ -74,8 +74,8 @@ Absence::Waited Absence::wait(Holdings& holdings, std::span<const Stretch> stret
   std::unique_lock lock(holdings.mutex);
   std::uint64_t seen = returns;
   Clock::time_point began = Clock::now();
-  while (std::any_of(stretches.begin(), stretches.end(), [&](const Stretch& stretch) {
-    return first_away(holdings, stretch) != nullptr;
+  while (std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
+    return first_away(holdings, operand) != nullptr;
   })) {
     if (end.is_here(ending.load())) return Waited::kEnding;
     if (lost()) return Waited::kLost;

@@ -20,10 +20,10 @@
 namespace amem::shim {
 
 /// Memory that a call names.
-struct Stretch {
+struct Operand {
   CUdeviceptr address = 0;
   std::size_t bytes = 0;
-  bool operator==(const Stretch&) const = default;
+  bool operator==(const Operand&) const = default;
 };
 
 class Absence {
@@ -32,7 +32,7 @@ class Absence {
   static bool any() noexcept { return any_.load(std::memory_order_acquire); }
 
   /// For messages, of the first that is away: its address, allocation and tag. Nothing: none is.
-  static std::optional<std::string> of(Holdings& holdings, std::span<const Stretch> stretches);
+  static std::optional<std::string> of(Holdings& holdings, std::span<const Operand> operands);
 
   /// For messages: the tags of what is away, with their bytes. Empty: nothing is.
   static std::string tags(Holdings& holdings);
@@ -41,7 +41,7 @@ class Absence {
   /// Waits until none of these is away. kTooLong: not in `patience`, where that is not 0, since the
   /// process's memory last came back. kLost: without a broker it does not come back. `what`: of the
   /// lines that say that somebody waits.
-  static Waited wait(Holdings& holdings, std::span<const Stretch> stretches,
+  static Waited wait(Holdings& holdings, std::span<const Operand> operands,
                      std::chrono::milliseconds patience, WaitLog& waits, const std::string& what);
 
   /// After memory has left or come back. REQUIRES: the lock of `holdings` is held.

@@ -6,12 +6,12 @@
 namespace amem::shim {
 
 /// A node of a type that CUDA 13.0 does not have. What its driver does not tell may be anything.
-Stretches GraphCopies::of_newer(CUgraphNode node) const {
+Operands GraphCopies::of_newer(CUgraphNode node) const {
   CUgraphNodeParams params{};
   if (driver_.cuGraphNodeGetParams_ == nullptr ||
       driver_.cuGraphNodeGetParams_(node, &params) != CUDA_SUCCESS)
     return {kAnything};
-  return stretches_of(&params);
+  return operands_of(&params);
 }
 
 void GraphCopies::read(CUgraph graph, Nodes& nodes) const {
@@ -28,10 +28,10 @@ void GraphCopies::read(CUgraph graph, Nodes& nodes) const {
     CUgraph child = nullptr;
     if (type == CU_GRAPH_NODE_TYPE_MEMCPY &&
         driver_.cuGraphMemcpyNodeGetParams_(node, &copy) == CUDA_SUCCESS)
-      nodes[node].named = stretches_of(const_cast<const CUDA_MEMCPY3D*>(&copy));
+      nodes[node].named = operands_of(const_cast<const CUDA_MEMCPY3D*>(&copy));
     if (type == CU_GRAPH_NODE_TYPE_MEMSET &&
         driver_.cuGraphMemsetNodeGetParams_(node, &set) == CUDA_SUCCESS)
-      nodes[node].named = stretches_of(const_cast<const CUDA_MEMSET_NODE_PARAMS*>(&set));
+      nodes[node].named = operands_of(const_cast<const CUDA_MEMSET_NODE_PARAMS*>(&set));
     if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
         driver_.cuGraphChildGraphNodeGetGraph_(node, &child) == CUDA_SUCCESS)
       read(child, nodes);
@@ -84,7 +84,7 @@ GraphCopies::Node* GraphCopies::find(CUgraphExec exec, CUgraphNode node) {
   return nullptr;
 }
 
-void GraphCopies::changed(CUgraphExec exec, CUgraphNode node, Stretches named) {
+void GraphCopies::changed(CUgraphExec exec, CUgraphNode node, Operands named) {
   const std::lock_guard lock(mutex_);
   if (Node* found = find(exec, node); found != nullptr) found->named = std::move(named);
 }
@@ -99,10 +99,10 @@ void GraphCopies::forget(CUgraphExec exec) {
   known_.erase(exec);
 }
 
-Stretches GraphCopies::of(CUgraphExec exec) {
+Operands GraphCopies::of(CUgraphExec exec) {
   const std::lock_guard lock(mutex_);
   const auto it = known_.find(exec);
-  Stretches all;
+  Operands all;
   if (it == known_.end()) return all;
   for (const auto& [handle, node] : it->second.nodes)
     if (node.enabled) all.insert(all.end(), node.named.begin(), node.named.end());

@@ -15,7 +15,7 @@
 #include <unordered_map>
 
 #include "common/driver.h"
-#include "shim/memory/stretches.h"
+#include "shim/memory/operands.h"
 
 namespace amem::shim {
 
@@ -28,17 +28,17 @@ class GraphCopies {
   /// It does what this graph does, which is of the same nodes.
   void updated(CUgraphExec exec, CUgraph graph);
   /// A copy or set in it now names this.
-  void changed(CUgraphExec exec, CUgraphNode node, Stretches named);
+  void changed(CUgraphExec exec, CUgraphNode node, Operands named);
   void enabled(CUgraphExec exec, CUgraphNode node, bool is_enabled);
   /// It is gone, or what it copies is not known any more.
   void forget(CUgraphExec exec);
 
   /// What its copies and sets are known to name.
-  Stretches of(CUgraphExec exec);
+  Operands of(CUgraphExec exec);
 
  private:
   struct Node {
-    Stretches named;
+    Operands named;
     bool enabled = true;
   };
   using Nodes = std::unordered_map<CUgraphNode, Node>;
@@ -47,7 +47,7 @@ class GraphCopies {
     bool updated = false;  // they are those of another graph; who changes one names its own
   };
   void read(CUgraph graph, Nodes& nodes) const;
-  Stretches of_newer(CUgraphNode node) const;
+  Operands of_newer(CUgraphNode node) const;
 
   const Driver& driver_;
   std::mutex mutex_;  // guards what follows; never held over the driver

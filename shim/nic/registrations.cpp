@@ -9,7 +9,7 @@
 
 #include "shim/base/log.h"
 #include "shim/memory/absence.h"
-#include "shim/memory/stretches.h"
+#include "shim/memory/operands.h"
 #include "shim/runtime/await_memory.h"
 #include "shim/runtime/runtime.h"
 
@@ -125,7 +125,7 @@ void Registering::keep(const Registrations::Key& key) {
 Transferring::Transferring(const char* call, std::uint64_t address, std::size_t size) {
   Runtime* const runtime = broker_of(address, size);
   if (runtime == nullptr) return;
-  const Stretches named{{address, size}};
+  const Operands named{{address, size}};
   while (true) {
     error_ = refusal(pass_.emplace(*the_gate), call, size);
     if (error_ != 0) return;

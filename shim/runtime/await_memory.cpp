@@ -10,7 +10,7 @@
 
 namespace amem::shim {
 
-CUresult await_memory(const char* call, const Stretches& named) noexcept {
+CUresult await_memory(const char* call, const Operands& named) noexcept {
   const NoCancel no_cancel;
   Runtime& runtime = Runtime::get();
   Holdings& holdings = runtime.memory().holdings;

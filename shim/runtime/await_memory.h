@@ -6,7 +6,7 @@
 
 #include "shim/gate/gate.h"
 #include "shim/memory/absence.h"
-#include "shim/memory/stretches.h"
+#include "shim/memory/operands.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
@@ -14,7 +14,7 @@ namespace amem::shim {
 /// Some of this is away: waits for it as callers wait at the gate, outside of it, because what
 /// brings it back may have to shut the gate. `call`: its name, for messages. CUDA_SUCCESS: it is
 /// here, or was when somebody last looked.
-CUresult await_memory(const char* call, const Stretches& named) noexcept;
+CUresult await_memory(const char* call, const Operands& named) noexcept;
 
 /// Makes a call when all memory that it names is here. `enter`: passes the gate; `named`: says what
 /// it names, asked only when something is away; `make`: makes it.

@@ -49,10 +49,10 @@ class ShimGraphCopies : public testing::Test {
     sets = {{node(1), 0x1000}, {node(2), 0x2000}, {node(3), 0x3000}, {node(4), 0x4000}};
   }
   static CUgraphNode node(std::uintptr_t number) { return handle<CUgraphNode>(number); }
-  static Stretches at(CUdeviceptr address) { return {{address, 1}}; }
+  static Operands at(CUdeviceptr address) { return {{address, 1}}; }
   Addresses named() {
     Addresses addresses;
-    for (const Stretch& stretch : copies.of(exec)) addresses.push_back(stretch.address);
+    for (const Operand& operand : copies.of(exec)) addresses.push_back(operand.address);
     std::sort(addresses.begin(), addresses.end());
     return addresses;
   }
@@ -103,13 +103,13 @@ TEST_F(ShimGraphCopies, ANodeOfAnUnknownTypeMayTouchAnything) {
     return CUDA_SUCCESS;
   };
   copies.made(exec, first);
-  EXPECT_EQ(copies.of(exec), (Stretches{kAnything, kAnything})) << "the driver tells nothing";
+  EXPECT_EQ(copies.of(exec), (Operands{kAnything, kAnything})) << "the driver tells nothing";
   driver.cuGraphNodeGetParams_ = [](CUgraphNode, CUgraphNodeParams* params) {
     say_type(&params->type, 17);
     return CUDA_SUCCESS;
   };
   copies.made(exec, first);
-  EXPECT_EQ(copies.of(exec), (Stretches{kAnything, kAnything}));
+  EXPECT_EQ(copies.of(exec), (Operands{kAnything, kAnything}));
 }
 
 TEST_F(ShimGraphCopies, BatchesOfCopiesAreReadWhereTheDriverTellsThem) {

@@ -1,4 +1,4 @@
-// Stretches: which memory the driver's copies and sets name, also as nodes of graphs, from their
+// Operands: which memory the driver's copies and sets name, also as nodes of graphs, from their
 // arguments as they are.
 //
 // Pure; for the path on which some memory is away.
@@ -17,7 +17,7 @@
 
 namespace amem::shim {
 
-using Stretches = std::vector<Stretch>;
+using Operands = std::vector<Operand>;
 
 /// What is found in a call's arguments, in their order.
 struct NamedMemory {
@@ -26,13 +26,13 @@ struct NamedMemory {
   std::size_t element = 0;                        // of a set: bytes of the value; 0: a copy
   std::vector<const CUdeviceptr*> address_lists;  // of a batch
   const std::size_t* size_list = nullptr;         // its first
-  Stretches stretches;                            // of copies that are told by a struct
+  Operands operands;                              // of copies that are told by a struct
   const CUDA_MEMCPY3D_BATCH_OP* operations = nullptr;
   const cuda::FabricCopy* fabric = nullptr;
 };
 
 /// What nobody can tell may be all there is.
-inline constexpr Stretch kAnything{0, SIZE_MAX};
+inline constexpr Operand kAnything{0, SIZE_MAX};
 
 /// Length of rows of `width` bytes, `pitch` apart.
 inline std::size_t extent(std::size_t width, std::size_t rows, std::size_t pitch) {
@@ -91,11 +91,11 @@ inline bool by_address(CUmemorytype type) {
 inline void find_memory(NamedMemory& m, const CUDA_MEMCPY2D* c) {
   if (c == nullptr) return;
   if (by_address(c->srcMemoryType))
-    m.stretches.push_back({c->srcDevice + c->srcY * c->srcPitch + c->srcXInBytes,
-                           extent(c->WidthInBytes, c->Height, c->srcPitch)});
+    m.operands.push_back({c->srcDevice + c->srcY * c->srcPitch + c->srcXInBytes,
+                          extent(c->WidthInBytes, c->Height, c->srcPitch)});
   if (by_address(c->dstMemoryType))
-    m.stretches.push_back({c->dstDevice + c->dstY * c->dstPitch + c->dstXInBytes,
-                           extent(c->WidthInBytes, c->Height, c->dstPitch)});
+    m.operands.push_back({c->dstDevice + c->dstY * c->dstPitch + c->dstXInBytes,
+                          extent(c->WidthInBytes, c->Height, c->dstPitch)});
 }
 /// `Copy`: CUDA_MEMCPY3D or CUDA_MEMCPY3D_PEER.
 template <class Copy>
@@ -105,11 +105,11 @@ void find_memory_3d(NamedMemory& m, const Copy* c) {
     return c->Depth == 0 ? 0 : extent(c->WidthInBytes, (c->Depth - 1) * height + c->Height, pitch);
   };
   if (by_address(c->srcMemoryType))
-    m.stretches.push_back(
+    m.operands.push_back(
         {c->srcDevice + (c->srcZ * c->srcHeight + c->srcY) * c->srcPitch + c->srcXInBytes,
          length(c->srcPitch, c->srcHeight)});
   if (by_address(c->dstMemoryType))
-    m.stretches.push_back(
+    m.operands.push_back(
         {c->dstDevice + (c->dstZ * c->dstHeight + c->dstY) * c->dstPitch + c->dstXInBytes,
          length(c->dstPitch, c->dstHeight)});
 }
@@ -120,8 +120,7 @@ inline void find_memory_of_fabric(NamedMemory& m, const cuda::FabricCopy* copies
                                   std::size_t count) {
   for (std::size_t i = 0; i < count; ++i)
     for (const cuda::FabricOperand* side : {&copies[i].source, &copies[i].destination})
-      if (side->type == cuda::kFabricPointer)
-        m.stretches.push_back({side->address, copies[i].size});
+      if (side->type == cuda::kFabricPointer) m.operands.push_back({side->address, copies[i].size});
 }
 
 /// The type as a number: a newer driver may return a value that the headers' enum does not have.
@@ -157,7 +156,7 @@ constexpr bool names_no_memory(int type) {
 /// `Set`: CUDA_MEMSET_NODE_PARAMS or its second version.
 template <class Set>
 void find_memory_of_set(NamedMemory& m, const Set& s) {
-  m.stretches.push_back({s.dst, extent(s.width * s.elementSize, s.height, s.pitch)});
+  m.operands.push_back({s.dst, extent(s.width * s.elementSize, s.height, s.pitch)});
 }
 inline void find_memory(NamedMemory& m, const CUDA_MEMSET_NODE_PARAMS* s) {
   if (s != nullptr) find_memory_of_set(m, *s);
@@ -181,8 +180,8 @@ inline void find_memory(NamedMemory& m, CUgraphNodeParams* node) {
     case cuda::kCopyBatch: {
       const auto batch = params_of<cuda::CopyBatchNode>(*node);
       for (std::size_t i = 0; i < batch.count; ++i) {
-        m.stretches.push_back({batch.destinations[i], batch.sizes[i]});
-        m.stretches.push_back({batch.sources[i], batch.sizes[i]});
+        m.operands.push_back({batch.destinations[i], batch.sizes[i]});
+        m.operands.push_back({batch.sources[i], batch.sizes[i]});
       }
       return;
     }
@@ -191,13 +190,13 @@ inline void find_memory(NamedMemory& m, CUgraphNodeParams* node) {
       return find_memory_of_fabric(m, batch.copies, batch.count);
     }
     default:
-      if (!names_no_memory(type)) m.stretches.push_back(kAnything);
+      if (!names_no_memory(type)) m.operands.push_back(kAnything);
   }
 }
 
 /// What a copy or set with these arguments reads and writes. Memory of arrays is never brokered.
 template <class... Args>
-Stretches stretches_of(const Args&... args) {
+Operands operands_of(const Args&... args) {
   NamedMemory m;
   (find_memory(m, args), ...);
   if (m.element == 0 && m.operations != nullptr) {
@@ -211,7 +210,7 @@ Stretches stretches_of(const Args&... args) {
         const std::size_t layer = at.layerHeight != 0 ? at.layerHeight : op.extent.height;
         const std::size_t rows =
             op.extent.depth == 0 ? 0 : (op.extent.depth - 1) * layer + op.extent.height;
-        m.stretches.push_back({at.ptr, extent(op.extent.width, rows, row)});
+        m.operands.push_back({at.ptr, extent(op.extent.width, rows, row)});
       }
     }
   } else if (m.fabric != nullptr) {
@@ -219,15 +218,15 @@ Stretches stretches_of(const Args&... args) {
   } else if (m.size_list != nullptr) {
     for (const CUdeviceptr* list : m.address_lists)
       for (std::size_t i = 0; i < m.sizes.front(); ++i)
-        m.stretches.push_back({list[i], m.size_list[i]});
-  } else if (m.stretches.empty() && !m.sizes.empty()) {
+        m.operands.push_back({list[i], m.size_list[i]});
+  } else if (m.operands.empty() && !m.sizes.empty()) {
     std::size_t bytes = m.sizes.back();
     if (m.element != 0)  // one size, or pitch, width and height
       bytes = m.sizes.size() == 3 ? extent(m.sizes[1] * m.element, m.sizes[2], m.sizes[0])
                                   : bytes * m.element;
-    for (const CUdeviceptr address : m.addresses) m.stretches.push_back({address, bytes});
+    for (const CUdeviceptr address : m.addresses) m.operands.push_back({address, bytes});
   }
-  return m.stretches;
+  return m.operands;
 }
 
 }  // namespace amem::shim
