@@ -249,10 +249,10 @@ CommandTimes command_times(const amem_v1_Spent& spent) {
     return std::chrono::microseconds(std::min<std::uint64_t>(value, 3'600'000'000));
   };
   // Likewise: it lies in the time that the rank was busy, and goes forward.
-  const auto when = [&](bool told, const amem_v1_Stretch& stretch) -> Period {
+  const auto when = [&](bool told, const amem_v1_Period& period) -> Period {
     if (!told) return {};
-    const Duration to = std::min(us(stretch.to_us), us(spent.busy_us));
-    return {std::min(us(stretch.from_us), to), to};
+    const Duration to = std::min(us(period.to_us), us(spent.busy_us));
+    return {std::min(us(period.from_us), to), to};
   };
   return {us(spent.busy_us),
           us(spent.copy_us),

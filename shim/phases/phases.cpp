@@ -315,7 +315,7 @@ void Phases::done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status
   if (began == SteadyClock::time_point()) began = now;
   spent.busy_us = micros(now - began);
   const auto tell = [began](const CallTime& of, std::uint64_t& us, bool& told,
-                            amem_v1_Stretch& when) {
+                            amem_v1_Period& when) {
     us = micros(of.total);
     told = of.last > began;
     if (!told) return;
