@@ -161,12 +161,12 @@ int history(const Invocation& s) {
   return show(s, answer, history_view);
 }
 
-/// Of an order that has ended, however that was; 0: nothing has begun.
-Status write_trace(const Invocation& s, TraceFile& trace, std::uint64_t order) {
+/// Of a transaction that has ended, however that was; 0: nothing has begun.
+Status write_trace(const Invocation& s, TraceFile& trace, std::uint64_t transaction) {
   v1::ListHistoryResponse none;
-  if (order == 0) return trace.write(none);
+  if (transaction == 0) return trace.write(none);
   v1::ListHistoryRequest request;
-  request.set_order(order);
+  request.set_transaction(transaction);
   request.set_spans(true);
   const auto answer = s.broker.history(request);
   return answer.ok() ? trace.write(answer.value()) : answer.status();
@@ -201,10 +201,10 @@ int operate(const Invocation& s) {
   const CommandLine& o = s.options;
   TraceFile trace(o.trace);
   if (const Status status = trace.open(); !status.ok()) return s.end(status);
-  std::uint64_t order = 0;
+  std::uint64_t transaction = 0;
   ProgressView view(s.console.err_style, o.json ? 0 : s.console.err_columns);
   const client::OnProgress on_progress = [&](const v1::Progress& progress) {
-    order = progress.order();
+    transaction = progress.transaction();
     if (o.json) {
       s.console.out << to_json(progress) << std::endl;
     } else {
@@ -241,7 +241,7 @@ int operate(const Invocation& s) {
   }
   const int code = s.end(status);
   if (!trace) return code;
-  const int written = s.end(write_trace(s, trace, order));
+  const int written = s.end(write_trace(s, trace, transaction));
   return code != kExitOk ? code : written;
 }
 

@@ -66,9 +66,9 @@ class Broker {
                      const std::set<std::string>& discard, GuestPolicy guests, Duration timeout,
                      const Operations::Observer& observer,
                      std::shared_ptr<Abroad> abroad = nullptr);
-  /// For what other nodes say of an order.
+  /// For what other nodes say of a transaction.
   Operations& operations() { return operations_; }
-  /// What groups have, or had, of orders over several nodes.
+  /// What groups have, or had, of transactions over several nodes.
   std::vector<FleetShare> shares() const;
   /// Has, by its record, what the amemd before it knew of them.
   bool remembers() const { return node_.records.record().keeps(); }

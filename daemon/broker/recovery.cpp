@@ -279,15 +279,15 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
     ranks.push_back(std::move(rank));
   }
   const Standing standing{row.paused() ? GroupState::kPaused : GroupState::kRunning,
-                          Epoch(row.epoch()), interrupted(row), row.ordered()};
+                          Epoch(row.epoch()), interrupted(row), row.by_operator()};
   GroupEntry& group = groups_.restore(id, row.name(), account, standing, std::move(labels));
   group.tag_discards = {row.tag_discards().begin(), row.tag_discards().end()};
   group.rank_discards = {row.rank_discards().begin(), row.rank_discards().end()};
   for (const auto& [tag, form] : row.tag_forms())
     group.tag_forms[tag] = static_cast<SaveForm>(form);
   for (const v1::record::Share& share : row.shares())
-    group.shares.push_back({share.order(), share.out() ? Stage::kOut : Stage::kIn, share.asked(),
-                            share.went_on(), share.given_up()});
+    group.shares.push_back({share.transaction(), share.out() ? Stage::kOut : Stage::kIn,
+                            share.asked(), share.went_on(), share.given_up()});
   Amounts one;
   one[Resource::kPolicies] = 1;
   const auto charge = [&](const auto& policies) {

@@ -366,15 +366,16 @@ class ControlService final : public v1::Broker::CallbackService {
       if (Status status = charge->take(caller, of_call(kBacklog)); !status.ok())
         return stream->finish(to_grpc(status));
       auto observer = std::make_shared<StreamObserver>(stream);
-      const Result<FleetOrder> read = order_of(request);
+      const Result<FleetTransaction> read = transaction_of(request);
       if (!read.ok()) return observer->finished(read.status());
-      const FleetOrder& order = read.value();
+      const FleetTransaction& transaction = read.value();
       if (request.nodes_size() > 0) return lead(caller, request, observer);
-      if (order.swap)
-        broker_.swap(caller, order.groups, order.in, order.task.discard, order.task.guests,
-                     order.timeout, observer);
+      if (transaction.swap)
+        broker_.swap(caller, transaction.groups, transaction.in, transaction.task.discard,
+                     transaction.task.guests, transaction.timeout, observer);
       else
-        broker_.start_operation(caller, order.task, order.groups, order.timeout, observer);
+        broker_.start_operation(caller, transaction.task, transaction.groups, transaction.timeout,
+                                observer);
     });
     return stream.get();
   }

@@ -59,15 +59,16 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommands, 
   }
 
   void begin(const v1::FleetCommand& command) {
-    Result<FleetOrder> order = Status(Code::kInvalidArgument, "the first command is Begin");
-    if (command.has_begin()) order = order_of(command.begin());
+    Result<FleetTransaction> transaction =
+        Status(Code::kInvalidArgument, "the first command is Begin");
+    if (command.has_begin()) transaction = transaction_of(command.begin());
     number_ = command.begin().number();
-    if (!order.ok()) {
+    if (!transaction.ok()) {
       refused_ = true;
       v1::FleetReport refused;
       refused.set_node(number_);
-      refused.mutable_ended()->set_code(static_cast<std::uint32_t>(order.status().code()));
-      refused.mutable_ended()->set_text(order.status().text());
+      refused.mutable_ended()->set_code(static_cast<std::uint32_t>(transaction.status().code()));
+      refused.mutable_ended()->set_text(transaction.status().text());
       push(std::move(refused));
       return close();
     }
@@ -78,7 +79,7 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommands, 
         [self = weak_from_this()] {
           if (const auto call = self.lock()) call->relay_ends();
         });
-    participant_ = fleet_.take(*caller_, command.begin(), order.value(),
+    participant_ = fleet_.take(*caller_, command.begin(), transaction.value(),
                                [self = weak_from_this()](v1::FleetReport report, bool more) {
                                  const auto call = self.lock();
                                  if (call == nullptr) return;
@@ -134,7 +135,7 @@ grpc::ServerUnaryReactor* FleetService::GetStanding(grpc::CallbackServerContext*
     return reactor;
   }
   loop_.post([this, reactor, request, response] {
-    *response = fleet_.standing(request->order());
+    *response = fleet_.standing(request->transaction());
     reactor->Finish(grpc::Status::OK);
   });
   return reactor;

@@ -103,9 +103,9 @@ class GrpcLink final : public NodeLink {
 /// milliseconds.
 class GrpcQuestions final : public Questions {
  public:
-  GrpcQuestions(EventLoop& loop, const std::string& tls_dir, const std::string& order,
+  GrpcQuestions(EventLoop& loop, const std::string& tls_dir, const std::string& transaction,
                 std::shared_ptr<GrpcNodeLinks::UnderWay> under_way)
-      : all_(std::make_shared<All>(loop, tls_dir, order, std::move(under_way))) {}
+      : all_(std::make_shared<All>(loop, tls_dir, transaction, std::move(under_way))) {}
   ~GrpcQuestions() override { all_->round.reset(); }
 
   void ask(std::vector<Question> round) override {
@@ -123,10 +123,13 @@ class GrpcQuestions final : public Questions {
   struct All {
     All(EventLoop& of, std::string dir, std::string name,
         std::shared_ptr<GrpcNodeLinks::UnderWay> calls)
-        : loop(of), tls_dir(std::move(dir)), order(std::move(name)), under_way(std::move(calls)) {}
+        : loop(of),
+          tls_dir(std::move(dir)),
+          transaction(std::move(name)),
+          under_way(std::move(calls)) {}
     EventLoop& loop;
     const std::string tls_dir;
-    const std::string order;
+    const std::string transaction;
     const std::shared_ptr<GrpcNodeLinks::UnderWay> under_way;
     std::optional<GrpcNodeLinks::Keys> keys;  // of this round, once they are needed
     std::map<std::string, std::shared_ptr<grpc::Channel>> channels;
@@ -162,7 +165,7 @@ class GrpcQuestions final : public Questions {
     }
     const auto call = std::make_shared<Call>();
     call->stub = v1::Fleet::NewStub(channel);
-    call->request.set_order(all->order);
+    call->request.set_transaction(all->transaction);
     call->context.set_deadline(std::chrono::system_clock::now() + kToAnswer);
     all->under_way->begin();
     call->stub->async()->GetStanding(
@@ -250,8 +253,8 @@ Result<std::unique_ptr<NodeLink>> GrpcNodeLinks::open(const std::string& address
   return std::unique_ptr<NodeLink>(std::make_unique<GrpcLink>(call));
 }
 
-std::unique_ptr<Questions> GrpcNodeLinks::questions(const std::string& order) {
-  return std::make_unique<GrpcQuestions>(loop_, tls_dir_, order, under_way_);
+std::unique_ptr<Questions> GrpcNodeLinks::questions(const std::string& transaction) {
+  return std::make_unique<GrpcQuestions>(loop_, tls_dir_, transaction, under_way_);
 }
 
 }  // namespace amem

@@ -29,7 +29,7 @@ class GrpcNodeLinks final : public NodeLinks {
 
   Result<std::unique_ptr<NodeLink>> open(const std::string& address,
                                          NodeLink::Heard heard) override;
-  std::unique_ptr<Questions> questions(const std::string& order) override;
+  std::unique_ptr<Questions> questions(const std::string& transaction) override;
 
   /// How the others are reached. They may change: read anew for each link, and each round of
   /// questions.

@@ -92,25 +92,29 @@ Result<std::set<std::string>> discard_of(const v1::SwapRequest& request) {
 namespace {
 
 template <class Request>
-Result<FleetOrder> read_order(const Request& request) {
+Result<FleetTransaction> read_transaction(const Request& request) {
   const Result<Task> task = task_of(request);
   if (!task.ok()) return task.status();
   const auto groups = groups_of(request.group(), request.groups());
   if (!groups.ok()) return groups.status();
-  FleetOrder order;
-  order.task = task.value();
-  order.groups = groups.value();
-  order.timeout = std::chrono::milliseconds(request.timeout_ms());
-  return order;
+  FleetTransaction transaction;
+  transaction.task = task.value();
+  transaction.groups = groups.value();
+  transaction.timeout = std::chrono::milliseconds(request.timeout_ms());
+  return transaction;
 }
 
 }  // namespace
 
-Result<FleetOrder> order_of(const v1::PauseRequest& request) { return read_order(request); }
+Result<FleetTransaction> transaction_of(const v1::PauseRequest& request) {
+  return read_transaction(request);
+}
 
-Result<FleetOrder> order_of(const v1::ResumeRequest& request) { return read_order(request); }
+Result<FleetTransaction> transaction_of(const v1::ResumeRequest& request) {
+  return read_transaction(request);
+}
 
-Result<FleetOrder> order_of(const v1::SwapRequest& request) {
+Result<FleetTransaction> transaction_of(const v1::SwapRequest& request) {
   const Result<std::set<std::string>> discard = discard_of(request);
   if (!discard.ok()) return discard.status();
   const Result<GuestPolicy> guests = guest_policy_of(request.guests());
@@ -119,24 +123,24 @@ Result<FleetOrder> order_of(const v1::SwapRequest& request) {
   if (!out.ok()) return out.status();
   const auto in = groups_of(request.in(), request.in_groups());
   if (!in.ok()) return in.status();
-  FleetOrder order;
-  order.swap = true;
-  order.task.discard = discard.value();
-  order.task.guests = guests.value();
-  order.groups = out.value();
-  order.in = in.value();
-  order.timeout = std::chrono::milliseconds(request.timeout_ms());
-  return order;
+  FleetTransaction transaction;
+  transaction.swap = true;
+  transaction.task.discard = discard.value();
+  transaction.task.guests = guests.value();
+  transaction.groups = out.value();
+  transaction.in = in.value();
+  transaction.timeout = std::chrono::milliseconds(request.timeout_ms());
+  return transaction;
 }
 
-Result<FleetOrder> order_of(const v1::FleetBegin& begin) {
+Result<FleetTransaction> transaction_of(const v1::FleetBegin& begin) {
   switch (begin.what_case()) {
     case v1::FleetBegin::kPause:
-      return order_of(begin.pause());
+      return transaction_of(begin.pause());
     case v1::FleetBegin::kResume:
-      return order_of(begin.resume());
+      return transaction_of(begin.resume());
     case v1::FleetBegin::kSwap:
-      return order_of(begin.swap());
+      return transaction_of(begin.swap());
     case v1::FleetBegin::WHAT_NOT_SET:
       break;
   }

@@ -27,11 +27,11 @@ Result<GuestPolicy> guest_policy_of(v1::GuestPolicy policy);
 Result<std::set<std::string>> discard_of(const v1::SwapRequest& request);
 
 /// All of a request, without its nodes.
-Result<FleetOrder> order_of(const v1::PauseRequest& request);
-Result<FleetOrder> order_of(const v1::ResumeRequest& request);
-Result<FleetOrder> order_of(const v1::SwapRequest& request);
+Result<FleetTransaction> transaction_of(const v1::PauseRequest& request);
+Result<FleetTransaction> transaction_of(const v1::ResumeRequest& request);
+Result<FleetTransaction> transaction_of(const v1::SwapRequest& request);
 /// What another node's broker asks of this one.
-Result<FleetOrder> order_of(const v1::FleetBegin& begin);
+Result<FleetTransaction> transaction_of(const v1::FleetBegin& begin);
 
 /// How metrics are written down.
 using MetricsWriter = std::function<std::string(const Families& families)>;

@@ -20,14 +20,15 @@ constexpr Duration kToJoin = std::chrono::seconds(10);
 class OnBroker final : public Here {
  public:
   explicit OnBroker(Broker& broker) : broker_(broker) {}
-  std::uint64_t begin(const Caller& caller, const FleetOrder& order,
+  std::uint64_t begin(const Caller& caller, const FleetTransaction& transaction,
                       const Operations::Observer& observer,
                       std::shared_ptr<Abroad> abroad) override {
-    if (order.swap)
-      return broker_.swap(caller, order.groups, order.in, order.task.discard, order.task.guests,
-                          order.timeout, observer, std::move(abroad));
-    return broker_.start_operation(caller, order.task, order.groups, order.timeout, observer,
-                                   std::move(abroad));
+    if (transaction.swap)
+      return broker_.swap(caller, transaction.groups, transaction.in, transaction.task.discard,
+                          transaction.task.guests, transaction.timeout, observer,
+                          std::move(abroad));
+    return broker_.start_operation(caller, transaction.task, transaction.groups,
+                                   transaction.timeout, observer, std::move(abroad));
   }
   void tell(std::uint64_t number, const std::string& group, const Event& event) override {
     broker_.operations().tell(number, group, event);
@@ -60,7 +61,7 @@ std::string host_name() {
 struct Fleet::Led {
   Led(std::vector<std::string> nodes, Conductor::Score score, Operations::Observer who)
       : conductor(std::move(nodes), std::move(score), Clock::now()), observer(std::move(who)) {}
-  std::string order;
+  std::string transaction;
   Conductor conductor;
   Operations::Observer observer;
   std::vector<Branch> branches;
@@ -78,12 +79,12 @@ Fleet::Fleet(Broker& broker, EventLoop& loop, NodeLinks& links, const Deadlines&
       here_(std::make_unique<OnBroker>(broker)),
       instance_(random_name()),
       name_(host_name()),
-      orders_(broker.shares(), broker.remembers()) {}
+      transactions_(broker.shares(), broker.remembers()) {}
 
 Fleet::~Fleet() { shut(); }
 
 void Fleet::shut() {
-  for (const auto& [order, led] : std::exchange(led_, {})) {
+  for (const auto& [transaction, led] : std::exchange(led_, {})) {
     led->over = true;
     if (led->timer) loop_.cancel(*led->timer);
     led->links.clear();
@@ -91,7 +92,7 @@ void Fleet::shut() {
                              "amemd is ending; the operation goes on on the "
                              "nodes that were told to go on"});
   }
-  orders_.shut();
+  transactions_.shut();
 }
 
 // ---- leading ------------------------------------------------------------------------------------
@@ -109,13 +110,13 @@ void Fleet::lead(const Caller& caller, v1::FleetBegin begin, const Operations::O
   else if (nodes > kMaxNodes)
     refused = {Code::kInvalidArgument, std::to_string(nodes) + " nodes are named; " +
                                            std::to_string(kMaxNodes) + " are the most"};
-  const std::string order = random_name();
-  if (refused.ok() && (order.empty() || instance_.empty()))
+  const std::string transaction = random_name();
+  if (refused.ok() && (transaction.empty() || instance_.empty()))
     refused = {Code::kInternal, "the system gave no random numbers"};
   if (!refused.ok()) return observer->finished(refused);
 
   begin.set_protocol(kFleetProtocol);
-  begin.set_order(order);
+  begin.set_transaction(transaction);
   begin.set_leader(name_);
   Conductor::Score score;
   score.goes_out = !begin.has_resume();
@@ -129,8 +130,8 @@ void Fleet::lead(const Caller& caller, v1::FleetBegin begin, const Operations::O
   score.timeout = std::chrono::milliseconds(timeout_ms);
   const auto led = std::make_shared<Led>(
       std::vector<std::string>(begin.nodes().begin(), begin.nodes().end()), score, observer);
-  led->order = order;
-  led_[order] = led;
+  led->transaction = transaction;
+  led_[transaction] = led;
   led->branches = fan_out(nodes);
   led->branch_of.resize(nodes);
   led->links.resize(led->branches.size());
@@ -232,7 +233,7 @@ void Fleet::end(const std::shared_ptr<Led>& led) {
     spdlog::error("operation over {} nodes failed: {}", led->branch_of.size(), result.text());
   // The links may be what has called.
   loop_.post([led] { led->links.clear(); });
-  led_.erase(led->order);
+  led_.erase(led->transaction);
   led->observer->finished(result);
 }
 
@@ -240,7 +241,8 @@ void Fleet::end(const std::shared_ptr<Led>& led) {
 // --------------------------------------------------------------------------------
 
 std::shared_ptr<Participant> Fleet::take(const Caller& caller, const v1::FleetBegin& begin,
-                                         const FleetOrder& order, Participant::Report report) {
+                                         const FleetTransaction& transaction,
+                                         Participant::Report report) {
   const auto participant = std::make_shared<Participant>(
       *here_, links_,
       [this](Duration time, EventLoop::Job job) { loop_.at(Clock::now() + time, std::move(job)); },
@@ -254,10 +256,10 @@ std::shared_ptr<Participant> Fleet::take(const Caller& caller, const v1::FleetBe
                "this node's amemd " + std::string(kVersion) + " speaks version " +
                    std::to_string(kFleetProtocol) + " with other nodes, and the one that leads " +
                    std::to_string(begin.protocol()) + "; upgrade the older"};
-  else if (begin.order().size() != sizeof(Token))
-    refused = {Code::kInvalidArgument, "an order's name has 16 bytes"};
+  else if (begin.transaction().size() != sizeof(Token))
+    refused = {Code::kInvalidArgument, "a transaction's name has 16 bytes"};
   else
-    refused = orders_.refuses(begin);
+    refused = transactions_.refuses(begin);
   if (!refused.ok()) {
     participant->finished(refused);
     return participant;
@@ -269,8 +271,8 @@ std::shared_ptr<Participant> Fleet::take(const Caller& caller, const v1::FleetBe
   joined.mutable_joined()->set_version(kVersion);
   joined.mutable_joined()->set_silence_us(to_us(deadlines_.longest()));
   report(std::move(joined), false);
-  orders_.add(begin.order(), participant);
-  participant->begin(caller, order);
+  transactions_.add(begin.transaction(), participant);
+  participant->begin(caller, transaction);
   return participant;
 }
 
@@ -278,8 +280,8 @@ std::shared_ptr<Relay> Fleet::relay(Relay::Report report, std::function<void()> 
   return std::make_shared<Relay>(links_, loop_, std::move(report), std::move(idle));
 }
 
-v1::FleetStanding Fleet::standing(const std::string& order) {
-  return orders_.standing(order, led_.contains(order));
+v1::FleetStanding Fleet::standing(const std::string& transaction) {
+  return transactions_.standing(transaction, led_.contains(transaction));
 }
 
 }  // namespace amem

@@ -14,7 +14,7 @@
 #include "daemon/base/event_loop.h"
 #include "daemon/broker/broker.h"
 #include "daemon/fleet/conductor.h"
-#include "daemon/fleet/known_orders.h"
+#include "daemon/fleet/known_transactions.h"
 #include "daemon/fleet/node_link.h"
 #include "daemon/fleet/participant.h"
 #include "daemon/fleet/relay.h"
@@ -37,13 +37,14 @@ class Fleet {
   /// This node's participant of an operation that another leads, or this one. `report` gets why it
   /// is refused, too.
   std::shared_ptr<Participant> take(const Caller& caller, const v1::FleetBegin& begin,
-                                    const FleetOrder& order, Participant::Report report);
+                                    const FleetTransaction& transaction,
+                                    Participant::Report report);
   /// To pass on what its leader says to other nodes, as the begin asks for.
   std::shared_ptr<Relay> relay(Relay::Report report, std::function<void()> idle);
   /// Its end would call off what has not been decided.
   bool leads() const { return !led_.empty(); }
-  /// Asked by another node that has lost its leader. As KnownOrders::standing().
-  v1::FleetStanding standing(const std::string& order);
+  /// Asked by another node that has lost its leader. As KnownTransactions::standing().
+  v1::FleetStanding standing(const std::string& transaction);
   /// No leader and no participant does anything any more.
   void shut();
 
@@ -61,8 +62,8 @@ class Fleet {
   const std::unique_ptr<Here> here_;
   std::string instance_;
   std::string name_;
-  std::map<std::string, std::shared_ptr<Led>> led_;  // by order
-  KnownOrders orders_;
+  std::map<std::string, std::shared_ptr<Led>> led_;  // by transaction
+  KnownTransactions transactions_;
 };
 
 }  // namespace amem

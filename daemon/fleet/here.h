@@ -14,7 +14,7 @@
 namespace amem {
 
 /// What an operation over several nodes is to do on each of them.
-struct FleetOrder {
+struct FleetTransaction {
   Task task = Operation::kPause;
   bool swap = false;
   std::vector<std::string> groups;  // of a swap those that go out
@@ -30,7 +30,7 @@ class Here {
  public:
   virtual ~Here() = default;
   /// Its number, for the calls below; 0: refused.
-  virtual std::uint64_t begin(const Caller& caller, const FleetOrder& order,
+  virtual std::uint64_t begin(const Caller& caller, const FleetTransaction& transaction,
                               const Operations::Observer& observer,
                               std::shared_ptr<Abroad> abroad) = 0;
   virtual void tell(std::uint64_t number, const std::string& group, const Event& event) = 0;

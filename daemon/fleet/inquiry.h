@@ -9,8 +9,8 @@
 //   answered but the one that is the leader's own: that is told last, when another has gone on.
 // - Else ask again.
 //
-// What proves nothing: no answer; a node that does not know the order and has no record of before;
-// one that has asked and has failed, or whose amemd has ended, before it heard.
+// What proves nothing: no answer; a node that does not know the transaction and has no record of
+// before; one that has asked and has failed, or whose amemd has ended, before it heard.
 //
 // Of many nodes a few ask all others, and the others ask these few: they hear what those find out.
 // If they do not, they ask all in the end. After each round the next one waits longer.

@@ -33,7 +33,7 @@ inline Status lost_by(const Status& why) {
   return why.ok() ? Status(Code::kAborted, "it hung up before its end") : why;
 }
 
-/// Of one order. Its ways to nodes are kept from one round to the next.
+/// Of one transaction. Its ways to nodes are kept from one round to the next.
 class Questions {
  public:
   struct Question {
@@ -55,8 +55,8 @@ class NodeLinks {
   /// What cannot be reached is heard as `over`. kInvalidArgument: no address.
   virtual Result<std::unique_ptr<NodeLink>> open(const std::string& address,
                                                  NodeLink::Heard heard) = 0;
-  /// To nodes that have a part of this order, how far they are.
-  virtual std::unique_ptr<Questions> questions(const std::string& order) = 0;
+  /// To nodes that have a part of this transaction, how far they are.
+  virtual std::unique_ptr<Questions> questions(const std::string& transaction) = 0;
 };
 
 }  // namespace amem

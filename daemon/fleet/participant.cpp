@@ -25,10 +25,10 @@ Participant::Participant(Here& here, NodeLinks& links, Later later, v1::FleetBeg
       begin_(std::move(begin)),
       report_(std::move(report)) {}
 
-void Participant::begin(const Caller& caller, const FleetOrder& order) {
-  last_ = order.last();
+void Participant::begin(const Caller& caller, const FleetTransaction& transaction) {
+  last_ = transaction.last();
   const auto self = shared_from_this();
-  number_ = here_.begin(caller, order, self, self);
+  number_ = here_.begin(caller, transaction, self, self);
 }
 
 void Participant::tell(v1::FleetReport report) {
@@ -181,7 +181,7 @@ void Participant::leader_lost() {
     if (inquiry_) return;
     inquiry_ = std::make_shared<Inquiry>(static_cast<std::size_t>(begin_.nodes_size()),
                                          begin_.number(), *stage, leader_);
-    questions_ = links_.questions(begin_.order());
+    questions_ = links_.questions(begin_.transaction());
     return ask_the_others();
   }
   // Of a swap what goes out may have gone on; then only what comes in is given up.

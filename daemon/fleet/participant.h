@@ -46,8 +46,8 @@ class Participant final : public Abroad,
   /// Everything passed in outlives this object.
   Participant(Here& here, NodeLinks& links, Later later, v1::FleetBegin begin, Report report);
 
-  /// Once, first. `order` is what the begin says.
-  void begin(const Caller& caller, const FleetOrder& order);
+  /// Once, first. `transaction` is what the begin says.
+  void begin(const Caller& caller, const FleetTransaction& transaction);
   void handle(const v1::FleetCommand& command);
   void leader_lost();
   /// Asked by another node that has lost the leader.
@@ -55,7 +55,7 @@ class Participant final : public Abroad,
   bool ended() const { return ended_; }
 
   // ---- Abroad ----
-  const std::string& order() const override { return begin_.order(); }
+  const std::string& transaction() const override { return begin_.transaction(); }
   void quiesces(const std::string& group, const std::vector<RankId>& ranks) override;
   void reported(const std::string& group, RankId rank,
                 const std::optional<CutReport>& report) override;
@@ -92,7 +92,7 @@ class Participant final : public Abroad,
   const Later later_;
   const v1::FleetBegin begin_;
   Report report_;             // null once the leader is lost
-  std::uint64_t number_ = 0;  // of the order here
+  std::uint64_t number_ = 0;  // of the transaction here
   Stage last_ = Stage::kOut;
   std::map<std::string, Told> told_;              // by group: the last progress
   std::map<std::string, v1::Progress> progress_;  // by group: what waits to be told

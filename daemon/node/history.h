@@ -26,8 +26,8 @@ struct PastOperation {
     int number = -1;  // the launcher's
     pid_t pid = 0;
   };
-  std::uint64_t order = 0;  // that it was part of; 0: ranks asked for it
-  bool swap = false;        // the order was one
+  std::uint64_t transaction = 0;  // that it was part of; 0: ranks asked for it
+  bool swap = false;              // the transaction was one
   Owner owner;
   std::string group;
   std::chrono::system_clock::time_point began;

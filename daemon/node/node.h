@@ -80,9 +80,9 @@ struct Rank {
   Row limbo_row;
 };
 
-/// A group's share of an order over several nodes: what others that lose their leader may ask.
+/// A group's share of a transaction over several nodes: what others that lose their leader may ask.
 struct FleetShare {
-  std::string order;  // its name on all nodes
+  std::string transaction;  // its name on all nodes
   Stage stage = Stage::kOut;
   bool asked = false;  // whether it may go on, or is about to
   bool went_on = false;

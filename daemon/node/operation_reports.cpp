@@ -28,7 +28,7 @@ std::string name_for(const History& history, const Caller& caller, const PastOpe
 }
 
 bool asked_for(const v1::ListHistoryRequest& request, const PastOperation& past) {
-  if (request.order() != 0 && past.order != request.order()) return false;
+  if (request.transaction() != 0 && past.transaction != request.transaction()) return false;
   const std::string& name = request.group();
   if (name.empty()) return true;
   return name.find('@') == std::string::npos ? name == past.group : name == address_of(past);
@@ -89,7 +89,7 @@ void report_span(const PastOperation& past, const RankSpan& span, v1::RankSpan& 
 
 void report_past(const PastOperation& past, bool spans, v1::PastOperation& message) {
   const Outcome& outcome = past.outcome;
-  message.set_order(past.order);
+  message.set_transaction(past.transaction);
   message.set_swap(past.swap);
   message.set_operation(std::string(to_string(outcome.task.op)));
   message.set_tags(to_string(outcome.task.selection));
@@ -146,7 +146,7 @@ Status report_history(Node& node, const Caller& caller, const v1::ListHistoryReq
   std::vector<const PastOperation*> chosen;
   for (const PastOperation& past : node.history.all())
     if (may_see(caller, past) && asked_for(request, past)) chosen.push_back(&past);
-  if (chosen.empty() && !request.group().empty() && request.order() == 0)
+  if (chosen.empty() && !request.group().empty() && request.transaction() == 0)
     if (const auto group = find_group(node, caller, request.group()); !group.ok())
       return group.status();
   const std::size_t skipped =

@@ -59,10 +59,10 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
   const Standing standing = standing_of(group.machine);
   row.set_paused(standing.rest == GroupState::kPaused);
   row.set_epoch(standing.epoch.attempt);
-  row.set_ordered(standing.ordered);
+  row.set_by_operator(standing.by_operator);
   for (const FleetShare& share : group.shares) {
     v1::record::Share& each = *row.add_shares();
-    each.set_order(share.order);
+    each.set_transaction(share.transaction);
     each.set_out(share.stage == Stage::kOut);
     each.set_asked(share.asked);
     each.set_went_on(share.went_on);

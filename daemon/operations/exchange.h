@@ -1,5 +1,5 @@
-// Exchange: what the operations of one order share beyond what daemon/phases/link.h decides: whose
-// memory leaves, whose comes in, and how much of it may come before all that leaves has left.
+// Exchange: what the operations of one transaction share beyond what daemon/phases/link.h decides:
+// whose memory leaves, whose comes in, and how much of it may come before all that leaves has left.
 //
 // Plain data, for the loop's thread. Outlives the operations that refer to it.
 #pragma once

@@ -56,14 +56,14 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
   }
   const std::vector<std::string> names = names_of(groups);
   const std::vector<std::string> none;
-  const auto order = std::make_shared<Order>(
+  const auto transaction = std::make_shared<Transaction>(
       Link(out ? names : none, out ? none : names, task, duplex_, abroad != nullptr), task, task,
       timeout, observer);
-  order->abroad = std::move(abroad);
-  order->asker = who;
-  order->groups = ids_of(groups);
-  (out ? order->exchange.leaving : order->exchange.arriving) = order->groups;
-  return start(order);
+  transaction->abroad = std::move(abroad);
+  transaction->asker = who;
+  transaction->groups = ids_of(groups);
+  (out ? transaction->exchange.leaving : transaction->exchange.arriving) = transaction->groups;
+  return start(transaction);
 }
 
 std::uint64_t Operations::swap(const Groups& out, const Groups& in,
@@ -87,43 +87,45 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in,
     observer->finished(status);
     return 0;
   }
-  const auto order =
-      std::make_shared<Order>(Link(names_of(out), names_of(in), pause, duplex_, abroad != nullptr),
-                              pause, resume, timeout, observer);
-  order->abroad = std::move(abroad);
-  order->asker = who;
-  order->exchange = {ids_of(out), coming};
-  order->groups = order->exchange.leaving;
-  order->groups.insert(order->groups.end(), coming.begin(), coming.end());
-  return start(order);
+  const auto transaction = std::make_shared<Transaction>(
+      Link(names_of(out), names_of(in), pause, duplex_, abroad != nullptr), pause, resume, timeout,
+      observer);
+  transaction->abroad = std::move(abroad);
+  transaction->asker = who;
+  transaction->exchange = {ids_of(out), coming};
+  transaction->groups = transaction->exchange.leaving;
+  transaction->groups.insert(transaction->groups.end(), coming.begin(), coming.end());
+  return start(transaction);
 }
 
-// ---- orders -------------------------------------------------------------------------------------
+// ---- transactions
+// -------------------------------------------------------------------------------------
 
-std::uint64_t Operations::start(const OrderPtr& order) {
+std::uint64_t Operations::start(const TransactionPtr& transaction) {
   if (const Status& why = closed_.ok() ? refusal_ : closed_; !why.ok()) {
-    order->observer->finished(why);
+    transaction->observer->finished(why);
     return 0;
   }
-  order->number = ++last_order_;
-  if (order->abroad != nullptr) abroad_[order->number] = order;
-  carry_out(order, order->link.start());
-  return order->number;
+  transaction->number = ++last_order_;
+  if (transaction->abroad != nullptr) abroad_[transaction->number] = transaction;
+  carry_out(transaction, transaction->link.start());
+  return transaction->number;
 }
 
-// ---- orders over several nodes ------------------------------------------------------------------
+// ---- transactions over several nodes
+// ------------------------------------------------------------------
 
-Operations::OrderPtr Operations::abroad(std::uint64_t number) const {
+Operations::TransactionPtr Operations::abroad(std::uint64_t number) const {
   const auto found = abroad_.find(number);
   return found != abroad_.end() ? found->second.lock() : nullptr;
 }
 
 void Operations::tell(std::uint64_t number, const std::string& group, const Event& event) {
-  const OrderPtr order = abroad(number);
-  if (order == nullptr) return;
-  for (const GroupId id : order->groups) {
+  const TransactionPtr transaction = abroad(number);
+  if (transaction == nullptr) return;
+  for (const GroupId id : transaction->groups) {
     const auto running = running_.find(id);
-    if (running == running_.end() || running->second.order != order ||
+    if (running == running_.end() || running->second.transaction != transaction ||
         name_of(running->second) != group)
       continue;
     GroupEntry& entry = node_.groups.at(id);
@@ -133,35 +135,36 @@ void Operations::tell(std::uint64_t number, const std::string& group, const Even
 }
 
 bool Operations::may_go_on(std::uint64_t number, Stage stage) {
-  const OrderPtr order = abroad(number);
-  if (order == nullptr) return false;
-  const Link::Steps steps = order->link.may_go_on(stage);
-  carry_out(order, steps);
+  const TransactionPtr transaction = abroad(number);
+  if (transaction == nullptr) return false;
+  const Link::Steps steps = transaction->link.may_go_on(stage);
+  carry_out(transaction, steps);
   return !steps.empty();
 }
 
 void Operations::give_up(std::uint64_t number, const Status& why) {
-  const OrderPtr order = abroad(number);
-  if (order == nullptr) return;
-  (void)note(*order, order->groups, &FleetShare::given_up);
-  carry_out(order, order->link.give_up(why));
+  const TransactionPtr transaction = abroad(number);
+  if (transaction == nullptr) return;
+  (void)note(*transaction, transaction->groups, &FleetShare::given_up);
+  carry_out(transaction, transaction->link.give_up(why));
 }
 
-FleetShare* Operations::share_of(const Order& order, GroupEntry& group) {
-  if (order.abroad == nullptr) return nullptr;
+FleetShare* Operations::share_of(const Transaction& transaction, GroupEntry& group) {
+  if (transaction.abroad == nullptr) return nullptr;
   const auto found =
-      std::find_if(group.shares.begin(), group.shares.end(),
-                   [&](const FleetShare& share) { return share.order == order.abroad->order(); });
+      std::find_if(group.shares.begin(), group.shares.end(), [&](const FleetShare& share) {
+        return share.transaction == transaction.abroad->transaction();
+      });
   return found != group.shares.end() ? &*found : nullptr;
 }
 
-Status Operations::note(const Order& order, const std::vector<GroupId>& groups,
+Status Operations::note(const Transaction& transaction, const std::vector<GroupId>& groups,
                         bool FleetShare::*what) {
   Status status;
   for (const GroupId id : groups) {
     const auto group = node_.groups.find(id);
     if (group == node_.groups.end()) continue;
-    FleetShare* const share = share_of(order, group->second);
+    FleetShare* const share = share_of(transaction, group->second);
     if (share == nullptr || share->went_on || std::exchange(share->*what, true)) continue;
     if (const Status written = node_.records.write(group->second); !written.ok()) status = written;
   }
@@ -169,125 +172,132 @@ Status Operations::note(const Order& order, const std::vector<GroupId>& groups,
 }
 
 /// What a step brings about may call for more steps: these come after it.
-void Operations::carry_out(const OrderPtr& order, const Link::Steps& steps) {
-  order->steps.insert(order->steps.end(), steps.begin(), steps.end());
-  if (std::exchange(order->stepping, true)) return;
-  while (!order->steps.empty()) {
-    const Link::Step step = order->steps.front();
-    order->steps.pop_front();
-    carry_out(order, step);
+void Operations::carry_out(const TransactionPtr& transaction, const Link::Steps& steps) {
+  transaction->steps.insert(transaction->steps.end(), steps.begin(), steps.end());
+  if (std::exchange(transaction->stepping, true)) return;
+  while (!transaction->steps.empty()) {
+    const Link::Step step = transaction->steps.front();
+    transaction->steps.pop_front();
+    carry_out(transaction, step);
   }
-  order->stepping = false;
+  transaction->stepping = false;
 }
 
-void Operations::carry_out(const OrderPtr& order, Link::Step step) {
-  if (step.what == Link::Step::kFinish) return finish(*order);
+void Operations::carry_out(const TransactionPtr& transaction, Link::Step step) {
+  if (step.what == Link::Step::kFinish) return finish(*transaction);
   if (step.what == Link::Step::kAsk || step.what == Link::Step::kWithdraw) {
-    const Stage stage = order->link.stage_of(step.member);
+    const Stage stage = transaction->link.stage_of(step.member);
     const bool asks = step.what == Link::Step::kAsk;
     // On record before anybody is asked: the next broker must not take it for one that never will.
     if (asks) {
       std::vector<GroupId> groups;
-      for (std::size_t member = 0; member < order->groups.size(); ++member)
-        if (order->link.stage_of(member) == stage) groups.push_back(order->groups[member]);
-      if (const Status status = note(*order, groups, &FleetShare::asked); !status.ok())
-        return carry_out(order, order->link.give_up(status));
+      for (std::size_t member = 0; member < transaction->groups.size(); ++member)
+        if (transaction->link.stage_of(member) == stage)
+          groups.push_back(transaction->groups[member]);
+      if (const Status status = note(*transaction, groups, &FleetShare::asked); !status.ok())
+        return carry_out(transaction, transaction->link.give_up(status));
     }
     // From a turn of its own: the answer may be there at once.
-    means_.loop.post([abroad = order->abroad, stage, asks] {
+    means_.loop.post([abroad = transaction->abroad, stage, asks] {
       asks ? abroad->asks(stage) : abroad->withdraws(stage);
     });
     return;
   }
   if (step.what == Link::Step::kBegin) {
-    if (const Status status = begin(order, step.member); !status.ok())
-      carry_out(order, order->link.ended(step.member, status));
+    if (const Status status = begin(transaction, step.member); !status.ok())
+      carry_out(transaction, transaction->link.ended(step.member, status));
     return;
   }
-  const auto running = running_.find(order->groups[step.member]);
-  if (running == running_.end() || running->second.order != order) return;  // it has ended
+  const auto running = running_.find(transaction->groups[step.member]);
+  if (running == running_.end() || running->second.transaction != transaction)
+    return;  // it has ended
   GroupEntry& group = node_.groups.at(running->first);
   if (step.what == Link::Step::kRoom)
     group.machine.tell(event::AllLeft{}, Clock::now());
   else if (step.what == Link::Step::kGiveUp)
-    group.machine.tell(event::GiveUp{order->link.why_given_up()}, Clock::now());
+    group.machine.tell(event::GiveUp{transaction->link.why_given_up()}, Clock::now());
   if (step.what == Link::Step::kGoOn) {
     // The row that says that it releases, or opens, says this, too.
-    if (FleetShare* const share = share_of(*order, group)) share->went_on = true;
+    if (FleetShare* const share = share_of(*transaction, group)) share->went_on = true;
     group.machine.tell(event::GoOn{}, Clock::now());
   }
   drive_(group);
 }
 
 /// Not OK: it has not begun, and nobody has been told.
-Status Operations::begin(const OrderPtr& order, std::size_t member) {
+Status Operations::begin(const TransactionPtr& transaction, std::size_t member) {
   if (!closed_.ok()) return closed_;
-  const bool out = order->link.goes_out(member);
-  const Task& task = out ? order->pause : order->resume;
-  const auto found = node_.groups.find(order->groups[member]);
+  const bool out = transaction->link.goes_out(member);
+  const Task& task = out ? transaction->pause : transaction->resume;
+  const auto found = node_.groups.find(transaction->groups[member]);
   if (found == node_.groups.end())
-    return {Code::kAborted, "group '" + order->link.name(member) + "' has ended meanwhile"};
+    return {Code::kAborted, "group '" + transaction->link.name(member) + "' has ended meanwhile"};
   GroupEntry& group = found->second;
   Status status = check_tags(node_.allocations, group.id, task);
   if (status.ok())
-    status = group.machine.start(task, order->timeout, Clock::now(), order->link.hold(member));
+    status = group.machine.start(task, transaction->timeout, Clock::now(),
+                                 transaction->link.hold(member));
   if (!status.ok()) return status;
-  if (!out) order->in_began = Clock::now();
+  if (!out) transaction->in_began = Clock::now();
   Running& running = running_[group.id];
-  running.order = order;
+  running.transaction = transaction;
   running.member = member;
   drive_(group);
   return {};
 }
 
-void Operations::finish(const Order& order) {
-  abroad_.erase(order.number);
-  const Status result = order.link.result();
-  if (order.link.swaps()) node_.totals.add_swap(result.code(), Clock::now() - order.began);
+void Operations::finish(const Transaction& transaction) {
+  abroad_.erase(transaction.number);
+  const Status result = transaction.link.result();
+  if (transaction.link.swaps())
+    node_.totals.add_swap(result.code(), Clock::now() - transaction.began);
   const auto ms = [](Duration time) { return static_cast<double>(to_us(time)) / 1000; };
   std::string what;
-  if (order.link.swaps())
-    what = "swap of " + order.link.names(Stage::kOut) + " for " + order.link.names(Stage::kIn);
-  else if (order.groups.size() > 1)
-    what = order.link.goes_out(0) ? "pause of groups " + order.link.names(Stage::kOut)
-                                  : "resume of groups " + order.link.names(Stage::kIn);
+  if (transaction.link.swaps())
+    what = "swap of " + transaction.link.names(Stage::kOut) + " for " +
+           transaction.link.names(Stage::kIn);
+  else if (transaction.groups.size() > 1)
+    what = transaction.link.goes_out(0) ? "pause of groups " + transaction.link.names(Stage::kOut)
+                                        : "resume of groups " + transaction.link.names(Stage::kIn);
   if (what.empty()) {
     // Of one group alone its own log line says everything.
   } else if (!result.ok()) {
     spdlog::error("{} failed: {}", what, result.text());
-  } else if (order.link.swaps()) {
+  } else if (transaction.link.swaps()) {
     spdlog::info(
         "{} took {:.1f} ms: pause {:.1f} ms; resume {:.1f} ms, begun {:.1f} ms {} the end of the "
         "pause",
-        what, ms(Clock::now() - order.began), ms(order.pause_time), ms(order.resume_time),
-        ms(std::chrono::abs(order.out_ended - order.in_began)),
-        order.in_began < order.out_ended ? "before" : "after");
+        what, ms(Clock::now() - transaction.began), ms(transaction.pause_time),
+        ms(transaction.resume_time),
+        ms(std::chrono::abs(transaction.out_ended - transaction.in_began)),
+        transaction.in_began < transaction.out_ended ? "before" : "after");
   } else {
-    spdlog::info("{} took {:.1f} ms", what, ms(Clock::now() - order.began));
+    spdlog::info("{} took {:.1f} ms", what, ms(Clock::now() - transaction.began));
   }
-  if (order.observer != nullptr) order.observer->finished(result);
+  if (transaction.observer != nullptr) transaction.observer->finished(result);
 }
 
 // ---- what the groups do -------------------------------------------------------------------------
 
 void Operations::run(GroupEntry& group, const action::Begun& begun) {
   Running& running = running_[group.id];
-  Order* const order = running.order.get();
-  if (order != nullptr && order->abroad != nullptr) {
-    group.shares.push_front({order->abroad->order(), order->link.stage_of(running.member)});
+  Transaction* const transaction = running.transaction.get();
+  if (transaction != nullptr && transaction->abroad != nullptr) {
+    group.shares.push_front(
+        {transaction->abroad->transaction(), transaction->link.stage_of(running.member)});
     if (group.shares.size() > kSharesKept) group.shares.pop_back();
   }
   (void)node_.records.write(group);  // a pause looks again in its save, a resume in admit
   if (begun.task.op == Operation::kPause) {
-    group.paused_by = order != nullptr ? order->asker : "the group itself";
-    const bool duplex = order != nullptr && order->link.swaps() && duplex_;
+    group.paused_by = transaction != nullptr ? transaction->asker : "the group itself";
+    const bool duplex = transaction != nullptr && transaction->link.swaps() && duplex_;
     running.operation.emplace<PauseOperation>(
-        means_, group, begun.task, duplex ? &order->exchange : nullptr, back_to(group.id));
+        means_, group, begun.task, duplex ? &transaction->exchange : nullptr, back_to(group.id));
     return;
   }
-  running.operation.emplace<ResumeOperation>(means_, group, begun.task.selection,
-                                             order != nullptr ? &order->exchange : nullptr,
-                                             back_to(group.id));
+  running.operation.emplace<ResumeOperation>(
+      means_, group, begun.task.selection,
+      transaction != nullptr ? &transaction->exchange : nullptr, back_to(group.id));
 }
 
 void Operations::run(GroupEntry& group, const action::Quiesce& quiesce) {
@@ -296,16 +306,16 @@ void Operations::run(GroupEntry& group, const action::Quiesce& quiesce) {
   if (pause == nullptr) return;
   pause->run(quiesce);
   const Running& running = it->second;
-  if (running.order != nullptr && running.order->abroad != nullptr)
-    running.order->abroad->quiesces(name_of(running), quiesce.ranks);
+  if (running.transaction != nullptr && running.transaction->abroad != nullptr)
+    running.transaction->abroad->quiesces(name_of(running), quiesce.ranks);
 }
 
 void Operations::run(GroupEntry& group, const action::Reported& report) {
   const auto it = running_.find(group.id);
-  if (it == running_.end() || it->second.order == nullptr) return;
+  if (it == running_.end() || it->second.transaction == nullptr) return;
   const Running& running = it->second;
-  if (running.order->abroad != nullptr)
-    running.order->abroad->reported(name_of(running), report.rank, report.what);
+  if (running.transaction->abroad != nullptr)
+    running.transaction->abroad->reported(name_of(running), report.rank, report.what);
 }
 
 Back Operations::back_to(GroupId id) {
@@ -340,43 +350,43 @@ void Operations::run(GroupEntry& group, const action::Save& save) {
   PauseOperation* const pause = pause_of(group.id);
   if (pause == nullptr) return;
   pause->run(save);
-  const OrderPtr& order = it->second.order;
+  const TransactionPtr& transaction = it->second.transaction;
   if (pause->waits_for().empty()) return;
   spdlog::info("group '{}': the pause waits: {}", group.machine.name(), pause->waits_for());
-  if (order == nullptr || order->observer == nullptr) return;
+  if (transaction == nullptr || transaction->observer == nullptr) return;
   v1::Progress message = progress_of(it->second);
   message.set_phase(std::string(phase_name(Phase::kSave)));
   message.set_waits_for(pause->waits_for());
   message.set_elapsed_us(to_us(Clock::now() - group.machine.since()));
-  order->observer->progress(message);
+  transaction->observer->progress(message);
 }
 
 void Operations::run(GroupEntry& group, const action::Leaves&) {
   const auto it = running_.find(group.id);
-  if (it == running_.end() || it->second.order == nullptr || !closed_.ok()) return;
-  const OrderPtr order = it->second.order;
-  carry_out(order, order->link.leaves(it->second.member));
+  if (it == running_.end() || it->second.transaction == nullptr || !closed_.ok()) return;
+  const TransactionPtr transaction = it->second.transaction;
+  carry_out(transaction, transaction->link.leaves(it->second.member));
 }
 
 void Operations::run(GroupEntry& group, const action::Ready&) {
   const auto it = running_.find(group.id);
-  if (it == running_.end() || it->second.order == nullptr) return;
-  const OrderPtr order = it->second.order;
-  carry_out(order, order->link.ready(it->second.member));
+  if (it == running_.end() || it->second.transaction == nullptr) return;
+  const TransactionPtr transaction = it->second.transaction;
+  carry_out(transaction, transaction->link.ready(it->second.member));
 }
 
 void Operations::run(GroupEntry& group, const action::Unready&) {
   const auto it = running_.find(group.id);
-  if (it == running_.end() || it->second.order == nullptr) return;
-  const OrderPtr order = it->second.order;
-  carry_out(order, order->link.unready(it->second.member));
+  if (it == running_.end() || it->second.transaction == nullptr) return;
+  const TransactionPtr transaction = it->second.transaction;
+  carry_out(transaction, transaction->link.unready(it->second.member));
 }
 
 void Operations::run(GroupEntry& group, const action::Progress& progress) {
   const auto it = running_.find(group.id);
   if (it == running_.end()) return;
-  const OrderPtr& order = it->second.order;
-  if (order == nullptr || order->observer == nullptr) return;
+  const TransactionPtr& transaction = it->second.transaction;
+  if (transaction == nullptr || transaction->observer == nullptr) return;
   v1::Progress message = progress_of(it->second);
   message.set_phase(std::string(phase_name(progress.phase)));
   message.set_ranks_done(progress.ranks_done);
@@ -385,32 +395,33 @@ void Operations::run(GroupEntry& group, const action::Progress& progress) {
   message.set_copied_bytes(progress.copied);
   message.set_to_copy_bytes(progress.to_copy);
   message.set_elapsed_us(to_us(progress.elapsed));
-  order->observer->progress(message);
+  transaction->observer->progress(message);
 }
 
 void Operations::run(GroupEntry& group, const action::Finished& finished) {
   const auto ended = running_.extract(group.id);
   if (ended.empty()) return;
   const Running& running = ended.mapped();
-  const OrderPtr order = running.order;
-  remember(group, finished.outcome, order.get());
-  if (order == nullptr) return;
+  const TransactionPtr transaction = running.transaction;
+  remember(group, finished.outcome, transaction.get());
+  if (transaction == nullptr) return;
   const Outcome& outcome = finished.outcome;
-  if (order->observer != nullptr && outcome.status.ok()) tell_done(group, outcome, running);
-  if (order->link.goes_out(running.member)) {
-    std::erase(order->exchange.leaving, group.id);
-    order->out_ended = Clock::now();
-    order->pause_time = std::max(order->pause_time, outcome.total);
+  if (transaction->observer != nullptr && outcome.status.ok()) tell_done(group, outcome, running);
+  if (transaction->link.goes_out(running.member)) {
+    std::erase(transaction->exchange.leaving, group.id);
+    transaction->out_ended = Clock::now();
+    transaction->pause_time = std::max(transaction->pause_time, outcome.total);
   } else {
-    order->resume_time = std::max(order->resume_time, outcome.total);
+    transaction->resume_time = std::max(transaction->resume_time, outcome.total);
   }
-  carry_out(order, order->link.ended(running.member, outcome.status));
+  carry_out(transaction, transaction->link.ended(running.member, outcome.status));
 }
 
-void Operations::remember(const GroupEntry& group, const Outcome& outcome, const Order* order) {
+void Operations::remember(const GroupEntry& group, const Outcome& outcome,
+                          const Transaction* transaction) {
   PastOperation past;
-  past.order = order != nullptr ? order->number : 0;
-  past.swap = order != nullptr && order->link.swaps();
+  past.transaction = transaction != nullptr ? transaction->number : 0;
+  past.swap = transaction != nullptr && transaction->link.swaps();
   past.owner = group.account->owner();
   past.group = group.machine.name();
   past.began = std::chrono::system_clock::now() -
@@ -424,8 +435,8 @@ void Operations::remember(const GroupEntry& group, const Outcome& outcome, const
 
 v1::Progress Operations::progress_of(const Running& running) {
   v1::Progress progress;
-  progress.set_group(running.order->link.name(running.member));
-  progress.set_order(running.order->number);
+  progress.set_group(running.transaction->link.name(running.member));
+  progress.set_transaction(running.transaction->number);
   return progress;
 }
 
@@ -447,18 +458,18 @@ void Operations::tell_done(const GroupEntry& group, const Outcome& outcome,
     last.set_dropped_bytes(dropped(node_, group, outcome.task.selection));
     if (const auto* pause = std::get_if<PauseOperation>(&running.operation))
       for (const GuestUse& use : pause->guests()) report_guest(node_, use, *last.add_guests());
-  } else if (running.order->link.swaps() && running.order->link.last(running.member)) {
-    last.set_swap_us(to_us(Clock::now() - running.order->began));
+  } else if (running.transaction->link.swaps() && running.transaction->link.last(running.member)) {
+    last.set_swap_us(to_us(Clock::now() - running.transaction->began));
   }
-  running.order->observer->progress(last);
+  running.transaction->observer->progress(last);
 }
 
 void Operations::close(const Status& status) {
   closed_ = status;
   std::set<Observer> observers;  // one may watch several groups
   for (auto& [id, running] : running_)
-    if (running.order != nullptr && running.order->observer != nullptr)
-      observers.insert(std::exchange(running.order->observer, nullptr));
+    if (running.transaction != nullptr && running.transaction->observer != nullptr)
+      observers.insert(std::exchange(running.transaction->observer, nullptr));
   for (const Observer& observer : observers) observer->finished(status);
 }
 

@@ -1,8 +1,8 @@
-// Operations: the pauses and resumes under way, whoever asked for them; the orders of operators,
-// each for one group or several, that they are part of; and who watches.
+// Operations: the pauses and resumes under way, whoever asked for them; the transactions of
+// operators, each for one group or several, that they are part of; and who watches.
 //
-// An operation goes on to its end whether or not its caller stays. What the operations of an order
-// do to each other is decided in daemon/phases/link.h.
+// An operation goes on to its end whether or not its caller stays. What the operations of a
+// transaction do to each other is decided in daemon/phases/link.h.
 //
 // For the loop's thread.
 #pragma once
@@ -53,7 +53,7 @@ class Operations {
   /// All of these groups, or none. `timeout` 0: the configured one. What is refused is told to the
   /// observer at once, and nothing has changed. `abroad`: other nodes have a part of it, too; it is
   /// asked as long as the observer is told. `who`: has asked for it; the ranks are told. Returns
-  /// the order's number; 0: refused.
+  /// the transaction's number; 0: refused.
   std::uint64_t start(const Task& task, const Groups& groups, Duration timeout,
                       const Observer& observer, const std::string& who,
                       std::shared_ptr<Abroad> abroad = nullptr);
@@ -62,13 +62,14 @@ class Operations {
                      GuestPolicy guests, Duration timeout, const Observer& observer,
                      const std::string& who, std::shared_ptr<Abroad> abroad = nullptr);
 
-  // ---- what other nodes say of an order that they have a part of; nothing once it has ended ----
+  // ---- what other nodes say of a transaction that they have a part of; nothing once it has ended
+  // ----
   /// StepOf or CutTaken, to its operation on the group of that name.
-  void tell(std::uint64_t order, const std::string& group, const Event& event);
+  void tell(std::uint64_t transaction, const std::string& group, const Event& event);
   /// False: it does not, as it has ended, or is about to.
-  bool may_go_on(std::uint64_t order, Stage stage);
+  bool may_go_on(std::uint64_t transaction, Stage stage);
   /// What has not gone on ends as it began. REQUIRES: no node was told to go on with that.
-  void give_up(std::uint64_t order, const Status& why);
+  void give_up(std::uint64_t transaction, const Status& why);
 
   // ---- actions of the groups ----
   void run(GroupEntry& group, const action::Begun& begun);
@@ -111,8 +112,8 @@ class Operations {
 
  private:
   /// What an operator has asked for.
-  struct Order {
-    Order(Link how, Task out, Task in, Duration limit, Observer who)
+  struct Transaction {
+    Transaction(Link how, Task out, Task in, Duration limit, Observer who)
         : link(std::move(how)),
           pause(std::move(out)),
           resume(std::move(in)),
@@ -136,9 +137,9 @@ class Operations {
     Duration pause_time{};  // the longest
     Duration resume_time{};
   };
-  using OrderPtr = std::shared_ptr<Order>;
+  using TransactionPtr = std::shared_ptr<Transaction>;
   struct Running {
-    OrderPtr order;  // null: asked for from inside
+    TransactionPtr transaction;  // null: asked for from inside
     std::size_t member = 0;
     std::uint64_t serial = 0;  // of the operation; never used twice
     std::variant<std::monostate, PauseOperation, ResumeOperation> operation;  // from Begun on
@@ -147,19 +148,20 @@ class Operations {
   /// Whether all of these can begin: each is named once, and in the right state.
   Status check(const Groups& groups, const Task& task);
   /// Begins all of it.
-  std::uint64_t start(const OrderPtr& order);
-  /// Of an order over several nodes that has not ended; null: there is none of that number.
-  OrderPtr abroad(std::uint64_t number) const;
+  std::uint64_t start(const TransactionPtr& transaction);
+  /// Of a transaction over several nodes that has not ended; null: there is none of that number.
+  TransactionPtr abroad(std::uint64_t number) const;
   const std::string& name_of(const Running& running) const {
-    return running.order->link.name(running.member);
+    return running.transaction->link.name(running.member);
   }
-  void carry_out(const OrderPtr& order, const Link::Steps& steps);
-  void carry_out(const OrderPtr& order, Link::Step step);
-  Status begin(const OrderPtr& order, std::size_t member);
-  /// The group's of an order over several nodes; null: it has none.
-  static FleetShare* share_of(const Order& order, GroupEntry& group);
+  void carry_out(const TransactionPtr& transaction, const Link::Steps& steps);
+  void carry_out(const TransactionPtr& transaction, Link::Step step);
+  Status begin(const TransactionPtr& transaction, std::size_t member);
+  /// The group's of a transaction over several nodes; null: it has none.
+  static FleetShare* share_of(const Transaction& transaction, GroupEntry& group);
   /// Of these groups' shares that have not gone on, on record.
-  Status note(const Order& order, const std::vector<GroupId>& groups, bool FleetShare::*what);
+  Status note(const Transaction& transaction, const std::vector<GroupId>& groups,
+              bool FleetShare::*what);
   template <class Kind>
   Kind* operation_of(GroupId group) {
     const auto it = running_.find(group);
@@ -169,9 +171,9 @@ class Operations {
   void look_again(Phase phase, bool (PauseOperation::*look)());
   /// To the operation that has just begun.
   Back back_to(GroupId group);
-  void finish(const Order& order);
-  void remember(const GroupEntry& group, const Outcome& outcome, const Order* order);
-  /// REQUIRES: it has an order.
+  void finish(const Transaction& transaction);
+  void remember(const GroupEntry& group, const Outcome& outcome, const Transaction* transaction);
+  /// REQUIRES: it has a transaction.
   static v1::Progress progress_of(const Running& running);
   void tell_done(const GroupEntry& group, const Outcome& outcome, const Running& running);
 
@@ -180,7 +182,7 @@ class Operations {
   bool duplex_;
   Drive drive_;
   std::map<GroupId, Running> running_;
-  std::map<std::uint64_t, std::weak_ptr<Order>> abroad_;  // orders over several nodes
+  std::map<std::uint64_t, std::weak_ptr<Transaction>> abroad_;  // transactions over several nodes
   std::uint64_t last_serial_ = 0;
   std::uint64_t last_order_ = 0;
   Status closed_;   // not OK: why nothing goes on, and nothing is begun any more

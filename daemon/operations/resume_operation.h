@@ -23,7 +23,7 @@ namespace amem {
 
 class ResumeOperation final : public GroupOperation {
  public:
-  /// `exchange`: of an order of an operator's; null: begun from inside, by itself.
+  /// `exchange`: of a transaction of an operator's; null: begun from inside, by itself.
   ResumeOperation(const Means& means, GroupEntry& group, Selection what, Exchange* exchange,
                   Back back);
   ~ResumeOperation();

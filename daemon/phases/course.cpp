@@ -333,7 +333,8 @@ void Course::finish_part(Phase phase, const Status& status, Time now) {
   advance(now);
 }
 
-// ---- the others of its order --------------------------------------------------------------------
+// ---- the others of its transaction
+// --------------------------------------------------------------------
 
 void Course::on(const event::StepOf& event, Time) {
   if (phase_ != Phase::kQuiesce || !takes_part(event.step.rank)) return;

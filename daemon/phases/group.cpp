@@ -26,7 +26,7 @@ Group::Group(std::string name, const Deadlines& deadlines, Time now, MemoryView 
              const Standing& standing, Members members, Duration patience)
     : Group(std::move(name), deadlines, now, std::move(memory)) {
   state_ = rest_ = standing.rest;
-  ordered_ = standing.ordered;
+  by_operator_ = standing.by_operator;
   epoch_ = standing.epoch;
   members_ = std::move(members);
   for (const RankId rank : members_.ids()) expected_.insert(rank);
@@ -92,7 +92,7 @@ void Group::go_on_if_all_are_back(Time now) {
 Standing standing_of(const Group& group) {
   const bool at_rest = !group.course_ && !group.interrupted_;
   return {at_rest ? group.state_ : group.rest_, group.epoch(),
-          group.course_ ? group.course_->interrupted() : group.interrupted_, group.ordered_};
+          group.course_ ? group.course_->interrupted() : group.interrupted_, group.by_operator_};
 }
 
 bool will_take(const Group& group, const std::string& tag) {
@@ -152,7 +152,7 @@ Status Group::start(const Task& task, Duration timeout, Time now, Held held) {
 
 void Group::begin(const Task& task, Duration timeout, bool inside, Held held, Time now) {
   const bool pause = task.op == Operation::kPause;
-  if (pause && task.selection.all()) ordered_ = !inside;
+  if (pause && task.selection.all()) by_operator_ = !inside;
   rest_ = state_;
   const GroupState rest = rest_of(task);
   note_.clear();
@@ -175,7 +175,7 @@ void Group::tell(Event event, Time now) {
 void Group::settle_if_ended(Time now) {
   if (!course_ || !course_->end()) return;
   state_ = course_->end()->state;
-  if (state_ == GroupState::kRunning) ordered_ = false;
+  if (state_ == GroupState::kRunning) by_operator_ = false;
   since_ = now;
   epoch_ = course_->epoch();
   const bool inside = course_->terms().inside;
@@ -241,7 +241,7 @@ void Group::look_at_requests(Time now) {
 }
 
 bool Group::waits_for_operator(const Task& task) const {
-  return state_ == GroupState::kPaused && ordered_ && task.op == Operation::kResume &&
+  return state_ == GroupState::kPaused && by_operator_ && task.op == Operation::kResume &&
          !task.selection.all();
 }
 

@@ -44,7 +44,7 @@ struct Standing {
   GroupState rest = GroupState::kRunning;  // where it is, or was before what is under way
   Epoch epoch;                             // the last
   std::optional<Interrupted> under_way;    // what the next broker goes on with
-  bool ordered = false;                    // an operator has paused all of it, or is about to
+  bool by_operator = false;                // an operator has paused all of it, or is about to
 };
 
 class Group {
@@ -134,7 +134,7 @@ class Group {
 
   GroupState state_ = GroupState::kRunning;
   GroupState rest_ = GroupState::kRunning;  // before what is under way
-  bool ordered_ = false;                    // an operator has paused all of it, or is about to
+  bool by_operator_ = false;                // an operator has paused all of it, or is about to
   Time since_;
   Epoch epoch_;  // the last one
   Members members_;

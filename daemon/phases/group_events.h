@@ -63,7 +63,7 @@ struct StepOf {  // of a cut that is taken elsewhere, over several nodes
 };
 struct CutTaken {};  // over all nodes: nothing of the group runs anywhere
 struct AllLeft {};   // what was to go out for the resume has left: it may take all memory there is
-struct GoOn {};      // the others of its order are as far: what is held may release, or open
+struct GoOn {};      // the others of its transaction are as far: what is held may release, or open
 struct GiveUp {      // they never will be: what is held is called off, or rolled back
   Status why;
 };

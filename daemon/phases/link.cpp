@@ -194,7 +194,7 @@ Status Link::result() const {
     else
       text += "; group '" + m.name + "' is " + (goes_out(i) ? "paused" : "running");
   }
-  return {members_[order.front()].status.code(), text};
+  return {members_[transaction.front()].status.code(), text};
 }
 
 std::string Link::names(Stage stage) const {

@@ -1,11 +1,11 @@
-// Link: the operations of one order, which end all or none: the pauses of the groups that go out,
-// the resumes of those that come in, or both, a swap. It decides which begins when, who waits for
-// whom, and what becomes of the others when one fails.
+// Link: the operations of one transaction, which end all or none: the pauses of the groups that go
+// out, the resumes of those that come in, or both, a swap. It decides which begins when, who waits
+// for whom, and what becomes of the others when one fails.
 //
 // Out: all begin at once. None releases anything before every one has its cut and has saved; so
 // until then a failure of one calls all of them off. In: all begin at once. None opens before every
 // one has loaded and all that go out are paused; so until then a failure of one rolls all of them
-// back. An order for one group alone waits for nobody.
+// back. A transaction for one group alone waits for nobody.
 //
 // Swap, duplex: those that come in begin as soon as all that go out have their cut, and load while
 // these save. In turn: they begin when all that go out are paused. Either way: when a pause fails
@@ -36,7 +36,7 @@ class Link {
       kGoOn,      // it need not wait for the others any more: release or open
       kGiveUp,    // it ends as it began, with why_given_up()
       kAsk,       // all that go out have saved, or all that come in may open: may they, by go_on()?
-                  // Of an order over several nodes; the member is the first of them
+                  // Of a transaction over several nodes; the member is the first of them
       kWithdraw,  // what was asked does not hold any more; likewise
       kFinish,    // all have ended, with result(); of no member
     };
@@ -48,7 +48,7 @@ class Link {
 
   /// Names of groups, all different. Members are counted from 0, those that go out first.
   /// REQUIRES: there is one. `pause`: the task of those that go out. `abroad`: other nodes have a
-  /// part of the order, too, and decide on it with this one.
+  /// part of the transaction, too, and decide on it with this one.
   Link(const std::vector<std::string>& out, const std::vector<std::string>& in, Task pause,
        bool duplex, bool abroad = false);
 

@@ -24,7 +24,7 @@ enum class Phase : std::uint8_t {
   kAdmit,
   kCreate,
   kLoad,  // "map+load"
-  kTurn,  // of what comes in: the others of its order have not loaded, or not left
+  kTurn,  // of what comes in: the others of its transaction have not loaded, or not left
   kOpen,
   kRollback,  // of a resume: the ranks release again what they had mapped
   kPaused,    // as `next`: the operation has ended there
@@ -130,7 +130,7 @@ enum class Reason : std::uint8_t {
   kNoRoom,      // the pool has none for all bytes as they are, and nothing has been sent
   kMoreToSave,  // this was a wave, and not the last
   kRunsOn,      // without chosen tags, or without those that could not come back, a group runs on
-  kHeld,        // others of its order (daemon/phases/link.h) are not as far yet
+  kHeld,        // others of its transaction (daemon/phases/link.h) are not as far yet
 };
 
 struct Fork {

@@ -1,4 +1,4 @@
-// Stage: of an order, what goes out of the devices, or what comes in. Plain value.
+// Stage: of a transaction, what goes out of the devices, or what comes in. Plain value.
 #pragma once
 
 #include <array>
@@ -7,7 +7,7 @@
 namespace amem {
 
 enum class Stage : std::uint8_t { kOut, kIn };
-/// In the order in which an order goes on.
+/// In the transaction in which a transaction goes on.
 inline constexpr std::array kStages = {Stage::kOut, Stage::kIn};
 
 /// One of each.

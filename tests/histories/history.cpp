@@ -32,15 +32,15 @@ struct History::Observer final : OperationObserver {
   explicit Observer(History& of) : history(of) {}
   void progress(const v1::Progress&) override {
     if (death::came()) return;  // nobody hears it
-    if (ended) history.breaks("an order's end is the last that is told of it");
+    if (ended) history.breaks("a transaction's end is the last that is told of it");
   }
   void finished(const Status& how) override {
     if (death::came()) return;
-    if (ended) history.breaks("an order is answered once");
+    if (ended) history.breaks("a transaction is answered once");
     ended = true;
     status = how;
-    if (history.mishaps_) ++history.orders_.all;
-    if (history.mishaps_ && how.ok()) ++history.orders_.succeeded;
+    if (history.mishaps_) ++history.transactions_.all;
+    if (history.mishaps_ && how.ok()) ++history.transactions_.succeeded;
     history.say("answered: " + (how.ok() ? "OK" : how.text()));
   }
   History& history;

@@ -31,12 +31,12 @@ class History {
   std::string play(int events);
   /// Of all that happened: two plays of one seed have the same.
   std::uint64_t hash() const { return hash_; }
-  struct Orders {
+  struct Transactions {
     std::uint64_t all = 0;
     std::uint64_t succeeded = 0;
   };
   /// Of the operator, but for those at the end.
-  const Orders& orders() const { return orders_; }
+  const Transactions& transactions() const { return transactions_; }
   /// Of brokers.
   std::uint64_t deaths() const { return deaths_; }
 
@@ -90,7 +90,7 @@ class History {
 
   const bool trace_;
   const bool lies_;
-  Orders orders_;
+  Transactions transactions_;
   std::minstd_rand random_;
   std::uint64_t hash_ = 0;
   std::string broken_;

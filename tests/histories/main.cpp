@@ -31,7 +31,7 @@ struct Options {
 
 struct Played {
   std::uint64_t histories = 0;
-  std::uint64_t orders = 0;
+  std::uint64_t transactions = 0;
   std::uint64_t succeeded = 0;
   std::uint64_t deaths = 0;
 };
@@ -46,8 +46,8 @@ std::string play(const Options& options, std::uint64_t seed, bool twice, Played&
     if (broken.empty() && again.hash() != history.hash()) broken = "the same seed does the same";
   }
   ++played.histories;
-  played.orders += history.orders().all;
-  played.succeeded += history.orders().succeeded;
+  played.transactions += history.transactions().all;
+  played.succeeded += history.transactions().succeeded;
   played.deaths += history.deaths();
   return broken;
 }
@@ -103,7 +103,7 @@ bool play_in_jobs(const Options& options, Played& played) {
       std::printf("seed %" PRIu64 ": ended by signal %d\n",
                   options.first + job + each.histories * options.jobs, WTERMSIG(status));
     played.histories += each.histories;
-    played.orders += each.orders;
+    played.transactions += each.transactions;
     played.succeeded += each.succeeded;
     played.deaths += each.deaths;
   }
@@ -126,9 +126,9 @@ int run(int argc, char** argv) {
   const bool all_well =
       options.jobs > 1 ? play_in_jobs(options, played) : play_all(options, 0, played);
   std::printf("%" PRIu64 " histories of %d events from seed %" PRIu64 " on; %" PRIu64
-              " orders, of which %" PRIu64 " succeeded; %" PRIu64 " deaths of brokers\n",
-              played.histories, options.events, options.first, played.orders, played.succeeded,
-              played.deaths);
+              " transactions, of which %" PRIu64 " succeeded; %" PRIu64 " deaths of brokers\n",
+              played.histories, options.events, options.first, played.transactions,
+              played.succeeded, played.deaths);
   return all_well != options.lies ? 0 : 1;
 }
 

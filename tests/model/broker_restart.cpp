@@ -17,7 +17,7 @@ Standing standing_of(const Row& row) {
   Standing standing;
   standing.rest = row.paused ? GroupState::kPaused : GroupState::kRunning;
   standing.epoch = row.attempt;
-  standing.ordered = row.ordered;
+  standing.by_operator = row.by_operator;
   if (!row.under_way) return standing;
   standing.under_way.emplace();
   standing.under_way->task.op = row.resume ? Operation::kResume : Operation::kPause;
@@ -48,7 +48,7 @@ void BrokerSide::record(int group, bool waves) {
   row = {};
   row.paused = standing.rest == GroupState::kPaused;
   row.attempt = u8(standing.epoch.attempt);
-  row.ordered = standing.ordered;
+  row.by_operator = standing.by_operator;
   if (!standing.under_way) return;
   const Interrupted& what = *standing.under_way;
   row.under_way = true;
@@ -62,7 +62,8 @@ void BrokerSide::record(int group, bool waves) {
 // ---- another broker -----------------------------------------------------------------------------
 
 void BrokerSide::restart() {
-  m_.state.ordered = m_.state.limited = false;  // who has asked is told that the connection broke
+  m_.state.by_operator = m_.state.limited =
+      false;  // who has asked is told that the connection broke
   m_.state.jobs = {};
   for (Process& p : m_.state.ranks) {
     p.out.clear();

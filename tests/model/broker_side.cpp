@@ -174,16 +174,16 @@ void BrokerSide::act(int group, const action::Save& save) {
 }
 
 void BrokerSide::act(int group, const action::Leaves&) {
-  if (job(group).ordered) carry_out(m_.link->leaves(job(group).member));
+  if (job(group).by_operator) carry_out(m_.link->leaves(job(group).member));
 }
 
 void BrokerSide::act(int group, const action::Ready&) {
   if (m_.bug == Bug::kGoesOnAlone) return tell(group, event::GoOn{});
-  if (job(group).ordered) carry_out(m_.link->ready(job(group).member));
+  if (job(group).by_operator) carry_out(m_.link->ready(job(group).member));
 }
 
 void BrokerSide::act(int group, const action::Unready&) {
-  if (job(group).ordered && m_.bug != Bug::kStaysReady)
+  if (job(group).by_operator && m_.bug != Bug::kStaysReady)
     carry_out(m_.link->unready(job(group).member));
 }
 
@@ -241,7 +241,7 @@ void BrokerSide::act(int group, const action::Drop&) {
 // ---- a resume -----------------------------------------------------------------------------------
 
 void BrokerSide::act(int group, const action::Admit&) {
-  const bool after = job(group).ordered && m_.link->swaps() && m_.scenario.duplex;
+  const bool after = job(group).by_operator && m_.link->swaps() && m_.scenario.duplex;
   if (after && m_.scenario.room >= 0 && !std::exchange(m_.state.limited, true))
     m_.state.room = u8(m_.scenario.room);
   Status status;
@@ -392,7 +392,7 @@ void BrokerSide::act(int group, const action::Finished& finished) {
   promises_.finished(group, finished.outcome, ended_in_);
   record(group);
   const Job ended = std::exchange(job(group), {});
-  if (!ended.ordered) return;
+  if (!ended.by_operator) return;
   carry_out(m_.link->ended(ended.member, finished.outcome.status));
   if (m_.bug == Bug::kEndsTwice) carry_out(m_.link->ended(ended.member, finished.outcome.status));
 }
@@ -417,7 +417,8 @@ void BrokerSide::free_limbo(int rank) {
     if (chunk.limbo == rank + 1) chunk = {};
 }
 
-// ---- orders -------------------------------------------------------------------------------------
+// ---- transactions
+// -------------------------------------------------------------------------------------
 
 std::vector<int> members_of(const Request& request) {
   std::vector<int> all = request.groups;
@@ -439,7 +440,7 @@ Status BrokerSide::can_begin(int group, const Task& task) {
   return machine(group).can_start(task);
 }
 
-void BrokerSide::order(const Request& request) {
+void BrokerSide::transaction(const Request& request) {
   const bool swap = request.what == Request::kSwap;
   const bool out = swap || request.what == Request::kPause;
   for (const int group : request.groups)
@@ -450,7 +451,7 @@ void BrokerSide::order(const Request& request) {
   for (const int group : request.groups) names[out ? 0 : 1].push_back(machine(group).name());
   for (const int group : request.in) names[1].push_back(machine(group).name());
   m_.link.emplace(names[0], names[1], task_of(request, out), m_.scenario.duplex);
-  m_.state.ordered = true;
+  m_.state.by_operator = true;
   m_.state.limited = false;
   carry_out(m_.link->start());
 }
@@ -469,8 +470,8 @@ void BrokerSide::carry_out(const Link::Steps& steps) {
 void BrokerSide::carry_out(Link::Step step) {
   const Request& request = m_.scenario.script[at(m_.state.script_at - 1)];
   if (step.what == Link::Step::kFinish) {
-    if (!std::exchange(m_.state.ordered, false)) m_.breaks("an order is answered once");
-    return promises_.ordered(request, m_.link->result());
+    if (!std::exchange(m_.state.by_operator, false)) m_.breaks("a transaction is answered once");
+    return promises_.by_operator(request, m_.link->result());
   }
   const int group = members_of(request)[step.member];
   if (step.what == Link::Step::kBegin) {
@@ -479,11 +480,11 @@ void BrokerSide::carry_out(Link::Step step) {
     if (status.ok())
       status = machine(group).start(task, {}, now(group), m_.link->hold(step.member));
     if (!status.ok()) return carry_out(m_.link->ended(step.member, status));
-    job(group).ordered = true;
+    job(group).by_operator = true;
     job(group).member = u8(step.member);
     return drive(group);
   }
-  if (!job(group).under_way || !job(group).ordered) return;  // it has ended
+  if (!job(group).under_way || !job(group).by_operator) return;  // it has ended
   if (step.what == Link::Step::kRoom)
     tell(group, event::AllLeft{});
   else if (step.what == Link::Step::kGoOn)

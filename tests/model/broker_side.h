@@ -18,7 +18,7 @@ class BrokerSide {
   /// A rank of this group joins. From the beginning: with its gate open.
   void join(int rank);
   /// The operator asks for it. What is refused changes nothing.
-  void order(const Request& request);
+  void transaction(const Request& request);
   /// The next message of this rank is read.
   void read(int rank);
   /// It is seen that its session has ended, or its process.
@@ -58,7 +58,7 @@ class BrokerSide {
   void act(int group, const action::Progress& progress);
   void act(int group, const action::Finished& finished);
   void act(int, const action::Step&) {}
-  void act(int, const action::Reported&) {}  // no order of the model spans nodes
+  void act(int, const action::Reported&) {}  // no transaction of the model spans nodes
   void act(int, const action::StateChanged& changed) { ended_in_ = changed.state; }
 
   Group& machine(int group) { return *m_.groups[at(group)]; }
@@ -111,7 +111,7 @@ class BrokerSide {
   GroupState ended_in_ = GroupState::kRunning;  // the operation that is about to be Finished
 };
 
-/// The groups of an order, as the Link counts them.
+/// The groups of a transaction, as the Link counts them.
 std::vector<int> members_of(const Request& request);
 Task task_of(const Request& request, bool out);
 

@@ -9,7 +9,7 @@
 namespace amem::model {
 namespace {
 
-const std::string kOrder(sizeof(Token), 'o');
+const std::string kTransaction(sizeof(Token), 'o');
 const Time kNow(std::chrono::hours(1));
 /// After so many of its rounds of questions a phase has lasted too long.
 constexpr int kRounds = 8;
@@ -44,7 +44,7 @@ struct FleetWorld::Node {
   bool lives = true;
   bool linked = true;
   unsigned life = 0;
-  std::unique_ptr<KnownOrders> known;
+  std::unique_ptr<KnownTransactions> known;
   std::unique_ptr<Links> links;
   std::unique_ptr<Doing> doing;
   std::shared_ptr<Participant> participant;
@@ -64,7 +64,7 @@ struct FleetWorld::Node {
 class FleetWorld::Doing final : public Here {
  public:
   Doing(FleetWorld& world, std::size_t node) : world_(world), number_(node) {}
-  std::uint64_t begin(const Caller&, const FleetOrder&, const Operations::Observer& observer,
+  std::uint64_t begin(const Caller&, const FleetTransaction&, const Operations::Observer& observer,
                       std::shared_ptr<Abroad> abroad) override {
     observer_ = observer;
     abroad_ = std::move(abroad);
@@ -129,7 +129,7 @@ class FleetWorld::Doing final : public Here {
   void works(Stage stage) {
     node().work = Node::kWorks;
     node().stage = stage;
-    node().record[stage] = FleetShare{kOrder, stage};
+    node().record[stage] = FleetShare{kTransaction, stage};
     world_.push(FleetWorld::Event::kDone, number_);
   }
   void ends(bool badly) {
@@ -210,12 +210,12 @@ void FleetWorld::begin() {
   for (std::size_t i = 0; i < scenario_.nodes; ++i) names.push_back(address(i));
   conductor_ = std::make_unique<Conductor>(names, score, kNow);
   v1::FleetBegin begin;
-  begin.set_order(kOrder);
+  begin.set_transaction(kTransaction);
   begin.set_leader("leader");
   for (const std::string& name : names) begin.add_nodes(name);
   for (std::size_t i = 0; i < scenario_.nodes; ++i) {
     Node& node = *nodes_.emplace_back(std::make_unique<Node>());
-    node.known = std::make_unique<KnownOrders>(std::vector<FleetShare>(), true);
+    node.known = std::make_unique<KnownTransactions>(std::vector<FleetShare>(), true);
     node.links = std::make_unique<Links>(*this, i);
     node.doing = std::make_unique<Doing>(*this, i);
     v1::FleetCommand first;
@@ -394,11 +394,11 @@ void FleetWorld::deliver(std::size_t number) {
         if (nodes_[number]->life == life) nodes_[number]->timers.push_back(std::move(job));
       },
       command.begin(), tell);
-  node.known->add(kOrder, node.participant);
-  FleetOrder order;
-  order.swap = scenario_.out && scenario_.in;
-  if (!scenario_.out) order.task = Operation::kResume;
-  node.participant->begin(Caller(), order);
+  node.known->add(kTransaction, node.participant);
+  FleetTransaction transaction;
+  transaction.swap = scenario_.out && scenario_.in;
+  if (!scenario_.out) transaction.task = Operation::kResume;
+  node.participant->begin(Caller(), transaction);
 }
 
 void FleetWorld::report(std::size_t number) {
@@ -502,7 +502,7 @@ void FleetWorld::restarts(std::size_t number) {
   for (const auto& share : node.record)
     if (share) shares.push_back(*share);
   if (bug_ == Bug::kForgetsOrders) shares.clear();
-  node.known = std::make_unique<KnownOrders>(shares, true);
+  node.known = std::make_unique<KnownTransactions>(shares, true);
 }
 
 // ---- questions ----------------------------------------------------------------------------------
@@ -512,7 +512,7 @@ void FleetWorld::question(std::size_t number) {
   Node& target = *nodes_[question.target];
   if (target.lives) {
     const bool leads = conductor_ && scenario_.takes_part && question.target == 0;
-    question.told = target.known->standing(kOrder, leads);
+    question.told = target.known->standing(kTransaction, leads);
     target.refused = target.refused || question.told->never();
   }
   push(Event::kAnswer, number);

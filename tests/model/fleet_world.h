@@ -1,7 +1,7 @@
 // FleetWorld: nodes that take part in one operation, as an explorer needs them, or somebody who
-// draws what comes next. The Conductor, the Parts, what nodes know of orders and what they make of
-// each other's answers are the real ones. What lies between them is a model: ways, questions, the
-// record, and what a part has its node do.
+// draws what comes next. The Conductor, the Participants, what nodes know of transactions and what
+// they make of each other's answers are the real ones. What lies between them is a model: ways,
+// questions, the record, and what a part has its node do.
 //
 // A leader that dies takes back what it has said last, as much of it as the world chooses; so does
 // a way that breaks. A broker that dies leaves its record, and another begins.
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "daemon/fleet/conductor.h"
-#include "daemon/fleet/known_orders.h"
+#include "daemon/fleet/known_transactions.h"
 #include "daemon/fleet/participant.h"
 #include "tests/model/explorer/choices.h"
 #include "tests/model/explorer/digest.h"

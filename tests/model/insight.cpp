@@ -4,7 +4,7 @@ namespace amem {
 
 std::shared_ptr<const Insight::GroupCopy> Insight::copy(const Group& group) {
   return std::make_shared<const GroupCopy>(GroupCopy{
-      group.state_, group.rest_, group.ordered_, group.epoch_, group.members_, group.requests_,
+      group.state_, group.rest_, group.by_operator_, group.epoch_, group.members_, group.requests_,
       group.course_, group.expected_, group.interrupted_, group.patience_});
 }
 
@@ -12,7 +12,7 @@ void Insight::put_back(const GroupCopy& copy, Group& group) {
   group.actions_.clear();
   group.state_ = copy.state;
   group.rest_ = copy.rest;
-  group.ordered_ = copy.ordered;
+  group.by_operator_ = copy.by_operator;
   group.epoch_ = copy.epoch;
   group.members_ = copy.members;
   group.requests_ = copy.requests;
@@ -30,7 +30,7 @@ std::uint64_t Insight::until(Time time, Time now) {
 
 void Insight::add(const Group& group, Time now, model::Digest& digest) {
   digest.add(static_cast<std::uint64_t>(group.state_));
-  digest.add(group.ordered_);
+  digest.add(group.by_operator_);
   digest.add(group.epoch_.attempt);
   digest.add_all(group.members_.ids());
   const std::vector<Task> tasks = group.requests_.tasks();

@@ -23,7 +23,7 @@ class Insight {
   struct GroupCopy {
     GroupState state;
     GroupState rest;
-    bool ordered;
+    bool by_operator;
     Epoch epoch;
     Members members;
     Requests requests;

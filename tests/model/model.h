@@ -23,7 +23,7 @@ struct Model {
   const Bug bug;
   State state;
   std::array<std::unique_ptr<Group>, kMostGroups> groups;
-  std::optional<Link> link;  // of the operator's order under way
+  std::optional<Link> link;  // of the operator's transaction under way
   Choices* choices = nullptr;
   std::string broken;  // empty: no promise
   // The broker has died in the event that is being carried out: what else it does nobody sees.

@@ -75,7 +75,7 @@ NodeWorld::Snapshot NodeWorld::save() const {
   Snapshot snapshot{m_.state, {}, {}};
   for (int group = 0; group < m_.scenario.groups; ++group)
     snapshot.groups[at(group)] = Insight::copy(*m_.groups[at(group)]);
-  if (m_.state.ordered) snapshot.link = m_.link;
+  if (m_.state.by_operator) snapshot.link = m_.link;
   return snapshot;
 }
 
@@ -92,7 +92,7 @@ std::uint64_t NodeWorld::hash() const {
   add(m_.state, digest);
   for (int group = 0; group < m_.scenario.groups; ++group)
     Insight::add(*m_.groups[at(group)], m_.state.now[at(group)], digest);
-  if (m_.state.ordered) Insight::add(*m_.link, digest);
+  if (m_.state.by_operator) Insight::add(*m_.link, digest);
   return digest.hash();
 }
 
@@ -131,7 +131,8 @@ std::vector<NodeWorld::Event> NodeWorld::due() const {
     if (wakes(group)) events.push_back({Event::kTick, u8(group)});
   }
   const bool more = m_.state.script_at < m_.scenario.script.size();
-  if (more && !m_.state.ordered && !asked() && !taken_up()) events.push_back({Event::kOrder});
+  if (more && !m_.state.by_operator && !asked() && !taken_up())
+    events.push_back({Event::kTransaction});
   if (!events.empty()) return events;
   for (int group = 0; group < m_.scenario.groups; ++group)
     if (wakeup(group) != kNever) events.push_back({Event::kTick, u8(group)});
@@ -205,11 +206,11 @@ void NodeWorld::ask(const Request& request) {
 void NodeWorld::carry_out(Event event) {
   Process& p = m_.state.ranks[event.who % kMostRanks];
   switch (event.what) {
-    case Event::kOrder: {
+    case Event::kTransaction: {
       const Request& request = m_.scenario.script[m_.state.script_at++];
       const bool inside =
           request.what == Request::kInsidePause || request.what == Request::kInsideResume;
-      return inside ? ask(request) : broker_.order(request);
+      return inside ? ask(request) : broker_.transaction(request);
     }
     case Event::kHandle:
       return processes_.handle(event.who);
@@ -277,14 +278,14 @@ void NodeWorld::tidy() {
 bool NodeWorld::quiet() const {
   const std::vector<Event> events = due();
   return std::all_of(events.begin(), events.end(),
-                     [](const Event& e) { return e.what == Event::kOrder; });
+                     [](const Event& e) { return e.what == Event::kTransaction; });
 }
 
 std::string NodeWorld::text(Event event) const {
   const std::string rank = rank_name(event.who);
   const std::string group = std::string("group ") + static_cast<char>('a' + event.who);
   switch (event.what) {
-    case Event::kOrder:
+    case Event::kTransaction:
       return "request " + std::to_string(m_.state.script_at + 1) + " is made";
     case Event::kHandle: {
       const Message& m = m_.state.ranks[event.who].in.messages[0];

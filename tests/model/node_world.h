@@ -21,7 +21,7 @@ class NodeWorld {
  public:
   struct Event {
     enum What : std::uint8_t {
-      kOrder,  // or ranks ask, from inside
+      kTransaction,  // or ranks ask, from inside
       kHandle,
       kRead,
       kGone,
@@ -38,7 +38,7 @@ class NodeWorld {
       kRestart,  // the broker dies, and another begins
       kComesBack,
     };
-    What what = kOrder;
+    What what = kTransaction;
     std::uint8_t who = 0;
   };
   struct Snapshot {

@@ -34,7 +34,7 @@ void Promises::bytes_are_safe() {
 void Promises::programs_run_in_turns() {
   bool out_may_run = false;
   const Request* swap = nullptr;
-  if (m_.state.ordered && m_.scenario.script[at(m_.state.script_at - 1)].what == Request::kSwap)
+  if (m_.state.by_operator && m_.scenario.script[at(m_.state.script_at - 1)].what == Request::kSwap)
     swap = &m_.scenario.script[at(m_.state.script_at - 1)];
   if (swap != nullptr)
     for (const int group : swap->groups) {
@@ -75,7 +75,7 @@ void Promises::no_return(int group) {
   for (int rank = m_.first_rank(group); rank < m_.end_rank(group); ++rank)
     if (m_.state.ranks[at(rank)].lost)
       m_.breaks("no group goes beyond the point of no return with a rank that may still write");
-  if (!m_.state.jobs[at(group)].ordered) return;
+  if (!m_.state.jobs[at(group)].by_operator) return;
   const Request& request = m_.scenario.script[at(m_.state.script_at - 1)];
   for (const int other : request.groups) {
     // Those of which everything or a first wave has been saved are at the same point.
@@ -87,7 +87,7 @@ void Promises::no_return(int group) {
       if (!piece.exists || !piece.keep || !has(job.selected, i) || piece.on_device == 0) continue;
       if (!leaves || piece.stayed || piece.away) continue;
       if (piece.chunk == 0 || m_.state.chunks[piece.chunk - 1U].bytes != Bytes::kTrue)
-        m_.breaks("nothing is released before every group of the order has saved");
+        m_.breaks("nothing is released before every group of the transaction has saved");
     }
     if (!job.under_way)
       m_.breaks("no group of a set releases anything when another has been called off");
@@ -116,7 +116,7 @@ void Promises::finished(int group, const Outcome& outcome, GroupState is) {
   }
 }
 
-void Promises::ordered(const Request& request, const Status& result) {
+void Promises::by_operator(const Request& request, const Status& result) {
   int ran[2] = {0, 0};  // of those that are named first, and of those that come in instead
   int paused[2] = {0, 0};
   for (const std::vector<int>* side : {&request.groups, &request.in})
@@ -124,7 +124,8 @@ void Promises::ordered(const Request& request, const Status& result) {
       const std::size_t of = side == &request.in ? 1 : 0;
       const Group& machine = *m_.groups[at(group)];
       if (machine.members().empty()) continue;
-      if (m_.state.jobs[at(group)].under_way) m_.breaks("an order ends after all that it began");
+      if (m_.state.jobs[at(group)].under_way)
+        m_.breaks("a transaction ends after all that it began");
       ++(machine.state() == GroupState::kPaused ? paused : ran)[of];
     }
   if (request.tag != 0) return;
@@ -134,11 +135,11 @@ void Promises::ordered(const Request& request, const Status& result) {
     m_.breaks("of a swap's groups only one side runs");
   const bool comes = request.what == Request::kResume;
   if (result.ok() && ((comes ? paused : ran)[0] > 0 || paused[1] > 0))
-    m_.breaks("an order that succeeds has done what was asked");
+    m_.breaks("a transaction that succeeds has done what was asked");
 }
 
 void Promises::at_rest() {
-  if (m_.state.ordered) m_.breaks("every order is answered");
+  if (m_.state.by_operator) m_.breaks("every transaction is answered");
   for (const Process& p : m_.state.ranks)
     if (p.lives && p.member && !p.lost && p.asked > 0)
       m_.breaks("every request from inside is answered");

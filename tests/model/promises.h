@@ -18,8 +18,8 @@ class Promises {
   void no_return(int group);
   /// REQUIRES: its Job is still as it was.
   void finished(int group, const Outcome& outcome, GroupState is);
-  /// Of the operator's order.
-  void ordered(const Request& request, const Status& result);
+  /// Of the operator's transaction.
+  void by_operator(const Request& request, const Status& result);
 
  private:
   void bytes_are_safe();

@@ -42,8 +42,8 @@ void add_piece(const Piece& p, Digest& digest) {
 void add_job(const Job& job, Digest& digest) {
   unsigned flags = 0;
   for (const bool flag :
-       {job.under_way, job.pause, job.whole, job.ordered, job.measured, job.in_waves, job.released,
-        job.opened, job.awaits_room, job.creating, job.was_paused})
+       {job.under_way, job.pause, job.whole, job.by_operator, job.measured, job.in_waves,
+        job.released, job.opened, job.awaits_room, job.creating, job.was_paused})
     flags = 2 * flags + (flag ? 1 : 0);
   digest.add(flags);
   for (const std::uint8_t part :
@@ -57,7 +57,7 @@ void add_record(const State& state, Digest& digest) {
   for (const Row& row : state.rows) {
     unsigned flags = 0;
     for (const bool flag :
-         {row.paused, row.under_way, row.resume, row.loaded, row.waves, row.ordered})
+         {row.paused, row.under_way, row.resume, row.loaded, row.waves, row.by_operator})
       flags = 2 * flags + (flag ? 1 : 0);
     digest.add(flags);
     for (const std::uint8_t part : {u8(row.tag), row.attempt, row.restart}) digest.add(part);
@@ -83,7 +83,8 @@ void add(const State& state, Digest& digest) {
        {state.faults, state.joins, state.restarts, state.script_at, state.room})
     digest.add(part);
   if (state.restarts > 0) add_record(state, digest);
-  digest.add((state.not_let_go ? 1U : 0U) | (state.ordered ? 2U : 0U) | (state.limited ? 4U : 0U));
+  digest.add((state.not_let_go ? 1U : 0U) | (state.by_operator ? 2U : 0U) |
+             (state.limited ? 4U : 0U));
 }
 
 }  // namespace amem::model

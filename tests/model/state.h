@@ -170,7 +170,7 @@ struct Job {
   bool under_way = false;
   bool pause = false;
   bool whole = false;
-  bool ordered = false;  // by the operator, not from inside
+  bool by_operator = false;  // by the operator, not from inside
   bool measured = false;
   bool in_waves = false;
   bool released = false;     // the first Release has been sent: no return
@@ -178,7 +178,7 @@ struct Job {
   bool awaits_room = false;  // nothing more can be created now
   bool creating = false;
   bool was_paused = false;
-  std::uint8_t member = 0;    // of the order
+  std::uint8_t member = 0;    // of the transaction
   std::uint8_t selected = 0;  // pieces
   std::uint8_t wave = 0;      // pieces that leave now
   std::uint8_t later = 0;     // that leave in later waves
@@ -194,7 +194,7 @@ struct Row {
   bool resume = false;
   bool loaded = false;
   bool waves = false;
-  bool ordered = false;
+  bool by_operator = false;
   char tag = 0;
   std::uint8_t attempt = 0;
   std::uint8_t restart = 0;
@@ -210,14 +210,14 @@ struct State {
   std::array<bool, kMostGroups> erred{};   // the pause that it is in
   bool not_let_go = false;                 // the driver has refused to let go of memory
   std::uint8_t chunk_count = 0;
-  std::array<Time, kMostGroups> now{};  // each group's own: deadlines pass in every order
+  std::array<Time, kMostGroups> now{};  // each group's own: deadlines pass in every transaction
   std::uint8_t faults = 0;              // that may still happen
   std::uint8_t joins = 0;               // likewise
   std::uint8_t restarts = 0;            // likewise: deaths of the broker
   std::uint8_t script_at = 0;
-  bool ordered = false;   // an order of the operator is under way
-  std::uint8_t room = 0;  // pieces that may be created before those that go out have left
-  bool limited = false;   // so it is
+  bool by_operator = false;  // a transaction of the operator is under way
+  std::uint8_t room = 0;     // pieces that may be created before those that go out have left
+  bool limited = false;      // so it is
 };
 static_assert(std::is_trivially_copyable_v<State>);
 

@@ -271,12 +271,12 @@ def test_history(node):
         broker.resume("train")
         pause, resume = broker.history("train", spans=True)
         assert (pause.operation, resume.operation, pause.code) == ("pause", "resume", 0)
-        assert pause.order + 1 == resume.order and not pause.swap
+        assert pause.transaction + 1 == resume.transaction and not pause.swap
         assert [span.phase for span in pause.spans][:2] == ["quiesce", "save"]
         [save] = [span for span in pause.spans if span.phase == "save"]
         assert sum(rank.bytes for rank in save.ranks) == pause.bytes > 0
         assert all(call.name == "copy" and call.us > 0 for rank in save.ranks for call in rank.calls)
-        assert broker.history(order=resume.order, most=1)[0].spans == ()
+        assert broker.history(transaction=resume.transaction, most=1)[0].spans == ()
 
 
 def test_dataclasses_are_broker_proto():

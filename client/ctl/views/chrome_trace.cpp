@@ -158,7 +158,8 @@ void add_rank(Trace& trace, Lanes& lanes, const v1::PastOperation& operation,
 void add(Trace& trace, Lanes& lanes, const v1::PastOperation& operation) {
   const Lane lane = lanes.broker(operation.group());
   Args args;
-  if (operation.order() != 0) args.emplace_back("order", std::to_string(operation.order()));
+  if (operation.transaction() != 0)
+    args.emplace_back("transaction", std::to_string(operation.transaction()));
   if (operation.swap()) args.emplace_back("swap", "true");
   args.emplace_back("bytes", std::to_string(operation.bytes()));
   if (operation.code() != 0) args.emplace_back("error", json_string(operation.error()));

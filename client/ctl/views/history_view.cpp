@@ -17,9 +17,9 @@ std::string longest(const v1::PastOperation& operation) {
   return most == times.end() ? "-" : most->phase() + " " + format_micros(most->us());
 }
 
-std::string order_of(const v1::PastOperation& operation) {
-  if (operation.order() == 0) return "ranks";
-  return std::to_string(operation.order()) + (operation.swap() ? " swap" : "");
+std::string transaction_of(const v1::PastOperation& operation) {
+  if (operation.transaction() == 0) return "ranks";
+  return std::to_string(operation.transaction()) + (operation.swap() ? " swap" : "");
 }
 
 std::string what(const v1::PastOperation& operation) {
@@ -31,7 +31,7 @@ std::string what(const v1::PastOperation& operation) {
 std::string history_view(const v1::ListHistoryResponse& history, const Style& style) {
   if (history.operations().empty()) return "no operations since amemd began\n";
   TextTable table({{"BEGAN"},
-                   {"ORDER"},
+                   {"TRANSACTION"},
                    {"GROUP"},
                    {"OPERATION"},
                    {"TOOK", kRight},
@@ -43,7 +43,7 @@ std::string history_view(const v1::ListHistoryResponse& history, const Style& st
     const std::string began = format_time(operation.began_us() / 1000);
     const bool ok = operation.code() == 0;
     table.add({began,
-               order_of(operation),
+               transaction_of(operation),
                operation.group(),
                what(operation),
                format_micros(operation.us()),

@@ -112,14 +112,14 @@ class Broker:
         text: str = self._ask("GetMetrics", format=formats[format]).text
         return text
 
-    def history(self, group: str = "", *, order: int = 0, most: int = 0, spans: bool = False) -> list[PastOperation]:
-        """The last pauses and resumes, as they ended, of the groups that the caller may see; of `order` only (0: of all),
+    def history(self, group: str = "", *, transaction: int = 0, most: int = 0, spans: bool = False) -> list[PastOperation]:
+        """The last pauses and resumes, as they ended, of the groups that the caller may see; of `transaction` only (0: of all),
         and the latest `most` (0: all that are remembered). `spans`: with when each phase, copy and driver call was.
         NotFoundError: there is no such group, and none is remembered."""
-        for name, value in (("order", order), ("most", most)):
+        for name, value in (("transaction", transaction), ("most", most)):
             if value < 0:
                 raise InvalidArgumentError(f"{name} is {value}; it counts from 0")
-        answer = self._ask("ListHistory", group=_or_all(group), order=order, most=most, spans=spans)
+        answer = self._ask("ListHistory", group=_or_all(group), transaction=transaction, most=most, spans=spans)
         return [from_wire(PastOperation, each) for each in answer.operations]
 
     def upgrade(self) -> tuple[str, str]:

@@ -277,7 +277,7 @@ class Progress:
     dropped_bytes: int  # with done, of a pause: what of the memory that it is about comes back zeroed
     guests: tuple[GuestUsage, ...]  # with done, of a pause: for whom memory has stayed on its device
     waits_for: str  # what the phase waits for before its ranks are asked; empty: for them
-    order: int  # as in PastOperation
+    transaction: int  # as in PastOperation
     copied_bytes: int  # while ranks copy, as far as they have told: between devices and pool, in this phase so far
     to_copy_bytes: int  # of so many; 0: nobody has told
     unknown_calls: int  # with done, of a pause: driver calls that ranks of the group asked for, that their shims do not know and that nobody has signed off
@@ -323,7 +323,7 @@ class PhaseSpan:
 class PastOperation:
     """A pause or resume of one group that has ended."""
 
-    order: int  # one for all operations of a swap or a set, counted since the broker began; 0: ranks asked
+    transaction: int  # one for all operations of a swap or a set, counted since the broker began; 0: ranks asked
     swap: bool  # part of one
     group: str
     operation: str  # "pause" or "resume"

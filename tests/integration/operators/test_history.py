@@ -39,12 +39,12 @@ def test_what_was_done_and_how_it_ended(node):
     assert [(each["group"], each["operation"], each["swap"], each["code"] == 0) for each in told] == [
         ("train", "pause", False, True), ("rollout", "pause", True, True), ("train", "resume", True, True),
         ("train", "pause", False, False)]
-    assert [each["order"] for each in told] == [1, 2, 2, 3]
+    assert [each["transaction"] for each in told] == [1, 2, 2, 3]
     assert "saving" in told[-1]["error"]
     assert told[0]["bytes"] > 8 << 20 and not told[0]["spans"]
     assert [each["began_us"] for each in told] == sorted(each["began_us"] for each in told)
-    assert [each["order"] for each in history(node, "rollout")] == [2]
-    assert [each["order"] for each in history(node, "--most", "1")] == [3]
+    assert [each["transaction"] for each in history(node, "rollout")] == [2]
+    assert [each["transaction"] for each in history(node, "--most", "1")] == [3]
     text = node.ctl("history", json_output=False).out
     assert "2 swap" in text and text.splitlines()[-1].endswith(told[-1]["error"])
     for job in (train, rollout):
@@ -73,7 +73,7 @@ def test_what_ranks_ask_for_is_remembered(node):
     job.ask("ncclPause")
     job.ask("ncclResume")
     told = history(node)
-    assert [(each["operation"], each["order"]) for each in told] == [("pause", 0), ("resume", 0)]
+    assert [(each["operation"], each["transaction"]) for each in told] == [("pause", 0), ("resume", 0)]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")

@@ -17,7 +17,7 @@ constexpr Style kPlainStyle;
 
 v1::PastOperation make_past(const std::string& group, const std::string& operation) {
   v1::PastOperation past;
-  past.set_order(7);
+  past.set_transaction(7);
   past.set_swap(true);
   past.set_group(group);
   past.set_operation(operation);
@@ -37,19 +37,20 @@ TEST(HistoryView, ALineEachAndTheErrors) {
   *history.add_operations() = make_past("train", "pause");
   v1::PastOperation& failed = *history.add_operations();
   failed = make_past("rollout", "resume");
-  failed.set_order(0);
+  failed.set_transaction(0);
   failed.set_tags("tag kv_cache");
   failed.set_code(10);
   failed.set_error("resume of group 'rollout': map+load: rank 0 ended");
   const std::string when = format_time(1'714'567'890'123);
   EXPECT_EQ(
       history_view(history, kPlainStyle),
-      "BEGAN                    ORDER   GROUP    OPERATION                  TOOK   COPIED  LONGEST "
-      "PHASE  RESULT\n" +
+      "BEGAN                    TRANSACTION  GROUP    OPERATION                  TOOK   COPIED  "
+      "LONGEST PHASE  RESULT\n" +
           when +
-          "  7 swap  train    pause                   30.0 ms  640 MiB  save 21.0 ms   ok\n" +
+          "  7 swap       train    pause                   30.0 ms  640 MiB  save 21.0 ms   ok\n" +
           when +
-          "  ranks   rollout  resume of tag kv_cache  30.0 ms  640 MiB  save 21.0 ms   ABORTED\n"
+          "  ranks        rollout  resume of tag kv_cache  30.0 ms  640 MiB  save 21.0 ms   "
+          "ABORTED\n"
           "\n" +
           when + "  resume of group 'rollout': map+load: rank 0 ended\n");
   EXPECT_EQ(history_view({}, kPlainStyle), "no operations since amemd began\n");

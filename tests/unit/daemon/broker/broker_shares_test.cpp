@@ -10,7 +10,7 @@ namespace {
 class Others final : public Abroad {
  public:
   explicit Others(std::function<void(std::string)> quiet) : quiet_(std::move(quiet)) {}
-  const std::string& order() const override { return order_; }
+  const std::string& transaction() const override { return transaction_; }
   void quiesces(const std::string&, const std::vector<RankId>& ranks) override {
     left_ = ranks.size();
   }
@@ -24,7 +24,7 @@ class Others final : public Abroad {
   std::optional<Stage> withdrawn;
 
  private:
-  const std::string order_ = std::string(16, 'o');
+  const std::string transaction_ = std::string(16, 'o');
   const std::function<void(std::string)> quiet_;
   std::size_t left_ = 0;
 };
@@ -58,7 +58,7 @@ TEST_F(BrokerSharesTest, TheNextBrokerKnowsThatItHasAsked) {
   begin_with_others(Operation::kPause);
   ASSERT_TRUE(has_asked());
   restart();
-  EXPECT_EQ(share().order, others->order());
+  EXPECT_EQ(share().transaction, others->transaction());
   EXPECT_EQ(share().stage, Stage::kOut);
   EXPECT_TRUE(share().asked);
   EXPECT_FALSE(share().went_on || share().given_up);
@@ -81,7 +81,7 @@ TEST_F(BrokerSharesTest, TheNextBrokerKnowsThatItHasNotAsked) {
   begin_with_others(Operation::kPause);
   ASSERT_TRUE(eventually([&] { return r2.received[amem_v1_SessionMessage_save_tag] > 0; }));
   restart();
-  EXPECT_EQ(share().order, others->order());
+  EXPECT_EQ(share().transaction, others->transaction());
   EXPECT_FALSE(share().asked || share().went_on);
 }
 

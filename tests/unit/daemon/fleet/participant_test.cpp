@@ -14,7 +14,7 @@ namespace {
 
 class FakeHere final : public Here {
  public:
-  std::uint64_t begin(const Caller&, const FleetOrder&, const Operations::Observer&,
+  std::uint64_t begin(const Caller&, const FleetTransaction&, const Operations::Observer&,
                       std::shared_ptr<Abroad>) override {
     return 7;
   }
@@ -56,14 +56,14 @@ class ParticipantTest : public ::testing::Test {
     v1::FleetBegin begin;
     for (const char* node : {"n0", "n1", "n2"}) begin.add_nodes(node);
     begin.set_number(1);
-    begin.set_order("order");
+    begin.set_transaction("transaction");
     begin.set_leader("n0");
     participant = std::make_shared<Participant>(
         here, links, [this](Duration, std::function<void()> job) { later.push_back(job); }, begin,
         [this](v1::FleetReport report, bool) { told.push_back(std::move(report)); });
-    FleetOrder order;
-    order.swap = swap;
-    participant->begin(Caller{}, order);
+    FleetTransaction transaction;
+    transaction.swap = swap;
+    participant->begin(Caller{}, transaction);
     v1::FleetCommand command;
     command.mutable_leader()->set_number(0);
     participant->handle(command);

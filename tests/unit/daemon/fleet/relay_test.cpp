@@ -50,7 +50,7 @@ class RelayTest : public ::testing::Test {
     for (const char* node : {"n0", "n1", "n2", "n3"}) begin.add_nodes(node);
     begin.add_nodes(last);
     begin.set_number(1);
-    begin.set_order("order");
+    begin.set_transaction("transaction");
     for (const std::uint32_t node : to) begin.add_passes_on(node);
     relay = std::make_shared<Relay>(
         links, loop, [this](v1::FleetReport report, bool) { told.push_back(std::move(report)); },
@@ -89,7 +89,7 @@ TEST_F(RelayTest, BeginsEachNodeAsTheOneItIs) {
   const v1::FleetCommand& first = links.ways["n3"].sent.at(0);
   EXPECT_EQ(first.node(), 3U);
   EXPECT_EQ(first.begin().number(), 3U);
-  EXPECT_EQ(first.begin().order(), "order");
+  EXPECT_EQ(first.begin().transaction(), "transaction");
   EXPECT_EQ(first.begin().nodes_size(), 5);
   EXPECT_EQ(first.begin().passes_on_size(), 0);
   EXPECT_EQ(idle, 0);

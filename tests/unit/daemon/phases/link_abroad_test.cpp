@@ -1,4 +1,4 @@
-// A link whose order other nodes have a part of, too: it asks, and waits to be told.
+// A link whose transaction other nodes have a part of, too: it asks, and waits to be told.
 #include <gtest/gtest.h>
 
 #include "daemon/phases/link.h"

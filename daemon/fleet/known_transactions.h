@@ -1,5 +1,5 @@
-// KnownOrders: the orders that this node has, or has had, a part of, for nodes that have lost their
-// leader; those of amemds before this one by the record.
+// KnownTransactions: the transactions that this node has, or has had, a part of, for nodes that
+// have lost their leader; those of amemds before this one by the record.
 //
 // For the loop's thread.
 #pragma once
@@ -16,29 +16,29 @@
 
 namespace amem {
 
-class KnownOrders {
+class KnownTransactions {
  public:
   /// What the record says of groups. `complete`: there is one, so what it does not say has not
   /// been.
-  KnownOrders(const std::vector<FleetShare>& shares, bool complete);
+  KnownTransactions(const std::vector<FleetShare>& shares, bool complete);
 
-  /// Why this node takes no part of that order.
+  /// Why this node takes no part of that transaction.
   Status refuses(const v1::FleetBegin& begin) const;
-  void add(const std::string& order, std::shared_ptr<Participant> participant);
-  /// How far this node is. What it does not know it never will. `leads`: it leads the order.
-  v1::FleetStanding standing(const std::string& order, bool leads);
+  void add(const std::string& transaction, std::shared_ptr<Participant> participant);
+  /// How far this node is. What it does not know it never will. `leads`: it leads the transaction.
+  v1::FleetStanding standing(const std::string& transaction, bool leads);
   /// Ends all participants, and vouches for nothing any more.
   void shut();
 
  private:
   struct Known {
-    std::string order;
+    std::string transaction;
     std::shared_ptr<Participant> participant;  // null: it has ended, with this:
     v1::FleetStanding standing;
   };
 
   std::deque<Known> known_;        // the last ones
-  std::deque<std::string> never_;  // orders of which it takes no part any more
+  std::deque<std::string> never_;  // transactions of which it takes no part any more
   bool complete_;
 };
 
