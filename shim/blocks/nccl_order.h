@@ -4,12 +4,12 @@
 // last three (it asks for properties where it imports nothing):
 //
 //   granularity ──▶ create or import ──▶ reserve ──▶ map      granularity, properties ──▶ reserve
-//   ──▶ map may_create       piece: its number    piece: 0
+//   ──▶ map may_create       buffer: its number    buffer: 0
 //
 // - may_create: the thread was told the small granularity, and its next creation will be of a
-// piece.
+// buffer.
 //   That creation ends it, and so does any other question about granularity.
-// - piece: the thread's next reservation is for this piece and is answered with its address. That
+// - buffer: the thread's next reservation is for this buffer and is answered with its address. That
 //   reservation ends it, and so do a creation, and a question about another granularity than the
 //   one that NCCL asks about before it makes a buffer.
 //
@@ -28,24 +28,24 @@ class NcclOrder {
  public:
   /// About granularity. `of_buffers`: as before a buffer; `small`: the answer is the small one.
   void asks(bool of_buffers, bool small) {
-    if (!of_buffers) piece_ = 0;
+    if (!of_buffers) buffer_ = 0;
     may_create_ = small;
   }
   /// Something is being created. Whether the thread was just told the small granularity.
   bool creates() {
-    piece_ = 0;
+    buffer_ = 0;
     return std::exchange(may_create_, false);
   }
-  /// It has a handle of the piece, and no address yet.
-  void has(std::uint64_t piece) { piece_ = piece; }
-  /// A range of addresses is being reserved. The number of the piece that it is for; 0: none.
-  std::uint64_t reserves() { return std::exchange(piece_, 0); }
+  /// It has a handle of the buffer, and no address yet.
+  void has(std::uint64_t buffer) { buffer_ = buffer; }
+  /// A range of addresses is being reserved. The number of the buffer that it is for; 0: none.
+  std::uint64_t reserves() { return std::exchange(buffer_, 0); }
 
   SlabSizes::Row row;  // of buffers of one size
 
  private:
   bool may_create_ = false;
-  std::uint64_t piece_ = 0;
+  std::uint64_t buffer_ = 0;
 };
 
 }  // namespace amem::shim

@@ -47,7 +47,8 @@ std::optional<Address> SlabBook::take(const SmallBlocks::Pool& pool, std::uint64
 
 std::optional<Slab> SlabBook::give(Address address, bool reusable) {
   Slab& slab = *slab_at(address);
-  const bool empty = slab.imported ? --slab.pieces == 0 : room_.give(address, reusable).has_value();
+  const bool empty =
+      slab.imported ? --slab.buffers == 0 : room_.give(address, reusable).has_value();
   slab.reused = true;
   if (!empty) return std::nullopt;
   if (!slab.imported) sizes_.gone(slab.pool, slab.size);
@@ -84,51 +85,51 @@ Gaps SlabBook::unused(std::uint64_t least) const {
   return gaps;
 }
 
-void SlabBook::add(std::uint64_t number, const SlabPiece& piece) {
-  piece_addresses_.emplace(piece.address, number);
-  pieces_.emplace(number, piece);
+void SlabBook::add(std::uint64_t number, const SlabBuffer& buffer) {
+  buffer_addresses_.emplace(buffer.address, number);
+  buffers_.emplace(number, buffer);
 }
 
-SlabPiece* SlabBook::piece(std::uint64_t number) {
-  const auto it = pieces_.find(number);
-  return it == pieces_.end() ? nullptr : &it->second;
+SlabBuffer* SlabBook::buffer(std::uint64_t number) {
+  const auto it = buffers_.find(number);
+  return it == buffers_.end() ? nullptr : &it->second;
 }
 
-std::uint64_t SlabBook::piece_at(Address address) const {
-  auto it = piece_addresses_.upper_bound(address);
-  if (it == piece_addresses_.begin()) return 0;
+std::uint64_t SlabBook::buffer_at(Address address) const {
+  auto it = buffer_addresses_.upper_bound(address);
+  if (it == buffer_addresses_.begin()) return 0;
   --it;
-  return address < it->first + pieces_.at(it->second).size ? it->second : 0;
+  return address < it->first + buffers_.at(it->second).size ? it->second : 0;
 }
 
-std::uint64_t SlabBook::piece_from(Address address) const {
-  const auto it = piece_addresses_.find(address);
-  return it == piece_addresses_.end() ? 0 : it->second;
+std::uint64_t SlabBook::buffer_from(Address address) const {
+  const auto it = buffer_addresses_.find(address);
+  return it == buffer_addresses_.end() ? 0 : it->second;
 }
 
-std::vector<OwnPiece> SlabBook::own() const {
-  std::vector<OwnPiece> list;
-  for (const auto& [address, number] : piece_addresses_) {
+std::vector<OwnBuffer> SlabBook::own() const {
+  std::vector<OwnBuffer> list;
+  for (const auto& [address, number] : buffer_addresses_) {
     const auto slab = std::prev(slabs_.upper_bound(address));
-    const SlabPiece& piece = pieces_.at(number);
-    if (!piece.imported)
-      list.push_back({address, piece.size, piece.device, slab->second.id, address - slab->first});
+    const SlabBuffer& buffer = buffers_.at(number);
+    if (!buffer.imported)
+      list.push_back({address, buffer.size, buffer.device, slab->second.id, address - slab->first});
   }
   return list;
 }
 
-void SlabBook::move(SlabPiece& piece, std::uint64_t own) {
-  piece.own = own;
-  piece_addresses_.erase(std::exchange(piece.address, 0));
+void SlabBook::move(SlabBuffer& buffer, std::uint64_t own) {
+  buffer.own = own;
+  buffer_addresses_.erase(std::exchange(buffer.address, 0));
 }
 
-std::optional<SlabPiece> SlabBook::settle(std::uint64_t number) {
-  const auto it = pieces_.find(number);
+std::optional<SlabBuffer> SlabBook::settle(std::uint64_t number) {
+  const auto it = buffers_.find(number);
   if (it->second.refs > 0 || it->second.reservations > 0) return std::nullopt;
-  SlabPiece piece = std::move(it->second);
-  pieces_.erase(it);
-  if (piece.own == 0) piece_addresses_.erase(piece.address);
-  return piece;
+  SlabBuffer buffer = std::move(it->second);
+  buffers_.erase(it);
+  if (buffer.own == 0) buffer_addresses_.erase(buffer.address);
+  return buffer;
 }
 
 }  // namespace amem::shim

@@ -1,4 +1,4 @@
-// SlabBook: which slabs there are, where the pieces lie in them, and what holds each piece.
+// SlabBook: which slabs there are, where the buffers lie in them, and what holds each buffer.
 //
 // Pure bookkeeping, no driver calls, no lock: Slabs owns one and guards it.
 #pragma once
@@ -27,12 +27,12 @@ struct Slab {
   SmallBlocks::Pool pool{};  // device -1: not visible in this process
   bool imported = false;
   bool retired = false;
-  bool reused = false;     // a piece has come back: what is taken may be dirty
-  std::size_t pieces = 0;  // of an imported one; SmallBlocks counts our own
+  bool reused = false;      // a buffer has come back: what is taken may be dirty
+  std::size_t buffers = 0;  // of an imported one; SmallBlocks counts our own
   std::vector<Access> access{};
 };
 
-struct SlabPiece {
+struct SlabBuffer {
   Address address = 0;  // 0: it has moved
   std::uint64_t size = 0;
   int device = 0;
@@ -46,8 +46,8 @@ struct SlabPiece {
   Label label;
 };
 
-/// A piece that this process has made, and where it lies.
-struct OwnPiece {
+/// A buffer that this process has made, and where it lies.
+struct OwnBuffer {
   Address address = 0;
   std::uint64_t size = 0;
   int device = 0;
@@ -65,40 +65,40 @@ class SlabBook {
   Slab* slab_of(std::uint64_t id);
   /// Nothing more is put into slabs of these ids.
   void retire(const std::vector<std::uint64_t>& ids);
-  /// Room for a piece in one of our own slabs; nothing: add one. `usable`: not every slab is.
+  /// Room for a buffer in one of our own slabs; nothing: add one. `usable`: not every slab is.
   std::optional<Address> take(const SmallBlocks::Pool& pool, std::uint64_t size,
                               const std::function<bool(const Slab&)>& usable);
-  /// A piece's room comes back. What a peer may have mapped is not used again before the slab has
+  /// A buffer's room comes back. What a peer may have mapped is not used again before the slab has
   /// gone: a kernel of the peer's may be late with its last word to a communicator that has ended
   /// here. Answers the slab when it is empty now; it is forgotten.
   std::optional<Slab> give(Address address, bool reusable);
   /// Those of the grants that are more than the slab has got. Access is the whole slab's: what one
-  /// piece may no longer do, the others still do.
+  /// buffer may no longer do, the others still do.
   static std::vector<CUmemAccessDesc> fresh(const Slab& slab, const CUmemAccessDesc* grants,
                                             std::size_t count);
   void grant(Address slab, const std::vector<CUmemAccessDesc>& grants);
-  /// Of our own slabs: where no piece is, in gaps of `least` bytes and more.
+  /// Of our own slabs: where no buffer is, in gaps of `least` bytes and more.
   Gaps unused(std::uint64_t least) const;
   SlabSizes& sizes() { return sizes_; }  // of our own slabs
 
-  // ---- pieces, by number ----
-  void add(std::uint64_t number, const SlabPiece& piece);
-  SlabPiece* piece(std::uint64_t number);
-  /// The piece that contains the address; 0: none.
-  std::uint64_t piece_at(Address address) const;
-  /// The piece that begins there; 0: none.
-  std::uint64_t piece_from(Address address) const;
+  // ---- buffers, by number ----
+  void add(std::uint64_t number, const SlabBuffer& buffer);
+  SlabBuffer* buffer(std::uint64_t number);
+  /// The buffer that contains the address; 0: none.
+  std::uint64_t buffer_at(Address address) const;
+  /// The buffer that begins there; 0: none.
+  std::uint64_t buffer_from(Address address) const;
   /// Those in our own slabs, by address.
-  std::vector<OwnPiece> own() const;
+  std::vector<OwnBuffer> own() const;
   /// It lies in no slab any more: it is an allocation of its own now.
-  void move(SlabPiece& piece, std::uint64_t own);
-  /// Forgets and answers a piece that nothing holds.
-  std::optional<SlabPiece> settle(std::uint64_t number);
+  void move(SlabBuffer& buffer, std::uint64_t own);
+  /// Forgets and answers a buffer that nothing holds.
+  std::optional<SlabBuffer> settle(std::uint64_t number);
 
  private:
   std::map<Address, Slab> slabs_;
-  std::unordered_map<std::uint64_t, SlabPiece> pieces_;
-  std::map<Address, std::uint64_t> piece_addresses_;  // → number
+  std::unordered_map<std::uint64_t, SlabBuffer> buffers_;
+  std::map<Address, std::uint64_t> buffer_addresses_;  // → number
   SmallBlocks room_;
   SlabSizes sizes_;
 };

@@ -14,7 +14,7 @@ std::size_t SlabSizes::number(const Pool& pool) {
 }
 
 void SlabSizes::count(const Pool& pool, Row& row) {
-  if (pool.piece == 0) return;
+  if (pool.block == 0) return;
   const std::size_t kind = number(pool);
   if (row.kind != kind) {
     if (row.length > 1) kinds_[row.kind].row = row.length;
@@ -24,29 +24,29 @@ void SlabSizes::count(const Pool& pool, Row& row) {
   ++row.length;
 }
 
-std::uint64_t SlabSizes::pieces(const PieceKind& kind, const Row& row, std::uint64_t size,
-                                std::uint64_t shared) {
+std::uint64_t SlabSizes::buffers(const BufferKind& kind, const Row& row, std::uint64_t size,
+                                 std::uint64_t shared) {
   const std::uint64_t first = std::clamp<std::uint64_t>(std::bit_floor(shared / size), 1, kFirst);
   if (kind.bytes == 0) return first;
   if (kind.row < kShortestRow) return std::max(kind.row, kind.bytes / size / 4);
   const std::uint64_t made = row.length - 1;
   // Longer than any before: there may be as much again, or nothing.
   if (made >= kind.row) return std::max(first, made / 3);
-  std::uint64_t pieces = kind.row - made;
-  while ((pieces + kind.row) * size <= std::min(shared, kind.bytes)) pieces += kind.row;
-  return pieces;
+  std::uint64_t buffers = kind.row - made;
+  while ((buffers + kind.row) * size <= std::min(shared, kind.bytes)) buffers += kind.row;
+  return buffers;
 }
 
 std::uint64_t SlabSizes::next(const Pool& pool, const Row& row, std::uint64_t size,
                               std::uint64_t unit, std::uint64_t most) {
-  const PieceKind& kind = kinds_[number(pool)];
+  const BufferKind& kind = kinds_[number(pool)];
   std::uint64_t wanted = std::min(most, std::max(kind.bytes / 4, unit));
-  if (pool.piece != 0) {
-    std::uint64_t pieces = this->pieces(kind, row, pool.piece, most / kSharing);
+  if (pool.block != 0) {
+    std::uint64_t buffers = this->buffers(kind, row, pool.block, most / kSharing);
     // What is too long for one is cut evenly.
-    if (pieces * pool.piece > most)
-      pieces = divide_up(pieces, divide_up(pieces * pool.piece, std::max(most, pool.piece)));
-    wanted = pieces * pool.piece;
+    if (buffers * pool.block > most)
+      buffers = divide_up(buffers, divide_up(buffers * pool.block, std::max(most, pool.block)));
+    wanted = buffers * pool.block;
   }
   return round_up(std::max(wanted, size), unit);
 }

@@ -22,16 +22,16 @@ bool can_be_packed(const CUmemAllocationProp& prop) {
 }  // namespace
 
 /// Of a handle that the program holds; nullptr: it is none. REQUIRES: the lock is held.
-SlabPiece* Slabs::find(CUmemGenericAllocationHandle handle) {
-  SlabPiece* piece = book_.piece(number_of(handle));
-  return piece == nullptr || piece->refs == 0 ? nullptr : piece;
+SlabBuffer* Slabs::find(CUmemGenericAllocationHandle handle) {
+  SlabBuffer* buffer = book_.buffer(number_of(handle));
+  return buffer == nullptr || buffer->refs == 0 ? nullptr : buffer;
 }
 
 /// REQUIRES: the lock is held.
-CUmemGenericAllocationHandle Slabs::add_piece(SlabPiece piece) {
+CUmemGenericAllocationHandle Slabs::add_buffer(SlabBuffer buffer) {
   const std::uint64_t number = memory_.handles.take_number();
-  piece.refs = 1;
-  book_.add(number, piece);
+  buffer.refs = 1;
+  book_.add(number, buffer);
   order.has(number);
   told_ = true;
   return number | kHandleTag;
@@ -44,9 +44,9 @@ std::uint64_t Slabs::whole(std::uint64_t size) {
              : round_up(size, memory_.handles.granularity(std::max(devices_.current(), 0)));
 }
 
-/// The size that the program gives for the piece, or the driver would.
-bool Slabs::asked_for(const SlabPiece& piece, std::uint64_t size) {
-  return piece.size == size || whole(piece.size) == size;
+/// The size that the program gives for the buffer, or the driver would.
+bool Slabs::asked_for(const SlabBuffer& buffer, std::uint64_t size) {
+  return buffer.size == size || whole(buffer.size) == size;
 }
 
 // ---- making buffers, in NCCL's order ----
@@ -55,7 +55,7 @@ std::optional<std::size_t> Slabs::granularity(const CUmemAllocationProp* prop,
                                               CUmemAllocationGranularity_flags option) {
   const bool known =
       option == CU_MEM_ALLOC_GRANULARITY_MINIMUM && prop != nullptr && can_be_packed(*prop);
-  // Also once nothing is packed any more there are pieces to map again.
+  // Also once nothing is packed any more there are buffers to map again.
   const bool small = known && size_ != 0 && packing_;
   order.asks(known, small);
   if (!small) return std::nullopt;
@@ -80,7 +80,7 @@ std::optional<CUresult> Slabs::create(CUmemGenericAllocationHandle* handle, std:
       prop.location.id >= devices_.count())
     return std::nullopt;
   const SmallBlocks::Pool pool{prop.location.id, label, prop.allocFlags.gpuDirectRDMACapable != 0,
-                               SlabSizes::piece_of(size)};
+                               SlabSizes::buffer_of(size)};
   {
     std::lock_guard lock(mutex_);
     book_.sizes().count(pool, order.row);
@@ -101,13 +101,13 @@ std::optional<CUresult> Slabs::create(CUmemGenericAllocationHandle* handle, std:
     }
   }
   std::lock_guard lock(mutex_);
-  SlabPiece piece;
-  piece.address = *room;
-  piece.size = size;
-  piece.device = pool.device;
-  piece.rdma = pool.rdma;
-  piece.label = label;
-  *handle = add_piece(std::move(piece));
+  SlabBuffer buffer;
+  buffer.address = *room;
+  buffer.size = size;
+  buffer.device = pool.device;
+  buffer.rdma = pool.rdma;
+  buffer.label = label;
+  *handle = add_buffer(std::move(buffer));
   return CUDA_SUCCESS;
 }
 
@@ -130,18 +130,18 @@ std::uint64_t Slabs::most(int device) const {
 }
 
 /// REQUIRES: growing_ is held.
-CUresult Slabs::add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size) {
+CUresult Slabs::add_slab(const SmallBlocks::Pool& pool, std::uint64_t buffer_size) {
   const std::uint64_t unit = memory_.handles.granularity(pool.device);
   const std::uint64_t most = this->most(pool.device);
   std::uint64_t size = 0;
   {
     std::lock_guard lock(mutex_);
-    size = book_.sizes().next(pool, order.row, piece_size, unit, most);
+    size = book_.sizes().next(pool, order.row, buffer_size, unit, most);
   }
   const CUresult r = make_slab(pool, size);
   // Without slabs NCCL would need no more than this. One more try, as each asks all other ranks to
   // give up what they keep.
-  const std::uint64_t least = round_up(piece_size, unit);
+  const std::uint64_t least = round_up(buffer_size, unit);
   return r == CUDA_ERROR_OUT_OF_MEMORY && least < size ? make_slab(pool, least) : r;
 }
 
@@ -169,33 +169,33 @@ CUresult Slabs::make_slab(const SmallBlocks::Pool& pool, std::uint64_t size) {
 CUresult Slabs::zero(Address address, std::uint64_t size, int device) {
   const LocalDevices::Use use(devices_, device);
   if (use.result() != CUDA_SUCCESS) return use.result();
-  // Nobody may have been given access to the slab yet whose first piece came back at once.
+  // Nobody may have been given access to the slab yet whose first buffer came back at once.
   const CUmemAccessDesc desc = device_access(device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   const CUresult r = set_access(address, size, &desc, 1).value_or(CUDA_ERROR_INVALID_VALUE);
   return r == CUDA_SUCCESS ? devices_.clear(address, size) : r;
 }
 
-/// One more handle of a piece of a slab that is here. Nothing: the slab is not.
+/// One more handle of a buffer of a slab that is here. Nothing: the slab is not.
 std::optional<CUresult> Slabs::adopt(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
   std::lock_guard lock(mutex_);
   Slab* slab = book_.slab_of(ticket.id);
   if (slab == nullptr || !ticket.within(slab->size)) return std::nullopt;
   const Address address = slab->address + ticket.offset;
-  if (const std::uint64_t known = book_.piece_from(address); known != 0) {
-    ++book_.piece(known)->refs;
+  if (const std::uint64_t known = book_.buffer_from(address); known != 0) {
+    ++book_.buffer(known)->refs;
     order.has(known);
     *handle = known | kHandleTag;
     return CUDA_SUCCESS;
   }
   if (!slab->imported) return CUDA_ERROR_INVALID_VALUE;  // freed here, where it was made
-  SlabPiece piece;
-  piece.address = address;
-  piece.size = ticket.size;
-  piece.device = slab->pool.device;
-  piece.rdma = slab->pool.rdma;
-  piece.imported = true;
-  ++slab->pieces;
-  *handle = add_piece(std::move(piece));
+  SlabBuffer buffer;
+  buffer.address = address;
+  buffer.size = ticket.size;
+  buffer.device = slab->pool.device;
+  buffer.rdma = slab->pool.rdma;
+  buffer.imported = true;
+  ++slab->buffers;
+  *handle = add_buffer(std::move(buffer));
   return CUDA_SUCCESS;
 }
 
@@ -239,10 +239,10 @@ std::optional<CUresult> Slabs::reserve(CUdeviceptr* address, std::size_t size,
   if (!told_ || address == nullptr || flags != 0) return std::nullopt;
   {
     std::lock_guard lock(mutex_);
-    SlabPiece* piece = book_.piece(number);
-    if (piece != nullptr && wish == 0 && piece->address != 0 && asked_for(*piece, size)) {
-      ++piece->reservations;
-      *address = piece->address;
+    SlabBuffer* buffer = book_.buffer(number);
+    if (buffer != nullptr && wish == 0 && buffer->address != 0 && asked_for(*buffer, size)) {
+      ++buffer->reservations;
+      *address = buffer->address;
       return CUDA_SUCCESS;
     }
   }
@@ -277,39 +277,39 @@ std::optional<CUresult> Slabs::free_address(CUdeviceptr address, std::size_t siz
     return r;
   }
   if (book_.slab_at(address) == nullptr) return std::nullopt;
-  const std::uint64_t number = book_.piece_from(address);
+  const std::uint64_t number = book_.buffer_from(address);
   if (number == 0) return CUDA_ERROR_INVALID_VALUE;
-  SlabPiece& piece = *book_.piece(number);
+  SlabBuffer& buffer = *book_.buffer(number);
   // The driver refuses to free what is mapped.
-  if (!asked_for(piece, size) || piece.reservations <= piece.mappings)
+  if (!asked_for(buffer, size) || buffer.reservations <= buffer.mappings)
     return CUDA_ERROR_INVALID_VALUE;
-  --piece.reservations;
+  --buffer.reservations;
   settle(lock, number);
   return CUDA_SUCCESS;
 }
 
-// ---- calls with a piece's handle ----
+// ---- calls with a buffer's handle ----
 
 CUresult Slabs::release(CUmemGenericAllocationHandle handle) {
   std::unique_lock lock(mutex_);
-  SlabPiece* piece = find(handle);
-  if (piece == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  --piece->refs;
+  SlabBuffer* buffer = find(handle);
+  if (buffer == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  --buffer->refs;
   settle(lock, number_of(handle));
   return CUDA_SUCCESS;
 }
 
-/// After something of a piece went: forgets one that nothing holds, with its slab when that is
+/// After something of a buffer went: forgets one that nothing holds, with its slab when that is
 /// empty. May unlock.
 void Slabs::settle(std::unique_lock<std::mutex>& lock, std::uint64_t number) {
-  const std::optional<SlabPiece> gone = book_.settle(number);
+  const std::optional<SlabBuffer> gone = book_.settle(number);
   if (!gone) return;
   if (gone->own == 0) return give_room(lock, gone->address, !gone->exported);
   lock.unlock();  // memory that is on its way back is waited for
   memory_.handles.release(gone->own);
 }
 
-/// A piece of a slab has come back. May unlock.
+/// A buffer of a slab has come back. May unlock.
 void Slabs::give_room(std::unique_lock<std::mutex>& lock, Address address, bool reusable) {
   const std::optional<Slab> empty = book_.give(address, reusable);
   if (!empty) return;
@@ -321,9 +321,9 @@ void Slabs::give_room(std::unique_lock<std::mutex>& lock, Address address, bool 
 }
 
 /// To an allocation of its own; the lock is let go meanwhile, and held again afterwards. The caller
-/// is the only one who knows the piece.
+/// is the only one who knows the buffer.
 CUresult Slabs::move(std::unique_lock<std::mutex>& lock, CUmemGenericAllocationHandle handle) {
-  const SlabPiece before = *find(handle);
+  const SlabBuffer before = *find(handle);
   lock.unlock();
   const CUmemAllocationProp prop = brokered_properties(before.device, before.rdma);
   CUmemGenericAllocationHandle own = 0;
@@ -338,10 +338,10 @@ CUresult Slabs::move(std::unique_lock<std::mutex>& lock, CUmemGenericAllocationH
 
 CUresult Slabs::own_handle(CUmemGenericAllocationHandle* own, CUmemGenericAllocationHandle handle) {
   std::unique_lock lock(mutex_);
-  SlabPiece* piece = find(handle);
-  if (piece == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (piece->own == 0) {
-    if (piece->imported || piece->exported || piece->reservations > 0) {
+  SlabBuffer* buffer = find(handle);
+  if (buffer == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (buffer->own == 0) {
+    if (buffer->imported || buffer->exported || buffer->reservations > 0) {
       stop_packing("a buffer whose address is known is to be used elsewhere");
       return CUDA_ERROR_NOT_SUPPORTED;
     }
@@ -354,14 +354,14 @@ CUresult Slabs::own_handle(CUmemGenericAllocationHandle* own, CUmemGenericAlloca
 
 CUresult Slabs::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
   std::unique_lock lock(mutex_);
-  SlabPiece* piece = find(handle);
-  if (piece == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (piece->own == 0 && piece->reservations > 0) {
-    std::optional<Ticket> ticket = memory_.handles.ticket_at(piece->address);
+  SlabBuffer* buffer = find(handle);
+  if (buffer == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (buffer->own == 0 && buffer->reservations > 0) {
+    std::optional<Ticket> ticket = memory_.handles.ticket_at(buffer->address);
     if (!ticket) return CUDA_ERROR_INVALID_VALUE;
-    piece->exported = true;
-    ticket->offset = piece->address - book_.slab_at(piece->address)->address;
-    ticket->size = piece->size;
+    buffer->exported = true;
+    ticket->offset = buffer->address - book_.slab_at(buffer->address)->address;
+    ticket->size = buffer->size;
     ticket->owner_number = static_cast<std::uint32_t>(number_of(handle));
     lock.unlock();
     return Handles::write_ticket(fd, *ticket);
@@ -374,32 +374,32 @@ CUresult Slabs::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
 
 CUresult Slabs::properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
   std::lock_guard lock(mutex_);
-  const SlabPiece* piece = find(handle);
-  if (piece == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *prop = brokered_properties(piece->device, piece->rdma);
+  const SlabBuffer* buffer = find(handle);
+  if (buffer == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *prop = brokered_properties(buffer->device, buffer->rdma);
   // Who asks that is about to map it once more (ranks that are threads of one process do).
-  if (piece->own == 0) order.has(number_of(handle));
+  if (buffer->own == 0) order.has(number_of(handle));
   return CUDA_SUCCESS;
 }
 
 CUresult Slabs::map(CUdeviceptr address, std::size_t size, std::size_t offset,
                     CUmemGenericAllocationHandle handle, unsigned long long flags) {
-  if (!is_piece(handle))
+  if (!is_buffer(handle))
     return memory_.mappings.map(address, told_ ? whole(size) : size, offset, handle, flags);
   {
     std::lock_guard lock(mutex_);
-    SlabPiece* piece = find(handle);
-    if (piece == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (piece->own == 0 && piece->address == address) {
-      if (!asked_for(*piece, size) || offset != 0 || flags != 0 ||
-          piece->mappings == piece->reservations)
+    SlabBuffer* buffer = find(handle);
+    if (buffer == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (buffer->own == 0 && buffer->address == address) {
+      if (!asked_for(*buffer, size) || offset != 0 || flags != 0 ||
+          buffer->mappings == buffer->reservations)
         return CUDA_ERROR_INVALID_VALUE;
       if (memory_.mappings.absent(address)) {
         log_error("mapping " + std::to_string(size) +
                   " bytes of a slab that is paused with its tag; resume that first");
         return CUDA_ERROR_SYSTEM_NOT_READY;
       }
-      ++piece->mappings;
+      ++buffer->mappings;
       return CUDA_SUCCESS;
     }
   }
@@ -410,10 +410,10 @@ CUresult Slabs::map(CUdeviceptr address, std::size_t size, std::size_t offset,
 
 Handles::TraceView Slabs::trace_view(CUmemGenericAllocationHandle handle) {
   std::lock_guard lock(mutex_);
-  const SlabPiece* piece = find(handle);
-  if (piece == nullptr) return {};
-  return {static_cast<std::uint32_t>(number_of(handle)), piece->imported, piece->refs,
-          piece->mappings};
+  const SlabBuffer* buffer = find(handle);
+  if (buffer == nullptr) return {};
+  return {static_cast<std::uint32_t>(number_of(handle)), buffer->imported, buffer->refs,
+          buffer->mappings};
 }
 
 // ---- calls with an address ----
@@ -422,10 +422,10 @@ std::optional<CUresult> Slabs::retain(CUmemGenericAllocationHandle* handle, CUde
   if (!told_) return std::nullopt;
   std::lock_guard lock(mutex_);
   if (book_.slab_at(address) == nullptr) return std::nullopt;
-  SlabPiece* piece = book_.piece(book_.piece_at(address));
-  if (piece == nullptr || piece->mappings == 0) return CUDA_ERROR_INVALID_VALUE;
-  ++piece->refs;
-  *handle = book_.piece_at(address) | kHandleTag;
+  SlabBuffer* buffer = book_.buffer(book_.buffer_at(address));
+  if (buffer == nullptr || buffer->mappings == 0) return CUDA_ERROR_INVALID_VALUE;
+  ++buffer->refs;
+  *handle = book_.buffer_at(address) | kHandleTag;
   return CUDA_SUCCESS;
 }
 
@@ -437,14 +437,14 @@ std::optional<CUresult> Slabs::unmap(CUdeviceptr address, std::size_t size) {
     const std::uint64_t real_size = whole(size);
     return real_size == size ? std::nullopt : memory_.mappings.unmap(address, real_size);
   }
-  SlabPiece* piece = book_.piece(book_.piece_from(address));
-  if (piece == nullptr || piece->mappings == 0 || !asked_for(*piece, size))
+  SlabBuffer* buffer = book_.buffer(book_.buffer_from(address));
+  if (buffer == nullptr || buffer->mappings == 0 || !asked_for(*buffer, size))
     return CUDA_ERROR_INVALID_VALUE;
-  --piece->mappings;
+  --buffer->mappings;
   return CUDA_SUCCESS;
 }
 
-/// Access is the whole slab's: who reaches one piece reaches its neighbours.
+/// Access is the whole slab's: who reaches one buffer reaches its neighbours.
 std::optional<CUresult> Slabs::set_access(CUdeviceptr address, std::size_t size,
                                           const CUmemAccessDesc* desc, std::size_t count) {
   if (!told_) return std::nullopt;
@@ -473,10 +473,10 @@ std::optional<CUresult> Slabs::address_range(CUdeviceptr* base, std::size_t* siz
   if (!told_) return std::nullopt;
   std::lock_guard lock(mutex_);
   if (book_.slab_at(address) == nullptr) return std::nullopt;
-  const SlabPiece* piece = book_.piece(book_.piece_at(address));
-  if (piece == nullptr) return CUDA_ERROR_NOT_FOUND;
-  if (base != nullptr) *base = piece->address;
-  if (size != nullptr) *size = piece->size;
+  const SlabBuffer* buffer = book_.buffer(book_.buffer_at(address));
+  if (buffer == nullptr) return CUDA_ERROR_NOT_FOUND;
+  if (base != nullptr) *base = buffer->address;
+  if (size != nullptr) *size = buffer->size;
   return CUDA_SUCCESS;
 }
 

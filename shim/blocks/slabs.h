@@ -2,13 +2,13 @@
 //
 // NCCL asks for hundreds of small buffers, pads each to the driver's 2 MiB, and gets a handle, a
 // mapping and often a peer's import for each; and what a pause costs besides the copies goes by
-// handles. So NCCL is told a smaller granularity, and its buffers become pieces of slabs: one
+// handles. So NCCL is told a smaller granularity, and its buffers lie in slabs: one
 // brokered allocation, mapped once in the owner and once in each peer, at addresses of the shim's.
-// A piece has a handle of its own and lies where its slab lies: the reservation that NCCL makes for
-// it is answered with that address.
+// A buffer has a handle of its own and lies where its slab lies: the reservation that NCCL makes
+// for it is answered with that address.
 //
 // This rests on the order in which NCCL makes a buffer (NcclOrder). What asks for the recommended
-// granularity (ncclMemAlloc, symmetric memory, NVLS) is never packed. A piece that turns out to be
+// granularity (ncclMemAlloc, symmetric memory, NVLS) is never packed. A buffer that turns out to be
 // used otherwise moves to an allocation of its own while nobody knows its address yet; from then on
 // nothing is packed, and the log says so once.
 //
@@ -47,7 +47,7 @@ class Slabs {
   static constexpr std::uint64_t kMost = 384ULL << 20U;  // the driver is slow with 512 MiB and more
   static constexpr std::uint64_t kLeastShare = 256;
 
-  /// Handles of pieces are told apart from allocations' and the driver's by their top bits.
+  /// Handles of buffers are told apart from allocations' and the driver's by their top bits.
   static constexpr std::uint64_t kHandleTag = 0xa3e4'0000'0000'0000;
 
   // ---- calls of NCCL; "nothing": as if there were no slabs ----
@@ -69,19 +69,19 @@ class Slabs {
   /// never been used is zero and comes back so. What a peer was given and its owner has freed holds
   /// nothing that the peer reads.
   struct Contents {
-    std::vector<OwnPiece> buffers;  // by address
-    Gaps unused;                    // room that no buffer is in, `least` bytes and more each
+    std::vector<OwnBuffer> buffers;  // by address
+    Gaps unused;                     // room that no buffer is in, `least` bytes and more each
   };
   Contents contents(std::uint64_t least);
 
-  // ---- calls with a piece's handle ----
+  // ---- calls with a buffer's handle ----
   CUresult release(CUmemGenericAllocationHandle handle);
   CUresult export_ticket(int* fd, CUmemGenericAllocationHandle handle);
   CUresult properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle);
   /// Also with an allocation's handle.
   CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
                CUmemGenericAllocationHandle handle, unsigned long long flags);
-  /// The allocation's handle of a piece that has moved, or can.
+  /// The allocation's handle of a buffer that has moved, or can.
   CUresult own_handle(CUmemGenericAllocationHandle* own, CUmemGenericAllocationHandle handle);
   Handles::TraceView trace_view(CUmemGenericAllocationHandle handle);
 
@@ -102,13 +102,13 @@ class Slabs {
   static std::uint64_t number_of(CUmemGenericAllocationHandle handle) {
     return handle & ~AllocationTable::kTagMask;
   }
-  SlabPiece* find(CUmemGenericAllocationHandle handle);
-  CUmemGenericAllocationHandle add_piece(SlabPiece piece);
+  SlabBuffer* find(CUmemGenericAllocationHandle handle);
+  CUmemGenericAllocationHandle add_buffer(SlabBuffer buffer);
   std::optional<CUresult> adopt(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
   std::uint64_t whole(std::uint64_t size);
-  bool asked_for(const SlabPiece& piece, std::uint64_t size);
+  bool asked_for(const SlabBuffer& buffer, std::uint64_t size);
   std::uint64_t most(int device) const;
-  CUresult add_slab(const SmallBlocks::Pool& pool, std::uint64_t piece_size);
+  CUresult add_slab(const SmallBlocks::Pool& pool, std::uint64_t buffer_size);
   CUresult make_slab(const SmallBlocks::Pool& pool, std::uint64_t size);
   CUresult add_imported(const Ticket& ticket, CUmemGenericAllocationHandle handle,
                         const Handles::Known& known);
@@ -123,7 +123,7 @@ class Slabs {
   Memory& memory_;
   const std::optional<std::uint64_t>& size_;
   std::atomic<bool> packing_{true};
-  std::atomic<bool> told_{false};  // somebody knows the small granularity, or has a piece
+  std::atomic<bool> told_{false};  // somebody knows the small granularity, or has a buffer
 
   std::mutex growing_;  // one slab is made or imported at a time; before mutex_, over the broker
   std::mutex mutex_;    // guards what follows
@@ -131,7 +131,7 @@ class Slabs {
   std::map<Address, std::uint64_t> rounded_;  // reservations made larger for the driver → its size
 };
 
-inline bool is_piece(CUmemGenericAllocationHandle handle) {
+inline bool is_buffer(CUmemGenericAllocationHandle handle) {
   return (handle & AllocationTable::kTagMask) == Slabs::kHandleTag;
 }
 

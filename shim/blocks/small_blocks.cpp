@@ -103,16 +103,16 @@ void SmallBlocks::forget(std::map<Address, Chunk>::iterator chunk) {
 std::optional<Address> SmallBlocks::give(Address address, bool reusable) {
   const auto it = std::prev(chunks_.upper_bound(address));
   Chunk& chunk = it->second;
-  const auto piece = chunk.taken.find(address);
-  std::uint64_t size = piece->second;
-  chunk.taken.erase(piece);
+  const auto block = chunk.taken.find(address);
+  std::uint64_t size = block->second;
+  chunk.taken.erase(block);
   if (chunk.taken.empty()) {
     const Address base = it->first;
     forget(it);
     return base;
   }
   if (!reusable) return std::nullopt;
-  // One gap of the piece and the gaps that it touches.
+  // One gap of the block and the gaps that it touches.
   Address begin = address;
   const auto after = chunk.free.lower_bound(address);
   if (after != chunk.free.begin()) {

@@ -1,8 +1,8 @@
-// SmallBlocks: hands out pieces of chunks to allocations too small for physical memory of their
+// SmallBlocks: hands out blocks of chunks to allocations too small for physical memory of their
 // own, which comes in 2 MiB.
 //
 // Pure bookkeeping over addresses, no driver calls, no lock: Heap and Slabs own one each and guard
-// it. Chunks are the caller's: it adds one when nothing fits, and frees one when the last piece has
+// it. Chunks are the caller's: it adds one when nothing fits, and frees one when the last block has
 // come back. First fit, the chunks in the order in which they came and each by address: a chunk
 // fills from its beginning, so that later ones run empty. A chunk that has gone leaves its place in
 // that order to the next one. To take and to give costs the logarithm of the number of chunks.
@@ -28,7 +28,7 @@ class SmallBlocks {
  public:
   /// As aligned as the driver's own small allocations are.
   static constexpr std::uint64_t kAlignment = 512;
-  /// Heap's chunks, and its largest piece: above it no two would share a chunk, and packing would
+  /// Heap's chunks, and its largest block: above it no two would share a chunk, and packing would
   /// save nothing.
   static constexpr std::uint64_t kChunk = 2ULL << 20U;
   static constexpr std::uint64_t kLargest = kChunk / 2;
@@ -37,21 +37,21 @@ class SmallBlocks {
     int device = 0;
     Label label;
     bool rdma = false;
-    std::uint64_t piece = 0;  // bytes, of all its pieces; 0: they differ
+    std::uint64_t block = 0;  // bytes, of all its blocks; 0: they differ
     friend auto operator<=>(const Pool&, const Pool&) = default;
   };
 
-  /// A piece of this many bytes, from chunks that are `usable`; or nothing: add one.
+  /// A block of this many bytes, from chunks that are `usable`; or nothing: add one.
   /// REQUIRES: 0 < size.
   std::optional<Address> take(const Pool& pool, std::uint64_t size,
                               const std::function<bool(Address chunk)>& usable = nullptr);
   /// More room for this pool. REQUIRES: aligned, overlaps no other.
   void add(const Pool& pool, Address chunk, std::uint64_t size);
-  /// A piece comes back. Answers its chunk when that is empty now; it is forgotten. Not `reusable`:
+  /// A block comes back. Answers its chunk when that is empty now; it is forgotten. Not `reusable`:
   /// nobody gets that room again as long as the chunk lives.
   /// REQUIRES: take() gave this address.
   std::optional<Address> give(Address address, bool reusable = true);
-  /// Where no piece is, by chunk; what is not reusable, too. Only of `least` bytes and more.
+  /// Where no block is, by chunk; what is not reusable, too. Only of `least` bytes and more.
   std::map<Address, std::vector<Gap>> unused(std::uint64_t least) const;
 
  private:

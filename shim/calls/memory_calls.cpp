@@ -19,13 +19,13 @@ bool in_forked_child() { return Runtime::get().forked(); }
 
 /// A handle of brokered memory.
 bool ours(CUmemGenericAllocationHandle handle) {
-  return AllocationTable::is_virtual(handle) || is_piece(handle);
+  return AllocationTable::is_virtual(handle) || is_buffer(handle);
 }
 
 Handles::TraceView trace_view(CUmemGenericAllocationHandle handle) {
   Runtime& runtime = Runtime::get();
-  return is_piece(handle) ? runtime.slabs().trace_view(handle)
-                          : runtime.memory().handles.trace_view(handle);
+  return is_buffer(handle) ? runtime.slabs().trace_view(handle)
+                           : runtime.memory().handles.trace_view(handle);
 }
 
 /// Memory of cuMemAlloc's is no mapping of the program's, and the driver says so of it.
@@ -72,7 +72,7 @@ std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, st
   const auto create = [&] {
     Handles& handles = runtime.memory().handles;
     if (label->tag != kNcclTag) return handles.create(handle, size, *prop, *label);
-    // What slabs had no room for has the size of a piece.
+    // What slabs had no room for has the size of a buffer.
     const std::uint64_t whole = round_up(size, handles.granularity(prop->location.id));
     return handles.create_bindable(handle, whole, *prop, *label);
   };
@@ -147,8 +147,8 @@ CUresult answer_cuMemRelease(CUmemGenericAllocationHandle handle) {
     const Handles::TraceView v = trace_view(handle);
     trace("release vh=%x refs=%u maps=%zu", v.number, v.refs - 1, v.mappings);
   }
-  return is_piece(handle) ? runtime.slabs().release(handle)
-                          : runtime.memory().handles.release(handle);
+  return is_buffer(handle) ? runtime.slabs().release(handle)
+                           : runtime.memory().handles.release(handle);
 }
 
 CUresult answer_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
@@ -179,7 +179,7 @@ CUresult answer_cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHa
     return CUDA_ERROR_INVALID_VALUE;
   if (tracing()) trace("export vh=%x -> ticket", trace_view(handle).number);
   Runtime& runtime = Runtime::get();
-  if (!is_piece(handle))
+  if (!is_buffer(handle))
     return runtime.memory().handles.export_ticket(static_cast<int*>(out), handle);
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
@@ -215,8 +215,8 @@ CUresult answer_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop
   if (!ours(handle)) return real<kRow_cuMemGetAllocationPropertiesFromHandle>()(prop, handle);
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   Runtime& runtime = Runtime::get();
-  return is_piece(handle) ? runtime.slabs().properties(prop, handle)
-                          : runtime.memory().handles.properties(prop, handle);
+  return is_buffer(handle) ? runtime.slabs().properties(prop, handle)
+                           : runtime.memory().handles.properties(prop, handle);
 }
 
 // ---- addresses ----

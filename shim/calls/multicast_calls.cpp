@@ -83,14 +83,14 @@ template <class Bind>
 CUresult bind_memory(CUmemGenericAllocationHandle object, std::size_t at,
                      CUmemGenericAllocationHandle memory, std::size_t from, std::size_t size,
                      const Bind& bind) {
-  const bool piece = is_piece(memory);
-  if (!piece && !AllocationTable::is_virtual(memory)) return bind(memory);
+  const bool buffer = is_buffer(memory);
+  if (!buffer && !AllocationTable::is_virtual(memory)) return bind(memory);
   if (Runtime::get().forked()) return CUDA_ERROR_NOT_INITIALIZED;
   Runtime& runtime = Runtime::get();
   if (!runtime.options().nvls) return refuse_binding();
   const Pass pass(*the_gate);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
-  if (piece)
+  if (buffer)
     if (CUresult r = runtime.slabs().own_handle(&memory, memory); r != CUDA_SUCCESS) return r;
   Mappings::Held held;
   if (CUresult r = runtime.memory().mappings.hold(memory, held); r != CUDA_SUCCESS) return r;

@@ -133,8 +133,8 @@ Function* real(const void* caller, const Replaced& call, Function* ours) {
   return reinterpret_cast<Function*>(found);
 }
 
-/// Its library's buffers are pieces of slabs, or may be.
-bool has_pieces(const void* function) {
+/// Its library's buffers lie in slabs, or may.
+bool has_buffers(const void* function) {
   if (Runtime::disabled()) return false;
   Runtime& runtime = Runtime::get();
   return runtime.options().slab_size != 0 && runtime.brokers(function) && runtime.connected();
@@ -145,12 +145,12 @@ constexpr int kNewestKnown = 23007;
 
 }  // namespace
 
-/// NCCL would unmap its buffers and map new memory in their places, which pieces of a slab do not
+/// NCCL would unmap its buffers and map new memory in their places, which buffers of a slab do not
 /// have: what it could not map again would be lost.
 AMEM_PUBLIC ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
   auto* const theirs = real(__builtin_return_address(0), suspend, &ncclCommSuspend);
   if (theirs == nullptr) return ncclInvalidUsage;
-  if (!has_pieces(reinterpret_cast<const void*>(theirs))) return theirs(comm, flags);
+  if (!has_buffers(reinterpret_cast<const void*>(theirs))) return theirs(comm, flags);
   log_error(
       "ncclCommSuspend is refused under amem: NCCL's memory leaves with a pause of its group "
       "(amemctl pause, amem.pause, ncclPause), of all communicators at once. With AMEM_SLAB=0 in "
@@ -158,7 +158,7 @@ AMEM_PUBLIC ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
   return ncclInvalidUsage;
 }
 
-/// 2.32 makes small buffers of its own windows, too, when the first window is registered: pieces,
+/// 2.32 makes small buffers of its own windows, too, when the first window is registered: buffers,
 /// which cannot be mapped once more. Which thread makes them is not known here (a group's end may,
 /// or a thread of NCCL's), so nothing is packed from here on.
 AMEM_PUBLIC ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, std::size_t size,
@@ -166,7 +166,7 @@ AMEM_PUBLIC ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, s
   auto* const theirs = real(__builtin_return_address(0), window_register, &ncclCommWindowRegister);
   if (theirs == nullptr) return ncclInvalidUsage;
   const auto* const code = reinterpret_cast<const void*>(theirs);
-  if (has_pieces(code)) {
+  if (has_buffers(code)) {
     const int version = amem::shim::nccl_version_of(code);
     if (version == 0 || version > kNewestKnown)
       Runtime::get().slabs().stop_packing(amem::shim::nccl_name(version) +

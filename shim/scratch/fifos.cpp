@@ -23,12 +23,12 @@ T read(std::span<const std::byte> connection, std::size_t at) {
   return value;
 }
 
-std::optional<Fifo> fifo_of(std::span<const OwnPiece> buffers,
+std::optional<Fifo> fifo_of(std::span<const OwnBuffer> buffers,
                             std::span<const std::byte> connection) {
   const auto tail = read<std::uint64_t>(connection, 48);
   const auto found = std::lower_bound(
       buffers.begin(), buffers.end(), tail,
-      [](const OwnPiece& buffer, Address address) { return buffer.address < address; });
+      [](const OwnBuffer& buffer, Address address) { return buffer.address < address; });
   if (tail == 0 || found == buffers.end() || found->address != tail) return std::nullopt;
   const auto ll = read<std::uint64_t>(connection, 0);
   const auto ll128 = read<std::uint64_t>(connection, 8);
@@ -43,7 +43,7 @@ std::optional<Fifo> fifo_of(std::span<const OwnPiece> buffers,
       end - used >= kGranularity)
     return std::nullopt;
   Fifo fifo;
-  fifo.piece = *found;
+  fifo.buffer = *found;
   fifo.ll = kHeader;
   fifo.ll_slot = (ll128 - ll) / Fifo::kSlots;
   fifo.ll128 = ll128 - tail;
@@ -75,7 +75,7 @@ bool Fifo::empty(std::span<const std::uint64_t> words) const {
   return true;
 }
 
-std::vector<Fifo> find_fifos(std::span<const OwnPiece> buffers, std::span<const std::byte> bytes) {
+std::vector<Fifo> find_fifos(std::span<const OwnBuffer> buffers, std::span<const std::byte> bytes) {
   std::vector<Fifo> fifos;
   for (; bytes.size() >= kPeer; bytes = bytes.subspan(kPeer))
     for (const std::size_t at : kReceives)

@@ -23,7 +23,7 @@ struct Fifo {
   static constexpr std::uint64_t kSlots = 8;  // NCCL_STEPS
   static constexpr std::size_t kWords = 1 + 2 * kSlots;
 
-  OwnPiece piece;
+  OwnBuffer buffer;
   std::uint64_t ll = 0;  // where LL begins, behind the counters
   std::uint64_t ll_slot = 0;
   std::uint64_t ll128 = 0;
@@ -52,6 +52,6 @@ inline constexpr std::uint64_t kMostTable = 1 << 20;
 
 /// The receive buffers among `buffers` that the tables in `bytes`, the contents of one of NCCL's
 /// smaller buffers, name. A buffer may be named more than once. `buffers`: by address.
-std::vector<Fifo> find_fifos(std::span<const OwnPiece> buffers, std::span<const std::byte> bytes);
+std::vector<Fifo> find_fifos(std::span<const OwnBuffer> buffers, std::span<const std::byte> bytes);
 
 }  // namespace amem::shim

@@ -23,13 +23,13 @@ constexpr std::uint64_t kWord = 8;
 Result<std::vector<bool>> are_empty(const std::vector<Fifo>& fifos,
                                     const Scratch::ReadWords& read) {
   std::map<int, std::vector<std::size_t>> by_device;
-  for (std::size_t i = 0; i < fifos.size(); ++i) by_device[fifos[i].piece.device].push_back(i);
+  for (std::size_t i = 0; i < fifos.size(); ++i) by_device[fifos[i].buffer.device].push_back(i);
   std::vector<bool> result(fifos.size());
   for (const auto& [device, numbers] : by_device) {
     std::vector<Address> at;
     for (const std::size_t i : numbers) {
       for (const std::uint64_t offset : fifos[i].looks())
-        at.push_back(fifos[i].piece.address + offset);
+        at.push_back(fifos[i].buffer.address + offset);
     }
     std::vector<std::uint64_t> words;
     if (Status s = read(device, at, words); !s.ok()) return s;
@@ -136,27 +136,27 @@ Result<std::span<const std::byte>> Scratch::fetch(const std::vector<SlabRange>& 
   return std::span<const std::byte>(static_cast<std::byte*>(host_.get()), size);
 }
 
-Result<std::vector<Fifo>> Scratch::fifos(const std::vector<OwnPiece>& pieces) {
+Result<std::vector<Fifo>> Scratch::fifos(const std::vector<OwnBuffer>& buffers) {
   std::vector<SlabRange> ranges;
   std::uint64_t last = 0;  // the slab
-  for (const OwnPiece& piece : pieces) {
-    if (piece.size > kMostTable) continue;
+  for (const OwnBuffer& buffer : buffers) {
+    if (buffer.size > kMostTable) continue;
     // Tables lie side by side: one copy for neighbours.
-    if (std::exchange(last, piece.id) == piece.id && !ranges.empty() &&
-        ranges.back().address + ranges.back().size == piece.address)
-      ranges.back().size += piece.size;
+    if (std::exchange(last, buffer.id) == buffer.id && !ranges.empty() &&
+        ranges.back().address + ranges.back().size == buffer.address)
+      ranges.back().size += buffer.size;
     else
-      ranges.push_back({piece.address, piece.size, piece.device, piece.id});
+      ranges.push_back({buffer.address, buffer.size, buffer.device, buffer.id});
   }
   Result<std::span<const std::byte>> bytes = fetch(ranges);
   if (!bytes.ok()) return bytes.status();
   std::map<Address, std::vector<Fifo>> found;  // by buffer
   std::size_t at = 0;
-  for (const OwnPiece& piece : pieces) {
-    if (piece.size > kMostTable) continue;
-    for (const Fifo& fifo : find_fifos(pieces, bytes.value().subspan(at, piece.size)))
-      found[fifo.piece.address].push_back(fifo);
-    at += piece.size;
+  for (const OwnBuffer& buffer : buffers) {
+    if (buffer.size > kMostTable) continue;
+    for (const Fifo& fifo : find_fifos(buffers, bytes.value().subspan(at, buffer.size)))
+      found[fifo.buffer.address].push_back(fifo);
+    at += buffer.size;
   }
   // Nobody else knows two connections of one buffer, and neither do we.
   std::vector<Fifo> fifos;
@@ -165,20 +165,20 @@ Result<std::vector<Fifo>> Scratch::fifos(const std::vector<OwnPiece>& pieces) {
   return fifos;
 }
 
-bool Scratch::readable(const OwnPiece& piece) {
+bool Scratch::readable(const OwnBuffer& buffer) {
   const auto access = memory_.mappings.access(
-      piece.address, device_access(piece.device, CU_MEM_ACCESS_FLAGS_PROT_READ).location);
+      buffer.address, device_access(buffer.device, CU_MEM_ACCESS_FLAGS_PROT_READ).location);
   return access && *access != CU_MEM_ACCESS_FLAGS_PROT_NONE;
 }
 
-Status Scratch::find(std::vector<OwnPiece> pieces, const ReadWords& read) {
+Status Scratch::find(std::vector<OwnBuffer> buffers, const ReadWords& read) {
   // A slab gets access with its first buffer, and a pause may come in between: nobody has written
   // to it yet, and a look at it would be refused, or be the end of the context.
-  std::erase_if(pieces, [&](const OwnPiece& piece) {
-    return !memory_.holdings.holds(piece.id) || memory_.holdings.is_away(piece.id) ||
-           !readable(piece);
+  std::erase_if(buffers, [&](const OwnBuffer& buffer) {
+    return !memory_.holdings.holds(buffer.id) || memory_.holdings.is_away(buffer.id) ||
+           !readable(buffer);
   });
-  const Result<std::vector<Fifo>> fifos = this->fifos(pieces);
+  const Result<std::vector<Fifo>> fifos = this->fifos(buffers);
   if (!fifos.ok()) return fifos.status();
   const Result<std::vector<bool>> empty = are_empty(fifos.value(), read);
   if (!empty.ok()) return empty.status();
@@ -187,8 +187,8 @@ Status Scratch::find(std::vector<OwnPiece> pieces, const ReadWords& read) {
   for (std::size_t i = 0; i < fifos.value().size(); ++i) {
     const Fifo& fifo = fifos.value()[i];
     const std::uint64_t kept = fifo.kept();
-    const Gap gap{fifo.piece.offset + kept, fifo.piece.size - kept};
-    if (empty.value()[i]) of_nccl_[fifo.piece.id].push_back(gap);
+    const Gap gap{fifo.buffer.offset + kept, fifo.buffer.size - kept};
+    if (empty.value()[i]) of_nccl_[fifo.buffer.id].push_back(gap);
     (empty.value()[i] ? dropped : in_use) += gap.size;
   }
   log_info("AMEM_NCCL_SCRATCH: " + std::to_string(dropped >> 20) +

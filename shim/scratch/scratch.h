@@ -77,11 +77,11 @@ class Scratch {
   };
 
   void look(const ReadWords& read);
-  Status find(std::vector<OwnPiece> pieces, const ReadWords& read);
+  Status find(std::vector<OwnBuffer> buffers, const ReadWords& read);
   /// Its device has access to it.
-  bool readable(const OwnPiece& piece);
-  /// What the tables among these pieces say, by address.
-  Result<std::vector<Fifo>> fifos(const std::vector<OwnPiece>& pieces);
+  bool readable(const OwnBuffer& buffer);
+  /// What the tables among these buffers say, by address.
+  Result<std::vector<Fifo>> fifos(const std::vector<OwnBuffer>& buffers);
   /// The bytes of these ranges, one behind the other, until the next call.
   Result<std::span<const std::byte>> fetch(const std::vector<SlabRange>& ranges);
   /// Queues it. REQUIRES: the allocation is here.

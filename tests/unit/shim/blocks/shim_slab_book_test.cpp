@@ -39,7 +39,7 @@ TEST(ShimSlabBook, ASlabGetsWhatIsMoreThanItHas) {
   EXPECT_FALSE(grant(0, kNone));
   EXPECT_TRUE(grant(0, kReadWrite));
   EXPECT_FALSE(grant(0, kReadWrite));
-  EXPECT_FALSE(grant(0, kRead)) << "other pieces are written to";
+  EXPECT_FALSE(grant(0, kRead)) << "other buffers are written to";
   EXPECT_TRUE(grant(1, kRead));
   EXPECT_FALSE(grant(1, kRead));
   EXPECT_TRUE(grant(1, kReadWrite));
@@ -57,13 +57,13 @@ TEST(ShimSlabBook, RoomThatNoPieceIsInOfOurOwnSlabs) {
   imported.id = 8;
   imported.imported = true;
   book.add(imported);
-  std::vector<Address> pieces;
+  std::vector<Address> buffers;
   for (int i = 0; i < 4; ++i)
-    pieces.push_back(*book.take(own.pool, kMiB, [](const Slab&) { return true; }));
+    buffers.push_back(*book.take(own.pool, kMiB, [](const Slab&) { return true; }));
   EXPECT_TRUE(book.unused(1).empty());
-  EXPECT_FALSE(book.give(pieces[0], true));
-  EXPECT_FALSE(book.give(pieces[2], false));
-  EXPECT_FALSE(book.give(pieces[3], false));
+  EXPECT_FALSE(book.give(buffers[0], true));
+  EXPECT_FALSE(book.give(buffers[2], false));
+  EXPECT_FALSE(book.give(buffers[3], false));
   const Gaps unused = book.unused(1);
   ASSERT_EQ(unused.size(), 1U);
   const std::vector<Gap>& gaps = unused.at(7);

@@ -17,17 +17,17 @@ constexpr std::uint64_t kReceive = 10 * kMiB;
 constexpr std::uint64_t kSend = 1944ULL << 10U;
 
 SlabSizes::Pool pool_for(std::uint64_t size) {
-  return {0, {"nccl", {}}, true, SlabSizes::piece_of(size)};
+  return {0, {"nccl", {}}, true, SlabSizes::buffer_of(size)};
 }
 
 /// Slabs that are filled first fit, and of each who maps it.
 class Filled {
  public:
-  void row(int thread, std::uint64_t pieces, std::uint64_t size, int peer) {
-    for (std::uint64_t i = 0; i < pieces; ++i) piece(thread, size, peer);
+  void row(int thread, std::uint64_t buffers, std::uint64_t size, int peer) {
+    for (std::uint64_t i = 0; i < buffers; ++i) buffer(thread, size, peer);
   }
 
-  void piece(int thread, std::uint64_t size, int peer) {
+  void buffer(int thread, std::uint64_t size, int peer) {
     const SlabSizes::Pool pool = pool_for(size);
     sizes_.count(pool, rows_[thread]);
     asked_ += size;
@@ -106,8 +106,8 @@ TEST(SlabSizes, APeerMapsFewSlabsThatAreForOthersToo) {
 TEST(SlabSizes, WithoutRowsAQuarterOfWhatIsThere) {
   Filled filled;
   for (int i = 0; i < 200; ++i) {
-    filled.piece(0, 10 * kMiB, 0);
-    filled.piece(0, 2 * kMiB, 0);
+    filled.buffer(0, 10 * kMiB, 0);
+    filled.buffer(0, 2 * kMiB, 0);
   }
   EXPECT_LE(filled.left_over(), 600 * kMiB);
   EXPECT_LE(filled.slabs(), 50U);
@@ -116,8 +116,8 @@ TEST(SlabSizes, WithoutRowsAQuarterOfWhatIsThere) {
 TEST(SlabSizes, SmallPiecesShareSlabsWhateverTheirSize) {
   Filled filled;
   for (int i = 0; i < 100; ++i) {
-    filled.piece(0, 4096, 0);
-    filled.piece(0, 24576, 0);
+    filled.buffer(0, 4096, 0);
+    filled.buffer(0, 24576, 0);
   }
   EXPECT_LE(filled.slabs(), 2U);
 }
@@ -145,26 +145,26 @@ TEST(SlabSizes, APieceThatIsNoMultipleOfTheUnit) {
 TEST(SlabSizes, TheFirstSlabOfAKindIsAThirdOfTheLargestAtMost) {
   const std::map<std::uint64_t, std::uint64_t> kFirst = {{1, 8},    {10, 80},   {30, 120},
                                                          {64, 128}, {100, 100}, {500, 500}};
-  for (const auto& [piece, first] : kFirst) {
+  for (const auto& [buffer, first] : kFirst) {
     SlabSizes sizes;
     SlabSizes::Row row;
-    const auto pool = pool_for(piece * kMiB);
+    const auto pool = pool_for(buffer * kMiB);
     sizes.count(pool, row);
-    EXPECT_EQ(sizes.next(pool, row, piece * kMiB, kUnit, kMost), first * kMiB);
+    EXPECT_EQ(sizes.next(pool, row, buffer * kMiB, kUnit, kMost), first * kMiB);
   }
 }
 
 TEST(SlabSizes, ShortRowsShareASlabAndLongOnesDoNot) {
   const std::map<std::uint64_t, std::uint64_t> kAfterMany = {{2, 96}, {4, 96}, {10, 240}};
-  for (const auto& [piece, slab] : kAfterMany) {
+  for (const auto& [buffer, slab] : kAfterMany) {
     SlabSizes sizes;
     SlabSizes::Row row;
     SlabSizes::Row another;
-    const auto pool = pool_for(piece * kMiB);
+    const auto pool = pool_for(buffer * kMiB);
     for (int i = 0; i < 25; ++i) sizes.count(pool, row);
     sizes.added(pool, 1024 * kMiB);
     sizes.count(pool, another);
-    EXPECT_EQ(sizes.next(pool, another, piece * kMiB, kUnit, kMost), slab * kMiB);
+    EXPECT_EQ(sizes.next(pool, another, buffer * kMiB, kUnit, kMost), slab * kMiB);
   }
 }
 

@@ -41,22 +41,22 @@ class Peer {
   std::vector<std::byte> bytes_ = std::vector<std::byte>(608);
 };
 
-const std::vector<OwnPiece> kPieces = {{0x6f0000000000, 4096, 0, 7, 0},
-                                       {kBuffer, kSize, 1, 8, 4 * kSize},
-                                       {kBuffer + kSize, kSize, 1, 8, 5 * kSize}};
+const std::vector<OwnBuffer> kBuffers = {{0x6f0000000000, 4096, 0, 7, 0},
+                                         {kBuffer, kSize, 1, 8, 4 * kSize},
+                                         {kBuffer + kSize, kSize, 1, 8, 5 * kSize}};
 constexpr std::size_t kReceive = 2;  // the first of two
 
 Fifo fifo_at(std::uint64_t step) {
   const std::vector<Fifo> fifos =
-      find_fifos(kPieces, Peer().receives(kReceive, kBuffer).set(kReceive, 104, step).bytes());
+      find_fifos(kBuffers, Peer().receives(kReceive, kBuffer).set(kReceive, 104, step).bytes());
   return fifos.size() == 1 ? fifos.front() : Fifo{};
 }
 
 TEST(ShimScratch, AReceiveBufferKeepsItsCounters) {
   const Fifo fifo = fifo_at(kStep);
-  EXPECT_EQ(fifo.piece.address, kBuffer);
-  EXPECT_EQ(fifo.piece.id, 8U);
-  EXPECT_EQ(fifo.piece.offset, 4 * kSize);
+  EXPECT_EQ(fifo.buffer.address, kBuffer);
+  EXPECT_EQ(fifo.buffer.id, 8U);
+  EXPECT_EQ(fifo.buffer.offset, 4 * kSize);
   EXPECT_EQ(fifo.step, kStep);
   EXPECT_EQ(fifo.kept(), 4096U);
 }
@@ -116,16 +116,16 @@ TEST(ShimScratch, EveryPeersBothReceivesOfATableAreFound) {
   add(Peer().receives(kReceive, kBuffer));
   add(Peer().receives(kReceive + 1, kBuffer + kSize));
   table.resize(4096);
-  const std::vector<Fifo> fifos = find_fifos(kPieces, table);
+  const std::vector<Fifo> fifos = find_fifos(kBuffers, table);
   ASSERT_EQ(fifos.size(), 2U);
-  EXPECT_EQ(fifos[0].piece.address, kBuffer);
-  EXPECT_EQ(fifos[1].piece.address, kBuffer + kSize);
+  EXPECT_EQ(fifos[0].buffer.address, kBuffer);
+  EXPECT_EQ(fifos[1].buffer.address, kBuffer + kSize);
   // The same as a connection to send by is none.
-  EXPECT_TRUE(find_fifos(kPieces, Peer().receives(0, kBuffer).bytes()).empty());
+  EXPECT_TRUE(find_fifos(kBuffers, Peer().receives(0, kBuffer).bytes()).empty());
 }
 
 TEST(ShimScratch, WhatDoesNotFitInAllIsNoReceiveBuffer) {
-  const auto none = [&](const Peer& peer) { return find_fifos(kPieces, peer.bytes()).empty(); };
+  const auto none = [&](const Peer& peer) { return find_fifos(kBuffers, peer.bytes()).empty(); };
   const auto peer = [&] { return Peer().receives(kReceive, kBuffer); };
   ASSERT_FALSE(none(peer()));
   EXPECT_TRUE(none(peer().set(kReceive, 48, kBuffer + 8))) << "no buffer begins there";
@@ -141,7 +141,7 @@ TEST(ShimScratch, WhatDoesNotFitInAllIsNoReceiveBuffer) {
   EXPECT_TRUE(none(peer().set(kReceive, 72, std::int32_t{65536}))) << "far shorter";
   std::vector<std::byte> cut = peer().bytes();
   cut.pop_back();
-  EXPECT_TRUE(find_fifos(kPieces, cut).empty());
+  EXPECT_TRUE(find_fifos(kBuffers, cut).empty());
   EXPECT_TRUE(find_fifos({}, peer().bytes()).empty());
 }
 
