@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks the rooms of the source tree: check_includes.py [ROOT]. Exit status 0 when there is no fault; a line for each otherwise.
+"""Checks the folders of the source tree: check_includes.py [ROOT]. Exit status 0 when there is no fault; a line for each otherwise.
 
-A room is a folder. The README.md of the folder that holds it lists it and its neighbours from top to bottom, a line each
-("- name/: what it is"); files beside rooms may be listed in the same way ("- main.cpp: ..."; "- runtime.*: ...") and stand at the top if
-they are not. A room includes itself and what stands below it. Above all rooms stands tests, below all common; client, daemon and shim know nothing of each other.
+The README.md of the folder that holds it lists it and its neighbours from top to bottom, a line each
+("- name/: what it is"); files beside folders may be listed in the same way ("- main.cpp: ..."; "- runtime.*: ...") and stand at the top if
+they are not. A folder includes itself and what stands below it. Above all folders stands tests, below all common; client, daemon and shim know nothing of each other.
 """
 
 import fnmatch
@@ -55,8 +55,8 @@ class Tree:
             if target is not None:
                 yield target, number
 
-    def rooms(self, folder):
-        """Rooms directly in the folder: those of its sub-folders that hold sources at any depth."""
+    def subfolders(self, folder):
+        """Folders directly in the folder: those of its sub-folders that hold sources at any depth."""
         prefix = folder + "/"
         return {each[len(prefix):].partition("/")[0] for each in self.folders if each.startswith(prefix)}
 
@@ -65,7 +65,7 @@ class Tree:
         return path.read_text(encoding="utf-8").splitlines() if path.is_file() else None
 
     def order(self, folder):
-        """What its README lists, from top to bottom; a room ends with '/'."""
+        """What its README lists, from top to bottom; a folder ends with '/'."""
         lines = (re.match(r"[-*] ((?:`?[\w.*/-]+`?, )*`?[\w.*/-]+`?): ", line) for line in self.readme(folder) or [])
         return [entry.strip("`") for line in lines if line for entry in line[1].split(", ")]
 
@@ -102,12 +102,12 @@ def spelling_faults(tree):
 
 
 def depth_in_tests(folder):
-    """How deep below tests/, whose rooms end at tests/ROOM/ROOM: what is below mirrors the product's rooms, which have READMEs."""
+    """How deep below tests/, whose folders end at tests/FOLDER/FOLDER: what is below mirrors the product's folders, which have READMEs."""
     return folder.count("/") if folder.startswith("tests") else 0
 
 
-def room_faults(tree):
-    """In every folder that has rooms, or files beside one."""
+def folder_faults(tree):
+    """In every folder that has subfolders, or files beside one."""
     parents = {parent for folder in tree.folders for parent in map(str, pathlib.PurePosixPath(folder).parents)} - {"."}
     for folder in sorted(each for each in parents if depth_in_tests(each) < 2):
         order = tree.order(folder)
@@ -116,12 +116,12 @@ def room_faults(tree):
         def place(name, order=order):
             return next((at for at, entry in enumerate(order) if fnmatch.fnmatch(name, entry)), -1)
 
-        rooms = [room + "/" for room in sorted(tree.rooms(folder))]
-        for room in rooms if len(rooms) + len(beside) > 1 else ():
-            if place(room) < 0:
-                yield f'{folder}/{room}: is not in the list of {folder}/README.md: it wants a line "- {room}: what it is"'
+        subfolders = [subfolder + "/" for subfolder in sorted(tree.subfolders(folder))]
+        for subfolder in subfolders if len(subfolders) + len(beside) > 1 else ():
+            if place(subfolder) < 0:
+                yield f'{folder}/{subfolder}: is not in the list of {folder}/README.md: it wants a line "- {subfolder}: what it is"'
         for entry in order:
-            if not fnmatch.filter(rooms + beside, entry):
+            if not fnmatch.filter(subfolders + beside, entry):
                 yield f"{folder}/README.md: lists {entry}, which is not there or has no sources"
         edges = {}
         for name, target, line in inside(tree, folder):
@@ -130,22 +130,22 @@ def room_faults(tree):
                 yield f"{line}: {folder}/{name} includes {folder}/{target}, which stands above it in {folder}/README.md"
         circle = find_circle(edges)
         if circle:
-            yield f"{folder}: a circle of rooms: {' -> '.join(circle)}"
+            yield f"{folder}: a circle of folders: {' -> '.join(circle)}"
 
 
 def inside(tree, folder):
-    """Includes between two rooms of a folder, or files beside them: who, whom, file:line."""
+    """Includes between two subfolders of a folder, or files beside them: who, whom, file:line."""
     prefix = folder + "/"
 
-    def room(name):
+    def subfolder(name):
         first, slash, _ = name[len(prefix):].partition("/")
         return first + slash
 
     for name, included in tree.includes.items():
         for target, line in included.items():
-            if name.startswith(prefix) and target.startswith(prefix) and room(name) != room(target):
-                if "/" in room(name) + room(target):
-                    yield room(name), room(target), f"{name}:{line}: includes {target}"
+            if name.startswith(prefix) and target.startswith(prefix) and subfolder(name) != subfolder(target):
+                if "/" in subfolder(name) + subfolder(target):
+                    yield subfolder(name), subfolder(target), f"{name}:{line}: includes {target}"
 
 
 def circle_faults(tree):
@@ -214,7 +214,7 @@ def class_faults(tree):
                 yield f"{where}: {type_name} is also the name of a type in {other}"
 
 
-RULES = (floor_faults, spelling_faults, room_faults, circle_faults, readme_faults, class_faults)
+RULES = (floor_faults, spelling_faults, folder_faults, circle_faults, readme_faults, class_faults)
 
 
 def faults(root):

@@ -67,22 +67,22 @@ def test_floors_include_only_what_is_below(faults, name, target):
         f"{name}:2: includes {target}", "includes nothing of")
 
 
-def test_a_room_includes_only_rooms_below_it(faults):
+def test_a_folder_includes_only_folders_below_it(faults):
     found = faults(files={"daemon/mid/c.h": '#include "daemon/high/a.h"\n'})
     assert found == ["daemon/mid/c.h:1: includes daemon/high/a.h: daemon/mid/ includes daemon/high/, which stands above it in "
                      "daemon/README.md"]
 
 
-def test_a_file_beside_rooms_has_its_place(faults):
+def test_a_file_beside_folders_has_its_place(faults):
     one(faults, {"daemon/mid/c.h": '#include "daemon/main.h"\n', "daemon/main.h": "",
                  "daemon/README.md": "- main.*: it\n- high/: a\n- mid/: c\n- low/: b\n"},
         "daemon/mid/ includes daemon/main.h, which stands above")
 
 
-def test_a_circle_of_rooms_is_named(faults):
+def test_a_circle_of_folders_is_named(faults):
     found = faults(files={"daemon/low/b.h": '#include "daemon/mid/d.h"\n', "daemon/mid/d.h": ""})
     assert len(found) == 2 and found[0].startswith("daemon/low/b.h:1: "), found
-    assert found[1] == "daemon: a circle of rooms: low/ -> mid/ -> low/"
+    assert found[1] == "daemon: a circle of folders: low/ -> mid/ -> low/"
 
 
 def test_a_circle_of_files_is_named(faults):
@@ -90,11 +90,11 @@ def test_a_circle_of_files_is_named(faults):
         "daemon/low/b.h -> daemon/low/d.h -> daemon/low/b.h")
 
 
-def test_every_room_is_in_the_list(faults):
+def test_every_folder_is_in_the_list(faults):
     one(faults, {"daemon/new/x.cpp": "", "daemon/new/README.md": "New.\n"}, "daemon/new/: is not in the list of daemon/README.md")
 
 
-def test_a_file_beside_rooms_that_is_not_in_the_list_stands_at_the_top(faults):
+def test_a_file_beside_folders_that_is_not_in_the_list_stands_at_the_top(faults):
     files = {"daemon/top.h": '#include "daemon/high/a.h"\n'}
     assert faults(files=files) == []
     one(faults, {**files, "daemon/mid/c.h": '#include "daemon/top.h"\n'}, "daemon/mid/c.h:1", "stands above")
@@ -117,7 +117,7 @@ def test_a_readme_that_is_too_long(faults):
     one(faults, {"daemon/low/README.md": "line\n" * 16}, "daemon/low/README.md: has 16 lines")
 
 
-def test_rooms_of_unit_tests_go_without(faults):
+def test_folders_of_unit_tests_go_without(faults):
     files = {"tests/README.md": "- a_test.cpp: a\n- unit/: units\n", "tests/unit/daemon/README.md": "Of the daemon.\n",
              "tests/unit/daemon/low/b_test.cpp": ""}
     assert faults(files=files) == []
