@@ -54,7 +54,7 @@ void settle_enums(Message& message) {
 }  // namespace
 
 Result<std::string> encode(const Message& message) {
-  // Not in the string itself: it may wait in a queue, and would keep room for the largest message.
+  // Not in the string itself: it may wait in a queue, and would keep space for the largest message.
   pb_byte_t buffer[amem_v1_SessionMessage_size];
   pb_ostream_t stream = pb_ostream_from_buffer(buffer, sizeof buffer);
   if (!pb_encode(&stream, amem_v1_SessionMessage_fields, &message))
@@ -67,7 +67,7 @@ Status send_encoded(int socket, const std::string& bytes, const std::vector<int>
   if (fds.size() > kMaxFds) return {Code::kInternal, "too many descriptors for one packet"};
   if (send_with<kMaxFds>(socket, bytes.data(), bytes.size(), fds.data(), fds.size()) >= 0)
     return {};
-  // ETOOMANYREFS: more descriptors in flight than the user may have; receivers make room.
+  // ETOOMANYREFS: more descriptors in flight than the user may have; receivers make space.
   if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS)
     return {Code::kResourceExhausted, "the session socket is full"};
   if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN)
@@ -93,7 +93,7 @@ Status receive(int socket, int flags, Packet& packet) {
     return {Code::kUnavailable, "the session's peer has closed it"};
   if (n < 0) return errno_status(Code::kInternal, "recvmsg on a session", errno);
 
-  // This process has no room for all the descriptors. Whoever needs them sees that they are
+  // This process has no space for all the descriptors. Whoever needs them sees that they are
   // missing.
   if ((seen & MSG_CTRUNC) != 0) packet.fds.clear();
   if ((seen & MSG_TRUNC) != 0) {

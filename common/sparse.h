@@ -49,7 +49,7 @@ struct Launch {
 static_assert(sizeof(Launch) <= 4096, "too large for a kernel's parameter");
 
 /// The one parameter of words. The list lies in pinned memory of the host: `count` addresses of
-/// 8-byte words on the device, and behind them room for what is read there.
+/// 8-byte words on the device, and behind them space for what is read there.
 struct Words {
   uint64_t list;  // address
   uint32_t count;

@@ -1,5 +1,5 @@
 // Sparse copies: what a piece takes in the host pool, and whether it is saved sparsely. The shim
-// decides by this when it saves, and the broker when it makes room for that, so both reckon alike
+// decides by this when it saves, and the broker when it makes space for that, so both reckon alike
 // (common/sparse.h has the layout). Pure functions.
 #pragma once
 

@@ -74,7 +74,7 @@ def draw(names, lanes):
     marks = []
     for us in range(0, int(span) + 1, step(span)):
         x = LEFT + us * scale
-        if x > WIDTH - 50:  # no room for its text
+        if x > WIDTH - 50:  # no space for its text
             break
         marks.append(f'<line x1="{x:.1f}" y1="{TOP - 8}" x2="{x:.1f}" y2="{y}" stroke="#ddd"/>'
                      f'<text x="{x + 2:.1f}" y="{TOP - 10}" fill="#666">{time_text(us)}</text>')

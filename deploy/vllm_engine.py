@@ -109,7 +109,7 @@ class Engine:
         self.llm.sleep(level=level)
 
     def wake(self, parts=(None,), within=0):
-        """Wakes the tags of each part. Tries again where there is no room yet, for so many seconds."""
+        """Wakes the tags of each part. Tries again where there is no space yet, for so many seconds."""
         end, tries = time.monotonic() + within, 0
         for part in parts:
             while True:

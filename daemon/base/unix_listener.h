@@ -55,7 +55,7 @@ class UnixListener {
   bool owns_file_ = true;
   Fd socket_;
   EventLoop::WatchId watch_ = 0;
-  std::optional<EventLoop::TimerId> again_;  // without room for descriptors: when it goes on
+  std::optional<EventLoop::TimerId> again_;  // without space for descriptors: when it goes on
 };
 
 /// kNotFound: there is no such group on this system.

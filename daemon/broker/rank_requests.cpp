@@ -200,7 +200,7 @@ void RankRequests::not_created(Rank& rank, const RequestPtr& request, const Stat
     // Who has reached a quota is helped by what its own ranks keep.
     Amounts all = of_device_memory(request->message.size);
     all[Resource::kAllocations] = 1;
-    if (request->tries == 0) trim(*group.account, !group.account->has_room(all));
+    if (request->tries == 0) trim(*group.account, !group.account->has_space(all));
     means_.loop.at(Clock::now() + kAgainAfter[request->tries++], [this, id = rank.id, request] {
       if (Rank* again = node_.find_rank(id)) create(*again, request);
     });

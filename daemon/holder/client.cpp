@@ -119,7 +119,7 @@ Result<std::map<HolderClient::Key, Fd>> HolderClient::list() {
     return Status(Code::kResourceExhausted,
                   std::to_string(missing) + " of " + std::to_string(missing + all.size()) +
                       " descriptors of the holder at " + path_ +
-                      " did not arrive: amemd has no room for so many; raise its limit of open "
+                      " did not arrive: amemd has no space for so many; raise its limit of open "
                       "files (LimitNOFILE)");
   }
 }
@@ -151,7 +151,7 @@ Status HolderClient::has_everything() const {
                                     std::to_string(changes_.size()) +
                                     " changes yet, and what they put would not outlive amemd"};
   if (!refused_.empty())
-    return {Code::kUnavailable, "the holder at " + path_ + " had no room for " +
+    return {Code::kUnavailable, "the holder at " + path_ + " had no space for " +
                                     std::to_string(refused_.size()) +
                                     " descriptors, and their memory would not outlive amemd; raise "
                                     "its limit of open files (LimitNOFILE) and restart it"};
@@ -203,7 +203,7 @@ Status HolderClient::send(const HolderPacket& packet, const std::vector<int>& fd
     const int error = errno;
     if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) return lose("it has ended");
     const bool full = error == EAGAIN || error == EWOULDBLOCK;
-    // ETOOMANYREFS: more descriptors in flight than the user may have; the holder makes room.
+    // ETOOMANYREFS: more descriptors in flight than the user may have; the holder makes space.
     if (!full && error != ETOOMANYREFS)
       return errno_status(Code::kInternal, "sendmsg to the holder at " + path_, error);
     if (Clock::now() >= until)
@@ -211,9 +211,9 @@ Status HolderClient::send(const HolderPacket& packet, const std::vector<int>& fd
               "the holder at " + path_ +
                   " does not take what amemd gives it; what is left would not outlive amemd, and "
                   "is sent again"};
-    pollfd room{socket_.get(), POLLOUT, 0};
+    pollfd space{socket_.get(), POLLOUT, 0};
     if (full)
-      ::poll(&room, 1, ms_until(until));
+      ::poll(&space, 1, ms_until(until));
     else
       std::this_thread::sleep_for(kTryAgain);
   }
@@ -259,7 +259,8 @@ Status HolderClient::heard(const HolderPacket& packet) {
     case HolderMessage::kLost:
       refused_.insert(packet.keys, packet.keys + packet.header.count);
       return {Code::kResourceExhausted,
-              "the holder at " + path_ + " has no room for " + std::to_string(packet.header.count) +
+              "the holder at " + path_ + " has no space for " +
+                  std::to_string(packet.header.count) +
                   " descriptors that amemd gave it: that memory would not outlive amemd; raise its "
                   "limit of open files (LimitNOFILE)"};
     case HolderMessage::kRefused: {

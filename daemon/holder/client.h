@@ -45,7 +45,7 @@ class HolderClient {
   HolderClient(const HolderClient&) = delete;
   HolderClient& operator=(const HolderClient&) = delete;
 
-  /// All that is held. Flushes first. kResourceExhausted: this process has no room for so many
+  /// All that is held. Flushes first. kResourceExhausted: this process has no space for so many
   /// descriptors.
   Result<std::map<Key, Fd>> list();
 
@@ -72,7 +72,7 @@ class HolderClient {
   void on_settled(std::function<void(std::uint64_t)> settled) { settled_ = std::move(settled); }
 
   /// Reads what the holder says unasked; to be called when fd() is readable or hung up.
-  /// kResourceExhausted: the holder had no room for descriptors, and has nothing under their keys.
+  /// kResourceExhausted: the holder had no space for descriptors, and has nothing under their keys.
   /// kUnavailable: lost().
   Status check();
 
@@ -117,7 +117,7 @@ class HolderClient {
   std::uint64_t asked_ = 0;  // number of the last question
   std::function<void(std::uint64_t)> settled_;
   std::vector<Change> changes_;
-  std::set<Key> refused_;  // put, and the holder had no room for the descriptor
+  std::set<Key> refused_;  // put, and the holder had no space for the descriptor
 };
 
 /// A descriptor whose key the holder drops when the last reference to it here goes. It puts

@@ -182,7 +182,7 @@ void HolderServer::handle(const HolderPacket& packet, std::vector<Fd> fds, bool 
   }
   if (lost)
     spdlog::error(
-        "{} of {} that pid {} gave did not arrive: no room for more than {}; raise the limit of "
+        "{} of {} that pid {} gave did not arrive: no space for more than {}; raise the limit of "
         "open files (LimitNOFILE)",
         packet.header.count - fds.size(), of_descriptors(packet.header.count), client_->pid,
         size() + fds.size());
@@ -215,7 +215,7 @@ void HolderServer::put(const HolderPacket& packet, std::vector<Fd> fds) {
   for (std::size_t i = 0; i < packet.header.count; ++i) {
     const HolderKey key = packet.keys[i];
     drop(key);
-    if (i >= fds.size()) {  // the kernel delivers those that there is room for in order
+    if (i >= fds.size()) {  // the kernel delivers those that there is space for in order
       lost.keys.push_back(key);
       continue;
     }

@@ -47,7 +47,7 @@ class HolderServer {
 
   /// kAlreadyExists: another one serves the path; the text names its pid.
   Status start();
-  /// Takes no more clients, lets go of the one there is, and makes room for another holder.
+  /// Takes no more clients, lets go of the one there is, and makes space for another holder.
   void shut();
 
   std::size_t size() const { return entries_.size(); }

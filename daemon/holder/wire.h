@@ -84,7 +84,7 @@ struct HolderPacket {
 static_assert(sizeof(HolderHeader) == 16);
 static_assert(offsetof(HolderPacket, keys) == sizeof(HolderHeader));
 
-/// Whether so many bytes and descriptors are a packet; `lost`: the kernel had no room for all of
+/// Whether so many bytes and descriptors are a packet; `lost`: the kernel had no space for all of
 /// the descriptors (MSG_CTRUNC).
 bool is_whole(const HolderPacket& packet, std::size_t bytes, std::size_t fds, bool lost);
 

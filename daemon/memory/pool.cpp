@@ -30,7 +30,7 @@ void give_back(PoolSegment& segment) {
   segment.fd.reset();
 }
 
-Status has_room(std::uint64_t bytes) {
+Status has_space(std::uint64_t bytes) {
   const HostMemory left = available_host_memory();
   if (bytes <= left.bytes) return {};
   return {Code::kResourceExhausted, "another " + format_size(bytes) + " do not fit: " +
@@ -83,8 +83,8 @@ void HostPool::run(std::uint64_t size, std::uint64_t segment, const Callbacks& c
   int tenths = 0;
   for (std::size_t i = 0; ready < size && !stop_; ++i) {
     const std::uint64_t want = std::min(segment, size - ready);
-    if (const Status room = has_room(want); !room.ok()) {
-      error = room.text();
+    if (const Status space = has_space(want); !space.ok()) {
+      error = space.text();
       break;
     }
     const std::size_t turn = i % order.size();
@@ -162,7 +162,7 @@ void HostPool::renew_until_stopped(const Callbacks& callbacks) {
 }
 
 Result<PoolSegment> HostPool::create_again(const PoolSegment& old) {
-  if (Status room = has_room(old.size); !room.ok()) return room;
+  if (Status space = has_space(old.size); !space.ok()) return space;
   Result<PoolSegment> made = create(old.size, std::max(old.numa_node, 0));
   if (!made.ok()) return made.status();
   PoolSegment segment = std::move(made).value();

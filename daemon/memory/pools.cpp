@@ -152,7 +152,7 @@ std::uint64_t Pools::renew_one(const Account& account, int node, bool only) {
   const std::uint64_t size = it->of.segment.size;
   Amounts amounts;
   amounts[Resource::kPoolBytes] = size;
-  if (!account.has_room(amounts)) return 0;
+  if (!account.has_space(amounts)) return 0;
   renew_(std::move(it->of.segment));
   stock_.erase(it);
   renewing_ += size;
@@ -171,7 +171,7 @@ std::vector<std::uint32_t> Pools::extend(const std::shared_ptr<Account>& account
                            });
 }
 
-Status Pools::make_room(const std::shared_ptr<Account>& account, std::uint64_t bytes) {
+Status Pools::make_space(const std::shared_ptr<Account>& account, std::uint64_t bytes) {
   OwnPool& pool = of(account);
   while (pool.extents.available() < bytes && draw(account, pool, -1, false)) continue;
   if (pool.extents.available() >= bytes) return {};

@@ -82,14 +82,14 @@ class Pools {
   /// A process of the owner's may map what its ranks are given, until it leave()s.
   void enter(const std::shared_ptr<Account>& account) { ++of(account).processes; }
   void leave(const std::shared_ptr<Account>& account);
-  /// Some room of the owner's part has been given back.
+  /// Some space of the owner's part has been given back.
   void saved_less(const std::shared_ptr<Account>& account);
 
   /// The segments that the rank is to reach from now on besides those that it does.
   std::vector<std::uint32_t> extend(const std::shared_ptr<Account>& account, RankId rank);
   /// Draws segments until so many bytes are free in the owner's part. kResourceExhausted: they are
   /// not to be had; what there was has been drawn. The text says of what there is too little.
-  Status make_room(const std::shared_ptr<Account>& account, std::uint64_t bytes);
+  Status make_space(const std::shared_ptr<Account>& account, std::uint64_t bytes);
 
   /// Of all owners, and those in stock.
   void each(const std::function<void(const RecordedSegment&)>& segment) const;

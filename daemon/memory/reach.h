@@ -34,7 +34,7 @@ class Reach {
   /// another. False: there is none to be had.
   using Draw = std::function<bool(int node, bool only)>;
   /// The segments that the rank is to reach from now on besides those that it does, so that all it
-  /// has to save has room; of the right node first, and of these those that fewest ranks reach,
+  /// has to save has space; of the right node first, and of these those that fewest ranks reach,
   /// which is what `draw` adds. Of a pool that is smaller than what the group has to save, no more
   /// than the rank's share. `most`: bytes that the pool can come to have.
   std::vector<std::uint32_t> extend(
@@ -68,7 +68,7 @@ class Reach {
   };
 
   std::optional<std::uint32_t> best(Place& place, int node) const;
-  /// Of so many bytes that a rank of the group has to save, those that the pool can have room for.
+  /// Of so many bytes that a rank of the group has to save, those that the pool can have space for.
   std::uint64_t share(GroupId group, std::uint64_t bytes, std::uint64_t most) const;
 
   std::vector<Segment> segments_;

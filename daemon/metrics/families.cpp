@@ -114,7 +114,7 @@ void add_memory(Book& book, const Measured& m, const std::vector<const GroupEntr
                               "bytes in the pool, dropped "
                               "away and zeroed when it comes back");
   Family& pool =
-      book.gauge("amem_group_pool_bytes", "Room in the pool that the saved bytes of a group take");
+      book.gauge("amem_group_pool_bytes", "Space in the pool that the saved bytes of a group take");
   Family& pinned =
       book.gauge("amem_group_pinned_bytes",
                  "Memory of a group that cannot leave its device, e.g. known to a NIC");
@@ -223,7 +223,7 @@ void add_operations(Book& book, const Measured& m) {
 
 void add_refusals(Book& book, const Measured& m, const Caller& caller) {
   Family& refusals = book.counter("amem_quota_refusals_total",
-                                  "What owners were refused for want of room in a quota");
+                                  "What owners were refused for want of space in a quota");
   for (const auto& account : m.accounts.all()) {
     if (!caller.may_see(*account)) continue;
     for (const Resource resource : kAllResources)

@@ -100,9 +100,9 @@ void to_record(const Allocation& allocation, bool leaves, v1::record::Saved& row
 
 }  // namespace
 
-Status Records::write(GroupEntry& group, bool waves, RowRoom* room) {
+Status Records::write(GroupEntry& group, bool waves, RowReservation* space) {
   if (!record_.keeps()) return {};
-  return record_.write(group.row, RowKind::kGroup, group.id, row_of(group, waves), room);
+  return record_.write(group.row, RowKind::kGroup, group.id, row_of(group, waves), space);
 }
 
 std::uint64_t Records::bytes_of_release(const GroupEntry& group) const {
@@ -149,10 +149,10 @@ Status Records::write(Allocation& allocation) {
   return record_.write(allocation.row, RowKind::kAllocation, allocation.id, row);
 }
 
-Status Records::write_saved(Allocation& allocation, bool leaves, RowRoom* room) {
+Status Records::write_saved(Allocation& allocation, bool leaves, RowReservation* space) {
   if (!record_.keeps()) return {};
   to_record(allocation, leaves, saved_);
-  return record_.write(allocation.saved_row, RowKind::kSaved, allocation.id, saved_, room);
+  return record_.write(allocation.saved_row, RowKind::kSaved, allocation.id, saved_, space);
 }
 
 Status Records::write_limbo(Rank& rank) {

@@ -28,11 +28,11 @@ class Records {
 
   /// What it is, and what of an operation under way a restart must know. `waves`: only what is
   /// marked so leaves.
-  Status write(GroupEntry& group, bool waves = false, RowRoom* room = nullptr);
+  Status write(GroupEntry& group, bool waves = false, RowReservation* space = nullptr);
   Status write(Rank& rank);
   Status write(Allocation& allocation);
   /// What a pause takes of it. `leaves`: of a pause in waves, its ranks are told to let go of it.
-  Status write_saved(Allocation& allocation, bool leaves = false, RowRoom* room = nullptr);
+  Status write_saved(Allocation& allocation, bool leaves = false, RowReservation* space = nullptr);
   Status write_limbo(Rank& rank);
   /// Of a rank that may have gone.
   Status write_limbo(Row& row, RankId rank, const Extents& extents, const Owner& owner);

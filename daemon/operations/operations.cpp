@@ -212,7 +212,7 @@ void Operations::carry_out(const TransactionPtr& transaction, Link::Step step) {
   if (running == running_.end() || running->second.transaction != transaction)
     return;  // it has ended
   GroupEntry& group = node_.groups.at(running->first);
-  if (step.what == Link::Step::kRoom)
+  if (step.what == Link::Step::kVacated)
     group.machine.tell(event::AllLeft{}, Clock::now());
   else if (step.what == Link::Step::kGiveUp)
     group.machine.tell(event::GiveUp{transaction->link.why_given_up()}, Clock::now());
@@ -344,7 +344,7 @@ void Operations::look_again(Phase phase, bool (PauseOperation::*look)()) {
   }
 }
 
-/// Where it waits for room in the pool, it says so: nobody has been told to save anything yet.
+/// Where it waits for space in the pool, it says so: nobody has been told to save anything yet.
 void Operations::run(GroupEntry& group, const action::Save& save) {
   const auto it = running_.find(group.id);
   PauseOperation* const pause = pause_of(group.id);

@@ -99,7 +99,7 @@ void PauseOperation::run(const action::Save& save) {
     sent = {.status = {}, .ranks = {}, .measure = true};
     return group_.machine.tell(std::move(sent), Clock::now());
   }
-  // Others' room in the pool is made anew for it. The deadline of the phase runs meanwhile.
+  // Others' space in the pool is made anew for it. The deadline of the phase runs meanwhile.
   const bool waits = sent.status.code() == Code::kUnavailable;
   waits_for_ = waits ? sent.status.text() : "";
   if (waits) return;
@@ -135,12 +135,12 @@ Status PauseOperation::prepare() {
     spdlog::info("group '{}': stays on its device: {}", group_.machine.name(),
                  describe(means_.node, guests_));
   const Node& node = means_.node;
-  if (!may_need_waves() || !lacks_room(*uses_)) return {};
+  if (!may_need_waves() || !lacks_space(*uses_)) return {};
   std::vector<Waves::Item> items;
   for (const Allocation* a : node.allocations.of_group(group_.id))
     if (a->resident() && !a->away) items.push_back({a->id, a->keeper(), a->size});
   waves_.emplace(items, node.swap_wave);
-  spdlog::debug("group '{}': no room for what comes in, it leaves in waves of {}",
+  spdlog::debug("group '{}': no space for what comes in, it leaves in waves of {}",
                 group_.machine.name(), format_size(node.swap_wave));
   return {};
 }
@@ -154,9 +154,9 @@ Status PauseOperation::put_on_record() {
       if (Status status = records.write_saved(*a); !status.ok()) return status;
     if (a->saved.empty() || waves_) bytes += records.bytes_of_release(*a);
   }
-  Result<RowRoom> room = records.record().make_room(bytes);
-  if (!room.ok()) return room.status();
-  room_ = std::move(room).value();
+  Result<RowReservation> space = records.record().make_space(bytes);
+  if (!space.ok()) return space.status();
+  space_ = std::move(space).value();
   return {};
 }
 
@@ -202,9 +202,9 @@ void PauseOperation::run(const action::Release& release) {
     for (Allocation* a : means_.node.allocations.of_group(group_.id))
       if (what_.takes(a->tag) && a->resident() && !a->stayed && a->saved.empty()) {
         a->saved_in = release.epoch.attempt;
-        (void)records.write_saved(*a, false, &room_);  // its bytes are dropped
+        (void)records.write_saved(*a, false, &space_);  // its bytes are dropped
       }
-    (void)records.write(group_, false, &room_);
+    (void)records.write(group_, false, &space_);
     return release_all(release);
   }
   // What could not be saved stays where it is.
@@ -218,10 +218,10 @@ void PauseOperation::run(const action::Release& release) {
     if (a == nullptr || !can_be_released(*a)) return true;
     for (RankId rank : a->sharers)
       if (!keeps(rank, *a)) lists[rank].push_back(id);
-    (void)records.write_saved(*a, true, &room_);
+    (void)records.write_saved(*a, true, &space_);
     return false;
   });
-  (void)records.write(group_, true, &room_);
+  (void)records.write(group_, true, &space_);
   for (const RankId rank : release.ranks)
     means_.outbox.send_release(rank, release.epoch, lists[rank], !waves_->done());
 }
@@ -256,13 +256,13 @@ void PauseOperation::run(const action::Drop&) {
       exchange_->closing[device] -= freed;
       exchange_->headroom.give_back(device, freed);
     }
-    for (ResumeOperation* resume : exchange_->resumes) resume->look_for_room();
+    for (ResumeOperation* resume : exchange_->resumes) resume->look_for_space();
   });
   if (exchange_ == nullptr) return;
   for (const auto& [device, bytes] : closing) exchange_->closing[device] += bytes;
 }
 
-bool PauseOperation::lacks_room(const Workers::Uses& uses) const {
+bool PauseOperation::lacks_space(const Workers::Uses& uses) const {
   const BytesByDevice need = needs(means_.node.allocations, exchange_->arriving, {});
   return std::any_of(need.begin(), need.end(), [&](const auto& entry) {
     const auto use = uses.find(entry.first);

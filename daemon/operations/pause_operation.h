@@ -52,7 +52,7 @@ class PauseOperation final : public GroupOperation {
   }
   /// What the save waits for before ranks are told of it; empty: for nothing.
   const std::string& waits_for() const { return waits_for_; }
-  /// The pool may have more room: a save that waits for some looks again. True: it goes on.
+  /// The pool may have more space: a save that waits for some looks again. True: it goes on.
   bool look_at_pool() {
     if (waits_for_.empty()) return false;
     run(action::Save{group_.machine.epoch()});
@@ -74,9 +74,9 @@ class PauseOperation final : public GroupOperation {
   /// not told to let go of it.
   static bool keeps(RankId rank, const Allocation& a) { return a.stayed && a.maker == rank; }
   void release_all(const action::Release& release);
-  /// Takes what the pool must have room for, and chooses waves where there is need of them.
+  /// Takes what the pool must have space for, and chooses waves where there is need of them.
   Status prepare();
-  /// What is to be saved, before a rank can write there; and room for all that the release will
+  /// What is to be saved, before a rank can write there; and space for all that the release will
   /// write, because from there on nothing is called off. kResourceExhausted: the record is full.
   Status put_on_record();
   void choose_wave();
@@ -84,19 +84,19 @@ class PauseOperation final : public GroupOperation {
   bool can_be_released(const Allocation& a) const;
   /// It may leave in waves, so what comes in is looked at first.
   bool may_need_waves() const { return exchange_ != nullptr && means_.node.swap_wave > 0; }
-  /// What comes in has no room before this group leaves. REQUIRES: exchange_.
-  bool lacks_room(const Workers::Uses& uses) const;
+  /// What comes in has no space before this group leaves. REQUIRES: exchange_.
+  bool lacks_space(const Workers::Uses& uses) const;
 
   const Task task_;
   Exchange* const exchange_;
-  std::optional<Measurement> measured_;  // when the pool has no room for all bytes as they are
-  std::optional<Waves> waves_;           // when what comes in has no room before
+  std::optional<Measurement> measured_;  // when the pool has no space for all bytes as they are
+  std::optional<Waves> waves_;           // when what comes in has no space before
   std::set<AllocationId> wave_;          // what of it leaves now
   std::set<RankId> failed_savers_;
   std::optional<Workers::Uses> uses_;  // of the devices of what comes in
   std::string waits_for_;
   bool settled_ = false;
-  RowRoom room_;  // for the rows of the release
+  RowReservation space_;  // for the rows of the release
   std::vector<GuestUse> guests_;
 };
 

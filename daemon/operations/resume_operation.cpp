@@ -14,7 +14,7 @@ namespace amem {
 namespace {
 
 /// How long what ranks have freed may take to be closed by the holder.
-constexpr Duration kRoomWithin = std::chrono::seconds(1);
+constexpr Duration kSpaceWithin = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -46,11 +46,11 @@ void ResumeOperation::run(const action::Admit&) {
     back([&] { admit(uses, leaves); });
   };
   means_.node.records.record().settle(
-      lanes_of(devices), kRoomWithin,
+      lanes_of(devices), kSpaceWithin,
       [&means = means_, devices, answer] { means.workers.look(devices, answer); });
 }
 
-/// Asks for all that come in together: one for which there is no room comes back with none.
+/// Asks for all that come in together: one for which there is no space comes back with none.
 void ResumeOperation::admit(const Workers::Uses& uses, const BytesByDevice& leaves) {
   const Allocations& table = means_.node.allocations;
   std::string missing;
@@ -106,13 +106,13 @@ void ResumeOperation::run(const action::Create& create) {
   create_more();
 }
 
-void ResumeOperation::run(const action::Room&) {
+void ResumeOperation::run(const action::Vacated&) {
   exchange_.headroom.lift();
-  if (std::exchange(awaits_room_, false)) create_more();
+  if (std::exchange(awaits_space_, false)) create_more();
 }
 
-void ResumeOperation::look_for_room() {
-  if (!std::exchange(awaits_room_, false)) return;
+void ResumeOperation::look_for_space() {
+  if (!std::exchange(awaits_space_, false)) return;
   means_.loop.post([this, back = back_] {
     back([this] {
       if (creates()) create_more();
@@ -134,8 +134,8 @@ void ResumeOperation::create_more() {
       return group_.machine.tell(event::Created{status}, Clock::now());
   }
   if (under_way_ > 0) return;
-  awaits_room_ = !creation_.done();
-  if (!awaits_room_) group_.machine.tell(event::Created{}, Clock::now());
+  awaits_space_ = !creation_.done();
+  if (!awaits_space_) group_.machine.tell(event::Created{}, Clock::now());
 }
 
 Status ResumeOperation::create(const std::vector<Creation::Item>& slice) {

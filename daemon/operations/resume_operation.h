@@ -31,7 +31,7 @@ class ResumeOperation final : public GroupOperation {
   using GroupOperation::run;
   void run(const action::Admit& admit);
   void run(const action::Create& create);
-  void run(const action::Room& room);
+  void run(const action::Vacated& space);
   void run(const action::Load& load);
   void run(const action::Release& release);
   void run(const action::Drop& drop);
@@ -42,7 +42,7 @@ class ResumeOperation final : public GroupOperation {
   /// The rank has gone, and is no sharer any more: what it was to make others may hold.
   void maker_gone(RankId rank);
   /// Some memory has left: if it waits for that, it tries again.
-  void look_for_room();
+  void look_for_space();
   /// Who loads what, as far as it has been sent.
   const Loaders& loaders() const { return loaders_; }
 
@@ -72,7 +72,7 @@ class ResumeOperation final : public GroupOperation {
   /// It has to be created otherwise, if anybody holds it still.
   void create_otherwise(const Creation::Item& item);
   void created(Batch& batch, Workers::AllMade& made);
-  /// What finds no room while another group leaves is put back, and that is no failure.
+  /// What finds no space while another group leaves is put back, and that is no failure.
   Status not_created(const Creation::Item& item, bool limited, const Status& why);
   /// To its keepers, who map and load it.
   void send(const std::vector<const Allocation*>& slice);
@@ -87,7 +87,7 @@ class ResumeOperation final : public GroupOperation {
   std::size_t under_way_ = 0;             // batches
   std::map<std::uint64_t, Asked> asked_;  // of these, of ranks; by number
   std::uint64_t last_asked_ = 0;
-  bool awaits_room_ = false;                          // nothing more of it fits in the headroom
+  bool awaits_space_ = false;                         // nothing more of it fits in the headroom
   std::vector<std::shared_ptr<const void>> created_;  // handles, released once it has ended
   Loaders loaders_;
 };

@@ -56,7 +56,7 @@ Result<std::vector<PoolPlace>> SavedBytes::whole(const GroupEntry& group,
                                                  const Devices& devices) {
   std::uint64_t need = 0;
   for (const Allocation* a : keep) need += round_up(a->size, node_.pools.chunk());
-  if (const Status room = node_.pools.make_room(group.account, need); !room.ok()) return room;
+  if (const Status space = node_.pools.make_space(group.account, need); !space.ok()) return space;
   OwnPool& pool = node_.pools.of(group.account);
   std::vector<std::size_t> order_of;
   std::vector<SegmentOrder> all = orders(pool, keep, devices, order_of);
@@ -80,7 +80,7 @@ Result<std::vector<PoolPlace>> SavedBytes::packed(const GroupEntry& group,
   for (const Allocation* a : keep)
     need += packed_size({a->size, 0, node_.form(group, *a), measured.blocks(a->id)},
                         node_.pools.chunk());
-  (void)node_.pools.make_room(group.account, need);
+  (void)node_.pools.make_space(group.account, need);
   OwnPool& pool = node_.pools.of(group.account);
   std::vector<std::size_t> order_of;
   const std::vector<SegmentOrder> all = orders(pool, keep, devices, order_of);

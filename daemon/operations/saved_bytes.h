@@ -28,7 +28,7 @@ class SavedBytes {
 
   /// What this pause must keep.
   std::vector<Allocation*> kept(const GroupEntry& group, const Task& pause);
-  /// Takes extents for all of that, where its keepers reach the pool if there is room. With
+  /// Takes extents for all of that, where its keepers reach the pool if there is space. With
   /// `measured` no more than that says is needed. kResourceExhausted: the pool is too small,
   /// nothing has changed. kUnavailable, with `measured`: likewise, but what is missing is being
   /// made anew, and it may be asked for again when some of that has come.

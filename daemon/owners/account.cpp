@@ -26,18 +26,18 @@ Account::Account(Owner owner, const Quotas& quotas, EventLoop& loop)
       log_(loop, "lines about processes of " + to_string(owner_), quotas.log_lines),
       refusals_log_(loop, "lines about refusals to " + to_string(owner_), quotas.log_lines) {}
 
-bool Account::has_room(Resource resource, std::uint64_t amount) const {
+bool Account::has_space(Resource resource, std::uint64_t amount) const {
   return amount <= most_[resource] - std::min(used_[resource], most_[resource]);
 }
 
-bool Account::has_room(const Amounts& amounts) const {
+bool Account::has_space(const Amounts& amounts) const {
   return std::all_of(std::begin(kAllResources), std::end(kAllResources),
-                     [&](Resource resource) { return has_room(resource, amounts[resource]); });
+                     [&](Resource resource) { return has_space(resource, amounts[resource]); });
 }
 
 Result<Charge> Account::take(const Amounts& amounts) {
   for (const Resource resource : kAllResources) {
-    if (has_room(resource, amounts[resource])) continue;
+    if (has_space(resource, amounts[resource])) continue;
     const std::uint64_t used = used_[resource];
     ++refusals_[resource];
     const std::string name(to_string(resource));

@@ -90,7 +90,7 @@ class Account : public std::enable_shared_from_this<Account> {
   /// How often something was refused for want of this one.
   std::uint64_t refusals(Resource resource) const { return refusals_[resource]; }
 
-  bool has_room(const Amounts& amounts) const;
+  bool has_space(const Amounts& amounts) const;
   /// All of the amounts or none. kResourceExhausted: names owner, resource, what it has and may
   /// have, and the setting.
   Result<Charge> take(const Amounts& amounts);
@@ -113,7 +113,7 @@ class Account : public std::enable_shared_from_this<Account> {
 
  private:
   friend class Charge;
-  bool has_room(Resource resource, std::uint64_t amount) const;
+  bool has_space(Resource resource, std::uint64_t amount) const;
   void give_back(const Amounts& amounts);
 
   const Owner owner_;

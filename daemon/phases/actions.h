@@ -76,7 +76,7 @@ struct Load {  // the last Map and Load to these ranks, which they answer
   Epoch epoch;
   std::vector<RankId> ranks;
 };
-struct Room {  // all that was to go out has left: create what waited for its memory
+struct Vacated {  // all that was to go out has left: create what waited for its memory
   Epoch epoch;
 };
 struct Open {  // to these ranks
@@ -114,7 +114,7 @@ using Action =
     std::variant<action::Begun, action::AwaitGuests, action::Quiesce, action::Step,
                  action::Reported, action::Measure, action::Save, action::Leaves, action::Ready,
                  action::Unready, action::Release, action::Drop, action::Admit, action::Create,
-                 action::Load, action::Room, action::Open, action::Arrived, action::Answer,
+                 action::Load, action::Vacated, action::Open, action::Arrived, action::Answer,
                  action::Progress, action::StateChanged, action::Finished>;
 
 }  // namespace amem

@@ -73,7 +73,7 @@ void Course::enter(Phase phase, Time now) {
       ++epoch_.wave;
       [[fallthrough]];
     case Phase::kSave:
-      no_room_ = false;
+      no_space_ = false;
       more_ = false;  // until it is known what is left
       actions.push_back(action::Save{epoch_});
       break;
@@ -164,8 +164,8 @@ void Course::advance(Time now) {
 
 bool Course::holds(Reason reason) const {
   switch (reason) {
-    case Reason::kNoRoom:
-      return no_room_;
+    case Reason::kNoSpace:
+      return no_space_;
     case Reason::kMoreToSave:
       return more_;
     case Reason::kRunsOn:
@@ -312,8 +312,8 @@ void Course::on(const event::FreedUnloaded& event, Time now) {
 void Course::on(const event::SaveSent& event, Time now) {
   if (rule(phase_).answer != RankPhase::kSave) return;
   if (!event.status.ok()) return fail(event.status, now);
-  no_room_ = event.measure;
-  if (no_room_) return advance(now);
+  no_space_ = event.measure;
+  if (no_space_) return advance(now);
   if (phase_ == Phase::kSave) home_.actions.push_back(action::Leaves{});
   more_ = event.more;
   waiting_ = {event.ranks.begin(), event.ranks.end()};
@@ -349,7 +349,7 @@ void Course::on(const event::CutTaken&, Time now) {
 }
 
 void Course::on(const event::AllLeft&, Time) {
-  if (phase_ == Phase::kCreate) home_.actions.push_back(action::Room{epoch_});
+  if (phase_ == Phase::kCreate) home_.actions.push_back(action::Vacated{epoch_});
 }
 
 void Course::on(const event::GoOn&, Time now) {
@@ -488,7 +488,7 @@ std::string Course::laggards() const {
   if (waiting_.empty() && terms_.held != Held::kNo)
     return "other groups of the swap or set still have the memory, or the broker's own work";
   if (waiting_.empty() && phase_ == Phase::kSave)
-    return "room in the pool, which is being made anew because it was other users'";
+    return "space in the pool, which is being made anew because it was other users'";
   if (waiting_.empty()) return "the broker's own work";
   return home_.members.names({waiting_.begin(), waiting_.end()}) + " did not answer";
 }

@@ -135,7 +135,7 @@ class Course {
   Phase phase_ = Phase::kNone;
   Time phase_began_;
   Time deadline_ = kNever;
-  bool no_room_ = false;           // in save: the pool has none before zeros are looked for
+  bool no_space_ = false;          // in save: the pool has none before zeros are looked for
   bool more_ = false;              // this is a wave, and not the last
   bool loaded_ = false;            // the ranks have everything that was to come back
   std::set<RankId> participants_;  // the ranks that were members when it began

@@ -47,7 +47,7 @@ struct SaveSent {
   Status status;
   std::vector<RankId> ranks;
   bool more = false;     // it was a wave, and the next follows when it has been dropped
-  bool measure = false;  // nothing was sent: the pool has no room before zeros are looked for
+  bool measure = false;  // nothing was sent: the pool has no space before zeros are looked for
 };
 struct Dropped {
   std::string note;  // what an operator should know (memory that did not become free), or empty

@@ -83,7 +83,7 @@ Link::Steps Link::ended(std::size_t member, const Status& status) {
       begin(Stage::kIn, abroad_ || members_.size() - outgoing_ > 1, steps);
     } else {
       for (std::size_t i = first(Stage::kIn); i < end(Stage::kIn); ++i)
-        if (members_[i].state != MemberState::kEnded) steps.push_back({Step::kRoom, i});
+        if (members_[i].state != MemberState::kEnded) steps.push_back({Step::kVacated, i});
       open_if_all_may(steps);
     }
   }

@@ -32,7 +32,7 @@ class Link {
   struct Step {
     enum What : std::uint8_t {
       kBegin,     // the member's operation, held() or not
-      kRoom,      // all memory that was to go out has gone: it may take what there is
+      kVacated,   // all memory that was to go out has gone: it may take what there is
       kGoOn,      // it need not wait for the others any more: release or open
       kGiveUp,    // it ends as it began, with why_given_up()
       kAsk,       // all that go out have saved, or all that come in may open: may they, by go_on()?

@@ -87,7 +87,7 @@ inline constexpr std::array kPhases = {
     PhaseRule{Phase::kQuiesce,  "quiesce",  RankPhase::kQuiet,   Phase::kSave,    OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
     PhaseRule{Phase::kSave,     "save",     RankPhase::kSave,    Phase::kRelease, OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
     PhaseRule{Phase::kAgree,    "agree",    RankPhase::kNone,    Phase::kRelease, OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
-    // Where the pool has no room for all bytes as they are: how many are not zero?
+    // Where the pool has no space for all bytes as they are: how many are not zero?
     PhaseRule{Phase::kMeasure,  "measure",  RankPhase::kMeasure, Phase::kSave,    OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
     // The first Release is the point of no return.
     PhaseRule{Phase::kRelease,  "release",  RankPhase::kRelease, Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRelease},
@@ -127,7 +127,7 @@ constexpr Phase first_phase(OnRestart restart) {
 
 /// Why a phase is not followed by its `next`.
 enum class Reason : std::uint8_t {
-  kNoRoom,      // the pool has none for all bytes as they are, and nothing has been sent
+  kNoSpace,      // the pool has none for all bytes as they are, and nothing has been sent
   kMoreToSave,  // this was a wave, and not the last
   kRunsOn,      // without chosen tags, or without those that could not come back, a group runs on
   kHeld,        // others of its transaction (daemon/phases/link.h) are not as far yet
@@ -141,7 +141,7 @@ struct Fork {
 
 /// The first that holds counts.
 inline constexpr std::array kForks = {
-    Fork{Phase::kSave, Reason::kNoRoom,     Phase::kMeasure},
+    Fork{Phase::kSave, Reason::kNoSpace,     Phase::kMeasure},
     Fork{Phase::kSave, Reason::kHeld,       Phase::kAgree},
     Fork{Phase::kDrop, Reason::kMoreToSave, Phase::kSaveMore},
     Fork{Phase::kDrop, Reason::kRunsOn,     Phase::kOpen},

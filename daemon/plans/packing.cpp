@@ -27,15 +27,15 @@ class Packer {
     if (!sparse_) return length;
     return std::min(length, request_.blocks->content(at_, length).stored);
   }
-  /// The longest part that comes next and needs no more than `room`.
-  std::uint64_t fit(std::uint64_t room) const {
-    if (need(left()) <= room) return left();
+  /// The longest part that comes next and needs no more than `space`.
+  std::uint64_t fit(std::uint64_t space) const {
+    if (need(left()) <= space) return left();
     // A block fits in any chunk, and the need of a part grows with it.
     std::uint64_t fits = 1;
     std::uint64_t too_long = sparse::blocks(left());
     while (too_long - fits > 1) {
       const std::uint64_t middle = (fits + too_long) / 2;
-      (need(middle * kBlock) <= room ? fits : too_long) = middle;
+      (need(middle * kBlock) <= space ? fits : too_long) = middle;
     }
     const std::uint64_t end = at_ + fits * kBlock;
     // Parts that begin with a group need no more of the rank's table than the whole would.

@@ -25,7 +25,7 @@ struct CopyRange {
   std::uint32_t segment = 0;
   std::uint64_t segment_offset = 0;
   SaveForm form = SaveForm::kDense;  // of a load: how it is stored, never kAuto
-  std::uint64_t stored = 0;          // of what is or must be sparse: bytes, or room, in the pool
+  std::uint64_t stored = 0;          // of what is or must be sparse: bytes, or space, in the pool
   std::uint64_t checksum = 0;        // of a load: of the range's bytes; 0: not known
 
   friend bool operator==(const CopyRange&, const CopyRange&) = default;

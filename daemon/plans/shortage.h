@@ -1,4 +1,4 @@
-// Shortage: what an operator is told when the pool has no room even for what a look for zeros has
+// Shortage: what an operator is told when the pool has no space even for what a look for zeros has
 // left: how much is missing, whose bytes these are, and what would help. Pure.
 #pragma once
 

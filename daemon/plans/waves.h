@@ -1,4 +1,4 @@
-// Waves: in which parts a group leaves its devices when the group that comes in for it has no room
+// Waves: in which parts a group leaves its devices when the group that comes in for it has no space
 // before that: each part is saved, released and dropped, and the other group takes its place while
 // the next one is saved.
 //

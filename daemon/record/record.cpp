@@ -20,7 +20,7 @@ void Row::erase() {
     spdlog::error("{}", status.text());
 }
 
-RowRoom::~RowRoom() {
+RowReservation::~RowReservation() {
   if (record_ != nullptr && record_->log_) record_->log_->release(bytes_);
 }
 
@@ -29,12 +29,12 @@ void Kept::drop() {
 }
 
 Status Record::write(Row& row, RowKind kind, std::uint64_t id,
-                     const google::protobuf::MessageLite& message, RowRoom* room) {
+                     const google::protobuf::MessageLite& message, RowReservation* space) {
   if (!log_) return {};
   buffer_.clear();
   message.AppendToString(&buffer_);
   const Status status =
-      log_->put(row_key(kind, id), buffer_, room != nullptr ? &room->bytes_ : nullptr);
+      log_->put(row_key(kind, id), buffer_, space != nullptr ? &space->bytes_ : nullptr);
   if (status.ok()) {
     row.record_ = this;
     row.key_ = row_key(kind, id);
@@ -44,10 +44,10 @@ Status Record::write(Row& row, RowKind kind, std::uint64_t id,
   return status;
 }
 
-Result<RowRoom> Record::make_room(std::uint64_t bytes) {
-  if (!log_) return RowRoom();
+Result<RowReservation> Record::make_space(std::uint64_t bytes) {
+  if (!log_) return RowReservation();
   if (Status status = log_->promise(bytes); !status.ok()) return status;
-  return RowRoom(this, bytes);
+  return RowReservation(this, bytes);
 }
 
 std::uint64_t Record::bytes_of(const google::protobuf::MessageLite& message) {

@@ -6,7 +6,7 @@
 // amemd does not. A Record that keeps nothing (tests; amemd without a holder) takes everything and
 // does nothing.
 //
-// For the loop's thread. Outlives every Row, RowRoom and Kept.
+// For the loop's thread. Outlives every Row, RowReservation and Kept.
 #pragma once
 
 #include <cstdint>
@@ -53,21 +53,21 @@ class Record;
 /// Reserves bytes of the record for later rows, so that they can be written when an operation can
 /// no longer be called off. A new object reserves none. The destructor releases the unused bytes.
 /// Move-only.
-class RowRoom {
+class RowReservation {
  public:
-  RowRoom() = default;
-  RowRoom(RowRoom&& other) noexcept
+  RowReservation() = default;
+  RowReservation(RowReservation&& other) noexcept
       : record_(std::exchange(other.record_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  RowRoom& operator=(RowRoom&& other) noexcept {
+  RowReservation& operator=(RowReservation&& other) noexcept {
     std::swap(record_, other.record_);
     std::swap(bytes_, other.bytes_);
     return *this;
   }
-  ~RowRoom();
+  ~RowReservation();
 
  private:
   friend class Record;
-  RowRoom(Record* record, std::uint64_t bytes) : record_(record), bytes_(bytes) {}
+  RowReservation(Record* record, std::uint64_t bytes) : record_(record), bytes_(bytes) {}
 
   Record* record_ = nullptr;
   std::uint64_t bytes_ = 0;
@@ -139,11 +139,11 @@ class Record {
   const std::optional<RecordLog>& log() const { return log_; }
 
   /// `row` is what this says from now on. kResourceExhausted: the record is full, and the row as it
-  /// was; said in the log, once. `room`: which it may use; null: none.
+  /// was; said in the log, once. `space`: which it may use; null: none.
   Status write(Row& row, RowKind kind, std::uint64_t id,
-               const google::protobuf::MessageLite& message, RowRoom* room = nullptr);
+               const google::protobuf::MessageLite& message, RowReservation* space = nullptr);
   /// For rows of so many bytes, each as bytes_of() says. kResourceExhausted: as write().
-  Result<RowRoom> make_room(std::uint64_t bytes);
+  Result<RowReservation> make_space(std::uint64_t bytes);
   static std::uint64_t bytes_of(const google::protobuf::MessageLite& message);
   /// The row that there is already.
   Row adopt_row(RowKind kind, std::uint64_t id) { return {this, row_key(kind, id)}; }
@@ -173,7 +173,7 @@ class Record {
 
  private:
   friend class Row;
-  friend class RowRoom;
+  friend class RowReservation;
   friend class Kept;
   void drop(HolderKey key);
 

@@ -215,7 +215,7 @@ std::uint64_t RecordLog::bytes_of(std::size_t row) {
   return sizeof(RowHeader) + round_up(std::uint64_t{row}, 8);
 }
 
-Status RecordLog::make_room(std::uint64_t bytes, std::uint64_t others) {
+Status RecordLog::make_space(std::uint64_t bytes, std::uint64_t others) {
   const bool full = end_ + bytes + others > half_size_;
   if (full || (end_ > kWorthCompacting && end_ > 4 * live_)) compact();
   if (end_ + bytes + others <= half_size_ && reserve(active_, end_ + bytes + others)) return {};
@@ -226,7 +226,7 @@ Status RecordLog::make_room(std::uint64_t bytes, std::uint64_t others) {
 }
 
 Status RecordLog::promise(std::uint64_t bytes) {
-  if (Status status = make_room(bytes, promised_); !status.ok()) return status;
+  if (Status status = make_space(bytes, promised_); !status.ok()) return status;
   promised_ += bytes;
   return {};
 }
@@ -234,7 +234,7 @@ Status RecordLog::promise(std::uint64_t bytes) {
 Status RecordLog::append(RowKey key, std::string_view row, bool erased, std::uint64_t* promised) {
   const std::uint64_t length = bytes_of(row.size());
   const std::uint64_t own = promised != nullptr ? *promised : 0;
-  if (Status status = make_room(length, promised_ - own); !status.ok()) return status;
+  if (Status status = make_space(length, promised_ - own); !status.ok()) return status;
   write(half(active_), end_, key, row, erased);
   publish(active_, end_ + length);
   const std::uint64_t used = std::min(own, length);

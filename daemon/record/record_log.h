@@ -42,7 +42,7 @@ class RecordLog {
   RecordLog& operator=(RecordLog&& other) noexcept;
   ~RecordLog();
 
-  /// The row is this from now on. kResourceExhausted: no room; the row is as it was. `promised`:
+  /// The row is this from now on. kResourceExhausted: no space; the row is as it was. `promised`:
   /// what is left of a promise, which it may use, and which becomes less by its bytes.
   Status put(RowKey key, std::string_view row, std::uint64_t* promised = nullptr);
   /// No effect where there is none.
@@ -51,7 +51,7 @@ class RecordLog {
   /// Bytes that such a row takes.
   static std::uint64_t bytes_of(std::size_t row);
   /// Rows of so many bytes can be put from now on, whatever else is put. kResourceExhausted: there
-  /// is no room for them. What is left of it is given back by release().
+  /// is no space for them. What is left of it is given back by release().
   Status promise(std::uint64_t bytes);
   void release(std::uint64_t bytes) { promised_ -= bytes; }
 
@@ -77,7 +77,7 @@ class RecordLog {
   Status load();
   Status append(RowKey key, std::string_view row, bool erased, std::uint64_t* promised = nullptr);
   /// So many bytes can be appended, besides what is promised to others.
-  Status make_room(std::uint64_t bytes, std::uint64_t others);
+  Status make_space(std::uint64_t bytes, std::uint64_t others);
   void write(std::byte* half, std::uint64_t at, RowKey key, std::string_view row, bool erased);
   void publish(unsigned half, std::uint64_t end);
   bool reserve(unsigned half, std::uint64_t end);

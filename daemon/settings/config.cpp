@@ -344,7 +344,7 @@ const std::vector<Setting>& settings() {
       {"swap.duplex", "whether a swap brings one group in while the other goes out: true or false",
        set_flag<&Config::swap_duplex>, get_flag<&Config::swap_duplex>},
       {"swap.wave",
-       "how much of each rank leaves at a time when there is no room for both groups; "
+       "how much of each rank leaves at a time when there is no space for both groups; "
        "0: all at once",
        set_size<&Config::swap_wave>, get_size<&Config::swap_wave>},
 
@@ -368,7 +368,7 @@ const std::vector<Setting>& settings() {
        set_quota<Resource::kAllocations>, get_quota<Resource::kAllocations>},
       {"quotas.device", "GPU memory that an owner may have there, a size or a share of all devices",
        set_quota<Resource::kDeviceBytes>, get_quota<Resource::kDeviceBytes>},
-      {"quotas.pool", "room in the pool that an owner may have, a size or a share",
+      {"quotas.pool", "space in the pool that an owner may have, a size or a share",
        set_quota<Resource::kPoolBytes>, get_quota<Resource::kPoolBytes>},
       {"quotas.descriptors", "open files that amemd may have for an owner",
        set_quota<Resource::kDescriptors>, get_quota<Resource::kDescriptors>},

@@ -149,7 +149,7 @@ CUresult Heap::add_segment(const KeptSegments::Kind& kind, bool shared, Address*
   return CUDA_SUCCESS;
 }
 
-/// Finds room for the block and enters it.
+/// Finds space for the block and enters it.
 CUresult Heap::place(Block& block, const Label& label) {
   const SmallBlocks::Pool pool{block.device, label};
   const bool small = block.size <= SmallBlocks::kLargest;

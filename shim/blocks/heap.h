@@ -95,7 +95,7 @@ class Heap {
   /// ask again. Frees what is kept, so not once the broker may have this rank save. REQUIRES:
   /// keep(false), the gate is shut.
   bool at_rest();
-  /// Room of segments with small blocks that no block is in, in gaps of `least` bytes and more. A
+  /// Space of segments with small blocks that no block is in, in gaps of `least` bytes and more. A
   /// block that gets it later finds anything there, as it would with the driver. REQUIRES: the gate
   /// is shut and nobody is inside.
   Gaps unused(std::uint64_t least);

@@ -32,7 +32,7 @@ class KeptSegments {
     friend auto operator<=>(const Kind&, const Kind&) = default;
   };
 
-  /// Keeps a segment. Answers those for which there is no room then, which are the caller's again:
+  /// Keeps a segment. Answers those for which there is no space then, which are the caller's again:
   /// the oldest, or this one alone where it is larger than all that may be kept.
   std::vector<Address> keep(const Kind& kind, Address address, Time now);
   /// The one of this kind that was kept last, of those that are `usable`; it is the caller's.

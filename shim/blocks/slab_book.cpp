@@ -18,7 +18,7 @@ bool same_place(const Access& a, const Access& b) { return a.type == b.type && a
 void SlabBook::add(const Slab& slab) {
   slabs_.emplace(slab.address, slab);
   if (slab.imported) return;
-  room_.add(slab.pool, slab.address, slab.size);
+  space_.add(slab.pool, slab.address, slab.size);
   sizes_.added(slab.pool, slab.size);
 }
 
@@ -42,13 +42,13 @@ void SlabBook::retire(const std::vector<std::uint64_t>& ids) {
 
 std::optional<Address> SlabBook::take(const SmallBlocks::Pool& pool, std::uint64_t size,
                                       const std::function<bool(const Slab&)>& usable) {
-  return room_.take(pool, size, [&](Address slab) { return usable(slabs_.at(slab)); });
+  return space_.take(pool, size, [&](Address slab) { return usable(slabs_.at(slab)); });
 }
 
 std::optional<Slab> SlabBook::give(Address address, bool reusable) {
   Slab& slab = *slab_at(address);
   const bool empty =
-      slab.imported ? --slab.buffers == 0 : room_.give(address, reusable).has_value();
+      slab.imported ? --slab.buffers == 0 : space_.give(address, reusable).has_value();
   slab.reused = true;
   if (!empty) return std::nullopt;
   if (!slab.imported) sizes_.gone(slab.pool, slab.size);
@@ -81,7 +81,7 @@ void SlabBook::grant(Address address, const std::vector<CUmemAccessDesc>& grants
 
 Gaps SlabBook::unused(std::uint64_t least) const {
   Gaps gaps;
-  for (auto& [address, unused] : room_.unused(least)) gaps.emplace(slabs_.at(address).id, unused);
+  for (auto& [address, unused] : space_.unused(least)) gaps.emplace(slabs_.at(address).id, unused);
   return gaps;
 }
 

@@ -38,7 +38,7 @@ struct SlabBuffer {
   int device = 0;
   bool rdma = false;
   bool imported = false;
-  bool exported = false;           // its room is not used again: peers may still write to it
+  bool exported = false;           // its space is not used again: peers may still write to it
   std::uint32_t refs = 0;          // handles
   std::uint32_t reservations = 0;  // that were answered with its address
   std::uint32_t mappings = 0;      // of these, mapped
@@ -65,10 +65,10 @@ class SlabBook {
   Slab* slab_of(std::uint64_t id);
   /// Nothing more is put into slabs of these ids.
   void retire(const std::vector<std::uint64_t>& ids);
-  /// Room for a buffer in one of our own slabs; nothing: add one. `usable`: not every slab is.
+  /// Space for a buffer in one of our own slabs; nothing: add one. `usable`: not every slab is.
   std::optional<Address> take(const SmallBlocks::Pool& pool, std::uint64_t size,
                               const std::function<bool(const Slab&)>& usable);
-  /// A buffer's room comes back. What a peer may have mapped is not used again before the slab has
+  /// A buffer's space comes back. What a peer may have mapped is not used again before the slab has
   /// gone: a kernel of the peer's may be late with its last word to a communicator that has ended
   /// here. Answers the slab when it is empty now; it is forgotten.
   std::optional<Slab> give(Address address, bool reusable);
@@ -99,7 +99,7 @@ class SlabBook {
   std::map<Address, Slab> slabs_;
   std::unordered_map<std::uint64_t, SlabBuffer> buffers_;
   std::map<Address, std::uint64_t> buffer_addresses_;  // → number
-  SmallBlocks room_;
+  SmallBlocks space_;
   SlabSizes sizes_;
 };
 

@@ -2,9 +2,9 @@
 //
 // NCCL makes its large buffers in rows: as many of one size as a connection has channels, all for
 // the same peer, then as many of another size for another. So large buffers share slabs with
-// buffers of their size only, and a slab has room for as many as the last row had, less what this
+// buffers of their size only, and a slab has space for as many as the last row had, less what this
 // one has already: most long rows get slabs of their own, of which a peer maps only those that are
-// for it, and little room is left over. Short rows share a slab: to map one more costs a peer more
+// for it, and little space is left over. Short rows share a slab: to map one more costs a peer more
 // than to map what is for others, too. Small buffers share slabs of at most a quarter of all
 // before, so that little is lost where there is little to pack.
 //
@@ -59,7 +59,7 @@ class SlabSizes {
     std::uint64_t row = 0;    // buffers of the last row, or of a longer one so far
   };
   std::size_t number(const Pool& pool);
-  /// Of this many bytes each, for which a new slab of their kind gets room.
+  /// Of this many bytes each, for which a new slab of their kind gets space.
   static std::uint64_t buffers(const BufferKind& kind, const Row& row, std::uint64_t size,
                                std::uint64_t shared);
 

@@ -86,23 +86,23 @@ std::optional<CUresult> Slabs::create(CUmemGenericAllocationHandle* handle, std:
     book_.sizes().count(pool, order.row);
   }
   bool dirty = false;
-  std::optional<Address> room = take(pool, size, &dirty);
-  if (!room) {
+  std::optional<Address> space = take(pool, size, &dirty);
+  if (!space) {
     std::lock_guard growing(growing_);
-    // Other threads may have made room, or taken all of a new slab.
-    while (!(room = take(pool, size, &dirty)))
+    // Other threads may have made space, or taken all of a new slab.
+    while (!(space = take(pool, size, &dirty)))
       if (CUresult r = add_slab(pool, size); r != CUDA_SUCCESS) return r;
   }
   if (dirty) {
-    if (CUresult r = zero(*room, size, pool.device); r != CUDA_SUCCESS) {
+    if (CUresult r = zero(*space, size, pool.device); r != CUDA_SUCCESS) {
       std::unique_lock lock(mutex_);
-      give_room(lock, *room, true);
+      give_space(lock, *space, true);
       return r;
     }
   }
   std::lock_guard lock(mutex_);
   SlabBuffer buffer;
-  buffer.address = *room;
+  buffer.address = *space;
   buffer.size = size;
   buffer.device = pool.device;
   buffer.rdma = pool.rdma;
@@ -114,11 +114,11 @@ std::optional<CUresult> Slabs::create(CUmemGenericAllocationHandle* handle, std:
 std::optional<Address> Slabs::take(const SmallBlocks::Pool& pool, std::uint64_t size, bool* dirty) {
   std::lock_guard lock(mutex_);
   // A slab may be paused with its tag while the program runs on.
-  const auto room = book_.take(pool, size, [this](const Slab& slab) {
+  const auto space = book_.take(pool, size, [this](const Slab& slab) {
     return !slab.retired && memory_.mappings.resident(slab.address);
   });
-  if (room) *dirty = book_.slab_at(*room)->reused;
-  return room;
+  if (space) *dirty = book_.slab_at(*space)->reused;
+  return space;
 }
 
 /// What is left empty in a slab is nothing to a device of many GiB, and much to a small one.
@@ -304,13 +304,13 @@ CUresult Slabs::release(CUmemGenericAllocationHandle handle) {
 void Slabs::settle(std::unique_lock<std::mutex>& lock, std::uint64_t number) {
   const std::optional<SlabBuffer> gone = book_.settle(number);
   if (!gone) return;
-  if (gone->own == 0) return give_room(lock, gone->address, !gone->exported);
+  if (gone->own == 0) return give_space(lock, gone->address, !gone->exported);
   lock.unlock();  // memory that is on its way back is waited for
   memory_.handles.release(gone->own);
 }
 
 /// A buffer of a slab has come back. May unlock.
-void Slabs::give_room(std::unique_lock<std::mutex>& lock, Address address, bool reusable) {
+void Slabs::give_space(std::unique_lock<std::mutex>& lock, Address address, bool reusable) {
   const std::optional<Slab> empty = book_.give(address, reusable);
   if (!empty) return;
   lock.unlock();
@@ -331,7 +331,7 @@ CUresult Slabs::move(std::unique_lock<std::mutex>& lock, CUmemGenericAllocationH
   lock.lock();
   if (r != CUDA_SUCCESS) return r;
   book_.move(*find(handle), own);
-  give_room(lock, before.address, true);
+  give_space(lock, before.address, true);
   if (!lock.owns_lock()) lock.lock();
   return CUDA_SUCCESS;
 }

@@ -65,12 +65,12 @@ class Slabs {
   bool holds(CUdeviceptr address);
 
   /// Of the slabs made here. What comes back after a pause where no buffer is does not matter, if
-  /// it is no other allocation's: a buffer that gets used room is zeroed first, and room that has
+  /// it is no other allocation's: a buffer that gets used space is zeroed first, and space that has
   /// never been used is zero and comes back so. What a peer was given and its owner has freed holds
   /// nothing that the peer reads.
   struct Contents {
     std::vector<OwnBuffer> buffers;  // by address
-    Gaps unused;                     // room that no buffer is in, `least` bytes and more each
+    Gaps unused;                     // space that no buffer is in, `least` bytes and more each
   };
   Contents contents(std::uint64_t least);
 
@@ -115,7 +115,7 @@ class Slabs {
   CUresult zero(Address address, std::uint64_t size, int device);
   std::optional<Address> take(const SmallBlocks::Pool& pool, std::uint64_t size, bool* dirty);
   void settle(std::unique_lock<std::mutex>& lock, std::uint64_t number);
-  void give_room(std::unique_lock<std::mutex>& lock, Address address, bool reusable);
+  void give_space(std::unique_lock<std::mutex>& lock, Address address, bool reusable);
   CUresult move(std::unique_lock<std::mutex>& lock, CUmemGenericAllocationHandle handle);
 
   const Driver& driver_;

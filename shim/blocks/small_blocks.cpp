@@ -52,20 +52,20 @@ void SmallBlocks::Chunk::remove_gap(std::map<Address, std::uint64_t>::iterator g
 }
 
 void SmallBlocks::changed(const Chunk& chunk) {
-  rooms_.at(chunk.pool).largest.set(chunk.slot, chunk.sizes.empty() ? 0 : *chunk.sizes.rbegin());
+  pools_.at(chunk.pool).largest.set(chunk.slot, chunk.sizes.empty() ? 0 : *chunk.sizes.rbegin());
 }
 
 std::optional<Address> SmallBlocks::take(const Pool& pool, std::uint64_t size,
                                          const std::function<bool(Address chunk)>& usable) {
   size = round_up(size, kAlignment);
-  const auto found = rooms_.find(pool);
-  if (found == rooms_.end()) return std::nullopt;
-  const Room& room = found->second;
-  std::optional<std::size_t> slot = room.largest.first(0, size);
-  while (slot && usable != nullptr && !usable(room.chunks[*slot]))
-    slot = room.largest.first(*slot + 1, size);
+  const auto found = pools_.find(pool);
+  if (found == pools_.end()) return std::nullopt;
+  const PoolChunks& all = found->second;
+  std::optional<std::size_t> slot = all.largest.first(0, size);
+  while (slot && usable != nullptr && !usable(all.chunks[*slot]))
+    slot = all.largest.first(*slot + 1, size);
   if (!slot) return std::nullopt;
-  Chunk& chunk = chunks_.at(room.chunks[*slot]);
+  Chunk& chunk = chunks_.at(all.chunks[*slot]);
   const auto gap = std::find_if(chunk.free.begin(), chunk.free.end(),
                                 [&](const auto& each) { return each.second >= size; });
   const auto [address, left] = *gap;
@@ -77,26 +77,26 @@ std::optional<Address> SmallBlocks::take(const Pool& pool, std::uint64_t size,
 }
 
 void SmallBlocks::add(const Pool& pool, Address address, std::uint64_t size) {
-  Room& room = rooms_[pool];
+  PoolChunks& all = pools_[pool];
   Chunk& chunk =
-      chunks_.emplace(address, Chunk{pool, room.chunks.size(), size, {}, {}, {}}).first->second;
-  if (room.left_over.empty()) {
-    room.chunks.push_back(address);
+      chunks_.emplace(address, Chunk{pool, all.chunks.size(), size, {}, {}, {}}).first->second;
+  if (all.left_over.empty()) {
+    all.chunks.push_back(address);
   } else {
-    chunk.slot = *room.left_over.begin();
-    room.left_over.erase(room.left_over.begin());
-    room.chunks[chunk.slot] = address;
+    chunk.slot = *all.left_over.begin();
+    all.left_over.erase(all.left_over.begin());
+    all.chunks[chunk.slot] = address;
   }
   chunk.add_gap(address, size);
   changed(chunk);
 }
 
 void SmallBlocks::forget(std::map<Address, Chunk>::iterator chunk) {
-  const auto found = rooms_.find(chunk->second.pool);
-  Room& room = found->second;
-  room.largest.set(chunk->second.slot, 0);
-  room.left_over.insert(chunk->second.slot);
-  if (room.left_over.size() == room.chunks.size()) rooms_.erase(found);
+  const auto found = pools_.find(chunk->second.pool);
+  PoolChunks& all = found->second;
+  all.largest.set(chunk->second.slot, 0);
+  all.left_over.insert(chunk->second.slot);
+  if (all.left_over.size() == all.chunks.size()) pools_.erase(found);
   chunks_.erase(chunk);
 }
 

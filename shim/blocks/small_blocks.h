@@ -45,10 +45,10 @@ class SmallBlocks {
   /// REQUIRES: 0 < size.
   std::optional<Address> take(const Pool& pool, std::uint64_t size,
                               const std::function<bool(Address chunk)>& usable = nullptr);
-  /// More room for this pool. REQUIRES: aligned, overlaps no other.
+  /// More space for this pool. REQUIRES: aligned, overlaps no other.
   void add(const Pool& pool, Address chunk, std::uint64_t size);
   /// A block comes back. Answers its chunk when that is empty now; it is forgotten. Not `reusable`:
-  /// nobody gets that room again as long as the chunk lives.
+  /// nobody gets that space again as long as the chunk lives.
   /// REQUIRES: take() gave this address.
   std::optional<Address> give(Address address, bool reusable = true);
   /// Where no block is, by chunk; what is not reusable, too. Only of `least` bytes and more.
@@ -68,7 +68,7 @@ class SmallBlocks {
     std::size_t leaves_ = 0;            // a power of two; the second half of nodes_
   };
 
-  struct Room {
+  struct PoolChunks {
     Largest largest;
     std::vector<Address> chunks;      // by slot
     std::set<std::size_t> left_over;  // slots whose chunks have gone
@@ -91,7 +91,7 @@ class SmallBlocks {
   void forget(std::map<Address, Chunk>::iterator chunk);
 
   std::map<Address, Chunk> chunks_;
-  std::map<Pool, Room> rooms_;
+  std::map<Pool, PoolChunks> pools_;
 };
 
 }  // namespace amem::shim

@@ -72,7 +72,7 @@ std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, st
   const auto create = [&] {
     Handles& handles = runtime.memory().handles;
     if (label->tag != kNcclTag) return handles.create(handle, size, *prop, *label);
-    // What slabs had no room for has the size of a buffer.
+    // What slabs had no space for has the size of a buffer.
     const std::uint64_t whole = round_up(size, handles.granularity(prop->location.id));
     return handles.create_bindable(handle, whole, *prop, *label);
   };

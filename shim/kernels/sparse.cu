@@ -120,12 +120,12 @@ extern "C" __global__ void __launch_bounds__(kCopyThreads)
   const uint32_t begin = part * kEach;
   uint32_t slot = entry.first + __popc(entry.mask & ((1U << begin) - 1));
   // What is stored is no longer than what it was copied from: a slot beyond is a broken index.
-  const uint64_t room = place.length - index_bytes(place.length);
+  const uint64_t space = place.length - index_bytes(place.length);
   for (uint32_t block = begin; block < begin + kEach; ++block) {
     const uint32_t units = units_of(place, block);
     uint4* to = block_at(place, block);
     const bool stored = (entry.mask >> block & 1) != 0;
-    if (stored && slot * kBlock + units * kUnit <= room) {
+    if (stored && slot * kBlock + units * kUnit <= space) {
       copy_units(to, slot_at(place, slot), units);
     } else {
       for (uint32_t i = threadIdx.x; i < units; i += kCopyThreads) to[i] = uint4{0, 0, 0, 0};

@@ -180,8 +180,8 @@ CUresult Handles::create_own(CUmemGenericAllocationHandle* handle, std::size_t s
   return CUDA_SUCCESS;
 }
 
-/// Where there is no room the broker makes it, because it has others give up what they keep of what
-/// their programs have freed; what it has made is given back at once.
+/// Where there is no space the broker makes it, because it has others give up what they keep of
+/// what their programs have freed; what it has made is given back at once.
 CUresult Handles::make(std::size_t size, const CUmemAllocationProp& prop, const Label& label,
                        OwnMemory& made) {
   const int device = prop.location.id;
@@ -336,7 +336,7 @@ CUresult Handles::refuse_empty(const amem_v1_Reply& reply, unsigned mine, const 
     give_back(reply, mine);
   }
   return refuse({Code::kInternal, std::string("the broker's answer came without its descriptor") +
-                                      kNoRoomForDescriptors},
+                                      kNoSpaceForDescriptors},
                 what);
 }
 

@@ -50,7 +50,7 @@ Result<Mover::MappedSegment> Mover::map_segment(const amem_v1_PoolSegment& messa
   const std::string what = "pool segment " + std::to_string(message.index);
   if (!fd)
     return Status(Code::kResourceExhausted,
-                  what + " came without its descriptor" + kNoRoomForDescriptors);
+                  what + " came without its descriptor" + kNoSpaceForDescriptors);
   if (segment.memfd) {
     void* address = ::mmap(nullptr, segment.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
     if (address == MAP_FAILED) return errno_status(Code::kInternal, "mapping " + what, errno);
@@ -176,7 +176,7 @@ Result<Piece> Mover::place(const amem_v1_Copy& copy) {
   Result<CUdeviceptr> pool = pool_address(copy, piece.value().device);
   if (!pool.ok()) return pool.status();
   piece.value().pool = pool.value();
-  piece.value().room = pool_bytes(copy);
+  piece.value().space = pool_bytes(copy);
   return piece;
 }
 
@@ -308,9 +308,9 @@ Status Mover::save(const amem_v1_Copies& copies) {
     piece.sparse = copy.form == amem_v1_Form_FORM_SPARSE;
     piece.left_out = left_out(piece.id);
     if (copy.form != amem_v1_Form_FORM_DENSE && sparse_.offer(piece)) continue;
-    if (piece.room < piece.length)
+    if (piece.space < piece.length)
       return {Code::kInternal, memory_.holdings.name(piece.id) + " is to be saved in " +
-                                   std::to_string(piece.room) + " bytes of the pool instead of " +
+                                   std::to_string(piece.space) + " bytes of the pool instead of " +
                                    std::to_string(piece.length) +
                                    ", and its zeros can no longer be looked for"};
     piece.sparse = false;
@@ -357,7 +357,7 @@ Status Mover::restore(std::uint64_t id, std::uint64_t size) {
     if (!placed.ok()) return placed.status();
     Piece& piece = placed.value();
     piece.pool = from.pool;
-    piece.room = from.room;
+    piece.space = from.space;
     piece.stored = from.stored;
     piece.sparse = from.sparse;
     const Result<MappedSegment*> segment = segment_at(piece.pool);

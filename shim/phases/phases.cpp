@@ -270,7 +270,7 @@ void Phases::map(Packet& packet) {
   if (map_status_.ok() && packet.fds.size() != map.ids_count)
     map_status_ = {Code::kInternal, std::to_string(map.ids_count) + " allocations came with " +
                                         std::to_string(packet.fds.size()) + " descriptors" +
-                                        kNoRoomForDescriptors};
+                                        kNoSpaceForDescriptors};
   for (pb_size_t i = 0; map_status_.ok() && i < map.ids_count; ++i) {
     map_status_ = memory_.residency.come_back(map.ids[i], packet.fds[i]);
     packet.fds[i].reset();

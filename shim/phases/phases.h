@@ -67,7 +67,7 @@ class Phases final : public Session::Handler {
   void rest(bool on);
   Status undo(std::uint64_t& bytes);
   /// Tries what the driver would not let go of again and again: until then the device is short of
-  /// it, and a resume may find no room.
+  /// it, and a resume may find no space.
   void drop_leftovers();
   void open(std::uint64_t epoch);
   void done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status, std::uint64_t bytes,

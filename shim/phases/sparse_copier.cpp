@@ -53,7 +53,7 @@ void SparseCopier::prepare(int ordinal) {
   if (!std::exchange(warned_, true))
     log_warn(driver_.error(r, "the kernels of sparse copies" + on(ordinal)).text() +
              "; memory is copied whole, its zeros too, and AMEM_VERIFY has no effect" +
-             (no_memory ? ", until there is room for them" : ""));
+             (no_memory ? ", until there is space for them" : ""));
 }
 
 CUresult SparseCopier::make(int ordinal, Device& device) {
@@ -75,15 +75,15 @@ CUresult SparseCopier::make(int ordinal, Device& device) {
   for (const auto& [function, name] : kernels)
     if (r == CUDA_SUCCESS) r = driver_.cuModuleGetFunction_(function, device.module, name);
   if (r == CUDA_SUCCESS) r = driver_.cuStreamCreate_(&device.stream, CU_STREAM_NON_BLOCKING);
-  device.room = static_cast<std::uint32_t>(
+  device.space = static_cast<std::uint32_t>(
       round_up(sparse::groups(memory) + kSpareEntries, sparse::kUnit / sizeof(sparse::Entry)));
-  const std::uint64_t bytes = device.room * sizeof(sparse::Entry);
+  const std::uint64_t bytes = device.space * sizeof(sparse::Entry);
   if (r == CUDA_SUCCESS) r = device.table.make(driver_, bytes + kTrialBytes);
   // A driver may load a kernel only when it is launched, which must not be in a pause. So each runs
   // once, on an entry and a few zeros behind the table's end: nobody waits for them, as the
   // program's own kernels may keep them waiting, and the table may be in use when they run.
   Place trial;
-  trial.first_entry = device.room;
+  trial.first_entry = device.space;
   trial.piece.length = sparse::kUnit;
   trial.piece.address =
       reinterpret_cast<std::uintptr_t>(device.table.get()) + bytes + sparse::kUnit;
@@ -111,7 +111,7 @@ bool SparseCopier::serves(const Piece& piece) const {
 bool SparseCopier::offer(const Piece& piece) {
   if (!serves(piece)) return false;
   Device& device = ready_.at(piece.device);
-  if (sparse::groups(piece.length) > device.room - device.in_use) return false;
+  if (sparse::groups(piece.length) > device.space - device.in_use) return false;
   device.offered.push_back({piece, device.in_use});
   device.in_use += entries_of(piece);
   return true;
@@ -196,12 +196,12 @@ Status SparseCopier::decide(const Device& device, std::vector<Place>& places) {
     piece.sparse = sparse::save_sparse(content, piece.length, piece.sparse);
     piece.stored = piece.sparse ? content.stored : piece.length;
     piece.left_out = nullptr;
-    if (piece.stored > piece.room)
+    if (piece.stored > piece.space)
       return {Code::kAborted,
               "allocation " + std::to_string(piece.id) + " has changed while it was paused: " +
                   std::to_string(piece.stored) + " bytes are to be saved from byte " +
                   std::to_string(piece.offset) + " on, and there were " +
-                  std::to_string(piece.room) + " at most. A NIC or another process writes to it"};
+                  std::to_string(piece.space) + " at most. A NIC or another process writes to it"};
   }
   return {};
 }
@@ -226,8 +226,8 @@ Status SparseCopier::read(int ordinal, std::span<const Address> at,
   if (found == ready_.end())
     return {Code::kFailedPrecondition, "there are no kernels to look at memory" + on(ordinal)};
   const Device& device = found->second;
-  const std::uint32_t most = (device.room - device.in_use) / 2;
-  if (most == 0) return {Code::kResourceExhausted, "no room left to look at memory" + on(ordinal)};
+  const std::uint32_t most = (device.space - device.in_use) / 2;
+  if (most == 0) return {Code::kResourceExhausted, "no space left to look at memory" + on(ordinal)};
   words.clear();
   while (!at.empty()) {
     const std::span<const Address> now = at.first(std::min<std::size_t>(at.size(), most));
@@ -274,17 +274,17 @@ Status SparseCopier::checksums(std::span<Piece> pieces) {
   std::map<int, std::vector<Piece*>> by_device;
   for (Piece& piece : pieces) {
     piece.checksum = 0;
-    const bool servable = serves(piece) && entries_of(piece) <= ready_.at(piece.device).room;
+    const bool servable = serves(piece) && entries_of(piece) <= ready_.at(piece.device).space;
     if (servable) by_device[piece.device].push_back(&piece);
   }
   for (const auto& [ordinal, list] : by_device) {
     const Device& device = ready_.at(ordinal);
-    // As many at a time as the table has room for.
+    // As many at a time as the table has space for.
     for (auto next = list.begin(); next != list.end();) {
       std::vector<Place> places;
       std::uint32_t entries = 0;
       const auto begin = next;
-      for (; next != list.end() && entries_of(**next) <= device.room - entries; ++next) {
+      for (; next != list.end() && entries_of(**next) <= device.space - entries; ++next) {
         places.push_back({**next, entries});
         entries += entries_of(**next);
       }

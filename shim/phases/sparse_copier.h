@@ -36,7 +36,7 @@ struct Piece {
   int device = -1;
   CUdeviceptr address = 0;
   CUdeviceptr pool = 0;
-  std::uint64_t room = 0;      // of a save: bytes of the pool from there on; no more is written
+  std::uint64_t space = 0;     // of a save: bytes of the pool from there on; no more is written
   bool sparse = false;         // once it has been decided; before: wherever that is shorter at all
   std::uint64_t stored = 0;    // bytes of the copy
   std::uint64_t checksum = 0;  // of the piece's bytes; 0: none
@@ -56,7 +56,7 @@ class SparseCopier {
   void forget(int device);
 
   /// Remembers a piece for the next scan(). False: the device has no kernels, the piece is not
-  /// aligned for them, or there is no room left to look at it.
+  /// aligned for them, or there is no space left to look at it.
   bool offer(const Piece& piece);
   /// Queues a look at what was offered since the last call.
   Status scan();
@@ -64,7 +64,7 @@ class SparseCopier {
   Status look(std::vector<Look>& looks);
   /// Waits for the looks; queues the sparse copies. Gives back what was offered, `sparse` and
   /// `stored` set; pieces that are not sparse are left to the caller. kAborted: one does not fit in
-  /// its room; of this device none has been queued.
+  /// its space; of this device none has been queued.
   Status gather(std::vector<Piece>& decided);
 
   /// Queues loading of sparse copies. kFailedPrecondition: a device has no kernels.
@@ -72,7 +72,7 @@ class SparseCopier {
 
   /// Reads the 8-byte words at these addresses, in order, and waits for them. `words` becomes as
   /// long. kFailedPrecondition: the device has no kernels. kResourceExhausted: what was offered has
-  /// taken all room.
+  /// taken all space.
   Status read(int device, std::span<const Address> at, std::vector<std::uint64_t>& words);
 
   /// The phase ends: waits for all that was queued. What was offered and not gathered is forgotten.
@@ -96,7 +96,7 @@ class SparseCopier {
     CUfunction checksum = nullptr;
     CUfunction words = nullptr;
     PinnedMemory table;        // an Entry, or a sum, for each group of the pieces
-    std::uint32_t room = 0;    // entries of the table
+    std::uint32_t space = 0;   // entries of the table
     std::uint32_t in_use = 0;  // of these
     std::vector<Place> offered;
     std::size_t scanned = 0;  // of these, the first
@@ -117,7 +117,7 @@ class SparseCopier {
   Status launch(Kernel kernel, int ordinal, const Device& device, std::span<const Place> places);
   /// REQUIRES: the device's context is current.
   CUresult launch_all(Kernel kernel, const Device& device, std::span<const Place> places);
-  /// Reads words by a list at `first` of the table. REQUIRES: as launch_all(); there is room.
+  /// Reads words by a list at `first` of the table. REQUIRES: as launch_all(); there is space.
   CUresult launch_words(const Device& device, std::uint32_t first, std::uint32_t count);
   Status wait(int ordinal, const Device& device);
 

@@ -98,16 +98,16 @@ Result<std::span<const std::byte>> Scratch::fetch(const std::vector<SlabRange>& 
   std::uint64_t size = 0;
   for (const SlabRange& range : ranges) size += range.size;
   if (ranges.empty()) return std::span<const std::byte>();
-  if (size > room_) {
+  if (size > space_) {
     const LocalDevices::Use use(devices_, ranges.front().device);
     host_ = {};
-    room_ = 0;
+    space_ = 0;
     CUresult r = use.result();
     if (r == CUDA_SUCCESS) r = host_.make(driver_, size);
     if (r != CUDA_SUCCESS)
       return driver_.error(
           r, "host memory to look at NCCL's tables of " + std::to_string(size) + " bytes");
-    room_ = size;
+    space_ = size;
   }
   auto* to = static_cast<std::byte*>(host_.get());
   Status result;

@@ -1,6 +1,6 @@
 // SendQueue: what a rank has to tell the broker, in the order in which it was given.
 //
-// Sending waits for nobody: what the socket has no room for stays here until it has. It is not
+// Sending waits for nobody: what the socket has no space for stays here until it has. It is not
 // bounded: messages without a Reply are few or follow an answer of the broker's, such as Free its
 // Create. Without a connection nothing is kept: whoever comes back tells all anew (collect()).
 // Any thread.
@@ -44,9 +44,9 @@ class SendQueue {
   /// True: some is left. `request`, of what is to be sent once for each connection even if it is
   /// given twice: where to note for which it was; 0 before.
   bool add(Parcel parcel, std::uint64_t* request = nullptr);
-  /// Sends what there is room for. False: the broker has read nothing for too long.
+  /// Sends what there is space for. False: the broker has read nothing for too long.
   bool flush();
-  /// Something waits for room in the socket: until when at most.
+  /// Something waits for space in the socket: until when at most.
   std::optional<Clock::time_point> full();
 
  private:
@@ -60,7 +60,7 @@ class SendQueue {
   int socket_ = -1;
   std::uint64_t connection_ = 1;  // the how-manieth there is, or is being made
   std::deque<Parcel> parcels_;
-  std::optional<Clock::time_point> full_since_;  // the first of these found no room then
+  std::optional<Clock::time_point> full_since_;  // the first of these found no space then
   Status failure_;
 };
 

@@ -43,7 +43,7 @@ std::uint64_t given_by(const amem_v1_Reply& reply) {
   return reply.which_result == amem_v1_Reply_redeemed_tag ? reply.result.redeemed.id : 0;
 }
 
-/// For a packet, which closes what goes with it. None where the process has no room for one: the
+/// For a packet, which closes what goes with it. None where the process has no space for one: the
 /// broker misses it then.
 std::vector<Fd> copy_of(const Fd* fd) {
   std::vector<Fd> fds;

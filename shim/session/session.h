@@ -39,13 +39,13 @@
 namespace amem::shim {
 
 /// Why a packet may lack descriptors, for the end of an error: the kernel leaves out those that
-/// have no room in the process's table.
-inline constexpr const char* kNoRoomForDescriptors =
+/// have no space in the process's table.
+inline constexpr const char* kNoSpaceForDescriptors =
     "; has this process too many files open (ulimit -n)?";
 
 class Session {
  public:
-  /// How long the broker may read nothing while messages wait for room in the socket.
+  /// How long the broker may read nothing while messages wait for space in the socket.
   static constexpr std::chrono::milliseconds kSendDeadline{60'000};
   static constexpr std::chrono::milliseconds kEndDeadline{500};
   explicit Session(std::chrono::milliseconds send_deadline = kSendDeadline)

@@ -176,9 +176,9 @@ def swap_all(machine):
 
 @part(gpus=1, limit=115)
 def swap_full(machine):
-    """The same where there is no room for both, so that one leaves in waves; against a pause, then a resume."""
+    """The same where there is no space for both, so that one leaves in waves; against a pause, then a resume."""
     size = machine.swap_bytes
-    name = f"swap without room, {size / GIB:g} GiB out, {size / GIB:g} GiB in"
+    name = f"swap without space, {size / GIB:g} GiB out, {size / GIB:g} GiB in"
     broker = machine.bench.broker(pool_gib=machine.pool_gib(2 * (size // GIB) + 8))
     holders = {"one": Holder(machine, "one", size)}
     operate(broker, "pause", "one")

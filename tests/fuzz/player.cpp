@@ -79,7 +79,7 @@ void Player::send(const std::string& bytes, unsigned beside) {
   const std::vector<Fd> fds = descriptors(beside);
   std::vector<int> numbers;
   for (const Fd& fd : fds) numbers.push_back(fd.get());
-  // What the socket has no room for is lost, as by a rank that gives up.
+  // What the socket has no space for is lost, as by a rank that gives up.
   (void)send_with<kMostDescriptors>(socket_.get(), bytes.data(), bytes.size(), numbers.data(),
                                     numbers.size());
 }

@@ -186,7 +186,7 @@ void write_scenes(const fs::path& folder) {
       "pause-of-tag",
       Scene().two_groups().pause("rollout", "kv").answers().free(3, 4).resume("rollout").answers());
   session("sparse", Scene().two_groups().pause("train").answers(2).resume("train").answers());
-  // More than the pool has room for: it is looked at for zeros first, and saved where it has some.
+  // More than the pool has space for: it is looked at for zeros first, and saved where it has some.
   for (std::uint8_t how = 0; how < 3; ++how)
     session(("small-pool-" + std::to_string(how)).c_str(), Scene()
                                                                .connect(0, "train")

@@ -13,7 +13,7 @@ bool has_bytes(const Fd& fd, std::uint64_t size, std::uint8_t value);
 std::string read_bytes(const Fd& fd, std::uint64_t offset, std::uint64_t length);
 void write_bytes(const Fd& fd, std::uint64_t offset, const std::string& bytes);
 void fill(const Fd& fd, std::uint64_t size, std::uint8_t value);
-/// kResourceExhausted: there is no room.
+/// kResourceExhausted: there is no space.
 Result<CreatedMemory> made_on(const DeviceUuid& device, std::uint64_t size);
 bool same_memory(const Fd& a, const Fd& b);
 

@@ -21,7 +21,7 @@ constexpr std::uint64_t kKiB = 1024;
 constexpr int kMostRanks = 9;
 constexpr std::uint64_t kMostPages = 8;  // of an allocation
 // Of all: what one device just has. So what one group has, and others' that its guests have open,
-// can come back when all others are away; two groups at once lack the room that a swap needs.
+// can come back when all others are away; two groups at once lack the space that a swap needs.
 constexpr std::uint64_t kAllPages = 63;
 const std::string kGroups[] = {"a", "b", "c"};
 const std::string kTags[] = {"heap", "cache"};
@@ -412,8 +412,8 @@ Coroutine History::begin_and_wait(const Task& task, const std::string& group, bo
   const std::shared_ptr<Observer> observer = observe();
   broker().start_operation(Caller{}, task, {group}, {}, observer);
   co_await settle();
-  const bool no_room = !strict && observer->status.code() == Code::kResourceExhausted;
-  if (!observer->ended || !(observer->status.ok() || no_room))
+  const bool no_space = !strict && observer->status.code() == Code::kResourceExhausted;
+  if (!observer->ended || !(observer->status.ok() || no_space))
     breaks("where all goes well the " + describe(task, group) +
            " succeeds: " + observer->status.text());
 }
@@ -441,7 +441,7 @@ Coroutine History::look_at_everything() {
     else
       rank.drop_leftovers();
   co_await settle();
-  // Those with memory, one after another: there is not room for all of them.
+  // Those with memory, one after another: there is not space for all of them.
   for (const auto& [name, group] : groups())
     if (group.state() == v1::GROUP_STATE_PAUSED && broken_.empty() && group.allocated_bytes() == 0)
       co_await begin_and_wait(Operation::kResume, name);

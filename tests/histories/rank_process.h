@@ -78,7 +78,7 @@ class RankProcess {
 
   // ---- its program; REQUIRES: runs(), but for frees ----
   /// `own`: it makes the memory itself, and gives it to the broker to keep. Nothing where there is
-  /// no room.
+  /// no space.
   void create(const DeviceUuid& device, std::uint64_t size, const std::string& tag, bool own);
   void open(std::uint64_t id, const Token& token);
   /// Nothing where the one that chance takes is just being opened once more: to the broker it stays

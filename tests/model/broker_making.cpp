@@ -8,10 +8,10 @@ void BrokerSide::created(int group) {
   Job& it = job(group);
   it.creating = it.to_create != 0;
   if (!it.creating && it.asked == decltype(it.asked){}) return tell(group, event::Created{});
-  // The next slice in another turn of the loop, unless nothing of it has room now.
-  it.awaits_room = m_.state.limited && m_.state.room == 0;
+  // The next slice in another turn of the loop, unless nothing of it has space now.
+  it.awaits_space = m_.state.limited && m_.state.space == 0;
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
-    if (has(it.to_create, i) && piece(i).on_device != 0) it.awaits_room = false;
+    if (has(it.to_create, i) && piece(i).on_device != 0) it.awaits_space = false;
 }
 
 void BrokerSide::bring(int group, int index) {

@@ -78,7 +78,7 @@ void BrokerSide::act(int group, const action::Measure& measure) {
 }
 
 bool BrokerSide::take_chunks(int group) {
-  if (m_.fault("the pool has no room")) return false;
+  if (m_.fault("the pool has no space")) return false;
   std::vector<std::pair<int, int>> taken;  // piece, chunk
   int next = 0;
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
@@ -231,10 +231,10 @@ void BrokerSide::act(int group, const action::Drop&) {
     p.kept = Kept::kNot;
     p.on_device = 0;
     if (m_.bug == Bug::kGivesUpWhatIsSaved) give_back(p);
-    if (it.pause && m_.state.limited) ++m_.state.room;
+    if (it.pause && m_.state.limited) ++m_.state.space;
   }
   if (it.pause && m_.state.limited)
-    for (Job& other : m_.state.jobs) other.awaits_room = false;
+    for (Job& other : m_.state.jobs) other.awaits_space = false;
   tell(group, event::Dropped{});
 }
 
@@ -242,8 +242,8 @@ void BrokerSide::act(int group, const action::Drop&) {
 
 void BrokerSide::act(int group, const action::Admit&) {
   const bool after = job(group).by_operator && m_.link->swaps() && m_.scenario.duplex;
-  if (after && m_.scenario.room >= 0 && !std::exchange(m_.state.limited, true))
-    m_.state.room = u8(m_.scenario.room);
+  if (after && m_.scenario.space >= 0 && !std::exchange(m_.state.limited, true))
+    m_.state.space = u8(m_.scenario.space);
   Status status;
   if (m_.fault("there is no memory for it")) status = {Code::kResourceExhausted, "no memory"};
   tell(group, event::Admitted{status});
@@ -302,8 +302,8 @@ void BrokerSide::create_slice(int group) {
       continue;
     }
     if (p.on_device == 0 && m_.state.limited) {
-      if (m_.state.room == 0) continue;
-      --m_.state.room;
+      if (m_.state.space == 0) continue;
+      --m_.state.space;
     }
     clear_bit(it.to_create, i);
     if (p.on_device == 0 && p.maker != 0) {
@@ -347,9 +347,9 @@ void BrokerSide::act(int group, const action::Load& load) {
       piece(i).kept = Kept::kIncoming;
 }
 
-void BrokerSide::act(int group, const action::Room&) {
+void BrokerSide::act(int group, const action::Vacated&) {
   m_.state.limited = false;
-  if (std::exchange(job(group).awaits_room, false)) create_slice(group);
+  if (std::exchange(job(group).awaits_space, false)) create_slice(group);
 }
 
 void BrokerSide::act(int group, const action::Open& open) {
@@ -485,7 +485,7 @@ void BrokerSide::carry_out(Link::Step step) {
     return drive(group);
   }
   if (!job(group).under_way || !job(group).by_operator) return;  // it has ended
-  if (step.what == Link::Step::kRoom)
+  if (step.what == Link::Step::kVacated)
     tell(group, event::AllLeft{});
   else if (step.what == Link::Step::kGoOn)
     tell(group, event::GoOn{});

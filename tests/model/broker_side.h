@@ -51,7 +51,7 @@ class BrokerSide {
   void act(int group, const action::Admit& admit);
   void act(int group, const action::Create& create);
   void act(int group, const action::Load& load);
-  void act(int group, const action::Room& room);
+  void act(int group, const action::Vacated& space);
   void act(int group, const action::Open& open);
   void act(int group, const action::Arrived& arrived);
   void act(int group, const action::Answer& answer);
@@ -77,7 +77,7 @@ class BrokerSide {
   void release_leftovers(int rank);
 
   bool wait_for_guests(int group);
-  /// False: the pool has no room.
+  /// False: the pool has no space.
   bool take_chunks(int group);
   bool can_be_released(const Piece& piece) const;
   void choose_wave(int group);

@@ -57,7 +57,7 @@ void Insight::add(const Course& course, Time now, model::Digest& digest) {
   digest.add(static_cast<std::uint64_t>(course.terms_.rest));
   digest.add(static_cast<std::uint64_t>(course.terms_.timeout.count()));
   digest.add((course.terms_.inside ? 1U : 0U) | (course.terms_.held != Held::kNo ? 2U : 0U) |
-             (course.terms_.guests ? 4U : 0U) | (course.no_room_ ? 8U : 0U) |
+             (course.terms_.guests ? 4U : 0U) | (course.no_space_ ? 8U : 0U) |
              (course.more_ ? 16U : 0U) | (course.loaded_ ? 32U : 0U));
   digest.add(course.epoch_.attempt);
   digest.add(course.epoch_.wave);

@@ -126,7 +126,7 @@ std::vector<NodeWorld::Event> NodeWorld::due() const {
   }
   for (int group = 0; group < m_.scenario.groups; ++group) {
     const Job& job = m_.state.jobs[at(group)];
-    if (m_.groups[at(group)]->phase() == Phase::kCreate && job.creating && !job.awaits_room)
+    if (m_.groups[at(group)]->phase() == Phase::kCreate && job.creating && !job.awaits_space)
       events.push_back({Event::kSlice, u8(group)});
     if (wakes(group)) events.push_back({Event::kTick, u8(group)});
   }
@@ -272,7 +272,7 @@ void NodeWorld::frees(Process& p, std::uint8_t of) {
 void NodeWorld::tidy() {
   for (int i = 0; i < kMostPieces; ++i)
     if (m_.state.pieces[at(i)].exists) broker_.forget_copies(i);
-  if (!m_.state.limited) m_.state.room = 0;
+  if (!m_.state.limited) m_.state.space = 0;
 }
 
 bool NodeWorld::quiet() const {

@@ -38,7 +38,7 @@ struct Scenario {
   int chunks = 0;                // of the pool, each for one piece; 0: one for each
   bool duplex = true;
   bool waves = false;  // a swap leaves in waves, a piece of each keeper at a time
-  int room = -1;       // pieces that may come in before the others have left; -1: all
+  int space = -1;      // pieces that may come in before the others have left; -1: all
   int joins = 0;       // ranks that may join at any time
   int faults = 1;      // that happen in one history, in CI
   int restarts = 0;    // of the broker, likewise

@@ -43,7 +43,7 @@ void add_job(const Job& job, Digest& digest) {
   unsigned flags = 0;
   for (const bool flag :
        {job.under_way, job.pause, job.whole, job.by_operator, job.measured, job.in_waves,
-        job.released, job.opened, job.awaits_room, job.creating, job.was_paused})
+        job.released, job.opened, job.awaits_space, job.creating, job.was_paused})
     flags = 2 * flags + (flag ? 1 : 0);
   digest.add(flags);
   for (const std::uint8_t part :
@@ -80,7 +80,7 @@ void add(const State& state, Digest& digest) {
   digest.add_all(state.paused);
   digest.add_all(state.erred);
   for (const std::uint8_t part :
-       {state.faults, state.joins, state.restarts, state.script_at, state.room})
+       {state.faults, state.joins, state.restarts, state.script_at, state.space})
     digest.add(part);
   if (state.restarts > 0) add_record(state, digest);
   digest.add((state.not_let_go ? 1U : 0U) | (state.by_operator ? 2U : 0U) |

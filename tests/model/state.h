@@ -173,9 +173,9 @@ struct Job {
   bool by_operator = false;  // by the operator, not from inside
   bool measured = false;
   bool in_waves = false;
-  bool released = false;     // the first Release has been sent: no return
-  bool opened = false;       // Open has been sent
-  bool awaits_room = false;  // nothing more can be created now
+  bool released = false;      // the first Release has been sent: no return
+  bool opened = false;        // Open has been sent
+  bool awaits_space = false;  // nothing more can be created now
   bool creating = false;
   bool was_paused = false;
   std::uint8_t member = 0;    // of the transaction
@@ -216,7 +216,7 @@ struct State {
   std::uint8_t restarts = 0;            // likewise: deaths of the broker
   std::uint8_t script_at = 0;
   bool by_operator = false;  // a transaction of the operator is under way
-  std::uint8_t room = 0;     // pieces that may be created before those that go out have left
+  std::uint8_t space = 0;    // pieces that may be created before those that go out have left
   bool limited = false;      // so it is
 };
 static_assert(std::is_trivially_copyable_v<State>);

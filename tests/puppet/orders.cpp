@@ -139,8 +139,8 @@ bool Twice(const Maker& maker) {
 }
 
 void Elsewhere(const Maker& maker) {
-  const std::size_t room = 4 * maker.Granularity(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
-  const CUdeviceptr range = Maker::Reserve(room, 0);
+  const std::size_t space = 4 * maker.Granularity(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+  const CUdeviceptr range = Maker::Reserve(space, 0);
   const std::size_t bytes = maker.Rounded(kBytes);
   const Handle handle = maker.Create(bytes);
   maker.Map(range, bytes, handle);
@@ -150,7 +150,7 @@ void Elsewhere(const Maker& maker) {
   Check(cuMemGetAddressRange(nullptr, &mapped, range), "cuMemGetAddressRange");
   Check(cuMemUnmap(range, mapped), "cuMemUnmap");
   Check(cuMemRelease(handle), "cuMemRelease");
-  Check(cuMemAddressFree(range, room), "cuMemAddressFree");
+  Check(cuMemAddressFree(range, space), "cuMemAddressFree");
 }
 
 void ExportedFirst(const Maker& maker) {
@@ -196,7 +196,7 @@ void Reused(const Maker& maker) {
   Free(stays);
 }
 
-/// Whether the room of a buffer that a peer was given is used again. Its slab lives on meanwhile.
+/// Whether the space of a buffer that a peer was given is used again. Its slab lives on meanwhile.
 bool SharedAndFreed(const Maker& maker) {
   const CUdeviceptr stays = Make(maker);
   const CUdeviceptr goes = Make(maker);

@@ -112,7 +112,7 @@ def test_nothing_moves_twice(trainer):
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_moving_where_there_is_hardly_room(trainer, failures):
+def test_moving_where_there_is_hardly_space(trainer, failures):
     """A second try, when what torch keeps has gone; after that the tensor is where it was, with its bytes."""
     trainer(f"""
     before, resize, failed = optimizer.main.sum(), torch.Storage.resize_, []
@@ -120,14 +120,14 @@ def test_moving_where_there_is_hardly_room(trainer, failures):
     def refused(self, size):
         if size and len(failed) < {failures}:
             failed.append(size)
-            raise torch.OutOfMemoryError("no room")
+            raise torch.OutOfMemoryError("no space")
         resize(self, size)
 
     torch.Storage.resize_ = refused
     if {failures} == 1:
         assert amem.move([optimizer.main], "optimizer") == 4 * MIB
     else:
-        fails('has no room for a tensor of 4194304 bytes in the region "optimizer"', amem.move, [optimizer.main], "optimizer")
+        fails('has no space for a tensor of 4194304 bytes in the region "optimizer"', amem.move, [optimizer.main], "optimizer")
     assert optimizer.main.sum() == before and len(failed) == {failures}
     assert amem.move([optimizer.main], "optimizer") == (0 if {failures} == 1 else 4 * MIB)
     assert optimizer.main.sum() == before

@@ -247,7 +247,7 @@ def test_what_a_region_cannot_get_is_explained_once(shim, torch, caplog):
                 cache.allocate(500)
         held = cache.allocate(600)
     [record] = caplog.records
-    assert 'no room for 500 bytes in region "kv_cache". PyTorch\'s ordinary cache has up to 600 bytes' in record.getMessage()
+    assert 'no space for 500 bytes in region "kv_cache". PyTorch\'s ordinary cache has up to 600 bytes' in record.getMessage()
     with amem.region("kv_cache", keep=False):
         pass
     assert len(cache.observers) == 1

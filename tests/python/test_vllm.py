@@ -168,7 +168,7 @@ def test_what_cannot_be_leaves_the_engine_as_it_was(vllm):
 
 
 def test_an_engine_that_cannot_sleep_goes_on(bare_node, build):
-    """The pool has no room for the weights. Both workers fail; the next call gets its own answers."""
+    """The pool has no space for the weights. Both workers fail; the next call gets its own answers."""
     bare_node.start_broker("--pool-size", "2MiB")
     Vllm(bare_node, build)("""
     llm = engine(tensor_parallel_size=2)

@@ -104,17 +104,17 @@ std::size_t display_width(std::string_view text) {
 
 std::string format_bar(std::uint64_t full, std::uint64_t more, std::uint64_t total,
                        std::size_t width) {
-  const std::size_t room = width - 2;
+  const std::size_t space = width - 2;
   const auto cells = [&](std::uint64_t part, std::size_t at_most) -> std::size_t {
     if (total == 0 || part == 0 || at_most == 0) return 0;
     const double share = static_cast<double>(part) / static_cast<double>(total);
-    const auto exact = std::lround(std::min(share, 1.0) * static_cast<double>(room));
+    const auto exact = std::lround(std::min(share, 1.0) * static_cast<double>(space));
     return std::clamp<std::size_t>(static_cast<std::size_t>(exact), 1, at_most);
   };
-  const std::size_t hashes = cells(full, room);
-  const std::size_t equals = cells(more, room - hashes);
+  const std::size_t hashes = cells(full, space);
+  const std::size_t equals = cells(more, space - hashes);
   return "[" + std::string(hashes, '#') + std::string(equals, '=') +
-         std::string(room - hashes - equals, ' ') + "]";
+         std::string(space - hashes - equals, ' ') + "]";
 }
 
 }  // namespace amem::ctl

@@ -18,8 +18,8 @@ constexpr std::size_t kDeviceText = 50;
 constexpr std::size_t kGroupText = 78;
 
 std::size_t bar_width(std::size_t columns, std::size_t text) {
-  const std::size_t room = columns > text ? columns - text : 0;
-  return std::clamp<std::size_t>(room, 10, kLongestBar);
+  const std::size_t space = columns > text ? columns - text : 0;
+  return std::clamp<std::size_t>(space, 10, kLongestBar);
 }
 
 std::string devices(const v1::NodeStatus& status, std::size_t columns, const Style& style) {

@@ -19,7 +19,7 @@ from amem.errors import FailedPreconditionError, ResourceExhaustedError
 _logger = logging.getLogger("amem")
 
 _KEEP, _DISCARD = 1, 2  # amem_policy
-_WORTH_EMPTYING = 1 / 32  # of the device's free memory; see _make_room()
+_WORTH_EMPTYING = 1 / 32  # of the device's free memory; see _make_space()
 
 # Idle torch.cuda.MemPools by tag, keep and device; what is not brokered has no tag. Two threads cannot allocate into one
 # pool at the same time, so a stretch takes a pool and gives it back. Pools live as long as the process: what was freed in
@@ -80,7 +80,7 @@ def _pool_of(tag: str, keep: bool, dispose: bool = False) -> Iterator[contextlib
         return
     if not hasattr(torch.cuda, "MemPool") or not hasattr(torch.cuda, "use_mem_pool"):
         raise FailedPreconditionError(f"regions need PyTorch 2.6 or newer; this is {torch.__version__}")
-    _make_room(torch)
+    _make_space(torch)
     _observe_shortages(torch)
     if dispose:
         pool = torch.cuda.MemPool()
@@ -102,13 +102,13 @@ def _pool_of(tag: str, keep: bool, dispose: bool = False) -> Iterator[contextlib
             _idle[key].append(pool)
 
 
-def _make_room(torch: Any) -> None:
+def _make_space(torch: Any) -> None:
     """Gives the device what is free in PyTorch's ordinary cache, for the stretch that is about to be entered.
 
-    When an ordinary allocation finds no room, PyTorch empties its cache and tries again. While a pool is in use it does
+    When an ordinary allocation finds no space, PyTorch empties its cache and tries again. While a pool is in use it does
     not: PyTorch 2.6 to 2.11 take every pool for a graph's capture (c10/cuda/CUDACachingAllocator.cpp). Inside the stretch
     torch.cuda.empty_cache() leaves the ordinary cache alone for the same reason. No later place is safe:
-    - Where the shim finds no room, the calling thread holds the lock of PyTorch's allocator.
+    - Where the shim finds no space, the calling thread holds the lock of PyTorch's allocator.
     - PyTorch calls its FreeMemoryCallbacks with that lock held, too.
     - PyTorch calls its observers of missing memory without the lock, but raises the error whatever they do.
     - A failed call cannot simply be made again: it may have changed memory before it failed.
@@ -174,13 +174,13 @@ def _explain_shortage(device: int, wanted: int, _total: int, _free: int) -> None
         if stretch is not None and cached > 0:
             _explained = True
             _logger.warning(
-                "amem: device %d has no room for %d bytes in %s. PyTorch's ordinary cache has up to %d bytes free, which it does "
+                "amem: device %d has no space for %d bytes in %s. PyTorch's ordinary cache has up to %d bytes free, which it does "
                 "not give back while a region is entered: free memory before the region is entered, or leave the region and "
                 "enter it again", device, wanted, stretch.name, cached)
         elif stretch is None and pools:
             _explained = True
             _logger.warning(
-                "amem: device %d has no room for %d bytes. The pools of regions have bytes free that PyTorch gives only to "
+                "amem: device %d has no space for %d bytes. The pools of regions have bytes free that PyTorch gives only to "
                 "these regions: %s. Allocate this memory in such a region, or before the region", device, wanted,
                 ", ".join(f"{tag or 'unbrokered'} {size}" for tag, size in sorted(pools.items())))
 
@@ -314,11 +314,11 @@ def move(tensors: Iterable[Any], tag: str, keep: bool = True) -> int:
     The tensors and all views of them stay valid and have the same bytes, at other addresses. So it comes before CUDA
     graphs are captured, before buffers are registered with NCCL and before memory is shared by CUDA IPC. Memory that
     is in such a region already is left alone: a second call is cheap. Tensors on the CPU, and memory that torch cannot
-    resize, stay as they are. Gives the bytes that have been moved. Needs room on the device for one more copy of the
+    resize, stay as they are. Gives the bytes that have been moved. Needs space on the device for one more copy of the
     largest tensor, else it goes through the CPU's memory. Waits for the device.
 
     Needs scope "regions" or "heap". Without a shim it does nothing. The other errors are those of region().
-    ResourceExhaustedError: the device has no room in the region; nothing is lost, and what was moved before stays so.
+    ResourceExhaustedError: the device has no space in the region; nothing is lost, and what was moved before stays so.
     """
     tag_name(tag)
     if not _shim.is_loaded():
@@ -359,10 +359,10 @@ def _move_one(torch: Any, storage: Any, tag: str, keep: bool) -> None:
                 break
             except torch.OutOfMemoryError:
                 copy = copy.cpu()
-                torch.cuda.empty_cache()  # with the room that it had
+                torch.cuda.empty_cache()  # with the space that it had
         else:
             storage.resize_(size)
             storage.copy_(copy)
-            raise ResourceExhaustedError(f'{storage.device} has no room for a tensor of {size} bytes in the region "{tag}"')
+            raise ResourceExhaustedError(f'{storage.device} has no space for a tensor of {size} bytes in the region "{tag}"')
         storage.copy_(copy)
     storage._amem_region = (tag, keep, storage.data_ptr())

@@ -260,7 +260,7 @@ class TorchMemorySaver:
     @property
     def retain_cpu_backup(self) -> bool:
         """What was set; else TMS_RETAIN_CPU_BACKUP. It changes nothing: the pool stays pinned from pause to pause, and a
-        resume gives the room in it back."""
+        resume gives the space in it back."""
         return self._retain
 
     @retain_cpu_backup.setter

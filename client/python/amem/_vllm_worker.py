@@ -69,7 +69,7 @@ class Allocator:
         torch.cuda.empty_cache()  # what torch keeps for later need not be copied
         drop = going - kept - {_NCCL}  # every rank asks for the same
         if _CACHE in drop and os.environ.get("AMEM_VLLM_CACHE_FIRST") == "1":
-            # Its room is free for another engine while the rest is being copied.
+            # Its space is free for another engine while the rest is being copied.
             self._pause({_CACHE}, {_CACHE})
             going, drop = going - {_CACHE}, drop - {_CACHE}
         self._pause(going, drop, whole=not only_tags())

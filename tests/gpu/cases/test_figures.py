@@ -18,7 +18,7 @@ LOG = """\
 [2026-11-21 10:00:01.700] [info] group 'train': resume took 350.0 ms (admit 1.0, create 40.0, map+load 260.0, peers 9.0)
 [2026-11-21 10:00:02.000] [info] group 'train': pause of weights, kv_cache took 320.0 ms (quiesce 20.0, save 300.0)
 [2026-11-21 10:00:03.000] [info] group 'train': resume of weights, kv_cache took 2.0 ms ()
-[2026-11-21 10:00:04.000] [error] group 'train': pause: no room in the pool
+[2026-11-21 10:00:04.000] [error] group 'train': pause: no space in the pool
 """
 
 

@@ -282,7 +282,7 @@ class Controller:
 
 def control(options):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # with the roles it has started
-    # In memory where there is room for a few copies of the weights.
+    # In memory where there is space for a few copies of the weights.
     roomy = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 << 30
     with tempfile.TemporaryDirectory(prefix="amem-rl-", dir=SHARED_MEMORY if roomy else None) as folder:
         try:

@@ -304,7 +304,7 @@ def test_a_wrong_token(node_with):
 
 
 def test_waves(bare_node, node_with):
-    """No room for both groups: what a guest has open stays through the waves of its owner, and its mapping goes with
+    """No space for both groups: what a guest has open stays through the waves of its owner, and its mapping goes with
     those of its own group."""
     bare_node.settings["AMEM_SIM_MEMORY"] = str(24 << 20)
     bare_node.settings["AMEM_POOL_SAVE"] = "dense"

@@ -129,9 +129,9 @@ def test_freed_memory_goes_to_whoever_finds_none(node):
     program, other = Program(node), Program(node, name="other")
     for each in (program, other):
         each.ask("alloc 0 1000")
-    room = node.MEMORY - used(node)[0]
-    program.ask("free %d" % program.ask(f"alloc 0 {room // 2}")["id"])
-    other.ask(f"alloc 0 {room - MIB}")
+    space = node.MEMORY - used(node)[0]
+    program.ask("free %d" % program.ask(f"alloc 0 {space // 2}")["id"])
+    other.ask(f"alloc 0 {space - MIB}")
     other.verify()
 
 

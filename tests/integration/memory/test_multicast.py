@@ -200,7 +200,7 @@ def test_making_fails(node):
     pause(node)
     puppets[1].faults("cuMemCreate:1:2")
     answer = node.ctl.try_("resume", "train")
-    assert answer.code == 7, answer  # as when amemd finds no room
+    assert answer.code == 7, answer  # as when amemd finds no space
     assert "has not made it" in answer.error and f"pid {puppets[1].pid}" in answer.error
     assert node.ctl.state("train") == "paused"
     assert used(node) == [node.CONTEXT_BYTES] * 2
@@ -280,7 +280,7 @@ def test_it_is_made_after_a_restart_too(bare_node):
     broadcast(puppets, 5)
 
 
-def test_what_others_keep_of_freed_memory_makes_room(node):
+def test_what_others_keep_of_freed_memory_makes_space(node):
     puppets = pair(node)
     other = node.puppet("other", 0, env={"AMEM_SCOPE": "heap", "AMEM_MODULES": None})
     other.ask(f"plain {32 * MIB}")

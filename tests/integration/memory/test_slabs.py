@@ -90,7 +90,7 @@ def test_what_a_peer_was_given_is_not_used_again(node):
 
 @pytest.mark.parametrize("shared", (True, False))
 def test_a_pause_does_not_save_what_is_freed(node, shared):
-    """Also what a peer was given, and has open still: nobody uses that room again as long as the slab lives."""
+    """Also what a peer was given, and has open still: nobody uses that space again as long as the slab lives."""
     puppet = node.puppet("puppet", env={"AMEM_SLAB": "64"})
     peer = node.puppet("peer", device=1)
     blocks = [puppet.ask(f"alloc {MIB}")["id"] for _ in range(8)]
@@ -116,7 +116,7 @@ def test_a_pause_does_not_save_what_is_freed(node, shared):
         peer.ask(f"verify {opened[3]} {blocks[3]}")
         peer.ask(f"fill {opened[5]} 5")  # late, and harmless
         puppet.ask(f"verify {blocks[3]} {blocks[3]}")
-    # What gets the room next finds zeros, as in memory of the driver's.
+    # What gets the space next finds zeros, as in memory of the driver's.
     again = [puppet.ask(f"alloc {MIB}")["id"] for _ in range(7)]
     for block in again:
         puppet.ask(f"zero {block}")
@@ -163,10 +163,10 @@ def test_the_end_of_a_slab_does_not_wait_for_a_resume(node):
 
 
 def test_a_buffer_that_fits_is_made_where_a_larger_slab_does_not_fit(node):
-    """Of a kind whose slabs have room for many, and of one that is new."""
+    """Of a kind whose slabs have space for many, and of one that is new."""
     puppet = node.puppet("puppet", env={"AMEM_SLAB": "64"})
-    room = puppet.ask("meminfo")["free"]
-    puppet.ask(f"alloc {room - 10 * MIB} whole")
+    space = puppet.ask("meminfo")["free"]
+    puppet.ask(f"alloc {space - 10 * MIB} whole")
     block = puppet.ask(f"alloc {4 * MIB}")["id"]
     puppet.ask(f"alloc {4 * MIB}")
     puppet.ask("alloc 4096")

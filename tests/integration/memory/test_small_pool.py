@@ -1,4 +1,4 @@
-"""A pool that is smaller than what is paused: the broker has zeros looked for first, and needs room for the rest."""
+"""A pool that is smaller than what is paused: the broker has zeros looked for first, and needs space for the rest."""
 import os
 import signal
 
@@ -39,7 +39,7 @@ def used(node):
 def runs_on(node, job):
     """A pause has been refused: nothing has changed."""
     assert node.ctl.state(job.name) == "running"
-    eventually(lambda: used(node) == 0, what="the room is free again")
+    eventually(lambda: used(node) == 0, what="the space is free again")
     job.check()
 
 
@@ -61,7 +61,7 @@ def test_a_quarter_is_enough(small, env):
         job.ask("rewrite")  # other blocks are zero now
 
 
-def test_what_has_room_is_not_measured(node):
+def test_what_has_space_is_not_measured(node):
     job = node.job()
     assert "measure" not in phases(node.ctl("pause", "train"))
     node.ctl("resume", "train")
@@ -242,7 +242,7 @@ def test_what_has_become_more_since_fails_before_anything_leaves(small):
 
 
 def test_a_swap_in_waves(bare_node):
-    """No room for both on the devices, and a pool for neither as they are."""
+    """No space for both on the devices, and a pool for neither as they are."""
     node = bare_node
     node.settings.update({"AMEM_SLAB": "0", "AMEM_SIM_MEMORY": str(24 * MIB)})
     node.start_broker("--swap-wave", "4MiB", "--pool-size", str(POOL), "--pool-segment", "4MiB")

@@ -93,7 +93,7 @@ def test_memory_allocated_after_a_cycle(node):
 
 def test_swap_of_two_groups_that_fit_only_in_turn(bare_node):
     node = bare_node
-    # Either group fills more than half of a device: only a real release makes room for the other.
+    # Either group fills more than half of a device: only a real release makes space for the other.
     big = {"allocations": 5, "size": "10MiB", "shared": 0.4}
     node.start_broker("--pool-size", "256MiB")
     train = node.job("train", **big)

@@ -1,4 +1,4 @@
-"""The pool or a device is too small: nothing is lost, the error has both numbers, and it works when there is room."""
+"""The pool or a device is too small: nothing is lost, the error has both numbers, and it works when there is space."""
 import re
 import resource
 
@@ -169,8 +169,8 @@ def test_no_resume_waits_for_the_table_of_descriptors(node):
     job = node.job()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for rank in job.ranks:
-        eventually(lambda: rank.descriptor_room() >= min(1024, soft), what="room for a resume's descriptors")
-    assert node.broker.descriptor_room() >= min(65536, hard)
+        eventually(lambda: rank.descriptor_space() >= min(1024, soft), what="space for a resume's descriptors")
+    assert node.broker.descriptor_space() >= min(65536, hard)
 
 
 def test_no_descriptor_is_left_for_an_allocation(node):

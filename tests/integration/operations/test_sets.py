@@ -206,7 +206,7 @@ def test_tags_of_a_set(node, engines):
 # ---- swaps of sets ------------------------------------------------------------------------------
 @pytest.fixture(params=[("true", "1GiB"), ("true", "1MiB"), ("false", "1GiB")], ids=["duplex", "waves", "in-turn"])
 def sets(request, bare_node):
-    """a and b run, c and d are paused; there is no room for all."""
+    """a and b run, c and d are paused; there is no space for all."""
     duplex, wave = request.param
     node = bare_node
     node.settings["AMEM_SIM_MEMORY"] = str(40 << 20)

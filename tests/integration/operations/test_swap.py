@@ -9,17 +9,17 @@ from sim_node.turns import lines, states
 
 MEMORY = 24 * MIB
 # Allocations of 2 MiB for each rank; the contexts of four ranks take 4 MiB of each device.
-ROOM = {"plenty": 3, "little": 6, "none": 9}
+SPACE = {"plenty": 3, "little": 6, "none": 9}
 
 
 @pytest.fixture(params=["true", "false"], ids=["duplex", "in-turn"])
 def swapping(request, bare_node):
     """Makes a node with group train running and rollout paused; bytes differ."""
-    def start(room="plenty", *flags, **options):
+    def start(space="plenty", *flags, **options):
         bare_node.settings["AMEM_SIM_MEMORY"] = str(MEMORY)
-        bare_node.settings["AMEM_SLAB"] = "0"  # the rooms are counted in allocations
+        bare_node.settings["AMEM_SLAB"] = "0"  # space is counted in allocations
         bare_node.start_broker("--swap-duplex", request.param, "--pool-size", "80MiB", *flags)
-        size = {"allocations": ROOM[room], "size": "2MiB", "shared": 0.4}
+        size = {"allocations": SPACE[space], "size": "2MiB", "shared": 0.4}
         rollout = bare_node.job("rollout", **size, **options)
         rollout.ask("rewrite")
         rollout.verify()  # peers learn what the others have written
@@ -45,9 +45,9 @@ def assert_usable(node, train, rollout):
     assert states(node) == ("paused", "running")
 
 
-@pytest.mark.parametrize("room", ROOM)
-def test_many_swaps_each_way(swapping, room):
-    node, train, rollout = swapping(room)
+@pytest.mark.parametrize("space", SPACE)
+def test_many_swaps_each_way(swapping, space):
+    node, train, rollout = swapping(space)
     addresses = train.addresses(), None
     for i in range(10 if swapping.duplex else 3):
         answer = node.ctl("swap", "train", "rollout")
@@ -71,19 +71,19 @@ def test_many_swaps_each_way(swapping, room):
         assert device["used_bytes"] == contexts + device["brokered_bytes"]
 
 
-@pytest.mark.parametrize("room", ROOM)
-def test_what_overlaps(swapping, room):
-    node, train, rollout = swapping(room)
+@pytest.mark.parametrize("space", SPACE)
+def test_what_overlaps(swapping, space):
+    node, train, rollout = swapping(space)
     train.ranks[0].faults("cuMemcpyDtoHAsync:1:hold")
     swap = node.ctl.start("swap", "train", "rollout")
-    swap.wait_phase("save" if not swapping.duplex else "turn" if room == "plenty" else "create")
+    swap.wait_phase("save" if not swapping.duplex else "turn" if space == "plenty" else "create")
     train.ranks[0].faults()
     answer = swap.finish()
     assert answer.code == 0, answer
     saved = lines(answer, "train", "release")[0]
     if not swapping.duplex:
         assert lines(answer, "rollout")[0] > saved
-    elif room == "plenty":
+    elif space == "plenty":
         assert lines(answer, "rollout", "turn")[0] < saved, "it has loaded before the other has saved"
     else:
         assert lines(answer, "rollout", "create")[0] < saved < lines(answer, "rollout", "map+load")[0]
@@ -102,9 +102,9 @@ def test_the_view_for_people(swapping):
     assert answer.err.count("rollout: create") == 1, answer
 
 
-@pytest.mark.parametrize("room", ROOM)
-def test_a_rank_that_comes_in_is_killed(swapping, room):
-    node, train, rollout = swapping(room)
+@pytest.mark.parametrize("space", SPACE)
+def test_a_rank_that_comes_in_is_killed(swapping, space):
+    node, train, rollout = swapping(space)
     rollout.ranks[1].faults("cuMemcpyHtoDAsync:2:kill")
     answer = node.ctl.try_("swap", "train", "rollout")
     assert answer.code == 1, answer
@@ -118,9 +118,9 @@ def test_a_rank_that_comes_in_is_killed(swapping, room):
     rollout.ranks[0].ask("verify")  # also what the dead one kept and shared
 
 
-@pytest.mark.parametrize("room", ROOM)
-def test_a_rank_that_goes_out_is_killed_while_it_saves(swapping, room):
-    node, train, rollout = swapping(room)
+@pytest.mark.parametrize("space", SPACE)
+def test_a_rank_that_goes_out_is_killed_while_it_saves(swapping, space):
+    node, train, rollout = swapping(space)
     train.ranks[0].faults("cuMemcpyDtoHAsync:1:delay=300")
     train.ranks[1].faults("cuMemcpyDtoHAsync:2:kill")
     answer = node.ctl.try_("swap", "train", "rollout")
@@ -145,9 +145,9 @@ def test_a_rank_that_goes_out_is_killed_while_it_releases(swapping):
     train.ranks[0].ask("verify")
 
 
-@pytest.mark.parametrize("room", ROOM)
-def test_a_copy_that_fails_on_the_way_out(swapping, room):
-    node, train, rollout = swapping(room)
+@pytest.mark.parametrize("space", SPACE)
+def test_a_copy_that_fails_on_the_way_out(swapping, space):
+    node, train, rollout = swapping(space)
     train.ranks[0].faults("cuMemcpyDtoHAsync:1:delay=300")
     train.ranks[1].faults("cuMemcpyDtoHAsync:2:700")
     answer = node.ctl.try_("swap", "train", "rollout")
@@ -159,10 +159,10 @@ def test_a_copy_that_fails_on_the_way_out(swapping, room):
     assert_usable(node, train, rollout)
 
 
-@pytest.mark.parametrize("room", ROOM)
+@pytest.mark.parametrize("space", SPACE)
 @pytest.mark.parametrize("rule", ["cuMemcpyHtoDAsync:2:700", "cuMemSetAccess:1+:999"])
-def test_a_call_that_fails_on_the_way_in(swapping, room, rule):
-    node, train, rollout = swapping(room)
+def test_a_call_that_fails_on_the_way_in(swapping, space, rule):
+    node, train, rollout = swapping(space)
     rollout.ranks[1].faults(rule)
     answer = node.ctl.try_("swap", "train", "rollout")
     assert answer.code == 1 and "CUDA_ERROR" in answer.error, answer

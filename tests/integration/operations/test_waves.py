@@ -1,4 +1,4 @@
-"""Swaps without room for both groups: one leaves in waves, and the other comes in where it has been."""
+"""Swaps without space for both groups: one leaves in waves, and the other comes in where it has been."""
 import signal
 
 import pytest
@@ -13,10 +13,10 @@ ALLOCATIONS = 9
 
 @pytest.fixture
 def swapping(bare_node):
-    """A node with group train running and rollout paused, and no room for a second allocation."""
+    """A node with group train running and rollout paused, and no space for a second allocation."""
     def start(*flags):
         bare_node.settings["AMEM_SIM_MEMORY"] = str(MEMORY)
-        bare_node.settings["AMEM_SLAB"] = "0"  # the room is counted in allocations
+        bare_node.settings["AMEM_SLAB"] = "0"  # the space is counted in allocations
         # So that faults can count copies: whole bytes, and no allocation that lies in two segments.
         bare_node.settings["AMEM_POOL_SAVE"] = "dense"
         bare_node.start_broker("--swap-wave", "4MiB", "--pool-size", "80MiB", "--pool-segment", "80MiB", *flags)

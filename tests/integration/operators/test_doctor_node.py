@@ -80,7 +80,7 @@ def test_a_gpu_that_amemd_does_not_have(node, tmp_path):
     assert findings["device-unknown"]["blocks"] and "restart amemd" in findings["device-unknown"]["remedy"]
 
 
-def test_a_pool_without_room(bare_node):
+def test_a_pool_without_space(bare_node):
     bare_node.start_broker(env={"AMEM_SIM_FAULTS": "cuMemCreate:2+:2"})
     finding = doctor(bare_node)["pool"]
     assert not finding["blocks"] and "16.0 MiB of the" in finding["what"] and "pool.size" in finding["remedy"], finding

@@ -445,7 +445,7 @@ def test_memory_of_a_tag_comes_back_to_a_program_that_runs(restoring):
     assert answer["wrong"] == 0 and answer["bytes"] > 3 * MIB, answer
 
 
-def test_no_room_for_it_changes_nothing(bare_node):
+def test_no_space_for_it_changes_nothing(bare_node):
     node = bare_node
     node.settings.update({"AMEM_RECONNECT": "500ms", "AMEM_ORPHAN": "restore", "AMEM_SLAB": "0"})
     node.start_broker()

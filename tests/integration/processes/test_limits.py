@@ -111,7 +111,7 @@ def test_an_owner_has_so_many_calls_at_a_time(node, opened):
 
 
 def test_answers_that_nobody_reads_are_charged(node, opened):
-    """Of unary calls: who does not read gets no more than quotas.queue has room for."""
+    """Of unary calls: who does not read gets no more than quotas.queue has space for."""
     node.broker.terminate()
     node.start_broker("--quotas-queue", "100KiB", name="small")
     for number in range(30):

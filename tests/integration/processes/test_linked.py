@@ -262,7 +262,7 @@ def test_every_wrapped_call_of_the_table_is_exported(build):
     symbols = re.findall(r"^(?:GATED|ANSWERED|COUNTED|POOLED|WATCHED)\(\w+, \d+, \w+, (\w+)\)", table.read_text(encoding="utf-8"),
                          re.MULTILINE)
     assert len(symbols) > 120
-    # Not by loading it: there is no room for a sanitizer in a process that began without one.
+    # Not by loading it: there is no space for a sanitizer in a process that began without one.
     listed = subprocess.run(["nm", "--dynamic", "--defined-only", "--format=posix", shim(build)], check=True, capture_output=True, text=True)
     exported = {line.split()[0].partition("@")[0] for line in listed.stdout.splitlines()}
     assert sorted(set(symbols) - exported) == []

@@ -203,7 +203,7 @@ class Child:
         """The most memory that was ever resident, shared memory too. 0 under a sanitizer."""
         return 0 if sanitized(self.pid) else self._status("VmHWM") * 1024
 
-    def descriptor_room(self):
+    def descriptor_space(self):
         """How many descriptors there can be before the kernel makes the table larger."""
         return self._status("FDSize")
 

@@ -27,7 +27,7 @@ class Footprint:
     def check(self):
         # What a rank frees the broker closes a little later.
         eventually(self._as_before, what=f"{self.process.name} has as many descriptors and threads as before")
-        # Room for what allocators keep, far below anything that leaks with each cycle.
+        # Space for what allocators keep, far below anything that leaks with each cycle.
         assert self.process.rss_bytes() < self.rss + 1024 * KIB, self.process.name
         if isinstance(self.process, Broker):
             assert self.process.threads() < 40

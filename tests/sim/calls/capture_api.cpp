@@ -123,8 +123,8 @@ CUresult Nodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
   const std::shared_ptr<Graph> graph = FindGraph(handle);
   if (graph == nullptr || count == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (nodes != nullptr) {
-    const size_t room = *count;
-    for (size_t i = 0; i < room; ++i) {
+    const size_t space = *count;
+    for (size_t i = 0; i < space; ++i) {
       nodes[i] = i < graph->nodes.size() ? graph->nodes[i].handle : nullptr;
     }
   }

@@ -110,7 +110,7 @@ TEST_F(PacketTest, TooManyDescriptorsAreNotSent) {
   EXPECT_EQ(send_encoded(a.get(), "x", fds).code(), Code::kInternal);
 }
 
-TEST_F(PacketTest, DescriptorsForWhichThereIsNoRoomAreMissing) {
+TEST_F(PacketTest, DescriptorsForWhichThereIsNoSpaceAreMissing) {
   const Fd file = memfd();
   Message message = amem_v1_SessionMessage_init_zero;
   message.seq = 4;
@@ -120,7 +120,7 @@ TEST_F(PacketTest, DescriptorsForWhichThereIsNoRoomAreMissing) {
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   rlimit tight = before;
-  tight.rlim_cur = static_cast<rlim_t>(next) + 1;  // room for one
+  tight.rlim_cur = static_cast<rlim_t>(next) + 1;  // space for one
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
   const Status received = receive(b.get(), 0, packet);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
@@ -191,7 +191,7 @@ TEST_F(PacketTest, AFullSocketSaysSo) {
   for (int i = 0; i < 10000 && status.ok(); ++i) status = send_message(a.get(), message);
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
   ASSERT_TRUE(receive(b.get(), 0, packet).ok());
-  EXPECT_TRUE(send_message(a.get(), message).ok()) << "there is room again";
+  EXPECT_TRUE(send_message(a.get(), message).ok()) << "there is space again";
 }
 
 TEST(SetText, CutsToFitAtACharacterBorder) {

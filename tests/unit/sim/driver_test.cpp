@@ -354,7 +354,7 @@ TEST_F(SimDriver, CapacityIsSharedByAllProcessesAndComesBack) {
   const CUmemAllocationProp prop = Prop();
   CUmemGenericAllocationHandle handle = 0;
   EXPECT_EQ(cuMemCreate(&handle, kUnit, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY);
-  const CUmemGenericAllocationHandle other = Create(kUnit, 1);  // the other device has room
+  const CUmemGenericAllocationHandle other = Create(kUnit, 1);  // the other device has space
   child.Kill();
   EXPECT_EQ(cuMemCreate(&handle, kCapacity - kUnit, &prop, 0), CUDA_SUCCESS);
   for (const auto h : {last, other, handle}) EXPECT_EQ(cuMemRelease(h), CUDA_SUCCESS);

@@ -37,7 +37,7 @@ class HeapMemory {
   /// Allocates and frees blocks of all sizes, `rounds` times, checking what it frees.
   void Churn(int device, std::uint64_t rounds);
 
-  /// A segment with room for four times as many pieces as it gets.
+  /// A segment with space for four times as many pieces as it gets.
   void Expand(int device, std::size_t piece, std::size_t count);
   /// Drops pieces of every segment at random and maps as many new ones elsewhere in it.
   void Shuffle();

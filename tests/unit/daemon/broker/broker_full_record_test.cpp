@@ -1,4 +1,4 @@
-// A record that has no room for another row: what can still be refused is, and nothing is lost.
+// A record that has no space for another row: what can still be refused is, and nothing is lost.
 #include <gmock/gmock.h>
 
 #include "amem/v1/record.pb.h"

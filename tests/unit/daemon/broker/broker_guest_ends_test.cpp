@@ -65,7 +65,7 @@ class OpeningTest : public BrokerGuestsTest {
     expect_phase("open");
     c.share(a, of_a);
   }
-  void expect_room_is_free() {
+  void expect_space_is_free() {
     EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }))
         << "nobody brings it back any more";
     EXPECT_TRUE(c.holds(of_a, 0xaa));
@@ -76,7 +76,7 @@ class OpeningTest : public BrokerGuestsTest {
 TEST_F(OpeningTest, WhatIsFreedMeanwhileLeavesThePoolThoughAGuestHasIt) {
   come_back();
   a.free(of_a);
-  expect_room_is_free();
+  expect_space_is_free();
   b.catch_up();
   EXPECT_TRUE(complete(resumed).ok());
 }
@@ -85,7 +85,7 @@ TEST_F(OpeningTest, WhatAnOwnerThatDiesMeanwhileHadLeavesThePoolThoughAGuestHasI
   come_back();
   end(a);
   EXPECT_TRUE(eventually([&] { return group("rollout").opened(0).owner().empty(); }));
-  expect_room_is_free();
+  expect_space_is_free();
 }
 
 }  // namespace

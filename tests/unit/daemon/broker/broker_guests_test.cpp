@@ -328,7 +328,7 @@ TEST_F(BrokerGuestsTest, ASwapOfOwnerAndGuest) {
 
 TEST_F(BrokerGuestsTest, WavesLeaveWhatGuestsHaveOpen) {
   open();
-  // No room for both: 128 MiB in all.
+  // No space for both: 128 MiB in all.
   const std::uint64_t much =
       a.create(gpu(0), 70 * kMiB, "kv_cache", amem_v1_RegionPolicy_REGION_POLICY_DISCARD);
   const std::uint64_t more = a.create(gpu(0), 6 * kMiB, "kv_cache");

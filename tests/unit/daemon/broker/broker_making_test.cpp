@@ -89,7 +89,7 @@ TEST_F(MakingTest, ARankThatCannotIsNamed) {
   expect_paused_and_usable();
 }
 
-TEST_F(MakingTest, WithoutRoomNothingComesBack) {
+TEST_F(MakingTest, WithoutSpaceNothingComesBack) {
   two_paused();
   making.failure = Code::kResourceExhausted;
   r1.moods[kMake] = FakeRank::Mood::kFailing;
@@ -243,10 +243,10 @@ TEST_F(MakingTest, ABrokerThatEndsMeanwhileLeavesThePauseAsItWas) {
   }
 }
 
-/// What waits for room in a swap.
+/// What waits for space in a swap.
 class MakingSwapTest : public SwapTest {};
 
-TEST_F(MakingSwapTest, WithoutRoomItIsAskedAgainWhenSomethingHasLeft) {
+TEST_F(MakingSwapTest, WithoutSpaceItIsAskedAgainWhenSomethingHasLeft) {
   join(b, "rollout");
   Making making(b, devices);
   const std::uint64_t own = making.create(gpu(0), 4 * kMiB);

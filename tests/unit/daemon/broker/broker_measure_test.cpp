@@ -24,7 +24,7 @@ class BrokerMeasureTest : public BrokerTest {
     EXPECT_NE(status.text().find(text), std::string::npos) << status.text();
     EXPECT_EQ(group().state(), kRunning);
     EXPECT_FALSE(a.gate_shut);
-    EXPECT_EQ(status_of_pool(), 0U) << "all room is free again";
+    EXPECT_EQ(status_of_pool(), 0U) << "all space is free again";
   }
   std::uint64_t status_of_pool() { return status().pool().used_bytes(); }
 };
@@ -47,7 +47,7 @@ TEST_F(BrokerMeasureTest, MoreThanThePoolHasGoesThroughIt) {
   EXPECT_EQ(status_of_pool(), 0U);
 }
 
-TEST_F(BrokerMeasureTest, WhatHasRoomIsNotMeasured) {
+TEST_F(BrokerMeasureTest, WhatHasSpaceIsNotMeasured) {
   join(a);
   a.create(gpu(0), kPool);
   auto watcher = begin(Operation::kPause);
@@ -78,7 +78,7 @@ TEST_F(BrokerMeasureTest, TheRefusalHasTheFiguresAndDiscardingHelps) {
   EXPECT_TRUE(b.holds(weights, 4));
 }
 
-TEST_F(BrokerMeasureTest, TheRefusalNamesWhoElseHasRoomInThePool) {
+TEST_F(BrokerMeasureTest, TheRefusalNamesWhoElseHasSpaceInThePool) {
   join(b, "rollout");
   b.create(gpu(1), 20 * kMiB, "cache");
   ASSERT_TRUE(pause("rollout").ok());
@@ -113,7 +113,7 @@ TEST_F(BrokerMeasureTest, WhatIsSavedDenseIsNotLookedAt) {
   EXPECT_TRUE(a.looked_at.empty());
 }
 
-TEST_F(BrokerMeasureTest, WhatNoSegmentHasRoomForIsSavedInPieces) {
+TEST_F(BrokerMeasureTest, WhatNoSegmentHasSpaceForIsSavedInPieces) {
   const std::uint64_t id = make_large();
   a.mask = 0xff;  // 16 MiB, twice what a segment has
   const Status paused = pause();

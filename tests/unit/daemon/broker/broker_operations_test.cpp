@@ -59,7 +59,7 @@ TEST_F(BrokerTest, ARankReachesAsMuchOfThePoolAsItMayHaveToSave) {
   EXPECT_EQ(a.segments.size(), 1U);
   a.create(gpu(0), 32 * kMiB, "cache", amem_v1_RegionPolicy_REGION_POLICY_DISCARD);
   settle();
-  EXPECT_EQ(a.segments.size(), 1U) << "what is discarded needs no room";
+  EXPECT_EQ(a.segments.size(), 1U) << "what is discarded needs no space";
   a.create(gpu(0), 2 * kMiB);
   settle();
   EXPECT_EQ(a.segments.size(), 2U);

@@ -288,7 +288,7 @@ TEST_F(RenewedPoolTest, WhatDoesNotComeInTimeEndsThePause) {
   const Status late = pause("two");
   EXPECT_EQ(late.code(), Code::kDeadlineExceeded);
   EXPECT_THAT(late.text(),
-              HasSubstr("save: not done within 2s: room in the pool, which is being "
+              HasSubstr("save: not done within 2s: space in the pool, which is being "
                         "made anew because it was other users'; the group is running"));
   faults("");
   ASSERT_TRUE(eventually([&] { return b.segments.size() == 2; }));

@@ -36,7 +36,7 @@ TEST_F(SwapTest, WhatCannotWorkIsRefusedBeforeThePause) {
 
 // ---- what overlaps ------------------------------------------------------------------------------
 
-TEST_F(SwapTest, WithRoomForBothOneLoadsWhileTheOtherSaves) {
+TEST_F(SwapTest, WithSpaceForBothOneLoadsWhileTheOtherSaves) {
   make_both(10 * kMiB, 10 * kMiB);
   auto watcher = swap_with_a_late_save();
   EXPECT_TRUE(rollout_reaches("turn")) << "it has loaded everything";
@@ -53,7 +53,7 @@ TEST_F(SwapTest, WithRoomForBothOneLoadsWhileTheOtherSaves) {
   expect_usable();
 }
 
-TEST_F(SwapTest, WithLittleRoomWhatFitsComesFirst) {
+TEST_F(SwapTest, WithLittleSpaceWhatFitsComesFirst) {
   make_both(100 * kMiB, 40 * kMiB, 10);  // 22 MiB free, of which 2 stay free
   auto watcher = swap_with_a_late_save();
   EXPECT_TRUE(eventually([&] { return mapped(b) == 20 * kMiB; })) << mapped(b);
@@ -68,7 +68,7 @@ TEST_F(SwapTest, WithLittleRoomWhatFitsComesFirst) {
   expect_usable();
 }
 
-TEST_F(SwapTest, WithoutRoomItWaitsForTheMemory) {
+TEST_F(SwapTest, WithoutSpaceItWaitsForTheMemory) {
   make_both(122 * kMiB, 100 * kMiB);
   auto watcher = swap_with_a_late_save();
   EXPECT_TRUE(rollout_reaches("create"));
@@ -90,7 +90,7 @@ TEST_F(SwapTest, OnAnotherDeviceNothingIsWaitedFor) {
   expect_usable();
 }
 
-TEST_F(SwapTest, RoomThatSomebodyElseTookIsWaitedFor) {
+TEST_F(SwapTest, SpaceThatSomebodyElseTookIsWaitedFor) {
   make_both(10 * kMiB, 10 * kMiB);
   faults("cuMemCreate:2:2;cuMemCreate:3:2");
   auto watcher = swap_with_a_late_save();

@@ -1,4 +1,4 @@
-// A swap without room for both groups: one leaves in waves, and the other comes in where it has
+// A swap without space for both groups: one leaves in waves, and the other comes in where it has
 // been.
 #include "tests/unit/fixtures/swap_fixture.h"
 
@@ -42,11 +42,11 @@ class WavesTest : public SwapTest {
   std::uint64_t fill = 0;
 };
 
-TEST_F(WavesTest, EachWaveMakesRoomForTheOtherGroup) {
+TEST_F(WavesTest, EachWaveMakesSpaceForTheOtherGroup) {
   make_full();
   auto watcher = swap_to_a_late_second_save();
   EXPECT_EQ(mapped(a), 86 * kMiB);
-  EXPECT_TRUE(eventually([&] { return mapped(b) == 4 * kMiB; })) << "the first wave's room";
+  EXPECT_TRUE(eventually([&] { return mapped(b) == 4 * kMiB; })) << "the first wave's space";
   EXPECT_EQ(group("train").phase(), "save");
   EXPECT_EQ(group("rollout").phase(), "create");
   a.catch_up();
@@ -95,7 +95,7 @@ TEST_F(WavesTest, AnAnswerOfAnotherWaveDoesNotCount) {
   expect_usable();
 }
 
-TEST_F(WavesTest, WithRoomForBothItLeavesAtOnce) {
+TEST_F(WavesTest, WithSpaceForBothItLeavesAtOnce) {
   make_both(10 * kMiB, 10 * kMiB);
   a.received.clear();
   ASSERT_TRUE(swap("train", "rollout").ok());

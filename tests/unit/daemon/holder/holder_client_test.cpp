@@ -293,9 +293,9 @@ TEST_F(HolderClientTest, TornPacketsOfAHolderEndTheConnection) {
   deaf.say(lost);
   const Status status = holder->flush();
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
-  EXPECT_NE(status.text().find("no room for 3 descriptors"), std::string::npos) << status.text();
+  EXPECT_NE(status.text().find("no space for 3 descriptors"), std::string::npos) << status.text();
   EXPECT_TRUE(holder->flush().ok()) << "it is said once";
-  EXPECT_NE(holder->has_everything().text().find("no room for 3 descriptors"), std::string::npos);
+  EXPECT_NE(holder->has_everything().text().find("no space for 3 descriptors"), std::string::npos);
   for (std::uint64_t id = 0; id < 3; ++id) holder->drop(memory_key(id));
   ASSERT_TRUE(holder->flush().ok());
   EXPECT_TRUE(holder->has_everything().ok()) << "nothing of it is there any more";

@@ -156,7 +156,7 @@ TEST_F(HolderLaunchTest, ASignalEndsItAtOnce) {
   EXPECT_NE(log().find("ended; 1 descriptor went"), std::string::npos) << log();
 }
 
-TEST_F(HolderLaunchTest, DescriptorsThatItHasNoRoomForAreNamedNotLostSilently) {
+TEST_F(HolderLaunchTest, DescriptorsThatItHasNoSpaceForAreNamedNotLostSilently) {
   constexpr std::uint64_t kAll = 200;
   const Fd rank = self();
   const int status = in_child([&] {
@@ -179,7 +179,7 @@ TEST_F(HolderLaunchTest, DescriptorsThatItHasNoRoomForAreNamedNotLostSilently) {
   const auto all = texts(*holder);
   EXPECT_GT(all.size(), 20U);
   EXPECT_LT(all.size(), 64U);
-  EXPECT_NE(said.text().find("no room for " + std::to_string(kAll + 1 - all.size()) + " "),
+  EXPECT_NE(said.text().find("no space for " + std::to_string(kAll + 1 - all.size()) + " "),
             std::string::npos)
       << said.text();
   for (const auto& [key, text] : all) {
@@ -188,7 +188,7 @@ TEST_F(HolderLaunchTest, DescriptorsThatItHasNoRoomForAreNamedNotLostSilently) {
     }
   }
 
-  // And one that takes them back without room for all of them does not believe that it has.
+  // And one that takes them back without space for all of them does not believe that it has.
   EXPECT_EQ(in_child([&] {
               const rlimit few{20, 20};
               ::setrlimit(RLIMIT_NOFILE, &few);

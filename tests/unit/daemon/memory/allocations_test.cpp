@@ -215,7 +215,7 @@ TEST_F(AllocationsTest, APartWithAShortPlaceFitsOnceItIsSparse) {
   EXPECT_EQ(a.saved_bytes(), 328U);
   EXPECT_FALSE(a.fits());
   Extents left;
-  EXPECT_FALSE(a.store({0, 800, false, 5}, kChunk, left)) << "there is no room for that";
+  EXPECT_FALSE(a.store({0, 800, false, 5}, kChunk, left)) << "there is no space for that";
   EXPECT_FALSE(a.store({0, 129, true, 0}, kChunk, left)) << "nor for that";
   ASSERT_TRUE(a.store({0, 60, true, 0}, kChunk, left));
   EXPECT_EQ(left, (Extents{{0, 64, 64}})) << "it has become less";

@@ -67,10 +67,10 @@ TEST_F(PoolsTest, RanksShareWhereTheQuotaEnds) {
   EXPECT_EQ(keep(a, 1, 3 * kSegmentSize).size(), 3U);
   EXPECT_EQ(keep(a, 2, kSegmentSize).size(), 1U) << "one that the other reaches, too";
   EXPECT_EQ(pools.of(a).segments.size(), 3U);
-  const Status status = pools.make_room(a, 4 * kSegmentSize);
+  const Status status = pools.make_space(a, 4 * kSegmentSize);
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
   EXPECT_THAT(status.text(), HasSubstr("it may have 3 MiB of 8 MiB (quotas.pool)"));
-  EXPECT_TRUE(pools.make_room(owner(1002), 3 * kSegmentSize).ok());
+  EXPECT_TRUE(pools.make_space(owner(1002), 3 * kSegmentSize).ok());
   EXPECT_THAT(renewed, testing::IsEmpty());
 }
 
@@ -169,14 +169,14 @@ TEST_F(PoolsTest, AnOwnerThatComesBackGetsWhatItHad) {
   EXPECT_THAT(renewed, testing::IsEmpty());
 }
 
-TEST_F(PoolsTest, RoomIsDrawnForASave) {
+TEST_F(PoolsTest, SpaceIsDrawnForASave) {
   fill(3);
   const auto a = owner(1001);
-  EXPECT_TRUE(pools.make_room(a, kSegmentSize + 1).ok());
+  EXPECT_TRUE(pools.make_space(a, kSegmentSize + 1).ok());
   EXPECT_EQ(pools.of(a).extents.available(), 2 * kSegmentSize);
-  EXPECT_TRUE(pools.make_room(a, kSegmentSize + 1).ok());
+  EXPECT_TRUE(pools.make_space(a, kSegmentSize + 1).ok());
   EXPECT_EQ(pools.of(a).segments.size(), 2U);
-  const Status status = pools.make_room(a, 4 * kSegmentSize);
+  const Status status = pools.make_space(a, 4 * kSegmentSize);
   EXPECT_THAT(status.text(),
               HasSubstr("4 MiB needed, 3 MiB of 3 MiB that uid 1001 has of it free"));
   EXPECT_THAT(status.text(), Not(HasSubstr("quotas.pool"))) << "it has all that there is";
@@ -188,14 +188,14 @@ TEST_F(PoolsTest, WhatOthersHadIsMadeAnewForAPauseThatLacksIt) {
   fill(3);
   const auto a = owner(1001);
   pools.enter(a);
-  EXPECT_TRUE(pools.make_room(a, 3 * kSegmentSize).ok());
+  EXPECT_TRUE(pools.make_space(a, 3 * kSegmentSize).ok());
   pools.leave(a);
   const auto b = owner(1002);
-  const Status status = pools.make_room(b, 3 * kSegmentSize);
+  const Status status = pools.make_space(b, 3 * kSegmentSize);
   EXPECT_THAT(status.text(), HasSubstr("being made anew for it: try again in a moment"));
   ASSERT_EQ(renewed.size(), 3U) << "all that is missing at once";
   for (int i = 0; i < 3; ++i) pools.add({nullptr, kSegmentSize, true, 0, true}, ++made);
-  EXPECT_TRUE(pools.make_room(b, 3 * kSegmentSize).ok());
+  EXPECT_TRUE(pools.make_space(b, 3 * kSegmentSize).ok());
 }
 
 TEST_F(PoolsTest, WhatIsComingIsWhatTheOwnerMayHaveOfIt) {
@@ -203,13 +203,13 @@ TEST_F(PoolsTest, WhatIsComingIsWhatTheOwnerMayHaveOfIt) {
   const auto a = owner(1001);
   const auto b = owner(1002);
   pools.enter(a);
-  EXPECT_TRUE(pools.make_room(a, 3 * kSegmentSize).ok());
+  EXPECT_TRUE(pools.make_space(a, 3 * kSegmentSize).ok());
   pools.leave(a);
   EXPECT_EQ(pools.coming(*b), 0U);
-  EXPECT_FALSE(pools.make_room(b, 3 * kSegmentSize).ok());
+  EXPECT_FALSE(pools.make_space(b, 3 * kSegmentSize).ok());
   EXPECT_EQ(renewed.size(), 2U) << "one that nobody has had there was";
   EXPECT_EQ(pools.coming(*b), 2 * kSegmentSize);
-  EXPECT_FALSE(pools.make_room(b, 3 * kSegmentSize).ok());
+  EXPECT_FALSE(pools.make_space(b, 3 * kSegmentSize).ok());
   EXPECT_EQ(renewed.size(), 2U) << "no more than is missing";
   pools.expect_renewals(false);
   EXPECT_EQ(pools.coming(*b), 0U);
@@ -218,7 +218,7 @@ TEST_F(PoolsTest, WhatIsComingIsWhatTheOwnerMayHaveOfIt) {
     pools.add({nullptr, kSegmentSize, true, 0, true}, ++made);
     EXPECT_EQ(pools.coming(*b), static_cast<std::uint64_t>(left) * kSegmentSize);
   }
-  EXPECT_TRUE(pools.make_room(b, 3 * kSegmentSize).ok());
+  EXPECT_TRUE(pools.make_space(b, 3 * kSegmentSize).ok());
 }
 
 TEST_F(PoolsTest, WhatACompartmentHadIsNobodys) {
@@ -227,11 +227,11 @@ TEST_F(PoolsTest, WhatACompartmentHadIsNobodys) {
   {
     const auto a = accounts.of(pod);
     pools.enter(a);
-    EXPECT_TRUE(pools.make_room(a, kSegmentSize).ok());
+    EXPECT_TRUE(pools.make_space(a, kSegmentSize).ok());
     pools.leave(a);
   }
   const auto next = accounts.of(pod);  // the number may be another's by now
-  EXPECT_FALSE(pools.make_room(next, kSegmentSize).ok());
+  EXPECT_FALSE(pools.make_space(next, kSegmentSize).ok());
   EXPECT_EQ(renewed.size(), 1U);
 }
 

@@ -32,7 +32,7 @@ TEST(Reach, GrowsWithWhatThereIsToSave) {
   EXPECT_EQ(reach.extend(1, kAll), Segments());
 }
 
-TEST(Reach, WhatIsFreedMakesRoomForWhatComes) {
+TEST(Reach, WhatIsFreedMakesSpaceForWhatComes) {
   Reach reach = two_nodes();
   for (int i = 0; i < 10; ++i) {
     reach.keep(1, 1, kSize);
@@ -92,12 +92,12 @@ TEST(Reach, RanksOfAGroupShareAPoolThatIsSmallerThanWhatTheyHave) {
   }
   EXPECT_EQ(reached.size(), 4U);
   reach.keep(5, 0, 2 * kSize);
-  EXPECT_EQ(reach.extend(5, kAll).size(), 2U) << "another group has room for all that it has";
+  EXPECT_EQ(reach.extend(5, kAll).size(), 2U) << "another group has space for all that it has";
   for (const RankId rank : {2U, 3U, 4U}) reach.forget(rank);
   EXPECT_EQ(reach.extend(1, kAll).size(), 3U) << "nobody is left to share with";
 }
 
-TEST(Reach, ARankOnTwoNodesGetsRoomOnBoth) {
+TEST(Reach, ARankOnTwoNodesGetsSpaceOnBoth) {
   Reach reach = two_nodes();
   reach.keep(1, 0, 1);
   reach.keep(1, 1, kSize + 1);

@@ -63,10 +63,10 @@ TEST_F(HeldTest, ItDoesNotOpenBeforeTheOtherHasLeft) {
 
 TEST_F(HeldTest, WhenTheOtherLeavesFirstThereIsNoWait) {
   to_held_create();
-  group.room(now);
+  group.space(now);
   drain();
-  ASSERT_NE(find<action::Room>(), nullptr) << "what waits for memory can be created";
-  EXPECT_EQ(find<action::Room>()->epoch, group.epoch());
+  ASSERT_NE(find<action::Vacated>(), nullptr) << "what waits for memory can be created";
+  EXPECT_EQ(find<action::Vacated>()->epoch, group.epoch());
   group.go_on(now);
   group.created(kOk, now);
   both(RankPhase::kMap);

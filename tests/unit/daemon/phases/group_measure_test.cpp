@@ -1,4 +1,4 @@
-// A pause for which the pool has no room as it is: what is zero is measured before anything is
+// A pause for which the pool has no space as it is: what is zero is measured before anything is
 // sent.
 #include "tests/unit/fixtures/group_fixture.h"
 
@@ -13,7 +13,7 @@ class GroupMeasureTest : public GroupTest {
     quiet(2);
     drain();
     ASSERT_EQ(group.phase(), Phase::kSave);
-    group.no_room(now);
+    group.no_space(now);
     drain();
     ASSERT_EQ(group.phase(), Phase::kMeasure);
     const auto* measure = find<action::Measure>();

@@ -177,7 +177,7 @@ TEST_F(GroupTagsTest, WhenItCannotComeBackTheGroupStillRuns) {
   expect_finished(Code::kAborted, GroupState::kRunning, "resume of tag kv of group 'train'");
 }
 
-TEST_F(GroupTagsTest, NoRoomLeavesTheGroupAsItWas) {
+TEST_F(GroupTagsTest, NoSpaceLeavesTheGroupAsItWas) {
   pause(kPauseKv);
   drain();
   ASSERT_TRUE(group.start(kResumeKv, {}, now).ok());

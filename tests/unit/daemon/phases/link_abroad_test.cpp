@@ -76,7 +76,7 @@ TEST(LinkAbroadTest, ASwapAsksTwice) {
   EXPECT_EQ(link.ready(0), of(Step::kAsk, 0));
   EXPECT_EQ(link.ready(1), Steps()) << "train has not left";
   EXPECT_EQ(link.may_go_on(Stage::kOut), of(Step::kGoOn, 0));
-  EXPECT_EQ(link.ended(0, kFine), (Steps{{Step::kRoom, 1}, {Step::kAsk, 1}}));
+  EXPECT_EQ(link.ended(0, kFine), (Steps{{Step::kVacated, 1}, {Step::kAsk, 1}}));
   EXPECT_EQ(link.may_go_on(Stage::kIn), of(Step::kGoOn, 1));
   EXPECT_EQ(link.ended(1, kFine), of(Step::kFinish, 1));
   EXPECT_TRUE(link.result().ok());

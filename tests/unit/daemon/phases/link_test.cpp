@@ -20,7 +20,7 @@ Steps all(Step::What what, std::initializer_list<std::size_t> members) {
   return steps;
 }
 Steps begin(std::initializer_list<std::size_t> members) { return all(Step::kBegin, members); }
-Steps room(std::initializer_list<std::size_t> members) { return all(Step::kRoom, members); }
+Steps space(std::initializer_list<std::size_t> members) { return all(Step::kVacated, members); }
 Steps go_on(std::initializer_list<std::size_t> members) { return all(Step::kGoOn, members); }
 Steps give_up(std::initializer_list<std::size_t> members) { return all(Step::kGiveUp, members); }
 Steps operator+(Steps left, const Steps& right) {
@@ -85,7 +85,7 @@ TEST_F(LinkTest, TheSecondComesInWhileTheFirstLeavesAndGoesOnWhenItHasLeft) {
   EXPECT_EQ(duplex.leaves(0), begin({1}));
   EXPECT_TRUE(duplex.held(1));
   EXPECT_EQ(duplex.leaves(0), kNone) << "once";
-  EXPECT_EQ(duplex.ended(0, kFine), room({1}) + go_on({1}));
+  EXPECT_EQ(duplex.ended(0, kFine), space({1}) + go_on({1}));
   EXPECT_TRUE(duplex.last(1));
   EXPECT_EQ(duplex.ended(1, kFine), finish(1));
   EXPECT_TRUE(duplex.result().ok());
@@ -96,7 +96,7 @@ TEST_F(LinkTest, WhatHasLoadedWaitsForWhatLeaves) {
   duplex.leaves(0);
   EXPECT_EQ(duplex.ready(1), kNone);
   EXPECT_FALSE(duplex.last(1));
-  EXPECT_EQ(duplex.ended(0, kFine), room({1}) + go_on({1}));
+  EXPECT_EQ(duplex.ended(0, kFine), space({1}) + go_on({1}));
 }
 
 TEST_F(LinkTest, AGroupThatIsGoneBeforeItWasSeenToLeaveIsFollowedInTurn) {
@@ -231,7 +231,7 @@ TEST_F(LinkTest, SetsAreSwappedAtTheSameTime) {
   EXPECT_EQ(sets.ready(1), go_on({0, 1}));
   EXPECT_EQ(sets.ready(2), kNone);
   EXPECT_EQ(sets.ended(0, kFine), kNone);
-  EXPECT_EQ(sets.ended(1, kFine), room({2, 3}));
+  EXPECT_EQ(sets.ended(1, kFine), space({2, 3}));
   EXPECT_EQ(sets.ready(3), go_on({2, 3}));
   EXPECT_EQ(sets.ended(3, kFine), kNone);
   EXPECT_FALSE(sets.last(3));
@@ -246,7 +246,7 @@ TEST_F(LinkTest, SetsThatHaveLoadedOpenWhenTheOthersHaveLeft) {
   EXPECT_EQ(sets.ready(2), kNone);
   EXPECT_EQ(sets.ready(3), kNone);
   EXPECT_EQ(sets.ended(1, kFine), kNone);
-  EXPECT_EQ(sets.ended(0, kFine), room({2, 3}) + go_on({2, 3}));
+  EXPECT_EQ(sets.ended(0, kFine), space({2, 3}) + go_on({2, 3}));
 }
 
 // Its rank takes its time to let go again, and meanwhile the last one that goes out has left.
@@ -257,7 +257,7 @@ TEST_F(LinkTest, NoneOfASetComesInWhileOneThatWasReadyIsOnItsWayBack) {
   EXPECT_EQ(sets.ready(3), kNone);
   EXPECT_EQ(sets.ended(1, kFine), kNone);
   sets.unready(2);
-  EXPECT_EQ(sets.ended(0, kFine), room({2, 3}));
+  EXPECT_EQ(sets.ended(0, kFine), space({2, 3}));
   EXPECT_EQ(sets.ended(2, kResumeFailed), give_up({3}));
   EXPECT_EQ(sets.ended(3, kResumeFailed), finish(3));
   EXPECT_FALSE(sets.result().ok());

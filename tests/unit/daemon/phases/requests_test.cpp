@@ -63,7 +63,7 @@ TEST(Requests, FewDifferentOnesWait) {
   EXPECT_EQ(requests.tasks().size(), Requests::kMaxTasks);
   EXPECT_TRUE(requests.complete(dropping(7), {1, 2}));
   EXPECT_EQ(requests.take(dropping(7)).size(), 2U);
-  EXPECT_TRUE(requests.add({1, 99, dropping(99), kNever}).ok()) << "there is room again";
+  EXPECT_TRUE(requests.add({1, 99, dropping(99), kNever}).ok()) << "there is space again";
   requests.forget(1);
   EXPECT_TRUE(requests.tasks().empty());
   for (std::size_t i = 0; i < Requests::kMaxPerRank; ++i)

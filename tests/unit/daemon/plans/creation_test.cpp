@@ -108,7 +108,7 @@ TEST_F(CreationTest, NeverOverfillsAndNeverStalls) {
     const std::size_t devices = 1 + up_to(3);
     std::vector<std::uint64_t> free(devices);
     std::vector<std::uint64_t> leaves(devices);
-    Headroom room;
+    Headroom space;
     Items items;
     std::vector<std::uint64_t> need(devices);
     const std::size_t count = up_to(200);
@@ -124,7 +124,7 @@ TEST_F(CreationTest, NeverOverfillsAndNeverStalls) {
       // Admitted: what is free and what leaves is enough. Often nothing at all is free.
       free[d] = up_to(2) == 0 ? 0 : up_to(2 * need[d]);
       leaves[d] = need[d] > free[d] ? need[d] - free[d] : 0;
-      if (leaves[d] > 0) room.limit(some_device(d), free[d]);
+      if (leaves[d] > 0) space.limit(some_device(d), free[d]);
     }
     Creation creation(items);
     std::map<AllocationId, int> seen;
@@ -132,7 +132,7 @@ TEST_F(CreationTest, NeverOverfillsAndNeverStalls) {
     bool left = false;
     while (!creation.done()) {
       const bool leave_now = !left && leave_after == 0;
-      const Items slice = leave_now ? Items() : creation.next(room);
+      const Items slice = leave_now ? Items() : creation.next(space);
       if (slice.empty()) {
         ASSERT_FALSE(left) << "stalled with all the memory there is";
         for (const Creation::Item& one : items)
@@ -140,7 +140,7 @@ TEST_F(CreationTest, NeverOverfillsAndNeverStalls) {
               << "something fits and waits";
         left = true;
         for (std::size_t d = 0; d < devices; ++d) free[d] += leaves[d];
-        room.lift();
+        space.lift();
         continue;
       }
       if (leave_after > 0) --leave_after;

@@ -36,9 +36,9 @@ class PackingTest : public ::testing::Test {
     std::uint64_t offset = 0;
     for (std::size_t i = 0; i < place.pieces.size(); ++i) {
       const std::uint64_t length = place.pieces[i].length;
-      const std::uint64_t room = place.extents[i].length;
-      EXPECT_EQ(room % pool.chunk(), 0U);
-      EXPECT_TRUE(room >= length || request.blocks->content(offset, length).stored <= room);
+      const std::uint64_t space = place.extents[i].length;
+      EXPECT_EQ(space % pool.chunk(), 0U);
+      EXPECT_TRUE(space >= length || request.blocks->content(offset, length).stored <= space);
       EXPECT_FALSE(place.pieces[i].sparse) << "the rank tells that";
       offset += length;
     }

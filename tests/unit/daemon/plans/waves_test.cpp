@@ -25,7 +25,7 @@ TEST(WavesTest, WhatIsLargerThanAWaveIsOneByItself) {
   EXPECT_TRUE(waves.done());
 }
 
-TEST(WavesTest, WhatCannotLeaveTakesNoRoom) {
+TEST(WavesTest, WhatCannotLeaveTakesNoSpace) {
   Waves waves({{1, 7, 50}, {2, 7, 50}, {3, 7, 50}, {4, 7, 50}, {5, 9, 50}}, 100);
   EXPECT_EQ(waves.next([](AllocationId id) { return id != 1 && id != 5; }), (Ids{2, 3}));
   EXPECT_EQ(waves.next(kAll), Ids{4}) << "it is not asked again";

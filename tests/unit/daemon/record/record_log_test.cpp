@@ -70,7 +70,7 @@ TEST(RecordLogTest, TheNextGoesOnWriting) {
   EXPECT_EQ(found(next.value()).value(), (Rows{{2, "two"}}));
 }
 
-TEST(RecordLogTest, WhatIsReplacedTakesNoRoomForEver) {
+TEST(RecordLogTest, WhatIsReplacedTakesNoSpaceForEver) {
   RecordLog log = make();
   const std::string row(200, 'r');
   for (int round = 0; round < 200; ++round)
@@ -111,7 +111,7 @@ TEST(RecordLogTest, AFullRecordSaysSoAndKeepsWhatItHas) {
   EXPECT_THAT(status.text(), HasSubstr(std::to_string(key - 1) + " rows"));
   EXPECT_EQ(found(log).value().size(), key - 1);
   ASSERT_TRUE(log.erase(0).ok());
-  EXPECT_TRUE(log.put(key, row).ok()) << "there is room again";
+  EXPECT_TRUE(log.put(key, row).ok()) << "there is space again";
   EXPECT_EQ(found(log).value().size(), key - 1);
 }
 
@@ -138,7 +138,7 @@ TEST(RecordLogTest, WhatIsPromisedCanBeWrittenHoweverFullTheRestIs) {
   EXPECT_EQ(rows.size(), key + 2);
 }
 
-TEST(RecordLogTest, APromiseThatDoesNotFitIsRefusedAndOneThatIsReleasedMakesRoom) {
+TEST(RecordLogTest, APromiseThatDoesNotFitIsRefusedAndOneThatIsReleasedMakesSpace) {
   RecordLog log = make(64 << 10);
   EXPECT_EQ(log.promise(1 << 20).code(), Code::kResourceExhausted);
   ASSERT_TRUE(log.promise(28 << 10).ok());
@@ -187,7 +187,7 @@ void write_rows(RecordLog& log) {
   ::raise(SIGSTOP);
   (void)log.put(1, "new");
   (void)log.erase(2);
-  (void)log.put(3, std::string(3000, 'c'));  // there is no room in this half
+  (void)log.put(3, std::string(3000, 'c'));  // there is no space in this half
   ::raise(SIGSTOP);
 }
 

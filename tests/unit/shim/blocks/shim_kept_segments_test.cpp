@@ -41,10 +41,10 @@ TEST(KeptSegments, ThereIsAnEndToHowMuch) {
   KeptSegments kept;
   EXPECT_TRUE(kept.keep(kind(40), 100, at(0)).empty());
   EXPECT_TRUE(kept.keep(kind(24), 200, at(1)).empty());
-  EXPECT_EQ(kept.keep(kind(20), 300, at(2)), Addresses{100}) << "the oldest makes room";
+  EXPECT_EQ(kept.keep(kind(20), 300, at(2)), Addresses{100}) << "the oldest makes space";
   EXPECT_EQ(kept.keep(kind(65), 400, at(3)), Addresses{400})
       << "too large, and no reason to drop others";
-  EXPECT_EQ(kept.keep(kind(64), 500, at(4)), (Addresses{200, 300})) << "it needs all the room";
+  EXPECT_EQ(kept.keep(kind(64), 500, at(4)), (Addresses{200, 300})) << "it needs all the space";
   EXPECT_EQ(kept.take(kind(64), any), 500);
   EXPECT_FALSE(kept.oldest());
   EXPECT_TRUE(kept.keep(kind(64), 600, at(5)).empty()) << "what has gone does not count";

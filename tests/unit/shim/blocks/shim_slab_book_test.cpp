@@ -1,4 +1,4 @@
-// What a slab may be used by, and which room in it nothing is in.
+// What a slab may be used by, and which space in it nothing is in.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -48,7 +48,7 @@ TEST(ShimSlabBook, ASlabGetsWhatIsMoreThanItHas) {
   EXPECT_EQ(book.slab_at(kSlab)->access.size(), 2U);
 }
 
-TEST(ShimSlabBook, RoomThatNoPieceIsInOfOurOwnSlabs) {
+TEST(ShimSlabBook, SpaceThatNoPieceIsInOfOurOwnSlabs) {
   SlabBook book;
   Slab own = slab_of(4 * kMiB);
   book.add(own);

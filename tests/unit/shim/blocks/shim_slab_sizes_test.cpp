@@ -33,7 +33,7 @@ class Filled {
     asked_ += size;
     std::vector<Slab>& slabs = slabs_[pool];
     for (Slab& slab : slabs)
-      if (slab.room >= size) return take(slab, size, peer);
+      if (slab.space >= size) return take(slab, size, peer);
     const std::uint64_t bytes = sizes_.next(pool, rows_[thread], size, kUnit, kMost);
     EXPECT_EQ(bytes % kUnit, 0U);
     EXPECT_GE(bytes, size);
@@ -57,11 +57,11 @@ class Filled {
 
  private:
   struct Slab {
-    std::uint64_t room;
+    std::uint64_t space;
     std::set<int> peers;
   };
   static void take(Slab& slab, std::uint64_t size, int peer) {
-    slab.room -= size;
+    slab.space -= size;
     slab.peers.insert(peer);
   }
 

@@ -20,7 +20,7 @@ TEST(ShimSmallBlocks, NothingFitsWithoutAChunk) {
   EXPECT_FALSE(blocks.take(kPool, 1).has_value());
 }
 
-TEST(ShimSmallBlocks, RoomThatIsNotReusableIsGoneUntilItsChunkIs) {
+TEST(ShimSmallBlocks, SpaceThatIsNotReusableIsGoneUntilItsChunkIs) {
   SmallBlocks blocks;
   blocks.add(kPool, kBase, kChunk);
   const auto first = blocks.take(kPool, 4096);

@@ -58,7 +58,7 @@ class SparseCopierTest : public OnDriver {
     p.device = 0;
     p.address = memory + at;
     p.pool = reinterpret_cast<CUdeviceptr>(pool + at);
-    p.room = length;
+    p.space = length;
     p.sparse = wanted;
     return p;
   }
@@ -379,7 +379,7 @@ TEST_F(SparseCopierTest, WhatDoesNotFitInItsPlaceFailsAndWritesNothing) {
   put(0, bytes);
   Piece first = piece(0, kGroup);
   Piece second = piece(kGroup, kGroup);
-  first.room = second.room = 4096 + kBlock;
+  first.space = second.space = 4096 + kBlock;
   const std::vector<Piece> fit = save({first, second});
   EXPECT_TRUE(fit[0].sparse && fit[1].sparse);
   for (const bool whole : {false, true}) {
@@ -419,7 +419,7 @@ TEST_F(SparseCopierTest, SingleWordsComeInTheirOrder) {
   put(0, Bytes(bytes, bytes + kMemory));
   std::vector<Address> at;
   std::vector<std::uint64_t> right;
-  for (std::size_t i = 0; i < 3000; ++i) {  // more than the table has room for at a time
+  for (std::size_t i = 0; i < 3000; ++i) {  // more than the table has space for at a time
     const std::size_t word = i * 7919 % values.size();
     at.push_back(memory + word * sizeof(std::uint64_t));
     right.push_back(values[word]);
@@ -443,7 +443,7 @@ TEST_F(SparseCopierTest, SingleWordsComeInTheirOrder) {
 }
 
 TEST_F(SparseCopierTest, ATableThatIsFullTakesNoMore) {
-  // The last pieces of what the table has room for are let go of by finish().
+  // The last pieces of what the table has space for are let go of by finish().
   int taken = 0;
   while (copier.offer(piece(0, kMemory))) ++taken;
   EXPECT_GT(taken, 4096 / 16);
