@@ -22,7 +22,7 @@ from sim_node.combinations import COMBINATIONS, settings_of  # noqa: E402
 # By the name's first word: what depends on it.
 TESTS = {
     "driver": ("bypass", "cycle", "graphs", "inside", "ipc", "linked", "multicast", "unknown_calls"),
-    "form": ("away", "cycle", "frees", "inside", "loop", "traces"),  # small_pool is about the default form
+    "form": ("paused_memory", "cycle", "frees", "inside", "loop", "traces"),  # small_pool is about the default form
     "without": ("cycle", "frees", "inside", "loop", "scopes", "traces"),
     "plain": ("cycle", "inside", "loop", "traces"),
 }

@@ -42,7 +42,7 @@ class Groups {
   static constexpr std::size_t kMostPolicies = 1024;
   /// `change` sets the policy of a tag, which is on record afterwards; the owner is charged for it.
   /// After an error everything is as before. kInvalidArgument: no such tag, or NCCL's is to be
-  /// dropped; kFailedPrecondition: the group does not run, or some memory of the tag is away;
+  /// dropped; kFailedPrecondition: the group does not run, or some memory of the tag is paused;
   /// kResourceExhausted: too many tags have one; what a write of the record answers.
   Status set_policy(GroupEntry& group, const std::string& tag, bool discard,
                     const std::function<void(GroupEntry&)>& change);

@@ -375,7 +375,7 @@ void RankRequests::pin(Rank& rank, const amem_v1_Pin& message) {
   Status status;
   // A rank whose gate is open again may ask before the others have opened theirs.
   const bool back = group.machine.phase() == Phase::kOpen;
-  if (a != nullptr && (!a->resident() || (a->away && !a->stayed && !back)))
+  if (a != nullptr && (!a->resident() || (a->paused && !a->stayed && !back)))
     status = {Code::kFailedPrecondition, "allocation " + std::to_string(id) +
                                              " is not on its device; it cannot be pinned now"};
   else

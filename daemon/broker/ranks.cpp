@@ -268,7 +268,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
       continue;
     }
     for (Guest& guest : a->guests)
-      if (guest.rank == rank.id) guest.away = item.away;
+      if (guest.rank == rank.id) guest.paused = item.paused;
     for (std::uint32_t reason = 1; reason < 32; ++reason)
       if ((item.pins >> reason & 1U) != 0)
         (void)node_.allocations.pin(id,
@@ -296,20 +296,20 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
 void Ranks::release_leftovers(const Rank& rank,
                               const std::map<AllocationId, amem_v1_Holding_Item>& holds) {
   const Group& machine = node_.group_of(rank).machine;
-  std::vector<AllocationId> away;
+  std::vector<AllocationId> paused;
   for (const auto& [id, item] : holds) {
     const Allocation* a = node_.allocations.find(id);
-    if (a != nullptr && !item.away && a->shared_by(rank.id) && a->away && !a->resident())
-      away.push_back(id);
+    if (a != nullptr && !item.paused && a->shared_by(rank.id) && a->paused && !a->resident())
+      paused.push_back(id);
   }
-  if (away.empty()) return;
+  if (paused.empty()) return;
   const Epoch epoch = machine.epoch();  // nobody waits for the answers
   const Standing is = standing_of(machine);
   const bool ends_there = !is.under_way || is.under_way->restart == OnRestart::kRollBack;
   if (is.rest == GroupState::kPaused && ends_there)
     sessions_.send(rank.session, release_message(epoch, {}, false));
   else  // by their ids: it may get others with their tags before it has read this
-    outbox_.send_release(rank.id, epoch, away, true);
+    outbox_.send_release(rank.id, epoch, paused, true);
 }
 
 void Ranks::lose(RankId id, const std::string& why) {

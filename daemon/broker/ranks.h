@@ -58,8 +58,8 @@ class Ranks final : public SessionHandler {
   void come_back(SessionId session, std::uint64_t seq, const amem_v1_Hello& message);
   /// One that comes back says what it holds.
   void holding(SessionId session, const amem_v1_Holding& message);
-  /// It has memory still that is away, since it never heard the command to let go of it, or did not
-  /// get to it: it is told so again. `holds`: what it says that it has.
+  /// It has memory still that is paused, since it never heard the command to let go of it, or did
+  /// not get to it: it is told so again. `holds`: what it says that it has.
   void release_leftovers(const Rank& rank,
                          const std::map<AllocationId, amem_v1_Holding_Item>& holds);
   /// Its session has ended: it is removed, at once or when its process has ended too.

@@ -366,7 +366,8 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
     a.saved_row = adopt(RowKind::kSaved, id);
     // It came back in a resume that was opening.
     const bool back = what && what->restart == OnRestart::kOpen && what->loaded;
-    a.away = !a.resident() || (a.stayed ? saved.away() : back && what->task.selection.takes(a.tag));
+    a.paused =
+        !a.resident() || (a.stayed ? saved.paused() : back && what->task.selection.takes(a.tag));
   }
   // Of a pause that goes on in waves, what had been saved before its ranks were told: it needs its
   // saver no more, even should that end before it has come back.

@@ -35,7 +35,7 @@ Status check_ticket(const Allocation& allocation, const Token& token, bool loade
   if (!same_token(allocation.token, token))
     return {Code::kPermissionDenied, "the ticket for allocation " + std::to_string(allocation.id) +
                                          " is not the one that its owner was given"};
-  const bool coming_back = allocation.away && !allocation.stayed && !loaded;
+  const bool coming_back = allocation.paused && !allocation.stayed && !loaded;
   if (!allocation.resident() || coming_back)
     return {Code::kFailedPrecondition, "allocation " + std::to_string(allocation.id) +
                                            " is paused with its tag '" + allocation.tag +
@@ -213,10 +213,10 @@ std::vector<const Allocation*> Allocations::opened_by(RankId rank) const {
   return {found.begin(), found.end()};
 }
 
-void Allocations::set_away(RankId rank, bool away) {
+void Allocations::set_paused(RankId rank, bool paused) {
   for (Allocation* allocation : opened_by(rank))
     for (Guest& guest : allocation->guests)
-      if (guest.rank == rank) guest.away = away;
+      if (guest.rank == rank) guest.paused = paused;
 }
 
 void Allocations::forget(Index& index, RankId rank, AllocationId id) {

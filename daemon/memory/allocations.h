@@ -73,8 +73,8 @@ inline constexpr GroupId kNoGroup = 0;
 /// A rank of another group that has opened an allocation.
 struct Guest {
   RankId rank = 0;
-  GroupId group = 0;  // the rank's
-  bool away = false;  // that group is paused: the rank has let go of its mapping
+  GroupId group = 0;    // the rank's
+  bool paused = false;  // that group is paused: the rank has let go of its mapping
 
   friend bool operator==(const Guest&, const Guest&) = default;
 };
@@ -99,8 +99,8 @@ struct Allocation {
   SharedFd fd;                  // null: not on the device
   Kept kept;                    // of the same memory
   Charge charge;                // for its entry in the table
-  bool away = false;            // the ranks have let go of it, but for those that pinned it
-  bool stayed = false;          // away, or about to be, but on the device with its bytes in place
+  bool paused = false;          // the ranks have let go of it, but for those that pinned it
+  bool stayed = false;          // paused, or about to be, but on the device with its bytes in place
   Row saved_row;                // of what a pause takes, or has taken
   Row row;                      // of what does not change; the last here, so the first to be erased
 
@@ -110,9 +110,9 @@ struct Allocation {
   bool left() const { return !resident() || stayed; }
   bool pinned() const { return !pinners.empty(); }
   bool opened() const { return !guests.empty(); }
-  /// A pause has something to take, unless guests keep it. What stayed away stays until it has been
-  /// resumed, though nobody pins it any more: its keeper may have let go of it.
-  bool may_leave() const { return resident() && !away && !stayed && !pinned(); }
+  /// A pause has something to take, unless guests keep it. What stayed paused stays until it has
+  /// been resumed, though nobody pins it any more: its keeper may have let go of it.
+  bool may_leave() const { return resident() && !paused && !stayed && !pinned(); }
   /// A pause takes it.
   bool can_leave() const { return may_leave() && !opened(); }
   /// How the rank has stored the piece that begins at `offset`. `left`: what of its extent, in
@@ -130,7 +130,7 @@ struct Allocation {
   /// Of each extent, how the bytes lie in it.
   std::vector<Stored> pieces() const;
   /// It has left its device and its bytes are nowhere: it comes back zeroed.
-  bool dropped() const { return away && !resident() && saved.empty(); }
+  bool dropped() const { return paused && !resident() && saved.empty(); }
   /// Bytes of the pool that hold its bytes.
   std::uint64_t saved_bytes() const;
   bool shared_by(RankId rank) const;
@@ -177,7 +177,7 @@ class Allocations {
   std::vector<Allocation*> opened_by(RankId rank);
   std::vector<const Allocation*> opened_by(RankId rank) const;
   /// As a guest the rank has let go of all its mappings, or has them again.
-  void set_away(RankId rank, bool away);
+  void set_paused(RankId rank, bool paused);
 
   /// `rank` holds it no longer, or has closed it as a guest. The allocation itself, when nobody has
   /// it now: it has left the table, the caller frees its extents, and its end closes its

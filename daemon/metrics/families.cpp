@@ -104,15 +104,15 @@ void add_pool(Book& book, const Measured& m, const Caller& caller) {
 /// Of a group's memory of one tag on one device.
 struct Share {
   std::uint64_t resident = 0;
-  std::uint64_t saved = 0;    // away, and its bytes are kept
-  std::uint64_t dropped = 0;  // away, and comes back zeroed
+  std::uint64_t saved = 0;    // paused, and its bytes are kept
+  std::uint64_t dropped = 0;  // paused, and comes back zeroed
 };
 
 void add_memory(Book& book, const Measured& m, const std::vector<const GroupEntry*>& groups) {
   Family& memory = book.gauge("amem_group_memory_bytes",
-                              "Memory of a group: resident is on the device, saved away with its "
+                              "Memory of a group: resident is on the device, saved paused with its "
                               "bytes in the pool, dropped "
-                              "away and zeroed when it comes back");
+                              "paused and zeroed when it comes back");
   Family& pool =
       book.gauge("amem_group_pool_bytes", "Space in the pool that the saved bytes of a group take");
   Family& pinned =

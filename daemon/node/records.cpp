@@ -94,7 +94,7 @@ void to_record(const Allocation& allocation, bool leaves, v1::record::Saved& row
     piece.set_checksum(stored.checksum);
   }
   row.set_stayed(allocation.stayed);
-  row.set_away(allocation.away);
+  row.set_paused(allocation.paused);
   row.set_leaves(leaves);
 }
 

@@ -137,7 +137,7 @@ void report_guest(const Node& node, const GuestUse& use, v1::GuestUsage& message
   message.set_tag(use.tag);
   message.set_allocation_count(use.count);
   message.set_bytes(use.bytes);
-  message.set_away(use.guest.away);
+  message.set_paused(use.guest.paused);
 }
 
 std::string describe(const Node& node, const std::vector<GuestUse>& guests) {
@@ -146,7 +146,7 @@ std::string describe(const Node& node, const std::vector<GuestUse>& guests) {
     const Group& group = node.groups.at(use.guest.group).machine;
     text += (text.empty() ? "" : "; ") + group.members().label(use.guest.rank) + " of group '" +
             group.name() + "' has " + format_size(use.bytes) + " of tag '" + use.tag + "' open";
-    if (use.guest.away) text += " (that group is paused)";
+    if (use.guest.paused) text += " (that group is paused)";
   }
   return text;
 }

@@ -54,7 +54,7 @@ struct Leftover {
   std::uint32_t unknown_calls = 0;
 };
 Leftover leftover(const Node& node, const GroupEntry& group, const Selection& what);
-/// Bytes of these that are away and come back zeroed.
+/// Bytes of these that are paused and come back zeroed.
 std::uint64_t dropped(const Node& node, const GroupEntry& group, const Selection& what);
 
 /// Names of groups as their owner, who is the guests' too, calls them.

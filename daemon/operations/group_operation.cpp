@@ -26,14 +26,14 @@ void GroupOperation::run(const action::Open& open) {
 void GroupOperation::run(const action::Arrived& arrived) {
   if (arrived.loaded)
     for (const RankId rank : group_.machine.members().ids())
-      means_.node.allocations.set_away(rank, false);
+      means_.node.allocations.set_paused(rank, false);
   for (Allocation* a : means_.node.allocations.of_group(group_.id)) {
     const bool in_place =
-        a->resident() && (!a->away || (arrived.loaded && arrived.what.takes(a->tag)));
+        a->resident() && (!a->paused || (arrived.loaded && arrived.what.takes(a->tag)));
     if (!in_place) continue;
     means_.saved.give_back(*a);
     a->saver = 0;
-    a->away = false;
+    a->paused = false;
     a->stayed = false;
     a->saved_row.erase();
   }
@@ -55,7 +55,7 @@ BytesByDevice GroupOperation::drop(const Allocations::Filter& leaves,
   std::set<DeviceUuid> devices;
   for (Allocation* a : means_.node.allocations.of_group(group_.id)) {
     if (!a->resident() || !what_.takes(a->tag) || !leaves(*a)) continue;
-    a->away = true;
+    a->paused = true;
     a->stayed = a->stayed || a->pinned();
     if (a->stayed) {
       (void)means_.node.records.write_saved(*a);

@@ -130,7 +130,8 @@ Status PauseOperation::prepare() {
   settled_ = true;
   // What is not saved must not leave, though those who keep it here may go before the drop.
   for (Allocation* a : means_.node.allocations.of_group(group_.id))
-    if (what_.takes(a->tag) && a->resident() && !a->away && (a->pinned() || a->opened())) stay(*a);
+    if (what_.takes(a->tag) && a->resident() && !a->paused && (a->pinned() || a->opened()))
+      stay(*a);
   if (!guests_.empty())
     spdlog::info("group '{}': stays on its device: {}", group_.machine.name(),
                  describe(means_.node, guests_));
@@ -138,7 +139,7 @@ Status PauseOperation::prepare() {
   if (!may_need_waves() || !lacks_space(*uses_)) return {};
   std::vector<Waves::Item> items;
   for (const Allocation* a : node.allocations.of_group(group_.id))
-    if (a->resident() && !a->away) items.push_back({a->id, a->keeper(), a->size});
+    if (a->resident() && !a->paused) items.push_back({a->id, a->keeper(), a->size});
   waves_.emplace(items, node.swap_wave);
   spdlog::debug("group '{}': no space for what comes in, it leaves in waves of {}",
                 group_.machine.name(), format_size(node.swap_wave));
@@ -248,7 +249,7 @@ void PauseOperation::release_all(const action::Release& release) {
 void PauseOperation::run(const action::Drop&) {
   if (what_.all())
     for (const RankId rank : group_.machine.members().ids())
-      means_.node.allocations.set_away(rank, true);
+      means_.node.allocations.set_paused(rank, true);
   const auto leaves = [this](const Allocation& a) { return !waves_ || wave_.contains(a.id); };
   const BytesByDevice closing = drop(leaves, [this](const BytesByDevice& gone) {
     if (exchange_ == nullptr) return;

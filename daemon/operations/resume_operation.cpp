@@ -358,7 +358,7 @@ void ResumeOperation::run(const action::Release& release) {
 void ResumeOperation::run(const action::Drop&) {
   created_.clear();
   // What it was to bring back, not what was there all the time.
-  drop([](const Allocation& a) { return a.away; });
+  drop([](const Allocation& a) { return a.paused; });
 }
 
 void ResumeOperation::run(const action::Arrived& arrived) {

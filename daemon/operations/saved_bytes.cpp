@@ -191,7 +191,7 @@ void SavedBytes::rank_gone(const GroupEntry& group, Rank& rank) {
     if (rank.saving.empty()) break;
     // What has left was saved before, in an earlier wave or pause, and others may hold it. It may
     // be on its device again, on its way back.
-    if (!a->away && a->saver == rank.id) give_back(*a);
+    if (!a->paused && a->saver == rank.id) give_back(*a);
   }
   rank.saving.clear();             // nobody writes to what else it has saved
   if (rank.limbo.empty()) return;  // what there is may be of before a restart

@@ -117,7 +117,7 @@ std::string_view Group::waiting_for(RankId rank) const {
 
 bool Group::satisfied(const Task& task) const {
   const Selection& what = task.selection;
-  if (task.op == Operation::kResume) return state_ == GroupState::kRunning && !memory_.away(what);
+  if (task.op == Operation::kResume) return state_ == GroupState::kRunning && !memory_.paused(what);
   return state_ == GroupState::kPaused ||
          (state_ == GroupState::kRunning && !what.all() && !memory_.can_leave(what));
 }
@@ -134,7 +134,7 @@ Status Group::can_start(const Task& task) const {
   if (!satisfied(task)) return {};
   const std::string what = task.selection.all() ? "" : to_string(task.selection) + " of ";
   if (task.op == Operation::kPause && state_ == GroupState::kRunning &&
-      !memory_.away(task.selection))
+      !memory_.paused(task.selection))
     return {Code::kFailedPrecondition,
             what + "group '" + name_ +
                 "' cannot leave its devices: all of it is pinned, because a NIC may know where it "

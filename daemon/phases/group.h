@@ -34,7 +34,7 @@ struct MemoryView {
   /// Some of it is on a device and free to leave.
   Question can_leave = [](const Selection&) { return true; };
   /// Some of it is not on a device.
-  Question away = [](const Selection&) { return false; };
+  Question paused = [](const Selection&) { return false; };
   /// Ranks of other groups have open some of what is to leave.
   Question opened = [](const Selection&) { return false; };
 };

@@ -54,7 +54,7 @@ std::vector<GuestUse> opened_by(const Allocations& table, RankId rank) {
 void add_opened(const Allocations& table, const std::vector<RankId>& ranks, Plan& plan) {
   for (const RankId rank : ranks)
     for (const Allocation* a : table.opened_by(rank))
-      if (guest_of(*a, rank).away) plan[rank].maps.push_back(a);
+      if (guest_of(*a, rank).paused) plan[rank].maps.push_back(a);
 }
 
 }  // namespace amem

@@ -23,7 +23,7 @@ void add_copies(const Allocation& allocation, std::vector<CopyRange>& copies) {
 
 /// A resume brings it back: it is on its device again, and not yet in the ranks' hands.
 bool comes_back(const Allocation& a, const Selection& what) {
-  return a.away && a.resident() && what.takes(a.tag);
+  return a.paused && a.resident() && what.takes(a.tag);
 }
 
 }  // namespace
@@ -59,7 +59,7 @@ Status check_tags(const Allocations& table, GroupId group, const Task& task) {
                                           to_string(what) + "; pause that tag too, or keep it"};
   }
   for (const Allocation* a : table.of_group(group))
-    if (a->away && !a->saved.empty() && task.discard.contains(a->tag))
+    if (a->paused && !a->saved.empty() && task.discard.contains(a->tag))
       return {Code::kFailedPrecondition,
               "tag '" + a->tag +
                   "' cannot be dropped now: it is paused, and its bytes have been kept. Resume it "
@@ -111,7 +111,7 @@ std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId grou
                                           const Selection& what) {
   std::vector<Creation::Item> items;
   for (const Allocation* a : table.of_group(group))
-    if (a->away && what.takes(a->tag))
+    if (a->paused && what.takes(a->tag))
       items.push_back({a->id, a->keeper(), a->device, a->size, a->resident() ? 0 : a->size});
   return items;
 }

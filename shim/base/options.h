@@ -25,7 +25,7 @@ enum class Scope {
 /// As AMEM_SCOPE names it.
 const char* to_string(Scope scope);
 
-/// What a rank does whose memory is away, and whose broker does not come back.
+/// What a rank does whose memory is paused, and whose broker does not come back.
 enum class OrphanRule {
   kWait,     // for one, for ever
   kExit,     // ends the process

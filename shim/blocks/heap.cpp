@@ -473,8 +473,8 @@ std::vector<AddressRange> Heap::take_kept(KeptSegments::Time since) {
       kept_.take_older(since, [this](Address kept) { return memory_.mappings.reusable(kept); }));
 }
 
-/// Frees what is kept, but for what is away. `streams`: also what waits behind streams, once these
-/// have come so far. False: nothing was. Inside the gate.
+/// Frees what is kept, but for what is paused. `streams`: also what waits behind streams, once
+/// these have come so far. False: nothing was. Inside the gate.
 bool Heap::drop_kept(bool streams) {
   const bool waited = streams && release_behind_streams();
   std::unique_lock lock(mutex_);
@@ -514,7 +514,7 @@ void Heap::trim() {
 void Heap::drop_old() {
   const auto now = std::chrono::steady_clock::now();
   bool more = true;
-  if (gate_.try_enter()) {  // shut: the memory may be away; later
+  if (gate_.try_enter()) {  // shut: the memory may be paused; later
     std::vector<AddressRange> old;
     if (std::unique_lock lock(mutex_, std::try_to_lock); lock) {
       old = take_kept(now - kKeepFor);

@@ -17,7 +17,7 @@ std::optional<CUresult> pointer_attribute(const Heap::Block& block, unsigned acc
                                           CUdeviceptr address, CUpointer_attribute attribute,
                                           void* data);
 
-/// The same of an address in mapped memory of the program's that is away. Nothing: what is not
+/// The same of an address in mapped memory of the program's that is paused. Nothing: what is not
 /// known, or differs with the reservation.
 std::optional<CUresult> pointer_attribute(const Mappings::Absent& mapping, CUdeviceptr address,
                                           CUpointer_attribute attribute, void* data);

@@ -1,4 +1,4 @@
-// What programs call by name to read the saved bytes of their memory while it is away.
+// What programs call by name to read the saved bytes of their memory while it is paused.
 #include <cstddef>
 #include <cstdint>
 

@@ -1,5 +1,5 @@
 // Wrappers of the calls that make executable graphs, change them and end them: what they copy is
-// noted, for launches while some memory is away. They name memory as copies and sets do.
+// noted, for launches while some memory is paused. They name memory as copies and sets do.
 #include "shim/calls/driver_calls.h"
 #include "shim/memory/operands.h"
 #include "shim/runtime/await_memory.h"
@@ -14,7 +14,7 @@ GraphCopies* graphs() {
   return runtime.forked() ? nullptr : &runtime.memory().graphs;
 }
 
-/// Without brokered memory nothing can be away. A handle may be one again that has gone with its
+/// Without brokered memory nothing can be paused. A handle may be one again that has gone with its
 /// context.
 CUresult made(CUresult result, const CUgraphExec* exec, CUgraph graph) {
   if (result != CUDA_SUCCESS) return result;

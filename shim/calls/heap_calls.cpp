@@ -243,7 +243,7 @@ CUresult answer_cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
     if (const auto types = handle_types(address); types.has_value())
       return put_handle_types(data, *types);
   const CUresult r = real<kRow_cuPointerGetAttribute>()(data, attribute, address);
-  // Of memory that is away the driver knows nothing. No wait at the gate: whoever asks may hold a
+  // Of memory that is paused the driver knows nothing. No wait at the gate: whoever asks may hold a
   // lock that the caller of a resume needs.
   if (r != CUDA_ERROR_INVALID_VALUE || data == nullptr || Runtime::get().forked()) return r;
   const auto absent = Runtime::get().memory().mappings.absent(address);

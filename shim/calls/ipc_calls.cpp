@@ -55,7 +55,7 @@ CUresult answer_cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
       trace("ipc get va=%llx rc=%d", address, r);
       return r;
     }
-    // Also between two blocks, and what another process has made. Away, it is unknown to the
+    // Also between two blocks, and what another process has made. Paused, it is unknown to the
     // driver.
     if (runtime.memory().mappings.brokered(address, 1)) return CUDA_ERROR_INVALID_VALUE;
   }

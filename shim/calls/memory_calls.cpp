@@ -293,8 +293,8 @@ CUresult answer_cuMemSetAccess(CUdeviceptr address, std::size_t size, const CUme
   return real<kRow_cuMemSetAccess>()(address, size, desc, count);
 }
 
-/// The driver knows nothing of memory that is away. No wait at the gate, as with every question. Of
-/// cuMemAlloc's memory, which is no mapping of the program's, it says what it says.
+/// The driver knows nothing of memory that is paused. No wait at the gate, as with every question.
+/// Of cuMemAlloc's memory, which is no mapping of the program's, it says what it says.
 CUresult answer_cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location,
                                CUdeviceptr address) {
   const auto real_call = real<kRow_cuMemGetAccess>();

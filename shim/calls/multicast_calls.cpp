@@ -164,8 +164,8 @@ CUresult answer_cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice 
   const FreePass pass(*the_gate, memory.holdings);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   // A pause has unbound it in the driver already.
-  const bool away = memory.multicast.away(object, device, at, size);
-  const CUresult r = away ? CUDA_SUCCESS : real_call(object, device, at, size);
+  const bool paused = memory.multicast.paused(object, device, at, size);
+  const CUresult r = paused ? CUDA_SUCCESS : real_call(object, device, at, size);
   if (r == CUDA_SUCCESS) memory.mappings.let_go(memory.multicast.unbind(object, device, at, size));
   trace("multicast unbind at=%zu n=%zu rc=%d", at, size, r);
   return r;

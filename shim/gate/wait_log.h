@@ -31,7 +31,7 @@ class WaitLog {
   Clock::time_point next(Clock::time_point began) const;
   /// A line is due, and nobody else writes it: the caller does. It has waited since `began`.
   bool due(Clock::time_point began, Clock::time_point now);
-  /// The line. `what`: "calls wait", or a call and the memory that is away.
+  /// The line. `what`: "calls wait", or a call and the memory that is paused.
   void still_waits(const std::string& what, Clock::time_point since, Clock::time_point now) const;
 
   /// The calling thread has paused its group, or memory of it, from inside; or resumed it.

@@ -20,17 +20,17 @@ constexpr std::chrono::milliseconds kInterpreterCheck{100};
 std::atomic<bool> ending{false};
 std::atomic<bool> broker_lost{false};
 std::uint64_t returns = 0;  // how often some of it came back; with the lock of the holdings
-std::size_t away = 0;  // how many update() has found and are left; with the lock of the holdings
+std::size_t paused = 0;  // how many update() has found and are left; with the lock of the holdings
 // With the lock of the holdings. Never destroyed: somebody may wait when the process exits.
 std::condition_variable& changed = *new std::condition_variable;
 
-bool is_away(const HeldAllocation& a) { return !a.resident || a.arriving; }
+bool is_paused(const HeldAllocation& a) { return !a.resident || a.arriving; }
 
 /// REQUIRES: the lock is held.
-const Mapping* first_away(Holdings& holdings, const Operand& operand) {
+const Mapping* first_paused(Holdings& holdings, const Operand& operand) {
   if (operand.bytes == 0) return nullptr;
   for (const Mapping* m : holdings.table.overlapping(operand.address, operand.bytes))
-    if (is_away(*holdings.table.find(m->id))) return m;
+    if (is_paused(*holdings.table.find(m->id))) return m;
   return nullptr;
 }
 
@@ -42,13 +42,13 @@ std::optional<std::string> Absence::of(Holdings& holdings, std::span<const Opera
   if (operands.empty()) return std::nullopt;
   const std::lock_guard lock(holdings.mutex);
   for (const Operand& operand : operands) {
-    const Mapping* m = first_away(holdings, operand);
+    const Mapping* m = first_paused(holdings, operand);
     if (m == nullptr) continue;
     const HeldAllocation& a = *holdings.table.find(m->id);
     char address[2 + 16 + 1];
     std::snprintf(address, sizeof address, "0x%llx",
                   std::max<CUdeviceptr>(operand.address, m->address));
-    return std::string(address) + " in " + describe(a) + " is away with its tag '" + a.tag + "'";
+    return std::string(address) + " in " + describe(a) + " is paused with its tag '" + a.tag + "'";
   }
   return std::nullopt;
 }
@@ -58,7 +58,7 @@ std::string Absence::tags(Holdings& holdings) {
   {
     const std::lock_guard lock(holdings.mutex);
     for (const auto& [id, a] : holdings.table.allocations())
-      if (is_away(a)) bytes[a.tag] += a.size;
+      if (is_paused(a)) bytes[a.tag] += a.size;
   }
   std::string text;
   for (const auto& [tag, size] : bytes)
@@ -75,7 +75,7 @@ Absence::Waited Absence::wait(Holdings& holdings, std::span<const Operand> opera
   std::uint64_t seen = returns;
   Clock::time_point began = Clock::now();
   while (std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
-    return first_away(holdings, operand) != nullptr;
+    return first_paused(holdings, operand) != nullptr;
   })) {
     if (end.is_here(ending.load())) return Waited::kEnding;
     if (lost()) return Waited::kLost;
@@ -96,19 +96,19 @@ Absence::Waited Absence::wait(Holdings& holdings, std::span<const Operand> opera
 
 void Absence::update(Holdings& holdings) {
   const auto& all = holdings.table.allocations();
-  const std::size_t before = away;
-  away = static_cast<std::size_t>(
-      std::count_if(all.begin(), all.end(), [](const auto& a) { return is_away(a.second); }));
-  if (away < before) ++returns;
-  any_.store(away > 0, std::memory_order_release);
+  const std::size_t before = paused;
+  paused = static_cast<std::size_t>(
+      std::count_if(all.begin(), all.end(), [](const auto& a) { return is_paused(a.second); }));
+  if (paused < before) ++returns;
+  any_.store(paused > 0, std::memory_order_release);
   changed.notify_all();
 }
 
 /// Programs give up thousands at a time, so not all of the others are looked at each time. They are
 /// when the last of those counted has gone: some may be away that were not yet.
 void Absence::one_gone(Holdings& holdings) {
-  if (away > 0) --away;
-  if (away == 0) return update(holdings);
+  if (paused > 0) --paused;
+  if (paused == 0) return update(holdings);
   changed.notify_all();
 }
 

@@ -1,4 +1,4 @@
-// Absence: which of the program's memory is away while the program may run: of tags that are
+// Absence: which of the program's memory is paused while the program may run: of tags that are
 // paused, or on its way back with a resume that has not ended. To the driver such addresses are
 // empty.
 //
@@ -28,25 +28,25 @@ struct Operand {
 
 class Absence {
  public:
-  /// False: nothing is away.
+  /// False: nothing is paused.
   static bool any() noexcept { return any_.load(std::memory_order_acquire); }
 
-  /// For messages, of the first that is away: its address, allocation and tag. Nothing: none is.
+  /// For messages, of the first that is paused: its address, allocation and tag. Nothing: none is.
   static std::optional<std::string> of(Holdings& holdings, std::span<const Operand> operands);
 
-  /// For messages: the tags of what is away, with their bytes. Empty: nothing is.
+  /// For messages: the tags of what is paused, with their bytes. Empty: nothing is.
   static std::string tags(Holdings& holdings);
 
   enum class Waited : std::uint8_t { kIsHere, kTooLong, kEnding, kLost };
-  /// Waits until none of these is away. kTooLong: not in `patience`, where that is not 0, since the
-  /// process's memory last came back. kLost: without a broker it does not come back. `what`: of the
-  /// lines that say that somebody waits.
+  /// Waits until none of these is paused. kTooLong: not in `patience`, where that is not 0, since
+  /// the process's memory last came back. kLost: without a broker it does not come back. `what`: of
+  /// the lines that say that somebody waits.
   static Waited wait(Holdings& holdings, std::span<const Operand> operands,
                      std::chrono::milliseconds patience, WaitLog& waits, const std::string& what);
 
   /// After memory has left or come back. REQUIRES: the lock of `holdings` is held.
   static void update(Holdings& holdings);
-  /// Instead, after one that was away has been given up. REQUIRES: likewise.
+  /// Instead, after one that was paused has been given up. REQUIRES: likewise.
   static void one_gone(Holdings& holdings);
   /// The broker is gone.
   static void fail();

@@ -1,5 +1,5 @@
 // GraphCopies: which memory the copies and sets in executable graphs name, for launches while some
-// memory is away.
+// memory is paused.
 //
 // An executable graph cannot be asked, and the graph that it was made of may have changed by then,
 // or be gone. So the nodes are read when it is made, or updated from another graph, and what is

@@ -60,9 +60,9 @@ void Holdings::settle(HeldAllocation& a) {
   if (!AllocationTable::unused(a) || redeeming.contains(a.id)) return;
   drop_made(a);
   const std::uint64_t id = a.id;
-  const bool was_away = !a.resident || a.arriving;
+  const bool was_paused = !a.resident || a.arriving;
   table.forget(id);
-  if (was_away) Absence::one_gone(*this);
+  if (was_paused) Absence::one_gone(*this);
   tell_free(id);
 }
 
@@ -155,13 +155,13 @@ bool Holdings::holds(std::uint64_t id) {
 
 bool Holdings::holds_nothing() { return table.empty(); }
 
-bool Holdings::is_away(std::uint64_t id) {
+bool Holdings::is_paused(std::uint64_t id) {
   std::lock_guard lock(mutex);
   const HeldAllocation* a = table.find(id);
   return a != nullptr && !a->resident;
 }
 
-std::uint64_t Holdings::bytes_away() {
+std::uint64_t Holdings::bytes_paused() {
   std::lock_guard lock(mutex);
   std::uint64_t bytes = 0;
   for (const auto& [id, a] : table.allocations())
@@ -194,7 +194,7 @@ std::vector<Holdings::TagUsage> Holdings::usage() {
     TagUsage& usage = found.try_emplace({a.tag, a.device}, TagUsage{a.tag, a.device}).first->second;
     (a.imported   ? usage.imported_bytes
      : a.resident ? usage.resident_bytes
-                  : usage.away_bytes) += a.size;
+                  : usage.paused_bytes) += a.size;
     ++usage.allocations;
   }
   std::vector<TagUsage> usages;

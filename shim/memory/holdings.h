@@ -74,9 +74,9 @@ struct Holdings {
   bool holds(std::uint64_t id);
   bool holds_nothing();
   /// The program has it still, and it is not on its device.
-  bool is_away(std::uint64_t id);
+  bool is_paused(std::uint64_t id);
   /// Bytes of allocations that are not on their devices, or on their way back.
-  std::uint64_t bytes_away();
+  std::uint64_t bytes_paused();
   /// For messages: describe(), and its tag.
   std::string name(std::uint64_t id);
 
@@ -93,7 +93,7 @@ struct Holdings {
     std::string tag;
     int device = 0;
     std::uint64_t resident_bytes = 0;  // own
-    std::uint64_t away_bytes = 0;      // own, while the group is paused
+    std::uint64_t paused_bytes = 0;    // own, while the group is paused
     std::uint64_t imported_bytes = 0;  // of peers
     std::uint64_t allocations = 0;
   };

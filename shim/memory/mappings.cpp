@@ -125,7 +125,8 @@ std::optional<unsigned long long> Mappings::handle_types(CUdeviceptr address) {
   return handle_types_of(*holdings_.table.find(m->id));
 }
 
-Result<std::vector<Mappings::AbsentRange>> Mappings::away(CUdeviceptr address, std::uint64_t size) {
+Result<std::vector<Mappings::AbsentRange>> Mappings::paused(CUdeviceptr address,
+                                                            std::uint64_t size) {
   std::lock_guard lock(holdings_.mutex);
   std::vector<AbsentRange> ranges;
   const CUdeviceptr end = address + size;

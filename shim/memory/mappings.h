@@ -26,12 +26,12 @@ class Mappings {
   std::optional<CUresult> unmap(CUdeviceptr address, std::size_t size);
   std::optional<CUresult> set_access(CUdeviceptr address, std::size_t size,
                                      const CUmemAccessDesc* desc, std::size_t count);
-  /// What cuMemGetAccess says of brokered memory, whether it is here or away.
+  /// What cuMemGetAccess says of brokered memory, whether it is here or paused.
   std::optional<unsigned long long> access(CUdeviceptr address, const CUmemLocation& location);
   std::optional<CUresult> address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr address);
   bool brokered(CUdeviceptr address, std::size_t size);
 
-  /// A mapping whose memory is away: the driver knows nothing of it now.
+  /// A mapping whose memory is paused: the driver knows nothing of it now.
   struct Absent {
     CUdeviceptr address = 0;
     std::uint64_t size = 0;
@@ -44,14 +44,14 @@ class Mappings {
   /// What the driver would say of the memory as the program made it (CU_POINTER_ATTRIBUTE_ALLOWED_
   /// HANDLE_TYPES). To the driver it is imported memory, which has none. Nothing: not brokered.
   std::optional<unsigned long long> handle_types(CUdeviceptr address);
-  /// The parts of a range whose memory is away, in order. kNotFound: some of it is here.
+  /// The parts of a range whose memory is paused, in order. kNotFound: some of it is here.
   /// kInvalidArgument: some of it is not brokered.
   struct AbsentRange {
     std::uint64_t id = 0;
     std::uint64_t offset = 0;  // in the allocation
     std::uint64_t size = 0;
   };
-  Result<std::vector<AbsentRange>> away(CUdeviceptr address, std::uint64_t size);
+  Result<std::vector<AbsentRange>> paused(CUdeviceptr address, std::uint64_t size);
   /// Of the allocation that is mapped there, the broker's.
   std::optional<std::uint64_t> id_at(CUdeviceptr address);
   /// The memory there is on its way back.

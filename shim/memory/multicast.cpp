@@ -112,8 +112,8 @@ Multicast::Freed Multicast::unbind(CUmemGenericAllocationHandle object, int devi
   return freed;
 }
 
-bool Multicast::away(CUmemGenericAllocationHandle object, int device, std::size_t at,
-                     std::size_t size) {
+bool Multicast::paused(CUmemGenericAllocationHandle object, int device, std::size_t at,
+                       std::size_t size) {
   std::lock_guard lock(mutex_);
   const auto it = objects_.find(object);
   if (it == objects_.end()) return false;

@@ -47,15 +47,15 @@ class Multicast {
     std::size_t at = 0;    // in the object
     std::size_t from = 0;  // in the allocation
     std::size_t size = 0;
-    bool bound = true;  // false: the memory is away
+    bool bound = true;  // false: the memory is paused
     bool within(int of, std::size_t begin, std::size_t length) const {
       return device == of && at < begin + length && begin < at + size;
     }
   };
   void bind(CUmemGenericAllocationHandle object, const Binding& binding);
   Freed unbind(CUmemGenericAllocationHandle object, int device, std::size_t at, std::size_t size);
-  /// All that is bound in the range is away, so the driver knows no binding there.
-  bool away(CUmemGenericAllocationHandle object, int device, std::size_t at, std::size_t size);
+  /// All that is bound in the range is paused, so the driver knows no binding there.
+  bool paused(CUmemGenericAllocationHandle object, int device, std::size_t at, std::size_t size);
 
   // ---- phases ----
   /// Unbinds an allocation that is about to go. What the driver refuses stays bound, for the next

@@ -1,7 +1,7 @@
 // Operands: which memory the driver's copies and sets name, also as nodes of graphs, from their
 // arguments as they are.
 //
-// Pure; for the path on which some memory is away.
+// Pure; for the path on which some memory is paused.
 #pragma once
 
 #include <cuda.h>

@@ -29,7 +29,7 @@ class Pins {
   };
 
   /// Pins all allocations that are mapped in the range; waits for those on their way back.
-  /// kFailedPrecondition: some of it is away, nothing is pinned.
+  /// kFailedPrecondition: some of it is paused, nothing is pinned.
   /// REQUIRES: the caller is inside the gate.
   Result<Pinned> pin(CUdeviceptr address, std::size_t size, amem_v1_PinReason reason);
   /// What was pinned is so no more, as far as this registration goes.

@@ -99,7 +99,7 @@ void Residency::drop_stale_scratch() {
 
 Status Residency::leave(const std::set<std::string>& tags, bool except, std::uint64_t& bytes) {
   std::lock_guard lock(holdings_.mutex);
-  return take_away(
+  return take_paused(
       [&](const HeldAllocation& a) {
         return tags.empty() || (!a.guest && tags.contains(a.tag) != except);
       },
@@ -108,21 +108,21 @@ Status Residency::leave(const std::set<std::string>& tags, bool except, std::uin
 
 Status Residency::leave(const std::set<std::uint64_t>& ids, std::uint64_t& bytes) {
   std::lock_guard lock(holdings_.mutex);
-  return take_away([&](const HeldAllocation& a) { return ids.contains(a.id); }, bytes);
+  return take_paused([&](const HeldAllocation& a) { return ids.contains(a.id); }, bytes);
 }
 
 Status Residency::undo(std::uint64_t& bytes) {
   drop_made();
   std::lock_guard lock(holdings_.mutex);
-  const Status status = take_away([](const HeldAllocation& a) { return a.arriving; }, bytes);
+  const Status status = take_paused([](const HeldAllocation& a) { return a.arriving; }, bytes);
   holdings_.forget_arrivals();
   Absence::update(holdings_);
   return status;
 }
 
 /// REQUIRES: the lock is held.
-Status Residency::take_away(const std::function<bool(const HeldAllocation&)>& chosen,
-                            std::uint64_t& bytes) {
+Status Residency::take_paused(const std::function<bool(const HeldAllocation&)>& chosen,
+                              std::uint64_t& bytes) {
   returned_.clear();
   returned_bytes_ = 0;
 

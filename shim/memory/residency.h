@@ -69,7 +69,8 @@ class Residency {
 
  private:
   Result<Site> borrow(HeldAllocation& a, int device);
-  Status take_away(const std::function<bool(const HeldAllocation&)>& chosen, std::uint64_t& bytes);
+  Status take_paused(const std::function<bool(const HeldAllocation&)>& chosen,
+                     std::uint64_t& bytes);
   using GetMemory = std::function<CUresult(HeldAllocation& a, CUmemGenericAllocationHandle* real)>;
   Status arrive(std::uint64_t id, const char* getting, const GetMemory& get);
   CUresult drop_mapping(Mapping& mapping);

@@ -70,7 +70,7 @@ class Registering {
 /// brokered stays where it is until the end of this object: a pause waits for it.
 class Transferring {
  public:
-  /// As Registering's; also waits for memory whose tag is away.
+  /// As Registering's; also waits for memory whose tag is paused.
   Transferring(const char* call, std::uint64_t address, std::size_t size);
   /// As Registering's.
   int error() const { return error_; }

@@ -8,8 +8,8 @@
 
 namespace amem::shim {
 
-void Backups::drop_others(const std::function<bool(std::uint64_t id)>& away) {
-  std::erase_if(pieces_, [&](const auto& entry) { return !away(entry.first); });
+void Backups::drop_others(const std::function<bool(std::uint64_t id)>& paused) {
+  std::erase_if(pieces_, [&](const auto& entry) { return !paused(entry.first); });
 }
 
 std::vector<Piece> Backups::find(std::uint64_t id, std::uint64_t offset,

@@ -1,7 +1,7 @@
 // Backups: where in the pool this process's saves have put the bytes of allocations, for a program
-// that reads them while its memory is away.
+// that reads them while its memory is paused.
 //
-// An entry is true as long as its allocation is away: the broker leaves the bytes where they are
+// An entry is true as long as its allocation is paused: the broker leaves the bytes where they are
 // until they have been loaded. The others are dropped when the gate opens. Service thread only.
 #pragma once
 
@@ -19,8 +19,8 @@ class Backups {
  public:
   /// A pause begins.
   void begin() { ++pauses_; }
-  /// A pause or resume has ended. `away`: whether an allocation is away.
-  void drop_others(const std::function<bool(std::uint64_t id)>& away);
+  /// A pause or resume has ended. `paused`: whether an allocation is paused.
+  void drop_others(const std::function<bool(std::uint64_t id)>& paused);
   /// How many have begun: what was read of one and the same pause fits together.
   std::uint64_t pauses() const { return pauses_; }
   /// A piece was saved so.

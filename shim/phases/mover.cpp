@@ -255,10 +255,10 @@ Status Mover::make_readable(CUdeviceptr pool) {
 
 Result<std::vector<Mover::SavedRange>> Mover::saved_ranges(CUdeviceptr address,
                                                            std::uint64_t size) {
-  const Result<std::vector<Mappings::AbsentRange>> away = memory_.mappings.away(address, size);
-  if (!away.ok()) return away.status();
+  const Result<std::vector<Mappings::AbsentRange>> paused = memory_.mappings.paused(address, size);
+  if (!paused.ok()) return paused.status();
   std::vector<SavedRange> ranges;
-  for (const Mappings::AbsentRange& range : away.value()) {
+  for (const Mappings::AbsentRange& range : paused.value()) {
     const std::vector<Piece> pieces = backups_.find(range.id, range.offset, range.size);
     if (pieces.empty())
       return Status(Code::kFailedPrecondition,

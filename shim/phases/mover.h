@@ -46,7 +46,7 @@ class Mover {
   /// every segment.
   Status prepare(int device);
 
-  /// Of memory that is away: what a program may read (shim/runtime/backup.h).
+  /// Of memory that is paused: what a program may read (shim/runtime/backup.h).
   Status read(CUdeviceptr address, std::uint64_t size, std::byte* out);
   Result<const void*> view(CUdeviceptr address, std::uint64_t size);
   Backups& backups() { return backups_; }

@@ -28,23 +28,23 @@ bool Orphan::shares_memory() {
 }
 
 bool Orphan::holds_out(bool gate_shut, const Status& why, bool hope) {
-  const std::uint64_t away = memory_.holdings.bytes_away();
-  if (away == 0 && !(gate_shut && shares_memory())) return false;
+  const std::uint64_t paused = memory_.holdings.bytes_paused();
+  if (paused == 0 && !(gate_shut && shares_memory())) return false;
   const std::string lost =
       who() + " has lost its broker (" + why.text() + ") while " +
-      (away > 0 ? std::to_string(away) + " bytes of its memory are away"
-                : std::string("its gate is shut and others have some of its memory"));
+      (paused > 0 ? std::to_string(paused) + " bytes of its memory are paused"
+                  : std::string("its gate is shut and others have some of its memory"));
   if (options_.orphan == OrphanRule::kExit) {
     log_error(lost + ": the process ends with status " + std::to_string(kExitStatus) +
               " (AMEM_ORPHAN=exit)");
     ::_exit(kExitStatus);
   }
   if (options_.orphan == OrphanRule::kRestore) {
-    const Status restored =
-        away > 0 ? restore()
-                 : Status(Code::kFailedPrecondition, "the memory that is to come back is not here");
+    const Status restored = paused > 0 ? restore()
+                                       : Status(Code::kFailedPrecondition,
+                                                "the memory that is to come back is not here");
     if (restored.ok()) {
-      log_warn(lost + ": " + std::to_string(away) +
+      log_warn(lost + ": " + std::to_string(paused) +
                " bytes are back from the host pool, in memory of this process's own, which runs on "
                "without amem (AMEM_ORPHAN=restore)");
       return false;
@@ -65,15 +65,15 @@ void Orphan::remind(std::uint64_t wait) {
   session_.run_at(Session::Clock::now() + reminder_, [this, wait] {
     if (wait != waits_) return;
     log_error(who() + " still waits for a broker, with " +
-              std::to_string(memory_.holdings.bytes_away()) +
-              " bytes away: start amemd again, or end this process; AMEM_ORPHAN=restore brings "
+              std::to_string(memory_.holdings.bytes_paused()) +
+              " bytes paused: start amemd again, or end this process; AMEM_ORPHAN=restore brings "
               "back what no other process has");
     remind(wait);
   });
 }
 
-Result<std::vector<Orphan::Away>> Orphan::restorable() {
-  std::vector<Away> away;
+Result<std::vector<Orphan::Paused>> Orphan::restorable() {
+  std::vector<Paused> paused;
   std::lock_guard lock(memory_.holdings.mutex);
   for (const auto& [id, a] : memory_.holdings.table.allocations()) {
     if (a.resident && !a.arriving) continue;
@@ -88,23 +88,23 @@ Result<std::vector<Orphan::Away>> Orphan::restorable() {
       obstacle = "not all of its bytes were saved here";
     if (obstacle != nullptr)
       return Status(Code::kFailedPrecondition,
-                    describe(a) + ", tag '" + a.tag + "', stays away: " + obstacle);
-    away.push_back({id, a.size});
+                    describe(a) + ", tag '" + a.tag + "', stays paused: " + obstacle);
+    paused.push_back({id, a.size});
   }
-  return away;
+  return paused;
 }
 
 /// All of it or nothing. What has no saved bytes was dropped by its pause: only this rank had it,
 /// so nobody else has saved it.
 Status Orphan::restore() {
-  const Result<std::vector<Away>> away = restorable();
-  if (!away.ok()) return away.status();
+  const Result<std::vector<Paused>> paused = restorable();
+  if (!paused.ok()) return paused.status();
   Status status;
   std::uint64_t bytes = 0;
-  for (const Away& a : away.value())
+  for (const Paused& a : paused.value())
     if (status.ok()) status = memory_.residency.make_again(a.id);
   if (Status s = memory_.residency.finish_return(bytes); status.ok()) status = s;
-  for (const Away& a : away.value())
+  for (const Paused& a : paused.value())
     // A program that runs while its memory comes back may have freed this meanwhile.
     if (status.ok() && memory_.holdings.holds(a.id)) status = mover_.restore(a.id, a.size);
   if (Status s = mover_.finish_load(bytes); status.ok()) status = s;

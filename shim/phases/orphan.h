@@ -31,12 +31,12 @@ class Orphan {
   void ends() { ++waits_; }
 
  private:
-  struct Away {
+  struct Paused {
     std::uint64_t id = 0;
     std::uint64_t size = 0;
   };
-  /// What is away, if all of it can be brought back without a broker.
-  Result<std::vector<Away>> restorable();
+  /// What is paused, if all of it can be brought back without a broker.
+  Result<std::vector<Paused>> restorable();
   Status restore();
   bool shares_memory();
   std::string who() const;

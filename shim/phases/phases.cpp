@@ -196,7 +196,7 @@ void Phases::release(const amem_v1_Release& release) {
   if (release.more) return;
   // Nothing runs on the devices now: no lock of the driver's is held by somebody who waits for work
   // that only another command of the broker lets through.
-  if (!release.undo && !away_) report_.send(true);
+  if (!release.undo && !paused_) report_.send(true);
   std::set<std::string> tags;
   for (pb_size_t i = 0; i < release.tags_count; ++i) tags.insert(release.tags[i]);
   const std::set<std::uint64_t> listed = std::exchange(listed_, {});
@@ -210,7 +210,7 @@ void Phases::release(const amem_v1_Release& release) {
   mapped_bytes_ = 0;
   // Of a list at an open gate the rest stays: the rank has missed an earlier command.
   if (!release.undo && tags.empty() && shut_) {
-    away_ = true;
+    paused_ = true;
     gate_.hold();
   }
   if (!s.ok() && !std::exchange(retrying_, true))
@@ -287,11 +287,11 @@ void Phases::map(Packet& packet) {
 }
 
 void Phases::open(std::uint64_t epoch) {
-  away_ = shut_ = rests_ = false;
+  paused_ = shut_ = rests_ = false;
   memory_.residency.arrived();
   heap_.keep(true);
   gate_.open();
-  mover_.backups().drop_others([this](std::uint64_t id) { return memory_.holdings.is_away(id); });
+  mover_.backups().drop_others([this](std::uint64_t id) { return memory_.holdings.is_paused(id); });
   report_.go_on();
   done(epoch, amem_v1_Phase_PHASE_OPEN, {}, 0);
 }
@@ -378,7 +378,7 @@ void Phases::lost() {
   cut_.end();
   orphan_.ends();
   memory_.residency.drop_made();
-  if (away_ && memory_.holdings.bytes_away() > 0) {
+  if (paused_ && memory_.holdings.bytes_paused() > 0) {
     memory_.residency.arrived();
     log_error(
         "the broker is gone while this group was paused: its memory cannot come back, and every "
@@ -393,7 +393,7 @@ void Phases::lost() {
   std::uint64_t unloaded = 0;
   if (const Status s = undo(unloaded); !s.ok()) log_error(s.text());
   log_warn("the broker is gone: memory that is mapped stays, pause and resume no longer work");
-  if (const std::uint64_t bytes = memory_.holdings.bytes_away(); bytes > 0)
+  if (const std::uint64_t bytes = memory_.holdings.bytes_paused(); bytes > 0)
     log_error(std::to_string(bytes) +
               " bytes of paused tags cannot come back: the program must not touch them");
   gate_.open();

@@ -86,7 +86,7 @@ class Phases final : public Session::Handler {
   Orphan orphan_;
   bool shut_ = false;      // the gate
   bool rests_ = false;     // it is, and no step is under way or to come: frees pass
-  bool away_ = false;      // memory is released
+  bool paused_ = false;    // memory is released
   bool copying_ = false;   // more packets follow
   bool retrying_ = false;  // drop_leftovers() will be called
   Status copy_status_;     // first failure since the last PhaseDone of copies, or a Measure

@@ -200,7 +200,7 @@ std::string Report::stats(const std::string& group, std::uint32_t rank_id, const
     json += std::string(comma) + "{\"tag\":" + quoted(usage.tag) +
             ",\"device\":" + std::to_string(usage.device) +
             member("resident_bytes", usage.resident_bytes) +
-            member("away_bytes", usage.away_bytes) +
+            member("paused_bytes", usage.paused_bytes) +
             member("imported_bytes", usage.imported_bytes) +
             member("allocations", usage.allocations) + "}";
     comma = ",";

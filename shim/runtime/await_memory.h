@@ -1,5 +1,5 @@
-// Calls that name memory of the program's, some of which may be away while the program runs. Plain
-// functions; the program's threads.
+// Calls that name memory of the program's, some of which may be paused while the program runs.
+// Plain functions; the program's threads.
 #pragma once
 
 #include <cuda.h>
@@ -11,13 +11,13 @@
 
 namespace amem::shim {
 
-/// Some of this is away: waits for it as callers wait at the gate, outside of it, because what
+/// Some of this is paused: waits for it as callers wait at the gate, outside of it, because what
 /// brings it back may have to shut the gate. `call`: its name, for messages. CUDA_SUCCESS: it is
 /// here, or was when somebody last looked.
 CUresult await_memory(const char* call, const Operands& named) noexcept;
 
 /// Makes a call when all memory that it names is here. `enter`: passes the gate; `named`: says what
-/// it names, asked only when something is away; `make`: makes it.
+/// it names, asked only when something is paused; `make`: makes it.
 template <class Enter, class Named, class Make>
 CUresult with_memory(const char* call, const Enter& enter, const Named& named, const Make& make) {
   while (true) {

@@ -1,4 +1,4 @@
-// What a program reads of the saved bytes of its own memory while that is away. Plain functions;
+// What a program reads of the saved bytes of its own memory while that is paused. Plain functions;
 // any thread, but not while it holds locks that a phase needs: the service thread does the work.
 #pragma once
 

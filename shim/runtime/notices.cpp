@@ -25,10 +25,10 @@ std::atomic<bool> stays_noted{false};
 void explain_fault(const char* call) noexcept {
   // After the first one the context answers every call so.
   if (fault_seen.exchange(true) || !Absence::any()) return;
-  const std::string away = Absence::tags(Runtime::get().memory().holdings);
-  if (away.empty()) return;
+  const std::string paused = Absence::tags(Runtime::get().memory().holdings);
+  if (paused.empty()) return;
   log_error(std::string(call) +
-            ": CUDA_ERROR_ILLEGAL_ADDRESS (700) while memory of this process is away: " + away +
+            ": CUDA_ERROR_ILLEGAL_ADDRESS (700) while memory of this process is paused: " + paused +
             ". A kernel that touches such memory ends its context: resume these tags before work "
             "that uses them is launched");
 }

@@ -175,7 +175,7 @@ Status Scratch::find(std::vector<OwnBuffer> buffers, const ReadWords& read) {
   // A slab gets access with its first buffer, and a pause may come in between: nobody has written
   // to it yet, and a look at it would be refused, or be the end of the context.
   std::erase_if(buffers, [&](const OwnBuffer& buffer) {
-    return !memory_.holdings.holds(buffer.id) || memory_.holdings.is_away(buffer.id) ||
+    return !memory_.holdings.holds(buffer.id) || memory_.holdings.is_paused(buffer.id) ||
            !readable(buffer);
   });
   const Result<std::vector<Fifo>> fifos = this->fifos(buffers);
@@ -227,7 +227,7 @@ Status Scratch::spoil() {
   if (!prove_) return {};
   Status result;
   std::erase_if(left_out_, [&](std::uint64_t id) {
-    if (!result.ok() || memory_.holdings.is_away(id)) return false;
+    if (!result.ok() || memory_.holdings.is_paused(id)) return false;
     if (memory_.holdings.holds(id)) result = fill(id);
     return true;
   });

@@ -101,7 +101,7 @@ class Chaos:
     def operation(self, views):
         """The words of an operation that can begin now."""
         running = [name for name, view in views.items() if view.here]
-        away = [name for name, view in views.items() if view.away]
+        away = [name for name, view in views.items() if view.paused_tags]
         paused = [name for name in away if not views[name].runs()]
         choices = [("pause", name) for name in running] + [("resume", name) for name in away] * 2
         if len(running) == 1 and len(paused) == 1:
@@ -114,7 +114,7 @@ class Chaos:
 
     def of_tags(self, words, view):
         """Which tags it is about, and which of these it drops."""
-        tags = view.away if words[0] == "resume" else view.here
+        tags = view.paused_tags if words[0] == "resume" else view.here
         options = []
         if words[0] != "swap" and self.random.random() < 0.4:
             chosen = self.some(tags)
@@ -176,7 +176,7 @@ class Chaos:
     def allocate(self, views):
         """Allocations of programs that run, while a driver call fails."""
         for name, view in views.items():
-            if not view.runs() or "heap" in view.away:
+            if not view.runs() or "heap" in view.paused_tags:
                 continue
             party = self.parties[name]
             victim = self.random.choice((party.program, self.node.broker))
@@ -244,7 +244,7 @@ class Chaos:
 
     def end(self):
         for name, view in self.look().items():
-            if view.away:
+            if view.paused_tags:
                 for other, each in self.seen.items():
                     if other != name:
                         self.pause(other, each)

@@ -21,8 +21,8 @@ class View:
         self.tags = {each["tag"]: each for each in group["tags"]}
         self.allocated = group["allocated_bytes"]
         self.policies = {each["tag"]: each["policy"] for each in group["policies"]}
-        self.away = {tag for tag, each in self.tags.items() if not each["resident_bytes"]}
-        self.here = set(self.tags) - self.away
+        self.paused_tags = {tag for tag, each in self.tags.items() if not each["resident_bytes"]}
+        self.here = set(self.tags) - self.paused_tags
 
     def halves(self):
         return [tag for tag, each in self.tags.items() if 0 < each["resident_bytes"] < each["allocated_bytes"]]
@@ -31,7 +31,7 @@ class View:
         return self.state == "running"
 
     def all_here(self):
-        return self.runs() and not self.away
+        return self.runs() and not self.paused_tags
 
 
 class Party:
@@ -74,8 +74,8 @@ class Party:
 
     def left(self, before, now, discard):
         """What of it was here and is away has been dropped or kept; what was dropped stays zero until it is rewritten."""
-        self.dropped &= before.away & now.away
-        for tag in (now.away - before.away) & set(TAGS):
+        self.dropped &= before.paused_tags & now.paused_tags
+        for tag in (now.paused_tags - before.paused_tags) & set(TAGS):
             if tag in discard or self.policies[tag] == DISCARD:
                 self.dropped.add(tag)
                 self.program.ask(f"zero {tag}")
@@ -93,12 +93,12 @@ class Party:
             raise Failure(f"{self.name}: policies are {view.policies}, and {self.set} were set")
         if view.allocated > self.allocated + SLACK:
             raise Failure(f"{self.name}: it had {self.allocated} bytes, and has {view.allocated}")
-        for tag in view.away:
+        for tag in view.paused_tags:
             dropped = view.tags[tag]["dropped_bytes"]
             if dropped != (view.tags[tag]["allocated_bytes"] if tag in self.dropped else 0):
                 raise Failure(f"{self.name}: of {tag}, which was {'dropped' if tag in self.dropped else 'kept'}, {dropped} bytes are dropped")
         if view.runs():
-            self.verify(view.away)
+            self.verify(view.paused_tags)
 
     def verify(self, away=()):
         answer = self.program.ask(" ".join(["verify", *away]), 60)

@@ -21,7 +21,7 @@ constexpr std::uint64_t kKiB = 1024;
 constexpr int kMostRanks = 9;
 constexpr std::uint64_t kMostPages = 8;  // of an allocation
 // Of all: what one device just has. So what one group has, and others' that its guests have open,
-// can come back when all others are away; two groups at once lack the space that a swap needs.
+// can come back when all others are paused; two groups at once lack the space that a swap needs.
 constexpr std::uint64_t kAllPages = 63;
 const std::string kGroups[] = {"a", "b", "c"};
 const std::string kTags[] = {"heap", "cache"};
@@ -221,8 +221,8 @@ void History::happen() {
     say("rank " + std::to_string(rank.number()) + " has saved, and nobody asks");
     return rank.end_save();
   }
-  if (rank.away() && below(3) == 0) return come_back(rank);
-  if (rank.away()) return program_does(rank);
+  if (rank.paused() && below(3) == 0) return come_back(rank);
+  if (rank.paused()) return program_does(rank);
   if (!rank.connected()) return;
   if (mishap(400)) {
     say("the session of rank " + std::to_string(rank.number()) + " breaks");
@@ -263,7 +263,7 @@ void History::program_does(RankProcess& rank) {
     say("ranks of " + rank.group() + " ask");
     const bool pause = rank.runs();
     for (RankProcess& each : ranks_)
-      if ((each.connected() || each.away()) && each.group() == rank.group() && !mishap(20))
+      if ((each.connected() || each.paused()) && each.group() == rank.group() && !mishap(20))
         each.ask(pause);
     return;
   }
@@ -328,7 +328,7 @@ void History::operator_asks() {
   const bool pause = !running.empty() && below(2) == 0;
   Selection what;
   if (below(3) == 0) what = {{kTags[below(2)]}, below(3) == 0};
-  // What is away of a group that runs comes back, too.
+  // What is paused of a group that runs comes back, too.
   const std::vector<std::string>& names = pause || paused.empty() ? running : paused;
   const Task task(pause ? Operation::kPause : Operation::kResume, what);
   say("the operator: " + describe(task, named(names)));
@@ -382,7 +382,7 @@ Coroutine History::settle() {
     co_await turn();
     bool any = read_all();
     for (RankProcess& rank : ranks_)
-      if (rank.away()) {
+      if (rank.paused()) {
         come_back(rank);
         any = true;
       }
@@ -418,7 +418,7 @@ Coroutine History::begin_and_wait(const Task& task, const std::string& group, bo
            " succeeds: " + observer->status.text());
 }
 
-/// It may have more than a device has: it allocates while some of its tags are away.
+/// It may have more than a device has: it allocates while some of its tags are paused.
 bool History::fits(const v1::GroupInfo& group) const {
   v1::NodeStatus status;
   broker().status(Caller{}, status);
@@ -436,7 +436,7 @@ Coroutine History::look_at_everything() {
   death::comes_at(0);
   say("the end");
   for (RankProcess& rank : ranks_)
-    if (rank.lives() && !rank.connected() && !rank.away())
+    if (rank.lives() && !rank.connected() && !rank.paused())
       rank.die();
     else
       rank.drop_leftovers();

@@ -71,7 +71,7 @@ void RankProcess::lose_broker() {
   commands_.clear();
   quiescing_ = copy_failed_ = map_failed_ = false;
   drop_made();
-  away_ = true;
+  paused_ = true;
 }
 
 void RankProcess::lose_session() {
@@ -81,7 +81,7 @@ void RankProcess::lose_session() {
 
 void RankProcess::come_back(const std::string& path) {
   end_save();  // who copies is who comes back
-  away_ = false;
+  paused_ = false;
   connect_socket(path);
   say_hello();
   if (joined_) say_holding();  // else the broker before has not answered its Hello: it joins anew
@@ -110,7 +110,7 @@ void RankProcess::die() {
   memory_.clear();
   commands_.clear();
   saves_.reset();
-  away_ = false;
+  paused_ = false;
 }
 
 void RankProcess::send(Message& message) {

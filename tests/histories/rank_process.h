@@ -54,15 +54,15 @@ class RankProcess {
   /// To the broker; -1: none.
   int socket() const { return socket_.get(); }
   /// It has lost its broker and not come back.
-  bool away() const { return away_; }
+  bool paused() const { return paused_; }
   /// The broker to which it came back does not know it.
   bool refused() const { return refused_; }
   const std::string& group() const { return group_; }
   int number() const { return number_; }
-  bool runs() const { return (connected() || away_) && joined_ && !gate_shut_; }
+  bool runs() const { return (connected() || paused_) && joined_ && !gate_shut_; }
   bool waits() const { return pending_ > 0 || asked_ > 0; }
   /// Its group is paused, and no step is under way or to come: its program frees what it likes.
-  bool rests() const { return (connected() || away_) && rests_; }
+  bool rests() const { return (connected() || paused_) && rests_; }
   /// Adds what it has, and what it has asked for.
   void count(std::map<std::uint64_t, std::uint64_t>& sizes, std::uint64_t& asked) const;
 
@@ -88,7 +88,7 @@ class RankProcess {
   void write_one(std::uint64_t chance, std::uint8_t value);
   /// Not gated.
   void ask(bool pause);
-  /// Empty: everything that it has is there, with its bytes. `all`: nothing may be away.
+  /// Empty: everything that it has is there, with its bytes. `all`: nothing may be paused.
   std::string check(bool all) const;
 
  private:
@@ -145,7 +145,7 @@ class RankProcess {
   Fd process_;   // an eventfd: readable once it has ended
   Token key_{};  // with which it may come back
   bool joined_ = false;
-  bool away_ = false;
+  bool paused_ = false;
   bool refused_ = false;
   bool gate_shut_ = true;
   bool quiescing_ = false;

@@ -167,7 +167,7 @@ void BrokerSide::remove(int rank) {
     for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
       const bool too_much =
           m_.bug == Bug::kGivesBackWhatComesBack && piece(i).on_device != 0 && piece(i).chunk != 0;
-      if ((!piece(i).away || too_much) && piece(i).saver == rank + 1) give_back(piece(i));
+      if ((!piece(i).paused || too_much) && piece(i).saver == rank + 1) give_back(piece(i));
     }
     p.saving = {};
   }

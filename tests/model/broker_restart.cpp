@@ -117,7 +117,7 @@ void BrokerSide::take_memory(int group) {
       return m_.breaks("the next broker finds everything that was on a device");
     if (!p.row) p.chunk = p.saver = 0;
     const bool back = goes_on_with(OnRestart::kOpen) && row.loaded && takes(row, p);
-    if (!p.stayed) p.away = p.row && (p.on_device == 0 || back);
+    if (!p.stayed) p.paused = p.row && (p.on_device == 0 || back);
     p.loader = 0;
     // Of a pause that goes on, what has been saved, and what no rank was told to let go of.
     if (goes_on_with(OnRestart::kRelease) && p.leaves) p.saver = 0;
@@ -156,21 +156,21 @@ void BrokerSide::come_back(int rank) {
   drive(group);
 }
 
-/// It has memory still that is away: it has missed the command to let go of it.
+/// It has memory still that is paused: it has missed the command to let go of it.
 void BrokerSide::release_leftovers(int rank) {
   const Process& p = process(rank);
   const int group = group_of_rank(rank);
   const Group& machine = *m_.groups[at(group)];
   const Standing is = amem::standing_of(machine);
   const bool ends_there = !is.under_way || is.under_way->restart == OnRestart::kRollBack;
-  if (m_.bug == Bug::kLeavesWhatIsAway) return;
+  if (m_.bug == Bug::kLeavesWhatIsPaused) return;
   Message release;
   release.kind = Kind::kRelease;
   release.attempt = u8(machine.epoch().attempt);
   release.last = release.rests = is.rest == GroupState::kPaused && ends_there;
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
     const bool has_it = piece(i).exists && has(p.holds, i) && p.maps[at(i % kPiecesEach)] != 0;
-    if (has_it && piece(i).away && piece(i).on_device == 0) set_bit(release.pieces, i);
+    if (has_it && piece(i).paused && piece(i).on_device == 0) set_bit(release.pieces, i);
   }
   if (release.pieces != 0) send(rank, release);
 }

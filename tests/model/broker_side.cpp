@@ -84,7 +84,7 @@ bool BrokerSide::take_chunks(int group) {
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
     const Piece& p = piece(i);
     const bool kept = p.exists && p.keep && has(job(group).selected, i) && p.on_device != 0;
-    if (!kept || p.away || p.stayed || p.opened) continue;
+    if (!kept || p.paused || p.stayed || p.opened) continue;
     const auto& chunks = m_.state.chunks;
     while (next < m_.state.chunk_count &&
            (chunks[at(next)].owner != 0 || chunks[at(next)].limbo != 0))
@@ -142,7 +142,7 @@ void BrokerSide::act(int group, const action::Save& save) {
     }
     for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
       Piece& p = piece(i);
-      const bool leaves = p.exists && p.on_device != 0 && !p.away;
+      const bool leaves = p.exists && p.on_device != 0 && !p.paused;
       if (leaves && has(it.selected, i) && p.opened && effect()) p.stayed = p.row = true;
       if (leaves && m_.scenario.waves && m_.link && m_.link->swaps()) set_bit(it.later, i);
     }
@@ -222,11 +222,11 @@ void BrokerSide::act(int group, const action::Drop&) {
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
     Piece& p = piece(i);
     const bool all = !it.in_waves || m_.bug == Bug::kDropsAllInAWave;
-    const bool leaves = it.pause ? all || has(it.wave, i) : p.away;
+    const bool leaves = it.pause ? all || has(it.wave, i) : p.paused;
     if (!p.exists || p.on_device == 0 || !has(it.selected, i) || !leaves) continue;
-    if (p.stayed && effect()) p.away = p.row = true;
+    if (p.stayed && effect()) p.paused = p.row = true;
     if (p.stayed) continue;
-    p.away = true;
+    p.paused = true;
     if (!std::exchange(kept_one, true) || (p.kept != Kept::kNot && !effect())) continue;
     p.kept = Kept::kNot;
     p.on_device = 0;
@@ -254,7 +254,7 @@ void BrokerSide::act(int group, const action::Create&) {
   it.creating = true;
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
     piece(i).loader = 0;
-    if (piece(i).exists && piece(i).away && has(it.selected, i)) set_bit(it.to_create, i);
+    if (piece(i).exists && piece(i).paused && has(it.selected, i)) set_bit(it.to_create, i);
   }
   create_slice(group);
 }
@@ -334,7 +334,7 @@ void BrokerSide::act(int group, const action::Load& load) {
     message.last = true;
     for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
       const Piece& p = piece(i);
-      const bool comes = p.exists && p.away && p.on_device != 0 && has(job(group).selected, i);
+      const bool comes = p.exists && p.paused && p.on_device != 0 && has(job(group).selected, i);
       if (!comes || p.loader == rank + 1 || !p.shared_by(rank)) continue;
       set_bit(message.pieces, i);
       message.place[at(i % kPiecesEach)] = p.on_device;
@@ -365,11 +365,11 @@ void BrokerSide::act(int group, const action::Arrived& arrived) {
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
     Piece& p = piece(i);
     const bool back = arrived.loaded && arrived.what.takes({p.tag});
-    if (!p.exists || p.on_device == 0 || (p.away && !back)) continue;
+    if (!p.exists || p.on_device == 0 || (p.paused && !back)) continue;
     if (m_.bug != Bug::kKeepsChunks) give_back(p);
     if (p.row && !effect()) continue;
     p.saver = 0;
-    p.away = p.stayed = p.row = p.leaves = false;
+    p.paused = p.stayed = p.row = p.leaves = false;
   }
 }
 

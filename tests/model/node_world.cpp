@@ -19,7 +19,9 @@ NodeWorld::NodeWorld(const Scenario& scenario, int faults, Bug bug)
       return std::any_of(first, first + kPiecesEach,
                          [&](const Piece& p) { return p.exists && what.takes({p.tag}) && is(p); });
     };
-    const auto may_leave = [](const Piece& p) { return p.on_device != 0 && !p.away && !p.stayed; };
+    const auto may_leave = [](const Piece& p) {
+      return p.on_device != 0 && !p.paused && !p.stayed;
+    };
     const MemoryView memory{
         [any, may_leave](const Selection& what) { return any(what, may_leave); },
         [any](const Selection& what) { return any(what, [](const Piece& p) { return p.left(); }); },

@@ -70,7 +70,7 @@ void Processes::release(int rank, const Message& message) {
     if ((what & bit_of(i)) != 0 && !failed) p.maps[at(i)] = 0;
   if (message.undo && !failed) p.brought = 0;  // calls about what is still there go on waiting
   p.copy_failed = p.map_failed = false;
-  if (!message.undo && message.last) p.away = true;
+  if (!message.undo && message.last) p.paused = true;
   p.rests = p.gate == Gate::kShut && message.rests;
   answer(rank, Kind::kReleased, message, failed);
 }
@@ -112,7 +112,7 @@ void Processes::bring(int rank, const Message& message) {
 void Processes::open(int rank, const Message& message) {
   Process& p = m_.state.ranks[at(rank)];
   p.gate = Gate::kOpen;
-  p.away = false;
+  p.paused = false;
   p.brought = 0;
   const int group = group_of_rank(rank);
   if (!p.member) return;  // nobody counts on it any more
@@ -125,7 +125,7 @@ void Processes::open(int rank, const Message& message) {
     for (int i = 0; i < kPiecesEach; ++i) {
       const Piece& held = piece(rank, i);
       const bool comes_back = resumes && (job.selected & bit_of(i)) != 0;
-      const bool expected = held.on_device != 0 && (!held.away || comes_back);
+      const bool expected = held.on_device != 0 && (!held.paused || comes_back);
       if ((q.holds & bit_of(i)) == 0 || !expected) continue;
       if (q.maps[at(i)] != held.on_device)
         m_.breaks("no rank opens before every rank has its memory");
@@ -148,7 +148,7 @@ void Processes::sees_end(int rank) {
   Process& p = m_.state.ranks[at(rank)];
   p.connected = false;
   p.in.clear();
-  if (p.away) {
+  if (p.paused) {
     p.gate = Gate::kFails;
     return;
   }
@@ -170,10 +170,10 @@ void Processes::write() {
       // Calls about what is on its way back to a group that runs wait.
       if (!p.runs() || ((p.holds & ~p.brought) & bit_of(index)) == 0) continue;
       const std::uint8_t here = p.maps[i];
-      if (here == 0 && !piece.away)
+      if (here == 0 && !piece.paused)
         m_.breaks("no program runs without memory that it was not to lose");
       // Of a group that runs without it; the driver may not have let go.
-      if (here == 0 || (piece.away && here != piece.on_device)) continue;
+      if (here == 0 || (piece.paused && here != piece.on_device)) continue;
       if (here != piece.on_device || (written != 0 && written != here))
         m_.breaks("ranks that run have the same memory, the broker's");
       written = here;

@@ -85,7 +85,7 @@ void Promises::no_return(int group) {
       const Piece& piece = m_.state.pieces[at(i)];
       const bool leaves = !job.in_waves || has(job.wave, i);
       if (!piece.exists || !piece.keep || !has(job.selected, i) || piece.on_device == 0) continue;
-      if (!leaves || piece.stayed || piece.away) continue;
+      if (!leaves || piece.stayed || piece.paused) continue;
       if (piece.chunk == 0 || m_.state.chunks[piece.chunk - 1U].bytes != Bytes::kTrue)
         m_.breaks("nothing is released before every group of the transaction has saved");
     }
@@ -165,13 +165,13 @@ void Promises::whole_group(int group) {
     const Piece& piece = m_.state.pieces[at(i)];
     if (!piece.exists) continue;
     const bool there = piece.on_device != 0;
-    if (runs && !piece.away && (!there || piece.chunk != 0))
+    if (runs && !piece.paused && (!there || piece.chunk != 0))
       m_.breaks("a group that runs has its memory, and no place in the pool");
-    if (!runs && !piece.away && !(m_.scenario.waves && m_.state.erred[at(group)]))
+    if (!runs && !piece.paused && !(m_.scenario.waves && m_.state.erred[at(group)]))
       m_.breaks("a paused group has let go of everything");
-    if (piece.away && there && !piece.stayed) m_.breaks("what is away has left its device");
-    if (piece.away && !there && piece.keep && piece.chunk == 0)
-      m_.breaks("what is away has its bytes in the pool");
+    if (piece.paused && there && !piece.stayed) m_.breaks("what is paused has left its device");
+    if (piece.paused && !there && piece.keep && piece.chunk == 0)
+      m_.breaks("what is paused has its bytes in the pool");
   }
   for (int rank = m_.first_rank(group); rank < m_.end_rank(group); ++rank) {
     const Process& p = m_.state.ranks[at(rank)];
@@ -181,13 +181,14 @@ void Promises::whole_group(int group) {
       const Piece& piece = m_.state.pieces[at(i)];
       if (!has(p.holds, i)) continue;
       const std::uint8_t here = p.maps[at(i % kPiecesEach)];
-      if (!piece.away && runs && here != piece.on_device)
+      if (!piece.paused && runs && here != piece.on_device)
         m_.breaks("ranks that run have their memory");
       // What stays on its device a rank may keep that has missed its Release over a restart.
       const bool missed = m_.state.not_let_go || (piece.stayed && m_.scenario.restarts > 0);
       // What it has made itself it is to keep then.
       const bool may_keep = missed || (piece.stayed && piece.maker == rank + 1);
-      if (piece.away && here != 0 && !may_keep) m_.breaks("ranks hold on to nothing that is away");
+      if (piece.paused && here != 0 && !may_keep)
+        m_.breaks("ranks hold on to nothing that is paused");
     }
   }
 }

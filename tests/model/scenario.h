@@ -81,7 +81,7 @@ enum class Bug : std::uint8_t {
   kWritesWhenItHasSent,
   kKeepsNothingOfAResume,
   kTakesWhatIsUnloaded,
-  kLeavesWhatIsAway,
+  kLeavesWhatIsPaused,
   kForgetsOrders,
 };
 

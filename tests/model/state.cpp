@@ -16,7 +16,7 @@ void add_queue(const Queue& queue, Digest& digest) {
 
 void add_process(const Process& p, Digest& digest) {
   unsigned flags = 0;
-  for (const bool flag : {p.lives, p.connected, p.over, p.member, p.lost, p.expected, p.away,
+  for (const bool flag : {p.lives, p.connected, p.over, p.member, p.lost, p.expected, p.paused,
                           p.rests, p.copy_failed, p.map_failed, p.asks_resume && p.asked > 0})
     flags = 2 * flags + (flag ? 1 : 0);
   digest.add(flags);
@@ -31,7 +31,7 @@ void add_process(const Process& p, Digest& digest) {
 }
 
 void add_piece(const Piece& p, Digest& digest) {
-  digest.add((p.exists ? 1U : 0U) | (p.away ? 2U : 0U) | (p.stayed ? 4U : 0U) |
+  digest.add((p.exists ? 1U : 0U) | (p.paused ? 2U : 0U) | (p.stayed ? 4U : 0U) |
              (p.opened ? 8U : 0U));
   digest.add_all(p.sharers);
   for (const std::uint8_t part : {p.on_device, p.chunk, p.saver, p.loader, p.maker})

@@ -110,8 +110,8 @@ struct Process {
   bool lost = false;       // likewise: its session has ended, it lives
   bool expected = false;   // likewise: of the broker before; it has not come back
   Gate gate = Gate::kShut;
-  bool away = false;   // has let go of everything in a pause
-  bool rests = false;  // its gate is shut, and its program may free
+  bool paused = false;  // has let go of everything in a pause
+  bool rests = false;   // its gate is shut, and its program may free
   bool copy_failed = false;
   bool map_failed = false;
   std::uint8_t holds = 0;                        // pieces
@@ -134,7 +134,7 @@ struct Piece {
   char tag = 'a';
   std::array<std::uint8_t, kRanksEach> sharers{};  // ranks from 1 on, in their order; 0: no more
   std::uint8_t on_device = 0;                      // the copy that the broker has
-  bool away = false;
+  bool paused = false;
   bool stayed = false;
   bool opened = false;     // a guest has it
   std::uint8_t chunk = 0;  // from 1 on

@@ -119,14 +119,14 @@ def test_a_daemon_thread_that_waits_for_memory_of_a_tag_stays_there(node):
         libc = ctypes.CDLL(None)
         libc.__cxa_atexit(ctypes.cast(libc.pause, ctypes.c_void_p), None, None)
         with amem.region("kv"):
-            away = Block()
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(away))
+            paused = Block()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(paused))
         say("made")
         sys.stdin.readline()
 
         def work():
             say(threading.get_native_id())
-            away.set()
+            paused.set()
 
         threading.Thread(target=work, daemon=True).start()
         sys.stdin.readline()
@@ -155,7 +155,7 @@ def test_reading_saved_bytes_does_not_hold_up_the_end(node):
     program = Program(node, """
         import amem, atexit
         with amem.region("kv"):
-            away = Block()
+            paused = Block()
         with amem.region("weights"):
             other = Block()
         say("made")
@@ -163,13 +163,13 @@ def test_reading_saved_bytes_does_not_hold_up_the_end(node):
 
         def read():
             try:
-                amem._shim.call("amem_shim_backup_read", away.address.value, 8, ctypes.create_string_buffer(8))
+                amem._shim.call("amem_shim_backup_read", paused.address.value, 8, ctypes.create_string_buffer(8))
             except amem.Error as error:
                 say(error)
 
         read()
         sys.stdin.readline()
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(away))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(paused))
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(other))
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(block))
         atexit.register(read)

@@ -1,4 +1,4 @@
-"""A trainer's memory away in phases, on the simulated driver. Megatron is the one of fake_frameworks; shim, broker and module are
+"""A trainer's memory paused in phases, on the simulated driver. Megatron is the one of fake_frameworks; shim, broker and module are
 real."""
 import os
 import subprocess
@@ -42,7 +42,7 @@ class Trainer:
         self.node, self.build = node, build
 
     def environment(self, more=None):
-        # What reads memory that is away fails, instead of waiting.
+        # What reads memory that is paused fails, instead of waiting.
         return self.node.env({"AMEM_GATE_TIMEOUT": "20", "PYTHONPATH": ":".join([os.path.join(self.build.directory, "python"),
                                                       os.path.join(HERE, "fake_frameworks")]), **(more or {})})
 
@@ -148,8 +148,8 @@ def test_what_touches_the_state_waits_for_it(trainer):
 
 def test_without_waiting(trainer):
     trainer("""
-    with amem.megatron.offloaded(model, optimizer, wait=False) as away:
-        away.result(60)
+    with amem.megatron.offloaded(model, optimizer, wait=False) as paused:
+        paused.result(60)
         assert here() == {}
     """)
 
@@ -238,7 +238,7 @@ def test_a_rank_that_dies_in_the_phase(trainer):
     print("here", flush=True)
     sys.stdin.readline()
     with amem.megatron.offloaded(model, optimizer):
-        print("away", flush=True)
+        print("paused", flush=True)
         sys.stdin.readline()
     assert optimizer.state_dict() == {"main": before} and here() == ALL
     print("back", flush=True)
@@ -246,7 +246,7 @@ def test_a_rank_that_dies_in_the_phase(trainer):
     ranks = [trainer.start(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
     try:
         begin_together(ranks)
-        assert [each.stdout.readline() for each in ranks] == ["away\n"] * 2
+        assert [each.stdout.readline() for each in ranks] == ["paused\n"] * 2
         ranks[1].kill()
         ranks[1].wait()
         assert ranks[0].communicate("\n", timeout=patience(60))[0] == "back\n" and ranks[0].returncode == 0

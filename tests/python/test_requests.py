@@ -118,13 +118,13 @@ def test_sets_of_groups(fake, broker):
 
 def test_guests(fake, broker):
     guest = {"owner": "train", "guest": "rollout", "rank_id": 9, "rank": 3, "pid": 77, "tag": "weights",
-             "allocation_count": 2, "bytes": 1 << 40, "away": True}
+             "allocation_count": 2, "bytes": 1 << 40, "paused": True}
     done = [{"group": "train", "done": True, "guests": [guest]}]
     fake.answers = {"Pause": done, "Swap": done * 2,
                     "ListGroups": {"groups": [{"name": "train", "guests": [guest], "opened": []}]}}
     [named] = broker.pause("train", guests="pin").guests
     assert (named.owner, named.guest, named.rank_id, named.rank, named.pid, named.tag, named.allocation_count, named.bytes,
-            named.away) == tuple(guest.values())
+            named.paused) == tuple(guest.values())
     assert broker.groups()[0].guests == (named,)
     broker.pause("train")
     broker.swap("train", "rollout", guests="refuse")

@@ -33,8 +33,8 @@ class Memory:
         assert len(values) == 1, values
         return values.pop()
 
-def away():
-    return {each["tag"]: each["away_bytes"] for each in amem.stats()["brokered"]}
+def paused():
+    return {each["tag"]: each["paused_bytes"] for each in amem.stats()["brokered"]}
 
 def unbrokered():
     return sum(each["bytes"] for each in amem.stats()["unbrokered"])
@@ -65,12 +65,12 @@ with saver.region():
 assert amem.group().startswith(f"tms-{os.getpid()}-"), amem.group()
 assert saver.enabled and unbrokered() == 2 * SIZE
 saver.pause("weights")
-assert away() == {"weights": SIZE, "default": 0}
+assert paused() == {"weights": SIZE, "default": 0}
 saver.pause()
-assert away() == {"weights": SIZE, "default": SIZE}
+assert paused() == {"weights": SIZE, "default": SIZE}
 assert (outside.value(), stays.value()) == (1, 4), "the program runs on"
 saver.resume()
-assert away() == {"weights": 0, "default": 0}
+assert paused() == {"weights": 0, "default": 0}
 assert (weights.value(), scratch.value()) == (2, 0)
 """)
 
@@ -84,9 +84,9 @@ with saver.region("grads"):
 cdll = saver._impl._binary_wrapper.cdll
 assert cdll.tms_get_interesting_region()
 saver.pause("default")
-assert away() == {"heap": SIZE, "grads": 0}
+assert paused() == {"heap": SIZE, "grads": 0}
 saver.pause()
-assert away() == {"heap": SIZE, "grads": SIZE}
+assert paused() == {"heap": SIZE, "grads": SIZE}
 with saver.disable():
     stays = Memory(3)
 cdll.tms_set_interesting_region(False)
@@ -215,7 +215,7 @@ call("cuMemcpyHtoD_v2", dense.address, bytes([9]) * SIZE, ctypes.c_size_t(SIZE))
 saver.pause("weights")
 assert read(dense) == bytes([9]) * SIZE
 saver.pause()
-assert read(dense) == bytes([9]) * SIZE, "away already, while other memory left"
+assert read(dense) == bytes([9]) * SIZE, "paused already, while other memory left"
 saver.resume()
 amem.pause(["weights"], discard=["weights"])
 refused(amem.FailedPreconditionError, read, dense)

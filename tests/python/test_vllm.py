@@ -398,7 +398,7 @@ def test_the_cache_is_discarded_while_the_engine_is_paused(vllm, way):
     assert set(resident()) <= {"heap"}, resident()
     assert llm.wake_up(["weights"]) is False
     assert resident() == without
-    llm.sleep(1)                            # again, with the cache away
+    llm.sleep(1)                            # again, with the cache paused
     assert set(resident()) <= {"heap"}, resident()
     llm.wake_up()
     assert resident() == there and tokens(llm) == before
@@ -407,7 +407,7 @@ def test_the_cache_is_discarded_while_the_engine_is_paused(vllm, way):
 
 @pytest.mark.parametrize("way", ["all", "tags"])
 def test_a_sleep_that_fails_after_the_cache_was_discarded(bare_node, build, way):
-    """The cache is away still, and the weights are where they were."""
+    """The cache is paused still, and the weights are where they were."""
     bare_node.start_broker("--pool-size", "2MiB")
     Vllm(bare_node, build)("""
     llm = LLM(model="m", enable_sleep_mode=True, tensor_parallel_size=2)

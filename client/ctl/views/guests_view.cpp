@@ -32,7 +32,7 @@ std::string guest_table(const Groups& groups, const Style& style) {
         table.add({usage.guest(), rank_text(usage), std::to_string(usage.pid()),
                    usage.owner().empty() ? "(freed by its group)" : usage.owner(), usage.tag(),
                    std::to_string(usage.allocation_count()), format_bytes(usage.bytes()),
-                   usage.away() ? "paused" : "running"});
+                   usage.paused() ? "paused" : "running"});
       }
     }
   }

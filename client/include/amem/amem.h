@@ -122,9 +122,8 @@ AMEM_API int amem_resume(uint32_t timeout_ms, amem_error* error);
 /* As amem_pause and amem_resume, for the group's memory with one of `count` tags, at most 64; every
  * rank asks for the same ones. After a pause of chosen tags the group runs on: nothing waits, and
  * the program must not let the GPU touch that memory until it has been resumed. After a resume of
- * chosen tags of a paused group the group runs, and the same holds for what is still away. count 0:
- * everything, as the two above.
- *   AMEM_ERROR_NOT_FOUND         the group has no memory of a tag
+ * chosen tags of a paused group the group runs, and the same holds for what is still paused. count
+ * 0: everything, as the two above. AMEM_ERROR_NOT_FOUND         the group has no memory of a tag
  *   AMEM_ERROR_INVALID_ARGUMENT  more than 64 tags, or an empty one */
 AMEM_API int amem_pause_tags(const char* const* tags, size_t count, uint32_t timeout_ms,
                              amem_error* error);
@@ -174,7 +173,7 @@ typedef enum amem_policy {
  * it.
  *   AMEM_ERROR_INVALID_ARGUMENT     the tag or the policy; or discard for "nccl"
  *   AMEM_ERROR_FAILED_PRECONDITION  no shim in this process; the group is not running, or some
- *                                   memory of the tag is away */
+ *                                   memory of the tag is paused */
 AMEM_API int amem_set_tag_policy(const char* tag, amem_policy policy, amem_error* error);
 
 /* Begins a region of the calling thread: device memory that this thread takes from the driver until
@@ -203,7 +202,7 @@ AMEM_API int amem_unbrokered_end(amem_error* error);
 /* What this process holds, as the shim counts it without asking the broker: one JSON object on one
  * line, which the caller frees with amem_free:
  *   {"group", "rank_id", "scope",
- *    "brokered": [{"tag", "device", "resident_bytes", "away_bytes", "imported_bytes",
+ *    "brokered": [{"tag", "device", "resident_bytes", "paused_bytes", "imported_bytes",
  *                  "allocations"}],
  *    "unbrokered": [{"kind", "device", "bytes", "count"}]}
  *   AMEM_ERROR_FAILED_PRECONDITION  no shim in this process */
@@ -255,7 +254,8 @@ AMEM_API int amem_allocations(amem_client* client, const char* group, char** jso
  * discard. It goes before what regions say.
  *   AMEM_ERROR_NOT_FOUND            no such group
  *   AMEM_ERROR_INVALID_ARGUMENT     the tag; or discard for "nccl", which is always kept
- *   AMEM_ERROR_FAILED_PRECONDITION  the group is not running, or some memory of the tag is away */
+ *   AMEM_ERROR_FAILED_PRECONDITION  the group is not running, or some memory of the tag is paused
+ */
 AMEM_API int amem_set_policy(amem_client* client, const char* group, const char* tag,
                              amem_policy policy, amem_error* error);
 

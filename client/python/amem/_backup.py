@@ -1,4 +1,4 @@
-"""The saved bytes of this process's memory while that is away, as torch sees them."""
+"""The saved bytes of this process's memory while that is paused, as torch sees them."""
 from __future__ import annotations
 
 import ctypes
@@ -10,7 +10,7 @@ from amem.errors import InvalidArgumentError, NotFoundError
 
 
 def of_tensor(x: Any, zero_copy: bool) -> Any:
-    """A tensor on the CPU with the bytes that `x` had when it was paused; None: it is not away. `zero_copy`: where they
+    """A tensor on the CPU with the bytes that `x` had when it was paused; None: it is not paused. `zero_copy`: where they
     are, when they lie in one piece byte for byte; else, and without it, a copy."""
     import torch
 

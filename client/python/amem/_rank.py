@@ -66,7 +66,7 @@ def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags
     """Brings the memory of this rank's group back, at the same addresses. As pause() otherwise; when it fails the
     group stays as it was and its bytes are safe.
 
-    `tags`, `except_tags`: after a resume of chosen tags of a paused group the group runs, and must not touch what is still away.
+    `tags`, `except_tags`: after a resume of chosen tags of a paused group the group runs, and must not touch what is still paused.
     ResourceExhaustedError: a device has too little free memory; the text has both numbers. DataLossError: with
     AMEM_VERIFY=1, bytes did not come back as they were saved.
     """
@@ -79,7 +79,7 @@ def set_policy(tag: str, policy: str) -> None:
     is enough. It goes before what regions say; what an operator has set goes before it.
 
     InvalidArgumentError: the tag or the policy; or "discard" for "nccl". FailedPreconditionError: no shim in this
-    process; the group is not running, or some memory of the tag is away.
+    process; the group is not running, or some memory of the tag is paused.
     """
     policies = {"keep": 1, "discard": 2}  # amem_policy
     if policy not in policies:
@@ -89,7 +89,7 @@ def set_policy(tag: str, policy: str) -> None:
 
 def stats() -> dict[str, Any]:
     """What this process holds, as the shim counts it without asking the broker: "group", "rank_id" (at the broker),
-    "scope" ("off": turned off), "brokered": dicts of "tag", "device", "resident_bytes", "away_bytes", "imported_bytes"
+    "scope" ("off": turned off), "brokered": dicts of "tag", "device", "resident_bytes", "paused_bytes", "imported_bytes"
     and "allocations", and "unbrokered": dicts of "kind", "device", "bytes", "count" and "host".
 
     FailedPreconditionError: no shim in this process.

@@ -37,9 +37,9 @@ class Allocator:
         """As before the first pool: the engine has ended."""
         self._tags.clear()
         self.asleep: set[str] = set()
-        self.away = False  # a pause of ours has taken something, or may have
+        self.paused = False  # a pause of ours has taken something, or may have
         self.torn = False  # it has failed meanwhile
-        self._rest_away = False  # also what is in no pool
+        self._rest_paused = False  # also what is in no pool
         self.takes_nccl = False  # with only_tags(): NCCL's memory leaves with the pools
 
     @contextlib.contextmanager
@@ -64,7 +64,7 @@ class Allocator:
         kept = {"default"} if offload_tags is None else {offload_tags} if isinstance(offload_tags, str) else set(offload_tags)
         tags = self._tags | {_NCCL} if self.takes_nccl else self._tags
         going = tags - self.asleep  # the others left by an earlier sleep, or have been discarded
-        if not going and (self._rest_away or only_tags()):
+        if not going and (self._rest_paused or only_tags()):
             raise FailedPreconditionError("the engine is asleep already; wake it up first")
         torch.cuda.empty_cache()  # what torch keeps for later need not be copied
         drop = going - kept - {_NCCL}  # every rank asks for the same
@@ -87,33 +87,33 @@ class Allocator:
                                     whole)
         except (AbortedError, DeadlineExceededError):
             # Some of it may have left; after other errors the group is as it was.
-            self.away = self.torn = True
-            self._rest_away |= whole
+            self.paused = self.torn = True
+            self._rest_paused |= whole
             raise
         if there or whole:
-            self.away = True
+            self.paused = True
             self.asleep = self.asleep | there
-            self._rest_away |= whole
+            self._rest_paused |= whole
 
     def wake_up(self, tags: Iterable[str] | None = None) -> None:
         self.wake(set() if tags is None else self.asleep.intersection(DEFERRABLE) - set(tags))
 
     def wake(self, left: set[str]) -> None:
         """All but the tags that are `left`."""
-        if not self.away:
+        if not self.paused:
             return  # nothing to bring back
         if not left and not only_tags():
             _rank.resume()
-        elif self._rest_away:
+        elif self._rest_paused:
             # NCCL's memory and workspaces are needed to bring new weights.
             _rank.resume(except_tags=sorted(left))
         else:
             _of_those_there((self._tags if self.torn else self.asleep) - left, _rank.resume)
-        self.asleep, self.away, self._rest_away, self.torn = self.asleep & left, bool(left), False, False
+        self.asleep, self.paused, self._rest_paused, self.torn = self.asleep & left, bool(left), False, False
 
     def get_current_usage(self) -> int:
         """Bytes of the pools. vLLM asks whether another engine of this process has some."""
-        return sum(int(each["resident_bytes"]) + int(each["away_bytes"])
+        return sum(int(each["resident_bytes"]) + int(each["paused_bytes"])
                    for each in _rank.stats()["brokered"] if each["tag"] in self._tags)
 
 

@@ -84,7 +84,7 @@ class TagUsage:
     saved_bytes: int
     pinned_bytes: int
     discard_bytes: int  # of the allocated, what a pause would drop by the policies
-    dropped_bytes: int  # of the allocated, what is away and comes back zeroed
+    dropped_bytes: int  # of the allocated, what is paused and comes back zeroed
 
 
 @_dataclass
@@ -119,7 +119,7 @@ class GuestUsage:
     tag: str
     allocation_count: int
     bytes: int  # of whole allocations; small blocks of the owner's share one
-    away: bool  # the rank's group is paused, so that it cannot close it
+    paused: bool  # the rank's group is paused, so that it cannot close it
 
 
 @_dataclass
@@ -142,7 +142,7 @@ class GroupInfo:
     devices: tuple[GroupDeviceUsage, ...]
     tags: tuple[TagUsage, ...]
     unbrokered_bytes: int  # of all ranks
-    dropped_bytes: int  # of the allocated, what is away and comes back zeroed
+    dropped_bytes: int  # of the allocated, what is paused and comes back zeroed
     guests: tuple[GuestUsage, ...]  # who has opened memory of this group
     opened: tuple[GuestUsage, ...]  # what its ranks have opened of others; in none of the sums
     owner: str  # "uid 1000", "/kubepods/pod12ab"

@@ -46,7 +46,7 @@ def on_the_cpu(make):
 
 
 class Shim:
-    """What has been moved, by tag: storages, whether their bytes are kept, and the bytes while they are away."""
+    """What has been moved, by tag: storages, whether their bytes are kept, and the bytes while they are paused."""
 
     def __init__(self):
         self.tags = {}

@@ -323,20 +323,20 @@ def operator_sets(bench):
     for loop in loops:
         broker.wait_group(loop.group, bench.ranks, programs=[loop.program])
         loop.wait_beyond(4, "at the start", 90)
-    here, away = loops[:2], loops[2:]
-    broker.amemctl("pause", *(loop.group for loop in away))
+    here, paused = loops[:2], loops[2:]
+    broker.amemctl("pause", *(loop.group for loop in paused))
     times = []
     for n in range(1, 5):
-        reached = [loop.iterations() for loop in away]
+        reached = [loop.iterations() for loop in paused]
         begin = time.monotonic()
-        broker.amemctl("swap", *(loop.group for loop in here), "--for", *(loop.group for loop in away))
+        broker.amemctl("swap", *(loop.group for loop in here), "--for", *(loop.group for loop in paused))
         times.append((time.monotonic() - begin) * 1000)
-        here, away = away, here
-        for loop in away:
+        here, paused = paused, here
+        for loop in paused:
             check_still(broker, loop, f"swap {n}, {loop.group} out")
         for loop, before in zip(here, reached):
             loop.wait_beyond(before + 2, f"after swap {n}")
-    broker.amemctl("resume", *(loop.group for loop in away))
+    broker.amemctl("resume", *(loop.group for loop in paused))
     verified = [loop.finish() for loop in loops]
     return (f"{len(times)} swaps of 2 groups for 2, max {max(times):.0f} ms; "
             f"iterations {[r['iterations'] for r in verified]}; {rss(broker)}")

@@ -127,12 +127,12 @@ def region_beside_cache(bench):
 
 
 @case(100)
-def touch_away(bench):
-    """A kernel that reads memory which is away ends its context, and the log says which tag it was."""
-    done = bench.python_script("one_process.py", "touch_away", scope="regions").wait(90)
+def touch_paused(bench):
+    """A kernel that reads memory which is paused ends its context, and the log says which tag it was."""
+    done = bench.python_script("one_process.py", "touch_paused", scope="regions").wait(90)
     said = [line for line in done.err.read_text(errors="replace").splitlines() if "ILLEGAL_ADDRESS" in line and "amem:" in line]
-    if len(said) != 1 or "away: tag 'kv_cache'" not in said[0]:
-        raise Failure(f"{len(said)} lines of amem say what was away: {said[:2]}")
+    if len(said) != 1 or "paused: tag 'kv_cache'" not in said[0]:
+        raise Failure(f"{len(said)} lines of amem say what was paused: {said[:2]}")
     return f"{done.report()['error'][:60]}; {said[0][:140]}"
 
 
@@ -368,5 +368,5 @@ def rl_loop(bench):
     ms = swapped["swap_ms"]
     tokens = sum(each["tokens"] for each in swapped["generated"])
     return (f"{len(swapped['losses'])} iterations, {tokens} tokens and all losses equal; {ms['n']} swaps, median "
-            f"{ms['median']:.0f} ms (first {ms['first']:.0f}, max {ms['max']:.0f}); MiB away {swapped['away_mib']}, "
+            f"{ms['median']:.0f} ms (first {ms['first']:.0f}, max {ms['max']:.0f}); MiB paused {swapped['paused_mib']}, "
             f"cache {swapped['cache_mib']} MiB per rank")

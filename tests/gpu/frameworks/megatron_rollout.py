@@ -111,14 +111,14 @@ class Rollouts:
 
     def __init__(self, trainer):
         self.trainer, self.way = trainer, trainer.options.way
-        self.away_ms, self.back_ms, self.freed = [], [], []
+        self.paused_ms, self.back_ms, self.freed = [], [], []
         if self.way == "argument":
             parser = amem.megatron.add_arguments(argparse.ArgumentParser())
             chosen = parser.parse_args(["--rl-amem-offload-during-rollout"])
             check(chosen.rl_offload_optimizer_during_inference, "the argument does not say what Megatron is to do")
 
     @contextlib.contextmanager
-    def _away(self):
+    def _paused(self):
         model, optimizer = self.trainer.model, self.trainer.optimizer
         if self.way == "alone":
             yield
@@ -137,10 +137,10 @@ class Rollouts:
     def phase(self):
         torch.cuda.synchronize()
         before, begin = torch.cuda.mem_get_info()[0], time.perf_counter()
-        away = self._away()
-        with away:
+        paused = self._paused()
+        with paused:
             torch.cuda.synchronize()
-            self.away_ms.append((time.perf_counter() - begin) * 1000)
+            self.paused_ms.append((time.perf_counter() - begin) * 1000)
             self.freed.append(torch.cuda.mem_get_info()[0] - before)
             yield
             torch.cuda.synchronize()
@@ -167,7 +167,7 @@ def train(options):
     kept, dropped = trainer.state_bytes()
     report = {"program": "megatron_rollout", "way": options.way, "losses": losses, "norms": norms, "tokens": sums,
               "kept_bytes": kept, "dropped_bytes": dropped, "freed_bytes": rollouts.freed,
-              "away_ms": [round(each, 1) for each in rollouts.away_ms], "back_ms": [round(each, 1) for each in rollouts.back_ms]}
+              "paused_ms": [round(each, 1) for each in rollouts.paused_ms], "back_ms": [round(each, 1) for each in rollouts.back_ms]}
     if options.way in ("amem", "argument", "params") and options.device == "cuda":
         # The first phases find no moments yet.
         check(min(rollouts.freed[2:], default=kept) >= 0.99 * (kept + dropped), f"of {kept + dropped} bytes left {rollouts.freed}")

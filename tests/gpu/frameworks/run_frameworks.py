@@ -92,7 +92,7 @@ def same(reports, first, *keys):
 
 @part("megatron.core")
 def megatron(run):
-    """megatron-core trains, and its memory is away in a phase that stands for a rollout."""
+    """megatron-core trains, and its memory is paused in a phase that stands for a rollout."""
     reports = {}
     for way in ("alone", "copies", "amem", "argument", "params"):
         ours = way in ("amem", "argument", "params")
@@ -100,11 +100,11 @@ def megatron(run):
                                    group="train" if ours else None)
     rows = []
     for way, report in reports.items():
-        away, back = (statistics.median(report[key][2:]) for key in ("away_ms", "back_ms"))  # the first phases move memory
-        rate = [f"{report['kept_bytes'] / ms / 1e6:.1f}" if ms > 1 else "" for ms in (away, back)]
+        paused, back = (statistics.median(report[key][2:]) for key in ("paused_ms", "back_ms"))  # the first phases move memory
+        rate = [f"{report['kept_bytes'] / ms / 1e6:.1f}" if ms > 1 else "" for ms in (paused, back)]
         rows.append([way, f"{report['kept_bytes'] / 2**30:.2f}", f"{min(report['freed_bytes'][2:]) / 2**30:.2f}",
-                     f"{away:.1f}", f"{back:.1f}", *rate])
-    table(["way", "kept GiB", "freed GiB", "away ms", "back ms", "away GB/s", "back GB/s"], rows)
+                     f"{paused:.1f}", f"{back:.1f}", *rate])
+    table(["way", "kept GiB", "freed GiB", "paused ms", "back ms", "paused GB/s", "back GB/s"], rows)
     same(reports, "alone", "losses", "norms", "tokens")
     values = [float.fromhex(each) for each in reports["alone"]["losses"]]
     print(f"  losses, norms and tokens of all are equal bit for bit: {values}")

@@ -111,7 +111,7 @@ class Trainer(Role):
             from amem import slime
 
             self.torch.cuda.empty_cache()
-            slime._away()
+            slime._paused()
             self.saver.pause()
             check(self.resident() == 0, f"{self.resident()} bytes stay on the GPU")
 
@@ -155,7 +155,7 @@ class Trainer(Role):
         if self.options.way == "slime":
             from amem import slime
 
-            slime._away()
+            slime._paused()
 
 
 class Engine(Role):

@@ -135,7 +135,7 @@ class Run {
       measure_running();
       pause(k);
       check_paused();
-      std::this_thread::sleep_for(std::chrono::milliseconds(options_.away_ms));
+      std::this_thread::sleep_for(std::chrono::milliseconds(options_.paused_ms));
       resume(k);
     }
     crew_.verify_all(static_cast<std::uint64_t>(k));

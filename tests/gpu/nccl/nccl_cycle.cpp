@@ -214,7 +214,7 @@ int run(int argc, char** argv) {
   app.add_flag("--split", o.split, "make all but the first by ncclCommSplit");
   app.add_flag("--subsets", o.subsets, "and three of parts of the ranks");
   app.add_option("--cycles", o.cycles)->check(CLI::Range(0, kMaxCycles));
-  app.add_option("--away-ms", o.away_ms, "milliseconds between a pause and its resume")
+  app.add_option("--paused-ms", o.paused_ms, "milliseconds between a pause and its resume")
       ->check(CLI::Range(0, 10000));
   app.add_option("--loop", o.loop_seconds, "run collectives for so many seconds, without cycles")
       ->check(CLI::NonNegativeNumber);

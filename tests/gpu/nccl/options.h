@@ -29,7 +29,7 @@ struct Options {
   bool split = false;    // later communicators by ncclCommSplit of the first
   bool subsets = false;  // and three of parts of the ranks
   int cycles = 20;
-  int away_ms = 0;          // between a pause and its resume
+  int paused_ms = 0;        // between a pause and its resume
   double loop_seconds = 0;  // > 0: no cycles; collectives in a loop
   std::size_t max_bytes = 64U << 20;
   std::size_t check_bytes = 0;  // largest that is verified after the first round; 0: max_bytes

@@ -66,7 +66,7 @@ class Program:
         self.do(saver.pause, "kv_cache")
         freed = before - self.rank.memory.used()
         self.rank.agree(freed + self.rank.memory.tolerance >= self.count * 4, f"the pause freed {freed >> 20} MiB")
-        check_equal("weights while the cache is away", weights, self.expected(1))
+        check_equal("weights while the cache is paused", weights, self.expected(1))
         self.do(saver.resume, "kv_cache")
         check(int(torch.count_nonzero(cache)) == 0, "memory without backup comes back zeroed, and this did not")
 

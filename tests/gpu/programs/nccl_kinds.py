@@ -328,7 +328,7 @@ class Changing(Kind):
 
 @kind
 class Aborted(Kind):
-    """ncclCommAbort of a paused communicator, another one stays. What the call has to free is away: it may wait until the
+    """ncclCommAbort of a paused communicator, another one stays. What the call has to free is paused: it may wait until the
     group is resumed, and must then come to an end."""
 
     name = "aborted"

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""What one PyTorch process does on one GPU with memory that is away, or about to be.
+"""What one PyTorch process does on one GPU with memory that is paused, or about to be.
 
 Run as the name of a part says:
 
     amemctl run --group train --scope regions -- python3 one_process.py beside_cache
     amemctl run --group train --scope heap -- python3 one_process.py free_while_paused
-    amemctl run --group train --scope regions -- python3 one_process.py touch_away
+    amemctl run --group train --scope regions -- python3 one_process.py touch_paused
     PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync \\
     amemctl run --group train --scope heap -- python3 one_process.py driver_pools
 
 "beside_cache": a region gets what PyTorch's ordinary cache has free. "free_while_paused": the process pauses itself, frees
-memory and resumes. "touch_away": a kernel reads memory that is away, which must end in an error. "driver_pools": the process
+memory and resumes. "touch_paused": a kernel reads memory that is paused, which must end in an error. "driver_pools": the process
 has only memory of the driver's pools. The first runs without amem too. Exit status: 0 all right, 1 a check failed.
 """
 
@@ -172,10 +172,10 @@ def free_while_paused():
     return {"freed_ms": {cycle: round(seconds * 1000, 1) for cycle, seconds in took.items()}}
 
 
-# ---- memory that is away ------------------------------------------------------------------------------------------
+# ---- memory that is paused ------------------------------------------------------------------------------------------
 
 
-def touch_away():
+def touch_paused():
     with amem.region("weights"):
         weights = values(1 << 20, 1)
     with amem.region("kv_cache", keep=False):
@@ -187,9 +187,9 @@ def touch_away():
         total = cache.sum()
         torch.cuda.synchronize()
     except RuntimeError as error:
-        print(json.dumps({"program": "touch_away", "error": str(error).splitlines()[0]}), flush=True)
+        print(json.dumps({"program": "touch_paused", "error": str(error).splitlines()[0]}), flush=True)
         os._exit(0)  # nothing ends well in a context that has failed
-    raise CheckFailed(f"a kernel has read {float(total)} from memory that is away")
+    raise CheckFailed(f"a kernel has read {float(total)} from memory that is paused")
 
 
 def driver_pools():
@@ -208,7 +208,7 @@ def driver_pools():
     return {"pool_mib": held >> 20, "unbrokered_mib": status["unbrokered_bytes"] >> 20}
 
 
-PARTS = {each.__name__: each for each in (beside_cache, free_while_paused, touch_away, driver_pools)}
+PARTS = {each.__name__: each for each in (beside_cache, free_while_paused, touch_paused, driver_pools)}
 
 
 def main():

@@ -137,7 +137,7 @@ class Program:
         self.both("pause", [WEIGHTS])
         self.freed("weights", before, held[WEIGHTS])
         self.alone(lambda: self.state_is("GROUP_STATE_RUNNING", {WEIGHTS: False, CACHE: True}))
-        check_equal("the cache while the weights are away", self.cache, pattern(self.cache.numel(), 4, self.device))
+        check_equal("the cache while the weights are paused", self.cache, pattern(self.cache.numel(), 4, self.device))
         self.collective(5)
         torch.cuda.synchronize()
         self.rank.barrier()
@@ -146,7 +146,7 @@ class Program:
         self.both("pause", [CACHE])
         self.freed("cache", before, held[CACHE])
         self.alone(lambda: self.state_is("GROUP_STATE_RUNNING", {WEIGHTS: False, CACHE: False}))
-        self.check_plain("while the regions are away")
+        self.check_plain("while the regions are paused")
         self.collective(6)
         self.both("resume", [WEIGHTS])
         self.check_weights("after their resume")
@@ -164,7 +164,7 @@ class Program:
         check(status["state"] == state, f"the group is {status['state']}, not {state}")
         for tag, there in resident.items():
             usage = figures.tag_of(status, tag)
-            check((usage["resident_bytes"] > 0) == there, f"tag {tag} should be {'here' if there else 'away'}: {usage}")
+            check((usage["resident_bytes"] > 0) == there, f"tag {tag} should be {'here' if there else 'paused'}: {usage}")
             if tag == CACHE:
                 check(usage["saved_bytes"] == 0, f"discarded bytes were saved: {usage}")
             elif not there:
@@ -217,8 +217,8 @@ class Program:
         graph.replay()
         check_equal("that graph after a pause", target, source * 2 + 1)
 
-    def graph_while_away(self):
-        """A graph that copies from memory that is away waits for it. Torch has destroyed the graph that it was made of."""
+    def graph_while_paused(self):
+        """A graph that copies from memory that is paused waits for it. Torch has destroyed the graph that it was made of."""
         count = 1 << 20
         target = torch.zeros(count, device=self.device)
         torch.cuda.synchronize()
@@ -236,11 +236,11 @@ class Program:
         self.both("resume", [WEIGHTS])
         launch.wait("the graph's launch")
         torch.cuda.synchronize()
-        self.rank.agree(waited, "a graph was launched that copies from memory that is away")
+        self.rank.agree(waited, "a graph was launched that copies from memory that is paused")
         check_equal("what the graph has copied", target, self.weights[:count])
 
-    def freed_while_away(self):
-        """Memory given back while its tag is away: gone from the accounts, and the rest comes back."""
+    def freed_while_paused(self):
+        """Memory given back while its tag is paused: gone from the accounts, and the rest comes back."""
         with amem.region(WEIGHTS, keep=True):
             extra = self.runtime.allocate(96 * MIB)
             torch_tensor = torch.ones(1 << 22, device=self.device)
@@ -253,13 +253,13 @@ class Program:
         self.rank.barrier()
         after = eventually(lambda: self.usage(WEIGHTS)["allocated_bytes"], before - 96 * MIB * self.rank.world)
         self.rank.agree(before - after == 96 * MIB * self.rank.world,
-                        f"freed 96 MiB per rank while away: allocated {before} -> {after} B")
+                        f"freed 96 MiB per rank while paused: allocated {before} -> {after} B")
         self.both("resume", [WEIGHTS])
-        self.check_weights("after some of the tag was freed while away")
+        self.check_weights("after some of the tag was freed while paused")
         with amem.region(WEIGHTS, keep=True):
             again = torch.empty(1 << 22, device=self.device)
         again.copy_(pattern(1 << 22, 13, self.device))
-        check_equal("memory freed while away and taken again", again, pattern(1 << 22, 13, self.device))
+        check_equal("memory freed while paused and taken again", again, pattern(1 << 22, 13, self.device))
 
     def waits_at_the_gate(self):
         """Everything is paused: a free is done at once, and an allocation waits for the resume."""
@@ -297,7 +297,7 @@ class Program:
         self.check_weights("after calls waited at the gate")
 
     def policy(self):
-        """A tag's policy: not while it is away; then the operator's word goes before the region's."""
+        """A tag's policy: not while it is paused; then the operator's word goes before the region's."""
         group = self.options.group
         self.both("pause", [CACHE])
         self.alone(lambda: self.amemctl(CODES["state"], "policy", group, CACHE, "keep"))
@@ -316,7 +316,7 @@ class Program:
 
     def run(self):
         steps = (self.accounting, self.weights_first, self.everything, self.nested, self.unknown_tag, self.in_capture,
-                 self.graph_while_away, self.freed_while_away, self.waits_at_the_gate, self.policy)
+                 self.graph_while_paused, self.freed_while_paused, self.waits_at_the_gate, self.policy)
         for step in steps:
             if self.options.only and step.__name__ not in self.options.only:
                 continue

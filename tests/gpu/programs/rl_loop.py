@@ -218,7 +218,7 @@ class Role:
         write_whole(self.folder / f"{self.name}.{number}", "go")
         return self.wait_done(number, TURN_S)
 
-    def check_away(self):
+    def check_paused(self):
         status = self.operator.group_status()
         check(status["state"] == "GROUP_STATE_PAUSED" and status["resident_bytes"] == 0,
               f"{self.name} is {status['state']} with {status['resident_bytes']} B resident")
@@ -242,7 +242,7 @@ class Controller:
     def __init__(self, options, folder):
         self.options, self.folder = options, folder
         self.swap_ms = []
-        self.away_mib = {}
+        self.paused_mib = {}
 
     def swap(self, out, back):
         if self.options.alone:
@@ -250,7 +250,7 @@ class Controller:
         begin = time.perf_counter()
         Operator.run("swap", out.name, back.name)
         self.swap_ms.append((time.perf_counter() - begin) * 1000)
-        self.away_mib[out.name] = out.check_away()
+        self.paused_mib[out.name] = out.check_paused()
 
     def run(self):
         with contextlib.ExitStack() as cleanup:
@@ -274,7 +274,7 @@ class Controller:
                 generating.operator.run("resume", "rollout")
             generating.finish(number + 1)
         report = {"program": "rl_loop", "ranks": self.options.ranks, "alone": self.options.alone, "losses": losses,
-                  "generated": generated, "cache_mib": cache_mib, "away_mib": self.away_mib}
+                  "generated": generated, "cache_mib": cache_mib, "paused_mib": self.paused_mib}
         if self.swap_ms:
             report["swap_ms"] = figures.describe(self.swap_ms)
         print(json.dumps(report), flush=True)

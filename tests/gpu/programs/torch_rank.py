@@ -346,7 +346,7 @@ class Rank:
             raise NotHere(reasons[0])
 
     def pause(self, cycle, still=True):
-        """Everything, and checks that it is away. `still`: nothing is on the device then anyway."""
+        """Everything, and checks that it is paused. `still`: nothing is on the device then anyway."""
         self.arm_watchdog()
         if still:
             torch.cuda.synchronize()

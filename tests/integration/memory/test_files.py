@@ -98,8 +98,8 @@ def test_a_read_that_may_not_wait(node, tmp_path):
     node.ctl("resume", "train")
 
 
-def away(node, tmp_path, **env):
-    """A running program with a block whose tag is away, and what a read is to bring."""
+def paused(node, tmp_path, **env):
+    """A running program with a block whose tag is paused, and what a read is to bring."""
     puppet = opened(node, env={"AMEM_MODULES": None, **env})
     five = saved(puppet, 5, tmp_path)
     mine, address = block(puppet, 1, "plain", MIB)
@@ -108,10 +108,10 @@ def away(node, tmp_path, **env):
 
 
 def test_a_read_waits_for_its_tag(node, tmp_path):
-    puppet, five, mine, address = away(node, tmp_path)
+    puppet, five, mine, address = paused(node, tmp_path)
     with half_read(puppet, address, tmp_path) as file:
         puppet.stands()
-        assert "away with its tag 'heap'" in puppet.wait_for("cuFileRead: 0x")
+        assert "paused with its tag 'heap'" in puppet.wait_for("cuFileRead: 0x")
         node.ctl("pause", "train")  # the call is not inside the gate
         node.ctl("resume", "train")
         file.write(five)
@@ -120,7 +120,7 @@ def test_a_read_waits_for_its_tag(node, tmp_path):
 
 
 def test_a_write_waits_for_its_tag(node, tmp_path):
-    puppet, _, _, address = away(node, tmp_path)
+    puppet, _, _, address = paused(node, tmp_path)
     puppet.send(f"nic write {address} {MIB} {tmp_path / 'again'}")
     puppet.stands()
     node.ctl("resume", "train", "--tag", "heap")
@@ -133,7 +133,7 @@ def test_a_write_waits_for_its_tag(node, tmp_path):
     ({"AMEM_GATE": "error"}, "Resource temporarily unavailable", "resume that first (AMEM_GATE=error)"),
     ({"AMEM_GATE_TIMEOUT": "1"}, "Connection timed out", "was not resumed within AMEM_GATE_TIMEOUT")])
 def test_a_read_that_may_not_wait_for_its_tag(node, tmp_path, settings, error, line):
-    puppet, five, mine, address = away(node, tmp_path, **settings)
+    puppet, five, mine, address = paused(node, tmp_path, **settings)
     with half_read(puppet, address, tmp_path):
         assert f"cuFileRead: {error}" in puppet.failure()
     assert "cuFileRead: 0x" in puppet.wait_for(line)

@@ -94,14 +94,14 @@ def test_a_pause_of_each_while_it_is_open(node_with, scopes, way):
     for cycle in range(2):
         answer = node.ctl("pause", "rollout")
         assert answer.json["guests"] == []
-        owner.ask(f"fill {weights} {10 + cycle}")  # while the guest is away
+        owner.ask(f"fill {weights} {10 + cycle}")  # while the guest is paused
         answer = node.ctl("pause", "train")
-        assert [(each["guest"], each["pid"], each["away"]) for each in answer.json["guests"]] == [
+        assert [(each["guest"], each["pid"], each["paused"]) for each in answer.json["guests"]] == [
             ("rollout", guest.pid, True)]
         assert used(node, 0) == contexts[0] + ROUNDED or scopes[0] == "nccl"
         node.ctl("resume", "rollout")
         assert guest.ask(f"address {theirs}")["address"] == at
-        guest.ask(f"verify {theirs} {10 + cycle}")  # while its owner is away
+        guest.ask(f"verify {theirs} {10 + cycle}")  # while its owner is paused
         guest.ask(f"fill {theirs} {20 + cycle}")
         node.ctl("resume", "train")
         owner.ask(f"verify {weights} {20 + cycle}")
@@ -251,7 +251,7 @@ def test_the_owner_goes_first(node_with, end):
         node.ctl("resume", "train")
 
 
-def test_a_resume_that_fails_takes_a_guests_mapping_away_again(node_with):
+def test_a_resume_that_fails_takes_a_guests_mapping_paused_again(node_with):
     node = node_with(*SHORT)
     owner, guest = two(node)
     weights, own = block(owner, 1), block(guest, 2)

@@ -325,7 +325,7 @@ def test_a_free_put_off_does_not_hold_a_pause_up(node):
     pause.wait_phase("quiesce")
     assert program.ask("capture end")["result"] == SUCCESS
     assert pause.finish().code == 0
-    assert program.away() == {("heap", 0): 2 * MIB}
+    assert program.paused() == {("heap", 0): 2 * MIB}
     node.ctl("resume", "train")
     program.verify()
 

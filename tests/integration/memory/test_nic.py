@@ -231,7 +231,7 @@ def test_a_registration_that_may_not_wait(node, env, error):
     assert "its group is not running" in puppet.output("err")
 
 
-def test_memory_that_is_away_with_its_tag(node):
+def test_memory_that_is_paused_with_its_tag(node):
     puppet = rank(node, scope="heap", env={"AMEM_MODULES": None})
     mine, address = block(puppet, 1, "plain")
     node.ctl("pause", "train", "--tag", "heap")

@@ -44,8 +44,8 @@ def test_each_process_is_a_group_by_itself(node, hook):
         assert each.unbrokered() == {("device", 0): 5000, ("vmm", 0): 2 * MIB}
         assert re.fullmatch(rf"tms-{each.pid}-[0-9a-f]{{8}}", group_of(each))
     first.ask("saver pause")
-    assert first.away() == {("kv", 0): 2 * MIB}
-    assert second.away() == {("kv", 0): 0}
+    assert first.paused() == {("kv", 0): 2 * MIB}
+    assert second.paused() == {("kv", 0): 0}
     second.verify()
     first.ask("saver pause")  # again
     first.ask("saver resume")
@@ -69,13 +69,13 @@ def test_a_whole_process(node, hook, backup):
     assert process.brokered() == {("weights", 0): 2 * MIB, ("heap", 0): 3 * MIB}
     group = group_of(process)
     process.ask("saver pause default")
-    assert process.away() == {("weights", 0): 0, ("heap", 0): 3 * MIB}
+    assert process.paused() == {("weights", 0): 0, ("heap", 0): 3 * MIB}
     assert node.ctl.group(group)["dropped_bytes"] == (0 if backup == "1" else 3 * MIB)
     process.ask("saver pause")
-    assert process.away() == {("weights", 0): 2 * MIB, ("heap", 0): 3 * MIB}
+    assert process.paused() == {("weights", 0): 2 * MIB, ("heap", 0): 3 * MIB}
     assert node.ctl.state(group) == "running"
     process.ask("saver resume")
-    assert process.away() == {("weights", 0): 0, ("heap", 0): 0}
+    assert process.paused() == {("weights", 0): 0, ("heap", 0): 0}
     if backup == "1":
         process.verify()
 
@@ -91,7 +91,7 @@ def test_ranks_of_a_named_group_wait_for_each_other(node, hook):
     first.send("saver pause")
     second.ask("saver pause")
     first.answer()
-    assert first.away() == second.away() == {("kv", 0): 2 * MIB, ("nccl", 0): 0}
+    assert first.paused() == second.paused() == {("kv", 0): 2 * MIB, ("nccl", 0): 0}
 
 
 def test_a_margin_of_memory(node, hook):

@@ -27,7 +27,7 @@ def test_regions(node):
         node.ctl("policy", "train", tag, "--save", "dense")
     node.ctl("pause", "train")
     assert node.ctl.group("train")["saved_bytes"] == 9 * MIB
-    assert program.away() == brokered
+    assert program.paused() == brokered
     node.ctl("resume", "train")
     program.ask("zero scratch")
     program.verify()
@@ -76,12 +76,12 @@ def test_a_tag_is_paused_while_the_program_runs(node):
                            lambda: node.ctl("resume", "train", "--tag", "kv")),
                           (lambda: program.ask("pause kv"), lambda: program.ask("resume kv"))):
         pause()
-        assert program.away()["kv", 0] == 5 * MIB
+        assert program.paused()["kv", 0] == 5 * MIB
         assert program.ask(f"attributes {first}") == attributes
-        # The program runs on; what it allocates now is there at once, beside what is away.
+        # The program runs on; what it allocates now is there at once, beside what is paused.
         program.ask("churn 0 20")
         program.ask("free %d" % program.ask("alloc 0 5000")["id"])
-        assert program.away()["kv", 0] == 5 * MIB
+        assert program.paused()["kv", 0] == 5 * MIB
         resume()
         program.verify()
     node.ctl("pause", "train", "--tag", "kv")
@@ -107,13 +107,13 @@ def test_a_pause_drops_what_it_is_told_to_and_excepts(node):
         pause()
         assert node.ctl.group("train")["dropped_bytes"] >= 3 * MIB
         resume()
-        assert program.away()["kv", 0] > 0 and program.away()["heap", 0] == 0
+        assert program.paused()["kv", 0] > 0 and program.paused()["heap", 0] == 0
         rest()
         program.ask("zero scratch")
         program.verify()
         program.ask("rewrite")
     node.ctl("pause", "train", "--except", "heap", "--discard", "scratch")
-    assert program.away()["heap", 0] == 0 and program.away()["kv", 0] > 0 and program.away()["scratch", 0] > 0
+    assert program.paused()["heap", 0] == 0 and program.paused()["kv", 0] > 0 and program.paused()["scratch", 0] > 0
     node.ctl("resume", "train", "--except", "heap")
     program.ask("zero scratch")
     program.verify()
@@ -337,7 +337,7 @@ def test_stats(node):
     assert (stats["group"], stats["scope"]) == ("train", "heap")
     assert stats["rank_id"] > 0
     [brokered] = stats["brokered"]
-    assert brokered == {"tag": "heap", "device": 1, "resident_bytes": 2 * MIB, "away_bytes": 0, "imported_bytes": 0,
+    assert brokered == {"tag": "heap", "device": 1, "resident_bytes": 2 * MIB, "paused_bytes": 0, "imported_bytes": 0,
                         "allocations": 1}
 
 

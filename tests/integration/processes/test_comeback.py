@@ -313,7 +313,7 @@ def test_a_paused_rank_waits_for_a_broker_however_long(bare_node):
     node.broker.kill()
     for rank in job.ranks:
         line = rank.wait_for("it waits for a broker")
-        assert "of group train" in line and "bytes of its memory are away" in line
+        assert "of group train" in line and "bytes of its memory are paused" in line
         assert "start amemd again" in line and "AMEM_ORPHAN=restore" in line
         rank.stands()
     next_broker(node, *job.ranks)
@@ -340,7 +340,7 @@ def test_a_gate_stays_shut_where_others_have_some_of_the_memory(bare_node):
     job.ranks[0].answer()
 
 
-def test_a_gate_opens_where_nothing_is_away_and_nothing_shared(bare_node):
+def test_a_gate_opens_where_nothing_is_paused_and_nothing_shared(bare_node):
     node = bare_node
     node.settings["AMEM_RECONNECT"] = "500ms"
     node.start_broker()

@@ -90,7 +90,7 @@ def test_a_thread_that_destroyed_a_context_still_waits(node):
     puppet.ask(f"verify {each} 1")
 
 
-def test_pointers_are_known_while_their_memory_is_away(node):
+def test_pointers_are_known_while_their_memory_is_paused(node):
     """A launcher looks its pointers up before it launches, and so before it comes to the gate."""
     puppet = node.puppet()
     each = puppet.ask("alloc 65536")["id"]
@@ -98,12 +98,12 @@ def test_pointers_are_known_while_their_memory_is_away(node):
     here = {name: puppet.ask(f"pointer {each} {number}")["value"] for name, number in attributes.items()}
     assert here["device pointer"] == puppet.ask(f"address {each}")["address"] and here["memory type"] == 2
     node.ctl("pause", "train")
-    away = {name: puppet.ask(f"pointer {each} {number}")["value"] for name, number in attributes.items()}
-    assert away == here
+    paused = {name: puppet.ask(f"pointer {each} {number}")["value"] for name, number in attributes.items()}
+    assert paused == here
     node.ctl("resume", "train")
 
 
-def test_access_is_known_while_memory_is_away(node):
+def test_access_is_known_while_memory_is_paused(node):
     puppet = node.puppet()
     each = puppet.ask("alloc 65536 whole")["id"]
 
@@ -139,7 +139,7 @@ def test_handle_types_are_those_of_who_made_the_memory(node, group, size):
         assert types() == [1, 0]
 
 
-def test_addresses_of_memory_that_is_away_are_not_freed(node):
+def test_addresses_of_memory_that_is_paused_are_not_freed(node):
     """Else somebody else's memory could come there, and the resume of the whole group would fail."""
     puppet = node.puppet(scope="heap", env={"AMEM_MODULES": "libnccl"})
     each = puppet.ask(f"alloc {4 << 20}")["id"]

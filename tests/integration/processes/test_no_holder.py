@@ -1,4 +1,4 @@
-"""amemd whose holder has gone, is away, or does not listen: it serves on, and is replaced only once a holder has everything."""
+"""amemd whose holder has gone, is absent, or does not listen: it serves on, and is replaced only once a holder has everything."""
 import os
 import signal
 import socket

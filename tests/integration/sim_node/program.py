@@ -32,8 +32,8 @@ class Program(Told):
         """Resident bytes by tag and device."""
         return {(each["tag"], each["device"]): each["resident_bytes"] for each in self.stats()["brokered"]}
 
-    def away(self):
-        return {(each["tag"], each["device"]): each["away_bytes"] for each in self.stats()["brokered"]}
+    def paused(self):
+        return {(each["tag"], each["device"]): each["paused_bytes"] for each in self.stats()["brokered"]}
 
     def unbrokered(self):
         """Bytes by kind and device."""

@@ -52,12 +52,12 @@ def _gate() -> None:
 
 
 class State:
-    """Tags whose memory the methods of `owner` touch: these wait for what is on its way back, and bring back what is away."""
+    """Tags whose memory the methods of `owner` touch: these wait for what is on its way back, and bring back what is paused."""
 
     def __init__(self, tags: list[str], owner: Any, methods: Iterable[str]) -> None:
         self._tags = tags
         self._coming: Future[None] | None = None
-        self.away = False
+        self.paused = False
         for name in methods:
             if hasattr(owner, name):
                 replace(owner, name, self._after)
@@ -66,20 +66,20 @@ class State:
         """Errors as take()."""
         self.here()
         take(self._tags)
-        self.away = True
+        self.paused = True
 
     def come(self, timeout: float | None = None) -> None:
         """In the background."""
-        if self.away and self._coming is None:
+        if self.paused and self._coming is None:
             _gate()
             self._coming = _background.submit(lambda: _each(resume, self._tags, timeout))
 
     def here(self) -> None:
-        """Errors as amem.resume(): the memory is away still, and the next call tries again."""
+        """Errors as amem.resume(): the memory is paused still, and the next call tries again."""
         coming, self._coming = self._coming, None
-        if self.away and (coming is None or coming.exception() is not None):
+        if self.paused and (coming is None or coming.exception() is not None):
             bring(self._tags)
-        self.away = False
+        self.paused = False
 
     def _after(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         self.here()

@@ -130,7 +130,7 @@ def state_of(optimizer: Any) -> State:
     return state
 
 
-# ---- away and back ----
+# ---- paused and back ----
 @contextlib.contextmanager
 def offloaded(model: Any = None, optimizer: Any = None, *, params: bool = False, grads: bool = True, nccl: bool = False,
               wait: bool = True, late: bool = True, timeout: float | None = None) -> Iterator[Future[None]]:
@@ -138,7 +138,7 @@ def offloaded(model: Any = None, optimizer: Any = None, *, params: bool = False,
     and with `nccl` NCCL's memory, if no collective runs meanwhile. Every rank of the group enters and leaves; all else of
     the process goes on.
 
-    `wait` False: enters before the memory is away. The future that is given ends when it is, or with the error.
+    `wait` False: enters before the memory is paused. The future that is given ends when it is, or with the error.
     `late`: leaving does not wait for the optimizer's state; the optimizer's own calls do. Nothing else may touch it.
     `timeout`: seconds, as of amem.pause().
 
@@ -154,16 +154,16 @@ def offloaded(model: Any = None, optimizer: Any = None, *, params: bool = False,
     def leave() -> None:
         take(tags + [OPTIMIZER] if state is not None else tags, timeout)
         if state is not None:
-            state.away = True
+            state.paused = True
 
     idle()
-    away = _background.submit(leave)
+    paused = _background.submit(leave)
     try:
         if wait:
-            away.result()
-        yield away
+            paused.result()
+        yield paused
     finally:
-        if away.exception() is None:
+        if paused.exception() is None:
             bring(tags, timeout)
             if state is not None:
                 state.come(timeout)

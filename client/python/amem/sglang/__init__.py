@@ -19,8 +19,8 @@ OLDEST, NEWEST = (0, 5, 15), (0, 5, 23)  # SGLang's versions that it was tried w
 _ADAPTER = "sglang.srt.utils.torch_memory_saver_adapter.TorchMemorySaverAdapter"
 _MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _HOW_TO_START = "start SGLang with `amemctl run --group NAME --scope regions -- python -m sglang.launch_server ...`"
-_ENGINE = frozenset(("kv_cache", "weights"))  # with these away no collective runs
-_away = False  # NCCL's memory, of this process's group
+_ENGINE = frozenset(("kv_cache", "weights"))  # with these paused no collective runs
+_paused = False  # NCCL's memory, of this process's group
 _logger = logging.getLogger("sglang.srt.amem")  # below SGLang's, so that it is shown where SGLang's lines are
 
 
@@ -70,22 +70,22 @@ def check() -> None:
 
 def _release(original: Callable[..., Any], manager: Any, request: Any) -> Any:
     """Every rank of the engine is asked for the same, and does the same."""
-    global _away
+    global _paused
     answer = original(manager, request)
-    if not _away and _ENGINE <= manager.offload_tags and _chosen():
+    if not _paused and _ENGINE <= manager.offload_tags and _chosen():
         try:
             idle()
             take(["nccl"])  # nothing, where NCCL's memory is the driver's own
-            _away = True
-        except Error as error:  # the rest is away, as SGLang was told
+            _paused = True
+        except Error as error:  # the rest is paused, as SGLang was told
             _logger.warning("amem: NCCL's memory stays on the GPU: %s", error)
     return answer
 
 
 def _resume(original: Callable[..., Any], manager: Any, request: Any) -> Any:
     """Before anything else comes back: new weights may come by NCCL. Errors as amem.resume(); the engine sleeps on."""
-    global _away
-    if _away:
+    global _paused
+    if _paused:
         bring(["nccl"])
-        _away = False
+        _paused = False
     return original(manager, request)

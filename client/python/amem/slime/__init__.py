@@ -45,12 +45,12 @@ def install(args: Any = None) -> None:
             f"{name}'s trainer is the group {_rank.group()}, of this process alone, so NCCL's memory is not brokered: {_HOW}")
     if name == "slime":
         _frameworks.warn_of_version(_logger, "slime", importlib.metadata.version("slime"), OLDEST, NEWEST, found)
-    for each, function in zip(_NAMES, (_away, _here)):
+    for each, function in zip(_NAMES, (_paused, _here)):
         setattr(actor, each, function)
         setattr(groups, each, function)
 
 
-def _away() -> None:
+def _paused() -> None:
     """NCCL's memory; what is in the process groups stays usable. Errors as amem.pause(): the trainer does not sleep then."""
     idle()  # no collective still runs
     take(["nccl"])

@@ -31,7 +31,7 @@ _TOUCHING = ("step", "state_dict", "load_state_dict")
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _next = itertools.count()
 _checked = False
-_nccl_away = False
+_nccl_paused = False
 
 
 def _tag(what: str, owner: Any) -> str:
@@ -104,20 +104,20 @@ def _functions(engine: str) -> list[Callable[..., Any]]:
 
 # ---- NCCL's memory: away from the end of an update of the rollout's weights to the next computation ----
 def _bring_nccl() -> None:
-    global _nccl_away
-    if _nccl_away:
+    global _nccl_paused
+    if _nccl_paused:
         bring(["nccl"])
-        _nccl_away = False
+        _nccl_paused = False
 
 
 async def _update_weights(original: Callable[..., Any], worker: Any, *arguments: Any, **options: Any) -> Any:
-    global _nccl_away
+    global _nccl_paused
     _bring_nccl()
     answer = await original(worker, *arguments, **options)
     if all(each.engine.is_param_offload_enabled for each in (worker.actor, worker.ref) if each is not None):
         idle()
         take(["nccl"])
-        _nccl_away = True
+        _nccl_paused = True
     return answer
 
 

@@ -22,7 +22,7 @@ class BrokerComebackTest : public BrokerRestartTest {
     return eventually([&] { return group().phase() == phase; });
   }
   static constexpr std::uint64_t kRollout = 6 * kMiB;
-  /// While rollout is away: the first 4 MiB of train have left, and r1 takes its time to save the
+  /// While rollout is paused: the first 4 MiB of train have left, and r1 takes its time to save the
   /// wave after, which is `second`.
   void swap_to_a_late_second_save(const std::vector<std::uint64_t>& second) {
     join_here(r3, "rollout", 0);
@@ -68,7 +68,7 @@ TEST_F(BrokerComebackTest, WhoIsLateReleasesAsTheOthersDid) {
 TEST_F(BrokerComebackTest, WhoIsLateUndoesAsTheOthersDid) {
   two();
   ASSERT_TRUE(pause().ok());
-  const std::uint64_t away = used(0);
+  const std::uint64_t paused = used(0);
   r1.moods[amem_v1_SessionMessage_load_tag] = Mood::kLate;
   begin(Operation::kResume);
   ASSERT_TRUE(in_phase("map+load"));
@@ -78,13 +78,13 @@ TEST_F(BrokerComebackTest, WhoIsLateUndoesAsTheOthersDid) {
   ASSERT_TRUE(in_phase("rollback"));
   come_back(r2);
   ASSERT_TRUE(eventually([&] { return group().state() == kPaused; }));
-  EXPECT_TRUE(eventually([&] { return used(0) == away; })) << "nobody holds what was undone";
+  EXPECT_TRUE(eventually([&] { return used(0) == paused; })) << "nobody holds what was undone";
   ASSERT_TRUE(resume().ok());
   expect_whole();
 }
 
 // It has never heard the Release that it did not answer.
-TEST_F(BrokerComebackTest, NobodyKeepsWhatIsAwayOfAPausedGroup) {
+TEST_F(BrokerComebackTest, NobodyKeepsWhatIsPausedOfAPausedGroup) {
   two();
   r2.moods[amem_v1_SessionMessage_release_tag] = Mood::kLate;
   EXPECT_EQ(pause().code(), Code::kDeadlineExceeded);
@@ -99,7 +99,7 @@ TEST_F(BrokerComebackTest, NobodyKeepsWhatIsAwayOfAPausedGroup) {
   expect_whole();
 }
 
-TEST_F(BrokerComebackTest, NobodyKeepsATagThatIsAway) {
+TEST_F(BrokerComebackTest, NobodyKeepsATagThatIsPaused) {
   two();
   r2.moods[amem_v1_SessionMessage_release_tag] = Mood::kLate;
   EXPECT_EQ(complete(begin({Operation::kPause, Selection{{"nccl"}}})).code(),
@@ -111,7 +111,7 @@ TEST_F(BrokerComebackTest, NobodyKeepsATagThatIsAway) {
   EXPECT_TRUE(eventually([&] { return used(0) + 4 * kMiB == alone; }));
   EXPECT_TRUE(eventually([&] { return r2.received[amem_v1_SessionMessage_open_tag] > 0; }));
   EXPECT_FALSE(r2.gate_shut);
-  EXPECT_TRUE(r2.holds(of_b, 0xbb)) << "what is not away stays";
+  EXPECT_TRUE(r2.holds(of_b, 0xbb)) << "what is not paused stays";
   ASSERT_TRUE(complete(begin({Operation::kResume, Selection{{"nccl"}}})).ok());
   expect_whole();
 }

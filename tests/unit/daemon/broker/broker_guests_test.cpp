@@ -22,7 +22,7 @@ TEST_F(BrokerGuestsTest, AGuestMapsTheMemoryAndCountsForNothingElse) {
   EXPECT_EQ(guest.pid(), c.process());
   EXPECT_EQ(guest.tag(), "weights");
   EXPECT_EQ(guest.bytes(), 4 * kMiB);
-  EXPECT_FALSE(guest.away());
+  EXPECT_FALSE(guest.paused());
   ASSERT_EQ(rollout.opened_size(), 1);
   EXPECT_EQ(rollout.opened(0).SerializeAsString(), guest.SerializeAsString());
   c.free(of_a);
@@ -160,12 +160,12 @@ TEST_F(BrokerGuestsTest, AGuestIsPausedAndResumed) {
   EXPECT_FALSE(c.memory[of_a].fd);
   EXPECT_EQ(used(0), 4 * kMiB) << "only its own memory has left";
   EXPECT_EQ(status().pool().used_bytes(), 2 * kMiB);
-  EXPECT_TRUE(group("rollout").opened(0).away());
+  EXPECT_TRUE(group("rollout").opened(0).paused());
   a.write(of_a, 0xa2);
   ASSERT_TRUE(resume("rollout").ok());
   EXPECT_TRUE(c.holds(of_a, 0xa2));
   EXPECT_TRUE(c.holds(own, 0xc1));
-  EXPECT_FALSE(group("rollout").opened(0).away());
+  EXPECT_FALSE(group("rollout").opened(0).paused());
 }
 
 TEST_F(PatientBrokerTest, APausedGuestIsNotWaitedFor) {
@@ -174,7 +174,7 @@ TEST_F(PatientBrokerTest, APausedGuestIsNotWaitedFor) {
   const auto paused = begin(Operation::kPause);
   ASSERT_TRUE(complete(paused).ok());
   EXPECT_LT(milliseconds(last(paused).elapsed_us() / 1000), kLongWait);
-  EXPECT_TRUE(last(paused).guests(0).away());
+  EXPECT_TRUE(last(paused).guests(0).paused());
   EXPECT_EQ(used(0), 4 * kMiB);
   ASSERT_TRUE(resume("rollout").ok()) << "the memory is there though its owner is paused";
   EXPECT_TRUE(c.holds(of_a, 0xaa));
@@ -214,14 +214,14 @@ TEST_F(BrokerGuestsTest, PausesOfTagsLeaveWhatAGuestHasOpen) {
   EXPECT_TRUE(c.memory[own].fd);
 }
 
-TEST_F(BrokerGuestsTest, AFailedResumeOfAGuestTakesItAwayAgain) {
+TEST_F(BrokerGuestsTest, AFailedResumeOfAGuestTakesItPausedAgain) {
   open();
   c.create(gpu(1), 2 * kMiB);
   ASSERT_TRUE(pause("rollout").ok());
   c.moods[amem_v1_SessionMessage_load_tag] = Mood::kFailing;
   EXPECT_FALSE(resume("rollout").ok());
   EXPECT_FALSE(c.memory[of_a].fd);
-  EXPECT_TRUE(group("rollout").opened(0).away());
+  EXPECT_TRUE(group("rollout").opened(0).paused());
   c.moods.clear();
   ASSERT_TRUE(resume("rollout").ok());
   EXPECT_TRUE(c.holds(of_a, 0xaa));

@@ -420,7 +420,7 @@ TEST_F(OwnersTest, ThePoolOfOneDoesNotKeepTheOthersFromPausing) {
   a.create(gpu(0), 16 * kMiB);
   ASSERT_TRUE(pause("one").ok());
   join_as(kAlice, b, "more");
-  EXPECT_NE(b.create(gpu(0), 2 * kMiB), 0U) << "what is away is on no device";
+  EXPECT_NE(b.create(gpu(0), 2 * kMiB), 0U) << "what is paused is on no device";
   const Status full = pause("more");
   EXPECT_EQ(full.code(), Code::kResourceExhausted);
   EXPECT_THAT(full.text(), HasSubstr("quotas.pool"));

@@ -103,7 +103,7 @@ INSTANTIATE_TEST_SUITE_P(
              (std::get<1>(chosen.param) ? "Obeyed" : "Unheard");
     });
 
-TEST_F(BrokerRestartTest, ATagStaysAwayWhileTheRestRuns) {
+TEST_F(BrokerRestartTest, ATagStaysPausedWhileTheRestRuns) {
   two();
   ASSERT_TRUE(complete(begin({Operation::kPause, Selection{{"weights"}}})).ok());
   restart();
@@ -190,9 +190,9 @@ TEST_F(BrokerRestartTest, NoIdIsZeroWhereThereWasNone) {
   EXPECT_NE(r1.create(gpu(0), 2 * kMiB), 0U);
 }
 
-// An allocation that is away, and whose bytes are nowhere, would be missing: its group is not taken
-// up then.
-TEST_F(BrokerRestartTest, WhatIsFreedWhileAwayIsNotOnRecordWithoutItsBytes) {
+// An allocation that is paused, and whose bytes are nowhere, would be missing: its group is not
+// taken up then.
+TEST_F(BrokerRestartTest, WhatIsFreedWhilePausedIsNotOnRecordWithoutItsBytes) {
   two();
   ASSERT_TRUE(set_policy("cache", v1::POLICY_DISCARD).ok());
   const std::uint64_t kept = r1.create(gpu(0), 2 * kMiB, "weights");
@@ -209,7 +209,7 @@ TEST_F(BrokerRestartTest, WhatIsFreedWhileAwayIsNotOnRecordWithoutItsBytes) {
 }
 
 // The one before did not write that the guest has let go of it, and the guest comes back later.
-TEST_F(BrokerRestartTest, WhatIsFreedWhileAwayAndOnlyAGuestsBringsNoGroupDown) {
+TEST_F(BrokerRestartTest, WhatIsFreedWhilePausedAndOnlyAGuestsBringsNoGroupDown) {
   two();
   join_here(r3, "guest", 0);
   r3.share(r1, of_a);

@@ -170,18 +170,18 @@ TEST_F(AllocationsTest, Accounting) {
 
 TEST_F(AllocationsTest, WhatComesBackIsRedeemedOnceItIsLoaded) {
   Allocation& a = make(1, 4096);
-  a.away = true;  // its descriptor is there already: a resume has created it
+  a.paused = true;  // its descriptor is there already: a resume has created it
   EXPECT_EQ(table.redeem(a.id, token(1), kTrain, 2).status().code(), Code::kFailedPrecondition);
   EXPECT_FALSE(a.shared_by(2));
   EXPECT_TRUE(table.redeem(a.id, token(1), kTrain, 2, true).ok());
 }
 
-TEST_F(AllocationsTest, WhatStayedAwayDoesNotLeaveAgain) {
+TEST_F(AllocationsTest, WhatStayedPausedDoesNotLeaveAgain) {
   Allocation& a = make(1, 4096);
   EXPECT_TRUE(a.can_leave());
   ASSERT_TRUE(table.pin(a.id, {1}).ok());
   EXPECT_FALSE(a.can_leave());
-  a.away = a.stayed = true;
+  a.paused = a.stayed = true;
   a.pinners.clear();  // who pinned it has gone
   EXPECT_FALSE(a.can_leave()) << "its keeper has let go of it and could not save it";
   EXPECT_TRUE(table.redeem(a.id, token(1), kTrain, 2).ok()) << "it is on its device";
@@ -250,8 +250,8 @@ TEST_F(AllocationsTest, AGuestKeepsItOnItsDeviceUntilItCloses) {
   EXPECT_TRUE(a.may_leave());
   EXPECT_EQ(table.usage(kRollout, [](const Allocation&) { return true; }).allocated, 0U);
   EXPECT_EQ(table.opened_by(7), (std::vector<Allocation*>{&a}));
-  table.set_away(7, true);
-  EXPECT_TRUE(a.guests.front().away);
+  table.set_paused(7, true);
+  EXPECT_TRUE(a.guests.front().paused);
   EXPECT_FALSE(a.can_leave()) << "a guest that is paused keeps it, too";
   const auto freed = table.free(a.id, 7);
   ASSERT_TRUE(freed.ok());
@@ -265,7 +265,7 @@ TEST_F(AllocationsTest, ATicketOfAGuestIsChecked) {
   Allocation& a = make(1, 10);
   EXPECT_EQ(table.open(a.id, token(9), {7, kRollout}).status().code(), Code::kPermissionDenied);
   EXPECT_EQ(table.open(a.id + 1, token(1), {7, kRollout}).status().code(), Code::kNotFound);
-  a.away = true;
+  a.paused = true;
   EXPECT_EQ(table.open(a.id, token(1), {7, kRollout}).status().code(), Code::kFailedPrecondition)
       << "it is coming back without its bytes";
   EXPECT_TRUE(table.open(a.id, token(1), {7, kRollout}, true).ok());

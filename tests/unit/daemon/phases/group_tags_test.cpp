@@ -7,21 +7,21 @@ namespace {
 const Task kPauseKv{Operation::kPause, {{"kv"}}};
 const Task kResumeKv{Operation::kResume, {{"kv"}}};
 
-/// The group has memory of `kv` and of `weights`; the test says what is away.
+/// The group has memory of `kv` and of `weights`; the test says what is paused.
 class GroupTagsTest : public GroupTest {
  protected:
   GroupTagsTest()
       : GroupTest({[this](const Selection& what) { return any(what, false); },
                    [this](const Selection& what) { return any(what, true); }}) {}
 
-  bool any(const Selection& what, bool is_away) const {
-    for (const auto& [tag, away] : memory)
-      if (what.takes(tag) && away == is_away) return true;
+  bool any(const Selection& what, bool is_paused) const {
+    for (const auto& [tag, paused] : memory)
+      if (what.takes(tag) && paused == is_paused) return true;
     return false;
   }
-  void set_away(const Selection& what, bool is_away) {
-    for (auto& [tag, away] : memory)
-      if (what.takes(tag)) away = is_away;
+  void set_paused(const Selection& what, bool is_paused) {
+    for (auto& [tag, paused] : memory)
+      if (what.takes(tag)) paused = is_paused;
   }
 
   /// From running to the end of a pause of these.
@@ -38,7 +38,7 @@ class GroupTagsTest : public GroupTest {
     EXPECT_EQ(group.phase(), Phase::kRelease);
     both(RankPhase::kRelease);
     drain();
-    set_away(task.selection, true);
+    set_paused(task.selection, true);
     group.dropped("", now);
     if (task.selection.all()) return;
     drain();
@@ -50,7 +50,7 @@ class GroupTagsTest : public GroupTest {
   void to_load(const Task& task) {
     ASSERT_TRUE(group.start(task, {}, now).ok());
     group.admitted(kOk, now);
-    set_away(task.selection, false);
+    set_paused(task.selection, false);
     group.created(kOk, now);
     drain();
     EXPECT_EQ(find<action::Quiesce>(), nullptr);
@@ -64,7 +64,7 @@ class GroupTagsTest : public GroupTest {
     both(RankPhase::kOpen);
   }
 
-  std::map<std::string, bool> memory = {{"kv", false}, {"weights", false}};  // → away
+  std::map<std::string, bool> memory = {{"kv", false}, {"weights", false}};  // → paused
 };
 
 TEST_F(GroupTagsTest, WithoutItsTagTheGroupRunsOn) {
@@ -167,7 +167,7 @@ TEST_F(GroupTagsTest, WhenItCannotComeBackTheGroupStillRuns) {
   EXPECT_NE(find<action::Release>(), nullptr);
   both(RankPhase::kRelease);
   drain();
-  set_away(kResumeKv.selection, true);
+  set_paused(kResumeKv.selection, true);
   group.dropped("", now);
   drain();
   EXPECT_NE(find<action::Open>(), nullptr);
@@ -243,7 +243,7 @@ TEST_F(GroupTagsTest, WhatTheLoaderFreesIsNotGivenToTheOthers) {
   ASSERT_NE(find<action::Release>(), nullptr);
   both(RankPhase::kRelease);
   drain();
-  set_away(kResumeKv.selection, true);
+  set_paused(kResumeKv.selection, true);
   group.dropped("", now);
   drain();
   both(RankPhase::kOpen);

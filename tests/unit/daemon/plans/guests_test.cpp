@@ -61,14 +61,14 @@ TEST_F(GuestsPlanTest, NothingOfWhatIsOpenedIsSavedOrCountedAsNeeded) {
 
 TEST_F(GuestsPlanTest, AResumeMapsWhatItsRanksHaveLetGoOf) {
   const Allocation& both = make({8, 9}, 100);
-  table.set_away(8, true);
+  table.set_paused(8, true);
   const Allocation& later = make({8}, 20);  // after the pause
   Plan plan;
   add_opened(table, {8, 9}, plan);
   ASSERT_EQ(plan.size(), 1U) << "9 has let go of nothing";
   EXPECT_EQ(plan.at(8).maps, (std::vector<const Allocation*>{&both}));
   EXPECT_TRUE(plan.at(8).copies.empty()) << "nothing is loaded";
-  table.set_away(8, false);
+  table.set_paused(8, false);
   plan.clear();
   add_opened(table, {8, 9}, plan);
   EXPECT_TRUE(plan.empty());
@@ -84,7 +84,7 @@ TEST_F(GuestsPlanTest, AResumeHasNoPolicyForThem) {
 
 TEST_F(GuestsPlanTest, TheOwnersResumeAsksNothingOfGuests) {
   Allocation& a = make({8}, 100);
-  a.away = a.stayed = true;
+  a.paused = a.stayed = true;
   std::vector<const Allocation*> slice;
   for (const Creation::Item& item : to_bring_back(table, kTrain, {})) {
     EXPECT_EQ(item.needed, 0U) << "it never left";

@@ -18,7 +18,7 @@ class PlanTest : public ::testing::Test {
     a.tag = tag;
     a.sharers = std::move(sharers);
     a.fd = std::make_shared<const Fd>(::memfd_create("plan_test", MFD_CLOEXEC));
-    a.away = true;  // as in a resume
+    a.paused = true;  // as in a resume
     return table.add(std::move(a));
   }
 
@@ -39,10 +39,10 @@ class PlanTest : public ::testing::Test {
   Allocations table;
 };
 
-TEST_F(PlanTest, WhatIsPinnedDiscardedOrAwayIsNotSaved) {
+TEST_F(PlanTest, WhatIsPinnedDiscardedOrPausedIsNotSaved) {
   const auto here = [&](const std::string& tag = "nccl") -> Allocation& {
     Allocation& a = make({1}, 100, tag);
-    a.away = false;
+    a.paused = false;
     return a;
   };
   const Allocation& kept = here();
@@ -55,7 +55,7 @@ TEST_F(PlanTest, WhatIsPinnedDiscardedOrAwayIsNotSaved) {
   other.sharers = {1};
   other.fd = std::make_shared<const Fd>(::memfd_create("plan_test", MFD_CLOEXEC));
   table.add(std::move(other));
-  here().away = true;
+  here().paused = true;
   const auto found =
       to_save(table, kOwnGroup, {}, [](const Allocation& a) { return a.tag != "kv_cache"; });
   ASSERT_EQ(found.size(), 1U);
@@ -84,15 +84,15 @@ TEST_F(PlanTest, WhatHasAShortPlaceIsSavedSparsely) {
                                     {a.id, 800, 200, 2, 0, SaveForm::kAuto}}));
 }
 
-TEST_F(PlanTest, OnlyWhatIsAwayIsBroughtBack) {
+TEST_F(PlanTest, OnlyWhatIsPausedIsBroughtBack) {
   const Allocation& gone = make({1, 2}, 100);
   make({1}, 100).fd.reset();
-  make({1}, 100).away = false;
+  make({1}, 100).paused = false;
   make({1}, 100, "kv_cache");
   Allocation other;
   other.group = kOwnGroup + 1;
   other.sharers = {1};
-  other.away = true;
+  other.paused = true;
   table.add(std::move(other));
   EXPECT_EQ(to_bring_back(table, kOwnGroup, {}).size(), 3U);
   const auto nccl = to_bring_back(table, kOwnGroup, {{"nccl"}});

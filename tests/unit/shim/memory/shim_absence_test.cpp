@@ -34,7 +34,7 @@ class ShimAbsence : public testing::Test {
   Holdings holdings{driver, session};
 };
 
-TEST_F(ShimAbsence, EndsWhenTheLastThatIsAwayIsFreed) {
+TEST_F(ShimAbsence, EndsWhenTheLastThatIsPausedIsFreed) {
   hold(1, true);
   HeldAllocation& first = hold(2, false);
   HeldAllocation& second = hold(3, false);
@@ -46,7 +46,7 @@ TEST_F(ShimAbsence, EndsWhenTheLastThatIsAwayIsFreed) {
   EXPECT_FALSE(Absence::any()) << "copies need no lock any more";
 }
 
-TEST_F(ShimAbsence, WhatHasGoneAwayUncountedIsFoundWithTheLast) {
+TEST_F(ShimAbsence, WhatHasGonePausedUncountedIsFoundWithTheLast) {
   HeldAllocation& first = hold(1, false);
   HeldAllocation& second = hold(2, true);
   Absence::update(holdings);

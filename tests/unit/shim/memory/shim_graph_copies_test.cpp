@@ -96,7 +96,7 @@ TEST_F(ShimGraphCopies, WhatCannotBeToldOfAnUpdatedOneIsForgotten) {
   EXPECT_EQ(named(), Addresses());
 }
 
-/// A launch waits for all that is away then, rather than to copy into what is not there.
+/// A launch waits for all that is paused then, rather than to copy into what is not there.
 TEST_F(ShimGraphCopies, ANodeOfAnUnknownTypeMayTouchAnything) {
   driver.cuGraphNodeGetType_ = [](CUgraphNode, CUgraphNodeType* type) {
     say_type(type, 17);

@@ -36,13 +36,13 @@ TEST_F(ShimHoldings, EveryAllocationWithItsPinsAndWhereItIs) {
   hold(4).arriving = true;  // the next broker takes it away again
   const auto items = list();
   ASSERT_EQ(items.size(), 4U);
-  EXPECT_TRUE(items[0].away);
+  EXPECT_TRUE(items[0].paused);
   EXPECT_EQ(items[0].pins, 0U);
-  EXPECT_FALSE(items[1].away);
+  EXPECT_FALSE(items[1].paused);
   EXPECT_EQ(items[1].pins,
             1U << amem_v1_PinReason_PIN_REASON_NIC | 1U << amem_v1_PinReason_PIN_REASON_P2P_TOKENS);
   EXPECT_EQ(items[2].id, 3U);
-  EXPECT_FALSE(items[3].away);
+  EXPECT_FALSE(items[3].paused);
 }
 
 TEST_F(ShimHoldings, WhatWasGivenAndIsNotEnteredYetOnce) {
@@ -67,13 +67,13 @@ TEST_F(ShimHoldings, NothingChangesBetweenTheListAndWhatIsKept) {
   EXPECT_EQ(items.size(), 1U);
 }
 
-TEST_F(ShimHoldings, WhatIsOnItsWayBackCountsAsAway) {
+TEST_F(ShimHoldings, WhatIsOnItsWayBackCountsAsPaused) {
   hold(1).size = 5;
   hold(2).size = 7;
-  EXPECT_EQ(holdings.bytes_away(), 0U);
+  EXPECT_EQ(holdings.bytes_paused(), 0U);
   holdings.table.find(1)->resident = false;
   holdings.table.find(2)->arriving = true;
-  EXPECT_EQ(holdings.bytes_away(), 12U);
+  EXPECT_EQ(holdings.bytes_paused(), 12U);
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ TEST_F(ShimMulticast, WhatLeavesIsBoundAgainInTheSamePlace) {
   multicast.bind(kObject, {1, 3, 96, 0, 8});
   EXPECT_EQ(multicast.leave(1), CUDA_SUCCESS);
   EXPECT_EQ(take(), (Lines{"unbind 70 3 0 64", "unbind 70 3 96 8"}));
-  EXPECT_EQ(multicast.leave(1), CUDA_SUCCESS) << "it is away";
+  EXPECT_EQ(multicast.leave(1), CUDA_SUCCESS) << "it is paused";
   EXPECT_EQ(take(), Lines());
   EXPECT_EQ(multicast.come_back(1, 55), CUDA_SUCCESS);
   EXPECT_EQ(take(), (Lines{"bind 70 0 55 8 64", "bind 70 96 55 0 8"}));

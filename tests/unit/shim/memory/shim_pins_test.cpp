@@ -45,7 +45,7 @@ TEST_F(ShimPins, ARangePinsAllThatItTouches) {
   EXPECT_EQ(pins_of(2), 1U) << "each registration ends once";
 }
 
-TEST_F(ShimPins, NothingOfARangeThatIsPartlyAwayIsPinned) {
+TEST_F(ShimPins, NothingOfARangeThatIsPartlyPausedIsPinned) {
   holdings.table.find(2)->resident = false;
   const auto refused = pins.pin(kMiB, 2 * kMiB, kNic);
   EXPECT_EQ(refused.status().code(), Code::kFailedPrecondition);

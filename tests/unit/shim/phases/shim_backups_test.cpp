@@ -38,7 +38,7 @@ TEST(ShimBackups, FindsThePiecesOfARange) {
   EXPECT_TRUE(backups.find(8, 0, 1).empty());
 }
 
-TEST(ShimBackups, WhatIsAwayIsKeptWhenTheGateOpens) {
+TEST(ShimBackups, WhatIsPausedIsKeptWhenTheGateOpens) {
   Backups backups;
   backups.add(piece(7, 0, 100));
   backups.add(piece(8, 0, 100));

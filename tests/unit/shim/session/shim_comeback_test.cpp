@@ -102,8 +102,8 @@ TEST_F(ShimComeback, SaysWhoItIsAndWhatItHolds) {
   EXPECT_EQ(hello.pid, ::getpid());
   const auto items = broker.items();
   ASSERT_EQ(items.size(), 600U);
-  EXPECT_TRUE(items[0].away);
-  EXPECT_FALSE(items[1].away);
+  EXPECT_TRUE(items[0].paused);
+  EXPECT_FALSE(items[1].paused);
   EXPECT_EQ(items[599].id, 600U);
   EXPECT_EQ(items[599].pins, 1U << amem_v1_PinReason_PIN_REASON_NIC);
   broker.welcome(some_key(2));

@@ -1,4 +1,4 @@
-"""Copies to and from memory whose tag is away while the program runs, also as nodes of graphs: they wait, or fail with a
+"""Copies to and from memory whose tag is paused while the program runs, also as nodes of graphs: they wait, or fail with a
 clear error."""
 import contextlib
 
@@ -13,7 +13,7 @@ KEEP = 0
 
 @pytest.fixture
 def started(node):
-    """Makes a program with memory of tag kv, which is away."""
+    """Makes a program with memory of tag kv, which is paused."""
     def start(**env):
         program = Program(node, env=env)
         program.ask("alloc 0 5000 3")
@@ -29,7 +29,7 @@ def started(node):
 
 def told(program, call):
     line = program.wait_for(f"{call}: 0x")
-    assert "away with its tag 'kv'" in line, line
+    assert "paused with its tag 'kv'" in line, line
     return line
 
 
@@ -101,7 +101,7 @@ def test_nothing_waits_beside_an_open_capture(node):
 
 
 def with_a_broker_to_kill(node):
-    """A program whose memory of tag kv is away, and that does not wait for another broker."""
+    """A program whose memory of tag kv is paused, and that does not wait for another broker."""
     node.settings["AMEM_RECONNECT"] = "0"
     node.start_broker()
     program = Program(node)
@@ -252,21 +252,21 @@ def loop_fails(puppet, call, way):
 
 
 @pytest.mark.parametrize("call", ["cuCtxSynchronize", "cuLaunchKernel"])
-@pytest.mark.parametrize("away", [True, False])
-def test_an_illegal_address_is_explained_by_what_is_away(node, call, away):
+@pytest.mark.parametrize("paused", [True, False])
+def test_an_illegal_address_is_explained_by_what_is_paused(node, call, paused):
     """The driver does not say which address a kernel has touched."""
     puppet = node.puppet(scope="heap", env={"AMEM_MODULES": "libnccl"})
     puppet.ask(f"alloc {4 * MIB}")
     puppet.ask(f"alloc {2 * MIB}")
-    if away:
+    if paused:
         node.ctl("pause", "train", "--tag", "heap")
     for _ in range(2):
         loop_fails(puppet, call, "looked-up")
     puppet.faults()
     puppet.leave()
     said = [line for line in puppet.output("err").splitlines() if "ILLEGAL_ADDRESS (700) while memory" in line]
-    assert len(said) == (1 if away else 0)
-    if away:
+    assert len(said) == (1 if paused else 0)
+    if paused:
         assert f"error: {call}: " in said[0] and f"tag 'heap' ({6 * MIB} bytes)" in said[0]
 
 
