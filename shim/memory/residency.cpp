@@ -75,7 +75,7 @@ Result<Residency::Site> Residency::borrow(HeldAllocation& a, int device) {
     driver_.cuMemAddressFree_(address, a.size);
     return driver_.error(r, "mapping " + describe(a) + " for its copy");
   }
-  scratch_.push_back({address, a.size});
+  temporary_mappings_.push_back({address, a.size});
   const CUmemAccessDesc desc =
       desc_of({CU_MEM_LOCATION_TYPE_DEVICE, device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
   if (CUresult r = driver_.cuMemSetAccess_(address, a.size, &desc, 1); r != CUDA_SUCCESS)
@@ -83,14 +83,15 @@ Result<Residency::Site> Residency::borrow(HeldAllocation& a, int device) {
   return Site{address, device};
 }
 
-void Residency::drop_scratch() {
-  stale_scratch_.insert(stale_scratch_.end(), scratch_.begin(), scratch_.end());
-  scratch_.clear();
-  drop_stale_scratch();
+void Residency::drop_temporary_mappings() {
+  stale_mappings_.insert(stale_mappings_.end(), temporary_mappings_.begin(),
+                         temporary_mappings_.end());
+  temporary_mappings_.clear();
+  drop_stale_mappings();
 }
 
-void Residency::drop_stale_scratch() {
-  std::erase_if(stale_scratch_, [this](const AddressRange& s) {
+void Residency::drop_stale_mappings() {
+  std::erase_if(stale_mappings_, [this](const AddressRange& s) {
     if (driver_.cuMemUnmap_(s.address, s.size) != CUDA_SUCCESS) return false;
     driver_.cuMemAddressFree_(s.address, s.size);
     return true;
@@ -191,10 +192,10 @@ Status Residency::drop_all_leftovers() {
     if (Status s = drop_leftovers_of(a); first_error.ok()) first_error = s;
   }
   if (Status s = holdings_.release_refused(); first_error.ok()) first_error = s;
-  drop_stale_scratch();
-  if (!stale_scratch_.empty() && first_error.ok())
+  drop_stale_mappings();
+  if (!stale_mappings_.empty() && first_error.ok())
     first_error = {Code::kInternal, "the driver does not unmap " +
-                                        std::to_string(stale_scratch_.size()) +
+                                        std::to_string(stale_mappings_.size()) +
                                         " allocations from where they were copied"};
   return first_error;
 }

@@ -27,11 +27,11 @@ class Residency {
     CUdeviceptr address = 0;
     int device = 0;
   };
-  /// Maps it at an address of its own when the program has it mapped nowhere; drop_scratch() undoes
-  /// that.
+  /// Maps it at an address of its own when the program has it mapped nowhere;
+  /// drop_temporary_mappings() undoes that.
   Result<Site> site(std::uint64_t id);
   /// What the driver refuses is left to drop_leftovers().
-  void drop_scratch();
+  void drop_temporary_mappings();
 
   /// Unmaps and releases what has one of the tags (`except`: what has none of them), all of it when
   /// there are none; what is pinned stays, and with tags what is another group's. `bytes`: what
@@ -77,16 +77,16 @@ class Residency {
   bool is_stale(const HeldAllocation& a);
   Status drop_leftovers_of(HeldAllocation& a);
   Status drop_all_leftovers();
-  void drop_stale_scratch();
+  void drop_stale_mappings();
   void restore_sync_memops(const Mapping& mapping);
 
   const Driver& driver_;
   LocalDevices& devices_;
   Multicast& multicast_;
   Holdings& holdings_;
-  std::vector<AddressRange> scratch_;
-  std::vector<AddressRange> stale_scratch_;  // no longer used, but not unmapped yet
-  std::vector<Mapping*> returned_;           // mapped, access still to be set
+  std::vector<AddressRange> temporary_mappings_;
+  std::vector<AddressRange> stale_mappings_;  // no longer used, but not unmapped yet
+  std::vector<Mapping*> returned_;            // mapped, access still to be set
   std::uint64_t returned_bytes_ = 0;
   Timings timings_;
 };

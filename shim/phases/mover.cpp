@@ -223,7 +223,7 @@ Status Mover::measure(const amem_v1_Measure& measure) {
 Status Mover::finish_measure(std::uint64_t& bytes, std::vector<Look>& looks) {
   Status result = sparse_.look(looks);
   if (Status s = wait(); result.ok()) result = s;
-  memory_.residency.drop_scratch();
+  memory_.residency.drop_temporary_mappings();
   bytes = std::exchange(bytes_, 0);
   return result;
 }
@@ -402,7 +402,7 @@ Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
   if (result.ok() && options_.verify) result = sparse_.checksums(pieces_);
   stored = std::exchange(pieces_, {});
   std::erase_if(stored, [](const Piece& p) { return !p.sparse && p.checksum == 0; });
-  memory_.residency.drop_scratch();
+  memory_.residency.drop_temporary_mappings();
   bytes = std::exchange(bytes_, 0);
   return result;
 }
@@ -411,7 +411,7 @@ Status Mover::finish_load(std::uint64_t& bytes, const CopyMarks::Follow& follow)
   Status result = wait(follow);
   if (result.ok()) result = verify();
   pieces_.clear();
-  memory_.residency.drop_scratch();
+  memory_.residency.drop_temporary_mappings();
   bytes = std::exchange(bytes_, 0);
   return result;
 }
@@ -419,7 +419,7 @@ Status Mover::finish_load(std::uint64_t& bytes, const CopyMarks::Follow& follow)
 Status Mover::give_up() {
   const Status result = wait();
   pieces_.clear();
-  memory_.residency.drop_scratch();
+  memory_.residency.drop_temporary_mappings();
   bytes_ = 0;
   return result;
 }
