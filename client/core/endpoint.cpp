@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "common/fd.h"
-#include "common/peer.h"
 #include "common/protocol.h"
+#include "common/trusted_broker.h"
 
 namespace amem::client {
 namespace {

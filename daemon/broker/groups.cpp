@@ -13,7 +13,7 @@
 
 namespace amem {
 
-Result<GroupEntry*> Groups::join(const std::string& name, const Peer& peer) {
+Result<GroupEntry*> Groups::join(const std::string& name, const PeerCredentials& peer) {
   if (!valid_group_name(name))
     return Status(Code::kInvalidArgument,
                   "\"" + printable(name.c_str()) +

@@ -32,7 +32,7 @@ class Groups {
 
   /// The owner's group of that name, for a rank of this peer; it begins with its first rank.
   /// kInvalidArgument: no such name.
-  Result<GroupEntry*> join(const std::string& name, const Peer& peer);
+  Result<GroupEntry*> join(const std::string& name, const PeerCredentials& peer);
   /// One of another broker's, with its members, who are expected back.
   GroupEntry& restore(GroupId id, const std::string& name, std::shared_ptr<Account> account,
                       const Standing& standing, Members members);

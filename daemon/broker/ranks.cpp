@@ -57,7 +57,7 @@ Ranks::~Ranks() {
 
 // ---- sessions -----------------------------------------------------------------------------------
 
-void Ranks::session_opened(SessionId id, const Peer& peer) {
+void Ranks::session_opened(SessionId id, const PeerCredentials& peer) {
   sessions_by_id_[id] = {.peer = peer,
                          .hello_timer = loop_.at(Clock::now() + kHelloDeadline, [this, id] {
                            const auto it = sessions_by_id_.find(id);
@@ -159,7 +159,7 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
 
 /// The broker before may have died between the row of this rank and its Welcome: the rank does not
 /// know its key, and the row stands for nobody.
-void Ranks::forget_unwelcomed(const Peer& peer, const amem_v1_Hello& message) {
+void Ranks::forget_unwelcomed(const PeerCredentials& peer, const amem_v1_Hello& message) {
   const auto found = std::find_if(node_.ranks.begin(), node_.ranks.end(), [&](const auto& entry) {
     const Rank& rank = entry.second;
     return rank.session == 0 && same_process(rank.peer, peer) &&

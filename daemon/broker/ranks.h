@@ -36,13 +36,13 @@ class Ranks final : public SessionHandler {
   void continue_at(RankId next) { next_rank_ = std::max(next_rank_, next); }
 
   // SessionHandler
-  void session_opened(SessionId session, const Peer& peer) override;
+  void session_opened(SessionId session, const PeerCredentials& peer) override;
   void session_packet(SessionId session, Packet& packet) override;
   void session_closed(SessionId session, const std::string& why) override;
 
  private:
   struct Session {  // that has said Hello when rank is not 0
-    Peer peer;
+    PeerCredentials peer;
     RankId rank = 0;
     EventLoop::TimerId hello_timer = {};
     bool refused = false;    // it is to close: what it has sent still would make it miss why
@@ -53,7 +53,7 @@ class Ranks final : public SessionHandler {
   };
 
   void hello(SessionId session, std::uint64_t seq, const amem_v1_Hello& message);
-  void forget_unwelcomed(const Peer& peer, const amem_v1_Hello& message);
+  void forget_unwelcomed(const PeerCredentials& peer, const amem_v1_Hello& message);
   Status put_on_record(Rank& rank);
   void come_back(SessionId session, std::uint64_t seq, const amem_v1_Hello& message);
   /// One that comes back says what it holds.

@@ -10,7 +10,7 @@ constexpr std::uint64_t kDescriptors = 2;  // the socket, and Callers' copy
 }  // namespace
 
 void Entrance::take(Fd socket) {
-  const Result<Peer> peer = peer_of(socket.get(), isolation_, accounts_);
+  const Result<PeerCredentials> peer = peer_of(socket.get(), isolation_, accounts_);
   if (!peer.ok())
     return refusals_.warn("connection to {} refused: {}", listener_.path(), peer.status().text());
   Account& account = *peer.value().account;

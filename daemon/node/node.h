@@ -22,7 +22,7 @@
 #include "daemon/node/records.h"
 #include "daemon/node/totals.h"
 #include "daemon/owners/account.h"
-#include "daemon/owners/peer.h"
+#include "daemon/owners/peer_credentials.h"
 #include "daemon/phases/group.h"
 #include "daemon/phases/stage.h"
 #include "daemon/sessions/session_server.h"
@@ -55,7 +55,7 @@ struct Rank {
   RankId id = 0;
   SessionId session = 0;
   GroupId group = 0;
-  Peer peer;
+  PeerCredentials peer;
   int number = -1;  // the launcher's
   std::string program;
   std::string shim_version;

@@ -17,7 +17,7 @@ bool in_own_pid_namespace(pid_t pid) {
 }
 
 /// A uid of this peer is one of the node's.
-bool at_home(const Peer& peer, Isolation by) {
+bool at_home(const PeerCredentials& peer, Isolation by) {
   switch (by) {
     case Isolation::kUserNamespace:
       return peer.account->owner().compartment.empty();
@@ -31,7 +31,7 @@ bool at_home(const Peer& peer, Isolation by) {
 
 }  // namespace
 
-Caller caller_of(const Peer& peer, Isolation by, const AccessRules& access) {
+Caller caller_of(const PeerCredentials& peer, Isolation by, const AccessRules& access) {
   const bool in_group = access.operators && std::find(peer.groups.begin(), peer.groups.end(),
                                                       *access.operators) != peer.groups.end();
   Caller caller;

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "daemon/owners/account.h"
-#include "daemon/owners/peer.h"
+#include "daemon/owners/peer_credentials.h"
 
 namespace amem {
 
@@ -30,6 +30,6 @@ struct AccessRules {
 
 /// Where owners are more than uids, whoever is root in a pod must not pass for the node's: only who
 /// is in amemd's own user namespace, or for cgroups its pid namespace, can operate.
-Caller caller_of(const Peer& peer, Isolation by, const AccessRules& access);
+Caller caller_of(const PeerCredentials& peer, Isolation by, const AccessRules& access);
 
 }  // namespace amem

@@ -33,9 +33,9 @@ void SessionServer::shut() {
 }
 
 void SessionServer::take(Fd socket) {
-  Result<Peer> known = peer_of(socket.get(), isolation_, accounts_);
+  Result<PeerCredentials> known = peer_of(socket.get(), isolation_, accounts_);
   if (!known.ok()) return refusals_.warn("session refused: {}", known.status().text());
-  const Peer& peer = known.value();
+  const PeerCredentials& peer = known.value();
   const std::uint64_t has = peer.account->used(Resource::kSessions);
   // Who has no quota shares with nobody: it is root's, or the only one.
   const bool shares = peer.account->most(Resource::kSessions) != kNoQuota;

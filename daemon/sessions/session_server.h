@@ -24,14 +24,14 @@
 #include "daemon/base/log_limit.h"
 #include "daemon/base/unix_listener.h"
 #include "daemon/owners/accounts.h"
-#include "daemon/owners/peer.h"
+#include "daemon/owners/peer_credentials.h"
 
 namespace amem {
 
 class SessionHandler {
  public:
   virtual ~SessionHandler() = default;
-  virtual void session_opened(SessionId session, const Peer& peer) = 0;
+  virtual void session_opened(SessionId session, const PeerCredentials& peer) = 0;
   /// The handler may take the packet's descriptors.
   virtual void session_packet(SessionId session, Packet& packet) = 0;
   /// `why` is empty when the peer closed it; the id is not used again.

@@ -22,7 +22,7 @@
 #include "common/driver.h"
 #include "shim/base/region.h"
 #include "shim/blocks/kept_segments.h"
-#include "shim/blocks/peers.h"
+#include "shim/blocks/peer_access.h"
 #include "shim/blocks/small_blocks.h"
 #include "shim/driver/local_devices.h"
 #include "shim/gate/gate.h"
@@ -173,7 +173,7 @@ class Heap {
   SmallBlocks small_;
   KeptSegments kept_;
   bool drop_is_due_ = false;  // drop_old() will be called
-  Peers peers_;
+  PeerAccessTable peers_;
   std::uint64_t next_id_ = 1;
 };
 

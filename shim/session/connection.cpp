@@ -13,7 +13,7 @@
 #include <span>
 #include <utility>
 
-#include "common/peer.h"
+#include "common/trusted_broker.h"
 #include "common/version.h"
 
 namespace amem::shim {

@@ -81,8 +81,9 @@ class Session {
   using Identity = RankIdentity;
 
   /// Connects and says Hello. kUnavailable: no broker there. kPermissionDenied: somebody else plays
-  /// one there (common/peer.h). Otherwise the broker's refusal. `reconnect`: for how long to try to
-  /// come back when the broker has ended, or to join the next one when it ends before it answers.
+  /// one there (common/trusted_broker.h). Otherwise the broker's refusal. `reconnect`: for how long
+  /// to try to come back when the broker has ended, or to join the next one when it ends before it
+  /// answers.
   Status connect(const std::string& socket_path, const Identity& identity,
                  std::chrono::milliseconds reconnect = {});
   /// Starts the service thread; commands may come from now on. The handler must live as long as

@@ -52,7 +52,7 @@ def has_broker(runtime_dir: str) -> bool:
 
 
 def _check_broker(connected: socket.socket, path: str) -> Error | None:
-    """As common/peer.h: the broker is root's, this user's own, or of the uid that AMEM_BROKER_UID names."""
+    """As common/trusted_broker.h: the broker is root's, this user's own, or of the uid that AMEM_BROKER_UID names."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
     _, uid, _ = struct.unpack("iII", credentials)
     own = os.geteuid()

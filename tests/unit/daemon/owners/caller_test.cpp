@@ -15,8 +15,8 @@ constexpr gid_t kOperators = 500;
 
 class CallerTest : public testing::Test {
  protected:
-  Peer peer(uid_t uid, const std::string& compartment = "") {
-    Peer peer;
+  PeerCredentials peer(uid_t uid, const std::string& compartment = "") {
+    PeerCredentials peer;
     peer.pid = ::getpid();
     peer.uid = uid;
     peer.groups = {100, 200};
@@ -55,7 +55,7 @@ TEST_F(CallerTest, WhereAllSeeOnlyOwnersSteer) {
 
 TEST_F(CallerTest, MembersOfTheOperatorsGroupOperate) {
   const AccessRules access{kOperators, false};
-  Peer member = peer(kUser);
+  PeerCredentials member = peer(kUser);
   EXPECT_FALSE(caller_of(member, Isolation::kUid, access).operates);
   member.groups.push_back(kOperators);
   EXPECT_TRUE(caller_of(member, Isolation::kUid, access).operates);
@@ -66,10 +66,10 @@ TEST_F(CallerTest, RootInACompartmentIsNoOperator) {
   EXPECT_TRUE(caller_of(peer(0), Isolation::kUserNamespace, {}).operates);
   EXPECT_TRUE(caller_of(peer(0, "/system.slice"), Isolation::kCgroup, {}).operates)
       << "on the node: this process's own pid namespace";
-  Peer elsewhere = peer(0, "/kubepods/pod1");
+  PeerCredentials elsewhere = peer(0, "/kubepods/pod1");
   elsewhere.pid = 0;  // what the kernel says of a process that amemd does not see
   EXPECT_FALSE(caller_of(elsewhere, Isolation::kCgroup, {}).operates);
-  Peer ended = peer(0, "/system.slice");
+  PeerCredentials ended = peer(0, "/system.slice");
   ended.process = nullptr;
   EXPECT_FALSE(caller_of(ended, Isolation::kCgroup, {}).operates)
       << "its number may be another's by now";

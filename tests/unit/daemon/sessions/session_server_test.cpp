@@ -60,7 +60,7 @@ class SessionServerTest : public ::testing::Test, protected SessionHandler {
     });
   }
 
-  void session_opened(SessionId session, const Peer& who) override {
+  void session_opened(SessionId session, const PeerCredentials& who) override {
     peer = who;
     if (on_open) on_open(session);
   }
@@ -81,7 +81,7 @@ class SessionServerTest : public ::testing::Test, protected SessionHandler {
   std::function<void(SessionId)> on_open;
   std::function<bool()> enough;
   std::function<void()> on_packet;
-  Peer peer;
+  PeerCredentials peer;
   std::vector<std::uint64_t> seqs;
   std::vector<std::pair<SessionId, std::string>> closed;
 };

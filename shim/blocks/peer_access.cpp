@@ -1,16 +1,16 @@
-#include "shim/blocks/peers.h"
+#include "shim/blocks/peer_access.h"
 
 #include <algorithm>
 
 namespace amem::shim {
 
-void Peers::remove(const PeerAccess& peer) {
+void PeerAccessTable::remove(const PeerAccess& peer) {
   std::erase_if(peers_, [&](const PeerAccess& p) {
     return p.accessor == peer.accessor && p.context == peer.context;
   });
 }
 
-std::vector<PeerAccess> Peers::context_gone(CUcontext context) {
+std::vector<PeerAccess> PeerAccessTable::context_gone(CUcontext context) {
   std::vector<PeerAccess> ended;
   std::erase_if(peers_, [&](const PeerAccess& peer) {
     const bool ends = peer.accessor == context || peer.context == context;
@@ -20,18 +20,18 @@ std::vector<PeerAccess> Peers::context_gone(CUcontext context) {
   return ended;
 }
 
-bool Peers::reaches(int accessor_device, int device) const {
+bool PeerAccessTable::reaches(int accessor_device, int device) const {
   return devices_reaching(device).contains(accessor_device);
 }
 
-std::set<int> Peers::devices_reaching(int device) const {
+std::set<int> PeerAccessTable::devices_reaching(int device) const {
   std::set<int> devices = {device};
   for (const PeerAccess& peer : peers_)
     if (peer.device == device) devices.insert(peer.accessor_device);
   return devices;
 }
 
-std::set<CUcontext> Peers::accessors(int device) const {
+std::set<CUcontext> PeerAccessTable::accessors(int device) const {
   std::set<CUcontext> contexts;
   for (const PeerAccess& peer : peers_)
     if (peer.device == device) contexts.insert(peer.accessor);

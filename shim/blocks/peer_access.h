@@ -1,4 +1,4 @@
-// Peers: which contexts the driver has let use the memory of which others.
+// PeerAccessTable: which contexts the driver has let use the memory of which others.
 //
 // Pure bookkeeping, no driver calls, no lock: Heap owns one and guards it.
 #pragma once
@@ -18,7 +18,7 @@ struct PeerAccess {
   int device = 0;
 };
 
-class Peers {
+class PeerAccessTable {
  public:
   void add(const PeerAccess& peer) { peers_.push_back(peer); }
   void remove(const PeerAccess& peer);

@@ -1,4 +1,5 @@
-// Peer: who is at the other end of a socket, by the kernel's word, and whose account pays.
+// PeerCredentials: who is at the other end of a socket, by the kernel's word, and whose account
+// pays.
 #pragma once
 
 #include <sys/types.h>
@@ -14,7 +15,7 @@
 
 namespace amem {
 
-struct Peer {
+struct PeerCredentials {
   pid_t pid = 0;
   uid_t uid = 0;
   std::vector<gid_t> groups;  // the first is the process's own
@@ -28,13 +29,13 @@ struct Peer {
 /// Whether it is one process at both ends, which lives or has lived. Processes of pid namespaces
 /// that amemd does not see all have number 0: without a kernel that tells them apart (pidfs, Linux
 /// 6.9) none of them is another one.
-bool same_process(const Peer& a, const Peer& b);
+bool same_process(const PeerCredentials& a, const PeerCredentials& b);
 
 /// Whether this kernel can tell when a process has ended (pidfd, Linux 5.3).
 bool kernel_tells_ends();
 
 /// Of a connected AF_UNIX socket. kUnavailable: it has gone already. kPermissionDenied: whose it is
 /// cannot be told (owner_of).
-Result<Peer> peer_of(int socket, Isolation by, Accounts& accounts);
+Result<PeerCredentials> peer_of(int socket, Isolation by, Accounts& accounts);
 
 }  // namespace amem

@@ -1,4 +1,4 @@
-#include "daemon/owners/peer.h"
+#include "daemon/owners/peer_credentials.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -50,13 +50,13 @@ bool kernel_tells_ends() {
   return own || errno != ENOSYS;
 }
 
-bool Peer::lives() const {
+bool PeerCredentials::lives() const {
   if (process == nullptr) return false;
   pollfd ended{process->get(), POLLIN, 0};
   return ::poll(&ended, 1, 0) == 0;
 }
 
-bool same_process(const Peer& a, const Peer& b) {
+bool same_process(const PeerCredentials& a, const PeerCredentials& b) {
   if (a.pid != b.pid || a.uid != b.uid) return false;
   if (a.pid > 0) return true;
   if (a.process == nullptr || b.process == nullptr) return false;
@@ -69,12 +69,12 @@ bool same_process(const Peer& a, const Peer& b) {
          one.st_ino == other.st_ino;
 }
 
-Result<Peer> peer_of(int socket, Isolation by, Accounts& accounts) {
+Result<PeerCredentials> peer_of(int socket, Isolation by, Accounts& accounts) {
   ucred credentials{};
   socklen_t size = sizeof credentials;
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0)
     return errno_status(Code::kUnavailable, "SO_PEERCRED", errno);
-  Peer peer;
+  PeerCredentials peer;
   peer.pid = credentials.pid;
   peer.uid = credentials.uid;
   peer.groups = groups_of(socket, credentials.gid);

@@ -1,4 +1,4 @@
-#include "common/peer.h"
+#include "common/trusted_broker.h"
 
 #include <sys/socket.h>
 #include <unistd.h>

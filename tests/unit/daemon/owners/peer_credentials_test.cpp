@@ -1,5 +1,5 @@
 // Whether two connections are one process's.
-#include "daemon/owners/peer.h"
+#include "daemon/owners/peer_credentials.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -15,8 +15,8 @@ SharedFd process(pid_t pid) {
   return std::make_shared<const Fd>(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 }
 
-Peer peer(pid_t pid, uid_t uid, SharedFd process) {
-  Peer made;
+PeerCredentials peer(pid_t pid, uid_t uid, SharedFd process) {
+  PeerCredentials made;
   made.pid = pid;
   made.uid = uid;
   made.process = std::move(process);
@@ -33,9 +33,9 @@ TEST(SameProcess, WithoutNumbersIsToldByTheKernelOrIsNone) {
   const pid_t child = ::fork();
   if (child == 0)
     while (true) ::pause();
-  const Peer here = peer(0, 1, process(::getpid()));
-  const Peer again = peer(0, 1, process(::getpid()));
-  const Peer other = peer(0, 1, process(child));
+  const PeerCredentials here = peer(0, 1, process(::getpid()));
+  const PeerCredentials again = peer(0, 1, process(::getpid()));
+  const PeerCredentials other = peer(0, 1, process(child));
   struct statfs system {};
   ASSERT_EQ(::fstatfs(here.process->get(), &system), 0);
   const bool told = system.f_type == 0x50494446;  // pidfs
