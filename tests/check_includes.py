@@ -17,7 +17,6 @@ SOURCES = CODE | {".py", ".sh"}
 FLOORS = {"tests": 2, "client": 1, "daemon": 1, "shim": 1, "deploy": 1, "common": 0}
 INCLUDE_FOLDERS = ("", "client/include")
 PUBLIC_API = "client/include/"  # its names are not ours to choose any more; users have it in a namespace by itself
-MOST_README_LINES = 15
 
 
 class Tree:
@@ -156,13 +155,8 @@ def circle_faults(tree):
 
 def readme_faults(tree):
     for folder in tree.folders:
-        readme = tree.readme(folder)
-        if depth_in_tests(folder) > 2:
-            continue
-        if readme is None:
+        if depth_in_tests(folder) <= 2 and tree.readme(folder) is None:
             yield f"{folder}: has no README.md that says what lives there"
-        elif len(readme) > MOST_README_LINES:
-            yield f"{folder}/README.md: has {len(readme)} lines, more than {MOST_README_LINES}"
 
 
 def bare(text):
