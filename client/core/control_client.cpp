@@ -375,10 +375,10 @@ Status ControlClient::allocations(const std::string& group, const OnAllocation& 
 }
 
 Status ControlClient::set_policy(const std::string& group, const std::string& tag,
-                                 v1::Policy policy, v1::SaveForm form) {
+                                 v1::Policy policy, v1::Form form) {
   if (Status status = check_group(group); !status.ok()) return status;
   if (tag.empty()) return {Code::kInvalidArgument, "the tag is empty"};
-  const bool only_form = policy == v1::POLICY_UNSPECIFIED && form != v1::SAVE_FORM_UNSPECIFIED;
+  const bool only_form = policy == v1::POLICY_UNSPECIFIED && form != v1::FORM_UNSPECIFIED;
   if (policy != v1::POLICY_KEEP && policy != v1::POLICY_DISCARD && !only_form) {
     return {Code::kInvalidArgument, "a policy is keep or discard"};
   }

@@ -89,7 +89,7 @@ class ControlClient {
   Status allocations(const std::string& group, const OnAllocation& on_allocation);
   /// Sets what is not UNSPECIFIED; one of the two must be given.
   Status set_policy(const std::string& group, const std::string& tag, v1::Policy policy,
-                    v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED);
+                    v1::Form form = v1::FORM_UNSPECIFIED);
 
   // Of all groups, or none. OK once the broker has reported the end. What is stopped or times out
   // here goes on there.

@@ -6,6 +6,7 @@
 
 #include "client/ctl/exit_code.h"
 #include "client/ctl/views/format.h"
+#include "common/form.h"
 #include "common/protocol.h"
 #include "common/version.h"
 
@@ -40,6 +41,12 @@ CLI::Option* add_duration(CLI::App& app, const std::string& name, const std::str
           },
           help)
       ->type_name("TIME");
+}
+
+std::vector<std::string> form_names() {
+  std::vector<std::string> names;
+  for (const FormRule& each : kForms) names.emplace_back(each.name);
+  return names;
 }
 
 void add_globals(CLI::App& app, CommandLine& options) {
@@ -222,14 +229,13 @@ void add_operations(CLI::App& app, CommandLine& o) {
       .add_option_function<std::string>(
           "--save",
           [&o](const std::string& text) {
-            o.form = text == "auto"    ? v1::SAVE_FORM_AUTO
-                     : text == "dense" ? v1::SAVE_FORM_DENSE
-                                       : v1::SAVE_FORM_SPARSE;
+            if (const std::optional<Form> form = form_named(text))
+              o.form = static_cast<v1::Form>(*form);
           },
           "How kept bytes are copied. dense: all; sparse: without blocks of zeros; auto: as "
           "the bytes are")
       ->type_name("FORM")
-      ->check(CLI::IsMember({"auto", "dense", "sparse"}));
+      ->check(CLI::IsMember(form_names()));
 }
 
 void add_views(CLI::App& app, CommandLine& o) {
@@ -374,7 +380,7 @@ Parsed parse(std::vector<std::string> arguments) {
     options.groups.pop_back();
   }
   if (options.command == Command::kPolicy && options.policy == v1::POLICY_UNSPECIFIED &&
-      options.form == v1::SAVE_FORM_UNSPECIFIED) {
+      options.form == v1::FORM_UNSPECIFIED) {
     return usage("policy: nothing to set; POLICY, --save or both are required");
   }
   if (options.command == Command::kRun || options.command == Command::kDoctor) {

@@ -57,8 +57,8 @@ struct CommandLine {
   std::vector<std::string> discard;                       // pause, swap
   v1::GuestPolicy guests = v1::GUEST_POLICY_UNSPECIFIED;  // pause, swap
   v1::Policy policy = v1::POLICY_UNSPECIFIED;
-  bool explain = false;                           // pause, resume, swap
-  v1::SaveForm form = v1::SAVE_FORM_UNSPECIFIED;  // policy
+  bool explain = false;                  // pause, resume, swap
+  v1::Form form = v1::FORM_UNSPECIFIED;  // policy
   v1::MetricsFormat metrics = v1::METRICS_FORMAT_OPENMETRICS;
   bool summary = false;                      // allocations
   std::uint32_t most = 20;                   // history

@@ -258,7 +258,7 @@ int set_policy(const Invocation& s) {
     s.console.out << to_json(request) << '\n';
   } else {
     std::string what = policy_text(o.policy);
-    if (o.form != v1::SAVE_FORM_UNSPECIFIED)
+    if (o.form != v1::FORM_UNSPECIFIED)
       what += (what.empty() ? "saved " : ", saved ") + form_text(o.form);
     s.console.out << o.group << ": " << o.tag << " is " << what << " from now on\n";
   }

@@ -14,6 +14,7 @@
 #include "client/core/endpoint.h"
 #include "client/core/json.h"
 #include "client/src/error_out.h"
+#include "common/form.h"
 #include "common/version.h"
 
 struct amem_client {
@@ -170,10 +171,10 @@ int amem_set_save_form(amem_client* client, const char* group, const char* tag, 
                        amem_error* error) {
   return guarded(error, [&]() -> Status {
     if (client == nullptr) return no_client();
-    if (form < AMEM_SAVE_FORM_AUTO || form > AMEM_SAVE_FORM_SPARSE)
-      return {Code::kInvalidArgument, "bytes are saved auto, dense or sparse"};
+    if (!form_of(static_cast<std::uint32_t>(form)))
+      return {Code::kInvalidArgument, "bytes are saved " + names_of_forms()};
     return client->broker.set_policy(text_or_empty(group), text_or_empty(tag),
-                                     v1::POLICY_UNSPECIFIED, static_cast<v1::SaveForm>(form));
+                                     v1::POLICY_UNSPECIFIED, static_cast<v1::Form>(form));
   });
 }
 

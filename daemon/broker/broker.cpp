@@ -285,18 +285,18 @@ std::vector<FleetShare> Broker::shares() const {
 }
 
 Status Broker::set_policy(const Caller& caller, const std::string& name, const std::string& tag,
-                          v1::Policy policy, v1::SaveForm form) {
+                          v1::Policy policy, v1::Form form) {
   const Result<GroupEntry*> group = find_to_steer(node_, caller, name);
   if (!group.ok()) {
     refused(caller, "policy", group.status());
     return group.status();
   }
   const bool sets_policy = policy == v1::POLICY_KEEP || policy == v1::POLICY_DISCARD;
-  const std::optional<SaveForm> save_form = from_proto(form);
-  if (!sets_policy && (policy != v1::POLICY_UNSPECIFIED || form == v1::SAVE_FORM_UNSPECIFIED))
+  const std::optional<Form> save_form = from_proto(form);
+  if (!sets_policy && (policy != v1::POLICY_UNSPECIFIED || form == v1::FORM_UNSPECIFIED))
     return {Code::kInvalidArgument, "a policy is keep or discard"};
-  if (!save_form && form != v1::SAVE_FORM_UNSPECIFIED)
-    return {Code::kInvalidArgument, "bytes are saved auto, dense or sparse"};
+  if (!save_form && form != v1::FORM_UNSPECIFIED)
+    return {Code::kInvalidArgument, "bytes are saved " + names_of_forms()};
   GroupEntry& entry = *group.value();
   const bool discard = policy == v1::POLICY_DISCARD;
   const auto change = [&](GroupEntry& changed) {

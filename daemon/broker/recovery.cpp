@@ -284,7 +284,7 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
   group.tag_discards = {row.tag_discards().begin(), row.tag_discards().end()};
   group.rank_discards = {row.rank_discards().begin(), row.rank_discards().end()};
   for (const auto& [tag, form] : row.tag_forms())
-    group.tag_forms[tag] = static_cast<SaveForm>(form);
+    group.tag_forms[tag] = form_of(form).value_or(Form::kAuto);
   for (const v1::record::Share& share : row.shares())
     group.shares.push_back({share.transaction(), share.out() ? Stage::kOut : Stage::kIn,
                             share.asked(), share.went_on(), share.given_up()});
@@ -361,7 +361,8 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
     a.saved_in = saved.attempt();
     a.saved = from_record(saved.extents());
     for (const v1::record::Saved::Piece& piece : saved.pieces())
-      a.stored.push_back({piece.length(), piece.bytes(), piece.sparse(), piece.checksum()});
+      a.stored.push_back({piece.length(), piece.bytes(),
+                          stored_form_of(piece.form()).value_or(Form::kDense), piece.checksum()});
     a.stayed = saved.stayed();
     a.saved_row = adopt(RowKind::kSaved, id);
     // It came back in a resume that was opening.

@@ -50,18 +50,6 @@ Status freed(AllocationId id) {
                                " of this ticket does not exist; its sharers have freed it"};
 }
 
-std::string_view to_string(SaveForm form) {
-  switch (form) {
-    case SaveForm::kAuto:
-      return "auto";
-    case SaveForm::kDense:
-      return "dense";
-    case SaveForm::kSparse:
-      break;
-  }
-  return "sparse";
-}
-
 std::string_view to_string(PinReason reason) {
   switch (reason) {
     case PinReason::kNic:
@@ -87,7 +75,7 @@ std::vector<Stored> Allocation::pieces() const {
   for (const Extent& extent : saved) {
     // Extents are whole chunks; the last may reach beyond the allocation.
     const std::uint64_t length = std::min(extent.length, size - offset);
-    pieces.push_back({length, length, false, 0});
+    pieces.push_back({length, length, Form::kDense, 0});
     offset += length;
   }
   return pieces;
@@ -100,12 +88,12 @@ bool Allocation::store(const Piece& piece, std::uint64_t chunk, Extents& left) {
   while (i < all.size() && offset < piece.offset) offset += all[i++].length;
   if (i == all.size() || offset != piece.offset) return false;
   Stored& here = all[i];
-  const bool told = here.sparse || here.checksum != 0;
+  const bool told = here.form != Form::kDense || here.checksum != 0;
   Extent& extent = saved[i];
-  const bool can_be =
-      piece.sparse ? piece.bytes > 0 && piece.bytes < here.length : piece.bytes == here.length;
+  const bool can_be = rule(piece.form).shorter ? piece.bytes > 0 && piece.bytes < here.length
+                                               : piece.bytes == here.length;
   if (told || !can_be || piece.bytes > extent.length) return false;
-  here = {here.length, piece.bytes, piece.sparse, piece.checksum};
+  here = {here.length, piece.bytes, piece.form, piece.checksum};
   const std::uint64_t used = round_up(piece.bytes, chunk);
   if (used < extent.length) {
     left.push_back({extent.segment, extent.offset + used, extent.length - used});
@@ -117,7 +105,7 @@ bool Allocation::store(const Piece& piece, std::uint64_t chunk, Extents& left) {
 
 bool Allocation::fits() const {
   for (std::size_t i = 0; i < stored.size(); ++i)
-    if (!stored[i].sparse && stored[i].length > saved[i].length) return false;
+    if (!rule(stored[i].form).shorter && stored[i].length > saved[i].length) return false;
   return true;
 }
 

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "common/fd.h"
+#include "common/form.h"
 #include "common/protocol.h"
 #include "common/status.h"
 #include "daemon/base/ids.h"
@@ -42,16 +43,11 @@ inline constexpr std::string_view kHeapTag = "heap";
 /// What the region in which memory was allocated says about its bytes.
 enum class RegionPolicy : std::uint8_t { kNone, kKeep, kDiscard };
 
-/// How kept bytes are to be stored, or are.
-enum class SaveForm : std::uint8_t { kAuto, kDense, kSparse };
-/// "auto", "dense", "sparse".
-std::string_view to_string(SaveForm form);
-
 /// How a rank has stored the piece of an allocation that one extent is for.
 struct Stored {
-  std::uint64_t length = 0;    // of the allocation
-  std::uint64_t bytes = 0;     // of the pool
-  bool sparse = false;         // an index and the blocks that are not zero; else byte for byte
+  std::uint64_t length = 0;  // of the allocation
+  std::uint64_t bytes = 0;   // of the pool
+  Form form = Form::kDense;
   std::uint64_t checksum = 0;  // of the piece; 0: none was taken
 };
 
@@ -121,7 +117,7 @@ struct Allocation {
   struct Piece {
     std::uint64_t offset = 0;
     std::uint64_t bytes = 0;
-    bool sparse = false;
+    Form form = Form::kDense;
     std::uint64_t checksum = 0;
   };
   bool store(const Piece& piece, std::uint64_t chunk, Extents& left);

@@ -126,7 +126,7 @@ struct GroupEntry {
   Group machine;
   std::map<std::string, bool> tag_discards;   // the tags whose policy an operator has set
   std::map<std::string, bool> rank_discards;  // or a rank
-  std::map<std::string, SaveForm> tag_forms;  // likewise
+  std::map<std::string, Form> tag_forms;      // likewise
   std::map<std::string, Charge> policies;     // of each tag that is in one of these
   std::set<RankId> lost;  // session ended, but the process lives and shares memory
   std::optional<EventLoop::TimerId> timer;
@@ -144,7 +144,7 @@ struct Node {
   Allocations allocations;
   Pools pools;
   std::uint64_t pool_configured = 0;
-  SaveForm pool_form = SaveForm::kAuto;    // of tags for which nobody has set another
+  Form pool_form = Form::kAuto;            // of tags for which nobody has set another
   std::uint64_t swap_wave = 0;             // bytes of each keeper at a time; 0: no waves
   GuestPolicy guests = GuestPolicy::kPin;  // of pauses that say nothing else
   std::string pool_error;
@@ -154,7 +154,7 @@ struct Node {
   History history;
 
   /// How a pause saves this allocation's bytes.
-  SaveForm form(const GroupEntry& group, const Allocation& a) const {
+  Form form(const GroupEntry& group, const Allocation& a) const {
     const auto set = group.tag_forms.find(a.tag);
     return set != group.tag_forms.end() ? set->second : pool_form;
   }

@@ -54,8 +54,7 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
     (*row.mutable_tag_discards())[tag] = discard;
   for (const auto& [tag, discard] : group.rank_discards)
     (*row.mutable_rank_discards())[tag] = discard;
-  for (const auto& [tag, form] : group.tag_forms)
-    (*row.mutable_tag_forms())[tag] = static_cast<std::uint32_t>(form);
+  for (const auto& [tag, form] : group.tag_forms) (*row.mutable_tag_forms())[tag] = number_of(form);
   const Standing standing = standing_of(group.machine);
   row.set_paused(standing.rest == GroupState::kPaused);
   row.set_epoch(standing.epoch.attempt);
@@ -90,7 +89,7 @@ void to_record(const Allocation& allocation, bool leaves, v1::record::Saved& row
     v1::record::Saved::Piece& piece = *row.add_pieces();
     piece.set_length(stored.length);
     piece.set_bytes(stored.bytes);
-    piece.set_sparse(stored.sparse);
+    piece.set_form(number_of(stored.form));
     piece.set_checksum(stored.checksum);
   }
   row.set_stayed(allocation.stayed);

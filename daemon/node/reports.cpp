@@ -50,23 +50,12 @@ v1::GroupState to_proto(GroupState state) {
   return v1::GROUP_STATE_UNSPECIFIED;
 }
 
-v1::SaveForm to_proto(SaveForm form) {
-  switch (form) {
-    case SaveForm::kAuto:
-      return v1::SAVE_FORM_AUTO;
-    case SaveForm::kDense:
-      return v1::SAVE_FORM_DENSE;
-    case SaveForm::kSparse:
-      return v1::SAVE_FORM_SPARSE;
-  }
-  return v1::SAVE_FORM_UNSPECIFIED;
-}
+static_assert(static_cast<int>(Form::kAuto) == v1::FORM_AUTO &&
+              static_cast<int>(Form::kDense) == v1::FORM_DENSE &&
+              static_cast<int>(Form::kSparse) == v1::FORM_SPARSE);
+v1::Form to_proto(Form form) { return static_cast<v1::Form>(form); }
 
-std::optional<SaveForm> from_proto(v1::SaveForm form) {
-  for (SaveForm each : {SaveForm::kAuto, SaveForm::kDense, SaveForm::kSparse})
-    if (to_proto(each) == form) return each;
-  return std::nullopt;
-}
+std::optional<Form> from_proto(v1::Form form) { return form_of(static_cast<std::uint32_t>(form)); }
 
 void report_group(const Node& node, const Caller& caller, const GroupEntry& group,
                   v1::GroupInfo& info) {

@@ -20,9 +20,9 @@
 namespace amem {
 
 v1::GroupState to_proto(GroupState state);
-v1::SaveForm to_proto(SaveForm form);
+v1::Form to_proto(Form form);
 /// Nothing for a number that is none of them.
-std::optional<SaveForm> from_proto(v1::SaveForm form);
+std::optional<Form> from_proto(v1::Form form);
 
 // What a caller is told: of groups that it may see, by the names by which it can call them.
 void report_group(const Node& node, const Caller& caller, const GroupEntry& group,

@@ -140,13 +140,15 @@ Status SavedBytes::stored(const GroupEntry& group, const Rank& rank, const amem_
     const amem_v1_Saved_Piece& piece = saved.pieces[i];
     Allocation* a = node_.allocations.find(piece.id);
     if (a == nullptr || a->saved.empty()) continue;  // freed, or pinned, meanwhile
+    const std::optional<Form> form = stored_form_of(piece.form);
     Extents left;
-    if (a->saver != rank.id || !a->store({piece.offset, piece.stored, piece.sparse, piece.checksum},
-                                         node_.pools.chunk(), left))
+    if (!form || a->saver != rank.id ||
+        !a->store({piece.offset, piece.stored, *form, piece.checksum}, node_.pools.chunk(), left))
       return {Code::kInvalidArgument, "it says that it has stored " + std::to_string(piece.stored) +
                                           " bytes of allocation " + std::to_string(piece.id) +
                                           " from byte " + std::to_string(piece.offset) +
-                                          " on, which it was not told to"};
+                                          " on in form " + std::to_string(piece.form) +
+                                          ", which it was not told to"};
     free(group.account, left);
     if (i + 1 == saved.pieces_count || saved.pieces[i + 1].id != piece.id)
       if (Status status = node_.records.write_saved(*a); !status.ok()) return status;

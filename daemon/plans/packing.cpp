@@ -17,9 +17,9 @@ class Packer {
  public:
   explicit Packer(const PackRequest& request)
       : request_(request),
-        sparse_(request.blocks != nullptr && request.form != SaveForm::kDense &&
+        sparse_(request.blocks != nullptr && request.form != Form::kDense &&
                 sparse::save_sparse(request.blocks->content(0, request.size), request.size,
-                                    request.form == SaveForm::kSparse)) {}
+                                    request.form == Form::kSparse)) {}
 
   std::uint64_t left() const { return request_.size - at_; }
   /// Bytes of the pool that the next part of this length takes.
@@ -44,7 +44,7 @@ class Packer {
   }
   void put(const Extent& extent, std::uint64_t length) {
     place_.extents.push_back(extent);
-    place_.pieces.push_back({length, std::min(length, extent.length), false, 0});
+    place_.pieces.push_back({length, std::min(length, extent.length), Form::kDense, 0});
     at_ += length;
   }
   PoolPlace take_place() { return std::move(place_); }

@@ -18,7 +18,7 @@ namespace amem {
 struct PackRequest {
   std::uint64_t size = 0;
   std::size_t order = 0;  // which of the orders
-  SaveForm form = SaveForm::kAuto;
+  Form form = Form::kAuto;
   const BlockMap* blocks = nullptr;  // null: nobody has looked, all of it counts
 };
 

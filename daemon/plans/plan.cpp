@@ -15,8 +15,7 @@ void add_copies(const Allocation& allocation, std::vector<CopyRange>& copies) {
   for (const Stored& piece : allocation.pieces()) {
     const Extent& extent = allocation.saved[i++];
     copies.push_back({allocation.id, offset, piece.length, extent.segment, extent.offset,
-                      piece.sparse ? SaveForm::kSparse : SaveForm::kDense,
-                      piece.sparse ? piece.bytes : 0, piece.checksum});
+                      piece.form, rule(piece.form).shorter ? piece.bytes : 0, piece.checksum});
     offset += piece.length;
   }
 }
@@ -91,7 +90,7 @@ Plan plan_save(const Allocations& table, GroupId group, const FormOf& form,
       const Extent& extent = a->saved[i++];
       const bool shorter = extent.length < piece.length;
       copies.push_back({a->id, offset, piece.length, extent.segment, extent.offset,
-                        shorter ? SaveForm::kSparse : form(*a), shorter ? extent.length : 0});
+                        shorter ? Form::kSparse : form(*a), shorter ? extent.length : 0});
       offset += piece.length;
     }
   }

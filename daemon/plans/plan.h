@@ -24,9 +24,9 @@ struct CopyRange {
   std::uint64_t length = 0;
   std::uint32_t segment = 0;
   std::uint64_t segment_offset = 0;
-  SaveForm form = SaveForm::kDense;  // of a load: how it is stored, never kAuto
-  std::uint64_t stored = 0;          // of what is or must be sparse: bytes, or space, in the pool
-  std::uint64_t checksum = 0;        // of a load: of the range's bytes; 0: not known
+  Form form = Form::kDense;    // of a load: how it is stored, never kAuto
+  std::uint64_t stored = 0;    // of what is or must be sparse: bytes, or space, in the pool
+  std::uint64_t checksum = 0;  // of a load: of the range's bytes; 0: not known
 
   friend bool operator==(const CopyRange&, const CopyRange&) = default;
 };
@@ -54,7 +54,7 @@ std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Select
 
 /// Save: every allocation of the group that is on a device, has extents and is `chosen`, copied by
 /// its keeper in the form that `form` says; sparsely where its place is shorter.
-using FormOf = std::function<SaveForm(const Allocation&)>;
+using FormOf = std::function<Form(const Allocation&)>;
 Plan plan_save(
     const Allocations& table, GroupId group, const FormOf& form,
     const Allocations::Filter& chosen = [](const Allocation&) { return true; });

@@ -16,18 +16,6 @@ Message message_of(pb_size_t body) {
   return message;
 }
 
-amem_v1_Form form_message(SaveForm form) {
-  switch (form) {
-    case SaveForm::kAuto:
-      return amem_v1_Form_FORM_AUTO;
-    case SaveForm::kSparse:
-      return amem_v1_Form_FORM_SPARSE;
-    case SaveForm::kDense:
-      break;
-  }
-  return amem_v1_Form_FORM_DENSE;
-}
-
 Status told_status(std::uint32_t code, const char* why) {
   if (code == 0) return {};
   const bool known = code <= static_cast<std::uint32_t>(Code::kDataLoss);
@@ -158,7 +146,7 @@ Message copies_message(CopyKind kind, Epoch epoch, const CopyRange* begin, const
   for (const CopyRange* range = begin; range != end; ++range)
     copies.copies[copies.copies_count++] = {
         range->id,      range->offset,         range->length,
-        range->segment, range->segment_offset, form_message(range->form),
+        range->segment, range->segment_offset, number_of(range->form),
         range->stored,  range->checksum};
   return message;
 }

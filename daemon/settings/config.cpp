@@ -134,10 +134,11 @@ Status set_log_format(Config& config, std::string_view value) {
   return one_of(config.log_format, value, {"text", "json"});
 }
 Status set_save(Config& config, std::string_view value) {
-  std::string text;
-  if (Status status = one_of(text, value, {"auto", "dense", "sparse"}); !status.ok()) return status;
-  for (SaveForm form : {SaveForm::kAuto, SaveForm::kDense, SaveForm::kSparse})
-    if (to_string(form) == text) config.pool_save = form;
+  const std::optional<Form> form = form_named(value);
+  if (!form)
+    return {Code::kInvalidArgument,
+            "\"" + std::string(value) + "\" is none of " + names_of_forms()};
+  config.pool_save = *form;
   return {};
 }
 std::string get_save(const Config& config) { return std::string(to_string(config.pool_save)); }

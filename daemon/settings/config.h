@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/form.h"
 #include "common/status.h"
 #include "daemon/memory/allocations.h"
 #include "daemon/owners/owner.h"
@@ -38,7 +39,7 @@ struct Config {
   std::uint64_t pool_size = 8ULL << 30;
   std::uint64_t pool_segment = 0;  // 0: segment() chooses
   std::uint64_t pool_chunk = 2ULL << 20;
-  SaveForm pool_save = SaveForm::kAuto;
+  Form pool_save = Form::kAuto;
 
   Deadlines deadlines;
   GuestPolicy guests = GuestPolicy::kPin;

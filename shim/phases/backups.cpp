@@ -32,7 +32,7 @@ std::vector<Piece> Backups::find(std::uint64_t id, std::uint64_t offset,
 
 void read_copy(const Piece& piece, const std::byte* pool, std::uint64_t offset,
                std::uint64_t length, std::byte* out) {
-  if (!piece.sparse) {
+  if (piece.form == Form::kDense) {
     std::memcpy(out, pool + offset, length);
     return;
   }

@@ -17,6 +17,11 @@ std::uint64_t pool_bytes(const amem_v1_Copy& copy) {
   return copy.stored != 0 ? copy.stored : copy.length;
 }
 
+Status unknown_form(const amem_v1_Copy& copy) {
+  return {Code::kInternal, "allocation " + std::to_string(copy.id) + " is to be copied in form " +
+                               std::to_string(copy.form) + ", which this shim does not know"};
+}
+
 bool contains(const std::vector<int>& list, int value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
@@ -292,7 +297,7 @@ Result<const void*> Mover::view(CUdeviceptr address, std::uint64_t size) {
   CUdeviceptr next = 0;
   for (const SavedRange& range : ranges.value()) {
     const CUdeviceptr at = range.piece.pool + range.offset;
-    if (range.piece.sparse || (next != 0 && at != next)) return nullptr;
+    if (range.piece.form != Form::kDense || (next != 0 && at != next)) return nullptr;
     next = at + range.size;
   }
   return reinterpret_cast<const void*>(next - size);
@@ -305,15 +310,17 @@ Status Mover::save(const amem_v1_Copies& copies) {
     Result<Piece> placed = place(copy);
     if (!placed.ok()) return placed.status();
     Piece& piece = placed.value();
-    piece.sparse = copy.form == amem_v1_Form_FORM_SPARSE;
+    const std::optional<Form> form = form_of(copy.form);
+    if (!form) return unknown_form(copy);
+    piece.form = *form;
     piece.left_out = left_out(piece.id);
-    if (copy.form != amem_v1_Form_FORM_DENSE && sparse_.offer(piece)) continue;
+    if (piece.form != Form::kDense && sparse_.offer(piece)) continue;
     if (piece.space < piece.length)
       return {Code::kInternal, memory_.holdings.name(piece.id) + " is to be saved in " +
                                    std::to_string(piece.space) + " bytes of the pool instead of " +
                                    std::to_string(piece.length) +
                                    ", and its zeros can no longer be looked for"};
-    piece.sparse = false;
+    piece.form = Form::kDense;
     if (Status s = this->copy(piece, Way::kSave); !s.ok()) return s;
     backups_.add(piece);
     if (options_.verify) pieces_.push_back(piece);
@@ -331,11 +338,13 @@ Status Mover::load(const amem_v1_Copies& copies) {
     Result<Piece> placed = place(copy);
     if (!placed.ok()) return placed.status();
     Piece& piece = placed.value();
-    piece.sparse = copy.form == amem_v1_Form_FORM_SPARSE;
-    piece.checksum = copy.checksum;
     const bool cleared = copy.segment == kZeroSegment;
+    const std::optional<Form> form = stored_form_of(copy.form);
+    if (!form && !cleared) return unknown_form(copy);
+    piece.form = form.value_or(Form::kDense);
+    piece.checksum = copy.checksum;
     if (options_.verify && !cleared && piece.checksum != 0) pieces_.push_back(piece);
-    if (piece.sparse && !cleared) {
+    if (piece.form == Form::kSparse && !cleared) {
       bytes_ += copy.stored;
       sparse_ones.push_back(piece);
     } else if (Status s = this->copy(piece, cleared ? Way::kClear : Way::kLoad); !s.ok()) {
@@ -359,11 +368,11 @@ Status Mover::restore(std::uint64_t id, std::uint64_t size) {
     piece.pool = from.pool;
     piece.space = from.space;
     piece.stored = from.stored;
-    piece.sparse = from.sparse;
+    piece.form = from.form;
     const Result<MappedSegment*> segment = segment_at(piece.pool);
     if (!segment.ok()) return segment.status();
     if (Status s = grant(*segment.value(), piece.device); !s.ok()) return s;
-    if (piece.sparse)
+    if (piece.form == Form::kSparse)
       sparse_ones.push_back(piece);
     else if (Status s = copy(piece, Way::kLoad); !s.ok())
       return s;
@@ -391,7 +400,7 @@ Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
   std::vector<Piece> decided;
   Status result = sparse_.gather(decided);
   for (const Piece& piece : decided) {
-    if (piece.sparse)
+    if (piece.form == Form::kSparse)
       bytes_ += piece.stored;
     else if (result.ok())
       result = copy(piece, Way::kSave);
@@ -401,7 +410,7 @@ Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
   pieces_.insert(pieces_.end(), decided.begin(), decided.end());
   if (result.ok() && options_.verify) result = sparse_.checksums(pieces_);
   stored = std::exchange(pieces_, {});
-  std::erase_if(stored, [](const Piece& p) { return !p.sparse && p.checksum == 0; });
+  std::erase_if(stored, [](const Piece& p) { return p.form == Form::kDense && p.checksum == 0; });
   memory_.residency.drop_temporary_mappings();
   bytes = std::exchange(bytes_, 0);
   return result;
@@ -432,8 +441,8 @@ Status Mover::verify() {
     return {Code::kDataLoss, "AMEM_VERIFY: " + memory_.holdings.name(loaded[i].id) + ", bytes " +
                                  std::to_string(loaded[i].offset) + " to " +
                                  std::to_string(loaded[i].offset + loaded[i].length) +
-                                 ", did not come back as they were saved" +
-                                 (loaded[i].sparse ? " (sparse)" : " (dense)")};
+                                 ", did not come back as they were saved" + " (" +
+                                 std::string(to_string(loaded[i].form)) + ")"};
   }
   return {};
 }

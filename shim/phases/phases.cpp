@@ -183,7 +183,8 @@ void Phases::saved(const amem_v1_Copies& save, std::span<const Piece> pieces) {
     saved.wave = save.wave;
     const auto part = pieces.first(std::min(pieces.size(), kMaxPiecesPerMessage));
     for (const Piece& p : part)
-      saved.pieces[saved.pieces_count++] = {p.id, p.offset, p.stored, p.sparse, p.checksum};
+      saved.pieces[saved.pieces_count++] = {p.id, p.offset, p.stored, number_of(p.form),
+                                            p.checksum};
     session_.post(message);
     pieces = pieces.subspan(part.size());
   }

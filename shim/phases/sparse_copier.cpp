@@ -183,7 +183,7 @@ Status SparseCopier::gather(std::vector<Piece>& decided) {
     if (Status s = scanned(ordinal, device, places); !s.ok()) return s;
     if (Status s = decide(device, places); !s.ok()) return s;
     for (const Place& place : places) decided.push_back(place.piece);
-    std::erase_if(places, [](const Place& place) { return !place.piece.sparse; });
+    std::erase_if(places, [](const Place& place) { return place.piece.form != Form::kSparse; });
     if (Status s = launch(Kernel::kGather, ordinal, device, places); !s.ok()) return s;
   }
   return {};
@@ -193,8 +193,9 @@ Status SparseCopier::decide(const Device& device, std::vector<Place>& places) {
   for (Place& place : places) {
     Piece& piece = place.piece;
     const sparse::Content content = count(entries(device, place), piece.length);
-    piece.sparse = sparse::save_sparse(content, piece.length, piece.sparse);
-    piece.stored = piece.sparse ? content.stored : piece.length;
+    const bool shorter = sparse::save_sparse(content, piece.length, piece.form == Form::kSparse);
+    piece.form = shorter ? Form::kSparse : Form::kDense;
+    piece.stored = shorter ? content.stored : piece.length;
     piece.left_out = nullptr;
     if (piece.stored > piece.space)
       return {Code::kAborted,

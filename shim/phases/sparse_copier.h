@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/driver.h"
+#include "common/form.h"
 #include "common/sparse.h"
 #include "shim/driver/local_devices.h"
 #include "shim/driver/pinned_memory.h"
@@ -37,7 +38,7 @@ struct Piece {
   CUdeviceptr address = 0;
   CUdeviceptr pool = 0;
   std::uint64_t space = 0;     // of a save: bytes of the pool from there on; no more is written
-  bool sparse = false;         // once it has been decided; before: wherever that is shorter at all
+  Form form = Form::kDense;    // as it lies in the pool, or as it is wished until that is decided
   std::uint64_t stored = 0;    // bytes of the copy
   std::uint64_t checksum = 0;  // of the piece's bytes; 0: none
   // Of the allocation: what is not zero, and counts as zero. Somebody else's; nullptr: nothing.

@@ -81,7 +81,7 @@ int main(int argc, char** argv) {
   piece.device = 0;
   piece.address = memory;
   piece.pool = reinterpret_cast<CUdeviceptr>(pool);
-  piece.sparse = true;
+  piece.form = Form::kSparse;
   for (const unsigned zeros : {100U, 81U, 40U, 3U, 0U}) {
     check(driver.cuMemsetD8Async_(memory, 0, length, stream), "cuMemsetD8Async");
     for (std::uint64_t block = 0; block < length / sparse::kBlock; ++block)
@@ -104,7 +104,7 @@ int main(int argc, char** argv) {
       check(copier.finish());
     });
     double load = 0;
-    if (decided[0].sparse) {
+    if (decided[0].form == Form::kSparse) {
       load = median_ms(
           runs, [] {},
           [&] {
@@ -125,7 +125,7 @@ int main(int argc, char** argv) {
         "{\"bytes\":%zu,\"zeros_percent\":%u,\"sparse\":%s,\"stored_bytes\":%llu,\"scan_ms\":%.3f,"
         "\"save_ms\":%.3f,\"save_gb_s\":%.1f,\"load_ms\":%.3f,\"load_gb_s\":%.1f,"
         "\"checksum_ms\":%.3f,\"dense_copy_ms\":%.3f}\n",
-        length, zeros, decided[0].sparse ? "true" : "false",
+        length, zeros, decided[0].form == Form::kSparse ? "true" : "false",
         static_cast<unsigned long long>(decided[0].stored), scan, save, gigabytes / save * 1e3,
         load, load > 0 ? gigabytes / load * 1e3 : 0, checksum, dense);
     std::fflush(stdout);

@@ -183,7 +183,7 @@ inline std::string some_request(unsigned what, const Choose& choose) {
       set.set_group(some_group(choose));
       set.set_tag(some_tag(choose));
       set.set_policy(static_cast<v1::Policy>(choose(4)));
-      set.set_form(static_cast<v1::SaveForm>(choose(5)));
+      set.set_form(static_cast<v1::Form>(choose(5)));
       return set.SerializeAsString();
     }
     default: {

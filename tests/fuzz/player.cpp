@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "common/descriptors.h"
+#include "common/form.h"
 #include "common/ticket.h"
 #include "tests/fuzz/check.h"
 #include "tests/fuzz/outside.h"
@@ -200,8 +201,9 @@ void Player::saved(const amem_v1_Copies& copies) {
   saved.wave = copies.wave;
   for (pb_size_t i = 0; i < copies.copies_count; ++i) {
     const amem_v1_Copy& copy = copies.copies[i];
-    if (copy.form != amem_v1_Form_FORM_DENSE)
-      saved.pieces[saved.pieces_count++] = {copy.id, copy.offset, copy.length / 4, true, 7};
+    if (copy.form != number_of(Form::kDense))
+      saved.pieces[saved.pieces_count++] = {copy.id, copy.offset, copy.length / 4,
+                                            number_of(Form::kSparse), 7};
   }
   send_message(message);
 }

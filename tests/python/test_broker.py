@@ -125,11 +125,11 @@ def test_policy(node, broker):
         with pytest.raises(amem.InvalidArgumentError, match="no policy"):
             broker.set_policy("train", "weights", bad)
     broker.set_policy("train", "weights", save="sparse")
-    broker.set_policy("train", "other", "keep", save=messages.SaveForm.DENSE)
+    broker.set_policy("train", "other", "keep", save=messages.Form.DENSE)
     policies = {each.tag: each for each in broker.groups()[0].policies}
-    assert (policies["weights"].policy, policies["weights"].form) == (Policy.DISCARD, messages.SaveForm.SPARSE)
-    assert policies["other"].form is messages.SaveForm.DENSE
-    for bad in ("zip", messages.SaveForm.UNSPECIFIED, 9):
+    assert (policies["weights"].policy, policies["weights"].form) == (Policy.DISCARD, messages.Form.SPARSE)
+    assert policies["other"].form is messages.Form.DENSE
+    for bad in ("zip", messages.Form.UNSPECIFIED, 9):
         with pytest.raises(amem.InvalidArgumentError, match="no way to save"):
             broker.set_policy("train", "weights", save=bad)
     with pytest.raises(amem.InvalidArgumentError, match="neither"):
@@ -289,7 +289,7 @@ def test_dataclasses_are_broker_proto():
     for kind in kinds:
         described = _wire.descriptor_of(kind.__name__)
         assert [each.name for each in fields(kind)] == [each.name for each in described.fields], kind
-    for kind in (messages.GroupState, messages.Policy, messages.SaveForm):
+    for kind in (messages.GroupState, messages.Policy, messages.Form):
         described = _wire.enum_of(kind.__name__)
         names = [value.name.split("_")[-1] for value in described.values]
         assert [each.name for each in kind] == names, kind

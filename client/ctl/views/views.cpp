@@ -5,6 +5,7 @@
 
 #include "client/ctl/views/format.h"
 #include "client/ctl/views/guests_view.h"
+#include "common/form.h"
 
 namespace amem::ctl {
 namespace {
@@ -249,17 +250,9 @@ std::string policy_text(v1::Policy policy) {
   }
 }
 
-std::string form_text(v1::SaveForm form) {
-  switch (form) {
-    case v1::SAVE_FORM_AUTO:
-      return "auto";
-    case v1::SAVE_FORM_DENSE:
-      return "dense";
-    case v1::SAVE_FORM_SPARSE:
-      return "sparse";
-    default:
-      return "";
-  }
+std::string form_text(v1::Form form) {
+  const std::optional<Form> known = form_of(static_cast<std::uint32_t>(form));
+  return known ? std::string(to_string(*known)) : "";
 }
 
 std::string node_line(const v1::NodeStatus& status, const Style& style) {

@@ -18,7 +18,7 @@ Tone state_tone(v1::GroupState state);
 /// "keep", "discard", "" when unspecified.
 std::string policy_text(v1::Policy policy);
 /// "auto", "dense", "sparse"; empty for none.
-std::string form_text(v1::SaveForm form);
+std::string form_text(v1::Form form);
 
 std::string status_view(const v1::NodeStatus& status, const Style& style);
 std::string groups_view(const v1::ListGroupsResponse& groups, const Style& style);

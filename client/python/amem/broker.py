@@ -26,10 +26,10 @@ from amem._connection.calls import Connection, Ending, Operation, Watch
 from amem.errors import InvalidArgumentError
 from amem.messages import (
     AllocationInfo, Event, GroupInfo, GroupState, NodeStatus, OwnerQuotas, PastOperation, Policy, Progress, RankInfo,
-    SaveForm, from_wire)
+    Form, from_wire)
 
 __all__ = ["AllocationInfo", "Broker", "Event", "GroupInfo", "GroupState", "NodeStatus", "Operation", "OwnerQuotas",
-           "PastOperation", "Policy", "Progress", "RankInfo", "SaveForm", "Watch"]
+           "PastOperation", "Policy", "Progress", "RankInfo", "Form", "Watch"]
 
 OnProgress = Callable[[Progress], object]
 
@@ -140,14 +140,14 @@ class Broker:
         return [each for each in listed if tag is None or each.tag == tag]
 
     def set_policy(self, group: str, tag: str, policy: Policy | str | None = None, *,
-                   save: SaveForm | str | None = None) -> None:
+                   save: Form | str | None = None) -> None:
         """What a pause does with the bytes of a tag from now on: Policy.KEEP or "keep", Policy.DISCARD or "discard".
         It goes before what regions say. `save`: how it copies what it keeps, "auto", "dense" or "sparse". None leaves
         either as it is. InvalidArgumentError also for "nccl" and discard: it is always kept."""
         if policy is None and save is None:
             raise InvalidArgumentError("neither a policy nor how to save")
         policies = {"keep": Policy.KEEP, "discard": Policy.DISCARD}
-        forms = {"auto": SaveForm.AUTO, "dense": SaveForm.DENSE, "sparse": SaveForm.SPARSE}
+        forms = {"auto": Form.AUTO, "dense": Form.DENSE, "sparse": Form.SPARSE}
         number = policies.get(policy) if isinstance(policy, str) else policy
         if policy is not None and number not in policies.values():
             raise InvalidArgumentError(f"{policy!r} is no policy: keep or discard")

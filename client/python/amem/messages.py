@@ -31,7 +31,7 @@ class Policy(enum.IntEnum):
     DISCARD = 2  # drop; comes back zeroed
 
 
-class SaveForm(enum.IntEnum):
+class Form(enum.IntEnum):
     """How kept bytes lie in the pool."""
 
     UNSPECIFIED = 0
@@ -72,7 +72,7 @@ class GroupDeviceUsage:
 class TagPolicy:
     tag: str
     policy: Policy  # UNSPECIFIED: only the form was set
-    form: SaveForm  # UNSPECIFIED: the configured one
+    form: Form  # UNSPECIFIED: the configured one
 
 
 @_dataclass

@@ -57,13 +57,13 @@ def test_data_without_zeros_are_copied_whole(node):
 def test_the_form_of_a_tag(node):
     job = node.job(**WITH_ZEROS)
     answer = node.ctl("policy", "train", "nccl", "--save", "dense")
-    assert answer.json["form"] == "SAVE_FORM_DENSE"
+    assert answer.json["form"] == "FORM_DENSE"
     assert cycle(node, job)[0] == cycle(node, job)[1]
     node.ctl("policy", "train", "nccl", "--save", "sparse")
     allocated, saved = cycle(node, job)
     assert saved < 0.4 * allocated
     assert node.ctl.group("train")["policies"] == [
-        {"tag": "nccl", "policy": "POLICY_UNSPECIFIED", "form": "SAVE_FORM_SPARSE"}]
+        {"tag": "nccl", "policy": "POLICY_UNSPECIFIED", "form": "FORM_SPARSE"}]
 
 
 def test_one_process_with_several_devices(node):

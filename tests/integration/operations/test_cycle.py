@@ -132,7 +132,7 @@ def test_nccls_bytes_are_never_discarded(node):
     assert "nccl" in answer.error
     node.ctl("policy", "train", "weights", "discard")
     assert {"tag": "weights", "policy": "POLICY_DISCARD",
-            "form": "SAVE_FORM_UNSPECIFIED"} in node.ctl.group("train")["policies"]
+            "form": "FORM_UNSPECIFIED"} in node.ctl.group("train")["policies"]
     pause_and_resume(node, job)
 
 

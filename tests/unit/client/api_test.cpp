@@ -106,7 +106,7 @@ TEST_F(ClientApi, PolicyIsPassedOn) {
   ASSERT_EQ(amem_set_save_form(client, "train", "w", AMEM_SAVE_FORM_SPARSE, &error), AMEM_OK);
   EXPECT_EQ(broker.asked_policy.tag(), "w");
   EXPECT_EQ(broker.asked_policy.policy(), v1::POLICY_UNSPECIFIED);
-  EXPECT_EQ(broker.asked_policy.form(), v1::SAVE_FORM_SPARSE);
+  EXPECT_EQ(broker.asked_policy.form(), v1::FORM_SPARSE);
   EXPECT_EQ(amem_set_save_form(client, "train", "w", static_cast<amem_save_form>(0), &error),
             AMEM_ERROR_INVALID_ARGUMENT);
 }
@@ -439,7 +439,7 @@ TEST_F(CppApi, QueriesAndOperations) {
   client.resume("train");
   client.set_policy("train", "nccl", AMEM_POLICY_KEEP);
   client.set_save_form("train", "nccl", AMEM_SAVE_FORM_DENSE);
-  EXPECT_EQ(broker.asked_policy.form(), v1::SAVE_FORM_DENSE);
+  EXPECT_EQ(broker.asked_policy.form(), v1::FORM_DENSE);
   broker.progress.push_back(make_done("rollout", 1));
   client.swap("train", "rollout");
 }

@@ -50,12 +50,11 @@ TEST(CommandLine, CommandsAndTheirArguments) {
   EXPECT_EQ(policy.tag, "kv_cache");
   EXPECT_EQ(policy.policy, v1::POLICY_DISCARD);
 
-  EXPECT_EQ(policy.form, v1::SAVE_FORM_UNSPECIFIED);
+  EXPECT_EQ(policy.form, v1::FORM_UNSPECIFIED);
   const CommandLine save = *parse({"policy", "train", "nccl", "--save", "sparse"}).options;
   EXPECT_EQ(save.policy, v1::POLICY_UNSPECIFIED);
-  EXPECT_EQ(save.form, v1::SAVE_FORM_SPARSE);
-  EXPECT_EQ(parse({"policy", "train", "w", "keep", "--save=auto"}).options->form,
-            v1::SAVE_FORM_AUTO);
+  EXPECT_EQ(save.form, v1::FORM_SPARSE);
+  EXPECT_EQ(parse({"policy", "train", "w", "keep", "--save=auto"}).options->form, v1::FORM_AUTO);
   EXPECT_FALSE(parse({"policy", "train", "nccl"}).options) << "nothing to set";
   EXPECT_FALSE(parse({"policy", "train", "nccl", "--save", "zip"}).options);
 

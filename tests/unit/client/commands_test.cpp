@@ -250,10 +250,10 @@ TEST_F(Commands, PolicyAndVersion) {
   EXPECT_EQ(run({"policy", "train", "nccl", "keep", "--json"}), kExitOk);
   EXPECT_EQ(out.str(),
             "{\"group\":\"train\",\"tag\":\"nccl\",\"policy\":\"POLICY_KEEP\","
-            "\"form\":\"SAVE_FORM_UNSPECIFIED\"}\n");
+            "\"form\":\"FORM_UNSPECIFIED\"}\n");
   EXPECT_EQ(run({"policy", "train", "kv_cache", "keep", "--save", "dense"}), kExitOk);
   EXPECT_EQ(out.str(), "train: kv_cache is keep, saved dense from now on\n");
-  EXPECT_EQ(broker.asked_policy.form(), v1::SAVE_FORM_DENSE);
+  EXPECT_EQ(broker.asked_policy.form(), v1::FORM_DENSE);
   EXPECT_EQ(run({"policy", "train", "kv_cache", "--save", "sparse"}), kExitOk);
   EXPECT_EQ(out.str(), "train: kv_cache is saved sparse from now on\n");
   EXPECT_EQ(broker.asked_policy.policy(), v1::POLICY_UNSPECIFIED);

@@ -104,7 +104,7 @@ TEST(GroupsView, DevicesAndPolicies) {
   v1::TagPolicy* policy = group.add_policies();
   policy->set_tag("nccl");
   policy->set_policy(v1::POLICY_DISCARD);
-  policy->set_form(v1::SAVE_FORM_DENSE);
+  policy->set_form(v1::FORM_DENSE);
   *groups.add_groups() = group;
   v1::TagUsage* tag = group.add_tags();
   tag->set_tag("weights");

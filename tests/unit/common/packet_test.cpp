@@ -9,6 +9,7 @@
 
 #include <cstring>
 
+#include "common/form.h"
 #include "common/protocol.h"
 
 namespace amem {
@@ -42,7 +43,7 @@ Message full_copies() {
   message.body.save.last = true;
   message.body.save.copies_count = kMaxCopiesPerMessage;
   for (auto& copy : message.body.save.copies)
-    copy = {~0ULL, ~0ULL, ~0ULL, kZeroSegment, ~0ULL, amem_v1_Form_FORM_SPARSE, ~0ULL, ~0ULL};
+    copy = {~0ULL, ~0ULL, ~0ULL, kZeroSegment, ~0ULL, number_of(Form::kSparse), ~0ULL, ~0ULL};
   return message;
 }
 

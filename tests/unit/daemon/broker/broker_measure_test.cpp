@@ -37,7 +37,7 @@ TEST_F(BrokerMeasureTest, MoreThanThePoolHasGoesThroughIt) {
   EXPECT_TRUE(watcher->saw("measure"));
   ASSERT_EQ(a.saves.size(), 1U);
   EXPECT_EQ(a.saves[0].length, 2 * kPool);
-  EXPECT_EQ(a.saves[0].form, amem_v1_Form_FORM_SPARSE);
+  EXPECT_EQ(a.saves[0].form, number_of(Form::kSparse));
   EXPECT_EQ(a.saves[0].stored, 2 * kMiB) << "a chunk";
   EXPECT_EQ(status_of_pool(), 2 * kMiB);
   EXPECT_EQ(group().saved_bytes(), 4096U);
@@ -102,12 +102,12 @@ TEST_F(BrokerMeasureTest, WhatNobodyCanLookAtCounts) {
 TEST_F(BrokerMeasureTest, WhatIsSavedDenseIsNotLookedAt) {
   const std::uint64_t zeros = make_large();
   a.create(gpu(0), 4 * kMiB, "weights");
-  ASSERT_TRUE(set_form("weights", v1::SAVE_FORM_DENSE).ok());
+  ASSERT_TRUE(set_form("weights", v1::FORM_DENSE).ok());
   ASSERT_TRUE(pause().ok());
   EXPECT_EQ(a.looked_at, std::set<std::uint64_t>{zeros});
   EXPECT_EQ(status_of_pool(), 6 * kMiB);
   ASSERT_TRUE(resume().ok());
-  ASSERT_TRUE(set_form("nccl", v1::SAVE_FORM_DENSE).ok());
+  ASSERT_TRUE(set_form("nccl", v1::FORM_DENSE).ok());
   a.looked_at.clear();
   expect_runs_on(pause(), Code::kResourceExhausted, "tag 'nccl' 64 MiB of 64 MiB");
   EXPECT_TRUE(a.looked_at.empty());

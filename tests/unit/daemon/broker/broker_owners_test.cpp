@@ -392,14 +392,14 @@ TEST_F(OwnersTest, QuotasRefuseByNameAndHurtNobodyElse) {
 TEST_F(OwnersTest, PoliciesAndOpenedMemoryAreChargedToTheGroupsOwner) {
   join_as(kAlice, a, "train", 0);
   join_as(kAlice, b, "train", 1);
-  const auto set = [&](const std::string& tag, v1::Policy policy, v1::SaveForm form) {
+  const auto set = [&](const std::string& tag, v1::Policy policy, v1::Form form) {
     return on_loop([&] { return broker->set_policy(caller_, "train", tag, policy, form); });
   };
-  EXPECT_TRUE(set("kv", v1::POLICY_DISCARD, v1::SAVE_FORM_UNSPECIFIED).ok());
-  EXPECT_TRUE(set("kv", v1::POLICY_KEEP, v1::SAVE_FORM_DENSE).ok());
-  EXPECT_TRUE(set("more", v1::POLICY_UNSPECIFIED, v1::SAVE_FORM_DENSE).ok());
+  EXPECT_TRUE(set("kv", v1::POLICY_DISCARD, v1::FORM_UNSPECIFIED).ok());
+  EXPECT_TRUE(set("kv", v1::POLICY_KEEP, v1::FORM_DENSE).ok());
+  EXPECT_TRUE(set("more", v1::POLICY_UNSPECIFIED, v1::FORM_DENSE).ok());
   EXPECT_EQ(quota(kAlice, Resource::kPolicies).used(), 2U);
-  const Status refused = set("third", v1::POLICY_DISCARD, v1::SAVE_FORM_UNSPECIFIED);
+  const Status refused = set("third", v1::POLICY_DISCARD, v1::FORM_UNSPECIFIED);
   EXPECT_EQ(refused.code(), Code::kResourceExhausted);
   EXPECT_THAT(refused.text(), HasSubstr("quotas.policies"));
   EXPECT_EQ(group("train").policies_size(), 2) << "what is refused is not set";

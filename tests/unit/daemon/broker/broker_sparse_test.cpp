@@ -15,7 +15,7 @@ TEST_F(BrokerSparseTest, WhatARankDoesNotNeedGoesBackToThePool) {
   const Status paused = pause();
   ASSERT_TRUE(paused.ok()) << paused.text();
   ASSERT_EQ(a.saves.size(), 3U);
-  EXPECT_EQ(a.saves[0].form, amem_v1_Form_FORM_AUTO);
+  EXPECT_EQ(a.saves[0].form, number_of(Form::kAuto));
   EXPECT_EQ(group().saved_bytes(), 3 * 4096U);
   EXPECT_EQ(group().tags(0).saved_bytes(), 3 * 4096U);
   EXPECT_EQ(status().pool().used_bytes(), 3 * 2 * kMiB) << "a chunk for each piece";
@@ -23,7 +23,7 @@ TEST_F(BrokerSparseTest, WhatARankDoesNotNeedGoesBackToThePool) {
   const Status resumed = resume();
   ASSERT_TRUE(resumed.ok()) << resumed.text();
   ASSERT_EQ(a.loads.size(), 3U);
-  EXPECT_EQ(a.loads[2].form, amem_v1_Form_FORM_SPARSE);
+  EXPECT_EQ(a.loads[2].form, number_of(Form::kSparse));
   EXPECT_EQ(a.loads[2].stored, 4096U);
   EXPECT_EQ(a.loads[2].offset, 16 * kMiB);
   EXPECT_EQ(a.loads[2].length, 4 * kMiB) << "also where its extent has become shorter";
@@ -52,20 +52,20 @@ TEST_F(BrokerSparseTest, TheFormIsTheTagsOrTheConfiguredOne) {
   a.create(gpu(0), 2 * kMiB, "weights");
   a.create(gpu(0), 2 * kMiB, "nccl");
   a.create(gpu(0), 2 * kMiB, "other");
-  ASSERT_TRUE(set_form("weights", v1::SAVE_FORM_DENSE).ok());
-  ASSERT_TRUE(set_form("nccl", v1::SAVE_FORM_SPARSE).ok());
-  EXPECT_EQ(set_form("x", v1::SAVE_FORM_UNSPECIFIED).code(), Code::kInvalidArgument);
-  EXPECT_EQ(set_form("x", static_cast<v1::SaveForm>(9)).code(), Code::kInvalidArgument);
+  ASSERT_TRUE(set_form("weights", v1::FORM_DENSE).ok());
+  ASSERT_TRUE(set_form("nccl", v1::FORM_SPARSE).ok());
+  EXPECT_EQ(set_form("x", v1::FORM_UNSPECIFIED).code(), Code::kInvalidArgument);
+  EXPECT_EQ(set_form("x", static_cast<v1::Form>(9)).code(), Code::kInvalidArgument);
   ASSERT_TRUE(pause().ok());
   ASSERT_EQ(a.saves.size(), 3U);
-  EXPECT_EQ(a.saves[0].form, amem_v1_Form_FORM_DENSE);
-  EXPECT_EQ(a.saves[1].form, amem_v1_Form_FORM_SPARSE);
-  EXPECT_EQ(a.saves[2].form, amem_v1_Form_FORM_AUTO);
-  EXPECT_EQ(set_form("weights", v1::SAVE_FORM_AUTO).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(a.saves[0].form, number_of(Form::kDense));
+  EXPECT_EQ(a.saves[1].form, number_of(Form::kSparse));
+  EXPECT_EQ(a.saves[2].form, number_of(Form::kAuto));
+  EXPECT_EQ(set_form("weights", v1::FORM_AUTO).code(), Code::kFailedPrecondition);
   const v1::GroupInfo info = group();
   ASSERT_EQ(info.policies_size(), 2);
   EXPECT_EQ(info.policies(1).tag(), "weights");
-  EXPECT_EQ(info.policies(1).form(), v1::SAVE_FORM_DENSE);
+  EXPECT_EQ(info.policies(1).form(), v1::FORM_DENSE);
   EXPECT_EQ(info.policies(1).policy(), v1::POLICY_UNSPECIFIED);
 }
 
@@ -84,7 +84,7 @@ TEST_F(BrokerSparseTest, ChecksumsComeBackWithTheLoadAlsoToAnotherKeeper) {
   ASSERT_TRUE(resumed.ok()) << resumed.text();
   ASSERT_EQ(b.loads.size(), 1U);
   EXPECT_EQ(b.loads[0].checksum, 0x1234567890abcdefU);
-  EXPECT_EQ(b.loads[0].form, amem_v1_Form_FORM_SPARSE);
+  EXPECT_EQ(b.loads[0].form, number_of(Form::kSparse));
   EXPECT_TRUE(b.holds(id, 7));
 }
 

@@ -193,17 +193,17 @@ TEST_F(AllocationsTest, WhatAPartDoesNotNeedIsLeft) {
   a.saved = {{0, 0, 512}, {1, 0, 512}};
   EXPECT_EQ(a.saved_bytes(), 1000U);
   Extents left;
-  ASSERT_TRUE(a.store({512, 65, true, 0}, kChunk, left));
+  ASSERT_TRUE(a.store({512, 65, Form::kSparse, 0}, kChunk, left));
   EXPECT_EQ(left, (Extents{{1, 128, 384}}));
   EXPECT_EQ(a.saved, (Extents{{0, 0, 512}, {1, 0, 128}}));
   EXPECT_EQ(a.saved_bytes(), 512 + 65U);
-  ASSERT_TRUE(a.store({0, 512, false, 9}, kChunk, left)) << "only a checksum";
+  ASSERT_TRUE(a.store({0, 512, Form::kDense, 9}, kChunk, left)) << "only a checksum";
   EXPECT_EQ(left.size(), 1U);
   const std::vector<Stored> pieces = a.pieces();
   ASSERT_EQ(pieces.size(), 2U);
   EXPECT_EQ(pieces[0].checksum, 9U);
   EXPECT_EQ(pieces[1].length, 488U);
-  EXPECT_TRUE(pieces[1].sparse);
+  EXPECT_EQ(pieces[1].form, Form::kSparse);
 }
 
 TEST_F(AllocationsTest, APartWithAShortPlaceFitsOnceItIsSparse) {
@@ -211,16 +211,16 @@ TEST_F(AllocationsTest, APartWithAShortPlaceFitsOnceItIsSparse) {
   Allocation& a = make(1, 1000);
   EXPECT_TRUE(a.fits());
   a.saved = {{0, 0, 128}, {1, 0, 256}};
-  a.stored = {{800, 128, false, 0}, {200, 200, false, 0}};
+  a.stored = {{800, 128, Form::kDense, 0}, {200, 200, Form::kDense, 0}};
   EXPECT_EQ(a.saved_bytes(), 328U);
   EXPECT_FALSE(a.fits());
   Extents left;
-  EXPECT_FALSE(a.store({0, 800, false, 5}, kChunk, left)) << "there is no space for that";
-  EXPECT_FALSE(a.store({0, 129, true, 0}, kChunk, left)) << "nor for that";
-  ASSERT_TRUE(a.store({0, 60, true, 0}, kChunk, left));
+  EXPECT_FALSE(a.store({0, 800, Form::kDense, 5}, kChunk, left)) << "there is no space for that";
+  EXPECT_FALSE(a.store({0, 129, Form::kSparse, 0}, kChunk, left)) << "nor for that";
+  ASSERT_TRUE(a.store({0, 60, Form::kSparse, 0}, kChunk, left));
   EXPECT_EQ(left, (Extents{{0, 64, 64}})) << "it has become less";
   EXPECT_TRUE(a.fits());
-  ASSERT_TRUE(a.store({800, 200, false, 7}, kChunk, left));
+  ASSERT_TRUE(a.store({800, 200, Form::kDense, 7}, kChunk, left));
   EXPECT_EQ(a.saved_bytes(), 260U);
 }
 
@@ -228,13 +228,13 @@ TEST_F(AllocationsTest, PartsThatCannotBe) {
   Allocation& a = make(1, 1000);
   a.saved = {{0, 0, 512}, {1, 0, 512}};
   Extents left;
-  EXPECT_FALSE(a.store({100, 64, true, 0}, 64, left)) << "no part begins there";
-  EXPECT_FALSE(a.store({1000, 64, true, 0}, 64, left)) << "behind the end";
-  EXPECT_FALSE(a.store({0, 512, true, 0}, 64, left)) << "not shorter";
-  EXPECT_FALSE(a.store({0, 0, true, 0}, 64, left)) << "not even an index";
-  EXPECT_FALSE(a.store({512, 480, false, 0}, 64, left)) << "not all of it";
-  ASSERT_TRUE(a.store({0, 64, true, 0}, 64, left));
-  EXPECT_FALSE(a.store({0, 64, true, 0}, 64, left)) << "told before";
+  EXPECT_FALSE(a.store({100, 64, Form::kSparse, 0}, 64, left)) << "no part begins there";
+  EXPECT_FALSE(a.store({1000, 64, Form::kSparse, 0}, 64, left)) << "behind the end";
+  EXPECT_FALSE(a.store({0, 512, Form::kSparse, 0}, 64, left)) << "not shorter";
+  EXPECT_FALSE(a.store({0, 0, Form::kSparse, 0}, 64, left)) << "not even an index";
+  EXPECT_FALSE(a.store({512, 480, Form::kDense, 0}, 64, left)) << "not all of it";
+  ASSERT_TRUE(a.store({0, 64, Form::kSparse, 0}, 64, left));
+  EXPECT_FALSE(a.store({0, 64, Form::kSparse, 0}, 64, left)) << "told before";
   EXPECT_EQ(left.size(), 1U);
 }
 

@@ -39,7 +39,7 @@ class PackingTest : public ::testing::Test {
       const std::uint64_t space = place.extents[i].length;
       EXPECT_EQ(space % pool.chunk(), 0U);
       EXPECT_TRUE(space >= length || request.blocks->content(offset, length).stored <= space);
-      EXPECT_FALSE(place.pieces[i].sparse) << "the rank tells that";
+      EXPECT_EQ(place.pieces[i].form, Form::kDense) << "the rank tells that";
       offset += length;
     }
     EXPECT_EQ(offset, request.size);
@@ -52,7 +52,7 @@ class PackingTest : public ::testing::Test {
 
 TEST_F(PackingTest, ZerosTakeAnIndex) {
   add(4 * kGroup);
-  const PackRequest request{100 * kGroup, 0, SaveForm::kAuto, map(100, {0})};
+  const PackRequest request{100 * kGroup, 0, Form::kAuto, map(100, {0})};
   EXPECT_EQ(packed_size(request, kBlock), kBlock);
   const Packing packing = pack({request});
   ASSERT_EQ(packing.missing, 0U);
@@ -63,23 +63,23 @@ TEST_F(PackingTest, ZerosTakeAnIndex) {
 
 TEST_F(PackingTest, TheFormDecidesWhatCounts) {
   add(64 * kGroup);
-  const auto size = [&](SaveForm form, const BlockMap* blocks) {
+  const auto size = [&](Form form, const BlockMap* blocks) {
     return packed_size({8 * kGroup, 0, form, blocks}, kBlock);
   };
   const BlockMap* quarter = map(8, {0xff});
   const BlockMap* most = map(8, {0xffffff});
-  EXPECT_EQ(size(SaveForm::kAuto, quarter), 65 * kBlock);
-  EXPECT_EQ(size(SaveForm::kDense, quarter), 8 * kGroup);
-  EXPECT_EQ(size(SaveForm::kAuto, nullptr), 8 * kGroup) << "nobody has looked";
-  EXPECT_EQ(size(SaveForm::kAuto, most), 8 * kGroup) << "more than 60 % are not zero";
-  EXPECT_EQ(size(SaveForm::kSparse, most), (8 * 24 + 1) * kBlock);
-  EXPECT_EQ(size(SaveForm::kSparse, map(8, {0xffffffff})), 8 * kGroup) << "no shorter";
+  EXPECT_EQ(size(Form::kAuto, quarter), 65 * kBlock);
+  EXPECT_EQ(size(Form::kDense, quarter), 8 * kGroup);
+  EXPECT_EQ(size(Form::kAuto, nullptr), 8 * kGroup) << "nobody has looked";
+  EXPECT_EQ(size(Form::kAuto, most), 8 * kGroup) << "more than 60 % are not zero";
+  EXPECT_EQ(size(Form::kSparse, most), (8 * 24 + 1) * kBlock);
+  EXPECT_EQ(size(Form::kSparse, map(8, {0xffffffff})), 8 * kGroup) << "no shorter";
 }
 
 TEST_F(PackingTest, WhatFindsNoSingleRunLiesInPieces) {
   for (int i = 0; i < 6; ++i) add(kGroup);
   // Zeros, then data, then zeros with a block in each group.
-  const PackRequest request{20 * kGroup, 0, SaveForm::kAuto, map(20, {0, 0, 0, ~0U, ~0U, 1})};
+  const PackRequest request{20 * kGroup, 0, Form::kAuto, map(20, {0, 0, 0, ~0U, ~0U, 1})};
   const Packing packing = pack({request});
   ASSERT_EQ(packing.missing, 0U);
   check(packing.places[0], request);
@@ -89,8 +89,8 @@ TEST_F(PackingTest, WhatFindsNoSingleRunLiesInPieces) {
 
 TEST_F(PackingTest, AllOrNothingAndItSaysWhatIsMissing) {
   add(3 * kGroup);
-  const PackRequest data{2 * kGroup, 0, SaveForm::kAuto, map(2, {~0U})};
-  const PackRequest zeros{9 * kGroup, 0, SaveForm::kAuto, map(9, {0})};
+  const PackRequest data{2 * kGroup, 0, Form::kAuto, map(2, {~0U})};
+  const PackRequest zeros{9 * kGroup, 0, Form::kAuto, map(9, {0})};
   const Packing packing = pack({data, data, zeros, data});
   EXPECT_EQ(packing.missing, 3 * kGroup + kBlock);
   EXPECT_TRUE(packing.places.empty());
@@ -100,7 +100,7 @@ TEST_F(PackingTest, AllOrNothingAndItSaysWhatIsMissing) {
 }
 
 TEST_F(PackingTest, NothingIsThereToTake) {
-  const PackRequest zeros{kGroup, 0, SaveForm::kAuto, map(1, {0})};
+  const PackRequest zeros{kGroup, 0, Form::kAuto, map(1, {0})};
   EXPECT_EQ(pack({zeros}).missing, kBlock);
 }
 
@@ -120,7 +120,7 @@ TEST_F(PackingTest, AnyPoolAnyContent) {
       std::vector<std::uint32_t> masks(1 + random() % 12);
       for (std::uint32_t& mask : masks)
         mask = random() % 3 == 0 ? static_cast<std::uint32_t>(random()) : 0;
-      requests.push_back({masks.size() * kGroup, 0, static_cast<SaveForm>(random() % 3),
+      requests.push_back({masks.size() * kGroup, 0, kForms[random() % kForms.size()].form,
                           map(masks.size(), masks)});
     }
     const std::uint64_t before = pool.used();

@@ -66,22 +66,19 @@ TEST_F(PlanTest, KeepersSaveAndTheLastExtentIsCutToSize) {
   Allocation& a = make({2, 1}, 250);
   a.saved = {{0, 0, 100}, {3, 500, 200}};
   make({1}, 50);  // nothing to save
-  const Plan plan =
-      plan_save(table, kOwnGroup, [](const Allocation&) { return SaveForm::kSparse; });
+  const Plan plan = plan_save(table, kOwnGroup, [](const Allocation&) { return Form::kSparse; });
   ASSERT_EQ(plan.size(), 1U);
-  EXPECT_EQ(plan.at(2).copies,
-            (std::vector<CopyRange>{{a.id, 0, 100, 0, 0, SaveForm::kSparse},
-                                    {a.id, 100, 150, 3, 500, SaveForm::kSparse}}));
+  EXPECT_EQ(plan.at(2).copies, (std::vector<CopyRange>{{a.id, 0, 100, 0, 0, Form::kSparse},
+                                                       {a.id, 100, 150, 3, 500, Form::kSparse}}));
 }
 
 TEST_F(PlanTest, WhatHasAShortPlaceIsSavedSparsely) {
   Allocation& a = make({1}, 1000);
   a.saved = {{0, 64, 128}, {2, 0, 256}};
-  a.stored = {{800, 128, false, 0}, {200, 200, false, 0}};
-  const Plan plan = plan_save(table, kOwnGroup, [](const Allocation&) { return SaveForm::kAuto; });
-  EXPECT_EQ(plan.at(1).copies,
-            (std::vector<CopyRange>{{a.id, 0, 800, 0, 64, SaveForm::kSparse, 128},
-                                    {a.id, 800, 200, 2, 0, SaveForm::kAuto}}));
+  a.stored = {{800, 128, Form::kDense, 0}, {200, 200, Form::kDense, 0}};
+  const Plan plan = plan_save(table, kOwnGroup, [](const Allocation&) { return Form::kAuto; });
+  EXPECT_EQ(plan.at(1).copies, (std::vector<CopyRange>{{a.id, 0, 800, 0, 64, Form::kSparse, 128},
+                                                       {a.id, 800, 200, 2, 0, Form::kAuto}}));
 }
 
 TEST_F(PlanTest, OnlyWhatIsPausedIsBroughtBack) {
@@ -116,12 +113,12 @@ TEST_F(PlanTest, LoadSaysHowEachPartIsStored) {
   Allocation& a = make({1}, 1000);
   a.saved = {{0, 0, 512}, {2, 0, 512}};
   Extents left;
-  ASSERT_TRUE(a.store({0, 60, true, 7}, 64, left));
+  ASSERT_TRUE(a.store({0, 60, Form::kSparse, 7}, 64, left));
   EXPECT_EQ(left, (Extents{{0, 64, 448}}));
   const Plan plan = load();
   EXPECT_EQ(plan.at(1).copies,
-            (std::vector<CopyRange>{{a.id, 0, 512, 0, 0, SaveForm::kSparse, 60, 7},
-                                    {a.id, 512, 488, 2, 0, SaveForm::kDense, 0, 0}}));
+            (std::vector<CopyRange>{{a.id, 0, 512, 0, 0, Form::kSparse, 60, 7},
+                                    {a.id, 512, 488, 2, 0, Form::kDense, 0, 0}}));
 }
 
 TEST_F(PlanTest, PeersMapWhatTheirKeeperLoaded) {

@@ -185,12 +185,12 @@ TEST(Config, WhoStartsTheHolder) {
 
 TEST(Config, HowBytesAreSaved) {
   Config config = defaults();
-  EXPECT_EQ(config.pool_save, SaveForm::kAuto);
+  EXPECT_EQ(config.pool_save, Form::kAuto);
   ConfigErrors errors;
   apply_toml(config, "[pool]\nsave = \"sparse\"\n", "f", errors);
-  EXPECT_EQ(config.pool_save, SaveForm::kSparse);
+  EXPECT_EQ(config.pool_save, Form::kSparse);
   apply_flags(config, {{"pool.save", "dense"}}, errors);
-  EXPECT_EQ(config.pool_save, SaveForm::kDense);
+  EXPECT_EQ(config.pool_save, Form::kDense);
   EXPECT_TRUE(errors.empty());
 }
 

@@ -67,7 +67,7 @@ TEST(ShimBackups, ReadsADenseCopy) {
 TEST(ShimBackups, ReadsASparseCopy) {
   // 40 blocks, of which 1, 33 and 34 are not zero, the last one shorter.
   Piece p = piece(1, 0, 39 * sparse::kBlock + 4096);
-  p.sparse = true;
+  p.form = Form::kSparse;
   std::vector<std::byte> pool(sparse::index_bytes(p.length) + 3 * sparse::kBlock);
   const std::array<sparse::Entry, 2> index = {{{0b10, 0}, {0b110, 1}}};
   std::memcpy(pool.data(), index.data(), sizeof index);

@@ -59,7 +59,7 @@ class SparseCopierTest : public OnDriver {
     p.address = memory + at;
     p.pool = reinterpret_cast<CUdeviceptr>(pool + at);
     p.space = length;
-    p.sparse = wanted;
+    p.form = wanted ? Form::kSparse : Form::kAuto;
     return p;
   }
   std::vector<Piece> save(const std::vector<Piece>& pieces) {
@@ -84,7 +84,7 @@ class SparseCopierTest : public OnDriver {
     put(0, bytes);
     std::memset(pool, 0x77, kMemory);
     const std::vector<Piece> saved = save({piece(0, bytes.size(), wanted)});
-    if (!saved[0].sparse) return 0;
+    if (saved[0].form != Form::kSparse) return 0;
     const Bytes untouched(kMemory - saved[0].stored, 0x77);
     EXPECT_EQ(std::memcmp(pool + saved[0].stored, untouched.data(), untouched.size()), 0)
         << "wrote to the pool behind " << saved[0].stored;
@@ -287,7 +287,7 @@ TEST_F(SparseCopierTest, ManyPiecesOfAllKindsInOneGo) {
   ASSERT_GT(pieces.size(), sparse::kMaxRanges);
   put(0, all);
   std::vector<Piece> saved = save(pieces);
-  std::erase_if(saved, [](const Piece& p) { return !p.sparse; });
+  std::erase_if(saved, [](const Piece& p) { return p.form != Form::kSparse; });
   EXPECT_GT(saved.size(), pieces.size() / 2);
   EXPECT_LT(saved.size(), pieces.size());
   load(saved);
@@ -325,7 +325,7 @@ TEST_F(SparseCopierTest, ABrokenIndexReadsNothingElse) {
   bytes[0] = 1;
   put(0, bytes);
   const std::vector<Piece> saved = save({piece(0, bytes.size())});
-  ASSERT_TRUE(saved[0].sparse);
+  ASSERT_EQ(saved[0].form, Form::kSparse);
   const sparse::Entry broken{0xffffffff, 0x10000000};
   std::memcpy(pool, &broken, sizeof broken);
   load(saved);
@@ -381,7 +381,7 @@ TEST_F(SparseCopierTest, WhatDoesNotFitInItsPlaceFailsAndWritesNothing) {
   Piece second = piece(kGroup, kGroup);
   first.space = second.space = 4096 + kBlock;
   const std::vector<Piece> fit = save({first, second});
-  EXPECT_TRUE(fit[0].sparse && fit[1].sparse);
+  EXPECT_TRUE(fit[0].form == Form::kSparse && fit[1].form == Form::kSparse);
   for (const bool whole : {false, true}) {
     bytes[kGroup + 5 * kBlock] = 1;
     if (whole) std::fill(bytes.begin() + kGroup, bytes.end(), 1);  // dense is no way out
