@@ -43,8 +43,10 @@ Interrupted Course::interrupted() const {
 
 void Course::enter(Phase phase, Time now) {
   close_phase(now);
-  if (phase == Phase::kOpen && phase_ != Phase::kNone)
-    loaded_ = phase_ == Phase::kLoad || phase_ == Phase::kTurn;
+  const PhaseRule& begins = rule(phase);
+  // By a fork an operation opens that has brought nothing back.
+  if (begins.answer == RankPhase::kOpen && phase_ != Phase::kNone)
+    loaded_ = rule(phase_).next == phase;
   phase_ = phase;
   phase_began_ = now;
   deadline_ = now + limit(phase);
@@ -53,86 +55,67 @@ void Course::enter(Phase phase, Time now) {
   under_way_.clear();
   waiting_.clear();
   mapped_.clear();
-  if (phase != Phase::kQuiesce) cut_.reset();
-
-  std::deque<Action>& actions = home_.actions;
-  switch (phase) {
-    case Phase::kGuests:
-      actions.push_back(action::AwaitGuests{});
-      break;
-    case Phase::kQuiesce:
-      waiting_ = participants_;
-      cut_.emplace(participants(), home_.deadlines.stall, now);
-      actions.push_back(action::Quiesce{epoch_, participants()});
-      break;
-    case Phase::kMeasure:
-      waiting_ = participants_;
-      actions.push_back(action::Measure{epoch_, participants()});
-      break;
-    case Phase::kSaveMore:
-      ++epoch_.wave;
-      [[fallthrough]];
-    case Phase::kSave:
-      no_space_ = false;
-      more_ = false;  // until it is known what is left
-      actions.push_back(action::Save{epoch_});
-      break;
-    case Phase::kRollback:
-      epoch_ = epoch_.attempt + 1;
-      [[fallthrough]];
-    case Phase::kRelease:
-      waiting_ = participants_;
-      actions.push_back(action::Release{epoch_, participants()});
-      break;
-    case Phase::kDrop:
-      actions.push_back(action::Drop{});
-      break;
-    case Phase::kAdmit:
-      actions.push_back(action::Admit{});
-      break;
-    case Phase::kCreate:
-      actions.push_back(action::Create{epoch_});
-      break;
-    case Phase::kLoad:
-      waiting_ = participants_;
-      actions.push_back(action::Load{epoch_, participants()});
-      break;
-    case Phase::kOpen: {
-      // Those that joined on the way have their gates shut too.
-      const std::vector<RankId> all = home_.members.ids();
-      participants_.insert(all.begin(), all.end());
-      waiting_ = participants_;
-      actions.push_back(action::Open{epoch_, all});
-      break;
-    }
-    case Phase::kAgree:
-    case Phase::kTurn:
-    case Phase::kNone:
-    case Phase::kPaused:
-    case Phase::kRunning:
-      break;
+  cut_.reset();
+  if (begins.counts == Counts::kWaves) ++epoch_.wave;
+  if (begins.counts == Counts::kAttempts) epoch_ = epoch_.attempt + 1;
+  if (begins.answer == RankPhase::kOpen) {
+    // Those that joined on the way have their gates shut too.
+    const std::vector<RankId> all = home_.members.ids();
+    participants_.insert(all.begin(), all.end());
   }
+  // In save the broker says first whom it asked.
+  const bool asks = begins.waits_for_ranks() && begins.entry != Entry::kSave;
+  if (asks) waiting_ = participants_;
+  act(begins.entry, now);
   asked_ = static_cast<std::uint32_t>(waiting_.size());
   report_progress(now);
   // Last, because with this one the others may go on at once, and tell of it.
-  if (phase == Phase::kAgree || phase == Phase::kTurn) actions.push_back(action::Ready{});
-  // In save the broker says first whom it asked.
-  if (rule(phase).waits_for_ranks() && rule(phase).answer != RankPhase::kSave) advance_if_done(now);
+  if (begins.entry == Entry::kReady) home_.actions.push_back(action::Ready{});
+  if (asks) advance_if_done(now);
+}
+
+void Course::act(Entry entry, Time now) {
+  std::deque<Action>& actions = home_.actions;
+  switch (entry) {
+    case Entry::kAwaitGuests:
+      return actions.push_back(action::AwaitGuests{});
+    case Entry::kQuiesce:
+      cut_.emplace(participants(), home_.deadlines.stall, now);
+      return actions.push_back(action::Quiesce{epoch_, participants()});
+    case Entry::kMeasure:
+      return actions.push_back(action::Measure{epoch_, participants()});
+    case Entry::kSave:
+      no_space_ = false;
+      more_ = false;  // until it is known what is left
+      return actions.push_back(action::Save{epoch_});
+    case Entry::kRelease:
+      return actions.push_back(action::Release{epoch_, participants()});
+    case Entry::kDrop:
+      return actions.push_back(action::Drop{});
+    case Entry::kAdmit:
+      return actions.push_back(action::Admit{});
+    case Entry::kCreate:
+      return actions.push_back(action::Create{epoch_});
+    case Entry::kLoad:
+      return actions.push_back(action::Load{epoch_, participants()});
+    case Entry::kOpen:
+      return actions.push_back(action::Open{epoch_, participants()});
+    case Entry::kReady:
+      return;  // enter() says so last
+  }
 }
 
 Duration Course::limit(Phase phase) const {
-  const Deadlines& limits = home_.deadlines;
   const auto of = [&](Phase each) {
-    const bool asked_for = each == Phase::kQuiesce || each == Phase::kLoad;
-    return asked_for && terms_.timeout != Duration::zero() ? terms_.timeout : limits.of(each);
+    const bool by_timeout =
+        rule(each).timeout == Timeout::kYes && terms_.timeout != Duration::zero();
+    return by_timeout ? terms_.timeout : home_.deadlines.*rule(each).limit;
   };
   Duration limit = of(phase);
-  if (terms_.held == Held::kNo) return limit;
-  // They may wait for all that the others have still to do, such as for guests, or to measure.
-  if (phase == Phase::kAgree) limit += limits.guests + of(Phase::kQuiesce) + 2 * limits.save;
-  if (phase == Phase::kTurn) limit += limits.create + of(Phase::kLoad);
-  if (phase == Phase::kCreate || phase == Phase::kTurn)
-    limit += limits.save + limits.release + limits.create;
+  const Awaited* const awaited = terms_.held == Held::kNo ? nullptr : awaited_in(phase);
+  if (awaited == nullptr) return limit;
+  for (const Phase each : awaited->of_others)
+    if (each != Phase::kNone) limit += of(each);
   return limit;
 }
 
@@ -144,13 +127,14 @@ void Course::close_phase(Time now) {
 }
 
 void Course::advance_if_done(Time now) {
-  if (phase_ == Phase::kQuiesce)
+  if (cut_)
     look_at_cut(now);
   else if (waiting_.empty())
     advance(now);
 }
 
 void Course::advance(Time now) {
+  // The two ends of an operation have no row in the table.
   switch (const Phase next = next_phase(phase_, [this](Reason r) { return holds(r); })) {
     case Phase::kRunning:
       home_.actions.push_back(action::Arrived{loaded_, terms_.task.selection});
@@ -198,9 +182,9 @@ void Course::fail(const Status& status, Time now) {
       return finish(pause ? GroupState::kRunning : terms_.rest, trouble_, now);
     }
     case OnFailure::kRollBack:
-      if (phase_ == Phase::kTurn && terms_.held != Held::kNo)
+      if (rule(phase_).entry == Entry::kReady && terms_.held != Held::kNo)
         home_.actions.push_back(action::Unready{});
-      return enter(Phase::kRollback, now);
+      return enter(kRollbackBegins, now);
   }
 }
 
@@ -221,7 +205,7 @@ void Course::tell(Event event, Time now) {
 // ---- what ranks answer --------------------------------------------------------------------------
 
 void Course::on(event::CutStatus event, Time now) {
-  if (phase_ != Phase::kQuiesce || event.epoch != epoch_) return;
+  if (!cut_ || event.epoch != epoch_) return;
   const std::size_t quiet = cut_->quiet_ranks();
   if (terms_.held == Held::kAbroad)
     home_.actions.push_back(action::Reported{event.rank, event.report});
@@ -243,7 +227,7 @@ void Course::look_at_cut(Time now) {
 
 void Course::on(const event::PhaseDone& event, Time now) {
   if (event.epoch != epoch_ || !waiting_.contains(event.rank)) return;
-  const bool loading = phase_ == Phase::kLoad;
+  const bool loading = rule(phase_).answer == RankPhase::kLoad;
   const bool first_answer = loading && event.phase == RankPhase::kMap;
   const bool last_answer =
       event.phase == rule(phase_).answer && (!loading || mapped_.contains(event.rank));
@@ -299,8 +283,8 @@ void Course::note_quiet(RankId rank, Time now) {
 }
 
 void Course::on(const event::FreedUnloaded& event, Time now) {
-  const bool loading = phase_ == Phase::kLoad && waiting_.contains(event.rank);
-  if (phase_ != Phase::kCreate && !loading) return;
+  const bool loading = rule(phase_).answer == RankPhase::kLoad && waiting_.contains(event.rank);
+  if (rule(phase_).entry != Entry::kCreate && !loading) return;
   fail({Code::kAborted, home_.members.label(event.rank) +
                             " freed what other ranks hold too before it had loaded it; resume "
                             "again"},
@@ -314,7 +298,7 @@ void Course::on(const event::SaveSent& event, Time now) {
   if (!event.status.ok()) return fail(event.status, now);
   no_space_ = event.measure;
   if (no_space_) return advance(now);
-  if (phase_ == Phase::kSave) home_.actions.push_back(action::Leaves{});
+  if (rule(phase_).counts != Counts::kWaves) home_.actions.push_back(action::Leaves{});
   more_ = event.more;
   waiting_ = {event.ranks.begin(), event.ranks.end()};
   asked_ = static_cast<std::uint32_t>(event.ranks.size());
@@ -323,38 +307,37 @@ void Course::on(const event::SaveSent& event, Time now) {
 }
 
 void Course::on(const event::Dropped& event, Time now) {
-  if (phase_ == Phase::kDrop && !event.note.empty()) home_.note = event.note;
-  finish_part(Phase::kDrop, {}, now);
+  if (rule(phase_).entry == Entry::kDrop && !event.note.empty()) home_.note = event.note;
+  done(Entry::kDrop, {}, now);
 }
 
-void Course::finish_part(Phase phase, const Status& status, Time now) {
-  if (phase_ != phase) return;
+void Course::done(Entry entry, const Status& status, Time now) {
+  if (rule(phase_).entry != entry) return;
   if (!status.ok()) return fail(status, now);
   advance(now);
 }
 
-// ---- the others of its transaction
-// --------------------------------------------------------------------
+// ---- the others of its transaction --------------------------------------------------------------
 
 void Course::on(const event::StepOf& event, Time) {
-  if (phase_ != Phase::kQuiesce || !takes_part(event.step.rank)) return;
+  if (!cut_ || !takes_part(event.step.rank)) return;
   cut_->sent(event.step.rank);
   home_.actions.push_back(action::Step{epoch_, event.step});
 }
 
 void Course::on(const event::CutTaken&, Time now) {
-  if (phase_ != Phase::kQuiesce) return;
+  if (!cut_) return;
   waiting_.clear();
   advance(now);
 }
 
 void Course::on(const event::AllLeft&, Time) {
-  if (phase_ == Phase::kCreate) home_.actions.push_back(action::Vacated{epoch_});
+  if (rule(phase_).entry == Entry::kCreate) home_.actions.push_back(action::Vacated{epoch_});
 }
 
 void Course::on(const event::GoOn&, Time now) {
   if (std::exchange(terms_.held, Held::kNo) == Held::kNo) return;
-  if (phase_ == Phase::kAgree || phase_ == Phase::kTurn) advance(now);
+  if (rule(phase_).entry == Entry::kReady) advance(now);
 }
 
 void Course::on(const event::GiveUp& event, Time now) {
@@ -368,7 +351,7 @@ void Course::on(const event::GiveUp& event, Time now) {
 bool Course::gates_open() const {
   // In open everything has been loaded. A group that runs goes on running while it waits for
   // guests, and while some of its memory comes back.
-  return phase_ == Phase::kGuests || phase_ == Phase::kOpen ||
+  return rule(phase_).gates == Gates::kOpen ||
          (terms_.task.op == Operation::kResume && terms_.rest == GroupState::kRunning);
 }
 
@@ -379,11 +362,14 @@ void Course::join(RankId rank) {
 
 void Course::come_back(RankId rank) {
   if (!takes_part(rank)) return;
-  const bool releases = rule(phase_).answer == RankPhase::kRelease || phase_ == Phase::kDrop;
-  if (releases)
-    home_.actions.push_back(action::Release{epoch_, {rank}});
-  else if (phase_ == Phase::kOpen)
-    home_.actions.push_back(action::Open{epoch_, {rank}});
+  switch (rule(phase_).comeback) {
+    case OnComeback::kRelease:
+      return home_.actions.push_back(action::Release{epoch_, {rank}});
+    case OnComeback::kOpen:
+      return home_.actions.push_back(action::Open{epoch_, {rank}});
+    case OnComeback::kNothing:
+      return;
+  }
 }
 
 void Course::leave(RankId rank, const std::string& who, bool leaves_unloaded, Time now) {
@@ -404,7 +390,7 @@ void Course::leave(RankId rank, const std::string& who, bool leaves_unloaded, Ti
       return fail({Code::kAborted, what}, now);
     case OnDeath::kRollBackIfNeeded:
       // While the broker creates, nobody has been asked for an answer yet.
-      if (leaves_unloaded && (was_awaited || phase_ == Phase::kCreate))
+      if (leaves_unloaded && (was_awaited || rule(phase_).entry == Entry::kCreate))
         return fail({Code::kAborted, what + " before it had loaded what other ranks hold too"},
                     now);
       [[fallthrough]];
@@ -428,10 +414,10 @@ Time Course::wakeup() const {
 
 void Course::tick(Time now) {
   if (now < deadline_) {
-    if (phase_ == Phase::kQuiesce) look_at_cut(now);
+    if (cut_) look_at_cut(now);
     return;
   }
-  if (phase_ == Phase::kGuests) {  // the answer comes at once, and says what that means
+  if (rule(phase_).late == OnLate::kDecide) {  // the answer comes at once, and says what that means
     deadline_ = kNever;
     home_.actions.push_back(action::AwaitGuests{.late = true});
     return;
@@ -450,7 +436,7 @@ void Course::tick(Time now) {
 
 void Course::report_progress(Time now) {
   std::size_t done = asked_ - waiting_.size();
-  if (phase_ == Phase::kQuiesce && cut_) done = cut_->quiet_ranks();
+  if (cut_) done = cut_->quiet_ranks();
   action::Progress progress{phase_, static_cast<std::uint32_t>(done), asked_, bytes_, now - began_};
   for (const auto& [rank, copies] : under_way_) {
     if (!waiting_.contains(rank)) continue;  // it has gone
@@ -480,14 +466,11 @@ std::string Course::laggards() const {
     return text.empty() ? "ranks of other nodes are not quiet yet" : text;
   }
   const bool abroad = terms_.held == Held::kAbroad;
-  if (phase_ == Phase::kAgree)
-    return std::string(abroad ? "other nodes" : "other groups of the set") + " have not saved yet";
-  if (phase_ == Phase::kTurn)
-    return std::string(abroad ? "other nodes" : "other groups") +
-           " have not left, or not loaded, yet";
+  if (rule(phase_).entry == Entry::kReady)
+    return std::string(abroad ? "other nodes " : "other groups ") + std::string(not_yet(phase_));
   if (waiting_.empty() && terms_.held != Held::kNo)
     return "other groups of the swap or set still have the memory, or the broker's own work";
-  if (waiting_.empty() && phase_ == Phase::kSave)
+  if (waiting_.empty() && rule(phase_).entry == Entry::kSave)
     return "space in the pool, which is being made anew because it was other users'";
   if (waiting_.empty()) return "the broker's own work";
   return home_.members.names({waiting_.begin(), waiting_.end()}) + " did not answer";

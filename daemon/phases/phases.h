@@ -1,6 +1,6 @@
 // The phases of a pause and a resume, as one table (docs/design.md, "Phases"): what each is called,
-// what ends it, what comes next, and what a failure, a death and a restart of the broker do. Course
-// follows this table, and has what a phase does when it begins.
+// what it does when it begins, what ends it and when, what comes next, what ranks may do and are
+// told meanwhile, and what a failure, a death and a restart of the broker do. Course follows it.
 #pragma once
 
 #include <array>
@@ -43,6 +43,24 @@ enum class RankPhase : std::uint8_t {
   kOpen
 };
 
+/// How long each phase may take. Those of the broker's own have a limit between its steps.
+struct Deadlines {
+  Duration quiesce = std::chrono::seconds(30);
+  Duration save = std::chrono::seconds(60);
+  Duration release = std::chrono::seconds(30);  // also for the rollback of a resume
+  Duration create = std::chrono::seconds(60);
+  Duration load = std::chrono::seconds(60);
+  Duration open = std::chrono::seconds(10);
+  Duration request = std::chrono::seconds(60);       // for the other ranks to ask for the same
+  Duration stall = std::chrono::milliseconds(20);    // of a quiesce, see docs/protocol.md
+  Duration guests = std::chrono::milliseconds(500);  // short: a swap is held up by it
+
+  /// No phase lasts longer, whatever its operation waits for; but for what a timeout adds.
+  Duration longest() const {
+    return guests + quiesce + 3 * save + 2 * release + 4 * create + load + open;
+  }
+};
+
 /// What a failed answer, a passed deadline or a failure of the broker's own work does.
 enum class OnFailure : std::uint8_t {
   kCallOff,   // gates reopen, chunks are returned, RUNNING
@@ -66,12 +84,50 @@ enum class OnRestart : std::uint8_t {
   kOpen,      // everything is there: the ranks open, again perhaps
 };
 
+/// What the operation does when the phase begins: the action of that name (actions.h).
+enum class Entry : std::uint8_t {
+  kAwaitGuests,
+  kQuiesce,
+  kMeasure,
+  kSave,  // answered by SaveSent, which says of whom it was asked
+  kReady,
+  kRelease,
+  kDrop,
+  kAdmit,
+  kCreate,
+  kLoad,
+  kOpen,
+};
+
+/// What the phase counts anew when it begins.
+enum class Counts : std::uint8_t { kNothing, kWaves, kAttempts };
+
+enum class Gates : std::uint8_t { kAsBefore, kOpen };
+
+/// What a rank is told that reconnects in this phase.
+enum class OnComeback : std::uint8_t { kNothing, kRelease, kOpen };
+
+/// What a passed deadline does.
+enum class OnLate : std::uint8_t {
+  kFail,    // OnFailure
+  kDecide,  // the entry's action again, `late`: it is answered at once
+};
+
+/// Whether the operation's own timeout takes the place of the deadline.
+enum class Timeout : std::uint8_t { kNo, kYes };
+
 struct PhaseRule {
   Phase phase;
   std::string_view name;
-  RankPhase
-      answer;  // of each rank, with which it has done its part; kNone: the broker does it alone
-  Phase next;  // but for what kForks says
+  Entry entry;
+  RankPhase answer;  // of each rank that was asked; kNone: the broker does it alone
+  Phase next;        // but for what kForks says
+  Counts counts;
+  Gates gates;
+  OnComeback comeback;
+  Duration Deadlines::*limit;
+  Timeout timeout;
+  OnLate late;
   OnFailure failure;
   OnDeath death;
   OnRestart restart;
@@ -81,35 +137,36 @@ struct PhaseRule {
 
 // clang-format off
 inline constexpr std::array kPhases = {
-    //        phase             name        answer          next             failure                death                       restart
+    //        phase             name        entry                answer               next             counts             gates             comeback              limit                timeout        late             failure               death                       restart
     // The gates are open: who is to close the memory may be waiting for this group's ranks.
-    PhaseRule{Phase::kGuests,   "guests",   RankPhase::kNone,    Phase::kQuiesce, OnFailure::kEnd,       OnDeath::kCallOff,          OnRestart::kCallOff},
-    PhaseRule{Phase::kQuiesce,  "quiesce",  RankPhase::kQuiet,   Phase::kSave,    OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
-    PhaseRule{Phase::kSave,     "save",     RankPhase::kSave,    Phase::kRelease, OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
-    PhaseRule{Phase::kAgree,    "agree",    RankPhase::kNone,    Phase::kRelease, OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kGuests,   "guests",   Entry::kAwaitGuests, RankPhase::kNone,    Phase::kQuiesce, Counts::kNothing,  Gates::kOpen,     OnComeback::kNothing, &Deadlines::guests,  Timeout::kNo,  OnLate::kDecide, OnFailure::kEnd,      OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kQuiesce,  "quiesce",  Entry::kQuiesce,     RankPhase::kQuiet,   Phase::kSave,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::quiesce, Timeout::kYes, OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kSave,     "save",     Entry::kSave,        RankPhase::kSave,    Phase::kRelease, Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::save,    Timeout::kNo,  OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kAgree,    "agree",    Entry::kReady,       RankPhase::kNone,    Phase::kRelease, Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
     // Where the pool has no space for all bytes as they are: how many are not zero?
-    PhaseRule{Phase::kMeasure,  "measure",  RankPhase::kMeasure, Phase::kSave,    OnFailure::kCallOff,   OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kMeasure,  "measure",  Entry::kMeasure,     RankPhase::kMeasure, Phase::kSave,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::save,    Timeout::kNo,  OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
     // The first Release is the point of no return.
-    PhaseRule{Phase::kRelease,  "release",  RankPhase::kRelease, Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRelease},
-    PhaseRule{Phase::kDrop,     "drop",     RankPhase::kNone,    Phase::kPaused,  OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRelease},
+    PhaseRule{Phase::kRelease,  "release",  Entry::kRelease,     RankPhase::kRelease, Phase::kDrop,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kRelease, &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
+    PhaseRule{Phase::kDrop,     "drop",     Entry::kDrop,        RankPhase::kNone,    Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kRelease, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
     // In a swap what leaves may come in waves.
-    PhaseRule{Phase::kSaveMore, "save",     RankPhase::kSave,    Phase::kRelease, OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRelease},
+    PhaseRule{Phase::kSaveMore, "save",     Entry::kSave,        RankPhase::kSave,    Phase::kRelease, Counts::kWaves,    Gates::kAsBefore, OnComeback::kNothing, &Deadlines::save,    Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
 
-    PhaseRule{Phase::kAdmit,    "admit",    RankPhase::kNone,    Phase::kCreate,  OnFailure::kEnd,       OnDeath::kGoOn,             OnRestart::kRollBack},
+    PhaseRule{Phase::kAdmit,    "admit",    Entry::kAdmit,       RankPhase::kNone,    Phase::kCreate,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kEnd,      OnDeath::kGoOn,             OnRestart::kRollBack},
     // What has been created goes to its keepers at once, so in create they map and load already.
-    PhaseRule{Phase::kCreate,   "create",   RankPhase::kNone,    Phase::kLoad,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
-    PhaseRule{Phase::kLoad,     "map+load", RankPhase::kLoad,    Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
-    PhaseRule{Phase::kTurn,     "turn",     RankPhase::kNone,    Phase::kOpen,    OnFailure::kRollBack,  OnDeath::kGoOn,             OnRestart::kRollBack},
+    PhaseRule{Phase::kCreate,   "create",   Entry::kCreate,      RankPhase::kNone,    Phase::kLoad,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kRollBack, OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
+    PhaseRule{Phase::kLoad,     "map+load", Entry::kLoad,        RankPhase::kLoad,    Phase::kOpen,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::load,    Timeout::kYes, OnLate::kFail,   OnFailure::kRollBack, OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
+    PhaseRule{Phase::kTurn,     "turn",     Entry::kReady,       RankPhase::kNone,    Phase::kOpen,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kRollBack, OnDeath::kGoOn,             OnRestart::kRollBack},
     // Ranks that have opened are running: there is no way back, and everything has been loaded.
-    PhaseRule{Phase::kOpen,     "open",     RankPhase::kOpen,    Phase::kRunning, OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kOpen},
+    PhaseRule{Phase::kOpen,     "open",     Entry::kOpen,        RankPhase::kOpen,    Phase::kRunning, Counts::kNothing,  Gates::kOpen,     OnComeback::kOpen,    &Deadlines::open,    Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kOpen},
 
-    PhaseRule{Phase::kRollback, "rollback", RankPhase::kRelease, Phase::kDrop,    OnFailure::kGoOn,      OnDeath::kGoOn,             OnRestart::kRollBack},
+    PhaseRule{Phase::kRollback, "rollback", Entry::kRelease,     RankPhase::kRelease, Phase::kDrop,    Counts::kAttempts, Gates::kAsBefore, OnComeback::kRelease, &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRollBack},
 };
 
 /// The first phases.
 inline constexpr Phase kPauseBegins = Phase::kQuiesce;
 inline constexpr Phase kPauseWithGuestsBegins = Phase::kGuests;
 inline constexpr Phase kResumeBegins = Phase::kAdmit;
+inline constexpr Phase kRollbackBegins = Phase::kRollback;
 
 /// What the next broker begins with.
 constexpr Phase first_phase(OnRestart restart) {
@@ -147,7 +204,31 @@ inline constexpr std::array kForks = {
     Fork{Phase::kDrop, Reason::kRunsOn,     Phase::kOpen},
     Fork{Phase::kLoad, Reason::kHeld,       Phase::kTurn},
 };
+
+/// Phases of the others of its transaction that an operation may have to wait for in this one.
+struct Awaited {
+  Phase phase;
+  std::array<Phase, 5> of_others;  // kNone: no more
+  std::string_view not_yet;        // of those others, for people
+};
+
+inline constexpr std::array kAwaited = {
+    Awaited{Phase::kAgree,  {Phase::kGuests, Phase::kQuiesce, Phase::kMeasure, Phase::kSave},                 "have not saved yet"},
+    Awaited{Phase::kCreate, {Phase::kSave, Phase::kRelease, Phase::kDrop},                                    ""},
+    Awaited{Phase::kTurn,   {Phase::kCreate, Phase::kLoad, Phase::kSave, Phase::kRelease, Phase::kDrop},      "have not left, or not loaded, yet"},
+};
 // clang-format on
+
+constexpr const Awaited* awaited_in(Phase phase) {
+  for (const Awaited& each : kAwaited)
+    if (each.phase == phase) return &each;
+  return nullptr;
+}
+
+constexpr std::string_view not_yet(Phase phase) {
+  const Awaited* const awaited = awaited_in(phase);
+  return awaited == nullptr ? std::string_view() : awaited->not_yet;
+}
 
 /// REQUIRES: a phase of the table.
 constexpr const PhaseRule& rule(Phase phase) {
@@ -174,44 +255,5 @@ constexpr Phase first_of_name(Phase phase) {
     if (r.name == phase_name(phase)) return r.phase;
   return phase;
 }
-
-/// How long each phase may take. Those of the broker's own have a limit between its steps.
-struct Deadlines {
-  Duration quiesce = std::chrono::seconds(30);
-  Duration save = std::chrono::seconds(60);
-  Duration release = std::chrono::seconds(30);  // also for the rollback of a resume
-  Duration create = std::chrono::seconds(60);
-  Duration load = std::chrono::seconds(60);
-  Duration open = std::chrono::seconds(10);
-  Duration request = std::chrono::seconds(60);       // for the other ranks to ask for the same
-  Duration stall = std::chrono::milliseconds(20);    // of a quiesce, see docs/protocol.md
-  Duration guests = std::chrono::milliseconds(500);  // short: a swap is held up by it
-
-  /// No phase lasts longer, whatever its operation waits for; but for what a timeout adds.
-  Duration longest() const {
-    return guests + quiesce + 3 * save + 2 * release + 4 * create + load + open;
-  }
-  Duration of(Phase phase) const {
-    switch (phase) {
-      case Phase::kGuests:
-        return guests;
-      case Phase::kQuiesce:
-        return quiesce;
-      case Phase::kMeasure:
-      case Phase::kSave:
-      case Phase::kSaveMore:
-        return save;
-      case Phase::kRelease:
-      case Phase::kRollback:
-        return release;
-      case Phase::kLoad:
-        return load;
-      case Phase::kOpen:
-        return open;
-      default:
-        return create;
-    }
-  }
-};
 
 }  // namespace amem

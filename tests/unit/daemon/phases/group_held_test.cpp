@@ -214,7 +214,7 @@ TEST_F(HeldTest, TheWaitForTheOthersSavesHasADeadline) {
   const Duration limit = seconds(60) + Deadlines().guests + seconds(5) + seconds(60) + seconds(60);
   EXPECT_EQ(group.wakeup(), now + limit);
   group.tick(now + limit);
-  expect_called_off(Code::kDeadlineExceeded, "other groups of the set have not saved yet");
+  expect_called_off(Code::kDeadlineExceeded, "other groups have not saved yet");
 }
 
 TEST_F(HeldTest, OnceItReleasesNothingTakesItBack) {

@@ -212,7 +212,7 @@ TEST_F(GroupTest, APauseThatWaitsForAnothersEndHasAQuiesceOfItsOwn) {
   const Epoch first = group.epoch();
   group.request(1, 5, Operation::kPause, {}, now);
   group.request(2, 6, Operation::kPause, {}, now);
-  now += Deadlines().of(Phase::kQuiesce) + milliseconds(1);
+  now += Deadlines().quiesce + milliseconds(1);
   group.tick(now);
   drain();
   ASSERT_NE(find<action::Finished>(), nullptr) << "the operator's has failed";
