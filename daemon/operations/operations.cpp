@@ -56,14 +56,14 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
   }
   const std::vector<std::string> names = names_of(groups);
   const std::vector<std::string> none;
-  const auto transaction = std::make_shared<Transaction>(
+  const auto request = std::make_shared<Request>(
       Link(out ? names : none, out ? none : names, task, duplex_, abroad != nullptr), task, task,
       timeout, observer);
-  transaction->abroad = std::move(abroad);
-  transaction->asker = who;
-  transaction->groups = ids_of(groups);
-  (out ? transaction->exchange.leaving : transaction->exchange.arriving) = transaction->groups;
-  return start(transaction);
+  request->abroad = std::move(abroad);
+  request->asker = who;
+  request->groups = ids_of(groups);
+  (out ? request->exchange.leaving : request->exchange.arriving) = request->groups;
+  return start(request);
 }
 
 std::uint64_t Operations::swap(const Groups& out, const Groups& in,
@@ -87,45 +87,45 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in,
     observer->finished(status);
     return 0;
   }
-  const auto transaction = std::make_shared<Transaction>(
+  const auto request = std::make_shared<Request>(
       Link(names_of(out), names_of(in), pause, duplex_, abroad != nullptr), pause, resume, timeout,
       observer);
-  transaction->abroad = std::move(abroad);
-  transaction->asker = who;
-  transaction->exchange = {ids_of(out), coming};
-  transaction->groups = transaction->exchange.leaving;
-  transaction->groups.insert(transaction->groups.end(), coming.begin(), coming.end());
-  return start(transaction);
+  request->abroad = std::move(abroad);
+  request->asker = who;
+  request->exchange = {ids_of(out), coming};
+  request->groups = request->exchange.leaving;
+  request->groups.insert(request->groups.end(), coming.begin(), coming.end());
+  return start(request);
 }
 
 // ---- transactions
 // -------------------------------------------------------------------------------------
 
-std::uint64_t Operations::start(const TransactionPtr& transaction) {
+std::uint64_t Operations::start(const RequestPtr& request) {
   if (const Status& why = closed_.ok() ? refusal_ : closed_; !why.ok()) {
-    transaction->observer->finished(why);
+    request->observer->finished(why);
     return 0;
   }
-  transaction->number = ++last_order_;
-  if (transaction->abroad != nullptr) abroad_[transaction->number] = transaction;
-  carry_out(transaction, transaction->link.start());
-  return transaction->number;
+  request->number = ++last_number_;
+  if (request->abroad != nullptr) abroad_[request->number] = request;
+  carry_out(request, request->link.start());
+  return request->number;
 }
 
 // ---- transactions over several nodes
 // ------------------------------------------------------------------
 
-Operations::TransactionPtr Operations::abroad(std::uint64_t number) const {
+Operations::RequestPtr Operations::abroad(std::uint64_t number) const {
   const auto found = abroad_.find(number);
   return found != abroad_.end() ? found->second.lock() : nullptr;
 }
 
 void Operations::tell(std::uint64_t number, const std::string& group, const Event& event) {
-  const TransactionPtr transaction = abroad(number);
-  if (transaction == nullptr) return;
-  for (const GroupId id : transaction->groups) {
+  const RequestPtr request = abroad(number);
+  if (request == nullptr) return;
+  for (const GroupId id : request->groups) {
     const auto running = running_.find(id);
-    if (running == running_.end() || running->second.transaction != transaction ||
+    if (running == running_.end() || running->second.request != request ||
         name_of(running->second) != group)
       continue;
     GroupEntry& entry = node_.groups.at(id);
@@ -135,36 +135,35 @@ void Operations::tell(std::uint64_t number, const std::string& group, const Even
 }
 
 bool Operations::may_go_on(std::uint64_t number, Stage stage) {
-  const TransactionPtr transaction = abroad(number);
-  if (transaction == nullptr) return false;
-  const Link::Steps steps = transaction->link.may_go_on(stage);
-  carry_out(transaction, steps);
+  const RequestPtr request = abroad(number);
+  if (request == nullptr) return false;
+  const Link::Steps steps = request->link.may_go_on(stage);
+  carry_out(request, steps);
   return !steps.empty();
 }
 
 void Operations::give_up(std::uint64_t number, const Status& why) {
-  const TransactionPtr transaction = abroad(number);
-  if (transaction == nullptr) return;
-  (void)note(*transaction, transaction->groups, &FleetShare::given_up);
-  carry_out(transaction, transaction->link.give_up(why));
+  const RequestPtr request = abroad(number);
+  if (request == nullptr) return;
+  (void)note(*request, request->groups, &FleetShare::given_up);
+  carry_out(request, request->link.give_up(why));
 }
 
-FleetShare* Operations::share_of(const Transaction& transaction, GroupEntry& group) {
-  if (transaction.abroad == nullptr) return nullptr;
-  const auto found =
-      std::find_if(group.shares.begin(), group.shares.end(), [&](const FleetShare& share) {
-        return share.transaction == transaction.abroad->transaction();
-      });
+FleetShare* Operations::share_of(const Request& request, GroupEntry& group) {
+  if (request.abroad == nullptr) return nullptr;
+  const auto found = std::find_if(
+      group.shares.begin(), group.shares.end(),
+      [&](const FleetShare& share) { return share.transaction == request.abroad->transaction(); });
   return found != group.shares.end() ? &*found : nullptr;
 }
 
-Status Operations::note(const Transaction& transaction, const std::vector<GroupId>& groups,
+Status Operations::note(const Request& request, const std::vector<GroupId>& groups,
                         bool FleetShare::*what) {
   Status status;
   for (const GroupId id : groups) {
     const auto group = node_.groups.find(id);
     if (group == node_.groups.end()) continue;
-    FleetShare* const share = share_of(transaction, group->second);
+    FleetShare* const share = share_of(request, group->second);
     if (share == nullptr || share->went_on || std::exchange(share->*what, true)) continue;
     if (const Status written = node_.records.write(group->second); !written.ok()) status = written;
   }
@@ -172,132 +171,126 @@ Status Operations::note(const Transaction& transaction, const std::vector<GroupI
 }
 
 /// What a step brings about may call for more steps: these come after it.
-void Operations::carry_out(const TransactionPtr& transaction, const Link::Steps& steps) {
-  transaction->steps.insert(transaction->steps.end(), steps.begin(), steps.end());
-  if (std::exchange(transaction->stepping, true)) return;
-  while (!transaction->steps.empty()) {
-    const Link::Step step = transaction->steps.front();
-    transaction->steps.pop_front();
-    carry_out(transaction, step);
+void Operations::carry_out(const RequestPtr& request, const Link::Steps& steps) {
+  request->steps.insert(request->steps.end(), steps.begin(), steps.end());
+  if (std::exchange(request->stepping, true)) return;
+  while (!request->steps.empty()) {
+    const Link::Step step = request->steps.front();
+    request->steps.pop_front();
+    carry_out(request, step);
   }
-  transaction->stepping = false;
+  request->stepping = false;
 }
 
-void Operations::carry_out(const TransactionPtr& transaction, Link::Step step) {
-  if (step.what == Link::Step::kFinish) return finish(*transaction);
+void Operations::carry_out(const RequestPtr& request, Link::Step step) {
+  if (step.what == Link::Step::kFinish) return finish(*request);
   if (step.what == Link::Step::kAsk || step.what == Link::Step::kWithdraw) {
-    const Stage stage = transaction->link.stage_of(step.member);
+    const Stage stage = request->link.stage_of(step.member);
     const bool asks = step.what == Link::Step::kAsk;
     // On record before anybody is asked: the next broker must not take it for one that never will.
     if (asks) {
       std::vector<GroupId> groups;
-      for (std::size_t member = 0; member < transaction->groups.size(); ++member)
-        if (transaction->link.stage_of(member) == stage)
-          groups.push_back(transaction->groups[member]);
-      if (const Status status = note(*transaction, groups, &FleetShare::asked); !status.ok())
-        return carry_out(transaction, transaction->link.give_up(status));
+      for (std::size_t member = 0; member < request->groups.size(); ++member)
+        if (request->link.stage_of(member) == stage) groups.push_back(request->groups[member]);
+      if (const Status status = note(*request, groups, &FleetShare::asked); !status.ok())
+        return carry_out(request, request->link.give_up(status));
     }
     // From a turn of its own: the answer may be there at once.
-    means_.loop.post([abroad = transaction->abroad, stage, asks] {
+    means_.loop.post([abroad = request->abroad, stage, asks] {
       asks ? abroad->asks(stage) : abroad->withdraws(stage);
     });
     return;
   }
   if (step.what == Link::Step::kBegin) {
-    if (const Status status = begin(transaction, step.member); !status.ok())
-      carry_out(transaction, transaction->link.ended(step.member, status));
+    if (const Status status = begin(request, step.member); !status.ok())
+      carry_out(request, request->link.ended(step.member, status));
     return;
   }
-  const auto running = running_.find(transaction->groups[step.member]);
-  if (running == running_.end() || running->second.transaction != transaction)
-    return;  // it has ended
+  const auto running = running_.find(request->groups[step.member]);
+  if (running == running_.end() || running->second.request != request) return;  // it has ended
   GroupEntry& group = node_.groups.at(running->first);
   if (step.what == Link::Step::kVacated)
     group.machine.tell(event::AllLeft{}, Clock::now());
   else if (step.what == Link::Step::kGiveUp)
-    group.machine.tell(event::GiveUp{transaction->link.why_given_up()}, Clock::now());
+    group.machine.tell(event::GiveUp{request->link.why_given_up()}, Clock::now());
   if (step.what == Link::Step::kGoOn) {
     // The row that says that it releases, or opens, says this, too.
-    if (FleetShare* const share = share_of(*transaction, group)) share->went_on = true;
+    if (FleetShare* const share = share_of(*request, group)) share->went_on = true;
     group.machine.tell(event::GoOn{}, Clock::now());
   }
   drive_(group);
 }
 
 /// Not OK: it has not begun, and nobody has been told.
-Status Operations::begin(const TransactionPtr& transaction, std::size_t member) {
+Status Operations::begin(const RequestPtr& request, std::size_t member) {
   if (!closed_.ok()) return closed_;
-  const bool out = transaction->link.goes_out(member);
-  const Task& task = out ? transaction->pause : transaction->resume;
-  const auto found = node_.groups.find(transaction->groups[member]);
+  const bool out = request->link.goes_out(member);
+  const Task& task = out ? request->pause : request->resume;
+  const auto found = node_.groups.find(request->groups[member]);
   if (found == node_.groups.end())
-    return {Code::kAborted, "group '" + transaction->link.name(member) + "' has ended meanwhile"};
+    return {Code::kAborted, "group '" + request->link.name(member) + "' has ended meanwhile"};
   GroupEntry& group = found->second;
   Status status = check_tags(node_.allocations, group.id, task);
   if (status.ok())
-    status = group.machine.start(task, transaction->timeout, Clock::now(),
-                                 transaction->link.hold(member));
+    status = group.machine.start(task, request->timeout, Clock::now(), request->link.hold(member));
   if (!status.ok()) return status;
-  if (!out) transaction->in_began = Clock::now();
+  if (!out) request->in_began = Clock::now();
   Running& running = running_[group.id];
-  running.transaction = transaction;
+  running.request = request;
   running.member = member;
   drive_(group);
   return {};
 }
 
-void Operations::finish(const Transaction& transaction) {
-  abroad_.erase(transaction.number);
-  const Status result = transaction.link.result();
-  if (transaction.link.swaps())
-    node_.totals.add_swap(result.code(), Clock::now() - transaction.began);
+void Operations::finish(const Request& request) {
+  abroad_.erase(request.number);
+  const Status result = request.link.result();
+  if (request.link.swaps()) node_.totals.add_swap(result.code(), Clock::now() - request.began);
   const auto ms = [](Duration time) { return static_cast<double>(to_us(time)) / 1000; };
   std::string what;
-  if (transaction.link.swaps())
-    what = "swap of " + transaction.link.names(Stage::kOut) + " for " +
-           transaction.link.names(Stage::kIn);
-  else if (transaction.groups.size() > 1)
-    what = transaction.link.goes_out(0) ? "pause of groups " + transaction.link.names(Stage::kOut)
-                                        : "resume of groups " + transaction.link.names(Stage::kIn);
+  if (request.link.swaps())
+    what = "swap of " + request.link.names(Stage::kOut) + " for " + request.link.names(Stage::kIn);
+  else if (request.groups.size() > 1)
+    what = request.link.goes_out(0) ? "pause of groups " + request.link.names(Stage::kOut)
+                                    : "resume of groups " + request.link.names(Stage::kIn);
   if (what.empty()) {
     // Of one group alone its own log line says everything.
   } else if (!result.ok()) {
     spdlog::error("{} failed: {}", what, result.text());
-  } else if (transaction.link.swaps()) {
+  } else if (request.link.swaps()) {
     spdlog::info(
         "{} took {:.1f} ms: pause {:.1f} ms; resume {:.1f} ms, begun {:.1f} ms {} the end of the "
         "pause",
-        what, ms(Clock::now() - transaction.began), ms(transaction.pause_time),
-        ms(transaction.resume_time),
-        ms(std::chrono::abs(transaction.out_ended - transaction.in_began)),
-        transaction.in_began < transaction.out_ended ? "before" : "after");
+        what, ms(Clock::now() - request.began), ms(request.pause_time), ms(request.resume_time),
+        ms(std::chrono::abs(request.out_ended - request.in_began)),
+        request.in_began < request.out_ended ? "before" : "after");
   } else {
-    spdlog::info("{} took {:.1f} ms", what, ms(Clock::now() - transaction.began));
+    spdlog::info("{} took {:.1f} ms", what, ms(Clock::now() - request.began));
   }
-  if (transaction.observer != nullptr) transaction.observer->finished(result);
+  if (request.observer != nullptr) request.observer->finished(result);
 }
 
 // ---- what the groups do -------------------------------------------------------------------------
 
 void Operations::run(GroupEntry& group, const action::Begun& begun) {
   Running& running = running_[group.id];
-  Transaction* const transaction = running.transaction.get();
-  if (transaction != nullptr && transaction->abroad != nullptr) {
+  Request* const request = running.request.get();
+  if (request != nullptr && request->abroad != nullptr) {
     group.shares.push_front(
-        {transaction->abroad->transaction(), transaction->link.stage_of(running.member)});
+        {request->abroad->transaction(), request->link.stage_of(running.member)});
     if (group.shares.size() > kSharesKept) group.shares.pop_back();
   }
   (void)node_.records.write(group);  // a pause looks again in its save, a resume in admit
   if (begun.task.op == Operation::kPause) {
-    group.paused_by = transaction != nullptr ? transaction->asker : "the group itself";
-    const bool duplex = transaction != nullptr && transaction->link.swaps() && duplex_;
+    group.paused_by = request != nullptr ? request->asker : "the group itself";
+    const bool duplex = request != nullptr && request->link.swaps() && duplex_;
     running.operation.emplace<PauseOperation>(
-        means_, group, begun.task, duplex ? &transaction->exchange : nullptr, back_to(group.id));
+        means_, group, begun.task, duplex ? &request->exchange : nullptr, back_to(group.id));
     return;
   }
-  running.operation.emplace<ResumeOperation>(
-      means_, group, begun.task.selection,
-      transaction != nullptr ? &transaction->exchange : nullptr, back_to(group.id));
+  running.operation.emplace<ResumeOperation>(means_, group, begun.task.selection,
+                                             request != nullptr ? &request->exchange : nullptr,
+                                             back_to(group.id));
 }
 
 void Operations::run(GroupEntry& group, const action::Quiesce& quiesce) {
@@ -306,16 +299,16 @@ void Operations::run(GroupEntry& group, const action::Quiesce& quiesce) {
   if (pause == nullptr) return;
   pause->run(quiesce);
   const Running& running = it->second;
-  if (running.transaction != nullptr && running.transaction->abroad != nullptr)
-    running.transaction->abroad->quiesces(name_of(running), quiesce.ranks);
+  if (running.request != nullptr && running.request->abroad != nullptr)
+    running.request->abroad->quiesces(name_of(running), quiesce.ranks);
 }
 
 void Operations::run(GroupEntry& group, const action::Reported& report) {
   const auto it = running_.find(group.id);
-  if (it == running_.end() || it->second.transaction == nullptr) return;
+  if (it == running_.end() || it->second.request == nullptr) return;
   const Running& running = it->second;
-  if (running.transaction->abroad != nullptr)
-    running.transaction->abroad->reported(name_of(running), report.rank, report.what);
+  if (running.request->abroad != nullptr)
+    running.request->abroad->reported(name_of(running), report.rank, report.what);
 }
 
 Back Operations::back_to(GroupId id) {
@@ -350,43 +343,43 @@ void Operations::run(GroupEntry& group, const action::Save& save) {
   PauseOperation* const pause = pause_of(group.id);
   if (pause == nullptr) return;
   pause->run(save);
-  const TransactionPtr& transaction = it->second.transaction;
+  const RequestPtr& request = it->second.request;
   if (pause->waits_for().empty()) return;
   spdlog::info("group '{}': the pause waits: {}", group.machine.name(), pause->waits_for());
-  if (transaction == nullptr || transaction->observer == nullptr) return;
+  if (request == nullptr || request->observer == nullptr) return;
   v1::Progress message = progress_of(it->second);
   message.set_phase(std::string(phase_name(Phase::kSave)));
   message.set_waits_for(pause->waits_for());
   message.set_elapsed_us(to_us(Clock::now() - group.machine.since()));
-  transaction->observer->progress(message);
+  request->observer->progress(message);
 }
 
 void Operations::run(GroupEntry& group, const action::Leaves&) {
   const auto it = running_.find(group.id);
-  if (it == running_.end() || it->second.transaction == nullptr || !closed_.ok()) return;
-  const TransactionPtr transaction = it->second.transaction;
-  carry_out(transaction, transaction->link.leaves(it->second.member));
+  if (it == running_.end() || it->second.request == nullptr || !closed_.ok()) return;
+  const RequestPtr request = it->second.request;
+  carry_out(request, request->link.leaves(it->second.member));
 }
 
 void Operations::run(GroupEntry& group, const action::Ready&) {
   const auto it = running_.find(group.id);
-  if (it == running_.end() || it->second.transaction == nullptr) return;
-  const TransactionPtr transaction = it->second.transaction;
-  carry_out(transaction, transaction->link.ready(it->second.member));
+  if (it == running_.end() || it->second.request == nullptr) return;
+  const RequestPtr request = it->second.request;
+  carry_out(request, request->link.ready(it->second.member));
 }
 
 void Operations::run(GroupEntry& group, const action::Unready&) {
   const auto it = running_.find(group.id);
-  if (it == running_.end() || it->second.transaction == nullptr) return;
-  const TransactionPtr transaction = it->second.transaction;
-  carry_out(transaction, transaction->link.unready(it->second.member));
+  if (it == running_.end() || it->second.request == nullptr) return;
+  const RequestPtr request = it->second.request;
+  carry_out(request, request->link.unready(it->second.member));
 }
 
 void Operations::run(GroupEntry& group, const action::Progress& progress) {
   const auto it = running_.find(group.id);
   if (it == running_.end()) return;
-  const TransactionPtr& transaction = it->second.transaction;
-  if (transaction == nullptr || transaction->observer == nullptr) return;
+  const RequestPtr& request = it->second.request;
+  if (request == nullptr || request->observer == nullptr) return;
   v1::Progress message = progress_of(it->second);
   message.set_phase(std::string(phase_name(progress.phase)));
   message.set_ranks_done(progress.ranks_done);
@@ -395,33 +388,32 @@ void Operations::run(GroupEntry& group, const action::Progress& progress) {
   message.set_copied_bytes(progress.copied);
   message.set_to_copy_bytes(progress.to_copy);
   message.set_elapsed_us(to_us(progress.elapsed));
-  transaction->observer->progress(message);
+  request->observer->progress(message);
 }
 
 void Operations::run(GroupEntry& group, const action::Finished& finished) {
   const auto ended = running_.extract(group.id);
   if (ended.empty()) return;
   const Running& running = ended.mapped();
-  const TransactionPtr transaction = running.transaction;
-  remember(group, finished.outcome, transaction.get());
-  if (transaction == nullptr) return;
+  const RequestPtr request = running.request;
+  remember(group, finished.outcome, request.get());
+  if (request == nullptr) return;
   const Outcome& outcome = finished.outcome;
-  if (transaction->observer != nullptr && outcome.status.ok()) tell_done(group, outcome, running);
-  if (transaction->link.goes_out(running.member)) {
-    std::erase(transaction->exchange.leaving, group.id);
-    transaction->out_ended = Clock::now();
-    transaction->pause_time = std::max(transaction->pause_time, outcome.total);
+  if (request->observer != nullptr && outcome.status.ok()) tell_done(group, outcome, running);
+  if (request->link.goes_out(running.member)) {
+    std::erase(request->exchange.leaving, group.id);
+    request->out_ended = Clock::now();
+    request->pause_time = std::max(request->pause_time, outcome.total);
   } else {
-    transaction->resume_time = std::max(transaction->resume_time, outcome.total);
+    request->resume_time = std::max(request->resume_time, outcome.total);
   }
-  carry_out(transaction, transaction->link.ended(running.member, outcome.status));
+  carry_out(request, request->link.ended(running.member, outcome.status));
 }
 
-void Operations::remember(const GroupEntry& group, const Outcome& outcome,
-                          const Transaction* transaction) {
+void Operations::remember(const GroupEntry& group, const Outcome& outcome, const Request* request) {
   PastOperation past;
-  past.transaction = transaction != nullptr ? transaction->number : 0;
-  past.swap = transaction != nullptr && transaction->link.swaps();
+  past.request = request != nullptr ? request->number : 0;
+  past.swap = request != nullptr && request->link.swaps();
   past.owner = group.account->owner();
   past.group = group.machine.name();
   past.began = std::chrono::system_clock::now() -
@@ -435,8 +427,8 @@ void Operations::remember(const GroupEntry& group, const Outcome& outcome,
 
 v1::Progress Operations::progress_of(const Running& running) {
   v1::Progress progress;
-  progress.set_group(running.transaction->link.name(running.member));
-  progress.set_transaction(running.transaction->number);
+  progress.set_group(running.request->link.name(running.member));
+  progress.set_transaction(running.request->number);
   return progress;
 }
 
@@ -458,18 +450,18 @@ void Operations::tell_done(const GroupEntry& group, const Outcome& outcome,
     last.set_dropped_bytes(dropped(node_, group, outcome.task.selection));
     if (const auto* pause = std::get_if<PauseOperation>(&running.operation))
       for (const GuestUse& use : pause->guests()) report_guest(node_, use, *last.add_guests());
-  } else if (running.transaction->link.swaps() && running.transaction->link.last(running.member)) {
-    last.set_swap_us(to_us(Clock::now() - running.transaction->began));
+  } else if (running.request->link.swaps() && running.request->link.last(running.member)) {
+    last.set_swap_us(to_us(Clock::now() - running.request->began));
   }
-  running.transaction->observer->progress(last);
+  running.request->observer->progress(last);
 }
 
 void Operations::close(const Status& status) {
   closed_ = status;
   std::set<Observer> observers;  // one may watch several groups
   for (auto& [id, running] : running_)
-    if (running.transaction != nullptr && running.transaction->observer != nullptr)
-      observers.insert(std::exchange(running.transaction->observer, nullptr));
+    if (running.request != nullptr && running.request->observer != nullptr)
+      observers.insert(std::exchange(running.request->observer, nullptr));
   for (const Observer& observer : observers) observer->finished(status);
 }
 

@@ -65,11 +65,11 @@ class Operations {
   // ---- what other nodes say of a transaction that they have a part of; nothing once it has ended
   // ----
   /// StepOf or CutTaken, to its operation on the group of that name.
-  void tell(std::uint64_t transaction, const std::string& group, const Event& event);
+  void tell(std::uint64_t number, const std::string& group, const Event& event);
   /// False: it does not, as it has ended, or is about to.
-  bool may_go_on(std::uint64_t transaction, Stage stage);
+  bool may_go_on(std::uint64_t number, Stage stage);
   /// What has not gone on ends as it began. REQUIRES: no node was told to go on with that.
-  void give_up(std::uint64_t transaction, const Status& why);
+  void give_up(std::uint64_t number, const Status& why);
 
   // ---- actions of the groups ----
   void run(GroupEntry& group, const action::Begun& begun);
@@ -112,8 +112,8 @@ class Operations {
 
  private:
   /// What an operator has asked for.
-  struct Transaction {
-    Transaction(Link how, Task out, Task in, Duration limit, Observer who)
+  struct Request {
+    Request(Link how, Task out, Task in, Duration limit, Observer who)
         : link(std::move(how)),
           pause(std::move(out)),
           resume(std::move(in)),
@@ -137,9 +137,9 @@ class Operations {
     Duration pause_time{};  // the longest
     Duration resume_time{};
   };
-  using TransactionPtr = std::shared_ptr<Transaction>;
+  using RequestPtr = std::shared_ptr<Request>;
   struct Running {
-    TransactionPtr transaction;  // null: asked for from inside
+    RequestPtr request;  // null: asked for from inside
     std::size_t member = 0;
     std::uint64_t serial = 0;  // of the operation; never used twice
     std::variant<std::monostate, PauseOperation, ResumeOperation> operation;  // from Begun on
@@ -148,20 +148,19 @@ class Operations {
   /// Whether all of these can begin: each is named once, and in the right state.
   Status check(const Groups& groups, const Task& task);
   /// Begins all of it.
-  std::uint64_t start(const TransactionPtr& transaction);
+  std::uint64_t start(const RequestPtr& request);
   /// Of a transaction over several nodes that has not ended; null: there is none of that number.
-  TransactionPtr abroad(std::uint64_t number) const;
+  RequestPtr abroad(std::uint64_t number) const;
   const std::string& name_of(const Running& running) const {
-    return running.transaction->link.name(running.member);
+    return running.request->link.name(running.member);
   }
-  void carry_out(const TransactionPtr& transaction, const Link::Steps& steps);
-  void carry_out(const TransactionPtr& transaction, Link::Step step);
-  Status begin(const TransactionPtr& transaction, std::size_t member);
+  void carry_out(const RequestPtr& request, const Link::Steps& steps);
+  void carry_out(const RequestPtr& request, Link::Step step);
+  Status begin(const RequestPtr& request, std::size_t member);
   /// The group's of a transaction over several nodes; null: it has none.
-  static FleetShare* share_of(const Transaction& transaction, GroupEntry& group);
+  static FleetShare* share_of(const Request& request, GroupEntry& group);
   /// Of these groups' shares that have not gone on, on record.
-  Status note(const Transaction& transaction, const std::vector<GroupId>& groups,
-              bool FleetShare::*what);
+  Status note(const Request& request, const std::vector<GroupId>& groups, bool FleetShare::*what);
   template <class Kind>
   Kind* operation_of(GroupId group) {
     const auto it = running_.find(group);
@@ -171,9 +170,9 @@ class Operations {
   void look_again(Phase phase, bool (PauseOperation::*look)());
   /// To the operation that has just begun.
   Back back_to(GroupId group);
-  void finish(const Transaction& transaction);
-  void remember(const GroupEntry& group, const Outcome& outcome, const Transaction* transaction);
-  /// REQUIRES: it has a transaction.
+  void finish(const Request& request);
+  void remember(const GroupEntry& group, const Outcome& outcome, const Request* request);
+  /// REQUIRES: it has a request.
   static v1::Progress progress_of(const Running& running);
   void tell_done(const GroupEntry& group, const Outcome& outcome, const Running& running);
 
@@ -182,9 +181,9 @@ class Operations {
   bool duplex_;
   Drive drive_;
   std::map<GroupId, Running> running_;
-  std::map<std::uint64_t, std::weak_ptr<Transaction>> abroad_;  // transactions over several nodes
+  std::map<std::uint64_t, std::weak_ptr<Request>> abroad_;  // transactions over several nodes
   std::uint64_t last_serial_ = 0;
-  std::uint64_t last_order_ = 0;
+  std::uint64_t last_number_ = 0;
   Status closed_;   // not OK: why nothing goes on, and nothing is begun any more
   Status refusal_;  // not OK: why nothing new is begun
 };
