@@ -1,11 +1,12 @@
 // Conductor: leads one operation on groups that several nodes have.
 //
-// Each node takes part by the phases that it always takes, held (daemon/phases/link.h). The
-// conductor takes one cut of all ranks, and lets nobody release before all nodes have saved, nobody
-// open before all have loaded and let go of what goes out. Until it has told somebody to release, a
-// failure or loss of one node has all others give up; those that come in likewise until somebody is
-// told to open. The node that leads, if it takes part, is told to go on last: whoever has been told
-// can then tell those who lose their leader. All are told which node that is.
+// Each node takes part by the phases that it always takes, held
+// (daemon/transactions/transaction.h). The conductor takes one cut of all ranks, and lets nobody
+// release before all nodes have saved, nobody open before all have loaded and let go of what goes
+// out. Until it has told somebody to release, a failure or loss of one node has all others give up;
+// those that come in likewise until somebody is told to open. The node that leads, if it takes
+// part, is told to go on last: whoever has been told can then tell those who lose their leader. All
+// are told which node that is.
 //
 // A node that says nothing for longer than any of its phases lasts is lost, even if pings come
 // back.

@@ -30,7 +30,7 @@
 #include "daemon/fleet/here.h"
 #include "daemon/fleet/inquiry.h"
 #include "daemon/fleet/node_link.h"
-#include "daemon/operations/abroad.h"
+#include "daemon/transactions/abroad.h"
 
 namespace amem {
 

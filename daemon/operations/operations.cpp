@@ -57,8 +57,8 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
   const std::vector<std::string> names = names_of(groups);
   const std::vector<std::string> none;
   const auto request = std::make_shared<Request>(
-      Link(out ? names : none, out ? none : names, task, duplex_, abroad != nullptr), task, task,
-      timeout, observer);
+      Transaction(out ? names : none, out ? none : names, task, duplex_, abroad != nullptr), task,
+      task, timeout, observer);
   request->abroad = std::move(abroad);
   request->asker = who;
   request->groups = ids_of(groups);
@@ -88,8 +88,8 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in,
     return 0;
   }
   const auto request = std::make_shared<Request>(
-      Link(names_of(out), names_of(in), pause, duplex_, abroad != nullptr), pause, resume, timeout,
-      observer);
+      Transaction(names_of(out), names_of(in), pause, duplex_, abroad != nullptr), pause, resume,
+      timeout, observer);
   request->abroad = std::move(abroad);
   request->asker = who;
   request->exchange = {ids_of(out), coming};
@@ -108,7 +108,7 @@ std::uint64_t Operations::start(const RequestPtr& request) {
   }
   request->number = ++last_number_;
   if (request->abroad != nullptr) abroad_[request->number] = request;
-  carry_out(request, request->link.start());
+  carry_out(request, request->transaction.start());
   return request->number;
 }
 
@@ -137,7 +137,7 @@ void Operations::tell(std::uint64_t number, const std::string& group, const Even
 bool Operations::may_go_on(std::uint64_t number, Stage stage) {
   const RequestPtr request = abroad(number);
   if (request == nullptr) return false;
-  const Link::Steps steps = request->link.may_go_on(stage);
+  const Transaction::Steps steps = request->transaction.may_go_on(stage);
   carry_out(request, steps);
   return !steps.empty();
 }
@@ -146,7 +146,7 @@ void Operations::give_up(std::uint64_t number, const Status& why) {
   const RequestPtr request = abroad(number);
   if (request == nullptr) return;
   (void)note(*request, request->groups, &FleetShare::given_up);
-  carry_out(request, request->link.give_up(why));
+  carry_out(request, request->transaction.give_up(why));
 }
 
 FleetShare* Operations::share_of(const Request& request, GroupEntry& group) {
@@ -171,29 +171,30 @@ Status Operations::note(const Request& request, const std::vector<GroupId>& grou
 }
 
 /// What a step brings about may call for more steps: these come after it.
-void Operations::carry_out(const RequestPtr& request, const Link::Steps& steps) {
+void Operations::carry_out(const RequestPtr& request, const Transaction::Steps& steps) {
   request->steps.insert(request->steps.end(), steps.begin(), steps.end());
   if (std::exchange(request->stepping, true)) return;
   while (!request->steps.empty()) {
-    const Link::Step step = request->steps.front();
+    const Transaction::Step step = request->steps.front();
     request->steps.pop_front();
     carry_out(request, step);
   }
   request->stepping = false;
 }
 
-void Operations::carry_out(const RequestPtr& request, Link::Step step) {
-  if (step.what == Link::Step::kFinish) return finish(*request);
-  if (step.what == Link::Step::kAsk || step.what == Link::Step::kWithdraw) {
-    const Stage stage = request->link.stage_of(step.member);
-    const bool asks = step.what == Link::Step::kAsk;
+void Operations::carry_out(const RequestPtr& request, Transaction::Step step) {
+  if (step.what == Transaction::Step::kFinish) return finish(*request);
+  if (step.what == Transaction::Step::kAsk || step.what == Transaction::Step::kWithdraw) {
+    const Stage stage = request->transaction.stage_of(step.member);
+    const bool asks = step.what == Transaction::Step::kAsk;
     // On record before anybody is asked: the next broker must not take it for one that never will.
     if (asks) {
       std::vector<GroupId> groups;
       for (std::size_t member = 0; member < request->groups.size(); ++member)
-        if (request->link.stage_of(member) == stage) groups.push_back(request->groups[member]);
+        if (request->transaction.stage_of(member) == stage)
+          groups.push_back(request->groups[member]);
       if (const Status status = note(*request, groups, &FleetShare::asked); !status.ok())
-        return carry_out(request, request->link.give_up(status));
+        return carry_out(request, request->transaction.give_up(status));
     }
     // From a turn of its own: the answer may be there at once.
     means_.loop.post([abroad = request->abroad, stage, asks] {
@@ -201,19 +202,19 @@ void Operations::carry_out(const RequestPtr& request, Link::Step step) {
     });
     return;
   }
-  if (step.what == Link::Step::kBegin) {
+  if (step.what == Transaction::Step::kBegin) {
     if (const Status status = begin(request, step.member); !status.ok())
-      carry_out(request, request->link.ended(step.member, status));
+      carry_out(request, request->transaction.ended(step.member, status));
     return;
   }
   const auto running = running_.find(request->groups[step.member]);
   if (running == running_.end() || running->second.request != request) return;  // it has ended
   GroupEntry& group = node_.groups.at(running->first);
-  if (step.what == Link::Step::kVacated)
+  if (step.what == Transaction::Step::kVacated)
     group.machine.tell(event::AllLeft{}, Clock::now());
-  else if (step.what == Link::Step::kGiveUp)
-    group.machine.tell(event::GiveUp{request->link.why_given_up()}, Clock::now());
-  if (step.what == Link::Step::kGoOn) {
+  else if (step.what == Transaction::Step::kGiveUp)
+    group.machine.tell(event::GiveUp{request->transaction.why_given_up()}, Clock::now());
+  if (step.what == Transaction::Step::kGoOn) {
     // The row that says that it releases, or opens, says this, too.
     if (FleetShare* const share = share_of(*request, group)) share->went_on = true;
     group.machine.tell(event::GoOn{}, Clock::now());
@@ -224,15 +225,17 @@ void Operations::carry_out(const RequestPtr& request, Link::Step step) {
 /// Not OK: it has not begun, and nobody has been told.
 Status Operations::begin(const RequestPtr& request, std::size_t member) {
   if (!closed_.ok()) return closed_;
-  const bool out = request->link.goes_out(member);
+  const bool out = request->transaction.goes_out(member);
   const Task& task = out ? request->pause : request->resume;
   const auto found = node_.groups.find(request->groups[member]);
   if (found == node_.groups.end())
-    return {Code::kAborted, "group '" + request->link.name(member) + "' has ended meanwhile"};
+    return {Code::kAborted,
+            "group '" + request->transaction.name(member) + "' has ended meanwhile"};
   GroupEntry& group = found->second;
   Status status = check_tags(node_.allocations, group.id, task);
   if (status.ok())
-    status = group.machine.start(task, request->timeout, Clock::now(), request->link.hold(member));
+    status = group.machine.start(task, request->timeout, Clock::now(),
+                                 request->transaction.hold(member));
   if (!status.ok()) return status;
   if (!out) request->in_began = Clock::now();
   Running& running = running_[group.id];
@@ -244,20 +247,23 @@ Status Operations::begin(const RequestPtr& request, std::size_t member) {
 
 void Operations::finish(const Request& request) {
   abroad_.erase(request.number);
-  const Status result = request.link.result();
-  if (request.link.swaps()) node_.totals.add_swap(result.code(), Clock::now() - request.began);
+  const Status result = request.transaction.result();
+  if (request.transaction.swaps())
+    node_.totals.add_swap(result.code(), Clock::now() - request.began);
   const auto ms = [](Duration time) { return static_cast<double>(to_us(time)) / 1000; };
   std::string what;
-  if (request.link.swaps())
-    what = "swap of " + request.link.names(Stage::kOut) + " for " + request.link.names(Stage::kIn);
+  if (request.transaction.swaps())
+    what = "swap of " + request.transaction.names(Stage::kOut) + " for " +
+           request.transaction.names(Stage::kIn);
   else if (request.groups.size() > 1)
-    what = request.link.goes_out(0) ? "pause of groups " + request.link.names(Stage::kOut)
-                                    : "resume of groups " + request.link.names(Stage::kIn);
+    what = request.transaction.goes_out(0)
+               ? "pause of groups " + request.transaction.names(Stage::kOut)
+               : "resume of groups " + request.transaction.names(Stage::kIn);
   if (what.empty()) {
     // Of one group alone its own log line says everything.
   } else if (!result.ok()) {
     spdlog::error("{} failed: {}", what, result.text());
-  } else if (request.link.swaps()) {
+  } else if (request.transaction.swaps()) {
     spdlog::info(
         "{} took {:.1f} ms: pause {:.1f} ms; resume {:.1f} ms, begun {:.1f} ms {} the end of the "
         "pause",
@@ -277,13 +283,13 @@ void Operations::run(GroupEntry& group, const action::Begun& begun) {
   Request* const request = running.request.get();
   if (request != nullptr && request->abroad != nullptr) {
     group.shares.push_front(
-        {request->abroad->transaction(), request->link.stage_of(running.member)});
+        {request->abroad->transaction(), request->transaction.stage_of(running.member)});
     if (group.shares.size() > kSharesKept) group.shares.pop_back();
   }
   (void)node_.records.write(group);  // a pause looks again in its save, a resume in admit
   if (begun.task.op == Operation::kPause) {
     group.paused_by = request != nullptr ? request->asker : "the group itself";
-    const bool duplex = request != nullptr && request->link.swaps() && duplex_;
+    const bool duplex = request != nullptr && request->transaction.swaps() && duplex_;
     running.operation.emplace<PauseOperation>(
         means_, group, begun.task, duplex ? &request->exchange : nullptr, back_to(group.id));
     return;
@@ -358,21 +364,21 @@ void Operations::run(GroupEntry& group, const action::Leaves&) {
   const auto it = running_.find(group.id);
   if (it == running_.end() || it->second.request == nullptr || !closed_.ok()) return;
   const RequestPtr request = it->second.request;
-  carry_out(request, request->link.leaves(it->second.member));
+  carry_out(request, request->transaction.leaves(it->second.member));
 }
 
 void Operations::run(GroupEntry& group, const action::Ready&) {
   const auto it = running_.find(group.id);
   if (it == running_.end() || it->second.request == nullptr) return;
   const RequestPtr request = it->second.request;
-  carry_out(request, request->link.ready(it->second.member));
+  carry_out(request, request->transaction.ready(it->second.member));
 }
 
 void Operations::run(GroupEntry& group, const action::Unready&) {
   const auto it = running_.find(group.id);
   if (it == running_.end() || it->second.request == nullptr) return;
   const RequestPtr request = it->second.request;
-  carry_out(request, request->link.unready(it->second.member));
+  carry_out(request, request->transaction.unready(it->second.member));
 }
 
 void Operations::run(GroupEntry& group, const action::Progress& progress) {
@@ -400,20 +406,20 @@ void Operations::run(GroupEntry& group, const action::Finished& finished) {
   if (request == nullptr) return;
   const Outcome& outcome = finished.outcome;
   if (request->observer != nullptr && outcome.status.ok()) tell_done(group, outcome, running);
-  if (request->link.goes_out(running.member)) {
+  if (request->transaction.goes_out(running.member)) {
     std::erase(request->exchange.leaving, group.id);
     request->out_ended = Clock::now();
     request->pause_time = std::max(request->pause_time, outcome.total);
   } else {
     request->resume_time = std::max(request->resume_time, outcome.total);
   }
-  carry_out(request, request->link.ended(running.member, outcome.status));
+  carry_out(request, request->transaction.ended(running.member, outcome.status));
 }
 
 void Operations::remember(const GroupEntry& group, const Outcome& outcome, const Request* request) {
   PastOperation past;
   past.request = request != nullptr ? request->number : 0;
-  past.swap = request != nullptr && request->link.swaps();
+  past.swap = request != nullptr && request->transaction.swaps();
   past.owner = group.account->owner();
   past.group = group.machine.name();
   past.began = std::chrono::system_clock::now() -
@@ -427,7 +433,7 @@ void Operations::remember(const GroupEntry& group, const Outcome& outcome, const
 
 v1::Progress Operations::progress_of(const Running& running) {
   v1::Progress progress;
-  progress.set_group(running.request->link.name(running.member));
+  progress.set_group(running.request->transaction.name(running.member));
   progress.set_transaction(running.request->number);
   return progress;
 }
@@ -450,7 +456,8 @@ void Operations::tell_done(const GroupEntry& group, const Outcome& outcome,
     last.set_dropped_bytes(dropped(node_, group, outcome.task.selection));
     if (const auto* pause = std::get_if<PauseOperation>(&running.operation))
       for (const GuestUse& use : pause->guests()) report_guest(node_, use, *last.add_guests());
-  } else if (running.request->link.swaps() && running.request->link.last(running.member)) {
+  } else if (running.request->transaction.swaps() &&
+             running.request->transaction.last(running.member)) {
     last.set_swap_us(to_us(Clock::now() - running.request->began));
   }
   running.request->observer->progress(last);

@@ -2,7 +2,7 @@
 // operators, each for one group or several, that they are part of; and who watches.
 //
 // An operation goes on to its end whether or not its caller stays. What the operations of a
-// transaction do to each other is decided in daemon/phases/link.h.
+// transaction do to each other is decided in daemon/transactions/transaction.h.
 //
 // For the loop's thread.
 #pragma once
@@ -20,12 +20,12 @@
 #include "amem/v1/broker.pb.h"
 #include "daemon/node/names.h"
 #include "daemon/node/node.h"
-#include "daemon/operations/abroad.h"
-#include "daemon/operations/exchange.h"
 #include "daemon/operations/group_operation.h"
 #include "daemon/operations/pause_operation.h"
 #include "daemon/operations/resume_operation.h"
-#include "daemon/phases/link.h"
+#include "daemon/transactions/abroad.h"
+#include "daemon/transactions/exchange.h"
+#include "daemon/transactions/transaction.h"
 
 namespace amem {
 
@@ -113,23 +113,23 @@ class Operations {
  private:
   /// What an operator has asked for.
   struct Request {
-    Request(Link how, Task out, Task in, Duration limit, Observer who)
-        : link(std::move(how)),
+    Request(Transaction members, Task out, Task in, Duration limit, Observer who)
+        : transaction(std::move(members)),
           pause(std::move(out)),
           resume(std::move(in)),
           timeout(limit),
           observer(std::move(who)) {}
     std::uint64_t number = 0;  // counted since the broker began
-    Link link;
-    std::vector<GroupId> groups;  // by the link's members
+    Transaction transaction;
+    std::vector<GroupId> groups;  // by the transaction's members
     Exchange exchange;
     Task pause;
     Task resume;
     Duration timeout;
     Observer observer;  // null: the broker is ending
     std::shared_ptr<Abroad> abroad = nullptr;
-    std::string asker;             // who has asked for it, for people
-    std::deque<Link::Step> steps;  // to be carried out
+    std::string asker;                    // who has asked for it, for people
+    std::deque<Transaction::Step> steps;  // to be carried out
     bool stepping = false;
     Time began = Clock::now();
     Time in_began;
@@ -152,10 +152,10 @@ class Operations {
   /// Of a transaction over several nodes that has not ended; null: there is none of that number.
   RequestPtr abroad(std::uint64_t number) const;
   const std::string& name_of(const Running& running) const {
-    return running.request->link.name(running.member);
+    return running.request->transaction.name(running.member);
   }
-  void carry_out(const RequestPtr& request, const Link::Steps& steps);
-  void carry_out(const RequestPtr& request, Link::Step step);
+  void carry_out(const RequestPtr& request, const Transaction::Steps& steps);
+  void carry_out(const RequestPtr& request, Transaction::Step step);
   Status begin(const RequestPtr& request, std::size_t member);
   /// The group's of a transaction over several nodes; null: it has none.
   static FleetShare* share_of(const Request& request, GroupEntry& group);

@@ -12,8 +12,8 @@
 #include "daemon/base/units.h"
 #include "daemon/node/reports.h"
 #include "daemon/operations/resume_operation.h"
-#include "daemon/plans/headroom.h"
 #include "daemon/plans/plan.h"
+#include "daemon/transactions/headroom.h"
 
 namespace amem {
 

@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "common/packet.h"
-#include "daemon/operations/exchange.h"
 #include "daemon/operations/group_operation.h"
 #include "daemon/plans/block_map.h"
 #include "daemon/plans/guests.h"
 #include "daemon/plans/waves.h"
+#include "daemon/transactions/exchange.h"
 
 namespace amem {
 

@@ -14,10 +14,10 @@
 
 #include "amem/v1/session.pb.h"
 #include "common/fd.h"
-#include "daemon/operations/exchange.h"
 #include "daemon/operations/group_operation.h"
 #include "daemon/plans/creation.h"
 #include "daemon/plans/plan.h"
+#include "daemon/transactions/exchange.h"
 
 namespace amem {
 

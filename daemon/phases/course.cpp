@@ -64,43 +64,43 @@ void Course::enter(Phase phase, Time now) {
     participants_.insert(all.begin(), all.end());
   }
   // In save the broker says first whom it asked.
-  const bool asks = begins.waits_for_ranks() && begins.entry != Entry::kSave;
+  const bool asks = begins.waits_for_ranks() && begins.entry != PhaseEntry::kSave;
   if (asks) waiting_ = participants_;
   act(begins.entry, now);
   asked_ = static_cast<std::uint32_t>(waiting_.size());
   report_progress(now);
   // Last, because with this one the others may go on at once, and tell of it.
-  if (begins.entry == Entry::kReady) home_.actions.push_back(action::Ready{});
+  if (begins.entry == PhaseEntry::kReady) home_.actions.push_back(action::Ready{});
   if (asks) advance_if_done(now);
 }
 
-void Course::act(Entry entry, Time now) {
+void Course::act(PhaseEntry entry, Time now) {
   std::deque<Action>& actions = home_.actions;
   switch (entry) {
-    case Entry::kAwaitGuests:
+    case PhaseEntry::kAwaitGuests:
       return actions.push_back(action::AwaitGuests{});
-    case Entry::kQuiesce:
+    case PhaseEntry::kQuiesce:
       cut_.emplace(participants(), home_.deadlines.stall, now);
       return actions.push_back(action::Quiesce{epoch_, participants()});
-    case Entry::kMeasure:
+    case PhaseEntry::kMeasure:
       return actions.push_back(action::Measure{epoch_, participants()});
-    case Entry::kSave:
+    case PhaseEntry::kSave:
       no_space_ = false;
       more_ = false;  // until it is known what is left
       return actions.push_back(action::Save{epoch_});
-    case Entry::kRelease:
+    case PhaseEntry::kRelease:
       return actions.push_back(action::Release{epoch_, participants()});
-    case Entry::kDrop:
+    case PhaseEntry::kDrop:
       return actions.push_back(action::Drop{});
-    case Entry::kAdmit:
+    case PhaseEntry::kAdmit:
       return actions.push_back(action::Admit{});
-    case Entry::kCreate:
+    case PhaseEntry::kCreate:
       return actions.push_back(action::Create{epoch_});
-    case Entry::kLoad:
+    case PhaseEntry::kLoad:
       return actions.push_back(action::Load{epoch_, participants()});
-    case Entry::kOpen:
+    case PhaseEntry::kOpen:
       return actions.push_back(action::Open{epoch_, participants()});
-    case Entry::kReady:
+    case PhaseEntry::kReady:
       return;  // enter() says so last
   }
 }
@@ -182,7 +182,7 @@ void Course::fail(const Status& status, Time now) {
       return finish(pause ? GroupState::kRunning : terms_.rest, trouble_, now);
     }
     case OnFailure::kRollBack:
-      if (rule(phase_).entry == Entry::kReady && terms_.held != Held::kNo)
+      if (rule(phase_).entry == PhaseEntry::kReady && terms_.held != Held::kNo)
         home_.actions.push_back(action::Unready{});
       return enter(kRollbackBegins, now);
   }
@@ -284,7 +284,7 @@ void Course::note_quiet(RankId rank, Time now) {
 
 void Course::on(const event::FreedUnloaded& event, Time now) {
   const bool loading = rule(phase_).answer == RankPhase::kLoad && waiting_.contains(event.rank);
-  if (rule(phase_).entry != Entry::kCreate && !loading) return;
+  if (rule(phase_).entry != PhaseEntry::kCreate && !loading) return;
   fail({Code::kAborted, home_.members.label(event.rank) +
                             " freed what other ranks hold too before it had loaded it; resume "
                             "again"},
@@ -307,11 +307,11 @@ void Course::on(const event::SaveSent& event, Time now) {
 }
 
 void Course::on(const event::Dropped& event, Time now) {
-  if (rule(phase_).entry == Entry::kDrop && !event.note.empty()) home_.note = event.note;
-  done(Entry::kDrop, {}, now);
+  if (rule(phase_).entry == PhaseEntry::kDrop && !event.note.empty()) home_.note = event.note;
+  done(PhaseEntry::kDrop, {}, now);
 }
 
-void Course::done(Entry entry, const Status& status, Time now) {
+void Course::done(PhaseEntry entry, const Status& status, Time now) {
   if (rule(phase_).entry != entry) return;
   if (!status.ok()) return fail(status, now);
   advance(now);
@@ -332,12 +332,12 @@ void Course::on(const event::CutTaken&, Time now) {
 }
 
 void Course::on(const event::AllLeft&, Time) {
-  if (rule(phase_).entry == Entry::kCreate) home_.actions.push_back(action::Vacated{epoch_});
+  if (rule(phase_).entry == PhaseEntry::kCreate) home_.actions.push_back(action::Vacated{epoch_});
 }
 
 void Course::on(const event::GoOn&, Time now) {
   if (std::exchange(terms_.held, Held::kNo) == Held::kNo) return;
-  if (rule(phase_).entry == Entry::kReady) advance(now);
+  if (rule(phase_).entry == PhaseEntry::kReady) advance(now);
 }
 
 void Course::on(const event::GiveUp& event, Time now) {
@@ -390,7 +390,7 @@ void Course::leave(RankId rank, const std::string& who, bool leaves_unloaded, Ti
       return fail({Code::kAborted, what}, now);
     case OnDeath::kRollBackIfNeeded:
       // While the broker creates, nobody has been asked for an answer yet.
-      if (leaves_unloaded && (was_awaited || rule(phase_).entry == Entry::kCreate))
+      if (leaves_unloaded && (was_awaited || rule(phase_).entry == PhaseEntry::kCreate))
         return fail({Code::kAborted, what + " before it had loaded what other ranks hold too"},
                     now);
       [[fallthrough]];
@@ -466,11 +466,11 @@ std::string Course::laggards() const {
     return text.empty() ? "ranks of other nodes are not quiet yet" : text;
   }
   const bool abroad = terms_.held == Held::kAbroad;
-  if (rule(phase_).entry == Entry::kReady)
+  if (rule(phase_).entry == PhaseEntry::kReady)
     return std::string(abroad ? "other nodes " : "other groups ") + std::string(not_yet(phase_));
   if (waiting_.empty() && terms_.held != Held::kNo)
     return "other groups of the swap or set still have the memory, or the broker's own work";
-  if (waiting_.empty() && rule(phase_).entry == Entry::kSave)
+  if (waiting_.empty() && rule(phase_).entry == PhaseEntry::kSave)
     return "space in the pool, which is being made anew because it was other users'";
   if (waiting_.empty()) return "the broker's own work";
   return home_.members.names({waiting_.begin(), waiting_.end()}) + " did not answer";

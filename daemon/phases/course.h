@@ -98,12 +98,12 @@ class Course {
   void on(const event::Copied& event, Time now);
   void on(const event::FreedUnloaded& event, Time now);
   void on(const event::GuestsLeft& event, Time now) {
-    done(Entry::kAwaitGuests, event.status, now);
+    done(PhaseEntry::kAwaitGuests, event.status, now);
   }
   void on(const event::SaveSent& event, Time now);
   void on(const event::Dropped& event, Time now);
-  void on(const event::Admitted& event, Time now) { done(Entry::kAdmit, event.status, now); }
-  void on(const event::Created& event, Time now) { done(Entry::kCreate, event.status, now); }
+  void on(const event::Admitted& event, Time now) { done(PhaseEntry::kAdmit, event.status, now); }
+  void on(const event::Created& event, Time now) { done(PhaseEntry::kCreate, event.status, now); }
   void on(const event::StepOf& event, Time now);
   void on(const event::CutTaken& event, Time now);
   void on(const event::AllLeft& event, Time now);
@@ -112,14 +112,14 @@ class Course {
 
   void take_up(const Interrupted& interrupted, Time now);
   void enter(Phase phase, Time now);
-  void act(Entry entry, Time now);
+  void act(PhaseEntry entry, Time now);
   Duration limit(Phase phase) const;
   void close_phase(Time now);
   void advance_if_done(Time now);
   void advance(Time now);
   bool holds(Reason reason) const;
   /// The broker has done what the phase began with.
-  void done(Entry entry, const Status& status, Time now);
+  void done(PhaseEntry entry, const Status& status, Time now);
   void fail(const Status& status, Time now);
   void trouble(const Status& status);
   void finish(GroupState state, Status status, Time now);

@@ -85,7 +85,7 @@ enum class OnRestart : std::uint8_t {
 };
 
 /// What the operation does when the phase begins: the action of that name (actions.h).
-enum class Entry : std::uint8_t {
+enum class PhaseEntry : std::uint8_t {
   kAwaitGuests,
   kQuiesce,
   kMeasure,
@@ -119,7 +119,7 @@ enum class Timeout : std::uint8_t { kNo, kYes };
 struct PhaseRule {
   Phase phase;
   std::string_view name;
-  Entry entry;
+  PhaseEntry entry;
   RankPhase answer;  // of each rank that was asked; kNone: the broker does it alone
   Phase next;        // but for what kForks says
   Counts counts;
@@ -139,27 +139,27 @@ struct PhaseRule {
 inline constexpr std::array kPhases = {
     //        phase             name        entry                answer               next             counts             gates             comeback              limit                timeout        late             failure               death                       restart
     // The gates are open: who is to close the memory may be waiting for this group's ranks.
-    PhaseRule{Phase::kGuests,   "guests",   Entry::kAwaitGuests, RankPhase::kNone,    Phase::kQuiesce, Counts::kNothing,  Gates::kOpen,     OnComeback::kNothing, &Deadlines::guests,  Timeout::kNo,  OnLate::kDecide, OnFailure::kEnd,      OnDeath::kCallOff,          OnRestart::kCallOff},
-    PhaseRule{Phase::kQuiesce,  "quiesce",  Entry::kQuiesce,     RankPhase::kQuiet,   Phase::kSave,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::quiesce, Timeout::kYes, OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
-    PhaseRule{Phase::kSave,     "save",     Entry::kSave,        RankPhase::kSave,    Phase::kRelease, Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::save,    Timeout::kNo,  OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
-    PhaseRule{Phase::kAgree,    "agree",    Entry::kReady,       RankPhase::kNone,    Phase::kRelease, Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kGuests,   "guests",   PhaseEntry::kAwaitGuests, RankPhase::kNone,    Phase::kQuiesce, Counts::kNothing,  Gates::kOpen,     OnComeback::kNothing, &Deadlines::guests,  Timeout::kNo,  OnLate::kDecide, OnFailure::kEnd,      OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kQuiesce,  "quiesce",  PhaseEntry::kQuiesce,     RankPhase::kQuiet,   Phase::kSave,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::quiesce, Timeout::kYes, OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kSave,     "save",     PhaseEntry::kSave,        RankPhase::kSave,    Phase::kRelease, Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::save,    Timeout::kNo,  OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kAgree,    "agree",    PhaseEntry::kReady,       RankPhase::kNone,    Phase::kRelease, Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
     // Where the pool has no space for all bytes as they are: how many are not zero?
-    PhaseRule{Phase::kMeasure,  "measure",  Entry::kMeasure,     RankPhase::kMeasure, Phase::kSave,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::save,    Timeout::kNo,  OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kMeasure,  "measure",  PhaseEntry::kMeasure,     RankPhase::kMeasure, Phase::kSave,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::save,    Timeout::kNo,  OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
     // The first Release is the point of no return.
-    PhaseRule{Phase::kRelease,  "release",  Entry::kRelease,     RankPhase::kRelease, Phase::kDrop,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kRelease, &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
-    PhaseRule{Phase::kDrop,     "drop",     Entry::kDrop,        RankPhase::kNone,    Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kRelease, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
+    PhaseRule{Phase::kRelease,  "release",  PhaseEntry::kRelease,     RankPhase::kRelease, Phase::kDrop,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kRelease, &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
+    PhaseRule{Phase::kDrop,     "drop",     PhaseEntry::kDrop,        RankPhase::kNone,    Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kRelease, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
     // In a swap what leaves may come in waves.
-    PhaseRule{Phase::kSaveMore, "save",     Entry::kSave,        RankPhase::kSave,    Phase::kRelease, Counts::kWaves,    Gates::kAsBefore, OnComeback::kNothing, &Deadlines::save,    Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
+    PhaseRule{Phase::kSaveMore, "save",     PhaseEntry::kSave,        RankPhase::kSave,    Phase::kRelease, Counts::kWaves,    Gates::kAsBefore, OnComeback::kNothing, &Deadlines::save,    Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
 
-    PhaseRule{Phase::kAdmit,    "admit",    Entry::kAdmit,       RankPhase::kNone,    Phase::kCreate,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kEnd,      OnDeath::kGoOn,             OnRestart::kRollBack},
+    PhaseRule{Phase::kAdmit,    "admit",    PhaseEntry::kAdmit,       RankPhase::kNone,    Phase::kCreate,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kEnd,      OnDeath::kGoOn,             OnRestart::kRollBack},
     // What has been created goes to its keepers at once, so in create they map and load already.
-    PhaseRule{Phase::kCreate,   "create",   Entry::kCreate,      RankPhase::kNone,    Phase::kLoad,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kRollBack, OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
-    PhaseRule{Phase::kLoad,     "map+load", Entry::kLoad,        RankPhase::kLoad,    Phase::kOpen,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::load,    Timeout::kYes, OnLate::kFail,   OnFailure::kRollBack, OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
-    PhaseRule{Phase::kTurn,     "turn",     Entry::kReady,       RankPhase::kNone,    Phase::kOpen,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kRollBack, OnDeath::kGoOn,             OnRestart::kRollBack},
+    PhaseRule{Phase::kCreate,   "create",   PhaseEntry::kCreate,      RankPhase::kNone,    Phase::kLoad,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kRollBack, OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
+    PhaseRule{Phase::kLoad,     "map+load", PhaseEntry::kLoad,        RankPhase::kLoad,    Phase::kOpen,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::load,    Timeout::kYes, OnLate::kFail,   OnFailure::kRollBack, OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
+    PhaseRule{Phase::kTurn,     "turn",     PhaseEntry::kReady,       RankPhase::kNone,    Phase::kOpen,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kRollBack, OnDeath::kGoOn,             OnRestart::kRollBack},
     // Ranks that have opened are running: there is no way back, and everything has been loaded.
-    PhaseRule{Phase::kOpen,     "open",     Entry::kOpen,        RankPhase::kOpen,    Phase::kRunning, Counts::kNothing,  Gates::kOpen,     OnComeback::kOpen,    &Deadlines::open,    Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kOpen},
+    PhaseRule{Phase::kOpen,     "open",     PhaseEntry::kOpen,        RankPhase::kOpen,    Phase::kRunning, Counts::kNothing,  Gates::kOpen,     OnComeback::kOpen,    &Deadlines::open,    Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kOpen},
 
-    PhaseRule{Phase::kRollback, "rollback", Entry::kRelease,     RankPhase::kRelease, Phase::kDrop,    Counts::kAttempts, Gates::kAsBefore, OnComeback::kRelease, &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRollBack},
+    PhaseRule{Phase::kRollback, "rollback", PhaseEntry::kRelease,     RankPhase::kRelease, Phase::kDrop,    Counts::kAttempts, Gates::kAsBefore, OnComeback::kRelease, &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRollBack},
 };
 
 /// The first phases.
@@ -187,7 +187,7 @@ enum class Reason : std::uint8_t {
   kNoSpace,      // the pool has none for all bytes as they are, and nothing has been sent
   kMoreToSave,  // this was a wave, and not the last
   kRunsOn,      // without chosen tags, or without those that could not come back, a group runs on
-  kHeld,        // others of its transaction (daemon/phases/link.h) are not as far yet
+  kHeld,        // others of its transaction (daemon/transactions/transaction.h) are not as far yet
 };
 
 struct Fork {

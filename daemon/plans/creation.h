@@ -16,7 +16,7 @@
 
 #include "common/protocol.h"
 #include "daemon/base/ids.h"
-#include "daemon/plans/headroom.h"
+#include "daemon/transactions/headroom.h"
 
 namespace amem {
 

@@ -13,6 +13,7 @@
 #include "daemon/memory/allocations.h"
 #include "daemon/phases/task.h"
 #include "daemon/plans/creation.h"
+#include "daemon/transactions/headroom.h"
 
 namespace amem {
 
@@ -58,8 +59,6 @@ using FormOf = std::function<Form(const Allocation&)>;
 Plan plan_save(
     const Allocations& table, GroupId group, const FormOf& form,
     const Allocations::Filter& chosen = [](const Allocation&) { return true; });
-
-using BytesByDevice = std::map<DeviceUuid, std::uint64_t>;
 
 /// Bytes of each device that a resume of these groups has still to take.
 BytesByDevice needs(const Allocations& table, const std::vector<GroupId>& groups,

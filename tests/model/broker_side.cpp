@@ -161,7 +161,8 @@ void BrokerSide::act(int group, const action::Save& save) {
       Piece& p = piece(i);
       const bool leaves = p.exists && p.on_device != 0 && !p.paused;
       if (leaves && has(it.selected, i) && p.opened && effect()) p.stayed = p.row = true;
-      if (leaves && m_.scenario.waves && m_.link && m_.link->swaps()) set_bit(it.later, i);
+      if (leaves && m_.scenario.waves && m_.transaction && m_.transaction->swaps())
+        set_bit(it.later, i);
     }
     it.in_waves = it.later != 0;
   }
@@ -191,17 +192,17 @@ void BrokerSide::act(int group, const action::Save& save) {
 }
 
 void BrokerSide::act(int group, const action::Leaves&) {
-  if (job(group).by_operator) carry_out(m_.link->leaves(job(group).member));
+  if (job(group).by_operator) carry_out(m_.transaction->leaves(job(group).member));
 }
 
 void BrokerSide::act(int group, const action::Ready&) {
   if (m_.bug == Bug::kGoesOnAlone) return tell(group, event::GoOn{});
-  if (job(group).by_operator) carry_out(m_.link->ready(job(group).member));
+  if (job(group).by_operator) carry_out(m_.transaction->ready(job(group).member));
 }
 
 void BrokerSide::act(int group, const action::Unready&) {
   if (job(group).by_operator && m_.bug != Bug::kStaysReady)
-    carry_out(m_.link->unready(job(group).member));
+    carry_out(m_.transaction->unready(job(group).member));
 }
 
 void BrokerSide::act(int group, const action::Release& release) {
@@ -258,7 +259,7 @@ void BrokerSide::act(int group, const action::Drop&) {
 // ---- a resume -----------------------------------------------------------------------------------
 
 void BrokerSide::act(int group, const action::Admit&) {
-  const bool after = job(group).by_operator && m_.link->swaps() && m_.scenario.duplex;
+  const bool after = job(group).by_operator && m_.transaction->swaps() && m_.scenario.duplex;
   if (after && m_.scenario.space >= 0 && !std::exchange(m_.state.limited, true))
     m_.state.space = u8(m_.scenario.space);
   Status status;
@@ -410,8 +411,9 @@ void BrokerSide::act(int group, const action::Finished& finished) {
   record(group);
   const Job ended = std::exchange(job(group), {});
   if (!ended.by_operator) return;
-  carry_out(m_.link->ended(ended.member, finished.outcome.status));
-  if (m_.bug == Bug::kEndsTwice) carry_out(m_.link->ended(ended.member, finished.outcome.status));
+  carry_out(m_.transaction->ended(ended.member, finished.outcome.status));
+  if (m_.bug == Bug::kEndsTwice)
+    carry_out(m_.transaction->ended(ended.member, finished.outcome.status));
 }
 
 void BrokerSide::give_back(Piece& p) {
@@ -467,47 +469,47 @@ void BrokerSide::transaction(const Request& request) {
   std::vector<std::string> names[2];
   for (const int group : request.groups) names[out ? 0 : 1].push_back(machine(group).name());
   for (const int group : request.in) names[1].push_back(machine(group).name());
-  m_.link.emplace(names[0], names[1], task_of(request, out), m_.scenario.duplex);
+  m_.transaction.emplace(names[0], names[1], task_of(request, out), m_.scenario.duplex);
   m_.state.by_operator = true;
   m_.state.limited = false;
-  carry_out(m_.link->start());
+  carry_out(m_.transaction->start());
 }
 
-void BrokerSide::carry_out(const Link::Steps& steps) {
+void BrokerSide::carry_out(const Transaction::Steps& steps) {
   steps_.insert(steps_.end(), steps.begin(), steps.end());
   if (std::exchange(stepping_, true)) return;
   while (!steps_.empty()) {
-    const Link::Step step = steps_.front();
+    const Transaction::Step step = steps_.front();
     steps_.pop_front();
     carry_out(step);
   }
   stepping_ = false;
 }
 
-void BrokerSide::carry_out(Link::Step step) {
+void BrokerSide::carry_out(Transaction::Step step) {
   const Request& request = m_.scenario.script[at(m_.state.script_at - 1)];
-  if (step.what == Link::Step::kFinish) {
+  if (step.what == Transaction::Step::kFinish) {
     if (!std::exchange(m_.state.by_operator, false)) m_.breaks("a transaction is answered once");
-    return promises_.by_operator(request, m_.link->result());
+    return promises_.by_operator(request, m_.transaction->result());
   }
   const int group = members_of(request)[step.member];
-  if (step.what == Link::Step::kBegin) {
-    const Task task = task_of(request, m_.link->goes_out(step.member));
+  if (step.what == Transaction::Step::kBegin) {
+    const Task task = task_of(request, m_.transaction->goes_out(step.member));
     Status status = can_begin(group, task);
     if (status.ok())
-      status = machine(group).start(task, {}, now(group), m_.link->hold(step.member));
-    if (!status.ok()) return carry_out(m_.link->ended(step.member, status));
+      status = machine(group).start(task, {}, now(group), m_.transaction->hold(step.member));
+    if (!status.ok()) return carry_out(m_.transaction->ended(step.member, status));
     job(group).by_operator = true;
     job(group).member = u8(step.member);
     return drive(group);
   }
   if (!job(group).under_way || !job(group).by_operator) return;  // it has ended
-  if (step.what == Link::Step::kVacated)
+  if (step.what == Transaction::Step::kVacated)
     tell(group, event::AllLeft{});
-  else if (step.what == Link::Step::kGoOn)
+  else if (step.what == Transaction::Step::kGoOn)
     tell(group, event::GoOn{});
   else
-    tell(group, event::GiveUp{m_.link->why_given_up()});
+    tell(group, event::GiveUp{m_.transaction->why_given_up()});
   drive(group);
 }
 

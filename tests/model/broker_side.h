@@ -1,5 +1,5 @@
-// BrokerSide: the broker's side of the model: drives the real machines (Group, Link, Waves) as
-// daemon/operations and daemon/broker do, with messages, descriptors and places in the pool that
+// BrokerSide: the broker's side of the model: drives the real machines (Group, Transaction, Waves)
+// as daemon/operations and daemon/broker do, with messages, descriptors and places in the pool that
 // are those of the model.
 #pragma once
 
@@ -100,18 +100,18 @@ class BrokerSide {
   void answered(int rank, const Message& message);
   void tell_answer(int rank, const Message& message);
   void remove(int rank);
-  void carry_out(const Link::Steps& steps);
-  void carry_out(Link::Step step);
+  void carry_out(const Transaction::Steps& steps);
+  void carry_out(Transaction::Step step);
   Status can_begin(int group, const Task& task);
 
   Model& m_;
   Promises& promises_;
-  std::deque<Link::Step> steps_;
+  std::deque<Transaction::Step> steps_;
   bool stepping_ = false;
   GroupState ended_in_ = GroupState::kRunning;  // the operation that is about to be Finished
 };
 
-/// The groups of a transaction, as the Link counts them.
+/// The groups of a transaction, as the Transaction counts them.
 std::vector<int> members_of(const Request& request);
 Task task_of(const Request& request, bool out);
 

@@ -110,13 +110,13 @@ void Insight::add(const Cut& cut, Time now, model::Digest& digest) {
   }
 }
 
-void Insight::add(const Link& link, model::Digest& digest) {
-  for (const Link::Member& member : link.members_) {
+void Insight::add(const Transaction& transaction, model::Digest& digest) {
+  for (const Transaction::Member& member : transaction.members_) {
     digest.add(static_cast<std::uint64_t>(member.state));
     digest.add(member.held);
     digest.add(static_cast<std::uint64_t>(member.status.code()));
   }
-  digest.add_all(link.failed_);
+  digest.add_all(transaction.failed_);
 }
 
 void Insight::add(const Conductor& conductor, model::Digest& digest) {

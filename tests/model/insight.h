@@ -11,7 +11,7 @@
 #include "daemon/fleet/participant.h"
 #include "daemon/phases/cut.h"
 #include "daemon/phases/group.h"
-#include "daemon/phases/link.h"
+#include "daemon/transactions/transaction.h"
 #include "tests/model/explorer/digest.h"
 
 namespace amem {
@@ -40,7 +40,7 @@ class Insight {
   /// With times as they are from `now` on.
   static void add(const Group& group, Time now, model::Digest& digest);
   static void add(const Cut& cut, Time now, model::Digest& digest);
-  static void add(const Link& link, model::Digest& digest);
+  static void add(const Transaction& transaction, model::Digest& digest);
   static void add(const Conductor& conductor, model::Digest& digest);
   static void add(const Participant& participant, model::Digest& digest);
 

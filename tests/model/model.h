@@ -9,7 +9,7 @@
 #include <string>
 
 #include "daemon/phases/group.h"
-#include "daemon/phases/link.h"
+#include "daemon/transactions/transaction.h"
 #include "tests/model/explorer/choices.h"
 #include "tests/model/scenario.h"
 #include "tests/model/state.h"
@@ -23,7 +23,7 @@ struct Model {
   const Bug bug;
   State state;
   std::array<std::unique_ptr<Group>, kMostGroups> groups;
-  std::optional<Link> link;  // of the operator's transaction under way
+  std::optional<Transaction> transaction;  // of the operator's transaction under way
   Choices* choices = nullptr;
   std::string broken;  // empty: no promise
   // The broker has died in the event that is being carried out: what else it does nobody sees.

@@ -77,7 +77,7 @@ NodeWorld::Snapshot NodeWorld::save() const {
   Snapshot snapshot{m_.state, {}, {}};
   for (int group = 0; group < m_.scenario.groups; ++group)
     snapshot.groups[at(group)] = Insight::copy(*m_.groups[at(group)]);
-  if (m_.state.by_operator) snapshot.link = m_.link;
+  if (m_.state.by_operator) snapshot.transaction = m_.transaction;
   return snapshot;
 }
 
@@ -85,7 +85,7 @@ void NodeWorld::restore(const Snapshot& snapshot) {
   m_.state = snapshot.state;
   for (int group = 0; group < m_.scenario.groups; ++group)
     Insight::put_back(*snapshot.groups[at(group)], *m_.groups[at(group)]);
-  m_.link = snapshot.link;
+  m_.transaction = snapshot.transaction;
   m_.broken.clear();
 }
 
@@ -94,7 +94,7 @@ std::uint64_t NodeWorld::hash() const {
   add(m_.state, digest);
   for (int group = 0; group < m_.scenario.groups; ++group)
     Insight::add(*m_.groups[at(group)], m_.state.now[at(group)], digest);
-  if (m_.state.by_operator) Insight::add(*m_.link, digest);
+  if (m_.state.by_operator) Insight::add(*m_.transaction, digest);
   return digest.hash();
 }
 

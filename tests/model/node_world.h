@@ -44,7 +44,7 @@ class NodeWorld {
   struct Snapshot {
     State state;
     std::array<std::shared_ptr<const Insight::GroupCopy>, kMostGroups> groups;
-    std::optional<Link> link;
+    std::optional<Transaction> transaction;
   };
 
   NodeWorld(const Scenario& scenario, int faults, Bug bug);

@@ -1,5 +1,6 @@
-// Exchange: what the operations of one transaction share beyond what daemon/phases/link.h decides:
-// whose memory leaves, whose comes in, and how much of it may come before all that leaves has left.
+// Exchange: what the operations of one transaction share beyond what
+// daemon/transactions/transaction.h decides: whose memory leaves, whose comes in, and how much of
+// it may come before all that leaves has left.
 //
 // Plain data, for the loop's thread. Outlives the operations that refer to it.
 #pragma once
@@ -7,8 +8,7 @@
 #include <vector>
 
 #include "daemon/base/ids.h"
-#include "daemon/plans/headroom.h"
-#include "daemon/plans/plan.h"
+#include "daemon/transactions/headroom.h"
 
 namespace amem {
 

@@ -1,4 +1,4 @@
-#include "daemon/plans/headroom.h"
+#include "daemon/transactions/headroom.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
-// Link: the operations of one transaction, which end all or none: the pauses of the groups that go
-// out, the resumes of those that come in, or both, a swap. It decides which begins when, who waits
-// for whom, and what becomes of the others when one fails.
+// Transaction: the operations of one transaction, which end all or none: the pauses of the groups
+// that go out, the resumes of those that come in, or both, a swap. It decides which begins when,
+// who waits for whom, and what becomes of the others when one fails.
 //
 // Out: all begin at once. None releases anything before every one has its cut and has saved; so
 // until then a failure of one calls all of them off. In: all begin at once. None opens before every
@@ -27,7 +27,7 @@
 
 namespace amem {
 
-class Link {
+class Transaction {
  public:
   struct Step {
     enum What : std::uint8_t {
@@ -49,8 +49,8 @@ class Link {
   /// Names of groups, all different. Members are counted from 0, those that go out first.
   /// REQUIRES: there is one. `pause`: the task of those that go out. `abroad`: other nodes have a
   /// part of the transaction, too, and decide on it with this one.
-  Link(const std::vector<std::string>& out, const std::vector<std::string>& in, Task pause,
-       bool duplex, bool abroad = false);
+  Transaction(const std::vector<std::string>& out, const std::vector<std::string>& in, Task pause,
+              bool duplex, bool abroad = false);
 
   Steps start();
   /// All nodes are as far: those that go out may release, or those that come in may open. Nothing:

@@ -14,6 +14,8 @@
 
 namespace amem {
 
+using BytesByDevice = std::map<DeviceUuid, std::uint64_t>;
+
 class Headroom {
  public:
   /// What a device keeps free meanwhile, for page tables and whatever else the driver needs to map
@@ -37,7 +39,7 @@ class Headroom {
 
  private:
   static constexpr std::uint64_t kExhausted = ~0ULL;
-  std::map<DeviceUuid, std::uint64_t> left_;
+  BytesByDevice left_;
 };
 
 }  // namespace amem

@@ -1,31 +1,31 @@
-#include "daemon/phases/link.h"
+#include "daemon/transactions/transaction.h"
 
 #include <algorithm>
 #include <utility>
 
 namespace amem {
 
-Link::Link(const std::vector<std::string>& out, const std::vector<std::string>& in, Task pause,
-           bool duplex, bool abroad)
+Transaction::Transaction(const std::vector<std::string>& out, const std::vector<std::string>& in,
+                         Task pause, bool duplex, bool abroad)
     : outgoing_(out.size()), pause_(std::move(pause)), duplex_(duplex), abroad_(abroad) {
   for (const auto* names : {&out, &in})
     for (const std::string& name : *names) members_.push_back({name});
 }
 
 template <class Is>
-bool Link::all(Stage stage, Is is) const {
+bool Transaction::all(Stage stage, Is is) const {
   return std::all_of(members_.begin() + static_cast<std::ptrdiff_t>(first(stage)),
                      members_.begin() + static_cast<std::ptrdiff_t>(end(stage)), is);
 }
 
-Link::Steps Link::start() {
+Transaction::Steps Transaction::start() {
   Steps steps;
   const Stage stage = outgoing_ > 0 ? Stage::kOut : Stage::kIn;
   begin(stage, abroad_ || end(stage) - first(stage) > 1, steps);
   return steps;
 }
 
-void Link::begin(Stage stage, bool held, Steps& steps) {
+void Transaction::begin(Stage stage, bool held, Steps& steps) {
   for (std::size_t i = first(stage); i < end(stage); ++i) {
     members_[i].state = MemberState::kUnderWay;
     members_[i].held = held;
@@ -33,7 +33,7 @@ void Link::begin(Stage stage, bool held, Steps& steps) {
   }
 }
 
-Link::Steps Link::leaves(std::size_t member) {
+Transaction::Steps Transaction::leaves(std::size_t member) {
   Steps steps;
   Member& m = members_[member];
   if (m.state != MemberState::kUnderWay || broken()) return steps;
@@ -44,7 +44,7 @@ Link::Steps Link::leaves(std::size_t member) {
   return steps;
 }
 
-Link::Steps Link::ready(std::size_t member) {
+Transaction::Steps Transaction::ready(std::size_t member) {
   Steps steps;
   if (members_[member].state >= MemberState::kReady) return steps;
   members_[member].state = MemberState::kReady;
@@ -55,7 +55,7 @@ Link::Steps Link::ready(std::size_t member) {
   return steps;
 }
 
-Link::Steps Link::unready(std::size_t member) {
+Transaction::Steps Transaction::unready(std::size_t member) {
   Steps steps;
   const Stage stage = stage_of(member);
   if (members_[member].state == MemberState::kReady)
@@ -65,7 +65,7 @@ Link::Steps Link::unready(std::size_t member) {
   return steps;
 }
 
-Link::Steps Link::ended(std::size_t member, const Status& status) {
+Transaction::Steps Transaction::ended(std::size_t member, const Status& status) {
   Steps steps;
   Member& m = members_[member];
   m.state = MemberState::kEnded;
@@ -91,7 +91,7 @@ Link::Steps Link::ended(std::size_t member, const Status& status) {
   return steps;
 }
 
-void Link::finish_if_ended(std::size_t member, Steps& steps) {
+void Transaction::finish_if_ended(std::size_t member, Steps& steps) {
   if (std::all_of(members_.begin(), members_.end(), [&](const Member& each) {
         return each.state == MemberState::kEnded ||
                (each.state == MemberState::kBefore && broken());
@@ -99,14 +99,14 @@ void Link::finish_if_ended(std::size_t member, Steps& steps) {
     steps.push_back({Step::kFinish, member});
 }
 
-Link::Steps Link::may_go_on(Stage stage) {
+Transaction::Steps Transaction::may_go_on(Stage stage) {
   Steps steps;
   if (broken() || withdrawn_[stage] || std::exchange(may_[stage], true)) return steps;
   if (asked_[stage]) go_on(stage, steps);
   return steps;
 }
 
-Link::Steps Link::give_up(const Status& why) {
+Transaction::Steps Transaction::give_up(const Status& why) {
   Steps steps;
   if (broken()) return steps;
   given_up_ = why;
@@ -117,17 +117,17 @@ Link::Steps Link::give_up(const Status& why) {
   return steps;
 }
 
-void Link::go_on_or_ask(Stage stage, Steps& steps) {
+void Transaction::go_on_or_ask(Stage stage, Steps& steps) {
   if (!abroad_ || may_[stage]) return go_on(stage, steps);
   if (!std::exchange(asked_[stage], true)) steps.push_back({Step::kAsk, first(stage)});
 }
 
-void Link::release_if_all_may(Steps& steps) {
+void Transaction::release_if_all_may(Steps& steps) {
   if (all(Stage::kOut, [](const Member& m) { return m.state == MemberState::kReady; }))
     go_on_or_ask(Stage::kOut, steps);
 }
 
-void Link::open_if_all_may(Steps& steps) {
+void Transaction::open_if_all_may(Steps& steps) {
   const auto has_left = [](const Member& m) {
     return m.state == MemberState::kEnded && m.status.ok();
   };
@@ -138,7 +138,7 @@ void Link::open_if_all_may(Steps& steps) {
     go_on_or_ask(Stage::kIn, steps);
 }
 
-void Link::go_on(Stage stage, Steps& steps) {
+void Transaction::go_on(Stage stage, Steps& steps) {
   for (std::size_t i = first(stage); i < end(stage); ++i) {
     Member& m = members_[i];
     if (m.state == MemberState::kEnded) continue;
@@ -147,7 +147,7 @@ void Link::go_on(Stage stage, Steps& steps) {
   }
 }
 
-void Link::give_up(Stage stage, Steps& steps) {
+void Transaction::give_up(Stage stage, Steps& steps) {
   for (std::size_t i = first(stage); i < end(stage); ++i) {
     Member& m = members_[i];
     if (!m.held || m.state == MemberState::kBefore || m.state >= MemberState::kReleased) continue;
@@ -156,13 +156,13 @@ void Link::give_up(Stage stage, Steps& steps) {
   }
 }
 
-bool Link::last(std::size_t member) const {
+bool Transaction::last(std::size_t member) const {
   for (std::size_t i = 0; i < members_.size(); ++i)
     if (i != member && members_[i].state != MemberState::kEnded) return false;
   return true;
 }
 
-Status Link::why_given_up() const {
+Status Transaction::why_given_up() const {
   if (failed_.empty()) return {Code::kAborted, "given up: " + given_up_.text()};
   const std::size_t cause = failed_.front();
   return {Code::kAborted, std::string("given up, because the ") +
@@ -170,7 +170,7 @@ Status Link::why_given_up() const {
                               members_[cause].name + "' failed"};
 }
 
-Status Link::result() const {
+Status Transaction::result() const {
   if (failed_.empty() && !given_up_.ok() &&
       std::any_of(members_.begin(), members_.end(),
                   [](const Member& m) { return m.state == MemberState::kBefore; }))
@@ -197,7 +197,7 @@ Status Link::result() const {
   return {members_[transaction.front()].status.code(), text};
 }
 
-std::string Link::names(Stage stage) const {
+std::string Transaction::names(Stage stage) const {
   std::string text;
   for (std::size_t i = first(stage); i < end(stage); ++i)
     text += (text.empty() ? "'" : ", '") + members_[i].name + "'";

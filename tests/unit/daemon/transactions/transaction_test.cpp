@@ -1,12 +1,12 @@
-#include "daemon/phases/link.h"
+#include "daemon/transactions/transaction.h"
 
 #include <gtest/gtest.h>
 
 namespace amem {
 namespace {
 
-using Step = Link::Step;
-using Steps = Link::Steps;
+using Step = Transaction::Step;
+using Steps = Transaction::Steps;
 const Status kFine;
 const Status kPauseFailed(Code::kDeadlineExceeded, "pause of group 'train': late");
 const Status kResumeFailed(Code::kAborted, "resume of group 'rollout': died");
@@ -29,23 +29,23 @@ Steps operator+(Steps left, const Steps& right) {
 }
 const Steps kNone;
 
-class LinkTest : public ::testing::Test {
+class TransactionTest : public ::testing::Test {
  protected:
   /// `last` is the member whose end was the last.
   static Steps finish(std::size_t last) { return {{Step::kFinish, last}}; }
 
-  Link duplex{{"train"}, {"rollout"}, Operation::kPause, true};
-  Link in_turn{{"train"}, {"rollout"}, Operation::kPause, false};
-  Link pauses{{"a", "b", "c"}, {}, Operation::kPause, true};
-  Link resumes{{}, {"a", "b", "c"}, Operation::kResume, true};
-  Link sets{{"a", "b"}, {"c", "d"}, Operation::kPause, true};
-  Link sets_in_turn{{"a", "b"}, {"c", "d"}, Operation::kPause, false};
+  Transaction duplex{{"train"}, {"rollout"}, Operation::kPause, true};
+  Transaction in_turn{{"train"}, {"rollout"}, Operation::kPause, false};
+  Transaction pauses{{"a", "b", "c"}, {}, Operation::kPause, true};
+  Transaction resumes{{}, {"a", "b", "c"}, Operation::kResume, true};
+  Transaction sets{{"a", "b"}, {"c", "d"}, Operation::kPause, true};
+  Transaction sets_in_turn{{"a", "b"}, {"c", "d"}, Operation::kPause, false};
 };
 
 // ---- one group ----------------------------------------------------------------------------------
 
-TEST_F(LinkTest, AGroupAloneWaitsForNobody) {
-  Link pause({"train"}, {}, Operation::kPause, true);
+TEST_F(TransactionTest, AGroupAloneWaitsForNobody) {
+  Transaction pause({"train"}, {}, Operation::kPause, true);
   EXPECT_EQ(pause.start(), begin({0}));
   EXPECT_FALSE(pause.held(0));
   EXPECT_EQ(pause.leaves(0), kNone);
@@ -53,7 +53,7 @@ TEST_F(LinkTest, AGroupAloneWaitsForNobody) {
   EXPECT_EQ(pause.result().text(), kPauseFailed.text());
   EXPECT_EQ(pause.result().code(), kPauseFailed.code());
 
-  Link resume({}, {"train"}, Operation::kResume, true);
+  Transaction resume({}, {"train"}, Operation::kResume, true);
   EXPECT_EQ(resume.start(), begin({0}));
   EXPECT_FALSE(resume.held(0));
   EXPECT_FALSE(resume.goes_out(0));
@@ -63,7 +63,7 @@ TEST_F(LinkTest, AGroupAloneWaitsForNobody) {
 
 // ---- a swap of two ------------------------------------------------------------------------------
 
-TEST_F(LinkTest, InTurnTheSecondBeginsWhenTheFirstHasBeenPaused) {
+TEST_F(TransactionTest, InTurnTheSecondBeginsWhenTheFirstHasBeenPaused) {
   EXPECT_EQ(in_turn.start(), begin({0}));
   EXPECT_EQ(in_turn.leaves(0), kNone);
   EXPECT_EQ(in_turn.ended(0, kFine), begin({1}));
@@ -72,14 +72,14 @@ TEST_F(LinkTest, InTurnTheSecondBeginsWhenTheFirstHasBeenPaused) {
   EXPECT_TRUE(in_turn.result().ok());
 }
 
-TEST_F(LinkTest, InTurnAFailedPauseIsTheEnd) {
+TEST_F(TransactionTest, InTurnAFailedPauseIsTheEnd) {
   in_turn.start();
   EXPECT_EQ(in_turn.ended(0, kPauseFailed), finish(0));
   EXPECT_EQ(in_turn.result().code(), Code::kDeadlineExceeded);
   EXPECT_EQ(in_turn.result().text(), kPauseFailed.text() + "; group 'rollout' is still paused");
 }
 
-TEST_F(LinkTest, TheSecondComesInWhileTheFirstLeavesAndGoesOnWhenItHasLeft) {
+TEST_F(TransactionTest, TheSecondComesInWhileTheFirstLeavesAndGoesOnWhenItHasLeft) {
   EXPECT_EQ(duplex.start(), begin({0}));
   EXPECT_FALSE(duplex.held(0));
   EXPECT_EQ(duplex.leaves(0), begin({1}));
@@ -91,7 +91,7 @@ TEST_F(LinkTest, TheSecondComesInWhileTheFirstLeavesAndGoesOnWhenItHasLeft) {
   EXPECT_TRUE(duplex.result().ok());
 }
 
-TEST_F(LinkTest, WhatHasLoadedWaitsForWhatLeaves) {
+TEST_F(TransactionTest, WhatHasLoadedWaitsForWhatLeaves) {
   duplex.start();
   duplex.leaves(0);
   EXPECT_EQ(duplex.ready(1), kNone);
@@ -99,14 +99,14 @@ TEST_F(LinkTest, WhatHasLoadedWaitsForWhatLeaves) {
   EXPECT_EQ(duplex.ended(0, kFine), space({1}) + go_on({1}));
 }
 
-TEST_F(LinkTest, AGroupThatIsGoneBeforeItWasSeenToLeaveIsFollowedInTurn) {
+TEST_F(TransactionTest, AGroupThatIsGoneBeforeItWasSeenToLeaveIsFollowedInTurn) {
   duplex.start();
   EXPECT_EQ(duplex.ended(0, kFine), begin({1}));
   EXPECT_EQ(duplex.leaves(0), kNone);
   EXPECT_EQ(duplex.ended(1, kFine), finish(1));
 }
 
-TEST_F(LinkTest, AFailedPauseTakesTheSecondBack) {
+TEST_F(TransactionTest, AFailedPauseTakesTheSecondBack) {
   duplex.start();
   duplex.leaves(0);
   EXPECT_EQ(duplex.ended(0, kPauseFailed), give_up({1}));
@@ -117,13 +117,13 @@ TEST_F(LinkTest, AFailedPauseTakesTheSecondBack) {
   EXPECT_TRUE(has(duplex.result(), kResumeFailed.text()));
 }
 
-TEST_F(LinkTest, AFailedPauseBeforeTheSecondHasBegunConcernsNobodyElse) {
+TEST_F(TransactionTest, AFailedPauseBeforeTheSecondHasBegunConcernsNobodyElse) {
   duplex.start();
   EXPECT_EQ(duplex.ended(0, kPauseFailed), finish(0));
   EXPECT_TRUE(has(duplex.result(), "group 'rollout' is still paused"));
 }
 
-TEST_F(LinkTest, AFailedResumeWaitsForThePause) {
+TEST_F(TransactionTest, AFailedResumeWaitsForThePause) {
   duplex.start();
   duplex.leaves(0);
   EXPECT_EQ(duplex.ended(1, kResumeFailed), kNone);
@@ -132,7 +132,7 @@ TEST_F(LinkTest, AFailedResumeWaitsForThePause) {
   EXPECT_TRUE(has(duplex.result(), "died; group 'train' is paused")) << duplex.result().text();
 }
 
-TEST_F(LinkTest, BothMayFail) {
+TEST_F(TransactionTest, BothMayFail) {
   duplex.start();
   duplex.leaves(0);
   EXPECT_EQ(duplex.ended(1, kResumeFailed), kNone);
@@ -143,7 +143,7 @@ TEST_F(LinkTest, BothMayFail) {
 
 // ---- sets ---------------------------------------------------------------------------------------
 
-TEST_F(LinkTest, NoneReleasesBeforeEveryOneHasSaved) {
+TEST_F(TransactionTest, NoneReleasesBeforeEveryOneHasSaved) {
   EXPECT_EQ(pauses.start(), begin({0, 1, 2}));
   for (const std::size_t member : {0U, 1U, 2U}) EXPECT_TRUE(pauses.held(member));
   EXPECT_EQ(pauses.leaves(0), kNone);
@@ -158,7 +158,7 @@ TEST_F(LinkTest, NoneReleasesBeforeEveryOneHasSaved) {
   EXPECT_TRUE(pauses.result().ok());
 }
 
-TEST_F(LinkTest, OnePauseThatFailsCallsAllOff) {
+TEST_F(TransactionTest, OnePauseThatFailsCallsAllOff) {
   pauses.start();
   pauses.ready(0);
   pauses.leaves(1);
@@ -171,7 +171,7 @@ TEST_F(LinkTest, OnePauseThatFailsCallsAllOff) {
   EXPECT_EQ(pauses.result().text(), kPauseFailed.text() + "; c called off; a called off");
 }
 
-TEST_F(LinkTest, AfterThePointOfNoReturnTheRestIsPausedToo) {
+TEST_F(TransactionTest, AfterThePointOfNoReturnTheRestIsPausedToo) {
   pauses.start();
   for (const std::size_t member : {0U, 1U, 2U}) pauses.ready(member);
   EXPECT_EQ(pauses.ended(1, kPauseFailed), kNone);
@@ -181,8 +181,8 @@ TEST_F(LinkTest, AfterThePointOfNoReturnTheRestIsPausedToo) {
             kPauseFailed.text() + "; group 'a' is paused; group 'c' is paused");
 }
 
-TEST_F(LinkTest, OfAPauseOfTagsTheResultDoesNotSayThatTheGroupIsPaused) {
-  Link tags({"a", "b"}, {}, Task(Operation::kPause, Selection{{"kv"}}), true);
+TEST_F(TransactionTest, OfAPauseOfTagsTheResultDoesNotSayThatTheGroupIsPaused) {
+  Transaction tags({"a", "b"}, {}, Task(Operation::kPause, Selection{{"kv"}}), true);
   tags.start();
   tags.ready(0);
   tags.ready(1);
@@ -192,7 +192,7 @@ TEST_F(LinkTest, OfAPauseOfTagsTheResultDoesNotSayThatTheGroupIsPaused) {
             kPauseFailed.text() + "; the pause of tag kv of group 'b' succeeded");
 }
 
-TEST_F(LinkTest, NoneOpensBeforeEveryOneHasLoaded) {
+TEST_F(TransactionTest, NoneOpensBeforeEveryOneHasLoaded) {
   EXPECT_EQ(resumes.start(), begin({0, 1, 2}));
   EXPECT_TRUE(resumes.held(0));
   EXPECT_EQ(resumes.ready(2), kNone);
@@ -202,7 +202,7 @@ TEST_F(LinkTest, NoneOpensBeforeEveryOneHasLoaded) {
   EXPECT_EQ(resumes.ended(2, kFine), finish(2));
 }
 
-TEST_F(LinkTest, OneResumeThatFailsRollsAllBack) {
+TEST_F(TransactionTest, OneResumeThatFailsRollsAllBack) {
   resumes.start();
   resumes.ready(2);
   EXPECT_EQ(resumes.ended(0, kResumeFailed), give_up({1, 2}));
@@ -212,7 +212,7 @@ TEST_F(LinkTest, OneResumeThatFailsRollsAllBack) {
   EXPECT_EQ(resumes.result().code(), Code::kAborted);
 }
 
-TEST_F(LinkTest, AFailureInOpenLeavesTheOthersRunning) {
+TEST_F(TransactionTest, AFailureInOpenLeavesTheOthersRunning) {
   resumes.start();
   for (const std::size_t member : {0U, 1U, 2U}) resumes.ready(member);
   EXPECT_EQ(resumes.ended(0, kResumeFailed), kNone);
@@ -222,7 +222,7 @@ TEST_F(LinkTest, AFailureInOpenLeavesTheOthersRunning) {
             kResumeFailed.text() + "; group 'b' is running; group 'c' is running");
 }
 
-TEST_F(LinkTest, SetsAreSwappedAtTheSameTime) {
+TEST_F(TransactionTest, SetsAreSwappedAtTheSameTime) {
   EXPECT_EQ(sets.start(), begin({0, 1}));
   EXPECT_EQ(sets.leaves(0), kNone);
   EXPECT_EQ(sets.ready(0), kNone);
@@ -240,7 +240,7 @@ TEST_F(LinkTest, SetsAreSwappedAtTheSameTime) {
   EXPECT_TRUE(sets.result().ok());
 }
 
-TEST_F(LinkTest, SetsThatHaveLoadedOpenWhenTheOthersHaveLeft) {
+TEST_F(TransactionTest, SetsThatHaveLoadedOpenWhenTheOthersHaveLeft) {
   sets.start();
   for (const std::size_t member : {0U, 1U}) sets.leaves(member), sets.ready(member);
   EXPECT_EQ(sets.ready(2), kNone);
@@ -250,7 +250,7 @@ TEST_F(LinkTest, SetsThatHaveLoadedOpenWhenTheOthersHaveLeft) {
 }
 
 // Its rank takes its time to let go again, and meanwhile the last one that goes out has left.
-TEST_F(LinkTest, NoneOfASetComesInWhileOneThatWasReadyIsOnItsWayBack) {
+TEST_F(TransactionTest, NoneOfASetComesInWhileOneThatWasReadyIsOnItsWayBack) {
   sets.start();
   for (const std::size_t member : {0U, 1U}) sets.leaves(member), sets.ready(member);
   EXPECT_EQ(sets.ready(2), kNone);
@@ -263,7 +263,7 @@ TEST_F(LinkTest, NoneOfASetComesInWhileOneThatWasReadyIsOnItsWayBack) {
   EXPECT_FALSE(sets.result().ok());
 }
 
-TEST_F(LinkTest, SetsInTurn) {
+TEST_F(TransactionTest, SetsInTurn) {
   EXPECT_EQ(sets_in_turn.start(), begin({0, 1}));
   for (const std::size_t member : {0U, 1U}) EXPECT_EQ(sets_in_turn.leaves(member), kNone);
   sets_in_turn.ready(0);
@@ -275,7 +275,7 @@ TEST_F(LinkTest, SetsInTurn) {
   EXPECT_EQ(sets_in_turn.ready(3), go_on({2, 3}));
 }
 
-TEST_F(LinkTest, APauseThatFailsEndsTheWholeSwapAsItBegan) {
+TEST_F(TransactionTest, APauseThatFailsEndsTheWholeSwapAsItBegan) {
   sets.start();
   sets.leaves(0);
   sets.leaves(1);
@@ -286,7 +286,7 @@ TEST_F(LinkTest, APauseThatFailsEndsTheWholeSwapAsItBegan) {
   EXPECT_EQ(sets.result().code(), Code::kDeadlineExceeded);
 }
 
-TEST_F(LinkTest, BeforeTheOthersHaveBegunTheyAreLeftAlone) {
+TEST_F(TransactionTest, BeforeTheOthersHaveBegunTheyAreLeftAlone) {
   sets.start();
   sets.leaves(0);
   EXPECT_EQ(sets.ended(1, kPauseFailed), give_up({0}));
@@ -295,7 +295,7 @@ TEST_F(LinkTest, BeforeTheOthersHaveBegunTheyAreLeftAlone) {
   EXPECT_TRUE(has(sets.result(), "group 'c' is still paused; group 'd' is still paused"));
 }
 
-TEST_F(LinkTest, AResumeThatFailsLeavesAllPaused) {
+TEST_F(TransactionTest, AResumeThatFailsLeavesAllPaused) {
   sets.start();
   sets.leaves(0);
   sets.leaves(1);
