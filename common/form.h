@@ -24,13 +24,14 @@ struct FormRule {
   Form form;
   std::string_view name;  // of settings and messages
   bool stored;            // bytes can lie in the pool in this form
-  bool shorter;           // a piece takes fewer bytes of the pool than it has, how many says the rank
+  bool shorter;  // a piece takes fewer bytes of the pool than it has; how many, the rank says
+  bool encoded;  // the bytes are not those of the memory
 };
 
 inline constexpr std::array kForms = {
-    FormRule{Form::kAuto, "auto", false, false},
-    FormRule{Form::kDense, "dense", true, false},
-    FormRule{Form::kSparse, "sparse", true, true},
+    FormRule{Form::kAuto, "auto", false, false, false},
+    FormRule{Form::kDense, "dense", true, false, false},
+    FormRule{Form::kSparse, "sparse", true, true, true},
 };
 
 constexpr const FormRule& rule(Form form) {
@@ -43,6 +44,12 @@ constexpr std::string_view to_string(Form form) { return rule(form).name; }
 
 /// As on the wire, in the record and in the API.
 constexpr std::uint32_t number_of(Form form) { return static_cast<std::uint32_t>(form); }
+
+/// Whether a piece may be saved in this form when that is wished. What is wished to be shorter may
+/// turn out not to be.
+constexpr bool allows(Form wish, Form form) {
+  return rule(form).stored && (wish == form || form == Form::kDense || !rule(wish).stored);
+}
 
 /// By its number, as on the wire and in the record. Nothing: there is none of that number.
 constexpr std::optional<Form> form_of(std::uint32_t number) {
@@ -67,9 +74,9 @@ constexpr std::optional<Form> form_named(std::string_view name) {
 inline std::string names_of_forms() {
   std::string text;
   for (const FormRule& each : kForms)
-    text += std::string(text.empty()                 ? ""
+    text += std::string(text.empty()              ? ""
                         : &each == &kForms.back() ? " or "
-                                                    : ", ") +
+                                                  : ", ") +
             std::string(each.name);
   return text;
 }

@@ -11,7 +11,7 @@
 #include <map>
 #include <vector>
 
-#include "shim/phases/sparse_copier.h"
+#include "shim/phases/piece.h"
 
 namespace amem::shim {
 
@@ -35,9 +35,5 @@ class Backups {
   std::map<std::uint64_t, std::map<std::uint64_t, Piece>> pieces_;  // by allocation and offset
   std::uint64_t pauses_ = 0;
 };
-
-/// Bytes of a piece from `offset` of the piece on, read from its copy at `pool`.
-void read_copy(const Piece& piece, const std::byte* pool, std::uint64_t offset,
-               std::uint64_t length, std::byte* out);
 
 }  // namespace amem::shim

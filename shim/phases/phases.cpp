@@ -36,7 +36,7 @@ void Phases::command(Packet& packet) {
   switch (m.which_body) {
     case amem_v1_SessionMessage_pool_segment_tag:
       // The copies that would need it fail and say so to the broker.
-      if (const Status s = mover_.add_segment(
+      if (const Status s = mover_.pool().add(
               m.body.pool_segment, packet.fds.size() == 1 ? std::move(packet.fds.front()) : Fd());
           !s.ok())
         log_error(s.text());

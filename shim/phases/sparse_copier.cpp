@@ -1,6 +1,7 @@
 #include "shim/phases/sparse_copier.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -117,7 +118,7 @@ bool SparseCopier::offer(const Piece& piece) {
   return true;
 }
 
-Status SparseCopier::scan() {
+Status SparseCopier::start() {
   for (auto& [ordinal, device] : ready_) {
     const std::vector<Place> places =
         without_gaps(device, std::span(device.offered).subspan(device.scanned));
@@ -177,12 +178,12 @@ std::span<sparse::Entry> SparseCopier::entries(const Device& device, const Place
   return entries;
 }
 
-Status SparseCopier::gather(std::vector<Piece>& decided) {
+Status SparseCopier::store(std::vector<Piece>& saved) {
   for (auto& [ordinal, device] : ready_) {
     std::vector<Place> places;
     if (Status s = scanned(ordinal, device, places); !s.ok()) return s;
     if (Status s = decide(device, places); !s.ok()) return s;
-    for (const Place& place : places) decided.push_back(place.piece);
+    for (const Place& place : places) saved.push_back(place.piece);
     std::erase_if(places, [](const Place& place) { return place.piece.form != Form::kSparse; });
     if (Status s = launch(Kernel::kGather, ordinal, device, places); !s.ok()) return s;
   }
@@ -207,7 +208,7 @@ Status SparseCopier::decide(const Device& device, std::vector<Place>& places) {
   return {};
 }
 
-Status SparseCopier::scatter(const std::vector<Piece>& pieces) {
+Status SparseCopier::load(std::span<const Piece> pieces) {
   std::map<int, std::vector<Place>> by_device;
   for (const Piece& piece : pieces) {
     if (!serves(piece))
@@ -219,6 +220,29 @@ Status SparseCopier::scatter(const std::vector<Piece>& pieces) {
   for (const auto& [ordinal, places] : by_device)
     if (Status s = launch(Kernel::kScatter, ordinal, ready_.at(ordinal), places); !s.ok()) return s;
   return {};
+}
+
+void SparseCopier::read(const Piece& piece, const std::byte* pool, std::uint64_t offset,
+                        std::uint64_t length, std::byte* out) const {
+  const std::byte* blocks = pool + sparse::index_bytes(piece.length);
+  while (length > 0) {
+    const std::uint64_t block = offset / sparse::kBlock;
+    const std::uint64_t within = offset % sparse::kBlock;
+    const std::uint64_t n = std::min(length, sparse::kBlock - within);
+    sparse::Entry entry{};
+    std::memcpy(&entry, pool + block / sparse::kBlocksPerGroup * sizeof entry, sizeof entry);
+    const std::uint32_t bit = 1U << (block % sparse::kBlocksPerGroup);
+    if ((entry.mask & bit) == 0) {
+      std::memset(out, 0, n);
+    } else {
+      const std::uint64_t slot =
+          entry.first + static_cast<std::uint64_t>(std::popcount(entry.mask & (bit - 1)));
+      std::memcpy(out, blocks + slot * sparse::kBlock + within, n);
+    }
+    out += n;
+    offset += n;
+    length -= n;
+  }
 }
 
 Status SparseCopier::read(int ordinal, std::span<const Address> at,

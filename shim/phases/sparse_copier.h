@@ -2,8 +2,8 @@
 // only blocks that are not zero, and takes checksums of pieces.
 //
 // Per device it owns a stream, the kernels and a table in pinned memory, all made when the device
-// is prepared: a pause allocates nothing. A save has two steps: scan() looks at the pieces, beside
-// whatever the copy engine does meanwhile; gather() decides and moves, or look() only tells. Where
+// is prepared: a pause allocates nothing. A save has two steps: start() looks at the pieces, beside
+// whatever the copy engine does meanwhile; store() decides and moves, or look() only tells. Where
 // the kernels cannot be had (a driver without a compiler for PTX, or too old for it) it takes
 // nothing, says so once, and the caller copies densely. Service thread only.
 #pragma once
@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "common/driver.h"
-#include "common/form.h"
 #include "common/sparse.h"
 #include "shim/driver/local_devices.h"
 #include "shim/driver/pinned_memory.h"
+#include "shim/phases/form_copier.h"
 #include "shim/scratch/fifos.h"
 
 namespace amem::shim {
@@ -29,47 +29,32 @@ struct Look {
   std::vector<std::uint32_t> masks;
 };
 
-/// A piece of an allocation, where it is on a device and where its copy is in the pool.
-struct Piece {
-  std::uint64_t id = 0;
-  std::uint64_t offset = 0;  // in the allocation
-  std::uint64_t length = 0;  // bytes
-  int device = -1;
-  CUdeviceptr address = 0;
-  CUdeviceptr pool = 0;
-  std::uint64_t space = 0;     // of a save: bytes of the pool from there on; no more is written
-  Form form = Form::kDense;    // as it lies in the pool, or as it is wished until that is decided
-  std::uint64_t stored = 0;    // bytes of the copy
-  std::uint64_t checksum = 0;  // of the piece's bytes; 0: none
-  // Of the allocation: what is not zero, and counts as zero. Somebody else's; nullptr: nothing.
-  const std::vector<Gap>* left_out = nullptr;
-};
-
-class SparseCopier {
+class SparseCopier final : public FormCopier {
  public:
   SparseCopier(const Driver& driver, LocalDevices& devices) : driver_(driver), devices_(devices) {}
-  ~SparseCopier();
+  ~SparseCopier() override;
 
   /// Loads the kernels and makes what they need. Where there was no memory for that it is tried
   /// again once in each phase that copies. REQUIRES: the device is in use.
-  void prepare(int device);
+  void prepare(int device) override;
   /// The program has reset this device: all of it went with the context, or is idle.
-  void forget(int device);
+  void forget(int device) override;
 
-  /// Remembers a piece for the next scan(). False: the device has no kernels, the piece is not
+  /// Remembers a piece for the next start(). False: the device has no kernels, the piece is not
   /// aligned for them, or there is no space left to look at it.
-  bool offer(const Piece& piece);
+  bool offer(const Piece& piece) override;
   /// Queues a look at what was offered since the last call.
-  Status scan();
+  Status start() override;
   /// Waits for the looks and tells what they have found. REQUIRES: whole allocations were offered.
   Status look(std::vector<Look>& looks);
-  /// Waits for the looks; queues the sparse copies. Gives back what was offered, `sparse` and
-  /// `stored` set; pieces that are not sparse are left to the caller. kAborted: one does not fit in
-  /// its space; of this device none has been queued.
-  Status gather(std::vector<Piece>& decided);
+  /// Waits for the looks; queues the sparse copies. Pieces that are not sparse are left to the
+  /// caller. kAborted: one does not fit in its space; of this device none has been queued.
+  Status store(std::vector<Piece>& saved) override;
 
-  /// Queues loading of sparse copies. kFailedPrecondition: a device has no kernels.
-  Status scatter(const std::vector<Piece>& pieces);
+  /// kFailedPrecondition: a device has no kernels.
+  Status load(std::span<const Piece> pieces) override;
+  void read(const Piece& piece, const std::byte* pool, std::uint64_t offset, std::uint64_t length,
+            std::byte* out) const override;
 
   /// Reads the 8-byte words at these addresses, in order, and waits for them. `words` becomes as
   /// long. kFailedPrecondition: the device has no kernels. kResourceExhausted: what was offered has
@@ -77,7 +62,7 @@ class SparseCopier {
   Status read(int device, std::span<const Address> at, std::vector<std::uint64_t>& words);
 
   /// The phase ends: waits for all that was queued. What was offered and not gathered is forgotten.
-  Status finish();
+  Status finish() override;
 
   /// Sets the checksums of the pieces from what is on their devices now, and waits for that; of
   /// those that the kernels cannot serve it is 0.

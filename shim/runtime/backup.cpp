@@ -80,7 +80,7 @@ Status read_backup(Runtime& runtime, CUdeviceptr address, std::uint64_t size, st
       if (pauses.value_or(mover.backups().pauses()) != mover.backups().pauses())
         return {Code::kAborted, "another pause has begun while saved bytes were read; try again"};
       pauses = mover.backups().pauses();
-      return mover.read(address + at, std::min(kAtOnce, size - at), out + at);
+      return mover.reader().read(address + at, std::min(kAtOnce, size - at), out + at);
     });
     if (!s.ok()) return s;
   }
@@ -90,7 +90,7 @@ Status read_backup(Runtime& runtime, CUdeviceptr address, std::uint64_t size, st
 Result<const void*> view_backup(Runtime& runtime, CUdeviceptr address, std::uint64_t size) {
   const void* view = nullptr;
   const Status s = on_service_thread(runtime, [&](Mover& mover) -> Status {
-    Result<const void*> found = mover.view(address, size);
+    Result<const void*> found = mover.reader().view(address, size);
     if (found.ok()) view = found.value();
     return found.status();
   });

@@ -94,13 +94,13 @@ int main(int argc, char** argv) {
       if (!copier.offer(piece)) check(Status(Code::kUnavailable, "no kernels on this driver"));
     };
     const double scan = median_ms(runs, offer, [&] {
-      check(copier.scan());
+      check(copier.start());
       check(copier.finish());
     });
     const double save = median_ms(runs, offer, [&] {
       decided.clear();
-      check(copier.scan());
-      check(copier.gather(decided));
+      check(copier.start());
+      check(copier.store(decided));
       check(copier.finish());
     });
     double load = 0;
@@ -108,7 +108,7 @@ int main(int argc, char** argv) {
       load = median_ms(
           runs, [] {},
           [&] {
-            check(copier.scatter(decided));
+            check(copier.load(decided));
             check(copier.finish());
           });
     }

@@ -6,6 +6,7 @@
 
 #include "common/sparse.h"
 #include "shim/phases/backups.h"
+#include "shim/phases/copiers.h"
 
 namespace amem::shim {
 namespace {
@@ -53,7 +54,9 @@ TEST(ShimBackups, WhatIsPausedIsKeptWhenTheGateOpens) {
 std::vector<std::byte> read(const Piece& p, const std::vector<std::byte>& pool,
                             std::uint64_t offset, std::uint64_t length) {
   std::vector<std::byte> out(length, std::byte{0xee});
-  read_copy(p, pool.data(), offset, length, out.data());
+  const Driver driver;
+  LocalDevices devices(driver);
+  Copiers(driver, devices).of(p.form).read(p, pool.data(), offset, length, out.data());
   return out;
 }
 

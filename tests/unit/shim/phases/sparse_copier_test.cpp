@@ -64,9 +64,9 @@ class SparseCopierTest : public OnDriver {
   }
   std::vector<Piece> save(const std::vector<Piece>& pieces) {
     for (const Piece& p : pieces) EXPECT_TRUE(copier.offer(p));
-    EXPECT_TRUE(copier.scan().ok());
+    EXPECT_TRUE(copier.start().ok());
     std::vector<Piece> decided;
-    const Status status = copier.gather(decided);
+    const Status status = copier.store(decided);
     EXPECT_TRUE(status.ok()) << status.text();
     EXPECT_TRUE(copier.finish().ok());
     EXPECT_EQ(decided.size(), pieces.size());
@@ -74,7 +74,7 @@ class SparseCopierTest : public OnDriver {
   }
   void load(const std::vector<Piece>& pieces) {
     put(0, Bytes(kMemory, 0xcd));
-    const Status status = copier.scatter(pieces);
+    const Status status = copier.load(pieces);
     ASSERT_TRUE(status.ok()) << status.text();
     const Status finished = copier.finish();
     ASSERT_TRUE(finished.ok()) << finished.text();
@@ -338,7 +338,7 @@ TEST_F(SparseCopierTest, ALookTellsOfBlocksAndWritesNothing) {
   put(0, bytes);
   ASSERT_TRUE(copier.offer(piece(0, bytes.size())));
   ASSERT_TRUE(copier.offer(piece(3 * kGroup, kGroup)));
-  ASSERT_TRUE(copier.scan().ok());
+  ASSERT_TRUE(copier.start().ok());
   std::vector<Look> looks;
   ASSERT_TRUE(copier.look(looks).ok());
   ASSERT_TRUE(copier.finish().ok());
@@ -364,7 +364,7 @@ TEST_F(SparseCopierTest, WhatIsLeftOutComesBackAsZeros) {
   EXPECT_EQ(saved[0].stored, 4096 + 2 * kGroup);
   EXPECT_EQ(saved[1].stored, 4096U);
   put(0, Bytes(kMemory));
-  ASSERT_TRUE(copier.scatter(saved).ok());
+  ASSERT_TRUE(copier.load(saved).ok());
   ASSERT_TRUE(copier.finish().ok());
   Bytes expected = ones;
   std::fill_n(expected.begin() + kGroup / 2, 2 * kGroup, std::uint8_t{0});
@@ -388,9 +388,9 @@ TEST_F(SparseCopierTest, WhatDoesNotFitInItsPlaceFailsAndWritesNothing) {
     put(0, bytes);
     std::memset(pool, 0x77, kMemory);
     ASSERT_TRUE(copier.offer(first) && copier.offer(second));
-    ASSERT_TRUE(copier.scan().ok());
+    ASSERT_TRUE(copier.start().ok());
     std::vector<Piece> decided;
-    const Status status = copier.gather(decided);
+    const Status status = copier.store(decided);
     EXPECT_EQ(status.code(), Code::kAborted);
     EXPECT_NE(status.text().find("has changed while it was paused"), std::string::npos);
     EXPECT_TRUE(decided.empty());
@@ -405,7 +405,7 @@ TEST_F(SparseCopierTest, WhatItCannotTake) {
   Piece elsewhere = piece(0, 4096);
   elsewhere.device = 1;
   EXPECT_FALSE(copier.offer(elsewhere)) << "device 1 has not been prepared";
-  EXPECT_EQ(copier.scatter({elsewhere}).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(copier.load(std::vector<Piece>{elsewhere}).code(), Code::kFailedPrecondition);
   EXPECT_TRUE(copier.finish().ok());
   copier.forget(0);
   EXPECT_FALSE(copier.offer(piece(0, 4096)));
@@ -425,7 +425,7 @@ TEST_F(SparseCopierTest, SingleWordsComeInTheirOrder) {
     right.push_back(values[word]);
   }
   ASSERT_TRUE(copier.offer(piece(0, kMemory)));
-  ASSERT_TRUE(copier.scan().ok());
+  ASSERT_TRUE(copier.start().ok());
   std::vector<std::uint64_t> words = {1, 2, 3};
   const Status read = copier.read(0, at, words);
   ASSERT_TRUE(read.ok()) << read.text();

@@ -1,0 +1,49 @@
+// DenseCopier: copies pieces byte for byte, by the copy engine, on a stream for each device; and
+// clears memory. It says how far its copies are (copy_marks.h). Service thread only.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "common/driver.h"
+#include "shim/driver/local_devices.h"
+#include "shim/phases/copy_marks.h"
+#include "shim/phases/form_copier.h"
+
+namespace amem::shim {
+
+class DenseCopier final : public FormCopier {
+ public:
+  DenseCopier(const Driver& driver, LocalDevices& devices)
+      : driver_(driver), devices_(devices), marks_(driver, devices) {}
+
+  void prepare(int device) override { (void)stream(device); }
+  void forget(int device) override;
+  bool offer(const Piece& piece) override;
+  Status start() override;
+  Status store(std::vector<Piece>& saved) override;
+  Status load(std::span<const Piece> pieces) override;
+  Status finish() override;
+  void read(const Piece& piece, const std::byte* pool, std::uint64_t offset, std::uint64_t length,
+            std::byte* out) const override;
+
+  /// Queues zeros for a piece that lies nowhere.
+  Status clear(const Piece& piece);
+  /// Until finish(): who is told how far the copies are.
+  void follow(const CopyMarks::Follow& how) { follow_ = how; }
+
+ private:
+  enum class Way : std::uint8_t { kSave, kLoad, kClear };
+  Result<CUstream> stream(int device);
+  Status copy(const Piece& piece, Way way);
+
+  const Driver& driver_;
+  LocalDevices& devices_;
+  CopyMarks marks_;
+  CopyMarks::Follow follow_;
+  std::map<int, CUstream> streams_;
+  std::vector<Piece> offered_;
+  Status error_;  // of copies that have been queued since anybody asked
+};
+
+}  // namespace amem::shim

@@ -1,0 +1,46 @@
+// FormCopier: how pieces are written to the pool in one form, and read back. There is one for each
+// form of common/form.h that bytes can lie in; Mover gives each piece to the one of its form.
+//
+// A save: offer() each piece, start() after each packet, store() once. A load: load(). Both:
+// finish(). Service thread only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/status.h"
+#include "shim/phases/piece.h"
+
+namespace amem::shim {
+
+class FormCopier {
+ public:
+  virtual ~FormCopier() = default;
+
+  /// Makes what copies of this device need. REQUIRES: the device is in use.
+  virtual void prepare(int device) = 0;
+  /// The program has reset this device: what was made there has gone.
+  virtual void forget(int device) = 0;
+
+  /// Takes a piece that is to be saved. False: it cannot be saved in this form.
+  virtual bool offer(const Piece& piece) = 0;
+  /// Queues what can be done to what was offered since the last call.
+  virtual Status start() = 0;
+  /// Queues the rest. Gives back what was offered, `form` and `stored` set. A piece that has
+  /// another form now is left to that one.
+  virtual Status store(std::vector<Piece>& saved) = 0;
+
+  /// Queues the loading of pieces that lie in this form.
+  virtual Status load(std::span<const Piece> pieces) = 0;
+
+  /// The phase ends: waits for all that was queued. What was offered and not stored is forgotten.
+  virtual Status finish() = 0;
+
+  /// By the CPU: bytes of a piece from `offset` of the piece on, from its copy at `pool`.
+  virtual void read(const Piece& piece, const std::byte* pool, std::uint64_t offset,
+                    std::uint64_t length, std::byte* out) const = 0;
+};
+
+}  // namespace amem::shim
