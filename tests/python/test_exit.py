@@ -6,7 +6,7 @@ import textwrap
 import time
 
 import pytest
-from sim_node import Child, eventually, patience
+from sim_node import SERVICE_THREAD, Child, eventually, patience
 
 PAUSE = 34  # the system call, on x86-64
 
@@ -181,6 +181,7 @@ def test_reading_saved_bytes_does_not_hold_up_the_end(node):
     program.faults("cuMemUnmap:1:hold")
     pause = node.ctl.start("pause", "train", "--tag", "weights")
     pause.wait_phase("release")
+    program.held(SERVICE_THREAD)
     program.send("")
     assert program.wait(20) == 0
     assert "the process is ending" in program.output("out")

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from sim_node import eventually, patience
+from sim_node import SERVICE_THREAD, eventually, patience
 
 DEINITIALIZED = 4  # CUDA_ERROR_DEINITIALIZED
 BLOCK = 3 << 20
@@ -135,6 +135,7 @@ def test_in_pause(node, phase, call, code, state):
     leaves.faults(f"{call}:1:hold")
     pause = node.ctl.start("pause", "train")
     pause.wait_phase(phase)
+    leaves.held(SERVICE_THREAD)
     quits(leaves)
     assert leaves.answer()["result"] == DEINITIALIZED
     answer = pause.finish()
@@ -153,6 +154,7 @@ def test_in_resume(node):
     leaves.faults("cuMemcpyHtoDAsync:1:hold")
     resume = node.ctl.start("resume", "train")
     resume.wait_phase("map+load")
+    leaves.held(SERVICE_THREAD)
     quits(leaves)
     assert leaves.answer()["result"] == DEINITIALIZED
     assert resume.finish().code == 0

@@ -47,6 +47,7 @@ def sanitized(pid):
 
 # System calls in which a thread waits, by their numbers on x86-64.
 LOCK, SLEEP = 202, 230
+SERVICE_THREAD = "amem-session"  # of a rank: it carries out what the broker says
 
 
 class Child:
@@ -215,15 +216,23 @@ class Child:
     def threads(self):
         return len(os.listdir(f"/proc/{self.pid}/task"))
 
-    def system_call(self):
-        """The number of the one in which the main thread is; None while it runs."""
-        with open(f"/proc/{self.pid}/syscall") as file:
+    def system_call(self, thread=None):
+        """The number of the one in which the main thread is, or that of this name; None while it runs."""
+        folder = f"/proc/{self.pid}/task/{thread and self._thread(thread) or self.pid}"
+        with open(f"{folder}/syscall") as file:
             word = file.read().split()[0]
         return None if word == "running" else int(word)
 
-    def held(self):
-        """Returns when a fault of the kind `hold` holds its main thread."""
-        eventually(lambda: self.system_call() == SLEEP, what=f"{self.name} is held")
+    def _thread(self, name):
+        for each in os.listdir(f"/proc/{self.pid}/task"):
+            with open(f"/proc/{self.pid}/task/{each}/comm") as file:
+                if file.read().strip() == name:
+                    return each
+        raise Died(f"{self.name} has no thread {name}")
+
+    def held(self, thread=None):
+        """Returns when a fault of the kind `hold` holds its main thread, or that of this name."""
+        eventually(lambda: self.system_call(thread) == SLEEP, what=f"{self.name} is held")
 
 
 class Told(Child):
