@@ -18,6 +18,9 @@ enum class Form : std::uint8_t {
   kAuto = 1,    // of a wish only: a look at the bytes decides
   kDense = 2,   // byte for byte
   kSparse = 3,  // an index, and the blocks that are not zero; as a wish: wherever that is shorter
+#ifdef AMEM_TEST_FORMS
+  kXor = 100,  // each byte changed: shows that nothing but a form's own copier looks at the bytes
+#endif
 };
 
 struct FormRule {
@@ -26,12 +29,16 @@ struct FormRule {
   bool stored;            // bytes can lie in the pool in this form
   bool shorter;  // a piece takes fewer bytes of the pool than it has; how many, the rank says
   bool encoded;  // the bytes are not those of the memory
+  bool offered;  // to people; and kAuto may choose it
 };
 
 inline constexpr std::array kForms = {
-    FormRule{Form::kAuto, "auto", false, false, false},
-    FormRule{Form::kDense, "dense", true, false, false},
-    FormRule{Form::kSparse, "sparse", true, true, true},
+    FormRule{Form::kAuto, "auto", false, false, false, true},
+    FormRule{Form::kDense, "dense", true, false, false, true},
+    FormRule{Form::kSparse, "sparse", true, true, true, true},
+#ifdef AMEM_TEST_FORMS
+    FormRule{Form::kXor, "xor", true, false, true, false},
+#endif
 };
 
 constexpr const FormRule& rule(Form form) {
@@ -48,7 +55,8 @@ constexpr std::uint32_t number_of(Form form) { return static_cast<std::uint32_t>
 /// Whether a piece may be saved in this form when that is wished. What is wished to be shorter may
 /// turn out not to be.
 constexpr bool allows(Form wish, Form form) {
-  return rule(form).stored && (wish == form || form == Form::kDense || !rule(wish).stored);
+  if (!rule(form).stored) return false;
+  return wish == form || form == Form::kDense || (!rule(wish).stored && rule(form).offered);
 }
 
 /// By its number, as on the wire and in the record. Nothing: there is none of that number.
@@ -73,12 +81,11 @@ constexpr std::optional<Form> form_named(std::string_view name) {
 /// For people: "auto, dense or sparse".
 inline std::string names_of_forms() {
   std::string text;
-  for (const FormRule& each : kForms)
-    text += std::string(text.empty()              ? ""
-                        : &each == &kForms.back() ? " or "
-                                                  : ", ") +
-            std::string(each.name);
-  return text;
+  for (const FormRule& each : kForms) {
+    if (!each.offered) continue;
+    text += (text.empty() ? "" : ", ") + std::string(each.name);
+  }
+  return text.replace(text.rfind(", "), 2, " or ");
 }
 
 }  // namespace amem

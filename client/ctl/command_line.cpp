@@ -45,7 +45,8 @@ CLI::Option* add_duration(CLI::App& app, const std::string& name, const std::str
 
 std::vector<std::string> form_names() {
   std::vector<std::string> names;
-  for (const FormRule& each : kForms) names.emplace_back(each.name);
+  for (const FormRule& each : kForms)
+    if (each.offered) names.emplace_back(each.name);
   return names;
 }
 

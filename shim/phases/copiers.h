@@ -2,30 +2,41 @@
 // Service thread only.
 #pragma once
 
-#include <array>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "common/driver.h"
 #include "shim/driver/local_devices.h"
 #include "shim/phases/dense_copier.h"
 #include "shim/phases/sparse_copier.h"
+#ifdef AMEM_TEST_FORMS
+#include "shim/phases/xor_copier.h"
+#endif
 
 namespace amem::shim {
 
 class Copiers {
  public:
   Copiers(const Driver& driver, LocalDevices& devices)
-      : dense_(driver, devices), sparse_(driver, devices) {}
+      : dense_(driver, devices), sparse_(driver, devices) {
+#ifdef AMEM_TEST_FORMS
+    xor_ = std::make_unique<XorCopier>(driver, devices);
+    all_.emplace_back(Form::kXor, xor_.get());
+#endif
+    all_.emplace_back(Form::kSparse, &sparse_);
+    all_.emplace_back(Form::kDense, &dense_);
+  }
 
+  /// In the order in which a piece is offered to them when the wish leaves a choice, dense last:
+  /// it takes what the others have left.
+  const std::vector<std::pair<Form, FormCopier*>>& all() const { return all_; }
   /// REQUIRES: bytes can lie in this form.
   FormCopier& of(Form form) {
     for (const auto& [each, copier] : all_)
       if (each == form) return *copier;
     return dense_;
   }
-  /// In the order in which a piece is offered to them when the wish leaves a choice, dense last:
-  /// it takes what the others have left.
-  const auto& all() { return all_; }
   DenseCopier& dense() { return dense_; }
   /// Also what looks at memory: for zeros, words and checksums.
   SparseCopier& sparse() { return sparse_; }
@@ -33,8 +44,10 @@ class Copiers {
  private:
   DenseCopier dense_;
   SparseCopier sparse_;
-  const std::array<std::pair<Form, FormCopier*>, 2> all_{
-      {{Form::kSparse, &sparse_}, {Form::kDense, &dense_}}};
+#ifdef AMEM_TEST_FORMS
+  std::unique_ptr<XorCopier> xor_;
+#endif
+  std::vector<std::pair<Form, FormCopier*>> all_;
 };
 
 }  // namespace amem::shim

@@ -194,7 +194,7 @@ Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
   if (Status s = wait(follow); result.ok()) result = s;
   if (result.ok() && options_.verify) result = copiers_.sparse().checksums(saved);
   stored = std::move(saved);
-  std::erase_if(stored, [](const Piece& p) { return !rule(p.form).shorter && p.checksum == 0; });
+  std::erase_if(stored, [](const Piece& p) { return !rule(p.form).encoded && p.checksum == 0; });
   settle(bytes);
   return result;
 }

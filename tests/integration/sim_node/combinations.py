@@ -10,7 +10,7 @@ SWITCHES = {"slab": {"AMEM_SLAB": "0"}, "duplex": {"AMEM_SWAP_DUPLEX": "false"},
 # By name: the environment of every process of a node.
 COMBINATIONS = {
     **{f"driver-{version}": {"AMEM_SIM_DRIVER": version} for version in DRIVERS},
-    **{f"form-{form}": {"AMEM_POOL_SAVE": form} for form in ("dense", "sparse")},
+    **{f"form-{form}": {"AMEM_POOL_SAVE": form} for form in ("dense", "sparse", "xor")},
     **{f"without-{switch}": settings for switch, settings in SWITCHES.items()},
     "plain": {**SWITCHES["slab"], **SWITCHES["duplex"], "AMEM_POOL_SAVE": "dense"},
 }
