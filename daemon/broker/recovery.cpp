@@ -357,14 +357,15 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
                   stock);
   if (memory.saved != nullptr) {
     const v1::record::Saved& saved = *memory.saved;
-    a.saver = saved.saver();
-    a.saved_in = saved.attempt();
-    a.saved = from_record(saved.extents());
+    a.saved.saver = saved.saver();
+    a.saved.attempt = saved.attempt();
+    a.saved.extents = from_record(saved.extents());
     for (const v1::record::Saved::Piece& piece : saved.pieces())
-      a.stored.push_back({piece.length(), piece.bytes(),
-                          stored_form_of(piece.form()).value_or(Form::kDense), piece.checksum()});
+      a.saved.pieces.push_back({piece.length(), piece.bytes(),
+                                stored_form_of(piece.form()).value_or(Form::kDense),
+                                piece.checksum()});
     a.stayed = saved.stayed();
-    a.saved_row = adopt(RowKind::kSaved, id);
+    a.saved.row = adopt(RowKind::kSaved, id);
     // It came back in a resume that was opening.
     const bool back = what && what->restart == OnRestart::kOpen && what->loaded;
     a.paused =
@@ -373,7 +374,7 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
   // Of a pause that goes on in waves, what had been saved before its ranks were told: it needs its
   // saver no more, even should that end before it has come back.
   const bool goes_on = what && what->restart == OnRestart::kRelease;
-  if (goes_on && memory.saved != nullptr && memory.saved->leaves()) a.saver = 0;
+  if (goes_on && memory.saved != nullptr && memory.saved->leaves()) a.saved.saver = 0;
   // And what no rank was told to let go of, and whose bytes may not be safe.
   const bool stays = goes_on && a.resident() && !a.stayed && what->task.selection.takes(a.tag) &&
                      (memory.saved == nullptr ||
@@ -381,7 +382,7 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
   Allocation& added = node_.allocations.add(std::move(a));
   if (!stays) return;
   saved_.give_back(added);
-  added.saver = 0;
+  added.saved.saver = 0;
   added.stayed = true;
   (void)node_.records.write_saved(added);
 }

@@ -69,10 +69,10 @@ std::string_view to_string(PinReason reason) {
 }
 
 std::vector<Stored> Allocation::pieces() const {
-  if (!stored.empty()) return stored;
+  if (!saved.pieces.empty()) return saved.pieces;
   std::vector<Stored> pieces;
   std::uint64_t offset = 0;
-  for (const Extent& extent : saved) {
+  for (const Extent& extent : saved.extents) {
     // Extents are whole chunks; the last may reach beyond the allocation.
     const std::uint64_t length = std::min(extent.length, size - offset);
     pieces.push_back({length, length, Form::kDense, 0});
@@ -89,7 +89,7 @@ bool Allocation::store(const Piece& piece, std::uint64_t chunk, Extents& left) {
   if (i == all.size() || offset != piece.offset) return false;
   Stored& here = all[i];
   const bool told = here.form != Form::kDense || here.checksum != 0;
-  Extent& extent = saved[i];
+  Extent& extent = saved.extents[i];
   const bool can_be = rule(piece.form).shorter ? piece.bytes > 0 && piece.bytes < here.length
                                                : piece.bytes == here.length;
   if (told || !can_be || piece.bytes > extent.length) return false;
@@ -99,21 +99,22 @@ bool Allocation::store(const Piece& piece, std::uint64_t chunk, Extents& left) {
     left.push_back({extent.segment, extent.offset + used, extent.length - used});
     extent.length = used;
   }
-  stored = std::move(all);
+  saved.pieces = std::move(all);
   return true;
 }
 
 bool Allocation::fits() const {
-  for (std::size_t i = 0; i < stored.size(); ++i)
-    if (!rule(stored[i].form).shorter && stored[i].length > saved[i].length) return false;
+  for (std::size_t i = 0; i < saved.pieces.size(); ++i)
+    if (!rule(saved.pieces[i].form).shorter && saved.pieces[i].length > saved.extents[i].length)
+      return false;
   return true;
 }
 
 std::uint64_t Allocation::saved_bytes() const {
   if (saved.empty()) return 0;
-  if (stored.empty()) return size;
+  if (saved.pieces.empty()) return size;
   std::uint64_t bytes = 0;
-  for (const Stored& piece : stored) bytes += piece.bytes;
+  for (const Stored& piece : saved.pieces) bytes += piece.bytes;
   return bytes;
 }
 

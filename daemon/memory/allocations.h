@@ -75,7 +75,8 @@ struct Guest {
   friend bool operator==(const Guest&, const Guest&) = default;
 };
 
-struct Allocation {
+/// What an allocation is, from its beginning to its end.
+struct AllocationIdentity {
   AllocationId id = 0;
   GroupId group = 0;
   Token token{};
@@ -85,23 +86,38 @@ struct Allocation {
   RankId maker = 0;  // the first of the sharers, if it has made the memory; 0: amemd has
   std::string tag;
   RegionPolicy region = RegionPolicy::kNone;
+};
+
+/// Whether it is on its device.
+struct Residence {
+  SharedFd fd;          // null: not on the device
+  Kept kept;            // of the same memory
+  bool paused = false;  // the ranks have let go of it, but for those that pinned it
+  bool stayed = false;  // paused, or about to be, but on the device with its bytes in place
+
+  bool resident() const { return fd != nullptr; }
+};
+
+/// Where its bytes are while it is paused.
+struct SavedPlace {
+  Extents extents;             // empty: nothing was kept
+  std::vector<Stored> pieces;  // how, of each extent; empty: byte for byte, and all of them fit
+  RankId saver = 0;            // who is to write them; of no pause: 0
+  std::uint64_t attempt = 0;   // the pause that has taken them: its Epoch::attempt
+  Row row;                     // of what a pause takes, or has taken
+
+  bool empty() const { return extents.empty(); }
+};
+
+struct Allocation : AllocationIdentity, Residence {
   std::vector<RankId> sharers;  // by first hold; not empty in a group
   std::vector<Pinner> pinners;  // each once; of sharers only
   std::vector<Guest> guests;    // by first opening; while there is one it cannot leave its device
-  Extents saved;                // where its bytes are while paused; empty: nothing was kept
-  RankId saver = 0;             // who is to write them; of no pause: 0
-  std::uint64_t saved_in = 0;   // the pause that has taken them: its Epoch::attempt
-  std::vector<Stored> stored;   // how, of each extent; empty: byte for byte, and all of them fit
-  SharedFd fd;                  // null: not on the device
-  Kept kept;                    // of the same memory
-  Charge charge;                // for its entry in the table
-  bool paused = false;          // the ranks have let go of it, but for those that pinned it
-  bool stayed = false;          // paused, or about to be, but on the device with its bytes in place
-  Row saved_row;                // of what a pause takes, or has taken
-  Row row;                      // of what does not change; the last here, so the first to be erased
+  SavedPlace saved;
+  Charge charge;  // for its entry in the table
+  Row row;        // of what does not change; the last here, so the first to be erased
 
   RankId keeper() const { return sharers.front(); }
-  bool resident() const { return fd != nullptr; }
   /// A resume has something to bring back.
   bool left() const { return !resident() || stayed; }
   bool pinned() const { return !pinners.empty(); }

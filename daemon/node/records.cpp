@@ -82,10 +82,10 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
 
 void to_record(const Allocation& allocation, bool leaves, v1::record::Saved& row) {
   row.Clear();
-  row.set_saver(allocation.saver);
-  row.set_attempt(allocation.saved_in);
-  to_record(allocation.saved, *row.mutable_extents());
-  for (const Stored& stored : allocation.stored) {
+  row.set_saver(allocation.saved.saver);
+  row.set_attempt(allocation.saved.attempt);
+  to_record(allocation.saved.extents, *row.mutable_extents());
+  for (const Stored& stored : allocation.saved.pieces) {
     v1::record::Saved::Piece& piece = *row.add_pieces();
     piece.set_length(stored.length);
     piece.set_bytes(stored.bytes);
@@ -114,7 +114,8 @@ std::uint64_t Records::bytes_of_release(const Allocation& allocation) const {
   constexpr std::uint64_t kPart = 48;  // of each extent, once it has been saved
   v1::record::Saved row;
   to_record(allocation, true, row);
-  return Record::bytes_of(row) + kPart * (allocation.saved.size() - allocation.stored.size());
+  return Record::bytes_of(row) +
+         kPart * (allocation.saved.extents.size() - allocation.saved.pieces.size());
 }
 
 Status Records::write(Rank& rank) {
@@ -151,7 +152,7 @@ Status Records::write(Allocation& allocation) {
 Status Records::write_saved(Allocation& allocation, bool leaves, RowReservation* space) {
   if (!record_.keeps()) return {};
   to_record(allocation, leaves, saved_);
-  return record_.write(allocation.saved_row, RowKind::kSaved, allocation.id, saved_, space);
+  return record_.write(allocation.saved.row, RowKind::kSaved, allocation.id, saved_, space);
 }
 
 Status Records::write_limbo(Rank& rank) {

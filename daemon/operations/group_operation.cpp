@@ -32,10 +32,10 @@ void GroupOperation::run(const action::Arrived& arrived) {
         a->resident() && (!a->paused || (arrived.loaded && arrived.what.takes(a->tag)));
     if (!in_place) continue;
     means_.saved.give_back(*a);
-    a->saver = 0;
+    a->saved.saver = 0;
     a->paused = false;
     a->stayed = false;
-    a->saved_row.erase();
+    a->saved.row.erase();
   }
 }
 

@@ -164,7 +164,8 @@ Status PauseOperation::put_on_record() {
 Status PauseOperation::check_saved(const Rank& rank) const {
   if (!measured_) return {};
   for (const Allocation* a : means_.node.allocations.of_group(group_.id)) {
-    const bool asked = a->saver == rank.id && a->resident() && (!waves_ || wave_.contains(a->id));
+    const bool asked =
+        a->saved.saver == rank.id && a->resident() && (!waves_ || wave_.contains(a->id));
     if (asked && !a->fits())
       return {Code::kInternal, "it says that it has saved allocation " + std::to_string(a->id) +
                                    " and not how, though its place is shorter"};
@@ -173,8 +174,8 @@ Status PauseOperation::check_saved(const Rank& rank) const {
 }
 
 bool PauseOperation::can_be_released(const Allocation& a) const {
-  if (a.saver == 0 || a.pinned()) return true;  // nothing of it is kept, or it stays
-  const Rank* rank = means_.node.find_rank(a.saver);
+  if (a.saved.saver == 0 || a.pinned()) return true;  // nothing of it is kept, or it stays
+  const Rank* rank = means_.node.find_rank(a.saved.saver);
   // Of no wave, this or an earlier one, is its answer still to come.
   return rank != nullptr && !failed_savers_.contains(rank->id) && rank->saving.empty();
 }
@@ -185,7 +186,7 @@ void PauseOperation::choose_wave() {
     if (a == nullptr || a->group != group_.id || !a->resident() || !can_be_released(*a))
       return false;
     // The pool's extents are of the rank that was to save it.
-    return a->saver == 0 || a->saver == a->keeper();
+    return a->saved.saver == 0 || a->saved.saver == a->keeper();
   });
   wave_ = {next.begin(), next.end()};
 }
@@ -202,7 +203,7 @@ void PauseOperation::run(const action::Release& release) {
   if (!waves_) {
     for (Allocation* a : means_.node.allocations.of_group(group_.id))
       if (what_.takes(a->tag) && a->resident() && !a->stayed && a->saved.empty()) {
-        a->saved_in = release.epoch.attempt;
+        a->saved.attempt = release.epoch.attempt;
         (void)records.write_saved(*a, false, &space_);  // its bytes are dropped
       }
     (void)records.write(group_, false, &space_);

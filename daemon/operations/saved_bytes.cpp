@@ -43,10 +43,10 @@ Status SavedBytes::take(const GroupEntry& group, const Task& pause, const Device
       measured != nullptr ? packed(group, keep, devices, *measured) : whole(group, keep, devices);
   if (!taken.ok()) return taken.status();
   for (std::size_t i = 0; i < keep.size(); ++i) {
-    keep[i]->saved = std::move(taken.value()[i].extents);
-    keep[i]->stored = std::move(taken.value()[i].pieces);
-    keep[i]->saver = keep[i]->keeper();
-    keep[i]->saved_in = group.machine.epoch().attempt;
+    keep[i]->saved.extents = std::move(taken.value()[i].extents);
+    keep[i]->saved.pieces = std::move(taken.value()[i].pieces);
+    keep[i]->saved.saver = keep[i]->keeper();
+    keep[i]->saved.attempt = group.machine.epoch().attempt;
   }
   return {};
 }
@@ -117,7 +117,7 @@ std::map<std::string, std::uint64_t> SavedBytes::others_bytes(const GroupEntry& 
   for (const auto& [id, entry] : node_.groups) {
     if (id == group.id || entry.account != group.account) continue;
     for (const Allocation* a : node_.allocations.of_group(id))
-      for (const Extent& extent : a->saved) bytes[entry.machine.name()] += extent.length;
+      for (const Extent& extent : a->saved.extents) bytes[entry.machine.name()] += extent.length;
   }
   return bytes;
 }
@@ -142,7 +142,7 @@ Status SavedBytes::stored(const GroupEntry& group, const Rank& rank, const amem_
     if (a == nullptr || a->saved.empty()) continue;  // freed, or pinned, meanwhile
     const std::optional<Form> form = stored_form_of(piece.form);
     Extents left;
-    if (!form || a->saver != rank.id ||
+    if (!form || a->saved.saver != rank.id ||
         !a->store({piece.offset, piece.stored, *form, piece.checksum}, node_.pools.chunk(), left))
       return {Code::kInvalidArgument, "it says that it has stored " + std::to_string(piece.stored) +
                                           " bytes of allocation " + std::to_string(piece.id) +
@@ -157,9 +157,9 @@ Status SavedBytes::stored(const GroupEntry& group, const Rank& rank, const amem_
 }
 
 void SavedBytes::give_back(Allocation& allocation) {
-  Extents extents = std::exchange(allocation.saved, {});
-  allocation.stored.clear();
-  Rank* rank = node_.find_rank(allocation.saver);
+  Extents extents = std::exchange(allocation.saved.extents, {});
+  allocation.saved.pieces.clear();
+  Rank* rank = node_.find_rank(allocation.saved.saver);
   if (extents.empty()) return;
   if (rank != nullptr && !rank->saving.empty()) {
     rank->limbo.insert(rank->limbo.end(), extents.begin(), extents.end());
@@ -173,7 +173,7 @@ void SavedBytes::give_back(Allocation& allocation) {
     else
       allocation.row.erase();
   }
-  allocation.saved_row.erase();
+  allocation.saved.row.erase();
   if (rank == nullptr || rank->saving.empty()) free(allocation.charge.account(), extents);
 }
 
@@ -193,7 +193,7 @@ void SavedBytes::rank_gone(const GroupEntry& group, Rank& rank) {
     if (rank.saving.empty()) break;
     // What has left was saved before, in an earlier wave or pause, and others may hold it. It may
     // be on its device again, on its way back.
-    if (!a->paused && a->saver == rank.id) give_back(*a);
+    if (!a->paused && a->saved.saver == rank.id) give_back(*a);
   }
   rank.saving.clear();             // nobody writes to what else it has saved
   if (rank.limbo.empty()) return;  // what there is may be of before a restart

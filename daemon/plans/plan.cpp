@@ -13,7 +13,7 @@ void add_copies(const Allocation& allocation, std::vector<CopyRange>& copies) {
   std::uint64_t offset = 0;
   std::size_t i = 0;
   for (const Stored& piece : allocation.pieces()) {
-    const Extent& extent = allocation.saved[i++];
+    const Extent& extent = allocation.saved.extents[i++];
     copies.push_back({allocation.id, offset, piece.length, extent.segment, extent.offset,
                       piece.form, rule(piece.form).shorter ? piece.bytes : 0, piece.checksum});
     offset += piece.length;
@@ -87,7 +87,7 @@ Plan plan_save(const Allocations& table, GroupId group, const FormOf& form,
     std::uint64_t offset = 0;
     std::size_t i = 0;
     for (const Stored& piece : a->pieces()) {
-      const Extent& extent = a->saved[i++];
+      const Extent& extent = a->saved.extents[i++];
       const bool shorter = extent.length < piece.length;
       copies.push_back({a->id, offset, piece.length, extent.segment, extent.offset,
                         shorter ? Form::kSparse : form(*a), shorter ? extent.length : 0});

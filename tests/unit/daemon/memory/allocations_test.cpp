@@ -154,7 +154,7 @@ TEST_F(AllocationsTest, Accounting) {
   make(1, 10);
   Allocation& saved = make(1, 20);
   saved.fd.reset();
-  saved.saved = {{0, 0, 32}};
+  saved.saved.extents = {{0, 0, 32}};
   Allocation& dropped = make(2, 40);
   dropped.fd.reset();
   Allocation& pinned = make(2, 80);
@@ -190,12 +190,12 @@ TEST_F(AllocationsTest, WhatStayedPausedDoesNotLeaveAgain) {
 TEST_F(AllocationsTest, WhatAPartDoesNotNeedIsLeft) {
   constexpr std::uint64_t kChunk = 64;
   Allocation& a = make(1, 1000);
-  a.saved = {{0, 0, 512}, {1, 0, 512}};
+  a.saved.extents = {{0, 0, 512}, {1, 0, 512}};
   EXPECT_EQ(a.saved_bytes(), 1000U);
   Extents left;
   ASSERT_TRUE(a.store({512, 65, Form::kSparse, 0}, kChunk, left));
   EXPECT_EQ(left, (Extents{{1, 128, 384}}));
-  EXPECT_EQ(a.saved, (Extents{{0, 0, 512}, {1, 0, 128}}));
+  EXPECT_EQ(a.saved.extents, (Extents{{0, 0, 512}, {1, 0, 128}}));
   EXPECT_EQ(a.saved_bytes(), 512 + 65U);
   ASSERT_TRUE(a.store({0, 512, Form::kDense, 9}, kChunk, left)) << "only a checksum";
   EXPECT_EQ(left.size(), 1U);
@@ -210,8 +210,8 @@ TEST_F(AllocationsTest, APartWithAShortPlaceFitsOnceItIsSparse) {
   constexpr std::uint64_t kChunk = 64;
   Allocation& a = make(1, 1000);
   EXPECT_TRUE(a.fits());
-  a.saved = {{0, 0, 128}, {1, 0, 256}};
-  a.stored = {{800, 128, Form::kDense, 0}, {200, 200, Form::kDense, 0}};
+  a.saved.extents = {{0, 0, 128}, {1, 0, 256}};
+  a.saved.pieces = {{800, 128, Form::kDense, 0}, {200, 200, Form::kDense, 0}};
   EXPECT_EQ(a.saved_bytes(), 328U);
   EXPECT_FALSE(a.fits());
   Extents left;
@@ -226,7 +226,7 @@ TEST_F(AllocationsTest, APartWithAShortPlaceFitsOnceItIsSparse) {
 
 TEST_F(AllocationsTest, PartsThatCannotBe) {
   Allocation& a = make(1, 1000);
-  a.saved = {{0, 0, 512}, {1, 0, 512}};
+  a.saved.extents = {{0, 0, 512}, {1, 0, 512}};
   Extents left;
   EXPECT_FALSE(a.store({100, 64, Form::kSparse, 0}, 64, left)) << "no part begins there";
   EXPECT_FALSE(a.store({1000, 64, Form::kSparse, 0}, 64, left)) << "behind the end";

@@ -64,7 +64,7 @@ TEST_F(PlanTest, WhatIsPinnedDiscardedOrPausedIsNotSaved) {
 
 TEST_F(PlanTest, KeepersSaveAndTheLastExtentIsCutToSize) {
   Allocation& a = make({2, 1}, 250);
-  a.saved = {{0, 0, 100}, {3, 500, 200}};
+  a.saved.extents = {{0, 0, 100}, {3, 500, 200}};
   make({1}, 50);  // nothing to save
   const Plan plan = plan_save(table, kOwnGroup, [](const Allocation&) { return Form::kSparse; });
   ASSERT_EQ(plan.size(), 1U);
@@ -74,8 +74,8 @@ TEST_F(PlanTest, KeepersSaveAndTheLastExtentIsCutToSize) {
 
 TEST_F(PlanTest, WhatHasAShortPlaceIsSavedSparsely) {
   Allocation& a = make({1}, 1000);
-  a.saved = {{0, 64, 128}, {2, 0, 256}};
-  a.stored = {{800, 128, Form::kDense, 0}, {200, 200, Form::kDense, 0}};
+  a.saved.extents = {{0, 64, 128}, {2, 0, 256}};
+  a.saved.pieces = {{800, 128, Form::kDense, 0}, {200, 200, Form::kDense, 0}};
   const Plan plan = plan_save(table, kOwnGroup, [](const Allocation&) { return Form::kAuto; });
   EXPECT_EQ(plan.at(1).copies, (std::vector<CopyRange>{{a.id, 0, 800, 0, 64, Form::kSparse, 128},
                                                        {a.id, 800, 200, 2, 0, Form::kAuto}}));
@@ -100,7 +100,7 @@ TEST_F(PlanTest, OnlyWhatIsPausedIsBroughtBack) {
 
 TEST_F(PlanTest, KeepersLoadWhatWasSavedAndClearTheRest) {
   Allocation& saved = make({1, 2}, 100);
-  saved.saved = {{0, 64, 128}};
+  saved.saved.extents = {{0, 64, 128}};
   Allocation& discarded = make({1}, 300);
   const Plan plan = load();
   ASSERT_EQ(plan.size(), 1U) << "the peer has nothing to load";
@@ -111,7 +111,7 @@ TEST_F(PlanTest, KeepersLoadWhatWasSavedAndClearTheRest) {
 
 TEST_F(PlanTest, LoadSaysHowEachPartIsStored) {
   Allocation& a = make({1}, 1000);
-  a.saved = {{0, 0, 512}, {2, 0, 512}};
+  a.saved.extents = {{0, 0, 512}, {2, 0, 512}};
   Extents left;
   ASSERT_TRUE(a.store({0, 60, Form::kSparse, 7}, 64, left));
   EXPECT_EQ(left, (Extents{{0, 64, 448}}));
