@@ -50,12 +50,14 @@ class Extension:
         """For restore_weights(), which is what a new checkpoint would do after sleep level 2."""
         self.kept_weights = {name: each.detach().cpu() for name, each in self.model_runner.model.named_parameters()}
 
-    def restore_weights(self):
+    def restore_weights(self, but=""):
+        """But for the parameter of this name."""
         import torch
 
         with torch.no_grad():
             for name, each in self.model_runner.model.named_parameters():
-                each.copy_(self.kept_weights[name])
+                if name != but:
+                    each.copy_(self.kept_weights[name])
         torch.cuda.synchronize()
 
     def cache_first(self, on):

@@ -1,10 +1,13 @@
 """The cases about vLLM: a Llama of 8 B parameters with made-up weights, CUDA graphs, in engines of deploy/vllm_engine.py."""
 
+import concurrent.futures
 import contextlib
 import importlib.util
 import json
+import os
 import pathlib
 import random
+import signal
 import socket
 import statistics
 import sys
@@ -156,29 +159,40 @@ def vllm_swap(bench):
     return f"{len(took)} swaps, median {statistics.median(took):.0f} ms, max {max(took):.0f}; all tokens equal"
 
 
-class Server:
-    """`vllm serve`, with amem found by its entry point as where it is installed."""
+def prompt(number):
+    """Token ids: the model has no tokenizer."""
+    return [1] + [3 + (7919 * (at + 1) * (number + 1)) % 31990 for at in range(40 + 23 * number)]
 
-    def __init__(self, bench):
-        site, model = bench.folder / "site", bench.folder / "model"
+
+class Server:
+    """`vllm serve`, with amem found by its entry point as where it is installed. `sleep`: the backend of its sleep mode; None: it has
+    none. `graphs`: it captures CUDA graphs. `brokered` False: without amem in it."""
+
+    def __init__(self, bench, sleep="amem", graphs=False, brokered=True, arguments=()):
+        name = f"server-{sleep or 'plain'}-{'graphs' if graphs else 'eager'}"
+        site, self.model = bench.folder / f"site-{name}", bench.folder / f"model-{name}"
         info = site / "amem-0.dist-info"
-        for folder in (info, model):
+        for folder in (info, self.model):
             folder.mkdir(parents=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: amem\nVersion: 0\n")
         (info / "entry_points.txt").write_text("[vllm.general_plugins]\namem = amem.vllm:register\n")
-        (model / "config.json").write_text(json.dumps(vllm_engine.LLAMA))
+        (self.model / "config.json").write_text(json.dumps(vllm_engine.LLAMA))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         environment = {name: value for name, value in vllm_engine.ENVIRONMENT.items() if "MULTIPROC" not in name}
-        environment |= {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": f"{site}:{bench.environment['PYTHONPATH']}"}
+        paths = [*([site] if brokered else []), pathlib.Path(vllm_engine.__file__).parent, bench.environment["PYTHONPATH"]]
+        environment |= {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": ":".join(map(str, paths))}
+        modes = ["--compilation-config", json.dumps({"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8]})]
         self.program = bench.start(
-            [sys.executable, "-c", "import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())", "serve", model,
-             "--host", "127.0.0.1", "--port", port, "--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager",
-             "--max-model-len", 2048, "--generation-config", "vllm", "--tensor-parallel-size", tp_of(bench),
-             "--kv-cache-memory-bytes", CACHE_GIB << 30, "--enable-sleep-mode", "--sleep-mode-backend", "amem"],
-            group="vllm", scope="heap", env=environment)
+            [sys.executable, "-c", "import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())", "serve", self.model,
+             "--host", "127.0.0.1", "--port", port, "--load-format", "dummy", "--skip-tokenizer-init",
+             "--max-model-len", 2048, "--generation-config", "vllm", "--tensor-parallel-size", tp_of(bench), "--seed", 0,
+             "--no-enable-prefix-caching", "--worker-extension-cls", "vllm_engine.Extension",
+             "--kv-cache-memory-bytes", CACHE_GIB << 30, *(modes if graphs else ["--enforce-eager"]),
+             *(["--enable-sleep-mode", "--sleep-mode-backend", sleep] if sleep else []), *arguments],
+            env=environment, group="vllm", **({"scope": "heap"} if brokered else {"shim": False}))
         end = time.monotonic() + 250
         while self.ask("GET", "/health") != 200:
             if not self.program.running():
@@ -187,6 +201,11 @@ class Server:
             if time.monotonic() > end:
                 raise Failure("vllm serve does not serve")
             time.sleep(0.2)
+
+    def end(self):
+        """Its processes have gone from the GPUs."""
+        os.killpg(self.program.process.pid, signal.SIGTERM)
+        self.program.wait_any(60)
 
     def ask(self, method, path):
         """The status; 0: no answer."""
@@ -198,9 +217,124 @@ class Server:
         except OSError:
             return 0
 
+    def post(self, path, body=None):
+        """What it answers. Failure: it refuses."""
+        request = urllib.request.Request(self.url + path, json.dumps(body or {}).encode(), {"Content-Type": "application/json"}, method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=100) as answer:
+                return json.loads(answer.read() or b"{}")
+        except urllib.error.HTTPError as error:
+            raise Failure(f"{path}: {error.code} {error.read().decode(errors='replace')[:300]}; {tail(self.program.err, 2)}") from None
+        except OSError as error:
+            raise Failure(f"{path}: {error}; {tail(self.program.err, 2)}") from None
+
+    def call(self, method, *arguments):
+        """A method of vllm_engine.Extension, in each worker."""
+        return self.post("/collective_rpc", {"method": method, "args": list(arguments)})
+
+    def tokens(self, prompts=vllm_engine.PROMPTS, new=vllm_engine.MOST_NEW):
+        """Of one prompt after the other, so that batches are the same each time."""
+        return [self.post("/v1/completions", {"model": str(self.model), "prompt": prompt(number), "max_tokens": new, "temperature": 0,
+                                              "ignore_eos": True, "return_token_ids": True})["choices"][0]["token_ids"]
+                for number in range(prompts)]
+
+    def timed(self, path):
+        """Milliseconds."""
+        began = time.monotonic()
+        self.post(path)
+        return (time.monotonic() - began) * 1000
+
     def sleeps(self):
         with urllib.request.urlopen(self.url + "/is_sleeping", timeout=100) as answer:
             return json.loads(answer.read())["is_sleeping"]
+
+
+PRESERVED = "model.norm.weight"  # of what sleep level 2 drops
+
+
+def http_cycles(bench, server):
+    """Level 1 as often as the run wants it. What vLLM's own backends can, too: (first sleep, later ones, wakes) in ms."""
+    server.call("rescale")
+    tokens = server.tokens()
+    if server.tokens() != tokens:
+        raise Failure("two undisturbed runs give different tokens: nothing can be said of one that slept")
+    slept, woke = [], []
+    for cycle in range(bench.few + 1):
+        slept.append(server.timed("/sleep?level=1"))
+        woke.append(server.timed("/wake_up"))
+        if server.tokens() != tokens:
+            raise Failure(f"other tokens after sleep {cycle + 1} of level 1")
+    return tokens, {"first": slept[0], "sleep": statistics.median(slept[1:]), "wake": statistics.median(woke)}
+
+
+def every_way(server, tokens):
+    """Each way to sleep and wake that vLLM's HTTP API has."""
+    def equal(after):
+        if server.sleeps():
+            raise Failure(f"it sleeps still, after {after}")
+        if server.tokens() != tokens:
+            raise Failure(f"other tokens after {after}")
+
+    server.post("/sleep?level=0")
+    server.post("/wake_up?tags=scheduling")
+    equal("level 0")
+    for order in (("weights", "kv_cache"), ("kv_cache", "weights")):
+        server.post("/sleep?level=1")
+        for tag in order:
+            server.post(f"/wake_up?tags={tag}")
+        equal(f"level 1 and a wake of {' and then '.join(order)}")
+    server.post("/sleep?level=0")
+    server.post("/release_kv_cache_memory")
+    server.post("/wake_up?tags=kv_cache")
+    equal("a discard of the KV cache")
+    server.call("keep_weights")
+    server.post("/sleep?level=2")
+    server.post("/wake_up?tags=weights")
+    server.call("restore_weights", PRESERVED)
+    server.post("/wake_up?tags=kv_cache")
+    equal(f"level 2 and new weights but for {PRESERVED}")
+    return 6
+
+
+@case(340)
+def vllm_http(bench):
+    """vllm serve by HTTP: levels 0 to 2, tags, discard, graphs, preserved parameters by amem's backend; vLLM's own beside it."""
+    if importlib.util.find_spec("vllm") is None:
+        raise Skip("no vLLM")
+    options = ["--sleep-mode-offload-cudagraph", "--sleep-preserve-parameter-names", PRESERVED]
+    server = Server(bench, "cumem", graphs=True, brokered=False, arguments=options)
+    own = http_cycles(bench, server)[1]
+    server.end()
+    bench.broker(pool_of(tp_of(bench)))
+    server = Server(bench, "amem", graphs=True, arguments=options)
+    tokens, amem = http_cycles(bench, server)
+    ways = every_way(server, tokens)
+    text = ", ".join(f"{what} {amem[what]:.0f} ms (cumem {own[what]:.0f})" for what in amem)
+    if bench.time_limits and amem["first"] > own["first"] / 10:
+        raise Failure(f"the first sleep takes more than a tenth of cumem's: {text}")
+    return f"{ways} ways, all tokens equal; {text}"
+
+
+@case(340)
+def vllm_http_stream(bench):
+    """vllm serve as it is, paused by amemctl in the middle of requests, gives the same tokens."""
+    if importlib.util.find_spec("vllm") is None:
+        raise Skip("no vLLM")
+    broker = bench.broker(pool_of(tp_of(bench)))
+    server = Server(bench, None, graphs=True)
+    server.call("rescale")
+    tokens = server.tokens(1)
+    if server.tokens(1) != tokens:
+        raise Failure("two undisturbed runs give different tokens")
+    with concurrent.futures.ThreadPoolExecutor(1) as asking:
+        for number in range(1, bench.operator_pauses + 1):
+            answer = asking.submit(server.tokens, 1)
+            time.sleep(random.uniform(0, 0.3))
+            for verb in ("pause", "resume"):
+                broker.amemctl(verb, "vllm")
+            if answer.result() != tokens:
+                raise Failure(f"other tokens after pause {number}")
+    return f"{bench.operator_pauses} pauses within requests, all tokens equal"
 
 
 @case(340)
