@@ -10,6 +10,7 @@ find_library(AMEM_GRPCPP_REFLECTION grpc++_reflection REQUIRED)
 find_program(AMEM_GRPC_PLUGIN grpc_cpp_plugin REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(CLI11 REQUIRED)
+find_package(nlohmann_json REQUIRED)
 pkg_check_modules(PROMETHEUS REQUIRED IMPORTED_TARGET prometheus-cpp-pull)
 pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
 

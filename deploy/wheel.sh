@@ -45,8 +45,8 @@ licenses() {
   while read -r library; do
     dpkg-query -S "*/$(basename "$(realpath "$library")")" || die "no package has $library, whose licence the wheel needs"
   done < <(ldd "$@" | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u) >"$work/packages"
-  # The two have headers and static libraries. What manylinux leaves to the machine is not in the wheel.
-  { sed 's/:.*//' "$work/packages"; echo libcli11-dev; echo libnanopb-dev; } | sort -u |
+  # The last three have headers and static libraries. What manylinux leaves to the machine is not in the wheel.
+  { sed 's/:.*//' "$work/packages"; echo libcli11-dev; echo libnanopb-dev; echo nlohmann-json3-dev; } | sort -u |
     grep -Ev '^(lib(32|x32)|libc6|libgcc-s1$|libstdc\+\+6$|zlib1g$)' | while read -r package; do
     cp "/usr/share/doc/$package/copyright" "$folder/$package.txt" || die "there is no licence of the package $package"
   done

@@ -7,16 +7,19 @@
 
 #include <google/protobuf/message.h>
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <string_view>
 
 namespace amem::client {
 
-/// One object on one line, no newline at the end. Covers what broker.proto uses: integers, bool,
-/// string, enum and message fields, single or repeated. REQUIRES: no other kind of field.
-std::string to_json(const google::protobuf::Message& message);
+using Json = nlohmann::ordered_json;
 
-/// A JSON string with its quotes. Bytes that are no valid UTF-8 become U+FFFD.
-std::string json_string(std::string_view text);
+/// Covers what broker.proto uses: integers, bool, string, enum and message fields, single or
+/// repeated. REQUIRES: no other kind of field.
+Json json_of(const google::protobuf::Message& message);
+/// On one line, no newline at the end. Bytes that are no valid UTF-8 become U+FFFD.
+std::string text_of(const Json& json);
+/// Both.
+std::string to_json(const google::protobuf::Message& message);
 
 }  // namespace amem::client

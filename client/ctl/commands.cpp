@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -280,9 +281,8 @@ int watch(const Invocation& s) {
 int version(const Invocation& s) {
   const auto status = s.broker.status();
   if (s.options.json) {
-    s.console.out << "{\"client\":" << client::json_string(kVersion) << ",\"broker\":"
-                  << (status.ok() ? client::json_string(status.value().version()) : "null")
-                  << "}\n";
+    const client::Json broker = status.ok() ? client::Json(status.value().version()) : nullptr;
+    s.console.out << client::text_of({{"client", kVersion}, {"broker", broker}}) << '\n';
   } else {
     s.console.out << "amemctl " << kVersion << '\n'
                   << "amemd "

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "client/core/control_client.h"
@@ -94,14 +95,15 @@ std::string lines_of(const Findings& findings) {
   return text;
 }
 
-std::string json_of(const Findings& findings) {
-  using client::json_string;
-  std::string text;
+client::Json json_of(const Findings& findings) {
+  client::Json list = client::Json::array();
   for (const Finding& f : findings)
-    text += std::string(text.empty() ? "" : ",") + "{\"check\":" + json_string(f.check) +
-            ",\"blocks\":" + (f.blocks ? "true" : "false") + ",\"what\":" + json_string(f.what) +
-            ",\"why\":" + json_string(f.why) + ",\"remedy\":" + json_string(f.remedy) + "}";
-  return "[" + text + "]";
+    list.push_back({{"check", f.check},
+                    {"blocks", f.blocks},
+                    {"what", f.what},
+                    {"why", f.why},
+                    {"remedy", f.remedy}});
+  return list;
 }
 
 bool blocks(const Findings& findings) {
@@ -136,9 +138,10 @@ int diagnose_node(const CommandLine& options, const RunContext& context, Console
   add(check_limits());
   const bool healthy = !blocks(findings);
   if (options.json)
-    console.out << std::string("{\"healthy\":") + (healthy ? "true" : "false") +
-                       ",\"runtime_dir\":" + client::json_string(dir) +
-                       ",\"findings\":" + json_of(findings) + "}\n";
+    console.out << client::text_of({{"healthy", healthy},
+                                    {"runtime_dir", dir},
+                                    {"findings", json_of(findings)}})
+                << '\n';
   else
     console.out << lines_of(findings)
                 << (healthy ? (summary.empty() ? "no problem was found" : printable(summary))
@@ -159,13 +162,13 @@ std::string as_text(const Diagnosis& d) {
 }
 
 std::string as_json(const Diagnosis& d) {
-  using client::json_string;
-  return "{\"program\":" + json_string(d.program) +
-         ",\"brokered\":" + (d.brokered() ? "true" : "false") +
-         ",\"group\":" + json_string(d.chosen("AMEM_GROUP", "default")) +
-         ",\"scope\":" + json_string(d.chosen("AMEM_SCOPE", "nccl")) +
-         ",\"runtime_dir\":" + json_string(d.runtime_dir) + ",\"findings\":" + json_of(d.findings) +
-         "}\n";
+  return client::text_of({{"program", d.program},
+                          {"brokered", d.brokered()},
+                          {"group", d.chosen("AMEM_GROUP", "default")},
+                          {"scope", d.chosen("AMEM_SCOPE", "nccl")},
+                          {"runtime_dir", d.runtime_dir},
+                          {"findings", json_of(d.findings)}}) +
+         "\n";
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "client/core/code_name.h"
 #include "client/core/json.h"
@@ -14,9 +15,9 @@ namespace amem::ctl {
 
 std::string error_line(const Status& status, bool json) {
   if (!json) return "amemctl: " + printable(status.text()) + "\n";
-  return std::string("{\"error\":{\"code\":\"") +
-         client::code_name(static_cast<int>(status.code())) +
-         "\",\"text\":" + client::json_string(status.text()) + "}}\n";
+  const client::Json error = {{"code", client::code_name(static_cast<int>(status.code()))},
+                              {"text", status.text()}};
+  return client::text_of({{"error", error}}) + "\n";
 }
 
 void write_error(const Status& status, bool json) { std::cerr << error_line(status, json); }

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
+#include "client/core/json.h"
 #include "client/ctl/views/format.h"
 #include "client/ctl/views/text_table.h"
 
@@ -19,13 +21,6 @@ std::string number(double value, const char* unit) {
 std::string rate(const Measurements& m, std::uint64_t us) {
   const double bytes = static_cast<double>(m.bytes) * m.gpus;
   return us == 0 ? "-" : number(bytes / 1e3 / static_cast<double>(us), " GB/s");
-}
-
-std::string list(const std::vector<std::uint64_t>& values) {
-  std::string text;
-  for (const std::uint64_t value : values)
-    text += (text.empty() ? "" : ",") + std::to_string(value);
-  return "[" + text + "]";
 }
 
 }  // namespace
@@ -63,9 +58,13 @@ std::string measurements_view(const Measurements& m) {
 }
 
 std::string measurements_json(const Measurements& m) {
-  return "{\"gpus\":" + std::to_string(m.gpus) + ",\"bytes\":" + std::to_string(m.bytes) +
-         ",\"copy_out_us\":" + list(m.copy_out_us) + ",\"pause_us\":" + list(m.pause_us) +
-         ",\"copy_in_us\":" + list(m.copy_in_us) + ",\"resume_us\":" + list(m.resume_us) + "}\n";
+  return client::text_of({{"gpus", m.gpus},
+                          {"bytes", m.bytes},
+                          {"copy_out_us", m.copy_out_us},
+                          {"pause_us", m.pause_us},
+                          {"copy_in_us", m.copy_in_us},
+                          {"resume_us", m.resume_us}}) +
+         "\n";
 }
 
 }  // namespace amem::ctl

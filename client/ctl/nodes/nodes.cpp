@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <fstream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -82,7 +83,7 @@ int execute_on_each(const CommandLine& options, const std::vector<std::string>& 
       const std::string& node = nodes[first + i];
       const Said& answer = answers[i];
       if (options.json && !answer.out.empty())
-        console.out << "{\"node\":" << client::json_string(node)
+        console.out << "{\"node\":" << client::text_of(node)
                     << ",\"answer\":" << answer.out.substr(0, answer.out.find('\n')) << "}\n";
       else if (!answer.out.empty())
         console.out << "node " << node << ":\n" << answer.out;

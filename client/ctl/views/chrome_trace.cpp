@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 #include <vector>
@@ -12,17 +13,7 @@
 namespace amem::ctl {
 namespace {
 
-using client::json_string;
-
-/// A value of an event's arguments, as JSON.
-using Args = std::vector<std::pair<std::string, std::string>>;
-
-std::string object(const Args& args) {
-  std::string text;
-  for (const auto& [name, value] : args)
-    text += (text.empty() ? "" : ",") + json_string(name) + ":" + value;
-  return "{" + text + "}";
-}
+using client::Json;
 
 /// Where an event is shown; those of one process stand by number.
 struct Lane {
@@ -33,37 +24,35 @@ struct Lane {
 class Trace {
  public:
   void process(int process, const std::string& name) {
-    meta({process, 0}, "process_name", {{"name", json_string(name)}});
-    meta({process, 0}, "process_sort_index", {{"sort_index", std::to_string(process)}});
+    meta({process, 0}, "process_name", {{"name", name}});
+    meta({process, 0}, "process_sort_index", {{"sort_index", process}});
   }
   void lane(Lane lane, const std::string& name) {
-    meta(lane, "thread_name", {{"name", json_string(name)}});
-    meta(lane, "thread_sort_index", {{"sort_index", std::to_string(lane.thread)}});
+    meta(lane, "thread_name", {{"name", name}});
+    meta(lane, "thread_sort_index", {{"sort_index", lane.thread}});
   }
   void slice(Lane lane, const std::string& name, std::uint64_t begin_us, std::uint64_t us,
-             const Args& args) {
-    add({{"ph", "\"X\""},
-         {"pid", std::to_string(lane.process)},
-         {"tid", std::to_string(lane.thread)},
-         {"ts", std::to_string(begin_us)},
-         {"dur", std::to_string(us)},
-         {"name", json_string(name)},
-         {"cat", "\"amem\""},
-         {"args", object(args)}});
+             const Json& args) {
+    add({{"ph", "X"},
+         {"pid", lane.process},
+         {"tid", lane.thread},
+         {"ts", begin_us},
+         {"dur", us},
+         {"name", name},
+         {"cat", "amem"},
+         {"args", args}});
   }
   std::string text() const {
     return "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n" + events_ + "\n]}\n";
   }
 
  private:
-  void meta(Lane lane, const std::string& what, const Args& args) {
-    add({{"ph", "\"M\""},
-         {"pid", std::to_string(lane.process)},
-         {"tid", std::to_string(lane.thread)},
-         {"name", json_string(what)},
-         {"args", object(args)}});
+  void meta(Lane lane, const std::string& what, const Json& args) {
+    add({{"ph", "M"}, {"pid", lane.process}, {"tid", lane.thread}, {"name", what}, {"args", args}});
   }
-  void add(const Args& event) { events_ += (events_.empty() ? "" : ",\n") + object(event); }
+  void add(const Json& event) {
+    events_ += (events_.empty() ? "" : ",\n") + client::text_of(event);
+  }
 
   std::string events_;
 };
@@ -138,44 +127,41 @@ void add_rank(Trace& trace, Lanes& lanes, const v1::PastOperation& operation,
   const bool loads = span.work() == "load";
   const Lane lane =
       lanes.rank(operation.group(), span, loads ? kLoads : kWork, loads ? "load" : "");
-  Args args = {{"rank id", std::to_string(span.id())}, {"pid", std::to_string(span.pid())}};
-  if (span.bytes() > 0) args.emplace_back("bytes", std::to_string(span.bytes()));
+  Json args = {{"rank id", span.id()}, {"pid", span.pid()}};
+  if (span.bytes() > 0) args["bytes"] = span.bytes();
   trace.slice(lane, span.work(), operation.began_us() + span.begin_us(), span.us(), args);
   for (const v1::CallSpan& call : span.calls()) {
     const std::uint64_t begin = operation.began_us() + call.begin_us();
     if (call.name() == "copy") {
       trace.slice(lane, call.name(), begin, call.us(),
-                  {{"bytes", std::to_string(span.bytes())},
-                   {"rate", json_string(copy_rate(span.bytes(), call.us()))}});
+                  {{"bytes", span.bytes()}, {"rate", copy_rate(span.bytes(), call.us())}});
       continue;
     }
     const int row = row_of_calls(call.name());
     trace.slice(lanes.rank(operation.group(), span, row, call.name()), call.name(), begin,
-                call.us(), {{"in calls", json_string(format_micros(call.in_calls_us()))}});
+                call.us(), {{"in calls", format_micros(call.in_calls_us())}});
   }
 }
 
 void add(Trace& trace, Lanes& lanes, const v1::PastOperation& operation) {
   const Lane lane = lanes.broker(operation.group());
-  Args args;
-  if (operation.transaction() != 0)
-    args.emplace_back("transaction", std::to_string(operation.transaction()));
-  if (operation.swap()) args.emplace_back("swap", "true");
-  args.emplace_back("bytes", std::to_string(operation.bytes()));
-  if (operation.code() != 0) args.emplace_back("error", json_string(operation.error()));
+  Json args = Json::object();
+  if (operation.transaction() != 0) args["transaction"] = operation.transaction();
+  if (operation.swap()) args["swap"] = true;
+  args["bytes"] = operation.bytes();
+  if (operation.code() != 0) args["error"] = operation.error();
   for (const v1::PhaseTime& time : operation.times()) {
     if (time.broker_us() > 0)
-      args.emplace_back(time.phase() + ": broker's CPU",
-                        json_string(format_micros(time.broker_us())));
+      args[time.phase() + ": broker's CPU"] = format_micros(time.broker_us());
     if (time.driver_us() > 0)
-      args.emplace_back(time.phase() + ": broker in the driver",
-                        json_string(format_micros(time.driver_us())));
+      args[time.phase() + ": broker in the driver"] = format_micros(time.driver_us());
   }
   const std::string what =
       operation.operation() + (operation.tags().empty() ? "" : " of " + operation.tags());
   trace.slice(lane, what, operation.began_us(), operation.us(), args);
   for (const v1::PhaseSpan& phase : operation.spans()) {
-    trace.slice(lane, phase.phase(), operation.began_us() + phase.begin_us(), phase.us(), {});
+    trace.slice(lane, phase.phase(), operation.began_us() + phase.begin_us(), phase.us(),
+                Json::object());
     for (const v1::RankSpan& rank : phase.ranks()) add_rank(trace, lanes, operation, rank);
   }
 }

@@ -1,5 +1,7 @@
 #include "client/ctl/views/summary.h"
 
+#include <nlohmann/json.hpp>
+
 #include "client/core/json.h"
 
 namespace amem::ctl {
@@ -24,13 +26,14 @@ std::vector<SummaryRow> Summary::rows() const {
 }
 
 std::string to_json(const SummaryRow& row) {
-  using client::json_string;
-  return "{\"group\":" + json_string(row.group) + ",\"tag\":" + json_string(row.tag) +
-         ",\"device\":" + json_string(row.device) +
-         ",\"policy\":" + json_string(v1::Policy_Name(row.policy)) +
-         ",\"count\":" + std::to_string(row.count) + ",\"bytes\":" + std::to_string(row.bytes) +
-         ",\"resident_bytes\":" + std::to_string(row.resident_bytes) +
-         ",\"pinned_bytes\":" + std::to_string(row.pinned_bytes) + "}";
+  return client::text_of({{"group", row.group},
+                          {"tag", row.tag},
+                          {"device", row.device},
+                          {"policy", v1::Policy_Name(row.policy)},
+                          {"count", row.count},
+                          {"bytes", row.bytes},
+                          {"resident_bytes", row.resident_bytes},
+                          {"pinned_bytes", row.pinned_bytes}});
 }
 
 }  // namespace amem::ctl
