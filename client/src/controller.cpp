@@ -171,8 +171,8 @@ int amem_set_save_form(amem_client* client, const char* group, const char* tag, 
                        amem_error* error) {
   return guarded(error, [&]() -> Status {
     if (client == nullptr) return no_client();
-    if (!form_of(static_cast<std::uint32_t>(form)))
-      return {Code::kInvalidArgument, "bytes are saved " + names_of_forms()};
+    if (!amem::form_of(static_cast<std::uint32_t>(form)))
+      return {Code::kInvalidArgument, "bytes are saved " + amem::names_of_forms()};
     return client->broker.set_policy(text_or_empty(group), text_or_empty(tag),
                                      v1::POLICY_UNSPECIFIED, static_cast<v1::Form>(form));
   });

@@ -418,7 +418,7 @@ void Operations::run(GroupEntry& group, const action::Finished& finished) {
 
 void Operations::remember(const GroupEntry& group, const Outcome& outcome, const Request* request) {
   PastOperation past;
-  past.request = request != nullptr ? request->number : 0;
+  past.transaction = request != nullptr ? request->number : 0;
   past.swap = request != nullptr && request->transaction.swaps();
   past.owner = group.account->owner();
   past.group = group.machine.name();

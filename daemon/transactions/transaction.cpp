@@ -194,7 +194,7 @@ Status Transaction::result() const {
     else
       text += "; group '" + m.name + "' is " + (goes_out(i) ? "paused" : "running");
   }
-  return {members_[transaction.front()].status.code(), text};
+  return {members_[order.front()].status.code(), text};
 }
 
 std::string Transaction::names(Stage stage) const {

@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "common/form.h"
+
 namespace amem {
 namespace {
 
