@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 
-PROTOCOL = 12
+PROTOCOL = 13  # kProtocolVersion of common/protocol.h
 
 # SessionMessage's fields
 HELLO, CREATE, REDEEM, FREE, PIN, GROUP_REQUEST, CUT_STATUS, PHASE_DONE = range(10, 18)
