@@ -176,7 +176,7 @@ TEST(RecordLogTest, WhatIsNoRecordIsRefusedByName) {
   EXPECT_THAT(RecordLog::open(memory.duplicate()).status().text(), HasSubstr("not sealed"));
   ASSERT_EQ(::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
   EXPECT_EQ(RecordLog::open(memory.duplicate()).status().code(), Code::kDataLoss);
-  ASSERT_EQ(::pwrite(memory.get(), "amem record 2\n", 15, 0), 15);
+  ASSERT_EQ(::pwrite(memory.get(), "amem record 1\n", 15, 0), 15);
   const Status other = RecordLog::open(std::move(memory)).status();
   EXPECT_EQ(other.code(), Code::kFailedPrecondition);
   EXPECT_THAT(other.text(), HasSubstr("another version"));
