@@ -25,17 +25,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         url = urllib.parse.urlsplit(self.path)
         query = urllib.parse.parse_qs(url.query)
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
         try:
             if url.path == "/sleep":
                 self.core.sleep(int(query.get("level", ["1"])[0]))
             elif url.path == "/release_kv_cache_memory":
                 self.core.release_kv_cache_memory()
-            else:
+            elif url.path == "/collective_rpc":
+                return self.answer(200, {"results": self.core.model_executor.collective_rpc(body["method"], args=body["args"])})
+            elif url.path == "/v1/completions":
+                assert not self.core.is_sleeping(), "requests wait"
+                tokens = self.core.model_executor.collective_rpc("execute", args=([each % 256 for each in body["prompt"]], body["max_tokens"]))[0]
+                return self.answer(200, {"choices": [{"token_ids": tokens}]})
+            elif url.path == "/wake_up":
                 self.core.wake_up(query.get("tags"))
+            else:
+                return self.answer(404)
         except Exception as error:  # noqa: BLE001
-            self.answer(500, str(error))
-        else:
-            self.answer(200)
+            return self.answer(500, str(error))
+        return self.answer(200, {})
 
 
 def main():

@@ -292,7 +292,7 @@ class Worker:
     def keep_weights(self):
         pass
 
-    def restore_weights(self):
+    def restore_weights(self, but=""):
         self.reload_weights()
 
     def cache_first(self, on):
