@@ -237,8 +237,7 @@ void Fleet::end(const std::shared_ptr<Led>& led) {
   led->observer->finished(result);
 }
 
-// ---- participants
-// --------------------------------------------------------------------------------
+// ---- participants -------------------------------------------------------------------------------
 
 std::shared_ptr<Participant> Fleet::take(const Caller& caller, const v1::FleetBegin& begin,
                                          const FleetTransaction& transaction,

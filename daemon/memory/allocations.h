@@ -1,4 +1,4 @@
-// Allocations: the table of every piece of physical GPU memory that the broker has made.
+// Allocations: the table of all physical GPU memory that the broker has made.
 //
 // An allocation is its sharers' group's. Ranks of other groups may open it as guests: they map it
 // and count for nothing else. When its last sharer has let go of it before its last guest, it stays

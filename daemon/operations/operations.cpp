@@ -98,8 +98,7 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in,
   return start(request);
 }
 
-// ---- transactions
-// -------------------------------------------------------------------------------------
+// ---- transactions -------------------------------------------------------------------------------
 
 std::uint64_t Operations::start(const RequestPtr& request) {
   if (const Status& why = closed_.ok() ? refusal_ : closed_; !why.ok()) {
@@ -112,8 +111,7 @@ std::uint64_t Operations::start(const RequestPtr& request) {
   return request->number;
 }
 
-// ---- transactions over several nodes
-// ------------------------------------------------------------------
+// ---- transactions over several nodes ------------------------------------------------------------
 
 Operations::RequestPtr Operations::abroad(std::uint64_t number) const {
   const auto found = abroad_.find(number);

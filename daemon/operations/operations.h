@@ -62,7 +62,7 @@ class Operations {
                      GuestPolicy guests, Duration timeout, const Observer& observer,
                      const std::string& who, std::shared_ptr<Abroad> abroad = nullptr);
 
-  // ---- what other nodes say of a transaction that they have a part of; nothing once it has ended
+  // ---- what other nodes say of a transaction that they take part in; once it has ended: nothing
   // ----
   /// StepOf or CutTaken, to its operation on the group of that name.
   void tell(std::uint64_t number, const std::string& group, const Event& event);

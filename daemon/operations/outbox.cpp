@@ -37,7 +37,7 @@ void Outbox::give_segments(RankId id, const std::vector<std::uint32_t>& segments
   if (rank == nullptr) return;
   for (const std::uint32_t index : segments) {
     const PoolSegment& segment = node_.pool_of(*rank).segments[index].of.segment;
-    // Null: it was lost over a restart, with what it had, and has no space.
+    // Null: it was lost over a restart, with what it had: nothing can be saved to it.
     if (!segment.fd) continue;
     rank->has_pool = true;
     send(id, pool_segment_message(index, segment.size, segment.memfd), {segment.fd});

@@ -7,7 +7,7 @@
 namespace amem {
 
 enum class Stage : std::uint8_t { kOut, kIn };
-/// In the transaction in which a transaction goes on.
+/// In the order in which a transaction goes on.
 inline constexpr std::array kStages = {Stage::kOut, Stage::kIn};
 
 /// One of each.

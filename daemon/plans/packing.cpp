@@ -22,15 +22,15 @@ class Packer {
                                     request.form == Form::kSparse)) {}
 
   std::uint64_t left() const { return request_.size - at_; }
-  /// Bytes of the pool that the next part of this length takes.
+  /// Bytes of the pool that the next piece of this length takes.
   std::uint64_t need(std::uint64_t length) const {
     if (!sparse_) return length;
     return std::min(length, request_.blocks->content(at_, length).stored);
   }
-  /// The longest part that comes next and needs no more than `space`.
+  /// The longest piece that comes next and needs no more than `space`.
   std::uint64_t fit(std::uint64_t space) const {
     if (need(left()) <= space) return left();
-    // A block fits in any chunk, and the need of a part grows with it.
+    // A block fits in any chunk, and the need of a piece grows with it.
     std::uint64_t fits = 1;
     std::uint64_t too_long = sparse::blocks(left());
     while (too_long - fits > 1) {
@@ -38,7 +38,7 @@ class Packer {
       (need(middle * kBlock) <= space ? fits : too_long) = middle;
     }
     const std::uint64_t end = at_ + fits * kBlock;
-    // Parts that begin with a group need no more of the rank's table than the whole would.
+    // Pieces that begin with a group need no more of the rank's table than the whole would.
     const std::uint64_t border = end / kGroup * kGroup;
     return (sparse_ && border > at_ ? border : end) - at_;
   }

@@ -315,7 +315,7 @@ const std::vector<Setting>& settings() {
 
       {"pool.size", "pinned host memory for saved bytes; 0: none", set_size<&Config::pool_size>,
        get_size<&Config::pool_size>},
-      {"pool.segment", "size of each piece of it; auto: by its size", set_segment, get_segment},
+      {"pool.segment", "size of its segments; auto: by its size", set_segment, get_segment},
       {"pool.chunk", "unit in which it is handed out", set_size<&Config::pool_chunk>,
        get_size<&Config::pool_chunk>},
       {"pool.save", "how bytes are saved: auto, dense or sparse", set_save, get_save},
@@ -365,7 +365,7 @@ const std::vector<Setting>& settings() {
 
       {"quotas.sessions", "processes that an owner may have at a time; none: no limit",
        set_quota<Resource::kSessions>, get_quota<Resource::kSessions>},
-      {"quotas.allocations", "pieces of GPU memory that an owner may have",
+      {"quotas.allocations", "allocations that an owner may have",
        set_quota<Resource::kAllocations>, get_quota<Resource::kAllocations>},
       {"quotas.device", "GPU memory that an owner may have there, a size or a share of all devices",
        set_quota<Resource::kDeviceBytes>, get_quota<Resource::kDeviceBytes>},

@@ -1,6 +1,6 @@
-// Transaction: the operations of one transaction, which end all or none: the pauses of the groups
-// that go out, the resumes of those that come in, or both, a swap. It decides which begins when,
-// who waits for whom, and what becomes of the others when one fails.
+// Transaction: the operations of one command of an operator: the pauses of the groups that go out,
+// the resumes of those that come in, or both, a swap. It decides which begins when, who waits for
+// whom, and what becomes of the others when one fails.
 //
 // Out: all begin at once. None releases anything before every one has its cut and has saved; so
 // until then a failure of one calls all of them off. In: all begin at once. None opens before every

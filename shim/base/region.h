@@ -1,4 +1,4 @@
-// Region: the stretch of a thread's time in which the device memory it allocates has a tag and a
+// Region: the period of a thread's time in which the device memory it allocates has a tag and a
 // policy of the program's choice; or in which it is not brokered at all.
 //
 // Each thread has its own; it owns nothing and needs no broker. What is allocated inside keeps its

@@ -143,7 +143,7 @@ bool Ipc::opened(CUdeviceptr address) {
   return it != mappings_.end() && it->second.opens.count(address) != 0;
 }
 
-std::optional<AddressRange> Ipc::piece(CUdeviceptr address) {
+std::optional<AddressRange> Ipc::block(CUdeviceptr address) {
   std::lock_guard lock(mutex_);
   const auto it = at(address);
   if (it == mappings_.end()) return std::nullopt;

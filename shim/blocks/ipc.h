@@ -3,7 +3,7 @@
 //
 // A handle holds a ticket (common/ipc_handle.h). Opening it redeems the ticket and maps the
 // allocation at an address of ours; Memory keeps that mapping through pauses like any other. Owns
-// those addresses, and how often each piece of memory was opened.
+// those addresses, and how often each block was opened.
 //
 // Any thread. open() and close() come through the gate. Only one thread opens at a time, and it may
 // wait for the broker meanwhile. No lock that a question or a close takes is held over such a wait.
@@ -39,8 +39,8 @@ class Ipc {
   CUresult open(CUdeviceptr* address, const IpcHandle& handle, unsigned flags);
   /// The address came from open() and is still open.
   bool opened(CUdeviceptr address);
-  /// The piece that contains the address, as its handle said.
-  std::optional<AddressRange> piece(CUdeviceptr address);
+  /// The block that contains the address, as its handle said.
+  std::optional<AddressRange> block(CUdeviceptr address);
   /// What the driver does before it closes: waits until nobody's work may use the memory any more.
   /// Outside of the gate. REQUIRES: no stream capture is open, which the wait would break.
   CUresult wait_until_unused();

@@ -3,12 +3,13 @@
 // NCCL makes a buffer in one thread with these calls in this order, and maps one again with the
 // last three (it asks for properties where it imports nothing):
 //
-//   granularity ──▶ create or import ──▶ reserve ──▶ map      granularity, properties ──▶ reserve
-//   ──▶ map may_create       buffer: its number    buffer: 0
+// clang-format off
+//   granularity ──▶ create or import ──▶ reserve ──▶ map      granularity, properties ──▶ reserve ──▶ map
+//            may_create       buffer: its number    buffer: 0
+// clang-format on
 //
 // - may_create: the thread was told the small granularity, and its next creation will be of a
-// buffer.
-//   That creation ends it, and so does any other question about granularity.
+//   buffer. That creation ends it, and so does any other question about granularity.
 // - buffer: the thread's next reservation is for this buffer and is answered with its address. That
 //   reservation ends it, and so do a creation, and a question about another granularity than the
 //   one that NCCL asks about before it makes a buffer.

@@ -217,9 +217,9 @@ CUresult answer_cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size, CU
     if (heap->owns(address)) return CUDA_ERROR_NOT_FOUND;
   }
   if (!runtime.forked()) {
-    if (const auto piece = runtime.ipc().piece(address); piece.has_value()) {
-      if (base != nullptr) *base = piece->address;
-      if (size != nullptr) *size = piece->size;
+    if (const auto block = runtime.ipc().block(address); block.has_value()) {
+      if (base != nullptr) *base = block->address;
+      if (size != nullptr) *size = block->size;
       return CUDA_SUCCESS;
     }
     if (auto r = runtime.slabs().address_range(base, size, address); r.has_value()) return *r;

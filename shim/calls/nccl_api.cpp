@@ -158,9 +158,9 @@ AMEM_PUBLIC ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
   return ncclInvalidUsage;
 }
 
-/// 2.32 makes small buffers of its own windows, too, when the first window is registered: buffers,
-/// which cannot be mapped once more. Which thread makes them is not known here (a group's end may,
-/// or a thread of NCCL's), so nothing is packed from here on.
+/// 2.32 makes small buffers of its own windows, too, when the first window is registered. They
+/// would lie in slabs, and such buffers cannot be mapped once more. Which thread makes them is not
+/// known here (a group's end may, or a thread of NCCL's), so nothing is packed from here on.
 AMEM_PUBLIC ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, std::size_t size,
                                                 ncclWindow_t* window, int flags) {
   auto* const theirs = real(__builtin_return_address(0), window_register, &ncclCommWindowRegister);

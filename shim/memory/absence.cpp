@@ -105,7 +105,7 @@ void Absence::update(Holdings& holdings) {
 }
 
 /// Programs give up thousands at a time, so not all of the others are looked at each time. They are
-/// when the last of those counted has gone: some may be away that were not yet.
+/// when the last of those counted has gone: some may be paused now that were not.
 void Absence::one_gone(Holdings& holdings) {
   if (paused > 0) --paused;
   if (paused == 0) return update(holdings);

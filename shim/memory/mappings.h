@@ -71,13 +71,13 @@ class Mappings {
     std::uint64_t id = 0;
     CUmemGenericAllocationHandle real = 0;
     int device = 0;
-    CUdeviceptr address = 0;  // of a range: where the piece begins, in it,
+    CUdeviceptr address = 0;  // of a range: where it begins, in it,
     std::size_t offset = 0;   // in the allocation,
     std::size_t size = 0;     // and how long it is
     bool own = false;         // this process has made it
   };
   CUresult hold(CUmemGenericAllocationHandle handle, Held& held);
-  /// The pieces of a range, one for each brokered mapping.
+  /// Those of a range, one for each brokered mapping.
   std::vector<Held> hold(CUdeviceptr address, std::size_t size);
   /// Once for each hold.
   void let_go(const Multicast::Freed& ids);

@@ -12,7 +12,7 @@ import types
 
 HERE = pathlib.Path(__file__).resolve().parent
 # What the GPU tests have: in the source tree, and installed.
-sys.path += [str(HERE), *(str(HERE.parent / tests / space) for tests in ("gpu", "gpu-tests") for space in ("cases", "programs"))]
+sys.path += [str(HERE), *(str(HERE.parent / tests / folder) for tests in ("gpu", "gpu-tests") for folder in ("cases", "programs"))]
 
 import bench_parts  # noqa: E402
 import heap_parts  # noqa: E402, F401: registers what it has

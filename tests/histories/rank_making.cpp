@@ -21,7 +21,7 @@ void RankProcess::make(const amem_v1_Make& make, Mood mood) {
     if (found == memory_.end()) continue;  // freed meanwhile
     Memory& memory = found->second;
     fuzz::require(memory.own && !memory.usable(),
-                  "what is paused a rank makes that has made it before");
+                  "only the rank that has made paused memory makes it again");
     Result<CreatedMemory> anew = made_on(memory.device, memory.size);
     if (!anew.ok()) {
       made.code = static_cast<std::uint32_t>(anew.status().code());

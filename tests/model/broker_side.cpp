@@ -436,8 +436,7 @@ void BrokerSide::free_limbo(int rank) {
     if (chunk.limbo == rank + 1) chunk = {};
 }
 
-// ---- transactions
-// -------------------------------------------------------------------------------------
+// ---- transactions -------------------------------------------------------------------------------
 
 std::vector<int> members_of(const Request& request) {
   std::vector<int> all = request.groups;

@@ -60,7 +60,7 @@ struct FleetWorld::Node {
   bool late = false;     // its deadline has passed
 };
 
-/// What a part has its node do.
+/// What a participant has its node do.
 class FleetWorld::Doing final : public Here {
  public:
   Doing(FleetWorld& world, std::size_t node) : world_(world), number_(node) {}
@@ -501,7 +501,7 @@ void FleetWorld::restarts(std::size_t number) {
   std::vector<FleetShare> shares;
   for (const auto& share : node.record)
     if (share) shares.push_back(*share);
-  if (bug_ == Bug::kForgetsOrders) shares.clear();
+  if (bug_ == Bug::kForgetsTransactions) shares.clear();
   node.known = std::make_unique<KnownTransactions>(shares, true);
 }
 

@@ -1,7 +1,7 @@
 // FleetWorld: nodes that take part in one operation, as an explorer needs them, or somebody who
 // draws what comes next. The Conductor, the Participants, what nodes know of transactions and what
 // they make of each other's answers are the real ones. What lies between them is a model: ways,
-// questions, the record, and what a part has its node do.
+// questions, the record, and what a participant has its node do.
 //
 // A leader that dies takes back what it has said last, as much of it as the world chooses; so does
 // a way that breaks. A broker that dies leaves its record, and another begins.

@@ -82,7 +82,7 @@ enum class Bug : std::uint8_t {
   kKeepsNothingOfAResume,
   kTakesWhatIsUnloaded,
   kLeavesWhatIsPaused,
-  kForgetsOrders,
+  kForgetsTransactions,
 };
 
 struct Mutation {

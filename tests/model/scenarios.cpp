@@ -167,7 +167,7 @@ const std::vector<Mutation>& mutations() {
        "nothing is released before"},
       {Bug::kGoesOnAlone, "what comes in does not wait for what goes out", "swap",
        "only one side runs"},
-      {Bug::kEndsTwice, "an order is answered twice", "pause", "answered once"},
+      {Bug::kEndsTwice, "a transaction is answered twice", "pause", "answered once"},
       {Bug::kLosesAnAnswer, "a request from inside is not answered", "inside", "is answered"},
       {Bug::kKeepsADescriptor, "a descriptor stays open", "pause", "left its device"},
       {Bug::kKeepsChunks, "places in the pool are not given back", "pause", "no place in the pool"},
@@ -196,9 +196,9 @@ const std::vector<Mutation>& mutations() {
        "restart-pause", "has let go of everything"},
       {Bug::kLeavesWhatIsPaused, "a rank that comes back keeps what is paused", "restart-pause",
        "nothing that is paused"},
-      {Bug::kForgetsOrders, "the next broker knows nothing of what the one before has asked",
+      {Bug::kForgetsTransactions, "the next broker knows nothing of what the one before has asked",
        "nodes-resume", "no node gives up what another"},
-      {Bug::kForgetsOrders, "the next broker knows nothing of what the one before has asked",
+      {Bug::kForgetsTransactions, "the next broker knows nothing of what the one before has asked",
        "orders", "no node gives up what another"},
   };
   return all;

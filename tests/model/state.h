@@ -210,7 +210,7 @@ struct State {
   std::array<bool, kMostGroups> erred{};   // the pause that it is in
   bool not_let_go = false;                 // the driver has refused to let go of memory
   std::uint8_t chunk_count = 0;
-  std::array<Time, kMostGroups> now{};  // each group's own: deadlines pass in every transaction
+  std::array<Time, kMostGroups> now{};  // each group's own: deadlines pass in every order
   std::uint8_t faults = 0;              // that may still happen
   std::uint8_t joins = 0;               // likewise
   std::uint8_t restarts = 0;            // likewise: deaths of the broker

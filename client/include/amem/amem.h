@@ -122,8 +122,9 @@ AMEM_API int amem_resume(uint32_t timeout_ms, amem_error* error);
 /* As amem_pause and amem_resume, for the group's memory with one of `count` tags, at most 64; every
  * rank asks for the same ones. After a pause of chosen tags the group runs on: nothing waits, and
  * the program must not let the GPU touch that memory until it has been resumed. After a resume of
- * chosen tags of a paused group the group runs, and the same holds for what is still paused. count
- * 0: everything, as the two above. AMEM_ERROR_NOT_FOUND         the group has no memory of a tag
+ * chosen tags of a paused group the group runs, and the same holds for what is still paused. With
+ * a count of 0: everything, as the two above.
+ *   AMEM_ERROR_NOT_FOUND         the group has no memory of a tag
  *   AMEM_ERROR_INVALID_ARGUMENT  more than 64 tags, or an empty one */
 AMEM_API int amem_pause_tags(const char* const* tags, size_t count, uint32_t timeout_ms,
                              amem_error* error);
@@ -254,8 +255,7 @@ AMEM_API int amem_allocations(amem_client* client, const char* group, char** jso
  * discard. It goes before what regions say.
  *   AMEM_ERROR_NOT_FOUND            no such group
  *   AMEM_ERROR_INVALID_ARGUMENT     the tag; or discard for "nccl", which is always kept
- *   AMEM_ERROR_FAILED_PRECONDITION  the group is not running, or some memory of the tag is paused
- */
+ *   AMEM_ERROR_FAILED_PRECONDITION  the group is not running, or memory of the tag is paused */
 AMEM_API int amem_set_policy(amem_client* client, const char* group, const char* tag,
                              amem_policy policy, amem_error* error);
 

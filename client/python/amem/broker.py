@@ -25,11 +25,10 @@ from amem._connection import remote
 from amem._connection.calls import Connection, Ending, Operation, Watch
 from amem.errors import InvalidArgumentError
 from amem.messages import (
-    AllocationInfo, Event, GroupInfo, GroupState, NodeStatus, OwnerQuotas, PastOperation, Policy, Progress, RankInfo,
-    Form, from_wire)
+    AllocationInfo, Event, Form, GroupInfo, GroupState, NodeStatus, OwnerQuotas, PastOperation, Policy, Progress, RankInfo, from_wire)
 
-__all__ = ["AllocationInfo", "Broker", "Event", "GroupInfo", "GroupState", "NodeStatus", "Operation", "OwnerQuotas",
-           "PastOperation", "Policy", "Progress", "RankInfo", "Form", "Watch"]
+__all__ = ["AllocationInfo", "Broker", "Event", "Form", "GroupInfo", "GroupState", "NodeStatus", "Operation", "OwnerQuotas",
+           "PastOperation", "Policy", "Progress", "RankInfo", "Watch"]
 
 OnProgress = Callable[[Progress], object]
 

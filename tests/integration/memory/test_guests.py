@@ -251,7 +251,7 @@ def test_the_owner_goes_first(node_with, end):
         node.ctl("resume", "train")
 
 
-def test_a_resume_that_fails_takes_a_guests_mapping_paused_again(node_with):
+def test_a_resume_that_fails_takes_a_guests_mapping_away_again(node_with):
     node = node_with(*SHORT)
     owner, guest = two(node)
     weights, own = block(owner, 1), block(guest, 2)
@@ -280,7 +280,7 @@ def test_while_the_owner_is_paused_nobody_opens_what_has_left(node_with):
     guest.ask(f"verify {guest.ask(f'open {handle} {LAZY}')['id']} 1")
 
 
-def test_a_piece_of_a_slab(node_with):
+def test_a_buffer_of_a_slab(node_with):
     """As NCCL passes it on: a rank imports what a rank of another group gave to its peers."""
     node = node_with(*LONG)
     job, other = node.job("train"), node.job("rollout")

@@ -103,7 +103,7 @@ def test_a_rank_cannot_change_the_size_of_a_pool_of_memfds(bare_node):
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_keeper_dies_while_paused(node, victim):
-    """Another holder loads what it has saved: index and blocks lie in the pool."""
+    """Another sharer loads what it has saved: index and blocks lie in the pool."""
     job = node.job(shared=1, **WITH_ZEROS)
     node.ctl("pause", "train")
     assert node.ctl.group("train")["saved_bytes"] < 0.5 * node.ctl.group("train")["allocated_bytes"]

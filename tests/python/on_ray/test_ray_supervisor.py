@@ -97,7 +97,7 @@ def test_it_ends_with_a_process_that_is_killed(build, bare_node, directory):
 
 
 @pytest.mark.parametrize("number, rest", ((signal.SIGTERM, []), (signal.SIGKILL, ["directory"])))
-def test_a_keeper_that_is_ended(directory, number, rest):
+def test_a_supervisor_that_is_ended(directory, number, rest):
     """By SIGTERM, as a service manager does, or worse: then only the directory is left."""
     kept = Kept(directory, FLAGS)
     kept.wait(patience(30))
@@ -146,7 +146,7 @@ def test_ready_or_why_not(directory, monkeypatch):
     gone(directory)
 
 
-def test_the_keeper_imports_nothing_of_amem():
+def test_the_supervisor_imports_nothing_of_amem():
     from amem.ray import _supervisor
 
     script = (f"import runpy, sys; runpy.run_path({_supervisor.__file__!r}); "

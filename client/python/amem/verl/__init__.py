@@ -102,7 +102,7 @@ def _functions(engine: str) -> list[Callable[..., Any]]:
             lambda optimizers: _state_of(optimizers, _megatron._TOUCHING).come()]
 
 
-# ---- NCCL's memory: away from the end of an update of the rollout's weights to the next computation ----
+# ---- NCCL's memory: paused from the end of an update of the rollout's weights to the next computation ----
 def _bring_nccl() -> None:
     global _nccl_paused
     if _nccl_paused:

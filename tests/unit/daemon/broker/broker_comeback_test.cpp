@@ -84,7 +84,7 @@ TEST_F(BrokerComebackTest, WhoIsLateUndoesAsTheOthersDid) {
 }
 
 // It has never heard the Release that it did not answer.
-TEST_F(BrokerComebackTest, NobodyKeepsWhatIsPausedOfAPausedGroup) {
+TEST_F(BrokerComebackTest, NobodyKeepsMemoryOfAPausedGroup) {
   two();
   r2.moods[amem_v1_SessionMessage_release_tag] = Mood::kLate;
   EXPECT_EQ(pause().code(), Code::kDeadlineExceeded);

@@ -214,7 +214,7 @@ TEST_F(BrokerGuestsTest, PausesOfTagsLeaveWhatAGuestHasOpen) {
   EXPECT_TRUE(c.memory[own].fd);
 }
 
-TEST_F(BrokerGuestsTest, AFailedResumeOfAGuestTakesItPausedAgain) {
+TEST_F(BrokerGuestsTest, AFailedResumeOfAGuestTakesItAwayAgain) {
   open();
   c.create(gpu(1), 2 * kMiB);
   ASSERT_TRUE(pause("rollout").ok());

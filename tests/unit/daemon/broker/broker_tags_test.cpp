@@ -80,7 +80,7 @@ TEST_F(BrokerTagsTest, APauseOfAllTakesWhatIsLeft) {
   EXPECT_TRUE(b.holds(weights, 0x11));
 }
 
-TEST_F(BrokerTagsTest, AFailedResumeTakesNothingElsePaused) {
+TEST_F(BrokerTagsTest, AFailedResumeTakesNothingElseAway) {
   two_with_tags();
   ASSERT_TRUE(pause_tags({"weights"}).ok());
   const std::uint64_t more = a.create(gpu(0), 2 * kMiB, "weights");

@@ -64,7 +64,7 @@ TEST_F(AllocationsTest, LookupsByGroupRankDeviceAndTag) {
   EXPECT_EQ(table.of_group(kTrain).front()->size, 10U) << "oldest first";
 }
 
-TEST_F(AllocationsTest, HoldersFollowEachOtherAsKeeper) {
+TEST_F(AllocationsTest, SharersFollowEachOtherAsKeeper) {
   Allocation& a = make(1, 10);
   const AllocationId id = a.id;
   ASSERT_TRUE(table.redeem(id, token(1), kTrain, 5).ok());
@@ -85,7 +85,7 @@ TEST_F(AllocationsTest, HoldersFollowEachOtherAsKeeper) {
   EXPECT_EQ(table.find(id), nullptr);
 }
 
-TEST_F(AllocationsTest, TheDescriptorClosesWithTheLastHolder) {
+TEST_F(AllocationsTest, TheDescriptorClosesWithTheLastSharer) {
   const AllocationId id = make(1, 10).id;
   const int fd = table.find(id)->fd->get();
   EXPECT_GE(::fcntl(fd, F_GETFD), 0);
@@ -187,7 +187,7 @@ TEST_F(AllocationsTest, WhatStayedPausedDoesNotLeaveAgain) {
   EXPECT_TRUE(table.redeem(a.id, token(1), kTrain, 2).ok()) << "it is on its device";
 }
 
-TEST_F(AllocationsTest, WhatAPartDoesNotNeedIsLeft) {
+TEST_F(AllocationsTest, WhatAPieceDoesNotNeedIsLeft) {
   constexpr std::uint64_t kChunk = 64;
   Allocation& a = make(1, 1000);
   a.saved.extents = {{0, 0, 512}, {1, 0, 512}};
@@ -206,7 +206,7 @@ TEST_F(AllocationsTest, WhatAPartDoesNotNeedIsLeft) {
   EXPECT_EQ(pieces[1].form, Form::kSparse);
 }
 
-TEST_F(AllocationsTest, APartWithAShortPlaceFitsOnceItIsSparse) {
+TEST_F(AllocationsTest, APieceWithAShortPlaceFitsOnceItIsSparse) {
   constexpr std::uint64_t kChunk = 64;
   Allocation& a = make(1, 1000);
   EXPECT_TRUE(a.fits());
@@ -224,11 +224,11 @@ TEST_F(AllocationsTest, APartWithAShortPlaceFitsOnceItIsSparse) {
   EXPECT_EQ(a.saved_bytes(), 260U);
 }
 
-TEST_F(AllocationsTest, PartsThatCannotBe) {
+TEST_F(AllocationsTest, PiecesThatCannotBe) {
   Allocation& a = make(1, 1000);
   a.saved.extents = {{0, 0, 512}, {1, 0, 512}};
   Extents left;
-  EXPECT_FALSE(a.store({100, 64, Form::kSparse, 0}, 64, left)) << "no part begins there";
+  EXPECT_FALSE(a.store({100, 64, Form::kSparse, 0}, 64, left)) << "no piece begins there";
   EXPECT_FALSE(a.store({1000, 64, Form::kSparse, 0}, 64, left)) << "behind the end";
   EXPECT_FALSE(a.store({0, 512, Form::kSparse, 0}, 64, left)) << "not shorter";
   EXPECT_FALSE(a.store({0, 0, Form::kSparse, 0}, 64, left)) << "not even an index";

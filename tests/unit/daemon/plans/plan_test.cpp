@@ -109,7 +109,7 @@ TEST_F(PlanTest, KeepersLoadWhatWasSavedAndClearTheRest) {
                                                        {discarded.id, 0, 300, kZeroSegment, 0}}));
 }
 
-TEST_F(PlanTest, LoadSaysHowEachPartIsStored) {
+TEST_F(PlanTest, LoadSaysHowEachPieceIsStored) {
   Allocation& a = make({1}, 1000);
   a.saved.extents = {{0, 0, 512}, {2, 0, 512}};
   Extents left;

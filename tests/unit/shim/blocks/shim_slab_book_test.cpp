@@ -48,7 +48,7 @@ TEST(ShimSlabBook, ASlabGetsWhatIsMoreThanItHas) {
   EXPECT_EQ(book.slab_at(kSlab)->access.size(), 2U);
 }
 
-TEST(ShimSlabBook, SpaceThatNoPieceIsInOfOurOwnSlabs) {
+TEST(ShimSlabBook, SpaceThatNoBufferIsInOfOurOwnSlabs) {
   SlabBook book;
   Slab own = slab_of(4 * kMiB);
   book.add(own);

@@ -113,7 +113,7 @@ TEST(SlabSizes, WithoutRowsAQuarterOfWhatIsThere) {
   EXPECT_LE(filled.slabs(), 50U);
 }
 
-TEST(SlabSizes, SmallPiecesShareSlabsWhateverTheirSize) {
+TEST(SlabSizes, SmallBuffersShareSlabsWhateverTheirSize) {
   Filled filled;
   for (int i = 0; i < 100; ++i) {
     filled.buffer(0, 4096, 0);
@@ -134,7 +134,7 @@ TEST(SlabSizes, ARowThatIsTooLongForOneSlabIsCutEvenly) {
   EXPECT_EQ(sizes.next(pool, another, 10 * kMiB, kUnit, 8 * kMiB), 10 * kMiB);
 }
 
-TEST(SlabSizes, APieceThatIsNoMultipleOfTheUnit) {
+TEST(SlabSizes, ABufferThatIsNoMultipleOfTheUnit) {
   SlabSizes sizes;
   SlabSizes::Row row;
   const auto pool = pool_for(3 * kMiB);

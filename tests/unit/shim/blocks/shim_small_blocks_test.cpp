@@ -127,7 +127,7 @@ TEST(ShimSmallBlocks, TheFirstChunkThatFitsInTheOrderInWhichTheyCame) {
   EXPECT_EQ(blocks.take(kPool, 1024), kBase);
 }
 
-TEST(ShimSmallBlocks, WhereNoPieceIs) {
+TEST(ShimSmallBlocks, WhereNoBlockIs) {
   SmallBlocks blocks;
   constexpr std::uint64_t kKiB = 1024;
   const auto unused = [&](std::uint64_t least) {
