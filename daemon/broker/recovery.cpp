@@ -332,6 +332,11 @@ std::string Recovery::find_memory(GroupId id, const Stock& stock,
     if (!memory.resident && !left)
       missing = name + " was on its device, and its descriptor is lost";
     if (memory.saved != nullptr && missing.empty())
+      for (const v1::record::Saved::Piece& piece : memory.saved->pieces())
+        if (!stored_form_of(piece.form()))
+          missing = name + ": its bytes lie in form " + std::to_string(piece.form()) +
+                    " in the pool, which this amemd does not know";
+    if (memory.saved != nullptr && missing.empty())
       if (const Status taken = pool.take_again(from_record(memory.saved->extents())); !taken.ok())
         missing = name + ": " + taken.text();
     if (!missing.empty()) break;

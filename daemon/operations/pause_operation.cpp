@@ -55,7 +55,7 @@ void PauseOperation::run(const action::Measure& measure) {
   std::map<RankId, std::vector<MeasureRange>> ranges;
   measured_.emplace();
   for (const Allocation* a : means_.saved.kept(group_, task_)) {
-    if (means_.node.form(group_, *a) == Form::kDense) continue;
+    if (!allows(means_.node.form(group_, *a), Form::kSparse)) continue;
     measured_->ask(a->id, a->keeper(), a->size);
     ranges[a->keeper()].push_back({a->id, a->size});
   }

@@ -191,6 +191,7 @@ void Course::fail(const Status& status, Time now) {
 void Course::finish(GroupState state, Status status, Time now) {
   close_phase(now);
   phase_ = Phase::kNone;
+  cut_.reset();
   end_ = End{state, std::move(status)};
 }
 
@@ -351,6 +352,7 @@ void Course::on(const event::GiveUp& event, Time now) {
 bool Course::gates_open() const {
   // In open everything has been loaded. A group that runs goes on running while it waits for
   // guests, and while some of its memory comes back.
+  if (end_) return false;
   return rule(phase_).gates == Gates::kOpen ||
          (terms_.task.op == Operation::kResume && terms_.rest == GroupState::kRunning);
 }

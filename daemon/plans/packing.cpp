@@ -17,7 +17,7 @@ class Packer {
  public:
   explicit Packer(const PackRequest& request)
       : request_(request),
-        sparse_(request.blocks != nullptr && request.form != Form::kDense &&
+        sparse_(request.blocks != nullptr && allows(request.form, Form::kSparse) &&
                 sparse::save_sparse(request.blocks->content(0, request.size), request.size,
                                     request.form == Form::kSparse)) {}
 

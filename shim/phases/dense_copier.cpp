@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "shim/base/log.h"
+
 namespace amem::shim {
 
 Result<CUstream> DenseCopier::stream(int device) {
@@ -17,6 +19,10 @@ Result<CUstream> DenseCopier::stream(int device) {
   streams_[device] = stream;
   marks_.prepare(device);
   return stream;
+}
+
+void DenseCopier::prepare(int device) {
+  if (const Result<CUstream> s = stream(device); !s.ok()) log_error(s.status().text());
 }
 
 void DenseCopier::forget(int device) {

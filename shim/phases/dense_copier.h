@@ -17,7 +17,7 @@ class DenseCopier final : public FormCopier {
   DenseCopier(const Driver& driver, LocalDevices& devices)
       : driver_(driver), devices_(devices), marks_(driver, devices) {}
 
-  void prepare(int device) override { (void)stream(device); }
+  void prepare(int device) override;
   void forget(int device) override;
   bool offer(const Piece& piece) override;
   Status start() override;

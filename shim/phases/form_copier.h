@@ -29,7 +29,7 @@ class FormCopier {
   /// Queues what can be done to what was offered since the last call.
   virtual Status start() = 0;
   /// Queues the rest. Gives back what was offered, `form` and `stored` set. A piece that has
-  /// another form now is left to that one.
+  /// another form now is left to that one, whose copier comes later in Copiers::all().
   virtual Status store(std::vector<Piece>& saved) = 0;
 
   /// Queues the loading of pieces that lie in this form.

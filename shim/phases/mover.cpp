@@ -87,9 +87,9 @@ Status Mover::save(const amem_v1_Copies& copies) {
     if (!form) return unknown_form(copy);
     piece.form = *form;
     piece.left_out = left_out(piece.id);
-    const bool taken = std::any_of(
-        copiers_.all().begin(), copiers_.all().end(),
-        [&](const auto& each) { return allows(*form, each.first) && each.second->offer(piece); });
+    bool taken = false;
+    for (const auto& [each, copier] : copiers_.all())
+      if (taken = allows(*form, each) && copier->offer(piece); taken) break;
     if (!taken)
       return {Code::kInternal, memory_.holdings.name(piece.id) + " is to be saved in " +
                                    std::to_string(piece.space) + " bytes of the pool instead of " +
@@ -183,15 +183,15 @@ Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
     for (const Piece& piece : its) {
       if (piece.form == form)
         saved.push_back(piece);
-      else if (result.ok())
-        copiers_.of(piece.form).offer(piece);
+      else if (result.ok() && !copiers_.of(piece.form).offer(piece))
+        result = {Code::kInternal, memory_.holdings.name(piece.id) + " cannot be saved in form " +
+                                       std::string(to_string(piece.form))};
     }
   }
-  for (const Piece& piece : saved) {
-    backups_.add(piece);
-    bytes_ += piece.stored;
-  }
+  for (const Piece& piece : saved) bytes_ += piece.stored;
   if (Status s = wait(follow); result.ok()) result = s;
+  if (result.ok())
+    for (const Piece& piece : saved) backups_.add(piece);
   if (result.ok() && options_.verify) result = copiers_.sparse().checksums(saved);
   stored = std::move(saved);
   std::erase_if(stored, [](const Piece& p) { return !rule(p.form).encoded && p.checksum == 0; });

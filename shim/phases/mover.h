@@ -54,7 +54,7 @@ class Mover {
   /// save of it is known. It has come back, and its length is `size`.
   Status restore(std::uint64_t id, std::uint64_t size);
   /// Wait until all queued copies have ended, also after an error. `bytes`: how many went between
-  /// device and pool. `stored`: what the broker cannot know, forms that are shorter and checksums.
+  /// device and pool. `stored`: what the broker cannot know, encoded forms and checksums.
   /// `follow`: tells meanwhile how far they are.
   Status finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
                      const CopyMarks::Follow& follow = {});

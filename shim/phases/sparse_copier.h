@@ -61,7 +61,7 @@ class SparseCopier final : public FormCopier {
   /// taken all space.
   Status read(int device, std::span<const Address> at, std::vector<std::uint64_t>& words);
 
-  /// The phase ends: waits for all that was queued. What was offered and not gathered is forgotten.
+  /// The phase ends: waits for all that was queued. What was offered and not stored is forgotten.
   Status finish() override;
 
   /// Sets the checksums of the pieces from what is on their devices now, and waits for that; of

@@ -2,6 +2,10 @@
 // gone.
 #include <gmock/gmock.h>
 
+#include <map>
+#include <string>
+#include <utility>
+
 #include "tests/unit/fixtures/restart_fixture.h"
 
 namespace amem {
@@ -207,6 +211,31 @@ TEST_F(BrokerComebackTest, WhatSomebodyGoneMayBeWritingToStaysHisUntilHeEnds) {
   restart();
   a.die();
   EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }));
+}
+
+TEST_F(BrokerComebackTest, BytesInAFormThatItDoesNotKnowAreNotLoadedInAnother) {
+  join(a);
+  a.create(gpu(0), 4 * kMiB);
+  a.sparse_bytes = 4096;
+  ASSERT_TRUE(pause().ok());
+  Fd memory(::dup(supervisor->record().log()->memory().get()));
+  end_broker();
+  {
+    Result<RecordLog> log = RecordLog::open(std::move(memory));
+    ASSERT_TRUE(log.ok()) << log.status().text();
+    std::map<RowKey, std::string> changed;
+    log.value().each([&](RowKey key, std::string_view bytes) {
+      v1::record::Saved saved;
+      if (kind_of_row(key) != RowKind::kSaved || !saved.ParseFromString(std::string(bytes))) return;
+      for (v1::record::Saved::Piece& piece : *saved.mutable_pieces()) piece.set_form(77);
+      changed[key] = saved.SerializeAsString();
+    });
+    ASSERT_EQ(changed.size(), 1U);
+    for (const auto& [key, bytes] : changed) ASSERT_TRUE(log.value().put(key, bytes).ok());
+  }
+  supervisor.reset();
+  ASSERT_NO_FATAL_FAILURE(begin_broker());
+  EXPECT_EQ(status().groups_size(), 0) << "it would get wrong bytes";
 }
 
 // The one before had taken up another's, and ended when it had written where the rank may be
