@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <ranges>
 #include <string>
 #include <utility>
 
@@ -130,7 +129,8 @@ Status Mover::load(const amem_v1_Copies& copies) {
 
 Status Mover::load(std::span<const Piece> pieces) {
   // Dense first: the copy engine begins while the others are still being queued.
-  for (const auto& [form, copier] : std::views::reverse(copiers_.all())) {
+  for (auto each = copiers_.all().rbegin(); each != copiers_.all().rend(); ++each) {
+    const auto& [form, copier] = *each;
     std::vector<Piece> its;
     std::copy_if(pieces.begin(), pieces.end(), std::back_inserter(its),
                  [form = form](const Piece& piece) { return piece.form == form; });
@@ -159,8 +159,8 @@ Status Mover::restore(std::uint64_t id, std::uint64_t size) {
 Status Mover::wait(const CopyMarks::Follow& follow) {
   copiers_.dense().follow(follow);
   Status result;
-  for (const auto& [form, copier] : std::views::reverse(copiers_.all()))
-    if (Status s = copier->finish(); result.ok()) result = s;
+  for (auto each = copiers_.all().rbegin(); each != copiers_.all().rend(); ++each)
+    if (Status s = each->second->finish(); result.ok()) result = s;
   copies_ = {};
   if (copies_began_) copies_.add(*copies_began_, SteadyClock::now());
   copies_began_.reset();
