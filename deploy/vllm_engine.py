@@ -28,7 +28,13 @@ LLAMA = {
     "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
     "torch_dtype": "bfloat16", "dtype": "bfloat16"}
 PROMPTS, MOST_NEW = 8, 64
+GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8]}  # vLLM's compilation config
 RETRY_S = 0.005
+
+
+def prompt(number):
+    """Token ids: the model has no tokenizer."""
+    return [1] + [3 + (7919 * (at + 1) * (number + 1)) % 31990 for at in range(40 + 23 * number)]
 
 
 class Extension:
@@ -75,7 +81,7 @@ class Engine:
             "tensor_parallel_size": options.tp, "gpu_memory_utilization": options.utilization, "max_model_len": 2048,
             "max_num_seqs": 16, "max_num_batched_tokens": 2048, "enable_prefix_caching": False,
             "generation_config": "vllm", "disable_log_stats": True, "worker_extension_cls": "vllm_engine.Extension",
-            "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8]}}
+            "compilation_config": GRAPHS}
         if dummy:
             arguments |= {"load_format": "dummy", "dtype": "bfloat16"}
         if options.tp > 1:
@@ -99,8 +105,7 @@ class Engine:
         if dummy:
             self.llm.collective_rpc("rescale")
         self.sampling = SamplingParams
-        self.prompts = [TokensPrompt(prompt_token_ids=[1] + [3 + (7919 * (at + 1) * (number + 1)) % 31990 for at in range(
-            40 + 23 * number)]) for number in range(PROMPTS)]
+        self.prompts = [TokensPrompt(prompt_token_ids=prompt(number)) for number in range(PROMPTS)]
 
     def generate(self, prompts=PROMPTS, new=MOST_NEW):
         outputs = self.llm.generate(self.prompts[:prompts], self.sampling(

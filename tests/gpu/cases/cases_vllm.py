@@ -41,11 +41,15 @@ def pool_of(tp):
     return 24 + 5 * tp
 
 
+def needs_vllm():
+    if importlib.util.find_spec("vllm") is None:
+        raise Skip("no vLLM")
+
+
 @contextlib.contextmanager
 def node_of(bench, *arguments, pool_gib):
     """What starts engines, with the broker of the cases."""
-    if importlib.util.find_spec("vllm") is None:
-        raise Skip("no vLLM")
+    needs_vllm()
     environment = {**bench.environment, MARKER: bench.marker, "AMEM_RUNTIME_DIR": str(bench.broker(pool_gib).runtime)}
     options = vllm_turns.parse(["--prefix", str(bench.prefix), *map(str, arguments)])
     node = vllm_turns.Node(options, bench.folder, environment)
@@ -159,11 +163,6 @@ def vllm_swap(bench):
     return f"{len(took)} swaps, median {statistics.median(took):.0f} ms, max {max(took):.0f}; all tokens equal"
 
 
-def prompt(number):
-    """Token ids: the model has no tokenizer."""
-    return [1] + [3 + (7919 * (at + 1) * (number + 1)) % 31990 for at in range(40 + 23 * number)]
-
-
 class Server:
     """`vllm serve`, with amem found by its entry point as where it is installed. `sleep`: the backend of its sleep mode; None: it has
     none. `graphs`: it captures CUDA graphs. `brokered` False: without amem in it."""
@@ -184,7 +183,7 @@ class Server:
         environment = {name: value for name, value in vllm_engine.ENVIRONMENT.items() if "MULTIPROC" not in name}
         paths = [*([site] if brokered else []), pathlib.Path(vllm_engine.__file__).parent, bench.environment["PYTHONPATH"]]
         environment |= {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": ":".join(map(str, paths))}
-        modes = ["--compilation-config", json.dumps({"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8]})]
+        modes = ["--compilation-config", json.dumps(vllm_engine.GRAPHS)]
         self.program = bench.start(
             [sys.executable, "-c", "import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())", "serve", self.model,
              "--host", "127.0.0.1", "--port", port, "--load-format", "dummy", "--skip-tokenizer-init",
@@ -234,7 +233,7 @@ class Server:
 
     def tokens(self, prompts=vllm_engine.PROMPTS, new=vllm_engine.MOST_NEW):
         """Of one prompt after the other, so that batches are the same each time."""
-        return [self.post("/v1/completions", {"model": str(self.model), "prompt": prompt(number), "max_tokens": new, "temperature": 0,
+        return [self.post("/v1/completions", {"model": str(self.model), "prompt": vllm_engine.prompt(number), "max_tokens": new, "temperature": 0,
                                               "ignore_eos": True, "return_token_ids": True})["choices"][0]["token_ids"]
                 for number in range(prompts)]
 
@@ -299,8 +298,7 @@ def every_way(server, tokens):
 @case(340)
 def vllm_http(bench):
     """vllm serve by HTTP: levels 0 to 2, tags, discard, graphs, preserved parameters by amem's backend; vLLM's own beside it."""
-    if importlib.util.find_spec("vllm") is None:
-        raise Skip("no vLLM")
+    needs_vllm()
     options = ["--sleep-mode-offload-cudagraph", "--sleep-preserve-parameter-names", PRESERVED]
     server = Server(bench, "cumem", graphs=True, brokered=False, arguments=options)
     own = http_cycles(bench, server)[1]
@@ -318,8 +316,7 @@ def vllm_http(bench):
 @case(340)
 def vllm_http_stream(bench):
     """vllm serve as it is, paused by amemctl in the middle of requests, gives the same tokens."""
-    if importlib.util.find_spec("vllm") is None:
-        raise Skip("no vLLM")
+    needs_vllm()
     broker = bench.broker(pool_of(tp_of(bench)))
     server = Server(bench, None, graphs=True)
     server.call("rescale")
@@ -340,8 +337,7 @@ def vllm_http_stream(bench):
 @case(340)
 def vllm_serve(bench):
     """vllm serve --sleep-mode-backend amem: /sleep, /wake_up, /is_sleeping, and what they refuse."""
-    if importlib.util.find_spec("vllm") is None:
-        raise Skip("no vLLM")
+    needs_vllm()
     broker = bench.broker(pool_of(tp_of(bench)))
     server = Server(bench)
 
