@@ -133,7 +133,7 @@ def folder_faults(tree):
 
 
 def inside(tree, folder):
-    """Includes between two subfolders of a folder, or files beside them: who, whom, file:line."""
+    """Includes between two subfolders of a folder, or files beside them: (includer, included, the line with its file)."""
     prefix = folder + "/"
 
     def subfolder(name):

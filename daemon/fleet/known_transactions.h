@@ -38,7 +38,7 @@ class KnownTransactions {
   };
 
   std::deque<Known> known_;        // the last ones
-  std::deque<std::string> never_;  // transactions of which it takes no part any more
+  std::deque<std::string> never_;  // transactions that it no longer takes part in
   bool complete_;
 };
 

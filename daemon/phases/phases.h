@@ -43,7 +43,7 @@ enum class RankPhase : std::uint8_t {
   kOpen
 };
 
-/// How long each phase may take. Those of the broker's own have a limit between its steps.
+/// How long each phase may take. The broker checks the limit of its own phases between their steps.
 struct Deadlines {
   Duration quiesce = std::chrono::seconds(30);
   Duration save = std::chrono::seconds(60);

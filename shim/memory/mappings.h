@@ -77,7 +77,7 @@ class Mappings {
     bool own = false;         // this process has made it
   };
   CUresult hold(CUmemGenericAllocationHandle handle, Held& held);
-  /// Those of a range, one for each brokered mapping.
+  /// The mappings of a range: one entry for each brokered mapping.
   std::vector<Held> hold(CUdeviceptr address, std::size_t size);
   /// Once for each hold.
   void let_go(const Multicast::Freed& ids);
