@@ -109,9 +109,8 @@ def test_bytes_stay_until_the_last_rank_has_freed_them(node, kind):
     node.ctl("resume", "train")
 
 
-def test_the_record_has_it_before_the_call_returns(bare_node):
-    node = bare_node
-    node.start_broker("--holder", "auto")  # also in a combination without
+@pytest.mark.next_broker
+def test_the_record_has_it_before_the_call_returns(node):
     program, large, small = started(node)
     node.ctl("pause", "train")
     program.ask(f"free {large}")
@@ -119,16 +118,15 @@ def test_the_record_has_it_before_the_call_returns(bare_node):
     rest = (saved(node), allocated(node))
     node.broker.kill()
     program.wait_for("tries to come back")
-    node.start_broker("--holder", "auto", name="amemd2")
+    node.start_broker(name="amemd2")
     program.wait_for("has come back to the broker")
     assert (saved(node), allocated(node)) == rest
     node.ctl("resume", "train")
     program.verify()
 
 
-def test_without_a_broker_a_free_does_not_wait_and_the_next_one_hears_of_it(bare_node):
-    node = bare_node
-    node.start_broker("--holder", "auto")  # also in a combination without
+@pytest.mark.next_broker
+def test_without_a_broker_a_free_does_not_wait_and_the_next_one_hears_of_it(node):
     program, large, small = started(node)
     node.ctl("pause", "train")
     before = saved(node)
@@ -137,7 +135,7 @@ def test_without_a_broker_a_free_does_not_wait_and_the_next_one_hears_of_it(bare
     program.send(f"free {large}")
     program.answer(3)
     program.ask(f"free {small} 4")
-    node.start_broker("--holder", "auto", name="amemd2")
+    node.start_broker(name="amemd2")
     program.wait_for("has come back to the broker")
     eventually(lambda: saved(node) <= before - 5 * MIB, what="the next broker drops the bytes")
     node.ctl("resume", "train")

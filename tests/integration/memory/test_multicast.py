@@ -239,6 +239,7 @@ def test_its_maker_dies_making_it(node):
     eventually(lambda: used(node) == [node.CONTEXT_BYTES + SIZE, 0])
 
 
+@pytest.mark.next_broker
 def test_the_broker_dies_while_it_is_made(bare_node):
     node = bare_node
     node.start_broker()
@@ -262,6 +263,7 @@ def test_the_broker_dies_while_it_is_made(bare_node):
     both(puppets, "verify 1 6")
 
 
+@pytest.mark.next_broker
 def test_it_is_made_after_a_restart_too(bare_node):
     """The record says whose making it is."""
     node = bare_node

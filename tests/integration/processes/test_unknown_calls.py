@@ -241,6 +241,7 @@ def test_a_program_that_is_newer_than_the_driver(node):
     assert puppet.output("err").count("asks for driver calls of CUDA 13.5, and the driver is of CUDA 13.0") == 1
 
 
+@pytest.mark.next_broker
 def test_the_next_broker_hears_of_it_too(node):
     puppet = node.puppet(env=MADE_UP)
     puppet.ask(f"alloc {SIZE}")

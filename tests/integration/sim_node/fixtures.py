@@ -20,9 +20,11 @@ def build(request):
 
 
 @pytest.fixture
-def bare_node(build, tmp_path):
+def bare_node(request, build, tmp_path):
     """A simulated node without a broker."""
     node = Node(build, str(tmp_path))
+    if request.node.get_closest_marker("next_broker"):
+        node.settings["AMEM_HOLDER"] = "auto"
     yield node
     node.close()
 
