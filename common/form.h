@@ -18,7 +18,7 @@ enum class Form : std::uint8_t {
   kAuto = 1,    // of a wish only: a look at the bytes decides
   kDense = 2,   // byte for byte
   kSparse = 3,  // an index, and the blocks that are not zero; as a wish: wherever that is shorter
-#ifdef AMEM_TEST_FORMS
+#ifdef AMEM_TEST_SEAMS
   kXor = 100,  // each byte changed: shows that nothing but a form's own copier looks at the bytes
 #endif
 };
@@ -36,7 +36,7 @@ inline constexpr std::array kForms = {
     FormRule{Form::kAuto, "auto", false, false, false, true},
     FormRule{Form::kDense, "dense", true, false, false, true},
     FormRule{Form::kSparse, "sparse", true, true, true, true},
-#ifdef AMEM_TEST_FORMS
+#ifdef AMEM_TEST_SEAMS
     FormRule{Form::kXor, "xor", true, false, true, false},
 #endif
 };

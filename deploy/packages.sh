@@ -59,6 +59,7 @@ rm -f build/package/deploy/man/*.gz build/package/deploy/packages/*.gz
   tail -n 60 "$work/log" >&2
   die "the build failed, see above; deploy/deps.sh installs what it needs"
 }
+tests/seams/absent.sh build/package || die "build/package has what only tests need: -DAMEM_FAULT_POINTS=OFF leaves it out"
 echo "packages: packing"
 cpack --config build/package/CPackConfig.cmake -B "$work/out" >"$work/log" 2>&1 || {
   tail -n 60 "$work/log" >&2

@@ -28,8 +28,8 @@ check_build() {
   for program in bin/amemd bin/amem-holder bin/amemctl lib/libamem_shim.so; do
     [[ -x $BUILD_DIR/$program ]] || die "BUILD_DIR: there is no $BUILD_DIR/$program"
   done
-  if [[ ${WITH_FAULT_POINTS:-} != 1 ]] && grep -q amemSimFaultPoint "$BUILD_DIR/lib/libamem_shim.so"; then
-    die "$BUILD_DIR/lib/libamem_shim.so has the fault points of tests: build it with -DAMEM_FAULT_POINTS=OFF, or leave BUILD_DIR out"
+  if [[ ${WITH_FAULT_POINTS:-} != 1 ]] && ! "$root/tests/seams/absent.sh" "$BUILD_DIR"; then
+    die "$BUILD_DIR has the fault points of tests: build it with -DAMEM_FAULT_POINTS=OFF, or leave BUILD_DIR out"
   fi
 }
 

@@ -132,7 +132,7 @@ int diagnose_node(const CommandLine& options, const RunContext& context, Console
       summary = "amemd " + node.version() + " in " + dir + " serves " +
                 std::to_string(node.devices_size()) +
                 (node.devices_size() == 1 ? " GPU" : " GPUs") + ", pool " +
-                format_bytes(node.pool().ready_bytes()) + " (" + node.pool().kind() + ")";
+                format_bytes(node.pool().ready_bytes()) + " (" + node.pool().place() + ")";
     }
   }
   add(check_limits());

@@ -65,7 +65,7 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       groups_(node_, loop, config.deadlines, sessions_, events_, operations_),
       requests_(means_, nodes_, sessions_, operations_, groups_),
       ranks_(means_, sessions_, events_, operations_, groups_, requests_),
-      pool_(devices) {
+      pool_(devices, config.pool_place) {
   node_.pool_configured = config.pool_size;
   node_.pool_form = config.pool_save;
   node_.swap_wave = config.swap_wave;

@@ -160,19 +160,30 @@ void Recovery::take_pool(Stock& stock) {
   std::map<Owner, std::map<std::uint32_t, Drawn>> drawn;
   const auto segment = [&](std::uint64_t id, const v1::record::Segment& row, Fd fd) {
     RecordedSegment taken;
-    taken.segment = {std::make_shared<const Fd>(std::move(fd)), row.size(), row.memfd(),
+    taken.segment = {std::make_shared<const Fd>(std::move(fd)), row.size(), *place_of(row.place()),
                      row.numa_node()};
     taken.id = id;
     taken.row = adopt(RowKind::kSegment, id);
     taken.kept = node_.records.record().adopt(HolderKind::kSegment, id);
     return taken;
   };
+  const auto descriptor = [&](std::uint64_t id, const v1::record::Segment& row) {
+    std::optional<Fd> fd = take(stock, HolderKind::kSegment, id);
+    if (fd && !place_of(row.place())) {
+      spdlog::error(
+          "record: a segment of the pool is in place {}, which this amemd does not know: "
+          "what was saved there is lost",
+          row.place());
+      fd.reset();
+    }
+    return fd;
+  };
   for (const auto& [id, row] : segments_read_) {
     if (row.drawn()) {
       drawn[from_record(row.owner())][row.index()] = {id, &row};
       continue;
     }
-    std::optional<Fd> fd = take(stock, HolderKind::kSegment, id);
+    std::optional<Fd> fd = descriptor(id, row);
     if (!fd) continue;
     node_.pools.restore(segment(id, row, std::move(*fd)),
                         row.has_owner() ? std::optional(from_record(row.owner())) : std::nullopt);
@@ -180,7 +191,7 @@ void Recovery::take_pool(Stock& stock) {
   for (const auto& [owner, segments] : drawn) {
     const std::shared_ptr<Account> account = accounts_.of(owner);
     for (const auto& [index, each] : segments) {
-      std::optional<Fd> fd = take(stock, HolderKind::kSegment, each.id);
+      std::optional<Fd> fd = descriptor(each.id, *each.row);
       // Numbers go on without a gap; what was saved in one that is not there is missed later.
       while (node_.pools.of(account).segments.size() < index)
         node_.pools.restore(RecordedSegment{}, account);

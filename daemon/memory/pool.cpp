@@ -1,11 +1,8 @@
 #include "daemon/memory/pool.h"
 
-#include <fcntl.h>
 #include <spdlog/spdlog.h>
-#include <sys/mman.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <iterator>
 #include <utility>
@@ -17,18 +14,9 @@
 namespace amem {
 namespace {
 
-constexpr std::uint64_t kMemfdStep = 64ULL << 20;  // reserved at once, so that stop() is prompt
 // Of a segment that could not be made anew: the first retry, and how long it comes to wait.
 constexpr Duration kFirstRetry = std::chrono::seconds(1);
 constexpr Duration kLongestRetry = std::chrono::seconds(60);
-
-/// To the system. Of a memfd that somebody keeps, the pages.
-void give_back(PoolSegment& segment) {
-  if (segment.memfd)
-    ::fallocate(segment.fd->get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-                static_cast<off_t>(segment.size));
-  segment.fd.reset();
-}
 
 Status has_space(std::uint64_t bytes) {
   const HostMemory left = available_host_memory();
@@ -38,6 +26,12 @@ Status has_space(std::uint64_t bytes) {
 }
 
 }  // namespace
+
+HostPool::HostPool(const Devices& devices, std::optional<Place> place)
+    : devices_(devices), sources_(make_sources(devices)) {
+  for (const PlaceRule& each : kPlaces)
+    if (place ? each.place == *place : each.automatic) places_.push_back(each.place);
+}
 
 void HostPool::start(std::uint64_t size, std::uint64_t segment, Callbacks callbacks) {
   thread_ = std::thread(
@@ -74,10 +68,6 @@ void HostPool::run(std::uint64_t size, std::uint64_t segment, const Callbacks& c
   const std::set<int> nodes = devices_.numa_nodes();
   std::vector<int> order(nodes.begin(), nodes.end());
   if (order.empty()) order.push_back(0);
-  use_memfd_ = !devices_.host_memory_supported();
-  if (use_memfd_ && size > 0)
-    spdlog::info("pool: the driver has no cuMem host memory here; using memfd");
-
   std::uint64_t ready = 0;
   std::string error;
   int tenths = 0;
@@ -115,9 +105,7 @@ void HostPool::run(std::uint64_t size, std::uint64_t segment, const Callbacks& c
 }
 
 /// Nobody can take from a process the memory that it has mapped. So what another owner gets is not
-/// cleared, it is other memory, which the system clears. Of a memfd the pages go back to the system
-/// even where somebody has kept a descriptor or a mapping; those of the driver's go with the last
-/// process that has them.
+/// cleared, it is other memory, which the system clears.
 void HostPool::renew_until_stopped(const Callbacks& callbacks) {
   std::deque<PoolSegment> missing;  // given back, and not made anew yet
   bool failed = false;              // to make the first of them
@@ -170,34 +158,27 @@ Result<PoolSegment> HostPool::create_again(const PoolSegment& old) {
   return segment;
 }
 
-Result<PoolSegment> HostPool::create(std::uint64_t size, int numa_node) {
-  if (!use_memfd_) {
-    Result<Fd> fd = devices_.create_host(numa_node, size);
-    if (fd.ok())
-      return PoolSegment{std::make_shared<const Fd>(std::move(fd).value()), size, false, numa_node};
-    if (fd.status().code() == Code::kResourceExhausted) return fd.status();
-    spdlog::warn("pool: {}; using memfd", fd.status().text());
-    use_memfd_ = true;
-  }
-  return create_memfd(size);
+void HostPool::give_back(PoolSegment& segment) {
+  sources_.at(segment.place)->give_back(segment);
+  segment.fd.reset();
 }
 
-Result<PoolSegment> HostPool::create_memfd(std::uint64_t size) const {
-  Fd fd(::memfd_create("amem-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) return errno_status(Code::kResourceExhausted, "memfd_create", errno);
-  // Taken now, not when a pause writes to it.
-  for (std::uint64_t at = 0; at < size; at += kMemfdStep) {
-    if (stop_) return Status(Code::kCancelled, "amemd is ending");
-    const std::uint64_t part = std::min(kMemfdStep, size - at);
-    if (::fallocate(fd.get(), 0, static_cast<off_t>(at), static_cast<off_t>(part)) != 0)
-      return errno_status(Code::kResourceExhausted, "reserving " + format_size(size) + " of memfd",
-                          errno);
+Result<PoolSegment> HostPool::create(std::uint64_t size, int numa_node) {
+  for (;;) {
+    SegmentSource& source = *sources_.at(places_.front());
+    Status why = source.supported();
+    const bool supported = why.ok();
+    if (supported) {
+      Result<PoolSegment> made = source.make(size, numa_node, stop_);
+      if (made.ok() || places_.size() == 1 || made.status().code() == Code::kResourceExhausted)
+        return made;
+      why = made.status();
+    }
+    if (places_.size() == 1) return why;
+    places_.pop_front();
+    spdlog::log(supported ? spdlog::level::warn : spdlog::level::info, "pool: {}; using {}",
+                why.text(), to_string(places_.front()));
   }
-  // Every rank gets a descriptor; one that made the file shorter would take the others' bytes, and
-  // have them killed by SIGBUS.
-  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-    return errno_status(Code::kInternal, "sealing " + format_size(size) + " of memfd", errno);
-  return PoolSegment{std::make_shared<const Fd>(std::move(fd)), size, true, -1};
 }
 
 }  // namespace amem

@@ -1,9 +1,9 @@
 // HostPool: makes the pinned host memory that saved bytes live in.
 //
 // A thread of its own creates segment after segment (pinning takes seconds) and hands each to the
-// loop as soon as it is there; it owns nothing afterwards. Segments are cuMem host memory where the
-// driver has it, spread over the devices' NUMA nodes; else memfds, which ranks register. When
-// memory runs out the pool stays as large as it got.
+// loop as soon as it is there; it owns nothing afterwards. Segments are spread over the devices'
+// NUMA nodes. They are made in the first place (common/place.h) of a list that this node can have.
+// When memory runs out the pool stays as large as it got.
 //
 // start(), renew(), release() and the destructor: the loop's thread. The callbacks come on the
 // pool's own.
@@ -14,23 +14,19 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
-#include "common/fd.h"
+#include "common/place.h"
 #include "common/status.h"
 #include "daemon/memory/devices.h"
+#include "daemon/memory/segment_sources.h"
 
 namespace amem {
-
-struct PoolSegment {
-  SharedFd fd;
-  std::uint64_t size = 0;
-  bool memfd = false;  // else a cuMem descriptor
-  int numa_node = -1;
-  bool anew = false;  // by renew()
-};
 
 class HostPool {
  public:
@@ -44,7 +40,8 @@ class HostPool {
     std::function<void(std::string error)> troubled;
   };
 
-  explicit HostPool(const Devices& devices) : devices_(devices) {}
+  /// `place`: of all segments; nothing: those of the table in its order.
+  HostPool(const Devices& devices, std::optional<Place> place);
   ~HostPool() { stop(); }
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
@@ -66,10 +63,12 @@ class HostPool {
   /// A segment like that one, which has been given back to the system.
   Result<PoolSegment> create_again(const PoolSegment& old);
   Result<PoolSegment> create(std::uint64_t size, int numa_node);
-  Result<PoolSegment> create_memfd(std::uint64_t size) const;
+  /// To the system.
+  void give_back(PoolSegment& segment);
 
   const Devices& devices_;
-  bool use_memfd_ = false;  // of the pool's thread
+  const std::map<Place, std::unique_ptr<SegmentSource>> sources_;
+  std::deque<Place> places_;  // to be made in, the first before the others; of the pool's thread
   std::atomic<bool> stop_ = false;
   std::mutex mutex_;  // guards renewals_ and releases_
   std::condition_variable asked_;

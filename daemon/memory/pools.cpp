@@ -58,7 +58,7 @@ void Pools::write(RecordedSegment& segment, const std::optional<Owner>& owner,
                   std::optional<std::uint32_t> drawn) {
   v1::record::Segment row;
   row.set_size(segment.segment.size);
-  row.set_memfd(segment.segment.memfd);
+  row.set_place(number_of(segment.segment.place));
   row.set_numa_node(segment.segment.numa_node);
   if (owner) {
     row.mutable_owner()->set_uid(owner->uid);
@@ -215,11 +215,11 @@ std::uint64_t Pools::used(const std::function<bool(const Account&)>& owners) con
   return bytes;
 }
 
-std::string Pools::kind() const {
+std::string Pools::place() const {
   for (const auto& [account, pool] : pools_)
     if (!pool.segments.empty())
-      return pool.segments.back().of.segment.memfd ? "memfd" : "host_numa";
-  return stock_.empty() ? "" : stock_.back().of.segment.memfd ? "memfd" : "host_numa";
+      return std::string(to_string(pool.segments.back().of.segment.place));
+  return stock_.empty() ? "" : std::string(to_string(stock_.back().of.segment.place));
 }
 
 }  // namespace amem

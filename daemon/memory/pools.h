@@ -101,8 +101,8 @@ class Pools {
   std::uint64_t total() const;
   /// Bytes that hold something of these owners.
   std::uint64_t used(const std::function<bool(const Account&)>& owners) const;
-  /// "memfd" or "host_numa"; empty: there is nothing.
-  std::string kind() const;
+  /// Of the newest segment; empty: there is nothing.
+  std::string place() const;
 
  private:
   struct Stocked {

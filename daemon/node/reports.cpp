@@ -196,7 +196,7 @@ void report_node(const Node& node, const Caller& caller, const Devices& devices,
   pool->set_ready_bytes(node.pools.total());
   pool->set_used_bytes(
       node.pools.used([&](const Account& account) { return caller.may_see(account); }));
-  pool->set_kind(node.pools.kind());
+  pool->set_place(node.pools.place());
   pool->set_error(node.pool_error);
   for (const auto& [id, group] : node.groups)
     if (caller.may_see(*group.account)) report_group(node, caller, group, *status.add_groups());

@@ -75,7 +75,7 @@ Message pool_segment_message(std::uint32_t index, std::uint64_t size, bool memfd
   Message message = message_of(amem_v1_SessionMessage_pool_segment_tag);
   message.body.pool_segment.index = index;
   message.body.pool_segment.size = size;
-  message.body.pool_segment.memfd = memfd;
+  message.body.pool_segment.place = number_of(place);
   return message;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/packet.h"
+#include "common/place.h"
 #include "daemon/phases/actions.h"
 #include "daemon/phases/cut.h"
 #include "daemon/plans/plan.h"
@@ -57,9 +58,9 @@ CutReport cut_report(const amem_v1_CutStatus& message);
 /// kNone for a number that is no policy.
 RegionPolicy region_policy(amem_v1_RegionPolicy policy);
 /// kUnknown for a number that is no reason.
-PinReason pin_reason(amem_v1_PinReason reason);
 /// Nothing for a phase that no rank answers.
 std::optional<RankPhase> answered_phase(amem_v1_Phase phase);
+PinReason pin_reason(amem_v1_PinReason reason);
 /// A rank's PhaseDone as a status; a code that is none counts as kUnknown.
 CommandTimes command_times(const amem_v1_Spent& spent);
 Status phase_status(const amem_v1_PhaseDone& message);

@@ -141,6 +141,16 @@ Status set_save(Config& config, std::string_view value) {
   config.pool_save = *form;
   return {};
 }
+Status set_place(Config& config, std::string_view value) {
+  config.pool_place = place_named(value);
+  if (config.pool_place || value == "auto") return {};
+  std::string text = "\"" + std::string(value) + "\" is none of auto";
+  for (const PlaceRule& each : kPlaces) text += " " + std::string(each.name);
+  return {Code::kInvalidArgument, text};
+}
+std::string get_place(const Config& config) {
+  return config.pool_place ? std::string(to_string(*config.pool_place)) : "auto";
+}
 std::string get_save(const Config& config) { return std::string(to_string(config.pool_save)); }
 Status set_holder(Config& config, std::string_view value) {
   std::string text;
@@ -318,6 +328,7 @@ const std::vector<Setting>& settings() {
       {"pool.segment", "size of its segments; auto: by its size", set_segment, get_segment},
       {"pool.chunk", "unit in which it is handed out", set_size<&Config::pool_chunk>,
        get_size<&Config::pool_chunk>},
+      {"pool.place", "where saved bytes lie: auto, host_numa or memfd", set_place, get_place},
       {"pool.save", "how bytes are saved: auto, dense or sparse", set_save, get_save},
 
       {"deadlines.guests", "for other groups' ranks to close what they have opened",

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "common/form.h"
+#include "common/place.h"
 #include "common/status.h"
 #include "daemon/memory/allocations.h"
 #include "daemon/owners/owner.h"
@@ -40,6 +41,7 @@ struct Config {
   std::uint64_t pool_segment = 0;  // 0: segment() chooses
   std::uint64_t pool_chunk = 2ULL << 20;
   Form pool_save = Form::kAuto;
+  std::optional<Place> pool_place;  // nothing: the first that this node can have
 
   Deadlines deadlines;
   GuestPolicy guests = GuestPolicy::kPin;

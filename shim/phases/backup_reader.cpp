@@ -17,7 +17,7 @@ Result<std::vector<BackupReader::SavedRange>> BackupReader::saved_ranges(CUdevic
                         " are not there: a pause has dropped them (its region or tag says "
                         "discard), or another rank of the group has saved them");
     for (const Piece& piece : pieces) {
-      if (Status s = pool_.let_cpu_read(piece.pool); !s.ok()) return s;
+      if (Status s = pool_.let_cpu_read(piece.in_segment); !s.ok()) return s;
       const std::uint64_t begin = std::max(range.offset, piece.offset);
       const std::uint64_t end = std::min(range.offset + range.size, piece.offset + piece.length);
       ranges.push_back({piece, begin - piece.offset, end - begin});
@@ -31,7 +31,7 @@ Status BackupReader::read(CUdeviceptr address, std::uint64_t size, std::byte* ou
   if (!ranges.ok()) return ranges.status();
   for (const SavedRange& range : ranges.value()) {
     copiers_.of(range.piece.form)
-        .read(range.piece, reinterpret_cast<const std::byte*>(range.piece.pool), range.offset,
+        .read(range.piece, reinterpret_cast<const std::byte*>(range.piece.in_segment), range.offset,
               range.size, out);
     out += range.size;
   }
@@ -43,7 +43,7 @@ Result<const void*> BackupReader::view(CUdeviceptr address, std::uint64_t size) 
   if (!ranges.ok()) return ranges.status();
   CUdeviceptr next = 0;
   for (const SavedRange& range : ranges.value()) {
-    const CUdeviceptr at = range.piece.pool + range.offset;
+    const CUdeviceptr at = range.piece.in_segment + range.offset;
     if (rule(range.piece.form).encoded || (next != 0 && at != next)) return nullptr;
     next = at + range.size;
   }

@@ -10,9 +10,6 @@
 #include "shim/driver/local_devices.h"
 #include "shim/phases/dense_copier.h"
 #include "shim/phases/sparse_copier.h"
-#ifdef AMEM_TEST_FORMS
-#include "shim/phases/xor_copier.h"
-#endif
 
 namespace amem::shim {
 
@@ -20,9 +17,9 @@ class Copiers {
  public:
   Copiers(const Driver& driver, LocalDevices& devices)
       : dense_(driver, devices), sparse_(driver, devices) {
-#ifdef AMEM_TEST_FORMS
-    xor_ = std::make_unique<XorCopier>(driver, devices);
-    all_.emplace_back(Form::kXor, xor_.get());
+#ifdef AMEM_TEST_SEAMS
+    test_ = make_test_copier(driver, devices);
+    all_.emplace_back(Form::kXor, test_.get());
 #endif
     all_.emplace_back(Form::kSparse, &sparse_);
     all_.emplace_back(Form::kDense, &dense_);
@@ -44,8 +41,8 @@ class Copiers {
  private:
   DenseCopier dense_;
   SparseCopier sparse_;
-#ifdef AMEM_TEST_FORMS
-  std::unique_ptr<XorCopier> xor_;
+#ifdef AMEM_TEST_SEAMS
+  std::unique_ptr<FormCopier> test_;
 #endif
   std::vector<std::pair<Form, FormCopier*>> all_;
 };

@@ -7,10 +7,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "common/driver.h"
 #include "common/status.h"
+#include "shim/driver/local_devices.h"
 #include "shim/phases/piece.h"
 
 namespace amem::shim {
@@ -42,5 +45,9 @@ class FormCopier {
   virtual void read(const Piece& piece, const std::byte* pool, std::uint64_t offset,
                     std::uint64_t length, std::byte* out) const = 0;
 };
+
+#ifdef AMEM_TEST_SEAMS
+std::unique_ptr<FormCopier> make_test_copier(const Driver& driver, LocalDevices& devices);
+#endif
 
 }  // namespace amem::shim

@@ -41,13 +41,14 @@ Result<Piece> Mover::piece_of(std::uint64_t id, std::uint64_t offset, std::uint6
   return piece;
 }
 
-Result<Piece> Mover::place(const amem_v1_Copy& copy) {
+Result<Piece> Mover::place(const amem_v1_Copy& copy, bool load) {
   Result<Piece> piece = piece_of(copy.id, copy.offset, copy.length);
   if (!piece.ok() || copy.segment == kZeroSegment) return piece;
-  Result<CUdeviceptr> pool = pool_.address(copy, piece.value().device);
-  if (!pool.ok()) return pool.status();
-  piece.value().pool = pool.value();
-  piece.value().space = PoolView::bytes(copy);
+  const Result<PoolView::Spot> spot = pool_.stage(copy, piece.value().device, load);
+  if (!spot.ok()) return spot.status();
+  piece.value().pool = spot.value().staged;
+  piece.value().in_segment = spot.value().address;
+  piece.value().space = spot.value().bytes;
   return piece;
 }
 
@@ -79,7 +80,7 @@ Status Mover::save(const amem_v1_Copies& copies) {
   if (!copies_began_) copies_began_ = SteadyClock::now();
   for (pb_size_t i = 0; i < copies.copies_count; ++i) {
     const amem_v1_Copy& copy = copies.copies[i];
-    Result<Piece> placed = place(copy);
+    Result<Piece> placed = place(copy, false);
     if (!placed.ok()) return placed.status();
     Piece& piece = placed.value();
     const std::optional<Form> form = form_of(copy.form);
@@ -108,7 +109,7 @@ Status Mover::load(const amem_v1_Copies& copies) {
     const amem_v1_Copy& copy = copies.copies[i];
     // A program that runs while its memory comes back may have freed this meanwhile.
     if (!memory_.holdings.holds(copy.id)) continue;
-    Result<Piece> placed = place(copy);
+    Result<Piece> placed = place(copy, true);
     if (!placed.ok()) return placed.status();
     Piece& piece = placed.value();
     if (copy.segment == kZeroSegment) {
@@ -150,7 +151,10 @@ Status Mover::restore(std::uint64_t id, std::uint64_t size) {
     if (!here.ok()) return here.status();
     piece.device = here.value().device;
     piece.address = here.value().address;
-    if (Status s = pool_.let_device_reach(piece.pool, piece.device); !s.ok()) return s;
+    const Result<CUdeviceptr> staged =
+        pool_.load_again(piece.in_segment, piece.stored, piece.device);
+    if (!staged.ok()) return staged.status();
+    piece.pool = staged.value();
     bytes_ += piece.stored;
   }
   return load(saved);
@@ -161,6 +165,7 @@ Status Mover::wait(const CopyMarks::Follow& follow) {
   Status result;
   for (auto each = copiers_.all().rbegin(); each != copiers_.all().rend(); ++each)
     if (Status s = each->second->finish(); result.ok()) result = s;
+  pool_.settle();
   copies_ = {};
   if (copies_began_) copies_.add(*copies_began_, SteadyClock::now());
   copies_began_.reset();

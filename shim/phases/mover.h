@@ -69,7 +69,7 @@ class Mover {
   /// What of the allocation need not be saved.
   const std::vector<Gap>* left_out(std::uint64_t id);
   /// Where the copy's bytes are, here and in the pool.
-  Result<Piece> place(const amem_v1_Copy& copy);
+  Result<Piece> place(const amem_v1_Copy& copy, bool load);
   /// Where `length` bytes from `offset` on are here.
   Result<Piece> piece_of(std::uint64_t id, std::uint64_t offset, std::uint64_t length);
   Status load(std::span<const Piece> pieces);

@@ -1,6 +1,7 @@
 #include "shim/phases/phases.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "shim/base/log.h"
@@ -293,8 +294,8 @@ void Phases::open(std::uint64_t epoch) {
   heap_.keep(true);
   gate_.open();
   mover_.backups().drop_others([this](std::uint64_t id) { return memory_.holdings.is_paused(id); });
-  report_.go_on();
   done(epoch, amem_v1_Phase_PHASE_OPEN, {}, 0);
+  report_.go_on();
 }
 
 void Phases::done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status,

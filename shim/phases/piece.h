@@ -17,7 +17,8 @@ struct Piece {
   std::uint64_t length = 0;  // bytes
   int device = -1;
   CUdeviceptr address = 0;
-  CUdeviceptr pool = 0;
+  CUdeviceptr pool = 0;        // where copies on the device find it, while the phase lasts
+  CUdeviceptr in_segment = 0;  // where it lies
   std::uint64_t space = 0;     // of a save: bytes of the pool from there on; no more is written
   Form form = Form::kDense;    // as it lies in the pool, or as it is wished until that is decided
   std::uint64_t stored = 0;    // bytes of the copy

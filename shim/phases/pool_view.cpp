@@ -1,9 +1,7 @@
 #include "shim/phases/pool_view.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -20,10 +18,11 @@ bool contains(const std::vector<int>& list, int value) {
 
 Status PoolView::add(const amem_v1_PoolSegment& message, Fd fd) {
   if (const auto known = segments_.find(message.index); known != segments_.end()) {
-    if (known->second.size == message.size) return {};
+    const std::uint64_t size = known->second.view->size();
+    if (size == message.size) return {};
     return {Code::kInternal, "pool segment " + std::to_string(message.index) + " is said to have " +
                                  std::to_string(message.size) + " bytes, and had " +
-                                 std::to_string(known->second.size) +
+                                 std::to_string(size) +
                                  " before: this rank goes on with what it had"};
   }
   Result<Segment> mapped = map(message, fd);
@@ -39,35 +38,17 @@ Status PoolView::add(const amem_v1_PoolSegment& message, Fd fd) {
 }
 
 Result<PoolView::Segment> PoolView::map(const amem_v1_PoolSegment& message, const Fd& fd) {
-  Segment segment;
-  segment.size = message.size;
-  segment.memfd = message.memfd;
   const std::string what = "pool segment " + std::to_string(message.index);
   if (!fd)
     return Status(Code::kResourceExhausted,
                   what + " came without its descriptor" + kNoSpaceForDescriptors);
-  if (segment.memfd) {
-    void* address = ::mmap(nullptr, segment.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-    if (address == MAP_FAILED) return errno_status(Code::kInternal, "mapping " + what, errno);
-    segment.address = reinterpret_cast<CUdeviceptr>(address);
-  } else {
-    CUmemGenericAllocationHandle handle = 0;
-    if (CUresult r = driver_.cuMemImportFromShareableHandle_(
-            &handle, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd.get())),
-            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-        r != CUDA_SUCCESS)
-      return driver_.error(r, "importing " + what);
-    CUmemAllocationProp properties{};
-    if (driver_.cuMemGetAllocationPropertiesFromHandle_(&properties, handle) == CUDA_SUCCESS)
-      segment.host = properties.location;
-    CUresult r = driver_.cuMemAddressReserve_(&segment.address, segment.size, 0, 0, 0);
-    if (r == CUDA_SUCCESS) {
-      r = driver_.cuMemMap_(segment.address, segment.size, 0, handle, 0);
-      if (r != CUDA_SUCCESS) driver_.cuMemAddressFree_(segment.address, segment.size);
-    }
-    driver_.cuMemRelease_(handle);
-    if (r != CUDA_SUCCESS) return driver_.error(r, "mapping " + what);
-  }
+  const std::optional<Place> place = place_of(message.place);
+  if (!place)
+    return Status(Code::kFailedPrecondition,
+                  what + " is in place " + std::to_string(message.place) +
+                      ", which this shim does not know: start the job with amemd's own shim");
+  Segment segment{make_view(*place, driver_, message.size), {}};
+  if (Status s = segment.view->map(fd, what); !s.ok()) return s;
   return segment;
 }
 
@@ -83,8 +64,7 @@ void PoolView::forget(int device) {
   std::erase(prepared_, device);
   for (auto& [index, segment] : segments_) {
     std::erase(segment.reachable_from, device);
-    // A registration reaches every context, and goes with the one that has made it.
-    if (segment.registered_by == device) segment.reachable_from.clear();
+    if (segment.view->forget(device)) segment.reachable_from.clear();
     for (const int other : prepared_)
       if (Status s = grant(segment, other); !s.ok()) log_error(s.text());
   }
@@ -95,32 +75,19 @@ Status PoolView::grant(Segment& segment, int device) {
   LocalDevices::Use use(devices_, device);
   if (use.result() != CUDA_SUCCESS)
     return driver_.error(use.result(), "the context of device " + std::to_string(device));
-  CUresult r = CUDA_SUCCESS;
-  if (segment.memfd) {
-    // Portable registration reaches every context of the process, so once is enough.
-    if (segment.reachable_from.empty()) {
-      r = driver_.cuMemHostRegister_(reinterpret_cast<void*>(segment.address), segment.size,
-                                     CU_MEMHOSTREGISTER_PORTABLE);
-      if (r == CUDA_SUCCESS) segment.registered_by = device;
-    }
-  } else {
-    CUmemAccessDesc desc{};
-    desc.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    desc.location.id = device;
-    desc.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    r = driver_.cuMemSetAccess_(segment.address, segment.size, &desc, 1);
-  }
-  if (r != CUDA_SUCCESS)
+  if (const CUresult r = segment.view->grant(device); r != CUDA_SUCCESS)
     return driver_.error(r, "letting device " + std::to_string(device) + " reach the host pool");
   segment.reachable_from.push_back(device);
   return {};
 }
 
-std::uint64_t PoolView::bytes(const amem_v1_Copy& copy) {
-  return copy.stored != 0 ? copy.stored : copy.length;
+Result<CUdeviceptr> PoolView::stage(Segment& segment, std::uint64_t offset, std::uint64_t bytes,
+                                    int device, bool load) {
+  if (Status s = grant(segment, device); !s.ok()) return s;
+  return segment.view->stage(offset, bytes, load);
 }
 
-Result<CUdeviceptr> PoolView::address(const amem_v1_Copy& copy, int device) {
+Result<PoolView::Spot> PoolView::stage(const amem_v1_Copy& copy, int device, bool load) {
   const auto it = segments_.find(copy.segment);
   if (it == segments_.end()) {
     const auto why = missing_.find(copy.segment);
@@ -130,41 +97,42 @@ Result<CUdeviceptr> PoolView::address(const amem_v1_Copy& copy, int device) {
                : Status(Code::kInternal, "no pool segment " + std::to_string(copy.segment));
   }
   Segment& segment = it->second;
-  if (copy.segment_offset > segment.size || bytes(copy) > segment.size - copy.segment_offset)
+  const std::uint64_t size = segment.view->size();
+  const std::uint64_t bytes = copy.stored != 0 ? copy.stored : copy.length;
+  if (copy.segment_offset > size || bytes > size - copy.segment_offset)
     return Status(Code::kInternal,
                   "a copy reaches beyond pool segment " + std::to_string(copy.segment));
-  if (Status s = grant(segment, device); !s.ok()) return s;
-  return segment.address + copy.segment_offset;
+  const Result<CUdeviceptr> staged = stage(segment, copy.segment_offset, bytes, device, load);
+  if (!staged.ok()) return staged.status();
+  return Spot{segment.view->address() + copy.segment_offset, staged.value(), bytes};
 }
 
-Result<PoolView::Segment*> PoolView::segment_at(CUdeviceptr pool) {
+Result<CUdeviceptr> PoolView::load_again(CUdeviceptr address, std::uint64_t bytes, int device) {
+  const Result<Segment*> found = segment_at(address);
+  if (!found.ok()) return found.status();
+  return stage(*found.value(), address - found.value()->view->address(), bytes, device, true);
+}
+
+void PoolView::settle() {
+  for (auto& [index, segment] : segments_) segment.view->settle();
+}
+
+Result<PoolView::Segment*> PoolView::segment_at(CUdeviceptr address) {
   const auto it = std::find_if(segments_.begin(), segments_.end(), [&](const auto& entry) {
-    const Segment& s = entry.second;
-    return pool >= s.address && pool - s.address < s.size;
+    const SegmentView& view = *entry.second.view;
+    return address >= view.address() && address - view.address() < view.size();
   });
   if (it == segments_.end())
     return Status(Code::kInternal, "saved bytes in no segment of the pool");
   return &it->second;
 }
 
-Status PoolView::let_cpu_read(CUdeviceptr pool) {
-  const Result<Segment*> found = segment_at(pool);
+Status PoolView::let_cpu_read(CUdeviceptr address) {
+  const Result<Segment*> found = segment_at(address);
   if (!found.ok()) return found.status();
-  Segment& segment = *found.value();
-  if (segment.memfd || segment.readable) return {};
-  CUmemAccessDesc desc{};
-  desc.location = segment.host;
-  desc.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
-  if (CUresult r = driver_.cuMemSetAccess_(segment.address, segment.size, &desc, 1);
-      r != CUDA_SUCCESS)
+  if (const CUresult r = found.value()->view->let_cpu_read(); r != CUDA_SUCCESS)
     return driver_.error(r, "reading saved bytes: letting this process read the host pool");
-  segment.readable = true;
   return {};
-}
-
-Status PoolView::let_device_reach(CUdeviceptr pool, int device) {
-  const Result<Segment*> segment = segment_at(pool);
-  return segment.ok() ? grant(*segment.value(), device) : segment.status();
 }
 
 }  // namespace amem::shim

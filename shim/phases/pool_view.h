@@ -1,18 +1,20 @@
 // PoolView: this rank's view of the host pool. Each segment is mapped once, and made accessible to
-// a device when the rank begins to use that device, so that no pause pays for it. Service thread
-// only.
+// a device when the rank begins to use that device, so that no pause pays for it. What that means
+// in the segment's place, its view knows (segment_views.h). Service thread only.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "common/driver.h"
 #include "common/fd.h"
 #include "common/status.h"
 #include "shim/driver/local_devices.h"
+#include "shim/phases/segment_views.h"
 #include "shim/session/session.h"
 
 namespace amem::shim {
@@ -30,28 +32,31 @@ class PoolView {
   /// The program has reset this device: the registrations of segments in its context have gone.
   void forget(int device);
 
-  /// Bytes of the copy's place: it may be shorter than the piece.
-  static std::uint64_t bytes(const amem_v1_Copy& copy);
-  /// Where the copy's place is; the device reaches it.
-  Result<CUdeviceptr> address(const amem_v1_Copy& copy, int device);
-  /// REQUIRES of both: an address of address().
-  Status let_device_reach(CUdeviceptr pool, int device);
-  Status let_cpu_read(CUdeviceptr pool);
+  /// Where the bytes of a copy lie.
+  struct Spot {
+    CUdeviceptr address = 0;  // for let_cpu_read() and load_again()
+    CUdeviceptr staged = 0;   // for copies on the device, until settle()
+    std::uint64_t bytes = 0;  // of the pool from there on: it may be shorter than the piece
+  };
+  /// `load`: they are to be read, else written.
+  Result<Spot> stage(const amem_v1_Copy& copy, int device, bool load);
+  /// REQUIRES of both: an address of a Spot.
+  Result<CUdeviceptr> load_again(CUdeviceptr address, std::uint64_t bytes, int device);
+  Status let_cpu_read(CUdeviceptr address);
+  /// All copies have ended.
+  void settle();
 
  private:
   struct Segment {
-    CUdeviceptr address = 0;
-    std::uint64_t size = 0;
-    bool memfd = false;
+    std::unique_ptr<SegmentView> view;
     std::vector<int> reachable_from;  // device ordinals that have been granted access
-    int registered_by = -1;           // memfd: the device in whose context it is registered
-    CUmemLocation host{CU_MEM_LOCATION_TYPE_HOST, {0}};  // where it is, if it is no memfd
-    bool readable = false;                               // by this process's own code, too
   };
 
   Result<Segment> map(const amem_v1_PoolSegment& message, const Fd& fd);
   Status grant(Segment& segment, int device);
-  Result<Segment*> segment_at(CUdeviceptr pool);
+  Result<CUdeviceptr> stage(Segment& segment, std::uint64_t offset, std::uint64_t bytes, int device,
+                            bool load);
+  Result<Segment*> segment_at(CUdeviceptr address);
 
   const Driver& driver_;
   LocalDevices& devices_;

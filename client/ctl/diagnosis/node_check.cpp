@@ -30,8 +30,8 @@ Findings check_pool(const v1::PoolStatus& pool) {
              format_bytes(pool.configured_bytes()),
          "the host lacks the rest, and a container's memory request does not cover it",
          "it goes back to the host when the jobs that may have it mapped end"});
-  if (pool.kind() == "memfd" && pool.ready_bytes() > 0)
-    findings.push_back({false, "pool-kind", "the pool is of memfds",
+  if (pool.place() == "memfd" && pool.ready_bytes() > 0)
+    findings.push_back({false, "pool-place", "the pool is of memfds",
                         "each rank has to register it by itself, which counts as its locked memory",
                         "it works as it is; a newer driver may share host memory itself"});
   return findings;

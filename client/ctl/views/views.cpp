@@ -269,7 +269,7 @@ std::string pool_line(const v1::PoolStatus& pool, const Style& style) {
   }
   if (pool.ready_bytes() > pool.configured_bytes())
     line += "  " + style(Tone::kBusy, "shrinks as jobs end");
-  if (!pool.kind().empty()) line += "  " + printable(pool.kind());
+  if (!pool.place().empty()) line += "  " + printable(pool.place());
   if (!pool.error().empty()) line += "  " + style(Tone::kBad, printable(pool.error()));
   return line + "\n";
 }

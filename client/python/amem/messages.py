@@ -57,7 +57,7 @@ class PoolStatus:
     configured_bytes: int
     ready_bytes: int  # created so far
     used_bytes: int  # holds saved bytes now
-    kind: str  # "host_numa" or "memfd"
+    place: str  # "host_numa" or "memfd": where saved bytes lie
     error: str  # why it is smaller than configured, else empty
 
 

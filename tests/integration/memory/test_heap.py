@@ -245,7 +245,7 @@ def test_peers_get_access_and_keep_it(node):
 def test_memory_goes_with_its_context(bare_node, pool):
     node = bare_node
     node.start_broker(env={"AMEM_SIM_FAULTS": "cuMemCreate:1:801"} if pool == "memfd" else {})
-    assert node.ctl.status()["pool"]["kind"] == pool
+    assert node.ctl.status()["pool"]["place"] == pool
     program = Program(node)
     program.ask("alloc 0 1000 3")
     program.ask("alloc 1 3000000")

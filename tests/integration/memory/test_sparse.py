@@ -83,7 +83,7 @@ def test_a_pool_of_memfds(bare_node):
     """As it is where the driver has no host memory to share."""
     node = bare_node
     node.start_broker(env={"AMEM_SIM_FAULTS": "cuMemCreate:1:801"})
-    assert node.ctl.status()["pool"]["kind"] == "memfd"
+    assert node.ctl.status()["pool"]["place"] == "memfd"
     allocated, saved = cycle(node, node.job(**WITH_ZEROS))
     assert saved < 0.4 * allocated
 

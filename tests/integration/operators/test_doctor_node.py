@@ -88,7 +88,7 @@ def test_a_pool_without_space(bare_node):
 
 def test_a_pool_of_memfds(bare_node):
     bare_node.start_broker(env={"AMEM_SIM_FAULTS": "cuMemCreate:1:801"})
-    finding = doctor(bare_node)["pool-kind"]
+    finding = doctor(bare_node)["pool-place"]
     assert not finding["blocks"] and "locked memory" in finding["why"]
 
 

@@ -5,6 +5,7 @@
 #include "tests/sim/entry/api.h"
 #include "tests/sim/entry/newer_calls.h"
 #include "tests/sim/memory/copy.h"
+#include "tests/sim/node/node.h"
 #include "tests/sim/work/capture.h"
 #include "tests/sim/work/context.h"
 #include "tests/sim/work/stream.h"
@@ -57,6 +58,9 @@ CUresult Copy(Mode mode, StreamRef ref, const Transfer& transfer, Side to, Side 
   result = CheckTransfer(transfer, to, from, device, &to_is, &from_is);
   if (result != CUDA_SUCCESS) return result;
 
+  if (mode == Mode::kAsync && !Node().pageable &&
+      (to_is.memory == Memory::kPageable || from_is.memory == Memory::kPageable))
+    return CUDA_ERROR_NOT_SUPPORTED;
   // Pageable memory is not the device's to read or write later: the real driver returns when it is
   // done with it.
   bool wait = mode == Mode::kSync;

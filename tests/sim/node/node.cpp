@@ -65,6 +65,15 @@ double Bandwidth() {
   return value;
 }
 
+bool Pageable() {
+  const char* text = getenv("AMEM_SIM_PAGEABLE");
+  const std::string value = text != nullptr && *text != '\0' ? text : "copy";
+  if (value != "copy" && value != "refuse") {
+    Die("AMEM_SIM_PAGEABLE=" + value + " is neither copy nor refuse");
+  }
+  return value == "copy";
+}
+
 std::string Directory() {
   const char* text = getenv("AMEM_SIM_DIR");
   std::string dir =
@@ -98,6 +107,7 @@ NodeConfig ReadConfig() {
   }
   config.context_bytes = Bytes("AMEM_SIM_CONTEXT_BYTES", uint64_t{8} << 20);
   config.bandwidth = Bandwidth();
+  config.pageable = Pageable();
   return config;
 }
 

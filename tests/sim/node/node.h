@@ -21,6 +21,7 @@ struct NodeConfig {
   uint64_t granularity = 0;    // AMEM_SIM_GRANULARITY
   uint64_t context_bytes = 0;  // AMEM_SIM_CONTEXT_BYTES
   double bandwidth = 0;        // AMEM_SIM_BANDWIDTH, GB/s per direction; 0: unlimited
+  bool pageable = true;        // AMEM_SIM_PAGEABLE: asynchronous copies take pageable memory
 };
 
 /// The node this process belongs to. A malformed variable ends the process with a message: a test

@@ -277,7 +277,7 @@ v1::NodeStatus healthy_node() {
   status.set_version(std::string(kVersion));
   status.mutable_pool()->set_configured_bytes(100);
   status.mutable_pool()->set_ready_bytes(100);
-  status.mutable_pool()->set_kind("host_numa");
+  status.mutable_pool()->set_place("host_numa");
   status.add_devices()->set_uuid("GPU-1");
   return status;
 }

@@ -41,7 +41,7 @@ v1::NodeStatus make_status() {
   status.mutable_pool()->set_configured_bytes(64 * kGiB);
   status.mutable_pool()->set_ready_bytes(64 * kGiB);
   status.mutable_pool()->set_used_bytes(3 * kGiB);
-  status.mutable_pool()->set_kind("host_numa");
+  status.mutable_pool()->set_place("host_numa");
   v1::GroupInfo group = make_group("train", v1::GROUP_STATE_PAUSING);
   group.set_phase("save");
   group.set_allocation_count(840);

@@ -243,6 +243,26 @@ TEST_F(SimStreams, SetsAndPitchedCopies) {
 }
 
 // 1 GB/s: 16 MiB take 16.8 ms, out and in at the same time.
+const RegisterRole kRefused("pageable-refused", [] {
+  CUcontext context = nullptr;
+  CUdeviceptr there = 0;
+  void* pinned = nullptr;
+  ROLE_CHECK(cuInit(0) == CUDA_SUCCESS && cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+  ROLE_CHECK(cuCtxSetCurrent(context) == CUDA_SUCCESS);
+  ROLE_CHECK(cuMemAlloc(&there, 4096) == CUDA_SUCCESS);
+  ROLE_CHECK(cuMemHostAlloc(&pinned, 4096, 0) == CUDA_SUCCESS);
+  int value = 1;
+  ROLE_CHECK(cuMemcpyHtoDAsync(there, &value, sizeof value, nullptr) == CUDA_ERROR_NOT_SUPPORTED);
+  ROLE_CHECK(cuMemcpyDtoHAsync(&value, there, sizeof value, nullptr) == CUDA_ERROR_NOT_SUPPORTED);
+  ROLE_CHECK(cuMemcpyHtoD(there, &value, sizeof value) == CUDA_SUCCESS);
+  ROLE_CHECK(cuMemcpyDtoHAsync(pinned, there, sizeof value, nullptr) == CUDA_SUCCESS);
+  return 0;
+});
+
+TEST_F(SimStreams, AsynchronousCopiesOfPageableMemoryCanBeRefused) {
+  EXPECT_EQ(RunRole("pageable-refused", {{"AMEM_SIM_PAGEABLE", "refuse"}}), 0);
+}
+
 const RegisterRole kBandwidth("bandwidth", [] {
   constexpr size_t kBytes = 16 * kMiB;
   CUcontext context = nullptr;

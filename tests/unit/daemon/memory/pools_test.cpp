@@ -24,7 +24,8 @@ class PoolsTest : public testing::Test {
     return quotas;
   }
   void fill(int segments) {
-    for (int i = 0; i < segments; ++i) pools.add({nullptr, kSegmentSize, true, i % 2}, ++made);
+    for (int i = 0; i < segments; ++i)
+      pools.add({nullptr, kSegmentSize, Place::kMemfd, i % 2}, ++made);
   }
   std::shared_ptr<Account> owner(uid_t uid) { return accounts.of({uid, {}}); }
   /// A rank of the owner that may have so much to save, near node 0.
@@ -134,7 +135,7 @@ TEST_F(PoolsTest, OfASegmentThatIsTooMuchInPartTheRestIsMadeAnew) {
   EXPECT_EQ(renewed[0].size, 3 * kPoolUnit);
   EXPECT_EQ(renewed[0].fd, nullptr) << "there is nothing to give back";
   EXPECT_EQ(pools.excess(), 0U);
-  pools.add({nullptr, 3 * kPoolUnit, true, 0, true}, ++made);
+  pools.add({nullptr, 3 * kPoolUnit, Place::kMemfd, 0, true}, ++made);
   EXPECT_EQ(pools.total(), kSegmentSize + 3 * kPoolUnit);
   EXPECT_EQ(released.size(), 1U);
 }
@@ -149,7 +150,7 @@ TEST_F(PoolsTest, WhatIsBeingMadeAnewCountsWhenThePoolIsTooLarge) {
   ASSERT_EQ(renewed.size(), 1U);
   pools.limit(0);
   EXPECT_EQ(pools.excess(), kSegmentSize);
-  pools.add({nullptr, kSegmentSize, true, 0, true}, ++made);
+  pools.add({nullptr, kSegmentSize, Place::kMemfd, 0, true}, ++made);
   EXPECT_EQ(released.size(), 1U);
   EXPECT_EQ(pools.total() + pools.excess(), 0U);
 }
@@ -181,7 +182,7 @@ TEST_F(PoolsTest, SpaceIsDrawnForASave) {
               HasSubstr("4 MiB needed, 3 MiB of 3 MiB that uid 1001 has of it free"));
   EXPECT_THAT(status.text(), Not(HasSubstr("quotas.pool"))) << "it has all that there is";
   EXPECT_EQ(pools.used([](const Account&) { return true; }), 0U);
-  EXPECT_EQ(pools.kind(), "memfd");
+  EXPECT_EQ(pools.place(), "memfd");
 }
 
 TEST_F(PoolsTest, WhatOthersHadIsMadeAnewForAPauseThatLacksIt) {
@@ -194,7 +195,7 @@ TEST_F(PoolsTest, WhatOthersHadIsMadeAnewForAPauseThatLacksIt) {
   const Status status = pools.make_space(b, 3 * kSegmentSize);
   EXPECT_THAT(status.text(), HasSubstr("being made anew for it: try again in a moment"));
   ASSERT_EQ(renewed.size(), 3U) << "all that is missing at once";
-  for (int i = 0; i < 3; ++i) pools.add({nullptr, kSegmentSize, true, 0, true}, ++made);
+  for (int i = 0; i < 3; ++i) pools.add({nullptr, kSegmentSize, Place::kMemfd, 0, true}, ++made);
   EXPECT_TRUE(pools.make_space(b, 3 * kSegmentSize).ok());
 }
 

@@ -106,7 +106,7 @@ class ShimPhases : public testing::Test {
       message = broker.next();
     ASSERT_EQ(message.which_body, amem_v1_SessionMessage_phase_done_tag);
     EXPECT_EQ(message.body.phase_done.epoch, epoch);
-    EXPECT_EQ(message.body.phase_done.phase, phase);
+    EXPECT_EQ(message.body.phase_done.phase, number_of(phase));
     EXPECT_EQ(message.body.phase_done.code, 0U) << message.body.phase_done.text;
   }
   void quiet(std::uint64_t epoch) {
@@ -232,7 +232,7 @@ TEST_F(ShimPhases, ASegmentThatIsHereAlready) {
   ASSERT_EQ(::ftruncate(memory.get(), kSize), 0);
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_pool_segment_tag;
-  message.body.pool_segment = {2, kSize, true};
+  message.body.pool_segment = {2, kSize, number_of(Place::kMemfd)};
   tell(message, {memory.get()});
   EXPECT_FALSE(next_broker());
   testing::internal::CaptureStderr();

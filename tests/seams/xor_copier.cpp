@@ -1,14 +1,38 @@
-#include "shim/phases/xor_copier.h"
-
+// XorCopier: a form for tests: each byte is changed on its way. What comes back right has been read
+// by this copier, and by nothing else. It waits for each copy. Service thread only.
 #include <string>
 #include <utility>
+#include <vector>
+
+#include "shim/phases/form_copier.h"
 
 namespace amem::shim {
 namespace {
 
 constexpr std::byte kMask{0x5a};
 
-}  // namespace
+class XorCopier final : public FormCopier {
+ public:
+  XorCopier(const Driver& driver, LocalDevices& devices) : driver_(driver), devices_(devices) {}
+
+  void prepare(int /*device*/) override {}
+  void forget(int /*device*/) override {}
+  bool offer(const Piece& piece) override;
+  Status start() override;
+  Status store(std::vector<Piece>& saved) override;
+  Status load(std::span<const Piece> pieces) override;
+  Status finish() override;
+  void read(const Piece& piece, const std::byte* pool, std::uint64_t offset, std::uint64_t length,
+            std::byte* out) const override;
+
+ private:
+  Status move(const Piece& piece, CUdeviceptr from, CUdeviceptr to) const;
+
+  const Driver& driver_;
+  LocalDevices& devices_;
+  std::vector<Piece> offered_;
+  Status error_;
+};
 
 /// By way of this process's memory, since the CPU may not write to the pool.
 Status XorCopier::move(const Piece& piece, CUdeviceptr from, CUdeviceptr to) const {
@@ -57,6 +81,12 @@ Status XorCopier::finish() {
 void XorCopier::read(const Piece& /*piece*/, const std::byte* pool, std::uint64_t offset,
                      std::uint64_t length, std::byte* out) const {
   for (std::uint64_t i = 0; i < length; ++i) out[i] = pool[offset + i] ^ kMask;
+}
+
+}  // namespace
+
+std::unique_ptr<FormCopier> make_test_copier(const Driver& driver, LocalDevices& devices) {
+  return std::make_unique<XorCopier>(driver, devices);
 }
 
 }  // namespace amem::shim

@@ -1,0 +1,45 @@
+// SegmentSource: makes segments of the pool in one place (common/place.h), and gives their memory
+// back to the system. There is one source for each place.
+//
+// For the pool's thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "common/fd.h"
+#include "common/place.h"
+#include "common/status.h"
+#include "daemon/memory/devices.h"
+
+namespace amem {
+
+struct PoolSegment {
+  SharedFd fd;
+  std::uint64_t size = 0;
+  Place place = Place::kHostNuma;
+  int numa_node = -1;  // -1: none in particular
+  bool anew = false;   // by HostPool::renew()
+};
+
+class SegmentSource {
+ public:
+  virtual ~SegmentSource() = default;
+
+  /// kFailedPrecondition: this node cannot have such segments, and why.
+  virtual Status supported() const = 0;
+  /// On this NUMA node, where the place has one. kResourceExhausted: there is no memory for it.
+  /// kCancelled: `stop` has become true. Any other error: no segment can be made in this place.
+  virtual Result<PoolSegment> make(std::uint64_t size, int numa_node,
+                                   const std::atomic<bool>& stop) = 0;
+  /// The system may have what of the memory goes only with its last descriptor or mapping. The
+  /// descriptor is the caller's.
+  virtual void give_back(const PoolSegment& segment) = 0;
+};
+
+/// One for each place. `devices` outlives them.
+std::map<Place, std::unique_ptr<SegmentSource>> make_sources(const Devices& devices);
+
+}  // namespace amem

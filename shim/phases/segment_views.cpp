@@ -1,0 +1,110 @@
+#include "shim/phases/segment_views.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+namespace amem::shim {
+namespace {
+
+class HostNumaView final : public SegmentView {
+ public:
+  using SegmentView::SegmentView;
+
+  Status map(const Fd& fd, const std::string& what) override {
+    CUmemGenericAllocationHandle handle = 0;
+    if (CUresult r = driver_.cuMemImportFromShareableHandle_(
+            &handle, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd.get())),
+            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+        r != CUDA_SUCCESS)
+      return driver_.error(r, "importing " + what);
+    CUmemAllocationProp properties{};
+    if (driver_.cuMemGetAllocationPropertiesFromHandle_(&properties, handle) == CUDA_SUCCESS)
+      location_ = properties.location;
+    CUresult r = driver_.cuMemAddressReserve_(&address_, size_, 0, 0, 0);
+    if (r == CUDA_SUCCESS) {
+      r = driver_.cuMemMap_(address_, size_, 0, handle, 0);
+      if (r != CUDA_SUCCESS) driver_.cuMemAddressFree_(address_, size_);
+    }
+    driver_.cuMemRelease_(handle);
+    return r == CUDA_SUCCESS ? Status() : driver_.error(r, "mapping " + what);
+  }
+  CUresult grant(int device) override {
+    return allow({CU_MEM_LOCATION_TYPE_DEVICE, {device}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  }
+  bool forget(int) override { return false; }
+  CUresult let_cpu_read() override {
+    if (readable_) return CUDA_SUCCESS;
+    const CUresult r = allow(location_, CU_MEM_ACCESS_FLAGS_PROT_READ);
+    readable_ = r == CUDA_SUCCESS;
+    return r;
+  }
+
+ private:
+  CUresult allow(CUmemLocation whom, CUmemAccess_flags what) {
+    CUmemAccessDesc access{};
+    access.location = whom;
+    access.flags = what;
+    return driver_.cuMemSetAccess_(address_, size_, &access, 1);
+  }
+
+  CUmemLocation location_{CU_MEM_LOCATION_TYPE_HOST, {0}};
+  bool readable_ = false;
+};
+
+/// Portable registration reaches every context of the process, so once is enough.
+class MemfdView final : public SegmentView {
+ public:
+  using SegmentView::SegmentView;
+
+  Status map(const Fd& fd, const std::string& what) override {
+    void* at = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+    if (at == MAP_FAILED) return errno_status(Code::kInternal, "mapping " + what, errno);
+    address_ = reinterpret_cast<CUdeviceptr>(at);
+    return {};
+  }
+  CUresult grant(int device) override {
+    if (registered_by_ != -1) return CUDA_SUCCESS;
+    const CUresult r = driver_.cuMemHostRegister_(reinterpret_cast<void*>(address_), size_,
+                                                  CU_MEMHOSTREGISTER_PORTABLE);
+    if (r == CUDA_SUCCESS) registered_by_ = device;
+    return r;
+  }
+  /// A registration goes with the context that has made it.
+  bool forget(int device) override {
+    if (registered_by_ != device) return false;
+    registered_by_ = -1;
+    return true;
+  }
+
+ private:
+  int registered_by_ = -1;  // in this device's context
+};
+
+template <class View>
+std::unique_ptr<SegmentView> make(const Driver& driver, std::uint64_t size) {
+  return std::make_unique<View>(driver, size);
+}
+
+// The table of views: one for each place.
+constexpr std::array kViews = {
+    std::pair{Place::kHostNuma, &make<HostNumaView>},
+    std::pair{Place::kMemfd, &make<MemfdView>},
+#ifdef AMEM_TEST_SEAMS
+    std::pair{Place::kPageable, &make_test_view},
+#endif
+};
+static_assert(kViews.size() == kPlaces.size());
+
+}  // namespace
+
+std::unique_ptr<SegmentView> make_view(Place place, const Driver& driver, std::uint64_t size) {
+  const auto* const view = std::find_if(kViews.begin(), kViews.end(),
+                                        [&](const auto& each) { return each.first == place; });
+  return view->second(driver, size);
+}
+
+}  // namespace amem::shim

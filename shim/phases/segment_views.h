@@ -1,0 +1,58 @@
+// SegmentView: a segment of the host pool as this process has it: how it is mapped, what makes it
+// accessible to a device and to the CPU, and where a copy finds its bytes. There is one class for
+// each place (common/place.h). Service thread only.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "common/driver.h"
+#include "common/fd.h"
+#include "common/place.h"
+#include "common/status.h"
+
+namespace amem::shim {
+
+class SegmentView {
+ public:
+  SegmentView(const Driver& driver, std::uint64_t size) : driver_(driver), size_(size) {}
+  /// The memory stays the broker's; what is mapped stays mapped until the process ends.
+  virtual ~SegmentView() = default;
+  SegmentView(const SegmentView&) = delete;
+  SegmentView& operator=(const SegmentView&) = delete;
+
+  /// Once, before all others. `what`: the segment, for errors.
+  virtual Status map(const Fd& fd, const std::string& what) = 0;
+  /// Lets a device reach it. REQUIRES: the device's context is current.
+  virtual CUresult grant(int device) = 0;
+  /// The program has reset this device. True: other devices reach the segment no more either.
+  virtual bool forget(int device) = 0;
+  /// Lets this process's own code read it at address().
+  virtual CUresult let_cpu_read() { return CUDA_SUCCESS; }
+  /// Where copies on a device find these bytes until settle(). `load`: they will be read, else
+  /// written. REQUIRES: the device was granted access.
+  virtual Result<CUdeviceptr> stage(std::uint64_t offset, std::uint64_t /*bytes*/, bool /*load*/) {
+    return address_ + offset;
+  }
+  /// All copies to and from what was staged have ended.
+  virtual void settle() {}
+
+  CUdeviceptr address() const { return address_; }
+  std::uint64_t size() const { return size_; }
+
+ protected:
+  const Driver& driver_;
+  const std::uint64_t size_;
+  CUdeviceptr address_ = 0;
+};
+
+/// Of a segment in this place.
+std::unique_ptr<SegmentView> make_view(Place place, const Driver& driver, std::uint64_t size);
+#ifdef AMEM_TEST_SEAMS
+std::unique_ptr<SegmentView> make_test_view(const Driver& driver, std::uint64_t size);
+#endif
+
+}  // namespace amem::shim
