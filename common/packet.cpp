@@ -40,8 +40,6 @@ void settle_enums(Message& message) {
     case amem_v1_SessionMessage_group_request_tag:
       settle(message.body.group_request.guests, _amem_v1_GuestRule_MAX);
       return settle(message.body.group_request.op, _amem_v1_GroupOp_MAX);
-    case amem_v1_SessionMessage_phase_done_tag:
-      return settle(message.body.phase_done.phase, _amem_v1_Phase_MAX);
     case amem_v1_SessionMessage_unknown_calls_tag:
       for (amem_v1_UnknownCalls_Call& call : message.body.unknown_calls.calls)
         settle(call.fate, _amem_v1_UnknownCalls_Fate_MAX);

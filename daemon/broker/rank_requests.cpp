@@ -496,7 +496,7 @@ void RankRequests::unknown_calls(Rank& rank, const amem_v1_UnknownCalls& message
 }
 
 void RankRequests::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
-  const std::optional<RankPhase> phase = answered_phase(message.phase);
+  const std::optional<RankPhase> phase = rank_phase_of(message.phase);
   if (!phase)
     return sessions_.close(rank.session, "it answered phase " + std::to_string(message.phase) +
                                              ", which is not a rank's to answer");

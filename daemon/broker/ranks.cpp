@@ -288,7 +288,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
   release_leftovers(rank, holds);
   const bool is_told = !group.machine.waiting_for(rank.id).empty();  // by what is under way
   if (session.gate_shut && !stays_shut && !is_told)
-    sessions_.send(session_id, open_message(group.machine.epoch()));
+    sessions_.send(session_id, ask_message(group.machine.epoch(), RankPhase::kOpen));
   groups_.drive(group);
   remove_harmless();
 }

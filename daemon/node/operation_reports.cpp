@@ -34,28 +34,6 @@ bool asked_for(const v1::ListHistoryRequest& request, const PastOperation& past)
   return name.find('@') == std::string::npos ? name == past.group : name == address_of(past);
 }
 
-std::string_view name_of(RankPhase phase) {
-  switch (phase) {
-    case RankPhase::kNone:
-      return "";
-    case RankPhase::kQuiet:
-      return "quiesce";
-    case RankPhase::kMeasure:
-      return "measure";
-    case RankPhase::kSave:
-      return "save";
-    case RankPhase::kRelease:
-      return "release";
-    case RankPhase::kMap:
-      return "map";
-    case RankPhase::kLoad:
-      return "load";
-    case RankPhase::kOpen:
-      return "open";
-  }
-  return "";
-}
-
 void report_calls(Duration command, const char* name, Duration time, const Period& when,
                   v1::RankSpan& message) {
   if (when.to == Duration::zero()) return;
@@ -71,7 +49,7 @@ void report_span(const PastOperation& past, const RankSpan& span, v1::RankSpan& 
   const auto face = past.ranks.find(span.rank);
   message.set_rank(face != past.ranks.end() ? face->second.number : -1);
   if (face != past.ranks.end()) message.set_pid(face->second.pid);
-  message.set_work(std::string(name_of(span.what)));
+  message.set_work(std::string(to_string(span.what)));
   // A rank says for how long it was busy, not since when; the answer's way here is counted too.
   const CommandTimes& spent = span.spent;
   const Duration busy = std::min(spent.busy, span.answered);

@@ -18,9 +18,9 @@ constexpr Duration kClosing = std::chrono::seconds(5);
 
 }  // namespace
 
-void GroupOperation::run(const action::Open& open) {
+void GroupOperation::run(const action::Ask& ask) {
   (void)means_.node.records.write(group_);
-  means_.outbox.send_all(open.ranks, open_message(open.epoch));
+  means_.outbox.send_all(ask.ranks, ask_message(ask.epoch, ask.what));
 }
 
 void GroupOperation::run(const action::Arrived& arrived) {

@@ -42,7 +42,7 @@ class GroupOperation {
   GroupOperation(const GroupOperation&) = delete;
   GroupOperation& operator=(const GroupOperation&) = delete;
 
-  void run(const action::Open& open);
+  void run(const action::Ask& ask);
   void run(const action::Arrived& arrived);
 
  protected:

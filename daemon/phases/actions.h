@@ -79,8 +79,9 @@ struct Load {  // the last Map and Load to these ranks, which they answer
 struct Vacated {  // all that was to go out has left: create what waited for its memory
   Epoch epoch;
 };
-struct Open {  // to these ranks
+struct Ask {  // these ranks for this, with nothing more to be said
   Epoch epoch;
+  RankPhase what;
   std::vector<RankId> ranks;
 };
 struct Arrived {  // what is in place needs no bytes in the pool any more
@@ -114,7 +115,7 @@ using Action =
     std::variant<action::Begun, action::AwaitGuests, action::Quiesce, action::Step,
                  action::Reported, action::Measure, action::Save, action::Leaves, action::Ready,
                  action::Unready, action::Release, action::Drop, action::Admit, action::Create,
-                 action::Load, action::Vacated, action::Open, action::Arrived, action::Answer,
+                 action::Load, action::Vacated, action::Ask, action::Arrived, action::Answer,
                  action::Progress, action::StateChanged, action::Finished>;
 
 }  // namespace amem

@@ -98,8 +98,8 @@ void Course::act(PhaseEntry entry, Time now) {
       return actions.push_back(action::Create{epoch_});
     case PhaseEntry::kLoad:
       return actions.push_back(action::Load{epoch_, participants()});
-    case PhaseEntry::kOpen:
-      return actions.push_back(action::Open{epoch_, participants()});
+    case PhaseEntry::kAsk:
+      return actions.push_back(action::Ask{epoch_, rule(phase_).answer, participants()});
     case PhaseEntry::kReady:
       return;  // enter() says so last
   }
@@ -156,6 +156,10 @@ bool Course::holds(Reason reason) const {
       return terms_.rest == GroupState::kRunning;
     case Reason::kHeld:
       return terms_.held != Held::kNo;
+#ifdef AMEM_TEST_SEAMS
+    case Reason::kTest:
+      return test_phase();
+#endif
   }
   return false;
 }
@@ -173,7 +177,7 @@ void Course::fail(const Status& status, Time now) {
   switch (rule(phase_).failure) {
     case OnFailure::kCallOff:
       home_.actions.push_back(action::Arrived{false, terms_.task.selection});
-      home_.actions.push_back(action::Open{epoch_, home_.members.ids()});
+      home_.actions.push_back(action::Ask{epoch_, RankPhase::kOpen, home_.members.ids()});
       return finish(GroupState::kRunning, trouble_, now);
     case OnFailure::kGoOn:
       return;
@@ -367,8 +371,8 @@ void Course::come_back(RankId rank) {
   switch (rule(phase_).comeback) {
     case OnComeback::kRelease:
       return home_.actions.push_back(action::Release{epoch_, {rank}});
-    case OnComeback::kOpen:
-      return home_.actions.push_back(action::Open{epoch_, {rank}});
+    case OnComeback::kAsk:
+      return home_.actions.push_back(action::Ask{epoch_, rule(phase_).answer, {rank}});
     case OnComeback::kNothing:
       return;
   }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "common/rank_phase.h"
 #include "daemon/base/clock.h"
 
 namespace amem {
@@ -27,20 +28,11 @@ enum class Phase : std::uint8_t {
   kTurn,  // of what comes in: the others of its transaction have not loaded, or not left
   kOpen,
   kRollback,  // of a resume: the ranks release again what they had mapped
-  kPaused,    // as `next`: the operation has ended there
+#ifdef AMEM_TEST_SEAMS
+  kTest,  // after a drop
+#endif
+  kPaused,  // as `next`: the operation has ended there
   kRunning,
-};
-
-/// What a rank's PhaseDone answers; kQuiet: its CutStatus says so.
-enum class RankPhase : std::uint8_t {
-  kNone,
-  kQuiet,
-  kMeasure,
-  kSave,
-  kRelease,
-  kMap,
-  kLoad,
-  kOpen
 };
 
 /// How long each phase may take. The broker checks the limit of its own phases between their steps.
@@ -96,7 +88,7 @@ enum class PhaseEntry : std::uint8_t {
   kAdmit,
   kCreate,
   kLoad,
-  kOpen,
+  kAsk,  // the row's answer, of each rank
 };
 
 /// What the phase counts anew when it begins.
@@ -105,7 +97,7 @@ enum class Counts : std::uint8_t { kNothing, kWaves, kAttempts };
 enum class Gates : std::uint8_t { kAsBefore, kOpen };
 
 /// What a rank is told that reconnects in this phase.
-enum class OnComeback : std::uint8_t { kNothing, kRelease, kOpen };
+enum class OnComeback : std::uint8_t { kNothing, kRelease, kAsk };
 
 /// What a passed deadline does.
 enum class OnLate : std::uint8_t {
@@ -157,9 +149,12 @@ inline constexpr std::array kPhases = {
     PhaseRule{Phase::kLoad,     "map+load", PhaseEntry::kLoad,        RankPhase::kLoad,    Phase::kOpen,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::load,    Timeout::kYes, OnLate::kFail,   OnFailure::kRollBack, OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
     PhaseRule{Phase::kTurn,     "turn",     PhaseEntry::kReady,       RankPhase::kNone,    Phase::kOpen,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kRollBack, OnDeath::kGoOn,             OnRestart::kRollBack},
     // Ranks that have opened are running: there is no way back, and everything has been loaded.
-    PhaseRule{Phase::kOpen,     "open",     PhaseEntry::kOpen,        RankPhase::kOpen,    Phase::kRunning, Counts::kNothing,  Gates::kOpen,     OnComeback::kOpen,    &Deadlines::open,    Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kOpen},
+    PhaseRule{Phase::kOpen,     "open",     PhaseEntry::kAsk,         RankPhase::kOpen,    Phase::kRunning, Counts::kNothing,  Gates::kOpen,     OnComeback::kAsk,     &Deadlines::open,    Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kOpen},
 
     PhaseRule{Phase::kRollback, "rollback", PhaseEntry::kRelease,     RankPhase::kRelease, Phase::kDrop,    Counts::kAttempts, Gates::kAsBefore, OnComeback::kRelease, &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRollBack},
+#ifdef AMEM_TEST_SEAMS
+    PhaseRule{Phase::kTest,     "test",     PhaseEntry::kAsk,         RankPhase::kTest,    Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
+#endif
 };
 
 /// The first phases.
@@ -188,7 +183,15 @@ enum class Reason : std::uint8_t {
   kMoreToSave,  // this was a wave, and not the last
   kRunsOn,      // without chosen tags, or without those that could not come back, a group runs on
   kHeld,        // others of its transaction (daemon/transactions/transaction.h) are not as far yet
+#ifdef AMEM_TEST_SEAMS
+  kTest,  // test_phase()
+#endif
 };
+
+#ifdef AMEM_TEST_SEAMS
+/// Whether the phase for tests is on (tests/seams).
+bool test_phase();
+#endif
 
 struct Fork {
   Phase phase;
@@ -202,6 +205,9 @@ inline constexpr std::array kForks = {
     Fork{Phase::kSave, Reason::kHeld,       Phase::kAgree},
     Fork{Phase::kDrop, Reason::kMoreToSave, Phase::kSaveMore},
     Fork{Phase::kDrop, Reason::kRunsOn,     Phase::kOpen},
+#ifdef AMEM_TEST_SEAMS
+    Fork{Phase::kDrop, Reason::kTest,       Phase::kTest},
+#endif
     Fork{Phase::kLoad, Reason::kHeld,       Phase::kTurn},
 };
 

@@ -65,13 +65,14 @@ Message release_message(Epoch epoch, const AllocationId* begin, const Allocation
   return message;
 }
 
-Message open_message(Epoch epoch) {
-  Message message = message_of(amem_v1_SessionMessage_open_tag);
-  message.body.open.epoch = epoch.attempt;
+Message ask_message(Epoch epoch, RankPhase what) {
+  Message message = message_of(amem_v1_SessionMessage_ask_tag);
+  message.body.ask.epoch = epoch.attempt;
+  message.body.ask.phase = number_of(what);
   return message;
 }
 
-Message pool_segment_message(std::uint32_t index, std::uint64_t size, bool memfd) {
+Message pool_segment_message(std::uint32_t index, std::uint64_t size, Place place) {
   Message message = message_of(amem_v1_SessionMessage_pool_segment_tag);
   message.body.pool_segment.index = index;
   message.body.pool_segment.size = size;
@@ -207,27 +208,6 @@ PinReason pin_reason(amem_v1_PinReason reason) {
       return PinReason::kStorage;
     default:
       return PinReason::kUnknown;
-  }
-}
-
-std::optional<RankPhase> answered_phase(amem_v1_Phase phase) {
-  switch (phase) {
-    case amem_v1_Phase_PHASE_QUIESCE:
-      return RankPhase::kQuiet;
-    case amem_v1_Phase_PHASE_MEASURE:
-      return RankPhase::kMeasure;
-    case amem_v1_Phase_PHASE_SAVE:
-      return RankPhase::kSave;
-    case amem_v1_Phase_PHASE_RELEASE:
-      return RankPhase::kRelease;
-    case amem_v1_Phase_PHASE_MAP:
-      return RankPhase::kMap;
-    case amem_v1_Phase_PHASE_LOAD:
-      return RankPhase::kLoad;
-    case amem_v1_Phase_PHASE_OPEN:
-      return RankPhase::kOpen;
-    default:
-      return std::nullopt;
   }
 }
 

@@ -23,8 +23,8 @@ inline constexpr std::ptrdiff_t kMaxReleasesPerMessage =
     sizeof(amem_v1_Release::ids) / sizeof(amem_v1_Release::ids[0]);
 Message release_message(Epoch epoch, const AllocationId* begin, const AllocationId* end, bool more,
                         bool more_waves);
-Message open_message(Epoch epoch);
-Message pool_segment_message(std::uint32_t index, std::uint64_t size, bool memfd);
+Message ask_message(Epoch epoch, RankPhase what);
+Message pool_segment_message(std::uint32_t index, std::uint64_t size, Place place);
 
 /// A Reply without a result; the caller fills in what else it carries.
 Message reply_message(std::uint64_t seq, const Status& status);
@@ -58,8 +58,6 @@ CutReport cut_report(const amem_v1_CutStatus& message);
 /// kNone for a number that is no policy.
 RegionPolicy region_policy(amem_v1_RegionPolicy policy);
 /// kUnknown for a number that is no reason.
-/// Nothing for a phase that no rank answers.
-std::optional<RankPhase> answered_phase(amem_v1_Phase phase);
 PinReason pin_reason(amem_v1_PinReason reason);
 /// A rank's PhaseDone as a status; a code that is none counts as kUnknown.
 CommandTimes command_times(const amem_v1_Spent& spent);

@@ -2,12 +2,11 @@
 // the service thread.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstdint>
-#include <utility>
+#include <map>
 
-#include "amem/v1/session.pb.h"
+#include "common/rank_phase.h"
 
 namespace amem::shim {
 
@@ -52,15 +51,15 @@ class Timed {
 /// When the first packet of each kind of command came.
 class PhaseClock {
  public:
-  void begin(amem_v1_Phase phase) {
-    SteadyClock::time_point& began = began_[phase];
-    if (began == SteadyClock::time_point()) began = SteadyClock::now();
+  void begin(RankPhase phase) { began_.try_emplace(phase, SteadyClock::now()); }
+  /// When that was; now: none has come. Begins anew.
+  SteadyClock::time_point end(RankPhase phase) {
+    const auto began = began_.extract(phase);
+    return began.empty() ? SteadyClock::now() : began.mapped();
   }
-  /// When it was; nothing: none has come. Begins anew.
-  SteadyClock::time_point end(amem_v1_Phase phase) { return std::exchange(began_[phase], {}); }
 
  private:
-  std::array<SteadyClock::time_point, _amem_v1_Phase_ARRAYSIZE> began_{};
+  std::map<RankPhase, SteadyClock::time_point> began_;
 };
 
 inline std::uint64_t micros(SteadyClock::duration time) {

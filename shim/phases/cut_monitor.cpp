@@ -150,7 +150,7 @@ bool CutMonitor::refuse_bypass(std::uint64_t epoch) {
   message.which_body = amem_v1_SessionMessage_phase_done_tag;
   amem_v1_PhaseDone& done = message.body.phase_done;
   done.epoch = epoch;
-  done.phase = amem_v1_Phase_PHASE_QUIESCE;
+  done.phase = number_of(RankPhase::kQuiet);
   done.code = static_cast<std::uint32_t>(Code::kFailedPrecondition);
   set_text(done.text, why_refused(findings.front()));
   session_.post(message);

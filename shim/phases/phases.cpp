@@ -81,9 +81,9 @@ void Phases::command(Packet& packet) {
     case amem_v1_SessionMessage_load_tag:
       copy(m.body.load, false);
       break;
-    case amem_v1_SessionMessage_open_tag:
+    case amem_v1_SessionMessage_ask_tag:
       cut_.end();
-      open(m.body.open.epoch);
+      ask(m.body.ask);
       break;
     default:
       log_warn("the broker sent a message of an unknown kind, " + std::to_string(m.which_body));
@@ -108,7 +108,7 @@ void Phases::rest(bool on) {
 void Phases::unclaimed(const Packet& reply) { memory_.handles.unclaimed(reply.message.body.reply); }
 
 void Phases::measure(const amem_v1_Measure& measure) {
-  clock_.begin(amem_v1_Phase_PHASE_MEASURE);
+  clock_.begin(RankPhase::kMeasure);
   copying_ = !measure.last;
   if (copy_status_.ok()) copy_status_ = mover_.measure(measure);
   if (!measure.last) return;
@@ -117,7 +117,7 @@ void Phases::measure(const amem_v1_Measure& measure) {
   const Status finished = mover_.finish_measure(bytes, looks);
   if (copy_status_.ok()) copy_status_ = finished;
   if (copy_status_.ok()) measured(measure.epoch, looks);
-  done(measure.epoch, amem_v1_Phase_PHASE_MEASURE, copy_status_, bytes);
+  done(measure.epoch, RankPhase::kMeasure, copy_status_, bytes);
   copy_status_ = {};
 }
 
@@ -147,7 +147,7 @@ void Phases::measured(std::uint64_t epoch, std::span<const Look> looks) {
 }
 
 void Phases::copy(const amem_v1_Copies& copies, bool save) {
-  clock_.begin(save ? amem_v1_Phase_PHASE_SAVE : amem_v1_Phase_PHASE_LOAD);
+  clock_.begin(save ? RankPhase::kSave : RankPhase::kLoad);
   copying_ = !copies.last;
   if (!save) fault_point("loadBegins");
   if (copy_status_.ok()) copy_status_ = save ? mover_.save(copies) : mover_.load(copies);
@@ -170,8 +170,7 @@ void Phases::copy(const amem_v1_Copies& copies, bool save) {
   if (copy_status_.ok()) copy_status_ = finished;
   if (save && copy_status_.ok()) saved(copies, stored);
   if (!save && copy_status_.ok()) copy_status_ = scratch_.spoil();
-  done(copies.epoch, save ? amem_v1_Phase_PHASE_SAVE : amem_v1_Phase_PHASE_LOAD, copy_status_,
-       bytes, copies.wave);
+  done(copies.epoch, save ? RankPhase::kSave : RankPhase::kLoad, copy_status_, bytes, copies.wave);
   copy_status_ = {};
 }
 
@@ -192,7 +191,7 @@ void Phases::saved(const amem_v1_Copies& save, std::span<const Piece> pieces) {
 }
 
 void Phases::release(const amem_v1_Release& release) {
-  clock_.begin(amem_v1_Phase_PHASE_RELEASE);
+  clock_.begin(RankPhase::kRelease);
   fault_point("releaseBegins");
   listed_.insert(release.ids, release.ids + release.ids_count);
   if (release.more) return;
@@ -217,7 +216,7 @@ void Phases::release(const amem_v1_Release& release) {
   }
   if (!s.ok() && !std::exchange(retrying_, true))
     session_.run_at(Session::Clock::now() + kRetry, [this] { drop_leftovers(); });
-  done(release.epoch, amem_v1_Phase_PHASE_RELEASE, s, bytes, release.wave);
+  done(release.epoch, RankPhase::kRelease, s, bytes, release.wave);
   // Between two waves a free could take what the next one is to save.
   if (shut_ && !release.more_waves && (release.undo || tags.empty())) rest(true);
 }
@@ -233,15 +232,15 @@ void Phases::drop_leftovers() {
 // A resume may fail between packets, with copies under way to what is to be unmapped.
 Status Phases::undo(std::uint64_t& bytes) {
   // What the attempt took is no part of the next one's times.
-  clock_.end(amem_v1_Phase_PHASE_MAP);
-  clock_.end(amem_v1_Phase_PHASE_LOAD);
+  clock_.end(RankPhase::kMap);
+  clock_.end(RankPhase::kLoad);
   memory_.residency.take_timings();
   if (const Status s = mover_.give_up(); !s.ok()) log_warn(s.text());
   return memory_.residency.undo(bytes);
 }
 
 void Phases::make(const amem_v1_Make& make) {
-  clock_.begin(amem_v1_Phase_PHASE_MAP);
+  clock_.begin(RankPhase::kMap);
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_made_tag;
   amem_v1_Made& made = message.body.made;
@@ -267,7 +266,7 @@ void Phases::make(const amem_v1_Make& make) {
 // The copies that follow a packet need access to what it has mapped; they run while the next packet
 // is mapped.
 void Phases::map(Packet& packet) {
-  clock_.begin(amem_v1_Phase_PHASE_MAP);
+  clock_.begin(RankPhase::kMap);
   const amem_v1_Map& map = packet.message.body.map;
   if (map_status_.ok() && packet.fds.size() != map.ids_count)
     map_status_ = {Code::kInternal, std::to_string(map.ids_count) + " allocations came with " +
@@ -283,39 +282,59 @@ void Phases::map(Packet& packet) {
   mapped_bytes_ += bytes;
   fault_point("mapDone");
   if (!map.last) return;
-  done(map.epoch, amem_v1_Phase_PHASE_MAP, map_status_, mapped_bytes_);
+  done(map.epoch, RankPhase::kMap, map_status_, mapped_bytes_);
   map_status_ = {};
   mapped_bytes_ = 0;
 }
 
-void Phases::open(std::uint64_t epoch) {
+void Phases::ask(const amem_v1_Ask& ask) {
+  // The table of what a rank is asked for in one word.
+  struct Row {
+    RankPhase phase;
+    void (*run)(Phases&);
+  };
+  static constexpr std::array kRows = {
+      Row{RankPhase::kOpen, [](Phases& phases) { phases.open(); }},
+#ifdef AMEM_TEST_SEAMS
+      Row{RankPhase::kTest, [](Phases&) {}},
+#endif
+  };
+  for (const Row& row : kRows) {
+    if (number_of(row.phase) != ask.phase) continue;
+    row.run(*this);
+    return done(ask.epoch, row.phase, {}, 0);
+  }
+  done(ask.epoch, static_cast<RankPhase>(ask.phase),
+       {Code::kUnimplemented, "this shim knows no phase " + std::to_string(ask.phase) +
+                                  ": start the job with amemd's own shim"},
+       0);
+}
+
+void Phases::open() {
   paused_ = shut_ = rests_ = false;
   memory_.residency.arrived();
   heap_.keep(true);
   gate_.open();
   mover_.backups().drop_others([this](std::uint64_t id) { return memory_.holdings.is_paused(id); });
-  done(epoch, amem_v1_Phase_PHASE_OPEN, {}, 0);
   report_.go_on();
 }
 
-void Phases::done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status,
-                  std::uint64_t bytes, std::uint32_t wave) {
+void Phases::done(std::uint64_t epoch, RankPhase phase, const Status& status, std::uint64_t bytes,
+                  std::uint32_t wave) {
   if (!status.ok()) log_error(status.text());
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_phase_done_tag;
   amem_v1_PhaseDone& d = message.body.phase_done;
   d.epoch = epoch;
   d.wave = wave;
-  d.phase = phase;
+  d.phase = number_of(phase);
   d.code = static_cast<std::uint32_t>(status.code());
   set_text(d.text, status.text());
   d.bytes = bytes;
   d.has_spent = true;
   amem_v1_Spent& spent = d.spent;
-  SteadyClock::time_point began = clock_.end(phase);
-  const SteadyClock::time_point now = SteadyClock::now();
-  if (began == SteadyClock::time_point()) began = now;
-  spent.busy_us = micros(now - began);
+  const SteadyClock::time_point began = clock_.end(phase);
+  spent.busy_us = micros(SteadyClock::now() - began);
   const auto tell = [began](const CallTime& of, std::uint64_t& us, bool& told,
                             amem_v1_Period& when) {
     us = micros(of.total);
@@ -324,7 +343,7 @@ void Phases::done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status
     when.from_us = micros(std::max(of.first, began) - began);
     when.to_us = micros(of.last - began);
   };
-  if (phase == amem_v1_Phase_PHASE_SAVE || phase == amem_v1_Phase_PHASE_LOAD) {
+  if (phase == RankPhase::kSave || phase == RankPhase::kLoad) {
     tell(mover_.copies(), spent.copy_us, spent.has_copy, spent.copy);
   } else {
     const Timings timings = memory_.residency.take_timings();

@@ -69,8 +69,9 @@ class Phases final : public Session::Handler {
   /// Tries what the driver would not let go of again and again: until then the device is short of
   /// it, and a resume may find no space.
   void drop_leftovers();
-  void open(std::uint64_t epoch);
-  void done(std::uint64_t epoch, amem_v1_Phase phase, const Status& status, std::uint64_t bytes,
+  void ask(const amem_v1_Ask& ask);
+  void open();
+  void done(std::uint64_t epoch, RankPhase phase, const Status& status, std::uint64_t bytes,
             std::uint32_t wave = 0);
 
   LocalDevices& devices_;

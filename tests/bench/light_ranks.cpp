@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "common/rank_phase.h"
+
 namespace amem::bench {
 namespace {
 
@@ -18,11 +20,11 @@ Message message_of(pb_size_t body) {
   return message;
 }
 
-Status done(int socket, amem_v1_Phase phase, std::uint64_t epoch, std::uint32_t wave = 0) {
+Status done(int socket, RankPhase phase, std::uint64_t epoch, std::uint32_t wave = 0) {
   Message message = message_of(amem_v1_SessionMessage_phase_done_tag);
   message.body.phase_done.epoch = epoch;
   message.body.phase_done.wave = wave;
-  message.body.phase_done.phase = phase;
+  message.body.phase_done.phase = number_of(phase);
   return send_message(socket, message);
 }
 
@@ -129,19 +131,19 @@ Status LightRanks::handle(Rank& rank, const Packet& packet) {
       return idle(socket, m.body.quiesce.epoch);
     case amem_v1_SessionMessage_save_tag:
       if (!m.body.save.last) return {};
-      return done(socket, amem_v1_Phase_PHASE_SAVE, m.body.save.epoch, m.body.save.wave);
+      return done(socket, RankPhase::kSave, m.body.save.epoch, m.body.save.wave);
     case amem_v1_SessionMessage_release_tag:
-      return done(socket, amem_v1_Phase_PHASE_RELEASE, m.body.release.epoch, m.body.release.wave);
+      return done(socket, RankPhase::kRelease, m.body.release.epoch, m.body.release.wave);
     case amem_v1_SessionMessage_map_tag:
       if (packet.fds.size() != m.body.map.ids_count)
         return {Code::kInternal, "a Map came without its descriptors"};
       if (!m.body.map.last) return {};
-      return done(socket, amem_v1_Phase_PHASE_MAP, m.body.map.epoch);
+      return done(socket, RankPhase::kMap, m.body.map.epoch);
     case amem_v1_SessionMessage_load_tag:
       if (!m.body.load.last) return {};
-      return done(socket, amem_v1_Phase_PHASE_LOAD, m.body.load.epoch);
-    case amem_v1_SessionMessage_open_tag:
-      return done(socket, amem_v1_Phase_PHASE_OPEN, m.body.open.epoch);
+      return done(socket, RankPhase::kLoad, m.body.load.epoch);
+    case amem_v1_SessionMessage_ask_tag:
+      return done(socket, RankPhase::kOpen, m.body.ask.epoch);
     default:
       return {};  // pool segments
   }

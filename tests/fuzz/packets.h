@@ -90,7 +90,7 @@ inline Message packet_of(pb_size_t body, const Choose& choose) {
       break;
     case amem_v1_SessionMessage_phase_done_tag:
       b.phase_done.epoch = choose(8);
-      b.phase_done.phase = static_cast<amem_v1_Phase>(choose(11));
+      b.phase_done.phase = choose(9);
       b.phase_done.code = choose(4) == 0 ? choose(18) : 0;
       b.phase_done.bytes = size();
       b.phase_done.wave = choose(4) == 0 ? choose(4) : 0;

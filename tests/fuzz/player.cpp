@@ -129,29 +129,29 @@ void Player::answer(const Message& command, unsigned how) {
     case amem_v1_SessionMessage_measure_tag: {
       const amem_v1_Measure& measure = command.body.measure;
       if (how == 2) measured(measure);
-      if (measure.last) done(amem_v1_Phase_PHASE_MEASURE, measure.epoch, 0, how != 1);
+      if (measure.last) done(RankPhase::kMeasure, measure.epoch, 0, how != 1);
       return;
     }
     case amem_v1_SessionMessage_save_tag: {
       const amem_v1_Copies& save = command.body.save;
       if (how == 2) saved(save);
-      if (save.last) done(amem_v1_Phase_PHASE_SAVE, save.epoch, save.wave, how != 1);
+      if (save.last) done(RankPhase::kSave, save.epoch, save.wave, how != 1);
       return;
     }
     case amem_v1_SessionMessage_release_tag: {
       const amem_v1_Release& release = command.body.release;
-      if (!release.more) done(amem_v1_Phase_PHASE_RELEASE, release.epoch, release.wave, how != 1);
+      if (!release.more) done(RankPhase::kRelease, release.epoch, release.wave, how != 1);
       return;
     }
     case amem_v1_SessionMessage_map_tag:
-      if (command.body.map.last) done(amem_v1_Phase_PHASE_MAP, command.body.map.epoch, 0, how != 1);
+      if (command.body.map.last) done(RankPhase::kMap, command.body.map.epoch, 0, how != 1);
       return;
     case amem_v1_SessionMessage_load_tag:
       if (command.body.load.last)
-        done(amem_v1_Phase_PHASE_LOAD, command.body.load.epoch, 0, how != 1 && how != 3);
+        done(RankPhase::kLoad, command.body.load.epoch, 0, how != 1 && how != 3);
       return;
-    case amem_v1_SessionMessage_open_tag:
-      return done(amem_v1_Phase_PHASE_OPEN, command.body.open.epoch, 0, well || how != 1);
+    case amem_v1_SessionMessage_ask_tag:
+      return done(RankPhase::kOpen, command.body.ask.epoch, 0, well || how != 1);
     case amem_v1_SessionMessage_pool_segment_tag:
     case amem_v1_SessionMessage_trim_tag:
       return;
@@ -168,11 +168,11 @@ void Player::report_cut() {
   send_message(message);
 }
 
-void Player::done(amem_v1_Phase phase, std::uint64_t epoch, std::uint32_t wave, bool well) {
+void Player::done(RankPhase phase, std::uint64_t epoch, std::uint32_t wave, bool well) {
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_phase_done_tag;
   amem_v1_PhaseDone& answer = message.body.phase_done;
-  answer.phase = phase;
+  answer.phase = number_of(phase);
   answer.epoch = epoch;
   answer.wave = wave;
   answer.code = static_cast<std::uint32_t>(well ? Code::kOk : Code::kInternal);

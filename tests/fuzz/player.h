@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/packet.h"
+#include "common/rank_phase.h"
 
 namespace amem::fuzz {
 
@@ -41,7 +42,7 @@ class Player {
   void answer(const Message& command, unsigned how);
   void send_message(const Message& message);
   void report_cut();
-  void done(amem_v1_Phase phase, std::uint64_t epoch, std::uint32_t wave, bool well);
+  void done(RankPhase phase, std::uint64_t epoch, std::uint32_t wave, bool well);
   void measured(const amem_v1_Measure& measure);
   void saved(const amem_v1_Copies& copies);
 

@@ -33,8 +33,7 @@ void RankProcess::end_save() {
 
 void RankProcess::saved(const amem_v1_Copies& what, Mood mood) {
   if (what.last)
-    done(amem_v1_Phase_PHASE_SAVE, what.epoch, what.wave, !std::exchange(copy_failed_, false),
-         mood);
+    done(RankPhase::kSave, what.epoch, what.wave, !std::exchange(copy_failed_, false), mood);
 }
 
 bool RankProcess::load(const amem_v1_Copies& copies) {

@@ -237,7 +237,7 @@ std::string RankProcess::next_command() const {
       return "Map";
     case amem_v1_SessionMessage_load_tag:
       return "Load";
-    case amem_v1_SessionMessage_open_tag:
+    case amem_v1_SessionMessage_ask_tag:
       return "Open";
     default:
       return "message " + std::to_string(commands_.front().message.which_body);
@@ -280,8 +280,7 @@ void RankProcess::handle(Mood mood) {
       ++steps_;
       return report();
     case amem_v1_SessionMessage_measure_tag:
-      if (m.body.measure.last)
-        done(amem_v1_Phase_PHASE_MEASURE, m.body.measure.epoch, 0, well, mood);
+      if (m.body.measure.last) done(RankPhase::kMeasure, m.body.measure.epoch, 0, well, mood);
       return;
     case amem_v1_SessionMessage_save_tag:
       if (mood != Mood::kLies) begin_save(m.body.save, well);
@@ -294,38 +293,35 @@ void RankProcess::handle(Mood mood) {
       if (m.body.release.more) return;
       rests_ = gate_shut_ && !m.body.release.more_waves &&
                (m.body.release.undo || m.body.release.tags_count == 0);
-      return done(amem_v1_Phase_PHASE_RELEASE, m.body.release.epoch, m.body.release.wave, well,
-                  mood);
+      return done(RankPhase::kRelease, m.body.release.epoch, m.body.release.wave, well, mood);
     case amem_v1_SessionMessage_make_tag:
       return make(m.body.make, mood);
     case amem_v1_SessionMessage_map_tag:
       map_failed_ = map_failed_ || !well || !map(packet);
       if (m.body.map.last)
-        done(amem_v1_Phase_PHASE_MAP, m.body.map.epoch, 0, !std::exchange(map_failed_, false),
-             mood);
+        done(RankPhase::kMap, m.body.map.epoch, 0, !std::exchange(map_failed_, false), mood);
       return;
     case amem_v1_SessionMessage_load_tag:
       copy_failed_ = copy_failed_ || !well || !load(m.body.load);
       if (m.body.load.last)
-        done(amem_v1_Phase_PHASE_LOAD, m.body.load.epoch, 0, !std::exchange(copy_failed_, false),
-             mood);
+        done(RankPhase::kLoad, m.body.load.epoch, 0, !std::exchange(copy_failed_, false), mood);
       return;
-    case amem_v1_SessionMessage_open_tag:
+    case amem_v1_SessionMessage_ask_tag:
       gate_shut_ = false;
       for (auto& [id, memory] : memory_) memory.arrived = false;
-      return done(amem_v1_Phase_PHASE_OPEN, m.body.open.epoch, 0, well, mood);
+      return done(RankPhase::kOpen, m.body.ask.epoch, 0, well, mood);
     default:
       require(false, "the broker sends what is a broker's to send");
   }
 }
 
-void RankProcess::done(amem_v1_Phase phase, std::uint64_t epoch, std::uint32_t wave, bool well,
+void RankProcess::done(RankPhase phase, std::uint64_t epoch, std::uint32_t wave, bool well,
                        Mood mood) {
   if (mood == Mood::kSilent) return;
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_phase_done_tag;
   amem_v1_PhaseDone& answer = message.body.phase_done;
-  answer.phase = phase;
+  answer.phase = number_of(phase);
   answer.epoch = epoch;
   answer.wave = wave;
   answer.code = static_cast<std::uint32_t>(well ? Code::kOk : Code::kInternal);

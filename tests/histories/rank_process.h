@@ -15,6 +15,7 @@
 
 #include "common/packet.h"
 #include "common/protocol.h"
+#include "common/rank_phase.h"
 
 namespace amem::histories {
 
@@ -136,7 +137,7 @@ class RankProcess {
   bool load(const amem_v1_Copies& copies);
   bool map(Packet& packet);
   void release(const amem_v1_Release& release, bool well);
-  void done(amem_v1_Phase phase, std::uint64_t epoch, std::uint32_t wave, bool well, Mood mood);
+  void done(RankPhase phase, std::uint64_t epoch, std::uint32_t wave, bool well, Mood mood);
 
   Truths& truths_;
   const std::string group_;

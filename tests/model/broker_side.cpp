@@ -370,7 +370,7 @@ void BrokerSide::act(int group, const action::Vacated&) {
   if (std::exchange(job(group).awaits_space, false)) create_slice(group);
 }
 
-void BrokerSide::act(int group, const action::Open& open) {
+void BrokerSide::act(int group, const action::Ask& open) {
   job(group).opened = true;
   record(group);
   for (const RankId id : open.ranks) {

@@ -52,7 +52,7 @@ class BrokerSide {
   void act(int group, const action::Create& create);
   void act(int group, const action::Load& load);
   void act(int group, const action::Vacated& space);
-  void act(int group, const action::Open& open);
+  void act(int group, const action::Ask& open);
   void act(int group, const action::Arrived& arrived);
   void act(int group, const action::Answer& answer);
   void act(int group, const action::Progress& progress);

@@ -11,6 +11,10 @@ SWITCHES = {"slab": {"AMEM_SLAB": "0"}, "duplex": {"AMEM_SWAP_DUPLEX": "false"},
 COMBINATIONS = {
     **{f"driver-{version}": {"AMEM_SIM_DRIVER": version} for version in DRIVERS},
     **{f"form-{form}": {"AMEM_POOL_SAVE": form} for form in ("dense", "sparse", "xor")},
+    # A place for tests: segments that no device reaches.
+    "place-pageable": {"AMEM_POOL_PLACE": "pageable", "AMEM_SIM_PAGEABLE": "refuse"},
+    "place-memfd": {"AMEM_POOL_PLACE": "memfd"},
+    "phase-test": {"AMEM_TEST_PHASE": "1"},
     **{f"without-{switch}": settings for switch, settings in SWITCHES.items()},
     "plain": {**SWITCHES["slab"], **SWITCHES["duplex"], "AMEM_POOL_SAVE": "dense"},
 }

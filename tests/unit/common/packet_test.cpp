@@ -178,8 +178,8 @@ TEST_F(PacketTest, NothingThereAndPeerGone) {
 
 TEST_F(PacketTest, WhatWaitsToBeSentTakesNoMoreThanItsBytes) {
   Message small = amem_v1_SessionMessage_init_zero;
-  small.which_body = amem_v1_SessionMessage_open_tag;
-  small.body.open.epoch = 7;
+  small.which_body = amem_v1_SessionMessage_ask_tag;
+  small.body.ask.epoch = 7;
   const Result<std::string> bytes = encode(small);
   ASSERT_TRUE(bytes.ok());
   EXPECT_LT(bytes.value().capacity(), 64U);

@@ -113,7 +113,7 @@ TEST_F(BrokerComebackTest, NobodyKeepsATagThatIsPaused) {
   come_back(r1);
   come_back(r2);
   EXPECT_TRUE(eventually([&] { return used(0) + 4 * kMiB == alone; }));
-  EXPECT_TRUE(eventually([&] { return r2.received[amem_v1_SessionMessage_open_tag] > 0; }));
+  EXPECT_TRUE(eventually([&] { return r2.received[amem_v1_SessionMessage_ask_tag] > 0; }));
   EXPECT_FALSE(r2.gate_shut);
   EXPECT_TRUE(r2.holds(of_b, 0xbb)) << "what is not paused stays";
   ASSERT_TRUE(complete(begin({Operation::kResume, Selection{{"nccl"}}})).ok());

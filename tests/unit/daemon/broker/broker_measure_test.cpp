@@ -158,7 +158,7 @@ TEST_F(BrokerMeasureTest, WhoDoesNotTellHowItHasStoredHasNotSaved) {
   a.moods[kSave] = Mood::kSilent;
   auto watcher = begin(Operation::kPause);
   ASSERT_TRUE(eventually([&] { return a.received[kSave] == 1; }));
-  a.done(amem_v1_Phase_PHASE_SAVE, a.epoch);
+  a.done(RankPhase::kSave, a.epoch);
   expect_runs_on(complete(watcher), Code::kAborted, "though its place is shorter");
   EXPECT_TRUE(a.holds(id, 0x21));
 }

@@ -377,7 +377,7 @@ TEST_F(BrokerTest, LostDataIsToldFromOtherFailures) {
 TEST_F(BrokerTest, WhatIsPinnedWhileOthersStillOpenStays) {
   two_sharing();
   ASSERT_TRUE(pause().ok());
-  b.moods[amem_v1_SessionMessage_open_tag] = Mood::kLate;
+  b.moods[amem_v1_SessionMessage_ask_tag] = Mood::kLate;
   const auto watcher = begin(Operation::kResume, "train");
   ASSERT_TRUE(eventually([&] { return !a.gate_shut && group().phase() == "open"; }));
   a.pin(of_a);

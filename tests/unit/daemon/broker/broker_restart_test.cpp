@@ -14,7 +14,7 @@ TEST_F(BrokerRestartTest, ARunningGroupRunsOn) {
   EXPECT_EQ(group().state(), kRunning);
   EXPECT_EQ(pause().code(), Code::kUnavailable) << "nobody has come back";
   both_come_back();
-  EXPECT_EQ(r1.received[amem_v1_SessionMessage_open_tag], 0) << "nothing was to be done";
+  EXPECT_EQ(r1.received[amem_v1_SessionMessage_ask_tag], 0) << "nothing was to be done";
   const std::uint64_t next = r1.create(gpu(0), 2 * kMiB);
   EXPECT_GT(next, of_b) << "no id is used twice";
   r1.free(next);
@@ -96,7 +96,7 @@ INSTANTIATE_TEST_SUITE_P(
                           Point{"Release", amem_v1_SessionMessage_release_tag, false, true},
                           Point{"Map", amem_v1_SessionMessage_map_tag, true, true},
                           Point{"Load", amem_v1_SessionMessage_load_tag, true, true},
-                          Point{"Open", amem_v1_SessionMessage_open_tag, true, false}),
+                          Point{"Open", amem_v1_SessionMessage_ask_tag, true, false}),
         ::testing::Bool()),
     [](const auto& chosen) {
       return std::string(std::get<0>(chosen.param).name) +

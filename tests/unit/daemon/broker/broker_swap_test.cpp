@@ -131,7 +131,7 @@ TEST_F(SwapTest, AFailedSaveTakesTheOtherGroupBack) {
   auto watcher = swap_with_a_late_save();
   EXPECT_TRUE(rollout_reaches("turn"));
   a.moods.clear();
-  a.done(amem_v1_Phase_PHASE_SAVE, a.epoch, true);
+  a.done(RankPhase::kSave, a.epoch, true);
   const Status failed = complete(watcher);
   EXPECT_EQ(failed.code(), Code::kAborted);
   EXPECT_NE(failed.text().find("pause of group 'train': save"), std::string::npos) << failed.text();
@@ -241,7 +241,7 @@ TEST_F(SwapTest, AGroupThatRunsWithoutSomeTagsGetsThemBack) {
   EXPECT_TRUE(rollout_reaches("turn"));
   EXPECT_FALSE(b.gate_shut);
   a.moods.clear();
-  a.done(amem_v1_Phase_PHASE_SAVE, a.epoch, true);
+  a.done(RankPhase::kSave, a.epoch, true);
   EXPECT_EQ(complete(watcher).code(), Code::kAborted);
   expect_states(kRunning, kRunning);
   EXPECT_EQ(mapped(b), 6 * kMiB) << "only what had come is taken back";

@@ -101,7 +101,7 @@ TEST_F(BrokerTagsTest, AFailedResumeTakesNothingElseAway) {
 TEST_F(BrokerTagsTest, ARankThatDiesWhileATagComesBackTakesNothingWithItThatWasSaved) {
   two_with_tags();
   ASSERT_TRUE(pause_tags({"weights"}).ok());
-  for (const int what : {amem_v1_SessionMessage_save_tag, amem_v1_SessionMessage_open_tag,
+  for (const int what : {amem_v1_SessionMessage_save_tag, amem_v1_SessionMessage_ask_tag,
                          amem_v1_SessionMessage_map_tag, amem_v1_SessionMessage_load_tag})
     a.moods[static_cast<pb_size_t>(what)] = Mood::kLate;
   b.moods[amem_v1_SessionMessage_save_tag] = Mood::kFailing;

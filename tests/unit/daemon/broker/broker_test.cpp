@@ -119,7 +119,7 @@ TEST_F(BrokerTest, WrongMessagesDisconnectOnlyTheirSender) {
   expect_disconnected("second Hello", [](FakeRank& r) { (void)r.hello("other"); });
   expect_disconnected("a broker's message", [](FakeRank& r) {
     Message message = amem_v1_SessionMessage_init_zero;
-    message.which_body = amem_v1_SessionMessage_open_tag;
+    message.which_body = amem_v1_SessionMessage_ask_tag;
     r.send(message);
   });
   expect_disconnected("empty message", [](FakeRank& r) {
@@ -128,9 +128,9 @@ TEST_F(BrokerTest, WrongMessagesDisconnectOnlyTheirSender) {
     r.send(message);
   });
   expect_disconnected("answer to a phase of the broker's",
-                      [](FakeRank& r) { r.done(amem_v1_Phase_PHASE_DROP, 1); });
+                      [](FakeRank& r) { r.done(static_cast<RankPhase>(99), 1); });
   expect_disconnected("quiet by the wrong message",
-                      [](FakeRank& r) { r.done(amem_v1_Phase_PHASE_QUIESCE, 1); });
+                      [](FakeRank& r) { r.done(RankPhase::kQuiet, 1); });
   FakeRank silent;
   silent.connect(node->dir() + "/session.sock");
   Message message = amem_v1_SessionMessage_init_zero;

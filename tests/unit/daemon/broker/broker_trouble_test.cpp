@@ -30,7 +30,7 @@ const Trouble kTroubles[] = {
      Code::kAborted},
     {"load", Operation::kResume, amem_v1_SessionMessage_load_tag, kPaused, kPaused, kPaused,
      Code::kAborted},
-    {"open", Operation::kResume, amem_v1_SessionMessage_open_tag, kRunning, kRunning, kRunning,
+    {"open", Operation::kResume, amem_v1_SessionMessage_ask_tag, kRunning, kRunning, kRunning,
      Code::kOk},
 };
 
@@ -123,10 +123,10 @@ TEST_F(ImpatientTest, ChunksOfACalledOffSaveAreNotReusedWhileItMayRun) {
   EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }))
       << "b has answered Open, so its Save has ended";
 
-  b.moods[amem_v1_SessionMessage_open_tag] = Mood::kSilent;
+  b.moods[amem_v1_SessionMessage_ask_tag] = Mood::kSilent;
   EXPECT_EQ(pause().code(), Code::kDeadlineExceeded);
   EXPECT_EQ(status().pool().used_bytes(), 6 * kMiB) << "b may still be copying";
-  b.done(amem_v1_Phase_PHASE_SAVE, 2);
+  b.done(RankPhase::kSave, 2);
   EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }));
 }
 
@@ -134,7 +134,7 @@ TEST_F(ImpatientTest, ChunksOfACalledOffSaveAreNotReusedWhileItMayRun) {
 TEST_F(ImpatientTest, WhatIsSavedOutlivesASaverThatHasNeverAnsweredTheSaveBefore) {
   two_sharing();
   b.moods = {{amem_v1_SessionMessage_save_tag, Mood::kSilent},
-             {amem_v1_SessionMessage_open_tag, Mood::kSilent}};
+             {amem_v1_SessionMessage_ask_tag, Mood::kSilent}};
   EXPECT_EQ(pause().code(), Code::kDeadlineExceeded);
   b.moods = {{amem_v1_SessionMessage_release_tag, Mood::kDying}};
   ASSERT_TRUE(pause().ok());

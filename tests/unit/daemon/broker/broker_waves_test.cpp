@@ -84,7 +84,7 @@ TEST_F(WavesTest, AnAnswerOfAnotherWaveDoesNotCount) {
   auto watcher = swap_to_a_late_second_save();
   ASSERT_EQ(a.wave, 1U);
   a.wave = 0;
-  a.done(amem_v1_Phase_PHASE_SAVE, a.epoch);
+  a.done(RankPhase::kSave, a.epoch);
   settle();
   EXPECT_EQ(group("train").phase(), "save");
   EXPECT_EQ(a.received[kRelease], 1) << "the second wave has not been saved";
@@ -118,7 +118,7 @@ TEST_F(WavesTest, AFailureInALaterWaveLeavesBothPausedAndNothingLost) {
   make_full();
   auto watcher = swap_to_a_late_second_save();
   a.moods[kSave] = Mood::kFailing;
-  a.done(amem_v1_Phase_PHASE_SAVE, a.epoch, true);
+  a.done(RankPhase::kSave, a.epoch, true);
   const Status failed = complete(watcher);
   EXPECT_EQ(failed.code(), Code::kAborted);
   EXPECT_NE(failed.text().find("save: rank 0"), std::string::npos) << failed.text();

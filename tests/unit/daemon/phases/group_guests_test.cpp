@@ -78,7 +78,7 @@ TEST_F(GuestsTest, ARefusalLeavesTheGroupRunning) {
       Code::kFailedPrecondition, GroupState::kRunning,
       "pause of group 'train', refused while guests have memory open: guests: rank 0 of "
       "group 'rollout' has some open; the group is running");
-  EXPECT_EQ(find<action::Open>(), nullptr) << "no gate was shut";
+  EXPECT_EQ(find<action::Ask>(), nullptr) << "no gate was shut";
   EXPECT_TRUE(group.can_start(Operation::kPause).ok());
 }
 

@@ -43,13 +43,13 @@ class HeldTest : public GroupTest {
 
 TEST_F(HeldTest, ItDoesNotOpenBeforeTheOtherHasLeft) {
   to_turn();
-  EXPECT_EQ(find<action::Open>(), nullptr);
+  EXPECT_EQ(find<action::Ask>(), nullptr);
   EXPECT_EQ(group.state(), GroupState::kResuming);
   EXPECT_FALSE(group.may_allocate(1));
   EXPECT_EQ(phase_name(group.phase()), "turn");
   now += milliseconds(7);
   group.go_on(now);
-  expect<action::Open>("Open");
+  expect<action::Ask>("Open");
   both(RankPhase::kOpen);
   drain();
   ASSERT_NE(find<action::Arrived>(), nullptr);
@@ -156,7 +156,7 @@ TEST_F(HeldTest, ARankThatDiesWhileAllWaitIsNotMissed) {
   EXPECT_EQ(group.phase(), Phase::kTurn) << "it had loaded";
   group.go_on(now);
   drain();
-  EXPECT_EQ(find<action::Open>()->ranks, (std::vector<RankId>{1}));
+  EXPECT_EQ(find<action::Ask>()->ranks, (std::vector<RankId>{1}));
 }
 
 TEST_F(HeldTest, WhenTheLastRankDiesItEnds) {

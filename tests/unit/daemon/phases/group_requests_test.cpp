@@ -27,8 +27,8 @@ TEST_F(GroupTest, NewcomersAreOpenedWithTheOthers) {
   both(RankPhase::kMap);
   both(RankPhase::kLoad);
   drain();
-  ASSERT_NE(find<action::Open>(), nullptr);
-  EXPECT_EQ(find<action::Open>()->ranks, (std::vector<RankId>{1, 2, 3}));
+  ASSERT_NE(find<action::Ask>(), nullptr);
+  EXPECT_EQ(find<action::Ask>()->ranks, (std::vector<RankId>{1, 2, 3}));
   EXPECT_FALSE(group.join(4, "rank 3 (pid 44)")) << "nothing to wait for any more";
   EXPECT_TRUE(group.may_allocate(1)) << "its gate may be open already";
   both(RankPhase::kOpen);

@@ -82,9 +82,9 @@ TEST_F(GroupRestartTest, APauseBeforeItsFirstReleaseIsCalledOff) {
     EXPECT_THAT(next->can_start(Operation::kPause).text(), HasSubstr("not whole"));
     EXPECT_FALSE(will_take(*next, "nccl"));
     come_back();
-    ASSERT_NE(find<action::Open>(), nullptr);
+    ASSERT_NE(find<action::Ask>(), nullptr);
     EXPECT_EQ(find<action::Release>(), nullptr);
-    EXPECT_GT(find<action::Open>()->epoch, group.epoch());
+    EXPECT_GT(find<action::Ask>()->epoch, group.epoch());
     both_of_next(RankPhase::kOpen);
     EXPECT_FALSE(find<action::Arrived>()->loaded);
     expect_next(Code::kAborted, GroupState::kRunning,
@@ -146,7 +146,7 @@ TEST_F(GroupRestartTest, AResumeThatOpensIsOpened) {
   done(1, RankPhase::kOpen);
   restart();
   come_back();
-  ASSERT_NE(find<action::Open>(), nullptr);
+  ASSERT_NE(find<action::Ask>(), nullptr);
   both_of_next(RankPhase::kOpen);
   EXPECT_TRUE(find<action::Arrived>()->loaded);
   expect_next(Code::kOk, GroupState::kRunning);
@@ -215,8 +215,8 @@ TEST_F(GroupRestartTest, ARankThatComesBackLateOpensToo) {
   ASSERT_EQ(next->phase(), Phase::kOpen);
   EXPECT_FALSE(next->join(2, ""));
   drain_next();
-  ASSERT_NE(find<action::Open>(), nullptr);
-  EXPECT_EQ(find<action::Open>()->ranks, (std::vector<RankId>{2}));
+  ASSERT_NE(find<action::Ask>(), nullptr);
+  EXPECT_EQ(find<action::Ask>()->ranks, (std::vector<RankId>{2}));
   both_of_next(RankPhase::kOpen);
   expect_next(Code::kAborted, GroupState::kRunning);
 }
@@ -248,8 +248,8 @@ TEST_F(GroupRestartTest, OneThatEndsMeanwhileIsNotWaitedFor) {
   next->leave(2, false, now);
   next->tick(now);
   drain_next();
-  ASSERT_NE(find<action::Open>(), nullptr);
-  EXPECT_EQ(find<action::Open>()->ranks, (std::vector<RankId>{1}));
+  ASSERT_NE(find<action::Ask>(), nullptr);
+  EXPECT_EQ(find<action::Ask>()->ranks, (std::vector<RankId>{1}));
 }
 
 TEST_F(GroupRestartTest, WhatRanksAskForAgainWaitsForTheEndOfWhatWasUnderWay) {
@@ -262,7 +262,7 @@ TEST_F(GroupRestartTest, WhatRanksAskForAgainWaitsForTheEndOfWhatWasUnderWay) {
   next->request(2, 8, Operation::kPause, {}, now);
   next->tick(now);
   drain_next();
-  ASSERT_NE(find<action::Open>(), nullptr);
+  ASSERT_NE(find<action::Ask>(), nullptr);
   both_of_next(RankPhase::kOpen);
   EXPECT_EQ(next->phase(), Phase::kQuiesce) << "then they get what they ask for";
   EXPECT_EQ(all<action::Answer>().size(), 0U);

@@ -42,7 +42,7 @@ class GroupTagsTest : public GroupTest {
     group.dropped("", now);
     if (task.selection.all()) return;
     drain();
-    EXPECT_NE(find<action::Open>(), nullptr) << "it runs on";
+    EXPECT_NE(find<action::Ask>(), nullptr) << "it runs on";
     EXPECT_EQ(group.phase(), Phase::kOpen);
     both(RankPhase::kOpen);
   }
@@ -170,7 +170,7 @@ TEST_F(GroupTagsTest, WhenItCannotComeBackTheGroupStillRuns) {
   set_paused(kResumeKv.selection, true);
   group.dropped("", now);
   drain();
-  EXPECT_NE(find<action::Open>(), nullptr);
+  EXPECT_NE(find<action::Ask>(), nullptr);
   both(RankPhase::kOpen);
   drain();
   EXPECT_FALSE(find<action::Arrived>()->loaded) << "its bytes stay in the pool";
@@ -183,7 +183,7 @@ TEST_F(GroupTagsTest, NoSpaceLeavesTheGroupAsItWas) {
   ASSERT_TRUE(group.start(kResumeKv, {}, now).ok());
   group.admitted({Code::kResourceExhausted, "full"}, now);
   drain();
-  EXPECT_EQ(find<action::Open>(), nullptr) << "no gate was shut";
+  EXPECT_EQ(find<action::Ask>(), nullptr) << "no gate was shut";
   expect_finished(Code::kResourceExhausted, GroupState::kRunning, "full");
 }
 

@@ -54,7 +54,7 @@ TEST_F(GroupTest, PauseAndResume) {
   done(1, RankPhase::kLoad);
   EXPECT_EQ(group.phase(), Phase::kLoad) << "no rank goes on before all have loaded";
   done(2, RankPhase::kLoad);
-  expect<action::Open>("Open");
+  expect<action::Ask>("Open");
   both(RankPhase::kOpen);
   drain();
   EXPECT_NE(find<action::Arrived>(), nullptr);
@@ -148,7 +148,7 @@ TEST_F(GroupTest, ARankThatCannotBecomeQuietCallsThePauseOff) {
   to_quiesce();
   quiet(1);
   done(2, RankPhase::kQuiet, {Code::kFailedPrecondition, "libother.so reaches CUDA past amem"});
-  expect<action::Open>("Open");
+  expect<action::Ask>("Open");
   expect_finished(Code::kAborted, GroupState::kRunning,
                   "quiesce: rank 1 (pid 22) failed: libother.so reaches CUDA past amem");
 }
@@ -286,7 +286,7 @@ TEST_F(GroupTest, ReleaseDeadlineEndsPausedWithAnError) {
   now += seconds(30);
   group.tick(now);
   expect<action::Drop>("Drop");
-  EXPECT_EQ(find<action::Open>(), nullptr);
+  EXPECT_EQ(find<action::Ask>(), nullptr);
   group.dropped("", now);
   drain();
   expect_finished(Code::kDeadlineExceeded, GroupState::kPaused, "rank 1 (pid 22) did not answer");

@@ -84,7 +84,7 @@ TEST_F(GroupWavesTest, AFailureAfterTheFirstReleaseEndsPaused) {
   to_drop();
   group.dropped("", now);
   drain();
-  EXPECT_EQ(find<action::Open>(), nullptr);
+  EXPECT_EQ(find<action::Ask>(), nullptr);
   expect_finished(Code::kAborted, GroupState::kPaused, "save: rank 0 (pid 11) failed: no luck");
 }
 

@@ -163,7 +163,7 @@ TEST_F(SessionServerTest, ARankThatAsksAndDoesNotReadIsDisconnected) {
   on_open = [&](SessionId id) {
     Message message = amem_v1_SessionMessage_init_zero;
     message.which_body =
-        id == 1 ? amem_v1_SessionMessage_reply_tag : amem_v1_SessionMessage_open_tag;
+        id == 1 ? amem_v1_SessionMessage_reply_tag : amem_v1_SessionMessage_ask_tag;
     for (std::uint64_t i = 0; i < SessionServer::kMaxAnswers + kSocket; ++i)
       server.send(id, message);
     if (id == 2) loop.post([this] { loop.stop(); });

@@ -82,7 +82,7 @@ class ShimPhases : public testing::Test {
   Message of(pb_size_t which, std::uint64_t epoch) {
     Message message = amem_v1_SessionMessage_init_zero;
     message.which_body = which;
-    message.body.open.epoch = epoch;  // the first field of each of them
+    message.body.ask.epoch = epoch;  // the first field of each of them
     return message;
   }
   void quiesce(std::uint64_t epoch) { tell(of(amem_v1_SessionMessage_quiesce_tag, epoch)); }
@@ -93,12 +93,16 @@ class ShimPhases : public testing::Test {
     message.body.release.undo = undo;
     tell(message);
   }
-  void open(std::uint64_t epoch) { tell(of(amem_v1_SessionMessage_open_tag, epoch)); }
+  void open(std::uint64_t epoch) {
+    Message message = of(amem_v1_SessionMessage_ask_tag, epoch);
+    message.body.ask.phase = number_of(RankPhase::kOpen);
+    tell(message);
+  }
   void tell(const Message& message, const std::vector<int>& fds = {}) {
     EXPECT_TRUE(send_message(broker.socket(), message, fds).ok());
   }
   /// The next answer to a command, which must be a success.
-  void done(std::uint64_t epoch, amem_v1_Phase phase) {
+  void done(std::uint64_t epoch, RankPhase phase) {
     Message message = broker.next();
     while (message.which_body == amem_v1_SessionMessage_unbrokered_tag ||
            message.which_body == amem_v1_SessionMessage_unknown_calls_tag ||
@@ -149,7 +153,7 @@ class ShimPhases : public testing::Test {
 TEST_F(ShimPhases, OpenAtAnOpenGate) {
   EXPECT_FALSE(next_broker());
   open(3);
-  done(3, amem_v1_Phase_PHASE_OPEN);
+  done(3, RankPhase::kOpen);
   EXPECT_TRUE(passes());
 }
 
@@ -160,7 +164,7 @@ TEST_F(ShimPhases, AGateThatTheDeadBrokerHasShutStaysShutUntilAnOpen) {
   EXPECT_TRUE(next_broker());
   EXPECT_FALSE(passes());
   open(2);
-  done(2, amem_v1_Phase_PHASE_OPEN);
+  done(2, RankPhase::kOpen);
   EXPECT_TRUE(passes());
   EXPECT_FALSE(next_broker());
 }
@@ -198,22 +202,22 @@ TEST_F(ShimPhases, ReleaseOfWhatHasLeftAlready) {
   quiesce(1);
   quiet(1);
   release(1);
-  done(1, amem_v1_Phase_PHASE_RELEASE);
+  done(1, RankPhase::kRelease);
   EXPECT_TRUE(next_broker());
   release(2);
-  done(2, amem_v1_Phase_PHASE_RELEASE);
+  done(2, RankPhase::kRelease);
   release(3, true);
-  done(3, amem_v1_Phase_PHASE_RELEASE);
+  done(3, RankPhase::kRelease);
   EXPECT_FALSE(passes());
   open(4);
-  done(4, amem_v1_Phase_PHASE_OPEN);
+  done(4, RankPhase::kOpen);
   EXPECT_TRUE(passes());
 }
 
 TEST_F(ShimPhases, AnUndoWhereNothingHasComeBack) {
   EXPECT_FALSE(next_broker());
   release(1, true);
-  done(1, amem_v1_Phase_PHASE_RELEASE);
+  done(1, RankPhase::kRelease);
   EXPECT_TRUE(passes());
 }
 
@@ -238,13 +242,13 @@ TEST_F(ShimPhases, ASegmentThatIsHereAlready) {
   testing::internal::CaptureStderr();
   tell(message, {memory.get()});
   open(1);
-  done(1, amem_v1_Phase_PHASE_OPEN);
+  done(1, RankPhase::kOpen);
   EXPECT_EQ(testing::internal::GetCapturedStderr().find("pool segment"), std::string::npos);
   testing::internal::CaptureStderr();
   message.body.pool_segment.size = 2 * kSize;
   tell(message, {memory.get()});
   open(2);
-  done(2, amem_v1_Phase_PHASE_OPEN);
+  done(2, RankPhase::kOpen);
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_NE(said.find("pool segment 2 is said to have 131072 bytes, and had 65536 before"),
             std::string::npos)

@@ -109,7 +109,7 @@ TEST_F(ShimComeback, SaysWhoItIsAndWhatItHolds) {
   broker.welcome(some_key(2));
   ASSERT_TRUE(eventually([&] { return listener.returns == 1; }));
   EXPECT_TRUE(session.alive());
-  broker.command(amem_v1_SessionMessage_open_tag);
+  broker.command(amem_v1_SessionMessage_ask_tag);
   EXPECT_TRUE(eventually([&] { return listener.commands == 1; }));
   EXPECT_EQ(listener.disconnections, 1);
   EXPECT_FALSE(listener.is_lost);
@@ -272,7 +272,7 @@ TEST_F(ShimComeback, ACommandUnderWayEndsFirstAndItsAnswerIsDropped) {
   listener.on_command = [&](Packet&) { session.post(free_of(1)); };
   start();
   listener.held = true;
-  broker.command(amem_v1_SessionMessage_open_tag);
+  broker.command(amem_v1_SessionMessage_ask_tag);
   ASSERT_TRUE(eventually([&] { return listener.commands == 1; }));
   broker.die();
   broker.listen();

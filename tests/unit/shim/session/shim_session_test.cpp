@@ -123,7 +123,7 @@ TEST_F(ShimSession, EndsWithTheBroker) {
   EXPECT_EQ(session.rank_id(), 7U);
   ASSERT_TRUE(session.start(listener).ok());
   Message command = amem_v1_SessionMessage_init_zero;
-  command.which_body = amem_v1_SessionMessage_open_tag;
+  command.which_body = amem_v1_SessionMessage_ask_tag;
   ASSERT_TRUE(send_message(broker.socket(), command).ok());
   EXPECT_TRUE(eventually([&] { return listener.commands == 1; }));
   EXPECT_TRUE(session.alive());
@@ -144,7 +144,7 @@ TEST_F(ShimSession, AFailureOfTheShimEndsTheSessionAndNotTheProgram) {
   ASSERT_TRUE(session.connect(broker.path(), identity).ok());
   ASSERT_TRUE(session.start(failing).ok());
   Message command = amem_v1_SessionMessage_init_zero;
-  command.which_body = amem_v1_SessionMessage_open_tag;
+  command.which_body = amem_v1_SessionMessage_ask_tag;
   testing::internal::CaptureStderr();
   ASSERT_TRUE(send_message(broker.socket(), command).ok());
   EXPECT_TRUE(eventually([&] { return failing.is_lost.load(); }));
@@ -190,7 +190,7 @@ TEST_F(ShimSession, NoCommandBeginsWhenTheDriverEndsAndTheOneUnderWayIsWaitedFor
   ASSERT_TRUE(session.start(listener).ok());
   listener.held = true;
   Message command = amem_v1_SessionMessage_init_zero;
-  command.which_body = amem_v1_SessionMessage_open_tag;
+  command.which_body = amem_v1_SessionMessage_ask_tag;
   ASSERT_TRUE(send_message(broker.socket(), command).ok());
   ASSERT_TRUE(eventually([&] { return listener.commands == 1; }));
   session.stop(Session::Clock::now());  // not for ever
@@ -259,7 +259,7 @@ TEST_F(ShimSession, NobodyWaitsForABrokerThatDoesNotRead) {
   for (std::uint64_t i = 0; i < kFrees; ++i) patient.post(free_message(i));
   ASSERT_TRUE(patient.alive());
   Message command = amem_v1_SessionMessage_init_zero;
-  command.which_body = amem_v1_SessionMessage_open_tag;
+  command.which_body = amem_v1_SessionMessage_ask_tag;
   ASSERT_TRUE(send_message(broker.socket(), command).ok());
   EXPECT_TRUE(eventually([&] { return listener.commands == 1; }));
 
