@@ -41,12 +41,12 @@ void asked(const Caller& caller, spdlog::format_string_t<Arguments...> format,
 }  // namespace
 
 Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml,
-               Record* record, Workers::Place place)
+               Record* record, Workers::Runs runs)
     : loop_(loop),
       config_(config),
       devices_(devices),
       nvml_(nvml),
-      workers_(loop, devices, nvml, place,
+      workers_(loop, devices, nvml, runs,
                [this](const std::string& text) { events_.publish(nullptr, "error", text); }),
       accounts_(loop, config.quotas.resolve(config.pool_size, config.segment(), devices.total())),
       node_(

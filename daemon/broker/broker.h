@@ -37,10 +37,10 @@ namespace amem {
 
 class Broker {
  public:
-  /// Everything passed in outlives the broker. Without a record nothing outlives it. `place`: where
+  /// Everything passed in outlives the broker. Without a record nothing outlives it. `runs`: where
   /// devices are called.
   Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml,
-         Record* record = nullptr, Workers::Place place = Workers::Place::kThreads);
+         Record* record = nullptr, Workers::Runs runs = Workers::Runs::kThreads);
   ~Broker();
 
   /// Takes up what another amemd has left with the holder. Before start(). kDataLoss: it is not to

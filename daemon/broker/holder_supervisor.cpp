@@ -31,10 +31,10 @@ Status unusable(const std::string& path, const Status& why) {
 
 }  // namespace
 
-HolderSupervisor::HolderSupervisor(EventLoop& loop, const Config& config, Workers::Place place)
+HolderSupervisor::HolderSupervisor(EventLoop& loop, const Config& config, Workers::Runs runs)
     : loop_(loop),
       use_(config.holder),
-      place_(place),
+      runs_(runs),
       launch_(launch_of(config)),
       record_(std::make_unique<Record>()) {}
 
@@ -106,7 +106,7 @@ void HolderSupervisor::search() {
   if (record_->holder() == nullptr) return;  // amemd ends
   HolderLaunch launch = launch_;
   launch.welcome = kWelcome;
-  if (place_ == Workers::Place::kLoop) return found(find(launch));
+  if (runs_ == Workers::Runs::kLoop) return found(find(launch));
   searcher_ = std::jthread([this, launch = std::move(launch)](const std::stop_token& stop) {
     Result<std::shared_ptr<HolderClient>> holder = find(launch, stop);
     loop_.post([this, holder = std::move(holder)] { found(holder); });

@@ -22,9 +22,9 @@ namespace amem {
 
 class HolderSupervisor {
  public:
-  /// Everything passed in outlives this object. `place`: where another holder is looked for.
+  /// Everything passed in outlives this object. `runs`: where another holder is looked for.
   HolderSupervisor(EventLoop& loop, const Config& config,
-                   Workers::Place place = Workers::Place::kThreads);
+                   Workers::Runs runs = Workers::Runs::kThreads);
   ~HolderSupervisor();
   HolderSupervisor(const HolderSupervisor&) = delete;
   HolderSupervisor& operator=(const HolderSupervisor&) = delete;
@@ -48,7 +48,7 @@ class HolderSupervisor {
 
   EventLoop& loop_;
   const HolderUse use_;
-  const Workers::Place place_;
+  const Workers::Runs runs_;
   const HolderLaunch launch_;
   std::unique_ptr<Record> record_;
   Stock stock_;

@@ -99,7 +99,7 @@ struct Residence {
 };
 
 /// Where its bytes are while it is paused.
-struct SavedPlace {
+struct Saved {
   Extents extents;             // empty: nothing was kept
   std::vector<Stored> pieces;  // how, of each extent; empty: byte for byte, and all of them fit
   RankId saver = 0;            // who is to write them; of no pause: 0
@@ -113,7 +113,7 @@ struct Allocation : AllocationIdentity, Residence {
   std::vector<RankId> sharers;  // by first hold; not empty in a group
   std::vector<Pinner> pinners;  // each once; of sharers only
   std::vector<Guest> guests;    // by first opening; while there is one it cannot leave its device
-  SavedPlace saved;
+  Saved saved;
   Charge charge;  // for its entry in the table
   Row row;        // of what does not change; the last here, so the first to be erased
 

@@ -9,20 +9,20 @@ namespace amem {
 
 void Reach::add_segment(std::uint64_t size, int node) { segments_.push_back({size, node, 0}); }
 
-void Reach::join(RankId rank, GroupId group) { places_[rank].group = group; }
+void Reach::join(RankId rank, GroupId group) { ranks_[rank].group = group; }
 
 void Reach::keep(RankId rank, int node, std::uint64_t bytes) {
-  Place& place = places_[rank];
-  place.needs[node].bytes += bytes;
-  to_save_[place.group] += bytes;
+  RankReach& reach = ranks_[rank];
+  reach.needs[node].bytes += bytes;
+  to_save_[reach.group] += bytes;
 }
 
 void Reach::let_go(RankId rank, int node, std::uint64_t bytes) {
-  Place& place = places_[rank];
-  Need& need = place.needs[node];
+  RankReach& reach = ranks_[rank];
+  Need& need = reach.needs[node];
   const std::uint64_t less = std::min(need.bytes, bytes);
   need.bytes -= less;
-  to_save_[place.group] -= less;
+  to_save_[reach.group] -= less;
 }
 
 std::uint64_t Reach::share(GroupId group, std::uint64_t bytes, std::uint64_t most) const {
@@ -33,11 +33,11 @@ std::uint64_t Reach::share(GroupId group, std::uint64_t bytes, std::uint64_t mos
 }
 
 /// Of the segments that there are, the one that the rank is best given next; nothing: it has all.
-std::optional<std::uint32_t> Reach::best(Place& place, int node) const {
-  place.segments.resize(segments_.size());
-  if (place.count == segments_.size()) return std::nullopt;
+std::optional<std::uint32_t> Reach::best(RankReach& reach, int node) const {
+  reach.segments.resize(segments_.size());
+  if (reach.count == segments_.size()) return std::nullopt;
   auto badness = [&](std::uint32_t i) {
-    return std::tuple(place.segments[i] != State::kOut, segments_[i].node != node,
+    return std::tuple(reach.segments[i] != State::kOut, segments_[i].node != node,
                       segments_[i].ranks);
   };
   std::uint32_t best = 0;
@@ -48,13 +48,13 @@ std::optional<std::uint32_t> Reach::best(Place& place, int node) const {
 
 std::vector<std::uint32_t> Reach::extend(RankId rank, std::uint64_t most, const Draw& draw) {
   std::vector<std::uint32_t> added;
-  const auto it = places_.find(rank);
-  if (it == places_.end()) return added;
-  Place& place = it->second;
-  for (auto& [node, need] : place.needs) {
-    const std::uint64_t wanted = share(place.group, need.bytes, most);
+  const auto it = ranks_.find(rank);
+  if (it == ranks_.end()) return added;
+  RankReach& reach = it->second;
+  for (auto& [node, need] : reach.needs) {
+    const std::uint64_t wanted = share(reach.group, need.bytes, most);
     while (need.given < wanted) {
-      std::optional<std::uint32_t> next = best(place, node);
+      std::optional<std::uint32_t> next = best(reach, node);
       const bool far = !next || segments_[*next].node != node;
       const bool shared = !next || segments_[*next].ranks > 0;
       if (((far || shared) && draw(node, true)) || (far && shared && draw(node, false)))
@@ -69,37 +69,37 @@ std::vector<std::uint32_t> Reach::extend(RankId rank, std::uint64_t most, const 
 }
 
 bool Reach::add(RankId rank, std::uint32_t segment) {
-  Place& place = places_[rank];
-  place.segments.resize(segments_.size());
-  if (segment >= segments_.size() || place.segments[segment] == State::kTold) return false;
-  if (std::exchange(place.segments[segment], State::kTold) == State::kDoubtful) return true;
-  ++place.count;
+  RankReach& reach = ranks_[rank];
+  reach.segments.resize(segments_.size());
+  if (segment >= segments_.size() || reach.segments[segment] == State::kTold) return false;
+  if (std::exchange(reach.segments[segment], State::kTold) == State::kDoubtful) return true;
+  ++reach.count;
   ++segments_[segment].ranks;
   return true;
 }
 
 void Reach::doubt(RankId rank) {
-  if (const auto it = places_.find(rank); it != places_.end())
+  if (const auto it = ranks_.find(rank); it != ranks_.end())
     std::replace(it->second.segments.begin(), it->second.segments.end(), State::kTold,
                  State::kDoubtful);
 }
 
 void Reach::forget(RankId rank) {
-  const auto it = places_.find(rank);
-  if (it == places_.end()) return;
+  const auto it = ranks_.find(rank);
+  if (it == ranks_.end()) return;
   const std::vector<State>& states = it->second.segments;
   for (std::size_t i = 0; i < states.size(); ++i)
     if (states[i] != State::kOut) --segments_[i].ranks;
   std::uint64_t& to_save = to_save_[it->second.group];
   for (const auto& [node, need] : it->second.needs) to_save -= need.bytes;
   if (to_save == 0) to_save_.erase(it->second.group);
-  places_.erase(it);
+  ranks_.erase(it);
 }
 
 SegmentOrder Reach::order(RankId rank, int node) const {
-  const auto it = places_.find(rank);
+  const auto it = ranks_.find(rank);
   auto badness = [&](std::uint32_t i) {
-    const bool reached = it != places_.end() && i < it->second.segments.size() &&
+    const bool reached = it != ranks_.end() && i < it->second.segments.size() &&
                          it->second.segments[i] != State::kOut;
     return std::tuple(!reached, segments_[i].node != node);
   };

@@ -60,20 +60,20 @@ class Reach {
     std::uint64_t given = 0;  // in segments
   };
   enum class State : std::uint8_t { kOut, kDoubtful, kTold };  // but for kOut, it is reached
-  struct Place {                                               // of a rank
+  struct RankReach {
     GroupId group = 0;
     std::vector<State> segments;
     std::size_t count = 0;      // that are reached
     std::map<int, Need> needs;  // by node
   };
 
-  std::optional<std::uint32_t> best(Place& place, int node) const;
+  std::optional<std::uint32_t> best(RankReach& reach, int node) const;
   /// Of so many bytes that a rank of the group has to save, those that the pool can have space for.
   std::uint64_t share(GroupId group, std::uint64_t bytes, std::uint64_t most) const;
 
   std::vector<Segment> segments_;
   std::map<GroupId, std::uint64_t> to_save_;  // bytes of all its ranks
-  std::map<RankId, Place> places_;
+  std::map<RankId, RankReach> ranks_;
 };
 
 }  // namespace amem

@@ -180,16 +180,16 @@ struct Workers::Lane {
   }
 };
 
-Workers::Workers(EventLoop& loop, const Devices& devices, const Nvml& nvml, Place place,
+Workers::Workers(EventLoop& loop, const Devices& devices, const Nvml& nvml, Runs runs,
                  std::function<void(const std::string&)> trouble)
     : loop_(loop),
       devices_(devices),
       nvml_(nvml),
-      place_(place),
+      runs_(runs),
       trouble_(std::move(trouble)),
       mailbox_(std::make_shared<Mailbox>()) {
   mailbox_->loop = &loop;
-  mailbox_->works = place == Place::kLoop;
+  mailbox_->works = runs == Runs::kLoop;
   for (const Device& device : devices.all())
     lanes_.emplace(device.uuid, std::make_shared<Lane>(device));
 }
@@ -231,7 +231,7 @@ void Workers::shut() {
 }
 
 void Workers::add(const DeviceUuid& device, JobPtr job) {
-  if (place_ == Place::kLoop) return Mailbox::put(mailbox_, std::move(job));
+  if (runs_ == Runs::kLoop) return Mailbox::put(mailbox_, std::move(job));
   Lane::add(lanes_.at(device), mailbox_, std::move(job));
   watch();
 }
@@ -363,7 +363,7 @@ struct Workers::Ending {
 std::shared_ptr<Workers::Ending> Workers::ending(const DeviceUuid& device, Ended what) {
   auto held = std::make_shared<Ending>(std::move(what));
   const auto lane = lanes_.find(device);
-  if (place_ == Place::kThreads && lane != lanes_.end()) {
+  if (runs_ == Runs::kThreads && lane != lanes_.end()) {
     held->lane = lane->second;
     held->mailbox = mailbox_;
   }

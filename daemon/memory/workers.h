@@ -43,7 +43,7 @@ std::string to_string(const DeviceCall& call);
 
 class Workers {
  public:
-  enum class Place : std::uint8_t {
+  enum class Runs : std::uint8_t {
     kThreads,
     kLoop,  // in a later turn of the loop: for who plays a node in one thread
   };
@@ -54,7 +54,7 @@ class Workers {
 
   /// `trouble`: is told, for people, that a device hangs. Everything passed in
   /// outlives this object, and what it has made.
-  Workers(EventLoop& loop, const Devices& devices, const Nvml& nvml, Place place,
+  Workers(EventLoop& loop, const Devices& devices, const Nvml& nvml, Runs runs,
           std::function<void(const std::string&)> trouble);
   ~Workers();
   Workers(const Workers&) = delete;
@@ -168,7 +168,7 @@ class Workers {
   EventLoop& loop_;
   const Devices& devices_;
   const Nvml& nvml_;
-  const Place place_;
+  const Runs runs_;
   const std::function<void(const std::string&)> trouble_;
   std::shared_ptr<Mailbox> mailbox_;
   std::map<DeviceUuid, std::shared_ptr<Lane>> lanes_;

@@ -39,7 +39,7 @@ std::vector<SegmentOrder> SavedBytes::orders(const OwnPool& pool,
 Status SavedBytes::take(const GroupEntry& group, const Task& pause, const Devices& devices,
                         const Measurement* measured) {
   const std::vector<Allocation*> keep = kept(group, pause);
-  Result<std::vector<PoolPlace>> taken =
+  Result<std::vector<TakenSpace>> taken =
       measured != nullptr ? packed(group, keep, devices, *measured) : whole(group, keep, devices);
   if (!taken.ok()) return taken.status();
   for (std::size_t i = 0; i < keep.size(); ++i) {
@@ -51,9 +51,9 @@ Status SavedBytes::take(const GroupEntry& group, const Task& pause, const Device
   return {};
 }
 
-Result<std::vector<PoolPlace>> SavedBytes::whole(const GroupEntry& group,
-                                                 const std::vector<Allocation*>& keep,
-                                                 const Devices& devices) {
+Result<std::vector<TakenSpace>> SavedBytes::whole(const GroupEntry& group,
+                                                  const std::vector<Allocation*>& keep,
+                                                  const Devices& devices) {
   std::uint64_t need = 0;
   for (const Allocation* a : keep) need += round_up(a->size, node_.pools.chunk());
   if (const Status space = node_.pools.make_space(group.account, need); !space.ok()) return space;
@@ -65,16 +65,16 @@ Result<std::vector<PoolPlace>> SavedBytes::whole(const GroupEntry& group,
   for (std::size_t i = 0; i < keep.size(); ++i) requests.push_back({keep[i]->size, order_of[i]});
   Result<std::vector<Extents>> taken = pool.extents.take(requests, std::move(all));
   if (!taken.ok()) return taken.status();
-  std::vector<PoolPlace> places;
-  places.reserve(keep.size());
-  for (Extents& extents : taken.value()) places.push_back({std::move(extents), {}});
-  return places;
+  std::vector<TakenSpace> spaces;
+  spaces.reserve(keep.size());
+  for (Extents& extents : taken.value()) spaces.push_back({std::move(extents), {}});
+  return spaces;
 }
 
-Result<std::vector<PoolPlace>> SavedBytes::packed(const GroupEntry& group,
-                                                  const std::vector<Allocation*>& keep,
-                                                  const Devices& devices,
-                                                  const Measurement& measured) {
+Result<std::vector<TakenSpace>> SavedBytes::packed(const GroupEntry& group,
+                                                   const std::vector<Allocation*>& keep,
+                                                   const Devices& devices,
+                                                   const Measurement& measured) {
   // As much as there is, where it is not enough either: the figures are of what there is then.
   std::uint64_t need = 0;
   for (const Allocation* a : keep)
@@ -90,7 +90,7 @@ Result<std::vector<PoolPlace>> SavedBytes::packed(const GroupEntry& group,
     requests.push_back(
         {keep[i]->size, order_of[i], node_.form(group, *keep[i]), measured.blocks(keep[i]->id)});
   Packing packing = pack(pool.extents, requests, all);
-  if (packing.missing == 0) return std::move(packing.places);
+  if (packing.missing == 0) return std::move(packing.spaces);
   if (packing.missing <= node_.pools.coming(*group.account))
     return Status(Code::kUnavailable,
                   format_size(packing.missing) +

@@ -69,12 +69,12 @@ class SavedBytes {
                                    const Devices& devices,
                                    std::vector<std::size_t>& order_of) const;
   /// Places for all bytes as they are, or, measured, for what is left of them without zeros.
-  Result<std::vector<PoolPlace>> whole(const GroupEntry& group,
-                                       const std::vector<Allocation*>& keep,
-                                       const Devices& devices);
-  Result<std::vector<PoolPlace>> packed(const GroupEntry& group,
+  Result<std::vector<TakenSpace>> whole(const GroupEntry& group,
                                         const std::vector<Allocation*>& keep,
-                                        const Devices& devices, const Measurement& measured);
+                                        const Devices& devices);
+  Result<std::vector<TakenSpace>> packed(const GroupEntry& group,
+                                         const std::vector<Allocation*>& keep,
+                                         const Devices& devices, const Measurement& measured);
   std::map<std::string, std::uint64_t> others_bytes(const GroupEntry& group) const;
   /// Why the pool has no more than it has.
   std::string why_no_larger(const Account& account) const;

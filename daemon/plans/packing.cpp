@@ -43,17 +43,17 @@ class Packer {
     return (sparse_ && border > at_ ? border : end) - at_;
   }
   void put(const Extent& extent, std::uint64_t length) {
-    place_.extents.push_back(extent);
-    place_.pieces.push_back({length, std::min(length, extent.length), Form::kDense, 0});
+    space_.extents.push_back(extent);
+    space_.pieces.push_back({length, std::min(length, extent.length), Form::kDense, 0});
     at_ += length;
   }
-  PoolPlace take_place() { return std::move(place_); }
+  TakenSpace take_space() { return std::move(space_); }
 
  private:
   const PackRequest& request_;
   const bool sparse_;
   std::uint64_t at_ = 0;
-  PoolPlace place_;
+  TakenSpace space_;
 };
 
 /// False: the pool is full. Either way it has taken what the place has so far.
@@ -87,11 +87,11 @@ Packing pack(ExtentAllocator& pool, const std::vector<PackRequest>& requests,
     Packer packer(request);
     if (!pack_one(pool, orders[request.order], packer))
       packing.missing = round_up(packer.need(packer.left()), pool.chunk());
-    packing.places.push_back(packer.take_place());
+    packing.spaces.push_back(packer.take_space());
   }
   if (packing.missing == 0) return packing;
-  for (const PoolPlace& place : packing.places) (void)pool.give_back(place.extents);  // as taken
-  packing.places.clear();
+  for (const TakenSpace& space : packing.spaces) (void)pool.give_back(space.extents);  // as taken
+  packing.spaces.clear();
   return packing;
 }
 

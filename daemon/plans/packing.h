@@ -1,4 +1,4 @@
-// Packing: places in the pool for what a pause saves, no larger than the look for zeros says.
+// Packing: space in the pool for what a pause saves, no larger than the look for zeros says.
 //
 // An extent may be shorter than the piece of the allocation that it is for; that piece is then to
 // be saved sparsely.
@@ -22,13 +22,13 @@ struct PackRequest {
   const BlockMap* blocks = nullptr;  // null: nobody has looked, all of it counts
 };
 
-struct PoolPlace {
+struct TakenSpace {
   Extents extents;
   std::vector<Stored> pieces;  // one for each extent
 };
 
 struct Packing {
-  std::vector<PoolPlace> places;  // one for each request, in order
+  std::vector<TakenSpace> spaces;  // one for each request, in order
   std::uint64_t missing = 0;  // not 0: so many bytes more are needed, and nothing has been taken
 };
 

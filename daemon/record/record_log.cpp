@@ -173,13 +173,13 @@ Status RecordLog::load() {
   return {};
 }
 
-std::string_view RecordLog::row_at(const Place& place) const {
-  return {reinterpret_cast<const char*>(half(active_) + place.offset + sizeof(RowHeader)),
-          place.size};
+std::string_view RecordLog::row_at(const RowPosition& position) const {
+  return {reinterpret_cast<const char*>(half(active_) + position.offset + sizeof(RowHeader)),
+          position.size};
 }
 
 void RecordLog::each(const std::function<void(RowKey, std::string_view)>& row) const {
-  for (const auto& [key, place] : rows_) row(key, row_at(place));
+  for (const auto& [key, position] : rows_) row(key, row_at(position));
 }
 
 void RecordLog::write(std::byte* half, std::uint64_t at, RowKey key, std::string_view row,
@@ -267,10 +267,10 @@ void RecordLog::compact() {
   const unsigned other = 1 - active_;
   if (!reserve(other, live_ + promised_)) return;
   std::uint64_t end = 0;
-  for (auto& [key, place] : rows_) {
-    const std::uint64_t length = bytes_of(place.size);
-    std::memcpy(half(other) + end, half(active_) + place.offset, length);
-    place.offset = end;
+  for (auto& [key, position] : rows_) {
+    const std::uint64_t length = bytes_of(position.size);
+    std::memcpy(half(other) + end, half(active_) + position.offset, length);
+    position.offset = end;
     end += length;
   }
   const unsigned before = active_;

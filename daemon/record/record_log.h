@@ -68,7 +68,7 @@ class RecordLog {
  private:
   struct Header;
   struct RowHeader;
-  struct Place {
+  struct RowPosition {
     std::uint64_t offset = 0;  // of its header, in the half
     std::uint32_t size = 0;    // of the row
   };
@@ -83,7 +83,7 @@ class RecordLog {
   bool reserve(unsigned half, std::uint64_t end);
   void compact();
   std::byte* half(unsigned which) const;
-  std::string_view row_at(const Place& place) const;
+  std::string_view row_at(const RowPosition& position) const;
 
   Fd memory_;
   std::byte* base_ = nullptr;
@@ -94,7 +94,7 @@ class RecordLog {
   std::uint64_t live_ = 0;
   std::uint64_t promised_ = 0;
   std::array<std::uint64_t, 2> reserved_{};  // bytes of each half whose pages are there
-  std::unordered_map<RowKey, Place> rows_;
+  std::unordered_map<RowKey, RowPosition> rows_;
 };
 
 }  // namespace amem

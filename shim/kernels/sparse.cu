@@ -12,7 +12,7 @@ constexpr uint32_t kUnitsPerBlock = kBlock / kUnit;
 constexpr uint32_t kScanUnroll = 8;
 
 /// Where the thread block's group is.
-struct Place {
+struct BlockGroup {
   uint64_t device;
   uint64_t pool;
   uint64_t length;
@@ -20,7 +20,7 @@ struct Place {
   uint32_t entry;
 };
 
-__device__ Place find(const Launch& launch, uint32_t group) {
+__device__ BlockGroup find(const Launch& launch, uint32_t group) {
   uint32_t low = 0;
   uint32_t high = launch.ranges;
   while (high - low > 1) {
@@ -36,19 +36,19 @@ __device__ Place find(const Launch& launch, uint32_t group) {
 }
 
 /// Units of a block; 0 behind the end of the range.
-__device__ uint32_t units_of(const Place& place, uint32_t block) {
-  const uint64_t begin = place.group * kGroup + block * kBlock;
-  if (begin >= place.length) return 0;
-  const uint64_t rest = place.length - begin;
+__device__ uint32_t units_of(const BlockGroup& here, uint32_t block) {
+  const uint64_t begin = here.group * kGroup + block * kBlock;
+  if (begin >= here.length) return 0;
+  const uint64_t rest = here.length - begin;
   return rest < kBlock ? rest / kUnit : kUnitsPerBlock;
 }
 
-__device__ uint4* block_at(const Place& place, uint32_t block) {
-  return reinterpret_cast<uint4*>(place.device + place.group * kGroup + block * kBlock);
+__device__ uint4* block_at(const BlockGroup& here, uint32_t block) {
+  return reinterpret_cast<uint4*>(here.device + here.group * kGroup + block * kBlock);
 }
 
-__device__ uint4* slot_at(const Place& place, uint32_t slot) {
-  return reinterpret_cast<uint4*>(place.pool + index_bytes(place.length) + slot * kBlock);
+__device__ uint4* slot_at(const BlockGroup& here, uint32_t slot) {
+  return reinterpret_cast<uint4*>(here.pool + index_bytes(here.length) + slot * kBlock);
 }
 
 /// By the whole thread block. All loads of a full block are under way before its first store: the
@@ -70,11 +70,11 @@ __device__ void copy_units(uint4* to, const uint4* from, uint32_t units) {
 
 extern "C" __global__ void __launch_bounds__(kScanThreads)
     amem_sparse_scan(const __grid_constant__ Launch launch) {
-  const Place place = find(launch, blockIdx.x);
+  const BlockGroup here = find(launch, blockIdx.x);
   const uint32_t block = threadIdx.x / kWarp;
   const uint32_t lane = threadIdx.x % kWarp;
-  const uint32_t units = units_of(place, block);
-  const uint4* at = block_at(place, block);
+  const uint32_t units = units_of(here, block);
+  const uint4* at = block_at(here, block);
   // A block that is not zero mostly shows it at once: only zeros are read to the end.
   bool found = false;
   for (uint32_t base = 0; base < units && !found; base += kWarp * kScanUnroll) {
@@ -92,41 +92,41 @@ extern "C" __global__ void __launch_bounds__(kScanThreads)
   __syncthreads();
   if (lane == 0 && found) atomicOr(&mask, 1U << block);
   __syncthreads();
-  if (threadIdx.x == 0) reinterpret_cast<Entry*>(launch.entries)[place.entry].mask = mask;
+  if (threadIdx.x == 0) reinterpret_cast<Entry*>(launch.entries)[here.entry].mask = mask;
 }
 
 extern "C" __global__ void __launch_bounds__(kCopyThreads)
     amem_sparse_gather(const __grid_constant__ Launch launch) {
-  const Place place = find(launch, blockIdx.x / kCopyParts);
+  const BlockGroup here = find(launch, blockIdx.x / kCopyParts);
   const uint32_t part = blockIdx.x % kCopyParts;
   constexpr uint32_t kEach = kBlocksPerGroup / kCopyParts;
-  const Entry entry = reinterpret_cast<const Entry*>(launch.entries)[place.entry];
-  if (part == 0 && threadIdx.x == 0) reinterpret_cast<Entry*>(place.pool)[place.group] = entry;
+  const Entry entry = reinterpret_cast<const Entry*>(launch.entries)[here.entry];
+  if (part == 0 && threadIdx.x == 0) reinterpret_cast<Entry*>(here.pool)[here.group] = entry;
   const uint32_t begin = part * kEach;
   uint32_t slot = entry.first + __popc(entry.mask & ((1U << begin) - 1));
   for (uint32_t block = begin; block < begin + kEach; ++block) {
     if ((entry.mask >> block & 1) == 0) continue;
-    copy_units(slot_at(place, slot), block_at(place, block), units_of(place, block));
+    copy_units(slot_at(here, slot), block_at(here, block), units_of(here, block));
     ++slot;
   }
 }
 
 extern "C" __global__ void __launch_bounds__(kCopyThreads)
     amem_sparse_scatter(const __grid_constant__ Launch launch) {
-  const Place place = find(launch, blockIdx.x / kCopyParts);
+  const BlockGroup here = find(launch, blockIdx.x / kCopyParts);
   const uint32_t part = blockIdx.x % kCopyParts;
   constexpr uint32_t kEach = kBlocksPerGroup / kCopyParts;
-  const Entry entry = reinterpret_cast<const Entry*>(place.pool)[place.group];
+  const Entry entry = reinterpret_cast<const Entry*>(here.pool)[here.group];
   const uint32_t begin = part * kEach;
   uint32_t slot = entry.first + __popc(entry.mask & ((1U << begin) - 1));
   // What is stored is no longer than what it was copied from: a slot beyond is a broken index.
-  const uint64_t space = place.length - index_bytes(place.length);
+  const uint64_t space = here.length - index_bytes(here.length);
   for (uint32_t block = begin; block < begin + kEach; ++block) {
-    const uint32_t units = units_of(place, block);
-    uint4* to = block_at(place, block);
+    const uint32_t units = units_of(here, block);
+    uint4* to = block_at(here, block);
     const bool stored = (entry.mask >> block & 1) != 0;
     if (stored && slot * kBlock + units * kUnit <= space) {
-      copy_units(to, slot_at(place, slot), units);
+      copy_units(to, slot_at(here, slot), units);
     } else {
       for (uint32_t i = threadIdx.x; i < units; i += kCopyThreads) to[i] = uint4{0, 0, 0, 0};
     }
@@ -136,12 +136,12 @@ extern "C" __global__ void __launch_bounds__(kCopyThreads)
 
 extern "C" __global__ void __launch_bounds__(kScanThreads)
     amem_sparse_checksum(const __grid_constant__ Launch launch) {
-  const Place place = find(launch, blockIdx.x);
+  const BlockGroup here = find(launch, blockIdx.x);
   const uint32_t block = threadIdx.x / kWarp;
   const uint32_t lane = threadIdx.x % kWarp;
-  const uint32_t units = units_of(place, block);
-  const uint64_t first_word = (place.group * kGroup + block * kBlock) / sizeof(uint64_t);
-  const ulonglong2* at = reinterpret_cast<const ulonglong2*>(block_at(place, block));
+  const uint32_t units = units_of(here, block);
+  const uint64_t first_word = (here.group * kGroup + block * kBlock) / sizeof(uint64_t);
+  const ulonglong2* at = reinterpret_cast<const ulonglong2*>(block_at(here, block));
   uint64_t sum = 0;
 #pragma unroll 4
   for (uint32_t unit = lane; unit < units; unit += kWarp) {
@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(kScanThreads)
   uint64_t total = 0;
 #pragma unroll 1
   for (uint32_t i = 0; i < kBlocksPerGroup; ++i) total += sums[i];
-  reinterpret_cast<uint64_t*>(launch.entries)[place.entry] = total;
+  reinterpret_cast<uint64_t*>(launch.entries)[here.entry] = total;
 }
 
 extern "C" __global__ void __launch_bounds__(kWordsThreads)

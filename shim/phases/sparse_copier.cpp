@@ -83,7 +83,7 @@ CUresult SparseCopier::make(int ordinal, Device& device) {
   // A driver may load a kernel only when it is launched, which must not be in a pause. So each runs
   // once, on an entry and a few zeros behind the table's end: nobody waits for them, as the
   // program's own kernels may keep them waiting, and the table may be in use when they run.
-  Place trial;
+  Listed trial;
   trial.first_entry = device.space;
   trial.piece.length = sparse::kUnit;
   trial.piece.address =
@@ -120,28 +120,28 @@ bool SparseCopier::offer(const Piece& piece) {
 
 Status SparseCopier::start() {
   for (auto& [ordinal, device] : ready_) {
-    const std::vector<Place> places =
+    const std::vector<Listed> listed =
         without_gaps(device, std::span(device.offered).subspan(device.scanned));
     device.scanned = device.offered.size();
-    if (Status s = launch(Kernel::kScan, ordinal, device, places); !s.ok()) return s;
+    if (Status s = launch(Kernel::kScan, ordinal, device, listed); !s.ok()) return s;
   }
   return {};
 }
 
-std::vector<SparseCopier::Place> SparseCopier::without_gaps(const Device& device,
-                                                            std::span<const Place> places) {
-  std::vector<Place> parts;
-  for (const Place& place : places) {
-    const Piece& piece = place.piece;
+std::vector<SparseCopier::Listed> SparseCopier::without_gaps(const Device& device,
+                                                             std::span<const Listed> listed) {
+  std::vector<Listed> parts;
+  for (const Listed& one : listed) {
+    const Piece& piece = one.piece;
     if (piece.left_out == nullptr) {
-      parts.push_back(place);
+      parts.push_back(one);
       continue;
     }
     for (sparse::Entry& entry :
-         part_of_table<sparse::Entry>(device.table.get(), place.first_entry, entries_of(piece)))
+         part_of_table<sparse::Entry>(device.table.get(), one.first_entry, entries_of(piece)))
       entry.mask = 0;
     for (const auto& [first, count] : groups_beside(piece.offset, piece.length, *piece.left_out)) {
-      Place& part = parts.emplace_back(place);
+      Listed& part = parts.emplace_back(one);
       const std::uint64_t skipped = first * sparse::kGroup;
       part.piece.address += skipped;
       part.piece.length = std::min(piece.length - skipped, count * sparse::kGroup);
@@ -151,49 +151,49 @@ std::vector<SparseCopier::Place> SparseCopier::without_gaps(const Device& device
   return parts;
 }
 
-Status SparseCopier::scanned(int ordinal, Device& device, std::vector<Place>& places) {
-  places = std::exchange(device.offered, {});
+Status SparseCopier::scanned(int ordinal, Device& device, std::vector<Listed>& listed) {
+  listed = std::exchange(device.offered, {});
   device.scanned = 0;
-  return places.empty() ? Status() : wait(ordinal, device);
+  return listed.empty() ? Status() : wait(ordinal, device);
 }
 
 Status SparseCopier::look(std::vector<Look>& looks) {
   for (auto& [ordinal, device] : ready_) {
-    std::vector<Place> places;
-    if (Status s = scanned(ordinal, device, places); !s.ok()) return s;
-    for (const Place& place : places) {
+    std::vector<Listed> listed;
+    if (Status s = scanned(ordinal, device, listed); !s.ok()) return s;
+    for (const Listed& one : listed) {
       Look& look = looks.emplace_back();
-      look.id = place.piece.id;
-      for (const sparse::Entry& entry : entries(device, place)) look.masks.push_back(entry.mask);
+      look.id = one.piece.id;
+      for (const sparse::Entry& entry : entries(device, one)) look.masks.push_back(entry.mask);
     }
   }
   return {};
 }
 
-std::span<sparse::Entry> SparseCopier::entries(const Device& device, const Place& place) {
+std::span<sparse::Entry> SparseCopier::entries(const Device& device, const Listed& one) {
   const auto entries =
-      part_of_table<sparse::Entry>(device.table.get(), place.first_entry, entries_of(place.piece));
-  if (place.piece.left_out != nullptr)
-    leave_out(entries, place.piece.offset, place.piece.length, *place.piece.left_out);
+      part_of_table<sparse::Entry>(device.table.get(), one.first_entry, entries_of(one.piece));
+  if (one.piece.left_out != nullptr)
+    leave_out(entries, one.piece.offset, one.piece.length, *one.piece.left_out);
   return entries;
 }
 
 Status SparseCopier::store(std::vector<Piece>& saved) {
   for (auto& [ordinal, device] : ready_) {
-    std::vector<Place> places;
-    if (Status s = scanned(ordinal, device, places); !s.ok()) return s;
-    if (Status s = decide(device, places); !s.ok()) return s;
-    for (const Place& place : places) saved.push_back(place.piece);
-    std::erase_if(places, [](const Place& place) { return place.piece.form != Form::kSparse; });
-    if (Status s = launch(Kernel::kGather, ordinal, device, places); !s.ok()) return s;
+    std::vector<Listed> listed;
+    if (Status s = scanned(ordinal, device, listed); !s.ok()) return s;
+    if (Status s = decide(device, listed); !s.ok()) return s;
+    for (const Listed& one : listed) saved.push_back(one.piece);
+    std::erase_if(listed, [](const Listed& one) { return one.piece.form != Form::kSparse; });
+    if (Status s = launch(Kernel::kGather, ordinal, device, listed); !s.ok()) return s;
   }
   return {};
 }
 
-Status SparseCopier::decide(const Device& device, std::vector<Place>& places) {
-  for (Place& place : places) {
-    Piece& piece = place.piece;
-    const sparse::Content content = count(entries(device, place), piece.length);
+Status SparseCopier::decide(const Device& device, std::vector<Listed>& listed) {
+  for (Listed& one : listed) {
+    Piece& piece = one.piece;
+    const sparse::Content content = count(entries(device, one), piece.length);
     const bool shorter = sparse::save_sparse(content, piece.length, piece.form == Form::kSparse);
     piece.form = shorter ? Form::kSparse : Form::kDense;
     piece.stored = shorter ? content.stored : piece.length;
@@ -209,7 +209,7 @@ Status SparseCopier::decide(const Device& device, std::vector<Place>& places) {
 }
 
 Status SparseCopier::load(std::span<const Piece> pieces) {
-  std::map<int, std::vector<Place>> by_device;
+  std::map<int, std::vector<Listed>> by_device;
   for (const Piece& piece : pieces) {
     if (!serves(piece))
       return {Code::kFailedPrecondition,
@@ -217,8 +217,8 @@ Status SparseCopier::load(std::span<const Piece> pieces) {
                   " was saved sparsely, and there are no kernels to load it" + on(piece.device)};
     by_device[piece.device].push_back({piece, 0});
   }
-  for (const auto& [ordinal, places] : by_device)
-    if (Status s = launch(Kernel::kScatter, ordinal, ready_.at(ordinal), places); !s.ok()) return s;
+  for (const auto& [ordinal, listed] : by_device)
+    if (Status s = launch(Kernel::kScatter, ordinal, ready_.at(ordinal), listed); !s.ok()) return s;
   return {};
 }
 
@@ -306,19 +306,19 @@ Status SparseCopier::checksums(std::span<Piece> pieces) {
     const Device& device = ready_.at(ordinal);
     // As many at a time as the table has space for.
     for (auto next = list.begin(); next != list.end();) {
-      std::vector<Place> places;
+      std::vector<Listed> listed;
       std::uint32_t entries = 0;
       const auto begin = next;
       for (; next != list.end() && entries_of(**next) <= device.space - entries; ++next) {
-        places.push_back({**next, entries});
+        listed.push_back({**next, entries});
         entries += entries_of(**next);
       }
-      if (Status s = launch(Kernel::kChecksum, ordinal, device, places); !s.ok()) return s;
+      if (Status s = launch(Kernel::kChecksum, ordinal, device, listed); !s.ok()) return s;
       if (Status s = wait(ordinal, device); !s.ok()) return s;
-      for (const Place& place : places) {
-        Piece& piece = *begin[&place - places.data()];
+      for (const Listed& one : listed) {
+        Piece& piece = *begin[&one - listed.data()];
         piece.checksum = checksum(
-            part_of_table<std::uint64_t>(device.table.get(), place.first_entry, entries_of(piece)));
+            part_of_table<std::uint64_t>(device.table.get(), one.first_entry, entries_of(piece)));
       }
     }
   }
@@ -326,16 +326,16 @@ Status SparseCopier::checksums(std::span<Piece> pieces) {
 }
 
 Status SparseCopier::launch(Kernel kernel, int ordinal, const Device& device,
-                            std::span<const Place> places) {
-  if (places.empty()) return {};
+                            std::span<const Listed> listed) {
+  if (listed.empty()) return {};
   LocalDevices::Use use(devices_, ordinal);
   CUresult r = use.result();
-  if (r == CUDA_SUCCESS) r = launch_all(kernel, device, places);
+  if (r == CUDA_SUCCESS) r = launch_all(kernel, device, listed);
   return r == CUDA_SUCCESS ? Status() : driver_.error(r, "a kernel of sparse copies" + on(ordinal));
 }
 
 CUresult SparseCopier::launch_all(Kernel kernel, const Device& device,
-                                  std::span<const Place> places) {
+                                  std::span<const Listed> listed) {
   const bool copies = kernel == Kernel::kGather || kernel == Kernel::kScatter;
   const unsigned threads = copies ? sparse::kCopyThreads : sparse::kScanThreads;
   const CUfunction function = kernel == Kernel::kScan      ? device.scan
@@ -345,17 +345,17 @@ CUresult SparseCopier::launch_all(Kernel kernel, const Device& device,
   sparse::Launch launch;
   void* parameters[] = {&launch};
   CUresult r = CUDA_SUCCESS;
-  while (r == CUDA_SUCCESS && !places.empty()) {
+  while (r == CUDA_SUCCESS && !listed.empty()) {
     launch.entries = reinterpret_cast<std::uintptr_t>(device.table.get());
     launch.ranges = 0;
     launch.groups = 0;
-    for (const Place& place :
-         places.first(std::min<std::size_t>(places.size(), sparse::kMaxRanges))) {
-      launch.range[launch.ranges++] = {place.piece.address, place.piece.pool, place.piece.length,
-                                       launch.groups, place.first_entry};
-      launch.groups += entries_of(place.piece);
+    for (const Listed& one :
+         listed.first(std::min<std::size_t>(listed.size(), sparse::kMaxRanges))) {
+      launch.range[launch.ranges++] = {one.piece.address, one.piece.pool, one.piece.length,
+                                       launch.groups, one.first_entry};
+      launch.groups += entries_of(one.piece);
     }
-    places = places.subspan(launch.ranges);
+    listed = listed.subspan(launch.ranges);
     const unsigned thread_blocks = launch.groups * (copies ? sparse::kCopyParts : 1);
     r = driver_.cuLaunchKernel_(function, thread_blocks, 1, 1, threads, 1, 1, 0, device.stream,
                                 parameters, nullptr);

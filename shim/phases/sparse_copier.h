@@ -69,7 +69,7 @@ class SparseCopier final : public FormCopier {
   Status checksums(std::span<Piece> pieces);
 
  private:
-  struct Place {
+  struct Listed {
     Piece piece;
     std::uint32_t first_entry = 0;
   };
@@ -84,25 +84,25 @@ class SparseCopier final : public FormCopier {
     PinnedMemory table;        // an Entry, or a sum, for each group of the pieces
     std::uint32_t space = 0;   // entries of the table
     std::uint32_t in_use = 0;  // of these
-    std::vector<Place> offered;
+    std::vector<Listed> offered;
     std::size_t scanned = 0;  // of these, the first
   };
   enum class Kernel : std::uint8_t { kScan, kGather, kScatter, kChecksum };
 
   /// What a scan has to look at: groups that lie in gaps are nothing, which the table then says.
-  static std::vector<Place> without_gaps(const Device& device, std::span<const Place> places);
+  static std::vector<Listed> without_gaps(const Device& device, std::span<const Listed> listed);
   /// The looks at what was offered have ended, and what was offered is forgotten.
-  Status scanned(int ordinal, Device& device, std::vector<Place>& places);
+  Status scanned(int ordinal, Device& device, std::vector<Listed>& listed);
   CUresult make(int ordinal, Device& device);
   void settle(int ordinal, const Device& device);
   bool serves(const Piece& piece) const;
   /// What the scan of a piece has found.
-  static std::span<sparse::Entry> entries(const Device& device, const Place& place);
-  static Status decide(const Device& device, std::vector<Place>& places);
+  static std::span<sparse::Entry> entries(const Device& device, const Listed& one);
+  static Status decide(const Device& device, std::vector<Listed>& listed);
   /// In as few launches as the pieces allow.
-  Status launch(Kernel kernel, int ordinal, const Device& device, std::span<const Place> places);
+  Status launch(Kernel kernel, int ordinal, const Device& device, std::span<const Listed> listed);
   /// REQUIRES: the device's context is current.
-  CUresult launch_all(Kernel kernel, const Device& device, std::span<const Place> places);
+  CUresult launch_all(Kernel kernel, const Device& device, std::span<const Listed> listed);
   /// Reads words by a list at `first` of the table. REQUIRES: as launch_all(); there is space.
   CUresult launch_words(const Device& device, std::uint32_t first, std::uint32_t count);
   Status wait(int ordinal, const Device& device);

@@ -129,7 +129,7 @@ World::World() {
   config_.swap_wave = 16 * kKiB;
   require(loop_.open().ok(), "a loop is made");
   broker_ = std::make_unique<Broker>(loop_, config_, Ground::get().devices(), Ground::get().nvml(),
-                                     nullptr, Workers::Place::kLoop);
+                                     nullptr, Workers::Runs::kLoop);
   askers_ = std::make_unique<Askers>(*broker_);
 }
 

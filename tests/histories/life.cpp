@@ -29,7 +29,7 @@ std::string Life::attach() {
 std::string Life::begin() {
   const fuzz::Ground& ground = fuzz::Ground::get();
   broker_ = std::make_unique<Broker>(loop, config_, ground.devices(), ground.nvml(),
-                                     &supervisor_.record(), Workers::Place::kLoop);
+                                     &supervisor_.record(), Workers::Runs::kLoop);
   broker_->events().subscribe(Caller{}, "", std::make_shared<PoolWatch>(has_pool_));
   if (const Status taken = broker_->take_up(supervisor_.take_stock()); !taken.ok())
     return "what a broker has left can be taken up: " + taken.text();

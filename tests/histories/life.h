@@ -13,7 +13,7 @@ class Life {
  public:
   /// The config outlives it.
   explicit Life(const Config& config)
-      : config_(config), supervisor_(loop, config, Workers::Place::kLoop) {}
+      : config_(config), supervisor_(loop, config, Workers::Runs::kLoop) {}
   Life(const Life&) = delete;
 
   /// Gets what the one before has left with the holder. Not empty: what is wrong; likewise below.

@@ -27,10 +27,10 @@ class WorkersTest : public ::testing::Test {
     ASSERT_TRUE(devices.open().ok());
     ASSERT_GE(devices.all().size(), 2U);
     ASSERT_TRUE(nvml.open(devices).ok());
-    make(Workers::Place::kThreads);
+    make(Workers::Runs::kThreads);
   }
-  void make(Workers::Place place) {
-    workers = std::make_unique<Workers>(loop, devices, nvml, place,
+  void make(Workers::Runs runs) {
+    workers = std::make_unique<Workers>(loop, devices, nvml, runs,
                                         [this](const std::string& text) { trouble += text; });
   }
   const DeviceUuid& gpu(std::size_t ordinal) const { return devices.all()[ordinal].uuid; }
@@ -72,7 +72,7 @@ TEST_F(WorkersTest, OfADeviceEverythingIsDoneInOrderOnAThreadOfItsOwn) {
 }
 
 TEST_F(WorkersTest, OnTheLoopNothingIsDoneBeforeItTurns) {
-  make(Workers::Place::kLoop);
+  make(Workers::Runs::kLoop);
   std::thread::id thread;
   workers->ask(
       gpu(0), {"call"}, kLong, [] { return std::this_thread::get_id(); },

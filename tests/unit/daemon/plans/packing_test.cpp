@@ -30,16 +30,16 @@ class PackingTest : public ::testing::Test {
     pool.add_segment(size);
     ++segments;
   }
-  /// What must be true of any place.
-  void check(const PoolPlace& place, const PackRequest& request) {
-    ASSERT_EQ(place.pieces.size(), place.extents.size());
+  /// What must be true of all space that was taken.
+  void check(const TakenSpace& taken, const PackRequest& request) {
+    ASSERT_EQ(taken.pieces.size(), taken.extents.size());
     std::uint64_t offset = 0;
-    for (std::size_t i = 0; i < place.pieces.size(); ++i) {
-      const std::uint64_t length = place.pieces[i].length;
-      const std::uint64_t space = place.extents[i].length;
+    for (std::size_t i = 0; i < taken.pieces.size(); ++i) {
+      const std::uint64_t length = taken.pieces[i].length;
+      const std::uint64_t space = taken.extents[i].length;
       EXPECT_EQ(space % pool.chunk(), 0U);
       EXPECT_TRUE(space >= length || request.blocks->content(offset, length).stored <= space);
-      EXPECT_EQ(place.pieces[i].form, Form::kDense) << "the rank tells that";
+      EXPECT_EQ(taken.pieces[i].form, Form::kDense) << "the rank tells that";
       offset += length;
     }
     EXPECT_EQ(offset, request.size);
@@ -56,8 +56,8 @@ TEST_F(PackingTest, ZerosTakeAnIndex) {
   EXPECT_EQ(packed_size(request, kBlock), kBlock);
   const Packing packing = pack({request});
   ASSERT_EQ(packing.missing, 0U);
-  check(packing.places[0], request);
-  EXPECT_EQ(packing.places[0].extents, (Extents{{0, 0, kBlock}}));
+  check(packing.spaces[0], request);
+  EXPECT_EQ(packing.spaces[0].extents, (Extents{{0, 0, kBlock}}));
   EXPECT_EQ(pool.used(), kBlock);
 }
 
@@ -82,8 +82,8 @@ TEST_F(PackingTest, WhatFindsNoSingleRunLiesInPieces) {
   const PackRequest request{20 * kGroup, 0, Form::kAuto, map(20, {0, 0, 0, ~0U, ~0U, 1})};
   const Packing packing = pack({request});
   ASSERT_EQ(packing.missing, 0U);
-  check(packing.places[0], request);
-  EXPECT_GT(packing.places[0].extents.size(), 2U);
+  check(packing.spaces[0], request);
+  EXPECT_GT(packing.spaces[0].extents.size(), 2U);
   EXPECT_LT(pool.used(), 5 * kGroup);
 }
 
@@ -93,7 +93,7 @@ TEST_F(PackingTest, AllOrNothingAndItSaysWhatIsMissing) {
   const PackRequest zeros{9 * kGroup, 0, Form::kAuto, map(9, {0})};
   const Packing packing = pack({data, data, zeros, data});
   EXPECT_EQ(packing.missing, 3 * kGroup + kBlock);
-  EXPECT_TRUE(packing.places.empty());
+  EXPECT_TRUE(packing.spaces.empty());
   EXPECT_EQ(pool.used(), 0U);
   add(4 * kGroup);
   EXPECT_EQ(pack({data, data, zeros, data}).missing, 0U) << "as it said";
@@ -132,11 +132,11 @@ TEST_F(PackingTest, AnyPoolAnyContent) {
     }
     std::uint64_t taken = 0;
     for (std::size_t i = 0; i < requests.size(); ++i) {
-      check(packing.places[i], requests[i]);
-      for (const Extent& extent : packing.places[i].extents) taken += extent.length;
+      check(packing.spaces[i], requests[i]);
+      for (const Extent& extent : packing.spaces[i].extents) taken += extent.length;
     }
     EXPECT_EQ(pool.available(), free - taken);
-    for (const PoolPlace& place : packing.places) ASSERT_TRUE(pool.give_back(place.extents).ok());
+    for (const TakenSpace& space : packing.spaces) ASSERT_TRUE(pool.give_back(space.extents).ok());
     EXPECT_EQ(pool.used(), before);
   }
 }
