@@ -29,7 +29,7 @@ libtomlplusplus-dev      amemd.toml
 libgtest-dev             tests
 libgmock-dev             tests
 libbenchmark-dev         micro-benchmarks
-python3                  the test runners and deploy/try.sh
+python3                  the test runners, deploy/try.sh, manual pages and completions
 python3-pytest           integration tests
 python3-grpcio           tests of the Python package
 python3-cryptography     certificates that amem.ray makes, in its tests
@@ -41,7 +41,6 @@ prometheus               reads the metrics in the tests
 procps                   the tests look at processes with ps
 openssl                  certificates in the integration tests
 patchelf                 bundles the GPU tests for another machine
-help2man                 manual pages
 mkdocs                   the documentation as a site
 mkdocs-material          how that looks
 abigail-tools            compares the ABI of libamem_client

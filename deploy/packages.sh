@@ -33,7 +33,7 @@ case ${1:-} in
 esac
 [[ $# -le 1 ]] || die "one directory at most, not: $*"
 target=$(realpath -m "${1:-$root/dist}")
-for tool in cpack dpkg-deb dpkg-shlibdeps file gzip help2man; do
+for tool in cpack dpkg-deb dpkg-shlibdeps file; do
   command -v "$tool" >/dev/null || die "there is no $tool here; deploy/deps.sh installs it"
 done
 if [[ -z ${SOURCE_DATE_EPOCH:-} ]]; then

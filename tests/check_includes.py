@@ -3,7 +3,8 @@
 
 The README.md of the folder that holds it lists it and its neighbours from top to bottom, a line each
 ("- name/: what it is"); files beside folders may be listed in the same way ("- main.cpp: ..."; "- runtime.*: ...") and stand at the top if
-they are not. A folder includes itself and what stands below it. Above all folders stands tests, below all common; client, daemon and shim know nothing of each other.
+they are not. A folder includes itself and what stands below it. Above all folders stands tests, then deploy, below all common; client,
+daemon and shim know nothing of each other.
 """
 
 import fnmatch
@@ -14,7 +15,7 @@ import sys
 
 CODE = {".c", ".cpp", ".cu", ".h", ".hpp", ".inc"}
 SOURCES = CODE | {".py", ".sh"}
-FLOORS = {"tests": 2, "client": 1, "daemon": 1, "shim": 1, "deploy": 1, "common": 0}
+FLOORS = {"tests": 3, "deploy": 2, "client": 1, "daemon": 1, "shim": 1, "common": 0}
 INCLUDE_FOLDERS = ("", "client/include")
 PUBLIC_API = "client/include/"  # its names are not ours to choose any more; users have it in a namespace by itself
 

@@ -108,7 +108,7 @@ void add_group(CLI::App& sub, std::string& group, bool required) {
 }
 
 void add_groups(CLI::App& sub, std::vector<std::string>& groups, const std::string& help) {
-  sub.add_option("GROUP", groups, help)->type_name("...")->check(group_name())->required();
+  sub.add_option("GROUP", groups, help)->type_name("")->check(group_name())->required();
 }
 
 /// `NAME TAG...`; may be given several times.
@@ -208,7 +208,7 @@ void add_operations(CLI::App& app, CommandLine& o) {
   add_groups(swap, o.groups,
              "OUT, the group to pause, and IN, the group to resume; with --for: all to pause");
   swap.add_option("--for", o.into, "The groups to resume, where there are several on either side")
-      ->type_name("IN ...")
+      ->type_name("IN")
       ->check(group_name());
   add_tags(swap, "--discard", o.discard, std::string(kDiscardHelp) + ". Of what is paused");
   add_guests(swap, o);
@@ -322,9 +322,8 @@ Parsed usage(const std::string& text) {
 
 }  // namespace
 
-Parsed parse(std::vector<std::string> arguments) {
-  CommandLine options;
-  CLI::App app("amemctl: see and steer the groups whose GPU memory amemd owns", "amemctl");
+void add_commands(CLI::App& app, CommandLine& options) {
+  app.name("amemctl")->description("amemctl: see and steer the groups whose GPU memory amemd owns");
   app.require_subcommand(1);
   app.fallthrough();  // global options may follow the subcommand
   app.set_version_flag("--version", std::string(kVersion));
@@ -342,6 +341,12 @@ Parsed parse(std::vector<std::string> arguments) {
   add(app, options, Command::kWaitIdle, "wait-idle",
       "Wait until no pause, resume or swap is under way, at most for --timeout (default: 30s)");
   add(app, options, Command::kVersion, "version", "Versions of amemctl and of the broker");
+}
+
+Parsed parse(std::vector<std::string> arguments) {
+  CommandLine options;
+  CLI::App app;
+  add_commands(app, options);
 
   // What follows "--" is another program's command line: CLI11 is not to look at it.
   const auto separator = std::find(arguments.begin(), arguments.end(), "--");

@@ -9,6 +9,10 @@
 
 #include "amem/v1/broker.pb.h"
 
+namespace CLI {
+class App;
+}
+
 namespace amem::ctl {
 
 enum class Command {
@@ -84,6 +88,9 @@ struct Parsed {
   int exit_code = 0;
   std::string text;  // to standard output when exit_code is 0, else to standard error
 };
+
+/// All commands and options, which set `options`.
+void add_commands(CLI::App& app, CommandLine& options);
 
 /// `arguments` without the program's name.
 Parsed parse(std::vector<std::string> arguments);

@@ -10,7 +10,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -20,7 +19,7 @@
 
 #include "common/version.h"
 #include "daemon/base/log_format.h"
-#include "daemon/holder/server.h"
+#include "daemon/holder/arguments.h"
 
 namespace amem {
 namespace {
@@ -92,32 +91,16 @@ int serve(HolderSettings settings) {
 }
 
 int run(int argc, char** argv) {
-  HolderSettings settings;
-  std::string level = "info";
-  std::string format = "text";
-  CLI::App app("amem-holder, which keeps GPU memory's descriptors while amemd is restarted",
-               "amem-holder");
-  app.set_version_flag("--version", std::string("amem-holder ") + kVersion);
-  app.add_option("--socket", settings.path,
-                 "where amemd finds it; its folder is made where it is missing")
-      ->required()
-      ->type_name("PATH");
-  app.add_flag("--stay", settings.stay,
-               "do not end when no job is left; for Kubernetes, which starts what ends again later "
-               "each time");
-  app.add_option("--log-level", level, "how much it says on stderr")
-      ->check(CLI::IsMember({"trace", "debug", "info", "warning", "error", "critical", "off"}))
-      ->capture_default_str();
-  app.add_option("--log-format", format, "text or json (one object a line)")
-      ->check(CLI::IsMember({"text", "json"}))
-      ->capture_default_str();
+  HolderArguments arguments;
+  CLI::App app;
+  add_arguments(app, arguments);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  set_up_log(level, format == "json");
-  return serve(std::move(settings));
+  set_up_log(arguments.log_level, arguments.log_format == "json");
+  return serve(std::move(arguments.settings));
 }
 
 }  // namespace

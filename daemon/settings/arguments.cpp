@@ -28,9 +28,8 @@ Result<std::string> read_file(const std::string& path) {
 
 }  // namespace
 
-std::optional<Arguments> parse_arguments(int argc, const char* const* argv, int& exit_status) {
-  Arguments arguments;
-  CLI::App app("amemd, the GPU memory broker of this node", "amemd");
+void add_arguments(CLI::App& app, Arguments& arguments) {
+  app.name("amemd")->description("amemd, the GPU memory broker of this node");
   app.set_version_flag("--version", std::string("amemd ") + kVersion);
   app.add_option(
       "-c,--config", arguments.config_file,
@@ -40,23 +39,26 @@ std::optional<Arguments> parse_arguments(int argc, const char* const* argv, int&
   // For an amemd that is to be replaced by this one.
   app.add_flag("--speaks", arguments.speaks, "print the versions of its protocols, and exit")
       ->group("");
-  std::vector<std::string> values(settings().size());
-  std::vector<CLI::Option*> options;
-  for (std::size_t i = 0; i < settings().size(); ++i) {
-    const Setting& setting = settings()[i];
-    options.push_back(app.add_option(setting.flag(), values[i],
-                                     std::string(setting.what) + " [" + setting.environment() + "]")
-                          ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast));
-  }
+  for (const Setting& setting : settings())
+    app.add_option_function<std::string>(
+           setting.flag(),
+           [&arguments, &setting](const std::string& value) {
+             arguments.flags.emplace_back(std::string(setting.key), value);
+           },
+           std::string(setting.what) + " [" + setting.environment() + "]")
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
+
+std::optional<Arguments> parse_arguments(int argc, const char* const* argv, int& exit_status) {
+  Arguments arguments;
+  CLI::App app;
+  add_arguments(app, arguments);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     exit_status = app.exit(error) == 0 ? 0 : 2;
     return std::nullopt;
   }
-  for (std::size_t i = 0; i < options.size(); ++i)
-    if (options[i]->count() > 0)
-      arguments.flags.emplace_back(std::string(settings()[i].key), values[i]);
   return arguments;
 }
 

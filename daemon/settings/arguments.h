@@ -9,6 +9,10 @@
 
 #include "daemon/settings/config.h"
 
+namespace CLI {
+class App;
+}
+
 namespace amem {
 
 struct Arguments {
@@ -17,6 +21,9 @@ struct Arguments {
   bool speaks = false;  // only say what it has to have in common with another amemd
   std::vector<std::pair<std::string, std::string>> flags;  // a setting's key, its value
 };
+
+/// All options of amemd, which set `arguments`.
+void add_arguments(CLI::App& app, Arguments& arguments);
 
 /// Nothing when the program is to end with `exit_status` now: --help, --version, or wrong usage;
 /// what there is to say has been printed.

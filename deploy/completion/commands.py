@@ -1,7 +1,5 @@
-"""What amemctl can be told, as its --help says it."""
-import os
-import re
-import subprocess
+"""What amemctl can be told, of the JSON of amem_describe."""
+import json
 from typing import NamedTuple
 
 
@@ -30,41 +28,23 @@ class Command(NamedTuple):
 KINDS = {"GROUP": "group", "NAME": "group", "IN": "group", "TAG": "tag", "DIR": "folder", "PATH": "file", "FILE": "file"}
 
 
-def value_of(written):
-    """Of "TAG ... Excludes: --except", "FORM:{auto,dense}", "NAME REQUIRED"; None: of nothing."""
-    written = re.sub(r"\(Env:\w+\)|REQUIRED|(Needs|Excludes): \S+", "", written).strip()
-    if not written:
+def value_of(option):
+    if option["flag"]:
         return None
-    choices = re.search(r":\{([^}]*)\}", written)
-    if choices:
-        return Value("words", tuple(choices[1].split(",")))
-    return Value(KINDS.get(written.split()[0], "text"), (), "..." in written)
+    if option["choices"]:
+        return Value("words", tuple(option["choices"]))
+    return Value(KINDS.get(option["names"][0] if option["positional"] else option["type"], "text"), (), option["several"])
 
 
-def entries(text, heading):
-    """Of one section: the first word, what follows it before the help, and the help."""
-    section = re.search(rf"(?ms)^{heading}:\n(.*?)(?:\n\n|\Z)", text)
-    lines = re.sub(r"\n {30}(?=\S)", "  ", section[1]) if section else ""
-    for line in lines.splitlines():
-        found = re.match(r"  (\S+) ?(.*?)(?:\s{2,}|(?<=^.{29})\s)(\S.*)$", line) or re.match(r"  (\S+) ?(.*)()$", line)
-        yield found[1], found[2].strip(), found[3]
+def options_of(command):
+    return [Option(each["names"][-1], each["description"], value_of(each)) for each in command["options"] if not each["positional"]]
 
 
-def options_of(text):
-    return [Option(name.rpartition(",")[2], help, value_of(rest)) for name, rest, help in entries(text, "Options")]
-
-
-def read(program):
+def read(path):
     """The options of all commands, and the commands."""
-    def said(*arguments):
-        return subprocess.run([program, *arguments, "--help"], stdout=subprocess.PIPE, text=True, check=True, timeout=60,
-                              env={"PATH": os.environ["PATH"]}).stdout
-
-    top = said()
-    commands = []
-    for name, _, help in entries(top, "Subcommands"):
-        text = said(name)
-        values = [value_of(f"{word} {rest}") for word, rest, _ in entries(text, "Positionals")]
-        own = [each for each in options_of(text) if each.name != "--help"]
-        commands.append(Command(name, help, own, values, 'follows "--"' in text))
-    return options_of(top), commands
+    with open(path, encoding="utf-8") as file:
+        top = json.load(file)["amemctl"]
+    return options_of(top), [
+        Command(each["name"], each["description"], [option for option in options_of(each) if option.name != "--help"],
+                [value_of(option) for option in each["options"] if option["positional"]], 'follows "--"' in each["footer"])
+        for each in top["commands"]]

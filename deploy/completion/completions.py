@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes what a shell completes after amemctl: completions.py AMEMCTL bash|zsh|fish. From amemctl's own --help (commands.py)."""
+"""Writes what a shell completes after amemctl: completions.py COMMAND_LINES bash|zsh|fish. The first is the JSON of amem_describe."""
 import shlex
 import sys
 
@@ -30,7 +30,7 @@ def bash(shared, known):
     several = " | ".join(f"{command.name}:{option.name}" for command in known for option in command.options
                          if option.value and option.value.several)
     lines = f"""\
-# bash completion of amemctl; made from its --help.
+# bash completion of amemctl; generated.
 _amemctl_words() {{ mapfile -t COMPREPLY < <(compgen -W "$1" -- "$word"); }}
 _amemctl_told() {{
   local at place=()
@@ -120,7 +120,7 @@ def zsh_option(option):
 
 
 def zsh(shared, known):
-    lines = ["#compdef amemctl", "# zsh completion of amemctl; made from its --help."]
+    lines = ["#compdef amemctl", "# zsh completion of amemctl; generated."]
     lines += f"""\
 _amemctl_told() {{
   local -a place found
@@ -177,7 +177,7 @@ def fish(shared, known):
     taking = " ".join(sorted({option.name for option in options if option.value}))
     several = " ".join(sorted({option.name for option in options if option.value and option.value.several}))
     lines = f"""\
-# fish completion of amemctl; made from its --help.
+# fish completion of amemctl; generated.
 function __amemctl_told
     set -l words (commandline -opc)
     set -l place
@@ -246,8 +246,8 @@ complete -c amemctl -f""".splitlines()
 
 
 def main():
-    program, shell = sys.argv[1:]
-    shared, known = commands.read(program)
+    command_lines, shell = sys.argv[1:]
+    shared, known = commands.read(command_lines)
     print("\n".join({"bash": bash, "zsh": zsh, "fish": fish}[shell](shared, known)))
 
 

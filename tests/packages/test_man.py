@@ -1,24 +1,29 @@
 """The manual pages say all that the programs say of themselves."""
 import gzip
+import pathlib
 import re
+import sys
 
 import pytest
 
+DEMO = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "try.py"
 COMMANDS = ("status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "watch", "top", "bench", "run", "doctor", "upgrade", "wait-idle", "version")
-PAGES = {"amemd.8": [["amemd"]], "amem-holder.8": [["amem-holder"]], "amemctl.1": [["amemctl"], *(["amemctl", command] for command in COMMANDS)]}
+PAGES = {"amemd.8": [["amemd"]], "amem-holder.8": [["amem-holder"]], "amemctl.1": [["amemctl"], *(["amemctl", command] for command in COMMANDS)],
+         "amem-demo.1": [["amem-demo"]]}
 
 
 def plain(page):
     """The page's text without its markup."""
     text = gzip.decompress(page.read_bytes()).decode()
-    return re.sub(r"\s+", " ", re.sub(r"\\f.|(?m:^\.[A-Z]{2}\b)", "", text).replace("\\-", "-").replace("\\&", "").replace("\\(cq", "'")).replace('"', "")
+    return re.sub(r"\s+", " ", re.sub(r"\\f.|(?m:^\.[A-Z]{2}\b)", "", text).replace("\\-", "-").replace("\\&", "").replace("\\(aq", "'")).replace('"', "")
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_option_is_in_the_page(build, run, page):
     text = plain(build / "deploy" / "man" / f"{page}.gz")
     for program, *command in PAGES[page]:
-        said = run(build / "bin" / program, *command, "--help")
+        started = [sys.executable, "-B", DEMO] if program == "amem-demo" else [build / "bin" / program]
+        said = run(*started, *command, "--help")
         options = re.findall(r"(?m)^  (?:-\w,\s*)?(--[a-z-]+)", said)
         assert "--help" in options
         # Of a command only its own section counts: others have options of the same name.
@@ -35,7 +40,19 @@ def test_every_command_is_in_the_page(build, run):
     assert tuple(re.findall(r"(?m)^  ([a-z-]+)", listed)) == COMMANDS
 
 
-@pytest.mark.parametrize("page", [*PAGES, "amem-demo.1"])
+@pytest.mark.parametrize("page, values", [
+    ("amem-holder.8", ["--socket PATH where amemd finds it; its folder is made where it is missing. Required", "--log-format TEXT:{text,json}=text"]),
+    ("amemctl.1", ["--tag TAG ... Only memory with one of these tags; the group runs on. Not with --except",
+                   "POLICY:{keep,discard} keep: copy to the pool", "instead of a socket. Environment variable: AMEM_ADDRESS",
+                   "amemctl swap [OPTIONS] GROUP... Pause one group", "The command, with its own options, follows --.", "126, 127 run: the command"]),
+])
+def test_a_page_says_what_an_option_takes(build, page, values):
+    text = plain(build / "deploy" / "man" / f"{page}.gz")
+    for value in values:
+        assert value in text
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_has_its_sections(build, page):
     text = gzip.decompress((build / "deploy" / "man" / f"{page}.gz").read_bytes()).decode()
     name = page.partition(".")[0]

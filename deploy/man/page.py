@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Makes a manual page of its hand-written part: page.py COMMAND_LINES VERSION NAME.SECTION.in NAME.SECTION.gz
+
+"@COMMAND_LINE@" becomes what the program takes, of the JSON of amem_describe. The date is that of SOURCE_DATE_EPOCH, else today.
+"""
+import gzip
+import json
+import os
+import pathlib
+import sys
+import time
+
+ESCAPES = str.maketrans({"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha", "~": "\\(ti"})
+
+
+def roff(text):
+    return ("\\&" if text.startswith(".") else "") + text.translate(ESCAPES)
+
+
+def usage(name, options, *more):
+    values = [(each, each["names"][0] + "..." * each["several"]) for each in options if each["positional"]]
+    return roff(" ".join([name, "[OPTIONS]", *(value if each["required"] else f"[{value}]" for each, value in values), *more]))
+
+
+def entry(option):
+    names = ", ".join(f"\\fB{roff(name)}\\fR" for name in option["names"])
+    value = option["type"] + "=" * bool(option["default"]) + option["default"] + " ..." * option["several"]
+    notes = ["Required"] * option["required"]
+    notes += [f"Environment variable: {option['environment']}"] * bool(option["environment"])
+    notes += [f"Only with {name}" for name in option["needs"]] + [f"Not with {name}" for name in option["excludes"]]
+    return [".TP", names if option["flag"] else f"{names}{'' if option['positional'] else ' '}\\fI{roff(value)}\\fR",
+            roff(". ".join([option["description"], *notes]))]
+
+
+def footer(text):
+    """Its parts are "Title:", then lines. One with a gap of two spaces is an entry of a list."""
+    for part in text.split("\n\n"):
+        title, *lines = part.splitlines()
+        yield f".SH {title.rstrip(':').upper()}"
+        for line in lines:
+            term, gap, meaning = line.strip().partition("  ")
+            yield from [".TP", roff(term), roff(meaning)] if gap else [roff(term)]
+
+
+def command_line(program):
+    options, commands = program["options"], program["commands"]
+    yield from [".SH SYNOPSIS", usage(program["name"], options, *["COMMAND"] * bool(commands))]
+    yield from [".SH DESCRIPTION", roff(program["description"]), ".SH OPTIONS"]
+    for option in options:
+        yield from entry(option)
+    if commands:
+        yield ".SH COMMANDS"
+    for command in commands:
+        yield from [f".SS {usage(program['name'] + ' ' + command['name'], command['options'])}", roff(command["description"])]
+        # The last line of each footer says where the options for all commands are.
+        for line in command["footer"].splitlines()[:-1]:
+            yield from [".PP", roff(line)]
+        for option in command["options"]:
+            if "--help" not in option["names"]:
+                yield from entry(option)
+    if program["footer"]:
+        yield from footer(program["footer"])
+
+
+def main():
+    command_lines, version, source, page = sys.argv[1:]
+    program = json.loads(pathlib.Path(command_lines).read_text(encoding="utf-8")).get(pathlib.Path(source).name.partition(".")[0])
+    date = time.strftime("%Y-%m-%d", time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))))
+    text = pathlib.Path(source).read_text(encoding="utf-8").replace("@DATE@", date).replace("@VERSION@", version)
+    if program:
+        text = text.replace("@COMMAND_LINE@", "\n".join(command_line(program)))
+    pathlib.Path(page).write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
+main()
