@@ -43,6 +43,9 @@ openssl                  certificates in the integration tests
 patchelf                 bundles the GPU tests for another machine
 mkdocs                   the documentation as a site
 mkdocs-material          how that looks
+mkdocstrings             its page of the Python API
+mkdocstrings-python-handlers reads the Python package for it
+black                    lays out signatures there
 abigail-tools            compares the ABI of libamem_client
 file                     packages: finds what is a library
 END

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import pathlib
+import platform
 import re
 import subprocess
 import sys
@@ -66,8 +67,7 @@ def licence(package):
 
 
 def distribution():
-    text = pathlib.Path("/etc/os-release").read_text(encoding="utf-8")
-    value = dict(re.findall(r'(?m)^(\w+)="?([^"\n]*)"?$', text))
+    value = platform.freedesktop_os_release()
     return value["ID"], f"{value['ID']}-{value['VERSION_ID']}"
 
 

@@ -3,17 +3,13 @@ import os
 import pathlib
 import posixpath
 import re
-import sys
 import tempfile
 
 from mkdocs.structure.files import File
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # mkdocs loads this file by its path
-import python_api  # noqa: E402
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 REPOSITORY = os.environ.get("AMEM_SITE_REPOSITORY", "").rstrip("/")
-COPIED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+COPIED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "deploy/site/python.md": "reference/python.md"}
 REFERENCE = {
     "reference/c.md": ("C API", "client/include/amem/amem.h"),
     "reference/grpc.md": ("gRPC API", "proto/amem/v1/broker.proto"),
@@ -33,7 +29,6 @@ def reference(title, source):
 
 def on_files(files, config):
     made = {page: reference(*what) for page, what in REFERENCE.items()}
-    made["reference/python.md"] = python_api.page(ROOT / "client" / "python")
     made |= {page: (ROOT / source).read_text() for source, page in COPIED.items()}
     for page, text in made.items():
         path = pathlib.Path(_made.name) / page

@@ -37,14 +37,23 @@ def test_every_page_is_there_and_can_be_found(site):
 
 def test_the_python_api_has_what_programs_can_use(site):
     text = (site / "reference" / "python.html").read_text(encoding="utf-8")
-    headings = set(re.findall(r'<h[34] id="[^"]*">(\w+)<', text))
-    package = (ROOT / "client" / "python" / "amem" / "__init__.py").read_text(encoding="utf-8")
-    names = re.findall(r'"(\w+)"', package.split("__all__ = [")[1].split("]")[0])
-    assert len(names) > 20 and set(names) - headings == {"__version__"}, "the build makes the version"
-    broker = (ROOT / "client" / "python" / "amem" / "broker.py").read_text(encoding="utf-8")
-    methods = set(re.findall(r"^    def ([a-z]\w*)\(", broker, re.MULTILINE))
-    assert "swapping" in methods and methods <= headings
+    documented = set(re.findall(r'<h[34] id="(amem\.[\w.]+)"', text))
+    package = ROOT / "client" / "python" / "amem"
+
+    def source(name):
+        return (package / name).read_text(encoding="utf-8")
+
+    names = re.findall(r'"(\w+)"', source("__init__.py").split("__all__ = [")[1].split("]")[0])
+    assert len(names) > 20 and set(names) - {name.split(".")[-1] for name in documented} == {"__version__"}, "the build makes the version"
+    for module, kind in ("broker", "Broker"), ("cluster", "Cluster"), ("ray/_cluster", "Cluster"):
+        body = source(f"{module}.py").split(f"\nclass {kind}:\n")[1].split("\nclass ")[0]
+        methods = re.findall(r"^    def ([a-z]\w*)\(", body, re.MULTILINE)
+        where = f"amem.{module.replace('/', '.')}.{kind}"
+        assert "swap" in methods and {f"{where}.{name}" for name in methods} <= documented
+    messages = re.findall(r"^class (\w+)", source("messages.py"), re.MULTILINE)
+    assert "GroupInfo" in messages and {f"amem.messages.{name}" for name in messages} <= documented
     assert "keeps every address" in text, "with what the docstrings say"
+    assert re.search(r"<td><code>.*paused.*</code></td>\s*<td>(.|\n){,200}so that it cannot close it", text), "with the fields of messages"
 
 
 @pytest.mark.parametrize("link, why", [("nowhere.html", "no such file"), ("index.html#nothing-of-that-name", "no such anchor")])

@@ -279,22 +279,6 @@ def test_history(node):
         assert broker.history(transaction=resume.transaction, most=1)[0].spans == ()
 
 
-def test_dataclasses_are_broker_proto():
-    from dataclasses import fields, is_dataclass
-
-    from amem import _wire
-
-    kinds = [kind for kind in vars(messages).values() if isinstance(kind, type) and is_dataclass(kind)]
-    assert len(kinds) == 24
-    for kind in kinds:
-        described = _wire.descriptor_of(kind.__name__)
-        assert [each.name for each in fields(kind)] == [each.name for each in described.fields], kind
-    for kind in (messages.GroupState, messages.Policy, messages.Form):
-        described = _wire.enum_of(kind.__name__)
-        names = [value.name.split("_")[-1] for value in described.values]
-        assert [each.name for each in kind] == names, kind
-
-
 def test_beside_libamem_client(node, build, python):
     """Its libprotobuf registers broker.proto for itself, in one process with this package's messages."""
     client = os.path.join(build.directory, "lib", "libamem_client.so")

@@ -39,11 +39,6 @@ def descriptor_of(name: str) -> Any:
     return _pool.FindMessageTypeByName(f"{PACKAGE}.{name}")
 
 
-def enum_of(name: str) -> Any:
-    """The descriptor of an enum, for tests."""
-    return _pool.FindEnumTypeByName(f"{PACKAGE}.{name}")
-
-
 class Calls:
     """The service's methods by name: each takes the request's fields and gRPC's options."""
 

@@ -162,6 +162,7 @@ class Watch(Iterator[Event]):
         return from_wire(Event, message)
 
     def close(self) -> None:
+        """Ends the watch, from any thread."""
         self._ending.stopped = True
         self._stream.cancel()
 

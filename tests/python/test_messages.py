@@ -1,0 +1,57 @@
+"""messages.py is what client/python/write_messages.py makes of broker.proto."""
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROTO = ROOT / "proto" / "amem" / "v1" / "broker.proto"
+
+
+def write(*arguments):
+    return subprocess.run([sys.executable, "-B", ROOT / "client" / "python" / "write_messages.py", *arguments],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """Writes a broker.proto in which something stands in another's place; gives the options that name it and its module."""
+    def change(old, new):
+        text = PROTO.read_text(encoding="utf-8")
+        assert text.count(old) == 1
+        (tmp_path / "broker.proto").write_text(text.replace(old, new), encoding="utf-8")
+        return "--proto", tmp_path / "broker.proto", "--module", tmp_path / "messages.py"
+
+    return change
+
+
+def test_it_is_up_to_date():
+    done = write("--check")
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_change_of_the_schema_is_found_and_written(changed, tmp_path):
+    options = changed("message PoolStatus {\n", "message PoolStatus {\n  repeated Form forms = 90;  // as \"they\" come\n")
+    module = tmp_path / "messages.py"
+    module.write_text((ROOT / "client" / "python" / "amem" / "messages.py").read_text(encoding="utf-8"), encoding="utf-8")
+    done = write("--check", *options)
+    assert done.returncode == 1 and "run client/python/write_messages.py" in done.stdout
+    assert write(*options).returncode == 0
+    assert write("--check", *options).returncode == 0
+    written = module.read_text(encoding="utf-8").split("class PoolStatus:")[1]
+    assert written.startswith('\n    """The pinned host memory that saved bytes lie in.\n\n    Attributes\n    ----------\n'
+                              '    forms\n        as "they" come\n')
+    assert written.split('"""\n\n')[1].startswith("    forms: tuple[Form, ...]\n    configured_bytes: int\n")
+
+
+@pytest.mark.parametrize("old, new, why", [
+    ("  string error = 5; ", "  double error = 5; ", "PoolStatus.error has a type that no answer has had so far"),
+    ("  string error = 5; ", "  optional string error = 5; ", "PoolStatus.error has a type that no answer has had so far"),
+    ("  string error = 5; ", "  // or so\n  string error = 5; ", "PoolStatus.error has a comment above it and one behind it"),
+    ("// A GPU of the node.\n", "// A GPU \\ of the node.\n", "the comment of DeviceStatus cannot stand in a docstring"),
+])
+def test_what_it_cannot_write_is_refused(changed, tmp_path, old, new, why):
+    done = write(*changed(old, new))
+    assert done.returncode == 1 and why in done.stdout
+    assert not (tmp_path / "messages.py").exists()
