@@ -216,7 +216,7 @@ TEST_F(PoolsTest, WhatIsComingIsWhatTheOwnerMayHaveOfIt) {
   EXPECT_EQ(pools.coming(*b), 0U);
   pools.expect_renewals(true);
   for (int left = 1; left >= 0; --left) {
-    pools.add({nullptr, kSegmentSize, true, 0, true}, ++made);
+    pools.add({nullptr, kSegmentSize, Place::kMemfd, 0, true}, ++made);
     EXPECT_EQ(pools.coming(*b), static_cast<std::uint64_t>(left) * kSegmentSize);
   }
   EXPECT_TRUE(pools.make_space(b, 3 * kSegmentSize).ok());
