@@ -12,7 +12,6 @@
 #include "client/core/json.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/views/top_view.h"
-#include "client/ctl/views/trends.h"
 
 namespace amem::ctl {
 namespace {
