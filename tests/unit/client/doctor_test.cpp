@@ -10,7 +10,7 @@
 #include <optional>
 #include <sstream>
 
-#include "client/ctl/diagnosis/broker_check.h"
+#include "client/ctl/diagnosis/checks.h"
 #include "client/ctl/exit_code.h"
 #include "common/fd.h"
 #include "common/protocol.h"
