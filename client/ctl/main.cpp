@@ -12,7 +12,6 @@
 #include "client/ctl/bench/rank.h"
 #include "client/ctl/command_line.h"
 #include "client/ctl/commands.h"
-#include "client/ctl/doctor.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/interrupt.h"
 #include "client/ctl/nodes/nodes.h"

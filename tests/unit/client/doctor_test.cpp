@@ -1,5 +1,5 @@
 // `amemctl doctor` as a whole, beside a broker in this process.
-#include "client/ctl/doctor.h"
+#include "client/ctl/commands.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
