@@ -9,7 +9,6 @@
 #include "client/core/control_client.h"
 #include "client/core/endpoint.h"
 #include "client/ctl/bench/bench.h"
-#include "client/ctl/bench/rank.h"
 #include "client/ctl/command_line.h"
 #include "client/ctl/commands.h"
 #include "client/ctl/exit_code.h"
