@@ -6,7 +6,7 @@
 #include <span>
 
 #include "common/rounding.h"
-#include "daemon/base/random.h"
+#include "daemon/base/ids.h"
 
 namespace amem {
 namespace {
