@@ -24,7 +24,7 @@
 #include "daemon/owners/account.h"
 #include "daemon/owners/peer_credentials.h"
 #include "daemon/phases/group.h"
-#include "daemon/phases/stage.h"
+#include "daemon/phases/task.h"
 #include "daemon/sessions/session_server.h"
 
 namespace amem {
