@@ -20,7 +20,6 @@
 #include "daemon/memory/pools.h"
 #include "daemon/node/history.h"
 #include "daemon/node/records.h"
-#include "daemon/node/totals.h"
 #include "daemon/owners/account.h"
 #include "daemon/owners/peer_credentials.h"
 #include "daemon/phases/group.h"
