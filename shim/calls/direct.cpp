@@ -5,7 +5,6 @@
 #include <atomic>
 
 #include "shim/base/log.h"
-#include "shim/base/trace.h"
 #include "shim/calls/driver_calls.h"
 #include "shim/process/modules.h"
 #include "shim/process/symbols.h"

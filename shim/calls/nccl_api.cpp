@@ -13,7 +13,7 @@
 #include "shim/base/log.h"
 #include "shim/calls/error_out.h"
 #include "shim/gate/wait_log.h"
-#include "shim/process/nccl_version.h"
+#include "shim/process/modules.h"
 #include "shim/process/symbols.h"
 #include "shim/runtime/runtime.h"
 

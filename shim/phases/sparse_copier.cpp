@@ -9,7 +9,6 @@
 #include "common/rounding.h"
 #include "shim/base/log.h"
 #include "shim/phases/sparse.h"
-#include "shim/phases/sparse_ptx.h"
 
 namespace amem::shim {
 namespace {
