@@ -3,9 +3,10 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
-#include <charconv>
 #include <string_view>
 #include <utility>
+
+#include "common/numbers.h"
 
 namespace amem {
 namespace {
@@ -42,11 +43,10 @@ bool Callers::connected(int socket, Caller caller, Charge charge) {
 std::optional<Caller> Callers::of(const std::string& peer) const {
   constexpr std::string_view kPrefix = "fd:";
   if (!peer.starts_with(kPrefix)) return std::nullopt;
-  int socket = -1;
-  const char* end = peer.data() + peer.size();
-  if (std::from_chars(peer.data() + kPrefix.size(), end, socket).ptr != end) return std::nullopt;
+  const auto socket = number_of_text<int>(std::string_view(peer).substr(kPrefix.size()));
+  if (!socket) return std::nullopt;
   const std::lock_guard lock(mutex_);
-  const auto it = connections_.find(socket);
+  const auto it = connections_.find(*socket);
   return it != connections_.end() ? std::optional(it->second.caller) : std::nullopt;
 }
 

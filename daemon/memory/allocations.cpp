@@ -5,7 +5,7 @@
 #include <queue>
 #include <span>
 
-#include "common/rounding.h"
+#include "common/numbers.h"
 #include "daemon/base/ids.h"
 
 namespace amem {

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <bit>
 #include <cctype>
-#include <charconv>
 #include <cstdlib>
 #include <utility>
 
+#include "common/numbers.h"
 #include "common/utf8.h"
 #include "daemon/base/units.h"
 
@@ -201,11 +201,10 @@ Status set_device_nodes(Config& config, std::string_view value) {
   return {};
 }
 Status set_log_lines(Config& config, std::string_view value) {
-  std::uint64_t lines = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), lines);
-  if (error != std::errc() || end != value.data() + value.size() || lines == 0)
+  const auto lines = number_of_text<std::uint64_t>(value);
+  if (!lines || *lines == 0)
     return {Code::kInvalidArgument, "\"" + std::string(value) + "\" is no number of lines"};
-  config.quotas.log_lines = lines;
+  config.quotas.log_lines = *lines;
   return {};
 }
 std::string get_log_lines(const Config& config) { return std::to_string(config.quotas.log_lines); }

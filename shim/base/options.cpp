@@ -6,6 +6,7 @@
 #include <iterator>
 #include <string_view>
 
+#include "common/numbers.h"
 #include "common/protocol.h"
 
 namespace amem::shim {
@@ -29,11 +30,9 @@ void read_seconds(Options::Getenv getenv, const char* name, std::chrono::seconds
                   std::vector<std::string>& complaints) {
   const std::string_view value = value_of(getenv, name);
   if (value.empty()) return;
-  unsigned seconds = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seconds);
-  if (error == std::errc() && end == value.data() + value.size() && seconds > 0 &&
-      seconds <= 31'536'000)
-    out = std::chrono::seconds(seconds);
+  const auto seconds = number_of_text<unsigned>(value);
+  if (seconds && *seconds > 0 && *seconds <= 31'536'000)
+    out = std::chrono::seconds(*seconds);
   else
     complaints.push_back(complain(name, value, "a number of seconds from 1 to a year; ignored"));
 }
@@ -62,10 +61,9 @@ void read_slab_size(Options::Getenv getenv, std::optional<std::uint64_t>& out,
                     std::vector<std::string>& complaints) {
   const std::string_view value = value_of(getenv, "AMEM_SLAB");
   if (value.empty()) return;
-  unsigned mib = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), mib);
-  if (error == std::errc() && end == value.data() + value.size() && mib <= 1024)
-    out = std::uint64_t{mib} << 20U;
+  const auto mib = number_of_text<unsigned>(value);
+  if (mib && *mib <= 1024)
+    out = std::uint64_t{*mib} << 20U;
   else
     complaints.push_back(
         complain("AMEM_SLAB", value, "a number of MiB from 2 to 1024, or 0 for none; ignored"));
@@ -89,8 +87,7 @@ bool flag(Options::Getenv getenv, const char* name, std::vector<std::string>& co
   constexpr std::string_view kOff[] = {"", "0", "false", "FALSE", "no", "NO"};
   if (std::find(std::begin(kOn), std::end(kOn), value) != std::end(kOn)) return true;
   if (std::find(std::begin(kOff), std::end(kOff), value) == std::end(kOff))
-    complaints.push_back(std::string(name) + "=" + std::string(value) +
-                         " is not 0 or 1; taken for 0");
+    complaints.push_back(complain(name, value, "0 or 1; taken for 0"));
   return false;
 }
 
@@ -119,13 +116,11 @@ void read_saver_options(Options::Getenv getenv, std::string_view library, Option
     options.heap_policy = amem_v1_RegionPolicy_REGION_POLICY_KEEP;
   }
   const std::string_view margin = value_of(getenv, "TMS_MEMORY_MARGIN_BYTES");
-  const auto [end, error] =
-      std::from_chars(margin.data(), margin.data() + margin.size(), options.memory_margin);
-  if (!margin.empty() && (error != std::errc() || end != margin.data() + margin.size())) {
-    options.memory_margin = 0;
-    complaints.push_back("TMS_MEMORY_MARGIN_BYTES=" + std::string(margin) +
-                         " is not a number of bytes; taken for 0");
-  }
+  const auto bytes = number_of_text<std::uint64_t>(margin);
+  options.memory_margin = bytes.value_or(0);
+  if (!bytes && !margin.empty())
+    complaints.push_back(
+        complain("TMS_MEMORY_MARGIN_BYTES", margin, "a number of bytes; taken for 0"));
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/rounding.h"
+#include "common/numbers.h"
 #include "shim/base/log.h"
 
 namespace amem::shim {

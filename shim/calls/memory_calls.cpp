@@ -3,7 +3,7 @@
 // before and after it makes a buffer (granularity and addresses) is answered by Slabs.
 #include <optional>
 
-#include "common/rounding.h"
+#include "common/numbers.h"
 #include "common/ticket.h"
 #include "shim/base/log.h"
 #include "shim/calls/driver_calls.h"

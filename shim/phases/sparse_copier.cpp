@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "common/rounding.h"
+#include "common/numbers.h"
 #include "shim/base/log.h"
 #include "shim/phases/sparse.h"
 
