@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
 
 #include "common/fd.h"
+#include "common/numbers.h"
 
 namespace amem {
 namespace {
@@ -55,11 +55,8 @@ Result<std::vector<ListedCall>> parse_call_list(std::string_view text) {
       ended = true;
       continue;
     }
-    ListedCall call{std::string(name), 0};
-    const auto [rest, error] =
-        std::from_chars(version.data(), version.data() + version.size(), call.version);
-    if (ended || !is_call_name(name) || error != std::errc() || call.version < 1000 ||
-        rest != version.data() + version.size() || kind != "pass" || !over)
+    ListedCall call{std::string(name), number_of_text<int>(version).value_or(0)};
+    if (ended || !is_call_name(name) || call.version < 1000 || kind != "pass" || !over)
       return Status(Code::kInvalidArgument, "line " + std::to_string(number) +
                                                 " is not \"NAME VERSION pass\", such as "
                                                 "\"cuDeviceGetExample 13060 pass\"");

@@ -3,7 +3,11 @@
 // A piece of device memory is looked at in blocks of 64 KiB. A sparse copy of it in the host pool
 // holds an index and, from index_bytes() on, its non-zero blocks one after the other, in order; a
 // block that is not there is zero. The index has one Entry for each group of 32 blocks. Sizes are
-// bytes. Plain constants and structs: this header is also compiled for the GPU.
+// bytes. Plain constants, structs and pure functions: this header is also compiled for the GPU.
+//
+// What a piece takes in the pool, and whether it is saved sparsely, the shim decides by content()
+// and save_sparse() when it saves, and the broker when it makes space for that, so both reckon
+// alike.
 #pragma once
 
 #include <stdint.h>
@@ -79,6 +83,32 @@ constexpr AMEM_GPU_TOO uint64_t groups(uint64_t length) { return (length + kGrou
 constexpr AMEM_GPU_TOO uint64_t index_bytes(uint64_t length) {
   constexpr uint64_t kAlign = 4096;
   return (groups(length) * sizeof(Entry) + kAlign - 1) / kAlign * kAlign;
+}
+
+/// A piece is saved sparsely by itself when at most this share of its blocks is not zero: blocks
+/// cost the kernels a little more than bytes cost the copy engine.
+constexpr uint64_t kSparsePercent = 60;
+
+struct Content {
+  uint64_t blocks = 0;  // of these are not zero
+  uint64_t stored = 0;  // bytes of a sparse copy, index and blocks
+};
+
+/// Of a piece with so many blocks that are not zero; `last`: its last block is one of them.
+/// REQUIRES: length > 0.
+constexpr Content content(uint64_t length, uint64_t not_zero, bool last) {
+  Content content{not_zero, index_bytes(length) + not_zero * kBlock};
+  // The last block may be shorter; in order, it has the last slot.
+  if (last) content.stored -= blocks(length) * kBlock - length;
+  return content;
+}
+
+/// Whether to save the piece sparsely. `wanted`: not only where it pays, but wherever it is
+/// shorter. A sparse copy is never longer than the piece, so that it fits where the dense one
+/// would.
+constexpr bool save_sparse(const Content& content, uint64_t length, bool wanted) {
+  if (content.stored >= length) return false;
+  return wanted || content.blocks * 100 <= blocks(length) * kSparsePercent;
 }
 
 /// Of a range's 8-byte word number `index`.

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <variant>
@@ -67,6 +68,11 @@ class [[nodiscard]] Result {
 };
 
 /// The system's text for an errno value, behind what was being done: "open /x: Permission denied".
-Status errno_status(Code code, std::string what, int error_number);
+inline Status errno_status(Code code, std::string what, int error_number) {
+  char buffer[128];
+  what += ": ";
+  what += strerror_r(error_number, buffer, sizeof buffer);  // the GNU variant returns the text
+  return {code, std::move(what)};
+}
 
 }  // namespace amem

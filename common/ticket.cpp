@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -12,11 +13,13 @@ namespace amem {
 namespace {
 
 constexpr std::array<std::uint8_t, 8> kMagic = {'a', 'm', 'e', 'm', 't', 'k', 't', '\n'};
+constexpr std::array<std::uint8_t, 8> kIpcMagic = {'a', 'm', 'e', 'm', 'i', 'p', 'c', '\n'};
 constexpr std::uint32_t kVersion = 1;
 constexpr int kSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 
 // Byte offsets of the fields.
 constexpr std::size_t kVersionAt = 8;
+constexpr std::size_t kPidAt = 12;  // of an IPC handle
 constexpr std::size_t kIdAt = 16;
 constexpr std::size_t kOffsetAt = 24;
 constexpr std::size_t kSizeAt = 32;
@@ -86,6 +89,24 @@ std::optional<Ticket> read_ticket(int fd) {
   if (::pread(fd, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
     return std::nullopt;
   return unpack(bytes);
+}
+
+IpcHandleBytes pack(const IpcHandle& handle) {
+  IpcHandleBytes bytes = pack(handle.ticket);
+  std::copy(kIpcMagic.begin(), kIpcMagic.end(), bytes.begin());
+  put(bytes, kPidAt, static_cast<std::uint32_t>(handle.owner_pid));
+  return bytes;
+}
+
+std::optional<IpcHandle> unpack_ipc_handle(const IpcHandleBytes& bytes) {
+  if (!std::equal(kIpcMagic.begin(), kIpcMagic.end(), bytes.begin())) return std::nullopt;
+  // The rest is read as a ticket: under a ticket's magic.
+  TicketBytes as_ticket = bytes;
+  const TicketBytes empty = pack(Ticket{});
+  std::copy_n(empty.begin(), kIpcMagic.size(), as_ticket.begin());
+  const std::optional<Ticket> ticket = unpack(as_ticket);
+  if (!ticket) return std::nullopt;
+  return IpcHandle{*ticket, static_cast<std::int32_t>(get<std::uint32_t>(bytes, kPidAt))};
 }
 
 }  // namespace amem

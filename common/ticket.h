@@ -20,7 +20,7 @@ struct Ticket {
   std::uint64_t offset = 0;  // bytes into the allocation
   std::uint64_t size = 0;    // bytes
   Token token{};
-  // For traces only: whose it is, and the owner's number for it (shim/base/trace.h).
+  // For traces only: whose it is, and the owner's number for it (shim/base/log.h).
   std::int32_t owner_rank = -1;
   std::uint32_t owner_number = 0;
 
@@ -46,5 +46,25 @@ Result<Fd> make_ticket(const Ticket& ticket);
 /// The ticket that `fd` holds; nothing when it is any other kind of file. Neither moves nor changes
 /// `fd`.
 std::optional<Ticket> read_ticket(int fd);
+
+/// What a rank passes to a peer as the CUipcMemHandle of brokered memory.
+///
+/// The driver gives no such handle for mapped memory; ours holds a ticket in the same 64 bytes. Its
+/// offset and size are those of the program's own piece of memory within the allocation. Nothing
+/// protects the bytes from change: the broker checks the token, the importer the bounds. Pure; any
+/// thread.
+struct IpcHandle {
+  Ticket ticket;
+  std::int32_t owner_pid = 0;  // for messages only
+
+  friend bool operator==(const IpcHandle&, const IpcHandle&) = default;
+};
+
+using IpcHandleBytes = TicketBytes;
+
+/// A ticket's bytes, but for the magic, with the pid where a ticket has zeros.
+IpcHandleBytes pack(const IpcHandle& handle);
+/// Nothing when the bytes are another handle, the driver's for example.
+std::optional<IpcHandle> unpack_ipc_handle(const IpcHandleBytes& bytes);
 
 }  // namespace amem

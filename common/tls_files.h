@@ -3,6 +3,7 @@
 // Functions without state; any thread.
 #pragma once
 
+#include <fstream>
 #include <string>
 
 #include "common/status.h"
@@ -14,6 +15,12 @@ inline constexpr const char* kTlsCertificate = "/tls.crt";
 inline constexpr const char* kTlsKey = "/tls.key";
 
 /// kInvalidArgument: names the file that cannot be read, or has nothing in it.
-Status check_tls_files(const std::string& dir);
+inline Status check_tls_files(const std::string& dir) {
+  for (const char* name : {kTlsAuthority, kTlsCertificate, kTlsKey})
+    if (std::ifstream(dir + name).peek() == std::ifstream::traits_type::eof())
+      return {Code::kInvalidArgument,
+              dir + name + " cannot be read or is empty; TLS needs ca.crt, tls.crt and tls.key"};
+  return {};
+}
 
 }  // namespace amem

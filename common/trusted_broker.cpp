@@ -4,9 +4,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstdlib>
 #include <string_view>
+
+#include "common/numbers.h"
 
 namespace amem {
 namespace {
@@ -15,12 +16,7 @@ constexpr uid_t kOverflowUid = 65534;
 
 std::optional<uid_t> named_uid() {
   const char* value = std::getenv("AMEM_BROKER_UID");
-  if (value == nullptr) return std::nullopt;
-  const std::string_view text = value;
-  uid_t uid = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), uid);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return uid;
+  return value != nullptr ? number_of_text<uid_t>(value) : std::nullopt;
 }
 
 }  // namespace

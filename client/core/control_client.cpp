@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
+#include <iterator>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -13,7 +15,6 @@
 
 #include "amem/v1/broker.grpc.pb.h"
 #include "client/core/endpoint.h"
-#include "client/core/tls.h"
 #include "common/protocol.h"
 #include "common/tls_files.h"
 
@@ -42,6 +43,20 @@ std::shared_ptr<grpc::Channel> open_channel(
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(-1);  // the broker is trusted, and lists may be long
   return grpc::CreateCustomChannel(target, credentials, arguments);
+}
+
+/// Both ends show a certificate of one authority. What cannot be read is empty, and then no
+/// connection comes about; check_tls_files() says why.
+std::shared_ptr<grpc::ChannelCredentials> mutual_tls(const std::string& dir) {
+  const auto read = [&dir](const char* name) {
+    std::ifstream file(dir + name);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = read(kTlsAuthority);
+  options.pem_cert_chain = read(kTlsCertificate);
+  options.pem_private_key = read(kTlsKey);
+  return grpc::SslCredentials(options);
 }
 
 Status check_group(const std::string& group) {
@@ -382,15 +397,12 @@ Status ControlClient::set_policy(const std::string& group, const std::string& ta
   if (policy != v1::POLICY_KEEP && policy != v1::POLICY_DISCARD && !only_form) {
     return {Code::kInvalidArgument, "a policy is keep or discard"};
   }
-  Impl::Call call(*impl_, Impl::Call::Kind::kQuery, impl_->query_timeout);
-  if (Status why = call.prepare(); !why.ok()) return why;
   v1::SetPolicyRequest request;
   request.set_group(group);
   request.set_tag(tag);
   request.set_policy(policy);
   request.set_form(form);
-  v1::SetPolicyResponse answer;
-  return call.end(impl_->stub->SetPolicy(call.context(), request, &answer));
+  return impl_->ask<v1::SetPolicyResponse>(&v1::Broker::Stub::SetPolicy, request).status();
 }
 
 /// What pause, resume and swap share. `start` makes the call; `groups` of them must report `done`.

@@ -2,24 +2,21 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "client/core/json.h"
 #include "client/ctl/exit_code.h"
-#include "client/ctl/top.h"
-#include "client/ctl/upgrade.h"
-#include "client/ctl/views/chrome_trace.h"
-#include "client/ctl/views/explain.h"
-#include "client/ctl/views/history_view.h"
 #include "client/ctl/views/progress_view.h"
-#include "client/ctl/views/summary.h"
 #include "client/ctl/views/views.h"
-#include "client/ctl/wait_idle.h"
 #include "common/version.h"
 
 namespace amem::ctl {
@@ -27,6 +24,8 @@ namespace {
 
 using client::ControlClient;
 using client::to_json;
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
 
 struct Invocation {
   const CommandLine& options;
@@ -292,6 +291,112 @@ int version(const Invocation& s) {
   return kExitOk;
 }
 
+/// For all of an upgrade. Ranks try to come back for 30 s.
+constexpr milliseconds kUpgradeWithin{30'000};
+constexpr milliseconds kUpgradeLook{20};
+
+milliseconds since(Clock::time_point when) {
+  return std::chrono::ceil<milliseconds>(Clock::now() - when);
+}
+
+/// The status of an amemd that has begun since then; nothing: there is none yet.
+std::optional<v1::NodeStatus> next_broker(ControlClient& broker, Clock::time_point asked) {
+  auto status = broker.status();
+  if (!status.ok() || milliseconds(status.value().uptime_ms()) > since(asked)) return std::nullopt;
+  return status.value();
+}
+
+/// Ranks that it knows, once all of them have come back.
+std::optional<int> ranks_that_are_back(ControlClient& broker) {
+  const auto ranks = broker.ranks("");
+  if (!ranks.ok()) return std::nullopt;
+  const auto& all = ranks.value().ranks();
+  if (std::any_of(all.begin(), all.end(),
+                  [](const v1::RankInfo& rank) { return rank.phase() == "comeback"; }))
+    return std::nullopt;
+  return all.size();
+}
+
+std::string in_words(const v1::UpgradeResponse& answer, const v1::NodeStatus& status, int ranks,
+                     milliseconds took) {
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.2f s", static_cast<double>(took.count()) / 1000);
+  return "amemd " + answer.from_version() + " has handed over to " + status.version() + " (" +
+         answer.program() + ", pid " + std::to_string(status.pid()) + ") within " + seconds + "; " +
+         std::to_string(ranks) + (ranks == 1 ? " rank is" : " ranks are") + " back\n";
+}
+
+/// Asks for it, again while operations are under way, then waits until the next amemd serves and
+/// all ranks have come back to it.
+int upgrade(const Invocation& s) {
+  const auto until = Clock::now() + s.options.timeout.value_or(kUpgradeWithin);
+  const auto fail = [&](const Status& status) {
+    return s.interrupted() ? kExitInterrupted : s.end(status);
+  };
+  const auto wait = [&] {
+    std::this_thread::sleep_for(kUpgradeLook);
+    return Clock::now() < until && !s.interrupted();
+  };
+
+  auto asked = Clock::now();
+  auto answer = s.broker.upgrade();
+  while (answer.status().code() == Code::kAborted && wait()) {
+    asked = Clock::now();
+    answer = s.broker.upgrade();
+  }
+  if (!answer.ok()) return fail(answer.status());
+  std::optional<v1::NodeStatus> status;
+  std::optional<int> ranks;
+  do {
+    if (!status) status = next_broker(s.broker, asked);
+    if (status) ranks = ranks_that_are_back(s.broker);
+  } while (!ranks && wait());
+  if (!ranks)
+    return fail({Code::kDeadlineExceeded,
+                 status ? "amemd " + status->version() +
+                              " serves, but not all ranks have come back; `amemctl ranks` shows who"
+                        : answer.value().program() +
+                              " has been started in place of amemd, and does not serve; what it "
+                              "logs says why"});
+  s.console.out << (s.options.json ? to_json(answer.value()) + "\n"
+                                   : in_words(answer.value(), *status, *ranks, since(asked)));
+  return kExitOk;
+}
+
+constexpr milliseconds kIdleWithin{30'000};
+constexpr milliseconds kIdleLook{50};
+
+/// The operations, in words. Empty: none.
+std::string under_way(const v1::ListGroupsResponse& answer) {
+  std::string text;
+  for (const v1::GroupInfo& group : answer.groups()) {
+    if (group.state() != v1::GROUP_STATE_PAUSING && group.state() != v1::GROUP_STATE_RESUMING)
+      continue;
+    text += (text.empty() ? "" : "; ") + ("group " + group.name()) + " is " + state_text(group);
+  }
+  return text;
+}
+
+/// Of the groups that the caller may see. Nothing keeps the next operation from beginning.
+int wait_idle(const Invocation& s) {
+  const milliseconds patience = s.options.timeout.value_or(kIdleWithin);
+  const auto until = Clock::now() + patience;
+  while (true) {
+    const auto groups = s.broker.groups();
+    if (s.interrupted()) return kExitInterrupted;
+    if (!groups.ok()) return s.end(groups.status());
+    const std::string what = under_way(groups.value());
+    if (what.empty()) break;
+    if (Clock::now() >= until)
+      return s.end(
+          {Code::kDeadlineExceeded, what + ", after " + std::to_string(patience.count()) +
+                                        " ms; `amemctl ranks` shows whom the broker waits for"});
+    std::this_thread::sleep_for(kIdleLook);
+  }
+  s.console.out << (s.options.json ? "{\"idle\":true}" : "no operation is under way") << '\n';
+  return kExitOk;
+}
+
 int dispatch(const Invocation& s) {
   switch (s.options.command) {
     case Command::kStatus:
@@ -323,9 +428,9 @@ int dispatch(const Invocation& s) {
     case Command::kTop:
       return top(s.options, s.broker, s.console, s.interrupt);
     case Command::kUpgrade:
-      return upgrade(s.options, s.broker, s.console, s.interrupt);
+      return upgrade(s);
     case Command::kWaitIdle:
-      return wait_idle(s.options, s.broker, s.console, s.interrupt);
+      return wait_idle(s);
     case Command::kVersion:
       return version(s);
     case Command::kBench:

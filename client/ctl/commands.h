@@ -1,17 +1,31 @@
-// Commands: what each subcommand but `run`, `doctor` and `bench` does: asks the broker, writes the
-// answer, returns the exit code. Reads no global state, so that tests can run it against a broker
-// of their own; the caller's thread.
+// The commands of amemctl but `run` and `bench`. Each writes its answer and returns the exit code.
 #pragma once
 
 #include "client/core/control_client.h"
 #include "client/ctl/command_line.h"
 #include "client/ctl/interrupt.h"
 #include "client/ctl/output.h"
+#include "client/ctl/run.h"
 
 namespace amem::ctl {
 
-/// `interrupt` may be null. REQUIRES: options.command is none of those.
+/// All of them but `doctor`: asks the broker. Reads no global state, so that tests can run it
+/// against a broker of their own; the caller's thread. `interrupt` may be null. REQUIRES:
+/// options.command is one of these.
 int execute(const CommandLine& options, client::ControlClient& broker, Console& console,
             Interrupt* interrupt);
+
+/// The loop of `top`: asks for the status again and again and draws it on the terminal. Ends when
+/// `q` is pressed, on an interrupt, or after one round with --once. A broker that goes away is
+/// waited for, unless it was not there at the start. Without a terminal, and with --json, each
+/// round is printed below the one before.
+int top(const CommandLine& options, client::ControlClient& broker, Console& console,
+        Interrupt* interrupt);
+
+/// `doctor`: whether the processes of a command would be brokered, and if not, why; without a
+/// command: whether the node is in order. With a group: of the command as `run` would start it;
+/// without: as it would start in `context`. For a process with one thread. Gives kExitOk when there
+/// is no problem, else kExitFailed.
+int diagnose(const CommandLine& options, const RunContext& context, Console& console);
 
 }  // namespace amem::ctl

@@ -1,5 +1,4 @@
-#include "client/ctl/doctor.h"
-
+// `amemctl doctor`.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -10,12 +9,9 @@
 #include "client/core/control_client.h"
 #include "client/core/endpoint.h"
 #include "client/core/json.h"
-#include "client/ctl/diagnosis/broker_check.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/diagnosis/checks.h"
-#include "client/ctl/diagnosis/driver_check.h"
-#include "client/ctl/diagnosis/host_check.h"
 #include "client/ctl/diagnosis/nccl_library.h"
-#include "client/ctl/diagnosis/node_check.h"
 #include "client/ctl/diagnosis/program.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/views/format.h"
@@ -32,6 +28,14 @@ Findings check_limits() {
   return ctl::check_limits(files.rlim_cur, locked.rlim_cur);
 }
 
+void add(Findings& findings, const Findings& more) {
+  findings.insert(findings.end(), more.begin(), more.end());
+}
+
+bool blocks(const Findings& findings) {
+  return std::any_of(findings.begin(), findings.end(), [](const Finding& f) { return f.blocks; });
+}
+
 struct Diagnosis {
   std::string command;  // as it was given
   std::string program;  // the file that would run; the same where that is not known
@@ -39,11 +43,7 @@ struct Diagnosis {
   std::string runtime_dir;
   Findings findings;
 
-  void add(const Findings& more) { findings.insert(findings.end(), more.begin(), more.end()); }
-  bool brokered() const {
-    return std::none_of(findings.begin(), findings.end(),
-                        [](const Finding& f) { return f.blocks; });
-  }
+  bool brokered() const { return !blocks(findings); }
   /// A variable, as the shim takes it when it is not set.
   std::string chosen(const char* name, const char* otherwise) const {
     const std::string value = value_in(environment, name);
@@ -60,8 +60,8 @@ Diagnosis examine(const CommandLine& options, const RunContext& context) {
       for (const auto& [name, value] : plan.value().environment) d.environment[name] = value;
     } else {
       shim_is_known = false;
-      d.add({{true, "shim-missing", "amemctl run would not start it", "it needs the shim",
-              plan.status().text()}});
+      add(d.findings, {{true, "shim-missing", "amemctl run would not start it", "it needs the shim",
+                        plan.status().text()}});
     }
   }
   const auto program = find_program(options.program, d.environment);
@@ -70,20 +70,21 @@ Diagnosis examine(const CommandLine& options, const RunContext& context) {
     d.program = program.value().path;
     d.environment = program.value().environment;
     runpath = program.value().elf.runpath;
-    d.add(check_program(program.value(), ::geteuid(), ::getegid()));
+    add(d.findings, check_program(program.value(), ::geteuid(), ::getegid()));
   } else {
-    d.add({{true, "command", program.status().text(), "the command does not start",
-            "name a program that this user may execute"}});
+    add(d.findings, {{true, "command", program.status().text(), "the command does not start",
+                      "name a program that this user may execute"}});
   }
-  d.add(check_host(look_at_host(d.environment)));
+  add(d.findings, check_host(look_at_host(d.environment)));
   d.environment = with_hook_defaults(std::move(d.environment));
-  if (shim_is_known) d.add(check_preload(d.environment));
-  d.add(check_variables(d.environment));
+  if (shim_is_known) add(d.findings, check_preload(d.environment));
+  add(d.findings, check_variables(d.environment));
   d.runtime_dir = value_in(d.environment, "AMEM_RUNTIME_DIR");
   if (d.runtime_dir.empty()) d.runtime_dir = context.runtime_dir;
-  d.add(check_broker_in(d.runtime_dir, options.timeout.value_or(client::kDefaultQueryTimeout)));
-  d.add(check_nccl(find_nccl(d.program, runpath, d.environment)));
-  d.add(check_limits());
+  add(d.findings,
+      check_broker_in(d.runtime_dir, options.timeout.value_or(client::kDefaultQueryTimeout)));
+  add(d.findings, check_nccl(find_nccl(d.program, runpath, d.environment)));
+  add(d.findings, check_limits());
   return d;
 }
 
@@ -106,36 +107,30 @@ client::Json json_of(const Findings& findings) {
   return list;
 }
 
-bool blocks(const Findings& findings) {
-  return std::any_of(findings.begin(), findings.end(), [](const Finding& f) { return f.blocks; });
-}
-
 /// The node, as this user has it, and what amemd says of itself.
 int diagnose_node(const CommandLine& options, const RunContext& context, Console& console) {
   const auto timeout = options.timeout.value_or(client::kDefaultQueryTimeout);
   const DriverFacts driver = look_at_driver(timeout);
   Findings findings = check_driver(driver, context.environment);
-  const auto add = [&](const Findings& more) {
-    findings.insert(findings.end(), more.begin(), more.end());
-  };
   const std::string dir = options.runtime_dir.empty() ? context.runtime_dir : options.runtime_dir;
-  add(check_host(look_at_host(context.environment)));
-  add(check_broker_in(dir, timeout));
+  add(findings, check_host(look_at_host(context.environment)));
+  add(findings, check_broker_in(dir, timeout));
   std::string summary;
   const auto control = client::control_socket(dir, "");
   if (control.ok() && !blocks(findings)) {
     client::ControlClient broker(control.value(), timeout);
     if (const auto status = broker.status(); status.ok()) {
       const v1::NodeStatus& node = status.value();
-      add(check_node(node, driver, open_files_of(node.pid())));
-      if (const auto ranks = broker.ranks(""); ranks.ok()) add(check_ranks(ranks.value()));
+      add(findings, check_node(node, driver, open_files_of(node.pid())));
+      if (const auto ranks = broker.ranks(""); ranks.ok())
+        add(findings, check_ranks(ranks.value()));
       summary = "amemd " + node.version() + " in " + dir + " serves " +
                 std::to_string(node.devices_size()) +
                 (node.devices_size() == 1 ? " GPU" : " GPUs") + ", pool " +
                 format_bytes(node.pool().ready_bytes()) + " (" + node.pool().place() + ")";
     }
   }
-  add(check_limits());
+  add(findings, check_limits());
   const bool healthy = !blocks(findings);
   if (options.json)
     console.out << client::text_of({{"healthy", healthy},

@@ -1,11 +1,21 @@
-// LD_PRELOAD as the loader reads it, and the shim's place in it. Plain functions; any thread.
+// The environment of a command: LD_PRELOAD as the loader reads it, and the shim's place in it.
+// Plain functions; any thread.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace amem::ctl {
+
+using Environment = std::map<std::string, std::string>;
+
+/// The variable's value; empty when it is not set.
+inline std::string value_in(const Environment& environment, const std::string& name) {
+  const auto found = environment.find(name);
+  return found != environment.end() ? found->second : std::string();
+}
 
 inline constexpr const char* kShimName = "libamem_shim.so";
 /// How the file names of torch_memory_saver's hook libraries begin: the shim's too, when it is

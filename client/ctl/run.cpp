@@ -22,11 +22,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string value_of(const RunContext& context, const std::string& name) {
-  const auto found = context.environment.find(name);
-  return found != context.environment.end() ? found->second : std::string();
-}
-
 std::string absolute(const std::string& path, const RunContext& context) {
   return (fs::path(context.working_dir) / path).lexically_normal().string();
 }
@@ -43,7 +38,7 @@ bool is_file(const std::string& path) {
 
 Result<std::string> find_shim(const RunContext& context) {
   std::vector<std::string> candidates;
-  if (const std::string named = value_of(context, "AMEM_SHIM"); !named.empty()) {
+  if (const std::string named = value_in(context.environment, "AMEM_SHIM"); !named.empty()) {
     candidates.push_back(absolute(named, context));  // asked for: no other will do
   } else {
     // Installed or in a build tree: the library directory lies beside the program's.
@@ -93,18 +88,20 @@ Result<RunPlan> plan_run(const CommandLine& options, const RunContext& context) 
     }
     plan.warnings.push_back(text + "; the command runs as if amem were not there");
   }
-  if (value_of(context, "AMEM_DISABLE") == "1" || value_of(context, "AMEM_ENABLE") == "0") {
+  if (value_in(context.environment, "AMEM_DISABLE") == "1" ||
+      value_in(context.environment, "AMEM_ENABLE") == "0") {
     plan.warnings.push_back(
         "AMEM_DISABLE=1 or AMEM_ENABLE=0 is in the environment: the shim does "
         "nothing");
   }
 
-  plan.environment = {{"AMEM_GROUP", options.group},
-                      {"AMEM_RUNTIME_DIR", dir},
-                      {"LD_PRELOAD", with_shim(shim.value(), value_of(context, "LD_PRELOAD"))}};
+  plan.environment = {
+      {"AMEM_GROUP", options.group},
+      {"AMEM_RUNTIME_DIR", dir},
+      {"LD_PRELOAD", with_shim(shim.value(), value_in(context.environment, "LD_PRELOAD"))}};
   // Some frameworks set 0 where it is not set, and old NCCLs have 0 by default. What is brokered is
   // the same, but NCCL's buffers share slabs with 1 only.
-  if (value_of(context, "NCCL_CUMEM_ENABLE").empty())
+  if (value_in(context.environment, "NCCL_CUMEM_ENABLE").empty())
     plan.environment.emplace_back("NCCL_CUMEM_ENABLE", "1");
   if (!options.scope.empty()) plan.environment.emplace_back("AMEM_SCOPE", options.scope);
   if (options.required) plan.environment.emplace_back("AMEM_REQUIRED", "1");

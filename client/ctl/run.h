@@ -5,19 +5,19 @@
 // environment).
 #pragma once
 
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "client/ctl/command_line.h"
+#include "client/ctl/preload.h"
 #include "common/status.h"
 
 namespace amem::ctl {
 
 /// What plan_run knows about the world.
 struct RunContext {
-  std::map<std::string, std::string> environment;
+  Environment environment;
   std::string program_dir;  // where amemctl's executable is
   std::string working_dir;
   std::string runtime_dir;  // when --runtime-dir is not given

@@ -1,5 +1,4 @@
-#include "client/ctl/top.h"
-
+// The loop of `amemctl top`.
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <termios.h>
@@ -10,9 +9,9 @@
 #include <utility>
 
 #include "client/core/json.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/views/top_view.h"
-#include "client/ctl/views/trends.h"
 
 namespace amem::ctl {
 namespace {

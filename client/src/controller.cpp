@@ -1,10 +1,8 @@
 // The calls of amem.h for a controller: amem::client::ControlClient behind a C interface.
 #include <amem/amem.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,7 +26,7 @@ using amem::Status;
 using amem::client::ControlClient;
 using amem::client::give;
 using amem::client::guarded;
-using amem::client::read_selection;
+using amem::client::read_sized;
 namespace v1 = amem::v1;
 
 std::string text_or_empty(const char* text) { return text != nullptr ? text : ""; }
@@ -53,14 +51,20 @@ amem_selection of_tags(const char* const* tags, size_t count) {
   return selection;
 }
 
-Status no_client() { return {Code::kInvalidArgument, "the client is NULL"}; }
+/// Runs `body`, a function from a ControlClient to a Status, as the body of a C function.
+template <class Body>
+int with(amem_client* client, amem_error* error, Body body) {
+  return guarded(error, [&]() -> Status {
+    if (client == nullptr) return {Code::kInvalidArgument, "the client is NULL"};
+    return body(client->broker);
+  });
+}
 
 /// Asks with `query`, a function from a ControlClient to a Result of a message, and gives its JSON.
 template <class Query>
 int ask(amem_client* client, char** json, amem_error* error, Query query) {
-  return guarded(error, [&]() -> Status {
-    if (client == nullptr) return no_client();
-    const auto answer = query(client->broker);
+  return with(client, error, [&](ControlClient& broker) -> Status {
+    const auto answer = query(broker);
     if (!answer.ok()) return answer.status();
     return give(amem::client::to_json(answer.value()), json);
   });
@@ -86,12 +90,11 @@ amem::client::OnProgress wrap(amem_progress_callback callback, void* user) {
 int operate(decltype(&ControlClient::pause) operation, amem_client* client,
             const char* const* groups, size_t count, const amem_selection* selection,
             uint32_t timeout_ms, amem_progress_callback callback, void* user, amem_error* error) {
-  return guarded(error, [&]() -> Status {
-    if (client == nullptr) return no_client();
-    const auto what = read_selection(selection);
+  return with(client, error, [&](ControlClient& broker) -> Status {
+    const auto what = read_sized(selection, "amem_selection");
     if (!what.ok()) return what.status();
-    return (client->broker.*operation)(names(groups, count), choice(what.value()), timeout_ms,
-                                       wrap(callback, user));
+    return (broker.*operation)(names(groups, count), choice(what.value()), timeout_ms,
+                               wrap(callback, user));
   });
 }
 
@@ -106,14 +109,9 @@ void amem_free(char* string) { std::free(string); }
 int amem_open(const amem_options* options, amem_client** client, amem_error* error) {
   return guarded(error, [&]() -> Status {
     if (client == nullptr) return {Code::kInvalidArgument, "the output argument is NULL"};
-    amem_options given{};
-    if (options != nullptr) {
-      // A program built against another version of amem.h: what it does not know stays zero.
-      if (options->size < sizeof(options->size)) {
-        return {Code::kInvalidArgument, "amem_options.size is not set"};
-      }
-      std::memcpy(&given, options, std::min(options->size, sizeof given));
-    }
+    const auto read = read_sized(options, "amem_options");
+    if (!read.ok()) return read.status();
+    const amem_options& given = read.value();
     auto socket =
         amem::client::control_socket(text_or_empty(given.runtime_dir), text_or_empty(given.socket));
     if (!socket.ok()) return socket.status();
@@ -144,11 +142,10 @@ int amem_ranks(amem_client* client, const char* group, char** json, amem_error* 
 }
 
 int amem_allocations(amem_client* client, const char* group, char** json, amem_error* error) {
-  return guarded(error, [&]() -> Status {
-    if (client == nullptr) return no_client();
+  return with(client, error, [&](ControlClient& broker) -> Status {
     std::string list;
     Status status =
-        client->broker.allocations(text_or_empty(group), [&](const v1::AllocationInfo& allocation) {
+        broker.allocations(text_or_empty(group), [&](const v1::AllocationInfo& allocation) {
           if (!list.empty()) list += ',';
           list += amem::client::to_json(allocation);
           return true;
@@ -160,21 +157,19 @@ int amem_allocations(amem_client* client, const char* group, char** json, amem_e
 
 int amem_set_policy(amem_client* client, const char* group, const char* tag, amem_policy policy,
                     amem_error* error) {
-  return guarded(error, [&]() -> Status {
-    if (client == nullptr) return no_client();
-    return client->broker.set_policy(text_or_empty(group), text_or_empty(tag),
-                                     static_cast<v1::Policy>(policy));
+  return with(client, error, [&](ControlClient& broker) -> Status {
+    return broker.set_policy(text_or_empty(group), text_or_empty(tag),
+                             static_cast<v1::Policy>(policy));
   });
 }
 
 int amem_set_save_form(amem_client* client, const char* group, const char* tag, amem_save_form form,
                        amem_error* error) {
-  return guarded(error, [&]() -> Status {
-    if (client == nullptr) return no_client();
+  return with(client, error, [&](ControlClient& broker) -> Status {
     if (!amem::form_of(static_cast<std::uint32_t>(form)))
       return {Code::kInvalidArgument, "bytes are saved " + amem::names_of_forms()};
-    return client->broker.set_policy(text_or_empty(group), text_or_empty(tag),
-                                     v1::POLICY_UNSPECIFIED, static_cast<v1::Form>(form));
+    return broker.set_policy(text_or_empty(group), text_or_empty(tag), v1::POLICY_UNSPECIFIED,
+                             static_cast<v1::Form>(form));
   });
 }
 
@@ -244,19 +239,17 @@ int amem_client_swap_groups(amem_client* client, const char* const* out, size_t 
                             const char* const* in, size_t in_count, const char* const* discard,
                             size_t discard_count, uint32_t timeout_ms,
                             amem_progress_callback callback, void* user, amem_error* error) {
-  return guarded(error, [&]() -> Status {
-    if (client == nullptr) return no_client();
-    return client->broker.swap(names(out, out_count), names(in, in_count),
-                               names(discard, discard_count), timeout_ms, wrap(callback, user));
+  return with(client, error, [&](ControlClient& broker) -> Status {
+    return broker.swap(names(out, out_count), names(in, in_count), names(discard, discard_count),
+                       timeout_ms, wrap(callback, user));
   });
 }
 
 int amem_watch(amem_client* client, const char* group, amem_event_callback callback, void* user,
                amem_error* error) {
-  return guarded(error, [&]() -> Status {
-    if (client == nullptr) return no_client();
+  return with(client, error, [&](ControlClient& broker) -> Status {
     if (callback == nullptr) return {Code::kInvalidArgument, "the callback is NULL"};
-    return client->broker.watch(text_or_empty(group), [&](const v1::Event& event) {
+    return broker.watch(text_or_empty(group), [&](const v1::Event& event) {
       const std::string json = amem::client::to_json(event);
       const amem_event view{.time_ms = event.time_ms(),
                             .group = event.group().c_str(),

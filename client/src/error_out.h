@@ -34,13 +34,14 @@ inline Status give(const std::string& text, char** out) {
   return {};
 }
 
-/// A program built against another version of amem.h: what it does not know stays zero. NULL:
-/// everything.
-inline Result<amem_selection> read_selection(const amem_selection* from) {
-  amem_selection given{};
+/// A program's options or selection, called `name`. It may be built against another version of
+/// amem.h: what it does not know stays zero. NULL: everything does.
+template <class Struct>
+Result<Struct> read_sized(const Struct* from, const char* name) {
+  Struct given{};
   if (from == nullptr) return given;
   if (from->size < sizeof(from->size))
-    return Status(Code::kInvalidArgument, "amem_selection.size is not set");
+    return Status(Code::kInvalidArgument, std::string(name) + ".size is not set");
   std::memcpy(&given, from, std::min(from->size, sizeof given));
   return given;
 }

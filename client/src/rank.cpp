@@ -25,8 +25,8 @@ using ShimRequest = int (*)(int op, const char* const* tags, size_t count,
                             uint32_t timeout_ms, char* error, size_t size);
 using ShimSetGroup = int (*)(const char* group, char* error, size_t size);
 using ShimRegionBegin = int (*)(const char* tag, int policy, char* error, size_t size);
-/// Also of unbrokered_begin and unbrokered_end.
-using ShimRegionEnd = int (*)(char* error, size_t size);
+/// The end of a region, and both ends of what is unbrokered.
+using ShimMark = int (*)(char* error, size_t size);
 using ShimGroup = int (*)(char* name, size_t size);
 using ShimStats = int (*)(char* json, size_t size);
 using ShimActive = int (*)();
@@ -70,13 +70,19 @@ Status call_shim(const char* name, Arguments... arguments) {
 /// op: 1 a pause, 2 a resume.
 int request(int op, const amem_selection* selection, uint32_t timeout_ms, amem_error* error) {
   return amem::client::guarded(error, [&]() -> Status {
-    const auto read = amem::client::read_selection(selection);
+    const auto read = amem::client::read_sized(selection, "amem_selection");
     if (!read.ok()) return read.status();
     const amem_selection& what = read.value();
     return call_shim<ShimRequest>("amem_shim_request_2", op, what.tags, what.tag_count,
                                   what.except_tags, what.except_count, what.discard,
                                   what.discard_count, static_cast<int>(what.guests), timeout_ms);
   });
+}
+
+/// Without a shim there is nothing to mark.
+int mark(const char* name, amem_error* error) {
+  return amem::client::guarded(error,
+                               [&] { return no_shim() ? Status() : call_shim<ShimMark>(name); });
 }
 
 /// What the shim says, whoever has set it; empty without one, or when amem is turned off.
@@ -165,26 +171,11 @@ int amem_region_begin(const char* tag, amem_policy policy, amem_error* error) {
   });
 }
 
-int amem_region_end(amem_error* error) {
-  return amem::client::guarded(error, [&]() -> Status {
-    if (no_shim()) return {};
-    return call_shim<ShimRegionEnd>("amem_shim_region_end");
-  });
-}
+int amem_region_end(amem_error* error) { return mark("amem_shim_region_end", error); }
 
-int amem_unbrokered_begin(amem_error* error) {
-  return amem::client::guarded(error, [&]() -> Status {
-    if (no_shim()) return {};
-    return call_shim<ShimRegionEnd>("amem_shim_unbrokered_begin");
-  });
-}
+int amem_unbrokered_begin(amem_error* error) { return mark("amem_shim_unbrokered_begin", error); }
 
-int amem_unbrokered_end(amem_error* error) {
-  return amem::client::guarded(error, [&]() -> Status {
-    if (no_shim()) return {};
-    return call_shim<ShimRegionEnd>("amem_shim_unbrokered_end");
-  });
-}
+int amem_unbrokered_end(amem_error* error) { return mark("amem_shim_unbrokered_end", error); }
 
 int amem_rank_stats(char** json, amem_error* error) {
   return amem::client::guarded(error, [&]() -> Status {

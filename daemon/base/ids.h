@@ -1,9 +1,12 @@
 // The names of things: numbers that are never used twice in the broker's life. A device's is its
-// UUID (common/protocol.h).
+// UUID (common/protocol.h). And tokens: numbers that nobody can guess. Any thread.
 #pragma once
 
 #include <compare>
 #include <cstdint>
+
+#include "common/protocol.h"
+#include "common/status.h"
 
 namespace amem {
 
@@ -21,5 +24,11 @@ struct Epoch {
   std::uint32_t wave;  // of a pause in waves; else 0
   friend auto operator<=>(const Epoch&, const Epoch&) = default;
 };
+
+/// kInternal: the kernel has none.
+Result<Token> random_token();
+
+/// Compares every byte, so that the time taken tells nothing about a token.
+bool same_token(const Token& a, const Token& b);
 
 }  // namespace amem

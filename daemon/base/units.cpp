@@ -8,6 +8,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "common/numbers.h"
+
 namespace amem {
 namespace {
 
@@ -112,16 +114,14 @@ Result<std::string> parse_address(std::string_view text) {
   const std::size_t colon = text.rfind(':');
   const bool only_port = colon == std::string_view::npos;
   std::string host(only_port ? "127.0.0.1" : text.substr(0, colon));
-  const std::string_view digits = only_port ? text : text.substr(colon + 1);
-  unsigned port = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), port);
-  if (error != std::errc() || end != digits.data() + digits.size() || port == 0 || port > 65535)
-    return wrong;
+  const std::optional<unsigned> port =
+      number_of_text<unsigned>(only_port ? text : text.substr(colon + 1));
+  if (!port || *port == 0 || *port > 65535) return wrong;
   in6_addr any{};
   const bool v6 = host.size() > 2 && host.front() == '[' && host.back() == ']';
   const std::string bare = v6 ? host.substr(1, host.size() - 2) : host;
   if (::inet_pton(v6 ? AF_INET6 : AF_INET, bare.c_str(), &any) != 1) return wrong;
-  return host + ":" + std::to_string(port);
+  return host + ":" + std::to_string(*port);
 }
 
 std::string format_duration(Duration duration) {

@@ -8,7 +8,6 @@
 #include "daemon/base/units.h"
 #include "daemon/metrics/families.h"
 #include "daemon/node/names.h"
-#include "daemon/node/operation_reports.h"
 #include "daemon/node/reports.h"
 #include "daemon/sessions/messages.h"
 

@@ -29,7 +29,7 @@
 #include "daemon/operations/operations.h"
 #include "daemon/operations/outbox.h"
 #include "daemon/operations/saved_bytes.h"
-#include "daemon/owners/accounts.h"
+#include "daemon/owners/account.h"
 #include "daemon/sessions/session_server.h"
 #include "daemon/settings/config.h"
 

@@ -8,7 +8,7 @@
 #include <iterator>
 #include <utility>
 
-#include "daemon/base/random.h"
+#include "daemon/base/ids.h"
 #include "daemon/sessions/messages.h"
 
 namespace amem {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/version.h"
-#include "daemon/base/random.h"
+#include "daemon/base/ids.h"
 #include "daemon/plans/plan.h"
 #include "daemon/sessions/messages.h"
 

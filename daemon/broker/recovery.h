@@ -19,7 +19,7 @@
 #include "daemon/holder/wire.h"
 #include "daemon/node/node.h"
 #include "daemon/operations/group_operation.h"
-#include "daemon/owners/accounts.h"
+#include "daemon/owners/account.h"
 #include "daemon/record/record_log.h"
 
 namespace amem {

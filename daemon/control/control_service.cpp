@@ -4,26 +4,31 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
 #include <grpcpp/server_posix.h>
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "amem/v1/broker.grpc.pb.h"
+#include "common/status.h"
+#include "common/tls_files.h"
 #include "daemon/base/event_loop.h"
 #include "daemon/broker/broker.h"
-#include "daemon/control/call_charge.h"
 #include "daemon/control/fleet_service.h"
 #include "daemon/control/node_links.h"
 #include "daemon/control/stream.h"
 #include "daemon/control/tasks.h"
-#include "daemon/control/tls.h"
 #include "daemon/control/upgrades.h"
+#include "daemon/owners/caller.h"
 
 namespace amem {
 namespace {
@@ -63,6 +68,40 @@ void put(v1::FleetBegin& begin, const v1::ResumeRequest& request) {
 void put(v1::FleetBegin& begin, const v1::SwapRequest& request) {
   *begin.mutable_swap() = request;
   begin.mutable_swap()->clear_nodes();
+}
+
+/// What a call of the control API has of its owner's quotas until gRPC has done with it: the call
+/// itself, and the messages that wait for its caller. For the loop's thread; any thread may let go
+/// of it, and what it has is given back on the loop's.
+class CallCharge {
+ public:
+  static std::shared_ptr<CallCharge> make(EventLoop& loop) {
+    return {new CallCharge, [&loop](CallCharge* charge) {
+              loop.post([owned = std::shared_ptr<CallCharge>(charge)] {});
+            }};
+  }
+
+  /// kResourceExhausted: the caller's owner may have no more of it.
+  Status take(const Caller& caller, const Amounts& amounts) {
+    if (caller.account == nullptr) return {};
+    Result<Charge> charge = caller.account->take(amounts);
+    if (!charge.ok()) return charge.status();
+    taken_.push_back(std::move(charge).value());
+    return {};
+  }
+
+ private:
+  CallCharge() = default;
+
+  std::vector<Charge> taken_;
+};
+
+/// Of a call, with so many bytes of messages that may wait for its caller.
+Amounts of_call(std::uint64_t bytes) {
+  Amounts amounts;
+  amounts[Resource::kCalls] = 1;
+  amounts[Resource::kQueuedBytes] = bytes;
+  return amounts;
 }
 
 class StreamObserver final : public OperationObserver {
@@ -121,6 +160,24 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
 
   const std::shared_ptr<CallCharge> charge_;
 };
+
+namespace tls = grpc::experimental;
+constexpr unsigned kReadAgainSeconds = 60;
+
+/// For TCP: both ends show a certificate of one authority. `dir` has ca.crt, tls.crt and tls.key,
+/// as a Secret of Kubernetes does. They are read again every minute, so that certificates can be
+/// renewed. kInvalidArgument: a file is missing or empty.
+Result<std::shared_ptr<grpc::ServerCredentials>> mutual_tls(const std::string& dir) {
+  if (const Status status = check_tls_files(dir); !status.ok())
+    return Status(status.code(), "control.tls: " + status.text());
+  const auto files = std::make_shared<tls::FileWatcherCertificateProvider>(
+      dir + kTlsKey, dir + kTlsCertificate, dir + kTlsAuthority, kReadAgainSeconds);
+  tls::TlsServerCredentialsOptions options(files);
+  options.watch_root_certs();
+  options.watch_identity_key_cert_pairs();
+  options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  return tls::TlsServerCredentials(options);
+}
 
 }  // namespace
 

@@ -13,7 +13,6 @@
 
 #include "common/status.h"
 #include "daemon/base/clock.h"
-#include "daemon/control/callers.h"
 #include "daemon/control/entrance.h"
 #include "daemon/control/grpc_log.h"
 #include "daemon/phases/phases.h"

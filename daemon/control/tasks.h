@@ -11,7 +11,7 @@
 #include "amem/v1/fleet.pb.h"
 #include "common/status.h"
 #include "daemon/fleet/participant.h"
-#include "daemon/metrics/text.h"
+#include "daemon/metrics/book.h"
 #include "daemon/phases/task.h"
 
 namespace amem {

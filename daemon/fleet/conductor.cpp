@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "daemon/base/units.h"
-#include "daemon/fleet/stages.h"
+#include "daemon/fleet/node_link.h"
 
 namespace amem {
 namespace {

@@ -25,7 +25,7 @@
 #include "common/status.h"
 #include "daemon/base/clock.h"
 #include "daemon/fleet/fleet_cut.h"
-#include "daemon/phases/stage.h"
+#include "daemon/phases/task.h"
 
 namespace amem {
 

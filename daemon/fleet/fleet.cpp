@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "common/version.h"
-#include "daemon/base/random.h"
+#include "daemon/base/ids.h"
 #include "daemon/fleet/fan_out.h"
 
 namespace amem {

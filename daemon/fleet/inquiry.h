@@ -26,7 +26,7 @@
 
 #include "amem/v1/fleet.pb.h"
 #include "daemon/base/clock.h"
-#include "daemon/phases/stage.h"
+#include "daemon/phases/task.h"
 
 namespace amem {
 

@@ -12,6 +12,7 @@
 
 #include "amem/v1/fleet.pb.h"
 #include "common/status.h"
+#include "daemon/phases/task.h"
 
 namespace amem {
 
@@ -58,5 +59,9 @@ class NodeLinks {
   /// To nodes that have a part of this transaction, how far they are.
   virtual std::unique_ptr<Questions> questions(const std::string& transaction) = 0;
 };
+
+// Stages as brokers say them to each other. Pure.
+inline Stage stage_of(const v1::FleetStage& told) { return told.out() ? Stage::kOut : Stage::kIn; }
+inline void put(Stage stage, v1::FleetStage& told) { told.set_out(stage == Stage::kOut); }
 
 }  // namespace amem

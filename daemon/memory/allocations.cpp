@@ -5,8 +5,8 @@
 #include <queue>
 #include <span>
 
-#include "common/rounding.h"
-#include "daemon/base/random.h"
+#include "common/numbers.h"
+#include "daemon/base/ids.h"
 
 namespace amem {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <tuple>
 
-#include "common/rounding.h"
+#include "common/numbers.h"
 #include "daemon/base/units.h"
 
 namespace amem {

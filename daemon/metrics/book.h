@@ -1,4 +1,4 @@
-// Book: metric families that are being filled. Plain values; any thread.
+// Book: metric families that are being filled; and families as text. Plain values; any thread.
 #pragma once
 
 #include <prometheus/metric_family.h>
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/node/totals.h"
+#include "daemon/node/history.h"
 
 namespace amem {
 
@@ -86,5 +86,10 @@ class Book {
  private:
   std::deque<Family> families_;  // which moves none of them
 };
+
+/// Prometheus' own text format, 0.0.4.
+std::string prometheus_text(const Families& families);
+/// OpenMetrics 1.0.0.
+std::string open_metrics_text(const Families& families);
 
 }  // namespace amem

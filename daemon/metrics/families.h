@@ -14,7 +14,7 @@
 #include "daemon/metrics/book.h"
 #include "daemon/node/events.h"
 #include "daemon/node/node.h"
-#include "daemon/owners/accounts.h"
+#include "daemon/owners/account.h"
 #include "daemon/owners/caller.h"
 
 namespace amem {

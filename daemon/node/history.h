@@ -1,17 +1,23 @@
 // History: the operations that have ended, so that one can ask afterwards what took so long, or
-// what went wrong. Those since the broker began; the oldest go when there are too many.
+// what went wrong. Those since the broker began; the oldest go when there are too many. Totals:
+// what all of them have come to.
 //
 // For the loop's thread.
 #pragma once
 
 #include <sys/types.h>
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "common/status.h"
 #include "daemon/base/ids.h"
@@ -55,6 +61,64 @@ class History {
 
   std::deque<PastOperation> operations_;
   std::size_t spans_ = 0;
+};
+
+/// How many amounts were up to each bound, the bound included; what is larger counts in a last
+/// bucket of its own.
+class Histogram {
+ public:
+  using Bounds = std::span<const std::uint64_t>;
+  static constexpr std::array<std::uint64_t, 13> kMicroseconds = {
+      1'000,   2'000,   5'000,     10'000,    20'000,    50'000,    100'000,
+      200'000, 500'000, 1'000'000, 2'000'000, 5'000'000, 10'000'000};
+  static constexpr std::array<std::uint64_t, 11> kBytes = {
+      1ULL << 20, 4ULL << 20,  16ULL << 20, 64ULL << 20,  256ULL << 20, 1ULL << 30,
+      4ULL << 30, 16ULL << 30, 64ULL << 30, 256ULL << 30, 1ULL << 40};
+
+  /// `bounds`: ascending, and outlive this object.
+  explicit Histogram(Bounds bounds) : bounds_(bounds), buckets_(bounds.size() + 1) {}
+
+  void add(std::uint64_t amount);
+
+  Bounds bounds() const { return bounds_; }
+  const std::vector<std::uint64_t>& buckets() const { return buckets_; }  // one more than bounds
+  std::uint64_t count() const { return count_; }
+  std::uint64_t sum() const { return sum_; }
+
+ private:
+  Bounds bounds_;
+  std::vector<std::uint64_t> buckets_;
+  std::uint64_t count_ = 0;
+  std::uint64_t sum_ = 0;
+};
+
+/// What operations have come to since the broker began: how many, with what result, how long they
+/// took, and how much they copied. Bounds never change, so totals can be added up over brokers.
+class Totals {
+ public:
+  static constexpr std::string_view kSwap = "swap";
+
+  /// Of one group, whoever asked for it, with tags or without.
+  void add(const Outcome& outcome);
+  /// Of a swap as a whole. Its pauses and resumes are added by themselves.
+  void add_swap(Code result, Duration time);
+
+  // Operations are "pause", "resume" and kSwap.
+  /// How often each came to each result.
+  const std::map<std::pair<std::string_view, Code>, std::uint64_t>& results() const {
+    return results_;
+  }
+  /// In microseconds, of what succeeded, by operation and phase; kNone: the whole.
+  const std::map<std::pair<std::string_view, Phase>, Histogram>& times() const { return times_; }
+  /// What was copied to the pool by a pause, and from it by a resume, of what succeeded.
+  const std::map<std::string_view, Histogram>& bytes() const { return bytes_; }
+
+ private:
+  void add_time(std::string_view operation, Phase phase, Duration time);
+
+  std::map<std::pair<std::string_view, Code>, std::uint64_t> results_;
+  std::map<std::pair<std::string_view, Phase>, Histogram> times_;
+  std::map<std::string_view, Histogram> bytes_;
 };
 
 }  // namespace amem

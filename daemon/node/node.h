@@ -20,11 +20,10 @@
 #include "daemon/memory/pools.h"
 #include "daemon/node/history.h"
 #include "daemon/node/records.h"
-#include "daemon/node/totals.h"
 #include "daemon/owners/account.h"
 #include "daemon/owners/peer_credentials.h"
 #include "daemon/phases/group.h"
-#include "daemon/phases/stage.h"
+#include "daemon/phases/task.h"
 #include "daemon/sessions/session_server.h"
 
 namespace amem {

@@ -1,19 +1,23 @@
-// Reports: the broker's tables as messages of the control API. Reads only.
+// Reports: the broker's tables, and operations that have ended, as messages of the control API.
+// Reads only.
 //
 // For the loop's thread.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "amem/v1/broker.pb.h"
+#include "common/status.h"
 #include "daemon/memory/devices.h"
 #include "daemon/memory/workers.h"
 #include "daemon/node/node.h"
-#include "daemon/owners/accounts.h"
+#include "daemon/owners/account.h"
 #include "daemon/owners/caller.h"
+#include "daemon/phases/phase_times.h"
 #include "daemon/phases/task.h"
 #include "daemon/plans/guests.h"
 
@@ -61,6 +65,16 @@ std::uint64_t dropped(const Node& node, const GroupEntry& group, const Selection
 void report_guest(const Node& node, const GuestUse& use, v1::GuestUsage& message);
 /// "rank 0 (pid 12) of group 'rollout' has 64 MiB of tag 'heap' open; …": of one group's memory.
 std::string describe(const Node& node, const std::vector<GuestUse>& guests);
+
+/// The launcher's number of a rank; -1: not known.
+using RankNumber = std::function<int(RankId)>;
+void report_phase_times(const std::vector<PhaseTime>& times, const RankNumber& number,
+                        google::protobuf::RepeatedPtrField<v1::PhaseTime>& messages);
+
+/// What the caller may see of what it asks for. kNotFound, kInvalidArgument: as find_group(), where
+/// nothing is remembered of such a group either.
+Status report_history(Node& node, const Caller& caller, const v1::ListHistoryRequest& request,
+                      v1::ListHistoryResponse& response);
 
 void report_times(const Totals& totals, v1::NodeStatus& status);
 

@@ -7,7 +7,6 @@
 #include <set>
 #include <utility>
 
-#include "daemon/node/operation_reports.h"
 #include "daemon/node/reports.h"
 
 namespace amem {

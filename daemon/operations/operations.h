@@ -23,8 +23,7 @@
 #include "daemon/operations/group_operation.h"
 #include "daemon/operations/pause_operation.h"
 #include "daemon/operations/resume_operation.h"
-#include "daemon/transactions/abroad.h"
-#include "daemon/transactions/exchange.h"
+#include "daemon/transactions/headroom.h"
 #include "daemon/transactions/transaction.h"
 
 namespace amem {

@@ -14,7 +14,7 @@
 #include "daemon/plans/block_map.h"
 #include "daemon/plans/guests.h"
 #include "daemon/plans/waves.h"
-#include "daemon/transactions/exchange.h"
+#include "daemon/transactions/headroom.h"
 
 namespace amem {
 

@@ -17,7 +17,7 @@
 #include "daemon/operations/group_operation.h"
 #include "daemon/plans/creation.h"
 #include "daemon/plans/plan.h"
-#include "daemon/transactions/exchange.h"
+#include "daemon/transactions/headroom.h"
 
 namespace amem {
 

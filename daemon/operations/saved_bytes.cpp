@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "common/rounding.h"
+#include "common/numbers.h"
 #include "daemon/base/units.h"
 #include "daemon/plans/plan.h"
 #include "daemon/plans/shortage.h"

@@ -1,5 +1,7 @@
 #include "daemon/owners/account.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "daemon/base/units.h"
@@ -74,6 +76,24 @@ SharedFd charged(SharedFd fd, Charge charge) {
   auto held = std::make_shared<Held>(Held{std::move(fd), std::move(charge)});
   const Fd* part = held->fd.get();
   return {std::move(held), part};
+}
+
+std::shared_ptr<Account> Accounts::of(const Owner& owner) {
+  if (const auto it = accounts_.find(owner); it != accounts_.end()) return it->second;
+  std::erase_if(accounts_, [](const auto& each) {
+    return each.second.use_count() == 1 && each.second->log().quiet() &&
+           each.second->refusals_log().quiet();
+  });
+  Quotas quotas = quotas_;
+  if (owner.compartment.empty() && (owner.uid == 0 || owner.uid == ::geteuid()))
+    for (const Resource resource : kAllResources) quotas.most[resource] = kNoQuota;
+  return accounts_.emplace(owner, std::make_shared<Account>(owner, quotas, loop_)).first->second;
+}
+
+std::vector<std::shared_ptr<const Account>> Accounts::all() const {
+  std::vector<std::shared_ptr<const Account>> all;
+  for (const auto& [owner, account] : accounts_) all.push_back(account);
+  return all;
 }
 
 }  // namespace amem

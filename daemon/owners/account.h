@@ -10,10 +10,12 @@
 #include <array>
 #include <cstdint>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "common/fd.h"
 #include "common/status.h"
@@ -162,5 +164,24 @@ inline Amounts of_device_memory(std::uint64_t bytes) {
 
 /// A descriptor that is charged for as long as anybody has it.
 SharedFd charged(SharedFd fd, Charge charge);
+
+/// The account of each owner that has something, or has had a line in the log within the last
+/// minute. For the loop's thread.
+class Accounts {
+ public:
+  /// The loop outlives this object and the accounts.
+  Accounts(EventLoop& loop, const Quotas& quotas) : loop_(loop), quotas_(quotas) {}
+
+  /// An owner has one account as long as anybody holds it. Root and the broker's own user, outside
+  /// of compartments, have no quotas but that of log lines.
+  std::shared_ptr<Account> of(const Owner& owner);
+  /// By owner.
+  std::vector<std::shared_ptr<const Account>> all() const;
+
+ private:
+  EventLoop& loop_;
+  const Quotas quotas_;
+  std::map<Owner, std::shared_ptr<Account>> accounts_;
+};
 
 }  // namespace amem

@@ -10,7 +10,6 @@
 #include "common/fd.h"
 #include "common/status.h"
 #include "daemon/owners/account.h"
-#include "daemon/owners/accounts.h"
 #include "daemon/owners/owner.h"
 
 namespace amem {

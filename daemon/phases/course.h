@@ -21,14 +21,30 @@
 #include "daemon/base/ids.h"
 #include "daemon/phases/actions.h"
 #include "daemon/phases/cut.h"
-#include "daemon/phases/group_events.h"
-#include "daemon/phases/held.h"
-#include "daemon/phases/members.h"
 #include "daemon/phases/phase_times.h"
 #include "daemon/phases/phases.h"
 #include "daemon/phases/task.h"
 
 namespace amem {
+
+/// The ranks of a group, and what they are called in messages.
+class Members {
+ public:
+  /// `label` names the rank in messages: "rank 3 (pid 123)".
+  void add(RankId rank, std::string label) { labels_.emplace(rank, std::move(label)); }
+  void remove(RankId rank) { labels_.erase(rank); }
+  /// Its process lives on without a session; from now on its label says so. REQUIRES: a member.
+  void lose(RankId rank) { labels_.at(rank) += " whose session has ended (end that process)"; }
+
+  bool empty() const { return labels_.empty(); }
+  std::vector<RankId> ids() const;
+  const std::string& label(RankId rank) const;
+  /// Their labels, with commas.
+  std::string names(const std::vector<RankId>& ranks) const;
+
+ private:
+  std::map<RankId, std::string> labels_;
+};
 
 /// An operation whose broker has ended, as the next one finds it.
 struct Interrupted {

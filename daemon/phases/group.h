@@ -20,8 +20,6 @@
 #include "daemon/base/ids.h"
 #include "daemon/phases/actions.h"
 #include "daemon/phases/course.h"
-#include "daemon/phases/group_events.h"
-#include "daemon/phases/members.h"
 #include "daemon/phases/phases.h"
 #include "daemon/phases/requests.h"
 #include "daemon/phases/task.h"

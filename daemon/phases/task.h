@@ -1,7 +1,8 @@
 // Task: what an operation is to do: pause or resume, which of a group's allocations, and whose
-// bytes it drops. Plain values.
+// bytes it drops. And which half of a transaction it is. Plain values.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -49,5 +50,28 @@ struct Task {
 /// "pause of group 'train'", "resume of tag weights of group 'train'", "pause of group 'train',
 /// dropping tag kv_cache".
 std::string describe(const Task& task, const std::string& group);
+
+/// Of a transaction, what goes out of the devices, or what comes in.
+enum class Stage : std::uint8_t { kOut, kIn };
+/// In the order in which a transaction goes on.
+inline constexpr std::array kStages = {Stage::kOut, Stage::kIn};
+
+/// One of each.
+template <class What>
+class PerStage {
+ public:
+  What& operator[](Stage stage) { return each_[static_cast<std::size_t>(stage)]; }
+  const What& operator[](Stage stage) const { return each_[static_cast<std::size_t>(stage)]; }
+  auto begin() const { return each_.begin(); }
+  auto end() const { return each_.end(); }
+
+ private:
+  std::array<What, 2> each_{};
+};
+
+/// Whether an operation has others to wait for. If so it must not release, or open, before it is
+/// told to go on. kAbroad: other nodes, too; then its cut is taken over all of them, by somebody
+/// else.
+enum class Held : std::uint8_t { kNo, kHere, kAbroad };
 
 }  // namespace amem

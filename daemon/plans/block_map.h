@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "common/sparse_form.h"
+#include "common/sparse.h"
 #include "daemon/base/ids.h"
 
 namespace amem {

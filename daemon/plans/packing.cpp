@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "common/rounding.h"
+#include "common/numbers.h"
 
 namespace amem {
 namespace {

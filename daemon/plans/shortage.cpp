@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/rounding.h"
+#include "common/numbers.h"
 #include "daemon/base/units.h"
 
 namespace amem {

@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "common/rounding.h"
+#include "common/numbers.h"
 
 namespace amem {
 namespace {

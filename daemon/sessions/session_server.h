@@ -23,7 +23,7 @@
 #include "daemon/base/ids.h"
 #include "daemon/base/log_limit.h"
 #include "daemon/base/unix_listener.h"
-#include "daemon/owners/accounts.h"
+#include "daemon/owners/account.h"
 #include "daemon/owners/peer_credentials.h"
 
 namespace amem {

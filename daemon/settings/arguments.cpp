@@ -10,7 +10,7 @@
 #include "common/fd.h"
 #include "common/protocol.h"
 #include "common/version.h"
-#include "daemon/settings/check.h"
+#include "daemon/settings/config.h"
 
 namespace amem {
 namespace {

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <bit>
 #include <cctype>
-#include <charconv>
 #include <cstdlib>
 #include <utility>
 
+#include "common/numbers.h"
 #include "common/utf8.h"
 #include "daemon/base/units.h"
 
@@ -127,6 +127,41 @@ Status one_of(std::string& target, std::string_view value,
   target = value;
   return {};
 }
+
+/// Of a setting that is one of a few: what they are called.
+template <class Value>
+struct Named {
+  std::string_view name;
+  Value value;
+};
+constexpr Named<HolderUse> kHolders[] = {{"auto", HolderUse::kAuto},
+                                         {"required", HolderUse::kRequired},
+                                         {"external", HolderUse::kExternal},
+                                         {"off", HolderUse::kOff}};
+constexpr Named<Isolation> kIsolations[] = {{"uid", Isolation::kUid},
+                                            {"userns", Isolation::kUserNamespace},
+                                            {"cgroup", Isolation::kCgroup}};
+constexpr Named<GuestPolicy> kGuests[] = {{"pin", GuestPolicy::kPin},
+                                          {"refuse", GuestPolicy::kRefuse}};
+template <auto Member, const auto& choices>
+Status set_choice(Config& config, std::string_view value) {
+  std::string text = "\"" + std::string(value) + "\" is none of";
+  for (const auto& choice : choices) {
+    if (choice.name == value) {
+      config.*Member = choice.value;
+      return {};
+    }
+    text += " " + std::string(choice.name);
+  }
+  return {Code::kInvalidArgument, text};
+}
+template <auto Member, const auto& choices>
+std::string get_choice(const Config& config) {
+  const auto* found = std::find_if(std::begin(choices), std::end(choices), [&](const auto& choice) {
+    return choice.value == config.*Member;
+  });
+  return std::string(found->name);
+}
 Status set_log_level(Config& config, std::string_view value) {
   return one_of(config.log_level, value, {"debug", "info", "warning", "error"});
 }
@@ -152,48 +187,6 @@ std::string get_place(const Config& config) {
   return config.pool_place ? std::string(to_string(*config.pool_place)) : "auto";
 }
 std::string get_save(const Config& config) { return std::string(to_string(config.pool_save)); }
-Status set_holder(Config& config, std::string_view value) {
-  std::string text;
-  if (Status status = one_of(text, value, {"auto", "required", "external", "off"}); !status.ok())
-    return status;
-  config.holder = text == "auto"       ? HolderUse::kAuto
-                  : text == "required" ? HolderUse::kRequired
-                  : text == "external" ? HolderUse::kExternal
-                                       : HolderUse::kOff;
-  return {};
-}
-std::string get_holder(const Config& config) {
-  switch (config.holder) {
-    case HolderUse::kAuto:
-      return "auto";
-    case HolderUse::kRequired:
-      return "required";
-    case HolderUse::kExternal:
-      return "external";
-    case HolderUse::kOff:
-      break;
-  }
-  return "off";
-}
-Status set_isolation(Config& config, std::string_view value) {
-  std::string text;
-  if (Status status = one_of(text, value, {"uid", "userns", "cgroup"}); !status.ok()) return status;
-  config.isolation = text == "uid"      ? Isolation::kUid
-                     : text == "userns" ? Isolation::kUserNamespace
-                                        : Isolation::kCgroup;
-  return {};
-}
-std::string get_isolation(const Config& config) {
-  switch (config.isolation) {
-    case Isolation::kUserNamespace:
-      return "userns";
-    case Isolation::kCgroup:
-      return "cgroup";
-    case Isolation::kUid:
-      break;
-  }
-  return "uid";
-}
 template <Resource resource>
 Status set_quota(Config& config, std::string_view value) {
   return config.quotas.set(resource, value);
@@ -208,23 +201,13 @@ Status set_device_nodes(Config& config, std::string_view value) {
   return {};
 }
 Status set_log_lines(Config& config, std::string_view value) {
-  std::uint64_t lines = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), lines);
-  if (error != std::errc() || end != value.data() + value.size() || lines == 0)
+  const auto lines = number_of_text<std::uint64_t>(value);
+  if (!lines || *lines == 0)
     return {Code::kInvalidArgument, "\"" + std::string(value) + "\" is no number of lines"};
-  config.quotas.log_lines = lines;
+  config.quotas.log_lines = *lines;
   return {};
 }
 std::string get_log_lines(const Config& config) { return std::to_string(config.quotas.log_lines); }
-Status set_guests(Config& config, std::string_view value) {
-  std::string text;
-  if (Status status = one_of(text, value, {"pin", "refuse"}); !status.ok()) return status;
-  config.guests = text == "pin" ? GuestPolicy::kPin : GuestPolicy::kRefuse;
-  return {};
-}
-std::string get_guests(const Config& config) {
-  return config.guests == GuestPolicy::kPin ? "pin" : "refuse";
-}
 Status set_runtime_dir(Config& config, std::string_view value) {
   if (value.empty() || value.front() != '/')
     return {Code::kInvalidArgument, "\"" + std::string(value) + "\" is not an absolute path"};
@@ -319,9 +302,9 @@ const std::vector<Setting>& settings() {
       {"holder",
        "whether amem-holder keeps what is there over amemd's death: auto, required, external or "
        "off",
-       set_holder, get_holder},
+       set_choice<&Config::holder, kHolders>, get_choice<&Config::holder, kHolders>},
       {"guests", "what a pause does with memory that other groups have open: pin or refuse",
-       set_guests, get_guests},
+       set_choice<&Config::guests, kGuests>, get_choice<&Config::guests, kGuests>},
 
       {"pool.size", "pinned host memory for saved bytes; 0: none", set_size<&Config::pool_size>,
        get_size<&Config::pool_size>},
@@ -366,8 +349,8 @@ const std::vector<Setting>& settings() {
       {"log.file", "log file, reopened on SIGHUP; empty: stderr", set_text<&Config::log_file>,
        get_text<&Config::log_file>},
 
-      {"isolation.by", "what tells owners apart: uid, userns or cgroup", set_isolation,
-       get_isolation},
+      {"isolation.by", "what tells owners apart: uid, userns or cgroup",
+       set_choice<&Config::isolation, kIsolations>, get_choice<&Config::isolation, kIsolations>},
 
       {"isolation.device_nodes",
        "directory of nvidia0, nvidia1, ...: a device is served to who may open its node; empty: to "
@@ -479,6 +462,37 @@ std::uint64_t Config::segment() const {
   if (pool_segment != 0) return pool_segment;
   const std::uint64_t wanted = std::bit_ceil(pool_size / kMany);
   return std::max(std::clamp(wanted, kSmallest, kLargest), pool_chunk);
+}
+
+void check(const Config& config, ConfigErrors& errors) {
+  constexpr std::uint64_t kSmallestChunk = 64ULL << 10;
+  constexpr std::uint64_t kPage = 2ULL << 20;  // of host memory that the driver pins
+  const std::uint64_t chunk = config.pool_chunk;
+  const bool chunk_is_good = chunk >= kSmallestChunk && (chunk & (chunk - 1)) == 0;
+  if (!chunk_is_good)
+    errors.push_back("pool.chunk: " + exact_size(chunk) +
+                     " is not a power of two of at least 64KiB");
+  const auto check_size = [&](const std::string& key, std::uint64_t size, std::uint64_t least) {
+    if (size < least || size % kPage != 0)
+      errors.push_back(key + ": " + exact_size(size) + " is not a multiple of 2MiB");
+    else if (chunk_is_good && config.pool_size > 0 && size % chunk != 0)
+      errors.push_back(key + ": " + exact_size(size) + " is not a multiple of pool.chunk, " +
+                       exact_size(chunk));  // the rest would be pinned and never used
+  };
+  if (!config.listen.empty() && config.tls_dir.empty())
+    errors.push_back("control.listen: " + config.listen +
+                     " needs control.tls, the directory of certificates: TCP is served with mutual "
+                     "TLS only");
+  if (config.pool_segment != 0) check_size("pool.segment", config.pool_segment, kPage);
+  check_size("pool.size", config.pool_size, 0);
+  const std::uint64_t segment = std::min(config.segment(), config.pool_size);
+  const std::uint64_t most =
+      config.quotas.resolve(config.pool_size, segment, 0).most[Resource::kPoolBytes];
+  if (most > 0 && most < segment)
+    errors.push_back("quotas.pool: " + exact_size(most) +
+                     " gives nobody anything: the pool is handed out in segments of " +
+                     exact_size(segment) +
+                     ". Set at least that, or a share such as 50%, or a smaller pool.segment");
 }
 
 std::string to_toml(const Config& config) {

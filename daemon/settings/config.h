@@ -107,6 +107,9 @@ void apply_environment(Config& config, const Environment& environment, ConfigErr
 void apply_flags(Config& config, const std::vector<std::pair<std::string, std::string>>& flags,
                  ConfigErrors& errors);
 
+/// Adds a line to `errors` for all values that are fine alone but not together.
+void check(const Config& config, ConfigErrors& errors);
+
 /// All of it as TOML, which apply_toml reads back.
 std::string to_toml(const Config& config);
 

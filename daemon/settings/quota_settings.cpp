@@ -1,8 +1,8 @@
 #include "daemon/settings/quota_settings.h"
 
 #include <algorithm>
-#include <charconv>
 
+#include "common/numbers.h"
 #include "daemon/base/units.h"
 
 namespace amem {
@@ -10,12 +10,6 @@ namespace {
 
 constexpr bool may_be_share(Resource resource) {
   return resource == Resource::kDeviceBytes || resource == Resource::kPoolBytes;
-}
-
-/// Nothing but digits.
-bool parse_number(std::string_view text, std::uint64_t& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size();
 }
 
 }  // namespace
@@ -42,15 +36,17 @@ Status QuotaSettings::set(Resource resource, std::string_view text) {
   };
   Limit limit;
   if (text != "none" && text.ends_with('%') && may_be_share(resource)) {
-    limit.percent = true;
-    if (!parse_number(text.substr(0, text.size() - 1), limit.value) || limit.value > 100)
-      return wrong();
+    const auto share = number_of_text<std::uint64_t>(text.substr(0, text.size() - 1));
+    if (!share || *share > 100) return wrong();
+    limit = {*share, true};
   } else if (text != "none" && is_bytes(resource)) {
     const Result<std::uint64_t> size = parse_size(text);
     if (!size.ok()) return wrong();
     limit.value = size.value();
-  } else if (text != "none" && !parse_number(text, limit.value)) {
-    return wrong();
+  } else if (text != "none") {
+    const auto number = number_of_text<std::uint64_t>(text);
+    if (!number) return wrong();
+    limit.value = *number;
   }
   of(resource) = limit;
   return {};

@@ -9,10 +9,14 @@
 
 #include <cstdint>
 #include <map>
+#include <vector>
 
 #include "common/protocol.h"
+#include "daemon/base/ids.h"
 
 namespace amem {
+
+class ResumeOperation;
 
 using BytesByDevice = std::map<DeviceUuid, std::uint64_t>;
 
@@ -40,6 +44,17 @@ class Headroom {
  private:
   static constexpr std::uint64_t kExhausted = ~0ULL;
   BytesByDevice left_;
+};
+
+/// What the operations of one transaction share beyond what daemon/transactions/transaction.h
+/// decides: whose memory leaves, whose comes in, and how much of it may come before all that leaves
+/// has left. Plain data, for the loop's thread. Outlives the operations that refer to it.
+struct Exchange {
+  std::vector<GroupId> leaving;                // that have not left yet
+  std::vector<GroupId> arriving;               // all of them
+  std::vector<ResumeOperation*> resumes = {};  // under way
+  BytesByDevice closing = {};                  // have left their group, and not their device yet
+  Headroom headroom = {};  // of all that arrive together; without limit once nobody leaves
 };
 
 }  // namespace amem

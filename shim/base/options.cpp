@@ -1,11 +1,13 @@
 #include "shim/base/options.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <iterator>
 #include <string_view>
 
+#include "common/numbers.h"
 #include "common/protocol.h"
-#include "shim/base/saver_options.h"
 
 namespace amem::shim {
 namespace {
@@ -28,11 +30,9 @@ void read_seconds(Options::Getenv getenv, const char* name, std::chrono::seconds
                   std::vector<std::string>& complaints) {
   const std::string_view value = value_of(getenv, name);
   if (value.empty()) return;
-  unsigned seconds = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seconds);
-  if (error == std::errc() && end == value.data() + value.size() && seconds > 0 &&
-      seconds <= 31'536'000)
-    out = std::chrono::seconds(seconds);
+  const auto seconds = number_of_text<unsigned>(value);
+  if (seconds && *seconds > 0 && *seconds <= 31'536'000)
+    out = std::chrono::seconds(*seconds);
   else
     complaints.push_back(complain(name, value, "a number of seconds from 1 to a year; ignored"));
 }
@@ -61,10 +61,9 @@ void read_slab_size(Options::Getenv getenv, std::optional<std::uint64_t>& out,
                     std::vector<std::string>& complaints) {
   const std::string_view value = value_of(getenv, "AMEM_SLAB");
   if (value.empty()) return;
-  unsigned mib = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), mib);
-  if (error == std::errc() && end == value.data() + value.size() && mib <= 1024)
-    out = std::uint64_t{mib} << 20U;
+  const auto mib = number_of_text<unsigned>(value);
+  if (mib && *mib <= 1024)
+    out = std::uint64_t{*mib} << 20U;
   else
     complaints.push_back(
         complain("AMEM_SLAB", value, "a number of MiB from 2 to 1024, or 0 for none; ignored"));
@@ -79,6 +78,49 @@ std::vector<std::string> split(std::string_view list) {
     list.remove_prefix(comma + 1);
   }
   return parts;
+}
+
+/// As torch_memory_saver reads its switches.
+bool flag(Options::Getenv getenv, const char* name, std::vector<std::string>& complaints) {
+  const std::string_view value = value_of(getenv, name);
+  constexpr std::string_view kOn[] = {"1", "true", "TRUE", "yes", "YES"};
+  constexpr std::string_view kOff[] = {"", "0", "false", "FALSE", "no", "NO"};
+  if (std::find(std::begin(kOn), std::end(kOn), value) != std::end(kOn)) return true;
+  if (std::find(std::begin(kOff), std::end(kOff), value) == std::end(kOff))
+    complaints.push_back(complain(name, value, "0 or 1; taken for 0"));
+  return false;
+}
+
+/// What torch_memory_saver's launchers say, by the name under which they preload the shim and by
+/// their variables (TMS_*), where the AMEM_* variables, which have been read, leave it open.
+/// `library`: the file name of the shim in this process.
+void read_saver_options(Options::Getenv getenv, std::string_view library, Options& options,
+                        std::vector<std::string>& complaints) {
+  const bool hook = library.starts_with("torch_memory_saver_hook_mode_");
+  const bool whole = flag(getenv, "TMS_INIT_ENABLE", complaints);
+  if (hook && value_of(getenv, "AMEM_SCOPE").empty()) {
+    options.scope = whole ? Scope::kHeap : Scope::kRegions;
+    if (whole)
+      options.heap_policy = flag(getenv, "TMS_INIT_ENABLE_CPU_BACKUP", complaints)
+                                ? amem_v1_RegionPolicy_REGION_POLICY_KEEP
+                                : amem_v1_RegionPolicy_REGION_POLICY_DISCARD;
+  }
+  options.whole_process = whole && options.scope == Scope::kHeap;
+  options.alone =
+      hook && value_of(getenv, "AMEM_GROUP").empty() && value_of(getenv, "AMEM_GROUPID").empty();
+  if (!hook) return;
+  if (flag(getenv, "TMS_INIT_ENABLE_DISK_BACKUP", complaints)) {
+    complaints.push_back(
+        "TMS_INIT_ENABLE_DISK_BACKUP is set, and amem saves nothing to disks: the bytes are kept "
+        "in the broker's pool");
+    options.heap_policy = amem_v1_RegionPolicy_REGION_POLICY_KEEP;
+  }
+  const std::string_view margin = value_of(getenv, "TMS_MEMORY_MARGIN_BYTES");
+  const auto bytes = number_of_text<std::uint64_t>(margin);
+  options.memory_margin = bytes.value_or(0);
+  if (!bytes && !margin.empty())
+    complaints.push_back(
+        complain("TMS_MEMORY_MARGIN_BYTES", margin, "a number of bytes; taken for 0"));
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ struct Options {
   // AMEM_NCCL_SCRATCH=keep|drop|prove; drop with AMEM_NCCL_OFFLOAD_FREE_TAG
   NcclScratch nccl_scratch = NcclScratch::kKeep;
 
-  // ---- by torch_memory_saver's launchers (saver_options.h) ----
+  // ---- by torch_memory_saver's launchers ----
   bool alone = false;          // no group is named: this process is one by itself
   bool whole_process = false;  // TMS_INIT_ENABLE=1, and scope heap: the heap is a region
   amem_v1_RegionPolicy heap_policy = amem_v1_RegionPolicy_REGION_POLICY_UNSPECIFIED;

@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "common/rounding.h"
+#include "common/numbers.h"
 #include "shim/base/log.h"
 #include "shim/driver/context_errors.h"
 #include "shim/memory/free_pass.h"

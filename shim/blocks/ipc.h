@@ -1,7 +1,7 @@
 // Ipc: interprocess handles (cuIpcGetMemHandle and its kin) of the heap's blocks. To the driver
 // these are mapped memory, for which it refuses such handles.
 //
-// A handle holds a ticket (common/ipc_handle.h). Opening it redeems the ticket and maps the
+// A handle holds a ticket (common/ticket.h). Opening it redeems the ticket and maps the
 // allocation at an address of ours; Memory keeps that mapping through pauses like any other. Owns
 // those addresses, and how often each block was opened.
 //
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "common/driver.h"
-#include "common/ipc_handle.h"
+#include "common/ticket.h"
 #include "shim/driver/local_devices.h"
 #include "shim/memory/memory.h"
 

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "shim/base/region.h"
-#include "shim/blocks/gap.h"
 #include "shim/blocks/slab_sizes.h"
 #include "shim/blocks/small_blocks.h"
 #include "shim/memory/allocation_table.h"

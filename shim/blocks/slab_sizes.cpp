@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "common/rounding.h"
+#include "common/numbers.h"
 
 namespace amem::shim {
 

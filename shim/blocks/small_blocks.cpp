@@ -4,7 +4,7 @@
 #include <bit>
 #include <iterator>
 
-#include "common/rounding.h"
+#include "common/numbers.h"
 
 namespace amem::shim {
 

@@ -19,10 +19,18 @@
 #include <vector>
 
 #include "shim/base/region.h"
-#include "shim/blocks/gap.h"
 #include "shim/memory/allocation_table.h"
 
 namespace amem::shim {
+
+/// Bytes of an allocation that a pause need not save.
+struct Gap {
+  std::uint64_t offset = 0;  // in the allocation
+  std::uint64_t size = 0;
+};
+
+/// By allocation, the broker's id.
+using Gaps = std::map<std::uint64_t, std::vector<Gap>>;
 
 class SmallBlocks {
  public:

@@ -1,6 +1,5 @@
 // Wrappers of the calls that begin and end stream captures. A pause waits until none is open.
 #include "shim/calls/driver_calls.h"
-#include "shim/calls/ipc_calls.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {

@@ -5,7 +5,6 @@
 #include <atomic>
 
 #include "shim/base/log.h"
-#include "shim/base/trace.h"
 #include "shim/calls/driver_calls.h"
 #include "shim/process/modules.h"
 #include "shim/process/symbols.h"
@@ -118,14 +117,9 @@ amem_direct_first:
     movq %rcx, 24(%rsp)
     movq %r8, 32(%rsp)
     movq %r9, 40(%rsp)
-    movaps %xmm0, 64(%rsp)
-    movaps %xmm1, 80(%rsp)
-    movaps %xmm2, 96(%rsp)
-    movaps %xmm3, 112(%rsp)
-    movaps %xmm4, 128(%rsp)
-    movaps %xmm5, 144(%rsp)
-    movaps %xmm6, 160(%rsp)
-    movaps %xmm7, 176(%rsp)
+    .irp n, 0, 1, 2, 3, 4, 5, 6, 7
+    movaps %xmm\n, 64 + 16 * \n(%rsp)
+    .endr
     movq %r11, %rdi
     call amem_direct_target
     movq (%rsp), %rdi
@@ -134,14 +128,9 @@ amem_direct_first:
     movq 24(%rsp), %rcx
     movq 32(%rsp), %r8
     movq 40(%rsp), %r9
-    movaps 64(%rsp), %xmm0
-    movaps 80(%rsp), %xmm1
-    movaps 96(%rsp), %xmm2
-    movaps 112(%rsp), %xmm3
-    movaps 128(%rsp), %xmm4
-    movaps 144(%rsp), %xmm5
-    movaps 160(%rsp), %xmm6
-    movaps 176(%rsp), %xmm7
+    .irp n, 0, 1, 2, 3, 4, 5, 6, 7
+    movaps 64 + 16 * \n(%rsp), %xmm\n
+    .endr
     addq $200, %rsp
     .cfi_adjust_cfa_offset -200
     jmp *%rax

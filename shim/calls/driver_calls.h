@@ -89,6 +89,11 @@ auto real() {
   std::remove_pointer_t<PFN_##api##_##type> answer_##symbol;
 #include "shim/calls/driver_calls.inc"
 
+/// What cuIpcCloseMemHandle leaves for later: unmaps what was closed while captures were open,
+/// unless more than this many still are (as Heap::release_deferred). What cannot go now goes with a
+/// later close or open.
+void close_deferred(std::uint32_t captures);
+
 /// As libcuda.so.1 exports it.
 const char* symbol_of(CallRow row);
 

@@ -1,6 +1,6 @@
 // Wrappers of cuMemAlloc and its kin, of what can be asked about their memory, and of what changes
 // who owns or reaches it. Brokered blocks are answered by Heap, everything else by the driver.
-#include "shim/base/trace.h"
+#include "shim/base/log.h"
 #include "shim/blocks/pointer_attributes.h"
 #include "shim/calls/driver_calls.h"
 #include "shim/calls/memory_margin.h"

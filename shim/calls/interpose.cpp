@@ -8,11 +8,10 @@
 #include <string>
 
 #include "shim/base/log.h"
-#include "shim/base/trace.h"
 #include "shim/calls/direct.h"
 #include "shim/calls/driver_calls.h"
 #include "shim/calls/nccl_api.h"
-#include "shim/nic/lookups.h"
+#include "shim/nic/nic_calls.h"
 #include "shim/process/symbols.h"
 #include "shim/process/unknown_calls.h"
 #include "shim/runtime/runtime.h"

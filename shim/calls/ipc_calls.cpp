@@ -1,9 +1,7 @@
 // Wrappers of the calls that pass device memory between processes by handle. Handles and addresses
 // of brokered memory are answered by Ipc, everything else by the driver.
-#include "shim/calls/ipc_calls.h"
 
 #include "shim/base/log.h"
-#include "shim/base/trace.h"
 #include "shim/calls/driver_calls.h"
 #include "shim/memory/free_pass.h"
 #include "shim/runtime/runtime.h"

@@ -1,9 +1,11 @@
 // Wrappers of the virtual memory calls. Virtual handles and brokered
-// addresses are answered by Handles and Mappings, everything else by the driver.
-#include "common/rounding.h"
+// addresses are answered by Handles and Mappings, everything else by the driver. What NCCL asks
+// before and after it makes a buffer (granularity and addresses) is answered by Slabs.
+#include <optional>
+
+#include "common/numbers.h"
 #include "common/ticket.h"
 #include "shim/base/log.h"
-#include "shim/base/trace.h"
 #include "shim/calls/driver_calls.h"
 #include "shim/calls/memory_margin.h"
 #include "shim/memory/free_pass.h"
@@ -324,6 +326,43 @@ CUresult answer_cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address,
   const CUresult r = real_call(handle, address, size, type, flags);
   if (r != CUDA_SUCCESS) memory.pins.unpin(pinned.value());
   return r;
+}
+
+CUresult answer_cuMemGetAllocationGranularity(std::size_t* size, const CUmemAllocationProp* prop,
+                                              CUmemAllocationGranularity_flags option) {
+  const CUresult r = real<kRow_cuMemGetAllocationGranularity>()(size, prop, option);
+  Runtime& runtime = Runtime::get();
+  if (r != CUDA_SUCCESS || runtime.forked() || !runtime.brokers(__builtin_return_address(0)) ||
+      !runtime.connected())
+    return r;
+  if (const auto ours = runtime.slabs().granularity(prop, option); ours) *size = *ours;
+  return r;
+}
+
+CUresult answer_cuMemAddressReserve(CUdeviceptr* address, std::size_t size, std::size_t alignment,
+                                    CUdeviceptr wish, unsigned long long flags) {
+  Runtime& runtime = Runtime::get();
+  if (!runtime.forked() && runtime.brokers(__builtin_return_address(0))) {
+    if (const auto r = runtime.slabs().reserve(address, size, alignment, wish, flags); r) return *r;
+  }
+  return real<kRow_cuMemAddressReserve>()(address, size, alignment, wish, flags);
+}
+
+CUresult answer_cuMemAddressFree(CUdeviceptr address, std::size_t size) {
+  if (!Runtime::get().forked()) {
+    Slabs& slabs = Runtime::get().slabs();
+    std::optional<FreePass> pass;
+    const bool of_slab = slabs.holds(address);
+    // What is mapped is not freed. Of memory that is paused the driver does not know that it is.
+    if (!of_slab && Runtime::get().memory().mappings.brokered(address, size))
+      return CUDA_ERROR_INVALID_VALUE;
+    if (of_slab) {
+      pass.emplace(*the_gate, Runtime::get().memory().holdings);
+      if (pass->result() != CUDA_SUCCESS) return pass->result();
+    }
+    if (const auto r = slabs.free_address(address, size); r) return *r;
+  }
+  return real<kRow_cuMemAddressFree>()(address, size);
 }
 
 }  // namespace amem::shim

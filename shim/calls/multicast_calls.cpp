@@ -2,7 +2,6 @@
 // of it only with AMEM_NVLS=1; without, NCCL is told that there is no multicast, in scopes beyond
 // NCCL's everybody is.
 #include "shim/base/log.h"
-#include "shim/base/trace.h"
 #include "shim/calls/driver_calls.h"
 #include "shim/memory/free_pass.h"
 #include "shim/process/unknown_calls.h"

@@ -3,17 +3,17 @@
 #include <nccl.h>
 
 #include <atomic>
-#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "common/numbers.h"
 #include "common/protocol.h"
 #include "shim/base/log.h"
 #include "shim/calls/error_out.h"
 #include "shim/gate/wait_log.h"
-#include "shim/process/nccl_version.h"
+#include "shim/process/modules.h"
 #include "shim/process/symbols.h"
 #include "shim/runtime/runtime.h"
 
@@ -82,10 +82,7 @@ AMEM_PUBLIC ncclResult_t ncclGetGroupID(int* id) {
   if (id == nullptr) return ncclInvalidArgument;
   *id = -1;
   if (Runtime::disabled()) return ncclSuccess;
-  const std::string group = Runtime::get().group();
-  int number = 0;
-  const auto [end, error] = std::from_chars(group.data(), group.data() + group.size(), number);
-  if (error == std::errc() && end == group.data() + group.size()) *id = number;
+  if (const auto number = amem::number_of_text<int>(Runtime::get().group())) *id = *number;
   return ncclSuccess;
 }
 

@@ -1,13 +1,15 @@
-// What a program's ranks call besides pause and resume: regions, figures, the end of Python. Entry
-// points of libamem_client's in-process part.
+// What a program's ranks call besides pause and resume: regions, figures, the end of Python, the
+// saved bytes of their memory while it is paused. Entry points of libamem_client's in-process part.
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "shim/base/log.h"
 #include "shim/base/region.h"
 #include "shim/calls/error_out.h"
 #include "shim/process/python.h"
+#include "shim/runtime/backup.h"
 #include "shim/runtime/runtime.h"
 
 using amem::Status;
@@ -15,6 +17,7 @@ using amem::shim::Python;
 using amem::shim::Region;
 using amem::shim::report;
 using amem::shim::Runtime;
+using amem::shim::turned_off;
 
 namespace {
 
@@ -78,4 +81,22 @@ AMEM_PUBLIC int amem_shim_stats(char* json, std::size_t size) {
     json[n] = '\0';
   }
   return static_cast<int>(text.size());
+}
+
+/// The bytes that this memory had when it was paused. NOT_FOUND: it is on its device.
+AMEM_PUBLIC int amem_shim_backup_read(std::uint64_t address, std::uint64_t bytes, void* out,
+                                      char* error, std::size_t size) {
+  if (Runtime::disabled()) return report(turned_off(), error, size);
+  return report(read_backup(Runtime::get(), address, bytes, static_cast<std::byte*>(out)), error,
+                size);
+}
+
+/// Where they are, until the resume; nullptr: not in one piece, and so they can only be read.
+AMEM_PUBLIC int amem_shim_backup_view(std::uint64_t address, std::uint64_t bytes, const void** view,
+                                      char* error, std::size_t size) {
+  *view = nullptr;
+  if (Runtime::disabled()) return report(turned_off(), error, size);
+  const amem::Result<const void*> found = view_backup(Runtime::get(), address, bytes);
+  if (found.ok()) *view = found.value();
+  return report(found.status(), error, size);
 }

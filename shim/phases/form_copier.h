@@ -5,6 +5,8 @@
 // finish(). Service thread only.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -12,11 +14,29 @@
 #include <vector>
 
 #include "common/driver.h"
+#include "common/form.h"
 #include "common/status.h"
+#include "shim/blocks/small_blocks.h"
 #include "shim/driver/local_devices.h"
-#include "shim/phases/piece.h"
 
 namespace amem::shim {
+
+/// A range of an allocation that is copied to the pool or from there. Plain value.
+struct Piece {
+  std::uint64_t id = 0;
+  std::uint64_t offset = 0;  // in the allocation
+  std::uint64_t length = 0;  // bytes
+  int device = -1;
+  CUdeviceptr address = 0;
+  CUdeviceptr pool = 0;        // where copies on the device find it, while the phase lasts
+  CUdeviceptr in_segment = 0;  // where it lies
+  std::uint64_t space = 0;     // of a save: bytes of the pool from there on; no more is written
+  Form form = Form::kDense;    // as it lies in the pool, or as it is wished until that is decided
+  std::uint64_t stored = 0;    // bytes of the copy
+  std::uint64_t checksum = 0;  // of the piece's bytes; 0: none
+  // Of the allocation: what is not zero, and counts as zero. Somebody else's; nullptr: nothing.
+  const std::vector<Gap>* left_out = nullptr;
+};
 
 class FormCopier {
  public:

@@ -13,7 +13,6 @@
 #include "shim/base/timings.h"
 #include "shim/driver/local_devices.h"
 #include "shim/memory/memory.h"
-#include "shim/phases/backup_reader.h"
 #include "shim/phases/backups.h"
 #include "shim/phases/copiers.h"
 #include "shim/phases/pool_view.h"

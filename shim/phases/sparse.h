@@ -1,12 +1,12 @@
-// Sparse copies, the part that only counts what was found (common/sparse.h has the layout,
-// common/sparse_form.h what follows from the count). Pure functions; any thread.
+// Sparse copies, the part that only counts what was found (common/sparse.h has the layout, and what
+// follows from the count). Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "common/sparse_form.h"
+#include "common/sparse.h"
 #include "shim/scratch/fifos.h"
 
 namespace amem::shim {

@@ -6,10 +6,9 @@
 #include <string>
 #include <utility>
 
-#include "common/rounding.h"
+#include "common/numbers.h"
 #include "shim/base/log.h"
 #include "shim/phases/sparse.h"
-#include "shim/phases/sparse_ptx.h"
 
 namespace amem::shim {
 namespace {

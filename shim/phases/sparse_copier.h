@@ -17,11 +17,14 @@
 #include "common/driver.h"
 #include "common/sparse.h"
 #include "shim/driver/local_devices.h"
-#include "shim/driver/pinned_memory.h"
+#include "shim/driver/own_memory.h"
 #include "shim/phases/form_copier.h"
 #include "shim/scratch/fifos.h"
 
 namespace amem::shim {
+
+/// The kernels of shim/kernels/sparse.cu as the driver takes them: PTX text, embedded by the build.
+extern const char kSparsePtx[];
 
 /// What a scan has found of an allocation: a mask for each group of blocks.
 struct Look {

@@ -12,7 +12,6 @@
 #include <thread>
 #include <utility>
 
-#include "shim/process/c_library.h"
 #include "shim/process/modules.h"
 #include "shim/process/symbols.h"
 #include "shim/process/unknown_calls.h"

@@ -1,4 +1,5 @@
-// Which libraries' memory is brokered: decided by the file a call comes from. Any thread.
+// Which libraries' memory is brokered: decided by the file a call comes from. And which NCCL a
+// library is, by its own word. Any thread.
 //
 // Every allocation asks. So the answer needs no lock of the loader's: whoever loads a library holds
 // that while the library's constructors run, and these may wait for a thread that allocates.
@@ -22,5 +23,11 @@ const char* file_of_by_walk(const void* code_address);
 
 /// Base name of the file that this code address belongs to; "" when it belongs to none.
 std::string module_of(const void* code_address);
+
+/// ncclGetVersion's number of the library with this code; 0: it does not say.
+int nccl_version_of(const void* code);
+
+/// "NCCL 2.28.9".
+std::string nccl_name(int version);
 
 }  // namespace amem::shim

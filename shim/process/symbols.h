@@ -1,6 +1,8 @@
 // Symbols: where a name leads past the shim, which supplies `dlsym` and exports driver calls.
 #pragma once
 
+#include <link.h>
+
 // In a build with sanitizers their runtime looks its own functions up with our dlsym, before
 // instrumented code can run.
 #define AMEM_RUNS_BEFORE_SANITIZERS __attribute__((no_sanitize("address,undefined,thread")))
@@ -37,5 +39,15 @@ void* symbol_for(const void* code, const char* name, const char* version);
 
 /// A library that was preloaded in front of us, or the program, has this code.
 bool precedes_us(const void* code);
+
+// The C library's own functions, found without asking it: of dlsym and dlvsym, by which one would
+// ask, the process has the shim's.
+
+/// A function that the C library exports; nullptr when it has none of that name. Reads the
+/// library's tables, which the loader has mapped before any code could run. Needs no malloc.
+void* c_library_symbol(const char* name);
+
+/// The same of any object, by its l_addr and l_ld.
+void* exported_function(const link_map& object, const char* name);
 
 }  // namespace amem::shim

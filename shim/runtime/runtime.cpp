@@ -11,7 +11,6 @@
 
 #include "shim/base/log.h"
 #include "shim/base/no_cancel.h"
-#include "shim/base/trace.h"
 #include "shim/gate/wait_log.h"
 #include "shim/memory/absence.h"
 #include "shim/process/fault_points.h"

@@ -7,7 +7,7 @@
 
 #include "common/sparse.h"
 #include "shim/base/log.h"
-#include "shim/process/nccl_version.h"
+#include "shim/process/modules.h"
 
 namespace amem::shim {
 namespace {

@@ -19,11 +19,11 @@
 
 #include "common/driver.h"
 #include "shim/base/options.h"
-#include "shim/blocks/gap.h"
 #include "shim/blocks/heap.h"
 #include "shim/blocks/slabs.h"
+#include "shim/blocks/small_blocks.h"
 #include "shim/driver/local_devices.h"
-#include "shim/driver/pinned_memory.h"
+#include "shim/driver/own_memory.h"
 #include "shim/memory/memory.h"
 #include "shim/scratch/fifos.h"
 

@@ -14,7 +14,6 @@
 
 #include "daemon/base/units.h"
 #include "daemon/settings/arguments.h"
-#include "daemon/settings/check.h"
 #include "tests/fuzz/check.h"
 
 namespace amem::fuzz {

@@ -77,7 +77,7 @@ build() {
 # What a target is about: the files whose coverage counts.
 about() {
   case $1 in
-    ticket) echo common/ticket.cpp common/ipc_handle.cpp ;;
+    ticket) echo common/ticket.cpp ;;
     config) echo daemon/settings/config.cpp daemon/settings/arguments.cpp daemon/base/units.cpp ;;
     elf) echo client/ctl/diagnosis/elf_file.h client/ctl/diagnosis/program.cpp client/ctl/diagnosis/nccl_library.cpp ;;
     control) echo daemon/control/tasks.cpp daemon/broker daemon/operations daemon/phases daemon/plans ;;

@@ -4,7 +4,6 @@
 #include <fstream>
 #include <iostream>
 
-#include "common/ipc_handle.h"
 #include "common/ticket.h"
 #include "tests/fuzz/packets.h"
 

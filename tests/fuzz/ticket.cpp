@@ -12,7 +12,6 @@
 #include <iterator>
 #include <optional>
 
-#include "common/ipc_handle.h"
 #include "tests/fuzz/check.h"
 
 namespace amem::fuzz {

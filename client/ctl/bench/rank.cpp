@@ -1,10 +1,11 @@
-#include "client/ctl/bench/rank.h"
-
+// A rank of `amemctl bench`.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <iostream>
+#include <string>
 
+#include "client/ctl/bench/bench.h"
 #include "client/ctl/exit_code.h"
 #include "common/driver.h"
 

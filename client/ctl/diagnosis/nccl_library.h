@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "client/ctl/diagnosis/finding.h"
+#include "client/ctl/preload.h"
 
 namespace amem::ctl {
 

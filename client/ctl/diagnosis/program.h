@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "client/ctl/diagnosis/elf_file.h"
-#include "client/ctl/diagnosis/finding.h"
+#include "client/ctl/preload.h"
 #include "common/status.h"
 
 namespace amem::ctl {

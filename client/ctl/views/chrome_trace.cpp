@@ -1,5 +1,9 @@
-#include "client/ctl/views/chrome_trace.h"
-
+// Operations as Chrome's trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
+//
+// A process for the broker, with a lane for each group: the operation, and in it its phases. A
+// process for each group, with a lane for each rank: what it was asked for, and in that its copies.
+// Loads have a lane of their own, since they run while memory is mapped, and so has each kind of
+// driver call, since they take turns. Times are Unix time, as PyTorch's profiler has it.
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -9,6 +13,7 @@
 
 #include "client/core/json.h"
 #include "client/ctl/views/format.h"
+#include "client/ctl/views/views.h"
 
 namespace amem::ctl {
 namespace {
@@ -156,9 +161,7 @@ void add(Trace& trace, Lanes& lanes, const v1::PastOperation& operation) {
     if (time.driver_us() > 0)
       args[time.phase() + ": broker in the driver"] = format_micros(time.driver_us());
   }
-  const std::string what =
-      operation.operation() + (operation.tags().empty() ? "" : " of " + operation.tags());
-  trace.slice(lane, what, operation.began_us(), operation.us(), args);
+  trace.slice(lane, operation_text(operation), operation.began_us(), operation.us(), args);
   for (const v1::PhaseSpan& phase : operation.spans()) {
     trace.slice(lane, phase.phase(), operation.began_us() + phase.begin_us(), phase.us(),
                 Json::object());

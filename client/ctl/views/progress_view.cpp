@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "client/ctl/views/format.h"
-#include "client/ctl/views/guests_view.h"
+#include "client/ctl/views/views.h"
 
 namespace amem::ctl {
 namespace {
@@ -30,6 +31,36 @@ std::string copies_text(const v1::Progress& progress, std::uint64_t began_us) {
 std::string name_of(const v1::Progress& progress) {
   const std::string group = printable(progress.group());
   return progress.node().empty() ? group : printable(progress.node()) + ": " + group;
+}
+
+/// To a list with commas.
+void add(std::string& text, const std::string& part) { text += (text.empty() ? "" : ", ") + part; }
+
+/// "15.67 GB, 55.5 GB/s": powers of ten, as links are measured.
+std::string rate(std::uint64_t bytes, std::uint64_t us) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.2f GB, %.1f GB/s", static_cast<double>(bytes) / 1e9,
+                us > 0 ? static_cast<double>(bytes) / 1e3 / static_cast<double>(us) : 0.0);
+  return text;
+}
+
+std::string of_rank(const v1::RankTime& rank) {
+  std::string calls;
+  for (const auto& [name, us] :
+       {std::pair("import", rank.import_us()), std::pair("map", rank.map_us()),
+        std::pair("access", rank.access_us()), std::pair("unmap", rank.unmap_us()),
+        std::pair("release", rank.release_us())})
+    if (us > 0) add(calls, std::string(name) + " " + format_micros(us));
+  if (rank.handles() > 0)
+    add(calls, std::to_string(rank.handles()) + (rank.handles() == 1 ? " handle" : " handles"));
+  std::string text = calls;
+  if (rank.copy_us() > 0)
+    text += (text.empty() ? "copy " : "; copy ") + format_micros(rank.copy_us()) + " (" +
+            rate(rank.bytes(), rank.copy_us()) + ")";
+  // What is left is the way there and back, and the rank's service thread being busy elsewhere.
+  if (rank.busy_us() > 0 && rank.us() > rank.busy_us())
+    text += (text.empty() ? "waited " : "; waited ") + format_micros(rank.us() - rank.busy_us());
+  return text;
 }
 
 }  // namespace
@@ -87,19 +118,17 @@ std::string result_line(const v1::Progress& progress, const std::string& verb, c
   std::string line = name_of(progress) + ": " + style(Tone::kGood, verb) + " in " +
                      format_micros(progress.elapsed_us());
   std::string times;
-  for (const v1::PhaseTime& time : progress.times()) {
-    times += (times.empty() ? "" : ", ") + printable(time.phase()) + " " + format_micros(time.us());
-  }
+  for (const v1::PhaseTime& time : progress.times())
+    add(times, printable(time.phase()) + " " + format_micros(time.us()));
   if (!times.empty()) line += " (" + times + ")";
   line += '\n';
   std::string stays;
   if (progress.pinned_bytes() > 0)
-    stays = format_bytes(progress.pinned_bytes()) + " pinned, known to a NIC";
+    add(stays, format_bytes(progress.pinned_bytes()) + " pinned, known to a NIC");
   if (progress.unbrokered_bytes() > 0)
-    stays += (stays.empty() ? "" : ", ") + format_bytes(progress.unbrokered_bytes()) +
-             " not brokered (amemctl ranks " + printable(progress.group()) + ")";
-  if (const std::string guests = guest_text(progress); !guests.empty())
-    stays += (stays.empty() ? "" : ", ") + guests;
+    add(stays, format_bytes(progress.unbrokered_bytes()) + " not brokered (amemctl ranks " +
+                   printable(progress.group()) + ")");
+  if (const std::string guests = guest_text(progress); !guests.empty()) add(stays, guests);
   if (!stays.empty()) line += "  still on the devices: " + stays + '\n';
   if (progress.unknown_calls() > 0)
     line += "  driver calls that amem does not know: " + std::to_string(progress.unknown_calls()) +
@@ -108,6 +137,25 @@ std::string result_line(const v1::Progress& progress, const std::string& verb, c
     line += "  dropped: " + format_bytes(progress.dropped_bytes()) + ", comes back zeroed\n";
   if (progress.swap_us() > 0) line += "swapped in " + format_micros(progress.swap_us()) + '\n';
   return line;
+}
+
+std::string explain(const v1::Progress& done) {
+  std::string text;
+  for (const v1::PhaseTime& phase : done.times()) {
+    text += "  " + printable(phase.phase()) + " " + format_micros(phase.us());
+    std::string broker;
+    if (phase.broker_us() > 0) add(broker, "broker's CPU " + format_micros(phase.broker_us()));
+    if (phase.driver_us() > 0) add(broker, "in the driver " + format_micros(phase.driver_us()));
+    text += (broker.empty() ? "" : ": ") + broker + "\n";
+    for (const v1::RankTime& rank : phase.ranks()) {
+      const std::string name =
+          rank.rank() >= 0 ? std::to_string(rank.rank()) : "#" + std::to_string(rank.id());
+      const std::string what = of_rank(rank);
+      text += "    rank " + name + ": " + format_micros(rank.us()) + (what.empty() ? "" : ": ") +
+              what + "\n";
+    }
+  }
+  return text;
 }
 
 }  // namespace amem::ctl

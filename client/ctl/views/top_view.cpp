@@ -1,8 +1,9 @@
 #include "client/ctl/views/top_view.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <vector>
+#include <array>
+#include <string_view>
+#include <utility>
 
 #include "client/ctl/views/format.h"
 #include "client/ctl/views/views.h"
@@ -24,12 +25,12 @@ std::size_t bar_width(std::size_t columns, std::size_t text) {
 
 std::string devices(const v1::NodeStatus& status, std::size_t columns, const Style& style) {
   const std::size_t width = bar_width(columns, kDeviceText);
-  TextTable table({{"DEVICE", Align::kRight},
+  TextTable table({{"DEVICE", kRight},
                    {"NAME"},
                    {"MEMORY"},
-                   {"BROKERED", Align::kRight},
-                   {"USED", Align::kRight},
-                   {"TOTAL", Align::kRight}});
+                   {"BROKERED", kRight},
+                   {"USED", kRight},
+                   {"TOTAL", kRight}});
   for (const v1::DeviceStatus& device : status.devices()) {
     const bool known = device.usage_known();
     const std::uint64_t brokered = device.brokered_bytes();
@@ -50,13 +51,13 @@ std::string groups(const v1::NodeStatus& status, std::size_t columns, const Styl
   const std::size_t width = bar_width(columns, kGroupText);
   TextTable table({{"GROUP"},
                    {"STATE"},
-                   {"SINCE", Align::kRight},
-                   {"RANKS", Align::kRight},
+                   {"SINCE", kRight},
+                   {"RANKS", kRight},
                    {"MEMORY"},
-                   {"RESIDENT", Align::kRight},
-                   {"SAVED", Align::kRight},
-                   {"PAUSE", Align::kRight},
-                   {"RESUME", Align::kRight}});
+                   {"RESIDENT", kRight},
+                   {"SAVED", kRight},
+                   {"PAUSE", kRight},
+                   {"RESUME", kRight}});
   // One scale for all groups, so that the bars can be compared.
   std::uint64_t largest = 0;
   for (const v1::GroupInfo& group : status.groups()) {
@@ -71,15 +72,23 @@ std::string groups(const v1::NodeStatus& status, std::size_t columns, const Styl
                format_bar(group.resident_bytes(), group.saved_bytes(), largest, width),
                format_bytes(group.resident_bytes()),
                format_bytes(group.saved_bytes()),
-               group.last_pause_us() == 0 ? "-" : format_micros(group.last_pause_us()),
-               group.last_resume_us() == 0 ? "-" : format_micros(group.last_resume_us())});
-    if (!group.note().empty()) {
-      notes += style(Tone::kBad, printable(group.name() + ": " + group.note())) + "\n";
-    }
+               took(group.last_pause_us()),
+               took(group.last_resume_us())});
+    notes += note_line(group, style);
   }
   if (table.empty()) return "no groups\n";
   return table.render(style) + style(Tone::kDim, "# on devices  = saved in the pool") + "\n" +
          notes;
+}
+
+/// A dot for nothing; anything above it shows.
+std::string_view block(std::uint64_t bytes, std::uint64_t most) {
+  static constexpr std::array<std::string_view, 8> kBlocks = {"▁", "▂", "▃", "▄",
+                                                              "▅", "▆", "▇", "█"};
+  if (bytes == 0) return ".";
+  const double share = static_cast<double>(bytes) / static_cast<double>(most);
+  const auto level = static_cast<std::size_t>(share * kBlocks.size());
+  return kBlocks[std::min(level, kBlocks.size() - 1)];
 }
 
 }  // namespace
@@ -97,6 +106,45 @@ std::string fit_rows(const std::string& text, std::size_t rows) {
   std::size_t end = 0;
   for (std::size_t i = 0; i < kept; ++i) end = text.find('\n', end) + 1;
   return text.substr(0, end) + (rows > 0 ? std::to_string(lines - kept) + " more lines\n" : "");
+}
+
+void Trends::add(const v1::NodeStatus& status) {
+  ++refreshes_;
+  std::map<std::string, Course> groups;
+  for (const v1::GroupInfo& group : status.groups()) {
+    const auto known = groups_.find(group.address());
+    Course& course = groups[group.address()];
+    if (known != groups_.end()) course = std::move(known->second);
+    course.name = group.name();
+    course.resident.push_back(group.resident_bytes());
+    if (course.resident.size() > kMost) course.resident.pop_front();
+  }
+  groups_ = std::move(groups);
+}
+
+std::string Trends::view(std::size_t columns, const Style& style) const {
+  if (refreshes_ < 2 || groups_.empty()) return {};
+  std::size_t names = std::string_view("GROUP").size();
+  std::uint64_t most = 1;
+  for (const auto& [address, course] : groups_) {
+    names = std::max(names, display_width(printable(course.name)));
+    most = std::max(most, *std::max_element(course.resident.begin(), course.resident.end()));
+  }
+  const std::size_t beside = names + 2 + 12;  // gaps, and what it had at most
+  const std::size_t width =
+      std::clamp<std::size_t>(columns > beside ? columns - beside : 0, 20, kMost);
+  TextTable table({{"GROUP"}, {"ON DEVICES OVER TIME"}, {"MOST", kRight}});
+  for (const auto& [address, course] : groups_) {
+    const std::size_t shown = std::min(width, course.resident.size());
+    std::string line(std::min(width, refreshes_) - shown, ' ');
+    for (auto bytes = course.resident.end() - static_cast<std::ptrdiff_t>(shown);
+         bytes != course.resident.end(); ++bytes)
+      line += block(*bytes, most);
+    const std::uint64_t peak = *std::max_element(course.resident.begin(), course.resident.end());
+    table.add({course.name, line, format_bytes(peak)});
+  }
+  return table.render(style) +
+         style(Tone::kDim, "a column for each refresh, the last at the right  . nothing") + "\n";
 }
 
 }  // namespace amem::ctl

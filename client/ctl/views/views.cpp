@@ -1,14 +1,22 @@
 #include "client/ctl/views/views.h"
 
+#include <google/protobuf/repeated_ptr_field.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
+#include <tuple>
 
+#include "client/core/code_name.h"
+#include "client/core/json.h"
 #include "client/ctl/views/format.h"
-#include "client/ctl/views/guests_view.h"
 #include "common/form.h"
 
 namespace amem::ctl {
 namespace {
+
+using Groups = google::protobuf::RepeatedPtrField<v1::GroupInfo>;
 
 /// Names of devices in a list: the first characters of the UUID when they tell the devices apart.
 class DeviceNames {
@@ -25,11 +33,15 @@ class DeviceNames {
   std::set<std::string> uuids_;
 };
 
-std::string took(std::uint64_t us) { return us == 0 ? "-" : format_micros(us); }
-
 std::string none(std::string_view what) { return "no " + std::string(what) + "\n"; }
 
-template <class Groups>
+/// A table that stands below another one; nothing when it is empty.
+std::string below(const TextTable& table, const Style& style) {
+  return table.empty() ? std::string() : "\n" + table.render(style);
+}
+
+std::string rank_text(std::int32_t rank) { return rank < 0 ? "-" : std::to_string(rank); }
+
 std::string group_table(const Groups& groups, const Style& style) {
   if (groups.empty()) return none("groups");
   TextTable table({{"GROUP"},
@@ -68,7 +80,6 @@ std::string group_table(const Groups& groups, const Style& style) {
 }
 
 /// The groups in 80 columns, where their names are no longer than 15; `groups` has the rest.
-template <class Groups>
 std::string group_lines(const Groups& groups, const Style& style) {
   if (groups.empty()) return none("groups");
   TextTable table({{"GROUP"},
@@ -87,14 +98,12 @@ std::string group_lines(const Groups& groups, const Style& style) {
                format_bytes(group.saved_bytes()),
                took(group.last_pause_us()),
                took(group.last_resume_us())});
-    if (!group.note().empty())
-      notes += style(Tone::kBad, printable(group.name() + ": " + group.note())) + "\n";
+    notes += note_line(group, style);
   }
   return table.render(style) + notes;
 }
 
 /// What `pause` does by tag, and how, where somebody has decided: empty when nowhere.
-template <class Groups>
 std::string policy_lines(const Groups& groups, const Style& style) {
   TextTable table({{"GROUP"}, {"TAG"}, {"POLICY"}, {"SAVE"}});
   for (const v1::GroupInfo& group : groups) {
@@ -103,10 +112,9 @@ std::string policy_lines(const Groups& groups, const Style& style) {
           {group.name(), policy.tag(), policy_text(policy.policy()), form_text(policy.form())});
     }
   }
-  return table.empty() ? std::string() : "\n" + table.render(style);
+  return below(table, style);
 }
 
-template <class Groups>
 std::string group_tag_table(const Groups& groups, const Style& style) {
   TextTable table({{"GROUP"},
                    {"TAG"},
@@ -125,7 +133,7 @@ std::string group_tag_table(const Groups& groups, const Style& style) {
                  format_bytes(usage.pinned_bytes()), format_bytes(usage.discard_bytes())});
     }
   }
-  return table.empty() ? std::string() : "\n" + table.render(style);
+  return below(table, style);
 }
 
 /// Memory that stays through a pause, of devices and of the host, by kind: empty when there is
@@ -147,7 +155,7 @@ std::string unbrokered_table(const v1::ListRanksResponse& ranks, const Style& st
                  std::to_string(usage.count()), format_bytes(usage.bytes())});
     }
   }
-  return table.empty() ? std::string() : "\n" + table.render(style);
+  return below(table, style);
 }
 
 /// Driver calls that ranks' shims do not know: empty when there are none.
@@ -157,7 +165,7 @@ std::string unknown_calls_table(const v1::ListRanksResponse& ranks, const Style&
     for (const v1::UnknownCall& call : rank.unknown_calls())
       table.add({std::to_string(rank.id()), rank.group(), call.name(), call.fate(),
                  call.library().empty() ? "-" : call.library()});
-  return table.empty() ? std::string() : "\n" + table.render(style);
+  return below(table, style);
 }
 
 std::uint64_t unbrokered_bytes(const v1::RankInfo& rank) {
@@ -167,7 +175,6 @@ std::uint64_t unbrokered_bytes(const v1::RankInfo& rank) {
   return bytes;
 }
 
-template <class Groups>
 std::string group_device_table(const Groups& groups, const Style& style) {
   DeviceNames names;
   for (const v1::GroupInfo& group : groups) {
@@ -180,7 +187,7 @@ std::string group_device_table(const Groups& groups, const Style& style) {
                  format_bytes(usage.resident_bytes())});
     }
   }
-  return table.empty() ? std::string() : "\n" + table.render(style);
+  return below(table, style);
 }
 
 std::string device_table(const v1::NodeStatus& status, const Style& style) {
@@ -205,6 +212,45 @@ std::string device_table(const v1::NodeStatus& status, const Style& style) {
     if (!device.trouble().empty())
       text += "device " + std::to_string(device.ordinal()) + " hangs: " + device.trouble() + "\n";
   return text;
+}
+
+/// Memory that ranks of one group have opened of another, each once: empty when there is none.
+std::string guest_table(const Groups& groups, const Style& style) {
+  TextTable table({{"GUEST"},
+                   {"RANK", kRight},
+                   {"PID", kRight},
+                   {"HAS OPENED OF"},
+                   {"TAG"},
+                   {"ALLOCS", kRight},
+                   {"SIZE", kRight},
+                   {"GUEST IS"}});
+  // The owner's list and the guest's have the same entries.
+  std::set<std::tuple<std::string, std::uint32_t, std::string>> seen;
+  for (const v1::GroupInfo& group : groups) {
+    for (const auto* list : {&group.guests(), &group.opened()}) {
+      for (const v1::GuestUsage& usage : *list) {
+        if (!seen.emplace(usage.owner(), usage.rank_id(), usage.tag()).second) continue;
+        table.add({usage.guest(), rank_text(usage.rank()), std::to_string(usage.pid()),
+                   usage.owner().empty() ? "(freed by its group)" : usage.owner(), usage.tag(),
+                   std::to_string(usage.allocation_count()), format_bytes(usage.bytes()),
+                   usage.paused() ? "paused" : "running"});
+      }
+    }
+  }
+  return below(table, style);
+}
+
+/// "save 21.3 ms": the phase that took longest.
+std::string longest(const v1::PastOperation& operation) {
+  const auto& times = operation.times();
+  const auto most = std::max_element(times.begin(), times.end(),
+                                     [](const auto& a, const auto& b) { return a.us() < b.us(); });
+  return most == times.end() ? "-" : most->phase() + " " + format_micros(most->us());
+}
+
+std::string transaction_of(const v1::PastOperation& operation) {
+  if (operation.transaction() == 0) return "ranks";
+  return std::to_string(operation.transaction()) + (operation.swap() ? " swap" : "");
 }
 
 }  // namespace
@@ -274,6 +320,23 @@ std::string pool_line(const v1::PoolStatus& pool, const Style& style) {
   return line + "\n";
 }
 
+std::string took(std::uint64_t us) { return us == 0 ? "-" : format_micros(us); }
+
+std::string note_line(const v1::GroupInfo& group, const Style& style) {
+  if (group.note().empty()) return {};
+  return style(Tone::kBad, printable(group.name() + ": " + group.note())) + "\n";
+}
+
+std::string guest_text(const v1::Progress& progress) {
+  std::string text;
+  for (const v1::GuestUsage& usage : progress.guests()) {
+    text += (text.empty() ? "" : ", ") + format_bytes(usage.bytes()) + " open in group '" +
+            printable(usage.guest()) + "' (rank " + rank_text(usage.rank()) + ", pid " +
+            std::to_string(usage.pid()) + ", tag " + printable(usage.tag()) + ")";
+  }
+  return text;
+}
+
 std::string status_view(const v1::NodeStatus& status, const Style& style) {
   return node_line(status, style) + pool_line(status.pool(), style) + "\n" +
          device_table(status, style) + "\n" + group_lines(status.groups(), style) +
@@ -323,7 +386,7 @@ std::string ranks_view(const v1::ListRanksResponse& ranks, const Style& style) {
   for (const v1::RankInfo& rank : ranks.ranks()) {
     table.add({std::to_string(rank.id()),
                rank.group(),
-               rank.rank() < 0 ? "-" : std::to_string(rank.rank()),
+               rank_text(rank.rank()),
                std::to_string(rank.pid()),
                std::to_string(rank.uid()),
                rank.program(),
@@ -377,6 +440,25 @@ std::string allocations_view(const std::vector<v1::AllocationInfo>& allocations,
   return table.render(style);
 }
 
+void Summary::add(const v1::AllocationInfo& allocation) {
+  SummaryRow& row = rows_[{allocation.group(), allocation.tag(), allocation.device(),
+                           static_cast<int>(allocation.policy())}];
+  row.group = allocation.group();
+  row.tag = allocation.tag();
+  row.device = allocation.device();
+  row.policy = allocation.policy();
+  row.count += 1;
+  row.bytes += allocation.size();
+  if (allocation.resident()) row.resident_bytes += allocation.size();
+  if (allocation.pinned()) row.pinned_bytes += allocation.size();
+}
+
+std::vector<SummaryRow> Summary::rows() const {
+  std::vector<SummaryRow> rows;
+  for (const auto& [key, row] : rows_) rows.push_back(row);
+  return rows;
+}
+
 std::string summary_view(const std::vector<SummaryRow>& rows, const Style& style) {
   if (rows.empty()) return none("allocations");
   DeviceNames names;
@@ -395,6 +477,49 @@ std::string summary_view(const std::vector<SummaryRow>& rows, const Style& style
                format_bytes(row.pinned_bytes)});
   }
   return table.render(style);
+}
+
+std::string to_json(const SummaryRow& row) {
+  return client::text_of({{"group", row.group},
+                          {"tag", row.tag},
+                          {"device", row.device},
+                          {"policy", v1::Policy_Name(row.policy)},
+                          {"count", row.count},
+                          {"bytes", row.bytes},
+                          {"resident_bytes", row.resident_bytes},
+                          {"pinned_bytes", row.pinned_bytes}});
+}
+
+std::string operation_text(const v1::PastOperation& operation) {
+  return operation.operation() + (operation.tags().empty() ? "" : " of " + operation.tags());
+}
+
+std::string history_view(const v1::ListHistoryResponse& history, const Style& style) {
+  if (history.operations().empty()) return "no operations since amemd began\n";
+  TextTable table({{"BEGAN"},
+                   {"TRANSACTION"},
+                   {"GROUP"},
+                   {"OPERATION"},
+                   {"TOOK", kRight},
+                   {"COPIED", kRight},
+                   {"LONGEST PHASE"},
+                   {"RESULT"}});
+  std::string errors;
+  for (const v1::PastOperation& operation : history.operations()) {
+    const std::string began = format_time(operation.began_us() / 1000);
+    const bool ok = operation.code() == 0;
+    table.add({began,
+               transaction_of(operation),
+               operation.group(),
+               operation_text(operation),
+               format_micros(operation.us()),
+               format_bytes(operation.bytes()),
+               longest(operation),
+               {ok ? "ok" : client::code_name(static_cast<int>(operation.code())),
+                ok ? Tone::kGood : Tone::kBad}});
+    if (!ok) errors += began + "  " + printable(operation.error()) + "\n";
+  }
+  return table.render(style) + (errors.empty() ? "" : "\n" + errors);
 }
 
 std::string event_line(const v1::Event& event, const Style& style) {

@@ -319,15 +319,7 @@ class Client {
   /// One operation, of all of these groups or none.
   void pause_groups(const Groups& groups, const Selection& what = {},
                     Timeout timeout = Timeout::zero(), const OnProgress& progress = {}) {
-    const detail::RawSelection names(what);
-    const amem_selection selection = names.get();
-    const auto chosen = detail::pointers(groups);
-    detail::Callback<amem_progress> callback(progress);
-    amem_error error;
-    const int code = amem_client_pause_groups(
-        get(), chosen.data(), chosen.size(), &selection, detail::to_ms(timeout),
-        &detail::Callback<amem_progress>::call, &callback, &error);
-    callback.finish(code, error);
+    operate(&amem_client_pause_groups, groups, what, timeout, progress);
   }
 
   void resume(const std::string& group, Timeout timeout = Timeout::zero(),
@@ -348,15 +340,7 @@ class Client {
   /// One operation, of all of these groups or none.
   void resume_groups(const Groups& groups, const Selection& what = {},
                      Timeout timeout = Timeout::zero(), const OnProgress& progress = {}) {
-    const detail::RawSelection names(what);
-    const amem_selection selection = names.get();
-    const auto chosen = detail::pointers(groups);
-    detail::Callback<amem_progress> callback(progress);
-    amem_error error;
-    const int code = amem_client_resume_groups(
-        get(), chosen.data(), chosen.size(), &selection, detail::to_ms(timeout),
-        &detail::Callback<amem_progress>::call, &callback, &error);
-    callback.finish(code, error);
+    operate(&amem_client_resume_groups, groups, what, timeout, progress);
   }
 
   void swap(const std::string& out, const std::string& in, Timeout timeout = Timeout::zero(),
@@ -406,6 +390,18 @@ class Client {
   amem_client* get() const noexcept { return client_.get(); }
 
  private:
+  void operate(decltype(&amem_client_pause_groups) call, const Groups& groups,
+               const Selection& what, Timeout timeout, const OnProgress& progress) {
+    const detail::RawSelection names(what);
+    const amem_selection selection = names.get();
+    const auto chosen = detail::pointers(groups);
+    detail::Callback<amem_progress> callback(progress);
+    amem_error error;
+    const int code = call(get(), chosen.data(), chosen.size(), &selection, detail::to_ms(timeout),
+                          &detail::Callback<amem_progress>::call, &callback, &error);
+    callback.finish(code, error);
+  }
+
   struct Close {
     void operator()(amem_client* client) const noexcept { amem_close(client); }
   };

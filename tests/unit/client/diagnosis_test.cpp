@@ -9,10 +9,7 @@
 #include <filesystem>
 
 #include "client/ctl/diagnosis/checks.h"
-#include "client/ctl/diagnosis/driver_check.h"
-#include "client/ctl/diagnosis/host_check.h"
 #include "client/ctl/diagnosis/nccl_library.h"
-#include "client/ctl/diagnosis/node_check.h"
 #include "client/ctl/diagnosis/program.h"
 #include "common/version.h"
 #include "tests/unit/fixtures/fake_broker.h"

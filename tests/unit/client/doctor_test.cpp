@@ -1,5 +1,5 @@
 // `amemctl doctor` as a whole, beside a broker in this process.
-#include "client/ctl/doctor.h"
+#include "client/ctl/commands.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <optional>
 #include <sstream>
 
-#include "client/ctl/diagnosis/broker_check.h"
+#include "client/ctl/diagnosis/checks.h"
 #include "client/ctl/exit_code.h"
 #include "common/fd.h"
 #include "common/protocol.h"

@@ -7,9 +7,7 @@
 #include <sstream>
 
 #include "client/ctl/output.h"
-#include "client/ctl/views/explain.h"
 #include "client/ctl/views/progress_view.h"
-#include "client/ctl/views/summary.h"
 #include "client/ctl/views/top_view.h"
 #include "tests/unit/fixtures/fake_broker.h"
 

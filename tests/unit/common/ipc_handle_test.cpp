@@ -1,8 +1,8 @@
-#include "common/ipc_handle.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
+
+#include "common/ticket.h"
 
 namespace amem {
 namespace {

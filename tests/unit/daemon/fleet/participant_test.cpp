@@ -7,7 +7,7 @@
 
 #include <utility>
 
-#include "daemon/fleet/stages.h"
+#include "daemon/fleet/node_link.h"
 
 namespace amem {
 namespace {

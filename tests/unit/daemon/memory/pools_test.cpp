@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "daemon/owners/accounts.h"
+#include "daemon/owners/account.h"
 
 namespace amem {
 namespace {

@@ -1,6 +1,6 @@
-#include "daemon/metrics/text.h"
-
 #include <gtest/gtest.h>
+
+#include "daemon/metrics/book.h"
 
 namespace amem {
 namespace {

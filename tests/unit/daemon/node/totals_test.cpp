@@ -1,6 +1,6 @@
-#include "daemon/node/totals.h"
-
 #include <gtest/gtest.h>
+
+#include "daemon/node/history.h"
 
 namespace amem {
 namespace {

@@ -8,8 +8,6 @@
 #include <optional>
 #include <vector>
 
-#include "daemon/owners/accounts.h"
-
 namespace amem {
 namespace {
 

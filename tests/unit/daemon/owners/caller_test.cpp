@@ -5,7 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "daemon/owners/accounts.h"
+#include "daemon/owners/account.h"
 
 namespace amem {
 namespace {

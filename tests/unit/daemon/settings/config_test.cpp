@@ -7,7 +7,6 @@
 #include <set>
 
 #include "daemon/settings/arguments.h"
-#include "daemon/settings/check.h"
 
 namespace amem {
 namespace {

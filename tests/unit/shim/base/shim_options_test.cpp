@@ -6,7 +6,6 @@
 #include <string>
 
 #include "shim/base/options.h"
-#include "shim/base/saver_options.h"
 #include "shim/process/modules.h"
 
 namespace amem::shim {

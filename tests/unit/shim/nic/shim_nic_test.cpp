@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "shim/nic/lookups.h"
-#include "shim/process/c_library.h"
+#include "shim/nic/nic_calls.h"
+#include "shim/process/symbols.h"
 #include "tests/unit/fixtures/standstill.h"
 
 namespace amem::shim {

@@ -1,4 +1,4 @@
-#include "daemon/base/random.h"
+#include "daemon/base/ids.h"
 
 #include <sys/random.h>
 

@@ -1,4 +1,4 @@
-#include "daemon/metrics/text.h"
+#include "daemon/metrics/book.h"
 
 #include <prometheus/text_serializer.h>
 
