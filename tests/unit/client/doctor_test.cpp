@@ -1,6 +1,4 @@
 // `amemctl doctor` as a whole, beside a broker in this process.
-#include "client/ctl/commands.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -10,6 +8,7 @@
 #include <optional>
 #include <sstream>
 
+#include "client/ctl/commands.h"
 #include "client/ctl/diagnosis/checks.h"
 #include "client/ctl/exit_code.h"
 #include "common/fd.h"

@@ -1,11 +1,10 @@
 // The history of operations: as a table, as a trace; and memory over time.
-#include "client/ctl/views/views.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "client/ctl/views/format.h"
 #include "client/ctl/views/top_view.h"
+#include "client/ctl/views/views.h"
 
 namespace amem::ctl {
 namespace {
