@@ -68,6 +68,7 @@ Message release_message(Epoch epoch, const AllocationId* begin, const Allocation
 Message ask_message(Epoch epoch, RankPhase what) {
   Message message = message_of(amem_v1_SessionMessage_ask_tag);
   message.body.ask.epoch = epoch.attempt;
+  message.body.ask.wave = epoch.wave;
   message.body.ask.phase = number_of(what);
   return message;
 }

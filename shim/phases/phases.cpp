@@ -302,12 +302,12 @@ void Phases::ask(const amem_v1_Ask& ask) {
   for (const Row& row : kRows) {
     if (number_of(row.phase) != ask.phase) continue;
     row.run(*this);
-    return done(ask.epoch, row.phase, {}, 0);
+    return done(ask.epoch, row.phase, {}, 0, ask.wave);
   }
   done(ask.epoch, static_cast<RankPhase>(ask.phase),
        {Code::kUnimplemented, "this shim knows no phase " + std::to_string(ask.phase) +
                                   ": start the job with amemd's own shim"},
-       0);
+       0, ask.wave);
 }
 
 void Phases::open() {
