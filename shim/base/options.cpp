@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <initializer_list>
 #include <iterator>
 #include <string_view>
+#include <utility>
 
 #include "common/numbers.h"
 #include "common/protocol.h"
@@ -67,6 +69,19 @@ void read_slab_size(Options::Getenv getenv, std::optional<std::uint64_t>& out,
   else
     complaints.push_back(
         complain("AMEM_SLAB", value, "a number of MiB from 2 to 1024, or 0 for none; ignored"));
+}
+
+template <class Value>
+void read_choice(Options::Getenv getenv, const char* name, Value& out,
+                 std::initializer_list<std::pair<std::string_view, Value>> choices,
+                 const char* expected, std::vector<std::string>& complaints) {
+  const std::string_view value = value_of(getenv, name);
+  const auto* found = std::find_if(choices.begin(), choices.end(),
+                                   [&](const auto& choice) { return choice.first == value; });
+  if (found != choices.end())
+    out = found->second;
+  else if (!value.empty())
+    complaints.push_back(complain(name, value, expected));
 }
 
 std::vector<std::string> split(std::string_view list) {
@@ -168,46 +183,36 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints,
       !deep.empty() && deep != "keep" && deep != "clear")
     complaints.push_back(complain("AMEM_DEEPBIND", deep, "keep or clear; using keep"));
   o.bypass_allowed = split(value_of(getenv, "AMEM_BYPASS_ALLOWED"));
-  if (const std::string_view scope = value_of(getenv, "AMEM_SCOPE"); scope == "regions")
-    o.scope = Scope::kRegions;
-  else if (scope == "heap")
-    o.scope = Scope::kHeap;
-  else if (!scope.empty() && scope != "nccl")
-    complaints.push_back(complain("AMEM_SCOPE", scope, "nccl, regions or heap; using nccl"));
+  read_choice(getenv, "AMEM_SCOPE", o.scope,
+              {{"nccl", Scope::kNccl}, {"regions", Scope::kRegions}, {"heap", Scope::kHeap}},
+              "nccl, regions or heap; using nccl", complaints);
   o.trace = value_of(getenv, "AMEM_TRACE");
 
   read_slab_size(getenv, o.slab_size, complaints);
 
-  if (const std::string_view gate = value_of(getenv, "AMEM_GATE"); gate == "error")
-    o.gate_waits = false;
-  else if (!gate.empty() && gate != "wait")
-    complaints.push_back(complain("AMEM_GATE", gate, "wait or error; using wait"));
+  read_choice(getenv, "AMEM_GATE", o.gate_waits, {{"wait", true}, {"error", false}},
+              "wait or error; using wait", complaints);
   read_seconds(getenv, "AMEM_GATE_TIMEOUT", o.gate_timeout, complaints);
   read_seconds(getenv, "AMEM_TIMEOUT", o.timeout, complaints);
   read_duration(getenv, "AMEM_RECONNECT", o.reconnect, complaints);
-  if (const std::string_view orphan = value_of(getenv, "AMEM_ORPHAN"); orphan == "exit")
-    o.orphan = OrphanRule::kExit;
-  else if (orphan == "restore")
-    o.orphan = OrphanRule::kRestore;
-  else if (!orphan.empty() && orphan != "wait")
-    complaints.push_back(complain("AMEM_ORPHAN", orphan, "wait, exit or restore; using wait"));
+  read_choice(
+      getenv, "AMEM_ORPHAN", o.orphan,
+      {{"wait", OrphanRule::kWait}, {"exit", OrphanRule::kExit}, {"restore", OrphanRule::kRestore}},
+      "wait, exit or restore; using wait", complaints);
 
-  if (const std::string_view level = value_of(getenv, "AMEM_LOG"); level == "error")
-    o.log_level = LogLevel::kError;
-  else if (level == "info")
-    o.log_level = LogLevel::kInfo;
-  else if (level == "debug")
-    o.log_level = LogLevel::kDebug;
-  else if (!level.empty() && level != "warn")
-    complaints.push_back(complain("AMEM_LOG", level, "error, warn, info or debug; using warn"));
-  if (const std::string_view scratch = value_of(getenv, "AMEM_NCCL_SCRATCH"); scratch == "drop")
+  read_choice(getenv, "AMEM_LOG", o.log_level,
+              {{"error", LogLevel::kError},
+               {"warn", LogLevel::kWarn},
+               {"info", LogLevel::kInfo},
+               {"debug", LogLevel::kDebug}},
+              "error, warn, info or debug; using warn", complaints);
+  if (value_of(getenv, "AMEM_NCCL_SCRATCH").empty() &&
+      getenv("AMEM_NCCL_OFFLOAD_FREE_TAG") != nullptr)
     o.nccl_scratch = NcclScratch::kDrop;
-  else if (scratch == "prove")
-    o.nccl_scratch = NcclScratch::kProve;
-  else if (scratch.empty() && getenv("AMEM_NCCL_OFFLOAD_FREE_TAG") != nullptr)
-    o.nccl_scratch = NcclScratch::kDrop;
-  else if (!scratch.empty() && scratch != "keep")
-    complaints.push_back(complain("AMEM_NCCL_SCRATCH", scratch, "keep, drop or prove; using keep"));
+  read_choice(
+      getenv, "AMEM_NCCL_SCRATCH", o.nccl_scratch,
+      {{"keep", NcclScratch::kKeep}, {"drop", NcclScratch::kDrop}, {"prove", NcclScratch::kProve}},
+      "keep, drop or prove; using keep", complaints);
   read_saver_options(getenv, library, o, complaints);
   return o;
 }

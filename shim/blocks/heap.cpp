@@ -24,46 +24,17 @@ constexpr std::uint64_t kFirstBlockId = 1ULL << 62U;
 
 constexpr std::chrono::milliseconds kKeepFor{500};
 
-/// Makes a context current for a scope, and capture mode relaxed, as LocalDevices::Use does for
-/// primary ones.
-class Current {
- public:
-  Current(const Driver& driver, CUcontext context)
-      : driver_(driver), result_(driver.cuCtxPushCurrent_(context)) {
-    if (result_ == CUDA_SUCCESS) driver_.cuThreadExchangeStreamCaptureMode_(&mode_);
-  }
-  ~Current() {
-    if (result_ != CUDA_SUCCESS) return;
-    driver_.cuThreadExchangeStreamCaptureMode_(&mode_);
-    CUcontext popped = nullptr;
-    driver_.cuCtxPopCurrent_(&popped);
-  }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
-  CUresult result() const { return result_; }
-
- private:
-  const Driver& driver_;
-  CUresult result_;
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-};
-
 }  // namespace
 
 // ---- looking up; the lock is held ----
 
 const Heap::Block* Heap::block_at(Address address) const {
-  auto it = blocks_.upper_bound(address);
-  if (it == blocks_.begin()) return nullptr;
-  --it;
-  return address < it->first + it->second.size ? &it->second : nullptr;
+  const auto it = range_at(blocks_, address);
+  return it != blocks_.end() ? &it->second : nullptr;
 }
 
 bool Heap::in_segment(Address address) const {
-  auto it = segments_.upper_bound(address);
-  if (it == segments_.begin()) return false;
-  --it;
-  return address < it->first + it->second.size;
+  return range_at(segments_, address) != segments_.end();
 }
 
 std::optional<Heap::Block> Heap::find(CUdeviceptr address) {
@@ -297,7 +268,7 @@ std::optional<CUresult> Heap::free(CUdeviceptr address) {
 CUresult Heap::record(Deferred& deferred) {
   if (CUresult r = driver_.cuStreamGetCtx_(deferred.stream, &deferred.context); r != CUDA_SUCCESS)
     return r;
-  const Current current(driver_, deferred.context);
+  const LocalDevices::Use current(driver_, deferred.context);
   if (current.result() != CUDA_SUCCESS) return current.result();
   CUresult r = driver_.cuEventCreate_(&deferred.after, CU_EVENT_DISABLE_TIMING);
   if (r == CUDA_SUCCESS) {
@@ -310,7 +281,7 @@ CUresult Heap::record(Deferred& deferred) {
 /// Whether the stream has come to the event; then that has gone. A context that has ended does
 /// nothing more. `wait`: for that.
 bool Heap::has_passed(const Deferred& deferred, bool wait) {
-  const Current current(driver_, deferred.context);
+  const LocalDevices::Use current(driver_, deferred.context);
   if (current.result() != CUDA_SUCCESS) return context_is_gone(current.result());
   const CUresult r =
       wait ? driver_.cuEventSynchronize_(deferred.after) : driver_.cuEventQuery_(deferred.after);

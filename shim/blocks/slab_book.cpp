@@ -23,10 +23,8 @@ void SlabBook::add(const Slab& slab) {
 }
 
 Slab* SlabBook::slab_at(Address address) {
-  auto it = slabs_.upper_bound(address);
-  if (it == slabs_.begin()) return nullptr;
-  --it;
-  return address < it->first + it->second.size ? &it->second : nullptr;
+  const auto it = range_at(slabs_, address);
+  return it != slabs_.end() ? &it->second : nullptr;
 }
 
 Slab* SlabBook::slab_of(std::uint64_t id) {

@@ -150,6 +150,11 @@ LocalDevices::Use::Use(LocalDevices& devices, int ordinal) : driver_(devices.dri
   if (result_ == CUDA_SUCCESS) result_ = driver_.cuCtxPushCurrent_(context);
 }
 
+LocalDevices::Use::Use(const Driver& driver, CUcontext context) : driver_(driver) {
+  driver_.cuThreadExchangeStreamCaptureMode_(&mode_);
+  result_ = driver_.cuCtxPushCurrent_(context);
+}
+
 LocalDevices::Use::~Use() {
   CUcontext popped = nullptr;
   if (result_ == CUDA_SUCCESS) driver_.cuCtxPopCurrent_(&popped);

@@ -52,11 +52,12 @@ class LocalDevices {
   /// The program has reset the device: what was retained there is gone.
   void forget(int ordinal);
 
-  /// Makes the device's primary context current for a scope, and capture mode relaxed, so that
-  /// nothing done here breaks a stream capture of the program.
+  /// Makes the device's primary context, or another one, current for a scope, and capture mode
+  /// relaxed, so that nothing done here breaks a stream capture of the program.
   class Use {
    public:
     Use(LocalDevices& devices, int ordinal);
+    Use(const Driver& driver, CUcontext context);
     ~Use();
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;

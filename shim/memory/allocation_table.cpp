@@ -24,10 +24,8 @@ Mapping& AllocationTable::add_mapping(std::uint64_t id, Address address) {
 }
 
 Mapping* AllocationTable::mapping_at(Address address) {
-  auto it = mappings_.upper_bound(address);
-  if (it == mappings_.begin()) return nullptr;
-  --it;
-  return address < it->first + it->second.size ? &it->second : nullptr;
+  const auto it = range_at(mappings_, address);
+  return it != mappings_.end() ? &it->second : nullptr;
 }
 
 std::vector<Mapping*> AllocationTable::overlapping(Address address, std::uint64_t size) {

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -26,6 +27,15 @@ struct AddressRange {
   Address address = 0;
   std::uint64_t size = 0;  // bytes
 };
+
+/// The entry of a map of ranges, by where each begins, that has this address; the end: none has.
+template <class Ranges>
+auto range_at(Ranges& ranges, Address address) {
+  const auto next = ranges.upper_bound(address);
+  if (next == ranges.begin()) return ranges.end();
+  const auto range = std::prev(next);
+  return address < range->first + range->second.size ? range : ranges.end();
+}
 
 /// A grant of cuMemSetAccess. `type`, `id` and `flags` are CUmemAccessDesc's numbers.
 struct Access {
