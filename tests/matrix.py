@@ -23,8 +23,8 @@ from sim_node.combinations import COMBINATIONS, settings_of  # noqa: E402
 TESTS = {
     "driver": ("bypass", "cycle", "graphs", "inside", "ipc", "linked", "multicast", "unknown_calls"),
     "form": ("paused_memory", "cycle", "frees", "inside", "loop", "traces"),  # small_pool is about the default form
-    "place": ("comeback", "cycle", "frees", "swap", "traces", "waves"),
-    "phase": ("comeback", "cycle", "frees", "inside", "loop", "swap", "waves"),
+    "place": ("comeback", "swap", "waves"),
+    "phase": ("comeback", "inside", "swap", "waves"),
     "without": ("cycle", "frees", "inside", "loop", "scopes", "traces"),
     "plain": ("cycle", "inside", "loop", "traces"),
 }
