@@ -19,10 +19,11 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tests/integration"))
 from sim_node.combinations import COMBINATIONS, settings_of  # noqa: E402
 
-# By the name's first word: what depends on it.
+# By the name, or its first word: what depends on it.
 TESTS = {
     "driver": ("bypass", "cycle", "graphs", "inside", "ipc", "linked", "multicast", "unknown_calls"),
     "form": ("paused_memory", "cycle", "frees", "inside", "loop", "traces"),  # small_pool is about the default form
+    "form-xor": ("comeback", "frees", "paused_memory", "swap", "waves"),
     "place": ("comeback", "swap", "waves"),
     "phase": ("comeback", "inside", "swap", "waves"),
     "without": ("cycle", "frees", "inside", "loop", "scopes", "traces"),
@@ -31,7 +32,7 @@ TESTS = {
 
 
 def tests_of(combination):
-    return sorted({test for name in combination.split("+") for test in TESTS[name.split("-")[0]]})
+    return sorted({test for name in combination.split("+") for test in TESTS.get(name) or TESTS[name.split("-")[0]]})
 
 
 def pairs():
