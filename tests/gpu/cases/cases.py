@@ -470,7 +470,7 @@ def device_reset(bench):
         broker.amemctl("resume", "train")
         files.with_suffix(f".check{reset or ''}").touch()
     report = program.wait(60).report()
-    return f"{RESETS} resets, a pool of {broker.status()['pool']['kind']}, {report['bytes'] // MIB} MiB compared after each"
+    return f"{RESETS} resets, a pool of {broker.status()['pool']['place']}, {report['bytes'] // MIB} MiB compared after each"
 
 
 @case(60, last=True)
