@@ -55,35 +55,6 @@ class HostNumaView final : public SegmentView {
   bool readable_ = false;
 };
 
-/// Portable registration reaches every context of the process, so once is enough.
-class MemfdView final : public SegmentView {
- public:
-  using SegmentView::SegmentView;
-
-  Status map(const Fd& fd, const std::string& what) override {
-    void* at = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-    if (at == MAP_FAILED) return errno_status(Code::kInternal, "mapping " + what, errno);
-    address_ = reinterpret_cast<CUdeviceptr>(at);
-    return {};
-  }
-  CUresult grant(int device) override {
-    if (registered_by_ != -1) return CUDA_SUCCESS;
-    const CUresult r = driver_.cuMemHostRegister_(reinterpret_cast<void*>(address_), size_,
-                                                  CU_MEMHOSTREGISTER_PORTABLE);
-    if (r == CUDA_SUCCESS) registered_by_ = device;
-    return r;
-  }
-  /// A registration goes with the context that has made it.
-  bool forget(int device) override {
-    if (registered_by_ != device) return false;
-    registered_by_ = -1;
-    return true;
-  }
-
- private:
-  int registered_by_ = -1;  // in this device's context
-};
-
 template <class View>
 std::unique_ptr<SegmentView> make(const Driver& driver, std::uint64_t size) {
   return std::make_unique<View>(driver, size);
@@ -100,6 +71,27 @@ constexpr std::array kViews = {
 static_assert(kViews.size() == kPlaces.size());
 
 }  // namespace
+
+Status MemfdView::map(const Fd& fd, const std::string& what) {
+  void* at = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (at == MAP_FAILED) return errno_status(Code::kInternal, "mapping " + what, errno);
+  address_ = reinterpret_cast<CUdeviceptr>(at);
+  return {};
+}
+
+CUresult MemfdView::register_once(CUdeviceptr at, int device) {
+  if (registered_by_ != -1) return CUDA_SUCCESS;
+  const CUresult r =
+      driver_.cuMemHostRegister_(reinterpret_cast<void*>(at), size_, CU_MEMHOSTREGISTER_PORTABLE);
+  if (r == CUDA_SUCCESS) registered_by_ = device;
+  return r;
+}
+
+bool MemfdView::forget(int device) {
+  if (registered_by_ != device) return false;
+  registered_by_ = -1;
+  return true;
+}
 
 std::unique_ptr<SegmentView> make_view(Place place, const Driver& driver, std::uint64_t size) {
   const auto* const view = std::find_if(kViews.begin(), kViews.end(),

@@ -49,6 +49,24 @@ class SegmentView {
   CUdeviceptr address_ = 0;
 };
 
+/// A segment in a memfd, which this process maps and registers with the driver.
+class MemfdView : public SegmentView {
+ public:
+  using SegmentView::SegmentView;
+
+  Status map(const Fd& fd, const std::string& what) override;
+  CUresult grant(int device) override { return register_once(address_, device); }
+  bool forget(int device) override;
+
+ protected:
+  /// Registers size() bytes there. A portable registration reaches every context of the process, so
+  /// once is enough, and it goes with the context that has made it.
+  CUresult register_once(CUdeviceptr at, int device);
+
+ private:
+  int registered_by_ = -1;  // in this device's context
+};
+
 /// Of a segment in this place.
 std::unique_ptr<SegmentView> make_view(Place place, const Driver& driver, std::uint64_t size);
 #ifdef AMEM_TEST_SEAMS

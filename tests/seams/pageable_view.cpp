@@ -3,7 +3,6 @@
 // right has been carried between the two by it, and by nothing else. Service thread only.
 #include <sys/mman.h>
 
-#include <cerrno>
 #include <cstring>
 #include <vector>
 
@@ -12,29 +11,15 @@
 namespace amem::shim {
 namespace {
 
-class PageableView final : public SegmentView {
+class PageableView final : public MemfdView {
  public:
-  using SegmentView::SegmentView;
+  using MemfdView::MemfdView;
 
-  Status map(const Fd& fd, const std::string& what) override {
-    void* at = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-    if (at == MAP_FAILED) return errno_status(Code::kInternal, "mapping " + what, errno);
-    address_ = reinterpret_cast<CUdeviceptr>(at);
-    return {};
-  }
   CUresult grant(int device) override {
-    if (registered_by_ != -1) return CUDA_SUCCESS;
     if (mirror_ == MAP_FAILED)
       mirror_ = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mirror_ == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-    const CUresult r = driver_.cuMemHostRegister_(mirror_, size_, CU_MEMHOSTREGISTER_PORTABLE);
-    if (r == CUDA_SUCCESS) registered_by_ = device;
-    return r;
-  }
-  bool forget(int device) override {
-    if (registered_by_ != device) return false;
-    registered_by_ = -1;
-    return true;
+    return register_once(reinterpret_cast<CUdeviceptr>(mirror_), device);
   }
 
   Result<CUdeviceptr> stage(std::uint64_t offset, std::uint64_t bytes, bool load) override {
@@ -63,7 +48,6 @@ class PageableView final : public SegmentView {
   }
 
   void* mirror_ = MAP_FAILED;  // of the segment; nothing of it outlives a phase
-  int registered_by_ = -1;     // the device in whose context the mirror is registered
   std::vector<Range> saved_;
 };
 
