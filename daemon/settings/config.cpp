@@ -117,13 +117,19 @@ std::string get_flag(const Config& config) {
   return config.*Member ? "true" : "false";
 }
 
+/// The error for a value that is not among these names. `first`: a name in front of them.
+template <class Choices, class NameOf>
+Status none_of(std::string_view value, const Choices& choices, NameOf name_of,
+               std::string_view first = "") {
+  std::string text = "\"" + std::string(value) + "\" is none of" + std::string(first);
+  for (const auto& choice : choices) text += " " + std::string(name_of(choice));
+  return {Code::kInvalidArgument, text};
+}
+
 Status one_of(std::string& target, std::string_view value,
               std::initializer_list<std::string_view> choices) {
-  if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
-    std::string text = "\"" + std::string(value) + "\" is none of";
-    for (std::string_view choice : choices) text += " " + std::string(choice);
-    return {Code::kInvalidArgument, text};
-  }
+  if (std::find(choices.begin(), choices.end(), value) == choices.end())
+    return none_of(value, choices, [](std::string_view choice) { return choice; });
   target = value;
   return {};
 }
@@ -145,15 +151,12 @@ constexpr Named<GuestPolicy> kGuests[] = {{"pin", GuestPolicy::kPin},
                                           {"refuse", GuestPolicy::kRefuse}};
 template <auto Member, const auto& choices>
 Status set_choice(Config& config, std::string_view value) {
-  std::string text = "\"" + std::string(value) + "\" is none of";
-  for (const auto& choice : choices) {
-    if (choice.name == value) {
-      config.*Member = choice.value;
-      return {};
-    }
-    text += " " + std::string(choice.name);
-  }
-  return {Code::kInvalidArgument, text};
+  const auto* found = std::find_if(std::begin(choices), std::end(choices),
+                                   [&](const auto& choice) { return choice.name == value; });
+  if (found == std::end(choices))
+    return none_of(value, choices, [](const auto& choice) { return choice.name; });
+  config.*Member = found->value;
+  return {};
 }
 template <auto Member, const auto& choices>
 std::string get_choice(const Config& config) {
@@ -179,9 +182,8 @@ Status set_save(Config& config, std::string_view value) {
 Status set_place(Config& config, std::string_view value) {
   config.pool_place = place_named(value);
   if (config.pool_place || value == "auto") return {};
-  std::string text = "\"" + std::string(value) + "\" is none of auto";
-  for (const PlaceRule& each : kPlaces) text += " " + std::string(each.name);
-  return {Code::kInvalidArgument, text};
+  return none_of(
+      value, kPlaces, [](const PlaceRule& each) { return each.name; }, " auto");
 }
 std::string get_place(const Config& config) {
   return config.pool_place ? std::string(to_string(*config.pool_place)) : "auto";
