@@ -17,15 +17,14 @@ enum class Place : std::uint8_t {
   kHostNuma = 1,  // pinned memory that the driver makes on a NUMA node: a cuMem descriptor
   kMemfd = 2,     // a memfd, which each rank registers with the driver
 #ifdef AMEM_TEST_SEAMS
-  kPageable =
-      100,  // a memfd that no device reaches: shows that only a view knows how bytes get there
+  kPageable = 100,  // a memfd that no device reaches: only its view knows how bytes get there
 #endif
 };
 
 struct PlaceRule {
   Place place;
   std::string_view name;  // of settings and messages
-  bool automatic;  // in the order of the table: what the pool is made of, unless a setting says
+  bool automatic;         // may be chosen without a setting, in the order of the table
 };
 
 inline constexpr std::array kPlaces = {

@@ -2,7 +2,7 @@
 //
 // A thread of its own creates segment after segment (pinning takes seconds) and hands each to the
 // loop as soon as it is there; it owns nothing afterwards. Segments are spread over the devices'
-// NUMA nodes. They are made in the first place (common/place.h) of a list that this node can have.
+// NUMA nodes. Their place (common/place.h) is the first of a list that this node supports.
 // When memory runs out the pool stays as large as it got.
 //
 // start(), renew(), release() and the destructor: the loop's thread. The callbacks come on the
@@ -40,7 +40,7 @@ class HostPool {
     std::function<void(std::string error)> troubled;
   };
 
-  /// `place`: of all segments; nothing: those of the table in its order.
+  /// `place`: of all segments. Nothing: the first automatic place that this node supports.
   HostPool(const Devices& devices, std::optional<Place> place);
   ~HostPool() { stop(); }
   HostPool(const HostPool&) = delete;

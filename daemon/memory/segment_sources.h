@@ -34,8 +34,8 @@ class SegmentSource {
   /// kCancelled: `stop` has become true. Any other error: no segment can be made in this place.
   virtual Result<PoolSegment> make(std::uint64_t size, int numa_node,
                                    const std::atomic<bool>& stop) = 0;
-  /// The system may have what of the memory goes only with its last descriptor or mapping. The
-  /// descriptor is the caller's.
+  /// Gives the memory back to the system, as far as that is possible while descriptors or mappings
+  /// of it exist. The caller closes the descriptor.
   virtual void give_back(const PoolSegment& segment) = 0;
 };
 

@@ -172,8 +172,8 @@ class Accounts {
   /// The loop outlives this object and the accounts.
   Accounts(EventLoop& loop, const Quotas& quotas) : loop_(loop), quotas_(quotas) {}
 
-  /// An owner has one account as long as anybody holds it. Root and the broker's own user, outside
-  /// of compartments, have no quotas but that of log lines.
+  /// An owner has one account as long as anybody holds it. Root and the broker's own user have
+  /// only the quota of log lines, unless they are in a compartment.
   std::shared_ptr<Account> of(const Owner& owner);
   /// By owner.
   std::vector<std::shared_ptr<const Account>> all() const;

@@ -54,7 +54,7 @@ struct Exchange {
   std::vector<GroupId> arriving;               // all of them
   std::vector<ResumeOperation*> resumes = {};  // under way
   BytesByDevice closing = {};                  // have left their group, and not their device yet
-  Headroom headroom = {};  // of all that arrive together; without limit once nobody leaves
+  Headroom headroom = {};  // for all that arrive together; unlimited once no group leaves
 };
 
 }  // namespace amem

@@ -52,7 +52,7 @@ class Timed {
 class PhaseClock {
  public:
   void begin(RankPhase phase) { began_.try_emplace(phase, SteadyClock::now()); }
-  /// When that was; now: none has come. Begins anew.
+  /// When that was; now, if none has come. Forgets it.
   SteadyClock::time_point end(RankPhase phase) {
     const auto began = began_.extract(phase);
     return began.empty() ? SteadyClock::now() : began.mapped();

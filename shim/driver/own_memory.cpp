@@ -53,7 +53,7 @@ CUresult PinnedMemory::make(const Driver& driver, std::size_t size) {
 
 void PinnedMemory::drop() {
   if (address_ == nullptr) return;
-  // With a context that has gone the registration has gone.
+  // A registration ends with its context.
   if (driver_->cuCtxPushCurrent_(context_) == CUDA_SUCCESS) {
     driver_->cuMemHostUnregister_(address_);
     driver_->cuCtxPopCurrent_(&context_);

@@ -57,7 +57,7 @@ std::string of_rank(const v1::RankTime& rank) {
   if (rank.copy_us() > 0)
     text += (text.empty() ? "copy " : "; copy ") + format_micros(rank.copy_us()) + " (" +
             rate(rank.bytes(), rank.copy_us()) + ")";
-  // What is left is the way there and back, and the rank's service thread being busy elsewhere.
+  // The rest of the time the packets travel, or the rank's service thread does something else.
   if (rank.busy_us() > 0 && rank.us() > rank.busy_us())
     text += (text.empty() ? "waited " : "; waited ") + format_micros(rank.us() - rank.busy_us());
   return text;
