@@ -1,6 +1,6 @@
 """Whether one build is slower than another: both take turns in one run, the older one twice.
 
-    compare.py --base DIRECTORY --new DIRECTORY [--turns 5] [gate launch calls nccl_2x4]
+    compare.py --base DIRECTORY --new DIRECTORY [--turns 5] [gate control launch calls heap swap nccl_2x4]
 
 A directory is a bundle (tests/gpu/make_bundle.sh), an installation or a build directory. A figure is the median of the turns. The new
 build may take 2 % more than the base, beyond the difference that two copies of the base show in the same run; a call through the
@@ -8,6 +8,7 @@ gate 1 ns more. Prints a table; exit status 1: something is slower. Parts that n
 """
 
 import argparse
+import json
 import pathlib
 import statistics
 import sys
@@ -18,6 +19,7 @@ import bench  # finds the modules of the GPU tests
 
 import bench_parts
 import figures
+import heap_parts
 from harness import Failure, Skip
 from results import slower_by
 from run_cases import show_logs
@@ -38,6 +40,43 @@ def launch(machine):
     return {"a launch through the shim, ns": report["launch_ns"]}
 
 
+def control(machine):
+    """The broker alone, with light ranks: ms of a whole pause and resume."""
+    out = machine.folder / "control.json"
+    machine.run([machine.program("amem_control_bench"), "--amemd", machine.program("amemd"), "--driver",
+                 machine.prefix / "lib/amem_number_driver.so", "--ranks", "1,16", "--allocations", "500,2000", "--cycles", 7, "--json", out])
+    return {f"control, {point['ranks']} x {point['allocations_per_rank']}, {work}, ms": point[work]["wall_ms"]["median"]
+            for point in json.loads(out.read_text(encoding="ascii")) for work in ("pause", "resume")}
+
+
+def heap(machine):
+    """8 GiB of one process, dense and kept: ms."""
+    broker = machine.bench.broker(pool_gib=40)
+    holder = heap_parts.Holder(machine, "heap", 8 * bench_parts.GIB)
+    times = {"pause": [], "resume": []}
+    for number in range(6):
+        for verb, taken in times.items():
+            _, done = heap_parts.operate(broker, verb, "heap")
+            if number > 0:
+                taken.append(int(done[-1]["elapsed_us"]) / 1000)
+    holder.ask("check")
+    holder.end()
+    return {f"heap, 8 GiB, {verb}, ms": statistics.median(taken) for verb, taken in times.items()}
+
+
+def swap(machine):
+    """16 GiB out and 16 GiB in on one GPU: ms."""
+    broker = machine.bench.broker(pool_gib=40)
+    holders = {group: heap_parts.Holder(machine, group, 16 * bench_parts.GIB) for group in ("one", "two")}
+    heap_parts.operate(broker, "pause", "two")
+    times, out_in = heap_parts.swap_often(machine, broker, ("one", "two"), "swap")
+    heap_parts.check_both(broker, holders, out_in)
+    heap_parts.operate(broker, "resume", out_in[0])
+    for holder in holders.values():
+        holder.end()
+    return {"swap, 16 GiB out and in, ms": statistics.median(times[1:])}
+
+
 def calls(machine):
     """Single driver calls in scope heap: us."""
     program = machine.bench.start([machine.program("amem_call_bench"), "--processes", "1", "--runs", "100"], scope="heap",
@@ -52,11 +91,12 @@ def nccl_2x4(machine):
     return {f"NCCL 2 x 4, {work}, ms": report[f"{work}_ms"]["median"] for work in ("pause", "resume")}
 
 
-PARTS = {"gate": (gate, 0), "launch": (launch, 1), "calls": (calls, 1), "nccl_2x4": (nccl_2x4, 2)}
+PARTS = {"gate": (gate, 0), "control": (control, 0), "launch": (launch, 1), "calls": (calls, 1), "heap": (heap, 1), "swap": (swap, 1),
+         "nccl_2x4": (nccl_2x4, 2)}
 
 
 def machine_of(prefix, folder):
-    options = types.SimpleNamespace(prefix=prefix.resolve(), gpus=0, nccl=None, runs=1, quick=True, heap_bytes=0, swap_bytes=0,
+    options = types.SimpleNamespace(prefix=prefix.resolve(), gpus=0, nccl=None, runs=3, quick=True, heap_bytes=0, swap_bytes=0,
                                     rank_bytes=0, max_bytes=64 << 20, pool=None)
     folder.mkdir()
     machine = bench.Machine(options, folder)
@@ -82,6 +122,9 @@ def main():
                 if machines["new"].bench.gpus.count() < gpus:
                     print(f"{part}: needs {gpus} GPUs", flush=True)
                     continue
+                for machine in machines.values():
+                    machine.bench.stop_broker()  # a part may want a larger pool
+                    machine.bench.begin(part)
                 read = {who: [] for who in WHO}
                 for turn in range(options.turns + 1):
                     for who in WHO:
