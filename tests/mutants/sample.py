@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Says what share of small faults in the pure logic the unit tests and the model find.
+"""Measures which share of small faults in the pure logic the unit tests and the model find.
 
     tests/mutants/sample.py                              60 mutants of this checkout
     tests/mutants/sample.py --root DIR --seed 46         of another checkout, for example one of an older commit
     tests/mutants/sample.py --results FILE --list-survivors
 
 universalmutator makes the mutants: copies of a file in which one line is changed. The seed chooses among all of them. Each mutant is built
-into the unit tests and the model that contain its file, and these run until one fails. A mutant that does not compile gives its place to
-the next one, and so does a mutant of which the compiler makes the same code as of the original. Each result is a line of a file, and the
-next run goes on after it. All work is done in build/mutants of the checkout, on a copy of the sources; the sources stay as they are.
+into the unit tests and the model that contain its file, and these run until one fails. A mutant that does not compile is replaced by the next
+one. So is a mutant for which the compiler makes the same code as for the original. Each result is a line of a file, and the next run goes on
+after it. All work is done in build/mutants of the checkout, on a copy of the sources. The sources do not change.
 Exit status 0 when the sample is complete, 1 when something went wrong, 3 when --minutes ended it.
 """
 import argparse
@@ -51,7 +51,7 @@ CORE = "lib/libamemd_core.a"
 
 
 class Trouble(Exception):
-    """What keeps us from going on."""
+    """The sample cannot go on."""
 
 
 @dataclasses.dataclass
@@ -71,7 +71,7 @@ def memory_of(pid):
 
 
 def run(command, cwd, log, cpu=None, silence=None, environment=None):
-    """A command, with limits to its CPU seconds, its silence and its memory. All that it starts ends with it, and with us."""
+    """Runs a command with limits to its CPU seconds, its silence and its memory. All processes that it starts end with it, and with us."""
     def limit():
         if cpu is not None:
             resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(cpu), math.ceil(cpu) + 5))
@@ -96,7 +96,7 @@ def run(command, cwd, log, cpu=None, silence=None, environment=None):
             except subprocess.TimeoutExpired:
                 last, now, grown = asked, time.monotonic(), os.path.getsize(log)
                 asked = now
-                if grown != size or now - last > 5:  # we have been stopped, and it too maybe
+                if grown != size or now - last > 5:  # we were stopped meanwhile, and it perhaps was too
                     size, spoke = grown, now
                 late = (silence is not None and now - spoke > silence) or memory_of(process.pid) > MOST_MEMORY
     finally:
@@ -112,7 +112,7 @@ def run(command, cwd, log, cpu=None, silence=None, environment=None):
 # The copy of the sources
 
 def copy_sources(root, tree):
-    """Brings the copy up to date; what has not changed keeps its time, so that ninja does not build it again. A digest of the C++."""
+    """Updates the copy and returns a digest of the C++. A file that has not changed keeps its time, so that ninja does not build it again."""
     listed = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard", "-z"], check=True, capture_output=True, text=True)
     names = sorted({name for name in listed.stdout.split("\0") if name and (root / name).is_file()})
     digest = hashlib.sha256()
@@ -151,7 +151,7 @@ class Mutant:
 
 
 def code_of(line):
-    """The line without a comment that ends it. Comments of several lines the tool leaves out by itself."""
+    """The line without the comment at its end. The tool itself leaves out comments of several lines."""
     return re.sub(r"/\*.*?\*/", "", re.sub(r'("(?:\\.|[^"\\])*")|//.*', lambda found: found[1] or "", line)).strip()
 
 
@@ -161,17 +161,17 @@ def is_logic(line):
 
 
 def difference(original, mutated):
-    """The one line that the mutant has otherwise, or with another one after it: its number, and both texts; None if more differs."""
+    """The one line that differs, or that the mutant has another line after: its number and both texts. None if more differs."""
     first = next((i for i, (a, b) in enumerate(zip(original, mutated)) if a != b), len(original))
     more = len(mutated) - len(original)
-    at = first - more  # a line that comes in is told of as one after the line before it
+    at = first - more  # an added line is reported as one after the line before it
     if more not in (0, 1) or not 0 <= at < len(original) or mutated[at + 1 + more:] != original[at + 1:]:
         return None
     return at + 1, original[at], "\n".join(mutated[at:at + 1 + more])
 
 
 def mutants_of(tree, work, file, tool):
-    """All mutants that the tool makes of a file, but for those in comments and the like, each once."""
+    """All mutants that the tool makes of a file, each once, except those in comments and the like."""
     folder = work / "made"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -189,7 +189,7 @@ def mutants_of(tree, work, file, tool):
 
 
 def all_mutants(tree, work, digest):
-    """Sorted, so that a seed means the same whatever order the tool has."""
+    """All mutants, sorted, so that a seed chooses the same whatever the tool's order."""
     kept = work / "mutants.json"
     if kept.is_file():
         known = json.loads(kept.read_text(encoding="utf-8"))
@@ -210,7 +210,7 @@ def all_mutants(tree, work, digest):
 # Building
 
 class Build:
-    """Compiles objects, without a mutant and with one. cmake says how; ninja makes what no mutant changes, such as libraries."""
+    """Compiles objects, without a mutant and with one. cmake says how. ninja builds what no mutant changes, such as libraries."""
 
     def __init__(self, work):
         self.work, self.tree, self.folder, self.log = work, work / "tree", work / "unit", work / "build.log"
@@ -275,20 +275,20 @@ class Build:
         return self.work / ("mutated" if mutated else "objects") / name
 
     def compile(self, name, mutated=None):
-        """Whether it compiles; `mutated`: with the mutant of this file, which is found before the file itself."""
+        """Whether it compiles. `mutated`: with the mutant of this file, which the compiler finds before the file itself."""
         words, output = list(self.commands[name]), self.path(name, mutated)
         output.parent.mkdir(parents=True, exist_ok=True)
         words[words.index("-o") + 1] = str(output)
         source = words.index("-c") + 1
         if words[source] == f"{self.tree}/{mutated}":
             words[source] = str(self.work / "overlay" / mutated)
-        # The same flags with a mutant and without, for the same code; what names its file names it as ever.
+        # The flags are the same with a mutant and without, so the code is too. __FILE__ is the file's usual name.
         overlay = self.work / ("overlay" if mutated else "nothing")
         words[1:1] = ["-w", "-fmax-errors=1", f"-I{overlay}", f"-ffile-prefix-map={overlay}={self.tree}", "-MD", "-MF", f"{output}.d"]
         return run(words, self.folder, self.log, cpu=600).status == 0
 
     def files(self, name):
-        """The files of the tree that an object is made of; makes it if it is not made of them as they are now."""
+        """The files of the tree that an object is made of. Compiles the object again if one of them has changed."""
         output, written = self.path(name), pathlib.Path(f"{self.path(name)}.d")
         for _ in range(2):
             if output.is_file() and written.is_file():
@@ -299,7 +299,7 @@ class Build:
                     return {path.relative_to(self.tree).as_posix() for path in files if path.is_relative_to(self.tree)}
             if not self.compile(name):
                 raise Trouble(f"{name} does not compile:\n{self.log.read_text(encoding='utf-8')[-4000:]}")
-        raise Trouble(f"{name} is older than what it is made of")
+        raise Trouble(f"{name} is older than its sources")
 
     def is_same(self, name):
         return self.path(name).read_bytes() == self.path(name, True).read_bytes()
@@ -329,7 +329,7 @@ class Program:
         self.files |= {each: build.files(each) for each in self.members}
 
     def near(self):
-        """Objects of the library: of the files whose headers these include, and so on. Making all of the library takes longer."""
+        """Objects of the library: of the files whose headers these include, and so on. To compile the whole library takes longer."""
         found, headers = set(), set().union(*self.files.values())
         while True:
             beside = {each[:-2] + ".cpp" for each in headers if each.endswith(".h")}
@@ -343,7 +343,7 @@ class Program:
         return self.build.folder / "bin" / f"sampled_{self.name}"
 
     def link(self, mutated=(), core=None, more=()):
-        """Links it, these objects as they are with the mutant."""
+        """Links it, with these objects as the mutant makes them."""
         words = []
         for word in self.words:
             words += (core or self.members) if word == CORE else [word]
@@ -352,14 +352,14 @@ class Program:
         return run([*words, *more], self.build.folder, self.build.log, cpu=600)
 
     def affected(self, file):
-        """Objects that a file is part of."""
+        """Objects that contain a file."""
         return sorted(each for each, files in self.files.items() if file in files)
 
 
 # Tests
 
 class Tests:
-    """What all programs say of a mutant."""
+    """Judges a mutant by all programs."""
 
     def __init__(self, work, digest):
         self.work = work
@@ -383,7 +383,7 @@ class Tests:
         self.cpu, self.failing, self.worlds = known["cpu"], known["failing"], known["worlds"]
 
     def mutate(self, file, text):
-        """Puts it where compilers of mutants find it, and forgets the last mutant."""
+        """Writes it where the compiler finds mutants, and removes the last one."""
         for folder in ("overlay", "mutated"):
             shutil.rmtree(self.work / folder, ignore_errors=True)
         place = self.work / "overlay" / file
@@ -394,7 +394,7 @@ class Tests:
         return (self.work / "tree" / file).read_text(encoding="utf-8")
 
     def check_sameness(self):
-        """Without a change the compiler makes the same object; otherwise no mutant would be found equivalent."""
+        """Checks that an unchanged file compiles to the same object. Otherwise no mutant would be found equivalent."""
         fast = self.explore.members[0]
         file = next(each for each, made in self.build.core.items() if made + OPTIMISED == fast)
         self.mutate(file, self.original(file))
@@ -404,7 +404,7 @@ class Tests:
                 raise Trouble(f"{file}, compiled again, is not the same")
 
     def gtest(self, program, chosen, left_out=(), more=(), cpu=None):
-        """In a folder of its own, whose short path leaves room for the names of sockets."""
+        """Runs tests in a folder of their own. Its path is short, because names of sockets may not be long."""
         scratch = tempfile.mkdtemp(prefix="amem-mutants-")
         try:
             environment = {**os.environ, "LD_LIBRARY_PATH": str(self.build.folder / "lib/sim"), "TMPDIR": scratch}
@@ -415,7 +415,7 @@ class Tests:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def measure(self, program, known):
-        """How long it takes, and which of its tests fail without any mutant: those are left out."""
+        """Measures its time, and finds the tests that fail without a mutant. Those are left out."""
         if program.link().status:
             raise Trouble(f"{program.name} cannot be linked")
         left_out = []
@@ -455,7 +455,7 @@ class Tests:
         return done
 
     def judge(self, mutant):
-        """What becomes of it, and by whom."""
+        """The result for this mutant, and which program gave it."""
         self.mutate(mutant.file, mutant.text(self.original(mutant.file)))
         product = self.product(mutant.file)
         if not product:
@@ -484,7 +484,7 @@ class Tests:
         return program.link(affected).status == 0
 
     def product(self, file):
-        """Objects of the daemon that the file is part of, that of the same name first: it tells soonest whether the mutant compiles."""
+        """Objects of the daemon that contain the file. The one of the same name is first: it shows soonest whether the mutant compiles."""
         if file in self.build.core:
             self.build.files(self.build.core[file])
             return [self.build.core[file]]
@@ -493,7 +493,7 @@ class Tests:
                       key=lambda name: (os.path.basename(name) != own, name))
 
     def failing_test(self, program):
-        """Those that have killed others run first. A test that fails is asked again, alone, for a busy machine makes some fail by time."""
+        """Tests that have killed a mutant run first. A test that fails runs again, alone, because on a busy machine some tests time out."""
         left_out = list(self.failing[program.name])
         first = [test for (name, test), _ in self.killers.most_common() if name == program.name][:MOST_FIRST]
         for chosen in (first, ["*"]) if first else (["*"],):
@@ -511,7 +511,7 @@ class Tests:
         return None
 
     def judge_by_model(self, file, product):
-        """What the unit tests have not found: whether it is a fault, and whether the model finds it."""
+        """For a mutant that the unit tests have not found: whether it changes the code, and whether the model finds it."""
         compiled = set()
         for name in (each + OPTIMISED for each in product):
             self.build.files(name)
@@ -534,7 +534,7 @@ class Tests:
 
 
 def failed_tests(done):
-    """The first that failed, or else the one in which the program ended."""
+    """The tests that failed, or else the one in which the program ended."""
     failed = re.findall(r"^\[  FAILED  \] ([\w/]+\.[\w/]+)", done.output, re.M)
     running = re.findall(r"^\[ RUN      \] ([\w/]+\.[\w/]+)$", done.output, re.M)
     return list(dict.fromkeys(failed)) or running[-1:]
@@ -543,7 +543,7 @@ def failed_tests(done):
 # Results
 
 class Results:
-    """A file with a line for what was sampled, and one for each mutant that was judged, in the order of the sample."""
+    """A file. Its first line describes the sample. Each other line is a mutant that was judged, in the order of the sample."""
 
     def __init__(self, path):
         self.path = path
@@ -601,7 +601,7 @@ def interval(successes, number):
 
 
 def sample(arguments, results):
-    """Judges mutants until enough of them count. False: there was no more time."""
+    """Judges mutants until enough of them count. False: --minutes ended it."""
     began = time.monotonic()
     root = arguments.root.resolve()
     work = (arguments.build_dir or root / "build/mutants").resolve()
