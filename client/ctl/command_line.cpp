@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <map>
 #include <sstream>
 
 #include "client/ctl/exit_code.h"
@@ -50,6 +51,14 @@ std::vector<std::string> form_names() {
   return names;
 }
 
+/// In the order of the alphabet.
+template <class Value>
+std::vector<std::string> names_of(const std::map<std::string, Value>& values) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : values) names.push_back(name);
+  return names;
+}
+
 void add_globals(CLI::App& app, CommandLine& options) {
   app.add_option("--runtime-dir", options.runtime_dir,
                  "The broker's runtime directory; see \"Where the broker is\"")
@@ -85,8 +94,8 @@ constexpr std::string_view kGlobalHelp = R"(Where the broker is:
 
 Times:
   TIME is 500ms, 30s, 2m, or a number of seconds. For pause, resume and swap --timeout is how long
-  the ranks may take (default: as the broker is configured); for wait-idle how long to wait (default:
-  30s); for other commands how long the broker may take to answer (default: 5s).
+  the ranks may take (default: as the broker is configured); for wait how long to wait (default: 5m;
+  wait idle: 30s); for other commands how long the broker may take to answer (default: 5s).
 
 )";
 
@@ -99,12 +108,12 @@ CLI::App& add(CLI::App& app, CommandLine& options, Command command, const std::s
   return *sub;
 }
 
+void add_group(CLI::App& sub, std::string& group, const std::string& help, bool required) {
+  sub.add_option("GROUP", group, help)->type_name("")->check(group_name())->required(required);
+}
+
 void add_group(CLI::App& sub, std::string& group, bool required) {
-  CLI::Option* option =
-      sub.add_option("GROUP", group, required ? "The group" : "Only this group (default: all)")
-          ->type_name("")
-          ->check(group_name());
-  option->required(required);
+  add_group(sub, group, required ? "The group" : "Only this group (default: all)", required);
 }
 
 void add_groups(CLI::App& sub, std::vector<std::string>& groups, const std::string& help) {
@@ -239,6 +248,46 @@ void add_operations(CLI::App& app, CommandLine& o) {
       ->check(CLI::IsMember(form_names()));
 }
 
+void add_wait(CLI::App& app, CommandLine& o) {
+  static const std::map<std::string, WaitFor> kWhat = {
+      {"group", WaitFor::kGroup}, {"idle", WaitFor::kIdle}, {"pool", WaitFor::kPool}};
+  static const std::map<std::string, Goal> kGoals = {
+      {"running", Goal::kRunning}, {"paused", Goal::kPaused}, {"gone", Goal::kGone}};
+  CLI::App& sub = add(app, o, Command::kWait, "wait",
+                      "Wait for a group to run, to be paused or to be gone; until no operation is "
+                      "under way; or for the pool to be filled");
+  sub.add_option_function<std::string>(
+         "WHAT", [&o](const std::string& text) { o.awaited.what = kWhat.at(text); },
+         "group: this group, as --for says; idle: no pause, resume or swap is under way; pool: "
+         "amemd serves, and its pool has its size")
+      ->required()
+      ->type_name("")
+      ->check(CLI::IsMember(names_of(kWhat)));
+  add_group(sub, o.awaited.group, "With `group`: which", false);
+  sub.add_option_function<std::string>(
+         "--for", [&o](const std::string& text) { o.awaited.goal = kGoals.at(text); },
+         "How the group is to be (default: running)")
+      ->type_name("STATE")
+      ->check(CLI::IsMember(names_of(kGoals)));
+  sub.add_option("--ranks", o.awaited.ranks,
+                 "How many ranks a running group is to have at least (default: 1)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1'000'000));
+}
+
+/// Why this is no wait; empty: it is one.
+std::string fault_of_wait(const WaitTarget& awaited) {
+  const bool group = awaited.what == WaitFor::kGroup;
+  if (group && awaited.group.empty()) return "wait group: which? wait group NAME";
+  if (!group && !awaited.group.empty())
+    return "wait: only `wait group` takes a name, not \"" + awaited.group + "\"";
+  if (!group && (awaited.goal != Goal::kRunning || awaited.ranks > 1))
+    return "wait: --for and --ranks are of `wait group`";
+  if (awaited.goal != Goal::kRunning && awaited.ranks > 1)
+    return "wait: --ranks is of a group that is to run; leave --for out";
+  return {};
+}
+
 void add_views(CLI::App& app, CommandLine& o) {
   add_group(add(app, o, Command::kWatch, "watch", "Print events until interrupted"), o.group,
             false);
@@ -338,8 +387,7 @@ void add_commands(CLI::App& app, CommandLine& options) {
   add(app, options, Command::kUpgrade, "upgrade",
       "Have the amemd that is installed now take the place of the one that runs; ranks run on, "
       "paused ones stay paused");
-  add(app, options, Command::kWaitIdle, "wait-idle",
-      "Wait until no pause, resume or swap is under way, at most for --timeout (default: 30s)");
+  add_wait(app, options);
   add(app, options, Command::kVersion, "version", "Versions of amemctl and of the broker");
 }
 
@@ -388,6 +436,10 @@ Parsed parse(std::vector<std::string> arguments) {
   if (options.command == Command::kPolicy && options.policy == v1::POLICY_UNSPECIFIED &&
       options.form == v1::FORM_UNSPECIFIED) {
     return usage("policy: nothing to set; POLICY, --save or both are required");
+  }
+  if (options.command == Command::kWait) {
+    if (const std::string fault = fault_of_wait(options.awaited); !fault.empty())
+      return usage(fault);
   }
   if (options.command == Command::kRun || options.command == Command::kDoctor) {
     const std::string name = options.command == Command::kRun ? "run" : "doctor";

@@ -35,8 +35,20 @@ enum class Command {
   kRun,
   kDoctor,
   kUpgrade,
-  kWaitIdle,
+  kWait,
   kVersion,
+};
+
+enum class WaitFor { kGroup, kIdle, kPool };
+/// How a group is to be that somebody waits for.
+enum class Goal { kRunning, kPaused, kGone };
+
+/// What `wait` waits for.
+struct WaitTarget {
+  WaitFor what = WaitFor::kGroup;
+  std::string group;
+  Goal goal = Goal::kRunning;
+  std::uint32_t ranks = 1;  // at least, of a group that is to run
 };
 
 struct CommandLine {
@@ -76,6 +88,8 @@ struct CommandLine {
   int gpus = 0;                      // 0: all
   int rounds = 5;
   int gpu = 0;  // its rank's
+
+  WaitTarget awaited;  // wait
 
   // run, doctor
   std::string scope;  // empty: as the environment has it

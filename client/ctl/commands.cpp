@@ -363,40 +363,6 @@ int upgrade(const Invocation& s) {
   return kExitOk;
 }
 
-constexpr milliseconds kIdleWithin{30'000};
-constexpr milliseconds kIdleLook{50};
-
-/// The operations, in words. Empty: none.
-std::string under_way(const v1::ListGroupsResponse& answer) {
-  std::string text;
-  for (const v1::GroupInfo& group : answer.groups()) {
-    if (group.state() != v1::GROUP_STATE_PAUSING && group.state() != v1::GROUP_STATE_RESUMING)
-      continue;
-    text += (text.empty() ? "" : "; ") + ("group " + group.name()) + " is " + state_text(group);
-  }
-  return text;
-}
-
-/// Of the groups that the caller may see. Nothing keeps the next operation from beginning.
-int wait_idle(const Invocation& s) {
-  const milliseconds patience = s.options.timeout.value_or(kIdleWithin);
-  const auto until = Clock::now() + patience;
-  while (true) {
-    const auto groups = s.broker.groups();
-    if (s.interrupted()) return kExitInterrupted;
-    if (!groups.ok()) return s.end(groups.status());
-    const std::string what = under_way(groups.value());
-    if (what.empty()) break;
-    if (Clock::now() >= until)
-      return s.end(
-          {Code::kDeadlineExceeded, what + ", after " + std::to_string(patience.count()) +
-                                        " ms; `amemctl ranks` shows whom the broker waits for"});
-    std::this_thread::sleep_for(kIdleLook);
-  }
-  s.console.out << (s.options.json ? "{\"idle\":true}" : "no operation is under way") << '\n';
-  return kExitOk;
-}
-
 int dispatch(const Invocation& s) {
   switch (s.options.command) {
     case Command::kStatus:
@@ -429,8 +395,8 @@ int dispatch(const Invocation& s) {
       return top(s.options, s.broker, s.console, s.interrupt);
     case Command::kUpgrade:
       return upgrade(s);
-    case Command::kWaitIdle:
-      return wait_idle(s);
+    case Command::kWait:
+      return wait(s.options, s.broker, s.console, s.interrupt);
     case Command::kVersion:
       return version(s);
     case Command::kBench:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 DEMO = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "try.py"
-COMMANDS = ("status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "watch", "top", "bench", "run", "doctor", "upgrade", "wait-idle", "version")
+COMMANDS = ("status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "watch", "top", "bench", "run", "doctor", "upgrade", "wait", "version")
 PAGES = {"amemd.8": [["amemd"]], "amem-holder.8": [["amem-holder"]], "amemctl.1": [["amemctl"], *(["amemctl", command] for command in COMMANDS)],
          "amem-demo.1": [["amem-demo"]]}
 

@@ -58,6 +58,15 @@ TEST(CommandLine, CommandsAndTheirArguments) {
   EXPECT_FALSE(parse({"policy", "train", "nccl"}).options) << "nothing to set";
   EXPECT_FALSE(parse({"policy", "train", "nccl", "--save", "zip"}).options);
 
+  const WaitTarget ready = parse({"wait", "group", "train", "--ranks", "8"}).options->awaited;
+  EXPECT_EQ(ready.what, WaitFor::kGroup);
+  EXPECT_EQ(ready.group, "train");
+  EXPECT_EQ(ready.goal, Goal::kRunning);
+  EXPECT_EQ(ready.ranks, 8U);
+  EXPECT_EQ(parse({"wait", "group", "a", "--for", "gone"}).options->awaited.goal, Goal::kGone);
+  EXPECT_EQ(parse({"wait", "idle"}).options->awaited.what, WaitFor::kIdle);
+  EXPECT_EQ(parse({"wait", "pool"}).options->awaited.what, WaitFor::kPool);
+
   const CommandLine top = *parse({"top", "--once", "--interval", "250ms"}).options;
   EXPECT_TRUE(top.once);
   EXPECT_EQ(top.interval, milliseconds(250));
@@ -139,6 +148,12 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{{"pause", "a", "--guests", "wait"}, "wait"},
         BadLine{{"resume", "a", "--guests", "pin"}, "--guests"},
         BadLine{{"run", "--group", "a", "--scope", "all", "--", "ls"}, "all"},
+        BadLine{{"wait"}, "WHAT is required"}, BadLine{{"wait", "train"}, "train"},
+        BadLine{{"wait", "group"}, "wait group NAME"},
+        BadLine{{"wait", "idle", "train"}, "only `wait group` takes a name"},
+        BadLine{{"wait", "pool", "--ranks", "2"}, "of `wait group`"},
+        BadLine{{"wait", "group", "a", "--for", "gone", "--ranks", "2"}, "leave --for out"},
+        BadLine{{"wait", "group", "a", "--for", "dead"}, "dead"},
         BadLine{{"status", "--timeout", "soon"}, "\"soon\" is no time"},
         BadLine{{"status", "--", "ls"}, "only run and doctor take a command"},
         BadLine{{"doctor", "--group", "a"}, "doctor: no command"},

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <sstream>
 
 #include "client/ctl/exit_code.h"
@@ -109,19 +110,61 @@ TEST_F(Commands, HealthAsksGrpcAndTheBroker) {
 TEST_F(Commands, WaitIdleNamesWhatIsUnderWayStill) {
   *broker.node.add_groups() = make_group("rollout", v1::GROUP_STATE_PAUSED);
   *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_RUNNING);
-  EXPECT_EQ(run({"wait-idle"}), kExitOk) << err.str();
+  EXPECT_EQ(run({"wait", "idle"}), kExitOk) << err.str();
   EXPECT_EQ(out.str(), "no operation is under way\n");
-  EXPECT_EQ(run({"wait-idle", "--json"}), kExitOk);
+  EXPECT_EQ(run({"wait", "idle", "--json"}), kExitOk);
   EXPECT_EQ(out.str(), "{\"idle\":true}\n");
   broker.node.mutable_groups(1)->set_state(v1::GROUP_STATE_PAUSING);
   broker.node.mutable_groups(1)->set_phase("quiesce");
-  EXPECT_EQ(run({"wait-idle", "--timeout", "100ms"}), kExitDeadline);
-  EXPECT_THAT(err.str(), HasSubstr("group train is pausing (quiesce), after 100 ms"));
+  EXPECT_EQ(run({"wait", "idle", "--timeout", "100ms"}), kExitDeadline);
+  EXPECT_EQ(err.str(),
+            "amemctl: waited 100 ms for all operations to end: group train is pausing (quiesce); "
+            "`amemctl ranks` shows whom the broker waits for\n");
   EXPECT_EQ(out.str(), "");
   broker.node.mutable_groups(1)->set_state(v1::GROUP_STATE_RESUMING);
-  EXPECT_EQ(run({"wait-idle", "--timeout", "1ms"}), kExitDeadline);
+  EXPECT_EQ(run({"wait", "idle", "--timeout", "1ms"}), kExitDeadline);
   broker.stop();
-  EXPECT_EQ(run({"wait-idle"}), kExitUnreachable);
+  EXPECT_EQ(run({"wait", "idle"}), kExitUnreachable);
+}
+
+TEST_F(Commands, WaitForAGroup) {
+  EXPECT_EQ(run({"wait", "group", "train", "--for", "gone"}), kExitOk) << err.str();
+  EXPECT_EQ(out.str(), "there is no group train\n");
+  EXPECT_EQ(run({"wait", "group", "train", "--timeout", "60ms"}), kExitDeadline);
+  EXPECT_THAT(err.str(), HasSubstr("waited 60 ms for group train to run: there is no such group"));
+  *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_RUNNING);
+  EXPECT_EQ(run({"wait", "group", "train"}), kExitOk) << err.str();
+  EXPECT_EQ(out.str(), "group train is running with 2 ranks\n");
+  EXPECT_EQ(run({"wait", "group", "train", "--json"}), kExitOk);
+  EXPECT_EQ(out.str(), "{\"group\":\"train\",\"state\":\"running\",\"ranks\":2}\n");
+  EXPECT_EQ(run({"wait", "group", "train", "--ranks", "3", "--timeout", "1ms"}), kExitDeadline);
+  EXPECT_EQ(run({"wait", "group", "train", "--for", "paused", "--timeout", "1ms"}), kExitDeadline);
+}
+
+TEST_F(Commands, WaitForThePool) {
+  broker.node.mutable_pool()->set_configured_bytes(4ULL << 30);
+  broker.node.mutable_pool()->set_ready_bytes(1ULL << 30);
+  EXPECT_EQ(run({"wait", "pool", "--timeout", "60ms"}), kExitDeadline);
+  EXPECT_THAT(err.str(), HasSubstr("for the pool to be filled: it has 1.00 GiB of 4.00 GiB"));
+  broker.node.mutable_pool()->set_error("no memory");
+  EXPECT_EQ(run({"wait", "pool"}), kExitResources) << "at once: amemd has given up";
+  broker.node.mutable_pool()->set_ready_bytes(4ULL << 30);
+  EXPECT_EQ(run({"wait", "pool"}), kExitOk) << err.str();
+  EXPECT_EQ(out.str(), "the pool has all of its 4.00 GiB\n");
+}
+
+TEST_F(Commands, AWaitLooksAgainUntilABrokerIsThere) {
+  broker.stop();
+  EXPECT_EQ(run({"wait", "pool", "--timeout", "120ms"}), kExitUnreachable);
+  EXPECT_THAT(err.str(), HasSubstr("waited 120 ms for the pool to be filled: amemd does not run"));
+  ::unlink((dir / "control.sock").c_str());
+  std::unique_ptr<FakeBroker> late;
+  std::jthread comes([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    late = std::make_unique<FakeBroker>(dir / "control.sock");
+  });
+  EXPECT_EQ(run({"wait", "group", "train", "--for", "gone"}), kExitOk) << err.str();
+  comes.join();
 }
 
 TEST_F(Commands, PauseSaysHowItWent) {
