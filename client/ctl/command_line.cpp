@@ -5,6 +5,7 @@
 #include <map>
 #include <sstream>
 
+#include "client/ctl/command_help.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/views/format.h"
 #include "common/form.h"
@@ -88,23 +89,11 @@ void add_globals(CLI::App& app, CommandLine& options) {
   app.add_flag("--no-color", options.no_color, "No colours (also: NO_COLOR in the environment)");
 }
 
-constexpr std::string_view kGlobalHelp = R"(Where the broker is:
-  The runtime directory is --runtime-dir, else $AMEM_RUNTIME_DIR, else /run/amem when it exists or
-  for root, else $XDG_RUNTIME_DIR/amem, else /tmp/amem-UID.
-
-Times:
-  TIME is 500ms, 30s, 2m, or a number of seconds. For pause, resume and swap --timeout is how long
-  the ranks may take (default: as the broker is configured); for wait how long to wait (default: 5m;
-  wait idle: 30s); for other commands how long the broker may take to answer (default: 5s).
-
-)";
-
 /// A subcommand that sets `command` when it is chosen.
 CLI::App& add(CLI::App& app, CommandLine& options, Command command, const std::string& name,
               const std::string& help) {
   CLI::App* sub = app.add_subcommand(name, help);
   sub->callback([&options, command] { options.command = command; });
-  sub->footer("Options for all commands, and exit codes: amemctl --help");
   return *sub;
 }
 
@@ -141,44 +130,6 @@ constexpr const char* kDiscardHelp =
 
 void add_trace(CLI::App& sub, CommandLine& o, const std::string& help) {
   sub.add_option("--trace", o.trace, help)->type_name("FILE");
-}
-
-void add_queries(CLI::App& app, CommandLine& o) {
-  add(app, o, Command::kStatus, "status", "The node: broker, pool, devices, groups");
-  add_group(
-      add(app, o, Command::kGroups, "groups", "Groups: state, memory by device and tag, policies"),
-      o.group, false);
-  add(app, o, Command::kQuotas, "quotas",
-      "Quotas: what each user has of what amemd can run out of, and may have");
-  add(app, o, Command::kMetrics, "metrics",
-      "Metrics as text for Prometheus, of the groups that you may see")
-      .add_option_function<std::string>(
-          "--format",
-          [&o](const std::string& text) {
-            o.metrics = text == "prometheus" ? v1::METRICS_FORMAT_PROMETHEUS
-                                             : v1::METRICS_FORMAT_OPENMETRICS;
-          },
-          "openmetrics (default), or prometheus: its own text format, for promtool and the "
-          "textfile "
-          "collector of its node exporter")
-      ->type_name("FORMAT")
-      ->check(CLI::IsMember({"openmetrics", "prometheus"}));
-  add(app, o, Command::kHealth, "health",
-      "Whether amemd serves, for probes: exit code 0 when it answers in time");
-  CLI::App& history = add(app, o, Command::kHistory, "history",
-                          "The last pauses and resumes: how long they took, how they ended");
-  add_group(history, o.group, false);
-  history.add_option("--most", o.most, "So many, the latest (default: 20; 0: all remembered)")
-      ->type_name("N");
-  add_trace(history, o, "Write them as Chrome's trace events too, which ui.perfetto.dev shows");
-  add_group(add(app, o, Command::kRanks, "ranks", "Ranks: the processes of the groups"), o.group,
-            false);
-  CLI::App& allocations =
-      add(app, o, Command::kAllocations, "allocations", "Allocations, oldest first");
-  add_group(allocations, o.group, false);
-  add_tags(allocations, "--tag", o.tags, "Only memory with one of these tags");
-  allocations.add_flag("--summary", o.summary,
-                       "Totals by group, tag, device and policy instead of a list");
 }
 
 void add_explain(CLI::App& sub, CommandLine& o) {
@@ -288,13 +239,46 @@ std::string fault_of_wait(const WaitTarget& awaited) {
   return {};
 }
 
-void add_views(CLI::App& app, CommandLine& o) {
-  add_group(add(app, o, Command::kWatch, "watch", "Print events until interrupted"), o.group,
+void add_queries(CLI::App& app, CommandLine& o) {
+  add(app, o, Command::kStatus, "status", "The node: broker, pool, devices, groups");
+  add_group(
+      add(app, o, Command::kGroups, "groups", "Groups: state, memory by device and tag, policies"),
+      o.group, false);
+  add_group(add(app, o, Command::kRanks, "ranks", "Ranks: the processes of the groups"), o.group,
             false);
+  CLI::App& allocations =
+      add(app, o, Command::kAllocations, "allocations", "Allocations, oldest first");
+  add_group(allocations, o.group, false);
+  add_tags(allocations, "--tag", o.tags, "Only memory with one of these tags");
+  allocations.add_flag("--summary", o.summary,
+                       "Totals by group, tag, device and policy instead of a list");
   CLI::App& top = add(app, o, Command::kTop, "top", "A screen that refreshes; q quits");
   top.add_flag("--once", o.once, "Print one screen and end");
   add_duration(top, "--interval", "Time between refreshes (default: 1s)",
                [&o](std::chrono::milliseconds time) { o.interval = time; });
+  add_group(add(app, o, Command::kWatch, "watch", "Print events until interrupted"), o.group,
+            false);
+  CLI::App& history = add(app, o, Command::kHistory, "history",
+                          "The last pauses and resumes: how long they took, how they ended");
+  add_group(history, o.group, false);
+  history.add_option("--most", o.most, "So many, the latest (default: 20; 0: all remembered)")
+      ->type_name("N");
+  add_trace(history, o, "Write them as Chrome's trace events too, which ui.perfetto.dev shows");
+  add(app, o, Command::kQuotas, "quotas",
+      "Quotas: what each user has of what amemd can run out of, and may have");
+  add(app, o, Command::kMetrics, "metrics",
+      "Metrics as text for Prometheus, of the groups that you may see")
+      .add_option_function<std::string>(
+          "--format",
+          [&o](const std::string& text) {
+            o.metrics = text == "prometheus" ? v1::METRICS_FORMAT_PROMETHEUS
+                                             : v1::METRICS_FORMAT_OPENMETRICS;
+          },
+          "openmetrics (default), or prometheus: its own text format, for promtool and the "
+          "textfile "
+          "collector of its node exporter")
+      ->type_name("FORMAT")
+      ->check(CLI::IsMember({"openmetrics", "prometheus"}));
 }
 
 CLI::Option* add_size(CLI::App& sub, CommandLine& o) {
@@ -339,9 +323,7 @@ void add_launch(CLI::App& sub, CommandLine& o, const std::string& group_help, bo
                  "in regions; heap: all of PyTorch's")
       ->type_name("SCOPE")
       ->check(CLI::IsMember({"nccl", "regions", "heap"}));
-  sub.footer(
-      "The command, with its own options, follows \"--\".\n"
-      "Options for all commands, and exit codes: amemctl --help");
+  sub.footer("The command, with its own options, follows \"--\".");
 }
 
 void add_run(CLI::App& app, CommandLine& o) {
@@ -376,19 +358,18 @@ void add_commands(CLI::App& app, CommandLine& options) {
   app.require_subcommand(1);
   app.fallthrough();  // global options may follow the subcommand
   app.set_version_flag("--version", std::string(kVersion));
-  app.footer(std::string(kGlobalHelp) + std::string(kExitCodeHelp));
   add_globals(app, options);
-  add_queries(app, options);
-  add_operations(app, options);
-  add_views(app, options);
-  add_bench(app, options);
+  // In the order of --help.
   add_run(app, options);
   add_doctor(app, options);
+  add(app, options, Command::kHealth, "health",
+      "Whether amemd serves, for probes: exit code 0 when it answers in time");
+  add_bench(app, options);
   add(app, options, Command::kUpgrade, "upgrade",
       "Have the amemd that is installed now take the place of the one that runs; ranks run on, "
       "paused ones stay paused");
-  add_wait(app, options);
   add(app, options, Command::kVersion, "version", "Versions of amemctl and of the broker");
+  add_help(app);
 }
 
 Parsed parse(std::vector<std::string> arguments) {

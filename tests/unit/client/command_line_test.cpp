@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <ostream>
+#include <sstream>
 
 #include "client/ctl/exit_code.h"
 
@@ -167,6 +168,39 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{{"run", "--group", "a", "--"}, "no command"},
         BadLine{{"run", "--group", "a", "ls"}, "follows \"--\""},
         BadLine{{"run", "--group", "a", "--socket", "/x", "--", "ls"}, "--runtime-dir"}));
+
+/// The commands that --help lists.
+std::vector<std::string> commands() {
+  const std::string help = parse({"--help"}).text;
+  std::istringstream lines(help.substr(0, help.find("Where the broker is:")));
+  std::vector<std::string> names;
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with("  ") && line[2] >= 'a' && line[2] <= 'z')
+      names.push_back(line.substr(2, line.find(' ', 2) - 2));
+  return names;
+}
+
+TEST(CommandLine, EachCommandHasAnExampleThatItTakes) {
+  EXPECT_GE(commands().size(), 20U);
+  for (const std::string& command : commands()) {
+    const std::string help = parse({command, "--help"}).text;
+    const std::size_t at = help.find("Example:\n  amemctl " + command);
+    ASSERT_NE(at, std::string::npos) << help;
+    std::istringstream words(help.substr(at, help.find("\nOptions for all", at) - at));
+    std::vector<std::string> arguments;
+    for (std::string word; words >> word;) arguments.push_back(word);
+    arguments.erase(arguments.begin(), arguments.begin() + 2);  // "Example:", "amemctl"
+    EXPECT_TRUE(parse(arguments).options) << parse(arguments).text;
+  }
+}
+
+TEST(CommandLine, HelpHasTheCommandsInGroups) {
+  const std::string help = parse({"--help"}).text;
+  EXPECT_THAT(help, testing::Not(HasSubstr("Subcommands:")));
+  EXPECT_LT(help.find("\nJobs:\n  run "), help.find("\nWhat there is and was:\n  status "));
+  EXPECT_LT(help.find("\nWhat there is and was:"), help.find("\nThe node:\n  doctor "));
+  EXPECT_NE(help.find("\nThe node:"), std::string::npos);
+}
 
 TEST(CommandLine, HelpAndVersionAreNoErrors) {
   const Parsed help = parse({"--help"});
