@@ -25,6 +25,7 @@ constexpr Shown kShown[] = {
     {kJobs, "resume", "amemctl resume train"},
     {kJobs, "swap", "amemctl swap rollout train"},
     {kJobs, "policy", "amemctl policy rollout kv_cache discard"},
+    {kJobs, "advise", "amemctl advise train"},
     {kViews, "status", "amemctl status"},
     {kViews, "groups", "amemctl groups train"},
     {kViews, "ranks", "amemctl ranks train"},

@@ -361,6 +361,12 @@ void add_commands(CLI::App& app, CommandLine& options) {
   add_globals(app, options);
   // In the order of --help.
   add_run(app, options);
+  add_wait(app, options);
+  add_operations(app, options);
+  add_group(add(app, options, Command::kAdvise, "advise",
+                "Say what would make a group's switches cheaper, in five lines at most"),
+            options.group, true);
+  add_queries(app, options);
   add_doctor(app, options);
   add(app, options, Command::kHealth, "health",
       "Whether amemd serves, for probes: exit code 0 when it answers in time");

@@ -28,6 +28,7 @@ enum class Command {
   kResume,
   kSwap,
   kPolicy,
+  kAdvise,
   kWatch,
   kTop,
   kBench,

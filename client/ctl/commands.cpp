@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "client/core/json.h"
+#include "client/ctl/conclusions/advice.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/views/progress_view.h"
 #include "client/ctl/views/views.h"
@@ -265,6 +266,21 @@ int set_policy(const Invocation& s) {
   return kExitOk;
 }
 
+int advise(const Invocation& s) {
+  const auto group = groups(s);
+  if (!group.ok()) return s.end(group.status());
+  const auto ranks = s.broker.ranks(s.options.group);
+  if (!ranks.ok()) return s.end(ranks.status());
+  v1::ListHistoryRequest request;
+  request.set_group(s.options.group);
+  const auto history = s.broker.history(request);
+  if (!history.ok()) return s.end(history.status());
+  const v1::GroupInfo& asked = group.value().groups(0);
+  const auto advice = advice_for(asked, ranks.value(), history.value());
+  s.console.out << (s.options.json ? to_json(asked, advice) + "\n" : advice_view(asked, advice));
+  return kExitOk;
+}
+
 int watch(const Invocation& s) {
   const Status status = s.broker.watch(s.options.group, [&](const v1::Event& event) {
     s.console.out << (s.options.json ? to_json(event) + "\n"
@@ -389,6 +405,8 @@ int dispatch(const Invocation& s) {
       return operate(s);
     case Command::kPolicy:
       return set_policy(s);
+    case Command::kAdvise:
+      return advise(s);
     case Command::kWatch:
       return watch(s);
     case Command::kTop:

@@ -8,7 +8,7 @@ import pytest
 
 SHELLS = ("bash", "zsh", "fish")
 GROUPS = '{"groups":[{"name":"rollout","tags":[{"tag":"kv_cache"},{"tag":"nccl"}]},{"name":"train","tags":[{"tag":"nccl"}]}]}'
-COMMANDS = {"status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "watch", "top", "bench", "run",
+COMMANDS = {"status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "advise", "watch", "top", "bench", "run",
             "doctor", "upgrade", "wait", "version"}
 BASH = """
 source "$1"
@@ -87,6 +87,7 @@ def completed(build, tmp_path):
     ("amemctl pause train --tag nccl k", {"kv_cache"}),
     ("amemctl pause train --guests ", {"pin", "refuse"}),
     ("amemctl swap train --for r", {"rollout"}),
+    ("amemctl advise r", {"rollout"}),
     ("amemctl policy train ", {"kv_cache", "nccl"}),
     ("amemctl policy train nccl ", {"keep", "discard"}),
     ("amemctl wait ", {"group", "idle", "pool"}),

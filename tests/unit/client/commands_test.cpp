@@ -167,6 +167,29 @@ TEST_F(Commands, AWaitLooksAgainUntilABrokerIsThere) {
   comes.join();
 }
 
+TEST_F(Commands, AdviseAsksForAllThatItNeeds) {
+  EXPECT_EQ(run({"advise", "train"}), kExitNotFound);
+  v1::GroupInfo& group = *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_RUNNING);
+  EXPECT_EQ(run({"advise", "train"}), kExitOk) << err.str();
+  EXPECT_THAT(out.str(), HasSubstr("train: nothing to advise"));
+  EXPECT_EQ(broker.asked_group, "train") << "the ranks of this group";
+  group.set_pinned_bytes(1ULL << 30);
+  v1::UnbrokeredUsage& stays = *broker.rank_list.add_ranks()->add_unbrokered();
+  stays.set_kind("device");
+  stays.set_bytes(2ULL << 30);
+  v1::PastOperation& pause = *broker.past.add_operations();
+  pause.set_operation("pause");
+  pause.set_us(1'000'000);
+  pause.add_times()->set_phase("quiesce");
+  pause.mutable_times(0)->set_us(900'000);
+  EXPECT_EQ(run({"advise", "train"}), kExitOk);
+  EXPECT_THAT(out.str(), testing::MatchesRegex("train: 2.00 GiB.*\ntrain: 1.00 GiB.*\ntrain: the "
+                                               "last pause took 1.00 s.*\n"));
+  EXPECT_EQ(run({"advise", "train", "--json"}), kExitOk);
+  EXPECT_THAT(out.str(), testing::StartsWith(
+                             R"({"group":"train","advice":[{"check":"scope","bytes":2147483648,)"));
+}
+
 TEST_F(Commands, PauseSaysHowItWent) {
   broker.progress = {make_progress("train", "save", 0, 2), make_done("train", 143'000)};
   EXPECT_EQ(run({"pause", "train", "--timeout", "2s"}), kExitOk);
