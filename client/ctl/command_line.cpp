@@ -158,6 +158,9 @@ void add_operations(CLI::App& app, CommandLine& o) {
   add_selection(pause, o, "on");
   add_tags(pause, "--discard", o.discard, kDiscardHelp);
   add_guests(pause, o);
+  pause.add_flag("--dry-run", o.dry_run,
+                 "Change nothing; say whether the bytes fit into the pool, how long it would take, "
+                 "and what would stay on the GPU. Exit code 7: they may not fit");
   add_explain(pause, o);
   CLI::App& resume = add(app, o, Command::kResume, "resume", "Bring paused groups' memory back");
   add_groups(resume, o.groups, "The group, or several: all are resumed, or none");
@@ -424,6 +427,10 @@ Parsed parse(std::vector<std::string> arguments) {
       options.form == v1::FORM_UNSPECIFIED) {
     return usage("policy: nothing to set; POLICY, --save or both are required");
   }
+  if (options.dry_run && (options.explain || !options.trace.empty()))
+    return usage("pause: --dry-run has nothing to explain or to trace");
+  if (options.dry_run && !options.nodes.empty())
+    return usage("pause: --dry-run asks one broker; leave --nodes (AMEM_NODES) out");
   if (options.command == Command::kWait) {
     if (const std::string fault = fault_of_wait(options.awaited); !fault.empty())
       return usage(fault);

@@ -75,6 +75,7 @@ struct CommandLine {
   v1::GuestPolicy guests = v1::GUEST_POLICY_UNSPECIFIED;  // pause, swap
   v1::Policy policy = v1::POLICY_UNSPECIFIED;
   bool explain = false;                  // pause, resume, swap
+  bool dry_run = false;                  // pause
   v1::Form form = v1::FORM_UNSPECIFIED;  // policy
   v1::MetricsFormat metrics = v1::METRICS_FORMAT_OPENMETRICS;
   bool summary = false;                      // allocations

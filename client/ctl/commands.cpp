@@ -15,6 +15,7 @@
 
 #include "client/core/json.h"
 #include "client/ctl/conclusions/advice.h"
+#include "client/ctl/conclusions/forecast.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/views/progress_view.h"
 #include "client/ctl/views/views.h"
@@ -246,6 +247,24 @@ int operate(const Invocation& s) {
   return code != kExitOk ? code : written;
 }
 
+/// Asks, and begins nothing.
+int dry_run(const Invocation& s) {
+  const auto node = s.broker.status();
+  if (!node.ok()) return s.end(node.status());
+  const auto ranks = s.broker.ranks("");
+  if (!ranks.ok()) return s.end(ranks.status());
+  const auto quotas = s.broker.quotas();
+  if (!quotas.ok()) return s.end(quotas.status());
+  const auto history = s.broker.history({});
+  if (!history.ok()) return s.end(history.status());
+  const auto forecast =
+      forecast_pause(s.options, {node.value(), ranks.value(), quotas.value(), history.value()});
+  if (!forecast.ok()) return s.end(forecast.status());
+  s.console.out << (s.options.json ? to_json(forecast.value()) + "\n"
+                                   : forecast_view(forecast.value()));
+  return forecast.value().fit == Fit::kUnsure ? kExitResources : kExitOk;
+}
+
 int set_policy(const Invocation& s) {
   const CommandLine& o = s.options;
   const Status status = s.broker.set_policy(o.group, o.tag, o.policy, o.form);
@@ -400,6 +419,7 @@ int dispatch(const Invocation& s) {
     case Command::kAllocations:
       return allocations(s);
     case Command::kPause:
+      return s.options.dry_run ? dry_run(s) : operate(s);
     case Command::kResume:
     case Command::kSwap:
       return operate(s);

@@ -246,6 +246,37 @@ TEST_F(Commands, OneGroupAndOneTag) {
   EXPECT_EQ(std::count(rows.begin(), rows.end(), '\n'), 2);
 }
 
+TEST_F(Commands, ADryRunOfAPauseBeginsNothing) {
+  EXPECT_EQ(run({"pause", "train", "--dry-run"}), kExitNotFound);
+  v1::GroupInfo& group = *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_RUNNING);
+  group.set_owner("uid 1000");
+  v1::TagUsage& heap = *group.add_tags();
+  heap.set_tag("heap");
+  heap.set_allocated_bytes(2ULL << 30);
+  heap.set_resident_bytes(2ULL << 30);
+  broker.node.mutable_pool()->set_ready_bytes(4ULL << 30);
+  EXPECT_EQ(run({"pause", "train", "--dry-run"}), kExitOk) << err.str();
+  EXPECT_THAT(out.str(), HasSubstr("train: 2.00 GiB would leave the GPU"));
+  EXPECT_THAT(out.str(), HasSubstr("fits: the pool has 4.00 GiB free"));
+  v1::OwnerQuotas& owner = *broker.quota_list.add_owners();
+  owner.set_owner("uid 1000");
+  v1::Quota& quota = *owner.add_quotas();
+  quota.set_resource("pool");
+  quota.set_limited(true);
+  quota.set_most(1ULL << 30);
+  v1::PastOperation& pause = *broker.past.add_operations();
+  pause.set_group("train");
+  pause.set_operation("pause");
+  pause.set_us(2'000'000);
+  EXPECT_EQ(run({"pause", "train", "--dry-run", "--json"}), kExitOk) << "it copied nothing then";
+  EXPECT_THAT(out.str(), HasSubstr(R"("fits":"likely")"));
+  EXPECT_THAT(out.str(), HasSubstr(R"("us":2000000)"));
+  pause.set_bytes(2ULL << 30);
+  EXPECT_EQ(run({"pause", "train", "--dry-run"}), kExitResources);
+  EXPECT_THAT(out.str(), HasSubstr("may not fit: the quota of uid 1000 has 1.00 GiB free"));
+  EXPECT_FALSE(broker.operated);
+}
+
 TEST_F(Commands, SwapPausesOneAndResumesTheOther) {
   broker.progress = {make_done("train", 1000), make_done("rollout", 2000)};
   EXPECT_EQ(run({"swap", "train", "rollout"}), kExitOk);
