@@ -109,6 +109,13 @@ void add_groups(CLI::App& sub, std::vector<std::string>& groups, const std::stri
   sub.add_option("GROUP", groups, help)->type_name("")->check(group_name())->required();
 }
 
+/// Groups, or `--all`: see take_all().
+void add_groups_or_all(CLI::App& sub, CommandLine& o, const std::string& help,
+                       const std::string& all) {
+  add_groups(sub, o.groups, help);
+  sub.add_flag("--all", o.all, all);
+}
+
 /// `NAME TAG...`; may be given several times.
 CLI::Option* add_tags(CLI::App& sub, const std::string& name, std::vector<std::string>& tags,
                       const std::string& help) {
@@ -154,7 +161,9 @@ void add_guests(CLI::App& sub, CommandLine& o) {
 void add_operations(CLI::App& app, CommandLine& o) {
   CLI::App& pause =
       add(app, o, Command::kPause, "pause", "Release groups' GPU memory, addresses kept");
-  add_groups(pause, o.groups, "The group, or several: all are paused, or none");
+  add_groups_or_all(pause, o, "The group, or several: all are paused, or none",
+                    "Every group that you may see and that runs, one after the other, each in an "
+                    "operation of its own");
   add_selection(pause, o, "on");
   add_tags(pause, "--discard", o.discard, kDiscardHelp);
   add_guests(pause, o);
@@ -163,7 +172,9 @@ void add_operations(CLI::App& app, CommandLine& o) {
                  "and what would stay on the GPU. Exit code 7: they may not fit");
   add_explain(pause, o);
   CLI::App& resume = add(app, o, Command::kResume, "resume", "Bring paused groups' memory back");
-  add_groups(resume, o.groups, "The group, or several: all are resumed, or none");
+  add_groups_or_all(resume, o, "The group, or several: all are resumed, or none",
+                    "Every group that you may see and of which memory is paused, one after the "
+                    "other, each in an operation of its own");
   add_selection(resume, o, "then");
   add_explain(resume, o);
   CLI::App& swap = add(app, o, Command::kSwap, "swap",
@@ -227,6 +238,31 @@ void add_wait(CLI::App& app, CommandLine& o) {
                  "How many ranks a running group is to have at least (default: 1)")
       ->type_name("N")
       ->check(CLI::Range(1, 1'000'000));
+}
+
+/// With `--all` no group is named. GROUP is required otherwise, as CLI11 then leaves the last word
+/// of `resume --tag weights train` to it.
+void take_all(CLI::App& app, const std::vector<std::string>& arguments) {
+  if (std::find(arguments.begin(), arguments.end(), "--all") == arguments.end()) return;
+  for (const char* name : {"pause", "resume"})
+    app.get_subcommand(name)->get_option("GROUP")->required(false);
+}
+
+/// Why this is no pause or resume; empty: it is one.
+std::string fault_of_operation(const CommandLine& o) {
+  const std::string name = o.command == Command::kPause ? "pause" : "resume";
+  if (o.all && !o.groups.empty()) return name + ": either groups or --all, not both";
+  if (o.all && !(o.tags.empty() && o.except.empty() && o.discard.empty()))
+    return name + ": --all is about all memory; name the groups that have these tags";
+  if (o.all && !o.trace.empty())
+    return name + ": --all is several operations; `amemctl history --trace FILE` has them all";
+  if (o.all && !o.nodes.empty())
+    return name + ": --all asks one broker for its groups; leave --nodes (AMEM_NODES) out";
+  if (o.dry_run && (o.explain || !o.trace.empty()))
+    return name + ": --dry-run has nothing to explain or to trace";
+  if (o.dry_run && !o.nodes.empty())
+    return name + ": --dry-run asks one broker; leave --nodes (AMEM_NODES) out";
+  return {};
 }
 
 /// Why this is no wait; empty: it is one.
@@ -393,6 +429,7 @@ Parsed parse(std::vector<std::string> arguments) {
     options.program.assign(separator + 1, arguments.end());
     arguments.erase(separator, arguments.end());
   }
+  take_all(app, arguments);
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
   try {
     app.parse(arguments);
@@ -427,10 +464,9 @@ Parsed parse(std::vector<std::string> arguments) {
       options.form == v1::FORM_UNSPECIFIED) {
     return usage("policy: nothing to set; POLICY, --save or both are required");
   }
-  if (options.dry_run && (options.explain || !options.trace.empty()))
-    return usage("pause: --dry-run has nothing to explain or to trace");
-  if (options.dry_run && !options.nodes.empty())
-    return usage("pause: --dry-run asks one broker; leave --nodes (AMEM_NODES) out");
+  if (options.command == Command::kPause || options.command == Command::kResume) {
+    if (const std::string fault = fault_of_operation(options); !fault.empty()) return usage(fault);
+  }
   if (options.command == Command::kWait) {
     if (const std::string fault = fault_of_wait(options.awaited); !fault.empty())
       return usage(fault);

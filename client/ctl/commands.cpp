@@ -17,6 +17,7 @@
 #include "client/ctl/conclusions/advice.h"
 #include "client/ctl/conclusions/forecast.h"
 #include "client/ctl/exit_code.h"
+#include "client/ctl/views/format.h"
 #include "client/ctl/views/progress_view.h"
 #include "client/ctl/views/views.h"
 #include "common/version.h"
@@ -247,10 +248,56 @@ int operate(const Invocation& s) {
   return code != kExitOk ? code : written;
 }
 
+/// Whether a pause or resume would find something to do.
+bool has_work(Command command, const v1::GroupInfo& group) {
+  if (command == Command::kPause) return group.state() != v1::GROUP_STATE_PAUSED;
+  // Of a group that runs, memory of some tags may be paused.
+  return group.state() != v1::GROUP_STATE_RUNNING ||
+         group.resident_bytes() < group.allocated_bytes();
+}
+
+/// Each group in an operation of its own, so that one that fails keeps no other from it.
+int operate_on_all(const Invocation& s) {
+  const auto groups = s.broker.groups();
+  if (!groups.ok()) return s.end(groups.status());
+  const std::string verb = s.options.command == Command::kPause ? "paused" : "resumed";
+  std::string failed;
+  int code = kExitOk;
+  int failures = 0;
+  int all = 0;
+  for (const v1::GroupInfo& group : groups.value().groups()) {
+    if (!has_work(s.options.command, group)) {
+      if (!s.options.json)
+        s.console.out << printable(group.name()) << ": is " << state_text(group) << " already\n";
+      continue;
+    }
+    CommandLine one = s.options;
+    one.groups = {group.name()};
+    ++all;
+    const int ended = operate({one, s.broker, s.console, s.interrupt});
+    if (ended == kExitInterrupted) return ended;
+    if (ended == kExitOk) continue;
+    code = failures == 0 || ended == code ? ended : static_cast<int>(kExitFailed);
+    failed += (failed.empty() ? "" : ", ") + group.name();
+    ++failures;
+  }
+  if (failures > 0)
+    s.console.err << error_line(
+        {Code::kAborted, std::to_string(failures) + " of " + std::to_string(all) +
+                             " groups could not be " + verb + ": " + failed},
+        s.options.json);
+  if (all == 0 && !s.options.json) s.console.out << "no group is to be " << verb << '\n';
+  return code;
+}
+
 /// Asks, and begins nothing.
 int dry_run(const Invocation& s) {
   const auto node = s.broker.status();
   if (!node.ok()) return s.end(node.status());
+  CommandLine asked = s.options;
+  if (asked.all)
+    for (const v1::GroupInfo& group : node.value().groups())
+      if (has_work(asked.command, group)) asked.groups.push_back(group.name());
   const auto ranks = s.broker.ranks("");
   if (!ranks.ok()) return s.end(ranks.status());
   const auto quotas = s.broker.quotas();
@@ -258,7 +305,7 @@ int dry_run(const Invocation& s) {
   const auto history = s.broker.history({});
   if (!history.ok()) return s.end(history.status());
   const auto forecast =
-      forecast_pause(s.options, {node.value(), ranks.value(), quotas.value(), history.value()});
+      forecast_pause(asked, {node.value(), ranks.value(), quotas.value(), history.value()});
   if (!forecast.ok()) return s.end(forecast.status());
   s.console.out << (s.options.json ? to_json(forecast.value()) + "\n"
                                    : forecast_view(forecast.value()));
@@ -419,8 +466,9 @@ int dispatch(const Invocation& s) {
     case Command::kAllocations:
       return allocations(s);
     case Command::kPause:
-      return s.options.dry_run ? dry_run(s) : operate(s);
     case Command::kResume:
+      if (s.options.dry_run) return dry_run(s);
+      return s.options.all ? operate_on_all(s) : operate(s);
     case Command::kSwap:
       return operate(s);
     case Command::kPolicy:

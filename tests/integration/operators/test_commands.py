@@ -1,6 +1,6 @@
-"""Commands of amemctl that ask, and change nothing: what they say is what happens then."""
+"""Commands of amemctl around pauses: what they say beforehand is what happens then; all groups at once."""
 from sim_node import MIB, Program
-from sim_node.ctl import NOT_FOUND, RESOURCES, WRONG_STATE
+from sim_node.ctl import FAILED, NOT_FOUND, RESOURCES, WRONG_STATE
 
 KEEP, DROP = 1, 2  # the policy of a region
 
@@ -63,3 +63,19 @@ def test_a_dry_run_says_that_a_pool_is_too_small(bare_node):
     assert answer.code == RESOURCES and answer.json["fits"] == "unsure"
     assert "may not fit: the pool has" in node.ctl.try_("pause", "train", "--dry-run", json_output=False).out
     assert node.ctl.try_("pause", "train").code == RESOURCES
+
+
+def test_all_groups_but_those_that_fail(node):
+    jobs = [node.job(name, allocations=2, size="1MiB") for name in ("a", "b", "c")]
+    node.ctl("pause", "c")
+    jobs[1].ranks[0].faults("cuMemcpyDtoHAsync:1")
+    paused = node.ctl.try_("pause", "--all", json_output=False)
+    jobs[1].ranks[0].faults()
+    assert paused.code == FAILED and "1 of 2 groups could not be paused: b" in paused.err
+    assert [line.split(" in ")[0] for line in paused.out.splitlines()] == ["a: paused", "c: is paused already"]
+    assert [node.ctl.state(name) for name in "abc"] == ["paused", "running", "paused"]
+    resumed = node.ctl("resume", "--all")
+    assert [each["group"] for each in resumed.lines if each["done"]] == ["a", "c"]
+    assert {node.ctl.state(name) for name in "abc"} == {"running"}
+    for job in jobs:
+        job.check()

@@ -26,6 +26,8 @@ TEST(CommandLine, CommandsAndTheirArguments) {
   EXPECT_THAT(parse({"pause", "train"}).options->groups, ElementsAre("train"));
   EXPECT_THAT(parse({"pause", "a", "b", "--tag", "kv"}).options->groups, ElementsAre("a", "b"));
   EXPECT_THAT(parse({"resume", "a", "b"}).options->groups, ElementsAre("a", "b"));
+  EXPECT_TRUE(parse({"pause", "--all", "--guests", "pin"}).options->all);
+  EXPECT_TRUE(parse({"resume", "--all"}).options->all);
   EXPECT_EQ(parse({"resume", "train"}).options->command, Command::kResume);
   EXPECT_EQ(parse({"watch"}).options->command, Command::kWatch);
 
@@ -136,6 +138,11 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         BadLine{{}, "subcommand is required"}, BadLine{{"paws"}, "no command \"paws\""},
         BadLine{{"pause"}, "GROUP is required"},
+        BadLine{{"resume", "a", "--all"}, "either groups or --all, not both"},
+        BadLine{{"pause", "--all", "--discard", "b"}, "--all is about all memory"},
+        BadLine{{"pause", "--all", "--trace", "f"}, "history --trace"},
+        BadLine{{"resume", "--all", "--nodes", "x:1"}, "asks one broker for its groups"},
+        BadLine{{"swap", "--all"}, "GROUP is required"},
         BadLine{{"pause", "../etc"}, "\"../etc\" is no group name"},
         BadLine{{"pause", "a", "b/c"}, "\"b/c\" is no group name"},
         BadLine{{"swap", "a"}, "either OUT and IN, or OUT... --for IN..."},

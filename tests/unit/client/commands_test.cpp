@@ -246,6 +246,45 @@ TEST_F(Commands, OneGroupAndOneTag) {
   EXPECT_EQ(std::count(rows.begin(), rows.end(), '\n'), 2);
 }
 
+TEST_F(Commands, AllGroupsEachByItself) {
+  EXPECT_EQ(run({"pause", "--all"}), kExitOk);
+  EXPECT_EQ(out.str(), "no group is to be paused\n");
+  for (const char* name : {"a", "b", "c"})
+    *broker.node.add_groups() = make_group(name, v1::GROUP_STATE_RUNNING);
+  *broker.node.add_groups() = make_group("d", v1::GROUP_STATE_PAUSED);
+  broker.progress = {make_done("", 1000)};
+  broker.ends["b"] = {grpc::StatusCode::RESOURCE_EXHAUSTED, "group b: the pool is too small"};
+  EXPECT_EQ(run({"pause", "--all"}), kExitResources);
+  EXPECT_THAT(broker.operated_on, testing::ElementsAre("a", "b", "c"));
+  EXPECT_EQ(out.str(), "a: paused in 1.00 ms\nc: paused in 1.00 ms\nd: is paused already\n");
+  EXPECT_EQ(err.str(),
+            "amemctl: group b: the pool is too small\n"
+            "amemctl: 1 of 3 groups could not be paused: b\n");
+  broker.ends["c"] = {grpc::StatusCode::ABORTED, "group c: a rank died"};
+  EXPECT_EQ(run({"pause", "--all", "--json"}), kExitFailed) << "they failed for several reasons";
+  EXPECT_THAT(err.str(), HasSubstr("2 of 3 groups could not be paused: b, c"));
+}
+
+TEST_F(Commands, ResumeOfAllTakesWhatIsPausedOfARunningGroup) {
+  *broker.node.add_groups() = make_group("a", v1::GROUP_STATE_RUNNING);
+  v1::GroupInfo& part = *broker.node.add_groups() = make_group("b", v1::GROUP_STATE_RUNNING);
+  part.set_allocated_bytes(2);
+  part.set_resident_bytes(1);
+  *broker.node.add_groups() = make_group("c", v1::GROUP_STATE_PAUSED);
+  broker.progress = {make_done("", 1000)};
+  broker.ends["none"] = {};
+  EXPECT_EQ(run({"resume", "--all"}), kExitOk) << err.str();
+  EXPECT_EQ(out.str(), "a: is running already\nb: resumed in 1.00 ms\nc: resumed in 1.00 ms\n");
+}
+
+TEST_F(Commands, ADryRunOfAllIsOfThoseThatRun) {
+  *broker.node.add_groups() = make_group("a", v1::GROUP_STATE_RUNNING);
+  *broker.node.add_groups() = make_group("b", v1::GROUP_STATE_PAUSED);
+  EXPECT_EQ(run({"pause", "--all", "--dry-run"}), kExitOk) << err.str();
+  EXPECT_THAT(out.str(), testing::StartsWith("a: 0 B would leave the GPU"));
+  EXPECT_THAT(out.str(), testing::Not(HasSubstr("b: ")));
+}
+
 TEST_F(Commands, ADryRunOfAPauseBeginsNothing) {
   EXPECT_EQ(run({"pause", "train", "--dry-run"}), kExitNotFound);
   v1::GroupInfo& group = *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_RUNNING);
@@ -274,7 +313,7 @@ TEST_F(Commands, ADryRunOfAPauseBeginsNothing) {
   pause.set_bytes(2ULL << 30);
   EXPECT_EQ(run({"pause", "train", "--dry-run"}), kExitResources);
   EXPECT_THAT(out.str(), HasSubstr("may not fit: the quota of uid 1000 has 1.00 GiB free"));
-  EXPECT_FALSE(broker.operated);
+  EXPECT_THAT(broker.operated_on, testing::ElementsAre());
 }
 
 TEST_F(Commands, SwapPausesOneAndResumesTheOther) {
