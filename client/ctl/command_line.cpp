@@ -278,13 +278,34 @@ std::string fault_of_wait(const WaitTarget& awaited) {
   return {};
 }
 
+/// `wide`: what it shows more.
+void add_output(CLI::App& sub, CommandLine& o, const std::string& wide, bool has_names) {
+  std::vector<std::string> formats = {"wide", "json"};
+  if (has_names) formats.emplace_back("name");
+  sub.add_option_function<std::string>(
+         "-o,--output",
+         [&o](const std::string& text) {
+           if (text == "json") o.json = true;
+           if (text == "wide") o.detail = Detail::kWide;
+           if (text == "name") o.detail = Detail::kNames;
+         },
+         "wide: also " + wide + "; json: as --json" +
+             (has_names ? "; name: a name on each line, and nothing else" : ""))
+      ->type_name("FORMAT")
+      ->check(CLI::IsMember(formats));
+}
+
 void add_queries(CLI::App& app, CommandLine& o) {
-  add(app, o, Command::kStatus, "status", "The node: broker, pool, devices, groups");
-  add_group(
-      add(app, o, Command::kGroups, "groups", "Groups: state, memory by device and tag, policies"),
-      o.group, false);
-  add_group(add(app, o, Command::kRanks, "ranks", "Ranks: the processes of the groups"), o.group,
-            false);
+  add_output(add(app, o, Command::kStatus, "status", "The node: broker, pool, devices, groups"), o,
+             "all that `groups` shows", false);
+  CLI::App& groups =
+      add(app, o, Command::kGroups, "groups", "Groups: state, memory by device and tag, policies");
+  add_group(groups, o.group, false);
+  add_output(groups, o, "the owner and the address of each group", true);
+  CLI::App& ranks = add(app, o, Command::kRanks, "ranks", "Ranks: the processes of the groups");
+  add_group(ranks, o.group, false);
+  add_output(ranks, o, "the memory of each rank by tag, and what it has opened of other groups",
+             true);
   CLI::App& allocations =
       add(app, o, Command::kAllocations, "allocations", "Allocations, oldest first");
   add_group(allocations, o.group, false);

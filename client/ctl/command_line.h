@@ -40,6 +40,9 @@ enum class Command {
   kVersion,
 };
 
+/// How much of a list people see.
+enum class Detail { kUsual, kWide, kNames };
+
 enum class WaitFor { kGroup, kIdle, kPool };
 /// How a group is to be that somebody waits for.
 enum class Goal { kRunning, kPaused, kGone };
@@ -62,6 +65,7 @@ struct CommandLine {
   std::string tls_dir;             // for the address, and for nodes
   std::vector<std::string> nodes;  // "host:port", "unix:PATH"; or one "@FILE" that lists them
   bool json = false;
+  Detail detail = Detail::kUsual;  // status, groups, ranks
   bool no_color = false;
   std::optional<std::chrono::milliseconds> timeout;
 

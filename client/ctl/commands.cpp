@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -54,6 +55,16 @@ int show(const Invocation& s, const Result<Message>& answer, View view) {
   s.console.out << (s.options.json ? to_json(answer.value()) + "\n"
                                    : view(answer.value(), s.console.out_style));
   return kExitOk;
+}
+
+/// A list, as people have asked for it.
+template <class Message, class View>
+int show_list(const Invocation& s, const Result<Message>& answer, View usual) {
+  return show(s, answer, [&](const Message& message, const Style& style) {
+    if constexpr (!std::is_same_v<Message, v1::NodeStatus>)
+      if (s.options.detail == Detail::kNames) return names_view(message);
+    return s.options.detail == Detail::kWide ? wide_view(message, style) : usual(message, style);
+  });
 }
 
 /// The groups, or the one that is asked for, which must be there.
@@ -448,9 +459,9 @@ int upgrade(const Invocation& s) {
 int dispatch(const Invocation& s) {
   switch (s.options.command) {
     case Command::kStatus:
-      return show(s, s.broker.status(), status_view);
+      return show_list(s, s.broker.status(), status_view);
     case Command::kGroups:
-      return show(s, groups(s), groups_view);
+      return show_list(s, groups(s), groups_view);
     case Command::kQuotas:
       return show(s, s.broker.quotas(), quotas_view);
     case Command::kMetrics:
@@ -462,7 +473,7 @@ int dispatch(const Invocation& s) {
     case Command::kHistory:
       return history(s);
     case Command::kRanks:
-      return show(s, s.broker.ranks(s.options.group), ranks_view);
+      return show_list(s, s.broker.ranks(s.options.group), ranks_view);
     case Command::kAllocations:
       return allocations(s);
     case Command::kPause:

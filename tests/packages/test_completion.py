@@ -90,6 +90,8 @@ def completed(build, tmp_path):
     ("amemctl advise r", {"rollout"}),
     ("amemctl policy train ", {"kv_cache", "nccl"}),
     ("amemctl policy train nccl ", {"keep", "discard"}),
+    ("amemctl ranks -o ", {"wide", "json", "name"}),
+    ("amemctl groups --output n", {"name"}),
     ("amemctl wait ", {"group", "idle", "pool"}),
     ("amemctl wait group tr", {"train"}),
     ("amemctl wait group train --for ", {"gone", "paused", "running"}),

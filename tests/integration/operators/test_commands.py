@@ -1,4 +1,6 @@
-"""Commands of amemctl around pauses: what they say beforehand is what happens then; all groups at once."""
+"""Commands of amemctl around pauses: what they say beforehand is what happens then; all groups at once; lists."""
+import os
+
 from sim_node import MIB, Program
 from sim_node.ctl import FAILED, NOT_FOUND, RESOURCES, WRONG_STATE
 
@@ -79,3 +81,12 @@ def test_all_groups_but_those_that_fail(node):
     assert {node.ctl.state(name) for name in "abc"} == {"running"}
     for job in jobs:
         job.check()
+
+
+def test_lists_in_other_formats(node):
+    node.job()
+    assert node.ctl("groups", "-o", "name", json_output=False).out == "train\n"
+    assert sorted(node.ctl("ranks", "-o", "name", json_output=False).out.split()) == ["train/0", "train/1"]
+    assert node.ctl("groups", "-o", "json", json_output=False).json["groups"][0]["name"] == "train"
+    assert f"train@{os.geteuid()}" in node.ctl("status", "-o", "wide", json_output=False).out
+    assert "ALLOCATED" in node.ctl("ranks", "train", "--output", "wide", json_output=False).out

@@ -32,6 +32,11 @@ TEST(CommandLine, CommandsAndTheirArguments) {
   EXPECT_EQ(parse({"watch"}).options->command, Command::kWatch);
 
   EXPECT_EQ(parse({"groups", "train"}).options->group, "train");
+  EXPECT_EQ(parse({"groups", "train", "-o", "name"}).options->detail, Detail::kNames);
+  EXPECT_EQ(parse({"ranks", "--output=wide"}).options->detail, Detail::kWide);
+  EXPECT_TRUE(parse({"status", "-o", "json"}).options->json);
+  EXPECT_FALSE(parse({"status", "-o", "name"}).options) << "a status has no name";
+  EXPECT_FALSE(parse({"groups", "-o", "yaml"}).options);
   EXPECT_THAT(parse({"pause", "train"}).options->tags, ElementsAre());
   EXPECT_FALSE(parse({"pause", "train"}).options->explain);
   EXPECT_TRUE(parse({"swap", "train", "rollout", "--explain"}).options->explain);

@@ -85,6 +85,38 @@ TEST_F(Commands, QueriesAsTextAndJson) {
   EXPECT_EQ(err.str(), "");
 }
 
+TEST_F(Commands, ListsInOtherFormats) {
+  v1::GroupInfo& group = *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_PAUSED);
+  group.set_owner("/kubepods/pod12ab");
+  group.set_address("train@1000");
+  v1::RankInfo& rank = *broker.rank_list.add_ranks();
+  rank.set_group("train");
+  rank.set_rank(3);
+  rank.add_tags()->set_tag("kv_cache");
+  *broker.rank_list.add_ranks() = rank;
+  broker.rank_list.mutable_ranks(1)->set_rank(-1);
+  broker.rank_list.mutable_ranks(1)->set_pid(77);
+
+  EXPECT_EQ(run({"groups", "-o", "name"}), kExitOk);
+  EXPECT_EQ(out.str(), "train\n");
+  EXPECT_EQ(run({"ranks", "-o", "name"}), kExitOk);
+  EXPECT_EQ(out.str(), "train/3\ntrain/pid-77\n");
+  EXPECT_EQ(run({"groups", "--json"}), kExitOk);
+  const std::string json = out.str();
+  EXPECT_EQ(run({"groups", "-o", "json"}), kExitOk);
+  EXPECT_EQ(out.str(), json);
+  for (const char* list : {"groups", "status"}) {
+    EXPECT_EQ(run({list}), kExitOk);
+    EXPECT_THAT(out.str(), testing::Not(HasSubstr("/kubepods/pod12ab"))) << list;
+    EXPECT_EQ(run({list, "-o", "wide"}), kExitOk);
+    EXPECT_THAT(out.str(), HasSubstr("train  train@1000  /kubepods/pod12ab\n")) << list;
+  }
+  EXPECT_EQ(run({"ranks"}), kExitOk);
+  EXPECT_THAT(out.str(), testing::Not(HasSubstr("kv_cache")));
+  EXPECT_EQ(run({"ranks", "-o", "wide"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr("kv_cache"));
+}
+
 TEST_F(Commands, HealthAsksGrpcAndTheBroker) {
   const auto serves = [&](bool yes) {
     broker.health()->SetServingStatus(std::string(v1::Broker::service_full_name()), yes);
