@@ -2,8 +2,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <map>
 #include <sstream>
 
+#include "client/ctl/command_help.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/views/format.h"
 #include "common/form.h"
@@ -50,6 +52,14 @@ std::vector<std::string> form_names() {
   return names;
 }
 
+/// In the order of the alphabet.
+template <class Value>
+std::vector<std::string> names_of(const std::map<std::string, Value>& values) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : values) names.push_back(name);
+  return names;
+}
+
 void add_globals(CLI::App& app, CommandLine& options) {
   app.add_option("--runtime-dir", options.runtime_dir,
                  "The broker's runtime directory; see \"Where the broker is\"")
@@ -79,36 +89,31 @@ void add_globals(CLI::App& app, CommandLine& options) {
   app.add_flag("--no-color", options.no_color, "No colours (also: NO_COLOR in the environment)");
 }
 
-constexpr std::string_view kGlobalHelp = R"(Where the broker is:
-  The runtime directory is --runtime-dir, else $AMEM_RUNTIME_DIR, else /run/amem when it exists or
-  for root, else $XDG_RUNTIME_DIR/amem, else /tmp/amem-UID.
-
-Times:
-  TIME is 500ms, 30s, 2m, or a number of seconds. For pause, resume and swap --timeout is how long
-  the ranks may take (default: as the broker is configured); for wait-idle how long to wait (default:
-  30s); for other commands how long the broker may take to answer (default: 5s).
-
-)";
-
 /// A subcommand that sets `command` when it is chosen.
 CLI::App& add(CLI::App& app, CommandLine& options, Command command, const std::string& name,
               const std::string& help) {
   CLI::App* sub = app.add_subcommand(name, help);
   sub->callback([&options, command] { options.command = command; });
-  sub->footer("Options for all commands, and exit codes: amemctl --help");
   return *sub;
 }
 
+void add_group(CLI::App& sub, std::string& group, const std::string& help, bool required) {
+  sub.add_option("GROUP", group, help)->type_name("")->check(group_name())->required(required);
+}
+
 void add_group(CLI::App& sub, std::string& group, bool required) {
-  CLI::Option* option =
-      sub.add_option("GROUP", group, required ? "The group" : "Only this group (default: all)")
-          ->type_name("")
-          ->check(group_name());
-  option->required(required);
+  add_group(sub, group, required ? "The group" : "Only this group (default: all)", required);
 }
 
 void add_groups(CLI::App& sub, std::vector<std::string>& groups, const std::string& help) {
   sub.add_option("GROUP", groups, help)->type_name("")->check(group_name())->required();
+}
+
+/// Groups, or `--all`: see take_all().
+void add_groups_or_all(CLI::App& sub, CommandLine& o, const std::string& help,
+                       const std::string& all) {
+  add_groups(sub, o.groups, help);
+  sub.add_flag("--all", o.all, all);
 }
 
 /// `NAME TAG...`; may be given several times.
@@ -134,44 +139,6 @@ void add_trace(CLI::App& sub, CommandLine& o, const std::string& help) {
   sub.add_option("--trace", o.trace, help)->type_name("FILE");
 }
 
-void add_queries(CLI::App& app, CommandLine& o) {
-  add(app, o, Command::kStatus, "status", "The node: broker, pool, devices, groups");
-  add_group(
-      add(app, o, Command::kGroups, "groups", "Groups: state, memory by device and tag, policies"),
-      o.group, false);
-  add(app, o, Command::kQuotas, "quotas",
-      "Quotas: what each user has of what amemd can run out of, and may have");
-  add(app, o, Command::kMetrics, "metrics",
-      "Metrics as text for Prometheus, of the groups that you may see")
-      .add_option_function<std::string>(
-          "--format",
-          [&o](const std::string& text) {
-            o.metrics = text == "prometheus" ? v1::METRICS_FORMAT_PROMETHEUS
-                                             : v1::METRICS_FORMAT_OPENMETRICS;
-          },
-          "openmetrics (default), or prometheus: its own text format, for promtool and the "
-          "textfile "
-          "collector of its node exporter")
-      ->type_name("FORMAT")
-      ->check(CLI::IsMember({"openmetrics", "prometheus"}));
-  add(app, o, Command::kHealth, "health",
-      "Whether amemd serves, for probes: exit code 0 when it answers in time");
-  CLI::App& history = add(app, o, Command::kHistory, "history",
-                          "The last pauses and resumes: how long they took, how they ended");
-  add_group(history, o.group, false);
-  history.add_option("--most", o.most, "So many, the latest (default: 20; 0: all remembered)")
-      ->type_name("N");
-  add_trace(history, o, "Write them as Chrome's trace events too, which ui.perfetto.dev shows");
-  add_group(add(app, o, Command::kRanks, "ranks", "Ranks: the processes of the groups"), o.group,
-            false);
-  CLI::App& allocations =
-      add(app, o, Command::kAllocations, "allocations", "Allocations, oldest first");
-  add_group(allocations, o.group, false);
-  add_tags(allocations, "--tag", o.tags, "Only memory with one of these tags");
-  allocations.add_flag("--summary", o.summary,
-                       "Totals by group, tag, device and policy instead of a list");
-}
-
 void add_explain(CLI::App& sub, CommandLine& o) {
   sub.add_flag("--explain", o.explain, "Say where the time went: by phase, by rank, in the rank");
   add_trace(sub, o,
@@ -194,13 +161,20 @@ void add_guests(CLI::App& sub, CommandLine& o) {
 void add_operations(CLI::App& app, CommandLine& o) {
   CLI::App& pause =
       add(app, o, Command::kPause, "pause", "Release groups' GPU memory, addresses kept");
-  add_groups(pause, o.groups, "The group, or several: all are paused, or none");
+  add_groups_or_all(pause, o, "The group, or several: all are paused, or none",
+                    "Every group that you may see and that runs, one after the other, each in an "
+                    "operation of its own");
   add_selection(pause, o, "on");
   add_tags(pause, "--discard", o.discard, kDiscardHelp);
   add_guests(pause, o);
+  pause.add_flag("--dry-run", o.dry_run,
+                 "Change nothing; say whether the bytes fit into the pool, how long it would take, "
+                 "and what would stay on the GPU. Exit code 7: they may not fit");
   add_explain(pause, o);
   CLI::App& resume = add(app, o, Command::kResume, "resume", "Bring paused groups' memory back");
-  add_groups(resume, o.groups, "The group, or several: all are resumed, or none");
+  add_groups_or_all(resume, o, "The group, or several: all are resumed, or none",
+                    "Every group that you may see and of which memory is paused, one after the "
+                    "other, each in an operation of its own");
   add_selection(resume, o, "then");
   add_explain(resume, o);
   CLI::App& swap = add(app, o, Command::kSwap, "swap",
@@ -239,13 +213,132 @@ void add_operations(CLI::App& app, CommandLine& o) {
       ->check(CLI::IsMember(form_names()));
 }
 
-void add_views(CLI::App& app, CommandLine& o) {
-  add_group(add(app, o, Command::kWatch, "watch", "Print events until interrupted"), o.group,
-            false);
+void add_wait(CLI::App& app, CommandLine& o) {
+  static const std::map<std::string, WaitFor> kWhat = {
+      {"group", WaitFor::kGroup}, {"idle", WaitFor::kIdle}, {"pool", WaitFor::kPool}};
+  static const std::map<std::string, Goal> kGoals = {
+      {"running", Goal::kRunning}, {"paused", Goal::kPaused}, {"gone", Goal::kGone}};
+  CLI::App& sub = add(app, o, Command::kWait, "wait",
+                      "Wait for a group to run, to be paused or to be gone; until no operation is "
+                      "under way; or for the pool to be filled");
+  sub.add_option_function<std::string>(
+         "WHAT", [&o](const std::string& text) { o.awaited.what = kWhat.at(text); },
+         "group: this group, as --for says; idle: no pause, resume or swap is under way; pool: "
+         "amemd serves, and its pool has its size")
+      ->required()
+      ->type_name("")
+      ->check(CLI::IsMember(names_of(kWhat)));
+  add_group(sub, o.awaited.group, "With `group`: which", false);
+  sub.add_option_function<std::string>(
+         "--for", [&o](const std::string& text) { o.awaited.goal = kGoals.at(text); },
+         "How the group is to be (default: running)")
+      ->type_name("STATE")
+      ->check(CLI::IsMember(names_of(kGoals)));
+  sub.add_option("--ranks", o.awaited.ranks,
+                 "How many ranks a running group is to have at least (default: 1)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1'000'000));
+}
+
+/// With `--all` no group is named. GROUP is required otherwise, as CLI11 then leaves the last word
+/// of `resume --tag weights train` to it.
+void take_all(CLI::App& app, const std::vector<std::string>& arguments) {
+  if (std::find(arguments.begin(), arguments.end(), "--all") == arguments.end()) return;
+  for (const char* name : {"pause", "resume"})
+    app.get_subcommand(name)->get_option("GROUP")->required(false);
+}
+
+/// Why this is no pause or resume; empty: it is one.
+std::string fault_of_operation(const CommandLine& o) {
+  const std::string name = o.command == Command::kPause ? "pause" : "resume";
+  if (o.all && !o.groups.empty()) return name + ": either groups or --all, not both";
+  if (o.all && !(o.tags.empty() && o.except.empty() && o.discard.empty()))
+    return name + ": --all is about all memory; name the groups that have these tags";
+  if (o.all && !o.trace.empty())
+    return name + ": --all is several operations; `amemctl history --trace FILE` has them all";
+  if (o.all && !o.nodes.empty())
+    return name + ": --all asks one broker for its groups; leave --nodes (AMEM_NODES) out";
+  if (o.dry_run && (o.explain || !o.trace.empty()))
+    return name + ": --dry-run has nothing to explain or to trace";
+  if (o.dry_run && !o.nodes.empty())
+    return name + ": --dry-run asks one broker; leave --nodes (AMEM_NODES) out";
+  return {};
+}
+
+/// Why this is no wait; empty: it is one.
+std::string fault_of_wait(const WaitTarget& awaited) {
+  const bool group = awaited.what == WaitFor::kGroup;
+  if (group && awaited.group.empty()) return "wait group: which? wait group NAME";
+  if (!group && !awaited.group.empty())
+    return "wait: only `wait group` takes a name, not \"" + awaited.group + "\"";
+  if (!group && (awaited.goal != Goal::kRunning || awaited.ranks > 1))
+    return "wait: --for and --ranks are of `wait group`";
+  if (awaited.goal != Goal::kRunning && awaited.ranks > 1)
+    return "wait: --ranks is of a group that is to run; leave --for out";
+  return {};
+}
+
+/// `wide`: what it shows more.
+void add_output(CLI::App& sub, CommandLine& o, const std::string& wide, bool has_names) {
+  std::vector<std::string> formats = {"wide", "json"};
+  if (has_names) formats.emplace_back("name");
+  sub.add_option_function<std::string>(
+         "-o,--output",
+         [&o](const std::string& text) {
+           if (text == "json") o.json = true;
+           if (text == "wide") o.detail = Detail::kWide;
+           if (text == "name") o.detail = Detail::kNames;
+         },
+         "wide: also " + wide + "; json: as --json" +
+             (has_names ? "; name: a name on each line, and nothing else" : ""))
+      ->type_name("FORMAT")
+      ->check(CLI::IsMember(formats));
+}
+
+void add_queries(CLI::App& app, CommandLine& o) {
+  add_output(add(app, o, Command::kStatus, "status", "The node: broker, pool, devices, groups"), o,
+             "all that `groups` shows", false);
+  CLI::App& groups =
+      add(app, o, Command::kGroups, "groups", "Groups: state, memory by device and tag, policies");
+  add_group(groups, o.group, false);
+  add_output(groups, o, "the owner and the address of each group", true);
+  CLI::App& ranks = add(app, o, Command::kRanks, "ranks", "Ranks: the processes of the groups");
+  add_group(ranks, o.group, false);
+  add_output(ranks, o, "the memory of each rank by tag, and what it has opened of other groups",
+             true);
+  CLI::App& allocations =
+      add(app, o, Command::kAllocations, "allocations", "Allocations, oldest first");
+  add_group(allocations, o.group, false);
+  add_tags(allocations, "--tag", o.tags, "Only memory with one of these tags");
+  allocations.add_flag("--summary", o.summary,
+                       "Totals by group, tag, device and policy instead of a list");
   CLI::App& top = add(app, o, Command::kTop, "top", "A screen that refreshes; q quits");
   top.add_flag("--once", o.once, "Print one screen and end");
   add_duration(top, "--interval", "Time between refreshes (default: 1s)",
                [&o](std::chrono::milliseconds time) { o.interval = time; });
+  add_group(add(app, o, Command::kWatch, "watch", "Print events until interrupted"), o.group,
+            false);
+  CLI::App& history = add(app, o, Command::kHistory, "history",
+                          "The last pauses and resumes: how long they took, how they ended");
+  add_group(history, o.group, false);
+  history.add_option("--most", o.most, "So many, the latest (default: 20; 0: all remembered)")
+      ->type_name("N");
+  add_trace(history, o, "Write them as Chrome's trace events too, which ui.perfetto.dev shows");
+  add(app, o, Command::kQuotas, "quotas",
+      "Quotas: what each user has of what amemd can run out of, and may have");
+  add(app, o, Command::kMetrics, "metrics",
+      "Metrics as text for Prometheus, of the groups that you may see")
+      .add_option_function<std::string>(
+          "--format",
+          [&o](const std::string& text) {
+            o.metrics = text == "prometheus" ? v1::METRICS_FORMAT_PROMETHEUS
+                                             : v1::METRICS_FORMAT_OPENMETRICS;
+          },
+          "openmetrics (default), or prometheus: its own text format, for promtool and the "
+          "textfile "
+          "collector of its node exporter")
+      ->type_name("FORMAT")
+      ->check(CLI::IsMember({"openmetrics", "prometheus"}));
 }
 
 CLI::Option* add_size(CLI::App& sub, CommandLine& o) {
@@ -290,9 +383,7 @@ void add_launch(CLI::App& sub, CommandLine& o, const std::string& group_help, bo
                  "in regions; heap: all of PyTorch's")
       ->type_name("SCOPE")
       ->check(CLI::IsMember({"nccl", "regions", "heap"}));
-  sub.footer(
-      "The command, with its own options, follows \"--\".\n"
-      "Options for all commands, and exit codes: amemctl --help");
+  sub.footer("The command, with its own options, follows \"--\".");
 }
 
 void add_run(CLI::App& app, CommandLine& o) {
@@ -327,20 +418,24 @@ void add_commands(CLI::App& app, CommandLine& options) {
   app.require_subcommand(1);
   app.fallthrough();  // global options may follow the subcommand
   app.set_version_flag("--version", std::string(kVersion));
-  app.footer(std::string(kGlobalHelp) + std::string(kExitCodeHelp));
   add_globals(app, options);
-  add_queries(app, options);
-  add_operations(app, options);
-  add_views(app, options);
-  add_bench(app, options);
+  // In the order of --help.
   add_run(app, options);
+  add_wait(app, options);
+  add_operations(app, options);
+  add_group(add(app, options, Command::kAdvise, "advise",
+                "Say what would make a group's switches cheaper, in five lines at most"),
+            options.group, true);
+  add_queries(app, options);
   add_doctor(app, options);
+  add(app, options, Command::kHealth, "health",
+      "Whether amemd serves, for probes: exit code 0 when it answers in time");
+  add_bench(app, options);
   add(app, options, Command::kUpgrade, "upgrade",
       "Have the amemd that is installed now take the place of the one that runs; ranks run on, "
       "paused ones stay paused");
-  add(app, options, Command::kWaitIdle, "wait-idle",
-      "Wait until no pause, resume or swap is under way, at most for --timeout (default: 30s)");
   add(app, options, Command::kVersion, "version", "Versions of amemctl and of the broker");
+  add_help(app);
 }
 
 Parsed parse(std::vector<std::string> arguments) {
@@ -355,6 +450,7 @@ Parsed parse(std::vector<std::string> arguments) {
     options.program.assign(separator + 1, arguments.end());
     arguments.erase(separator, arguments.end());
   }
+  take_all(app, arguments);
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
   try {
     app.parse(arguments);
@@ -388,6 +484,13 @@ Parsed parse(std::vector<std::string> arguments) {
   if (options.command == Command::kPolicy && options.policy == v1::POLICY_UNSPECIFIED &&
       options.form == v1::FORM_UNSPECIFIED) {
     return usage("policy: nothing to set; POLICY, --save or both are required");
+  }
+  if (options.command == Command::kPause || options.command == Command::kResume) {
+    if (const std::string fault = fault_of_operation(options); !fault.empty()) return usage(fault);
+  }
+  if (options.command == Command::kWait) {
+    if (const std::string fault = fault_of_wait(options.awaited); !fault.empty())
+      return usage(fault);
   }
   if (options.command == Command::kRun || options.command == Command::kDoctor) {
     const std::string name = options.command == Command::kRun ? "run" : "doctor";

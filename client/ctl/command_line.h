@@ -28,6 +28,7 @@ enum class Command {
   kResume,
   kSwap,
   kPolicy,
+  kAdvise,
   kWatch,
   kTop,
   kBench,
@@ -35,8 +36,23 @@ enum class Command {
   kRun,
   kDoctor,
   kUpgrade,
-  kWaitIdle,
+  kWait,
   kVersion,
+};
+
+/// How much of a list people see.
+enum class Detail { kUsual, kWide, kNames };
+
+enum class WaitFor { kGroup, kIdle, kPool };
+/// How a group is to be that somebody waits for.
+enum class Goal { kRunning, kPaused, kGone };
+
+/// What `wait` waits for.
+struct WaitTarget {
+  WaitFor what = WaitFor::kGroup;
+  std::string group;
+  Goal goal = Goal::kRunning;
+  std::uint32_t ranks = 1;  // at least, of a group that is to run
 };
 
 struct CommandLine {
@@ -49,6 +65,7 @@ struct CommandLine {
   std::string tls_dir;             // for the address, and for nodes
   std::vector<std::string> nodes;  // "host:port", "unix:PATH"; or one "@FILE" that lists them
   bool json = false;
+  Detail detail = Detail::kUsual;  // status, groups, ranks
   bool no_color = false;
   std::optional<std::chrono::milliseconds> timeout;
 
@@ -62,6 +79,8 @@ struct CommandLine {
   v1::GuestPolicy guests = v1::GUEST_POLICY_UNSPECIFIED;  // pause, swap
   v1::Policy policy = v1::POLICY_UNSPECIFIED;
   bool explain = false;                  // pause, resume, swap
+  bool dry_run = false;                  // pause
+  bool all = false;                      // pause, resume: every group, each by itself
   v1::Form form = v1::FORM_UNSPECIFIED;  // policy
   v1::MetricsFormat metrics = v1::METRICS_FORMAT_OPENMETRICS;
   bool summary = false;                      // allocations
@@ -76,6 +95,8 @@ struct CommandLine {
   int gpus = 0;                      // 0: all
   int rounds = 5;
   int gpu = 0;  // its rank's
+
+  WaitTarget awaited;  // wait
 
   // run, doctor
   std::string scope;  // empty: as the environment has it

@@ -10,11 +10,15 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "client/core/json.h"
+#include "client/ctl/conclusions/advice.h"
+#include "client/ctl/conclusions/forecast.h"
 #include "client/ctl/exit_code.h"
+#include "client/ctl/views/format.h"
 #include "client/ctl/views/progress_view.h"
 #include "client/ctl/views/views.h"
 #include "common/version.h"
@@ -51,6 +55,16 @@ int show(const Invocation& s, const Result<Message>& answer, View view) {
   s.console.out << (s.options.json ? to_json(answer.value()) + "\n"
                                    : view(answer.value(), s.console.out_style));
   return kExitOk;
+}
+
+/// A list, as people have asked for it.
+template <class Message, class View>
+int show_list(const Invocation& s, const Result<Message>& answer, View usual) {
+  return show(s, answer, [&](const Message& message, const Style& style) {
+    if constexpr (!std::is_same_v<Message, v1::NodeStatus>)
+      if (s.options.detail == Detail::kNames) return names_view(message);
+    return s.options.detail == Detail::kWide ? wide_view(message, style) : usual(message, style);
+  });
 }
 
 /// The groups, or the one that is asked for, which must be there.
@@ -245,6 +259,70 @@ int operate(const Invocation& s) {
   return code != kExitOk ? code : written;
 }
 
+/// Whether a pause or resume would find something to do.
+bool has_work(Command command, const v1::GroupInfo& group) {
+  if (command == Command::kPause) return group.state() != v1::GROUP_STATE_PAUSED;
+  // Of a group that runs, memory of some tags may be paused.
+  return group.state() != v1::GROUP_STATE_RUNNING ||
+         group.resident_bytes() < group.allocated_bytes();
+}
+
+/// Each group in an operation of its own, so that one that fails keeps no other from it.
+int operate_on_all(const Invocation& s) {
+  const auto groups = s.broker.groups();
+  if (!groups.ok()) return s.end(groups.status());
+  const std::string verb = s.options.command == Command::kPause ? "paused" : "resumed";
+  std::string failed;
+  int code = kExitOk;
+  int failures = 0;
+  int all = 0;
+  for (const v1::GroupInfo& group : groups.value().groups()) {
+    if (!has_work(s.options.command, group)) {
+      if (!s.options.json)
+        s.console.out << printable(group.name()) << ": is " << state_text(group) << " already\n";
+      continue;
+    }
+    CommandLine one = s.options;
+    one.groups = {group.name()};
+    ++all;
+    const int ended = operate({one, s.broker, s.console, s.interrupt});
+    if (ended == kExitInterrupted) return ended;
+    if (ended == kExitOk) continue;
+    code = failures == 0 || ended == code ? ended : static_cast<int>(kExitFailed);
+    failed += (failed.empty() ? "" : ", ") + group.name();
+    ++failures;
+  }
+  if (failures > 0)
+    s.console.err << error_line(
+        {Code::kAborted, std::to_string(failures) + " of " + std::to_string(all) +
+                             " groups could not be " + verb + ": " + failed},
+        s.options.json);
+  if (all == 0 && !s.options.json) s.console.out << "no group is to be " << verb << '\n';
+  return code;
+}
+
+/// Asks, and begins nothing.
+int dry_run(const Invocation& s) {
+  const auto node = s.broker.status();
+  if (!node.ok()) return s.end(node.status());
+  CommandLine asked = s.options;
+  if (asked.all)
+    for (const v1::GroupInfo& group : node.value().groups())
+      if (has_work(asked.command, group)) asked.groups.push_back(group.name());
+  const auto ranks = s.broker.ranks("");
+  if (!ranks.ok()) return s.end(ranks.status());
+  const auto quotas = s.broker.quotas();
+  if (!quotas.ok()) return s.end(quotas.status());
+  const auto history = s.broker.history({});
+  if (!history.ok()) return s.end(history.status());
+  const auto forecast =
+      forecast_pause(asked, {node.value(), ranks.value(), quotas.value(), history.value()});
+  if (!forecast.ok()) return s.end(forecast.status());
+  s.console.out << (s.options.json ? to_json(forecast.value()) + "\n"
+                                   : forecast_view(forecast.value()));
+  return forecast.value().fit == Fit::kUnsure ? kExitResources : kExitOk;
+}
+
 int set_policy(const Invocation& s) {
   const CommandLine& o = s.options;
   const Status status = s.broker.set_policy(o.group, o.tag, o.policy, o.form);
@@ -262,6 +340,21 @@ int set_policy(const Invocation& s) {
       what += (what.empty() ? "saved " : ", saved ") + form_text(o.form);
     s.console.out << o.group << ": " << o.tag << " is " << what << " from now on\n";
   }
+  return kExitOk;
+}
+
+int advise(const Invocation& s) {
+  const auto group = groups(s);
+  if (!group.ok()) return s.end(group.status());
+  const auto ranks = s.broker.ranks(s.options.group);
+  if (!ranks.ok()) return s.end(ranks.status());
+  v1::ListHistoryRequest request;
+  request.set_group(s.options.group);
+  const auto history = s.broker.history(request);
+  if (!history.ok()) return s.end(history.status());
+  const v1::GroupInfo& asked = group.value().groups(0);
+  const auto advice = advice_for(asked, ranks.value(), history.value());
+  s.console.out << (s.options.json ? to_json(asked, advice) + "\n" : advice_view(asked, advice));
   return kExitOk;
 }
 
@@ -363,46 +456,12 @@ int upgrade(const Invocation& s) {
   return kExitOk;
 }
 
-constexpr milliseconds kIdleWithin{30'000};
-constexpr milliseconds kIdleLook{50};
-
-/// The operations, in words. Empty: none.
-std::string under_way(const v1::ListGroupsResponse& answer) {
-  std::string text;
-  for (const v1::GroupInfo& group : answer.groups()) {
-    if (group.state() != v1::GROUP_STATE_PAUSING && group.state() != v1::GROUP_STATE_RESUMING)
-      continue;
-    text += (text.empty() ? "" : "; ") + ("group " + group.name()) + " is " + state_text(group);
-  }
-  return text;
-}
-
-/// Of the groups that the caller may see. Nothing keeps the next operation from beginning.
-int wait_idle(const Invocation& s) {
-  const milliseconds patience = s.options.timeout.value_or(kIdleWithin);
-  const auto until = Clock::now() + patience;
-  while (true) {
-    const auto groups = s.broker.groups();
-    if (s.interrupted()) return kExitInterrupted;
-    if (!groups.ok()) return s.end(groups.status());
-    const std::string what = under_way(groups.value());
-    if (what.empty()) break;
-    if (Clock::now() >= until)
-      return s.end(
-          {Code::kDeadlineExceeded, what + ", after " + std::to_string(patience.count()) +
-                                        " ms; `amemctl ranks` shows whom the broker waits for"});
-    std::this_thread::sleep_for(kIdleLook);
-  }
-  s.console.out << (s.options.json ? "{\"idle\":true}" : "no operation is under way") << '\n';
-  return kExitOk;
-}
-
 int dispatch(const Invocation& s) {
   switch (s.options.command) {
     case Command::kStatus:
-      return show(s, s.broker.status(), status_view);
+      return show_list(s, s.broker.status(), status_view);
     case Command::kGroups:
-      return show(s, groups(s), groups_view);
+      return show_list(s, groups(s), groups_view);
     case Command::kQuotas:
       return show(s, s.broker.quotas(), quotas_view);
     case Command::kMetrics:
@@ -414,23 +473,27 @@ int dispatch(const Invocation& s) {
     case Command::kHistory:
       return history(s);
     case Command::kRanks:
-      return show(s, s.broker.ranks(s.options.group), ranks_view);
+      return show_list(s, s.broker.ranks(s.options.group), ranks_view);
     case Command::kAllocations:
       return allocations(s);
     case Command::kPause:
     case Command::kResume:
+      if (s.options.dry_run) return dry_run(s);
+      return s.options.all ? operate_on_all(s) : operate(s);
     case Command::kSwap:
       return operate(s);
     case Command::kPolicy:
       return set_policy(s);
+    case Command::kAdvise:
+      return advise(s);
     case Command::kWatch:
       return watch(s);
     case Command::kTop:
       return top(s.options, s.broker, s.console, s.interrupt);
     case Command::kUpgrade:
       return upgrade(s);
-    case Command::kWaitIdle:
-      return wait_idle(s);
+    case Command::kWait:
+      return wait(s.options, s.broker, s.console, s.interrupt);
     case Command::kVersion:
       return version(s);
     case Command::kBench:

@@ -22,6 +22,11 @@ int execute(const CommandLine& options, client::ControlClient& broker, Console& 
 int top(const CommandLine& options, client::ControlClient& broker, Console& console,
         Interrupt* interrupt);
 
+/// `wait`: asks again and again until what is waited for is there, or cannot come any more, or the
+/// time is up.
+int wait(const CommandLine& options, client::ControlClient& broker, Console& console,
+         Interrupt* interrupt);
+
 /// `doctor`: whether the processes of a command would be brokered, and if not, why; without a
 /// command: whether the node is in order. With a group: of the command as `run` would start it;
 /// without: as it would start in `context`. For a process with one thread. Gives kExitOk when there

@@ -50,7 +50,7 @@ int main(int argc, char** argv) {
   }
   auto timeout = options.timeout.value_or(client::kDefaultQueryTimeout);
   // It asks again and again, so the broker may not take all of that for one answer.
-  if (options.command == ctl::Command::kWaitIdle)
+  if (options.command == ctl::Command::kWait)
     timeout = std::min(timeout, client::kDefaultQueryTimeout);
   client::ControlClient broker =
       options.address.empty()

@@ -95,6 +95,13 @@ Result<RunPlan> plan_run(const CommandLine& options, const RunContext& context) 
         "nothing");
   }
 
+  // Whoever knows the scopes has chosen one. Where amem does nothing, a warning says so already.
+  if (plan.warnings.empty() && options.scope.empty() &&
+      value_in(context.environment, "AMEM_SCOPE").empty())
+    plan.notes.push_back(
+        "without --scope a pause frees NCCL's memory alone: all else that the program allocates, "
+        "such as PyTorch's weights and caches, stays on the GPU; --scope heap frees that, too");
+
   plan.environment = {
       {"AMEM_GROUP", options.group},
       {"AMEM_RUNTIME_DIR", dir},
@@ -134,9 +141,8 @@ int execute_run(const CommandLine& options) {
     write_error(plan.status(), options.json);
     return code == Code::kNotFound ? kExitFailed : exit_code(code);
   }
-  for (const std::string& warning : plan.value().warnings) {
-    std::fprintf(stderr, "amemctl: %s\n", warning.c_str());
-  }
+  for (const auto* lines : {&plan.value().warnings, &plan.value().notes})
+    for (const std::string& line : *lines) std::fprintf(stderr, "amemctl: %s\n", line.c_str());
   for (const auto& [name, value] : plan.value().environment) {
     if (::setenv(name.c_str(), value.c_str(), 1) != 0) {
       write_error(errno_status(Code::kInternal, "setenv " + name, errno), options.json);

@@ -26,6 +26,7 @@ struct RunContext {
 struct RunPlan {
   std::vector<std::pair<std::string, std::string>> environment;  // to set; all else stays as it is
   std::vector<std::string> warnings;
+  std::vector<std::string> notes;  // nothing is wrong, but a newcomer may not expect it
 };
 
 /// kNotFound: no libamem_shim.so; the text lists where it was looked for. kInvalidArgument: its

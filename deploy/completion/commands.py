@@ -13,6 +13,7 @@ class Value(NamedTuple):
 
 class Option(NamedTuple):
     name: str
+    names: tuple  # with the short one, where there is one
     help: str
     value: Value  # None: it takes none
 
@@ -37,7 +38,7 @@ def value_of(option):
 
 
 def options_of(command):
-    return [Option(each["names"][-1], each["description"], value_of(each)) for each in command["options"] if not each["positional"]]
+    return [Option(each["names"][-1], tuple(each["names"]), each["description"], value_of(each)) for each in command["options"] if not each["positional"]]
 
 
 def read(path):

@@ -15,6 +15,10 @@ def names(options):
     return " ".join(option.name for option in options)
 
 
+def patterns(command, option):
+    return " | ".join(f"{command}:{name}" for name in option.names)
+
+
 def bash_values(value):
     """A command that fills COMPREPLY."""
     if value is None or value.kind == "text":
@@ -58,7 +62,7 @@ _amemctl() {{
     for command in known:
         taking = [option for option in command.options if option.value]
         if taking:
-            lines.append(f"      {' | '.join(f'{command.name}:{option.name}' for option in taking)}) option=${{COMP_WORDS[at]}} ;;")
+            lines.append(f"      {' | '.join(patterns(command.name, option) for option in taking)}) option=${{COMP_WORDS[at]}} ;;")
         if command.runs:
             lines.append(f"      {command.name}:--)")
             lines.append("        if declare -F _command_offset >/dev/null; then _command_offset $((at + 1)); "
@@ -85,7 +89,7 @@ _amemctl() {{
     for command in known:
         for option in command.options:
             if option.value:
-                lines.append(f"    {command.name}:{option.name}) {bash_values(option.value)} ;;")
+                lines.append(f"    {patterns(command.name, option)}) {bash_values(option.value)} ;;")
     lines.append(f"    :) _amemctl_words '{' '.join(command.name for command in known)}' ;;")
     for command in known:
         if not command.values:
@@ -111,12 +115,12 @@ def zsh_action(value):
 
 
 def zsh_option(option):
-    spec = f"{option.name}[{zsh_text(option.help)}]"
+    text = f"[{zsh_text(option.help)}]"
     if option.value is None:
-        return f"'{spec}'"
+        return f"'{option.name}{text}'"
     # Of one that takes several: up to the next word that is an option.
     until = "*-*:" if option.value.several else ""
-    return f"'*{spec}:{until}{option.value.kind}:{zsh_action(option.value)}'"
+    return " ".join(f"'*{name}{text}:{until}{option.value.kind}:{zsh_action(option.value)}'" for name in option.names)
 
 
 def zsh(shared, known):
@@ -169,12 +173,16 @@ def fish_value(value):
             "folder": "-xa '(__fish_complete_directories)'", "text": "-x"}[value.kind]
 
 
+def fish_names(option):
+    return " ".join(f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names)
+
+
 def fish(shared, known):
     def quoted(text):
         return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
     options = shared + [option for command in known for option in command.options]
-    taking = " ".join(sorted({option.name for option in options if option.value}))
+    taking = " ".join(sorted({name for option in options if option.value for name in option.names}))
     several = " ".join(sorted({option.name for option in options if option.value and option.value.several}))
     lines = f"""\
 # fish completion of amemctl; generated.
@@ -225,12 +233,12 @@ function __amemctl_after
 end
 complete -c amemctl -f""".splitlines()
     every = " ".join(command.name for command in known)
-    lines += [f"complete -c amemctl -l {option.name[2:]} {fish_value(option.value) + ' ' if option.value else ''}-d {quoted(option.help)}"
+    lines += [f"complete -c amemctl {fish_names(option)} {fish_value(option.value) + ' ' if option.value else ''}-d {quoted(option.help)}"
               for option in shared]
     for command in known:
         lines.append(f"complete -c amemctl -n 'not __fish_seen_subcommand_from {every}' -a {command.name} -d {quoted(command.help)}")
         on = f"complete -c amemctl -n '__fish_seen_subcommand_from {command.name}'"
-        lines += [f"{on} -l {option.name[2:]} {fish_value(option.value) + ' ' if option.value else ''}-d {quoted(option.help)}"
+        lines += [f"{on} {fish_names(option)} {fish_value(option.value) + ' ' if option.value else ''}-d {quoted(option.help)}"
                   for option in command.options]
         for option in command.options:
             if option.value and option.value.several:

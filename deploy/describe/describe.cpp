@@ -66,11 +66,9 @@ Json described(CLI::App& app) {
   for (CLI::App* each :
        app.get_subcommands([](CLI::App* command) { return !command->get_group().empty(); }))
     commands.push_back(described(*each));
-  return {{"name", app.get_name()},
-          {"description", app.get_description()},
-          {"options", options},
-          {"commands", commands},
-          {"footer", app.get_footer()}};
+  return {
+      {"name", app.get_name()}, {"group", app.get_group()}, {"description", app.get_description()},
+      {"options", options},     {"commands", commands},     {"footer", app.get_footer()}};
 }
 
 template <typename Target>

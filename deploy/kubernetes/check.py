@@ -160,7 +160,7 @@ def faults_of_ends(name, pod):
         if container["command"][0] != "amemd":
             continue
         words = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
-        if words[:2] != ["amemctl", "--timeout"] or words[3:] != ["wait-idle"]:
+        if words[:2] != ["amemctl", "--timeout"] or words[3:] != ["wait", "idle"]:
             yield f"{name}: preStop of amemd is {words}"
             continue
         own = container["command"][container["command"].index("--deadlines-end") + 1] if "--deadlines-end" in container["command"] else "30s"

@@ -48,13 +48,16 @@ def command_line(program):
     yield from [".SH DESCRIPTION", roff(program["description"]), ".SH OPTIONS"]
     for option in options:
         yield from entry(option)
-    if commands:
-        yield ".SH COMMANDS"
+    group = None
     for command in commands:
+        if command["group"] != group:
+            group = command["group"]
+            yield f'.SH "COMMANDS: {roff(group.upper())}"'
         yield from [f".SS {usage(program['name'] + ' ' + command['name'], command['options'])}", roff(command["description"])]
         # The last line of each footer says where the options for all commands are.
         for line in command["footer"].splitlines()[:-1]:
-            yield from [".PP", roff(line)]
+            # What is indented is to be typed.
+            yield from [".RS", ".EX", roff(line.strip()), ".EE", ".RE"] if line.startswith(" ") else [".PP", roff(line)]
         for option in command["options"]:
             if "--help" not in option["names"]:
                 yield from entry(option)

@@ -8,8 +8,8 @@ import pytest
 
 SHELLS = ("bash", "zsh", "fish")
 GROUPS = '{"groups":[{"name":"rollout","tags":[{"tag":"kv_cache"},{"tag":"nccl"}]},{"name":"train","tags":[{"tag":"nccl"}]}]}'
-COMMANDS = {"status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "watch", "top", "bench", "run",
-            "doctor", "upgrade", "wait-idle", "version"}
+COMMANDS = {"status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "advise", "watch", "top", "bench", "run",
+            "doctor", "upgrade", "wait", "version"}
 BASH = """
 source "$1"
 COMP_WORDS=("${@:2}") COMP_CWORD=$(($# - 2))
@@ -87,8 +87,14 @@ def completed(build, tmp_path):
     ("amemctl pause train --tag nccl k", {"kv_cache"}),
     ("amemctl pause train --guests ", {"pin", "refuse"}),
     ("amemctl swap train --for r", {"rollout"}),
+    ("amemctl advise r", {"rollout"}),
     ("amemctl policy train ", {"kv_cache", "nccl"}),
     ("amemctl policy train nccl ", {"keep", "discard"}),
+    ("amemctl ranks -o ", {"wide", "json", "name"}),
+    ("amemctl groups --output n", {"name"}),
+    ("amemctl wait ", {"group", "idle", "pool"}),
+    ("amemctl wait group tr", {"train"}),
+    ("amemctl wait group train --for ", {"gone", "paused", "running"}),
     ("amemctl metrics --format ", {"openmetrics", "prometheus"}),
     ("amemctl pause --ex", {"--except", "--explain"}),
     ("amemctl --runtime-dir f", {"folder"}),

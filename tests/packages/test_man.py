@@ -7,7 +7,8 @@ import sys
 import pytest
 
 DEMO = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "try.py"
-COMMANDS = ("status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "watch", "top", "bench", "run", "doctor", "upgrade", "wait-idle", "version")
+COMMANDS = ("run", "wait", "pause", "resume", "swap", "policy", "advise", "status", "groups", "ranks", "allocations", "top", "watch", "history", "quotas",
+            "metrics", "doctor", "health", "bench", "upgrade", "version")
 PAGES = {"amemd.8": [["amemd"]], "amem-holder.8": [["amem-holder"]], "amemctl.1": [["amemctl"], *(["amemctl", command] for command in COMMANDS)],
          "amem-demo.1": [["amem-demo"]]}
 
@@ -36,8 +37,15 @@ def test_every_option_is_in_the_page(build, run, page):
 
 
 def test_every_command_is_in_the_page(build, run):
-    listed = run(build / "bin" / "amemctl", "--help").partition("Subcommands:\n")[2].partition("\n\n")[0]
+    listed = run(build / "bin" / "amemctl", "--help").partition("Jobs:\n")[2].partition("Where the broker is:")[0]
     assert tuple(re.findall(r"(?m)^  ([a-z-]+)", listed)) == COMMANDS
+
+
+def test_the_example_of_every_command_is_in_the_page(build, run):
+    text = plain(build / "deploy" / "man" / "amemctl.1.gz")
+    for command in COMMANDS:
+        example = re.search(r"Example:\n  (.*)", run(build / "bin" / "amemctl", command, "--help"))[1]
+        assert f"Example: {example}" in text, f"the page has no {example}"
 
 
 @pytest.mark.parametrize("page, values", [

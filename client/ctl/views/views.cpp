@@ -349,6 +349,55 @@ std::string groups_view(const v1::ListGroupsResponse& groups, const Style& style
          guest_table(groups.groups(), style);
 }
 
+std::string names_view(const v1::ListGroupsResponse& groups) {
+  std::string text;
+  for (const v1::GroupInfo& group : groups.groups()) text += printable(group.name()) + "\n";
+  return text;
+}
+
+std::string names_view(const v1::ListRanksResponse& ranks) {
+  std::string text;
+  for (const v1::RankInfo& rank : ranks.ranks())
+    text += printable(rank.group()) + "/" +
+            (rank.rank() < 0 ? "pid-" + std::to_string(rank.pid()) : rank_text(rank.rank())) + "\n";
+  return text;
+}
+
+std::string wide_view(const v1::NodeStatus& status, const Style& style) {
+  v1::ListGroupsResponse groups;
+  *groups.mutable_groups() = status.groups();
+  return node_line(status, style) + pool_line(status.pool(), style) + "\n" +
+         device_table(status, style) + "\n" + wide_view(groups, style);
+}
+
+std::string wide_view(const v1::ListGroupsResponse& groups, const Style& style) {
+  TextTable owners({{"GROUP"}, {"ADDRESS"}, {"OWNER"}});
+  for (const v1::GroupInfo& group : groups.groups())
+    owners.add({group.name(), group.address(), group.owner()});
+  return groups_view(groups, style) + below(owners, style);
+}
+
+std::string wide_view(const v1::ListRanksResponse& ranks, const Style& style) {
+  TextTable table({{"ID", kRight},
+                   {"GROUP"},
+                   {"TAG"},
+                   {"ALLOCS", kRight},
+                   {"ALLOCATED", kRight},
+                   {"RESIDENT", kRight},
+                   {"SAVED", kRight},
+                   {"PINNED", kRight}});
+  TextTable opened({{"ID", kRight}, {"GROUP"}, {"OPENED OF OTHERS", kRight}});
+  for (const v1::RankInfo& rank : ranks.ranks()) {
+    const std::string id = std::to_string(rank.id());
+    for (const v1::TagUsage& tag : rank.tags())
+      table.add({id, rank.group(), tag.tag(), std::to_string(tag.allocation_count()),
+                 format_bytes(tag.allocated_bytes()), format_bytes(tag.resident_bytes()),
+                 format_bytes(tag.saved_bytes()), format_bytes(tag.pinned_bytes())});
+    if (rank.opened_bytes() > 0) opened.add({id, rank.group(), format_bytes(rank.opened_bytes())});
+  }
+  return ranks_view(ranks, style) + below(table, style) + below(opened, style);
+}
+
 std::string quotas_view(const v1::ListQuotasResponse& quotas, const Style& style) {
   if (quotas.owners().empty()) return none("owners");
   const auto amount = [](const v1::Quota& quota, std::uint64_t value) {

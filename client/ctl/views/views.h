@@ -24,6 +24,13 @@ std::string form_text(v1::Form form);
 
 std::string status_view(const v1::NodeStatus& status, const Style& style);
 std::string groups_view(const v1::ListGroupsResponse& groups, const Style& style);
+/// A name on each line: of a group the one that commands take, of a rank "train/3".
+std::string names_view(const v1::ListGroupsResponse& groups);
+std::string names_view(const v1::ListRanksResponse& ranks);
+// With all that there is to show.
+std::string wide_view(const v1::NodeStatus& status, const Style& style);
+std::string wide_view(const v1::ListGroupsResponse& groups, const Style& style);
+std::string wide_view(const v1::ListRanksResponse& ranks, const Style& style);
 std::string quotas_view(const v1::ListQuotasResponse& quotas, const Style& style);
 std::string ranks_view(const v1::ListRanksResponse& ranks, const Style& style);
 std::string allocations_view(const std::vector<v1::AllocationInfo>& allocations,

@@ -150,7 +150,7 @@ def test_a_signal_while_a_pause_is_under_way(bare_node):
     job.ranks[0].ask("capture begin")
     pause = node.ctl.start("pause", "train")
     pause.wait_phase("quiesce")
-    waits = node.ctl.start("wait-idle")
+    waits = node.ctl.start("wait", "idle")
     node.broker.signal(signal.SIGTERM)
     node.broker.wait_for("group 'train' is pausing: waits for it, at most 30s")
     refused = node.ctl.try_("pause", "rollout")
@@ -205,16 +205,42 @@ def test_a_second_signal_ends_it_at_once(bare_node):
 
 def test_wait_idle_waits_for_an_operation(node):
     job = node.job()
-    assert node.ctl("wait-idle").json == {"idle": True}
+    assert node.ctl("wait", "idle").json == {"idle": True}
     job.ranks[0].ask("capture begin")
     pause = node.ctl.start("pause", "train")
     pause.wait_phase("quiesce")
-    waited = node.ctl.try_("wait-idle", "--timeout", "200ms")
+    waited = node.ctl.try_("wait", "idle", "--timeout", "200ms")
     assert waited.code == DEADLINE and "group train is pausing (quiesce)" in waited.error
-    waits = node.ctl.start("wait-idle")
+    waits = node.ctl.start("wait", "idle")
     job.ranks[0].ask("capture end")
     assert pause.finish().code == 0
     assert waits.finish().json == {"idle": True}
+
+
+def test_wait_for_a_group_to_come_run_pause_and_go(node):
+    waits = node.ctl.start("wait", "group", "train", "--ranks", "2")
+    early = node.ctl.try_("wait", "group", "train", "--timeout", "100ms")
+    assert early.code == DEADLINE and "there is no such group" in early.error
+    job = node.job()
+    assert waits.finish().json == {"group": "train", "state": "running", "ranks": 2}
+    few = node.ctl.try_("wait", "group", "train", "--ranks", "3", "--timeout", "100ms")
+    assert few.code == DEADLINE and "to run with 3 ranks: it is running with 2 ranks" in few.error
+    paused = node.ctl.start("wait", "group", "train", "--for", "paused")
+    node.ctl("pause", "train")
+    assert paused.finish().json["state"] == "paused"
+    node.ctl("resume", "train")
+    gone = node.ctl.start("wait", "group", "train", "--for", "gone")
+    job.leave()
+    assert gone.finish().json["state"] == "gone"
+
+
+def test_wait_for_a_pool_begins_before_the_broker(bare_node):
+    node = bare_node
+    waits = node.ctl.start("wait", "pool")
+    nobody = node.ctl.try_("wait", "pool", "--timeout", "100ms")
+    assert nobody.code == UNREACHABLE and "for the pool to be filled: amemd does not run here" in nobody.error
+    node.start_broker("--pool-size", "64MiB")
+    assert waits.finish().json["ready_bytes"] >= 64 << 20
 
 
 def test_a_second_broker_on_the_same_directory(node):

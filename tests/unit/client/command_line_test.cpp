@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <ostream>
+#include <sstream>
 
 #include "client/ctl/exit_code.h"
 
@@ -25,10 +26,17 @@ TEST(CommandLine, CommandsAndTheirArguments) {
   EXPECT_THAT(parse({"pause", "train"}).options->groups, ElementsAre("train"));
   EXPECT_THAT(parse({"pause", "a", "b", "--tag", "kv"}).options->groups, ElementsAre("a", "b"));
   EXPECT_THAT(parse({"resume", "a", "b"}).options->groups, ElementsAre("a", "b"));
+  EXPECT_TRUE(parse({"pause", "--all", "--guests", "pin"}).options->all);
+  EXPECT_TRUE(parse({"resume", "--all"}).options->all);
   EXPECT_EQ(parse({"resume", "train"}).options->command, Command::kResume);
   EXPECT_EQ(parse({"watch"}).options->command, Command::kWatch);
 
   EXPECT_EQ(parse({"groups", "train"}).options->group, "train");
+  EXPECT_EQ(parse({"groups", "train", "-o", "name"}).options->detail, Detail::kNames);
+  EXPECT_EQ(parse({"ranks", "--output=wide"}).options->detail, Detail::kWide);
+  EXPECT_TRUE(parse({"status", "-o", "json"}).options->json);
+  EXPECT_FALSE(parse({"status", "-o", "name"}).options) << "a status has no name";
+  EXPECT_FALSE(parse({"groups", "-o", "yaml"}).options);
   EXPECT_THAT(parse({"pause", "train"}).options->tags, ElementsAre());
   EXPECT_FALSE(parse({"pause", "train"}).options->explain);
   EXPECT_TRUE(parse({"swap", "train", "rollout", "--explain"}).options->explain);
@@ -57,6 +65,15 @@ TEST(CommandLine, CommandsAndTheirArguments) {
   EXPECT_EQ(parse({"policy", "train", "w", "keep", "--save=auto"}).options->form, v1::FORM_AUTO);
   EXPECT_FALSE(parse({"policy", "train", "nccl"}).options) << "nothing to set";
   EXPECT_FALSE(parse({"policy", "train", "nccl", "--save", "zip"}).options);
+
+  const WaitTarget ready = parse({"wait", "group", "train", "--ranks", "8"}).options->awaited;
+  EXPECT_EQ(ready.what, WaitFor::kGroup);
+  EXPECT_EQ(ready.group, "train");
+  EXPECT_EQ(ready.goal, Goal::kRunning);
+  EXPECT_EQ(ready.ranks, 8U);
+  EXPECT_EQ(parse({"wait", "group", "a", "--for", "gone"}).options->awaited.goal, Goal::kGone);
+  EXPECT_EQ(parse({"wait", "idle"}).options->awaited.what, WaitFor::kIdle);
+  EXPECT_EQ(parse({"wait", "pool"}).options->awaited.what, WaitFor::kPool);
 
   const CommandLine top = *parse({"top", "--once", "--interval", "250ms"}).options;
   EXPECT_TRUE(top.once);
@@ -126,6 +143,11 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         BadLine{{}, "subcommand is required"}, BadLine{{"paws"}, "no command \"paws\""},
         BadLine{{"pause"}, "GROUP is required"},
+        BadLine{{"resume", "a", "--all"}, "either groups or --all, not both"},
+        BadLine{{"pause", "--all", "--discard", "b"}, "--all is about all memory"},
+        BadLine{{"pause", "--all", "--trace", "f"}, "history --trace"},
+        BadLine{{"resume", "--all", "--nodes", "x:1"}, "asks one broker for its groups"},
+        BadLine{{"swap", "--all"}, "GROUP is required"},
         BadLine{{"pause", "../etc"}, "\"../etc\" is no group name"},
         BadLine{{"pause", "a", "b/c"}, "\"b/c\" is no group name"},
         BadLine{{"swap", "a"}, "either OUT and IN, or OUT... --for IN..."},
@@ -135,10 +157,19 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{{"pause", "a", "--tag", ""}, "tag is empty"},
         BadLine{{"pause", "a", "--tag"}, "--tag"},
         BadLine{{"pause", "a", "--tag", "b", "--except", "c"}, "excludes"},
+        BadLine{{"pause", "a", "--dry-run", "--explain"}, "--dry-run has nothing to explain"},
+        BadLine{{"pause", "a", "--dry-run", "--nodes", "x:1"}, "asks one broker"},
+        BadLine{{"resume", "a", "--dry-run"}, "--dry-run"},
         BadLine{{"resume", "a", "--discard", "b"}, "--discard"},
         BadLine{{"pause", "a", "--guests", "wait"}, "wait"},
         BadLine{{"resume", "a", "--guests", "pin"}, "--guests"},
         BadLine{{"run", "--group", "a", "--scope", "all", "--", "ls"}, "all"},
+        BadLine{{"wait"}, "WHAT is required"}, BadLine{{"wait", "train"}, "train"},
+        BadLine{{"wait", "group"}, "wait group NAME"},
+        BadLine{{"wait", "idle", "train"}, "only `wait group` takes a name"},
+        BadLine{{"wait", "pool", "--ranks", "2"}, "of `wait group`"},
+        BadLine{{"wait", "group", "a", "--for", "gone", "--ranks", "2"}, "leave --for out"},
+        BadLine{{"wait", "group", "a", "--for", "dead"}, "dead"},
         BadLine{{"status", "--timeout", "soon"}, "\"soon\" is no time"},
         BadLine{{"status", "--", "ls"}, "only run and doctor take a command"},
         BadLine{{"doctor", "--group", "a"}, "doctor: no command"},
@@ -152,6 +183,39 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{{"run", "--group", "a", "--"}, "no command"},
         BadLine{{"run", "--group", "a", "ls"}, "follows \"--\""},
         BadLine{{"run", "--group", "a", "--socket", "/x", "--", "ls"}, "--runtime-dir"}));
+
+/// The commands that --help lists.
+std::vector<std::string> commands() {
+  const std::string help = parse({"--help"}).text;
+  std::istringstream lines(help.substr(0, help.find("Where the broker is:")));
+  std::vector<std::string> names;
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with("  ") && line[2] >= 'a' && line[2] <= 'z')
+      names.push_back(line.substr(2, line.find(' ', 2) - 2));
+  return names;
+}
+
+TEST(CommandLine, EachCommandHasAnExampleThatItTakes) {
+  EXPECT_GE(commands().size(), 20U);
+  for (const std::string& command : commands()) {
+    const std::string help = parse({command, "--help"}).text;
+    const std::size_t at = help.find("Example:\n  amemctl " + command);
+    ASSERT_NE(at, std::string::npos) << help;
+    std::istringstream words(help.substr(at, help.find("\nOptions for all", at) - at));
+    std::vector<std::string> arguments;
+    for (std::string word; words >> word;) arguments.push_back(word);
+    arguments.erase(arguments.begin(), arguments.begin() + 2);  // "Example:", "amemctl"
+    EXPECT_TRUE(parse(arguments).options) << parse(arguments).text;
+  }
+}
+
+TEST(CommandLine, HelpHasTheCommandsInGroups) {
+  const std::string help = parse({"--help"}).text;
+  EXPECT_THAT(help, testing::Not(HasSubstr("Subcommands:")));
+  EXPECT_LT(help.find("\nJobs:\n  run "), help.find("\nWhat there is and was:\n  status "));
+  EXPECT_LT(help.find("\nWhat there is and was:"), help.find("\nThe node:\n  doctor "));
+  EXPECT_NE(help.find("\nThe node:"), std::string::npos);
+}
 
 TEST(CommandLine, HelpAndVersionAreNoErrors) {
   const Parsed help = parse({"--help"});

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <sstream>
 
 #include "client/ctl/exit_code.h"
@@ -84,6 +85,38 @@ TEST_F(Commands, QueriesAsTextAndJson) {
   EXPECT_EQ(err.str(), "");
 }
 
+TEST_F(Commands, ListsInOtherFormats) {
+  v1::GroupInfo& group = *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_PAUSED);
+  group.set_owner("/kubepods/pod12ab");
+  group.set_address("train@1000");
+  v1::RankInfo& rank = *broker.rank_list.add_ranks();
+  rank.set_group("train");
+  rank.set_rank(3);
+  rank.add_tags()->set_tag("kv_cache");
+  *broker.rank_list.add_ranks() = rank;
+  broker.rank_list.mutable_ranks(1)->set_rank(-1);
+  broker.rank_list.mutable_ranks(1)->set_pid(77);
+
+  EXPECT_EQ(run({"groups", "-o", "name"}), kExitOk);
+  EXPECT_EQ(out.str(), "train\n");
+  EXPECT_EQ(run({"ranks", "-o", "name"}), kExitOk);
+  EXPECT_EQ(out.str(), "train/3\ntrain/pid-77\n");
+  EXPECT_EQ(run({"groups", "--json"}), kExitOk);
+  const std::string json = out.str();
+  EXPECT_EQ(run({"groups", "-o", "json"}), kExitOk);
+  EXPECT_EQ(out.str(), json);
+  for (const char* list : {"groups", "status"}) {
+    EXPECT_EQ(run({list}), kExitOk);
+    EXPECT_THAT(out.str(), testing::Not(HasSubstr("/kubepods/pod12ab"))) << list;
+    EXPECT_EQ(run({list, "-o", "wide"}), kExitOk);
+    EXPECT_THAT(out.str(), HasSubstr("train  train@1000  /kubepods/pod12ab\n")) << list;
+  }
+  EXPECT_EQ(run({"ranks"}), kExitOk);
+  EXPECT_THAT(out.str(), testing::Not(HasSubstr("kv_cache")));
+  EXPECT_EQ(run({"ranks", "-o", "wide"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr("kv_cache"));
+}
+
 TEST_F(Commands, HealthAsksGrpcAndTheBroker) {
   const auto serves = [&](bool yes) {
     broker.health()->SetServingStatus(std::string(v1::Broker::service_full_name()), yes);
@@ -109,19 +142,84 @@ TEST_F(Commands, HealthAsksGrpcAndTheBroker) {
 TEST_F(Commands, WaitIdleNamesWhatIsUnderWayStill) {
   *broker.node.add_groups() = make_group("rollout", v1::GROUP_STATE_PAUSED);
   *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_RUNNING);
-  EXPECT_EQ(run({"wait-idle"}), kExitOk) << err.str();
+  EXPECT_EQ(run({"wait", "idle"}), kExitOk) << err.str();
   EXPECT_EQ(out.str(), "no operation is under way\n");
-  EXPECT_EQ(run({"wait-idle", "--json"}), kExitOk);
+  EXPECT_EQ(run({"wait", "idle", "--json"}), kExitOk);
   EXPECT_EQ(out.str(), "{\"idle\":true}\n");
   broker.node.mutable_groups(1)->set_state(v1::GROUP_STATE_PAUSING);
   broker.node.mutable_groups(1)->set_phase("quiesce");
-  EXPECT_EQ(run({"wait-idle", "--timeout", "100ms"}), kExitDeadline);
-  EXPECT_THAT(err.str(), HasSubstr("group train is pausing (quiesce), after 100 ms"));
+  EXPECT_EQ(run({"wait", "idle", "--timeout", "100ms"}), kExitDeadline);
+  EXPECT_EQ(err.str(),
+            "amemctl: waited 100 ms for all operations to end: group train is pausing (quiesce); "
+            "`amemctl ranks` shows whom the broker waits for\n");
   EXPECT_EQ(out.str(), "");
   broker.node.mutable_groups(1)->set_state(v1::GROUP_STATE_RESUMING);
-  EXPECT_EQ(run({"wait-idle", "--timeout", "1ms"}), kExitDeadline);
+  EXPECT_EQ(run({"wait", "idle", "--timeout", "1ms"}), kExitDeadline);
   broker.stop();
-  EXPECT_EQ(run({"wait-idle"}), kExitUnreachable);
+  EXPECT_EQ(run({"wait", "idle"}), kExitUnreachable);
+}
+
+TEST_F(Commands, WaitForAGroup) {
+  EXPECT_EQ(run({"wait", "group", "train", "--for", "gone"}), kExitOk) << err.str();
+  EXPECT_EQ(out.str(), "there is no group train\n");
+  EXPECT_EQ(run({"wait", "group", "train", "--timeout", "60ms"}), kExitDeadline);
+  EXPECT_THAT(err.str(), HasSubstr("waited 60 ms for group train to run: there is no such group"));
+  *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_RUNNING);
+  EXPECT_EQ(run({"wait", "group", "train"}), kExitOk) << err.str();
+  EXPECT_EQ(out.str(), "group train is running with 2 ranks\n");
+  EXPECT_EQ(run({"wait", "group", "train", "--json"}), kExitOk);
+  EXPECT_EQ(out.str(), "{\"group\":\"train\",\"state\":\"running\",\"ranks\":2}\n");
+  EXPECT_EQ(run({"wait", "group", "train", "--ranks", "3", "--timeout", "1ms"}), kExitDeadline);
+  EXPECT_EQ(run({"wait", "group", "train", "--for", "paused", "--timeout", "1ms"}), kExitDeadline);
+}
+
+TEST_F(Commands, WaitForThePool) {
+  broker.node.mutable_pool()->set_configured_bytes(4ULL << 30);
+  broker.node.mutable_pool()->set_ready_bytes(1ULL << 30);
+  EXPECT_EQ(run({"wait", "pool", "--timeout", "60ms"}), kExitDeadline);
+  EXPECT_THAT(err.str(), HasSubstr("for the pool to be filled: it has 1.00 GiB of 4.00 GiB"));
+  broker.node.mutable_pool()->set_error("no memory");
+  EXPECT_EQ(run({"wait", "pool"}), kExitResources) << "at once: amemd has given up";
+  broker.node.mutable_pool()->set_ready_bytes(4ULL << 30);
+  EXPECT_EQ(run({"wait", "pool"}), kExitOk) << err.str();
+  EXPECT_EQ(out.str(), "the pool has all of its 4.00 GiB\n");
+}
+
+TEST_F(Commands, AWaitLooksAgainUntilABrokerIsThere) {
+  broker.stop();
+  EXPECT_EQ(run({"wait", "pool", "--timeout", "120ms"}), kExitUnreachable);
+  EXPECT_THAT(err.str(), HasSubstr("waited 120 ms for the pool to be filled: amemd does not run"));
+  ::unlink((dir / "control.sock").c_str());
+  std::unique_ptr<FakeBroker> late;
+  std::jthread comes([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    late = std::make_unique<FakeBroker>(dir / "control.sock");
+  });
+  EXPECT_EQ(run({"wait", "group", "train", "--for", "gone"}), kExitOk) << err.str();
+  comes.join();
+}
+
+TEST_F(Commands, AdviseAsksForAllThatItNeeds) {
+  EXPECT_EQ(run({"advise", "train"}), kExitNotFound);
+  v1::GroupInfo& group = *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_RUNNING);
+  EXPECT_EQ(run({"advise", "train"}), kExitOk) << err.str();
+  EXPECT_THAT(out.str(), HasSubstr("train: nothing to advise"));
+  EXPECT_EQ(broker.asked_group, "train") << "the ranks of this group";
+  group.set_pinned_bytes(1ULL << 30);
+  v1::UnbrokeredUsage& stays = *broker.rank_list.add_ranks()->add_unbrokered();
+  stays.set_kind("device");
+  stays.set_bytes(2ULL << 30);
+  v1::PastOperation& pause = *broker.past.add_operations();
+  pause.set_operation("pause");
+  pause.set_us(1'000'000);
+  pause.add_times()->set_phase("quiesce");
+  pause.mutable_times(0)->set_us(900'000);
+  EXPECT_EQ(run({"advise", "train"}), kExitOk);
+  EXPECT_THAT(out.str(), testing::MatchesRegex("train: 2.00 GiB.*\ntrain: 1.00 GiB.*\ntrain: the "
+                                               "last pause took 1.00 s.*\n"));
+  EXPECT_EQ(run({"advise", "train", "--json"}), kExitOk);
+  EXPECT_THAT(out.str(), testing::StartsWith(
+                             R"({"group":"train","advice":[{"check":"scope","bytes":2147483648,)"));
 }
 
 TEST_F(Commands, PauseSaysHowItWent) {
@@ -178,6 +276,76 @@ TEST_F(Commands, OneGroupAndOneTag) {
   EXPECT_EQ(run({"allocations", "--tag", "weights", "nccl", "--summary", "--json"}), kExitOk);
   const std::string rows = out.str();
   EXPECT_EQ(std::count(rows.begin(), rows.end(), '\n'), 2);
+}
+
+TEST_F(Commands, AllGroupsEachByItself) {
+  EXPECT_EQ(run({"pause", "--all"}), kExitOk);
+  EXPECT_EQ(out.str(), "no group is to be paused\n");
+  for (const char* name : {"a", "b", "c"})
+    *broker.node.add_groups() = make_group(name, v1::GROUP_STATE_RUNNING);
+  *broker.node.add_groups() = make_group("d", v1::GROUP_STATE_PAUSED);
+  broker.progress = {make_done("", 1000)};
+  broker.ends["b"] = {grpc::StatusCode::RESOURCE_EXHAUSTED, "group b: the pool is too small"};
+  EXPECT_EQ(run({"pause", "--all"}), kExitResources);
+  EXPECT_THAT(broker.operated_on, testing::ElementsAre("a", "b", "c"));
+  EXPECT_EQ(out.str(), "a: paused in 1.00 ms\nc: paused in 1.00 ms\nd: is paused already\n");
+  EXPECT_EQ(err.str(),
+            "amemctl: group b: the pool is too small\n"
+            "amemctl: 1 of 3 groups could not be paused: b\n");
+  broker.ends["c"] = {grpc::StatusCode::ABORTED, "group c: a rank died"};
+  EXPECT_EQ(run({"pause", "--all", "--json"}), kExitFailed) << "they failed for several reasons";
+  EXPECT_THAT(err.str(), HasSubstr("2 of 3 groups could not be paused: b, c"));
+}
+
+TEST_F(Commands, ResumeOfAllTakesWhatIsPausedOfARunningGroup) {
+  *broker.node.add_groups() = make_group("a", v1::GROUP_STATE_RUNNING);
+  v1::GroupInfo& part = *broker.node.add_groups() = make_group("b", v1::GROUP_STATE_RUNNING);
+  part.set_allocated_bytes(2);
+  part.set_resident_bytes(1);
+  *broker.node.add_groups() = make_group("c", v1::GROUP_STATE_PAUSED);
+  broker.progress = {make_done("", 1000)};
+  broker.ends["none"] = {};
+  EXPECT_EQ(run({"resume", "--all"}), kExitOk) << err.str();
+  EXPECT_EQ(out.str(), "a: is running already\nb: resumed in 1.00 ms\nc: resumed in 1.00 ms\n");
+}
+
+TEST_F(Commands, ADryRunOfAllIsOfThoseThatRun) {
+  *broker.node.add_groups() = make_group("a", v1::GROUP_STATE_RUNNING);
+  *broker.node.add_groups() = make_group("b", v1::GROUP_STATE_PAUSED);
+  EXPECT_EQ(run({"pause", "--all", "--dry-run"}), kExitOk) << err.str();
+  EXPECT_THAT(out.str(), testing::StartsWith("a: 0 B would leave the GPU"));
+  EXPECT_THAT(out.str(), testing::Not(HasSubstr("b: ")));
+}
+
+TEST_F(Commands, ADryRunOfAPauseBeginsNothing) {
+  EXPECT_EQ(run({"pause", "train", "--dry-run"}), kExitNotFound);
+  v1::GroupInfo& group = *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_RUNNING);
+  group.set_owner("uid 1000");
+  v1::TagUsage& heap = *group.add_tags();
+  heap.set_tag("heap");
+  heap.set_allocated_bytes(2ULL << 30);
+  heap.set_resident_bytes(2ULL << 30);
+  broker.node.mutable_pool()->set_ready_bytes(4ULL << 30);
+  EXPECT_EQ(run({"pause", "train", "--dry-run"}), kExitOk) << err.str();
+  EXPECT_THAT(out.str(), HasSubstr("train: 2.00 GiB would leave the GPU"));
+  EXPECT_THAT(out.str(), HasSubstr("fits: the pool has 4.00 GiB free"));
+  v1::OwnerQuotas& owner = *broker.quota_list.add_owners();
+  owner.set_owner("uid 1000");
+  v1::Quota& quota = *owner.add_quotas();
+  quota.set_resource("pool");
+  quota.set_limited(true);
+  quota.set_most(1ULL << 30);
+  v1::PastOperation& pause = *broker.past.add_operations();
+  pause.set_group("train");
+  pause.set_operation("pause");
+  pause.set_us(2'000'000);
+  EXPECT_EQ(run({"pause", "train", "--dry-run", "--json"}), kExitOk) << "it copied nothing then";
+  EXPECT_THAT(out.str(), HasSubstr(R"("fits":"likely")"));
+  EXPECT_THAT(out.str(), HasSubstr(R"("us":2000000)"));
+  pause.set_bytes(2ULL << 30);
+  EXPECT_EQ(run({"pause", "train", "--dry-run"}), kExitResources);
+  EXPECT_THAT(out.str(), HasSubstr("may not fit: the quota of uid 1000 has 1.00 GiB free"));
+  EXPECT_THAT(broker.operated_on, testing::ElementsAre());
 }
 
 TEST_F(Commands, SwapPausesOneAndResumesTheOther) {

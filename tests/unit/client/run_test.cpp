@@ -78,6 +78,22 @@ TEST_F(Run, Scope) {
   EXPECT_THAT(plan.value().environment, Contains(Pair("AMEM_SCOPE", "regions")));
 }
 
+TEST_F(Run, SaysOnceWhatTheDefaultScopeLeavesOnTheGpu) {
+  touch("lib/libamem_shim.so");
+  make_session_socket();
+  EXPECT_THAT(plan_run(options, context).value().notes,
+              ElementsAre(testing::AllOf(HasSubstr("NCCL's memory alone"),
+                                         HasSubstr("stays on the GPU; --scope heap"))));
+  options.scope = "nccl";
+  EXPECT_THAT(plan_run(options, context).value().notes, IsEmpty()) << "somebody has chosen it";
+  options.scope.clear();
+  context.environment["AMEM_SCOPE"] = "regions";
+  EXPECT_THAT(plan_run(options, context).value().notes, IsEmpty());
+  context.environment.erase("AMEM_SCOPE");
+  context.environment["AMEM_DISABLE"] = "1";
+  EXPECT_THAT(plan_run(options, context).value().notes, IsEmpty()) << "the warning says it all";
+}
+
 TEST_F(Run, RequiredAndTrace) {
   touch("lib/libamem_shim.so");
   make_session_socket();

@@ -1,0 +1,69 @@
+#include "client/ctl/command_help.h"
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "client/ctl/exit_code.h"
+
+namespace amem::ctl {
+namespace {
+
+constexpr const char* kJobs = "Jobs";
+constexpr const char* kViews = "What there is and was";
+constexpr const char* kNode = "The node";
+
+struct Shown {
+  const char* group;  // its title in --help
+  const char* name;
+  const char* example;
+};
+
+constexpr Shown kShown[] = {
+    {kJobs, "run", "amemctl run --group train --scope heap -- python3 train.py"},
+    {kJobs, "wait", "amemctl wait group train --ranks 8 --timeout 10m"},
+    {kJobs, "pause", "amemctl pause train --discard kv_cache"},
+    {kJobs, "resume", "amemctl resume train"},
+    {kJobs, "swap", "amemctl swap rollout train"},
+    {kJobs, "policy", "amemctl policy rollout kv_cache discard"},
+    {kJobs, "advise", "amemctl advise train"},
+    {kViews, "status", "amemctl status"},
+    {kViews, "groups", "amemctl groups train"},
+    {kViews, "ranks", "amemctl ranks train"},
+    {kViews, "allocations", "amemctl allocations train --summary"},
+    {kViews, "top", "amemctl top --interval 500ms"},
+    {kViews, "watch", "amemctl watch train --json"},
+    {kViews, "history", "amemctl history train --most 5"},
+    {kViews, "quotas", "amemctl quotas"},
+    {kViews, "metrics", "amemctl metrics --format prometheus"},
+    {kNode, "doctor", "amemctl doctor --group train -- python3 train.py"},
+    {kNode, "health", "amemctl health --timeout 4s"},
+    {kNode, "bench", "amemctl bench --size 8GiB --rounds 3"},
+    {kNode, "upgrade", "amemctl upgrade --timeout 1m"},
+    {kNode, "version", "amemctl version --json"},
+};
+
+constexpr std::string_view kGlobalHelp = R"(Where the broker is:
+  The runtime directory is --runtime-dir, else $AMEM_RUNTIME_DIR, else /run/amem when it exists or
+  for root, else $XDG_RUNTIME_DIR/amem, else /tmp/amem-UID.
+
+Times:
+  TIME is 500ms, 30s, 2m, or a number of seconds. For pause, resume and swap --timeout is how long
+  the ranks may take (default: as the broker is configured); for wait how long to wait (default: 5m;
+  wait idle: 30s); for other commands how long the broker may take to answer (default: 5s).
+
+)";
+
+}  // namespace
+
+void add_help(CLI::App& app) {
+  app.footer(std::string(kGlobalHelp) + std::string(kExitCodeHelp));
+  for (const Shown& shown : kShown) {
+    CLI::App& sub = *app.get_subcommand(shown.name);
+    const std::string note = sub.get_footer();
+    sub.group(shown.group);
+    sub.footer(note + (note.empty() ? "" : "\n") + "Example:\n  " + shown.example +
+               "\nOptions for all commands, and exit codes: amemctl --help");
+  }
+}
+
+}  // namespace amem::ctl

@@ -1,0 +1,202 @@
+#include "client/ctl/conclusions/advice.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "client/core/json.h"
+#include "client/ctl/views/format.h"
+
+namespace amem::ctl {
+namespace {
+
+constexpr std::uint64_t kMiB = 1ULL << 20U;
+constexpr std::uint64_t kGiB = 1ULL << 30U;
+
+// Less than that is copied, or stays, without anybody noticing.
+constexpr std::uint64_t kWorthIt = 64 * kMiB;
+// Most of NCCL's buffers is zeros as it is, which no pause copies.
+constexpr std::uint64_t kMuchOfNccl = kGiB;
+// PyTorch's expandable segments have pieces of 20 MiB. Those that amem makes for a heap are larger.
+constexpr std::uint64_t kSmallPiece = 24 * kMiB;
+constexpr std::uint64_t kManyPieces = 256;
+constexpr std::uint64_t kLongQuiesceUs = 200'000;
+constexpr std::size_t kAtMost = 5;
+
+const v1::TagUsage* tag_of(const v1::GroupInfo& group, const std::string& tag) {
+  for (const v1::TagUsage& usage : group.tags())
+    if (usage.tag() == tag) return &usage;
+  return nullptr;
+}
+
+/// Of the device memory that is not brokered, what is of these kinds.
+std::uint64_t unbrokered(const v1::ListRanksResponse& ranks, const std::set<std::string>& kinds) {
+  std::uint64_t bytes = 0;
+  for (const v1::RankInfo& rank : ranks.ranks())
+    for (const v1::UnbrokeredUsage& usage : rank.unbrokered())
+      if (!usage.host() && kinds.contains(usage.kind())) bytes += usage.bytes();
+  return bytes;
+}
+
+/// Of what is saved, when the group is paused, that is the figure; else what there is at most.
+std::uint64_t copied_of(const v1::GroupInfo& group, const v1::TagUsage& tag) {
+  if (group.state() == v1::GROUP_STATE_PAUSED) return tag.saved_bytes();
+  const std::uint64_t stays = tag.discard_bytes() + tag.pinned_bytes();
+  return tag.allocated_bytes() - std::min(stays, tag.allocated_bytes());
+}
+
+using List = std::vector<Advice>;
+
+void scope(const v1::GroupInfo& group, const v1::ListRanksResponse& ranks, List& list) {
+  const std::uint64_t bytes = unbrokered(ranks, {"device", "vmm"});
+  if (bytes < kWorthIt || tag_of(group, "heap") != nullptr) return;
+  list.push_back({"scope", bytes,
+                  format_bytes(bytes) +
+                      " stays on the GPU through a pause, because the scope leaves it out: start "
+                      "the job with `amemctl run --scope heap`"});
+}
+
+void pools(const v1::GroupInfo&, const v1::ListRanksResponse& ranks, List& list) {
+  if (const std::uint64_t bytes = unbrokered(ranks, {"pool"}); bytes >= kWorthIt)
+    list.push_back({"stream-ordered", bytes,
+                    format_bytes(bytes) +
+                        " of the driver's stream-ordered pools stays on the GPU: use PyTorch "
+                        "without backend:cudaMallocAsync, and cudaMalloc elsewhere"});
+  if (const std::uint64_t bytes = unbrokered(ranks, {"managed"}); bytes >= kWorthIt)
+    list.push_back({"managed", bytes,
+                    format_bytes(bytes) +
+                        " of managed memory stays on the GPU: cudaMalloc in place of "
+                        "cudaMallocManaged lets it leave"});
+}
+
+void cache(const v1::GroupInfo& group, List& list) {
+  for (const v1::TagUsage& tag : group.tags()) {
+    if (tag.tag().find("cache") == std::string::npos) continue;
+    const std::uint64_t bytes = copied_of(group, tag);
+    if (bytes < kWorthIt) continue;
+    list.push_back({"discard", bytes,
+                    format_bytes(bytes) + " of tag " + printable(tag.tag()) +
+                        " is copied out and back: `amemctl policy " + group.name() + " " +
+                        printable(tag.tag()) +
+                        " discard` drops it, if the job fills its cache anew"});
+  }
+}
+
+void regions(const v1::GroupInfo& group, List& list) {
+  const v1::TagUsage* heap = tag_of(group, "heap");
+  if (heap == nullptr) return;
+  for (const v1::TagUsage& tag : group.tags())
+    if (tag.tag() != "heap" && tag.tag() != "nccl") return;  // somebody marks what it is for
+  const std::uint64_t bytes = copied_of(group, *heap);
+  if (bytes < kGiB) return;
+  list.push_back({"tags", bytes,
+                  format_bytes(bytes) +
+                      " has the tag heap alone, and all of it is copied: allocate what the job "
+                      "makes anew, such as a KV cache, in `amem.region(TAG, keep=False)`"});
+}
+
+void pieces(const v1::GroupInfo& group, List& list) {
+  const v1::TagUsage* heap = tag_of(group, "heap");
+  if (heap == nullptr || heap->allocation_count() < kManyPieces ||
+      heap->allocated_bytes() / heap->allocation_count() > kSmallPiece)
+    return;
+  list.push_back({"pieces", heap->allocated_bytes(),
+                  format_bytes(heap->allocated_bytes()) + " of tag heap is in " +
+                      std::to_string(heap->allocation_count()) +
+                      " pieces, and each is mapped by itself: leave expandable_segments out of "
+                      "PYTORCH_CUDA_ALLOC_CONF, so that amem puts them together"});
+}
+
+void scratch(const v1::GroupInfo& group, List& list) {
+  const v1::TagUsage* nccl = tag_of(group, "nccl");
+  if (nccl == nullptr) return;
+  const bool paused = group.state() == v1::GROUP_STATE_PAUSED;
+  const std::uint64_t bytes = copied_of(group, *nccl);
+  if (bytes < (paused ? kWorthIt : kMuchOfNccl)) return;
+  list.push_back({"nccl-scratch", bytes,
+                  (paused ? format_bytes(bytes) : "up to " + format_bytes(bytes)) +
+                      " of NCCL's buffers is copied: AMEM_NCCL_SCRATCH=drop in the job's "
+                      "environment leaves out what holds nothing between collectives"});
+}
+
+void nics(const v1::GroupInfo& group, List& list) {
+  if (group.pinned_bytes() < kWorthIt) return;
+  list.push_back({"pinned", group.pinned_bytes(),
+                  format_bytes(group.pinned_bytes()) +
+                      " is registered with a NIC and stays on the GPU: let the job deregister it "
+                      "before a pause, or register smaller buffers; `amemctl allocations " +
+                      group.name() + " --json` names the pinners"});
+}
+
+void guests(const v1::GroupInfo& group, List& list) {
+  std::uint64_t bytes = 0;
+  std::set<std::string> names;
+  for (const v1::GuestUsage& guest : group.guests()) {
+    bytes += guest.bytes();
+    names.insert(printable(guest.guest()));
+  }
+  if (bytes < kWorthIt) return;
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  list.push_back({"guests", bytes,
+                  format_bytes(bytes) + " is open in " + text +
+                      " and stays on the GPU: let these jobs close it before the pause"});
+}
+
+/// Of the last pause: whether it mostly waited for the program.
+void quiesce(const v1::ListHistoryResponse& history, List& list) {
+  const auto& all = history.operations();
+  const auto last = std::find_if(all.rbegin(), all.rend(), [](const v1::PastOperation& each) {
+    return each.operation() == "pause" && each.code() == 0;
+  });
+  if (last == all.rend()) return;
+  for (const v1::PhaseTime& time : last->times()) {
+    if (time.phase() != "quiesce" || time.us() < kLongQuiesceUs || time.us() * 2 < last->us())
+      continue;
+    list.push_back({"quiesce", 0,
+                    "the last pause took " + format_micros(last->us()) + ", of which " +
+                        format_micros(time.us()) +
+                        " until the ranks were quiet: pause between steps, when no long kernel "
+                        "and no capture runs"});
+    return;
+  }
+}
+
+}  // namespace
+
+std::vector<Advice> advice_for(const v1::GroupInfo& group, const v1::ListRanksResponse& ranks,
+                               const v1::ListHistoryResponse& history) {
+  List list;
+  scope(group, ranks, list);
+  pools(group, ranks, list);
+  cache(group, list);
+  regions(group, list);
+  pieces(group, list);
+  scratch(group, list);
+  nics(group, list);
+  guests(group, list);
+  quiesce(history, list);
+  std::stable_sort(list.begin(), list.end(),
+                   [](const Advice& a, const Advice& b) { return a.bytes > b.bytes; });
+  if (list.size() > kAtMost) list.resize(kAtMost);
+  return list;
+}
+
+std::string advice_view(const v1::GroupInfo& group, const std::vector<Advice>& advice) {
+  const std::string name = printable(group.name()) + ": ";
+  std::string text;
+  for (const Advice& each : advice) text += name + each.text + "\n";
+  return !text.empty() ? text
+                       : name + "nothing to advise: no large part of its " +
+                             format_bytes(group.allocated_bytes()) +
+                             " stays on the GPU or is copied without need\n";
+}
+
+std::string to_json(const v1::GroupInfo& group, const std::vector<Advice>& advice) {
+  client::Json list = client::Json::array();
+  for (const Advice& each : advice)
+    list.push_back({{"check", each.check}, {"bytes", each.bytes}, {"text", each.text}});
+  return client::text_of({{"group", group.name()}, {"advice", list}});
+}
+
+}  // namespace amem::ctl

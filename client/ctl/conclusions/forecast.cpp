@@ -1,0 +1,281 @@
+#include "client/ctl/conclusions/forecast.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "client/core/json.h"
+#include "client/ctl/views/format.h"
+#include "client/ctl/views/views.h"
+
+namespace amem::ctl {
+namespace {
+
+bool names(const std::vector<std::string>& tags, const std::string& tag) {
+  return std::find(tags.begin(), tags.end(), tag) != tags.end();
+}
+
+std::uint64_t less(std::uint64_t from, std::uint64_t what) { return from - std::min(from, what); }
+
+bool is_chosen(const CommandLine& o, const std::string& tag) {
+  if (!o.tags.empty()) return names(o.tags, tag);
+  return !names(o.except, tag);
+}
+
+bool is_whole(const CommandLine& o) { return o.tags.empty() && o.except.empty(); }
+
+Result<const v1::GroupInfo*> running_group(const v1::NodeStatus& node, const std::string& name) {
+  for (const v1::GroupInfo& group : node.groups()) {
+    if (group.name() != name && group.address() != name) continue;
+    if (group.state() == v1::GROUP_STATE_RUNNING) return &group;
+    return Status(Code::kFailedPrecondition, "group " + name + " is " + state_text(group) +
+                                                 ", and only a running one can be "
+                                                 "paused; `amemctl groups " +
+                                                 name + "` shows more");
+  }
+  return Status(Code::kNotFound,
+                "there is no group " + name + "; `amemctl groups` lists what there is");
+}
+
+/// As the broker refuses them.
+Status check_chosen_tags(const CommandLine& o, const v1::GroupInfo& group) {
+  std::string there;
+  for (const v1::TagUsage& usage : group.tags())
+    there += (there.empty() ? "" : ", ") + printable(usage.tag());
+  for (const auto* list : {&o.tags, &o.except, &o.discard})
+    for (const std::string& tag : *list) {
+      const bool any = list == &o.except && (tag == "nccl" || tag == "heap");
+      const bool has = std::any_of(group.tags().begin(), group.tags().end(),
+                                   [&](const v1::TagUsage& usage) { return usage.tag() == tag; });
+      if (!has && !any)
+        return {Code::kNotFound,
+                "group " + group.name() + " has no memory of tag " + tag + "; it has " + there};
+    }
+  for (const std::string& tag : o.discard)
+    if (tag == "nccl" || !is_chosen(o, tag))
+      return {Code::kInvalidArgument,
+              "tag " + tag + " cannot be dropped: " +
+                  (tag == "nccl" ? "NCCL's bytes are always kept" : "the pause is not about it") +
+                  "; leave it out of --discard"};
+  return {};
+}
+
+/// A library that is linked to a driver call that amem does not know keeps its group from pausing.
+Status check_calls(const v1::GroupInfo& group, const v1::ListRanksResponse& ranks) {
+  for (const v1::RankInfo& rank : ranks.ranks()) {
+    if (rank.group() != group.name()) continue;
+    for (const v1::UnknownCall& call : rank.unknown_calls())
+      if (call.fate() == "linked")
+        return {Code::kFailedPrecondition,
+                "group " + group.name() + " cannot be paused: rank " + std::to_string(rank.rank()) +
+                    " (pid " + std::to_string(rank.pid()) + ") has loaded " + call.library() +
+                    ", which is linked to " + call.name() +
+                    ", a driver call that amem does not know; `amemctl ranks " + group.name() +
+                    "` lists such calls"};
+  }
+  return {};
+}
+
+/// The bytes, by what becomes of them.
+GroupForecast bytes_of(const CommandLine& o, const v1::GroupInfo& group) {
+  GroupForecast sum;
+  sum.group = group.name();
+  if (is_whole(o)) sum.unbrokered_bytes = group.unbrokered_bytes();
+  std::map<std::string, std::uint64_t> open;
+  for (const v1::GuestUsage& guest : group.guests())
+    if (!guest.owner().empty()) open[guest.tag()] += guest.bytes();
+  for (const v1::TagUsage& tag : group.tags()) {
+    if (!is_chosen(o, tag.tag())) continue;
+    const std::uint64_t pinned = std::min(tag.pinned_bytes(), tag.resident_bytes());
+    // Several guests may have opened the same allocation.
+    const std::uint64_t guests = std::min(open[tag.tag()], tag.resident_bytes() - pinned);
+    const std::uint64_t leaves = tag.resident_bytes() - pinned - guests;
+    // What an earlier pause has dropped is among the bytes that the policies drop.
+    const std::uint64_t dropped =
+        names(o.discard, tag.tag())
+            ? leaves
+            : std::min(leaves, less(tag.discard_bytes(), tag.dropped_bytes()));
+    sum.pinned_bytes += pinned;
+    sum.guest_bytes += guests;
+    sum.dropped_bytes += dropped;
+    sum.copied_bytes += leaves - dropped;
+  }
+  return sum;
+}
+
+std::uint64_t save_us(const v1::PastOperation& operation) {
+  for (const v1::PhaseTime& time : operation.times())
+    if (time.phase() == "save") return time.us();
+  return 0;
+}
+
+/// A pause of all of a group's memory that waited for no other group.
+bool is_plain_pause(const v1::PastOperation& operation) {
+  return operation.operation() == "pause" && operation.code() == 0 && !operation.swap() &&
+         operation.tags().empty();
+}
+
+const v1::PastOperation* last_pause(const std::string& group,
+                                    const v1::ListHistoryResponse& history) {
+  const v1::PastOperation* last = nullptr;
+  for (const v1::PastOperation& each : history.operations())
+    if (each.group() == group && is_plain_pause(each)) last = &each;
+  return last;
+}
+
+/// From the group's last pause, else from what the node's others copied in their time.
+void estimate(const CommandLine& o, const v1::ListHistoryResponse& history, GroupForecast& f) {
+  const v1::PastOperation* last = last_pause(f.group, history);
+  if (last != nullptr && is_whole(o)) {
+    const std::uint64_t save = std::min(save_us(*last), last->us());
+    // It may have less to copy than it had then. Whether it has more depends on the zeros in it.
+    const double share = last->bytes() > 0 ? std::min(1.0, static_cast<double>(f.copied_bytes) /
+                                                               static_cast<double>(last->bytes()))
+                                           : 1.0;
+    f.us = last->us() - save + static_cast<std::uint64_t>(static_cast<double>(save) * share);
+    f.rests_on = "its last pause took " + format_micros(last->us()) + " and copied " +
+                 format_bytes(last->bytes());
+    return;
+  }
+  std::uint64_t bytes = 0;
+  std::uint64_t copying = 0;
+  std::uint64_t rest = 0;
+  std::uint64_t count = 0;
+  for (const v1::PastOperation& each : history.operations()) {
+    if (!is_plain_pause(each) || each.bytes() == 0 || save_us(each) == 0) continue;
+    bytes += each.bytes();
+    copying += save_us(each);
+    rest += less(each.us(), save_us(each));
+    ++count;
+  }
+  if (count == 0) return;
+  const double rate = static_cast<double>(bytes) / static_cast<double>(copying);  // MB/s
+  f.us = rest / count + static_cast<std::uint64_t>(static_cast<double>(f.copied_bytes) / rate);
+  char text[64];
+  std::snprintf(text, sizeof text, "%.3g GB/s", rate / 1000);
+  f.rests_on = std::to_string(count) + (count == 1 ? " pause" : " pauses") +
+               " on this node copied at " + text;
+}
+
+/// What the groups may still have of the pool: what is free there, or less by a quota.
+void limit(const v1::NodeStatus& node, const v1::ListQuotasResponse& quotas,
+           const std::map<std::string, std::uint64_t>& by_owner, Forecast& forecast) {
+  forecast.free_bytes = less(node.pool().ready_bytes(), node.pool().used_bytes());
+  forecast.limit = "the pool";
+  for (const v1::OwnerQuotas& owner : quotas.owners()) {
+    const auto needs = by_owner.find(owner.owner());
+    if (needs == by_owner.end()) continue;
+    for (const v1::Quota& quota : owner.quotas()) {
+      if (quota.resource() != "pool" || !quota.limited()) continue;
+      // What others of these groups need is not of this quota.
+      const std::uint64_t left =
+          less(quota.most(), quota.used()) + less(forecast.copied_bytes, needs->second);
+      if (left >= forecast.free_bytes) continue;
+      forecast.free_bytes = left;
+      forecast.limit = "the quota of " + owner.owner();
+    }
+  }
+}
+
+std::string stays(const GroupForecast& f) {
+  std::string text;
+  const auto add = [&text](std::uint64_t bytes, const char* why) {
+    if (bytes > 0) text += (text.empty() ? "" : ", ") + format_bytes(bytes) + why;
+  };
+  add(f.unbrokered_bytes, " that is not brokered");
+  add(f.pinned_bytes, " that a NIC knows");
+  add(f.guest_bytes, " that other groups have open, unless the pause is refused for it");
+  return text;
+}
+
+}  // namespace
+
+Result<Forecast> forecast_pause(const CommandLine& o, const Known& known) {
+  Forecast forecast;
+  std::map<std::string, std::uint64_t> by_owner;
+  bool measured = true;
+  for (const std::string& name : o.groups) {
+    const auto found = running_group(known.node, name);
+    if (!found.ok()) return found.status();
+    const v1::GroupInfo& group = *found.value();
+    if (Status status = check_chosen_tags(o, group); !status.ok()) return status;
+    if (Status status = check_calls(group, known.ranks); !status.ok()) return status;
+    GroupForecast of = bytes_of(o, group);
+    if (of.guest_bytes > 0 && o.guests == v1::GUEST_POLICY_REFUSE)
+      return Status(Code::kFailedPrecondition,
+                    "group " + name + " would not be paused: other groups have " +
+                        format_bytes(of.guest_bytes) + " of it open; `amemctl groups " + name +
+                        "` names them, and --guests pin leaves that on the GPU");
+    estimate(o, known.history, of);
+    forecast.copied_bytes += of.copied_bytes;
+    by_owner[group.owner()] += of.copied_bytes;
+    const v1::PastOperation* last = is_whole(o) ? last_pause(group.name(), known.history) : nullptr;
+    if (last != nullptr)
+      forecast.last_bytes += last->bytes();
+    else
+      measured = false;
+    forecast.groups.push_back(std::move(of));
+  }
+  limit(known.node, known.quotas, by_owner, forecast);
+  if (forecast.copied_bytes > forecast.free_bytes)
+    forecast.fit =
+        measured && forecast.last_bytes <= forecast.free_bytes ? Fit::kLikely : Fit::kUnsure;
+  if (!measured) forecast.last_bytes = 0;
+  return forecast;
+}
+
+std::string forecast_view(const Forecast& forecast) {
+  std::string text;
+  for (const GroupForecast& f : forecast.groups) {
+    const std::string name = printable(f.group) + ": ";
+    text += name + format_bytes(f.copied_bytes + f.dropped_bytes) +
+            " would leave the GPU: at most " + format_bytes(f.copied_bytes) + " is copied, and " +
+            format_bytes(f.dropped_bytes) + " dropped\n";
+    text += name +
+            (f.us == 0 ? std::string("nobody knows how long it takes: no pause has been "
+                                     "measured here yet; `amemctl bench` measures some")
+                       : "takes about " + format_micros(f.us) + ": " + f.rests_on) +
+            "\n";
+    if (const std::string what = stays(f); !what.empty())
+      text += name + "stays on the GPU: " + what + "\n";
+  }
+  const std::string has = forecast.limit + " has " + format_bytes(forecast.free_bytes) + " free";
+  const std::string needs = "at most " + format_bytes(forecast.copied_bytes);
+  switch (forecast.fit) {
+    case Fit::kCertain:
+      return text + "fits: " + has + ", and " + needs + " is needed\n";
+    case Fit::kLikely:
+      return text + "fits if as much of it is zeros as at the last pause: " + has + ", " + needs +
+             " is needed, and " + format_bytes(forecast.last_bytes) + " was then\n";
+    case Fit::kUnsure:
+      break;
+  }
+  return text + "may not fit: " + has + ", and " + needs +
+         " is needed; blocks of zeros need none. Resume or end a group that is paused, drop tags "
+         "with --discard, or make the pool larger\n";
+}
+
+std::string to_json(const Forecast& forecast) {
+  client::Json groups = client::Json::array();
+  for (const GroupForecast& f : forecast.groups)
+    groups.push_back({{"group", f.group},
+                      {"copied_bytes", f.copied_bytes},
+                      {"dropped_bytes", f.dropped_bytes},
+                      {"pinned_bytes", f.pinned_bytes},
+                      {"guest_bytes", f.guest_bytes},
+                      {"unbrokered_bytes", f.unbrokered_bytes},
+                      {"us", f.us},
+                      {"rests_on", f.rests_on}});
+  const char* fits = forecast.fit == Fit::kCertain  ? "yes"
+                     : forecast.fit == Fit::kLikely ? "likely"
+                                                    : "unsure";
+  return client::text_of({{"dry_run", true},
+                          {"fits", fits},
+                          {"copied_bytes", forecast.copied_bytes},
+                          {"free_bytes", forecast.free_bytes},
+                          {"limit", forecast.limit},
+                          {"groups", groups}});
+}
+
+}  // namespace amem::ctl

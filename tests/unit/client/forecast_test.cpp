@@ -1,0 +1,223 @@
+// What `amemctl pause --dry-run` makes of the broker's answers.
+#include "client/ctl/conclusions/forecast.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace amem::ctl {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr std::uint64_t kGiga = 1ULL << 30U;
+
+class ForecastTest : public testing::Test {
+ protected:
+  ForecastTest() {
+    options.groups = {"train"};
+    known.node.mutable_pool()->set_ready_bytes(64 * kGiga);
+    known.node.mutable_pool()->set_used_bytes(24 * kGiga);
+    add("train");
+  }
+
+  v1::GroupInfo& add(const std::string& name) {
+    v1::GroupInfo& group = *known.node.add_groups();
+    group.set_name(name);
+    group.set_owner("uid 1000");
+    group.set_state(v1::GROUP_STATE_RUNNING);
+    return group;
+  }
+  v1::GroupInfo& group(int number = 0) { return *known.node.mutable_groups(number); }
+  v1::TagUsage& tag(const std::string& name, std::uint64_t bytes, int of = 0) {
+    v1::TagUsage& usage = *group(of).add_tags();
+    usage.set_tag(name);
+    usage.set_allocated_bytes(bytes);
+    usage.set_resident_bytes(bytes);
+    return usage;
+  }
+  v1::PastOperation& paused(const std::string& name, std::uint64_t us, std::uint64_t save_us,
+                            std::uint64_t bytes) {
+    v1::PastOperation& pause = *known.history.add_operations();
+    pause.set_group(name);
+    pause.set_operation("pause");
+    pause.set_us(us);
+    pause.set_bytes(bytes);
+    v1::PhaseTime& time = *pause.add_times();
+    time.set_phase("save");
+    time.set_us(save_us);
+    return pause;
+  }
+
+  Forecast forecast() const {
+    auto made = forecast_pause(options, known);
+    EXPECT_TRUE(made.ok()) << made.status().text();
+    return made.ok() ? made.value() : Forecast();
+  }
+  Status refused() const { return forecast_pause(options, known).status(); }
+
+  CommandLine options;
+  Known known;
+};
+
+TEST_F(ForecastTest, WhatLeavesAndWhatStays) {
+  tag("weights", 10 * kGiga).set_pinned_bytes(kGiga);
+  tag("kv_cache", 20 * kGiga).set_discard_bytes(20 * kGiga);
+  tag("nccl", 2 * kGiga);
+  group().set_unbrokered_bytes(3 * kGiga);
+  v1::GuestUsage& guest = *group().add_guests();
+  guest.set_owner("train");
+  guest.set_tag("weights");
+  guest.set_bytes(4 * kGiga);
+  const GroupForecast f = forecast().groups.at(0);
+  EXPECT_EQ(f.copied_bytes, 7 * kGiga) << "5 GiB of weights, and NCCL's";
+  EXPECT_EQ(f.dropped_bytes, 20 * kGiga);
+  EXPECT_EQ(f.pinned_bytes, kGiga);
+  EXPECT_EQ(f.guest_bytes, 4 * kGiga);
+  EXPECT_EQ(f.unbrokered_bytes, 3 * kGiga);
+  EXPECT_THAT(forecast_view(forecast()),
+              AllOf(HasSubstr("train: 27.0 GiB would leave the GPU: at most 7.00 GiB is copied"),
+                    HasSubstr("3.00 GiB that is not brokered, 1.00 GiB that a NIC knows, 4.00 GiB "
+                              "that other groups have open")));
+}
+
+TEST_F(ForecastTest, ChosenTags) {
+  tag("weights", 10 * kGiga);
+  tag("kv_cache", 20 * kGiga);
+  group().set_unbrokered_bytes(3 * kGiga);
+  options.tags = {"kv_cache"};
+  EXPECT_EQ(forecast().groups.at(0).copied_bytes, 20 * kGiga);
+  EXPECT_EQ(forecast().groups.at(0).unbrokered_bytes, 0U) << "the group runs on with it";
+  options.discard = {"kv_cache"};
+  EXPECT_EQ(forecast().groups.at(0).copied_bytes, 0U);
+  EXPECT_EQ(forecast().groups.at(0).dropped_bytes, 20 * kGiga);
+  options.tags = {};
+  options.except = {"kv_cache"};
+  EXPECT_EQ(refused().code(), Code::kInvalidArgument) << "dropped, and not paused";
+  options.discard = {};
+  EXPECT_EQ(forecast().groups.at(0).copied_bytes, 10 * kGiga);
+}
+
+TEST_F(ForecastTest, WhatAnEarlierPauseOfTagsHasTakenIsNotCountedAgain) {
+  v1::TagUsage& cache = tag("kv_cache", 20 * kGiga);
+  cache.set_discard_bytes(20 * kGiga);
+  cache.set_dropped_bytes(15 * kGiga);
+  cache.set_resident_bytes(5 * kGiga);
+  EXPECT_EQ(forecast().groups.at(0).dropped_bytes, 5 * kGiga);
+  EXPECT_EQ(forecast().groups.at(0).copied_bytes, 0U);
+}
+
+TEST_F(ForecastTest, WhatThePauseWouldEndWith) {
+  tag("nccl", kGiga);
+  options.groups = {"train", "other"};
+  EXPECT_EQ(refused().code(), Code::kNotFound);
+  options.groups = {"train"};
+  options.tags = {"weights"};
+  EXPECT_EQ(refused().code(), Code::kNotFound);
+  EXPECT_THAT(refused().text(), HasSubstr("group train has no memory of tag weights; it has nccl"));
+  options.tags = {};
+  options.discard = {"nccl"};
+  EXPECT_EQ(refused().code(), Code::kInvalidArgument);
+  options.discard = {};
+  group().set_state(v1::GROUP_STATE_PAUSED);
+  EXPECT_EQ(refused().code(), Code::kFailedPrecondition);
+  EXPECT_THAT(refused().text(), HasSubstr("group train is paused"));
+}
+
+TEST_F(ForecastTest, GuestsThatAreRefused) {
+  tag("weights", kGiga);
+  v1::GuestUsage& guest = *group().add_guests();
+  guest.set_owner("train");
+  guest.set_tag("weights");
+  guest.set_bytes(kGiga);
+  EXPECT_TRUE(refused().ok());
+  options.guests = v1::GUEST_POLICY_REFUSE;
+  EXPECT_EQ(refused().code(), Code::kFailedPrecondition);
+  EXPECT_THAT(refused().text(), HasSubstr("other groups have 1.00 GiB of it open"));
+}
+
+TEST_F(ForecastTest, ALibraryThatKeepsItFromPausing) {
+  v1::RankInfo& rank = *known.ranks.add_ranks();
+  rank.set_group("train");
+  v1::UnknownCall& call = *rank.add_unknown_calls();
+  call.set_name("cuNewCall");
+  call.set_fate("hidden");
+  EXPECT_TRUE(refused().ok());
+  call.set_fate("linked");
+  call.set_library("libnew.so");
+  EXPECT_EQ(refused().code(), Code::kFailedPrecondition);
+  EXPECT_THAT(refused().text(), HasSubstr("libnew.so, which is linked to cuNewCall"));
+}
+
+TEST_F(ForecastTest, FitsForCertain) {
+  tag("heap", 40 * kGiga);
+  EXPECT_EQ(forecast().fit, Fit::kCertain);
+  EXPECT_THAT(forecast_view(forecast()),
+              HasSubstr("fits: the pool has 40.0 GiB free, and at most 40.0 GiB is needed\n"));
+  EXPECT_THAT(forecast_view(forecast()), Not(HasSubstr("stays")));
+}
+
+TEST_F(ForecastTest, FitsAsTheLastPauseDid) {
+  tag("heap", 41 * kGiga);
+  EXPECT_EQ(forecast().fit, Fit::kUnsure) << "nothing says how much of it is zeros";
+  EXPECT_THAT(forecast_view(forecast()), HasSubstr("may not fit: the pool has 40.0 GiB free"));
+  paused("train", 500'000, 400'000, 20 * kGiga);
+  EXPECT_EQ(forecast().fit, Fit::kLikely);
+  EXPECT_THAT(forecast_view(forecast()), HasSubstr("is needed, and 20.0 GiB was then"));
+  paused("train", 500'000, 400'000, 41 * kGiga);
+  EXPECT_EQ(forecast().fit, Fit::kUnsure) << "the last one counts";
+}
+
+TEST_F(ForecastTest, SeveralGroupsShareThePool) {
+  add("rollout");
+  tag("heap", 30 * kGiga);
+  tag("heap", 30 * kGiga, 1);
+  options.groups = {"train", "rollout"};
+  EXPECT_EQ(forecast().copied_bytes, 60 * kGiga);
+  EXPECT_EQ(forecast().fit, Fit::kUnsure);
+  EXPECT_THAT(to_json(forecast()),
+              AllOf(HasSubstr(R"("fits":"unsure")"), HasSubstr(R"("group":"rollout")")));
+}
+
+TEST_F(ForecastTest, AQuotaMayBeNarrowerThanThePool) {
+  tag("heap", 10 * kGiga);
+  v1::OwnerQuotas& owner = *known.quotas.add_owners();
+  owner.set_owner("uid 1000");
+  v1::Quota& quota = *owner.add_quotas();
+  quota.set_resource("pool");
+  quota.set_used(4 * kGiga);
+  quota.set_most(12 * kGiga);
+  EXPECT_EQ(forecast().fit, Fit::kCertain) << "it is not limited";
+  quota.set_limited(true);
+  EXPECT_EQ(forecast().fit, Fit::kUnsure);
+  EXPECT_THAT(forecast_view(forecast()), HasSubstr("the quota of uid 1000 has 8.00 GiB free"));
+  owner.set_owner("uid 1001");
+  EXPECT_EQ(forecast().fit, Fit::kCertain) << "it is another's";
+}
+
+TEST_F(ForecastTest, TheTimeRestsOnTheGroupsLastPause) {
+  tag("heap", 10 * kGiga);
+  paused("train", 500'000, 400'000, 20 * kGiga);
+  EXPECT_EQ(forecast().groups.at(0).us, 300'000U) << "half as much to copy";
+  EXPECT_THAT(forecast_view(forecast()), HasSubstr("train: takes about 300 ms: its last pause took "
+                                                   "500 ms and copied 20.0 GiB\n"));
+  paused("train", 700'000, 600'000, 5 * kGiga);
+  EXPECT_EQ(forecast().groups.at(0).us, 700'000U) << "the rest was zeros, and may be again";
+  paused("train", 9'000'000, 1, kGiga).set_swap(true);
+  paused("train", 9'000'000, 1, kGiga).set_code(4);
+  paused("train", 9'000'000, 1, kGiga).set_tags("tag heap");
+  EXPECT_EQ(forecast().groups.at(0).us, 700'000U) << "these say little of a plain pause";
+}
+
+TEST_F(ForecastTest, TheTimeRestsOnOthersWhereTheGroupWasNeverPaused) {
+  tag("heap", 10'000'000'000);
+  EXPECT_EQ(forecast().groups.at(0).us, 0U);
+  EXPECT_THAT(forecast_view(forecast()), HasSubstr("train: nobody knows how long it takes"));
+  paused("rollout", 500'000, 400'000, 20'000'000'000);
+  EXPECT_EQ(forecast().groups.at(0).us, 300'000U);
+  EXPECT_THAT(forecast_view(forecast()), HasSubstr("1 pause on this node copied at 50 GB/s"));
+}
+
+}  // namespace
+}  // namespace amem::ctl
