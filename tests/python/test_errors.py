@@ -1,4 +1,8 @@
 """Errors, and what the calls refuse before they ask anybody."""
+import asyncio
+import copy
+import pickle
+
 import pytest
 
 import amem
@@ -17,6 +21,28 @@ def test_every_code_has_an_error():
     assert type(errors.error_of(9, "x")) is amem.FailedPreconditionError
     assert type(errors.error_of(15, "x")) is amem.DataLossError
     assert type(errors.error_of(2, "x")) is amem.Error
+
+
+@pytest.mark.parametrize("kind, python", [
+    (amem.DeadlineExceededError, TimeoutError),
+    (amem.InvalidArgumentError, ValueError),
+    (amem.PermissionDeniedError, PermissionError),
+])
+def test_errors_are_also_pythons(kind, python):
+    with pytest.raises(python) as caught:
+        raise errors.error_of(kind.code, "rank 3 did not come")
+    assert type(caught.value) is kind and isinstance(caught.value, amem.Error)
+    for original in (kind("rank 3 did not come"), kind("rank 3 did not come", amem.Code.ABORTED)):
+        for error in (original, copy.copy(original), copy.deepcopy(original), pickle.loads(pickle.dumps(original))):
+            assert type(error) is kind and error.args == ("rank 3 did not come",)
+            assert (error.code, error.text, str(error)) == (original.code, "rank 3 did not come", "rank 3 did not come")
+            assert getattr(error, "errno", None) is None and getattr(error, "filename", None) is None
+
+
+def test_no_error_is_taken_for_that_of_a_cancelled_task():
+    assert not hasattr(amem, "CancelledError")
+    assert not issubclass(amem.OperationCancelledError, asyncio.CancelledError)
+    assert type(errors.error_of(1, "x")) is amem.OperationCancelledError
 
 
 def test_an_unknown_code_is_unknown_and_a_text_is_never_empty():

@@ -19,17 +19,17 @@ from amem._rank import group, is_active, pause, resume, set_group, set_policy, s
 from amem._regions import move, region, unbrokered
 from amem._version import __version__
 from amem.errors import (
-    AbortedError, CancelledError, Code, DataLossError, DeadlineExceededError, Error, FailedPreconditionError,
-    InternalError, InvalidArgumentError, NotFoundError, PermissionDeniedError, ResourceExhaustedError, UnavailableError,
-    UnimplementedError)
+    AbortedError, Code, DataLossError, DeadlineExceededError, Error, FailedPreconditionError, InternalError,
+    InvalidArgumentError, NotFoundError, OperationCancelledError, PermissionDeniedError, ResourceExhaustedError,
+    UnavailableError, UnimplementedError)
 
 if TYPE_CHECKING:
     from amem.broker import Broker
     from amem.cluster import Cluster
 
 __all__ = [
-    "AbortedError", "Broker", "CancelledError", "Cluster", "Code", "DataLossError", "DeadlineExceededError", "Error",
-    "FailedPreconditionError", "InternalError", "InvalidArgumentError", "NotFoundError", "PermissionDeniedError",
+    "AbortedError", "Broker", "Cluster", "Code", "DataLossError", "DeadlineExceededError", "Error", "FailedPreconditionError",
+    "InternalError", "InvalidArgumentError", "NotFoundError", "OperationCancelledError", "PermissionDeniedError",
     "ResourceExhaustedError", "UnavailableError", "UnimplementedError", "__version__", "environment", "extend_timeouts", "group", "is_active",
     "launch", "move", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "set_policy", "shim_path", "stats",
     "swap", "swap_async", "unbrokered"]

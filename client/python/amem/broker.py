@@ -78,7 +78,7 @@ class Broker:
         self._calls = _wire.Calls(self._channel)
 
     def close(self) -> None:
-        """Ends the connection and every call under way with CancelledError; operations go on in the broker."""
+        """Ends the connection and every call under way with OperationCancelledError; operations go on in the broker."""
         self._connection.closed = True
         self._channel.close()
 
@@ -202,7 +202,7 @@ class Broker:
                on_progress: OnProgress | None = None, *, except_tags: Tags = None) -> list[Progress]: ...
     def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None,
                on_progress: OnProgress | None = None, *, except_tags: Tags = None) -> Progress | list[Progress]:
-        """Brings the memory of a paused group back. As pause() otherwise; after an error but CancelledError the group
+        """Brings the memory of a paused group back. As pause() otherwise; after an error but OperationCancelledError the group
         is as before, with its bytes safe; only a failure in the last phase, "open", leaves it running.
         Of several groups none runs before every one has all its memory.
 

@@ -313,7 +313,7 @@ def test_errors_are_amems_own_and_name_the_node(nodes):
         assert f"(Ray's {cluster.nodes[1][:12]}" in caught.value.text
         assert states(cluster, "train") == ["RUNNING"]
         end_ranks(ranks)
-    with pytest.raises(amem.CancelledError):
+    with pytest.raises(amem.OperationCancelledError):
         cluster.pause("train")
 
 
@@ -396,7 +396,7 @@ def test_close_in_the_middle(nodes):
     cluster.close()
     assert left_behind() == []
     thread.join(patience(20))
-    assert len(ended) == 1 and isinstance(ended[0], (amem.CancelledError, amem.UnavailableError)), ended
+    assert len(ended) == 1 and isinstance(ended[0], (amem.OperationCancelledError, amem.UnavailableError)), ended
     end_ranks(ranks)
 
 

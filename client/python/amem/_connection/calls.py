@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from amem.errors import (
-    CancelledError, DeadlineExceededError, Error, InternalError, PermissionDeniedError, UnavailableError,
+    OperationCancelledError, DeadlineExceededError, Error, InternalError, PermissionDeniedError, UnavailableError,
     UnimplementedError, error_of)
 from amem.messages import Event, Progress, from_wire
 
@@ -40,7 +40,7 @@ class Ending:
         """`failure`: the grpc.RpcError."""
         status, text = failure.code(), failure.details() or ""
         if status == grpc.StatusCode.CANCELLED and (self.stopped or self._connection.closed):
-            return CancelledError(
+            return OperationCancelledError(
                 "stopped waiting; the operation goes on in the broker" if self._operation else "stopped")
         if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # a broker that ends cancels its calls
             return self._unavailable(text)
@@ -115,7 +115,7 @@ class Operation(Iterator[Progress]):
         return self._done
 
     def cancel(self) -> None:
-        """Stops waiting, from any thread: the iterator then raises CancelledError. The operation goes on in the
+        """Stops waiting, from any thread: the iterator then raises OperationCancelledError. The operation goes on in the
         broker."""
         self._ending.stopped = True
         self._stream.cancel()

@@ -20,7 +20,7 @@ from amem import _launcher
 from amem._arguments import Groups, Tags
 from amem._version import __version__
 from amem.errors import (
-    CancelledError, DeadlineExceededError, Error, FailedPreconditionError, InternalError, InvalidArgumentError,
+    OperationCancelledError, DeadlineExceededError, Error, FailedPreconditionError, InternalError, InvalidArgumentError,
     ResourceExhaustedError, UnavailableError, error_of)
 from amem.messages import NodeStatus, Progress
 from amem.ray._certificates import Authority
@@ -277,7 +277,7 @@ class Cluster:
 
     def close(self) -> None:
         """Ends the amemds that this has started, their directories and the actors; returns when they are gone.
-        Operations under way end with CancelledError or UnavailableError. It raises nothing: what cannot be reached ends
+        Operations under way end with OperationCancelledError or UnavailableError. It raises nothing: what cannot be reached ends
         by itself."""
         with self._lock:
             if self._closed:
@@ -306,7 +306,7 @@ class Cluster:
     # ---- how ----
     def _check_open(self) -> None:
         if self._closed:
-            raise CancelledError("this amem.ray.Cluster is closed")
+            raise OperationCancelledError("this amem.ray.Cluster is closed")
 
     def _bundle(self, number: int) -> tuple[Any, int, _Place]:
         if not 0 <= number < len(self._bundles):
