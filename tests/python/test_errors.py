@@ -7,7 +7,7 @@ import pytest
 
 import amem
 from amem import errors
-from amem._arguments import milliseconds, tag_list
+from amem._arguments import form_number, format_number, guest_policy, milliseconds, policy_number, tag_list
 
 
 def test_every_code_has_an_error():
@@ -71,6 +71,18 @@ def test_times():
             milliseconds(bad)
 
 
+def test_choices_are_names_or_members():
+    assert (guest_policy(None), guest_policy("pin"), guest_policy(amem.GuestPolicy.REFUSE)) == (0, 1, 2)
+    assert (policy_number("discard"), policy_number(amem.Policy.KEEP)) == (2, 1)
+    assert (form_number("sparse"), form_number(amem.Form.AUTO)) == (3, 1)
+    assert (format_number("prometheus"), format_number(amem.MetricsFormat.OPENMETRICS)) == (2, 1)
+    for number, bad, said in ((guest_policy, "wait", "pin or refuse"), (policy_number, 1, "keep or discard"),
+                              (policy_number, amem.Policy.UNSPECIFIED, "keep or discard"), (policy_number, amem.Form.DENSE, "keep or discard"),
+                              (form_number, "zip", "auto, dense or sparse"), (format_number, "xml", "openmetrics or prometheus")):
+        with pytest.raises(amem.InvalidArgumentError, match=said):
+            number(bad)
+
+
 @pytest.mark.parametrize("name", ["", "../etc", ".hidden", "-x", "a b", "x" * 64])
 def test_group_names(name):
     with pytest.raises(amem.InvalidArgumentError):
@@ -82,6 +94,9 @@ def test_group_names(name):
 def test_nothing_heavy_is_imported(python):
     script = """
         import sys, amem, amem.compat, amem.nccl
+        assert not {"torch", "grpc", "google"} & set(sys.modules), sorted(sys.modules)
+        assert "amem.messages" not in sys.modules
+        amem.Policy
         assert not {"torch", "grpc", "google"} & set(sys.modules), sorted(sys.modules)
         amem.Broker
         assert "grpc" in sys.modules

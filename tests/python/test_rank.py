@@ -26,7 +26,7 @@ def test_what_is_excepted_and_discarded(shim):
     amem.pause(discard=[], except_tags=[])
     assert shim.notes[-1] == "pause [] 0"
     amem.pause(guests="refuse")
-    amem.pause_async(guests="pin").result(20)
+    amem.pause_async(guests=amem.GuestPolicy.PIN).result(20)
     assert shim.notes[-4:] == ["guests 2", "pause [] 0", "guests 1", "pause [] 0"]
     for call in (amem.pause, amem.pause_async):
         with pytest.raises(amem.InvalidArgumentError):
@@ -38,7 +38,8 @@ def test_what_is_excepted_and_discarded(shim):
 def test_policies(shim):
     amem.set_policy("kv_cache", "discard")
     amem.set_policy("kv_cache", "keep")
-    assert shim.notes == ["policy kv_cache 2", "policy kv_cache 1"]
+    amem.set_policy("kv_cache", amem.Policy.DISCARD)
+    assert shim.notes == ["policy kv_cache 2", "policy kv_cache 1", "policy kv_cache 2"]
     for bad in (("kv_cache", "drop"), ("", "keep")):
         with pytest.raises(amem.InvalidArgumentError):
             amem.set_policy(*bad)

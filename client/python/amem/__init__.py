@@ -9,6 +9,7 @@ otherwise. Every function may be called from any thread; a region belongs to the
 """
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from amem import _ending
@@ -26,26 +27,25 @@ from amem.errors import (
 if TYPE_CHECKING:
     from amem.broker import Broker
     from amem.cluster import Cluster
+    from amem.messages import Form, GuestPolicy, MetricsFormat, Policy
 
 __all__ = [
-    "AbortedError", "Broker", "Cluster", "Code", "DataLossError", "DeadlineExceededError", "Error", "FailedPreconditionError",
-    "InternalError", "InvalidArgumentError", "NotFoundError", "OperationCancelledError", "PermissionDeniedError",
-    "ResourceExhaustedError", "UnavailableError", "UnimplementedError", "__version__", "environment", "extend_timeouts", "group", "is_active",
-    "launch", "move", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "set_policy", "shim_path", "stats",
-    "swap", "swap_async", "unbrokered"]
+    "AbortedError", "Broker", "Cluster", "Code", "DataLossError", "DeadlineExceededError", "Error",
+    "FailedPreconditionError", "Form", "GuestPolicy", "InternalError", "InvalidArgumentError", "MetricsFormat",
+    "NotFoundError", "OperationCancelledError", "PermissionDeniedError", "Policy", "ResourceExhaustedError",
+    "UnavailableError", "UnimplementedError", "__version__", "environment", "extend_timeouts", "group", "is_active",
+    "launch", "move", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "set_policy",
+    "shim_path", "stats", "swap", "swap_async", "unbrokered"]
 
+_LATER = {
+    "Broker": "amem.broker", "Cluster": "amem.cluster", "Form": "amem.messages", "GuestPolicy": "amem.messages",
+    "MetricsFormat": "amem.messages", "Policy": "amem.messages"}
 
 _ending.register()
 
 
 def __getattr__(name: str) -> Any:
-    # gRPC is imported by those who use it: in a rank it would only start threads.
-    if name == "Broker":
-        from amem.broker import Broker
-
-        return Broker
-    if name == "Cluster":
-        from amem.cluster import Cluster
-
-        return Cluster
-    raise AttributeError(f"module 'amem' has no attribute {name!r}")
+    # gRPC is imported by those who use it: in a rank it would only start threads. A rank rarely needs the messages, either.
+    if name not in _LATER:
+        raise AttributeError(f"module 'amem' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)

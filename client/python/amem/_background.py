@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Optional
 
-from amem._arguments import Tags, guest_policy, milliseconds, optional_tags, selection
+from amem._arguments import Guests, Tags, guest_policy, milliseconds, optional_tags, selection
 from amem._launcher import swap
 from amem._rank import pause, resume
 
@@ -69,7 +69,7 @@ os.register_at_fork(after_in_child=_forget_worker)
 
 
 def pause_async(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-                discard: Tags = None, guests: str | None = None) -> Future[None]:
+                discard: Tags = None, guests: Guests | None = None) -> Future[None]:
     """pause() in the background. The future's result is None, or the error that pause() raises.
 
     A daemon thread of this package does what pause_async, resume_async and swap_async are given, one after the other

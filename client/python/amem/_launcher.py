@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from amem import _endpoint
-from amem._arguments import Groups, group_name
+from amem._arguments import Groups, Scope, group_name, scope_name
 from amem.errors import InvalidArgumentError, NotFoundError, UnavailableError
 
 _SHIM = "libamem_shim.so"
-_SCOPES = ("nccl", "regions", "heap")
 
 
 def shim_path() -> str:
@@ -52,7 +51,7 @@ def with_shim(shim: str, before: str) -> str:
     return ":".join([shim, *(each for each in re.split("[ :]+", before) if each and not is_shim(each))])
 
 
-def environment(group: str, scope: str | None = None, *, runtime_dir: str | None = None, required: bool = False,
+def environment(group: str, scope: Scope | None = None, *, runtime_dir: str | None = None, required: bool = False,
                 base: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that make a process, and all it starts, ranks of a group: what `amemctl run` sets, and nothing
     else. For launchers that take variables, such as Ray's runtime_env; they have to be set before the process starts.
@@ -74,7 +73,7 @@ def environment(group: str, scope: str | None = None, *, runtime_dir: str | None
     return rank_variables(group, scope, directory, shim_path(), required, os.environ if base is None else base)
 
 
-def rank_variables(group: str, scope: str | None, directory: str, shim: str, required: bool,
+def rank_variables(group: str, scope: Scope | None, directory: str, shim: str, required: bool,
                    base: Mapping[str, str]) -> dict[str, str]:
     """environment() for a machine whose runtime directory and shim are known."""
     variables = {"AMEM_GROUP": group_name(group), "AMEM_RUNTIME_DIR": directory,
@@ -82,15 +81,13 @@ def rank_variables(group: str, scope: str | None, directory: str, shim: str, req
     if not base.get("NCCL_CUMEM_ENABLE", "").strip():
         variables["NCCL_CUMEM_ENABLE"] = "1"
     if scope is not None:
-        if scope not in _SCOPES:
-            raise InvalidArgumentError(f'"{scope}" is no scope: {", ".join(_SCOPES)}')
-        variables["AMEM_SCOPE"] = scope
+        variables["AMEM_SCOPE"] = scope_name(scope)
     if required:
         variables["AMEM_REQUIRED"] = "1"
     return variables
 
 
-def launch(cmd: str | Sequence[str], *, group: str, scope: str | None = None, runtime_dir: str | None = None,
+def launch(cmd: str | Sequence[str], *, group: str, scope: Scope | None = None, runtime_dir: str | None = None,
            required: bool = False, **options: Any) -> subprocess.Popen[Any]:
     """Starts a command as part of a group, as `amemctl run` does. `options` go to subprocess.Popen; an `env` among
     them is what the variables of environment() are added to.

@@ -6,7 +6,8 @@ import os
 from typing import Any
 
 from amem import _shim
-from amem._arguments import Tags, group_name, guest_policy, milliseconds, optional_tags, selection, tag_name
+from amem._arguments import (
+    Guests, PolicyChoice, Tags, group_name, guest_policy, milliseconds, optional_tags, policy_number, selection, tag_name)
 from amem.errors import InvalidArgumentError
 
 
@@ -39,7 +40,7 @@ def set_group(name: str) -> None:
 
 
 def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-          discard: Tags = None, guests: str | None = None) -> None:
+          discard: Tags = None, guests: Guests | None = None) -> None:
     """Pauses this rank's group: releases its GPU memory and keeps every address. Takes effect when every rank of the
     group has called it; returns when the group is paused. At once when it is paused already.
 
@@ -74,17 +75,14 @@ def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags
     _shim.operate("amem_shim_resume", chosen["tags"], chosen["except_tags"], [], 0, milliseconds(timeout))
 
 
-def set_policy(tag: str, policy: str) -> None:
+def set_policy(tag: str, policy: PolicyChoice) -> None:
     """What a pause does from now on with the bytes of a tag of this rank's group: "keep" or "discard". One rank's call
     is enough. It goes before what regions say; what an operator has set goes before it.
 
     InvalidArgumentError: the tag or the policy; or "discard" for "nccl". FailedPreconditionError: no shim in this
     process; the group is not running, or some memory of the tag is paused.
     """
-    policies = {"keep": 1, "discard": 2}  # amem_policy
-    if policy not in policies:
-        raise InvalidArgumentError(f"{policy!r} is no policy: keep or discard")
-    _shim.call("amem_shim_set_policy", tag_name(tag).encode(), policies[policy])
+    _shim.call("amem_shim_set_policy", tag_name(tag).encode(), policy_number(policy))
 
 
 def stats() -> dict[str, Any]:

@@ -19,16 +19,17 @@ import grpc
 
 from amem import _endpoint, _wire
 from amem._arguments import (
-    Groups, Several, Tags, group_address, group_list, groups_field, guest_policy, milliseconds, optional_tags, selection,
-    tag_name)
+    FormatChoice, FormChoice, Groups, Guests, PolicyChoice, Several, Tags, form_number, format_number, group_address, group_list,
+    groups_field, guest_policy, milliseconds, optional_tags, policy_number, selection, tag_name)
 from amem._connection import remote
 from amem._connection.calls import Connection, Ending, Operation, Watch
 from amem.errors import InvalidArgumentError
 from amem.messages import (
-    AllocationInfo, Event, Form, GroupInfo, GroupState, NodeStatus, OwnerQuotas, PastOperation, Policy, Progress, RankInfo, from_wire)
+    AllocationInfo, Event, Form, GroupInfo, GroupState, GuestPolicy, MetricsFormat, NodeStatus, OwnerQuotas, PastOperation, Policy,
+    Progress, RankInfo, from_wire)
 
-__all__ = ["AllocationInfo", "Broker", "Event", "Form", "GroupInfo", "GroupState", "NodeStatus", "Operation", "OwnerQuotas",
-           "PastOperation", "Policy", "Progress", "RankInfo", "Watch"]
+__all__ = ["AllocationInfo", "Broker", "Event", "Form", "GroupInfo", "GroupState", "GuestPolicy", "MetricsFormat", "NodeStatus",
+           "Operation", "OwnerQuotas", "PastOperation", "Policy", "Progress", "RankInfo", "Watch"]
 
 OnProgress = Callable[[Progress], object]
 
@@ -102,13 +103,10 @@ class Broker:
         """What each owner has of what the broker can run out of: of all owners for who may see them."""
         return [from_wire(OwnerQuotas, each) for each in self._ask("ListQuotas").owners]
 
-    def metrics(self, format: str = "openmetrics") -> str:
+    def metrics(self, format: FormatChoice = "openmetrics") -> str:
         """What the broker measures, of the groups that the caller may see, as text: "openmetrics", or "prometheus" for
         its own text format. docs/metrics.md lists the metrics."""
-        formats = {"openmetrics": 1, "prometheus": 2}
-        if format not in formats:
-            raise InvalidArgumentError(f"{format!r} is no format of metrics: openmetrics or prometheus")
-        text: str = self._ask("GetMetrics", format=formats[format]).text
+        text: str = self._ask("GetMetrics", format=format_number(format)).text
         return text
 
     def history(self, group: str = "", *, transaction: int = 0, most: int = 0, spans: bool = False) -> list[PastOperation]:
@@ -138,35 +136,28 @@ class Broker:
         listed = [from_wire(AllocationInfo, each) for each in answer]
         return [each for each in listed if tag is None or each.tag == tag]
 
-    def set_policy(self, group: str, tag: str, policy: Policy | str | None = None, *,
-                   save: Form | str | None = None) -> None:
+    def set_policy(self, group: str, tag: str, policy: PolicyChoice | None = None, *,
+                   save: FormChoice | None = None) -> None:
         """What a pause does with the bytes of a tag from now on: Policy.KEEP or "keep", Policy.DISCARD or "discard".
         It goes before what regions say. `save`: how it copies what it keeps, "auto", "dense" or "sparse". None leaves
         either as it is. InvalidArgumentError also for "nccl" and discard: it is always kept."""
         if policy is None and save is None:
             raise InvalidArgumentError("neither a policy nor how to save")
-        policies = {"keep": Policy.KEEP, "discard": Policy.DISCARD}
-        forms = {"auto": Form.AUTO, "dense": Form.DENSE, "sparse": Form.SPARSE}
-        number = policies.get(policy) if isinstance(policy, str) else policy
-        if policy is not None and number not in policies.values():
-            raise InvalidArgumentError(f"{policy!r} is no policy: keep or discard")
-        form = forms.get(save) if isinstance(save, str) else save
-        if save is not None and form not in forms.values():
-            raise InvalidArgumentError(f"{save!r} is no way to save: auto, dense or sparse")
-        self._ask("SetPolicy", group=group_address(group), tag=tag_name(tag), policy=int(number or 0), form=int(form or 0))
+        self._ask("SetPolicy", group=group_address(group), tag=tag_name(tag), policy=0 if policy is None else policy_number(policy),
+                  form=0 if save is None else form_number(save))
 
     # ---- operations ----
     @overload
     def pause(self, group: str, tags: Tags = None, timeout: float | None = None,
               on_progress: OnProgress | None = None, *, except_tags: Tags = None,
-              discard: Tags = None, guests: str | None = None) -> Progress: ...
+              discard: Tags = None, guests: Guests | None = None) -> Progress: ...
     @overload
     def pause(self, group: Several, tags: Tags = None, timeout: float | None = None,
               on_progress: OnProgress | None = None, *, except_tags: Tags = None,
-              discard: Tags = None, guests: str | None = None) -> list[Progress]: ...
+              discard: Tags = None, guests: Guests | None = None) -> list[Progress]: ...
     def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None,
               on_progress: OnProgress | None = None, *, except_tags: Tags = None,
-              discard: Tags = None, guests: str | None = None) -> Progress | list[Progress]:
+              discard: Tags = None, guests: Guests | None = None) -> Progress | list[Progress]:
         """Pauses a group from outside: its ranks need not expect it. Blocks until it is paused; gives the last
         Progress, which says where the time went.
 
@@ -215,7 +206,7 @@ class Broker:
 
     def swap(self, out: Groups, into: Groups, timeout: float | None = None,
              on_progress: OnProgress | None = None, *, discard: Tags = None,
-             guests: str | None = None) -> tuple[Progress, ...]:
+             guests: Guests | None = None) -> tuple[Progress, ...]:
         """Pauses `out` and resumes `into`, each one group or several, at the same time as far as memory allows; gives
         the last Progress of each, in their order. When the pause fails `into` stays paused; when the resume fails all
         groups are paused and their bytes safe. `timeout`: seconds for each. `discard`, `guests`: of
@@ -225,7 +216,7 @@ class Broker:
         return tuple(_ordered(last, going + coming))
 
     def pausing(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-                discard: Tags = None, guests: str | None = None) -> Operation:
+                discard: Tags = None, guests: Guests | None = None) -> Operation:
         """Begins pause() and gives its progress, an iterator."""
         names = group_list(group)
         return self._operate("Pause", 1, len(names), timeout, **groups_field(names), **selection(tags, except_tags),
@@ -238,7 +229,7 @@ class Broker:
         return self._operate("Resume", 1, len(names), timeout, **groups_field(names), **selection(tags, except_tags))
 
     def swapping(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
-                 guests: str | None = None) -> Operation:
+                 guests: Guests | None = None) -> Operation:
         """Begins swap() and gives its progress, an iterator."""
         going, coming = group_list(out), group_list(into)
         group_list(going, coming)

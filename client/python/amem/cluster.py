@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from amem._arguments import Groups, Tags
+from amem._arguments import Groups, Guests, Tags
 from amem._connection.calls import Operation
 from amem.broker import Broker, OnProgress
 from amem.errors import Error, InvalidArgumentError
@@ -69,7 +69,7 @@ class Cluster:
 
     # ---- operations ----
     def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None,
-              *, except_tags: Tags = None, discard: Tags = None, guests: str | None = None) -> list[Progress]:
+              *, except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None) -> list[Progress]:
         """Pauses a group, or several, of all nodes. As Broker.pause(); gives the last Progress of each group of each node."""
         return self.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests).result(on_progress)
 
@@ -79,12 +79,12 @@ class Cluster:
         return self.resuming(group, tags, timeout, except_tags=except_tags).result(on_progress)
 
     def swap(self, out: Groups, into: Groups, timeout: float | None = None, on_progress: OnProgress | None = None, *,
-             discard: Tags = None, guests: str | None = None) -> list[Progress]:
+             discard: Tags = None, guests: Guests | None = None) -> list[Progress]:
         """Likewise as Broker.swap()."""
         return self.swapping(out, into, timeout, discard=discard, guests=guests).result(on_progress)
 
     def pausing(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-                discard: Tags = None, guests: str | None = None) -> Operation:
+                discard: Tags = None, guests: Guests | None = None) -> Operation:
         """Begins pause() and gives its progress, an iterator; Progress.node says whose it is."""
         return self._leader.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests)
 
@@ -94,7 +94,7 @@ class Cluster:
         return self._leader.resuming(group, tags, timeout, except_tags=except_tags)
 
     def swapping(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
-                 guests: str | None = None) -> Operation:
+                 guests: Guests | None = None) -> Operation:
         """Begins swap() and gives its progress, an iterator."""
         return self._leader.swapping(out, into, timeout, discard=discard, guests=guests)
 

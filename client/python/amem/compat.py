@@ -17,8 +17,10 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
+from typing import cast
 
 from amem import _saver, _shim
+from amem._arguments import Scope
 from amem._launcher import environment
 from amem._rank import group
 from amem.errors import FailedPreconditionError
@@ -31,7 +33,8 @@ def configure_subprocess() -> Iterator[None]:
     """Processes started within are ranks of this process's group, and what they allocate in regions is brokered: sets
     the variables of amem.environment() in this process's environment, which is shared by its threads, for a while.
     AMEM_SCOPE stays as it is when it is set."""
-    with _saver.changed_environment(environment(group(), os.environ.get("AMEM_SCOPE") or "regions")):
+    scope = cast(Scope, os.environ.get("AMEM_SCOPE") or "regions")  # environment() refuses any other
+    with _saver.changed_environment(environment(group(), scope)):
         yield
 
 

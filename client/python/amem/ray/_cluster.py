@@ -17,7 +17,7 @@ from ray.util import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from amem import _launcher
-from amem._arguments import Groups, Tags
+from amem._arguments import Groups, Guests, Scope, Tags
 from amem._version import __version__
 from amem.errors import (
     OperationCancelledError, DeadlineExceededError, Error, FailedPreconditionError, InternalError, InvalidArgumentError,
@@ -205,7 +205,7 @@ class Cluster:
         return tuple(place.started.address for place in self._places if place.started is not None)
 
     def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-              discard: Tags = None, guests: str | None = None) -> list[Progress]:
+              discard: Tags = None, guests: Guests | None = None) -> list[Progress]:
         """Pauses a group, or several, of all nodes. Arguments and errors as those of amem.Cluster.pause(); an error
         says which of Ray's nodes it is about. Gives the last Progress of each group of each node; Progress.node is
         Ray's node id.
@@ -223,7 +223,7 @@ class Cluster:
         return self._operate("resume", 1, (group, tags, timeout), timeout, except_tags=except_tags)
 
     def swap(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
-             guests: str | None = None) -> list[Progress]:
+             guests: Guests | None = None) -> list[Progress]:
         """Likewise as amem.Cluster.swap()."""
         return self._operate("swap", 2, (out, into, timeout), timeout, discard=discard, guests=guests)
 
@@ -240,7 +240,7 @@ class Cluster:
                 answers[place.id] = error
         return answers
 
-    def runtime_env(self, group: str, scope: str | None = "heap", bundle: int | None = None, *, required: bool = True,
+    def runtime_env(self, group: str, scope: Scope | None = "heap", bundle: int | None = None, *, required: bool = True,
                     base: Mapping[str, str] | None = None) -> dict[str, Any]:
         """A runtime_env that makes an actor a rank of a group: {"env_vars": base and what amem.environment() gives}.
 
@@ -261,7 +261,7 @@ class Cluster:
         variables = _launcher.rank_variables(group, scope, directory, shim or _launcher.shim_path(), required, given)
         return {"env_vars": {**given, **variables}}
 
-    def options(self, bundle: int, group: str, scope: str | None = "heap", *, required: bool = True,
+    def options(self, bundle: int, group: str, scope: Scope | None = "heap", *, required: bool = True,
                 base: Mapping[str, str] | None = None) -> dict[str, Any]:
         """For `.options(**...)` of a rank's actor: its place, which is the bundle, and its runtime_env. What it takes
         of the bundle is the caller's to say, such as num_gpus. Errors as runtime_env()."""
@@ -269,7 +269,7 @@ class Cluster:
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group_of, placement_group_bundle_index=number),
                 "runtime_env": self.runtime_env(group, scope, bundle, required=required, base=base)}
 
-    def actor(self, actor_class: Any, group: str, scope: str | None = "heap", *, required: bool = True) -> RankClass:
+    def actor(self, actor_class: Any, group: str, scope: Scope | None = "heap", *, required: bool = True) -> RankClass:
         """An actor class whose actors are ranks of a group, for code that calls `.options(...)` or `.remote(...)`
         itself, as frameworks do. `actor_class`: what ray.remote() gives. Errors of its calls as runtime_env()."""
         return RankClass(actor_class, lambda bundle, base: self.runtime_env(
