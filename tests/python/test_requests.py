@@ -17,7 +17,7 @@ class FakeBroker:
         self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
         handlers = {}
         for method in _wire._service.methods:
-            make = (grpc.unary_stream_rpc_method_handler if method.name in _wire._STREAMS
+            make = (grpc.unary_stream_rpc_method_handler if method.name in _wire.STREAMS
                     else grpc.unary_unary_rpc_method_handler)
             handlers[method.name] = make(
                 self._answer(method), _wire.message_class(method.input_type).FromString,
@@ -38,7 +38,7 @@ class FakeBroker:
             for fields in self.answers.get(method.name, []):
                 yield kind(**fields)
 
-        return stream if method.name in _wire._STREAMS else unary
+        return stream if method.name in _wire.STREAMS else unary
 
     def _note(self, name, request, context):
         if name != "ListGroups":

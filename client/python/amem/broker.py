@@ -13,40 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, overload
+from typing import overload
 
 import grpc
 
-from amem import _endpoint, _wire
-from amem._arguments import (
-    FormatChoice, FormChoice, Groups, Guests, PolicyChoice, Several, Tags, form_number, format_number, group_address, group_list,
-    groups_field, guest_policy, milliseconds, optional_tags, policy_number, selection, tag_name)
-from amem._connection import remote
-from amem._connection.calls import Connection, Ending, Operation, Watch
-from amem.errors import InvalidArgumentError
+from amem import _requests, _wire
+from amem._arguments import FormatChoice, FormChoice, Groups, Guests, PolicyChoice, Several, Tags
+from amem._connection import target
+from amem._connection.calls import Course, Ending, Operation, Watch
+from amem._requests import Answer, Command, Question
 from amem.messages import (
     AllocationInfo, Event, Form, GroupInfo, GroupState, GuestPolicy, MetricsFormat, NodeStatus, OwnerQuotas, PastOperation, Policy,
-    Progress, RankInfo, from_wire)
+    Progress, RankInfo)
 
 __all__ = ["AllocationInfo", "Broker", "Event", "Form", "GroupInfo", "GroupState", "GuestPolicy", "MetricsFormat", "NodeStatus",
            "Operation", "OwnerQuotas", "PastOperation", "Policy", "Progress", "RankInfo", "Watch"]
 
 OnProgress = Callable[[Progress], object]
-
-_CHANNEL_OPTIONS = [
-    # The socket is local: trying again is cheap, and a broker that was restarted is there at once.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.enable_http_proxy", 0),
-    # Two connections of one process stay independent of each other.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", -1),  # the broker is trusted, and lists may be long
-]
-
-# Every phase has a deadline in the broker, so this only ends the wait for a broker that hangs.
-_CONFIGURED_AT_MOST = _MARGIN = 300.0
-
 
 class Broker:
     """A connection, made with the first call and again after a loss. Any thread, several at a time; not in a child
@@ -65,22 +48,15 @@ class Broker:
     def __init__(self, runtime_dir: str | None = None, *, socket: str | None = None,
                  address: str | None = None, tls: str | None = None, query_timeout: float = 5.0) -> None:
         self._query_timeout = query_timeout
-        self._remote = address is not None
-        if address is not None:
-            if runtime_dir or socket:
-                raise InvalidArgumentError("a broker has a runtime directory or socket here, or an address, not both")
-            self.socket = ""
-            self._connection = Connection(remote.check_address(address), lambda: None)
-            self._channel = grpc.secure_channel(address, remote.credentials(tls), options=_CHANNEL_OPTIONS)
-        else:
-            self.socket = path = _endpoint.control_socket(runtime_dir, socket)
-            self._connection = Connection(path, lambda: _endpoint.probe(path))
-            self._channel = grpc.insecure_channel(_endpoint.grpc_target(path), options=_CHANNEL_OPTIONS)
+        self._target = found = target.find(runtime_dir, socket, address, tls)
+        self.socket = found.socket
+        self._channel = (grpc.insecure_channel(found.name, options=target.OPTIONS) if found.credentials is None
+                         else grpc.secure_channel(found.name, found.credentials, options=target.OPTIONS))
         self._calls = _wire.Calls(self._channel)
 
     def close(self) -> None:
         """Ends the connection and every call under way with OperationCancelledError; operations go on in the broker."""
-        self._connection.closed = True
+        self._target.connection.closed = True
         self._channel.close()
 
     def __enter__(self) -> Broker:
@@ -93,58 +69,47 @@ class Broker:
     # ---- queries ----
     def status(self) -> NodeStatus:
         """The node: version, devices, pool, groups."""
-        return from_wire(NodeStatus, self._ask("GetStatus"))
+        return self._ask(_requests.status())
 
     def groups(self) -> list[GroupInfo]:
         """The groups that the caller may see: state, memory by device and tag, policies."""
-        return [from_wire(GroupInfo, each) for each in self._ask("ListGroups").groups]
+        return self._ask(_requests.groups())
 
     def quotas(self) -> list[OwnerQuotas]:
         """What each owner has of what the broker can run out of: of all owners for who may see them."""
-        return [from_wire(OwnerQuotas, each) for each in self._ask("ListQuotas").owners]
+        return self._ask(_requests.quotas())
 
     def metrics(self, format: FormatChoice = "openmetrics") -> str:
         """What the broker measures, of the groups that the caller may see, as text: "openmetrics", or "prometheus" for
         its own text format. docs/metrics.md lists the metrics."""
-        text: str = self._ask("GetMetrics", format=format_number(format)).text
-        return text
+        return self._ask(_requests.metrics(format))
 
     def history(self, group: str = "", *, transaction: int = 0, most: int = 0, spans: bool = False) -> list[PastOperation]:
         """The last pauses and resumes, as they ended, of the groups that the caller may see; of `transaction` only (0: of all),
         and the latest `most` (0: all that are remembered). `spans`: with when each phase, copy and driver call was.
         NotFoundError: there is no such group, and none is remembered."""
-        for name, value in (("transaction", transaction), ("most", most)):
-            if value < 0:
-                raise InvalidArgumentError(f"{name} is {value}; it counts from 0")
-        answer = self._ask("ListHistory", group=_or_all(group), transaction=transaction, most=most, spans=spans)
-        return [from_wire(PastOperation, each) for each in answer.operations]
+        return self._ask(_requests.history(group, transaction, most, spans))
 
     def upgrade(self) -> tuple[str, str]:
         """The amemd that is installed now takes the place of the one that runs: the versions of both. Returns before the
         next one serves; ranks come back to it by themselves. FailedPreconditionError: nothing would outlive amemd, or the
         other does not take its configuration; AbortedError: an operation is under way."""
-        answer = self._ask("Upgrade")
-        return answer.from_version, answer.to_version
+        return self._ask(_requests.upgrade())
 
     def ranks(self, group: str = "") -> list[RankInfo]:
         """The ranks of one group, or of all that the caller may see. NotFoundError: there is no such group."""
-        return [from_wire(RankInfo, each) for each in self._ask("ListRanks", group=_or_all(group)).ranks]
+        return self._ask(_requests.ranks(group))
 
     def allocations(self, group: str = "", tag: str | None = None) -> list[AllocationInfo]:
         """Oldest first; with `tag`, only those that have it."""
-        answer = self._list("ListAllocations", group=_or_all(group))
-        listed = [from_wire(AllocationInfo, each) for each in answer]
-        return [each for each in listed if tag is None or each.tag == tag]
+        return self._ask(_requests.allocations(group, tag))
 
     def set_policy(self, group: str, tag: str, policy: PolicyChoice | None = None, *,
                    save: FormChoice | None = None) -> None:
         """What a pause does with the bytes of a tag from now on: Policy.KEEP or "keep", Policy.DISCARD or "discard".
         It goes before what regions say. `save`: how it copies what it keeps, "auto", "dense" or "sparse". None leaves
         either as it is. InvalidArgumentError also for "nccl" and discard: it is always kept."""
-        if policy is None and save is None:
-            raise InvalidArgumentError("neither a policy nor how to save")
-        self._ask("SetPolicy", group=group_address(group), tag=tag_name(tag), policy=0 if policy is None else policy_number(policy),
-                  form=0 if save is None else form_number(save))
+        self._ask(_requests.set_policy(group, tag, policy, save))
 
     # ---- operations ----
     @overload
@@ -180,10 +145,9 @@ class Broker:
         AbortedError: a rank died or failed; the group runs on or, when something had been released already, is paused
         with its bytes safe. The same holds for a deadline.
         """
-        names = _names(group)
-        last = self.pausing(names, tags, timeout, except_tags=except_tags, discard=discard,
-                            guests=guests).result(on_progress)
-        return last[0] if isinstance(group, str) else _ordered(last, names)
+        command = _requests.pause(group, tags, timeout, except_tags, discard, guests)
+        last = self._operate(command).result(on_progress)
+        return last[0] if isinstance(group, str) else command.ordered(last)
 
     @overload
     def resume(self, group: str, tags: Tags = None, timeout: float | None = None,
@@ -200,9 +164,9 @@ class Broker:
         `timeout`: seconds for mapping and loading. ResourceExhaustedError: a device has too little free memory.
         DataLossError: with AMEM_VERIFY=1, bytes did not come back as they were saved.
         """
-        names = _names(group)
-        last = self.resuming(names, tags, timeout, except_tags=except_tags).result(on_progress)
-        return last[0] if isinstance(group, str) else _ordered(last, names)
+        command = _requests.resume(group, tags, timeout, except_tags)
+        last = self._operate(command).result(on_progress)
+        return last[0] if isinstance(group, str) else command.ordered(last)
 
     def swap(self, out: Groups, into: Groups, timeout: float | None = None,
              on_progress: OnProgress | None = None, *, discard: Tags = None,
@@ -211,82 +175,54 @@ class Broker:
         the last Progress of each, in their order. When the pause fails `into` stays paused; when the resume fails all
         groups are paused and their bytes safe. `timeout`: seconds for each. `discard`, `guests`: of
         `out`, as of pause()."""
-        going, coming = _names(out), _names(into)
-        last = self.swapping(going, coming, timeout, discard=discard, guests=guests).result(on_progress)
-        return tuple(_ordered(last, going + coming))
+        command = _requests.swap(out, into, timeout, discard, guests)
+        return tuple(command.ordered(self._operate(command).result(on_progress)))
 
     def pausing(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
                 discard: Tags = None, guests: Guests | None = None) -> Operation:
         """Begins pause() and gives its progress, an iterator."""
-        names = group_list(group)
-        return self._operate("Pause", 1, len(names), timeout, **groups_field(names), **selection(tags, except_tags),
-                             discard=optional_tags(discard), guests=guest_policy(guests))
+        return self._operate(_requests.pause(group, tags, timeout, except_tags, discard, guests))
 
     def resuming(self, group: Groups, tags: Tags = None, timeout: float | None = None, *,
                  except_tags: Tags = None) -> Operation:
         """Begins resume() and gives its progress, an iterator."""
-        names = group_list(group)
-        return self._operate("Resume", 1, len(names), timeout, **groups_field(names), **selection(tags, except_tags))
+        return self._operate(_requests.resume(group, tags, timeout, except_tags))
 
     def swapping(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
                  guests: Guests | None = None) -> Operation:
         """Begins swap() and gives its progress, an iterator."""
-        going, coming = group_list(out), group_list(into)
-        group_list(going, coming)
-        return self._operate("Swap", 2, len(going + coming), timeout, **groups_field(going, "out", "out_groups"),
-                             **groups_field(coming, "in", "in_groups"), discard=optional_tags(discard),
-                             guests=guest_policy(guests))
+        return self._operate(_requests.swap(out, into, timeout, discard, guests))
 
     def watch(self, group: str = "") -> Watch:
         """Events from the return of this call on, an iterator; close() ends it."""
         self._reach()
-        stream = self._calls("Watch", {"group": _or_all(group)}, wait_for_ready=not self._remote)
-        return Watch(stream, self._connection, self._query_timeout)
+        stream = self._calls("Watch", _requests.watch(group), wait_for_ready=self._target.waits)
+        return Watch(stream, self._target.connection, self._query_timeout)
 
     # ---- how ----
     def _reach(self) -> None:
         # gRPC's own error names neither the socket nor a remedy. Of another node's broker it is all that there is.
-        error = self._connection.probe()
+        error = self._target.connection.probe()
         if error is not None:
             raise error
 
-    def _ask(self, name: str, **fields: Any) -> Any:
-        return self._query(lambda: self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=not self._remote))
-
-    def _list(self, name: str, **fields: Any) -> list[Any]:
-        answer: list[Any] = self._query(
-            lambda: list(self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=not self._remote)))
-        return answer
-
-    def _query(self, call: Callable[[], Any]) -> Any:
+    def _ask(self, question: Question[Answer]) -> Answer:
         # A second try, because gRPC may notice by the first that its connection is to a broker that is gone, and asking
         # or setting twice does no harm.
         for last in (False, True):
             self._reach()
-            ending = Ending(self._connection, self._query_timeout)
+            ending = Ending(self._target.connection, self._query_timeout)
             try:
-                return call()
+                answer = self._calls(question.name, question.fields, timeout=self._query_timeout, wait_for_ready=self._target.waits)
+                return question.read(list(answer) if question.name in _wire.STREAMS else answer)
             except grpc.RpcError as failure:
                 if last or failure.code() != grpc.StatusCode.UNAVAILABLE:
                     raise ending.error(failure) from None
+        raise AssertionError
 
-    def _operate(self, name: str, parts: int, count: int, timeout: float | None, **fields: Any) -> Operation:
+    def _operate(self, command: Command) -> Operation:
         # Its own deadline is long: it would wait as long for a broker that ends before it is connected. A question does not.
-        if not self._remote:
-            self._ask("ListGroups")
-        fields["timeout_ms"] = milliseconds(timeout)
-        wait = parts * ((_CONFIGURED_AT_MOST if timeout is None else fields["timeout_ms"] / 1000) + _MARGIN)
-        stream = self._calls(name, fields, timeout=wait, wait_for_ready=not self._remote)
-        return Operation(stream, count, self._connection, wait)
-
-
-def _names(groups: Groups) -> list[str]:
-    return [groups] if isinstance(groups, str) else list(groups)
-
-
-def _ordered(last: list[Progress], names: list[str]) -> list[Progress]:
-    return sorted(last, key=lambda progress: names.index(progress.group))
-
-
-def _or_all(group: str) -> str:
-    return group_address(group) if group else ""
+        if self._target.waits:
+            self._ask(_requests.groups())
+        stream = self._calls(command.name, command.fields, timeout=command.wait, wait_for_ready=self._target.waits)
+        return Operation(stream, Course(command.count, self._target.connection, command.wait))

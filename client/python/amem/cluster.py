@@ -12,10 +12,11 @@ import concurrent.futures
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from amem._arguments import Groups, Guests, Tags
 from amem._connection.calls import Operation
+from amem._requests import Command
 from amem.broker import Broker, OnProgress
 from amem.errors import Error, InvalidArgumentError
 from amem.messages import GroupInfo, NodeStatus, Progress, RankInfo
@@ -119,8 +120,8 @@ class _Leader(Broker):
         super().__init__(runtime_dir, socket=socket, address=address, tls=tls)
         self._nodes = nodes
 
-    def _operate(self, name: str, parts: int, count: int, timeout: float | None, **fields: Any) -> Operation:
-        return super()._operate(name, parts, count * len(self._nodes), timeout, nodes=list(self._nodes), **fields)
+    def _operate(self, command: Command) -> Operation:
+        return super()._operate(command.on(self._nodes))
 
 
 def _node_list(nodes: Sequence[str] | str | None) -> tuple[str, ...]:

@@ -36,12 +36,19 @@ class Ending:
         self.answered = False  # the broker has said something
         self.stopped = False  # this side has enough
 
+    def was_stopped(self) -> bool:
+        """Whether this side has ended the call."""
+        return self.stopped or self._connection.closed
+
+    def stop(self) -> Error:
+        """The error of a call that this side has ended."""
+        return OperationCancelledError("stopped waiting; the operation goes on in the broker" if self._operation else "stopped")
+
     def error(self, failure: Any) -> Error:
         """`failure`: the grpc.RpcError."""
         status, text = failure.code(), failure.details() or ""
-        if status == grpc.StatusCode.CANCELLED and (self.stopped or self._connection.closed):
-            return OperationCancelledError(
-                "stopped waiting; the operation goes on in the broker" if self._operation else "stopped")
+        if status == grpc.StatusCode.CANCELLED and self.was_stopped():
+            return self.stop()
         if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # a broker that ends cancels its calls
             return self._unavailable(text)
         if status == grpc.StatusCode.DEADLINE_EXCEEDED and self._time_is_up():
@@ -73,6 +80,29 @@ class Ending:
             f"amemd at {self._connection.name} did not answer within {self._timeout:g} s{tail}")
 
 
+class Course:
+    """What an operation has reported so far; Operation and amem.aio.Operation share it."""
+
+    def __init__(self, count: int, connection: Connection, timeout: float) -> None:
+        """`count`: of the groups that are to report its end."""
+        self.ending = Ending(connection, timeout, operation=True)
+        self.done: list[Progress] = []
+        self._count = count
+        self._broker = connection.name
+
+    def step(self, message: Any) -> Progress:
+        self.ending.answered = True
+        progress = from_wire(Progress, message)
+        if progress.done:
+            self.done.append(progress)
+        return progress
+
+    def end(self) -> None:
+        """InternalError: not every group has reported its end."""
+        if len(self.done) < self._count:
+            raise InternalError(f"amemd at {self._broker} ended the call without a result")
+
+
 class Operation(Iterator[Progress]):
     """A pause, resume or swap that has begun: its progress as it comes. For one thread, but for cancel().
 
@@ -80,27 +110,19 @@ class Operation(Iterator[Progress]):
     the iterator alone does not stop the operation, and does not tell how it ends.
     """
 
-    def __init__(self, stream: Any, groups: int, connection: Connection, timeout: float) -> None:
+    def __init__(self, stream: Any, course: Course) -> None:
         self._stream = stream
-        self._groups = groups
-        self._ending = Ending(connection, timeout, operation=True)
-        self._broker = connection.name
-        self._done: list[Progress] = []
+        self._course = course
 
     def __next__(self) -> Progress:
         try:
             message = next(self._stream)
         except StopIteration:
-            if len(self._done) < self._groups:
-                raise InternalError(f"amemd at {self._broker} ended the call without a result") from None
+            self._course.end()
             raise
         except grpc.RpcError as failure:
-            raise self._ending.error(failure) from None
-        self._ending.answered = True
-        progress = from_wire(Progress, message)
-        if progress.done:
-            self._done.append(progress)
-        return progress
+            raise self._course.ending.error(failure) from None
+        return self._course.step(message)
 
     def result(self, on_progress: Callable[[Progress], object] | None = None) -> list[Progress]:
         """Waits for the end; gives the Progress with `done` of each group. `on_progress` is called for every step;
@@ -112,12 +134,12 @@ class Operation(Iterator[Progress]):
         except BaseException:
             self.cancel()
             raise
-        return self._done
+        return self._course.done
 
     def cancel(self) -> None:
         """Stops waiting, from any thread: the iterator then raises OperationCancelledError. The operation goes on in the
         broker."""
-        self._ending.stopped = True
+        self._course.ending.stopped = True
         self._stream.cancel()
 
 
