@@ -25,6 +25,7 @@ from amem.errors import (
     UnavailableError, UnimplementedError)
 
 if TYPE_CHECKING:
+    from amem._nodes import NodeAnswer
     from amem.broker import Broker
     from amem.cluster import Cluster
     from amem.messages import Form, GuestPolicy, MetricsFormat, Policy
@@ -32,14 +33,15 @@ if TYPE_CHECKING:
 __all__ = [
     "AbortedError", "Broker", "Cluster", "Code", "DataLossError", "DeadlineExceededError", "Error",
     "FailedPreconditionError", "Form", "GuestPolicy", "InternalError", "InvalidArgumentError", "MetricsFormat",
-    "NotFoundError", "OperationCancelledError", "PermissionDeniedError", "Policy", "ResourceExhaustedError",
+    "NodeAnswer", "NotFoundError", "OperationCancelledError", "PermissionDeniedError", "Policy", "ResourceExhaustedError",
     "UnavailableError", "UnimplementedError", "__version__", "environment", "extend_timeouts", "group", "is_active",
     "launch", "move", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "set_policy",
     "shim_path", "stats", "swap", "swap_async", "unbrokered"]
 
 _LATER = {
     "Broker": "amem.broker", "Cluster": "amem.cluster", "Form": "amem.messages", "GuestPolicy": "amem.messages",
-    "MetricsFormat": "amem.messages", "Policy": "amem.messages"}
+    "MetricsFormat": "amem.messages", "NodeAnswer": "amem._nodes",
+    "Policy": "amem.messages"}
 
 _ending.register()
 

@@ -2,30 +2,26 @@
 
     with amem.Cluster(["node1:7070", "node2:7070"]) as cluster:
         cluster.swap("rollout", "train")
-        print(cluster.status())
+        for node, answer in cluster.status().items():
+            print(node, answer.error or answer.value)
 
 The broker of this node leads, or that of `address`.
 """
 from __future__ import annotations
 
 import concurrent.futures
-import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TypeVar
 
 from amem._arguments import Groups, Guests, Tags
 from amem._connection.calls import Operation
-from amem._requests import Command
+from amem._nodes import MOST_AT_ONCE, NodeAnswer, broker_at, node_list
+from amem._requests import Answer, Command
 from amem.broker import Broker, OnProgress
-from amem.errors import Error, InvalidArgumentError
+from amem.errors import Error
 from amem.messages import GroupInfo, NodeStatus, Progress, RankInfo
 
-__all__ = ["Cluster"]
-
-_MOST_AT_ONCE = 64  # as amemctl asks nodes
-
-Answer = TypeVar("Answer")
+__all__ = ["Cluster", "NodeAnswer"]
 
 
 class Cluster:
@@ -40,7 +36,7 @@ class Cluster:
 
     def __init__(self, nodes: Sequence[str] | str | None = None, runtime_dir: str | None = None, *, socket: str | None = None,
                  address: str | None = None, tls: str | None = None) -> None:
-        self.nodes = _node_list(nodes)
+        self.nodes = node_list(nodes)
         self._tls = tls
         self._leader = _Leader(self.nodes, runtime_dir, socket, address, tls)
 
@@ -55,16 +51,16 @@ class Cluster:
                  traceback: TracebackType | None) -> None:
         self.close()
 
-    # ---- queries: by node, in their order, what it says or why it does not ----
-    def status(self) -> dict[str, NodeStatus | Error]:
+    # ---- queries: by node, in their order ----
+    def status(self) -> dict[str, NodeAnswer[NodeStatus]]:
         """As Broker.status(), of each node. At most 64 are asked at a time, over connections of their own."""
         return self._of_each(lambda broker: broker.status())
 
-    def groups(self) -> dict[str, list[GroupInfo] | Error]:
+    def groups(self) -> dict[str, NodeAnswer[list[GroupInfo]]]:
         """Likewise Broker.groups()."""
         return self._of_each(lambda broker: broker.groups())
 
-    def ranks(self, group: str = "") -> dict[str, list[RankInfo] | Error]:
+    def ranks(self, group: str = "") -> dict[str, NodeAnswer[list[RankInfo]]]:
         """Likewise Broker.ranks()."""
         return self._of_each(lambda broker: broker.ranks(group))
 
@@ -99,16 +95,15 @@ class Cluster:
         """Begins swap() and gives its progress, an iterator."""
         return self._leader.swapping(out, into, timeout, discard=discard, guests=guests)
 
-    def _of_each(self, ask: Callable[[Broker], Answer]) -> dict[str, Answer | Error]:
-        def of(node: str) -> Answer | Error:
+    def _of_each(self, ask: Callable[[Broker], Answer]) -> dict[str, NodeAnswer[Answer]]:
+        def of(node: str) -> NodeAnswer[Answer]:
             try:
-                here = node.startswith("unix:")
-                with (Broker(socket=node.removeprefix("unix:")) if here else Broker(address=node, tls=self._tls)) as broker:
-                    return ask(broker)
+                with Broker(**broker_at(node, self._tls)) as broker:
+                    return NodeAnswer(ask(broker))
             except Error as error:
-                return error
+                return NodeAnswer(error=error)
 
-        with concurrent.futures.ThreadPoolExecutor(min(_MOST_AT_ONCE, len(self.nodes))) as pool:
+        with concurrent.futures.ThreadPoolExecutor(min(MOST_AT_ONCE, len(self.nodes))) as pool:
             return dict(zip(self.nodes, pool.map(of, self.nodes)))
 
 
@@ -122,19 +117,3 @@ class _Leader(Broker):
 
     def _operate(self, command: Command) -> Operation:
         return super()._operate(command.on(self._nodes))
-
-
-def _node_list(nodes: Sequence[str] | str | None) -> tuple[str, ...]:
-    if nodes is None:
-        named = os.environ.get("AMEM_NODES", "")
-        nodes = named if named.startswith("@") else [node for node in named.split(",") if node]
-    if isinstance(nodes, str) and nodes.startswith("@"):
-        try:
-            with open(nodes[1:], encoding="utf-8") as file:
-                nodes = [line.partition("#")[0].strip() for line in file]
-        except OSError as error:
-            raise InvalidArgumentError(f"{nodes[1:]}: {error.strerror}") from None
-        nodes = [node for node in nodes if node]
-    if isinstance(nodes, str) or not nodes or not all(isinstance(node, str) and node for node in nodes):
-        raise InvalidArgumentError(f"a cluster has a list of nodes' addresses, or \"@FILE\" with some, not {nodes!r}")
-    return tuple(nodes)

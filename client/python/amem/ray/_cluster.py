@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from amem import _launcher
 from amem._arguments import Groups, Guests, Scope, Tags
+from amem._nodes import NodeAnswer
 from amem._version import __version__
 from amem.errors import (
     OperationCancelledError, DeadlineExceededError, Error, FailedPreconditionError, InternalError, InvalidArgumentError,
@@ -227,17 +228,17 @@ class Cluster:
         """Likewise as amem.Cluster.swap()."""
         return self._operate("swap", 2, (out, into, timeout), timeout, discard=discard, guests=guests)
 
-    def status(self, timeout: float = _ASK_S) -> dict[str, NodeStatus | Error]:
+    def status(self, timeout: float = _ASK_S) -> dict[str, NodeAnswer[NodeStatus]]:
         """What each node's amemd says, by Ray's node id; of one that does not answer within `timeout` seconds, why."""
         self._check_open()
         until = time.monotonic() + timeout
         calls = [place.actor.status.remote() for place in self._places]
-        answers: dict[str, NodeStatus | Error] = {}
+        answers: dict[str, NodeAnswer[NodeStatus]] = {}
         for place, call in zip(self._places, calls):
             try:
-                answers[place.id] = self._answer(place, call, max(0.0, until - time.monotonic()))
+                answers[place.id] = NodeAnswer(self._answer(place, call, max(0.0, until - time.monotonic())))
             except Error as error:
-                answers[place.id] = error
+                answers[place.id] = NodeAnswer(error=error)
         return answers
 
     def runtime_env(self, group: str, scope: Scope | None = "heap", bundle: int | None = None, *, required: bool = True,
@@ -330,7 +331,7 @@ class Cluster:
         if outcome.error is not None:
             text = f"{self._explained(outcome.error.text, outcome.names)} (led by {leader})"
             # Of a node that goes its ranks may go first: a group is missing there then, and that is not all.
-            lost = [why.text for why in self.status(_LOOK_S).values() if isinstance(why, UnavailableError)]
+            lost = [each.error.text for each in self.status(_LOOK_S).values() if isinstance(each.error, UnavailableError)]
             if lost:
                 raise UnavailableError(f"{'; '.join(lost)}; so {name} failed: {text}")
             raise error_of(outcome.error.code, text)
