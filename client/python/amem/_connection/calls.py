@@ -32,9 +32,13 @@ class Ending:
         self._connection = connection
         self._timeout = timeout
         self._operation = operation
-        self._began = time.monotonic()
+        self.begin()
         self.answered = False  # the broker has said something
         self.stopped = False  # this side has enough
+
+    def begin(self) -> None:
+        """The call begins now, and not when this was made."""
+        self._began = time.monotonic()
 
     def was_stopped(self) -> bool:
         """Whether this side has ended the call."""
