@@ -1,5 +1,6 @@
 """A rank's calls and the shim's functions behind them."""
 import concurrent.futures
+import dataclasses
 import json
 import pickle
 import threading
@@ -61,9 +62,23 @@ def test_its_errors_come_through(shim):
 
 
 def test_stats_of_any_length(shim):
-    figures = {"group": "train", "rank_id": 3, "tags": ["x" * 30] * 1000}
-    shim.stats(json.dumps(figures))
-    assert amem.stats() == figures
+    tags = [{"tag": f"tag{number}", "device": 1, "resident_bytes": number, "paused_bytes": 2, "imported_bytes": 3, "allocations": 4}
+            for number in range(300)]
+    kinds = [{"kind": "pool", "device": 1, "bytes": 1 << 40, "count": 2, "host": True}]
+    shim.stats(json.dumps({"group": "train", "rank_id": 3, "scope": "heap", "brokered": tags, "unbrokered": kinds}))
+    stats = amem.stats()
+    assert (stats.group, stats.rank_id, stats.scope) == ("train", 3, "heap")
+    assert [dataclasses.asdict(each) for each in stats.brokered] == tags
+    assert [dataclasses.asdict(each) for each in stats.unbrokered] == kinds
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        stats.group = "other"
+
+
+def test_stats_of_a_shim_of_another_version(shim):
+    shim.stats('{"group": "train", "colour": "red", "brokered": [{"tag": "weights", "colour": "red"}]}')
+    stats = amem.stats()
+    assert stats == amem.Stats(group="train", brokered=stats.brokered)
+    assert (stats.brokered[0].tag, stats.brokered[0].resident_bytes) == ("weights", 0)
 
 
 def test_group(shim, monkeypatch):

@@ -18,6 +18,7 @@ from amem._frameworks.timeouts import extend_timeouts
 from amem._launcher import environment, launch, shim_path, swap
 from amem._rank import group, is_active, pause, resume, set_group, set_policy, stats
 from amem._regions import move, region, unbrokered
+from amem._stats import Brokered, Stats, Unbrokered
 from amem._version import __version__
 from amem.errors import (
     AbortedError, Code, DataLossError, DeadlineExceededError, Error, FailedPreconditionError, InternalError,
@@ -31,17 +32,16 @@ if TYPE_CHECKING:
     from amem.messages import Form, GuestPolicy, MetricsFormat, Policy
 
 __all__ = [
-    "AbortedError", "Broker", "Cluster", "Code", "DataLossError", "DeadlineExceededError", "Error",
+    "AbortedError", "Broker", "Brokered", "Cluster", "Code", "DataLossError", "DeadlineExceededError", "Error",
     "FailedPreconditionError", "Form", "GuestPolicy", "InternalError", "InvalidArgumentError", "MetricsFormat",
     "NodeAnswer", "NotFoundError", "OperationCancelledError", "PermissionDeniedError", "Policy", "ResourceExhaustedError",
-    "UnavailableError", "UnimplementedError", "__version__", "environment", "extend_timeouts", "group", "is_active",
-    "launch", "move", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "set_policy",
+    "Stats", "UnavailableError", "Unbrokered", "UnimplementedError", "__version__", "environment", "extend_timeouts",
+    "group", "is_active", "launch", "move", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "set_policy",
     "shim_path", "stats", "swap", "swap_async", "unbrokered"]
 
 _LATER = {
     "Broker": "amem.broker", "Cluster": "amem.cluster", "Form": "amem.messages", "GuestPolicy": "amem.messages",
-    "MetricsFormat": "amem.messages", "NodeAnswer": "amem._nodes",
-    "Policy": "amem.messages"}
+    "MetricsFormat": "amem.messages", "NodeAnswer": "amem._nodes", "Policy": "amem.messages"}
 
 _ending.register()
 

@@ -1,13 +1,12 @@
 """A rank's calls: pause and resume of its own group from inside, its group, its figures."""
 from __future__ import annotations
 
-import json
 import os
-from typing import Any
 
-from amem import _shim
+from amem import _shim, _stats
 from amem._arguments import (
     Guests, PolicyChoice, Tags, group_name, guest_policy, milliseconds, optional_tags, policy_number, selection, tag_name)
+from amem._stats import Stats
 from amem.errors import InvalidArgumentError
 
 
@@ -85,12 +84,13 @@ def set_policy(tag: str, policy: PolicyChoice) -> None:
     _shim.call("amem_shim_set_policy", tag_name(tag).encode(), policy_number(policy))
 
 
-def stats() -> dict[str, Any]:
-    """What this process holds, as the shim counts it without asking the broker: "group", "rank_id" (at the broker),
-    "scope" ("off": turned off), "brokered": dicts of "tag", "device", "resident_bytes", "paused_bytes", "imported_bytes"
-    and "allocations", and "unbrokered": dicts of "kind", "device", "bytes", "count" and "host".
+def stats() -> Stats:
+    """Says what this process holds, as the shim counts it without asking the broker.
 
-    FailedPreconditionError: no shim in this process.
+    Returns:
+        The figures at the time of the call, in bytes.
+
+    Raises:
+        FailedPreconditionError: There is no shim in this process.
     """
-    figures: dict[str, Any] = json.loads(_shim.stats_json())
-    return figures
+    return _stats.read(_shim.stats_json())
