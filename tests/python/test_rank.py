@@ -195,6 +195,33 @@ def test_futures_in_a_child_of_fork(build, python):
     assert python.run(script, {"LD_PRELOAD": fake_shim_path(build)}) == "good\n"
 
 
+def test_a_region_that_another_thread_ends(shim, caplog):
+    def allocate():
+        with amem.region("weights"):
+            yield
+
+    suspended = allocate()
+    owner = threading.Thread(target=lambda: next(suspended))
+    owner.start()
+    owner.join()
+    suspended.close()
+    [line] = caplog.records
+    assert (line.name, line.levelname) == ("amem", "WARNING")
+    assert 'region "weights" was left by a thread that is not in it' in line.getMessage()
+
+
+def test_what_torch_memory_saver_would_do_and_amem_does_not(build, python):
+    script = """
+        import io, logging
+        said = io.StringIO()
+        logging.getLogger("amem").addHandler(logging.StreamHandler(said))
+        import amem.compat
+        assert "TMS_INIT_ENABLE has no effect here" in said.getvalue()
+        print("good")
+    """
+    assert python.run(script, {"LD_PRELOAD": fake_shim_path(build), "TMS_INIT_ENABLE": "1"}) == "good\n"
+
+
 def test_without_a_shim(python):
     script = """
         import amem, amem.nccl

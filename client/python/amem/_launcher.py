@@ -1,17 +1,19 @@
 """A launcher's and controller's calls that need no connection kept: start ranks, swap two groups once."""
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import re
 import subprocess
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from amem import _endpoint
 from amem._arguments import Groups, Scope, group_name, scope_name
 from amem.errors import InvalidArgumentError, NotFoundError, UnavailableError
+
+_logger = logging.getLogger("amem")
 
 _SHIM = "libamem_shim.so"
 
@@ -92,7 +94,7 @@ def launch(cmd: str | Sequence[str], *, group: str, scope: Scope | None = None, 
     """Starts a command as part of a group, as `amemctl run` does. `options` go to subprocess.Popen; an `env` among
     them is what the variables of environment() are added to.
 
-    Without a broker the command runs as if amem were not there, after a RuntimeWarning; with `required` it is not
+    Without a broker the command runs as if amem were not there, after a warning in the log; with `required` it is not
     started: UnavailableError. Other errors as environment() and Popen.
     """
     base = options.pop("env", None)
@@ -104,7 +106,7 @@ def launch(cmd: str | Sequence[str], *, group: str, scope: Scope | None = None, 
         if required:
             raise UnavailableError(
                 f"{text}. Start it with `systemctl start amemd` or `amemd --runtime-dir {directory}`")
-        warnings.warn(f"{text}; the command runs as if amem were not there", RuntimeWarning, stacklevel=2)
+        _logger.warning("amem: %s; the command runs as if amem were not there", text)
     return subprocess.Popen(cmd, env={**base, **variables}, **options)
 
 

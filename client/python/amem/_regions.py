@@ -8,7 +8,6 @@ import logging
 import math
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -215,8 +214,7 @@ def _within(entered: _Stretch) -> Iterator[None]:
             _thread.stretch = None
             entered.leave()
         else:  # a suspended generator that another thread's garbage collection has closed
-            warnings.warn(f"{entered.name} was left by a thread that is not in it: its own thread is in it still",
-                          RuntimeWarning, stacklevel=2)
+            _logger.warning("amem: %s was left by a thread that is not in it: its own thread is in it still", entered.name)
 
 
 @contextlib.contextmanager

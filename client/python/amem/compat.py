@@ -13,9 +13,9 @@ from the original.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from typing import cast
 
@@ -53,7 +53,6 @@ def install() -> None:
 
 
 if _saver.flag("TMS_INIT_ENABLE") and _shim.is_loaded() and not _saver.whole_process():
-    warnings.warn("TMS_INIT_ENABLE has no effect here: to pause all of a process, start it with scope heap",
-                  RuntimeWarning, stacklevel=2)
+    logging.getLogger("amem").warning("amem: TMS_INIT_ENABLE has no effect here: to pause all of a process, start it with scope heap")
 
 torch_memory_saver = TorchMemorySaver()
