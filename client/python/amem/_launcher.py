@@ -19,9 +19,14 @@ _SHIM = "libamem_shim.so"
 
 
 def shim_path() -> str:
-    """The path of libamem_shim.so: where AMEM_SHIM says, else the one in this package.
+    """Finds libamem_shim.so.
 
-    NotFoundError: there is none. InvalidArgumentError: LD_PRELOAD cannot hold its path.
+    Returns:
+        Its path: where AMEM_SHIM says, else in this package.
+
+    Raises:
+        NotFoundError: There is none.
+        InvalidArgumentError: LD_PRELOAD cannot hold its path.
     """
     named = os.environ.get("AMEM_SHIM")
     path = os.path.abspath(named) if named else str(pathlib.Path(__file__).parent / "lib" / _SHIM)
@@ -44,8 +49,10 @@ def _is_hook(entry: str) -> bool:
 
 
 def with_shim(shim: str, before: str) -> str:
-    """LD_PRELOAD with the shim first and the rest in its order; no second shim, which would do nothing, wherever it
-    lies."""
+    """LD_PRELOAD with the shim first and the rest in its order.
+
+    No second shim stays, which would do nothing, wherever it lies.
+    """
     def is_shim(entry: str) -> bool:
         return (os.path.basename(entry) == _SHIM or os.path.realpath(entry) == os.path.realpath(shim)
                 or _is_hook(entry))
@@ -55,20 +62,28 @@ def with_shim(shim: str, before: str) -> str:
 
 def environment(group: str, scope: Scope | None = None, *, runtime_dir: str | None = None, required: bool = False,
                 base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that make a process, and all it starts, ranks of a group: what `amemctl run` sets, and nothing
-    else. For launchers that take variables, such as Ray's runtime_env; they have to be set before the process starts.
-    NCCL_CUMEM_ENABLE=1 is among them, unless it is set already: some frameworks set 0 where it is not set, and then
-    NCCL's buffers share no slabs, so a pause has more pieces to go through.
+    """Makes the variables that make a process, and all it starts, ranks of a group.
 
-    `scope`: which memory is brokered: "nccl", "regions" (also what is allocated in amem.region) or "heap" (all of
-    PyTorch's); None: as AMEM_SCOPE of the environment has it.
-    `runtime_dir`: the broker's; None: AMEM_RUNTIME_DIR, else the default. `required`: without a broker, brokered
-    allocations fail instead of going to the driver.
-    `base`: the variables that they are added to, of which LD_PRELOAD matters: the shim goes before what is there, and
-    nothing is lost. None: this process's environment. For Ray, whose env_vars replace a worker's variables, the env_vars
-    so far: `env_vars.update(amem.environment("rollout", base=env_vars))`.
+    They are what `amemctl run` sets, and nothing else: for launchers that take variables, such as Ray's runtime_env. They
+    have to be set before the process starts. NCCL_CUMEM_ENABLE=1 is among them, unless it is set already: some frameworks
+    set 0 where it is not set, and then NCCL's buffers share no slabs, so a pause has more pieces to go through.
 
-    InvalidArgumentError: the group or the scope. NotFoundError: there is no shim.
+    Args:
+        group: The group's name.
+        scope: Which memory is brokered: "nccl", "regions" (also what is allocated in amem.region) or "heap" (all of
+            PyTorch's); None: as AMEM_SCOPE of the environment has it.
+        runtime_dir: The broker's; None: AMEM_RUNTIME_DIR, else the default.
+        required: Without a broker, brokered allocations fail instead of going to the driver.
+        base: The variables that they are added to, of which LD_PRELOAD matters: the shim goes before what is there, and
+            nothing is lost. None: this process's environment. For Ray, whose env_vars replace a worker's variables, the
+            env_vars so far: `env_vars.update(amem.environment("rollout", base=env_vars))`.
+
+    Returns:
+        The variables alone, without `base`.
+
+    Raises:
+        InvalidArgumentError: The group or the scope cannot be.
+        NotFoundError: There is no shim.
     """
     # Absolute, because the process may change its directory before it connects.
     directory = os.path.abspath(runtime_dir or _endpoint.default_runtime_dir())
@@ -91,11 +106,25 @@ def rank_variables(group: str, scope: Scope | None, directory: str, shim: str, r
 
 def launch(cmd: str | Sequence[str], *, group: str, scope: Scope | None = None, runtime_dir: str | None = None,
            required: bool = False, **options: Any) -> subprocess.Popen[Any]:
-    """Starts a command as part of a group, as `amemctl run` does. `options` go to subprocess.Popen; an `env` among
-    them is what the variables of environment() are added to.
+    """Starts a command as part of a group, as `amemctl run` does.
 
-    Without a broker the command runs as if amem were not there, after a warning in the log; with `required` it is not
-    started: UnavailableError. Other errors as environment() and Popen.
+    Without a broker the command runs as if amem were not there, after a warning in the log.
+
+    Args:
+        cmd: As for subprocess.Popen.
+        group: The group's name.
+        scope: As for environment().
+        runtime_dir: As for environment().
+        required: Without a broker the command is not started.
+        **options: Those of subprocess.Popen; the variables of environment() are added to an `env` among them.
+
+    Returns:
+        The process, which the caller waits for.
+
+    Raises:
+        UnavailableError: There is no broker, and it is required.
+        OSError: As subprocess.Popen.
+        Error: As environment().
     """
     base = options.pop("env", None)
     base = dict(os.environ if base is None else base)
@@ -111,10 +140,18 @@ def launch(cmd: str | Sequence[str], *, group: str, scope: Scope | None = None, 
 
 
 def swap(out: Groups, into: Groups, timeout: float | None = None, *, runtime_dir: str | None = None) -> None:
-    """Pauses the group `out` and resumes the group `into`, either of them several, through the broker's control socket:
-    for a controller, or for a rank of none of them. To swap more than once, keep an amem.Broker. Needs grpcio.
+    """Pauses the group `out` and resumes the group `into`, over a connection of its own.
 
-    `timeout`: seconds for each of the two; None: as the broker is configured. Errors as Broker.swap.
+    For a controller, or for a rank of none of them. To swap more than once, keep an amem.Broker. Needs grpcio.
+
+    Args:
+        out: One group or several, which are paused.
+        into: One group or several, which are resumed.
+        timeout: Seconds for each of the two; None: as the broker is configured.
+        runtime_dir: The broker's; None: AMEM_RUNTIME_DIR, else the default.
+
+    Raises:
+        Error: As Broker.swap().
     """
     from amem.broker import Broker
 

@@ -33,8 +33,11 @@ class Question(Generic[Answer]):
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One operation. `count`: of the groups that report its end, in the order of `groups`. `wait`: seconds until a call
-    without an end is given up, which is later than each deadline of the broker's."""
+    """One operation.
+
+    `count`: of the groups that report its end, in the order of `groups`. `wait`: seconds until a call without an end is given
+    up, which is later than each deadline of the broker's.
+    """
 
     name: str
     fields: dict[str, Any]

@@ -30,22 +30,34 @@ __all__ = ["TorchMemorySaver", "configure_subprocess", "install", "torch_memory_
 
 @contextlib.contextmanager
 def configure_subprocess() -> Iterator[None]:
-    """Processes started within are ranks of this process's group, and what they allocate in regions is brokered: sets
-    the variables of amem.environment() in this process's environment, which is shared by its threads, for a while.
-    AMEM_SCOPE stays as it is when it is set."""
+    """Makes processes that are started within ranks of this process's group; what they allocate in regions is brokered.
+
+    It sets the variables of amem.environment() in this process's environment, which is shared by its threads, for a while.
+    AMEM_SCOPE stays as it is when it is set.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        InvalidArgumentError: AMEM_SCOPE is no scope.
+        NotFoundError: There is no shim.
+    """
     scope = cast(Scope, os.environ.get("AMEM_SCOPE") or "regions")  # environment() refuses any other
     with _saver.changed_environment(environment(group(), scope)):
         yield
 
 
 class TorchMemorySaver(_saver.TorchMemorySaver):
+    """torch_memory_saver's class of that name, over amem. A process has one: torch_memory_saver."""
+
     configure_subprocess = staticmethod(configure_subprocess)
 
 
 def install() -> None:
     """Makes this module what `import torch_memory_saver` gives in this process.
 
-    FailedPreconditionError: the other one has been imported.
+    Raises:
+        FailedPreconditionError: The original has been imported already.
     """
     this = sys.modules[__name__]
     if sys.modules.setdefault("torch_memory_saver", this) is not this:

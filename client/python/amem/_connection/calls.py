@@ -110,8 +110,8 @@ class Course:
 class Operation(Iterator[Progress]):
     """A pause, resume or swap that has begun: its progress as it comes. For one thread, but for cancel().
 
-    Iterating ends after the last Progress, the one with `done` of each group, or raises what went wrong. Leaving
-    the iterator alone does not stop the operation, and does not tell how it ends.
+    Iterating ends after the last Progress, the one with `done` of each group, or raises what went wrong. Leaving the
+    iterator alone does not stop the operation, and does not tell how it ends.
     """
 
     def __init__(self, stream: Any, course: Course) -> None:
@@ -129,8 +129,18 @@ class Operation(Iterator[Progress]):
         return self._course.step(message)
 
     def result(self, on_progress: Callable[[Progress], object] | None = None) -> list[Progress]:
-        """Waits for the end; gives the Progress with `done` of each group. `on_progress` is called for every step;
-        what it raises ends the waiting and comes out."""
+        """Waits for the end.
+
+        Args:
+            on_progress: Is called in this thread for every step; what it raises ends the waiting and comes out.
+
+        Returns:
+            The Progress with `done` of each group, in the order in which they ended.
+
+        Raises:
+            OperationCancelledError: cancel() was called, or the Broker was closed.
+            Error: The operation failed.
+        """
         try:
             for progress in self:
                 if on_progress is not None:
@@ -141,15 +151,19 @@ class Operation(Iterator[Progress]):
         return self._course.done
 
     def cancel(self) -> None:
-        """Stops waiting, from any thread: the iterator then raises OperationCancelledError. The operation goes on in the
-        broker."""
+        """Stops waiting, from any thread: the iterator then raises OperationCancelledError.
+
+        The operation goes on in the broker.
+        """
         self._course.ending.stopped = True
         self._stream.cancel()
 
 
 class Watch(Iterator[Event]):
-    """Events as they come; UnavailableError when the connection is lost (events in between are gone, so ask for the
-    status after coming back). For one thread, but for close(), after which iterating ends."""
+    """Events as they come. For one thread, but for close(), after which iterating ends.
+
+    UnavailableError: the connection was lost. Events in between are gone, so ask for the status after coming back.
+    """
 
     def __init__(self, stream: Any, connection: Connection, timeout: float) -> None:
         """`timeout`: seconds until the watch must be in effect; else DeadlineExceededError."""

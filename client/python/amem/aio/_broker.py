@@ -66,39 +66,120 @@ class Broker:
 
     # ---- queries ----
     async def status(self) -> NodeStatus:
-        """As amem.Broker.status()."""
+        """Asks for the node's state.
+
+        Returns:
+            The node: version, devices, pool and groups.
+        """
         return await self._ask(_requests.status())
 
     async def groups(self) -> list[GroupInfo]:
-        """As amem.Broker.groups()."""
+        """Asks for the groups that the caller may see.
+
+        Returns:
+            Of each group its state, its memory by device and tag in bytes, and its policies.
+        """
         return await self._ask(_requests.groups())
 
     async def quotas(self) -> list[OwnerQuotas]:
-        """As amem.Broker.quotas()."""
+        """Asks what each owner has of what the broker can run out of.
+
+        Returns:
+            The owners that the caller may see: all for an operator.
+        """
         return await self._ask(_requests.quotas())
 
     async def metrics(self, format: FormatChoice = "openmetrics") -> str:
-        """As amem.Broker.metrics()."""
+        """Asks for what the broker measures, of the groups that the caller may see. docs/metrics.md lists the metrics.
+
+        Args:
+            format: "openmetrics", or "prometheus" for Prometheus' own text format; or a member of MetricsFormat.
+
+        Returns:
+            The metrics as text.
+
+        Raises:
+            InvalidArgumentError: There is no such format.
+        """
         return await self._ask(_requests.metrics(format))
 
     async def history(self, group: str = "", *, transaction: int = 0, most: int = 0, spans: bool = False) -> list[PastOperation]:
-        """As amem.Broker.history()."""
+        """Asks for the last pauses and resumes, as they ended, of the groups that the caller may see.
+
+        Args:
+            group: Only those of this group; empty: of all.
+            transaction: Only those of this transaction; 0: of all.
+            most: Only the latest, at most so many; 0: all that the broker remembers.
+            spans: Also when each phase, copy and driver call was.
+
+        Returns:
+            The operations, oldest first.
+
+        Raises:
+            NotFoundError: There is no such group, and the broker remembers none.
+            InvalidArgumentError: A number is below 0.
+        """
         return await self._ask(_requests.history(group, transaction, most, spans))
 
     async def upgrade(self) -> tuple[str, str]:
-        """As amem.Broker.upgrade()."""
+        """Replaces the running amemd by the one that is installed now.
+
+        Returns before the next one serves; ranks connect to it by themselves.
+
+        Returns:
+            The version that runs, and the version that is installed.
+
+        Raises:
+            FailedPreconditionError: Nothing would outlive amemd, or the other does not take its configuration.
+            AbortedError: An operation is under way.
+        """
         return await self._ask(_requests.upgrade())
 
     async def ranks(self, group: str = "") -> list[RankInfo]:
-        """As amem.Broker.ranks()."""
+        """Asks for the ranks of one group, or of all that the caller may see.
+
+        Args:
+            group: The group's name; empty: all groups.
+
+        Returns:
+            The ranks: processes with their memory in bytes.
+
+        Raises:
+            NotFoundError: There is no such group.
+        """
         return await self._ask(_requests.ranks(group))
 
     async def allocations(self, group: str = "", tag: str | None = None) -> list[AllocationInfo]:
-        """As amem.Broker.allocations()."""
+        """Asks for single allocations.
+
+        Args:
+            group: The group's name; empty: all groups.
+            tag: Only those of this tag; None: all.
+
+        Returns:
+            The allocations, oldest first.
+
+        Raises:
+            NotFoundError: There is no such group.
+        """
         return await self._ask(_requests.allocations(group, tag))
 
     async def set_policy(self, group: str, tag: str, policy: PolicyChoice | None = None, *, save: FormChoice | None = None) -> None:
-        """As amem.Broker.set_policy()."""
+        """Says what a pause does with the bytes of a tag from now on. It goes before what regions say.
+
+        Args:
+            group: The group's name.
+            tag: The tag, which need not have memory yet.
+            policy: Policy.KEEP or "keep", Policy.DISCARD or "discard"; None leaves it as it is.
+            save: How a pause copies what it keeps: "auto", "dense" or "sparse", or a member of Form; None leaves it as it is.
+
+        Raises:
+            InvalidArgumentError: There is no such policy or form, neither of the two is given, or "discard" is given for
+                "nccl", whose bytes are always kept.
+            NotFoundError: There is no such group.
+            FailedPreconditionError: The group is not running, or some memory of the tag is paused.
+            ResourceExhaustedError: As many tags of the group have a policy as may have one.
+        """
         await self._ask(_requests.set_policy(group, tag, policy, save))
 
     # ---- operations ----
@@ -110,7 +191,35 @@ class Broker:
                     except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None) -> list[Progress]: ...
     async def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
                     except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None) -> Progress | list[Progress]:
-        """As amem.Broker.pause(). `on_progress` is a plain function, which is called in the event loop."""
+        """Pauses a group from outside: its ranks need not expect it. Returns when it is paused.
+
+        Several groups are paused as one operation, all or none: until the first of them releases memory a failure of one
+        leaves all running, and an error names each.
+
+        Args:
+            group: One group, or a list of several.
+            tags: One tag or at most 64: only memory of these leaves, and the group runs on. Its program must leave that
+                memory alone until it has been resumed. None: everything.
+            timeout: Seconds for the ranks to become quiet; None: as the broker is configured, as the other phases are.
+            on_progress: A plain function, which is called in the event loop for each step; what it raises ends the waiting and comes out of the call.
+            except_tags: Instead of `tags`: all memory but that of these.
+            discard: Tags whose bytes this pause drops, whatever their policy; they come back zeroed. The last Progress says
+                how many. Not "nccl", whose bytes are always kept.
+            guests: What becomes of memory that ranks of other groups have open still when the broker has waited for them.
+                "pin": it stays on its device, and the last Progress names them. "refuse": FailedPreconditionError names
+                them, and the group runs on. None: as the broker is configured.
+
+        Returns:
+            The last Progress, which says where the time went; of several groups a list, in their order.
+
+        Raises:
+            NotFoundError: There is no such group, or it has no memory of a tag.
+            FailedPreconditionError: The group is not running.
+            DeadlineExceededError: A phase took too long; the text names the ranks. The group is as after AbortedError.
+            ResourceExhaustedError: The pool is too small; the group runs on.
+            AbortedError: A rank died or failed. The group runs on or, when something had been released already, is paused
+                with its bytes safe.
+        """
         command = _requests.pause(group, tags, timeout, except_tags, discard, guests)
         last = await self._operate(command).result(on_progress)
         return last[0] if isinstance(group, str) else command.ordered(last)
@@ -123,33 +232,115 @@ class Broker:
                      except_tags: Tags = None) -> list[Progress]: ...
     async def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
                      except_tags: Tags = None) -> Progress | list[Progress]:
-        """As amem.Broker.resume(). `on_progress` is a plain function, which is called in the event loop."""
+        """Brings the memory of a paused group back, at the same addresses. Returns when the group runs.
+
+        Of several groups none runs before every one has all its memory. After an error but OperationCancelledError the group
+        is as before, with its bytes safe; only a failure in the last phase, "open", leaves it running.
+
+        Args:
+            group: One group, or a list of several.
+            tags: One tag or at most 64: only memory of these comes back. None: everything.
+            timeout: Seconds for mapping and loading; None: as the broker is configured.
+            on_progress: A plain function, which is called in the event loop for each step; what it raises ends the waiting and comes out of the call.
+            except_tags: Instead of `tags`: all memory but that of these.
+
+        Returns:
+            The last Progress, which says where the time went; of several groups a list, in their order.
+
+        Raises:
+            NotFoundError: There is no such group, or it has no memory of a tag.
+            FailedPreconditionError: The group is not paused.
+            ResourceExhaustedError: A device has too little free memory; the text has both numbers.
+            DataLossError: With AMEM_VERIFY=1, bytes did not come back as they were saved.
+            DeadlineExceededError: A phase took too long; the text names the ranks.
+            AbortedError: A rank died or failed.
+        """
         command = _requests.resume(group, tags, timeout, except_tags)
         last = await self._operate(command).result(on_progress)
         return last[0] if isinstance(group, str) else command.ordered(last)
 
     async def swap(self, out: Groups, into: Groups, timeout: float | None = None, on_progress: OnProgress | None = None, *,
                    discard: Tags = None, guests: Guests | None = None) -> tuple[Progress, ...]:
-        """As amem.Broker.swap(). `on_progress` is a plain function, which is called in the event loop."""
+        """Pauses `out` and resumes `into`, at the same time as far as memory allows. Returns when both are done.
+
+        When the pause fails `into` stays paused. When the resume fails all groups are paused and their bytes safe.
+
+        Args:
+            out: One group, or a list of several, which are paused.
+            into: One group, or a list of several, which are resumed.
+            timeout: Seconds for each of the two; None: as the broker is configured.
+            on_progress: As for pause().
+            discard: Tags of `out`, as for pause().
+            guests: Of `out`, as for pause().
+
+        Returns:
+            The last Progress of each group, in the order in which the call names them.
+
+        Raises:
+            Error: As pause() and resume().
+        """
         command = _requests.swap(out, into, timeout, discard, guests)
         return tuple(command.ordered(await self._operate(command).result(on_progress)))
 
     def pausing(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
                 discard: Tags = None, guests: Guests | None = None) -> Operation:
-        """As amem.Broker.pausing(): the progress of pause(), for `async for`, whose first step begins it."""
+        """Prepares pause(), which the first step of the iteration begins.
+
+        Args:
+            group: As for pause(), like all arguments.
+            tags: Only memory of these leaves.
+            timeout: Seconds for the ranks to become quiet.
+            except_tags: All memory but that of these leaves.
+            discard: Tags whose bytes this pause drops.
+            guests: What becomes of memory that other groups have open.
+
+        Returns:
+            Its progress, an asynchronous iterator. It raises the errors of pause().
+        """
         return self._operate(_requests.pause(group, tags, timeout, except_tags, discard, guests))
 
     def resuming(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> Operation:
-        """As amem.Broker.resuming(): the progress of resume(), for `async for`, whose first step begins it."""
+        """Prepares resume(), which the first step of the iteration begins.
+
+        Args:
+            group: As for resume(), like all arguments.
+            tags: Only memory of these comes back.
+            timeout: Seconds for mapping and loading.
+            except_tags: All memory but that of these comes back.
+
+        Returns:
+            Its progress, an asynchronous iterator. It raises the errors of resume().
+        """
         return self._operate(_requests.resume(group, tags, timeout, except_tags))
 
     def swapping(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
                  guests: Guests | None = None) -> Operation:
-        """As amem.Broker.swapping(): the progress of swap(), for `async for`, whose first step begins it."""
+        """Prepares swap(), which the first step of the iteration begins.
+
+        Args:
+            out: As for swap(), like all arguments.
+            into: What is resumed.
+            timeout: Seconds for each of the two.
+            discard: Tags of `out` whose bytes this pause drops.
+            guests: What becomes of memory of `out` that other groups have open.
+
+        Returns:
+            Its progress, an asynchronous iterator. It raises the errors of swap().
+        """
         return self._operate(_requests.swap(out, into, timeout, discard, guests))
 
     def watch(self, group: str = "") -> Watch:
-        """As amem.Broker.watch(): events, for `async for`, from the moment on when `async with` has entered the Watch."""
+        """Watches for events from the moment on when `async with` has entered the Watch.
+
+        Args:
+            group: Only the events of this group; empty: of all that the caller may see.
+
+        Returns:
+            The events, an asynchronous iterator; close() ends it.
+
+        Raises:
+            DeadlineExceededError: The watch was not in effect within `query_timeout` seconds.
+        """
         fields = _requests.watch(group)
 
         def begin() -> Any:
@@ -210,7 +401,7 @@ class Broker:
 
 
 async def swap(out: Groups, into: Groups, timeout: float | None = None, *, runtime_dir: str | None = None) -> None:
-    """Pauses the group `out` and resumes the group `into`, as amem.swap() does. To swap more than once, keep a Broker.
+    """Pauses the group `out` and resumes the group `into`, over a connection of its own. To swap more than once, keep a Broker.
 
     Args:
         out: One group or several, which are paused.
@@ -219,7 +410,7 @@ async def swap(out: Groups, into: Groups, timeout: float | None = None, *, runti
         runtime_dir: The broker's; None: AMEM_RUNTIME_DIR, else the default.
 
     Raises:
-        Error: As amem.Broker.swap().
+        Error: As Broker.swap().
     """
     async with Broker(runtime_dir) as broker:
         await broker.swap(out, into, timeout)

@@ -15,8 +15,10 @@ from amem.messages import Event, Progress, from_wire
 
 
 def stop_of(ending: Ending) -> Error | None:
-    """For an asyncio.CancelledError that came out of a call: the error, when this side has ended the call. None: the task
-    was cancelled, and whoever did that wants the asyncio.CancelledError."""
+    """For an asyncio.CancelledError that came out of a call: the error, when this side has ended the call.
+
+    None: the task was cancelled, and whoever did that wants the asyncio.CancelledError.
+    """
     task = asyncio.current_task()
     cancelling = getattr(task, "cancelling", None)  # from Python 3.11 on; before, a task that is both counts as stopped
     if not ending.was_stopped() or (cancelling is not None and cancelling() > 0):
@@ -89,8 +91,10 @@ class Operation(AsyncIterator[Progress]):
         return self._course.done
 
     def cancel(self) -> None:
-        """Stops waiting: the iteration then raises OperationCancelledError. The operation goes on in the broker, if it has
-        begun. For the event loop's thread."""
+        """Stops waiting: the iteration then raises OperationCancelledError. For the event loop's thread.
+
+        The operation goes on in the broker, if it has begun.
+        """
         self._course.ending.stopped = True
         if self._stream is not None:
             self._stream.cancel()

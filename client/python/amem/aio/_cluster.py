@@ -27,8 +27,9 @@ class Cluster:
         """Says which nodes are meant; nothing is asked of them yet.
 
         Args:
-            nodes: Their brokers' addresses, "host:port" or "unix:PATH", each once; or "@FILE"; None: AMEM_NODES.
-            runtime_dir: That of the broker that leads; None: AMEM_RUNTIME_DIR, else the default.
+            nodes: Their brokers' addresses, "host:port" or "unix:PATH", each once; or "@FILE", which has one in a line, with
+                empty lines and what follows a "#" left out; None: AMEM_NODES, "a,b,c" or "@FILE".
+            runtime_dir: That of the broker that leads, which need be none of the nodes; None: that of the one here.
             socket: The control socket's path of the broker that leads, when it is elsewhere.
             address: Instead of these, "host:port" of the broker that leads.
             tls: The directory of ca.crt, tls.crt and tls.key for each "host:port"; None: AMEM_TLS.
@@ -53,46 +54,144 @@ class Cluster:
 
     # ---- queries: by node, in their order ----
     async def status(self) -> dict[str, NodeAnswer[NodeStatus]]:
-        """As amem.Cluster.status()."""
+        """Asks each node for its state, as Broker.status does.
+
+        At most 64 nodes are asked at a time, over connections of their own.
+
+        Returns:
+            By node the answer, or why there is none. No node's failure is raised.
+        """
         return await self._of_each(lambda broker: broker.status())
 
     async def groups(self) -> dict[str, NodeAnswer[list[GroupInfo]]]:
-        """As amem.Cluster.groups()."""
+        """Asks each node for its groups, as Broker.groups does; see status().
+
+        Returns:
+            By node the answer, or why there is none.
+        """
         return await self._of_each(lambda broker: broker.groups())
 
     async def ranks(self, group: str = "") -> dict[str, NodeAnswer[list[RankInfo]]]:
-        """As amem.Cluster.ranks()."""
+        """Asks each node for ranks, as Broker.ranks does; see status().
+
+        Args:
+            group: The group's name; empty: all groups.
+
+        Returns:
+            By node the answer, or why there is none.
+        """
         return await self._of_each(lambda broker: broker.ranks(group))
 
     # ---- operations ----
     async def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
                     except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None) -> list[Progress]:
-        """As amem.Cluster.pause(). `on_progress` is a plain function, which is called in the event loop."""
+        """Pauses a group, or several, of all nodes.
+
+        Args:
+            group: As for Broker.pause(), like all arguments.
+            tags: Only memory of these leaves.
+            timeout: Seconds for the ranks to become quiet.
+            on_progress: A plain function, which is called in the event loop for each step; Progress.node says whose it is.
+            except_tags: All memory but that of these leaves.
+            discard: Tags whose bytes this pause drops.
+            guests: What becomes of memory that other groups have open.
+
+        Returns:
+            The last Progress of each group of each node.
+
+        Raises:
+            PermissionDeniedError: Only operators may name other nodes.
+            Error: The errors of Broker.pause(), with the node's name.
+        """
         operation = self.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests)
         return await operation.result(on_progress)
 
     async def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
                      except_tags: Tags = None) -> list[Progress]:
-        """As amem.Cluster.resume(). `on_progress` is a plain function, which is called in the event loop."""
+        """Resumes a group, or several, of all nodes: no rank of any node runs before all have their memory.
+
+        Args:
+            group: As for Broker.resume(), like all arguments.
+            tags: Only memory of these comes back.
+            timeout: Seconds for mapping and loading.
+            on_progress: A plain function, which is called in the event loop for each step; Progress.node says whose it is.
+            except_tags: All memory but that of these comes back.
+
+        Returns:
+            The last Progress of each group of each node.
+
+        Raises:
+            PermissionDeniedError: Only operators may name other nodes.
+            Error: The errors of Broker.resume(), with the node's name.
+        """
         return await self.resuming(group, tags, timeout, except_tags=except_tags).result(on_progress)
 
     async def swap(self, out: Groups, into: Groups, timeout: float | None = None, on_progress: OnProgress | None = None, *,
                    discard: Tags = None, guests: Guests | None = None) -> list[Progress]:
-        """As amem.Cluster.swap(). `on_progress` is a plain function, which is called in the event loop."""
+        """Pauses `out` and resumes `into` on all nodes.
+
+        Args:
+            out: As for Broker.swap(), like all arguments.
+            into: What is resumed.
+            timeout: Seconds for each of the two.
+            on_progress: A plain function, which is called in the event loop for each step; Progress.node says whose it is.
+            discard: Tags of `out` whose bytes this pause drops.
+            guests: What becomes of memory of `out` that other groups have open.
+
+        Returns:
+            The last Progress of each group of each node.
+
+        Raises:
+            PermissionDeniedError: Only operators may name other nodes.
+            Error: The errors of Broker.swap(), with the node's name.
+        """
         return await self.swapping(out, into, timeout, discard=discard, guests=guests).result(on_progress)
 
     def pausing(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
                 discard: Tags = None, guests: Guests | None = None) -> Operation:
-        """As amem.Cluster.pausing(): the progress of pause(), for `async for`, whose first step begins it."""
+        """Prepares pause(), which the first step of the iteration begins.
+
+        Args:
+            group: As for pause(), like all arguments.
+            tags: Only memory of these leaves.
+            timeout: Seconds for the ranks to become quiet.
+            except_tags: All memory but that of these leaves.
+            discard: Tags whose bytes this pause drops.
+            guests: What becomes of memory that other groups have open.
+
+        Returns:
+            Its progress, an asynchronous iterator; Progress.node says whose it is.
+        """
         return self._leader.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests)
 
     def resuming(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> Operation:
-        """As amem.Cluster.resuming(): the progress of resume(), for `async for`, whose first step begins it."""
+        """Prepares resume(), which the first step of the iteration begins.
+
+        Args:
+            group: As for resume(), like all arguments.
+            tags: Only memory of these comes back.
+            timeout: Seconds for mapping and loading.
+            except_tags: All memory but that of these comes back.
+
+        Returns:
+            Its progress, an asynchronous iterator; Progress.node says whose it is.
+        """
         return self._leader.resuming(group, tags, timeout, except_tags=except_tags)
 
     def swapping(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
                  guests: Guests | None = None) -> Operation:
-        """As amem.Cluster.swapping(): the progress of swap(), for `async for`, whose first step begins it."""
+        """Prepares swap(), which the first step of the iteration begins.
+
+        Args:
+            out: As for swap(), like all arguments.
+            into: What is resumed.
+            timeout: Seconds for each of the two.
+            discard: Tags of `out` whose bytes this pause drops.
+            guests: What becomes of memory of `out` that other groups have open.
+
+        Returns:
+            Its progress, an asynchronous iterator; Progress.node says whose it is.
+        """
         return self._leader.swapping(out, into, timeout, discard=discard, guests=guests)
 
     async def _of_each(self, ask: Callable[[Broker], Awaitable[Answer]]) -> dict[str, NodeAnswer[Answer]]:

@@ -9,7 +9,7 @@ from amem._background import pause_async, resume_async
 
 async def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None, discard: Tags = None,
                 guests: Guests | None = None) -> None:
-    """Pauses this rank's group, as amem.pause() does, while the event loop runs on.
+    """Pauses this rank's group, as amem.pause does, while the event loop runs on.
 
     The call waits on the daemon thread of amem.pause_async(), which carries out one such call after the other. So work
     that the event loop launches on the GPU meanwhile waits for the resume, and the event loop with it. A task that is
@@ -29,7 +29,7 @@ async def pause(tags: Tags = None, timeout: float | None = None, *, except_tags:
 
 
 async def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> None:
-    """Brings the memory of this rank's group back, as amem.resume() does, while the event loop runs on; see pause().
+    """Brings the memory of this rank's group back, as amem.resume does, while the event loop runs on; see pause().
 
     Args:
         tags: As for amem.resume(), like all arguments.
