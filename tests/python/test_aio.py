@@ -355,7 +355,9 @@ def test_a_rank_pauses_itself(shim):
 
 def test_a_rank_needs_no_grpc(build, python):
     script = """
-        import asyncio, sys, amem.aio
+        import sys, amem
+        assert "asyncio" not in sys.modules
+        import asyncio
         asyncio.run(amem.aio.pause())
         assert not {"torch", "grpc", "google"} & set(sys.modules), sorted(sys.modules)
         amem.aio.Broker

@@ -26,6 +26,15 @@ def ask(broker: amem.Broker) -> str:
     broker.set_policy("train", "kv_cache", save=amem.Form.DENSE)
     broker.set_policy("train", "kv_cache", save="zip")  # type: ignore[arg-type]
     return broker.metrics(amem.MetricsFormat.PROMETHEUS) + broker.metrics("openmetrics")
+
+
+async def steer(cluster: amem.Cluster) -> list[str]:
+    async with amem.aio.Broker() as broker:
+        last = await broker.pause("train")
+        phases = [progress.phase async for progress in broker.resuming("train")]
+    versions = [answer.result().version for answer in cluster.status().values()]
+    await amem.aio.resume(timeout="3")  # type: ignore[arg-type]
+    return [*phases, *versions, last.phase, amem.stats().brokered[0].tag]
 """
 
 

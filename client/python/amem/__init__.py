@@ -1,8 +1,9 @@
 """amem: GPU memory that groups of processes take turns with.
 
 In a rank, a process with libamem_shim.so loaded: pause, resume, region, move, unbrokered, stats, set_group, group, is_active,
-extend_timeouts, and pause_async, resume_async. To start ranks: launch, environment. For a controller: Broker, Cluster, swap, swap_async; these need
-grpcio and protobuf, nothing else here does. amem.compat has torch_memory_saver's names, amem.nccl AMem's NCCL calls.
+set_policy, extend_timeouts, and pause_async, resume_async. To start ranks: launch, environment. For a controller: Broker, Cluster,
+swap, swap_async; these need grpcio and protobuf, nothing else here does. amem.aio has the calls as coroutines, amem.compat
+torch_memory_saver's names, amem.nccl AMem's NCCL calls. Warnings go to the log "amem".
 
 Errors are raised as amem.Error, which carries a code and a text. Times are seconds and sizes bytes unless a name says
 otherwise. Every function may be called from any thread; a region belongs to the thread that entered it.
@@ -26,6 +27,7 @@ from amem.errors import (
     UnavailableError, UnimplementedError)
 
 if TYPE_CHECKING:
+    from amem import aio as aio
     from amem._nodes import NodeAnswer
     from amem.broker import Broker
     from amem.cluster import Cluster
@@ -48,6 +50,8 @@ _ending.register()
 
 def __getattr__(name: str) -> Any:
     # gRPC is imported by those who use it: in a rank it would only start threads. A rank rarely needs the messages, either.
+    if name == "aio":  # a rank rarely needs asyncio, either
+        return importlib.import_module("amem.aio")
     if name not in _LATER:
         raise AttributeError(f"module 'amem' has no attribute {name!r}")
     return getattr(importlib.import_module(_LATER[name]), name)
