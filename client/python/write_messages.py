@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes amem/messages.py: what proto/amem/v1/broker.proto answers, as dataclasses, with its comments. Run it after a change of that file.
+"""Writes amem/messages.py: what proto/amem/v1/broker.proto answers, as dataclasses, and its enums, with its comments. Run it after a change of that file.
 
 Needs protoc and Python's protobuf, which deploy/deps.sh installs. tests/python/test_messages.py finds a messages.py that is out of date.
 """
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROTO = ROOT / "proto" / "amem" / "v1" / "broker.proto"
 MODULE = pathlib.Path(__file__).resolve().parent / "amem" / "messages.py"
 WIDTH = 140
-HEADER = '''"""What a Broker answers: the messages of proto/amem/v1/broker.proto as dataclasses, with its field names.
+HEADER = '''"""What a Broker answers, as dataclasses, and the enums: those of proto/amem/v1/broker.proto, with its names.
 
 Sizes are bytes; times have their unit in the name. An enum value that a newer broker has and this package does not
 reads as UNSPECIFIED. Plain values; any thread.
@@ -63,14 +63,16 @@ class Schema:
         return text
 
     def answered(self):
-        """The enums and messages that answers are made of, in the order of the file; not those that only hold a list of others."""
+        """All enums, which requests have, too, and the messages that answers are made of, in the order of the file; not those that
+        only hold a list of others."""
         found, left = set(), list(self.answers)
         while left:
             name = left.pop()
             if name not in found:
                 found.add(name)
                 left += [name_of(each.type_name) for each in getattr(self.kinds[name], "field", ()) if each.type in NAMED]
-        return [kind for name, kind in self.kinds.items() if name in found and not name.endswith("Response")]
+        wanted = {*found, *(name for name, place in self.places.items() if place[0] == ENUMS)}
+        return [kind for name, kind in self.kinds.items() if name in wanted and not name.endswith("Response")]
 
     def definition(self, kind):
         """The lines of a class."""
@@ -103,10 +105,10 @@ def type_of(message, field):
 
 
 def docstring(text, members):
-    """`members`: names with what is said of each. The form is numpy's, of which mkdocstrings makes tables."""
-    lines = [*textwrap.wrap(text, WIDTH - 4), "", "Attributes", "----------"]
+    """`members`: names with what is said of each. The form is Google's, of which mkdocstrings makes tables."""
+    lines = [*textwrap.wrap(text, WIDTH - 4), "", "Attributes:"]
     for name, about in members:
-        lines += [name, *textwrap.wrap(about, WIDTH - 4, initial_indent=" " * 4, subsequent_indent=" " * 4)]
+        lines += textwrap.wrap(f"{name}: {about}", WIDTH - 4, initial_indent=" " * 4, subsequent_indent=" " * 8)
     lines[0] = '"""' + lines[0]
     return [f"    {line}".rstrip() for line in (*lines, '"""')]
 

@@ -45,9 +45,10 @@ def test_the_python_api_has_what_programs_can_use(site):
 
     names = re.findall(r'"(\w+)"', source("__init__.py").split("__all__ = [")[1].split("]")[0])
     assert len(names) > 20 and set(names) - {name.split(".")[-1] for name in documented} == {"__version__"}, "the build makes the version"
-    for module, kind in ("broker", "Broker"), ("cluster", "Cluster"), ("ray/_cluster", "Cluster"):
+    for module, kind in (("broker", "Broker"), ("cluster", "Cluster"), ("ray/_cluster", "Cluster"), ("aio/_broker", "Broker"),
+                         ("aio/_cluster", "Cluster")):
         body = source(f"{module}.py").split(f"\nclass {kind}:\n")[1].split("\nclass ")[0]
-        methods = re.findall(r"^    def ([a-z]\w*)\(", body, re.MULTILINE)
+        methods = re.findall(r"^    (?:async )?def ([a-z]\w*)\(", body, re.MULTILINE)
         where = f"amem.{module.replace('/', '.')}.{kind}"
         assert "swap" in methods and {f"{where}.{name}" for name in methods} <= documented
     messages = re.findall(r"^class (\w+)", source("messages.py"), re.MULTILINE)

@@ -174,7 +174,7 @@ def test_waiting_can_be_stopped(node, broker):
     for progress in operation:
         assert progress.phase == "quiesce"
         operation.cancel()
-        with pytest.raises(amem.CancelledError, match="goes on in the broker"):
+        with pytest.raises(amem.OperationCancelledError, match="goes on in the broker"):
             next(operation)
         break
     with pytest.raises(amem.FailedPreconditionError):
@@ -209,7 +209,7 @@ def test_a_call_that_is_cancelled_by_the_broker_is_a_lost_connection(node):
     error = Ending(connection, None).error(Failure())
     assert isinstance(error, amem.UnavailableError) and "was lost: the server shuts down" in str(error)
     connection.closed = True
-    assert isinstance(Ending(connection, None).error(Failure()), amem.CancelledError)
+    assert isinstance(Ending(connection, None).error(Failure()), amem.OperationCancelledError)
 
 
 def test_an_operation_waits_no_longer_for_a_connection_than_a_question(bare_node, build):
@@ -234,7 +234,7 @@ def test_closing_ends_what_is_under_way(node):
     operation = broker.pausing("train", timeout=20)
     assert next(operation).phase == "quiesce"
     broker.close()
-    with pytest.raises(amem.CancelledError, match="goes on in the broker"):
+    with pytest.raises(amem.OperationCancelledError, match="goes on in the broker"):
         for _ in operation:
             pass
     job.ranks[0].ask("capture end")

@@ -62,13 +62,17 @@ def test_what_is_no_list_of_nodes(nodes_):
 def test_what_each_node_says(nodes, cluster):
     nodes[0].job("train")
     assert list(cluster.status()) == list(cluster.nodes)
-    assert [len(status.devices) for status in cluster.status().values()] == [2, 2]
-    assert [[group.name for group in groups] for groups in cluster.groups().values()] == [["train"], []]
-    assert [len(ranks) for ranks in cluster.ranks().values()] == [2, 0]
+    assert [len(status.value.devices) for status in cluster.status().values()] == [2, 2]
+    assert [[group.name for group in groups.result()] for groups in cluster.groups().values()] == [["train"], []]
+    assert [len(ranks.result()) for ranks in cluster.ranks().values()] == [2, 0]
     nodes[1].broker.kill()
     first, second = cluster.groups().values()
-    assert [group.name for group in first] == ["train"]
-    assert isinstance(second, amem.UnavailableError) and nodes[1].runtime_dir in second.text
+    assert [group.name for group in first.value] == ["train"] and first.error is None
+    assert isinstance(second.error, amem.UnavailableError) and nodes[1].runtime_dir in second.error.text
+    assert isinstance(second, amem.NodeAnswer) and second.value is None
+    with pytest.raises(amem.UnavailableError) as caught:
+        second.result()
+    assert caught.value is second.error
 
 
 def test_a_file_of_nodes(nodes, monkeypatch, tmp_path):
@@ -105,7 +109,7 @@ def test_a_controller_without_a_broker_of_its_own(far, monkeypatch):
     jobs = [node.job("train") for node in nodes]
     with amem.Cluster(addresses, address=addresses[1], tls=tls) as cluster:
         assert len(cluster.pause("train")) == 2 and states(nodes, "train") == ["paused"] * 2
-        assert [len(groups) for groups in cluster.groups().values()] == [1, 1]
+        assert [len(groups.result()) for groups in cluster.groups().values()] == [1, 1]
         cluster.resume("train")
     monkeypatch.setenv("AMEM_TLS", tls)
     with amem.Broker(address=addresses[0]) as broker:

@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 def here():
     "The tags of which this process has memory on the GPU."
-    return {each["tag"] for each in amem.stats()["brokered"] if each["resident_bytes"]}
+    return {each.tag for each in amem.stats().brokered if each.resident_bytes}
 
 class Id(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_byte * 128)]

@@ -22,8 +22,8 @@ MIB = 1 << 20
 def here():
     "MiB on the GPU by tag, of this process."
     found = {}
-    for each in amem.stats()["brokered"]:
-        found[each["tag"]] = found.get(each["tag"], 0) + each["resident_bytes"] // MIB
+    for each in amem.stats().brokered:
+        found[each.tag] = found.get(each.tag, 0) + each.resident_bytes // MIB
     return {tag: size for tag, size in found.items() if size and tag.startswith("megatron")}
 
 def enter(context):

@@ -40,8 +40,8 @@ def test_a_change_of_the_schema_is_found_and_written(changed, tmp_path):
     assert write(*options).returncode == 0
     assert write("--check", *options).returncode == 0
     written = module.read_text(encoding="utf-8").split("class PoolStatus:")[1]
-    assert written.startswith('\n    """The pinned host memory that saved bytes lie in.\n\n    Attributes\n    ----------\n'
-                              '    forms\n        as "they" come\n')
+    assert written.startswith('\n    """The pinned host memory that saved bytes lie in.\n\n    Attributes:\n'
+                              '        forms: as "they" come\n')
     assert written.split('"""\n\n')[1].startswith("    forms: tuple[Form, ...]\n    configured_bytes: int\n")
 
 

@@ -1,4 +1,4 @@
-"""amemd and amemctl out of the package: `python -m amem.daemon` and the console scripts."""
+"""amemd and amemctl out of the package: `python -m amem.daemon`, `python -m amem` and the console scripts."""
 import os
 import shutil
 import signal
@@ -54,10 +54,24 @@ def test_amemctl(python, tmp_path):
     assert not int(ignored.split()[1], 16) & 1 << signal.SIGPIPE - 1
 
 
+def test_the_package_as_a_program_is_amemctl(build, python, tmp_path):
+    """That of the wheel, else what PATH has: a distribution's package has no programs of its own."""
+    package = [sys.executable, "-m", "amem"]
+    env = python.environment({"AMEM_RUNTIME_DIR": str(tmp_path)})
+    modules_alone(build, tmp_path)
+    beside = {**env, "PYTHONPATH": str(tmp_path), "PATH": f"{os.path.join(build.directory, 'bin')}:{env['PATH']}"}
+    for argument in ("--help", "status", "no-such-command"):
+        theirs = run([build.program("amemctl"), argument], env)
+        for each in (env, beside):
+            ours = run([*package, argument], each)
+            assert (ours.returncode, ours.stdout, ours.stderr) == (
+                theirs.returncode, theirs.stdout.replace(build.program("amemctl"), "amemctl"), theirs.stderr)
+
+
 def test_package_without_programs(build, python, tmp_path):
     modules_alone(build, tmp_path)
     env = python.environment({"PYTHONPATH": str(tmp_path)})
-    for name, argv in (("amemd", AMEMD), ("amemctl", AMEMCTL)):
+    for name, argv in (("amemd", AMEMD), ("amemctl", AMEMCTL), ("amemctl", [sys.executable, "-m", "amem"])):
         done = run(argv, env)
         assert done.returncode == 1
         assert f"{name}: there is no {tmp_path}/amem/bin/{name}" in done.stderr and "wheel" in done.stderr

@@ -1,5 +1,6 @@
 """A rank's calls and the shim's functions behind them."""
 import concurrent.futures
+import dataclasses
 import json
 import pickle
 import threading
@@ -26,7 +27,7 @@ def test_what_is_excepted_and_discarded(shim):
     amem.pause(discard=[], except_tags=[])
     assert shim.notes[-1] == "pause [] 0"
     amem.pause(guests="refuse")
-    amem.pause_async(guests="pin").result(20)
+    amem.pause_async(guests=amem.GuestPolicy.PIN).result(20)
     assert shim.notes[-4:] == ["guests 2", "pause [] 0", "guests 1", "pause [] 0"]
     for call in (amem.pause, amem.pause_async):
         with pytest.raises(amem.InvalidArgumentError):
@@ -38,7 +39,8 @@ def test_what_is_excepted_and_discarded(shim):
 def test_policies(shim):
     amem.set_policy("kv_cache", "discard")
     amem.set_policy("kv_cache", "keep")
-    assert shim.notes == ["policy kv_cache 2", "policy kv_cache 1"]
+    amem.set_policy("kv_cache", amem.Policy.DISCARD)
+    assert shim.notes == ["policy kv_cache 2", "policy kv_cache 1", "policy kv_cache 2"]
     for bad in (("kv_cache", "drop"), ("", "keep")):
         with pytest.raises(amem.InvalidArgumentError):
             amem.set_policy(*bad)
@@ -60,9 +62,23 @@ def test_its_errors_come_through(shim):
 
 
 def test_stats_of_any_length(shim):
-    figures = {"group": "train", "rank_id": 3, "tags": ["x" * 30] * 1000}
-    shim.stats(json.dumps(figures))
-    assert amem.stats() == figures
+    tags = [{"tag": f"tag{number}", "device": 1, "resident_bytes": number, "paused_bytes": 2, "imported_bytes": 3, "allocations": 4}
+            for number in range(300)]
+    kinds = [{"kind": "pool", "device": 1, "bytes": 1 << 40, "count": 2, "host": True}]
+    shim.stats(json.dumps({"group": "train", "rank_id": 3, "scope": "heap", "brokered": tags, "unbrokered": kinds}))
+    stats = amem.stats()
+    assert (stats.group, stats.rank_id, stats.scope) == ("train", 3, "heap")
+    assert [dataclasses.asdict(each) for each in stats.brokered] == tags
+    assert [dataclasses.asdict(each) for each in stats.unbrokered] == kinds
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        stats.group = "other"
+
+
+def test_stats_of_a_shim_of_another_version(shim):
+    shim.stats('{"group": "train", "colour": "red", "brokered": [{"tag": "weights", "colour": "red"}]}')
+    stats = amem.stats()
+    assert stats == amem.Stats(group="train", brokered=stats.brokered)
+    assert (stats.brokered[0].tag, stats.brokered[0].resident_bytes) == ("weights", 0)
 
 
 def test_group(shim, monkeypatch):
@@ -177,6 +193,33 @@ def test_futures_in_a_child_of_fork(build, python):
         print("good")
     """
     assert python.run(script, {"LD_PRELOAD": fake_shim_path(build)}) == "good\n"
+
+
+def test_a_region_that_another_thread_ends(shim, caplog):
+    def allocate():
+        with amem.region("weights"):
+            yield
+
+    suspended = allocate()
+    owner = threading.Thread(target=lambda: next(suspended))
+    owner.start()
+    owner.join()
+    suspended.close()
+    [line] = caplog.records
+    assert (line.name, line.levelname) == ("amem", "WARNING")
+    assert 'region "weights" was left by a thread that is not in it' in line.getMessage()
+
+
+def test_what_torch_memory_saver_would_do_and_amem_does_not(build, python):
+    script = """
+        import io, logging
+        said = io.StringIO()
+        logging.getLogger("amem").addHandler(logging.StreamHandler(said))
+        import amem.compat
+        assert "TMS_INIT_ENABLE has no effect here" in said.getvalue()
+        print("good")
+    """
+    assert python.run(script, {"LD_PRELOAD": fake_shim_path(build), "TMS_INIT_ENABLE": "1"}) == "good\n"
 
 
 def test_without_a_shim(python):

@@ -1,50 +1,10 @@
 """What amem.Broker asks for, seen by a service in this process that answers as it is told."""
-import concurrent.futures
-
 import grpc
 import pytest
 
 import amem
-from amem import _endpoint, _wire
 from amem.broker import GroupState
-
-
-class FakeBroker:
-    """`asked`: (method, request), without ListGroups, by which an operation finds out whether somebody is there. `answers`: messages by method. `end`: a status for every call."""
-
-    def __init__(self, socket):
-        self.asked, self.answers, self.end = [], {}, None
-        self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
-        handlers = {}
-        for method in _wire._service.methods:
-            make = (grpc.unary_stream_rpc_method_handler if method.name in _wire._STREAMS
-                    else grpc.unary_unary_rpc_method_handler)
-            handlers[method.name] = make(
-                self._answer(method), _wire.message_class(method.input_type).FromString,
-                _wire.message_class(method.output_type).SerializeToString)
-        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("amem.v1.Broker", handlers),))
-        self.server.add_insecure_port(_endpoint.grpc_target(str(socket)))
-        self.server.start()
-
-    def _answer(self, method):
-        kind = _wire.message_class(method.output_type)
-
-        def unary(request, context):
-            self._note(method.name, request, context)
-            return kind(**self.answers.get(method.name, {}))
-
-        def stream(request, context):
-            self._note(method.name, request, context)
-            for fields in self.answers.get(method.name, []):
-                yield kind(**fields)
-
-        return stream if method.name in _wire._STREAMS else unary
-
-    def _note(self, name, request, context):
-        if name != "ListGroups":
-            self.asked.append((name, request))
-        if self.end is not None:
-            context.abort(*self.end)
+from fake_broker import FakeBroker
 
 
 @pytest.fixture

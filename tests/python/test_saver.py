@@ -34,10 +34,10 @@ class Memory:
         return values.pop()
 
 def paused():
-    return {each["tag"]: each["paused_bytes"] for each in amem.stats()["brokered"]}
+    return {each.tag: each.paused_bytes for each in amem.stats().brokered}
 
 def unbrokered():
-    return sum(each["bytes"] for each in amem.stats()["unbrokered"])
+    return sum(each.bytes for each in amem.stats().unbrokered)
 """
 
 
@@ -103,7 +103,7 @@ def test_processes_that_it_starts(preloaded):
 import subprocess, sys
 from torch_memory_saver import configure_subprocess
 os.environ["LD_PRELOAD"] = "/nowhere/libamem_shim.so"
-script = "import amem, ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0); print(amem.is_active(), amem.stats()['scope'], amem.group())"
+script = "import amem, ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0); print(amem.is_active(), amem.stats().scope, amem.group())"
 with configure_subprocess():
     print(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30).stdout)
 """)

@@ -1,4 +1,5 @@
 """The wheel: built by deploy/wheel.sh, installed where nothing else is, used."""
+import email.parser
 import glob
 import os
 import re
@@ -207,6 +208,15 @@ def test_an_amem_of_another_version_is_refused_by_the_distribution(installed, wh
     done = subprocess.run([installed.python, "-c", "import torch_memory_saver"], env={"PYTHONPATH": str(tmp_path)}, capture_output=True,
                           text=True, timeout=60)
     assert done.returncode == 1 and "and amem 9.9.9 is installed" in done.stderr, done.stderr
+
+
+def test_what_a_package_index_shows(installed):
+    [path] = glob.glob(os.path.join(installed.site, "amem-*.dist-info", "METADATA"))
+    with open(path, encoding="utf-8") as file:
+        found = email.parser.Parser().parse(file)
+    assert (found["Name"], found["License-Expression"], found["Description-Content-Type"]) == ("amem", "Apache-2.0", "text/markdown")
+    assert found["Author"] and found["Keywords"] and found.get_all("Provides-Extra") == ["broker", "ray"]
+    assert "# amem" in found.get_payload() and "Typing :: Typed" in found.get_all("Classifier")
 
 
 def test_modules(installed):

@@ -1,14 +1,16 @@
 """amem: GPU memory that groups of processes take turns with.
 
 In a rank, a process with libamem_shim.so loaded: pause, resume, region, move, unbrokered, stats, set_group, group, is_active,
-extend_timeouts, and pause_async, resume_async. To start ranks: launch, environment. For a controller: Broker, Cluster, swap, swap_async; these need
-grpcio and protobuf, nothing else here does. amem.compat has torch_memory_saver's names, amem.nccl AMem's NCCL calls.
+set_policy, extend_timeouts, and pause_async, resume_async. To start ranks: launch, environment. For a controller: Broker, Cluster,
+swap, swap_async; these need grpcio and protobuf, nothing else here does. amem.aio has the calls as coroutines, amem.compat
+torch_memory_saver's names, amem.nccl AMem's NCCL calls. Warnings go to the log "amem".
 
 Errors are raised as amem.Error, which carries a code and a text. Times are seconds and sizes bytes unless a name says
 otherwise. Every function may be called from any thread; a region belongs to the thread that entered it.
 """
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from amem import _ending
@@ -17,35 +19,39 @@ from amem._frameworks.timeouts import extend_timeouts
 from amem._launcher import environment, launch, shim_path, swap
 from amem._rank import group, is_active, pause, resume, set_group, set_policy, stats
 from amem._regions import move, region, unbrokered
+from amem._stats import Brokered, Stats, Unbrokered
 from amem._version import __version__
 from amem.errors import (
-    AbortedError, CancelledError, Code, DataLossError, DeadlineExceededError, Error, FailedPreconditionError,
-    InternalError, InvalidArgumentError, NotFoundError, PermissionDeniedError, ResourceExhaustedError, UnavailableError,
-    UnimplementedError)
+    AbortedError, Code, DataLossError, DeadlineExceededError, Error, FailedPreconditionError, InternalError,
+    InvalidArgumentError, NotFoundError, OperationCancelledError, PermissionDeniedError, ResourceExhaustedError,
+    UnavailableError, UnimplementedError)
 
 if TYPE_CHECKING:
+    from amem import aio as aio
+    from amem._nodes import NodeAnswer
     from amem.broker import Broker
     from amem.cluster import Cluster
+    from amem.messages import Form, GuestPolicy, MetricsFormat, Policy
 
 __all__ = [
-    "AbortedError", "Broker", "CancelledError", "Cluster", "Code", "DataLossError", "DeadlineExceededError", "Error",
-    "FailedPreconditionError", "InternalError", "InvalidArgumentError", "NotFoundError", "PermissionDeniedError",
-    "ResourceExhaustedError", "UnavailableError", "UnimplementedError", "__version__", "environment", "extend_timeouts", "group", "is_active",
-    "launch", "move", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "set_policy", "shim_path", "stats",
-    "swap", "swap_async", "unbrokered"]
+    "AbortedError", "Broker", "Brokered", "Cluster", "Code", "DataLossError", "DeadlineExceededError", "Error",
+    "FailedPreconditionError", "Form", "GuestPolicy", "InternalError", "InvalidArgumentError", "MetricsFormat",
+    "NodeAnswer", "NotFoundError", "OperationCancelledError", "PermissionDeniedError", "Policy", "ResourceExhaustedError",
+    "Stats", "UnavailableError", "Unbrokered", "UnimplementedError", "__version__", "environment", "extend_timeouts",
+    "group", "is_active", "launch", "move", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "set_policy",
+    "shim_path", "stats", "swap", "swap_async", "unbrokered"]
 
+_LATER = {
+    "Broker": "amem.broker", "Cluster": "amem.cluster", "Form": "amem.messages", "GuestPolicy": "amem.messages",
+    "MetricsFormat": "amem.messages", "NodeAnswer": "amem._nodes", "Policy": "amem.messages"}
 
 _ending.register()
 
 
 def __getattr__(name: str) -> Any:
-    # gRPC is imported by those who use it: in a rank it would only start threads.
-    if name == "Broker":
-        from amem.broker import Broker
-
-        return Broker
-    if name == "Cluster":
-        from amem.cluster import Cluster
-
-        return Cluster
-    raise AttributeError(f"module 'amem' has no attribute {name!r}")
+    # gRPC is imported by those who use it: in a rank it would only start threads. A rank rarely needs the messages, either.
+    if name == "aio":  # a rank rarely needs asyncio, either
+        return importlib.import_module("amem.aio")
+    if name not in _LATER:
+        raise AttributeError(f"module 'amem' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)

@@ -1,11 +1,15 @@
-"""What the calls of this package take: groups, tags, times. Pure functions; any thread."""
+"""What the calls of this package take: groups, tags, times, choices. Pure functions; any thread."""
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Iterable
-from typing import Union
+from typing import TYPE_CHECKING, Literal, Union
 
 from amem.errors import InvalidArgumentError
+
+if TYPE_CHECKING:  # a rank that names its choices by text need not load the messages
+    from amem.messages import Form, GuestPolicy, MetricsFormat, Policy
 
 Tags = Union[str, Iterable[str], None]
 """One tag, several (at most 64), or None for all memory."""
@@ -13,6 +17,21 @@ Tags = Union[str, Iterable[str], None]
 Several = Union["list[str]", "tuple[str, ...]"]
 Groups = Union[str, Several]
 """One group, or several."""
+
+Scope = Literal["nccl", "regions", "heap"]
+"""Which memory of a rank is brokered; each includes the one before it."""
+
+Guests = Union["GuestPolicy", Literal["pin", "refuse"]]
+"""What a pause does with memory that guests have open still."""
+
+PolicyChoice = Union["Policy", Literal["keep", "discard"]]
+"""What a pause does with the bytes of a tag."""
+
+FormChoice = Union["Form", Literal["auto", "dense", "sparse"]]
+"""How a pause copies what it keeps."""
+
+FormatChoice = Union["MetricsFormat", Literal["openmetrics", "prometheus"]]
+"""In which form the metrics are written."""
 
 MAX_TAGS = 64  # broker.proto: PauseRequest.tags
 _LONGEST_MS = (1 << 32) - 1
@@ -81,12 +100,40 @@ def optional_tags(tags: Tags) -> list[str]:
     return tag_list(names) if names else []
 
 
-def guest_policy(guests: str | None) -> int:
+def _number(chosen: object, numbers: dict[str, int], what: str) -> int:
+    """The protocols' number of a choice, which is given as a member of its enum or by the member's name in small letters."""
+    name = chosen.name.lower() if isinstance(chosen, enum.Enum) else chosen
+    if not isinstance(name, str) or name not in numbers:
+        names = list(numbers)
+        raise InvalidArgumentError(f"{chosen!r} is no {what}: {', '.join(names[:-1])} or {names[-1]}")
+    return numbers[name]
+
+
+def guest_policy(guests: Guests | None) -> int:
     """As the protocols have it: None is 0, which stands for what the broker is configured to do."""
-    policies = {None: 0, "pin": 1, "refuse": 2}
-    if guests not in policies:
-        raise InvalidArgumentError(f"{guests!r} is no way with guests: pin or refuse")
-    return policies[guests]
+    return 0 if guests is None else _number(guests, {"pin": 1, "refuse": 2}, "way with guests")
+
+
+def policy_number(policy: PolicyChoice) -> int:
+    """As the protocols have it."""
+    return _number(policy, {"keep": 1, "discard": 2}, "policy")
+
+
+def form_number(form: FormChoice) -> int:
+    """As the protocols have it."""
+    return _number(form, {"auto": 1, "dense": 2, "sparse": 3}, "way to save")
+
+
+def format_number(metrics_format: FormatChoice) -> int:
+    """As the protocols have it."""
+    return _number(metrics_format, {"openmetrics": 1, "prometheus": 2}, "format of metrics")
+
+
+def scope_name(scope: Scope) -> str:
+    """The scope itself; InvalidArgumentError when there is none of the name."""
+    if scope not in ("nccl", "regions", "heap"):
+        raise InvalidArgumentError(f'"{scope}" is no scope: nccl, regions, heap')
+    return scope
 
 
 def tag_name(tag: str) -> str:

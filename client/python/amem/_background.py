@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Optional
 
-from amem._arguments import Tags, guest_policy, milliseconds, optional_tags, selection
+from amem._arguments import Guests, Tags, guest_policy, milliseconds, optional_tags, selection
 from amem._launcher import swap
 from amem._rank import pause, resume
 
@@ -69,12 +69,25 @@ os.register_at_fork(after_in_child=_forget_worker)
 
 
 def pause_async(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-                discard: Tags = None, guests: str | None = None) -> Future[None]:
-    """pause() in the background. The future's result is None, or the error that pause() raises.
+                discard: Tags = None, guests: Guests | None = None) -> Future[None]:
+    """Pauses this rank's group as pause() does, in the background.
 
     A daemon thread of this package does what pause_async, resume_async and swap_async are given, one after the other
-    in the order of the calls. cancel() works until its turn has come; what has begun is not called off. An operation
-    that is under way when the interpreter ends is not waited for. Arguments are checked at once.
+    in the order of the calls. An operation that is under way when the interpreter ends is not waited for. On asyncio
+    amem.aio.pause() does the same.
+
+    Args:
+        tags: As for pause(), like all arguments.
+        timeout: Seconds to wait for the other ranks.
+        except_tags: All memory but that of these.
+        discard: Tags whose bytes this pause drops.
+        guests: What becomes of memory that other groups have open.
+
+    Returns:
+        A Future whose result is None, or the error that pause() raises. Its cancel() works until the operation begins.
+
+    Raises:
+        InvalidArgumentError: An argument cannot be; this is checked at once.
     """
     chosen, drops = selection(tags, except_tags), optional_tags(discard)
     guest_policy(guests)
@@ -84,13 +97,38 @@ def pause_async(tags: Tags = None, timeout: float | None = None, *, except_tags:
 
 
 def resume_async(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> Future[None]:
-    """resume() in the background; as pause_async()."""
+    """Resumes this rank's group as resume() does, in the background; see pause_async().
+
+    Args:
+        tags: As for resume(), like all arguments.
+        timeout: Seconds to wait for the other ranks.
+        except_tags: All memory but that of these.
+
+    Returns:
+        A Future whose result is None, or the error that resume() raises.
+
+    Raises:
+        InvalidArgumentError: An argument cannot be; this is checked at once.
+    """
     chosen = selection(tags, except_tags)
     milliseconds(timeout)
     return _worker.submit(lambda: resume(chosen["tags"] or None, timeout, except_tags=chosen["except_tags"]))
 
 
 def swap_async(out: str, into: str, timeout: float | None = None, *, runtime_dir: str | None = None) -> Future[None]:
-    """swap() in the background; as pause_async()."""
+    """Swaps two groups as swap() does, in the background; see pause_async(). Needs grpcio.
+
+    Args:
+        out: The group that is paused.
+        into: The group that is resumed.
+        timeout: Seconds for each of the two.
+        runtime_dir: The broker's; None: AMEM_RUNTIME_DIR, else the default.
+
+    Returns:
+        A Future whose result is None, or the error that swap() raises.
+
+    Raises:
+        InvalidArgumentError: The timeout cannot be; this is checked at once.
+    """
     milliseconds(timeout)
     return _worker.submit(lambda: swap(out, into, timeout, runtime_dir=runtime_dir))

@@ -10,8 +10,10 @@ from amem.errors import InvalidArgumentError, NotFoundError
 
 
 def of_tensor(x: Any, zero_copy: bool) -> Any:
-    """A tensor on the CPU with the bytes that `x` had when it was paused; None: it is not paused. `zero_copy`: where they
-    are, when they lie in one piece byte for byte; else, and without it, a copy."""
+    """A tensor on the CPU with the bytes that `x` had when it was paused; None: it is not paused.
+
+    `zero_copy`: where they are, when they lie in one piece byte for byte; else, and without it, a copy.
+    """
     import torch
 
     if not x.is_cuda:

@@ -39,7 +39,7 @@ def control_socket(runtime_dir: str | None, path: str | None) -> str:
 
 
 def grpc_target(path: str) -> str:
-    """gRPC's name for a Unix socket; characters that are special in a URI are escaped."""
+    """The name that gRPC has for a Unix socket; characters that are special in a URI are escaped."""
     return "unix:" + urllib.parse.quote(os.fsencode(path), safe="/")
 
 

@@ -1,26 +1,32 @@
 """A launcher's and controller's calls that need no connection kept: start ranks, swap two groups once."""
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import re
 import subprocess
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from amem import _endpoint
-from amem._arguments import Groups, group_name
+from amem._arguments import Groups, Scope, group_name, scope_name
 from amem.errors import InvalidArgumentError, NotFoundError, UnavailableError
 
+_logger = logging.getLogger("amem")
+
 _SHIM = "libamem_shim.so"
-_SCOPES = ("nccl", "regions", "heap")
 
 
 def shim_path() -> str:
-    """The path of libamem_shim.so: where AMEM_SHIM says, else the one in this package.
+    """Finds libamem_shim.so.
 
-    NotFoundError: there is none. InvalidArgumentError: LD_PRELOAD cannot hold its path.
+    Returns:
+        Its path: where AMEM_SHIM says, else in this package.
+
+    Raises:
+        NotFoundError: There is none.
+        InvalidArgumentError: LD_PRELOAD cannot hold its path.
     """
     named = os.environ.get("AMEM_SHIM")
     path = os.path.abspath(named) if named else str(pathlib.Path(__file__).parent / "lib" / _SHIM)
@@ -43,8 +49,10 @@ def _is_hook(entry: str) -> bool:
 
 
 def with_shim(shim: str, before: str) -> str:
-    """LD_PRELOAD with the shim first and the rest in its order; no second shim, which would do nothing, wherever it
-    lies."""
+    """LD_PRELOAD with the shim first and the rest in its order.
+
+    No second shim stays, which would do nothing, wherever it lies.
+    """
     def is_shim(entry: str) -> bool:
         return (os.path.basename(entry) == _SHIM or os.path.realpath(entry) == os.path.realpath(shim)
                 or _is_hook(entry))
@@ -52,29 +60,37 @@ def with_shim(shim: str, before: str) -> str:
     return ":".join([shim, *(each for each in re.split("[ :]+", before) if each and not is_shim(each))])
 
 
-def environment(group: str, scope: str | None = None, *, runtime_dir: str | None = None, required: bool = False,
+def environment(group: str, scope: Scope | None = None, *, runtime_dir: str | None = None, required: bool = False,
                 base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that make a process, and all it starts, ranks of a group: what `amemctl run` sets, and nothing
-    else. For launchers that take variables, such as Ray's runtime_env; they have to be set before the process starts.
-    NCCL_CUMEM_ENABLE=1 is among them, unless it is set already: some frameworks set 0 where it is not set, and then
-    NCCL's buffers share no slabs, so a pause has more pieces to go through.
+    """Makes the variables that make a process, and all it starts, ranks of a group.
 
-    `scope`: which memory is brokered: "nccl", "regions" (also what is allocated in amem.region) or "heap" (all of
-    PyTorch's); None: as AMEM_SCOPE of the environment has it.
-    `runtime_dir`: the broker's; None: AMEM_RUNTIME_DIR, else the default. `required`: without a broker, brokered
-    allocations fail instead of going to the driver.
-    `base`: the variables that they are added to, of which LD_PRELOAD matters: the shim goes before what is there, and
-    nothing is lost. None: this process's environment. For Ray, whose env_vars replace a worker's variables, the env_vars
-    so far: `env_vars.update(amem.environment("rollout", base=env_vars))`.
+    They are what `amemctl run` sets, and nothing else: for launchers that take variables, such as Ray's runtime_env. They
+    have to be set before the process starts. NCCL_CUMEM_ENABLE=1 is among them, unless it is set already: some frameworks
+    set 0 where it is not set, and then NCCL's buffers share no slabs, so a pause has more pieces to go through.
 
-    InvalidArgumentError: the group or the scope. NotFoundError: there is no shim.
+    Args:
+        group: The group's name.
+        scope: Which memory is brokered: "nccl", "regions" (also what is allocated in amem.region) or "heap" (all of
+            PyTorch's); None: as AMEM_SCOPE of the environment has it.
+        runtime_dir: The broker's; None: AMEM_RUNTIME_DIR, else the default.
+        required: Without a broker, brokered allocations fail instead of going to the driver.
+        base: The variables that they are added to, of which LD_PRELOAD matters: the shim goes before what is there, and
+            nothing is lost. None: this process's environment. For Ray, whose env_vars replace a worker's variables, the
+            env_vars so far: `env_vars.update(amem.environment("rollout", base=env_vars))`.
+
+    Returns:
+        The variables alone, without `base`.
+
+    Raises:
+        InvalidArgumentError: The group or the scope cannot be.
+        NotFoundError: There is no shim.
     """
     # Absolute, because the process may change its directory before it connects.
     directory = os.path.abspath(runtime_dir or _endpoint.default_runtime_dir())
     return rank_variables(group, scope, directory, shim_path(), required, os.environ if base is None else base)
 
 
-def rank_variables(group: str, scope: str | None, directory: str, shim: str, required: bool,
+def rank_variables(group: str, scope: Scope | None, directory: str, shim: str, required: bool,
                    base: Mapping[str, str]) -> dict[str, str]:
     """environment() for a machine whose runtime directory and shim are known."""
     variables = {"AMEM_GROUP": group_name(group), "AMEM_RUNTIME_DIR": directory,
@@ -82,21 +98,33 @@ def rank_variables(group: str, scope: str | None, directory: str, shim: str, req
     if not base.get("NCCL_CUMEM_ENABLE", "").strip():
         variables["NCCL_CUMEM_ENABLE"] = "1"
     if scope is not None:
-        if scope not in _SCOPES:
-            raise InvalidArgumentError(f'"{scope}" is no scope: {", ".join(_SCOPES)}')
-        variables["AMEM_SCOPE"] = scope
+        variables["AMEM_SCOPE"] = scope_name(scope)
     if required:
         variables["AMEM_REQUIRED"] = "1"
     return variables
 
 
-def launch(cmd: str | Sequence[str], *, group: str, scope: str | None = None, runtime_dir: str | None = None,
+def launch(cmd: str | Sequence[str], *, group: str, scope: Scope | None = None, runtime_dir: str | None = None,
            required: bool = False, **options: Any) -> subprocess.Popen[Any]:
-    """Starts a command as part of a group, as `amemctl run` does. `options` go to subprocess.Popen; an `env` among
-    them is what the variables of environment() are added to.
+    """Starts a command as part of a group, as `amemctl run` does.
 
-    Without a broker the command runs as if amem were not there, after a RuntimeWarning; with `required` it is not
-    started: UnavailableError. Other errors as environment() and Popen.
+    Without a broker the command runs as if amem were not there, after a warning in the log.
+
+    Args:
+        cmd: As for subprocess.Popen.
+        group: The group's name.
+        scope: As for environment().
+        runtime_dir: As for environment().
+        required: Without a broker the command is not started.
+        **options: Those of subprocess.Popen; the variables of environment() are added to an `env` among them.
+
+    Returns:
+        The process, which the caller waits for.
+
+    Raises:
+        UnavailableError: There is no broker, and it is required.
+        OSError: As subprocess.Popen.
+        Error: As environment().
     """
     base = options.pop("env", None)
     base = dict(os.environ if base is None else base)
@@ -107,15 +135,23 @@ def launch(cmd: str | Sequence[str], *, group: str, scope: str | None = None, ru
         if required:
             raise UnavailableError(
                 f"{text}. Start it with `systemctl start amemd` or `amemd --runtime-dir {directory}`")
-        warnings.warn(f"{text}; the command runs as if amem were not there", RuntimeWarning, stacklevel=2)
+        _logger.warning("amem: %s; the command runs as if amem were not there", text)
     return subprocess.Popen(cmd, env={**base, **variables}, **options)
 
 
 def swap(out: Groups, into: Groups, timeout: float | None = None, *, runtime_dir: str | None = None) -> None:
-    """Pauses the group `out` and resumes the group `into`, either of them several, through the broker's control socket:
-    for a controller, or for a rank of none of them. To swap more than once, keep an amem.Broker. Needs grpcio.
+    """Pauses the group `out` and resumes the group `into`, over a connection of its own.
 
-    `timeout`: seconds for each of the two; None: as the broker is configured. Errors as Broker.swap.
+    For a controller, or for a rank of none of them. To swap more than once, keep an amem.Broker. Needs grpcio.
+
+    Args:
+        out: One group or several, which are paused.
+        into: One group or several, which are resumed.
+        timeout: Seconds for each of the two; None: as the broker is configured.
+        runtime_dir: The broker's; None: AMEM_RUNTIME_DIR, else the default.
+
+    Raises:
+        Error: As Broker.swap().
     """
     from amem.broker import Broker
 

@@ -21,9 +21,15 @@ def path(name: str) -> pathlib.Path:
     return pathlib.Path(found)
 
 
-def become(name: str) -> NoReturn:
-    """Runs amem/bin/NAME with this process's arguments. Exit status 1, after an error: it is not there, or cannot run."""
-    program = pathlib.Path(__file__).parent / "bin" / name
+def become(name: str, elsewhere: bool = False) -> NoReturn:
+    """Runs amem/bin/NAME with this process's arguments. Exit status 1, after an error: it is not there, or cannot run.
+
+    `elsewhere`: else what PATH has, as beside a distribution's package. Not for the console script of that name: it would
+    find itself.
+    """
+    own = pathlib.Path(__file__).parent / "bin" / name
+    found = shutil.which(name) if elsewhere and not own.is_file() else None
+    program = pathlib.Path(found) if found else own
     if not program.is_file():
         sys.exit(
             f"{name}: there is no {program}: this package amem was installed without its programs. Install the wheel, which "

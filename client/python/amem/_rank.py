@@ -1,25 +1,33 @@
 """A rank's calls: pause and resume of its own group from inside, its group, its figures."""
 from __future__ import annotations
 
-import json
 import os
-from typing import Any
 
-from amem import _shim
-from amem._arguments import Tags, group_name, guest_policy, milliseconds, optional_tags, selection, tag_name
+from amem import _shim, _stats
+from amem._arguments import (
+    Guests, PolicyChoice, Tags, group_name, guest_policy, milliseconds, optional_tags, policy_number, selection, tag_name)
+from amem._stats import Stats
 from amem.errors import InvalidArgumentError
 
 
 def is_active() -> bool:
-    """Whether this process is a rank: the shim is loaded and has a session with the broker, which the first call opens
-    if nothing has yet. False without a shim and with one that is inert (AMEM_DISABLE=1, no broker, a child of fork).
-    Call it when the program has initialised CUDA."""
+    """Says whether this process is a rank: the shim is loaded and has a session with the broker.
+
+    The first call opens the session if nothing has yet. Call it when the program has initialised CUDA.
+
+    Returns:
+        False without a shim, and with one that is inert: AMEM_DISABLE=1, no broker, or a child of fork.
+    """
     return _shim.is_active()
 
 
 def group() -> str:
-    """The group of this process: the shim's, where there is one, else what it would be: AMEM_GROUP of the environment,
-    else AMEM_GROUPID, else "default"."""
+    """Says which group this process belongs to.
+
+    Returns:
+        The shim's group, where there is a shim; else the one that a rank started from here would have: AMEM_GROUP of the
+        environment, else AMEM_GROUPID, else "default".
+    """
     if name := _shim.group():
         return name
     name = os.environ.get("AMEM_GROUP") or os.environ.get("AMEM_GROUPID") or ""
@@ -32,30 +40,43 @@ def group() -> str:
 def set_group(name: str) -> None:
     """Moves this process to another group; only before its first brokered allocation. Goes before AMEM_GROUP.
 
-    InvalidArgumentError: no name for a group. FailedPreconditionError: the process has joined its group already, or it
-    has no shim.
+    Args:
+        name: The group's name.
+
+    Raises:
+        InvalidArgumentError: No group can have this name.
+        FailedPreconditionError: The process has joined its group already, or it has no shim.
     """
     _shim.call("amem_shim_set_group", group_name(name).encode())
 
 
 def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-          discard: Tags = None, guests: str | None = None) -> None:
-    """Pauses this rank's group: releases its GPU memory and keeps every address. Takes effect when every rank of the
-    group has called it; returns when the group is paused. At once when it is paused already.
+          discard: Tags = None, guests: Guests | None = None) -> None:
+    """Pauses this rank's group: releases its GPU memory and keeps every address.
 
-    `tags`: one tag or at most 64; only memory of these leaves, every rank asks for the same ones, and the group runs
-    on: the program must not let the GPU touch that memory until it has been resumed. None: everything; until resume()
-    has returned, threads of this process that launch GPU work wait. `except_tags`: all memory but that of these.
-    `discard`: tags whose bytes this pause drops, whatever their policy; they come back zeroed. Not "nccl".
-    `guests`: what becomes of memory that ranks of other groups have open still when the broker has waited for them
-    (`deadlines.guests`): "pin", it stays on its device; "refuse", FailedPreconditionError names them and the group runs
-    on. None: as the broker is configured.
-    `timeout`: seconds to wait for the other ranks; None: AMEM_TIMEOUT of the environment, else 60.
+    Takes effect when every rank of the group has called it; returns when the group is paused. Returns at once when it is
+    paused already. After a pause of everything, threads of this process that launch GPU work wait until resume() has
+    returned. Any thread may call it; other threads run on while it waits.
 
-    FailedPreconditionError: no shim in this process. UnavailableError: no broker. DeadlineExceededError: some ranks
-    did not ask in time; NotFoundError: the group has no memory of a tag; ResourceExhaustedError: the host pool cannot
-    hold the bytes; after all of these the group runs on. AbortedError: a rank died or failed; the group runs on or,
-    when something had been released already, is paused with its bytes safe.
+    Args:
+        tags: One tag or at most 64. Only memory of these leaves, every rank asks for the same ones, and the group runs
+            on: the program must not let the GPU touch that memory until it has been resumed. None: everything.
+        timeout: Seconds to wait for the other ranks; None: AMEM_TIMEOUT of the environment, else 60.
+        except_tags: Instead of `tags`: all memory but that of these.
+        discard: Tags whose bytes this pause drops, whatever their policy; they come back zeroed. Not "nccl".
+        guests: What becomes of memory that ranks of other groups have open still when the broker has waited for them
+            (`deadlines.guests`). "pin": it stays on its device. "refuse": FailedPreconditionError names them, and the
+            group runs on. None: as the broker is configured.
+
+    Raises:
+        FailedPreconditionError: There is no shim in this process.
+        UnavailableError: There is no broker.
+        InvalidArgumentError: A tag, a time or a way with guests cannot be.
+        DeadlineExceededError: Some ranks did not ask in time; the group runs on.
+        NotFoundError: The group has no memory of a tag; the group runs on.
+        ResourceExhaustedError: The host pool cannot hold the bytes; the group runs on.
+        AbortedError: A rank died or failed. The group runs on or, when something had been released already, is paused
+            with its bytes safe.
     """
     chosen = selection(tags, except_tags)
     _shim.operate("amem_shim_pause", chosen["tags"], chosen["except_tags"], optional_tags(discard),
@@ -63,36 +84,48 @@ def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags 
 
 
 def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> None:
-    """Brings the memory of this rank's group back, at the same addresses. As pause() otherwise; when it fails the
-    group stays as it was and its bytes are safe.
+    """Brings the memory of this rank's group back, at the same addresses. As pause() otherwise.
 
-    `tags`, `except_tags`: after a resume of chosen tags of a paused group the group runs, and must not touch what is still paused.
-    ResourceExhaustedError: a device has too little free memory; the text has both numbers. DataLossError: with
-    AMEM_VERIFY=1, bytes did not come back as they were saved.
+    When it fails the group stays as it was and its bytes are safe.
+
+    Args:
+        tags: One tag or at most 64. The group runs afterwards, and must not touch what is still paused. None: everything.
+        timeout: Seconds to wait for the other ranks; None: AMEM_TIMEOUT of the environment, else 60.
+        except_tags: Instead of `tags`: all memory but that of these.
+
+    Raises:
+        ResourceExhaustedError: A device has too little free memory; the text has both numbers.
+        DataLossError: With AMEM_VERIFY=1, bytes did not come back as they were saved.
+        Error: The other errors of pause().
     """
     chosen = selection(tags, except_tags)
     _shim.operate("amem_shim_resume", chosen["tags"], chosen["except_tags"], [], 0, milliseconds(timeout))
 
 
-def set_policy(tag: str, policy: str) -> None:
-    """What a pause does from now on with the bytes of a tag of this rank's group: "keep" or "discard". One rank's call
-    is enough. It goes before what regions say; what an operator has set goes before it.
+def set_policy(tag: str, policy: PolicyChoice) -> None:
+    """Says what a pause does from now on with the bytes of a tag of this rank's group.
 
-    InvalidArgumentError: the tag or the policy; or "discard" for "nccl". FailedPreconditionError: no shim in this
-    process; the group is not running, or some memory of the tag is paused.
+    One rank's call is enough. It goes before what regions say; what an operator has set goes before it.
+
+    Args:
+        tag: The tag, which need not have memory yet.
+        policy: Policy.KEEP or "keep", Policy.DISCARD or "discard".
+
+    Raises:
+        InvalidArgumentError: The tag or the policy cannot be; or "discard" is given for "nccl".
+        FailedPreconditionError: There is no shim in this process, the group is not running, or some memory of the tag is
+            paused.
     """
-    policies = {"keep": 1, "discard": 2}  # amem_policy
-    if policy not in policies:
-        raise InvalidArgumentError(f"{policy!r} is no policy: keep or discard")
-    _shim.call("amem_shim_set_policy", tag_name(tag).encode(), policies[policy])
+    _shim.call("amem_shim_set_policy", tag_name(tag).encode(), policy_number(policy))
 
 
-def stats() -> dict[str, Any]:
-    """What this process holds, as the shim counts it without asking the broker: "group", "rank_id" (at the broker),
-    "scope" ("off": turned off), "brokered": dicts of "tag", "device", "resident_bytes", "paused_bytes", "imported_bytes"
-    and "allocations", and "unbrokered": dicts of "kind", "device", "bytes", "count" and "host".
+def stats() -> Stats:
+    """Says what this process holds, as the shim counts it without asking the broker.
 
-    FailedPreconditionError: no shim in this process.
+    Returns:
+        The figures at the time of the call, in bytes.
+
+    Raises:
+        FailedPreconditionError: There is no shim in this process.
     """
-    figures: dict[str, Any] = json.loads(_shim.stats_json())
-    return figures
+    return _stats.read(_shim.stats_json())

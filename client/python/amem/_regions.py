@@ -8,7 +8,6 @@ import logging
 import math
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -72,8 +71,10 @@ def _region(tag: str, keep: bool, pool: Callable[[], _Pool]) -> _Stretch:
 
 @contextlib.contextmanager
 def _pool_of(tag: str, keep: bool, dispose: bool = False) -> Iterator[contextlib.AbstractContextManager[Any]]:
-    """A context in which torch allocates from a pool that nobody else uses meanwhile; one that does nothing without
-    torch or without CUDA. `dispose`: the pool is new, and goes at the end."""
+    """A context in which torch allocates from a pool that nobody else uses meanwhile.
+
+    It does nothing without torch or without CUDA. `dispose`: the pool is new, and goes at the end.
+    """
     torch = sys.modules.get("torch")  # never imported here: a program without torch has no need of it
     if torch is None or not torch.cuda.is_available():
         yield contextlib.nullcontext()
@@ -138,8 +139,10 @@ def _make_space(torch: Any) -> None:
 
 
 def _would_be_given_back(torch: Any, device: int) -> float:
-    """How many bytes of a device PyTorch's ordinary cache gives back when it is emptied. Infinite where the snapshot of
-    this PyTorch does not say it."""
+    """How many bytes of a device PyTorch's ordinary cache gives back when it is emptied.
+
+    Infinite where the snapshot of this PyTorch does not say it.
+    """
     free = 0
     try:
         for segment in torch.cuda.memory_snapshot():
@@ -163,8 +166,10 @@ def _observe_shortages(torch: Any) -> None:
 
 
 def _explain_shortage(device: int, wanted: int, _total: int, _free: int) -> None:
-    """Says once in the log where PyTorch has free memory that the failed allocation could not get. PyTorch calls it without
-    its allocator's lock, and then raises its own error; one from here would replace that."""
+    """Says once in the log where PyTorch has free memory that the failed allocation could not get.
+
+    PyTorch calls it without its allocator's lock, and then raises its own error; one from here would replace that.
+    """
     global _explained
     if _explained:
         return
@@ -215,14 +220,12 @@ def _within(entered: _Stretch) -> Iterator[None]:
             _thread.stretch = None
             entered.leave()
         else:  # a suspended generator that another thread's garbage collection has closed
-            warnings.warn(f"{entered.name} was left by a thread that is not in it: its own thread is in it still",
-                          RuntimeWarning, stacklevel=2)
+            _logger.warning("amem: %s was left by a thread that is not in it: its own thread is in it still", entered.name)
 
 
 @contextlib.contextmanager
 def region(tag: str, keep: bool = True) -> Iterator[None]:
-    """Device memory that this thread allocates within has the tag (1 to 31 of [A-Za-z0-9._-], not "nccl"), and a pause keeps its bytes, or
-    drops them and brings the memory back zeroed.
+    """Tags the device memory that this thread allocates within, and says what a pause does with its bytes.
 
         with amem.region("kv_cache", keep=False):
             cache = torch.empty(size, device="cuda")
@@ -244,8 +247,16 @@ def region(tag: str, keep: bool = True) -> Iterator[None]:
     With torch before 2.8 a pool takes what all threads allocate while a region is entered: use regions there only
     while no other thread allocates.
 
-    FailedPreconditionError: within a region, or torch is older than 2.6, which has no such pools.
-    InvalidArgumentError: the tag.
+    Args:
+        tag: 1 to 31 of [A-Za-z0-9._-], not "nccl".
+        keep: A pause keeps the bytes. False: it drops them, and the memory comes back zeroed.
+
+    Returns:
+        A context manager, which belongs to the thread that enters it.
+
+    Raises:
+        FailedPreconditionError: The thread is in a region already, or torch is older than 2.6, which has no such pools.
+        InvalidArgumentError: The tag cannot be.
     """
     with _within(_region(tag, keep, lambda: _pool_of(tag, keep))):
         yield
@@ -260,18 +271,22 @@ def region_of_callers_pool(tag: str, keep: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unbrokered() -> Iterator[None]:
-    """Device memory that this thread allocates within is the driver's own, as without amem: no pause moves it, and a
-    pause says how much of it there is. For what has to stay, and for what a NIC or another group is to use.
+    """Leaves the device memory that this thread allocates within to the driver, as without amem.
 
         with amem.unbrokered():
             staging = torch.empty(size, device="cuda")
 
-    It may be freed at any time, by any thread. Within a region, which goes on afterwards; within another such stretch
-    it changes nothing; a region within it is refused. NCCL's memory is brokered all the same. With torch the memory
-    comes from a pool of its own, as a region's does; what is freed stays there for the next such stretch. Without a
-    shim it does nothing.
+    No pause moves this memory, and a pause says how much of it there is. It is for what has to stay, and for what a NIC or
+    another group is to use. It may be freed at any time, by any thread. Within a region, which goes on afterwards; within
+    another such stretch it changes nothing; a region within it is refused. NCCL's memory is brokered all the same. With
+    torch the memory comes from a pool of its own, as a region's does; what is freed stays there for the next such stretch.
+    Without a shim it does nothing.
 
-    FailedPreconditionError: torch is older than 2.6; the shim of this process is older than this call.
+    Returns:
+        A context manager, which belongs to the thread that enters it.
+
+    Raises:
+        FailedPreconditionError: torch is older than 2.6, or the shim of this process is older than this call.
     """
     with unbrokered_stretch(dispose=False):
         yield
@@ -279,8 +294,11 @@ def unbrokered() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unbrokered_stretch(dispose: bool) -> Iterator[None]:
-    """`dispose`: torch allocates from a new pool. What is free in it at the end goes back to the driver, and the rest
-    when it is freed."""
+    """As unbrokered().
+
+    `dispose`: torch allocates from a new pool. What is free in it at the end goes back to the driver, and the rest when it
+    is freed.
+    """
     stretch = _Stretch("an unbrokered stretch", ("amem_shim_unbrokered_begin",), "amem_shim_unbrokered_end",
                        lambda: _pool_of("", True, dispose))
     with outside(), _within(stretch):
@@ -289,8 +307,10 @@ def unbrokered_stretch(dispose: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def outside() -> Iterator[None]:
-    """Leaves this thread's region or unbrokered stretch, when it is in one, for a while: what is allocated then is
-    ordinary memory."""
+    """Leaves this thread's region or unbrokered stretch, when it is in one, for a while.
+
+    What is allocated then is ordinary memory.
+    """
     left = _thread.stretch
     if left is None:
         yield
@@ -314,11 +334,21 @@ def move(tensors: Iterable[Any], tag: str, keep: bool = True) -> int:
     The tensors and all views of them stay valid and have the same bytes, at other addresses. So it comes before CUDA
     graphs are captured, before buffers are registered with NCCL and before memory is shared by CUDA IPC. Memory that
     is in such a region already is left alone: a second call is cheap. Tensors on the CPU, and memory that torch cannot
-    resize, stay as they are. Gives the bytes that have been moved. Needs space on the device for one more copy of the
-    largest tensor, else it goes through the CPU's memory. Waits for the device.
+    resize, stay as they are. Needs space on the device for one more copy of the largest tensor, else it goes through the
+    CPU's memory. Waits for the device. Needs scope "regions" or "heap". Without a shim it does nothing.
 
-    Needs scope "regions" or "heap". Without a shim it does nothing. The other errors are those of region().
-    ResourceExhaustedError: the device has no space in the region; nothing is lost, and what was moved before stays so.
+    Args:
+        tensors: torch's, of any shapes and devices; they stay the caller's.
+        tag: As for region().
+        keep: As for region().
+
+    Returns:
+        The bytes that have been moved.
+
+    Raises:
+        ResourceExhaustedError: The device has no space in the region. Nothing is lost, and what was moved before stays so.
+        FailedPreconditionError: As region().
+        InvalidArgumentError: The tag cannot be.
     """
     tag_name(tag)
     if not _shim.is_loaded():

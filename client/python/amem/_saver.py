@@ -49,7 +49,7 @@ def whole_process() -> bool:
 @functools.lru_cache(maxsize=None)
 def _scope() -> str:
     """The shim has read it once for all."""
-    return str(stats().get("scope"))
+    return stats().scope
 
 
 class _Region:

@@ -113,8 +113,8 @@ class Allocator:
 
     def get_current_usage(self) -> int:
         """Bytes of the pools. vLLM asks whether another engine of this process has some."""
-        return sum(int(each["resident_bytes"]) + int(each["paused_bytes"])
-                   for each in _rank.stats()["brokered"] if each["tag"] in self._tags)
+        return sum(each.resident_bytes + each.paused_bytes
+                   for each in _rank.stats().brokered if each.tag in self._tags)
 
 
 def _of_those_there(tags: set[str], operate: Callable[[list[str]], None], whole: bool = False) -> set[str]:

@@ -48,7 +48,7 @@ class Calls:
 
     def _bind(self, method: Any) -> tuple[Any, Any]:
         request = message_class(method.input_type)
-        kind = self._channel.unary_stream if method.name in _STREAMS else self._channel.unary_unary
+        kind = self._channel.unary_stream if method.name in STREAMS else self._channel.unary_unary
         call = kind(f"/{PACKAGE}.Broker/{method.name}", request_serializer=request.SerializeToString,
                     response_deserializer=message_class(method.output_type).FromString)
         return request, call
@@ -59,4 +59,4 @@ class Calls:
 
 
 # Descriptors say which methods stream only in newer versions of protobuf.
-_STREAMS = frozenset(("ListAllocations", "Pause", "Resume", "Swap", "Watch"))
+STREAMS = frozenset(("ListAllocations", "Pause", "Resume", "Swap", "Watch"))

@@ -13,73 +13,61 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, overload
+from typing import overload
 
 import grpc
 
-from amem import _endpoint, _wire
-from amem._arguments import (
-    Groups, Several, Tags, group_address, group_list, groups_field, guest_policy, milliseconds, optional_tags, selection,
-    tag_name)
-from amem._connection import remote
-from amem._connection.calls import Connection, Ending, Operation, Watch
-from amem.errors import InvalidArgumentError
+from amem import _requests, _wire
+from amem._arguments import FormatChoice, FormChoice, Groups, Guests, PolicyChoice, Several, Tags
+from amem._connection import target
+from amem._connection.calls import Course, Ending, Operation, Watch
+from amem._requests import Answer, Command, Question
 from amem.messages import (
-    AllocationInfo, Event, Form, GroupInfo, GroupState, NodeStatus, OwnerQuotas, PastOperation, Policy, Progress, RankInfo, from_wire)
+    AllocationInfo, Event, Form, GroupInfo, GroupState, GuestPolicy, MetricsFormat, NodeStatus, OwnerQuotas, PastOperation, Policy,
+    Progress, RankInfo)
 
-__all__ = ["AllocationInfo", "Broker", "Event", "Form", "GroupInfo", "GroupState", "NodeStatus", "Operation", "OwnerQuotas",
-           "PastOperation", "Policy", "Progress", "RankInfo", "Watch"]
+__all__ = ["AllocationInfo", "Broker", "Event", "Form", "GroupInfo", "GroupState", "GuestPolicy", "MetricsFormat", "NodeStatus",
+           "Operation", "OwnerQuotas", "PastOperation", "Policy", "Progress", "RankInfo", "Watch"]
 
 OnProgress = Callable[[Progress], object]
 
-_CHANNEL_OPTIONS = [
-    # The socket is local: trying again is cheap, and a broker that was restarted is there at once.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.enable_http_proxy", 0),
-    # Two connections of one process stay independent of each other.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", -1),  # the broker is trusted, and lists may be long
-]
-
-# Every phase has a deadline in the broker, so this only ends the wait for a broker that hangs.
-_CONFIGURED_AT_MOST = _MARGIN = 300.0
-
-
 class Broker:
-    """A connection, made with the first call and again after a loss. Any thread, several at a time; not in a child
-    after fork().
+    """A connection to amemd's control socket, made with the first call and again after a loss.
 
-    `runtime_dir`: the broker's; None: AMEM_RUNTIME_DIR, else the default. `socket`: the control socket's path, when it
-    is elsewhere. `address`: instead of these, "host:port" of another node's broker, with `tls`, the directory of ca.crt,
-    tls.crt and tls.key (None: AMEM_TLS). `query_timeout`: seconds that the broker may take to answer calls that ask or set,
-    and to begin a watch.
+    Any thread, several at a time; not in a child after fork(). An empty name of a group means all groups.
 
-    All calls raise UnavailableError (no broker, or the connection was lost; of an operation: groups() has the state),
-    PermissionDeniedError (the socket), InvalidArgumentError (a name that no group or tag can have). An empty group
-    means all groups.
+    All calls raise UnavailableError (there is no broker, or the connection was lost; after an operation groups() has the
+    state), PermissionDeniedError (the socket is another user's) and InvalidArgumentError (a name that no group or tag can
+    have).
+
+    Attributes:
+        socket: The control socket's path; empty for another node's broker.
     """
 
     def __init__(self, runtime_dir: str | None = None, *, socket: str | None = None,
                  address: str | None = None, tls: str | None = None, query_timeout: float = 5.0) -> None:
+        """Says which broker is meant; nothing is asked of it yet.
+
+        Args:
+            runtime_dir: The broker's; None: AMEM_RUNTIME_DIR, else the default.
+            socket: The control socket's path, when it is elsewhere.
+            address: Instead of these, "host:port" of another node's broker.
+            tls: With `address`: the directory of ca.crt, tls.crt and tls.key; None: AMEM_TLS.
+            query_timeout: Seconds that the broker may take to answer calls that ask or set, and to begin a watch.
+
+        Raises:
+            InvalidArgumentError: The arguments name no broker, or its certificates cannot be read.
+        """
         self._query_timeout = query_timeout
-        self._remote = address is not None
-        if address is not None:
-            if runtime_dir or socket:
-                raise InvalidArgumentError("a broker has a runtime directory or socket here, or an address, not both")
-            self.socket = ""
-            self._connection = Connection(remote.check_address(address), lambda: None)
-            self._channel = grpc.secure_channel(address, remote.credentials(tls), options=_CHANNEL_OPTIONS)
-        else:
-            self.socket = path = _endpoint.control_socket(runtime_dir, socket)
-            self._connection = Connection(path, lambda: _endpoint.probe(path))
-            self._channel = grpc.insecure_channel(_endpoint.grpc_target(path), options=_CHANNEL_OPTIONS)
+        self._target = found = target.find(runtime_dir, socket, address, tls)
+        self.socket = found.socket
+        self._channel = (grpc.insecure_channel(found.name, options=target.OPTIONS) if found.credentials is None
+                         else grpc.secure_channel(found.name, found.credentials, options=target.OPTIONS))
         self._calls = _wire.Calls(self._channel)
 
     def close(self) -> None:
-        """Ends the connection and every call under way with CancelledError; operations go on in the broker."""
-        self._connection.closed = True
+        """Ends the connection and every call under way with OperationCancelledError; operations go on in the broker."""
+        self._target.connection.closed = True
         self._channel.close()
 
     def __enter__(self) -> Broker:
@@ -91,108 +79,167 @@ class Broker:
 
     # ---- queries ----
     def status(self) -> NodeStatus:
-        """The node: version, devices, pool, groups."""
-        return from_wire(NodeStatus, self._ask("GetStatus"))
+        """Asks for the node's state.
+
+        Returns:
+            The node: version, devices, pool and groups.
+        """
+        return self._ask(_requests.status())
 
     def groups(self) -> list[GroupInfo]:
-        """The groups that the caller may see: state, memory by device and tag, policies."""
-        return [from_wire(GroupInfo, each) for each in self._ask("ListGroups").groups]
+        """Asks for the groups that the caller may see.
+
+        Returns:
+            Of each group its state, its memory by device and tag in bytes, and its policies.
+        """
+        return self._ask(_requests.groups())
 
     def quotas(self) -> list[OwnerQuotas]:
-        """What each owner has of what the broker can run out of: of all owners for who may see them."""
-        return [from_wire(OwnerQuotas, each) for each in self._ask("ListQuotas").owners]
+        """Asks what each owner has of what the broker can run out of.
 
-    def metrics(self, format: str = "openmetrics") -> str:
-        """What the broker measures, of the groups that the caller may see, as text: "openmetrics", or "prometheus" for
-        its own text format. docs/metrics.md lists the metrics."""
-        formats = {"openmetrics": 1, "prometheus": 2}
-        if format not in formats:
-            raise InvalidArgumentError(f"{format!r} is no format of metrics: openmetrics or prometheus")
-        text: str = self._ask("GetMetrics", format=formats[format]).text
-        return text
+        Returns:
+            The owners that the caller may see: all for an operator.
+        """
+        return self._ask(_requests.quotas())
+
+    def metrics(self, format: FormatChoice = "openmetrics") -> str:
+        """Asks for what the broker measures, of the groups that the caller may see. docs/metrics.md lists the metrics.
+
+        Args:
+            format: "openmetrics", or "prometheus" for Prometheus' own text format; or a member of MetricsFormat.
+
+        Returns:
+            The metrics as text.
+
+        Raises:
+            InvalidArgumentError: There is no such format.
+        """
+        return self._ask(_requests.metrics(format))
 
     def history(self, group: str = "", *, transaction: int = 0, most: int = 0, spans: bool = False) -> list[PastOperation]:
-        """The last pauses and resumes, as they ended, of the groups that the caller may see; of `transaction` only (0: of all),
-        and the latest `most` (0: all that are remembered). `spans`: with when each phase, copy and driver call was.
-        NotFoundError: there is no such group, and none is remembered."""
-        for name, value in (("transaction", transaction), ("most", most)):
-            if value < 0:
-                raise InvalidArgumentError(f"{name} is {value}; it counts from 0")
-        answer = self._ask("ListHistory", group=_or_all(group), transaction=transaction, most=most, spans=spans)
-        return [from_wire(PastOperation, each) for each in answer.operations]
+        """Asks for the last pauses and resumes, as they ended, of the groups that the caller may see.
+
+        Args:
+            group: Only those of this group; empty: of all.
+            transaction: Only those of this transaction; 0: of all.
+            most: Only the latest, at most so many; 0: all that the broker remembers.
+            spans: Also when each phase, copy and driver call was.
+
+        Returns:
+            The operations, oldest first.
+
+        Raises:
+            NotFoundError: There is no such group, and the broker remembers none.
+            InvalidArgumentError: A number is below 0.
+        """
+        return self._ask(_requests.history(group, transaction, most, spans))
 
     def upgrade(self) -> tuple[str, str]:
-        """The amemd that is installed now takes the place of the one that runs: the versions of both. Returns before the
-        next one serves; ranks come back to it by themselves. FailedPreconditionError: nothing would outlive amemd, or the
-        other does not take its configuration; AbortedError: an operation is under way."""
-        answer = self._ask("Upgrade")
-        return answer.from_version, answer.to_version
+        """Replaces the running amemd by the one that is installed now.
+
+        Returns before the next one serves; ranks connect to it by themselves.
+
+        Returns:
+            The version that runs, and the version that is installed.
+
+        Raises:
+            FailedPreconditionError: Nothing would outlive amemd, or the other does not take its configuration.
+            AbortedError: An operation is under way.
+        """
+        return self._ask(_requests.upgrade())
 
     def ranks(self, group: str = "") -> list[RankInfo]:
-        """The ranks of one group, or of all that the caller may see. NotFoundError: there is no such group."""
-        return [from_wire(RankInfo, each) for each in self._ask("ListRanks", group=_or_all(group)).ranks]
+        """Asks for the ranks of one group, or of all that the caller may see.
+
+        Args:
+            group: The group's name; empty: all groups.
+
+        Returns:
+            The ranks: processes with their memory in bytes.
+
+        Raises:
+            NotFoundError: There is no such group.
+        """
+        return self._ask(_requests.ranks(group))
 
     def allocations(self, group: str = "", tag: str | None = None) -> list[AllocationInfo]:
-        """Oldest first; with `tag`, only those that have it."""
-        answer = self._list("ListAllocations", group=_or_all(group))
-        listed = [from_wire(AllocationInfo, each) for each in answer]
-        return [each for each in listed if tag is None or each.tag == tag]
+        """Asks for single allocations.
 
-    def set_policy(self, group: str, tag: str, policy: Policy | str | None = None, *,
-                   save: Form | str | None = None) -> None:
-        """What a pause does with the bytes of a tag from now on: Policy.KEEP or "keep", Policy.DISCARD or "discard".
-        It goes before what regions say. `save`: how it copies what it keeps, "auto", "dense" or "sparse". None leaves
-        either as it is. InvalidArgumentError also for "nccl" and discard: it is always kept."""
-        if policy is None and save is None:
-            raise InvalidArgumentError("neither a policy nor how to save")
-        policies = {"keep": Policy.KEEP, "discard": Policy.DISCARD}
-        forms = {"auto": Form.AUTO, "dense": Form.DENSE, "sparse": Form.SPARSE}
-        number = policies.get(policy) if isinstance(policy, str) else policy
-        if policy is not None and number not in policies.values():
-            raise InvalidArgumentError(f"{policy!r} is no policy: keep or discard")
-        form = forms.get(save) if isinstance(save, str) else save
-        if save is not None and form not in forms.values():
-            raise InvalidArgumentError(f"{save!r} is no way to save: auto, dense or sparse")
-        self._ask("SetPolicy", group=group_address(group), tag=tag_name(tag), policy=int(number or 0), form=int(form or 0))
+        Args:
+            group: The group's name; empty: all groups.
+            tag: Only those of this tag; None: all.
+
+        Returns:
+            The allocations, oldest first.
+
+        Raises:
+            NotFoundError: There is no such group.
+        """
+        return self._ask(_requests.allocations(group, tag))
+
+    def set_policy(self, group: str, tag: str, policy: PolicyChoice | None = None, *,
+                   save: FormChoice | None = None) -> None:
+        """Says what a pause does with the bytes of a tag from now on. It goes before what regions say.
+
+        Args:
+            group: The group's name.
+            tag: The tag, which need not have memory yet.
+            policy: Policy.KEEP or "keep", Policy.DISCARD or "discard"; None leaves it as it is.
+            save: How a pause copies what it keeps: "auto", "dense" or "sparse", or a member of Form; None leaves it as it is.
+
+        Raises:
+            InvalidArgumentError: There is no such policy or form, neither of the two is given, or "discard" is given for
+                "nccl", whose bytes are always kept.
+            NotFoundError: There is no such group.
+            FailedPreconditionError: The group is not running, or some memory of the tag is paused.
+            ResourceExhaustedError: As many tags of the group have a policy as may have one.
+        """
+        self._ask(_requests.set_policy(group, tag, policy, save))
 
     # ---- operations ----
     @overload
     def pause(self, group: str, tags: Tags = None, timeout: float | None = None,
               on_progress: OnProgress | None = None, *, except_tags: Tags = None,
-              discard: Tags = None, guests: str | None = None) -> Progress: ...
+              discard: Tags = None, guests: Guests | None = None) -> Progress: ...
     @overload
     def pause(self, group: Several, tags: Tags = None, timeout: float | None = None,
               on_progress: OnProgress | None = None, *, except_tags: Tags = None,
-              discard: Tags = None, guests: str | None = None) -> list[Progress]: ...
+              discard: Tags = None, guests: Guests | None = None) -> list[Progress]: ...
     def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None,
               on_progress: OnProgress | None = None, *, except_tags: Tags = None,
-              discard: Tags = None, guests: str | None = None) -> Progress | list[Progress]:
-        """Pauses a group from outside: its ranks need not expect it. Blocks until it is paused; gives the last
-        Progress, which says where the time went.
+              discard: Tags = None, guests: Guests | None = None) -> Progress | list[Progress]:
+        """Pauses a group from outside: its ranks need not expect it. Blocks until it is paused.
 
-        Several groups are paused as one operation, all or none: until the first of them releases memory a failure of
-        one leaves all running. The last Progress of each is given, in their order, and an error names each.
+        Several groups are paused as one operation, all or none: until the first of them releases memory a failure of one
+        leaves all running, and an error names each.
 
-        `tags`: one tag or at most 64; only memory of these leaves, and the group runs on: its program must leave that
-        memory alone until it has been resumed. `except_tags`: likewise, all memory but that of these. None: everything.
-        `discard`: tags whose bytes this pause drops, whatever their policy; they come back zeroed. The last Progress
-        says how much. Not "nccl", whose bytes are always kept.
-        `guests`: what becomes of memory that ranks of other groups have open still when the broker has waited for them:
-        "pin", it stays on its device, and the last Progress names them; "refuse", FailedPreconditionError does, and the
-        group runs on. None: as the broker is configured.
-        `timeout`: seconds for the ranks to become quiet; None: as the broker is configured, as the other phases are.
-        `on_progress`: called in this thread for each step; what it raises ends the waiting and comes out of the call.
+        Args:
+            group: One group, or a list of several.
+            tags: One tag or at most 64: only memory of these leaves, and the group runs on. Its program must leave that
+                memory alone until it has been resumed. None: everything.
+            timeout: Seconds for the ranks to become quiet; None: as the broker is configured, as the other phases are.
+            on_progress: Is called in this thread for each step; what it raises ends the waiting and comes out of the call.
+            except_tags: Instead of `tags`: all memory but that of these.
+            discard: Tags whose bytes this pause drops, whatever their policy; they come back zeroed. The last Progress says
+                how many. Not "nccl", whose bytes are always kept.
+            guests: What becomes of memory that ranks of other groups have open still when the broker has waited for them.
+                "pin": it stays on its device, and the last Progress names them. "refuse": FailedPreconditionError names
+                them, and the group runs on. None: as the broker is configured.
 
-        NotFoundError: no such group, or it has no memory of a tag. FailedPreconditionError: it is not running.
-        DeadlineExceededError: the text names the ranks. ResourceExhaustedError: the pool is too small; the group runs
-        on.
-        AbortedError: a rank died or failed; the group runs on or, when something had been released already, is paused
-        with its bytes safe. The same holds for a deadline.
+        Returns:
+            The last Progress, which says where the time went; of several groups a list, in their order.
+
+        Raises:
+            NotFoundError: There is no such group, or it has no memory of a tag.
+            FailedPreconditionError: The group is not running.
+            DeadlineExceededError: A phase took too long; the text names the ranks. The group is as after AbortedError.
+            ResourceExhaustedError: The pool is too small; the group runs on.
+            AbortedError: A rank died or failed. The group runs on or, when something had been released already, is paused
+                with its bytes safe.
         """
-        names = _names(group)
-        last = self.pausing(names, tags, timeout, except_tags=except_tags, discard=discard,
-                            guests=guests).result(on_progress)
-        return last[0] if isinstance(group, str) else _ordered(last, names)
+        command = _requests.pause(group, tags, timeout, except_tags, discard, guests)
+        last = self._operate(command).result(on_progress)
+        return last[0] if isinstance(group, str) else command.ordered(last)
 
     @overload
     def resume(self, group: str, tags: Tags = None, timeout: float | None = None,
@@ -202,100 +249,145 @@ class Broker:
                on_progress: OnProgress | None = None, *, except_tags: Tags = None) -> list[Progress]: ...
     def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None,
                on_progress: OnProgress | None = None, *, except_tags: Tags = None) -> Progress | list[Progress]:
-        """Brings the memory of a paused group back. As pause() otherwise; after an error but CancelledError the group
-        is as before, with its bytes safe; only a failure in the last phase, "open", leaves it running.
-        Of several groups none runs before every one has all its memory.
+        """Brings the memory of a paused group back, at the same addresses. Blocks until the group runs.
 
-        `timeout`: seconds for mapping and loading. ResourceExhaustedError: a device has too little free memory.
-        DataLossError: with AMEM_VERIFY=1, bytes did not come back as they were saved.
+        Of several groups none runs before every one has all its memory. After an error but OperationCancelledError the group
+        is as before, with its bytes safe; only a failure in the last phase, "open", leaves it running.
+
+        Args:
+            group: One group, or a list of several.
+            tags: One tag or at most 64: only memory of these comes back. None: everything.
+            timeout: Seconds for mapping and loading; None: as the broker is configured.
+            on_progress: Is called in this thread for each step; what it raises ends the waiting and comes out of the call.
+            except_tags: Instead of `tags`: all memory but that of these.
+
+        Returns:
+            The last Progress, which says where the time went; of several groups a list, in their order.
+
+        Raises:
+            NotFoundError: There is no such group, or it has no memory of a tag.
+            FailedPreconditionError: The group is not paused.
+            ResourceExhaustedError: A device has too little free memory; the text has both numbers.
+            DataLossError: With AMEM_VERIFY=1, bytes did not come back as they were saved.
+            DeadlineExceededError: A phase took too long; the text names the ranks.
+            AbortedError: A rank died or failed.
         """
-        names = _names(group)
-        last = self.resuming(names, tags, timeout, except_tags=except_tags).result(on_progress)
-        return last[0] if isinstance(group, str) else _ordered(last, names)
+        command = _requests.resume(group, tags, timeout, except_tags)
+        last = self._operate(command).result(on_progress)
+        return last[0] if isinstance(group, str) else command.ordered(last)
 
     def swap(self, out: Groups, into: Groups, timeout: float | None = None,
              on_progress: OnProgress | None = None, *, discard: Tags = None,
-             guests: str | None = None) -> tuple[Progress, ...]:
-        """Pauses `out` and resumes `into`, each one group or several, at the same time as far as memory allows; gives
-        the last Progress of each, in their order. When the pause fails `into` stays paused; when the resume fails all
-        groups are paused and their bytes safe. `timeout`: seconds for each. `discard`, `guests`: of
-        `out`, as of pause()."""
-        going, coming = _names(out), _names(into)
-        last = self.swapping(going, coming, timeout, discard=discard, guests=guests).result(on_progress)
-        return tuple(_ordered(last, going + coming))
+             guests: Guests | None = None) -> tuple[Progress, ...]:
+        """Pauses `out` and resumes `into`, at the same time as far as memory allows. Blocks until both are done.
+
+        When the pause fails `into` stays paused. When the resume fails all groups are paused and their bytes safe.
+
+        Args:
+            out: One group, or a list of several, which are paused.
+            into: One group, or a list of several, which are resumed.
+            timeout: Seconds for each of the two; None: as the broker is configured.
+            on_progress: As for pause().
+            discard: Tags of `out`, as for pause().
+            guests: Of `out`, as for pause().
+
+        Returns:
+            The last Progress of each group, in the order in which the call names them.
+
+        Raises:
+            Error: As pause() and resume().
+        """
+        command = _requests.swap(out, into, timeout, discard, guests)
+        return tuple(command.ordered(self._operate(command).result(on_progress)))
 
     def pausing(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-                discard: Tags = None, guests: str | None = None) -> Operation:
-        """Begins pause() and gives its progress, an iterator."""
-        names = group_list(group)
-        return self._operate("Pause", 1, len(names), timeout, **groups_field(names), **selection(tags, except_tags),
-                             discard=optional_tags(discard), guests=guest_policy(guests))
+                discard: Tags = None, guests: Guests | None = None) -> Operation:
+        """Begins pause().
+
+        Args:
+            group: As for pause(), like all arguments.
+            tags: Only memory of these leaves.
+            timeout: Seconds for the ranks to become quiet.
+            except_tags: All memory but that of these leaves.
+            discard: Tags whose bytes this pause drops.
+            guests: What becomes of memory that other groups have open.
+
+        Returns:
+            Its progress, an iterator. It raises the errors of pause().
+        """
+        return self._operate(_requests.pause(group, tags, timeout, except_tags, discard, guests))
 
     def resuming(self, group: Groups, tags: Tags = None, timeout: float | None = None, *,
                  except_tags: Tags = None) -> Operation:
-        """Begins resume() and gives its progress, an iterator."""
-        names = group_list(group)
-        return self._operate("Resume", 1, len(names), timeout, **groups_field(names), **selection(tags, except_tags))
+        """Begins resume().
+
+        Args:
+            group: As for resume(), like all arguments.
+            tags: Only memory of these comes back.
+            timeout: Seconds for mapping and loading.
+            except_tags: All memory but that of these comes back.
+
+        Returns:
+            Its progress, an iterator. It raises the errors of resume().
+        """
+        return self._operate(_requests.resume(group, tags, timeout, except_tags))
 
     def swapping(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
-                 guests: str | None = None) -> Operation:
-        """Begins swap() and gives its progress, an iterator."""
-        going, coming = group_list(out), group_list(into)
-        group_list(going, coming)
-        return self._operate("Swap", 2, len(going + coming), timeout, **groups_field(going, "out", "out_groups"),
-                             **groups_field(coming, "in", "in_groups"), discard=optional_tags(discard),
-                             guests=guest_policy(guests))
+                 guests: Guests | None = None) -> Operation:
+        """Begins swap().
+
+        Args:
+            out: As for swap(), like all arguments.
+            into: What is resumed.
+            timeout: Seconds for each of the two.
+            discard: Tags of `out` whose bytes this pause drops.
+            guests: What becomes of memory of `out` that other groups have open.
+
+        Returns:
+            Its progress, an iterator. It raises the errors of swap().
+        """
+        return self._operate(_requests.swap(out, into, timeout, discard, guests))
 
     def watch(self, group: str = "") -> Watch:
-        """Events from the return of this call on, an iterator; close() ends it."""
+        """Watches for events from the return of this call on.
+
+        Args:
+            group: Only the events of this group; empty: of all that the caller may see.
+
+        Returns:
+            The events, an iterator; close() ends it.
+
+        Raises:
+            DeadlineExceededError: The watch was not in effect within `query_timeout` seconds.
+        """
         self._reach()
-        stream = self._calls("Watch", {"group": _or_all(group)}, wait_for_ready=not self._remote)
-        return Watch(stream, self._connection, self._query_timeout)
+        stream = self._calls("Watch", _requests.watch(group), wait_for_ready=self._target.waits)
+        return Watch(stream, self._target.connection, self._query_timeout)
 
     # ---- how ----
     def _reach(self) -> None:
         # gRPC's own error names neither the socket nor a remedy. Of another node's broker it is all that there is.
-        error = self._connection.probe()
+        error = self._target.connection.probe()
         if error is not None:
             raise error
 
-    def _ask(self, name: str, **fields: Any) -> Any:
-        return self._query(lambda: self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=not self._remote))
-
-    def _list(self, name: str, **fields: Any) -> list[Any]:
-        answer: list[Any] = self._query(
-            lambda: list(self._calls(name, fields, timeout=self._query_timeout, wait_for_ready=not self._remote)))
-        return answer
-
-    def _query(self, call: Callable[[], Any]) -> Any:
+    def _ask(self, question: Question[Answer]) -> Answer:
         # A second try, because gRPC may notice by the first that its connection is to a broker that is gone, and asking
         # or setting twice does no harm.
         for last in (False, True):
             self._reach()
-            ending = Ending(self._connection, self._query_timeout)
+            ending = Ending(self._target.connection, self._query_timeout)
             try:
-                return call()
+                answer = self._calls(question.name, question.fields, timeout=self._query_timeout, wait_for_ready=self._target.waits)
+                return question.read(list(answer) if question.name in _wire.STREAMS else answer)
             except grpc.RpcError as failure:
                 if last or failure.code() != grpc.StatusCode.UNAVAILABLE:
                     raise ending.error(failure) from None
+        raise AssertionError
 
-    def _operate(self, name: str, parts: int, count: int, timeout: float | None, **fields: Any) -> Operation:
+    def _operate(self, command: Command) -> Operation:
         # Its own deadline is long: it would wait as long for a broker that ends before it is connected. A question does not.
-        if not self._remote:
-            self._ask("ListGroups")
-        fields["timeout_ms"] = milliseconds(timeout)
-        wait = parts * ((_CONFIGURED_AT_MOST if timeout is None else fields["timeout_ms"] / 1000) + _MARGIN)
-        stream = self._calls(name, fields, timeout=wait, wait_for_ready=not self._remote)
-        return Operation(stream, count, self._connection, wait)
-
-
-def _names(groups: Groups) -> list[str]:
-    return [groups] if isinstance(groups, str) else list(groups)
-
-
-def _ordered(last: list[Progress], names: list[str]) -> list[Progress]:
-    return sorted(last, key=lambda progress: names.index(progress.group))
-
-
-def _or_all(group: str) -> str:
-    return group_address(group) if group else ""
+        if self._target.waits:
+            self._ask(_requests.groups())
+        stream = self._calls(command.name, command.fields, timeout=command.wait, wait_for_ready=self._target.waits)
+        return Operation(stream, Course(command.count, self._target.connection, command.wait))

@@ -13,12 +13,14 @@ from the original.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
-import warnings
 from collections.abc import Iterator
+from typing import cast
 
 from amem import _saver, _shim
+from amem._arguments import Scope
 from amem._launcher import environment
 from amem._rank import group
 from amem.errors import FailedPreconditionError
@@ -28,21 +30,34 @@ __all__ = ["TorchMemorySaver", "configure_subprocess", "install", "torch_memory_
 
 @contextlib.contextmanager
 def configure_subprocess() -> Iterator[None]:
-    """Processes started within are ranks of this process's group, and what they allocate in regions is brokered: sets
-    the variables of amem.environment() in this process's environment, which is shared by its threads, for a while.
-    AMEM_SCOPE stays as it is when it is set."""
-    with _saver.changed_environment(environment(group(), os.environ.get("AMEM_SCOPE") or "regions")):
+    """Makes processes that are started within ranks of this process's group; what they allocate in regions is brokered.
+
+    It sets the variables of amem.environment() in this process's environment, which is shared by its threads, for a while.
+    AMEM_SCOPE stays as it is when it is set.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        InvalidArgumentError: AMEM_SCOPE is no scope.
+        NotFoundError: There is no shim.
+    """
+    scope = cast(Scope, os.environ.get("AMEM_SCOPE") or "regions")  # environment() refuses any other
+    with _saver.changed_environment(environment(group(), scope)):
         yield
 
 
 class TorchMemorySaver(_saver.TorchMemorySaver):
+    """torch_memory_saver's class of that name, over amem. A process has one: torch_memory_saver."""
+
     configure_subprocess = staticmethod(configure_subprocess)
 
 
 def install() -> None:
     """Makes this module what `import torch_memory_saver` gives in this process.
 
-    FailedPreconditionError: the other one has been imported.
+    Raises:
+        FailedPreconditionError: The original has been imported already.
     """
     this = sys.modules[__name__]
     if sys.modules.setdefault("torch_memory_saver", this) is not this:
@@ -50,7 +65,6 @@ def install() -> None:
 
 
 if _saver.flag("TMS_INIT_ENABLE") and _shim.is_loaded() and not _saver.whole_process():
-    warnings.warn("TMS_INIT_ENABLE has no effect here: to pause all of a process, start it with scope heap",
-                  RuntimeWarning, stacklevel=2)
+    logging.getLogger("amem").warning("amem: TMS_INIT_ENABLE has no effect here: to pause all of a process, start it with scope heap")
 
 torch_memory_saver = TorchMemorySaver()

@@ -2,6 +2,10 @@
 
 An error has one of gRPC's canonical codes, which travel unchanged from a rank or the broker to the caller, and a text
 for people that names the group, rank or device and what to do next. Each code that amem uses has a class of its own.
+
+Three classes also derive from Python's own errors, so `except TimeoutError`, `except ValueError` and
+`except PermissionError` catch them. TimeoutError and PermissionError are kinds of OSError: their `errno`, `strerror` and
+`filename` are None here, because no system call failed.
 """
 from __future__ import annotations
 
@@ -30,31 +34,45 @@ class Code(enum.IntEnum):
 
 
 class Error(RuntimeError):
-    """The base class. `code` is a Code, `text` says what failed; `str()` gives the text."""
+    """The base class of all errors of this package. `str()` returns the text. Errors can be copied and pickled.
+
+    Attributes:
+        code: One of gRPC's canonical codes.
+        text: What failed, for people.
+    """
 
     code: Code = Code.UNKNOWN
 
     def __init__(self, text: str, code: Code | None = None) -> None:
+        """Makes an error.
+
+        Args:
+            text: What failed, for people.
+            code: The code; None: that of the class.
+        """
         super().__init__(text)
         self.text = text
         if code is not None:
             self.code = code
 
 
-class CancelledError(Error):
-    """The waiting was stopped; an operation that has begun goes on in the broker."""
+class OperationCancelledError(Error):
+    """The waiting was stopped; an operation that has begun goes on in the broker.
+
+    It is not asyncio.CancelledError, which says that a task was cancelled.
+    """
 
     code = Code.CANCELLED
 
 
-class InvalidArgumentError(Error):
-    """A name, tag or number that cannot be."""
+class InvalidArgumentError(Error, ValueError):
+    """A name, tag or number that cannot be. Also a ValueError."""
 
     code = Code.INVALID_ARGUMENT
 
 
-class DeadlineExceededError(Error):
-    """Ranks did not come, or the broker did not answer, in time; the text names them."""
+class DeadlineExceededError(Error, TimeoutError):
+    """Ranks did not come, or the broker did not answer, in time; the text names them. Also a TimeoutError."""
 
     code = Code.DEADLINE_EXCEEDED
 
@@ -65,8 +83,8 @@ class NotFoundError(Error):
     code = Code.NOT_FOUND
 
 
-class PermissionDeniedError(Error):
-    """The socket, or the group, is another user's."""
+class PermissionDeniedError(Error, PermissionError):
+    """The socket, or the group, is another user's. Also a PermissionError."""
 
     code = Code.PERMISSION_DENIED
 
@@ -117,7 +135,15 @@ _CLASSES: dict[Code, type[Error]] = {each.code: each for each in Error.__subclas
 
 
 def error_of(code: int, text: str) -> Error:
-    """The error for a code, of its own class where it has one; an unknown number counts as UNKNOWN."""
+    """Makes the error for a code, of its own class where it has one.
+
+    Args:
+        code: A number of gRPC's canonical codes; an unknown one counts as UNKNOWN.
+        text: What failed, for people; empty: the name of the code.
+
+    Returns:
+        The error, which is not raised.
+    """
     try:
         known = Code(code)
     except ValueError:

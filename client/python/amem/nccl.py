@@ -21,9 +21,20 @@ _RESULTS = {  # ncclResult_t
 
 
 class NCCLError(Error):
-    """A call's result was not ncclSuccess. `result` is the ncclResult_t."""
+    """A call's result was not ncclSuccess.
+
+    Attributes:
+        call: The function's name.
+        result: The ncclResult_t.
+    """
 
     def __init__(self, call: str, result: int) -> None:
+        """Makes the error of a call.
+
+        Args:
+            call: The function's name.
+            result: The ncclResult_t.
+        """
         text, code = _RESULTS.get(result, (f"result {result}", Code.UNKNOWN))
         super().__init__(f"{call}: {text}", code)
         self.call = call
@@ -34,12 +45,21 @@ class NCCLError(Error):
 
 
 class NCCLLibrary:
-    """The five calls, of the shim in this process or of the library that is named.
+    """The five calls, of the shim in this process or of the library that is named. Any thread.
 
-    FailedPreconditionError: it does not have them. NCCLError: a call failed.
+    Each raises NCCLError when its result is not ncclSuccess.
     """
 
     def __init__(self, so_file: str | None = None) -> None:
+        """Finds the functions.
+
+        Args:
+            so_file: The path of a library; None: this process, which has them when the shim is preloaded.
+
+        Raises:
+            FailedPreconditionError: The process, or the library, does not have them.
+            OSError: The library cannot be loaded.
+        """
         self._library = ctypes.CDLL(so_file)
         pointer, number = ctypes.c_void_p, ctypes.c_int
         self._calls = {
@@ -62,6 +82,15 @@ class NCCLLibrary:
         return function
 
     def NCCL_CHECK(self, call: str, result: int) -> None:
+        """Raises the error of a call that has failed.
+
+        Args:
+            call: The function's name.
+            result: Its ncclResult_t.
+
+        Raises:
+            NCCLError: The result is not ncclSuccess.
+        """
         if result != 0:
             raise NCCLError(call, result)
 
@@ -69,23 +98,55 @@ class NCCLLibrary:
         self.NCCL_CHECK(name, self._calls[name](*arguments))
 
     def ncclPause(self, comm: Any = None) -> None:
-        """Pauses the whole group, whatever `comm` is; returns when every rank of it has called and it is paused."""
+        """Pauses the whole group; returns when every rank of it has called and it is paused.
+
+        Args:
+            comm: An ncclComm_t, which is not used: the group is that of the process.
+
+        Raises:
+            NCCLError: The call failed; the shim's log has the reason.
+        """
         self._call("ncclPause", comm)
 
     def ncclResume(self, comm: Any = None) -> None:
-        """Brings the group's memory back; as ncclPause."""
+        """Brings the group's memory back; as ncclPause.
+
+        Args:
+            comm: As for ncclPause.
+
+        Raises:
+            NCCLError: The call failed; the shim's log has the reason.
+        """
         self._call("ncclResume", comm)
 
     def ncclSetGroupID(self, group_id: int) -> None:
-        """Names the group by a number; only before the first brokered allocation."""
+        """Names the group by a number; only before the first brokered allocation.
+
+        Args:
+            group_id: The number.
+
+        Raises:
+            NCCLError: It is too late.
+        """
         self._call("ncclSetGroupID", group_id)
 
     def ncclGetGroupID(self) -> int:
-        """The group's number; -1 when its name is no number."""
+        """Asks for the group's number.
+
+        Returns:
+            The number; -1 when the group's name is no number.
+
+        Raises:
+            NCCLError: The call failed.
+        """
         number = ctypes.c_int(-1)
         self._call("ncclGetGroupID", ctypes.byref(number))
         return number.value
 
     def ncclMemStats(self) -> None:
-        """Has the shim write this rank's figures to its log; amem.stats() gives them to the program."""
+        """Has the shim write this rank's figures to its log; amem.stats() gives them to the program.
+
+        Raises:
+            NCCLError: The call failed.
+        """
         self._call("ncclMemStats")

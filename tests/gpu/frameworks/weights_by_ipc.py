@@ -65,7 +65,7 @@ class Role:
             return 0
         import amem
 
-        return sum(each["resident_bytes"] for each in amem.stats()["brokered"])
+        return sum(each.resident_bytes for each in amem.stats().brokered)
 
     def serve(self):
         with multiprocessing.connection.Connection(self.options.line) as line:

@@ -59,7 +59,7 @@ def prepare_shim():
         return 0
     amem.pause()
     amem.resume()
-    return sum(each["resident_bytes"] for each in amem.stats()["brokered"])
+    return sum(each.resident_bytes for each in amem.stats().brokered)
 
 
 def main():

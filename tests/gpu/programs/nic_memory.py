@@ -88,7 +88,7 @@ class Nic:
 
 def resident_in_a_pause():
     amem.pause()
-    bytes_there = sum(each["resident_bytes"] for each in amem.stats()["brokered"])
+    bytes_there = sum(each.resident_bytes for each in amem.stats().brokered)
     amem.resume()
     return bytes_there
 

@@ -96,7 +96,7 @@ def beside_cache():
     cache.fill_(7)
     torch.cuda.synchronize()
     check(int(cache[:: 1 << 20].min()) == 7, "the region's memory is wrong")
-    held = {each["tag"]: each["resident_bytes"] for each in amem.stats()["brokered"]} if amem.is_active() else {}
+    held = {each.tag: each.resident_bytes for each in amem.stats().brokered} if amem.is_active() else {}
     if amem.is_active():
         check(held.get("kv_cache", 0) >= size, f"the region has not got its memory: {held}")
         amem.pause()
@@ -198,7 +198,7 @@ def driver_pools():
     block = values(256 * MIB // 4, 3)
     torch.cuda.synchronize()
     check(amem.is_active(), "this process is in no group")
-    held = sum(each["bytes"] for each in amem.stats()["unbrokered"] if each["kind"] == "pool")
+    held = sum(each.bytes for each in amem.stats().unbrokered if each.kind == "pool")
     check(held >= 256 * MIB, f"{held} B are counted in pools")
     amem.pause()
     status = torch_rank.Operator(amem.group()).group_status()

@@ -121,9 +121,9 @@ class Program:
                 wanted = usage["allocated_bytes"] if tag == CACHE else 0
                 check(usage["discard_bytes"] == wanted, f"tag {tag}: {usage['discard_bytes']} B would be dropped")
         self.alone(action)
-        mine = {each["tag"]: each for each in amem.stats()["brokered"]}
+        mine = {each.tag: each for each in amem.stats().brokered}
         total = sum(each.get(WEIGHTS, 0) for each in self.rank.gather(
-            {tag: each["resident_bytes"] for tag, each in mine.items()}))
+            {tag: each.resident_bytes for tag, each in mine.items()}))
         self.rank.agree(total == self.usage(WEIGHTS)["resident_bytes"],
                         f"the shims count {total} B of {WEIGHTS}, the broker {self.usage(WEIGHTS)}")
 
@@ -132,7 +132,7 @@ class Program:
         self.fill_cache(4)
         torch.cuda.synchronize()
         before = self.rank.memory.used()
-        held = {tag: sum(each["resident_bytes"] for each in amem.stats()["brokered"] if each["tag"] == tag)
+        held = {tag: sum(each.resident_bytes for each in amem.stats().brokered if each.tag == tag)
                 for tag in (WEIGHTS, CACHE)}
         self.both("pause", [WEIGHTS])
         self.freed("weights", before, held[WEIGHTS])

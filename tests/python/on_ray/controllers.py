@@ -27,7 +27,7 @@ def raylets(build, tmp_path):
 
 
 def resident(cluster, group):
-    return [each.resident_bytes for status in cluster.status().values() for each in status.groups if each.name == group]
+    return [each.resident_bytes for answer in cluster.status().values() for each in answer.result().groups if each.name == group]
 
 
 def rl_loop(cluster, train, start_rollout):

@@ -75,12 +75,12 @@ def end_ranks(*groups):
 
 def states(cluster, group):
     """Of the nodes that answer."""
-    return [each.state.name for status in cluster.status().values() if not isinstance(status, amem.Error)
-            for each in status.groups if each.name == group]
+    return [each.state.name for answer in cluster.status().values() if answer.value is not None
+            for each in answer.value.groups if each.name == group]
 
 
 def resident(cluster, group):
-    return [each.resident_bytes for status in cluster.status().values() for each in status.groups if each.name == group]
+    return [each.resident_bytes for answer in cluster.status().values() for each in answer.result().groups if each.name == group]
 
 
 # ---- what it is for -----------------------------------------------------------------------------------------------
@@ -236,7 +236,8 @@ def test_names_of_nodes_that_are_machines():
 def test_amemd_serves_all_gpus_of_the_node(nodes):
     """Though Ray may hide them from who has asked for none."""
     with amem.ray.Cluster(nodes.placed(0), pool=POOL) as cluster:
-        [status] = cluster.status().values()
+        [answer] = cluster.status().values()
+        status = answer.result()
         assert len(status.devices) == 2 and status.pool.ready_bytes == POOL
     assert left_behind() == []  # when close() has returned
 
@@ -277,8 +278,8 @@ def test_amemd_that_runs_already(nodes, build):
         one, both = nodes.placed(0), nodes.placed(0, 1)
         with amem.ray.Cluster(one, pool=None) as cluster:
             assert cluster.addresses == (f"unix:{first.runtime_dir}/control.sock",)
-            [status] = cluster.status().values()
-            assert status.pid == first.broker.pid
+            [answer] = cluster.status().values()
+            assert answer.result().pid == first.broker.pid
             ranks = start_ranks(cluster, "train", [0])
             cluster.pause("train")
             cluster.resume("train")
@@ -293,7 +294,7 @@ def test_amemd_that_runs_already(nodes, build):
         with pytest.raises(amem.UnavailableError, match=":1 cannot be reached"):
             amem.ray.Cluster(both, pool=POOL, port=1)
         with amem.ray.Cluster(both, pool=POOL, runtime_dir="/nowhere/amem") as cluster:
-            assert all(status.pid not in (first.broker.pid, second.broker.pid) for status in cluster.status().values())
+            assert all(answer.result().pid not in (first.broker.pid, second.broker.pid) for answer in cluster.status().values())
     finally:
         for sim in (first, second):
             if sim.broker is not None:
@@ -313,17 +314,17 @@ def test_errors_are_amems_own_and_name_the_node(nodes):
         assert f"(Ray's {cluster.nodes[1][:12]}" in caught.value.text
         assert states(cluster, "train") == ["RUNNING"]
         end_ranks(ranks)
-    with pytest.raises(amem.CancelledError):
+    with pytest.raises(amem.OperationCancelledError):
         cluster.pause("train")
 
 
 def test_amemd_that_dies_alone(nodes):
     with amem.ray.Cluster(nodes.placed(0, 1), pool=POOL) as cluster:
-        pids = [status.pid for status in cluster.status().values()]
+        pids = [answer.result().pid for answer in cluster.status().values()]
         for number in (1, 0):
             os.kill(pids[number], signal.SIGKILL)
-            eventually(lambda: isinstance(cluster.status()[cluster.nodes[number]], amem.Error), what="it is noticed")
-            said = cluster.status()[cluster.nodes[number]]
+            eventually(lambda: cluster.status()[cluster.nodes[number]].error is not None, what="it is noticed")
+            said = cluster.status()[cluster.nodes[number]].error
             assert isinstance(said, amem.UnavailableError)
             assert "amemd was killed by signal 9; the last of what it said:\n" in said.text
             with pytest.raises(amem.UnavailableError, match=cluster.nodes[number][:12]):
@@ -367,7 +368,7 @@ def test_a_raylet_that_is_killed_in_the_middle(own_nodes, lost):
                    what=f"{group} is at rest on {survivors}")
     with pytest.raises(amem.UnavailableError, match=cluster.nodes[lost][:12]):
         cluster.swap("train", "rollout")
-    eventually(lambda: isinstance(cluster.status()[cluster.nodes[lost]], amem.UnavailableError), what="Ray knows it")
+    eventually(lambda: isinstance(cluster.status()[cluster.nodes[lost]].error, amem.UnavailableError), what="Ray knows it")
     began = time.monotonic()
     cluster.close()
     assert time.monotonic() - began < patience(20)
@@ -396,7 +397,7 @@ def test_close_in_the_middle(nodes):
     cluster.close()
     assert left_behind() == []
     thread.join(patience(20))
-    assert len(ended) == 1 and isinstance(ended[0], (amem.CancelledError, amem.UnavailableError)), ended
+    assert len(ended) == 1 and isinstance(ended[0], (amem.OperationCancelledError, amem.UnavailableError)), ended
     end_ranks(ranks)
 
 

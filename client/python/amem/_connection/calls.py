@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from amem.errors import (
-    CancelledError, DeadlineExceededError, Error, InternalError, PermissionDeniedError, UnavailableError,
+    OperationCancelledError, DeadlineExceededError, Error, InternalError, PermissionDeniedError, UnavailableError,
     UnimplementedError, error_of)
 from amem.messages import Event, Progress, from_wire
 
@@ -32,16 +32,27 @@ class Ending:
         self._connection = connection
         self._timeout = timeout
         self._operation = operation
-        self._began = time.monotonic()
+        self.begin()
         self.answered = False  # the broker has said something
         self.stopped = False  # this side has enough
+
+    def begin(self) -> None:
+        """The call begins now, and not when this was made."""
+        self._began = time.monotonic()
+
+    def was_stopped(self) -> bool:
+        """Whether this side has ended the call."""
+        return self.stopped or self._connection.closed
+
+    def stop(self) -> Error:
+        """The error of a call that this side has ended."""
+        return OperationCancelledError("stopped waiting; the operation goes on in the broker" if self._operation else "stopped")
 
     def error(self, failure: Any) -> Error:
         """`failure`: the grpc.RpcError."""
         status, text = failure.code(), failure.details() or ""
-        if status == grpc.StatusCode.CANCELLED and (self.stopped or self._connection.closed):
-            return CancelledError(
-                "stopped waiting; the operation goes on in the broker" if self._operation else "stopped")
+        if status == grpc.StatusCode.CANCELLED and self.was_stopped():
+            return self.stop()
         if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # a broker that ends cancels its calls
             return self._unavailable(text)
         if status == grpc.StatusCode.DEADLINE_EXCEEDED and self._time_is_up():
@@ -73,38 +84,63 @@ class Ending:
             f"amemd at {self._connection.name} did not answer within {self._timeout:g} s{tail}")
 
 
+class Course:
+    """What an operation has reported so far; Operation and amem.aio.Operation share it."""
+
+    def __init__(self, count: int, connection: Connection, timeout: float) -> None:
+        """`count`: of the groups that are to report its end."""
+        self.ending = Ending(connection, timeout, operation=True)
+        self.done: list[Progress] = []
+        self._count = count
+        self._broker = connection.name
+
+    def step(self, message: Any) -> Progress:
+        self.ending.answered = True
+        progress = from_wire(Progress, message)
+        if progress.done:
+            self.done.append(progress)
+        return progress
+
+    def end(self) -> None:
+        """InternalError: not every group has reported its end."""
+        if len(self.done) < self._count:
+            raise InternalError(f"amemd at {self._broker} ended the call without a result")
+
+
 class Operation(Iterator[Progress]):
     """A pause, resume or swap that has begun: its progress as it comes. For one thread, but for cancel().
 
-    Iterating ends after the last Progress, the one with `done` of each group, or raises what went wrong. Leaving
-    the iterator alone does not stop the operation, and does not tell how it ends.
+    Iterating ends after the last Progress, the one with `done` of each group, or raises what went wrong. Leaving the
+    iterator alone does not stop the operation, and does not tell how it ends.
     """
 
-    def __init__(self, stream: Any, groups: int, connection: Connection, timeout: float) -> None:
+    def __init__(self, stream: Any, course: Course) -> None:
         self._stream = stream
-        self._groups = groups
-        self._ending = Ending(connection, timeout, operation=True)
-        self._broker = connection.name
-        self._done: list[Progress] = []
+        self._course = course
 
     def __next__(self) -> Progress:
         try:
             message = next(self._stream)
         except StopIteration:
-            if len(self._done) < self._groups:
-                raise InternalError(f"amemd at {self._broker} ended the call without a result") from None
+            self._course.end()
             raise
         except grpc.RpcError as failure:
-            raise self._ending.error(failure) from None
-        self._ending.answered = True
-        progress = from_wire(Progress, message)
-        if progress.done:
-            self._done.append(progress)
-        return progress
+            raise self._course.ending.error(failure) from None
+        return self._course.step(message)
 
     def result(self, on_progress: Callable[[Progress], object] | None = None) -> list[Progress]:
-        """Waits for the end; gives the Progress with `done` of each group. `on_progress` is called for every step;
-        what it raises ends the waiting and comes out."""
+        """Waits for the end.
+
+        Args:
+            on_progress: Is called in this thread for every step; what it raises ends the waiting and comes out.
+
+        Returns:
+            The Progress with `done` of each group, in the order in which they ended.
+
+        Raises:
+            OperationCancelledError: cancel() was called, or the Broker was closed.
+            Error: The operation failed.
+        """
         try:
             for progress in self:
                 if on_progress is not None:
@@ -112,18 +148,22 @@ class Operation(Iterator[Progress]):
         except BaseException:
             self.cancel()
             raise
-        return self._done
+        return self._course.done
 
     def cancel(self) -> None:
-        """Stops waiting, from any thread: the iterator then raises CancelledError. The operation goes on in the
-        broker."""
-        self._ending.stopped = True
+        """Stops waiting, from any thread: the iterator then raises OperationCancelledError.
+
+        The operation goes on in the broker.
+        """
+        self._course.ending.stopped = True
         self._stream.cancel()
 
 
 class Watch(Iterator[Event]):
-    """Events as they come; UnavailableError when the connection is lost (events in between are gone, so ask for the
-    status after coming back). For one thread, but for close(), after which iterating ends."""
+    """Events as they come. For one thread, but for close(), after which iterating ends.
+
+    UnavailableError: the connection was lost. Events in between are gone, so ask for the status after coming back.
+    """
 
     def __init__(self, stream: Any, connection: Connection, timeout: float) -> None:
         """`timeout`: seconds until the watch must be in effect; else DeadlineExceededError."""

@@ -11,7 +11,7 @@ _FILES = ("ca.crt", "tls.key", "tls.crt")  # as gRPC takes them
 
 
 def check_address(address: str) -> str:
-    """ "host:port", which it gives back."""
+    """The address itself, "host:port"; InvalidArgumentError when it is none."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise InvalidArgumentError(f"{address!r} is no address of a broker: it is HOST:PORT")

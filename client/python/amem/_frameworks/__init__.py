@@ -33,7 +33,7 @@ def check_process(purpose: str, how_to_start: str) -> None:
     what is missing and what to do. `purpose`: who wants it and what for, as the beginning of a sentence."""
     if not _shim.is_loaded():
         raise FailedPreconditionError(f"{purpose}, but libamem_shim.so is not loaded: {how_to_start}")
-    scope = stats()["scope"]
+    scope = stats().scope
     if scope not in ("regions", "heap"):
         raise FailedPreconditionError(
             f"{purpose}, but amem's scope is {scope!r}, which leaves its memory on the GPU: {how_to_start}")

@@ -1,5 +1,8 @@
-"""Certificates for the brokers of one cluster. Its authority is in the controller's memory and vouches for nobody else;
-a node's key never leaves the node. docs/security.md says what a certificate lets its owner do."""
+"""Certificates for the brokers of one cluster.
+
+Its authority is in the controller's memory and vouches for nobody else; a node's key never leaves the node. docs/security.md
+says what a certificate lets its owner do.
+"""
 from __future__ import annotations
 
 import dataclasses
@@ -52,9 +55,11 @@ class Authority:
         """The authority's own, as PEM: a node's ca.crt."""
 
     def sign(self, request: bytes, ip: str) -> bytes:
-        """A certificate, as PEM, for the key of a signing request (PEM). Whom it is for says the caller: of the request
-        nothing is taken but the key. InvalidArgumentError: it is no request, or was not made by who has the key; `ip`
-        is no address."""
+        """A certificate, as PEM, for the key of a signing request (PEM).
+
+        Whom it is for says the caller: of the request nothing is taken but the key. InvalidArgumentError: it is no request, or was
+        not made by who has the key; `ip` is no address.
+        """
         try:
             asked = x509.load_pem_x509_csr(request)
             address = ipaddress.ip_address(ip)

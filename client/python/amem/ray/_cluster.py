@@ -17,10 +17,11 @@ from ray.util import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from amem import _launcher
-from amem._arguments import Groups, Tags
+from amem._arguments import Groups, Guests, Scope, Tags
+from amem._nodes import NodeAnswer
 from amem._version import __version__
 from amem.errors import (
-    CancelledError, DeadlineExceededError, Error, FailedPreconditionError, InternalError, InvalidArgumentError,
+    OperationCancelledError, DeadlineExceededError, Error, FailedPreconditionError, InternalError, InvalidArgumentError,
     ResourceExhaustedError, UnavailableError, error_of)
 from amem.messages import NodeStatus, Progress
 from amem.ray._certificates import Authority
@@ -66,29 +67,36 @@ class _Place:
 
 
 class Cluster:
-    """amemd on each node of a placement group, and operations on groups that span them: a failure of one node leaves
-    all as they were, as docs/nodes.md has it. Any thread, several at a time; of the process that made it.
+    """amemd on each node of a placement group, and operations on groups that span them.
 
-    `placement_group`: one that Ray has placed or is placing, or a list of several, whose bundles are numbered through.
-    Each node that has a bundle gets an actor, which needs no CPU and no GPU. The groups stay when this ends.
-    `pool`: host memory for saved bytes of each node, in bytes or as "64GiB". Ray counts it as the resource `memory` of
-    the node. None: amemd has to run on each node already, with its own pool; nothing is counted.
-    `runtime_dir`: where an amemd of a node may run already, which is then used as it is; None: the node's default. It
-    has to run on all nodes or on none. Where there is none, one is started in a directory of its own.
-    `port`: TCP port at which the nodes' amemds reach each other. 0: a free one of each node; amemds that run already
-    need it.
-    `timeout`: seconds for all of it to be ready.
+    A failure of one node leaves all as they were, as docs/nodes.md has it. Any thread, several at a time; of the process that
+    made it. Each node that has a bundle gets an actor, which needs no CPU and no GPU. The placement groups stay when this ends.
 
     The amemds end with close(), with this object, or with the job, however that ends. So do their groups' saved bytes:
     let ranks end or resume before.
-
-    ResourceExhaustedError: a node has not that much memory. DeadlineExceededError: it was not ready in time; the text
-    says what was missing. FailedPreconditionError: amemds that run already cannot be used. UnavailableError: a node or
-    an actor was lost, or one node cannot reach another.
     """
 
     def __init__(self, placement_group: Any, *, pool: int | str | None = "64GiB", runtime_dir: str | None = None,
                  port: int = 0, timeout: float = 120.0) -> None:
+        """Finds amemd on the nodes, or starts it there; returns when all are ready.
+
+        Args:
+            placement_group: One that Ray has placed or is placing, or a list of several, whose bundles are numbered through.
+            pool: Host memory for saved bytes of each node, in bytes or as "64GiB". Ray counts it as the resource `memory` of
+                the node. None: amemd has to run on each node already, with its own pool; nothing is counted.
+            runtime_dir: Where an amemd of a node may run already, which is then used as it is; None: the node's default. It
+                has to run on all nodes or on none. Where there is none, one is started in a directory of its own.
+            port: TCP port at which the nodes' amemds reach each other. 0: a free one of each node; amemds that run already
+                need it.
+            timeout: Seconds for all of it to be ready.
+
+        Raises:
+            ResourceExhaustedError: A node has not that much memory.
+            DeadlineExceededError: It was not ready in time; the text says what was missing.
+            FailedPreconditionError: Amemds that run already cannot be used.
+            UnavailableError: A node or an actor was lost, or one node cannot reach another.
+            InvalidArgumentError: The pool's size or the port cannot be.
+        """
         self._until = time.monotonic() + timeout
         self._timeout = timeout
         self._pool = None if pool is None else size_of(pool)
@@ -205,49 +213,108 @@ class Cluster:
         return tuple(place.started.address for place in self._places if place.started is not None)
 
     def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-              discard: Tags = None, guests: str | None = None) -> list[Progress]:
-        """Pauses a group, or several, of all nodes. Arguments and errors as those of amem.Cluster.pause(); an error
-        says which of Ray's nodes it is about. Gives the last Progress of each group of each node; Progress.node is
-        Ray's node id.
+              discard: Tags = None, guests: Guests | None = None) -> list[Progress]:
+        """Pauses a group, or several, of all nodes. An error says which of Ray's nodes it is about.
 
-        UnavailableError also: Ray has lost the actor of the node that leads, or its amemd has ended. The other nodes
-        end what was under way as docs/nodes.md says, and status() tells how. DeadlineExceededError also: the actor does
-        not answer.
+        Args:
+            group: As for amem.Cluster.pause(), like all arguments.
+            tags: Only memory of these leaves.
+            timeout: Seconds for the ranks to become quiet.
+            except_tags: All memory but that of these leaves.
+            discard: Tags whose bytes this pause drops.
+            guests: What becomes of memory that other groups have open.
+
+        Returns:
+            The last Progress of each group of each node; Progress.node is Ray's node id.
+
+        Raises:
+            UnavailableError: Also: Ray has lost the actor of the node that leads, or its amemd has ended. The other nodes end
+                what was under way as docs/nodes.md says, and status() tells how.
+            DeadlineExceededError: Also: the actor does not answer.
+            Error: The errors of amem.Cluster.pause().
         """
         return self._operate("pause", 1, (group, tags, timeout), timeout, except_tags=except_tags, discard=discard,
                              guests=guests)
 
     def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None, *,
                except_tags: Tags = None) -> list[Progress]:
-        """Likewise as amem.Cluster.resume(): no rank of any node runs before all have their memory."""
+        """Resumes a group, or several: no rank of any node runs before all have their memory.
+
+        Args:
+            group: As for amem.Cluster.resume(), like all arguments.
+            tags: Only memory of these comes back.
+            timeout: Seconds for mapping and loading.
+            except_tags: All memory but that of these comes back.
+
+        Returns:
+            The last Progress of each group of each node; Progress.node is Ray's node id.
+
+        Raises:
+            Error: As pause(), and those of amem.Cluster.resume().
+        """
         return self._operate("resume", 1, (group, tags, timeout), timeout, except_tags=except_tags)
 
     def swap(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
-             guests: str | None = None) -> list[Progress]:
-        """Likewise as amem.Cluster.swap()."""
+             guests: Guests | None = None) -> list[Progress]:
+        """Pauses `out` and resumes `into` on all nodes.
+
+        Args:
+            out: As for amem.Cluster.swap(), like all arguments.
+            into: What is resumed.
+            timeout: Seconds for each of the two.
+            discard: Tags of `out` whose bytes this pause drops.
+            guests: What becomes of memory of `out` that other groups have open.
+
+        Returns:
+            The last Progress of each group of each node; Progress.node is Ray's node id.
+
+        Raises:
+            Error: As pause() and resume().
+        """
         return self._operate("swap", 2, (out, into, timeout), timeout, discard=discard, guests=guests)
 
-    def status(self, timeout: float = _ASK_S) -> dict[str, NodeStatus | Error]:
-        """What each node's amemd says, by Ray's node id; of one that does not answer within `timeout` seconds, why."""
+    def status(self, timeout: float = _ASK_S) -> dict[str, NodeAnswer[NodeStatus]]:
+        """Asks each node's amemd for its state.
+
+        Args:
+            timeout: Seconds for all of them to answer.
+
+        Returns:
+            By Ray's node id what Broker.status() gives there, or why there is no answer.
+
+        Raises:
+            OperationCancelledError: This object is closed.
+        """
         self._check_open()
         until = time.monotonic() + timeout
         calls = [place.actor.status.remote() for place in self._places]
-        answers: dict[str, NodeStatus | Error] = {}
+        answers: dict[str, NodeAnswer[NodeStatus]] = {}
         for place, call in zip(self._places, calls):
             try:
-                answers[place.id] = self._answer(place, call, max(0.0, until - time.monotonic()))
+                answers[place.id] = NodeAnswer(self._answer(place, call, max(0.0, until - time.monotonic())))
             except Error as error:
-                answers[place.id] = error
+                answers[place.id] = NodeAnswer(error=error)
         return answers
 
-    def runtime_env(self, group: str, scope: str | None = "heap", bundle: int | None = None, *, required: bool = True,
+    def runtime_env(self, group: str, scope: Scope | None = "heap", bundle: int | None = None, *, required: bool = True,
                     base: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """A runtime_env that makes an actor a rank of a group: {"env_vars": base and what amem.environment() gives}.
+        """Makes a runtime_env that makes an actor a rank of a group.
 
-        `bundle`: the one in which the actor will be. None: it may be on any of the nodes, which have one runtime
-        directory then. FailedPreconditionError: they have not, because several are on one machine. `base`: the env_vars
-        so far; nothing of their LD_PRELOAD is lost. `required`: memory that amemd cannot give is an error in the rank,
-        and not the driver's. InvalidArgumentError: no such bundle; the group or the scope.
+        Args:
+            group: The group's name.
+            scope: As for amem.environment().
+            bundle: The one in which the actor will be. None: it may be on any of the nodes, which have one runtime directory
+                then.
+            required: Memory that amemd cannot give is an error in the rank, and not the driver's.
+            base: The env_vars so far; nothing of their LD_PRELOAD is lost.
+
+        Returns:
+            {"env_vars": `base` and what amem.environment() gives}.
+
+        Raises:
+            FailedPreconditionError: No bundle is named, and the nodes have several runtime directories, because some are on one
+                machine.
+            InvalidArgumentError: There is no such bundle, or the group or the scope cannot be.
         """
         self._check_open()
         places = self._places if bundle is None else [self._bundle(bundle)[2]]
@@ -261,24 +328,56 @@ class Cluster:
         variables = _launcher.rank_variables(group, scope, directory, shim or _launcher.shim_path(), required, given)
         return {"env_vars": {**given, **variables}}
 
-    def options(self, bundle: int, group: str, scope: str | None = "heap", *, required: bool = True,
+    def options(self, bundle: int, group: str, scope: Scope | None = "heap", *, required: bool = True,
                 base: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """For `.options(**...)` of a rank's actor: its place, which is the bundle, and its runtime_env. What it takes
-        of the bundle is the caller's to say, such as num_gpus. Errors as runtime_env()."""
+        """Makes the options of an actor that is a rank: its place, which is the bundle, and its runtime_env.
+
+        What the actor takes of the bundle is the caller's to say, such as num_gpus.
+
+        Args:
+            bundle: The bundle's number.
+            group: The group's name.
+            scope: As for amem.environment().
+            required: As for runtime_env().
+            base: As for runtime_env().
+
+        Returns:
+            The arguments for `.options(**...)` of the actor class, by their names.
+
+        Raises:
+            Error: As runtime_env().
+        """
         group_of, number, _ = self._bundle(bundle)
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group_of, placement_group_bundle_index=number),
                 "runtime_env": self.runtime_env(group, scope, bundle, required=required, base=base)}
 
-    def actor(self, actor_class: Any, group: str, scope: str | None = "heap", *, required: bool = True) -> RankClass:
-        """An actor class whose actors are ranks of a group, for code that calls `.options(...)` or `.remote(...)`
-        itself, as frameworks do. `actor_class`: what ray.remote() gives. Errors of its calls as runtime_env()."""
+    def actor(self, actor_class: Any, group: str, scope: Scope | None = "heap", *, required: bool = True) -> RankClass:
+        """Makes an actor class whose actors are ranks of a group.
+
+        It is for code that calls `.options(...)` or `.remote(...)` itself, as frameworks do. These calls raise the errors of
+        runtime_env().
+
+        Args:
+            actor_class: What ray.remote() gives.
+            group: The group's name.
+            scope: As for amem.environment().
+            required: As for runtime_env().
+
+        Returns:
+            What is used in the place of `actor_class`.
+
+        Raises:
+            InvalidArgumentError: `actor_class` is no actor class.
+        """
         return RankClass(actor_class, lambda bundle, base: self.runtime_env(
             group, scope, bundle, required=required, base=base), self._number)
 
     def close(self) -> None:
         """Ends the amemds that this has started, their directories and the actors; returns when they are gone.
-        Operations under way end with CancelledError or UnavailableError. It raises nothing: what cannot be reached ends
-        by itself."""
+
+        Operations under way end with OperationCancelledError or UnavailableError. It raises nothing: what cannot be reached ends by
+        itself.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -306,7 +405,7 @@ class Cluster:
     # ---- how ----
     def _check_open(self) -> None:
         if self._closed:
-            raise CancelledError("this amem.ray.Cluster is closed")
+            raise OperationCancelledError("this amem.ray.Cluster is closed")
 
     def _bundle(self, number: int) -> tuple[Any, int, _Place]:
         if not 0 <= number < len(self._bundles):
@@ -330,7 +429,7 @@ class Cluster:
         if outcome.error is not None:
             text = f"{self._explained(outcome.error.text, outcome.names)} (led by {leader})"
             # Of a node that goes its ranks may go first: a group is missing there then, and that is not all.
-            lost = [why.text for why in self.status(_LOOK_S).values() if isinstance(why, UnavailableError)]
+            lost = [each.error.text for each in self.status(_LOOK_S).values() if isinstance(each.error, UnavailableError)]
             if lost:
                 raise UnavailableError(f"{'; '.join(lost)}; so {name} failed: {text}")
             raise error_of(outcome.error.code, text)

@@ -20,14 +20,22 @@ _TO_END = 3 * _supervisor.PATIENCE + 5
 
 
 class Kept:
-    """Any thread. `directory`: amemd's runtime directory, which is there and this user's alone; it goes with amemd.
-    `flags`: of amemd, but --runtime-dir. It reads no configuration file, which is that of another broker of this
-    machine; the variables AMEM_... of this process hold for it.
-
-    NotFoundError: there is no amemd. InternalError: it cannot be started.
-    """
+    """An amemd that lives as long as this object wants it. Any thread."""
 
     def __init__(self, directory: str, flags: Sequence[str]) -> None:
+        """Starts amemd.
+
+        It reads no configuration file, which is that of another broker of this machine; the variables AMEM_... of this process
+        hold for it.
+
+        Args:
+            directory: amemd's runtime directory, which is there and this user's alone; it goes with amemd.
+            flags: Those of amemd, but --runtime-dir.
+
+        Raises:
+            NotFoundError: There is no amemd.
+            InternalError: It cannot be started.
+        """
         supervisor = [sys.executable, "-I", "-S", _supervisor.__file__, directory]
         daemon = [str(_programs.path("amemd")), "--config", "/dev/null", "--runtime-dir", directory,
                   "--deadlines-end", f"{_supervisor.PATIENCE / 2:g}s", *flags]
@@ -64,9 +72,11 @@ class Kept:
         return "amemd's supervisor has ended, and amemd with it" if gone else None
 
     def wait(self, timeout: float) -> None:
-        """Returns when it serves and its pool is complete. DeadlineExceededError, InternalError: its end, with its own
-        words.
-        ResourceExhaustedError: there is too little memory for the pool."""
+        """Returns when it serves and its pool is complete.
+
+        DeadlineExceededError: it is not ready in time. InternalError: its end, with its own words. ResourceExhaustedError: there is
+        too little memory for the pool.
+        """
         from amem.broker import Broker
 
         until = time.monotonic() + timeout

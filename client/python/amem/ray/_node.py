@@ -46,8 +46,11 @@ class Started:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Of an operation. amemd calls a node by the name of its host once it has joined, and by its address where another
-    has that name or before: `names` are those that it has used."""
+    """The end of an operation.
+
+    amemd calls a node by the name of its host once it has joined, and by its address where another has that name or before:
+    `names` are those that it has used.
+    """
 
     done: list[Progress]
     error: Error | None
@@ -118,8 +121,10 @@ class Node:
     @_told
     def start(self, name: str, pool: int, ip: str, port: int, certificate: bytes, authority: bytes,
               timeout: float) -> Started:
-        """amemd, in a new directory of the name, which listens for the other nodes at `ip`. `port` 0: at any free one.
-        Returns when it serves with its whole pool."""
+        """Starts amemd in a new directory of the name; it listens for the other nodes at `ip`. `port` 0: at any free one.
+
+        Returns when it serves with its whole pool.
+        """
         for left in reversed(range(_PORTS_TO_TRY if port == 0 else 1)):
             chosen = port or _free_port(ip)
             try:

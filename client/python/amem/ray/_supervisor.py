@@ -81,7 +81,7 @@ def _end_children(patience: float) -> None:
 
 
 def end(daemon: subprocess.Popen[bytes], directory: str, patience: float = PATIENCE) -> None:
-    """amemd first, alone: while it ends it hands over to amem-holder in good order."""
+    """Ends amemd first, alone: while it ends it hands over to amem-holder in good order."""
     if daemon.poll() is None:
         daemon.terminate()
         try:

@@ -1,0 +1,47 @@
+"""Which broker a client means, and how gRPC reaches it: amem.Broker and amem.aio.Broker share it. Any thread."""
+from __future__ import annotations
+
+import dataclasses
+
+import grpc
+
+from amem import _endpoint
+from amem._connection import remote
+from amem._connection.calls import Connection
+from amem.errors import InvalidArgumentError
+
+OPTIONS = [
+    # The socket is local: trying again is cheap, and a broker that was restarted is there at once.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),
+    # Two connections of one process stay independent of each other.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),  # the broker is trusted, and lists may be long
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """`name`: gRPC's. `socket`: the control socket's path, empty for another node's broker. `credentials` None: the socket's."""
+
+    name: str
+    socket: str
+    credentials: grpc.ChannelCredentials | None
+    connection: Connection
+
+    @property
+    def waits(self) -> bool:
+        """Whether calls wait for a connection. The probe has found a broker here; of another node's nothing is known."""
+        return self.credentials is None
+
+
+def find(runtime_dir: str | None, socket: str | None, address: str | None, tls: str | None) -> Target:
+    """The target for the arguments of a Broker. InvalidArgumentError: they name none."""
+    if address is None:
+        path = _endpoint.control_socket(runtime_dir, socket)
+        return Target(_endpoint.grpc_target(path), path, None, Connection(path, lambda: _endpoint.probe(path)))
+    if runtime_dir or socket:
+        raise InvalidArgumentError("a broker has a runtime directory or socket here, or an address, not both")
+    return Target(remote.check_address(address), "", remote.credentials(tls), Connection(address, lambda: None))

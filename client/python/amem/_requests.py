@@ -1,0 +1,138 @@
+"""What the calls of the control API ask for, and how answers are read: amem.Broker and amem.aio.Broker share it.
+
+A Question asks or sets, and may be asked twice. A Command begins an operation. Pure functions and values; any thread.
+Functions check arguments and raise InvalidArgumentError.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from amem._arguments import (
+    FormatChoice, FormChoice, Groups, Guests, PolicyChoice, Tags, form_number, format_number, group_address, group_list,
+    groups_field, guest_policy, milliseconds, optional_tags, policy_number, selection, tag_name)
+from amem.errors import InvalidArgumentError
+from amem.messages import AllocationInfo, GroupInfo, NodeStatus, OwnerQuotas, PastOperation, Progress, RankInfo, from_wire
+
+Answer = TypeVar("Answer")
+_Message = TypeVar("_Message")
+
+# Every phase has a deadline in the broker, so this only ends the wait for a broker that hangs.
+_CONFIGURED_AT_MOST = _MARGIN = 300.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Question(Generic[Answer]):
+    """One call. `read` makes its result of the message that answers it, or of a list of them where the call streams."""
+
+    name: str
+    fields: dict[str, Any]
+    read: Callable[[Any], Answer]
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One operation.
+
+    `count`: of the groups that report its end, in the order of `groups`. `wait`: seconds until a call without an end is given
+    up, which is later than each deadline of the broker's.
+    """
+
+    name: str
+    fields: dict[str, Any]
+    groups: list[str]
+    count: int
+    wait: float
+
+    def on(self, nodes: Sequence[str]) -> Command:
+        """The same operation on the groups of all these nodes."""
+        return dataclasses.replace(self, fields={**self.fields, "nodes": list(nodes)}, count=self.count * len(nodes))
+
+    def ordered(self, last: list[Progress]) -> list[Progress]:
+        """What each group reports of its end, in the order in which the call has named them."""
+        return sorted(last, key=lambda progress: self.groups.index(progress.group))
+
+
+def _all(kind: type[_Message], messages: Any) -> list[_Message]:
+    return [from_wire(kind, each) for each in messages]
+
+
+def _or_all(group: str) -> str:
+    return group_address(group) if group else ""
+
+
+def status() -> Question[NodeStatus]:
+    return Question("GetStatus", {}, lambda answer: from_wire(NodeStatus, answer))
+
+
+def groups() -> Question[list[GroupInfo]]:
+    return Question("ListGroups", {}, lambda answer: _all(GroupInfo, answer.groups))
+
+
+def quotas() -> Question[list[OwnerQuotas]]:
+    return Question("ListQuotas", {}, lambda answer: _all(OwnerQuotas, answer.owners))
+
+
+def metrics(metrics_format: FormatChoice) -> Question[str]:
+    return Question("GetMetrics", {"format": format_number(metrics_format)}, lambda answer: str(answer.text))
+
+
+def history(group: str, transaction: int, most: int, spans: bool) -> Question[list[PastOperation]]:
+    for name, value in (("transaction", transaction), ("most", most)):
+        if value < 0:
+            raise InvalidArgumentError(f"{name} is {value}; it counts from 0")
+    fields = {"group": _or_all(group), "transaction": transaction, "most": most, "spans": spans}
+    return Question("ListHistory", fields, lambda answer: _all(PastOperation, answer.operations))
+
+
+def upgrade() -> Question[tuple[str, str]]:
+    return Question("Upgrade", {}, lambda answer: (str(answer.from_version), str(answer.to_version)))
+
+
+def ranks(group: str) -> Question[list[RankInfo]]:
+    return Question("ListRanks", {"group": _or_all(group)}, lambda answer: _all(RankInfo, answer.ranks))
+
+
+def allocations(group: str, tag: str | None) -> Question[list[AllocationInfo]]:
+    def read(answer: Any) -> list[AllocationInfo]:
+        return [each for each in _all(AllocationInfo, answer) if tag is None or each.tag == tag]
+
+    return Question("ListAllocations", {"group": _or_all(group)}, read)
+
+
+def set_policy(group: str, tag: str, policy: PolicyChoice | None, save: FormChoice | None) -> Question[None]:
+    if policy is None and save is None:
+        raise InvalidArgumentError("neither a policy nor how to save")
+    fields = {"group": group_address(group), "tag": tag_name(tag), "policy": 0 if policy is None else policy_number(policy),
+              "form": 0 if save is None else form_number(save)}
+    return Question("SetPolicy", fields, lambda answer: None)
+
+
+def pause(group: Groups, tags: Tags, timeout: float | None, except_tags: Tags, discard: Tags, guests: Guests | None) -> Command:
+    names = group_list(group)
+    fields = {**groups_field(names), **selection(tags, except_tags), "discard": optional_tags(discard), "guests": guest_policy(guests)}
+    return _command("Pause", names, 1, timeout, fields)
+
+
+def resume(group: Groups, tags: Tags, timeout: float | None, except_tags: Tags) -> Command:
+    names = group_list(group)
+    return _command("Resume", names, 1, timeout, {**groups_field(names), **selection(tags, except_tags)})
+
+
+def swap(out: Groups, into: Groups, timeout: float | None, discard: Tags, guests: Guests | None) -> Command:
+    going, coming = group_list(out), group_list(into)
+    fields = {**groups_field(going, "out", "out_groups"), **groups_field(coming, "in", "in_groups"), "discard": optional_tags(discard),
+              "guests": guest_policy(guests)}
+    return _command("Swap", group_list(going, coming), 2, timeout, fields)
+
+
+def watch(group: str) -> dict[str, Any]:
+    """The fields of the call."""
+    return {"group": _or_all(group)}
+
+
+def _command(name: str, groups: list[str], parts: int, timeout: float | None, fields: dict[str, Any]) -> Command:
+    fields["timeout_ms"] = milliseconds(timeout)
+    wait = parts * ((_CONFIGURED_AT_MOST if timeout is None else fields["timeout_ms"] / 1000) + _MARGIN)
+    return Command(name, fields, groups, len(groups), wait)

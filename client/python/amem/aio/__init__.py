@@ -1,0 +1,34 @@
+"""amem.aio: amem's calls as coroutines, for programs on asyncio.
+
+    async with amem.aio.Broker() as broker:
+        await broker.pause("train")
+        async for progress in broker.swapping("rollout", "train"):
+            print(progress.group, progress.phase)
+
+    await amem.aio.pause()  # in a rank
+
+Broker, Cluster and swap are for controllers and need grpcio and protobuf. pause and resume are for ranks. Errors, answers and
+choices are those of amem. An object belongs to the event loop in which it was first used.
+"""
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from amem.aio._rank import pause, resume
+
+if TYPE_CHECKING:
+    from amem.aio._broker import Broker, swap
+    from amem.aio._calls import Operation, Watch
+    from amem.aio._cluster import Cluster
+
+__all__ = ["Broker", "Cluster", "Operation", "Watch", "pause", "resume", "swap"]
+
+_LATER = {"Broker": "_broker", "Cluster": "_cluster", "Operation": "_calls", "Watch": "_calls", "swap": "_broker"}
+
+
+def __getattr__(name: str) -> Any:
+    # gRPC is imported by those who use it: a rank pauses itself without it.
+    if name not in _LATER:
+        raise AttributeError(f"module 'amem.aio' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"amem.aio.{_LATER[name]}"), name)

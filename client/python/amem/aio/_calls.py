@@ -1,0 +1,172 @@
+"""Calls under way at a broker, as asynchronous iterators. Of one event loop."""
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from amem._connection.calls import Connection, Course, Ending
+from amem.errors import Error, UnavailableError
+from amem.messages import Event, Progress, from_wire
+
+
+def stop_of(ending: Ending) -> Error | None:
+    """For an asyncio.CancelledError that came out of a call: the error, when this side has ended the call.
+
+    None: the task was cancelled, and whoever did that wants the asyncio.CancelledError.
+    """
+    task = asyncio.current_task()
+    cancelling = getattr(task, "cancelling", None)  # from Python 3.11 on; before, a task that is both counts as stopped
+    if not ending.was_stopped() or (cancelling is not None and cancelling() > 0):
+        return None
+    return ending.stop()
+
+
+class Operation(AsyncIterator[Progress]):
+    """A pause, resume or swap: its progress as it comes. For one task, but for cancel().
+
+    The operation begins with the first step of the iteration, or with result(). The iteration ends after the last
+    Progress, the one with `done` of each group, or raises what went wrong. A task that is cancelled stops waiting; the
+    operation goes on in the broker. Leaving the iterator alone does not stop the operation, and does not tell how it ends.
+    """
+
+    def __init__(self, ready: Callable[[], Awaitable[object]], begin: Callable[[], Any], course: Course) -> None:
+        """`ready` returns when a broker has answered, `begin` makes the call."""
+        self._ready = ready
+        self._begin = begin
+        self._course = course
+        self._stream: Any = None
+        self._ended = False
+
+    async def __anext__(self) -> Progress:
+        if self._ended:
+            raise StopAsyncIteration
+        ending = self._course.ending
+        try:
+            if self._stream is None:
+                await self._ready()
+                if ending.was_stopped():
+                    raise ending.stop()
+                ending.begin()
+                self._stream = self._begin()
+            message = await self._stream.read()
+        except grpc.RpcError as failure:
+            raise ending.error(failure) from None
+        except asyncio.CancelledError:
+            stopped = stop_of(ending)
+            if stopped is None:
+                self.cancel()
+                raise
+            raise stopped from None
+        if message is grpc.aio.EOF:
+            self._ended = True
+            self._course.end()
+            raise StopAsyncIteration
+        return self._course.step(message)
+
+    async def result(self, on_progress: Callable[[Progress], object] | None = None) -> list[Progress]:
+        """Waits for the end.
+
+        Args:
+            on_progress: A plain function that is called in the event loop for every step; what it raises ends the waiting
+                and comes out.
+
+        Returns:
+            The Progress with `done` of each group, in the order in which they ended.
+
+        Raises:
+            Error: The operation failed. OperationCancelledError: cancel() was called, or the Broker was closed.
+        """
+        try:
+            async for progress in self:
+                if on_progress is not None:
+                    on_progress(progress)
+        except BaseException:
+            self.cancel()
+            raise
+        return self._course.done
+
+    def cancel(self) -> None:
+        """Stops waiting: the iteration then raises OperationCancelledError. For the event loop's thread.
+
+        The operation goes on in the broker, if it has begun.
+        """
+        self._course.ending.stopped = True
+        if self._stream is not None:
+            self._stream.cancel()
+
+
+class Watch(AsyncIterator[Event]):
+    """Events as they come. For one task, but for close(), after which the iteration ends.
+
+    The watch is in effect when `async with` has entered it, or with the first step of the iteration. UnavailableError: the
+    connection was lost. Events in between are gone, so ask for the status after coming back.
+    """
+
+    def __init__(self, begin: Callable[[], Any], connection: Connection, timeout: float) -> None:
+        """`timeout`: seconds until the watch must be in effect; else DeadlineExceededError."""
+        self._begin = begin
+        self._connection = connection
+        self._timeout = timeout
+        self._ending = Ending(connection, None)
+        self._stream: Any = None
+
+    async def _open(self) -> None:
+        if self._stream is not None or self._ending.stopped:
+            return
+        if self._ending.was_stopped():
+            raise self._ending.stop()
+        self._stream = self._begin()
+        try:
+            await asyncio.wait_for(self._stream.initial_metadata(), self._timeout)  # sent when the watch is in effect
+        except asyncio.TimeoutError:
+            self._stream.cancel()
+            raise Ending(self._connection, self._timeout).too_late() from None
+        except asyncio.CancelledError:
+            stopped = stop_of(self._ending)
+            self._stream.cancel()
+            if stopped is None:
+                raise
+            raise stopped from None
+        except grpc.RpcError as failure:
+            raise self._ending.error(failure) from None
+
+    async def __anext__(self) -> Event:
+        await self._open()
+        if self._ending.stopped:
+            raise StopAsyncIteration
+        try:
+            message = await self._stream.read()
+        except grpc.RpcError as failure:
+            if self._ending.stopped:
+                raise StopAsyncIteration from None
+            raise self._ending.error(failure) from None
+        except asyncio.CancelledError:
+            stopped = stop_of(self._ending)
+            if stopped is None:
+                raise
+            if self._ending.stopped:
+                raise StopAsyncIteration from None
+            raise stopped from None
+        if message is grpc.aio.EOF:
+            raise UnavailableError(f"amemd at {self._connection.name} ended the stream of events")
+        self._ending.answered = True
+        return from_wire(Event, message)
+
+    def close(self) -> None:
+        """Ends the watch. For the event loop's thread."""
+        self._ending.stopped = True
+        if self._stream is not None:
+            self._stream.cancel()
+
+    async def __aenter__(self) -> Watch:
+        await self._open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                        traceback: TracebackType | None) -> None:
+        self.close()
