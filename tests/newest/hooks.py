@@ -43,7 +43,7 @@ PROJECTS = (
                 discard=("self", "tags")),
         *_hooks("vllm/device_allocator/sleep_mode_backend.py", "SleepModeBackendFactory", True, _registry=(),
                 register_backend=("cls", "name", "module_path", "class_name")),
-        *_hooks("vllm/v1/worker/gpu_worker.py", None, True, has_kv_transfer_group=(), get_kv_transfer_group=())), "vllm.py", True),
+        *_hooks("vllm/v1/worker/gpu_worker.py", None, True, has_kv_transfer_group=(), get_kv_transfer_group=())), "vllm/__init__.py", True),
     Project("sglang", (
         *_hooks("sglang/srt/plugins/hook_registry.py", "HookRegistry", register=("cls", "target", "hook", "hook_type")),
         *_hooks("sglang/srt/plugins/hook_registry.py", "HookType", AROUND=()),

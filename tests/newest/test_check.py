@@ -182,7 +182,7 @@ def test_a_hook_that_is_not_listed(monkeypatch, name):
 
 
 def read(tmp_path, text):
-    (tmp_path / "new.py").write_text("import importlib, sys\nfrom amem._frameworks import hook, replace\n" + text, encoding="utf-8")
+    (tmp_path / "new.py").write_text("import importlib, sys\nfrom amem.frameworks import hook, replace\n" + text, encoding="utf-8")
     found, unread = asked.read(tmp_path, FRAMEWORKS)
     return {(each.owner, each.name, *each.parameters) for each in found}, unread
 

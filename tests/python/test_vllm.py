@@ -214,16 +214,16 @@ def test_what_torch_keeps_for_later_is_not_copied(vllm):
 def test_buffers_of_a_sleep_that_failed_are_forgotten(vllm):
     """Those that vLLM saves for level 2: a later wake must not bring them back over newer ones."""
     vllm("""
-    from amem import _vllm_worker
+    from amem.vllm import _worker
     llm = engine()
-    pause = _vllm_worker._rank.pause
+    pause = _worker._rank.pause
 
     def refused(*args, **options):
         raise amem.UnavailableError("no broker")
 
-    _vllm_worker._rank.pause = refused
+    _worker._rank.pause = refused
     fails("no broker", llm.sleep, 2)
-    _vllm_worker._rank.pause = pause
+    _worker._rank.pause = pause
     llm.core.model_executor.worker.weights.write(b"newer")
     before = llm.collective_rpc("sums")[0][0]
     llm.sleep(1)
@@ -460,11 +460,11 @@ def test_ncclCommSuspend_is_not_called(vllm, version, way):
 def test_nccls_memory_leaves_with_the_pools(vllm):
     """In a trainer's process, where vLLM was told to suspend its communicators. The tag is the stand-in's: no NCCL is here."""
     vllm("""
-    from amem import _vllm_worker
+    from amem.vllm import _worker
     llm = LLM(model="m", enable_sleep_mode=True, enable_nccl_comm_suspend=True)
     asked = []
-    pause, resume = _vllm_worker._rank.pause, _vllm_worker._rank.resume
-    _vllm_worker._rank.pause = lambda tags, discard: (asked.append((list(tags), list(discard))), pause(tags, discard=discard))
+    pause, resume = _worker._rank.pause, _worker._rank.resume
+    _worker._rank.pause = lambda tags, discard: (asked.append((list(tags), list(discard))), pause(tags, discard=discard))
     llm.sleep(2)
     assert asked == [(["kv_cache", "nccl", "weights"], ["kv_cache", "weights"]), (["kv_cache", "weights"], ["kv_cache", "weights"])], asked
     llm.wake_up()
@@ -535,7 +535,7 @@ def test_what_the_backend_says_of_itself(vllm):
     llm.sleep(0)
     llm.release_kv_cache_memory()
     backend = llm.core.model_executor.worker._sleep_mode_backend
-    assert type(backend).__module__ == "amem._vllm_backend" and backend.state() == "SUSPENDED"
+    assert type(backend).__module__ == "amem.vllm._backend" and backend.state() == "SUSPENDED"
     llm.wake_up()
     assert backend.state() == "RUNNING"
     assert backend.is_supported() and backend.preserves_communicators() and backend.preserves_compiled_artifacts()
@@ -706,7 +706,7 @@ llm.wake_up(["nothing"])
 llm.wake_up()
 assert tokens(llm) == before
 import sys
-assert "amem._vllm_worker" not in sys.modules
+assert "amem.vllm._worker" not in sys.modules
 """, group=None, env={"FAKE_VLLM_VERSION": version})
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from amem import _ending
 from amem._background import pause_async, resume_async, swap_async
-from amem._frameworks.timeouts import extend_timeouts
+from amem._timeouts import extend_timeouts
 from amem._launcher import environment, launch, shim_path, swap
 from amem._rank import group, is_active, pause, resume, set_group, set_policy, stats
 from amem._regions import move, region, unbrokered

@@ -87,7 +87,7 @@ def main():
     from megatron.core.tensor_parallel import random
 
     import amem.megatron
-    from amem._frameworks import phases
+    from amem.frameworks import phases
 
     random.CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()
     shim = Shim()

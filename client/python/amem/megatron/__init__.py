@@ -20,8 +20,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from amem import _background
-from amem._frameworks import check_process, hook, replace, warn_of_version
-from amem._frameworks.phases import State, bring, idle, take
+from amem.frameworks import check_process, hook, replace, warn_of_version
+from amem.frameworks.phases import State, bring, idle, take
 from amem._regions import move
 from amem.errors import FailedPreconditionError
 

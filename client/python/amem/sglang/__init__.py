@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from amem import _frameworks, _saver, _shim
-from amem._frameworks.phases import bring, idle, take
+from amem import frameworks as _frameworks
+from amem import _saver, _shim
+from amem.frameworks.phases import bring, idle, take
 from amem.errors import Error, FailedPreconditionError
 
 OLDEST, NEWEST = (0, 5, 15), (0, 5, 23)  # SGLang's versions that it was tried with, or read for

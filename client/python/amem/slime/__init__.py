@@ -13,8 +13,9 @@ import os
 import sys
 from typing import Any
 
-from amem import _frameworks, _rank, _saver
-from amem._frameworks.phases import bring, idle, take
+from amem import frameworks as _frameworks
+from amem import _rank, _saver
+from amem.frameworks.phases import bring, idle, take
 from amem.errors import FailedPreconditionError
 
 OLDEST, NEWEST = (0, 3), (0, 3)  # slime's versions that it was tried with, or read for; Miles says none

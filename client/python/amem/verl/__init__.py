@@ -14,9 +14,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from amem import _frameworks, _regions
+from amem import frameworks as _frameworks
+from amem import _regions
 from amem import megatron as _megatron
-from amem._frameworks.phases import State, bring, idle, take
+from amem.frameworks.phases import State, bring, idle, take
 
 OLDEST, NEWEST = (0, 9), (0, 9)  # verl's versions that it was tried with, or read for
 _ENGINES = "verl.workers.engine.{}.transformer_impl"

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from amem import _frameworks
+from amem import frameworks as _frameworks
 from amem.errors import InvalidArgumentError
 
 BACKEND = "amem"
@@ -33,7 +33,7 @@ _logger = logging.getLogger("vllm.amem")  # below vLLM's, so that it is shown wh
 
 def __getattr__(name: str) -> Any:
     if name == "Worker":  # vLLM and torch come with it, so only a worker imports it
-        from amem._vllm_worker import Worker
+        from amem.vllm._worker import Worker
 
         return Worker
     raise AttributeError(f"module 'amem.vllm' has no attribute {name!r}")

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from amem import _background
-from amem._frameworks import replace
+from amem.frameworks import replace
 from amem._rank import pause, resume
 from amem.errors import Error, NotFoundError
 

@@ -15,7 +15,7 @@ import vllm.v1.worker.gpu_worker
 from vllm.device_allocator.cumem import CuMemAllocator
 
 from amem import _rank, _regions, _shim
-from amem._frameworks import hook
+from amem.frameworks import hook
 from amem.errors import AbortedError, DeadlineExceededError, Error, FailedPreconditionError, NotFoundError
 from amem.vllm import BACKEND, DEFERRABLE, check_process, check_sleep_mode, only_tags
 
@@ -253,5 +253,5 @@ def _choose_backend(model_config: Any) -> None:
         return
     backends = importlib.import_module("vllm.device_allocator.sleep_mode_backend")
     if BACKEND not in backends.SleepModeBackendFactory._registry:
-        backends.SleepModeBackendFactory.register_backend(BACKEND, "amem._vllm_backend", "Backend")
+        backends.SleepModeBackendFactory.register_backend(BACKEND, "amem.vllm._backend", "Backend")
     model_config.sleep_mode_backend = BACKEND
