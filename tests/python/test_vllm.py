@@ -28,6 +28,7 @@ def resident():
 """
 SHAPES = ["0.20.0", "0.25.0", "0.26.0", "0.27.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0"]  # fake_vllm has what differs
 NEWEST = {"FAKE_VLLM_VERSION": "0.33.0"}
+ON = {"AMEM_ON": "require"}
 ALL = {"weights": 2 << 20, "kv_cache": 4 << 20, "heap": 2 << 20}
 
 
@@ -402,7 +403,7 @@ def test_the_cache_is_discarded_while_the_engine_is_paused(vllm, way):
     assert set(resident()) <= {"heap"}, resident()
     llm.wake_up()
     assert resident() == there and tokens(llm) == before
-    """, env={**NEWEST, "AMEM_VLLM_SLEEP": way})
+    """, env={**NEWEST, **ON, "AMEM_VLLM_SLEEP": way})
 
 
 @pytest.mark.parametrize("way", ["all", "tags"])
@@ -420,7 +421,7 @@ def test_a_sleep_that_fails_after_the_cache_was_discarded(bare_node, build, way)
         assert resident() == without, resident()
     llm.wake_up()
     assert resident() == there and tokens(llm) == before
-    """, env={**NEWEST, "AMEM_VLLM_SLEEP": way})
+    """, env={**NEWEST, **ON, "AMEM_VLLM_SLEEP": way})
 
 
 def test_parameters_that_vllm_preserves_over_level_2(vllm):
@@ -454,7 +455,7 @@ def test_ncclCommSuspend_is_not_called(vllm, version, way):
     assert set(resident()) <= {"heap"}
     llm.wake_up()
     assert resident() == there and tokens(llm) == before
-    """, env={"FAKE_VLLM_VERSION": version, "AMEM_VLLM_SLEEP": way})
+    """, env={"FAKE_VLLM_VERSION": version, **ON, "AMEM_VLLM_SLEEP": way})
 
 
 def test_nccls_memory_leaves_with_the_pools(vllm):
@@ -468,7 +469,7 @@ def test_nccls_memory_leaves_with_the_pools(vllm):
     llm.sleep(2)
     assert asked == [(["kv_cache", "nccl", "weights"], ["kv_cache", "weights"]), (["kv_cache", "weights"], ["kv_cache", "weights"])], asked
     llm.wake_up()
-    """, env={**NEWEST, "AMEM_VLLM_SLEEP": "tags"})
+    """, env={**NEWEST, **ON, "AMEM_VLLM_SLEEP": "tags"})
 
 
 @pytest.mark.parametrize("way", ["all", "tags"])
@@ -487,7 +488,7 @@ def test_offloaded_graphs(vllm, way):
     assert resident() == there and tokens(llm) == before
     if "cudagraph" in there:
         assert worker.graphs.read(7) == b"a graph"
-    """, env={**NEWEST, "AMEM_VLLM_SLEEP": way})
+    """, env={**NEWEST, **ON, "AMEM_VLLM_SLEEP": way})
 
 
 def test_a_cache_that_a_nic_knows_leaves(vllm, build):
@@ -566,7 +567,7 @@ def test_an_engine_in_a_trainers_process_leaves_alone(vllm, size):
     llm.collective_rpc("reload_weights")
     llm.wake_up(["kv_cache"])
     assert resident() == there and tokens(llm) == before
-    """, env={"AMEM_VLLM_SLEEP": "tags"})
+    """, env={**ON, "AMEM_VLLM_SLEEP": "tags"})
 
 
 def test_an_engine_in_a_trainers_process_that_cannot_sleep_goes_on(bare_node, build):
@@ -577,7 +578,7 @@ def test_an_engine_in_a_trainers_process_that_cannot_sleep_goes_on(bare_node, bu
     for _ in range(2):
         fails("a pool.size of", llm.sleep, 1)
         assert not llm.core.is_sleeping() and resident() == there and tokens(llm) == before
-    """, env={"AMEM_VLLM_SLEEP": "tags"})
+    """, env={**ON, "AMEM_VLLM_SLEEP": "tags"})
 
 
 def test_the_switch_of_the_environment(vllm):
@@ -585,12 +586,12 @@ def test_the_switch_of_the_environment(vllm):
     llm = LLM(model="m", enable_sleep_mode=True)
     llm.sleep(1)
     assert resident() == {}, resident()
-    """, env={"AMEM_VLLM_SLEEP": "all"})
+    """, env=ON)
     vllm("""
     llm = LLM(model="m")                            # nothing of it sleeps
     assert llm.core.model_executor.vllm_config.parallel_config.worker_cls == "vllm.v1.worker.gpu_worker.Worker"
-    """, env={"AMEM_VLLM_SLEEP": "all"})
-    vllm("""fails("AMEM_VLLM_SLEEP=some: all or tags", LLM, model="m", enable_sleep_mode=True)""", env={"AMEM_VLLM_SLEEP": "some"})
+    """, env=ON)
+    vllm("""fails("AMEM_VLLM_SLEEP=some: all or tags", LLM, model="m", enable_sleep_mode=True)""", env={**ON, "AMEM_VLLM_SLEEP": "some"})
 
 
 # ---- early errors ----
@@ -606,7 +607,7 @@ llm.wake_up()
 assert tokens(llm) == before
 warned("this is vLLM {version}; amem was tried with 0.20 to 0.33.")
 assert "Executor.sleep" in said.getvalue()
-""", env={"FAKE_VLLM_VERSION": version, "AMEM_VLLM_SLEEP": "all"})
+""", env={"FAKE_VLLM_VERSION": version, **ON})
 
 
 @pytest.mark.parametrize("place, name", [
@@ -623,13 +624,13 @@ def test_a_function_that_was_moved(vllm, place, name):
         assert "not known to amem. Use an older version, or a newer amem" in str(error)
     else:
         raise SystemExit("it runs")
-    """, env={**NEWEST, "FAKE_VLLM_LACKS": place, "AMEM_VLLM_SLEEP": "all"})
+    """, env={**NEWEST, "FAKE_VLLM_LACKS": place, **ON})
 
 
 def test_two_backends(vllm):
     vllm("""
     fails("two sleep-mode backends: --sleep-mode-backend criu, and amem", LLM, model="m", enable_sleep_mode=True, sleep_mode_backend="criu")
-    """, env={**NEWEST, "AMEM_VLLM_SLEEP": "all"})
+    """, env={**NEWEST, **ON})
 
 
 def test_without_a_shim(vllm):
