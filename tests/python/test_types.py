@@ -24,3 +24,7 @@ def test_mypy_strict(build):
     done = subprocess.run([*mypy, "--strict", "--config-file", config, "--cache-dir", os.devnull, "-p", "torch_memory_saver"],
                           cwd=dropin, env={**os.environ, "MYPYPATH": package}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    module = os.path.join(here, "made_up", "amem_made_up.py")  # what a distribution of somebody else has
+    done = subprocess.run([*mypy, "--strict", "--follow-imports", "silent", "--cache-dir", os.devnull, module],
+                          env={**os.environ, "MYPYPATH": package}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
