@@ -91,12 +91,9 @@ class Engine:
         if options.sleep != "none":
             arguments["enable_sleep_mode"] = True
         if options.sleep == "amem":
-            import vllm.engine.arg_utils  # noqa: F401: register() adds to it
+            import amem
 
-            import amem.vllm
-
-            amem.vllm.register()  # as vLLM does by itself where amem is installed
-            arguments["worker_cls"] = amem.vllm.WORKER
+            amem.enable(require=True)
         arguments |= json.loads(options.more)
         from vllm import LLM, SamplingParams
         from vllm.inputs import TokensPrompt

@@ -224,10 +224,10 @@ class _Reader(ast.NodeVisitor):
             self._forget(node.func.value)
         given = self._value_Tuple(ast.Tuple(node.args))
         owner, name, *more = [*given, *[None] * (2 - len(given))]
-        if called == "hook" or function == "amem._frameworks.hook":
+        if called == "hook" or function == "amem.frameworks.hook":
             self._ask(node, owner, name, more)
-        elif function == "amem._frameworks.replace" or called == "setattr":
-            if not self.file.startswith("_frameworks/"):  # which replace what they are given
+        elif function == "amem.frameworks.replace" or called == "setattr":
+            if not self.file.startswith("frameworks/"):  # which replace what they are given
                 self._ask(node, owner, name)
         elif called == "getattr" and self._is_framework(owner):
             self._ask(node, owner, name)

@@ -10,7 +10,7 @@ CLIENT = ROOT / "client" / "python" / "amem"
 
 # `file`: where amem asks for it. That file may import it from another. `optional`: older versions lack it, and amem does without.
 Hook = collections.namedtuple("Hook", "file owner name parameters optional", defaults=(False,))
-# `taken_by`: the file of amem's with OLDEST and NEWEST, the versions that it was tried with or read for; none: any version. `binaries`: their names of driver calls are read.
+# `taken_by`: the file of amem's with `tried`, the versions that it was tried with or read for; none: any version. `binaries`: their names of driver calls are read.
 # `repository`: where a project is that no package index has.
 Project = collections.namedtuple("Project", "package hooks taken_by binaries headers repository", defaults=((), None, False, False, None))
 
@@ -43,7 +43,7 @@ PROJECTS = (
                 discard=("self", "tags")),
         *_hooks("vllm/device_allocator/sleep_mode_backend.py", "SleepModeBackendFactory", True, _registry=(),
                 register_backend=("cls", "name", "module_path", "class_name")),
-        *_hooks("vllm/v1/worker/gpu_worker.py", None, True, has_kv_transfer_group=(), get_kv_transfer_group=())), "vllm.py", True),
+        *_hooks("vllm/v1/worker/gpu_worker.py", None, True, has_kv_transfer_group=(), get_kv_transfer_group=())), "vllm/__init__.py", True),
     Project("sglang", (
         *_hooks("sglang/srt/plugins/hook_registry.py", "HookRegistry", register=("cls", "target", "hook", "hook_type")),
         *_hooks("sglang/srt/plugins/hook_registry.py", "HookType", AROUND=()),
@@ -81,5 +81,5 @@ def window(project):
     if project.taken_by is None:
         return None
     text = (CLIENT / project.taken_by).read_text(encoding="utf-8")
-    found = re.search(r"^OLDEST, NEWEST = \(([\d, ]+)\), \(([\d, ]+)\)", text, re.MULTILINE)
+    found = re.search(r"^    tried = \(([\d, ]+)\), \(([\d, ]+)\)$", text, re.MULTILINE)
     return tuple(tuple(int(part) for part in group.split(",") if part.strip()) for group in found.groups())

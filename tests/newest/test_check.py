@@ -168,7 +168,7 @@ def test_the_hooks_are_those_that_the_package_asks_for():
     found, unread = asked.read(hooks.CLIENT, FRAMEWORKS)
     assert not unread, "write the names at these places so that asked.py can read them"
     assert not missing(found), "tests/newest/hooks.py lists each hook"
-    assert {each.framework for each in found} == FRAMEWORKS - {"miles"}, "asked.py takes each condition as true, so it reads slime"
+    assert {each.framework for each in found} == FRAMEWORKS
     for each in hooks.PROJECTS:
         assert each.taken_by is None or hooks.window(each)[0] <= hooks.window(each)[1]
 
@@ -182,7 +182,7 @@ def test_a_hook_that_is_not_listed(monkeypatch, name):
 
 
 def read(tmp_path, text):
-    (tmp_path / "new.py").write_text("import importlib, sys\nfrom amem._frameworks import hook, replace\n" + text, encoding="utf-8")
+    (tmp_path / "new.py").write_text("import importlib, sys\nfrom amem.frameworks import hook, replace\n" + text, encoding="utf-8")
     found, unread = asked.read(tmp_path, FRAMEWORKS)
     return {(each.owner, each.name, *each.parameters) for each in found}, unread
 

@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "client" / "python" / "amem"
 # Frameworks load these; programs call nothing of them.
-OF_FRAMEWORKS = re.compile(r"(_?vllm|sglang|megatron|slime|verl|_frameworks|_saver)")
+OF_FRAMEWORKS = re.compile(r"(_?vllm|sglang|megatron|slime|verl|_saver)")
 OWN = ("_requests.py", "_shim.py")  # the package's own, under the names of what programs call
 FROM_BROKERS = (PACKAGE / "_connection" / "calls.py", PACKAGE / "aio" / "_calls.py")  # a program makes none of these objects itself
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if not OF_FRAMEWORKS.match(str(path.relative_to(PACKAGE)))]

@@ -180,7 +180,7 @@ groups = importlib.import_module(f"{name}.utils.reloadable_process_group")
 def test_a_trainer_that_sleeps_keeps_its_process_groups(job, name):
     """Its update of weights runs with NCCL alone."""
     job(SLIME + """
-amem.slime.install(None)
+amem.slime.megatron_init(None)
 actor, model, _ = actors.MegatronTrainRayActor(), torch.Tensor(4 * MIB), communicator()
 model.fill(7)
 before, during = model.sum(), []
@@ -199,26 +199,36 @@ assert during == [{"nccl"}] * 3 and groups.made == []
 def test_slime_fails_early(job):
     """But not for a version that was not tried."""
     whole = {"NAME": "slime", "TMS_INIT_ENABLE": "1"}
-    job(SLIME + """fails("is the group tms-", amem.slime.install)""", env={**whole, "AMEM_GROUP": None})
-    job(SLIME + """fails("AMEM_GROUP", amem.slime.install)""", env={"NAME": "slime"})
+    job(SLIME + """fails("is the group tms-", amem.slime.megatron_init)""", env={**whole, "AMEM_GROUP": None})
+    job(SLIME + """fails("AMEM_GROUP", amem.slime.megatron_init)""", env={"NAME": "slime"})
     job(SLIME + """
 del actors.destroy_process_groups
-fails("amem needs destroy_process_groups() of slime.backends.megatron_utils.actor, which is not there", amem.slime.install)
+fails("amem needs destroy_process_groups() of slime.backends.megatron_utils.actor, which is not there", amem.slime.megatron_init)
 """, env=whole)
     job(SLIME + """
 sys.modules["torch_memory_saver"].torch_memory_saver = object()
-fails("the original torch_memory_saver", amem.slime.install)
+fails("the original torch_memory_saver", amem.slime.megatron_init)
 """, env=whole)
     job(SLIME + WARNED + """
 import importlib.metadata
 importlib.metadata.version = lambda name: "0.4.0"
-amem.slime.install()
+amem.slime.megatron_init()
 warned("this is slime 0.4.0; amem was tried with 0.3.")
 """, env=whole)
     job("""
 import amem.slime
-fails("for the trainer's processes of slime and Miles", amem.slime.install)
+fails("slime or Miles is to use amem, but is not imported in this process", amem.slime.megatron_init)
 """)
+
+
+def test_slime_with_a_megatron_that_amem_does_not_know(job):
+    """slime asks for itself alone."""
+    said = job("import megatron.core.distributed, megatron.core.optimizer" + SLIME + """
+amem.slime.megatron_init()
+assert amem.enable().frameworks == ("slime",)
+fails("amem needs offload_grad_buffers() of", amem.enable, require=True)
+""", env={"NAME": "slime", "TMS_INIT_ENABLE": "1", "FAKE_MEGATRON_MOVED": "1"})
+    assert "switched on: slime; not switched on: megatron-core, which runs as without amem: amem needs offload_grad_buffers()" in said
 
 
 # ---- verl ----
@@ -260,7 +270,7 @@ def step(engine):
                                     "megatron.MegatronEngine([DistributedDataParallel()], MegatronOptimizer())"])
 def test_verls_trainer_leaves_by_tags(job, engine):
     job(VERL + f"""
-import amem.verl
+import amem.verl.external_lib
 engine, _ = {engine}, communicator()
 worker = engine_workers.ActorRolloutRefWorker(engine)
 engine.to("cpu")
@@ -280,7 +290,7 @@ assert fsdp.copied == []
 
 def test_verls_engines_have_tags_of_their_own(job):
     job(VERL + """
-import amem.verl
+import amem.verl.external_lib
 one, other = (fsdp.FSDPEngine(Module(), Adam()) for _ in range(2))
 for each in (one, other):
     step(each)
@@ -292,7 +302,7 @@ with base.BaseEngineCtx(other, "eval"):
 
 def test_a_worker_whose_other_engine_stays_keeps_ncclls_memory(job):
     job(VERL + """
-import amem.verl
+import amem.verl.external_lib
 engine, _ = fsdp.FSDPEngine(Module(), Adam()), communicator()
 worker = engine_workers.ActorRolloutRefWorker(engine)
 worker.ref = types.SimpleNamespace(engine=types.SimpleNamespace(is_param_offload_enabled=False))
@@ -304,21 +314,27 @@ assert here() == {"nccl"}, here()
 def test_verl_fails_early(job):
     """But not for a version that was not tried."""
     job(VERL + WARNED + """
-import amem.verl
+import amem.verl.external_lib
 warned("this is verl 0.10.0; amem was tried with 0.9.")
 """, env={"FAKE_VERL_VERSION": "0.10.0"})
     job(VERL + """
 del fsdp.load_fsdp_optimizer
-fails("amem needs load_fsdp_optimizer() of verl.workers.engine.fsdp.transformer_impl, which is not there", __import__, "amem.verl")
+fails("amem needs load_fsdp_optimizer() of verl.workers.engine.fsdp.transformer_impl, which is not there", amem.enable, require=True)
+assert "not switched on: verl, which runs as without amem: amem needs load_fsdp_optimizer()" in amem.enable().text
+fsdp.offload_fsdp_model_to_cpu(3)
+assert fsdp.copied == [3]
 """)
     job(VERL + """
-import amem.verl
-fails("libamem_shim.so is not loaded: set LD_PRELOAD and AMEM_GROUP", fsdp.FSDPEngine(Module(), Adam()).to, "cpu")
+import amem.verl.external_lib
+engine = fsdp.FSDPEngine(Module(), Adam())
+engine.to("cpu")
+assert fsdp.copied[0] is engine.module, "verl copies, as without amem"
+fails("libamem_shim.so is not loaded", amem.enable, require=True)
 """, hook=False)
 
 
 def test_without_verl_its_module_changes_nothing(job):
     job("""
 import amem.verl
-assert "verl" not in sys.modules
+assert "verl" not in sys.modules and "amem.verl.external_lib" not in sys.modules
 """, hook=False)

@@ -307,12 +307,12 @@ def test_a_version_that_has_moved_the_hook(trainer):
     fails("amem needs offload_grad_buffers() of megatron.core.distributed.DistributedDataParallel, which is not there",
           enter, amem.megatron.offloaded(model, optimizer))
     DistributedDataParallel.offload_grad_buffers = lambda self, bucket: None
-    fails("which takes (self, bucket) here", amem.megatron.install)
+    fails("which takes (self, bucket) here", amem.enable, require=True)
     """, env={"FAKE_MEGATRON_MOVED": "1"})
 
 
 def test_without_a_shim(trainer):
-    trainer("""fails("libamem_shim.so is not loaded: start the trainer with", amem.megatron.install)""", group=None)
+    trainer("""fails("libamem_shim.so is not loaded: start the trainer with", enter, amem.megatron.offloaded(model, optimizer))""", group=None)
 
 
 def test_a_scope_that_leaves_it_on_the_gpu(trainer):

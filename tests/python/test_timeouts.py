@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 import amem
-from amem._frameworks import timeouts as _timeouts
+from amem import _timeouts
 
 AHEAD = _timeouts._AHEAD_MS
 

@@ -67,3 +67,7 @@ def test_a_program(build, mypy, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     done = mypy(tmp_path, "program.py", MYPYPATH=os.path.join(build.directory, "python"))
     assert done.returncode == 0, done.stdout + done.stderr
+    module = os.path.join(here, "made_up", "amem_made_up.py")  # what a distribution of somebody else has
+    done = subprocess.run([*mypy, "--strict", "--follow-imports", "silent", "--cache-dir", os.devnull, module],
+                          env={**os.environ, "MYPYPATH": package}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -28,6 +28,7 @@ def resident():
 """
 SHAPES = ["0.20.0", "0.25.0", "0.26.0", "0.27.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0"]  # fake_vllm has what differs
 NEWEST = {"FAKE_VLLM_VERSION": "0.33.0"}
+ON = {"AMEM_ON": "require"}
 ALL = {"weights": 2 << 20, "kv_cache": 4 << 20, "heap": 2 << 20}
 
 
@@ -214,16 +215,16 @@ def test_what_torch_keeps_for_later_is_not_copied(vllm):
 def test_buffers_of_a_sleep_that_failed_are_forgotten(vllm):
     """Those that vLLM saves for level 2: a later wake must not bring them back over newer ones."""
     vllm("""
-    from amem import _vllm_worker
+    from amem.vllm import _worker
     llm = engine()
-    pause = _vllm_worker._rank.pause
+    pause = _worker._rank.pause
 
     def refused(*args, **options):
         raise amem.UnavailableError("no broker")
 
-    _vllm_worker._rank.pause = refused
+    _worker._rank.pause = refused
     fails("no broker", llm.sleep, 2)
-    _vllm_worker._rank.pause = pause
+    _worker._rank.pause = pause
     llm.core.model_executor.worker.weights.write(b"newer")
     before = llm.collective_rpc("sums")[0][0]
     llm.sleep(1)
@@ -402,7 +403,7 @@ def test_the_cache_is_discarded_while_the_engine_is_paused(vllm, way):
     assert set(resident()) <= {"heap"}, resident()
     llm.wake_up()
     assert resident() == there and tokens(llm) == before
-    """, env={**NEWEST, "AMEM_VLLM_SLEEP": way})
+    """, env={**NEWEST, **ON, "AMEM_VLLM_SLEEP": way})
 
 
 @pytest.mark.parametrize("way", ["all", "tags"])
@@ -420,7 +421,7 @@ def test_a_sleep_that_fails_after_the_cache_was_discarded(bare_node, build, way)
         assert resident() == without, resident()
     llm.wake_up()
     assert resident() == there and tokens(llm) == before
-    """, env={**NEWEST, "AMEM_VLLM_SLEEP": way})
+    """, env={**NEWEST, **ON, "AMEM_VLLM_SLEEP": way})
 
 
 def test_parameters_that_vllm_preserves_over_level_2(vllm):
@@ -454,21 +455,21 @@ def test_ncclCommSuspend_is_not_called(vllm, version, way):
     assert set(resident()) <= {"heap"}
     llm.wake_up()
     assert resident() == there and tokens(llm) == before
-    """, env={"FAKE_VLLM_VERSION": version, "AMEM_VLLM_SLEEP": way})
+    """, env={"FAKE_VLLM_VERSION": version, **ON, "AMEM_VLLM_SLEEP": way})
 
 
 def test_nccls_memory_leaves_with_the_pools(vllm):
     """In a trainer's process, where vLLM was told to suspend its communicators. The tag is the stand-in's: no NCCL is here."""
     vllm("""
-    from amem import _vllm_worker
+    from amem.vllm import _worker
     llm = LLM(model="m", enable_sleep_mode=True, enable_nccl_comm_suspend=True)
     asked = []
-    pause, resume = _vllm_worker._rank.pause, _vllm_worker._rank.resume
-    _vllm_worker._rank.pause = lambda tags, discard: (asked.append((list(tags), list(discard))), pause(tags, discard=discard))
+    pause, resume = _worker._rank.pause, _worker._rank.resume
+    _worker._rank.pause = lambda tags, discard: (asked.append((list(tags), list(discard))), pause(tags, discard=discard))
     llm.sleep(2)
     assert asked == [(["kv_cache", "nccl", "weights"], ["kv_cache", "weights"]), (["kv_cache", "weights"], ["kv_cache", "weights"])], asked
     llm.wake_up()
-    """, env={**NEWEST, "AMEM_VLLM_SLEEP": "tags"})
+    """, env={**NEWEST, **ON, "AMEM_VLLM_SLEEP": "tags"})
 
 
 @pytest.mark.parametrize("way", ["all", "tags"])
@@ -487,7 +488,7 @@ def test_offloaded_graphs(vllm, way):
     assert resident() == there and tokens(llm) == before
     if "cudagraph" in there:
         assert worker.graphs.read(7) == b"a graph"
-    """, env={**NEWEST, "AMEM_VLLM_SLEEP": way})
+    """, env={**NEWEST, **ON, "AMEM_VLLM_SLEEP": way})
 
 
 def test_a_cache_that_a_nic_knows_leaves(vllm, build):
@@ -535,7 +536,7 @@ def test_what_the_backend_says_of_itself(vllm):
     llm.sleep(0)
     llm.release_kv_cache_memory()
     backend = llm.core.model_executor.worker._sleep_mode_backend
-    assert type(backend).__module__ == "amem._vllm_backend" and backend.state() == "SUSPENDED"
+    assert type(backend).__module__ == "amem.vllm._backend" and backend.state() == "SUSPENDED"
     llm.wake_up()
     assert backend.state() == "RUNNING"
     assert backend.is_supported() and backend.preserves_communicators() and backend.preserves_compiled_artifacts()
@@ -566,7 +567,7 @@ def test_an_engine_in_a_trainers_process_leaves_alone(vllm, size):
     llm.collective_rpc("reload_weights")
     llm.wake_up(["kv_cache"])
     assert resident() == there and tokens(llm) == before
-    """, env={"AMEM_VLLM_SLEEP": "tags"})
+    """, env={**ON, "AMEM_VLLM_SLEEP": "tags"})
 
 
 def test_an_engine_in_a_trainers_process_that_cannot_sleep_goes_on(bare_node, build):
@@ -577,7 +578,7 @@ def test_an_engine_in_a_trainers_process_that_cannot_sleep_goes_on(bare_node, bu
     for _ in range(2):
         fails("a pool.size of", llm.sleep, 1)
         assert not llm.core.is_sleeping() and resident() == there and tokens(llm) == before
-    """, env={"AMEM_VLLM_SLEEP": "tags"})
+    """, env={**ON, "AMEM_VLLM_SLEEP": "tags"})
 
 
 def test_the_switch_of_the_environment(vllm):
@@ -585,12 +586,12 @@ def test_the_switch_of_the_environment(vllm):
     llm = LLM(model="m", enable_sleep_mode=True)
     llm.sleep(1)
     assert resident() == {}, resident()
-    """, env={"AMEM_VLLM_SLEEP": "all"})
+    """, env=ON)
     vllm("""
     llm = LLM(model="m")                            # nothing of it sleeps
     assert llm.core.model_executor.vllm_config.parallel_config.worker_cls == "vllm.v1.worker.gpu_worker.Worker"
-    """, env={"AMEM_VLLM_SLEEP": "all"})
-    vllm("""fails("AMEM_VLLM_SLEEP=some: all or tags", LLM, model="m", enable_sleep_mode=True)""", env={"AMEM_VLLM_SLEEP": "some"})
+    """, env=ON)
+    vllm("""fails("AMEM_VLLM_SLEEP=some: all or tags", LLM, model="m", enable_sleep_mode=True)""", env={**ON, "AMEM_VLLM_SLEEP": "some"})
 
 
 # ---- early errors ----
@@ -606,7 +607,7 @@ llm.wake_up()
 assert tokens(llm) == before
 warned("this is vLLM {version}; amem was tried with 0.20 to 0.33.")
 assert "Executor.sleep" in said.getvalue()
-""", env={"FAKE_VLLM_VERSION": version, "AMEM_VLLM_SLEEP": "all"})
+""", env={"FAKE_VLLM_VERSION": version, **ON})
 
 
 @pytest.mark.parametrize("place, name", [
@@ -623,13 +624,13 @@ def test_a_function_that_was_moved(vllm, place, name):
         assert "not known to amem. Use an older version, or a newer amem" in str(error)
     else:
         raise SystemExit("it runs")
-    """, env={**NEWEST, "FAKE_VLLM_LACKS": place, "AMEM_VLLM_SLEEP": "all"})
+    """, env={**NEWEST, "FAKE_VLLM_LACKS": place, **ON})
 
 
 def test_two_backends(vllm):
     vllm("""
     fails("two sleep-mode backends: --sleep-mode-backend criu, and amem", LLM, model="m", enable_sleep_mode=True, sleep_mode_backend="criu")
-    """, env={**NEWEST, "AMEM_VLLM_SLEEP": "all"})
+    """, env={**NEWEST, **ON})
 
 
 def test_without_a_shim(vllm):
@@ -706,7 +707,7 @@ llm.wake_up(["nothing"])
 llm.wake_up()
 assert tokens(llm) == before
 import sys
-assert "amem._vllm_worker" not in sys.modules
+assert "amem.vllm._worker" not in sys.modules
 """, group=None, env={"FAKE_VLLM_VERSION": version})
 
 

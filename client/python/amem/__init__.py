@@ -1,5 +1,7 @@
 """amem: GPU memory that groups of processes take turns with.
 
+enable() switches amem on in a program and in the frameworks that it uses (amem.frameworks).
+
 In a rank, a process with libamem_shim.so loaded: pause, resume, region, move, unbrokered, stats, set_group, group, is_active,
 set_policy, extend_timeouts, and pause_async, resume_async. To start ranks: launch, environment. For a controller: Broker, Cluster,
 swap, swap_async; these need grpcio and protobuf, nothing else here does. amem.aio has the calls as coroutines, amem.compat
@@ -15,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from amem import _ending
 from amem._background import pause_async, resume_async, swap_async
-from amem._frameworks.timeouts import extend_timeouts
+from amem._timeouts import extend_timeouts
+from amem._enable import Enabled, enable
 from amem._launcher import environment, launch, shim_path, swap
 from amem._rank import group, is_active, pause, resume, set_group, set_policy, stats
 from amem._regions import move, region, unbrokered
@@ -34,10 +37,10 @@ if TYPE_CHECKING:
     from amem.messages import Form, GuestPolicy, MetricsFormat, Policy
 
 __all__ = [
-    "AbortedError", "Broker", "Brokered", "Cluster", "Code", "DataLossError", "DeadlineExceededError", "Error",
+    "AbortedError", "Broker", "Brokered", "Cluster", "Code", "DataLossError", "DeadlineExceededError", "Enabled", "Error",
     "FailedPreconditionError", "Form", "GuestPolicy", "InternalError", "InvalidArgumentError", "MetricsFormat",
     "NodeAnswer", "NotFoundError", "OperationCancelledError", "PermissionDeniedError", "Policy", "ResourceExhaustedError",
-    "Stats", "UnavailableError", "Unbrokered", "UnimplementedError", "__version__", "environment", "extend_timeouts",
+    "Stats", "UnavailableError", "Unbrokered", "UnimplementedError", "__version__", "enable", "environment", "extend_timeouts",
     "group", "is_active", "launch", "move", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "set_policy",
     "shim_path", "stats", "swap", "swap_async", "unbrokered"]
 

@@ -87,12 +87,14 @@ def main():
     from megatron.core.tensor_parallel import random
 
     import amem.megatron
-    from amem._frameworks import phases
+    from amem import _enable
+    from amem.frameworks import phases
 
     random.CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()
     shim = Shim()
     phases.pause, phases.resume, amem.megatron.move = shim.pause, shim.resume, shim.move
-    amem.megatron.check_process = lambda *_: None
+    amem.megatron.Megatron.check_process = lambda *_: None
+    _enable._prepare = lambda state, *_: vars(state).update(scope="regions")
     sys.argv = [str(PROGRAM), "--way", *sys.argv[1:], *SMALL]
     sys.path.insert(0, str(PROGRAM.parent))
     runpy.run_path(str(PROGRAM), run_name="__main__")

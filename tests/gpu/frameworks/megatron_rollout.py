@@ -100,10 +100,10 @@ class Trainer:
         """Of what is to leave the GPU and to come back with its bytes, and of what comes back as zeros."""
         def size(tensors):
             return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
-        kept = size(amem.megatron._state(self.optimizer))
+        kept = size(amem.megatron.optimizer_state(self.optimizer))
         if self.options.way == "params":
-            kept += size(amem.megatron._params(self.model))
-        return kept, size(amem.megatron._grads(self.model))
+            kept += size(amem.megatron.parameters(self.model))
+        return kept, size(amem.megatron.gradients(self.model))
 
 
 class Rollouts:

@@ -134,7 +134,7 @@ def trl(run):
     for way in ("vllm", "amem", "awake"):
         ours = way == "amem"
         reports[way] = report = run.program([sys.executable, HERE / "trl_colocate.py", "--way", way], group="trl" if ours else None,
-                                            variables={"AMEM_VLLM_SLEEP": "tags"} if ours else None)
+                                            variables={"AMEM_ON": "require"} if ours else None)
         share = 100 * report["switch_ms"] / report["step_ms"]
         rows.append([way, report["step_ms"], report["switch_ms"], f"{share:.1f}", [round(each, 4) for each in report["rewards"]]])
     table(["sleep mode", "step ms", "of it switching", "%", "rewards"], rows)

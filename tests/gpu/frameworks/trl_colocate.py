@@ -2,7 +2,7 @@
 """TRL's GRPO with vLLM in the trainer's process (colocate), whose sleep mode is vLLM's own or amem's.
 
     VLLM_USE_FLASHINFER_SAMPLER=0 trl_colocate.py --way vllm
-    AMEM_VLLM_SLEEP=tags amemctl run --group trl --scope regions -- trl_colocate.py --way amem
+    AMEM_ON=require amemctl run --group trl --scope regions -- trl_colocate.py --way amem
 
 The model and its tokenizer are made here, from a seed. The reward is a rule about the tokens. The last line is a report in JSON.
 Exit status: 0 all right, 1 otherwise.

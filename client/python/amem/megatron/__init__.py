@@ -4,52 +4,85 @@
         rollout()
     train_step()                                         # the optimizer's state may still be on its way; step() waits
 
-or, for Megatron's own RL loop, `--rl-amem-offload-during-rollout` by `extra_args_provider=amem.megatron.add_arguments`. Each
-of the three is a tag of the group, so a rollout in the same process goes on meanwhile. docs/rl-frameworks.md is the manual.
-Imports neither Megatron nor torch by itself.
+or, for Megatron's own RL loop, amem.enable(), which `--rl-amem-offload-during-rollout` calls by
+`extra_args_provider=amem.megatron.add_arguments`. Each of the three is a tag of the group, so a rollout in the same process goes
+on meanwhile. docs/rl-frameworks.md is the manual. Imports neither Megatron nor torch by itself.
 """
 from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
-import logging
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 from amem import _background
-from amem._frameworks import check_process, hook, replace, warn_of_version
-from amem._frameworks.phases import State, bring, idle, take
+from amem._enable import enable_for
 from amem._regions import move
 from amem.errors import FailedPreconditionError
+from amem.frameworks import Framework, hook, replace
+from amem.frameworks._known import known
+from amem.frameworks.phases import State, bring, idle, take
+from amem.frameworks.tensors import others, plain
 
-__all__ = ["GRADS", "OPTIMIZER", "PARAMS", "add_arguments", "check", "install", "offloaded", "prepare"]
+__all__ = ["GRADS", "Megatron", "OPTIMIZER", "PARAMS", "TOUCHING", "add_arguments", "gradients", "offloaded", "optimizer_state",
+           "parameters", "prepare", "state_of"]
 
 PARAMS, GRADS, OPTIMIZER = "megatron.params", "megatron.grads", "megatron.optimizer"
-_KEEP = {PARAMS: True, GRADS: False, OPTIMIZER: True}  # Megatron, too, brings gradients back as zeros
-OLDEST, NEWEST = (0, 19), (0, 20)  # megatron-core's versions that it was tried with, or read for
-_logger = logging.getLogger("amem")
-_HOW_TO_START = "start the trainer with `amemctl run --group NAME --scope regions -- torchrun ...`"
-# What of an optimizer touches its state.
-_TOUCHING = ("step", "prepare_grads", "step_with_ready_grads", "state_dict", "load_state_dict", "sharded_state_dict",
-             "reload_model_params", "save_parameter_state", "load_parameter_state")
+TOUCHING = ("step", "prepare_grads", "step_with_ready_grads", "state_dict", "load_state_dict", "sharded_state_dict",
+            "reload_model_params", "save_parameter_state", "load_parameter_state")
+"""The methods of an optimizer that touch its state."""
 
 
-@functools.lru_cache(maxsize=1)
-def check() -> None:
-    """FailedPreconditionError or UnavailableError: this Megatron, or this process, is not one that amem can serve."""
-    import megatron.core
-    from megatron.core.distributed import DistributedDataParallel
-    from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
+class Megatron(Framework):
+    """Megatron. What --rl-offload-optimizer-during-inference copies to the CPU leaves by amem: gradients are dropped, as Megatron
+    drops them, and the optimizer's state is kept and comes back late."""
 
-    found = [hook(DistributedDataParallel, "offload_grad_buffers", "self", "synchronize", "empty_cache"),
-             hook(DistributedDataParallel, "restore_grad_buffers", "self", "synchronize")]
-    for optimizer in (MegatronOptimizer, ChainedOptimizer):
-        found += [hook(optimizer, "offload_to_cpu", "self"), hook(optimizer, "restore_from_cpu", "self")]
-    warn_of_version(_logger, "megatron-core", megatron.core.__version__, OLDEST, NEWEST, found)
-    check_process("Megatron is to offload by amem", _HOW_TO_START)
+    name, title, distribution = "megatron", "megatron-core", "megatron-core"
+    modules = ("megatron.core.distributed", "megatron.core.optimizer")
+    tried = (0, 19), (0, 20)
+    purpose = "Megatron is to offload by amem"
+    how_to_start = "start the trainer with `amemctl run --group NAME --scope regions -- torchrun ...`"
+
+    def version(self) -> str:
+        """As Framework.version()."""
+        import megatron.core
+
+        return str(megatron.core.__version__)
+
+    def hooks(self) -> list[Callable[..., Any]]:
+        """As Framework.hooks()."""
+        from megatron.core.distributed import DistributedDataParallel
+        from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
+
+        found = [hook(DistributedDataParallel, "offload_grad_buffers", "self", "synchronize", "empty_cache"),
+                 hook(DistributedDataParallel, "restore_grad_buffers", "self", "synchronize")]
+        for optimizer in (MegatronOptimizer, ChainedOptimizer):
+            found += [hook(optimizer, "offload_to_cpu", "self"), hook(optimizer, "restore_from_cpu", "self")]
+        return found
+
+    def install(self) -> None:
+        """As Framework.install()."""
+        self.check()
+        from megatron.core.distributed import DistributedDataParallel
+        from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
+
+        def drop(_: Any, self: Any, synchronize: bool = True, empty_cache: bool = True) -> None:
+            prepare(self)
+            idle()
+            take([GRADS])
+
+        def leave(_: Any, self: Any) -> None:
+            state_of(self).here()
+            prepare(None, self)
+            idle()
+            state_of(self).leave()
+
+        replace(DistributedDataParallel, "offload_grad_buffers", drop)
+        replace(DistributedDataParallel, "restore_grad_buffers", lambda _, self, synchronize=True: bring([GRADS]))
+        for optimizer in (MegatronOptimizer, ChainedOptimizer):
+            replace(optimizer, "offload_to_cpu", leave)
+            replace(optimizer, "restore_from_cpu", lambda _, self: state_of(self).come())
 
 
 # ---- which tensors ----
@@ -73,31 +106,38 @@ def _buffers(model: Any) -> list[Any]:
     return buffers
 
 
-def _plain(tensors: Iterable[Any]) -> list[Any]:
-    """Without tensors of classes of their own, such as quantized ones, whose memory is elsewhere."""
-    torch = sys.modules["torch"]
-    return [each for each in tensors if type(each) in (torch.Tensor, torch.nn.Parameter)]
+def parameters(model: Any) -> list[Any]:
+    """Finds the parameters of a model.
 
+    Args:
+        model: DistributedDataParallel, or the list of its chunks.
 
-def _others(tensors: Iterable[Any], kept: Iterable[Any]) -> list[Any]:
-    """The tensors that share no memory with those to be kept."""
-    places = {each.untyped_storage().data_ptr() for each in _plain(kept)}
-    return [each for each in _plain(tensors) if each.untyped_storage().data_ptr() not in places]
+    Returns:
+        The tensors that can be moved.
 
-
-def _params(model: Any) -> list[Any]:
+    Raises:
+        FailedPreconditionError: The model is another one, or NCCL has registered its buffers.
+    """
     _buffers(model)
-    return _plain(each.data for chunk in _chunks(model) for each in chunk.module.parameters())
+    return plain(each.data for chunk in _chunks(model) for each in chunk.module.parameters())
 
 
-def _grads(model: Any) -> list[Any]:
+def gradients(model: Any) -> list[Any]:
+    """Finds the buffers of a model's gradients, as parameters() does."""
     buffers = _buffers(model)
-    return _others((each for buffer in buffers for each in (buffer.grad_data, *buffer.extra_main_grads)),
-                   (buffer.param_data for buffer in buffers))  # one buffer may serve as both
+    return others((each for buffer in buffers for each in (buffer.grad_data, *buffer.extra_main_grads)),
+                  (buffer.param_data for buffer in buffers))  # one buffer may serve as both
 
 
-def _state(optimizer: Any) -> list[Any]:
-    """Main parameters and moments, but no parameter of the model itself, which an optimizer of fp32 holds, too."""
+def optimizer_state(optimizer: Any) -> list[Any]:
+    """Finds main parameters and moments, but no parameter of the model itself, which an optimizer of fp32 holds, too.
+
+    Args:
+        optimizer: MegatronOptimizer or ChainedOptimizer.
+
+    Returns:
+        The tensors that can be moved.
+    """
     found: list[Any] = []
     models: list[Any] = []
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
@@ -107,44 +147,84 @@ def _state(optimizer: Any) -> list[Any]:
         for each in (each for group in part.optimizer.param_groups for each in group["params"]):
             (models if hasattr(each, "main_grad") else found).append(each.data)
         found += [each for state in part.optimizer.state.values() for each in state.values()]
-    return _others(found, models)
+    return others(found, models)
 
 
 def prepare(model: Any = None, optimizer: Any = None, *, params: bool = False, grads: bool = True) -> int:
-    """Moves what is given into regions; gives the bytes that have moved. offloaded() does it by itself. Programs that
-    capture CUDA graphs call it before, and after the first step, when the optimizer has its state."""
+    """Moves what is given into regions. offloaded() does it by itself. Programs that capture CUDA graphs call it before, and
+    after the first step, when the optimizer has its state.
+
+    Args:
+        model: DistributedDataParallel, or the list of its chunks.
+        optimizer: MegatronOptimizer or ChainedOptimizer.
+        params: Also the model's parameters.
+        grads: Also its gradients.
+
+    Returns:
+        How many bytes have moved.
+
+    Raises:
+        FailedPreconditionError: The model is another one, or NCCL has registered its buffers.
+    """
     moved = 0
     if model is not None:
-        moved += move(_params(model), PARAMS) if params else 0
-        moved += move(_grads(model), GRADS, keep=False) if grads else 0
+        moved += move(parameters(model), PARAMS) if params else 0
+        moved += move(gradients(model), GRADS, keep=False) if grads else 0
     if optimizer is not None:
-        moved += move(_state(optimizer), OPTIMIZER)
+        moved += move(optimizer_state(optimizer), OPTIMIZER)
     return moved
 
 
 def state_of(optimizer: Any) -> State:
-    """What keeps count of an optimizer's state."""
+    """Finds what keeps count of an optimizer's state.
+
+    Args:
+        optimizer: MegatronOptimizer or ChainedOptimizer.
+
+    Returns:
+        The one State of this optimizer.
+    """
     if not hasattr(optimizer, "_amem_state"):
-        optimizer._amem_state = State([OPTIMIZER], optimizer, _TOUCHING)
+        optimizer._amem_state = State([OPTIMIZER], optimizer, TOUCHING)
     state: State = optimizer._amem_state
     return state
 
 
 # ---- paused and back ----
+_checked = False
+
+
+def _check() -> None:
+    """Once is enough: what was found stays."""
+    global _checked
+    if not _checked:
+        known()["megatron"].check()
+        _checked = True
+
+
 @contextlib.contextmanager
 def offloaded(model: Any = None, optimizer: Any = None, *, params: bool = False, grads: bool = True, nccl: bool = False,
               wait: bool = True, late: bool = True, timeout: float | None = None) -> Iterator[Future[None]]:
-    """Off the GPU within: the optimizer's state, the gradients, whose bytes are dropped, with `params` the parameters, too,
-    and with `nccl` NCCL's memory, if no collective runs meanwhile. Every rank of the group enters and leaves; all else of
-    the process goes on.
+    """Has memory off the GPU within: the optimizer's state, the gradients, whose bytes are dropped, and what is asked for. All
+    else of the process goes on. Every rank of the group enters and leaves.
 
-    `wait` False: enters before the memory is paused. The future that is given ends when it is, or with the error.
-    `late`: leaving does not wait for the optimizer's state; the optimizer's own calls do. Nothing else may touch it.
-    `timeout`: seconds, as of amem.pause().
+    Args:
+        model: DistributedDataParallel, or the list of its chunks.
+        optimizer: MegatronOptimizer or ChainedOptimizer.
+        params: The parameters, too.
+        grads: The gradients.
+        nccl: NCCL's memory, too, if no collective runs meanwhile.
+        wait: False enters before the memory is paused.
+        late: Leaving does not wait for the optimizer's state; the optimizer's own calls do. Nothing else may touch it.
+        timeout: Seconds, as of amem.pause().
 
-    Errors as check(), amem.move(), amem.pause() and amem.resume(). After one of the pause everything is on the GPU.
+    Yields:
+        A future that ends when the memory is paused, or with the error.
+
+    Raises:
+        Error: As Framework.check(), amem.move(), amem.pause() and amem.resume(). After one of the pause everything is on the GPU.
     """
-    check()
+    _check()
     state = None if optimizer is None else state_of(optimizer)
     if state is not None:
         state.here()
@@ -172,40 +252,25 @@ def offloaded(model: Any = None, optimizer: Any = None, *, params: bool = False,
 
 
 # ---- Megatron's own RL loop ----
-def install() -> None:
-    """What Megatron's --rl-offload-optimizer-during-inference copies to the CPU leaves by amem from now on: gradients are
-    dropped, the optimizer's state is kept and comes back late. Errors as check()."""
-    check()
-    from megatron.core.distributed import DistributedDataParallel
-    from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
-
-    def drop(_: Any, self: Any, synchronize: bool = True, empty_cache: bool = True) -> None:
-        prepare(self)
-        idle()
-        take([GRADS])
-
-    def leave(_: Any, self: Any) -> None:
-        state_of(self).here()
-        prepare(None, self)
-        idle()
-        state_of(self).leave()
-
-    replace(DistributedDataParallel, "offload_grad_buffers", drop)
-    replace(DistributedDataParallel, "restore_grad_buffers", lambda _, self, synchronize=True: bring([GRADS]))
-    for optimizer in (MegatronOptimizer, ChainedOptimizer):
-        replace(optimizer, "offload_to_cpu", leave)
-        replace(optimizer, "restore_from_cpu", lambda _, self: state_of(self).come())
-
-
 class _Switch(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        install()
+        import megatron.core.distributed
+        import megatron.core.optimizer  # noqa: F401: enable_for() looks for what is imported
+
+        enable_for("megatron")
         namespace.rl_amem_offload_during_rollout = namespace.rl_offload_optimizer_during_inference = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Megatron's extra_args_provider: adds --rl-amem-offload-during-rollout, which is --rl-offload-optimizer-during-inference
-    by amem."""
+    """Adds --rl-amem-offload-during-rollout, which is --rl-offload-optimizer-during-inference and amem.enable(). Megatron takes this
+    function as its extra_args_provider. Where Megatron cannot be switched on, the option is an error.
+
+    Args:
+        parser: Megatron's.
+
+    Returns:
+        The same one.
+    """
     parser.add_argument("--rl-amem-offload-during-rollout", action=_Switch, nargs=0, default=False,
                         help="Gradients and the optimizer's state leave the GPU by amem while a rollout runs.")
     return parser

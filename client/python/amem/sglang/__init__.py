@@ -11,32 +11,78 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from amem import _frameworks, _saver, _shim
-from amem._frameworks.phases import bring, idle, take
+from amem import _saver, _shim
+from amem._enable import called_by
 from amem.errors import Error, FailedPreconditionError
+from amem.frameworks import Framework, check_broker, hook
+from amem.frameworks._known import known
+from amem.frameworks.phases import bring, idle, take
 
-OLDEST, NEWEST = (0, 5, 15), (0, 5, 23)  # SGLang's versions that it was tried with, or read for
+__all__ = ["Sglang", "register"]
+
 _ADAPTER = "sglang.srt.utils.torch_memory_saver_adapter.TorchMemorySaverAdapter"
 _MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
-_HOW_TO_START = "start SGLang with `amemctl run --group NAME --scope regions -- python -m sglang.launch_server ...`"
 _ENGINE = frozenset(("kv_cache", "weights"))  # with these paused no collective runs
 _paused = False  # NCCL's memory, of this process's group
-_logger = logging.getLogger("sglang.srt.amem")  # below SGLang's, so that it is shown where SGLang's lines are
+
+
+class Sglang(Framework):
+    """SGLang. amem's functions are around SGLang's own, and do something where its memory saver is amem's."""
+
+    name, title, distribution = "sglang", "SGLang", "sglang"
+    modules = ("sglang.srt.plugins.hook_registry",)
+    tried = (0, 5, 15), (0, 5, 23)
+    purpose = "SGLang is to release its memory by amem"
+    how_to_start = "start SGLang with `amemctl run --group NAME --scope regions -- python -m sglang.launch_server ...`"
+    logger = logging.getLogger("sglang.srt.amem")  # below SGLang's, so that it is shown where SGLang's lines are
+    _installed = False
+
+    def version(self) -> str:
+        """As Framework.version()."""
+        import sglang.version
+
+        return str(sglang.version.__version__)
+
+    def hooks(self) -> list[Callable[..., Any]]:
+        """As Framework.hooks()."""
+        from sglang.srt.managers.scheduler_components import weight_updater
+
+        manager = weight_updater.SchedulerWeightUpdaterManager
+        return [hook(manager, name, "self", "recv_req") for name in ("release_memory_occupation", "resume_memory_occupation")]
+
+    def check_process(self) -> None:
+        """As Framework.check_process(). The processes that one without the shim starts get it from there."""
+        if _shim.is_loaded():
+            super().check_process()
+        else:
+            check_broker(self.purpose)
+
+    def install(self) -> None:
+        """As Framework.install(). The checks come when SGLang asks for its memory saver."""
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+        if self._installed:
+            return
+        self._installed = True
+        HookRegistry.register(f"{_ADAPTER}.create", _create, HookType.AROUND)
+        HookRegistry.register(f"{_MANAGER}.release_memory_occupation", _release, HookType.AROUND)
+        HookRegistry.register(f"{_MANAGER}.resume_memory_occupation", _resume, HookType.AROUND)
 
 
 def register() -> None:
-    """The entry point: SGLang puts these around its own functions."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    """Is SGLang's entry point.
 
-    HookRegistry.register(f"{_ADAPTER}.create", _create, HookType.AROUND)
-    HookRegistry.register(f"{_MANAGER}.release_memory_occupation", _release, HookType.AROUND)
-    HookRegistry.register(f"{_MANAGER}.resume_memory_occupation", _resume, HookType.AROUND)
+    Raises:
+        Error: As amem.enable(), with AMEM_ON=require.
+    """
+    known()["sglang"].install()
+    called_by("sglang")
 
 
 def _create(original: Callable[..., Any], enable: bool) -> Any:
     """SGLang asks for its memory saver: in the process that starts the others, and in each of those."""
     if enable and _chosen():
-        check()
+        known()["sglang"].check()
     return original(enable)
 
 
@@ -54,20 +100,6 @@ def _chosen() -> bool:
     return False
 
 
-def check() -> None:
-    """FailedPreconditionError or UnavailableError: this SGLang, or this process, is not one that amem can serve."""
-    import sglang.version
-    from sglang.srt.managers.scheduler_components import weight_updater
-
-    manager = weight_updater.SchedulerWeightUpdaterManager
-    found = [_frameworks.hook(manager, name, "self", "recv_req") for name in ("release_memory_occupation", "resume_memory_occupation")]
-    _frameworks.warn_of_version(_logger, "SGLang", sglang.version.__version__, OLDEST, NEWEST, found)
-    if _shim.is_loaded():
-        _frameworks.check_process("SGLang is to release its memory by amem", _HOW_TO_START)
-    else:  # the processes that it starts get the shim from here
-        _frameworks.check_broker("SGLang is to release its memory by amem")
-
-
 def _release(original: Callable[..., Any], manager: Any, request: Any) -> Any:
     """Every rank of the engine is asked for the same, and does the same."""
     global _paused
@@ -78,7 +110,7 @@ def _release(original: Callable[..., Any], manager: Any, request: Any) -> Any:
             take(["nccl"])  # nothing, where NCCL's memory is the driver's own
             _paused = True
         except Error as error:  # the rest is paused, as SGLang was told
-            _logger.warning("amem: NCCL's memory stays on the GPU: %s", error)
+            Sglang.logger.warning("amem: NCCL's memory stays on the GPU: %s", error)
     return answer
 
 

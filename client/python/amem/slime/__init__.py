@@ -1,53 +1,122 @@
-"""slime and Miles: a trainer that sleeps keeps its process groups. `--custom-megatron-init-path amem.slime.install` makes its
-destruction and making of process groups a pause and a resume of NCCL's memory.
+"""slime and Miles: a trainer that sleeps keeps its process groups. Their destruction and making become a pause and a resume of
+NCCL's memory. `--custom-megatron-init-path amem.slime.megatron_init` is how slime and Miles call amem.enable().
 
 The rest of the trainer leaves by the distribution torch_memory_saver that comes with amem, which both of them use as it is.
 docs/rl-frameworks.md is the manual. Imports neither by itself.
 """
 from __future__ import annotations
 
+import abc
 import importlib
 import importlib.metadata
-import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from amem import _frameworks, _rank, _saver
-from amem._frameworks.phases import bring, idle, take
+from amem import _rank, _saver
+from amem._enable import enable_for
 from amem.errors import FailedPreconditionError
+from amem.frameworks import Framework, hook
+from amem.frameworks.phases import bring, idle, take
 
-OLDEST, NEWEST = (0, 3), (0, 3)  # slime's versions that it was tried with, or read for; Miles says none
+__all__ = ["Miles", "Slime", "megatron_init"]
+
 _NAMES = ("destroy_process_groups", "reload_process_groups")
-_logger = logging.getLogger("amem")
 _HOW = """give the trainer a group: --train-env-vars '{"AMEM_GROUP": "trainer", "NCCL_CUMEM_ENABLE": "1"}'"""
 
 
-def install(args: Any = None) -> None:
-    """Of each of the trainer's processes, called by slime or Miles when Megatron is ready. FailedPreconditionError or
-    UnavailableError: the process, or this version, is not one that amem can serve."""
-    name = next((each for each in ("slime", "miles") if f"{each}.backends.megatron_utils.actor" in sys.modules), None)
-    if name is None:
-        raise FailedPreconditionError("amem.slime.install is for the trainer's processes of slime and Miles, with Megatron")
+def _found(name: str) -> list[Callable[..., Any]]:
     groups = importlib.import_module(f"{name}.utils.reloadable_process_group")
-    actor = sys.modules[f"{name}.backends.megatron_utils.actor"]
-    found = [_frameworks.hook(groups, each) for each in _NAMES]
+    actor = importlib.import_module(f"{name}.backends.megatron_utils.actor")
+    found = [hook(groups, each) for each in _NAMES]
     for each, function in zip(_NAMES, found):
         if getattr(actor, each, None) is not function:
             raise FailedPreconditionError(
                 f"amem needs {each}() of {actor.__name__}, which is not there: this {name} is not known to amem")
-    if not isinstance(sys.modules["torch_memory_saver"].torch_memory_saver, _saver.TorchMemorySaver):
-        raise FailedPreconditionError(
-            f"{name} has imported the original torch_memory_saver: install the distribution of that name that comes with amem")
-    _frameworks.check_process(f"{name}'s trainer is to sleep by amem", "start it with --offload-train, and " + _HOW)
-    if not (os.environ.get("AMEM_GROUP") or os.environ.get("AMEM_GROUPID")) or not _saver.whole_process():
-        raise FailedPreconditionError(
-            f"{name}'s trainer is the group {_rank.group()}, of this process alone, so NCCL's memory is not brokered: {_HOW}")
-    if name == "slime":
-        _frameworks.warn_of_version(_logger, "slime", importlib.metadata.version("slime"), OLDEST, NEWEST, found)
+    return found
+
+
+def _change(name: str) -> None:
+    groups = importlib.import_module(f"{name}.utils.reloadable_process_group")
+    actor = importlib.import_module(f"{name}.backends.megatron_utils.actor")
     for each, function in zip(_NAMES, (_paused, _here)):
         setattr(actor, each, function)
         setattr(groups, each, function)
+
+
+class _Trainer(Framework):
+    how_to_start = "start it with --offload-train, and " + _HOW
+    _installed = False
+
+    def check(self) -> None:
+        """As Framework.check(), and the memory saver and the group are those with which NCCL's memory can leave."""
+        super().check()
+        if not isinstance(sys.modules["torch_memory_saver"].torch_memory_saver, _saver.TorchMemorySaver):
+            raise FailedPreconditionError(
+                f"{self.name} has imported the original torch_memory_saver: install the distribution of that name that comes with amem")
+        if not (os.environ.get("AMEM_GROUP") or os.environ.get("AMEM_GROUPID")) or not _saver.whole_process():
+            raise FailedPreconditionError(
+                f"{self.name}'s trainer is the group {_rank.group()}, of this process alone, so NCCL's memory is not brokered: {_HOW}")
+
+    def install(self) -> None:
+        """As Framework.install()."""
+        if not self._installed:
+            self.check()
+            self._put()
+            self._installed = True
+
+    @abc.abstractmethod
+    def _put(self) -> None:
+        """amem's functions in the place of the trainer's."""
+
+
+class Slime(_Trainer):
+    """slime, in a trainer's process with Megatron."""
+
+    name, title, distribution = "slime", "slime", "slime"
+    modules = ("slime.backends.megatron_utils.actor", "slime.utils.reloadable_process_group")
+    tried = (0, 3), (0, 3)
+    purpose = "slime's trainer is to sleep by amem"
+
+    def version(self) -> str:
+        """As Framework.version(). slime's modules have none."""
+        return importlib.metadata.version(self.distribution)
+
+    def hooks(self) -> list[Callable[..., Any]]:
+        """As Framework.hooks()."""
+        return _found("slime")
+
+    def _put(self) -> None:
+        _change("slime")
+
+
+class Miles(_Trainer):
+    """Miles, which began as a copy of slime. It has no number."""
+
+    name, title, distribution = "miles", "Miles", "miles"
+    modules = ("miles.backends.megatron_utils.actor", "miles.utils.reloadable_process_group")
+    purpose = "Miles' trainer is to sleep by amem"
+
+    def hooks(self) -> list[Callable[..., Any]]:
+        """As Framework.hooks()."""
+        return _found("miles")
+
+    def _put(self) -> None:
+        _change("miles")
+
+
+def megatron_init(args: Any = None) -> None:
+    """Is what `--custom-megatron-init-path` of slime and Miles names: amem.enable() in each of the trainer's processes, which requires
+    slime or Miles.
+
+    Args:
+        args: slime's.
+
+    Raises:
+        Error: As amem.enable(require=True), for slime or Miles.
+    """
+    enable_for("slime", "miles")
 
 
 def _paused() -> None:

@@ -1,24 +1,24 @@
-"""verl: what its trainers copy to the CPU and back leaves and comes back by amem. `actor_rollout_ref.model.external_lib=amem.verl`
-is the switch: importing this module is what that does. verl's param_offload and optimizer_offload say what leaves, as always.
+"""verl: what its trainers copy to the CPU and back leaves and comes back by amem. verl's param_offload and optimizer_offload say
+what leaves, as always. `actor_rollout_ref.model.external_lib=amem.verl.external_lib` is how verl calls amem.enable().
 
-docs/rl-frameworks.md is the manual. Without verl it is an ordinary module, which changes nothing.
+docs/rl-frameworks.md is the manual. Imports neither verl nor torch by itself.
 """
 from __future__ import annotations
 
-import functools
 import importlib
 import itertools
-import logging
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from amem import _frameworks, _regions
+from amem import _regions
 from amem import megatron as _megatron
-from amem._frameworks.phases import State, bring, idle, take
+from amem.frameworks import Framework, hook, replace
+from amem.frameworks.phases import State, bring, idle, take
+from amem.frameworks.tensors import parts
 
-OLDEST, NEWEST = (0, 9), (0, 9)  # verl's versions that it was tried with, or read for
+__all__ = ["Verl"]
+
 _ENGINES = "verl.workers.engine.{}.transformer_impl"
 _HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
     "fsdp": {"offload_fsdp_model_to_cpu": ("model",), "load_fsdp_model_to_gpu": ("model",),
@@ -26,11 +26,9 @@ _HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
     "megatron": {"offload_megatron_model_to_cpu": ("models",), "load_megatron_model_to_gpu": ("models", "load_grad"),
                  "offload_megatron_optimizer": ("optimizers",), "load_megatron_optimizer": ("optimizers",)},
 }
-_logger = logging.getLogger("amem")
 _TOUCHING = ("step", "state_dict", "load_state_dict")
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _next = itertools.count()
-_checked = False
 _nccl_paused = False
 
 
@@ -41,27 +39,12 @@ def _tag(what: str, owner: Any) -> str:
     return f"verl.{what}.{_numbers[owner]}"
 
 
-def _check() -> None:
-    """With the first that is to leave, which is before the first step."""
-    global _checked
-    if not _checked:
-        _frameworks.check_process("verl's trainer is to leave the GPU by amem", "set LD_PRELOAD and AMEM_GROUP of its workers by "
-                                  "amem.environment(), as docs/rl-frameworks.md says")
-        _checked = True
-
-
-def _locals(tensors: Any) -> list[Any]:
-    """Of sharded tensors, this rank's parts."""
-    return _megatron._plain(getattr(each, "_local_tensor", each) for each in tensors)
-
-
 # ---- in the place of verl's ----
 def _offload_model(chunks: list[Any]) -> None:
-    _check()
     params, grads = _tag("params", chunks[0]), _tag("grads", chunks[0])
-    _regions.move(_locals(each.data for chunk in chunks for each in chunk.parameters()), params)
+    _regions.move(parts(each.data for chunk in chunks for each in chunk.parameters()), params)
     if all(hasattr(chunk, "expert_parallel_buffers") for chunk in chunks):  # of Megatron's DistributedDataParallel
-        _regions.move(_megatron._grads(chunks), grads, keep=False)
+        _regions.move(_megatron.gradients(chunks), grads, keep=False)
     idle()
     take([params, grads])
 
@@ -79,10 +62,9 @@ def _state_of(optimizer: Any, touching: tuple[str, ...]) -> State:
 
 
 def _offload_optimizer(optimizer: Any, tensors: list[Any], touching: tuple[str, ...]) -> None:
-    _check()
     state = _state_of(optimizer, touching)
     state.here()
-    _regions.move(_locals(tensors), _tag("optimizer", optimizer))
+    _regions.move(parts(tensors), _tag("optimizer", optimizer))
     idle()
     state.leave()
 
@@ -98,8 +80,8 @@ def _functions(engine: str) -> list[Callable[..., Any]]:
                 lambda optimizer: _offload_optimizer(optimizer, _fsdp_state(optimizer), _TOUCHING),
                 lambda optimizer, device_id: _state_of(optimizer, _TOUCHING).come()]
     return [_offload_model, lambda models, load_grad=True, load_frozen_params=True: _load_model(models, load_grad),
-            lambda optimizers: _offload_optimizer(optimizers, _megatron._state(optimizers), _megatron._TOUCHING),
-            lambda optimizers: _state_of(optimizers, _megatron._TOUCHING).come()]
+            lambda optimizers: _offload_optimizer(optimizers, _megatron.optimizer_state(optimizers), _megatron.TOUCHING),
+            lambda optimizers: _state_of(optimizers, _megatron.TOUCHING).come()]
 
 
 # ---- NCCL's memory: paused from the end of an update of the rollout's weights to the next computation ----
@@ -126,29 +108,42 @@ def _enter(original: Callable[..., Any], context: Any) -> Any:
     return original(context)
 
 
-def install() -> None:
-    """FailedPreconditionError: this verl has moved what amem replaces."""
-    import verl
-    from verl.workers import engine_workers
-    from verl.workers.engine import base
+class Verl(Framework):
+    """verl's trainers, with FSDP or Megatron."""
 
-    found = [_frameworks.hook(engine_workers.ActorRolloutRefWorker, "update_weights", "self", "global_steps"),
-             _frameworks.hook(base.BaseEngineCtx, "__enter__", "self")]
-    changes = []
-    for engine, hooks in _HOOKS.items():
-        try:
-            module = importlib.import_module(_ENGINES.format(engine))
-        except ImportError:  # no Megatron here, for example
-            continue
-        for (name, parameters), function in zip(hooks.items(), _functions(engine)):
-            found.append(_frameworks.hook(module, name, *parameters))
-            changes.append(functools.partial(setattr, module, name, function))
-    _frameworks.warn_of_version(_logger, "verl", verl.__version__, OLDEST, NEWEST, found)
-    for change in changes:  # nothing is changed before all of it has been found
-        change()
-    _frameworks.replace(engine_workers.ActorRolloutRefWorker, "update_weights", _update_weights)
-    _frameworks.replace(base.BaseEngineCtx, "__enter__", _enter)
+    name, title, distribution = "verl", "verl", "verl"
+    modules = ("verl.workers.engine_workers", "verl.workers.engine.base")
+    tried = (0, 9), (0, 9)
+    purpose = "verl's trainer is to leave the GPU by amem"
+    how_to_start = "set LD_PRELOAD and AMEM_GROUP of its workers by amem.environment(), as docs/rl-frameworks.md says"
 
+    def hooks(self) -> list[Callable[..., Any]]:
+        """As Framework.hooks()."""
+        from verl.workers import engine_workers
+        from verl.workers.engine import base
 
-if "verl" in sys.modules:  # verl imports it as its external_lib
-    install()
+        found = [hook(engine_workers.ActorRolloutRefWorker, "update_weights", "self", "global_steps"),
+                 hook(base.BaseEngineCtx, "__enter__", "self")]
+        for engine, hooks in _HOOKS.items():
+            try:
+                module = importlib.import_module(_ENGINES.format(engine))
+            except ImportError:  # no Megatron here, for example
+                continue
+            found += [hook(module, name, *parameters) for name, parameters in hooks.items()]
+        return found
+
+    def install(self) -> None:
+        """As Framework.install()."""
+        self.check()  # nothing is changed before all of it has been found
+        from verl.workers import engine_workers
+        from verl.workers.engine import base
+
+        for engine, hooks in _HOOKS.items():
+            try:
+                module = importlib.import_module(_ENGINES.format(engine))
+            except ImportError:
+                continue
+            for name, function in zip(hooks, _functions(engine)):
+                setattr(module, name, function)
+        replace(engine_workers.ActorRolloutRefWorker, "update_weights", _update_weights)
+        replace(base.BaseEngineCtx, "__enter__", _enter)

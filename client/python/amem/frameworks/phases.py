@@ -10,9 +10,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from amem import _background
-from amem._frameworks import replace
+from amem.frameworks import replace
 from amem._rank import pause, resume
 from amem.errors import Error, NotFoundError
+
+
+__all__ = ["State", "bring", "idle", "take"]
 
 
 def _each(operation: Callable[..., None], tags: list[str], timeout: float | None) -> None:
@@ -28,8 +31,15 @@ def _each(operation: Callable[..., None], tags: list[str], timeout: float | None
 
 
 def take(tags: list[str], timeout: float | None = None) -> None:
-    """amem.pause() of the tags, of those of which there is memory. After an error everything is on the GPU, as far as it can
-    come back. idle() comes before."""
+    """Pauses tags of this rank's group: those of which there is memory. idle() comes before. Every rank asks for the same.
+
+    Args:
+        tags: What leaves the GPU.
+        timeout: Seconds, as of amem.pause().
+
+    Raises:
+        Error: As amem.pause(). Everything is on the GPU then, as far as it can come back.
+    """
     try:
         _each(pause, tags, timeout)
     except Error:
@@ -39,7 +49,15 @@ def take(tags: list[str], timeout: float | None = None) -> None:
 
 
 def bring(tags: list[str], timeout: float | None = None) -> None:
-    """amem.resume() of the tags, likewise, in the thread that uses the GPU."""
+    """Resumes tags, as take() pauses them, in the thread that uses the GPU. While an operator has paused the group it waits.
+
+    Args:
+        tags: What comes back.
+        timeout: Seconds, as of amem.resume().
+
+    Raises:
+        Error: As amem.resume().
+    """
     _gate()
     _each(resume, tags, timeout)
 
@@ -52,9 +70,21 @@ def _gate() -> None:
 
 
 class State:
-    """Tags whose memory the methods of `owner` touch: these wait for what is on its way back, and bring back what is paused."""
+    """Keeps count of tags whose memory the methods of an object touch, such as an optimizer's state. These methods wait for what is
+    on its way back, and bring back what is paused.
+
+    Attributes:
+        paused: The memory is off the GPU, or on its way back.
+    """
 
     def __init__(self, tags: list[str], owner: Any, methods: Iterable[str]) -> None:
+        """Puts itself before the methods.
+
+        Args:
+            tags: Of the memory.
+            owner: The object.
+            methods: The names of its methods that touch the memory; of these, those that it has.
+        """
         self._tags = tags
         self._coming: Future[None] | None = None
         self.paused = False
@@ -63,19 +93,31 @@ class State:
                 replace(owner, name, self._after)
 
     def leave(self) -> None:
-        """Errors as take()."""
+        """Pauses the memory. idle() comes before.
+
+        Raises:
+            Error: As take().
+        """
         self.here()
         take(self._tags)
         self.paused = True
 
     def come(self, timeout: float | None = None) -> None:
-        """In the background."""
+        """Begins to resume the memory, in the background.
+
+        Args:
+            timeout: Seconds, as of amem.resume().
+        """
         if self.paused and self._coming is None:
             _gate()
             self._coming = _background.submit(lambda: _each(resume, self._tags, timeout))
 
     def here(self) -> None:
-        """Errors as amem.resume(): the memory is paused still, and the next call tries again."""
+        """Returns when the memory is on the GPU.
+
+        Raises:
+            Error: As amem.resume(). The memory is paused still, and the next call tries again.
+        """
         coming, self._coming = self._coming, None
         if self.paused and (coming is None or coming.exception() is not None):
             bring(self._tags)
@@ -87,7 +129,7 @@ class State:
 
 
 def idle() -> None:
-    """Nothing that still runs on the GPU may touch what is to leave; what torch keeps for later goes, too. While an operator
+    """Waits until nothing that runs on the GPU can touch what is to leave, and frees what torch keeps for later. While an operator
     has paused the group it waits."""
     torch = sys.modules["torch"]
     _gate()

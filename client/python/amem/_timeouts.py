@@ -89,7 +89,8 @@ def extend_timeouts() -> None:
     that is given a timeout of its own, nor for other backends: their time limits go on (docs/frameworks.md, "Time limits of
     the job").
 
-    FailedPreconditionError: no shim in this process, or one of another version; or PyTorch cannot do it.
+    Raises:
+        FailedPreconditionError: There is no shim in this process, or one of another version, or PyTorch cannot do it.
     """
     global _started
     _shim.shut_ms()

@@ -1,4 +1,4 @@
-"""vLLM's sleep mode by amem: `--worker-cls amem.vllm.Worker`, or `--sleep-mode-backend amem`.
+"""vLLM's sleep mode by amem: amem.enable(), or vLLM's own option `--sleep-mode-backend amem`.
 
 vLLM loads register() in each of its processes, by the entry point in its group vllm.general_plugins. For a vLLM that is
 not told to use amem it changes nothing but the help text. Imports neither vLLM nor torch by itself. docs/frameworks.md
@@ -12,104 +12,155 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from amem import _frameworks
-from amem.errors import InvalidArgumentError
+from amem._enable import called_by
+from amem.errors import Error, InvalidArgumentError
+from amem.frameworks import Framework, hook
+from amem.frameworks._known import known
+
+__all__ = ["BACKEND", "DEFERRABLE", "Vllm", "WORKER", "Worker", "check_sleep_mode", "only_tags", "register"]
 
 BACKEND = "amem"
 WORKER = "amem.vllm.Worker"
-OLDEST, NEWEST = (0, 20), (0, 33)  # vLLM's versions that it was tried with, or read for
-DEFERRABLE = ("weights", "kv_cache")  # what vLLM may be told to wake; a wake brings all other tags
+"""What vLLM knows amem's worker class by."""
+DEFERRABLE = ("weights", "kv_cache")
+"""What vLLM may be told to wake; a wake brings all other tags."""
 _LEVELS = (0, 1, 2)
 _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
-# For programs that start vLLM and have no such option: "all", or "tags", which leaves the rest of the process alone.
-_SWITCH, _WAYS = "AMEM_VLLM_SLEEP", ("all", "tags")
-_HOW_TO_START = "start vLLM with `amemctl run --group NAME --scope heap -- vllm serve ...`"
+_SLEEP, _WAYS = "AMEM_VLLM_SLEEP", ("all", "tags")  # what leaves; the latter leaves the rest of the process alone
+_TRAINERS = ("trl",)  # libraries that run an engine in their own process, which has to run on while the engine sleeps
 _extended: set[Any] = set()  # vLLM's classes that have what is added below
-_logger = logging.getLogger("vllm.amem")  # below vLLM's, so that it is shown where vLLM's lines are
 
 
 def __getattr__(name: str) -> Any:
     if name == "Worker":  # vLLM and torch come with it, so only a worker imports it
-        from amem._vllm_worker import Worker
+        from amem.vllm._worker import Worker
 
         return Worker
     raise AttributeError(f"module 'amem.vllm' has no attribute {name!r}")
 
 
-def register() -> None:
-    """The entry point. Never raises: a vLLM that does not use amem must not end because of it."""
-    try:
+class Vllm(Framework):
+    """vLLM. Engines whose sleep mode is on sleep by amem; others are as they were."""
+
+    name, title, distribution = "vllm", "vLLM", "vllm"
+    modules = ("vllm.engine.arg_utils",)
+    tried = (0, 20), (0, 33)
+    purpose = "vLLM is to sleep by amem"
+    how_to_start = "start vLLM with `amemctl run --group NAME --scope heap -- vllm serve ...`"
+    logger = logging.getLogger("vllm.amem")  # below vLLM's, so that it is shown where vLLM's lines are
+
+    def hooks(self) -> list[Callable[..., Any]]:
+        """As Framework.hooks(), of the engine. Workers have their own."""
+        from vllm.engine.arg_utils import EngineArgs
+
+        return [hook(EngineArgs, "create_engine_config", "self"), *_engine_hooks()]
+
+    def install(self) -> None:
+        """As Framework.install(). The checks come when an engine is made that is to sleep by amem, before a model is loaded."""
         arguments = sys.modules.get("vllm.engine.arg_utils")
         if arguments is not None:  # where options are read
             _extend_arguments(arguments.EngineArgs)
         if "vllm.v1.engine.core" in sys.modules:  # in an engine's own process, too
+            _engine_hooks()
             _extend_engine()
-    except Exception as error:  # noqa: BLE001: whatever another vLLM has changed
-        _logger.warning("amem: sleep mode by amem is not available in this vLLM: %s: %s", type(error).__name__, error)
 
 
-# ---- early checks: before a model is loaded ----
-def check_engine() -> None:
-    """FailedPreconditionError: this vLLM has moved what amem needs of its engine."""
-    from vllm import __version__ as version
-    from vllm.engine.arg_utils import EngineArgs
+def _engine_hooks() -> list[Callable[..., Any]]:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
 
-    hook = _frameworks.hook
-    found = [hook(EngineArgs, "create_engine_config", "self"),
-             hook(EngineCore, "sleep", "self", "level", "mode"), hook(EngineCore, "is_sleeping", "self"),
-             hook(EngineCore, "resume_scheduler", "self"), hook(Executor, "sleep", "self", "level"),
-             hook(Executor, "wake_up", "self", "tags"), hook(Executor, "collective_rpc", "self", "method", "timeout", "args", "kwargs")]
-    _frameworks.warn_of_version(_logger, "vLLM", version, OLDEST, NEWEST, found)
+    return [hook(EngineCore, "sleep", "self", "level", "mode"), hook(EngineCore, "is_sleeping", "self"),
+            hook(EngineCore, "resume_scheduler", "self"), hook(Executor, "sleep", "self", "level"),
+            hook(Executor, "wake_up", "self", "tags"), hook(Executor, "collective_rpc", "self", "method", "timeout", "args", "kwargs")]
 
 
-def check_process() -> None:
-    """As _frameworks.check_process()."""
-    _frameworks.check_process("vLLM is to sleep by amem", _HOW_TO_START)
+def register() -> None:
+    """Is vLLM's entry point. A vLLM that does not use amem must not end because of it.
+
+    Raises:
+        Error: As amem.enable(), with AMEM_ON=require.
+    """
+    try:
+        known()["vllm"].install()
+    except Exception as error:  # noqa: BLE001: whatever another vLLM has changed
+        Vllm.logger.warning("amem: sleep mode by amem is not available in this vLLM: %s: %s", type(error).__name__, error)
+    called_by("vllm")
 
 
 def check_sleep_mode(enabled: bool) -> None:
+    """Says whether an engine can sleep at all.
+
+    Args:
+        enabled: Its sleep mode is on.
+
+    Raises:
+        InvalidArgumentError: It is not.
+    """
     if not enabled:
         raise InvalidArgumentError("vLLM is to sleep by amem, but its sleep mode is off: add --enable-sleep-mode")
 
 
-def _switched() -> str:
-    way = os.environ.get(_SWITCH, "")
-    if way and way not in _WAYS:
-        raise InvalidArgumentError(f"{_SWITCH}={way}: {' or '.join(_WAYS)}")
-    return way
-
-
 def only_tags() -> bool:
-    """The engine shares its process with others, such as a trainer, whose memory stays and who run on."""
-    return _switched() == "tags"
+    """Says whether the engine shares its process with others, such as a trainer, whose memory stays and who run on.
+
+    Returns:
+        AMEM_VLLM_SLEEP is "tags".
+
+    Raises:
+        InvalidArgumentError: It is something else than "tags" and "all".
+    """
+    way = os.environ.get(_SLEEP, "")
+    if way and way not in _WAYS:
+        raise InvalidArgumentError(f"{_SLEEP}={way}: {' or '.join(_WAYS)}")
+    return way == "tags"
 
 
 # ---- options ----
 def _prepare(arguments: Any) -> None:
-    """Of an engine that is to sleep by amem, when its options are known."""
-    check_engine()
+    """Of an engine that is to sleep by amem, when its options are known. An error comes before any change."""
+    framework = known()["vllm"]
+    framework.check_version()
     check_sleep_mode(arguments.enable_sleep_mode)
+    only_tags()
     other = getattr(arguments, "sleep_mode_backend", None)
     if other not in (None, "cumem", BACKEND):  # cumem is what vLLM has where nothing is said
         raise InvalidArgumentError(
-            f"two sleep-mode backends: --sleep-mode-backend {other}, and amem by {_SWITCH} or --worker-cls {WORKER}; leave one of the two out")
+            f"two sleep-mode backends: --sleep-mode-backend {other}, and amem by amem.enable() or --worker-cls {WORKER}; leave one of the "
+            "two out")
     if arguments.worker_cls not in ("auto", WORKER):
         raise InvalidArgumentError(
-            f"--sleep-mode-backend amem brings a worker class of its own, so --worker-cls {arguments.worker_cls} cannot be "
-            "used with it; leave one of the two out")
-    arguments.worker_cls = WORKER
+            f"amem brings a worker class of its own, so --worker-cls {arguments.worker_cls} cannot be used with it; leave one of the two "
+            "out")
     if arguments.distributed_executor_backend != "ray":  # Ray's workers have an environment of their own
-        check_process()
+        framework.check_process()
+    _extend_engine()
+    arguments.worker_cls = WORKER
     if os.environ.get(_METHOD) != "spawn":
         # A child of fork has no session with the broker.
-        _logger.info("amem: workers are spawned: %s is %s, and spawn from now on", _METHOD, os.environ.get(_METHOD, "unset"))
+        Vllm.logger.info("amem: workers are spawned: %s is %s, and spawn from now on", _METHOD, os.environ.get(_METHOD, "unset"))
         os.environ[_METHOD] = "spawn"
-    _extend_engine()
+
+
+def _choose(arguments: Any) -> None:
+    """Whether an engine sleeps by amem."""
+    if getattr(arguments, "sleep_mode_backend", None) == BACKEND or arguments.worker_cls == WORKER:
+        _prepare(arguments)
+        return
+    framework = known()["vllm"]
+    if not framework.on or not arguments.enable_sleep_mode:
+        return
+    try:
+        _prepare(arguments)
+    except Error as error:
+        if framework.required:
+            raise
+        Vllm.logger.warning("amem: this engine sleeps as without amem: %s", error)
+        return
+    if any(each in sys.modules for each in _TRAINERS):
+        os.environ.setdefault(_SLEEP, "tags")  # workers are to know it, too
 
 
 def _extend_arguments(engine_args: Any) -> None:
@@ -137,9 +188,7 @@ def _extend_arguments(engine_args: Any) -> None:
 
     @functools.wraps(create)
     def create_engine_config(self: Any, *args: Any, **options: Any) -> Any:
-        if (getattr(self, "sleep_mode_backend", None) == BACKEND or self.worker_cls == WORKER
-                or self.enable_sleep_mode and _switched()):
-            _prepare(self)
+        _choose(self)
         return create(self, *args, **options)
 
     engine_args.add_cli_args = staticmethod(add_cli_args)

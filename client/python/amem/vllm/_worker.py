@@ -15,9 +15,10 @@ import vllm.v1.worker.gpu_worker
 from vllm.device_allocator.cumem import CuMemAllocator
 
 from amem import _rank, _regions, _shim
-from amem._frameworks import hook
 from amem.errors import AbortedError, DeadlineExceededError, Error, FailedPreconditionError, NotFoundError
-from amem.vllm import BACKEND, DEFERRABLE, check_process, check_sleep_mode, only_tags
+from amem.frameworks import hook
+from amem.frameworks._known import known
+from amem.vllm import BACKEND, DEFERRABLE, check_sleep_mode, only_tags
 
 _logger = logging.getLogger("vllm.amem")
 _CACHE, _GRAPHS, _NCCL = "kv_cache", "cudagraph", "nccl"
@@ -141,7 +142,7 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, *args: Any, **options: Any) -> None:
         _check_worker()
         check_sleep_mode(vllm_config.model_config.enable_sleep_mode)
-        check_process()
+        known()["vllm"].check_process()
         self._amem_before: set[str] = set()  # what was asleep before the sleep under way
         super().__init__(vllm_config, *args, **options)
         # All of vLLM's ways to its allocator end there.
@@ -253,5 +254,5 @@ def _choose_backend(model_config: Any) -> None:
         return
     backends = importlib.import_module("vllm.device_allocator.sleep_mode_backend")
     if BACKEND not in backends.SleepModeBackendFactory._registry:
-        backends.SleepModeBackendFactory.register_backend(BACKEND, "amem._vllm_backend", "Backend")
+        backends.SleepModeBackendFactory.register_backend(BACKEND, "amem.vllm._backend", "Backend")
     model_config.sleep_mode_backend = BACKEND

@@ -1,0 +1,330 @@
+"""amem.enable(): the one way to switch amem on in a program. Any thread; a second call waits for the first."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+import os
+import re
+import sys
+import threading
+
+from amem import _endpoint, _imports, _launcher, _shim
+from amem._arguments import group_name
+from amem._rank import group as group_of_process
+from amem._rank import set_group
+from amem.errors import Error, FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
+from amem.frameworks import Framework
+from amem.frameworks._known import known
+
+SWITCH = "AMEM_ON"
+"""Of the environment: 1 is amem.enable(), require is amem.enable(require=True), where a framework loads amem by an entry point."""
+
+_REQUIRE = "require"
+_logger = logging.getLogger("amem")
+
+
+@dataclasses.dataclass(frozen=True)
+class Enabled:
+    """What amem.enable() has found and done.
+
+    Attributes:
+        on: Nothing is missing that was asked for. Frameworks are switched on only then.
+        group: The group of those that this process starts, and its own where nothing is missing.
+        scope: Which memory of this process is brokered: "nccl", "regions" or "heap"; "off": none.
+        frameworks: The names of the frameworks that are switched on, also of those imported since.
+        text: The line that was shown.
+    """
+
+    on: bool
+    group: str
+    scope: str
+    frameworks: tuple[str, ...]
+    text: str
+
+
+class _State:
+    """Of this process, once enable() has been called."""
+
+    def __init__(self, required: bool) -> None:
+        self.required = required
+        self.problem: Error | None = None  # amem is off because of it
+        self.refused: dict[str, Error] = {}  # frameworks that are not switched on, by name
+        self.on: list[Framework] = []
+        self.group, self.scope, self.text = "", "off", ""
+        self.is_set = False  # the environment of processes that this one starts
+
+
+_lock = threading.RLock()
+_state: _State | None = None
+_imported: list[Framework] = []  # since enable(), and not switched on yet
+
+
+def _forget_lock() -> None:
+    """It may have been held by a thread that is not in a child of fork."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
+
+
+def enable(*, group: str | None = None, scope: str | None = None, require: bool = False) -> Enabled:
+    """Switches amem on in this process, for the processes that it starts, and for the frameworks that it has imported.
+
+    Sets the environment of processes that are started from now on, as environment() says. Has each framework that amem knows
+    let its memory leave by amem: those that are imported, and those that are imported later, when they are. Says in one line
+    what it did, through logging.getLogger("amem"), or on standard error where no handler would show that. A framework that is
+    imported later has a line of its own.
+
+    Anything that is missing is said in that line, and the job runs as without amem. The shim has to be there from the start of
+    a process, so start this one with `amemctl run`, launch() or the variables of environment().
+
+    A second call does nothing and says nothing; it gives what there is by then.
+
+    Args:
+        group: The group of this process and of those that it starts. None: the one that they have.
+        scope: Which memory of the processes that are started is brokered: "nccl", "regions" or "heap". That of this process was
+            fixed at its start. None: the one that they have.
+        require: Raise where something is missing. `AMEM_ON=require` in the environment does the same.
+
+    Returns:
+        What is on now.
+
+    Raises:
+        InvalidArgumentError: No group or scope can be called that.
+        FailedPreconditionError: With `require`: the shim is not loaded, the process has another scope or has joined another group,
+            or a framework has moved what amem needs.
+        UnavailableError: With `require`: there is no broker.
+    """
+    require = require or os.environ.get(SWITCH) == _REQUIRE
+    return _enable(group, scope, require)
+
+
+def enable_for(*names: str) -> None:
+    """enable() for a framework that calls this by name: one of these frameworks is required, and no other. Errors as enable()."""
+    _enable(None, None, os.environ.get(SWITCH) == _REQUIRE, names=names)
+
+
+def _enable(group: str | None, scope: str | None, require: bool, names: tuple[str, ...] = (), loud: bool = True) -> Enabled:
+    global _state
+    if group is not None and "@" not in group:
+        group_name(group)
+    if scope is not None and scope not in _launcher._SCOPES:
+        raise InvalidArgumentError(f'"{scope}" is no scope: {", ".join(_launcher._SCOPES)}')
+    with _lock:
+        new = _state is None
+        if _state is None:
+            state = _begin(group, scope, require, raises=require or bool(names))
+            _state = state
+            if state.problem is None:
+                for framework in known().values():
+                    if _imports.when_imported(framework.modules, functools.partial(_come, framework)):
+                        _switch_on(state, framework)
+            state.text = _line(state)
+        state = _state
+    _switch_on_imported()
+    with _lock:
+        error = _missing(state, require, names)
+        if error is not None:
+            raise error
+        if new:
+            _say(logging.WARNING if state.problem is not None or state.refused else logging.INFO, state.text, loud)
+        return Enabled(state.problem is None, state.group, state.scope, tuple(each.name for each in state.on), state.text)
+
+
+def _missing(state: _State, require: bool, names: tuple[str, ...]) -> Error | None:
+    """Of what is required."""
+    if state.problem is not None and (require or names):
+        return state.problem
+    for name, error in state.refused.items():
+        if require or name in names:
+            return error
+    if names and not any(each.name in names for each in state.on):
+        titles = " or ".join(known()[name].title for name in names)
+        return FailedPreconditionError(f"{titles} is to use amem, but is not imported in this process")
+    return None
+
+
+def called_by(name: str) -> None:
+    """A framework's entry point calls this. It is enable() where AMEM_ON asks for that. Where enable() has been called before, it
+    sees that the framework is there.
+
+    Errors as enable(): with AMEM_ON=require. In a process that multiprocessing has started the line is in the log alone; its
+    parent has shown it.
+    """
+    framework = known()[name]
+    with _lock:
+        if _state is not None:
+            if _state.problem is None and all(each in sys.modules for each in framework.modules):
+                _come(framework)
+            return
+    asked = os.environ.get(SWITCH, "")
+    if asked in ("", "0"):
+        return
+    if asked not in ("1", _REQUIRE):
+        raise InvalidArgumentError(f"{SWITCH}={asked}: 1 or {_REQUIRE}")
+    _enable(None, None, asked == _REQUIRE, loud=not _is_child())
+
+
+def _is_child() -> bool:
+    """multiprocessing has started this process, so it has been imported."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+# ---- this process, and those that it starts ----
+def _begin(group: str | None, scope: str | None, require: bool, raises: bool) -> _State:
+    """Errors are raised if something is required, and kept otherwise."""
+    state = _State(require)
+    try:
+        _prepare(state, group, scope)
+    except Error as error:
+        if raises:
+            raise
+        state.problem = error
+    state.group = group if state.is_set and group is not None else group_of_process()
+    return state
+
+
+def _prepare(state: _State, group: str | None, scope: str | None) -> None:
+    own = _own_scope()
+    if own == "off":
+        raise FailedPreconditionError("AMEM_DISABLE=1 or AMEM_ENABLE=0 turns amem off in this process: start it without these")
+    _check_broker()
+    state.scope = own or "off"
+    named = os.environ.get("AMEM_GROUP", "") if group is None else group
+    if "@" in named:
+        raise InvalidArgumentError(f'"{named}" names a group of another owner: a process joins groups of its own user alone. Give the '
+                                   "name without the owner")
+    _set_environment(group, scope, state.required)
+    state.is_set = True
+    if own is None:
+        raise FailedPreconditionError(_shim._NOT_LOADED)
+    if scope is not None and scope != own:
+        raise FailedPreconditionError(f"this process has the scope {own}, which is fixed at its start: start it with `amemctl run --scope "
+                                      f"{scope}`, or call amem.enable() without a scope")
+    if group is not None and group != group_of_process():
+        set_group(group)
+
+
+def _own_scope() -> str | None:
+    """None: there is no shim."""
+    return str(json.loads(_shim.stats_json())["scope"]) if _shim.is_loaded() else None
+
+
+def _check_broker() -> None:
+    directory = _endpoint.default_runtime_dir()
+    if not _endpoint.has_broker(directory):
+        raise UnavailableError(f"amemd does not run here: there is no socket {directory}/session.sock. Start it with `systemctl start "
+                               f"amemd` or `amemd --runtime-dir {directory}`")
+    control = os.path.join(directory, "control.sock")
+    if os.path.exists(control):  # a container may have the other one alone
+        problem = _endpoint.probe(control)
+        if problem is not None:
+            raise problem
+
+
+def _set_environment(group: str | None, scope: str | None, required: bool) -> None:
+    """Of processes that are started from now on. What makes this process a rank stays as it is."""
+    preloads = re.split("[ :]+", os.environ.get("LD_PRELOAD", ""))
+    has_shim = any(os.path.basename(each) == _launcher._SHIM or _launcher._is_hook(each) for each in preloads if each)
+    try:
+        variables = _launcher.environment(group or group_of_process(), scope, required=required)
+    except NotFoundError:
+        if not has_shim:
+            raise
+        return
+    if has_shim:
+        del variables["LD_PRELOAD"]
+    if group is None and not (os.environ.get("AMEM_GROUP") or os.environ.get("AMEM_GROUPID")):
+        del variables["AMEM_GROUP"]  # each chooses its own, as this one has
+    os.environ.update(variables)
+
+
+# ---- frameworks ----
+def _switch_on(state: _State, framework: Framework) -> None:
+    """Errors of the framework's are kept."""
+    try:
+        framework.check_process()
+        framework.on, framework.required = True, state.required
+        framework.install()
+        state.on.append(framework)
+        return
+    except Error as error:
+        problem = error
+    except Exception as error:  # noqa: BLE001: a version that is not known may raise anything
+        problem = FailedPreconditionError(f"{type(error).__name__}: {error}")
+    framework.on = False
+    state.refused[framework.name] = problem
+
+
+def _come(framework: Framework) -> None:
+    """It has been imported after enable(). FailedPreconditionError, UnavailableError: what enable() was to require is missing."""
+    _imported.append(framework)
+    _switch_on_imported()
+
+
+def _switch_on_imported() -> None:
+    """Never waits: this thread may have locks of imports that another one needs to end its call of enable(). That one looks here
+    after it."""
+    while _imported and _state is not None and _lock.acquire(blocking=False):
+        try:
+            while _imported:
+                _switch_on_late(_state, _imported.pop(0))
+        finally:
+            _lock.release()
+
+
+def _switch_on_late(state: _State, framework: Framework) -> None:
+    if framework in state.on or framework.name in state.refused:
+        return
+    _switch_on(state, framework)
+    problem = state.refused.get(framework.name)
+    if problem is None:
+        _say(logging.INFO, f"on for {framework.title}, too", True)
+    elif state.required:
+        raise problem
+    else:
+        _say(logging.WARNING, f"not switched on: {framework.title}, which runs as without amem: {problem}", True)
+
+
+# ---- the line ----
+def _line(state: _State) -> str:
+    if state.problem is not None:
+        text = f"off in this process, which runs as without amem: {state.problem}"
+        if state.scope != "off":
+            text = (f'no framework is switched on, and memory of the scope {state.scope} is brokered in the group "{group_of_process()}" '
+                    f"all the same: {state.problem}")
+        # The problem may be this process's alone.
+        return f'{text}. Processes that it starts from now on are in the group "{state.group}"' if state.is_set else text
+    names = ", ".join(framework.title for framework in state.on)
+    text = f'on: group "{state.group}", scope {state.scope}, '
+    if state.on:
+        text += f"switched on: {names}"
+    elif not state.refused:
+        text += "no framework that amem knows is imported yet; memory of this scope is brokered all the same"
+    else:
+        text += "no framework is switched on; memory of this scope is brokered all the same"
+    refused = ((known()[name].title, error) for name, error in state.refused.items())
+    return "; ".join([text, *(f"not switched on: {title}, which runs as without amem: {error}" for title, error in refused)])
+
+
+def _say(level: int, text: str, loud: bool) -> None:
+    """One line: in the log where somebody sees it there, else on standard error."""
+    if not loud or _is_shown(level):
+        _logger.log(level, "amem: %s", text)
+    else:
+        print(f"amem: {text}", file=sys.stderr, flush=True)
+
+
+def _is_shown(level: int) -> bool:
+    if not _logger.isEnabledFor(level):
+        return False
+    logger: logging.Logger | None = _logger
+    while logger is not None:
+        if any(handler.level <= level and not isinstance(handler, logging.NullHandler) for handler in logger.handlers):
+            return True
+        logger = logger.parent if logger.propagate else None
+    return False

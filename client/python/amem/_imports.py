@@ -1,0 +1,88 @@
+"""Calls when modules have been imported, now or later. Any thread: a call comes from the thread that imports.
+
+A finder at the front of sys.meta_path lets the others find a module that is waited for, and has its loader say when it has run the
+module. The loader stays what it was.
+"""
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[set[str], Callable[[], None]]] = []
+
+    def wait(self, modules: set[str], call: Callable[[], None]) -> None:
+        with self._lock:
+            self._waiting.append((modules, call))
+
+    def _is_awaited(self, name: str) -> bool:
+        with self._lock:
+            return any(name in modules for modules, _ in self._waiting)
+
+    def _come(self, name: str) -> None:
+        with self._lock:
+            for modules, _ in self._waiting:
+                modules.discard(name)
+            ready = [call for modules, call in self._waiting if not modules]
+            self._waiting = [each for each in self._waiting if each[0]]
+        for call in ready:
+            call()
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None,
+                  target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+        if not self._is_awaited(fullname):
+            return None
+        for finder in list(sys.meta_path):
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = None if find is None else find(fullname, path, target)
+            if spec is not None:
+                self._tell(fullname, spec)
+                return spec  # type: ignore[no-any-return]
+        return None
+
+    def _tell(self, name: str, spec: importlib.machinery.ModuleSpec) -> None:
+        loader = spec.loader
+        run: Any = getattr(loader, "exec_module", None)
+        if run is None:
+            return
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            if module.__name__ == name:  # a loader of an archive runs other modules, too
+                self._come(name)
+
+        with contextlib.suppress(TypeError):  # a loader that takes no attribute: nobody is told
+            vars(loader)["exec_module"] = exec_module
+
+
+    def forget_lock(self) -> None:
+        """It may have been held by a thread that is not in a child of fork."""
+        self._lock = threading.Lock()
+
+
+_finder = _Finder()
+os.register_at_fork(after_in_child=_finder.forget_lock)
+
+
+def when_imported(modules: Sequence[str], call: Callable[[], None]) -> bool:
+    """Calls when all of the modules have been imported. What the call raises comes out of the import.
+
+    True: they have been, and the call is for the caller to make.
+    """
+    missing = {each for each in modules if each not in sys.modules}
+    if not missing:
+        return True
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    _finder.wait(missing, call)
+    return False

@@ -1,0 +1,230 @@
+"""The kit for modules that let a framework's memory leave by amem.
+
+Such a module is a class below `Framework`: what the framework is called, which of its functions amem needs, and what is put in
+their place. amem.enable() finds it, checks it and installs it. CONTRIBUTING.md says how to write one, in amem or in a
+distribution of your own. `amem.frameworks.phases` pauses and resumes tags around a phase of a training step, and
+`amem.frameworks.tensors` says which tensors own their memory.
+
+The kit imports no framework. Any thread.
+"""
+from __future__ import annotations
+
+import abc
+import functools
+import importlib
+import inspect
+import logging
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+from amem import _endpoint, _shim
+from amem._rank import stats
+from amem.errors import FailedPreconditionError, UnavailableError
+
+__all__ = ["Framework", "Version", "check_broker", "check_process", "hook", "replace"]
+
+Version = tuple[int, ...]
+
+
+class Framework(abc.ABC):
+    """What amem knows about one framework. A subclass sets the names, and writes hooks() and install().
+
+    amem.enable() makes one instance, and calls install() when all `modules` have been imported.
+
+    Attributes:
+        name: The name by which amem and amem.enable() know the framework.
+        title: The name as people write it, for messages.
+        distribution: The distribution whose version counts.
+        modules: amem.enable() installs when all of these have been imported, now or later.
+        tried: The oldest and the newest version that the module was tried with. Another version runs with one warning. None: no
+            version is warned of.
+        purpose: What amem is to do, as the beginning of a sentence of an error.
+        how_to_start: How a process is started whose memory amem can take away, as the end of that sentence.
+        logger: Where warnings go: below the framework's own logger, if it has one that is shown.
+        on: amem.enable() has switched the framework on.
+        required: amem.enable(require=True) has done so: what goes wrong later is an error, too.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    distribution: ClassVar[str]
+    modules: ClassVar[tuple[str, ...]]
+    tried: ClassVar[tuple[Version, Version] | None] = None
+    purpose: ClassVar[str]
+    how_to_start: ClassVar[str] = "start it with `amemctl run --group NAME --scope regions -- COMMAND`"
+    logger: ClassVar[logging.Logger] = logging.getLogger("amem")
+    on: bool = False
+    required: bool = False
+
+    @abc.abstractmethod
+    def hooks(self) -> list[Callable[..., Any]]:
+        """Finds the functions of the framework that amem needs, each by hook(). Changes nothing.
+
+        Returns:
+            What hook() has returned.
+
+        Raises:
+            FailedPreconditionError: A function is not there, or takes other parameters.
+        """
+
+    @abc.abstractmethod
+    def install(self) -> None:
+        """Puts amem's functions in the place of the framework's, after check(). A second call changes nothing.
+
+        A framework that asks for its memory saver later may be checked then.
+
+        Raises:
+            FailedPreconditionError: This version, or this process, is not one that amem can serve.
+            UnavailableError: There is no broker.
+        """
+
+    def version(self) -> str:
+        """Says which version is installed.
+
+        Returns:
+            The framework's `__version__`, else that of its distribution.
+        """
+        found = getattr(importlib.import_module(self.modules[0].partition(".")[0]), "__version__", None)
+        if found is not None:
+            return str(found)
+        from importlib import metadata  # seldom needed, and slow to import
+
+        return metadata.version(self.distribution)
+
+    def check(self) -> None:
+        """Says whether amem can serve this version of the framework in this process. Changes nothing.
+
+        What is there decides, never a number: a version that was not tried runs with one warning.
+
+        Raises:
+            FailedPreconditionError: A function is missing or takes other parameters, or the process has no shim, or its scope
+                leaves the memory on the GPU.
+            UnavailableError: There is no broker.
+        """
+        self.check_version()
+        self.check_process()
+
+    def check_version(self) -> None:
+        """Does the part of check() that is about the framework.
+
+        Raises:
+            FailedPreconditionError: A function is missing or takes other parameters.
+        """
+        found = self.hooks()
+        if self.tried is not None:
+            _warn_of_version(self.logger, self.title, self.version(), *self.tried, found)
+
+    def check_process(self) -> None:
+        """Does the part of check() that is about this process.
+
+        Raises:
+            FailedPreconditionError: The process has no shim, or its scope leaves the memory on the GPU.
+            UnavailableError: There is no broker.
+        """
+        check_process(self.purpose, self.how_to_start)
+
+
+@functools.lru_cache(maxsize=None)
+def _warn_once(logger: logging.Logger, text: str) -> None:
+    logger.warning("%s", text)
+
+
+def _warn_of_version(logger: logging.Logger, name: str, version: str, oldest: Version, newest: Version,
+                     found: Iterable[Callable[..., Any]]) -> None:
+    """One warning where this version is not among those that amem was tried with. It runs: what is there decides, never a
+    number. `version`: the framework's, of which as many numbers count as the others have. `found`: what hook() has returned."""
+    numbers = tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:len(oldest)]))
+    if len(numbers) == len(oldest) and oldest <= numbers <= newest:
+        return
+    tried = " to ".join(".".join(map(str, each)) for each in dict.fromkeys((oldest, newest)))
+    names = ", ".join(each.__qualname__ for each in found)
+    _warn_once(logger, f"amem: this is {name} {version}; amem was tried with {tried}. It has what amem needs: {names}")
+
+
+def check_process(purpose: str, how_to_start: str) -> None:
+    """Says whether this process can be a rank whose memory is brokered.
+
+    Args:
+        purpose: Who wants it and what for, as the beginning of a sentence.
+        how_to_start: What to do, as its end.
+
+    Raises:
+        FailedPreconditionError: There is no shim, or its scope leaves the memory on the GPU.
+        UnavailableError: There is no broker.
+    """
+    if not _shim.is_loaded():
+        raise FailedPreconditionError(f"{purpose}, but libamem_shim.so is not loaded: {how_to_start}")
+    scope = stats().scope
+    if scope not in ("regions", "heap"):
+        raise FailedPreconditionError(
+            f"{purpose}, but amem's scope is {scope!r}, which leaves its memory on the GPU: {how_to_start}")
+    check_broker(purpose)
+
+
+def check_broker(purpose: str) -> None:
+    """Says whether what this process starts would find a broker.
+
+    Args:
+        purpose: Who wants it and what for, as the beginning of a sentence.
+
+    Raises:
+        UnavailableError: There is no broker.
+    """
+    directory = _endpoint.default_runtime_dir()
+    if not _endpoint.has_broker(directory):
+        raise UnavailableError(
+            f"{purpose}, but amemd does not run here: there is no socket {directory}/session.sock. Start it with "
+            f"`systemctl start amemd` or `amemd --runtime-dir {directory}`")
+
+
+def hook(owner: Any, name: str, *parameters: str) -> Callable[..., Any]:
+    """Finds a function of a framework.
+
+    Args:
+        owner: A class or a module.
+        name: The function's name.
+        *parameters: What its parameters begin with.
+
+    Returns:
+        The function.
+
+    Raises:
+        FailedPreconditionError: It is not there, or takes others: this version of the framework has moved it.
+    """
+    where = f"{getattr(owner, '__module__', '')}.{owner.__name__}".lstrip(".")
+    function = inspect.getattr_static(owner, name, None)
+    function = getattr(function, "__func__", function)  # of a static or class method
+    if not callable(function):
+        raise FailedPreconditionError(f"amem needs {name}() of {where}, which is not there: this version is not known to amem. Use "
+                                      "an older version, or a newer amem. `amemctl pause` and `swap` work with any version")
+    found = tuple(inspect.signature(function).parameters)
+    if found[:len(parameters)] != parameters:
+        raise FailedPreconditionError(
+            f"amem needs {where}.{name}({', '.join(parameters)}, ...), which takes ({', '.join(found)}) here: this version is not "
+            "known to amem. Use an older version, or a newer amem. `amemctl pause` and `swap` work with any version")
+    return function  # type: ignore[no-any-return]
+
+
+def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Puts a function in the place of the owner's. A second call changes nothing.
+
+    Args:
+        owner: A class or a module.
+        name: The name of its function.
+        function: Called as `function(original, *arguments)`, with what was there as its first argument.
+    """
+    original = getattr(owner, name)
+    if getattr(original, "_amem", False):
+        return
+
+    def changed(*arguments: Any, **options: Any) -> Any:
+        return function(original, *arguments, **options)
+
+    async def changed_later(*arguments: Any, **options: Any) -> Any:
+        return await function(original, *arguments, **options)
+
+    # Frameworks ask whether it is a coroutine's, and keep attributes at it.
+    wrapped = functools.wraps(original)(changed_later if inspect.iscoroutinefunction(original) else changed)
+    wrapped._amem = True  # type: ignore[attr-defined]
+    setattr(owner, name, wrapped)

@@ -1,0 +1,46 @@
+"""Which frameworks amem knows: its own modules, and those of other distributions. Any thread."""
+from __future__ import annotations
+
+import functools
+import logging
+import pkgutil
+
+from amem.frameworks import Framework
+
+GROUP = "amem.frameworks"
+"""The group of entry points by which other distributions add a module."""
+
+OURS = {
+    "megatron": "amem.megatron:Megatron",
+    "miles": "amem.slime:Miles",
+    "sglang": "amem.sglang:Sglang",
+    "slime": "amem.slime:Slime",
+    "verl": "amem.verl:Verl",
+    "vllm": "amem.vllm:Vllm",
+}
+_logger = logging.getLogger("amem")
+
+
+def _made(name: str, place: str) -> Framework:
+    kind = pkgutil.resolve_name(place)
+    if not (isinstance(kind, type) and issubclass(kind, Framework)) or kind.name != name:
+        raise TypeError(f"{place} is no class below amem.frameworks.Framework with the name {name!r}")
+    return kind()
+
+
+@functools.lru_cache(maxsize=None)
+def known() -> dict[str, Framework]:
+    """One instance of each, by name. A module of another distribution that cannot be loaded is left out, with a warning."""
+    from importlib import metadata  # slow to import
+
+    found = {name: _made(name, place) for name, place in OURS.items()}
+    for point in metadata.entry_points(group=GROUP):
+        if point.name in OURS:
+            _logger.warning("amem: the entry point %s of the group %s is not used: amem has a module of that name", point.name, GROUP)
+            continue
+        try:
+            found[point.name] = _made(point.name, point.value)
+        except Exception as error:  # noqa: BLE001: whatever another distribution does
+            _logger.warning("amem: the entry point %s = %s of the group %s cannot be used: %s: %s", point.name, point.value, GROUP,
+                            type(error).__name__, error)
+    return found

@@ -1,0 +1,93 @@
+"""A framework that amem has never heard of, added by another distribution as CONTRIBUTING.md says, on the simulated driver."""
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from scripts import FAILS, WARNED
+from sim_node import patience
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+MADE_UP = os.path.join(HERE, "made_up")
+BEGIN = FAILS + """
+import sys
+import torch
+import amem
+
+def here():
+    return {each.tag for each in amem.stats().brokered if each.resident_bytes}
+"""
+
+
+@pytest.fixture
+def trainer(node, build, tmp_path):
+    """Runs a script where the distribution is installed, and gives what it wrote to stderr."""
+    with open(os.path.join(MADE_UP, "pyproject.toml"), encoding="utf-8") as file:
+        group, name, place = re.search(r'\[project\.entry-points\."(.*)"\]\n(\w+) = "(.*)"', file.read()).groups()
+    info = tmp_path / "amem_made_up-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: amem-made-up\nVersion: 0.1.0\n")
+
+    def run(script, env=None, entry=f"[{group}]\n{name} = {place}\n"):
+        (info / "entry_points.txt").write_text(entry)
+        paths = [os.path.join(build.directory, "python"), os.path.join(HERE, "fake_frameworks"), MADE_UP, str(tmp_path)]
+        done = subprocess.run([*node.launcher("job")[:-1], "--scope", "regions", "--", sys.executable, "-c",
+                               BEGIN + textwrap.dedent(script)], text=True, capture_output=True, timeout=patience(120),
+                              env=node.env({"PYTHONPATH": ":".join(paths), **(env or {})}))
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stderr
+
+    return run
+
+
+STEPS = """
+tensors = [torch.Tensor(2 << 20)]
+tensors[0].fill(7)
+before, trainer = tensors[0].sum(), made_up.Trainer(tensors)
+for _ in range(3):
+    trainer.sleep()
+    assert here() == set(), here()
+    trainer.wake_up()
+    assert here() == {"made_up"} and tensors[0].sum() == before
+assert made_up.copies == 0
+"""
+
+
+def test_its_memory_leaves_by_amem(trainer):
+    said = trainer("import made_up\nassert amem.enable().frameworks == ('made_up',)" + STEPS)
+    assert 'amem: on: group "job", scope regions, switched on: the made-up trainer\n' in said
+
+
+def test_it_is_imported_later(trainer):
+    said = trainer("assert amem.enable().frameworks == ()\nimport made_up\nassert amem.enable().frameworks == ('made_up',)" + STEPS)
+    assert said.count("amem: on for the made-up trainer, too\n") == 1
+
+
+def test_a_version_that_was_not_tried(trainer):
+    trainer(WARNED + """
+import made_up
+amem.enable()
+warned("this is the made-up trainer 2.0.0; amem was tried with 1.0 to 1.2.")
+""" + STEPS, env={"MADE_UP_VERSION": "2.0.0"})
+
+
+def test_a_version_that_has_moved_a_function(trainer):
+    """Nothing of it is changed."""
+    said = trainer("""
+import made_up
+assert amem.enable().frameworks == ()
+made_up.Trainer([]).sleep()
+assert made_up.copies == 1
+fails("amem needs load() of made_up, which is not there", amem.enable, require=True)
+""", env={"MADE_UP_MOVED": "1"})
+    assert said.count("not switched on: the made-up trainer, which runs as without amem: amem needs load() of made_up") == 1
+
+
+@pytest.mark.parametrize("entry, text", [
+    ("made_up = amem_made_up:Nothing", "cannot be used: AttributeError"), ("made_up = made_up:Trainer", "is no class below"),
+    ("other = amem_made_up:MadeUp", "with the name 'other'"), ("vllm = amem_made_up:MadeUp", "amem has a module of that name")])
+def test_an_entry_point_that_names_something_else(trainer, entry, text):
+    """The job runs, with a sentence."""
+    assert text in trainer("import made_up\nassert amem.enable().frameworks == ()", entry=f"[amem.frameworks]\n{entry}\n")
