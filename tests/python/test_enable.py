@@ -14,7 +14,7 @@ BEGIN = FAILS + """
 import logging, os, subprocess, sys
 import amem
 
-def child(script="import amem; print(amem.stats()['group'], amem.stats()['scope'])"):
+def child(script="import amem; print(amem.stats().group, amem.stats().scope)"):
     "What a process says that this one starts."
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
 

@@ -11,7 +11,7 @@ import sys
 import threading
 
 from amem import _endpoint, _imports, _launcher, _shim
-from amem._arguments import group_name
+from amem._arguments import Scope, group_name, scope_name
 from amem._rank import group as group_of_process
 from amem._rank import set_group
 from amem.errors import Error, FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
@@ -70,7 +70,7 @@ def _forget_lock() -> None:
 os.register_at_fork(after_in_child=_forget_lock)
 
 
-def enable(*, group: str | None = None, scope: str | None = None, require: bool = False) -> Enabled:
+def enable(*, group: str | None = None, scope: Scope | None = None, require: bool = False) -> Enabled:
     """Switches amem on in this process, for the processes that it starts, and for the frameworks that it has imported.
 
     Sets the environment of processes that are started from now on, as environment() says. Has each framework that amem knows
@@ -107,12 +107,12 @@ def enable_for(*names: str) -> None:
     _enable(None, None, os.environ.get(SWITCH) == _REQUIRE, names=names)
 
 
-def _enable(group: str | None, scope: str | None, require: bool, names: tuple[str, ...] = (), loud: bool = True) -> Enabled:
+def _enable(group: str | None, scope: Scope | None, require: bool, names: tuple[str, ...] = (), loud: bool = True) -> Enabled:
     global _state
     if group is not None and "@" not in group:
         group_name(group)
-    if scope is not None and scope not in _launcher._SCOPES:
-        raise InvalidArgumentError(f'"{scope}" is no scope: {", ".join(_launcher._SCOPES)}')
+    if scope is not None:
+        scope_name(scope)
     with _lock:
         new = _state is None
         if _state is None:
@@ -175,7 +175,7 @@ def _is_child() -> bool:
 
 
 # ---- this process, and those that it starts ----
-def _begin(group: str | None, scope: str | None, require: bool, raises: bool) -> _State:
+def _begin(group: str | None, scope: Scope | None, require: bool, raises: bool) -> _State:
     """Errors are raised if something is required, and kept otherwise."""
     state = _State(require)
     try:
@@ -188,7 +188,7 @@ def _begin(group: str | None, scope: str | None, require: bool, raises: bool) ->
     return state
 
 
-def _prepare(state: _State, group: str | None, scope: str | None) -> None:
+def _prepare(state: _State, group: str | None, scope: Scope | None) -> None:
     own = _own_scope()
     if own == "off":
         raise FailedPreconditionError("AMEM_DISABLE=1 or AMEM_ENABLE=0 turns amem off in this process: start it without these")
@@ -226,7 +226,7 @@ def _check_broker() -> None:
             raise problem
 
 
-def _set_environment(group: str | None, scope: str | None, required: bool) -> None:
+def _set_environment(group: str | None, scope: Scope | None, required: bool) -> None:
     """Of processes that are started from now on. What makes this process a rank stays as it is."""
     preloads = re.split("[ :]+", os.environ.get("LD_PRELOAD", ""))
     has_shim = any(os.path.basename(each) == _launcher._SHIM or _launcher._is_hook(each) for each in preloads if each)
