@@ -184,7 +184,7 @@ std::string stays(const GroupForecast& f) {
     if (bytes > 0) text += (text.empty() ? "" : ", ") + format_bytes(bytes) + why;
   };
   add(f.unbrokered_bytes, " that is not brokered");
-  add(f.pinned_bytes, " that a NIC knows");
+  add(f.pinned_bytes, " registered with a NIC");
   add(f.guest_bytes, " that other groups have open, unless the pause is refused for it");
   return text;
 }

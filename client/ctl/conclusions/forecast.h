@@ -24,7 +24,7 @@ struct GroupForecast {
   std::string group;
   std::uint64_t copied_bytes = 0;      // to the pool, at most: blocks of zeros are not
   std::uint64_t dropped_bytes = 0;     // leaves, too, and comes back zeroed
-  std::uint64_t pinned_bytes = 0;      // stays: a NIC knows it
+  std::uint64_t pinned_bytes = 0;      // stays: it is registered with a NIC
   std::uint64_t guest_bytes = 0;       // stays: other groups have it open
   std::uint64_t unbrokered_bytes = 0;  // stays: it was never brokered
   std::uint64_t us = 0;                // that it takes; 0: nobody knows

@@ -76,10 +76,11 @@ TEST_F(ForecastTest, WhatLeavesAndWhatStays) {
   EXPECT_EQ(f.pinned_bytes, kGiga);
   EXPECT_EQ(f.guest_bytes, 4 * kGiga);
   EXPECT_EQ(f.unbrokered_bytes, 3 * kGiga);
-  EXPECT_THAT(forecast_view(forecast()),
-              AllOf(HasSubstr("train: 27.0 GiB would leave the GPU: at most 7.00 GiB is copied"),
-                    HasSubstr("3.00 GiB that is not brokered, 1.00 GiB that a NIC knows, 4.00 GiB "
-                              "that other groups have open")));
+  EXPECT_THAT(
+      forecast_view(forecast()),
+      AllOf(HasSubstr("train: 27.0 GiB would leave the GPU: at most 7.00 GiB is copied"),
+            HasSubstr("3.00 GiB that is not brokered, 1.00 GiB registered with a NIC, 4.00 GiB "
+                      "that other groups have open")));
 }
 
 TEST_F(ForecastTest, ChosenTags) {
