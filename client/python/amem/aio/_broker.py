@@ -201,7 +201,7 @@ class Broker:
             tags: One tag or at most 64: only memory of these leaves, and the group runs on. Its program must leave that
                 memory alone until it has been resumed. None: everything.
             timeout: Seconds for the ranks to become quiet; None: as the broker is configured, as the other phases are.
-            on_progress: A plain function, which is called in the event loop for each step; what it raises ends the waiting and comes out of the call.
+            on_progress: A plain function that the event loop calls for each step; what it raises ends the waiting and comes out.
             except_tags: Instead of `tags`: all memory but that of these.
             discard: Tags whose bytes this pause drops, whatever their policy; they come back zeroed. The last Progress says
                 how many. Not "nccl", whose bytes are always kept.
@@ -241,7 +241,7 @@ class Broker:
             group: One group, or a list of several.
             tags: One tag or at most 64: only memory of these comes back. None: everything.
             timeout: Seconds for mapping and loading; None: as the broker is configured.
-            on_progress: A plain function, which is called in the event loop for each step; what it raises ends the waiting and comes out of the call.
+            on_progress: A plain function that the event loop calls for each step; what it raises ends the waiting and comes out.
             except_tags: Instead of `tags`: all memory but that of these.
 
         Returns:

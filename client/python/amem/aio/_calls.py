@@ -72,7 +72,7 @@ class Operation(AsyncIterator[Progress]):
         """Waits for the end.
 
         Args:
-            on_progress: A plain function that is called in the event loop for every step; what it raises ends the waiting
+            on_progress: A plain function that the event loop calls for each step; what it raises ends the waiting
                 and comes out.
 
         Returns:
