@@ -42,7 +42,10 @@ class Cluster:
         self._leader = _Leader(self.nodes, runtime_dir, socket, address, tls)
 
     async def close(self) -> None:
-        """Ends every call under way with OperationCancelledError; operations go on in the brokers."""
+        """Ends every call under way with OperationCancelledError, which later operations raise, too.
+
+        Operations go on in the brokers.
+        """
         await self._leader.close()
 
     async def __aenter__(self) -> Cluster:
