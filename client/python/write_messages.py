@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes amem/messages.py: what proto/amem/v1/broker.proto answers, as dataclasses, and its enums, with its comments. Run it after a change of that file.
+"""Writes amem/messages.py: the enums and answers of proto/amem/v1/broker.proto, with its comments. Run it after a change of that file.
 
 Needs protoc and Python's protobuf, which deploy/deps.sh installs. tests/python/test_messages.py finds a messages.py that is out of date.
 """

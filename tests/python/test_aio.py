@@ -125,7 +125,7 @@ def test_an_operation_begins_with_its_first_step(fake, tmp_path):
         async with amem.aio.Broker(str(tmp_path)) as broker:
             dropped, operation = broker.pausing(["a", "b"]), broker.pausing(["a", "b"])
             dropped.cancel()
-            with pytest.raises(amem.OperationCancelledError):
+            with pytest.raises(amem.OperationCancelledError, match="before it began"):
                 await dropped.result()
             assert fake.asked == []
             assert [progress.group async for progress in operation] == ["b", "a"]
@@ -278,10 +278,9 @@ def test_closing_ends_what_is_under_way(node):
             await operation
         with pytest.raises(amem.OperationCancelledError):
             await event
-        with pytest.raises(amem.OperationCancelledError):
-            await broker.status()
-        with pytest.raises(amem.OperationCancelledError):
-            await broker.watch().__aenter__()
+        for call in (broker.status(), broker.watch().__aenter__(), broker.resuming("train").result()):
+            with pytest.raises(amem.OperationCancelledError, match="was closed"):
+                await call
 
     job.ranks[0].ask("capture begin")
     run(close())

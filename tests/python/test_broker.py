@@ -237,6 +237,9 @@ def test_closing_ends_what_is_under_way(node):
     with pytest.raises(amem.OperationCancelledError, match="goes on in the broker"):
         for _ in operation:
             pass
+    for call in (broker.status, broker.watch, broker.allocations, lambda: broker.resume("train")):
+        with pytest.raises(amem.OperationCancelledError, match="was closed"):
+            call()
     job.ranks[0].ask("capture end")
 
 

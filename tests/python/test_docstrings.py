@@ -73,7 +73,7 @@ def test_arguments_and_result(where):
 
 # How amem.aio's calls differ from those that they have their docstrings from.
 FOR_ASYNCIO = (
-    ("Blocks until", "Returns when"), ("Is called in this thread for", "A plain function, which is called in the event loop for"),
+    ("Blocks until", "Returns when"), ("Is called in this thread for", "A plain function that the event loop calls for"),
     ("an iterator", "an asynchronous iterator"), ("Begins pause().", "Prepares pause(), which the first step of the iteration begins."),
     ("Begins resume().", "Prepares resume(), which the first step of the iteration begins."),
     ("Begins swap().", "Prepares swap(), which the first step of the iteration begins."),

@@ -77,7 +77,8 @@ def test_choices_are_names_or_members():
     assert (form_number("sparse"), form_number(amem.Form.AUTO)) == (3, 1)
     assert (format_number("prometheus"), format_number(amem.MetricsFormat.OPENMETRICS)) == (2, 1)
     for number, bad, said in ((guest_policy, "wait", "pin or refuse"), (policy_number, 1, "keep or discard"),
-                              (policy_number, amem.Policy.UNSPECIFIED, "keep or discard"), (policy_number, amem.Form.DENSE, "keep or discard"),
+                              (policy_number, amem.Policy.UNSPECIFIED, "keep or discard"),
+                              (policy_number, amem.Form.DENSE, "keep or discard"),
                               (form_number, "zip", "auto, dense or sparse"), (format_number, "xml", "openmetrics or prometheus")):
         with pytest.raises(amem.InvalidArgumentError, match=said):
             number(bad)

@@ -66,7 +66,10 @@ class Broker:
         self._calls = _wire.Calls(self._channel)
 
     def close(self) -> None:
-        """Ends the connection and every call under way with OperationCancelledError; operations go on in the broker."""
+        """Ends the connection and every call under way with OperationCancelledError, which later calls raise, too.
+
+        Operations go on in the broker.
+        """
         self._target.connection.closed = True
         self._channel.close()
 
@@ -218,7 +221,7 @@ class Broker:
             tags: One tag or at most 64: only memory of these leaves, and the group runs on. Its program must leave that
                 memory alone until it has been resumed. None: everything.
             timeout: Seconds for the ranks to become quiet; None: as the broker is configured, as the other phases are.
-            on_progress: Is called in this thread for each step; what it raises ends the waiting and comes out of the call.
+            on_progress: Is called in this thread for each step; what it raises ends the waiting and comes out.
             except_tags: Instead of `tags`: all memory but that of these.
             discard: Tags whose bytes this pause drops, whatever their policy; they come back zeroed. The last Progress says
                 how many. Not "nccl", whose bytes are always kept.
@@ -258,7 +261,7 @@ class Broker:
             group: One group, or a list of several.
             tags: One tag or at most 64: only memory of these comes back. None: everything.
             timeout: Seconds for mapping and loading; None: as the broker is configured.
-            on_progress: Is called in this thread for each step; what it raises ends the waiting and comes out of the call.
+            on_progress: Is called in this thread for each step; what it raises ends the waiting and comes out.
             except_tags: Instead of `tags`: all memory but that of these.
 
         Returns:
@@ -360,22 +363,16 @@ class Broker:
         Raises:
             DeadlineExceededError: The watch was not in effect within `query_timeout` seconds.
         """
-        self._reach()
+        self._target.connection.check()
         stream = self._calls("Watch", _requests.watch(group), wait_for_ready=self._target.waits)
         return Watch(stream, self._target.connection, self._query_timeout)
 
     # ---- how ----
-    def _reach(self) -> None:
-        # gRPC's own error names neither the socket nor a remedy. Of another node's broker it is all that there is.
-        error = self._target.connection.probe()
-        if error is not None:
-            raise error
-
     def _ask(self, question: Question[Answer]) -> Answer:
         # A second try, because gRPC may notice by the first that its connection is to a broker that is gone, and asking
         # or setting twice does no harm.
         for last in (False, True):
-            self._reach()
+            self._target.connection.check()
             ending = Ending(self._target.connection, self._query_timeout)
             try:
                 answer = self._calls(question.name, question.fields, timeout=self._query_timeout, wait_for_ready=self._target.waits)
@@ -389,5 +386,7 @@ class Broker:
         # Its own deadline is long: it would wait as long for a broker that ends before it is connected. A question does not.
         if self._target.waits:
             self._ask(_requests.groups())
+        else:
+            self._target.connection.check()
         stream = self._calls(command.name, command.fields, timeout=command.wait, wait_for_ready=self._target.waits)
         return Operation(stream, Course(command.count, self._target.connection, command.wait))

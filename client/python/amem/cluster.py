@@ -54,7 +54,10 @@ class Cluster:
         self._leader = _Leader(self.nodes, runtime_dir, socket, address, tls)
 
     def close(self) -> None:
-        """Ends every call under way with OperationCancelledError; operations go on in the brokers."""
+        """Ends every call under way with OperationCancelledError, which later operations raise, too.
+
+        Operations go on in the brokers.
+        """
         self._leader.close()
 
     def __enter__(self) -> Cluster:

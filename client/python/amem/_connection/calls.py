@@ -24,6 +24,17 @@ class Connection:
     probe: Callable[[], Error | None]
     closed: bool = False
 
+    def check(self) -> None:
+        """Raises what stands in the way of a call.
+
+        gRPC's own error names neither the socket nor a remedy. Of another node's broker it is all that there is.
+        """
+        if self.closed:
+            raise OperationCancelledError(f"the connection to amemd at {self.name} was closed by close(): make another one")
+        error = self.probe()
+        if error is not None:
+            raise error
+
 
 class Ending:
     """Turns the end of one call into an error. Made when the call begins. `timeout` None: it may take any time."""

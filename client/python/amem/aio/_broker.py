@@ -50,7 +50,10 @@ class Broker:
         self._under_way: weakref.WeakSet[Any] = weakref.WeakSet()
 
     async def close(self) -> None:
-        """Ends the connection and every call under way with OperationCancelledError; operations go on in the broker."""
+        """Ends the connection and every call under way with OperationCancelledError, which later calls raise, too.
+
+        Operations go on in the broker.
+        """
         self._target.connection.closed = True
         for call in list(self._under_way):
             call.cancel()
@@ -201,7 +204,7 @@ class Broker:
             tags: One tag or at most 64: only memory of these leaves, and the group runs on. Its program must leave that
                 memory alone until it has been resumed. None: everything.
             timeout: Seconds for the ranks to become quiet; None: as the broker is configured, as the other phases are.
-            on_progress: A plain function, which is called in the event loop for each step; what it raises ends the waiting and comes out of the call.
+            on_progress: A plain function that the event loop calls for each step; what it raises ends the waiting and comes out.
             except_tags: Instead of `tags`: all memory but that of these.
             discard: Tags whose bytes this pause drops, whatever their policy; they come back zeroed. The last Progress says
                 how many. Not "nccl", whose bytes are always kept.
@@ -241,7 +244,7 @@ class Broker:
             group: One group, or a list of several.
             tags: One tag or at most 64: only memory of these comes back. None: everything.
             timeout: Seconds for mapping and loading; None: as the broker is configured.
-            on_progress: A plain function, which is called in the event loop for each step; what it raises ends the waiting and comes out of the call.
+            on_progress: A plain function that the event loop calls for each step; what it raises ends the waiting and comes out.
             except_tags: Instead of `tags`: all memory but that of these.
 
         Returns:
@@ -343,20 +346,11 @@ class Broker:
         """
         fields = _requests.watch(group)
 
-        def begin() -> Any:
-            self._reach()
-            return self._call("Watch", fields)
-
-        return Watch(begin, self._target.connection, self._query_timeout)
+        return Watch(lambda: self._call("Watch", fields), self._target.connection, self._query_timeout)
 
     # ---- how ----
-    def _reach(self) -> None:
-        # gRPC's own error names neither the socket nor a remedy. Looking at the socket does not wait.
-        error = self._target.connection.probe()
-        if error is not None:
-            raise error
-
     def _call(self, name: str, fields: dict[str, Any], timeout: float | None = None) -> Any:
+        self._target.connection.check()  # a look at the socket, which does not wait
         if self._channel is None:  # here, because a channel belongs to the event loop that runs when it is made
             found = self._target
             self._channel = (grpc.aio.insecure_channel(found.name, options=target.OPTIONS) if found.credentials is None
@@ -370,10 +364,7 @@ class Broker:
         # A second try, because gRPC may notice by the first that its connection is to a broker that is gone, and asking
         # or setting twice does no harm.
         for last in (False, True):
-            self._reach()
             ending = Ending(self._target.connection, self._query_timeout)
-            if ending.was_stopped():
-                raise ending.stop()
             try:
                 call = self._call(question.name, question.fields, self._query_timeout)
                 if question.name in _wire.STREAMS:

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from amem._connection.calls import Connection, Course, Ending
-from amem.errors import Error, UnavailableError
+from amem.errors import Error, OperationCancelledError, UnavailableError
 from amem.messages import Event, Progress, from_wire
 
 
@@ -48,9 +48,10 @@ class Operation(AsyncIterator[Progress]):
         ending = self._course.ending
         try:
             if self._stream is None:
-                await self._ready()
-                if ending.was_stopped():
-                    raise ending.stop()
+                if not ending.stopped:
+                    await self._ready()
+                if ending.stopped:
+                    raise OperationCancelledError("the operation was stopped before it began")
                 ending.begin()
                 self._stream = self._begin()
             message = await self._stream.read()
@@ -72,7 +73,7 @@ class Operation(AsyncIterator[Progress]):
         """Waits for the end.
 
         Args:
-            on_progress: A plain function that is called in the event loop for every step; what it raises ends the waiting
+            on_progress: A plain function that the event loop calls for each step; what it raises ends the waiting
                 and comes out.
 
         Returns:
@@ -118,8 +119,6 @@ class Watch(AsyncIterator[Event]):
     async def _open(self) -> None:
         if self._stream is not None or self._ending.stopped:
             return
-        if self._ending.was_stopped():
-            raise self._ending.stop()
         self._stream = self._begin()
         try:
             await asyncio.wait_for(self._stream.initial_metadata(), self._timeout)  # sent when the watch is in effect

@@ -42,7 +42,10 @@ class Cluster:
         self._leader = _Leader(self.nodes, runtime_dir, socket, address, tls)
 
     async def close(self) -> None:
-        """Ends every call under way with OperationCancelledError; operations go on in the brokers."""
+        """Ends every call under way with OperationCancelledError, which later operations raise, too.
+
+        Operations go on in the brokers.
+        """
         await self._leader.close()
 
     async def __aenter__(self) -> Cluster:
@@ -91,7 +94,7 @@ class Cluster:
             group: As for Broker.pause(), like all arguments.
             tags: Only memory of these leaves.
             timeout: Seconds for the ranks to become quiet.
-            on_progress: A plain function, which is called in the event loop for each step; Progress.node says whose it is.
+            on_progress: A plain function that the event loop calls for each step; Progress.node says whose it is.
             except_tags: All memory but that of these leaves.
             discard: Tags whose bytes this pause drops.
             guests: What becomes of memory that other groups have open.
@@ -114,7 +117,7 @@ class Cluster:
             group: As for Broker.resume(), like all arguments.
             tags: Only memory of these comes back.
             timeout: Seconds for mapping and loading.
-            on_progress: A plain function, which is called in the event loop for each step; Progress.node says whose it is.
+            on_progress: A plain function that the event loop calls for each step; Progress.node says whose it is.
             except_tags: All memory but that of these comes back.
 
         Returns:
@@ -134,7 +137,7 @@ class Cluster:
             out: As for Broker.swap(), like all arguments.
             into: What is resumed.
             timeout: Seconds for each of the two.
-            on_progress: A plain function, which is called in the event loop for each step; Progress.node says whose it is.
+            on_progress: A plain function that the event loop calls for each step; Progress.node says whose it is.
             discard: Tags of `out` whose bytes this pause drops.
             guests: What becomes of memory of `out` that other groups have open.
 
