@@ -222,7 +222,8 @@ def test_a_fork_while_another_thread_connects(bare_node):
 # ---- programs that are none of our business ----
 
 def run(node, *argv, **options):
-    return subprocess.run([*node.launcher("train"), *argv], env=node.env({"AMEM_LOG": "debug"}), text=True,
+    # With a scope of its own, so that amemctl has nothing to say either.
+    return subprocess.run([*node.launcher("train"), *argv], env=node.env({"AMEM_LOG": "debug", "AMEM_SCOPE": "nccl"}), text=True,
                           capture_output=True, timeout=patience(30), **options)
 
 

@@ -11,7 +11,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr Style kPlainStyle;
+constexpr Style kUncoloured;
 
 v1::PastOperation make_past(const std::string& group, const std::string& operation) {
   v1::PastOperation past;
@@ -41,7 +41,7 @@ TEST(HistoryView, ALineEachAndTheErrors) {
   failed.set_error("resume of group 'rollout': map+load: rank 0 ended");
   const std::string when = format_time(1'714'567'890'123);
   EXPECT_EQ(
-      history_view(history, kPlainStyle),
+      history_view(history, kUncoloured),
       "BEGAN                    TRANSACTION  GROUP    OPERATION                  TOOK   COPIED  "
       "LONGEST PHASE  RESULT\n" +
           when +
@@ -51,7 +51,7 @@ TEST(HistoryView, ALineEachAndTheErrors) {
           "ABORTED\n"
           "\n" +
           when + "  resume of group 'rollout': map+load: rank 0 ended\n");
-  EXPECT_EQ(history_view({}, kPlainStyle), "no operations since amemd began\n");
+  EXPECT_EQ(history_view({}, kUncoloured), "no operations since amemd began\n");
 }
 
 TEST(ChromeTrace, ALaneForTheBrokerAndEachRank) {
@@ -111,23 +111,23 @@ v1::NodeStatus with_group(const std::string& name, std::uint64_t resident) {
 TEST(TrendsTest, ALineForEachGroupOnOneScale) {
   Trends trends;
   trends.add(with_group("train", 800));
-  EXPECT_EQ(trends.view(80, kPlainStyle), "");
+  EXPECT_EQ(trends.view(80, kUncoloured), "");
   trends.add(with_group("train", 0));
   v1::NodeStatus both = with_group("train", 1);
   *both.add_groups() = with_group("rollout", 400).groups(0);
   trends.add(both);
-  EXPECT_THAT(trends.view(80, kPlainStyle),
+  EXPECT_THAT(trends.view(80, kUncoloured),
               testing::StartsWith("GROUP    ON DEVICES OVER TIME   MOST\n"
                                   "rollout    ▅                   400 B\n"
                                   "train    █.▁                   800 B\n"));
   trends.add(with_group("rollout", 400));
-  EXPECT_THAT(trends.view(80, kPlainStyle), testing::Not(HasSubstr("train")));
+  EXPECT_THAT(trends.view(80, kUncoloured), testing::Not(HasSubstr("train")));
 }
 
 TEST(TrendsTest, TheLatestAreShownWhereTheScreenIsNarrow) {
   Trends trends;
   for (std::size_t i = 0; i < Trends::kMost + 50; ++i) trends.add(with_group("g", i < 280 ? 0 : 8));
-  const std::string text = trends.view(60, kPlainStyle);
+  const std::string text = trends.view(60, kUncoloured);
   EXPECT_THAT(text, HasSubstr("\ng      " + std::string(31, '.') + "██████████   8 B\n"));
 }
 
