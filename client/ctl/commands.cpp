@@ -1,11 +1,9 @@
 #include "client/ctl/commands.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -16,10 +14,10 @@
 
 #include "client/core/json.h"
 #include "client/ctl/conclusions/advice.h"
-#include "client/ctl/conclusions/forecast.h"
 #include "client/ctl/exit_code.h"
-#include "client/ctl/views/format.h"
-#include "client/ctl/views/progress_view.h"
+#include "client/ctl/invocation.h"
+#include "client/ctl/operations.h"
+#include "client/ctl/trace_file.h"
 #include "client/ctl/views/views.h"
 #include "common/version.h"
 
@@ -30,23 +28,6 @@ using client::ControlClient;
 using client::to_json;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
-
-struct Invocation {
-  const CommandLine& options;
-  ControlClient& broker;
-  Console& console;
-  Interrupt* interrupt;
-
-  bool interrupted() const { return interrupt != nullptr && interrupt->happened(); }
-
-  /// Writes the error, when there is one, and gives the exit code. What an interrupt ended is no
-  /// error.
-  int end(const Status& status) const {
-    if (interrupted() && status.code() == Code::kCancelled) return kExitInterrupted;
-    if (!status.ok()) console.err << error_line(status, options.json);
-    return exit_code(status.code());
-  }
-};
 
 /// A query with one answer: `view` makes it text for people.
 template <class Message, class View>
@@ -115,36 +96,6 @@ int allocations(const Invocation& s) {
   return kExitOk;
 }
 
-/// Where a trace goes; opened before what it is of begins, so that a bad name stops nothing
-/// halfway.
-class TraceFile {
- public:
-  /// An empty path: none.
-  explicit TraceFile(std::string path) : path_(std::move(path)) {}
-
-  Status open() {
-    if (path_.empty()) return {};
-    errno = 0;
-    file_.open(path_, std::ios::trunc);
-    return file_ ? Status() : trouble("opening");
-  }
-  explicit operator bool() const { return !path_.empty(); }
-  Status write(const v1::ListHistoryResponse& history) {
-    errno = 0;
-    file_ << chrome_trace(history);
-    file_.close();
-    return file_ ? Status() : trouble("writing");
-  }
-
- private:
-  Status trouble(const std::string& what) const {
-    return errno_status(Code::kUnknown, what + " the trace " + path_, errno);
-  }
-
-  std::string path_;
-  std::ofstream file_;
-};
-
 /// gRPC's health is a flag that it answers from by itself; that amemd's loop turns, an answer of
 /// the broker shows.
 int health(const Invocation& s) {
@@ -173,154 +124,6 @@ int history(const Invocation& s) {
       operation.clear_spans();
   }
   return show(s, answer, history_view);
-}
-
-/// Of a transaction that has ended, however that was; 0: nothing has begun.
-Status write_trace(const Invocation& s, TraceFile& trace, std::uint64_t transaction) {
-  v1::ListHistoryResponse none;
-  if (transaction == 0) return trace.write(none);
-  v1::ListHistoryRequest request;
-  request.set_transaction(transaction);
-  request.set_spans(true);
-  const auto answer = s.broker.history(request);
-  return answer.ok() ? trace.write(answer.value()) : answer.status();
-}
-
-/// After an interrupt: the operation goes on in the broker, so say how far it is.
-void tell_states(const Invocation& s, const std::vector<std::string>& names) {
-  std::string text = "interrupted; the broker goes on with what it has begun";
-  if (const auto groups = s.broker.groups(); groups.ok()) {
-    for (const v1::GroupInfo& group : groups.value().groups()) {
-      for (const std::string& name : names) {
-        if (group.name() == name || group.address() == name)
-          text += "; " + name + " is " + state_text(group);
-      }
-    }
-  } else {
-    text += ", as far as is known: " + groups.status().text();
-  }
-  s.console.err << error_line({Code::kCancelled, text + ". `amemctl groups` shows how it ends"},
-                              s.options.json);
-}
-
-/// " (weights, kv_cache)" or " (all but weights)" behind a verb; nothing without tags.
-std::string tag_text(const CommandLine& o) {
-  std::string text;
-  for (const std::string& tag : o.tags) text += (text.empty() ? " (" : ", ") + tag;
-  for (const std::string& tag : o.except) text += (text.empty() ? " (all but " : ", ") + tag;
-  return text.empty() ? text : text + ")";
-}
-
-int operate(const Invocation& s) {
-  const CommandLine& o = s.options;
-  TraceFile trace(o.trace);
-  if (const Status status = trace.open(); !status.ok()) return s.end(status);
-  std::uint64_t transaction = 0;
-  ProgressView view(s.console.err_style, o.json ? 0 : s.console.err_columns);
-  const client::OnProgress on_progress = [&](const v1::Progress& progress) {
-    transaction = progress.transaction();
-    if (o.json) {
-      s.console.out << to_json(progress) << std::endl;
-    } else {
-      s.console.err << view.update(progress) << std::flush;
-      if (progress.done()) {
-        const bool paused =
-            o.command != Command::kResume &&
-            std::find(o.groups.begin(), o.groups.end(), progress.group()) != o.groups.end();
-        const std::string verb = (paused ? "paused" : "resumed") + tag_text(o);
-        s.console.out << result_line(progress, verb, s.console.out_style)
-                      << (o.explain ? explain(progress) : "") << std::flush;
-      }
-    }
-    return !s.interrupted();
-  };
-
-  const auto timeout =
-      o.timeout ? static_cast<std::uint32_t>(o.timeout->count()) : std::uint32_t{0};
-  Status status;
-  if (o.command == Command::kPause) {
-    status =
-        s.broker.pause(o.groups, {o.tags, o.except, o.discard, o.guests}, timeout, on_progress);
-  } else if (o.command == Command::kResume) {
-    status = s.broker.resume(o.groups, {o.tags, o.except, {}, {}}, timeout, on_progress);
-  } else {
-    status = s.broker.swap(o.groups, o.into, o.discard, timeout, on_progress, o.guests);
-  }
-  s.console.err << view.clear() << std::flush;
-  if (s.interrupted() && status.code() == Code::kCancelled) {
-    std::vector<std::string> groups = o.groups;
-    groups.insert(groups.end(), o.into.begin(), o.into.end());
-    tell_states(s, groups);
-    return kExitInterrupted;
-  }
-  const int code = s.end(status);
-  if (!trace) return code;
-  const int written = s.end(write_trace(s, trace, transaction));
-  return code != kExitOk ? code : written;
-}
-
-/// Whether a pause or resume would find something to do.
-bool has_work(Command command, const v1::GroupInfo& group) {
-  if (command == Command::kPause) return group.state() != v1::GROUP_STATE_PAUSED;
-  // Of a group that runs, memory of some tags may be paused.
-  return group.state() != v1::GROUP_STATE_RUNNING ||
-         group.resident_bytes() < group.allocated_bytes();
-}
-
-/// Each group in an operation of its own, so that one that fails keeps no other from it.
-int operate_on_all(const Invocation& s) {
-  const auto groups = s.broker.groups();
-  if (!groups.ok()) return s.end(groups.status());
-  const std::string verb = s.options.command == Command::kPause ? "paused" : "resumed";
-  std::string failed;
-  int code = kExitOk;
-  int failures = 0;
-  int all = 0;
-  for (const v1::GroupInfo& group : groups.value().groups()) {
-    if (!has_work(s.options.command, group)) {
-      if (!s.options.json)
-        s.console.out << printable(group.name()) << ": is " << state_text(group) << " already\n";
-      continue;
-    }
-    CommandLine one = s.options;
-    one.groups = {group.name()};
-    ++all;
-    const int ended = operate({one, s.broker, s.console, s.interrupt});
-    if (ended == kExitInterrupted) return ended;
-    if (ended == kExitOk) continue;
-    code = failures == 0 || ended == code ? ended : static_cast<int>(kExitFailed);
-    failed += (failed.empty() ? "" : ", ") + group.name();
-    ++failures;
-  }
-  if (failures > 0)
-    s.console.err << error_line(
-        {Code::kAborted, std::to_string(failures) + " of " + std::to_string(all) +
-                             " groups could not be " + verb + ": " + failed},
-        s.options.json);
-  if (all == 0 && !s.options.json) s.console.out << "no group is to be " << verb << '\n';
-  return code;
-}
-
-/// Asks, and begins nothing.
-int dry_run(const Invocation& s) {
-  const auto node = s.broker.status();
-  if (!node.ok()) return s.end(node.status());
-  CommandLine asked = s.options;
-  if (asked.all)
-    for (const v1::GroupInfo& group : node.value().groups())
-      if (has_work(asked.command, group)) asked.groups.push_back(group.name());
-  const auto ranks = s.broker.ranks("");
-  if (!ranks.ok()) return s.end(ranks.status());
-  const auto quotas = s.broker.quotas();
-  if (!quotas.ok()) return s.end(quotas.status());
-  const auto history = s.broker.history({});
-  if (!history.ok()) return s.end(history.status());
-  const auto forecast =
-      forecast_pause(asked, {node.value(), ranks.value(), quotas.value(), history.value()});
-  if (!forecast.ok()) return s.end(forecast.status());
-  s.console.out << (s.options.json ? to_json(forecast.value()) + "\n"
-                                   : forecast_view(forecast.value()));
-  return forecast.value().fit == Fit::kUnsure ? kExitResources : kExitOk;
 }
 
 int set_policy(const Invocation& s) {
@@ -478,8 +281,6 @@ int dispatch(const Invocation& s) {
       return allocations(s);
     case Command::kPause:
     case Command::kResume:
-      if (s.options.dry_run) return dry_run(s);
-      return s.options.all ? operate_on_all(s) : operate(s);
     case Command::kSwap:
       return operate(s);
     case Command::kPolicy:
