@@ -148,10 +148,9 @@ def _missing(state: _State, require: bool, names: tuple[str, ...]) -> Error | No
 
 
 def called_by(name: str) -> None:
-    """A framework's entry point calls this. It is enable() where AMEM_ON asks for that. Where enable() has been called before, it
-    sees that the framework is there.
+    """A framework's entry point calls this: it is enable() where AMEM_ON asks for that.
 
-    Errors as enable(): with AMEM_ON=require. In a process that multiprocessing has started the line is in the log alone; its
+    Where enable() has been called before, it sees that the framework is there. Errors as enable(): with AMEM_ON=require. In a process that multiprocessing has started the line is in the log alone; its
     parent has shown it.
     """
     framework = known()[name]
@@ -169,7 +168,7 @@ def called_by(name: str) -> None:
 
 
 def _is_child() -> bool:
-    """multiprocessing has started this process, so it has been imported."""
+    """Whether multiprocessing has started this process, and so is imported."""
     process = sys.modules.get("multiprocessing.process")
     return process is not None and process.parent_process() is not None
 
@@ -267,8 +266,10 @@ def _come(framework: Framework) -> None:
 
 
 def _switch_on_imported() -> None:
-    """Never waits: this thread may have locks of imports that another one needs to end its call of enable(). That one looks here
-    after it."""
+    """Switches on what has been imported since, and never waits.
+
+    This thread may have locks of imports that another one needs to end its call of enable(). That one looks here after it.
+    """
     while _imported and _state is not None and _lock.acquire(blocking=False):
         try:
             while _imported:

@@ -80,9 +80,10 @@ os.register_at_fork(after_in_child=_forget_thread)
 
 
 def extend_timeouts() -> None:
-    """From now on PyTorch's time limit for collectives (the timeout of its NCCL process groups) does not count the time in
-    which this rank's group was paused. Call it in every rank when torch.distributed has been imported; once is enough, and
-    more often is no error. A daemon thread does it from then on; a child of fork has none until it calls this itself.
+    """Keeps paused time out of PyTorch's time limit for collectives, the timeout of its NCCL process groups.
+
+    Call it in every rank when torch.distributed has been imported; once is enough, and more often is no error. A daemon
+    thread does it from then on; a child of fork has none until it calls this itself.
 
     Not for batch_isend_irecv and other coalesced calls: PyTorch gives these their limit before the launch, which waits at
     the gate. A job that uses them (pipeline parallelism) needs a timeout that is longer than any pause. Nor for a wait()

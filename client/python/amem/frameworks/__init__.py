@@ -132,8 +132,18 @@ def _warn_once(logger: logging.Logger, text: str) -> None:
 
 def _warn_of_version(logger: logging.Logger, name: str, version: str, oldest: Version, newest: Version,
                      found: Iterable[Callable[..., Any]]) -> None:
-    """One warning where this version is not among those that amem was tried with. It runs: what is there decides, never a
-    number. `version`: the framework's, of which as many numbers count as the others have. `found`: what hook() has returned."""
+    """Warns once where this version is not among those that amem was tried with.
+
+    It runs: what is there decides, never a number.
+
+    Args:
+        logger: Where the warning goes.
+        name: What a person calls the framework.
+        version: The framework's, of which as many numbers count as the others have.
+        oldest: The first version that amem was tried with.
+        newest: The last one.
+        found: What hook() has returned.
+    """
     numbers = tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:len(oldest)]))
     if len(numbers) == len(oldest) and oldest <= numbers <= newest:
         return

@@ -1,5 +1,7 @@
-"""Tags of this rank's group that leave and come back around a phase of a training step. Every rank asks for the same. Callers'
-threads, and the package's own for what comes back late."""
+"""Tags of this rank's group that leave and come back around a phase of a training step.
+
+Every rank asks for the same. Callers' threads, and the package's own for what comes back late.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -63,15 +65,18 @@ def bring(tags: list[str], timeout: float | None = None) -> None:
 
 
 def _gate() -> None:
-    """Waits while an operator has paused the group, as all GPU work of this thread does: a memset of no bytes, which touches
-    nothing. A resume of some tags would set the group running without the rest."""
+    """Waits while an operator has paused the group, as all GPU work of this thread does.
+
+    It is a memset of no bytes, which touches nothing. A resume of some tags would set the group running without the rest.
+    """
     with contextlib.suppress(OSError):  # no driver
         ctypes.CDLL("libcuda.so.1").cuMemsetD8Async(ctypes.c_uint64(0), ctypes.c_ubyte(0), ctypes.c_size_t(0), None)
 
 
 class State:
-    """Keeps count of tags whose memory the methods of an object touch, such as an optimizer's state. These methods wait for what is
-    on its way back, and bring back what is paused.
+    """Keeps count of tags whose memory the methods of an object touch, such as an optimizer's state.
+
+    These methods wait for what is on its way back, and bring back what is paused.
 
     Attributes:
         paused: The memory is off the GPU, or on its way back.
@@ -129,8 +134,10 @@ class State:
 
 
 def idle() -> None:
-    """Waits until nothing that runs on the GPU can touch what is to leave, and frees what torch keeps for later. While an operator
-    has paused the group it waits."""
+    """Waits until nothing that runs on the GPU can touch what is to leave, and frees what torch keeps for later.
+
+    While an operator has paused the group it waits.
+    """
     torch = sys.modules["torch"]
     _gate()
     torch.cuda.synchronize()
