@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROTO = ROOT / "proto" / "amem" / "v1" / "broker.proto"
 MODULE = pathlib.Path(__file__).resolve().parent / "amem" / "messages.py"
 WIDTH = 140
-HEADER = '''"""What a Broker answers, as dataclasses, and the enums: those of proto/amem/v1/broker.proto, with its names.
+HEADER = '''"""What a Broker answers, as dataclasses, and the enums. Both have the names of proto/amem/v1/broker.proto.
 
 Sizes are bytes; times have their unit in the name. An enum value that a newer broker has and this package does not
 reads as UNSPECIFIED. Plain values; any thread.

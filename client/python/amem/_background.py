@@ -79,7 +79,7 @@ def pause_async(tags: Tags = None, timeout: float | None = None, *, except_tags:
     Args:
         tags: As for pause(), like all arguments.
         timeout: Seconds to wait for the other ranks.
-        except_tags: All memory but that of these.
+        except_tags: All memory except that with these tags.
         discard: Tags whose bytes this pause drops.
         guests: What becomes of memory that other groups have open.
 
@@ -102,7 +102,7 @@ def resume_async(tags: Tags = None, timeout: float | None = None, *, except_tags
     Args:
         tags: As for resume(), like all arguments.
         timeout: Seconds to wait for the other ranks.
-        except_tags: All memory but that of these.
+        except_tags: All memory except that with these tags.
 
     Returns:
         A Future whose result is None, or the error that resume() raises.

@@ -62,7 +62,7 @@ def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags 
         tags: One tag or at most 64. Only memory of these leaves, every rank asks for the same ones, and the group runs
             on: the program must not let the GPU touch that memory until it has been resumed. None: everything.
         timeout: Seconds to wait for the other ranks; None: AMEM_TIMEOUT of the environment, else 60.
-        except_tags: Instead of `tags`: all memory but that of these.
+        except_tags: Instead of `tags`: all memory except that with these tags.
         discard: Tags whose bytes this pause drops, whatever their policy; they come back zeroed. Not "nccl".
         guests: What becomes of memory that ranks of other groups have open still when the broker has waited for them
             (`deadlines.guests`). "pin": it stays on its device. "refuse": FailedPreconditionError names them, and the
@@ -91,7 +91,7 @@ def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags
     Args:
         tags: One tag or at most 64. The group runs afterwards, and must not touch what is still paused. None: everything.
         timeout: Seconds to wait for the other ranks; None: AMEM_TIMEOUT of the environment, else 60.
-        except_tags: Instead of `tags`: all memory but that of these.
+        except_tags: Instead of `tags`: all memory except that with these tags.
 
     Raises:
         ResourceExhaustedError: A device has too little free memory; the text has both numbers.

@@ -13,7 +13,7 @@ class Brokered:
     """Memory of one tag on one device that the broker owns.
 
     Attributes:
-        tag: "nccl", or that of a region.
+        tag: "nccl", or the tag of a region.
         device: The device's CUDA ordinal in this process.
         resident_bytes: Bytes of this process's allocations that are on the device.
         paused_bytes: Bytes of this process's allocations that have left it in a pause.

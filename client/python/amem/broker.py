@@ -123,8 +123,8 @@ class Broker:
         """Asks for the last pauses and resumes, as they ended, of the groups that the caller may see.
 
         Args:
-            group: Only those of this group; empty: of all.
-            transaction: Only those of this transaction; 0: of all.
+            group: Only operations of this group; empty: of all groups.
+            transaction: Only operations of this transaction; 0: of all transactions.
             most: Only the latest, at most so many; 0: all that the broker remembers.
             spans: Also when each phase, copy and driver call was.
 
@@ -170,7 +170,7 @@ class Broker:
 
         Args:
             group: The group's name; empty: all groups.
-            tag: Only those of this tag; None: all.
+            tag: Only allocations with this tag; None: all.
 
         Returns:
             The allocations, oldest first.
@@ -182,7 +182,7 @@ class Broker:
 
     def set_policy(self, group: str, tag: str, policy: PolicyChoice | None = None, *,
                    save: FormChoice | None = None) -> None:
-        """Says what a pause does with the bytes of a tag from now on. It goes before what regions say.
+        """Says what a pause does with the bytes of a tag from now on. It overrides what regions say.
 
         Args:
             group: The group's name.
@@ -222,7 +222,7 @@ class Broker:
                 memory alone until it has been resumed. None: everything.
             timeout: Seconds for the ranks to become quiet; None: as the broker is configured, as the other phases are.
             on_progress: Is called in this thread for each step; what it raises ends the waiting and comes out.
-            except_tags: Instead of `tags`: all memory but that of these.
+            except_tags: Instead of `tags`: all memory except that with these tags.
             discard: Tags whose bytes this pause drops, whatever their policy; they come back zeroed. The last Progress says
                 how many. Not "nccl", whose bytes are always kept.
             guests: What becomes of memory that ranks of other groups have open still when the broker has waited for them.
@@ -259,10 +259,10 @@ class Broker:
 
         Args:
             group: One group, or a list of several.
-            tags: One tag or at most 64: only memory of these comes back. None: everything.
+            tags: One tag or at most 64: only memory with these tags is restored. None: everything.
             timeout: Seconds for mapping and loading; None: as the broker is configured.
             on_progress: Is called in this thread for each step; what it raises ends the waiting and comes out.
-            except_tags: Instead of `tags`: all memory but that of these.
+            except_tags: Instead of `tags`: all memory except that with these tags.
 
         Returns:
             The last Progress, which says where the time went; of several groups a list, in their order.
@@ -309,9 +309,9 @@ class Broker:
 
         Args:
             group: As for pause(), like all arguments.
-            tags: Only memory of these leaves.
+            tags: Only memory with these tags leaves.
             timeout: Seconds for the ranks to become quiet.
-            except_tags: All memory but that of these leaves.
+            except_tags: All memory except that with these tags leaves.
             discard: Tags whose bytes this pause drops.
             guests: What becomes of memory that other groups have open.
 
@@ -326,9 +326,9 @@ class Broker:
 
         Args:
             group: As for resume(), like all arguments.
-            tags: Only memory of these comes back.
+            tags: Only memory with these tags is restored.
             timeout: Seconds for mapping and loading.
-            except_tags: All memory but that of these comes back.
+            except_tags: All memory except that with these tags is restored.
 
         Returns:
             Its progress, an iterator. It raises the errors of resume().

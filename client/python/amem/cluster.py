@@ -41,7 +41,7 @@ class Cluster:
         Args:
             nodes: Their brokers' addresses, "host:port" or "unix:PATH", each once; or "@FILE", which has one in a line, with
                 empty lines and what follows a "#" left out; None: AMEM_NODES, "a,b,c" or "@FILE".
-            runtime_dir: That of the broker that leads, which need be none of the nodes; None: that of the one here.
+            runtime_dir: The runtime directory of the broker that leads, which need not be one of the nodes; None: this node's.
             socket: The control socket's path of the broker that leads, when it is elsewhere.
             address: Instead of these, "host:port" of the broker that leads.
             tls: The directory of ca.crt, tls.crt and tls.key for each "host:port"; None: AMEM_TLS.
@@ -104,10 +104,10 @@ class Cluster:
 
         Args:
             group: As for Broker.pause(), like all arguments.
-            tags: Only memory of these leaves.
+            tags: Only memory with these tags leaves.
             timeout: Seconds for the ranks to become quiet.
             on_progress: Is called in this thread for each step; Progress.node says whose it is.
-            except_tags: All memory but that of these leaves.
+            except_tags: All memory except that with these tags leaves.
             discard: Tags whose bytes this pause drops.
             guests: What becomes of memory that other groups have open.
 
@@ -126,10 +126,10 @@ class Cluster:
 
         Args:
             group: As for Broker.resume(), like all arguments.
-            tags: Only memory of these comes back.
+            tags: Only memory with these tags is restored.
             timeout: Seconds for mapping and loading.
             on_progress: Is called in this thread for each step; Progress.node says whose it is.
-            except_tags: All memory but that of these comes back.
+            except_tags: All memory except that with these tags is restored.
 
         Returns:
             The last Progress of each group of each node.
@@ -167,9 +167,9 @@ class Cluster:
 
         Args:
             group: As for pause(), like all arguments.
-            tags: Only memory of these leaves.
+            tags: Only memory with these tags leaves.
             timeout: Seconds for the ranks to become quiet.
-            except_tags: All memory but that of these leaves.
+            except_tags: All memory except that with these tags leaves.
             discard: Tags whose bytes this pause drops.
             guests: What becomes of memory that other groups have open.
 
@@ -184,9 +184,9 @@ class Cluster:
 
         Args:
             group: As for resume(), like all arguments.
-            tags: Only memory of these comes back.
+            tags: Only memory with these tags is restored.
             timeout: Seconds for mapping and loading.
-            except_tags: All memory but that of these comes back.
+            except_tags: All memory except that with these tags is restored.
 
         Returns:
             Its progress, an iterator; Progress.node says whose it is.

@@ -48,7 +48,7 @@ class Error(RuntimeError):
 
         Args:
             text: What failed, for people.
-            code: The code; None: that of the class.
+            code: The code; None: the code of the class.
         """
         super().__init__(text)
         self.text = text

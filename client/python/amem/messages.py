@@ -1,4 +1,4 @@
-"""What a Broker answers, as dataclasses, and the enums: those of proto/amem/v1/broker.proto, with its names.
+"""What a Broker answers, as dataclasses, and the enums. Both have the names of proto/amem/v1/broker.proto.
 
 Sizes are bytes; times have their unit in the name. An enum value that a newer broker has and this package does not
 reads as UNSPECIFIED. Plain values; any thread.

@@ -101,7 +101,7 @@ class NCCLLibrary:
         """Pauses the whole group; returns when every rank of it has called and it is paused.
 
         Args:
-            comm: An ncclComm_t, which is not used: the group is that of the process.
+            comm: An ncclComm_t. It is not used, because the group is the group of the process.
 
         Raises:
             NCCLError: The call failed; the shim's log has the reason.

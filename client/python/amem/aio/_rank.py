@@ -18,7 +18,7 @@ async def pause(tags: Tags = None, timeout: float | None = None, *, except_tags:
     Args:
         tags: As for amem.pause(), like all arguments.
         timeout: Seconds to wait for the other ranks.
-        except_tags: All memory but that of these tags.
+        except_tags: All memory except that with these tags.
         discard: Tags whose bytes this pause drops.
         guests: What becomes of memory that other groups have open.
 
@@ -34,7 +34,7 @@ async def resume(tags: Tags = None, timeout: float | None = None, *, except_tags
     Args:
         tags: As for amem.resume(), like all arguments.
         timeout: Seconds to wait for the other ranks.
-        except_tags: All memory but that of these tags.
+        except_tags: All memory except that with these tags.
 
     Raises:
         Error: As amem.resume().

@@ -134,7 +134,7 @@ def _warn_of_version(logger: logging.Logger, name: str, version: str, oldest: Ve
                      found: Iterable[Callable[..., Any]]) -> None:
     """Warns once where this version is not among those that amem was tried with.
 
-    It runs: what is there decides, never a number.
+    The version runs all the same: what is there decides, never a number.
 
     Args:
         logger: Where the warning goes.

@@ -218,9 +218,9 @@ class Cluster:
 
         Args:
             group: As for amem.Cluster.pause(), like all arguments.
-            tags: Only memory of these leaves.
+            tags: Only memory with these tags leaves.
             timeout: Seconds for the ranks to become quiet.
-            except_tags: All memory but that of these leaves.
+            except_tags: All memory except that with these tags leaves.
             discard: Tags whose bytes this pause drops.
             guests: What becomes of memory that other groups have open.
 
@@ -242,9 +242,9 @@ class Cluster:
 
         Args:
             group: As for amem.Cluster.resume(), like all arguments.
-            tags: Only memory of these comes back.
+            tags: Only memory with these tags is restored.
             timeout: Seconds for mapping and loading.
-            except_tags: All memory but that of these comes back.
+            except_tags: All memory except that with these tags is restored.
 
         Returns:
             The last Progress of each group of each node; Progress.node is Ray's node id.
