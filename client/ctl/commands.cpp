@@ -14,6 +14,7 @@
 
 #include "client/core/json.h"
 #include "client/ctl/conclusions/advice.h"
+#include "client/ctl/conclusions/groups.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/invocation.h"
 #include "client/ctl/operations.h"
@@ -55,12 +56,9 @@ Result<v1::ListGroupsResponse> groups(const Invocation& s) {
   if (!answer.ok() || name.empty()) return answer;
   v1::ListGroupsResponse chosen;
   for (const v1::GroupInfo& group : answer.value().groups()) {
-    if (group.name() == name || group.address() == name) *chosen.add_groups() = group;
+    if (is_called(group, name)) *chosen.add_groups() = group;
   }
-  if (chosen.groups().empty()) {
-    return Status(Code::kNotFound,
-                  "there is no group " + name + "; `amemctl groups` lists what there is");
-  }
+  if (chosen.groups().empty()) return no_such_group(name);
   return chosen;
 }
 

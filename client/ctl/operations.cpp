@@ -7,6 +7,7 @@
 
 #include "client/core/json.h"
 #include "client/ctl/conclusions/forecast.h"
+#include "client/ctl/conclusions/groups.h"
 #include "client/ctl/trace_file.h"
 #include "client/ctl/views/format.h"
 #include "client/ctl/views/progress_view.h"
@@ -34,8 +35,7 @@ void tell_states(const Invocation& s, const std::vector<std::string>& names) {
   if (const auto groups = s.broker.groups(); groups.ok()) {
     for (const v1::GroupInfo& group : groups.value().groups()) {
       for (const std::string& name : names) {
-        if (group.name() == name || group.address() == name)
-          text += "; " + name + " is " + state_text(group);
+        if (is_called(group, name)) text += "; " + name + " is " + state_text(group);
       }
     }
   } else {

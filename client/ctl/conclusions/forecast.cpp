@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "client/core/json.h"
+#include "client/ctl/conclusions/groups.h"
 #include "client/ctl/views/format.h"
 #include "client/ctl/views/views.h"
 
@@ -26,16 +27,13 @@ bool is_chosen(const CommandLine& o, const std::string& tag) {
 bool is_whole(const CommandLine& o) { return o.tags.empty() && o.except.empty(); }
 
 Result<const v1::GroupInfo*> running_group(const v1::NodeStatus& node, const std::string& name) {
-  for (const v1::GroupInfo& group : node.groups()) {
-    if (group.name() != name && group.address() != name) continue;
-    if (group.state() == v1::GROUP_STATE_RUNNING) return &group;
-    return Status(Code::kFailedPrecondition, "group " + name + " is " + state_text(group) +
-                                                 ", and only a running one can be "
-                                                 "paused; `amemctl groups " +
-                                                 name + "` shows more");
-  }
-  return Status(Code::kNotFound,
-                "there is no group " + name + "; `amemctl groups` lists what there is");
+  const v1::GroupInfo* group = group_called(node.groups(), name);
+  if (group == nullptr) return no_such_group(name);
+  if (group->state() == v1::GROUP_STATE_RUNNING) return group;
+  return Status(Code::kFailedPrecondition, "group " + name + " is " + state_text(*group) +
+                                               ", and only a running one can be "
+                                               "paused; `amemctl groups " +
+                                               name + "` shows more");
 }
 
 /// As the broker refuses them.

@@ -3,17 +3,12 @@
 #include <nlohmann/json.hpp>
 
 #include "client/core/json.h"
+#include "client/ctl/conclusions/groups.h"
 #include "client/ctl/views/format.h"
 #include "client/ctl/views/views.h"
 
 namespace amem::ctl {
 namespace {
-
-const v1::GroupInfo* group_called(const v1::ListGroupsResponse& groups, const std::string& name) {
-  for (const v1::GroupInfo& group : groups.groups())
-    if (group.name() == name || group.address() == name) return &group;
-  return nullptr;
-}
 
 std::string with_ranks(std::uint32_t count) {
   return " with " + std::to_string(count) + (count == 1 ? " rank" : " ranks");
@@ -68,7 +63,7 @@ std::string json_of_group(const std::string& name, const std::string& state, std
 }  // namespace
 
 Sight see_group(const v1::ListGroupsResponse& groups, const WaitTarget& awaited) {
-  const v1::GroupInfo* group = group_called(groups, awaited.group);
+  const v1::GroupInfo* group = group_called(groups.groups(), awaited.group);
   if (group == nullptr) {
     if (awaited.goal == Goal::kGone)
       return {
