@@ -6,7 +6,6 @@ import functools
 import json
 import logging
 import os
-import re
 import sys
 import threading
 
@@ -227,8 +226,7 @@ def _check_broker() -> None:
 
 def _set_environment(group: str | None, scope: Scope | None, required: bool) -> None:
     """Of processes that are started from now on. What makes this process a rank stays as it is."""
-    preloads = re.split("[ :]+", os.environ.get("LD_PRELOAD", ""))
-    has_shim = any(os.path.basename(each) == _launcher._SHIM or _launcher._is_hook(each) for each in preloads if each)
+    has_shim = any(map(_launcher.is_shim, _launcher.preloads(os.environ.get("LD_PRELOAD", ""))))
     try:
         variables = _launcher.environment(group or group_of_process(), scope, required=required)
     except NotFoundError:

@@ -38,6 +38,16 @@ def shim_path() -> str:
     return path
 
 
+def preloads(variable: str) -> list[str]:
+    """The libraries that a value of LD_PRELOAD names."""
+    return [each for each in re.split("[ :]+", variable) if each]
+
+
+def is_shim(entry: str) -> bool:
+    """Whether an entry of LD_PRELOAD is the shim, by its own name or as a hook library."""
+    return os.path.basename(entry) == _SHIM or _is_hook(entry)
+
+
 def _is_hook(entry: str) -> bool:
     """The shim under the name of torch_memory_saver's hook library, which the original has, too."""
     if not os.path.basename(entry).startswith("torch_memory_saver_hook_mode_"):
@@ -53,11 +63,10 @@ def with_shim(shim: str, before: str) -> str:
 
     No second shim stays, which would do nothing, wherever it lies.
     """
-    def is_shim(entry: str) -> bool:
-        return (os.path.basename(entry) == _SHIM or os.path.realpath(entry) == os.path.realpath(shim)
-                or _is_hook(entry))
+    def is_second(entry: str) -> bool:
+        return is_shim(entry) or os.path.realpath(entry) == os.path.realpath(shim)
 
-    return ":".join([shim, *(each for each in re.split("[ :]+", before) if each and not is_shim(each))])
+    return ":".join([shim, *(each for each in preloads(before) if not is_second(each))])
 
 
 def environment(group: str, scope: Scope | None = None, *, runtime_dir: str | None = None, required: bool = False,
