@@ -51,29 +51,13 @@ def control(machine):
 
 def heap(machine):
     """8 GiB of one process, dense and kept: ms."""
-    broker = machine.bench.broker(pool_gib=40)
-    holder = heap_parts.Holder(machine, "heap", 8 * bench_parts.GIB)
-    times = {"pause": [], "resume": []}
-    for number in range(6):
-        for verb, taken in times.items():
-            _, done = heap_parts.operate(broker, verb, "heap")
-            if number > 0:
-                taken.append(int(done[-1]["elapsed_us"]) / 1000)
-    holder.ask("check")
-    holder.end()
-    return {f"heap, 8 GiB, {verb}, ms": statistics.median(taken) for verb, taken in times.items()}
+    times = heap_parts.pause_often(machine, "heap", 8 * bench_parts.GIB, 1)
+    return {f"heap, 8 GiB, {verb}, ms": statistics.median(taken[1:]) for verb, taken in times.items()}
 
 
 def swap(machine):
     """16 GiB out and 16 GiB in on one GPU: ms."""
-    broker = machine.bench.broker(pool_gib=40)
-    holders = {group: heap_parts.Holder(machine, group, 16 * bench_parts.GIB) for group in ("one", "two")}
-    heap_parts.operate(broker, "pause", "two")
-    times, out_in = heap_parts.swap_often(machine, broker, ("one", "two"), "swap")
-    heap_parts.check_both(broker, holders, out_in)
-    heap_parts.operate(broker, "resume", out_in[0])
-    for holder in holders.values():
-        holder.end()
+    times = heap_parts.swap_two(machine, "swap", 16 * bench_parts.GIB, 1)
     return {"swap, 16 GiB out and in, ms": statistics.median(times[1:])}
 
 
@@ -96,7 +80,7 @@ PARTS = {"gate": (gate, 0), "control": (control, 0), "launch": (launch, 1), "cal
 
 
 def machine_of(prefix, folder):
-    options = types.SimpleNamespace(prefix=prefix.resolve(), gpus=0, nccl=None, runs=3, quick=True, heap_bytes=0, swap_bytes=0,
+    options = types.SimpleNamespace(prefix=prefix.resolve(), gpus=0, nccl=None, runs=5, quick=True, heap_bytes=0, swap_bytes=0,
                                     rank_bytes=0, max_bytes=64 << 20, pool=None)
     folder.mkdir()
     machine = bench.Machine(options, folder)

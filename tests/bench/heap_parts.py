@@ -92,8 +92,8 @@ def check_both(broker, holders, out_in):
     holders[out_in[1]].ask("check")
 
 
-def pauses(machine, name, size, gpus):
-    """First pause, later pauses and resumes of a group with a process on each of the GPUs, against plain copies by all of them."""
+def pause_often(machine, name, size, gpus):
+    """Milliseconds of each pause and resume of a group with a process on each of the GPUs, by verb; the first pause is among them."""
     broker = machine.bench.broker(pool_gib=machine.pool_gib(gpus * (size // GIB) + 4))
     holder = Holder(machine, "heap", size, gpus)
     times = {"pause": [], "resume": []}
@@ -107,14 +107,20 @@ def pauses(machine, name, size, gpus):
             holder.ask("check")
     machine.keep[name] = explained
     holder.end()
+    return times
+
+
+def pauses(machine, name, size, gpus):
+    """First pause, later pauses and resumes of a group with a process on each of the GPUs, against plain copies by all of them."""
+    times = pause_often(machine, name, size, gpus)
     yield row(name, "first pause", "amem", times["pause"][:1])
     yield row(name, "pause", "amem", times["pause"][1:])
     yield row(name, "resume", "amem", times["resume"][1:], note=f"first {times['resume'][0]:.1f}")
     yield from ceiling(machine, name, gpus, size, {"first pause": "out", "pause": "out", "resume": "in"})
 
 
-def swaps(machine, name, size, gpus):
-    """Swaps of two groups with a process on each of the GPUs, against plain copies by all of them, each way and both at once."""
+def swap_two(machine, name, size, gpus):
+    """Milliseconds of each swap of two groups with a process on each of the GPUs."""
     broker = machine.bench.broker(pool_gib=machine.pool_gib(2 * gpus * (size // GIB) + 8))
     holders = {group: Holder(machine, group, size, gpus) for group in ("one", "two")}
     operate(broker, "pause", "two")
@@ -123,6 +129,12 @@ def swaps(machine, name, size, gpus):
     operate(broker, "resume", out_in[0])
     for holder in holders.values():
         holder.end()
+    return times
+
+
+def swaps(machine, name, size, gpus):
+    """Swaps of two groups with a process on each of the GPUs, against plain copies by all of them, each way and both at once."""
+    times = swap_two(machine, name, size, gpus)
     yield row(name, "swap", "amem", times[1:], note=f"first {times[0]:.1f}")
     yield from ceiling(machine, name, gpus, size, {"out alone": "out", "in alone": "in", "both at once": "both"})
 
