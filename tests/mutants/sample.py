@@ -2,6 +2,7 @@
 """Measures which share of small faults in the pure logic the unit tests and the model find.
 
     tests/mutants/sample.py                              60 mutants of this checkout
+    tests/mutants/sample.py --jobs 32                    several at once; the result is the same
     tests/mutants/sample.py --root DIR --seed 46         of another checkout, for example one of an older commit
     tests/mutants/sample.py --results FILE --list-survivors
 
@@ -14,9 +15,11 @@ Exit status 0 when the sample is complete, 1 when something went wrong, 3 when -
 import argparse
 import collections
 import dataclasses
+import fcntl
 import hashlib
 import json
 import math
+import multiprocessing
 import os
 import pathlib
 import random
@@ -212,8 +215,9 @@ def all_mutants(tree, work, digest):
 class Build:
     """Compiles objects, without a mutant and with one. cmake says how. ninja builds what no mutant changes, such as libraries."""
 
-    def __init__(self, work):
-        self.work, self.tree, self.folder, self.log = work, work / "tree", work / "unit", work / "build.log"
+    def __init__(self, work, jobs):
+        self.work, self.tree, self.folder, self.jobs = work, work / "tree", work / "unit", jobs
+        self.use_slot(0)
         if not (self.folder / "build.ninja").is_file():
             linker = "-fuse-ld=lld" if shutil.which("ld.lld") else ""
             self.must(["cmake", "-G", "Ninja", "-S", self.tree, "-B", self.folder, "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
@@ -230,6 +234,12 @@ class Build:
             if "/amemd_core.dir/" in name and not name.endswith(".gch"):
                 self.core[source.removeprefix(f"{self.tree}/")] = name
                 self.commands[name + OPTIMISED] = [*self.without_precompiled(words), "-O2"]
+
+    def use_slot(self, number):
+        """Processes that judge mutants at the same time each have a slot: where they write what a mutant changes."""
+        self.slot = self.work / "slots" / str(number)
+        self.slot.mkdir(parents=True, exist_ok=True)
+        self.log = self.slot / "build.log"
 
     def precompiled(self, folders):
         """Precompiled headers of targets of these names."""
@@ -250,7 +260,7 @@ class Build:
         return done.output
 
     def ninja(self, *targets):
-        self.must(["ninja", "-j1", *targets])
+        self.must(["ninja", f"-j{self.jobs}", *targets])
 
     def link_command(self, program):
         commands = self.must(["ninja", "-t", "commands", "-s", f"bin/{program}"]).split("&&")
@@ -272,7 +282,7 @@ class Build:
         return joined
 
     def path(self, name, mutated=None):
-        return self.work / ("mutated" if mutated else "objects") / name
+        return (self.slot / "mutated" if mutated else self.work / "objects") / name
 
     def compile(self, name, mutated=None):
         """Whether it compiles. `mutated`: with the mutant of this file, which the compiler finds before the file itself."""
@@ -281,15 +291,22 @@ class Build:
         words[words.index("-o") + 1] = str(output)
         source = words.index("-c") + 1
         if words[source] == f"{self.tree}/{mutated}":
-            words[source] = str(self.work / "overlay" / mutated)
+            words[source] = str(self.slot / "overlay" / mutated)
         # The flags are the same with a mutant and without, so the code is too. __FILE__ is the file's usual name.
-        overlay = self.work / ("overlay" if mutated else "nothing")
+        overlay = self.slot / "overlay" if mutated else self.work / "nothing"
         words[1:1] = ["-w", "-fmax-errors=1", f"-I{overlay}", f"-ffile-prefix-map={overlay}={self.tree}", "-MD", "-MF", f"{output}.d"]
         return run(words, self.folder, self.log, cpu=600).status == 0
 
     def files(self, name):
         """The files of the tree that an object is made of. Compiles the object again if one of them has changed."""
-        output, written = self.path(name), pathlib.Path(f"{self.path(name)}.d")
+        output = self.path(name)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with open(f"{output}.lock", "wb") as lock:  # two slots may need the same object
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return self.compiled_of(name, output)
+
+    def compiled_of(self, name, output):
+        written = pathlib.Path(f"{output}.d")
         for _ in range(2):
             if output.is_file() and written.is_file():
                 names = written.read_text(encoding="utf-8").replace("\\\n", " ").partition(": ")[2].split()
@@ -301,8 +318,18 @@ class Build:
                 raise Trouble(f"{name} does not compile:\n{self.log.read_text(encoding='utf-8')[-4000:]}")
         raise Trouble(f"{name} is older than its sources")
 
+    def all_files(self, names):
+        """Those of several objects."""
+        with multiprocessing.Pool(self.jobs, begin_process, (self,)) as pool:
+            return dict(zip(names, pool.map(self.files, names, chunksize=1)))
+
     def is_same(self, name):
         return self.path(name).read_bytes() == self.path(name, True).read_bytes()
+
+
+def begin_process(build):
+    """Gives a process of a pool its slot. Processes of a pool have consecutive numbers, so no two get the same."""
+    build.use_slot(1 + multiprocessing.current_process()._identity[0] % build.jobs)  # pylint: disable=protected-access
 
 
 class Program:
@@ -317,7 +344,7 @@ class Program:
         at, rest = words.index(own[0]), [word for word in words if word not in own]
         own = own if optimised else build.join(own)
         self.words = [*rest[:at], *own, *rest[at:]]
-        self.files = {each: build.files(each) for each in own}
+        self.files = build.all_files(own)
         near = self.near()
         archive = build.folder / f"lib/of_{name}.a"
         archive.unlink(missing_ok=True)
@@ -326,23 +353,23 @@ class Program:
         if linked.status:
             raise Trouble(f"{name} cannot be linked; is a function defined elsewhere than beside its header?\n{linked.output[-4000:]}")
         self.members = [each for each in near if re.search(rf"[/(]{re.escape(os.path.basename(each))}\b", linked.output)]
-        self.files |= {each: build.files(each) for each in self.members}
+        self.files |= build.all_files(self.members)
 
     def near(self):
         """Objects of the library: of the files whose headers these include, and so on. To compile the whole library takes longer."""
         # What tests add to the library has its declaration in a header of the library.
         found = {made + self.ending for file, made in self.build.core.items() if not file.startswith("daemon/")}
-        headers = set().union(*self.files.values(), *map(self.build.files, sorted(found)))
+        headers = set().union(*self.files.values(), *self.build.all_files(sorted(found)).values())
         while True:
             beside = {each[:-2] + ".cpp" for each in headers if each.endswith(".h")}
             new = {self.build.core[each] + self.ending for each in beside if each in self.build.core} - found
             if not new:
                 return sorted(found)
             found |= new
-            headers = set().union(*map(self.build.files, sorted(new)))
+            headers = set().union(*self.build.all_files(sorted(new)).values())
 
     def output(self):
-        return self.build.folder / "bin" / f"sampled_{self.name}"
+        return self.build.folder / "bin" / f"sampled_{self.name}_{self.build.slot.name}"
 
     def link(self, mutated=(), core=None, more=()):
         """Links it, with these objects as the mutant makes them."""
@@ -363,10 +390,9 @@ class Program:
 class Tests:
     """Judges a mutant by all programs."""
 
-    def __init__(self, work, digest):
-        self.work = work
+    def __init__(self, work, digest, jobs):
         print("building the unit tests and the model, as far as they are not built", flush=True)
-        self.build = Build(work)
+        self.build = Build(work, jobs)
         # The first two are what broker_test loads.
         self.build.ninja("sim_cuda", "sim_nvml", *self.build.precompiled(("amemd_core", *UNIT_TESTS)))
         self.programs = {name: Program(self.build, name, False) for name in UNIT_TESTS}
@@ -387,13 +413,13 @@ class Tests:
     def mutate(self, file, text):
         """Writes it where the compiler finds mutants, and removes the last one."""
         for folder in ("overlay", "mutated"):
-            shutil.rmtree(self.work / folder, ignore_errors=True)
-        place = self.work / "overlay" / file
+            shutil.rmtree(self.build.slot / folder, ignore_errors=True)
+        place = self.build.slot / "overlay" / file
         place.parent.mkdir(parents=True)
         place.write_text(text, encoding="utf-8")
 
     def original(self, file):
-        return (self.work / "tree" / file).read_text(encoding="utf-8")
+        return (self.build.tree / file).read_text(encoding="utf-8")
 
     def check_sameness(self):
         """Checks that an unchanged file compiles to the same object. Otherwise no mutant would be found equivalent."""
@@ -411,7 +437,7 @@ class Tests:
         try:
             environment = {**os.environ, "LD_LIBRARY_PATH": str(self.build.folder / "lib/sim"), "TMPDIR": scratch}
             tests = ":".join(chosen) + "-" + ":".join(left_out)
-            return run([program.output(), f"--gtest_filter={tests}", "--gtest_color=no", *more], scratch, self.work / "test.log",
+            return run([program.output(), f"--gtest_filter={tests}", "--gtest_color=no", *more], scratch, self.build.slot / "test.log",
                        cpu=cpu, silence=LONGEST_SILENCE, environment=environment)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -451,7 +477,7 @@ class Tests:
         known["worlds"].sort()
 
     def must_run(self, command):
-        done = run(command, self.work, self.work / "test.log")
+        done = run(command, self.build.slot, self.build.slot / "test.log")
         if done.status:
             raise Trouble(f"{shlex.join(map(str, command))} fails without a mutant:\n{done.output[-4000:]}")
         return done
@@ -529,7 +555,7 @@ class Tests:
             if not self.make(self.explore, affected, file, compiled):
                 return {"result": "does not compile", "by": MODEL}
             for _, cpu, arguments in self.worlds:
-                done = run([self.explore.output(), *arguments], self.work, self.work / "test.log", cpu=5 * cpu + 10)
+                done = run([self.explore.output(), *arguments], self.build.slot, self.build.slot / "test.log", cpu=5 * cpu + 10)
                 if done.status:
                     return {"result": "killed", "by": MODEL, "test": " ".join(arguments), "late": done.late}
         return {"result": "survived"}
@@ -602,6 +628,17 @@ def interval(successes, number):
     return (middle - width) / (1 + z * z / number), (middle + width) / (1 + z * z / number)
 
 
+def begin_judge(tests):
+    """Begins a process that judges mutants. It learns by itself which tests find most."""
+    begin_process(tests.build)
+    judge.tests = tests
+
+
+def judge(mutant):
+    started = time.monotonic()
+    return {**judge.tests.judge(mutant), "seconds": round(time.monotonic() - started, 1)}
+
+
 def sample(arguments, results):
     """Judges mutants until enough of them count. False: --minutes ended it."""
     began = time.monotonic()
@@ -614,19 +651,20 @@ def sample(arguments, results):
     random.Random(arguments.seed).shuffle(mutants)
     if [mutant_of(each) for each in results.judged] != mutants[:len(results.judged)]:
         raise Trouble(f"{results.path} has mutants of another order")
-    tests = Tests(work, digest)
+    tests = Tests(work, digest, arguments.jobs)
     for each in results.of("killed"):
         tests.killers[each["by"], each["test"]] += 1
-    for mutant in mutants[len(results.judged):]:
-        if len(results.of("killed", "survived")) >= arguments.count:
-            break
-        if arguments.minutes is not None and time.monotonic() - began > 60 * arguments.minutes:
-            return False
-        started = time.monotonic()
-        found = tests.judge(mutant)
-        results.judge(mutant, {**found, "seconds": round(time.monotonic() - started, 1)})
-        by = ": ".join(str(found[each]) for each in ("result", "by", "test") if found.get(each))
-        print(f"{len(results.of('killed', 'survived'))}/{arguments.count} {by}: {mutant}", flush=True)
+    with multiprocessing.Pool(arguments.jobs, begin_judge, (tests,)) as pool:
+        judged = zip(mutants[len(results.judged):], pool.imap(judge, mutants[len(results.judged):]))
+        while len(results.of("killed", "survived")) < arguments.count:
+            if arguments.minutes is not None and time.monotonic() - began > 60 * arguments.minutes:
+                return False
+            mutant, found = next(judged, (None, None))
+            if mutant is None:
+                break
+            results.judge(mutant, found)
+            by = ": ".join(str(found[each]) for each in ("result", "by", "test") if found.get(each))
+            print(f"{len(results.of('killed', 'survived'))}/{arguments.count} {by}: {mutant}", flush=True)
     return True
 
 
@@ -638,6 +676,7 @@ def main():
     parser.add_argument("--build-dir", type=pathlib.Path, help="where it works (default: build/mutants in the checkout)")
     parser.add_argument("--results", type=pathlib.Path, help="the file of results (default: results.jsonl in the build directory)")
     parser.add_argument("--minutes", type=float, help="begin no other mutant after these")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at once (default: the machine's %(default)s cores)")
     parser.add_argument("--list-survivors", action="store_true", help="only print those of the file of results")
     arguments = parser.parse_args()
     path = arguments.results or (arguments.build_dir or arguments.root / "build/mutants") / "results.jsonl"
