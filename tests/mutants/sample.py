@@ -8,15 +8,17 @@
 
 universalmutator makes the mutants: copies of a file in which one line is changed. The seed chooses among all of them. Each mutant is built
 into the unit tests and the model that contain its file, and these run until one fails. A mutant that does not compile is replaced by the next
-one. So is a mutant for which the compiler makes the same code as for the original. Each result is a line of a file, and the next run goes on
-after it. All work is done in build/mutants of the checkout, on a copy of the sources. The sources do not change.
+one. So is a mutant for which the compiler makes the same code as for the original. Each result is a line of a file, and the next run judges
+those that have none. All work is done in build/mutants of the checkout, on a copy of the sources. The sources do not change.
 Exit status 0 when the sample is complete, 1 when something went wrong, 3 when --minutes ended it.
 """
 import argparse
 import collections
+import concurrent.futures
 import dataclasses
 import fcntl
 import hashlib
+import itertools
 import json
 import math
 import multiprocessing
@@ -75,23 +77,20 @@ def memory_of(pid):
 
 def run(command, cwd, log, cpu=None, silence=None, environment=None):
     """Runs a command with limits to its CPU seconds, its silence and its memory. All processes that it starts end with it, and with us."""
-    def limit():
-        if cpu is not None:
-            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(cpu), math.ceil(cpu) + 5))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
     def used():
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         return usage.ru_utime + usage.ru_stime
 
     before = used()
     with open(log, "wb") as output:
-        # pylint: disable=subprocess-popen-preexec-fn,consider-using-with  # there is no other thread; the group is ended below
+        # pylint: disable=consider-using-with  # the group is ended below
         process = subprocess.Popen(list(map(str, command)), cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                   env=environment, start_new_session=True, preexec_fn=limit)
+                                   env=environment, start_new_session=True)
     late, size, asked = False, 0, time.monotonic()
     spoke = asked
     try:
+        if cpu is not None:
+            resource.prlimit(process.pid, resource.RLIMIT_CPU, (math.ceil(cpu), math.ceil(cpu) + 5))
         while not late:
             try:
                 process.wait(0.1)
@@ -217,7 +216,6 @@ class Build:
 
     def __init__(self, work, jobs):
         self.work, self.tree, self.folder, self.jobs = work, work / "tree", work / "unit", jobs
-        self.use_slot(0)
         if not (self.folder / "build.ninja").is_file():
             linker = "-fuse-ld=lld" if shutil.which("ld.lld") else ""
             self.must(["cmake", "-G", "Ninja", "-S", self.tree, "-B", self.folder, "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
@@ -235,11 +233,16 @@ class Build:
                 self.core[source.removeprefix(f"{self.tree}/")] = name
                 self.commands[name + OPTIMISED] = [*self.without_precompiled(words), "-O2"]
 
-    def use_slot(self, number):
-        """Processes that judge mutants at the same time each have a slot: where they write what a mutant changes."""
-        self.slot = self.work / "slots" / str(number)
-        self.slot.mkdir(parents=True, exist_ok=True)
-        self.log = self.slot / "build.log"
+    @property
+    def slot(self):
+        """Where this process writes what a mutant changes. Each process of a pool has a slot of its own."""
+        folder = self.work / "slots" / "_".join(map(str, multiprocessing.current_process()._identity or (0,)))  # pylint: disable=protected-access
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @property
+    def log(self):
+        return self.slot / "build.log"
 
     def precompiled(self, folders):
         """Precompiled headers of targets of these names."""
@@ -295,7 +298,12 @@ class Build:
         # The flags are the same with a mutant and without, so the code is too. __FILE__ is the file's usual name.
         overlay = self.slot / "overlay" if mutated else self.work / "nothing"
         words[1:1] = ["-w", "-fmax-errors=1", f"-I{overlay}", f"-ffile-prefix-map={overlay}={self.tree}", "-MD", "-MF", f"{output}.d"]
-        return run(words, self.folder, self.log, cpu=600).status == 0
+        return run(words, self.folder, f"{output}.log", cpu=600).status == 0
+
+    def compile_all(self, names, mutated):
+        """Whether all compile, with the mutant of this file. Of a machine's cores each of `jobs` takes its share."""
+        with concurrent.futures.ThreadPoolExecutor(max(1, os.cpu_count() // self.jobs)) as pool:
+            return all(list(pool.map(lambda name: self.compile(name, mutated), names)))
 
     def files(self, name):
         """The files of the tree that an object is made of. Compiles the object again if one of them has changed."""
@@ -315,21 +323,16 @@ class Build:
                 if all(path.is_file() and path.stat().st_mtime_ns <= made for path in files):
                     return {path.relative_to(self.tree).as_posix() for path in files if path.is_relative_to(self.tree)}
             if not self.compile(name):
-                raise Trouble(f"{name} does not compile:\n{self.log.read_text(encoding='utf-8')[-4000:]}")
+                raise Trouble(f"{name} does not compile:\n{pathlib.Path(f'{output}.log').read_text(encoding='utf-8')[-4000:]}")
         raise Trouble(f"{name} is older than its sources")
 
     def all_files(self, names):
         """Those of several objects."""
-        with multiprocessing.Pool(self.jobs, begin_process, (self,)) as pool:
+        with multiprocessing.Pool(self.jobs) as pool:
             return dict(zip(names, pool.map(self.files, names, chunksize=1)))
 
     def is_same(self, name):
         return self.path(name).read_bytes() == self.path(name, True).read_bytes()
-
-
-def begin_process(build):
-    """Gives a process of a pool its slot. Processes of a pool have consecutive numbers, so no two get the same."""
-    build.use_slot(1 + multiprocessing.current_process()._identity[0] % build.jobs)  # pylint: disable=protected-access
 
 
 class Program:
@@ -404,9 +407,10 @@ class Tests:
         if known.get("of") != digest:
             known = {"of": digest, "cpu": {}, "failing": {}, "worlds": []}
             print("running them without a mutant", flush=True)
-            for program in self.programs.values():
-                self.measure(program, known)
-            self.measure_worlds(known)
+            with multiprocessing.Pool(jobs) as pool:
+                for name, cpu, failing in pool.imap_unordered(self.measure, self.programs.values()):
+                    known["cpu"][name], known["failing"][name] = cpu, failing
+                known["worlds"] = self.measure_worlds(pool)
             kept.write_text(json.dumps(known, indent=1), encoding="utf-8")
         self.cpu, self.failing, self.worlds = known["cpu"], known["failing"], known["worlds"]
 
@@ -442,8 +446,8 @@ class Tests:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def measure(self, program, known):
-        """Measures its time, and finds the tests that fail without a mutant. Those are left out."""
+    def measure(self, program):
+        """Its name, its CPU seconds and the tests that fail without a mutant. Those are left out."""
         if program.link().status:
             raise Trouble(f"{program.name} cannot be linked")
         left_out = []
@@ -458,23 +462,26 @@ class Tests:
             if not always:
                 break
             left_out += always
-        known["cpu"][program.name] = done.cpu
-        known["failing"][program.name] = left_out
+        return program.name, done.cpu, left_out
 
-    def measure_worlds(self, known):
-        program = self.explore
-        if program.link().status:
-            raise Trouble(f"{program.name} cannot be linked")
-        names = [line.split()[0] for line in self.must_run([program.output(), "--list"]).output.splitlines()]
-        for name in names:
-            for faults in (1, 0):
-                done = self.must_run([program.output(), "--faults", str(faults), name])
-                states = int(re.search(r"(\d+) states", done.output)[1])
-                if states <= MOST_STATES or faults == 0:
-                    break
-            known["worlds"].append([states, done.cpu, ["--faults", str(faults), name]])
-        known["worlds"].append([0, self.must_run([program.output(), "--orders", "200"]).cpu, ["--orders", "200"]])
-        known["worlds"].sort()
+    def measure_worlds(self, pool):
+        """Of each world, smallest first: states, CPU seconds, and the arguments of the model."""
+        if self.explore.link().status:
+            raise Trouble(f"{MODEL} cannot be linked")
+        program = self.explore.output()
+        names = [line.split()[0] for line in self.must_run([program, "--list"]).output.splitlines()]
+        orders = ["--orders", "200"]
+        return sorted([*pool.starmap(self.measure_world, [(program, name) for name in names], chunksize=1),
+                       [0, self.must_run([program, *orders]).cpu, orders]])
+
+    def measure_world(self, program, name):
+        for faults in (1, 0):
+            arguments = ["--faults", str(faults), name]
+            done = self.must_run([program, *arguments])
+            states = int(re.search(r"(\d+) states", done.output)[1])
+            if states <= MOST_STATES:
+                break
+        return [states, done.cpu, arguments]
 
     def must_run(self, command):
         done = run(command, self.build.slot, self.build.slot / "test.log")
@@ -488,7 +495,7 @@ class Tests:
         product = self.product(mutant.file)
         if not product:
             return {"result": "in no program"}
-        if not all(self.build.compile(name, mutant.file) for name in product):
+        if not self.build.compile(product[0], mutant.file) or not self.build.compile_all(product[1:], mutant.file):
             return {"result": "does not compile"}
         if all(map(self.build.is_same, product)):
             return {"result": "equivalent", "by": "without optimisation"}
@@ -505,10 +512,9 @@ class Tests:
         return self.judge_by_model(mutant.file, product)
 
     def make(self, program, affected, file, compiled):
-        for name in affected:
-            if name not in compiled and not self.build.compile(name, file):
-                return False
-            compiled.add(name)
+        if not self.build.compile_all([name for name in affected if name not in compiled], file):
+            return False
+        compiled |= set(affected)
         return program.link(affected).status == 0
 
     def product(self, file):
@@ -570,14 +576,17 @@ def failed_tests(done):
 
 # Results
 
+COUNTED = ("killed", "survived")
+
+
 class Results:
-    """A file. Its first line describes the sample. Each other line is a mutant that was judged, in the order of the sample."""
+    """A file. Its first line describes the sample. Each other line is a mutant that was judged, with its number in the sample."""
 
     def __init__(self, path):
         self.path = path
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         self.sample = json.loads(lines[0]) if lines else None
-        self.judged = [json.loads(line) for line in lines[1:]]
+        self.by_number = {each["number"]: each for each in map(json.loads, lines[1:])}
 
     def begin(self, asked):
         if self.sample is None:
@@ -591,9 +600,20 @@ class Results:
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
-    def judge(self, mutant, found):
-        self.judged.append({**dataclasses.asdict(mutant), **found})
-        self.add(self.judged[-1])
+    def judge(self, number, mutant, found):
+        self.by_number[number] = {"number": number, **dataclasses.asdict(mutant), **found}
+        self.add(self.by_number[number])
+
+    @property
+    def judged(self):
+        """The first ones of the sample, without a gap. Later ones may be judged already, but do not count yet."""
+        return [self.by_number[number] for number in itertools.takewhile(self.by_number.__contains__, itertools.count())]
+
+    def first(self, count):
+        """Leaves out what was judged after as many as this that count."""
+        counted = [each["number"] for each in self.of(*COUNTED)]
+        if len(counted) >= count:
+            self.by_number = {number: each for number, each in self.by_number.items() if number <= counted[count - 1]}
 
     def of(self, *results):
         return [each for each in self.judged if each["result"] in results]
@@ -603,7 +623,7 @@ class Results:
             print(f"  {mutant_of(each)}")
 
     def print_all(self):
-        killed, counted = self.of("killed"), self.of("killed", "survived")
+        killed, counted = self.of("killed"), self.of(*COUNTED)
         if counted:
             low, high = interval(len(killed), len(counted))
             print(f"killed: {len(killed)} of {len(counted)}, {len(killed) / len(counted):.0%} (95 % interval: {low:.0%} to {high:.0%})")
@@ -630,13 +650,13 @@ def interval(successes, number):
 
 def begin_judge(tests):
     """Begins a process that judges mutants. It learns by itself which tests find most."""
-    begin_process(tests.build)
     judge.tests = tests
 
 
-def judge(mutant):
+def judge(numbered):
+    number, mutant = numbered
     started = time.monotonic()
-    return {**judge.tests.judge(mutant), "seconds": round(time.monotonic() - started, 1)}
+    return number, {**judge.tests.judge(mutant), "seconds": round(time.monotonic() - started, 1)}
 
 
 def sample(arguments, results):
@@ -649,22 +669,22 @@ def sample(arguments, results):
     mutants = all_mutants(work / "tree", work, digest)
     results.begin({"seed": arguments.seed, "of": len(mutants), "tool": TOOL, "sources": digest})
     random.Random(arguments.seed).shuffle(mutants)
-    if [mutant_of(each) for each in results.judged] != mutants[:len(results.judged)]:
+    if any(mutant_of(each) != mutants[number] for number, each in results.by_number.items()):
         raise Trouble(f"{results.path} has mutants of another order")
     tests = Tests(work, digest, arguments.jobs)
     for each in results.of("killed"):
         tests.killers[each["by"], each["test"]] += 1
     with multiprocessing.Pool(arguments.jobs, begin_judge, (tests,)) as pool:
-        judged = zip(mutants[len(results.judged):], pool.imap(judge, mutants[len(results.judged):]))
-        while len(results.of("killed", "survived")) < arguments.count:
+        judged = pool.imap_unordered(judge, [each for each in enumerate(mutants) if each[0] not in results.by_number])
+        while len(results.of(*COUNTED)) < arguments.count:
             if arguments.minutes is not None and time.monotonic() - began > 60 * arguments.minutes:
                 return False
-            mutant, found = next(judged, (None, None))
-            if mutant is None:
+            number, found = next(judged, (None, None))
+            if number is None:
                 break
-            results.judge(mutant, found)
+            results.judge(number, mutants[number], found)
             by = ": ".join(str(found[each]) for each in ("result", "by", "test") if found.get(each))
-            print(f"{len(results.of('killed', 'survived'))}/{arguments.count} {by}: {mutant}", flush=True)
+            print(f"{len(results.of(*COUNTED))}/{arguments.count} {by}: {mutants[number]}", flush=True)
     return True
 
 
@@ -684,10 +704,13 @@ def main():
     try:
         results = Results(path)
         if arguments.list_survivors:
+            results.first(arguments.count)
             results.print_survivors()
             return 0
         os.nice(19)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         complete = sample(arguments, results)
+        results.first(arguments.count)
         results.print_all()
         return 0 if complete else 3
     except Trouble as trouble:
