@@ -15,11 +15,19 @@ function(amem_precompile target)
   endif()
 endfunction()
 
+# amem_optimise_little(TARGET): for what only reads a command line and prints. Its code is no slower to notice, and a third faster to compile.
+function(amem_optimise_little target)
+  if(NOT AMEM_SANITIZE)  # sanitizer builds have flags of their own
+    target_compile_options(${target} PRIVATE $<$<CONFIG:RelWithDebInfo>:-O1>)
+  endif()
+endfunction()
+
 # amem_unity(TARGET [FILE…]): with AMEM_UNITY several files of the target are compiled as one, but for these, whose names collide
-# or whose anonymous types would. It halves the time to build everything once, and takes longer after a change.
+# or whose anonymous types would. It halves the time to build everything once, and takes longer after a change. For more files at a time
+# the compiler would need more memory than the gigabyte that it needs now.
 option(AMEM_UNITY "Compile several files of a library as one" OFF)
 function(amem_unity target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${AMEM_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${AMEM_UNITY} UNITY_BUILD_BATCH_SIZE 16)
   if(ARGN)
     set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   endif()

@@ -11,6 +11,11 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     "$<$<COMPILE_LANGUAGE:CXX>:-Wno-array-bounds;-Wno-restrict;-Wno-stringop-overflow;-Wno-stringop-overread>")
 endif()
 
+# GCC spends an eighth of its time on looking for memory that it could free. Below 512 MiB it need not.
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=524288>)
+endif()
+
 if(AMEM_SANITIZE)
   add_compile_options(-fsanitize=${AMEM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   # A null pointer faults, which AddressSanitizer reports as well, and x86-64 forgives what is not aligned; with vptr these

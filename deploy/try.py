@@ -316,6 +316,11 @@ def choose(force_sim):
     return True, library, "2 GPUs of this machine, with NCCL"
 
 
+def targets(real):
+    """What a build needs for the demonstration, beside amemd, amemctl and the shim."""
+    return ["amem_nccl_cycle"] if real else ["amem-workload", "nccl_workload", "sim_cuda", "sim_nvml"]
+
+
 def simulated(driver, folder):
     node = folder / "node"
     node.mkdir()
@@ -345,6 +350,7 @@ def main():
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--build", type=pathlib.Path, help=argparse.SUPPRESS)
     where.add_argument("--installed", type=pathlib.Path, help=argparse.SUPPRESS)
+    parser.add_argument("--targets", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--sim", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--keep", action="store_true", help="keep the logs")
     options = parser.parse_args()
@@ -357,6 +363,9 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED: terminated"))
 
     real, nccl, where = choose(options.sim or options.installed)
+    if options.targets:
+        say(" ".join(targets(real)))
+        return 0
     folder = scratch()
     say(f"try: {where}; logs in {folder}")
     node = None

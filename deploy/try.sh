@@ -3,6 +3,8 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=deploy/watched.sh
+source "$root/deploy/watched.sh"
 
 usage() {
   cat <<'END'
@@ -42,20 +44,6 @@ fail() {
   exit 1
 }
 
-# run LOG COMMAND...: on a terminal as it is, otherwise into a log whose end is shown when it fails.
-run() {
-  local log=$1
-  shift
-  if [[ -t 1 ]]; then
-    "$@"
-  else
-    "$@" >"$log" 2>&1 || {
-      tail -n 40 "$log" >&2
-      return 1
-    }
-  fi
-}
-
 cd "$root"
 if [[ $deps == 1 ]]; then
   deploy/deps.sh || fail "not everything that amem needs is installed; the lines above say what is missing"
@@ -65,10 +53,11 @@ if [[ $build == 1 ]]; then
   if [[ -z ${CMAKE_CXX_COMPILER_LAUNCHER:-}${CCACHE_DISABLE:-} ]] && command -v ccache >/dev/null; then
     export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_C_COMPILER_LAUNCHER=ccache
   fi
+  # Only what the demonstration runs, on the GPUs that it will choose.
+  read -r -a programs <<<"$(python3 -B deploy/try.py --build build/release --targets "${demo[@]}")"
   echo "try: building into build/release (minutes the first time)"
-  run build/try-configure.log cmake --preset release || fail "cmake could not configure the build, see above"
-  run build/try-build.log cmake --build --preset release --target \
-    amemd amemctl amem_shim amem-workload nccl_workload sim_cuda sim_nvml amem_nccl_cycle || fail "the build failed, see above"
+  watched build/try-configure.log cmake --preset release || fail "cmake could not configure the build, see above"
+  watched build/try-build.log cmake --build --preset release --target amem_python "${programs[@]}" || fail "the build failed, see above"
 fi
 [[ -x build/release/bin/amemd ]] || fail "there is no build/release/bin/amemd: run without --no-build"
 exec python3 deploy/try.py --build build/release "${demo[@]}"

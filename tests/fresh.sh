@@ -11,7 +11,8 @@ usage() {
   cat <<'END_OF_USAGE'
 Usage: tests/fresh.sh [--suite NAME] [--mirror URL] [--keyring FILE] [--ccache DIR] [--keep]
 Makes a fresh root of Debian 12 with mmdebstrap, clones HEAD into root's home there, which nobody else may enter, and runs the README's
-commands for a checkout in their order: ./deploy/try.sh and ./tests/run.sh. What is not committed is not in the clone. The root has git,
+commands for a checkout in their order: ./deploy/try.sh and ./tests/run.sh. The tutorial (docs/tutorial.md) comes after the first, which it
+begins with. What is not committed is not in the clone. The root has git,
 no CUDA toolkit, no driver and no variable of this environment, but for those by which apt and pip find their packages.
 Needs root, mmdebstrap, the distribution's archive, a Python package index and some 10 GiB below $TMPDIR. Each command may take three hours.
 The logs are build/fresh/*.log. The last line says OK, or what FAILED.
@@ -102,10 +103,12 @@ chmod 700 "$guest/root"
 git clone --quiet --no-hardlinks "$root" "$guest/root/amem"
 mapfile -t commands < <(sed -nE 's,^(\./[a-z]+/[a-z]+\.sh)( .*)?$,\1,p' "$guest/root/amem/README.md")
 [[ ${#commands[@]} -ge 2 ]] || fail "README.md has no commands for a checkout: ${commands[*]}"
+commands=("${commands[0]}" "python3 -B tests/pasted.py docs/tutorial.md" "${commands[@]:1}")
 commit=$(git -C "$guest/root/amem" rev-parse --short HEAD)
 
 for command in "${commands[@]}"; do
-  log=$logs/$(basename "$command" .sh).log
+  log=${command##*/}
+  log=$logs/${log%.*}.log
   began=$SECONDS
   echo "fresh.sh: $command of $commit; its log is $log"
   status=0

@@ -3,6 +3,8 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=deploy/watched.sh
+source "$root/deploy/watched.sh"
 
 usage() {
   cat <<'END'
@@ -68,20 +70,13 @@ optimised=-O1
 [[ $quick == 0 ]] || optimised=-O0
 sanitizer_args=(-DCMAKE_C_FLAGS_RELWITHDEBINFO="$optimised -g1" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="$optimised -g1" -DAMEM_UNITY=ON)
 
-# build PRESET: quiet where nobody watches; the end of the log when it fails.
 build() {
-  local log=build/$1.log args=("${cmake_args[@]}") target=()
+  local args=("${cmake_args[@]}") target=()
   [[ $quick == 0 ]] || target=(--target unit_tests)
   [[ $1 == release ]] || args+=("${sanitizer_args[@]}")
   echo "run.sh: building build/$1 (minutes the first time)"
-  if [[ -t 1 ]]; then
-    cmake --preset "$1" "${args[@]}" && cmake --build --preset "$1" "${target[@]}"
-  else
-    { cmake --preset "$1" "${args[@]}" && cmake --build --preset "$1" "${target[@]}"; } >"$log" 2>&1 || {
-      tail -n 60 "$log"
-      return 1
-    }
-  fi
+  watched "build/$1-configure.log" cmake --preset "$1" "${args[@]}"
+  watched "build/$1.log" cmake --build --preset "$1" "${target[@]}"
 }
 
 # verify_asan_link_order: in the integration tests the shim is preloaded before the program's own sanitizer runtime.

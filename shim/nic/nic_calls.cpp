@@ -256,7 +256,7 @@ struct Entry<row, answer> {
   }
 };
 
-const NicCall kCalls[] = {
+const NicCall kNicCalls[] = {
 #define LINKED(symbol, library, version) {#symbol, library, version},
 #define EXPORTED(symbol, library) {#symbol, library, nullptr},
 #define LOOKED_UP(symbol) {#symbol, nullptr, nullptr},
@@ -283,11 +283,11 @@ void* look_up(void* handle, const char* name, const char* version) {
 
 }  // namespace
 
-const NicCall& nic_call(NicRow row) { return kCalls[row]; }
+const NicCall& nic_call(NicRow row) { return kNicCalls[row]; }
 
 NicRow find_nic_call(const char* symbol) {
   for (int row = 0; row < kNicRows; ++row)
-    if (std::strcmp(kCalls[row].symbol, symbol) == 0) return static_cast<NicRow>(row);
+    if (std::strcmp(kNicCalls[row].symbol, symbol) == 0) return static_cast<NicRow>(row);
   return kNicRows;
 }
 
@@ -321,7 +321,7 @@ void* nic_wrapper(NicRow row, void* real) {
     if (const void* there = slots[row][i].load(); is_gone(there))
       slot = take_slot(row, real, there);
   if (slot < kSlots) return kWrapperOf[row](slot);
-  log_error(std::string(kCalls[row].symbol) + ": more than " + std::to_string(kSlots) +
+  log_error(std::string(kNicCalls[row].symbol) + ": more than " + std::to_string(kSlots) +
             " libraries have it; what the last of them registers is not noticed, and a pause would "
             "give it away");
   return real;

@@ -64,6 +64,18 @@ def test_mypy_strict(build, mypy):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_tutorial(build, mypy):
+    """Its programs, its test, and what pastes it."""
+    package = os.path.abspath(os.path.join(build.directory, "python"))
+    folder = os.path.join(HERE, "..", "..", "examples", "tutorial")
+    done = mypy(folder, *sorted(name for name in os.listdir(folder) if name.endswith(".py")), MYPYPATH=package)
+    assert done.returncode == 0, done.stdout + done.stderr
+    tests = os.path.dirname(HERE)
+    done = mypy(HERE, "--follow-imports", "silent", "test_tutorial.py", os.path.join(tests, "pasted.py"),
+                MYPYPATH=f"{tests}:{os.path.join(tests, 'integration')}")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_program(build, mypy, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     done = mypy(tmp_path, "program.py", MYPYPATH=os.path.join(build.directory, "python"))

@@ -13,7 +13,7 @@ class Died(Exception):
     """The process ended while something was expected of it."""
 
 
-def patience(seconds):
+def patience(seconds: float) -> float:
     """Deadlines grow where everything is slow, e.g. under sanitizers."""
     return seconds * float(os.environ.get("AMEM_TEST_SLOWNESS", "1"))
 

@@ -8,7 +8,6 @@ namespace {
 
 using Step = Transaction::Step;
 using Steps = Transaction::Steps;
-const Status kFine;
 const Status kLost(Code::kUnavailable, "node 'b' is lost");
 
 Steps of(Step::What what, std::size_t member) { return {{what, member}}; }
@@ -21,7 +20,7 @@ TEST(TransactionAbroadTest, APauseOfOneGroupAsksBeforeItReleases) {
   EXPECT_EQ(transaction.may_go_on(Stage::kOut), of(Step::kGoOn, 0));
   EXPECT_EQ(transaction.may_go_on(Stage::kOut), Steps()) << "once";
   EXPECT_EQ(transaction.give_up(kLost), Steps()) << "it is too late for that";
-  EXPECT_EQ(transaction.ended(0, kFine), of(Step::kFinish, 0));
+  EXPECT_EQ(transaction.ended(0, Status()), of(Step::kFinish, 0));
   EXPECT_TRUE(transaction.result().ok());
 }
 
@@ -76,9 +75,9 @@ TEST(TransactionAbroadTest, ASwapAsksTwice) {
   EXPECT_EQ(transaction.ready(0), of(Step::kAsk, 0));
   EXPECT_EQ(transaction.ready(1), Steps()) << "train has not left";
   EXPECT_EQ(transaction.may_go_on(Stage::kOut), of(Step::kGoOn, 0));
-  EXPECT_EQ(transaction.ended(0, kFine), (Steps{{Step::kVacated, 1}, {Step::kAsk, 1}}));
+  EXPECT_EQ(transaction.ended(0, Status()), (Steps{{Step::kVacated, 1}, {Step::kAsk, 1}}));
   EXPECT_EQ(transaction.may_go_on(Stage::kIn), of(Step::kGoOn, 1));
-  EXPECT_EQ(transaction.ended(1, kFine), of(Step::kFinish, 1));
+  EXPECT_EQ(transaction.ended(1, Status()), of(Step::kFinish, 1));
   EXPECT_TRUE(transaction.result().ok());
 }
 
@@ -90,7 +89,7 @@ TEST(TransactionAbroadTest, ASwapThatIsGivenUpWhenTrainHasBeenToldToLeave) {
   (void)transaction.may_go_on(Stage::kOut);
   EXPECT_EQ(transaction.give_up(kLost), of(Step::kGiveUp, 1)) << "only what comes in";
   EXPECT_EQ(transaction.ended(1, transaction.why_given_up()), Steps());
-  EXPECT_EQ(transaction.ended(0, kFine), of(Step::kFinish, 0));
+  EXPECT_EQ(transaction.ended(0, Status()), of(Step::kFinish, 0));
   EXPECT_NE(transaction.result().text().find("'train' is paused"), std::string::npos);
 }
 
@@ -100,7 +99,7 @@ TEST(TransactionAbroadTest, ASwapInTurnThatIsGivenUpBeforeItsSecondHalf) {
   EXPECT_EQ(transaction.ready(0), of(Step::kAsk, 0));
   EXPECT_EQ(transaction.may_go_on(Stage::kOut), of(Step::kGoOn, 0));
   EXPECT_EQ(transaction.give_up(kLost), Steps());
-  EXPECT_EQ(transaction.ended(0, kFine), of(Step::kFinish, 0)) << "rollout never begins";
+  EXPECT_EQ(transaction.ended(0, Status()), of(Step::kFinish, 0)) << "rollout never begins";
   EXPECT_EQ(transaction.result().code(), Code::kUnavailable);
   EXPECT_NE(transaction.result().text().find("'rollout' still paused"), std::string::npos);
 }

@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""Plays a trainer: each step reads all layers and writes them anew. docs/tutorial.md is about it.
+
+It calls nothing of amem's but enable(), and does not know when it is paused. It ends by SIGTERM.
+"""
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+
+from memory import allocate
+
+import amem
+
+LAYERS, LAYER_BYTES = 10, 16 << 20
+STEP_S = 0.2
+
+
+def number(step: int, layer: int) -> int:
+    """What a step writes into a layer."""
+    return 1000 * step + layer + 1  # no zeros: these need no space in the pool
+
+
+def train() -> str:
+    """Trains until SIGTERM. Returns what has been done."""
+    end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: end.set())
+    layers = [allocate(LAYER_BYTES) for _ in range(LAYERS)]
+    step = 0
+    while True:
+        for at, layer in enumerate(layers):
+            layer.fill(number(step, at))
+        print(f"step {step}", flush=True)
+        if end.wait(STEP_S):
+            return f"{step + 1} steps, every byte was as the step before had left it"
+        for at, layer in enumerate(layers):
+            if not layer.holds(number(step, at)):
+                raise RuntimeError(f"layer {at} is not as step {step} has left it")
+        step += 1
+
+
+if __name__ == "__main__":
+    amem.enable()
+    try:
+        print(train())
+    except RuntimeError as error:
+        sys.exit(f"trainer: {error}")
