@@ -35,9 +35,10 @@ def gate(machine):
 
 
 def launch(machine):
-    """A real launch: through the shim, and past it: ns."""
+    """A real launch through the shim, as a share of one past it: %. Both are of one process: a launch varies by more from one process to
+    the next than the shim costs."""
     report = machine.bench.launch_bench().wait(60).report()
-    return {"a launch through the shim, ns": report["launch_ns"]}
+    return {"a launch through the shim, % of the driver's own": 100 * report["launch_ns"] / report["direct_ns"]}
 
 
 def control(machine):
