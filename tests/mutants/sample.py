@@ -67,6 +67,24 @@ class Done:
     cpu: float
 
 
+# The groups of processes that this process has started, and that run.
+running = set()
+
+
+def end_now(*_):
+    """What SIGTERM does in a process of a pool. It takes no lock and runs no finaliser, since others may hold what these wait for."""
+    for group in list(running):
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    os._exit(143)  # pylint: disable=protected-access
+
+
+def begin_process():
+    signal.signal(signal.SIGTERM, end_now)
+
+
 def memory_of(pid):
     try:
         found = re.search(r"^VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text(encoding="ascii"), re.M)
@@ -86,6 +104,7 @@ def run(command, cwd, log, cpu=None, silence=None, environment=None):
         # pylint: disable=consider-using-with  # the group is ended below
         process = subprocess.Popen(list(map(str, command)), cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                                    env=environment, start_new_session=True)
+    running.add(process.pid)
     late, size, asked = False, 0, time.monotonic()
     spoke = asked
     try:
@@ -107,6 +126,7 @@ def run(command, cwd, log, cpu=None, silence=None, environment=None):
         except ProcessLookupError:
             pass
         process.wait()
+        running.discard(process.pid)
     return Done(process.returncode, pathlib.Path(log).read_text(encoding="utf-8", errors="replace"),
                 late or process.returncode == -signal.SIGXCPU, used() - before)
 
@@ -328,7 +348,7 @@ class Build:
 
     def all_files(self, names):
         """Those of several objects."""
-        with multiprocessing.Pool(self.jobs) as pool:
+        with multiprocessing.Pool(self.jobs, begin_process) as pool:
             return dict(zip(names, pool.map(self.files, names, chunksize=1)))
 
     def is_same(self, name):
@@ -407,7 +427,7 @@ class Tests:
         if known.get("of") != digest:
             known = {"of": digest, "cpu": {}, "failing": {}, "worlds": []}
             print("running them without a mutant", flush=True)
-            with multiprocessing.Pool(jobs) as pool:
+            with multiprocessing.Pool(jobs, begin_process) as pool:
                 for name, cpu, failing in pool.imap_unordered(self.measure, self.programs.values()):
                     known["cpu"][name], known["failing"][name] = cpu, failing
                 known["worlds"] = self.measure_worlds(pool)
@@ -650,6 +670,7 @@ def interval(successes, number):
 
 def begin_judge(tests):
     """Begins a process that judges mutants. It learns by itself which tests find most."""
+    begin_process()
     judge.tests = tests
 
 
