@@ -129,7 +129,7 @@ def _enable(group: str | None, scope: Scope | None, require: bool, names: tuple[
         if error is not None:
             raise error
         if new:
-            _say(logging.WARNING if state.problem is not None or state.refused else logging.INFO, state.text, loud)
+            say(logging.WARNING if state.problem is not None or state.refused else logging.INFO, state.text, loud)
         return Enabled(state.problem is None, state.group, state.scope, tuple(each.name for each in state.on), state.text)
 
 
@@ -149,8 +149,8 @@ def _missing(state: _State, require: bool, names: tuple[str, ...]) -> Error | No
 def called_by(name: str) -> None:
     """A framework's entry point calls this: it is enable() where AMEM_ON asks for that.
 
-    Where enable() has been called before, it sees that the framework is there. Errors as enable(): with AMEM_ON=require. In a process that multiprocessing has started the line is in the log alone; its
-    parent has shown it.
+    Where enable() has been called before, it sees that the framework is there. Errors as enable(): with AMEM_ON=require. In a process
+    that multiprocessing has started the line is in the log alone; its parent has shown it.
     """
     framework = known()[name]
     with _lock:
@@ -158,6 +158,11 @@ def called_by(name: str) -> None:
             if _state.problem is None and all(each in sys.modules for each in framework.modules):
                 _come(framework)
             return
+    switch_on()
+
+
+def switch_on() -> None:
+    """enable() where AMEM_ON asks for that. Errors as enable(): with AMEM_ON=require."""
     asked = os.environ.get(SWITCH, "")
     if asked in ("", "0"):
         return
@@ -282,11 +287,11 @@ def _switch_on_late(state: _State, framework: Framework) -> None:
     _switch_on(state, framework)
     problem = state.refused.get(framework.name)
     if problem is None:
-        _say(logging.INFO, f"on for {framework.title}, too", True)
+        say(logging.INFO, f"on for {framework.title}, too", True)
     elif state.required:
         raise problem
     else:
-        _say(logging.WARNING, f"not switched on: {framework.title}, which runs as without amem: {problem}", True)
+        say(logging.WARNING, f"not switched on: {framework.title}, which runs as without amem: {problem}", True)
 
 
 # ---- the line ----
@@ -310,7 +315,7 @@ def _line(state: _State) -> str:
     return "; ".join([text, *(f"not switched on: {title}, which runs as without amem: {error}" for title, error in refused)])
 
 
-def _say(level: int, text: str, loud: bool) -> None:
+def say(level: int, text: str, loud: bool = True) -> None:
     """One line: in the log where somebody sees it there, else on standard error."""
     if not loud or _is_shown(level):
         _logger.log(level, "amem: %s", text)

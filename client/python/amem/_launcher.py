@@ -99,11 +99,12 @@ def environment(group: str, scope: Scope | None = None, *, runtime_dir: str | No
     return rank_variables(group, scope, directory, shim_path(), required, os.environ if base is None else base)
 
 
-def rank_variables(group: str, scope: Scope | None, directory: str, shim: str, required: bool,
+def rank_variables(group: str, scope: Scope | None, directory: str | None, shim: str, required: bool,
                    base: Mapping[str, str]) -> dict[str, str]:
-    """environment() for a machine whose runtime directory and shim are known."""
-    variables = {"AMEM_GROUP": group_name(group), "AMEM_RUNTIME_DIR": directory,
-                 "LD_PRELOAD": with_shim(shim, base.get("LD_PRELOAD", ""))}
+    """environment() for a machine whose runtime directory and shim are known. No directory: the default there."""
+    variables = {"AMEM_GROUP": group_name(group), "LD_PRELOAD": with_shim(shim, base.get("LD_PRELOAD", ""))}
+    if directory is not None:
+        variables["AMEM_RUNTIME_DIR"] = directory
     if not base.get("NCCL_CUMEM_ENABLE", "").strip():
         variables["NCCL_CUMEM_ENABLE"] = "1"
     if scope is not None:

@@ -8,7 +8,8 @@ from unittest.mock import MagicMock
 
 from transformers.utils import import_utils
 
-import_utils.PACKAGE_DISTRIBUTION_MAPPING.setdefault("flash_attn", ["none"])  # so transformers does not take it for installed
+# So older versions of transformers do not take it for installed.
+getattr(import_utils, "PACKAGE_DISTRIBUTION_MAPPING", {}).setdefault("flash_attn", ["none"])
 for name in ("vllm", "vllm.inputs", "vllm.utils", "flash_attn", "flash_attn.bert_padding", "flash_attn.utils",
              "flash_attn.utils.distributed"):
     sys.modules.setdefault(name, MagicMock(__spec__=ModuleSpec(name, None)))

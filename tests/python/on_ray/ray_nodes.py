@@ -2,12 +2,15 @@
 import os
 import time
 
-import ray
-from ray.cluster_utils import Cluster
-from ray.util import placement_group, remove_placement_group
+# From Ray 2.60 on a cluster wants a token, which Ray keeps in the user's home. With it, drivers that an actor starts lose their actors.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
-from sim_node.child import eventually, patience
-from sim_node.node import Node
+import ray  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+from ray.util import placement_group, remove_placement_group  # noqa: E402
+
+from sim_node.child import eventually, patience  # noqa: E402
+from sim_node.node import Node  # noqa: E402
 
 MIB = 1 << 20
 POOL = 64 * MIB
@@ -17,7 +20,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 class RayNodes:
     """The first raylet is the head's, where the driver is; it is a node as the others are."""
 
-    def __init__(self, build, logs, count=4, memory=256 * MIB):
+    def __init__(self, build, logs, count=4, memory=256 * MIB, dashboard=False):
         self.sims = []
         self.raylets = []
         self.groups = []
@@ -29,7 +32,7 @@ class RayNodes:
             self.sims.append(sim)
             env = {**sim.settings, "AMEM_POOL_SEGMENT": "16MiB", "AMEM_POOL_CHUNK": "64KiB",
                    "PYTHONPATH": os.pathsep.join((os.path.join(build.directory, "python"), HERE))}
-            more = {"include_dashboard": False} if number == 0 else {}
+            more = {"include_dashboard": dashboard} if number == 0 else {}
             self.raylets.append(self.cluster.add_node(
                 num_cpus=2, num_gpus=2, memory=memory, object_store_memory=80 * MIB, env_vars=env,
                 resources={f"place{number}": 1}, **more))

@@ -12,6 +12,12 @@ from amem.errors import InvalidArgumentError
 _Environment = Callable[[int | None, Mapping[str, str]], dict[str, Any]]
 
 
+def option(actor_class: Any, given: Mapping[str, Any], name: str) -> Any:
+    """That of the call or, where it says nothing, of the class: Ray takes one or the other. None: of neither."""
+    of_call = given.get(name)
+    return getattr(actor_class, "_default_options", {}).get(name) if of_call is None else of_call
+
+
 class RankClass:
     """Is used as the actor class that it stands for, and gives each actor the environment of a rank.
 
@@ -33,9 +39,7 @@ class RankClass:
         bundle = None
         if isinstance(strategy, PlacementGroupSchedulingStrategy):
             bundle = self._number(strategy.placement_group, strategy.placement_group_bundle_index)
-        so_far = given.get("runtime_env")
-        if so_far is None:  # what the call says Ray takes instead of what the class says
-            so_far = getattr(self._actor_class, "_default_options", {}).get("runtime_env") or {}
+        so_far = option(self._actor_class, given, "runtime_env") or {}
         variables = self._environment(bundle, so_far.get("env_vars") or {})
         return self._actor_class.options(**{**given, "runtime_env": {**so_far, **variables}})
 

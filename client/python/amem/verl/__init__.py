@@ -115,7 +115,7 @@ class Verl(Framework):
     modules = ("verl.workers.engine_workers", "verl.workers.engine.base")
     tried = (0, 9), (0, 9)
     purpose = "verl's trainer is to leave the GPU by amem"
-    how_to_start = "set LD_PRELOAD and AMEM_GROUP of its workers by amem.environment(), as docs/rl-frameworks.md says"
+    how_to_start = "start the job with `python3 -m amem.ray run`, as docs/rl-frameworks.md says"
 
     def hooks(self) -> list[Callable[..., Any]]:
         """As Framework.hooks()."""
