@@ -64,6 +64,9 @@ PROJECTS = (
         *_hooks(f"{_ENGINES}/megatron/transformer_impl.py", None, offload_megatron_model_to_cpu=("models",),
                 load_megatron_model_to_gpu=("models", "load_grad"), offload_megatron_optimizer=("optimizers",),
                 load_megatron_optimizer=("optimizers",))), "verl/__init__.py"),
+    Project("ray", (
+        *_hooks("ray/__init__.py", None, init=(), shutdown=()),
+        *_hooks("ray/actor.py", "ActorClass", options=("self",), remote=("self",)))),
     Project("slime", _trainer("slime"), "slime/__init__.py", repository="https://github.com/THUDM/slime"),
     Project("miles", _trainer("miles"), repository="https://github.com/radixark/miles"),
     Project("megatron-core", (

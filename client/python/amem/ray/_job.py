@@ -81,6 +81,8 @@ def _job_environment(given: Mapping[str, Any] | None, variables: Mapping[str, st
 def _install(rules: tuple[Rule, ...]) -> None:
     global _rules
     _rules = rules
+    hook(ray, "init")
+    hook(ray, "shutdown")
     hook(ActorClass, "options", "self")
     hook(ActorClass, "remote", "self")
     replace(ActorClass, "options", _options)
