@@ -1,4 +1,4 @@
-// Ticket: what a rank passes to a peer instead of a CUDA file descriptor (docs/design.md,
+// Ticket: what a rank passes to a peer instead of a CUDA file descriptor (docs/memory.md,
 // "Tickets").
 //
 // A ticket is a sealed memfd of kTicketBytes: nobody can change it once made, and nothing else

@@ -1,4 +1,4 @@
-// The phases of a pause and a resume, as one table (docs/design.md, "Phases"): what each is called,
+// The phases of a pause and a resume, as one table (docs/phases.md): what each is called,
 // what it does when it begins, what ends it and when, what comes next, what ranks may do and are
 // told meanwhile, and what a failure, a death and a restart of the broker do. Course follows it.
 #pragma once

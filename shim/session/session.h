@@ -5,7 +5,7 @@
 // thread, but call() not from the handler, which runs on the thread that would read the answer.
 //
 // When the broker ends, the service thread tries to come back to the next one (docs/protocol.md,
-// "Coming back"). Meanwhile calls wait, and are asked again; what has no Reply is dropped, because
+// "Reconnecting"). Meanwhile calls wait, and are asked again; what has no Reply is dropped, because
 // the rank tells anew what it holds. Once that has taken too long, or is refused, the session is
 // lost: then calls fail at once, and the handler hears of it once. A handler that holds out makes
 // that later: calls fail, and the thread goes on trying.

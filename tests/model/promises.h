@@ -1,4 +1,4 @@
-// Promises: what must hold of a node whatever happens (docs/design.md), said of bytes, gates and
+// Promises: what must hold of a node whatever happens (README.md), said of bytes, gates and
 // answers and not of the machines' own tables.
 #pragma once
 

@@ -444,7 +444,7 @@ class Progress:
 
     Attributes:
         group:
-        phase: "quiesce", "save", "release", "drop", "admit", "create", ..., as in docs/design.md
+        phase: "quiesce", "save", "release", "drop", "admit", "create", ..., as in docs/phases.md
         ranks_done:
         ranks_total:
         bytes: saved, released or mapped in this phase so far
