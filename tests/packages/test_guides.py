@@ -58,7 +58,7 @@ def fault_of_amemctl(build, words):
         words = [*words[:words.index("--")], "--", "true"]
     elif words[:1] in (["run"], ["doctor"], ["bench"]) and "--help" not in words:
         return None  # spoken of, or of the whole node
-    if words[:1] == ["wait"]:  # it would wait for whoever is to serve
+    if words[:1] == ["wait"] or words[:1] == ["--runtime-dir"] and words[2:3] == ["wait"]:  # it would wait for a broker
         words = [word for at, word in enumerate(words) if "--timeout" not in words[max(0, at - 1):at + 1]] + ["--timeout", "1ms"]
     done = run(build / "bin" / "amemctl", *[word for word in words if word != "--required"])
     return done.stderr.strip() if done.returncode == USAGE else None
