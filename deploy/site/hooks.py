@@ -49,6 +49,8 @@ def lists(markdown):
             continue
         indent = len(line) - len(line.lstrip())
         item = re.match(r" *(?:[-*+]|\d+\.) +(?=\S)", line)
+        if item and not items and made and made[-1].strip() and re.match(r" *(?!1\.)\d", line):
+            item = None  # text whose line begins with a number
         if item or mark or not made or not made[-1].strip() or line.startswith("#"):
             while items and indent < items[-1]:
                 items.pop()

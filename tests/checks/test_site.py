@@ -78,7 +78,7 @@ def test_lists_as_pages_have_them_and_as_python_markdown_reads_them():
     assert lists("Text:\n- a\n  b\n  - c\n- d\n") == "Text:\n\n- a\n    b\n    - c\n- d\n"
     assert lists("1. a\n   ```\n   b\n     c\n   ```\n2. d\n\n   e\n\nText\n") == (
         "1. a\n\n    ```\n    b\n      c\n    ```\n\n2. d\n\n    e\n\nText\n")
-    for text in ("```\n- a\nb\n```\n", "# Head\nText\ngoes on\n\n| a |\n| --- |\n| - b |\n", "- a\n- b\n\nText\n"):
+    for text in ("```\n- a\nb\n```\n", "# Head\nText\ngoes on\n\n| a |\n| --- |\n| - b |\n", "- a\n- b\n\nText\n", "In the year\n2026. Text\n"):
         assert lists(text) == text
 
 
