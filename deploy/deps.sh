@@ -36,7 +36,7 @@ python3-cryptography     certificates that amem.ray makes, in its tests
 mypy                     checks the Python package's types
 pydocstyle               checks the form of its docstrings
 python3-pip              builds the Python package; fetches the CUDA and NCCL headers where there is no CUDA toolkit
-python3-venv             where Python programs get the package amem, and deploy/wheel.sh its tools
+python3-venv             where Python programs get the package amem, and deploy/wheel.sh and the checks their tools
 ca-certificates          headers, as above
 prometheus               reads the metrics in the tests
 procps                   the tests look at processes with ps

@@ -27,6 +27,48 @@ def reference(title, source):
     return "\n".join(lines)
 
 
+def lists(markdown):
+    """Lists as Python-Markdown reads them: with an empty line in front, and four blanks before what is in an item. The pages have them as
+    GitHub reads them, with none, and with as many blanks as the item's text begins at."""
+    made, items, fence = [], [], ""  # the columns at which the texts of the open items begin
+
+    def apart():
+        if made and made[-1].strip():
+            made.append("")
+
+    for line in markdown.split("\n"):
+        mark = re.match(r"( *)(```+|~~~+)", line)
+        if fence:
+            made.append("    " * len(items) + line[min(items[-1] if items else 0, len(line) - len(line.lstrip())):])
+            if mark and line.strip() == fence:
+                fence = ""
+                made += [""] if items else []
+            continue
+        if not line.strip():
+            made.append(line)
+            continue
+        indent = len(line) - len(line.lstrip())
+        item = re.match(r" *(?:[-*+]|\d+\.) +(?=\S)", line)
+        if item and not items and made and made[-1].strip() and re.match(r" *(?!1\.)\d", line):
+            item = None  # text whose line begins with a number
+        if item or mark or not made or not made[-1].strip() or line.startswith("#"):
+            while items and indent < items[-1]:
+                items.pop()
+        if item:
+            if not items and not re.match(r" *(?:[-*+]|\d+\.) ", made[-1] if made else ""):
+                apart()
+            made.append("    " * len(items) + line.strip())
+            items.append(len(item[0]))
+        elif mark:
+            fence = mark[2]
+            if items:
+                apart()
+            made.append("    " * len(items) + line[items[-1] if items else 0:])
+        else:
+            made.append("    " * len(items) + line[min(items[-1], indent):] if items else line)
+    return "\n".join(made)
+
+
 def on_files(files, config):
     made = {page: reference(*what) for page, what in REFERENCE.items()}
     made |= {page: (ROOT / source).read_text() for source, page in COPIED.items()}
@@ -56,4 +98,4 @@ def on_page_markdown(markdown, page, **_):
             return match[0]  # strict mode says that it is broken
         return f"[{text}]({REPOSITORY}/{path}{anchor})" if REPOSITORY else text
 
-    return LINK.sub(rewrite, markdown)
+    return LINK.sub(rewrite, lists(markdown))

@@ -1,4 +1,5 @@
 """The documentation as a site: it builds, every link inside it leads somewhere, and one that does not is found."""
+import json
 import pathlib
 import re
 import shutil
@@ -55,6 +56,46 @@ def test_the_python_api_has_what_programs_can_use(site):
     assert "GroupInfo" in messages and {f"amem.messages.{name}" for name in messages} <= documented
     assert "keeps every address" in text, "with what the docstrings say"
     assert re.search(r"<td><code>.*paused.*</code></td>\s*<td>(.|\n){,200}so that it cannot close it", text), "with the fields of messages"
+
+
+def section(site, page, anchor):
+    """From that heading to the next one."""
+    text = (site / page).read_text(encoding="utf-8")
+    return re.split(r"<h[1-6] ", text[text.index(f'id="{anchor}"'):])[0]
+
+
+def test_lists_are_lists(site):
+    steps = section(site, "getting-started.html", "from-a-wheel")
+    ordered, _, after = steps.partition("</ol>")
+    assert ordered.count("<li>") == 2 and ordered.count("<pre>") == 2, "the commands are within their steps"
+    assert after.count("<ul>") == 1, "another list follows"
+
+
+def test_lists_as_pages_have_them_and_as_python_markdown_reads_them():
+    pytest.importorskip("mkdocs")
+    sys.path.insert(0, str(LINKS.parent))
+    from hooks import lists
+    assert lists("Text:\n- a\n  b\n  - c\n- d\n") == "Text:\n\n- a\n    b\n    - c\n- d\n"
+    assert lists("1. a\n   ```\n   b\n     c\n   ```\n2. d\n\n   e\n\nText\n") == (
+        "1. a\n\n    ```\n    b\n      c\n    ```\n\n2. d\n\n    e\n\nText\n")
+    for text in ("```\n- a\nb\n```\n", "# Head\nText\ngoes on\n\n| a |\n| --- |\n| - b |\n", "- a\n- b\n\nText\n", "In the year\n2026. Text\n"):
+        assert lists(text) == text
+
+
+def test_versions_beside_each_other(site, tmp_path):
+    version = (ROOT / "VERSION").read_text(encoding="utf-8").strip()
+    for each in ("0.0.9", "0.0.10"):
+        (tmp_path / each).mkdir()
+        (tmp_path / each / "index.html").touch()
+    (tmp_path / "pictures").mkdir()
+    subprocess.run([ROOT / "deploy" / "site.sh", "--versions", tmp_path], check=True, timeout=120)
+    listed = json.loads((tmp_path / "versions.json").read_text(encoding="utf-8"))
+    assert [(each["version"], each["aliases"]) for each in listed] == [(version, ["latest"]), ("0.0.10", []), ("0.0.9", [])]
+    assert f"{version}/index.html" in (tmp_path / "index.html").read_text(encoding="utf-8")
+    shows = '"provider": "mike"'
+    assert shows in (tmp_path / version / "index.html").read_text(encoding="utf-8")
+    assert shows not in (site / "index.html").read_text(encoding="utf-8")
+    assert (tmp_path / version / "search" / "search_index.json").exists()
 
 
 @pytest.mark.parametrize("link, why", [("nowhere.html", "no such file"), ("index.html#nothing-of-that-name", "no such anchor")])

@@ -17,9 +17,9 @@ PLACEHOLDER = re.compile(r"[…\[\]|]|\.\.\.")
 
 def blocks(text):
     """(line, text) of fenced blocks that are a shell's."""
-    for found in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.M | re.S):
-        if found[1] in ("", "sh", "bash", "shell"):
-            yield text.count("\n", 0, found.start(2)) + 1, found[2]
+    for found in re.finditer(r"^( *)```(\w*)\n(.*?)^\1```", text, re.M | re.S):
+        if found[2] in ("", "sh", "bash", "shell"):
+            yield text.count("\n", 0, found.start(3)) + 1, found[3]
 
 
 def commands(text):
@@ -58,7 +58,7 @@ def fault_of_amemctl(build, words):
         words = [*words[:words.index("--")], "--", "true"]
     elif words[:1] in (["run"], ["doctor"], ["bench"]) and "--help" not in words:
         return None  # spoken of, or of the whole node
-    if "wait" in words[:3]:  # after an option, too; it would wait for who serves
+    if words[:1] == ["wait"] or words[:1] == ["--runtime-dir"] and words[2:3] == ["wait"]:  # it would wait for a broker
         words = [word for at, word in enumerate(words) if "--timeout" not in words[max(0, at - 1):at + 1]] + ["--timeout", "1ms"]
     done = run(build / "bin" / "amemctl", *[word for word in words if word != "--required"])
     return done.stderr.strip() if done.returncode == USAGE else None
@@ -131,10 +131,14 @@ deploy/no_such.sh && cmake --preset releas
 tests/busy.sh 10; amemctl pause train
 deploy/packages.sh --no-such
 ```
+1. A step:
+   ```
+   amemctl resume --no-such
+   ```
 ```toml
 amemctl = "is no command here"
 ```
 """
     assert [each.partition(": ")[2].partition(":")[0] for each in faults(build, "page", page)] == [
         "amemctl swap one", "amemd --pool-size much", "amemctl run --group train --scop heap -- python3 train.py --any-option",
-        "deploy/no_such.sh", "cmake --preset releas", "deploy/packages.sh --no-such", "amemctl pause --no-such-option train"]
+        "deploy/no_such.sh", "cmake --preset releas", "deploy/packages.sh --no-such", "amemctl resume --no-such", "amemctl pause --no-such-option train"]
