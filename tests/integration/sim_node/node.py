@@ -81,7 +81,7 @@ class Node:
         os.chmod(self.dir, 0o755)
         self.sim_dir = os.path.join(self.dir, "sim")
         self.runtime_dir = os.path.join(self.dir, "run")
-        self.settings: dict[str, str | None] = {
+        self.settings = {
             "AMEM_SIM_DIR": self.sim_dir,
             "AMEM_SIM_DEVICES": "2",
             "AMEM_SIM_MEMORY": str(self.MEMORY),
@@ -132,7 +132,7 @@ class Node:
         self.broker = self.adopt(Broker(self, flags, **options)).ready()
         return self.broker
 
-    def await_broker(self, broker: Broker) -> None:
+    def await_broker(self, broker: Child) -> None:
         def ready() -> bool:
             assert broker.alive(), f"{broker.name} ended with {broker.wait()}: {broker.output()}"
             if not os.path.exists(os.path.join(self.runtime_dir, "control.sock")) or not self.ctl.reachable():
