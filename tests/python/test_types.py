@@ -81,9 +81,9 @@ def test_these_tests(build: Build, mypy: Check) -> None:
     """Every file of this folder but the frameworks' stand-ins, and what the tests import of other folders."""
     tests = os.path.dirname(HERE)
     integration = os.path.join(tests, "integration")
-    files = [path for folder in (".", "made_up") for path in sorted(glob.glob(f"{folder}/*.py", root_dir=HERE))]
+    files = [path for folder in (".", "made_up", "on_ray") for path in sorted(glob.glob(f"{folder}/*.py", root_dir=HERE))]
     files += [os.path.join(tests, "pasted.py"), *sorted(glob.glob(os.path.join(integration, "sim_node", "*.py")))]
-    assert {"./conftest.py", "./test_types.py", "made_up/made_up.py"} <= set(files)
+    assert {"./conftest.py", "./test_types.py", "made_up/made_up.py", "on_ray/test_ray.py"} <= set(files)
     package = os.path.abspath(os.path.join(build.directory, "python"))
     # pytest is the one of the interpreter that runs this. With the cache a second run takes a second.
     done = mypy(HERE, "--config-file", "mypy.ini", "--python-executable", sys.executable, "--cache-dir",
