@@ -78,7 +78,7 @@ def test_the_tutorial(build: Build, mypy: Check) -> None:
 
 
 def test_these_tests(build: Build, mypy: Check) -> None:
-    """Every file of this folder but the frameworks' stand-ins, and what the tests import of other folders."""
+    """Every file of this folder but the stand-ins for frameworks, and what the tests import of other folders."""
     tests = os.path.dirname(HERE)
     integration = os.path.join(tests, "integration")
     files = [path for folder in (".", "made_up", "on_ray") for path in sorted(glob.glob(f"{folder}/*.py", root_dir=HERE))]
@@ -88,6 +88,15 @@ def test_these_tests(build: Build, mypy: Check) -> None:
     # pytest is the one of the interpreter that runs this. With the cache a second run takes a second.
     done = mypy(HERE, "--config-file", "mypy.ini", "--python-executable", sys.executable, "--cache-dir",
                 os.path.join(os.path.abspath(build.directory), "mypy"), *files, MYPYPATH=f"{package}:{tests}:{integration}")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("folder", ["fake_frameworks", "fake_vllm"])
+def test_stand_ins(build: Build, mypy: Check, folder: str) -> None:
+    """Each by itself, as both have a torch of their own, which the package is not checked with."""
+    paths = [os.path.join(os.path.abspath(build.directory), each) for each in ("python", "dropin")]
+    done = mypy(os.path.join(HERE, folder), "--config-file", os.path.join(HERE, "mypy.ini"), "--follow-imports", "silent", ".",
+                MYPYPATH=":".join(paths))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
